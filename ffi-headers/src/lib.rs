@@ -1,0 +1,27 @@
+//! Types of the C ABI, with their layout pinned at compile time.
+//!
+//! * [`nccl`]: the structs that NCCL and a GIN plugin exchange (`ncclGin_v14_t`, `ncclGin_v13_t`, properties,
+//!   device handles).
+//! * [`device`]: what `createContext` and `regMrSym` hand to kernels: NCCL's EFA device code reads exactly these.
+//! * [`ext`]: ferrogin's own device state, placed beside those structs and never inside them, so that NCCL's device
+//!   code runs on the same handles unaware.
+//!
+//! Every size, alignment and offset is asserted where the struct is defined; `tests/layout.rs` holds the same numbers
+//! against `tests/vectors/efa_layout.json`, which was read from the foreign headers with a C++ compiler.
+#![cfg_attr(not(test), no_std)]
+
+pub mod device;
+pub mod ext;
+pub mod nccl;
+
+/// Asserts size, alignment and every field offset of a `repr(C)` type at compile time.
+#[macro_export]
+macro_rules! assert_layout {
+    ($ty:ty, size $size:literal, align $align:literal, { $($field:ident @ $offset:literal),* $(,)? }) => {
+        const _: () = {
+            assert!(::core::mem::size_of::<$ty>() == $size);
+            assert!(::core::mem::align_of::<$ty>() == $align);
+            $(assert!(::core::mem::offset_of!($ty, $field) == $offset);)*
+        };
+    };
+}

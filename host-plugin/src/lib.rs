@@ -1,0 +1,1 @@
+//! NCCL GIN plugin for EFA: contexts, windows, device memory.

@@ -1,0 +1,1 @@
+//! A software EFA card, as a libfabric provider.

@@ -1,0 +1,2 @@
+//! The ferrogin command line tool.
+fn main() {}

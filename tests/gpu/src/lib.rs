@@ -1,0 +1,1 @@
+//! Two-rank scenarios, run on a GPU or on the CPU.

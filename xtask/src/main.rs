@@ -1,0 +1,2 @@
+//! Chores of the ferrogin repository.
+fn main() {}
