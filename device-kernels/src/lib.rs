@@ -1,2 +1,2 @@
 //! The GIN device API: put, putValue, get, signal, flush.
-#![cfg_attr(not(test), no_std)]
+#![cfg_attr(not(feature = "host"), no_std)]
