@@ -6,6 +6,7 @@
 //! [`ContextExt`] for each context and from there to one [`EndpointExt`] for each endpoint.
 
 use crate::assert_layout;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// `HandleHeader::magic`.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
@@ -88,12 +89,23 @@ pub struct Target {
 }
 assert_layout!(Target, size 8, align 8, { ah @ 0, qpn @ 2, qkey @ 4 });
 
-/// One endpoint, as ferrogin's kernels use it: what posting reads, then what posting writes on a line of its own.
+/// One endpoint, as ferrogin's kernels use it: what posting reads, then what posting writes, on lines of their own.
 ///
 /// The reservation cursor is not here: it is the queue struct's `pc`, which NCCL's device code reserves from too.
 #[repr(C, align(128))]
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct EndpointExt {
+    /// Written by the host before the first kernel, then constant.
+    pub cold: EndpointCold,
+    /// Written by posters.
+    pub hot: EndpointHot,
+}
+assert_layout!(EndpointExt, size 256, align 128, { cold @ 0, hot @ 128 });
+
+/// The constant half of an [`EndpointExt`].
+#[repr(C, align(128))]
+#[derive(Debug, Clone, Copy)]
+pub struct EndpointCold {
     /// The NCCL-visible half.
     pub handle: *mut crate::device::EndpointHandle,
     /// `efa_cuda_qp` or `efa_cuda_qp_v1`; the send queue's ring struct lies at the same offset in both.
@@ -126,19 +138,30 @@ pub struct EndpointExt {
     pub wqe_size: u16,
     /// Bytes that a write may carry inline: 0 where it cannot.
     pub write_inline: u16,
-    /// Cold constants end here.
-    pub reserved: [u64; 5],
-    /// Posting state: see `ferrogin-device`.
-    pub state: u64,
-    /// Flush barrier of the `locked` policy: posts from this index on wait until all before it have completed.
-    pub barrier: u32,
-    /// Not 0 when a reservation was given up: nothing may be posted any more.
-    pub poison: u32,
+    /// What the completion counter held before the first post (0 but for a card told to begin elsewhere).
+    pub completed_base: u64,
+    /// What the error counter held before the first post.
+    pub errors_base: u64,
     /// Zero.
-    pub reserved_hot: [u64; 14],
+    pub reserved: [u64; 3],
 }
-assert_layout!(EndpointExt, size 256, align 128, {
+assert_layout!(EndpointCold, size 128, align 128, {
     handle @ 0, qp @ 8, sq_buf @ 16, sq_db @ 24, completed @ 32, errors @ 40, value_base @ 48, sq_mask @ 56,
     sq_shift @ 60, sq_size @ 64, max_batch @ 68, value_slots @ 72, value_lkey @ 76, value_stride @ 80, wqe_size @ 84,
-    write_inline @ 86, reserved @ 88, state @ 128, barrier @ 136, poison @ 140, reserved_hot @ 144,
+    write_inline @ 86, completed_base @ 88, errors_base @ 96, reserved @ 104,
 });
+
+/// The changing half of an [`EndpointExt`]; all zero at first.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct EndpointHot {
+    /// Posting state of the `combining` policy: see `ferrogin-device`.
+    pub state: AtomicU64,
+    /// Flush barrier of the `locked` policy: posts from this index on wait until all before it have completed.
+    pub barrier: AtomicU32,
+    /// Not 0 when a reservation was given up: nothing may be posted any more.
+    pub poison: AtomicU32,
+    /// Zero.
+    pub reserved: [u64; 14],
+}
+assert_layout!(EndpointHot, size 128, align 128, { state @ 0, barrier @ 8, poison @ 12, reserved @ 16 });
