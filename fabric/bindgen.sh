@@ -32,6 +32,7 @@ cat >>"$work/types.sed" <<'SED'
 s/^pub const \(FI_E[A-Z0-9]*\): u32 =/pub const \1: i32 =/
 s/^pub const \(FI_SUCCESS\|FI_ERRNO_OFFSET\): u32 =/pub const \1: i32 =/
 s/^pub const \(FI_MR_[A-Z_]*\): u32 =/pub const \1: i32 =/
+s/: u32 = -/: i32 = -/
 SED
 awk '
     /^pub mod _bindgen_ty_[0-9]+ \{/ { inside = 1; next }
