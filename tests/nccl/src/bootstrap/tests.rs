@@ -1,0 +1,204 @@
+use super::*;
+use std::collections::HashMap;
+use std::io::Write;
+use std::time::Instant;
+
+fn identity(variables: &[(&str, &str)]) -> Result<Option<Identity>, BootstrapError> {
+    let map: HashMap<String, String> = variables.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    Identity::from_variables(&|name| map.get(name).cloned())
+}
+
+#[test]
+fn launchers_are_recognised() {
+    assert_eq!(identity(&[]).unwrap(), None);
+    let ours = identity(&[("FERROGIN_RANK", "1"), ("FERROGIN_NRANKS", "4"), ("FERROGIN_BOOTSTRAP", "x")]).unwrap();
+    assert_eq!(ours, Some(Identity { rank: 1, nranks: 4, address: "x".into() }));
+    let ompi = [
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ("PMIX_NAMESPACE", "77"),
+    ];
+    assert_eq!(identity(&ompi).unwrap().unwrap().address, "ferrogin-bootstrap-77");
+    let pmi = identity(&[("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("PMI_JOBID", "j9")]).unwrap().unwrap();
+    assert_eq!((pmi.rank, pmi.nranks, pmi.address.as_str()), (3, 4, "ferrogin-bootstrap-j9"));
+    let by_parent = identity(&[("PMI_RANK", "3"), ("PMI_SIZE", "4")]).unwrap().unwrap();
+    assert!(by_parent.address.contains("parent-"));
+}
+
+#[test]
+fn bad_environments_are_named() {
+    for (variables, want) in [
+        (vec![("FERROGIN_RANK", "0")], "FERROGIN_NRANKS"),
+        (vec![("FERROGIN_RANK", "2"), ("FERROGIN_NRANKS", "2")], "less than"),
+        (vec![("PMI_RANK", "x"), ("PMI_SIZE", "2")], "PMI_RANK=x"),
+        (
+            vec![("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")],
+            "FERROGIN_BOOTSTRAP=host:port",
+        ),
+    ] {
+        let error = identity(&variables).unwrap_err().to_string();
+        assert!(error.contains(want), "{error}");
+    }
+}
+
+fn unique(name: &str) -> String {
+    format!("ferrogin-test-{name}-{}", std::process::id())
+}
+
+fn free_port() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+fn with_processes<T: Send>(address: &str, n: usize, f: impl Fn(Bootstrap) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let f = &f;
+        let handles: Vec<_> = (0..n)
+            .map(|rank| {
+                let identity = Identity { rank, nranks: n, address: address.to_string() };
+                scope.spawn(move || f(Bootstrap::join(&identity, Duration::from_secs(20)).unwrap()))
+            })
+            .collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+fn exercise(bootstrap: Bootstrap) {
+    for round in 0..200usize {
+        let mine = vec![bootstrap.rank() as u8; (round * 37 + bootstrap.rank()) % 5000];
+        let all = bootstrap.allgather(&mine).unwrap();
+        assert_eq!(all.len(), bootstrap.nranks());
+        for (rank, block) in all.iter().enumerate() {
+            assert_eq!(*block, vec![rank as u8; (round * 37 + rank) % 5000]);
+        }
+        bootstrap.barrier().unwrap();
+        assert!(!bootstrap.all(bootstrap.rank() != 1).unwrap());
+        assert!(bootstrap.all(true).unwrap());
+    }
+}
+
+#[test]
+fn blocks_arrive_over_unix_tcp_and_threads() {
+    with_processes(&unique("gather"), 4, exercise);
+    with_processes(&free_port(), 3, exercise);
+    std::thread::scope(|scope| {
+        for bootstrap in Bootstrap::threads(4, Duration::from_secs(20)) {
+            scope.spawn(move || exercise(bootstrap));
+        }
+    });
+}
+
+#[test]
+fn large_blocks_do_not_deadlock() {
+    with_processes(&unique("large"), 3, |bootstrap| {
+        let all = bootstrap.allgather(&vec![bootstrap.rank() as u8; 3 << 20]).unwrap();
+        assert!(all.iter().enumerate().all(|(rank, block)| block == &vec![rank as u8; 3 << 20]));
+    });
+}
+
+/// Rank 1 leaves: every other rank gets an error at once, and again on the next call.
+fn one_leaves(bootstrap: Bootstrap) {
+    bootstrap.barrier().unwrap();
+    if bootstrap.rank() == 1 {
+        return;
+    }
+    let started = Instant::now();
+    let error = bootstrap.allgather(b"x").unwrap_err();
+    assert!(matches!(error, BootstrapError::PeerGone { .. }), "{error}");
+    assert!(error.to_string().contains("rank 1"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(10));
+    assert!(bootstrap.barrier().is_err());
+}
+
+#[test]
+fn a_rank_that_leaves_is_an_error_for_the_others() {
+    with_processes(&unique("leave"), 4, one_leaves);
+    std::thread::scope(|scope| {
+        for bootstrap in Bootstrap::threads(4, Duration::from_secs(20)) {
+            scope.spawn(move || one_leaves(bootstrap));
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_a_timeout() {
+    let short = Duration::from_millis(200);
+    let alone = |rank| Identity { rank, nranks: 3, address: unique("late") };
+    let error = Bootstrap::join(&alone(0), short).unwrap_err();
+    assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if missing == "rank 1, rank 2"), "{error}");
+    let error = Bootstrap::join(&alone(1), short).unwrap_err();
+    assert!(matches!(&error, BootstrapError::Socket { what: "connect to", .. }), "{error}");
+    let seats = Bootstrap::threads(2, short);
+    let error = seats[0].barrier().unwrap_err();
+    assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if missing == "rank 1"), "{error}");
+}
+
+#[test]
+fn a_late_barrier_is_a_timeout_for_all() {
+    let address = unique("hang");
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let identity = Identity { rank, nranks: 3, address: address.clone() };
+            scope.spawn(move || {
+                let mut bootstrap = Bootstrap::join(&identity, Duration::from_secs(20)).unwrap();
+                bootstrap.timeout = Duration::from_millis(300);
+                if rank == 2 {
+                    std::thread::sleep(Duration::from_secs(1));
+                    return;
+                }
+                let error = bootstrap.barrier().unwrap_err().to_string();
+                assert!(error.contains("rank 2"), "{error}");
+            });
+        }
+    });
+}
+
+#[test]
+fn strangers_are_ignored_and_impostors_refused() {
+    let address = free_port();
+    std::thread::scope(|scope| {
+        let at = address.clone();
+        scope.spawn(move || {
+            let identity = Identity { rank: 0, nranks: 2, address: at };
+            Bootstrap::join(&identity, Duration::from_secs(20)).unwrap().barrier().unwrap();
+        });
+        let mut stranger = loop {
+            match std::net::TcpStream::connect(&address) {
+                Ok(stream) => break stream,
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        stranger.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").unwrap();
+        let identity = Identity { rank: 1, nranks: 2, address: address.clone() };
+        Bootstrap::join(&identity, Duration::from_secs(20)).unwrap().barrier().unwrap();
+    });
+
+    let address = unique("impostor");
+    std::thread::scope(|scope| {
+        let join = |rank, nranks| {
+            let identity = Identity { rank, nranks, address: address.clone() };
+            scope.spawn(move || {
+                Bootstrap::join(&identity, Duration::from_secs(5)).and_then(|bootstrap| bootstrap.barrier())
+            })
+        };
+        let (hub, other) = (join(0, 2), join(2, 3));
+        let error = hub.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("this job has 2"), "{error}");
+        assert!(other.join().unwrap().is_err());
+    });
+}
+
+#[test]
+fn two_jobs_at_one_address_are_an_error() {
+    let address = unique("twice");
+    let identity = Identity { rank: 0, nranks: 2, address };
+    std::thread::scope(|scope| {
+        let again = identity.clone();
+        let first = scope.spawn(move || Bootstrap::join(&again, Duration::from_millis(800)));
+        std::thread::sleep(Duration::from_millis(200));
+        let error = Bootstrap::join(&identity, Duration::from_millis(100)).unwrap_err();
+        assert!(matches!(error, BootstrapError::Socket { what: "listen on", .. }), "{error}");
+        assert!(first.join().unwrap().is_err());
+    });
+}

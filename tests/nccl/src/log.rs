@@ -1,0 +1,104 @@
+//! The debug logger: collects what a plugin says, and prints it as NCCL does.
+//!
+//! NCCL's logger has no user pointer, so there is one log for a process, whichever rank of it a line comes from.
+//! NCCL_DEBUG (NONE, WARN, INFO, TRACE; default WARN) chooses what is printed on standard error; all that comes is
+//! collected, up to [`CAPACITY`] lines.
+
+use ferrogin_ffi::nccl;
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_ulong};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Lines that are kept; older ones are dropped.
+pub const CAPACITY: usize = 4096;
+
+/// One line of a plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// `ncclDebugLogLevel`.
+    pub level: c_int,
+    /// NCCL_DEBUG_SUBSYS bits.
+    pub subsystems: c_ulong,
+    /// Source file that the plugin named.
+    pub file: String,
+    /// Line in it.
+    pub line: c_int,
+    /// The formatted message.
+    pub text: String,
+}
+
+impl Line {
+    /// It is a warning.
+    pub fn is_warn(&self) -> bool {
+        self.level == nccl::LOG_WARN
+    }
+}
+
+static LINES: Mutex<VecDeque<Line>> = Mutex::new(VecDeque::new());
+
+fn lines() -> MutexGuard<'static, VecDeque<Line>> {
+    LINES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn printed_level() -> c_int {
+    static LEVEL: OnceLock<c_int> = OnceLock::new();
+    *LEVEL.get_or_init(|| match std::env::var("NCCL_DEBUG").unwrap_or_default().to_ascii_uppercase().as_str() {
+        "NONE" => 0,
+        "INFO" => nccl::LOG_INFO,
+        "TRACE" | "ABORT" => nccl::LOG_TRACE,
+        _ => nccl::LOG_WARN,
+    })
+}
+
+pub(crate) fn push(line: Line) {
+    if line.level <= printed_level() {
+        let name = match line.level {
+            nccl::LOG_WARN => "WARN",
+            nccl::LOG_INFO => "INFO",
+            _ => "TRACE",
+        };
+        eprintln!("{} NCCL {name} {}", std::process::id(), line.text);
+    }
+    let mut lines = lines();
+    if lines.len() == CAPACITY {
+        lines.pop_front();
+    }
+    lines.push_back(line);
+}
+
+/// All lines since the last call of this function.
+pub fn take() -> Vec<Line> {
+    lines().drain(..).collect()
+}
+
+/// The newest warning that is still collected.
+pub fn last_warn() -> Option<String> {
+    lines().iter().rev().find(|line| line.is_warn()).map(|line| line.text.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn the_c_logger_formats_and_collects() {
+        let logger = crate::ffi::LOGGER.expect("the logger");
+        // SAFETY: the arguments match the format.
+        unsafe {
+            logger(
+                nccl::LOG_WARN,
+                nccl::SUBSYS_NET,
+                c"file.rs".as_ptr(),
+                7,
+                c"peer %d of %s".as_ptr(),
+                3,
+                c"x".as_ptr(),
+            )
+        };
+        let got = take();
+        let line = got.iter().find(|line| line.text == "peer 3 of x").expect("the line was collected");
+        assert!(line.is_warn());
+        assert_eq!((line.file.as_str(), line.line, line.subsystems), ("file.rs", 7, nccl::SUBSYS_NET));
+    }
+}

@@ -1,0 +1,156 @@
+//! Memory to make windows of: page-aligned, zeroed, written by a card and its owner at once.
+//!
+//! It is host memory behind a memfd, which plays the part that a dma-buf has for device memory. All access is by
+//! offset, checked, and through raw pointers: no reference into memory that a peer can write ever exists.
+#![allow(unsafe_code)]
+
+use crate::error::Error;
+use ferrogin_ffi::nccl;
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Sizes are rounded up to this many bytes, as device memory is to its granularity.
+pub const GRANULARITY: usize = 64 << 10;
+
+/// One allocation; unmapped on drop.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    base: NonNull<u8>,
+    len: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: the mapping belongs to this value alone and is reached through raw pointers and atomics only.
+unsafe impl Send for DeviceMemory {}
+// SAFETY: as above; concurrent access is what the type is for.
+unsafe impl Sync for DeviceMemory {}
+
+impl DeviceMemory {
+    /// Allocates at least `bytes`, zeroed.
+    ///
+    /// # Errors
+    /// When the system has no such memory.
+    pub fn alloc(bytes: usize) -> Result<DeviceMemory, Error> {
+        let failed = |call| Error::Memory { call, bytes, source: io::Error::last_os_error() };
+        let len = bytes.max(1).checked_next_multiple_of(GRANULARITY);
+        let len = len.filter(|&len| isize::try_from(len).is_ok());
+        let len = len.ok_or_else(|| Error::Usage(format!("cannot allocate {bytes} bytes")))?;
+        // SAFETY: the name is a C string.
+        let raw = unsafe { libc::memfd_create(c"mini-nccl".as_ptr(), libc::MFD_CLOEXEC) };
+        if raw < 0 {
+            return Err(failed("memfd_create"));
+        }
+        // SAFETY: memfd_create gave this descriptor to us alone.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        // SAFETY: a descriptor of ours, no memory involved.
+        if unsafe { libc::ftruncate(raw, len as libc::off_t) } != 0 {
+            return Err(failed("ftruncate"));
+        }
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        match NonNull::new(at.cast::<u8>()) {
+            Some(base) if at != libc::MAP_FAILED => Ok(DeviceMemory { base, len, fd }),
+            _ => Err(failed("mmap")),
+        }
+    }
+
+    /// First byte.
+    pub fn as_ptr(&self) -> *mut c_void {
+        self.base.as_ptr().cast()
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The descriptor behind it, for `regMrSymDmaBuf`.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// What to give as `type` to `regMrSym`.
+    pub fn kind(&self) -> c_int {
+        nccl::PTR_HOST
+    }
+
+    fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.len);
+        assert!(inside, "{bytes} bytes at {offset} are outside of an allocation of {}", self.len);
+        // SAFETY: inside of the mapping, as was just checked.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        let at = self.at(offset, 8).cast::<u64>();
+        assert!(at.is_aligned(), "offset {offset} is not a multiple of 8");
+        // SAFETY: aligned, mapped for as long as `self` lives; concurrent writers are what an atomic allows.
+        unsafe { AtomicU64::from_ptr(at) }
+    }
+
+    /// Reads the 8-byte word at `offset`; what was written before it is seen too. Panics out of bounds.
+    pub fn load(&self, offset: usize) -> u64 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
+    /// Writes the 8-byte word at `offset`. Panics out of bounds.
+    pub fn store(&self, offset: usize, value: u64) {
+        self.word(offset).store(value, Ordering::Release);
+    }
+
+    /// Copies `bytes` to `offset`. Panics out of bounds.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        let to = self.at(offset, bytes.len());
+        // SAFETY: `to` has room, and a borrowed slice cannot overlap memory that nothing borrows.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Copies from `offset` to `bytes`. Panics out of bounds.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
+        let from = self.at(offset, bytes.len());
+        // SAFETY: as for `write`.
+        unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Sets all bytes to `byte`.
+    pub fn fill(&self, byte: u8) {
+        // SAFETY: the whole mapping.
+        unsafe { std::ptr::write_bytes(self.base.as_ptr(), byte, self.len) };
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `alloc` made; nobody can reach it any more.
+        unsafe { libc::munmap(self.as_ptr(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_bytes() {
+        let memory = DeviceMemory::alloc(10).unwrap();
+        assert_eq!(memory.len(), GRANULARITY);
+        memory.fill(0xa5);
+        memory.store(8, 0x0102_0304_0506_0708);
+        let mut bytes = [0; 10];
+        memory.read(7, &mut bytes);
+        assert_eq!(bytes, [0xa5, 8, 7, 6, 5, 4, 3, 2, 1, 0xa5]);
+        memory.write(8, &[1; 8]);
+        assert_eq!(memory.load(8), 0x0101_0101_0101_0101);
+        assert!(DeviceMemory::alloc(usize::MAX).is_err());
+        assert!(std::panic::catch_unwind(|| memory.load(GRANULARITY - 4)).is_err());
+    }
+}
