@@ -1,2 +1,29 @@
-//! The GIN device API: put, putValue, get, signal, flush.
-#![cfg_attr(not(feature = "host"), no_std)]
+//! The GIN device API: put, putValue, get, signal, flush, on the handles that the host plugin hands out.
+//!
+//! The same code runs on CPU threads (tests, the software card) and on the GPU. A [`Context`] is made from the handle
+//! that `createContext` returned and a context id; every operation returns a [`Status`] and no wait hangs: each spin
+//! looks at the abort flag, the endpoint's error counter and a deadline.
+//!
+//! Where things are: [`action`] says what an operation announces (signal, counter); [`context`] routes an operation to
+//! an endpoint and a target; [`endpoint`] is the queue that it is posted on; [`post`] holds the two posting policies,
+//! `combining` and `locked`, over a small trait; [`wait`] is the only place that spins.
+#![cfg_attr(not(any(test, feature = "host")), no_std)]
+
+pub mod action;
+#[cfg(feature = "host")]
+#[allow(unsafe_code)]
+pub mod capi;
+#[allow(unsafe_code)]
+pub mod context;
+#[allow(unsafe_code)]
+pub mod endpoint;
+#[allow(unsafe_code)]
+pub mod platform;
+pub mod post;
+pub mod status;
+pub mod wait;
+mod words;
+
+pub use action::{Action, Flags};
+pub use context::{Context, Window};
+pub use status::Status;

@@ -1,0 +1,200 @@
+//! The C ABI, declared in `ferrogin/gin.h`: `fgin_*`. Every function returns 0 or a [`Status`] as a number.
+
+use crate::action::{Action, Flags};
+use crate::context::{Context, Window};
+use crate::status::Status;
+use core::ffi::{c_int, c_void};
+use ferrogin_ffi::ext::ContextExt;
+
+fn code(result: Result<(), Status>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(status) => status as c_int,
+    }
+}
+
+macro_rules! context {
+    ($ctx:ident) => {{
+        if $ctx.is_null() {
+            return Status::InvalidArgument as c_int;
+        }
+        // SAFETY: the caller passes what `fgin_open` gave it, while the context lives.
+        unsafe { Context::from_ptr($ctx) }
+    }};
+}
+
+macro_rules! read_into {
+    ($out:ident, $result:expr) => {
+        match $result {
+            Ok(_) if $out.is_null() => Status::InvalidArgument as c_int,
+            Ok(value) => {
+                // SAFETY: not null; the caller gives room for 8 bytes.
+                unsafe { $out.write(value) };
+                0
+            }
+            Err(status) => status as c_int,
+        }
+    };
+}
+
+/// See `fgin_open` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a live handle of the ferrogin plugin; `out` is null or has room for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_open(handle: *mut c_void, context_id: u32, out: *mut *const ContextExt) -> c_int {
+    if out.is_null() {
+        return Status::InvalidArgument as c_int;
+    }
+    // SAFETY: the caller vouches for the handle.
+    match unsafe { Context::from_handle(handle, context_id) } {
+        Ok(context) => {
+            // SAFETY: not null; the caller gives room.
+            unsafe { out.write(context.as_ptr()) };
+            0
+        }
+        Err(status) => status as c_int,
+    }
+}
+
+/// See `fgin_put` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// `ctx` came from `fgin_open` and lives; windows are registered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_put(
+    ctx: *const ContextExt,
+    peer: u32,
+    dst: *mut c_void,
+    dst_off: u64,
+    src: *mut c_void,
+    src_off: u64,
+    bytes: u64,
+    action: u64,
+    flags: u32,
+) -> c_int {
+    let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
+    code(context!(ctx).put(peer, Window(dst), dst_off, Window(src), src_off, bytes, action, flags))
+}
+
+/// See `fgin_put_value` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_put_value(
+    ctx: *const ContextExt,
+    peer: u32,
+    dst: *mut c_void,
+    dst_off: u64,
+    value: u64,
+    bytes: u32,
+    action: u64,
+    flags: u32,
+) -> c_int {
+    let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
+    code(context!(ctx).put_value(peer, Window(dst), dst_off, value, bytes, action, flags))
+}
+
+/// See `fgin_get` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_get(
+    ctx: *const ContextExt,
+    peer: u32,
+    remote: *mut c_void,
+    remote_off: u64,
+    local: *mut c_void,
+    local_off: u64,
+    bytes: u64,
+    flags: u32,
+) -> c_int {
+    let flags = Flags::from_bits(flags);
+    code(context!(ctx).get(peer, Window(remote), remote_off, Window(local), local_off, bytes, flags))
+}
+
+/// See `fgin_signal` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_signal(ctx: *const ContextExt, peer: u32, action: u64, flags: u32) -> c_int {
+    code(context!(ctx).signal(peer, Action::from_bits(action), Flags::from_bits(flags)))
+}
+
+/// See `fgin_flush` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_flush(ctx: *const ContextExt) -> c_int {
+    code(context!(ctx).flush())
+}
+
+/// See `fgin_read_signal` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`]; `out` is null or has room for 8 bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_read_signal(ctx: *const ContextExt, id: u32, out: *mut u64) -> c_int {
+    read_into!(out, context!(ctx).read_signal(id))
+}
+
+/// See `fgin_wait_signal` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_wait_signal(ctx: *const ContextExt, id: u32, least: u64) -> c_int {
+    code(context!(ctx).wait_signal(id, least))
+}
+
+/// See `fgin_reset_signal` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_reset_signal(ctx: *const ContextExt, id: u32) -> c_int {
+    code(context!(ctx).reset_signal(id))
+}
+
+/// See `fgin_read_counter` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_read_signal`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_read_counter(ctx: *const ContextExt, id: u32, out: *mut u64) -> c_int {
+    read_into!(out, context!(ctx).read_counter(id))
+}
+
+/// See `fgin_wait_counter` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_wait_counter(ctx: *const ContextExt, id: u32, least: u64) -> c_int {
+    code(context!(ctx).wait_counter(id, least))
+}
+
+/// See `fgin_reset_counter` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_reset_counter(ctx: *const ContextExt, id: u32) -> c_int {
+    code(context!(ctx).reset_counter(id))
+}

@@ -1,0 +1,45 @@
+//! What the processor gives: a clock, and how to wait a moment.
+
+/// Nanoseconds of a clock that only goes forward.
+#[cfg(feature = "host")]
+pub fn clock_ns() -> u64 {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+/// Nanoseconds of a clock that only goes forward.
+#[cfg(all(not(feature = "host"), target_arch = "nvptx64"))]
+pub fn clock_ns() -> u64 {
+    let now: u64;
+    // SAFETY: reads a special register and touches no memory.
+    unsafe { core::arch::asm!("mov.u64 {0}, %globaltimer;", out(reg64) now, options(nomem, nostack)) };
+    now
+}
+
+/// Waits a moment; `round` counts the calls of one wait.
+///
+/// The card's engine and the peers need the processor that we spin on, so a CPU spins briefly, then yields, and sleeps
+/// when that has not helped: yielding alone collapses when neighbours are busy.
+#[cfg(feature = "host")]
+#[inline]
+pub fn relax(round: u32) {
+    const SPINS: u32 = 32;
+    const YIELDS: u32 = 2_000;
+    match round {
+        0..SPINS => core::hint::spin_loop(),
+        SPINS..YIELDS => std::thread::yield_now(),
+        _ => std::thread::sleep(std::time::Duration::from_micros(20)),
+    }
+}
+
+/// Waits a moment; `round` counts the calls of one wait.
+#[cfg(all(not(feature = "host"), target_arch = "nvptx64"))]
+#[inline]
+pub fn relax(round: u32) {
+    if round > 8 {
+        // SAFETY: suspends this thread for about 100 ns and touches no memory.
+        unsafe { core::arch::asm!("nanosleep.u32 100;", options(nomem, nostack)) };
+    }
+}

@@ -1,0 +1,41 @@
+//! What an operation of the device API ends with.
+
+/// Why an operation did not do what was asked. The numbers are those of `fgin_status` in `ferrogin/gin.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Status {
+    /// An argument is out of range: peer, signal, counter, value size, window.
+    InvalidArgument = 1,
+    /// The handle or the card cannot do this: a VA signal, a value on an endpoint without slots, another version.
+    Unsupported = 2,
+    /// The host raised the abort flag.
+    Aborted = 3,
+    /// The deadline passed.
+    Timeout = 4,
+    /// The card completed a work request of this endpoint in error; the host's log names it.
+    CardError = 5,
+    /// An earlier operation on this endpoint gave up half-way; the context must be destroyed.
+    Poisoned = 6,
+}
+
+impl Status {
+    /// One line for people.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Status::InvalidArgument => "an argument is out of range",
+            Status::Unsupported => "not supported by this handle or card",
+            Status::Aborted => "aborted by the host",
+            Status::Timeout => "the deadline passed",
+            Status::CardError => "the card completed a work request in error",
+            Status::Poisoned => "the endpoint was given up by an earlier operation",
+        }
+    }
+}
+
+impl core::fmt::Display for Status {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+impl core::error::Error for Status {}

@@ -1,0 +1,74 @@
+//! The only place that spins.
+
+use crate::platform;
+use crate::status::Status;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// What ends a wait that is not satisfied: the host's abort flag, or a time limit. The endpoint's error counter is the
+/// third; the loop that waits on an endpoint looks at it.
+#[derive(Clone, Copy)]
+pub struct Limits<'a> {
+    /// Ends every wait when it is not 0.
+    pub abort: Option<&'a AtomicU32>,
+    /// Nanoseconds; 0 is no limit.
+    pub timeout_ns: u64,
+}
+
+/// One wait: counts its rounds, and knows when it began.
+pub struct Spin<'a> {
+    limits: Limits<'a>,
+    round: u32,
+    began_ns: u64,
+}
+
+impl<'a> Spin<'a> {
+    /// Begins a wait. The clock is first read when the wait turns out not to be over at once.
+    #[inline(always)]
+    pub fn new(limits: Limits<'a>) -> Self {
+        Spin { limits, round: 0, began_ns: 0 }
+    }
+
+    /// Waits a moment, unless the wait must end.
+    #[cold]
+    #[inline(never)]
+    pub fn pause(&mut self) -> Result<(), Status> {
+        if let Some(abort) = self.limits.abort
+            && abort.load(Ordering::Relaxed) != 0
+        {
+            return Err(Status::Aborted);
+        }
+        if self.limits.timeout_ns != 0 {
+            let now = platform::clock_ns();
+            if self.round == 0 {
+                self.began_ns = now;
+            } else if now.wrapping_sub(self.began_ns) > self.limits.timeout_ns {
+                return Err(Status::Timeout);
+            }
+        }
+        platform::relax(self.round);
+        self.round = self.round.saturating_add(1);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn abort_and_deadline_end_a_wait() {
+        let flag = AtomicU32::new(1);
+        let mut spin = Spin::new(Limits { abort: Some(&flag), timeout_ns: 0 });
+        assert_eq!(spin.pause(), Err(Status::Aborted));
+        let mut spin = Spin::new(Limits { abort: None, timeout_ns: 1_000_000 });
+        let mut rounds = 0u64;
+        let end = loop {
+            if let Err(status) = spin.pause() {
+                break status;
+            }
+            rounds += 1;
+        };
+        assert_eq!(end, Status::Timeout);
+        assert!(rounds > 1);
+    }
+}

@@ -1,0 +1,78 @@
+/* ferrogin: the GIN device API for C and for everything that can call C.
+ *
+ * Every function returns FGIN_OK or another fgin_status; none hangs: each wait also looks at the abort flag, the
+ * endpoint's error counter and the context's deadline. All functions may be called from any thread.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef FERROGIN_GIN_H
+#define FERROGIN_GIN_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum fgin_status {
+    FGIN_OK = 0,
+    FGIN_INVALID_ARGUMENT = 1, /* peer, signal, counter, size or window out of range */
+    FGIN_UNSUPPORTED = 2,      /* this handle or card cannot do it, or the handle is of another version */
+    FGIN_ABORTED = 3,          /* the host raised the abort flag */
+    FGIN_TIMEOUT = 4,          /* the deadline passed */
+    FGIN_CARD_ERROR = 5,       /* a work request completed in error; the host's log names it */
+    FGIN_POISONED = 6          /* an earlier operation gave up half-way: destroy the context */
+} fgin_status;
+
+/* One GIN context. */
+typedef struct fgin_context fgin_context;
+
+/* A registered window: what regMrSym gave as ginHandle (ncclGinWindow_t). */
+typedef void *fgin_window;
+
+/* What an operation announces; add (|) a signal and a counter, or pass FGIN_NONE. Ids are at most 65534. */
+typedef uint64_t fgin_action;
+#define FGIN_NONE ((fgin_action)0)
+#define FGIN_SIGNAL_ADD(id, n) ((fgin_action)(uint32_t)(n) << 32 | (uint16_t)((id) + 1))
+#define FGIN_SIGNAL_INC(id) FGIN_SIGNAL_ADD(id, 1)
+#define FGIN_COUNTER(id) ((fgin_action)(uint16_t)((id) + 1) << 16)
+
+/* Flags; FGIN_AGGREGATE leaves the doorbell to the next operation without it, or to fgin_flush. */
+#define FGIN_DEFAULT 0u
+#define FGIN_AGGREGATE 2u
+
+/* The context context_id of the array that createContext returned in ncclNetDeviceHandle->handle. */
+int fgin_open(void *handle, uint32_t context_id, const fgin_context **out);
+
+/* Writes bytes from src at src_off on this rank to dst at dst_off on peer. */
+int fgin_put(const fgin_context *ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
+             uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags);
+
+/* Writes the low bytes (1, 2, 4 or 8) of value to dst at dst_off on peer; action may not name a counter. */
+int fgin_put_value(const fgin_context *ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
+                   uint32_t bytes, fgin_action action, uint32_t flags);
+
+/* Reads bytes from remote at remote_off on peer to local at local_off; they are there after fgin_flush. */
+int fgin_get(const fgin_context *ctx, uint32_t peer, fgin_window remote, uint64_t remote_off, fgin_window local,
+             uint64_t local_off, uint64_t bytes, uint32_t flags);
+
+/* Carries out action on peer, with no bytes. */
+int fgin_signal(const fgin_context *ctx, uint32_t peer, fgin_action action, uint32_t flags);
+
+/* Waits until everything posted on this context before has completed. */
+int fgin_flush(const fgin_context *ctx);
+
+/* Signals: times raised since the last reset, modulo 2^31; least is compared modulo 2^31. */
+int fgin_read_signal(const fgin_context *ctx, uint32_t id, uint64_t *out);
+int fgin_wait_signal(const fgin_context *ctx, uint32_t id, uint64_t least);
+int fgin_reset_signal(const fgin_context *ctx, uint32_t id);
+
+/* Counters: completed operations that named it since the last reset, modulo 2^31. */
+int fgin_read_counter(const fgin_context *ctx, uint32_t id, uint64_t *out);
+int fgin_wait_counter(const fgin_context *ctx, uint32_t id, uint64_t least);
+int fgin_reset_counter(const fgin_context *ctx, uint32_t id);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FERROGIN_GIN_H */
