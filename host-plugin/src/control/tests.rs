@@ -1,0 +1,193 @@
+use super::frame::Hello;
+use super::{ControlError, Listener, Ring, Step};
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const LONG: Duration = Duration::from_secs(30);
+
+fn listeners(n: usize) -> (Vec<Arc<Listener>>, Vec<[u8; 128]>) {
+    let listeners: Vec<_> = (0..n).map(|_| Arc::new(Listener::open().unwrap())).collect();
+    let handles = listeners.iter().map(|listener| listener.handle()).collect();
+    (listeners, handles)
+}
+
+/// Runs `body` as each rank in a thread of its own.
+fn ranks<T: Send + 'static>(
+    n: usize,
+    timeout: Duration,
+    body: impl Fn(usize, Result<Ring, ControlError>) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let (listeners, handles) = listeners(n);
+    let body = Arc::new(body);
+    let threads: Vec<_> = listeners
+        .into_iter()
+        .enumerate()
+        .map(|(rank, listener)| {
+            let (handles, body) = (handles.clone(), body.clone());
+            thread::spawn(move || {
+                let ring = Ring::connect(&listener, &handles, rank, timeout);
+                drop(listener);
+                body(rank, ring)
+            })
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+/// Rank `rank`'s block: sizes differ, one is empty, one exceeds every socket buffer.
+fn block(rank: usize) -> Vec<u8> {
+    let len = [0, 5, 3_000_000, 17, 100_000][rank % 5];
+    (0..len).map(|i| (i * 31 + rank) as u8).collect()
+}
+
+#[test]
+fn every_rank_gets_every_block() {
+    for n in [1, 2, 3, 5, 8] {
+        ranks(n, LONG, move |rank, ring| {
+            let mut ring = ring.unwrap();
+            assert_eq!((ring.rank(), ring.nranks()), (rank, n));
+            for _ in 0..2 {
+                let all = ring.allgather(Step::RegisterWindow, Some(&block(rank))).unwrap();
+                assert_eq!(all.len(), n);
+                for (peer, bytes) in all.iter().enumerate() {
+                    assert!(*bytes == block(peer), "rank {rank}: block of {peer}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_could_not_do_its_part_fails_all_and_breaks_nothing() {
+    ranks(4, LONG, |rank, ring| {
+        let mut ring = ring.unwrap();
+        let part = (rank != 2).then_some(&[1u8, 2, 3][..]);
+        let error = ring.allgather(Step::RegisterWindow, part).unwrap_err();
+        assert!(matches!(error, ControlError::PeerFailed { rank: 2, step: Step::RegisterWindow }), "{error}");
+        assert_eq!(ring.allgather(Step::ContextShape, Some(&[7])).unwrap(), vec![vec![7]; 4]);
+    });
+}
+
+#[test]
+fn a_rank_that_vanishes_is_named_by_all() {
+    let started = Instant::now();
+    ranks(5, LONG, |rank, ring| {
+        let mut ring = ring.unwrap();
+        if rank == 3 {
+            return;
+        }
+        let error = ring.allgather(Step::ContextShape, Some(&[0; 64])).unwrap_err();
+        assert_eq!(error.culprit(), Some(3), "rank {rank}: {error}");
+        let again = ring.allgather(Step::ContextShape, Some(&[0; 64])).unwrap_err();
+        assert!(matches!(again, ControlError::Dead { culprit: 3 }), "{again}");
+    });
+    assert!(started.elapsed() < LONG / 2, "nobody waited for the deadline");
+}
+
+#[test]
+fn a_rank_that_hangs_is_named_at_the_deadline() {
+    let timeout = Duration::from_secs(1);
+    let started = Instant::now();
+    ranks(3, timeout, move |rank, ring| {
+        let mut ring = ring.unwrap();
+        if rank == 1 {
+            thread::sleep(2 * timeout);
+            return None;
+        }
+        let error = ring.allgather(Step::ContextShape, Some(&[0; 64])).unwrap_err();
+        assert_eq!(error.culprit(), Some(1), "rank {rank}: {error}");
+        assert!(error.to_string().contains("rank 1"), "{error}");
+        Some(())
+    });
+    assert!(started.elapsed() >= timeout && started.elapsed() < 10 * timeout);
+}
+
+#[test]
+fn ranks_in_different_calls_are_told() {
+    ranks(2, LONG, |rank, ring| {
+        let mut ring = ring.unwrap();
+        let step = if rank == 0 { Step::RegisterWindow } else { Step::ContextShape };
+        let error = ring.allgather(step, Some(&[0; 64])).unwrap_err();
+        let told = matches!(error, ControlError::OutOfStep { .. } | ControlError::Aborted { .. });
+        assert!(told || matches!(error, ControlError::PeerGone { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_rank_that_died_before_connect_fails_the_others_at_once() {
+    let (mut listeners, handles) = listeners(4);
+    drop(listeners.remove(2));
+    let started = Instant::now();
+    let threads: Vec<_> = [0, 1, 3]
+        .into_iter()
+        .zip(listeners)
+        .map(|(rank, listener)| {
+            let handles = handles.clone();
+            thread::spawn(move || {
+                let error = match Ring::connect(&listener, &handles, rank, LONG) {
+                    Err(error) => error,
+                    Ok(mut ring) => ring.allgather(Step::Connect, Some(&[])).unwrap_err(),
+                };
+                (rank, error)
+            })
+        })
+        .collect();
+    for thread in threads {
+        let (rank, error) = thread.join().unwrap();
+        if rank == 1 {
+            assert!(matches!(error, ControlError::Unreachable { rank: 2, .. }), "{error}");
+        }
+        assert!(error.culprit().is_some(), "rank {rank}: {error}");
+    }
+    assert!(started.elapsed() < LONG / 2, "nobody waited for the deadline");
+}
+
+#[test]
+fn a_rank_that_never_connects_is_named_at_the_deadline() {
+    let (listeners, handles) = listeners(2);
+    let error = Ring::connect(&listeners[0], &handles, 0, Duration::from_secs(1)).unwrap_err();
+    assert!(matches!(error, ControlError::Timeout { rank: 1, step: Step::Connect, seconds: 1 }), "{error}");
+}
+
+#[test]
+fn strangers_are_turned_away() {
+    let (listeners, handles) = listeners(2);
+    let port = listeners[0].handle.port;
+    let mut strangers: Vec<_> = (0..40).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+    for (i, stranger) in strangers.iter_mut().enumerate() {
+        let forged = Hello { nonce: [i as u8; 16], from: 1, to: 0, nranks: 2 }.emit();
+        // Half of them say something, and some of those only in part.
+        if i % 2 == 0 {
+            stranger.write_all(&forged[..forged.len() - i % 4]).unwrap();
+        }
+    }
+    let threads: Vec<_> = listeners
+        .into_iter()
+        .enumerate()
+        .map(|(rank, listener)| {
+            let handles = handles.clone();
+            thread::spawn(move || {
+                let mut ring = Ring::connect(&listener, &handles, rank, LONG).unwrap();
+                ring.allgather(Step::Connect, Some(&[rank as u8])).unwrap()
+            })
+        })
+        .collect();
+    for thread in threads {
+        assert_eq!(thread.join().unwrap(), vec![vec![0], vec![1]]);
+    }
+    drop(strangers);
+}
+
+#[test]
+fn handles_in_another_order_are_refused() {
+    let (listeners, mut handles) = listeners(3);
+    handles.swap(0, 1);
+    let error = Ring::connect(&listeners[0], &handles, 0, LONG).unwrap_err();
+    assert!(matches!(error, ControlError::WrongOrder { rank: 0 }), "{error}");
+    handles[2] = [0; 128];
+    let error = Ring::connect(&listeners[1], &handles, 0, LONG).unwrap_err();
+    assert!(!matches!(error, ControlError::Timeout { .. }), "{error}");
+}

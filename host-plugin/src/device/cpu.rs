@@ -1,0 +1,208 @@
+//! The CPU as device: host memory behind a memfd, whose descriptor plays the dma-buf.
+#![allow(unsafe_code)]
+
+use super::{Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory, bounds};
+use ferrogin_ffi::nccl;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// Bytes of a page, and alignment of every allocation.
+const PAGE: usize = 4096;
+
+/// Host memory as device memory.
+#[derive(Debug)]
+pub struct CpuDevice {
+    /// Cards take memory as the memfd (the software card) and not by address (hardware, which knows no memfd).
+    export: bool,
+}
+
+impl CpuDevice {
+    /// `export`: give cards the memfd.
+    pub fn new(export: bool) -> Self {
+        Self { export }
+    }
+}
+
+fn system(call: &'static str, len: usize) -> impl FnOnce(nix::Error) -> DeviceError {
+    move |errno| DeviceError::System { call, len, source: errno.into() }
+}
+
+impl Device for CpuDevice {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+
+    fn allocate(&self, len: usize, usage: Use) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
+        let size = len.checked_next_multiple_of(PAGE).and_then(NonZeroUsize::new).ok_or(DeviceError::Bounds {
+            offset: 0,
+            len,
+            size: isize::MAX as usize,
+        })?;
+        let file = memfd_create(c"ferrogin", MFdFlags::MFD_CLOEXEC).map_err(system("memfd_create", len))?;
+        nix::unistd::ftruncate(&file, size.get() as i64).map_err(system("ftruncate", len))?;
+        let flags = MapFlags::MAP_SHARED;
+        // SAFETY: a fresh mapping of a file that only this process has; no address is forced.
+        let base = unsafe { mmap(None, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags, &file, 0) }
+            .map_err(system("mmap", len))?;
+        let export = self.export && usage != Use::Tables;
+        Ok(Box::new(CpuBuffer { base: base.cast(), len, size: size.get(), file: export.then_some(file) }))
+    }
+
+    unsafe fn map(
+        &self,
+        address: *mut c_void,
+        _len: usize,
+        _mapping: Mapping,
+    ) -> Result<Box<dyn DeviceMapping>, DeviceError> {
+        Ok(Box::new(Identity(address as u64)))
+    }
+
+    fn window(&self, address: *mut c_void, len: usize, _ptr_type: i32) -> Result<WindowMemory, DeviceError> {
+        check_mapped(address as usize, len)?;
+        Ok(WindowMemory::Address)
+    }
+
+    fn ptr_support(&self) -> i32 {
+        nccl::PTR_HOST | nccl::PTR_CUDA | nccl::PTR_DMABUF
+    }
+}
+
+/// Whether each page of `len` bytes from `address` is mapped.
+pub(super) fn check_mapped(address: usize, len: usize) -> Result<(), DeviceError> {
+    let gone = DeviceError::NotMapped { address, len };
+    let start = address & !(PAGE - 1);
+    let Some(end) = address.checked_add(len) else { return Err(gone) };
+    let mut pages = [0u8; 4096];
+    let mut at = start;
+    while at < end {
+        let span = (end - at).min(pages.len() * PAGE);
+        // SAFETY: mincore writes one byte for each page of `span`, which `pages` has room for; it reads no user memory.
+        let result = unsafe { libc::mincore(at as *mut c_void, span, pages.as_mut_ptr()) };
+        if result != 0 {
+            return Err(gone);
+        }
+        at += span;
+    }
+    Ok(())
+}
+
+struct CpuBuffer {
+    base: NonNull<u8>,
+    len: usize,
+    size: usize,
+    file: Option<OwnedFd>,
+}
+
+// SAFETY: the mapping belongs to this object alone and is reached through raw pointers only.
+unsafe impl Send for CpuBuffer {}
+// SAFETY: as for `Send`; `write` and `read` copy bytes, and their callers order them.
+unsafe impl Sync for CpuBuffer {}
+
+impl DeviceBuffer for CpuBuffer {
+    fn device_address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    fn host_address(&self) -> Option<*mut u8> {
+        Some(self.base.as_ptr())
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn dma_buf(&self) -> Option<DmaBuf> {
+        self.file.as_ref().map(|file| DmaBuf { fd: file.as_raw_fd(), offset: 0, len: self.size })
+    }
+
+    fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
+        bounds(offset, bytes.len(), self.len)?;
+        // SAFETY: `offset` is within the mapping, by `bounds`.
+        let to = unsafe { self.base.as_ptr().add(offset) };
+        // SAFETY: `bytes.len()` bytes from `to` are within the mapping, which no Rust reference overlaps.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        bounds(offset, bytes.len(), self.len)?;
+        // SAFETY: `offset` is within the mapping, by `bounds`.
+        let from = unsafe { self.base.as_ptr().add(offset) };
+        // SAFETY: as in `write`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+}
+
+impl Drop for CpuBuffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `allocate`, ended once; cards that were given its address hold Arcs of it.
+        if let Err(errno) = unsafe { munmap(self.base.cast(), self.size) } {
+            crate::warn!("munmap of {} bytes failed: {errno}", self.size);
+        }
+    }
+}
+
+struct Identity(u64);
+
+impl DeviceMapping for Identity {
+    fn device_address(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bytes_of;
+    use super::*;
+
+    #[test]
+    fn allocations_are_zeroed_aligned_and_shared_with_the_descriptor() {
+        let device = CpuDevice::new(true);
+        let buffer = device.allocate(5000, Use::Card).unwrap();
+        assert_eq!(buffer.device_address() % PAGE as u64, 0);
+        assert_eq!(buffer.len(), 5000);
+        let mut bytes = vec![0xa5u8; 5000];
+        buffer.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|b| *b == 0));
+        buffer.write(4992, bytes_of(&[0x0102_0304_0506_0708u64])).unwrap();
+        let dma_buf = buffer.dma_buf().unwrap();
+        assert_eq!((dma_buf.offset, dma_buf.len), (0, 8192));
+        let path = format!("/proc/self/fd/{}", dma_buf.fd);
+        let content = std::fs::read(path).unwrap();
+        assert_eq!(content[4992..5000], 0x0102_0304_0506_0708u64.to_le_bytes());
+    }
+
+    #[test]
+    fn tables_and_hardware_get_no_descriptor() {
+        assert!(CpuDevice::new(true).allocate(1, Use::Tables).unwrap().dma_buf().is_none());
+        assert!(CpuDevice::new(false).allocate(1, Use::Card).unwrap().dma_buf().is_none());
+    }
+
+    #[test]
+    fn accesses_are_bounded() {
+        let buffer = CpuDevice::new(true).allocate(8, Use::Tables).unwrap();
+        assert!(buffer.write(1, bytes_of(&[0u64])).is_err());
+        assert!(buffer.read(usize::MAX, &mut [0u8; 2]).is_err());
+        assert!(buffer.read(8, &mut []).is_ok());
+        assert!(CpuDevice::new(true).allocate(usize::MAX, Use::Tables).is_err());
+    }
+
+    #[test]
+    fn unmapped_windows_are_found() {
+        let device = CpuDevice::new(true);
+        let buffer = device.allocate(3 * PAGE, Use::Tables).unwrap();
+        let base = buffer.device_address() as *mut c_void;
+        assert!(device.window(base, 3 * PAGE, nccl::PTR_CUDA).is_ok());
+        assert!(device.window(16 as *mut c_void, 8, nccl::PTR_HOST).is_err());
+        assert!(device.window(base, usize::MAX, nccl::PTR_HOST).is_err());
+        drop(buffer);
+        // Other tests may map here meanwhile, but none 64 GiB.
+        assert!(device.window(base, 64 << 30, nccl::PTR_CUDA).is_err());
+    }
+}

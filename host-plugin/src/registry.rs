@@ -1,0 +1,242 @@
+//! The handles that NCCL holds.
+//!
+//! A handle is not an address but a number: kind, slot and generation. So a handle that is wrong, stale or of another
+//! kind is refused without touching memory, and one that was closed never comes back to life in a new object.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+/// What a handle stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// From `init`.
+    Plugin = 1,
+    /// From `listen`.
+    Listen = 2,
+    /// From `connect`.
+    Coll = 3,
+    /// From `regMrSym`.
+    Window = 4,
+    /// From `createContext`.
+    Context = 5,
+}
+
+impl Kind {
+    /// The name that messages use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plugin => "plugin context",
+            Self::Listen => "listen communicator",
+            Self::Coll => "collective communicator",
+            Self::Window => "memory handle",
+            Self::Context => "GIN context",
+        }
+    }
+
+    fn of(bits: u64) -> Option<Self> {
+        [Self::Plugin, Self::Listen, Self::Coll, Self::Window, Self::Context].into_iter().find(|k| *k as u64 == bits)
+    }
+}
+
+/// A handle was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum HandleError {
+    /// Null.
+    #[error("the {} is NULL", .0.name())]
+    Null(Kind),
+    /// A live or former handle of another kind.
+    #[error("a {} was passed where a {} is needed", .found.name(), .wanted.name())]
+    WrongKind {
+        /// Kind that the handle says it has.
+        found: Kind,
+        /// Kind that the call takes.
+        wanted: Kind,
+    },
+    /// Closed before, or never made by this plugin.
+    #[error("{address:#x} is no {} of this plugin, or was closed already", .wanted.name())]
+    Unknown {
+        /// The value passed.
+        address: u64,
+        /// Kind that the call takes.
+        wanted: Kind,
+    },
+}
+
+/// Token: kind in bits 0..4, slot in 4..24, generation in 24..62, bit 62 set so that no token is a small number.
+const SLOT_BITS: u32 = 20;
+const SLOT_SHIFT: u32 = 4;
+const GENERATION_SHIFT: u32 = SLOT_SHIFT + SLOT_BITS;
+const GENERATION_BITS: u32 = 62 - GENERATION_SHIFT;
+const MARK: u64 = 1 << 62;
+
+struct Entry {
+    generation: u64,
+    kind: Kind,
+    object: Arc<dyn Any + Send + Sync>,
+}
+
+#[derive(Default)]
+struct Table {
+    slots: Vec<Option<Entry>>,
+    free: Vec<usize>,
+    generation: u64,
+}
+
+static TABLE: RwLock<Table> = RwLock::new(Table { slots: Vec::new(), free: Vec::new(), generation: 0 });
+
+/// Cells of [`raise_fault`], in blocks that are never freed, so that [`fault`] needs no lock: generation << 1 | fault.
+const CELLS: usize = 1024;
+static FAULTS: [OnceLock<Box<[AtomicU64]>>; (1 << SLOT_BITS) / CELLS] =
+    [const { OnceLock::new() }; (1 << SLOT_BITS) / CELLS];
+
+fn cell(slot: usize) -> Option<&'static AtomicU64> {
+    FAULTS.get(slot / CELLS)?.get()?.get(slot % CELLS)
+}
+
+fn parse(handle: *const c_void, wanted: Kind) -> Result<(usize, u64), HandleError> {
+    let bits = handle as u64;
+    if bits == 0 {
+        return Err(HandleError::Null(wanted));
+    }
+    let unknown = HandleError::Unknown { address: bits, wanted };
+    if bits & MARK == 0 || bits >> 63 != 0 {
+        return Err(unknown);
+    }
+    let slot = (bits >> SLOT_SHIFT) as usize & ((1 << SLOT_BITS) - 1);
+    let generation = bits >> GENERATION_SHIFT & ((1 << GENERATION_BITS) - 1);
+    match Kind::of(bits & 0xf) {
+        Some(kind) if kind == wanted => Ok((slot, generation)),
+        Some(found) => Err(HandleError::WrongKind { found, wanted }),
+        None => Err(unknown),
+    }
+}
+
+/// Makes a handle for `object`. `None` when a million handles are live.
+pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c_void> {
+    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
+    let slot = match table.free.pop() {
+        Some(slot) => slot,
+        None if table.slots.len() < 1 << SLOT_BITS => {
+            table.slots.push(None);
+            table.slots.len() - 1
+        }
+        None => return None,
+    };
+    table.generation = (table.generation + 1) & ((1 << GENERATION_BITS) - 1);
+    let generation = table.generation;
+    table.slots[slot] = Some(Entry { generation, kind, object });
+    if kind == Kind::Context {
+        FAULTS[slot / CELLS].get_or_init(|| (0..CELLS).map(|_| AtomicU64::new(0)).collect());
+        if let Some(cell) = cell(slot) {
+            cell.store(generation << 1, Ordering::Release);
+        }
+    }
+    Some((MARK | generation << GENERATION_SHIFT | (slot as u64) << SLOT_SHIFT | kind as u64) as *mut c_void)
+}
+
+/// The object behind a handle.
+pub fn get<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
+    let (slot, generation) = parse(handle, kind)?;
+    let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
+    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
+    let entry = table.slots.get(slot).and_then(Option::as_ref).filter(|e| e.generation == generation && e.kind == kind);
+    entry.ok_or(unknown)?.object.clone().downcast::<T>().map_err(|_| unknown)
+}
+
+/// Ends a handle and gives its object back. Of two threads that try, one gets it.
+pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
+    let (slot, generation) = parse(handle, kind)?;
+    let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
+    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
+    let entry = table.slots.get_mut(slot).ok_or(unknown)?;
+    if !entry.as_ref().is_some_and(|e| e.generation == generation && e.kind == kind && e.object.is::<T>()) {
+        return Err(unknown);
+    }
+    let object = entry.take().map(|entry| entry.object);
+    table.free.push(slot);
+    if let (Kind::Context, Some(cell)) = (kind, cell(slot)) {
+        cell.store(0, Ordering::Release);
+    }
+    object.and_then(|object| object.downcast::<T>().ok()).ok_or(unknown)
+}
+
+/// Marks a GIN context as failed, for good.
+pub fn raise_fault(handle: *const c_void) {
+    if let Ok((slot, generation)) = parse(handle, Kind::Context)
+        && let Some(cell) = cell(slot)
+    {
+        // Fails when the handle was closed meanwhile, or was marked already: nothing to do then.
+        let _ = cell.compare_exchange(generation << 1, generation << 1 | 1, Ordering::AcqRel, Ordering::Acquire);
+    }
+}
+
+/// Whether a GIN context has failed. Takes no lock: NCCL asks from any thread while others close contexts.
+pub fn fault(handle: *const c_void) -> Result<bool, HandleError> {
+    let (slot, generation) = parse(handle, Kind::Context)?;
+    let unknown = HandleError::Unknown { address: handle as u64, wanted: Kind::Context };
+    let word = cell(slot).ok_or(unknown)?.load(Ordering::Acquire);
+    if word >> 1 == generation && generation != 0 { Ok(word & 1 == 1) } else { Err(unknown) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_and_stale_handles_are_refused() {
+        let a = insert(Kind::Coll, Arc::new(7u32)).unwrap();
+        assert_eq!(*get::<u32>(a, Kind::Coll).unwrap(), 7);
+        assert!(matches!(
+            get::<u32>(a, Kind::Context),
+            Err(HandleError::WrongKind { found: Kind::Coll, wanted: Kind::Context })
+        ));
+        assert!(get::<u64>(a, Kind::Coll).is_err());
+        assert!(remove::<u64>(a, Kind::Coll).is_err());
+        assert_eq!(*remove::<u32>(a, Kind::Coll).unwrap(), 7);
+        assert!(get::<u32>(a, Kind::Coll).is_err());
+        assert!(remove::<u32>(a, Kind::Coll).is_err());
+        let b = insert(Kind::Coll, Arc::new(8u32)).unwrap();
+        assert_ne!(a, b, "a slot that is used again has another handle");
+        assert!(get::<u32>(a, Kind::Coll).is_err());
+        remove::<u32>(b, Kind::Coll).unwrap();
+    }
+
+    #[test]
+    fn foreign_pointers_are_refused() {
+        let local = 5u64;
+        for bits in
+            [0u64, 1, 5, 0xdead_beef, &raw const local as u64, u64::MAX, 1 << 62, (1 << 62) | 3, i64::MAX as u64]
+        {
+            assert!(get::<u32>(bits as *const c_void, Kind::Coll).is_err(), "{bits:#x}");
+            assert!(fault(bits as *const c_void).is_err(), "{bits:#x}");
+            raise_fault(bits as *const c_void);
+        }
+    }
+
+    #[test]
+    fn faults_are_sticky_and_end_with_the_handle() {
+        let a = insert(Kind::Context, Arc::new(1u8)).unwrap();
+        assert_eq!(fault(a), Ok(false));
+        raise_fault(a);
+        raise_fault(a);
+        assert_eq!(fault(a), Ok(true));
+        remove::<u8>(a, Kind::Context).unwrap();
+        assert!(fault(a).is_err());
+        raise_fault(a);
+        let b = insert(Kind::Context, Arc::new(1u8)).unwrap();
+        assert_eq!(fault(b), Ok(false));
+        remove::<u8>(b, Kind::Context).unwrap();
+    }
+
+    #[test]
+    fn one_of_many_removers_wins() {
+        let handle = insert(Kind::Plugin, Arc::new(3u16)).unwrap() as usize;
+        let threads: Vec<_> = (0..8)
+            .map(|_| std::thread::spawn(move || remove::<u16>(handle as *const c_void, Kind::Plugin).is_ok()))
+            .collect();
+        assert_eq!(threads.into_iter().map(|t| t.join().unwrap()).filter(|won| *won).count(), 1);
+    }
+}
