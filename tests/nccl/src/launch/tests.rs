@@ -1,0 +1,81 @@
+use super::*;
+
+fn sh(script: &str, ranks: usize) -> Job {
+    Job::new("/bin/sh", ranks).args(["-c", script]).output(Output::Capture).timeout(Duration::from_secs(20))
+}
+
+#[test]
+fn ranks_see_who_they_are() {
+    let outcome = sh("echo r=$FERROGIN_RANK n=$FERROGIN_NRANKS b=$FERROGIN_BOOTSTRAP x=$X; echo e >&2", 3)
+        .env("X", "7")
+        .run()
+        .unwrap();
+    assert!(outcome.success(), "{outcome:?}");
+    for rank in 0..3 {
+        let line = outcome.lines.iter().find(|line| line.rank == Some(rank) && !line.stderr).unwrap();
+        assert!(line.text.starts_with(&format!("r={rank} n=3 b=ferrogin-job-")), "{line:?}");
+        assert!(line.text.ends_with("x=7"), "{line:?}");
+        assert!(outcome.lines.iter().any(|line| line.rank == Some(rank) && line.stderr && line.text == "e"));
+    }
+}
+
+#[test]
+fn the_first_failure_ends_the_job() {
+    let started = Instant::now();
+    let job = sh("if [ $FERROGIN_RANK = 1 ]; then exit 7; fi; exec sleep 30", 3).grace(Duration::from_millis(100));
+    let outcome = job.run().unwrap();
+    assert_eq!(outcome.code, 7);
+    assert_eq!(outcome.failure.as_deref(), Some("rank 1: exit code 7"));
+    assert!(started.elapsed() < Duration::from_secs(10));
+    let signals: Vec<_> = outcome.statuses.iter().map(|status| status.unwrap().signal()).collect();
+    assert_eq!(signals, [Some(9), None, Some(9)]);
+}
+
+#[test]
+fn the_others_may_end_by_themselves() {
+    let job = sh("if [ $FERROGIN_RANK = 1 ]; then exit 7; fi; sleep 0.3; echo noticed", 2);
+    let outcome = job.grace(Duration::from_secs(10)).run().unwrap();
+    assert_eq!(outcome.code, 7);
+    assert!(outcome.text().contains("noticed"));
+}
+
+#[test]
+fn a_killed_rank_and_a_late_job_are_named() {
+    let mut running = sh("exec sleep 30", 2).grace(Duration::from_millis(50)).start().unwrap();
+    running.signal(1, Signal::SIGKILL);
+    let outcome = running.wait();
+    assert_eq!((outcome.code, outcome.failure.as_deref()), (137, Some("rank 1: killed by SIGKILL")));
+
+    let outcome = sh("exec sleep 30", 2).timeout(Duration::from_millis(100)).run().unwrap();
+    assert_eq!(outcome.code, EXIT_TIMEOUT);
+    assert!(outcome.failure.unwrap().contains("rank 0, rank 1"));
+}
+
+#[test]
+fn a_command_that_is_missing_is_an_error() {
+    let error = Job::new("/nonexistent/x", 2).run().unwrap_err();
+    assert!(error.to_string().contains("/nonexistent/x"), "{error}");
+}
+
+#[test]
+fn mpirun_starts_ranks_too() {
+    if find_mpirun().is_none() {
+        println!("SKIP mpirun_starts_ranks_too: mpirun is not on PATH (apt-get install openmpi-bin)");
+        return;
+    }
+    let script = "echo r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} f=$FERROGIN_RANK x=$X; exit ${CODE:-0}";
+    let job = sh(script, 2).launcher(Launcher::Mpirun).env("X", "7").env("FERROGIN_RANK", "5");
+    let outcome = job.clone().run().unwrap();
+    assert!(outcome.success(), "{outcome:?}");
+    assert!(outcome.text().contains("r=0 f= x=7") && outcome.text().contains("r=1 f= x=7"), "{outcome:?}");
+    let outcome = job.env("CODE", "3").run().unwrap();
+    assert_eq!(outcome.code, 3, "{outcome:?}");
+}
+
+#[test]
+fn ranks_of_a_dropped_job_are_killed() {
+    let running = sh("exec sleep 30", 1).start().unwrap();
+    let pid = Pid::from_raw(running.children[0].child.id().cast_signed());
+    drop(running);
+    assert_eq!(kill(pid, None), Err(nix::errno::Errno::ESRCH));
+}
