@@ -1,11 +1,16 @@
 //! EFA queue formats and the direct data path: rings, WQE building, posting, CQE parsing.
 //!
-//! No allocator, no operating system, no libfabric and no CUDA: the same code runs on the host, on the GPU and in
-//! models. [`wire`] holds the bytes as the card reads and writes them, [`wqe`] work requests with a meaning, [`queue`]
-//! the queue structs that the host fills and device code reads, [`arch`] the only loads and stores to device memory.
+//! The same code runs on the host, on a GPU (nvptx64) and inside the software card; it knows no allocator, no
+//! operating system, no libfabric and no CUDA.
+//!
+//! * [`wire`]: what the card reads and writes, byte for byte: work requests, receive descriptors, completions.
+//! * [`wqe`]: a work request as a meaning ([`wqe::SendWqe`]), emitted to bytes and parsed from them; and the same bytes
+//!   as 64-bit words built in registers ([`wqe::words`]) for the posting path.
+//! * [`queue`]: the queue structs that kernels share with NCCL's device code, and their initialisers.
+//! * [`arch`]: the only place with MMIO stores and fences; all that differs between the host and nvptx64.
 #![cfg_attr(not(test), no_std)]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 
-#[allow(unsafe_code)]
 pub mod arch;
 pub mod queue;
 pub mod wire;
@@ -21,4 +26,4 @@ macro_rules! assert_layout {
         };
     };
 }
-pub(crate) use assert_layout;
+use assert_layout;

@@ -1,1 +1,366 @@
-//! Work requests with a meaning.
+//! A work request as a meaning, and its bytes.
+//!
+//! [`SendWqe`] says what a request asks and cannot be illegal for its operation; [`SendWqe::emit`] writes it, [`parse`]
+//! reads what a poster wrote, as a card does: strictly. [`Builder`] fills a buffer step by step as the device API of
+//! efa-dp-direct does. [`words`] makes the same bytes as 64-bit words in registers, for the posting path.
+
+mod builder;
+mod parse;
+pub mod words;
+
+pub use builder::{Builder, PayloadError};
+pub use parse::{WqeError, parse};
+
+use crate::queue::WrCtxV0;
+use crate::wire::{
+    ProcessingHint, RemoteMemAddr, SendOp, TX_DESC_INLINE_MAX_SIZE, TX_DESC_INLINE_MAX_SIZE_128, TxBufDesc,
+};
+
+/// Bytes of a queue's requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WqeSize {
+    /// 64 bytes: 32 inline bytes, in sends only.
+    Narrow,
+    /// 128 bytes: 80 inline bytes, in sends and RDMA writes.
+    Wide,
+}
+
+impl WqeSize {
+    /// The size that `bytes` is, if there is one.
+    pub const fn from_bytes(bytes: usize) -> Option<Self> {
+        match bytes {
+            64 => Some(Self::Narrow),
+            128 => Some(Self::Wide),
+            _ => None,
+        }
+    }
+
+    /// Bytes of a request.
+    #[inline(always)]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Narrow => 64,
+            Self::Wide => 128,
+        }
+    }
+
+    /// Inline bytes that fit at most.
+    pub const fn max_inline(self) -> usize {
+        match self {
+            Self::Narrow => TX_DESC_INLINE_MAX_SIZE,
+            Self::Wide => TX_DESC_INLINE_MAX_SIZE_128,
+        }
+    }
+}
+
+/// How many bits of a request id come back with the completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RequestIds {
+    /// 16 (API version 0).
+    Bits16,
+    /// 64 (API version 1 and the host providers).
+    Bits64,
+}
+
+/// What requests of one send queue look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Geometry {
+    /// Bytes of a request.
+    pub wqe_size: WqeSize,
+    /// Inline bytes that this queue allows, at most [`WqeSize::max_inline`].
+    pub max_inline: u32,
+    /// Request ids.
+    pub request_ids: RequestIds,
+}
+
+impl Geometry {
+    /// API version 0: 64 bytes, 16-bit ids.
+    pub const V0: Self = Self { request_ids: RequestIds::Bits16, ..Self::NARROW };
+    /// API version 1, 64 bytes.
+    pub const NARROW: Self = Self { wqe_size: WqeSize::Narrow, max_inline: 32, request_ids: RequestIds::Bits64 };
+    /// API version 1, 128 bytes.
+    pub const WIDE: Self = Self { wqe_size: WqeSize::Wide, max_inline: 80, request_ids: RequestIds::Bits64 };
+
+    /// The geometry with 64-bit ids that a send queue's `wr_ctx` describes; `None` if the card has no such requests.
+    pub fn from_wr_ctx(wr_ctx: &WrCtxV0) -> Option<Self> {
+        let wqe_size = WqeSize::from_bytes(wr_ctx.wqe_size as usize)?;
+        let geometry = Self { wqe_size, max_inline: wr_ctx.max_inline_data, request_ids: RequestIds::Bits64 };
+        let fits = wr_ctx.max_inline_data as usize <= wqe_size.max_inline();
+        (fits && *wr_ctx == WrCtxV0 { max_rdma_sges: wr_ctx.max_rdma_sges, ..geometry.wr_ctx() }).then_some(geometry)
+    }
+
+    /// The `wr_ctx` of a send queue with these requests.
+    pub const fn wr_ctx(&self) -> WrCtxV0 {
+        match self.wqe_size {
+            WqeSize::Narrow => WrCtxV0::narrow(self.max_inline, 1),
+            WqeSize::Wide => WrCtxV0::wide(self.max_inline, 1),
+        }
+    }
+}
+
+/// The peer's queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Destination {
+    /// Address handle number.
+    pub ah: u16,
+    /// Queue pair number.
+    pub qpn: u16,
+    /// Queue key.
+    pub qkey: u32,
+}
+
+/// Where in the peer's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct RemoteMem {
+    /// Address of the first byte, as the peer's key knows it.
+    pub addr: u64,
+    /// Remote key.
+    pub rkey: u32,
+}
+
+/// A local buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Sge {
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Local key; 24 bits are sent.
+    pub lkey: u32,
+}
+
+impl From<Sge> for TxBufDesc {
+    #[inline(always)]
+    fn from(sge: Sge) -> Self {
+        Self::new(sge.addr, sge.length, sge.lkey)
+    }
+}
+
+impl From<TxBufDesc> for Sge {
+    fn from(desc: TxBufDesc) -> Self {
+        Self { addr: desc.addr(), length: desc.length, lkey: desc.lkey.lkey() }
+    }
+}
+
+impl RemoteMem {
+    /// The descriptor for `length` bytes here.
+    #[inline(always)]
+    pub const fn desc(self, length: u32) -> RemoteMemAddr {
+        RemoteMemAddr::new(self.addr, length, self.rkey)
+    }
+}
+
+/// Data carried inside a request.
+#[derive(Clone, Copy)]
+pub struct Inline {
+    length: u8,
+    bytes: [u8; TX_DESC_INLINE_MAX_SIZE_128],
+}
+
+impl Inline {
+    /// The data; `None` if no request carries this much.
+    pub fn new(data: &[u8]) -> Option<Self> {
+        let mut bytes = [0; TX_DESC_INLINE_MAX_SIZE_128];
+        bytes.get_mut(..data.len())?.copy_from_slice(data);
+        Some(Self { length: data.len() as u8, bytes })
+    }
+
+    /// The bytes.
+    pub fn data(&self) -> &[u8] {
+        &self.bytes[..self.length as usize]
+    }
+}
+
+impl PartialEq for Inline {
+    fn eq(&self, other: &Self) -> bool {
+        self.data() == other.data()
+    }
+}
+
+impl Eq for Inline {}
+
+impl core::fmt::Debug for Inline {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Inline({:02x?})", self.data())
+    }
+}
+
+/// What a send carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SendData {
+    /// Nothing.
+    Empty,
+    /// One buffer.
+    One(Sge),
+    /// Two buffers, one after the other.
+    Two(Sge, Sge),
+    /// Data in the request.
+    Inline(Inline),
+}
+
+/// What an RDMA write carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteData {
+    /// Nothing: no local buffer is named.
+    Empty,
+    /// One buffer.
+    One(Sge),
+    /// Data in the request; 128-byte requests only.
+    Inline(Inline),
+}
+
+impl SendData {
+    /// Bytes of the message.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Empty => 0,
+            Self::One(sge) => sge.length.into(),
+            Self::Two(a, b) => u64::from(a.length) + u64::from(b.length),
+            Self::Inline(data) => data.data().len() as u64,
+        }
+    }
+
+    /// Whether the message has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl WriteData {
+    /// Bytes written.
+    pub fn len(&self) -> u32 {
+        match self {
+            Self::Empty => 0,
+            Self::One(sge) => sge.length,
+            Self::Inline(data) => data.data().len() as u32,
+        }
+    }
+
+    /// Whether no byte is written.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Two-sided send.
+    Send {
+        /// The message.
+        data: SendData,
+        /// Immediate data for the peer's completion.
+        imm: Option<u32>,
+    },
+    /// One-sided write.
+    Write {
+        /// Where to.
+        remote: RemoteMem,
+        /// What.
+        data: WriteData,
+        /// Immediate data, which makes a completion at the peer.
+        imm: Option<u32>,
+    },
+    /// One-sided read.
+    Read {
+        /// Where from.
+        remote: RemoteMem,
+        /// Where to; `None`: nowhere, no bytes.
+        into: Option<Sge>,
+    },
+}
+
+impl Operation {
+    /// The operation code.
+    pub const fn op(&self) -> SendOp {
+        match self {
+            Self::Send { .. } => SendOp::Send,
+            Self::Write { .. } => SendOp::RdmaWrite,
+            Self::Read { .. } => SendOp::RdmaRead,
+        }
+    }
+
+    /// Immediate data, if it has any.
+    pub const fn imm(&self) -> Option<u32> {
+        match self {
+            Self::Send { imm, .. } | Self::Write { imm, .. } => *imm,
+            Self::Read { .. } => None,
+        }
+    }
+}
+
+/// Processing hints: two bits, of which one is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Hints(u8);
+
+impl Hints {
+    /// No hint.
+    pub const NONE: Self = Self(0);
+    /// The burst's rate of packets matters more than its latency.
+    pub const BURST_PPS_SENSITIVE: Self = Self(ProcessingHint::BurstPpsSensitive.raw());
+
+    /// The hints of the device API's word: those it knows; it drops other bits.
+    #[inline(always)]
+    pub const fn from_api(hints: u32) -> Self {
+        Self(hints as u8 & Self::BURST_PPS_SENSITIVE.0)
+    }
+
+    /// The bits in the request.
+    #[inline(always)]
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Whether [`Self::BURST_PPS_SENSITIVE`] is set.
+    pub const fn burst_pps_sensitive(self) -> bool {
+        self.0 & Self::BURST_PPS_SENSITIVE.0 != 0
+    }
+}
+
+/// One work request of a send queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SendWqe {
+    /// Request id that the completion carries back; 16 bits of it on queues with 16-bit ids.
+    pub wr_id: u64,
+    /// Phase of the lap it is written in.
+    pub phase: bool,
+    /// Peer.
+    pub dest: Destination,
+    /// What is asked.
+    pub op: Operation,
+    /// Hints.
+    pub hints: Hints,
+    /// Whether the completion queue gets an entry.
+    pub completion: bool,
+}
+
+impl SendWqe {
+    /// A request in phase 0, without hints, with a completion: what every known poster makes.
+    pub const fn new(wr_id: u64, dest: Destination, op: Operation) -> Self {
+        Self { wr_id, phase: false, dest, op, hints: Hints::NONE, completion: true }
+    }
+
+    /// Writes the request to `out`, every byte of it.
+    ///
+    /// # Errors
+    /// The payload does not fit requests of this geometry; `out` then holds the request without it.
+    ///
+    /// # Panics
+    /// If `out` is not [`WqeSize::bytes`] long.
+    pub fn emit(&self, geometry: &Geometry, out: &mut [u8]) -> Result<(), PayloadError> {
+        let mut builder = Builder::new(geometry, out, &self.op, self.wr_id);
+        builder.set_destination(self.dest).set_hints(self.hints);
+        builder.set_phase(self.phase).set_completion(self.completion);
+        match self.op {
+            Operation::Send { data: SendData::Empty, .. }
+            | Operation::Write { data: WriteData::Empty, .. }
+            | Operation::Read { into: None, .. } => Ok(()),
+            Operation::Send { data: SendData::One(sge), .. }
+            | Operation::Write { data: WriteData::One(sge), .. }
+            | Operation::Read { into: Some(sge), .. } => builder.set_sge(sge),
+            Operation::Send { data: SendData::Two(first, second), .. } => builder.set_sges(first, second),
+            Operation::Send { data: SendData::Inline(data), .. }
+            | Operation::Write { data: WriteData::Inline(data), .. } => builder.set_inline(data.data()),
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The host: atomics, and a store fence for write-combining memory.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Stores `value` in one 4-byte access, relaxed.
+///
+/// # Safety
+/// `ptr` is valid for writes, 4-byte aligned, and only accessed atomically or by a device meanwhile.
+#[inline(always)]
+pub unsafe fn mmio_store_u32(ptr: *mut u32, value: u32) {
+    // SAFETY: validity, alignment and the absence of plain accesses are the caller's.
+    let cell = unsafe { AtomicU32::from_ptr(ptr) };
+    cell.store(value, Ordering::Relaxed);
+}
+
+/// Stores `value` in one 8-byte access, relaxed.
+///
+/// # Safety
+/// `ptr` is valid for writes, 8-byte aligned, and only accessed atomically or by a device meanwhile.
+#[inline(always)]
+pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
+    // SAFETY: validity, alignment and the absence of plain accesses are the caller's.
+    let cell = unsafe { AtomicU64::from_ptr(ptr) };
+    cell.store(value, Ordering::Relaxed);
+}
+
+/// Loads 4 bytes in one access, relaxed.
+///
+/// # Safety
+/// `ptr` is valid for reads, 4-byte aligned, and only accessed atomically or by a device meanwhile.
+#[inline(always)]
+pub unsafe fn load_u32(ptr: *const u32) -> u32 {
+    // SAFETY: validity, alignment and the absence of plain accesses are the caller's; the cell is only read.
+    let cell = unsafe { AtomicU32::from_ptr(ptr.cast_mut()) };
+    cell.load(Ordering::Relaxed)
+}
+
+/// Loads 8 bytes in one access, relaxed.
+///
+/// # Safety
+/// `ptr` is valid for reads, 8-byte aligned, and only accessed atomically or by a device meanwhile.
+#[inline(always)]
+pub unsafe fn load_u64(ptr: *const u64) -> u64 {
+    // SAFETY: validity, alignment and the absence of plain accesses are the caller's; the cell is only read.
+    let cell = unsafe { AtomicU64::from_ptr(ptr.cast_mut()) };
+    cell.load(Ordering::Relaxed)
+}
+
+/// Stores a word that threads share, relaxed.
+///
+/// # Safety
+/// As [`mmio_store_u32`].
+#[inline(always)]
+pub unsafe fn store_u32(ptr: *mut u32, value: u32) {
+    // SAFETY: the caller's promise is the same.
+    unsafe { mmio_store_u32(ptr, value) };
+}
+
+/// Orders every access before it against every access after it, for threads and for the card.
+#[inline(always)]
+pub fn fence_system() {
+    fence(Ordering::AcqRel);
+    // A compiler fence is all that AcqRel costs on x86, but stores to write-combining memory, which a real ring is,
+    // leave in any order until a store fence.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: SSE is part of every x86-64, and a fence accesses nothing.
+    unsafe {
+        core::arch::x86_64::_mm_sfence()
+    };
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: a barrier accesses nothing.
+    unsafe {
+        core::arch::asm!("dmb sy", options(nostack, preserves_flags))
+    };
+}
+
+/// Keeps loads after it from passing loads before it: the completion entry after its phase bit.
+#[inline(always)]
+pub fn fence_acquire() {
+    fence(Ordering::Acquire);
+}
+
+/// Tells the core that it is in a spin loop.
+#[inline(always)]
+pub fn spin_hint() {
+    core::hint::spin_loop();
+}

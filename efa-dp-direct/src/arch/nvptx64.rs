@@ -1,0 +1,78 @@
+//! The GPU: MMIO stores and system-scope fences in PTX (sm_70 or newer, PTX ISA 8.2 or newer for `.mmio`).
+
+use core::arch::asm;
+
+/// Stores `value` in one 4-byte access that is neither split nor merged.
+///
+/// # Safety
+/// `ptr` is a 4-byte aligned global address that is valid for writes.
+#[inline(always)]
+pub unsafe fn mmio_store_u32(ptr: *mut u32, value: u32) {
+    // SAFETY: the caller vouches for the address.
+    unsafe {
+        asm!("st.mmio.relaxed.sys.global.u32 [{p}], {v};", p = in(reg64) ptr, v = in(reg32) value, options(nostack))
+    };
+}
+
+/// Stores `value` in one 8-byte access that is neither split nor merged.
+///
+/// # Safety
+/// `ptr` is an 8-byte aligned global address that is valid for writes.
+#[inline(always)]
+pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
+    // SAFETY: the caller vouches for the address.
+    unsafe {
+        asm!("st.mmio.relaxed.sys.global.u64 [{p}], {v};", p = in(reg64) ptr, v = in(reg64) value, options(nostack))
+    };
+}
+
+/// Loads 4 bytes in one access, relaxed, system scope.
+///
+/// # Safety
+/// `ptr` is a 4-byte aligned address that is valid for reads.
+#[inline(always)]
+pub unsafe fn load_u32(ptr: *const u32) -> u32 {
+    let value: u32;
+    // SAFETY: the caller vouches for the address.
+    unsafe { asm!("ld.relaxed.sys.u32 {v}, [{p}];", p = in(reg64) ptr, v = out(reg32) value, options(nostack)) };
+    value
+}
+
+/// Loads 8 bytes in one access, relaxed, system scope.
+///
+/// # Safety
+/// `ptr` is an 8-byte aligned address that is valid for reads.
+#[inline(always)]
+pub unsafe fn load_u64(ptr: *const u64) -> u64 {
+    let value: u64;
+    // SAFETY: the caller vouches for the address.
+    unsafe { asm!("ld.relaxed.sys.u64 {v}, [{p}];", p = in(reg64) ptr, v = out(reg64) value, options(nostack)) };
+    value
+}
+
+/// Stores a word that threads share, relaxed, system scope.
+///
+/// # Safety
+/// `ptr` is a 4-byte aligned address that is valid for writes.
+#[inline(always)]
+pub unsafe fn store_u32(ptr: *mut u32, value: u32) {
+    // SAFETY: the caller vouches for the address.
+    unsafe { asm!("st.relaxed.sys.u32 [{p}], {v};", p = in(reg64) ptr, v = in(reg32) value, options(nostack)) };
+}
+
+/// Orders every access before it against every access after it, for threads, the host and the card.
+#[inline(always)]
+pub fn fence_system() {
+    // SAFETY: a barrier accesses nothing.
+    unsafe { asm!("fence.acq_rel.sys;", options(nostack)) };
+}
+
+/// Keeps loads after it from passing loads before it: the completion entry after its phase bit.
+#[inline(always)]
+pub fn fence_acquire() {
+    fence_system();
+}
+
+/// A GPU has no spin hint.
+#[inline(always)]
+pub fn spin_hint() {}

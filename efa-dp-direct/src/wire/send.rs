@@ -1,0 +1,345 @@
+//! Work requests of a send queue.
+
+use super::macros::{Wire, bit_field, wire_struct};
+use super::{TX_DESC_INLINE_MAX_SIZE_128, TX_DESC_NUM_BUFS, TX_DESC_NUM_RDMA_BUFS};
+
+bit_field! {
+    /// First control byte of [`TxMetaDesc`].
+    Ctrl1(u8);
+    /// Operation code, see [`crate::wire::SendOp`].
+    field OP_TYPE, op_type, with_op_type = 0x0f;
+    /// `immediate_data` counts.
+    flag HAS_IMM, has_imm, with_has_imm = 0x10;
+    /// Inline data follows in place of buffer descriptors, and `length` counts bytes.
+    flag INLINE_MSG, inline_msg, with_inline_msg = 0x20;
+    /// An extended descriptor follows; must be zero.
+    flag META_EXTENSION, meta_extension, with_meta_extension = 0x40;
+    /// This is a meta descriptor; must be set.
+    flag META_DESC, meta_desc, with_meta_desc = 0x80;
+}
+
+bit_field! {
+    /// Second control byte of [`TxMetaDesc`].
+    Ctrl2(u8);
+    /// Flips with every lap of the ring.
+    flag PHASE, phase, with_phase = 0x01;
+    /// First descriptor of the request.
+    flag FIRST, first, with_first = 0x04;
+    /// Last descriptor of the request.
+    flag LAST, last, with_last = 0x08;
+    /// A completion is wanted.
+    flag COMP_REQ, comp_req, with_comp_req = 0x10;
+}
+
+bit_field! {
+    /// Third control byte of [`TxMetaDesc`].
+    Ctrl3(u8);
+    /// Bits of [`crate::wire::ProcessingHint`].
+    field PROCESSING_HINTS, processing_hints, with_processing_hints = 0x03;
+}
+
+bit_field! {
+    /// A local key: 24 bits of a word.
+    Lkey(u32);
+    /// The key.
+    field LKEY, lkey, with_lkey = 0x00ff_ffff;
+}
+
+wire_struct! {
+    /// `efa_io_req_id_ex`: bits 16..64 of a 64-bit request id, 16 bits a word, low word first (since 1.1.0).
+    ReqIdEx, size 6, align 2;
+    /// The words.
+    w: [u16; 3] = 0,
+}
+
+impl ReqIdEx {
+    /// Bits 16..64 of `wr_id`.
+    #[inline(always)]
+    pub const fn from_wr_id(wr_id: u64) -> Self {
+        Self { w: [(wr_id >> 16) as u16, (wr_id >> 32) as u16, (wr_id >> 48) as u16] }
+    }
+
+    /// The whole id, given its low 16 bits.
+    #[inline(always)]
+    pub const fn wr_id(self, low: u16) -> u64 {
+        (self.w[2] as u64) << 48 | (self.w[1] as u64) << 32 | (self.w[0] as u64) << 16 | low as u64
+    }
+}
+
+wire_struct! {
+    /// `efa_io_tx_meta_desc`: the first half of a work request. In 0.0.1 the last 12 bytes are reserved.
+    TxMetaDesc, size 32, align 4;
+    /// Bits 0..16 of the request id; its completion carries it back.
+    req_id: u16 = 0,
+    /// What is asked.
+    ctrl1: Ctrl1 = 2,
+    /// Phase and place in the request.
+    ctrl2: Ctrl2 = 3,
+    /// Queue pair number of the peer.
+    dest_qp_num: u16 = 4,
+    /// Buffers, or bytes when data is inline.
+    length: u16 = 6,
+    /// Handed to the peer with the completion.
+    immediate_data: u32 = 8,
+    /// Address handle number of the peer.
+    ah: u16 = 12,
+    /// Hints.
+    ctrl3: Ctrl3 = 14,
+    /// Must be zero.
+    reserved: u8 = 15,
+    /// Queue key of the peer.
+    qkey: u32 = 16,
+    /// Must be zero.
+    reserved2: [u8; 6] = 20,
+    /// Bits 16..64 of the request id; zero on queues with 16-bit ids.
+    req_id_ex: ReqIdEx = 26,
+}
+
+impl TxMetaDesc {
+    /// The descriptor as 64-bit words in memory order, built in registers. `reserved` and `reserved2` count as zero.
+    #[inline(always)]
+    pub const fn to_words(&self) -> [u64; 4] {
+        [
+            self.req_id as u64
+                | (self.ctrl1.0 as u64) << 16
+                | (self.ctrl2.0 as u64) << 24
+                | (self.dest_qp_num as u64) << 32
+                | (self.length as u64) << 48,
+            self.immediate_data as u64 | (self.ah as u64) << 32 | (self.ctrl3.0 as u64) << 48,
+            self.qkey as u64,
+            self.req_id_ex.wr_id(0),
+        ]
+    }
+}
+
+wire_struct! {
+    /// `efa_io_tx_buf_desc`: a local buffer.
+    TxBufDesc, size 16, align 4;
+    /// Bytes.
+    length: u32 = 0,
+    /// Local key.
+    lkey: Lkey = 4,
+    /// Bits 0..32 of the address.
+    buf_addr_lo: u32 = 8,
+    /// Bits 32..64 of the address.
+    buf_addr_hi: u32 = 12,
+}
+
+impl TxBufDesc {
+    /// A buffer; bits of `lkey` above 24 are dropped, as the field has no room for them.
+    #[inline(always)]
+    pub const fn new(addr: u64, length: u32, lkey: u32) -> Self {
+        Self { length, lkey: Lkey(0).with_lkey(lkey), buf_addr_lo: addr as u32, buf_addr_hi: (addr >> 32) as u32 }
+    }
+
+    /// Address of the first byte.
+    #[inline(always)]
+    pub const fn addr(&self) -> u64 {
+        (self.buf_addr_hi as u64) << 32 | self.buf_addr_lo as u64
+    }
+
+    /// The descriptor as 64-bit words in memory order.
+    #[inline(always)]
+    pub const fn to_words(&self) -> [u64; 2] {
+        [self.length as u64 | (self.lkey.0 as u64) << 32, self.addr()]
+    }
+}
+
+wire_struct! {
+    /// `efa_io_remote_mem_addr`: the remote side of an RDMA operation.
+    RemoteMemAddr, size 16, align 4;
+    /// Bytes.
+    length: u32 = 0,
+    /// Remote key.
+    rkey: u32 = 4,
+    /// Bits 0..32 of the address.
+    buf_addr_lo: u32 = 8,
+    /// Bits 32..64 of the address.
+    buf_addr_hi: u32 = 12,
+}
+
+impl RemoteMemAddr {
+    /// A range of remote memory.
+    #[inline(always)]
+    pub const fn new(addr: u64, length: u32, rkey: u32) -> Self {
+        Self { length, rkey, buf_addr_lo: addr as u32, buf_addr_hi: (addr >> 32) as u32 }
+    }
+
+    /// Address of the first byte.
+    #[inline(always)]
+    pub const fn addr(&self) -> u64 {
+        (self.buf_addr_hi as u64) << 32 | self.buf_addr_lo as u64
+    }
+
+    /// The descriptor as 64-bit words in memory order.
+    #[inline(always)]
+    pub const fn to_words(&self) -> [u64; 2] {
+        [self.length as u64 | (self.rkey as u64) << 32, self.addr()]
+    }
+}
+
+wire_struct! {
+    /// `efa_io_rdma_req`: the body of a 64-byte RDMA request.
+    RdmaReq, size 32, align 4;
+    /// Remote side.
+    remote_mem: RemoteMemAddr = 0,
+    /// Local side.
+    local_mem: [TxBufDesc; TX_DESC_NUM_RDMA_BUFS] = 16,
+}
+
+wire_struct! {
+    /// `efa_io_rdma_req_128`: the body of a 128-byte RDMA request (since 1.1.0).
+    RdmaReq128, size 96, align 4;
+    /// Remote side.
+    remote_mem: RemoteMemAddr = 0,
+    /// A union: one local buffer ([`Self::local_mem`]) or inline data ([`Self::inline_data`]).
+    local: [TxBufDesc; 5] = 16,
+}
+
+impl RdmaReq128 {
+    /// The union read as a local buffer.
+    #[inline(always)]
+    pub const fn local_mem(&self) -> [TxBufDesc; TX_DESC_NUM_RDMA_BUFS] {
+        [self.local[0]]
+    }
+
+    /// The union read as inline data.
+    #[inline(always)]
+    pub fn inline_data(&self) -> [u8; TX_DESC_INLINE_MAX_SIZE_128] {
+        let mut data = [0; TX_DESC_INLINE_MAX_SIZE_128];
+        self.local.emit(&mut data);
+        data
+    }
+}
+
+wire_struct! {
+    /// `efa_io_fast_mr_reg_req`: the body of a fast registration.
+    FastMrRegReq, size 32, align 8;
+    /// Key to register under.
+    lkey: u32 = 0,
+    /// Access rights.
+    permissions: u8 = 4,
+    /// Page size and page list mode, see [`crate::wire::FrwrPblMode`].
+    flags: u8 = 5,
+    /// Must be zero.
+    reserved: [u8; 2] = 6,
+    /// Address that the region is known by.
+    iova: u64 = 8,
+    /// Bytes of the region.
+    mr_length: u64 = 16,
+    /// A union: the page list, or its bus address.
+    pbl: u64 = 24,
+}
+
+wire_struct! {
+    /// `efa_io_fast_mr_inv_req`: the body of a fast invalidation.
+    FastMrInvReq, size 32, align 4;
+    /// Key to invalidate.
+    lkey: u32 = 0,
+    /// Must be zero.
+    reserved: [u8; 28] = 4,
+}
+
+/// The `N` bytes of `all` from `offset`.
+#[inline(always)]
+fn part<const N: usize>(all: &[u8], offset: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&all[offset..offset + N]);
+    bytes
+}
+
+wire_struct! {
+    /// The union in a 64-byte request; read it through the method that the operation calls for.
+    TxData, size 32, align 1;
+    /// The bytes.
+    bytes: [u8; 32] = 0,
+}
+
+impl TxData {
+    /// As the buffers of a send.
+    #[inline(always)]
+    pub fn sgl(&self) -> [TxBufDesc; TX_DESC_NUM_BUFS] {
+        Wire::parse(&self.bytes)
+    }
+
+    /// As inline data.
+    #[inline(always)]
+    pub const fn inline_data(&self) -> &[u8; 32] {
+        &self.bytes
+    }
+
+    /// As an RDMA operation.
+    #[inline(always)]
+    pub fn rdma_req(&self) -> RdmaReq {
+        RdmaReq::from_bytes(&self.bytes)
+    }
+
+    /// As a fast registration.
+    #[inline(always)]
+    pub fn reg_mr_req(&self) -> FastMrRegReq {
+        FastMrRegReq::from_bytes(&self.bytes)
+    }
+
+    /// As a fast invalidation.
+    #[inline(always)]
+    pub fn inv_mr_req(&self) -> FastMrInvReq {
+        FastMrInvReq::from_bytes(&self.bytes)
+    }
+}
+
+wire_struct! {
+    /// The union in a 128-byte request (since 1.1.0).
+    TxData128, size 96, align 1;
+    /// The bytes.
+    bytes: [u8; 96] = 0,
+}
+
+impl TxData128 {
+    /// As the buffers of a send.
+    #[inline(always)]
+    pub fn sgl(&self) -> [TxBufDesc; TX_DESC_NUM_BUFS] {
+        Wire::parse(&self.bytes[..32])
+    }
+
+    /// As inline data of a send.
+    #[inline(always)]
+    pub fn inline_data(&self) -> [u8; TX_DESC_INLINE_MAX_SIZE_128] {
+        part(&self.bytes, 0)
+    }
+
+    /// As an RDMA operation.
+    #[inline(always)]
+    pub fn rdma_req(&self) -> RdmaReq128 {
+        RdmaReq128::from_bytes(&self.bytes)
+    }
+
+    /// As a fast registration.
+    #[inline(always)]
+    pub fn reg_mr_req(&self) -> FastMrRegReq {
+        FastMrRegReq::from_bytes(&part(&self.bytes, 0))
+    }
+
+    /// As a fast invalidation.
+    #[inline(always)]
+    pub fn inv_mr_req(&self) -> FastMrInvReq {
+        FastMrInvReq::from_bytes(&part(&self.bytes, 0))
+    }
+}
+
+wire_struct! {
+    /// `efa_io_tx_wqe`: a 64-byte work request. Aligned so that a GPU copies it in words.
+    TxWqe, size 64, align 8 aligned 8;
+    /// What is asked, of whom.
+    meta: TxMetaDesc = 0,
+    /// Where the data is.
+    data: TxData = 32,
+}
+
+wire_struct! {
+    /// `efa_io_tx_wqe_128`: a 128-byte work request (since 1.1.0).
+    TxWqe128, size 128, align 8 aligned 8;
+    /// What is asked, of whom.
+    meta: TxMetaDesc = 0,
+    /// Where the data is.
+    data: TxData128 = 32,
+}
