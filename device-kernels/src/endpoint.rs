@@ -6,11 +6,13 @@
 use crate::post::{COUNT_MASK, Queue, combining, locked};
 use crate::status::Status;
 use crate::wait::Limits;
-use crate::words::Words;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use efa_dp_direct::arch;
 use efa_dp_direct::queue::{QpV0, WqV0};
+pub use efa_dp_direct::wqe::RemoteMem as Remote;
+use efa_dp_direct::wqe::words::{self, Head, NARROW, WIDE};
+use efa_dp_direct::wqe::{Destination, Hints, Sge};
 use ferrogin_ffi::device::EndpointHandle;
 use ferrogin_ffi::ext::{EndpointCold, EndpointExt, EndpointHot, POLICY_LOCKED, Target};
 
@@ -35,14 +37,8 @@ pub enum Local {
     },
 }
 
-/// Bytes on the other side.
-#[derive(Debug, Clone, Copy)]
-pub struct Remote {
-    /// Address of the first byte, as the peer's card knows it.
-    pub addr: u64,
-    /// Remote key.
-    pub rkey: u32,
-}
+/// Word of an RDMA request with the address of this side's buffer.
+const LOCAL_ADDR: usize = 7;
 
 /// Which way the bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,47 +148,61 @@ impl<'a> Endpoint<'a> {
         self.atomic_u32(self.wq.wrapping_byte_add(offset).cast())
     }
 
-    /// The work request as far as it does not depend on its number.
+    /// The work request as far as it does not depend on its number: the rest of a wide one is zeros.
     #[inline(always)]
-    fn words(&self, request: &Request) -> Words {
-        let (bytes, addr, lkey) = match request.local {
-            Local::Memory { addr, lkey, bytes } => (bytes, addr, lkey),
-            Local::Value { bytes, .. } => (bytes, 0, self.cold.value_lkey),
+    fn words(&self, request: &Request) -> [u64; NARROW] {
+        let Target { ah, qpn, qkey } = request.target;
+        let head = Head {
+            hints: Hints::BURST_PPS_SENSITIVE,
+            ..Head::new(u64::from(request.peer as u16), Destination { ah, qpn, qkey })
         };
-        let mut words = Words::rdma(request.direction == Direction::Read, request.peer as u16, request.target);
-        words.set_remote(request.remote.addr, request.remote.rkey, bytes);
-        words.set_local(addr, lkey, bytes);
-        words
+        let sge = match request.local {
+            Local::Memory { addr, lkey, bytes } => Sge { addr, lkey, length: bytes },
+            Local::Value { value, bytes } if self.inlines(bytes) => {
+                return words::write_value(head, request.remote, value, bytes as u8)
+                    .first_chunk()
+                    .copied()
+                    .unwrap_or([0; NARROW]);
+            }
+            Local::Value { bytes, .. } => Sge { addr: 0, lkey: self.cold.value_lkey, length: bytes },
+        };
+        match request.direction {
+            Direction::Write => words::write(head, request.remote, sge),
+            Direction::Read => words::read(head, request.remote, sge),
+        }
+    }
+
+    #[inline(always)]
+    fn inlines(&self, bytes: u32) -> bool {
+        u32::from(self.cold.write_inline) >= bytes
     }
 
     /// Puts the value where the card will find it, and what depends on the number into the work request.
     #[inline(always)]
-    fn finish(&self, mut words: Words, request: &Request, idx: u32) -> Words {
-        if let Local::Value { value, bytes } = request.local {
-            if u32::from(self.cold.write_inline) >= bytes {
-                words.set_inline(value, bytes);
-            } else {
-                let slot = u64::from(idx & (self.cold.value_slots - 1));
-                let at = self.cold.value_base + slot * u64::from(self.cold.value_stride);
-                // The whole slot: its other bytes are nobody's.
-                self.atomic_u64(at as *mut u64).store(value, Ordering::Relaxed);
-                words.set_local_addr(at);
-            }
+    fn finish(&self, mut words: [u64; NARROW], request: &Request, idx: u32) -> [u64; NARROW] {
+        if let Local::Value { value, bytes } = request.local
+            && !self.inlines(bytes)
+        {
+            let slot = u64::from(idx & (self.cold.value_slots - 1));
+            let at = self.cold.value_base + slot * u64::from(self.cold.value_stride);
+            // The whole slot: its other bytes are nobody's.
+            self.atomic_u64(at as *mut u64).store(value, Ordering::Relaxed);
+            words[LOCAL_ADDR] = at;
         }
-        words.set_phase(idx >> self.cold.sq_shift);
+        words[0] = words::with_phase(words[0], idx >> self.cold.sq_shift & 1 != 0);
         words
     }
 
     #[inline(always)]
-    fn place(&self, words: Words, idx: u32) {
+    fn place(&self, words: [u64; NARROW], idx: u32) {
         let wide = self.cold.wqe_size == 128;
         let slot = (idx & self.cold.sq_mask) as usize * if wide { 128 } else { 64 };
         let slot = self.cold.sq_buf.wrapping_byte_add(slot).cast::<u64>();
-        for (i, word) in words.image().into_iter().enumerate() {
+        for (i, word) in words.into_iter().enumerate() {
             self.store(slot.wrapping_add(i), word);
         }
         if wide {
-            for i in 8..16 {
+            for i in NARROW..WIDE {
                 self.store(slot.wrapping_add(i), 0);
             }
         }
@@ -200,7 +210,7 @@ impl<'a> Endpoint<'a> {
 
     /// The slot is the last of the batch that `start` made room in.
     #[inline(always)]
-    fn place_in_batch(&self, words: Words) {
+    fn place_in_batch(&self, words: [u64; NARROW]) {
         self.place(words, locked::Batch::next(self).wrapping_sub(1));
     }
 

@@ -22,7 +22,6 @@ pub mod platform;
 pub mod post;
 pub mod status;
 pub mod wait;
-mod words;
 
 pub use action::{Action, Flags};
 pub use context::{Context, Window};
