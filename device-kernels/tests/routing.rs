@@ -220,7 +220,7 @@ fn values_go_through_slots_or_inline() {
             assert_eq!(counts(&b.rung()), [0, 4, 0, 0, 0]);
         }
         // SAFETY: the leaked pool.
-        let slot = unsafe { narrow.pool.add(VALUE * ENTRIES + 3).read_volatile() };
+        let slot = unsafe { narrow.pool.wrapping_add(VALUE * ENTRIES + 3).read_volatile() };
         assert_eq!(slot, 0x1122_3344_5566_778b);
         let text = format!("{:?}", narrow.rung()[VALUE][3].op);
         assert!(text.contains(&format!("{}", narrow.pool as u64 + (VALUE * ENTRIES + 3) as u64 * 8)), "{text}");
