@@ -1,0 +1,31 @@
+// NCCL's own GIN device code, compiled for the CPU: the EFA_GDA backend, the generic ncclGin class and its barrier.
+#pragma once
+
+#define NCCL_OS_LINUX 1
+#define __CUDACC__ 1
+#define NCCL_GIN_EFA_GDA_ENABLE 1
+#define NCCL_GIN_PROXY_ENABLE 0
+#define NCCL_GIN_GDAKI_ENABLE 0
+#define NCCL_GIN_GPI_ENABLE 0
+
+#include <assert.h>
+
+#include "cuda_shim.h"
+
+#include <nccl.h>
+#include "nccl_device/impl/comm__types.h"
+#include "nccl_device/impl/core__funcs.h"
+#include "nccl_device/impl/gin__funcs.h"
+#include "nccl_device/impl/gin_barrier__funcs.h"
+
+// What NCCL's library asks a plugin for when an application was compiled with these headers.
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 32, 0)
+#define FOREIGN_BACKEND_VERSION 2
+#define FOREIGN_HAS_GET 1
+#else
+#define FOREIGN_BACKEND_VERSION 1
+#define FOREIGN_HAS_GET 0
+#endif
+
+// Requests of ncclGin methods whose defaults stand before the flags.
+inline constexpr uint32_t foreign_aggregate = ncclGinOptFlagsAggregateRequests;

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Fetches the headers of one NCCL release from PyPI: fetch-headers.sh VERSION CACHE
+#
+# CACHE/nccl-VERSION/include gets the headers; the rest of the wheel is thrown away. Does nothing when they are there.
+# Status 3 when PyPI cannot be reached.
+set -euo pipefail
+
+if [ $# -ne 2 ]; then
+    echo "usage: fetch-headers.sh VERSION CACHE" >&2
+    exit 2
+fi
+version=$1
+cache=$2
+target="$cache/nccl-$version"
+[ -f "$target/include/nccl.h" ] && exit 0
+
+mkdir -p "$cache"
+work=$(mktemp -d "$cache/fetch.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+if ! python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+    -d "$work" "nvidia-nccl-cu13==$version" 2>"$work/pip.log"; then
+    tail -n 3 "$work/pip.log" >&2
+    exit 3
+fi
+python3 - "$work" <<'PYTHON'
+import pathlib
+import sys
+import zipfile
+
+work = pathlib.Path(sys.argv[1])
+(wheel,) = work.glob("*.whl")
+with zipfile.ZipFile(wheel) as z:
+    names = [n for n in z.namelist() if n.startswith("nvidia/nccl/include/") and not n.endswith("/")]
+    if not names:
+        sys.exit(f"{wheel.name} has no nvidia/nccl/include/")
+    z.extractall(work, names)
+PYTHON
+rm -rf "$target"
+mkdir -p "$target"
+mv "$work/nvidia/nccl/include" "$target/include"

@@ -1,0 +1,17 @@
+// Compiles only when NCCL's structs, as this release declares them, the plugin ABI of plugin_abi.h, and the layout
+// vectors agree in every size, alignment, offset, enum value and constant.
+#include "device_code.h"
+#include "plugin_abi.h"
+
+#define FOREIGN_VERSION_HEADER "nccl_device/transport/net_efa_gda/efa-dp-direct/include/common/efa_cuda_dp_version.h"
+// 2.31 has these macros beside the types.
+#if __has_include(FOREIGN_VERSION_HEADER)
+#include FOREIGN_VERSION_HEADER
+#endif
+
+// The masks of the wire structs are written with this macro, which NCCL's header takes back.
+#define BIT(nr) (1UL << (nr))
+
+#include "layout_table.h"
+
+static_assert(FOREIGN_PTR_HOST == 1 && FOREIGN_PTR_CUDA == 2 && FOREIGN_PTR_DMABUF == 4, "pointer types");

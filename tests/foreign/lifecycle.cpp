@@ -1,0 +1,200 @@
+// What is refused, and every order of tearing down that NCCL may use.
+#include "scenarios.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <string.h>
+
+static void exchange_once(Session& s) {
+  Rank& rank = s.rank;
+  ncclGin gin = s.gin();
+  int right = (rank.rank + 1) % rank.nranks;
+  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
+  gin.putValue(s.world(), right, s.dst->handle(), 0, seed_of(rank.rank, 1, 2), ncclGin_WeakSignalInc{1});
+  WAIT_SIGNAL(s, gin, 1, 1);
+  CHECK(rank, s.dst->load<uint64_t>(0) == seed_of(left, 1, 2), "the value is wrong");
+  FLUSH(s, gin);
+  s.expect_no_error();
+}
+
+static int open_files() {
+  int n = 0;
+  DIR* dir = opendir("/proc/self/fd");
+  while (dir && readdir(dir)) n++;
+  if (dir) closedir(dir);
+  return n;
+}
+
+// Communicators one after the other in one process: full teardown, without destroyContext, without either; nothing
+// grows with their number.
+static void teardown(Rank& rank) {
+  int files[2] = {};
+  for (int round = 0; round < 9; round++) {
+    Needs needs;
+    needs.contexts = 1 + round % 2;
+    needs.connections = 1 + round % 2;
+    Session s(rank, needs);
+    exchange_once(s);
+    // Operations in flight when the communicator goes are no reason to hang or to crash.
+    if (round % 3 == 2) {
+      for (int i = 0; i < 10; i++) s.gin().put(s.world(), rank.rank, s.dst->handle(), 0, s.src->handle(), 0, 4096);
+    }
+    // NCCL tells no rank that another is still posting to it; here all have what they waited for.
+    rank.barrier();
+    s.close(round % 3 == 0, round % 3 != 2);
+    if (round == 2) files[0] = open_files();
+    if (round == 8) files[1] = open_files();
+  }
+  CHECK(rank, files[1] <= files[0], "%d open files after 3 communicators, %d after 9", files[0], files[1]);
+}
+
+// Two communicators at once in one process, on one init context each.
+static void two_communicators(Rank& rank) {
+  Session a(rank, Needs());
+  Session b(rank, Needs());
+  exchange_once(a);
+  exchange_once(b);
+  rank.barrier();
+  a.close();
+  ncclGin gin = b.gin();
+  gin.signal(b.world(), (rank.rank + 1) % rank.nranks, ncclGin_WeakSignalInc{2});
+  WAIT_SIGNAL(b, gin, 2, 1);
+  rank.barrier();
+  b.close();
+}
+
+// Every backend version that this release can drive: 0 is as 1.
+static void versions(Rank& rank) {
+  Needs needs;
+  needs.backend_version = FOREIGN_BACKEND_VERSION == 1 ? 0 : 2;
+  Session s(rank, needs);
+  exchange_once(s);
+  rank.barrier();
+  s.close();
+}
+
+#define REFUSED(rank, call)                                                    \
+  do {                                                                         \
+    int before_ = warnings;                                                    \
+    ncclResult_t result_ = (call);                                             \
+    CHECK(rank, result_ != ncclSuccess, "%s was accepted", #call);             \
+    CHECK(rank, warnings > before_, "%s was refused without a line why", #call); \
+  } while (0)
+
+// Wrong arguments give an error and a line in the log, and the plugin goes on working.
+static void bad_arguments(Rank& rank) {
+  Session s(rank, Needs());
+  const ncclGin_v14_t* p = s.plugin;
+  void* coll = s.colls[0];
+  void* out = nullptr;
+  ncclNetDeviceHandle_v11_t* handle = nullptr;
+  unsigned char blob[FOREIGN_HANDLE_BYTES] = {};
+  ncclNetProperties_v12_t props = {};
+
+  ncclGinConfig_v14_t config = {};
+  config.nSignals = 1;
+  config.nContexts = 1;
+  config.trafficClass = -1;
+  config.backendVersion = 99;
+  config.rankStride = 1;
+  REFUSED(rank, p->createContext(coll, &config, &out, &handle));
+  CHECK(rank, out == nullptr && handle == nullptr, "a refused createContext gave something out");
+  config.backendVersion = FOREIGN_BACKEND_VERSION;
+  config.nContexts = 0;
+  REFUSED(rank, p->createContext(coll, &config, &out, &handle));
+  config.nContexts = 1;
+  config.nSignals = -1;
+  REFUSED(rank, p->createContext(coll, &config, &out, &handle));
+  config.nSignals = 1;
+  REFUSED(rank, p->createContext(coll, nullptr, &out, &handle));
+  REFUSED(rank, p->createContext(coll, &config, nullptr, &handle));
+  REFUSED(rank, p->createContext(coll, &config, &out, nullptr));
+  REFUSED(rank, p->createContext(nullptr, &config, &out, &handle));
+  REFUSED(rank, p->regMrSym(coll, nullptr, 4096, FOREIGN_PTR_CUDA, 0, &out, &out));
+  REFUSED(rank, p->regMrSym(coll, s.dst->base, 0, FOREIGN_PTR_CUDA, 0, &out, &out));
+  REFUSED(rank, p->regMrSym(coll, s.dst->base, 4096, 77, 0, &out, &out));
+  REFUSED(rank, p->regMrSym(coll, s.dst->base, 4096, FOREIGN_PTR_CUDA, 0, nullptr, &out));
+  REFUSED(rank, p->regMrSym(nullptr, s.dst->base, 4096, FOREIGN_PTR_CUDA, 0, &out, &out));
+  REFUSED(rank, p->deregMrSym(coll, nullptr));
+  REFUSED(rank, p->devices(nullptr));
+  REFUSED(rank, p->getProperties(-1, &props));
+  REFUSED(rank, p->getProperties(1000, &props));
+  REFUSED(rank, p->getProperties(0, nullptr));
+  REFUSED(rank, p->getGinProperties(nullptr));
+  REFUSED(rank, p->listen(s.ctx, -1, blob, &out));
+  REFUSED(rank, p->listen(s.ctx, 1000, blob, &out));
+  REFUSED(rank, p->listen(s.ctx, 0, nullptr, &out));
+  REFUSED(rank, p->listen(s.ctx, 0, blob, nullptr));
+  REFUSED(rank, p->connect(s.ctx, nullptr, rank.nranks, rank.rank, nullptr, &out));
+  REFUSED(rank, p->closeColl(nullptr));
+  REFUSED(rank, p->closeListen(nullptr));
+  REFUSED(rank, p->destroyContext(nullptr));
+  REFUSED(rank, p->queryLastError(nullptr, nullptr));
+
+  // Handles that are no handles: nobody is asked to connect, all see an error.
+  void* listener = nullptr;
+  GIN_CALL(s, listen(s.ctx, 0, blob, &listener));
+  unsigned char garbage[max_ranks][FOREIGN_HANDLE_BYTES];
+  memset(garbage, 0x5a, sizeof(garbage));
+  void* handles[max_ranks];
+  for (int r = 0; r < rank.nranks; r++) handles[r] = garbage[r];
+  REFUSED(rank, p->connect(s.ctx, handles, rank.nranks, rank.rank, listener, &out));
+  GIN_CALL(s, closeListen(listener));
+  rank.barrier();
+
+  exchange_once(s);
+  rank.barrier();
+  s.close();
+}
+
+// A rank that dies between listen and connect: the others get an error within FERROGIN_TIMEOUT, and can start again.
+static void dead_peer(Rank& rank) {
+  setenv("FERROGIN_TIMEOUT", "2", 1);
+  void* library = dlopen(plugin_path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  CHECK(rank, library, "dlopen: %s", dlerror());
+  auto* plugin = (const ncclGin_v14_t*)dlsym(library, "ncclGinPlugin_v14");
+  CHECK(rank, plugin, "no ncclGinPlugin_v14");
+  void *ctx = nullptr, *listener = nullptr, *coll = nullptr;
+  int devices = 0;
+  CHECK(rank, plugin->init(&ctx, 1, plugin_logger) == ncclSuccess, "init");
+  CHECK(rank, plugin->devices(&devices) == ncclSuccess && devices > 0, "devices");
+  unsigned char mine[FOREIGN_HANDLE_BYTES] = {}, all[max_ranks][FOREIGN_HANDLE_BYTES];
+  CHECK(rank, plugin->listen(ctx, 0, mine, &listener) == ncclSuccess, "listen");
+  rank.allgather(mine, sizeof(mine), all);
+  if (rank.rank == rank.nranks - 1) return;
+  void* handles[max_ranks];
+  for (int r = 0; r < rank.nranks; r++) handles[r] = all[r];
+  long long start = clock64();
+  ncclResult_t result = plugin->connect(ctx, handles, rank.nranks, rank.rank, listener, &coll);
+  long long took = clock64() - start;
+  CHECK(rank, result != ncclSuccess, "connect with a dead peer succeeded");
+  CHECK(rank, warnings > 0, "connect failed without a line why");
+  CHECK(rank, took < 10ll * 1000 * 1000 * 1000, "connect took %lld ms with FERROGIN_TIMEOUT=2", took / 1000000);
+  CHECK(rank, plugin->closeListen(listener) == ncclSuccess, "closeListen");
+  CHECK(rank, plugin->finalize(ctx) == ncclSuccess, "finalize");
+}
+
+// init and finalize without a communicator, as when NCCL passes a plugin over.
+static void init_finalize(Rank& rank) {
+  void* library = dlopen(plugin_path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  CHECK(rank, library, "dlopen: %s", dlerror());
+  auto* plugin = (const ncclGin_v14_t*)dlsym(library, "ncclGinPlugin_v14");
+  CHECK(rank, plugin, "no ncclGinPlugin_v14");
+  for (int round = 0; round < 50; round++) {
+    void *a = nullptr, *b = nullptr;
+    CHECK(rank, plugin->init(&a, 1, plugin_logger) == ncclSuccess, "init");
+    CHECK(rank, plugin->init(&b, 2, plugin_logger) == ncclSuccess, "second init");
+    CHECK(rank, plugin->finalize(a) == ncclSuccess, "finalize");
+    CHECK(rank, plugin->finalize(b) == ncclSuccess, "second finalize");
+  }
+  dlclose(library);
+}
+
+const std::vector<Scenario> lifecycle_scenarios = {
+  {"init_finalize", init_finalize, 30, nullptr},
+  {"versions", versions, 30, nullptr},
+  {"teardown", teardown, 60, nullptr},
+  {"two_communicators", two_communicators, 30, nullptr},
+  {"bad_arguments", bad_arguments, 60, nullptr},
+  {"dead_peer", dead_peer, 30, nullptr},
+};

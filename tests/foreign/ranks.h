@@ -1,0 +1,40 @@
+// Ranks as forked processes, with the little that NCCL's bootstrap gives a communicator: barrier and allgather.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+constexpr int max_ranks = 16;
+
+// One page of anonymous shared memory that the ranks inherit: it has no name, so nothing is left behind.
+struct Shared {
+  uint32_t failed;
+  uint32_t arrived;
+  uint32_t generation;
+  unsigned char slot[max_ranks][1024];
+};
+
+struct Rank {
+  int rank;
+  int nranks;
+  const char* scenario;
+  Shared* shared;
+
+  // Waits until every rank is here; ends the process when another rank has failed.
+  void barrier() const;
+  // `all[r]` gets the `bytes` (at most 1024) that rank r gave.
+  void allgather(const void* mine, size_t bytes, void* all) const;
+  // Prints one line that names scenario and rank, and ends the process with status 1.
+  [[noreturn]] void fail(const char* file, int line, const char* format, ...) const
+    __attribute__((format(printf, 4, 5)));
+};
+
+#define CHECK(rank, condition, ...)                               \
+  do {                                                            \
+    if (!(condition)) (rank).fail(__FILE__, __LINE__, __VA_ARGS__); \
+  } while (0)
+
+// Runs `body` in `nranks` processes; true when all of them ended with status 0 within `seconds`.
+bool run_ranks(const char* scenario, int nranks, unsigned seconds, void (*body)(Rank&));
+// Called in a rank whose time is up, from a signal handler: say where it stands.
+extern void (*on_timeout)();

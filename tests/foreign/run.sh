@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Drives the plugin with NCCL's own device code: run.sh [DIST] [-- SCENARIO...]
+#
+# DIST (default: dist) holds libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release: fetches its headers
+# from PyPI once (into .cache/), compiles layout_check, gin_post and foreign against them (into target/foreign/), and runs
+# every scenario with 2, 3 and 4 ranks. One line for each, and a last one with the counts; status 1 when one failed.
+# Where PyPI or a compiler is missing, says so and counts what it leaves out as skipped.
+#
+#   FOREIGN_RANKS="2 4"     other numbers of ranks
+#   FOREIGN_RELEASES=...    one of the releases only
+#   FERROGIN_VECTORS=DIR    other vectors than tests/vectors
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+dist=$root/dist
+if [ $# -gt 0 ] && [ "$1" != "--" ]; then
+    dist=$1
+    shift
+fi
+[ "${1:-}" = "--" ] && shift
+scenarios=("${@:-all}")
+releases=${FOREIGN_RELEASES:-2.31.2 2.32.3}
+ranks=${FOREIGN_RANKS:-2 3 4}
+vectors=${FERROGIN_VECTORS:-$root/tests/vectors}
+passed=0 failed=0 skipped=0
+
+# Prints the lines of a program and counts them; a program that dies without a word has failed too.
+count() {
+    local line before=$failed
+    while IFS= read -r line; do
+        echo "$line"
+        case $line in
+        "PASS "*) passed=$((passed + 1)) ;;
+        "FAIL "*) failed=$((failed + 1)) ;;
+        "SKIP "*) skipped=$((skipped + 1)) ;;
+        esac
+    done <"$1"
+    if [ "$2" -ne 0 ] && [ "$failed" -eq "$before" ]; then
+        echo "FAIL $3: status $2"
+        failed=$((failed + 1))
+    fi
+}
+
+skip() {
+    echo "SKIP $1"
+    skipped=$((skipped + 1))
+}
+
+finish() {
+    echo "foreign: $passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+for tool in "${CXX:-g++}" make python3; do
+    if ! command -v "$tool" >/dev/null; then
+        skip "NCCL's device code on the plugin: no $tool"
+        finish
+    fi
+done
+plugin=$dist/libnccl-gin-ferrogin.so
+if [ ! -f "$plugin" ]; then
+    echo "FAIL $plugin does not exist: run make build, or give the directory"
+    failed=1
+    finish
+fi
+
+export FERROGIN_PROVIDER=${FERROGIN_PROVIDER:-softefa}
+export FERROGIN_DEVICE=${FERROGIN_DEVICE:-cpu}
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+for release in $releases; do
+    bash "$here/fetch-headers.sh" "$release" "$root/.cache"
+    status=$?
+    if [ $status -eq 3 ]; then
+        skip "NCCL $release: PyPI cannot be reached, so there are no headers to compile"
+        continue
+    elif [ $status -ne 0 ]; then
+        echo "FAIL NCCL $release: fetching headers"
+        failed=$((failed + 1))
+        continue
+    fi
+    out=$root/target/foreign/$release
+    if ! make --no-print-directory -s -j2 -f "$here/Makefile" RELEASE="$release" OUT="$out" \
+        HEADERS="$root/.cache/nccl-$release/include" VECTORS="$vectors"; then
+        echo "FAIL NCCL $release: compiling"
+        failed=$((failed + 1))
+        continue
+    fi
+    echo "PASS NCCL $release, layouts: NCCL's headers, the plugin ABI and the vectors agree"
+    passed=$((passed + 1))
+    "$out/gin_post" "$vectors/efa_dp.json" >"$log"
+    count "$log" $? "NCCL $release, gin_post"
+    for n in $ranks; do
+        for scenario in "${scenarios[@]}"; do
+            "$out/foreign" "$plugin" --ranks "$n" --scenario "$scenario" >"$log"
+            count "$log" $? "NCCL $release, $n ranks, $scenario"
+        done
+    done
+done
+finish

@@ -1,0 +1,70 @@
+// The scenarios: what each rank does with a session. A wrong result ends the rank through CHECK.
+#pragma once
+
+#include "session.h"
+
+struct Scenario {
+  const char* name;
+  void (*body)(Rank&);
+  // Longest time a rank may take.
+  unsigned seconds;
+  // Why this build or this many ranks cannot run it; null when it can.
+  const char* (*skip)(int nranks);
+};
+
+extern const std::vector<Scenario> data_scenarios;
+extern const std::vector<Scenario> signal_scenarios;
+extern const std::vector<Scenario> stress_scenarios;
+extern const std::vector<Scenario> lifecycle_scenarios;
+
+// Bytes that depend on every part of `seed` and on their position.
+void fill(void* where, size_t bytes, uint64_t seed);
+// Index of the first byte that differs from what `fill` wrote, or -1.
+ptrdiff_t first_difference(const void* where, size_t bytes, uint64_t seed);
+// One number for (from, to, round).
+inline uint64_t seed_of(int from, int to, int round) {
+  return uint64_t(from + 1) * 1000003 + uint64_t(to + 1) * 10007 + uint64_t(round);
+}
+
+// Reads until `*p == value`; the alarm of the rank bounds it.
+template <typename T>
+inline void poll_until(const T* p, T value) {
+  while (__atomic_load_n(p, __ATOMIC_ACQUIRE) != value) shim::spun();
+  shim::progressed();
+}
+
+// Waits that end with a line that says what was awaited, not by the alarm: NCCL counts `cycles`, the shim nanoseconds.
+constexpr uint64_t patience = 30ull * 1000 * 1000 * 1000;
+
+#define WAIT_SIGNAL(session, gin, signal, least)                                                                    \
+  do {                                                                                                              \
+    ncclResult_t wait_ = (gin).waitSignal(ncclCoopThread(), (signal), (least), 64, cuda::memory_order_acquire,      \
+                                          patience);                                                                \
+    if (wait_ != ncclSuccess) (session).dump();                                                                     \
+    CHECK((session).rank, wait_ == ncclSuccess, "signal %u stays at %llu, awaited %llu", unsigned(signal),          \
+          (unsigned long long)(gin).readSignal(signal), (unsigned long long)(least));                               \
+  } while (0)
+
+#define WAIT_COUNTER(session, gin, counter, least)                                                                  \
+  do {                                                                                                              \
+    ncclResult_t wait_ = (gin).waitCounter(ncclCoopThread(), (counter), (least), 56, cuda::memory_order_acquire,    \
+                                           patience);                                                               \
+    if (wait_ != ncclSuccess) (session).dump();                                                                     \
+    CHECK((session).rank, wait_ == ncclSuccess, "counter %u stays at %llu, awaited %llu", unsigned(counter),        \
+          (unsigned long long)(gin).readCounter(counter), (unsigned long long)(least));                             \
+  } while (0)
+
+#define FLUSH(session, gin)                                                                                         \
+  do {                                                                                                              \
+    ncclResult_t flush_ = (gin).flush(ncclCoopThread(), cuda::memory_order_acquire, ncclGin_None{}, patience);      \
+    if (flush_ != ncclSuccess) (session).dump();                                                                    \
+    CHECK((session).rank, flush_ == ncclSuccess, "flush does not end: %d", int(flush_));                            \
+  } while (0)
+
+// put with every argument but the flags at its default.
+template <typename Remote, typename Local>
+inline void put_flags(const ncclGin& gin, ncclTeam team, int peer, ncclWindow_t dst, size_t dst_off, ncclWindow_t src,
+                      size_t src_off, size_t bytes, Remote remote, Local local, uint32_t flags) {
+  gin.put(team, peer, dst, dst_off, src, src_off, bytes, remote, local, ncclCoopThread{}, ncclGin_None{},
+          cuda::thread_scope_thread, cuda::thread_scope_device, flags);
+}

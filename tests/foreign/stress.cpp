@@ -1,0 +1,223 @@
+// Aggregation, flush, laps of the rings, several threads on one context.
+#include "scenarios.h"
+
+#include <string.h>
+
+#include <thread>
+
+// Eight puts of which seven are aggregated: all land, with and without a signal, and whatever ends the row.
+static void aggregate(Rank& rank) {
+  Session s(rank, Needs());
+  ncclGin gin = s.gin();
+  int right = (rank.rank + 1) % rank.nranks;
+  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
+  ncclWindow_t dst = s.dst->handle(), src = s.src->handle();
+  auto sentinel = [](int from, int round, int i) { return seed_of(from, i, round) << 8 | 1; };
+  for (int round = 0; round < 1000; round++) {
+    for (int i = 0; i < 8; i++) {
+      *(uint64_t*)(s.src->base + 8 * i) = sentinel(rank.rank, round, i);
+      put_flags(gin, s.world(), right, dst, 8 * size_t(i), src, 8 * size_t(i), 8, ncclGin_WeakSignalInc{1},
+                ncclGin_None{}, i < 7 ? foreign_aggregate : 0);
+    }
+    WAIT_SIGNAL(s, gin, 1, 8 * uint64_t(round + 1));
+    for (int i = 0; i < 8; i++) {
+      uint64_t got = s.dst->load<uint64_t>(8 * size_t(i));
+      CHECK(rank, got == sentinel(left, round, i), "round %d: put %d is %llx", round, i, (unsigned long long)got);
+    }
+    gin.signal(s.world(), left, ncclGin_WeakSignalInc{2});
+    WAIT_SIGNAL(s, gin, 2, uint64_t(round) + 1);
+    FLUSH(s, gin);
+  }
+  // Without signals: the receiver looks at memory. A put of no bytes rings for those before it.
+  memset(s.dst->base, 0, s.dst->bytes);
+  rank.barrier();
+  for (int round = 0; round < 200; round++) {
+    int row = 1 + round % 90;
+    for (int i = 0; i < row; i++) {
+      *(uint64_t*)(s.src->base + 8 * i) = sentinel(rank.rank, round, i);
+      put_flags(gin, s.world(), right, dst, 8 * size_t(i), src, 8 * size_t(i), 8, ncclGin_None{}, ncclGin_None{},
+                foreign_aggregate);
+    }
+    put_flags(gin, s.world(), right, dst, 0, src, 0, 0, ncclGin_None{}, ncclGin_None{}, 0);
+    for (int i = 0; i < row; i++) poll_until((uint64_t*)(s.dst->base + 8 * i), sentinel(left, round, i));
+    FLUSH(s, gin);
+    rank.barrier();
+  }
+  // Aggregated puts with counters wait on each counter's own endpoint until one rings there.
+  for (int round = 0; round < 100; round++) {
+    for (int i = 0; i < 8; i++) {
+      put_flags(gin, s.world(), right, dst, 0, src, 0, 64, ncclGin_None{}, ncclGin_WeakCounterInc{unsigned(i) % 2},
+                i < 6 ? foreign_aggregate : 0);
+    }
+    WAIT_COUNTER(s, gin, 0, 4 * uint64_t(round + 1));
+    WAIT_COUNTER(s, gin, 1, 4 * uint64_t(round + 1));
+  }
+  s.expect_no_error();
+  s.close();
+}
+
+// A flush means that the sources may be overwritten: nothing that is written behind it arrives.
+static void flush(Rank& rank) {
+  Session s(rank, Needs());
+  ncclGin gin = s.gin();
+  int right = (rank.rank + 1) % rank.nranks;
+  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
+  constexpr size_t block = 2048;
+  // A flush with nothing posted ends.
+  FLUSH(s, gin);
+  for (int round = 0; round < 30; round++) {
+    for (int i = 0; i < 256; i++) {
+      fill(s.src->base + block * i, block, seed_of(rank.rank, i, round));
+      if (i % 4 == 3) {
+        gin.put(s.world(), right, s.dst->handle(), block * size_t(i), s.src->handle(), block * size_t(i), block,
+                ncclGin_WeakSignalInc{0}, ncclGin_WeakCounterInc{unsigned(i / 4) % 4});
+      } else {
+        gin.put(s.world(), right, s.dst->handle(), block * size_t(i), s.src->handle(), block * size_t(i), block,
+                ncclGin_WeakSignalInc{0});
+      }
+    }
+    FLUSH(s, gin);
+    memset(s.src->base, 0xee, block * 256);
+    WAIT_SIGNAL(s, gin, 0, 256 * uint64_t(round + 1));
+    for (int i = 0; i < 256; i++) {
+      ptrdiff_t bad = first_difference(s.dst->base + block * i, block, seed_of(left, i, round));
+      CHECK(rank, bad < 0, "round %d: block %d byte %td was read behind the flush", round, i, bad);
+    }
+    rank.barrier();
+  }
+  // After a flush the counters of all endpoints stand still.
+  for (unsigned c = 0; c < 4; c++) {
+    uint64_t value = gin.readCounter(c);
+    CHECK(rank, value == 16 * 30, "counter %u is %llu behind the flush", c, (unsigned long long)value);
+  }
+  s.expect_no_error();
+  s.close();
+}
+
+// Many laps of every ring; with a small queue too.
+static void wrap_with(Rank& rank, int queue_depth, int posts) {
+  Needs needs;
+  needs.queue_depth = queue_depth;
+  Session s(rank, needs);
+  ncclGin gin = s.gin();
+  int right = (rank.rank + 1) % rank.nranks;
+  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
+  constexpr int slots = 4096;
+  for (int i = 0; i < slots; i++) *(uint64_t*)(s.src->base + 8 * i) = seed_of(rank.rank, 0, i);
+  // The value ends in its number, so that no old value passes for a new one.
+  auto value_of = [](int from, int i) { return seed_of(from, 1, 0) << 32 | uint32_t(i); };
+  for (int i = 0; i < posts; i++) {
+    size_t at = 8 * size_t(i % slots);
+    gin.put(s.world(), right, s.dst->handle(), at, s.src->handle(), at, 8, ncclGin_WeakSignalInc{1},
+            ncclGin_WeakCounterInc{0});
+    gin.put(s.world(), right, s.dst->handle(), 65536 + at, s.src->handle(), at, 8);
+    gin.putValue(s.world(), right, s.dst->handle(), 8 * slots * 4 + at, value_of(rank.rank, i),
+                 ncclGin_WeakSignalInc{2});
+    // One slot is written again only when its last value has arrived: values may pass one another.
+    if (i % slots == slots - 1) {
+      WAIT_SIGNAL(s, gin, 2, uint64_t(i) + 1);
+      rank.barrier();
+    }
+  }
+  WAIT_SIGNAL(s, gin, 1, uint64_t(posts));
+  WAIT_SIGNAL(s, gin, 2, uint64_t(posts));
+  WAIT_COUNTER(s, gin, 0, uint64_t(posts));
+  FLUSH(s, gin);
+  rank.barrier();
+  CHECK(rank, gin.readSignal(1) == uint64_t(posts), "%llu", (unsigned long long)gin.readSignal(1));
+  CHECK(rank, gin.readCounter(0) == uint64_t(posts), "%llu", (unsigned long long)gin.readCounter(0));
+  for (int i = 0; i < slots && i < posts; i++) {
+    int last = posts - 1 - (posts - 1 - i) % slots;
+    CHECK(rank, s.dst->load<uint64_t>(8 * size_t(i)) == seed_of(left, 0, i), "put %d is wrong", i);
+    CHECK(rank, s.dst->load<uint64_t>(65536 + 8 * size_t(i)) == seed_of(left, 0, i), "plain put %d is wrong", i);
+    uint64_t got = s.dst->load<uint64_t>(8 * size_t(slots) * 4 + 8 * size_t(i));
+    CHECK(rank, got == value_of(left, last), "value %d is %llx and not %llx", i, (unsigned long long)got,
+          (unsigned long long)value_of(left, last));
+  }
+  s.expect_no_error();
+  s.close();
+}
+
+static void wrap(Rank& rank) {
+  wrap_with(rank, 0, 20000);
+}
+
+static void small_queue(Rank& rank) {
+  wrap_with(rank, 16, 5000);
+}
+
+// Four threads post on one context: no post is lost, none counts twice.
+static void threads_with(Rank& rank, int posters, int posts) {
+  Session s(rank, Needs());
+  std::vector<std::thread> threads;
+  for (int t = 0; t < posters; t++) {
+    threads.emplace_back([&, t] {
+      threadIdx.x = unsigned(t);
+      ncclGin gin = s.gin();
+      for (int i = 0; i < posts; i++) {
+        int peer = (rank.rank + t + i) % rank.nranks;
+        size_t slot = ((size_t(rank.rank) * posters + size_t(t)) * posts + size_t(i)) * 8;
+        *(uint64_t*)(s.src->base + slot) = seed_of(rank.rank, t, i);
+        switch (i % 4) {
+          case 0:
+            gin.put(s.world(), peer, s.dst->handle(), slot, s.src->handle(), slot, 8, ncclGin_WeakSignalInc{1});
+            break;
+          case 1:
+            gin.put(s.world(), peer, s.dst->handle(), slot, s.src->handle(), slot, 8, ncclGin_WeakSignalInc{1},
+                    ncclGin_WeakCounterInc{unsigned(t) % 4});
+            break;
+          case 2:
+            gin.putValue(s.world(), peer, s.dst->handle(), slot, seed_of(rank.rank, t, i), ncclGin_WeakSignalInc{1});
+            break;
+          default:
+            // The next plain post of any thread on this queue, or the last line of this loop, rings for it.
+            put_flags(gin, s.world(), peer, s.dst->handle(), slot, s.src->handle(), slot, 8, ncclGin_WeakSignalInc{1},
+                      ncclGin_None{}, foreign_aggregate);
+        }
+        if (i % 64 == 63) gin.flush(ncclCoopThread());
+      }
+      put_flags(gin, s.world(), rank.rank, s.dst->handle(), 0, s.src->handle(), 0, 0, ncclGin_None{}, ncclGin_None{},
+                0);
+      gin.flush(ncclCoopThread());
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  ncclGin gin = s.gin();
+  FLUSH(s, gin);
+  // Who was posted to, by the same rule.
+  uint64_t expected = 0;
+  for (int from = 0; from < rank.nranks; from++) {
+    for (int t = 0; t < posters; t++) {
+      for (int i = 0; i < posts; i++) expected += (from + t + i) % rank.nranks == rank.rank;
+    }
+  }
+  WAIT_SIGNAL(s, gin, 1, expected);
+  rank.barrier();
+  CHECK(rank, gin.readSignal(1) == expected, "the signal is %llu and not %llu", (unsigned long long)gin.readSignal(1),
+        (unsigned long long)expected);
+  uint64_t ticks = 0;
+  for (unsigned c = 0; c < 4; c++) ticks += gin.readCounter(c);
+  CHECK(rank, ticks == uint64_t(posters) * uint64_t((posts + 2) / 4), "the counters sum to %llu",
+        (unsigned long long)ticks);
+  for (int from = 0; from < rank.nranks; from++) {
+    for (int t = 0; t < posters; t++) {
+      for (int i = 0; i < posts; i++) {
+        if ((from + t + i) % rank.nranks != rank.rank) continue;
+        size_t slot = ((size_t(from) * posters + size_t(t)) * posts + size_t(i)) * 8;
+        CHECK(rank, s.dst->load<uint64_t>(slot) == seed_of(from, t, i), "post %d of thread %d, rank %d is wrong", i, t,
+              from);
+      }
+    }
+  }
+  s.expect_no_error();
+  s.close();
+}
+
+static void threads(Rank& rank) {
+  threads_with(rank, 4, 3000);
+}
+
+const std::vector<Scenario> stress_scenarios = {
+  {"aggregate", aggregate, 90, nullptr}, {"flush", flush, 60, nullptr},     {"wrap", wrap, 120, nullptr},
+  {"small_queue", small_queue, 90, nullptr}, {"threads", threads, 120, nullptr},
+};
