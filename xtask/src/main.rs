@@ -1,2 +1,79 @@
-//! Chores of the ferrogin repository.
-fn main() {}
+//! Chores of the ferrogin repository: `cargo xtask test`.
+
+mod stage;
+mod tally;
+
+use stage::Stage;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use tally::Tally;
+
+const USAGE: &str = "usage: cargo xtask test
+
+test   formatting, lints, the tests of the workspace and the foreign clients, against what `make build` left in dist/;
+       the last line counts what passed, failed and was skipped";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["test"] => test(),
+        _ => {
+            eprintln!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The repository, found from where this program was built.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+fn test() -> ExitCode {
+    let root = root();
+    let mut tally = Tally::default();
+    let mut out = std::io::stdout();
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let cargo = |args: &[&str]| {
+        let mut command = Command::new(&cargo);
+        command.args(args).current_dir(&root);
+        command
+    };
+    Stage::new("format", cargo(&["fmt", "--all", "--check"])).run(&mut tally, &mut out);
+    let clippy = ["clippy", "--release", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+    Stage::new("lint", cargo(&clippy)).run(&mut tally, &mut out);
+
+    let mut tests = cargo(&["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]);
+    tests.env("FERROGIN_DIST", root.join("dist"));
+    match other_libfabric(&root) {
+        Ok(path) => {
+            tests.env("FERROGIN_LIBFABRIC_ALT", path);
+        }
+        Err(why) => tally.skip(format!("tests on a second libfabric: {why}")),
+    }
+    Stage::new("cargo test", tests).of_tests().run(&mut tally, &mut out);
+
+    let foreign = root.join("tests/foreign/run.sh");
+    if foreign.is_file() {
+        let mut command = Command::new(&foreign);
+        command.current_dir(&root).env("FERROGIN_DIST", root.join("dist"));
+        Stage::new("foreign clients", command).of_tests().run(&mut tally, &mut out);
+    }
+    println!("{}", tally.summary());
+    if tally.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A newer libfabric than the system's: FERROGIN_LIBFABRIC_ALT, or what the script fetches.
+fn other_libfabric(root: &Path) -> Result<PathBuf, String> {
+    if let Some(path) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") {
+        return Ok(path.into());
+    }
+    let script = root.join("scripts/fetch-libfabric-alt.sh");
+    let output = Command::new(&script).stdin(Stdio::null()).output().map_err(|error| format!("{script:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().into());
+    }
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(text.lines().last().unwrap_or("the script failed").to_string())
+}

@@ -147,6 +147,11 @@ impl Bootstrap {
         self.nranks
     }
 
+    /// The same with another time that calls wait for the other ranks.
+    pub fn with_timeout(self, timeout: Duration) -> Bootstrap {
+        Bootstrap { timeout, ..self }
+    }
+
     /// Time that a call waits for the other ranks.
     pub fn timeout(&self) -> Duration {
         self.timeout

@@ -49,16 +49,6 @@ pub enum Error {
     /// The caller asked for something that cannot be.
     #[error("{0}")]
     Usage(String),
-    /// An environment variable has a value that means nothing.
-    #[error("{name}={value}: want {want}")]
-    Setting {
-        /// The variable.
-        name: &'static str,
-        /// Its value.
-        value: String,
-        /// What is understood.
-        want: &'static str,
-    },
     /// Memory could not be had.
     #[error("{call} of {bytes} bytes failed: {source}")]
     Memory {

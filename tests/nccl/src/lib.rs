@@ -36,15 +36,9 @@ pub use memory::DeviceMemory;
 pub use plugin::Plugin;
 pub use window::Window;
 
-/// Seconds that a step between ranks may take: FERROGIN_TIMEOUT, or 60.
-///
-/// # Errors
-/// When the variable is not a positive number of seconds.
-pub fn timeout_from_env() -> Result<std::time::Duration, Error> {
-    let Some(text) = std::env::var_os("FERROGIN_TIMEOUT") else { return Ok(std::time::Duration::from_secs(60)) };
-    let text = text.to_string_lossy();
-    match text.trim().parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(std::time::Duration::from_secs_f64(seconds)),
-        _ => Err(Error::Setting { name: "FERROGIN_TIMEOUT", value: text.into_owned(), want: "seconds, more than 0" }),
-    }
+/// Time that a step between ranks may take: FERROGIN_TIMEOUT in seconds, or 60 s. A value that means nothing counts as
+/// unset here; the plugin, whose setting it is, refuses it.
+pub fn timeout_from_env() -> std::time::Duration {
+    let seconds = std::env::var("FERROGIN_TIMEOUT").ok().and_then(|text| text.parse().ok());
+    std::time::Duration::from_secs(seconds.filter(|seconds| (1..=86_400).contains(seconds)).unwrap_or(60))
 }

@@ -141,8 +141,8 @@ fn a_late_barrier_is_a_timeout_for_all() {
         for rank in 0..3 {
             let identity = Identity { rank, nranks: 3, address: address.clone() };
             scope.spawn(move || {
-                let mut bootstrap = Bootstrap::join(&identity, Duration::from_secs(20)).unwrap();
-                bootstrap.timeout = Duration::from_millis(300);
+                let bootstrap = Bootstrap::join(&identity, Duration::from_secs(20)).unwrap();
+                let bootstrap = bootstrap.with_timeout(Duration::from_millis(300));
                 if rank == 2 {
                     std::thread::sleep(Duration::from_secs(1));
                     return;

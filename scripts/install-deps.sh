@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Installs what is missing to run the demo or the tests, with apt-get, and says what it does. Does nothing when all is
+# there. Usage: install-deps.sh demo|test
+set -euo pipefail
+
+purpose=${1:?usage: install-deps.sh demo|test}
+required=()
+wanted=()
+
+has_library() { ldconfig -p 2>/dev/null | grep -q "$1 "; }
+PATH=$PATH:/sbin:/usr/sbin
+
+command -v cc >/dev/null || required+=(gcc libc6-dev)
+if [ -z "${FERROGIN_LIBFABRIC:-}" ]; then
+  has_library libfabric.so.1 || required+=(libfabric1)
+fi
+
+if [ "$purpose" = test ]; then
+  command -v c++ >/dev/null || required+=(g++)
+  command -v python3 >/dev/null || wanted+=(python3)
+  python3 -m pip --version >/dev/null 2>&1 || wanted+=(python3-pip)
+  command -v mpirun >/dev/null || wanted+=(openmpi-bin)
+fi
+
+if ! command -v cargo >/dev/null; then
+  echo 'install-deps: cargo is missing. Install Rust 1.88 or newer (for example with rustup) and try again.' >&2
+  exit 1
+fi
+
+missing=("${required[@]}" "${wanted[@]}")
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+# Without the required ones there is no going on; tests that need the others are skipped aloud.
+give_up() {
+  echo "install-deps: $1. Please install: ${missing[*]}" >&2
+  [ ${#required[@]} -eq 0 ] || exit 1
+  exit 0
+}
+
+command -v apt-get >/dev/null || give_up 'there is no apt-get here'
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || give_up 'not root, and there is no sudo'
+  as_root=(sudo)
+fi
+
+export DEBIAN_FRONTEND=noninteractive
+install=("${as_root[@]}" apt-get install -y --no-install-recommends "${missing[@]}")
+echo "install-deps: missing for $purpose: ${missing[*]}"
+echo "install-deps: running: ${install[*]}"
+if ! "${install[@]}" >/dev/null 2>&1; then
+  echo 'install-deps: that failed; updating the package lists and trying again'
+  "${as_root[@]}" apt-get update >/dev/null || give_up 'apt-get update failed'
+  "${install[@]}" || give_up 'apt-get install failed'
+fi
+echo 'install-deps: done'

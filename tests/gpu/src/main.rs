@@ -1,0 +1,132 @@
+//! Runs the scenarios: as one rank of a job when a launcher says so, else as the launcher of one.
+
+use clap::Parser;
+use gpu_scenarios::runner::CpuThreads;
+use gpu_scenarios::scenario::{self, SCENARIOS, Scenario};
+use gpu_scenarios::world::{Config, World};
+use gpu_scenarios::{RunError, measure};
+use mini_nccl::bootstrap::Identity;
+use mini_nccl::launch::{Job, Launcher, Output};
+use mini_nccl::{Bootstrap, Error};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Scenarios between the ranks of a job, through the plugin of NCCL_GIN_PLUGIN (or FERROGIN_DIST, or beside this
+/// program). Under an mpirun it is a rank; started by hand it launches ranks itself.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Print the scenarios and end.
+    #[arg(long)]
+    list: bool,
+    /// Run only this scenario; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// Repetitions of each step.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    reps: u32,
+    /// Layout of the device structs: 0, 1 or 2.
+    #[arg(long, default_value_t = 2)]
+    backend_version: i32,
+    /// Work requests in flight.
+    #[arg(long, default_value_t = 64)]
+    queue_depth: i32,
+    /// Seconds that one wait may take.
+    #[arg(long, default_value_t = 30)]
+    deadline: u64,
+    /// Measure latencies and rates too.
+    #[arg(long)]
+    measure: bool,
+    /// Ranks to launch.
+    #[arg(long, default_value_t = 2)]
+    ranks: usize,
+    /// Launch with mpirun.
+    #[arg(long)]
+    mpirun: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.list {
+        for Scenario { name, what, .. } in SCENARIOS {
+            println!("{name:<14} {what}");
+        }
+        return ExitCode::SUCCESS;
+    }
+    let result = match Identity::from_env() {
+        Ok(Some(identity)) => run_rank(&args, &identity),
+        Ok(None) => return launch(&args),
+        Err(error) => Err(error.into()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpu-scenarios: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn launch(args: &Args) -> ExitCode {
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => {
+            eprintln!("gpu-scenarios: cannot find myself: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let launcher = if args.mpirun { Launcher::Mpirun } else { Launcher::Builtin };
+    let job = Job::new(program, args.ranks).args(std::env::args_os().skip(1)).launcher(launcher);
+    match job.output(Output::Prefix).run() {
+        Ok(outcome) => {
+            if let Some(failure) = &outcome.failure {
+                eprintln!("gpu-scenarios: {failure}");
+            }
+            ExitCode::from(u8::try_from(outcome.code).unwrap_or(1))
+        }
+        Err(error) => {
+            eprintln!("gpu-scenarios: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn chosen(args: &Args) -> Result<Vec<&'static Scenario>, RunError> {
+    if args.only.is_empty() {
+        return Ok(SCENARIOS.iter().collect());
+    }
+    let unknown = |name: &String| RunError::Usage(format!("there is no scenario {name}: see --list"));
+    args.only.iter().map(|name| scenario::find(name).ok_or_else(|| unknown(name))).collect()
+}
+
+fn run_rank(args: &Args, identity: &Identity) -> Result<(), RunError> {
+    let scenarios = chosen(args)?;
+    let config = Config {
+        backend_version: args.backend_version,
+        queue_depth: args.queue_depth,
+        deadline: Duration::from_secs(args.deadline),
+        ..Config::from_env()
+    };
+    let bootstrap = Bootstrap::join(identity, mini_nccl::timeout_from_env()).map_err(Error::from)?;
+    let world = World::open(&config, bootstrap, Box::new(CpuThreads))?;
+    let first = world.rank() == 0;
+    if first {
+        let device = world.comm().device_name();
+        let (ranks, slots) = (world.nranks(), world.ring_slots());
+        println!("{ranks} ranks on {device}, {slots} slots in a ring, {}", world.runner().name());
+    }
+    for scenario in scenarios {
+        let began = Instant::now();
+        scenario::run(&world, scenario, args.reps)?;
+        if first {
+            println!("PASS {:<14} {:>8.2?}", scenario.name, began.elapsed());
+        }
+    }
+    if args.measure {
+        let rows = measure::table(&world, args.reps)?;
+        if first {
+            print!("{}", measure::render(&rows));
+        }
+    }
+    world.close()
+}

@@ -1,0 +1,122 @@
+//! Latencies and rates, measured between ranks 0 and 1.
+
+use crate::RunError;
+use crate::plan::{Plan, Program};
+use crate::scenario::Step;
+use crate::world::World;
+use std::fmt::Write;
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// What was measured.
+    pub operation: String,
+    /// Bytes of one operation.
+    pub bytes: u32,
+    /// One way, nanoseconds: median and 99th percentile. None where only the rate makes sense.
+    pub latency_ns: Option<(u64, u64)>,
+    /// Operations of a stream, each second.
+    pub rate: f64,
+}
+
+/// Sizes of the puts that are measured.
+pub const SIZES: [u32; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
+
+/// Collective: measures all rows, with about `reps` repetitions of the small operations; rank 0 gets them.
+///
+/// # Errors
+/// When an operation fails.
+pub fn table(world: &World, reps: u32) -> Result<Vec<Row>, RunError> {
+    let reps = reps.clamp(100, 100_000) / 8 * 8;
+    let mut rows = Vec::new();
+    let latency = one_way(world, Program::PingPongValue, 8, reps)?;
+    let rate = stream(world, Program::StreamValue, 8, 1, reps * 4)?;
+    rows.push(Row { operation: "putValue".into(), bytes: 8, latency_ns: Some(latency), rate });
+    let rate = stream(world, Program::StreamValue, 8, 8, reps * 4)?;
+    rows.push(Row { operation: "putValue, 8 aggregated".into(), bytes: 8, latency_ns: None, rate });
+    for bytes in SIZES {
+        // Large puts take as long as many small ones.
+        let reps = (reps / (bytes / (16 << 10)).max(1)).max(50);
+        let latency = one_way(world, Program::PingPongPut, bytes, reps)?;
+        let rate = stream(world, Program::StreamPut, bytes, 1, reps)?;
+        rows.push(Row { operation: "put with signal".into(), bytes, latency_ns: Some(latency), rate });
+    }
+    Ok(rows)
+}
+
+fn plan(world: &World, program: Program, bytes: u32, reps: u32) -> Plan {
+    Plan { bytes, ..world.plan(&Step::new(program), reps, 0) }
+}
+
+/// Median and 99th percentile of half a round trip.
+fn one_way(world: &World, program: Program, bytes: u32, reps: u32) -> Result<(u64, u64), RunError> {
+    let warmup = reps / 10;
+    let mut samples = vec![0u64; reps as usize];
+    let plan = Plan { warmup, samples: samples.as_mut_ptr(), ..plan(world, program, bytes, reps + warmup) };
+    world.run("measurement", &[plan])?;
+    samples.sort_unstable();
+    Ok((percentile(&samples, 50) / 2, percentile(&samples, 99) / 2))
+}
+
+/// Operations each second, as rank 0 sees it from the first post to the end of the flush.
+fn stream(world: &World, program: Program, bytes: u32, burst: u32, reps: u32) -> Result<f64, RunError> {
+    let plan = Plan { burst, aggregate: u32::from(burst > 1), ..plan(world, program, bytes, reps) };
+    let reports = world.run("measurement", &[plan])?;
+    let elapsed = reports.iter().map(|report| report.elapsed_ns).max().unwrap_or(0).max(1);
+    Ok(f64::from(reps) * 1e9 / elapsed as f64)
+}
+
+fn percentile(sorted: &[u64], percent: usize) -> u64 {
+    let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+    sorted.get(index).copied().unwrap_or(0)
+}
+
+/// The table for people.
+pub fn render(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<24} {:>9} {:>11} {:>11} {:>12} {:>9}\n",
+        "operation", "bytes", "median us", "p99 us", "ops/s", "MB/s"
+    );
+    for row in rows {
+        let (median, p99) = match row.latency_ns {
+            Some((median, p99)) => (microseconds(median), microseconds(p99)),
+            None => ("-".into(), "-".into()),
+        };
+        let bandwidth = row.rate * f64::from(row.bytes) / 1e6;
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{:<24} {:>9} {median:>11} {p99:>11} {:>12.0} {bandwidth:>9.1}",
+            row.operation, row.bytes, row.rate
+        );
+    }
+    text
+}
+
+fn microseconds(nanoseconds: u64) -> String {
+    format!("{:.2}", nanoseconds as f64 / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_members_of_the_sample() {
+        let sorted: Vec<u64> = (1..=200).collect();
+        assert_eq!((percentile(&sorted, 50), percentile(&sorted, 99)), (100, 198));
+        assert_eq!((percentile(&[7], 50), percentile(&[7], 99), percentile(&[], 50)), (7, 7, 0));
+    }
+
+    #[test]
+    fn the_table_has_a_line_for_each_row() {
+        let row = Row { operation: "put".into(), bytes: 1 << 20, latency_ns: Some((1500, 2_000_000)), rate: 1000.0 };
+        let text = render(&[row.clone(), Row { latency_ns: None, ..row }]);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 3);
+        for part in ["1048576", "1.50", "2000.00", "1000", "1048.6"] {
+            assert!(lines[1].contains(part), "{text}");
+        }
+        assert!(lines[2].contains('-'));
+    }
+}

@@ -1,0 +1,590 @@
+//! The device programs: what each rank does on the device, with the device API and plain memory alone.
+//!
+//! Most are made of rounds: send to the targets, receive from the sources, acknowledge, wait for acknowledgements.
+//! EFA delivers in any order, so a receiver may only conclude from a signal's count what the count proves: nobody
+//! sends the next round before this one was acknowledged. Signal `s` (less than the number of ranks) means "rank `s`
+//! sent", signal `nranks + s` "rank `s` has read"; so every context needs [`signals`] of them.
+
+use crate::plan::{INBOX, LANE, LARGEST, OUTBOX, Pattern, Plan, Program, Report, Turn, Verdict};
+use ferrogin_device::platform::{clock_ns, relax};
+use ferrogin_device::{Action, Context, Flags, Status};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Signals that the programs need of each context.
+pub const fn signals(nranks: u32) -> u32 {
+    2 * nranks
+}
+
+/// Counters that the programs need of each context.
+pub const COUNTERS: u32 = 1;
+
+/// Words of a lane that rounds take in turn.
+const SLOTS: u64 = 512;
+
+/// Sizes of puts, the large ones rarer.
+const SIZES: [u64; 16] = [8, 1, 64, 7, 4096, 16, 100, 8, 3, 4097, 65_536, 8, 64, 9, 1000, LARGEST];
+
+/// Runs a plan to its end, or to the first failure.
+pub fn run(plan: &Plan) -> Report {
+    let mut report = Report { lane: plan.lane, ..Report::PASSED };
+    // SAFETY: the plan's maker holds the context open until the run is over.
+    let context = unsafe { Context::from_handle(plan.handle, plan.context_id) };
+    let result = context.map_err(|status| Failure::of(status, plan.rank)).and_then(|context| {
+        let run = Run { plan, context };
+        report.elapsed_ns = run.dispatch(&mut report.rep)?;
+        Ok(())
+    });
+    if let Err(failure) = result {
+        let Failure { verdict, peer, at, expected, got } = failure;
+        report = Report { verdict, peer, at, expected, got, ..report };
+    }
+    report
+}
+
+/// The value that `source` sends as number `k` of round `rep`: distinct, never 0, and readable in a report.
+pub fn value(source: u32, lane: u32, rep: u32, k: u32) -> u64 {
+    (u64::from(source) + 1) << 56 | u64::from(lane & 0xff) << 48 | (u64::from(rep) + 1) << 16 | u64::from(k & 0xffff)
+}
+
+/// Byte `i` of the buffer that `source` sends as number `k` of round `rep`.
+fn pattern_word(source: u32, rep: u32, k: u32, i: u64) -> u64 {
+    // splitmix64's finaliser: neighbouring inputs differ in all bytes.
+    let mut z = value(source, 0, rep, k).wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+struct Failure {
+    verdict: Verdict,
+    peer: u32,
+    at: u64,
+    expected: u64,
+    got: u64,
+}
+
+impl Failure {
+    fn of(status: Status, peer: u32) -> Failure {
+        Failure { verdict: Verdict::Status, peer, at: 0, expected: 0, got: status as u64 }
+    }
+}
+
+type Step = Result<(), Failure>;
+
+struct Run<'a> {
+    plan: &'a Plan,
+    context: Context<'a>,
+}
+
+impl Run<'_> {
+    /// The measured nanoseconds, or 0.
+    fn dispatch(&self, rep: &mut u32) -> Result<u64, Failure> {
+        match self.plan.program {
+            Program::ValuePoll => self.rounds(rep, Run::send_values, Run::poll_values, Run::no_step)?,
+            Program::ValueSignal => self.rounds(rep, Run::send_signalled, Run::take_signalled, Run::await_acks)?,
+            Program::ValueSizes => self.rounds(rep, Run::send_sizes, Run::take_sizes, Run::await_acks)?,
+            Program::PutSignal => self.rounds(rep, Run::send_put, Run::take_put, Run::await_acks_and_flush)?,
+            Program::FlushReuse => self.rounds(rep, Run::send_reused, Run::take_reused, Run::await_acks)?,
+            Program::SignalReset => self.rounds(rep, Run::send_three, Run::take_three, Run::await_acks)?,
+            Program::SignalAdd => self.rounds(rep, Run::send_added, Run::take_added, Run::await_acks)?,
+            Program::Flood => self.flood(rep)?,
+            Program::PingPongValue | Program::PingPongPut => return self.ping_pong(rep),
+            Program::StreamValue | Program::StreamPut => return self.stream(rep),
+        }
+        self.flush()?;
+        Ok(0)
+    }
+
+    fn rounds(
+        &self,
+        rep: &mut u32,
+        send: fn(&Self, u32) -> Step,
+        receive: fn(&Self, u32) -> Step,
+        finish: fn(&Self, u32) -> Step,
+    ) -> Step {
+        for round in 0..self.plan.reps {
+            *rep = round;
+            match self.plan.turn {
+                Turn::First => {
+                    send(self, round)?;
+                    receive(self, round)?;
+                }
+                Turn::Second => {
+                    receive(self, round)?;
+                    send(self, round)?;
+                }
+            }
+            finish(self, round)?;
+        }
+        Ok(())
+    }
+
+    fn no_step(&self, _rep: u32) -> Step {
+        Ok(())
+    }
+
+    fn flush(&self) -> Step {
+        self.context.flush().map_err(|status| Failure::of(status, self.plan.rank))
+    }
+
+    fn flags(&self, k: u32) -> Flags {
+        if self.plan.aggregate != 0 && k + 1 < self.plan.burst { Flags::AGGREGATE } else { Flags::NONE }
+    }
+
+    /// Offset in its inbox of value `k` of a round.
+    fn slot(&self, source: u32, rep: u32, k: u32) -> u64 {
+        let index = u64::from(rep) * u64::from(self.plan.burst) + u64::from(k);
+        self.plan.inbox(source) + index % SLOTS * 8
+    }
+
+    fn put_value(&self, peer: u32, offset: u64, value: u64, bytes: u32, action: Action, flags: Flags) -> Step {
+        let window = self.plan.window;
+        let posted = self.context.put_value(peer, window, offset, value, bytes, action, flags);
+        posted.map_err(|status| Failure::of(status, peer))
+    }
+
+    fn put(&self, peer: u32, to: u64, from: u64, bytes: u64, action: Action, flags: Flags) -> Step {
+        let window = self.plan.window;
+        let posted = self.context.put(peer, window, to, window, from, bytes, action, flags);
+        posted.map_err(|status| Failure::of(status, peer))
+    }
+
+    fn raise(&self, peer: u32, action: Action) -> Step {
+        self.context.signal(peer, action, Flags::NONE).map_err(|status| Failure::of(status, peer))
+    }
+
+    /// "I sent."
+    fn sent(&self) -> Action {
+        Action::signal_inc(self.plan.rank as u16)
+    }
+
+    /// "I have read."
+    fn ack(&self, source: u32) -> Step {
+        self.raise(source, Action::signal_inc((self.plan.nranks + self.plan.rank) as u16))
+    }
+
+    fn await_acks(&self, rep: u32) -> Step {
+        for target in self.plan.targets() {
+            self.await_signal(self.plan.nranks + target, u64::from(rep) + 1, target)?;
+        }
+        Ok(())
+    }
+
+    fn await_acks_and_flush(&self, rep: u32) -> Step {
+        self.await_acks(rep)?;
+        self.flush()
+    }
+
+    fn word(&self, offset: u64) -> &AtomicU64 {
+        debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.plan.outbox() + OUTBOX);
+        let at = self.plan.memory.wrapping_add(offset as usize).cast::<u64>();
+        // SAFETY: an aligned word of the window, which is mapped during the run; the card writes it concurrently.
+        unsafe { AtomicU64::from_ptr(at) }
+    }
+
+    fn load(&self, offset: u64) -> u64 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
+    fn store(&self, offset: u64, value: u64) {
+        self.word(offset).store(value, Ordering::Relaxed);
+    }
+
+    /// Polls a word until it has `expected`; until then it may only have `before`.
+    fn poll_word(&self, offset: u64, expected: u64, before: u64, peer: u32) -> Step {
+        let (mut round, mut began) = (0u32, 0);
+        loop {
+            let got = self.load(offset);
+            if got == expected {
+                return Ok(());
+            }
+            let failure = |verdict| Failure { verdict, peer, at: offset, expected, got };
+            if got != before {
+                return Err(failure(Verdict::Wrong));
+            }
+            if self.late(&mut round, &mut began) {
+                return Err(failure(Verdict::Late));
+            }
+        }
+    }
+
+    fn late(&self, round: &mut u32, began: &mut u64) -> bool {
+        match *round {
+            0 => *began = clock_ns(),
+            r if r % 64 == 0 && clock_ns().wrapping_sub(*began) > self.plan.deadline_ns => return true,
+            _ => {}
+        }
+        relax(*round);
+        *round = round.saturating_add(1);
+        false
+    }
+
+    /// Waits for a signal with this program's deadline, so that its number can be reported, then as kernels do.
+    fn await_signal(&self, id: u32, least: u64, peer: u32) -> Step {
+        let (mut round, mut began) = (0u32, 0);
+        loop {
+            let got = self.context.read_signal(id).map_err(|status| Failure::of(status, peer))?;
+            if got >= least {
+                break;
+            }
+            if self.late(&mut round, &mut began) {
+                return Err(Failure { verdict: Verdict::CountLate, peer, at: id.into(), expected: least, got });
+            }
+        }
+        self.context.wait_signal(id, least).map_err(|status| Failure::of(status, peer))
+    }
+
+    fn exactly(&self, id: u32, expected: u64, got: Result<u64, Status>, peer: u32) -> Step {
+        let got = got.map_err(|status| Failure::of(status, peer))?;
+        if got == expected {
+            return Ok(());
+        }
+        Err(Failure { verdict: Verdict::CountWrong, peer, at: id.into(), expected, got })
+    }
+
+    fn expect_word(&self, offset: u64, expected: u64, peer: u32) -> Step {
+        let got = self.load(offset);
+        if got == expected {
+            return Ok(());
+        }
+        Err(Failure { verdict: Verdict::Wrong, peer, at: offset, expected, got })
+    }
+
+    fn send_values(&self, rep: u32) -> Step {
+        for target in self.plan.targets() {
+            self.send_burst(target, rep, Action::NONE)?;
+        }
+        Ok(())
+    }
+
+    fn send_burst(&self, target: u32, rep: u32, action: Action) -> Step {
+        let Plan { rank, lane, burst, .. } = *self.plan;
+        for k in 0..burst {
+            self.put_value(target, self.slot(rank, rep, k), value(rank, lane, rep, k), 8, action, self.flags(k))?;
+        }
+        Ok(())
+    }
+
+    fn poll_values(&self, rep: u32) -> Step {
+        let Plan { lane, burst, .. } = *self.plan;
+        for source in self.plan.sources() {
+            for k in 0..burst {
+                let index = u64::from(rep) * u64::from(burst) + u64::from(k);
+                let before = match index.checked_sub(SLOTS) {
+                    None => 0,
+                    Some(index) => {
+                        value(source, lane, (index / u64::from(burst)) as u32, (index % u64::from(burst)) as u32)
+                    }
+                };
+                self.poll_word(self.slot(source, rep, k), value(source, lane, rep, k), before, source)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send_signalled(&self, rep: u32) -> Step {
+        for target in self.plan.targets() {
+            self.send_burst(target, rep, self.sent())?;
+        }
+        Ok(())
+    }
+
+    fn take_signalled(&self, rep: u32) -> Step {
+        let Plan { lane, burst, .. } = *self.plan;
+        for source in self.plan.sources() {
+            self.await_signal(source, u64::from(burst) * (u64::from(rep) + 1), source)?;
+            for k in 0..burst {
+                self.expect_word(self.slot(source, rep, k), value(source, lane, rep, k), source)?;
+            }
+            self.ack(source)?;
+        }
+        Ok(())
+    }
+
+    /// Value `k` goes to byte `SIZE_AT[k]` of its 16-byte cell, with `SIZE_OF[k]` bytes.
+    const SIZE_AT: [u64; 4] = [3, 2, 4, 8];
+    const SIZE_OF: [u32; 4] = [1, 2, 4, 8];
+
+    fn send_sizes(&self, rep: u32) -> Step {
+        let rank = self.plan.rank;
+        for target in self.plan.targets() {
+            for k in 0..4u32 {
+                let (at, bytes) = (Self::SIZE_AT[k as usize], Self::SIZE_OF[k as usize]);
+                let offset = self.plan.inbox(rank) + u64::from(k) * 16 + at;
+                self.put_value(target, offset, pattern_word(rank, rep, k, 0), bytes, self.sent(), Flags::NONE)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_sizes(&self, rep: u32) -> Step {
+        for source in self.plan.sources() {
+            self.await_signal(source, 4 * (u64::from(rep) + 1), source)?;
+            for k in 0..4u32 {
+                let (at, bytes) = (Self::SIZE_AT[k as usize] as usize, Self::SIZE_OF[k as usize] as usize);
+                let mut cell = [0u8; 16];
+                cell[at..at + bytes].copy_from_slice(&pattern_word(source, rep, k, 0).to_le_bytes()[..bytes]);
+                let (low, high) = cell.split_at(8);
+                let offset = self.plan.inbox(source) + u64::from(k) * 16;
+                for (at, half) in [(offset, low), (offset + 8, high)] {
+                    let mut word = [0; 8];
+                    word.copy_from_slice(half);
+                    self.expect_word(at, u64::from_le_bytes(word), source)?;
+                }
+            }
+            self.ack(source)?;
+        }
+        Ok(())
+    }
+
+    /// Fills whole words of the outbox from `offset` with a buffer of `bytes`.
+    fn fill(&self, offset: u64, bytes: u64, rep: u32, k: u32) {
+        for i in 0..bytes.div_ceil(8) {
+            self.store(offset + i * 8, pattern_word(self.plan.rank, rep, k, i));
+        }
+    }
+
+    /// Compares a buffer of `bytes`; behind it, up to a whole word, must be the bytes of `behind`.
+    fn expect_buffer(&self, offset: u64, bytes: u64, source: u32, rep: u32, k: u32, behind: u64) -> Step {
+        for i in 0..bytes.div_ceil(8) {
+            let word = pattern_word(source, rep, k, i);
+            let left = bytes - i * 8;
+            let expected = match left {
+                8.. => word,
+                _ => {
+                    let mask = (1u64 << (left * 8)) - 1;
+                    word & mask | behind & !mask
+                }
+            };
+            self.expect_word(offset + i * 8, expected, source)?;
+        }
+        Ok(())
+    }
+
+    fn size_of_round(rep: u32) -> u64 {
+        SIZES[rep as usize % SIZES.len()]
+    }
+
+    fn send_put(&self, rep: u32) -> Step {
+        let Plan { rank, .. } = *self.plan;
+        let bytes = Self::size_of_round(rep);
+        let from = self.plan.outbox();
+        self.fill(from, bytes, rep, 0);
+        for target in self.plan.targets() {
+            self.put(target, self.plan.inbox(rank), from, bytes, self.sent(), Flags::NONE)?;
+        }
+        Ok(())
+    }
+
+    fn take_put(&self, rep: u32) -> Step {
+        let bytes = Self::size_of_round(rep);
+        for source in self.plan.sources() {
+            let inbox = self.plan.inbox(source);
+            self.await_signal(source, u64::from(rep) + 1, source)?;
+            self.expect_buffer(inbox, bytes, source, rep, 0, 0)?;
+            // What a shorter put leaves behind must be zero again in the next round.
+            for i in 0..bytes.div_ceil(8) {
+                self.store(inbox + i * 8, 0);
+            }
+            self.ack(source)?;
+        }
+        Ok(())
+    }
+
+    const REUSED: u64 = 256;
+
+    fn send_reused(&self, rep: u32) -> Step {
+        let Plan { rank, burst, .. } = *self.plan;
+        let from = self.plan.outbox();
+        for target in self.plan.targets() {
+            for k in 0..burst {
+                self.fill(from, Self::REUSED, rep, k);
+                let to = self.plan.inbox(rank) + u64::from(k) * Self::REUSED;
+                self.put(target, to, from, Self::REUSED, Action::NONE, Flags::NONE)?;
+                self.flush()?;
+                for i in 0..Self::REUSED / 8 {
+                    self.store(from + i * 8, !0);
+                }
+            }
+            // After a flush a weak signal says that everything before it is there.
+            self.raise(target, self.sent())?;
+        }
+        Ok(())
+    }
+
+    fn take_reused(&self, rep: u32) -> Step {
+        for source in self.plan.sources() {
+            self.await_signal(source, u64::from(rep) + 1, source)?;
+            for k in 0..self.plan.burst {
+                let at = self.plan.inbox(source) + u64::from(k) * Self::REUSED;
+                self.expect_buffer(at, Self::REUSED, source, rep, k, 0)?;
+            }
+            self.ack(source)?;
+        }
+        Ok(())
+    }
+
+    fn send_three(&self, _rep: u32) -> Step {
+        for target in self.plan.targets() {
+            for _ in 0..3 {
+                self.raise(target, self.sent())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_three(&self, _rep: u32) -> Step {
+        for source in self.plan.sources() {
+            self.await_signal(source, 3, source)?;
+            self.exactly(source, 3, self.context.read_signal(source), source)?;
+            self.context.reset_signal(source).map_err(|status| Failure::of(status, source))?;
+            self.exactly(source, 0, self.context.read_signal(source), source)?;
+            self.ack(source)?;
+        }
+        Ok(())
+    }
+
+    fn send_added(&self, rep: u32) -> Step {
+        let Plan { rank, lane, .. } = *self.plan;
+        let id = rank as u16;
+        for target in self.plan.targets() {
+            let offset = self.slot(rank, rep, 0);
+            let word = value(rank, lane, rep, 0);
+            self.put_value(target, offset, word, 8, Action::signal_add(id, 4), Flags::NONE)?;
+            self.raise(target, Action::signal_add(id, 0))?;
+            self.raise(target, Action::signal_add(id, 1))?;
+        }
+        Ok(())
+    }
+
+    fn take_added(&self, rep: u32) -> Step {
+        for source in self.plan.sources() {
+            let total = 5 * (u64::from(rep) + 1);
+            self.await_signal(source, total, source)?;
+            self.expect_word(self.slot(source, rep, 0), value(source, self.plan.lane, rep, 0), source)?;
+            self.exactly(source, total, self.context.read_signal(source), source)?;
+            self.ack(source)?;
+        }
+        Ok(())
+    }
+
+    /// Everyone posts all at once: values and puts with a signal in turn, then puts that tick a counter.
+    fn flood(&self, rep: &mut u32) -> Step {
+        let Plan { rank, reps, .. } = *self.plan;
+        let outbox = self.plan.outbox();
+        let counted_at = INBOX / 2;
+        for i in 0..reps {
+            self.store(outbox + u64::from(i) * 8, value(rank, 0, i, 1));
+        }
+        let mut counted = 0;
+        for i in 0..reps {
+            *rep = i;
+            let at = self.plan.inbox(rank) + u64::from(i) * 8;
+            let from = outbox + u64::from(i) * 8;
+            for target in self.plan.targets() {
+                if i % 2 == 0 {
+                    self.put_value(target, at, value(rank, 0, i, 1), 8, self.sent(), Flags::NONE)?;
+                } else {
+                    self.put(target, at, from, 8, self.sent(), Flags::NONE)?;
+                }
+                if i % 4 == 0 {
+                    self.put(target, counted_at + at, from, 8, Action::counter(0), Flags::NONE)?;
+                    counted += 1;
+                }
+            }
+        }
+        self.flush()?;
+        self.exactly(0, counted, self.context.read_counter(0), rank)?;
+        for source in self.plan.sources() {
+            self.await_signal(source, reps.into(), source)?;
+            self.exactly(source, reps.into(), self.context.read_signal(source), source)?;
+            for i in 0..reps {
+                *rep = i;
+                let at = self.plan.inbox(source) + u64::from(i) * 8;
+                self.expect_word(at, value(source, 0, i, 1), source)?;
+                if i % 4 == 0 {
+                    self.poll_word(counted_at + at, value(source, 0, i, 1), 0, source)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(&self, rep: u32, nanoseconds: u64) {
+        if rep >= self.plan.warmup && !self.plan.samples.is_null() {
+            let at = self.plan.samples.wrapping_add((rep - self.plan.warmup) as usize);
+            // SAFETY: the plan has room for a sample of each repetition after the warm-up.
+            unsafe { at.write(nanoseconds) };
+        }
+    }
+
+    /// Rank 0 samples round trips with rank 1; other ranks stand by.
+    fn ping_pong(&self, rep: &mut u32) -> Result<u64, Failure> {
+        let Plan { rank, reps, warmup, .. } = *self.plan;
+        let began = &mut 0;
+        if rank > 1 {
+            return Ok(0);
+        }
+        for round in 0..reps {
+            *rep = round;
+            if round == warmup {
+                *began = clock_ns();
+            }
+            let start = clock_ns();
+            if rank == 0 {
+                self.serve(1, round)?;
+            }
+            self.catch(1 - rank, round)?;
+            if rank == 1 {
+                self.serve(0, round)?;
+            }
+            self.sample(round, clock_ns().wrapping_sub(start));
+        }
+        let elapsed = clock_ns().wrapping_sub(*began);
+        self.flush()?;
+        Ok(elapsed)
+    }
+
+    fn serve(&self, peer: u32, rep: u32) -> Step {
+        let Plan { rank, lane, bytes, .. } = *self.plan;
+        if self.plan.program == Program::PingPongValue {
+            let at = self.slot(rank, rep, 0);
+            return self.put_value(peer, at, value(rank, lane, rep, 0), 8, Action::NONE, Flags::NONE);
+        }
+        self.put(peer, self.plan.inbox(rank), self.plan.outbox(), bytes.into(), self.sent(), Flags::NONE)
+    }
+
+    fn catch(&self, peer: u32, rep: u32) -> Step {
+        if self.plan.program == Program::PingPongValue {
+            let before = if u64::from(rep) < SLOTS { 0 } else { value(peer, self.plan.lane, rep - SLOTS as u32, 0) };
+            return self.poll_word(self.slot(peer, rep, 0), value(peer, self.plan.lane, rep, 0), before, peer);
+        }
+        self.await_signal(peer, u64::from(rep) + 1, peer)
+    }
+
+    /// Rank 0 posts to rank 1 as fast as it can; rank 1 waits for the last.
+    fn stream(&self, rep: &mut u32) -> Result<u64, Failure> {
+        let Plan { rank, reps, bytes, burst, .. } = *self.plan;
+        let began = clock_ns();
+        if rank == 0 {
+            for i in 0..reps {
+                *rep = i;
+                if self.plan.program == Program::StreamValue {
+                    let flags = self.flags(i % burst);
+                    self.put_value(1, self.slot(0, i, 0), value(0, 0, i, 0), 8, self.sent(), flags)?;
+                } else {
+                    self.put(1, self.plan.inbox(0), self.plan.outbox(), bytes.into(), self.sent(), Flags::NONE)?;
+                }
+            }
+            self.flush()?;
+        } else if rank == 1 {
+            self.await_signal(0, reps.into(), 0)?;
+        }
+        Ok(clock_ns().wrapping_sub(began))
+    }
+}
+
+// A put of the largest size, and all that a flood writes, stays clear of the next inbox's guard.
+const _: () = assert!(LARGEST + crate::plan::GUARD <= INBOX && LANE >= SLOTS * 8 && LARGEST <= OUTBOX);
+// Ranks that only send to the next one are never more than the ranks ahead of it, less than a lap.
+const _: () = assert!(SLOTS >= 64 && Pattern::Ring as u32 == 0);

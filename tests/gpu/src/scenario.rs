@@ -1,0 +1,229 @@
+//! The list of scenarios.
+
+use crate::RunError;
+use crate::plan::{Pattern, Program, Turn};
+use crate::world::World;
+
+/// Who sends before receiving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Rank 0 begins, and each other rank answers: one message is under way at a time.
+    FirstBegins,
+    /// The last rank begins.
+    LastBegins,
+    /// All at once.
+    AllBegin,
+}
+
+impl Order {
+    /// What that is for one rank.
+    pub fn turn(self, rank: usize, nranks: usize) -> Turn {
+        let begins = match self {
+            Order::FirstBegins => rank == 0,
+            Order::LastBegins => rank + 1 == nranks,
+            Order::AllBegin => true,
+        };
+        if begins { Turn::First } else { Turn::Second }
+    }
+}
+
+/// One program on all ranks.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    /// What each rank runs.
+    pub program: Program,
+    /// Who begins.
+    pub order: Order,
+    /// Who sends to whom.
+    pub pattern: Pattern,
+    /// Values or puts of a round.
+    pub burst: u32,
+    /// All but a round's last value carry the aggregate flag.
+    pub aggregate: bool,
+    /// Threads of each rank.
+    pub lanes: u32,
+    /// Threads use different contexts.
+    pub spread: bool,
+    /// Rounds are the asked repetitions divided by this.
+    pub divisor: u32,
+}
+
+impl Step {
+    /// One thread, one value a round, all begin, to the next rank.
+    pub const fn new(program: Program) -> Step {
+        Step {
+            program,
+            order: Order::AllBegin,
+            pattern: Pattern::Ring,
+            burst: 1,
+            aggregate: false,
+            lanes: 1,
+            spread: false,
+            divisor: 1,
+        }
+    }
+
+    const fn order(self, order: Order) -> Step {
+        Step { order, ..self }
+    }
+
+    const fn all_pairs(self) -> Step {
+        Step { pattern: Pattern::AllPairs, ..self }
+    }
+
+    const fn burst(self, burst: u32) -> Step {
+        Step { burst, ..self }
+    }
+
+    const fn aggregated(self) -> Step {
+        Step { aggregate: true, ..self }
+    }
+
+    const fn lanes(self, lanes: u32, spread: bool) -> Step {
+        Step { lanes, spread, ..self }
+    }
+
+    const fn divided(self, divisor: u32) -> Step {
+        Step { divisor, ..self }
+    }
+}
+
+/// A row of the list.
+#[derive(Debug, Clone, Copy)]
+pub struct Scenario {
+    /// Name, as `--only` takes it.
+    pub name: &'static str,
+    /// What it shows.
+    pub what: &'static str,
+    /// One of the three phases that `ferrogin demo` shows.
+    pub phase: Option<char>,
+    /// Programs, one after another.
+    pub steps: &'static [Step],
+}
+
+const POLL: Step = Step::new(Program::ValuePoll);
+const SIGNAL: Step = Step::new(Program::ValueSignal);
+
+/// All scenarios, in order of difficulty.
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "value-poll",
+        what: "putValue without a signal; the peer polls memory",
+        phase: Some('a'),
+        steps: &[POLL.order(Order::FirstBegins), POLL.order(Order::LastBegins), POLL],
+    },
+    Scenario {
+        name: "value-signal",
+        what: "putValue with signal inc; the peer waits for the signal, then finds the value",
+        phase: Some('b'),
+        steps: &[SIGNAL.order(Order::FirstBegins), SIGNAL.order(Order::LastBegins), SIGNAL, SIGNAL.burst(16)],
+    },
+    Scenario {
+        name: "aggregate",
+        what: "8 putValues, the aggregate flag on seven, distinct sentinels; all land",
+        phase: Some('c'),
+        steps: &[
+            POLL.burst(8).aggregated().order(Order::FirstBegins),
+            POLL.burst(8).aggregated().order(Order::LastBegins),
+            POLL.burst(8).aggregated(),
+            SIGNAL.burst(8).aggregated(),
+        ],
+    },
+    Scenario {
+        name: "value-sizes",
+        what: "values of 1, 2, 4 and 8 bytes; the bytes beside them stay",
+        phase: None,
+        steps: &[Step::new(Program::ValueSizes)],
+    },
+    Scenario {
+        name: "put-signal",
+        what: "puts of 1 byte to 1 MiB with a signal; the peer finds every byte",
+        phase: None,
+        steps: &[Step::new(Program::PutSignal)],
+    },
+    Scenario {
+        name: "flush-reuse",
+        what: "the source changes right after a flush; a signal after it means that all is there",
+        phase: None,
+        steps: &[Step::new(Program::FlushReuse).burst(8).divided(4)],
+    },
+    Scenario {
+        name: "flood",
+        what: "many more posts than slots without a pause; signals and counters count exactly",
+        phase: None,
+        steps: &[Step::new(Program::Flood), Step::new(Program::Flood).all_pairs()],
+    },
+    Scenario {
+        name: "signal-reset",
+        what: "a signal starts again from 0 after a reset",
+        phase: None,
+        steps: &[Step::new(Program::SignalReset)],
+    },
+    Scenario {
+        name: "signal-add",
+        what: "signals raised by 4, 1 and 0 in one round; their sum is exact",
+        phase: None,
+        steps: &[Step::new(Program::SignalAdd)],
+    },
+    Scenario {
+        name: "all-pairs",
+        what: "every rank sends to every other at once, by memory and by signal",
+        phase: None,
+        steps: &[POLL.all_pairs(), SIGNAL.burst(4).all_pairs(), Step::new(Program::PutSignal).all_pairs().divided(4)],
+    },
+    Scenario {
+        name: "threads",
+        what: "two threads of a rank post on the same endpoints",
+        phase: None,
+        steps: &[POLL.burst(8).aggregated().lanes(2, false)],
+    },
+    Scenario {
+        name: "contexts",
+        what: "two threads of a rank, each on a context of its own",
+        phase: None,
+        steps: &[SIGNAL.burst(4).lanes(2, true)],
+    },
+];
+
+/// The scenario of that name.
+pub fn find(name: &str) -> Option<&'static Scenario> {
+    SCENARIOS.iter().find(|scenario| scenario.name == name)
+}
+
+/// Collective: runs one scenario with `reps` repetitions of each step.
+///
+/// # Errors
+/// When it fails on any rank.
+pub fn run(world: &World, scenario: &'static Scenario, reps: u32) -> Result<(), RunError> {
+    for step in scenario.steps {
+        let reps = (reps / step.divisor).max(1);
+        let plans: Vec<_> = (0..step.lanes).map(|lane| world.plan(step, reps, lane)).collect();
+        world.run(scenario.name, &plans)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_the_phases_complete() {
+        for (i, scenario) in SCENARIOS.iter().enumerate() {
+            assert_eq!(SCENARIOS.iter().position(|other| other.name == scenario.name), Some(i));
+            assert!(!scenario.steps.is_empty());
+        }
+        let phases: String = SCENARIOS.iter().filter_map(|scenario| scenario.phase).collect();
+        assert_eq!(phases, "abc");
+        assert!(find("flood").is_some() && find("nothing").is_none());
+    }
+
+    #[test]
+    fn somebody_always_begins() {
+        for order in [Order::FirstBegins, Order::LastBegins, Order::AllBegin] {
+            for nranks in 2..5 {
+                assert!((0..nranks).any(|rank| order.turn(rank, nranks) == Turn::First));
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! A rank: its communicator, window and contexts, and how a step is run on all ranks at once.
+
+use crate::RunError;
+use crate::plan::{GUARD, GUARD_BYTE, INBOX, OUTBOX, Plan, Report, Verdict};
+use crate::program;
+use crate::runner::Runner;
+use crate::scenario::Step;
+use ferrogin_device::{Context, Window as DeviceWindow};
+use ferrogin_ffi::device::DevHandle;
+use ferrogin_ffi::nccl::GinConfigV14;
+use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, Window};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What to run with.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// NCCL_GIN_PLUGIN: a path, a name, or a list.
+    pub plugin: String,
+    /// Layout of the device structs: 0, 1 or 2.
+    pub backend_version: i32,
+    /// Work requests in flight; small, so that rings wrap often. 0 is the plugin's default.
+    pub queue_depth: i32,
+    /// Time that one wait of a program may take.
+    pub deadline: Duration,
+}
+
+impl Config {
+    /// The plugin of NCCL_GIN_PLUGIN, else of FERROGIN_DIST, else beside the executable; layout 2, 64 slots.
+    pub fn from_env() -> Config {
+        let beside = || std::env::current_exe().ok()?.parent().map(PathBuf::from);
+        let plugin = std::env::var("NCCL_GIN_PLUGIN").ok().filter(|list| !list.is_empty()).unwrap_or_else(|| {
+            let dist = std::env::var_os("FERROGIN_DIST").map(PathBuf::from).or_else(beside).unwrap_or_default();
+            dist.join("libnccl-gin-ferrogin.so").to_string_lossy().into_owned()
+        });
+        Config { plugin, backend_version: 2, queue_depth: 64, deadline: Duration::from_secs(30) }
+    }
+}
+
+/// Contexts of the handle.
+const CONTEXTS: u32 = 2;
+
+/// One rank of a job. Fields are dropped in the order of NCCL's teardown.
+pub struct World {
+    context: GinContext,
+    window: Window,
+    memory: Arc<DeviceMemory>,
+    comm: Comm,
+    runner: Box<dyn Runner>,
+    deadline: Duration,
+}
+
+impl World {
+    /// Collective: loads the plugin, connects, makes a window and [`CONTEXTS`] contexts.
+    ///
+    /// # Errors
+    /// When a call of the plugin fails, or a rank is missing.
+    pub fn open(config: &Config, bootstrap: Bootstrap, runner: Box<dyn Runner>) -> Result<World, RunError> {
+        let nranks = bootstrap.nranks();
+        if !(2..=64).contains(&nranks) {
+            return Err(RunError::Usage(format!("scenarios need 2 to 64 ranks, this job has {nranks}")));
+        }
+        let plugin = Plugin::find(&config.plugin)?;
+        // A step is as long as its slowest rank; a rank that dies is noticed at once all the same.
+        let bootstrap = bootstrap.with_timeout(config.deadline * 4 + Duration::from_secs(300));
+        let comm = Comm::init(&plugin, Arc::new(bootstrap), 0)?;
+        let memory = Arc::new(DeviceMemory::alloc(nranks * INBOX as usize + OUTBOX as usize)?);
+        let window = comm.register(&memory, 0)?;
+        let context = comm.create_context(&GinConfigV14 {
+            n_signals: program::signals(nranks as u32) as i32,
+            n_counters: program::COUNTERS as i32,
+            n_contexts: CONTEXTS as i32,
+            queue_depth: config.queue_depth,
+            traffic_class: -1,
+            backend_version: config.backend_version,
+            rank_stride: 1,
+        })?;
+        comm.barrier()?;
+        Ok(World { context, window, memory, comm, runner, deadline: config.deadline })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// Ranks.
+    pub fn nranks(&self) -> usize {
+        self.comm.nranks()
+    }
+
+    /// The communicator.
+    pub fn comm(&self) -> &Comm {
+        &self.comm
+    }
+
+    /// Work requests that the value endpoint takes at once, where the host can read the handle.
+    #[allow(unsafe_code)]
+    pub fn ring_slots(&self) -> u32 {
+        let handle = self.context.handle().cast::<DevHandle>();
+        // SAFETY: programs run on this CPU, so the handle is host memory; the context is open.
+        unsafe { (*handle).pvdata.sq_size }
+    }
+
+    /// What runs the programs.
+    pub fn runner(&self) -> &dyn Runner {
+        &*self.runner
+    }
+
+    #[allow(unsafe_code)]
+    fn device_context(&self, id: u32) -> Result<Context<'_>, RunError> {
+        // SAFETY: the handle is from createContext and lives as long as `self`.
+        let context = unsafe { Context::from_handle(self.context.handle(), id) };
+        context.map_err(|status| RunError::Context { id, status })
+    }
+
+    /// Collective: zeroes the window but for its guards, and signals and counters; on return all ranks have.
+    fn prepare(&self) -> Result<(), RunError> {
+        self.comm.barrier()?;
+        self.memory.fill(0);
+        for guard in self.guards() {
+            self.memory.write(guard, &[GUARD_BYTE; GUARD as usize]);
+        }
+        for id in 0..CONTEXTS {
+            let context = self.device_context(id)?;
+            let refused = |status| RunError::Context { id, status };
+            for signal in 0..program::signals(self.nranks() as u32) {
+                context.reset_signal(signal).map_err(refused)?;
+            }
+            for counter in 0..program::COUNTERS {
+                context.reset_counter(counter).map_err(refused)?;
+            }
+        }
+        Ok(self.comm.barrier()?)
+    }
+
+    fn guards(&self) -> impl Iterator<Item = usize> {
+        (1..=self.nranks() as u64).map(|end| (end * INBOX - GUARD) as usize)
+    }
+
+    /// A plan of this rank for a step, for thread `lane` of the rank.
+    pub fn plan(&self, step: &Step, reps: u32, lane: u32) -> Plan {
+        Plan {
+            program: step.program,
+            turn: step.order.turn(self.rank(), self.nranks()),
+            pattern: step.pattern,
+            context_id: if step.spread { lane % CONTEXTS } else { 0 },
+            handle: self.context.handle(),
+            window: DeviceWindow(self.window.gin_handle()),
+            memory: self.memory.as_ptr().cast(),
+            rank: self.rank() as u32,
+            nranks: self.nranks() as u32,
+            reps,
+            burst: step.burst,
+            aggregate: u32::from(step.aggregate),
+            lane,
+            bytes: 8,
+            warmup: 0,
+            deadline_ns: u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX),
+            samples: std::ptr::null_mut(),
+        }
+    }
+
+    /// Collective: runs `plans` on this rank, as every rank does with its own, and agrees on the result.
+    ///
+    /// # Errors
+    /// When a program failed on any rank, a guard was written, or the plugin reports an error.
+    pub fn run(&self, scenario: &'static str, plans: &[Plan]) -> Result<Vec<Report>, RunError> {
+        self.prepare()?;
+        let reports = self.runner.run(plans);
+        let mut failures: Vec<String> =
+            reports.iter().filter(|report| !report.passed()).map(|report| report.describe(self.rank())).collect();
+        // Others may still be sending to us: look at the guards when all are done.
+        self.comm.barrier()?;
+        failures.extend(self.broken_guard());
+        match self.context.query_last_error() {
+            Ok(false) => {}
+            Ok(true) => failures.push(format!("rank {}: queryLastError reports an error", self.rank())),
+            Err(error) => failures.push(format!("rank {}: {error}", self.rank())),
+        }
+        let all = self.comm.bootstrap().allgather(failures.join("; ").as_bytes())?;
+        let failures: Vec<String> =
+            all.iter().filter(|text| !text.is_empty()).map(|text| String::from_utf8_lossy(text).into_owned()).collect();
+        if failures.is_empty() { Ok(reports) } else { Err(RunError::Failed { scenario, failures }) }
+    }
+
+    fn broken_guard(&self) -> Option<String> {
+        let mut bytes = vec![0; GUARD as usize];
+        self.guards().find_map(|guard| {
+            self.memory.read(guard, &mut bytes);
+            let at = bytes.iter().position(|&byte| byte != GUARD_BYTE)?;
+            let report = Report { verdict: Verdict::Wrong, at: (guard + at) as u64, ..Report::PASSED };
+            let report = Report { expected: GUARD_BYTE.into(), got: bytes[at].into(), ..report };
+            Some(format!("{} (a byte that nobody may write)", report.describe(self.rank())))
+        })
+    }
+
+    /// Collective: destroyContext, deregister, closeColl, finalize, each with its result looked at.
+    ///
+    /// # Errors
+    /// When a call fails.
+    pub fn close(self) -> Result<(), RunError> {
+        let World { context, window, comm, .. } = self;
+        comm.barrier()?;
+        window.deregister()?;
+        context.destroy()?;
+        Ok(comm.close()?)
+    }
+}

@@ -1,0 +1,124 @@
+//! What was counted, and how counts are read from the output of test runners.
+
+use std::fmt::Write;
+use std::ops::AddAssign;
+
+/// Tests by result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Passed.
+    pub passed: u64,
+    /// Failed.
+    pub failed: u64,
+    /// Not run, aloud.
+    pub skipped: u64,
+}
+
+impl Counts {
+    /// All of them.
+    pub fn total(self) -> u64 {
+        self.passed + self.failed + self.skipped
+    }
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+/// The whole run.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Totals.
+    pub counts: Counts,
+    /// `name: why` of each skip.
+    pub skips: Vec<String>,
+    /// What failed.
+    pub failures: Vec<String>,
+}
+
+impl Tally {
+    /// Adds a failure.
+    pub fn fail(&mut self, what: String) {
+        self.counts.failed += 1;
+        self.failures.push(what);
+    }
+
+    /// Adds a skip.
+    pub fn skip(&mut self, what: String) {
+        self.counts.skipped += 1;
+        self.skips.push(what);
+    }
+
+    /// Something ran and nothing failed.
+    pub fn success(&self) -> bool {
+        self.counts.failed == 0 && self.counts.passed > 0
+    }
+
+    /// What was skipped and what failed; the last line has the totals.
+    pub fn summary(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        for skip in &self.skips {
+            let _ = writeln!(text, "skipped: {skip}");
+        }
+        for failure in &self.failures {
+            let _ = writeln!(text, "failed: {failure}");
+        }
+        let Counts { passed, failed, skipped } = self.counts;
+        let _ = write!(text, "{passed} passed, {failed} failed, {skipped} skipped");
+        text
+    }
+}
+
+/// Counts of a line like `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
+pub fn libtest_result(line: &str) -> Option<Counts> {
+    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let number = |word: &str| -> Option<u64> {
+        counts.split("; ").find_map(|part| part.trim().strip_suffix(word)?.trim().parse().ok())
+    };
+    Some(Counts { passed: number(" passed")?, failed: number(" failed")?, skipped: number(" ignored")? })
+}
+
+/// Counts of a line `3 passed, 0 failed, 1 skipped`; a word and a colon may stand before it.
+pub fn closing_line(line: &str) -> Option<Counts> {
+    let counts = match line.split_once(": ") {
+        Some((word, rest)) if !word.contains(char::is_whitespace) => rest,
+        _ => line,
+    };
+    let mut parts = counts.trim_end().split(", ");
+    let mut number = |word: &str| parts.next()?.strip_suffix(word)?.parse::<u64>().ok();
+    let result = Counts { passed: number(" passed")?, failed: number(" failed")?, skipped: number(" skipped")? };
+    parts.next().is_none().then_some(result)
+}
+
+/// `name: why` of a line `SKIP name: why`.
+pub fn skip_reason(line: &str) -> Option<String> {
+    let reason = line.trim().strip_prefix("SKIP ")?;
+    reason.contains(':').then(|| reason.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read() {
+        let line = "test result: ok. 13 passed; 2 failed; 1 ignored; 0 measured; 12 filtered out; finished in 2.64s";
+        assert_eq!(libtest_result(line), Some(Counts { passed: 13, failed: 2, skipped: 1 }));
+        assert_eq!(libtest_result("test result: "), None);
+        assert_eq!(
+            closing_line("foreign: 3 passed, 0 failed, 1 skipped"),
+            closing_line("3 passed, 0 failed, 1 skipped")
+        );
+        assert_eq!(closing_line("3 passed, 0 failed, 1 skipped").map(Counts::total), Some(4));
+        for line in ["3 passed", "a b: 3 passed, 0 failed, 1 skipped", "x passed, 0 failed, 0 skipped", ""] {
+            assert_eq!(closing_line(line), None, "{line}");
+        }
+        assert_eq!(skip_reason("  SKIP tcp: no network").as_deref(), Some("tcp: no network"));
+        assert_eq!(skip_reason("SKIPPED x"), None);
+    }
+}
