@@ -8,6 +8,7 @@
 //! an endpoint and a target; [`endpoint`] is the queue that it is posted on; [`post`] holds the two posting policies,
 //! `combining` and `locked`, over a small trait; [`wait`] is the only place that spins.
 #![cfg_attr(not(any(test, feature = "host")), no_std)]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 
 pub mod action;
 #[cfg(feature = "host")]
