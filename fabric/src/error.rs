@@ -1,0 +1,101 @@
+//! What can go wrong between us and libfabric.
+
+use std::path::PathBuf;
+
+use crate::Version;
+
+/// A failure of libfabric, or of the search for it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The shared library was not found or does not load.
+    #[error(
+        "libfabric cannot be loaded ({reason}); install it (Debian: apt-get install libfabric1) or point \
+         FERROGIN_LIBFABRIC to libfabric.so.1"
+    )]
+    LibraryMissing {
+        /// What was asked of the dynamic linker.
+        path: PathBuf,
+        /// The dynamic linker's answer.
+        reason: String,
+    },
+    /// The shared library was loaded but is not a libfabric.
+    #[error("{} has no symbol {symbol}: it is not a libfabric; check FERROGIN_LIBFABRIC", path.display())]
+    SymbolMissing {
+        /// The library that was loaded.
+        path: PathBuf,
+        /// The first symbol that it lacks.
+        symbol: &'static str,
+    },
+    /// This libfabric, or the provider in it, lacks something that newer ones have.
+    #[error(
+        "{feature} needs libfabric {needed} or newer, but {found} is loaded; install a newer one and name it in FERROGIN_LIBFABRIC"
+    )]
+    TooOld {
+        /// What is missing.
+        feature: &'static str,
+        /// The first release that has it.
+        needed: Version,
+        /// The release that is loaded.
+        found: Version,
+    },
+    /// A provider directory was named after libfabric had read FI_PROVIDER_PATH.
+    #[error(
+        "libfabric was initialised before the provider directory {dir} was named; start the program with \
+         FI_PROVIDER_PATH={dir}",
+        dir = dir.display()
+    )]
+    TooLateForProviderDir {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The provider is not known to this process's libfabric although its directory was named.
+    #[error(
+        "libfabric knows no provider {provider} although FI_PROVIDER_PATH was set to find it in {dir}: either no \
+         lib*-fi.so that provides it lies there, or something in this process initialised libfabric first; in that \
+         case start the program with FI_PROVIDER_PATH={dir} (FI_LOG_LEVEL=info shows what libfabric loads)",
+        dir = dir.display()
+    )]
+    ProviderNotLoaded {
+        /// The provider asked for.
+        provider: String,
+        /// The directory given to [`crate::Libfabric::use_provider_dir`].
+        dir: PathBuf,
+    },
+    /// No provider offers what the hints ask for.
+    #[error("libfabric {version} offers nothing that matches the hints ({hints}); providers it knows: {known}")]
+    NoMatch {
+        /// The loaded libfabric.
+        version: Version,
+        /// The hints, in words.
+        hints: String,
+        /// Names of all providers that are registered.
+        known: String,
+    },
+    /// An argument cannot be passed on.
+    #[error("{what}")]
+    Argument {
+        /// What was wrong, and with what.
+        what: String,
+    },
+    /// A call into libfabric or a provider failed.
+    #[error("{call} failed: {text} (error {code})")]
+    Call {
+        /// The name of the libfabric function.
+        call: &'static str,
+        /// The positive libfabric error code (errno values, or FI_EOTHER and above).
+        code: i32,
+        /// libfabric's text for the code.
+        text: String,
+    },
+}
+
+impl Error {
+    /// The positive libfabric error code, where a call failed.
+    pub fn code(&self) -> Option<i32> {
+        match self {
+            Self::Call { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! One way to reach the network: an owned `fi_info`.
+
+use std::ffi::{CStr, CString, c_char};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::bindings::{self, fi_bus_type, fi_info, fi_threading};
+use crate::{Error, Libfabric, Version};
+
+/// An `fi_info` and all that hangs on it, allocated and freed by the library that it came from.
+///
+/// The parts (`tx_attr`, …) are as large as in that library's release: fields at their ends that newer headers have may not
+/// be there, so no reference to a whole part is ever made.
+pub struct Info {
+    raw: NonNull<fi_info>,
+    lib: Arc<Libfabric>,
+}
+
+// SAFETY: an fi_info is plain heap data, owned by this object; shared access only reads.
+unsafe impl Send for Info {}
+// SAFETY: as above.
+unsafe impl Sync for Info {}
+
+/// A PCI address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciAddress {
+    /// PCI domain (segment).
+    pub domain: u16,
+    /// Bus.
+    pub bus: u8,
+    /// Device.
+    pub device: u8,
+    /// Function.
+    pub function: u8,
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
+    }
+}
+
+/// `read!(pointer, field)`: a field behind a part pointer that may be null, or its default.
+macro_rules! read {
+    ($pointer:expr, $field:ident) => {{
+        let pointer = $pointer;
+        if pointer.is_null() {
+            Default::default()
+        } else {
+            // SAFETY: parts of a live fi_info are live or null; the field is one that all supported releases have.
+            unsafe { (*pointer).$field }
+        }
+    }};
+}
+
+impl Info {
+    pub(crate) fn empty(lib: &Arc<Libfabric>) -> Result<Self, Error> {
+        // SAFETY: null asks for an empty info with all parts.
+        let info = unsafe { Self::duplicate(lib, std::ptr::null()) }?;
+        let raw = info.raw();
+        let parts = [
+            raw.tx_attr.is_null(),
+            raw.rx_attr.is_null(),
+            raw.ep_attr.is_null(),
+            raw.domain_attr.is_null(),
+            raw.fabric_attr.is_null(),
+        ];
+        if parts.contains(&true) {
+            return Err(lib.failure("fi_allocinfo", -bindings::FI_ENOMEM));
+        }
+        Ok(info)
+    }
+
+    /// # Safety
+    /// `source` is null or an entry made by `lib`.
+    pub(crate) unsafe fn duplicate(lib: &Arc<Libfabric>, source: *const fi_info) -> Result<Self, Error> {
+        // SAFETY: by the caller's promise.
+        let raw = unsafe { lib.duplicate_info(source) };
+        let raw = NonNull::new(raw).ok_or_else(|| lib.failure("fi_dupinfo", -bindings::FI_ENOMEM))?;
+        Ok(Self { raw, lib: Arc::clone(lib) })
+    }
+
+    /// The library that it belongs to.
+    pub fn library(&self) -> &Arc<Libfabric> {
+        &self.lib
+    }
+
+    /// For calls that take an `fi_info`; they do not change or keep it.
+    pub fn as_ptr(&self) -> *mut fi_info {
+        self.raw.as_ptr()
+    }
+
+    /// The top struct, which has had the same size since 1.5.
+    pub fn raw(&self) -> &fi_info {
+        // SAFETY: owned and live; changed only through `&mut self`.
+        unsafe { self.raw.as_ref() }
+    }
+
+    pub(crate) fn raw_mut(&mut self) -> &mut fi_info {
+        // SAFETY: owned and live; `&mut self` is exclusive.
+        unsafe { self.raw.as_mut() }
+    }
+
+    /// Sets the names that are given; fi_freeinfo frees them with free(), hence strdup.
+    pub(crate) fn set_names(
+        &mut self,
+        provider: Option<CString>,
+        fabric: Option<CString>,
+        domain: Option<CString>,
+    ) -> Result<(), Error> {
+        let fabric_attr = self.raw().fabric_attr;
+        let domain_attr = self.raw().domain_attr;
+        if let Some(name) = provider {
+            // SAFETY: the part is there (`empty`), and its name was null.
+            unsafe { (*fabric_attr).prov_name = self.duplicate_string(&name)? };
+        }
+        if let Some(name) = fabric {
+            // SAFETY: as above.
+            unsafe { (*fabric_attr).name = self.duplicate_string(&name)? };
+        }
+        if let Some(name) = domain {
+            // SAFETY: as above.
+            unsafe { (*domain_attr).name = self.duplicate_string(&name)? };
+        }
+        Ok(())
+    }
+
+    fn duplicate_string(&self, text: &CStr) -> Result<*mut c_char, Error> {
+        // SAFETY: `text` is NUL-terminated.
+        let copy = unsafe { libc::strdup(text.as_ptr()) };
+        if copy.is_null() { Err(self.lib.failure("strdup", -bindings::FI_ENOMEM)) } else { Ok(copy) }
+    }
+
+    /// The provider's name (`efa`, `tcp;ofi_rxm`).
+    pub fn provider(&self) -> String {
+        text(read_name(self.raw().fabric_attr, |attr| read!(attr, prov_name)))
+    }
+
+    /// The provider's own version.
+    pub fn provider_version(&self) -> Version {
+        Version::from_raw(read!(self.raw().fabric_attr, prov_version))
+    }
+
+    /// The fabric's name (`efa-direct`).
+    pub fn fabric_name(&self) -> String {
+        text(read_name(self.raw().fabric_attr, |attr| read!(attr, name)))
+    }
+
+    /// The domain's name (`rdmap0s6-rdm`).
+    pub fn domain_name(&self) -> String {
+        text(read_name(self.raw().domain_attr, |attr| read!(attr, name)))
+    }
+
+    /// The local address, in the format of [`Info::addr_format`]; empty when the provider gives none.
+    pub fn src_addr(&self) -> Vec<u8> {
+        let raw = self.raw();
+        if raw.src_addr.is_null() {
+            return Vec::new();
+        }
+        // SAFETY: the provider gives `src_addrlen` bytes there.
+        unsafe { std::slice::from_raw_parts(raw.src_addr.cast::<u8>(), raw.src_addrlen) }.to_vec()
+    }
+
+    /// The address format, `FI_ADDR_EFA`, `FI_SOCKADDR_IN`, …
+    pub fn addr_format(&self) -> u32 {
+        self.raw().addr_format
+    }
+
+    /// Capabilities, `FI_MSG`, `FI_RMA`, …
+    pub fn caps(&self) -> u64 {
+        self.raw().caps
+    }
+
+    /// Mode bits that the provider demands of its user.
+    pub fn mode(&self) -> u64 {
+        self.raw().mode
+    }
+
+    /// Memory registration modes that the provider demands of its user.
+    pub fn mr_mode(&self) -> i32 {
+        read!(self.raw().domain_attr, mr_mode)
+    }
+
+    /// Bytes of a remote key.
+    pub fn mr_key_size(&self) -> usize {
+        read!(self.raw().domain_attr, mr_key_size)
+    }
+
+    /// Completion counters that the domain can have, as the provider says.
+    pub fn counter_count(&self) -> usize {
+        read!(self.raw().domain_attr, cntr_cnt)
+    }
+
+    /// Endpoints that the domain can have, as the provider says.
+    pub fn endpoint_count(&self) -> usize {
+        read!(self.raw().domain_attr, ep_cnt)
+    }
+
+    /// Threading level that the objects keep, `fi_threading::FI_THREAD_*`.
+    pub fn threading(&self) -> fi_threading::Type {
+        read!(self.raw().domain_attr, threading)
+    }
+
+    /// Entries of the send queue.
+    pub fn tx_size(&self) -> usize {
+        read!(self.raw().tx_attr, size)
+    }
+
+    /// Entries of the receive queue.
+    pub fn rx_size(&self) -> usize {
+        read!(self.raw().rx_attr, size)
+    }
+
+    /// Scatter-gather elements of one send.
+    pub fn tx_iov_limit(&self) -> usize {
+        read!(self.raw().tx_attr, iov_limit)
+    }
+
+    /// Bytes that an operation can carry inline.
+    pub fn inject_size(&self) -> usize {
+        read!(self.raw().tx_attr, inject_size)
+    }
+
+    /// Bytes of the largest single transfer.
+    pub fn max_msg_size(&self) -> usize {
+        read!(self.raw().ep_attr, max_msg_size)
+    }
+
+    /// Where the card is on the PCI bus, if the provider says.
+    pub fn pci_address(&self) -> Option<PciAddress> {
+        let bus = read_pointer(self.raw().nic, read_bus)?;
+        // SAFETY: `bus` is a live part of the nic attributes.
+        let kind = unsafe { (*bus).bus_type };
+        if kind != fi_bus_type::FI_BUS_PCI {
+            return None;
+        }
+        // SAFETY: as above.
+        let attr = unsafe { (*bus).attr };
+        // SAFETY: for a PCI bus the union holds the PCI address.
+        let pci = unsafe { attr.pci };
+        Some(PciAddress { domain: pci.domain_id, bus: pci.bus_id, device: pci.device_id, function: pci.function_id })
+    }
+
+    /// The link's speed in bits per second, if the provider says.
+    pub fn link_speed(&self) -> Option<u64> {
+        let link = read_pointer(self.raw().nic, |nic| {
+            // SAFETY: the nic part of a live fi_info.
+            unsafe { (*nic).link_attr }
+        })?;
+        // SAFETY: `link` is a live part of the nic attributes.
+        match unsafe { (*link).speed } {
+            0 => None,
+            speed => Some(speed as u64),
+        }
+    }
+
+    /// The card's device name (`rdmap0s6`), if the provider says.
+    pub fn device_name(&self) -> Option<String> {
+        let device = read_pointer(self.raw().nic, |nic| {
+            // SAFETY: the nic part of a live fi_info.
+            unsafe { (*nic).device_attr }
+        })?;
+        // SAFETY: `device` is a live part of the nic attributes.
+        let name = unsafe { (*device).name };
+        if name.is_null() { None } else { Some(text(name)) }
+    }
+}
+
+fn read_bus(nic: *mut bindings::fid_nic) -> *mut bindings::fi_bus_attr {
+    // SAFETY: the nic part of a live fi_info.
+    unsafe { (*nic).bus_attr }
+}
+
+/// The pointer that `read` finds behind `part`, if neither is null.
+fn read_pointer<T, U>(part: *mut T, read: impl Fn(*mut T) -> *mut U) -> Option<*mut U> {
+    if part.is_null() {
+        return None;
+    }
+    let inner = read(part);
+    if inner.is_null() { None } else { Some(inner) }
+}
+
+fn read_name<T>(part: *mut T, read: impl Fn(*mut T) -> *mut c_char) -> *mut c_char {
+    read_pointer(part, read).unwrap_or(std::ptr::null_mut())
+}
+
+fn text(string: *const c_char) -> String {
+    if string.is_null() {
+        return String::new();
+    }
+    // SAFETY: strings of a live fi_info are NUL-terminated.
+    unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
+}
+
+impl Clone for Info {
+    fn clone(&self) -> Self {
+        // SAFETY: our own entry, made by this library.
+        unsafe { Self::duplicate(&self.lib, self.as_ptr()) }.expect("fi_dupinfo copies an info it made")
+    }
+}
+
+impl Drop for Info {
+    fn drop(&mut self) {
+        // SAFETY: made by this library and not used after.
+        unsafe { self.lib.free_info(self.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for Info {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Info")
+            .field("provider", &self.provider())
+            .field("fabric", &self.fabric_name())
+            .field("domain", &self.domain_name())
+            .field("caps", &format_args!("{:#x}", self.caps()))
+            .field("addr_format", &self.addr_format())
+            .field("tx_size", &self.tx_size())
+            .field("inject_size", &self.inject_size())
+            .finish_non_exhaustive()
+    }
+}
