@@ -165,6 +165,21 @@ impl Comm {
         Ok(Comm { connection, bootstrap, properties, gin_properties })
     }
 
+    /// What NCCL does with a plugin before any connection: init, devices, getProperties, finalize. Gives the names of
+    /// the devices.
+    ///
+    /// # Errors
+    /// When a call fails: then NCCL would not use the plugin.
+    pub fn probe(plugin: &Arc<Plugin>) -> Result<Vec<String>, Error> {
+        let mut instance = Instance::init(plugin, 1)?;
+        let devices = plugin.devices()?;
+        let names: Result<Vec<String>, Error> = (0..devices)
+            .map(|device| Ok(ffi::text_of(get_properties(plugin, device)?.name).unwrap_or_default()))
+            .collect();
+        instance.finalize()?;
+        names
+    }
+
     /// This rank.
     pub fn rank(&self) -> usize {
         self.connection.rank

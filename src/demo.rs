@@ -1,0 +1,121 @@
+//! `ferrogin demo`: the three phases through the plugin, then a table of latencies and rates.
+
+use clap::ValueEnum;
+use gpu_scenarios::runner::CpuThreads;
+use gpu_scenarios::scenario::{self, SCENARIOS};
+use gpu_scenarios::world::{Config, World};
+use gpu_scenarios::{RunError, measure};
+use mini_nccl::Bootstrap;
+use mini_nccl::launch::{self, Job, Output};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+#[derive(Debug, clap::Args)]
+pub struct DemoArgs {
+    /// Ranks.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: u32,
+    /// Repetitions of each part of a phase.
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    reps: u32,
+    /// Who starts the ranks.
+    #[arg(long, value_enum, default_value_t = Launcher::Auto)]
+    launcher: Launcher,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Launcher {
+    /// mpirun if it is on PATH, else builtin.
+    Auto,
+    /// mpirun.
+    Mpirun,
+    /// This program.
+    Builtin,
+}
+
+/// Starts the ranks and waits for them.
+pub fn launch(args: &DemoArgs) -> ExitCode {
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return failed(&format!("cannot find this program: {error}")),
+    };
+    let launcher = match args.launcher {
+        Launcher::Auto => launch::Launcher::Auto,
+        Launcher::Mpirun => launch::Launcher::Mpirun,
+        Launcher::Builtin => launch::Launcher::Builtin,
+    };
+    let ranks = args.ranks as usize;
+    let mut job = Job::new(program, ranks).launcher(launcher).output(Output::Inherit);
+    job = job.args(["rank", "--ranks", &args.ranks.to_string(), "--reps", &args.reps.to_string()]);
+    for (name, value) in [("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_DEVICE", "cpu")] {
+        if std::env::var_os(name).is_none() {
+            job = job.env(name, value);
+        }
+    }
+    let outcome = match job.run() {
+        Ok(outcome) => outcome,
+        Err(error) => return failed(&error.to_string()),
+    };
+    match outcome.failure {
+        None => ExitCode::SUCCESS,
+        Some(failure) => {
+            println!("FAIL");
+            failed(&format!("{failure}; `ferrogin doctor` says what is missing"))
+        }
+    }
+}
+
+fn failed(why: &str) -> ExitCode {
+    eprintln!("ferrogin demo: {why}");
+    ExitCode::FAILURE
+}
+
+/// One rank of it.
+pub fn rank(args: &DemoArgs) -> ExitCode {
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error.to_string()),
+    }
+}
+
+fn run(args: &DemoArgs) -> Result<(), RunError> {
+    let config = Config::from_env();
+    let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env())?;
+    let began = Instant::now();
+    let world = World::open(&config, bootstrap, Box::new(CpuThreads))?;
+    let say = |text: std::fmt::Arguments<'_>| {
+        if world.rank() == 0 {
+            println!("{text}");
+        }
+    };
+    let plugin = world.comm().plugin();
+    say(format_args!("plugin {} ({:?}) from {}", plugin.name(), plugin.abi(), plugin.path().display()));
+    say(format_args!(
+        "{} ranks on card {}, kernels on {}, rings of {} slots, set up in {:.0?}\n",
+        world.nranks(),
+        world.comm().device_name(),
+        world.runner().name(),
+        world.ring_slots(),
+        began.elapsed()
+    ));
+    for scenario in SCENARIOS {
+        let Some(phase) = scenario.phase else { continue };
+        let began = Instant::now();
+        scenario::run(&world, scenario, args.reps)?;
+        let parts = scenario.steps.len();
+        say(format_args!(
+            "PASS ({phase}) {}\n         {parts} x {} repetitions in {}",
+            scenario.what,
+            args.reps,
+            seconds(began.elapsed())
+        ));
+    }
+    let rows = measure::table(&world, args.reps)?;
+    say(format_args!("\nBetween ranks 0 and 1, measured just now; latency is one way, rates are of a stream:\n"));
+    say(format_args!("{}", measure::render(&rows)));
+    world.close()
+}
+
+fn seconds(duration: Duration) -> String {
+    format!("{:.2} s", duration.as_secs_f64())
+}

@@ -1,0 +1,132 @@
+//! `ferrogin doctor`: what is found, what is missing, what to do.
+
+use crate::{gpu, probe};
+use ferrogin_fabric::{Libfabric, Version};
+use mini_nccl::launch;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Since which release the `efa` provider has all the operations that kernels need.
+const EFA_NEEDS: Version = Version::new(2, 6);
+
+/// Settings of ferrogin; see README.md.
+const KNOWN: [&str; 13] = [
+    "FERROGIN_BOOTSTRAP",
+    "FERROGIN_DEVICE",
+    "FERROGIN_DIST",
+    "FERROGIN_LIBFABRIC",
+    "FERROGIN_LIBFABRIC_ALT",
+    "FERROGIN_NRANKS",
+    "FERROGIN_POST",
+    "FERROGIN_PROVIDER",
+    "FERROGIN_RANK",
+    "FERROGIN_TIMEOUT",
+    "FERROGIN_TRACE",
+    "FERROGIN_VECTORS",
+    "SOFTEFA_FAULTS",
+];
+const KNOWN_CARD: [&str; 2] = ["SOFTEFA_NICS", "SOFTEFA_WIRE"];
+
+/// Prints all of it.
+pub fn run() -> ExitCode {
+    println!("ferrogin {}", env!("CARGO_PKG_VERSION"));
+    libfabrics();
+    card("EFA card", "efa");
+    card("software card", "softefa");
+    match gpu::list() {
+        Ok(names) => names.iter().for_each(|name| line("GPU", name)),
+        Err(why) => {
+            line("GPU", &format!("none: {why}"));
+            cure("without one, kernels run on CPU threads: FERROGIN_DEVICE=cpu (auto does the same)");
+        }
+    }
+    match launch::find_mpirun() {
+        Some(path) => line("mpirun", &path.display().to_string()),
+        None => line("mpirun", "none; the built-in launcher serves one host"),
+    }
+    settings();
+    verdict()
+}
+
+fn line(what: &str, text: &str) {
+    println!("{what:<15} {text}");
+}
+
+fn cure(text: &str) {
+    println!("{:<15} -> {text}", "");
+}
+
+fn libfabrics() {
+    let other = std::env::var_os("FERROGIN_LIBFABRIC_ALT");
+    for path in std::iter::once(None).chain(other.as_deref().map(|path| Some(Path::new(path)))) {
+        let library = match Libfabric::load(path) {
+            Ok(library) => library,
+            Err(error) => {
+                line("libfabric", &error.to_string());
+                continue;
+            }
+        };
+        line("libfabric", &format!("{} from {}", library.version(), library.path().display()));
+        let mut providers: Vec<String> =
+            library.providers().into_iter().map(|(name, version)| format!("{name} {version}")).collect();
+        providers.sort();
+        providers.dedup();
+        line("  providers", &providers.join(", "));
+        if library.version() < EFA_NEEDS {
+            cure(&format!("EFA hardware needs {EFA_NEEDS} or newer: name it in FERROGIN_LIBFABRIC"));
+        }
+    }
+}
+
+fn card(what: &str, provider: &str) {
+    let found = probe::with_provider(Some(provider));
+    if found.usable {
+        line(what, &format!("usable: {}", found.lines.get(1..).unwrap_or_default().join(", ")));
+    } else {
+        line(what, "not usable");
+        found.lines.iter().skip(usize::from(found.lines.len() > 1)).for_each(|text| cure(text));
+    }
+}
+
+fn settings() {
+    let mut found = false;
+    let mut all: Vec<(String, String)> = std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+        .collect();
+    all.sort();
+    for (name, value) in all {
+        let ours = name.starts_with("FERROGIN_") || name.starts_with("SOFTEFA_");
+        if !ours && !name.starts_with("NCCL_GIN_") && !name.starts_with("FI_PROVIDER") {
+            continue;
+        }
+        found = true;
+        line("setting", &format!("{name}={value}"));
+        if ours && !KNOWN.contains(&name.as_str()) && !KNOWN_CARD.contains(&name.as_str()) {
+            cure("ferrogin has no such setting");
+        }
+        if name == "FI_PROVIDER" {
+            cure("it hides the provider that carries the software card's wire too: unset it");
+        }
+    }
+    if !found {
+        line("settings", "none: provider efa, device auto");
+    }
+}
+
+/// What NCCL would see with the settings in force.
+fn verdict() -> ExitCode {
+    let found = probe::with_provider(None);
+    line("plugin", &probe::plugin_path());
+    if found.usable {
+        line("", "NCCL could use it with the settings in force");
+        return ExitCode::SUCCESS;
+    }
+    line("", "NCCL could not use it with the settings in force");
+    if let Some(why) = found.lines.last() {
+        cure(why);
+    }
+    if std::env::var_os("FERROGIN_PROVIDER").is_none() {
+        cure("on a machine without EFA: FERROGIN_PROVIDER=softefa");
+    }
+    ExitCode::FAILURE
+}
