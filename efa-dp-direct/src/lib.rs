@@ -7,12 +7,21 @@
 //! * [`wqe`]: a work request as a meaning ([`wqe::SendWqe`]), emitted to bytes and parsed from them; and the same bytes
 //!   as 64-bit words built in registers ([`wqe::words`]) for the posting path.
 //! * [`queue`]: the queue structs that kernels share with NCCL's device code, and their initialisers.
+//! * [`sq`], [`rq`], [`cq`]: the device convention of posting and polling over those structs.
+//! * [`host`]: what the host providers (rdma-core, libfabric) do differently: 16-bit doorbells, lists of requests,
+//!   completion queue doorbells, queue limits.
 //! * [`arch`]: the only place with MMIO stores and fences; all that differs between the host and nvptx64.
 #![cfg_attr(not(test), no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 
 pub mod arch;
+pub mod cq;
+pub mod host;
 pub mod queue;
+pub mod rq;
+#[allow(unsafe_code)]
+mod shared;
+pub mod sq;
 pub mod wire;
 pub mod wqe;
 

@@ -1,6 +1,6 @@
 //! What the card reads and writes, byte for byte.
 //!
-//! Raw views: any bytes are a value of every type here, unknown codes included; [`crate::wqe`] has the
+//! Raw views: any bytes are a value of every type here, unknown codes included; [`crate::wqe`] and [`crate::cq`] have the
 //! types that cannot be illegal. All integers are little endian. The layouts are those of `efa_io_defs.h` (EFA device
 //! interface) as released in NCCL 2.31.2 (efa-dp-direct 0.0.1) and NCCL 2.32.3 (efa-dp-direct 1.1.0); types that only the
 //! older release has end in `V0`.
@@ -12,7 +12,9 @@ mod receive;
 mod send;
 
 pub use codes::{CompStatus, FrwrPblMode, ProcessingHint, QueueType, SendOp, WcOpcode};
-pub use completion::{CdescCommon, CdescFlags, RxCdesc, RxCdescEx, RxCdescRdmaWrite, RxExtra, TxCdesc, TxCdescV0};
+pub use completion::{
+    CdescCommon, CdescFlags, CqDoorbell, RxCdesc, RxCdescEx, RxCdescRdmaWrite, RxExtra, TxCdesc, TxCdescV0,
+};
 pub use receive::{LkeyCtrl, RxDesc};
 pub use send::{
     Ctrl1, Ctrl2, Ctrl3, FastMrInvReq, FastMrRegReq, Lkey, RdmaReq, RdmaReq128, RemoteMemAddr, ReqIdEx, TxBufDesc,

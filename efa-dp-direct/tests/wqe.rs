@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::sha256::sha256_hex;
 use common::*;
 use efa_dp_direct::wqe::{
     Builder, Destination, Geometry, Operation, SendData, SendWqe, WqeSize, WriteData, parse, words,

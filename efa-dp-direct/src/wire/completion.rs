@@ -18,6 +18,17 @@ bit_field! {
     flag UNSOLICITED, unsolicited, with_unsolicited = 0x80;
 }
 
+bit_field! {
+    /// The completion queue's doorbell word (`efa_regs_cq_db`).
+    CqDoorbell(u32);
+    /// Entries consumed, modulo 2^16.
+    field CONSUMER_INDEX, consumer_index, with_consumer_index = 0x0000_ffff;
+    /// Events seen, modulo 4.
+    field CMD_SN, cmd_sn, with_cmd_sn = 0x6000_0000;
+    /// An event is wanted.
+    flag ARM, arm, with_arm = 0x8000_0000;
+}
+
 wire_struct! {
     /// `efa_io_cdesc_common`: the head of every completion.
     CdescCommon, size 6, align 2;

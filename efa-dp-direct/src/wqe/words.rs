@@ -1,5 +1,5 @@
 //! Requests as 64-bit words in memory order, built in registers for the posting path: the phase bit is 0 until
-//! [`with_phase`] sets it. The bytes are those that [`super::SendWqe::emit`] writes.
+//! [`crate::sq::place`] or [`with_phase`] sets it. The bytes are those that [`super::SendWqe::emit`] writes.
 //!
 //! Nothing is checked here; what a queue allows is settled when it is made.
 

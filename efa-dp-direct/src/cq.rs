@@ -1,0 +1,90 @@
+//! Polling a completion queue, and what its entries say.
+//!
+//! [`poll`] and [`pop`] follow the device convention: an entry is there when its phase bit is that of its lap; entries are
+//! copied out before they are looked at. [`Cqe`] is the meaning of an entry; [`reader`] reads one field by field as the
+//! device API of each release and the host providers do, for those who must agree with them.
+
+#![allow(unsafe_code)]
+
+mod entry;
+pub mod reader;
+
+pub use entry::{Cqe, CqeError, RawCqe, RecvCqe, SendCqe, Sender, Status};
+
+use crate::arch;
+use crate::queue::CqV0;
+use crate::shared::Shared;
+use crate::sq;
+use crate::wire::{CdescCommon, CdescFlags};
+use core::mem::offset_of;
+
+/// The phase word of the entry `ahead` places after the consumer cursor.
+#[inline(always)]
+fn phase_ahead(queue: Shared<CqV0>, ahead: u32) -> u32 {
+    sq::ring_phase(
+        queue.get(offset_of!(CqV0, phase)),
+        queue.get(offset_of!(CqV0, cc)),
+        queue.get(offset_of!(CqV0, queue_mask)),
+        queue.get(offset_of!(CqV0, queue_size_shift)),
+        ahead,
+    )
+}
+
+/// The entry in a slot.
+#[inline(always)]
+fn entry(queue: Shared<CqV0>, slot: u32) -> *const u8 {
+    let offset = slot as usize * queue.get(offset_of!(CqV0, entry_size)) as usize;
+    queue.pointer::<u8>(offset_of!(CqV0, buf)).wrapping_add(offset)
+}
+
+/// The slot of the entry `position` places after the consumer cursor, if the card has written it.
+///
+/// # Safety
+/// `cq` is a live completion queue whose ring is 8-byte aligned, on which no other thread pops meanwhile.
+#[inline(always)]
+pub unsafe fn poll(cq: *const CqV0, position: u32) -> Option<u32> {
+    // SAFETY: live, and only read.
+    let queue = unsafe { Shared::new(cq.cast_mut()) };
+    let cc = queue.get(offset_of!(CqV0, cc));
+    let slot = sq::slot(cc.wrapping_add(position), queue.get(offset_of!(CqV0, queue_mask)));
+    // SAFETY: the slot is inside the ring, and the first word of an entry is readable and aligned.
+    let first = unsafe { arch::load_u32(entry(queue, slot).cast()) };
+    let flags = CdescFlags(first.to_le_bytes()[offset_of!(CdescCommon, flags)]);
+    if u32::from(flags.phase()) != phase_ahead(queue, position) {
+        return None;
+    }
+    arch::fence_acquire();
+    Some(slot)
+}
+
+/// Copies the entry at `slot` out of the ring. An entry of 16 bytes leaves the second half zero.
+///
+/// # Safety
+/// `cq` is a live completion queue whose ring is 8-byte aligned, and `slot` one of its slots ([`poll`] gave it).
+#[inline(always)]
+pub unsafe fn read(cq: *const CqV0, slot: u32) -> RawCqe {
+    // SAFETY: live, and only read.
+    let queue = unsafe { Shared::new(cq.cast_mut()) };
+    let words = queue.get(offset_of!(CqV0, entry_size)) as usize / size_of::<u64>();
+    let from = entry(queue, slot).cast::<u64>();
+    let mut raw = RawCqe::ZERO;
+    for (i, bytes) in raw.0.chunks_exact_mut(size_of::<u64>()).take(words).enumerate() {
+        // SAFETY: word `i` is inside the entry, readable and aligned, and only accessed atomically or by the card.
+        let word = unsafe { arch::load_u64(from.wrapping_add(i)) };
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    raw
+}
+
+/// Hands `amount` entries back to the card; more than are there is the caller's mistake, as in the reference.
+///
+/// # Safety
+/// `cq` is a live completion queue, on which no other thread polls or pops meanwhile.
+#[inline(always)]
+pub unsafe fn pop(cq: *mut CqV0, amount: u32) {
+    // SAFETY: live, and its cursor is this thread's.
+    let queue = unsafe { Shared::new(cq) };
+    let phase = phase_ahead(queue, amount);
+    queue.set(offset_of!(CqV0, phase), phase);
+    queue.set(offset_of!(CqV0, cc), queue.get(offset_of!(CqV0, cc)).wrapping_add(amount));
+}

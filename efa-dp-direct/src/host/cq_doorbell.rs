@@ -1,0 +1,10 @@
+//! The completion queue doorbell (`efa_io_regs_defs.h`, `EFA_REGS_CQ_DB`).
+
+use crate::wire::CqDoorbell;
+
+/// The word that tells the card how far the host has consumed, and whether it wants an event for the next entry.
+///
+/// `cmd_sn` counts the events that the host has seen; two bits of it are sent.
+pub const fn word(consumer_counter: u16, cmd_sn: u32, arm: bool) -> u32 {
+    CqDoorbell(0).with_consumer_index(consumer_counter as u32).with_cmd_sn(cmd_sn).with_arm(arm).0
+}

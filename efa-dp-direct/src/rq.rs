@@ -1,0 +1,63 @@
+//! Posting on a receive queue by the device convention.
+
+#![allow(unsafe_code)]
+
+use crate::arch;
+use crate::queue::WqV0;
+use crate::shared::Shared;
+use crate::sq;
+use crate::wire::RxDesc;
+use core::mem::offset_of;
+
+/// The length field of a receive by the device convention: the low 16 bits.
+pub const fn device_length(length: u32) -> u16 {
+    length as u16
+}
+
+/// The length field of a receive by the host providers' convention: at most 65535.
+pub const fn host_length(length: u32) -> u16 {
+    if length > u16::MAX as u32 { u16::MAX } else { length as u16 }
+}
+
+/// Writes a descriptor at the producer cursor, and rings when `max_batch` are pending.
+///
+/// # Safety
+/// `wq` is a live receive queue's, on which no other thread posts or flushes meanwhile.
+#[inline(always)]
+pub unsafe fn post(wq: *mut WqV0, desc: &RxDesc) {
+    // SAFETY: live, and its cursors are this thread's.
+    let queue = unsafe { Shared::new(wq) };
+    let (pc, mask) = (queue.get(offset_of!(WqV0, pc)), queue.get(offset_of!(WqV0, queue_mask)));
+    let buf = queue.pointer(offset_of!(WqV0, buf));
+    // SAFETY: the ring has `mask + 1` slots of a descriptor's size, and the one at `pc` is the poster's.
+    unsafe { sq::store(buf, sq::slot(pc, mask), &desc.to_words()) };
+    let pc = pc.wrapping_add(1);
+    queue.set(offset_of!(WqV0, pc), pc);
+    if pc & mask == 0 {
+        queue.set(offset_of!(WqV0, phase), queue.get(offset_of!(WqV0, phase)).wrapping_add(1));
+    }
+    let pending = queue.get(offset_of!(WqV0, wqes_pending)).wrapping_add(1);
+    queue.set(offset_of!(WqV0, wqes_pending), pending);
+    if pending == queue.get(offset_of!(WqV0, max_batch)) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { flush(wq) };
+    }
+}
+
+/// Rings everything pending, if anything is.
+///
+/// # Safety
+/// As [`post`].
+#[inline(always)]
+pub unsafe fn flush(wq: *mut WqV0) {
+    // SAFETY: live, and its cursors are this thread's.
+    let queue = unsafe { Shared::new(wq) };
+    if queue.get(offset_of!(WqV0, wqes_pending)) == 0 {
+        return;
+    }
+    let db = queue.pointer(offset_of!(WqV0, db));
+    arch::fence_system();
+    // SAFETY: the queue's doorbell; this thread's turn.
+    unsafe { arch::mmio_store_u32(db, queue.get(offset_of!(WqV0, pc))) };
+    queue.set(offset_of!(WqV0, wqes_pending), 0);
+}

@@ -1,0 +1,47 @@
+//! Queue structs that other threads and devices share: their words, one access at a time, without a reference.
+
+use crate::arch;
+
+/// A live `repr(C)` struct in shared memory. Fields are named by `offset_of!`.
+pub(crate) struct Shared<T>(*mut T);
+
+impl<T> Clone for Shared<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// # Safety
+    /// `at` is aligned and valid for reads, and for writes where [`Self::set`] is called, as long as this handle is used;
+    /// words that change are only accessed atomically.
+    #[inline(always)]
+    pub(crate) const unsafe fn new(at: *mut T) -> Self {
+        Self(at)
+    }
+
+    /// The 32-bit word at `offset`, which is that of a `u32` or `i32` field.
+    #[inline(always)]
+    pub(crate) fn get(self, offset: usize) -> u32 {
+        // SAFETY: a field of a live struct (promised to `new`).
+        unsafe { arch::load_u32(self.0.wrapping_byte_add(offset).cast()) }
+    }
+
+    /// Replaces the 32-bit word at `offset`, which is that of a `u32` or `i32` field.
+    #[inline(always)]
+    pub(crate) fn set(self, offset: usize, value: u32) {
+        // SAFETY: a field of a live struct (promised to `new`).
+        unsafe { arch::store_u32(self.0.wrapping_byte_add(offset).cast(), value) }
+    }
+
+    /// The pointer at `offset`, which is that of a `*mut U` field that never changes.
+    #[inline(always)]
+    pub(crate) fn pointer<U>(self, offset: usize) -> *mut U {
+        let field = self.0.wrapping_byte_add(offset).cast::<*mut U>();
+        // SAFETY: a field of a live struct (promised to `new`), constant since the struct was made.
+        unsafe { field.read() }
+    }
+}

@@ -1,0 +1,132 @@
+//! Posting on a send queue by the device convention: start a batch, place its requests, flush.
+//!
+//! The queue struct is shared with other threads and with NCCL's device code, the ring and the doorbell are the card's:
+//! all three are raw pointers, and every access is one atomic word. None of this takes a lock: one thread at a time
+//! may call [`start_batch`] and [`flush`] on a queue, and the threads of one batch may [`place`] together.
+//!
+//! Whether the ring has room is not asked here, as the reference does not ask: a poster that counts its completions
+//! knows.
+
+#![allow(unsafe_code)]
+
+use crate::arch;
+use crate::queue::WqV0;
+use crate::shared::Shared;
+use crate::wqe::words;
+use core::mem::offset_of;
+
+/// Slot of request number `idx` in a ring with this mask.
+#[inline(always)]
+pub const fn slot(idx: u32, queue_mask: u32) -> u32 {
+    idx & queue_mask
+}
+
+/// Phase of request number `idx` in a queue whose count began at 0: it follows from the number alone.
+#[inline(always)]
+pub const fn lap_phase(idx: u32, queue_size_shift: u32) -> bool {
+    (idx >> queue_size_shift) & 1 != 0
+}
+
+/// The phase word `ahead` slots after the slot at `cursor`, whose phase word is `phase`: it flips with each lap in
+/// between, and its lowest bit is what is written. More than a lap ahead it grows past 1, as the reference's does.
+#[inline(always)]
+pub const fn ring_phase(phase: u32, cursor: u32, queue_mask: u32, queue_size_shift: u32, ahead: u32) -> u32 {
+    phase ^ ((cursor & queue_mask).wrapping_add(ahead) >> queue_size_shift)
+}
+
+/// Stores a request of `N` words into a slot of the ring, in one MMIO store per word.
+///
+/// # Safety
+/// `ring` is the start of a ring of `N`-word slots, 8-byte aligned and valid for writes, that has slot `slot`; nothing
+/// else writes that slot meanwhile.
+#[inline(always)]
+pub unsafe fn store<const N: usize>(ring: *mut u8, slot: u32, wqe: &[u64; N]) {
+    let offset = slot as usize * size_of::<[u64; N]>();
+    // SAFETY: the slot is inside the ring (the caller's promise).
+    let at = unsafe { ring.add(offset) }.cast::<u64>();
+    for (i, &word) in wqe.iter().enumerate() {
+        // SAFETY: word `i` is inside the slot.
+        let to = unsafe { at.add(i) };
+        // SAFETY: the ring is valid for writes and aligned, and the slot is this caller's.
+        unsafe { arch::mmio_store_u64(to, word) };
+    }
+}
+
+/// Rings the doorbell with the producer count, after everything before it and before everything after it.
+///
+/// # Safety
+/// `db` is the queue's doorbell, 4-byte aligned and valid for writes; one thread at a time rings it.
+#[inline(always)]
+pub unsafe fn ring(db: *mut u32, pc: u32) {
+    arch::fence_system();
+    // SAFETY: the caller vouches for the doorbell.
+    unsafe { arch::mmio_store_u32(db, pc) };
+    arch::fence_system();
+}
+
+/// Opens room for `n` requests in the batch; rings what is pending first if they would exceed `max_batch`. A batch
+/// larger than `max_batch` is let pass, as the reference lets it.
+///
+/// The requests go to indexes `wqes_pending - n ..` of the batch ([`place`]).
+///
+/// # Safety
+/// `wq` is a live send queue's, on which no other thread starts or flushes meanwhile.
+#[inline(always)]
+pub unsafe fn start_batch(wq: *mut WqV0, n: u32) {
+    // SAFETY: live, and its cursors are this thread's.
+    let queue = unsafe { Shared::new(wq) };
+    if queue.get(offset_of!(WqV0, wqes_pending)).wrapping_add(n) > queue.get(offset_of!(WqV0, max_batch)) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { flush(wq) };
+    }
+    queue.set(offset_of!(WqV0, wqes_pending), queue.get(offset_of!(WqV0, wqes_pending)).wrapping_add(n));
+}
+
+/// Places a request of `N` words (8 or 16: the queue's request size) at an index of the open batch, in its lap's phase.
+///
+/// # Safety
+/// `wq` is a live send queue's whose requests have `N` words; the index was started and is this thread's, and nobody
+/// flushes meanwhile.
+#[inline(always)]
+pub unsafe fn place<const N: usize>(wq: *const WqV0, index_in_batch: u32, mut wqe: [u64; N]) {
+    // SAFETY: live, and only read.
+    let queue = unsafe { Shared::new(wq.cast_mut()) };
+    let (pc, mask) = (queue.get(offset_of!(WqV0, pc)), queue.get(offset_of!(WqV0, queue_mask)));
+    wqe[0] = words::with_phase(wqe[0], phase_ahead(queue, index_in_batch) & 1 != 0);
+    let buf = queue.pointer(offset_of!(WqV0, buf));
+    // SAFETY: the ring has `mask + 1` slots of this size, and this one is the caller's.
+    unsafe { store(buf, slot(pc.wrapping_add(index_in_batch), mask), &wqe) };
+}
+
+/// Rings everything pending, if anything is.
+///
+/// # Safety
+/// `wq` is a live send queue's, on which no other thread starts, places or flushes meanwhile.
+#[inline(always)]
+pub unsafe fn flush(wq: *mut WqV0) {
+    // SAFETY: live, and its cursors are this thread's.
+    let queue = unsafe { Shared::new(wq) };
+    let pending = queue.get(offset_of!(WqV0, wqes_pending));
+    if pending == 0 {
+        return;
+    }
+    let pc = queue.get(offset_of!(WqV0, pc)).wrapping_add(pending);
+    queue.set(offset_of!(WqV0, phase), phase_ahead(queue, pending));
+    queue.set(offset_of!(WqV0, pc), pc);
+    queue.set(offset_of!(WqV0, wqes_pending), 0);
+    let db = queue.pointer(offset_of!(WqV0, db));
+    // SAFETY: the queue's doorbell; this thread's turn.
+    unsafe { ring(db, pc) };
+}
+
+/// The phase word `ahead` slots after the producer cursor.
+#[inline(always)]
+fn phase_ahead(queue: Shared<WqV0>, ahead: u32) -> u32 {
+    ring_phase(
+        queue.get(offset_of!(WqV0, phase)),
+        queue.get(offset_of!(WqV0, pc)),
+        queue.get(offset_of!(WqV0, queue_mask)),
+        queue.get(offset_of!(WqV0, queue_size_shift)),
+        ahead,
+    )
+}
