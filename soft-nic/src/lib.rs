@@ -1,1 +1,19 @@
 //! A software EFA card, as a libfabric provider.
+//!
+//! `libsoftefa-fi.so` in a directory of `FI_PROVIDER_PATH` gives libfabric the provider `softefa`: the card executes the
+//! bytes that software writes into its rings as the hardware does, and is strict where the hardware is.
+
+mod address;
+mod card;
+mod config;
+mod fault;
+mod host;
+mod log;
+mod memory;
+#[allow(unsafe_code)]
+mod provider;
+mod random;
+mod wire;
+
+pub use config::ConfigError;
+pub use provider::fi_prov_ini;

@@ -1,0 +1,70 @@
+//! How requests end: completion entries and counters.
+
+use efa_dp_direct::wire::{CdescCommon, CdescFlags, CompStatus, QueueType, SendOp, TxCdesc, TxMetaDesc};
+
+use super::core::Core;
+use super::counter::Event;
+use super::fetch::wants_completion;
+use super::hold::Step;
+use super::qp::Token;
+use super::request::Operation;
+
+/// The status of a request that did what it was asked.
+pub(crate) const OK: u8 = CompStatus::Ok.raw();
+
+fn event_of(op_type: u8) -> Option<Event> {
+    Some(match SendOp::from_raw(op_type)? {
+        SendOp::Send => Event::Send,
+        SendOp::RdmaRead => Event::Read,
+        SendOp::RdmaWrite => Event::Write,
+        SendOp::FastReg | SendOp::FastInv => return None,
+    })
+}
+
+impl Core {
+    /// A request ended; faults may keep its completion back.
+    pub(crate) fn finish(&mut self, token: Token, status: u8) {
+        let now = self.clock_us;
+        match &mut self.holds {
+            Some(holds) => holds.push(token, Step::Complete(status), now),
+            None => self.retire(token, status),
+        }
+    }
+
+    /// Writes the completion of a request and forgets it.
+    pub(crate) fn retire(&mut self, token: Token, status: u8) {
+        let qpn = token.qpn();
+        let Some(qp) = self.qp(qpn) else { return };
+        let Some(entry) = qp.take(token) else { return };
+        let (meta, connection) = (entry.request.meta, entry.connection);
+        let event = match entry.request.operation {
+            Operation::Write => Event::Write,
+            Operation::Read => Event::Read,
+        };
+        qp.outstanding -= 1;
+        if let Some(connection) = connection.and_then(|at| self.connections.get_mut(at)) {
+            connection.waiting = connection.waiting.saturating_sub(1);
+        }
+        if status != OK || wants_completion(&meta) {
+            self.push_completion(qpn, &meta, status);
+        }
+        self.tick(qpn, event, status != OK);
+    }
+
+    /// A request that never got into the table: always an error.
+    pub(crate) fn complete_untaken(&mut self, qpn: u16, meta: &TxMetaDesc, status: CompStatus) {
+        self.push_completion(qpn, meta, status.raw());
+        // An operation nobody knows still failed: whoever counts writes learns of it.
+        let event = event_of(meta.ctrl1.op_type()).unwrap_or(Event::Write);
+        self.tick(qpn, event, true);
+    }
+
+    fn push_completion(&mut self, qpn: u16, meta: &TxMetaDesc, status: u8) {
+        let flags = CdescFlags(0).with_q_type(QueueType::Send.raw()).with_op_type(meta.ctrl1.op_type() & 0x7);
+        let common = CdescCommon { req_id: meta.req_id, status, flags, qp_num: qpn };
+        let Some(cq) = self.qp(qpn).map(|qp| qp.send_cq) else { return };
+        if let Some(cq) = self.cqs.get_mut(cq) {
+            cq.push(TxCdesc { common, req_id_ex: meta.req_id_ex, reserved: [0; 4] });
+        }
+    }
+}

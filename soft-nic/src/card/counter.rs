@@ -1,0 +1,114 @@
+//! Completion counters: events counted by the card, in memory of the caller or its own.
+#![allow(unsafe_code)]
+
+use std::io;
+
+use crate::fault::COUNTER_MASK;
+use crate::memory::{self, Mapping};
+
+/// One counted number. The card keeps a shadow and only ever stores to the memory: nobody else may write it.
+#[derive(Debug)]
+pub(crate) struct Word {
+    at: *mut u64,
+    shadow: u64,
+    _map: Option<Mapping>,
+}
+
+// SAFETY: an address and an owned mapping, used under the card's lock.
+unsafe impl Send for Word {}
+
+impl Word {
+    /// A word of the card's own.
+    pub(crate) fn own(start: u64) -> io::Result<Self> {
+        Ok(Self::mapped(Mapping::anonymous(size_of::<u64>())?, start))
+    }
+
+    /// A word in the first 8 bytes of `map`.
+    pub(crate) fn mapped(map: Mapping, start: u64) -> Self {
+        let at = map.as_ptr().cast();
+        Self { at, shadow: start, _map: Some(map) }.stored()
+    }
+
+    /// A word of the caller's.
+    ///
+    /// # Safety
+    /// `at` is 8-byte aligned and stays mapped and writable until the counter is closed.
+    pub(crate) unsafe fn at(at: *mut u64, start: u64) -> Self {
+        Self { at, shadow: start, _map: None }.stored()
+    }
+
+    fn stored(mut self) -> Self {
+        self.set(self.shadow);
+        self
+    }
+
+    pub(crate) fn set(&mut self, value: u64) {
+        self.shadow = value & COUNTER_MASK;
+        // SAFETY: `at` is a mapped, aligned word by the constructors' contracts. Release: whoever sees the count sees
+        // the payload that was written before it.
+        unsafe { memory::store_release(self.at, self.shadow) };
+    }
+
+    pub(crate) fn add(&mut self, value: u64) {
+        self.set(self.shadow.wrapping_add(value));
+    }
+
+    /// Address of the word, for readers without the card's lock.
+    pub(crate) fn address(&self) -> *mut u64 {
+        self.at
+    }
+}
+
+/// A counter: completions, and completions in error.
+#[derive(Debug)]
+pub(crate) struct Counter {
+    pub completions: Word,
+    pub errors: Word,
+    /// Queue pairs it is attached to; it cannot be closed meanwhile.
+    pub attached: u32,
+}
+
+/// What a counter of a queue pair counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Event {
+    Send,
+    Recv,
+    Write,
+    Read,
+    RemoteWrite,
+    RemoteRead,
+}
+
+/// Number of [`Event`]s.
+pub(crate) const EVENTS: usize = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_wrap_at_31_bits() {
+        let mut word = Word::own(COUNTER_MASK - 1).unwrap();
+        // SAFETY: the word is alive.
+        let read = |word: &Word| unsafe { memory::load_acquire(word.address()) };
+        assert_eq!(read(&word), 0x7fff_fffe);
+        word.add(1);
+        assert_eq!(read(&word), 0x7fff_ffff);
+        word.add(1);
+        assert_eq!(read(&word), 0);
+        word.set(5);
+        assert_eq!(read(&word), 5);
+    }
+
+    #[test]
+    fn memory_of_the_caller_is_written_and_never_read() {
+        let mut value = 77u64;
+        // SAFETY: `value` lives until the end of this test.
+        let mut word = unsafe { Word::at(&raw mut value, 3) };
+        assert_eq!(value, 3);
+        value = 1000;
+        word.add(1);
+        assert_eq!(value, 4);
+    }
+}

@@ -1,0 +1,181 @@
+//! Doorbells and work requests: what software handed to the card, and which rules it broke.
+
+use std::fmt::Write;
+
+use efa_dp_direct::wire::{CompStatus, TxMetaDesc};
+
+use super::core::Core;
+use super::hold::Step;
+use super::qp::State;
+use super::request::{self, Broken, Local, Operation, Request};
+
+const INTERNAL: CompStatus = CompStatus::LocalQpInternalError;
+
+impl Core {
+    /// Reads one doorbell and takes what was rung. True when there was something.
+    pub(crate) fn poll_doorbell(&mut self, qpn: u16) -> bool {
+        let Some(qp) = self.qp(qpn) else { return false };
+        let rung = qp.sq.rung();
+        let (from, entries) = (qp.taken, qp.sq.entries);
+        let advance = rung.wrapping_sub(from);
+        if advance == 0 {
+            return false;
+        }
+        qp.taken = rung;
+        if qp.state == State::Error {
+            self.flush(qpn, from, advance);
+            return true;
+        }
+        let outstanding = qp.outstanding;
+        if advance > i32::MAX as u32 {
+            let rule = format!("the doorbell went back from {from} to {rung}");
+            self.fail_queue(qpn, from, 0, &rule);
+        } else if outstanding + advance > entries {
+            let rule = format!(
+                "the doorbell went from {from} to {rung} while {outstanding} requests were outstanding: the ring has \
+                 {entries} entries"
+            );
+            self.fail_queue(qpn, from, advance, &rule);
+        } else {
+            for n in 0..advance {
+                self.take_request(qpn, from.wrapping_add(n));
+            }
+            self.check_batch(qpn, rung);
+        }
+        true
+    }
+
+    /// More than `max_batch` requests lie written beyond the doorbell.
+    ///
+    /// The doorbell is read again after the slot: only if it did not move meanwhile was the slot written too early.
+    fn check_batch(&mut self, qpn: u16, rung: u32) {
+        let Some(qp) = self.qp(qpn) else { return };
+        let index = rung.wrapping_add(qp.max_batch);
+        if qp.max_batch >= qp.sq.entries || qp.state == State::Error {
+            return;
+        }
+        let mut bytes = [0; 128];
+        qp.sq.fetch(index, &mut bytes);
+        let meta = request::meta_of(&bytes);
+        let written = meta.ctrl1.meta_desc() && u8::from(meta.ctrl2.phase()) == qp.sq.phase_of(index);
+        if written && qp.sq.rung() == rung {
+            let rule = format!("more than max_batch ({}) requests are written and not rung", qp.max_batch);
+            self.fail_queue(qpn, index, 0, &rule);
+        }
+    }
+
+    fn take_request(&mut self, qpn: u16, index: u32) {
+        self.requests += 1;
+        if self.config.faults.die_after != 0 && self.requests > self.config.faults.die_after {
+            self.dead = true;
+            return;
+        }
+        let Some(qp) = self.qp(qpn) else { return };
+        if qp.state == State::Error {
+            self.flush(qpn, index, 1);
+            return;
+        }
+        let mut bytes = [0; 128];
+        qp.sq.fetch(index, &mut bytes);
+        let (meta, wide) = (request::meta_of(&bytes), qp.is_wide());
+        let request = if u8::from(meta.ctrl2.phase()) == qp.sq.phase_of(index) {
+            request::decode(&bytes, wide).and_then(|r| self.check_local(qpn, r))
+        } else {
+            Err(Broken::malformed("the phase bit is not that of this lap: the slot was rung before it was written"))
+        };
+        match request {
+            Err(broken) => {
+                self.report(qpn, index, &broken.rule, &bytes[..if wide { 128 } else { 64 }]);
+                if broken.fatal {
+                    self.set_error(qpn);
+                }
+                self.complete_untaken(qpn, &meta, broken.status);
+            }
+            Ok(request) => self.start(qpn, request),
+        }
+    }
+
+    /// The rules that need the card's tables.
+    fn check_local(&mut self, qpn: u16, request: Request) -> Result<Request, Broken> {
+        if request.meta.ah == 0 || self.handles.get(u32::from(request.meta.ah)).is_none() {
+            return Err(Broken::refused("no address handle has this number", CompStatus::LocalInvalidAh));
+        }
+        let Some(pd) = self.qp(qpn).map(|qp| qp.pd) else {
+            return Err(Broken::refused("the queue pair is gone", CompStatus::Flushed));
+        };
+        if let Local::Region { addr, lkey } = request.local
+            && request.len > 0
+        {
+            let write = request.operation == Operation::Read;
+            self.regions
+                .local(pd, lkey, addr, request.len, write)
+                .map_err(|error| Broken::refused(format!("local buffer: {error}"), CompStatus::LocalInvalidLkey))?;
+        }
+        Ok(request)
+    }
+
+    fn start(&mut self, qpn: u16, request: Request) {
+        let faults = &self.config.faults;
+        let fails = faults.error_every != 0 && self.requests % faults.error_every == 0;
+        let status = faults.error_status;
+        let now = self.clock_us;
+        let Some(qp) = self.qp(qpn) else { return };
+        qp.outstanding += 1;
+        let token = qp.admit(request);
+        if fails {
+            self.finish(token, status);
+        } else if let Some(holds) = &mut self.holds {
+            holds.push(token, Step::Send, now);
+        } else {
+            self.send(token);
+        }
+    }
+
+    fn set_error(&mut self, qpn: u16) {
+        if let Some(qp) = self.qp(qpn) {
+            qp.state = State::Error;
+        }
+    }
+
+    /// A broken rule of the queue itself: the first request of the ring in error, the others flushed, then nothing.
+    fn fail_queue(&mut self, qpn: u16, index: u32, advance: u32, rule: &str) {
+        let Some(qp) = self.qp(qpn) else { return };
+        let mut bytes = [0; 128];
+        qp.sq.fetch(index, &mut bytes);
+        let wide = qp.is_wide();
+        let meta = request::meta_of(&bytes);
+        self.report(qpn, index, rule, &bytes[..if wide { 128 } else { 64 }]);
+        self.set_error(qpn);
+        self.complete_untaken(qpn, &meta, INTERNAL);
+        if advance > 1 {
+            self.flush(qpn, index.wrapping_add(1), advance - 1);
+        }
+    }
+
+    /// Requests rung on a queue pair in error.
+    fn flush(&mut self, qpn: u16, from: u32, advance: u32) {
+        let Some(entries) = self.qp(qpn).map(|qp| qp.sq.entries) else { return };
+        for n in 0..advance.min(entries) {
+            let mut bytes = [0; 128];
+            let Some(qp) = self.qp(qpn) else { return };
+            qp.sq.fetch(from.wrapping_add(n), &mut bytes);
+            let meta = request::meta_of(&bytes);
+            self.complete_untaken(qpn, &meta, CompStatus::Flushed);
+        }
+    }
+
+    /// One line that names queue pair, slot, rule and bytes.
+    fn report(&mut self, qpn: u16, index: u32, rule: &str, bytes: &[u8]) {
+        let slot = self.qp(qpn).map_or(0, |qp| qp.sq.slot_of(index));
+        let mut hex = String::with_capacity(2 * bytes.len());
+        for byte in bytes {
+            let _ = write!(hex, "{byte:02x}");
+        }
+        self.say(format_args!("QP {qpn} slot {slot}: {rule}; request {index}: {hex}"));
+    }
+}
+
+/// What a descriptor says about who wants to know.
+pub(crate) fn wants_completion(meta: &TxMetaDesc) -> bool {
+    meta.ctrl2.comp_req()
+}

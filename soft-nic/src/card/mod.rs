@@ -1,0 +1,105 @@
+//! The card: its tables, its rings, its engine.
+
+mod complete;
+mod connection;
+mod core;
+pub(crate) mod counter;
+mod engine;
+mod fetch;
+mod hold;
+mod qp;
+pub(crate) mod queue;
+mod receive;
+pub(crate) mod region;
+pub(crate) mod request;
+mod sockets;
+mod transmit;
+
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+pub(crate) use self::core::{Core, SetupError};
+use self::engine::{Engine, Shared};
+use crate::address::Gid;
+use crate::config::Config;
+use crate::random::Random;
+use crate::wire::shm::{Listener, ShmError};
+use crate::{host, log};
+
+/// A software card of this process.
+pub(crate) struct Card {
+    shared: Arc<Shared>,
+    engine: Mutex<Option<Engine>>,
+    domains: std::sync::atomic::AtomicU32,
+}
+
+/// Cards in use, by number. A card that nobody uses any more is taken out; its successor has another name.
+static CARDS: Mutex<Option<HashMap<u32, Weak<Card>>>> = Mutex::new(None);
+
+impl Card {
+    /// The card with this number, made on first use.
+    ///
+    /// # Errors
+    /// The system gives no socket or memory.
+    pub(crate) fn open(number: u32, config: &Config) -> std::io::Result<Arc<Self>> {
+        let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let cards = cards.get_or_insert_default();
+        if let Some(card) = cards.get(&number).and_then(Weak::upgrade) {
+            return Ok(card);
+        }
+        let (gid, listener) = announce(config)?;
+        let core = Core::new(number, gid, config.clone(), listener)?;
+        let card = Arc::new(Self {
+            shared: Shared::new(core),
+            engine: Mutex::new(None),
+            domains: std::sync::atomic::AtomicU32::new(1),
+        });
+        cards.insert(number, Arc::downgrade(&card));
+        Ok(card)
+    }
+
+    /// The card's state.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        self.shared.lock()
+    }
+
+    /// A number for a new protection domain.
+    pub(crate) fn new_domain(&self) -> u32 {
+        self.domains.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Starts the engine unless it runs.
+    pub(crate) fn start(&self) -> std::io::Result<()> {
+        let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        if engine.is_none() {
+            let number = self.lock().card;
+            *engine = Some(Engine::start(&self.shared, number)?);
+        }
+        Ok(())
+    }
+}
+
+/// Finds a name that no other card of this host has, and listens under it.
+fn announce(config: &Config) -> std::io::Result<(Gid, Option<Listener>)> {
+    let mut random = Random::from_system();
+    let ip = config.ifaddr.unwrap_or_else(host::default_address);
+    let mut gid = Gid { host: host::host_id(), ip, port: 0, nonce: 0 };
+    loop {
+        gid.nonce = random.next_u32();
+        match Listener::bind(&gid) {
+            Ok(listener) => return Ok((gid, Some(listener))),
+            Err(ShmError::System(_, error)) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+            Err(error) => {
+                log::line(format_args!("softefa: no shared-memory wire: {error}"));
+                return Ok((gid, None));
+            }
+        }
+    }
+}
+
+/// What a card is called before it exists: `fi_getinfo` gives addresses without opening anything.
+pub(crate) fn advertised_gid(config: &Config) -> Gid {
+    let ip = config.ifaddr.unwrap_or(Ipv4Addr::LOCALHOST);
+    Gid { host: host::host_id(), ip, port: 0, nonce: 0 }
+}

@@ -1,0 +1,159 @@
+//! A queue pair: its rings, and the requests that it has taken and not completed.
+
+use std::sync::Arc;
+
+use super::counter::EVENTS;
+use super::queue::WorkQueue;
+use super::request::Request;
+
+/// Names a request across the wire and across time: queue pair, entry, and which tenant of the entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Token(pub u64);
+
+impl Token {
+    pub(crate) fn new(qpn: u16, entry: u16, serial: u32) -> Self {
+        Self(u64::from(qpn) << 48 | u64::from(entry) << 32 | u64::from(serial))
+    }
+
+    pub(crate) fn qpn(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+
+    pub(crate) fn entry(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    pub(crate) fn serial(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// A request that was taken from the ring.
+#[derive(Debug)]
+pub(crate) struct Outstanding {
+    pub request: Request,
+    /// Connection that it went to, once it has.
+    pub connection: Option<u32>,
+    /// Bytes handed to the wire.
+    pub sent: u32,
+    /// Bytes of a read that arrived.
+    pub received: u32,
+    /// The wire has all of it; only an answer is awaited.
+    pub awaiting: bool,
+    serial: u32,
+    live: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    Ready,
+    /// Takes nothing any more; what is posted is flushed.
+    Error,
+}
+
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub qpn: u16,
+    pub qkey: u32,
+    pub pd: u32,
+    pub sq: Arc<WorkQueue>,
+    pub rq: Arc<WorkQueue>,
+    pub max_batch: u32,
+    pub state: State,
+    /// Its doorbell is read, and peers reach it.
+    pub enabled: bool,
+    /// Producer index up to which requests were taken.
+    pub taken: u32,
+    /// Requests taken and not completed.
+    pub outstanding: u32,
+    pub send_cq: u32,
+    pub recv_cq: Option<u32>,
+    /// Counters by [`Event`](super::counter::Event).
+    pub counters: [Vec<u32>; EVENTS],
+    table: Vec<Outstanding>,
+    free: Vec<u16>,
+    serial: u32,
+}
+
+impl Qp {
+    pub(crate) fn new(qpn: u16, qkey: u32, pd: u32, queues: (Arc<WorkQueue>, Arc<WorkQueue>), serial: u32) -> Self {
+        Self {
+            qpn,
+            qkey,
+            pd,
+            sq: queues.0,
+            rq: queues.1,
+            max_batch: 0,
+            state: State::Ready,
+            enabled: false,
+            taken: 0,
+            outstanding: 0,
+            send_cq: 0,
+            recv_cq: None,
+            counters: Default::default(),
+            table: Vec::new(),
+            free: Vec::new(),
+            serial,
+        }
+    }
+
+    /// Takes a request into the table. The ring bounds their number, so the table stops growing.
+    pub(crate) fn admit(&mut self, request: Request) -> Token {
+        self.serial = self.serial.wrapping_add(1);
+        let entry = Outstanding {
+            request,
+            connection: None,
+            sent: 0,
+            received: 0,
+            awaiting: false,
+            serial: self.serial,
+            live: true,
+        };
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.table[usize::from(at)] = entry;
+                at
+            }
+            None => {
+                self.table.push(entry);
+                (self.table.len() - 1) as u16
+            }
+        };
+        Token::new(self.qpn, at, self.serial)
+    }
+
+    pub(crate) fn get(&mut self, token: Token) -> Option<&mut Outstanding> {
+        self.table.get_mut(usize::from(token.entry())).filter(|e| e.live && e.serial == token.serial())
+    }
+
+    /// Removes a request; what was asked comes back for its completion.
+    pub(crate) fn take(&mut self, token: Token) -> Option<&Outstanding> {
+        let entry = self.table.get_mut(usize::from(token.entry())).filter(|e| e.live && e.serial == token.serial())?;
+        entry.live = false;
+        self.free.push(token.entry());
+        Some(entry)
+    }
+
+    /// Tokens of the requests that are with `connection`.
+    pub(crate) fn tokens_on(&self, connection: u32) -> Vec<Token> {
+        let on = |e: &Outstanding| e.live && e.connection == Some(connection);
+        let entries = self.table.iter().enumerate().filter(|(_, e)| on(e));
+        entries.map(|(at, e)| Token::new(self.qpn, at as u16, e.serial)).collect()
+    }
+
+    /// Requests have 128 bytes.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.sq.entry_size == 128
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_hold_their_parts() {
+        let token = Token::new(0xfedc, 0x1234, 0x89ab_cdef);
+        assert_eq!((token.qpn(), token.entry(), token.serial()), (0xfedc, 0x1234, 0x89ab_cdef));
+    }
+}

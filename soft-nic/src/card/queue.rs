@@ -1,0 +1,133 @@
+//! Rings of a queue pair and of a completion queue, as the card sees them.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::size_of;
+
+use efa_dp_direct::wire::TxCdesc;
+
+use crate::memory::{self, Mapping, page_size};
+
+/// Bytes of a receive queue's entry (`efa_io_rx_desc`).
+pub(crate) const RQ_ENTRY_LEN: u32 = 16;
+
+/// A work queue: ring and doorbell, in memory of the card that the application may only write.
+#[derive(Debug)]
+pub(crate) struct WorkQueue {
+    map: Mapping,
+    doorbell_at: usize,
+    pub entry_size: u32,
+    pub entries: u32,
+}
+
+impl WorkQueue {
+    /// `slot` spreads the doorbells of many queues over cache sets.
+    ///
+    /// # Errors
+    /// No memory.
+    pub(crate) fn new(entry_size: u32, entries: u32, slot: u16) -> io::Result<Self> {
+        let page = page_size();
+        let ring = (entry_size as usize * entries as usize).next_multiple_of(page);
+        let map = Mapping::anonymous(ring + page)?;
+        Ok(Self { map, doorbell_at: ring + (usize::from(slot) * 64) % page, entry_size, entries })
+    }
+
+    pub(crate) fn buffer(&self) -> *mut u8 {
+        self.map.as_ptr()
+    }
+
+    pub(crate) fn doorbell(&self) -> *mut u32 {
+        self.map.as_ptr().wrapping_add(self.doorbell_at).cast()
+    }
+
+    /// The doorbell as last rung.
+    pub(crate) fn rung(&self) -> u32 {
+        // SAFETY: the doorbell lies in the mapping, at a multiple of 64.
+        unsafe { memory::load_doorbell(self.doorbell()) }
+    }
+
+    /// Sets the doorbell register to where the queue starts.
+    pub(crate) fn preset(&self, value: u32) {
+        let at = self.doorbell();
+        // SAFETY: as above; nobody rings it before the queue pair exists.
+        unsafe { at.write_volatile(value) };
+    }
+
+    pub(crate) fn slot_of(&self, index: u32) -> u32 {
+        index & (self.entries - 1)
+    }
+
+    /// The phase bit that a request with this index must have.
+    pub(crate) fn phase_of(&self, index: u32) -> u8 {
+        (index >> self.entries.trailing_zeros()) as u8 & 1
+    }
+
+    /// Copies the entry of `index` out of the ring: 64 or 128 bytes of `entry`.
+    pub(crate) fn fetch(&self, index: u32, entry: &mut [u8; 128]) {
+        let slot = self.buffer().wrapping_add(self.slot_of(index) as usize * self.entry_size as usize);
+        // SAFETY: the slot lies in the ring, on a multiple of 64.
+        let low: [u64; 8] = unsafe { memory::load_words(slot) };
+        let high: [u64; 8] = if self.entry_size == 128 {
+            // SAFETY: a wide slot holds 128 bytes.
+            unsafe { memory::load_words(slot.wrapping_add(64)) }
+        } else {
+            [0; 8]
+        };
+        for (bytes, word) in entry.chunks_exact_mut(8).zip(low.into_iter().chain(high)) {
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
+    }
+}
+
+/// Bytes of a completion queue's entry: `efa_io_rx_cdesc_ex`, so that receives of writes fit.
+pub(crate) const CQ_ENTRY_LEN: u32 = 32;
+
+/// A completion queue's ring.
+#[derive(Debug)]
+pub(crate) struct CompletionRing {
+    map: Mapping,
+    pub entries: u32,
+    next: u32,
+    /// Queue pairs bound to it.
+    pub bound: u32,
+}
+
+impl CompletionRing {
+    /// A ring in memory of the card; `entries` is a power of two.
+    pub(crate) fn new(entries: u32) -> io::Result<Self> {
+        Self::in_memory(Mapping::anonymous(entries as usize * CQ_ENTRY_LEN as usize)?, entries)
+    }
+
+    /// A ring in memory of the application.
+    ///
+    /// # Errors
+    /// `EINVAL` when the memory is too small or not aligned.
+    pub(crate) fn in_memory(map: Mapping, entries: u32) -> io::Result<Self> {
+        let len = entries as usize * CQ_ENTRY_LEN as usize;
+        if map.len() < len || map.as_ptr() as usize % CQ_ENTRY_LEN as usize != 0 || !entries.is_power_of_two() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: `len` bytes are mapped. The phase of an unwritten entry must be that of the lap before: 0.
+        unsafe { std::ptr::write_bytes(map.as_ptr(), 0, len) };
+        Ok(Self { map, entries, next: 0, bound: 0 })
+    }
+
+    pub(crate) fn buffer(&self) -> *mut u8 {
+        self.map.as_ptr()
+    }
+
+    /// Appends an entry; its phase bit is set here. A reader that is a lap behind loses the oldest, as on hardware.
+    pub(crate) fn push(&mut self, mut entry: TxCdesc) {
+        let phase = (self.next >> self.entries.trailing_zeros()) & 1 == 0;
+        entry.common.flags = entry.common.flags.with_phase(phase);
+        let slot = self.buffer().wrapping_add((self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize);
+        // SAFETY: plain integers without padding, of the asserted size.
+        let words: [u64; 2] = unsafe { std::mem::transmute(entry) };
+        for (i, word) in [(3, 0), (2, 0), (1, words[1]), (0, words[0])] {
+            // SAFETY: the slot has 32 mapped bytes. The phase is in word 0, which goes last and releases the others.
+            unsafe { memory::store_release(slot.wrapping_add(8 * i).cast(), word) };
+        }
+        self.next = self.next.wrapping_add(1);
+    }
+}
+const _: () = assert!(size_of::<TxCdesc>() == 16);

@@ -1,0 +1,205 @@
+//! The way in: packets become bytes in memory, counts, and answers.
+#![allow(unsafe_code)]
+
+use std::collections::hash_map::Entry;
+
+use efa_dp_direct::wire::CompStatus;
+
+use super::complete::OK;
+use super::connection::{Link, Partial, Serving};
+use super::core::Core;
+use super::counter::Event;
+use super::qp::Token;
+use super::request::{Local, MAX_RDMA_SIZE, Operation};
+use crate::memory;
+use crate::wire::packet::{Header, Kind};
+
+/// Packets taken from one connection before others have their turn.
+const BURST: usize = 64;
+
+impl Core {
+    /// Takes what arrived on a connection. True when there was something.
+    pub(crate) fn poll_connection(&mut self, at: u32) -> bool {
+        let mut moved = false;
+        for _ in 0..BURST {
+            let Some(connection) = self.connections.get_mut(at) else { return moved };
+            let Link::Shm(link) = &mut connection.link else { return moved };
+            match link.rx.peek() {
+                Ok(None) => break,
+                Ok(Some((header, payload))) => {
+                    self.receive(at, &header, payload);
+                    moved = true;
+                    if let Some(Link::Shm(link)) = self.connections.get_mut(at).map(|c| &mut c.link) {
+                        link.rx.pop(header.len);
+                    }
+                }
+                Err(_) => {
+                    self.lose(at, CompStatus::LocalUnresponsiveRemote, "it sent a corrupt packet");
+                    return true;
+                }
+            }
+        }
+        if moved {
+            let now = self.clock_us;
+            if let Some(connection) = self.connections.get_mut(at) {
+                connection.heard_us = now;
+                connection.responsive = true;
+            }
+        }
+        moved
+    }
+
+    /// Deals with one packet, whose header is consistent and whose payload holds `header.len` bytes.
+    pub(crate) fn receive(&mut self, at: u32, header: &Header, payload: *const u8) {
+        match header.kind() {
+            Some(Kind::Write) => self.receive_write(at, header, payload),
+            Some(Kind::Read) => self.receive_read(at, header),
+            Some(Kind::Data) => self.receive_data(at, header, payload),
+            Some(Kind::Ack) => {
+                let token = Token(header.token);
+                if self.outstanding(token).is_some_and(|entry| entry.connection == Some(at)) {
+                    self.finish(token, header.status);
+                }
+            }
+            Some(Kind::Abort) => {
+                if let Some(connection) = self.connections.get_mut(at) {
+                    connection.partials.remove(&header.token);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Whether the one who asks may, and where the memory is.
+    fn check_remote(&mut self, at: u32, header: &Header, write: bool) -> Result<(*mut u8, u16), CompStatus> {
+        let known = self.connections.get(at).is_some_and(|c| c.known || matches!(c.link, Link::Loopback));
+        let Some(qp) = self.qp(header.dst_qpn).filter(|qp| qp.enabled && qp.qkey == header.qkey) else {
+            self.say(format_args!(
+                "a request for QP {} with QKey {:#x} was refused: no open queue pair has that number and key",
+                header.dst_qpn, header.qkey
+            ));
+            return Err(CompStatus::RemoteBadDestQpn);
+        };
+        let pd = qp.pd;
+        if !known {
+            self.say(format_args!(
+                "a request for QP {} was refused: this card has no address handle for the one who asks; insert its \
+                 address before it may start",
+                header.dst_qpn
+            ));
+            return Err(CompStatus::RemoteUnknownPeer);
+        }
+        let found = if header.total > MAX_RDMA_SIZE {
+            Err(super::region::AccessError::Bounds)
+        } else {
+            self.regions.remote(pd, header.rkey, header.addr, header.total, write)
+        };
+        found.map(|to| (to, header.dst_qpn)).map_err(|error| {
+            self.say(format_args!(
+                "a {} of {} bytes at {:#x} with rkey {:#x} for QP {} was refused: {error}",
+                if write { "write" } else { "read" },
+                header.total,
+                header.addr,
+                header.rkey,
+                header.dst_qpn
+            ));
+            CompStatus::RemoteBadAddress
+        })
+    }
+
+    fn receive_write(&mut self, at: u32, header: &Header, payload: *const u8) {
+        let whole = header.len == header.total;
+        // A write that was refused is not looked at again: one line, one status.
+        let refused = if whole {
+            None
+        } else {
+            let partials = self.connections.get(at).map(|c| &c.partials);
+            partials.and_then(|p| p.get(&header.token)).map(|p| p.status).filter(|s| *s != OK)
+        };
+        let status = match refused {
+            Some(status) => status,
+            None => match self.check_remote(at, header, true) {
+                Ok((to, _)) => {
+                    let to = to.wrapping_add(header.offset as usize);
+                    // SAFETY: `check_remote` found all `total` bytes of the request in one region, this piece lies
+                    // within them, and the payload holds `len` bytes until the caller gives it back.
+                    unsafe { memory::copy(to, payload, header.len as usize) };
+                    OK
+                }
+                Err(status) => status.raw(),
+            },
+        };
+        let status = if whole {
+            status
+        } else {
+            let Some(connection) = self.connections.get_mut(at) else { return };
+            let partial = match connection.partials.entry(header.token) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => entry.insert(Partial { missing: header.total, status: OK }),
+            };
+            partial.missing = partial.missing.saturating_sub(header.len);
+            if partial.status == OK {
+                partial.status = status;
+            }
+            if partial.missing > 0 {
+                return;
+            }
+            let status = partial.status;
+            connection.partials.remove(&header.token);
+            status
+        };
+        if status == OK {
+            self.tick(header.dst_qpn, Event::RemoteWrite, false);
+        }
+        self.answer(at, Header { status, ..Header::new(Kind::Ack, header.token) });
+    }
+
+    fn receive_read(&mut self, at: u32, header: &Header) {
+        match self.check_remote(at, header, false) {
+            Ok(_) => {
+                if let Some(connection) = self.connections.get_mut(at) {
+                    connection.serving.push_back(Serving { header: *header, sent: 0 });
+                }
+            }
+            Err(status) => {
+                let total = header.total;
+                self.answer(at, Header { status: status.raw(), total, ..Header::new(Kind::Data, header.token) });
+            }
+        }
+    }
+
+    fn receive_data(&mut self, at: u32, header: &Header, payload: *const u8) {
+        let token = Token(header.token);
+        let Some(qp) = self.qp(token.qpn()) else { return };
+        let pd = qp.pd;
+        let Some(entry) = qp.get(token).filter(|entry| entry.connection == Some(at)) else { return };
+        let request = entry.request;
+        if request.operation != Operation::Read {
+            return;
+        }
+        if header.status != OK {
+            self.finish(token, header.status);
+            return;
+        }
+        if header.total != request.len {
+            self.finish(token, CompStatus::RemoteBadStatus.raw());
+            return;
+        }
+        if header.len > 0 {
+            let Local::Region { addr, lkey } = request.local else { return };
+            match self.regions.local(pd, lkey, addr + u64::from(header.offset), header.len, true) {
+                // SAFETY: the region holds `len` bytes there, and the payload holds as many.
+                Ok(to) => unsafe { memory::copy(to, payload, header.len as usize) },
+                Err(_) => {
+                    self.finish(token, CompStatus::LocalInvalidLkey.raw());
+                    return;
+                }
+            }
+        }
+        let Some(entry) = self.outstanding(token) else { return };
+        entry.received = entry.received.saturating_add(header.len);
+        if entry.received >= request.len {
+            self.finish(token, OK);
+        }
+    }
+}

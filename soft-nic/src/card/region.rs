@@ -1,0 +1,194 @@
+//! Registered memory: which addresses a key opens, and for what.
+
+use crate::memory::Mapping;
+use crate::random::Random;
+
+/// What a region may be used for. Reading it as the source of a request is always allowed, as on hardware.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Access {
+    /// Data of RDMA reads and receives may be placed there.
+    pub local_write: bool,
+    /// Peers may read it.
+    pub remote_read: bool,
+    /// Peers may write it.
+    pub remote_write: bool,
+}
+
+/// What is registered: the addresses that requests use, and the memory behind them.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// Address of the first byte in requests.
+    pub base: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where the card finds the first byte.
+    pub at: *mut u8,
+    /// The card's own mapping of a dma-buf.
+    pub _map: Option<Mapping>,
+}
+
+// SAFETY is not at stake here: this is an address, followed only by `exec` under the card's lock.
+#[allow(unsafe_code)]
+// SAFETY: an address range and an owned mapping; neither is bound to a thread.
+unsafe impl Send for Memory {}
+
+/// One registration.
+#[derive(Debug)]
+pub(crate) struct Region {
+    /// Protection domain: queue pairs of others cannot use it.
+    pub pd: u32,
+    pub access: Access,
+    pub memory: Memory,
+    lkey: u32,
+    rkey: u32,
+}
+
+/// Why an address range is not opened by a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AccessError {
+    #[error("no region has this key")]
+    Key,
+    #[error("the region belongs to another protection domain")]
+    Domain,
+    #[error("the region was not registered for this")]
+    Rights,
+    #[error("the range leaves the region")]
+    Bounds,
+}
+
+/// A key pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Keys {
+    /// 24 bits.
+    pub lkey: u32,
+    /// 32 bits.
+    pub rkey: u32,
+}
+
+const INDEX_BITS: u32 = 16;
+const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+
+/// All regions of a card. A key holds the index of its entry and bits that differ from the entry's last tenant.
+#[derive(Debug)]
+pub(crate) struct Regions {
+    entries: Vec<Option<Region>>,
+    free: Vec<u32>,
+    generation: u8,
+}
+
+impl Default for Regions {
+    fn default() -> Self {
+        // Index 0 stays empty so that no key is 0.
+        Self { entries: vec![None], free: Vec::new(), generation: 0 }
+    }
+}
+
+impl Regions {
+    /// Registers memory; `None` when the card has no keys left.
+    pub(crate) fn insert(&mut self, pd: u32, access: Access, memory: Memory, random: &mut Random) -> Option<Keys> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.entries.len() <= INDEX_MASK as usize => {
+                self.entries.push(None);
+                self.entries.len() as u32 - 1
+            }
+            None => return None,
+        };
+        self.generation = self.generation.wrapping_add(1);
+        let lkey = u32::from(self.generation) << INDEX_BITS | index;
+        let rkey = random.next_u32() << INDEX_BITS | index;
+        self.entries[index as usize] = Some(Region { pd, access, memory, lkey, rkey });
+        Some(Keys { lkey, rkey })
+    }
+
+    /// Ends a registration; the memory comes back so that it is unmapped by the caller.
+    pub(crate) fn remove(&mut self, keys: Keys) -> Option<Memory> {
+        let index = keys.lkey & INDEX_MASK;
+        let entry = self.entries.get_mut(index as usize)?;
+        let region = entry.take_if(|region| region.lkey == keys.lkey)?;
+        self.free.push(index);
+        Some(region.memory)
+    }
+
+    fn find(&self, key: u32) -> Option<&Region> {
+        self.entries.get((key & INDEX_MASK) as usize)?.as_ref()
+    }
+
+    /// Where `len` bytes at `addr` are that a request of `pd` names by `lkey`.
+    pub(crate) fn local(&self, pd: u32, lkey: u32, addr: u64, len: u32, write: bool) -> Result<*mut u8, AccessError> {
+        let region = self.find(lkey).filter(|r| r.lkey == lkey).ok_or(AccessError::Key)?;
+        region.check(pd, addr, len, !write || region.access.local_write)
+    }
+
+    /// Where `len` bytes at `addr` are that a peer of `pd` names by `rkey`.
+    pub(crate) fn remote(&self, pd: u32, rkey: u32, addr: u64, len: u32, write: bool) -> Result<*mut u8, AccessError> {
+        let region = self.find(rkey).filter(|r| r.rkey == rkey).ok_or(AccessError::Key)?;
+        region.check(pd, addr, len, if write { region.access.remote_write } else { region.access.remote_read })
+    }
+}
+
+impl Region {
+    fn check(&self, pd: u32, addr: u64, len: u32, allowed: bool) -> Result<*mut u8, AccessError> {
+        if self.pd != pd {
+            return Err(AccessError::Domain);
+        }
+        if !allowed {
+            return Err(AccessError::Rights);
+        }
+        let offset = addr.checked_sub(self.memory.base).ok_or(AccessError::Bounds)?;
+        match offset.checked_add(u64::from(len)) {
+            Some(end) if end <= self.memory.len => Ok(self.memory.at.wrapping_add(offset as usize)),
+            _ => Err(AccessError::Bounds),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Access = Access { local_write: true, remote_read: true, remote_write: true };
+
+    fn memory(base: u64, len: u64) -> Memory {
+        Memory { base, len, at: base as *mut u8, _map: None }
+    }
+
+    #[test]
+    fn keys_open_their_region_alone() {
+        let (mut regions, mut random) = (Regions::default(), Random::seeded(1));
+        let keys = regions.insert(1, ALL, memory(0x1000, 100), &mut random).unwrap();
+        assert!(keys.lkey < 1 << 24 && keys.lkey != 0 && keys.rkey != 0);
+        assert_eq!(regions.local(1, keys.lkey, 0x1010, 84, true), Ok(0x1010 as *mut u8));
+        assert_eq!(regions.remote(1, keys.rkey, 0x1064, 0, true), Ok(0x1064 as *mut u8), "empty, at the end");
+        assert_eq!(regions.local(1, keys.lkey, 0x1010, 85, false), Err(AccessError::Bounds));
+        assert_eq!(regions.local(1, keys.lkey, 0xfff, 1, false), Err(AccessError::Bounds));
+        assert_eq!(regions.remote(1, keys.rkey, 0x1065, 0, true), Err(AccessError::Bounds));
+        assert_eq!(regions.remote(1, keys.rkey, u64::MAX, u32::MAX, true), Err(AccessError::Bounds));
+        assert_eq!(regions.local(2, keys.lkey, 0x1000, 1, false), Err(AccessError::Domain));
+        assert_eq!(regions.local(1, keys.lkey ^ 1 << 16, 0x1000, 1, false), Err(AccessError::Key));
+        assert_eq!(regions.remote(1, keys.rkey ^ 1 << 31, 0x1000, 1, false), Err(AccessError::Key));
+        assert_eq!(regions.remote(1, 0, 0x1000, 1, false), Err(AccessError::Key));
+        assert!(regions.remove(keys).is_some());
+        assert!(regions.remove(keys).is_none());
+        assert_eq!(regions.local(1, keys.lkey, 0x1000, 1, false), Err(AccessError::Key));
+        let again = regions.insert(1, ALL, memory(0x1000, 100), &mut random).unwrap();
+        assert_ne!(again.lkey, keys.lkey, "a stale key does not open the next region");
+    }
+
+    #[test]
+    fn rights_are_separate() {
+        let (mut regions, mut random) = (Regions::default(), Random::seeded(2));
+        for (access, lw, rr, rw) in [
+            (Access::default(), false, false, false),
+            (Access { local_write: true, ..Access::default() }, true, false, false),
+            (Access { remote_read: true, ..Access::default() }, false, true, false),
+            (Access { remote_write: true, ..Access::default() }, false, false, true),
+        ] {
+            let keys = regions.insert(1, access, memory(0x1000, 8), &mut random).unwrap();
+            assert!(regions.local(1, keys.lkey, 0x1000, 8, false).is_ok());
+            assert_eq!(regions.local(1, keys.lkey, 0x1000, 8, true).is_ok(), lw);
+            assert_eq!(regions.remote(1, keys.rkey, 0x1000, 8, false).is_ok(), rr);
+            assert_eq!(regions.remote(1, keys.rkey, 0x1000, 8, true).is_ok(), rw);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! A work request as the card executes it, and what is wrong with one that it does not.
+
+use efa_dp_direct::wire::{CompStatus, TX_DESC_INLINE_MAX_SIZE_128, TxMetaDesc};
+use efa_dp_direct::wqe::{self, Geometry, SendWqe, Sge, WriteData};
+
+/// Most bytes of one RDMA operation.
+pub(crate) const MAX_RDMA_SIZE: u32 = 1 << 30;
+
+/// What the card does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Write,
+    Read,
+}
+
+/// Where the bytes are on this side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Local {
+    /// In the request.
+    Inline([u8; TX_DESC_INLINE_MAX_SIZE_128]),
+    /// In registered memory.
+    Region { addr: u64, lkey: u32 },
+}
+
+/// A request that makes sense by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub operation: Operation,
+    pub meta: TxMetaDesc,
+    pub local: Local,
+    pub remote_addr: u64,
+    pub rkey: u32,
+    /// Bytes to transfer.
+    pub len: u32,
+}
+
+/// A rule that a request breaks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Broken {
+    pub rule: String,
+    pub status: CompStatus,
+    /// The queue pair goes to the error state: the card cannot tell what the request was.
+    pub fatal: bool,
+}
+
+impl Broken {
+    pub(crate) fn refused(rule: impl Into<String>, status: CompStatus) -> Self {
+        Self { rule: rule.into(), status, fatal: false }
+    }
+
+    pub(crate) fn malformed(rule: impl Into<String>) -> Self {
+        Self { rule: rule.into(), status: CompStatus::LocalQpInternalError, fatal: true }
+    }
+}
+
+/// The first half of a slot's bytes, whatever they are.
+pub(crate) fn meta_of(bytes: &[u8; 128]) -> TxMetaDesc {
+    let mut head = [0; TxMetaDesc::SIZE];
+    head.copy_from_slice(&bytes[..TxMetaDesc::SIZE]);
+    TxMetaDesc::from_bytes(&head)
+}
+
+/// Reads a request out of its slot's bytes: all 128 if the queue is `wide`, else the first 64.
+pub(crate) fn decode(bytes: &[u8; 128], wide: bool) -> Result<Request, Broken> {
+    let geometry = if wide { Geometry::WIDE } else { Geometry::NARROW };
+    let wqe = wqe::parse(&bytes[..geometry.wqe_size.bytes()], &geometry).map_err(|error| {
+        let status = error.status();
+        Broken { rule: error.to_string(), status, fatal: status == CompStatus::LocalQpInternalError }
+    })?;
+    let request = flatten(meta_of(bytes), &wqe)?;
+    if request.len > MAX_RDMA_SIZE {
+        return Err(Broken::refused("more than max_rdma_size (1 GiB)", CompStatus::LocalBadLength));
+    }
+    Ok(request)
+}
+
+fn flatten(meta: TxMetaDesc, wqe: &SendWqe) -> Result<Request, Broken> {
+    const NOWHERE: Sge = Sge { addr: 0, length: 0, lkey: 0 };
+    let unsupported = |what: &str| Err(Broken::refused(what, CompStatus::LocalUnsupportedOp));
+    let region = |sge: Sge| (Local::Region { addr: sge.addr, lkey: sge.lkey }, sge.length);
+    let (operation, remote, (local, len)) = match wqe.op {
+        wqe::Operation::Send { .. } => return unsupported("this card does no sends"),
+        wqe::Operation::Write { imm: Some(_), .. } => return unsupported("this card does no immediate data"),
+        wqe::Operation::Write { remote, data, imm: None } => {
+            let local = match data {
+                WriteData::Empty => region(NOWHERE),
+                WriteData::One(sge) => region(sge),
+                WriteData::Inline(inline) => {
+                    let mut data = [0; TX_DESC_INLINE_MAX_SIZE_128];
+                    data[..inline.data().len()].copy_from_slice(inline.data());
+                    (Local::Inline(data), inline.data().len() as u32)
+                }
+            };
+            (Operation::Write, remote, local)
+        }
+        wqe::Operation::Read { remote, into } => (Operation::Read, remote, region(into.unwrap_or(NOWHERE))),
+    };
+    Ok(Request { operation, meta, local, remote_addr: remote.addr, rkey: remote.rkey, len })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use efa_dp_direct::wqe::{Destination, Inline, Operation as Op, RemoteMem, SendData};
+
+    const DEST: Destination = Destination { ah: 3, qpn: 4, qkey: 5 };
+    const REMOTE: RemoteMem = RemoteMem { addr: 0x1000, rkey: 0xabcd };
+
+    fn bytes(op: Op, geometry: &Geometry) -> [u8; 128] {
+        let mut bytes = [0; 128];
+        SendWqe::new(7, DEST, op).emit(geometry, &mut bytes[..geometry.wqe_size.bytes()]).unwrap();
+        bytes
+    }
+
+    fn sge(length: u32) -> Sge {
+        Sge { addr: 0x2000, length, lkey: 9 }
+    }
+
+    fn write(length: u32) -> [u8; 128] {
+        bytes(Op::Write { remote: REMOTE, data: WriteData::One(sge(length)), imm: None }, &Geometry::NARROW)
+    }
+
+    #[test]
+    fn what_is_asked_is_kept() {
+        let request = decode(&write(8), false).unwrap();
+        assert_eq!(request.operation, Operation::Write);
+        assert_eq!(request.local, Local::Region { addr: 0x2000, lkey: 9 });
+        assert_eq!((request.remote_addr, request.rkey, request.len), (0x1000, 0xabcd, 8));
+        assert_eq!((request.meta.req_id, request.meta.ah, request.meta.dest_qp_num, request.meta.qkey), (7, 3, 4, 5));
+        let read = bytes(Op::Read { remote: REMOTE, into: Some(sge(64)) }, &Geometry::NARROW);
+        let read = decode(&read, false).unwrap();
+        assert_eq!((read.operation, read.len), (Operation::Read, 64));
+        let data = WriteData::Inline(Inline::new(b"12345678").unwrap());
+        let wide = bytes(Op::Write { remote: REMOTE, data, imm: None }, &Geometry::WIDE);
+        let request = decode(&wide, true).unwrap();
+        assert!(matches!(request.local, Local::Inline(data) if data[..8] == *b"12345678"));
+        let empty = bytes(Op::Write { remote: REMOTE, data: WriteData::Empty, imm: None }, &Geometry::NARROW);
+        assert_eq!(decode(&empty, false).unwrap().len, 0);
+    }
+
+    #[test]
+    fn what_is_not_done_is_named() {
+        let send = bytes(Op::Send { data: SendData::Empty, imm: None }, &Geometry::NARROW);
+        let imm = bytes(Op::Write { remote: REMOTE, data: WriteData::Empty, imm: Some(1) }, &Geometry::NARROW);
+        for (bytes, rule) in [(send, "sends"), (imm, "immediate")] {
+            let broken = decode(&bytes, false).unwrap_err();
+            assert!(broken.rule.contains(rule), "{broken:?}");
+            assert_eq!((broken.status, broken.fatal), (CompStatus::LocalUnsupportedOp, false));
+        }
+        let mut inline = write(8);
+        inline[2] |= 0x20;
+        assert_eq!(decode(&inline, false).unwrap_err().status, CompStatus::LocalUnsupportedOp);
+        assert_eq!(decode(&write(MAX_RDMA_SIZE + 1), false).unwrap_err().status, CompStatus::LocalBadLength);
+        assert!(decode(&write(MAX_RDMA_SIZE), false).is_ok());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_fatal() {
+        let mut reserved = write(8);
+        reserved[15] = 1;
+        for bytes in [reserved, [0; 128], [0xff; 128]] {
+            let broken = decode(&bytes, false).unwrap_err();
+            assert_eq!((broken.status, broken.fatal), (CompStatus::LocalQpInternalError, true), "{broken:?}");
+        }
+    }
+}

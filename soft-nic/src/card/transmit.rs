@@ -1,0 +1,232 @@
+//! The way out: requests, answers and data become packets.
+#![allow(unsafe_code)]
+
+use std::ptr;
+
+use efa_dp_direct::wire::CompStatus;
+
+use super::complete::OK;
+use super::connection::{Link, Serving};
+use super::core::Core;
+use super::counter::Event;
+use super::qp::Token;
+use super::request::{Local, Operation};
+use crate::wire::packet::{Header, Kind};
+use crate::wire::ring;
+
+/// What became of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    Yes,
+    /// No room: later.
+    Full,
+    /// The connection is gone.
+    Gone,
+}
+
+impl Core {
+    /// Gives a request to the connection that leads to its target.
+    pub(crate) fn send(&mut self, token: Token) {
+        let Some(ah) = self.outstanding(token).map(|o| o.request.meta.ah) else { return };
+        match self.route(ah) {
+            Ok(at) => {
+                if let Some(entry) = self.outstanding(token) {
+                    entry.connection = Some(at);
+                }
+                let now = self.clock_us;
+                if let Some(connection) = self.connections.get_mut(at) {
+                    if connection.waiting == 0 {
+                        connection.heard_us = now;
+                    }
+                    connection.waiting += 1;
+                    connection.requests.push_back(token);
+                }
+            }
+            Err(status) => self.finish(token, status.raw()),
+        }
+    }
+
+    /// Sends what waits on a connection as far as there is room. True when something went out.
+    pub(crate) fn pump(&mut self, at: u32) -> bool {
+        let Some(connection) = self.connections.get(at) else { return false };
+        if !connection.has_work() || !connection.is_open() {
+            return false;
+        }
+        let mut moved = false;
+        loop {
+            let sent = self.pump_one(at);
+            match sent {
+                Some(Sent::Yes) => moved = true,
+                Some(Sent::Full) | None => break,
+                Some(Sent::Gone) => {
+                    self.lose(at, CompStatus::LocalUnresponsiveRemote, "its ring is corrupt");
+                    return true;
+                }
+            }
+        }
+        if let Some(Link::Shm(link)) = self.connections.get_mut(at).map(|c| &mut c.link) {
+            link.flush();
+        }
+        moved
+    }
+
+    /// One packet; `None` when nothing waits.
+    fn pump_one(&mut self, at: u32) -> Option<Sent> {
+        let connection = self.connections.get(at)?;
+        if let Some(header) = connection.answers.front().copied() {
+            let sent = self.emit(at, &header, ptr::null());
+            if sent == Sent::Yes {
+                self.connections.get_mut(at)?.answers.pop_front();
+            }
+            return Some(sent);
+        }
+        if let Some(serving) = connection.serving.front().copied() {
+            return Some(self.serve(at, serving));
+        }
+        let token = *connection.requests.front()?;
+        Some(self.send_piece(at, token))
+    }
+
+    /// The next piece of a request.
+    fn send_piece(&mut self, at: u32, token: Token) -> Sent {
+        let Some(qp) = self.qp(token.qpn()) else { return self.next_request(at) };
+        let pd = qp.pd;
+        let Some(entry) = qp.get(token) else { return self.next_request(at) };
+        let (request, sent) = (entry.request, entry.sent);
+        let mut header = Header {
+            src_qpn: token.qpn(),
+            dst_qpn: request.meta.dest_qp_num,
+            qkey: request.meta.qkey,
+            rkey: request.rkey,
+            addr: request.remote_addr,
+            total: request.len,
+            ..Header::new(if request.operation == Operation::Write { Kind::Write } else { Kind::Read }, token.0)
+        };
+        let mut payload: *const u8 = ptr::null();
+        let inline;
+        if request.operation == Operation::Write {
+            header.offset = sent;
+            header.len = (request.len - sent).min(ring::MAX_PAYLOAD as u32);
+            match request.local {
+                Local::Inline(data) => {
+                    inline = data;
+                    payload = inline.as_ptr();
+                }
+                Local::Region { .. } if header.len == 0 => {}
+                Local::Region { addr, lkey } => {
+                    match self.regions.local(pd, lkey, addr + u64::from(sent), header.len, false) {
+                        Ok(source) => payload = source,
+                        Err(_) => {
+                            // Deregistered since the request was checked.
+                            if sent > 0 {
+                                self.answer(at, Header::new(Kind::Abort, token.0));
+                            }
+                            self.finish(token, CompStatus::LocalInvalidLkey.raw());
+                            return self.next_request(at);
+                        }
+                    }
+                }
+            }
+        }
+        let outcome = self.emit(at, &header, payload);
+        if outcome != Sent::Yes {
+            return outcome;
+        }
+        // Over loopback the answer may have come already.
+        let done = match self.outstanding(token) {
+            None => true,
+            Some(entry) => {
+                entry.sent = sent + header.len;
+                entry.awaiting = request.operation == Operation::Read || entry.sent == request.len;
+                entry.awaiting
+            }
+        };
+        if done { self.next_request(at) } else { Sent::Yes }
+    }
+
+    fn next_request(&mut self, at: u32) -> Sent {
+        if let Some(connection) = self.connections.get_mut(at) {
+            connection.requests.pop_front();
+        }
+        Sent::Yes
+    }
+
+    /// The next piece of the answer to a read.
+    fn serve(&mut self, at: u32, serving: Serving) -> Sent {
+        let asked = serving.header;
+        let mut header = Header { total: asked.total, offset: serving.sent, ..Header::new(Kind::Data, asked.token) };
+        header.len = (asked.total - serving.sent).min(ring::MAX_PAYLOAD as u32);
+        let pd = self.qp(asked.dst_qpn).map(|qp| qp.pd);
+        let source = pd.and_then(|pd| {
+            let (addr, len) = (asked.addr + u64::from(serving.sent), header.len);
+            self.regions.remote(pd, asked.rkey, addr, len, false).ok()
+        });
+        let payload = match source {
+            Some(source) => source.cast_const(),
+            None => {
+                // Closed or deregistered since the request was checked.
+                (header.len, header.status) = (0, CompStatus::RemoteBadAddress.raw());
+                ptr::null()
+            }
+        };
+        let outcome = self.emit(at, &header, payload);
+        if outcome == Sent::Yes {
+            let sent = serving.sent + header.len;
+            let done = sent == asked.total || header.status != OK;
+            if let Some(connection) = self.connections.get_mut(at) {
+                if done {
+                    connection.serving.pop_front();
+                } else if let Some(front) = connection.serving.front_mut() {
+                    front.sent = sent;
+                }
+            }
+            if done && header.status == OK {
+                self.tick(asked.dst_qpn, Event::RemoteRead, false);
+            }
+        }
+        outcome
+    }
+
+    /// Queues an answer without payload.
+    pub(crate) fn answer(&mut self, at: u32, header: Header) {
+        if let Some(connection) = self.connections.get_mut(at) {
+            connection.answers.push_back(header);
+        }
+    }
+
+    /// Hands one packet to the link.
+    fn emit(&mut self, at: u32, header: &Header, payload: *const u8) -> Sent {
+        let Some(connection) = self.connections.get_mut(at) else { return Sent::Gone };
+        match &mut connection.link {
+            Link::Loopback => {
+                self.receive(at, header, payload);
+                Sent::Yes
+            }
+            Link::Shm(link) => {
+                // SAFETY: the payload was just found in a region or in a request, for `header.len` bytes, and the
+                // card's lock keeps both as they are.
+                match unsafe { link.tx.push(header, payload) } {
+                    Ok(true) => Sent::Yes,
+                    Ok(false) => Sent::Full,
+                    Err(_) => Sent::Gone,
+                }
+            }
+            Link::Dialing | Link::Accepting(_) => Sent::Full,
+        }
+    }
+
+    /// A queue pair closes: what it has on a connection is not sent on, and what was sent in part is taken back.
+    pub(crate) fn abort_on(&mut self, at: u32, qpn: u16) {
+        let Some(qp) = self.qp(qpn) else { return };
+        let tokens = qp.tokens_on(at);
+        for token in tokens {
+            let partly = self.outstanding(token).is_some_and(|e| e.sent > 0 && !e.awaiting);
+            if partly {
+                self.answer(at, Header::new(Kind::Abort, token.0));
+            }
+            if let Some(connection) = self.connections.get_mut(at) {
+                connection.waiting = connection.waiting.saturating_sub(1);
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What the environment says about the software cards: how many, over which wire, with which faults.
+
+use std::net::Ipv4Addr;
+
+use crate::fault::Faults;
+
+/// A variable of the environment that cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{variable}={value:?}: {problem}")]
+pub struct ConfigError {
+    /// The variable.
+    pub variable: &'static str,
+    /// Its value.
+    pub value: String,
+    /// What is wrong, and what is allowed.
+    pub problem: String,
+}
+
+impl ConfigError {
+    pub(crate) fn new(variable: &'static str, value: &str, problem: impl Into<String>) -> Self {
+        Self { variable, value: value.to_owned(), problem: problem.into() }
+    }
+}
+
+/// How packets travel between cards.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum WireChoice {
+    /// Shared memory to cards on the same host, tcp to others.
+    #[default]
+    Auto,
+    /// Shared memory only.
+    Shm,
+    /// This libfabric provider only.
+    Provider(String),
+}
+
+/// Settings of the cards of this process.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Config {
+    /// Software cards (rails): `SOFTEFA_NICS`, default 1.
+    pub nics: u32,
+    /// `SOFTEFA_WIRE`.
+    pub wire: WireChoice,
+    /// `SOFTEFA_IFADDR`: the address under which other hosts reach this one.
+    pub ifaddr: Option<Ipv4Addr>,
+    /// `SOFTEFA_FAULTS`.
+    pub faults: Faults,
+}
+
+/// More cards than a machine has slots are a typing error.
+const MAX_NICS: u32 = 64;
+
+impl Config {
+    /// Reads the environment.
+    ///
+    /// # Errors
+    /// A value that is not understood: nothing is guessed, a test that misspells a fault must not pass without it.
+    pub(crate) fn from_env() -> Result<Self, ConfigError> {
+        Self::from_lookup(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+    }
+
+    pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let set = |name: &'static str| lookup(name).filter(|v| !v.is_empty());
+        let mut config = Self { nics: 1, ..Self::default() };
+        if let Some(value) = set("SOFTEFA_NICS") {
+            config.nics = match value.parse() {
+                Ok(n) if (1..=MAX_NICS).contains(&n) => n,
+                _ => {
+                    let problem = format!("the number of software cards must be 1 to {MAX_NICS}");
+                    return Err(ConfigError::new("SOFTEFA_NICS", &value, problem));
+                }
+            };
+        }
+        if let Some(value) = set("SOFTEFA_WIRE") {
+            config.wire = match value.as_str() {
+                "shm" => WireChoice::Shm,
+                name if is_provider_name(name) => WireChoice::Provider(name.to_owned()),
+                _ => {
+                    let problem = "allowed are shm, tcp, or the name of a libfabric provider that carries messages";
+                    return Err(ConfigError::new("SOFTEFA_WIRE", &value, problem));
+                }
+            };
+        }
+        if let Some(value) = set("SOFTEFA_IFADDR") {
+            config.ifaddr = match value.parse::<Ipv4Addr>() {
+                Ok(address) if !address.is_unspecified() => Some(address),
+                _ => {
+                    let problem = "must be an IPv4 address of this host, like 192.0.2.7";
+                    return Err(ConfigError::new("SOFTEFA_IFADDR", &value, problem));
+                }
+            };
+        }
+        if let Some(value) = set("SOFTEFA_FAULTS") {
+            config.faults = Faults::parse(&value)?;
+        }
+        Ok(config)
+    }
+}
+
+/// A wire provider is named as libfabric names it (`tcp`, `tcp;ofi_rxm`); ourselves would be a circle.
+fn is_provider_name(name: &str) -> bool {
+    let first = name.split(';').next().unwrap_or_default();
+    matches!(first, "tcp" | "udp" | "sockets" | "verbs" | "net")
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, ';' | '_'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        Config::from_lookup(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))
+    }
+
+    #[test]
+    fn defaults() {
+        let config = config(&[]).unwrap();
+        assert_eq!((config.nics, config.wire, config.ifaddr), (1, WireChoice::Auto, None));
+        assert_eq!(config.faults, Faults::default());
+    }
+
+    #[test]
+    fn values_are_followed() {
+        let config =
+            config(&[("SOFTEFA_NICS", "3"), ("SOFTEFA_WIRE", "tcp;ofi_rxm"), ("SOFTEFA_IFADDR", "10.1.2.3")]).unwrap();
+        assert_eq!(config.nics, 3);
+        assert_eq!(config.wire, WireChoice::Provider("tcp;ofi_rxm".into()));
+        assert_eq!(config.ifaddr, Some(Ipv4Addr::new(10, 1, 2, 3)));
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        for (name, value) in [
+            ("SOFTEFA_NICS", "0"),
+            ("SOFTEFA_NICS", "two"),
+            ("SOFTEFA_NICS", "65"),
+            ("SOFTEFA_WIRE", "softefa"),
+            ("SOFTEFA_WIRE", "shmem"),
+            ("SOFTEFA_WIRE", "tcp ofi"),
+            ("SOFTEFA_IFADDR", "eth0"),
+            ("SOFTEFA_IFADDR", "0.0.0.0"),
+            ("SOFTEFA_FAULTS", "sed=1"),
+        ] {
+            let error = config(&[(name, value)]).unwrap_err();
+            assert_eq!(error.variable, name, "{value}");
+            assert!(error.to_string().contains(value), "{error}");
+        }
+    }
+}

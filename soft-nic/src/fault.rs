@@ -1,0 +1,191 @@
+//! Faults that the card plays, by `SOFTEFA_FAULTS`: a comma list of `key=value`.
+
+use crate::config::ConfigError;
+
+const VARIABLE: &str = "SOFTEFA_FAULTS";
+const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, cntr_start, max_batch, sq_size, \
+                    wqe_size, die_after, cntr_budget";
+
+/// The faults of one process's cards. The default is a card that works.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Faults {
+    /// Seed of every random choice.
+    pub seed: u64,
+    /// Deliver and complete in random order within this many outstanding requests; 0 and 1 keep the order.
+    pub reorder: u32,
+    /// Delay of each delivery and of each completion, microseconds, from..=to.
+    pub delay_us: (u64, u64),
+    /// Probability that the source of a request is read (again) at a later time, and that is what arrives.
+    pub reread: f64,
+    /// Every Nth request completes in error, undelivered; 0 is never.
+    pub error_every: u64,
+    /// The status of those.
+    pub error_status: u8,
+    /// Counters, and with them the producer index of send queues, begin here.
+    pub cntr_start: u32,
+    /// Requests that may be written and not yet rung.
+    pub max_batch: u32,
+    /// Upper bound of the entries of a send queue.
+    pub sq_size: u32,
+    /// Bytes of the widest work request: 64 or 128.
+    pub wqe_size: u32,
+    /// The card stops answering after this many requests; 0 is never.
+    pub die_after: u64,
+    /// Completion counters that the card has.
+    pub cntr_budget: u32,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            reorder: 0,
+            delay_us: (0, 0),
+            reread: 0.0,
+            error_every: 0,
+            error_status: 8,
+            cntr_start: 0,
+            max_batch: 16,
+            sq_size: MAX_SQ_SIZE,
+            wqe_size: 128,
+            die_after: 0,
+            cntr_budget: 8192,
+        }
+    }
+}
+
+/// Send queue entries of 64 bytes that fit into the memory of one queue; half as many of 128 bytes.
+pub(crate) const MAX_SQ_SIZE: u32 = 4096;
+/// Counters wrap here.
+pub(crate) const COUNTER_MASK: u64 = 0x7fff_ffff;
+
+impl Faults {
+    /// True when requests do not go straight to the wire.
+    pub(crate) fn hold(&self) -> bool {
+        self.reorder > 1 || self.delay_us.1 > 0 || self.reread > 0.0
+    }
+
+    pub(crate) fn parse(text: &str) -> Result<Self, ConfigError> {
+        let mut faults = Self::default();
+        let mut seen: Vec<&str> = Vec::new();
+        let mut status_given = false;
+        for item in text.split(',') {
+            let item = item.trim();
+            let wrong = |problem: String| ConfigError::new(VARIABLE, text, problem);
+            let Some((key, value)) = item.split_once('=') else {
+                return Err(wrong(format!("{item:?} is not key=value; keys are {KEYS}")));
+            };
+            if seen.contains(&key) {
+                return Err(wrong(format!("{key} is given twice")));
+            }
+            seen.push(key);
+            let number = |low: u64, high: u64| match value.parse::<u64>() {
+                Ok(n) if (low..=high).contains(&n) => Ok(n),
+                _ => Err(wrong(format!("{key} must be a whole number from {low} to {high}, not {value:?}"))),
+            };
+            match key {
+                "seed" => faults.seed = number(0, u64::MAX)?,
+                "reorder" => faults.reorder = number(0, 65536)? as u32,
+                "delay_us" => {
+                    let parts = value.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+                    faults.delay_us = match parts {
+                        Some((a, b)) if a <= b && b <= 10_000_000 => (a, b),
+                        _ => return Err(wrong(format!("delay_us must be A..B with A ≤ B ≤ 10000000, not {value:?}"))),
+                    };
+                }
+                "reread" => {
+                    faults.reread = match value.parse::<f64>() {
+                        Ok(p) if (0.0..=1.0).contains(&p) => p,
+                        _ => return Err(wrong(format!("reread must be a probability from 0 to 1, not {value:?}"))),
+                    };
+                }
+                "error_every" => faults.error_every = number(0, u64::MAX)?,
+                "error_status" => {
+                    status_given = true;
+                    faults.error_status = number(1, 255)? as u8;
+                }
+                "cntr_start" => faults.cntr_start = number(0, COUNTER_MASK)? as u32,
+                "max_batch" => faults.max_batch = number(1, 1024)? as u32,
+                "sq_size" => {
+                    let size = number(2, u64::from(MAX_SQ_SIZE))? as u32;
+                    if !size.is_power_of_two() {
+                        return Err(wrong(format!("sq_size must be a power of two, not {size}")));
+                    }
+                    faults.sq_size = size;
+                }
+                "wqe_size" => {
+                    faults.wqe_size = match value {
+                        "64" => 64,
+                        "128" => 128,
+                        _ => return Err(wrong(format!("wqe_size must be 64 or 128, not {value:?}"))),
+                    };
+                }
+                "die_after" => faults.die_after = number(0, u64::MAX)?,
+                "cntr_budget" => faults.cntr_budget = number(0, 1 << 20)? as u32,
+                _ => return Err(wrong(format!("unknown key {key:?}; keys are {KEYS}"))),
+            }
+        }
+        if status_given && faults.error_every == 0 {
+            return Err(ConfigError::new(VARIABLE, text, "error_status does nothing without error_every"));
+        }
+        if faults.max_batch > faults.sq_size {
+            return Err(ConfigError::new(VARIABLE, text, "max_batch is greater than sq_size"));
+        }
+        Ok(faults)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_read() {
+        let faults = Faults::parse(
+            "seed=5,reorder=32,delay_us=1..20,reread=0.25,error_every=100,error_status=7,cntr_start=2147483640,\
+             max_batch=4,sq_size=64,wqe_size=64,die_after=9,cntr_budget=12",
+        )
+        .unwrap();
+        let expected = Faults {
+            seed: 5,
+            reorder: 32,
+            delay_us: (1, 20),
+            reread: 0.25,
+            error_every: 100,
+            error_status: 7,
+            cntr_start: 2_147_483_640,
+            max_batch: 4,
+            sq_size: 64,
+            wqe_size: 64,
+            die_after: 9,
+            cntr_budget: 12,
+        };
+        assert_eq!(faults, expected);
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_named() {
+        for (text, named) in [
+            ("sed=1", "unknown key \"sed\""),
+            ("seed", "not key=value"),
+            ("seed=x", "seed must be"),
+            ("seed=1,seed=2", "twice"),
+            ("reread=1.5", "reread"),
+            ("reread=nan", "reread"),
+            ("delay_us=5..1", "delay_us"),
+            ("delay_us=5", "delay_us"),
+            ("sq_size=100", "power of two"),
+            ("sq_size=8192", "sq_size"),
+            ("wqe_size=96", "wqe_size"),
+            ("max_batch=0", "max_batch"),
+            ("max_batch=16,sq_size=8", "greater"),
+            ("cntr_start=2147483648", "cntr_start"),
+            ("error_status=3", "error_every"),
+            ("error_every=1,error_status=0", "error_status"),
+            ("seed=1,", "not key=value"),
+        ] {
+            let error = Faults::parse(text).unwrap_err();
+            assert!(error.to_string().contains(named), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What this host is called: for the choice of the wire, and for other hosts to reach it.
+
+use std::net::Ipv4Addr;
+use std::os::linux::fs::MetadataExt;
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+
+/// Boot and network namespace in 32 bits: abstract sockets reach exactly as far.
+pub(crate) fn host_id() -> u32 {
+    let mut hash = Fnv::default();
+    // A host that hides its boot id still has a name; two that hide both are told apart by their addresses.
+    match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
+        Ok(id) => hash.add(id.trim().as_bytes()),
+        Err(_) => {
+            hash.add(nix::unistd::gethostname().unwrap_or_default().as_encoded_bytes());
+            hash.add(&default_address().octets());
+        }
+    }
+    if let Ok(meta) = std::fs::metadata("/proc/self/ns/net") {
+        hash.add(&meta.st_dev().to_le_bytes());
+        hash.add(&meta.st_ino().to_le_bytes());
+    }
+    (hash.0 ^ (hash.0 >> 32)) as u32
+}
+
+/// FNV-1a: every build must compute the same name, which the standard library's hasher does not promise.
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Fnv {
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+}
+
+/// The first address of an interface that is up and not loopback, else 127.0.0.1.
+pub(crate) fn default_address() -> Ipv4Addr {
+    let Ok(interfaces) = getifaddrs() else { return Ipv4Addr::LOCALHOST };
+    interfaces
+        .filter(|i| i.flags.contains(InterfaceFlags::IFF_UP) && !i.flags.contains(InterfaceFlags::IFF_LOOPBACK))
+        .find_map(|i| i.address?.as_sockaddr_in().map(|a| a.ip()))
+        .unwrap_or(Ipv4Addr::LOCALHOST)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn host_id_is_stable() {
+        assert_eq!(super::host_id(), super::host_id());
+    }
+}

@@ -1,0 +1,292 @@
+//! Memory that others write while the card looks at it: mappings, copies, and the few atomic accesses.
+//!
+//! Nothing here becomes a reference to such memory: applications, peers and the card access it at the same time.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+/// Bytes of a page.
+pub(crate) fn page_size() -> usize {
+    nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().map_or(4096, |n| n as usize)
+}
+
+/// An owned, shared or private mapping, readable and writable.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    mapped: usize,
+    /// Where the caller's bytes begin: a file offset need not lie on a page.
+    skip: usize,
+}
+
+// SAFETY: a mapping is a range of addresses; all access through it is by raw pointer under its users' rules.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// `len` bytes of zeroed memory, page aligned.
+    pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+        Self::map(len, 0, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    }
+
+    /// `len` bytes of `fd` from `offset`, shared with whoever else maps it.
+    pub(crate) fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
+        let page = page_size();
+        let skip = (offset % page as u64) as usize;
+        let total = len.checked_add(skip).ok_or(io::ErrorKind::InvalidInput)?;
+        let start = i64::try_from(offset - skip as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // Beyond the end of a file a mapping exists but faults: refuse what the file does not hold. What has no size
+        // of its own (a device's buffer) is judged by its own mmap.
+        let stat = nix::sys::stat::fstat(fd)?;
+        let regular = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+        if regular && offset.checked_add(len as u64).is_none_or(|end| end > stat.st_size as u64) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Self::map(total, skip, libc::MAP_SHARED, fd.as_raw_fd(), start)
+    }
+
+    fn map(len: usize, skip: usize, flags: i32, fd: i32, offset: i64) -> io::Result<Self> {
+        if len == skip {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, offset) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, mapped: len, skip })
+    }
+
+    /// The first of the caller's bytes.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr().wrapping_add(self.skip)
+    }
+
+    /// The caller's bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.mapped - self.skip
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `map` and its owner is going; whoever copied the pointer out of it keeps
+        // this value alive meanwhile.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
+    }
+}
+
+/// A memory file of `len` bytes that cannot shrink under its mappers.
+pub(crate) fn sealed_memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
+    use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+    let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+    nix::unistd::ftruncate(&fd, len as i64)?;
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL))?;
+    Ok(fd)
+}
+
+/// Whether `fd` is a memory file of exactly `len` bytes that cannot shrink.
+pub(crate) fn is_sealed_memfd(fd: BorrowedFd<'_>, len: usize) -> bool {
+    use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+    let sealed = fcntl(fd, FcntlArg::F_GET_SEALS)
+        .is_ok_and(|seals| SealFlag::from_bits_truncate(seals).contains(SealFlag::F_SEAL_SHRINK));
+    sealed && nix::sys::stat::fstat(fd).is_ok_and(|stat| stat.st_size == len as i64)
+}
+
+/// Checks that `len` bytes at `addr` are mapped (and writable, if `write`), and makes them present, as pinning does.
+///
+/// # Errors
+/// `EFAULT` when some page is not.
+pub(crate) fn populate(addr: usize, len: usize, write: bool) -> io::Result<()> {
+    let page = page_size();
+    let start = addr & !(page - 1);
+    let end = addr.checked_add(len).and_then(|e| e.checked_add(page - 1)).map(|e| e & !(page - 1));
+    let Some(end) = end.filter(|_| addr != 0) else {
+        return Err(io::Error::from_raw_os_error(libc::EFAULT));
+    };
+    if len == 0 {
+        return Ok(());
+    }
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    match advise(start, end, advice) {
+        Ok(()) => Ok(()),
+        // Memory that is there but not for writing, or an old kernel, or a mapping that is not ordinary memory: of the
+        // last two only whether it is mapped can be asked.
+        Err(libc::EINVAL) if write && advise(start, end, libc::MADV_POPULATE_READ).is_ok() => {
+            Err(io::Error::from_raw_os_error(libc::EFAULT))
+        }
+        Err(libc::EINVAL) => mapped(start, end, page),
+        Err(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+    }
+}
+
+fn advise(start: usize, end: usize, advice: i32) -> Result<(), i32> {
+    loop {
+        // SAFETY: populating faults pages in and changes no content.
+        if unsafe { libc::madvise(start as *mut libc::c_void, end - start, advice) } == 0 {
+            return Ok(());
+        }
+        match io::Error::last_os_error().raw_os_error().unwrap_or(libc::EFAULT) {
+            libc::EINTR | libc::EAGAIN => {}
+            errno => return Err(errno),
+        }
+    }
+}
+
+fn mapped(start: usize, end: usize, page: usize) -> io::Result<()> {
+    let mut residency = [0u8; 1024];
+    let mut at = start;
+    while at < end {
+        let len = (end - at).min(residency.len() * page);
+        // SAFETY: mincore writes one byte for each page of `len`, which `residency` holds.
+        let rc = unsafe { libc::mincore(at as *mut libc::c_void, len, residency.as_mut_ptr()) };
+        if rc != 0 {
+            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+        }
+        at += len;
+    }
+    Ok(())
+}
+
+/// Copies between memory that others may access at the same time.
+///
+/// Naturally aligned values of 1, 2, 4 or 8 bytes are seen whole, as a card's writes are.
+///
+/// # Safety
+/// Both ranges are mapped, `src` readable, `dst` writable, and do not overlap.
+pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
+    let aligned = |n: usize| (dst as usize | src as usize) & (n - 1) == 0;
+    match len {
+        8 if aligned(8) => {
+            // SAFETY: the caller vouches for 8 bytes at `src`, aligned as tested.
+            let from = unsafe { AtomicU64::from_ptr(src.cast_mut().cast()) };
+            // SAFETY: likewise at `dst`.
+            let to = unsafe { AtomicU64::from_ptr(dst.cast()) };
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        4 if aligned(4) => {
+            // SAFETY: the caller vouches for 4 bytes at `src`, aligned as tested.
+            let from = unsafe { AtomicU32::from_ptr(src.cast_mut().cast()) };
+            // SAFETY: likewise at `dst`.
+            let to = unsafe { AtomicU32::from_ptr(dst.cast()) };
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        2 if aligned(2) => {
+            // SAFETY: the caller vouches for 2 bytes at `src`, aligned as tested.
+            let from = unsafe { AtomicU16::from_ptr(src.cast_mut().cast()) };
+            // SAFETY: likewise at `dst`.
+            let to = unsafe { AtomicU16::from_ptr(dst.cast()) };
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        1 => {
+            // SAFETY: the caller vouches for one byte at `src`.
+            let from = unsafe { AtomicU8::from_ptr(src.cast_mut()) };
+            // SAFETY: likewise at `dst`.
+            let to = unsafe { AtomicU8::from_ptr(dst) };
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        // SAFETY: the caller vouches for both ranges; bytes that change meanwhile arrive as they are at that moment.
+        _ => unsafe { ptr::copy_nonoverlapping(src, dst, len) },
+    }
+}
+
+/// Reads `N` 8-byte words that another party writes: a work request in its slot.
+///
+/// # Safety
+/// `8 * N` bytes at `src` are mapped and 8-byte aligned.
+pub(crate) unsafe fn load_words<const N: usize>(src: *const u8) -> [u64; N] {
+    std::array::from_fn(|i| {
+        let word: *mut u64 = src.cast_mut().wrapping_add(8 * i).cast();
+        // SAFETY: the caller vouches for the range and its alignment.
+        unsafe { AtomicU64::from_ptr(word) }.load(Ordering::Relaxed)
+    })
+}
+
+/// Stores what was written before it, too, becomes visible no later than this.
+///
+/// # Safety
+/// 8 bytes at `dst` are mapped and 8-byte aligned.
+pub(crate) unsafe fn store_release(dst: *mut u64, value: u64) {
+    // SAFETY: the caller vouches for the word.
+    unsafe { AtomicU64::from_ptr(dst) }.store(value, Ordering::Release);
+}
+
+/// A counter, as an application reads it.
+///
+/// # Safety
+/// 8 bytes at `src` are mapped and 8-byte aligned.
+pub(crate) unsafe fn load_acquire(src: *const u64) -> u64 {
+    // SAFETY: the caller vouches for the word.
+    unsafe { AtomicU64::from_ptr(src.cast_mut()) }.load(Ordering::Acquire)
+}
+
+/// A doorbell, as the card reads it.
+///
+/// # Safety
+/// 4 bytes at `src` are mapped and 4-byte aligned.
+pub(crate) unsafe fn load_doorbell(src: *const u32) -> u32 {
+    // SAFETY: the caller vouches for the word.
+    unsafe { AtomicU32::from_ptr(src.cast_mut()) }.load(Ordering::Acquire)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn unmapped_memory_is_found() {
+        let map = Mapping::anonymous(3 * page_size()).unwrap();
+        let start = map.as_ptr() as usize;
+        assert!(populate(start + 5, 2 * page_size(), true).is_ok());
+        drop(map);
+        let error = populate(start, 8, false).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        assert!(populate(0, 8, false).is_err());
+        assert!(populate(usize::MAX - 4, 64, false).is_err());
+    }
+
+    #[test]
+    fn read_only_memory_is_not_writable() {
+        let text = c"constant";
+        assert!(populate(text.as_ptr() as usize, 8, false).is_ok());
+        assert!(populate(text.as_ptr() as usize, 8, true).is_err());
+    }
+
+    #[test]
+    fn file_offsets_need_no_page() {
+        let fd = sealed_memfd("softefa test", 8192).unwrap();
+        let whole = Mapping::shared(fd.as_fd(), 0, 8192).unwrap();
+        let part = Mapping::shared(fd.as_fd(), 4100, 16).unwrap();
+        let value = 0x1122_3344_u32;
+        // SAFETY: both mappings are alive and hold these bytes.
+        unsafe { copy(whole.as_ptr().wrapping_add(4100), (&raw const value).cast(), 4) };
+        // SAFETY: as above; 4100 is a multiple of 4.
+        assert_eq!(unsafe { load_doorbell(part.as_ptr().cast()) }, value);
+        assert_eq!(part.len(), 16);
+        assert!(Mapping::shared(fd.as_fd(), 8000, 400).is_err(), "beyond the end");
+        assert!(is_sealed_memfd(fd.as_fd(), 8192));
+        assert!(!is_sealed_memfd(fd.as_fd(), 4096));
+    }
+
+    #[test]
+    fn copies_of_every_size() {
+        let src: Vec<u8> = (0..64).collect();
+        for len in 0..=32 {
+            for shift in 0..3 {
+                let mut dst = [0xa5u8; 64];
+                // SAFETY: both buffers hold `shift + len` bytes.
+                unsafe { copy(dst.as_mut_ptr().wrapping_add(shift), src.as_ptr().wrapping_add(shift), len) };
+                assert_eq!(dst[shift..shift + len], src[shift..shift + len]);
+                assert_eq!(dst[shift + len], 0xa5);
+            }
+        }
+    }
+}

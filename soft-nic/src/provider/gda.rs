@@ -1,0 +1,133 @@
+//! The operations for those who drive the queues themselves (`fi_efa(7)`, "efa gda ops"), and what says which there are.
+//!
+//! The table has no size field. The real provider's users go by `fi_version()`, which says nothing about this
+//! provider: ours ask the feature operations for `softefa_gda_cntr_open_ext`.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use ferrogin_fabric::bindings as fi;
+
+use super::cq::Cq;
+use super::ep::Ep;
+use super::guard::{Code, entry, entry_or};
+use super::library::text;
+use super::mr::Mr;
+use super::object::object;
+use super::{cntr, cq};
+
+static GDA: fi::fi_efa_ops_gda = fi::fi_efa_ops_gda {
+    query_addr: Some(query_addr),
+    query_qp_wqs: Some(query_qp_wqs),
+    query_cq: Some(query_cq),
+    cq_open_ext: Some(cq::open_ext),
+    get_mr_lkey: Some(get_mr_lkey),
+    cntr_open_ext: Some(cntr::open_ext),
+};
+
+static FEATURES: fi::fi_efa_feature_ops = fi::fi_efa_feature_ops { query: Some(query_feature) };
+
+const GDA_OPS: &CStr = c"efa gda ops";
+const FEATURE_OPS: &CStr = c"efa feature ops";
+
+/// # Safety
+/// `name` is null or terminated, `ops` null or where the application wants the table.
+unsafe fn open_ops(name: *const c_char, ops: *mut *mut c_void, gda: bool) -> Result<(), Code> {
+    // SAFETY: by contract.
+    let name = unsafe { text(name) }.ok_or(Code::INVAL)?;
+    let found: *const c_void = if name == FEATURE_OPS {
+        (&raw const FEATURES).cast()
+    } else if gda && name == GDA_OPS {
+        (&raw const GDA).cast()
+    } else {
+        return Err(Code::INVAL);
+    };
+    if ops.is_null() {
+        return Err(Code::INVAL);
+    }
+    // SAFETY: by contract, not null.
+    unsafe { ops.write(found.cast_mut()) };
+    Ok(())
+}
+
+/// # Safety
+/// As [`open_ops`].
+pub(super) unsafe fn open_fabric_ops(name: *const c_char, ops: *mut *mut c_void) -> Result<(), Code> {
+    // SAFETY: by contract.
+    unsafe { open_ops(name, ops, false) }
+}
+
+/// # Safety
+/// As [`open_ops`].
+pub(super) unsafe fn open_domain_ops(name: *const c_char, ops: *mut *mut c_void) -> Result<(), Code> {
+    // SAFETY: by contract.
+    unsafe { open_ops(name, ops, true) }
+}
+
+unsafe extern "C" fn query_feature(feature: *const c_char) -> bool {
+    // SAFETY: null or terminated, by the interface.
+    entry_or("query", false, || unsafe { text(feature) } == Some(c"softefa_gda_cntr_open_ext"))
+}
+
+unsafe extern "C" fn query_addr(
+    ep: *mut fi::fid_ep,
+    addr: fi::fi_addr_t,
+    ahn: *mut u16,
+    qpn: *mut u16,
+    qkey: *mut u32,
+) -> c_int {
+    entry("query_addr", || {
+        // SAFETY: the application's fid.
+        let ep: &Ep = unsafe { object(ep) }?;
+        let target = ep.target(addr)?;
+        if ahn.is_null() || qpn.is_null() || qkey.is_null() {
+            return Err(Code::INVAL);
+        }
+        // SAFETY: the application's variables.
+        unsafe { ahn.write(target.ahn) };
+        // SAFETY: as above.
+        unsafe { qpn.write(target.address.qpn) };
+        // SAFETY: as above.
+        unsafe { qkey.write(target.address.qkey) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn query_qp_wqs(
+    ep: *mut fi::fid_ep,
+    sq: *mut fi::fi_efa_wq_attr,
+    rq: *mut fi::fi_efa_wq_attr,
+) -> c_int {
+    entry("query_qp_wqs", || {
+        // SAFETY: the application's fid.
+        let ep: &Ep = unsafe { object(ep) }?;
+        if sq.is_null() || rq.is_null() {
+            return Err(Code::INVAL);
+        }
+        let (send, recv) = ep.queues()?;
+        // SAFETY: the application's variables.
+        unsafe { sq.write(send) };
+        // SAFETY: as above.
+        unsafe { rq.write(recv) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn query_cq(cq: *mut fi::fid_cq, attr: *mut fi::fi_efa_cq_attr) -> c_int {
+    entry("query_cq", || {
+        // SAFETY: the application's fid.
+        let cq: &Cq = unsafe { object(cq) }?;
+        if attr.is_null() {
+            return Err(Code::INVAL);
+        }
+        // SAFETY: the application's variable.
+        unsafe { attr.write(cq.memory()) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn get_mr_lkey(mr: *mut fi::fid_mr) -> u64 {
+    // SAFETY: the application's fid.
+    entry_or("get_mr_lkey", fi::FI_KEY_NOTAVAIL, || {
+        unsafe { object::<Mr, _>(mr) }.map_or(fi::FI_KEY_NOTAVAIL, |mr| u64::from(mr.lkey()))
+    })
+}

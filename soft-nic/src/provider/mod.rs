@@ -1,0 +1,59 @@
+//! The card's face to libfabric: a provider named `softefa`, with the operations of `efa-direct` for those who drive the
+//! queues themselves.
+//!
+//! Layouts and rules: libfabric's public headers; `fi_efa(7)` for the GDA operations.
+
+mod av;
+mod cntr;
+mod cq;
+mod domain;
+mod ep;
+mod fabric;
+mod gda;
+mod guard;
+mod info;
+mod library;
+mod mr;
+mod object;
+mod unsupported;
+
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+use ferrogin_fabric::bindings as fi;
+
+/// Name of the provider.
+pub(crate) const PROVIDER: &CStr = c"softefa";
+/// Name of its fabric: what it offers is what the `efa` provider's direct fabric offers.
+pub(crate) const FABRIC: &CStr = c"efa-direct";
+
+/// Where the provider struct lives: the core keeps the pointer and writes to its context.
+struct Provider(*mut fi::fi_provider);
+
+// SAFETY: written once here; afterwards only the core touches it, under its own locks.
+unsafe impl Send for Provider {}
+// SAFETY: as above.
+unsafe impl Sync for Provider {}
+
+extern "C" fn cleanup() {}
+
+/// The entry point that libfabric looks for in `*fi.so`.
+///
+/// The result lives as long as the library, which is linked never to be unloaded.
+#[unsafe(no_mangle)]
+pub extern "C" fn fi_prov_ini() -> *mut fi::fi_provider {
+    static PROVIDER_STRUCT: OnceLock<Provider> = OnceLock::new();
+    PROVIDER_STRUCT
+        .get_or_init(|| {
+            Provider(Box::into_raw(Box::new(fi::fi_provider {
+                version: library::version(1, 0),
+                fi_version: library::version(fi::FI_MAJOR_VERSION, fi::FI_MINOR_VERSION),
+                context: fi::fi_context::default(),
+                name: PROVIDER.as_ptr(),
+                getinfo: Some(info::getinfo),
+                fabric: Some(fabric::open),
+                cleanup: Some(cleanup),
+            })))
+        })
+        .0
+}

@@ -1,0 +1,5 @@
+//! How packets travel between cards.
+
+pub(crate) mod packet;
+pub(crate) mod ring;
+pub(crate) mod shm;
