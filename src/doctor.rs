@@ -10,7 +10,7 @@ use std::process::ExitCode;
 const EFA_NEEDS: Version = Version::new(2, 6);
 
 /// Settings of ferrogin; see README.md.
-const KNOWN: [&str; 13] = [
+const KNOWN: [&str; 16] = [
     "FERROGIN_BOOTSTRAP",
     "FERROGIN_DEVICE",
     "FERROGIN_DIST",
@@ -24,8 +24,10 @@ const KNOWN: [&str; 13] = [
     "FERROGIN_TRACE",
     "FERROGIN_VECTORS",
     "SOFTEFA_FAULTS",
+    "SOFTEFA_IFADDR",
+    "SOFTEFA_NICS",
+    "SOFTEFA_WIRE",
 ];
-const KNOWN_CARD: [&str; 2] = ["SOFTEFA_NICS", "SOFTEFA_WIRE"];
 
 /// Prints all of it.
 pub fn run() -> ExitCode {
@@ -69,6 +71,8 @@ fn libfabrics() {
         line("libfabric", &format!("{} from {}", library.version(), library.path().display()));
         let mut providers: Vec<String> =
             library.providers().into_iter().map(|(name, version)| format!("{name} {version}")).collect();
+        // Hooks are wrappers around other providers.
+        providers.retain(|name| !name.starts_with("ofi_hook"));
         providers.sort();
         providers.dedup();
         line("  providers", &providers.join(", "));
@@ -101,7 +105,7 @@ fn settings() {
         }
         found = true;
         line("setting", &format!("{name}={value}"));
-        if ours && !KNOWN.contains(&name.as_str()) && !KNOWN_CARD.contains(&name.as_str()) {
+        if ours && !KNOWN.contains(&name.as_str()) {
             cure("ferrogin has no such setting");
         }
         if name == "FI_PROVIDER" {

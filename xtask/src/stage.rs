@@ -67,6 +67,8 @@ impl Output {
             self.skips.push(reason);
         } else if let Some(name) = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED")) {
             self.failures.push(name.to_string());
+        } else if let Some(name) = line.strip_prefix("FAIL ") {
+            self.failures.push(name.to_string());
         }
     }
 

@@ -67,7 +67,7 @@ pub struct Plugin {
     /// Devices, asked for once by the loader; -1 before.
     devices: AtomicI32,
     /// Last, so that the table is gone before the code it points to.
-    _library: Library,
+    library: Library,
 }
 
 impl Plugin {
@@ -177,7 +177,12 @@ impl Plugin {
     ) -> Result<Arc<Plugin>, Error> {
         let name = ffi::text_of(name).ok_or(Error::NullEntry { entry: "name" })?;
         let devices = AtomicI32::new(-1);
-        Ok(Arc::new(Plugin { table, abi, name, path: path.to_path_buf(), devices, _library: library }))
+        Ok(Arc::new(Plugin { table, abi, name, path: path.to_path_buf(), devices, library }))
+    }
+
+    /// A copy of the v14 table, for calls that NCCL would not make; `None` for a v13 plugin.
+    pub fn raw_table(&self) -> Option<GinV14> {
+        v14_table(&self.library)?.ok()
     }
 
     /// The plugin's own name.
@@ -236,6 +241,8 @@ fn open(path: &Path) -> Result<Library, Error> {
         if let Some(source) = std::error::Error::source(&error) {
             text = source.to_string();
         }
+        // The dynamic loader begins with the path, which the error names too.
+        let text = text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text).to_string();
         Error::Load { path: path.to_path_buf(), text }
     })
 }

@@ -1,0 +1,196 @@
+//! What must not work: a WARN that names cause and cure, an error, no hang and no crash.
+
+mod common;
+
+use common::{again, dist, part, report, scenarios};
+use ferrogin_ffi::nccl::{self, GinConfigV14, GinV14};
+use mini_nccl::launch::{Job, Outcome};
+use mini_nccl::{Bootstrap, Comm, DeviceMemory, Plugin};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Every rank must end with an error of its own and, if `words` are given, a WARN line with all of them.
+fn must_fail(job: Job, words: &[&str]) -> Outcome {
+    let began = Instant::now();
+    let outcome = job.grace(Duration::from_secs(40)).run().expect("the job starts");
+    let text = report(&outcome);
+    for (rank, status) in outcome.statuses.iter().enumerate() {
+        let code = status.and_then(|status| status.code());
+        assert_eq!(code, Some(1), "rank {rank} should end with an error: {text}");
+    }
+    let warn = outcome
+        .lines
+        .iter()
+        .any(|line| line.text.contains("NCCL WARN") && words.iter().all(|word| line.text.contains(word)));
+    assert!(words.is_empty() || warn, "no WARN with {words:?}: {text}");
+    assert!(!text.contains("panicked"), "{text}");
+    assert!(began.elapsed() < Duration::from_secs(45), "{text}");
+    outcome
+}
+
+#[test]
+fn settings_that_mean_nothing() {
+    let Some(dist) = dist("settings_that_mean_nothing") else { return };
+    for (name, value, cure) in [
+        ("FERROGIN_PROVIDER", "efb", "softefa"),
+        ("FERROGIN_DEVICE", "gpu", "cuda"),
+        ("FERROGIN_POST", "now", "combining"),
+        ("FERROGIN_TIMEOUT", "soon", "seconds"),
+        ("SOFTEFA_WIRE", "pigeon", "shm"),
+        ("SOFTEFA_FAULTS", "gremlins=1", "reorder"),
+        ("SOFTEFA_NICS", "none", "SOFTEFA_NICS"),
+    ] {
+        must_fail(scenarios(&dist, 2).env(name, value).args(["--only", "value-poll"]), &[name, value, cure]);
+    }
+}
+
+#[test]
+fn no_card() {
+    let name = "no_card";
+    let Some(dist) = dist(name) else { return };
+    if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut cards| cards.next().is_some()) {
+        println!("SKIP {name}: this machine has RDMA cards");
+        return;
+    }
+    must_fail(scenarios(&dist, 2).env("FERROGIN_PROVIDER", "efa"), &["efa", "FERROGIN_PROVIDER=softefa"]);
+}
+
+#[test]
+fn no_libfabric() {
+    let Some(dist) = dist("no_libfabric") else { return };
+    let missing = "/nonexistent/libfabric.so.1";
+    must_fail(scenarios(&dist, 2).env("FERROGIN_LIBFABRIC", missing), &[missing, "libfabric1"]);
+    // A library, but not libfabric.
+    must_fail(scenarios(&dist, 2).env("FERROGIN_LIBFABRIC", "libm.so.6"), &["libm.so.6", "FERROGIN_LIBFABRIC"]);
+}
+
+#[test]
+fn layouts_from_the_future() {
+    let Some(dist) = dist("layouts_from_the_future") else { return };
+    for version in ["99", "3", "-1"] {
+        let job = scenarios(&dist, 2).arg(format!("--backend-version={version}"));
+        must_fail(job, &["backendVersion", version]);
+    }
+}
+
+#[test]
+fn a_peer_that_dies_in_connect() {
+    let name = "a_peer_that_dies_in_connect";
+    match part().as_deref() {
+        Some(_) if std::env::var("FERROGIN_RANK").as_deref() == Ok("1") => dies_in_connect(),
+        Some(_) => {
+            let plugin = Plugin::find(&std::env::var("NCCL_GIN_PLUGIN").unwrap()).unwrap();
+            let bootstrap = Bootstrap::from_env(Duration::from_secs(20)).unwrap();
+            let began = Instant::now();
+            let error = Comm::init(&plugin, Arc::new(bootstrap), 0).map(drop).unwrap_err();
+            assert!(error.to_string().contains("connect failed"), "{error}");
+            assert!(began.elapsed() < Duration::from_secs(10), "{error} after {:?}", began.elapsed());
+            assert!(mini_nccl::log::take().iter().any(|line| line.is_warn() && line.text.contains("rank 1")));
+            println!("rank 0 noticed");
+        }
+        None => {
+            let Some(dist) = dist(name) else { return };
+            let job = again(&dist, name, "rank", 2).env("FERROGIN_TIMEOUT", "3");
+            let outcome = job.grace(Duration::from_secs(20)).run().unwrap();
+            assert!(outcome.text().contains("rank 0 noticed"), "{}", report(&outcome));
+        }
+    }
+}
+
+/// Does what `Comm::init` does up to the exchange of handles, and ends.
+#[allow(unsafe_code)]
+fn dies_in_connect() -> ! {
+    let plugin = Plugin::find(&std::env::var("NCCL_GIN_PLUGIN").unwrap()).unwrap();
+    let bootstrap = Bootstrap::from_env(Duration::from_secs(20)).unwrap();
+    let table = plugin.raw_table().unwrap();
+    let (mut ctx, mut listen, mut handle) = (null_mut(), null_mut(), [0u8; nccl::HANDLE_MAXSIZE]);
+    // SAFETY: the arguments are what the contract asks for.
+    assert_eq!(unsafe { table.init.unwrap()(&mut ctx, 1, None) }, nccl::SUCCESS);
+    bootstrap.allgather(&nccl::NET_DEVICE_GIN_EFA_GDA.to_le_bytes()).unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { table.listen.unwrap()(ctx, 0, handle.as_mut_ptr().cast(), &mut listen) }, nccl::SUCCESS);
+    bootstrap.allgather(&handle).unwrap();
+    std::process::exit(0);
+}
+
+#[test]
+fn null_and_nonsense_arguments() {
+    let name = "null_and_nonsense_arguments";
+    if part().is_some() {
+        return nonsense();
+    }
+    let Some(dist) = dist(name) else { return };
+    let outcome = again(&dist, name, "caller", 1).run().unwrap();
+    common::must_pass(&outcome);
+}
+
+/// The call must be refused.
+macro_rules! refused {
+    ($table:ident . $entry:ident ( $($arg:expr),* )) => {{
+        // SAFETY: what is wrong with these arguments is what the plugin must notice.
+        let code = unsafe { $table.$entry.unwrap()($($arg),*) };
+        assert_ne!(code, nccl::SUCCESS, "{}({}) was accepted", stringify!($entry), stringify!($($arg),*));
+    }};
+}
+
+#[allow(unsafe_code)]
+fn nonsense() {
+    let plugin = Plugin::find(&std::env::var("NCCL_GIN_PLUGIN").unwrap()).unwrap();
+    let t: GinV14 = plugin.raw_table().unwrap();
+    let bogus = 0xdead_0000usize as *mut c_void;
+    let (mut out, mut out2, mut number, mut flag) = (null_mut(), null_mut(), 0, 0u8);
+    let mut dev = null_mut();
+    let mut handle = [0u8; nccl::HANDLE_MAXSIZE];
+    let mut config = GinConfigV14 { n_signals: 1, n_contexts: 1, ..GinConfigV14::default() };
+
+    refused!(t.init(null_mut(), 1, None));
+    refused!(t.devices(null_mut()));
+    refused!(t.get_gin_properties(null_mut()));
+    refused!(t.get_properties(0, null_mut()));
+    refused!(t.listen(null_mut(), 0, handle.as_mut_ptr().cast(), &mut out));
+    refused!(t.connect(null_mut(), null_mut(), 1, 0, null_mut(), &mut out));
+    refused!(t.create_context(null_mut(), &mut config, &mut out, &mut dev));
+    refused!(t.reg_mr_sym(null_mut(), null_mut(), 8, nccl::PTR_HOST, 0, &mut out, &mut out2));
+    refused!(t.dereg_mr_sym(null_mut(), null_mut()));
+    refused!(t.query_last_error(null_mut(), &mut flag));
+    refused!(t.listen(bogus, 0, handle.as_mut_ptr().cast(), &mut out));
+    refused!(t.create_context(bogus, &mut config, &mut out, &mut dev));
+
+    let mut ctx = null_mut();
+    // SAFETY: valid arguments.
+    assert_eq!(unsafe { t.init.unwrap()(&mut ctx, 1, None) }, nccl::SUCCESS);
+    // SAFETY: valid arguments.
+    assert_eq!(unsafe { t.devices.unwrap()(&mut number) }, nccl::SUCCESS);
+    let mut properties = std::mem::MaybeUninit::zeroed();
+    refused!(t.get_properties(-1, properties.as_mut_ptr()));
+    refused!(t.get_properties(number, properties.as_mut_ptr()));
+    refused!(t.listen(ctx, -1, handle.as_mut_ptr().cast(), &mut out));
+    refused!(t.listen(ctx, 0, null_mut(), &mut out));
+    refused!(t.listen(ctx, 0, handle.as_mut_ptr().cast(), null_mut()));
+    // SAFETY: `ctx` is open.
+    assert_eq!(unsafe { t.finalize.unwrap()(ctx) }, nccl::SUCCESS);
+
+    let comm = Comm::init(&plugin, Arc::new(Bootstrap::single()), 0).unwrap();
+    for broken in [
+        GinConfigV14 { n_signals: -1, ..config },
+        GinConfigV14 { n_counters: -1, ..config },
+        GinConfigV14 { n_contexts: -1, ..config },
+        GinConfigV14 { queue_depth: -1, ..config },
+        GinConfigV14 { backend_version: 99, ..config },
+        GinConfigV14 { n_signals: i32::MAX, ..config },
+    ] {
+        let error = comm.create_context(&broken).map(drop).unwrap_err();
+        assert!(error.to_string().contains("createContext failed"), "{error}");
+    }
+    let memory = Arc::new(DeviceMemory::alloc(4096).unwrap());
+    let window = comm.register(&memory, 0).unwrap();
+    let twice = comm.register(&memory, 0).unwrap();
+    twice.deregister().unwrap();
+    window.deregister().unwrap();
+    // The context is abandoned: closeColl sweeps it.
+    comm.create_context(&config).unwrap().abandon();
+    comm.close().unwrap();
+    assert!(!mini_nccl::log::take().is_empty());
+}

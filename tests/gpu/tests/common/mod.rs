@@ -1,0 +1,62 @@
+//! What the multi-process tests share: where the built plugin is, and jobs that use it.
+#![allow(dead_code)]
+
+use mini_nccl::launch::{Job, Outcome, Output};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Set in processes that a test starts of its own executable: which part they play.
+pub const PART: &str = "FERROGIN_TEST_PART";
+
+/// What `make build` left: FERROGIN_DIST, or dist/ of the workspace. Says aloud when it is not there.
+pub fn dist(test: &str) -> Option<PathBuf> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let dist = std::env::var_os("FERROGIN_DIST").map_or(workspace.join("dist"), PathBuf::from);
+    let plugin = dist.join("libnccl-gin-ferrogin.so");
+    if plugin.is_file() {
+        return dist.canonicalize().ok();
+    }
+    println!("SKIP {test}: {} is not there: run `make build` first", plugin.display());
+    None
+}
+
+/// The settings that a test of the plugin on the software card needs, and no others.
+pub fn on_software_card(job: Job, dist: &Path) -> Job {
+    let ours = |name: &str| ["FERROGIN_", "SOFTEFA_", "FI_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix));
+    let inherited = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| ours(name));
+    let job = inherited.fold(job, |job, name| job.env_remove(name));
+    job.env("NCCL_GIN_PLUGIN", dist.join("libnccl-gin-ferrogin.so"))
+        .env("FERROGIN_PROVIDER", "softefa")
+        .env("FERROGIN_DEVICE", "cpu")
+        .output(Output::Capture)
+        .timeout(Duration::from_secs(400))
+}
+
+/// The scenarios' program with `ranks` ranks.
+pub fn scenarios(dist: &Path, ranks: usize) -> Job {
+    on_software_card(Job::new(env!("CARGO_BIN_EXE_gpu-scenarios"), ranks), dist)
+}
+
+/// The test `name` of this executable again, as `ranks` ranks that play `part`.
+pub fn again(dist: &Path, name: &str, part: &str, ranks: usize) -> Job {
+    let program = std::env::current_exe().expect("the path of this test");
+    let job = Job::new(program, ranks).args(["--exact", name, "--nocapture"]);
+    on_software_card(job, dist).env(PART, part).timeout(Duration::from_secs(60))
+}
+
+/// The part that this process plays in the test, if it is not the test itself.
+pub fn part() -> Option<String> {
+    std::env::var(PART).ok()
+}
+
+/// Fails the test with all that the ranks said unless the job passed.
+pub fn must_pass(outcome: &Outcome) {
+    assert!(outcome.success(), "{}\n{}", outcome.failure.as_deref().unwrap_or_default(), report(outcome));
+}
+
+/// All that the ranks said.
+pub fn report(outcome: &Outcome) -> String {
+    let line =
+        |line: &mini_nccl::launch::Line| format!("[{}] {}\n", line.rank.map_or(-1, |rank| rank as i64), line.text);
+    outcome.lines.iter().map(line).collect()
+}

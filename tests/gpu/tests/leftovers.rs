@@ -1,0 +1,89 @@
+//! Nothing is left in /dev/shm or /tmp: not after success, nor when a rank is killed. Looked at in a mount namespace
+//! of its own, where both are empty at first.
+
+mod common;
+
+use common::{dist, part, report};
+use mini_nccl::launch::{Job, Output, Running, Signal};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Where the namespace sees the programs.
+const STAGE: &str = "/mnt";
+
+#[test]
+fn success_and_sigkill_leave_nothing() {
+    let name = "success_and_sigkill_leave_nothing";
+    if part().is_some() {
+        return in_namespace();
+    }
+    let Some(dist) = dist(name) else { return };
+    let work = std::env::temp_dir().join(format!("ferrogin-leftovers-{}", std::process::id()));
+    std::fs::create_dir_all(&work).unwrap();
+    let copy = |from: &Path, to: &str| std::fs::copy(from, work.join(to)).unwrap();
+    copy(&dist.join("libnccl-gin-ferrogin.so"), "libnccl-gin-ferrogin.so");
+    copy(&dist.join("libsoftefa-fi.so"), "libsoftefa-fi.so");
+    copy(Path::new(env!("CARGO_BIN_EXE_gpu-scenarios")), "gpu-scenarios");
+    copy(&std::env::current_exe().unwrap(), "test");
+    let script = format!(
+        "mount --bind {} {STAGE} && mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm || exit 77; \
+         exec {STAGE}/test --exact {name} --nocapture",
+        work.display()
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--user", "--map-root-user", "sh", "-c", &script]);
+    let output = command.env(common::PART, "inside").env_remove("TMPDIR").stdin(Stdio::null()).output();
+    std::fs::remove_dir_all(&work).unwrap();
+    let output = match output {
+        Ok(output) if output.status.code() != Some(77) && output.status.code() != Some(1) => output,
+        other => {
+            println!("SKIP {name}: no mount namespace can be made here: {other:?}");
+            return;
+        }
+    };
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("nothing was left"), "{text}");
+}
+
+fn scenarios(reps: &str) -> Job {
+    let job = common::on_software_card(Job::new(format!("{STAGE}/gpu-scenarios"), 2), Path::new(STAGE));
+    job.args(["--reps", reps, "--deadline", "5"]).env("FERROGIN_TIMEOUT", "10").env_remove(common::PART)
+}
+
+fn nothing_left(after: &str) {
+    for dir in ["/tmp", "/dev/shm"] {
+        let left: Vec<_> = std::fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()).collect();
+        assert!(left.is_empty(), "after {after}: {left:?}");
+    }
+}
+
+fn in_namespace() {
+    nothing_left("nothing");
+    for wire in ["shm", "tcp"] {
+        common::must_pass(&scenarios("200").env("SOFTEFA_WIRE", wire).output(Output::Capture).run().unwrap());
+        nothing_left("success");
+        for victim in [0, 1] {
+            killed(scenarios("20000").env("SOFTEFA_WIRE", wire), victim);
+            nothing_left("SIGKILL");
+        }
+        common::must_pass(&scenarios("200").env("SOFTEFA_WIRE", wire).run().unwrap());
+        nothing_left("a rerun");
+    }
+    println!("nothing was left");
+}
+
+/// Kills one rank in the middle of the scenarios: the other must end by itself, with an error.
+fn killed(job: Job, victim: usize) {
+    let mut running: Running = job.grace(Duration::from_secs(40)).start().unwrap();
+    let began = Instant::now();
+    while !running.captured().iter().any(|line| line.text.contains("2 ranks on")) {
+        assert!(began.elapsed() < Duration::from_secs(20), "set-up takes too long: {:?}", running.captured());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    running.signal(victim, Signal::SIGKILL);
+    let outcome = running.wait();
+    let survivor = outcome.statuses[1 - victim].and_then(|status| status.code());
+    assert_eq!(survivor, Some(1), "the survivor must end with an error: {}", report(&outcome));
+}

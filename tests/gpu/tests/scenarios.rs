@@ -1,0 +1,93 @@
+//! The list of scenarios between processes, on both wires, with both layouts, both policies and both launchers.
+
+mod common;
+
+use common::{dist, must_pass, scenarios};
+use gpu_scenarios::scenario::SCENARIOS;
+use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
+
+fn run(job: Job) -> Outcome {
+    let outcome = job.run().expect("the job starts");
+    must_pass(&outcome);
+    outcome
+}
+
+fn passes(outcome: &Outcome) -> usize {
+    outcome.lines.iter().filter(|line| line.text.starts_with("PASS ")).count()
+}
+
+#[test]
+fn all_of_them_between_two_ranks() {
+    let Some(dist) = dist("all_of_them_between_two_ranks") else { return };
+    for layout in ["2", "1", "0"] {
+        let outcome = run(scenarios(&dist, 2).args(["--backend-version", layout]));
+        assert_eq!(passes(&outcome), SCENARIOS.len());
+    }
+}
+
+#[test]
+fn all_of_them_between_four_ranks() {
+    let Some(dist) = dist("all_of_them_between_four_ranks") else { return };
+    for layout in ["2", "1"] {
+        let outcome = run(scenarios(&dist, 4).args(["--backend-version", layout]));
+        assert_eq!(passes(&outcome), SCENARIOS.len());
+    }
+}
+
+#[test]
+fn three_ranks_and_deep_rings() {
+    let Some(dist) = dist("three_ranks_and_deep_rings") else { return };
+    run(scenarios(&dist, 3).args(["--reps", "300", "--queue-depth", "0"]));
+}
+
+#[test]
+fn over_tcp() {
+    let Some(dist) = dist("over_tcp") else { return };
+    let outcome = run(scenarios(&dist, 2).env("SOFTEFA_WIRE", "tcp"));
+    assert_eq!(passes(&outcome), SCENARIOS.len());
+}
+
+#[test]
+fn under_the_lock() {
+    let Some(dist) = dist("under_the_lock") else { return };
+    run(scenarios(&dist, 2).env("FERROGIN_POST", "locked"));
+}
+
+#[test]
+fn on_a_second_libfabric() {
+    let name = "on_a_second_libfabric";
+    let Some(dist) = dist(name) else { return };
+    let Some(other) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") else {
+        println!("SKIP {name}: FERROGIN_LIBFABRIC_ALT is not set: scripts/fetch-libfabric-alt.sh fetches one");
+        return;
+    };
+    for wire in ["shm", "tcp"] {
+        run(scenarios(&dist, 2).env("FERROGIN_LIBFABRIC", &other).env("SOFTEFA_WIRE", wire));
+    }
+}
+
+#[test]
+fn under_mpirun() {
+    let name = "under_mpirun";
+    let Some(dist) = dist(name) else { return };
+    if find_mpirun().is_none() {
+        println!("SKIP {name}: mpirun is not on PATH (apt-get install openmpi-bin)");
+        return;
+    }
+    for ranks in [2, 4] {
+        let outcome = run(scenarios(&dist, ranks).args(["--reps", "300"]).launcher(Launcher::Mpirun));
+        assert_eq!(passes(&outcome), SCENARIOS.len());
+    }
+}
+
+/// Nothing but the plugin and the provider is set: the device is found, the provider lies beside the plugin.
+#[test]
+fn with_the_fewest_settings() {
+    let name = "with_the_fewest_settings";
+    let Some(dist) = dist(name) else { return };
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        println!("SKIP {name}: with a GPU FERROGIN_DEVICE=auto is not the CPU, where these programs run");
+        return;
+    }
+    run(scenarios(&dist, 2).env_remove("FERROGIN_DEVICE").args(["--only", "value-signal"]));
+}
