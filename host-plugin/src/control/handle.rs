@@ -9,7 +9,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::Hasher;
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 /// Version of the handle and of the protocol behind it.
 pub(super) const VERSION: u16 = 1;
@@ -105,6 +105,11 @@ impl Listener {
     /// The bytes for the other ranks.
     pub fn handle(&self) -> [u8; HANDLE_MAXSIZE] {
         self.handle.emit()
+    }
+
+    /// Stops listening: who is waiting for this rank is refused.
+    pub fn close(&self) {
+        *self.socket.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 

@@ -25,10 +25,10 @@ pub enum Step {
     Connect = 1,
     /// `regMrSym`.
     RegisterWindow = 2,
-    /// `createContext`: how many endpoints each rank has.
-    ContextShape = 3,
-    /// `createContext`: their addresses and keys.
-    ContextAddresses = 4,
+    /// `createContext`: shapes, addresses and keys.
+    CreateContext = 3,
+    /// `createContext`: every rank is ready for traffic.
+    ContextReady = 4,
 }
 
 impl Step {
@@ -37,12 +37,12 @@ impl Step {
         match self {
             Self::Connect => "connect",
             Self::RegisterWindow => "regMrSym",
-            Self::ContextShape | Self::ContextAddresses => "createContext",
+            Self::CreateContext | Self::ContextReady => "createContext",
         }
     }
 
     fn of(code: u16) -> Option<Self> {
-        [Self::Connect, Self::RegisterWindow, Self::ContextShape, Self::ContextAddresses]
+        [Self::Connect, Self::RegisterWindow, Self::CreateContext, Self::ContextReady]
             .into_iter()
             .find(|step| *step as u16 == code)
     }

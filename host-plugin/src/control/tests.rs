@@ -67,7 +67,7 @@ fn a_rank_that_could_not_do_its_part_fails_all_and_breaks_nothing() {
         let part = (rank != 2).then_some(&[1u8, 2, 3][..]);
         let error = ring.allgather(Step::RegisterWindow, part).unwrap_err();
         assert!(matches!(error, ControlError::PeerFailed { rank: 2, step: Step::RegisterWindow }), "{error}");
-        assert_eq!(ring.allgather(Step::ContextShape, Some(&[7])).unwrap(), vec![vec![7]; 4]);
+        assert_eq!(ring.allgather(Step::CreateContext, Some(&[7])).unwrap(), vec![vec![7]; 4]);
     });
 }
 
@@ -79,9 +79,9 @@ fn a_rank_that_vanishes_is_named_by_all() {
         if rank == 3 {
             return;
         }
-        let error = ring.allgather(Step::ContextShape, Some(&[0; 64])).unwrap_err();
+        let error = ring.allgather(Step::CreateContext, Some(&[0; 64])).unwrap_err();
         assert_eq!(error.culprit(), Some(3), "rank {rank}: {error}");
-        let again = ring.allgather(Step::ContextShape, Some(&[0; 64])).unwrap_err();
+        let again = ring.allgather(Step::CreateContext, Some(&[0; 64])).unwrap_err();
         assert!(matches!(again, ControlError::Dead { culprit: 3 }), "{again}");
     });
     assert!(started.elapsed() < LONG / 2, "nobody waited for the deadline");
@@ -97,7 +97,7 @@ fn a_rank_that_hangs_is_named_at_the_deadline() {
             thread::sleep(2 * timeout);
             return None;
         }
-        let error = ring.allgather(Step::ContextShape, Some(&[0; 64])).unwrap_err();
+        let error = ring.allgather(Step::CreateContext, Some(&[0; 64])).unwrap_err();
         assert_eq!(error.culprit(), Some(1), "rank {rank}: {error}");
         assert!(error.to_string().contains("rank 1"), "{error}");
         Some(())
@@ -109,7 +109,7 @@ fn a_rank_that_hangs_is_named_at_the_deadline() {
 fn ranks_in_different_calls_are_told() {
     ranks(2, LONG, |rank, ring| {
         let mut ring = ring.unwrap();
-        let step = if rank == 0 { Step::RegisterWindow } else { Step::ContextShape };
+        let step = if rank == 0 { Step::RegisterWindow } else { Step::CreateContext };
         let error = ring.allgather(step, Some(&[0; 64])).unwrap_err();
         let told = matches!(error, ControlError::OutOfStep { .. } | ControlError::Aborted { .. });
         assert!(told || matches!(error, ControlError::PeerGone { .. }), "{error}");

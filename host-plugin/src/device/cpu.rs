@@ -8,7 +8,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 /// Bytes of a page, and alignment of every allocation.
@@ -116,8 +116,8 @@ impl DeviceBuffer for CpuBuffer {
         self.len
     }
 
-    fn dma_buf(&self) -> Option<DmaBuf> {
-        self.file.as_ref().map(|file| DmaBuf { fd: file.as_raw_fd(), offset: 0, len: self.size })
+    fn dma_buf(&self) -> Option<DmaBuf<'_>> {
+        self.file.as_ref().map(|file| DmaBuf { fd: file.as_fd(), offset: 0, len: self.size })
     }
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
@@ -173,7 +173,7 @@ mod tests {
         buffer.write(4992, bytes_of(&[0x0102_0304_0506_0708u64])).unwrap();
         let dma_buf = buffer.dma_buf().unwrap();
         assert_eq!((dma_buf.offset, dma_buf.len), (0, 8192));
-        let path = format!("/proc/self/fd/{}", dma_buf.fd);
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dma_buf.fd));
         let content = std::fs::read(path).unwrap();
         assert_eq!(content[4992..5000], 0x0102_0304_0506_0708u64.to_le_bytes());
     }

@@ -11,7 +11,7 @@ use ferrogin_ffi::nccl;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -320,7 +320,7 @@ impl DeviceBuffer for HostBuffer {
         self.len
     }
 
-    fn dma_buf(&self) -> Option<DmaBuf> {
+    fn dma_buf(&self) -> Option<DmaBuf<'_>> {
         None
     }
 
@@ -376,8 +376,8 @@ impl DeviceBuffer for GpuBuffer {
         self.len
     }
 
-    fn dma_buf(&self) -> Option<DmaBuf> {
-        self.fd.as_ref().map(|fd| DmaBuf { fd: fd.as_raw_fd(), offset: 0, len: self.size })
+    fn dma_buf(&self) -> Option<DmaBuf<'_>> {
+        self.fd.as_ref().map(|fd| DmaBuf { fd: fd.as_fd(), offset: 0, len: self.size })
     }
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {

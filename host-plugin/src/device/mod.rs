@@ -5,7 +5,7 @@ pub mod cuda;
 
 use crate::config::{DeviceChoice, Provider};
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Where kernels run.
@@ -110,9 +110,9 @@ pub enum DeviceError {
 
 /// An allocation as a dma-buf.
 #[derive(Debug, Clone, Copy)]
-pub struct DmaBuf {
+pub struct DmaBuf<'a> {
     /// Open as long as the allocation lives.
-    pub fd: RawFd,
+    pub fd: BorrowedFd<'a>,
     /// First byte of the allocation within the dma-buf.
     pub offset: u64,
     /// Bytes.
@@ -132,7 +132,7 @@ pub trait DeviceBuffer: Send + Sync {
         self.len() == 0
     }
     /// The allocation as a dma-buf, where cards shall be given one.
-    fn dma_buf(&self) -> Option<DmaBuf>;
+    fn dma_buf(&self) -> Option<DmaBuf<'_>>;
     /// Copies host bytes in. Not ordered against running kernels.
     ///
     /// # Errors
@@ -150,23 +150,13 @@ pub trait DeviceBuffer: Send + Sync {
 pub enum WindowMemory {
     /// By its address.
     Address,
-    /// As a dma-buf: descriptor and offset of the window's first byte in it.
+    /// As a dma-buf.
     DmaBuf {
         /// Closed when dropped; a registration keeps its own reference.
         fd: OwnedFd,
-        /// First byte of the window within it.
+        /// Where the window's first byte is in it.
         offset: u64,
     },
-}
-
-impl WindowMemory {
-    /// The dma-buf, if it is one.
-    pub fn dma_buf(&self, len: usize) -> Option<DmaBuf> {
-        match self {
-            Self::Address => None,
-            Self::DmaBuf { fd, offset } => Some(DmaBuf { fd: fd.as_raw_fd(), offset: *offset, len }),
-        }
-    }
 }
 
 /// Host memory made visible to kernels; the mapping ends when dropped.

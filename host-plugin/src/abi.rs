@@ -1,0 +1,387 @@
+//! The symbols that NCCL looks for, and the C functions behind them.
+//!
+//! Every function checks its pointers, turns handles into objects through the [registry](crate::registry), and lets
+//! neither a panic nor an error out other than as a code and one WARN line.
+#![allow(unsafe_code)]
+
+use crate::comm::{CollComm, ListenComm};
+use crate::context::{Context, Shape};
+use crate::error::Error;
+use crate::plugin::{NAME, Plugin};
+use crate::registry::{self, Kind};
+use crate::window::{Source, Window};
+use crate::{log, trace, warn};
+use ferrogin_ffi::nccl::{
+    self, DebugLogger, GinConfigV13, GinConfigV14, GinPropertiesV14, GinV13, GinV14, HANDLE_MAXSIZE,
+    NetDeviceHandleV11, NetPropertiesV12,
+};
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// More ranks than any job has: a length that is read from a caller's memory is checked first.
+const RANKS_MAX: c_int = 1 << 20;
+
+/// What NCCL loads first.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclGinPlugin_v14: GinV14 = GinV14 {
+    name: NAME,
+    init: Some(init),
+    devices: Some(devices),
+    get_gin_properties: Some(get_gin_properties),
+    get_properties: Some(get_properties),
+    listen: Some(listen),
+    connect: Some(connect),
+    create_context: Some(create_context_v14),
+    reg_mr_sym: Some(reg_mr_sym),
+    reg_mr_sym_dma_buf: Some(reg_mr_sym_dma_buf),
+    dereg_mr_sym: Some(dereg_mr_sym),
+    destroy_context: Some(destroy_context),
+    close_coll: Some(close_coll),
+    close_listen: Some(close_listen),
+    gin_progress: Some(gin_progress),
+    query_last_error: Some(query_last_error),
+    finalize: Some(finalize),
+};
+
+/// What a NCCL before v14 loads. It takes v13 plugins to have strong and VA signals, which EFA lacks.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclGinPlugin_v13: GinV13 = GinV13 {
+    name: NAME,
+    init: Some(init),
+    devices: Some(devices),
+    get_properties: Some(get_properties),
+    listen: Some(listen),
+    connect: Some(connect),
+    create_context: Some(create_context_v13),
+    reg_mr_sym: Some(reg_mr_sym),
+    reg_mr_sym_dma_buf: Some(reg_mr_sym_dma_buf),
+    dereg_mr_sym: Some(dereg_mr_sym),
+    destroy_context: Some(destroy_context),
+    close_coll: Some(close_coll),
+    close_listen: Some(close_listen),
+    iput: None,
+    iput_signal: None,
+    iget: None,
+    iflush: None,
+    test: None,
+    gin_progress: Some(gin_progress),
+    query_last_error: Some(query_last_error),
+    finalize: Some(finalize),
+};
+
+/// Runs a call's body: errors become codes, each with its WARN line; a panic becomes an internal error.
+fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => nccl::SUCCESS,
+        Ok(Err(error)) => {
+            warn!("{call}: {error}");
+            error.result()
+        }
+        Err(panic) => {
+            let what = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let what = what.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            // Logging is what may have panicked.
+            let _ = catch_unwind(|| warn!("{call}: internal error, please report it: {what}"));
+            nccl::INTERNAL_ERROR
+        }
+    }
+}
+
+/// A place for a result.
+struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    fn new(pointer: *mut T, what: &'static str) -> Result<Self, Error> {
+        if pointer.is_null() || !pointer.addr().is_multiple_of(align_of::<T>()) {
+            Err(Error::Null(what))
+        } else {
+            Ok(Self(pointer))
+        }
+    }
+
+    fn set(&self, value: T) {
+        // SAFETY: checked not null and aligned; by NCCL's contract a place for a `T`, valid over the call.
+        unsafe { self.0.write(value) }
+    }
+}
+
+/// A struct that NCCL passes in.
+fn read<T: Copy>(pointer: *const T, what: &'static str) -> Result<T, Error> {
+    if pointer.is_null() || !pointer.addr().is_multiple_of(align_of::<T>()) {
+        return Err(Error::Null(what));
+    }
+    // SAFETY: checked not null and aligned; by NCCL's contract a live `T`. All types that come here are plain integers.
+    Ok(unsafe { pointer.read() })
+}
+
+fn keep<T: Send + Sync + 'static>(kind: Kind, object: Arc<T>) -> Result<*mut c_void, Error> {
+    registry::insert(kind, object).ok_or_else(|| Error::Usage(format!("too many live {}s", kind.name())))
+}
+
+unsafe extern "C" fn init(ctx: *mut *mut c_void, comm_hash: u64, logger: DebugLogger) -> nccl::Result {
+    log::set(logger);
+    guard("init", || {
+        let ctx = Out::new(ctx, "ctx")?;
+        ctx.set(std::ptr::null_mut());
+        crate::trace!("init for communicator {comm_hash:#x}");
+        ctx.set(keep(Kind::Plugin, Plugin::open()?)?);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn devices(count: *mut c_int) -> nccl::Result {
+    guard("devices", || {
+        let count = Out::new(count, "ndev")?;
+        count.set(Plugin::latest()?.devices.len() as c_int);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn get_gin_properties(properties: *mut GinPropertiesV14) -> nccl::Result {
+    guard("getGinProperties", || {
+        let properties = Out::new(properties, "props")?;
+        properties.set(GinPropertiesV14 { supports_strong_signals: 0, supports_va_signals: 0 });
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn get_properties(device: c_int, properties: *mut NetPropertiesV12) -> nccl::Result {
+    guard("getProperties", || {
+        let properties = Out::new(properties, "props")?;
+        properties.set(Plugin::latest()?.properties(device)?);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn listen(
+    ctx: *mut c_void,
+    device: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+) -> nccl::Result {
+    guard("listen", || {
+        let listen_comm = Out::new(listen_comm, "listenComm")?;
+        listen_comm.set(std::ptr::null_mut());
+        let handle = Out::new(handle.cast::<[u8; HANDLE_MAXSIZE]>(), "handle")?;
+        let plugin = registry::get::<Plugin>(ctx, Kind::Plugin)?;
+        let listener = Arc::new(ListenComm::open(plugin, device)?);
+        let bytes = listener.handle();
+        listen_comm.set(keep(Kind::Listen, listener)?);
+        handle.set(bytes);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn connect(
+    ctx: *mut c_void,
+    handles: *mut *mut c_void,
+    nranks: c_int,
+    rank: c_int,
+    listen_comm: *mut c_void,
+    coll_comm: *mut *mut c_void,
+) -> nccl::Result {
+    guard("connect", || {
+        let coll_comm = Out::new(coll_comm, "collComm")?;
+        coll_comm.set(std::ptr::null_mut());
+        let plugin = registry::get::<Plugin>(ctx, Kind::Plugin)?;
+        let listener = registry::get::<ListenComm>(listen_comm, Kind::Listen)?;
+        if !(1..=RANKS_MAX).contains(&nranks) || !(0..nranks).contains(&rank) {
+            return Err(Error::Argument(format!("rank {rank} of {nranks} ranks: there is no such rank")));
+        }
+        let mut all = Vec::with_capacity(nranks as usize);
+        read(handles, "handles")?;
+        for r in 0..nranks as usize {
+            // SAFETY: by NCCL's contract an array of `nranks` pointers, checked not null and aligned.
+            let handle = unsafe { handles.wrapping_add(r).read() };
+            all.push(read(handle.cast::<[u8; HANDLE_MAXSIZE]>(), "handle of a rank")?);
+        }
+        let coll = CollComm::connect(plugin, &listener, &all, rank as usize)?;
+        coll_comm.set(keep(Kind::Coll, coll)?);
+        Ok(())
+    })
+}
+
+/// Registers a window and remembers it with its communicator.
+fn register(
+    coll_comm: *mut c_void,
+    (data, size): (*mut c_void, usize),
+    source: Source,
+    (mhandle, gin_handle): (*mut *mut c_void, *mut *mut c_void),
+) -> Result<(), Error> {
+    let mhandle = Out::new(mhandle, "mhandle")?;
+    let gin_handle = Out::new(gin_handle, "ginHandle")?;
+    mhandle.set(std::ptr::null_mut());
+    gin_handle.set(std::ptr::null_mut());
+    let coll = registry::get::<CollComm>(coll_comm, Kind::Coll)?;
+    let window = Arc::new(Window::register(&coll, data, size, source)?);
+    let address = window.device_address();
+    let handle = keep(Kind::Window, window)?;
+    coll.windows.add(handle);
+    gin_handle.set(address as *mut c_void);
+    mhandle.set(handle);
+    Ok(())
+}
+
+unsafe extern "C" fn reg_mr_sym(
+    coll_comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    ptr_type: c_int,
+    flags: u64,
+    mhandle: *mut *mut c_void,
+    gin_handle: *mut *mut c_void,
+) -> nccl::Result {
+    guard("regMrSym", || {
+        let source = Source { ptr_type, flags, dma_buf: None };
+        register(coll_comm, (data, size), source, (mhandle, gin_handle))
+    })
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn reg_mr_sym_dma_buf(
+    coll_comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    ptr_type: c_int,
+    offset: u64,
+    fd: c_int,
+    flags: u64,
+    mhandle: *mut *mut c_void,
+    gin_handle: *mut *mut c_void,
+) -> nccl::Result {
+    guard("regMrSymDmaBuf", || {
+        let source = Source { ptr_type, flags, dma_buf: Some((fd, offset)) };
+        register(coll_comm, (data, size), source, (mhandle, gin_handle))
+    })
+}
+
+unsafe extern "C" fn dereg_mr_sym(coll_comm: *mut c_void, mhandle: *mut c_void) -> nccl::Result {
+    guard("deregMrSym", || {
+        let coll = registry::get::<CollComm>(coll_comm, Kind::Coll)?;
+        registry::get::<Window>(mhandle, Kind::Window)?;
+        if !coll.windows.take(mhandle) {
+            return Err(Error::Argument("the memory handle is of another communicator".to_owned()));
+        }
+        let _span = trace::span("deregMrSym", coll.rank);
+        drop(registry::remove::<Window>(mhandle, Kind::Window)?);
+        Ok(())
+    })
+}
+
+fn create(
+    coll_comm: *mut c_void,
+    shape: Result<Shape, Error>,
+    gin_ctx: *mut *mut c_void,
+    dev_handle: *mut *mut NetDeviceHandleV11,
+) -> Result<(), Error> {
+    let gin_ctx = Out::new(gin_ctx, "ginCtx")?;
+    let dev_handle = Out::new(dev_handle, "devHandle")?;
+    gin_ctx.set(std::ptr::null_mut());
+    dev_handle.set(std::ptr::null_mut());
+    let coll = registry::get::<CollComm>(coll_comm, Kind::Coll)?;
+    let context = Arc::new(Context::create(&coll, &shape?)?);
+    let device = context.device_handle();
+    let handle = keep(Kind::Context, context.clone())?;
+    if let Err(error) = context.watch(handle) {
+        drop(registry::remove::<Context>(handle, Kind::Context));
+        return Err(error);
+    }
+    coll.contexts.add(handle);
+    dev_handle.set(device);
+    gin_ctx.set(handle);
+    Ok(())
+}
+
+unsafe extern "C" fn create_context_v14(
+    coll_comm: *mut c_void,
+    config: *mut GinConfigV14,
+    gin_ctx: *mut *mut c_void,
+    dev_handle: *mut *mut NetDeviceHandleV11,
+) -> nccl::Result {
+    guard("createContext", || {
+        let shape = read(config, "config").and_then(|config| Shape::new(&config));
+        create(coll_comm, shape, gin_ctx, dev_handle)
+    })
+}
+
+unsafe extern "C" fn create_context_v13(
+    coll_comm: *mut c_void,
+    config: *mut GinConfigV13,
+    gin_ctx: *mut *mut c_void,
+    dev_handle: *mut *mut NetDeviceHandleV11,
+) -> nccl::Result {
+    guard("createContext", || {
+        let shape = read(config, "config").and_then(|config| {
+            Shape::new(&GinConfigV14 {
+                n_signals: config.n_signals,
+                n_counters: config.n_counters,
+                n_contexts: config.n_contexts,
+                queue_depth: config.queue_depth,
+                traffic_class: config.traffic_class,
+                backend_version: 0,
+                rank_stride: 0,
+            })
+        });
+        create(coll_comm, shape, gin_ctx, dev_handle)
+    })
+}
+
+unsafe extern "C" fn destroy_context(gin_ctx: *mut c_void) -> nccl::Result {
+    guard("destroyContext", || {
+        let context = registry::remove::<Context>(gin_ctx, Kind::Context)?;
+        context.close(gin_ctx);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close_coll(coll_comm: *mut c_void) -> nccl::Result {
+    guard("closeColl", || {
+        let coll = registry::remove::<CollComm>(coll_comm, Kind::Coll)?;
+        let _span = trace::span("closeColl", coll.rank);
+        let contexts = coll.contexts.drain();
+        if !contexts.is_empty() {
+            crate::info!("closeColl: destroying {} context(s) that were not", contexts.len());
+        }
+        for handle in contexts {
+            // One that is being destroyed by another thread just now is gone already.
+            if let Ok(context) = registry::remove::<Context>(handle, Kind::Context) {
+                context.close(handle);
+            }
+        }
+        for handle in coll.windows.drain() {
+            drop(registry::remove::<Window>(handle, Kind::Window));
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close_listen(listen_comm: *mut c_void) -> nccl::Result {
+    guard("closeListen", || {
+        drop(registry::remove::<ListenComm>(listen_comm, Kind::Listen)?);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn gin_progress(gin_ctx: *mut c_void) -> nccl::Result {
+    // Nothing to do: cards and watcher go on by themselves. A wrong handle must not stop NCCL's thread, which serves
+    // other contexts too, more than with its code.
+    guard("ginProgress", || registry::fault(gin_ctx).map(drop).map_err(Error::from))
+}
+
+unsafe extern "C" fn query_last_error(gin_ctx: *mut c_void, has_error: *mut u8) -> nccl::Result {
+    guard("queryLastError", || {
+        let has_error = Out::new(has_error, "hasError")?;
+        has_error.set(u8::from(registry::fault(gin_ctx)?));
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn finalize(ctx: *mut c_void) -> nccl::Result {
+    guard("finalize", || {
+        drop(registry::remove::<Plugin>(ctx, Kind::Plugin)?);
+        Ok(())
+    })
+}

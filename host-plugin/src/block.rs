@@ -1,0 +1,457 @@
+//! The device block of a `createContext`: what kernels read, laid out and filled on the host, then copied once.
+//!
+//! Pure: numbers and addresses in, bytes and addresses out, so that the rules that NCCL's device code relies on are
+//! tested without a card. Order in memory: header and array of device handles, which NCCL's code indexes; then for each
+//! context its tables, and on lines of their own the structs that posters write.
+
+use crate::device::bytes_of;
+use efa_dp_direct::queue::{CqAttrs, CqV0, InitError, QpAttrs, QpAttrsV0, QpV0, QpV1, WQ_CAPS_64_BIT_REQ_ID};
+use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle};
+use ferrogin_ffi::ext::{ContextExt, EndpointCold, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, Target};
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+
+/// Bytes that posters of different endpoints must not share.
+const LINE: usize = 128;
+
+/// Layout of the queue structs, as NCCL's `backendVersion` asks for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// `efa_cuda_qp_v0`: kernels built with NCCL 2.31; asked for as 0 or 1.
+    V0,
+    /// `efa_cuda_qp_v1`: kernels built with NCCL 2.32; asked for as 2.
+    V1,
+}
+
+impl Layout {
+    /// The layout for a `backendVersion`, if there is one.
+    pub fn of(backend_version: i32) -> Option<Self> {
+        match backend_version {
+            0 | 1 => Some(Self::V0),
+            2 => Some(Self::V1),
+            _ => None,
+        }
+    }
+
+    /// The number that stands for it.
+    pub fn backend_version(self) -> u32 {
+        match self {
+            Self::V0 => 1,
+            Self::V1 => 2,
+        }
+    }
+}
+
+/// One endpoint's queues and counters, by device addresses.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EndpointSpec {
+    /// Send ring.
+    pub sq_buf: u64,
+    /// Send doorbell.
+    pub sq_db: u64,
+    /// Slots of the send ring, a power of two.
+    pub sq_entries: u32,
+    /// Requests that may be outstanding; a power of two, at most `sq_entries`.
+    pub sq_size: u32,
+    /// Requests that may be written and not yet rung.
+    pub max_batch: u32,
+    /// Bytes of a send request.
+    pub wqe_size: u32,
+    /// Bytes that a request may carry inline.
+    pub max_inline: u32,
+    /// The queue takes 64-bit request ids.
+    pub request_ids_64: bool,
+    /// Slots of the receive ring, a power of two.
+    pub rq_entries: u32,
+    /// Completion ring, or 0 where kernels cannot see it.
+    pub cq_buf: u64,
+    /// Slots of the completion ring, a power of two.
+    pub cq_entries: u32,
+    /// Bytes of a completion.
+    pub cq_entry_size: u32,
+    /// Completion counter, and what it holds now.
+    pub completed: (u64, u64),
+    /// Error counter, and what it holds now.
+    pub errors: (u64, u64),
+    /// Counter of received writes, and what it holds now; signal endpoints only.
+    pub signal: Option<(u64, u64)>,
+    /// First value slot and number of slots; 0 and 0 where values do not go through the pool.
+    pub values: (u64, u32),
+}
+
+/// One context.
+#[derive(Debug, Clone, Default)]
+pub struct ContextSpec {
+    /// Data, value, counters, signals.
+    pub endpoints: Vec<EndpointSpec>,
+    /// Counters among them.
+    pub n_counters: usize,
+    /// Signals among them.
+    pub n_signals: usize,
+    /// Ranks.
+    pub nranks: usize,
+    /// This rank.
+    pub rank: usize,
+    /// Rail of the context.
+    pub rail: u32,
+    /// `[slot * nranks + peer]`.
+    pub targets: Vec<Target>,
+    /// Local key and address of the scratch bytes.
+    pub scratch: (u32, u64),
+    /// Address and remote key of each rank's.
+    pub scratch_peers: Vec<(u64, u32)>,
+    /// Local key of the value pool.
+    pub value_lkey: u32,
+    /// Largest transfer of one request, bytes.
+    pub max_rdma_size: u32,
+}
+
+/// All contexts of one `createContext`.
+#[derive(Debug, Clone)]
+pub struct BlockSpec {
+    /// By context id.
+    pub contexts: Vec<ContextSpec>,
+    /// Of the queue structs.
+    pub layout: Layout,
+    /// `POLICY_*`.
+    pub policy: u32,
+    /// Device address of the abort flag.
+    pub abort_flag: u64,
+}
+
+/// Bytes from one value slot to the next.
+pub const VALUE_STRIDE: u32 = 8;
+
+/// Room for `count` values of `T` in a block.
+#[derive(Debug)]
+struct Place<T> {
+    offset: usize,
+    count: usize,
+    of: PhantomData<T>,
+}
+
+impl<T> Clone for Place<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Place<T> {}
+
+/// Hands out places.
+#[derive(Debug, Default)]
+struct Cursor(usize);
+
+impl Cursor {
+    /// On `align` at least.
+    fn place<T>(&mut self, count: usize, align: usize) -> Place<T> {
+        let offset = self.0.next_multiple_of(align.max(align_of::<T>()));
+        self.0 = offset + count * size_of::<T>();
+        Place { offset, count, of: PhantomData }
+    }
+}
+
+/// Where one context's parts are.
+#[derive(Debug)]
+struct ContextPlaces {
+    ext: Place<ContextExt>,
+    endpoints: Place<EndpointExt>,
+    queues: Vec<QueuePlaces>,
+    counters: Place<u64>,
+    signals: Place<u64>,
+    ahs: Place<u16>,
+    qpns: Place<u16>,
+    qkeys: Place<u32>,
+    targets: Place<Target>,
+    scratch_addrs: Place<u64>,
+    scratch_rkeys: Place<u32>,
+}
+
+#[derive(Debug)]
+struct QueuePlaces {
+    /// Room for either layout.
+    qp: Place<QpV1>,
+    cq: Place<CqV0>,
+    /// Counter and signal endpoints only; the others are in the device handle.
+    handle: Option<Place<CounterHandle>>,
+}
+
+/// The layout of a block: made from a spec, before the block's address is known.
+#[derive(Debug)]
+pub struct Plan {
+    header: Place<HandleHeader>,
+    devs: Place<DevHandle>,
+    exts: Place<ContextExt>,
+    contexts: Vec<ContextPlaces>,
+    len: usize,
+}
+
+impl Plan {
+    /// Lays out what `spec` needs.
+    pub fn new(spec: &BlockSpec) -> Self {
+        let mut cursor = Cursor::default();
+        let n = spec.contexts.len();
+        let header = cursor.place(1, LINE);
+        // Directly behind the header: both are multiples of 8, and kernels count back from the array.
+        let devs = cursor.place(n, 1);
+        let exts: Place<ContextExt> = cursor.place(n, LINE);
+        let contexts = spec.contexts.iter().enumerate().map(|(i, context)| {
+            let table = context.targets.len();
+            ContextPlaces {
+                ext: Place { offset: exts.offset + i * size_of::<ContextExt>(), count: 1, of: PhantomData },
+                endpoints: cursor.place(context.endpoints.len(), LINE),
+                counters: cursor.place(context.n_counters, LINE),
+                signals: cursor.place(context.n_signals, 8),
+                targets: cursor.place(table, LINE),
+                qkeys: cursor.place(table, 8),
+                ahs: cursor.place(table, 8),
+                qpns: cursor.place(table, 8),
+                scratch_addrs: cursor.place(context.nranks, 8),
+                scratch_rkeys: cursor.place(context.nranks, 8),
+                queues: (0..context.endpoints.len())
+                    .map(|e| QueuePlaces {
+                        qp: cursor.place(1, LINE),
+                        cq: cursor.place(1, 8),
+                        handle: (e >= 2).then(|| cursor.place(1, LINE)),
+                    })
+                    .collect(),
+            }
+        });
+        let contexts = contexts.collect();
+        Self { header, devs, exts, contexts, len: cursor.0.next_multiple_of(LINE) }
+    }
+
+    /// Bytes of the block.
+    pub fn size(&self) -> usize {
+        self.len
+    }
+
+    /// Offset of the array of device handles.
+    pub fn handles_offset(&self) -> usize {
+        self.devs.offset
+    }
+
+    /// Fills the block for the device address `base`.
+    ///
+    /// # Errors
+    /// A queue that the layout cannot express.
+    pub fn fill(&self, spec: &BlockSpec, base: u64) -> Result<Image, InitError> {
+        let mut image = Image { base, bytes: vec![MaybeUninit::new(0); self.len] };
+        image.put(
+            self.header,
+            0,
+            HandleHeader {
+                magic: HEADER_MAGIC,
+                version: HEADER_VERSION,
+                n_contexts: spec.contexts.len() as u32,
+                contexts: image.at(self.exts, 0),
+                abort_flag: spec.abort_flag as *mut u32,
+                policy: spec.policy,
+                backend_version: spec.layout.backend_version(),
+                reserved: [0; 3],
+            },
+        );
+        for (i, (context, places)) in spec.contexts.iter().zip(&self.contexts).enumerate() {
+            fill_context(&mut image, spec, context, places, (self.devs, i))?;
+        }
+        Ok(image)
+    }
+}
+
+/// A block's bytes, before they are copied to the device.
+#[derive(Debug)]
+pub struct Image {
+    base: u64,
+    bytes: Vec<MaybeUninit<u8>>,
+}
+
+impl Image {
+    /// The bytes.
+    pub fn bytes(&self) -> &[MaybeUninit<u8>] {
+        &self.bytes
+    }
+
+    /// Device address of element `i`; null for a place without elements.
+    fn at<T>(&self, place: Place<T>, i: usize) -> *mut T {
+        if place.count == 0 { null_mut() } else { (self.base + (place.offset + i * size_of::<T>()) as u64) as *mut T }
+    }
+
+    /// A struct may go to a place that has room for a larger one.
+    fn put<T: Copy, P>(&mut self, place: Place<P>, i: usize, value: T) {
+        let offset = place.offset + i * size_of::<P>();
+        self.bytes[offset..offset + size_of::<T>()].copy_from_slice(bytes_of(&[value]));
+    }
+
+    fn put_all<T: Copy>(&mut self, place: Place<T>, values: impl IntoIterator<Item = T>) {
+        for (i, value) in values.into_iter().take(place.count).enumerate() {
+            self.put(place, i, value);
+        }
+    }
+}
+
+fn fill_context(
+    image: &mut Image,
+    spec: &BlockSpec,
+    context: &ContextSpec,
+    places: &ContextPlaces,
+    (devs, index): (Place<DevHandle>, usize),
+) -> Result<(), InitError> {
+    image.put_all(places.targets, context.targets.iter().copied());
+    image.put_all(places.ahs, context.targets.iter().map(|target| target.ah));
+    image.put_all(places.qpns, context.targets.iter().map(|target| target.qpn));
+    image.put_all(places.qkeys, context.targets.iter().map(|target| target.qkey));
+    image.put_all(places.scratch_addrs, context.scratch_peers.iter().map(|peer| peer.0));
+    image.put_all(places.scratch_rkeys, context.scratch_peers.iter().map(|peer| peer.1));
+
+    let mut handles = Vec::with_capacity(context.endpoints.len());
+    for (e, (endpoint, queue)) in context.endpoints.iter().zip(&places.queues).enumerate() {
+        match spec.layout {
+            Layout::V0 => image.put(queue.qp, 0, qp_v0(endpoint)?),
+            Layout::V1 => image.put(queue.qp, 0, qp_v1(endpoint)?),
+        }
+        image.put(queue.cq, 0, cq(endpoint)?);
+        let handle = EndpointHandle {
+            qp: image.at(queue.qp, 0).cast(),
+            cq: image.at(queue.cq, 0).cast(),
+            target_address_handles: image.at(places.ahs, 0),
+            target_remote_qpns: image.at(places.qpns, 0),
+            target_qkey: image.at(places.qkeys, 0),
+            sq_lock: 0,
+            local_cntr_value: endpoint.completed.0 as *mut u64,
+            submitted_count: 0,
+            sq_size: endpoint.sq_size,
+            putvalue_pad: 0,
+            putvalue_slice_base: endpoint.values.0,
+        };
+        // In the device handle the data endpoint comes first, then the value endpoint.
+        let mut at = image.at(devs, index).cast::<EndpointHandle>().wrapping_add(e);
+        if let Some(place) = queue.handle {
+            let (value, offset) = endpoint.signal.unwrap_or(endpoint.completed);
+            let counter = CounterHandle { base: handle, cntr_value: value as *mut u64, cntr_offset: offset };
+            image.put(place, 0, counter);
+            at = image.at(place, 0).cast();
+            let (list, i) = match e - 2 {
+                c if c < context.n_counters => (places.counters, c),
+                s => (places.signals, s - context.n_counters),
+            };
+            image.put(list, i, image.at(place, 0) as u64);
+        }
+        image.put(places.endpoints, e, cold(endpoint, at, handle.qp, context.value_lkey));
+        handles.push(handle);
+    }
+
+    image.put(
+        devs,
+        index,
+        DevHandle {
+            data: handles[0],
+            pvdata: handles[1],
+            counter_handles: image.at(places.counters, 0).cast(),
+            signal_handles: image.at(places.signals, 0).cast(),
+            n_counters: context.n_counters as i32,
+            n_signals: context.n_signals as i32,
+            nranks: context.nranks as i32,
+            rank: context.rank as i32,
+            rail_id: context.rail,
+            scratch_lkey: context.scratch.0,
+            scratch_pad: 0,
+            scratch_local_addr: context.scratch.1,
+            scratch_remote_addrs: image.at(places.scratch_addrs, 0),
+            scratch_remote_rkeys: image.at(places.scratch_rkeys, 0),
+            putvalue_lkey: context.value_lkey,
+            putvalue_slot_size: VALUE_STRIDE,
+        },
+    );
+    image.put(
+        places.ext,
+        0,
+        ContextExt {
+            dev: image.at(devs, index),
+            endpoints: image.at(places.endpoints, 0),
+            n_endpoints: context.endpoints.len() as u32,
+            n_slots: (context.targets.len() / context.nranks.max(1)) as u32,
+            targets: image.at(places.targets, 0),
+            abort_flag: spec.abort_flag as *mut u32,
+            policy: spec.policy,
+            max_rdma_size: context.max_rdma_size,
+            // Waits for a peer's compute may take any time; set-up alone has a deadline.
+            wait_timeout_ns: 0,
+            reserved: 0,
+        },
+    );
+    Ok(())
+}
+
+/// The constant half; the changing half stays zero.
+fn cold(endpoint: &EndpointSpec, handle: *mut EndpointHandle, qp: *mut core::ffi::c_void, lkey: u32) -> EndpointCold {
+    let (value_base, value_slots) = endpoint.values;
+    let pooled = value_slots != 0;
+    EndpointCold {
+        handle,
+        qp,
+        sq_buf: endpoint.sq_buf as *mut u8,
+        sq_db: endpoint.sq_db as *mut u32,
+        completed: endpoint.completed.0 as *const u64,
+        errors: endpoint.errors.0 as *const u64,
+        value_base,
+        sq_mask: endpoint.sq_entries - 1,
+        sq_shift: endpoint.sq_entries.trailing_zeros(),
+        sq_size: endpoint.sq_size,
+        max_batch: endpoint.max_batch,
+        value_slots,
+        value_lkey: if pooled { lkey } else { 0 },
+        value_stride: if pooled { VALUE_STRIDE } else { 0 },
+        wqe_size: endpoint.wqe_size as u16,
+        // Only wide requests have room for a write's inline bytes.
+        write_inline: if endpoint.wqe_size == 128 { endpoint.max_inline as u16 } else { 0 },
+        completed_base: endpoint.completed.1,
+        errors_base: endpoint.errors.1,
+        reserved: [0; 3],
+    }
+}
+
+fn qp_v0(endpoint: &EndpointSpec) -> Result<QpV0, InitError> {
+    QpV0::new_v0(&QpAttrsV0 {
+        comp_mask: 0,
+        flags: 0,
+        sq_buffer: endpoint.sq_buf as *mut u8,
+        rq_buffer: null_mut(),
+        sq_doorbell: endpoint.sq_db as *mut u32,
+        rq_doorbell: null_mut(),
+        sq_num_entries: endpoint.sq_entries,
+        sq_entry_size: endpoint.wqe_size,
+        sq_max_batch: endpoint.max_batch,
+        rq_num_entries: endpoint.rq_entries,
+        rq_entry_size: 16,
+        reserved: 0,
+    })
+}
+
+fn qp_v1(endpoint: &EndpointSpec) -> Result<QpV1, InitError> {
+    QpV1::new(&QpAttrs {
+        sq_buffer: endpoint.sq_buf as *mut u8,
+        sq_doorbell: endpoint.sq_db as *mut u32,
+        sq_num_entries: endpoint.sq_entries,
+        sq_entry_size: endpoint.wqe_size,
+        sq_max_batch: endpoint.max_batch,
+        rq_num_entries: endpoint.rq_entries,
+        rq_entry_size: 16,
+        sq_max_inline_data: endpoint.max_inline,
+        sq_max_rdma_sges: 1,
+        sq_caps: if endpoint.request_ids_64 { WQ_CAPS_64_BIT_REQ_ID } else { 0 },
+        ..QpAttrs::ZERO
+    })
+}
+
+fn cq(endpoint: &EndpointSpec) -> Result<CqV0, InitError> {
+    CqV0::new(&CqAttrs {
+        comp_mask: 0,
+        flags: 0,
+        buffer: endpoint.cq_buf as *mut u8,
+        num_entries: endpoint.cq_entries,
+        entry_size: endpoint.cq_entry_size,
+    })
+}
+
+#[cfg(test)]
+mod tests;

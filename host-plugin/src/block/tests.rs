@@ -1,0 +1,250 @@
+#![allow(unsafe_code)]
+
+use super::*;
+use ferrogin_ffi::ext::{EndpointHot, POLICY_LOCKED};
+use std::sync::atomic::Ordering;
+
+#[repr(C, align(128))]
+#[derive(Clone, Copy)]
+struct Chunk {
+    _bytes: [u8; 128],
+}
+
+/// Reads structs out of an image by their device addresses, as a kernel would.
+struct Device {
+    base: u64,
+    words: Vec<Chunk>,
+}
+
+impl Device {
+    fn of(image: &Image) -> Self {
+        let mut words = vec![Chunk { _bytes: [0; 128] }; image.bytes.len().div_ceil(size_of::<Chunk>())];
+        // SAFETY: the image fits into the words; both are plain memory.
+        unsafe {
+            std::ptr::copy_nonoverlapping(image.bytes.as_ptr(), words.as_mut_ptr().cast(), image.bytes.len());
+        }
+        Self { base: image.base, words }
+    }
+
+    fn get<T>(&self, address: *const T) -> &T {
+        let offset = (address as u64).checked_sub(self.base).expect("an address within the block") as usize;
+        assert!(offset + size_of::<T>() <= self.words.len() * size_of::<Chunk>(), "an address within the block");
+        assert_eq!(address as usize % align_of::<T>(), 0, "aligned on the device");
+        // SAFETY: within the words, as asserted; every field of these structs is valid for any bits. The chunks
+        // are aligned as the block is.
+        unsafe { &*self.words.as_ptr().wrapping_byte_add(offset).cast::<T>() }
+    }
+
+    fn list<T: Copy>(&self, address: *const T, i: usize) -> T {
+        *self.get(address.wrapping_add(i))
+    }
+}
+
+const BASE: u64 = 0x7f00_0000_0000;
+
+fn endpoint(i: u64, wide: bool, signal: bool) -> EndpointSpec {
+    EndpointSpec {
+        sq_buf: 0x1000_0000 + i * 0x10000,
+        sq_db: 0x2000_0000 + i * 64,
+        sq_entries: if wide { 64 } else { 128 },
+        sq_size: 64,
+        max_batch: 16,
+        wqe_size: if wide { 128 } else { 64 },
+        max_inline: if wide { 80 } else { 32 },
+        request_ids_64: true,
+        rq_entries: 16,
+        cq_buf: 0,
+        cq_entries: 256,
+        cq_entry_size: 32,
+        completed: (0x3000_0000 + i * 64, 5),
+        errors: (0x4000_0000 + i * 8, 1),
+        signal: signal.then_some((0x5000_0000 + i * 64, 9)),
+        values: if wide { (0, 0) } else { (0x6000_0000 + i * 512, 64) },
+    }
+}
+
+fn spec(layout: Layout) -> BlockSpec {
+    let context = |rail| {
+        let endpoints = (0..7).map(|i| endpoint(i, i == 1 && layout == Layout::V1, i >= 5)).collect();
+        ContextSpec {
+            endpoints,
+            n_counters: 3,
+            n_signals: 2,
+            nranks: 3,
+            rank: 1,
+            rail,
+            targets: (0..12).map(|i| Target { ah: i, qpn: 100 + i, qkey: 1000 + u32::from(i) }).collect(),
+            scratch: (77, 0x7000_0000),
+            scratch_peers: vec![(1, 2), (3, 4), (5, 6)],
+            value_lkey: 88,
+            max_rdma_size: 1 << 30,
+        }
+    };
+    BlockSpec { contexts: vec![context(0), context(1)], layout, policy: POLICY_LOCKED, abort_flag: 0x8000_0000 }
+}
+
+fn build(layout: Layout) -> (Device, *const DevHandle) {
+    let spec = spec(layout);
+    let plan = Plan::new(&spec);
+    let image = plan.fill(&spec, BASE).unwrap();
+    assert_eq!(image.bytes.len(), plan.size());
+    (Device::of(&image), (BASE + plan.handles_offset() as u64) as *const DevHandle)
+}
+
+#[test]
+fn the_header_lies_before_the_handles() {
+    for layout in [Layout::V0, Layout::V1] {
+        let (device, devs) = build(layout);
+        let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
+        assert_eq!((header.magic, header.version, header.n_contexts), (HEADER_MAGIC, HEADER_VERSION, 2));
+        assert_eq!((header.policy, header.backend_version), (POLICY_LOCKED, layout.backend_version()));
+        assert_eq!(header.abort_flag as u64, 0x8000_0000);
+        for i in 0..2 {
+            let ext = device.get(header.contexts.wrapping_add(i));
+            assert_eq!(ext.dev as u64, devs.wrapping_add(i) as u64);
+            assert_eq!((ext.n_endpoints, ext.n_slots, ext.policy), (7, 4, POLICY_LOCKED));
+            assert_eq!((ext.max_rdma_size, ext.wait_timeout_ns), (1 << 30, 0));
+        }
+    }
+}
+
+#[test]
+fn nccls_half_is_what_its_device_code_expects() {
+    for layout in [Layout::V0, Layout::V1] {
+        let (device, devs) = build(layout);
+        for context in 0..2 {
+            let dev = device.get(devs.wrapping_add(context));
+            assert_eq!((dev.n_counters, dev.n_signals, dev.nranks, dev.rank), (3, 2, 3, 1));
+            assert_eq!(dev.rail_id as usize, context);
+            assert_eq!((dev.scratch_lkey, dev.scratch_local_addr), (77, 0x7000_0000));
+            assert_eq!((dev.putvalue_lkey, dev.putvalue_slot_size), (88, 8));
+            assert_eq!(device.list(dev.scratch_remote_addrs, 2), 5);
+            assert_eq!(device.list(dev.scratch_remote_rkeys, 1), 4);
+            let counters =
+                (0..3).map(|c| *device.get(device.list(dev.counter_handles.cast::<*const CounterHandle>(), c)));
+            let signals =
+                (0..2).map(|s| *device.get(device.list(dev.signal_handles.cast::<*const CounterHandle>(), s)));
+            let sets: Vec<CounterHandle> = counters.chain(signals).collect();
+            for (i, set) in sets.iter().enumerate() {
+                let e = i as u64 + 2;
+                // A counter is the local one, a signal the one of received writes.
+                let (value, offset) = if i < 3 { (0x3000_0000 + e * 64, 5) } else { (0x5000_0000 + e * 64, 9) };
+                assert_eq!((set.cntr_value as u64, set.cntr_offset), (value, offset));
+            }
+            let handles = [dev.data, dev.pvdata].into_iter().chain(sets.iter().map(|set| set.base));
+            for (e, handle) in handles.enumerate() {
+                let wide = e == 1 && layout == Layout::V1;
+                assert_eq!(handle.local_cntr_value as u64, 0x3000_0000 + e as u64 * 64);
+                assert_eq!((handle.sq_lock, handle.submitted_count, handle.sq_size), (0, 0, 64));
+                assert_eq!(handle.putvalue_slice_base, if wide { 0 } else { 0x6000_0000 + e as u64 * 512 });
+                assert_eq!(device.list(handle.target_address_handles, 11), 11);
+                assert_eq!(device.list(handle.target_remote_qpns, 11), 111);
+                assert_eq!(device.list(handle.target_qkey, 11), 1011);
+                let wq = match layout {
+                    Layout::V0 => {
+                        let qp = device.get(handle.qp.cast::<QpV0>());
+                        assert_eq!((qp.sq.max_inline_data, qp.sq.max_rdma_sges), (32, 2));
+                        qp.sq.wq
+                    }
+                    Layout::V1 => {
+                        let ctx = device.get(handle.qp.cast::<QpV1>()).sq.wr_ctx;
+                        assert_eq!(ctx.wqe_size, if wide { 128 } else { 64 });
+                        assert_eq!(ctx.write_inline_data_offset != 0, wide);
+                        assert!(ctx.max_inline_data >= 8);
+                        device.get(handle.qp.cast::<QpV1>()).sq.wq
+                    }
+                };
+                assert_eq!((wq.pc, wq.wqes_posted, wq.wqes_completed, wq.wqes_pending, wq.phase), (0, 0, 0, 0, 0));
+                assert!(1 <= wq.max_batch && wq.max_batch <= handle.sq_size && handle.sq_size <= wq.queue_mask + 1);
+                assert_eq!(1 << wq.queue_size_shift, wq.queue_mask + 1);
+                assert_eq!(wq.buf as u64, 0x1000_0000 + e as u64 * 0x10000);
+                assert_eq!(wq.db as u64, 0x2000_0000 + e as u64 * 64);
+            }
+        }
+    }
+}
+
+#[test]
+fn our_half_agrees_with_nccls() {
+    let (device, devs) = build(Layout::V1);
+    let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
+    let ext = device.get(header.contexts.wrapping_add(1));
+    for e in 0..7 {
+        let EndpointExt { cold, hot } = device.get(ext.endpoints.wrapping_add(e));
+        let handle = device.get(cold.handle);
+        assert_eq!(handle.qp, cold.qp, "endpoint {e} leads to its own handle");
+        assert_eq!(handle.local_cntr_value.cast_const(), cold.completed);
+        assert_eq!((cold.completed_base, cold.errors_base), (5, 1));
+        assert_eq!((handle.sq_size, handle.putvalue_slice_base), (cold.sq_size, cold.value_base));
+        assert_eq!(cold.sq_mask + 1, 1 << cold.sq_shift);
+        let wide = e == 1;
+        assert_eq!((cold.wqe_size, cold.write_inline), if wide { (128, 80) } else { (64, 0) });
+        assert_eq!((cold.value_slots, cold.value_stride, cold.value_lkey), if wide { (0, 0, 0) } else { (64, 8, 88) });
+        let EndpointHot { state, barrier, poison, reserved } = hot;
+        assert_eq!((state.load(Ordering::Relaxed), barrier.load(Ordering::Relaxed)), (0, 0));
+        assert_eq!((poison.load(Ordering::Relaxed), reserved), (0, &[0; 14]));
+    }
+    assert_eq!(device.list(ext.targets, 7), Target { ah: 7, qpn: 107, qkey: 1007 });
+}
+
+#[test]
+fn nothing_overlaps_what_posters_write() {
+    let spec = spec(Layout::V0);
+    let plan = Plan::new(&spec);
+    let mut ranges: Vec<(usize, usize)> = vec![
+        (plan.header.offset, size_of::<HandleHeader>()),
+        (plan.devs.offset, 2 * size_of::<DevHandle>()),
+        (plan.exts.offset, 2 * size_of::<ContextExt>()),
+    ];
+    for places in &plan.contexts {
+        ranges.push((places.endpoints.offset, places.endpoints.count * size_of::<EndpointExt>()));
+        ranges.push((places.counters.offset, places.counters.count * 8));
+        ranges.push((places.signals.offset, places.signals.count * 8));
+        ranges.push((places.ahs.offset, places.ahs.count * 2));
+        ranges.push((places.qpns.offset, places.qpns.count * 2));
+        ranges.push((places.qkeys.offset, places.qkeys.count * 4));
+        ranges.push((places.targets.offset, places.targets.count * 8));
+        ranges.push((places.scratch_addrs.offset, places.scratch_addrs.count * 8));
+        ranges.push((places.scratch_rkeys.offset, places.scratch_rkeys.count * 4));
+        for queue in &places.queues {
+            ranges.push((queue.qp.offset, size_of::<QpV1>()));
+            assert_eq!(queue.qp.offset % LINE, 0);
+            ranges.push((queue.cq.offset, size_of::<CqV0>()));
+            ranges.extend(queue.handle.map(|place| (place.offset, size_of::<CounterHandle>())));
+        }
+    }
+    ranges.sort_unstable();
+    assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+    assert!(ranges.last().is_some_and(|(offset, len)| offset + len <= plan.size()));
+    assert_eq!(plan.devs.offset, plan.header.offset + size_of::<HandleHeader>());
+}
+
+#[test]
+fn a_context_without_counters_and_signals_has_null_lists() {
+    let mut spec = spec(Layout::V0);
+    for context in &mut spec.contexts {
+        context.endpoints.truncate(2);
+        (context.n_counters, context.n_signals) = (0, 0);
+        context.targets.truncate(3);
+    }
+    let plan = Plan::new(&spec);
+    let device = Device::of(&plan.fill(&spec, BASE).unwrap());
+    let dev = device.get((BASE + plan.handles_offset() as u64) as *const DevHandle);
+    assert!(dev.counter_handles.is_null() && dev.signal_handles.is_null());
+}
+
+#[test]
+fn queues_that_the_layout_cannot_express_are_refused() {
+    let mut wide = spec(Layout::V0);
+    wide.contexts[0].endpoints[1].wqe_size = 128;
+    assert_eq!(Plan::new(&wide).fill(&wide, BASE).unwrap_err(), InitError::WqeSize(128));
+    let mut old = spec(Layout::V1);
+    old.contexts[0].endpoints[0].request_ids_64 = false;
+    assert!(matches!(Plan::new(&old).fill(&old, BASE).unwrap_err(), InitError::Caps(_)));
+}
+
+#[test]
+fn backend_versions_are_known_or_refused() {
+    assert_eq!([0, 1, 2].map(Layout::of), [Some(Layout::V0), Some(Layout::V0), Some(Layout::V1)]);
+    assert_eq!([-1, 3, 99].map(Layout::of), [None; 3]);
+}

@@ -1,0 +1,34 @@
+use super::*;
+
+fn config() -> GinConfigV14 {
+    GinConfigV14 { n_signals: 3, n_counters: 2, n_contexts: 4, traffic_class: -1, ..Default::default() }
+}
+
+#[test]
+fn shapes_are_checked() {
+    let shape = Shape::new(&config()).unwrap();
+    assert_eq!((shape.endpoints(), shape.counters(), shape.tclass, shape.depth), (7, 10, 0, 0));
+    assert_eq!(Shape::new(&GinConfigV14 { n_contexts: 0, ..config() }).unwrap().n_contexts, 1);
+    assert_eq!(Shape::new(&GinConfigV14 { traffic_class: 104, ..config() }).unwrap().tclass, 256 | 26);
+    for bad in [
+        GinConfigV14 { n_signals: -1, ..config() },
+        GinConfigV14 { n_counters: -1, ..config() },
+        GinConfigV14 { n_contexts: -1, ..config() },
+        GinConfigV14 { n_signals: i32::MAX, ..config() },
+        GinConfigV14 { queue_depth: -1, ..config() },
+        GinConfigV14 { backend_version: 99, ..config() },
+        GinConfigV14 { backend_version: -1, ..config() },
+    ] {
+        assert!(Shape::new(&bad).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn sections_do_not_overlap() {
+    let sections = Sections { endpoints: 14, counters: 20, slots: 64 };
+    assert_eq!(sections.value_slice(0), SCRATCH);
+    assert_eq!(sections.value_slice(1) - sections.value_slice(0), 64 * 8);
+    assert!(sections.value_slice(13) + 64 * 8 <= sections.completed());
+    assert_eq!(sections.card_len() - sections.completed(), 20 * 64);
+    assert_eq!(sections.shared_len(), 15 * 64);
+}

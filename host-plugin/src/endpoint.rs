@@ -1,0 +1,259 @@
+//! One endpoint of a context: a queue pair that kernels post on, with its completion queue and counters.
+#![allow(unsafe_code)]
+
+use crate::block::EndpointSpec;
+use crate::config::Provider;
+use crate::device::{Device, DeviceBuffer, DeviceKind, DeviceMapping, Mapping};
+use crate::error::Error;
+use crate::rail::Rail;
+use ferrogin_fabric::{
+    CompletionQueue, Counter, CqAttr, CqMemory, Endpoint as QueuePair, Info, Location, WqMemory, bindings,
+};
+use std::ffi::c_void;
+use std::fmt;
+
+/// What an endpoint is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Puts and gets without a signal or counter of their own.
+    Data,
+    /// Values without a signal.
+    Value,
+    /// Posts that tick this counter.
+    Counter(usize),
+    /// Target of this signal, and values that carry it.
+    Signal(usize),
+}
+
+impl Role {
+    /// All endpoints of a context, in their order.
+    pub fn all(n_counters: usize, n_signals: usize) -> impl Iterator<Item = Self> {
+        let first = [Self::Data, Self::Value].into_iter();
+        first.chain((0..n_counters).map(Self::Counter)).chain((0..n_signals).map(Self::Signal))
+    }
+
+    /// Operations whose completion the local counter counts.
+    fn counts(self) -> u64 {
+        match self {
+            // Gets go over the data endpoint.
+            Self::Data => bindings::FI_WRITE | bindings::FI_READ,
+            _ => bindings::FI_WRITE,
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Data => f.write_str("data"),
+            Self::Value => f.write_str("value"),
+            Self::Counter(i) => write!(f, "counter {i}"),
+            Self::Signal(i) => write!(f, "signal {i}"),
+        }
+    }
+}
+
+/// Bytes between two counters: the card writes one while kernels read another.
+pub const COUNTER_STRIDE: usize = 64;
+
+/// Where an endpoint's counters go: offsets into two allocations.
+#[derive(Debug, Clone, Copy)]
+pub struct Cells {
+    /// Of the completion counter, in card memory; the signal counter lies one stride behind.
+    pub completed: usize,
+    /// Of the error counter, in shared memory.
+    pub errors: usize,
+}
+
+/// The allocations that counters lie in.
+#[derive(Clone, Copy)]
+pub struct CounterMemory<'a> {
+    /// Completion and signal counters.
+    pub card: &'a dyn DeviceBuffer,
+    /// Error counters.
+    pub shared: &'a dyn DeviceBuffer,
+}
+
+/// An open endpoint. Fields are in the order in which they must end: mappings, queue pair, queues and counters.
+pub struct Endpoint {
+    sq_map: Box<dyn DeviceMapping>,
+    db_map: Box<dyn DeviceMapping>,
+    /// The queue pair, which keeps what is bound to it.
+    pub qp: QueuePair,
+    /// What it is for.
+    pub role: Role,
+    /// Send ring, as the host sees it.
+    pub sq: WqMemory,
+    /// Completion ring, as the host sees it.
+    pub cq: CqMemory,
+    /// Send ring and doorbell are ordinary host memory.
+    pub host_ring: bool,
+    rq_entries: u32,
+    max_inline: usize,
+    depth: u32,
+    cq_visible: bool,
+    cells: Cells,
+}
+
+/// Where kernels find memory of one allocation.
+fn location<'a>(buffer: &'a dyn DeviceBuffer, offset: usize) -> Location<'a> {
+    let host = buffer.host_address().map_or(std::ptr::null_mut(), |base| base.wrapping_add(offset).cast::<u64>());
+    match buffer.dma_buf() {
+        Some(dma_buf) => Location::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset + offset as u64, ptr: host },
+        None => Location::Va(host),
+    }
+}
+
+impl Endpoint {
+    /// Opens, binds and enables an endpoint as `info` describes it, for `depth` requests in flight.
+    ///
+    /// # Errors
+    /// libfabric's, with the endpoint's and the card's name; the device's, when kernels cannot see the queues.
+    ///
+    /// # Safety
+    /// `memory` outlives the endpoint, and nothing but the card writes at `cells`.
+    pub unsafe fn open(
+        rail: &Rail,
+        device: &dyn Device,
+        provider: Provider,
+        (role, info, depth): (Role, &Info, usize),
+        memory: CounterMemory<'_>,
+        cells: Cells,
+    ) -> Result<Self, Error> {
+        let failed = |what: &str| Error::fabric(format!("{what} of endpoint {role} on card {}", rail.name()));
+        let errors = location(memory.shared, cells.errors);
+        let completed = location(memory.card, cells.completed);
+        // SAFETY: the caller keeps both places, and gives them to this endpoint alone.
+        let local = unsafe { Counter::open_ext(&rail.gda, completed, Some(errors)) };
+        let local = local.map_err(failed("opening the completion counter"))?;
+        let signal = match role {
+            Role::Signal(_) => {
+                let place = location(memory.card, cells.completed + COUNTER_STRIDE);
+                // SAFETY: as above.
+                let signal = unsafe { Counter::open_ext(&rail.gda, place, None) };
+                Some(signal.map_err(failed("opening the signal counter"))?)
+            }
+            _ => None,
+        };
+        // Twice the send queue: while the host drains one half, the card can fill the other.
+        let cq = CompletionQueue::open(&rail.domain, &CqAttr { size: 2 * info.tx_size().max(depth) })
+            .map_err(failed("opening the completion queue"))?;
+        let mut qp = QueuePair::open(&rail.domain, info).map_err(failed("opening the queue pair"))?;
+        qp.bind_av(&rail.av).map_err(failed("binding the address vector"))?;
+        let both = bindings::FI_TRANSMIT | bindings::FI_RECV;
+        qp.bind_cq(&cq, both).map_err(failed("binding the completion queue"))?;
+        qp.bind_counter(&local, role.counts()).map_err(failed("binding the completion counter"))?;
+        if let Some(signal) = &signal {
+            qp.bind_counter(signal, bindings::FI_REMOTE_WRITE).map_err(failed("binding the signal counter"))?;
+        }
+        qp.enable().map_err(failed("enabling the queue pair"))?;
+        let (sq, rq) = rail.gda.query_qp(&qp).map_err(failed("asking for the queues"))?;
+        let cq_memory = rail.gda.query_cq(&cq).map_err(failed("asking for the completion queue"))?;
+
+        let mapping = match provider {
+            Provider::Efa => Mapping::Mmio,
+            Provider::SoftEfa => Mapping::Host,
+        };
+        let bytes = sq.num_entries as usize * sq.entry_size as usize;
+        // SAFETY: the ring lives as long as the queue pair, which is closed after the mapping (order of fields).
+        let sq_map = unsafe { device.map(sq.buffer.cast::<c_void>(), bytes, mapping) }?;
+        // SAFETY: as above, for the doorbell register.
+        let db_map = unsafe { device.map(sq.doorbell.cast::<c_void>(), size_of::<u32>(), mapping) }?;
+        Ok(Self {
+            sq_map,
+            db_map,
+            qp,
+            role,
+            sq,
+            cq: cq_memory,
+            host_ring: mapping == Mapping::Host,
+            rq_entries: rq.num_entries,
+            max_inline: info.inject_size(),
+            depth: depth as u32,
+            cq_visible: device.kind() == DeviceKind::Cpu,
+            cells,
+        })
+    }
+
+    /// The name that peers insert.
+    ///
+    /// # Errors
+    /// libfabric's.
+    pub fn address(&self) -> Result<Vec<u8>, Error> {
+        self.qp.name().map_err(Error::fabric(format!("asking for the address of endpoint {}", self.role)))
+    }
+
+    /// Requests that may be outstanding: a power of two that the ring has room for.
+    pub fn sq_size(&self) -> u32 {
+        floor_power_of_two(self.sq.num_entries).min(floor_power_of_two(self.depth))
+    }
+
+    /// Requests carry a write's bytes inline.
+    pub fn wide(&self) -> bool {
+        self.sq.entry_size == 128
+    }
+
+    /// Where the card counts its errors, for the host.
+    pub fn errors(&self, memory: CounterMemory<'_>) -> *const u64 {
+        memory.shared.host_address().map_or(std::ptr::null(), |base| base.wrapping_add(self.cells.errors).cast())
+    }
+
+    /// What kernels are told of this endpoint. `values` is its slice of the value pool, or zero.
+    ///
+    /// # Errors
+    /// The counters cannot be read.
+    pub fn spec(&self, memory: CounterMemory<'_>, values: u64) -> Result<EndpointSpec, Error> {
+        let now = |buffer: &dyn DeviceBuffer, offset: usize| {
+            let mut bytes = [0; 8];
+            buffer.read(offset, &mut bytes)?;
+            Ok::<_, Error>((buffer.device_address() + offset as u64, u64::from_le_bytes(bytes)))
+        };
+        let sq_size = self.sq_size();
+        let signal = match self.role {
+            Role::Signal(_) => Some(now(memory.card, self.cells.completed + COUNTER_STRIDE)?),
+            _ => None,
+        };
+        Ok(EndpointSpec {
+            sq_buf: self.sq_map.device_address(),
+            sq_db: self.db_map.device_address(),
+            sq_entries: self.sq.num_entries,
+            sq_size,
+            // 0 is a card without a bound.
+            max_batch: if self.sq.max_batch == 0 { sq_size } else { self.sq.max_batch.min(sq_size) },
+            wqe_size: self.sq.entry_size,
+            max_inline: (self.max_inline as u32).min(if self.wide() { 80 } else { 32 }),
+            request_ids_64: self.sq.caps & bindings::fi_efa_wq_caps::FI_EFA_WQ_CAPS_64_BIT_REQ_ID as u16 != 0,
+            rq_entries: self.rq_entries,
+            cq_buf: if self.cq_visible { self.cq.buffer as u64 } else { 0 },
+            cq_entries: self.cq.num_entries,
+            cq_entry_size: self.cq.entry_size,
+            completed: now(memory.card, self.cells.completed)?,
+            errors: now(memory.shared, self.cells.errors)?,
+            signal,
+            values: if values == 0 { (0, 0) } else { (values, sq_size) },
+        })
+    }
+}
+
+/// The greatest power of two that is at most `n`; 1 for 0.
+pub fn floor_power_of_two(n: u32) -> u32 {
+    1 << n.max(1).ilog2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_come_in_the_order_that_kernels_index() {
+        let names: Vec<_> = Role::all(2, 1).map(|role| role.to_string()).collect();
+        assert_eq!(names, ["data", "value", "counter 0", "counter 1", "signal 0"]);
+        assert_eq!(Role::Data.counts(), bindings::FI_WRITE | bindings::FI_READ);
+        assert_eq!(Role::Signal(3).counts(), bindings::FI_WRITE);
+    }
+
+    #[test]
+    fn sizes_are_rounded_down_to_powers_of_two() {
+        assert_eq!([0, 1, 2, 3, 64, 100, u32::MAX].map(floor_power_of_two), [1, 1, 2, 2, 64, 64, 1 << 31]);
+    }
+}

@@ -1,0 +1,146 @@
+use super::*;
+use crate::registry::{self, Kind};
+use efa_dp_direct::wire::CdescFlags;
+use std::time::Instant;
+
+/// Memory of a ring that plays the card's.
+struct Ring {
+    words: Vec<u64>,
+    entry_size: usize,
+    entries: u32,
+    produced: u32,
+}
+
+impl Ring {
+    fn new(entries: u32, entry_size: usize) -> Self {
+        Self { words: vec![0; entries as usize * entry_size / 8], entry_size, entries, produced: 0 }
+    }
+
+    fn reader(&mut self) -> CqReader {
+        // SAFETY: each test keeps the ring as long as the reader.
+        unsafe { CqReader::new(self.words.as_mut_ptr().cast(), self.entry_size as u32, self.entries) }
+    }
+
+    fn push(&mut self, req_id: u16, status: CompStatus) {
+        let phase = (self.produced / self.entries).is_multiple_of(2);
+        let flags = CdescFlags(0).with_phase(phase).with_op_type(SendOp::RdmaWrite.raw());
+        let entry = CdescCommon { req_id, status: status.raw(), flags, qp_num: 9 };
+        let slot = (self.produced % self.entries) as usize * self.entry_size;
+        let to = self.words.as_mut_ptr().cast::<u8>().wrapping_add(slot);
+        let bytes = entry.to_bytes();
+        // The byte with the phase goes last.
+        for i in [0, 1, 2, 4, 5, 3] {
+            // SAFETY: within the ring.
+            unsafe { to.wrapping_add(i).write_volatile(bytes[i]) };
+        }
+        self.produced += 1;
+    }
+}
+
+#[test]
+fn completions_are_read_once_and_over_many_laps() {
+    let mut ring = Ring::new(8, 32);
+    let mut reader = ring.reader();
+    assert_eq!(reader.poll(), None);
+    for round in 0..100u16 {
+        let burst = round % 8 + 1;
+        for i in 0..burst {
+            ring.push(round * 8 + i, CompStatus::Ok);
+        }
+        for i in 0..burst {
+            assert_eq!(reader.poll().map(|entry| entry.req_id), Some(round * 8 + i));
+        }
+        assert_eq!(reader.poll(), None);
+    }
+}
+
+fn watch_of(ring: &mut Ring, errors: &mut u64, abort: &mut u32, handle: usize) -> Watch {
+    Watch {
+        handle,
+        rank: 0,
+        nranks: 3,
+        endpoints: vec![WatchedEndpoint {
+            name: (0, Role::Signal(4)),
+            cq: ring.reader(),
+            errors: (errors, 0),
+            ring: None,
+            context: 0,
+        }],
+        targets: vec![(0..6).map(|i| Target { ah: i, qpn: 10 + i, qkey: 1 }).collect()],
+        abort,
+        report: Report::Clean,
+    }
+}
+
+#[test]
+fn a_failed_request_is_described() {
+    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
+    let mut watch = watch_of(&mut ring, &mut errors, &mut abort, 0);
+    ring.push(2, CompStatus::RemoteBadAddress);
+    let entry = watch.endpoints[0].cq.poll().unwrap();
+    let text = watch.describe(0, entry);
+    for part in ["write to rank 2", "endpoint signal 4", "status 7", CompStatus::RemoteBadAddress.text(), "window"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    // A foreign id leads nowhere without a ring to look into.
+    assert_eq!(watch.peers(0, 77), "a rank that is not known");
+}
+
+#[test]
+fn the_peer_is_found_in_a_ring_that_can_be_read() {
+    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
+    let mut watch = watch_of(&mut ring, &mut errors, &mut abort, 0);
+    let mut requests = vec![0u8; 4 * 64];
+    for (i, (id, ah)) in [(0u16, 4u16), (0, 1), (5, 2), (7, 1)].into_iter().enumerate() {
+        let meta = TxMetaDesc { req_id: id, ah, dest_qp_num: 10 + ah, qkey: 1, ..TxMetaDesc::ZERO };
+        requests[i * 64..][..TxMetaDesc::SIZE].copy_from_slice(&meta.to_bytes());
+    }
+    watch.endpoints[0].ring = Some(RingView { buffer: requests.as_ptr(), entry_size: 64, entries: 4 });
+    // Two slots of one peer: signal and data endpoint.
+    assert_eq!(watch.peers(0, 0), "rank 1");
+    assert_eq!(watch.peers(0, 5), "rank 2");
+    assert_eq!(watch.peers(0, 7), "rank 1");
+}
+
+#[test]
+fn a_counter_alone_raises_the_fault_and_the_abort_flag() {
+    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
+    let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
+    let mut watch = watch_of(&mut ring, &mut errors, &mut abort, handle as usize);
+    watch.round();
+    assert_eq!((registry::fault(handle), watch.report), (Ok(false), Report::Clean));
+    // SAFETY: plays the card, which counts an error.
+    unsafe { watch.endpoints[0].errors.0.cast_mut().write_volatile(1) };
+    watch.round();
+    assert_eq!(registry::fault(handle), Ok(true));
+    // SAFETY: the flag of this test.
+    assert_eq!(unsafe { watch.abort.read_volatile() }, 1);
+    for _ in 0..=PATIENCE {
+        assert!(matches!(watch.report, Report::Counted(..)));
+        watch.round();
+    }
+    assert_eq!(watch.report, Report::Done);
+    registry::remove::<()>(handle, Kind::Context).unwrap();
+}
+
+#[test]
+fn the_thread_drains_and_reports_and_ends_with_the_last_watch() {
+    let mut ring = Ring::new(8, 32);
+    let (mut errors, mut abort) = (Box::new(0), Box::new(0));
+    let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
+    let guard = super::watch(watch_of(&mut ring, &mut errors, &mut abort, handle as usize)).unwrap();
+    for _ in 0..8 {
+        ring.push(1, CompStatus::Ok);
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(registry::fault(handle), Ok(false));
+    ring.push(1, CompStatus::LocalUnresponsiveRemote);
+    let started = Instant::now();
+    while registry::fault(handle) == Ok(false) {
+        assert!(started.elapsed() < Duration::from_secs(1), "reported within a second");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(guard);
+    assert!(!table().watches.values().any(|watch| watch.handle == handle as usize));
+    registry::remove::<()>(handle, Kind::Context).unwrap();
+}
