@@ -67,13 +67,12 @@ pub unsafe fn read(cq: *const CqV0, slot: u32) -> RawCqe {
     let queue = unsafe { Shared::new(cq.cast_mut()) };
     let words = queue.get(offset_of!(CqV0, entry_size)) as usize / size_of::<u64>();
     let from = entry(queue, slot).cast::<u64>();
-    let mut raw = RawCqe::ZERO;
-    for (i, bytes) in raw.0.chunks_exact_mut(size_of::<u64>()).take(words).enumerate() {
+    let mut entry_words = [0; RawCqe::ZERO.0.len() / size_of::<u64>()];
+    for (i, word) in entry_words.iter_mut().enumerate().filter(|(i, _)| *i < words) {
         // SAFETY: word `i` is inside the entry, readable and aligned, and only accessed atomically or by the card.
-        let word = unsafe { arch::load_u64(from.wrapping_add(i)) };
-        bytes.copy_from_slice(&word.to_le_bytes());
+        *word = unsafe { arch::load_u64(from.wrapping_add(i)) };
     }
-    raw
+    RawCqe::from_words(entry_words)
 }
 
 /// Hands `amount` entries back to the card; more than are there is the caller's mistake, as in the reference.

@@ -6,13 +6,25 @@ use crate::wire::{
 };
 use crate::wqe::RequestIds;
 
-/// The bytes of an entry, copied out of the ring; the second half of a 16-byte entry is zero.
+/// The bytes of an entry, copied out of the ring; the second half of a 16-byte entry is zero. Aligned so that it is
+/// copied in words.
+#[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawCqe(pub [u8; 32]);
 
 impl RawCqe {
     /// All bytes zero.
     pub const ZERO: Self = Self([0; 32]);
+
+    /// The entry that these words of memory are.
+    #[inline(always)]
+    pub fn from_words(words: [u64; 4]) -> Self {
+        let mut bytes = [0; 32];
+        for (chunk, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(words) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        Self(bytes)
+    }
 
     /// The entry as that of a receive queue; every pattern is one.
     #[inline(always)]
