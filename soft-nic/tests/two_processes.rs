@@ -1,0 +1,152 @@
+//! Two processes on one host, over shared memory.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use common::peer::{PEER_BUFFER, Peer};
+use common::*;
+use efa_dp_direct::wire::CompStatus;
+use efa_dp_direct::wqe::RemoteMem;
+
+/// The second process runs this.
+#[test]
+fn peer() {
+    common::peer::serve();
+}
+
+fn at(memory: RemoteMem, offset: u64) -> RemoteMem {
+    RemoteMem { addr: memory.addr + offset, ..memory }
+}
+
+#[test]
+fn writes_and_reads_cross() {
+    if !have_libfabric("writes_and_reads_cross") {
+        return;
+    }
+    let rig = Rig::open();
+    let mut a = End::open(&rig);
+    let buffer = rig.buffer(PEER_BUFFER);
+    let mut peer = Peer::start(&[]);
+    peer.connect(&a.name());
+    let to = a.connect(&peer.name);
+    buffer.word(0).store(42, Ordering::Relaxed);
+    a.post(to, write(at(peer.memory, 80), buffer.sge(0, 8)));
+    assert_eq!(peer.ask("remote 1"), "1");
+    assert_eq!(peer.ask("word 10"), "42");
+    a.wait_done(1);
+    assert_eq!(a.next_status().1, CompStatus::Ok);
+    buffer.fill(5);
+    a.post(to, write(peer.memory, buffer.sge(0, PEER_BUFFER as u32)));
+    a.wait_done(2);
+    assert_eq!(peer.ask("matches 5"), "true");
+    assert_eq!(peer.ask("remote 2"), "2");
+    assert_eq!(peer.ask("fill 6"), "ok");
+    a.post(to, read(peer.memory, buffer.sge(0, PEER_BUFFER as u32)));
+    a.wait_done(3);
+    assert!(buffer.matches(6));
+    // The other direction opens its own connection.
+    let command = format!("write {} {} {PEER_BUFFER} 7", buffer.at as u64, buffer.region.rkey);
+    assert_eq!(peer.ask(&command), "1 0");
+    assert!(buffer.matches(7));
+    assert_eq!((a.local(), a.errors(), a.remote()), (3, 0, 1));
+    peer.finish();
+    a.close();
+    buffer.close();
+    rig.close();
+}
+
+#[test]
+fn refusals_come_back() {
+    if !have_libfabric("refusals_come_back") {
+        return;
+    }
+    let rig = Rig::open();
+    let mut a = End::open(&rig);
+    let buffer = rig.buffer(PEER_BUFFER);
+    let mut peer = Peer::start(&[]);
+    let to = a.connect(&peer.name);
+    a.post(to, write(peer.memory, buffer.sge(0, 8)));
+    assert_eq!(a.next_status().1, CompStatus::RemoteUnknownPeer, "it has not inserted our address");
+    peer.connect(&a.name());
+    a.post(to, write(at(peer.memory, PEER_BUFFER as u64), buffer.sge(0, 8)));
+    assert_eq!(a.next_status().1, CompStatus::RemoteBadAddress);
+    a.post(to, write(at(peer.memory, 8), buffer.sge(0, PEER_BUFFER as u32)));
+    assert_eq!(a.next_status().1, CompStatus::RemoteBadAddress, "in many pieces");
+    a.post(to, read(at(peer.memory, 8), buffer.sge(0, PEER_BUFFER as u32)));
+    assert_eq!(a.next_status().1, CompStatus::RemoteBadAddress);
+    a.post(to, write(peer.memory, buffer.sge(0, 8)));
+    assert_eq!(a.next_status().1, CompStatus::Ok);
+    assert_eq!(peer.ask("remote 1"), "1");
+    a.wait_done(5);
+    assert_eq!((a.local(), a.errors()), (1, 4));
+    peer.finish();
+    a.close();
+    buffer.close();
+    rig.close();
+}
+
+#[test]
+fn a_killed_peer_gives_errors() {
+    if !have_libfabric("a_killed_peer_gives_errors") {
+        return;
+    }
+    let rig = Rig::open();
+    let mut a = End::open(&rig);
+    let buffer = rig.buffer(PEER_BUFFER);
+    let mut peer = Peer::start(&[]);
+    peer.connect(&a.name());
+    let to = a.connect(&peer.name);
+    a.post(to, write(peer.memory, buffer.sge(0, 8)));
+    a.wait_done(1);
+    assert_eq!(a.next_status().1, CompStatus::Ok);
+    // Stopped first, so that requests are under way when it dies.
+    assert!(std::process::Command::new("kill").args(["-STOP", &peer.pid().to_string()]).status().unwrap().success());
+    for _ in 0..20 {
+        a.post(to, write(peer.memory, buffer.sge(0, 1 << 20)));
+    }
+    peer.kill();
+    for _ in 0..20 {
+        assert_eq!(a.next_status().1, CompStatus::LocalUnresponsiveRemote);
+    }
+    a.wait_done(21);
+    a.post(to, write(peer.memory, buffer.sge(0, 8)));
+    assert_eq!(a.next_status().1, CompStatus::LocalUnresponsiveRemote, "for ever");
+    a.wait_done(22);
+    assert_eq!((a.local(), a.errors()), (1, 21));
+    a.close();
+    buffer.close();
+    rig.close();
+}
+
+#[test]
+fn nobody_there_is_unreachable() {
+    if !have_libfabric("nobody_there_is_unreachable") {
+        return;
+    }
+    let rig = Rig::open();
+    let mut a = End::open(&rig);
+    let buffer = rig.buffer(64);
+    let mut peer = Peer::start(&[]);
+    let to = a.connect(&peer.name);
+    peer.kill();
+    a.post(to, write(peer.memory, buffer.sge(0, 8)));
+    assert_eq!(a.next_status().1, CompStatus::LocalUnreachableRemote);
+    a.close();
+    buffer.close();
+    rig.close();
+}
+
+#[test]
+fn another_version_is_refused_in_the_address() {
+    if !have_libfabric("another_version_is_refused_in_the_address") {
+        return;
+    }
+    let rig = Rig::open();
+    let a = End::open(&rig);
+    let mut name = a.name();
+    name[1] += 1;
+    assert_eq!(a.insert(&name), (0, u64::MAX));
+    a.close();
+    rig.close();
+}
