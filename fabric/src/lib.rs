@@ -1,4 +1,4 @@
-//! libfabric, loaded at run time: bindings, owned handles.
+//! libfabric, loaded at run time: bindings, owned handles, and a small message layer.
 //!
 //! Nothing is linked: [`Libfabric::load`] takes six functions from the shared library, and everything else goes through the
 //! operations tables of the objects themselves, so that one build runs with libfabric 1.17 as with the newest.
@@ -7,6 +7,7 @@
 //!   [`Counter`], [`Endpoint`], [`MemoryRegion`]: owned handles. Each keeps what it was made from alive and closes itself on
 //!   drop, so any order of drops is right.
 //! - [`GdaOps`]: the EFA provider's operations for queues that a device (or our device code on the CPU) drives itself.
+//! - [`msg`]: datagrams between processes over any provider with reliable datagram endpoints: the software card's wire.
 //! - [`bindings`]: the C interface, for who writes a provider.
 //!
 //! **Versions.** The bindings describe libfabric 2.6. Structs grew at their tails over time: an `fi_info` and its parts are always
@@ -51,6 +52,8 @@ mod info;
 mod library;
 #[allow(unsafe_code)]
 mod memory;
+#[allow(unsafe_code)]
+pub mod msg;
 #[allow(unsafe_code)]
 mod table;
 
