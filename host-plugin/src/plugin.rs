@@ -142,7 +142,7 @@ impl Plugin {
 }
 
 fn hints(provider: Provider, kind: DeviceKind, domain: Option<&str>) -> Hints {
-    let mut caps = bindings::FI_MSG | bindings::FI_RMA;
+    let mut caps = bindings::FI_RMA;
     if kind == DeviceKind::Cuda && provider == Provider::Efa {
         caps |= bindings::FI_HMEM;
     }
