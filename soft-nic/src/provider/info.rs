@@ -375,7 +375,7 @@ static NIC_OPS: fi::fi_ops = fi::fi_ops {
     size: size_of::<fi::fi_ops>(),
     close: Some(close_nic),
     bind: Some(unsupported::bind),
-    control: Some(unsupported::control),
+    control: Some(control_nic),
     ops_open: Some(unsupported::ops_open),
     tostr: Some(unsupported::tostr),
     ops_set: Some(unsupported::ops_set),
@@ -413,6 +413,11 @@ fn nic(number: u32, config: &Config) -> Result<*mut fi::fid_nic, Code> {
     if failed {
         return Err(Code::OTHER);
     }
+    Ok(assemble(texts))
+}
+
+/// The description with these texts, its pointers into itself.
+fn assemble(texts: [CString; 8]) -> *mut fi::fid_nic {
     let mut nic = Box::new(Nic {
         fid: fi::fid_nic { fid: head(fi::FI_CLASS_NIC, ptr::null_mut(), &NIC_OPS), ..fi::fid_nic::default() },
         device: fi::fi_device_attr::default(),
@@ -438,7 +443,24 @@ fn nic(number: u32, config: &Config) -> Result<*mut fi::fid_nic, Code> {
     nic.fid.device_attr = &raw mut nic.device;
     nic.fid.bus_attr = &raw mut nic.bus;
     nic.fid.link_attr = &raw mut nic.link;
-    Ok(Box::into_raw(nic).cast())
+    Box::into_raw(nic).cast()
+}
+
+/// fi_dupinfo asks for a copy of the description, and shares the original where it gets none.
+unsafe extern "C" fn control_nic(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(nic)", || {
+        if fid.is_null() || arg.is_null() {
+            return Err(Code::INVAL);
+        }
+        if command != fi::FI_DUP as c_int {
+            return Err(Code::NOSYS);
+        }
+        // SAFETY: the core calls this with what `assemble` made and has not closed.
+        let texts = unsafe { (*fid.cast::<Nic>()).texts.clone() };
+        // SAFETY: FI_DUP's argument is where the copy's address goes.
+        unsafe { arg.cast::<*mut fi::fid_nic>().write(assemble(texts)) };
+        Ok(0)
+    })
 }
 
 unsafe extern "C" fn close_nic(fid: *mut fi::fid) -> c_int {
@@ -446,7 +468,7 @@ unsafe extern "C" fn close_nic(fid: *mut fi::fid) -> c_int {
         if fid.is_null() {
             return Err(Code::INVAL);
         }
-        // SAFETY: the core calls this once, with what `nic` made: copies of it have the core's own operations.
+        // SAFETY: the core calls this once for each that `assemble` made.
         drop(unsafe { Box::from_raw(fid.cast::<Nic>()) });
         Ok(0)
     })
