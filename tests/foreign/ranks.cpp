@@ -92,12 +92,14 @@ bool run_ranks(const char* scenario, int nranks, unsigned seconds, void (*body)(
     }
   }
   bool good = true;
+  bool killed = false;
   time_t kill_at = 0;
   for (int left = nranks; left > 0;) {
     int status = 0;
     pid_t pid = waitpid(-1, &status, WNOHANG);
     if (pid == 0) {
       if (kill_at && time(nullptr) > kill_at) {
+        killed = true;
         for (int r = 0; r < nranks; r++) {
           if (pids[r]) kill(pids[r], SIGKILL);
         }
@@ -116,7 +118,7 @@ bool run_ranks(const char* scenario, int nranks, unsigned seconds, void (*body)(
     ((Shared*)page)->failed = 1;
     // The others notice in their next barrier; whoever spins in device code is stopped a little later.
     if (!kill_at) kill_at = time(nullptr) + 5;
-    if (WIFSIGNALED(status)) {
+    if (WIFSIGNALED(status) && !(killed && WTERMSIG(status) == SIGKILL)) {
       fprintf(stderr, "  %s, rank %d: killed by signal %d (%s)\n", scenario, r, WTERMSIG(status),
               strsignal(WTERMSIG(status)));
     }

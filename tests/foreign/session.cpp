@@ -174,6 +174,17 @@ void Session::expect_no_error() const {
   }
 }
 
+void Session::settle() const {
+  for (uint32_t c = 0; c < dev.ginContextCount; c++) {
+    ncclResult_t result = gin(int(c)).flush(ncclCoopThread(), cuda::memory_order_acquire, ncclGin_None{},
+                                            20ull * 1000 * 1000 * 1000);
+    if (result != ncclSuccess) dump();
+    CHECK(rank, result == ncclSuccess, "the flush at the end, context %u: %d", c, int(result));
+  }
+  rank.barrier();
+  expect_no_error();
+}
+
 void Session::close(bool destroy_contexts, bool deregister_all) {
   watched = nullptr;
   if (destroy_contexts) {

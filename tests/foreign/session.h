@@ -65,6 +65,8 @@ class Session {
   nccl_ofi_gin_gdaki_dev_handle* device_handle(int context = 0) const;
   // Fails the scenario when a context has seen an error.
   void expect_no_error() const;
+  // Flushes every context and waits for the other ranks: nobody writes to a rank that goes. No error has been seen.
+  void settle() const;
   void dump() const;
 
   Rank& rank;

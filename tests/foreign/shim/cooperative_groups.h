@@ -26,7 +26,7 @@ struct Meeting {
 struct Warp {
   explicit Warp(unsigned lanes_) : lanes(lanes_) {}
   unsigned lanes;
-  Meeting everyone;
+  Meeting everyone;              // of all lanes: a smaller group may still be busy when others come here
   Meeting group[32];             // by the group's first lane
   unsigned long long label[32];  // by lane
   uint64_t value[32];            // by the group's first lane
@@ -52,7 +52,9 @@ struct coalesced_group {
     return num_threads();
   }
   void sync() const {
-    if (shim::warp) shim::warp->group[__builtin_ctz(lanes)].wait(num_threads());
+    if (!shim::warp) return;
+    bool all = num_threads() == shim::warp->lanes;
+    (all ? shim::warp->everyone : shim::warp->group[__builtin_ctz(lanes)]).wait(num_threads());
   }
   template <typename T>
   T shfl(T value, int from) const {
@@ -81,7 +83,7 @@ inline coalesced_group labeled_partition(const coalesced_group& group, Label lab
   for (unsigned i = 0; i < shim::warp->lanes; i++) {
     if (shim::warp->label[i] == (unsigned long long)label) mine |= 1u << i;
   }
-  shim::warp->everyone.wait(group.num_threads());
+  group.sync();
   return {mine};
 }
 
