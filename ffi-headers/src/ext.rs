@@ -138,7 +138,7 @@ pub struct EndpointCold {
     pub wqe_size: u16,
     /// Bytes that a write may carry inline: 0 where it cannot.
     pub write_inline: u16,
-    /// What the completion counter held before the first post (0 but for a card told to begin elsewhere).
+    /// What is subtracted from the completion counter: 0 where the cursors begin at the counter's first value.
     pub completed_base: u64,
     /// What the error counter held before the first post.
     pub errors_base: u64,
@@ -151,7 +151,11 @@ assert_layout!(EndpointCold, size 128, align 128, {
     write_inline @ 86, completed_base @ 88, errors_base @ 96, reserved @ 104,
 });
 
-/// The changing half of an [`EndpointExt`]; all zero at first.
+/// Where the `combining` policy keeps its 26-bit rung count in [`EndpointHot::state`].
+pub const STATE_RUNG_SHIFT: u32 = 38;
+
+/// The changing half of an [`EndpointExt`]. All zero at first, unless the card's counter does not begin at 0: then every
+/// cursor begins where the counter does, for posts are compared with completions modulo 2^31.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct EndpointHot {

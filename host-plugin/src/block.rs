@@ -5,11 +5,16 @@
 //! context its tables, and on lines of their own the structs that posters write.
 
 use crate::device::bytes_of;
-use efa_dp_direct::queue::{CqAttrs, CqV0, InitError, QpAttrs, QpAttrsV0, QpV0, QpV1, WQ_CAPS_64_BIT_REQ_ID};
+use efa_dp_direct::queue::{
+    CqAttrs, CqV0, InitError, QpAttrs, QpAttrsV0, QpV0, QpV1, SQ_WQ_OFFSET, WQ_CAPS_64_BIT_REQ_ID, WqV0,
+};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle};
-use ferrogin_ffi::ext::{ContextExt, EndpointCold, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, Target};
+use ferrogin_ffi::ext::{
+    ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, STATE_RUNG_SHIFT,
+    Target,
+};
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::ptr::null_mut;
 
 /// Bytes that posters of different endpoints must not share.
@@ -282,6 +287,12 @@ impl Image {
         self.bytes[offset..offset + size_of::<T>()].copy_from_slice(bytes_of(&[value]));
     }
 
+    /// A field, `offset` bytes into an element.
+    fn put_field<T: Copy, P>(&mut self, place: Place<P>, offset: usize, value: T) {
+        let at = place.offset + offset;
+        self.bytes[at..at + size_of::<T>()].copy_from_slice(bytes_of(&[value]));
+    }
+
     fn put_all<T: Copy>(&mut self, place: Place<T>, values: impl IntoIterator<Item = T>) {
         for (i, value) in values.into_iter().take(place.count).enumerate() {
             self.put(place, i, value);
@@ -318,7 +329,7 @@ fn fill_context(
             target_qkey: image.at(places.qkeys, 0),
             sq_lock: 0,
             local_cntr_value: endpoint.completed.0 as *mut u64,
-            submitted_count: 0,
+            submitted_count: endpoint.completed.1,
             sq_size: endpoint.sq_size,
             putvalue_pad: 0,
             putvalue_slice_base: endpoint.values.0,
@@ -337,6 +348,7 @@ fn fill_context(
             image.put(list, i, image.at(place, 0) as u64);
         }
         image.put(places.endpoints, e, cold(endpoint, at, handle.qp, context.value_lkey));
+        start_at(image, queue.qp, (places.endpoints, e), endpoint.completed.1 as u32);
         handles.push(handle);
     }
 
@@ -382,7 +394,20 @@ fn fill_context(
     Ok(())
 }
 
-/// The constant half; the changing half stays zero.
+/// Cursors are congruent with the card's counter (0 on hardware, where all of this stays zero).
+fn start_at<Q>(image: &mut Image, qp: Place<Q>, (exts, e): (Place<EndpointExt>, usize), start: u32) {
+    // The lap's phase follows from `pc`; its word holds the flush barrier.
+    for field in
+        [offset_of!(WqV0, wqes_posted), offset_of!(WqV0, wqes_completed), offset_of!(WqV0, pc), offset_of!(WqV0, phase)]
+    {
+        image.put_field(qp, SQ_WQ_OFFSET + field, start);
+    }
+    let hot = e * size_of::<EndpointExt>() + offset_of!(EndpointExt, hot);
+    image.put_field(exts, hot + offset_of!(EndpointHot, state), u64::from(start) << STATE_RUNG_SHIFT);
+    image.put_field(exts, hot + offset_of!(EndpointHot, barrier), start);
+}
+
+/// The constant half.
 fn cold(endpoint: &EndpointSpec, handle: *mut EndpointHandle, qp: *mut core::ffi::c_void, lkey: u32) -> EndpointCold {
     let (value_base, value_slots) = endpoint.values;
     let pooled = value_slots != 0;
@@ -404,7 +429,7 @@ fn cold(endpoint: &EndpointSpec, handle: *mut EndpointHandle, qp: *mut core::ffi
         wqe_size: endpoint.wqe_size as u16,
         // Only wide requests have room for a write's inline bytes.
         write_inline: if endpoint.wqe_size == 128 { endpoint.max_inline as u16 } else { 0 },
-        completed_base: endpoint.completed.1,
+        completed_base: 0,
         errors_base: endpoint.errors.1,
         reserved: [0; 3],
     }

@@ -29,11 +29,12 @@ use super::{Queue, admitted, outstanding, pause};
 use crate::status::Status;
 use crate::wait::{Limits, Spin};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 
 const WORKER: u64 = 1;
 const WORKERS: u64 = 0x3f;
 const READY_SHIFT: u32 = 6;
-const RUNG_SHIFT: u32 = 38;
+const RUNG_SHIFT: u32 = STATE_RUNG_SHIFT;
 const RUNG_MASK: u32 = (1 << 26) - 1;
 /// Most work requests that may be written and not rung: half the bitmap.
 const MAX_BATCH: u32 = 16;

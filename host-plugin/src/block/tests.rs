@@ -1,7 +1,7 @@
 #![allow(unsafe_code)]
 
 use super::*;
-use ferrogin_ffi::ext::{EndpointHot, POLICY_LOCKED};
+use ferrogin_ffi::ext::{EndpointHot, POLICY_LOCKED, STATE_RUNG_SHIFT};
 use std::sync::atomic::Ordering;
 
 #[repr(C, align(128))]
@@ -135,7 +135,7 @@ fn nccls_half_is_what_its_device_code_expects() {
             for (e, handle) in handles.enumerate() {
                 let wide = e == 1 && layout == Layout::V1;
                 assert_eq!(handle.local_cntr_value as u64, 0x3000_0000 + e as u64 * 64);
-                assert_eq!((handle.sq_lock, handle.submitted_count, handle.sq_size), (0, 0, 64));
+                assert_eq!((handle.sq_lock, handle.submitted_count, handle.sq_size), (0, 5, 64));
                 assert_eq!(handle.putvalue_slice_base, if wide { 0 } else { 0x6000_0000 + e as u64 * 512 });
                 assert_eq!(device.list(handle.target_address_handles, 11), 11);
                 assert_eq!(device.list(handle.target_remote_qpns, 11), 111);
@@ -154,7 +154,7 @@ fn nccls_half_is_what_its_device_code_expects() {
                         device.get(handle.qp.cast::<QpV1>()).sq.wq
                     }
                 };
-                assert_eq!((wq.pc, wq.wqes_posted, wq.wqes_completed, wq.wqes_pending, wq.phase), (0, 0, 0, 0, 0));
+                assert_eq!((wq.pc, wq.wqes_posted, wq.wqes_completed, wq.wqes_pending, wq.phase), (5, 5, 5, 0, 5));
                 assert!(1 <= wq.max_batch && wq.max_batch <= handle.sq_size && handle.sq_size <= wq.queue_mask + 1);
                 assert_eq!(1 << wq.queue_size_shift, wq.queue_mask + 1);
                 assert_eq!(wq.buf as u64, 0x1000_0000 + e as u64 * 0x10000);
@@ -174,14 +174,14 @@ fn our_half_agrees_with_nccls() {
         let handle = device.get(cold.handle);
         assert_eq!(handle.qp, cold.qp, "endpoint {e} leads to its own handle");
         assert_eq!(handle.local_cntr_value.cast_const(), cold.completed);
-        assert_eq!((cold.completed_base, cold.errors_base), (5, 1));
+        assert_eq!((cold.completed_base, cold.errors_base), (0, 1));
         assert_eq!((handle.sq_size, handle.putvalue_slice_base), (cold.sq_size, cold.value_base));
         assert_eq!(cold.sq_mask + 1, 1 << cold.sq_shift);
         let wide = e == 1;
         assert_eq!((cold.wqe_size, cold.write_inline), if wide { (128, 80) } else { (64, 0) });
         assert_eq!((cold.value_slots, cold.value_stride, cold.value_lkey), if wide { (0, 0, 0) } else { (64, 8, 88) });
         let EndpointHot { state, barrier, poison, reserved } = hot;
-        assert_eq!((state.load(Ordering::Relaxed), barrier.load(Ordering::Relaxed)), (0, 0));
+        assert_eq!((state.load(Ordering::Relaxed), barrier.load(Ordering::Relaxed)), (5 << STATE_RUNG_SHIFT, 5));
         assert_eq!((poison.load(Ordering::Relaxed), reserved), (0, &[0; 14]));
     }
     assert_eq!(device.list(ext.targets, 7), Target { ah: 7, qpn: 107, qkey: 1007 });
