@@ -112,8 +112,11 @@ impl Libfabric {
         let flags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | more_flags;
         // SAFETY: runs the initialisers of a library that the user named or the system installed as libfabric.
         let library = unsafe { Library::open(Some(&path), flags) };
-        let library =
-            library.map_err(|error| Error::LibraryMissing { path: path.clone(), reason: error.to_string() })?;
+        let library = library.map_err(|error| {
+            // The dynamic linker's own words, which name the file, are the source.
+            let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+            Error::LibraryMissing { path: path.clone(), reason }
+        })?;
         macro_rules! symbol {
             ($name:literal, $type:ty) => {{
                 // SAFETY: the type is the one that rdma/fabric.h declares for this name; plain dlsym gives the default

@@ -163,8 +163,9 @@ fn find_cards(lib: &Arc<Libfabric>, provider: Provider, kind: DeviceKind) -> Res
             let dir = library_dir()?;
             add_provider_dir(lib, &dir)?;
             lib.getinfo(&hints(provider, kind, None)).map_err(Error::fabric(format!(
-                "no software card, which libsoftefa-fi.so beside the plugin in {} provides",
-                dir.display()
+                "no software card, which libsoftefa-fi.so beside the plugin in {} provides{}",
+                dir.display(),
+                card_settings()
             )))
         }
         Provider::Efa => {
@@ -194,6 +195,23 @@ fn find_cards(lib: &Arc<Libfabric>, provider: Provider, kind: DeviceKind) -> Res
     }
     cards.sort_by_key(|card| (card.pci_address(), card.domain_name()));
     Ok(cards)
+}
+
+/// The software card's settings that are in force, to be named where there is no card: it offers none when it does not
+/// understand one of them, and says so on standard error only.
+fn card_settings() -> String {
+    let mut settings: Vec<String> = std::env::vars_os()
+        .filter(|(name, value)| name.to_string_lossy().starts_with("SOFTEFA_") && !value.is_empty())
+        .map(|(name, value)| format!("{}={}", name.to_string_lossy(), value.to_string_lossy()))
+        .collect();
+    settings.sort();
+    match settings.is_empty() {
+        true => String::new(),
+        false => format!(
+            " (it refuses settings that it does not understand, and says which on standard error: check or unset {})",
+            settings.join(", ")
+        ),
+    }
 }
 
 /// Makes libfabric look for providers beside the plugin.
