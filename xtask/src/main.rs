@@ -10,7 +10,7 @@ use tally::Tally;
 
 const USAGE: &str = "usage: cargo xtask test
 
-test   formatting, lints, the tests of the workspace and the foreign clients, against what `make build` left in dist/;
+test   formatting, lints, the tests of the workspace and the foreign clients, against what `make build` left in dist/ (or FERROGIN_DIST);
        the last line counts what passed, failed and was skipped";
 
 fn main() -> ExitCode {
@@ -32,6 +32,7 @@ fn root() -> PathBuf {
 
 fn test() -> ExitCode {
     let root = root();
+    let dist = std::env::var_os("FERROGIN_DIST").map_or(root.join("dist"), PathBuf::from);
     let mut tally = Tally::default();
     let mut out = std::io::stdout();
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -45,7 +46,7 @@ fn test() -> ExitCode {
     Stage::new("lint", cargo(&clippy)).run(&mut tally, &mut out);
 
     let mut tests = cargo(&["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]);
-    tests.env("FERROGIN_DIST", root.join("dist"));
+    tests.env("FERROGIN_DIST", &dist);
     match other_libfabric(&root) {
         Ok(path) => {
             tests.env("FERROGIN_LIBFABRIC_ALT", path);
@@ -57,7 +58,7 @@ fn test() -> ExitCode {
     let foreign = root.join("tests/foreign/run.sh");
     if foreign.is_file() {
         let mut command = Command::new(&foreign);
-        command.current_dir(&root).env("FERROGIN_DIST", root.join("dist"));
+        command.arg(&dist).current_dir(&root);
         Stage::new("foreign clients", command).of_tests().run(&mut tally, &mut out);
     }
     println!("{}", tally.summary());

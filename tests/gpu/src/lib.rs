@@ -32,10 +32,10 @@ pub enum RunError {
         status: ferrogin_device::Status,
     },
     /// A program failed on some rank.
-    #[error("{scenario}: {}", failures.join("; "))]
+    #[error("{name}: {}", failures.join("; "))]
     Failed {
-        /// The scenario.
-        scenario: &'static str,
+        /// The scenario and its step.
+        name: String,
         /// One line for each rank that failed.
         failures: Vec<String>,
     },

@@ -195,10 +195,10 @@ pub fn find(name: &str) -> Option<&'static Scenario> {
 /// # Errors
 /// When it fails on any rank.
 pub fn run(world: &World, scenario: &'static Scenario, reps: u32) -> Result<(), RunError> {
-    for step in scenario.steps {
+    for (index, step) in scenario.steps.iter().enumerate() {
         let reps = (reps / step.divisor).max(1);
         let plans: Vec<_> = (0..step.lanes).map(|lane| world.plan(step, reps, lane)).collect();
-        world.run(scenario.name, &plans)?;
+        world.run(&format!("{} (step {} of {})", scenario.name, index + 1, scenario.steps.len()), &plans)?;
     }
     Ok(())
 }

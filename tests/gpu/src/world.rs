@@ -166,7 +166,7 @@ impl World {
     ///
     /// # Errors
     /// When a program failed on any rank, a guard was written, or the plugin reports an error.
-    pub fn run(&self, scenario: &'static str, plans: &[Plan]) -> Result<Vec<Report>, RunError> {
+    pub fn run(&self, name: &str, plans: &[Plan]) -> Result<Vec<Report>, RunError> {
         self.prepare()?;
         let reports = self.runner.run(plans);
         let mut failures: Vec<String> =
@@ -182,7 +182,7 @@ impl World {
         let all = self.comm.bootstrap().allgather(failures.join("; ").as_bytes())?;
         let failures: Vec<String> =
             all.iter().filter(|text| !text.is_empty()).map(|text| String::from_utf8_lossy(text).into_owned()).collect();
-        if failures.is_empty() { Ok(reports) } else { Err(RunError::Failed { scenario, failures }) }
+        if failures.is_empty() { Ok(reports) } else { Err(RunError::Failed { name: name.into(), failures }) }
     }
 
     fn broken_guard(&self) -> Option<String> {

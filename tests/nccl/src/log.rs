@@ -7,6 +7,7 @@
 use ferrogin_ffi::nccl;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_ulong};
+use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Lines that are kept; older ones are dropped.
@@ -57,7 +58,9 @@ pub(crate) fn push(line: Line) {
             nccl::LOG_INFO => "INFO",
             _ => "TRACE",
         };
-        eprintln!("{} NCCL {name} {}", std::process::id(), line.text);
+        // One write for a line, so that lines of several ranks do not mix.
+        let whole = format!("{} NCCL {name} {}\n", std::process::id(), line.text);
+        let _ = std::io::stderr().write_all(whole.as_bytes());
     }
     let mut lines = lines();
     if lines.len() == CAPACITY {
