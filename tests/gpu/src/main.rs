@@ -31,9 +31,9 @@ struct Args {
     /// Work requests in flight.
     #[arg(long, default_value_t = 64)]
     queue_depth: i32,
-    /// Seconds that one wait may take.
-    #[arg(long, default_value_t = 30)]
-    deadline: u64,
+    /// Seconds that one wait may take [default: 30, or FERROGIN_TIMEOUT if less].
+    #[arg(long)]
+    deadline: Option<u64>,
     /// Measure latencies and rates too.
     #[arg(long)]
     measure: bool,
@@ -101,11 +101,12 @@ fn chosen(args: &Args) -> Result<Vec<&'static Scenario>, RunError> {
 
 fn run_rank(args: &Args, identity: &Identity) -> Result<(), RunError> {
     let scenarios = chosen(args)?;
+    let defaults = Config::from_env();
     let config = Config {
         backend_version: args.backend_version,
         queue_depth: args.queue_depth,
-        deadline: Duration::from_secs(args.deadline),
-        ..Config::from_env()
+        deadline: args.deadline.map_or(defaults.deadline, Duration::from_secs),
+        ..defaults
     };
     let bootstrap = Bootstrap::join(identity, mini_nccl::timeout_from_env()).map_err(Error::from)?;
     let world = World::open(&config, bootstrap, Box::new(CpuThreads))?;

@@ -27,14 +27,16 @@ pub struct Config {
 }
 
 impl Config {
-    /// The plugin of NCCL_GIN_PLUGIN, else of FERROGIN_DIST, else beside the executable; layout 2, 64 slots.
+    /// The plugin of NCCL_GIN_PLUGIN, else of FERROGIN_DIST, else beside the executable; layout 2, 64 slots, a deadline
+    /// of 30 s or FERROGIN_TIMEOUT if that is less.
     pub fn from_env() -> Config {
         let beside = || std::env::current_exe().ok()?.parent().map(PathBuf::from);
         let plugin = std::env::var("NCCL_GIN_PLUGIN").ok().filter(|list| !list.is_empty()).unwrap_or_else(|| {
             let dist = std::env::var_os("FERROGIN_DIST").map(PathBuf::from).or_else(beside).unwrap_or_default();
             dist.join("libnccl-gin-ferrogin.so").to_string_lossy().into_owned()
         });
-        Config { plugin, backend_version: 2, queue_depth: 64, deadline: Duration::from_secs(30) }
+        let deadline = mini_nccl::timeout_from_env().min(Duration::from_secs(30));
+        Config { plugin, backend_version: 2, queue_depth: 64, deadline }
     }
 }
 

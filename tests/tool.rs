@@ -1,0 +1,85 @@
+//! The tool as people use it, on what `make build` left in dist/ (or FERROGIN_DIST).
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn dist(test: &str) -> Option<PathBuf> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("dist");
+    let plugin = std::env::var_os("FERROGIN_DIST").map_or(own, PathBuf::from).join("libnccl-gin-ferrogin.so");
+    if plugin.is_file() {
+        return Some(plugin);
+    }
+    println!("SKIP {test}: {} is not there: run `make build` first", plugin.display());
+    None
+}
+
+fn ferrogin(plugin: &Path, args: &[&str], settings: &[(&str, &str)]) -> (Output, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
+    for (name, _) in std::env::vars_os() {
+        if ["FERROGIN_", "SOFTEFA_", "FI_", "NCCL_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    command.args(args).env("NCCL_GIN_PLUGIN", plugin).envs(settings.iter().copied()).stdin(Stdio::null());
+    let output = command.output().expect("the tool starts");
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    (output, text)
+}
+
+#[test]
+fn demo_passes_three_phases_and_measures() {
+    let Some(plugin) = dist("demo_passes_three_phases_and_measures") else { return };
+    for args in [["--ranks", "2", "--launcher", "builtin"], ["--ranks", "4", "--launcher", "auto"]] {
+        let (output, text) = ferrogin(&plugin, &[&["demo", "--reps", "300"][..], &args[..]].concat(), &[]);
+        assert!(output.status.success(), "{text}");
+        for phase in ["PASS (a)", "PASS (b)", "PASS (c)"] {
+            assert_eq!(text.matches(phase).count(), 1, "{text}");
+        }
+        let table = text.split("operation ").nth(1).expect("a table").lines().skip(1);
+        let rows: Vec<_> = table.filter(|line| !line.is_empty()).collect();
+        assert_eq!(rows.len(), 8, "{text}");
+        for row in rows {
+            let rate: f64 = row.split_whitespace().rev().nth(1).and_then(|word| word.parse().ok()).expect("a rate");
+            assert!(rate > 0.0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn demo_fails_aloud() {
+    let Some(plugin) = dist("demo_fails_aloud") else { return };
+    let (output, text) = ferrogin(
+        &plugin,
+        &["demo", "--launcher", "builtin"],
+        &[("SOFTEFA_FAULTS", "error_every=50"), ("FERROGIN_TIMEOUT", "5")],
+    );
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("FAIL") && text.contains("NCCL WARN") && !text.contains("PASS (b)"), "{text}");
+}
+
+#[test]
+fn doctor_says_whether_the_plugin_is_usable() {
+    let Some(plugin) = dist("doctor_says_whether_the_plugin_is_usable") else { return };
+    let (output, text) = ferrogin(&plugin, &["doctor"], &[("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_TYPO", "1")]);
+    assert!(output.status.success(), "{text}");
+    for part in [
+        "libfabric ",
+        "providers",
+        "software card   usable: softefa0-rdm",
+        "FERROGIN_PROVIDER=softefa",
+        "no such setting",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let (output, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor"], &[]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("/nonexistent/x.so"), "{text}");
+}
+
+#[test]
+fn unknown_arguments_are_refused() {
+    let (output, text) = ferrogin(Path::new(""), &["demo", "--ranks", "1"], &[]);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let (output, text) = ferrogin(Path::new(""), &["fly"], &[]);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+}
