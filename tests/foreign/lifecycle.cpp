@@ -84,6 +84,7 @@ static void versions(Rank& rank) {
 // Wrong arguments give an error and a line in the log, and the plugin goes on working.
 static void bad_arguments(Rank& rank) {
   setenv("FERROGIN_TIMEOUT", "5", 1);
+  expect_warnings = true;
   Session s(rank, Needs());
   const ncclGin_v14_t* p = s.plugin;
   void* coll = s.colls[0];
@@ -101,7 +102,7 @@ static void bad_arguments(Rank& rank) {
   REFUSED(rank, p->createContext(coll, &config, &out, &handle));
   CHECK(rank, out == nullptr && handle == nullptr, "a refused createContext gave something out");
   config.backendVersion = FOREIGN_BACKEND_VERSION;
-  config.nContexts = 0;
+  config.nContexts = -1;
   REFUSED(rank, p->createContext(coll, &config, &out, &handle));
   config.nContexts = 1;
   config.nSignals = -1;
@@ -151,6 +152,7 @@ static void bad_arguments(Rank& rank) {
 // A rank that dies between listen and connect: the others get an error within FERROGIN_TIMEOUT, and can start again.
 static void dead_peer(Rank& rank) {
   setenv("FERROGIN_TIMEOUT", "2", 1);
+  expect_warnings = true;
   void* library = dlopen(plugin_path.c_str(), RTLD_NOW | RTLD_LOCAL);
   CHECK(rank, library, "dlopen: %s", dlerror());
   auto* plugin = (const ncclGin_v14_t*)dlsym(library, "ncclGinPlugin_v14");

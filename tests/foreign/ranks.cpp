@@ -15,7 +15,7 @@
 void (*on_timeout)() = nullptr;
 
 static const char* current_scenario = "";
-static int current_rank = -1;
+int this_rank = -1;
 
 static void give_up_if_failed(const Rank& rank) {
   if (__atomic_load_n(&rank.shared->failed, __ATOMIC_ACQUIRE)) _exit(2);
@@ -56,7 +56,7 @@ void Rank::fail(const char* file, int line, const char* format, ...) const {
 }
 
 static void time_is_up(int) {
-  dprintf(2, "  %s, rank %d: time is up\n", current_scenario, current_rank);
+  dprintf(2, "  %s, rank %d: time is up\n", current_scenario, this_rank);
   if (on_timeout) on_timeout();
   _exit(3);
 }
@@ -74,7 +74,7 @@ bool run_ranks(const char* scenario, int nranks, unsigned seconds, void (*body)(
     if (pids[r] == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       current_scenario = scenario;
-      current_rank = r;
+      this_rank = r;
       signal(SIGALRM, time_is_up);
       alarm(seconds);
       Rank rank{r, nranks, scenario, (Shared*)page};

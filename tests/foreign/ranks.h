@@ -38,3 +38,5 @@ struct Rank {
 bool run_ranks(const char* scenario, int nranks, unsigned seconds, void (*body)(Rank&));
 // Called in a rank whose time is up, from a signal handler: say where it stands.
 extern void (*on_timeout)();
+// This process's rank, for lines in a log.
+extern int this_rank;

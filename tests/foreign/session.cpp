@@ -9,23 +9,22 @@
 
 std::string plugin_path;
 int warnings = 0;
+bool expect_warnings = false;
 
 static Session* watched = nullptr;
-static int logger_rank = -1;
 
 void plugin_logger(int level, unsigned long, const char*, int, const char* format, ...) {
   if (level == FOREIGN_LOG_WARN) warnings++;
-  if (level > FOREIGN_LOG_WARN && !getenv("FOREIGN_DEBUG")) return;
+  if ((level > FOREIGN_LOG_WARN || expect_warnings) && !getenv("FOREIGN_DEBUG")) return;
   char text[2048];
   va_list args;
   va_start(args, format);
   vsnprintf(text, sizeof(text), format, args);
   va_end(args);
-  fprintf(stderr, "  [%d] plugin %s: %s\n", logger_rank, level == FOREIGN_LOG_WARN ? "WARN" : "INFO", text);
+  fprintf(stderr, "  [%d] plugin %s: %s\n", this_rank, level == FOREIGN_LOG_WARN ? "WARN" : "INFO", text);
 }
 
 Session::Session(Rank& rank_, const Needs& needs_) : rank(rank_), needs(needs_) {
-  logger_rank = rank.rank;
   watched = this;
   on_timeout = [] {
     if (watched) watched->dump();
@@ -183,6 +182,7 @@ void Session::settle() const {
   }
   rank.barrier();
   expect_no_error();
+  CHECK(rank, warnings == 0 || expect_warnings, "%d warnings", warnings);
 }
 
 void Session::close(bool destroy_contexts, bool deregister_all) {

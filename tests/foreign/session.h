@@ -41,7 +41,9 @@ struct Window {
 extern std::string plugin_path;
 // Warnings that the plugin gave its logger in this process.
 extern int warnings;
-// What `init` is given: counts warnings and prints them; with FOREIGN_DEBUG in the environment, prints all.
+// The scenario provokes warnings: they are counted and not printed.
+extern bool expect_warnings;
+// What `init` is given: counts warnings and prints them; with FOREIGN_DEBUG in the environment, prints everything.
 void plugin_logger(int level, unsigned long flags, const char* file, int line, const char* format, ...);
 
 class Session {
@@ -65,7 +67,8 @@ class Session {
   nccl_ofi_gin_gdaki_dev_handle* device_handle(int context = 0) const;
   // Fails the scenario when a context has seen an error.
   void expect_no_error() const;
-  // Flushes every context and waits for the other ranks: nobody writes to a rank that goes. No error has been seen.
+  // Flushes every context and waits for the other ranks: nobody writes to a rank that goes. No error has been
+  // seen, and no warning given that was not provoked.
   void settle() const;
   void dump() const;
 
