@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use ferrogin_fabric::msg::Peer;
+
 use super::qp::Token;
 use crate::address::Gid;
 use crate::wire::packet::Header;
@@ -17,6 +19,19 @@ pub(crate) enum Link {
     Accepting(shm::Accepting),
     /// Shared memory.
     Shm(Box<shm::Link>),
+    /// Messages; packets can go out when both sides have said hello.
+    Message { peer: Peer, greeting: Greeting },
+}
+
+/// How far the hello of a message connection has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Greeting {
+    /// To be said.
+    Due,
+    /// Said; the answer is awaited.
+    Said,
+    /// Both sides agreed.
+    Done,
 }
 
 /// A write whose pieces have not all arrived. Pieces come in any order, so bytes are counted.
@@ -79,6 +94,10 @@ impl Connection {
         Self::new(Some(peer), Link::Dialing, now_us)
     }
 
+    pub(crate) fn message(gid: Gid, peer: Peer, greeting: Greeting, now_us: u64) -> Self {
+        Self::new(Some(gid), Link::Message { peer, greeting }, now_us)
+    }
+
     pub(crate) fn accepting(socket: shm::Accepting, now_us: u64) -> Self {
         Self::new(None, Link::Accepting(socket), now_us)
     }
@@ -88,6 +107,7 @@ impl Connection {
         match &self.link {
             Link::Loopback => true,
             Link::Shm(link) => link.is_open(),
+            Link::Message { greeting, .. } => *greeting == Greeting::Done,
             Link::Dialing | Link::Accepting(_) => false,
         }
     }

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use efa_dp_direct::wire::CompStatus;
+use ferrogin_fabric::msg;
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 
 use super::connection::Connection;
@@ -17,6 +18,8 @@ use super::region::Regions;
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};
 use crate::random::Random;
+use crate::wire::hello::WELCOME_LEN;
+use crate::wire::message::Wire;
 use crate::wire::shm::Listener;
 
 /// Entries that can be numbered and given back.
@@ -102,6 +105,12 @@ pub(crate) enum SetupError {
     Busy,
 }
 
+/// What a card can be reached by.
+pub(crate) struct Wires {
+    pub listener: Option<Listener>,
+    pub messages: Option<Wire>,
+}
+
 pub(crate) struct Core {
     pub card: u32,
     pub gid: Gid,
@@ -118,6 +127,13 @@ pub(crate) struct Core {
     pub peers: HashMap<Gid, Peer>,
     pub connections: Slab<Connection>,
     pub listener: Option<Listener>,
+    /// The wire to other hosts.
+    pub messages: Option<Wire>,
+    /// Its connections.
+    pub connection_of: HashMap<msg::Peer, u32>,
+    /// Peers of the wire that are to be forgotten, and hellos that are to be answered, when it can be spoken to.
+    pub forgotten: Vec<msg::Peer>,
+    pub welcomes: Vec<(msg::Peer, [u8; WELCOME_LEN])>,
     pub epoll: Epoll,
     /// Kept back by faults; `None` when nothing ever is.
     pub holds: Option<Holds>,
@@ -138,7 +154,7 @@ const MAX_NUMBER: u32 = 0xfffe;
 const MAX_LINES: u32 = 200;
 
 impl Core {
-    pub(crate) fn new(card: u32, gid: Gid, config: Config, listener: Option<Listener>) -> std::io::Result<Self> {
+    pub(crate) fn new(card: u32, gid: Gid, config: Config, wires: Wires) -> std::io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let holds = config.faults.hold().then(|| Holds::new(&config.faults, card));
         let mut core = Self {
@@ -156,6 +172,10 @@ impl Core {
             peers: HashMap::new(),
             connections: Slab::default(),
             listener: None,
+            messages: None,
+            connection_of: HashMap::new(),
+            forgotten: Vec::new(),
+            welcomes: Vec::new(),
             epoll,
             holds,
             clock_us: 0,
@@ -165,10 +185,10 @@ impl Core {
         };
         core.connections.insert(Connection::loopback(gid));
         core.peers.insert(gid, Peer { connection: Some(LOOPBACK), dead: None });
-        if let Some(listener) = &listener {
+        if let Some(listener) = &wires.listener {
             core.watch(listener.fd(), super::sockets::LISTENER);
         }
-        core.listener = listener;
+        (core.listener, core.messages) = (wires.listener, wires.messages);
         Ok(core)
     }
 

@@ -81,6 +81,8 @@ const RESTS: [(Duration, Duration); 3] = [
     (Duration::from_millis(5), Duration::from_micros(50)),
     (YIELD, Duration::from_micros(20)),
 ];
+/// Longest rest while cards of other hosts are connected.
+const REMOTE_REST: Duration = Duration::from_micros(50);
 /// Looks at doorbells and rings between two looks at sockets.
 const SOCKET_EVERY: u32 = 64;
 /// A gap in the clock beyond this was not time that anybody could have answered in: the process was stopped.
@@ -93,6 +95,7 @@ fn run(shared: &Shared, events: &OwnedFd) {
     let mut idle_since = last;
     let mut idle = 0u32;
     let mut turn = 0u32;
+    let mut quiet = Duration::ZERO;
     while !shared.stop.load(Ordering::Acquire) {
         while shared.waiting.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();
@@ -103,17 +106,21 @@ fn run(shared: &Shared, events: &OwnedFd) {
             last += Duration::from_micros(step);
         }
         turn = turn.wrapping_add(1);
-        let (moved, held) = {
+        let (moved, held, remote) = {
             let mut core = shared.core.lock().unwrap_or_else(PoisonError::into_inner);
             core.clock_us += step.min(MAX_STEP_US);
             let mut moved = core.poll();
-            if turn % SOCKET_EVERY == 0 || idle > SPINS {
+            let look = turn % SOCKET_EVERY == 0 || quiet >= YIELD;
+            if !core.dead && (look || !core.connection_of.is_empty()) {
+                moved |= core.poll_messages();
+            }
+            if !core.dead && look {
                 moved |= core.poll_sockets();
             }
-            (moved, core.holds.as_ref().is_some_and(|h| !h.is_empty()))
+            (moved, core.holds.as_ref().is_some_and(|h| !h.is_empty()), !core.connection_of.is_empty())
         };
         if moved {
-            idle = 0;
+            (idle, quiet) = (0, Duration::ZERO);
             continue;
         }
         if idle == 0 {
@@ -124,12 +131,14 @@ fn run(shared: &Shared, events: &OwnedFd) {
             std::hint::spin_loop();
             continue;
         }
-        let quiet = now - idle_since;
+        quiet = now - idle_since;
         match RESTS.iter().find(|(from, _)| quiet >= *from) {
-            Some((_, rest)) if !held => doze(shared, events, *rest),
+            // Messages of other hosts do not wake the engine.
+            Some((_, rest)) if !held => doze(shared, events, if remote { REMOTE_REST.min(*rest) } else { *rest }),
             _ => std::thread::yield_now(),
         }
     }
+    shared.core.lock().unwrap_or_else(PoisonError::into_inner).leave();
 }
 
 /// Rests until a socket has something to say or the time is over.

@@ -7,6 +7,7 @@ pub(crate) mod counter;
 mod engine;
 mod fetch;
 mod hold;
+mod messages;
 mod qp;
 pub(crate) mod queue;
 mod receive;
@@ -19,11 +20,13 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use self::core::Wires;
 pub(crate) use self::core::{Core, SetupError};
 use self::engine::{Engine, Shared};
 use crate::address::Gid;
-use crate::config::Config;
+use crate::config::{Config, WireChoice};
 use crate::random::Random;
+use crate::wire::message;
 use crate::wire::shm::{Listener, ShmError};
 use crate::{host, log};
 
@@ -48,8 +51,8 @@ impl Card {
         if let Some(card) = cards.get(&number).and_then(Weak::upgrade) {
             return Ok(card);
         }
-        let (gid, listener) = announce(config)?;
-        let core = Core::new(number, gid, config.clone(), listener)?;
+        let (gid, wires) = announce(config)?;
+        let core = Core::new(number, gid, config.clone(), wires)?;
         let card = Arc::new(Self {
             shared: Shared::new(core),
             engine: Mutex::new(None),
@@ -80,22 +83,44 @@ impl Card {
     }
 }
 
-/// Finds a name that no other card of this host has, and listens under it.
-fn announce(config: &Config) -> std::io::Result<(Gid, Option<Listener>)> {
-    let mut random = Random::from_system();
+/// Opens the wires that are asked for, and finds a name that no other card of this host has.
+fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
     let ip = config.ifaddr.unwrap_or_else(host::default_address);
     let mut gid = Gid { host: host::host_id(), ip, port: 0, nonce: 0 };
-    loop {
-        gid.nonce = random.next_u32();
-        match Listener::bind(&gid) {
-            Ok(listener) => return Ok((gid, Some(listener))),
-            Err(ShmError::System(_, error)) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+    let mut messages = None;
+    let provider = match &config.wire {
+        WireChoice::Auto => Some("tcp"),
+        WireChoice::Shm => None,
+        WireChoice::Provider(name) => Some(name.as_str()),
+    };
+    if let Some(provider) = provider {
+        match message::Wire::open(provider, ip) {
+            Ok((wire, port)) => (messages, gid.port) = (Some(wire), port),
+            // Without it a host can still talk to itself; who needs more is told when the need arises.
+            Err(_) if config.wire == WireChoice::Auto => {}
             Err(error) => {
-                log::line(format_args!("softefa: no shared-memory wire: {error}"));
-                return Ok((gid, None));
+                log::line(format_args!("softefa: SOFTEFA_WIRE={provider}: {error}"));
+                return Err(std::io::Error::from_raw_os_error(libc::ENODEV));
             }
         }
     }
+    let mut random = Random::from_system();
+    let mut listener = None;
+    while listener.is_none() {
+        gid.nonce = random.next_u32();
+        if matches!(config.wire, WireChoice::Provider(_)) {
+            break;
+        }
+        match Listener::bind(&gid) {
+            Ok(bound) => listener = Some(bound),
+            Err(ShmError::System(_, error)) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+            Err(error) => {
+                log::line(format_args!("softefa: no shared-memory wire: {error}"));
+                break;
+            }
+        }
+    }
+    Ok((gid, Wires { listener, messages }))
 }
 
 /// What a card is called before it exists: `fi_getinfo` gives addresses without opening anything.

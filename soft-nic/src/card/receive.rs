@@ -66,7 +66,8 @@ impl Core {
                     connection.partials.remove(&header.token);
                 }
             }
-            None => {}
+            // The wires say hello by themselves.
+            Some(Kind::Hello | Kind::Welcome) | None => {}
         }
     }
 

@@ -158,8 +158,9 @@ mod tests {
         let (mut regions, mut random) = (Regions::default(), Random::seeded(1));
         let keys = regions.insert(1, ALL, memory(0x1000, 100), &mut random).unwrap();
         assert!(keys.lkey < 1 << 24 && keys.lkey != 0 && keys.rkey != 0);
-        assert_eq!(regions.local(1, keys.lkey, 0x1010, 84, true), Ok(0x1010 as *mut u8));
-        assert_eq!(regions.remote(1, keys.rkey, 0x1064, 0, true), Ok(0x1064 as *mut u8), "empty, at the end");
+        let found = |at: usize| Ok(at as *mut u8);
+        assert_eq!(regions.local(1, keys.lkey, 0x1010, 84, true), found(0x1010));
+        assert_eq!(regions.remote(1, keys.rkey, 0x1064, 0, true), found(0x1064), "empty, at the end");
         assert_eq!(regions.local(1, keys.lkey, 0x1010, 85, false), Err(AccessError::Bounds));
         assert_eq!(regions.local(1, keys.lkey, 0xfff, 1, false), Err(AccessError::Bounds));
         assert_eq!(regions.remote(1, keys.rkey, 0x1065, 0, true), Err(AccessError::Bounds));

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use efa_dp_direct::wire::CompStatus;
 use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 
-use super::connection::{Connection, Link};
+use super::connection::{Connection, Greeting, Link};
 use super::core::Core;
 use super::qp::Token;
 use crate::wire::shm::{self, ShmError};
@@ -33,8 +33,7 @@ impl Core {
             return Err(status);
         }
         if !self.same_host(&gid) {
-            self.say(format_args!("card {gid} is on another host, and this card has no wire to it"));
-            return Err(CompStatus::LocalUnreachableRemote);
+            return self.dial_message(gid);
         }
         let mut connection = Connection::dialing(gid, self.clock_us);
         connection.known = true;
@@ -75,6 +74,8 @@ impl Core {
             let Some(connection) = self.connections.get(at) else { continue };
             if matches!(connection.link, Link::Dialing) {
                 self.dial(at);
+            } else if matches!(connection.link, Link::Message { greeting: Greeting::Due, .. }) {
+                self.greet(at);
             } else if connection.waiting > 0 && self.clock_us.saturating_sub(connection.heard_us) > SILENCE_US {
                 silent.push(at);
             }
@@ -104,7 +105,7 @@ impl Core {
         let own = self.gid;
         let Some(connection) = self.connections.get_mut(at) else { return };
         match &mut connection.link {
-            Link::Loopback | Link::Dialing => {}
+            Link::Loopback | Link::Dialing | Link::Message { .. } => {}
             Link::Accepting(accepting) => match accepting.proceed(&own) {
                 Ok(None) => {}
                 Ok(Some((peer, link))) => {
@@ -127,7 +128,7 @@ impl Core {
     fn fail(&mut self, at: u32, error: &ShmError) {
         let Some(connection) = self.connections.get(at) else { return };
         let status = match error {
-            ShmError::Version(_) | ShmError::Protocol | ShmError::Refused => CompStatus::RemoteFeatureMismatch,
+            ShmError::Disagreement(_) => CompStatus::RemoteFeatureMismatch,
             ShmError::Absent | ShmError::Foreign => CompStatus::LocalUnreachableRemote,
             _ if !connection.responsive && connection.waiting > 0 => CompStatus::LocalUnreachableRemote,
             _ => CompStatus::LocalUnresponsiveRemote,
@@ -153,7 +154,7 @@ impl Core {
         self.drop_connection(at, status);
     }
 
-    fn drop_connection(&mut self, at: u32, status: CompStatus) {
+    pub(crate) fn drop_connection(&mut self, at: u32, status: CompStatus) {
         let Some(connection) = self.connections.remove(at) else { return };
         if let Some(gid) = connection.peer
             && let Some(peer) = self.peers.get_mut(&gid)
@@ -168,6 +169,14 @@ impl Core {
             }
             Link::Accepting(accepting) => {
                 let _ = accepting.fd().map(|fd| self.epoll.delete(fd));
+            }
+            Link::Message { peer, .. } => {
+                self.connection_of.remove(peer);
+                match &mut self.messages {
+                    Some(wire) => wire.forget(*peer),
+                    // In the middle of its poll.
+                    None => self.forgotten.push(*peer),
+                }
             }
             Link::Loopback | Link::Dialing => {}
         }
@@ -206,6 +215,7 @@ impl std::fmt::Debug for Link {
             Link::Loopback => f.write_str("Loopback"),
             Link::Dialing => f.write_str("Dialing"),
             Link::Accepting(accepting) => write!(f, "Accepting({:?})", accepting.fd()),
+            Link::Message { peer, greeting } => write!(f, "Message({peer:?}, {greeting:?})"),
             Link::Shm(link) => write!(f, "Shm({})", link.fd().as_raw_fd()),
         }
     }

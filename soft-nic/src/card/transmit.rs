@@ -1,9 +1,8 @@
 //! The way out: requests, answers and data become packets.
 #![allow(unsafe_code)]
 
-use std::ptr;
-
 use efa_dp_direct::wire::CompStatus;
+use ferrogin_fabric::msg::SendError;
 
 use super::complete::OK;
 use super::connection::{Link, Serving};
@@ -11,8 +10,13 @@ use super::core::Core;
 use super::counter::Event;
 use super::qp::Token;
 use super::request::{Local, Operation};
+use crate::wire::message::{self, Payload};
 use crate::wire::packet::{Header, Kind};
 use crate::wire::ring;
+
+/// Most payload of a packet, on whatever wire.
+const MAX_PAYLOAD: u32 = 64 * 1024;
+const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= message::MAX_PAYLOAD);
 
 /// What became of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +63,7 @@ impl Core {
                 Some(Sent::Yes) => moved = true,
                 Some(Sent::Full) | None => break,
                 Some(Sent::Gone) => {
-                    self.lose(at, CompStatus::LocalUnresponsiveRemote, "its ring is corrupt");
+                    self.lose(at, CompStatus::LocalUnresponsiveRemote, "nothing can be sent to it any more");
                     return true;
                 }
             }
@@ -74,7 +78,7 @@ impl Core {
     fn pump_one(&mut self, at: u32) -> Option<Sent> {
         let connection = self.connections.get(at)?;
         if let Some(header) = connection.answers.front().copied() {
-            let sent = self.emit(at, &header, ptr::null());
+            let sent = self.emit(at, &header, Payload::Nothing);
             if sent == Sent::Yes {
                 self.connections.get_mut(at)?.answers.pop_front();
             }
@@ -102,20 +106,20 @@ impl Core {
             total: request.len,
             ..Header::new(if request.operation == Operation::Write { Kind::Write } else { Kind::Read }, token.0)
         };
-        let mut payload: *const u8 = ptr::null();
+        let mut payload = Payload::Nothing;
         let inline;
         if request.operation == Operation::Write {
             header.offset = sent;
-            header.len = (request.len - sent).min(ring::MAX_PAYLOAD as u32);
+            header.len = (request.len - sent).min(MAX_PAYLOAD);
             match request.local {
                 Local::Inline(data) => {
                     inline = data;
-                    payload = inline.as_ptr();
+                    payload = Payload::Bytes(&inline[..header.len as usize]);
                 }
                 Local::Region { .. } if header.len == 0 => {}
                 Local::Region { addr, lkey } => {
                     match self.regions.local(pd, lkey, addr + u64::from(sent), header.len, false) {
-                        Ok(source) => payload = source,
+                        Ok(source) => payload = Payload::Memory(source),
                         Err(_) => {
                             // Deregistered since the request was checked.
                             if sent > 0 {
@@ -155,18 +159,18 @@ impl Core {
     fn serve(&mut self, at: u32, serving: Serving) -> Sent {
         let asked = serving.header;
         let mut header = Header { total: asked.total, offset: serving.sent, ..Header::new(Kind::Data, asked.token) };
-        header.len = (asked.total - serving.sent).min(ring::MAX_PAYLOAD as u32);
+        header.len = (asked.total - serving.sent).min(MAX_PAYLOAD);
         let pd = self.qp(asked.dst_qpn).map(|qp| qp.pd);
         let source = pd.and_then(|pd| {
             let (addr, len) = (asked.addr + u64::from(serving.sent), header.len);
             self.regions.remote(pd, asked.rkey, addr, len, false).ok()
         });
         let payload = match source {
-            Some(source) => source.cast_const(),
+            Some(source) => Payload::Memory(source),
             None => {
                 // Closed or deregistered since the request was checked.
                 (header.len, header.status) = (0, CompStatus::RemoteBadAddress.raw());
-                ptr::null()
+                Payload::Nothing
             }
         };
         let outcome = self.emit(at, &header, payload);
@@ -195,20 +199,34 @@ impl Core {
     }
 
     /// Hands one packet to the link.
-    fn emit(&mut self, at: u32, header: &Header, payload: *const u8) -> Sent {
+    fn emit(&mut self, at: u32, header: &Header, payload: Payload<'_>) -> Sent {
         let Some(connection) = self.connections.get_mut(at) else { return Sent::Gone };
+        let start = match payload {
+            Payload::Nothing => std::ptr::null(),
+            Payload::Bytes(bytes) => bytes.as_ptr(),
+            Payload::Memory(at) => at,
+        };
         match &mut connection.link {
             Link::Loopback => {
-                self.receive(at, header, payload);
+                self.receive(at, header, start);
                 Sent::Yes
             }
             Link::Shm(link) => {
                 // SAFETY: the payload was just found in a region or in a request, for `header.len` bytes, and the
                 // card's lock keeps both as they are.
-                match unsafe { link.tx.push(header, payload) } {
+                match unsafe { link.tx.push(header, start) } {
                     Ok(true) => Sent::Yes,
                     Ok(false) => Sent::Full,
                     Err(_) => Sent::Gone,
+                }
+            }
+            Link::Message { peer, .. } => {
+                let Some(wire) = &mut self.messages else { return Sent::Gone };
+                // SAFETY: as above.
+                match unsafe { wire.send(*peer, header, payload) } {
+                    Ok(()) => Sent::Yes,
+                    Err(SendError::Full) => Sent::Full,
+                    Err(SendError::Gone | SendError::TooLong) => Sent::Gone,
                 }
             }
             Link::Dialing | Link::Accepting(_) => Sent::Full,

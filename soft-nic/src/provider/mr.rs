@@ -204,7 +204,7 @@ unsafe fn register(
     let mr = Mr { fid, domain: ptr::from_ref(domain), keys };
     // SAFETY: by contract.
     if let Err(code) = unsafe { give(mr, out) } {
-        domain.card.lock().regions.remove(keys);
+        drop(domain.card.lock().regions.remove(keys));
         return Err(code);
     }
     domain.uses.begin();
@@ -217,7 +217,7 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         let mr: &Mr = unsafe { object(fid) }?;
         // SAFETY: a domain outlives its regions.
         let domain = unsafe { &*mr.domain };
-        // From here on no packet finds the memory; those under way are answered with an error.
+        // From here on no packet finds the memory; requests under way that need it are answered with an error.
         let memory = domain.card.lock().regions.remove(mr.keys);
         drop(memory);
         domain.uses.end();

@@ -16,6 +16,10 @@ pub(crate) enum Kind {
     Data = 4,
     /// The sender gave up on a request: forget its pieces.
     Abort = 5,
+    /// [`Hello`](super::hello::Hello), on wires without a handshake of their own.
+    Hello = 6,
+    /// The answer to it.
+    Welcome = 7,
 }
 
 impl Kind {
@@ -26,6 +30,8 @@ impl Kind {
             3 => Self::Read,
             4 => Self::Data,
             5 => Self::Abort,
+            6 => Self::Hello,
+            7 => Self::Welcome,
             _ => return None,
         })
     }
@@ -117,10 +123,30 @@ impl Header {
         }
     }
 
+    pub(crate) fn to_bytes(self) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
+        for (chunk, word) in bytes.chunks_exact_mut(8).zip(self.to_words()) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; HEADER_LEN]) -> Self {
+        let mut words = [0; HEADER_WORDS];
+        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(chunk);
+            *word = u64::from_le_bytes(eight);
+        }
+        Self::from_words(words)
+    }
+
     /// The end of this piece lies in the request, and what has no payload has none.
     pub(crate) fn is_consistent(&self) -> bool {
         match self.kind() {
-            Some(Kind::Write | Kind::Data) => self.offset.checked_add(self.len).is_some_and(|end| end <= self.total),
+            Some(Kind::Write | Kind::Data | Kind::Hello | Kind::Welcome) => {
+                self.offset.checked_add(self.len).is_some_and(|end| end <= self.total)
+            }
             Some(Kind::Ack | Kind::Read | Kind::Abort) => self.len == 0,
             None => false,
         }
@@ -149,6 +175,7 @@ mod tests {
             token: 0x0102_0304_0506_0708,
         };
         assert_eq!(Header::from_words(header.to_words()), header);
+        assert_eq!(Header::from_bytes(&header.to_bytes()), header);
     }
 
     #[test]

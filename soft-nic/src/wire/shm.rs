@@ -15,41 +15,12 @@ use nix::sys::socket::{
     self, AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, sockopt,
 };
 
+use super::hello::{Disagreement, HELLO_LEN, Hello, WELCOME_LEN, check_welcome, welcome};
 use super::ring::{CONTROL_LEN, Consumer, Corrupt, Producer, RING_LEN};
-use crate::address::{Gid, WIRE_VERSION};
+use crate::address::Gid;
 use crate::memory::{self, Mapping};
 
 const FILE_LEN: usize = 2 * (CONTROL_LEN + RING_LEN);
-const MAGIC: [u8; 7] = *b"softefa";
-const HELLO_LEN: usize = 40;
-const WELCOME_LEN: usize = 8;
-
-/// First message of the side that connects; the memory file comes with it.
-struct Hello {
-    version: u8,
-    from: [u8; 16],
-    to: [u8; 16],
-}
-
-impl Hello {
-    fn to_bytes(&self) -> [u8; HELLO_LEN] {
-        let mut bytes = [0; HELLO_LEN];
-        bytes[..7].copy_from_slice(&MAGIC);
-        bytes[7] = self.version;
-        bytes[8..24].copy_from_slice(&self.from);
-        bytes[24..40].copy_from_slice(&self.to);
-        bytes
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; HELLO_LEN] = bytes.try_into().ok()?;
-        let mut hello = Self { version: bytes[7], from: [0; 16], to: [0; 16] };
-        hello.from.copy_from_slice(&bytes[8..24]);
-        hello.to.copy_from_slice(&bytes[24..40]);
-        (bytes[..7] == MAGIC).then_some(hello)
-    }
-}
-
 /// Why a connection could not be made or kept.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ShmError {
@@ -57,14 +28,10 @@ pub(crate) enum ShmError {
     Absent,
     #[error("the other card is gone")]
     Gone,
-    #[error("the other card speaks wire version {0}, this one {WIRE_VERSION}: use the same release on both sides")]
-    Version(u8),
-    #[error("the other side does not speak this protocol")]
-    Protocol,
+    #[error(transparent)]
+    Disagreement(#[from] Disagreement),
     #[error("the other process belongs to another user")]
     Foreign,
-    #[error("the other card refused the connection")]
-    Refused,
     #[error(transparent)]
     Corrupt(#[from] Corrupt),
     #[error("{0}: {1}")]
@@ -130,15 +97,6 @@ pub(crate) struct Accepting {
     socket: Option<OwnedFd>,
 }
 
-/// What a side that connected is told.
-fn welcome(verdict: u8) -> [u8; WELCOME_LEN] {
-    let mut bytes = [0; WELCOME_LEN];
-    bytes[..6].copy_from_slice(&MAGIC[..6]);
-    bytes[6] = WIRE_VERSION;
-    bytes[7] = verdict;
-    bytes
-}
-
 impl Accepting {
     /// The socket; `None` when it has become a link.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -173,25 +131,23 @@ impl Accepting {
         if !same_user(socket) {
             return Err(ShmError::Foreign);
         }
-        let hello = Hello::from_bytes(&bytes[..len]).ok_or(ShmError::Protocol)?;
-        if hello.version != WIRE_VERSION {
-            answer(socket, 1);
-            return Err(ShmError::Version(hello.version));
-        }
-        let from = Gid::from_bytes(hello.from).ok().filter(|_| hello.to == own.to_bytes());
         let file = fds.first().filter(|fd| memory::is_sealed_memfd(fd.as_fd(), FILE_LEN));
-        let (Some(from), Some(file)) = (from, file) else {
-            answer(socket, 2);
-            return Err(ShmError::Protocol);
+        let verdict = Hello::check(&bytes[..len], own).and_then(|from| Ok((from, file.ok_or(Disagreement::Protocol)?)));
+        let (from, file) = match verdict {
+            Ok(found) => found,
+            Err(disagreement) => {
+                answer(socket, Err(disagreement));
+                return Err(disagreement.into());
+            }
         };
         let map = Mapping::shared(file.as_fd(), 0, FILE_LEN).map_err(|e| ShmError::System("mmap", e))?;
-        answer(socket, 0);
+        answer(socket, Ok(()));
         let link = self.socket.take().map(|socket| (from, Link::new(socket, map, Side::Accepted)));
         Ok(link)
     }
 }
 
-fn answer(socket: &OwnedFd, verdict: u8) {
+fn answer(socket: &OwnedFd, verdict: Result<(), Disagreement>) {
     // If this does not get out the other side sees a hang-up, which says enough.
     let _ = socket::send(socket.as_raw_fd(), &welcome(verdict), MsgFlags::MSG_NOSIGNAL);
 }
@@ -244,7 +200,7 @@ impl Link {
         }
         let file = memory::sealed_memfd("softefa wire", FILE_LEN).map_err(|e| ShmError::System("memfd_create", e))?;
         let map = Mapping::shared(file.as_fd(), 0, FILE_LEN).map_err(|e| ShmError::System("mmap", e))?;
-        let hello = Hello { version: WIRE_VERSION, from: own.to_bytes(), to: peer.to_bytes() }.to_bytes();
+        let hello = Hello::new(own, peer).to_bytes();
         let fds = [file.as_raw_fd()];
         let control = [ControlMessage::ScmRights(&fds)];
         let flags = MsgFlags::MSG_NOSIGNAL;
@@ -280,14 +236,8 @@ impl Link {
             if self.welcomed {
                 continue;
             }
-            if len != WELCOME_LEN || bytes[..6] != MAGIC[..6] {
-                return Err(ShmError::Protocol);
-            }
-            match (bytes[6], bytes[7]) {
-                (WIRE_VERSION, 0) => self.welcomed = true,
-                (WIRE_VERSION, _) => return Err(ShmError::Refused),
-                (version, _) => return Err(ShmError::Version(version)),
-            }
+            check_welcome(&bytes[..len])?;
+            self.welcomed = true;
         }
     }
 
@@ -377,29 +327,26 @@ mod tests {
         let listener = Listener::bind(&b).unwrap();
         let socket = new_socket().unwrap();
         socket::connect(socket.as_raw_fd(), &UnixAddr::new_abstract(name_of(&b).as_bytes()).unwrap()).unwrap();
-        let hello = Hello { version: 9, from: gid().to_bytes(), to: b.to_bytes() }.to_bytes();
+        let hello = Hello { version: 9, ..Hello::new(&gid(), &b) }.to_bytes();
         socket::send(socket.as_raw_fd(), &hello, MsgFlags::empty()).unwrap();
         let mut accepting = until(|| listener.accept());
         let error = until(|| accepting.proceed(&b).err());
         assert!(error.to_string().contains("version 9"), "{error}");
         let mut answer = [0; 16];
         assert_eq!(socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()), Ok(WELCOME_LEN));
-        assert_eq!(answer[..WELCOME_LEN], welcome(1));
+        assert_eq!(check_welcome(&answer[..WELCOME_LEN]), Err(Disagreement::Refused));
     }
 
     #[test]
     fn noise_and_a_bad_file_are_refused() {
         let b = gid();
         let listener = Listener::bind(&b).unwrap();
-        for hello in [b"GET / HTTP/1.1".to_vec(), {
-            let hello = Hello { version: WIRE_VERSION, from: gid().to_bytes(), to: b.to_bytes() };
-            hello.to_bytes().to_vec()
-        }] {
+        for hello in [b"GET / HTTP/1.1".to_vec(), Hello::new(&gid(), &b).to_bytes().to_vec()] {
             let socket = new_socket().unwrap();
             socket::connect(socket.as_raw_fd(), &UnixAddr::new_abstract(name_of(&b).as_bytes()).unwrap()).unwrap();
             socket::send(socket.as_raw_fd(), &hello, MsgFlags::empty()).unwrap();
             let mut accepting = until(|| listener.accept());
-            assert!(matches!(until(|| accepting.proceed(&b).err()), ShmError::Protocol));
+            assert!(matches!(until(|| accepting.proceed(&b).err()), ShmError::Disagreement(Disagreement::Protocol)));
         }
     }
 }
