@@ -57,9 +57,12 @@ impl Plugin {
             Error::Trace { path, source }
         })?;
         let _span = trace::span("init", 0);
-        let device = device::open(config.device, config.provider)?;
-        let lib = Libfabric::load(None).map_err(Error::fabric("FERROGIN needs libfabric"))?;
-        let cards = find_cards(&lib, config.provider, device.kind())?;
+        let lib = Libfabric::load(None).map_err(Error::fabric("ferrogin needs libfabric"))?;
+        let device = device::open(config.device, config.provider);
+        // A machine without a card often has no GPU either: the card is what the user must hear of.
+        let kind = device.as_ref().map_or(DeviceKind::Cpu, |device| device.kind());
+        let cards = find_cards(&lib, config.provider, kind)?;
+        let device = device?;
         let devices = group(cards);
         let plugin = Self { lib, devices, kind: device.kind(), ptr_support: device.ptr_support(), config };
         crate::info!(
@@ -143,7 +146,7 @@ impl Plugin {
 
 fn hints(provider: Provider, kind: DeviceKind, domain: Option<&str>) -> Hints {
     let mut caps = bindings::FI_RMA;
-    if kind == DeviceKind::Cuda && provider == Provider::Efa {
+    if kind == DeviceKind::Cuda {
         caps |= bindings::FI_HMEM;
     }
     let hints = Hints::new(provider.name())
@@ -169,6 +172,13 @@ fn find_cards(lib: &Arc<Libfabric>, provider: Provider, kind: DeviceKind) -> Res
             )))
         }
         Provider::Efa => {
+            if !has_rdma_device() {
+                return Err(Error::Usage(
+                    "no EFA card on this machine (/sys/class/infiniband is empty): on an EFA instance install the EFA \
+                     driver, anywhere else set FERROGIN_PROVIDER=softefa for the software card"
+                        .to_owned(),
+                ));
+            }
             if lib.version() < EFA_NEEDS {
                 return Err(Error::Usage(format!(
                     "EFA needs libfabric {EFA_NEEDS} or newer for completion counters in GPU memory, but {} is loaded: \
@@ -193,8 +203,14 @@ fn find_cards(lib: &Arc<Libfabric>, provider: Provider, kind: DeviceKind) -> Res
         let what = format!("provider {} offers no card with fabric {FABRIC}", provider.name());
         return Err(Error::Usage(format!("{what}; a newer libfabric may (FERROGIN_LIBFABRIC)")));
     }
-    cards.sort_by_key(|card| (card.pci_address(), card.domain_name()));
+    // softefa2 comes before softefa10.
+    cards.sort_by_key(|card| (card.pci_address(), card.domain_name().len(), card.domain_name()));
     Ok(cards)
+}
+
+/// Whether the kernel knows any RDMA device.
+fn has_rdma_device() -> bool {
+    std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
 }
 
 /// The software card's settings that are in force, to be named where there is no card: it offers none when it does not

@@ -6,7 +6,7 @@ use crate::control::Step;
 use crate::device::{DeviceBuffer, Use, WindowMemory, bytes_of};
 use crate::error::Error;
 use crate::trace;
-use ferrogin_fabric::{MemoryRegion, Region, bindings};
+use ferrogin_fabric::{MemoryKind, MemoryRegion, Region, bindings};
 use ferrogin_ffi::device::{MrHandle, MrPeer};
 use ferrogin_ffi::nccl;
 use std::ffi::{c_int, c_void};
@@ -111,16 +111,20 @@ fn register_rails(
     let register = |rail: &std::sync::Arc<crate::rail::Rail>| {
         let what = || format!("registering {size} bytes at {data:p} with card {}", rail.name());
         let region = match memory {
-            WindowMemory::Address => Region::Va { addr: data.cast(), len: size },
+            WindowMemory::Address | WindowMemory::CudaAddress(_) => Region::Va { addr: data.cast(), len: size },
             WindowMemory::DmaBuf { fd, offset } => {
                 let base = (data as u64).wrapping_sub(*offset) as *mut u8;
                 Region::DmaBuf { fd: fd.as_fd(), offset: *offset, len: size, base }
             }
         };
+        let kind = match memory {
+            WindowMemory::CudaAddress(ordinal) => MemoryKind::Cuda(*ordinal),
+            WindowMemory::Address | WindowMemory::DmaBuf { .. } => MemoryKind::System,
+        };
         // SAFETY: by NCCL's contract the memory stays until deregMrSym or closeColl, which drop the region, and is
         // there for kernels and peers to write.
-        let region =
-            unsafe { MemoryRegion::register(&rail.domain, region, ACCESS, 0) }.map_err(Error::fabric(what()))?;
+        let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, ACCESS, 0, kind) }
+            .map_err(Error::fabric(what()))?;
         let keys = keys(rail, &region)?;
         Ok((region, keys.0, keys.1))
     };

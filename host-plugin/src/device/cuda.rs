@@ -282,7 +282,7 @@ impl Device for CudaDevice {
             });
         }
         if self.software {
-            return Ok(WindowMemory::Address);
+            return Ok(WindowMemory::CudaAddress(self.core.device));
         }
         let start = address as u64 & !(PAGE as u64 - 1);
         let inner = address as u64 - start;

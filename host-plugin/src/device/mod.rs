@@ -150,6 +150,8 @@ pub trait DeviceBuffer: Send + Sync {
 pub enum WindowMemory {
     /// By its address.
     Address,
+    /// By its address on the CUDA device of that number.
+    CudaAddress(i32),
     /// As a dma-buf.
     DmaBuf {
         /// Closed when dropped; a registration keeps its own reference.
