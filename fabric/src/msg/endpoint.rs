@@ -225,7 +225,7 @@ impl MessageEndpoint {
         told
     }
 
-    /// Lets what was sent go out and tells the peers that we close, for at most `limit`. Events meanwhile are told as in
+    /// Lets what was sent go out, tells the peers that we close, and waits until they have heard it, for at most `limit`. Events meanwhile are told as in
     /// [`MessageEndpoint::poll`]. True when everything went out; drop the endpoint afterwards.
     ///
     /// # Errors
@@ -254,26 +254,37 @@ impl MessageEndpoint {
     }
 }
 
-/// The provider's own reliable datagrams, or those of rxm over it. `FI_MR_LOCAL` is not offered: buffers are not registered.
+/// The provider's own reliable datagrams rather than those of rxm over it: when a peer dies, rxm keeps some of the sends to it for
+/// ever. libfabric 1.17 has its own for tcp under the name `net`. `FI_MR_LOCAL` is not offered: buffers are not registered.
 fn find(lib: &Arc<Libfabric>, config: &Config) -> Result<Info, Error> {
-    let hints = |provider: &str| {
+    let ask = |provider: &str| {
         let hints = Hints::new(provider)
             .caps(bindings::FI_MSG)
             .mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2)
             .mr_mode(crate::MR_MODE_ALL & !bindings::FI_MR_LOCAL);
-        match &config.source {
-            Some(source) if provider.starts_with("tcp") => hints.source(source).addr_format(bindings::FI_SOCKADDR_IN),
+        let ipv4 = ["tcp", "net"].contains(&provider.split(';').next().unwrap_or_default());
+        lib.getinfo(&match &config.source {
+            Some(source) if ipv4 => hints.source(source).addr_format(bindings::FI_SOCKADDR_IN),
             Some(source) => hints.source(source),
             None => hints,
-        }
+        })
     };
-    let mut found = lib.getinfo(&hints(&config.provider));
-    if matches!(found, Err(Error::NoMatch { .. })) && !config.provider.contains(';') {
-        let layered = lib.getinfo(&hints(&format!("{};ofi_rxm", config.provider)));
-        found = layered.or(found);
+    let asked = config.provider.as_str();
+    let mut first = ask(asked);
+    let layered = |info: &Info| info.provider().contains(';');
+    if !asked.contains(';') && !first.as_ref().is_ok_and(|list| list.iter().any(|info| !layered(info))) {
+        if asked == "tcp"
+            && let Ok(own) = ask("net")
+        {
+            first = Ok(own);
+        } else if matches!(first, Err(Error::NoMatch { .. })) {
+            first = ask(&format!("{asked};ofi_rxm")).or(first);
+        }
     }
+    let mut list = first?;
+    let best = list.iter().position(|info| asked.contains(';') || !layered(info)).unwrap_or(0);
+    let info = list.swap_remove(best);
     let largest = config.max_payload.saturating_add(config.max_header).saturating_add(128);
-    let info = found?.into_iter().next().ok_or_else(|| lib.failure("fi_getinfo", bindings::FI_ENODATA))?;
     if info.max_msg_size() < largest {
         return Err(Error::Argument {
             what: format!(

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::pool::{Context, Operation, Pool};
-use super::wire::{CLOSING, Kind, PLEASE_ANSWER, PREFIX, Prefix};
+use super::wire::{CLOSING, FLAG_SETS, GOODBYE, Kind, PLEASE_ANSWER, PREFIX, Prefix};
 use super::{Config, LostReason, NAME_MAX, Peer, SendError};
 use crate::bindings::{self, iovec};
 use crate::table::entry;
@@ -35,6 +35,8 @@ struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Alive,
+    /// It said that it closes: nothing is sent to it, but what it sent before is still taken.
+    Closed,
     /// Told as lost; nothing is sent to it or taken from it.
     Lost,
     /// Forgotten: its name is free for a new peer; out of the address vector when nothing is under way to it.
@@ -62,6 +64,8 @@ struct PeerState {
     control_busy: bool,
     /// A control message to send as soon as possible, with these flags.
     control_wanted: Option<u8>,
+    /// We have said that we close, and it has not said yet that it heard.
+    told_closing: bool,
 }
 
 /// What happened to messages and peers, to be told at the next opportunity.
@@ -116,8 +120,9 @@ impl Sending {
             .ok_or_else(|| too_much("max_header (65535 at most) or max_payload (4 GiB at most) is out of range"))?;
         let count = u32::try_from(config.tx_depth).map_err(|_| too_much("tx_depth is out of range"))?;
         let buffers = Pool::new(config.tx_depth, size).ok_or_else(|| too_much("tx_depth is out of range"))?;
-        let control_buffers = Pool::new(4, PREFIX + name.len()).ok_or_else(|| too_much("no control buffers"))?;
-        for flags in 0..4u8 {
+        let control_buffers =
+            Pool::new(usize::from(FLAG_SETS), PREFIX + name.len()).ok_or_else(|| too_much("no control buffers"))?;
+        for flags in 0..FLAG_SETS {
             // SAFETY: nothing is under way yet.
             let buffer = unsafe { control_buffers.bytes_mut(usize::from(flags)) };
             emit(buffer, Kind::Control(flags), &name, &[], 0);
@@ -186,6 +191,7 @@ impl Sending {
             control: Box::new(Context::new(Operation::Control(index))),
             control_busy: false,
             control_wanted: None,
+            told_closing: false,
         });
         self.by_name.insert(address.into(), index);
         Ok(Peer(index))
@@ -382,7 +388,7 @@ impl Sending {
             }
         };
         let state = &mut self.peers[peer.index()];
-        if state.state != State::Alive {
+        if !matches!(state.state, State::Alive | State::Closed) {
             return None;
         }
         state.engaged = true;
@@ -393,9 +399,13 @@ impl Sending {
 
     /// A control message came in.
     pub(super) fn control(&mut self, from: Peer, flags: u8) {
+        if flags & GOODBYE != 0 {
+            self.peers[from.index()].told_closing = false;
+        }
         if flags & CLOSING != 0 {
             self.lose(from.0, LostReason::Closed);
-        } else if flags & PLEASE_ANSWER != 0 {
+            self.want_control(from.0, GOODBYE);
+        } else if flags & PLEASE_ANSWER != 0 && self.is_alive(from) {
             self.want_control(from.0, 0);
         }
     }
@@ -409,10 +419,10 @@ impl Sending {
     fn try_control(&mut self, peer: u32) {
         let state = &self.peers[peer as usize];
         let Some(flags) = state.control_wanted else { return };
-        if state.control_busy || state.state != State::Alive {
+        if state.control_busy || !matches!(state.state, State::Alive | State::Closed) {
             return;
         }
-        let base = self.control_buffers.buffer(usize::from(flags & 3));
+        let base = self.control_buffers.buffer(usize::from(flags % FLAG_SETS));
         let part = iovec { iov_base: base.cast(), iov_len: self.control_buffers.size() };
         match self.sendv(&[part], peer, &state.control) {
             Ok(accepted) => {
@@ -423,7 +433,10 @@ impl Sending {
                     state.under_way += 1;
                 }
             }
-            Err(error) => self.lose(peer, LostReason::Failed(error)),
+            Err(error) => {
+                self.peers[peer as usize].control_wanted = None;
+                self.lose(peer, LostReason::Failed(error));
+            }
         }
     }
 
@@ -433,7 +446,7 @@ impl Sending {
         if state.state != State::Alive {
             return;
         }
-        state.state = State::Lost;
+        state.state = if reason == LostReason::Closed { State::Closed } else { State::Lost };
         state.control_wanted = None;
         log::debug!("peer {peer} is lost: {reason}");
         self.notices.push_back(Notice::Lost { peer: Peer(peer), reason });
@@ -494,10 +507,7 @@ impl Sending {
         self.now = now;
         for peer in 0..self.peers.len() as u32 {
             let state = &mut self.peers[peer as usize];
-            if state.state != State::Alive {
-                continue;
-            }
-            if state.engaged {
+            if state.state == State::Alive && state.engaged {
                 if grace && state.asked.is_some() {
                     state.asked = Some(now);
                 }
@@ -514,6 +524,12 @@ impl Sending {
                     _ => {}
                 }
             }
+            let overdue = self.overdue(&self.peers[peer as usize]);
+            let state = &mut self.peers[peer as usize];
+            if state.state == State::Closed && overdue {
+                // It did not wait for our goodbye.
+                state.control_wanted = None;
+            }
             self.try_control(peer);
         }
     }
@@ -521,16 +537,23 @@ impl Sending {
     /// Messages that are not yet with libfabric, or not completed.
     pub(super) fn busy(&self) -> bool {
         !self.backlog.is_empty()
-            || self
-                .peers
-                .iter()
-                .any(|peer| peer.state == State::Alive && (peer.under_way > 0 || peer.control_wanted.is_some()))
+            || self.peers.iter().any(|peer| match peer.state {
+                State::Alive => peer.under_way > 0 || peer.control_wanted.is_some() || peer.told_closing,
+                State::Closed => peer.control_wanted.is_some() || peer.control_busy && !self.overdue(peer),
+                _ => false,
+            })
     }
 
-    /// Tells all live peers that we close.
+    fn overdue(&self, peer: &PeerState) -> bool {
+        self.now.duration_since(peer.heard) >= self.config.lost_after
+    }
+
+    /// Tells all live peers that we close. They must have heard before the endpoint is closed: what they send at that moment may make
+    /// the host reset the connection, and that destroys what they have not read.
     pub(super) fn say_closing(&mut self) {
         for peer in 0..self.peers.len() as u32 {
             if self.peers[peer as usize].engaged && self.peers[peer as usize].state == State::Alive {
+                self.peers[peer as usize].told_closing = true;
                 self.want_control(peer, CLOSING);
             }
         }

@@ -3,7 +3,7 @@
 //! ```text
 //! 0  magic        u32 LE   "FGM1"
 //! 4  kind         u8       1 data, 2 control
-//! 5  flags        u8       control: bit 0 please answer, bit 1 the sender closes
+//! 5  flags        u8       control: bit 0 please answer, bit 1 the sender closes, bit 2 heard that the receiver closes
 //! 6  name_len     u8       bytes of the sender's name
 //! 7  (zero)       u8
 //! 8  header_len   u16 LE
@@ -22,6 +22,10 @@ const MAGIC: u32 = u32::from_le_bytes(*b"FGM1");
 pub(super) const PLEASE_ANSWER: u8 = 1;
 /// Control flag: the sender closes its endpoint.
 pub(super) const CLOSING: u8 = 2;
+/// Control flag: the sender has heard that the receiver closes.
+pub(super) const GOODBYE: u8 = 4;
+/// All combinations of control flags.
+pub(super) const FLAG_SETS: u8 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
