@@ -54,9 +54,25 @@ impl Core {
     /// A request that never got into the table: always an error.
     pub(crate) fn complete_untaken(&mut self, qpn: u16, meta: &TxMetaDesc, status: CompStatus) {
         self.push_completion(qpn, meta, status.raw());
-        // An operation nobody knows still failed: whoever counts writes learns of it.
-        let event = event_of(meta.ctrl1.op_type()).unwrap_or(Event::Write);
-        self.tick(qpn, event, true);
+        let fatal = matches!(status, CompStatus::LocalQpInternalError | CompStatus::Flushed);
+        match event_of(meta.ctrl1.op_type()).filter(|_| !fatal) {
+            Some(event) => self.tick(qpn, event, true),
+            // What the request was is unknown or no matter: whoever counts anything of this queue learns of it.
+            None => self.tick_all_errors(qpn),
+        }
+    }
+
+    fn tick_all_errors(&mut self, qpn: u16) {
+        let Some(qp) = self.qp(qpn) else { return };
+        let events = [Event::Send, Event::Write, Event::Read];
+        let mut ids: Vec<u32> = events.iter().flat_map(|event| qp.counters[*event as usize].iter().copied()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        for id in ids {
+            if let Some(counter) = self.counters.get_mut(id) {
+                counter.errors.add(1);
+            }
+        }
     }
 
     fn push_completion(&mut self, qpn: u16, meta: &TxMetaDesc, status: u8) {

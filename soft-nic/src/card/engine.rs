@@ -110,12 +110,13 @@ fn run(shared: &Shared, events: &OwnedFd) {
             let mut core = shared.core.lock().unwrap_or_else(PoisonError::into_inner);
             core.clock_us += step.min(MAX_STEP_US);
             let mut moved = core.poll();
-            let look = turn % SOCKET_EVERY == 0 || quiet >= YIELD;
+            let look = turn.is_multiple_of(SOCKET_EVERY) || quiet >= YIELD;
             if !core.dead && (look || !core.connection_of.is_empty()) {
                 moved |= core.poll_messages();
             }
             if !core.dead && look {
                 moved |= core.poll_sockets();
+                core.check_batches();
             }
             (moved, core.holds.as_ref().is_some_and(|h| !h.is_empty()), !core.connection_of.is_empty())
         };

@@ -45,6 +45,16 @@ impl Core {
         true
     }
 
+    /// Looks beyond the doorbells of queues that are not rung.
+    pub(crate) fn check_batches(&mut self) {
+        for i in 0..self.active.len() {
+            let qpn = self.active[i];
+            if let Some(taken) = self.qp(qpn).map(|qp| qp.taken) {
+                self.check_batch(qpn, taken);
+            }
+        }
+    }
+
     /// More than `max_batch` requests lie written beyond the doorbell.
     ///
     /// The doorbell is read again after the slot: only if it did not move meanwhile was the slot written too early.
@@ -116,7 +126,7 @@ impl Core {
 
     fn start(&mut self, qpn: u16, request: Request) {
         let faults = &self.config.faults;
-        let fails = faults.error_every != 0 && self.requests % faults.error_every == 0;
+        let fails = faults.error_every != 0 && self.requests.is_multiple_of(faults.error_every);
         let status = faults.error_status;
         let now = self.clock_us;
         let Some(qp) = self.qp(qpn) else { return };

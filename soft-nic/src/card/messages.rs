@@ -165,10 +165,11 @@ impl Core {
 
     /// Lets what is under way go out before the card is gone.
     pub(crate) fn leave(&mut self) {
-        if let Some(mut wire) = self.messages.take() {
-            if !self.dead && !self.connection_of.is_empty() {
-                wire.shutdown(GOODBYE);
-            }
+        if let Some(mut wire) = self.messages.take()
+            && !self.dead
+            && !self.connection_of.is_empty()
+        {
+            wire.shutdown(GOODBYE);
         }
     }
 }

@@ -104,7 +104,10 @@ impl CompletionRing {
     /// `EINVAL` when the memory is too small or not aligned.
     pub(crate) fn in_memory(map: Mapping, entries: u32) -> io::Result<Self> {
         let len = entries as usize * CQ_ENTRY_LEN as usize;
-        if map.len() < len || map.as_ptr() as usize % CQ_ENTRY_LEN as usize != 0 || !entries.is_power_of_two() {
+        if map.len() < len
+            || !(map.as_ptr() as usize).is_multiple_of(CQ_ENTRY_LEN as usize)
+            || !entries.is_power_of_two()
+        {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         // SAFETY: `len` bytes are mapped. The phase of an unwritten entry must be that of the lap before: 0.

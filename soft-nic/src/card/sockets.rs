@@ -92,10 +92,10 @@ impl Core {
     fn accept(&mut self) {
         while let Some(accepting) = self.listener.as_ref().and_then(|l| l.accept()) {
             let at = self.connections.insert(Connection::accepting(accepting, self.clock_us));
-            if let Some(Link::Accepting(accepting)) = self.connections.get(at).map(|c| &c.link) {
-                if let Some(fd) = accepting.fd() {
-                    self.watch(fd, u64::from(at));
-                }
+            if let Some(Link::Accepting(accepting)) = self.connections.get(at).map(|c| &c.link)
+                && let Some(fd) = accepting.fd()
+            {
+                self.watch(fd, u64::from(at));
             }
             self.attend(at);
         }

@@ -182,7 +182,7 @@ unsafe fn word_at(location: &fi::fi_efa_memory_location, start: u64) -> Result<W
             Ok(unsafe { Word::at(at, start) })
         }
         fi::fi_efa_memory_location_type::FI_EFA_MEMORY_LOCATION_DMABUF => {
-            if location.dmabuf.offset % LEN as u64 != 0 || location.dmabuf.fd < 0 {
+            if !location.dmabuf.offset.is_multiple_of(LEN as u64) || location.dmabuf.fd < 0 {
                 return Err(Code::INVAL);
             }
             // SAFETY: the application keeps the descriptor open during the call.

@@ -138,9 +138,13 @@ pub(super) unsafe extern "C" fn open(
         let domain: &Domain = unsafe { object(domain) }?;
         // SAFETY: null or the application's info.
         let info = unsafe { info.as_ref() }.ok_or(Code::INVAL)?;
-        // SAFETY: null or parts of it.
-        let (tx, rx, ep) = unsafe { (info.tx_attr.as_ref(), info.rx_attr.as_ref(), info.ep_attr.as_ref()) };
-        if ep.is_some_and(|ep| ep.type_ != fi::fi_ep_type::FI_EP_RDM) {
+        // SAFETY: null or a part of it, which never grew.
+        let tx = unsafe { info.tx_attr.as_ref() };
+        // SAFETY: as above.
+        let rx = unsafe { info.rx_attr.as_ref() };
+        // SAFETY: null or a part of it, as far as every version has it.
+        let ep = unsafe { info.ep_attr.cast::<info::EpAttr>().as_ref() };
+        if ep.is_some_and(|ep| ep.kind != fi::fi_ep_type::FI_EP_RDM) {
             return Err(Code::INVAL);
         }
         let faults = domain.card.lock().config.faults.clone();
@@ -260,9 +264,9 @@ fn enable(ep: &Ep) -> Result<i32, Code> {
         return Err(Code(fi::FI_ENOAV));
     }
     // SAFETY: null or bound, and what is bound cannot be closed.
-    let (send, recv) = unsafe { (state.send_cq.as_ref(), state.recv_cq.as_ref()) };
-    let send = send.ok_or(Code(fi::FI_ENOCQ))?.id;
-    let recv = recv.map(|cq| cq.id);
+    let send = unsafe { state.send_cq.as_ref() }.ok_or(Code(fi::FI_ENOCQ))?.id;
+    // SAFETY: as above.
+    let recv = unsafe { state.recv_cq.as_ref() }.map(|cq| cq.id);
     let counters = state.counters.each_ref().map(|bound| {
         // SAFETY: as above.
         bound.iter().map(|cntr| unsafe { (**cntr).id }).collect::<Vec<_>>()

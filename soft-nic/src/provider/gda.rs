@@ -126,8 +126,8 @@ unsafe extern "C" fn query_cq(cq: *mut fi::fid_cq, attr: *mut fi::fi_efa_cq_attr
 }
 
 unsafe extern "C" fn get_mr_lkey(mr: *mut fi::fid_mr) -> u64 {
-    // SAFETY: the application's fid.
     entry_or("get_mr_lkey", fi::FI_KEY_NOTAVAIL, || {
+        // SAFETY: the application's fid.
         unsafe { object::<Mr, _>(mr) }.map_or(fi::FI_KEY_NOTAVAIL, |mr| u64::from(mr.lkey()))
     })
 }

@@ -1,6 +1,7 @@
 //! `fi_getinfo`: what there is, for those whom it suits.
 
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::mem::offset_of;
 use std::ptr;
 
 use ferrogin_fabric::bindings as fi;
@@ -87,16 +88,16 @@ unsafe fn read_hints(hints: *const fi::fi_info, api: u32) -> Result<Hints, Code>
     let mut wanted = Hints::default();
     // SAFETY: by contract.
     let Some(hints) = (unsafe { hints.as_ref() }) else { return Ok(wanted) };
-    // SAFETY: null or parts of the application's info; fields up to those of 1.17 are there in every version.
-    let (tx, rx, ep, domain, fabric) = unsafe {
-        (
-            hints.tx_attr.as_ref(),
-            hints.rx_attr.as_ref(),
-            hints.ep_attr.as_ref(),
-            hints.domain_attr.cast::<DomainAttrHead>().as_ref(),
-            hints.fabric_attr.as_ref(),
-        )
-    };
+    // SAFETY: null or a part of the application's info, which never grew.
+    let tx = unsafe { hints.tx_attr.as_ref() };
+    // SAFETY: as above.
+    let rx = unsafe { hints.rx_attr.as_ref() };
+    // SAFETY: as above.
+    let fabric = unsafe { hints.fabric_attr.as_ref() };
+    // SAFETY: null or a part of the application's info, as far as every version has it.
+    let ep = unsafe { hints.ep_attr.cast::<EpAttr>().as_ref() };
+    // SAFETY: as above.
+    let domain = unsafe { hints.domain_attr.cast::<DomainAttr>().as_ref() };
     wanted.caps = hints.caps;
     if hints.caps & !(TX_CAPS | RX_CAPS | DOMAIN_CAPS | OPTIONAL_CAPS) != 0 {
         return Err(Code::NODATA);
@@ -135,7 +136,7 @@ unsafe fn read_hints(hints: *const fi::fi_info, api: u32) -> Result<Hints, Code>
         }
     }
     if let Some(ep) = ep {
-        let kind = ep.type_;
+        let kind = ep.kind;
         if kind != fi::fi_ep_type::FI_EP_UNSPEC && kind != fi::fi_ep_type::FI_EP_RDM {
             return Err(Code::NODATA);
         }
@@ -160,23 +161,6 @@ unsafe fn read_hints(hints: *const fi::fi_info, api: u32) -> Result<Hints, Code>
     }
     Ok(wanted)
 }
-
-/// `fi_domain_attr` as far as every version has it and it is looked at.
-#[repr(C)]
-struct DomainAttrHead {
-    domain: *mut fi::fid_domain,
-    name: *mut c_char,
-    threading: u32,
-    control_progress: u32,
-    data_progress: u32,
-    resource_mgmt: u32,
-    av_type: u32,
-    mr_mode: c_int,
-}
-const _: () =
-    assert!(std::mem::offset_of!(DomainAttrHead, mr_mode) == std::mem::offset_of!(fi::fi_domain_attr, mr_mode));
-const _: () =
-    assert!(std::mem::offset_of!(DomainAttrHead, av_type) == std::mem::offset_of!(fi::fi_domain_attr, av_type));
 
 /// `fi_getinfo`.
 pub(super) unsafe extern "C" fn getinfo(
@@ -291,67 +275,94 @@ fn fill(
     fabric.name = strdup(FABRIC)?;
     fabric.prov_version = version(1, 0);
     fabric.api_version = api;
-    // SAFETY: the core made these with the info.
-    unsafe { fill_ep(info.ep_attr) };
-    // SAFETY: as above.
-    unsafe { fill_domain(info.domain_attr, library, api, config, hmem != 0) };
-    // SAFETY: as above.
-    unsafe { (*info.domain_attr).name = strdup(domain_name)? };
+    // SAFETY: the core made it with the info, at least as long.
+    let ep = unsafe { info.ep_attr.cast::<EpAttr>().as_mut() }.ok_or(Code::OTHER)?;
+    (ep.kind, ep.protocol, ep.protocol_version) = (fi::fi_ep_type::FI_EP_RDM, fi::FI_PROTO_EFA, 1);
+    ep.max_msg_size = card::request::MAX_RDMA_SIZE as usize;
+    (ep.tx_ctx_cnt, ep.rx_ctx_cnt) = (1, 1);
+    if library.version >= version(2, 5) && api >= version(2, 5) {
+        for at in [offset_of!(fi::fi_domain_attr, max_cntr_value), offset_of!(fi::fi_domain_attr, max_err_cntr_value)] {
+            let field: *mut u64 = info.domain_attr.wrapping_byte_add(at).cast();
+            // SAFETY: cores from 2.5 on have these fields.
+            unsafe { field.write(COUNTER_MASK) };
+        }
+    }
+    // SAFETY: the core made it with the info, at least as long.
+    let domain = unsafe { info.domain_attr.cast::<DomainAttr>().as_mut() }.ok_or(Code::OTHER)?;
+    domain.name = strdup(domain_name)?;
+    domain.threading = fi::fi_threading::FI_THREAD_SAFE;
+    (domain.control_progress, domain.data_progress) =
+        (fi::fi_progress::FI_PROGRESS_AUTO, fi::fi_progress::FI_PROGRESS_AUTO);
+    domain.resource_mgmt = fi::fi_resource_mgmt::FI_RM_ENABLED;
+    domain.av_type = fi::fi_av_type::FI_AV_TABLE;
+    domain.mr_mode = MR_MODE | if hmem != 0 { fi::FI_MR_HMEM } else { 0 };
+    (domain.mr_key_size, domain.cq_data_size) = (4, 4);
+    (domain.cq_cnt, domain.ep_cnt) = (65536, 65534);
+    (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (1024, 1024);
+    (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx) = (1, 1);
+    domain.cntr_cnt = config.faults.cntr_budget as usize;
+    (domain.mr_iov_limit, domain.mr_cnt) = (1, 65535);
+    domain.caps = DOMAIN_CAPS;
     info.nic = nic(number, config)?;
     Ok(())
 }
 
-/// # Safety
-/// `ep` is a new `fi_ep_attr` of the core.
-unsafe fn fill_ep(ep: *mut fi::fi_ep_attr) {
-    let set = |at: *mut usize, value: usize| {
-        // SAFETY: fields that every version has.
-        unsafe { at.write(value) };
-    };
-    // SAFETY: field addresses in the same object.
-    unsafe {
-        (&raw mut (*ep).type_).write(fi::fi_ep_type::FI_EP_RDM);
-        (&raw mut (*ep).protocol).write(fi::FI_PROTO_EFA);
-        (&raw mut (*ep).protocol_version).write(1);
-        set(&raw mut (*ep).max_msg_size, card::request::MAX_RDMA_SIZE as usize);
-        set(&raw mut (*ep).tx_ctx_cnt, 1);
-        set(&raw mut (*ep).rx_ctx_cnt, 1);
-    }
+/// `fi_ep_attr` as far as every version has it and this provider looks at it.
+#[repr(C)]
+pub(super) struct EpAttr {
+    pub kind: fi::fi_ep_type::Type,
+    protocol: u32,
+    protocol_version: u32,
+    max_msg_size: usize,
+    msg_prefix_size: usize,
+    max_order: [usize; 3],
+    mem_tag_format: u64,
+    tx_ctx_cnt: usize,
+    rx_ctx_cnt: usize,
 }
 
-/// # Safety
-/// `domain` is a new `fi_domain_attr` of this core, as long as its version says.
-unsafe fn fill_domain(domain: *mut fi::fi_domain_attr, library: &Library, api: u32, config: &Config, hmem: bool) {
-    let cntrs = config.faults.cntr_budget as usize;
-    // SAFETY: field addresses in the same object; the fields are in 1.17 and after.
-    unsafe {
-        (&raw mut (*domain).threading).write(fi::fi_threading::FI_THREAD_SAFE);
-        (&raw mut (*domain).control_progress).write(fi::fi_progress::FI_PROGRESS_AUTO);
-        (&raw mut (*domain).__bindgen_anon_1).cast::<u32>().write(fi::fi_progress::FI_PROGRESS_AUTO);
-        (&raw mut (*domain).resource_mgmt).write(fi::fi_resource_mgmt::FI_RM_ENABLED);
-        (&raw mut (*domain).av_type).write(fi::fi_av_type::FI_AV_TABLE);
-        (&raw mut (*domain).mr_mode).write(MR_MODE | if hmem { fi::FI_MR_HMEM } else { 0 });
-        (&raw mut (*domain).mr_key_size).write(4);
-        (&raw mut (*domain).cq_data_size).write(4);
-        (&raw mut (*domain).cq_cnt).write(65536);
-        (&raw mut (*domain).ep_cnt).write(65534);
-        (&raw mut (*domain).tx_ctx_cnt).write(1024);
-        (&raw mut (*domain).rx_ctx_cnt).write(1024);
-        (&raw mut (*domain).max_ep_tx_ctx).write(1);
-        (&raw mut (*domain).max_ep_rx_ctx).write(1);
-        (&raw mut (*domain).cntr_cnt).write(cntrs);
-        (&raw mut (*domain).mr_iov_limit).write(1);
-        (&raw mut (*domain).caps).write(DOMAIN_CAPS);
-        (&raw mut (*domain).mr_cnt).write(65535);
-    }
-    if library.version >= version(2, 5) && api >= version(2, 5) {
-        // SAFETY: as above; cores from 2.5 on have these.
-        unsafe {
-            (&raw mut (*domain).max_cntr_value).write(COUNTER_MASK);
-            (&raw mut (*domain).max_err_cntr_value).write(COUNTER_MASK);
-        }
-    }
+/// `fi_domain_attr` as 1.17 has it: the oldest that this provider meets.
+#[repr(C)]
+struct DomainAttr {
+    domain: *mut fi::fid_domain,
+    name: *mut c_char,
+    threading: fi::fi_threading::Type,
+    control_progress: fi::fi_progress::Type,
+    data_progress: fi::fi_progress::Type,
+    resource_mgmt: fi::fi_resource_mgmt::Type,
+    av_type: fi::fi_av_type::Type,
+    mr_mode: c_int,
+    mr_key_size: usize,
+    cq_data_size: usize,
+    cq_cnt: usize,
+    ep_cnt: usize,
+    tx_ctx_cnt: usize,
+    rx_ctx_cnt: usize,
+    max_ep_tx_ctx: usize,
+    max_ep_rx_ctx: usize,
+    max_ep_stx_ctx: usize,
+    max_ep_srx_ctx: usize,
+    cntr_cnt: usize,
+    mr_iov_limit: usize,
+    caps: u64,
+    mode: u64,
+    auth_key: *mut u8,
+    auth_key_size: usize,
+    max_err_data: usize,
+    mr_cnt: usize,
+    tclass: u32,
 }
+
+/// The fields of an older struct lie where the newest has them.
+macro_rules! same_offsets {
+    ($old:ty, $new:ty: $($field:ident),*) => {
+        $(const _: () = assert!(offset_of!($old, $field) == offset_of!($new, $field));)*
+    };
+}
+same_offsets!(EpAttr, fi::fi_ep_attr: protocol, max_msg_size, mem_tag_format, tx_ctx_cnt, rx_ctx_cnt);
+same_offsets!(DomainAttr, fi::fi_domain_attr: name, threading, resource_mgmt, av_type, mr_mode, mr_key_size, cntr_cnt,
+    mr_iov_limit, caps, mode, mr_cnt, tclass);
+const _: () = assert!(size_of::<DomainAttr>() == 192, "fi_domain_attr of 1.17");
 
 /// A copy on the C heap, where the core frees it.
 fn bytes(from: &[u8]) -> Result<*mut c_void, Code> {

@@ -1,6 +1,7 @@
 //! `fid_mr`: registered memory.
 
 use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
 use std::ptr;
 
@@ -119,11 +120,9 @@ pub(super) unsafe extern "C" fn regattr(
         if flags & !(fi::FI_MR_DMABUF | fi::FI_HMEM_DEVICE_ONLY | fi::FI_HMEM_HOST_ALLOC) != 0 {
             return Err(Code(fi::FI_EBADFLAGS));
         }
-        // SAFETY: the part of the attributes that every version since 1.5 has.
-        let (which, count, asked, context) = unsafe {
-            let read = ptr::read_unaligned(attr.cast::<MrAttrHead>());
-            (read.which, read.iov_count, read.access, read.context)
-        };
+        // SAFETY: the part of the attributes that every version has.
+        let head = unsafe { attr.cast::<MrAttrHead>().read_unaligned() };
+        let MrAttrHead { which, iov_count: count, access: asked, context, .. } = head;
         let access = access_of(asked)?;
         let memory = if flags & fi::FI_MR_DMABUF != 0 {
             if which.is_null() {
@@ -136,8 +135,9 @@ pub(super) unsafe extern "C" fn regattr(
                 return Err(Code::INVAL);
             }
             if domain.caps & fi::FI_HMEM != 0 && domain.api_version() >= version(1, 9) {
+                let iface = attr.wrapping_byte_add(offset_of!(fi::fi_mr_attr, iface));
                 // SAFETY: applications of this version have the field.
-                let iface = unsafe { (&raw const (*attr).iface).read_unaligned() };
+                let iface = unsafe { iface.cast::<fi::fi_hmem_iface::Type>().read_unaligned() };
                 if iface != fi::fi_hmem_iface::FI_HMEM_SYSTEM {
                     // Device memory comes as a dma-buf.
                     return Err(Code::UNSUPPORTED);

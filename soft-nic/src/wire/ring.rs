@@ -163,7 +163,7 @@ impl Consumer {
                 if tail == self.head {
                     return Ok(None);
                 }
-                if tail < self.head || tail - self.head > RING_LEN as u64 || tail % ALIGN as u64 != 0 {
+                if tail < self.head || tail - self.head > RING_LEN as u64 || !tail.is_multiple_of(ALIGN as u64) {
                     return Err(Corrupt);
                 }
                 self.tail = tail;

@@ -20,6 +20,7 @@ pub fn have_libfabric(test: &str) -> bool {
     loaded.is_some()
 }
 
+pub mod child;
 pub mod peer;
 
 /// Waits as device code on a CPU does: spins, then yields.
@@ -377,4 +378,19 @@ pub fn write_nothing(remote: RemoteMem) -> Operation {
 
 pub fn read(remote: RemoteMem, sge: Sge) -> Operation {
     Operation::Read { remote, into: Some(sge) }
+}
+
+pub fn unsafe_inject(hints: &mut fi::fi_info, inject: usize) {
+    unsafe { (*hints.tx_attr).inject_size = inject };
+}
+
+pub fn next_info(info: *mut fi::fi_info) -> *mut fi::fi_info {
+    unsafe { (*info).next }
+}
+
+pub fn open_counter(rig: &Rig) -> Result<*mut fi::fid_cntr, i32> {
+    let mut cntr = ptr::null_mut();
+    let open = unsafe { (*(*rig.domain).ops).cntr_open.unwrap() };
+    let rc = unsafe { open(rig.domain, ptr::null_mut(), &raw mut cntr, ptr::null_mut()) };
+    if rc == 0 { Ok(cntr) } else { Err(rc) }
 }

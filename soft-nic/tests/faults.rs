@@ -1,0 +1,280 @@
+//! Each fault of `SOFTEFA_FAULTS`, alone.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use common::child::run;
+use common::peer::Peer;
+use common::*;
+use efa_dp_direct::wire::CompStatus;
+use efa_dp_direct::wqe::Destination;
+
+/// The second process of some tests runs this.
+#[test]
+fn peer() {
+    common::peer::serve();
+}
+
+/// A card that talks to itself.
+struct Pair {
+    rig: Rig,
+    a: End,
+    b: End,
+    to: Destination,
+    source: Buffer,
+    target: Buffer,
+}
+
+impl Pair {
+    fn open() -> Self {
+        let rig = Rig::open();
+        let (a, b) = (End::open(&rig), End::open(&rig));
+        let (source, target) = (rig.buffer(8 << 10), rig.buffer(8 << 10));
+        let to = a.connect(&b.name());
+        Self { rig, a, b, to, source, target }
+    }
+
+    fn close(self) {
+        self.a.close();
+        self.b.close();
+        self.source.close();
+        self.target.close();
+        self.rig.close();
+    }
+}
+
+/// Posts `n` writes of distinct words, at most `window` outstanding, and gives the order of their completions.
+fn post_many(pair: &mut Pair, n: u64, window: u64) -> Vec<u16> {
+    let mut order = Vec::new();
+    for i in 0..n {
+        wait_for("room", || {
+            while let Some(entry) = pair.a.poll_cq() {
+                order.push(entry.common.req_id);
+            }
+            i - (order.len() as u64) < window
+        });
+        pair.source.word(i as usize % 1024).store(i + 1, Ordering::Relaxed);
+        let at = 8 * (i % 1024);
+        pair.a.post(pair.to, write(pair.target.remote(at), pair.source.sge(at, 8)));
+    }
+    wait_for("the last completion", || {
+        while let Some(entry) = pair.a.poll_cq() {
+            order.push(entry.common.req_id);
+        }
+        order.len() as u64 == n
+    });
+    order
+}
+
+#[test]
+fn reorder() {
+    run("reorder", &[("SOFTEFA_FAULTS", "seed=3,reorder=16")], || {
+        let mut pair = Pair::open();
+        let order = post_many(&mut pair, 1000, 64);
+        assert!(!order.is_sorted(), "nothing passed anything");
+        let mut sorted = order;
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..1000).collect::<Vec<_>>(), "each completes once");
+        for i in 0..1000 {
+            assert_eq!(pair.target.word(i).load(Ordering::Relaxed), i as u64 + 1);
+        }
+        assert_eq!((pair.a.local(), pair.a.errors(), pair.b.remote()), (1000, 0, 1000));
+        pair.close();
+    });
+}
+
+#[test]
+fn delay() {
+    run("delay", &[("SOFTEFA_FAULTS", "delay_us=3000..5000")], || {
+        let mut pair = Pair::open();
+        let start = std::time::Instant::now();
+        pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
+        wait_for("the write", || pair.b.remote() == 1);
+        assert!(start.elapsed().as_micros() >= 3000);
+        pair.a.wait_done(1);
+        assert!(start.elapsed().as_micros() >= 6000, "the completion is late, too");
+        pair.close();
+    });
+}
+
+#[test]
+fn reread() {
+    run("reread", &[("SOFTEFA_FAULTS", "reread=1,seed=9")], || {
+        let mut pair = Pair::open();
+        let mut late = 0;
+        for n in 1..=200u64 {
+            pair.source.word(0).store(2 * n, Ordering::Relaxed);
+            pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
+            // A slot that is used again too early: the card may still have to read it.
+            std::thread::sleep(std::time::Duration::from_micros(2));
+            pair.source.word(0).store(2 * n + 1, Ordering::Release);
+            pair.a.wait_done(n);
+            late += u64::from(pair.target.word(0).load(Ordering::Relaxed) == 2 * n + 1);
+            assert_eq!(pair.b.remote(), n, "one event, however often it is sent");
+        }
+        assert!(late > 20, "only {late} of 200 saw what the source held later");
+        pair.close();
+    });
+}
+
+#[test]
+fn error_every() {
+    run("error_every", &[("SOFTEFA_FAULTS", "error_every=3,error_status=12")], || {
+        let mut pair = Pair::open();
+        for n in 1..=9u64 {
+            pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
+            let expected = if n % 3 == 0 { CompStatus::RemoteBadStatus } else { CompStatus::Ok };
+            assert_eq!(pair.a.next_status().1, expected);
+        }
+        pair.a.wait_done(9);
+        assert_eq!((pair.a.local(), pair.a.errors(), pair.b.remote()), (6, 3, 6));
+        pair.close();
+    });
+}
+
+#[test]
+fn cntr_start() {
+    run("cntr_start", &[("SOFTEFA_FAULTS", "cntr_start=2147483640")], || {
+        let mut pair = Pair::open();
+        assert_eq!((pair.a.local(), pair.a.pc, pair.a.errors()), (2_147_483_640, 2_147_483_640, 0));
+        for n in 1..=20u64 {
+            pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
+            let expected = (2_147_483_640 + n) & 0x7fff_ffff;
+            wait_for("the count", || pair.a.local() == expected && pair.b.remote() == expected);
+        }
+        assert_eq!(pair.a.pc, 2_147_483_660, "the doorbell has 32 bits");
+        pair.close();
+    });
+}
+
+#[test]
+fn max_batch() {
+    let errors = run("max_batch", &[("SOFTEFA_FAULTS", "max_batch=4")], || {
+        let mut pair = Pair::open();
+        assert_eq!(pair.a.sq.max_batch, 4);
+        let op = write(pair.target.remote(0), pair.source.sge(0, 8));
+        for _ in 0..4 {
+            let bytes = pair.a.bytes(pair.to, op);
+            pair.a.place(&bytes);
+        }
+        pair.a.ring();
+        pair.a.wait_done(4);
+        assert_eq!(pair.a.errors(), 0);
+        for _ in 0..5 {
+            let bytes = pair.a.bytes(pair.to, op);
+            pair.a.place(&bytes);
+        }
+        // Nothing is rung: a card that lost written requests would not say so any earlier either.
+        wait_for("the error", || pair.a.errors() == 1);
+        pair.close();
+    });
+    if let Some(errors) = errors {
+        assert!(errors.contains("slot 8: more than max_batch (4) requests are written and not rung"), "{errors}");
+    }
+}
+
+#[test]
+fn sq_size_and_overflow() {
+    let errors = run("sq_size_and_overflow", &[("SOFTEFA_FAULTS", "sq_size=16,delay_us=20000..20000")], || {
+        let mut pair = Pair::open();
+        assert_eq!(pair.a.sq.num_entries, 16);
+        let op = write(pair.target.remote(0), pair.source.sge(0, 8));
+        for _ in 0..16 {
+            pair.a.post(pair.to, op);
+        }
+        wait_for("all to be taken", || true);
+        pair.a.post(pair.to, op);
+        wait_for("the error", || pair.a.errors() >= 1);
+        pair.close();
+    });
+    if let Some(errors) = errors {
+        assert!(errors.contains("the ring has 16 entries"), "{errors}");
+    }
+}
+
+#[test]
+fn wqe_size() {
+    run("wqe_size", &[("SOFTEFA_FAULTS", "wqe_size=64")], || {
+        let wide = getinfo(|hints| unsafe_inject(hints, 33));
+        assert_eq!(wide.unwrap_err(), -61);
+        assert!(getinfo(|hints| unsafe_inject(hints, 32)).is_ok());
+    });
+}
+
+#[test]
+fn die_after() {
+    run("die_after", &[], || {
+        let rig = Rig::open();
+        let mut a = End::open(&rig);
+        let buffer = rig.buffer(64);
+        let mut peer = Peer::start(&[("SOFTEFA_FAULTS", "die_after=1")]);
+        peer.connect(&a.name());
+        let to = a.connect(&peer.name);
+        a.post(to, write(peer.memory, buffer.sge(0, 8)));
+        assert_eq!(a.next_status().1, CompStatus::Ok);
+        let command = format!("write {} {} 8 1", buffer.at as u64, buffer.region.rkey);
+        assert_eq!(peer.ask(&command), "1 0");
+        // Its second request is one too many.
+        peer.tell(&command);
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        a.post(to, write(peer.memory, buffer.sge(0, 8)));
+        assert_eq!(a.next_status().1, CompStatus::LocalUnresponsiveRemote);
+        peer.kill();
+        a.close();
+        buffer.close();
+        rig.close();
+    });
+}
+
+#[test]
+fn cntr_budget() {
+    let errors = run("cntr_budget", &[("SOFTEFA_FAULTS", "cntr_budget=3")], || {
+        let rig = Rig::open();
+        let a = End::open(&rig);
+        let third = open_counter(&rig).unwrap();
+        assert_eq!(open_counter(&rig).unwrap_err(), -28);
+        assert_eq!(close(third), 0);
+        let again = open_counter(&rig).unwrap();
+        assert_eq!(close(again), 0);
+        a.close();
+        rig.close();
+    });
+    if let Some(errors) = errors {
+        assert!(errors.contains("the card has 3 completion counters, all in use"), "{errors}");
+    }
+}
+
+#[test]
+fn nonsense() {
+    let errors = run("nonsense", &[("SOFTEFA_FAULTS", "reorder=16,sede=1")], || {
+        assert_eq!(getinfo(|_| {}).unwrap_err(), -22);
+    });
+    if let Some(errors) = errors {
+        assert!(errors.contains("unknown key \"sede\"; keys are seed, reorder"), "{errors}");
+    }
+}
+
+#[test]
+fn several_cards() {
+    run("several_cards", &[("SOFTEFA_NICS", "2")], || {
+        let first = getinfo(|_| {}).unwrap();
+        let rigs = [Rig::of(first), Rig::of(next_info(first))];
+        assert_eq!(rigs[0].domain_name(), c"softefa0-rdm");
+        assert_eq!(rigs[1].domain_name(), c"softefa1-rdm");
+        let [mut a, b] = [End::open(&rigs[0]), End::open(&rigs[1])];
+        let (source, target) = (rigs[0].buffer(64), rigs[1].buffer(64));
+        b.connect(&a.name());
+        let to = a.connect(&b.name());
+        source.word(0).store(5, Ordering::Relaxed);
+        a.post(to, write(target.remote(8), source.sge(0, 8)));
+        wait_for("the write", || b.remote() == 1);
+        assert_eq!(target.word(1).load(Ordering::Relaxed), 5);
+        a.wait_done(1);
+        a.close();
+        b.close();
+        source.close();
+        target.close();
+        rigs.into_iter().for_each(Rig::close);
+    });
+}
