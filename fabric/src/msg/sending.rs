@@ -502,8 +502,8 @@ impl Sending {
 
     /// Asks quiet peers to answer, and gives up on those that do not.
     pub(super) fn timers(&mut self, now: Instant) {
-        // If we were away ourselves, the answer may be waiting unread: the deadline starts again.
-        let grace = now.duration_since(self.now) >= self.config.ping_after;
+        // If we were away for long ourselves, the answer may be waiting unread: the deadline starts again.
+        let grace = now.duration_since(self.now) >= self.config.lost_after / 2;
         self.now = now;
         for peer in 0..self.peers.len() as u32 {
             let state = &mut self.peers[peer as usize];
