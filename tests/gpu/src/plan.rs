@@ -36,6 +36,8 @@ pub enum Program {
     SignalReset,
     /// Signals raised by five, and by nothing.
     SignalAdd,
+    /// Buffers of many sizes that the receiver gets, once a signal says that they are ready.
+    Get,
     /// Values to and fro; samples round trips.
     PingPongValue,
     /// Puts with a signal to and fro; samples round trips.

@@ -87,6 +87,7 @@ impl Run<'_> {
             Program::FlushReuse => self.rounds(rep, Run::send_reused, Run::take_reused, Run::await_acks)?,
             Program::SignalReset => self.rounds(rep, Run::send_three, Run::take_three, Run::await_acks)?,
             Program::SignalAdd => self.rounds(rep, Run::send_added, Run::take_added, Run::await_acks)?,
+            Program::Get => self.rounds(rep, Run::send_ready, Run::take_get, Run::await_acks)?,
             Program::Flood => self.flood(rep)?,
             Program::PingPongValue | Program::PingPongPut => return self.ping_pong(rep),
             Program::StreamValue | Program::StreamPut => return self.stream(rep),
@@ -383,6 +384,32 @@ impl Run<'_> {
             self.await_signal(source, u64::from(rep) + 1, source)?;
             self.expect_buffer(inbox, bytes, source, rep, 0, 0)?;
             // What a shorter put leaves behind must be zero again in the next round.
+            for i in 0..bytes.div_ceil(8) {
+                self.store(inbox + i * 8, 0);
+            }
+            self.ack(source)?;
+        }
+        Ok(())
+    }
+
+    fn send_ready(&self, rep: u32) -> Step {
+        self.fill(self.plan.outbox(), Self::size_of_round(rep), rep, 0);
+        for target in self.plan.targets() {
+            self.raise(target, self.sent())?;
+        }
+        Ok(())
+    }
+
+    fn take_get(&self, rep: u32) -> Step {
+        let bytes = Self::size_of_round(rep);
+        let window = self.plan.window;
+        for source in self.plan.sources() {
+            let inbox = self.plan.inbox(source);
+            self.await_signal(source, u64::from(rep) + 1, source)?;
+            let got = self.context.get(source, window, self.plan.outbox(), window, inbox, bytes, Flags::NONE);
+            got.map_err(|status| Failure::of(status, source))?;
+            self.flush()?;
+            self.expect_buffer(inbox, bytes, source, rep, 0, 0)?;
             for i in 0..bytes.div_ceil(8) {
                 self.store(inbox + i * 8, 0);
             }

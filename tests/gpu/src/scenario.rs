@@ -142,6 +142,12 @@ pub const SCENARIOS: &[Scenario] = &[
         steps: &[Step::new(Program::PutSignal)],
     },
     Scenario {
+        name: "get",
+        what: "a signal says that a buffer is ready; the peer gets it and flushes",
+        phase: None,
+        steps: &[Step::new(Program::Get), Step::new(Program::Get).all_pairs().divided(4)],
+    },
+    Scenario {
         name: "flush-reuse",
         what: "the source changes right after a flush; a signal after it means that all is there",
         phase: None,

@@ -47,6 +47,26 @@ fn over_tcp() {
     assert_eq!(passes(&outcome), SCENARIOS.len());
 }
 
+/// Cards that deliver late, in any order, from re-read sources; small ones; counters that wrap in the middle.
+#[test]
+fn with_faults() {
+    let Some(dist) = dist("with_faults") else { return };
+    let small = "sq_size=16,max_batch=4";
+    let unordered = "seed=7,reorder=32,delay_us=0..200,reread=0.2";
+    for (wire, layout, reps, faults) in [
+        ("shm", "1", "200", format!("{unordered},{small}")),
+        ("shm", "2", "200", unordered.to_string()),
+        ("shm", "1", "800", "cntr_start=2147483000".to_string()),
+        ("shm", "2", "800", format!("cntr_start=2147483000,wqe_size=64,{small}")),
+        ("tcp", "1", "200", unordered.to_string()),
+        ("tcp", "2", "500", small.to_string()),
+    ] {
+        let job = scenarios(&dist, 2).args(["--reps", reps, "--backend-version", layout]);
+        let outcome = run(job.env("SOFTEFA_WIRE", wire).env("SOFTEFA_FAULTS", &faults));
+        assert_eq!(passes(&outcome), SCENARIOS.len());
+    }
+}
+
 #[test]
 fn under_the_lock() {
     let Some(dist) = dist("under_the_lock") else { return };
