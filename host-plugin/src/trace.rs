@@ -1,17 +1,62 @@
 //! FERROGIN_TRACE: set-up steps with their durations, as a Chrome trace (chrome://tracing, ui.perfetto.dev).
 //!
-//! One file for the process, a JSON array that is left open, as the format allows: lines of a process that ends
-//! early are not lost. `%p` in the name stands for the process id, so that ranks do not write over each other.
+//! One file for all ranks that name it: a JSON array that is whole after every step, to which each process adds under a
+//! file lock. What an earlier run left there is added to as well.
 
-use std::fs::File;
-use std::io::Write;
+use nix::fcntl::{Flock, FlockArg};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+/// How a trace ends.
+const END: &[u8] = b"\n]\n";
+
 struct Sink {
     path: PathBuf,
     file: File,
+}
+
+impl Sink {
+    /// Opens or makes the file.
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let mut sink = Self { path: path.to_owned(), file };
+        let held = sink.lock()?;
+        sink.place()?;
+        drop(held);
+        Ok(sink)
+    }
+
+    /// Keeps other processes out until dropped.
+    fn lock(&self) -> io::Result<Flock<File>> {
+        Flock::lock(self.file.try_clone()?, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
+    }
+
+    /// Where the next step goes, and what must stand before it. The lock is held.
+    fn place(&mut self) -> io::Result<(u64, &'static str)> {
+        let len = self.file.seek(SeekFrom::End(0))?;
+        if len == 0 {
+            return Ok((0, "[\n"));
+        }
+        let at = len.checked_sub(END.len() as u64);
+        let at = at.ok_or_else(|| io::Error::new(io::ErrorKind::AlreadyExists, "the file is there and is no trace"))?;
+        let mut tail = [0; END.len()];
+        self.file.seek(SeekFrom::Start(at))?;
+        self.file.read_exact(&mut tail)?;
+        if tail != END {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the file is there and is no trace"));
+        }
+        Ok((at, ",\n"))
+    }
+
+    fn add(&mut self, event: &str) -> io::Result<()> {
+        let _held = self.lock()?;
+        let (at, before) = self.place()?;
+        self.file.seek(SeekFrom::Start(at))?;
+        self.file.write_all(&[before.as_bytes(), event.as_bytes(), END].concat())
+    }
 }
 
 static SINK: Mutex<Option<Sink>> = Mutex::new(None);
@@ -22,22 +67,16 @@ fn origin() -> Instant {
     *ORIGIN.get_or_init(Instant::now)
 }
 
-/// Starts writing to `path`; `None` stops. A file that is open already goes on.
+/// Starts writing to `path`; `None` stops.
 ///
 /// # Errors
-/// The file cannot be made.
-pub fn start(path: Option<&Path>) -> std::io::Result<()> {
-    let path = path.map(|path| PathBuf::from(path.to_string_lossy().replace("%p", &std::process::id().to_string())));
+/// The file cannot be made, or holds something else.
+pub fn start(path: Option<&Path>) -> io::Result<()> {
     let mut sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
-    if sink.as_ref().map(|sink| &sink.path) == path.as_ref() {
-        return Ok(());
-    }
-    *sink = None;
-    origin();
-    if let Some(path) = path {
-        let mut file = File::create(&path)?;
-        file.write_all(b"[\n")?;
-        *sink = Some(Sink { path, file });
+    if sink.as_ref().map(|sink| sink.path.as_path()) != path {
+        *sink = None;
+        origin();
+        *sink = path.map(Sink::open).transpose()?;
     }
     Ok(())
 }
@@ -62,12 +101,12 @@ impl Drop for Span {
         let begin = self.started.saturating_duration_since(origin()).as_micros();
         let duration = self.started.elapsed().as_micros();
         let (name, rank, process) = (self.name, self.rank, std::process::id());
-        let line = format!(
+        let event = format!(
             "{{\"name\":\"{name}\",\"cat\":\"setup\",\"ph\":\"X\",\"ts\":{begin},\"dur\":{duration},\"pid\":{process},\
-             \"tid\":{rank}}},\n"
+             \"tid\":{rank}}}"
         );
         // A full disk must not end a job.
-        let _ = sink.file.write_all(line.as_bytes());
+        let _ = sink.add(&event);
     }
 }
 
@@ -80,14 +119,21 @@ mod tests {
         let path = std::env::temp_dir().join(format!("ferrogin-trace-{}.json", std::process::id()));
         start(Some(&path)).unwrap();
         drop(span("outer", 3));
-        start(Some(&path)).unwrap();
-        drop(span("second", 3));
         start(None).unwrap();
         drop(span("unseen", 3));
+        // Another process, or a later run.
+        start(Some(&path)).unwrap();
+        drop(span("second", 4));
+        start(None).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!((lines[0], lines.len(), lines[3]), ("[", 4, "]"), "{text}");
+        assert!(lines[1].starts_with("{\"name\":\"outer\"") && lines[1].ends_with("\"tid\":3},"), "{text}");
+        assert!(lines[2].starts_with("{\"name\":\"second\"") && lines[2].ends_with("\"tid\":4}"), "{text}");
+        std::fs::write(&path, "something else").unwrap();
+        assert!(start(Some(&path)).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "something else");
         std::fs::remove_file(&path).unwrap();
-        assert!(text.starts_with("[\n{\"name\":\"outer\""), "{text}");
-        assert!(text.contains("\"second\"") && !text.contains("unseen"), "{text}");
         assert!(start(Some(Path::new("/nonexistent/trace.json"))).is_err());
     }
 }

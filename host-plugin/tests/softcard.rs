@@ -6,7 +6,7 @@ mod harness;
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use harness::{alone, ranks};
-use mini_nccl::{Comm, DeviceMemory, GinContext, Window, log};
+use mini_nccl::{Comm, DeviceMemory, GinContext, Plugin, Window, log};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -237,6 +237,18 @@ fn a_rank_that_asks_for_another_number_of_contexts_fails_all() {
             // The communicator is as it was.
             let (memory, window) = window(&comm, 4096);
             let context = comm.create_context(&config(1, 0)).expect("a context");
+            pass_round(&comm, &context, 0, &window, &memory, 0);
+        });
+    });
+}
+
+#[test]
+fn the_older_symbol_leads_to_the_same_plugin() {
+    alone("the_older_symbol_leads_to_the_same_plugin", &[("FERROGIN_POST", "locked")], |plugin| {
+        let plugin = Plugin::load_v13(plugin.path()).expect("ncclGinPlugin_v13");
+        ranks(&plugin, 2, |_, comm| {
+            let (memory, window) = window(&comm, 4096);
+            let context = comm.create_context(&config(1, 1)).expect("a context");
             pass_round(&comm, &context, 0, &window, &memory, 0);
         });
     });
