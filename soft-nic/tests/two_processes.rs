@@ -150,3 +150,16 @@ fn another_version_is_refused_in_the_address() {
     a.close();
     rig.close();
 }
+
+/// The same over the wire that leads to other hosts.
+#[test]
+fn the_same_over_tcp() {
+    if !have_libfabric("the_same_over_tcp") {
+        return;
+    }
+    let tests = ["writes_and_reads_cross", "refusals_come_back", "a_killed_peer_gives_errors"];
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", "--test-threads=1"]).args(tests).env("SOFTEFA_WIRE", "tcp").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("3 passed"), "{text}");
+}

@@ -13,7 +13,7 @@ use super::connection::Connection;
 use super::counter::{Counter, EVENTS, Event};
 use super::hold::Holds;
 use super::qp::{Qp, Token};
-use super::queue::{CompletionRing, WorkQueue};
+use super::queue::{CompletionRing, Watch, WorkQueue};
 use super::region::Regions;
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};
@@ -118,7 +118,7 @@ pub(crate) struct Core {
     pub random: Random,
     pub qps: Slab<Box<Qp>>,
     /// Queue pairs whose doorbells are read.
-    pub active: Vec<u16>,
+    pub active: Vec<Watch>,
     pub cqs: Slab<CompletionRing>,
     pub counters: Slab<Counter>,
     pub regions: Regions,
@@ -266,7 +266,8 @@ impl Core {
         let qp = self.qp(qpn).ok_or(SetupError::QueuePairs)?;
         (qp.send_cq, qp.recv_cq, qp.counters) = (send_cq, recv_cq, counters);
         qp.enabled = true;
-        self.active.push(qpn);
+        let watch = Watch::new(qpn, qp.sq.clone(), qp.taken);
+        self.active.push(watch);
         Ok(())
     }
 
@@ -275,7 +276,7 @@ impl Core {
         if qpn == 0 {
             return;
         }
-        self.active.retain(|n| *n != qpn);
+        self.active.retain(|watch| watch.qpn != qpn);
         for at in 0..self.connections.bound() {
             self.abort_on(at, qpn);
         }

@@ -72,7 +72,7 @@ impl Drop for Engine {
 }
 
 /// Looks of an idle engine that only spin.
-const SPINS: u32 = 20;
+const SPINS: u32 = 2;
 /// How long an idle engine only yields.
 const YIELD: Duration = Duration::from_micros(200);
 /// Longest rest, and from how much idleness on.
@@ -160,7 +160,10 @@ impl Core {
         }
         let mut moved = false;
         for i in 0..self.active.len() {
-            moved |= self.poll_doorbell(self.active[i]);
+            if self.active[i].is_rung() {
+                self.active[i].seen = self.take_rung(self.active[i].qpn);
+                moved = true;
+            }
         }
         for at in 0..self.connections.bound() {
             moved |= self.poll_connection(at);

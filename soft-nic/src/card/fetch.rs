@@ -12,19 +12,19 @@ use super::request::{self, Broken, Local, Operation, Request};
 const INTERNAL: CompStatus = CompStatus::LocalQpInternalError;
 
 impl Core {
-    /// Reads one doorbell and takes what was rung. True when there was something.
-    pub(crate) fn poll_doorbell(&mut self, qpn: u16) -> bool {
-        let Some(qp) = self.qp(qpn) else { return false };
+    /// Takes what was rung on a queue; the producer index up to which that was.
+    pub(crate) fn take_rung(&mut self, qpn: u16) -> u32 {
+        let Some(qp) = self.qp(qpn) else { return 0 };
         let rung = qp.sq.rung();
         let (from, entries) = (qp.taken, qp.sq.entries);
         let advance = rung.wrapping_sub(from);
         if advance == 0 {
-            return false;
+            return rung;
         }
         qp.taken = rung;
         if qp.state == State::Error {
             self.flush(qpn, from, advance);
-            return true;
+            return rung;
         }
         let outstanding = qp.outstanding;
         if advance > i32::MAX as u32 {
@@ -42,16 +42,13 @@ impl Core {
             }
             self.check_batch(qpn, rung);
         }
-        true
+        rung
     }
 
     /// Looks beyond the doorbells of queues that are not rung.
     pub(crate) fn check_batches(&mut self) {
         for i in 0..self.active.len() {
-            let qpn = self.active[i];
-            if let Some(taken) = self.qp(qpn).map(|qp| qp.taken) {
-                self.check_batch(qpn, taken);
-            }
+            self.check_batch(self.active[i].qpn, self.active[i].seen);
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::mem::size_of;
+use std::sync::Arc;
 
 use efa_dp_direct::wire::TxCdesc;
 
@@ -76,6 +77,33 @@ impl WorkQueue {
         for (bytes, word) in entry.chunks_exact_mut(8).zip(low.into_iter().chain(high)) {
             bytes.copy_from_slice(&word.to_ne_bytes());
         }
+    }
+}
+
+/// A doorbell and what it last said: what a look at an idle queue touches, side by side for all queues of the card.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub qpn: u16,
+    /// Producer index up to which requests were taken.
+    pub seen: u32,
+    queue: Arc<WorkQueue>,
+    doorbell: *const u32,
+}
+
+// SAFETY: the address is that of a queue kept beside it.
+unsafe impl Send for Watch {}
+
+impl Watch {
+    pub(crate) fn new(qpn: u16, queue: Arc<WorkQueue>, seen: u32) -> Self {
+        let doorbell = queue.doorbell();
+        Self { qpn, seen, queue, doorbell }
+    }
+
+    /// The doorbell was rung since.
+    pub(crate) fn is_rung(&self) -> bool {
+        debug_assert_eq!(self.doorbell, self.queue.doorbell());
+        // SAFETY: the doorbell lies in the queue's mapping, which `queue` keeps.
+        unsafe { memory::load_doorbell(self.doorbell) != self.seen }
     }
 }
 

@@ -148,6 +148,7 @@ impl Core {
         let Some(connection) = self.connections.get(at) else { return };
         let (peer, waiting) = (connection.peer, connection.waiting);
         match peer {
+            Some(gid) if waiting == 0 => self.say(format_args!("card {gid} cannot be reached: {why}")),
             Some(gid) => self.say(format_args!("lost card {gid}: {why}; {waiting} requests fail: {status}")),
             None => self.say(format_args!("refused a connection: {why}")),
         }

@@ -1,0 +1,67 @@
+//! What comes with libfabric finds and lists the provider.
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use common::have_libfabric;
+
+/// A directory that goes with the test.
+struct Dir(PathBuf);
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The provider's library, which cargo builds beside this test, under the name that libfabric looks for.
+fn provider_dir() -> Option<Dir> {
+    let built = std::env::current_exe().unwrap().with_file_name("libsoftefa_fi.so");
+    if !built.exists() {
+        return None;
+    }
+    let dir = std::env::temp_dir().join(format!("softefa-test-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::copy(built, dir.join("libsoftefa-fi.so")).unwrap();
+    Some(Dir(dir))
+}
+
+fn fi_info(dir: &Dir, environment: &[(&str, &str)], args: &[&str]) -> (bool, String) {
+    let mut command = Command::new("fi_info");
+    command.args(["-p", "softefa"]).args(args).env("FI_PROVIDER_PATH", &dir.0);
+    for (name, value) in environment {
+        command.env(name, value);
+    }
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    (output.status.success(), text)
+}
+
+#[test]
+fn fi_info_lists_the_cards() {
+    let name = "fi_info_lists_the_cards";
+    if !have_libfabric(name) {
+        return;
+    }
+    if Command::new("fi_info").arg("--version").output().is_err() {
+        println!("SKIP {name}: fi_info (libfabric-bin) is not installed");
+        return;
+    }
+    let Some(dir) = provider_dir() else {
+        println!("SKIP {name}: the provider's library was not built beside the test");
+        return;
+    };
+    let (good, text) = fi_info(&dir, &[("SOFTEFA_NICS", "2")], &[]);
+    assert!(good, "{text}");
+    for line in ["provider: softefa", "fabric: efa-direct", "domain: softefa0-rdm", "domain: softefa1-rdm"] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    let (good, text) = fi_info(&dir, &[], &["-v"]);
+    assert!(good && text.contains("addr_format: FI_ADDR_EFA"), "{text}");
+    let (good, text) = fi_info(&dir, &[("SOFTEFA_WIRE", "carrier pigeon")], &[]);
+    assert!(!good && text.contains("SOFTEFA_WIRE=\"carrier pigeon\": allowed are shm, tcp"), "{text}");
+    let (good, _) = fi_info(&dir, &[], &["-t", "FI_EP_MSG"]);
+    assert!(!good, "there are no connected endpoints");
+}
