@@ -54,7 +54,8 @@ pub(crate) struct Connection {
     pub link: Link,
     /// This card has an address handle for the other.
     pub known: bool,
-    /// Answers without payload. They go first: they set the other side free.
+    /// Answers without payload. They go first, because they set the other side free; but where a packet is dear,
+    /// requests overtake them, and they wait for company.
     pub answers: VecDeque<Header>,
     /// Reads to be answered.
     pub serving: VecDeque<Serving>,

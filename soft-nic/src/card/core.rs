@@ -141,6 +141,8 @@ pub(crate) struct Core {
     pub clock_us: u64,
     /// Requests taken by the whole card.
     pub requests: u64,
+    /// The last look at everything found nothing to do.
+    pub settled: bool,
     /// The card stopped answering (`die_after`).
     pub dead: bool,
     lines: u32,
@@ -180,6 +182,7 @@ impl Core {
             holds,
             clock_us: 0,
             requests: 0,
+            settled: false,
             dead: false,
             lines: 0,
         };

@@ -118,6 +118,7 @@ fn run(shared: &Shared, events: &OwnedFd) {
                 moved |= core.poll_sockets();
                 core.check_batches();
             }
+            core.settled = !moved;
             (moved, core.holds.as_ref().is_some_and(|h| !h.is_empty()), !core.connection_of.is_empty())
         };
         if moved {

@@ -8,7 +8,7 @@ use super::core::Core;
 use crate::address::Gid;
 use crate::wire::hello::{self, Hello};
 use crate::wire::message::{Arrival, Wire};
-use crate::wire::packet::{Header, Kind};
+use crate::wire::packet::{ACKNOWLEDGEMENT_LEN, Acknowledgement, Header, Kind};
 
 impl Core {
     /// A connection to a card that shared memory does not lead to.
@@ -128,6 +128,13 @@ impl Core {
                 (Ok(()), Link::Message { greeting, .. }) => *greeting = Greeting::Done,
                 (Ok(()), _) => {}
                 (Err(why), _) => self.lose(at, CompStatus::RemoteFeatureMismatch, &why.to_string()),
+            }
+            return;
+        }
+        if header.kind() == Some(Kind::Acks) {
+            let (acks, _) = payload.as_chunks::<ACKNOWLEDGEMENT_LEN>();
+            for ack in acks {
+                self.receive_ack(at, Acknowledgement::from_bytes(ack));
             }
             return;
         }

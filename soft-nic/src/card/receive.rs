@@ -12,7 +12,7 @@ use super::counter::Event;
 use super::qp::Token;
 use super::request::{Local, MAX_RDMA_SIZE, Operation};
 use crate::memory;
-use crate::wire::packet::{Header, Kind};
+use crate::wire::packet::{Acknowledgement, Header, Kind};
 
 /// Packets taken from one connection before others have their turn.
 const BURST: usize = 64;
@@ -55,19 +55,22 @@ impl Core {
             Some(Kind::Write) => self.receive_write(at, header, payload),
             Some(Kind::Read) => self.receive_read(at, header),
             Some(Kind::Data) => self.receive_data(at, header, payload),
-            Some(Kind::Ack) => {
-                let token = Token(header.token);
-                if self.outstanding(token).is_some_and(|entry| entry.connection == Some(at)) {
-                    self.finish(token, header.status);
-                }
-            }
+            Some(Kind::Ack) => self.receive_ack(at, Acknowledgement { token: header.token, status: header.status }),
             Some(Kind::Abort) => {
                 if let Some(connection) = self.connections.get_mut(at) {
                     connection.partials.remove(&header.token);
                 }
             }
-            // The wires say hello by themselves.
-            Some(Kind::Hello | Kind::Welcome) | None => {}
+            // The message wire deals with these itself; no other has them.
+            Some(Kind::Hello | Kind::Welcome | Kind::Acks) | None => {}
+        }
+    }
+
+    /// The other side has dealt with a request.
+    pub(crate) fn receive_ack(&mut self, at: u32, ack: Acknowledgement) {
+        let token = Token(ack.token);
+        if self.outstanding(token).is_some_and(|entry| entry.connection == Some(at)) {
+            self.finish(token, ack.status);
         }
     }
 

@@ -11,12 +11,15 @@ use super::counter::Event;
 use super::qp::Token;
 use super::request::{Local, Operation};
 use crate::wire::message::{self, Payload};
-use crate::wire::packet::{Header, Kind};
+use crate::wire::packet::{ACKNOWLEDGEMENT_LEN, Acknowledgement, Header, Kind};
 use crate::wire::ring;
 
 /// Most payload of a packet, on whatever wire.
 const MAX_PAYLOAD: u32 = 64 * 1024;
 const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= message::MAX_PAYLOAD);
+
+/// Answers that make a packet worth while, and as many as go into one.
+const COMPANY: usize = 32;
 
 /// What became of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,8 +79,14 @@ impl Core {
 
     /// One packet; `None` when nothing waits.
     fn pump_one(&mut self, at: u32) -> Option<Sent> {
+        let settled = self.settled;
         let connection = self.connections.get(at)?;
-        if let Some(header) = connection.answers.front().copied() {
+        let dear = matches!(connection.link, Link::Message { .. });
+        let due = !dear || settled && connection.requests.is_empty() || connection.answers.len() >= COMPANY;
+        if due && let Some(header) = connection.answers.front().copied() {
+            if dear && header.kind() == Some(Kind::Ack) {
+                return Some(self.send_acks(at));
+            }
             let sent = self.emit(at, &header, Payload::Nothing);
             if sent == Sent::Yes {
                 self.connections.get_mut(at)?.answers.pop_front();
@@ -89,6 +98,28 @@ impl Core {
         }
         let token = *connection.requests.front()?;
         Some(self.send_piece(at, token))
+    }
+
+    /// All acknowledgements at the front of the answers, in one packet.
+    fn send_acks(&mut self, at: u32) -> Sent {
+        let mut bytes = [0; COMPANY * ACKNOWLEDGEMENT_LEN];
+        let Some(connection) = self.connections.get(at) else { return Sent::Gone };
+        let acks = connection.answers.iter().take_while(|header| header.kind() == Some(Kind::Ack));
+        let mut count = 0;
+        for (room, header) in bytes.chunks_exact_mut(ACKNOWLEDGEMENT_LEN).zip(acks) {
+            let ack = Acknowledgement { token: header.token, status: header.status };
+            room.copy_from_slice(&ack.to_bytes());
+            count += 1;
+        }
+        let len = (count * ACKNOWLEDGEMENT_LEN) as u32;
+        let header = Header { total: len, len, ..Header::new(Kind::Acks, 0) };
+        let sent = self.emit(at, &header, Payload::Bytes(&bytes[..len as usize]));
+        if sent == Sent::Yes
+            && let Some(connection) = self.connections.get_mut(at)
+        {
+            connection.answers.drain(..count);
+        }
+        sent
     }
 
     /// The next piece of a request.

@@ -20,6 +20,8 @@ pub(crate) enum Kind {
     Hello = 6,
     /// The answer to it.
     Welcome = 7,
+    /// Several [`Kind::Ack`]s, on wires where a packet is dear: an [`Acknowledgement`] after the other.
+    Acks = 8,
 }
 
 impl Kind {
@@ -32,6 +34,7 @@ impl Kind {
             5 => Self::Abort,
             6 => Self::Hello,
             7 => Self::Welcome,
+            8 => Self::Acks,
             _ => return None,
         })
     }
@@ -74,6 +77,32 @@ pub(crate) const HEADER_LEN: usize = size_of::<Header>();
 /// Words of a header.
 pub(crate) const HEADER_WORDS: usize = HEADER_LEN / 8;
 const _: () = assert!(HEADER_LEN == 48);
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Acknowledgement {
+    pub token: u64,
+    /// EFA completion status.
+    pub status: u8,
+}
+
+/// Bytes of an acknowledgement among others.
+pub(crate) const ACKNOWLEDGEMENT_LEN: usize = 16;
+
+impl Acknowledgement {
+    pub(crate) fn to_bytes(self) -> [u8; ACKNOWLEDGEMENT_LEN] {
+        let mut bytes = [0; ACKNOWLEDGEMENT_LEN];
+        bytes[..8].copy_from_slice(&self.token.to_le_bytes());
+        bytes[8] = self.status;
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; ACKNOWLEDGEMENT_LEN]) -> Self {
+        let mut token = [0; 8];
+        token.copy_from_slice(&bytes[..8]);
+        Self { token: u64::from_le_bytes(token), status: bytes[8] }
+    }
+}
 
 impl Header {
     pub(crate) fn new(kind: Kind, token: u64) -> Self {
@@ -144,7 +173,8 @@ impl Header {
     /// The end of this piece lies in the request, and what has no payload has none.
     pub(crate) fn is_consistent(&self) -> bool {
         match self.kind() {
-            Some(Kind::Write | Kind::Data | Kind::Hello | Kind::Welcome) => {
+            Some(Kind::Acks) if !(self.len as usize).is_multiple_of(ACKNOWLEDGEMENT_LEN) => false,
+            Some(Kind::Write | Kind::Data | Kind::Hello | Kind::Welcome | Kind::Acks) => {
                 self.offset.checked_add(self.len).is_some_and(|end| end <= self.total)
             }
             Some(Kind::Ack | Kind::Read | Kind::Abort) => self.len == 0,
@@ -176,6 +206,16 @@ mod tests {
         };
         assert_eq!(Header::from_words(header.to_words()), header);
         assert_eq!(Header::from_bytes(&header.to_bytes()), header);
+    }
+
+    #[test]
+    fn acknowledgements() {
+        let one = Acknowledgement { token: 0x0102_0304_0506_0708, status: 9 };
+        assert_eq!(Acknowledgement::from_bytes(&one.to_bytes()), one);
+        let mut several = Header { total: 32, len: 32, ..Header::new(Kind::Acks, 0) };
+        assert!(several.is_consistent());
+        (several.total, several.len) = (31, 31);
+        assert!(!several.is_consistent());
     }
 
     #[test]
