@@ -61,8 +61,8 @@ fn bare_messages() {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "raw_peer", "--nocapture"]).env("SOFTEFA_TEST_RAW", "1").stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let line = { lines }.find(|l| l.contains('@')).unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let line = lines.find(|l| l.contains('@')).unwrap();
     let hex = &line[line.find('@').unwrap() + 1..];
     let name: Vec<u8> = (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
     let mut wire = raw_endpoint();

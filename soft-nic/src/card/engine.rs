@@ -2,6 +2,7 @@
 //! there is nothing, because on a small machine it shares its core with those it works for.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -56,7 +57,14 @@ impl Engine {
     pub(crate) fn start(shared: &Arc<Shared>, card: u32) -> std::io::Result<Self> {
         let events = shared.lock().socket_events()?;
         let state = shared.clone();
-        let thread = std::thread::Builder::new().name(format!("softefa{card}")).spawn(move || run(&state, &events))?;
+        let body = move || {
+            if catch_unwind(AssertUnwindSafe(|| run(&state, &events))).is_err() {
+                let mut core = state.core.lock().unwrap_or_else(PoisonError::into_inner);
+                core.dead = true;
+                core.say(format_args!("the engine failed: this is a bug of softefa; the card answers no more"));
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("softefa{card}")).spawn(body)?;
         Ok(Self { thread: Some(thread), stop: StopFlag(shared.clone()) })
     }
 }

@@ -14,6 +14,8 @@ use super::request::{Local, MAX_RDMA_SIZE, Operation};
 use crate::memory;
 use crate::wire::packet::{Acknowledgement, Header, Kind};
 
+/// Writes that one card can have begun: more than all its queues hold are not honest.
+const MAX_PARTIALS: usize = 1 << 20;
 /// Packets taken from one connection before others have their turn.
 const BURST: usize = 64;
 
@@ -137,6 +139,10 @@ impl Core {
             status
         } else {
             let Some(connection) = self.connections.get_mut(at) else { return };
+            if connection.partials.len() >= MAX_PARTIALS && !connection.partials.contains_key(&header.token) {
+                self.lose(at, CompStatus::LocalUnresponsiveRemote, "it began more writes than a card can have");
+                return;
+            }
             let partial = match connection.partials.entry(header.token) {
                 Entry::Occupied(entry) => entry.into_mut(),
                 Entry::Vacant(entry) => entry.insert(Partial { missing: header.total, status: OK }),
