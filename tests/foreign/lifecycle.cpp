@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <string.h>
+#include <unistd.h>
 
 static void exchange_once(Session& s) {
   Rank& rank = s.rank;
@@ -177,6 +178,32 @@ static void dead_peer(Rank& rank) {
   CHECK(rank, plugin->finalize(ctx) == ncclSuccess, "finalize");
 }
 
+// A rank that dies in the middle: whoever writes to it learns so from queryLastError, for good, and can still tear down;
+// what goes to the others arrives.
+static void peer_dies(Rank& rank) {
+  expect_warnings = true;
+  Session s(rank, Needs());
+  exchange_once(s);
+  rank.barrier();
+  if (rank.rank == rank.nranks - 1) _exit(0);
+  usleep(100 * 1000);
+  ncclGin gin = s.gin();
+  int dead = rank.nranks - 1;
+  int right = (rank.rank + 1) % dead;
+  for (int i = 0; i < 10; i++) gin.put(s.world(), dead, s.dst->handle(), 0, s.src->handle(), 0, 4096);
+  gin.putValue(s.world(), right, s.dst->handle(), 64, uint64_t(7777), ncclGin_WeakSignalInc{2});
+  WAIT_SIGNAL(s, gin, 2, 1);
+  CHECK(rank, s.dst->load<uint64_t>(64) == 7777, "the value from a living rank is wrong");
+  long long deadline = clock64() + 20ll * 1000 * 1000 * 1000;
+  while (!s.has_error()) {
+    CHECK(rank, clock64() < deadline, "20 s after a peer's death queryLastError knows nothing of it");
+    usleep(1000);
+  }
+  CHECK(rank, warnings > 0, "an operation failed and no line says why");
+  for (int i = 0; i < 1000; i++) CHECK(rank, s.has_error(), "the error of a context went away");
+  s.close();
+}
+
 // init and finalize without a communicator, as when NCCL passes a plugin over.
 static void init_finalize(Rank& rank) {
   void* library = dlopen(plugin_path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -200,4 +227,5 @@ const std::vector<Scenario> lifecycle_scenarios = {
   {"two_communicators", two_communicators, 30, nullptr},
   {"bad_arguments", bad_arguments, 60, nullptr},
   {"dead_peer", dead_peer, 30, nullptr},
+  {"peer_dies", peer_dies, 60, nullptr},
 };

@@ -165,12 +165,18 @@ nccl_ofi_gin_gdaki_dev_handle* Session::device_handle(int context) const {
   return &array[context / connections];
 }
 
-void Session::expect_no_error() const {
+bool Session::has_error() const {
+  bool any = false;
   for (void* gin_context : gin_contexts) {
     bool error = true;
     GIN_CALL(*this, queryLastError(gin_context, &error));
-    CHECK(rank, !error, "queryLastError says that an operation has failed");
+    any |= error;
   }
+  return any;
+}
+
+void Session::expect_no_error() const {
+  CHECK(rank, !has_error(), "queryLastError says that an operation has failed");
 }
 
 void Session::settle() const {
@@ -182,7 +188,7 @@ void Session::settle() const {
   }
   rank.barrier();
   expect_no_error();
-  CHECK(rank, warnings == 0 || expect_warnings, "%d warnings", warnings);
+  CHECK(rank, warnings == 0 || expect_warnings || getenv("SOFTEFA_FAULTS"), "%d warnings", warnings);
 }
 
 void Session::close(bool destroy_contexts, bool deregister_all) {

@@ -65,6 +65,8 @@ class Session {
     return ncclTeamWorld(dev);
   }
   nccl_ofi_gin_gdaki_dev_handle* device_handle(int context = 0) const;
+  // What queryLastError says, over all contexts.
+  bool has_error() const;
   // Fails the scenario when a context has seen an error.
   void expect_no_error() const;
   // Flushes every context and waits for the other ranks: nobody writes to a rank that goes. No error has been
