@@ -1,6 +1,6 @@
 //! One command of the test run, its output shown as it comes and counted.
 
-use crate::tally::{Counts, Tally, closing_line, libtest_result, skip_reason};
+use crate::tally::{Counts, Tally, closing_line, ignored, libtest_result, skip_reason};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -54,6 +54,7 @@ struct Output {
     /// A runner's own total, instead of libtest's.
     closing: Option<Counts>,
     skips: Vec<String>,
+    ignored: Vec<String>,
     failures: Vec<String>,
 }
 
@@ -67,6 +68,8 @@ impl Output {
             self.skips.push(reason);
         } else if let Some(name) = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED")) {
             self.failures.push(name.to_string());
+        } else if let Some(reason) = ignored(line) {
+            self.ignored.push(reason);
         } else if let Some(name) = line.strip_prefix("FAIL ") {
             self.failures.push(name.to_string());
         }
@@ -94,7 +97,7 @@ impl Output {
             tally.fail(format!("{}: ended with an error", stage.name));
         }
         tally.failures.extend(self.failures.into_iter().map(|name| format!("{}: {name}", stage.name)));
-        tally.skips.extend(self.skips);
+        tally.skips.extend(self.skips.into_iter().chain(self.ignored));
     }
 }
 

@@ -95,6 +95,13 @@ pub fn closing_line(line: &str) -> Option<Counts> {
     parts.next().is_none().then_some(result)
 }
 
+/// `name: why` of a line `test name ... ignored, why`: libtest counts these itself.
+pub fn ignored(line: &str) -> Option<String> {
+    let (name, why) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
+    let why = why.strip_prefix(", ").unwrap_or("not part of the test run");
+    Some(format!("{name}: {why}"))
+}
+
 /// `name: why` of a line `SKIP name: why`.
 pub fn skip_reason(line: &str) -> Option<String> {
     let reason = line.trim().strip_prefix("SKIP ")?;
@@ -120,5 +127,7 @@ mod tests {
         }
         assert_eq!(skip_reason("  SKIP tcp: no network").as_deref(), Some("tcp: no network"));
         assert_eq!(skip_reason("SKIPPED x"), None);
+        assert_eq!(ignored("test a::b ... ignored, takes an hour").as_deref(), Some("a::b: takes an hour"));
+        assert_eq!(ignored("test a::b ... ok"), None);
     }
 }
