@@ -14,7 +14,8 @@ bool expect_warnings = false;
 static Session* watched = nullptr;
 
 void plugin_logger(int level, unsigned long, const char*, int, const char* format, ...) {
-  if (level == FOREIGN_LOG_WARN) warnings++;
+  // The plugin's own threads log too.
+  if (level == FOREIGN_LOG_WARN) __atomic_add_fetch(&warnings, 1, __ATOMIC_RELAXED);
   if ((level > FOREIGN_LOG_WARN || expect_warnings) && !getenv("FOREIGN_DEBUG")) return;
   char text[2048];
   va_list args;
