@@ -1,6 +1,7 @@
 //! The engine: the thread that is the card. It looks at doorbells, at the wire and at the clock, and rests when
 //! there is nothing, because on a small machine it shares its core with those it works for.
 
+use std::num::NonZero;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -79,8 +80,10 @@ impl Drop for Engine {
     }
 }
 
-/// Looks of an idle engine that only spin.
-const SPINS: u32 = 2;
+/// Looks of an idle engine that only spin, where there are cores enough.
+const SPINS: u32 = 20;
+/// Where there are fewer cores, whoever waits for what the engine just did may wait for the engine's core.
+const CROWD: usize = 8;
 /// How long an idle engine only yields.
 const YIELD: Duration = Duration::from_micros(200);
 /// Longest rest, and from how much idleness on.
@@ -99,6 +102,7 @@ const MAX_STEP_US: u64 = 50_000;
 fn run(shared: &Shared, events: &OwnedFd) {
     // Rests shorter than the default slack of 50 µs. If it cannot be had they are longer.
     let _ = nix::sys::prctl::set_timerslack(1000);
+    let crowded = std::thread::available_parallelism().map_or(1, NonZero::get) < CROWD;
     let mut last = Instant::now();
     let mut idle_since = last;
     let mut idle = 0u32;
@@ -131,13 +135,16 @@ fn run(shared: &Shared, events: &OwnedFd) {
         };
         if moved {
             (idle, quiet) = (0, Duration::ZERO);
+            if crowded {
+                std::thread::yield_now();
+            }
             continue;
         }
         if idle == 0 {
             idle_since = now;
         }
         idle = idle.saturating_add(1);
-        if idle <= SPINS {
+        if idle <= SPINS && !crowded {
             std::hint::spin_loop();
             continue;
         }
