@@ -4,7 +4,7 @@
 # DIST (default: dist) holds libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release: fetches its headers
 # from PyPI once (into .cache/), compiles layout_check, gin_post and foreign against them (into target/foreign/), and runs
 # every scenario with 2, 3 and 4 ranks. One line for each, and a last one with the counts; status 1 when one failed.
-# Where PyPI or a compiler is missing, says so and counts what it leaves out as skipped.
+# Where PyPI, pip or a compiler is missing, says so and counts what it leaves out as skipped.
 #
 #   FOREIGN_RANKS="2 4"     other numbers of ranks
 #   FOREIGN_RELEASES=...    one of the releases only
@@ -75,7 +75,7 @@ for release in $releases; do
     bash "$here/fetch-headers.sh" "$release" "$root/.cache"
     status=$?
     if [ $status -eq 3 ]; then
-        skip "NCCL $release: PyPI cannot be reached, so there are no headers to compile"
+        skip "NCCL $release: its headers cannot be fetched from PyPI (the reason stands above)"
         continue
     elif [ $status -ne 0 ]; then
         echo "FAIL NCCL $release: fetching headers"
