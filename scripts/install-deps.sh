@@ -20,6 +20,7 @@ if [ "$purpose" = test ]; then
   command -v python3 >/dev/null || wanted+=(python3)
   python3 -m pip --version >/dev/null 2>&1 || wanted+=(python3-pip)
   command -v mpirun >/dev/null || wanted+=(openmpi-bin)
+  command -v ip >/dev/null || wanted+=(iproute2)
   command -v fi_info >/dev/null || wanted+=(libfabric-bin)
 fi
 
