@@ -13,6 +13,10 @@ const USAGE: &str = "usage: cargo xtask test
 test   formatting, lints, the tests of the workspace and the foreign clients, against what `make build` left in dist/ (or FERROGIN_DIST);
        the last line counts what passed, failed and was skipped";
 
+/// What is tested by other means than `cargo test`. A script gets the directory of what was built, prints `PASS name`,
+/// `FAIL name` or `SKIP name: why` for each test, and last `label: P passed, F failed, S skipped`.
+const SCRIPTS: &[(&str, &str)] = &[("foreign clients", "tests/foreign/run.sh")];
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -55,11 +59,10 @@ fn test() -> ExitCode {
     }
     Stage::new("cargo test", tests).of_tests().run(&mut tally, &mut out);
 
-    let foreign = root.join("tests/foreign/run.sh");
-    if foreign.is_file() {
-        let mut command = Command::new(&foreign);
+    for (name, script) in SCRIPTS {
+        let mut command = Command::new(root.join(script));
         command.arg(&dist).current_dir(&root);
-        Stage::new("foreign clients", command).of_tests().run(&mut tally, &mut out);
+        Stage::new(name, command).of_tests().run(&mut tally, &mut out);
     }
     println!("{}", tally.summary());
     if tally.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -1,0 +1,1 @@
+//! Instruction counts and rates, each beside its baseline.

@@ -1,0 +1,1 @@
+//! Request and response between CPUs, over the EFA message channel or mlx5.

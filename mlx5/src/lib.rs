@@ -1,0 +1,1 @@
+//! ConnectX queues driven directly: work requests, completion queues with compression, memory windows.
