@@ -6,24 +6,31 @@
 //!
 //! Where things are: [`action`] says what an operation announces (signal, counter); [`context`] routes an operation to
 //! an endpoint and a target; [`endpoint`] is the queue that it is posted on; [`post`] holds the two posting policies,
-//! `combining` and `locked`, over a small trait; [`wait`] is the only place that spins.
+//! `combining` and `locked`, over a small trait; [`wait`] is the only place that spins; [`sync`] the one atomics shim: with
+//! `--cfg loom` only the posting code is built, and a model runs it.
 #![cfg_attr(not(any(test, feature = "host")), no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 
+#[cfg(not(loom))]
 pub mod action;
-#[cfg(feature = "host")]
+#[cfg(all(feature = "host", not(loom)))]
 #[allow(unsafe_code)]
 pub mod capi;
+#[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod context;
+#[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod endpoint;
 #[allow(unsafe_code)]
 pub mod platform;
 pub mod post;
 pub mod status;
+pub mod sync;
 pub mod wait;
 
+#[cfg(not(loom))]
 pub use action::{Action, Flags};
+#[cfg(not(loom))]
 pub use context::{Context, Window};
 pub use status::Status;

@@ -22,7 +22,7 @@ pub fn clock_ns() -> u64 {
 ///
 /// The card's engine and the peers need the processor that we spin on, so a CPU spins briefly, then yields, and sleeps
 /// when that has not helped: yielding alone collapses when neighbours are busy.
-#[cfg(feature = "host")]
+#[cfg(all(feature = "host", not(loom)))]
 #[inline]
 pub fn relax(round: u32) {
     const SPINS: u32 = 32;
@@ -42,4 +42,10 @@ pub fn relax(round: u32) {
         // SAFETY: suspends this thread for about 100 ns and touches no memory.
         unsafe { core::arch::asm!("nanosleep.u32 100;", options(nomem, nostack)) };
     }
+}
+
+/// Lets another thread of the model go on.
+#[cfg(loom)]
+pub fn relax(_round: u32) {
+    loom::thread::yield_now();
 }

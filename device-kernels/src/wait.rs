@@ -2,7 +2,7 @@
 
 use crate::platform;
 use crate::status::Status;
-use core::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, Ordering};
 
 /// What ends a wait that is not satisfied: the host's abort flag, or a time limit. The endpoint's error counter is the
 /// third; the loop that waits on an endpoint looks at it.
@@ -51,7 +51,7 @@ impl<'a> Spin<'a> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -27,8 +27,8 @@
 
 use super::{Queue, admitted, outstanding, pause};
 use crate::status::Status;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wait::{Limits, Spin};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 
 const WORKER: u64 = 1;

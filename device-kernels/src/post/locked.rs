@@ -3,8 +3,8 @@
 
 use super::{Queue, admitted, outstanding, pause};
 use crate::status::Status;
+use crate::sync::{AtomicU32, Ordering};
 use crate::wait::{Limits, Spin};
-use core::sync::atomic::{AtomicU32, Ordering};
 
 /// What the lock guards: the ring's own cursors. Called only by the holder.
 pub trait Batch {

@@ -16,7 +16,7 @@
 
 pub mod combining;
 pub mod locked;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use crate::status::Status;
