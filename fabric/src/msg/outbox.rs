@@ -53,6 +53,21 @@ macro_rules! sending_methods {
             $exclusive.send(peer, header, payload)
         }
 
+        /// Sends a copy of the header, and a payload of `len` bytes that `write` puts into the message itself: one copy
+        /// less where the bytes lie in memory that cannot be a slice.
+        ///
+        /// # Errors
+        /// See [`SendError`]; the message is then not sent, and `write` may not have been called.
+        pub fn send_with(
+            &mut $this,
+            peer: Peer,
+            header: &[u8],
+            len: usize,
+            write: impl FnOnce(&mut [u8]),
+        ) -> Result<(), SendError> {
+            $exclusive.send_with(peer, header, len, write)
+        }
+
         /// Sends a copy of the header, and the payload from where it lies. [`super::Event::Sent`] or
         /// [`super::Event::SendFailed`] with the token, in a later poll, ends the loan.
         ///

@@ -231,9 +231,28 @@ impl Sending {
     /// # Errors
     /// See [`SendError`]; the message is then not sent.
     pub fn send(&mut self, peer: Peer, header: &[u8], payload: &[u8]) -> Result<(), SendError> {
-        let slot = self.fill(peer, header, payload.len(), Some(payload))?;
-        self.slots[slot as usize].token = None;
-        self.submit(slot);
+        self.send_with(peer, header, payload.len(), |room| room.copy_from_slice(payload))
+    }
+
+    /// Sends a copy of the header, and a payload of `len` bytes that `write` puts into the message.
+    ///
+    /// # Errors
+    /// See [`SendError`]; the message is then not sent.
+    pub fn send_with(
+        &mut self,
+        peer: Peer,
+        header: &[u8],
+        len: usize,
+        write: impl FnOnce(&mut [u8]),
+    ) -> Result<(), SendError> {
+        let index = self.fill(peer, header, len)?;
+        let slot = &mut self.slots[index as usize];
+        let at = slot.buffered;
+        (slot.buffered, slot.token) = (at + len, None);
+        // SAFETY: the slot was free: no operation on its buffer.
+        let buffer = unsafe { self.buffers.bytes_mut(index as usize) };
+        write(&mut buffer[at..at + len]);
+        self.submit(index);
         Ok(())
     }
 
@@ -254,7 +273,7 @@ impl Sending {
         len: usize,
         token: u64,
     ) -> Result<(), SendError> {
-        let slot = self.fill(peer, header, len, None)?;
+        let slot = self.fill(peer, header, len)?;
         if self.gather || len == 0 {
             self.slots[slot as usize].borrowed = (payload, len);
         } else {
@@ -270,8 +289,8 @@ impl Sending {
         Ok(())
     }
 
-    /// Takes a slot and writes prefix, name, header and, if given, the payload.
-    fn fill(&mut self, peer: Peer, header: &[u8], len: usize, payload: Option<&[u8]>) -> Result<u32, SendError> {
+    /// Takes a slot and writes prefix, name and header of a message with `len` bytes of payload.
+    fn fill(&mut self, peer: Peer, header: &[u8], len: usize) -> Result<u32, SendError> {
         let state = self.peers.get_mut(peer.index()).ok_or(SendError::Gone)?;
         if state.state != State::Alive {
             return Err(SendError::Gone);
@@ -286,11 +305,7 @@ impl Sending {
         }
         // SAFETY: the slot was free: no operation on its buffer.
         let buffer = unsafe { self.buffers.bytes_mut(index as usize) };
-        let mut end = emit(buffer, Kind::Data, &self.name, header, len);
-        if let Some(payload) = payload {
-            buffer[end..end + payload.len()].copy_from_slice(payload);
-            end += payload.len();
-        }
+        let end = emit(buffer, Kind::Data, &self.name, header, len);
         let slot = &mut self.slots[index as usize];
         slot.peer = peer.0;
         slot.buffered = end;
