@@ -32,8 +32,13 @@ struct Warp {
   uint64_t value[32];            // by the group's first lane
 };
 
+#ifdef SHIM_BARE
+constexpr Warp* warp = nullptr;
+constexpr unsigned lane = 0;
+#else
 inline thread_local Warp* warp = nullptr;
 inline thread_local unsigned lane = 0;
+#endif
 
 }  // namespace shim
 

@@ -31,7 +31,11 @@ struct shim_dim3 {
   unsigned x = 0, y = 0, z = 0;
 };
 // NCCL puts threadIdx.x into the request id of a WQE: a thread of this test has its own number.
+#ifdef SHIM_BARE
+inline const shim_dim3 threadIdx;
+#else
 inline thread_local shim_dim3 threadIdx;
+#endif
 inline const shim_dim3 blockDim = {1, 1, 1};
 
 using std::max;
@@ -80,6 +84,17 @@ inline long long clock64() {
 
 namespace shim {
 
+#ifdef SHIM_BARE
+// For counting instructions: a thread that is alone, nothing added to NCCL's code, and no hook.
+inline void spun() {}
+inline void progressed() {}
+inline void mmio_store_u32(uint64_t addr, uint32_t value) {
+  __atomic_store_n((uint32_t*)addr, value, __ATOMIC_RELAXED);
+}
+inline void mmio_store_u64(uint64_t addr, uint64_t value) {
+  __atomic_store_n((uint64_t*)addr, value, __ATOMIC_RELAXED);
+}
+#else
 // NCCL's spin loops never yield. Loads that follow each other with no store between them are taken for a spin: yield,
 // and later sleep, because yielding alone collapses when there are more threads than cores.
 inline thread_local uint32_t loads_in_a_row = 0;
@@ -110,6 +125,7 @@ inline void mmio_store_u64(uint64_t addr, uint64_t value) {
   __atomic_store_n((uint64_t*)addr, value, __ATOMIC_RELAXED);
   if (mmio_hook) mmio_hook(addr, value, 8);
 }
+#endif
 inline void red_add_u64(uint64_t* p, uint64_t v) {
   __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }

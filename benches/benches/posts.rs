@@ -1,0 +1,334 @@
+//! Instructions of one post: `cargo bench -p ferrogin-bench --bench posts [-- --check]`.
+//!
+//! Each figure is the mean of many posts and counts all that is executed: the loop around the post, the arguments' loads
+//! from memory, the call and its return. The card takes no instruction. With `--check` the program prints PASS, FAIL or
+//! SKIP for each budget, and fails when one is exceeded.
+#![allow(unsafe_code)]
+
+use ferrogin_bench::callgrind::{self, Count};
+use ferrogin_bench::card::{Card, Values};
+use ferrogin_bench::nccl::{self, Build, Loop, Nccl, POSTS, Post, Put, PutValue};
+use ferrogin_device::{Action, Context, Flags, capi};
+use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Posts that are counted; a multiple of the largest batch.
+const REPS: u32 = 8192;
+
+/// Flags of the C ABI, and NCCL's.
+const DEFAULT: u32 = 0;
+const AGGREGATE: u32 = 2;
+
+/// Ways to post, by their columns.
+const C: &str = "C";
+const INLINE: &str = "inlined";
+const THREAD: &str = "THREAD";
+const NCCL_C: &str = "NCCL C";
+const NCCL_INLINE: &str = "NCCL inlined";
+const LOCKED: &str = "locked C";
+const COLUMNS: [&str; 6] = [C, INLINE, THREAD, LOCKED, NCCL_C, NCCL_INLINE];
+
+/// What is posted, by rows.
+const ROWS: [&str; 7] =
+    ["put", "put, aggregated", "putValue, inline", "putValue, slots", "put with signal", "get", "signal"];
+
+/// Most instructions of a post, where that is fixed: row, column.
+const BUDGETS: &[(&str, &str, f64)] = &[
+    ("put", C, 130.0),
+    ("put, aggregated", C, 125.0),
+    ("putValue, inline", C, 130.0),
+    ("putValue, slots", C, 130.0),
+    ("put", INLINE, 110.0),
+    ("put, aggregated", INLINE, 110.0),
+    ("putValue, inline", INLINE, 110.0),
+    ("putValue, slots", INLINE, 110.0),
+    ("put", THREAD, 85.0),
+    ("put, aggregated", THREAD, 85.0),
+    ("putValue, inline", THREAD, 85.0),
+    ("putValue, slots", THREAD, 85.0),
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    if callgrind::running() {
+        let library = args.get(1).filter(|path| !path.is_empty()).map(Path::new);
+        return match count_all(library) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("posts: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let check = args.iter().any(|arg| arg == "--check");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let dir = target_dir().join("bench-posts");
+    if let Err(error) = std::fs::create_dir_all(&dir) {
+        eprintln!("posts: {}: {error}", dir.display());
+        return ExitCode::FAILURE;
+    }
+    let library = nccl::make(&root, &dir, Build::Bare);
+    let path = match &library {
+        Ok(path) => path.to_string_lossy().into_owned(),
+        Err(error) => {
+            println!("SKIP the baseline, NCCL {}: {error}", nccl::RELEASE);
+            String::new()
+        }
+    };
+    match callgrind::run_again(&[&path], &dir.join("callgrind")) {
+        Ok(counts) => {
+            print_table(&counts);
+            if check && !within_budgets(&counts) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        }
+        Err(error @ (callgrind::Error::Missing(_) | callgrind::Error::Processor)) => {
+            println!("SKIP instructions of a post: {error}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("FAIL instructions of a post: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Where cargo built this program.
+fn target_dir() -> PathBuf {
+    let program = std::env::current_exe().unwrap_or_default();
+    program.ancestors().nth(3).map_or_else(std::env::temp_dir, Path::to_path_buf)
+}
+
+fn find(counts: &[Count], row: &str, column: &str) -> Option<f64> {
+    let name = format!("{row}/{column}");
+    counts.iter().find(|count| count.name == name).map(|count| count.each)
+}
+
+fn print_table(counts: &[Count]) {
+    println!("instructions of one post, its call and the loop around it");
+    print!("{:<18}", "");
+    COLUMNS.iter().for_each(|column| print!("{column:>14}"));
+    println!();
+    for row in ROWS {
+        print!("{row:<18}");
+        for column in COLUMNS {
+            match find(counts, row, column) {
+                Some(each) => print!("{each:>14.1}"),
+                None => print!("{:>14}", "-"),
+            }
+        }
+        println!();
+    }
+}
+
+fn within_budgets(counts: &[Count]) -> bool {
+    let (mut passed, mut failed) = (0, 0);
+    for &(row, column, budget) in BUDGETS {
+        match find(counts, row, column) {
+            Some(each) if each <= budget => {
+                passed += 1;
+                println!("PASS {row}, {column}: {each:.1} instructions, at most {budget:.0}");
+            }
+            Some(each) => {
+                failed += 1;
+                println!("FAIL {row}, {column}: {each:.1} instructions, at most {budget:.0}");
+            }
+            None => {
+                failed += 1;
+                println!("FAIL {row}, {column}: not counted");
+            }
+        }
+    }
+    println!("budgets: {passed} passed, {failed} failed, 0 skipped");
+    failed == 0
+}
+
+type Failure = Box<dyn std::error::Error>;
+
+/// In the process under valgrind: counts everything.
+fn count_all(library: Option<&Path>) -> Result<(), Failure> {
+    let inline = Card::new(POLICY_COMBINING, Values::Inline)?;
+    let slots = Card::new(POLICY_COMBINING, Values::Slots)?;
+    let locked = Card::new(POLICY_LOCKED, Values::Inline)?;
+    let locked_slots = Card::new(POLICY_LOCKED, Values::Slots)?;
+    by_call(C, &inline, &slots)?;
+    by_call(LOCKED, &locked, &locked_slots)?;
+    inlined(&inline, &slots)?;
+    match library {
+        Some(library) => baseline(library),
+        None => Ok(()),
+    }
+}
+
+fn count(row: &str, column: &str, work: impl FnMut(u32)) {
+    callgrind::count(&format!("{row}/{column}"), REPS, work);
+}
+
+/// Post `i` of the list.
+#[inline(always)]
+fn post(posts: &[Post; POSTS], i: u32) -> &Post {
+    &posts[i as usize % POSTS]
+}
+
+/// Through the C ABI: `fgin_*` by their addresses, so that nothing is inlined.
+fn by_call(column: &str, inline: &Card, slots: &Card) -> Result<(), Failure> {
+    let put = black_box(capi::fgin_put as unsafe extern "C" fn(_, _, _, _, _, _, _, _, _) -> _);
+    let put_value = black_box(capi::fgin_put_value as unsafe extern "C" fn(_, _, _, _, _, _, _, _) -> _);
+    let get = black_box(capi::fgin_get as unsafe extern "C" fn(_, _, _, _, _, _, _, _) -> _);
+    let signal = black_box(capi::fgin_signal as unsafe extern "C" fn(_, _, _, _) -> _);
+    let context = inline.context()?;
+    let ctx = context.as_ptr();
+    let list = black_box(nccl::posts(inline));
+    let puts = |action: Action, flags: u32| {
+        let (action, flags) = black_box((action.bits(), flags));
+        move |n: u32| {
+            for i in 0..n {
+                let p = post(&list, i);
+                // SAFETY: the context lives, and its windows.
+                let code = unsafe { put(ctx, p.peer, p.dst.0, p.dst_off, p.src.0, p.src_off, p.bytes, action, flags) };
+                assert!(code == 0);
+            }
+        }
+    };
+    count("put", column, puts(Action::NONE, DEFAULT));
+    count("put, aggregated", column, puts(Action::NONE, AGGREGATE));
+    count("put with signal", column, puts(Action::signal_inc(1), DEFAULT));
+    for (row, card) in [("putValue, inline", inline), ("putValue, slots", slots)] {
+        let context = card.context()?;
+        let ctx = context.as_ptr();
+        let (bytes, action, flags) = black_box((8u32, 0u64, 0u32));
+        count(row, column, |n| {
+            for i in 0..n {
+                let p = post(&list, i);
+                // SAFETY: as above.
+                let code = unsafe { put_value(ctx, p.peer, p.dst.0, p.dst_off, p.value, bytes, action, flags) };
+                assert!(code == 0);
+            }
+        });
+    }
+    let flags = black_box(0u32);
+    count("get", column, |n| {
+        for i in 0..n {
+            let p = post(&list, i);
+            // SAFETY: as above.
+            let code = unsafe { get(ctx, p.peer, p.dst.0, p.dst_off, p.src.0, p.src_off, p.bytes, flags) };
+            assert!(code == 0);
+        }
+    });
+    let action = black_box(Action::signal_inc(1).bits());
+    count("signal", column, |n| {
+        for i in 0..n {
+            // SAFETY: as above.
+            let code = unsafe { signal(ctx, post(&list, i).peer, action, flags) };
+            assert!(code == 0);
+        }
+    });
+    Ok(())
+}
+
+/// A loop of its own for each case, as a kernel has it.
+macro_rules! stream {
+    ($name:ident, $context:ident, $p:ident, $post:expr) => {
+        #[inline(never)]
+        fn $name($context: Context<'_>, posts: &[Post; POSTS], n: u32) {
+            for i in 0..n {
+                let $p = post(posts, i);
+                if $post.is_err() {
+                    refused();
+                }
+            }
+        }
+    };
+}
+
+#[cold]
+#[inline(never)]
+fn refused() {
+    panic!("a post was refused");
+}
+
+stream!(put, c, p, c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::NONE, Flags::NONE));
+stream!(put_agg, c, p, c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::NONE, Flags::AGGREGATE));
+stream!(
+    put_signal,
+    c,
+    p,
+    c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::signal_inc(p.signal as u16), Flags::NONE)
+);
+stream!(value_inline, c, p, c.put_value(p.peer, p.dst, p.dst_off, p.value, 8, Action::NONE, Flags::NONE));
+stream!(value_slots, c, p, c.put_value(p.peer, p.dst, p.dst_off, p.value, 8, Action::NONE, Flags::NONE));
+stream!(get, c, p, c.get(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Flags::NONE));
+stream!(signal, c, p, c.signal(p.peer, Action::signal_inc(p.signal as u16), Flags::NONE));
+
+fn inlined(inline: &Card, slots: &Card) -> Result<(), Failure> {
+    let context = inline.context()?;
+    let list = black_box(nccl::posts(inline));
+    count("put", INLINE, |n| put(context, &list, n));
+    count("put, aggregated", INLINE, |n| put_agg(context, &list, n));
+    count("put with signal", INLINE, |n| put_signal(context, &list, n));
+    count("putValue, inline", INLINE, |n| value_inline(context, &list, n));
+    let with_slots = slots.context()?;
+    count("putValue, slots", INLINE, |n| value_slots(with_slots, &list, n));
+    count("get", INLINE, |n| get(context, &list, n));
+    count("signal", INLINE, |n| signal(context, &list, n));
+    Ok(())
+}
+
+/// NCCL's code, on a context of its own.
+fn baseline(library: &Path) -> Result<(), Failure> {
+    let card = Card::new(POLICY_COMBINING, Values::Inline)?;
+    let nccl = Nccl::open(library, &card)?;
+    let handle = nccl.handle();
+    let list = black_box(nccl::posts(&card));
+    for (row, name, last) in [
+        ("put", "nccl_put", DEFAULT),
+        ("put, aggregated", "nccl_put", AGGREGATE),
+        ("put with signal", "nccl_put_signal", 1),
+        ("get", "nccl_get", DEFAULT),
+    ] {
+        // SAFETY: its type in posts.cpp.
+        let function: Put = unsafe { nccl.function(name) }?;
+        let last = black_box(last);
+        count(row, NCCL_C, |n| {
+            for i in 0..n {
+                let p = post(&list, i);
+                // SAFETY: the context lives, and its windows.
+                unsafe { function(handle, p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, last) };
+            }
+        });
+    }
+    // SAFETY: its type in posts.cpp.
+    let signal: Put = unsafe { nccl.function("nccl_put_signal") }?;
+    let id = black_box(1);
+    count("signal", NCCL_C, |n| {
+        for i in 0..n {
+            let p = post(&list, i);
+            // SAFETY: as above; no bytes.
+            unsafe { signal(handle, p.peer, p.dst, p.dst_off, p.src, p.src_off, 0, id) };
+        }
+    });
+    // SAFETY: its type in posts.cpp.
+    let put_value: PutValue = unsafe { nccl.function("nccl_put_value") }?;
+    let flags = black_box(0);
+    count("putValue, inline", NCCL_C, |n| {
+        for i in 0..n {
+            let p = post(&list, i);
+            // SAFETY: as above.
+            unsafe { put_value(handle, p.peer, p.dst, p.dst_off, p.value, flags) };
+        }
+    });
+    for (row, name) in [
+        ("put", "nccl_inline_put"),
+        ("put, aggregated", "nccl_inline_put_aggregated"),
+        ("put with signal", "nccl_inline_put_signal"),
+        ("putValue, inline", "nccl_inline_put_value"),
+        ("get", "nccl_inline_get"),
+        ("signal", "nccl_inline_signal"),
+    ] {
+        // SAFETY: its type in posts.cpp.
+        let function: Loop = unsafe { nccl.function(name) }?;
+        // SAFETY: as above.
+        count(row, NCCL_INLINE, |n| unsafe { function(handle, list.as_ptr(), POSTS as u32 - 1, n) });
+    }
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! Instruction counts: the program asks valgrind's callgrind, under which it runs, to count between two points.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What a run under callgrind is told by.
+const DIR: &str = "FERROGIN_BENCH_CALLGRIND";
+
+/// Client requests, by their numbers in valgrind's callgrind.h.
+const ZERO_STATS: usize = 0x4354_0001;
+const DUMP_STATS_AT: usize = 0x4354_0003;
+const START_INSTRUMENTATION: usize = 0x4354_0004;
+const STOP_INSTRUMENTATION: usize = 0x4354_0005;
+
+/// One count.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Count {
+    /// As given to [`count`].
+    pub name: String,
+    /// Instructions for each repetition.
+    pub each: f64,
+}
+
+/// Why nothing could be counted.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Client requests are known for one processor only.
+    #[error("callgrind's requests are only known to this program on x86-64")]
+    Processor,
+    /// No valgrind.
+    #[error("valgrind cannot be started ({0}): install valgrind")]
+    Missing(io::Error),
+    /// It did not end well.
+    #[error("the run under valgrind failed: {0}")]
+    Failed(String),
+    /// Its output.
+    #[error("{path}: {error}")]
+    Output {
+        /// File or directory.
+        path: PathBuf,
+        /// What went wrong.
+        error: io::Error,
+    },
+}
+
+/// Whether this process runs under callgrind, started by [`run_again`].
+pub fn running() -> bool {
+    std::env::var_os(DIR).is_some()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn request(number: usize, argument: usize) {
+    let arguments = [number, argument, 0, 0, 0, 0];
+    // SAFETY: valgrind's marker: four rotations that together change nothing and an exchange of a register with itself;
+    // valgrind reads the six words and leaves its answer in rdx.
+    unsafe {
+        core::arch::asm!(
+            "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",
+            in("rax") &arguments, inout("rdx") 0usize => _, inout("rdi") 0usize => _,
+        );
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn request(_number: usize, _argument: usize) {}
+
+/// Counts the instructions of `work`, which repeats something `reps` times; a short run of it goes before, uncounted.
+pub fn count(name: &str, reps: u32, mut work: impl FnMut(u32)) {
+    let label = std::ffi::CString::new(format!("{name}|{reps}")).unwrap_or_default();
+    work(reps.min(64));
+    request(START_INSTRUMENTATION, 0);
+    // Once under instrumentation as well: what was translated is what is counted.
+    work(reps.min(64));
+    request(ZERO_STATS, 0);
+    work(reps);
+    request(DUMP_STATS_AT, label.as_ptr() as usize);
+    request(STOP_INSTRUMENTATION, 0);
+}
+
+/// Runs this program again under callgrind, with `args`; the counts that it made, in order.
+///
+/// # Errors
+/// When there is no valgrind, or the run fails.
+pub fn run_again(args: &[&str], dir: &Path) -> Result<Vec<Count>, Error> {
+    if !cfg!(target_arch = "x86_64") {
+        return Err(Error::Processor);
+    }
+    let program = std::env::current_exe().map_err(|error| Error::Output { path: PathBuf::from("."), error })?;
+    let at = |path: &Path| {
+        let path = path.to_path_buf();
+        move |error| Error::Output { path, error }
+    };
+    if dir.exists() {
+        std::fs::remove_dir_all(dir).map_err(at(dir))?;
+    }
+    std::fs::create_dir_all(dir).map_err(at(dir))?;
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--instr-atstart=no", "-q"])
+        .arg(format!("--callgrind-out-file={}", dir.join("out").display()))
+        .arg(program)
+        .args(args)
+        .env(DIR, dir)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(Error::Missing)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(Error::Failed(format!("{}: {}", output.status, said.trim())));
+    }
+    let mut counts = Vec::new();
+    for number in 1.. {
+        let path = dir.join(format!("out.{number}"));
+        if !path.exists() {
+            break;
+        }
+        let text = std::fs::read_to_string(&path).map_err(at(&path))?;
+        counts.extend(parse(&text));
+    }
+    if counts.is_empty() {
+        return Err(Error::Failed("it counted nothing".into()));
+    }
+    Ok(counts)
+}
+
+/// Name and count of one of callgrind's files, if it was asked for by [`count`].
+fn parse(text: &str) -> Option<Count> {
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let label = field("desc: Trigger: Client Request:")?;
+    let (name, reps) = label.rsplit_once('|')?;
+    let total: f64 = field("summary:").or(field("totals:"))?.parse().ok()?;
+    Some(Count { name: name.into(), each: total / reps.parse::<f64>().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dumps_are_read() {
+        let text = "version: 1\ndesc: Trigger: Client Request: put|100\nevents: Ir\nsummary: 12050\n";
+        assert_eq!(parse(text), Some(Count { name: "put".into(), each: 120.5 }));
+        assert_eq!(parse("desc: Trigger: Program termination\nsummary: 1\n"), None);
+    }
+}
