@@ -9,6 +9,13 @@
 
 #include <stdint.h>
 
+/* In CUDA C++ the functions come from libferrogin_device.so on the CPU and from the relocatable objects on the GPU. */
+#ifdef __CUDACC__
+#define FGIN_API __host__ __device__
+#else
+#define FGIN_API
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -41,35 +48,35 @@ typedef uint64_t fgin_action;
 #define FGIN_AGGREGATE 2u
 
 /* The context context_id of the array that createContext returned in ncclNetDeviceHandle->handle. */
-int fgin_open(void *handle, uint32_t context_id, const fgin_context **out);
+FGIN_API int fgin_open(void *handle, uint32_t context_id, const fgin_context **out);
 
 /* Writes bytes from src at src_off on this rank to dst at dst_off on peer. */
-int fgin_put(const fgin_context *ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
-             uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags);
+FGIN_API int fgin_put(const fgin_context *ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
+                      uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags);
 
 /* Writes the low bytes (1, 2, 4 or 8) of value to dst at dst_off on peer; action may not name a counter. */
-int fgin_put_value(const fgin_context *ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
-                   uint32_t bytes, fgin_action action, uint32_t flags);
+FGIN_API int fgin_put_value(const fgin_context *ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
+                            uint32_t bytes, fgin_action action, uint32_t flags);
 
 /* Reads bytes from remote at remote_off on peer to local at local_off; they are there after fgin_flush. */
-int fgin_get(const fgin_context *ctx, uint32_t peer, fgin_window remote, uint64_t remote_off, fgin_window local,
-             uint64_t local_off, uint64_t bytes, uint32_t flags);
+FGIN_API int fgin_get(const fgin_context *ctx, uint32_t peer, fgin_window remote, uint64_t remote_off,
+                      fgin_window local, uint64_t local_off, uint64_t bytes, uint32_t flags);
 
 /* Carries out action on peer, with no bytes. */
-int fgin_signal(const fgin_context *ctx, uint32_t peer, fgin_action action, uint32_t flags);
+FGIN_API int fgin_signal(const fgin_context *ctx, uint32_t peer, fgin_action action, uint32_t flags);
 
 /* Waits until everything posted on this context before has completed. */
-int fgin_flush(const fgin_context *ctx);
+FGIN_API int fgin_flush(const fgin_context *ctx);
 
 /* Signals: times raised since the last reset, modulo 2^31; least is compared modulo 2^31. */
-int fgin_read_signal(const fgin_context *ctx, uint32_t id, uint64_t *out);
-int fgin_wait_signal(const fgin_context *ctx, uint32_t id, uint64_t least);
-int fgin_reset_signal(const fgin_context *ctx, uint32_t id);
+FGIN_API int fgin_read_signal(const fgin_context *ctx, uint32_t id, uint64_t *out);
+FGIN_API int fgin_wait_signal(const fgin_context *ctx, uint32_t id, uint64_t least);
+FGIN_API int fgin_reset_signal(const fgin_context *ctx, uint32_t id);
 
 /* Counters: completed operations that named it since the last reset, modulo 2^31. */
-int fgin_read_counter(const fgin_context *ctx, uint32_t id, uint64_t *out);
-int fgin_wait_counter(const fgin_context *ctx, uint32_t id, uint64_t least);
-int fgin_reset_counter(const fgin_context *ctx, uint32_t id);
+FGIN_API int fgin_read_counter(const fgin_context *ctx, uint32_t id, uint64_t *out);
+FGIN_API int fgin_wait_counter(const fgin_context *ctx, uint32_t id, uint64_t least);
+FGIN_API int fgin_reset_counter(const fgin_context *ctx, uint32_t id);
 
 #ifdef __cplusplus
 }
