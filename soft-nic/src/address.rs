@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 
 /// Version of everything that two cards must agree on: the GID, the hello, the packets.
-pub(crate) const WIRE_VERSION: u8 = 1;
+pub(crate) const WIRE_VERSION: u8 = 2;
 /// The first byte of a software card's GID; real ones begin with 0xfe (link local).
 const MAGIC: u8 = 0x5e;
 /// Bytes of an address.
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn bytes_are_pinned() {
         let bytes = address().to_bytes();
-        assert_eq!(bytes[..16], [0x5e, 1, 1, 2, 3, 4, 10, 0, 0, 9, 0x12, 0xb7, 0xa1, 0xb2, 0xc3, 0xd4]);
+        assert_eq!(bytes[..16], [0x5e, 2, 1, 2, 3, 4, 10, 0, 0, 9, 0x12, 0xb7, 0xa1, 0xb2, 0xc3, 0xd4]);
         assert_eq!(bytes[16..24], [0x34, 0x12, 0, 0, 0xef, 0xcd, 0xab, 0x89]);
         assert_eq!(bytes[24..], [0; 8]);
     }
@@ -131,7 +131,7 @@ mod tests {
             Address::from_bytes(&bytes)
         };
         assert_eq!(with(0, 0xfe), Err(AddressError::Foreign(0xfe)));
-        assert_eq!(with(1, 2), Err(AddressError::Version(2)));
+        assert_eq!(with(1, 1), Err(AddressError::Version(1)));
         let mut no_qp = good;
         no_qp[16..18].fill(0);
         assert_eq!(Address::from_bytes(&no_qp), Err(AddressError::NoQueuePair));

@@ -1,6 +1,7 @@
 //! How requests end: completion entries and counters.
 
-use efa_dp_direct::wire::{CdescCommon, CdescFlags, CompStatus, QueueType, SendOp, TxCdesc, TxMetaDesc};
+use efa_dp_direct::cq::{SendCqe, Status};
+use efa_dp_direct::wire::{CompStatus, SendOp, TxMetaDesc};
 
 use super::core::Core;
 use super::counter::Event;
@@ -38,6 +39,7 @@ impl Core {
         let Some(entry) = qp.take(token) else { return };
         let (meta, connection) = (entry.request.meta, entry.connection);
         let event = match entry.request.operation {
+            Operation::Send => Event::Send,
             Operation::Write => Event::Write,
             Operation::Read => Event::Read,
         };
@@ -76,11 +78,16 @@ impl Core {
     }
 
     fn push_completion(&mut self, qpn: u16, meta: &TxMetaDesc, status: u8) {
-        let flags = CdescFlags(0).with_q_type(QueueType::Send.raw()).with_op_type(meta.ctrl1.op_type() & 0x7);
-        let common = CdescCommon { req_id: meta.req_id, status, flags, qp_num: qpn };
+        let raw = meta.ctrl1.op_type() & 0x7;
+        let cqe = SendCqe {
+            qp_num: qpn,
+            wr_id: meta.req_id_ex.wr_id(meta.req_id),
+            op: SendOp::from_raw(raw).ok_or(raw),
+            status: Status::from_raw(status),
+        };
         let Some(cq) = self.qp(qpn).map(|qp| qp.send_cq) else { return };
         if let Some(cq) = self.cqs.get_mut(cq) {
-            cq.push(TxCdesc { common, req_id_ex: meta.req_id_ex, reserved: [0; 4] });
+            cq.append(|phase| cqe.emit(phase));
         }
     }
 }

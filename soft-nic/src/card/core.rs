@@ -135,6 +135,8 @@ pub(crate) struct Core {
     pub forgotten: Vec<msg::Peer>,
     pub welcomes: Vec<(msg::Peer, [u8; WELCOME_LEN])>,
     pub epoll: Epoll,
+    /// Sends whose peer had no receive, and when they are tried again.
+    pub unready: Vec<(u64, Token)>,
     /// Kept back by faults; `None` when nothing ever is.
     pub holds: Option<Holds>,
     /// Microseconds that this process has been awake, as far as the engine saw.
@@ -179,6 +181,7 @@ impl Core {
             forgotten: Vec::new(),
             welcomes: Vec::new(),
             epoll,
+            unready: Vec::new(),
             holds,
             clock_us: 0,
             requests: 0,

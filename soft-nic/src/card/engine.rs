@@ -92,8 +92,8 @@ const RESTS: [(Duration, Duration); 3] = [
     (Duration::from_millis(5), Duration::from_micros(50)),
     (YIELD, Duration::from_micros(20)),
 ];
-/// Longest rest while cards of other hosts are connected.
-const REMOTE_REST: Duration = Duration::from_micros(50);
+/// Longest rest while cards of other hosts are connected or a send is to be tried again.
+const SHORT_REST: Duration = Duration::from_micros(50);
 /// Looks at doorbells and rings between two looks at sockets.
 const SOCKET_EVERY: u32 = 64;
 /// A gap in the clock beyond this was not time that anybody could have answered in: the process was stopped.
@@ -118,7 +118,7 @@ fn run(shared: &Shared, events: &OwnedFd) {
             last += Duration::from_micros(step);
         }
         turn = turn.wrapping_add(1);
-        let (moved, held, remote) = {
+        let (moved, held, soon) = {
             let mut core = shared.core.lock().unwrap_or_else(PoisonError::into_inner);
             core.clock_us += step.min(MAX_STEP_US);
             let mut moved = core.poll();
@@ -131,7 +131,8 @@ fn run(shared: &Shared, events: &OwnedFd) {
                 core.check_batches();
             }
             core.settled = !moved;
-            (moved, core.holds.as_ref().is_some_and(|h| !h.is_empty()), !core.connection_of.is_empty())
+            let soon = !core.connection_of.is_empty() || !core.unready.is_empty();
+            (moved, core.holds.as_ref().is_some_and(|h| !h.is_empty()), soon)
         };
         if moved {
             (idle, quiet) = (0, Duration::ZERO);
@@ -150,8 +151,8 @@ fn run(shared: &Shared, events: &OwnedFd) {
         }
         quiet = now - idle_since;
         match RESTS.iter().find(|(from, _)| quiet >= *from) {
-            // Messages of other hosts do not wake the engine.
-            Some((_, rest)) if !held => doze(shared, events, if remote { REMOTE_REST.min(*rest) } else { *rest }),
+            // Messages of other hosts do not wake the engine, nor does the time.
+            Some((_, rest)) if !held => doze(shared, events, if soon { SHORT_REST.min(*rest) } else { *rest }),
             _ => std::thread::yield_now(),
         }
     }
@@ -191,6 +192,7 @@ impl Core {
                 Step::Complete(status) => self.retire(token, status),
             }
         }
+        moved |= self.poll_unready();
         for at in 0..self.connections.bound() {
             moved |= self.pump(at);
         }

@@ -7,7 +7,7 @@ use efa_dp_direct::wire::{CompStatus, TxMetaDesc};
 use super::core::Core;
 use super::hold::Step;
 use super::qp::State;
-use super::request::{self, Broken, Local, Operation, Request};
+use super::request::{self, Broken, Operation, Request};
 
 const INTERNAL: CompStatus = CompStatus::LocalQpInternalError;
 
@@ -110,12 +110,10 @@ impl Core {
         let Some(pd) = self.qp(qpn).map(|qp| qp.pd) else {
             return Err(Broken::refused("the queue pair is gone", CompStatus::Flushed));
         };
-        if let Local::Region { addr, lkey } = request.local
-            && request.len > 0
-        {
-            let write = request.operation == Operation::Read;
+        let write = request.operation == Operation::Read;
+        for sge in request.buffers().iter().filter(|sge| sge.length > 0) {
             self.regions
-                .local(pd, lkey, addr, request.len, write)
+                .local(pd, sge.lkey, sge.addr, sge.length, write)
                 .map_err(|error| Broken::refused(format!("local buffer: {error}"), CompStatus::LocalInvalidLkey))?;
         }
         Ok(request)
@@ -138,10 +136,11 @@ impl Core {
         }
     }
 
-    fn set_error(&mut self, qpn: u16) {
+    pub(crate) fn set_error(&mut self, qpn: u16) {
         if let Some(qp) = self.qp(qpn) {
             qp.state = State::Error;
         }
+        self.flush_receives(qpn);
     }
 
     /// A broken rule of the queue itself: the first request of the ring in error, the others flushed, then nothing.

@@ -11,8 +11,10 @@ mod messages;
 mod qp;
 pub(crate) mod queue;
 mod receive;
+mod recv;
 pub(crate) mod region;
 pub(crate) mod request;
+pub(crate) mod signal;
 mod sockets;
 mod transmit;
 

@@ -40,6 +40,8 @@ pub(crate) struct Outstanding {
     pub received: u32,
     /// The wire has all of it; only an answer is awaited.
     pub awaiting: bool,
+    /// Times that the peer had no receive for it.
+    pub retries: u8,
     serial: u32,
     live: bool,
 }
@@ -64,6 +66,10 @@ pub(crate) struct Qp {
     pub enabled: bool,
     /// Producer index up to which requests were taken.
     pub taken: u32,
+    /// Index up to which receives were taken.
+    pub rq_taken: u32,
+    /// How often a send is tried again when the peer has no receive.
+    pub rnr_retry: u8,
     /// Requests taken and not completed.
     pub outstanding: u32,
     pub send_cq: u32,
@@ -87,6 +93,8 @@ impl Qp {
             state: State::Ready,
             enabled: false,
             taken: 0,
+            rq_taken: 0,
+            rnr_retry: super::recv::RNR_FOR_EVER,
             outstanding: 0,
             send_cq: 0,
             recv_cq: None,
@@ -106,6 +114,7 @@ impl Qp {
             sent: 0,
             received: 0,
             awaiting: false,
+            retries: 0,
             serial: self.serial,
             live: true,
         };

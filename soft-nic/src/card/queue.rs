@@ -2,11 +2,12 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::mem::size_of;
 use std::sync::Arc;
 
-use efa_dp_direct::wire::TxCdesc;
+use efa_dp_direct::cq::RawCqe;
+use efa_dp_direct::wire::{LkeyCtrl, RxDesc};
 
+use super::signal::Signal;
 use crate::memory::{self, Mapping, page_size};
 
 /// Bytes of a receive queue's entry (`efa_io_rx_desc`).
@@ -61,6 +62,20 @@ impl WorkQueue {
     /// The phase bit that a request with this index must have.
     pub(crate) fn phase_of(&self, index: u32) -> u8 {
         (index >> self.entries.trailing_zeros()) as u8 & 1
+    }
+
+    /// The receive descriptor of `index`.
+    pub(crate) fn fetch_receive(&self, index: u32) -> RxDesc {
+        let slot = self.buffer().wrapping_add(self.slot_of(index) as usize * RQ_ENTRY_LEN as usize);
+        // SAFETY: the slot lies in the ring, on a multiple of 16.
+        let [addr, rest]: [u64; 2] = unsafe { memory::load_words(slot) };
+        RxDesc {
+            buf_addr_lo: addr as u32,
+            buf_addr_hi: (addr >> 32) as u32,
+            req_id: rest as u16,
+            length: (rest >> 16) as u16,
+            lkey_ctrl: LkeyCtrl((rest >> 32) as u32),
+        }
     }
 
     /// Copies the entry of `index` out of the ring: 64 or 128 bytes of `entry`.
@@ -118,6 +133,8 @@ pub(crate) struct CompletionRing {
     next: u32,
     /// Queue pairs bound to it.
     pub bound: u32,
+    /// Whom to wake.
+    pub signals: Vec<Arc<Signal>>,
 }
 
 impl CompletionRing {
@@ -140,25 +157,28 @@ impl CompletionRing {
         }
         // SAFETY: `len` bytes are mapped. The phase of an unwritten entry must be that of the lap before: 0.
         unsafe { std::ptr::write_bytes(map.as_ptr(), 0, len) };
-        Ok(Self { map, entries, next: 0, bound: 0 })
+        Ok(Self { map, entries, next: 0, bound: 0, signals: Vec::new() })
     }
 
     pub(crate) fn buffer(&self) -> *mut u8 {
         self.map.as_ptr()
     }
 
-    /// Appends an entry; its phase bit is set here. A reader that is a lap behind loses the oldest, as on hardware.
-    pub(crate) fn push(&mut self, mut entry: TxCdesc) {
+    /// Appends an entry; `emit` gives its bytes for the phase of the lap. A reader that is a lap behind loses the oldest, as on hardware.
+    pub(crate) fn append(&mut self, emit: impl FnOnce(bool) -> RawCqe) {
         let phase = (self.next >> self.entries.trailing_zeros()) & 1 == 0;
-        entry.common.flags = entry.common.flags.with_phase(phase);
+        let mut words = [0u64; 4];
+        for (word, bytes) in words.iter_mut().zip(emit(phase).0.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*bytes);
+        }
         let slot = self.buffer().wrapping_add((self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize);
-        // SAFETY: plain integers without padding, of the asserted size.
-        let words: [u64; 2] = unsafe { std::mem::transmute(entry) };
-        for (i, word) in [(3, 0), (2, 0), (1, words[1]), (0, words[0])] {
+        for (i, word) in words.into_iter().enumerate().rev() {
             // SAFETY: the slot has 32 mapped bytes. The phase is in word 0, which goes last and releases the others.
             unsafe { memory::store_release(slot.wrapping_add(8 * i).cast(), word) };
         }
         self.next = self.next.wrapping_add(1);
+        for signal in &self.signals {
+            signal.raise();
+        }
     }
 }
-const _: () = assert!(size_of::<TxCdesc>() == 16);

@@ -10,6 +10,7 @@ use super::connection::{Link, Partial, Serving};
 use super::core::Core;
 use super::counter::Event;
 use super::qp::Token;
+use super::recv::NOT_READY;
 use super::request::{Local, MAX_RDMA_SIZE, Operation};
 use crate::memory;
 use crate::wire::packet::{Acknowledgement, Header, Kind};
@@ -54,6 +55,7 @@ impl Core {
     /// Deals with one packet, whose header is consistent and whose payload holds `header.len` bytes.
     pub(crate) fn receive(&mut self, at: u32, header: &Header, payload: *const u8) {
         match header.kind() {
+            Some(Kind::Send) => self.receive_send(at, header, payload),
             Some(Kind::Write) => self.receive_write(at, header, payload),
             Some(Kind::Read) => self.receive_read(at, header),
             Some(Kind::Data) => self.receive_data(at, header, payload),
@@ -71,7 +73,9 @@ impl Core {
     /// The other side has dealt with a request.
     pub(crate) fn receive_ack(&mut self, at: u32, ack: Acknowledgement) {
         let token = Token(ack.token);
-        if self.outstanding(token).is_some_and(|entry| entry.connection == Some(at)) {
+        if self.outstanding(token).is_some_and(|entry| entry.connection == Some(at))
+            && !(ack.status == NOT_READY && self.retry_send(token))
+        {
             self.finish(token, ack.status);
         }
     }
@@ -160,6 +164,9 @@ impl Core {
         };
         if status == OK {
             self.tick(header.dst_qpn, Event::RemoteWrite, false);
+            if header.immediate().is_some() {
+                self.push_unsolicited(at, header);
+            }
         }
         self.answer(at, Header { status, ..Header::new(Kind::Ack, header.token) });
     }

@@ -1,14 +1,17 @@
 //! A work request as the card executes it, and what is wrong with one that it does not.
 
 use efa_dp_direct::wire::{CompStatus, TX_DESC_INLINE_MAX_SIZE_128, TxMetaDesc};
-use efa_dp_direct::wqe::{self, Geometry, SendWqe, Sge, WriteData};
+use efa_dp_direct::wqe::{self, Geometry, RemoteMem, SendData, SendWqe, Sge, WriteData};
 
 /// Most bytes of one RDMA operation.
 pub(crate) const MAX_RDMA_SIZE: u32 = 1 << 30;
+/// Most bytes of a send: one packet.
+pub(crate) const MAX_SEND_SIZE: u32 = 8928;
 
 /// What the card does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
+    Send,
     Write,
     Read,
 }
@@ -20,6 +23,8 @@ pub(crate) enum Local {
     Inline([u8; TX_DESC_INLINE_MAX_SIZE_128]),
     /// In registered memory.
     Region { addr: u64, lkey: u32 },
+    /// In two pieces of registered memory, one after the other.
+    Pair([Sge; 2]),
 }
 
 /// A request that makes sense by itself.
@@ -30,8 +35,22 @@ pub(crate) struct Request {
     pub local: Local,
     pub remote_addr: u64,
     pub rkey: u32,
+    /// Immediate data for the peer.
+    pub imm: Option<u32>,
     /// Bytes to transfer.
     pub len: u32,
+}
+
+impl Request {
+    /// The registered memory that it names on this side.
+    pub(crate) fn buffers(&self) -> [Sge; 2] {
+        let none = Sge::default();
+        match self.local {
+            Local::Inline(_) => [none; 2],
+            Local::Region { addr, lkey } => [Sge { addr, length: self.len, lkey }, none],
+            Local::Pair(pair) => pair,
+        }
+    }
 }
 
 /// A rule that a request breaks.
@@ -67,41 +86,53 @@ pub(crate) fn decode(bytes: &[u8; 128], wide: bool) -> Result<Request, Broken> {
         let status = error.status();
         Broken { rule: error.to_string(), status, fatal: status == CompStatus::LocalQpInternalError }
     })?;
-    let request = flatten(meta_of(bytes), &wqe)?;
-    if request.len > MAX_RDMA_SIZE {
-        return Err(Broken::refused("more than max_rdma_size (1 GiB)", CompStatus::LocalBadLength));
-    }
-    Ok(request)
+    flatten(meta_of(bytes), &wqe)
 }
 
 fn flatten(meta: TxMetaDesc, wqe: &SendWqe) -> Result<Request, Broken> {
     const NOWHERE: Sge = Sge { addr: 0, length: 0, lkey: 0 };
-    let unsupported = |what: &str| Err(Broken::refused(what, CompStatus::LocalUnsupportedOp));
-    let region = |sge: Sge| (Local::Region { addr: sge.addr, lkey: sge.lkey }, sge.length);
-    let (operation, remote, (local, len)) = match wqe.op {
-        wqe::Operation::Send { .. } => return unsupported("this card does no sends"),
-        wqe::Operation::Write { imm: Some(_), .. } => return unsupported("this card does no immediate data"),
-        wqe::Operation::Write { remote, data, imm: None } => {
+    let region = |sge: Sge| (Local::Region { addr: sge.addr, lkey: sge.lkey }, u64::from(sge.length));
+    let carried = |inline: wqe::Inline| {
+        let mut data = [0; TX_DESC_INLINE_MAX_SIZE_128];
+        data[..inline.data().len()].copy_from_slice(inline.data());
+        (Local::Inline(data), inline.data().len() as u64)
+    };
+    let (operation, remote, (local, len), imm) = match wqe.op {
+        wqe::Operation::Send { data, imm } => {
+            let local = match data {
+                SendData::Empty => region(NOWHERE),
+                SendData::One(sge) => region(sge),
+                SendData::Two(first, second) => (Local::Pair([first, second]), data.len()),
+                SendData::Inline(inline) => carried(inline),
+            };
+            (Operation::Send, RemoteMem::default(), local, imm)
+        }
+        wqe::Operation::Write { remote, data, imm } => {
             let local = match data {
                 WriteData::Empty => region(NOWHERE),
                 WriteData::One(sge) => region(sge),
-                WriteData::Inline(inline) => {
-                    let mut data = [0; TX_DESC_INLINE_MAX_SIZE_128];
-                    data[..inline.data().len()].copy_from_slice(inline.data());
-                    (Local::Inline(data), inline.data().len() as u32)
-                }
+                WriteData::Inline(inline) => carried(inline),
             };
-            (Operation::Write, remote, local)
+            (Operation::Write, remote, local, imm)
         }
-        wqe::Operation::Read { remote, into } => (Operation::Read, remote, region(into.unwrap_or(NOWHERE))),
+        wqe::Operation::Read { remote, into } => (Operation::Read, remote, region(into.unwrap_or(NOWHERE)), None),
     };
-    Ok(Request { operation, meta, local, remote_addr: remote.addr, rkey: remote.rkey, len })
+    let (limit, rule) = match operation {
+        Operation::Send => (MAX_SEND_SIZE, "a send of more than one packet (8928 bytes)"),
+        Operation::Write | Operation::Read => (MAX_RDMA_SIZE, "more than max_rdma_size (1 GiB)"),
+    };
+    match u32::try_from(len) {
+        Ok(len) if len <= limit => {
+            Ok(Request { operation, meta, local, remote_addr: remote.addr, rkey: remote.rkey, imm, len })
+        }
+        _ => Err(Broken::refused(rule, CompStatus::LocalBadLength)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use efa_dp_direct::wqe::{Destination, Inline, Operation as Op, RemoteMem, SendData};
+    use efa_dp_direct::wqe::{Destination, Inline, Operation as Op};
 
     const DEST: Destination = Destination { ah: 3, qpn: 4, qkey: 5 };
     const REMOTE: RemoteMem = RemoteMem { addr: 0x1000, rkey: 0xabcd };
@@ -139,14 +170,23 @@ mod tests {
     }
 
     #[test]
+    fn sends_carry_inline_data_or_up_to_two_buffers() {
+        let send = |data| bytes(Op::Send { data, imm: Some(9) }, &Geometry::NARROW);
+        let request = decode(&send(SendData::Inline(Inline::new(b"hello").unwrap())), false).unwrap();
+        assert_eq!((request.operation, request.len, request.imm), (Operation::Send, 5, Some(9)));
+        let request = decode(&send(SendData::Two(sge(8), sge(100))), false).unwrap();
+        assert_eq!((request.local, request.len), (Local::Pair([sge(8), sge(100)]), 108));
+        assert_eq!(decode(&send(SendData::Empty), false).unwrap().len, 0);
+        assert_eq!(decode(&send(SendData::One(sge(MAX_SEND_SIZE))), false).unwrap().len, MAX_SEND_SIZE);
+        let long = SendData::Two(sge(MAX_SEND_SIZE), sge(1));
+        let broken = decode(&send(long), false).unwrap_err();
+        assert!(broken.rule.contains("one packet"), "{broken:?}");
+        assert_eq!((broken.status, broken.fatal), (CompStatus::LocalBadLength, false));
+        assert!(decode(&send(SendData::Two(sge(u32::MAX), sge(u32::MAX))), false).is_err());
+    }
+
+    #[test]
     fn what_is_not_done_is_named() {
-        let send = bytes(Op::Send { data: SendData::Empty, imm: None }, &Geometry::NARROW);
-        let imm = bytes(Op::Write { remote: REMOTE, data: WriteData::Empty, imm: Some(1) }, &Geometry::NARROW);
-        for (bytes, rule) in [(send, "sends"), (imm, "immediate")] {
-            let broken = decode(&bytes, false).unwrap_err();
-            assert!(broken.rule.contains(rule), "{broken:?}");
-            assert_eq!((broken.status, broken.fatal), (CompStatus::LocalUnsupportedOp, false));
-        }
         let mut inline = write(8);
         inline[2] |= 0x20;
         assert_eq!(decode(&inline, false).unwrap_err().status, CompStatus::LocalUnsupportedOp);

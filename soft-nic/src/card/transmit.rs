@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use efa_dp_direct::wire::CompStatus;
+use efa_dp_direct::wqe::Sge;
 use ferrogin_fabric::msg::SendError;
 
 use super::complete::OK;
@@ -9,9 +10,10 @@ use super::connection::{Link, Serving};
 use super::core::Core;
 use super::counter::Event;
 use super::qp::Token;
-use super::request::{Local, Operation};
+use super::request::{Local, MAX_SEND_SIZE, Operation};
+use crate::memory;
 use crate::wire::message::{self, Payload};
-use crate::wire::packet::{ACKNOWLEDGEMENT_LEN, Acknowledgement, Header, Kind};
+use crate::wire::packet::{ACKNOWLEDGEMENT_LEN, Acknowledgement, HAS_IMM, Header, Kind};
 use crate::wire::ring;
 
 /// Most payload of a packet, on whatever wire.
@@ -20,6 +22,15 @@ const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD a
 
 /// Answers that make a packet worth while, and as many as go into one.
 const COMPANY: usize = 32;
+
+/// What a request is on the wire.
+fn kind_of(operation: Operation) -> Kind {
+    match operation {
+        Operation::Send => Kind::Send,
+        Operation::Write => Kind::Write,
+        Operation::Read => Kind::Read,
+    }
+}
 
 /// What became of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,11 +146,14 @@ impl Core {
             rkey: request.rkey,
             addr: request.remote_addr,
             total: request.len,
-            ..Header::new(if request.operation == Operation::Write { Kind::Write } else { Kind::Read }, token.0)
+            flags: if request.imm.is_some() { HAS_IMM } else { 0 },
+            imm: request.imm.unwrap_or(0),
+            ..Header::new(kind_of(request.operation), token.0)
         };
         let mut payload = Payload::Nothing;
         let inline;
-        if request.operation == Operation::Write {
+        let mut gathered;
+        if request.operation != Operation::Read {
             header.offset = sent;
             header.len = (request.len - sent).min(MAX_PAYLOAD);
             match request.local {
@@ -147,7 +161,15 @@ impl Core {
                     inline = data;
                     payload = Payload::Bytes(&inline[..header.len as usize]);
                 }
-                Local::Region { .. } if header.len == 0 => {}
+                Local::Region { .. } | Local::Pair(_) if header.len == 0 => {}
+                Local::Pair(pair) => {
+                    gathered = [0; MAX_SEND_SIZE as usize];
+                    if !self.gather(pd, &pair, &mut gathered) {
+                        self.finish(token, CompStatus::LocalInvalidLkey.raw());
+                        return self.next_request(at);
+                    }
+                    payload = Payload::Bytes(&gathered[..header.len as usize]);
+                }
                 Local::Region { addr, lkey } => {
                     match self.regions.local(pd, lkey, addr + u64::from(sent), header.len, false) {
                         Ok(source) => payload = Payload::Memory(source),
@@ -177,6 +199,19 @@ impl Core {
             }
         };
         if done { self.next_request(at) } else { Sent::Yes }
+    }
+
+    /// Copies both buffers of a send, one after the other; false when one is no longer registered.
+    fn gather(&self, pd: u32, pair: &[Sge; 2], into: &mut [u8; MAX_SEND_SIZE as usize]) -> bool {
+        let mut rest = &mut into[..];
+        for sge in pair.iter().filter(|sge| sge.length > 0) {
+            let Ok(source) = self.regions.local(pd, sge.lkey, sge.addr, sge.length, false) else { return false };
+            let Some((room, behind)) = rest.split_at_mut_checked(sge.length as usize) else { return false };
+            // SAFETY: the region holds `length` bytes there, and `room` as many.
+            unsafe { memory::copy(room.as_mut_ptr(), source, room.len()) };
+            rest = behind;
+        }
+        true
     }
 
     fn next_request(&mut self, at: u32) -> Sent {

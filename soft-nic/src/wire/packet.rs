@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     Welcome = 7,
     /// Several [`Kind::Ack`]s, on wires where a packet is dear: an [`Acknowledgement`] after the other.
     Acks = 8,
+    /// A send, whole: its payload follows.
+    Send = 9,
 }
 
 impl Kind {
@@ -35,6 +37,7 @@ impl Kind {
             6 => Self::Hello,
             7 => Self::Welcome,
             8 => Self::Acks,
+            9 => Self::Send,
             _ => return None,
         })
     }
@@ -52,8 +55,8 @@ pub(crate) struct Header {
     pub src_qpn: u16,
     /// Queue pair that is asked.
     pub dst_qpn: u16,
-    /// Zero.
-    pub reserved: u16,
+    /// [`HAS_IMM`], or 0.
+    pub flags: u16,
     /// Key of the queue pair that is asked.
     pub qkey: u32,
     /// Key of the memory that is asked for.
@@ -66,11 +69,14 @@ pub(crate) struct Header {
     pub offset: u32,
     /// Bytes of payload behind this header.
     pub len: u32,
-    /// Zero.
-    pub reserved2: u32,
+    /// Immediate data, if `flags` says so.
+    pub imm: u32,
     /// Names the request to the one who asks.
     pub token: u64,
 }
+
+/// A send or a write has immediate data.
+pub(crate) const HAS_IMM: u16 = 1;
 
 /// Bytes of a header.
 pub(crate) const HEADER_LEN: usize = size_of::<Header>();
@@ -121,11 +127,11 @@ impl Header {
                 | u64::from(self.status) << 8
                 | u64::from(self.src_qpn) << 16
                 | u64::from(self.dst_qpn) << 32
-                | u64::from(self.reserved) << 48,
+                | u64::from(self.flags) << 48,
             low(self.qkey, self.rkey),
             self.addr,
             low(self.total, self.offset),
-            low(self.len, self.reserved2),
+            low(self.len, self.imm),
             self.token,
         ]
     }
@@ -134,20 +140,20 @@ impl Header {
         let halves = |word: u64| (word as u32, (word >> 32) as u32);
         let (qkey, rkey) = halves(words[1]);
         let (total, offset) = halves(words[3]);
-        let (len, reserved2) = halves(words[4]);
+        let (len, imm) = halves(words[4]);
         Self {
             kind: words[0] as u8,
             status: (words[0] >> 8) as u8,
             src_qpn: (words[0] >> 16) as u16,
             dst_qpn: (words[0] >> 32) as u16,
-            reserved: (words[0] >> 48) as u16,
+            flags: (words[0] >> 48) as u16,
             qkey,
             rkey,
             addr: words[2],
             total,
             offset,
             len,
-            reserved2,
+            imm,
             token: words[5],
         }
     }
@@ -170,13 +176,22 @@ impl Header {
         Self::from_words(words)
     }
 
+    /// Immediate data of a send or a write.
+    pub(crate) fn immediate(&self) -> Option<u32> {
+        (self.flags & HAS_IMM != 0).then_some(self.imm)
+    }
+
     /// The end of this piece lies in the request, and what has no payload has none.
     pub(crate) fn is_consistent(&self) -> bool {
+        if self.flags & !HAS_IMM != 0 {
+            return false;
+        }
         match self.kind() {
             Some(Kind::Acks) if !(self.len as usize).is_multiple_of(ACKNOWLEDGEMENT_LEN) => false,
             Some(Kind::Write | Kind::Data | Kind::Hello | Kind::Welcome | Kind::Acks) => {
                 self.offset.checked_add(self.len).is_some_and(|end| end <= self.total)
             }
+            Some(Kind::Send) => self.offset == 0 && self.len == self.total,
             Some(Kind::Ack | Kind::Read | Kind::Abort) => self.len == 0,
             None => false,
         }
@@ -194,14 +209,14 @@ mod tests {
             status: 4,
             src_qpn: 0x1234,
             dst_qpn: 0xfedc,
-            reserved: 1,
+            flags: 1,
             qkey: 0x8000_0001,
             rkey: 0x7fff_fff0,
             addr: 0xdead_beef_0123_4567,
             total: 77,
             offset: 0xffff_fff0,
             len: 9,
-            reserved2: 0xcafe_babe,
+            imm: 0xcafe_babe,
             token: 0x0102_0304_0506_0708,
         };
         assert_eq!(Header::from_words(header.to_words()), header);
@@ -227,6 +242,9 @@ mod tests {
         (header.offset, header.len) = (u32::MAX, 2);
         assert!(!header.is_consistent());
         assert!(!Header { len: 1, ..Header::new(Kind::Ack, 1) }.is_consistent());
+        assert!(Header { total: 9, len: 9, ..Header::new(Kind::Send, 1) }.is_consistent());
+        assert!(!Header { total: 9, len: 8, ..Header::new(Kind::Send, 1) }.is_consistent(), "sends come whole");
+        assert!(!Header { flags: 2, ..Header::new(Kind::Send, 1) }.is_consistent(), "no such flag");
         assert!(!Header::default().is_consistent());
     }
 }
