@@ -2,6 +2,7 @@
 
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bindings::{self, fi_av_attr, fi_av_type, fid_av};
 use crate::table::{self, entry};
@@ -19,6 +20,7 @@ impl FiAddr {
 /// A table of peers, shared by all endpoints that are bound to it.
 pub struct AddressVector {
     raw: *mut fid_av,
+    insertions: AtomicU64,
     domain: Arc<Domain>,
 }
 
@@ -40,7 +42,7 @@ impl AddressVector {
         // SAFETY: open domain, live attributes; `raw` is written on success only.
         let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
         lib.check("fi_av_open", code)?;
-        Ok(Arc::new(Self { raw, domain: Arc::clone(domain) }))
+        Ok(Arc::new(Self { raw, insertions: AtomicU64::new(0), domain: Arc::clone(domain) }))
     }
 
     /// Adds the peer whose endpoint name ([`crate::Endpoint::name`]) is `address`.
@@ -67,7 +69,13 @@ impl AddressVector {
         if count != 1 || number == bindings::FI_ADDR_NOTAVAIL {
             return Err(lib.failure("fi_av_insert", -bindings::FI_EADDRNOTAVAIL));
         }
+        self.insertions.fetch_add(1, Ordering::Relaxed);
         Ok(FiAddr(number))
+    }
+
+    /// Peers added so far, whether or not they were taken out again: set-up that adds one twice shows here.
+    pub fn insertions(&self) -> u64 {
+        self.insertions.load(Ordering::Relaxed)
     }
 
     /// Takes a peer out again. Nothing may be under way to it.

@@ -204,6 +204,11 @@ unsafe extern "C" fn connect(
     })
 }
 
+/// What a call is told whose communicator another thread has closed meanwhile.
+fn closed(call: &str) -> Error {
+    Error::Usage(format!("closeColl came before {call} had ended"))
+}
+
 /// Registers a window and remembers it with its communicator.
 fn register(
     coll_comm: *mut c_void,
@@ -219,7 +224,10 @@ fn register(
     let window = Arc::new(Window::register(&coll, data, size, source)?);
     let address = window.device_address();
     let handle = keep(Kind::Window, window)?;
-    coll.windows.add(handle);
+    if !coll.windows.add(handle) {
+        drop(registry::remove::<Window>(handle, Kind::Window));
+        return Err(closed("regMrSym"));
+    }
     gin_handle.set(address as *mut c_void);
     mhandle.set(handle);
     Ok(())
@@ -285,11 +293,13 @@ fn create(
     let context = Arc::new(Context::create(&coll, &shape?)?);
     let device = context.device_handle();
     let handle = keep(Kind::Context, context.clone())?;
-    if let Err(error) = context.watch(handle) {
+    let watched = context.watch(handle);
+    if watched.is_err() || !coll.contexts.add(handle) {
+        context.close(handle);
         drop(registry::remove::<Context>(handle, Kind::Context));
-        return Err(error);
+        watched?;
+        return Err(closed("createContext"));
     }
-    coll.contexts.add(handle);
     dev_handle.set(device);
     gin_ctx.set(handle);
     Ok(())
@@ -341,7 +351,7 @@ unsafe extern "C" fn close_coll(coll_comm: *mut c_void) -> nccl::Result {
     guard("closeColl", || {
         let coll = registry::remove::<CollComm>(coll_comm, Kind::Coll)?;
         let _span = trace::span("closeColl", coll.rank);
-        let contexts = coll.contexts.drain();
+        let contexts = coll.contexts.close();
         if !contexts.is_empty() {
             crate::info!("closeColl: destroying {} context(s) that were not", contexts.len());
         }
@@ -351,7 +361,7 @@ unsafe extern "C" fn close_coll(coll_comm: *mut c_void) -> nccl::Result {
                 context.close(handle);
             }
         }
-        for handle in coll.windows.drain() {
+        for handle in coll.windows.close() {
             drop(registry::remove::<Window>(handle, Kind::Window));
         }
         Ok(())

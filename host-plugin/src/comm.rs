@@ -9,7 +9,7 @@ use crate::trace;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// From `listen` to `closeListen`.
 pub struct ListenComm {
@@ -126,24 +126,50 @@ impl CollComm {
     }
 }
 
-/// Handles that a communicator has given out and must sweep.
-#[derive(Debug, Default)]
-pub struct Handles(Mutex<BTreeSet<usize>>);
+/// Handles that a communicator has given out and must sweep; none any more once it is closed.
+#[derive(Debug)]
+pub struct Handles(Mutex<Option<BTreeSet<usize>>>);
+
+impl Default for Handles {
+    fn default() -> Self {
+        Self(Mutex::new(Some(BTreeSet::new())))
+    }
+}
 
 impl Handles {
-    /// Remembers one.
-    pub fn add(&self, handle: *mut c_void) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(handle as usize);
+    fn open(&self) -> MutexGuard<'_, Option<BTreeSet<usize>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers one; false when the communicator was closed meanwhile, and nobody will sweep.
+    #[must_use]
+    pub fn add(&self, handle: *mut c_void) -> bool {
+        self.open().as_mut().is_some_and(|all| all.insert(handle as usize))
     }
 
     /// Forgets one; false if it is not here.
     pub fn take(&self, handle: *mut c_void) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(handle as usize))
+        self.open().as_mut().is_some_and(|all| all.remove(&(handle as usize)))
     }
 
-    /// Forgets all, latest first.
-    pub fn drain(&self) -> Vec<*mut c_void> {
-        let all = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Forgets all, latest first, and takes no more.
+    pub fn close(&self) -> Vec<*mut c_void> {
+        let all = self.open().take().unwrap_or_default();
         all.into_iter().rev().map(|handle| handle as *mut c_void).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_communicator_takes_no_handles() {
+        let handles = Handles::default();
+        let at = |n: usize| n as *mut c_void;
+        assert!(handles.add(at(8)) && handles.add(at(16)) && handles.add(at(24)));
+        assert!(handles.take(at(16)) && !handles.take(at(16)));
+        assert_eq!(handles.close(), [at(24), at(8)]);
+        assert!(!handles.add(at(32)) && !handles.take(at(8)) && handles.close().is_empty());
     }
 }

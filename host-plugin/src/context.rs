@@ -45,6 +45,8 @@ pub struct Shape {
     pub layout: Layout,
     /// As NCCL gave it.
     pub backend_version: i32,
+    /// Only peers that are a multiple of this away are posted to. At least 1.
+    pub rank_stride: usize,
 }
 
 impl Shape {
@@ -72,6 +74,7 @@ impl Shape {
             class @ 0..=255 => bindings::FI_TC_DSCP | (class as u32 >> 2),
             _ => 0,
         };
+        let rank_stride = count("rankStride", config.rank_stride)?.max(1);
         Ok(Self {
             n_signals: count("nSignals", config.n_signals)?,
             n_counters: count("nCounters", config.n_counters)?,
@@ -80,7 +83,13 @@ impl Shape {
             tclass,
             layout,
             backend_version: config.backend_version,
+            rank_stride,
         })
+    }
+
+    /// Whether this rank may post to `peer`, as far as it was told.
+    fn reaches(&self, rank: usize, peer: usize) -> bool {
+        rank.abs_diff(peer).is_multiple_of(self.rank_stride)
     }
 
     /// Endpoints of each context.
@@ -219,7 +228,6 @@ impl RailInfo {
     fn find(coll: &CollComm, rail: &Rail, shape: &Shape) -> Result<Self, Error> {
         let failed = |what: &str| Error::fabric(format!("asking card {} for {what}", rail.name()));
         let wanted = if shape.depth == 0 { DEPTH_DEFAULT } else { shape.depth.next_power_of_two() };
-        let mut tclass = shape.tclass;
         let find =
             |wide: bool, depth: usize, tclass: u32| rail.endpoint_info(&coll.plugin, QueueWish { depth, wide, tclass });
         let limit = |info: &Info| floor_power_of_two(info.tx_size().clamp(1, 1 << 30) as u32) as usize;
@@ -227,13 +235,19 @@ impl RailInfo {
         if shape.depth != 0 && depth != shape.depth {
             crate::info!("queueDepth {} becomes {depth} on card {}", shape.depth, rail.name());
         }
-        let mut narrow = find(false, depth, tclass);
-        if narrow.is_err() && tclass != 0 {
-            crate::info!("card {} knows no traffic classes: the one asked for is left out", rail.name());
-            tclass = 0;
-            narrow = find(false, depth, tclass);
+        let mut classes = tclass_choices(shape.tclass).into_iter();
+        let (narrow, tclass) = loop {
+            let tclass = classes.next().unwrap_or(0);
+            match find(false, depth, tclass) {
+                Ok(info) => break (info, tclass),
+                Err(error) if tclass == 0 => return Err(failed("queue pairs")(error)),
+                Err(error) => crate::trace!("no queue pairs with traffic class {tclass:#x}: {error}"),
+            }
+        };
+        if tclass != shape.tclass {
+            let instead = if tclass == 0 { "it is left out" } else { "low latency takes its place" };
+            crate::info!("card {} does not know the traffic class asked for: {instead}", rail.name());
         }
-        let narrow = narrow.map_err(failed("queue pairs"))?;
         let wide = match shape.layout {
             Layout::V0 => None,
             // Wide requests leave room for fewer: the card says for how many when asked for no number.
@@ -260,6 +274,18 @@ impl RailInfo {
     }
 }
 
+/// libfabric's traffic classes to try for one that was asked for, best first. EFA knows low latency and nothing else: it
+/// stands in for expedited forwarding (DSCP 46) and what is above it.
+fn tclass_choices(tclass: u32) -> Vec<u32> {
+    let mut choices = vec![tclass];
+    if tclass != 0 {
+        let urgent = tclass & !bindings::FI_TC_DSCP >= 46;
+        choices.extend(urgent.then_some(bindings::FI_TC_LOW_LATENCY));
+        choices.push(0);
+    }
+    choices
+}
+
 /// Once for each card: its value endpoint has no wide requests.
 fn warn_narrow(card: &str) {
     static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -279,7 +305,13 @@ impl Context {
     /// # Errors
     /// Too little of a card; a rank that failed; a queue that the layout asked for cannot express.
     pub fn create(coll: &Arc<CollComm>, shape: &Shape) -> Result<Self, Error> {
-        let _span = trace::span("createContext", coll.rank);
+        let mut span = trace::span("createContext", coll.rank);
+        if !coll.nranks.is_multiple_of(shape.rank_stride) {
+            return Err(Error::Argument(format!(
+                "rankStride = {} does not divide the {} ranks of the communicator",
+                shape.rank_stride, coll.nranks
+            )));
+        }
         let (mut context, all) = coll.agree(Step::CreateContext, Self::build(coll, shape), |(_, own)| own.emit())?;
         let ready = Self::finish(coll, shape, &mut context.0, &all);
         let (block, _) = coll.agree(Step::ContextReady, ready, |_| Vec::new())?;
@@ -287,17 +319,26 @@ impl Context {
         context.handle.handle = block.0;
         context.block = Some(block.1);
         let first = &context.contexts[0].endpoints;
+        let addresses = context.contexts.iter().map(|one| one.peers.len()).sum::<usize>();
+        span.note("contexts", shape.n_contexts as u64);
+        span.note("endpoints", (shape.n_contexts * shape.endpoints()) as u64);
+        span.note("addresses", addresses as u64);
         crate::info!(
-            "rank {}: {} context(s) of {} signal(s) and {} counter(s) on provider {}, rails {}, backendVersion {}, \
-             {} requests in flight, values in {}-byte requests, completion counters {}",
+            "rank {} of {}: {} context(s) of {} signal(s) and {} counter(s): kernels on {}, provider {}, {} rail(s) on \
+             card(s) {}, backendVersion {}, {} requests in flight, requests of {} bytes and for values of {}, completion \
+             counters used {}, {addresses} peer addresses",
             coll.rank,
+            coll.nranks,
             shape.n_contexts,
             shape.n_signals,
             shape.n_counters,
+            coll.device.kind().name(),
             coll.plugin.config.provider.name(),
+            coll.rails.len(),
             coll.rails.iter().map(|rail| rail.name()).collect::<Vec<_>>().join("+"),
             shape.backend_version,
             first[0].sq_size(),
+            first[0].sq.entry_size,
             first[1].sq.entry_size,
             context.budgets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         );
@@ -383,7 +424,9 @@ impl Context {
         context: &mut Self,
         all: &[Vec<u8>],
     ) -> Result<(*mut c_void, Box<dyn DeviceBuffer>), Error> {
-        let _span = trace::span("createContext: peers", coll.rank);
+        let mut span = trace::span("createContext: peers", coll.rank);
+        let inserted = || coll.rails.iter().map(|rail| rail.av.insertions()).sum::<u64>();
+        let inserted_before = inserted();
         let parts = all.iter().enumerate().map(|(rank, bytes)| {
             let part = wire::Part::parse(bytes).filter(|part| part.contexts.len() == shape.n_contexts);
             part.ok_or_else(|| {
@@ -399,7 +442,8 @@ impl Context {
         for (id, one) in context.contexts.iter_mut().enumerate() {
             let at = id % coll.rails.len();
             let rail = &coll.rails[at];
-            resolve(rail, one, parts.iter().map(|part| &part.contexts[id]))?;
+            let peers = parts.iter().map(|part| &part.contexts[id]).enumerate();
+            resolve(rail, one, coll.nranks, peers.filter(|(peer, _)| shape.reaches(coll.rank, *peer)))?;
             let memory = CounterMemory { card: &*context.memory.card, shared: &*context.memory.shared };
             let base = context.memory.card.device_address();
             let mut endpoints = Vec::with_capacity(one.endpoints.len());
@@ -428,6 +472,7 @@ impl Context {
                 max_rdma_size: rail.info.max_msg_size().clamp(1, RDMA_MAX) as u32,
             });
         }
+        span.note("av_insertions", inserted() - inserted_before);
         let spec = BlockSpec {
             contexts: specs,
             layout: shape.layout,
@@ -511,16 +556,17 @@ impl Drop for Context {
     }
 }
 
-/// Puts the peers' endpoints into the rail's address vector, each once, and looks up what requests name them by.
+/// Puts the endpoints of those peers that are posted to into the rail's address vector, each once, and looks up what
+/// requests name them by.
 fn resolve<'a>(
     rail: &Arc<Rail>,
     one: &mut OneContext,
-    parts: impl Iterator<Item = &'a wire::ContextPart> + Clone,
+    nranks: usize,
+    peers: impl Iterator<Item = (usize, &'a wire::ContextPart)> + Clone,
 ) -> Result<(), Error> {
-    let nranks = parts.clone().count();
-    let slots = parts.clone().map(|part| part.addresses.len()).max().unwrap_or(0);
+    let slots = peers.clone().map(|(_, part)| part.addresses.len()).max().unwrap_or(0);
     one.targets = vec![Target::default(); slots * nranks];
-    for (rank, part) in parts.enumerate() {
+    for (rank, part) in peers {
         for (slot, address) in part.addresses.iter().enumerate() {
             let what = || format!("looking up rank {rank} on card {}", rail.name());
             let peer = rail.peer(address).map_err(Error::fabric(what()))?;

@@ -8,7 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How a trace ends.
 const END: &[u8] = b"\n]\n";
@@ -61,10 +61,11 @@ impl Sink {
 
 static SINK: Mutex<Option<Sink>> = Mutex::new(None);
 
-/// Start of the trace's clock.
-fn origin() -> Instant {
-    static ORIGIN: OnceLock<Instant> = OnceLock::new();
-    *ORIGIN.get_or_init(Instant::now)
+/// The trace's clock, by a steady one: both at the same moment. Ranks of one host, and of hosts whose clocks agree, stand
+/// beside each other.
+fn origin() -> (Duration, Instant) {
+    static ORIGIN: OnceLock<(Duration, Instant)> = OnceLock::new();
+    *ORIGIN.get_or_init(|| (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Instant::now()))
 }
 
 /// Starts writing to `path`; `None` stops.
@@ -87,23 +88,34 @@ pub struct Span {
     name: &'static str,
     rank: usize,
     started: Instant,
+    notes: Vec<(&'static str, u64)>,
 }
 
 /// Begins a step of `rank`.
 pub fn span(name: &'static str, rank: usize) -> Span {
-    Span { name, rank, started: Instant::now() }
+    Span { name, rank, started: Instant::now(), notes: Vec::new() }
+}
+
+impl Span {
+    /// Adds a number to what is written of the step.
+    pub fn note(&mut self, key: &'static str, value: u64) {
+        self.notes.push((key, value));
+    }
 }
 
 impl Drop for Span {
     fn drop(&mut self) {
         let mut sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(sink) = sink.as_mut() else { return };
-        let begin = self.started.saturating_duration_since(origin()).as_micros();
+        let (time, steady) = origin();
+        let begin = (time + self.started.saturating_duration_since(steady)).as_micros();
         let duration = self.started.elapsed().as_micros();
         let (name, rank, process) = (self.name, self.rank, std::process::id());
+        let notes: Vec<_> = self.notes.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
         let event = format!(
             "{{\"name\":\"{name}\",\"cat\":\"setup\",\"ph\":\"X\",\"ts\":{begin},\"dur\":{duration},\"pid\":{process},\
-             \"tid\":{rank}}}"
+             \"tid\":{rank},\"args\":{{{}}}}}",
+            notes.join(",")
         );
         // A full disk must not end a job.
         let _ = sink.add(&event);
@@ -123,13 +135,17 @@ mod tests {
         drop(span("unseen", 3));
         // Another process, or a later run.
         start(Some(&path)).unwrap();
-        drop(span("second", 4));
+        let mut second = span("second", 4);
+        second.note("addresses", 12);
+        second.note("endpoints", 3);
+        drop(second);
         start(None).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!((lines[0], lines.len(), lines[3]), ("[", 4, "]"), "{text}");
-        assert!(lines[1].starts_with("{\"name\":\"outer\"") && lines[1].ends_with("\"tid\":3},"), "{text}");
-        assert!(lines[2].starts_with("{\"name\":\"second\"") && lines[2].ends_with("\"tid\":4}"), "{text}");
+        assert!(lines[1].starts_with("{\"name\":\"outer\"") && lines[1].ends_with("\"tid\":3,\"args\":{}},"), "{text}");
+        assert!(lines[2].starts_with("{\"name\":\"second\""), "{text}");
+        assert!(lines[2].ends_with("\"tid\":4,\"args\":{\"addresses\":12,\"endpoints\":3}}"), "{text}");
         std::fs::write(&path, "something else").unwrap();
         assert!(start(Some(&path)).is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "something else");

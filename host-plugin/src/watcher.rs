@@ -44,27 +44,64 @@ impl CqReader {
         Self { buffer, entry_size: entry_size as usize, mask, shift: entries.trailing_zeros(), consumed: 0 }
     }
 
-    /// The head of the next completion, if the card has written one.
-    pub fn poll(&mut self) -> Option<CdescCommon> {
-        let slot = (self.consumed & self.mask) as usize * self.entry_size;
-        let entry = self.buffer.wrapping_add(slot);
-        let flags_at = entry.wrapping_add(core::mem::offset_of!(CdescCommon, flags));
+    /// Phase of entries in the lap of the `n`th entry; the first lap has phase 1.
+    fn phase_of(&self, n: u32) -> bool {
+        (n >> self.shift) & 1 == 0
+    }
+
+    fn slot(&self, n: u32) -> *const u8 {
+        self.buffer.wrapping_add((n & self.mask) as usize * self.entry_size)
+    }
+
+    /// The phase that is in the slot of the `n`th entry now.
+    fn phase_at(&self, n: u32) -> bool {
+        let flags_at = self.slot(n).wrapping_add(core::mem::offset_of!(CdescCommon, flags));
         // SAFETY: within the ring, by the mask. The card writes it meanwhile: an atomic read of one byte.
-        let flags = unsafe { AtomicU8::from_ptr(flags_at.cast_mut()) }.load(Ordering::Relaxed);
-        // The first lap has phase 1.
-        let phase = (self.consumed >> self.shift) & 1 == 0;
-        if (flags & 1 == 1) != phase {
-            return None;
-        }
-        // The rest of the entry was written before its phase.
+        unsafe { AtomicU8::from_ptr(flags_at.cast_mut()) }.load(Ordering::Relaxed) & 1 == 1
+    }
+
+    /// What is in the slot of the `n`th entry now.
+    fn entry(&self, n: u32) -> CdescCommon {
+        // An entry was written before its phase, which the caller has seen.
         fence(Ordering::Acquire);
         let mut bytes = [0; CdescCommon::SIZE];
         for (i, byte) in bytes.iter_mut().enumerate() {
-            // SAFETY: the first bytes of an entry within the ring, which the card has finished.
-            *byte = unsafe { entry.wrapping_add(i).read_volatile() };
+            // SAFETY: the first bytes of an entry within the ring. A card that goes round meanwhile makes them a mixture of
+            // two entries, both of them its own.
+            *byte = unsafe { self.slot(n).wrapping_add(i).read_volatile() };
         }
+        CdescCommon::from_bytes(&bytes)
+    }
+
+    /// The head of the next completion, if the card has written one.
+    pub fn poll(&mut self) -> Option<CdescCommon> {
+        if self.phase_at(self.consumed) != self.phase_of(self.consumed) {
+            // Empty, if the slot before is as it was read.
+            let before = self.consumed.wrapping_sub(1);
+            if self.phase_at(before) == self.phase_of(before) {
+                return None;
+            }
+            self.catch_up();
+        }
+        let entry = self.entry(self.consumed);
         self.consumed = self.consumed.wrapping_add(1);
-        Some(CdescCommon::from_bytes(&bytes))
+        Some(entry)
+    }
+
+    /// The card has gone round the ring since the last look: goes on with the oldest entry that is left. The card wrote
+    /// the slots before it in the lap that it is in, and those from it on in the lap before.
+    fn catch_up(&mut self) {
+        let newest = self.phase_at(0);
+        let oldest = (1..=self.mask).find(|slot| self.phase_at(*slot) != newest).unwrap_or(0);
+        let lap = if self.phase_at(oldest) { 2 } else { 1 };
+        self.consumed = (lap << self.shift) + oldest;
+    }
+
+    /// A failed request among all entries that the ring still holds.
+    fn failure(&self) -> Option<CdescCommon> {
+        let failed = (0..=self.mask).map(|slot| self.entry(slot)).filter(|entry| entry.status != CompStatus::Ok.raw());
+        // Flushed requests are what follows a failure, or a queue pair's end.
+        failed.min_by_key(|entry| entry.status == CompStatus::Flushed.raw())
     }
 }
 
@@ -181,11 +218,16 @@ impl Watch {
             Report::Counted(rounds, i) if rounds >= PATIENCE => {
                 self.report = Report::Done;
                 let (context, role) = self.endpoints[i].name;
-                crate::warn!(
-                    "rank {}: a request on endpoint {role} of context {context} failed; its completion was lost, so \
-                     neither the peer nor the reason is known",
-                    self.rank
-                );
+                // The card may have gone round the ring by whole laps, which the phase does not show.
+                let text = match self.endpoints[i].cq.failure() {
+                    Some(entry) => self.describe(i, entry),
+                    None => format!(
+                        "rank {}: a request on endpoint {role} of context {context} failed; its completion was lost, so \
+                         neither the peer nor the reason is known. The communicator cannot be used any more",
+                        self.rank
+                    ),
+                };
+                crate::warn!("{text}");
             }
             Report::Counted(rounds, i) => self.report = Report::Counted(rounds + 1, i),
             Report::Done => {}

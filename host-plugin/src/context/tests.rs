@@ -16,7 +16,9 @@ fn shapes_are_checked() {
         GinConfigV14 { n_contexts: -1, ..config() },
         GinConfigV14 { n_signals: i32::MAX, ..config() },
         GinConfigV14 { queue_depth: -1, ..config() },
+        GinConfigV14 { backend_version: 3, ..config() },
         GinConfigV14 { backend_version: 99, ..config() },
+        GinConfigV14 { rank_stride: -1, ..config() },
         GinConfigV14 { backend_version: -1, ..config() },
     ] {
         assert!(Shape::new(&bad).is_err(), "{bad:?}");
@@ -31,4 +33,21 @@ fn sections_do_not_overlap() {
     assert!(sections.value_slice(13) + 64 * 8 <= sections.completed());
     assert_eq!(sections.card_len() - sections.completed(), 20 * 64);
     assert_eq!(sections.shared_len(), 15 * 64);
+}
+
+#[test]
+fn a_stride_leaves_peers_out() {
+    let shape = Shape::new(&GinConfigV14 { rank_stride: 4, ..config() }).unwrap();
+    let reached: Vec<_> = (0..16).filter(|peer| shape.reaches(5, *peer)).collect();
+    assert_eq!(reached, [1, 5, 9, 13]);
+    let all = Shape::new(&GinConfigV14 { rank_stride: 0, ..config() }).unwrap();
+    assert!((0..16).all(|peer| all.reaches(5, peer)));
+}
+
+#[test]
+fn traffic_classes_fall_back_to_what_a_card_may_know() {
+    let class = |value| Shape::new(&GinConfigV14 { traffic_class: value, ..config() }).unwrap().tclass;
+    assert_eq!(tclass_choices(class(-1)), [0]);
+    assert_eq!(tclass_choices(class(104)), [bindings::FI_TC_DSCP | 26, 0]);
+    assert_eq!(tclass_choices(class(46 << 2)), [bindings::FI_TC_DSCP | 46, bindings::FI_TC_LOW_LATENCY, 0]);
 }

@@ -54,6 +54,46 @@ fn completions_are_read_once_and_over_many_laps() {
     }
 }
 
+#[test]
+fn a_reader_that_was_lapped_goes_on_with_the_oldest_entry_left() {
+    for read in [0, 1, 5, 8, 11] {
+        for more in [8, 9, 12, 15] {
+            let mut ring = Ring::new(8, 32);
+            let mut reader = ring.reader();
+            for i in 0..read {
+                ring.push(i, CompStatus::Ok);
+                assert!(reader.poll().is_some());
+            }
+            for i in read..read + more {
+                ring.push(i, CompStatus::Ok);
+            }
+            let last = read + more;
+            let got: Vec<_> = std::iter::from_fn(|| reader.poll()).map(|entry| entry.req_id).collect();
+            assert_eq!(got, (last - 8..last).collect::<Vec<_>>(), "{more} entries after {read}");
+            ring.push(77, CompStatus::Ok);
+            assert_eq!(reader.poll().map(|entry| entry.req_id), Some(77));
+            assert_eq!(reader.poll(), None);
+        }
+    }
+}
+
+#[test]
+fn a_failure_is_found_although_whole_laps_went_by() {
+    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
+    let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
+    let mut watch = watch_of(&mut ring, &mut errors, &mut abort, handle as usize);
+    for i in 0..16 {
+        ring.push(1, if i == 12 { CompStatus::RemoteAbort } else { CompStatus::Ok });
+    }
+    // SAFETY: plays the card, which counts an error.
+    unsafe { watch.endpoints[0].errors.0.cast_mut().write_volatile(1) };
+    while watch.report != Report::Done {
+        watch.round();
+    }
+    assert_eq!(watch.endpoints[0].cq.failure().map(|entry| entry.status), Some(CompStatus::RemoteAbort.raw()));
+    registry::remove::<()>(handle, Kind::Context).unwrap();
+}
+
 fn watch_of(ring: &mut Ring, errors: &mut u64, abort: &mut u32, handle: usize) -> Watch {
     Watch {
         handle,

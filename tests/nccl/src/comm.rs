@@ -21,6 +21,11 @@ struct Instance {
     finalized: bool,
 }
 
+// SAFETY: the handle is the plugin's; NCCL too calls it from any thread.
+unsafe impl Send for Instance {}
+// SAFETY: as above; the contract demands that concurrent calls are safe.
+unsafe impl Sync for Instance {}
+
 impl Instance {
     /// NCCL calls `init` under a process-wide mutex, and `finalize` too.
     fn guard() -> std::sync::MutexGuard<'static, ()> {
@@ -62,7 +67,8 @@ impl Drop for Instance {
 pub(crate) struct Connection {
     pub plugin: Arc<Plugin>,
     pub coll: *mut c_void,
-    instance: Instance,
+    /// None once closed.
+    instance: Option<Arc<Instance>>,
     pub rank: usize,
     pub nranks: usize,
     closed: bool,
@@ -80,8 +86,9 @@ impl Connection {
         }
         // SAFETY: `coll` is what `connect` gave; its windows are gone, since each keeps this alive.
         let coll = check("closeColl", unsafe { (self.plugin.table.close_coll)(self.coll) });
-        let last = self.instance.finalize();
-        coll.and(last)
+        // The last reference finalizes.
+        let last = self.instance.take().and_then(Arc::into_inner).map(|mut instance| instance.finalize());
+        coll.and(last.unwrap_or(Ok(())))
     }
 }
 
@@ -113,9 +120,24 @@ impl Comm {
     /// # Errors
     /// When a call fails, when the plugin breaks the contract, or when a rank is missing.
     pub fn init(plugin: &Arc<Plugin>, bootstrap: Arc<Bootstrap>, device: c_int) -> Result<Comm, Error> {
+        let hash = 0x0066_6572_726f_6769 ^ bootstrap.nranks() as u64;
+        Comm::connect(Arc::new(Instance::init(plugin, hash)?), bootstrap, device)
+    }
+
+    /// Collective among the ranks of `bootstrap`: a communicator on the same `init`, as a split that shares resources is,
+    /// or a further connection of the same ranks. The last of them finalizes.
+    ///
+    /// # Errors
+    /// As for [`init`](Comm::init).
+    pub fn share(&self, bootstrap: Arc<Bootstrap>, device: c_int) -> Result<Comm, Error> {
+        let instance =
+            self.connection.instance.clone().ok_or_else(|| Error::Usage("the communicator is closed".into()))?;
+        Comm::connect(instance, bootstrap, device)
+    }
+
+    fn connect(instance: Arc<Instance>, bootstrap: Arc<Bootstrap>, device: c_int) -> Result<Comm, Error> {
+        let plugin = &Arc::clone(&instance.plugin);
         let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
-        let hash = 0x0066_6572_726f_6769 ^ nranks as u64;
-        let instance = Instance::init(plugin, hash)?;
         // The contract's gate: every rank has the same type, or none uses it.
         let first = get_properties(plugin, 0)?;
         let gin_properties = get_gin_properties(plugin)?;
@@ -160,6 +182,7 @@ impl Comm {
             return Err(Error::Contract { call: "connect", what: "collComm is null".into() });
         }
         let plugin = Arc::clone(plugin);
+        let instance = Some(instance);
         let connection = Arc::new(Connection { plugin, coll, instance, rank, nranks, closed: false });
         closed?;
         Ok(Comm { connection, bootstrap, properties, gin_properties })
