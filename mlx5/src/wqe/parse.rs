@@ -1,0 +1,190 @@
+//! Bytes of a send queue's request, read as the card reads them.
+
+use super::{ATOMIC, CONTROL, DATAGRAM, Data, Destination, Op, Parsed, REMOTE, Remote, Sge, Umr, UmrKind, With, Word};
+use crate::wire::{
+    AddressVector, AtomicSeg, CtrlSeg, DataSeg, Fence, FmCeSe, INLINE_FLAG, InlineHeader, KlmSeg, MAX_DS, MkeyContext,
+    Opcode, RaddrSeg, SEGMENT, UmrCtrlSeg,
+};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+/// Kind of queue pair: it decides what follows the control segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+/// A request with a meaning, read from bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wqe {
+    /// Index of its first block.
+    pub index: u16,
+    /// Queue pair it says it is of.
+    pub qpn: u32,
+    /// Size in 16-byte units.
+    pub ds: u8,
+    /// What it waits for.
+    pub fence: Fence,
+    /// A completion is wanted.
+    pub signaled: bool,
+    /// The peer's completion raises an event.
+    pub solicited: bool,
+    /// What is asked.
+    pub op: Parsed,
+}
+
+/// Why bytes are not a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// Fewer bytes than the request says it has.
+    #[error("the request has {ds} segments of 16 bytes, but only {bytes} bytes are there")]
+    Short {
+        /// Segments it says.
+        ds: u8,
+        /// Bytes given.
+        bytes: usize,
+    },
+    /// A size that no request of this operation has.
+    #[error("{ds} segments are too few or too many for operation {opcode:#04x}")]
+    Size {
+        /// Segments it says.
+        ds: u8,
+        /// Its operation.
+        opcode: u8,
+    },
+    /// An operation that this kind of queue pair does not have.
+    #[error("operation {opcode:#04x} with modifier {opmod:#04x} does not exist on this kind of queue pair")]
+    Opcode {
+        /// Operation.
+        opcode: u8,
+        /// Modifier.
+        opmod: u8,
+    },
+    /// A data segment of no bytes, inline data that is not alone, or inline data beyond the end of the request.
+    #[error("the data segments are malformed")]
+    Data,
+    /// A datagram whose address vector is not the 48-byte form.
+    #[error("the address vector is not an extended one")]
+    AddressVector,
+}
+
+fn read<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8], index: usize) -> Option<T> {
+    T::read_from_prefix(bytes.get(index * SEGMENT..)?).ok().map(|(value, _)| value)
+}
+
+/// Reads the request at the start of `bytes`, which may be longer. A request that crosses the end of a ring must be put
+/// together first.
+pub fn parse(bytes: &[u8], transport: Transport) -> Result<Wqe, ParseError> {
+    let ctrl: CtrlSeg = read(bytes, 0).ok_or(ParseError::Short { ds: 1, bytes: bytes.len() })?;
+    let (ds, opcode) = (ctrl.ds(), ctrl.opcode());
+    let bad_size = ParseError::Size { ds, opcode };
+    if ds == 0 || ds as usize > MAX_DS {
+        return Err(bad_size);
+    }
+    let whole = bytes.get(..ds as usize * SEGMENT).ok_or(ParseError::Short { ds, bytes: bytes.len() })?;
+    let bad_opcode = ParseError::Opcode { opcode, opmod: ctrl.opmod() };
+    if ctrl.opmod() != 0 {
+        return Err(bad_opcode);
+    }
+    let imm = ctrl.imm.get();
+    let remote = || {
+        let raddr: RaddrSeg = read(whole, CONTROL).ok_or(bad_size)?;
+        Ok(Remote { addr: raddr.raddr.get(), rkey: raddr.rkey.get() })
+    };
+    let op = match (Opcode::from_code(opcode), transport) {
+        (Opcode::Nop, _) => Op::Nop,
+        (Opcode::Send, Transport::Rc) => Op::Send { data: data(whole, CONTROL)?, with: With::Nothing },
+        (Opcode::SendImm, Transport::Rc) => Op::Send { data: data(whole, CONTROL)?, with: With::Imm(imm) },
+        (Opcode::SendInval, Transport::Rc) => Op::Send { data: data(whole, CONTROL)?, with: With::Invalidate(imm) },
+        (Opcode::Send, Transport::Ud) => datagram(whole, None, bad_size)?,
+        (Opcode::SendImm, Transport::Ud) => datagram(whole, Some(imm), bad_size)?,
+        (Opcode::RdmaWrite, Transport::Rc) => Op::Write { remote: remote()?, data: data(whole, REMOTE)?, imm: None },
+        (Opcode::RdmaWriteImm, Transport::Rc) => {
+            Op::Write { remote: remote()?, data: data(whole, REMOTE)?, imm: Some(imm) }
+        }
+        (Opcode::RdmaRead, Transport::Rc) => match data(whole, REMOTE)? {
+            Data::Sges(into) => Op::Read { remote: remote()?, into },
+            Data::Inline(_) => return Err(ParseError::Data),
+        },
+        (Opcode::AtomicCs, Transport::Rc) => {
+            let (operands, into) = atomic(whole, bad_size)?;
+            Op::CompareSwap { remote: remote()?, compare: operands.compare.get(), swap: operands.swap_add.get(), into }
+        }
+        (Opcode::AtomicFa, Transport::Rc) => {
+            let (operands, into) = atomic(whole, bad_size)?;
+            Op::FetchAdd { remote: remote()?, add: operands.swap_add.get(), into }
+        }
+        (Opcode::Umr, Transport::Rc) => umr(whole, imm, bad_size)?,
+        _ => return Err(bad_opcode),
+    };
+    Ok(Wqe {
+        index: ctrl.index(),
+        qpn: ctrl.qpn(),
+        ds,
+        fence: ctrl.fm_ce_se.fence(),
+        signaled: ctrl.fm_ce_se.has(FmCeSe::CQ_UPDATE),
+        solicited: ctrl.fm_ce_se.has(FmCeSe::SOLICITED),
+        op,
+    })
+}
+
+/// Data from segment `at` to the end of the request: buffers, or inline bytes alone.
+fn data(whole: &[u8], at: usize) -> Result<Data<Vec<Sge>, Vec<u8>>, ParseError> {
+    let rest = whole.get(at * SEGMENT..).ok_or(ParseError::Data)?;
+    if let Ok((header, bytes)) = InlineHeader::read_from_prefix(rest)
+        && header.byte_count.get() & INLINE_FLAG != 0
+    {
+        let length = (header.byte_count.get() & !INLINE_FLAG) as usize;
+        let data = bytes.get(..length).ok_or(ParseError::Data)?;
+        let padding = bytes.len() - length;
+        return if padding < SEGMENT { Ok(Data::Inline(data.to_vec())) } else { Err(ParseError::Data) };
+    }
+    let mut sges = Vec::with_capacity(rest.len() / SEGMENT);
+    for segment in rest.chunks_exact(SEGMENT) {
+        let segment = DataSeg::read_from_bytes(segment).map_err(|_| ParseError::Data)?;
+        let length = segment.byte_count.get();
+        if length == 0 || length & INLINE_FLAG != 0 {
+            return Err(ParseError::Data);
+        }
+        sges.push(Sge { addr: segment.addr.get(), length, lkey: segment.lkey.get() });
+    }
+    Ok(Data::Sges(sges))
+}
+
+fn datagram(whole: &[u8], imm: Option<u32>, bad_size: ParseError) -> Result<Parsed, ParseError> {
+    let mut av: AddressVector = read(whole, CONTROL).ok_or(bad_size)?;
+    let (qkey, number) = (av.qkey.get(), av.dqp_dct.get());
+    if number & AddressVector::EXTENDED == 0 {
+        return Err(ParseError::AddressVector);
+    }
+    av.qkey = 0.into();
+    av.dqp_dct = 0.into();
+    let to = Destination { av, qpn: number & !AddressVector::EXTENDED, qkey };
+    Ok(Op::Datagram { to, data: data(whole, DATAGRAM)?, imm })
+}
+
+fn atomic(whole: &[u8], bad_size: ParseError) -> Result<(AtomicSeg, Word), ParseError> {
+    let operands = read(whole, REMOTE).ok_or(bad_size)?;
+    match data(whole, ATOMIC)? {
+        Data::Sges(sges) => match sges[..] {
+            [Sge { addr, length: 8, lkey }] => Ok((operands, Word { addr, lkey })),
+            _ => Err(ParseError::Data),
+        },
+        Data::Inline(_) => Err(ParseError::Data),
+    }
+}
+
+/// The segments as they are: what is wrong in them is the card's business, which is silent about some of it.
+fn umr(whole: &[u8], key: u32, bad_size: ParseError) -> Result<Parsed, ParseError> {
+    let ctrl: UmrCtrlSeg = read(whole, super::umr::CTRL_AT).ok_or(bad_size)?;
+    let mkey: MkeyContext = read(whole, super::umr::MKEY_AT).ok_or(bad_size)?;
+    let klm: Option<KlmSeg> = match whole.len() / SEGMENT {
+        Umr::FREE_SEGMENTS => None,
+        Umr::BIND_SEGMENTS => read(whole, super::umr::KLM_AT),
+        _ => return Err(bad_size),
+    };
+    let kind = if mkey.free & MkeyContext::FREE != 0 { UmrKind::LocalInv } else { UmrKind::Bind };
+    Ok(Op::Umr { umr: Umr { key, ctrl, mkey, klm }, kind })
+}
