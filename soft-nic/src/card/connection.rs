@@ -54,9 +54,11 @@ pub(crate) struct Connection {
     pub link: Link,
     /// This card has an address handle for the other.
     pub known: bool,
-    /// Answers without payload. They go first, because they set the other side free; but where a packet is dear,
-    /// requests overtake them, and they wait for company.
+    /// Answers without payload. They go first, because they set the other side free; but where a packet is dear they
+    /// ride behind others or wait for company.
     pub answers: VecDeque<Header>,
+    /// The engine's look at which the oldest of them came.
+    pub answers_since: u32,
     /// Reads to be answered.
     pub serving: VecDeque<Serving>,
     /// Requests to be sent.
@@ -78,6 +80,7 @@ impl Connection {
             link,
             known: false,
             answers: VecDeque::new(),
+            answers_since: 0,
             serving: VecDeque::new(),
             requests: VecDeque::new(),
             partials: HashMap::new(),

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_fabric::msg;
@@ -141,10 +142,13 @@ pub(crate) struct Core {
     pub holds: Option<Holds>,
     /// Microseconds that this process has been awake, as far as the engine saw.
     pub clock_us: u64,
+    /// When everything was last looked at.
+    pub looked_at: Instant,
     /// Requests taken by the whole card.
     pub requests: u64,
-    /// The last look at everything found nothing to do.
-    pub settled: bool,
+    /// Looks of the engine, and the latest of them in a row that found nothing to do.
+    pub looks: u32,
+    pub quiet_looks: u32,
     /// The card stopped answering (`die_after`).
     pub dead: bool,
     lines: u32,
@@ -184,8 +188,10 @@ impl Core {
             unready: Vec::new(),
             holds,
             clock_us: 0,
+            looked_at: Instant::now(),
             requests: 0,
-            settled: false,
+            looks: 0,
+            quiet_looks: 0,
             dead: false,
             lines: 0,
         };

@@ -1,7 +1,6 @@
 //! The engine: the thread that is the card. It looks at doorbells, at the wire and at the clock, and rests when
 //! there is nothing, because on a small machine it shares its core with those it works for.
 
-use std::num::NonZero;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,18 +13,26 @@ use nix::sys::time::TimeSpec;
 
 use super::core::Core;
 use super::hold::Step;
+use super::pace::{Pace, Pause, Seen, YIELD};
 
 /// The state and those who want it.
 pub(crate) struct Shared {
     core: Mutex<Core>,
     /// Set-up calls that wait for the lock: a busy engine would take it again before they wake up.
     waiting: AtomicU32,
+    /// Looks by others than the engine.
+    looks: AtomicU32,
     stop: AtomicBool,
 }
 
 impl Shared {
     pub(crate) fn new(core: Core) -> Arc<Self> {
-        Arc::new(Self { core: Mutex::new(core), waiting: AtomicU32::new(0), stop: AtomicBool::new(false) })
+        Arc::new(Self {
+            core: Mutex::new(core),
+            waiting: AtomicU32::new(0),
+            looks: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+        })
     }
 
     /// The card's state, for a set-up call. A panic of the engine leaves tables that are still tables.
@@ -34,6 +41,14 @@ impl Shared {
         let guard = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         guard
+    }
+
+    /// A look by somebody who waits anyhow and has the processor: the engine rests meanwhile. Nothing if it is looking.
+    pub(crate) fn look(&self) {
+        if let Ok(mut core) = self.core.try_lock() {
+            core.look(Instant::now(), false);
+            self.looks.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -80,20 +95,6 @@ impl Drop for Engine {
     }
 }
 
-/// Looks of an idle engine that only spin, where there are cores enough.
-const SPINS: u32 = 20;
-/// Where there are fewer cores, whoever waits for what the engine just did may wait for the engine's core.
-const CROWD: usize = 8;
-/// How long an idle engine only yields.
-const YIELD: Duration = Duration::from_micros(200);
-/// Longest rest, and from how much idleness on.
-const RESTS: [(Duration, Duration); 3] = [
-    (Duration::from_millis(100), Duration::from_micros(200)),
-    (Duration::from_millis(5), Duration::from_micros(50)),
-    (YIELD, Duration::from_micros(20)),
-];
-/// Longest rest while cards of other hosts are connected or a send is to be tried again.
-const SHORT_REST: Duration = Duration::from_micros(50);
 /// Looks at doorbells and rings between two looks at sockets.
 const SOCKET_EVERY: u32 = 64;
 /// A gap in the clock beyond this was not time that anybody could have answered in: the process was stopped.
@@ -102,58 +103,31 @@ const MAX_STEP_US: u64 = 50_000;
 fn run(shared: &Shared, events: &OwnedFd) {
     // Rests shorter than the default slack of 50 µs. If it cannot be had they are longer.
     let _ = nix::sys::prctl::set_timerslack(1000);
-    let crowded = std::thread::available_parallelism().map_or(1, NonZero::get) < CROWD;
-    let mut last = Instant::now();
-    let mut idle_since = last;
-    let mut idle = 0u32;
-    let mut turn = 0u32;
-    let mut quiet = Duration::ZERO;
+    let mut pace = Pace::new(Instant::now());
+    let mut driven = 0;
     while !shared.stop.load(Ordering::Acquire) {
         while shared.waiting.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();
         }
         let now = Instant::now();
-        let step = (now - last).as_micros() as u64;
-        if step > 0 {
-            last += Duration::from_micros(step);
-        }
-        turn = turn.wrapping_add(1);
-        let (moved, held, soon) = {
+        let mut seen = Seen::default();
+        {
             let mut core = shared.core.lock().unwrap_or_else(PoisonError::into_inner);
-            core.clock_us += step.min(MAX_STEP_US);
-            let mut moved = core.poll();
-            let look = turn.is_multiple_of(SOCKET_EVERY) || quiet >= YIELD;
-            if !core.dead && (look || !core.connection_of.is_empty()) {
-                moved |= core.poll_messages();
-            }
-            if !core.dead && look {
-                moved |= core.poll_sockets();
-                core.check_batches();
-            }
-            core.settled = !moved;
-            let soon = !core.connection_of.is_empty() || !core.unready.is_empty();
-            (moved, core.holds.as_ref().is_some_and(|h| !h.is_empty()), soon)
-        };
-        if moved {
-            (idle, quiet) = (0, Duration::ZERO);
-            if crowded {
+            seen.moved = core.look(now, pace.quiet() >= YIELD);
+            seen.held = core.holds.as_ref().is_some_and(|h| !h.is_empty());
+            seen.soon = !core.connection_of.is_empty() || !core.unready.is_empty();
+        }
+        let by_others = shared.looks.load(Ordering::Relaxed);
+        (seen.driven, driven) = (by_others != driven, by_others);
+        match pace.pause(seen, now) {
+            Pause::Spin => std::hint::spin_loop(),
+            Pause::Yield => {
+                let before = Instant::now();
                 std::thread::yield_now();
+                pace.yielded(before.elapsed());
             }
-            continue;
-        }
-        if idle == 0 {
-            idle_since = now;
-        }
-        idle = idle.saturating_add(1);
-        if idle <= SPINS && !crowded {
-            std::hint::spin_loop();
-            continue;
-        }
-        quiet = now - idle_since;
-        match RESTS.iter().find(|(from, _)| quiet >= *from) {
-            // Messages of other hosts do not wake the engine, nor does the time.
-            Some((_, rest)) if !held => doze(shared, events, if soon { SHORT_REST.min(*rest) } else { *rest }),
-            _ => std::thread::yield_now(),
+            Pause::Nap(rest) => std::thread::sleep(rest),
+            Pause::Doze(rest) => doze(shared, events, rest),
         }
     }
     shared.core.lock().unwrap_or_else(PoisonError::into_inner).leave();
@@ -170,17 +144,25 @@ fn doze(shared: &Shared, events: &OwnedFd, rest: Duration) {
 }
 
 impl Core {
-    /// One look at everything. True when something moved.
-    fn poll(&mut self) -> bool {
+    /// Looks at everything once; at sockets only now and then, unless `thoroughly`. True when something moved.
+    fn look(&mut self, now: Instant, thoroughly: bool) -> bool {
+        let step = (now - self.looked_at).as_micros() as u64;
+        if step > 0 {
+            self.looked_at += Duration::from_micros(step);
+        }
+        self.clock_us += step.min(MAX_STEP_US);
         if self.dead {
             return false;
         }
-        let mut moved = false;
-        for i in 0..self.active.len() {
-            if self.active[i].is_rung() {
-                self.active[i].seen = self.take_rung(self.active[i].qpn);
-                moved = true;
-            }
+        self.looks = self.looks.wrapping_add(1);
+        let thoroughly = thoroughly || self.looks.is_multiple_of(SOCKET_EVERY);
+        // What was rung goes out first: a look at other hosts takes longer than all else.
+        let mut moved = self.poll_doorbells();
+        if moved {
+            self.pump_all();
+        }
+        if thoroughly || !self.connection_of.is_empty() {
+            moved |= self.poll_messages();
         }
         for at in 0..self.connections.bound() {
             moved |= self.poll_connection(at);
@@ -193,6 +175,28 @@ impl Core {
             }
         }
         moved |= self.poll_unready();
+        moved |= self.pump_all();
+        if thoroughly {
+            moved |= self.poll_sockets();
+            self.check_batches();
+        }
+        self.quiet_looks = if moved { 0 } else { self.quiet_looks.saturating_add(1) };
+        moved
+    }
+
+    fn poll_doorbells(&mut self) -> bool {
+        let mut moved = false;
+        for i in 0..self.active.len() {
+            if self.active[i].is_rung() {
+                self.active[i].seen = self.take_rung(self.active[i].qpn);
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    fn pump_all(&mut self) -> bool {
+        let mut moved = false;
         for at in 0..self.connections.bound() {
             moved |= self.pump(at);
         }

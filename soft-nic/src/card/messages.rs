@@ -8,7 +8,7 @@ use super::core::Core;
 use crate::address::Gid;
 use crate::wire::hello::{self, Hello};
 use crate::wire::message::{Arrival, Wire};
-use crate::wire::packet::{ACKNOWLEDGEMENT_LEN, Acknowledgement, Header, Kind};
+use crate::wire::packet::{Acknowledgement, AcknowledgementBytes, Header, Kind};
 
 impl Core {
     /// A connection to a card that shared memory does not lead to.
@@ -88,7 +88,7 @@ impl Core {
 
     fn arrived(&mut self, arrival: Arrival<'_>) {
         match arrival {
-            Arrival::Packet { from, header, payload } => self.packet_arrived(from, &header, payload),
+            Arrival::Packet { from, header, payload, acks } => self.packet_arrived(from, &header, payload, acks),
             Arrival::Nonsense { from } => {
                 if let Some(at) = self.connection_of.get(&from).copied() {
                     self.lose(at, CompStatus::LocalUnresponsiveRemote, "it sent a corrupt packet");
@@ -113,7 +113,7 @@ impl Core {
         }
     }
 
-    fn packet_arrived(&mut self, from: Peer, header: &Header, payload: &[u8]) {
+    fn packet_arrived(&mut self, from: Peer, header: &Header, payload: &[u8], acks: &[AcknowledgementBytes]) {
         if header.kind() == Some(Kind::Hello) {
             self.greeted(from, payload);
             return;
@@ -131,12 +131,8 @@ impl Core {
             }
             return;
         }
-        if header.kind() == Some(Kind::Acks) {
-            let (acks, _) = payload.as_chunks::<ACKNOWLEDGEMENT_LEN>();
-            for ack in acks {
-                self.receive_ack(at, Acknowledgement::from_bytes(ack));
-            }
-            return;
+        for ack in acks {
+            self.receive_ack(at, Acknowledgement::from_bytes(ack));
         }
         self.receive(at, header, payload.as_ptr());
     }

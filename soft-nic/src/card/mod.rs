@@ -8,6 +8,7 @@ mod engine;
 mod fetch;
 mod hold;
 mod messages;
+mod pace;
 mod qp;
 pub(crate) mod queue;
 mod receive;
@@ -67,6 +68,12 @@ impl Card {
     /// The card's state.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.shared.lock()
+    }
+
+    /// Lets the card work in this thread for one look, unless its engine just does. For calls that applications make
+    /// while they wait: they have the processor, which on a small machine the engine would have to be given first.
+    pub(crate) fn look(&self) {
+        self.shared.look();
     }
 
     /// A number for a new protection domain.

@@ -13,15 +13,17 @@ use super::qp::Token;
 use super::request::{Local, MAX_SEND_SIZE, Operation};
 use crate::memory;
 use crate::wire::message::{self, Payload};
-use crate::wire::packet::{ACKNOWLEDGEMENT_LEN, Acknowledgement, HAS_IMM, Header, Kind};
+use crate::wire::packet::{Acknowledgement, HAS_IMM, Header, Kind};
 use crate::wire::ring;
 
 /// Most payload of a packet, on whatever wire.
 const MAX_PAYLOAD: u32 = 64 * 1024;
 const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= message::MAX_PAYLOAD);
 
-/// Answers that make a packet worth while, and as many as go into one.
-const COMPANY: usize = 32;
+/// Where a packet is dear, answers wait for one that goes the same way anyhow, or for this many looks that found
+/// nothing to do: whoever was just served mostly answers at once. But never for longer than so many looks in all.
+const QUIET_LOOKS: u32 = 3;
+const MOST_LOOKS: u32 = 16;
 
 /// What a request is on the wire.
 fn kind_of(operation: Operation) -> Kind {
@@ -90,47 +92,26 @@ impl Core {
 
     /// One packet; `None` when nothing waits.
     fn pump_one(&mut self, at: u32) -> Option<Sent> {
-        let settled = self.settled;
-        let connection = self.connections.get(at)?;
+        let (quiet, looks) = (self.quiet_looks, self.looks);
+        let connection = self.connections.get_mut(at)?;
         let dear = matches!(connection.link, Link::Message { .. });
-        let due = !dear || settled && connection.requests.is_empty() || connection.answers.len() >= COMPANY;
-        if due && let Some(header) = connection.answers.front().copied() {
-            if dear && header.kind() == Some(Kind::Ack) {
-                return Some(self.send_acks(at));
+        if let Some(header) = connection.answers.front().copied() {
+            let waited = looks.wrapping_sub(connection.answers_since);
+            let enough = connection.answers.len() >= message::MAX_ACKS;
+            if !dear || enough || quiet >= QUIET_LOOKS || waited >= MOST_LOOKS {
+                let acks = dear && header.kind() == Some(Kind::Ack);
+                let sent = self.emit(at, &if acks { Header::new(Kind::Acks, 0) } else { header }, Payload::Nothing);
+                if sent == Sent::Yes && !acks {
+                    self.connections.get_mut(at)?.answers.pop_front();
+                }
+                return Some(sent);
             }
-            let sent = self.emit(at, &header, Payload::Nothing);
-            if sent == Sent::Yes {
-                self.connections.get_mut(at)?.answers.pop_front();
-            }
-            return Some(sent);
         }
         if let Some(serving) = connection.serving.front().copied() {
             return Some(self.serve(at, serving));
         }
         let token = *connection.requests.front()?;
         Some(self.send_piece(at, token))
-    }
-
-    /// All acknowledgements at the front of the answers, in one packet.
-    fn send_acks(&mut self, at: u32) -> Sent {
-        let mut bytes = [0; COMPANY * ACKNOWLEDGEMENT_LEN];
-        let Some(connection) = self.connections.get(at) else { return Sent::Gone };
-        let acks = connection.answers.iter().take_while(|header| header.kind() == Some(Kind::Ack));
-        let mut count = 0;
-        for (room, header) in bytes.chunks_exact_mut(ACKNOWLEDGEMENT_LEN).zip(acks) {
-            let ack = Acknowledgement { token: header.token, status: header.status };
-            room.copy_from_slice(&ack.to_bytes());
-            count += 1;
-        }
-        let len = (count * ACKNOWLEDGEMENT_LEN) as u32;
-        let header = Header { total: len, len, ..Header::new(Kind::Acks, 0) };
-        let sent = self.emit(at, &header, Payload::Bytes(&bytes[..len as usize]));
-        if sent == Sent::Yes
-            && let Some(connection) = self.connections.get_mut(at)
-        {
-            connection.answers.drain(..count);
-        }
-        sent
     }
 
     /// The next piece of a request.
@@ -259,7 +240,11 @@ impl Core {
 
     /// Queues an answer without payload.
     pub(crate) fn answer(&mut self, at: u32, header: Header) {
+        let looks = self.looks;
         if let Some(connection) = self.connections.get_mut(at) {
+            if connection.answers.is_empty() {
+                connection.answers_since = looks;
+            }
             connection.answers.push_back(header);
         }
     }
@@ -288,9 +273,19 @@ impl Core {
             }
             Link::Message { peer, .. } => {
                 let Some(wire) = &mut self.messages else { return Sent::Gone };
+                let mut acks = [Acknowledgement { token: 0, status: OK }; message::MAX_ACKS];
+                let waiting = connection.answers.iter().take_while(|answer| answer.kind() == Some(Kind::Ack));
+                let mut count = 0;
+                for (ack, answer) in acks.iter_mut().zip(waiting) {
+                    (ack.token, ack.status) = (answer.token, answer.status);
+                    count += 1;
+                }
                 // SAFETY: as above.
-                match unsafe { wire.send(*peer, header, payload) } {
-                    Ok(()) => Sent::Yes,
+                match unsafe { wire.send(*peer, header, payload, &acks[..count]) } {
+                    Ok(()) => {
+                        connection.answers.drain(..count);
+                        Sent::Yes
+                    }
                     Err(SendError::Full) => Sent::Full,
                     Err(SendError::Gone | SendError::TooLong) => Sent::Gone,
                 }

@@ -7,12 +7,14 @@ use std::time::Duration;
 use ferrogin_fabric::msg::{Config, Event, MessageEndpoint, Peer, SendError};
 use ferrogin_fabric::{Error, Libfabric};
 
-use super::packet::{HEADER_LEN, Header};
+use super::packet::{ACKNOWLEDGEMENT_LEN, Acknowledgement, AcknowledgementBytes, HEADER_LEN, Header};
 use crate::address::Gid;
 use crate::memory;
 
 /// Most payload in one message.
 pub(crate) const MAX_PAYLOAD: usize = 64 * 1024;
+/// Most acknowledgements in one message, behind its payload or alone.
+pub(crate) const MAX_ACKS: usize = 32;
 /// Messages under way, and buffers for those that arrive.
 const DEPTH: usize = 128;
 
@@ -31,6 +33,8 @@ pub(crate) enum Arrival<'a> {
         from: Peer,
         header: Header,
         payload: &'a [u8],
+        /// Behind the payload, one after the other.
+        acks: &'a [AcknowledgementBytes],
     },
     /// Something that no card sends.
     Nonsense {
@@ -45,9 +49,6 @@ pub(crate) enum Arrival<'a> {
 /// One card's end of the wire.
 pub(crate) struct Wire {
     endpoint: MessageEndpoint,
-    /// Registered memory is copied here first: a message may stay under way when its request is long over, and the
-    /// application may then have given the memory back.
-    piece: Box<[u8]>,
 }
 
 /// Why there is no such wire.
@@ -85,14 +86,14 @@ impl Wire {
             provider: provider.to_owned(),
             source: Some(ip.to_string()),
             max_header: HEADER_LEN,
-            max_payload: MAX_PAYLOAD,
+            max_payload: MAX_PAYLOAD + MAX_ACKS * ACKNOWLEDGEMENT_LEN,
             tx_depth: DEPTH,
             rx_depth: DEPTH,
             ..Config::default()
         };
         let endpoint = MessageEndpoint::open(&library, &config)?;
         let port = port_of(endpoint.address()).ok_or_else(|| WireError::Name(endpoint.address().to_vec()))?;
-        Ok((Self { endpoint, piece: vec![0; MAX_PAYLOAD].into_boxed_slice() }, port))
+        Ok((Self { endpoint }, port))
     }
 
     /// The peer that a card's GID names.
@@ -107,26 +108,44 @@ impl Wire {
         self.endpoint.forget(peer);
     }
 
+    /// Sends a packet and, behind it, acknowledgements of other requests.
+    ///
+    /// Registered memory is copied: a message may stay under way when its request is long over, and the application may
+    /// then have given the memory back.
+    ///
     /// # Errors
     /// [`SendError`].
     ///
     /// # Safety
     /// [`Payload::Memory`] is readable for `header.len` bytes during the call.
-    pub(crate) unsafe fn send(&mut self, to: Peer, header: &Header, payload: Payload<'_>) -> Result<(), SendError> {
-        if self.endpoint.free_slots() == 0 {
-            return Err(SendError::Full);
-        }
-        let payload = match payload {
-            Payload::Nothing => &[][..],
-            Payload::Bytes(bytes) => bytes,
-            Payload::Memory(at) => {
-                let piece = self.piece.get_mut(..header.len as usize).ok_or(SendError::TooLong)?;
-                // SAFETY: readable by this function's contract; `piece` holds as many bytes and is nobody else's.
-                unsafe { memory::copy(piece.as_mut_ptr(), at, piece.len()) };
-                piece
-            }
+    pub(crate) unsafe fn send(
+        &mut self,
+        to: Peer,
+        header: &Header,
+        payload: Payload<'_>,
+        acks: &[Acknowledgement],
+    ) -> Result<(), SendError> {
+        let len = match payload {
+            Payload::Nothing => 0,
+            Payload::Bytes(bytes) => bytes.len(),
+            Payload::Memory(_) => header.len as usize,
         };
-        self.endpoint.send(to, &header.to_bytes(), payload)
+        if len > MAX_PAYLOAD {
+            return Err(SendError::TooLong);
+        }
+        let total = len + acks.len() * ACKNOWLEDGEMENT_LEN;
+        self.endpoint.send_with(to, &header.to_bytes(), total, |room| {
+            let (data, rest) = room.split_at_mut(len);
+            match payload {
+                Payload::Nothing => {}
+                Payload::Bytes(bytes) => data.copy_from_slice(bytes),
+                // SAFETY: readable by this function's contract; `data` holds as many bytes and is nobody else's.
+                Payload::Memory(at) => unsafe { memory::copy(data.as_mut_ptr(), at, len) },
+            }
+            for (room, ack) in rest.chunks_exact_mut(ACKNOWLEDGEMENT_LEN).zip(acks) {
+                room.copy_from_slice(&ack.to_bytes());
+            }
+        })
     }
 
     /// Sends bytes of the card itself; false when there is no room now.
@@ -141,11 +160,9 @@ impl Wire {
     pub(crate) fn poll(&mut self, mut tell: impl FnMut(Arrival<'_>)) -> Result<bool, Error> {
         let events = self.endpoint.poll(|_, event| match event {
             Event::Message { from, header, payload } => {
-                let header = <&[u8; HEADER_LEN]>::try_from(header).ok().map(Header::from_bytes);
-                tell(match header.filter(|h| h.is_consistent() && h.len as usize == payload.len()) {
-                    Some(header) => Arrival::Packet { from, header, payload },
-                    None => Arrival::Nonsense { from },
-                });
+                tell(take_apart(header, payload).map_or(Arrival::Nonsense { from }, |(header, payload, acks)| {
+                    Arrival::Packet { from, header, payload, acks }
+                }));
             }
             Event::Sent { .. } | Event::SendFailed { .. } => {}
             Event::Lost { peer, reason } => tell(Arrival::Lost { peer, why: reason.to_string() }),
@@ -160,9 +177,35 @@ impl Wire {
     }
 }
 
+/// A packet's header, payload and what acknowledgements ride behind it; `None` when no card sends such.
+pub(crate) fn take_apart<'a>(header: &[u8], bytes: &'a [u8]) -> Option<(Header, &'a [u8], &'a [AcknowledgementBytes])> {
+    let header = Header::from_bytes(<&[u8; HEADER_LEN]>::try_from(header).ok()?);
+    let (payload, rest) = bytes.split_at_checked(header.len as usize)?;
+    let (acks, torn) = rest.as_chunks::<ACKNOWLEDGEMENT_LEN>();
+    (header.is_consistent() && torn.is_empty() && acks.len() <= MAX_ACKS).then_some((header, payload, acks))
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::packet::Kind;
     use super::*;
+
+    #[test]
+    fn acknowledgements_ride_behind_the_payload() {
+        let header = Header { total: 3, len: 3, ..Header::new(Kind::Write, 5) };
+        let ack = Acknowledgement { token: 7, status: 2 };
+        let bytes = [b"abc".as_slice(), &ack.to_bytes(), &ack.to_bytes()].concat();
+        let (seen, payload, acks) = take_apart(&header.to_bytes(), &bytes).unwrap();
+        assert_eq!((seen, payload, acks.len()), (header, b"abc".as_slice(), 2));
+        assert_eq!(Acknowledgement::from_bytes(&acks[1]), ack);
+        assert!(take_apart(&header.to_bytes(), &bytes[..3]).is_some_and(|(_, _, acks)| acks.is_empty()));
+        assert!(take_apart(&header.to_bytes(), &bytes[..2]).is_none(), "shorter than it says");
+        assert!(take_apart(&header.to_bytes(), &bytes[..34]).is_none(), "half an acknowledgement");
+        assert!(take_apart(&header.to_bytes()[1..], &bytes).is_none());
+        let many = [[0; ACKNOWLEDGEMENT_LEN]; MAX_ACKS + 1].concat();
+        let header = Header::new(Kind::Read, 5);
+        assert!(take_apart(&header.to_bytes(), &many).is_none(), "more than anybody gathers");
+    }
 
     #[test]
     fn names_hold_address_and_port() {

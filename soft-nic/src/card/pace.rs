@@ -1,0 +1,138 @@
+//! What the engine does between two looks, so that those it works for get the processor.
+//!
+//! Mostly it yields: on a small machine whoever waits for what the engine just did waits for the engine's core. A yield
+//! costs little while all others on the core yield too, but beside a thread that only computes it costs a slice of the
+//! scheduler, milliseconds. Then the engine takes short sleeps: a thread that wakes with time to its credit, and asks
+//! for short slices, goes before one that computes.
+#![allow(unsafe_code)]
+
+use std::num::NonZero;
+use std::time::{Duration, Instant};
+
+/// What to do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pause {
+    /// Look again at once.
+    Spin,
+    /// Let others run.
+    Yield,
+    /// Sleep; what arrives meanwhile waits.
+    Nap(Duration),
+    /// Sleep until there is something, but no longer.
+    Doze(Duration),
+}
+
+/// What the engine saw in a look.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Seen {
+    /// Something moved.
+    pub moved: bool,
+    /// Requests are kept back until a time.
+    pub held: bool,
+    /// Cards of other hosts are connected, whose messages wake nobody, or a send is to be tried again.
+    pub soon: bool,
+    /// Applications look themselves.
+    pub driven: bool,
+}
+
+/// Looks of an idle engine that only spin, where there are cores enough.
+const SPINS: u32 = 20;
+/// Where there are fewer cores, whoever waits for what the engine just did may wait for the engine's core.
+const CROWD: usize = 8;
+/// How long an idle engine only yields.
+pub(super) const YIELD: Duration = Duration::from_micros(200);
+/// Longest rest, and from how much idleness on.
+const RESTS: [(Duration, Duration); 3] = [
+    (Duration::from_millis(100), Duration::from_micros(200)),
+    (Duration::from_millis(5), Duration::from_micros(50)),
+    (YIELD, Duration::from_micros(20)),
+];
+/// Longest rest while cards of other hosts are connected or a send is to be tried again.
+const SHORT_REST: Duration = Duration::from_micros(50);
+/// A yield that took this long went to a thread that does not yield.
+const STARVED: Duration = Duration::from_millis(1);
+/// Naps before yielding is tried again; each is short enough for a busy wire.
+const NAPS: u32 = 4096;
+const NAP: Duration = Duration::from_micros(10);
+/// Between two looks at applications that look themselves.
+const DRIVEN_NAP: Duration = Duration::from_micros(50);
+/// Nanoseconds: the shortest slice that the scheduler gives.
+const SHORT_SLICE_NS: u64 = 100_000;
+
+/// The engine's pace.
+#[derive(Debug)]
+pub(super) struct Pace {
+    crowded: bool,
+    idle: u32,
+    idle_since: Instant,
+    quiet: Duration,
+    /// Naps still to be taken in place of yields.
+    naps: u32,
+}
+
+impl Pace {
+    pub(super) fn new(now: Instant) -> Self {
+        let crowded = std::thread::available_parallelism().map_or(1, NonZero::get) < CROWD;
+        Self { crowded, idle: 0, idle_since: now, quiet: Duration::ZERO, naps: 0 }
+    }
+
+    /// How long nothing has moved.
+    pub(super) fn quiet(&self) -> Duration {
+        self.quiet
+    }
+
+    /// A yield took this long.
+    pub(super) fn yielded(&mut self, took: Duration) {
+        if took >= STARVED {
+            self.naps = NAPS;
+            short_slices(true);
+        }
+    }
+
+    /// What to do after a look.
+    pub(super) fn pause(&mut self, seen: Seen, now: Instant) -> Pause {
+        if seen.moved {
+            (self.idle, self.quiet) = (0, Duration::ZERO);
+            return if self.crowded { self.give_way() } else { Pause::Spin };
+        }
+        if self.idle == 0 {
+            self.idle_since = now;
+        }
+        self.idle = self.idle.saturating_add(1);
+        if seen.driven {
+            return Pause::Nap(DRIVEN_NAP);
+        }
+        if self.idle <= SPINS && !self.crowded {
+            return Pause::Spin;
+        }
+        self.quiet = now - self.idle_since;
+        match RESTS.iter().find(|(from, _)| self.quiet >= *from) {
+            Some((_, rest)) if !seen.held => Pause::Doze(if seen.soon { SHORT_REST.min(*rest) } else { *rest }),
+            _ => self.give_way(),
+        }
+    }
+
+    fn give_way(&mut self) -> Pause {
+        match self.naps {
+            0 => return Pause::Yield,
+            1 => short_slices(false),
+            _ => {}
+        }
+        self.naps -= 1;
+        Pause::Nap(NAP)
+    }
+}
+
+/// Asks for short slices of the processor, or for those that are usual. It is a wish: older kernels do not know it.
+fn short_slices(short: bool) {
+    // SAFETY: plain integers, for which zero is a value.
+    let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is ours and as large as said; 0 is the calling thread.
+    let got = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size_of_val(&attr), 0) };
+    if got != 0 || attr.sched_policy != libc::SCHED_OTHER as u32 {
+        return;
+    }
+    attr.sched_runtime = if short { SHORT_SLICE_NS } else { 0 };
+    // SAFETY: as above; only read.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+}
