@@ -1,5 +1,10 @@
 //! ConnectX queues driven directly: work requests, completion queues with compression, memory windows.
 
+#[allow(unsafe_code)]
+pub mod mmio;
+#[allow(unsafe_code)]
+pub mod ring;
+pub mod sq;
 pub mod wire;
 pub mod wqe;
 

@@ -1,0 +1,171 @@
+//! The only place with fences, doorbell records and doorbell registers.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Orders earlier stores to memory before later ones, as the card sees them (`udma_to_device_barrier`).
+#[inline(always)]
+pub fn publish() {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier has no operands and touches no memory.
+    unsafe {
+        core::arch::asm!("dmb oshst", options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "aarch64"))]
+    std::sync::atomic::fence(Ordering::Release);
+}
+
+/// Orders earlier stores to memory before later stores to a write-combining register, and those before anything after
+/// (`mmio_wc_start`, `mmio_flush_writes`).
+#[inline(always)]
+pub fn order_register() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of the architecture, and the fence has no operands.
+    unsafe {
+        core::arch::x86_64::_mm_sfence();
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier has no operands and touches no memory.
+    unsafe {
+        core::arch::asm!("dsb st", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    std::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// One big-endian word in memory that the card reads, and we only write.
+#[derive(Debug)]
+pub struct Record(NonNull<AtomicU32>);
+
+// SAFETY: the word is written with atomic stores only.
+unsafe impl Send for Record {}
+
+impl Record {
+    /// A record at `word`.
+    ///
+    /// # Safety
+    /// `word` is 4-byte aligned and stays mapped, readable and writable, while the value lives.
+    pub const unsafe fn new(word: NonNull<u32>) -> Self {
+        Self(word.cast())
+    }
+
+    /// Stores a value, after everything that was stored before.
+    #[inline(always)]
+    pub fn set(&self, value: u32) {
+        publish();
+        // SAFETY: mapped and aligned, as `new` was promised; an atomic may be shared with the card.
+        unsafe { self.0.as_ref() }.store(value.to_be(), Ordering::Release);
+    }
+}
+
+/// Which requests are copied whole into the register instead of only their first 8 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BlueFlame {
+    /// None: the page is not write-combining, or the user does not want it.
+    Never,
+    /// Single requests with inline data.
+    Inline,
+    /// All single requests.
+    Single,
+}
+
+/// Where a doorbell register is and how it may be used.
+#[derive(Debug, Clone, Copy)]
+pub struct RegisterParts {
+    /// The register: two halves of `buf_size` bytes.
+    pub register: NonNull<u64>,
+    /// Bytes of a half; 0 when there is only the 8-byte doorbell.
+    pub buf_size: u32,
+    /// What is copied whole.
+    pub blueflame: BlueFlame,
+}
+
+/// The doorbell register of a send queue. Its halves take turns.
+#[derive(Debug)]
+pub struct Register {
+    base: NonNull<u64>,
+    half: u32,
+    buf_size: u32,
+    blueflame: BlueFlame,
+}
+
+// SAFETY: the register belongs to this queue alone, as `new` was promised; any thread may write to it.
+unsafe impl Send for Register {}
+
+impl Register {
+    /// A register.
+    ///
+    /// # Safety
+    /// `register` is 8-byte aligned and mapped writable for twice `buf_size` bytes, at least 8, while the value lives,
+    /// and no other queue uses it. `buf_size` is 0 or a power of two of at least 64.
+    pub const unsafe fn new(parts: RegisterParts) -> Self {
+        Self { base: parts.register, half: 0, buf_size: parts.buf_size, blueflame: parts.blueflame }
+    }
+
+    /// Whether a single request of `ds` segments is copied whole.
+    #[inline(always)]
+    pub fn copies(&self, ds: u8, inline: bool) -> bool {
+        let wanted = match self.blueflame {
+            BlueFlame::Never => false,
+            BlueFlame::Inline => inline,
+            BlueFlame::Single => true,
+        };
+        wanted && ds > 1 && ds as u32 * 16 <= self.buf_size
+    }
+
+    /// Writes the first 8 bytes of a request, given as they lie in memory.
+    #[inline(always)]
+    pub fn ring(&mut self, first: u64) {
+        order_register();
+        let at = self.base.as_ptr().cast::<u8>().wrapping_add(self.half as usize).cast::<u64>();
+        // SAFETY: inside the register, as `half` is 0 or `buf_size`.
+        unsafe { at.write_volatile(first) };
+        self.turn();
+    }
+
+    /// Copies whole blocks: `blocks` gives their words in order, eight a block, at most `buf_size` bytes.
+    #[inline(always)]
+    pub fn copy(&mut self, blocks: impl Iterator<Item = [u64; 8]>) {
+        order_register();
+        let mut at = self.base.as_ptr().cast::<u8>().wrapping_add(self.half as usize).cast::<u64>();
+        for block in blocks {
+            for word in block {
+                // SAFETY: inside the half, which is as long as the caller's blocks.
+                unsafe { at.write_volatile(word) };
+                at = at.wrapping_add(1);
+            }
+        }
+        self.turn();
+    }
+
+    #[inline(always)]
+    fn turn(&mut self) {
+        order_register();
+        self.half ^= self.buf_size;
+    }
+}
+
+/// The register that arms completion queues: `MLX5_CQ_DOORBELL` of the user page.
+#[derive(Debug)]
+pub struct ArmRegister(NonNull<u64>);
+
+// SAFETY: written with single volatile stores only.
+unsafe impl Send for ArmRegister {}
+
+impl ArmRegister {
+    /// A register.
+    ///
+    /// # Safety
+    /// `register` is 8-byte aligned and stays mapped writable while the value lives.
+    pub const unsafe fn new(register: NonNull<u64>) -> Self {
+        Self(register)
+    }
+
+    /// Writes a 64-bit value, big endian.
+    pub fn set(&self, value: u64) {
+        order_register();
+        // SAFETY: mapped and aligned, as `new` was promised.
+        unsafe { self.0.as_ptr().write_volatile(value.to_be()) };
+        order_register();
+    }
+}
