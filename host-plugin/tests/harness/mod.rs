@@ -1,12 +1,14 @@
 //! What the tests through the built plugin share: finding it, processes of their own, ranks as threads.
 #![allow(dead_code)]
 
-use mini_nccl::{Bootstrap, Comm, Plugin};
+use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
+use ferrogin_ffi::nccl::GinConfigV14;
+use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, Window};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Long enough for any step that ends.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -29,19 +31,89 @@ pub fn plugin_path(test: &str) -> Option<PathBuf> {
 /// Runs `body` in a process of its own, with `settings` in its environment: faults and providers are chosen once in a
 /// process, and leaks are counted of a whole one. `test` is the name of the calling test.
 pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce(Arc<Plugin>)) {
+    alone_each(test, &[settings.to_vec()], body);
+}
+
+/// [`alone`], once for each of several settings.
+pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<Plugin>)) {
     let Some(path) = plugin_path(test) else { return };
     if std::env::var(CHILD).is_ok_and(|name| name == test) {
         body(Plugin::load(path).expect("the built plugin loads"));
         return;
     }
-    let mut command = Command::new(std::env::current_exe().expect("this test's program"));
-    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
-    command.env(CHILD, test).env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu");
-    command.env("FERROGIN_TIMEOUT", "20").envs(settings.iter().copied());
-    let output = command.output().expect("a process for the test");
-    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    assert!(output.status.success(), "{test} in its own process: {}\n{text}", output.status);
-    assert!(text.contains("1 passed"), "{test} did run in its own process:\n{text}");
+    for settings in all {
+        let mut command = Command::new(std::env::current_exe().expect("this test's program"));
+        command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
+        command.env(CHILD, test).env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu");
+        command.env("FERROGIN_TIMEOUT", "20").envs(settings.iter().copied());
+        let output = command.output().expect("a process for the test");
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        assert!(output.status.success(), "{test} in its own process, {settings:?}: {}\n{text}", output.status);
+        assert!(text.contains("1 passed"), "{test} did run in its own process:\n{text}");
+        // What a test tells besides: past the test runner's capture.
+        for (_, line) in text.lines().filter_map(|line| line.split_once(TELL)) {
+            let _ = writeln!(std::io::stdout(), "{test}: {line}");
+        }
+    }
+}
+
+/// Begins a line that the parent of a test in its own process passes on.
+pub const TELL: &str = "tell: ";
+
+/// A number of rounds: the variable's, or `default`.
+pub fn rounds(variable: &str, default: usize) -> usize {
+    std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a whole number of rounds"))
+}
+
+/// One context, of backend version 2.
+pub fn config(n_signals: i32, n_counters: i32) -> GinConfigV14 {
+    GinConfigV14 {
+        n_signals,
+        n_counters,
+        n_contexts: 1,
+        queue_depth: 64,
+        traffic_class: -1,
+        backend_version: 2,
+        rank_stride: 1,
+    }
+}
+
+/// Fresh memory and a window of it.
+pub fn window(comm: &Comm, bytes: usize) -> (Arc<DeviceMemory>, Window) {
+    let memory = Arc::new(DeviceMemory::alloc(bytes).expect("memory"));
+    let window = comm.register(&memory, 0).expect("a window");
+    (memory, window)
+}
+
+/// The kernel's view of a context.
+#[allow(unsafe_code)]
+pub fn device(context: &GinContext, id: u32) -> Context<'_> {
+    // SAFETY: the handle is of a context that is borrowed as long as the view.
+    unsafe { Context::from_handle(context.handle(), id) }.expect("a handle of this plugin")
+}
+
+/// Looks again and again until `done`.
+pub fn wait_for(what: &str, limit: Duration, done: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < limit, "{what} within {limit:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// One value with signal `signal` of the next rank, and one from the one before.
+pub fn pass_round(comm: &Comm, context: &GinContext, id: u32, window: &Window, memory: &DeviceMemory, signal: u16) {
+    let (rank, n) = (comm.rank() as u64, comm.nranks() as u64);
+    let device = device(context, id);
+    let next = ((rank + 1) % n) as u32;
+    let before = device.read_signal(signal.into()).expect("a signal");
+    comm.barrier().expect("all ranks");
+    let target = DeviceWindow(window.gin_handle());
+    device.put_value(next, target, 64, 0x1000 + rank, 8, Action::signal_inc(signal), Flags::NONE).expect("a value");
+    device.wait_signal(signal.into(), before + 1).expect("a signal");
+    assert_eq!(memory.load(64), 0x1000 + (rank + n - 1) % n);
+    device.flush().expect("a flush");
+    comm.barrier().expect("all ranks");
 }
 
 /// A communicator of `n` ranks, each in a thread; gives what `body` gives, by rank.

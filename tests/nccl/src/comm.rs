@@ -223,6 +223,11 @@ impl Comm {
         &self.bootstrap
     }
 
+    /// The same, to be shared with another communicator of these ranks.
+    pub fn bootstrap_handle(&self) -> Arc<Bootstrap> {
+        Arc::clone(&self.bootstrap)
+    }
+
     /// `getProperties` of the device.
     pub fn properties(&self) -> &NetPropertiesV12 {
         &self.properties

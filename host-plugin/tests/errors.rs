@@ -1,0 +1,203 @@
+//! The truth about errors: what the card fails of reaches queryLastError and one WARN line, and nothing else does.
+#![allow(unsafe_code)]
+
+mod harness;
+
+use efa_dp_direct::wire::CompStatus;
+use ferrogin_device::{Action, Context, Flags, Status, Window as DeviceWindow};
+use ferrogin_ffi::nccl::GinConfigV14;
+use harness::{alone, alone_each, config, device, pass_round, ranks, rounds, wait_for, window};
+use mini_nccl::log;
+use std::time::{Duration, Instant};
+
+/// The contract of this plugin: a failure is told within a second.
+const TOLD: Duration = Duration::from_secs(1);
+
+fn warnings() -> Vec<String> {
+    log::take().into_iter().filter(|line| line.is_warn()).map(|line| line.text).collect()
+}
+
+/// Posts by way of each kind of endpoint in turn; gives what the WARN line must call the operation and the endpoint.
+fn post_by_turn(
+    kernel: &Context<'_>,
+    turn: u8,
+    peer: u32,
+    target: DeviceWindow,
+) -> (Result<(), Status>, &'static str, &'static str) {
+    let plain = Flags::NONE;
+    match turn % 5 {
+        0 => (kernel.put(peer, target, 0, target, 8, 8, Action::NONE, plain), "write to", "endpoint data"),
+        1 => (kernel.put_value(peer, target, 0, 7, 8, Action::NONE, plain), "write to", "endpoint value"),
+        2 => (kernel.put_value(peer, target, 0, 7, 8, Action::signal_inc(1), plain), "write to", "endpoint"),
+        3 => (kernel.put(peer, target, 0, target, 8, 8, Action::counter(0), plain), "write to", "endpoint counter 0"),
+        _ => (kernel.get(peer, target, 0, target, 8, 8, plain), "read from", "endpoint data"),
+    }
+}
+
+#[test]
+fn every_status_is_told_with_its_peer() {
+    // All that the card's documentation names, and one that nobody knows.
+    let statuses: Vec<u8> = (1..=18).chain([200]).collect();
+    let faults: Vec<_> = statuses.iter().map(|s| (format!("error_every=1,error_status={s}"), s.to_string())).collect();
+    let settings: Vec<_> =
+        faults.iter().map(|(faults, status)| vec![("SOFTEFA_FAULTS", faults.as_str()), ("STATUS", status)]).collect();
+    alone_each("every_status_is_told_with_its_peer", &settings, |plugin| {
+        let status: u8 = std::env::var("STATUS").expect("set").parse().expect("a status");
+        ranks(&plugin, 3, move |rank, comm| {
+            let (_memory, window) = window(&comm, 4096);
+            // Either layout of the queues.
+            let backend_version = 1 + i32::from(status) % 2;
+            let context = comm.create_context(&GinConfigV14 { backend_version, ..config(2, 1) }).expect("a context");
+            let kernel = device(&context, 0);
+            assert!(!context.query_last_error().expect("a query"), "no error before the first");
+            comm.barrier().expect("all ranks");
+            if rank == 1 {
+                let peer = u32::from(status) % 3;
+                let (posted, what, endpoint) = post_by_turn(&kernel, status, peer, DeviceWindow(window.gin_handle()));
+                posted.expect("a post before the error");
+                wait_for("queryLastError", TOLD, || context.query_last_error().expect("a query"));
+                wait_for("the WARN line", TOLD, || log::last_warn().is_some());
+                let lines = warnings();
+                assert_eq!(lines.len(), 1, "one line for one failure: {lines:?}");
+                let text =
+                    CompStatus::from_raw(status).map_or("a status that this version does not know", |s| s.text());
+                let peer = format!("{what} rank {peer} on");
+                for part in ["rank 1:", &peer, endpoint, "context 0", text, &format!("status {status}"), "check"] {
+                    assert!(lines[0].contains(part), "{part:?} in {}", lines[0]);
+                }
+                // No wait hangs, on this endpoint or another.
+                assert!(kernel.flush().is_err());
+                assert!(kernel.wait_signal(0, 1).is_err());
+                assert!(context.query_last_error().expect("a query"), "sticky");
+            }
+            comm.barrier().expect("all ranks");
+            assert_eq!(context.query_last_error().expect("a query"), rank == 1);
+            assert_eq!(warnings(), [""; 0], "the failure has had its line");
+            comm.barrier().expect("all ranks");
+        });
+    });
+}
+
+#[test]
+fn an_error_behind_many_completions_is_told_with_its_peer() {
+    // Far more completions than a queue holds, faster than the watcher looks.
+    let faults = [("SOFTEFA_FAULTS", "error_every=150001,error_status=7")];
+    alone("an_error_behind_many_completions_is_told_with_its_peer", &faults, |plugin| {
+        ranks(&plugin, 2, |rank, comm| {
+            let (_memory, window) = window(&comm, 4096);
+            let context = comm.create_context(&GinConfigV14 { queue_depth: 16, ..config(1, 1) }).expect("a context");
+            let (kernel, target) = (device(&context, 0), DeviceWindow(window.gin_handle()));
+            if rank == 0 {
+                // Posts go on until one is refused.
+                let refused = (0..1_000_000u32)
+                    .find_map(|_| kernel.put(1, target, 0, target, 8, 8, Action::NONE, Flags::NONE).and(Ok(())).err());
+                assert!(refused.is_some(), "posting ends with the error");
+                wait_for("queryLastError", TOLD, || context.query_last_error().expect("a query"));
+                wait_for("the WARN line", TOLD, || log::last_warn().is_some());
+                let line = log::last_warn().expect("a line");
+                for part in ["write to rank 1", "endpoint data", "status 7"] {
+                    assert!(line.contains(part), "{part} in {line}");
+                }
+            }
+            comm.barrier().expect("all ranks");
+        });
+    });
+}
+
+#[test]
+fn clean_set_ups_tell_of_no_error() {
+    alone("clean_set_ups_tell_of_no_error", &[], |plugin| {
+        let whole = rounds("FERROGIN_TEST_SETUPS", 100);
+        for i in 0..whole {
+            let comm_plugin = plugin.clone();
+            ranks(&comm_plugin, 2, move |_, comm| {
+                let (memory, window) = window(&comm, 4096);
+                let context = comm.create_context(&config(2, 1)).expect("a context");
+                let quiet = || assert!(!context.query_last_error().expect("a query"), "set-up {i}");
+                quiet();
+                pass_round(&comm, &context, 0, &window, &memory, (i % 2) as u16);
+                quiet();
+                // One rank is gone while the other still looks.
+                if comm.rank() == i % 2 {
+                    context.destroy().expect("destroyed");
+                } else {
+                    quiet();
+                }
+            });
+            assert_eq!(warnings(), [""; 0], "set-up {i}");
+        }
+        println!("{}{whole} set-ups without an error", harness::TELL);
+    });
+}
+
+/// Rank 1 goes away, or stays away, before `step`; what the others are told, and when.
+fn a_missing_rank(test: &'static str, step: &'static str, vanishes: bool) {
+    alone(test, &[("FERROGIN_TIMEOUT", "2")], move |plugin| {
+        ranks(&plugin, 3, move |rank, comm| {
+            let memory = std::sync::Arc::new(mini_nccl::DeviceMemory::alloc(4096).expect("memory"));
+            comm.barrier().expect("all ranks");
+            if rank == 1 {
+                if vanishes {
+                    drop(comm);
+                } else {
+                    // Longer than the others wait.
+                    std::thread::sleep(Duration::from_secs(4));
+                }
+                return;
+            }
+            let began = Instant::now();
+            let error = match step {
+                "regMrSym" => comm.register(&memory, 0).map(drop),
+                _ => comm.create_context(&config(1, 1)).map(drop),
+            };
+            let error = error.expect_err("a rank is missing").to_string();
+            let took = began.elapsed();
+            assert!(error.contains("rank 1") && error.contains(step), "{error}");
+            assert!(took < Duration::from_secs(10), "{took:?}");
+            assert!(vanishes || took >= Duration::from_secs(2), "{took:?}: a rank may be late");
+            // The communicator is of no use any more, says why, and can be closed.
+            let again = comm.register(&memory, 0).expect_err("dead").to_string();
+            assert!(again.contains("rank 1"), "{again}");
+        });
+    });
+}
+
+#[test]
+fn a_rank_that_goes_before_a_window_is_named() {
+    a_missing_rank("a_rank_that_goes_before_a_window_is_named", "regMrSym", true);
+}
+
+#[test]
+fn a_rank_that_goes_before_a_context_is_named() {
+    a_missing_rank("a_rank_that_goes_before_a_context_is_named", "createContext", true);
+}
+
+#[test]
+fn a_rank_that_hangs_before_a_window_is_named() {
+    a_missing_rank("a_rank_that_hangs_before_a_window_is_named", "regMrSym", false);
+}
+
+#[test]
+fn a_rank_that_hangs_before_a_context_is_named() {
+    a_missing_rank("a_rank_that_hangs_before_a_context_is_named", "createContext", false);
+}
+
+#[test]
+fn a_rank_that_fails_alone_fails_all_and_breaks_nothing() {
+    // The first context takes so many counters that a second one fits one rank only.
+    let test = "a_rank_that_fails_alone_fails_all_and_breaks_nothing";
+    alone(test, &[("SOFTEFA_FAULTS", "cntr_budget=40")], |plugin| {
+        ranks(&plugin, 2, |rank, comm| {
+            let signals = if rank == 0 { 1 } else { 60 };
+            let error = comm.create_context(&config(signals, 0)).expect_err("too many counters on rank 1").to_string();
+            let expected = if rank == 0 { "rank 1" } else { "completion counters" };
+            assert!(error.contains(expected), "{error}");
+            let (memory, window) = window(&comm, 4096);
+            let context = comm.create_context(&config(1, 0)).expect("a context");
+            pass_round(&comm, &context, 0, &window, &memory, 0);
+            let said = warnings().len();
+            assert!(said <= 2, "{said} lines for two failed calls");
+            comm.barrier().expect("all ranks");
+        });
+    });
+}
