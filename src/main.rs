@@ -6,6 +6,7 @@ mod doctor;
 #[allow(unsafe_code)]
 mod gpu;
 mod probe;
+mod ptx;
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
@@ -28,6 +29,12 @@ enum Command {
     ///
     /// Exits with 0 if NCCL could use the plugin with the settings that are in force.
     Doctor,
+    /// Prints the device code as PTX: the functions of ferrogin/gin.h, for linking with kernels.
+    Ptx {
+        /// Prints where the PTX comes from instead.
+        #[arg(long)]
+        about: bool,
+    },
     /// One rank of a demo.
     #[command(hide = true)]
     Rank(demo::DemoArgs),
@@ -41,6 +48,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::launch(&args),
         Command::Rank(args) => demo::rank(&args),
         Command::Doctor => doctor::run(),
+        Command::Ptx { about } => ptx::run(about),
         Command::Probe => probe::run(),
     }
 }

@@ -13,7 +13,7 @@
 
 #[cfg(not(loom))]
 pub mod action;
-#[cfg(all(feature = "host", not(loom)))]
+#[cfg(all(any(feature = "host", feature = "ptx"), not(loom)))]
 #[allow(unsafe_code)]
 pub mod capi;
 #[cfg(not(loom))]
@@ -25,6 +25,9 @@ pub mod endpoint;
 #[allow(unsafe_code)]
 pub mod platform;
 pub mod post;
+#[cfg(all(feature = "ptx", target_arch = "nvptx64"))]
+#[allow(unsafe_code)]
+mod ptx;
 pub mod status;
 pub mod sync;
 pub mod wait;

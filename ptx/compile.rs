@@ -1,0 +1,182 @@
+// Compiles the device crate to one PTX module. Included by build.rs and by tests/ptx.rs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The lowest GPU that has the instructions (`st.mmio`, scoped fences): ptxas takes such PTX for every later one.
+pub const GPU: &str = "sm_70";
+/// The first PTX ISA with `st.mmio`.
+pub const ISA: &str = "ptx82";
+
+/// What the PTX is made from, relative to the repository.
+pub const SOURCES: [&str; 7] = [
+    "device-kernels/src",
+    "device-kernels/Cargo.toml",
+    "efa-dp-direct/src",
+    "efa-dp-direct/Cargo.toml",
+    "ffi-headers/src",
+    "ffi-headers/Cargo.toml",
+    "ptx/compile.rs",
+];
+
+/// A Rust compiler that can compile `core` for nvptx64: it has the source of the standard library beside it.
+pub struct Compiler {
+    rustc: PathBuf,
+    cargo: PathBuf,
+    /// What `rustc --version` says.
+    pub version: String,
+}
+
+impl Compiler {
+    /// The first one that will do: of `preferred` (rustc, cargo), and Debian's.
+    pub fn find(preferred: (PathBuf, PathBuf)) -> Result<Compiler, String> {
+        let mut why = String::new();
+        for (rustc, cargo) in [preferred, ("/usr/bin/rustc".into(), "/usr/bin/cargo".into())] {
+            match Self::try_new(rustc, cargo) {
+                Ok(compiler) => return Ok(compiler),
+                Err(error) if why.is_empty() => why = error,
+                Err(_) => {}
+            }
+        }
+        Err(why)
+    }
+
+    fn try_new(rustc: PathBuf, cargo: PathBuf) -> Result<Compiler, String> {
+        let say = |args: &[&str]| {
+            let output = Command::new(&rustc).args(args).stdin(Stdio::null()).output();
+            let output = output.map_err(|error| format!("{}: {error}", rustc.display()))?;
+            Ok::<_, String>(String::from_utf8_lossy(&output.stdout).trim().to_string())
+        };
+        let version = say(&["--version"])?;
+        let core = Path::new(&say(&["--print", "sysroot"])?).join("lib/rustlib/src/rust/library/core/src/lib.rs");
+        if core.is_file() {
+            Ok(Compiler { rustc, cargo, version })
+        } else {
+            Err(format!("{version} has no standard library source (rustup component rust-src, Debian rust-web-src)"))
+        }
+    }
+
+    /// Compiles the module, with `work` as the build directory.
+    ///
+    /// Link-time optimisation makes it one module with nothing undefined; a linker, which rustc would run after that,
+    /// is not needed.
+    pub fn compile(&self, root: &Path, work: &Path) -> Result<String, String> {
+        let mut command = Command::new(&self.cargo);
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            if text.starts_with("CARGO") && text != "CARGO_HOME" && !text.starts_with("CARGO_NET") {
+                command.env_remove(&name);
+            }
+        }
+        for name in ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTDOC", "TARGET", "HOST"] {
+            command.env_remove(name);
+        }
+        command
+            .current_dir(root)
+            .stdin(Stdio::null())
+            .env("RUSTC", &self.rustc)
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("CARGO_TARGET_NVPTX64_NVIDIA_CUDA_LINKER", "true")
+            .args(["rustc", "--locked", "--quiet", "--package", "ferrogin-device", "--lib", "--crate-type", "cdylib"])
+            .args(["--no-default-features", "--features", "ptx", "--profile", "release"])
+            .args(["--target", "nvptx64-nvidia-cuda", "-Zbuild-std=core", "--target-dir"])
+            .arg(work)
+            .args(["--config", "profile.release.lto=\"fat\"", "--config", "profile.release.codegen-units=1"])
+            .args(["--config", "profile.release.debug=false", "--config", "profile.release.panic=\"abort\""])
+            .args(["--", "--emit=asm", "-Zlocation-detail=none"])
+            .arg(format!("-Ctarget-cpu={GPU}"))
+            .arg(format!("-Ctarget-feature=+{ISA}"));
+        let deps = work.join("nvptx64-nvidia-cuda/release/deps");
+        // What an earlier build left: there has to be one result.
+        for old in assembly_in(&deps) {
+            std::fs::remove_file(&old).map_err(|error| format!("{}: {error}", old.display()))?;
+        }
+        let output = command.output().map_err(|error| format!("{}: {error}", self.cargo.display()))?;
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            let error = text.lines().find(|line| line.starts_with("error")).unwrap_or("cargo failed");
+            return Err(format!("{} does not compile it: {error}", self.version));
+        }
+        let [result] = &assembly_in(&deps)[..] else {
+            return Err(format!("{}: not one .s file", deps.display()));
+        };
+        let text = std::fs::read_to_string(result).map_err(|error| format!("{}: {error}", result.display()))?;
+        Ok(without_crate_hashes(&text))
+    }
+}
+
+fn assembly_in(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.filter(|path| path.extension().is_some_and(|extension| extension == "s")).collect()
+}
+
+/// `ptx` with the crate hashes taken out of its symbols: they depend on where the repository lies.
+fn without_crate_hashes(ptx: &str) -> String {
+    let (mut out, mut rest) = (String::with_capacity(ptx.len()), ptx);
+    while let Some(at) = rest.find("Cs") {
+        let (before, hash) = (&rest[..at], &rest[at + 2..]);
+        let end = hash.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(hash.len());
+        out.push_str(before);
+        // In a symbol, `Cs<hash>_` stands before the length of the crate's name.
+        let follows = hash[end..].strip_prefix('_').is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit()));
+        if follows {
+            out.push('C');
+            rest = &hash[end + 1..];
+        } else {
+            out.push_str("Cs");
+            rest = hash;
+        }
+    }
+    out + rest
+}
+
+/// A hash (FNV-1a) of what the PTX is made from.
+pub fn source_hash(root: &Path) -> Result<u64, String> {
+    let mut files = Vec::new();
+    for source in SOURCES {
+        collect(&root.join(source), &mut files).map_err(|error| format!("{source}: {error}"))?;
+    }
+    files.sort();
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for file in files {
+        let name = file.strip_prefix(root).unwrap_or(&file).to_string_lossy().into_owned();
+        let bytes = std::fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        for byte in name.bytes().chain([0]).chain(bytes).chain([0]) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    Ok(hash)
+}
+
+fn collect(path: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    if path.is_file() {
+        files.push(path.to_path_buf());
+        return Ok(());
+    }
+    for entry in std::fs::read_dir(path)? {
+        collect(&entry?.path(), files)?;
+    }
+    Ok(())
+}
+
+const SOURCE_LINE: &str = "// source: ";
+const COMPILER_LINE: &str = "// compiler: ";
+
+/// The module as a file: where it comes from, then the PTX.
+pub fn with_provenance(ptx: &str, source: u64, compiler: &str) -> String {
+    format!(
+        "// ferrogin device code: the functions of ferrogin/gin.h, for {GPU} and later.\n\
+         // Made from device-kernels, efa-dp-direct and ffi-headers; FERROGIN_REFRESH=1 cargo test -p ferrogin --test ptx\n\
+         // writes this file again.\n\
+         {SOURCE_LINE}{source:016x}\n{COMPILER_LINE}{compiler}\n//\n{ptx}"
+    )
+}
+
+/// What [`with_provenance`] wrote: the source hash, the compiler, the PTX.
+pub fn provenance(file: &str) -> Option<(u64, &str, &str)> {
+    let field = |name: &str| file.lines().take(8).find_map(|line| line.strip_prefix(name));
+    let source = u64::from_str_radix(field(SOURCE_LINE)?, 16).ok()?;
+    let compiler = field(COMPILER_LINE)?;
+    let body = file.split_once(&format!("{COMPILER_LINE}{compiler}\n//\n"))?.1;
+    Some((source, compiler, body))
+}

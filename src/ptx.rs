@@ -1,0 +1,27 @@
+//! The device code as PTX, for those who link it themselves: Triton, Numba, CuTe, nvJitLink, the driver's linker.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+/// The module: the functions of `ferrogin/gin.h`.
+const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/ferrogin_device.ptx"));
+/// Whether it was compiled with the tool, and if not, why.
+const ORIGIN: &str = env!("FERROGIN_PTX_ORIGIN");
+
+/// Prints the module, or with `about` where it comes from.
+pub fn run(about: bool) -> ExitCode {
+    let mut out = std::io::stdout().lock();
+    let written = if about {
+        let lines: Vec<&str> = PTX.lines().take_while(|line| line.starts_with("// ")).collect();
+        writeln!(out, "{}\n{ORIGIN}", lines.join("\n").replace("// ", ""))
+    } else {
+        out.write_all(PTX.as_bytes())
+    };
+    match written.and_then(|()| out.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ferrogin ptx: cannot write: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

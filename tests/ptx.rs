@@ -1,0 +1,79 @@
+//! The device code as PTX: the checked-in file is what the sources give, and what the tool prints can be linked.
+
+#[path = "../ptx/compile.rs"]
+#[allow(dead_code)]
+mod compile;
+
+use compile::Compiler;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn checked_in() -> PathBuf {
+    root().join("ptx/ferrogin_device.ptx")
+}
+
+fn compiler() -> Result<Compiler, String> {
+    let cargo = std::env::var_os("CARGO").map_or("cargo".into(), PathBuf::from);
+    Compiler::find((std::env::var_os("RUSTC").map_or("rustc".into(), PathBuf::from), cargo))
+}
+
+/// With the compiler that made it, the file has to be what that compiler makes now. With another one, or none, the
+/// sources have to be the ones it was made from: if they are not, nothing here can tell whether that matters.
+#[test]
+fn the_checked_in_ptx_is_not_stale() {
+    let sources = compile::source_hash(root()).unwrap();
+    let compiler = compiler();
+    let compiled = |compiler: &Compiler| compiler.compile(root(), &Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
+    if std::env::var_os("FERROGIN_REFRESH").is_some() {
+        let compiler = compiler.as_ref().expect("refreshing needs a compiler");
+        let ptx = compiled(compiler).unwrap();
+        std::fs::write(checked_in(), compile::with_provenance(&ptx, sources, &compiler.version)).unwrap();
+        return;
+    }
+    let file = std::fs::read_to_string(checked_in()).unwrap();
+    let (source, made_by, ptx) = compile::provenance(&file).expect("the file says where it comes from");
+    match compiler {
+        Ok(compiler) if compiler.version == made_by => {
+            let now = compiled(&compiler).unwrap();
+            let difference = now.lines().zip(ptx.lines()).find(|(now, then)| now != then);
+            assert!(
+                now == ptx,
+                "ptx/ferrogin_device.ptx is stale (first difference: {difference:?}): \
+                 FERROGIN_REFRESH=1 cargo test -p ferrogin --test ptx"
+            );
+        }
+        _ if source == sources => {}
+        Ok(other) => println!("SKIP stale PTX: made by {made_by}, and {} is here", other.version),
+        Err(why) => println!("SKIP stale PTX: the sources have changed, and {why}"),
+    }
+}
+
+#[test]
+fn the_tool_prints_every_function_of_the_c_header() {
+    let output = Command::new(env!("CARGO_BIN_EXE_ferrogin")).arg("ptx").output().unwrap();
+    assert!(output.status.success());
+    let ptx = String::from_utf8(output.stdout).unwrap();
+    let header = std::fs::read_to_string(root().join("ffi-headers/include/ferrogin/gin.h")).unwrap();
+    let names: Vec<&str> =
+        header.lines().filter_map(|line| line.strip_prefix("FGIN_API int ")?.split('(').next()).collect();
+    assert!(names.len() >= 12, "{names:?}");
+    for name in names {
+        let defined = format!(".visible .func  (.param .b32 func_retval0) {name}(");
+        assert!(ptx.contains(&defined), "{name} is not in the PTX");
+    }
+    assert!(!ptx.contains(".extern"), "something is undefined");
+    assert!(ptx.contains(&format!(".target {}\n", compile::GPU)));
+    assert!(compile::provenance(&ptx).is_some());
+}
+
+#[test]
+fn the_tool_says_where_its_ptx_comes_from() {
+    let output = Command::new(env!("CARGO_BIN_EXE_ferrogin")).args(["ptx", "--about"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("compiler: rustc ") && text.contains("source: "), "{text}");
+    assert!(text.contains("compiled with the tool") || text.contains("checked in, for "), "{text}");
+}
