@@ -10,7 +10,7 @@ use crate::bindings::{
     self, fi_cq_attr, fi_cq_data_entry, fi_cq_err_entry, fi_cq_format, fi_efa_cq_init_attr, fi_wait_obj, fid_cq,
 };
 use crate::table::{self, entry};
-use crate::{Domain, Error, GdaOps};
+use crate::{Domain, Error, GdaOps, Libfabric};
 
 /// Attributes of a completion queue. Entries have the format of [`Completion`]; there is no wait object.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,6 +71,8 @@ pub struct CompletionError {
     pub provider_code: i32,
     /// The provider's text, or libfabric's.
     pub text: String,
+    /// The message's tag, for a tagged receive that had one.
+    pub tag: u64,
 }
 
 impl CompletionError {
@@ -119,9 +121,12 @@ impl CompletionQueue {
     /// # Errors
     /// What the provider answers.
     pub fn open(domain: &Arc<Domain>, attr: &CqAttr) -> Result<Arc<Self>, Error> {
+        Self::open_raw(domain, raw_attr(attr))
+    }
+
+    pub(crate) fn open_raw(domain: &Arc<Domain>, mut attr: fi_cq_attr) -> Result<Arc<Self>, Error> {
         let lib = domain.library();
         let open = entry!(lib, domain.ops(), fi_ops_domain, cq_open, "fi_cq_open")?;
-        let mut attr = raw_attr(attr);
         let mut raw = ptr::null_mut();
         // SAFETY: open domain, live attributes; `raw` is written on success only.
         let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
@@ -179,12 +184,7 @@ impl CompletionQueue {
         let read = entry!(lib, self.ops(), fi_ops_cq, read, "fi_cq_read")?;
         // SAFETY: open queue, created for entries of this layout; room for that many.
         let count = unsafe { read(self.raw, entries.as_mut_ptr().cast(), entries.len()) };
-        match (count, i32::try_from(-count)) {
-            (0.., _) => Ok(Read::Entries(count.cast_unsigned())),
-            (_, Ok(bindings::FI_EAGAIN)) => Ok(Read::Entries(0)),
-            (_, Ok(bindings::FI_EAVAIL)) => Ok(Read::Failure),
-            (_, code) => Err(lib.failure("fi_cq_read", code.unwrap_or(bindings::FI_EOTHER))),
-        }
+        read_result(lib, count)
     }
 
     /// Takes the failed operation out that [`CompletionQueue::read`] told of; None when there is none.
@@ -205,6 +205,7 @@ impl CompletionQueue {
                 code: raw.err.saturating_abs(),
                 provider_code: raw.prov_errno,
                 text: self.provider_text(&raw),
+                tag: raw.tag,
             })),
             (0, _) | (_, Ok(bindings::FI_EAGAIN)) => Ok(None),
             (_, code) => Err(lib.failure("fi_cq_readerr", code.unwrap_or(bindings::FI_EOTHER))),
@@ -226,6 +227,16 @@ impl CompletionQueue {
         // SAFETY: a NUL-terminated string, ours or the provider's static one.
         let special = unsafe { CStr::from_ptr(text) }.to_string_lossy();
         if special.is_empty() || special == general { general } else { format!("{general}: {special}") }
+    }
+}
+
+/// What a read call of a completion queue returned.
+pub(crate) fn read_result(lib: &Libfabric, count: isize) -> Result<Read, Error> {
+    match (count, i32::try_from(-count)) {
+        (0.., _) => Ok(Read::Entries(count.cast_unsigned())),
+        (_, Ok(bindings::FI_EAGAIN)) => Ok(Read::Entries(0)),
+        (_, Ok(bindings::FI_EAVAIL)) => Ok(Read::Failure),
+        (_, code) => Err(lib.failure("fi_cq_read", code.unwrap_or(bindings::FI_EOTHER))),
     }
 }
 

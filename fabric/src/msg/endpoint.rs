@@ -11,9 +11,10 @@ use super::sending::{Notice, Sending, message_size};
 use super::wire::{Frame, Kind};
 use super::{Config, Event, Peer, SendError};
 use crate::bindings::{self, fid_ep};
+use crate::datagrams;
 use crate::table::entry;
 use crate::{
-    AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Error, Fabric, Hints, Info, Libfabric, Read,
+    AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Error, Fabric, Info, Libfabric, Read,
 };
 
 type Recv =
@@ -254,36 +255,8 @@ impl MessageEndpoint {
     }
 }
 
-/// The provider's own reliable datagrams rather than those of rxm over it: when a peer dies, rxm keeps some of the sends to it for
-/// ever. libfabric 1.17 has its own for tcp under the name `net`. `FI_MR_LOCAL` is not offered: buffers are not registered.
 fn find(lib: &Arc<Libfabric>, config: &Config) -> Result<Info, Error> {
-    let ask = |provider: &str| {
-        let hints = Hints::new(provider)
-            .caps(bindings::FI_MSG)
-            .mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2)
-            .mr_mode(crate::MR_MODE_ALL & !bindings::FI_MR_LOCAL);
-        let ipv4 = ["tcp", "net"].contains(&provider.split(';').next().unwrap_or_default());
-        lib.getinfo(&match &config.source {
-            Some(source) if ipv4 => hints.source(source).addr_format(bindings::FI_SOCKADDR_IN),
-            Some(source) => hints.source(source),
-            None => hints,
-        })
-    };
-    let asked = config.provider.as_str();
-    let mut first = ask(asked);
-    let layered = |info: &Info| info.provider().contains(';');
-    if !asked.contains(';') && !first.as_ref().is_ok_and(|list| list.iter().any(|info| !layered(info))) {
-        if asked == "tcp"
-            && let Ok(own) = ask("net")
-        {
-            first = Ok(own);
-        } else if matches!(first, Err(Error::NoMatch { .. })) {
-            first = ask(&format!("{asked};ofi_rxm")).or(first);
-        }
-    }
-    let mut list = first?;
-    let best = list.iter().position(|info| asked.contains(';') || !layered(info)).unwrap_or(0);
-    let info = list.swap_remove(best);
+    let info = datagrams::find(lib, &config.provider, config.source.as_deref(), bindings::FI_MSG)?;
     let largest = config.max_payload.saturating_add(config.max_header).saturating_add(128);
     if info.max_msg_size() < largest {
         return Err(Error::Argument {

@@ -1,0 +1,539 @@
+//! All channels of one endpoint, without threads: users' requests and the transport's events go in, calls to make come out.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::link::{Closing, Link, Opened, State};
+use super::listen::Listening;
+use super::transport::{Addr, Event, Fault, Pattern, Receiving, Transport};
+use super::wire::{self, CONTROL, CONTROL_MAX, ID_MASK};
+use super::{ChannelError, Config, Payload, ReadDone, Violation, WriteDone};
+use crate::Error;
+
+/// Answer to a connect or an accept.
+pub(crate) type OpenDone = Box<dyn FnOnce(Result<Opened, ChannelError>) + Send>;
+/// Answer to a close.
+pub(crate) type CloseDone = Box<dyn FnOnce(Result<(), ChannelError>) + Send>;
+
+/// A callback whose time has come, with its argument.
+pub(crate) enum Call {
+    Write(WriteDone, Result<Payload, ChannelError>),
+    Read(ReadDone, Result<Vec<u8>, ChannelError>),
+    Open(OpenDone, Result<Opened, ChannelError>),
+    Close(CloseDone, Result<(), ChannelError>),
+}
+
+impl Call {
+    pub fn run(self) {
+        match self {
+            Self::Write(done, result) => done(result),
+            Self::Read(done, result) => done(result),
+            Self::Open(done, result) => done(result),
+            Self::Close(done, result) => done(result),
+        }
+    }
+}
+
+/// What an operation given to the transport is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    SendLength = 1,
+    SendPayload = 2,
+    ReceiveLength = 3,
+    ReceivePayload = 4,
+    SendControl = 5,
+    ReceiveControl = 6,
+    ReceiveUnknown = 7,
+}
+
+/// Channels are numbered with 28 bits and never twice.
+const CHANNELS: usize = 1 << 28;
+/// The number in operations that are of no channel.
+pub(super) const NOBODY: u32 = CHANNELS as u32 - 1;
+
+/// Names an operation to the transport.
+pub(super) fn token(operation: Operation, channel: u32, id: u32) -> u64 {
+    (operation as u64) << 60 | u64::from(channel) << 32 | u64::from(id)
+}
+
+fn parse_token(token: u64) -> Option<(Operation, u32, u32)> {
+    use Operation::{
+        ReceiveControl, ReceiveLength, ReceivePayload, ReceiveUnknown, SendControl, SendLength, SendPayload,
+    };
+    let operation =
+        [SendLength, SendPayload, ReceiveLength, ReceivePayload, SendControl, ReceiveControl, ReceiveUnknown]
+            .into_iter()
+            .find(|operation| *operation as u64 == token >> 60)?;
+    Some((operation, (token >> 32) as u32 & NOBODY, token as u32))
+}
+
+/// Receives for control messages that are posted at a time.
+const CONTROL_RECEIVES: usize = 16;
+/// Room for messages with unknown tags; what they say is of no interest.
+const UNKNOWN_ROOM: usize = 8;
+/// Failed receives in a row that are laid to messages; more are the endpoint's failure.
+const FAILURES: u32 = 1000;
+
+/// All channels of one endpoint.
+pub(crate) struct Engine<T> {
+    pub(super) transport: T,
+    pub(super) config: Config,
+    pub(super) links: Vec<Option<Box<Link>>>,
+    pub(super) listeners: Vec<Option<Listening>>,
+    /// Endpoint names that a channel was opened with, and the last one.
+    pub(super) by_name: HashMap<Box<[u8]>, u32>,
+    pub(super) by_addr: HashMap<Addr, u32>,
+    /// Control messages that the transport did not take yet.
+    pub(super) unsent: VecDeque<(Addr, u64, Payload, u64)>,
+    /// Receives of the endpoint itself that it did not take yet.
+    unposted: Vec<(Operation, u32, Vec<u8>)>,
+    unknown: Vec<Pattern>,
+    /// Links to pump at the next poll.
+    dirty: Vec<u32>,
+    events: Vec<Event>,
+    pub(super) calls: Vec<Call>,
+    pub(super) now: Instant,
+    pub(super) refusals: u32,
+    /// Control messages that are under way.
+    pub(super) telling: usize,
+    failures: u32,
+    /// The endpoint failed, or was stopped.
+    pub(super) over: Option<ChannelError>,
+}
+
+impl<T: Transport> Engine<T> {
+    pub fn new(transport: T, config: Config, now: Instant) -> Self {
+        let unknown: Vec<_> = wire::unknown_tags().collect();
+        let control = (0..CONTROL_RECEIVES as u32).map(|index| (Operation::ReceiveControl, index, Vec::new()));
+        let strange = (0..unknown.len() as u32).map(|index| (Operation::ReceiveUnknown, index, Vec::new()));
+        let mut this = Self {
+            transport,
+            config,
+            links: Vec::new(),
+            listeners: Vec::new(),
+            by_name: HashMap::new(),
+            by_addr: HashMap::new(),
+            unsent: VecDeque::new(),
+            unposted: control.chain(strange).collect(),
+            unknown,
+            dirty: Vec::new(),
+            events: Vec::new(),
+            calls: Vec::new(),
+            now,
+            refusals: 0,
+            telling: 0,
+            failures: 0,
+            over: None,
+        };
+        this.post_own();
+        this
+    }
+
+    pub fn transport(&self) -> &T {
+        &self.transport
+    }
+
+    /// Takes the callbacks that are to be called, in order.
+    pub fn take_calls(&mut self, into: &mut Vec<Call>) {
+        into.append(&mut self.calls);
+    }
+
+    pub(super) fn link(&mut self, channel: u32) -> Option<&mut Link> {
+        self.links.get_mut(channel as usize)?.as_deref_mut()
+    }
+
+    /// A number for a new channel.
+    pub(super) fn free_number(&self) -> Option<u32> {
+        u32::try_from(self.links.len()).ok().filter(|number| *number < NOBODY)
+    }
+
+    // Requests of users.
+
+    pub fn write(&mut self, channel: u32, ticket: u64, body: Payload, done: WriteDone) {
+        let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else {
+            self.calls.push(Call::Write(done, Err(ChannelError::Stopped)));
+            return;
+        };
+        let refused = link.refuses_writes().or_else(|| {
+            let (len, max) = (body.len(), link.max_write);
+            (len > max).then(|| ChannelError::TooLong { peer: Arc::clone(&link.peer), len, max })
+        });
+        if let Some(error) = refused {
+            self.calls.push(Call::Write(done, Err(error)));
+            return;
+        }
+        link.out.push(ticket, body, done);
+        self.pump(channel);
+    }
+
+    pub fn read(&mut self, channel: u32, ticket: u64, room: Vec<u8>, done: ReadDone) {
+        let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else {
+            self.calls.push(Call::Read(done, Err(ChannelError::Stopped)));
+            return;
+        };
+        if let Some(error) = link.refuses_reads() {
+            self.calls.push(Call::Read(done, Err(error)));
+            return;
+        }
+        link.inc.push(ticket, room, done);
+        self.pump(channel);
+    }
+
+    /// Cancels a read that has no message yet, or a write that has not begun.
+    pub fn cancel(&mut self, channel: u32, ticket: u64) {
+        let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else { return };
+        let error = ChannelError::Cancelled { peer: Arc::clone(&link.peer) };
+        if let Some(done) = link.out.cancel(ticket) {
+            self.calls.push(Call::Write(done, Err(error)));
+        } else if let Some(done) = link.inc.cancel(ticket) {
+            self.calls.push(Call::Read(done, Err(error)));
+        }
+        self.pump(channel);
+    }
+
+    /// Lets what was written go out, tells the peer, and ends the channel.
+    pub fn close(&mut self, channel: u32, limit: Duration, done: Option<CloseDone>) {
+        let now = self.now;
+        let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else {
+            self.calls.extend(done.map(|done| Call::Close(done, Err(ChannelError::Stopped))));
+            return;
+        };
+        if let State::Ended(error) = &link.state {
+            let result = match error {
+                ChannelError::ClosedHere { .. } | ChannelError::Closed { .. } => Ok(()),
+                other => Err(other.clone()),
+            };
+            self.calls.extend(done.map(|done| Call::Close(done, result)));
+            return;
+        }
+        let deadline = now + limit;
+        let closing = link.closing.get_or_insert_with(|| Closing { done: Vec::new(), deadline, told: false });
+        closing.done.extend(done);
+        closing.deadline = closing.deadline.min(deadline);
+        let error = link.closed_here();
+        link.inc.fail(&error, &mut self.calls);
+        if link.their_end.is_some() || matches!(link.state, State::Connecting(..)) {
+            self.end(channel, error);
+            return;
+        }
+        self.pump(channel);
+    }
+
+    /// Ends the channel at once.
+    pub fn abort(&mut self, channel: u32) {
+        let Some(link) = self.link(channel) else { return };
+        let error = link.closed_here();
+        self.give_up(channel, error, super::Reason::Stopped);
+    }
+
+    /// Nobody uses the channel any more.
+    pub fn forget(&mut self, channel: u32) {
+        let limit = self.config.lost_after;
+        let Some(link) = self.link(channel) else { return };
+        link.forgotten = true;
+        if link.is_live() {
+            if link.closing.is_none() {
+                self.close(channel, limit, None);
+            }
+        } else {
+            self.links[channel as usize] = None;
+        }
+    }
+
+    /// Ends everything: every callback is called, with `error`.
+    pub fn stop(&mut self, error: &ChannelError) {
+        if self.over.is_none() {
+            self.end_all(error);
+            self.over = Some(error.clone());
+        }
+    }
+
+    /// Ends all channels and accepts with `error`, and tells the peers.
+    pub fn end_all(&mut self, error: &ChannelError) {
+        for channel in 0..self.links.len() as u32 {
+            if self.link(channel).is_some_and(|link| link.is_live()) {
+                self.give_up(channel, error.clone(), super::Reason::Stopped);
+            }
+        }
+        for listening in self.listeners.iter_mut().flatten() {
+            listening.fail(error, &mut self.calls);
+        }
+    }
+
+    /// No channel is open any more, and what peers are told is out.
+    pub fn is_quiet(&self) -> bool {
+        self.over.is_some()
+            || self.unsent.is_empty() && self.telling == 0 && !self.links.iter().flatten().any(|link| link.is_live())
+    }
+
+    /// Something is to be done that no event will tell of.
+    pub fn has_work(&self) -> bool {
+        !(self.calls.is_empty() && self.unsent.is_empty() && self.unposted.is_empty() && self.dirty.is_empty())
+    }
+
+    /// Puts another transport in the place of the one that was used; what that one holds is over.
+    pub fn replace_transport(&mut self, transport: T) -> T {
+        std::mem::replace(&mut self.transport, transport)
+    }
+
+    /// Closes every channel that is open.
+    pub fn close_all(&mut self, limit: Duration) {
+        for channel in 0..self.links.len() as u32 {
+            if self.link(channel).is_some_and(|link| link.is_live()) {
+                self.close(channel, limit, None);
+            }
+        }
+    }
+
+    // Inner workings.
+
+    /// Posts what the channel can post, and moves a close on.
+    pub(super) fn pump(&mut self, channel: u32) {
+        let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else { return };
+        if !matches!(link.state, State::Open) {
+            return;
+        }
+        let (transport, calls) = (&mut self.transport, &mut self.calls);
+        let out = link.out.pump(transport, link.addr, calls);
+        let result = out.and_then(|again| Ok(link.inc.pump(transport, link.addr, calls)? | again));
+        match result {
+            Ok(again) => {
+                if again && !link.blocked {
+                    self.dirty.push(channel);
+                }
+                link.blocked = again;
+                if let Some((end, _)) = link.their_end {
+                    let error = link.closed_there();
+                    link.inc.end_at(end, &error, &mut self.calls);
+                }
+                self.tell_closing(channel);
+            }
+            Err(source) => {
+                let error = ChannelError::Failed { peer: Arc::clone(&link.peer), source };
+                self.end(channel, error);
+            }
+        }
+    }
+
+    /// Ends a channel and tells the peer why.
+    pub(super) fn give_up(&mut self, channel: u32, error: ChannelError, reason: super::Reason) {
+        self.say_abort(channel, reason);
+        self.end(channel, error);
+    }
+
+    /// Ends a channel: every callback is called, once.
+    pub(super) fn end(&mut self, channel: u32, error: ChannelError) {
+        let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else { return };
+        let was = std::mem::replace(&mut link.state, State::Ended(error.clone()));
+        if let State::Ended(first) = was {
+            link.state = State::Ended(first);
+            return;
+        }
+        log::debug!("channel {channel} is over: {error}");
+        link.out.fail(&error, &mut self.calls);
+        link.inc.fail(&error, &mut self.calls);
+        if let State::Connecting(done, _) = was {
+            self.calls.push(Call::Open(done, Err(error.clone())));
+        }
+        if let Some(closing) = link.closing.take() {
+            let result = match &error {
+                ChannelError::ClosedHere { .. } => Ok(()),
+                other => Err(other.clone()),
+            };
+            self.calls.extend(closing.done.into_iter().map(|done| Call::Close(done, result.clone())));
+        }
+        self.transport.cancel(&|token| {
+            parse_token(token).is_some_and(|(operation, of, _)| {
+                of == channel && matches!(operation, Operation::ReceiveLength | Operation::ReceivePayload)
+            })
+        });
+        for listening in self.listeners.iter_mut().flatten() {
+            listening.drop_channel(channel);
+        }
+        if self.link(channel).is_some_and(|link| link.forgotten) {
+            self.links[channel as usize] = None;
+        }
+    }
+
+    pub(super) fn broken(&mut self, channel: u32, violation: Violation) {
+        let Some(link) = self.link(channel) else { return };
+        let error = link.broken(violation);
+        self.give_up(channel, error, super::Reason::Violation);
+    }
+
+    /// Posts the receives of the endpoint itself.
+    fn post_own(&mut self) {
+        while let Some((operation, index, room)) = self.unposted.pop() {
+            let (pattern, len) = match operation {
+                Operation::ReceiveUnknown => (self.unknown[index as usize], UNKNOWN_ROOM),
+                _ => (Pattern { tag: CONTROL, ignore: ID_MASK }, CONTROL_MAX),
+            };
+            match self.transport.receive(None, pattern, room, len, token(operation, NOBODY, index)) {
+                Receiving::Posted => {}
+                Receiving::Again(room) => {
+                    self.unposted.push((operation, index, room));
+                    return;
+                }
+                Receiving::Failed(room, error) => {
+                    self.unposted.push((operation, index, room));
+                    self.stop(&ChannelError::Endpoint(error));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Makes progress; true when something happened. `now` is the time if the caller knows it anew.
+    pub fn poll(&mut self, now: Option<Instant>) -> bool {
+        if self.over.is_some() {
+            return false;
+        }
+        let mut events = std::mem::take(&mut self.events);
+        if let Err(error) = self.transport.poll(&mut events) {
+            self.stop(&ChannelError::Endpoint(error));
+        }
+        let busy = !events.is_empty();
+        for event in events.drain(..) {
+            self.event(event);
+        }
+        self.events = events;
+        if !self.unposted.is_empty() {
+            self.post_own();
+        }
+        self.send_control();
+        if !self.dirty.is_empty() {
+            for channel in std::mem::take(&mut self.dirty) {
+                if let Some(link) = self.link(channel) {
+                    link.blocked = false;
+                    self.pump(channel);
+                }
+            }
+        }
+        if let Some(now) = now {
+            self.timers(now);
+        }
+        busy
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Sent { token, body, result } => {
+                if let Some((operation, channel, id)) = parse_token(token) {
+                    self.sent(operation, channel, id, body, result);
+                }
+            }
+            Event::Received { token, bytes, tag, from, result } => match parse_token(token) {
+                Some((operation @ (Operation::ReceiveControl | Operation::ReceiveUnknown), _, index)) => {
+                    self.received_own(operation, &bytes, tag, from, result);
+                    self.unposted.push((operation, index, bytes));
+                }
+                Some((operation, channel, id)) => self.received(operation, channel, id, bytes, tag, result),
+                None => {}
+            },
+        }
+    }
+
+    fn sent(&mut self, operation: Operation, channel: u32, id: u32, body: Payload, result: Result<(), Error>) {
+        if operation == Operation::SendControl {
+            self.telling = self.telling.saturating_sub(1);
+        }
+        let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else { return };
+        match result {
+            Ok(()) if operation == Operation::SendControl => {}
+            Ok(()) => {
+                if link.is_live() {
+                    link.out.sent(operation, id, body, &mut self.calls);
+                    self.pump(channel);
+                }
+            }
+            // The peer has closed: what it did not take does not matter.
+            Err(_) if link.their_end.is_some() => {}
+            Err(source) => {
+                let peer = Arc::clone(&link.peer);
+                let error = match link.state {
+                    State::Connecting(..) => ChannelError::Unreachable { peer, source },
+                    _ => ChannelError::Failed { peer, source },
+                };
+                self.end(channel, error);
+            }
+        }
+    }
+
+    fn received(
+        &mut self,
+        operation: Operation,
+        channel: u32,
+        id: u32,
+        bytes: Vec<u8>,
+        tag: u64,
+        result: Result<(), Fault>,
+    ) {
+        let now = self.now;
+        let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else { return };
+        if !link.is_live() {
+            return;
+        }
+        let violation = match result {
+            Ok(()) => {
+                (link.heard, link.asked) = (now, None);
+                if operation == Operation::ReceiveLength {
+                    link.inc.length(tag, bytes).err()
+                } else {
+                    link.inc.payload(id, bytes, &mut self.calls).err()
+                }
+            }
+            Err(Fault::Cancelled) => {
+                if operation == Operation::ReceiveLength {
+                    link.inc.length_cancelled();
+                }
+                return;
+            }
+            Err(Fault::Truncated) if operation == Operation::ReceiveLength => {
+                Some(Violation::LengthSize { id: (tag & ID_MASK) as u32, bytes: bytes.len() })
+            }
+            Err(Fault::Truncated) => Some(link.inc.too_long(id)),
+            Err(Fault::Failed(source)) => {
+                let error = ChannelError::Failed { peer: Arc::clone(&link.peer), source };
+                self.give_up(channel, error, super::Reason::Stopped);
+                return;
+            }
+        };
+        match violation {
+            Some(violation) => self.broken(channel, violation),
+            None => self.pump(channel),
+        }
+    }
+
+    /// A message that is for no channel's data.
+    fn received_own(
+        &mut self,
+        operation: Operation,
+        bytes: &[u8],
+        tag: u64,
+        from: Option<Addr>,
+        result: Result<(), Fault>,
+    ) {
+        let channel = from.and_then(|from| self.by_addr.get(&from)).copied();
+        match result {
+            Ok(()) | Err(Fault::Truncated) => self.failures = 0,
+            Err(Fault::Cancelled) => return,
+            Err(Fault::Failed(error)) => {
+                // A message that was cut off with its connection; it says nothing about others.
+                log::debug!("a receive for anyone failed: {error}");
+                self.failures += 1;
+                if self.failures > FAILURES {
+                    self.stop(&ChannelError::Endpoint(error));
+                }
+                return;
+            }
+        }
+        if operation == Operation::ReceiveControl && result.is_ok() && self.control(bytes) {
+            return;
+        }
+        match channel {
+            Some(channel) => self.broken(channel, Violation::UnknownTag { tag }),
+            None => log::warn!("a message with tag {tag:#x} from nobody known was dropped"),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What users hold: channels and listeners.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::engine::OpenDone;
+use super::link::Opened;
+use super::pending::{Cancel, Pending};
+use super::reactor::{Request, Shared};
+use super::wire::Address;
+use super::{ChannelError, Payload};
+
+/// Names a read or a write, to cancel it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket(u64);
+
+/// An open channel: whole messages in both directions, in order. Clones are the same channel; when the last one is dropped,
+/// the channel is closed, after what was written has gone out.
+#[derive(Clone)]
+pub struct Channel(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    number: u32,
+    peer: Arc<str>,
+    max_write: usize,
+}
+
+impl Channel {
+    pub(super) fn opening(
+        shared: &Arc<Shared>,
+        done: impl FnOnce(Result<Self, ChannelError>) + Send + 'static,
+    ) -> OpenDone {
+        let shared = Arc::downgrade(shared);
+        Box::new(move |result: Result<Opened, ChannelError>| {
+            let result = result.and_then(|Opened { channel, peer, max_write }| {
+                let shared = shared.upgrade().ok_or(ChannelError::Stopped)?;
+                Ok(Self(Arc::new(Inner { shared, number: channel, peer, max_write })))
+            });
+            done(result);
+        })
+    }
+
+    /// The peer's endpoint, for people; errors name it so too.
+    pub fn peer(&self) -> &str {
+        &self.0.peer
+    }
+
+    /// Bytes of the longest message that can be written.
+    pub fn max_message(&self) -> usize {
+        self.0.max_write
+    }
+
+    /// Writes one message. `done` gets the buffer back when it is not used any more, or the error that ended the write; the
+    /// reactor's thread calls it, once, in the order of writes. Writes that are refused (too long, closed) are called at once.
+    /// A buffer that came back says that the message is on its way, not that the peer has read it.
+    pub fn write(
+        &self,
+        buffer: impl Into<Payload>,
+        done: impl FnOnce(Result<Payload, ChannelError>) + Send + 'static,
+    ) -> Ticket {
+        let ticket = self.0.shared.ticket();
+        self.write_as(ticket, buffer.into(), done);
+        Ticket(ticket)
+    }
+
+    fn write_as(&self, ticket: u64, body: Payload, done: impl FnOnce(Result<Payload, ChannelError>) + Send + 'static) {
+        let channel = self.0.number;
+        self.0.shared.submit(Request::Write { channel, ticket, body, done: Box::new(done) });
+    }
+
+    /// Reads one message. `done` gets it; the reactor's thread calls it, once, in the order of reads.
+    pub fn read(&self, done: impl FnOnce(Result<Vec<u8>, ChannelError>) + Send + 'static) -> Ticket {
+        self.read_into(Vec::new(), done)
+    }
+
+    /// As [`Channel::read`], into the memory of `room` if the message fits its capacity; its contents are lost.
+    pub fn read_into(
+        &self,
+        room: Vec<u8>,
+        done: impl FnOnce(Result<Vec<u8>, ChannelError>) + Send + 'static,
+    ) -> Ticket {
+        let ticket = self.0.shared.ticket();
+        self.read_as(ticket, room, done);
+        Ticket(ticket)
+    }
+
+    fn read_as(&self, ticket: u64, room: Vec<u8>, done: impl FnOnce(Result<Vec<u8>, ChannelError>) + Send + 'static) {
+        let channel = self.0.number;
+        self.0.shared.submit(Request::Read { channel, ticket, room, done: Box::new(done) });
+    }
+
+    /// Cancels a read, or a write that has not begun: its callback gets [`ChannelError::Cancelled`]. A message that was on its
+    /// way to a cancelled read goes to the next one. What is over, or a write under way, is left alone.
+    pub fn cancel(&self, Ticket(ticket): Ticket) {
+        self.0.shared.submit(Request::Cancel { channel: self.0.number, ticket });
+    }
+
+    /// [`Channel::write`], to wait for or to await.
+    pub fn send(&self, buffer: impl Into<Payload>) -> Pending<Payload> {
+        let ticket = self.0.shared.ticket();
+        let (pending, done) = Pending::new(Cancel::Write(Arc::downgrade(&self.0.shared), self.0.number, ticket));
+        self.write_as(ticket, buffer.into(), done);
+        pending
+    }
+
+    /// [`Channel::read`], to wait for or to await.
+    pub fn receive(&self) -> Pending<Vec<u8>> {
+        self.receive_into(Vec::new())
+    }
+
+    /// [`Channel::read_into`], to wait for or to await.
+    pub fn receive_into(&self, room: Vec<u8>) -> Pending<Vec<u8>> {
+        let ticket = self.0.shared.ticket();
+        let (pending, done) = Pending::new(Cancel::Read(Arc::downgrade(&self.0.shared), self.0.number, ticket));
+        self.read_as(ticket, room, done);
+        pending
+    }
+
+    /// Closes the channel: reads end at once, what was written goes out, and the peer is told and answers. At `limit`, what
+    /// has not gone out is given up. The peer gets all messages before its reads end with [`ChannelError::Closed`].
+    pub fn close(&self, limit: Duration) -> Pending<()> {
+        let (pending, done) = Pending::new(Cancel::Nothing);
+        self.0.shared.submit(Request::Close { channel: self.0.number, limit, done: Box::new(done) });
+        pending
+    }
+
+    /// Ends the channel at once; the peer's ends with [`ChannelError::Aborted`].
+    pub fn abort(&self) {
+        self.0.shared.submit(Request::Abort { channel: self.0.number });
+    }
+}
+
+impl std::fmt::Debug for Channel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Channel").field("peer", &self.0.peer).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.submit(Request::Forget { channel: self.number });
+    }
+}
+
+/// Where channels are opened to. Dropping it stops listening; channels that were accepted live on.
+pub struct Listener {
+    shared: Arc<Shared>,
+    number: u32,
+    address: Address,
+}
+
+impl Listener {
+    pub(super) fn new(shared: &Arc<Shared>, number: u32, address: Address) -> Self {
+        Self { shared: Arc::clone(shared), number, address }
+    }
+
+    /// What the other side needs to connect.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Gives `done` the next channel that is opened to this listener.
+    pub fn accept_with(&self, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
+        self.accept_as(self.shared.ticket(), done);
+    }
+
+    fn accept_as(&self, ticket: u64, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
+        let done = Channel::opening(&self.shared, done);
+        self.shared.submit(Request::Accept { listener: self.number, ticket, done });
+    }
+
+    /// As [`Listener::accept_with`], to wait for or to await.
+    pub fn accept(&self) -> Pending<Channel> {
+        let ticket = self.shared.ticket();
+        let (pending, done) = Pending::new(Cancel::Accept(Arc::downgrade(&self.shared), self.number, ticket));
+        self.accept_as(ticket, done);
+        pending
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.shared.submit(Request::CloseListener { listener: self.number });
+    }
+}

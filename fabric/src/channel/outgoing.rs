@@ -1,0 +1,161 @@
+//! The writing half of a channel: messages under way in the order of their ids, and those that wait for room.
+//!
+//! Each message is two sends, which complete in any order, those of later messages before those of earlier ones too. A
+//! completion only marks; [`Outgoing::settle`] then looks from the front and calls whoever is whole.
+
+use std::collections::VecDeque;
+
+use super::engine::{Call, Operation, token};
+use super::transport::{Addr, Sending, Transport};
+use super::wire::{LENGTH, PAYLOAD};
+use super::{ChannelError, Payload, WriteDone};
+use crate::Error;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Waiting,
+    Posted,
+    Done,
+}
+
+struct Flying {
+    length: Part,
+    payload: Part,
+    bytes: usize,
+    /// Here before it is posted and after it has completed.
+    body: Option<Payload>,
+    done: WriteDone,
+}
+
+struct Queued {
+    ticket: u64,
+    body: Payload,
+    done: WriteDone,
+}
+
+/// The writing half.
+pub(super) struct Outgoing {
+    channel: u32,
+    /// Id of the front of `flying`.
+    first: u32,
+    flying: VecDeque<Flying>,
+    /// Entries of `flying` that are posted as a whole; at most one behind them is posted in part.
+    posted: usize,
+    queued: VecDeque<Queued>,
+    depth: usize,
+}
+
+impl Outgoing {
+    pub fn new(channel: u32, start: u32, depth: usize) -> Self {
+        Self { channel, first: start, flying: VecDeque::new(), posted: 0, queued: VecDeque::new(), depth }
+    }
+
+    /// The id that the next message gets.
+    pub fn next_id(&self) -> u32 {
+        self.first.wrapping_add(self.flying.len() as u32)
+    }
+
+    /// Nothing is under way or waits.
+    pub fn is_idle(&self) -> bool {
+        self.flying.is_empty() && self.queued.is_empty()
+    }
+
+    /// Bytes that are posted and not completed.
+    pub fn bytes_under_way(&self) -> usize {
+        self.flying.iter().filter(|entry| entry.payload == Part::Posted).map(|entry| entry.bytes).sum()
+    }
+
+    pub fn push(&mut self, ticket: u64, body: Payload, done: WriteDone) {
+        self.queued.push_back(Queued { ticket, body, done });
+    }
+
+    /// Takes a write back that has not begun.
+    pub fn cancel(&mut self, ticket: u64) -> Option<WriteDone> {
+        let at = self.queued.iter().position(|queued| queued.ticket == ticket)?;
+        self.queued.remove(at).map(|queued| queued.done)
+    }
+
+    /// Posts what can be posted. True when the transport said "again".
+    pub fn pump<T: Transport>(&mut self, transport: &mut T, peer: Addr, calls: &mut Vec<Call>) -> Result<bool, Error> {
+        let again = self.post(transport, peer)?;
+        self.settle(calls);
+        Ok(again)
+    }
+
+    fn post<T: Transport>(&mut self, transport: &mut T, peer: Addr) -> Result<bool, Error> {
+        loop {
+            if self.posted == self.flying.len() {
+                if self.flying.len() >= self.depth {
+                    return Ok(false);
+                }
+                let Some(Queued { body, done, .. }) = self.queued.pop_front() else { return Ok(false) };
+                let bytes = body.len();
+                self.flying.push_back(Flying {
+                    length: Part::Waiting,
+                    payload: Part::Waiting,
+                    bytes,
+                    body: Some(body),
+                    done,
+                });
+            }
+            let id = self.first.wrapping_add(self.posted as u32);
+            let entry = &mut self.flying[self.posted];
+            if entry.length == Part::Waiting {
+                let word = Payload::word(entry.bytes as u64);
+                let token = token(Operation::SendLength, self.channel, id);
+                entry.length = match transport.send(peer, LENGTH | u64::from(id), word, token) {
+                    Sending::Posted => Part::Posted,
+                    Sending::Done(_) => Part::Done,
+                    Sending::Again(_) => return Ok(true),
+                    Sending::Failed(_, error) => return Err(error),
+                };
+            }
+            if let Some(body) = entry.body.take() {
+                let token = token(Operation::SendPayload, self.channel, id);
+                (entry.payload, entry.body) = match transport.send(peer, PAYLOAD | u64::from(id), body, token) {
+                    Sending::Posted => (Part::Posted, None),
+                    Sending::Done(body) => (Part::Done, Some(body)),
+                    Sending::Again(body) => {
+                        entry.body = Some(body);
+                        return Ok(true);
+                    }
+                    Sending::Failed(body, error) => {
+                        entry.body = Some(body);
+                        return Err(error);
+                    }
+                };
+            }
+            self.posted += 1;
+        }
+    }
+
+    /// A send completed.
+    pub fn sent(&mut self, operation: Operation, id: u32, body: Payload, calls: &mut Vec<Call>) {
+        let Some(entry) = self.flying.get_mut(id.wrapping_sub(self.first) as usize) else { return };
+        if operation == Operation::SendLength {
+            entry.length = Part::Done;
+        } else {
+            entry.payload = Part::Done;
+            entry.body = Some(body);
+        }
+        self.settle(calls);
+    }
+
+    fn settle(&mut self, calls: &mut Vec<Call>) {
+        let whole = |entry: &Flying| entry.length == Part::Done && entry.payload == Part::Done;
+        while self.posted > 0 && self.flying.front().is_some_and(whole) {
+            let Some(Flying { body: Some(body), done, .. }) = self.flying.pop_front() else { return };
+            self.first = self.first.wrapping_add(1);
+            self.posted -= 1;
+            calls.push(Call::Write(done, Ok(body)));
+        }
+    }
+
+    /// Ends all writes with an error, in their order.
+    pub fn fail(&mut self, error: &ChannelError, calls: &mut Vec<Call>) {
+        self.posted = 0;
+        let flying = self.flying.drain(..).map(|entry| entry.done);
+        let queued = self.queued.drain(..).map(|entry| entry.done);
+        calls.extend(flying.chain(queued).map(|done| Call::Write(done, Err(error.clone()))));
+    }
+}

@@ -1,0 +1,90 @@
+//! The bytes of a message that is written: owned, shared or static, and never copied on the way to libfabric.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes to write. The channel keeps them, unchanged, until the write's callback gives them back.
+#[derive(Clone, Debug)]
+pub struct Payload(Bytes);
+
+#[derive(Clone, Debug)]
+enum Bytes {
+    Owned(Vec<u8>),
+    Shared(Arc<Vec<u8>>, Range<usize>),
+    Static(&'static [u8]),
+    Word([u8; 8]),
+}
+
+impl Payload {
+    /// A part of bytes that others use too: pieces of one buffer go out without a copy.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub fn shared(bytes: &Arc<Vec<u8>>, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= bytes.len(), "{range:?} of {} bytes", bytes.len());
+        Self(Bytes::Shared(Arc::clone(bytes), range))
+    }
+
+    /// Eight bytes, held inside.
+    pub(super) fn word(value: u64) -> Self {
+        Self(Bytes::Word(value.to_le_bytes()))
+    }
+
+    /// The eight bytes are inside.
+    pub(super) fn is_word(&self) -> bool {
+        matches!(self.0, Bytes::Word(_))
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        match &self.0 {
+            Bytes::Owned(bytes) => bytes,
+            Bytes::Shared(bytes, range) => &bytes[range.clone()],
+            Bytes::Static(bytes) => bytes,
+            Bytes::Word(bytes) => bytes,
+        }
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    /// None at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The vector that it was made from, or a copy.
+    pub fn into_vec(self) -> Vec<u8> {
+        match self.0 {
+            Bytes::Owned(bytes) => bytes,
+            _ => self.as_slice().to_vec(),
+        }
+    }
+}
+
+impl From<Vec<u8>> for Payload {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Bytes::Owned(bytes))
+    }
+}
+
+impl From<&'static [u8]> for Payload {
+    fn from(bytes: &'static [u8]) -> Self {
+        Self(Bytes::Static(bytes))
+    }
+}
+
+impl<const N: usize> From<&'static [u8; N]> for Payload {
+    fn from(bytes: &'static [u8; N]) -> Self {
+        Self(Bytes::Static(bytes))
+    }
+}
+
+impl From<Arc<Vec<u8>>> for Payload {
+    fn from(bytes: Arc<Vec<u8>>) -> Self {
+        let len = bytes.len();
+        Self(Bytes::Shared(bytes, 0..len))
+    }
+}

@@ -1,0 +1,407 @@
+//! The thread that drives an endpoint and its channels.
+
+use std::os::fd::RawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, ThreadId};
+use std::time::{Duration, Instant};
+
+use super::bell::Bell;
+use super::engine::{Call, CloseDone, Engine, OpenDone};
+use super::handle::{Channel, Listener};
+use super::pending::{Cancel, Pending};
+use super::tagged::Tagged;
+use super::transport::{Addr, Event, Pattern, Receiving, Sending, Transport};
+use super::wake::Wake;
+use super::wire::Address;
+use super::{ChannelError, Config, Payload, ReadDone, WriteDone};
+use crate::{Error, Libfabric};
+
+/// Polls between looks at the clock while there is work.
+const POLLS_PER_CLOCK: u32 = 64;
+/// Time that last words to peers get when the reactor is dropped.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+/// First and longest sleep where the provider has nothing to wait for.
+const NAP: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
+
+/// What users ask of the engine.
+pub(super) enum Request {
+    Write { channel: u32, ticket: u64, body: Payload, done: WriteDone },
+    Read { channel: u32, ticket: u64, room: Vec<u8>, done: ReadDone },
+    Connect { address: Address, start: u32, limit: Duration, done: OpenDone },
+    Accept { listener: u32, ticket: u64, done: OpenDone },
+    Close { channel: u32, limit: Duration, done: CloseDone },
+    Abort { channel: u32 },
+    Forget { channel: u32 },
+    Cancel { channel: u32, ticket: u64 },
+    CancelAccept { listener: u32, ticket: u64 },
+    CloseListener { listener: u32 },
+    CloseAll { limit: Duration },
+}
+
+type AnyEngine = Engine<Box<dyn Transport>>;
+
+fn serve(engine: &mut AnyEngine, request: Request) {
+    match request {
+        Request::Write { channel, ticket, body, done } => engine.write(channel, ticket, body, done),
+        Request::Read { channel, ticket, room, done } => engine.read(channel, ticket, room, done),
+        Request::Connect { address, start, limit, done } => engine.connect(&address, start, limit, done),
+        Request::Accept { listener, ticket, done } => engine.accept(listener, ticket, done),
+        Request::Close { channel, limit, done } => engine.close(channel, limit, Some(done)),
+        Request::Abort { channel } => engine.abort(channel),
+        Request::Forget { channel } => engine.forget(channel),
+        Request::Cancel { channel, ticket } => engine.cancel(channel, ticket),
+        Request::CancelAccept { listener, ticket } => engine.cancel_accept(listener, ticket),
+        Request::CloseListener { listener } => engine.close_listener(listener),
+        Request::CloseAll { limit } => engine.close_all(limit),
+    }
+}
+
+/// What the thread and the handles share.
+pub(super) struct Shared {
+    engine: Mutex<AnyEngine>,
+    /// Requests that came while the engine was busy, in order. Emptied only under the engine's lock.
+    inbox: Mutex<Vec<Request>>,
+    bell: Bell,
+    wake: Wake,
+    tickets: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    fn engine(&self) -> MutexGuard<'_, AnyEngine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Vec<Request>> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve_inbox(&self, engine: &mut AnyEngine) {
+        let waiting = std::mem::take(&mut *self.inbox());
+        for request in waiting {
+            serve(engine, request);
+        }
+    }
+
+    /// A number for an operation that may be cancelled.
+    pub fn ticket(&self) -> u64 {
+        self.tickets.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Hands a request to the engine: at once if nobody is in it, otherwise who is in it or the reactor takes it.
+    pub fn submit(&self, request: Request) {
+        self.inbox().push(request);
+        let mut calls = Vec::new();
+        if let Ok(mut engine) = self.engine.try_lock() {
+            self.serve_inbox(&mut engine);
+            if engine.over.is_some() {
+                // No reactor will come by any more.
+                engine.take_calls(&mut calls);
+            }
+        }
+        run(calls.drain(..));
+        if self.bell.must_ring() {
+            self.wake.ring();
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        if !self.inbox().is_empty() || self.stop.load(Ordering::SeqCst) {
+            return true;
+        }
+        self.engine().has_work()
+    }
+
+    /// Sleeps until something happens, or a timer is due. `nap` is how long to sleep where the provider cannot wake us.
+    fn sleep(&self, nap: Duration) {
+        self.bell.lie_down();
+        if !self.has_work() {
+            let (fd, may_wait, limit) = {
+                let engine = self.engine();
+                let transport = engine.transport();
+                (transport.wait_fd(), transport.may_wait(), engine.timer_interval())
+            };
+            match fd {
+                Some(fd) if may_wait => self.wake.wait(Some(fd), limit),
+                Some(_) => {}
+                None => self.wake.wait(None, nap.min(limit)),
+            }
+        }
+        self.bell.get_up();
+    }
+}
+
+/// Makes calls; one that panics does not keep the others from being made.
+fn run(calls: impl Iterator<Item = Call>) {
+    for call in calls {
+        if catch_unwind(AssertUnwindSafe(|| call.run())).is_err() {
+            log::error!("a channel callback panicked");
+        }
+    }
+}
+
+fn drive(shared: &Shared, busy_poll: Duration) {
+    let mut calls = Vec::new();
+    let (mut polls, mut nap) = (0u32, NAP.0);
+    let mut clock = Instant::now();
+    let mut idle_since: Option<Instant> = None;
+    while !shared.stop.load(Ordering::SeqCst) {
+        polls = polls.wrapping_add(1);
+        let mut due = None;
+        if idle_since.is_some() || polls.is_multiple_of(POLLS_PER_CLOCK) {
+            let now = Instant::now();
+            if now.duration_since(clock) >= Duration::from_millis(1) {
+                clock = now;
+                due = Some(now);
+            }
+        }
+        let (busy, over) = {
+            let mut engine = shared.engine();
+            shared.serve_inbox(&mut engine);
+            let busy = engine.poll(due);
+            engine.take_calls(&mut calls);
+            (busy, engine.over.is_some())
+        };
+        let busy = busy || !calls.is_empty();
+        run(calls.drain(..));
+        if over {
+            break;
+        }
+        if busy {
+            (idle_since, nap) = (None, NAP.0);
+            continue;
+        }
+        let now = Instant::now();
+        if now.duration_since(*idle_since.get_or_insert(now)) < busy_poll {
+            thread::yield_now();
+        } else {
+            shared.sleep(nap);
+            nap = (nap * 2).min(NAP.1);
+        }
+    }
+    finish(shared, &mut calls);
+}
+
+/// Ends all channels, gives the last words to peers a moment, and closes the endpoint.
+fn finish(shared: &Shared, calls: &mut Vec<Call>) {
+    let begin = Instant::now();
+    loop {
+        let mut engine = shared.engine();
+        shared.serve_inbox(&mut engine);
+        engine.end_all(&ChannelError::Stopped);
+        engine.poll(None);
+        engine.take_calls(calls);
+        let done = engine.is_quiet() || begin.elapsed() > LAST_WORDS;
+        if done {
+            engine.stop(&ChannelError::Stopped);
+            let transport = engine.replace_transport(Box::new(Nowhere));
+            engine.take_calls(calls);
+            drop(engine);
+            drop(transport);
+            run(calls.drain(..));
+            return;
+        }
+        drop(engine);
+        run(calls.drain(..));
+        thread::yield_now();
+    }
+}
+
+/// An endpoint, its channels, and the thread that serves them.
+///
+/// One reactor is one libfabric endpoint. Callbacks are called by its thread, one after the other, and must not block: while one
+/// runs, nothing else moves, and peers that get no answer for [`Config::lost_after`] give up. They may use all channels.
+/// Dropping the reactor ends all its channels with [`ChannelError::Stopped`]; [`Reactor::shutdown`] closes them first.
+pub struct Reactor {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    id: ThreadId,
+    config: Config,
+    provider: String,
+}
+
+impl Reactor {
+    /// Opens an endpoint and starts its thread.
+    ///
+    /// # Errors
+    /// [`Error::NoMatch`] when the provider has no reliable datagrams that can carry a channel; what the provider answers.
+    pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
+        let transport = Tagged::open(lib, &config.provider, config.source.as_deref(), config.max_peers)?;
+        Self::over(Box::new(transport), config)
+    }
+
+    pub(super) fn over(transport: Box<dyn Transport>, config: &Config) -> Result<Self, Error> {
+        let failed = |call: &'static str| {
+            move |error: std::io::Error| Error::Call {
+                call,
+                code: error.raw_os_error().unwrap_or(crate::bindings::FI_EOTHER),
+                text: error.to_string(),
+            }
+        };
+        let provider = transport.provider().to_owned();
+        let shared = Arc::new(Shared {
+            engine: Mutex::new(Engine::new(transport, config.clone(), Instant::now())),
+            inbox: Mutex::new(Vec::new()),
+            bell: Bell::new(),
+            wake: Wake::new().map_err(failed("eventfd"))?,
+            tickets: AtomicU64::new(1),
+            stop: AtomicBool::new(false),
+        });
+        let (of_thread, busy_poll) = (Arc::clone(&shared), config.busy_poll);
+        let thread = thread::Builder::new()
+            .name("channel".to_owned())
+            .spawn(move || drive(&of_thread, busy_poll))
+            .map_err(failed("thread"))?;
+        let id = thread.thread().id();
+        Ok(Self { shared, thread: Some(thread), id, config: config.clone(), provider })
+    }
+
+    /// The provider that was found (`tcp`, `efa`).
+    pub fn provider(&self) -> &str {
+        &self.provider
+    }
+
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// [`ChannelError::Endpoint`] or [`ChannelError::Stopped`] when the reactor is over.
+    pub fn listen(&self) -> Result<Listener, ChannelError> {
+        let (number, address) = self.shared.engine().listen()?;
+        Ok(Listener::new(&self.shared, number, address))
+    }
+
+    /// Opens a channel to the listener with that address; `done` gets it, or why it could not be opened, within
+    /// [`Config::lost_after`].
+    pub fn connect_with(&self, address: &Address, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
+        let done = Channel::opening(&self.shared, done);
+        let (start, limit) = (self.config.start_id, self.config.lost_after);
+        self.shared.submit(Request::Connect { address: address.clone(), start, limit, done });
+    }
+
+    /// As [`Reactor::connect_with`], to wait for or to await.
+    pub fn connect(&self, address: &Address) -> Pending<Channel> {
+        let (pending, done) = Pending::new(Cancel::Nothing);
+        self.connect_with(address, done);
+        pending
+    }
+
+    /// Closes all channels: what was written goes out, and the peers are told, as far as that is possible within `limit`. Then stops.
+    /// True when all peers have said goodbye.
+    pub fn shutdown(self, limit: Duration) -> bool {
+        let begin = Instant::now();
+        self.shared.submit(Request::CloseAll { limit });
+        loop {
+            let quiet = {
+                let engine = self.shared.engine();
+                engine.is_quiet() && self.shared.inbox().is_empty()
+            };
+            if quiet || begin.elapsed() >= limit {
+                return quiet;
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        if self.shared.bell.must_ring() {
+            self.shared.wake.ring();
+        }
+        // A callback may drop its own reactor: then the thread ends after it.
+        if let Some(thread) = self.thread.take()
+            && thread::current().id() != self.id
+            && thread.join().is_err()
+        {
+            log::error!("the channel reactor panicked");
+        }
+    }
+}
+
+/// What is left of a stopped reactor's endpoint.
+struct Nowhere;
+
+impl Transport for Nowhere {
+    fn name(&self) -> &[u8] {
+        &[]
+    }
+
+    fn provider(&self) -> &str {
+        "none"
+    }
+
+    fn max_message(&self) -> usize {
+        0
+    }
+
+    fn insert(&mut self, _: &[u8]) -> Result<Addr, Error> {
+        Err(Error::Argument { what: "the reactor has stopped".to_owned() })
+    }
+
+    fn send(&mut self, _: Addr, _: u64, body: Payload, _: u64) -> Sending {
+        Sending::Again(body)
+    }
+
+    fn receive(&mut self, _: Option<Addr>, _: Pattern, room: Vec<u8>, _: usize, _: u64) -> Receiving {
+        Receiving::Again(room)
+    }
+
+    fn cancel(&mut self, _: &dyn Fn(u64) -> bool) {}
+
+    fn poll(&mut self, _: &mut Vec<Event>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn wait_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn may_wait(&self) -> bool {
+        true
+    }
+}
+
+impl Transport for Box<dyn Transport> {
+    fn name(&self) -> &[u8] {
+        (**self).name()
+    }
+
+    fn provider(&self) -> &str {
+        (**self).provider()
+    }
+
+    fn max_message(&self) -> usize {
+        (**self).max_message()
+    }
+
+    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
+        (**self).insert(name)
+    }
+
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64) -> Sending {
+        (**self).send(to, tag, body, token)
+    }
+
+    fn receive(&mut self, from: Option<Addr>, pattern: Pattern, room: Vec<u8>, len: usize, token: u64) -> Receiving {
+        (**self).receive(from, pattern, room, len, token)
+    }
+
+    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
+        (**self).cancel(which);
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        (**self).poll(events)
+    }
+
+    fn wait_fd(&self) -> Option<RawFd> {
+        (**self).wait_fd()
+    }
+
+    fn may_wait(&self) -> bool {
+        (**self).may_wait()
+    }
+}
