@@ -1,5 +1,6 @@
 //! ConnectX queues driven directly: work requests, completion queues with compression, memory windows.
 
+pub mod cq;
 #[allow(unsafe_code)]
 pub mod mmio;
 #[allow(unsafe_code)]

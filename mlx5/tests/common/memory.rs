@@ -1,8 +1,10 @@
 //! Memory in place of what a device maps: rings, records and registers, poisoned.
 #![allow(unsafe_code)]
 
+use mlx5::cq::Slots;
 use mlx5::mmio::{ArmRegister, BlueFlame, Record, Register, RegisterParts};
 use mlx5::ring::Ring;
+use mlx5::wire::Cqe;
 use std::ptr::NonNull;
 
 /// What fresh memory holds.
@@ -67,6 +69,14 @@ impl Memory {
         assert!(entries.is_power_of_two());
         // SAFETY: 64-byte aligned, and the tests keep it alive and give it to one queue.
         unsafe { Ring::new(self.base, entries.trailing_zeros(), log_entry) }
+    }
+
+    /// All of it as the slots of a completion queue.
+    pub fn slots(&self) -> Slots {
+        let slots = self.len() / size_of::<Cqe>();
+        assert!(slots.is_power_of_two());
+        // SAFETY: 64-byte aligned, and the tests keep it alive and give it to one queue.
+        unsafe { Slots::new(self.base.cast(), slots.trailing_zeros()) }
     }
 
     /// A record at a word.

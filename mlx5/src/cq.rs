@@ -1,0 +1,416 @@
+//! The completion queue: polling with and without compression, errors, arming.
+//!
+//! Without compression a slot is ours when its owner bit is the parity of the lap. With compression (the layout that
+//! `mlx5dv` calls enhanced) it is ours when byte 62 is the low byte of the lap, whatever the completion is; the owner
+//! bit is not looked at. A compressed completion stands for up to seven; the card writes only the first of their slots.
+//! What they share is in the *title*, the regular completion before them.
+//!
+//! The card may write over a slot once it is released ([`CompletionQueue::release`]). The title is therefore copied when its
+//! slot is released or when a block opens, whichever is first, and the minis when their block opens. The slots that a
+//! block covers get the mark of *their own* lap: one left alone would look new when the 8-bit mark comes round, and one
+//! with the title's mark would stall a block across the end of the queue.
+//!
+//! Byte truth is `tests/vectors/mlx5_cqe_zip.json`.
+
+#[allow(unsafe_code)]
+mod slots;
+
+pub use slots::{Entry, Slots};
+
+use crate::mmio::{ArmRegister, Record};
+use crate::wire::{Cqe, CqeOpcode, ErrCqe, MAX_24_BITS, MAX_MINIS, MiniCqe, OpOwn, Syndrome};
+use slots::{Shown, Slot};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Whose request failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// One of the send queue.
+    Requester,
+    /// One of the receive queue.
+    Responder,
+}
+
+/// A completion in error. The queue pair is in error from here on: all that follows on it is flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("request {wqe_counter:#06x} of queue pair {qpn:#08x} failed: {syndrome} (vendor code {vendor:#04x})")]
+pub struct Failure {
+    /// Whose request.
+    pub side: Side,
+    /// Why.
+    pub syndrome: Syndrome,
+    /// The vendor's own code.
+    pub vendor: u8,
+    /// Queue pair number.
+    pub qpn: u32,
+    /// Index of the request.
+    pub wqe_counter: u16,
+    /// Operation code of the request.
+    pub request_opcode: u8,
+    /// Shared receive queue number.
+    pub srqn: u32,
+    /// All bytes.
+    pub cqe: Cqe,
+}
+
+/// The card wrote what it never writes. Nothing more can be read from the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Corrupt {
+    /// A block of more completions than fit.
+    #[error("a compressed completion at index {index} claims {minis} completions; close the queue")]
+    Block {
+        /// Index of the block.
+        index: u32,
+        /// Completions that it claims.
+        minis: u32,
+    },
+    /// A block with no title before it.
+    #[error("a compressed completion at index {index} has no title before it; close the queue")]
+    NoTitle {
+        /// Index of the block.
+        index: u32,
+    },
+}
+
+/// What a poll found.
+#[derive(Debug)]
+pub enum Polled<'q> {
+    /// Nothing new.
+    Empty,
+    /// A request is done.
+    Done(Entry<'q>),
+    /// A request failed.
+    Failed(Failure),
+}
+
+/// What a completion queue is made of; the device fills it in.
+#[derive(Debug)]
+pub struct CqParts {
+    /// The slots, initialised.
+    pub slots: Slots,
+    /// First word of the doorbell record: the consumer index.
+    pub record: Record,
+    /// Second word of the doorbell record: armed state.
+    pub arm_record: Record,
+    /// The register that arms.
+    pub arm: ArmRegister,
+    /// Number of the queue.
+    pub cqn: u32,
+    /// The queue was created with compression, because the device says that it can.
+    pub compression: bool,
+    /// Index of the first completion: 0 on a new queue.
+    pub start_index: u32,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    slots: Slots,
+    consumer: u32,
+    /// Completions of the open block that were not yet handed out.
+    left: u32,
+    title: Title,
+    compression: bool,
+    corrupt: Option<Corrupt>,
+    shown: Shown,
+    minis: [MiniCqe; MAX_MINIS],
+    block: u32,
+    record: Record,
+    arm_record: Record,
+    arm: ArmRegister,
+    cqn: u32,
+    arm_number: u32,
+}
+
+/// Where the title is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Title {
+    None,
+    /// Still in the slot of this index, which is not released.
+    Slot(u32),
+    /// In `shown`.
+    Shown,
+}
+
+/// For which events an armed queue waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Arm {
+    /// The next completion.
+    Any,
+    /// The next solicited or failed one.
+    Solicited,
+}
+
+const ARM_SOLICITED: u32 = 1 << 24;
+const ARM_NUMBER_SHIFT: u32 = 28;
+
+/// The first of the codes that are no good completions: [`CqeOpcode::ReqErr`], `RespErr` and `Invalid`.
+const FIRST_BAD: u8 = CqeOpcode::ReqErr.code() << 4;
+/// Format bits of a compressed completion.
+const COMPRESSED: u8 = 0x0c;
+
+/// One completion on its way to the caller.
+enum Seen {
+    Good(Slot),
+    Bad(Slot),
+}
+
+impl CompletionQueue {
+    /// A queue of those parts.
+    pub fn new(parts: CqParts) -> Self {
+        Self {
+            slots: parts.slots,
+            consumer: parts.start_index,
+            left: 0,
+            title: Title::None,
+            compression: parts.compression,
+            corrupt: None,
+            shown: Shown::new(),
+            minis: [MiniCqe::new_zeroed(); MAX_MINIS],
+            block: 0,
+            record: parts.record,
+            arm_record: parts.arm_record,
+            arm: parts.arm,
+            cqn: parts.cqn,
+            arm_number: 0,
+        }
+    }
+
+    /// Number of the queue.
+    pub fn cqn(&self) -> u32 {
+        self.cqn
+    }
+
+    /// Slots.
+    pub fn capacity(&self) -> u32 {
+        self.slots.len()
+    }
+
+    /// Index of the next completion, modulo 2^32.
+    pub fn consumer(&self) -> u32 {
+        self.consumer
+    }
+
+    /// Takes one completion. Its slot stays ours until [`Self::release`]; the queue overflows if that is never called.
+    #[inline(always)]
+    pub fn poll(&mut self) -> Result<Polled<'_>, Corrupt> {
+        let mut seen = None;
+        self.run(1, |one| seen = Some(one));
+        match seen {
+            Some(Seen::Good(at)) => Ok(Polled::Done(Entry::new(at))),
+            Some(Seen::Bad(at)) => Ok(Polled::Failed(failure(at))),
+            None => match self.corrupt {
+                None => Ok(Polled::Empty),
+                Some(corrupt) => Err(corrupt),
+            },
+        }
+    }
+
+    /// Hands up to `max` completions to `each`, releases their slots, and gives their number.
+    #[inline(always)]
+    pub fn drain(&mut self, max: u32, mut each: impl FnMut(Result<Entry<'_>, Failure>)) -> Result<u32, Corrupt> {
+        let taken = self.run(max, |one| match one {
+            Seen::Good(at) => each(Ok(Entry::new(at))),
+            Seen::Bad(at) => each(Err(failure(at))),
+        });
+        if taken != 0 {
+            self.release();
+            return Ok(taken);
+        }
+        self.corrupt.map_or(Ok(0), Err)
+    }
+
+    /// Gives all slots that were polled back to the card.
+    #[inline(always)]
+    pub fn release(&mut self) {
+        if let Title::Slot(index) = self.title {
+            self.shown.set(self.slots.slot(index));
+            self.title = Title::Shown;
+        }
+        self.record.set(self.consumer & MAX_24_BITS);
+    }
+
+    /// Asks for an event. Poll once more after it: what came before it raises none.
+    pub fn arm(&mut self, arm: Arm) {
+        let what = match arm {
+            Arm::Any => 0,
+            Arm::Solicited => ARM_SOLICITED,
+        };
+        let command = (self.arm_number & 3) << ARM_NUMBER_SHIFT | what | self.consumer & MAX_24_BITS;
+        self.arm_record.set(command);
+        self.arm.set((command as u64) << 32 | self.cqn as u64);
+    }
+
+    /// An event of this queue was taken: the next arming has a new number.
+    pub fn event_seen(&mut self) {
+        self.arm_number = self.arm_number.wrapping_add(1);
+    }
+
+    #[inline(always)]
+    fn run(&mut self, max: u32, each: impl FnMut(Seen)) -> u32 {
+        if self.compression { self.run_compressed(max, each) } else { self.run_plain(max, each) }
+    }
+
+    /// Walks lap by lap: inside one the expected owner bit does not change.
+    #[inline(always)]
+    fn run_plain(&mut self, max: u32, mut each: impl FnMut(Seen)) -> u32 {
+        let start = self.consumer;
+        let end = start.wrapping_add(max);
+        'laps: while self.consumer != end {
+            let lap = self.slots.lap(self.consumer) as u8;
+            let stop =
+                self.consumer.wrapping_add(self.slots.rest_of_lap(self.consumer).min(end.wrapping_sub(self.consumer)));
+            let mut at = self.slots.slot(self.consumer);
+            while self.consumer != stop {
+                let op_own = at.op_own();
+                if (op_own ^ lap) & 1 != 0 {
+                    break 'laps;
+                }
+                if op_own >= FIRST_BAD {
+                    if OpOwn(op_own).opcode() == CqeOpcode::Invalid {
+                        break 'laps;
+                    }
+                    each(Seen::Bad(at));
+                } else {
+                    each(Seen::Good(at));
+                }
+                at = at.next();
+                self.consumer = self.consumer.wrapping_add(1);
+            }
+        }
+        self.consumer.wrapping_sub(start)
+    }
+
+    #[inline(always)]
+    fn run_compressed(&mut self, max: u32, mut each: impl FnMut(Seen)) -> u32 {
+        let start = self.consumer;
+        let end = start.wrapping_add(max);
+        while self.consumer != end {
+            if self.left != 0 {
+                self.run_block(end, &mut each);
+                continue;
+            }
+            let lap = self.slots.lap(self.consumer) as u8;
+            let stop =
+                self.consumer.wrapping_add(self.slots.rest_of_lap(self.consumer).min(end.wrapping_sub(self.consumer)));
+            let mut at = self.slots.slot(self.consumer);
+            let mut special = None;
+            let first = self.consumer;
+            while self.consumer != stop {
+                let tail = at.tail();
+                let op_own = (tail >> 8) as u8;
+                if tail as u8 != lap {
+                    special = Some(Special::Empty);
+                    break;
+                }
+                if op_own & COMPRESSED == COMPRESSED || op_own >= FIRST_BAD {
+                    special = Some(Special::Other(op_own));
+                    break;
+                }
+                each(Seen::Good(at));
+                at = at.next();
+                self.consumer = self.consumer.wrapping_add(1);
+            }
+            if self.consumer != first {
+                self.title = Title::Slot(self.consumer.wrapping_sub(1));
+            }
+            match special {
+                None => {}
+                Some(Special::Empty) => break,
+                Some(Special::Other(op_own)) if op_own & COMPRESSED == COMPRESSED => {
+                    if !self.open_block(at, OpOwn(op_own)) {
+                        break;
+                    }
+                }
+                Some(Special::Other(op_own)) => {
+                    if OpOwn(op_own).opcode() == CqeOpcode::Invalid {
+                        break;
+                    }
+                    self.title = Title::None;
+                    each(Seen::Bad(at));
+                    self.consumer = self.consumer.wrapping_add(1);
+                }
+            }
+        }
+        self.consumer.wrapping_sub(start)
+    }
+
+    /// Copies the title and the minis, and marks the slots that the block covers.
+    #[inline(always)]
+    fn open_block(&mut self, at: Slot, op_own: OpOwn) -> bool {
+        let minis = op_own.minis() as u32;
+        if minis > MAX_MINIS as u32 || minis > self.slots.len() || self.title == Title::None {
+            self.refuse_block(minis);
+            return false;
+        }
+        if let Title::Slot(index) = self.title {
+            self.shown.set(self.slots.slot(index));
+            self.title = Title::Shown;
+        }
+        self.minis = at.minis();
+        self.left = minis;
+        self.block = minis;
+        for covered in 1..minis {
+            self.slots.stamp(self.consumer.wrapping_add(covered));
+        }
+        true
+    }
+
+    #[cold]
+    fn refuse_block(&mut self, minis: u32) {
+        let index = self.consumer;
+        let corrupt =
+            if self.title == Title::None { Corrupt::NoTitle { index } } else { Corrupt::Block { index, minis } };
+        self.corrupt = Some(corrupt);
+    }
+
+    /// Hands out completions of the open block, up to index `end`.
+    #[inline(always)]
+    fn run_block(&mut self, end: u32, each: &mut impl FnMut(Seen)) {
+        let shown = self.shown.slot();
+        let requester = OpOwn(shown.op_own()).opcode() == CqeOpcode::Req;
+        let first = (self.block - self.left) as usize;
+        let count = self.left.min(end.wrapping_sub(self.consumer));
+        let mut counter = Entry::new(shown).wqe_counter();
+        // The block holds at most `MAX_MINIS`, checked when it was opened.
+        for mini in self.minis.iter().skip(first).take(count as usize) {
+            self.shown.set_byte_cnt(mini.byte_cnt);
+            if requester {
+                self.shown.set_wqe_counter(mini.wqe_counter);
+                self.shown.set_request_opcode(mini.s_wqe_opcode);
+            } else {
+                counter = counter.wrapping_add(1);
+                self.shown.set_wqe_counter(counter.into());
+            }
+            each(Seen::Good(shown));
+        }
+        self.left -= count;
+        self.consumer = self.consumer.wrapping_add(count);
+    }
+}
+
+/// Why a walk over regular completions stopped.
+enum Special {
+    Empty,
+    Other(u8),
+}
+
+#[cold]
+fn failure(at: Slot) -> Failure {
+    let cqe = at.copy();
+    let error = ErrCqe::read_from_bytes(cqe.as_bytes()).unwrap_or_else(|_| unreachable!("both have 64 bytes"));
+    let side = match cqe.op_own.opcode() {
+        CqeOpcode::ReqErr => Side::Requester,
+        _ => Side::Responder,
+    };
+    Failure {
+        side,
+        syndrome: error.syndrome(),
+        vendor: error.vendor_err_synd,
+        qpn: error.s_wqe_opcode_qpn.get() & MAX_24_BITS,
+        wqe_counter: error.wqe_counter.get(),
+        request_opcode: (error.s_wqe_opcode_qpn.get() >> 24) as u8,
+        srqn: error.srqn.get(),
+        cqe,
+    }
+}
