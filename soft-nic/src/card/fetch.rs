@@ -6,7 +6,7 @@ use efa_dp_direct::wire::{CompStatus, TxMetaDesc};
 
 use super::core::Core;
 use super::hold::Step;
-use super::qp::State;
+use super::qp::{State, Token};
 use super::request::{self, Broken, Operation, Request};
 
 const INTERNAL: CompStatus = CompStatus::LocalQpInternalError;
@@ -98,7 +98,7 @@ impl Core {
                 }
                 self.complete_untaken(qpn, &meta, broken.status);
             }
-            Ok(request) => self.start(qpn, request),
+            Ok(request) => self.start(qpn, index, request),
         }
     }
 
@@ -119,14 +119,14 @@ impl Core {
         Ok(request)
     }
 
-    fn start(&mut self, qpn: u16, request: Request) {
+    fn start(&mut self, qpn: u16, index: u32, request: Request) {
         let faults = &self.config.faults;
         let fails = faults.error_every != 0 && self.requests.is_multiple_of(faults.error_every);
         let status = faults.error_status;
         let now = self.clock_us;
         let Some(qp) = self.qp(qpn) else { return };
         qp.outstanding += 1;
-        let token = qp.admit(request);
+        let token = qp.admit(request, index);
         if fails {
             self.finish(token, status);
         } else if let Some(holds) = &mut self.holds {
@@ -168,6 +168,20 @@ impl Core {
             let meta = request::meta_of(&bytes);
             self.complete_untaken(qpn, &meta, CompStatus::Flushed);
         }
+    }
+
+    /// The other side would not do a request. Its slot is the card's until it completes, so its bytes are still there.
+    pub(crate) fn report_refusal(&mut self, token: Token, status: u8) {
+        let Some(index) = self.outstanding(token).map(|entry| entry.index) else { return };
+        let Some(qp) = self.qp(token.qpn()) else { return };
+        let mut bytes = [0; 128];
+        qp.sq.fetch(index, &mut bytes);
+        let len = if qp.is_wide() { 128 } else { 64 };
+        let rule = match CompStatus::from_raw(status) {
+            Some(status) => format!("refused by the other side: {status}"),
+            None => format!("refused by the other side with the unknown status {status}"),
+        };
+        self.report(token.qpn(), index, &rule, &bytes[..len]);
     }
 
     /// One line that names queue pair, slot, rule and bytes.

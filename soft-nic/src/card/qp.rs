@@ -32,6 +32,8 @@ impl Token {
 #[derive(Debug)]
 pub(crate) struct Outstanding {
     pub request: Request,
+    /// Producer index that it was posted with.
+    pub index: u32,
     /// Connection that it went to, once it has.
     pub connection: Option<u32>,
     /// Bytes handed to the wire.
@@ -106,10 +108,11 @@ impl Qp {
     }
 
     /// Takes a request into the table. The ring bounds their number, so the table stops growing.
-    pub(crate) fn admit(&mut self, request: Request) -> Token {
+    pub(crate) fn admit(&mut self, request: Request, index: u32) -> Token {
         self.serial = self.serial.wrapping_add(1);
         let entry = Outstanding {
             request,
+            index,
             connection: None,
             sent: 0,
             received: 0,

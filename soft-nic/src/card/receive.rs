@@ -9,7 +9,7 @@ use super::complete::OK;
 use super::connection::{Link, Partial, Serving};
 use super::core::Core;
 use super::counter::Event;
-use super::qp::Token;
+use super::qp::{State, Token};
 use super::recv::NOT_READY;
 use super::request::{Local, MAX_RDMA_SIZE, Operation};
 use crate::memory;
@@ -76,21 +76,35 @@ impl Core {
         if self.outstanding(token).is_some_and(|entry| entry.connection == Some(at))
             && !(ack.status == NOT_READY && self.retry_send(token))
         {
-            self.finish(token, ack.status);
+            self.answered(token, ack.status);
         }
+    }
+
+    /// The other side has answered a request, with data or with a refusal.
+    fn answered(&mut self, token: Token, status: u8) {
+        if status != OK {
+            self.report_refusal(token, status);
+        }
+        self.finish(token, status);
+    }
+
+    /// The protection domain of the queue pair that a packet is for.
+    pub(crate) fn addressed(&mut self, header: &Header, what: &str) -> Result<u32, CompStatus> {
+        let qp = self.qp(header.dst_qpn).filter(|qp| qp.enabled);
+        let rule = match qp {
+            None => "no open queue pair has that number",
+            Some(qp) if qp.qkey != header.qkey => "the queue pair has another QKey",
+            Some(qp) if qp.state == State::Error => "the queue pair is in the error state",
+            Some(qp) => return Ok(qp.pd),
+        };
+        self.say(format_args!("a {what} for QP {} with QKey {:#x} was refused: {rule}", header.dst_qpn, header.qkey));
+        Err(CompStatus::RemoteBadDestQpn)
     }
 
     /// Whether the one who asks may, and where the memory is.
     fn check_remote(&mut self, at: u32, header: &Header, write: bool) -> Result<(*mut u8, u16), CompStatus> {
         let known = self.connections.get(at).is_some_and(|c| c.known || matches!(c.link, Link::Loopback));
-        let Some(qp) = self.qp(header.dst_qpn).filter(|qp| qp.enabled && qp.qkey == header.qkey) else {
-            self.say(format_args!(
-                "a request for QP {} with QKey {:#x} was refused: no open queue pair has that number and key",
-                header.dst_qpn, header.qkey
-            ));
-            return Err(CompStatus::RemoteBadDestQpn);
-        };
-        let pd = qp.pd;
+        let pd = self.addressed(header, if write { "write" } else { "read" })?;
         if !known {
             self.say(format_args!(
                 "a request for QP {} was refused: this card has no address handle for the one who asks; insert its \
@@ -195,11 +209,11 @@ impl Core {
             return;
         }
         if header.status != OK {
-            self.finish(token, header.status);
+            self.answered(token, header.status);
             return;
         }
         if header.total != request.len {
-            self.finish(token, CompStatus::RemoteBadStatus.raw());
+            self.answered(token, CompStatus::RemoteBadStatus.raw());
             return;
         }
         if header.len > 0 {

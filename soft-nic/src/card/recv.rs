@@ -7,7 +7,7 @@ use efa_dp_direct::wire::{CompStatus, RxDesc, SendOp};
 use super::complete::OK;
 use super::core::Core;
 use super::counter::Event;
-use super::qp::{State, Token};
+use super::qp::Token;
 use super::request::MAX_SEND_SIZE;
 use crate::memory;
 use crate::wire::packet::{Header, Kind};
@@ -38,15 +38,10 @@ impl Core {
     }
 
     fn place_send(&mut self, at: u32, header: &Header, payload: *const u8) -> CompStatus {
-        let known = |qp: &&mut super::qp::Qp| qp.enabled && qp.qkey == header.qkey && qp.state == State::Ready;
-        let Some(qp) = self.qp(header.dst_qpn).filter(known) else {
-            self.say(format_args!(
-                "a send to QP {} with QKey {:#x} was refused: no open queue pair has that number and key",
-                header.dst_qpn, header.qkey
-            ));
-            return CompStatus::RemoteBadDestQpn;
+        let pd = match self.addressed(header, "send") {
+            Ok(pd) => pd,
+            Err(status) => return status,
         };
-        let pd = qp.pd;
         if header.total > MAX_SEND_SIZE {
             return CompStatus::RemoteBadLength;
         }
@@ -94,7 +89,7 @@ impl Core {
         for count in 1..=MAX_BUFFERS {
             let index = from.wrapping_add(count as u32 - 1);
             if count as u32 > posted {
-                return Posted::Broken(index, "the last receive has no last buffer".into());
+                return Posted::Broken(from, "the last receive has no last buffer".into());
             }
             let desc = qp.rq.fetch_receive(index);
             buffers[count - 1] = desc;
@@ -173,7 +168,8 @@ impl Core {
         let Some(qp) = self.qp(qpn) else { return };
         let (desc, slot) = (qp.rq.fetch_receive(index), qp.rq.slot_of(index));
         qp.rq_taken = index.wrapping_add(1);
-        self.say(format_args!("QP {qpn} receive slot {slot}: {rule}; receive {index}: {desc:02x?}"));
+        let [low, high] = desc.to_words().map(u64::swap_bytes);
+        self.say(format_args!("QP {qpn} receive slot {slot}: {rule}; receive {index}: {low:016x}{high:016x}"));
         self.complete_receive(&failed_receive(qpn, desc.req_id, CompStatus::LocalQpInternalError));
         self.tick(qpn, Event::Recv, true);
         self.set_error(qpn);

@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use efa_dp_direct::wire::{CdescCommon, CompStatus, TxCdesc};
+use efa_dp_direct::wire::{CdescCommon, CompStatus, RxDesc, TxCdesc};
 use efa_dp_direct::wqe::{Destination, Geometry, Inline, Operation, RemoteMem, SendWqe, Sge, WriteData};
 use ferrogin_fabric::bindings as fi;
 
@@ -201,6 +201,8 @@ pub struct End {
     pub counters: [*mut fi::fid_cntr; 2],
     pub counts: Box<Counts>,
     pub sq: fi::fi_efa_wq_attr,
+    pub rq: fi::fi_efa_wq_attr,
+    pub rq_pc: u32,
     pub geometry: Geometry,
     pub pc: u32,
     cq_memory: fi::fi_efa_cq_attr,
@@ -240,7 +242,7 @@ impl End {
         };
         bind(av.cast(), 0);
         bind(cq.cast(), fi::FI_TRANSMIT | fi::FI_RECV);
-        bind(counters[0].cast(), fi::FI_WRITE | fi::FI_READ);
+        bind(counters[0].cast(), fi::FI_SEND | fi::FI_WRITE | fi::FI_READ);
         bind(counters[1].cast(), fi::FI_REMOTE_WRITE);
         call!((*ep).fid.ops, control, ep.cast(), fi::FI_ENABLE, none);
         let (mut sq, mut rq) = (fi::fi_efa_wq_attr::default(), fi::fi_efa_wq_attr::default());
@@ -249,7 +251,7 @@ impl End {
         call!(rig.gda, query_cq, cq, &raw mut cq_memory);
         let geometry = if sq.entry_size == 128 { Geometry::WIDE } else { Geometry::NARROW };
         let pc = counts.local.load(Ordering::Acquire) as u32;
-        Self { ep, av, cq, counters, counts, sq, geometry, pc, cq_memory, cq_seen: 0, gda: rig.gda }
+        Self { ep, av, cq, counters, counts, sq, rq, rq_pc: 0, geometry, pc, cq_memory, cq_seen: 0, gda: rig.gda }
     }
 
     pub fn name(&self) -> [u8; 32] {
@@ -307,6 +309,24 @@ impl End {
         let bytes = self.bytes(dest, op);
         self.place(&bytes);
         self.ring();
+    }
+
+    /// Posts receive descriptors as they are and rings once.
+    pub fn post_receives(&mut self, descs: &[RxDesc]) {
+        for desc in descs {
+            let slot = (self.rq_pc & (self.rq.num_entries - 1)) as usize * size_of::<RxDesc>();
+            for (i, word) in desc.to_words().into_iter().enumerate() {
+                let at = unsafe { AtomicU64::from_ptr(self.rq.buffer.add(slot + 8 * i).cast()) };
+                at.store(word, Ordering::Relaxed);
+            }
+            self.rq_pc = self.rq_pc.wrapping_add(1);
+        }
+        self.ring_receives(self.rq_pc);
+    }
+
+    pub fn ring_receives(&self, pc: u32) {
+        fence(Ordering::Release);
+        unsafe { AtomicU32::from_ptr(self.rq.doorbell) }.store(pc, Ordering::Release);
     }
 
     /// Waits until `n` requests have completed since the start, well or badly.
