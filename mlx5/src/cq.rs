@@ -17,6 +17,7 @@ mod slots;
 
 pub use slots::{Entry, Slots};
 
+use crate::device::Handle;
 use crate::mmio::{ArmRegister, Record};
 use crate::wire::{Cqe, CqeOpcode, ErrCqe, MAX_24_BITS, MAX_MINIS, MiniCqe, OpOwn, Syndrome};
 use slots::{Shown, Slot};
@@ -100,6 +101,8 @@ pub struct CqParts {
     pub compression: bool,
     /// Index of the first completion: 0 on a new queue.
     pub start_index: u32,
+    /// Keeps the memory of the queue alive.
+    pub keep: Handle,
 }
 
 /// A completion queue.
@@ -120,6 +123,7 @@ pub struct CompletionQueue {
     arm: ArmRegister,
     cqn: u32,
     arm_number: u32,
+    _keep: Handle,
 }
 
 /// Where the title is.
@@ -173,6 +177,7 @@ impl CompletionQueue {
             arm: parts.arm,
             cqn: parts.cqn,
             arm_number: 0,
+            _keep: parts.keep,
         }
     }
 
@@ -303,8 +308,12 @@ impl CompletionQueue {
                     special = Some(Special::Empty);
                     break;
                 }
-                if op_own & COMPRESSED == COMPRESSED || op_own >= FIRST_BAD {
-                    special = Some(Special::Other(op_own));
+                if op_own & COMPRESSED == COMPRESSED {
+                    special = Some(Special::Block(OpOwn(op_own)));
+                    break;
+                }
+                if op_own >= FIRST_BAD {
+                    special = Some(Special::Bad(OpOwn(op_own)));
                     break;
                 }
                 each(Seen::Good(at));
@@ -317,15 +326,10 @@ impl CompletionQueue {
             match special {
                 None => {}
                 Some(Special::Empty) => break,
-                Some(Special::Other(op_own)) if op_own & COMPRESSED == COMPRESSED => {
-                    if !self.open_block(at, OpOwn(op_own)) {
-                        break;
-                    }
-                }
-                Some(Special::Other(op_own)) => {
-                    if OpOwn(op_own).opcode() == CqeOpcode::Invalid {
-                        break;
-                    }
+                Some(Special::Block(op_own)) if self.open_block(at, op_own) => {}
+                Some(Special::Block(_)) => break,
+                Some(Special::Bad(op_own)) if op_own.opcode() == CqeOpcode::Invalid => break,
+                Some(Special::Bad(_)) => {
                     self.title = Title::None;
                     each(Seen::Bad(at));
                     self.consumer = self.consumer.wrapping_add(1);
@@ -392,7 +396,8 @@ impl CompletionQueue {
 /// Why a walk over regular completions stopped.
 enum Special {
     Empty,
-    Other(u8),
+    Block(OpOwn),
+    Bad(OpOwn),
 }
 
 #[cold]

@@ -1,11 +1,14 @@
 //! ConnectX queues driven directly: work requests, completion queues with compression, memory windows.
 
 pub mod cq;
+pub mod device;
 #[allow(unsafe_code)]
 pub mod mmio;
 #[allow(unsafe_code)]
 pub mod ring;
+pub mod rq;
 pub mod sq;
+pub mod srq;
 pub mod wire;
 pub mod wqe;
 

@@ -8,6 +8,7 @@ mod batch;
 
 pub use batch::Batch;
 
+use crate::device::Handle;
 use crate::mmio::{Record, Register};
 use crate::ring::Ring;
 use crate::wire::{BLOCK, FmCeSe, MAX_24_BITS, SEGMENT};
@@ -113,6 +114,8 @@ pub struct SendParts {
     pub signal_all: bool,
     /// Index of the first request: 0 on a new queue pair.
     pub start_index: u32,
+    /// Keeps the memory of the queue alive.
+    pub keep: Handle,
 }
 
 #[derive(Debug)]
@@ -141,6 +144,7 @@ pub struct SendQueue<T> {
     limits: Limits,
     record: Record,
     register: Register,
+    _keep: Handle,
 }
 
 /// What a batch restores when it is dropped.
@@ -173,6 +177,7 @@ impl<T> SendQueue<T> {
             limits: parts.limits,
             record: parts.record,
             register: parts.register,
+            _keep: parts.keep,
         })
     }
 

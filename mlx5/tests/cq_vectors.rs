@@ -5,6 +5,7 @@ mod common;
 use common::memory::Memory;
 use common::*;
 use mlx5::cq::{CompletionQueue, CqParts, Failure, Polled, Side};
+use mlx5::device::Handle;
 use mlx5::wire::{Cqe, CqeOpcode};
 use serde_json::Value;
 use zerocopy::IntoBytes;
@@ -33,6 +34,7 @@ fn bench(case: &Value) -> Bench {
         cqn: 1,
         compression: bool_of(case, "zip"),
         start_index: u32_of(case, "start_ci"),
+        keep: Handle::new(()),
     };
     Bench { queue: CompletionQueue::new(parts), slots, record, _arm: arm }
 }

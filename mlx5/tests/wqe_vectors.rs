@@ -4,6 +4,7 @@ mod common;
 
 use common::memory::{Memory, POISON};
 use common::*;
+use mlx5::device::Handle;
 use mlx5::mmio::BlueFlame;
 use mlx5::sq::{Flags, Kind, PostError, SendParts, SendQueue};
 use mlx5::wire::{AddressVector, Fence, FmCeSe, MkeyAccess};
@@ -72,6 +73,7 @@ fn bench(qp: &Value) -> Bench {
         max_posts: u32_of(qp, "sq_max_post"),
         signal_all: bool_of(qp, "sq_sig_all"),
         start_index: u32_of(qp, "start_index"),
+        keep: Handle::new(()),
     };
     let (transport, signal_all) = (parts.transport, parts.signal_all);
     let queue = SendQueue::new(parts).expect("legal sizes");

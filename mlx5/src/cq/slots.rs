@@ -31,6 +31,7 @@ impl Slots {
     }
 
     /// Slots.
+    #[allow(clippy::len_without_is_empty, reason = "a queue has at least one slot")]
     pub const fn len(&self) -> u32 {
         self.mask + 1
     }

@@ -1,0 +1,172 @@
+//! The receive queue of one queue pair.
+//!
+//! [`RecvQueue::post`] writes descriptors; [`RecvQueue::ring`] shows all of them to the card, by the doorbell record
+//! alone. Receives complete in the order in which they were posted.
+
+use crate::device::Handle;
+use crate::mmio::Record;
+use crate::ring::Ring;
+use crate::sq::UnknownRequest;
+use crate::wire::{DataSeg, INLINE_FLAG, INVALID_LKEY, SEGMENT};
+use crate::wqe::{Sge, Sink};
+
+/// Why a receive was not posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecvError {
+    /// All descriptors are posted.
+    #[error("the receive queue is full: all {capacity} descriptors are posted; poll for completions first")]
+    Full {
+        /// Descriptors.
+        capacity: usize,
+    },
+    /// More buffers than a descriptor holds.
+    #[error("{count} buffers, but a descriptor holds {max}")]
+    TooManySges {
+        /// Buffers given.
+        count: usize,
+        /// Buffers that a descriptor holds.
+        max: usize,
+    },
+    /// A buffer whose length does not fit its 31 bits.
+    #[error("a buffer of {length} bytes: one holds less than 2^31; split it")]
+    SgeTooLong {
+        /// Its length.
+        length: u32,
+    },
+}
+
+/// A receive that was not posted: nothing changed, and here is its token.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct RecvRejected<T> {
+    /// What the caller gave.
+    pub token: T,
+    /// Why.
+    #[source]
+    pub error: RecvError,
+}
+
+pub(crate) fn check(sges: &[Sge], max: usize) -> Result<(), RecvError> {
+    if sges.len() > max {
+        return Err(RecvError::TooManySges { count: sges.len(), max });
+    }
+    match sges.iter().find(|sge| sge.length & INLINE_FLAG != 0) {
+        Some(sge) => Err(RecvError::SgeTooLong { length: sge.length }),
+        None => Ok(()),
+    }
+}
+
+/// Writes buffers from segment `at` on, and ends a list shorter than `max`.
+pub(crate) fn put(sink: &mut impl Sink, at: usize, sges: &[Sge], max: usize) {
+    let mut place = 0;
+    for sge in sges.iter().filter(|sge| sge.length != 0) {
+        sink.put(at + place, DataSeg { byte_count: sge.length.into(), lkey: sge.lkey.into(), addr: sge.addr.into() });
+        place += 1;
+    }
+    if place < max {
+        sink.put(at + place, DataSeg { lkey: INVALID_LKEY.into(), ..Default::default() });
+    }
+}
+
+/// What a receive queue is made of; the device fills it in.
+#[derive(Debug)]
+pub struct RecvParts {
+    /// The ring: at most 2^15 entries of 16 to 512 bytes; an entry holds as many buffers as segments.
+    pub ring: Ring,
+    /// The word of the doorbell record that is the receive queue's: its first.
+    pub record: Record,
+    /// Keeps the memory of the queue alive.
+    pub keep: Handle,
+}
+
+/// A receive queue. `T` is what the caller wants back when a receive is done.
+#[derive(Debug)]
+pub struct RecvQueue<T> {
+    ring: Ring,
+    tokens: Box<[Option<T>]>,
+    producer: u32,
+    consumer: u32,
+    record: Record,
+    _keep: Handle,
+}
+
+impl<T> RecvQueue<T> {
+    /// A queue of those parts. `None` if their sizes are out of range.
+    pub fn new(parts: RecvParts) -> Option<Self> {
+        let (entries, bytes) = (parts.ring.entries(), parts.ring.entry_size());
+        if entries > 1 << 15 || !(SEGMENT..=512).contains(&bytes) {
+            return None;
+        }
+        Some(Self {
+            ring: parts.ring,
+            tokens: (0..entries).map(|_| None).collect(),
+            producer: 0,
+            consumer: 0,
+            record: parts.record,
+            _keep: parts.keep,
+        })
+    }
+
+    /// Buffers that a descriptor holds.
+    pub fn max_sge(&self) -> usize {
+        self.ring.entry_size() / SEGMENT
+    }
+
+    /// Descriptors that are posted and not done.
+    pub fn outstanding(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer)
+    }
+
+    /// Descriptors in all.
+    pub fn capacity(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Writes a descriptor. The card does not see it before [`Self::ring`].
+    pub fn post(&mut self, token: T, sges: &[Sge]) -> Result<(), RecvRejected<T>> {
+        let max = self.max_sge();
+        let admitted = match check(sges, max) {
+            Ok(()) if self.outstanding() as usize == self.tokens.len() => {
+                Err(RecvError::Full { capacity: self.tokens.len() })
+            }
+            other => other,
+        };
+        if let Err(error) = admitted {
+            return Err(RecvRejected { token, error });
+        }
+        put(&mut self.ring.at(self.producer), 0, sges, max);
+        let slot = self.slot(self.producer);
+        self.tokens[slot] = Some(token);
+        self.producer = self.producer.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Shows all descriptors to the card.
+    pub fn ring(&mut self) {
+        self.record.set(self.producer & 0xffff);
+    }
+
+    /// The receive that a completion names: it must be the oldest.
+    pub fn complete(&mut self, wqe_counter: u16) -> Result<T, UnknownRequest> {
+        let slot = self.slot(self.consumer);
+        if self.outstanding() == 0 || wqe_counter != self.consumer as u16 {
+            return Err(UnknownRequest { wqe_counter });
+        }
+        self.consumer = self.consumer.wrapping_add(1);
+        self.tokens[slot].take().ok_or(UnknownRequest { wqe_counter })
+    }
+
+    /// All outstanding receives, oldest first: for a queue pair that is gone.
+    pub fn abandon(&mut self) -> impl Iterator<Item = T> {
+        let (from, to) = (self.consumer, self.producer);
+        self.consumer = to;
+        (0..to.wrapping_sub(from)).filter_map(move |at| {
+            let slot = self.slot(from.wrapping_add(at));
+            self.tokens[slot].take()
+        })
+    }
+
+    fn slot(&self, index: u32) -> usize {
+        index as usize & (self.tokens.len() - 1)
+    }
+}

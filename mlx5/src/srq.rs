@@ -1,0 +1,128 @@
+//! A receive queue that several queue pairs share.
+//!
+//! Its descriptors are a list that the card walks: each names the next. A completion names the descriptor that was used,
+//! in any order; it then goes to the end of the list.
+
+use crate::device::Handle;
+use crate::mmio::Record;
+use crate::ring::Ring;
+use crate::rq::{RecvError, RecvRejected, check, put};
+use crate::sq::UnknownRequest;
+use crate::wire::{SEGMENT, SrqNextSeg};
+use crate::wqe::{Sge, Sink};
+
+/// What a shared receive queue is made of; the device fills it in.
+#[derive(Debug)]
+pub struct SrqParts {
+    /// The ring: 2 to 2^15 entries of 32 to 512 bytes; an entry holds one buffer less than segments.
+    pub ring: Ring,
+    /// The doorbell record.
+    pub record: Record,
+    /// Number of the queue.
+    pub srqn: u32,
+    /// Keeps the memory of the queue alive, and names the queue to the device.
+    pub keep: Handle,
+}
+
+/// A shared receive queue. `T` is what the caller wants back when a receive is done.
+#[derive(Debug)]
+pub struct SharedRecvQueue<T> {
+    ring: Ring,
+    tokens: Box<[Option<T>]>,
+    /// Which descriptor follows each: what was last written, as the ring is not read back.
+    next: Box<[u16]>,
+    /// The descriptor that the next post fills.
+    head: u16,
+    /// The last of the list. It is not filled, so that the list never runs out under the card.
+    tail: u16,
+    posted: u32,
+    record: Record,
+    srqn: u32,
+    keep: Handle,
+}
+
+/// Segments before the buffers.
+const FIRST_BUFFER: usize = 1;
+
+impl<T> SharedRecvQueue<T> {
+    /// A queue of those parts; writes the list into the ring. `None` if their sizes are out of range.
+    pub fn new(parts: SrqParts) -> Option<Self> {
+        let (entries, bytes) = (parts.ring.entries(), parts.ring.entry_size());
+        if !(2..=1 << 15).contains(&entries) || !(2 * SEGMENT..=512).contains(&bytes) {
+            return None;
+        }
+        let mut queue = Self {
+            ring: parts.ring,
+            tokens: (0..entries).map(|_| None).collect(),
+            next: vec![0; entries].into(),
+            head: 0,
+            // At most 2^15, checked above.
+            tail: (entries - 1) as u16,
+            posted: 0,
+            record: parts.record,
+            srqn: parts.srqn,
+            keep: parts.keep,
+        };
+        for index in 0..entries {
+            queue.link(index as u16, ((index + 1) % entries) as u16);
+        }
+        Some(queue)
+    }
+
+    /// Number of the queue.
+    pub fn srqn(&self) -> u32 {
+        self.srqn
+    }
+
+    /// What names the queue to its device.
+    pub fn handle(&self) -> &Handle {
+        &self.keep
+    }
+
+    /// Buffers that a descriptor holds.
+    pub fn max_sge(&self) -> usize {
+        self.ring.entry_size() / SEGMENT - FIRST_BUFFER
+    }
+
+    /// Descriptors that can be posted at a time: one less than the ring has.
+    pub fn capacity(&self) -> usize {
+        self.tokens.len() - 1
+    }
+
+    /// Writes a descriptor. The card does not see it before [`Self::ring`].
+    pub fn post(&mut self, token: T, sges: &[Sge]) -> Result<(), RecvRejected<T>> {
+        let max = self.max_sge();
+        let admitted = match check(sges, max) {
+            Ok(()) if self.head == self.tail => Err(RecvError::Full { capacity: self.capacity() }),
+            other => other,
+        };
+        if let Err(error) = admitted {
+            return Err(RecvRejected { token, error });
+        }
+        let at = self.head;
+        put(&mut self.ring.at(at as u32), FIRST_BUFFER, sges, max);
+        self.tokens[at as usize] = Some(token);
+        self.head = self.next[at as usize];
+        self.posted = self.posted.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Shows all descriptors to the card.
+    pub fn ring(&mut self) {
+        self.record.set(self.posted & 0xffff);
+    }
+
+    /// The receive that a completion names; its descriptor can be posted again.
+    pub fn complete(&mut self, wqe_counter: u16) -> Result<T, UnknownRequest> {
+        let token = self.tokens.get_mut(wqe_counter as usize).and_then(Option::take);
+        let token = token.ok_or(UnknownRequest { wqe_counter })?;
+        self.link(self.tail, wqe_counter);
+        self.tail = wqe_counter;
+        Ok(token)
+    }
+
+    fn link(&mut self, from: u16, to: u16) {
+        self.next[from as usize] = to;
+        self.ring.at(from as u32).put(0, SrqNextSeg { next_wqe_index: to.into(), ..Default::default() });
+    }
+}
