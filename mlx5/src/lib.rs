@@ -1,5 +1,6 @@
 //! ConnectX queues driven directly: work requests, completion queues with compression, memory windows.
 
+pub mod card;
 pub mod cq;
 pub mod device;
 #[allow(unsafe_code)]
