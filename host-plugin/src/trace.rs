@@ -4,6 +4,7 @@
 //! file lock. What an earlier run left there is added to as well.
 
 use nix::fcntl::{Flock, FlockArg};
+use nix::time::{ClockId, clock_gettime};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -82,18 +83,24 @@ pub fn start(path: Option<&Path>) -> io::Result<()> {
     Ok(())
 }
 
+/// CPU time that this thread has used.
+fn thread_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
 /// One step, from its making to its drop.
 #[derive(Debug)]
 pub struct Span {
     name: &'static str,
     rank: usize,
     started: Instant,
+    cpu: Duration,
     notes: Vec<(&'static str, u64)>,
 }
 
 /// Begins a step of `rank`.
 pub fn span(name: &'static str, rank: usize) -> Span {
-    Span { name, rank, started: Instant::now(), notes: Vec::new() }
+    Span { name, rank, started: Instant::now(), cpu: thread_time(), notes: Vec::new() }
 }
 
 impl Span {
@@ -111,6 +118,8 @@ impl Drop for Span {
         let begin = (time + self.started.saturating_duration_since(steady)).as_micros();
         let duration = self.started.elapsed().as_micros();
         let (name, rank, process) = (self.name, self.rank, std::process::id());
+        // What the step cost by itself, without waits for other ranks and other threads.
+        self.notes.push(("cpu_us", thread_time().saturating_sub(self.cpu).as_micros() as u64));
         let notes: Vec<_> = self.notes.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
         let event = format!(
             "{{\"name\":\"{name}\",\"cat\":\"setup\",\"ph\":\"X\",\"ts\":{begin},\"dur\":{duration},\"pid\":{process},\
@@ -143,9 +152,12 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!((lines[0], lines.len(), lines[3]), ("[", 4, "]"), "{text}");
-        assert!(lines[1].starts_with("{\"name\":\"outer\"") && lines[1].ends_with("\"tid\":3,\"args\":{}},"), "{text}");
+        assert!(
+            lines[1].starts_with("{\"name\":\"outer\"") && lines[1].contains("\"tid\":3,\"args\":{\"cpu_us\":"),
+            "{text}"
+        );
         assert!(lines[2].starts_with("{\"name\":\"second\""), "{text}");
-        assert!(lines[2].ends_with("\"tid\":4,\"args\":{\"addresses\":12,\"endpoints\":3}}"), "{text}");
+        assert!(lines[2].contains("\"tid\":4,\"args\":{\"addresses\":12,\"endpoints\":3,\"cpu_us\":"), "{text}");
         std::fs::write(&path, "something else").unwrap();
         assert!(start(Some(&path)).is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "something else");

@@ -1,0 +1,82 @@
+//! How set-up grows with the ranks: address insertions, time, memory and descriptors of `createContext`.
+//!
+//! FERROGIN_SCALE_RANKS (a comma list) chooses the numbers of ranks, which are threads of one process here.
+#![allow(unsafe_code)]
+
+mod harness;
+
+use ferrogin_ffi::nccl::GinConfigV14;
+use harness::{TELL, alone, config, ranks};
+use std::time::{Duration, Instant};
+
+const SIGNALS: i32 = 64;
+
+/// CPU time of this thread.
+fn thread_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes `time`; the clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn resident_mib() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) / 256
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+}
+
+#[test]
+fn set_up_grows_with_the_ranks_alone() {
+    let path = std::env::temp_dir().join(format!("ferrogin-scale-{}.json", std::process::id()));
+    let name = path.to_string_lossy().into_owned();
+    // All ranks share one card here: it needs the counters of as many.
+    let settings =
+        [("FERROGIN_TRACE", name.as_str()), ("FERROGIN_TIMEOUT", "300"), ("SOFTEFA_FAULTS", "cntr_budget=65536")];
+    alone("set_up_grows_with_the_ranks_alone", &settings, |plugin| {
+        let list = std::env::var("FERROGIN_SCALE_RANKS").unwrap_or_else(|_| "2,4,8".to_owned());
+        println!(
+            "{TELL}| ranks | insertions | wall ms | CPU ms of a rank: endpoints | peers | all | MiB | descriptors |"
+        );
+        for n in list.split(',').map(|n| n.parse::<usize>().expect("a number of ranks")) {
+            let each = ranks(&plugin, n, move |rank, comm| {
+                comm.barrier().expect("all ranks");
+                let (began, used) = (Instant::now(), thread_time());
+                let context = comm.create_context(&GinConfigV14 { queue_depth: 0, ..config(SIGNALS, 0) });
+                let context = context.expect("a context");
+                let (took, used) = (began.elapsed(), thread_time() - used);
+                comm.barrier().expect("all ranks");
+                let held = (rank == 0).then(|| (resident_mib(), descriptors()));
+                comm.barrier().expect("all ranks");
+                context.destroy().expect("destroyed");
+                (took, used, held)
+            });
+            let text = std::fs::read_to_string(std::env::var_os("FERROGIN_TRACE").expect("set")).expect("a trace");
+            let steps: Vec<serde_json::Value> = serde_json::from_str(&text).expect("an array of steps");
+            let newest = |name: &str| {
+                let all: Vec<_> = steps.iter().filter(|event| event["name"] == name).collect();
+                all[all.len() - n..].to_vec()
+            };
+            let (peers, endpoints) = (newest("createContext: peers"), newest("createContext: endpoints"));
+            let inserted: Vec<_> = peers.iter().filter_map(|event| event["args"]["av_insertions"].as_u64()).collect();
+            assert_eq!(inserted, vec![(1 + SIGNALS as u64) * n as u64; n], "each peer endpoint once, on each rank");
+            // Steps wait for nobody, but threads share the cores: CPU time says what a rank costs.
+            let mean = |events: &[&serde_json::Value]| {
+                let all: u64 = events.iter().filter_map(|event| event["args"]["cpu_us"].as_u64()).sum();
+                all as f64 / n as f64 / 1e3
+            };
+            let wall = each.iter().map(|(took, ..)| took.as_secs_f64()).fold(0.0, f64::max) * 1e3;
+            let all = each.iter().map(|(_, used, _)| used.as_secs_f64()).sum::<f64>() / n as f64 * 1e3;
+            let (mib, fds) = each.iter().find_map(|(.., held)| *held).expect("rank 0's");
+            println!(
+                "{TELL}| {n} | {} | {wall:.1} | {:.2} | {:.2} | {all:.2} | {mib} | {fds} |",
+                inserted[0],
+                mean(&endpoints),
+                mean(&peers)
+            );
+        }
+    });
+    let _ = std::fs::remove_file(path);
+}
