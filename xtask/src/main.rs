@@ -1,5 +1,6 @@
-//! Chores of the ferrogin repository: `cargo xtask test`.
+//! Chores of the ferrogin repository: `cargo xtask test`, `cargo xtask faults`.
 
+mod faults;
 mod stage;
 mod tally;
 
@@ -8,19 +9,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use tally::Tally;
 
-const USAGE: &str = "usage: cargo xtask test
+const USAGE: &str = "usage: cargo xtask test | faults
 
 test   formatting, lints, the tests of the workspace and the foreign clients, against what `make build` left in dist/ (or FERROGIN_DIST);
-       the last line counts what passed, failed and was skipped";
+       the last line counts what passed, failed and was skipped
+faults the scenarios on cards that misbehave, one run for each seed; `cargo xtask faults --help` has its options";
 
 /// What is tested by other means than `cargo test`. A script gets the directory of what was built, prints `PASS name`,
 /// `FAIL name` or `SKIP name: why` for each test, and last `label: P passed, F failed, S skipped`.
-const SCRIPTS: &[(&str, &str)] = &[("foreign clients", "tests/foreign/run.sh")];
+const SCRIPTS: &[(&str, &str)] = &[("foreign clients", "tests/foreign/run.sh"), ("faults", "tests/faults/run.sh")];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["test"] => test(),
+        ["faults", ref options @ ..] => faults::run(options, &root()),
         _ => {
             eprintln!("{USAGE}");
             ExitCode::from(2)

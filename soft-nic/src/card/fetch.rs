@@ -128,6 +128,7 @@ impl Core {
         qp.outstanding += 1;
         let token = qp.admit(request, index);
         if fails {
+            self.report_of(token, &format!("fails by error_every with status {status}"));
             self.finish(token, status);
         } else if let Some(holds) = &mut self.holds {
             holds.push(token, Step::Send, now);
@@ -170,18 +171,22 @@ impl Core {
         }
     }
 
-    /// The other side would not do a request. Its slot is the card's until it completes, so its bytes are still there.
+    /// The other side would not do a request.
     pub(crate) fn report_refusal(&mut self, token: Token, status: u8) {
+        match CompStatus::from_raw(status) {
+            Some(status) => self.report_of(token, &format!("refused by the other side: {status}")),
+            None => self.report_of(token, &format!("refused by the other side with the unknown status {status}")),
+        }
+    }
+
+    /// A line about a request that is not completed: its slot is the card's until then, so its bytes are still there.
+    fn report_of(&mut self, token: Token, rule: &str) {
         let Some(index) = self.outstanding(token).map(|entry| entry.index) else { return };
         let Some(qp) = self.qp(token.qpn()) else { return };
         let mut bytes = [0; 128];
         qp.sq.fetch(index, &mut bytes);
         let len = if qp.is_wide() { 128 } else { 64 };
-        let rule = match CompStatus::from_raw(status) {
-            Some(status) => format!("refused by the other side: {status}"),
-            None => format!("refused by the other side with the unknown status {status}"),
-        };
-        self.report(token.qpn(), index, &rule, &bytes[..len]);
+        self.report(token.qpn(), index, rule, &bytes[..len]);
     }
 
     /// One line that names queue pair, slot, rule and bytes.

@@ -1,0 +1,373 @@
+//! `cargo xtask faults`: the scenarios on cards that misbehave, one run for each seed.
+//!
+//! A seed decides everything: the faults, the wire, the sizes of queues, the posting policy, the layout. Three kinds of
+//! runs: most must find every byte where it belongs, whatever the card does; some have requests that fail, and whoever
+//! posted one must be told; a few have a card that dies, and all must end.
+
+use std::fmt::Write as _;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const USAGE: &str =
+    "usage: cargo xtask faults [--seeds N] [--first N] [--scenario NAME]... [--reps N] [--jobs N] [--dist DIR]
+
+--seeds N        how many seeds [default: 200]
+--first N        the first of them [default: 0]; `--first 17 --seeds 1` repeats one
+--scenario NAME  only this scenario, may be given several times [default: all]
+--reps N         repetitions of each step [default: chosen by the seed]
+--jobs N         runs at the same time [default: the cores]
+--dist DIR       what `make build` left [default: FERROGIN_DIST, else dist]";
+
+/// No run may last longer.
+const LIMIT: Duration = Duration::from_secs(120);
+
+struct Options {
+    seeds: u64,
+    first: u64,
+    scenarios: Vec<String>,
+    reps: Option<u32>,
+    jobs: usize,
+    dist: PathBuf,
+}
+
+impl Options {
+    fn parse(args: &[&str], root: &Path) -> Result<Options, String> {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let dist = std::env::var_os("FERROGIN_DIST").map_or(root.join("dist"), PathBuf::from);
+        let mut options = Options { seeds: 200, first: 0, scenarios: Vec::new(), reps: None, jobs: cores, dist };
+        let mut args = args.iter();
+        while let Some(name) = args.next() {
+            let value = args.next().ok_or(format!("{name} needs a value\n{USAGE}"))?;
+            let number = || value.parse::<u64>().map_err(|_| format!("{name} {value:?} is not a number"));
+            match *name {
+                "--seeds" => options.seeds = number()?,
+                "--first" => options.first = number()?,
+                "--scenario" => options.scenarios.push((*value).to_string()),
+                "--reps" => options.reps = Some(u32::try_from(number()?).map_err(|error| error.to_string())?),
+                "--jobs" => options.jobs = number()?.max(1) as usize,
+                "--dist" => options.dist = PathBuf::from(value),
+                _ => return Err(format!("unknown option {name}\n{USAGE}")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// What a run must show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Nothing is lost and nothing is wrong.
+    Exact,
+    /// Requests fail; each rank that posted one says so.
+    Errors,
+    /// A card stops answering; all ranks end.
+    Death,
+}
+
+/// One run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Run {
+    seed: u64,
+    kind: Kind,
+    faults: String,
+    wire: &'static str,
+    post: &'static str,
+    layout: &'static str,
+    depth: u32,
+    reps: u32,
+}
+
+/// splitmix64: a run depends on its seed alone.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % sides
+    }
+
+    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.roll(choices.len() as u64) as usize]
+    }
+}
+
+impl Run {
+    fn of_seed(seed: u64) -> Run {
+        let mut dice = Dice(seed);
+        let kind = match seed % 40 {
+            n if n % 8 == 5 => Kind::Errors,
+            18 => Kind::Death,
+            _ => Kind::Exact,
+        };
+        let mut faults = format!("seed={seed}");
+        let mut fault = |text: String| {
+            if !text.is_empty() {
+                let _ = write!(faults, ",{text}");
+            }
+        };
+        fault(dice.of(&["", "reorder=2", "reorder=8", "reorder=16", "reorder=64"]).into());
+        let delay = dice.of(&["", "", "delay_us=0..5", "delay_us=0..50", "delay_us=20..200"]);
+        fault(delay.into());
+        fault(dice.of(&["", "reread=0.01", "reread=0.2", "reread=1"]).into());
+        // Around both ends of a counter's range, and anywhere.
+        let start = match dice.roll(4) {
+            0 => String::new(),
+            1 => format!("cntr_start={}", 0x7fff_ffff - dice.roll(600)),
+            2 => format!("cntr_start={}", dice.roll(0x8000_0000)),
+            _ => format!("cntr_start={}", 0x8000_0000u64 - 4096 - dice.roll(64)),
+        };
+        fault(start);
+        let sq = dice.of(&[4096, 16, 32, 64]);
+        let batch = dice.of(&[1, 2, 4, 16]);
+        fault(format!("sq_size={sq},max_batch={batch}"));
+        fault(dice.of(&["", "wqe_size=64"]).into());
+        match kind {
+            Kind::Exact => {}
+            Kind::Errors => {
+                fault(format!("error_every={},error_status={}", 5 + dice.roll(400), dice.of(&[7, 8, 9, 11, 12, 13])));
+            }
+            Kind::Death => fault(format!("die_after={}", 1 + dice.roll(300))),
+        }
+        // A delay takes its time on every request.
+        let reps = if delay.ends_with("200") { 6 } else { dice.of(&[12, 20, 30]) };
+        Run {
+            seed,
+            kind,
+            wire: dice.of(&["shm", "shm", "shm", "tcp"]),
+            post: dice.of(&["combining", "combining", "locked"]),
+            layout: dice.of(&["1", "2"]),
+            depth: dice.of(&[8, 16, 64]),
+            reps,
+            faults,
+        }
+    }
+
+    fn describe(&self) -> String {
+        let Run { seed, kind, faults, wire, post, layout, depth, reps } = self;
+        format!("seed {seed} ({kind:?}: {faults}; {wire}, {post}, layout {layout}, depth {depth}, {reps} repetitions)")
+    }
+
+    fn command(&self, program: &Path, options: &Options) -> Command {
+        let mut command = Command::new(program);
+        command.args(["--reps", &options.reps.unwrap_or(self.reps).to_string()]);
+        command.args(["--backend-version", self.layout, "--queue-depth", &self.depth.to_string()]);
+        if self.kind != Kind::Exact {
+            command.args(["--deadline", "3"]);
+        }
+        for name in &options.scenarios {
+            command.args(["--only", name]);
+        }
+        let settings = [
+            ("FERROGIN_PROVIDER", "softefa"),
+            ("FERROGIN_DEVICE", "cpu"),
+            ("FERROGIN_POST", self.post),
+            ("SOFTEFA_WIRE", self.wire),
+            ("SOFTEFA_FAULTS", &self.faults),
+        ];
+        command.envs(settings).env("FERROGIN_DIST", &options.dist).env_remove("SOFTEFA_NICS");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+/// How a run ended.
+struct Outcome {
+    /// `None`: it had to be stopped.
+    success: Option<bool>,
+    text: String,
+}
+
+fn execute(mut command: Command) -> std::io::Result<Outcome> {
+    let mut child = command.spawn()?;
+    let (Some(mut out), Some(mut err)) = (child.stdout.take(), child.stderr.take()) else {
+        return Err(std::io::ErrorKind::BrokenPipe.into());
+    };
+    let read = |from: &mut dyn Read| {
+        let mut bytes = Vec::new();
+        let _ = from.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let out = scope.spawn(move || read(&mut out));
+        let err = scope.spawn(move || read(&mut err));
+        let success = loop {
+            if let Some(status) = child.try_wait()? {
+                break Some(status.success());
+            }
+            if began.elapsed() >= LIMIT {
+                child.kill()?;
+                child.wait()?;
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let text = out.join().unwrap_or_default() + &err.join().unwrap_or_default();
+        Ok(Outcome { success, text })
+    })
+}
+
+/// What is wrong with how a run ended.
+fn judge(run: &Run, outcome: &Outcome) -> Result<(), String> {
+    let Some(success) = outcome.success else { return Err(format!("still running after {LIMIT:?}")) };
+    let injected = |rank: usize| {
+        let mark = format!("[{rank}] softefa0: ");
+        outcome.text.lines().any(|line| line.starts_with(&mark) && line.contains("fails by error_every"))
+    };
+    for word in ["panicked", "is a bug of softefa", "expected 0x"] {
+        if outcome.text.contains(word) {
+            return Err(format!("the output has {word:?}"));
+        }
+    }
+    match run.kind {
+        Kind::Exact if success => Ok(()),
+        Kind::Exact => Err("it failed".into()),
+        Kind::Errors => {
+            let posters: Vec<usize> = (0..2).filter(|rank| injected(*rank)).collect();
+            if success != posters.is_empty() {
+                return Err(format!("requests of ranks {posters:?} failed and the run {}", passed(success)));
+            }
+            for rank in posters {
+                if !outcome.text.contains(&format!("rank {rank}: queryLastError reports an error")) {
+                    return Err(format!("a request of rank {rank} failed and it was not told"));
+                }
+            }
+            Ok(())
+        }
+        // A card that dies in the middle of the last step may have done all that was asked.
+        Kind::Death => Ok(()),
+    }
+}
+
+fn passed(success: bool) -> &'static str {
+    if success { "passed" } else { "failed" }
+}
+
+/// Runs the campaign: `PASS` or `FAIL` for each seed, and a line with the counts.
+pub fn run(args: &[&str], root: &Path) -> ExitCode {
+    let options = match Options::parse(args, root) {
+        Ok(options) => options,
+        Err(problem) => {
+            eprintln!("{problem}");
+            return ExitCode::from(2);
+        }
+    };
+    let program = match build(root) {
+        Ok(program) => program,
+        Err(problem) => {
+            println!("FAIL faults: {problem}");
+            println!("faults: 0 passed, 1 failed, 0 skipped");
+            return ExitCode::FAILURE;
+        }
+    };
+    let began = Instant::now();
+    let next = AtomicU64::new(options.first);
+    let end = options.first.saturating_add(options.seeds);
+    let failures = Mutex::new(0u64);
+    std::thread::scope(|scope| {
+        for _ in 0..options.jobs {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= end {
+                        return;
+                    }
+                    let run = Run::of_seed(seed);
+                    let outcome = execute(run.command(&program, &options));
+                    let verdict = match &outcome {
+                        Ok(outcome) => judge(&run, outcome).map_err(|why| (why, outcome.text.as_str())),
+                        Err(error) => Err((error.to_string(), "")),
+                    };
+                    // Whole lines, whatever the others print.
+                    let mut failures = failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    match verdict {
+                        Ok(()) => println!("PASS {}", run.describe()),
+                        Err((why, text)) => {
+                            *failures += 1;
+                            println!("FAIL {}: {why}", run.describe());
+                            text.lines()
+                                .rev()
+                                .take(12)
+                                .collect::<Vec<_>>()
+                                .iter()
+                                .rev()
+                                .for_each(|l| println!("    {l}"));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failed = failures.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    println!("{} seeds in {:.0?}", options.seeds, began.elapsed());
+    println!("faults: {} passed, {failed} failed, 0 skipped", options.seeds - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The program that runs the scenarios.
+fn build(root: &Path) -> Result<PathBuf, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--release", "--locked", "--package", "gpu-scenarios"]).current_dir(root);
+    match command.status() {
+        Ok(status) if status.success() => {}
+        Ok(status) => return Err(format!("cargo build --package gpu-scenarios: {status}")),
+        Err(error) => return Err(format!("cargo cannot be run: {error}")),
+    }
+    // It lies beside this one.
+    let here = std::env::current_exe().map_err(|error| format!("cannot find myself: {error}"))?;
+    Ok(here.with_file_name("gpu-scenarios"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_run() {
+        assert_eq!(Run::of_seed(17), Run::of_seed(17));
+        let kinds: Vec<Kind> = (0..200).map(|seed| Run::of_seed(seed).kind).collect();
+        let count = |kind| kinds.iter().filter(|k| **k == kind).count();
+        assert_eq!((count(Kind::Errors), count(Kind::Death)), (25, 5));
+        let runs: Vec<Run> = (0..200).map(Run::of_seed).collect();
+        for fault in ["reorder=64", "delay_us=20..200", "reread=1", "cntr_start=21474", "sq_size=16", "wqe_size=64"] {
+            assert!(runs.iter().any(|run| run.faults.contains(fault)), "no run has {fault}");
+        }
+        assert!(runs.iter().any(|run| run.wire == "tcp") && runs.iter().any(|run| run.post == "locked"));
+    }
+
+    fn outcome(success: Option<bool>, text: &str) -> Outcome {
+        Outcome { success, text: text.into() }
+    }
+
+    #[test]
+    fn errors_must_be_reported_to_who_posted() {
+        let run = Run::of_seed(5);
+        let injected = "[1] softefa0: QP 3 slot 4: fails by error_every with status 8; request 4: 00\n";
+        let told = format!("{injected}[0] gpu-scenarios: flood: rank 1: queryLastError reports an error\n");
+        let other = format!("{injected}[0] gpu-scenarios: flood: rank 0: queryLastError reports an error\n");
+        assert_eq!(judge(&run, &outcome(Some(false), &told)), Ok(()));
+        assert!(judge(&run, &outcome(Some(false), &other)).unwrap_err().contains("rank 1"));
+        assert!(judge(&run, &outcome(Some(true), injected)).is_err(), "nobody was told");
+        assert!(judge(&run, &outcome(Some(false), "")).is_err(), "it failed by itself");
+        assert_eq!(judge(&run, &outcome(Some(true), "")), Ok(()));
+        assert!(judge(&run, &outcome(None, "")).is_err());
+    }
+
+    #[test]
+    fn options_are_read() {
+        let options = Options::parse(&["--seeds", "3", "--scenario", "get", "--dist", "d"], Path::new("/")).unwrap();
+        assert_eq!((options.seeds, options.first, options.dist), (3, 0, PathBuf::from("d")));
+        assert_eq!(options.scenarios, ["get"]);
+        for bad in [&["--seeds"][..], &["--seeds", "many"], &["--sneeds", "1"]] {
+            assert!(Options::parse(bad, Path::new("/")).is_err());
+        }
+    }
+}
