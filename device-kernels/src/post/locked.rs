@@ -68,7 +68,10 @@ pub fn post<Q: Queue + Batch>(
     }
     queue.start();
     write(idx);
-    if !aggregate {
+    if aggregate {
+        // Who rings for it later fences its own stores, not ours.
+        queue.fence();
+    } else {
         queue.ring();
     }
     Ok(())
