@@ -10,6 +10,7 @@ mod fault;
 mod host;
 mod log;
 mod memory;
+pub mod mlx5;
 #[allow(unsafe_code)]
 mod provider;
 mod random;
