@@ -9,7 +9,8 @@ use crate::{Error, Hints, Info, Libfabric};
 /// Reliable datagrams of `provider` with the capabilities `caps`, at the local address `source`.
 ///
 /// The provider's own rather than those of rxm over it: when a peer dies, rxm keeps some of the sends to it for
-/// ever. libfabric 1.17 has its own for tcp under the name `net`. `FI_MR_LOCAL` is not offered: buffers are not registered.
+/// ever. libfabric 1.17 has its own for tcp under the name `net`; tagged messages are not given to that one, for it crashes when many
+/// come unexpected. `FI_MR_LOCAL` is not offered: buffers are not registered.
 pub(crate) fn find(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>, caps: u64) -> Result<Info, Error> {
     let ask = |provider: &str| {
         let hints = Hints::new(provider)
@@ -31,6 +32,7 @@ pub(crate) fn find(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>, c
     let layered = |info: &Info| info.provider().contains(';');
     if !provider.contains(';') && !first.as_ref().is_ok_and(|list| list.iter().any(|info| !layered(info))) {
         if provider == "tcp"
+            && caps & bindings::FI_TAGGED == 0
             && let Ok(own) = ask("net")
         {
             first = Ok(own);

@@ -82,6 +82,10 @@ impl TaggedQueue {
 
     /// `fi_trywait`: true when the descriptor may be waited for now.
     pub fn may_wait(&self) -> bool {
+        // Providers do not expect the question about a queue that cannot be waited for.
+        if self.wait_fd.is_none() {
+            return false;
+        }
         let fabric = self.queue.domain().fabric();
         // SAFETY: open as long as its Arc.
         let ops = unsafe { (*fabric.as_ptr()).ops };

@@ -213,7 +213,7 @@ impl<T: Transport> Engine<T> {
         closing.deadline = closing.deadline.min(deadline);
         let error = link.closed_here();
         link.inc.fail(&error, &mut self.calls);
-        if link.their_end.is_some() || matches!(link.state, State::Connecting(..)) {
+        if link.their_end.is_some() || matches!(link.state, State::Connecting { .. }) {
             self.end(channel, error);
             return;
         }
@@ -333,7 +333,7 @@ impl<T: Transport> Engine<T> {
         log::debug!("channel {channel} is over: {error}");
         link.out.fail(&error, &mut self.calls);
         link.inc.fail(&error, &mut self.calls);
-        if let State::Connecting(done, _) = was {
+        if let State::Connecting { done, .. } = was {
             self.calls.push(Call::Open(done, Err(error.clone())));
         }
         if let Some(closing) = link.closing.take() {
@@ -452,7 +452,7 @@ impl<T: Transport> Engine<T> {
             Err(source) => {
                 let peer = Arc::clone(&link.peer);
                 let error = match link.state {
-                    State::Connecting(..) => ChannelError::Unreachable { peer, source },
+                    State::Connecting { .. } => ChannelError::Unreachable { peer, source },
                     _ => ChannelError::Failed { peer, source },
                 };
                 self.end(channel, error);

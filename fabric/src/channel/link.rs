@@ -1,7 +1,7 @@
 //! One channel inside the engine.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::engine::{CloseDone, OpenDone};
 use super::incoming::Incoming;
@@ -20,7 +20,11 @@ pub(crate) struct Opened {
 
 pub(super) enum State {
     /// A hello is out.
-    Connecting(OpenDone, Instant),
+    Connecting {
+        done: OpenDone,
+        deadline: Instant,
+        limit: Duration,
+    },
     Open,
     /// Over, for this reason; nothing is posted any more.
     Ended(ChannelError),

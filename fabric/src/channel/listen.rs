@@ -132,7 +132,7 @@ impl<T: Transport> Engine<T> {
                         let value = self.max_read() as u64;
                         let name: Box<[u8]> = self.transport.name().into();
                         let Some(link) = self.link(channel) else { return };
-                        link.state = State::Connecting(done, deadline);
+                        link.state = State::Connecting { done, deadline, limit };
                         let hello = Control {
                             version: VERSION,
                             kind: Kind::Hello,
@@ -201,7 +201,7 @@ impl<T: Transport> Engine<T> {
                 Sending::Failed(_, source) => {
                     let channel = self.by_addr.get(&to).copied();
                     if let Some(link) = channel.and_then(|channel| self.link(channel))
-                        && matches!(link.state, State::Connecting(..))
+                        && matches!(link.state, State::Connecting { .. })
                     {
                         let error = ChannelError::Unreachable { peer: Arc::clone(&link.peer), source };
                         self.end(channel.unwrap_or_default(), error);
@@ -254,7 +254,7 @@ impl<T: Transport> Engine<T> {
         };
         (link.heard, link.asked) = (now, None);
         let peer = Arc::clone(&link.peer);
-        let connecting = matches!(link.state, State::Connecting(..));
+        let connecting = matches!(link.state, State::Connecting { .. });
         let reason = Reason::of(message.value);
         match message.kind {
             Kind::Welcome if connecting && message.version != VERSION => {
@@ -280,7 +280,7 @@ impl<T: Transport> Engine<T> {
         link.theirs = (message.from, message.own);
         link.max_write = usize::try_from(message.value).unwrap_or(usize::MAX).min(max);
         link.inc.start_at(message.id);
-        if let State::Connecting(done, _) = std::mem::replace(&mut link.state, State::Open)
+        if let State::Connecting { done, .. } = std::mem::replace(&mut link.state, State::Open)
             && let Some(opened) = self.opened(channel)
         {
             self.calls.push(Call::Open(done, Ok(opened)));
@@ -386,9 +386,9 @@ impl<T: Transport> Engine<T> {
                 link.asked = link.asked.map(|_| now);
             }
             let late = |since: Instant, limit: Duration| now.duration_since(since) >= limit;
-            if let State::Connecting(_, deadline) = link.state {
+            if let State::Connecting { deadline, limit, .. } = link.state {
                 if now >= deadline {
-                    let error = ChannelError::Timeout { peer, what: "answer the connect", limit: lost_after };
+                    let error = ChannelError::Timeout { peer, what: "answer the connect", limit };
                     self.end(channel, error);
                 }
                 continue;
@@ -401,7 +401,10 @@ impl<T: Transport> Engine<T> {
                 self.give_up(channel, error, Reason::Stopped);
                 continue;
             }
-            if let Some(violation) = link.inc.overdue(now, |bytes| lost_after + grace(bytes)) {
+            // A peer that does not answer at all is not blamed for what it began.
+            if link.asked.is_none()
+                && let Some(violation) = link.inc.overdue(now, |bytes| lost_after + grace(bytes))
+            {
                 self.broken(channel, violation);
                 continue;
             }

@@ -85,6 +85,8 @@ pub struct Config {
     pub ping_after: Duration,
     /// A peer that does not answer for so long is given up.
     pub lost_after: Duration,
+    /// How long a connect may take.
+    pub connect_within: Duration,
     /// How long the thread keeps looking for work before it sleeps.
     pub busy_poll: Duration,
     /// Id of the first message of each channel.
@@ -101,6 +103,7 @@ impl Default for Config {
             max_peers: 65536,
             ping_after: Duration::from_secs(1),
             lost_after: Duration::from_secs(10),
+            connect_within: Duration::from_secs(10),
             busy_poll: Duration::from_micros(50),
             start_id: 0,
         }

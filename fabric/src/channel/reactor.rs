@@ -273,10 +273,10 @@ impl Reactor {
     }
 
     /// Opens a channel to the listener with that address; `done` gets it, or why it could not be opened, within
-    /// [`Config::lost_after`].
+    /// [`Config::connect_within`].
     pub fn connect_with(&self, address: &Address, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
         let done = Channel::opening(&self.shared, done);
-        let (start, limit) = (self.config.start_id, self.config.lost_after);
+        let (start, limit) = (self.config.start_id, self.config.connect_within);
         self.shared.submit(Request::Connect { address: address.clone(), start, limit, done });
     }
 

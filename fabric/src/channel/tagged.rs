@@ -78,6 +78,7 @@ pub(crate) struct Tagged {
     contexts: Vec<Box<Context>>,
     free: Vec<u32>,
     name: Vec<u8>,
+    names_are_text: bool,
     provider: String,
     max_message: usize,
 }
@@ -118,6 +119,7 @@ impl Tagged {
             records: Vec::new(),
             contexts: Vec::new(),
             free: Vec::new(),
+            names_are_text: info.addr_format() == bindings::FI_ADDR_STR,
             provider: info.provider(),
             max_message: info.max_msg_size(),
         })
@@ -214,7 +216,8 @@ impl Transport for Tagged {
     }
 
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
-        if name.len() != self.name.len() {
+        // Of fixed formats the provider reads as many bytes as ours has.
+        if name.len() != self.name.len() && !self.names_are_text {
             let what = format!("a peer's address has {} bytes, ours {}: another provider", name.len(), self.name.len());
             return Err(Error::Argument { what });
         }

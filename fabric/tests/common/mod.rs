@@ -1,5 +1,8 @@
 //! What the tests share: which libraries to run on.
 
+#[allow(dead_code)]
+pub mod traffic;
+
 use std::path::Path;
 use std::sync::Arc;
 
