@@ -3,7 +3,7 @@
 //! Layout of the address: libfabric, `efa_ep_addr` (GID, QPN, padding, QKey, eight bytes that are zero on the wire).
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Version of everything that two cards must agree on: the GID, the hello, the packets.
 pub(crate) const WIRE_VERSION: u8 = 2;
@@ -48,6 +48,11 @@ impl Gid {
         bytes
     }
 
+    /// As IPv6 addresses are written, like the GID of a real card.
+    pub(crate) fn text(self) -> String {
+        Ipv6Addr::from(self.to_bytes()).to_string()
+    }
+
     pub(crate) fn from_bytes(bytes: [u8; 16]) -> Result<Self, AddressError> {
         let [magic, version, h0, h1, h2, h3, i0, i1, i2, i3, p0, p1, n0, n1, n2, n3] = bytes;
         if magic != MAGIC {
@@ -71,6 +76,9 @@ impl fmt::Display for Gid {
     }
 }
 
+/// How libfabric marks the text of an EFA address.
+const PREFIX: &str = "fi_addr_efa://";
+
 /// An endpoint, as `fi_getname` gives it and `fi_av_insert` takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Address {
@@ -86,6 +94,20 @@ impl Address {
         bytes[16..18].copy_from_slice(&self.qpn.to_ne_bytes());
         bytes[20..24].copy_from_slice(&self.qkey.to_ne_bytes());
         bytes
+    }
+
+    /// As `fi_av_straddr` writes it.
+    pub(crate) fn text(self) -> String {
+        format!("{PREFIX}[{}]:{}:{}", self.gid.text(), self.qpn, self.qkey)
+    }
+
+    /// What [`text`](Self::text) wrote.
+    pub(crate) fn from_text(text: &str) -> Option<Self> {
+        let (gid, rest) = text.strip_prefix(PREFIX)?.strip_prefix('[')?.split_once("]:")?;
+        let (qpn, qkey) = rest.split_once(':')?;
+        let gid = Gid::from_bytes(gid.parse::<Ipv6Addr>().ok()?.octets()).ok()?;
+        let address = Self { gid, qpn: qpn.parse().ok()?, qkey: qkey.parse().ok()? };
+        (address.qpn != 0).then_some(address)
     }
 
     pub(crate) fn from_bytes(bytes: &[u8; ADDRESS_LEN]) -> Result<Self, AddressError> {
@@ -112,6 +134,14 @@ mod tests {
     #[test]
     fn round_trip() {
         assert_eq!(Address::from_bytes(&address().to_bytes()), Ok(address()));
+    }
+
+    #[test]
+    fn text_can_be_read_back() {
+        assert_eq!(Address::from_text(&address().text()), Some(address()));
+        for text in ["", "fi_addr_efa://[fe80::1]:1:2", "fi_addr_efa://[5e02::1]:1", "127.0.0.1"] {
+            assert_eq!(Address::from_text(text), None, "{text}");
+        }
     }
 
     #[test]

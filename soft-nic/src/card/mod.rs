@@ -12,7 +12,7 @@ mod pace;
 mod qp;
 pub(crate) mod queue;
 mod receive;
-mod recv;
+pub(crate) mod recv;
 pub(crate) mod region;
 pub(crate) mod request;
 pub(crate) mod signal;
@@ -24,7 +24,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use self::core::Wires;
-pub(crate) use self::core::{Core, SetupError};
+pub(crate) use self::core::{Core, SetupError, Slab};
 use self::engine::{Engine, Shared};
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};

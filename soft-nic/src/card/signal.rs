@@ -10,6 +10,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 #[derive(Debug)]
 pub(crate) struct Signal {
     armed: AtomicBool,
+    interrupted: AtomicBool,
     bell: EventFd,
 }
 
@@ -18,13 +19,15 @@ impl Signal {
     /// No descriptor can be had.
     pub(crate) fn new() -> io::Result<Self> {
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { armed: AtomicBool::new(false), bell })
+        Ok(Self { armed: AtomicBool::new(false), interrupted: AtomicBool::new(false), bell })
     }
 
     /// From now on the next [`raise`](Self::raise) rings. Look for completions once more after this.
     pub(crate) fn arm(&self) {
         // An old ring is of no interest any more: what it announced is there to be seen.
-        let _ = self.bell.read();
+        if !self.interrupted.load(Ordering::Acquire) {
+            let _ = self.bell.read();
+        }
         self.armed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
@@ -37,8 +40,18 @@ impl Signal {
         }
     }
 
-    /// Wakes whoever sleeps, armed or not.
-    pub(crate) fn ring(&self) {
+    /// Wakes whoever sleeps, or will next, though there is nothing to see.
+    pub(crate) fn interrupt(&self) {
+        self.interrupted.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    /// Whether somebody was interrupted, once.
+    pub(crate) fn take_interrupt(&self) -> bool {
+        self.interrupted.swap(false, Ordering::AcqRel)
+    }
+
+    fn ring(&self) {
         // The only failure is a counter that is full, and then it rings already.
         let _ = self.bell.write(1);
     }
@@ -70,7 +83,7 @@ mod tests {
         assert!(rings(&signal));
         signal.arm();
         assert!(!rings(&signal), "arming forgets");
-        signal.ring();
-        assert!(rings(&signal));
+        signal.interrupt();
+        assert!(rings(&signal) && signal.take_interrupt() && !signal.take_interrupt());
     }
 }

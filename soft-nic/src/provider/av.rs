@@ -1,9 +1,9 @@
 //! `fid_av`: a table of addresses.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrogin_fabric::bindings as fi;
 
@@ -13,26 +13,38 @@ use super::library::refuse;
 use super::object::{Object, Uses, give, head, object, table, take_back};
 use super::unsupported;
 use crate::address::{ADDRESS_LEN, Address};
+use crate::card::Card;
 
 /// An address and the handle that leads there.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     pub address: Address,
     pub ahn: u16,
+    /// How often it was inserted: the same address gives the same number.
+    uses: u32,
 }
 
 #[repr(C)]
 pub(super) struct Av {
     fid: fi::fid_av,
     domain: *const Domain,
-    entries: Mutex<Entries>,
+    pub table: Arc<AvTable>,
     /// Endpoints bound to it.
     pub uses: Uses,
 }
 
+/// The addresses, as endpoints use them.
+pub(super) struct AvTable {
+    card: Arc<Card>,
+    entries: Mutex<Entries>,
+}
+
 #[derive(Default)]
 struct Entries {
-    table: BTreeMap<u64, Entry>,
+    table: HashMap<u64, Entry>,
+    /// By address, and by what a completion says of its sender.
+    number_of: HashMap<Address, u64>,
+    number_of_handle: HashMap<(u16, u16), u64>,
     next: u64,
 }
 
@@ -41,30 +53,73 @@ unsafe impl Object for Av {
     const CLASS: u32 = fi::FI_CLASS_AV;
 }
 
-impl Av {
+impl AvTable {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn get(&self, at: u64) -> Option<Entry> {
         self.lock().table.get(&at).copied()
     }
 
-    pub(super) fn domain(&self) -> *const Domain {
-        self.domain
+    /// The number of an address.
+    pub(super) fn find(&self, address: &Address) -> Option<u64> {
+        self.lock().number_of.get(address).copied()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The number of a queue pair behind a handle.
+    pub(super) fn reverse(&self, ahn: u16, qpn: u16) -> Option<u64> {
+        self.lock().number_of_handle.get(&(ahn, qpn)).copied()
     }
 
     fn insert(&self, bytes: &[u8; ADDRESS_LEN]) -> Result<u64, Code> {
         let address = Address::from_bytes(bytes)
             .map_err(|error| refuse("fi_av_insert", format_args!("the address {error}: {bytes:02x?}")))?;
-        // SAFETY: a domain outlives its address vectors.
-        let domain = unsafe { &*self.domain };
-        let ahn = domain.card.lock().open_handle(address.gid)?;
         let mut entries = self.lock();
+        if let Some(at) = entries.number_of.get(&address).copied()
+            && let Some(entry) = entries.table.get_mut(&at)
+        {
+            entry.uses += 1;
+            return Ok(at);
+        }
+        let ahn = self.card.lock().open_handle(address.gid)?;
         let at = entries.next;
         entries.next += 1;
-        entries.table.insert(at, Entry { address, ahn });
+        entries.table.insert(at, Entry { address, ahn, uses: 1 });
+        entries.number_of.insert(address, at);
+        entries.number_of_handle.insert((ahn, address.qpn), at);
         Ok(at)
+    }
+
+    fn remove(&self, at: u64) -> Result<(), Code> {
+        let mut entries = self.lock();
+        let entry = entries.table.get_mut(&at).ok_or(Code::INVAL)?;
+        entry.uses -= 1;
+        if entry.uses > 0 {
+            return Ok(());
+        }
+        if let Some(Entry { address, ahn, .. }) = entries.table.remove(&at) {
+            entries.number_of.remove(&address);
+            entries.number_of_handle.remove(&(ahn, address.qpn));
+            self.card.lock().close_handle(ahn);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for AvTable {
+    fn drop(&mut self) {
+        let entries = self.entries.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut core = self.card.lock();
+        for entry in entries.table.values() {
+            core.close_handle(entry.ahn);
+        }
+    }
+}
+
+impl Av {
+    pub(super) fn domain(&self) -> *const Domain {
+        self.domain
     }
 }
 
@@ -113,7 +168,8 @@ pub(super) unsafe extern "C" fn open(
         }
         attr.type_ = fi::fi_av_type::FI_AV_TABLE;
         let fid = fi::fid_av { fid: head(fi::FI_CLASS_AV, context, &OPS), ops: table(&AV_OPS) };
-        let av = Av { fid, domain: ptr::from_ref(domain), entries: Mutex::default(), uses: Uses::default() };
+        let table = Arc::new(AvTable { card: domain.card.clone(), entries: Mutex::default() });
+        let av = Av { fid, domain: ptr::from_ref(domain), table, uses: Uses::default() };
         // SAFETY: `out` is the application's.
         unsafe { give(av, out) }?;
         domain.uses.begin();
@@ -144,7 +200,7 @@ unsafe extern "C" fn insert(
             let at: *const [u8; ADDRESS_LEN] = addr.cast();
             // SAFETY: `count` addresses of 32 bytes, by the interface.
             let bytes = unsafe { at.wrapping_add(i).read_unaligned() };
-            let result = av.insert(&bytes);
+            let result = av.table.insert(&bytes);
             inserted += i32::from(result.is_ok());
             if !fi_addr.is_null() {
                 // SAFETY: `count` entries, by the interface.
@@ -169,9 +225,7 @@ unsafe extern "C" fn remove(av: *mut fi::fid_av, fi_addr: *mut fi::fi_addr_t, co
         for i in 0..count {
             // SAFETY: `count` entries, by the interface.
             let at = unsafe { fi_addr.wrapping_add(i).read() };
-            let entry = av.lock().table.remove(&at).ok_or(Code::INVAL)?;
-            // SAFETY: a domain outlives its address vectors.
-            unsafe { &*av.domain }.card.lock().close_handle(entry.ahn);
+            av.table.remove(at)?;
         }
         Ok(0)
     })
@@ -181,7 +235,7 @@ unsafe extern "C" fn lookup(av: *mut fi::fid_av, fi_addr: u64, addr: *mut c_void
     entry("fi_av_lookup", || {
         // SAFETY: the application's fid.
         let av: &Av = unsafe { object(av) }?;
-        let entry = av.get(fi_addr).ok_or(Code::INVAL)?;
+        let entry = av.table.get(fi_addr).ok_or(Code::INVAL)?;
         // SAFETY: `len` holds the size of `addr`, by the interface.
         unsafe { copy_out(&entry.address.to_bytes(), addr, len) }?;
         Ok(0)
@@ -221,7 +275,7 @@ unsafe extern "C" fn straddr(
         // SAFETY: an address of 32 bytes, by the interface.
         let bytes = unsafe { addr.cast::<[u8; ADDRESS_LEN]>().read_unaligned() };
         let text = match Address::from_bytes(&bytes) {
-            Ok(address) => format!("fi_addr_efa://[{}]:{}:{}", address.gid, address.qpn, address.qkey),
+            Ok(address) => address.text(),
             Err(error) => format!("{error}"),
         };
         let text = CString::new(text).unwrap_or_default();
@@ -244,9 +298,6 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         av.uses.none()?;
         // SAFETY: a domain outlives its address vectors.
         let domain = unsafe { &*av.domain };
-        for entry in av.lock().table.values() {
-            domain.card.lock().close_handle(entry.ahn);
-        }
         domain.uses.end();
         // SAFETY: nothing uses it and the application closes it.
         drop(unsafe { take_back::<Av, _>(fid) });

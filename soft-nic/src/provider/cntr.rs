@@ -3,7 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::ptr;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use ferrogin_fabric::bindings as fi;
 
@@ -11,7 +13,9 @@ use super::domain::Domain;
 use super::guard::{Code, entry, entry_or};
 use super::library::refuse;
 use super::object::{Object, Uses, give, head, object, table, take_back};
+use super::path::{Path, SoftCount};
 use super::unsupported;
+use super::wait::Sleep;
 use crate::card::SetupError;
 use crate::card::counter::{Counter, Word};
 use crate::fault::COUNTER_MASK;
@@ -26,6 +30,10 @@ pub(super) struct Cntr {
     completions: *const u64,
     errors: *const u64,
     may_wait: bool,
+    /// What software counts beside the card.
+    pub soft: Arc<SoftCount>,
+    /// Endpoints that it counts for, which may have something to do first.
+    paths: Mutex<Vec<Arc<Path>>>,
     /// Endpoints bound to it.
     pub uses: Uses,
 }
@@ -42,19 +50,40 @@ impl Cntr {
 
     fn value(&self) -> u64 {
         // SAFETY: the word lives as long as the counter.
-        unsafe { memory::load_acquire(self.completions) }
-    }
-
-    /// The value, after the card had a look: whoever asks mostly waits for it to change.
-    fn looked_value(&self) -> u64 {
-        // SAFETY: a domain outlives its counters.
-        unsafe { &*self.domain }.card.look();
-        self.value()
+        let card = unsafe { memory::load_acquire(self.completions) };
+        card.wrapping_add(self.soft.completions.load(Ordering::Acquire)) & COUNTER_MASK
     }
 
     fn errors(&self) -> u64 {
         // SAFETY: as above.
-        unsafe { memory::load_acquire(self.errors) }
+        let card = unsafe { memory::load_acquire(self.errors) };
+        card.wrapping_add(self.soft.errors.load(Ordering::Acquire)) & COUNTER_MASK
+    }
+
+    pub(super) fn attach(&self, path: &Arc<Path>) {
+        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        if !paths.iter().any(|p| Arc::ptr_eq(p, path)) {
+            paths.push(path.clone());
+        }
+    }
+
+    pub(super) fn detach(&self, path: &Arc<Path>) {
+        self.paths.lock().unwrap_or_else(PoisonError::into_inner).retain(|p| !Arc::ptr_eq(p, path));
+    }
+
+    /// The value, after the card and the endpoints had a look: whoever asks mostly waits for it to change.
+    fn looked_value(&self) -> u64 {
+        self.progress();
+        self.value()
+    }
+
+    fn progress(&self) {
+        // SAFETY: a domain outlives its counters.
+        unsafe { &*self.domain }.card.look();
+        let paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for path in paths {
+            path.settle();
+        }
     }
 }
 
@@ -162,6 +191,8 @@ pub(super) unsafe extern "C" fn open_ext(
             completions: at,
             errors: errors_at,
             may_wait,
+            soft: Arc::default(),
+            paths: Mutex::default(),
             uses: Uses::default(),
         };
         // SAFETY: `out` is the application's.
@@ -212,36 +243,50 @@ unsafe extern "C" fn readerr(cntr: *mut fi::fid_cntr) -> u64 {
 
 /// # Safety
 /// `cntr` is the application's fid.
-unsafe fn change(call: &str, cntr: *mut fi::fid_cntr, how: impl FnOnce(&mut Counter)) -> c_int {
+unsafe fn change(call: &str, cntr: *mut fi::fid_cntr, how: impl FnOnce(&mut Counter, &SoftCount)) -> c_int {
     entry(call, || {
         // SAFETY: by contract.
         let cntr: &Cntr = unsafe { object(cntr) }?;
         // SAFETY: a domain outlives its counters.
         let mut core = unsafe { &*cntr.domain }.card.lock();
-        how(core.counters.get_mut(cntr.id).ok_or(Code::INVAL)?);
+        how(core.counters.get_mut(cntr.id).ok_or(Code::INVAL)?, &cntr.soft);
         Ok(0)
     })
 }
 
 unsafe extern "C" fn add(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
     // SAFETY: the application's fid.
-    unsafe { change("fi_cntr_add", cntr, |c| c.completions.add(value)) }
+    unsafe { change("fi_cntr_add", cntr, |c, _| c.completions.add(value)) }
 }
 
 unsafe extern "C" fn set(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
     // SAFETY: the application's fid.
-    unsafe { change("fi_cntr_set", cntr, |c| c.completions.set(value)) }
+    unsafe {
+        change("fi_cntr_set", cntr, |c, soft| {
+            soft.completions.store(0, Ordering::Release);
+            c.completions.set(value);
+        })
+    }
 }
 
 unsafe extern "C" fn adderr(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
     // SAFETY: the application's fid.
-    unsafe { change("fi_cntr_adderr", cntr, |c| c.errors.add(value)) }
+    unsafe { change("fi_cntr_adderr", cntr, |c, _| c.errors.add(value)) }
 }
 
 unsafe extern "C" fn seterr(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
     // SAFETY: the application's fid.
-    unsafe { change("fi_cntr_seterr", cntr, |c| c.errors.set(value)) }
+    unsafe {
+        change("fi_cntr_seterr", cntr, |c, soft| {
+            soft.errors.store(0, Ordering::Release);
+            c.errors.set(value);
+        })
+    }
 }
+
+/// Looks that only yield before a waiter sleeps between looks, and how long.
+const YIELDS: u32 = 200;
+const REST: Duration = Duration::from_micros(50);
 
 unsafe extern "C" fn wait(cntr: *mut fi::fid_cntr, threshold: u64, timeout: c_int) -> c_int {
     entry("fi_cntr_wait", || {
@@ -251,8 +296,8 @@ unsafe extern "C" fn wait(cntr: *mut fi::fid_cntr, threshold: u64, timeout: c_in
             return Err(Code::INVAL);
         }
         let errors = cntr.errors();
-        let deadline = u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
-        let mut rest = Duration::ZERO;
+        let sleep = Sleep::until(timeout);
+        let mut looks = 0u32;
         loop {
             if cntr.looked_value() >= threshold {
                 return Ok(0);
@@ -260,11 +305,15 @@ unsafe extern "C" fn wait(cntr: *mut fi::fid_cntr, threshold: u64, timeout: c_in
             if cntr.errors() != errors {
                 return Err(Code(fi::FI_EAVAIL));
             }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if sleep.is_over() {
                 return Err(Code(fi::FI_ETIMEDOUT));
             }
-            std::thread::sleep(rest);
-            rest = (rest + Duration::from_micros(1)).min(Duration::from_micros(100));
+            looks = looks.saturating_add(1);
+            if looks < YIELDS {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(REST);
+            }
         }
     })
 }

@@ -1,27 +1,38 @@
-//! `fid_cq`: a completion queue whose entries applications read from memory.
+//! `fid_cq`: a completion queue. On `efa-direct` it is a ring of the card, which those who drive queues themselves read
+//! from memory; `fi_cq_read` reads the same entries.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
 use std::ptr;
+use std::sync::Arc;
 
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_fabric::bindings as fi;
 
+use super::completion::{CqQueue, entry_size};
 use super::domain::Domain;
+use super::fabric::Kind;
 use super::guard::{Code, entry, entry_or};
+use super::lane::RingReader;
+use super::library::version;
 use super::object::{Object, Uses, give, head, object, table, take_back};
 use super::unsupported;
+use super::wait::{self, WaitObject};
 use crate::card::queue::{CQ_ENTRY_LEN, CompletionRing};
+use crate::card::signal::Signal;
 use crate::memory::Mapping;
 
 #[repr(C)]
 pub(super) struct Cq {
     fid: fi::fid_cq,
     domain: *const Domain,
-    /// Number on the card.
-    pub id: u32,
-    buffer: *mut u8,
-    entries: u32,
+    /// The card's ring, on `efa-direct`.
+    ring: Option<Ring>,
+    pub queue: Arc<CqQueue>,
+    wait: WaitObject,
+    /// Failed operations have a source in their entry.
+    has_source: bool,
     /// Endpoints bound to it.
     pub uses: Uses,
 }
@@ -37,16 +48,36 @@ impl Cq {
     }
 
     /// Ring, bytes of an entry, entries.
-    pub(super) fn memory(&self) -> fi::fi_efa_cq_attr {
-        fi::fi_efa_cq_attr { buffer: self.buffer, entry_size: CQ_ENTRY_LEN, num_entries: self.entries }
+    pub(super) fn memory(&self) -> Option<fi::fi_efa_cq_attr> {
+        let ring = self.ring.as_ref()?;
+        Some(fi::fi_efa_cq_attr { buffer: ring.buffer, entry_size: CQ_ENTRY_LEN, num_entries: ring.entries })
     }
+
+    /// Number of the ring on the card.
+    pub(super) fn ring_id(&self) -> Option<u32> {
+        self.ring.as_ref().map(|ring| ring.id)
+    }
+
+    /// Whether sleeping is in order: nothing is there, and what comes rings.
+    pub(super) fn may_sleep(&self) -> bool {
+        self.queue.signal.arm();
+        self.queue.progress();
+        !self.queue.has_entries()
+    }
+}
+
+/// A ring on the card.
+struct Ring {
+    id: u32,
+    buffer: *mut u8,
+    entries: u32,
 }
 
 static OPS: fi::fi_ops = fi::fi_ops {
     size: size_of::<fi::fi_ops>(),
     close: Some(close),
     bind: Some(unsupported::bind),
-    control: Some(unsupported::control),
+    control: Some(control),
     ops_open: Some(unsupported::ops_open),
     tostr: Some(unsupported::tostr),
     ops_set: Some(unsupported::ops_set),
@@ -59,7 +90,7 @@ static CQ_OPS: fi::fi_ops_cq = fi::fi_ops_cq {
     readerr: Some(readerr),
     sread: Some(sread),
     sreadfrom: Some(sreadfrom),
-    signal: Some(unsupported::cq_signal),
+    signal: Some(signal),
     strerror: Some(strerror),
     export_xpu: Some(unsupported::cq_export_xpu),
 };
@@ -68,20 +99,36 @@ const MIN_ENTRIES: usize = 16;
 const MAX_ENTRIES: usize = 1 << 20;
 const DEFAULT_ENTRIES: usize = 8192;
 
-/// What an application asks for, in what every version of the attributes has.
-fn entries_of(attr: *const fi::fi_cq_attr) -> Result<u32, Code> {
-    // SAFETY: null or the application's attributes; `size` to `wait_obj` are as old as the struct.
-    let Some(attr) = (unsafe { attr.cast::<CqAttrHead>().as_ref() }) else {
-        return Ok(DEFAULT_ENTRIES as u32);
+/// What is asked of a queue.
+struct Wanted {
+    entries: u32,
+    entry_size: usize,
+    wait: WaitObject,
+}
+
+/// Reads the attributes.
+///
+/// # Safety
+/// `attr` is null or the application's attributes.
+unsafe fn wanted(attr: *mut fi::fi_cq_attr) -> Result<Wanted, Code> {
+    // SAFETY: by contract; the beginning of the attributes never changed.
+    let Some(attr) = (unsafe { attr.cast::<CqAttrHead>().as_mut() }) else {
+        let entry_size = size_of::<fi::fi_cq_entry>();
+        return Ok(Wanted { entries: DEFAULT_ENTRIES as u32, entry_size, wait: WaitObject::None });
     };
-    if attr.wait_obj != fi::fi_wait_obj::FI_WAIT_NONE && attr.wait_obj != fi::fi_wait_obj::FI_WAIT_UNSPEC {
-        return Err(Code::NOSYS);
+    if attr.flags & !fi::FI_AFFINITY != 0 {
+        return Err(Code::BADFLAGS);
     }
+    if attr.format == fi::fi_cq_format::FI_CQ_FORMAT_UNSPEC {
+        attr.format = fi::fi_cq_format::FI_CQ_FORMAT_CONTEXT;
+    }
+    let entry_size = entry_size(attr.format).ok_or(Code::NOSYS)?;
+    let wait = WaitObject::of(attr.wait_obj)?;
     let size = if attr.size == 0 { DEFAULT_ENTRIES } else { attr.size };
     if size > MAX_ENTRIES {
         return Err(Code::INVAL);
     }
-    Ok(size.max(MIN_ENTRIES).next_power_of_two() as u32)
+    Ok(Wanted { entries: size.max(MIN_ENTRIES).next_power_of_two() as u32, entry_size, wait })
 }
 
 /// The beginning of `fi_cq_attr`.
@@ -103,9 +150,14 @@ pub(super) unsafe extern "C" fn open(
     entry("fi_cq_open", || {
         // SAFETY: the application's fid.
         let domain: &Domain = unsafe { object(domain) }?;
-        let ring = CompletionRing::new(entries_of(attr)?)?;
+        // SAFETY: null or the application's attributes.
+        let wanted = unsafe { wanted(attr) }?;
+        let ring = match domain.fabric_kind() {
+            Kind::Direct => Some(CompletionRing::new(wanted.entries)?),
+            Kind::Rdm => None,
+        };
         // SAFETY: `out` is the application's.
-        unsafe { publish(domain, ring, context, out) }
+        unsafe { publish(domain, &wanted, ring, context, out) }
     })
 }
 
@@ -125,18 +177,22 @@ pub(super) unsafe extern "C" fn open_ext(
         if init.flags != u64::from(fi::FI_EFA_CQ_INIT_FLAGS_EXT_MEM_DMABUF) || attr.is_null() {
             return Err(Code::INVAL);
         }
-        let entries = entries_of(attr)?;
+        // SAFETY: the application's attributes.
+        let wanted = unsafe { wanted(attr) }?;
+        if domain.fabric_kind() != Kind::Direct {
+            return Err(Code::UNSUPPORTED);
+        }
         let memory = &init.ext_mem_dmabuf;
-        let needed = u64::from(entries) * u64::from(CQ_ENTRY_LEN);
+        let needed = u64::from(wanted.entries) * u64::from(CQ_ENTRY_LEN);
         if memory.length < needed {
             return Err(Code::INVAL);
         }
         // SAFETY: the application keeps the descriptor open during the call.
         let fd = unsafe { BorrowedFd::borrow_raw(i32::try_from(memory.fd).map_err(|_| Code::INVAL)?) };
         let map = Mapping::shared(fd, memory.offset, needed as usize)?;
-        let ring = CompletionRing::in_memory(map, entries)?;
+        let ring = CompletionRing::in_memory(map, wanted.entries)?;
         // SAFETY: `out` is the application's.
-        unsafe { publish(domain, ring, context, out) }
+        unsafe { publish(domain, &wanted, Some(ring), context, out) }
     })
 }
 
@@ -144,52 +200,191 @@ pub(super) unsafe extern "C" fn open_ext(
 /// `out` is where the application wants the queue.
 unsafe fn publish(
     domain: &Domain,
-    ring: CompletionRing,
+    wanted: &Wanted,
+    ring: Option<CompletionRing>,
     context: *mut c_void,
     out: *mut *mut fi::fid_cq,
 ) -> Result<i32, Code> {
-    let (buffer, entries) = (ring.buffer(), ring.entries);
-    let id = domain.card.lock().cqs.insert(ring);
-    let fid = fi::fid_cq { fid: head(fi::FI_CLASS_CQ, context, &OPS), ops: table(&CQ_OPS) };
-    let cq = Cq { fid, domain: ptr::from_ref(domain), id, buffer, entries, uses: Uses::default() };
+    let signal = Arc::new(Signal::new()?);
+    let (ring, reader) = match ring {
+        None => (None, None),
+        Some(mut ring) => {
+            if wanted.wait != WaitObject::None {
+                ring.signals.push(signal.clone());
+            }
+            let (buffer, entries) = (ring.buffer(), ring.entries);
+            // SAFETY: the ring stays on the card until this object is closed, and with it all that reads here.
+            let reader = unsafe { RingReader::new(buffer, entries) };
+            (Some(Ring { id: domain.card.lock().cqs.insert(ring), buffer, entries }), Some(reader))
+        }
+    };
+    let id = ring.as_ref().map(|ring| ring.id);
+    let cq = Cq {
+        fid: fi::fid_cq { fid: head(fi::FI_CLASS_CQ, context, &OPS), ops: table(&CQ_OPS) },
+        domain: ptr::from_ref(domain),
+        ring,
+        queue: Arc::new(CqQueue::new(wanted.entry_size, wanted.entries as usize, reader, signal)),
+        wait: wanted.wait,
+        has_source: domain.api_version() >= version(1, 20),
+        uses: Uses::default(),
+    };
     // SAFETY: by contract.
     if let Err(code) = unsafe { give(cq, out) } {
-        let _ = domain.card.lock().close_cq(id);
+        if let Some(id) = id {
+            let _ = domain.card.lock().close_cq(id);
+        }
         return Err(code);
     }
     domain.uses.begin();
     Ok(0)
 }
 
-/// Nothing that was posted through libfabric ever completes, because nothing can be: requests are written into the
-/// queues directly, and so are their completions read.
-const NOTHING: isize = -(fi::FI_EAGAIN as isize);
-
-extern "C" fn read(_: *mut fi::fid_cq, _: *mut c_void, _: usize) -> isize {
-    NOTHING
+/// # Safety
+/// As [`CqQueue::read`], and `cq` is the application's fid.
+unsafe fn read_now(
+    cq: *mut fi::fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    source: *mut fi::fi_addr_t,
+) -> Result<i32, Code> {
+    // SAFETY: by contract.
+    let cq: &Cq = unsafe { object(cq) }?;
+    if buf.is_null() && count > 0 {
+        return Err(Code::INVAL);
+    }
+    if cq.queue.len() < count.max(1) {
+        cq.queue.progress();
+    }
+    // SAFETY: by contract.
+    match unsafe { cq.queue.read(buf, count, source) } {
+        Ok(read) => Ok(i32::try_from(read).unwrap_or(i32::MAX)),
+        Err(err) => {
+            if err == fi::FI_EAGAIN {
+                wait::relax();
+            }
+            Err(Code(err))
+        }
+    }
 }
 
-extern "C" fn readfrom(_: *mut fi::fid_cq, _: *mut c_void, _: usize, _: *mut fi::fi_addr_t) -> isize {
-    NOTHING
+unsafe extern "C" fn read(cq: *mut fi::fid_cq, buf: *mut c_void, count: usize) -> isize {
+    // SAFETY: the application's fid and room for `count` entries, by the interface.
+    entry("fi_cq_read", || unsafe { read_now(cq, buf, count, ptr::null_mut()) }) as isize
 }
 
-extern "C" fn readerr(_: *mut fi::fid_cq, _: *mut fi::fi_cq_err_entry, _: u64) -> isize {
-    NOTHING
-}
-
-extern "C" fn sread(_: *mut fi::fid_cq, _: *mut c_void, _: usize, _: *const c_void, _: c_int) -> isize {
-    Code::NOSYS.negative() as isize
-}
-
-extern "C" fn sreadfrom(
-    _: *mut fi::fid_cq,
-    _: *mut c_void,
-    _: usize,
-    _: *mut fi::fi_addr_t,
-    _: *const c_void,
-    _: c_int,
+unsafe extern "C" fn readfrom(
+    cq: *mut fi::fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    source: *mut fi::fi_addr_t,
 ) -> isize {
-    Code::NOSYS.negative() as isize
+    // SAFETY: the application's fid and room for `count` entries and addresses, by the interface.
+    entry("fi_cq_readfrom", || unsafe { read_now(cq, buf, count, source) }) as isize
+}
+
+unsafe extern "C" fn readerr(cq: *mut fi::fid_cq, to: *mut fi::fi_cq_err_entry, _flags: u64) -> isize {
+    let call = || {
+        // SAFETY: the application's fid.
+        let cq: &Cq = unsafe { object(cq) }?;
+        if to.is_null() {
+            return Err(Code::INVAL);
+        }
+        cq.queue.progress();
+        let (entry, failure) = cq.queue.take_failed().ok_or(Code::AGAIN)?;
+        let whole = fi::fi_cq_err_entry {
+            op_context: entry.context,
+            flags: entry.flags,
+            len: entry.len,
+            buf: entry.buf,
+            data: entry.data,
+            tag: entry.tag,
+            olen: failure.olen,
+            err: failure.err,
+            prov_errno: failure.status.into(),
+            err_data: ptr::null_mut(),
+            err_data_size: 0,
+            src_addr: entry.source,
+        };
+        // Applications of older versions have a shorter struct.
+        let len = if cq.has_source { size_of_val(&whole) } else { offset_of!(fi::fi_cq_err_entry, src_addr) };
+        // SAFETY: the application's entry, of its version.
+        unsafe { ptr::copy_nonoverlapping((&raw const whole).cast::<u8>(), to.cast(), len) };
+        Ok(1)
+    };
+    entry("fi_cq_readerr", call) as isize
+}
+
+/// # Safety
+/// As [`read_now`].
+unsafe fn read_later(
+    cq: *mut fi::fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    source: *mut fi::fi_addr_t,
+    timeout: c_int,
+) -> Result<i32, Code> {
+    // SAFETY: by contract.
+    let queue: &Cq = unsafe { object(cq) }?;
+    if queue.wait == WaitObject::None {
+        return Err(Code::NOSYS);
+    }
+    let mut sleep = wait::Sleep::until(timeout);
+    loop {
+        // SAFETY: by contract.
+        match unsafe { read_now(cq, buf, count, source) } {
+            Err(Code::AGAIN) => {}
+            done => return done,
+        }
+        if queue.may_sleep() && !sleep.on(&queue.queue.signal) {
+            // Rung by fi_cq_signal, or it took too long.
+            // SAFETY: by contract.
+            return unsafe { read_now(cq, buf, count, source) };
+        }
+    }
+}
+
+unsafe extern "C" fn sread(
+    cq: *mut fi::fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    _cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: the application's fid and room for `count` entries, by the interface.
+    entry("fi_cq_sread", || unsafe { read_later(cq, buf, count, ptr::null_mut(), timeout) }) as isize
+}
+
+unsafe extern "C" fn sreadfrom(
+    cq: *mut fi::fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    source: *mut fi::fi_addr_t,
+    _cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: the application's fid and room for `count` entries and addresses, by the interface.
+    entry("fi_cq_sreadfrom", || unsafe { read_later(cq, buf, count, source, timeout) }) as isize
+}
+
+unsafe extern "C" fn signal(cq: *mut fi::fid_cq) -> c_int {
+    entry("fi_cq_signal", || {
+        // SAFETY: the application's fid.
+        let cq: &Cq = unsafe { object(cq) }?;
+        if cq.wait == WaitObject::None {
+            return Err(Code::INVAL);
+        }
+        cq.queue.signal.interrupt();
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(cq)", || {
+        // SAFETY: the application's fid.
+        let cq: &Cq = unsafe { object(fid) }?;
+        // SAFETY: the argument of the commands that `control` knows is the application's.
+        unsafe { wait::control(cq.wait, &cq.queue.signal, command, arg) }
+    })
 }
 
 unsafe extern "C" fn strerror(
@@ -220,8 +415,10 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         cq.uses.none()?;
         // SAFETY: a domain outlives its queues.
         let domain = unsafe { &*cq.domain };
-        let ring = domain.card.lock().close_cq(cq.id)?;
-        drop(ring);
+        if let Some(id) = cq.ring_id() {
+            let ring = domain.card.lock().close_cq(id)?;
+            drop(ring);
+        }
         domain.uses.end();
         // SAFETY: nothing uses it and the application closes it.
         drop(unsafe { take_back::<Cq, _>(fid) });

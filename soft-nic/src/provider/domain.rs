@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ferrogin_fabric::bindings as fi;
 
-use super::fabric::Fabric;
+use super::fabric::{Fabric, Kind};
 use super::guard::{Code, entry};
 use super::library::{refuse, text};
 use super::object::{Object, Uses, give, head, object, table, take_back};
@@ -65,6 +65,12 @@ static MR_OPS: fi::fi_ops_mr = fi::fi_ops_mr {
 };
 
 impl Domain {
+    /// The fabric that it belongs to.
+    pub(super) fn fabric_kind(&self) -> Kind {
+        // SAFETY: a fabric cannot be closed while it has domains.
+        unsafe { &*self.fabric }.kind
+    }
+
     /// The API version that the application asked for.
     pub(super) fn api_version(&self) -> u32 {
         // SAFETY: a fabric cannot be closed while it has domains.

@@ -2,26 +2,41 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use ferrogin_fabric::bindings as fi;
 
 use super::av::{Av, copy_out};
 use super::cntr::Cntr;
 use super::cq::Cq;
+use super::direct::Direct;
 use super::domain::Domain;
-use super::guard::{Code, entry};
-use super::info;
+use super::fabric::Kind;
+use super::guard::{Code, data_entry, entry};
+use super::lane::Lane;
 use super::object::{Object, give, head, object, table, take_back};
-use super::unsupported;
+use super::path::{Common, Path, Port};
+use super::rdm::{self, Parts, Rdm};
+use super::{info, ops_msg, ops_rma, unsupported};
 use crate::address::Address;
 use crate::card::counter::{EVENTS, Event};
+use crate::card::recv::RNR_FOR_EVER;
+use crate::card::request::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 
 #[repr(C)]
 pub(super) struct Ep {
     fid: fi::fid_ep,
     domain: *const Domain,
     state: Mutex<State>,
+    /// What it can do, as asked for.
+    caps: u64,
+    inject_size: usize,
+    path: OnceLock<Arc<Path>>,
+    /// Flags of operations that name none: of sends and of receives.
+    tx_flags: AtomicU64,
+    rx_flags: AtomicU64,
 }
 
 // SAFETY: repr(C), begins with fid_ep; this provider makes fids of this class here only.
@@ -29,14 +44,24 @@ unsafe impl Object for Ep {
     const CLASS: u32 = fi::FI_CLASS_EP;
 }
 
+/// Which queues an endpoint completes to, by direction.
+#[derive(Clone, Copy)]
+struct Queue {
+    cq: *const Cq,
+    selective: bool,
+}
+
 struct State {
+    /// Least room of a multi-receive buffer.
+    min_multi_recv: usize,
+    rnr_retry: u8,
     /// Bytes of a work request, entries of the send and of the receive queue.
     wqe_size: u32,
     sq: u32,
     rq: u32,
     av: *const Av,
-    send_cq: *const Cq,
-    recv_cq: *const Cq,
+    send: Queue,
+    recv: Queue,
     counters: [Vec<*const Cntr>; EVENTS],
     qpn: Option<u16>,
     address: Option<Address>,
@@ -45,6 +70,20 @@ struct State {
 impl Ep {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The way of its operations.
+    ///
+    /// # Errors
+    /// `EOPBADSTATE` before it is enabled.
+    pub(super) fn path(&self) -> Result<&Arc<Path>, Code> {
+        self.path.get().ok_or(Code::STATE)
+    }
+
+    /// Flags of operations that name none.
+    pub(super) fn op_flags(&self, receive: bool) -> u64 {
+        let flags = if receive { &self.rx_flags } else { &self.tx_flags };
+        flags.load(Ordering::Relaxed)
     }
 
     fn domain(&self) -> &Domain {
@@ -56,7 +95,7 @@ impl Ep {
     pub(super) fn target(&self, at: u64) -> Result<super::av::Entry, Code> {
         // SAFETY: null or bound, and what is bound cannot be closed.
         let av = unsafe { self.state().av.as_ref() }.ok_or(Code::STATE)?;
-        av.get(at).ok_or(Code::INVAL)
+        av.table.get(at).ok_or(Code::INVAL)
     }
 
     /// Memory of the send and of the receive queue.
@@ -89,7 +128,7 @@ static OPS: fi::fi_ops = fi::fi_ops {
 
 static EP_OPS: fi::fi_ops_ep = fi::fi_ops_ep {
     size: size_of::<fi::fi_ops_ep>(),
-    cancel: Some(unsupported::cancel),
+    cancel: Some(cancel),
     getopt: Some(getopt),
     setopt: Some(setopt),
     tx_ctx: Some(unsupported::tx_ctx),
@@ -149,32 +188,55 @@ pub(super) unsafe extern "C" fn open(
         }
         let faults = domain.card.lock().config.faults.clone();
         let inject = tx.map_or(0, |tx| tx.inject_size);
-        let wqe_size = info::wqe_size(inject, &faults).ok_or(Code::INVAL)?;
-        let sq = info::queue_size(tx.map_or(0, |tx| tx.size), info::max_sq(wqe_size, &faults)).ok_or(Code::INVAL)?;
-        let rq = info::queue_size(rx.map_or(0, |rx| rx.size), info::MAX_RQ).ok_or(Code::INVAL)?;
+        let (tx_size, rx_size) = (tx.map_or(0, |tx| tx.size), rx.map_or(0, |rx| rx.size));
+        let (wqe_size, sq, rq) = match domain.fabric_kind() {
+            Kind::Direct => {
+                let wqe_size = info::wqe_size(inject, &faults).ok_or(Code::INVAL)?;
+                let sq = info::queue_size(tx_size, info::max_sq(wqe_size, &faults)).ok_or(Code::INVAL)?;
+                (wqe_size, sq, info::queue_size(rx_size, info::MAX_RQ).ok_or(Code::INVAL)?)
+            }
+            Kind::Rdm if inject > info::RDM_INJECT => return Err(Code::INVAL),
+            Kind::Rdm => (64, rdm::REQUESTS.min(faults.sq_size), u32::from(rdm::RECEIVES)),
+        };
         let fid = fi::fid_ep {
             fid: head(fi::FI_CLASS_EP, context, &OPS),
             ops: table(&EP_OPS),
             cm: table(&CM_OPS),
-            msg: table(&unsupported::MSG),
-            rma: table(&unsupported::RMA),
-            tagged: table(&unsupported::TAGGED),
+            msg: table(&ops_msg::MSG),
+            rma: table(&ops_rma::RMA),
+            tagged: table(&ops_msg::TAGGED),
             atomic: table(&unsupported::ATOMIC),
             collective: ptr::null_mut(),
         };
+        let nowhere = Queue { cq: ptr::null(), selective: false };
         let state = State {
+            min_multi_recv: DEFAULT_MIN_MULTI_RECV,
+            rnr_retry: RNR_FOR_EVER,
             wqe_size,
             sq,
             rq,
             av: ptr::null(),
-            send_cq: ptr::null(),
-            recv_cq: ptr::null(),
+            send: nowhere,
+            recv: nowhere,
             counters: Default::default(),
             qpn: None,
             address: None,
         };
+        let ep = Ep {
+            fid,
+            domain: ptr::from_ref(domain),
+            state: Mutex::new(state),
+            caps: if info.caps == 0 { fi::FI_DIRECTED_RECV } else { info.caps },
+            inject_size: match domain.fabric_kind() {
+                Kind::Direct => inject.max(info::NARROW_INLINE),
+                Kind::Rdm => info::RDM_INJECT,
+            },
+            path: OnceLock::new(),
+            tx_flags: AtomicU64::new(tx.map_or(0, |tx| tx.op_flags) & ops_msg::SEND_FLAGS & !fi::FI_REMOTE_CQ_DATA),
+            rx_flags: AtomicU64::new(rx.map_or(0, |rx| rx.op_flags) & (fi::FI_COMPLETION | fi::FI_MULTI_RECV)),
+        };
         // SAFETY: `out` is the application's.
-        unsafe { give(Ep { fid, domain: ptr::from_ref(domain), state: Mutex::new(state) }, out) }?;
+        unsafe { give(ep, out) }?;
         domain.uses.begin();
         Ok(0)
     })
@@ -211,15 +273,18 @@ unsafe extern "C" fn bind(fid: *mut fi::fid, other: *mut fi::fid, flags: u64) ->
         if let Ok(cq) = unsafe { object::<Cq, _>(other) } {
             let known = fi::FI_TRANSMIT | fi::FI_RECV | fi::FI_SELECTIVE_COMPLETION;
             let (send, recv) = (flags & fi::FI_TRANSMIT != 0, flags & fi::FI_RECV != 0);
-            let twice = send && !state.send_cq.is_null() || recv && !state.recv_cq.is_null();
+            let twice = send && !state.send.cq.is_null() || recv && !state.recv.cq.is_null();
             if flags & !known != 0 || !(send || recv) || twice || cq.domain() != ep.domain {
                 return Err(Code::INVAL);
             }
-            for (wanted, place) in [(send, 0), (recv, 1)] {
-                if wanted {
-                    cq.uses.begin();
-                    *(if place == 0 { &mut state.send_cq } else { &mut state.recv_cq }) = cq;
-                }
+            let bound = Queue { cq, selective: flags & fi::FI_SELECTIVE_COMPLETION != 0 };
+            if send {
+                cq.uses.begin();
+                state.send = bound;
+            }
+            if recv {
+                cq.uses.begin();
+                state.recv = bound;
             }
             return Ok(0);
         }
@@ -244,45 +309,130 @@ unsafe extern "C" fn bind(fid: *mut fi::fid, other: *mut fi::fid, flags: u64) ->
     })
 }
 
-unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, _arg: *mut c_void) -> c_int {
+unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int {
     entry("fi_control(ep)", || {
         // SAFETY: the application's fid.
         let ep: &Ep = unsafe { object(fid) }?;
-        match command {
-            fi::FI_ENABLE => enable(ep),
-            _ => Err(Code::NOSYS),
+        let get = c_int::try_from(fi::FI_GETOPSFLAG).is_ok_and(|get| get == command);
+        let set = c_int::try_from(fi::FI_SETOPSFLAG).is_ok_and(|set| set == command);
+        if command == fi::FI_ENABLE {
+            return enable(ep);
         }
+        if !get && !set {
+            return Err(Code::NOSYS);
+        }
+        // SAFETY: null or the application's flags, by the interface of these commands.
+        let flags = unsafe { arg.cast::<u64>().as_mut() }.ok_or(Code::INVAL)?;
+        let place = match *flags & (fi::FI_TRANSMIT | fi::FI_RECV) {
+            fi::FI_TRANSMIT => &ep.tx_flags,
+            fi::FI_RECV => &ep.rx_flags,
+            _ => return Err(Code::INVAL),
+        };
+        if get {
+            *flags = place.load(Ordering::Relaxed);
+        } else {
+            let wanted = *flags & !(fi::FI_TRANSMIT | fi::FI_RECV);
+            if wanted & !(ops_msg::SEND_FLAGS | fi::FI_MULTI_RECV) != 0 {
+                return Err(Code::BADFLAGS);
+            }
+            place.store(wanted, Ordering::Relaxed);
+        }
+        Ok(0)
     })
 }
 
 fn enable(ep: &Ep) -> Result<i32, Code> {
+    let domain = ep.domain();
     let mut state = ep.state();
     if state.qpn.is_some() {
         return Err(Code::STATE);
     }
-    if state.av.is_null() {
-        return Err(Code(fi::FI_ENOAV));
-    }
     // SAFETY: null or bound, and what is bound cannot be closed.
-    let send = unsafe { state.send_cq.as_ref() }.ok_or(Code(fi::FI_ENOCQ))?.id;
+    let av = unsafe { state.av.as_ref() }.ok_or(Code(fi::FI_ENOAV))?.table.clone();
     // SAFETY: as above.
-    let recv = unsafe { state.recv_cq.as_ref() }.map(|cq| cq.id);
-    let counters = state.counters.each_ref().map(|bound| {
-        // SAFETY: as above.
-        bound.iter().map(|cntr| unsafe { (**cntr).id }).collect::<Vec<_>>()
-    });
-    let domain = ep.domain();
+    let cq_of = |queue: &Queue| unsafe { queue.cq.as_ref() };
+    let (send, recv) = (cq_of(&state.send), cq_of(&state.recv));
+    // Completions of what an endpoint does must go somewhere: the card needs a ring, the protocol at least a counter.
+    let direct = domain.fabric_kind() == Kind::Direct;
+    if send.is_none() && (direct || recv.is_none() && state.counters.iter().all(Vec::is_empty)) {
+        return Err(Code(fi::FI_ENOCQ));
+    }
+    let port = |queue: &Queue| Port { queue: cq_of(queue).map(|cq| cq.queue.clone()), selective: queue.selective };
+    // SAFETY: as above.
+    let bound = state.counters.each_ref().map(|bound| bound.first().map(|cntr| unsafe { &**cntr }));
     domain.card.start()?;
     let mut core = domain.card.lock();
     let qpn = core.open_qp(domain.pd, state.wqe_size, state.sq, state.rq)?;
-    if let Err(error) = core.enable_qp(qpn, send, recv, counters) {
+    let close = |core: &mut crate::card::Core, error: Code| {
         core.close_qp(qpn);
-        return Err(error.into());
+        error
+    };
+    let Some(qp) = core.qp(qpn) else { return Err(Code::OTHER) };
+    qp.rnr_retry = state.rnr_retry;
+    let lane = Lane::new(qp.sq.clone(), qp.rq.clone(), qp.max_batch, qp.taken);
+    let address = Address { qpn, qkey: qp.qkey, gid: core.gid };
+    let mut common = Common {
+        card: domain.card.clone(),
+        pd: domain.pd,
+        qpn,
+        address,
+        av,
+        send: port(&state.send),
+        recv: port(&state.recv),
+        counts: Default::default(),
+        inject_size: ep.inject_size,
+        caps: ep.caps,
+    };
+    let ids = |events: &[Event]| {
+        let mut ids: [Vec<u32>; EVENTS] = Default::default();
+        for event in events {
+            ids[*event as usize] = bound[*event as usize].iter().map(|cntr| cntr.id).collect();
+        }
+        ids
+    };
+    let path = match domain.fabric_kind() {
+        Kind::Direct => {
+            let all = EVENT_FLAGS.map(|(_, event)| event);
+            let send_id = send.and_then(Cq::ring_id).ok_or_else(|| close(&mut core, Code(fi::FI_ENOCQ)))?;
+            let enabled = core.enable_qp(qpn, send_id, recv.and_then(Cq::ring_id), ids(&all));
+            enabled.map_err(|error| close(&mut core, error.into()))?;
+            drop(core);
+            Path::direct(common, Direct::new(lane))
+        }
+        Kind::Rdm => {
+            let signals = [send, recv].into_iter().flatten().map(|cq| cq.queue.signal.clone()).collect();
+            let (ring_id, ring) = rdm::open_ring(&mut core, signals).map_err(|error| close(&mut core, error))?;
+            // What peers do to this side's memory only the card sees; the rest is counted here.
+            let remote = ids(&[Event::RemoteWrite, Event::RemoteRead]);
+            if let Err(error) = core.enable_qp(qpn, ring_id, Some(ring_id), remote) {
+                let error = close(&mut core, error.into());
+                let _ = core.close_cq(ring_id);
+                return Err(error);
+            }
+            drop(core);
+            for event in [Event::Send, Event::Recv, Event::Write, Event::Read] {
+                common.counts[event as usize] = bound[event as usize].map(|cntr| cntr.soft.clone());
+            }
+            let rdm = Rdm::new(&common, Parts { lane, ring, ring_id })?;
+            Path::rdm(common, rdm)
+        }
+    };
+    let path = Arc::new(path);
+    path.set_min_multi_recv(state.min_multi_recv);
+    for queue in [send, recv].into_iter().flatten() {
+        queue.queue.attach(&path);
     }
-    let gid = core.gid;
-    let qkey = core.qp(qpn).map_or(0, |qp| qp.qkey);
-    (state.qpn, state.address) = (Some(qpn), Some(Address { gid, qpn, qkey }));
+    for cntr in bound.into_iter().flatten() {
+        cntr.attach(&path);
+    }
+    (state.qpn, state.address) = (Some(qpn), Some(address));
+    let _ = ep.path.set(path);
     Ok(0)
+}
+
+unsafe extern "C" fn cancel(fid: fi::fid_t, context: *mut c_void) -> isize {
+    // SAFETY: the application's fid.
+    data_entry("fi_cancel", || unsafe { object::<Ep, _>(fid) }?.path()?.cancel(context))
 }
 
 unsafe extern "C" fn getname(fid: fi::fid_t, addr: *mut c_void, len: *mut usize) -> c_int {
@@ -305,8 +455,21 @@ unsafe extern "C" fn getopt(fid: fi::fid_t, level: c_int, name: c_int, value: *m
         if level != fi::FI_OPT_ENDPOINT as c_int {
             return Err(Code(fi::FI_ENOPROTOOPT));
         }
+        if name == fi::FI_OPT_EFA_RNR_RETRY {
+            // SAFETY: `len` is null or holds the size of `value`.
+            unsafe { copy_out(&usize::from(ep.state().rnr_retry).to_ne_bytes(), value, len) }?;
+            return Ok(0);
+        }
+        let rdm = ep.domain().fabric_kind() == Kind::Rdm;
         let answer = match u32::try_from(name) {
-            Ok(fi::FI_OPT_MAX_RMA_SIZE) => crate::card::request::MAX_RDMA_SIZE as usize,
+            Ok(fi::FI_OPT_MIN_MULTI_RECV) if rdm => ep.state().min_multi_recv,
+            Ok(fi::FI_OPT_MAX_MSG_SIZE) if rdm => usize::MAX,
+            Ok(fi::FI_OPT_MAX_MSG_SIZE) => MAX_SEND_SIZE as usize,
+            Ok(fi::FI_OPT_MAX_TAGGED_SIZE) if rdm => usize::MAX,
+            Ok(fi::FI_OPT_INJECT_MSG_SIZE) => ep.inject_size,
+            Ok(fi::FI_OPT_INJECT_TAGGED_SIZE) if rdm => ep.inject_size,
+            Ok(fi::FI_OPT_MAX_RMA_SIZE) => MAX_RDMA_SIZE as usize,
+            Ok(fi::FI_OPT_INJECT_RMA_SIZE) if rdm => ep.inject_size,
             Ok(fi::FI_OPT_INJECT_RMA_SIZE) => {
                 if ep.state().wqe_size == 128 {
                     info::WIDE_INLINE
@@ -322,16 +485,48 @@ unsafe extern "C" fn getopt(fid: fi::fid_t, level: c_int, name: c_int, value: *m
     })
 }
 
+fn set_number(ep: &Ep, name: c_int, number: usize) -> Result<i32, Code> {
+    if name == fi::FI_OPT_EFA_RNR_RETRY {
+        let mut state = ep.state();
+        if state.qpn.is_some() {
+            return Err(Code::STATE);
+        }
+        state.rnr_retry = u8::try_from(number).ok().filter(|n| *n <= RNR_FOR_EVER).ok_or(Code::INVAL)?;
+        return Ok(0);
+    }
+    if ep.domain().fabric_kind() != Kind::Rdm {
+        return Err(Code(fi::FI_ENOPROTOOPT));
+    }
+    ep.state().min_multi_recv = number;
+    if let Ok(path) = ep.path() {
+        path.set_min_multi_recv(number);
+    }
+    Ok(0)
+}
+
+/// How long an endpoint that is closed waits for what it still has to send.
+const GOODBYE: Duration = Duration::from_secs(1);
+/// Least room of a multi-receive buffer that gets another message.
+const DEFAULT_MIN_MULTI_RECV: usize = 64;
+
 /// Options that change nothing about a card that has what they ask for anyway.
 unsafe extern "C" fn setopt(fid: fi::fid_t, level: c_int, name: c_int, value: *const c_void, len: usize) -> c_int {
     entry("fi_setopt", || {
         // SAFETY: the application's fid.
-        unsafe { object::<Ep, _>(fid) }?;
+        let ep: &Ep = unsafe { object(fid) }?;
         if level != fi::FI_OPT_ENDPOINT as c_int {
             return Err(Code(fi::FI_ENOPROTOOPT));
         }
         if value.is_null() || len == 0 {
             return Err(Code::INVAL);
+        }
+        if name == fi::FI_OPT_MIN_MULTI_RECV as c_int || name == fi::FI_OPT_EFA_RNR_RETRY {
+            if len != size_of::<usize>() {
+                return Err(Code::INVAL);
+            }
+            // SAFETY: as many bytes, by the interface.
+            let number = unsafe { value.cast::<usize>().read_unaligned() };
+            return set_number(ep, name, number);
         }
         // SAFETY: `len` bytes, at least one, by the interface.
         let enable = unsafe { value.cast::<u8>().read() } != 0;
@@ -356,22 +551,29 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         let ep: &Ep = unsafe { object(fid) }?;
         let domain = ep.domain();
         let state = ep.state();
-        if let Some(qpn) = state.qpn {
-            domain.card.lock().close_qp(qpn);
+        if let Some(path) = ep.path.get() {
+            path.close(GOODBYE);
+            for queue in [&path.common.send.queue, &path.common.recv.queue].into_iter().flatten() {
+                queue.detach(path);
+            }
         }
         // SAFETY: null or bound until here.
         if let Some(av) = unsafe { state.av.as_ref() } {
             av.uses.end();
         }
-        for cq in [state.send_cq, state.recv_cq] {
+        for queue in [state.send, state.recv] {
             // SAFETY: as above.
-            if let Some(cq) = unsafe { cq.as_ref() } {
+            if let Some(cq) = unsafe { queue.cq.as_ref() } {
                 cq.uses.end();
             }
         }
         for cntr in state.counters.iter().flatten() {
             // SAFETY: as above.
-            unsafe { &**cntr }.uses.end();
+            let cntr = unsafe { &**cntr };
+            if let Some(path) = ep.path.get() {
+                cntr.detach(path);
+            }
+            cntr.uses.end();
         }
         drop(state);
         domain.uses.end();

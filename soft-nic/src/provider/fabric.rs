@@ -1,17 +1,39 @@
 //! `fid_fabric`.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 use ferrogin_fabric::bindings as fi;
 
 use super::guard::{Code, entry};
 use super::library::text;
 use super::object::{Object, Uses, give, head, object, table, take_back};
-use super::{FABRIC, domain, gda, unsupported};
+use super::{cntr, cq, domain, eq, gda, unsupported};
+
+/// Which of the two fabrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// `efa-direct`: what the card does, and no more.
+    Direct,
+    /// `efa`: messages of any length, in order, with tags.
+    Rdm,
+}
+
+impl Kind {
+    /// In the order in which `fi_getinfo` offers them.
+    pub(super) const ALL: [Self; 2] = [Self::Rdm, Self::Direct];
+
+    pub(super) fn name(self) -> &'static CStr {
+        match self {
+            Self::Direct => c"efa-direct",
+            Self::Rdm => c"efa",
+        }
+    }
+}
 
 #[repr(C)]
 pub(super) struct Fabric {
     fid: fi::fid_fabric,
+    pub kind: Kind,
     pub uses: Uses,
 }
 
@@ -42,9 +64,9 @@ static FABRIC_OPS: fi::fi_ops_fabric = fi::fi_ops_fabric {
     size: size_of::<fi::fi_ops_fabric>(),
     domain: Some(domain::open),
     passive_ep: Some(unsupported::passive_ep),
-    eq_open: Some(unsupported::eq_open),
+    eq_open: Some(eq::open),
     wait_open: Some(unsupported::wait_open),
-    trywait: Some(unsupported::trywait),
+    trywait: Some(trywait),
     domain2: Some(domain::open2),
 };
 
@@ -61,16 +83,47 @@ pub(super) unsafe extern "C" fn open(
         // SAFETY: the application's attributes, alive for the call.
         let attr = unsafe { &*attr };
         // SAFETY: null or terminated, by the interface.
-        if unsafe { text(attr.name) } != Some(FABRIC) {
-            return Err(Code::NODATA);
-        }
+        let name = unsafe { text(attr.name) };
+        let kind = Kind::ALL.into_iter().find(|kind| name == Some(kind.name())).ok_or(Code::NODATA)?;
         let fid = fi::fid_fabric {
             fid: head(fi::FI_CLASS_FABRIC, context, &OPS),
             ops: table(&FABRIC_OPS),
             api_version: attr.api_version,
         };
         // SAFETY: `out` is the application's.
-        unsafe { give(Fabric { fid, uses: Uses::default() }, out) }?;
+        unsafe { give(Fabric { fid, kind, uses: Uses::default() }, out) }?;
+        Ok(0)
+    })
+}
+
+/// `fi_trywait`: whether sleeping on the descriptors of these objects is in order.
+unsafe extern "C" fn trywait(fabric: *mut fi::fid_fabric, fids: *mut *mut fi::fid, count: c_int) -> c_int {
+    entry("fi_trywait", || {
+        // SAFETY: the application's fid.
+        unsafe { object::<Fabric, _>(fabric) }?;
+        let count = usize::try_from(count).map_err(|_| Code::INVAL)?;
+        if fids.is_null() && count > 0 {
+            return Err(Code::INVAL);
+        }
+        for i in 0..count {
+            // SAFETY: `count` fids, by the interface.
+            let fid = unsafe { fids.wrapping_add(i).read() };
+            // SAFETY: the application's fid; `object` checks its class.
+            let may_sleep = if let Ok(cq) = unsafe { object::<cq::Cq, _>(fid) } {
+                cq.may_sleep()
+            // SAFETY: as above.
+            } else if let Ok(eq) = unsafe { object::<eq::Eq, _>(fid) } {
+                eq.may_sleep()
+            // SAFETY: as above.
+            } else if unsafe { object::<cntr::Cntr, _>(fid) }.is_ok() {
+                return Err(Code::NOSYS);
+            } else {
+                return Err(Code::INVAL);
+            };
+            if !may_sleep {
+                return Err(Code::AGAIN);
+            }
+        }
         Ok(0)
     })
 }

@@ -119,8 +119,9 @@ unsafe extern "C" fn query_cq(cq: *mut fi::fid_cq, attr: *mut fi::fi_efa_cq_attr
         if attr.is_null() {
             return Err(Code::INVAL);
         }
+        let memory = cq.memory().ok_or(Code::UNSUPPORTED)?;
         // SAFETY: the application's variable.
-        unsafe { attr.write(cq.memory()) };
+        unsafe { attr.write(memory) };
         Ok(0)
     })
 }

@@ -18,6 +18,9 @@ impl Code {
     pub(super) const NOSYS: Self = Self(fi::FI_ENOSYS);
     pub(super) const UNSUPPORTED: Self = Self(fi::FI_EOPNOTSUPP);
     pub(super) const STATE: Self = Self(fi::FI_EOPBADSTATE);
+    pub(super) const AGAIN: Self = Self(fi::FI_EAGAIN);
+    pub(super) const MSGSIZE: Self = Self(fi::FI_EMSGSIZE);
+    pub(super) const BADFLAGS: Self = Self(fi::FI_EBADFLAGS);
     pub(super) const OTHER: Self = Self(fi::FI_EOTHER);
 
     /// As functions of the interface return it.
@@ -53,6 +56,11 @@ pub(super) fn entry(call: &str, body: impl FnOnce() -> Result<i32, Code>) -> i32
             Code::OTHER.negative()
         }
     }
+}
+
+/// The same for the entry points of the data path, which return a size.
+pub(super) fn data_entry(call: &str, body: impl FnOnce() -> Result<(), Code>) -> isize {
+    entry(call, || body().map(|()| 0)) as isize
 }
 
 /// The same for entry points that return something else.

@@ -1,21 +1,33 @@
-//! The card's face to libfabric: a provider named `softefa`, with the operations of `efa-direct` for those who drive the
-//! queues themselves.
+//! The card's face to libfabric: a provider named `softefa`.
+//!
+//! It has the two fabrics of the real one. `efa-direct` is the card as it is: messages of one packet, remote memory, and
+//! the queues themselves for those who drive them. `efa` puts a protocol on top: messages of any length, in order, tags.
 //!
 //! Layouts and rules: libfabric's public headers; `fi_efa(7)` for the GDA operations.
 
 mod av;
+mod call;
 mod cntr;
+mod completion;
 mod cq;
+mod direct;
 mod domain;
 mod ep;
+mod eq;
 mod fabric;
 mod gda;
 mod guard;
 mod info;
+mod lane;
 mod library;
 mod mr;
 mod object;
+mod ops_msg;
+mod ops_rma;
+mod path;
+mod rdm;
 mod unsupported;
+mod wait;
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -24,8 +36,6 @@ use ferrogin_fabric::bindings as fi;
 
 /// Name of the provider.
 pub(crate) const PROVIDER: &CStr = c"softefa";
-/// Name of its fabric: what it offers is what the `efa` provider's direct fabric offers.
-pub(crate) const FABRIC: &CStr = c"efa-direct";
 
 /// Where the provider struct lives: the core keeps the pointer and writes to its context.
 struct Provider(*mut fi::fi_provider);

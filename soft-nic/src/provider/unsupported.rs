@@ -19,7 +19,6 @@ type Bytes = *const c_void;
 type Len = *mut usize;
 type Addr = fi::fi_addr_t;
 type Ep = *mut fi::fid_ep;
-type Iov = *const fi::iovec;
 type Ioc = *const fi::fi_ioc;
 type Descs = *mut Void;
 type DataType = fi::fi_datatype::Type;
@@ -34,9 +33,7 @@ nosys! {
     ops_set(*mut fi::fid, *const c_char, u64, Void, Void) -> c_int;
     // fabric
     passive_ep(*mut fi::fid_fabric, *mut fi::fi_info, *mut *mut fi::fid_pep, Void) -> c_int;
-    eq_open(*mut fi::fid_fabric, *mut fi::fi_eq_attr, *mut *mut fi::fid_eq, Void) -> c_int;
     wait_open(*mut fi::fid_fabric, *mut fi::fi_wait_attr, *mut *mut fi::fid_wait) -> c_int;
-    trywait(*mut fi::fid_fabric, *mut *mut fi::fid, c_int) -> c_int;
     // domain
     scalable_ep(*mut fi::fid_domain, *mut fi::fi_info, *mut Ep, Void) -> c_int;
     poll_open(*mut fi::fid_domain, *mut fi::fi_poll_attr, *mut *mut fi::fid_poll) -> c_int;
@@ -54,12 +51,10 @@ nosys! {
     set_user_id(*mut fi::fid_av, Addr, Addr, u64) -> c_int;
     lookup2(*mut fi::fid_av, Addr, Void, Len, u64, *mut fi::fid_xpu_ctx) -> c_int;
     // completion queue
-    cq_signal(*mut fi::fid_cq) -> c_int;
     cq_export_xpu(*mut fi::fid_cq, u64, *mut fi::fid_xpu_cq) -> c_int;
     // counter
     cntr_export_xpu(*mut fi::fid_cntr, u64, *mut fi::fid_xpu_cntr) -> c_int;
     // endpoint
-    cancel(fi::fid_t, Void) -> isize;
     tx_ctx(Ep, c_int, *mut fi::fi_tx_attr, *mut Ep, Void) -> c_int;
     rx_ctx(Ep, c_int, *mut fi::fi_rx_attr, *mut Ep, Void) -> c_int;
     size_left(Ep) -> isize;
@@ -73,32 +68,6 @@ nosys! {
     reject(*mut fi::fid_pep, fi::fid_t, Bytes, usize) -> c_int;
     shutdown(Ep, u64) -> c_int;
     join(Ep, Bytes, u64, *mut *mut fi::fid_mc, Void) -> c_int;
-    // messages
-    recv(Ep, Void, usize, Void, Addr, Void) -> isize;
-    recvv(Ep, Iov, Descs, usize, Addr, Void) -> isize;
-    msg(Ep, *const fi::fi_msg, u64) -> isize;
-    send(Ep, Bytes, usize, Void, Addr, Void) -> isize;
-    sendv(Ep, Iov, Descs, usize, Addr, Void) -> isize;
-    inject(Ep, Bytes, usize, Addr) -> isize;
-    senddata(Ep, Bytes, usize, Void, u64, Addr, Void) -> isize;
-    injectdata(Ep, Bytes, usize, u64, Addr) -> isize;
-    // remote memory
-    rma_read(Ep, Void, usize, Void, Addr, u64, u64, Void) -> isize;
-    rma_vector(Ep, Iov, Descs, usize, Addr, u64, u64, Void) -> isize;
-    rma_msg(Ep, *const fi::fi_msg_rma, u64) -> isize;
-    rma_write(Ep, Bytes, usize, Void, Addr, u64, u64, Void) -> isize;
-    rma_inject(Ep, Bytes, usize, Addr, u64, u64) -> isize;
-    rma_writedata(Ep, Bytes, usize, Void, u64, Addr, u64, u64, Void) -> isize;
-    rma_injectdata(Ep, Bytes, usize, u64, Addr, u64, u64) -> isize;
-    // tagged messages
-    trecv(Ep, Void, usize, Void, Addr, u64, u64, Void) -> isize;
-    trecvv(Ep, Iov, Descs, usize, Addr, u64, u64, Void) -> isize;
-    tmsg(Ep, *const fi::fi_msg_tagged, u64) -> isize;
-    tsend(Ep, Bytes, usize, Void, Addr, u64, Void) -> isize;
-    tsendv(Ep, Iov, Descs, usize, Addr, u64, Void) -> isize;
-    tinject(Ep, Bytes, usize, Addr, u64) -> isize;
-    tsenddata(Ep, Bytes, usize, Void, u64, Addr, u64, Void) -> isize;
-    tinjectdata(Ep, Bytes, usize, u64, Addr, u64) -> isize;
     // atomics
     a_write(Ep, Bytes, usize, Void, Addr, u64, u64, DataType, Op, Void) -> isize;
     a_writev(Ep, Ioc, Descs, usize, Addr, u64, u64, DataType, Op, Void) -> isize;
@@ -113,48 +82,6 @@ nosys! {
     a_compwritemsg(Ep, *const fi::fi_msg_atomic, Ioc, Descs, usize, *mut fi::fi_ioc, Descs, usize, u64) -> isize;
     a_valid(Ep, DataType, Op, Len) -> c_int;
 }
-
-/// Messages: none yet.
-pub(super) static MSG: fi::fi_ops_msg = fi::fi_ops_msg {
-    size: size_of::<fi::fi_ops_msg>(),
-    recv: Some(recv),
-    recvv: Some(recvv),
-    recvmsg: Some(msg),
-    send: Some(send),
-    sendv: Some(sendv),
-    sendmsg: Some(msg),
-    inject: Some(inject),
-    senddata: Some(senddata),
-    injectdata: Some(injectdata),
-};
-
-/// Remote memory by calls of the host: the queues are for those who write requests themselves.
-pub(super) static RMA: fi::fi_ops_rma = fi::fi_ops_rma {
-    size: size_of::<fi::fi_ops_rma>(),
-    read: Some(rma_read),
-    readv: Some(rma_vector),
-    readmsg: Some(rma_msg),
-    write: Some(rma_write),
-    writev: Some(rma_vector),
-    writemsg: Some(rma_msg),
-    inject: Some(rma_inject),
-    writedata: Some(rma_writedata),
-    injectdata: Some(rma_injectdata),
-};
-
-/// Tagged messages.
-pub(super) static TAGGED: fi::fi_ops_tagged = fi::fi_ops_tagged {
-    size: size_of::<fi::fi_ops_tagged>(),
-    recv: Some(trecv),
-    recvv: Some(trecvv),
-    recvmsg: Some(tmsg),
-    send: Some(tsend),
-    sendv: Some(tsendv),
-    sendmsg: Some(tmsg),
-    inject: Some(tinject),
-    senddata: Some(tsenddata),
-    injectdata: Some(tinjectdata),
-};
 
 /// EFA has no atomics.
 pub(super) static ATOMIC: fi::fi_ops_atomic = fi::fi_ops_atomic {

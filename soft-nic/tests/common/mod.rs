@@ -63,13 +63,14 @@ pub fn getinfo(change: impl FnOnce(&mut fi::fi_info)) -> Result<*mut fi::fi_info
     let provider = softefa_fi::fi_prov_ini();
     let (mut tx, mut rx, mut ep) = (fi::fi_tx_attr::default(), fi::fi_rx_attr::default(), fi::fi_ep_attr::default());
     let mut domain = fi::fi_domain_attr { mr_mode: !3, ..unsafe { std::mem::zeroed() } };
-    let mut fabric = fi::fi_fabric_attr::default();
+    let mut fabric = fi::fi_fabric_attr { name: c"efa-direct".as_ptr().cast_mut(), ..Default::default() };
     let mut hints = fi::fi_info {
         tx_attr: &raw mut tx,
         rx_attr: &raw mut rx,
         ep_attr: &raw mut ep,
         domain_attr: &raw mut domain,
         fabric_attr: &raw mut fabric,
+        mode: fi::FI_CONTEXT2,
         ..fi::fi_info::default()
     };
     change(&mut hints);
