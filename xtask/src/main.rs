@@ -17,7 +17,11 @@ faults the scenarios on cards that misbehave, one run for each seed; `cargo xtas
 
 /// What is tested by other means than `cargo test`. A script gets the directory of what was built, prints `PASS name`,
 /// `FAIL name` or `SKIP name: why` for each test, and last `label: P passed, F failed, S skipped`.
-const SCRIPTS: &[(&str, &str)] = &[("foreign clients", "tests/foreign/run.sh"), ("faults", "tests/faults/run.sh")];
+const SCRIPTS: &[(&str, &str)] = &[
+    ("foreign clients", "tests/foreign/run.sh"),
+    ("faults", "tests/faults/run.sh"),
+    ("models", "device-kernels/tests/models.sh"),
+];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

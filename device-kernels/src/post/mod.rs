@@ -16,6 +16,8 @@
 
 pub mod combining;
 pub mod locked;
+#[cfg(all(test, loom))]
+mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 

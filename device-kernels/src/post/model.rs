@@ -1,0 +1,423 @@
+//! The posting code itself under loom, with a small card: all interleavings of a few threads, within loom's bound on
+//! preemptions.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p ferrogin-device --lib`
+//!
+//! What a poster writes for the card stays with the poster until it fences: so a request that is rung before it was
+//! fenced is seen stale. A doorbell reaches the card at once, or as late as the poster's next fence: both are run. The
+//! card completes in an order of the configuration's choosing, and reads a value only when it completes its request, as a
+//! retransmission does. Each property is shown to be watched by a configuration that breaks it and must fail.
+
+mod checks;
+
+use super::{COUNT_MASK, Queue, combining, locked};
+use crate::status::Status;
+use crate::wait::Limits;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use loom::thread;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::AtomicU32 as Tally;
+
+const NO_LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 0 };
+/// Rounds of one wait after which its schedule is no longer branched.
+const PATIENCE: u32 = 1;
+/// Rounds of one wait: more is a wait without end.
+const MOST_ROUNDS: u32 = 400;
+
+/// One step of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Op {
+    /// A plain post.
+    Put,
+    /// A post with the aggregate flag.
+    Agg,
+    /// A flush; all that this thread posted before must have completed, and what it knew of others'.
+    Flush,
+}
+use Op::{Agg, Flush, Put};
+
+/// Which of the requests in flight completes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Oldest,
+    Newest,
+    /// Oldest and newest in turn.
+    Alternating,
+}
+
+/// When a doorbell reaches the card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Doorbell {
+    /// At once: before what was not fenced.
+    Early,
+    /// With the poster's next fence.
+    Late,
+}
+
+/// What is wrong on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// The policy is not told of the value slots.
+    NoSlotGuard,
+    /// The policy is told of more room in the ring than there is.
+    NoRingGuard,
+    /// The policy is told of a larger batch than the card takes.
+    NoBatchBound,
+    /// A fence before the doorbell does nothing.
+    NoWriteFence,
+    /// A fence after the doorbell does nothing.
+    NoDoorbellFence,
+    /// A doorbell leaves out the last request.
+    ShortDoorbell,
+    /// The flush barrier is taken away before each post.
+    NoBarrier,
+    /// The completion count is read one too high when something is in flight.
+    EarlyCount,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Config {
+    by_lock: bool,
+    start: u32,
+    sq_size: u32,
+    max_batch: u32,
+    slots: u32,
+    order: Order,
+    doorbell: Doorbell,
+    fault: Option<Fault>,
+    /// Preemptions in one interleaving.
+    preemptions: usize,
+    threads: &'static [&'static [Op]],
+}
+
+const BASE: Config = Config {
+    by_lock: false,
+    start: 0,
+    sq_size: 4,
+    max_batch: 2,
+    slots: 0,
+    order: Order::Newest,
+    doorbell: Doorbell::Early,
+    fault: None,
+    preemptions: 2,
+    threads: &[],
+};
+
+impl Config {
+    fn posts(&self) -> u32 {
+        self.threads.iter().flat_map(|ops| ops.iter()).filter(|op| **op != Flush).count() as u32
+    }
+}
+
+/// The endpoint's words, and the memory that posters and card share.
+struct Card {
+    config: Config,
+    cursor: AtomicU64,
+    state: AtomicU64,
+    poison: AtomicU32,
+    lock: AtomicU32,
+    barrier: AtomicU32,
+    pending: AtomicU32,
+    posted: AtomicU32,
+    doorbell: AtomicU32,
+    completed: AtomicU32,
+    ring: Vec<AtomicU32>,
+    values: Vec<AtomicU32>,
+    /// By token: the card has completed it. Who has seen the count that says so must see this too.
+    done: Vec<AtomicBool>,
+    /// Posters that have left. The model's own notes are not loom's: they branch nothing.
+    finished: Tally,
+}
+
+impl Card {
+    fn new(config: Config) -> Self {
+        let Config { start, sq_size, slots, .. } = config;
+        let tokens = config.posts() as usize + 1;
+        Card {
+            config,
+            cursor: AtomicU64::new(u64::from(start) << 32 | u64::from(start)),
+            state: AtomicU64::new(u64::from(start) << ferrogin_ffi::ext::STATE_RUNG_SHIFT),
+            poison: AtomicU32::new(0),
+            lock: AtomicU32::new(0),
+            barrier: AtomicU32::new(start),
+            pending: AtomicU32::new(0),
+            posted: AtomicU32::new(start),
+            doorbell: AtomicU32::new(start),
+            completed: AtomicU32::new(start & COUNT_MASK),
+            ring: (0..sq_size).map(|_| AtomicU32::new(0)).collect(),
+            values: (0..slots).map(|_| AtomicU32::new(0)).collect(),
+            done: (0..tokens).map(|_| AtomicBool::new(false)).collect(),
+            finished: Tally::new(0),
+        }
+    }
+
+    fn slot(&self, idx: u32) -> &AtomicU32 {
+        &self.ring[(idx & (self.config.sq_size - 1)) as usize]
+    }
+
+    fn value(&self, idx: u32) -> Option<&AtomicU32> {
+        let slots = self.config.slots;
+        (slots != 0).then(|| &self.values[(idx & (slots - 1)) as usize])
+    }
+
+    /// Runs until all is delivered, or the posters have left and ring no more; the tokens in their order of completion.
+    fn run(&self) -> Vec<u32> {
+        let Config { start, sq_size, order, threads, .. } = self.config;
+        let (mut fetched, mut open, mut delivered) = (start, Vec::<(u32, u32)>::new(), Vec::new());
+        let mut idle = 0;
+        loop {
+            let all_left = self.finished.load(SeqCst) == threads.len() as u32;
+            let rung = self.doorbell.load(Acquire);
+            let fresh = rung.wrapping_sub(fetched);
+            assert!(fresh as i32 >= 0, "the doorbell went back from {fetched} to {rung}");
+            for _ in 0..fresh {
+                open.push((fetched, self.slot(fetched).load(Relaxed)));
+                fetched = fetched.wrapping_add(1);
+            }
+            assert!(open.len() as u32 <= sq_size, "ring overflow");
+            let at = match (open.len(), order) {
+                (0, _) if delivered.len() as u32 == self.config.posts() => return delivered,
+                // A few looks, for a doorbell that was rung may not be seen at once.
+                (0, _) if all_left && idle > 3 => return delivered,
+                (0, _) => {
+                    idle = if all_left { idle + 1 } else { 0 };
+                    thread::yield_now();
+                    continue;
+                }
+                (_, Order::Oldest) => 0,
+                (n, Order::Newest) => n - 1,
+                (n, Order::Alternating) => (delivered.len() & 1) * (n - 1),
+            };
+            let (idx, token) = open.remove(at);
+            assert!(token != 0 && !delivered.contains(&token), "request {idx} was rung before it was written");
+            if let Some(value) = self.value(idx) {
+                assert_eq!(
+                    value.load(Relaxed),
+                    token,
+                    "the value of request {idx} was overwritten, or is not there yet"
+                );
+            }
+            delivered.push(token);
+            self.done[token as usize].store(true, Relaxed);
+            let count = self.completed.load(Relaxed);
+            self.completed.store(count.wrapping_add(1) & COUNT_MASK, Release);
+        }
+    }
+}
+
+/// One poster's way to the card.
+struct Port<'a> {
+    card: &'a Card,
+    /// Ring and value stores that are not fenced yet: idx, token.
+    written: RefCell<Vec<(u32, u32)>>,
+    /// A doorbell that has not reached the card.
+    late: Cell<Option<u32>>,
+    /// The last thing was a doorbell.
+    rang: Cell<bool>,
+    rounds: Cell<u32>,
+}
+
+impl<'a> Port<'a> {
+    fn new(card: &'a Card) -> Self {
+        Port { card, written: RefCell::default(), late: Cell::new(None), rang: Cell::new(false), rounds: Cell::new(0) }
+    }
+
+    fn faulty(&self, fault: Fault) -> bool {
+        self.card.config.fault == Some(fault)
+    }
+
+    fn write(&self, idx: u32, token: u32) {
+        self.written.borrow_mut().push((idx, token));
+        self.rang.set(false);
+    }
+
+    /// The value is there from when it was written: an overwriter does not wait for its own fence.
+    fn write_value(&self, idx: u32, token: u32) {
+        if let Some(value) = self.card.value(idx) {
+            value.store(token, Relaxed);
+        }
+    }
+
+    fn settle(&self) {
+        for (idx, token) in self.written.borrow_mut().drain(..) {
+            self.card.slot(idx).store(token, Relaxed);
+        }
+        if let Some(count) = self.late.take() {
+            self.ring_now(count);
+        }
+    }
+
+    fn ring_now(&self, count: u32) {
+        // Release: a doorbell does not pass what its thread has seen others fence.
+        let old = self.card.doorbell.swap(count, AcqRel);
+        let step = count.wrapping_sub(old);
+        let most = self.card.config.max_batch;
+        assert!(step >= 1 && step <= most, "the doorbell went from {old} to {count}, at most {most} may be unrung");
+    }
+
+    fn combining(&self) -> combining::Words<'a> {
+        let Card { cursor, state, poison, .. } = self.card;
+        combining::Words { cursor, state, poison }
+    }
+
+    fn locked(&self) -> locked::Words<'a> {
+        locked::Words { lock: &self.card.lock, barrier: &self.card.barrier }
+    }
+
+    fn post(&self, aggregate: bool, token: u32) -> Result<(), Status> {
+        if self.faulty(Fault::NoBarrier) {
+            self.card.cursor.fetch_and(0xffff_ffff, Relaxed);
+            self.card.barrier.store(self.card.config.start, Relaxed);
+        }
+        self.rounds.set(0);
+        let write = |idx| {
+            self.write_value(idx, token);
+            self.write(idx, token);
+        };
+        if self.card.config.by_lock {
+            locked::post(self, self.locked(), NO_LIMITS, aggregate, write)
+        } else {
+            combining::post(self, self.combining(), NO_LIMITS, aggregate, write)
+        }
+    }
+
+    fn flush(&self) -> Result<(), Status> {
+        self.rounds.set(0);
+        if self.card.config.by_lock {
+            locked::flush(self, self.locked(), NO_LIMITS)
+        } else {
+            combining::flush(self, self.combining(), NO_LIMITS)
+        }
+    }
+
+    /// All steps of a thread, whose first token is `first`.
+    fn run(&self, ops: &[Op], first: u32) {
+        let card = self.card;
+        let mut token = first;
+        for op in ops {
+            if *op == Flush {
+                self.flush().unwrap();
+                for t in first..token {
+                    assert!(card.done[t as usize].load(Relaxed), "a flush returned before post {t} had completed");
+                }
+            } else {
+                self.post(*op == Agg, token).unwrap();
+                token += 1;
+            }
+        }
+        self.settle();
+        card.finished.fetch_add(1, SeqCst);
+    }
+}
+
+impl Queue for Port<'_> {
+    fn completed(&self) -> u32 {
+        let count = self.card.completed.load(Acquire);
+        let ahead = self.faulty(Fault::EarlyCount) && count != self.card.doorbell.load(Relaxed) & COUNT_MASK;
+        count.wrapping_add(u32::from(ahead)) & COUNT_MASK
+    }
+    /// Every round of a wait asks.
+    fn failed(&self) -> bool {
+        self.rounds.set(self.rounds.get() + 1);
+        assert!(self.rounds.get() < MOST_ROUNDS, "a wait does not end");
+        if self.rounds.get() > PATIENCE {
+            // An unfair schedule may go on for ever: from here on loom takes one, a fair one.
+            loom::skip_branch();
+        }
+        false
+    }
+    fn sq_size(&self) -> u32 {
+        if self.faulty(Fault::NoRingGuard) { 64 } else { self.card.config.sq_size }
+    }
+    fn max_batch(&self) -> u32 {
+        if self.faulty(Fault::NoBatchBound) { 16 } else { self.card.config.max_batch }
+    }
+    fn value_slots(&self) -> u32 {
+        if self.faulty(Fault::NoSlotGuard) { 0 } else { self.card.config.slots }
+    }
+    fn fence(&self) {
+        let missing = if self.rang.get() { Fault::NoDoorbellFence } else { Fault::NoWriteFence };
+        if !self.faulty(missing) {
+            self.settle();
+        }
+        self.rang.set(false);
+    }
+    fn doorbell(&self, count: u32) {
+        self.rang.set(true);
+        let count = count.wrapping_sub(u32::from(self.faulty(Fault::ShortDoorbell)));
+        match self.card.config.doorbell {
+            Doorbell::Early => self.ring_now(count),
+            Doorbell::Late => {
+                let passed = self.late.replace(Some(count));
+                // Two in one thread reach the card in order.
+                passed.into_iter().for_each(|count| self.ring_now(count));
+            }
+        }
+    }
+    fn publish(&self, rung: u32) {
+        self.card.posted.store(rung, Relaxed);
+    }
+    fn published(&self) -> u32 {
+        self.card.posted.load(Relaxed)
+    }
+}
+
+impl locked::Batch for Port<'_> {
+    fn next(&self) -> u32 {
+        (self.card.cursor.load(Relaxed) as u32).wrapping_add(self.card.pending.load(Relaxed))
+    }
+    fn pending(&self) -> u32 {
+        self.card.pending.load(Relaxed)
+    }
+    fn start(&self) {
+        if self.pending() + 1 > Queue::max_batch(self) {
+            self.ring();
+        }
+        self.card.pending.store(self.pending() + 1, Relaxed);
+    }
+    fn ring(&self) {
+        if self.pending() == 0 {
+            return;
+        }
+        let rung = self.next();
+        self.card.cursor.store(u64::from(rung), Relaxed);
+        self.card.pending.store(0, Relaxed);
+        Queue::fence(self);
+        self.doorbell(rung);
+        Queue::fence(self);
+        self.publish(rung);
+    }
+}
+
+/// Explores one configuration and counts its interleavings; panics when a property does not hold.
+fn explore(config: Config) -> u32 {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(config.preemptions);
+    builder.max_branches = 100_000;
+    let count = std::sync::Arc::new(Tally::new(0));
+    let counted = count.clone();
+    builder.check(move || {
+        counted.fetch_add(1, SeqCst);
+        let card = Arc::new(Card::new(config));
+        let mut first = 1;
+        let posters: Vec<_> = config
+            .threads
+            .iter()
+            .map(|ops| {
+                let (card, token) = (card.clone(), first);
+                first += ops.iter().filter(|op| **op != Flush).count() as u32;
+                thread::spawn(move || Port::new(&card).run(ops, token))
+            })
+            .collect();
+        // The card is this thread.
+        let mut delivered = card.run();
+        for poster in posters {
+            poster.join().unwrap();
+        }
+        delivered.sort_unstable();
+        let want: Vec<u32> = (1..=config.posts()).collect();
+        assert_eq!(delivered, want, "every post is delivered once");
+    });
+    count.load(SeqCst)
+}

@@ -1,0 +1,138 @@
+//! The configurations, and for each property one that breaks it.
+
+use super::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+const ALL: [Order; 3] = [Order::Oldest, Order::Newest, Order::Alternating];
+/// Where a single post is in flight at a time, or the order matters to no guard.
+const ONE: [Order; 1] = [Order::Newest];
+
+/// Both policies and both kinds of doorbell.
+fn check(orders: &[Order], config: Config) {
+    for by_lock in [false, true] {
+        check_one(by_lock, orders, config);
+    }
+}
+
+fn check_one(by_lock: bool, orders: &[Order], config: Config) {
+    for &order in orders {
+        for doorbell in [Doorbell::Early, Doorbell::Late] {
+            let began = Instant::now();
+            let count = explore(Config { by_lock, order, doorbell, ..config });
+            let Config { threads, start, slots, .. } = config;
+            let policy = if by_lock { "locked" } else { "combining" };
+            let took = began.elapsed();
+            println!(
+                "{policy} {threads:?} from {start:#x}, {slots} slots, {order:?}, {doorbell:?}: {count} interleavings, {took:.1?}"
+            );
+        }
+    }
+}
+
+/// The model must find that the property does not hold.
+fn must_fail(config: Config, why: &str) {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let found = catch_unwind(AssertUnwindSafe(|| explore(config)));
+    std::panic::set_hook(hook);
+    let Err(found) = found else { panic!("the model does not notice {:?}", config.fault) };
+    let text = found.downcast_ref::<String>().map(String::as_str).or(found.downcast_ref::<&str>().copied());
+    let text = text.unwrap_or_default();
+    assert!(text.contains(why), "{:?} was found by another rule: {text}", config.fault);
+}
+
+#[test]
+fn plain_posts_of_two() {
+    check(&ALL, Config { threads: &[&[Put], &[Put]], ..BASE });
+}
+
+#[test]
+fn a_flush_while_another_posts() {
+    check(&ONE, Config { threads: &[&[Put, Flush], &[Put]], ..BASE });
+}
+
+#[test]
+fn plain_and_aggregated_posts() {
+    check(&ONE, Config { threads: &[&[Put], &[Agg, Flush]], ..BASE });
+}
+
+#[test]
+fn aggregated_posts_are_rung_by_a_flush() {
+    check(&ONE, Config { preemptions: 1, threads: &[&[Agg, Flush], &[Agg, Flush]], ..BASE });
+}
+
+#[test]
+fn a_batch_of_one() {
+    check(&ONE, Config { max_batch: 1, preemptions: 1, threads: &[&[Put], &[Agg, Put]], ..BASE });
+}
+
+#[test]
+fn value_slots_of_two_laps() {
+    check_one(false, &ALL, Config { max_batch: 4, slots: 2, threads: &[&[Put, Put, Put]], ..BASE });
+    check(&[Order::Newest], Config { slots: 2, preemptions: 1, threads: &[&[Put, Put], &[Put]], ..BASE });
+}
+
+#[test]
+fn a_ring_of_two() {
+    check(&ONE, Config { sq_size: 2, preemptions: 1, threads: &[&[Put, Put], &[Put]], ..BASE });
+}
+
+#[test]
+fn counters_wrap() {
+    for start in [0x03ff_ffff, 0x7fff_ffff, 0xffff_ffff] {
+        check(&ONE, Config { start, slots: 1, preemptions: 1, threads: &[&[Put], &[Agg, Put]], ..BASE });
+        check(&ONE, Config { start, preemptions: 1, threads: &[&[Put, Flush], &[Put]], ..BASE });
+    }
+}
+
+const FAULTY: Config = Config { threads: &[&[Put, Put], &[Put]], ..BASE };
+
+#[test]
+fn reuse_of_a_value_slot_is_noticed() {
+    for by_lock in [false, true] {
+        let fault = Some(Fault::NoSlotGuard);
+        must_fail(Config { by_lock, fault, slots: 2, ..FAULTY }, "overwritten");
+    }
+}
+
+#[test]
+fn a_ring_that_overflows_is_noticed() {
+    for by_lock in [false, true] {
+        let fault = Some(Fault::NoRingGuard);
+        must_fail(Config { by_lock, fault, sq_size: 2, ..FAULTY }, "before it was written");
+    }
+}
+
+#[test]
+fn too_large_a_batch_is_noticed() {
+    for by_lock in [false, true] {
+        let fault = Some(Fault::NoBatchBound);
+        must_fail(Config { by_lock, fault, threads: &[&[Agg, Agg, Agg, Put]], ..BASE }, "may be unrung");
+    }
+}
+
+#[test]
+fn missing_fences_are_noticed() {
+    for by_lock in [false, true] {
+        let config = Config { by_lock, ..FAULTY };
+        must_fail(Config { fault: Some(Fault::NoWriteFence), ..config }, "before it was written");
+        let late = Config { doorbell: Doorbell::Late, fault: Some(Fault::NoDoorbellFence), ..config };
+        must_fail(late, "the doorbell went");
+    }
+}
+
+#[test]
+fn a_lost_doorbell_is_noticed() {
+    let fault = Some(Fault::ShortDoorbell);
+    must_fail(Config { fault, threads: &[&[Put], &[Put]], ..BASE }, "");
+}
+
+#[test]
+fn an_early_flush_is_noticed() {
+    let threads: &[&[Op]] = &[&[Put, Flush], &[Put]];
+    for by_lock in [false, true] {
+        must_fail(Config { by_lock, fault: Some(Fault::EarlyCount), threads, ..BASE }, "a flush returned before");
+    }
+    must_fail(Config { fault: Some(Fault::NoBarrier), threads, ..BASE }, "a flush returned before");
+}
