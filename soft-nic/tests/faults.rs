@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering;
 use common::child::run;
 use common::peer::Peer;
 use common::*;
+use efa_dp_direct::cq::{Cqe, RawCqe, RecvCqe};
 use efa_dp_direct::wire::CompStatus;
-use efa_dp_direct::wqe::Destination;
+use efa_dp_direct::wqe::{Destination, Operation, RequestIds, WriteData};
 
 /// The second process of some tests runs this.
 #[test]
@@ -82,6 +83,55 @@ fn reorder() {
         assert_eq!((pair.a.local(), pair.a.errors(), pair.b.remote()), (1000, 0, 1000));
         pair.close();
     });
+}
+
+/// Rings 200 writes with immediate data at once, several times; the order in which they arrived and completed.
+fn orders(burst: u32) -> String {
+    let mut pair = Pair::open();
+    let (mut delivered, mut completed) = (Vec::new(), Vec::new());
+    for first in (0..3).map(|n| n * burst) {
+        for n in first..first + burst {
+            let (remote, data) = (pair.target.remote(8), WriteData::One(pair.source.sge(0, 8)));
+            let bytes = pair.a.bytes(pair.to, Operation::Write { remote, data, imm: Some(n) });
+            pair.a.place(&bytes);
+        }
+        pair.a.ring();
+        wait_for("all to complete and arrive", || {
+            while let Some(entry) = pair.a.poll_cq() {
+                completed.push(u32::from(entry.common.req_id));
+            }
+            while let Some(bytes) = pair.b.poll_entry() {
+                match Cqe::parse(&RawCqe(bytes), RequestIds::Bits64) {
+                    Ok(Cqe::Recv(RecvCqe { imm: Some(imm), .. })) => delivered.push(imm),
+                    other => panic!("{other:?}"),
+                }
+            }
+            delivered.len() as u32 == first + burst && completed.len() == delivered.len()
+        });
+    }
+    pair.close();
+    for order in [&delivered, &completed] {
+        assert!(!order.is_sorted());
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..3 * burst).collect::<Vec<_>>());
+    }
+    format!("ORDER {delivered:?} {completed:?}")
+}
+
+#[test]
+fn the_same_seed_gives_the_same_order() {
+    let name = "the_same_seed_gives_the_same_order";
+    let once = |faults: &str| {
+        let faults = format!("{faults},max_batch=512");
+        let errors = run(name, &[("SOFTEFA_FAULTS", &faults)], || eprintln!("{}", orders(200)))?;
+        Some(errors.lines().find(|line| line.starts_with("ORDER")).unwrap().to_owned())
+    };
+    for faults in ["reorder=16", "reread=0.2", "reorder=64,reread=0.5,delay_us=0..40"] {
+        let Some(first) = once(&format!("seed=1,{faults}")) else { return };
+        assert!(once(&format!("seed=1,{faults}")).as_ref() == Some(&first), "{faults}: another order");
+        assert!(once(&format!("seed=2,{faults}")).as_ref() != Some(&first), "{faults}: the seed does not matter");
+    }
 }
 
 #[test]

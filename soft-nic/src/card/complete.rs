@@ -25,7 +25,7 @@ fn event_of(op_type: u8) -> Option<Event> {
 impl Core {
     /// A request ended; faults may keep its completion back.
     pub(crate) fn finish(&mut self, token: Token, status: u8) {
-        let now = self.clock_us;
+        let now = self.now();
         match &mut self.holds {
             Some(holds) => holds.push(token, Step::Complete(status), now),
             None => self.retire(token, status),

@@ -292,6 +292,9 @@ impl Core {
         for at in 0..self.connections.bound() {
             self.abort_on(at, qpn);
         }
+        if let Some(holds) = &mut self.holds {
+            holds.forget(qpn);
+        }
         let Some(qp) = self.qps.remove(u32::from(qpn)) else { return };
         if !qp.enabled {
             return;

@@ -12,8 +12,9 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::core::Core;
-use super::hold::Step;
+use super::hold::{Moment, Step};
 use super::pace::{Pace, Pause, Seen, YIELD};
+use super::qp::Token;
 
 /// The state and those who want it.
 pub(crate) struct Shared {
@@ -167,7 +168,7 @@ impl Core {
         for at in 0..self.connections.bound() {
             moved |= self.poll_connection(at);
         }
-        while let Some((token, step)) = self.holds.as_mut().and_then(|h| h.pop(self.clock_us)) {
+        while let Some((token, step)) = self.next_held() {
             moved = true;
             match step {
                 Step::Send => self.send(token),
@@ -182,6 +183,16 @@ impl Core {
         }
         self.quiet_looks = if moved { 0 } else { self.quiet_looks.saturating_add(1) };
         moved
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        Moment { us: self.clock_us, look: self.looks }
+    }
+
+    fn next_held(&mut self) -> Option<(Token, Step)> {
+        let (now, qps) = (self.now(), &self.qps);
+        let outstanding = |qpn| qps.get(u32::from(qpn)).map_or(0, |qp| qp.outstanding);
+        self.holds.as_mut()?.pop(now, outstanding)
     }
 
     fn poll_doorbells(&mut self) -> bool {

@@ -123,7 +123,7 @@ impl Core {
         let faults = &self.config.faults;
         let fails = faults.error_every != 0 && self.requests.is_multiple_of(faults.error_every);
         let status = faults.error_status;
-        let now = self.clock_us;
+        let now = self.now();
         let Some(qp) = self.qp(qpn) else { return };
         qp.outstanding += 1;
         let token = qp.admit(request, index);

@@ -347,21 +347,26 @@ impl End {
         self.counts.remote.load(Ordering::Acquire)
     }
 
-    /// The next completion entry, as it lies in memory.
+    /// The next completion entry of a send queue.
     pub fn poll_cq(&mut self) -> Option<TxCdesc> {
+        let bytes = self.poll_entry()?;
+        Some(TxCdesc::from_bytes(bytes[..16].try_into().unwrap()))
+    }
+
+    /// The next completion entry, as it lies in memory.
+    pub fn poll_entry(&mut self) -> Option<[u8; 32]> {
         let memory = self.cq_memory;
         let slot = (self.cq_seen & (memory.num_entries - 1)) as usize * memory.entry_size as usize;
-        let words: Vec<u64> = (0..2)
-            .map(|i| unsafe { AtomicU64::from_ptr(memory.buffer.add(slot + 8 * i).cast()) }.load(Ordering::Acquire))
-            .collect();
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&words[0].to_ne_bytes());
-        bytes[8..].copy_from_slice(&words[1].to_ne_bytes());
-        let entry = TxCdesc::from_bytes(&bytes);
+        let mut bytes = [0; 32];
+        for (i, eight) in bytes.chunks_exact_mut(8).enumerate() {
+            let word = unsafe { AtomicU64::from_ptr(memory.buffer.add(slot + 8 * i).cast()) };
+            eight.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
+        }
+        let entry = TxCdesc::from_bytes(bytes[..16].try_into().unwrap());
         let expected = self.cq_seen & memory.num_entries == 0;
         (entry.common.flags.phase() == expected).then(|| {
             self.cq_seen = self.cq_seen.wrapping_add(1);
-            entry
+            bytes
         })
     }
 
