@@ -13,6 +13,12 @@
 #include "cuda_shim.h"
 
 #include <nccl.h>
+// NCCL's generic code over ferrogin's backend instead of NCCL's own.
+#ifdef FOREIGN_FERROGIN
+#include <cooperative_groups.h>
+#include <ferrogin/nccl_gin_backend.cuh>
+#include "nccl_device/transport/net_efa_gda/efa-dp-direct/include/device/efa_cuda_dp_impl.cuh"
+#endif
 #include "nccl_device/impl/comm__types.h"
 #include "nccl_device/impl/core__funcs.h"
 #include "nccl_device/impl/gin__funcs.h"
