@@ -17,7 +17,7 @@ pub(crate) fn find(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>, c
             .caps(caps)
             .mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2)
             .mr_mode(crate::MR_MODE_ALL & !bindings::FI_MR_LOCAL);
-        let by_socket = ["tcp", "net"].contains(&provider.split(';').next().unwrap_or_default());
+        let by_socket = ["tcp", "net", "sockets"].contains(&provider.split(';').next().unwrap_or_default());
         lib.getinfo(&match source {
             Some(source) if by_socket => {
                 let v6 = source.parse::<IpAddr>().is_ok_and(|address| address.is_ipv6());

@@ -42,6 +42,8 @@ mod handle;
 mod incoming;
 mod link;
 mod listen;
+#[allow(unsafe_code)]
+mod matched;
 mod outgoing;
 mod payload;
 mod pending;
@@ -68,6 +70,18 @@ pub use wire::{ADDRESS_MAX, Address};
 pub(crate) type WriteDone = Box<dyn FnOnce(Result<Payload, ChannelError>) + Send>;
 pub(crate) type ReadDone = Box<dyn FnOnce(Result<Vec<u8>, ChannelError>) + Send>;
 
+/// Who matches tags. Both ends must do alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Matching {
+    /// The provider where it can be relied on, otherwise we.
+    #[default]
+    Auto,
+    /// The provider (`FI_TAGGED`).
+    Provider,
+    /// We, over datagrams (`FI_MSG`).
+    Ours,
+}
+
 /// How to open a [`Reactor`].
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -75,6 +89,8 @@ pub struct Config {
     pub provider: String,
     /// The local address to use; peers reach the endpoint there. None leaves the choice to the provider.
     pub source: Option<String>,
+    /// Who matches tags.
+    pub matching: Matching,
     /// Writes, and reads, of one channel that may be with libfabric at a time.
     pub depth: usize,
     /// Bytes of the longest message that is taken. A peer that announces a longer one breaks the protocol.
@@ -98,6 +114,7 @@ impl Default for Config {
         Self {
             provider: "tcp".to_owned(),
             source: Some("127.0.0.1".to_owned()),
+            matching: Matching::Auto,
             depth: 64,
             max_message: 1 << 30,
             max_peers: 65536,

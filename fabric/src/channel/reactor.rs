@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 use super::bell::Bell;
 use super::engine::{Call, CloseDone, Engine, OpenDone};
 use super::handle::{Channel, Listener};
+use super::matched::Matched;
 use super::pending::{Cancel, Pending};
 use super::tagged::Tagged;
 use super::transport::{Addr, Event, Pattern, Receiving, Sending, Transport};
 use super::wake::Wake;
 use super::wire::Address;
-use super::{ChannelError, Config, Payload, ReadDone, WriteDone};
-use crate::{Error, Libfabric};
+use super::{ChannelError, Config, Matching, Payload, ReadDone, WriteDone};
+use crate::{Error, Libfabric, Version};
 
 /// Polls between looks at the clock while there is work.
 const POLLS_PER_CLOCK: u32 = 64;
@@ -228,8 +229,20 @@ impl Reactor {
     /// # Errors
     /// [`Error::NoMatch`] when the provider has no reliable datagrams that can carry a channel; what the provider answers.
     pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
-        let transport = Tagged::open(lib, &config.provider, config.source.as_deref(), config.max_peers)?;
-        Self::over(Box::new(transport), config)
+        let tagged = || Tagged::open(lib, &config.provider, config.source.as_deref(), config.max_peers);
+        let matched = || Matched::open(lib, config).map(|matched| Box::new(matched) as Box<dyn Transport>);
+        // What carries tags over tcp before 2.0 crashes when peers die (rxm) or many messages come unexpected (net).
+        let unreliable = config.provider == "tcp" && lib.version() < Version::new(2, 0);
+        let transport = match config.matching {
+            Matching::Ours => matched()?,
+            Matching::Auto if unreliable => matched()?,
+            Matching::Auto => match tagged() {
+                Err(Error::NoMatch { .. }) => matched()?,
+                other => Box::new(other?),
+            },
+            Matching::Provider => Box::new(tagged()?),
+        };
+        Self::over(transport, config)
     }
 
     pub(super) fn over(transport: Box<dyn Transport>, config: &Config) -> Result<Self, Error> {

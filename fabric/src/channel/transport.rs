@@ -15,7 +15,6 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    #[cfg(test)]
     pub fn matches(self, tag: u64) -> bool {
         (tag ^ self.tag) & !self.ignore == 0
     }

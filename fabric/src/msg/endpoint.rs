@@ -91,6 +91,11 @@ impl MessageEndpoint {
 
     sending_methods!(self => self.sending, self.sending);
 
+    /// The sending half alone, as callbacks of [`MessageEndpoint::poll`] get it.
+    pub fn outbox(&mut self) -> Outbox<'_> {
+        Outbox(&mut self.sending)
+    }
+
     fn post_receives(&mut self) -> Result<(), Error> {
         while let Some(&index) = self.unposted.last() {
             let buffer = self.buffers.buffer(index as usize).cast();

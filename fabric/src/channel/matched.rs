@@ -1,0 +1,575 @@
+//! Tagged messages for providers that have none, or none that can be relied on: matching of our own over [`crate::msg`].
+//!
+//! A message that fits into one datagram travels in one. A longer one is announced; when a receive matches, the receiver
+//! clears it, and the pieces go straight from the sender's buffer, in any order, each saying where it belongs. So nothing
+//! long is ever kept unmatched. Every datagram has this header, little endian:
+//!
+//! ```text
+//! 0  kind    u8    1 whole, 2 announce, 3 clear, 4 piece, 5 decline (the receive was too short)
+//! 1  (zero)  u8 * 3
+//! 4  number  u32   announce, clear, decline: the sender's number of the message
+//! 8  tag     u64   whole, announce: the tag; clear, piece: the receiver's number of the receive
+//! 16 total   u64   bytes of the message
+//! 24 offset  u64   piece: where it belongs
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::transport::{Addr, Event, Fault, Pattern, Receiving, Sending, Transport};
+use super::{Config, Payload};
+use crate::msg::{self, LostReason, MessageEndpoint, Outbox, Peer, SendError};
+use crate::{Error, Libfabric, bindings, datagrams};
+
+/// Bytes of the header.
+const HEADER: usize = 32;
+/// Bytes of a piece, if the provider carries that much.
+const PIECE: usize = 64 << 10;
+/// Room that the provider's largest message has beyond a piece: prefix, name, header.
+const OVERHEAD: usize = 256;
+/// Longest message; offsets have 64 bits.
+const MAX_MESSAGE: usize = 1 << 40;
+/// Unmatched messages that one peer may have here; beyond, it is too far ahead of its reader.
+const UNMATCHED: usize = 1 << 20;
+/// Time that peers get to hear that the endpoint is closed.
+const FAREWELL: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Whole = 1,
+    Announce = 2,
+    Clear = 3,
+    Piece = 4,
+    Decline = 5,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    kind: Kind,
+    number: u32,
+    tag: u64,
+    total: u64,
+    offset: u64,
+}
+
+impl Header {
+    fn emit(&self) -> [u8; HEADER] {
+        let mut out = [0; HEADER];
+        out[0] = self.kind as u8;
+        out[4..8].copy_from_slice(&self.number.to_le_bytes());
+        out[8..16].copy_from_slice(&self.tag.to_le_bytes());
+        out[16..24].copy_from_slice(&self.total.to_le_bytes());
+        out[24..32].copy_from_slice(&self.offset.to_le_bytes());
+        out
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HEADER] = bytes.try_into().ok()?;
+        let kind = [Kind::Whole, Kind::Announce, Kind::Clear, Kind::Piece, Kind::Decline]
+            .into_iter()
+            .find(|kind| *kind as u8 == bytes[0])?;
+        let word = |at: usize| bytes[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);
+        let number = bytes[4..].first_chunk().copied().map_or(0, u32::from_le_bytes);
+        Some(Self { kind, number, tag: word(8), total: word(16), offset: word(24) })
+    }
+}
+
+/// A receive that waits for a message.
+struct Posted {
+    pattern: Pattern,
+    room: Vec<u8>,
+    len: usize,
+    token: u64,
+}
+
+/// A message that waits for a receive.
+enum Unmatched {
+    Whole(u64, Vec<u8>),
+    Announced(Header),
+}
+
+/// A receive whose pieces come in.
+struct Filling {
+    from: Peer,
+    room: Vec<u8>,
+    total: usize,
+    missing: usize,
+    tag: u64,
+    token: u64,
+}
+
+/// A send that is not over.
+struct Outgoing {
+    to: Peer,
+    body: Payload,
+    token: u64,
+    tag: u64,
+    /// None until the receiver clears it; then its number of the receive and how far pieces went out.
+    cleared: Option<(u64, usize)>,
+    /// Datagrams that are lent to the endpoint.
+    lent: usize,
+    /// The header datagram (whole or announce) is out.
+    begun: bool,
+    error: Option<Error>,
+    /// Nothing more will be sent.
+    over: bool,
+}
+
+/// What is known of one peer.
+#[derive(Default)]
+struct PeerState {
+    posted: VecDeque<Posted>,
+    unmatched: VecDeque<Unmatched>,
+    /// Nothing can be sent to it any more.
+    lost: Option<Error>,
+    /// It said so itself: what it sent before may still come.
+    closed: bool,
+}
+
+/// Tags over datagrams.
+pub(crate) struct Matched {
+    // First, so that it is closed before the memory that it was lent goes.
+    endpoint: MessageEndpoint,
+    state: State,
+    name: Vec<u8>,
+    provider: String,
+}
+
+/// All but the endpoint.
+struct State {
+    piece: usize,
+    peers: Vec<PeerState>,
+    /// Receives for messages of anyone.
+    anyone: VecDeque<Posted>,
+    outgoing: HashMap<u32, Outgoing>,
+    filling: HashMap<u64, Filling>,
+    next_number: u32,
+    next_filling: u64,
+    /// Sends with datagrams still to be given to the endpoint.
+    waiting: VecDeque<u32>,
+    /// Control datagrams that found no slot.
+    replies: VecDeque<(Peer, [u8; HEADER])>,
+    events: Vec<Event>,
+}
+
+fn lost(reason: &LostReason) -> Error {
+    match reason {
+        LostReason::Failed(error) => error.clone(),
+        other => reset(other.to_string()),
+    }
+}
+
+fn reset(text: String) -> Error {
+    Error::Call { call: "fi_send", code: bindings::FI_ECONNRESET, text }
+}
+
+impl Matched {
+    /// Opens an endpoint of the provider that `config` names.
+    pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
+        let info = datagrams::find(lib, &config.provider, config.source.as_deref(), bindings::FI_MSG)?;
+        let piece = info.max_msg_size().saturating_sub(OVERHEAD).min(PIECE);
+        let endpoint = MessageEndpoint::open(
+            lib,
+            &msg::Config {
+                provider: config.provider.clone(),
+                source: config.source.clone(),
+                max_header: HEADER,
+                max_payload: piece,
+                tx_depth: 64,
+                rx_depth: 64,
+                max_peers: config.max_peers,
+                ping_after: config.ping_after,
+                lost_after: config.lost_after,
+            },
+        )?;
+        let state = State {
+            piece,
+            peers: Vec::new(),
+            anyone: VecDeque::new(),
+            outgoing: HashMap::new(),
+            filling: HashMap::new(),
+            next_number: 0,
+            next_filling: 0,
+            waiting: VecDeque::new(),
+            replies: VecDeque::new(),
+            events: Vec::new(),
+        };
+        let (name, provider) = (endpoint.address().to_vec(), endpoint.provider().to_owned());
+        Ok(Self { endpoint, state, name, provider })
+    }
+}
+
+impl State {
+    fn peer(&mut self, peer: Peer) -> &mut PeerState {
+        if self.peers.len() <= peer.index() {
+            self.peers.resize_with(peer.index() + 1, PeerState::default);
+        }
+        &mut self.peers[peer.index()]
+    }
+
+    /// Gives as much of a send to the endpoint as it takes; false when it has no slot.
+    fn push(&mut self, outbox: &mut Outbox<'_>, number: u32) -> bool {
+        let Some(out) = self.outgoing.get_mut(&number) else { return true };
+        let total = out.body.len();
+        let whole = total <= self.piece;
+        loop {
+            let (kind, tag, from, to) = match (out.begun, out.cleared) {
+                _ if out.over => return true,
+                (false, _) if whole => (Kind::Whole, out.tag, 0, total),
+                (false, _) => (Kind::Announce, out.tag, 0, 0),
+                (true, Some((filling, at))) if at < total => (Kind::Piece, filling, at, (at + self.piece).min(total)),
+                (true, _) => return true,
+            };
+            let header = Header { kind, number, tag, total: total as u64, offset: from as u64 }.emit();
+            let bytes = &out.body.as_slice()[from..to];
+            let token = u64::from(number);
+            // SAFETY: the payload's bytes are on the heap or static (`send` saw to that), and the entry keeps them until
+            // every loan has come back.
+            match unsafe { outbox.send_borrowed(out.to, &header, bytes.as_ptr(), bytes.len(), token) } {
+                Ok(()) => {
+                    out.lent += 1;
+                    out.begun = true;
+                    if let Some((_, at)) = &mut out.cleared {
+                        *at = to;
+                    }
+                    out.over = whole || out.cleared.is_some_and(|(_, at)| at == total);
+                }
+                Err(SendError::Full) => return false,
+                Err(error) => {
+                    out.error = Some(reset(error.to_string()));
+                    out.over = true;
+                }
+            }
+        }
+    }
+
+    /// Ends a send when nothing of it is lent any more.
+    fn settle(&mut self, number: u32) {
+        if self.outgoing.get(&number).is_some_and(|out| out.over && out.lent == 0)
+            && let Some(Outgoing { body, token, error, .. }) = self.outgoing.remove(&number)
+        {
+            let result = error.map_or(Ok(()), Err);
+            self.events.push(Event::Sent { token, body, result });
+        }
+    }
+
+    /// A datagram came in.
+    fn datagram(&mut self, outbox: &mut Outbox<'_>, from: Peer, header: &[u8], bytes: &[u8]) {
+        let Some(header) = Header::parse(header) else {
+            log::warn!("a datagram of an unknown form was dropped");
+            return;
+        };
+        match header.kind {
+            Kind::Whole | Kind::Announce => self.arrived(outbox, from, header, bytes),
+            Kind::Clear => {
+                if let Some(out) = self.outgoing.get_mut(&header.number)
+                    && out.to == from
+                    && out.begun
+                    && out.cleared.is_none()
+                    && !out.over
+                {
+                    out.cleared = Some((header.tag, 0));
+                    self.go_on(outbox, header.number);
+                }
+            }
+            Kind::Decline => {
+                if let Some(out) = self.outgoing.get_mut(&header.number).filter(|out| out.to == from) {
+                    out.over = true;
+                    self.settle(header.number);
+                }
+            }
+            Kind::Piece => self.piece(from, header, bytes),
+        }
+    }
+
+    fn arrived(&mut self, outbox: &mut Outbox<'_>, from: Peer, header: Header, bytes: &[u8]) {
+        let matches = |posted: &Posted| posted.pattern.matches(header.tag);
+        let state = self.peer(from);
+        let directed = state.posted.iter().position(matches).and_then(|at| state.posted.remove(at));
+        let posted = directed.or_else(|| {
+            let at = self.anyone.iter().position(matches)?;
+            self.anyone.remove(at)
+        });
+        match posted {
+            Some(posted) if header.kind == Kind::Whole => self.fill(from, posted, header.tag, bytes),
+            Some(posted) => self.clear(outbox, from, posted, header),
+            None => {
+                let unmatched = &mut self.peer(from).unmatched;
+                if unmatched.len() >= UNMATCHED {
+                    log::warn!("a message was dropped: its peer is {UNMATCHED} messages ahead of its reader");
+                } else if header.kind == Kind::Whole {
+                    unmatched.push_back(Unmatched::Whole(header.tag, bytes.to_vec()));
+                } else {
+                    unmatched.push_back(Unmatched::Announced(header));
+                }
+            }
+        }
+    }
+
+    fn fill(&mut self, from: Peer, posted: Posted, tag: u64, bytes: &[u8]) {
+        let Posted { mut room, len, token, .. } = posted;
+        let fits = bytes.len() <= len;
+        room.clear();
+        room.extend_from_slice(&bytes[..bytes.len().min(len)]);
+        let result = if fits { Ok(()) } else { Err(Fault::Truncated) };
+        self.events.push(Event::Received { token, bytes: room, tag, from: Some(addr(from)), result });
+    }
+
+    /// A receive meets an announced message.
+    fn clear(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, header: Header) {
+        let Posted { mut room, len, token, .. } = posted;
+        let number = header.number;
+        let total = usize::try_from(header.total).ok().filter(|total| *total <= len);
+        let (kind, tag) = match total {
+            Some(total) => {
+                let filling = self.next_filling;
+                self.next_filling += 1;
+                room.clear();
+                room.resize(total, 0);
+                let tag = header.tag;
+                self.filling.insert(filling, Filling { from, room, total, missing: total, tag, token });
+                (Kind::Clear, filling)
+            }
+            None => {
+                let (tag, from) = (header.tag, Some(addr(from)));
+                self.events.push(Event::Received { token, bytes: room, tag, from, result: Err(Fault::Truncated) });
+                (Kind::Decline, 0)
+            }
+        };
+        let reply = Header { kind, number, tag, total: header.total, offset: 0 }.emit();
+        self.replies.push_back((from, reply));
+        self.reply(outbox);
+    }
+
+    fn piece(&mut self, from: Peer, header: Header, bytes: &[u8]) {
+        let Some(filling) = self.filling.get_mut(&header.tag).filter(|filling| filling.from == from) else { return };
+        let place =
+            usize::try_from(header.offset).ok().and_then(|at| filling.room.get_mut(at..)?.get_mut(..bytes.len()));
+        let missing = filling.missing.checked_sub(bytes.len());
+        let (Some(place), Some(missing), true) = (place, missing, header.total == filling.total as u64) else {
+            log::warn!("a piece that does not fit was dropped");
+            return;
+        };
+        place.copy_from_slice(bytes);
+        filling.missing = missing;
+        if missing == 0
+            && let Some(Filling { room, tag, token, .. }) = self.filling.remove(&header.tag)
+        {
+            self.events.push(Event::Received { token, bytes: room, tag, from: Some(addr(from)), result: Ok(()) });
+        }
+    }
+
+    /// Sends what was to be answered.
+    fn reply(&mut self, outbox: &mut Outbox<'_>) {
+        while let Some((to, header)) = self.replies.pop_front() {
+            if outbox.send(to, &header, &[]) == Err(SendError::Full) {
+                self.replies.push_front((to, header));
+                return;
+            }
+        }
+    }
+
+    /// A peer is gone: nothing more can be sent to it, and nothing comes unless it said so itself.
+    fn lose(&mut self, peer: Peer, reason: &LostReason) {
+        let error = lost(reason);
+        let state = self.peer(peer);
+        state.lost = Some(error.clone());
+        state.closed = *reason == LostReason::Closed;
+        let hit: Vec<u32> = self.outgoing.iter().filter(|(_, out)| out.to == peer).map(|(number, _)| *number).collect();
+        for number in hit {
+            if let Some(out) = self.outgoing.get_mut(&number) {
+                out.over = true;
+                out.error.get_or_insert(error.clone());
+            }
+            self.settle(number);
+        }
+        if *reason == LostReason::Closed {
+            return;
+        }
+        let posted = std::mem::take(&mut self.peer(peer).posted);
+        let filling = self.filling.extract_if(|_, filling| filling.from == peer).map(|(_, f)| (f.token, f.room));
+        for (token, bytes) in posted.into_iter().map(|posted| (posted.token, posted.room)).chain(filling) {
+            let result = Err(Fault::Failed(error.clone()));
+            self.events.push(Event::Received { token, bytes, tag: 0, from: None, result });
+        }
+    }
+
+    /// Ends receives early.
+    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
+        let queues = self.peers.iter_mut().map(|state| &mut state.posted).chain([&mut self.anyone]);
+        for queue in queues {
+            for posted in std::mem::take(queue) {
+                if which(posted.token) {
+                    let Posted { token, room: bytes, .. } = posted;
+                    let result = Err(Fault::Cancelled);
+                    self.events.push(Event::Received { token, bytes, tag: 0, from: None, result });
+                } else {
+                    queue.push_back(posted);
+                }
+            }
+        }
+        for Filling { token, room: bytes, .. } in
+            self.filling.extract_if(|_, filling| which(filling.token)).map(|(_, f)| f)
+        {
+            let result = Err(Fault::Cancelled);
+            self.events.push(Event::Received { token, bytes, tag: 0, from: None, result });
+        }
+    }
+
+    /// A lent payload came back.
+    fn returned(&mut self, number: u32, good: bool) {
+        if let Some(out) = self.outgoing.get_mut(&number) {
+            out.lent = out.lent.saturating_sub(1);
+            if !good {
+                out.over = true;
+                out.error.get_or_insert_with(|| reset("the datagram did not go out".to_owned()));
+            }
+        }
+        self.settle(number);
+    }
+
+    /// Gives the endpoint more of a send, now or when it has room.
+    fn go_on(&mut self, outbox: &mut Outbox<'_>, number: u32) {
+        if !self.push(outbox, number) {
+            self.waiting.push_back(number);
+        }
+        self.settle(number);
+    }
+
+    fn meet(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, message: Unmatched) {
+        match message {
+            Unmatched::Whole(tag, bytes) => self.fill(from, posted, tag, &bytes),
+            Unmatched::Announced(header) => self.clear(outbox, from, posted, header),
+        }
+    }
+
+    /// An unmatched message of `from` that a pattern takes.
+    fn unmatched(&mut self, from: Peer, pattern: Pattern) -> Option<Unmatched> {
+        let queue = &mut self.peer(from).unmatched;
+        let at = queue.iter().position(|message| match message {
+            Unmatched::Whole(tag, _) => pattern.matches(*tag),
+            Unmatched::Announced(header) => pattern.matches(header.tag),
+        })?;
+        queue.remove(at)
+    }
+}
+
+fn addr(peer: Peer) -> Addr {
+    Addr(peer.index() as u64)
+}
+
+impl Transport for Matched {
+    fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    fn provider(&self) -> &str {
+        &self.provider
+    }
+
+    fn max_message(&self) -> usize {
+        MAX_MESSAGE
+    }
+
+    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
+        let peer = self.endpoint.add_peer(name)?;
+        self.state.peer(peer);
+        Ok(addr(peer))
+    }
+
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64) -> Sending {
+        let peer = Peer(to.0 as u32);
+        if let Some(error) = self.state.peer(peer).lost.clone() {
+            return Sending::Failed(body, error);
+        }
+        if body.is_word() {
+            let total = body.len() as u64;
+            let header = Header { kind: Kind::Whole, number: 0, tag, total, offset: 0 }.emit();
+            return match self.endpoint.send(peer, &header, body.as_slice()) {
+                Ok(()) => Sending::Done(body),
+                Err(SendError::Full) => Sending::Again(body),
+                Err(error) => Sending::Failed(body, reset(error.to_string())),
+            };
+        }
+        if self.endpoint.free_slots() == 0 {
+            return Sending::Again(body);
+        }
+        let number = self.state.next_number;
+        self.state.next_number = number.wrapping_add(1);
+        let out =
+            Outgoing { to: peer, body, token, tag, cleared: None, lent: 0, begun: false, error: None, over: false };
+        self.state.outgoing.insert(number, out);
+        self.state.go_on(&mut self.endpoint.outbox(), number);
+        Sending::Posted
+    }
+
+    fn receive(&mut self, from: Option<Addr>, pattern: Pattern, room: Vec<u8>, len: usize, token: u64) -> Receiving {
+        let posted = Posted { pattern, room, len, token };
+        let Some(from) = from else {
+            let peers = 0..self.state.peers.len() as u32;
+            let found = peers.map(Peer).find_map(|peer| Some((peer, self.state.unmatched(peer, pattern)?)));
+            match found {
+                Some((peer, message)) => self.state.meet(&mut self.endpoint.outbox(), peer, posted, message),
+                None => self.state.anyone.push_back(posted),
+            }
+            return Receiving::Posted;
+        };
+        let peer = Peer(from.0 as u32);
+        if let Some(message) = self.state.unmatched(peer, pattern) {
+            self.state.meet(&mut self.endpoint.outbox(), peer, posted, message);
+            return Receiving::Posted;
+        }
+        let state = self.state.peer(peer);
+        match &state.lost {
+            Some(error) if !state.closed => Receiving::Failed(posted.room, error.clone()),
+            _ => {
+                state.posted.push_back(posted);
+                Receiving::Posted
+            }
+        }
+    }
+
+    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
+        self.state.cancel(which);
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        let Self { endpoint, state, .. } = self;
+        endpoint.poll(|outbox, event| match event {
+            msg::Event::Message { from, header, payload } => state.datagram(outbox, from, header, payload),
+            msg::Event::Sent { token, .. } => state.returned(token as u32, true),
+            msg::Event::SendFailed { token, .. } => state.returned(token as u32, false),
+            msg::Event::Lost { peer, reason } => state.lose(peer, &reason),
+        })?;
+        let outbox = &mut endpoint.outbox();
+        state.reply(outbox);
+        for _ in 0..state.waiting.len() {
+            let Some(number) = state.waiting.pop_front() else { break };
+            if !state.push(outbox, number) {
+                state.waiting.push_front(number);
+                break;
+            }
+            state.settle(number);
+        }
+        events.append(&mut state.events);
+        Ok(())
+    }
+
+    fn wait_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn may_wait(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for Matched {
+    fn drop(&mut self) {
+        if let Err(error) = self.endpoint.shutdown(FAREWELL, |_, _| ()) {
+            log::debug!("closing the endpoint: {error}");
+        }
+    }
+}
