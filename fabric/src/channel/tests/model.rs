@@ -1,0 +1,291 @@
+//! Random programs on channels, held against what must come out: every message once, whole, in order; callbacks in order.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::super::engine::{Call, Engine};
+use super::super::{ChannelError, Config};
+use super::fake::{Fake, Net, Random};
+
+/// One end of a channel with its expectations.
+#[derive(Default)]
+struct End {
+    written: u64,
+    /// Numbers of writes whose callbacks came, in order of calls.
+    write_calls: Vec<u64>,
+    asked: u64,
+    /// Messages read, in order of calls, with the number of the read.
+    read_calls: Vec<(u64, Vec<u8>)>,
+    cancelled_reads: u64,
+    failures: Vec<ChannelError>,
+}
+
+type Shared = Arc<Mutex<End>>;
+
+fn body(channel: usize, number: u64) -> Vec<u8> {
+    let mut random = Random(channel as u64 * 7919 + number);
+    let len = match random.below(8) {
+        0 => 0,
+        1 => 5000,
+        _ => random.below(100),
+    };
+    (0..len).map(|_| random.next() as u8).collect()
+}
+
+struct World {
+    net: Net,
+    engines: Vec<Engine<Fake>>,
+    now: Instant,
+    calls: Vec<Call>,
+}
+
+impl World {
+    fn new(seed: u64, hostile: bool, engines: usize, config: &Config) -> Self {
+        let (net, now) = (Net::new(seed, hostile), Instant::now());
+        let engines = (0..engines).map(|_| Engine::new(net.endpoint(), config.clone(), now)).collect();
+        Self { net, engines, now, calls: Vec::new() }
+    }
+
+    fn step(&mut self, by: Duration) {
+        self.now += by;
+        for engine in &mut self.engines {
+            engine.poll(Some(self.now));
+            engine.take_calls(&mut self.calls);
+            self.calls.drain(..).for_each(Call::run);
+        }
+    }
+
+    /// A channel from engine `from` to engine 0; gives its number at both.
+    fn connect(&mut self, from: usize) -> (u32, u32) {
+        let (_, address) = self.engines[0].listen().unwrap();
+        let found: Arc<Mutex<[Option<u32>; 2]>> = Arc::default();
+        let put = |at: usize| {
+            let found = Arc::clone(&found);
+            Box::new(move |opened: Result<super::super::link::Opened, ChannelError>| {
+                found.lock().unwrap()[at] = Some(opened.unwrap().channel);
+            })
+        };
+        let start = self.engines[from].config.start_id;
+        self.engines[from].connect(&address, start, Duration::from_secs(100), put(0));
+        self.engines[0].accept(address.listener, 0, put(1));
+        for _ in 0..10_000 {
+            self.step(Duration::from_micros(10));
+            if let [Some(theirs), Some(ours)] = *found.lock().unwrap() {
+                return (ours, theirs);
+            }
+        }
+        panic!("the channel did not open");
+    }
+}
+
+fn write(engine: &mut Engine<Fake>, number: u32, end: &Shared, which: usize) {
+    let at = {
+        let mut end = end.lock().unwrap();
+        end.written += 1;
+        end.written - 1
+    };
+    let of_call = Arc::clone(end);
+    let expected = body(which, at);
+    engine.write(
+        number,
+        at + 1,
+        expected.clone().into(),
+        Box::new(move |result| {
+            let mut end = of_call.lock().unwrap();
+            end.write_calls.push(at);
+            match result {
+                Ok(bytes) => assert_eq!(bytes.as_slice(), expected, "the buffer comes back as it was"),
+                Err(error) => end.failures.push(error),
+            }
+        }),
+    );
+}
+
+fn read(engine: &mut Engine<Fake>, number: u32, end: &Shared) -> u64 {
+    let at = {
+        let mut end = end.lock().unwrap();
+        end.asked += 1;
+        end.asked - 1
+    };
+    let of_call = Arc::clone(end);
+    engine.read(
+        number,
+        (1 << 32) + at,
+        Vec::new(),
+        Box::new(move |result| {
+            let mut end = of_call.lock().unwrap();
+            match result {
+                Ok(bytes) => end.read_calls.push((at, bytes)),
+                Err(ChannelError::Cancelled { .. }) => end.cancelled_reads += 1,
+                Err(error) => end.failures.push(error),
+            }
+        }),
+    );
+    (1 << 32) + at
+}
+
+/// Runs `steps` random steps on `peers` channels, then lets everything come to its end.
+fn run(seed: u64, peers: usize, steps: usize, depth: usize, start_id: u32) {
+    let config = Config { depth, start_id, max_message: 1 << 16, ..Config::default() };
+    let mut world = World::new(seed, true, peers + 1, &config);
+    let mut random = Random(!seed);
+    // For each channel: engine and number at both sides.
+    let channels: Vec<[(usize, u32); 2]> = (1..=peers)
+        .map(|peer| {
+            let (ours, theirs) = world.connect(peer);
+            [(0, ours), (peer, theirs)]
+        })
+        .collect();
+    let ends: Vec<[Shared; 2]> = (0..peers).map(|_| Default::default()).collect();
+    let mut open: VecDeque<(usize, u32, u64)> = VecDeque::new();
+    for _ in 0..steps {
+        let (channel, side) = (random.below(peers), random.below(2));
+        let (engine, number) = channels[channel][side];
+        let (end, engine) = (&ends[channel][side], &mut world.engines[engine]);
+        match random.below(10) {
+            0..=3 => write(engine, number, end, 2 * channel + side),
+            4..=6 => {
+                let ticket = read(engine, number, end);
+                open.push_back((channels[channel][side].0, number, ticket));
+            }
+            7 => {
+                if let Some((engine, number, ticket)) = open.pop_front() {
+                    world.engines[engine].cancel(number, ticket);
+                }
+            }
+            _ => world.step(Duration::from_micros(50)),
+        }
+    }
+    // Every message that is still to come is asked for.
+    for round in 0..200_000 {
+        let mut done = true;
+        for (channel, sides) in ends.iter().enumerate() {
+            for side in 0..2 {
+                let written = sides[side].lock().unwrap().written;
+                let (wanted, read_so_far) = {
+                    let other = sides[1 - side].lock().unwrap();
+                    (other.asked - other.cancelled_reads, other.read_calls.len() as u64)
+                };
+                let (engine, number) = channels[channel][1 - side];
+                if wanted < written {
+                    read(&mut world.engines[engine], number, &sides[1 - side]);
+                }
+                done &= read_so_far >= written && sides[side].lock().unwrap().write_calls.len() as u64 == written;
+            }
+        }
+        if done {
+            break;
+        }
+        assert!(round < 199_999, "the channels stand still");
+        world.step(Duration::from_micros(50));
+    }
+    for (channel, sides) in ends.iter().enumerate() {
+        for side in 0..2 {
+            let (from, to) = (sides[side].lock().unwrap(), sides[1 - side].lock().unwrap());
+            assert!(from.failures.is_empty(), "{:?}", from.failures);
+            assert_eq!(from.write_calls, (0..from.written).collect::<Vec<_>>(), "writes call in order, once");
+            assert_eq!(to.read_calls.len() as u64, from.written, "every message once");
+            assert!(to.read_calls.is_sorted_by(|a, b| a.0 < b.0), "reads call in order");
+            for (number, (_, bytes)) in to.read_calls.iter().enumerate() {
+                assert_eq!(*bytes, body(2 * channel + side, number as u64), "message {number} of channel {channel}");
+            }
+        }
+    }
+    // What is still asked for ends once when the channel closes.
+    for (channel, sides) in ends.iter().enumerate() {
+        let (engine, number) = channels[channel][0];
+        world.engines[engine].close(number, Duration::from_secs(1), None);
+        for _ in 0..2000 {
+            world.step(Duration::from_micros(50));
+        }
+        for side in sides {
+            let end = side.lock().unwrap();
+            let ended = end.read_calls.len() as u64 + end.cancelled_reads + end.failures.len() as u64;
+            assert_eq!(ended, end.asked, "every read is called once: {:?}", end.failures);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn any_order_of_completions_gives_the_order_of_writes(
+        seed in any::<u64>(),
+        peers in 1usize..5,
+        steps in 1usize..400,
+        depth in 1usize..20,
+        wrap in any::<bool>(),
+    ) {
+        run(seed, peers, steps, depth, if wrap { u32::MAX - 20 } else { 0 });
+    }
+}
+
+#[test]
+fn ids_wrap() {
+    run(1, 2, 6000, 16, u32::MAX - 999);
+}
+
+/// Two engines with one channel, `pending` reads and writes at each side.
+fn busy(hostile: bool, pending: u64) -> (World, [(usize, u32); 2], [Shared; 2]) {
+    let mut world = World::new(3, hostile, 2, &Config::default());
+    let (ours, theirs) = world.connect(1);
+    let (channels, ends) = ([(0, ours), (1, theirs)], <[Shared; 2]>::default());
+    for ((engine, number), end) in channels.iter().zip(&ends) {
+        for _ in 0..pending {
+            read(&mut world.engines[*engine], *number, end);
+        }
+    }
+    (world, channels, ends)
+}
+
+#[test]
+fn a_dead_peer_ends_every_callback_once_with_its_name() {
+    for hostile in [false, true] {
+        let (mut world, [(engine, number), _], [end, _]) = busy(hostile, 5);
+        world.net.kill(1);
+        for _ in 0..5 {
+            write(&mut world.engines[engine], number, &end, 0);
+        }
+        for _ in 0..200 {
+            world.step(Duration::from_millis(100));
+        }
+        let end = end.lock().unwrap();
+        assert_eq!(end.failures.len(), 10);
+        assert!(end.failures.iter().all(|error| error.to_string().contains("fake-1")), "{:?}", end.failures);
+    }
+}
+
+#[test]
+fn a_silent_peer_is_given_up() {
+    let (mut world, [(engine, number), _], [end, _]) = busy(false, 3);
+    let (from, limit) = (world.now, Duration::from_secs(11));
+    // The other engine is not polled any more.
+    let silent = world.engines.pop();
+    while end.lock().unwrap().failures.is_empty() {
+        world.step(Duration::from_millis(100));
+        assert!(world.now.duration_since(from) <= limit + Duration::from_millis(500));
+    }
+    assert!(matches!(end.lock().unwrap().failures[..], [ChannelError::Silent { .. }, _, _]));
+    write(&mut world.engines[engine], number, &end, 0);
+    world.step(Duration::from_millis(1));
+    assert_eq!(end.lock().unwrap().failures.len(), 4, "later operations end as well");
+    drop(silent);
+}
+
+#[test]
+fn stopping_an_engine_ends_everything_and_tells_the_peer() {
+    let (mut world, _, ends) = busy(false, 4);
+    world.engines[0].end_all(&ChannelError::Stopped);
+    for _ in 0..10 {
+        world.step(Duration::from_millis(1));
+    }
+    assert_eq!(ends[0].lock().unwrap().failures, vec![ChannelError::Stopped; 4]);
+    let theirs = &ends[1].lock().unwrap().failures;
+    assert!(
+        theirs.len() == 4 && theirs.iter().all(|error| matches!(error, ChannelError::Aborted { .. })),
+        "{theirs:?}"
+    );
+}
