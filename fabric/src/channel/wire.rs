@@ -96,6 +96,7 @@ impl<'a> Control<'a> {
 
     /// None when the bytes are no control message. Another version's message is read as far as ours goes.
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let name = bytes.get(FIXED..)?;
         if word(bytes, 0)? != MAGIC {
             return None;
         }
