@@ -46,6 +46,11 @@ pub enum Program {
     StreamValue,
     /// Rank 0 posts puts with a signal, then flushes; measures the time of all.
     StreamPut,
+    /// Threads of a rank post values on one endpoint and flush at different times; after each flush the values are read
+    /// back from the peer.
+    ValueStorm,
+    /// The same, each value with a signal.
+    ValueStormSignal,
 }
 
 /// Whether a rank of a round sends before it receives.
@@ -98,6 +103,8 @@ pub struct Plan {
     pub aggregate: u32,
     /// Part of the inbox that this thread uses.
     pub lane: u32,
+    /// Threads of each rank.
+    pub lanes: u32,
     /// Bytes of a put, where the program does not choose.
     pub bytes: u32,
     /// Rounds that are not sampled.
@@ -254,6 +261,7 @@ mod tests {
             burst: 1,
             aggregate: 0,
             lane: 0,
+            lanes: 1,
             bytes: 8,
             warmup: 0,
             deadline_ns: 1,

@@ -104,6 +104,11 @@ pub struct Scenario {
 const POLL: Step = Step::new(Program::ValuePoll);
 const SIGNAL: Step = Step::new(Program::ValueSignal);
 
+/// Values between two flushes of a thread, at most, and threads of a rank in `value-storm`.
+pub const STORM_BURST: u32 = 500;
+/// See [`STORM_BURST`].
+pub const STORM_LANES: u32 = 4;
+
 /// All scenarios, in order of difficulty.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
@@ -182,6 +187,15 @@ pub const SCENARIOS: &[Scenario] = &[
         what: "two threads of a rank post on the same endpoints",
         phase: None,
         steps: &[POLL.burst(8).aggregated().lanes(2, false)],
+    },
+    Scenario {
+        name: "value-storm",
+        what: "values from four threads on one endpoint, flushed at different times and read back; signals count exactly",
+        phase: None,
+        steps: &[
+            Step::new(Program::ValueStorm).burst(STORM_BURST).lanes(STORM_LANES, false).divided(20),
+            Step::new(Program::ValueStormSignal).burst(STORM_BURST).lanes(STORM_LANES, false).divided(20),
+        ],
     },
     Scenario {
         name: "contexts",

@@ -157,6 +157,7 @@ impl World {
             burst: step.burst,
             aggregate: u32::from(step.aggregate),
             lane,
+            lanes: step.lanes,
             bytes: 8,
             warmup: 0,
             deadline_ns: u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX),

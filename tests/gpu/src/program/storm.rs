@@ -1,0 +1,55 @@
+//! Values from several threads on one endpoint: where slots are used again and again, and flushes overlap posts.
+
+use super::{Failure, Run, Step, value};
+use crate::plan::{LANE, Plan};
+use ferrogin_device::{Action, Flags};
+
+/// Words of a thread's part of the inbox.
+const CELLS: u32 = (LANE / 8) as u32;
+
+impl Run<'_> {
+    /// Posts `reps` rounds of at most `burst` values to each target, all different; a thread's rounds have a length of
+    /// their own. After each round a flush, then the target's words are got and compared: a flush that returned early, or
+    /// a slot that was written while the card still needed it, shows as a wrong value. A signal, if values carry one, has
+    /// counted every value of every thread at the end, and nothing else.
+    pub(super) fn storm(&self, rep: &mut u32, signalled: bool) -> Step {
+        let Plan { lane, lanes, burst, reps, .. } = *self.plan;
+        let action = if signalled { self.sent() } else { Action::NONE };
+        let length = |round: u32, lane: u32| (burst - (round * 7 + lane * 13) % (burst / 2).max(1)).min(CELLS);
+        for round in 0..reps {
+            *rep = round;
+            for target in self.plan.targets() {
+                self.pour(target, round, length(round, lane), action)?;
+            }
+        }
+        if !signalled {
+            return Ok(());
+        }
+        let sent = |lane| (0..reps).map(|round| u64::from(length(round, lane))).sum::<u64>();
+        let total = (0..lanes).map(sent).sum();
+        for source in self.plan.sources() {
+            self.await_signal(source, total, source)?;
+            self.exactly(source, total, self.context.read_signal(source), source)?;
+        }
+        Ok(())
+    }
+
+    fn pour(&self, target: u32, round: u32, length: u32, action: Action) -> Step {
+        let Plan { rank, lane, window, .. } = *self.plan;
+        let there = self.plan.inbox(rank);
+        let here = self.plan.outbox() + u64::from(lane) * LANE;
+        for k in 0..length {
+            // Runs of aggregated posts between plain ones, longer than a small batch.
+            let flags = if (k + lane).is_multiple_of(7) || lane == 0 { Flags::NONE } else { Flags::AGGREGATE };
+            self.put_value(target, there + u64::from(k) * 8, value(rank, lane, round, k), 8, action, flags)?;
+        }
+        self.flush()?;
+        let got = self.context.get(target, window, there, window, here, u64::from(length) * 8, Flags::NONE);
+        got.map_err(|status| Failure::of(status, target))?;
+        self.flush()?;
+        for k in 0..length {
+            self.expect_word(here + u64::from(k) * 8, value(rank, lane, round, k), target)?;
+        }
+        Ok(())
+    }
+}

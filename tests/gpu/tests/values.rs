@@ -1,0 +1,136 @@
+//! Values from four threads on one endpoint, on a card that completes in any order and reads sources again, across the
+//! wrap of its counters; and that the run would notice a slot that is used too early.
+
+mod common;
+
+use common::{again, dist, must_pass, part, report, scenarios};
+use ferrogin_device::Context;
+use ferrogin_ffi::device::DevHandle;
+use ferrogin_ffi::ext::{ContextExt, EndpointExt, HandleHeader};
+use gpu_scenarios::plan::{Plan, Report};
+use gpu_scenarios::runner::{CpuThreads, Runner};
+use gpu_scenarios::scenario::{self, STORM_BURST, STORM_LANES};
+use gpu_scenarios::world::{Config, World};
+use mini_nccl::Bootstrap;
+use mini_nccl::launch::Job;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Values of one run: FERROGIN_VALUES (a million takes a minute or two), or 100,000.
+fn values() -> u32 {
+    std::env::var("FERROGIN_VALUES").ok().and_then(|text| text.parse().ok()).unwrap_or(100_000)
+}
+
+/// A card that completes in any order and reads again; its counters wrap in the middle of the posts of an endpoint.
+fn on_a_hard_card(job: Job, values: u32) -> Job {
+    let start = (1u32 << 31) - values / 4;
+    job.env("SOFTEFA_FAULTS", format!("seed=11,reorder=64,reread=0.2,cntr_start={start}"))
+}
+
+fn storm(policy: &str, layout: &str) {
+    let Some(dist) = dist(&format!("values, {policy}, layout {layout}")) else { return };
+    // Two steps; a round has a divisor of 20, and three quarters of the burst on average.
+    let rounds = (values() / (2 * STORM_LANES * STORM_BURST * 3 / 4)).max(1);
+    let job = scenarios(&dist, 2).env("FERROGIN_POST", policy).timeout(Duration::from_secs(900));
+    let job = job.args(["--only", "value-storm", "--backend-version", layout, "--reps", &(rounds * 20).to_string()]);
+    must_pass(&on_a_hard_card(job, values()).run().expect("the job starts"));
+}
+
+#[test]
+fn each_arrives_through_slots() {
+    storm("combining", "1");
+}
+
+#[test]
+fn each_arrives_inline() {
+    storm("combining", "2");
+}
+
+#[test]
+fn each_arrives_under_the_lock() {
+    storm("locked", "1");
+}
+
+/// The same run with value slots that are used while the card may still read them: it must fail.
+#[test]
+fn a_slot_that_is_used_too_early_is_noticed() {
+    let name = "a_slot_that_is_used_too_early_is_noticed";
+    if let Some(part) = part() {
+        return rank_on_a_copy(part == "one slot");
+    }
+    let Some(dist) = dist(name) else { return };
+    let job = |part| on_a_hard_card(again(&dist, name, part, 2), 1 << 20);
+    must_pass(&job("all slots").run().expect("the job starts"));
+    let outcome = job("one slot").run().expect("the job starts");
+    assert!(!outcome.success() && outcome.text().contains("expected 0x"), "{}", report(&outcome));
+}
+
+fn rank_on_a_copy(one_slot: bool) {
+    let config = Config { backend_version: 1, ..Config::from_env() };
+    let bootstrap = Bootstrap::from_env(Duration::from_secs(60)).expect("the ranks meet");
+    let world = World::open(&config, bootstrap, Box::new(OnCopy { one_slot, handle: OnceLock::new() }))
+        .expect("the ranks connect");
+    let storm = scenario::find("value-storm").expect("it is on the list");
+    scenario::run(&world, storm, 200).expect("every value arrives");
+    world.close().expect("teardown");
+}
+
+/// Runs programs on a copy of our part of the device block. With `one_slot` all value slots of an endpoint are one in it:
+/// what the posting code takes for a slot whose last use is a lap ago is still in use.
+struct OnCopy {
+    one_slot: bool,
+    handle: OnceLock<usize>,
+}
+
+#[repr(C)]
+struct Block {
+    header: HandleHeader,
+    /// What a handle's address is counted from; nothing of it is read.
+    devs: [u8; size_of::<DevHandle>()],
+}
+
+impl OnCopy {
+    #[allow(unsafe_code)]
+    fn copy(&self, handle: *mut c_void) -> *mut c_void {
+        let header = handle.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>();
+        // SAFETY: the handle is our plugin's: its header lies before it.
+        let mut header = unsafe { ptr::read_unaligned(header) };
+        // SAFETY: checked as every user of a handle does.
+        unsafe { Context::from_handle(handle, 0) }.expect("a handle of this plugin");
+        let contexts: Vec<ContextExt> = (0..header.n_contexts as usize)
+            .map(|id| {
+                // SAFETY: `n_contexts` of them.
+                let mut context = unsafe { *header.contexts.wrapping_add(id) };
+                let mut endpoints = Vec::new();
+                for i in 0..context.n_endpoints as usize {
+                    // SAFETY: `n_endpoints` of them, and nobody posts yet.
+                    let mut endpoint: EndpointExt = unsafe { ptr::read(context.endpoints.wrapping_add(i)) };
+                    if self.one_slot {
+                        endpoint.cold.value_stride = 0;
+                    }
+                    endpoints.push(endpoint);
+                }
+                context.endpoints = endpoints.leak().as_mut_ptr();
+                context
+            })
+            .collect();
+        header.contexts = contexts.leak().as_mut_ptr();
+        let block = Box::leak(Box::new(Block { header, devs: [0; size_of::<DevHandle>()] }));
+        block.devs.as_mut_ptr().cast()
+    }
+}
+
+impl Runner for OnCopy {
+    fn name(&self) -> String {
+        "CPU threads on a copy".into()
+    }
+
+    fn run(&self, plans: &[Plan]) -> Vec<Report> {
+        let Some(first) = plans.first() else { return Vec::new() };
+        let handle = *self.handle.get_or_init(|| self.copy(first.handle) as usize) as *mut c_void;
+        let plans: Vec<Plan> = plans.iter().map(|plan| Plan { handle, ..*plan }).collect();
+        CpuThreads.run(&plans)
+    }
+}
