@@ -168,8 +168,15 @@ impl Core {
 
     /// Lets what is under way go out before the card is gone.
     pub(crate) fn leave(&mut self) {
+        if self.dead {
+            return;
+        }
+        // Acknowledgements that wait for company would leave their requests in doubt.
+        self.quiet_looks = u32::MAX;
+        for at in 0..self.connections.bound() {
+            self.pump(at);
+        }
         if let Some(mut wire) = self.messages.take()
-            && !self.dead
             && !self.connection_of.is_empty()
         {
             wire.shutdown(GOODBYE);

@@ -111,8 +111,8 @@ const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, buf) == offset_of!(fi::
 /// What the application can read, and what leads to more.
 pub(super) struct CqQueue {
     ready: Mutex<VecDeque<Entry>>,
-    /// Rung when something is added.
-    pub signal: Arc<Signal>,
+    /// Rung when something is added, if anybody may wait.
+    pub signal: Option<Arc<Signal>>,
     /// Bytes of an entry as the application reads it.
     entry_size: usize,
     /// Entries that the application asked room for.
@@ -133,7 +133,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl CqQueue {
-    pub(super) fn new(entry_size: usize, capacity: usize, ring: Option<RingReader>, signal: Arc<Signal>) -> Self {
+    pub(super) fn new(
+        entry_size: usize,
+        capacity: usize,
+        ring: Option<RingReader>,
+        signal: Option<Arc<Signal>>,
+    ) -> Self {
         Self {
             ready: Mutex::default(),
             signal,
@@ -172,7 +177,9 @@ impl CqQueue {
 
     pub(super) fn push(&self, entry: Entry) {
         lock(&self.ready).push_back(entry);
-        self.signal.raise();
+        if let Some(signal) = &self.signal {
+            signal.raise();
+        }
     }
 
     /// Something can be read.
@@ -275,7 +282,7 @@ mod tests {
     use super::*;
 
     fn queue(format: fi::fi_cq_format::Type) -> CqQueue {
-        CqQueue::new(entry_size(format).unwrap(), 4, None, Arc::new(Signal::new().unwrap()))
+        CqQueue::new(entry_size(format).unwrap(), 4, None, None)
     }
 
     fn entry(n: usize) -> Entry {

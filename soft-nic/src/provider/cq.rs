@@ -60,7 +60,9 @@ impl Cq {
 
     /// Whether sleeping is in order: nothing is there, and what comes rings.
     pub(super) fn may_sleep(&self) -> bool {
-        self.queue.signal.arm();
+        if let Some(signal) = &self.queue.signal {
+            signal.arm();
+        }
         self.queue.progress();
         !self.queue.has_entries()
     }
@@ -205,13 +207,11 @@ unsafe fn publish(
     context: *mut c_void,
     out: *mut *mut fi::fid_cq,
 ) -> Result<i32, Code> {
-    let signal = Arc::new(Signal::new()?);
+    let signal = if wanted.wait == WaitObject::None { None } else { Some(Arc::new(Signal::new()?)) };
     let (ring, reader) = match ring {
         None => (None, None),
         Some(mut ring) => {
-            if wanted.wait != WaitObject::None {
-                ring.signals.push(signal.clone());
-            }
+            ring.signals.extend(signal.clone());
             let (buffer, entries) = (ring.buffer(), ring.entries);
             // SAFETY: the ring stays on the card until this object is closed, and with it all that reads here.
             let reader = unsafe { RingReader::new(buffer, entries) };
@@ -325,9 +325,7 @@ unsafe fn read_later(
 ) -> Result<i32, Code> {
     // SAFETY: by contract.
     let queue: &Cq = unsafe { object(cq) }?;
-    if queue.wait == WaitObject::None {
-        return Err(Code::NOSYS);
-    }
+    let signal = queue.queue.signal.as_ref().ok_or(Code::NOSYS)?;
     let mut sleep = wait::Sleep::until(timeout);
     loop {
         // SAFETY: by contract.
@@ -335,7 +333,7 @@ unsafe fn read_later(
             Err(Code::AGAIN) => {}
             done => return done,
         }
-        if queue.may_sleep() && !sleep.on(&queue.queue.signal) {
+        if queue.may_sleep() && !sleep.on(signal) {
             // Rung by fi_cq_signal, or it took too long.
             // SAFETY: by contract.
             return unsafe { read_now(cq, buf, count, source) };
@@ -370,10 +368,7 @@ unsafe extern "C" fn signal(cq: *mut fi::fid_cq) -> c_int {
     entry("fi_cq_signal", || {
         // SAFETY: the application's fid.
         let cq: &Cq = unsafe { object(cq) }?;
-        if cq.wait == WaitObject::None {
-            return Err(Code::INVAL);
-        }
-        cq.queue.signal.interrupt();
+        cq.queue.signal.as_ref().ok_or(Code::INVAL)?.interrupt();
         Ok(0)
     })
 }
@@ -383,7 +378,7 @@ unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void
         // SAFETY: the application's fid.
         let cq: &Cq = unsafe { object(fid) }?;
         // SAFETY: the argument of the commands that `control` knows is the application's.
-        unsafe { wait::control(cq.wait, &cq.queue.signal, command, arg) }
+        unsafe { wait::control(cq.wait, cq.queue.signal.as_deref(), command, arg) }
     })
 }
 

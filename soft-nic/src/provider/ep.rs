@@ -226,7 +226,7 @@ pub(super) unsafe extern "C" fn open(
             fid,
             domain: ptr::from_ref(domain),
             state: Mutex::new(state),
-            caps: if info.caps == 0 { fi::FI_DIRECTED_RECV } else { info.caps },
+            caps: info.caps,
             inject_size: match domain.fabric_kind() {
                 Kind::Direct => inject.max(info::NARROW_INLINE),
                 Kind::Rdm => info::RDM_INJECT,
@@ -400,10 +400,11 @@ fn enable(ep: &Ep) -> Result<i32, Code> {
             Path::direct(common, Direct::new(lane))
         }
         Kind::Rdm => {
-            let signals = [send, recv].into_iter().flatten().map(|cq| cq.queue.signal.clone()).collect();
+            let signals = [send, recv].into_iter().flatten().filter_map(|cq| cq.queue.signal.clone()).collect();
             let (ring_id, ring) = rdm::open_ring(&mut core, signals).map_err(|error| close(&mut core, error))?;
             // What peers do to this side's memory only the card sees; the rest is counted here.
-            let remote = ids(&[Event::RemoteWrite, Event::RemoteRead]);
+            let events = ep.caps & fi::FI_RMA_EVENT != 0;
+            let remote = ids(if events { &[Event::RemoteWrite, Event::RemoteRead] } else { &[] });
             if let Err(error) = core.enable_qp(qpn, ring_id, Some(ring_id), remote) {
                 let error = close(&mut core, error.into());
                 let _ = core.close_cq(ring_id);

@@ -220,7 +220,7 @@ unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void
         // SAFETY: the application's fid.
         let eq: &Eq = unsafe { object(fid) }?;
         // SAFETY: the argument of the commands that `control` knows is the application's.
-        unsafe { wait::control(eq.wait, &eq.signal, command, arg) }
+        unsafe { wait::control(eq.wait, Some(&eq.signal), command, arg) }
     })
 }
 

@@ -54,7 +54,7 @@ impl WaitObject {
 /// `arg` is null or has room for what the command gives.
 pub(super) unsafe fn control(
     object: WaitObject,
-    signal: &Signal,
+    signal: Option<&Signal>,
     command: c_int,
     arg: *mut c_void,
 ) -> Result<i32, Code> {
@@ -70,9 +70,7 @@ pub(super) unsafe fn control(
         unsafe { arg.cast::<fi::fi_wait_obj::Type>().write(object.raw()) };
         return Ok(0);
     }
-    if object != WaitObject::Fd {
-        return Err(Code::NODATA);
-    }
+    let signal = signal.filter(|_| object == WaitObject::Fd).ok_or(Code::NODATA)?;
     // SAFETY: by contract.
     unsafe { arg.cast::<c_int>().write(signal.fd().as_raw_fd()) };
     Ok(0)

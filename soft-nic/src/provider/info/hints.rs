@@ -26,6 +26,8 @@ pub(super) const PRIMARY: u64 = fi::FI_MSG
     | fi::FI_MULTICAST
     | fi::FI_DIRECTED_RECV
     | fi::FI_HMEM
+    // Counting what peers do costs programs their count of messages, so it waits to be asked for, too.
+    | fi::FI_RMA_EVENT
     | DIRECTIONS;
 const MESSAGE_DIRECTIONS: u64 = fi::FI_SEND | fi::FI_RECV;
 const TARGET_DIRECTIONS: u64 = fi::FI_REMOTE_READ | fi::FI_REMOTE_WRITE;
@@ -44,6 +46,10 @@ pub(super) struct Hints {
     pub dest: Option<[u8; ADDRESS_LEN]>,
     mr_mode: Option<i32>,
     auto_progress: bool,
+    /// Control and data progress, as asked for.
+    pub progress: [fi::fi_progress::Type; 2],
+    /// The old single bit for all of memory registration.
+    basic: bool,
     key_size: usize,
     data_size: usize,
     counters: usize,
@@ -136,12 +142,14 @@ impl Hints {
         self.domain = unsafe { text(domain.name) }.map(Into::into);
         let mut mode = domain.mr_mode;
         unless(mode & MR_SCALABLE != 0 && mode & MR_BASIC == 0)?;
-        if mode & MR_BASIC != 0 || mode == 0 && api < version(1, 5) {
+        self.basic = mode & MR_BASIC != 0 || mode == 0 && api < version(1, 5);
+        if self.basic {
             mode |= MR_TARGET | fi::FI_MR_LOCAL;
         }
         self.mr_mode = Some(mode);
         let auto = fi::fi_progress::FI_PROGRESS_AUTO;
-        self.auto_progress = domain.control_progress == auto || domain.data_progress == auto;
+        self.progress = [domain.control_progress, domain.data_progress];
+        self.auto_progress = self.progress.contains(&auto);
         unless(domain.av_type > fi::fi_av_type::FI_AV_TABLE)?;
         unless(domain.caps & !super::DOMAIN_CAPS != 0)?;
         (self.key_size, self.data_size, self.counters) = (domain.mr_key_size, domain.cq_data_size, domain.cntr_cnt);
@@ -185,7 +193,9 @@ impl Hints {
     pub(super) fn caps_of(&self, offer: &Offer) -> u64 {
         let all = offer.tx_caps | offer.rx_caps | super::DOMAIN_CAPS;
         if self.caps == 0 {
-            return all;
+            // Whoever cannot live with what remote memory needs gets none.
+            let no_target = self.mr_mode.is_some_and(|mode| MR_TARGET & !mode != 0);
+            return if no_target { all & !(fi::FI_RMA | fi::FI_RMA_EVENT | RMA_DIRECTIONS) } else { all };
         }
         let mut caps = self.caps & PRIMARY | all & !PRIMARY;
         if caps & (fi::FI_MSG | fi::FI_TAGGED) != 0 && caps & MESSAGE_DIRECTIONS == 0 {
@@ -195,6 +205,11 @@ impl Hints {
             caps |= RMA_DIRECTIONS;
         }
         caps
+    }
+
+    /// The same in the words of the application, of which some are old.
+    pub(super) fn mr_mode_told(&self, offer: &Offer, caps: u64) -> i32 {
+        if self.basic { MR_BASIC } else { self.mr_mode_of(offer, caps) }
     }
 
     /// What an application with these capabilities must do for memory registration.
@@ -267,9 +282,13 @@ mod tests {
         assert_eq!(caps & (fi::FI_TAGGED | fi::FI_RMA | fi::FI_DIRECTED_RECV), 0);
         assert_eq!(caps & MESSAGE_DIRECTIONS, MESSAGE_DIRECTIONS);
         assert_ne!(caps & fi::FI_SOURCE, 0, "secondary ones cost nothing");
+        assert_eq!(caps & fi::FI_RMA_EVENT, 0);
         let caps = hints(fi::FI_RMA | fi::FI_WRITE).caps_of(&rdm);
         assert_eq!(caps & RMA_DIRECTIONS, fi::FI_WRITE);
         assert_ne!(hints(0).caps_of(&rdm) & fi::FI_TAGGED, 0, "no wish, everything");
+        let local = Hints { mr_mode: Some(fi::FI_MR_LOCAL), ..hints(0) };
+        assert_eq!(local.caps_of(&rdm) & fi::FI_RMA, 0, "no keys, no remote memory");
+        assert_eq!(local.mr_mode_told(&rdm, local.caps_of(&rdm)), fi::FI_MR_LOCAL);
     }
 
     #[test]

@@ -292,10 +292,12 @@ fn fill_domain(
         if offer.auto_progress { fi::fi_progress::FI_PROGRESS_AUTO } else { fi::fi_progress::FI_PROGRESS_MANUAL };
     domain.name = strdup(name)?;
     domain.threading = fi::fi_threading::FI_THREAD_SAFE;
-    (domain.control_progress, domain.data_progress) = (auto, auto);
+    let [control, data] =
+        wanted.progress.map(|asked| if asked == fi::fi_progress::FI_PROGRESS_UNSPEC { auto } else { asked });
+    (domain.control_progress, domain.data_progress) = (control, data);
     domain.resource_mgmt = fi::fi_resource_mgmt::FI_RM_ENABLED;
     domain.av_type = fi::fi_av_type::FI_AV_TABLE;
-    domain.mr_mode = wanted.mr_mode_of(offer, info.caps);
+    domain.mr_mode = wanted.mr_mode_told(offer, info.caps);
     (domain.mr_key_size, domain.cq_data_size) = (KEY_SIZE, DATA_SIZE);
     (domain.cq_cnt, domain.ep_cnt) = (65536, 65534);
     (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (1024, 1024);
