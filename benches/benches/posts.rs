@@ -8,10 +8,11 @@
 use ferrogin_bench::callgrind::{self, Count};
 use ferrogin_bench::card::{Card, Values};
 use ferrogin_bench::nccl::{self, Build, Loop, Nccl, POSTS, Post, Put, PutValue};
+use ferrogin_bench::target_dir;
 use ferrogin_device::{Action, Context, Flags, capi};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Posts that are counted; a multiple of the largest batch.
@@ -64,11 +65,13 @@ fn main() -> ExitCode {
     }
     let check = args.iter().any(|arg| arg == "--check");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let dir = target_dir().join("bench-posts");
-    if let Err(error) = std::fs::create_dir_all(&dir) {
-        eprintln!("posts: {}: {error}", dir.display());
-        return ExitCode::FAILURE;
-    }
+    let dir = match target_dir("bench-posts") {
+        Ok(dir) => dir,
+        Err(error) => {
+            eprintln!("posts: no directory to work in: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let library = nccl::make(&root, &dir, Build::Bare);
     let path = match &library {
         Ok(path) => path.to_string_lossy().into_owned(),
@@ -91,12 +94,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Where cargo built this program.
-fn target_dir() -> PathBuf {
-    let program = std::env::current_exe().unwrap_or_default();
-    program.ancestors().nth(3).map_or_else(std::env::temp_dir, Path::to_path_buf)
 }
 
 fn find(counts: &[Count], row: &str, column: &str) -> Option<f64> {

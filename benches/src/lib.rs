@@ -9,3 +9,18 @@ pub mod callgrind;
 pub mod card;
 #[allow(unsafe_code)]
 pub mod nccl;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A directory of that name where cargo built this program, made if it is not there.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn target_dir(name: &str) -> io::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    // In target/release/deps.
+    let dir = program.ancestors().nth(3).unwrap_or(Path::new(".")).join(name);
+    std::fs::create_dir_all(&dir)?;
+    Ok(dir)
+}

@@ -1,0 +1,242 @@
+//! Doorbells per post when many threads post on one endpoint: `cargo bench -p ferrogin-bench --bench doorbells`.
+//!
+//! Eight threads post without a pause; the card completes what is rung at once. Both posting policies and NCCL's device
+//! code run one after another, five rounds, in one process, FERROGIN_BENCH_MS (500) milliseconds each: rates are given as ratios to NCCL's. With `--check` the
+//! program prints PASS or FAIL: at most half a doorbell for each post in the round with the fewest, for threads that the
+//! system ran one after another did not meet.
+#![allow(unsafe_code)]
+
+use efa_dp_direct::arch;
+use ferrogin_bench::card::{Card, Values};
+use ferrogin_bench::nccl::{self, Build, Loop, Nccl, POSTS};
+use ferrogin_bench::target_dir;
+use ferrogin_device::post::{COUNT_MASK, Queue, combining, locked};
+use ferrogin_device::wait::Limits;
+use ferrogin_ffi::ext::POLICY_COMBINING;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use std::time::{Duration, Instant};
+
+const THREADS: usize = 8;
+const ROUNDS: u32 = 5;
+const ENTRIES: u32 = 256;
+const MAX_BATCH: u32 = 16;
+/// Most doorbells for each post of the combining policy.
+const BUDGET: f64 = 0.5;
+
+/// A line of its own, so that threads do not meet where they need not.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// An endpoint whose doorbell is counted.
+struct Endpoint {
+    cursor: Apart<AtomicU64>,
+    state: Apart<AtomicU64>,
+    poison: AtomicU32,
+    lock: Apart<AtomicU32>,
+    barrier: AtomicU32,
+    pending: AtomicU32,
+    published: Apart<AtomicU32>,
+    /// Doorbell and completion count.
+    rung: Apart<AtomicU32>,
+    rings: AtomicU64,
+    ring: *mut [u64; 8],
+}
+
+// SAFETY: the ring is written by the poster that the policy admitted, through stores that may meet others.
+unsafe impl Sync for Endpoint {}
+
+impl Endpoint {
+    fn new() -> Self {
+        let ring = vec![[0u64; 8]; ENTRIES as usize].leak();
+        Endpoint {
+            cursor: Apart(AtomicU64::new(0)),
+            state: Apart(AtomicU64::new(0)),
+            poison: AtomicU32::new(0),
+            lock: Apart(AtomicU32::new(0)),
+            barrier: AtomicU32::new(0),
+            pending: AtomicU32::new(0),
+            published: Apart(AtomicU32::new(0)),
+            rung: Apart(AtomicU32::new(0)),
+            rings: AtomicU64::new(0),
+            ring: ring.as_mut_ptr(),
+        }
+    }
+
+    fn post(&self, by_lock: bool, value: u64) {
+        const NO_LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 0 };
+        let write = |idx: u32| {
+            let slot = self.ring.wrapping_add((idx % ENTRIES) as usize).cast::<u64>();
+            for i in 0..8 {
+                // SAFETY: a word of the ring, which lives for good.
+                unsafe { arch::mmio_store_u64(slot.wrapping_add(i), value) };
+            }
+        };
+        let posted = if by_lock {
+            let words = locked::Words { lock: &self.lock.0, barrier: &self.barrier };
+            locked::post(self, words, NO_LIMITS, false, write)
+        } else {
+            let words = combining::Words { cursor: &self.cursor.0, state: &self.state.0, poison: &self.poison };
+            combining::post(self, words, NO_LIMITS, false, write)
+        };
+        assert!(posted.is_ok());
+    }
+}
+
+impl Queue for Endpoint {
+    fn completed(&self) -> u32 {
+        self.rung.0.load(Acquire) & COUNT_MASK
+    }
+    fn failed(&self) -> bool {
+        false
+    }
+    fn sq_size(&self) -> u32 {
+        ENTRIES
+    }
+    fn max_batch(&self) -> u32 {
+        MAX_BATCH
+    }
+    fn value_slots(&self) -> u32 {
+        0
+    }
+    fn fence(&self) {
+        arch::fence_system();
+    }
+    fn doorbell(&self, count: u32) {
+        self.rings.store(self.rings.load(Relaxed) + 1, Relaxed);
+        self.rung.0.store(count, Release);
+    }
+    fn publish(&self, rung: u32) {
+        self.published.0.store(rung, Relaxed);
+    }
+    fn published(&self) -> u32 {
+        self.published.0.load(Relaxed)
+    }
+}
+
+impl locked::Batch for Endpoint {
+    fn next(&self) -> u32 {
+        (self.cursor.0.load(Relaxed) as u32).wrapping_add(self.pending.load(Relaxed))
+    }
+    fn pending(&self) -> u32 {
+        self.pending.load(Relaxed)
+    }
+    fn start(&self) {
+        if self.pending() + 1 > MAX_BATCH {
+            self.ring();
+        }
+        self.pending.store(self.pending() + 1, Relaxed);
+    }
+    fn ring(&self) {
+        let rung = self.next();
+        self.cursor.0.store(u64::from(rung), Relaxed);
+        self.pending.store(0, Relaxed);
+        Queue::fence(self);
+        self.doorbell(rung);
+        Queue::fence(self);
+        self.publish(rung);
+    }
+}
+
+/// Posts a second, and doorbells per post.
+#[derive(Clone, Copy, Default)]
+struct Measured {
+    rate: f64,
+    doorbells: f64,
+}
+
+/// Runs `work` on all threads at once, again and again for that long; `work` posts [`POSTS`] times. The posts in all,
+/// and the seconds that they took.
+fn all_at_once(time: Duration, work: impl Fn() + Sync) -> (u64, f64) {
+    let start = Barrier::new(THREADS);
+    let stop = AtomicBool::new(false);
+    let run = || {
+        start.wait();
+        let (began, mut posts) = (Instant::now(), 0);
+        while !stop.load(Relaxed) {
+            work();
+            posts += POSTS as u64;
+            if began.elapsed() > time {
+                stop.store(true, Relaxed);
+            }
+        }
+        (posts, began, Instant::now())
+    };
+    let runs: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(run)).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    let (began, ended) = (runs.iter().map(|run| run.1).min(), runs.iter().map(|run| run.2).max());
+    let seconds = began.zip(ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64());
+    (runs.iter().map(|run| run.0).sum(), seconds)
+}
+
+fn ours(by_lock: bool, time: Duration) -> Measured {
+    let endpoint = Endpoint::new();
+    let (posts, seconds) = all_at_once(time, || (0..POSTS).for_each(|i| endpoint.post(by_lock, i as u64)));
+    assert_eq!(endpoint.rung.0.load(Acquire), posts as u32, "all posts were rung");
+    Measured { rate: posts as f64 / seconds, doorbells: endpoint.rings.load(Relaxed) as f64 / posts as f64 }
+}
+
+fn theirs(library: &Path, time: Duration) -> Result<Measured, Box<dyn std::error::Error>> {
+    let card = Card::new(POLICY_COMBINING, Values::Inline)?;
+    let nccl = Nccl::open(library, &card)?;
+    // SAFETY: its type in posts.cpp.
+    let put: Loop = unsafe { nccl.function("nccl_inline_put") }?;
+    // SAFETY: as above.
+    let doorbells: unsafe extern "C" fn() -> u64 = unsafe { nccl.function("nccl_doorbells") }?;
+    let list = nccl::posts(&card);
+    // SAFETY: it takes nothing.
+    let before = unsafe { doorbells() };
+    let (posts, seconds) = all_at_once(time, || {
+        // SAFETY: the context lives, and its windows; any thread may post.
+        unsafe { put(nccl.handle(), list.as_ptr(), POSTS as u32 - 1, POSTS as u32) }
+    });
+    // SAFETY: as above.
+    let rings = unsafe { doorbells() } - before;
+    Ok(Measured { rate: posts as f64 / seconds, doorbells: rings as f64 / posts as f64 })
+}
+
+fn main() -> ExitCode {
+    let check = std::env::args().any(|arg| arg == "--check");
+    let millis = std::env::var("FERROGIN_BENCH_MS").ok().and_then(|text| text.parse().ok()).unwrap_or(500);
+    let time = Duration::from_millis(millis);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let library = target_dir("bench-doorbells")
+        .map_err(|error| error.to_string())
+        .and_then(|dir| nccl::make(&root, &dir, Build::Threads).map_err(|error| error.to_string()));
+    if let Err(error) = &library {
+        println!("SKIP the baseline, NCCL {}: {error}", nccl::RELEASE);
+    }
+    println!("{THREADS} threads on one endpoint, {millis} ms each");
+    println!("{:<12}{:>20}{:>14}{:>14}", "", "doorbells per post", "M posts/s", "of NCCL's");
+    let mut fewest = f64::MAX;
+    for _ in 0..ROUNDS {
+        let baseline = library.as_ref().ok().and_then(|library| match theirs(library, time) {
+            Ok(result) => Some(result),
+            Err(error) => {
+                println!("SKIP the baseline: {error}");
+                None
+            }
+        });
+        let (combining, locked) = (ours(false, time), ours(true, time));
+        fewest = fewest.min(combining.doorbells);
+        for (name, result) in [("combining", Some(combining)), ("locked", Some(locked)), ("NCCL", baseline)] {
+            let Some(Measured { rate, doorbells }) = result else { continue };
+            let ratio = baseline.map_or("-".into(), |baseline| format!("{:.2}", rate / baseline.rate));
+            println!("{name:<12}{doorbells:>20.3}{:>14.2}{ratio:>14}", rate / 1e6);
+        }
+    }
+    if !check {
+        return ExitCode::SUCCESS;
+    }
+    let passed = fewest < BUDGET;
+    println!(
+        "{} doorbells per post of {THREADS} threads: {fewest:.3}, less than {BUDGET}",
+        if passed { "PASS" } else { "FAIL" }
+    );
+    println!("doorbells: {} passed, {} failed, 0 skipped", u32::from(passed), u32::from(!passed));
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
