@@ -255,13 +255,16 @@ static void windows(Rank& rank) {
 const std::vector<Scenario> data_scenarios = {
   {"put", put, 60, nullptr},
   {"put_signal", put_signal, 60, nullptr},
-  {"put_value", put_value, 60, nullptr},
-  {"put_value_signal", put_value_signal, 60, nullptr},
+  {"put_value", put_value, 60, nullptr, true},
+  {"put_value_signal", put_value_signal, 60, nullptr, true},
 #if FOREIGN_HAS_GET
   {"get", get, 60, nullptr},
 #else
   {"get", nullptr, 60, [](int) { return "this release's EFA backend has no get"; }},
 #endif
-  {"large", large, 120, [](int nranks) -> const char* { return nranks == 2 ? nullptr : "takes gigabytes: 2 ranks only"; }},
+  {"large", large, 120,
+   [](int nranks) -> const char* {
+     return nranks == 2 && !*faults() ? nullptr : "takes gigabytes: with 2 ranks and no faults only";
+   }},
   {"windows", windows, 60, nullptr},
 };

@@ -4,14 +4,22 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <string.h>
+#include <stdio.h>
 #include <unistd.h>
+
+#include <thread>
 
 static void exchange_once(Session& s) {
   Rank& rank = s.rank;
   ncclGin gin = s.gin();
   int right = (rank.rank + 1) % rank.nranks;
   int left = (rank.rank + rank.nranks - 1) % rank.nranks;
-  gin.putValue(s.world(), right, s.dst->handle(), 0, seed_of(rank.rank, 1, 2), ncclGin_WeakSignalInc{1});
+  if (values_work()) {
+    gin.putValue(s.world(), right, s.dst->handle(), 0, seed_of(rank.rank, 1, 2), ncclGin_WeakSignalInc{1});
+  } else {
+    *(uint64_t*)s.src->base = seed_of(rank.rank, 1, 2);
+    gin.put(s.world(), right, s.dst->handle(), 0, s.src->handle(), 0, 8, ncclGin_WeakSignalInc{1});
+  }
   WAIT_SIGNAL(s, gin, 1, 1);
   CHECK(rank, s.dst->load<uint64_t>(0) == seed_of(left, 1, 2), "the value is wrong");
   FLUSH(s, gin);
@@ -191,7 +199,8 @@ static void peer_dies(Rank& rank) {
   int dead = rank.nranks - 1;
   int right = (rank.rank + 1) % dead;
   for (int i = 0; i < 10; i++) gin.put(s.world(), dead, s.dst->handle(), 0, s.src->handle(), 0, 4096);
-  gin.putValue(s.world(), right, s.dst->handle(), 64, uint64_t(7777), ncclGin_WeakSignalInc{2});
+  *(uint64_t*)(s.src->base + 8192) = 7777;
+  gin.put(s.world(), right, s.dst->handle(), 64, s.src->handle(), 8192, 8, ncclGin_WeakSignalInc{2});
   WAIT_SIGNAL(s, gin, 2, 1);
   CHECK(rank, s.dst->load<uint64_t>(64) == 7777, "the value from a living rank is wrong");
   // Who closes now may take back what is still on its way to a living rank.
@@ -211,6 +220,95 @@ static void peer_dies(Rank& rank) {
   }
   for (int i = 0; i < 1000; i++) CHECK(rank, s.has_error(), "the error of a context went away");
   s.close();
+}
+
+// A rank is killed at any moment of set-up, in the middle of a call as likely as between two: the others get an error
+// within FERROGIN_TIMEOUT, and can tear down.
+static void killed_in_setup(Rank& rank) {
+  constexpr int rounds = 3;
+  constexpr long long second = 1000ll * 1000 * 1000;
+  setenv("FERROGIN_TIMEOUT", "3", 1);
+  expect_warnings = true;
+  void* library = dlopen(plugin_path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  CHECK(rank, library, "dlopen: %s", dlerror());
+  auto* plugin = (const ncclGin_v14_t*)dlsym(library, "ncclGinPlugin_v14");
+  CHECK(rank, plugin, "no ncclGinPlugin_v14");
+  void* ctx = nullptr;
+  CHECK(rank, plugin->init(&ctx, 1, plugin_logger) == ncclSuccess, "init");
+  void* listeners[rounds] = {};
+  unsigned char all[rounds][max_ranks][FOREIGN_HANDLE_BYTES];
+  for (int round = 0; round < rounds; round++) {
+    unsigned char mine[FOREIGN_HANDLE_BYTES] = {};
+    CHECK(rank, plugin->listen(ctx, 0, mine, &listeners[round]) == ncclSuccess, "listen");
+    rank.allgather(mine, sizeof(mine), all[round]);
+  }
+  // Some time from the first connect on, or from the first call behind the last one.
+  std::thread killer;
+  bool late = clock64() / 1000 % 2;
+  auto kill_within = [&](unsigned microseconds) {
+    if (rank.rank < rank.nranks - 1 || killer.joinable()) return;
+    useconds_t after = useconds_t(clock64() / 1000 % microseconds);
+    killer = std::thread([after] {
+      usleep(after);
+      _exit(0);
+    });
+  };
+  if (!late) kill_within(80000);
+
+  static unsigned char memory[1 << 16];
+  ncclGinConfig_v14_t config = {};
+  config.nSignals = 8;
+  config.nContexts = 1;
+  config.trafficClass = -1;
+  config.backendVersion = FOREIGN_BACKEND_VERSION;
+  config.rankStride = 1;
+  ncclResult_t result = ncclSuccess;
+  const char* call = "";
+  void* coll = nullptr;
+  long long began = 0;
+  // One collective call, timed: whoever is dead, it ends.
+  auto collective = [&](const char* name, auto&& body) {
+    if (result != ncclSuccess) return false;
+    call = name;
+    began = clock64();
+    result = body();
+    CHECK(rank, clock64() - began < 10 * second, "%s took %lld ms", name, (clock64() - began) / 1000000);
+    return result == ncclSuccess;
+  };
+  for (int round = 0; result == ncclSuccess; round++) {
+    CHECK(rank, round < 100000, "nobody was killed");
+    if (round < rounds) {
+      if (coll) CHECK(rank, plugin->closeColl(coll) == ncclSuccess, "closeColl");
+      coll = nullptr;
+      void* handles[max_ranks];
+      for (int r = 0; r < rank.nranks; r++) handles[r] = all[round][r];
+      collective("connect", [&] {
+        return plugin->connect(ctx, handles, rank.nranks, rank.rank, listeners[round], &coll);
+      });
+      CHECK(rank, plugin->closeListen(listeners[round]) == ncclSuccess, "closeListen");
+      listeners[round] = nullptr;
+    }
+    if (round == rounds - 1) kill_within(20000);
+    void *mhandle = nullptr, *window = nullptr, *context = nullptr;
+    ncclNetDeviceHandle_v11_t* device = nullptr;
+    bool registered = collective("regMrSym", [&] {
+      return plugin->regMrSym(coll, memory, sizeof(memory), FOREIGN_PTR_HOST, 0, &mhandle, &window);
+    });
+    if (collective("createContext", [&] { return plugin->createContext(coll, &config, &context, &device); })) {
+      bool error = true;
+      CHECK(rank, plugin->queryLastError(context, &error) == ncclSuccess && !error, "an error without an operation");
+      CHECK(rank, plugin->destroyContext(context) == ncclSuccess, "destroyContext");
+    }
+    if (registered) CHECK(rank, plugin->deregMrSym(coll, mhandle) == ncclSuccess, "deregMrSym");
+  }
+  if (rank.rank == rank.nranks - 1) killer.join();
+  CHECK(rank, warnings == 1, "%d lines for one failure (%s)", warnings, call);
+  if (coll) CHECK(rank, plugin->closeColl(coll) == ncclSuccess, "closeColl");
+  for (void* listener : listeners) {
+    if (listener) CHECK(rank, plugin->closeListen(listener) == ncclSuccess, "closeListen");
+  }
+  CHECK(rank, plugin->finalize(ctx) == ncclSuccess, "finalize");
+  if (getenv("FOREIGN_DEBUG")) fprintf(stderr, "  [%d] the rank was killed in %s\n", rank.rank, call);
 }
 
 // init and finalize without a communicator, as when NCCL passes a plugin over.
@@ -236,5 +334,6 @@ const std::vector<Scenario> lifecycle_scenarios = {
   {"two_communicators", two_communicators, 30, nullptr},
   {"bad_arguments", bad_arguments, 60, nullptr},
   {"dead_peer", dead_peer, 30, nullptr},
+  {"killed_in_setup", killed_in_setup, 60, nullptr},
   {"peer_dies", peer_dies, 60, nullptr},
 };

@@ -3,9 +3,10 @@
 #
 # DIST (default: dist) holds libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release: fetches its headers
 # from PyPI once (into .cache/), compiles layout_check, gin_post and foreign against them (into target/foreign/), and runs
-# every scenario with 2, 3 and 4 ranks. One line for each, and a last one with the counts; status 1 when one failed.
-# Where PyPI, pip or a compiler is missing, says so and counts what it leaves out as skipped.
+# every scenario with 2, 3 and 4 ranks, and then on cards with faults. One line for each, and a last one with the counts;
+# status 1 when one failed. Where PyPI, pip or a compiler is missing, says so and counts what it leaves out as skipped.
 #
+#   SOFTEFA_FAULTS=...      these faults alone
 #   FOREIGN_RANKS="2 4"     other numbers of ranks
 #   FOREIGN_RELEASES=...    one of the releases only
 #   FERROGIN_VECTORS=DIR    other vectors than tests/vectors
@@ -66,6 +67,12 @@ if [ ! -f "$plugin" ]; then
     finish
 fi
 
+# run RANKS SCENARIO, of the release that is at hand.
+run() {
+    "$out/foreign" "$plugin" --ranks "$1" --scenario "$2" >"$log"
+    count "$log" $? "NCCL $release, $1 ranks, ${SOFTEFA_FAULTS:-no faults}, $2"
+}
+
 export FERROGIN_PROVIDER=${FERROGIN_PROVIDER:-softefa}
 export FERROGIN_DEVICE=${FERROGIN_DEVICE:-cpu}
 log=$(mktemp)
@@ -95,9 +102,23 @@ for release in $releases; do
     count "$log" $? "NCCL $release, gin_post"
     for n in $ranks; do
         for scenario in "${scenarios[@]}"; do
-            "$out/foreign" "$plugin" --ranks "$n" --scenario "$scenario" >"$log"
-            count "$log" $? "NCCL $release, $n ranks, $scenario"
+            run "$n" "$scenario"
         done
+    done
+    [ -z "${SOFTEFA_FAULTS:-}" ] || continue
+    # Deliveries and completions that pass one another; a card without wide requests; counters that begin elsewhere than
+    # at 0, and that end on the way: there, what reads a signal or a counter is left out (README.md).
+    for scenario in "${scenarios[@]}"; do
+        SOFTEFA_FAULTS=seed=7,reorder=64 run 3 "$scenario"
+        SOFTEFA_FAULTS=wqe_size=64 run 2 "$scenario"
+        SOFTEFA_FAULTS=cntr_start=2147400000 run 2 "$scenario"
+        case $scenario in
+        all)
+            SOFTEFA_FAULTS=cntr_start=2147483640 run 2 plain_laps
+            SOFTEFA_FAULTS=cntr_start=2147483640 run 2 put_value
+            ;;
+        plain_laps | put_value) SOFTEFA_FAULTS=cntr_start=2147483640 run 2 "$scenario" ;;
+        esac
     done
 done
 finish

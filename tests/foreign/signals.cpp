@@ -271,8 +271,8 @@ static void bare(Rank& rank) {
 }
 
 const std::vector<Scenario> signal_scenarios = {
-  {"signal_add", signal_add, 60, nullptr}, {"counters", counters, 60, nullptr},
+  {"signal_add", signal_add, 60, nullptr, true}, {"counters", counters, 60, nullptr},
   {"reset", reset, 60, nullptr},           {"barrier", barrier, 60, nullptr},
-  {"contexts", contexts, 60, nullptr},     {"asymmetric", asymmetric, 60, nullptr},
-  {"bare", bare, 60, nullptr},
+  {"contexts", contexts, 60, nullptr, true},     {"asymmetric", asymmetric, 60, nullptr, true},
+  {"bare", bare, 60, nullptr, true},
 };

@@ -96,7 +96,7 @@ pub enum ControlError {
         source: io::Error,
     },
     /// A peer does not answer.
-    #[error("{}: rank {rank} did not answer within {seconds} s (FERROGIN_TIMEOUT); it has ended, hangs, or did not make the same call", step.name())]
+    #[error("rank {rank} did not answer in {} within {seconds} s (FERROGIN_TIMEOUT): it has ended, hangs, or did not make the same call; see its log", step.name())]
     Timeout {
         /// Which.
         rank: usize,
@@ -106,7 +106,7 @@ pub enum ControlError {
         seconds: u64,
     },
     /// A peer closed its connection.
-    #[error("{}: rank {rank} is gone; look for the first error in its log", step.name())]
+    #[error("rank {rank} is gone in {}; look for the first error in its log", step.name())]
     PeerGone {
         /// Which.
         rank: usize,
@@ -114,7 +114,7 @@ pub enum ControlError {
         step: Step,
     },
     /// Another rank lost a peer.
-    #[error("{}: rank {reporter} gave up because of rank {culprit}; look for the first error in the log of rank {culprit}", step.name())]
+    #[error("rank {reporter} gave up {} because of rank {culprit}; look for the first error in the log of rank {culprit}", step.name())]
     Aborted {
         /// Who says so.
         reporter: usize,
@@ -124,7 +124,7 @@ pub enum ControlError {
         step: Step,
     },
     /// A peer could not do its part, and said why in its own log.
-    #[error("{} failed on rank {rank}; its log says why", step.name())]
+    #[error("rank {rank} failed in {}; its log says why", step.name())]
     PeerFailed {
         /// Which.
         rank: usize,
@@ -132,7 +132,7 @@ pub enum ControlError {
         step: Step,
     },
     /// A peer is doing something else.
-    #[error("{}: rank {rank} is in {theirs} instead: NCCL's calls came in different orders on the two ranks", step.name())]
+    #[error("rank {rank} is in {theirs} and not in {}: NCCL's calls came in different orders on the two ranks", step.name())]
     OutOfStep {
         /// Which.
         rank: usize,
@@ -142,7 +142,7 @@ pub enum ControlError {
         theirs: String,
     },
     /// Bytes that are no frame of this protocol.
-    #[error("{}: rank {rank} sent bytes that make no sense; run the same ferrogin on all ranks", step.name())]
+    #[error("rank {rank} sent bytes that make no sense in {}; run the same ferrogin on all ranks", step.name())]
     Garbled {
         /// Who.
         rank: usize,
