@@ -1,6 +1,6 @@
 //! What users hold: channels and listeners.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::engine::OpenDone;
@@ -165,6 +165,11 @@ impl Listener {
         self.accept_as(self.shared.ticket(), done);
     }
 
+    /// Gives `each` every channel that is opened to this listener, until it answers false or the listener is dropped.
+    pub fn accept_all(&self, each: impl FnMut(Channel) -> bool + Send + 'static) {
+        accept_next(&Arc::downgrade(&self.shared), self.number, Box::new(each));
+    }
+
     fn accept_as(&self, ticket: u64, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
         let done = Channel::opening(&self.shared, done);
         self.shared.submit(Request::Accept { listener: self.number, ticket, done });
@@ -177,6 +182,21 @@ impl Listener {
         self.accept_as(ticket, done);
         pending
     }
+}
+
+type Each = Box<dyn FnMut(Channel) -> bool + Send>;
+
+fn accept_next(shared: &Weak<Shared>, listener: u32, mut each: Each) {
+    let Some(strong) = shared.upgrade() else { return };
+    let again = Weak::clone(shared);
+    let done = Channel::opening(&strong, move |result| {
+        if let Ok(channel) = result
+            && each(channel)
+        {
+            accept_next(&again, listener, each);
+        }
+    });
+    strong.submit(Request::Accept { listener, ticket: strong.ticket(), done });
 }
 
 impl Drop for Listener {

@@ -102,7 +102,13 @@ impl Shared {
                 engine.take_calls(&mut calls);
             }
         }
-        run(calls.drain(..));
+        if !calls.is_empty() {
+            // Not on this thread, which may hold what the callbacks want.
+            let spawned = thread::Builder::new().name("channel-end".to_owned()).spawn(move || run(calls.into_iter()));
+            if let Err(error) = spawned {
+                log::error!("no thread to end channel operations: {error}");
+            }
+        }
         if self.bell.must_ring() {
             self.wake.ring();
         }

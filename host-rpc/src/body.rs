@@ -1,0 +1,92 @@
+//! Bodies: as they are given to be sent, and as they were received.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// A body to send.
+#[derive(Clone, Debug)]
+pub enum Data {
+    /// Bytes of its own.
+    Owned(Vec<u8>),
+    /// Bytes that others use too.
+    Shared(Arc<Vec<u8>>),
+}
+
+impl Data {
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            Self::Shared(bytes) => bytes,
+        }
+    }
+}
+
+impl From<Vec<u8>> for Data {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Owned(bytes)
+    }
+}
+
+impl From<&[u8]> for Data {
+    fn from(bytes: &[u8]) -> Self {
+        Self::Owned(bytes.to_vec())
+    }
+}
+
+impl From<Arc<Vec<u8>>> for Data {
+    fn from(bytes: Arc<Vec<u8>>) -> Self {
+        Self::Shared(bytes)
+    }
+}
+
+/// A body that was received, in the memory in which it was: one piece unless it was longer than the sender's pieces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Body {
+    pieces: Vec<Vec<u8>>,
+    /// Bytes of the first piece that are not the body's.
+    skip: usize,
+}
+
+impl Body {
+    /// Behind the first `skip` bytes of a message.
+    pub(crate) fn behind(message: Vec<u8>, skip: usize) -> Self {
+        Self { pieces: vec![message], skip }
+    }
+
+    pub(crate) fn of(pieces: Vec<Vec<u8>>) -> Self {
+        Self { pieces, skip: 0 }
+    }
+
+    /// The pieces, in order.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        self.pieces.iter().enumerate().map(|(at, piece)| if at == 0 { &piece[self.skip..] } else { &piece[..] })
+    }
+
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.pieces().map(<[u8]>::len).sum()
+    }
+
+    /// None at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All bytes: in place if they are in one piece, otherwise copied.
+    pub fn bytes(&self) -> Cow<'_, [u8]> {
+        match self.pieces.len() {
+            0 => Cow::Borrowed(&[]),
+            1 => Cow::Borrowed(&self.pieces[0][self.skip..]),
+            _ => Cow::Owned(self.pieces().flatten().copied().collect()),
+        }
+    }
+
+    /// All bytes, moved if they are in one message of their own.
+    pub fn into_vec(mut self) -> Vec<u8> {
+        if self.pieces.len() == 1 && self.skip == 0 {
+            return self.pieces.pop().unwrap_or_default();
+        }
+        self.pieces().collect::<Vec<_>>().concat()
+    }
+}

@@ -1,0 +1,444 @@
+//! The answering end.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ferrogin_fabric::channel::{Address, Listener};
+
+use crate::connection::{Connection, End, Owner};
+use crate::error::Status;
+use crate::frame::{Header, Kind};
+use crate::{Body, Data, Settings, Transport, Violation};
+
+type Handler = Arc<dyn Fn(Context, Body, Responder) + Send + Sync>;
+
+const NO_METHOD: u32 = 1;
+const LATE: u32 = 2;
+const CANCELLED: u32 = 3;
+const SHUTTING_DOWN: u32 = 4;
+const FAILED: u32 = 5;
+const BROKEN: u32 = 6;
+
+/// A status as an answer's code and body.
+fn emit(status: &Status) -> (u32, Vec<u8>) {
+    match status {
+        Status::NoMethod(_) => (NO_METHOD, Vec::new()),
+        Status::Late => (LATE, Vec::new()),
+        Status::Cancelled => (CANCELLED, Vec::new()),
+        Status::ShuttingDown => (SHUTTING_DOWN, Vec::new()),
+        Status::Failed { code, text } => (FAILED, [&code.to_le_bytes()[..], text.as_bytes()].concat()),
+        Status::Broken => (BROKEN, Vec::new()),
+    }
+}
+
+/// The status in an answer to `method`; None when it is a good one. What is unknown is a broken method.
+pub(crate) fn status(code: u32, method: u32, body: &Body) -> Option<Status> {
+    Some(match code {
+        0 => return None,
+        NO_METHOD => Status::NoMethod(method),
+        LATE => Status::Late,
+        CANCELLED => Status::Cancelled,
+        SHUTTING_DOWN => Status::ShuttingDown,
+        FAILED => match body.bytes().split_first_chunk::<4>() {
+            Some((code, text)) => Status::failed(u32::from_le_bytes(*code), String::from_utf8_lossy(text).into_owned()),
+            None => Status::Broken,
+        },
+        _ => Status::Broken,
+    })
+}
+
+/// What a method learns of its call.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// The caller, for people.
+    pub peer: Arc<str>,
+    /// The method.
+    pub method: u32,
+    /// When the caller stops waiting, if it does.
+    pub deadline: Option<Instant>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Context {
+    /// True when the caller is not interested any more, or its deadline is over: long methods look now and then.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed) || self.is_late()
+    }
+
+    fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+}
+
+/// Answers one call, from any thread, at any time. Dropped without an answer, it says so to the caller.
+pub struct Responder {
+    connection: Option<Arc<Served>>,
+    call: u64,
+}
+
+impl Responder {
+    /// Answers.
+    pub fn reply(mut self, result: Result<Data, Status>) {
+        if let Some(connection) = self.connection.take() {
+            connection.answer(self.call, result);
+        }
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            connection.answer(self.call, Err(Status::Broken));
+        }
+    }
+}
+
+/// A server before it starts: its methods.
+pub struct Server {
+    settings: Settings,
+    methods: HashMap<u32, Handler>,
+}
+
+impl Server {
+    /// A server without methods.
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, methods: HashMap::new() }
+    }
+
+    /// Adds a method that gives its answer when it returns.
+    #[must_use]
+    pub fn method(
+        self,
+        number: u32,
+        method: impl Fn(&Context, Body) -> Result<Data, Status> + Send + Sync + 'static,
+    ) -> Self {
+        self.method_with(number, move |context, body, responder: Responder| {
+            let result = method(&context, body);
+            responder.reply(result);
+        })
+    }
+
+    /// Adds a method that may answer later, from wherever it takes the responder.
+    #[must_use]
+    pub fn method_with(
+        mut self,
+        number: u32,
+        method: impl Fn(Context, Body, Responder) + Send + Sync + 'static,
+    ) -> Self {
+        self.methods.insert(number, Arc::new(method));
+        self
+    }
+
+    /// Starts the threads.
+    pub fn start(self) -> Running {
+        let workers = self.settings.workers;
+        let inner = Arc::new(Inner {
+            settings: self.settings,
+            methods: self.methods,
+            jobs: Mutex::default(),
+            more: Condvar::new(),
+            state: Mutex::default(),
+        });
+        let threads = (0..workers)
+            .filter_map(|number| {
+                let inner = Arc::clone(&inner);
+                let name = format!("rpc-worker-{number}");
+                match thread::Builder::new().name(name).spawn(move || inner.work()) {
+                    Ok(thread) => Some(thread),
+                    Err(error) => {
+                        log::error!("no thread for methods: {error}");
+                        None
+                    }
+                }
+            })
+            .collect();
+        Running { inner, threads, listeners: Mutex::default() }
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Jobs {
+    queue: VecDeque<Job>,
+    over: bool,
+}
+
+#[derive(Default)]
+struct State {
+    connections: Vec<Arc<Served>>,
+    stopping: bool,
+}
+
+struct Inner {
+    settings: Settings,
+    methods: HashMap<u32, Handler>,
+    jobs: Mutex<Jobs>,
+    more: Condvar,
+    state: Mutex<State>,
+}
+
+impl Inner {
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        loop {
+            let mut jobs = self.jobs();
+            let job = loop {
+                if let Some(job) = jobs.queue.pop_front() {
+                    break job;
+                }
+                if jobs.over {
+                    return;
+                }
+                jobs = self.more.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(jobs);
+            job();
+        }
+    }
+
+    fn run(&self, job: Job) {
+        if self.settings.workers == 0 {
+            return job();
+        }
+        self.jobs().queue.push_back(job);
+        self.more.notify_one();
+    }
+
+    fn attach(self: &Arc<Self>, transport: impl Transport) {
+        let connection = Connection::new(transport, &self.settings);
+        let served = Arc::new(Served {
+            peer: connection.transport().peer().into(),
+            connection,
+            server: Arc::downgrade(self),
+            calls: Mutex::default(),
+        });
+        {
+            let mut state = self.state();
+            if state.stopping {
+                return;
+            }
+            state.connections.push(Arc::clone(&served));
+        }
+        let Settings { credits, max_body, .. } = self.settings;
+        let hello = Header { call: max_body as u64, credits, ..Header::new(Kind::Hello) };
+        served.connection.send(hello, Vec::new().into());
+        let owner: Weak<Served> = Arc::downgrade(&served);
+        served.connection.start(owner);
+    }
+}
+
+/// A server that runs. Dropping it ends its connections at once; [`Running::shutdown`] lets calls come to their end first.
+pub struct Running {
+    inner: Arc<Inner>,
+    threads: Vec<JoinHandle<()>>,
+    listeners: Mutex<Vec<Listener>>,
+}
+
+impl Running {
+    /// Serves a connection whose other end is a [`crate::Client`]'s.
+    pub fn attach(&self, transport: impl Transport) {
+        self.inner.attach(transport);
+    }
+
+    /// Serves everybody who connects to `listener`; gives its address.
+    pub fn listen(&self, listener: Listener) -> Address {
+        let address = listener.address().clone();
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.push(listener);
+        let at = listeners.len() - 1;
+        accept(&Arc::downgrade(&self.inner), &listeners[at]);
+        address
+    }
+
+    /// Connections at the moment.
+    pub fn connections(&self) -> usize {
+        self.inner.state().connections.len()
+    }
+
+    /// Takes no more calls, lets those that run come to their end, for at most `limit`, says goodbye and stops. True when all
+    /// calls were answered.
+    pub fn shutdown(self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let connections = {
+            let mut state = self.inner.state();
+            state.stopping = true;
+            state.connections.clone()
+        };
+        for served in &connections {
+            served.connection.send(Header::new(Kind::Goodbye), Vec::new().into());
+        }
+        let busy = || connections.iter().any(|served| !served.calls().open.is_empty());
+        while busy() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let answered = !busy();
+        let left = deadline.saturating_duration_since(Instant::now());
+        for served in connections {
+            served.connection.transport().close(left.max(Duration::from_millis(100)));
+        }
+        answered
+    }
+}
+
+/// Takes the next connection, and from its callback the ones after it.
+fn accept(server: &Weak<Inner>, listener: &Listener) {
+    let server = Weak::clone(server);
+    listener.accept_all(move |channel| match server.upgrade() {
+        Some(server) => {
+            server.attach(channel);
+            true
+        }
+        None => false,
+    });
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let connections = {
+            let mut state = self.inner.state();
+            state.stopping = true;
+            std::mem::take(&mut state.connections)
+        };
+        for served in connections {
+            served.connection.transport().close(self.inner.settings.close_within);
+        }
+        self.inner.jobs().over = true;
+        self.inner.more.notify_all();
+        for thread in self.threads.drain(..) {
+            // A method may drop its own server: then its thread ends by itself.
+            if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+                log::error!("a worker panicked");
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Calls {
+    /// Calls without an answer, and whether they are cancelled.
+    open: HashMap<u64, Arc<AtomicBool>>,
+    /// Longest answer that the client takes.
+    max_body: Option<usize>,
+}
+
+/// One connection.
+struct Served {
+    connection: Arc<Connection>,
+    peer: Arc<str>,
+    server: Weak<Inner>,
+    calls: Mutex<Calls>,
+}
+
+impl Served {
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer(&self, call: u64, result: Result<Data, Status>) {
+        let max = {
+            let mut calls = self.calls();
+            calls.open.remove(&call);
+            calls.max_body.unwrap_or(usize::MAX)
+        };
+        let len = result.as_ref().map_or(0, |data| data.as_slice().len());
+        let result = if len > max {
+            Err(Status::failed(0, format!("the answer of {len} bytes is longer than the caller takes ({max})")))
+        } else {
+            result
+        };
+        let (code, data) = match result {
+            Ok(data) => (0, data),
+            Err(status) => {
+                let (code, body) = emit(&status);
+                (code, body.into())
+            }
+        };
+        self.connection.send(Header { code, call, credits: 1, ..Header::new(Kind::Answer) }, data);
+    }
+
+    fn request(self: &Arc<Self>, server: &Arc<Inner>, header: &Header, body: Body) -> Result<(), Violation> {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        {
+            let mut calls = self.calls();
+            if calls.open.len() >= server.settings.credits as usize {
+                return Err(Violation::NoCredit(server.settings.credits));
+            }
+            if calls.open.insert(header.call, Arc::clone(&cancelled)).is_some() {
+                return Err(Violation::CallTwice(header.call));
+            }
+        }
+        let responder = Responder { connection: Some(Arc::clone(self)), call: header.call };
+        if server.state().stopping {
+            responder.reply(Err(Status::ShuttingDown));
+            return Ok(());
+        }
+        let Some(method) = server.methods.get(&header.code) else {
+            responder.reply(Err(Status::NoMethod(header.code)));
+            return Ok(());
+        };
+        let left = (header.time != u32::MAX).then(|| Duration::from_micros(u64::from(header.time)));
+        let deadline = left.map(|left| Instant::now() + left);
+        let context = Context { peer: Arc::clone(&self.peer), method: header.code, deadline, cancelled };
+        let method = Arc::clone(method);
+        server.run(Box::new(move || {
+            if context.is_late() {
+                responder.reply(Err(Status::Late));
+            } else if context.is_cancelled() {
+                responder.reply(Err(Status::Cancelled));
+            } else if catch_unwind(AssertUnwindSafe(|| method(context, body, responder))).is_err() {
+                log::error!("a method panicked");
+            }
+        }));
+        Ok(())
+    }
+}
+
+impl Owner for Served {
+    fn frame(self: Arc<Self>, header: Header, body: Body) -> Result<(), Violation> {
+        match header.kind {
+            Kind::Hello => {
+                self.calls().max_body = Some(usize::try_from(header.call).unwrap_or(usize::MAX));
+                Ok(())
+            }
+            Kind::Request => {
+                let Some(server) = self.server.upgrade() else { return Ok(()) };
+                self.request(&server, &header, body)
+            }
+            Kind::Cancel => {
+                if let Some(cancelled) = self.calls().open.get(&header.call) {
+                    cancelled.store(true, Ordering::Relaxed);
+                }
+                Ok(())
+            }
+            Kind::Goodbye => Ok(()),
+            Kind::Answer => Err(Violation::Direction),
+        }
+    }
+
+    fn over(&self, end: End) {
+        if let End::Broken(violation) = &end {
+            log::warn!("{} broke the protocol: {violation}", self.peer);
+            self.connection.transport().close(Duration::ZERO);
+        }
+        for cancelled in self.calls().open.values() {
+            cancelled.store(true, Ordering::Relaxed);
+        }
+        if let Some(server) = self.server.upgrade() {
+            server.state().connections.retain(|served| !std::ptr::eq(&**served, self));
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What the tests share: a transport in memory, and channels over every libfabric at hand.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use ferrogin_fabric::Libfabric;
+use host_rpc::{Bytes, ReceiveDone, SendDone, Transport, TransportError};
+
+#[derive(Default)]
+struct Side {
+    arrived: VecDeque<Vec<u8>>,
+    waiting: VecDeque<ReceiveDone>,
+}
+
+#[derive(Default)]
+struct State {
+    sides: [Side; 2],
+    sent: VecDeque<SendDone>,
+    closed: bool,
+}
+
+/// One end of a pipe in memory; a thread of the pipe calls back.
+pub struct Pipe {
+    shared: Arc<(Mutex<State>, Condvar)>,
+    side: usize,
+}
+
+pub fn pipe() -> (Pipe, Pipe) {
+    let shared: Arc<(Mutex<State>, Condvar)> = Arc::default();
+    let of_thread = Arc::clone(&shared);
+    thread::spawn(move || {
+        let (state, change) = &*of_thread;
+        loop {
+            let mut state = state.lock().unwrap();
+            if let Some(done) = state.sent.pop_front() {
+                let result = if state.closed { Err(TransportError::Closed) } else { Ok(()) };
+                drop(state);
+                done(result);
+                continue;
+            }
+            let closed = state.closed;
+            let mut ready = None;
+            for side in &mut state.sides {
+                if !side.waiting.is_empty() && (closed || !side.arrived.is_empty()) {
+                    let message = side.arrived.pop_front().ok_or(TransportError::Closed);
+                    ready = side.waiting.pop_front().map(|done| (done, message));
+                    break;
+                }
+            }
+            if let Some((done, message)) = ready {
+                drop(state);
+                done(message);
+            } else if Arc::strong_count(&of_thread) == 1 {
+                return;
+            } else {
+                drop(change.wait_timeout(state, Duration::from_millis(20)).unwrap());
+            }
+        }
+    });
+    (Pipe { shared: Arc::clone(&shared), side: 0 }, Pipe { shared, side: 1 })
+}
+
+impl Transport for Pipe {
+    fn peer(&self) -> &str {
+        ["the server", "the client"][self.side]
+    }
+
+    fn max_message(&self) -> usize {
+        1 << 20
+    }
+
+    fn send(&self, bytes: Bytes, done: SendDone) {
+        let mut state = self.shared.0.lock().unwrap();
+        assert!(bytes.as_slice().len() <= self.max_message());
+        state.sides[1 - self.side].arrived.push_back(bytes.as_slice().to_vec());
+        state.sent.push_back(done);
+        self.shared.1.notify_all();
+    }
+
+    fn receive(&self, done: ReceiveDone) {
+        self.shared.0.lock().unwrap().sides[self.side].waiting.push_back(done);
+        self.shared.1.notify_all();
+    }
+
+    fn close(&self, _limit: Duration) {
+        self.shared.0.lock().unwrap().closed = true;
+        self.shared.1.notify_all();
+    }
+}
+
+/// The installed libfabric, and the one in FERROGIN_LIBFABRIC_ALT; says aloud what is missing.
+pub fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
+    let mut found = Vec::new();
+    match Libfabric::load(None) {
+        Ok(lib) => found.push(lib),
+        Err(error) => println!("SKIP {test}: {error}"),
+    }
+    match std::env::var_os("FERROGIN_LIBFABRIC_ALT") {
+        Some(path) => found.push(Libfabric::load(Some(Path::new(&path))).expect("FERROGIN_LIBFABRIC_ALT loads")),
+        None => println!("SKIP {test} on a second libfabric: FERROGIN_LIBFABRIC_ALT names none"),
+    }
+    found
+}
