@@ -7,6 +7,10 @@ mod address;
 mod card;
 mod config;
 mod fault;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+#[allow(unsafe_code)]
+pub mod fuzz;
 mod host;
 mod log;
 mod memory;

@@ -160,7 +160,8 @@ fn mapped(start: usize, end: usize, page: usize) -> io::Result<()> {
 /// Naturally aligned values of 1, 2, 4 or 8 bytes are seen whole, as a card's writes are.
 ///
 /// # Safety
-/// Both ranges are mapped, `src` readable, `dst` writable, and do not overlap.
+/// Both ranges are mapped, `src` readable and `dst` writable. They may overlap: a card that writes to itself may be told
+/// so.
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     let aligned = |n: usize| (dst as usize | src as usize) & (n - 1) == 0;
     match len {
@@ -193,7 +194,7 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         // SAFETY: the caller vouches for both ranges; bytes that change meanwhile arrive as they are at that moment.
-        _ => unsafe { ptr::copy_nonoverlapping(src, dst, len) },
+        _ => unsafe { ptr::copy(src, dst, len) },
     }
 }
 

@@ -20,6 +20,7 @@ faults the scenarios on cards that misbehave, one run for each seed; `cargo xtas
 const SCRIPTS: &[(&str, &str)] = &[
     ("foreign clients", "tests/foreign/run.sh"),
     ("faults", "tests/faults/run.sh"),
+    ("fuzz", "fuzz/run.sh"),
     ("models", "device-kernels/tests/models.sh"),
 ];
 

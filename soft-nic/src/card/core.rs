@@ -211,13 +211,19 @@ impl Core {
 
     /// One line for people; `level` of a broken rule or of the wire.
     pub(crate) fn say(&mut self, what: fmt::Arguments<'_>) {
-        self.lines += 1;
+        self.lines = self.lines.saturating_add(1);
         if self.lines <= MAX_LINES {
             crate::log::line(format_args!("softefa{}: {what}", self.card));
         }
         if self.lines == MAX_LINES {
             crate::log::line(format_args!("softefa{}: no more lines from this card", self.card));
         }
+    }
+
+    /// Says nothing from now on.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn hush(&mut self) {
+        self.lines = MAX_LINES + 1;
     }
 
     /// Which wire leads to `peer`.

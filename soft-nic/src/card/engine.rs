@@ -146,7 +146,7 @@ fn doze(shared: &Shared, events: &OwnedFd, rest: Duration) {
 
 impl Core {
     /// Looks at everything once; at sockets only now and then, unless `thoroughly`. True when something moved.
-    fn look(&mut self, now: Instant, thoroughly: bool) -> bool {
+    pub(crate) fn look(&mut self, now: Instant, thoroughly: bool) -> bool {
         let step = (now - self.looked_at).as_micros() as u64;
         if step > 0 {
             self.looked_at += Duration::from_micros(step);

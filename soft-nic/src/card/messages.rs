@@ -131,6 +131,11 @@ impl Core {
             }
             return;
         }
+        self.packet(at, header, payload, acks);
+    }
+
+    /// A packet of a connection, with what rides behind it.
+    pub(crate) fn packet(&mut self, at: u32, header: &Header, payload: &[u8], acks: &[AcknowledgementBytes]) {
         for ack in acks {
             self.receive_ack(at, Acknowledgement::from_bytes(ack));
         }

@@ -23,7 +23,10 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+#[cfg(not(any(test, feature = "fuzz")))]
 use self::core::Wires;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) use self::core::Wires;
 pub(crate) use self::core::{Core, SetupError, Slab};
 use self::engine::{Engine, Shared};
 use crate::address::Gid;

@@ -140,7 +140,13 @@ pub(crate) struct CompletionRing {
 impl CompletionRing {
     /// A ring in memory of the card; `entries` is a power of two.
     pub(crate) fn new(entries: u32) -> io::Result<Self> {
-        Self::in_memory(Mapping::anonymous(entries as usize * CQ_ENTRY_LEN as usize)?, entries)
+        // New memory is zero, and what is never used is never touched.
+        let map = Mapping::anonymous(entries as usize * CQ_ENTRY_LEN as usize)?;
+        Ok(Self::over(map, entries))
+    }
+
+    fn over(map: Mapping, entries: u32) -> Self {
+        Self { map, entries, next: 0, bound: 0, signals: Vec::new() }
     }
 
     /// A ring in memory of the application.
@@ -157,7 +163,7 @@ impl CompletionRing {
         }
         // SAFETY: `len` bytes are mapped. The phase of an unwritten entry must be that of the lap before: 0.
         unsafe { std::ptr::write_bytes(map.as_ptr(), 0, len) };
-        Ok(Self { map, entries, next: 0, bound: 0, signals: Vec::new() })
+        Ok(Self::over(map, entries))
     }
 
     pub(crate) fn buffer(&self) -> *mut u8 {

@@ -213,6 +213,12 @@ impl Link {
         self.socket.as_fd()
     }
 
+    /// Both rings: their control blocks, then their data.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn memory(&self) -> (*mut u8, usize) {
+        (self._map.as_ptr(), self._map.len())
+    }
+
     /// Both sides agreed.
     pub(crate) fn is_open(&self) -> bool {
         self.welcomed

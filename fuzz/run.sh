@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Runs the fuzz targets with the address sanitizer: run.sh [DIST] (DIST is not used).
+#
+# `cargo fuzz run TARGET` does the same where cargo-fuzz and a nightly compiler are; this needs neither. What is found
+# goes to fuzz/artifacts/; what is new and interesting stays in the build directory, the checked-in corpus is only read.
+# Where the sanitizer cannot be linked or the crate cannot be fetched, says so and counts the targets as skipped.
+#
+#   FUZZ_SECONDS=N        seconds for each target [10]
+#   FUZZ_TARGETS="a b"    only these
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+seconds=${FUZZ_SECONDS:-10}
+targets=${FUZZ_TARGETS:-rings wires settings formats attributes}
+build=${CARGO_TARGET_DIR:-$here/../target}/fuzz
+triple=$(uname -m)-unknown-linux-gnu
+passed=0 failed=0 skipped=0
+
+export CARGO_TARGET_DIR=$build
+# The flags of the sanitizer and of coverage are for nightly compilers only, by name; the compiler is the same.
+export RUSTC_BOOTSTRAP=1
+export RUSTFLAGS="--cfg fuzzing -Cdebug-assertions -Zsanitizer=address -Cpasses=sancov-module \
+    -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+    -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! (cd "$here" && "${CARGO:-cargo}" build --quiet --release --locked --target "$triple") 2>"$log"; then
+    why=$(grep -m1 -E '^error' "$log" || tail -1 "$log")
+    for target in $targets; do
+        echo "SKIP fuzz $target: the targets cannot be built here: $why"
+        skipped=$((skipped + 1))
+    done
+    # What does not compile is no matter of the machine.
+    if grep -qE '^error(\[E[0-9]+\])?: ' "$log" && grep -qE '^ *--> ' "$log"; then
+        cat "$log"
+        echo "FAIL fuzz: the targets do not compile"
+        failed=1
+    fi
+else
+    mkdir -p "$here/artifacts"
+    for target in $targets; do
+        corpus=$build/corpus/$target
+        mkdir -p "$corpus"
+        # Leaks: libfabric and the fixtures keep what they have until the process ends.
+        if ASAN_OPTIONS=detect_leaks=0 nice "$build/$triple/release/$target" -max_total_time="$seconds" -max_len=2048 \
+            -timeout=25 -rss_limit_mb=4096 -artifact_prefix="$here/artifacts/$target-" -print_final_stats=1 \
+            "$corpus" "$here/corpus/$target" >"$log" 2>&1; then
+            runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+            echo "PASS fuzz $target: $runs inputs in $seconds s"
+            passed=$((passed + 1))
+        else
+            tail -40 "$log"
+            echo "FAIL fuzz $target: see $here/artifacts"
+            failed=$((failed + 1))
+        fi
+    done
+fi
+echo "fuzz: $passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

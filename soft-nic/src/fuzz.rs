@@ -1,0 +1,107 @@
+//! What is fed with arbitrary bytes: by libFuzzer (`fuzz/`), and by the tests with the corpus and seeded bytes.
+//!
+//! Each entry takes bytes as a little program, runs it and checks what must hold whatever they say. It is not part of
+//! the provider: only tests and the feature `fuzz` have it.
+#![allow(missing_docs)]
+
+mod bench;
+mod input;
+mod provider;
+
+use efa_dp_direct::cq::{Cqe, RawCqe};
+use efa_dp_direct::wqe::{self, Geometry, RequestIds};
+
+use crate::address::{Address, Gid};
+use crate::card::counter::Word;
+use crate::config::Config;
+use crate::fault::{COUNTER_MASK, Faults, MAX_SQ_SIZE};
+use crate::wire::hello::{self, Hello};
+use crate::wire::message;
+use crate::wire::packet::Header;
+
+pub use bench::{rings, wires};
+pub use provider::attributes;
+
+/// What takes bytes.
+pub type Target = fn(&[u8]);
+
+/// All targets by name.
+pub const TARGETS: &[(&str, Target)] =
+    &[("rings", rings), ("wires", wires), ("settings", settings), ("formats", formats), ("attributes", attributes)];
+
+/// Variables of the environment: four lines.
+pub fn settings(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let lines: Vec<&str> = text.splitn(4, '\n').collect();
+    let names = ["SOFTEFA_FAULTS", "SOFTEFA_WIRE", "SOFTEFA_NICS", "SOFTEFA_IFADDR"];
+    let lookup = |name: &str| {
+        let at = names.iter().position(|known| *known == name)?;
+        lines.get(at).map(|line| (*line).to_owned())
+    };
+    match Config::from_lookup(lookup) {
+        Err(error) => assert!(error.to_string().contains(error.variable)),
+        Ok(config) => {
+            let Faults { max_batch, sq_size, wqe_size, reread, cntr_start, delay_us, .. } = config.faults;
+            assert!(sq_size.is_power_of_two() && (2..=MAX_SQ_SIZE).contains(&sq_size));
+            assert!((1..=sq_size).contains(&max_batch));
+            assert!(matches!(wqe_size, 64 | 128) && (0.0..=1.0).contains(&reread));
+            assert!(u64::from(cntr_start) <= COUNTER_MASK && delay_us.0 <= delay_us.1);
+            assert!((1..=64).contains(&config.nics));
+        }
+    }
+}
+
+/// Bytes that come from cards, peers and posters, read by everything that reads such.
+pub fn formats(data: &[u8]) {
+    for geometry in [Geometry::V0, Geometry::NARROW, Geometry::WIDE] {
+        let size = geometry.wqe_size.bytes();
+        let mut slot = vec![0; size];
+        let len = data.len().min(size);
+        slot[..len].copy_from_slice(&data[..len]);
+        if let Ok(request) = wqe::parse(&slot, &geometry) {
+            // What was understood says the same again.
+            let mut again = vec![0xa5; size];
+            request.emit(&geometry, &mut again).expect("what was parsed fits");
+            assert_eq!(wqe::parse(&again, &geometry), Ok(request));
+        }
+        let _ = wqe::parse(data, &geometry);
+    }
+    let mut raw = RawCqe::ZERO;
+    let len = data.len().min(raw.0.len());
+    raw.0[..len].copy_from_slice(&data[..len]);
+    for ids in [RequestIds::Bits16, RequestIds::Bits64] {
+        if let Ok(entry) = Cqe::parse(&raw, ids) {
+            let again = entry.emit(raw.common().flags.phase());
+            assert!(Cqe::parse(&again, RequestIds::Bits64).is_ok());
+        }
+    }
+    if let Some((head, bytes)) = data.split_at_checked(size_of::<Header>())
+        && let Some((header, payload, acks)) = message::take_apart(head, bytes)
+    {
+        assert_eq!(payload.len(), header.len as usize);
+        assert_eq!(payload.len() + acks.len() * 16, bytes.len());
+        assert_eq!(header.to_bytes(), head);
+    }
+    if let Some(bytes) = data.first_chunk::<32>() {
+        if let Ok(address) = Address::from_bytes(bytes) {
+            assert_eq!(Address::from_bytes(&address.to_bytes()), Ok(address));
+        }
+        if let Some(gid) = bytes.first_chunk::<16>().and_then(|gid| Gid::from_bytes(*gid).ok()) {
+            assert_eq!(Gid::from_bytes(gid.to_bytes()), Ok(gid));
+            let _ = Hello::check(data, &gid);
+            assert_eq!(Hello::check(&Hello::new(&gid, &gid).to_bytes(), &gid), Ok(gid));
+        }
+    }
+    let _ = hello::check_welcome(data);
+    if let Ok(mut word) = Word::own(0) {
+        for value in data.chunks(8) {
+            word.add(value.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
+        }
+        // SAFETY: the word is alive.
+        let value = unsafe { crate::memory::load_acquire(word.address()) };
+        assert!(value <= COUNTER_MASK);
+    }
+}
+
+#[cfg(test)]
+mod tests;
