@@ -18,10 +18,36 @@ use zerocopy::big_endian::U32;
 /// How a card compresses.
 #[derive(Debug, Clone)]
 pub struct Compression {
-    /// Chooses block sizes, and when not to compress.
-    pub random: Random,
+    /// What goes into a block.
+    pub blocks: Blocks,
     /// Blocks may cross the end of the queue, and follow a title of the lap before.
     pub across_laps: bool,
+}
+
+/// Which completions a card puts into a block.
+#[derive(Debug, Clone)]
+pub enum Blocks {
+    /// None: the queue has the compressed layout, and all completions are regular.
+    Never,
+    /// As many as are alike, up to seven.
+    Full,
+    /// By chance: 1 to 7, and now and then none.
+    Random(Random),
+}
+
+impl Blocks {
+    /// How many of `run` alike completions go into the next block.
+    fn take(&mut self, run: usize) -> usize {
+        match self {
+            Self::Never => 0,
+            Self::Full => run.min(MAX_MINIS),
+            // One in eight stays regular, so that titles are renewed in the midst of what could be compressed.
+            Self::Random(random) => match random.below(8) {
+                0 => 0,
+                most => run.min(most as usize),
+            },
+        }
+    }
 }
 
 /// The consumer did not release slots in time: the completion would overwrite one that was not polled.
@@ -113,11 +139,7 @@ impl CqWriter {
         }
         let alike = self.pending.iter().take(most).enumerate();
         let run = alike.take_while(|(at, cqe)| compresses(title, *under + *at as u32 + 1, cqe)).count();
-        // One in eight stays regular, so that titles are renewed in the midst of what could be compressed.
-        if run == 0 || compression.random.below(8) == 0 {
-            return 0;
-        }
-        run.min(1 + compression.random.below(MAX_MINIS as u32) as usize)
+        compression.blocks.take(run)
     }
 
     fn write_regular(&mut self) {

@@ -199,15 +199,30 @@ impl CompletionQueue {
     /// Takes one completion. Its slot stays ours until [`Self::release`]; the queue overflows if that is never called.
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Polled<'_>, Corrupt> {
+        let at = self.slots.slot(self.consumer);
+        let lap = self.slots.lap(self.consumer) as u8;
+        if self.compression {
+            if self.left == 0 && matches!(look_compressed(at, lap), Look::Regular) {
+                self.title = Title::Slot(self.consumer);
+                self.consumer = self.consumer.wrapping_add(1);
+                return Ok(Polled::Done(Entry::new(at)));
+            }
+        } else if matches!(look_plain(at, lap), Look::Regular) {
+            self.consumer = self.consumer.wrapping_add(1);
+            return Ok(Polled::Done(Entry::new(at)));
+        }
+        self.poll_other()
+    }
+
+    /// The same for everything but a regular completion.
+    #[inline(never)]
+    fn poll_other(&mut self) -> Result<Polled<'_>, Corrupt> {
         let mut seen = None;
         self.run(1, |one| seen = Some(one));
         match seen {
             Some(Seen::Good(at)) => Ok(Polled::Done(Entry::new(at))),
             Some(Seen::Bad(at)) => Ok(Polled::Failed(failure(at))),
-            None => match self.corrupt {
-                None => Ok(Polled::Empty),
-                Some(corrupt) => Err(corrupt),
-            },
+            None => self.corrupt.map_or(Ok(Polled::Empty), Err),
         }
     }
 
@@ -256,93 +271,90 @@ impl CompletionQueue {
         if self.compression { self.run_compressed(max, each) } else { self.run_plain(max, each) }
     }
 
+    /// Slots from the consumer index on that are in its lap, at most `most`.
+    #[inline(always)]
+    fn in_this_lap(&self, most: u32) -> u32 {
+        self.slots.rest_of_lap(self.consumer).min(most)
+    }
+
     /// Walks lap by lap: inside one the expected owner bit does not change.
     #[inline(always)]
     fn run_plain(&mut self, max: u32, mut each: impl FnMut(Seen)) -> u32 {
-        let start = self.consumer;
-        let end = start.wrapping_add(max);
-        'laps: while self.consumer != end {
+        let mut left = max;
+        while left != 0 {
             let lap = self.slots.lap(self.consumer) as u8;
-            let stop =
-                self.consumer.wrapping_add(self.slots.rest_of_lap(self.consumer).min(end.wrapping_sub(self.consumer)));
-            let mut at = self.slots.slot(self.consumer);
-            while self.consumer != stop {
-                let op_own = at.op_own();
-                if (op_own ^ lap) & 1 != 0 {
-                    break 'laps;
+            let stretch = self.in_this_lap(left);
+            let first = self.slots.slot(self.consumer);
+            let end = first.after(stretch);
+            let mut at = first;
+            while at != end {
+                match look_plain(at, lap) {
+                    Look::Regular => each(Seen::Good(at)),
+                    Look::Bad => each(Seen::Bad(at)),
+                    Look::Empty | Look::Block => break,
                 }
-                if op_own >= FIRST_BAD {
-                    if OpOwn(op_own).opcode() == CqeOpcode::Invalid {
-                        break 'laps;
-                    }
-                    each(Seen::Bad(at));
-                } else {
-                    each(Seen::Good(at));
-                }
-                at = at.next();
-                self.consumer = self.consumer.wrapping_add(1);
+                at = at.after(1);
+            }
+            let taken = at.since(first);
+            self.consumer = self.consumer.wrapping_add(taken);
+            left -= taken;
+            if taken != stretch {
+                break;
             }
         }
-        self.consumer.wrapping_sub(start)
+        max - left
     }
 
     #[inline(always)]
     fn run_compressed(&mut self, max: u32, mut each: impl FnMut(Seen)) -> u32 {
-        let start = self.consumer;
-        let end = start.wrapping_add(max);
-        while self.consumer != end {
+        let mut left = max;
+        while left != 0 {
             if self.left != 0 {
-                self.run_block(end, &mut each);
+                left -= self.run_block(left, &mut each);
                 continue;
             }
             let lap = self.slots.lap(self.consumer) as u8;
-            let stop =
-                self.consumer.wrapping_add(self.slots.rest_of_lap(self.consumer).min(end.wrapping_sub(self.consumer)));
-            let mut at = self.slots.slot(self.consumer);
-            let mut special = None;
-            let first = self.consumer;
-            while self.consumer != stop {
-                let tail = at.tail();
-                let op_own = (tail >> 8) as u8;
-                if tail as u8 != lap {
-                    special = Some(Special::Empty);
-                    break;
-                }
-                if op_own & COMPRESSED == COMPRESSED {
-                    special = Some(Special::Block(OpOwn(op_own)));
-                    break;
-                }
-                if op_own >= FIRST_BAD {
-                    special = Some(Special::Bad(OpOwn(op_own)));
+            let first = self.slots.slot(self.consumer);
+            let end = first.after(self.in_this_lap(left));
+            let mut at = first;
+            let mut look = Look::Regular;
+            while at != end {
+                look = look_compressed(at, lap);
+                if !matches!(look, Look::Regular) {
                     break;
                 }
                 each(Seen::Good(at));
-                at = at.next();
-                self.consumer = self.consumer.wrapping_add(1);
+                at = at.after(1);
             }
-            if self.consumer != first {
+            let taken = at.since(first);
+            if taken != 0 {
+                self.consumer = self.consumer.wrapping_add(taken);
                 self.title = Title::Slot(self.consumer.wrapping_sub(1));
+                left -= taken;
             }
-            match special {
-                None => {}
-                Some(Special::Empty) => break,
-                Some(Special::Block(op_own)) if self.open_block(at, op_own) => {}
-                Some(Special::Block(_)) => break,
-                Some(Special::Bad(op_own)) if op_own.opcode() == CqeOpcode::Invalid => break,
-                Some(Special::Bad(_)) => {
+            match look {
+                Look::Regular => {}
+                Look::Empty => break,
+                Look::Block => {
+                    if !self.open_block(at) {
+                        break;
+                    }
+                }
+                Look::Bad => {
                     self.title = Title::None;
                     each(Seen::Bad(at));
                     self.consumer = self.consumer.wrapping_add(1);
+                    left -= 1;
                 }
             }
         }
-        self.consumer.wrapping_sub(start)
+        max - left
     }
 
     /// Copies the title and the minis, and marks the slots that the block covers.
     #[inline(always)]
-    fn open_block(&mut self, at: Slot, op_own: OpOwn) -> bool {
-        let minis = op_own.minis() as u32;
+    fn open_block(&mut self, at: Slot) -> bool {
+        let minis = OpOwn(at.op_own()).minis() as u32;
         if minis > MAX_MINIS as u32 || minis > self.slots.len() || self.title == Title::None {
             self.refuse_block(minis);
             return false;
@@ -368,36 +380,73 @@ impl CompletionQueue {
         self.corrupt = Some(corrupt);
     }
 
-    /// Hands out completions of the open block, up to index `end`.
+    /// Hands out completions of the open block, at most `most`, and gives their number.
     #[inline(always)]
-    fn run_block(&mut self, end: u32, each: &mut impl FnMut(Seen)) {
-        let shown = self.shown.slot();
-        let requester = OpOwn(shown.op_own()).opcode() == CqeOpcode::Req;
+    fn run_block(&mut self, most: u32, each: &mut impl FnMut(Seen)) -> u32 {
+        let mut shown = self.shown.fields();
+        let requester = OpOwn(shown.slot().op_own()).opcode() == CqeOpcode::Req;
+        let mut counter = Entry::new(shown.slot()).wqe_counter();
         let first = (self.block - self.left) as usize;
-        let count = self.left.min(end.wrapping_sub(self.consumer));
-        let mut counter = Entry::new(shown).wqe_counter();
+        let count = self.left.min(most);
         // The block holds at most `MAX_MINIS`, checked when it was opened.
-        for mini in self.minis.iter().skip(first).take(count as usize) {
-            self.shown.set_byte_cnt(mini.byte_cnt);
-            if requester {
-                self.shown.set_wqe_counter(mini.wqe_counter);
-                self.shown.set_request_opcode(mini.s_wqe_opcode);
-            } else {
-                counter = counter.wrapping_add(1);
-                self.shown.set_wqe_counter(counter.into());
+        let minis = self.minis.get(first..first + count as usize).unwrap_or_default();
+        if requester {
+            for mini in minis {
+                shown.set_byte_cnt(mini.byte_cnt);
+                shown.set_wqe_counter(mini.wqe_counter);
+                shown.set_request_opcode(mini.s_wqe_opcode);
+                each(Seen::Good(shown.slot()));
             }
-            each(Seen::Good(shown));
+        } else {
+            for mini in minis {
+                counter = counter.wrapping_add(1);
+                shown.set_byte_cnt(mini.byte_cnt);
+                shown.set_wqe_counter(counter.into());
+                each(Seen::Good(shown.slot()));
+            }
         }
         self.left -= count;
         self.consumer = self.consumer.wrapping_add(count);
+        count
     }
 }
 
-/// Why a walk over regular completions stopped.
-enum Special {
+/// What a slot holds.
+enum Look {
     Empty,
-    Block(OpOwn),
-    Bad(OpOwn),
+    Regular,
+    Block,
+    Bad,
+}
+
+#[inline(always)]
+fn look_plain(at: Slot, lap: u8) -> Look {
+    let op_own = at.op_own();
+    if (op_own ^ lap) & 1 != 0 { Look::Empty } else { good_or_bad(op_own) }
+}
+
+#[inline(always)]
+fn look_compressed(at: Slot, lap: u8) -> Look {
+    let tail = at.tail();
+    let op_own = (tail >> 8) as u8;
+    if tail as u8 != lap {
+        Look::Empty
+    } else if op_own & COMPRESSED == COMPRESSED {
+        Look::Block
+    } else {
+        good_or_bad(op_own)
+    }
+}
+
+#[inline(always)]
+fn good_or_bad(op_own: u8) -> Look {
+    if op_own < FIRST_BAD {
+        Look::Regular
+    } else if OpOwn(op_own).opcode() == CqeOpcode::Invalid {
+        Look::Empty
+    } else {
+        Look::Bad
+    }
 }
 
 #[cold]

@@ -83,10 +83,11 @@ pub struct RegisterParts {
 /// The doorbell register of a send queue. Its halves take turns.
 #[derive(Debug)]
 pub struct Register {
-    base: NonNull<u64>,
-    half: u32,
-    buf_size: u32,
-    blueflame: BlueFlame,
+    /// The half whose turn it is: the other is `buf_size` bytes away, as the whole is aligned to both.
+    at: *mut u64,
+    buf_size: usize,
+    /// Bytes of the largest single request that is copied whole, without and with inline data; 0 when none is.
+    copied: [usize; 2],
 }
 
 // SAFETY: the register belongs to this queue alone, as `new` was promised; any thread may write to it.
@@ -96,38 +97,38 @@ impl Register {
     /// A register.
     ///
     /// # Safety
-    /// `register` is 8-byte aligned and mapped writable for twice `buf_size` bytes, at least 8, while the value lives,
-    /// and no other queue uses it. `buf_size` is 0 or a power of two of at least 64.
+    /// `register` is mapped writable for twice `buf_size` bytes, at least 8, while the value lives, and no other queue uses
+    /// it. `buf_size` is 0 or a power of two of at least 64; `register` is aligned to twice that, at least to 8.
     pub const unsafe fn new(parts: RegisterParts) -> Self {
-        Self { base: parts.register, half: 0, buf_size: parts.buf_size, blueflame: parts.blueflame }
+        let buf_size = parts.buf_size as usize;
+        let copied = match parts.blueflame {
+            BlueFlame::Never => [0, 0],
+            BlueFlame::Inline => [0, buf_size],
+            BlueFlame::Single => [buf_size, buf_size],
+        };
+        Self { at: parts.register.as_ptr(), buf_size, copied }
     }
 
     /// Whether a single request of `ds` segments is copied whole.
     #[inline(always)]
     pub fn copies(&self, ds: u8, inline: bool) -> bool {
-        let wanted = match self.blueflame {
-            BlueFlame::Never => false,
-            BlueFlame::Inline => inline,
-            BlueFlame::Single => true,
-        };
-        wanted && ds > 1 && ds as u32 * 16 <= self.buf_size
+        ds > 1 && ds as usize * 16 <= self.copied[inline as usize]
     }
 
     /// Writes the first 8 bytes of a request, given as they lie in memory.
     #[inline(always)]
     pub fn ring(&mut self, first: u64) {
         order_register();
-        let at = self.base.as_ptr().cast::<u8>().wrapping_add(self.half as usize).cast::<u64>();
-        // SAFETY: inside the register, as `half` is 0 or `buf_size`.
-        unsafe { at.write_volatile(first) };
+        // SAFETY: inside the register, whichever half it is.
+        unsafe { self.at.write_volatile(first) };
         self.turn();
     }
 
     /// Copies whole blocks: `blocks` gives their words in order, eight a block, at most `buf_size` bytes.
-    #[inline(always)]
+    #[inline(never)]
     pub fn copy(&mut self, blocks: impl Iterator<Item = [u64; 8]>) {
         order_register();
-        let mut at = self.base.as_ptr().cast::<u8>().wrapping_add(self.half as usize).cast::<u64>();
+        let mut at = self.at;
         for block in blocks {
             for word in block {
                 // SAFETY: inside the half, which is as long as the caller's blocks.
@@ -141,7 +142,7 @@ impl Register {
     #[inline(always)]
     fn turn(&mut self) {
         order_register();
-        self.half ^= self.buf_size;
+        self.at = self.at.map_addr(|at| at ^ self.buf_size);
     }
 }
 

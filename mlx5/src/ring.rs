@@ -12,6 +12,8 @@ pub struct Ring {
     base: NonNull<u8>,
     /// Bytes of the ring, less one.
     mask: usize,
+    /// Entries, less one.
+    last: usize,
     log_entry: u32,
 }
 
@@ -25,12 +27,12 @@ impl Ring {
     /// `base` is aligned to 16 bytes, and the ring stays mapped, readable and writable, while the value lives; nothing else
     /// writes to it.
     pub const unsafe fn new(base: NonNull<u8>, log_entries: u32, log_entry: u32) -> Self {
-        Self { base, mask: (1 << (log_entries + log_entry)) - 1, log_entry }
+        Self { base, mask: (1 << (log_entries + log_entry)) - 1, last: (1 << log_entries) - 1, log_entry }
     }
 
     /// Entries.
     pub const fn entries(&self) -> usize {
-        (self.mask + 1) >> self.log_entry
+        self.last + 1
     }
 
     /// Bytes of an entry.
@@ -41,7 +43,11 @@ impl Ring {
     /// Where the request that begins at entry `index` goes; indices count on past the end.
     #[inline(always)]
     pub fn at(&self, index: u32) -> Place<'_> {
-        let start = ((index as usize) << self.log_entry) & self.mask;
+        self.place(((index as usize) << self.log_entry) & self.mask)
+    }
+
+    #[inline(always)]
+    fn place(&self, start: usize) -> Place<'_> {
         Place {
             first: self.base.as_ptr().wrapping_add(start),
             base: self.base,
@@ -49,6 +55,37 @@ impl Ring {
             mask: self.mask,
             ring: PhantomData,
         }
+    }
+
+    /// A ring whose entries are blocks, as values that stay in registers.
+    #[inline(always)]
+    pub(crate) fn places(&self) -> Places<'_> {
+        Places { base: self.base, blocks: self.last, ring: PhantomData }
+    }
+}
+
+/// A ring whose entries are blocks, as values that stay in registers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Places<'r> {
+    base: NonNull<u8>,
+    /// Blocks, less one.
+    blocks: usize,
+    ring: PhantomData<&'r Ring>,
+}
+
+impl<'r> Places<'r> {
+    /// The block of an index, which counts on past the end.
+    #[inline(always)]
+    pub fn block(&self, index: u32) -> usize {
+        index as usize & self.blocks
+    }
+
+    /// Where the request that begins at block `index` goes.
+    #[inline(always)]
+    pub fn at(&self, index: u32) -> Place<'r> {
+        let start = self.block(index) * BLOCK;
+        let mask = self.blocks * BLOCK + BLOCK - 1;
+        Place { first: self.base.as_ptr().wrapping_add(start), base: self.base, start, mask, ring: PhantomData }
     }
 }
 
@@ -70,13 +107,6 @@ impl Place<'_> {
         (self.base.as_ptr().wrapping_add(position), self.mask + 1 - position)
     }
 
-    /// The first 8 bytes of the request, read back for the doorbell register.
-    #[inline(always)]
-    pub fn first_word(&self) -> u64 {
-        // SAFETY: the first bytes of a block lie in the ring, are aligned, and only this queue writes to them.
-        unsafe { self.first.cast::<u64>().read() }
-    }
-
     /// The words of `blocks` blocks from here on, read back for the doorbell register.
     #[inline(always)]
     pub fn blocks(&self, blocks: u32) -> impl Iterator<Item = [u64; 8]> {
@@ -91,13 +121,13 @@ impl Place<'_> {
 impl Sink for Place<'_> {
     #[inline(always)]
     fn put<T: IntoBytes + Immutable>(&mut self, index: usize, value: T) {
-        const { assert!(size_of::<T>() <= BLOCK && align_of::<T>() == 1) };
+        const { assert!(size_of::<T>() <= BLOCK && align_of::<T>() <= SEGMENT) };
         let offset = index * SEGMENT;
         // The first block never wraps: with a constant index this is one addition.
         let to =
             if offset + size_of::<T>() <= BLOCK { self.first.wrapping_add(offset) } else { self.address(offset).0 };
         // SAFETY: no value crosses the end of a block (the trait's rule), so it lies whole in the ring.
-        unsafe { to.cast::<T>().write(value) };
+        unsafe { to.cast::<T>().write_unaligned(value) };
     }
 
     #[inline(always)]

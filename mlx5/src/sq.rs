@@ -5,14 +5,17 @@
 //! dropped without [`Batch::ring`] never happened.
 
 mod batch;
+#[allow(unsafe_code)]
+mod store;
 
 pub use batch::Batch;
 
 use crate::device::Handle;
 use crate::mmio::{Record, Register};
 use crate::ring::Ring;
-use crate::wire::{BLOCK, FmCeSe, MAX_24_BITS, SEGMENT};
-use crate::wqe::{BuildError, Limits, Post, Size, Transport, UmrKind};
+use crate::wire::{BLOCK, CtrlHead, CtrlSeg, CtrlTail, Fence, FmCeSe, MAX_24_BITS, SEGMENT};
+use crate::wqe::{BuildError, Limits, Post, Sink, Size, Transport, UmrKind};
+use store::{Pen, Store};
 
 /// How a request is to be treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -118,164 +121,137 @@ pub struct SendParts {
     pub keep: Handle,
 }
 
-#[derive(Debug)]
-struct Slot<T> {
-    /// Set while a request that begins in this block is outstanding.
-    token: Option<T>,
-    blocks: u8,
-    kind: Kind,
-}
-
 /// A send queue. `T` is what the caller wants back when a request is done.
 #[derive(Debug)]
 pub struct SendQueue<T> {
-    ring: Ring,
-    slots: Box<[Slot<T>]>,
-    /// Free-running index of the next request's first block; its low 16 bits go into requests.
-    producer: u32,
+    store: Store<T>,
+    core: Core,
+}
+
+/// All of a queue but its memory.
+#[derive(Debug)]
+struct Core {
+    hand: Hand,
     /// Index of the oldest outstanding request.
     consumer: u32,
-    free_posts: u32,
-    /// The fence that the next request needs: after a bind or invalidation.
-    pending: FmCeSe,
-    always: FmCeSe,
-    qpn: u32,
+    blocks: u32,
+    max_posts: u32,
     transport: Transport,
     limits: Limits,
+    constant: Constant,
     record: Record,
     register: Register,
     _keep: Handle,
 }
 
-/// What a batch restores when it is dropped.
+/// What posting changes. A batch works on a copy, which becomes the queue's when it is rung.
 #[derive(Debug, Clone, Copy)]
-struct Mark {
+struct Hand {
+    /// Free-running index of the next request's first block; its low 16 bits go into requests.
     producer: u32,
-    free_posts: u32,
-    pending: FmCeSe,
+    /// Up to this index one-block requests may be posted without a closer look, as blocks and posts are free for them and
+    /// no fence is due: `producer` itself while one is, and on queue pairs that are not connected.
+    limit: u32,
+    /// Blocks of outstanding requests beside one for each: so many fewer posts than blocks are outstanding.
+    surplus: u32,
+    /// The next request begins after the one before has had its effect, unless it has a full fence of its own.
+    fence: bool,
 }
 
-impl<T> SendQueue<T> {
-    /// A queue of those parts. `None` if their sizes are out of range.
-    pub fn new(parts: SendParts) -> Option<Self> {
-        let blocks = parts.ring.entries();
-        let largest = (parts.limits.max_ds() * SEGMENT).div_ceil(BLOCK);
-        let sizes = parts.ring.entry_size() == BLOCK && blocks <= 1 << 15 && parts.limits.fit() && largest <= blocks;
-        if !sizes || parts.qpn > MAX_24_BITS || parts.max_posts == 0 {
-            return None;
-        }
-        Some(Self {
-            ring: parts.ring,
-            slots: (0..blocks).map(|_| Slot { token: None, blocks: 0, kind: Kind::Plain }).collect(),
-            producer: parts.start_index,
-            consumer: parts.start_index,
-            free_posts: parts.max_posts,
-            pending: FmCeSe::NONE,
-            always: FmCeSe::NONE.with_if(FmCeSe::CQ_UPDATE, parts.signal_all),
-            qpn: parts.qpn,
-            transport: parts.transport,
-            limits: parts.limits,
-            record: parts.record,
-            register: parts.register,
-            _keep: parts.keep,
-        })
-    }
+/// What posting needs and does not change.
+#[derive(Debug, Clone, Copy)]
+struct Constant {
+    head: CtrlHead,
+    /// Flags of every request.
+    always: CtrlTail,
+}
 
-    /// Queue pair number.
-    pub fn qpn(&self) -> u32 {
-        self.qpn
-    }
-
-    /// What one request may have.
-    pub fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    /// Index of the next request's first block; 16 bits of it go into the request.
-    pub fn producer(&self) -> u32 {
-        self.producer
-    }
-
-    /// The fence that the next request will carry on its own.
-    pub fn pending_fence(&self) -> FmCeSe {
-        self.pending
-    }
-
-    /// Blocks that are free.
+impl Hand {
+    /// Whether a request of the common kind may be posted without a closer look: [`Post::simple_size`] gave its size.
     #[inline(always)]
-    pub fn free_blocks(&self) -> u32 {
-        self.slots.len() as u32 - self.producer.wrapping_sub(self.consumer)
+    fn is_open(&self) -> bool {
+        self.producer != self.limit
+    }
+
+    /// Writes a request that was admitted, and remembers it; gives the first 8 bytes of its control segment.
+    #[inline(always)]
+    fn put<T>(&mut self, pen: &mut Pen<'_, T>, head: CtrlHead, tail: CtrlTail, token: T, what: &What<'_, '_>) -> u64 {
+        let (opcode, imm) = what.post.code();
+        let mut place = pen.at(self.producer);
+        what.post.put(&mut place);
+        // The control segment last, so that what follows it is there when it is.
+        let ctrl = CtrlSeg::words(head, tail, opcode.code(), self.producer as u16, what.size.ds, imm);
+        place.put(0, ctrl);
+        let blocks = what.size.blocks();
+        pen.remember(self.producer, token, blocks as u8, what.kind);
+        self.producer = self.producer.wrapping_add(blocks);
+        ctrl[0]
+    }
+}
+
+/// A request, its size, and what its completion is to say.
+struct What<'p, 'l> {
+    post: &'p Post<'l>,
+    size: Size,
+    kind: Kind,
+}
+
+impl Core {
+    fn free_blocks(&self, hand: &Hand) -> u32 {
+        self.blocks - hand.producer.wrapping_sub(self.consumer)
     }
 
     /// Requests that may still be posted, if the ring has room for them.
-    pub fn free_posts(&self) -> u32 {
-        self.free_posts
+    fn free_posts(&self, hand: &Hand) -> u32 {
+        self.max_posts - (hand.producer.wrapping_sub(self.consumer) - hand.surplus)
     }
 
-    /// Begins a batch.
-    #[inline(always)]
-    pub fn batch(&mut self) -> Batch<'_, T> {
-        Batch::new(self)
+    /// Counts the limit anew.
+    fn set_limit(&self, hand: &mut Hand) {
+        let room = match self.transport {
+            Transport::Rc if !hand.fence => self.free_posts(hand).min(self.free_blocks(hand)),
+            Transport::Rc | Transport::Ud => 0,
+        };
+        hand.limit = hand.producer.wrapping_add(room);
     }
 
-    /// Posts one request and rings.
-    #[inline(always)]
-    pub fn post(&mut self, token: T, flags: Flags, post: &Post<'_>) -> Result<(), Rejected<T>> {
-        let mut batch = self.batch();
-        batch.post(token, flags, post)?;
-        batch.ring();
-        Ok(())
-    }
-
-    /// All requests that are done when the one at `wqe_counter` is: those before it, oldest first, and itself last. They
-    /// are freed also if the iterator is dropped early.
-    pub fn complete(&mut self, wqe_counter: u16) -> Result<Finished<'_, T>, UnknownRequest> {
-        let ahead = wqe_counter.wrapping_sub(self.consumer as u16) as u32;
-        let outstanding = self.producer.wrapping_sub(self.consumer);
-        let slot = self.consumer.wrapping_add(ahead) as usize & (self.slots.len() - 1);
-        match self.slots.get(slot) {
-            Some(slot) if ahead < outstanding && slot.token.is_some() => {
-                let end = self.consumer.wrapping_add(ahead + slot.blocks as u32);
-                Ok(Finished { queue: self, end })
-            }
-            _ => Err(UnknownRequest { wqe_counter }),
-        }
-    }
-
-    /// All outstanding requests, oldest first: for a queue pair that is gone.
-    pub fn abandon(&mut self) -> Finished<'_, T> {
-        let end = self.producer;
-        Finished { queue: self, end }
-    }
-
-    /// Places a request at the producer index.
-    #[inline(always)]
-    fn place(&mut self, token: T, flags: Flags, post: &Post<'_>) -> Result<Size, Rejected<T>> {
-        let size = match self.admit(post) {
+    /// Places any request; gives the first 8 bytes of its control segment.
+    #[inline(never)]
+    fn place_any<T>(
+        &self,
+        hand: &mut Hand,
+        mut pen: Pen<'_, T>,
+        token: T,
+        flags: Flags,
+        post: Post<'_>,
+    ) -> Result<u64, Rejected<T>> {
+        let size = match self.admit(hand, &post) {
             Ok(size) => size,
             Err(error) => return Err(Rejected { token, error }),
         };
-        let fence = if flags.0.has(FmCeSe::FENCE) { FmCeSe::NONE } else { self.pending };
-        let fm_ce_se = self.always.with(flags.0).with(fence);
-        let (kind, pending) = match post {
-            Post::Umr { kind: UmrKind::Bind, .. } => (Kind::Bind, FmCeSe::SMALL_FENCE),
-            Post::Umr { kind: UmrKind::LocalInv, .. } => (Kind::LocalInv, FmCeSe::SMALL_FENCE),
-            _ => (Kind::Plain, FmCeSe::NONE),
+        let kind = match post {
+            Post::Umr { kind: UmrKind::Bind, .. } => Kind::Bind,
+            Post::Umr { kind: UmrKind::LocalInv, .. } => Kind::LocalInv,
+            _ => Kind::Plain,
         };
-        batch::write(&self.ring, self.producer, self.qpn, size, fm_ce_se, post);
-        let slot = self.producer as usize & (self.slots.len() - 1);
-        // The mask keeps it in range; `get_mut` says so to the compiler.
-        if let Some(slot) = self.slots.get_mut(slot) {
-            *slot = Slot { token: Some(token), blocks: size.blocks() as u8, kind };
-        }
-        self.pending = pending;
-        self.producer = self.producer.wrapping_add(size.blocks());
-        self.free_posts -= 1;
-        Ok(size)
+        // A full fence takes the place of the small one, and either uses up what was due.
+        let small = hand.fence && !flags.0.has(FmCeSe::FENCE);
+        let tail = self.constant.always.with(flags.0).with(FmCeSe::NONE.with_if(FmCeSe::SMALL_FENCE, small));
+        let first = hand.put(&mut pen, self.constant.head, tail, token, &What { post: &post, size, kind });
+        hand.fence = kind != Kind::Plain;
+        hand.surplus += size.blocks() - 1;
+        self.set_limit(hand);
+        Ok(first)
     }
 
-    #[inline(always)]
-    fn admit(&self, post: &Post<'_>) -> Result<Size, PostError> {
+    /// Copies the last request, which has this size, into the doorbell register.
+    #[inline(never)]
+    fn copy_last<T>(&mut self, pen: Pen<'_, T>, size: Size) {
+        let blocks = size.blocks();
+        self.register.copy(pen.at(self.hand.producer.wrapping_sub(blocks)).blocks(blocks));
+    }
+
+    fn admit(&self, hand: &Hand, post: &Post<'_>) -> Result<Size, PostError> {
         let fits = match post {
             Post::Nop => true,
             Post::Datagram { .. } => self.transport == Transport::Ud,
@@ -285,25 +261,133 @@ impl<T> SendQueue<T> {
             return Err(BuildError::Transport.into());
         }
         let size = post.size(&self.limits)?;
-        if self.free_posts == 0 || size.blocks() > self.free_blocks() {
-            return Err(PostError::Full { free_blocks: self.free_blocks(), free_posts: self.free_posts });
+        let (free_blocks, free_posts) = (self.free_blocks(hand), self.free_posts(hand));
+        if free_posts == 0 || size.blocks() > free_blocks {
+            return Err(PostError::Full { free_blocks, free_posts });
         }
         Ok(size)
     }
+}
 
-    fn mark(&self) -> Mark {
-        Mark { producer: self.producer, free_posts: self.free_posts, pending: self.pending }
+impl<T> SendQueue<T> {
+    /// A queue of those parts. `None` if their sizes are out of range.
+    pub fn new(parts: SendParts) -> Option<Self> {
+        let blocks = parts.ring.entries();
+        let largest = (parts.limits.max_ds() * SEGMENT).div_ceil(BLOCK);
+        let ring = blocks <= 1 << 15 && largest <= blocks;
+        let limits = parts.limits.fit() && parts.limits.max_sge != 0 && parts.max_posts != 0;
+        if !ring || !limits || parts.qpn > MAX_24_BITS {
+            return None;
+        }
+        let always = CtrlTail::new(FmCeSe::NONE.with_if(FmCeSe::CQ_UPDATE, parts.signal_all));
+        let start = parts.start_index;
+        let mut hand = Hand { producer: start, limit: start, surplus: 0, fence: false };
+        let store = Store::new(parts.ring)?;
+        let mut core = Core {
+            hand,
+            consumer: start,
+            blocks: store.blocks(),
+            max_posts: parts.max_posts,
+            transport: parts.transport,
+            limits: parts.limits,
+            constant: Constant { head: CtrlHead::new(parts.qpn), always },
+            record: parts.record,
+            register: parts.register,
+            _keep: parts.keep,
+        };
+        core.set_limit(&mut hand);
+        core.hand = hand;
+        Some(Self { store, core })
+    }
+
+    /// Queue pair number.
+    pub fn qpn(&self) -> u32 {
+        self.core.constant.head.qpn()
+    }
+
+    /// What one request may have.
+    pub fn limits(&self) -> Limits {
+        self.core.limits
+    }
+
+    /// Index of the next request's first block; 16 bits of it go into the request.
+    pub fn producer(&self) -> u32 {
+        self.core.hand.producer
+    }
+
+    /// The fence that the next request will carry on its own.
+    pub fn pending_fence(&self) -> Fence {
+        if self.core.hand.fence { Fence::Small } else { Fence::None }
+    }
+
+    /// Blocks that are free.
+    pub fn free_blocks(&self) -> u32 {
+        self.core.free_blocks(&self.core.hand)
+    }
+
+    /// Requests that may still be posted, if the ring has room for them.
+    pub fn free_posts(&self) -> u32 {
+        self.core.free_posts(&self.core.hand)
+    }
+
+    /// Begins a batch.
+    #[inline(always)]
+    pub fn batch(&mut self) -> Batch<'_, T> {
+        Batch::new(self.store.pen(), &mut self.core)
+    }
+
+    /// Posts one request and rings.
+    #[inline(always)]
+    pub fn post(&mut self, token: T, flags: Flags, post: &Post<'_>) -> Result<(), Rejected<T>> {
+        let Some(size) = post.simple_size() else { return self.post_any(token, flags, *post) };
+        let core = &mut self.core;
+        if !core.hand.is_open() {
+            return self.post_any(token, flags, *post);
+        }
+        let what = What { post, size, kind: Kind::Plain };
+        let Constant { head, always } = core.constant;
+        let first = core.hand.put(&mut self.store.pen(), head, always.with(flags.0), token, &what);
+        core.record.set(core.hand.producer & 0xffff);
+        if core.register.copies(size.ds, false) {
+            self.copy_last(size);
+        } else {
+            core.register.ring(first);
+        }
+        Ok(())
     }
 
     #[cold]
-    fn roll_back(&mut self, mark: Mark) {
-        while self.producer != mark.producer {
-            self.producer = self.producer.wrapping_sub(1);
-            let slot = self.producer as usize & (self.slots.len() - 1);
-            self.slots[slot].token = None;
+    fn copy_last(&mut self, size: Size) {
+        self.core.copy_last(self.store.pen(), size);
+    }
+
+    #[inline(never)]
+    fn post_any(&mut self, token: T, flags: Flags, post: Post<'_>) -> Result<(), Rejected<T>> {
+        let mut batch = self.batch();
+        batch.post(token, flags, &post)?;
+        batch.ring();
+        Ok(())
+    }
+
+    /// All requests that are done when the one at `wqe_counter` is: those before it, oldest first, and itself last. They
+    /// are freed also if the iterator is dropped early.
+    pub fn complete(&mut self, wqe_counter: u16) -> Result<Finished<'_, T>, UnknownRequest> {
+        let core = &self.core;
+        let ahead = wqe_counter.wrapping_sub(core.consumer as u16) as u32;
+        let outstanding = core.hand.producer.wrapping_sub(core.consumer);
+        match self.store.outstanding(core.consumer.wrapping_add(ahead)) {
+            Some((blocks, _)) if ahead < outstanding => {
+                let end = core.consumer.wrapping_add(ahead + blocks);
+                Ok(Finished { queue: self, end })
+            }
+            _ => Err(UnknownRequest { wqe_counter }),
         }
-        self.free_posts = mark.free_posts;
-        self.pending = mark.pending;
+    }
+
+    /// All outstanding requests, oldest first: for a queue pair that is gone.
+    pub fn abandon(&mut self) -> Finished<'_, T> {
+        let end = self.core.hand.producer;
+        Finished { queue: self, end }
     }
 }
 
@@ -319,20 +403,25 @@ impl<T> Iterator for Finished<'_, T> {
 
     #[inline]
     fn next(&mut self) -> Option<Done<T>> {
-        let queue = &mut *self.queue;
-        if queue.consumer == self.end {
+        let core = &mut self.queue.core;
+        let consumer = &mut core.consumer;
+        if *consumer == self.end {
             return None;
         }
-        let slot = queue.consumer as usize & (queue.slots.len() - 1);
-        let slot = &mut queue.slots[slot];
-        queue.consumer = queue.consumer.wrapping_add(slot.blocks as u32);
-        queue.free_posts += 1;
-        slot.token.take().map(|token| Done { token, kind: slot.kind })
+        let (blocks, kind) = self.queue.store.outstanding(*consumer)?;
+        let token = self.queue.store.take(*consumer)?;
+        *consumer = consumer.wrapping_add(blocks);
+        core.hand.surplus -= blocks - 1;
+        Some(Done { token, kind })
     }
 }
 
 impl<T> Drop for Finished<'_, T> {
     fn drop(&mut self) {
-        self.for_each(drop);
+        self.by_ref().for_each(drop);
+        let core = &mut self.queue.core;
+        let mut hand = core.hand;
+        core.set_limit(&mut hand);
+        core.hand = hand;
     }
 }

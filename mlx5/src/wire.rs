@@ -14,8 +14,8 @@ pub use codes::{CqeFormat, CqeOpcode, Opcode, Syndrome};
 pub use completion::{Cqe, ErrCqe, INITIAL_OP_OWN, INITIAL_SIGNATURE, MAX_MINIS, MiniCqe, OpOwn};
 pub use flags::{Fence, FmCeSe, MkeyAccess, MkeyMask, UmrFlags};
 pub use segment::{
-    AddressVector, AtomicSeg, CtrlSeg, DataSeg, INLINE_FLAG, InlineHeader, KlmSeg, MkeyContext, RaddrSeg, SrqNextSeg,
-    UmrCtrlSeg,
+    AddressVector, AtomicSeg, CtrlHead, CtrlSeg, CtrlTail, DataSeg, INLINE_FLAG, InlineHeader, KlmSeg, MkeyContext,
+    RaddrSeg, SrqNextSeg, UmrCtrlSeg,
 };
 
 /// Bytes of a segment unit: the `ds` field of a work request counts these.

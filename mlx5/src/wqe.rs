@@ -15,21 +15,30 @@ pub use parse::{ParseError, Transport, Wqe, parse};
 pub use umr::{Bind, BindError, MAX_BIND, Umr, UmrKind, WINDOW_OCTOWORDS, WindowType};
 
 use crate::wire::{
-    AddressVector, AtomicSeg, BLOCK_SEGMENTS, CtrlSeg, DataSeg, FmCeSe, INLINE_FLAG, InlineHeader, MAX_DS, Opcode,
-    RaddrSeg, SEGMENT,
+    AddressVector, AtomicSeg, BLOCK_SEGMENTS, CtrlHead, CtrlSeg, CtrlTail, DataSeg, FmCeSe, INLINE_FLAG, InlineHeader,
+    MAX_DS, Opcode, RaddrSeg, SEGMENT,
 };
 use zerocopy::big_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
-/// A local buffer.
+/// A local buffer. The order of the fields lets key and length travel as one word.
+#[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sge {
     /// Address of the first byte.
     pub addr: u64,
-    /// Bytes, below 2^31. A buffer of none is left out of the request.
-    pub length: u32,
     /// Local key.
     pub lkey: u32,
+    /// Bytes, below 2^31. A buffer of none is left out of the request.
+    pub length: u32,
+}
+
+impl Sge {
+    /// Length (high) and key: the first word of a data segment.
+    #[inline(always)]
+    const fn word(&self) -> u64 {
+        (self.length as u64) << 32 | self.lkey as u64
+    }
 }
 
 /// Memory of the peer.
@@ -225,18 +234,13 @@ fn inline_length(pieces: &[&[u8]]) -> usize {
 }
 
 #[inline(always)]
-fn check_sges(sges: &[Sge], limits: &Limits) -> Result<usize, BuildError> {
-    if let [one] = sges {
-        if one.length & INLINE_FLAG != 0 || limits.max_sge == 0 {
-            return Err(refuse_sges(sges, limits));
-        }
-        return Ok((one.length != 0) as usize);
-    }
-    let bits = sges.iter().fold(0, |bits, sge| bits | sge.length);
-    if sges.len() > limits.max_sge as usize || bits & INLINE_FLAG != 0 {
-        return Err(refuse_sges(sges, limits));
-    }
-    Ok(sges.iter().filter(|sge| sge.length != 0).count())
+fn sges_fit(sges: &[Sge], limits: &Limits) -> bool {
+    sges.len() <= limits.max_sge as usize && sges.iter().all(|sge| sge.length & INLINE_FLAG == 0)
+}
+
+#[inline(always)]
+fn sge_segments(sges: &[Sge]) -> usize {
+    sges.iter().filter(|sge| sge.length != 0).count()
 }
 
 #[cold]
@@ -245,6 +249,11 @@ fn refuse_sges(sges: &[Sge], limits: &Limits) -> BuildError {
         Some(sge) if sges.len() <= limits.max_sge as usize => BuildError::SgeTooLong { length: sge.length },
         _ => BuildError::TooManySges { count: sges.len(), max: limits.max_sge },
     }
+}
+
+#[inline(always)]
+fn check_sges(sges: &[Sge], limits: &Limits) -> Result<usize, BuildError> {
+    if sges_fit(sges, limits) { Ok(sge_segments(sges)) } else { Err(refuse_sges(sges, limits)) }
 }
 
 #[inline(always)]
@@ -276,8 +285,8 @@ fn put_sges(sink: &mut impl Sink, at: usize, sges: &[Sge]) {
 }
 
 #[inline(always)]
-fn data_seg(sge: &Sge) -> DataSeg {
-    DataSeg { byte_count: sge.length.into(), lkey: sge.lkey.into(), addr: sge.addr.into() }
+fn data_seg(sge: &Sge) -> [u64; 2] {
+    [sge.word().to_be(), sge.addr.to_be()]
 }
 
 #[inline(always)]
@@ -324,6 +333,23 @@ impl Post<'_> {
         Ok(Size { ds: ds as u8 })
     }
 
+    /// The size of a request of the common kind: over a connection, with one buffer that is not empty, so that it fits a
+    /// block and any queue's limits. `None` for all others.
+    #[inline(always)]
+    pub fn simple_size(&self) -> Option<Size> {
+        let (ds, sges) = match self {
+            Op::Send { data: Data::Sges(sges), .. } => (CONTROL + 1, sges),
+            Op::Write { data: Data::Sges(sges), .. } => (REMOTE + 1, sges),
+            Op::Read { into, .. } => (REMOTE + 1, into),
+            _ => return None,
+        };
+        match sges {
+            // As a signed number: the length is neither 0 nor has the inline flag.
+            [one] if one.length as i32 > 0 => Some(Size { ds: ds as u8 }),
+            _ => None,
+        }
+    }
+
     /// The operation code and the fourth word of the control segment.
     #[inline(always)]
     pub fn code(&self) -> (Opcode, u32) {
@@ -348,9 +374,8 @@ impl Post<'_> {
     /// Stores all segments after the control segment. [`Post::size`] must have said yes.
     #[inline(always)]
     pub fn put(&self, sink: &mut impl Sink) {
-        let raddr =
-            |remote: Remote| RaddrSeg { raddr: remote.addr.into(), rkey: remote.rkey.into(), reserved: 0.into() };
-        let word = |word: Word| DataSeg { byte_count: 8.into(), lkey: word.lkey.into(), addr: word.addr.into() };
+        let raddr = |remote: Remote| RaddrSeg::words(remote.addr, remote.rkey);
+        let word = |word: Word| DataSeg::words(size_of::<u64>() as u32, word.lkey, word.addr);
         match self {
             Op::Nop => {}
             Op::Send { data, .. } => put_data(sink, CONTROL, data),
@@ -444,7 +469,8 @@ pub fn emit<'a>(
     let Some(out) = out.get_mut(..size.ds as usize * SEGMENT) else { return Ok(None) };
     let (opcode, imm) = post.code();
     let mut sink = Slice(&mut *out);
-    sink.put(0, CtrlSeg::new(opcode.code(), index, qpn, size.ds, flags, imm));
+    let (head, tail) = (CtrlHead::new(qpn), CtrlTail::new(flags));
+    sink.put(0, CtrlSeg::words(head, tail, opcode.code(), index, size.ds, imm));
     post.put(&mut sink);
     Ok(Some(out))
 }

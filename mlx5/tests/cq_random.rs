@@ -4,7 +4,7 @@
 mod common;
 
 use common::memory::Memory;
-use mlx5::card::{Compression, CqWriter, Random};
+use mlx5::card::{Blocks, Compression, CqWriter, Random};
 use mlx5::cq::{CompletionQueue, CqParts, Entry, Failure};
 use mlx5::device::Handle;
 use mlx5::wire::{Cqe, CqeOpcode, OpOwn};
@@ -107,7 +107,7 @@ fn run(log: u32, start: u32, count: u64, seed: u64, zip: bool, across_laps: bool
         }
     }
     let mut random = Random::new(seed);
-    let compression = zip.then(|| Compression { random: Random::new(seed ^ 1), across_laps });
+    let compression = zip.then(|| Compression { blocks: Blocks::Random(Random::new(seed ^ 1)), across_laps });
     let mut writer = CqWriter::new(slots.card(&record), start, compression);
     let mut source = Source { random: Random::new(seed ^ 2), last: Cqe::new_zeroed(), run: 0 };
     let mut oracle = VecDeque::new();

@@ -288,6 +288,15 @@ fn address_vector(ah: &Value) -> AddressVector {
     made
 }
 
+fn fence(bits: u8) -> Fence {
+    match bits {
+        0 => Fence::None,
+        0x20 => Fence::Small,
+        0x80 => Fence::Full,
+        other => panic!("unknown fence mode {other:#x}"),
+    }
+}
+
 /// The errno that rdma-core gives for what we refuse.
 fn errno(refused: &Refused) -> &'static str {
     match refused {
@@ -424,12 +433,7 @@ impl Bench {
         assert_eq!(parsed.solicited, bool_of(post, "solicited"));
         assert_eq!(parsed.qpn, self.queue.qpn());
         assert_eq!(parsed.index, u16_of(post, "wqebb_start"));
-        let fence = match u8_of(post, "fm_ce_se") & 0xe0 {
-            0x80 => Fence::Full,
-            0x20 => Fence::Small,
-            _ => Fence::None,
-        };
-        assert_eq!(parsed.fence, fence);
+        assert_eq!(parsed.fence, fence(u8_of(post, "fm_ce_se") & 0xe0));
     }
 
     fn check_doorbell(&self, last: &Value) {
@@ -443,7 +447,7 @@ impl Bench {
         assert_eq!(hex(&want[offset..offset + 8]), text(last, "doorbell_register_hex"), "doorbell value");
         assert_eq!(hex(&self.register.read(0, self.register.len())), hex(&want), "doorbell register");
         assert_eq!(u16_of(last, "next_index"), self.queue.producer() as u16, "next index");
-        assert_eq!(u8_of(last, "next_fence"), self.queue.pending_fence().bits(), "next fence");
+        assert_eq!(fence(u8_of(last, "next_fence")), self.queue.pending_fence(), "next fence");
     }
 
     /// Everything that was posted completes with the last.

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
-use zerocopy::big_endian::{U16, U32, U64};
+use zerocopy::big_endian::{U16, U32};
 
 /// The slots of a queue, a power of two of them.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Slots {
     /// Gives a slot that a block covers the mark of its own lap, so that no old mark is taken for a new one.
     #[inline(always)]
     pub(super) fn stamp(&mut self, index: u32) {
-        let at = self.slot(index).0.cast::<u8>().wrapping_add(offset_of!(Cqe, signature)).cast_mut();
+        let at = self.slot(index).field::<u8>(offset_of!(Cqe, signature));
         // SAFETY: inside the queue's memory.
         unsafe { at.write_volatile(self.lap(index) as u8) };
     }
@@ -77,92 +77,91 @@ impl Slots {
 pub(super) struct Slot(*const Cqe);
 
 impl Slot {
-    /// The slot after it, which may be past the end.
+    /// The slot `slots` after it, which may be past the end.
     #[inline(always)]
-    pub fn next(self) -> Self {
-        Self(self.0.wrapping_add(1))
+    pub fn after(self, slots: u32) -> Self {
+        Self(self.0.wrapping_add(slots as usize))
+    }
+
+    /// Slots from `first`, which is not after it, to this.
+    #[inline(always)]
+    pub fn since(self, first: Self) -> u32 {
+        ((self.0.addr() - first.0.addr()) / size_of::<Cqe>()) as u32
     }
 
     /// Its last byte.
     #[inline(always)]
     pub fn op_own(self) -> u8 {
-        let at = self.0.cast::<u8>().wrapping_add(offset_of!(Cqe, op_own)).cast_mut();
         // SAFETY: inside the queue's memory; an atomic may be shared with the card.
-        unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Acquire)
+        unsafe { AtomicU8::from_ptr(self.field(offset_of!(Cqe, op_own))) }.load(Ordering::Acquire)
     }
 
     /// Its last two bytes: signature (low) and `op_own` (high).
     #[inline(always)]
     pub fn tail(self) -> u16 {
-        let at = self.0.cast::<u8>().wrapping_add(offset_of!(Cqe, signature)).cast_mut();
         // SAFETY: inside the queue's memory and even; an atomic may be shared with the card.
-        u16::from_le(unsafe { AtomicU16::from_ptr(at.cast()) }.load(Ordering::Acquire))
+        u16::from_le(unsafe { AtomicU16::from_ptr(self.field(offset_of!(Cqe, signature))) }.load(Ordering::Acquire))
     }
 
     /// All of it.
     #[inline(always)]
     pub fn copy(self) -> Cqe {
-        // SAFETY: inside the queue's memory; any bytes are a completion.
-        unsafe { self.0.read_volatile() }
+        // Words, as a volatile read of a type without alignment goes byte by byte.
+        // SAFETY: inside the queue's memory and aligned; any bytes are a completion.
+        zerocopy::transmute!(unsafe { self.0.cast::<[u64; 8]>().read_volatile() })
     }
 
     /// The minis of a compressed completion.
     #[inline(always)]
     pub fn minis(self) -> [MiniCqe; MAX_MINIS] {
-        // SAFETY: 56 bytes from the start of a slot; any bytes are minis.
-        unsafe { self.0.cast::<[MiniCqe; MAX_MINIS]>().read_volatile() }
+        // SAFETY: 56 bytes from the start of a slot, aligned; any bytes are minis.
+        zerocopy::transmute!(unsafe { self.0.cast::<[u64; MAX_MINIS]>().read_volatile() })
+    }
+
+    #[inline(always)]
+    fn field<F>(self, offset: usize) -> *mut F {
+        self.0.cast_mut().cast::<u8>().wrapping_add(offset).cast()
     }
 }
 
 /// A completion of our own, in a place that does not move: the title, with what the last mini replaced. Entries point
 /// to it, so it is reached by pointer only.
 #[derive(Debug)]
-pub(super) struct Shown(NonNull<Cqe>);
+pub(super) struct Shown(NonNull<Aligned>);
+
+/// The alignment of a slot.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Aligned {
+    _cqe: Cqe,
+}
 
 // SAFETY: the allocation belongs to this value alone.
 unsafe impl Send for Shown {}
 
 impl Shown {
     pub fn new() -> Self {
-        Self(NonNull::from(Box::leak(Box::new(Cqe::INITIAL))))
+        Self(NonNull::from(Box::leak(Box::new(Aligned { _cqe: Cqe::INITIAL }))))
     }
 
     /// In place of a slot.
     #[inline(always)]
     pub fn slot(&self) -> Slot {
-        Slot(self.0.as_ptr())
+        Slot(self.0.as_ptr().cast())
     }
 
+    /// Makes the completion in `title` the title.
     #[inline(always)]
     pub fn set(&mut self, title: Slot) {
-        // SAFETY: our own allocation.
-        unsafe { self.0.as_ptr().write(title.copy()) };
+        let words: [u64; 8] = zerocopy::transmute!(title.copy());
+        // SAFETY: our own allocation, aligned.
+        unsafe { self.0.as_ptr().cast::<[u64; 8]>().write_volatile(words) };
     }
 
+    /// Its fields, as a pointer that stays in a register.
     #[inline(always)]
-    fn field<F>(&self, offset: usize) -> *mut F {
-        self.0.as_ptr().cast::<u8>().wrapping_add(offset).cast()
-    }
-
-    /// Bytes that came, as the mini has them.
-    #[inline(always)]
-    pub fn set_byte_cnt(&mut self, count: U32) {
-        // SAFETY: a field of our own allocation, which has alignment 1.
-        unsafe { self.field::<U32>(offset_of!(Cqe, byte_cnt)).write(count) };
-    }
-
-    /// The request's index, as the mini has it.
-    #[inline(always)]
-    pub fn set_wqe_counter(&mut self, counter: U16) {
-        // SAFETY: a field of our own allocation, which has alignment 1.
-        unsafe { self.field::<U16>(offset_of!(Cqe, wqe_counter)).write(counter) };
-    }
-
-    /// The request's operation code, the high byte of `sop_drop_qpn`.
-    #[inline(always)]
-    pub fn set_request_opcode(&mut self, opcode: u8) {
-        // SAFETY: the first byte of a field of our own allocation.
-        unsafe { self.field::<u8>(offset_of!(Cqe, sop_drop_qpn)).write(opcode) };
+    pub fn fields(&mut self) -> ShownFields<'_> {
+        ShownFields { at: self.slot(), shown: PhantomData }
     }
 }
 
@@ -170,6 +169,41 @@ impl Drop for Shown {
     fn drop(&mut self) {
         // SAFETY: it came from a box, and nothing else frees it.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// The fields of [`Shown`] that minis replace.
+pub(super) struct ShownFields<'s> {
+    at: Slot,
+    shown: PhantomData<&'s mut Shown>,
+}
+
+impl ShownFields<'_> {
+    /// In place of a slot.
+    #[inline(always)]
+    pub fn slot(&self) -> Slot {
+        self.at
+    }
+
+    /// Bytes that came, as the mini has them.
+    #[inline(always)]
+    pub fn set_byte_cnt(&mut self, count: U32) {
+        // SAFETY: an aligned field of our own allocation.
+        unsafe { self.at.field::<u32>(offset_of!(Cqe, byte_cnt)).write_volatile(zerocopy::transmute!(count)) };
+    }
+
+    /// The request's index, as the mini has it.
+    #[inline(always)]
+    pub fn set_wqe_counter(&mut self, counter: U16) {
+        // SAFETY: an aligned field of our own allocation.
+        unsafe { self.at.field::<u16>(offset_of!(Cqe, wqe_counter)).write_volatile(zerocopy::transmute!(counter)) };
+    }
+
+    /// The request's operation code, the high byte of `sop_drop_qpn`.
+    #[inline(always)]
+    pub fn set_request_opcode(&mut self, opcode: u8) {
+        // SAFETY: the first byte of a field of our own allocation.
+        unsafe { self.at.field::<u8>(offset_of!(Cqe, sop_drop_qpn)).write_volatile(opcode) };
     }
 }
 
@@ -181,13 +215,13 @@ pub struct Entry<'q> {
 }
 
 macro_rules! fields {
-    ($($(#[$attr:meta])* $name:ident: $int:ty = $field:ident as $wire:ty;)*) => {$(
+    ($($(#[$attr:meta])* $name:ident: $int:ty = $field:ident;)*) => {$(
         $(#[$attr])*
         #[inline(always)]
         pub fn $name(&self) -> $int {
-            let at = self.at.0.cast::<u8>().wrapping_add(offset_of!(Cqe, $field)).cast::<$wire>();
-            // SAFETY: a field of a completion in the queue's memory or our own; any bytes are a value.
-            unsafe { at.read_volatile() }.get()
+            const { assert!(offset_of!(Cqe, $field) % align_of::<$int>() == 0) };
+            // SAFETY: an aligned field of a completion in the queue's memory or our own; any bytes are a value.
+            <$int>::from_be(unsafe { self.at.field::<$int>(offset_of!(Cqe, $field)).read_volatile() })
         }
     )*};
 }
@@ -200,19 +234,19 @@ impl<'q> Entry<'q> {
 
     fields! {
         /// Index of the request that is done: its first block in a send queue, its descriptor in a receive queue.
-        wqe_counter: u16 = wqe_counter as U16;
+        wqe_counter: u16 = wqe_counter;
         /// Bytes that came.
-        byte_cnt: u32 = byte_cnt as U32;
+        byte_cnt: u32 = byte_cnt;
         /// Immediate data, or the key that the peer made invalid: [`Entry::opcode`] tells which.
-        imm_or_key: u32 = imm_inval_pkey as U32;
+        imm_or_key: u32 = imm_inval_pkey;
         /// Shared receive queue number, or the user's index of the queue pair.
-        srqn_or_index: u32 = srqn_uidx as U32;
+        srqn_or_index: u32 = srqn_uidx;
         /// The card's clock. Under compression that of the title.
-        timestamp: u64 = timestamp as U64;
+        timestamp: u64 = timestamp;
         /// Operation code (high byte) and queue pair number in one.
-        sop_drop_qpn: u32 = sop_drop_qpn as U32;
+        sop_drop_qpn: u32 = sop_drop_qpn;
         /// Flags and source queue pair of a datagram.
-        flags_rqpn: u32 = flags_rqpn as U32;
+        flags_rqpn: u32 = flags_rqpn;
     }
 
     /// Queue pair number.

@@ -1,75 +1,92 @@
 //! Several requests with one doorbell.
 
-use super::{Flags, Mark, Rejected, SendQueue};
-use crate::ring::Ring;
-use crate::wire::{CtrlSeg, FmCeSe};
-use crate::wqe::{Data, Op, Post, Sink, Size};
+use super::store::Pen;
+use super::{Constant, Core, Flags, Hand, Kind, Rejected, What};
+use crate::wire::CtrlSeg;
+use crate::wqe::{Data, Op, Post, Size};
+use std::mem::ManuallyDrop;
 
 /// Requests that are in the ring and not yet rung. Dropping it takes them back.
 #[derive(Debug)]
 #[must_use = "requests of a batch that is not rung never happen"]
 pub struct Batch<'q, T> {
-    queue: &'q mut SendQueue<T>,
-    mark: Mark,
-    posts: u32,
-    /// Of the last request: its index, size, and whether any request of the batch has inline data.
-    last: u32,
-    size: Size,
+    pen: Pen<'q, T>,
+    core: &'q mut Core,
+    /// What the queue will be when the batch is rung. Until then `core` is as it was before.
+    hand: Hand,
+    constant: Constant,
+    /// The first 8 bytes of the last request's control segment.
+    first: u64,
+    /// Some request has inline data.
     inline: bool,
 }
 
 impl<'q, T> Batch<'q, T> {
     #[inline(always)]
-    pub(super) fn new(queue: &'q mut SendQueue<T>) -> Self {
-        let mark = queue.mark();
-        Self { queue, mark, posts: 0, last: 0, size: Size { ds: 0 }, inline: false }
+    pub(super) fn new(pen: Pen<'q, T>, core: &'q mut Core) -> Self {
+        let (hand, constant) = (core.hand, core.constant);
+        Self { pen, core, hand, constant, first: 0, inline: false }
     }
 
     /// Adds a request. A refused one leaves the batch as it was.
     #[inline(always)]
     pub fn post(&mut self, token: T, flags: Flags, post: &Post<'_>) -> Result<(), Rejected<T>> {
-        let at = self.queue.producer;
-        self.size = self.queue.place(token, flags, post)?;
-        self.last = at;
-        self.posts += 1;
+        if let Some(size) = post.simple_size()
+            && self.hand.is_open()
+        {
+            let what = What { post, size, kind: Kind::Plain };
+            let Constant { head, always } = self.constant;
+            self.first = self.hand.put(&mut self.pen, head, always.with(flags.0), token, &what);
+            return Ok(());
+        }
         self.inline |= has_inline(post);
+        // Copies, so that all of it lies in memory on this path only.
+        let mut hand = self.hand;
+        self.first = self.core.place_any(&mut hand, self.pen.lend(), token, flags, *post)?;
+        self.hand = hand;
         Ok(())
     }
 
-    /// Requests so far.
-    pub fn len(&self) -> u32 {
-        self.posts
+    /// Blocks of all requests so far.
+    #[inline(always)]
+    fn blocks(&self) -> u32 {
+        self.hand.producer.wrapping_sub(self.core.hand.producer)
     }
 
     /// No request so far.
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.posts == 0
+        self.blocks() == 0
     }
 
     /// Hands all requests to the card.
     #[inline(always)]
     pub fn ring(self) {
-        let mut this = std::mem::ManuallyDrop::new(self);
-        let this = &mut *this;
-        if this.posts == 0 {
+        // Not dropped, so that nothing is taken back.
+        let this = &mut *ManuallyDrop::new(self);
+        let blocks = this.blocks();
+        if blocks == 0 {
             return;
         }
-        let (size, inline) = (this.size, this.inline);
-        let queue = &mut *this.queue;
-        queue.record.set(queue.producer & 0xffff);
-        let place = queue.ring.at(this.last);
-        if this.posts == 1 && queue.register.copies(size.ds, inline) {
-            queue.register.copy(place.blocks(size.blocks()));
+        let core = &mut *this.core;
+        core.hand = this.hand;
+        core.record.set(this.hand.producer & 0xffff);
+        // All blocks are the last request's: it is the only one.
+        let size = Size { ds: CtrlSeg::ds_of(this.first) };
+        if core.register.copies(size.ds, this.inline) && blocks == size.blocks() {
+            core.copy_last(this.pen.lend(), size);
         } else {
-            queue.register.ring(place.first_word());
+            core.register.ring(this.first);
         }
     }
 }
 
 impl<T> Drop for Batch<'_, T> {
+    #[inline(always)]
     fn drop(&mut self) {
-        if self.posts != 0 {
-            self.queue.roll_back(self.mark);
+        let blocks = self.blocks();
+        if blocks != 0 {
+            self.pen.lend().forget(self.core.hand.producer, blocks);
         }
     }
 }
@@ -80,13 +97,4 @@ fn has_inline(post: &Post<'_>) -> bool {
         Op::Send { data, .. } | Op::Datagram { data, .. } | Op::Write { data, .. } => matches!(data, Data::Inline(_)),
         _ => false,
     }
-}
-
-/// Writes all segments; the control segment last, so that what follows it is there when it is.
-#[inline(always)]
-pub(super) fn write(ring: &Ring, index: u32, qpn: u32, size: Size, fm_ce_se: FmCeSe, post: &Post<'_>) {
-    let mut place = ring.at(index);
-    let (opcode, imm) = post.code();
-    post.put(&mut place);
-    place.put(0, CtrlSeg::new(opcode.code(), index as u16, qpn, size.ds, fm_ce_se, imm));
 }

@@ -30,17 +30,17 @@ assert_layout!(CtrlSeg, size 16, align 1, {
 });
 
 impl CtrlSeg {
-    /// A control segment. Bits of `qpn` above 24 are dropped, as the field has no room for them.
+    /// A control segment as words in memory order, built in registers from what is fixed for a queue pair and what is not.
     #[inline(always)]
-    pub fn new(opcode: u8, index: u16, qpn: u32, ds: u8, fm_ce_se: FmCeSe, imm: u32) -> Self {
-        Self {
-            opmod_idx_opcode: U32::new((index as u32) << 8 | opcode as u32),
-            qpn_ds: U32::new(qpn << 8 | ds as u32),
-            signature: 0,
-            dci_stream_channel_id: U16::new(0),
-            fm_ce_se,
-            imm: U32::new(imm),
-        }
+    pub const fn words(head: CtrlHead, tail: CtrlTail, opcode: u8, index: u16, ds: u8, imm: u32) -> [u64; 2] {
+        let first = head.0 | (index as u64) << 40 | (opcode as u64) << 32 | ds as u64;
+        [first.to_be(), (tail.0 as u64 | (imm.swap_bytes() as u64) << 32).to_le()]
+    }
+
+    /// `ds` of the segment that has this first word.
+    #[inline(always)]
+    pub const fn ds_of(first: u64) -> u8 {
+        u64::from_be(first) as u8
     }
 
     /// Operation code.
@@ -69,6 +69,43 @@ impl CtrlSeg {
     }
 }
 
+/// The queue pair's part of a control segment's first word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CtrlHead(u64);
+
+impl CtrlHead {
+    /// Of a queue pair, whose number has 24 bits.
+    pub const fn new(qpn: u32) -> Self {
+        Self(((qpn & super::MAX_24_BITS) as u64) << 8)
+    }
+
+    /// The queue pair.
+    pub const fn qpn(self) -> u32 {
+        (self.0 >> 8) as u32
+    }
+}
+
+/// `fm_ce_se` in its place in a control segment's second word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CtrlTail(u32);
+
+impl CtrlTail {
+    const SHIFT: u32 = 24;
+
+    /// Of flags.
+    #[inline(always)]
+    pub const fn new(flags: FmCeSe) -> Self {
+        Self((flags.bits() as u32) << Self::SHIFT)
+    }
+
+    /// With more flags.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with(self, flags: FmCeSe) -> Self {
+        Self(self.0 | Self::new(flags).0)
+    }
+}
+
 /// The remote side of an RDMA operation or atomic (`mlx5_wqe_raddr_seg`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -81,6 +118,14 @@ pub struct RaddrSeg {
     pub reserved: U32,
 }
 assert_layout!(RaddrSeg, size 16, align 1, { raddr @ 0, rkey @ 8, reserved @ 12 });
+
+impl RaddrSeg {
+    /// A segment as words in memory order, built in registers.
+    #[inline(always)]
+    pub const fn words(addr: u64, rkey: u32) -> [u64; 2] {
+        [addr.to_be(), ((rkey as u64) << 32).to_be()]
+    }
+}
 
 /// Operands of an atomic (`mlx5_wqe_atomic_seg`). Swap precedes compare.
 #[repr(C)]
@@ -105,6 +150,14 @@ pub struct DataSeg {
     pub addr: U64,
 }
 assert_layout!(DataSeg, size 16, align 1, { byte_count @ 0, lkey @ 4, addr @ 8 });
+
+impl DataSeg {
+    /// A segment as words in memory order, built in registers.
+    #[inline(always)]
+    pub const fn words(byte_count: u32, lkey: u32, addr: u64) -> [u64; 2] {
+        [((byte_count as u64) << 32 | lkey as u64).to_be(), addr.to_be()]
+    }
+}
 
 /// Begins inline data (`mlx5_wqe_inl_data_seg`); the bytes follow directly.
 #[repr(C)]
