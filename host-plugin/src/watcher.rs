@@ -12,7 +12,7 @@ use efa_dp_direct::wire::{CdescCommon, CompStatus, SendOp, TxMetaDesc};
 use ferrogin_ffi::ext::Target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -56,19 +56,18 @@ impl CqReader {
     /// The phase that is in the slot of the `n`th entry now.
     fn phase_at(&self, n: u32) -> bool {
         let flags_at = self.slot(n).wrapping_add(core::mem::offset_of!(CdescCommon, flags));
-        // SAFETY: within the ring, by the mask. The card writes it meanwhile: an atomic read of one byte.
-        unsafe { AtomicU8::from_ptr(flags_at.cast_mut()) }.load(Ordering::Relaxed) & 1 == 1
+        // SAFETY: within the ring, by the mask. The card writes it meanwhile, last of an entry: an atomic read of one byte.
+        unsafe { AtomicU8::from_ptr(flags_at.cast_mut()) }.load(Ordering::Acquire) & 1 == 1
     }
 
-    /// What is in the slot of the `n`th entry now.
+    /// What is in the slot of the `n`th entry now. The caller has seen its phase.
     fn entry(&self, n: u32) -> CdescCommon {
-        // An entry was written before its phase, which the caller has seen.
-        fence(Ordering::Acquire);
         let mut bytes = [0; CdescCommon::SIZE];
         for (i, byte) in bytes.iter_mut().enumerate() {
+            let at = self.slot(n).wrapping_add(i).cast_mut();
             // SAFETY: the first bytes of an entry within the ring. A card that goes round meanwhile makes them a mixture of
             // two entries, both of them its own.
-            *byte = unsafe { self.slot(n).wrapping_add(i).read_volatile() };
+            *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
         }
         CdescCommon::from_bytes(&bytes)
     }
@@ -122,9 +121,10 @@ impl RingView {
             let slot = self.buffer.wrapping_add(i * self.entry_size);
             let mut bytes = [0; TxMetaDesc::SIZE];
             for (i, byte) in bytes.iter_mut().enumerate() {
+                let at = slot.wrapping_add(i).cast_mut();
                 // SAFETY: within the ring, which is mapped while its endpoint is watched. Kernels may write it
                 // meanwhile; whatever is read only makes a guess better.
-                *byte = unsafe { slot.wrapping_add(i).read_volatile() };
+                *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
             }
             TxMetaDesc::from_bytes(&bytes)
         })

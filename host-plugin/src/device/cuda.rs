@@ -13,7 +13,7 @@ use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 /// Alignment of host memory that is pinned, and of what is pinned with it.
 const PAGE: usize = 4096;
@@ -86,14 +86,50 @@ impl Drop for Core {
     }
 }
 
+/// Host pages registered with the driver, by address and size, of all communicators: doorbells of several queues may share
+/// a page, which the driver registers once in a process.
+static REGISTERED: LazyLock<Mutex<RegisteredPages>> = LazyLock::new(Mutex::default);
+type RegisteredPages = HashMap<(usize, usize), Weak<Registered>>;
+
+/// What a GPU must have: the driver's attribute, its least value, whether the software card needs it too, and what to
+/// tell who lacks it.
+const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
+    use cu::CUdevice_attribute::*;
+    [
+        (
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            7,
+            true,
+            "the GPU is older than compute capability 7.0, which kernels with device-side networking need",
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED,
+            1,
+            true,
+            "the driver has no virtual memory management (cuMemCreate) for this GPU",
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+            1,
+            false,
+            "cards cannot reach memory of cuMemCreate on this GPU (GPUDirect RDMA with VMM): check the driver, and that \
+             nvidia-peermem or dma-buf is not disabled",
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
+            1,
+            false,
+            "the driver exports no dma-buf, which gives GPU memory to the card: it needs the open kernel modules and Linux \
+             5.12 or newer",
+        ),
+    ]
+};
+
 /// A GPU.
 pub struct CudaDevice {
     core: Arc<Core>,
     /// The card is the software card.
     software: bool,
-    /// Host pages registered with the driver, by address and size: doorbells of several queues may share a page, which
-    /// the driver registers once.
-    registered: Mutex<HashMap<(usize, usize), Weak<Registered>>>,
 }
 
 impl CudaDevice {
@@ -135,6 +171,15 @@ impl CudaDevice {
             check("cuCtxGetDevice", unsafe { cu::cuCtxGetDevice(&mut device) })?;
         }
         let mut core = Core { context, device, retained, stream: std::ptr::null_mut() };
+        for (attribute, least, for_software, reason) in NEEDS {
+            let mut value = 0;
+            // SAFETY: writes one int; the device is there.
+            let result = unsafe { cu::cuDeviceGetAttribute(&mut value, attribute, device) };
+            check("cuDeviceGetAttribute", result)?;
+            if value < least && (for_software || !software) {
+                return Err(DeviceError::NoGpu { reason: reason.to_owned() });
+            }
+        }
         let current = core.enter()?;
         let flags = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut stream = std::ptr::null_mut();
@@ -142,7 +187,7 @@ impl CudaDevice {
         check("cuStreamCreate", unsafe { cu::cuStreamCreate(&mut stream, flags) })?;
         core.stream = stream;
         drop(current);
-        Ok(Self { core: Arc::new(core), software, registered: Mutex::default() })
+        Ok(Self { core: Arc::new(core), software })
     }
 
     /// Host memory, pinned and mapped into the GPU.
@@ -242,7 +287,7 @@ impl Device for CudaDevice {
         let start = address as usize & !(PAGE - 1);
         let offset = address as usize - start;
         let size = round_up(offset.saturating_add(len), PAGE)?;
-        let mut known = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, pages| pages.strong_count() > 0);
         if let Some(pages) = known.get(&(start, size)).and_then(Weak::upgrade) {
             return Ok(Box::new(Mapped { pages, offset: offset as u64 }));
@@ -269,17 +314,22 @@ impl Device for CudaDevice {
             return Ok(WindowMemory::Address);
         }
         let _current = self.core.enter()?;
-        let mut base = 0;
-        let mut size = 0;
-        // SAFETY: writes an address and a size; the driver looks the address up.
-        let result = unsafe { cu::cuMemGetAddressRange_v2(&mut base, &mut size, address as u64) };
-        let offset = (address as u64).wrapping_sub(base);
-        if result != cu::CUresult::CUDA_SUCCESS || offset > size as u64 || len as u64 > size as u64 - offset {
-            return Err(DeviceError::WrongMemory {
-                address: address as usize,
-                what: "not GPU memory of the given size",
-                cure: "register what ncclMemAlloc or cuMemCreate gave, or pass NCCL_PTR_HOST for host memory",
-            });
+        let wrong = || DeviceError::WrongMemory {
+            address: address as usize,
+            what: "not GPU memory of the given size",
+            cure: "register what ncclMemAlloc or cuMemCreate gave, or pass NCCL_PTR_HOST for host memory",
+        };
+        // A window may be mapped from several allocations, one behind the other.
+        let (mut at, end) = (address as u64, (address as u64).checked_add(len as u64).ok_or_else(wrong)?);
+        while at < end {
+            let (mut base, mut size) = (0, 0);
+            // SAFETY: writes an address and a size; the driver looks the address up.
+            let result = unsafe { cu::cuMemGetAddressRange_v2(&mut base, &mut size, at) };
+            let next = base.saturating_add(size as u64);
+            if result != cu::CUresult::CUDA_SUCCESS || !(base..next).contains(&at) {
+                return Err(wrong());
+            }
+            at = next;
         }
         if self.software {
             return Ok(WindowMemory::CudaAddress(self.core.device));
