@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use mlx5::card::{Compression, CqWriter, Random};
+use mlx5::card::{Blocks, Compression, CqWriter, Random};
 use mlx5::wire::{Cqe, CqeOpcode, ErrCqe, MAX_24_BITS, OpOwn, Syndrome};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use zerocopy::{FromBytes, IntoBytes};
@@ -84,7 +84,7 @@ pub(super) struct CompletionQueue {
 impl CompletionQueue {
     pub(super) fn new(log_size: u32, compression: Option<Random>) -> io::Result<Self> {
         let memory = Arc::new(Shared::new(RING + (size_of::<Cqe>() << log_size))?);
-        let compression = compression.map(|random| Compression { random, across_laps: true });
+        let compression = compression.map(|random| Compression { blocks: Blocks::Random(random), across_laps: true });
         let writer = CqWriter::new(memory.completions(RING, log_size, CONSUMER), 0, compression);
         let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Self { memory, writer, event, armed: false, overrun: false })
