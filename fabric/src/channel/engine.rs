@@ -68,8 +68,8 @@ fn parse_token(token: u64) -> Option<(Operation, u32, u32)> {
     Some((operation, (token >> 32) as u32 & NOBODY, token as u32))
 }
 
-/// Receives for control messages that are posted at a time.
-const CONTROL_RECEIVES: usize = 16;
+/// Receives for control messages that are posted at a time: few, because providers look through them for every message.
+const CONTROL_RECEIVES: u32 = 4;
 /// Room for messages with unknown tags; what they say is of no interest.
 const UNKNOWN_ROOM: usize = 8;
 /// Failed receives in a row that are laid to messages; more are the endpoint's failure.
@@ -89,11 +89,15 @@ pub(crate) struct Engine<T> {
     /// Receives of the endpoint itself that it did not take yet.
     unposted: Vec<(Operation, u32, Vec<u8>)>,
     unknown: Vec<Pattern>,
+    /// Which of them have a receive posted.
+    looking: Vec<bool>,
     /// Links to pump at the next poll.
     dirty: Vec<u32>,
     events: Vec<Event>,
     pub(super) calls: Vec<Call>,
     pub(super) now: Instant,
+    /// When messages with unknown tags were last looked for.
+    pub(super) looked: Instant,
     pub(super) refusals: u32,
     /// Control messages that are under way.
     pub(super) telling: usize,
@@ -105,8 +109,7 @@ pub(crate) struct Engine<T> {
 impl<T: Transport> Engine<T> {
     pub fn new(transport: T, config: Config, now: Instant) -> Self {
         let unknown: Vec<_> = wire::unknown_tags().collect();
-        let control = (0..CONTROL_RECEIVES as u32).map(|index| (Operation::ReceiveControl, index, Vec::new()));
-        let strange = (0..unknown.len() as u32).map(|index| (Operation::ReceiveUnknown, index, Vec::new()));
+        let control = (0..CONTROL_RECEIVES).map(|index| (Operation::ReceiveControl, index, Vec::new()));
         let mut this = Self {
             transport,
             config,
@@ -115,12 +118,14 @@ impl<T: Transport> Engine<T> {
             by_name: HashMap::new(),
             by_addr: HashMap::new(),
             unsent: VecDeque::new(),
-            unposted: control.chain(strange).collect(),
+            unposted: control.collect(),
+            looking: vec![false; unknown.len()],
             unknown,
             dirty: Vec::new(),
             events: Vec::new(),
             calls: Vec::new(),
             now,
+            looked: now,
             refusals: 0,
             telling: 0,
             failures: 0,
@@ -362,14 +367,26 @@ impl<T: Transport> Engine<T> {
         self.give_up(channel, error, super::Reason::Violation);
     }
 
+    /// Looks whether messages with unknown tags lie about. Receives for them are posted and taken back at once, which finds what
+    /// is there: left posted, they would be in the way of every other message.
+    pub(super) fn look_for_unknown(&mut self) {
+        for index in 0..self.unknown.len() {
+            if !self.looking[index] {
+                let token = token(Operation::ReceiveUnknown, NOBODY, index as u32);
+                let posted = self.transport.receive(None, self.unknown[index], Vec::new(), UNKNOWN_ROOM, token);
+                self.looking[index] = matches!(posted, Receiving::Posted);
+            }
+        }
+        self.transport.cancel(&|token| {
+            parse_token(token).is_some_and(|(operation, _, _)| operation == Operation::ReceiveUnknown)
+        });
+    }
+
     /// Posts the receives of the endpoint itself.
     fn post_own(&mut self) {
         while let Some((operation, index, room)) = self.unposted.pop() {
-            let (pattern, len) = match operation {
-                Operation::ReceiveUnknown => (self.unknown[index as usize], UNKNOWN_ROOM),
-                _ => (Pattern { tag: CONTROL, ignore: ID_MASK }, CONTROL_MAX),
-            };
-            match self.transport.receive(None, pattern, room, len, token(operation, NOBODY, index)) {
+            let pattern = Pattern { tag: CONTROL, ignore: ID_MASK };
+            match self.transport.receive(None, pattern, room, CONTROL_MAX, token(operation, NOBODY, index)) {
                 Receiving::Posted => {}
                 Receiving::Again(room) => {
                     self.unposted.push((operation, index, room));
@@ -426,7 +443,11 @@ impl<T: Transport> Engine<T> {
             Event::Received { token, bytes, tag, from, result } => match parse_token(token) {
                 Some((operation @ (Operation::ReceiveControl | Operation::ReceiveUnknown), _, index)) => {
                     self.received_own(operation, &bytes, tag, from, result);
-                    self.unposted.push((operation, index, bytes));
+                    if operation == Operation::ReceiveControl {
+                        self.unposted.push((operation, index, bytes));
+                    } else if let Some(looking) = self.looking.get_mut(index as usize) {
+                        *looking = false;
+                    }
                 }
                 Some((operation, channel, id)) => self.received(operation, channel, id, bytes, tag, result),
                 None => {}

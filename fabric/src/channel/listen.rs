@@ -376,6 +376,10 @@ impl<T: Transport> Engine<T> {
     pub(super) fn timers(&mut self, now: Instant) {
         // If we were away for long ourselves, the answer may be waiting unread: deadlines start again.
         let away = now.duration_since(self.now) >= self.config.lost_after / 2;
+        if now.duration_since(self.looked) >= self.timer_interval() {
+            self.looked = now;
+            self.look_for_unknown();
+        }
         self.now = now;
         for channel in 0..self.links.len() as u32 {
             let (ping_after, lost_after) = (self.config.ping_after, self.config.lost_after);

@@ -80,6 +80,9 @@ impl Shared {
     }
 
     fn serve_inbox(&self, engine: &mut AnyEngine) {
+        if self.inbox().is_empty() {
+            return;
+        }
         let waiting = std::mem::take(&mut *self.inbox());
         for request in waiting {
             serve(engine, request);
@@ -93,14 +96,16 @@ impl Shared {
 
     /// Hands a request to the engine: at once if nobody is in it, otherwise who is in it or the reactor takes it.
     pub fn submit(&self, request: Request) {
-        self.inbox().push(request);
         let mut calls = Vec::new();
         if let Ok(mut engine) = self.engine.try_lock() {
             self.serve_inbox(&mut engine);
+            serve(&mut engine, request);
             if engine.over.is_some() {
                 // No reactor will come by any more.
                 engine.take_calls(&mut calls);
             }
+        } else {
+            self.inbox().push(request);
         }
         if !calls.is_empty() {
             // Not on this thread, which may hold what the callbacks want.

@@ -77,6 +77,9 @@ pub(crate) struct Tagged {
     #[allow(clippy::vec_box)]
     contexts: Vec<Box<Context>>,
     free: Vec<u32>,
+    /// Room for completions and their senders.
+    batch: Box<[TaggedCompletion; BATCH]>,
+    senders: [bindings::fi_addr_t; BATCH],
     name: Vec<u8>,
     names_are_text: bool,
     provider: String,
@@ -119,6 +122,8 @@ impl Tagged {
             records: Vec::new(),
             contexts: Vec::new(),
             free: Vec::new(),
+            batch: Box::new([TaggedCompletion::EMPTY; BATCH]),
+            senders: [bindings::FI_ADDR_NOTAVAIL; BATCH],
             names_are_text: info.addr_format() == bindings::FI_ADDR_STR,
             provider: info.provider(),
             max_message: info.max_msg_size(),
@@ -299,11 +304,9 @@ impl Transport for Tagged {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
-        let mut batch = [TaggedCompletion::EMPTY; BATCH];
-        let mut senders = [bindings::FI_ADDR_NOTAVAIL; BATCH];
         for _ in 0..BATCHES {
-            let room = self.knows_senders.then_some(&mut senders[..]);
-            let taken = match self.queue.read(&mut batch, room)? {
+            let senders = self.knows_senders.then_some(&mut self.senders[..]);
+            let taken = match self.queue.read(&mut self.batch[..], senders)? {
                 Read::Entries(0) => break,
                 Read::Entries(count) => count.min(BATCH),
                 Read::Failure => {
@@ -313,8 +316,9 @@ impl Transport for Tagged {
                     continue;
                 }
             };
-            for (completion, sender) in batch.iter().zip(senders).take(taken) {
-                self.complete(completion, sender, events);
+            for at in 0..taken {
+                let (completion, sender) = (self.batch[at], self.senders[at]);
+                self.complete(&completion, sender, events);
             }
             if taken < BATCH {
                 break;

@@ -1,0 +1,423 @@
+//! Channels beside bare tagged messages of the same provider, in turns in one run: cargo bench -p ferrogin-fabric --bench channel [PROVIDER...]
+//!
+//! Prints, for each provider, latency (half a round trip of 8 bytes), rate (8 bytes, 16 at a time; bare: pairs of messages, as a
+//! channel sends them) and bandwidth (1 MiB, 16 at a time), each as the median of rounds, and the ratio of the medians. Loads
+//! FERROGIN_LIBFABRIC. The other end is a process of its own.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferrogin_fabric::channel::{Address, Channel, Config, Matching, Payload, Reactor};
+use ferrogin_fabric::{
+    AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Fabric, FiAddr, Hints, Libfabric,
+    MR_MODE_ALL, Read, bindings,
+};
+
+const ROUNDS: usize = 7;
+const PINGS: usize = 4000;
+const SMALL: usize = 20_000;
+const LARGE: usize = 300;
+const DEPTH: usize = 16;
+const MIB: usize = 1 << 20;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    match &arguments[..] {
+        [role, provider] if role == "bare" => bare_peer(provider),
+        [role, provider] if role == "channel" => channel_peer(provider),
+        [] => compare("tcp"),
+        providers => providers.iter().for_each(|provider| compare(provider)),
+    }
+}
+
+fn source(provider: &str) -> Option<String> {
+    provider.contains("tcp").then(|| "127.0.0.1".to_owned())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn compare(provider: &str) {
+    let lib = Libfabric::load(None).unwrap();
+    let (mut bare, mut over) = (Bare::against(&lib, provider), Over::against(&lib, provider));
+    let mut results: [[Vec<f64>; 2]; 3] = Default::default();
+    for _ in 0..ROUNDS {
+        results[0][0].push(bare.latency());
+        results[0][1].push(over.latency());
+        results[1][0].push(bare.rate(SMALL, 8, true));
+        results[1][1].push(over.rate(SMALL, 8));
+        results[2][0].push(bare.rate(LARGE, MIB, false) * MIB as f64 / 1e9);
+        results[2][1].push(over.rate(LARGE, MIB) * MIB as f64 / 1e9);
+    }
+    println!("libfabric {} over {provider}", lib.version());
+    for ([bare, over], what) in results.into_iter().zip(["latency, us", "rate, messages/s", "bandwidth, GB/s"]) {
+        let (bare, over) = (median(bare), median(over));
+        println!("  {what:18} bare {bare:12.2}  channel {over:12.2}  channel/bare {:.2}", over / bare);
+    }
+}
+
+struct Peer(Child);
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts the other end; gives what it prints: its address.
+fn peer(role: &str, provider: &str) -> (Peer, Vec<u8>) {
+    let mut child =
+        Command::new(std::env::current_exe().unwrap()).args([role, provider]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let hex = line.trim();
+    let bytes = (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect();
+    (Peer(child), bytes)
+}
+
+fn print(address: &[u8]) {
+    println!("{}", address.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+}
+
+// Bare tagged messages.
+
+const PING: u64 = 1;
+const DATA: u64 = 2;
+const ACK: u64 = 3;
+
+struct Bare {
+    endpoint: Endpoint,
+    queue: Arc<CompletionQueue>,
+    av: Arc<AddressVector>,
+    to: FiAddr,
+    contexts: Vec<[u64; 8]>,
+    buffers: Vec<Vec<u8>>,
+    sent: usize,
+    received: usize,
+    peer: Option<Peer>,
+}
+
+impl Bare {
+    fn open(lib: &Arc<Libfabric>, provider: &str) -> Self {
+        let hints = Hints::new(provider)
+            .caps(bindings::FI_TAGGED)
+            .mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2)
+            .mr_mode(MR_MODE_ALL & !bindings::FI_MR_LOCAL);
+        let hints = match source(provider) {
+            Some(source) => hints.source(&source).addr_format(bindings::FI_SOCKADDR_IN),
+            None => hints,
+        };
+        let own = |info: &ferrogin_fabric::Info| info.provider() == provider;
+        let mut infos = lib.getinfo(&hints).unwrap();
+        let at = infos.iter().position(own).unwrap_or(0);
+        let info = infos.swap_remove(at);
+        let fabric = Fabric::open(&info).unwrap();
+        let domain = Domain::open(&fabric, &info).unwrap();
+        let av = AddressVector::open(&domain, 2).unwrap();
+        let queue = CompletionQueue::open(&domain, &CqAttr { size: 1024 }).unwrap();
+        let mut endpoint = Endpoint::open(&domain, &info).unwrap();
+        endpoint.bind_av(&av).unwrap();
+        endpoint.bind_cq(&queue, bindings::FI_TRANSMIT | bindings::FI_RECV).unwrap();
+        endpoint.enable().unwrap();
+        let contexts = (0..8 * DEPTH).map(|_| [0; 8]).collect();
+        let buffers = (0..2 * DEPTH).map(|_| vec![1; MIB]).collect();
+        Self { endpoint, queue, av, to: FiAddr(0), contexts, buffers, sent: 0, received: 0, peer: None }
+    }
+
+    fn against(lib: &Arc<Libfabric>, provider: &str) -> Self {
+        let mut bare = Self::open(lib, provider);
+        let (peer, address) = peer("bare", provider);
+        bare.to = bare.av.insert(&address).unwrap();
+        bare.peer = Some(peer);
+        // The peer learns where we are.
+        let name = bare.endpoint.name().unwrap();
+        bare.buffers[0][0] = name.len() as u8;
+        bare.buffers[0][1..=name.len()].copy_from_slice(&name);
+        bare.send(0, 1 + name.len(), PING);
+        bare.wait(|bare| bare.sent >= 1);
+        bare.receive(DEPTH, 8, ACK);
+        bare.wait(|bare| bare.received >= 1);
+        (bare.sent, bare.received) = (0, 0);
+        bare
+    }
+
+    fn context(&self, at: usize) -> *mut c_void {
+        self.contexts[at % self.contexts.len()].as_ptr().cast_mut().cast()
+    }
+
+    fn send(&mut self, buffer: usize, len: usize, tag: u64) {
+        // SAFETY: open as long as `self`.
+        let table = unsafe { (*self.endpoint.as_ptr()).tagged };
+        // SAFETY: a live table; tagged messages were asked for.
+        let send = unsafe { (*table).send }.unwrap();
+        let context = self.context(self.sent);
+        loop {
+            let data = self.buffers[buffer].as_ptr().cast();
+            // SAFETY: buffer and context live as long as the endpoint; sends only read.
+            let code =
+                unsafe { send(self.endpoint.as_ptr(), data, len, std::ptr::null_mut(), self.to.0, tag, context) };
+            match code {
+                0 => return,
+                code if code == -(bindings::FI_EAGAIN as isize) => self.poll(),
+                code => panic!("fi_tsend: {code}"),
+            }
+        }
+    }
+
+    fn receive(&mut self, buffer: usize, len: usize, tag: u64) {
+        // SAFETY: open as long as `self`.
+        let table = unsafe { (*self.endpoint.as_ptr()).tagged };
+        // SAFETY: a live table; tagged messages were asked for.
+        let receive = unsafe { (*table).recv }.unwrap();
+        let (data, context) = (self.buffers[buffer].as_mut_ptr().cast(), self.context(4 * DEPTH + buffer));
+        let from = bindings::FI_ADDR_UNSPEC;
+        // SAFETY: buffer and context live as long as the endpoint; nobody looks into the buffer meanwhile.
+        let code = unsafe { receive(self.endpoint.as_ptr(), data, len, std::ptr::null_mut(), from, tag, 0, context) };
+        assert_eq!(code, 0, "fi_trecv");
+    }
+
+    fn poll(&mut self) {
+        let mut batch = [Completion::EMPTY; 32];
+        match self.queue.read(&mut batch).unwrap() {
+            Read::Entries(0) => thread::yield_now(),
+            Read::Entries(count) => {
+                for completion in &batch[..count] {
+                    if completion.flags & bindings::FI_RECV != 0 {
+                        self.received += 1;
+                    } else {
+                        self.sent += 1;
+                    }
+                }
+            }
+            Read::Failure => panic!("{:?}", self.queue.read_error()),
+        }
+    }
+
+    fn wait(&mut self, done: impl Fn(&Self) -> bool) {
+        while !done(self) {
+            self.poll();
+        }
+    }
+
+    fn latency(&mut self) -> f64 {
+        let start = Instant::now();
+        for _ in 0..PINGS {
+            let (sent, received) = (self.sent, self.received);
+            self.receive(DEPTH, 8, PING);
+            self.send(0, 8, PING);
+            self.wait(|bare| bare.received > received && bare.sent > sent);
+        }
+        start.elapsed().as_secs_f64() * 1e6 / (2 * PINGS) as f64
+    }
+
+    /// Messages per second, or pairs; the peer answers the last one.
+    fn rate(&mut self, count: usize, len: usize, pairs: bool) -> f64 {
+        let each = if pairs { 2 } else { 1 };
+        let start = Instant::now();
+        let (first, received) = (self.sent, self.received);
+        self.receive(DEPTH, 8, ACK);
+        for number in 0..count {
+            self.wait(|bare| first + each * number < bare.sent + each * DEPTH);
+            for _ in 0..each {
+                self.send(number % DEPTH, len, DATA);
+            }
+        }
+        self.wait(|bare| bare.sent == first + each * count && bare.received > received);
+        count as f64 / start.elapsed().as_secs_f64()
+    }
+}
+
+/// Echoes pings; takes small pairs and large messages, and answers the last of each lot.
+fn bare_peer(provider: &str) {
+    let lib = Libfabric::load(None).unwrap();
+    let mut bare = Bare::open(&lib, provider);
+    bare.receive(0, 256, PING);
+    print(&bare.endpoint.name().unwrap());
+    bare.wait(|bare| bare.received == 1);
+    let len = usize::from(bare.buffers[0][0]);
+    let name = bare.buffers[0][1..=len].to_vec();
+    bare.to = bare.av.insert(&name).unwrap();
+    bare.send(DEPTH, 8, ACK);
+    bare.wait(|bare| bare.sent == 1);
+    loop {
+        for _ in 0..PINGS {
+            let (sent, received) = (bare.sent, bare.received);
+            bare.receive(0, 8, PING);
+            bare.wait(|bare| bare.received > received);
+            bare.send(DEPTH, 8, PING);
+            bare.wait(|bare| bare.sent > sent);
+        }
+        for (count, len) in [(2 * SMALL, 8), (LARGE, MIB)] {
+            // At most as many as the bare window, twice: pairs.
+            let window = if len == 8 { 2 * DEPTH } else { DEPTH };
+            let first = bare.received;
+            for number in 0..count {
+                if number >= window {
+                    bare.wait(|bare| bare.received > first + number - window);
+                }
+                bare.receive(number % window, len, DATA);
+            }
+            bare.wait(|bare| bare.received == first + count);
+            let sent = bare.sent;
+            bare.send(0, 8, ACK);
+            bare.wait(|bare| bare.sent > sent);
+        }
+    }
+}
+
+// Channels.
+
+struct Over {
+    channel: Channel,
+    _reactor: Reactor,
+    _peer: Peer,
+}
+
+fn config(provider: &str) -> Config {
+    Config {
+        provider: provider.to_owned(),
+        source: source(provider),
+        matching: Matching::Provider,
+        busy_poll: Duration::from_millis(5),
+        ..Config::default()
+    }
+}
+
+impl Over {
+    fn against(lib: &Arc<Libfabric>, provider: &str) -> Self {
+        let (peer, address) = peer("channel", provider);
+        let reactor = Reactor::open(lib, &config(provider)).unwrap();
+        let channel = reactor.connect(&Address::parse(&address).unwrap()).wait().unwrap();
+        Self { channel, _reactor: reactor, _peer: peer }
+    }
+
+    fn latency(&mut self) -> f64 {
+        let (done, over) = mpsc::channel();
+        let start = Instant::now();
+        ping(self.channel.clone(), Vec::new(), PINGS, done);
+        over.recv().unwrap();
+        start.elapsed().as_secs_f64() * 1e6 / (2 * PINGS) as f64
+    }
+
+    fn rate(&mut self, count: usize, len: usize) -> f64 {
+        let bytes = Arc::new(vec![1; len]);
+        let left = Arc::new(Mutex::new(count));
+        let start = Instant::now();
+        let answer = self.channel.receive();
+        for _ in 0..DEPTH {
+            feed(self.channel.clone(), Arc::clone(&bytes), Arc::clone(&left));
+        }
+        answer.wait().unwrap();
+        count as f64 / start.elapsed().as_secs_f64()
+    }
+}
+
+fn ping(channel: Channel, room: Vec<u8>, left: usize, done: mpsc::Sender<()>) {
+    if left == 0 {
+        return done.send(()).unwrap();
+    }
+    let again = channel.clone();
+    channel.read_into(room, move |result| ping(again, result.unwrap(), left - 1, done));
+    channel.write(b"12345678", |result| drop(result.unwrap()));
+}
+
+fn feed(channel: Channel, bytes: Arc<Vec<u8>>, left: Arc<Mutex<usize>>) {
+    {
+        let mut left = left.lock().unwrap();
+        if *left == 0 {
+            return;
+        }
+        *left -= 1;
+    }
+    let again = channel.clone();
+    channel.write(Payload::from(Arc::clone(&bytes)), move |result| {
+        result.unwrap();
+        feed(again, bytes, left);
+    });
+}
+
+/// Reads `left` messages, `DEPTH` at a time, then goes on to `next`.
+type Next = Box<dyn FnOnce(Channel) + Send>;
+
+fn drain(channel: &Channel, count: usize, next: Next) {
+    let state = Arc::new(Mutex::new((count, count, Some(next))));
+    for _ in 0..DEPTH.min(count) {
+        drain_one(channel.clone(), Vec::new(), Arc::clone(&state));
+    }
+}
+
+fn drain_one(channel: Channel, room: Vec<u8>, state: Arc<Mutex<(usize, usize, Option<Next>)>>) {
+    {
+        let mut state = state.lock().unwrap();
+        if state.0 == 0 {
+            return;
+        }
+        state.0 -= 1;
+    }
+    let again = channel.clone();
+    channel.read_into(room, move |result| {
+        let Ok(bytes) = result else { std::process::exit(0) };
+        let next = {
+            let mut state = state.lock().unwrap();
+            state.1 -= 1;
+            if state.1 == 0 { state.2.take() } else { None }
+        };
+        match next {
+            Some(next) => next(again),
+            None => drain_one(again, bytes, state),
+        }
+    });
+}
+
+/// One lot of each kind after the other, for ever.
+fn serve(channel: Channel) {
+    echo(channel, Vec::new(), PINGS);
+}
+
+fn echo(channel: Channel, room: Vec<u8>, left: usize) {
+    if left == 0 {
+        let answer = |channel: &Channel| {
+            channel.write(b"12345678", |_| ());
+        };
+        return drain(
+            &channel,
+            SMALL,
+            Box::new(move |channel| {
+                answer(&channel);
+                drain(
+                    &channel,
+                    LARGE,
+                    Box::new(move |channel| {
+                        answer(&channel);
+                        serve(channel);
+                    }),
+                );
+            }),
+        );
+    }
+    let again = channel.clone();
+    channel.read_into(room, move |result| {
+        let Ok(bytes) = result else { std::process::exit(0) };
+        again.write(b"12345678", |_| ());
+        echo(again, bytes, left - 1);
+    });
+}
+
+fn channel_peer(provider: &str) {
+    let reactor = Reactor::open(&Libfabric::load(None).unwrap(), &config(provider)).unwrap();
+    let listener = reactor.listen().unwrap();
+    print(&listener.address().to_bytes());
+    serve(listener.accept().wait().unwrap());
+    loop {
+        thread::park();
+    }
+}
