@@ -6,6 +6,7 @@
 mod address;
 mod card;
 mod config;
+mod cuda;
 mod fault;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
@@ -15,6 +16,7 @@ mod host;
 mod log;
 mod memory;
 pub mod mlx5;
+mod place;
 #[allow(unsafe_code)]
 mod provider;
 mod random;

@@ -117,12 +117,8 @@ pub(crate) fn populate(addr: usize, len: usize, write: bool) -> io::Result<()> {
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     match advise(start, end, advice) {
         Ok(()) => Ok(()),
-        // Memory that is there but not for writing, or an old kernel, or a mapping that is not ordinary memory: of the
-        // last two only whether it is mapped can be asked.
-        Err(libc::EINVAL) if write && advise(start, end, libc::MADV_POPULATE_READ).is_ok() => {
-            Err(io::Error::from_raw_os_error(libc::EFAULT))
-        }
-        Err(libc::EINVAL) => mapped(start, end, page),
+        // Rights that are missing, an old kernel, or a mapping that is not ordinary memory.
+        Err(libc::EINVAL) => permitted(start, end, write),
         Err(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
     }
 }
@@ -140,19 +136,34 @@ fn advise(start: usize, end: usize, advice: i32) -> Result<(), i32> {
     }
 }
 
-fn mapped(start: usize, end: usize, page: usize) -> io::Result<()> {
-    let mut residency = [0u8; 1024];
+/// Whether the kernel's list of mappings has all of the range, with the rights that are needed.
+fn permitted(start: usize, end: usize, write: bool) -> io::Result<()> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let covered = covered(&maps, start, end, write);
+    covered.then_some(()).ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))
+}
+
+/// `maps` is sorted: `from-to rwxp ...`, a mapping a line.
+fn covered(maps: &str, start: usize, end: usize, write: bool) -> bool {
     let mut at = start;
-    while at < end {
-        let len = (end - at).min(residency.len() * page);
-        // SAFETY: mincore writes one byte for each page of `len`, which `residency` holds.
-        let rc = unsafe { libc::mincore(at as *mut libc::c_void, len, residency.as_mut_ptr()) };
-        if rc != 0 {
-            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+    for line in maps.lines() {
+        let Some((range, rights)) = line.split_once(' ') else { continue };
+        let Some((from, to)) = range.split_once('-') else { continue };
+        let hex = |text| usize::from_str_radix(text, 16);
+        let (Ok(from), Ok(to)) = (hex(from), hex(to)) else { continue };
+        if to <= at {
+            continue;
         }
-        at += len;
+        let good = rights.starts_with('r') && (!write || rights[1..].starts_with('w'));
+        if from > at || !good {
+            return false;
+        }
+        at = to;
+        if at >= end {
+            return true;
+        }
     }
-    Ok(())
+    false
 }
 
 /// Copies between memory that others may access at the same time.
@@ -252,6 +263,27 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
         assert!(populate(0, 8, false).is_err());
         assert!(populate(usize::MAX - 4, 64, false).is_err());
+    }
+
+    #[test]
+    fn memory_without_rights_is_found() {
+        let len = 2 * page_size();
+        let map = Mapping::anonymous(len).unwrap();
+        // SAFETY: our own mapping; its rights are taken away and nobody touches it.
+        assert_eq!(unsafe { libc::mprotect(map.as_ptr().cast(), len, libc::PROT_NONE) }, 0);
+        assert!(populate(map.as_ptr() as usize, len, false).is_err());
+        assert!(populate(map.as_ptr() as usize, len, true).is_err());
+    }
+
+    #[test]
+    fn mappings_side_by_side_cover_a_range() {
+        let maps =
+            "1000-3000 rw-p 0 0:0 0 a\n3000-4000 rw-s 0 0:0 0 b\n5000-6000 r--p 0 0:0 0 c\n6000-7000 ---p 0 0:0 0";
+        assert!(covered(maps, 0x1000, 0x4000, true) && covered(maps, 0x2000, 0x3000, true));
+        assert!(covered(maps, 0x5000, 0x6000, false) && !covered(maps, 0x5000, 0x6000, true));
+        for (start, end) in [(0x1000, 0x5000), (0, 0x2000), (0x5000, 0x7000), (0x6000, 0x7000), (0x7000, 0x8000)] {
+            assert!(!covered(maps, start, end, false), "{start:#x}");
+        }
     }
 
     #[test]

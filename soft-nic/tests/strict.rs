@@ -8,6 +8,7 @@ use common::child::run;
 use common::*;
 use efa_dp_direct::wire::CompStatus;
 use efa_dp_direct::wqe::Destination;
+use ferrogin_fabric::bindings as fi;
 
 /// Runs `body` on a card that talks to itself, in a process of its own, and looks for `line` on its standard error.
 fn rule(name: &str, line: &str, body: impl FnOnce(&mut End, Destination, &Buffer)) {
@@ -85,4 +86,29 @@ fn what_is_used_cannot_be_closed() {
     assert_eq!(close(rig.fabric), -16);
     a.close();
     rig.close();
+}
+
+/// Memory of a GPU is copied by the CUDA driver. Without one the registration says so; with one, bytes that are no GPU's
+/// are refused.
+#[test]
+fn memory_of_a_gpu_needs_a_driver() {
+    let errors = run("memory_of_a_gpu_needs_a_driver", &[], || {
+        let info = getinfo(|hints| hints.caps = fi::FI_RMA | fi::FI_HMEM).unwrap();
+        let rig = Rig::of(info);
+        let mut bytes = [0u64; 8];
+        let iov = fi::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 64 };
+        let rc = rig.register_attr(&fi::fi_mr_attr {
+            __bindgen_anon_1: fi::fi_mr_attr__bindgen_ty_1 { mr_iov: &raw const iov },
+            iov_count: 1,
+            access: ALL,
+            iface: fi::fi_hmem_iface::FI_HMEM_CUDA,
+            ..fi::fi_mr_attr::default()
+        });
+        assert!(matches!(rc, -22 | -95), "{rc}");
+        rig.close();
+    });
+    if let Some(errors) = errors {
+        let said = ["the CUDA driver cannot be loaded", "are not one allocation of GPU memory", "CUDA error"];
+        assert!(errors.contains("FI_HMEM_CUDA") && said.iter().any(|text| errors.contains(text)), "{errors}");
+    }
 }

@@ -138,6 +138,8 @@ pub(crate) struct Core {
     pub epoll: Epoll,
     /// Sends whose peer had no receive, and when they are tried again.
     pub unready: Vec<(u64, Token)>,
+    /// Bytes of a GPU on their way out.
+    pub staging: Vec<u8>,
     /// Kept back by faults; `None` when nothing ever is.
     pub holds: Option<Holds>,
     /// Microseconds that this process has been awake, as far as the engine saw.
@@ -186,6 +188,7 @@ impl Core {
             welcomes: Vec::new(),
             epoll,
             unready: Vec::new(),
+            staging: Vec::new(),
             holds,
             clock_us: 0,
             looked_at: Instant::now(),

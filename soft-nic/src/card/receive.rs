@@ -12,7 +12,7 @@ use super::counter::Event;
 use super::qp::{State, Token};
 use super::recv::NOT_READY;
 use super::request::{Local, MAX_RDMA_SIZE, Operation};
-use crate::memory;
+use crate::place::Place;
 use crate::wire::packet::{Acknowledgement, Header, Kind};
 
 /// Writes that one card can have begun: more than all its queues hold are not honest.
@@ -102,7 +102,7 @@ impl Core {
     }
 
     /// Whether the one who asks may, and where the memory is.
-    fn check_remote(&mut self, at: u32, header: &Header, write: bool) -> Result<(*mut u8, u16), CompStatus> {
+    fn check_remote(&mut self, at: u32, header: &Header, write: bool) -> Result<(Place, u16), CompStatus> {
         let known = self.connections.get(at).is_some_and(|c| c.known || matches!(c.link, Link::Loopback));
         let pd = self.addressed(header, if write { "write" } else { "read" })?;
         if !known {
@@ -144,11 +144,16 @@ impl Core {
             Some(status) => status,
             None => match self.check_remote(at, header, true) {
                 Ok((to, _)) => {
-                    let to = to.wrapping_add(header.offset as usize);
+                    let to = to.after(header.offset.into());
                     // SAFETY: `check_remote` found all `total` bytes of the request in one region, this piece lies
                     // within them, and the payload holds `len` bytes until the caller gives it back.
-                    unsafe { memory::copy(to, payload, header.len as usize) };
-                    OK
+                    match unsafe { to.write(payload, header.len as usize) } {
+                        Ok(()) => OK,
+                        Err(error) => {
+                            self.say(format_args!("a write cannot be done: {error}"));
+                            CompStatus::RemoteBadAddress.raw()
+                        }
+                    }
                 }
                 Err(status) => status.raw(),
             },
@@ -220,7 +225,14 @@ impl Core {
             let Local::Region { addr, lkey } = request.local else { return };
             match self.regions.local(pd, lkey, addr + u64::from(header.offset), header.len, true) {
                 // SAFETY: the region holds `len` bytes there, and the payload holds as many.
-                Ok(to) => unsafe { memory::copy(to, payload, header.len as usize) },
+                Ok(to) => match unsafe { to.write(payload, header.len as usize) } {
+                    Ok(()) => {}
+                    Err(error) => {
+                        self.say(format_args!("what a read brought cannot be written: {error}"));
+                        self.finish(token, CompStatus::LocalInvalidLkey.raw());
+                        return;
+                    }
+                },
                 Err(_) => {
                     self.finish(token, CompStatus::LocalInvalidLkey.raw());
                     return;

@@ -9,7 +9,6 @@ use super::core::Core;
 use super::counter::Event;
 use super::qp::Token;
 use super::request::MAX_SEND_SIZE;
-use crate::memory;
 use crate::wire::packet::{Header, Kind};
 
 /// Buffers that one receive may be made of.
@@ -125,7 +124,8 @@ impl Core {
                 .local(pd, buffer.lkey_ctrl.lkey(), buffer.addr(), len, true)
                 .map_err(|_| CompStatus::LocalInvalidLkey)?;
             // SAFETY: the region holds `len` bytes there, and the payload `header.len` of which `done` are behind us.
-            unsafe { memory::copy(to, payload.wrapping_add(done as usize), len as usize) };
+            unsafe { to.write(payload.wrapping_add(done as usize), len as usize) }
+                .map_err(|_| CompStatus::LocalInvalidLkey)?;
             done += len;
         }
         Ok(())

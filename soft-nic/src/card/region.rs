@@ -1,6 +1,7 @@
 //! Registered memory: which addresses a key opens, and for what.
 
 use crate::memory::Mapping;
+use crate::place::Place;
 use crate::random::Random;
 
 /// What a region may be used for. Reading it as the source of a request is always allowed, as on hardware.
@@ -22,15 +23,10 @@ pub(crate) struct Memory {
     /// Bytes.
     pub len: u64,
     /// Where the card finds the first byte.
-    pub at: *mut u8,
+    pub at: Place,
     /// The card's own mapping of a dma-buf.
     pub _map: Option<Mapping>,
 }
-
-// SAFETY is not at stake here: this is an address, followed only by `exec` under the card's lock.
-#[allow(unsafe_code)]
-// SAFETY: an address range and an owned mapping; neither is bound to a thread.
-unsafe impl Send for Memory {}
 
 /// One registration.
 #[derive(Debug)]
@@ -115,20 +111,20 @@ impl Regions {
     }
 
     /// Where `len` bytes at `addr` are that a request of `pd` names by `lkey`.
-    pub(crate) fn local(&self, pd: u32, lkey: u32, addr: u64, len: u32, write: bool) -> Result<*mut u8, AccessError> {
+    pub(crate) fn local(&self, pd: u32, lkey: u32, addr: u64, len: u32, write: bool) -> Result<Place, AccessError> {
         let region = self.find(lkey).filter(|r| r.lkey == lkey).ok_or(AccessError::Key)?;
         region.check(pd, addr, len, !write || region.access.local_write)
     }
 
     /// Where `len` bytes at `addr` are that a peer of `pd` names by `rkey`.
-    pub(crate) fn remote(&self, pd: u32, rkey: u32, addr: u64, len: u32, write: bool) -> Result<*mut u8, AccessError> {
+    pub(crate) fn remote(&self, pd: u32, rkey: u32, addr: u64, len: u32, write: bool) -> Result<Place, AccessError> {
         let region = self.find(rkey).filter(|r| r.rkey == rkey).ok_or(AccessError::Key)?;
         region.check(pd, addr, len, if write { region.access.remote_write } else { region.access.remote_read })
     }
 }
 
 impl Region {
-    fn check(&self, pd: u32, addr: u64, len: u32, allowed: bool) -> Result<*mut u8, AccessError> {
+    fn check(&self, pd: u32, addr: u64, len: u32, allowed: bool) -> Result<Place, AccessError> {
         if self.pd != pd {
             return Err(AccessError::Domain);
         }
@@ -137,7 +133,7 @@ impl Region {
         }
         let offset = addr.checked_sub(self.memory.base).ok_or(AccessError::Bounds)?;
         match offset.checked_add(u64::from(len)) {
-            Some(end) if end <= self.memory.len => Ok(self.memory.at.wrapping_add(offset as usize)),
+            Some(end) if end <= self.memory.len => Ok(self.memory.at.after(offset)),
             _ => Err(AccessError::Bounds),
         }
     }
@@ -150,7 +146,7 @@ mod tests {
     const ALL: Access = Access { local_write: true, remote_read: true, remote_write: true };
 
     fn memory(base: u64, len: u64) -> Memory {
-        Memory { base, len, at: base as *mut u8, _map: None }
+        Memory { base, len, at: Place::Host(base as *mut u8), _map: None }
     }
 
     #[test]
@@ -158,7 +154,7 @@ mod tests {
         let (mut regions, mut random) = (Regions::default(), Random::seeded(1));
         let keys = regions.insert(1, ALL, memory(0x1000, 100), &mut random).unwrap();
         assert!(keys.lkey < 1 << 24 && keys.lkey != 0 && keys.rkey != 0);
-        let found = |at: usize| Ok(at as *mut u8);
+        let found = |at: usize| Ok(Place::Host(at as *mut u8));
         assert_eq!(regions.local(1, keys.lkey, 0x1010, 84, true), found(0x1010));
         assert_eq!(regions.remote(1, keys.rkey, 0x1064, 0, true), found(0x1064), "empty, at the end");
         assert_eq!(regions.local(1, keys.lkey, 0x1010, 85, false), Err(AccessError::Bounds));

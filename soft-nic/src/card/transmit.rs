@@ -11,7 +11,7 @@ use super::core::Core;
 use super::counter::Event;
 use super::qp::Token;
 use super::request::{Local, MAX_SEND_SIZE, Operation};
-use crate::memory;
+use crate::place::Place;
 use crate::wire::message::{self, Payload};
 use crate::wire::packet::{Acknowledgement, HAS_IMM, Header, Kind};
 use crate::wire::ring;
@@ -152,9 +152,10 @@ impl Core {
                     payload = Payload::Bytes(&gathered[..header.len as usize]);
                 }
                 Local::Region { addr, lkey } => {
-                    match self.regions.local(pd, lkey, addr + u64::from(sent), header.len, false) {
-                        Ok(source) => payload = Payload::Memory(source),
-                        Err(_) => {
+                    let source = self.regions.local(pd, lkey, addr + u64::from(sent), header.len, false);
+                    match source.ok().and_then(|source| self.readable(source, header.len)) {
+                        Some(source) => payload = Payload::Memory(source),
+                        None => {
                             // Deregistered since the request was checked.
                             if sent > 0 {
                                 self.answer(at, Header::new(Kind::Abort, token.0));
@@ -189,10 +190,29 @@ impl Core {
             let Ok(source) = self.regions.local(pd, sge.lkey, sge.addr, sge.length, false) else { return false };
             let Some((room, behind)) = rest.split_at_mut_checked(sge.length as usize) else { return false };
             // SAFETY: the region holds `length` bytes there, and `room` as many.
-            unsafe { memory::copy(room.as_mut_ptr(), source, room.len()) };
+            if unsafe { source.read(room.as_mut_ptr(), room.len()) }.is_err() {
+                return false;
+            }
             rest = behind;
         }
         true
+    }
+
+    /// An address at which `len` bytes of a piece can be read until the next is looked for: of a GPU's a copy.
+    fn readable(&mut self, source: Place, len: u32) -> Option<*const u8> {
+        if let Place::Host(at) = source {
+            return Some(at);
+        }
+        self.staging.resize(MAX_PAYLOAD as usize, 0);
+        let room = self.staging.get_mut(..len as usize)?;
+        // SAFETY: the region holds `len` bytes there, and `room` as many.
+        match unsafe { source.read(room.as_mut_ptr(), room.len()) } {
+            Ok(()) => Some(room.as_ptr()),
+            Err(error) => {
+                self.say(format_args!("memory that is to be sent cannot be read: {error}"));
+                None
+            }
+        }
     }
 
     fn next_request(&mut self, at: u32) -> Sent {
@@ -212,7 +232,7 @@ impl Core {
             let (addr, len) = (asked.addr + u64::from(serving.sent), header.len);
             self.regions.remote(pd, asked.rkey, addr, len, false).ok()
         });
-        let payload = match source {
+        let payload = match source.and_then(|source| self.readable(source, header.len)) {
             Some(source) => Payload::Memory(source),
             None => {
                 // Closed or deregistered since the request was checked.

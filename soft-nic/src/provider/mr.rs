@@ -13,7 +13,10 @@ use super::library::version;
 use super::object::{Object, give, head, object, take_back};
 use super::unsupported;
 use crate::card::region::{Access, Keys, Memory};
+use crate::cuda::{CudaError, Driver};
+use crate::log;
 use crate::memory::{self, Mapping};
+use crate::place::Place;
 
 #[repr(C)]
 pub(super) struct Mr {
@@ -134,18 +137,24 @@ pub(super) unsafe extern "C" fn regattr(
             if which.is_null() || count != 1 {
                 return Err(Code::INVAL);
             }
+            let mut on_gpu = false;
             if domain.caps & fi::FI_HMEM != 0 && domain.api_version() >= version(1, 9) {
                 let iface = attr.wrapping_byte_add(offset_of!(fi::fi_mr_attr, iface));
                 // SAFETY: applications of this version have the field.
                 let iface = unsafe { iface.cast::<fi::fi_hmem_iface::Type>().read_unaligned() };
-                if iface != fi::fi_hmem_iface::FI_HMEM_SYSTEM {
-                    // Device memory comes as a dma-buf.
-                    return Err(Code::UNSUPPORTED);
-                }
+                on_gpu = match iface {
+                    fi::fi_hmem_iface::FI_HMEM_SYSTEM => false,
+                    fi::fi_hmem_iface::FI_HMEM_CUDA => true,
+                    _ => return Err(Code::UNSUPPORTED),
+                };
             }
             // SAFETY: one iovec, by the interface.
             let iov = unsafe { *which.cast::<fi::iovec>() };
-            by_address(iov.iov_base as usize, iov.iov_len, access)?
+            if on_gpu {
+                by_gpu_address(iov.iov_base as u64, iov.iov_len)?
+            } else {
+                by_address(iov.iov_base as usize, iov.iov_len, access)?
+            }
         };
         // SAFETY: `out` is the application's.
         unsafe { register(domain, memory, access, context, out) }
@@ -168,7 +177,21 @@ fn by_address(addr: usize, len: usize, access: Access) -> Result<Memory, Code> {
         return Err(Code::INVAL);
     }
     memory::populate(addr, len, access.local_write)?;
-    Ok(Memory { base: addr as u64, len: len as u64, at: addr as *mut u8, _map: None })
+    Ok(Memory { base: addr as u64, len: len as u64, at: Place::Host(addr as *mut u8), _map: None })
+}
+
+/// Memory of a GPU, which the CUDA driver copies.
+fn by_gpu_address(addr: u64, len: usize) -> Result<Memory, Code> {
+    if len == 0 {
+        return Err(Code::INVAL);
+    }
+    match Driver::get().and_then(|driver| driver.owner(addr, len)) {
+        Ok(device) => Ok(Memory { base: addr, len: len as u64, at: Place::Cuda(device, addr), _map: None }),
+        Err(error) => {
+            log::line(format_args!("softefa: fi_mr_regattr with FI_HMEM_CUDA: {error}"));
+            Err(if matches!(error, CudaError::Range { .. }) { Code::INVAL } else { Code::UNSUPPORTED })
+        }
+    }
 }
 
 fn by_dmabuf(dmabuf: &fi::fi_mr_dmabuf) -> Result<Memory, Code> {
@@ -179,7 +202,7 @@ fn by_dmabuf(dmabuf: &fi::fi_mr_dmabuf) -> Result<Memory, Code> {
     let fd = unsafe { BorrowedFd::borrow_raw(dmabuf.fd) };
     let map = Mapping::shared(fd, dmabuf.offset, dmabuf.len)?;
     let base = (dmabuf.base_addr as u64).wrapping_add(dmabuf.offset);
-    Ok(Memory { base, len: dmabuf.len as u64, at: map.as_ptr(), _map: Some(map) })
+    Ok(Memory { base, len: dmabuf.len as u64, at: Place::Host(map.as_ptr()), _map: Some(map) })
 }
 
 /// # Safety

@@ -121,6 +121,17 @@ impl Rig {
         if rc == 0 { Ok(Region::of(mr, self)) } else { Err(rc) }
     }
 
+    /// `fi_mr_regattr`; what is registered is closed at once.
+    pub fn register_attr(&self, attr: &fi::fi_mr_attr) -> i32 {
+        let mut mr = ptr::null_mut();
+        let reg = unsafe { (*(*self.domain).mr).regattr.unwrap() };
+        let rc = unsafe { reg(self.domain.cast(), attr, 0, &raw mut mr) };
+        if rc == 0 {
+            assert_eq!(close(mr), 0);
+        }
+        rc
+    }
+
     pub fn buffer(&self, len: usize) -> Buffer {
         let words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
         let at: *mut u8 = Box::into_raw(words).cast();

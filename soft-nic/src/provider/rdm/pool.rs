@@ -6,6 +6,7 @@ use crate::card::Card;
 use crate::card::region::{Access, Keys, Memory};
 use crate::card::request::MAX_SEND_SIZE;
 use crate::memory::Mapping;
+use crate::place::Place;
 
 /// Bytes of a buffer: a packet, on cache lines of its own.
 pub(super) const BUFFER_LEN: usize = (MAX_SEND_SIZE as usize).next_multiple_of(64);
@@ -22,7 +23,7 @@ pub(super) struct Pool {
 pub(super) fn register(card: &Card, pd: u32, at: *mut u8, len: usize, access: Access) -> Result<Keys, Code> {
     let mut core = card.lock();
     let crate::card::Core { regions, random, .. } = &mut *core;
-    let memory = Memory { base: at as u64, len: len as u64, at, _map: None };
+    let memory = Memory { base: at as u64, len: len as u64, at: Place::Host(at), _map: None };
     regions.insert(pd, access, memory, random).ok_or(Code::NOMEM)
 }
 

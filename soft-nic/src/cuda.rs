@@ -1,0 +1,258 @@
+//! Memory of a GPU, by address: the CUDA driver copies to and from it. The driver is loaded when such memory is first
+//! registered; without one that fails and says so.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use libloading::Library;
+
+/// Why GPU memory cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum CudaError {
+    #[error("the CUDA driver cannot be loaded ({0}): is it installed?")]
+    Absent(String),
+    #[error("the CUDA driver has no {0}: it is too old")]
+    Missing(&'static str),
+    #[error("{call}: CUDA error {code} ({text})")]
+    Failed { call: &'static str, code: c_int, text: String },
+    #[error("{len} bytes at {addr:#x} are not one allocation of GPU memory")]
+    Range { addr: u64, len: usize },
+}
+
+type Context = *mut c_void;
+type Stream = *mut c_void;
+
+/// Entries of the driver. Types by cuda.h, releases 11 to 13.
+struct Entries {
+    init: unsafe extern "C" fn(u32) -> c_int,
+    text: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+    attribute: unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int,
+    device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+    retain: unsafe extern "C" fn(*mut Context, c_int) -> c_int,
+    push: unsafe extern "C" fn(Context) -> c_int,
+    pop: unsafe extern "C" fn(*mut Context) -> c_int,
+    stream: unsafe extern "C" fn(*mut Stream, u32) -> c_int,
+    to_device: unsafe extern "C" fn(u64, *const c_void, usize, Stream) -> c_int,
+    from_device: unsafe extern "C" fn(*mut c_void, u64, usize, Stream) -> c_int,
+    synchronize: unsafe extern "C" fn(Stream) -> c_int,
+}
+
+/// `CU_POINTER_ATTRIBUTE_*`.
+const DEVICE_ORDINAL: c_int = 9;
+const RANGE_START: c_int = 11;
+const RANGE_SIZE: c_int = 12;
+/// A stream that waits for no other: a kernel of the default stream may spin until the card has copied.
+const NON_BLOCKING: u32 = 1;
+
+/// The loaded driver.
+pub(crate) struct Driver {
+    entries: Entries,
+    /// Primary context and own stream of each device in use, by ordinal.
+    devices: Mutex<Vec<Option<Device>>>,
+    _library: Library,
+}
+
+#[derive(Clone, Copy)]
+struct Device {
+    context: Context,
+    stream: Stream,
+}
+
+// SAFETY: handles of the driver, which any thread may use.
+unsafe impl Send for Device {}
+
+impl Driver {
+    /// The driver of this process, loaded on first use.
+    ///
+    /// # Errors
+    /// There is none; it stays so.
+    pub(crate) fn get() -> Result<&'static Self, CudaError> {
+        static DRIVER: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
+        DRIVER.get_or_init(|| Self::load("libcuda.so.1")).as_ref().map_err(Clone::clone)
+    }
+
+    fn load(name: &str) -> Result<Self, CudaError> {
+        // SAFETY: the driver's library initialises nothing but itself.
+        let library = unsafe { Library::new(name) }.map_err(|error| CudaError::Absent(error.to_string()))?;
+        macro_rules! entry {
+            ($name:literal) => {{
+                // SAFETY: the type of the field is that of the driver's function, by its header.
+                let symbol = unsafe { library.get(concat!($name, "\0").as_bytes()) };
+                *symbol.map_err(|_| CudaError::Missing($name))?
+            }};
+        }
+        let entries = Entries {
+            init: entry!("cuInit"),
+            text: entry!("cuGetErrorString"),
+            attribute: entry!("cuPointerGetAttribute"),
+            device: entry!("cuDeviceGet"),
+            retain: entry!("cuDevicePrimaryCtxRetain"),
+            push: entry!("cuCtxPushCurrent_v2"),
+            pop: entry!("cuCtxPopCurrent_v2"),
+            stream: entry!("cuStreamCreate"),
+            to_device: entry!("cuMemcpyHtoDAsync_v2"),
+            from_device: entry!("cuMemcpyDtoHAsync_v2"),
+            synchronize: entry!("cuStreamSynchronize"),
+        };
+        let driver = Self { entries, devices: Mutex::default(), _library: library };
+        // SAFETY: the first call of the driver; may be repeated.
+        driver.check("cuInit", unsafe { (driver.entries.init)(0) })?;
+        Ok(driver)
+    }
+
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), CudaError> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut text = ptr::null();
+        // SAFETY: `text` is written with a constant of the driver or null.
+        unsafe { (self.entries.text)(code, &raw mut text) };
+        let text = if text.is_null() {
+            "unknown".to_owned()
+        } else {
+            // SAFETY: a terminated constant.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        Err(CudaError::Failed { call, code, text })
+    }
+
+    /// The device whose memory lies at `addr`, for `len` bytes of one allocation.
+    ///
+    /// # Errors
+    /// It is not memory of a GPU, or not so much.
+    pub(crate) fn owner(&self, addr: u64, len: usize) -> Result<u32, CudaError> {
+        let range = CudaError::Range { addr, len };
+        let (mut ordinal, mut start, mut size) = (0 as c_int, 0u64, 0usize);
+        for (attribute, to) in [
+            (DEVICE_ORDINAL, (&raw mut ordinal).cast::<c_void>()),
+            (RANGE_START, (&raw mut start).cast()),
+            (RANGE_SIZE, (&raw mut size).cast()),
+        ] {
+            // SAFETY: each attribute has the type that `to` points to, by the driver's header.
+            if unsafe { (self.entries.attribute)(to, attribute, addr) } != 0 {
+                return Err(range);
+            }
+        }
+        let inside = addr.checked_sub(start).and_then(|skip| skip.checked_add(len as u64));
+        if inside.is_none_or(|end| end > size as u64) {
+            return Err(range);
+        }
+        let ordinal = u32::try_from(ordinal).map_err(|_| range)?;
+        self.device(ordinal)?;
+        Ok(ordinal)
+    }
+
+    fn device(&self, ordinal: u32) -> Result<Device, CudaError> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = ordinal as usize;
+        if let Some(device) = devices.get(at).copied().flatten() {
+            return Ok(device);
+        }
+        let (mut number, mut context, mut stream) = (0, ptr::null_mut(), ptr::null_mut());
+        // SAFETY: `number` is written on success.
+        self.check("cuDeviceGet", unsafe { (self.entries.device)(&raw mut number, ordinal as c_int) })?;
+        // SAFETY: `context` is written on success. It is kept until the process ends, as the library is.
+        let code = unsafe { (self.entries.retain)(&raw mut context, number) };
+        self.check("cuDevicePrimaryCtxRetain", code)?;
+        self.within(context, || {
+            // SAFETY: the context is current; `stream` is written on success.
+            self.check("cuStreamCreate", unsafe { (self.entries.stream)(&raw mut stream, NON_BLOCKING) })
+        })?;
+        let device = Device { context, stream };
+        if devices.len() <= at {
+            devices.resize(at + 1, None);
+        }
+        devices[at] = Some(device);
+        Ok(device)
+    }
+
+    /// Does something with `context` current, and leaves this thread as it was.
+    fn within(&self, context: Context, act: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
+        // SAFETY: a context that is retained.
+        self.check("cuCtxPushCurrent", unsafe { (self.entries.push)(context) })?;
+        let result = act();
+        let mut popped = ptr::null_mut();
+        // SAFETY: what was pushed above.
+        let code = unsafe { (self.entries.pop)(&raw mut popped) };
+        result.and(self.check("cuCtxPopCurrent", code))
+    }
+
+    /// Copies to GPU memory; the bytes are there on return.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// `from` is readable and `to` is memory of the device, for `len` bytes.
+    pub(crate) unsafe fn write(&self, ordinal: u32, to: u64, from: *const u8, len: usize) -> Result<(), CudaError> {
+        let Device { context, stream } = self.device(ordinal)?;
+        self.within(context, || {
+            // SAFETY: by this function's contract.
+            let code = unsafe { (self.entries.to_device)(to, from.cast(), len, stream) };
+            self.check("cuMemcpyHtoDAsync", code)?;
+            // SAFETY: our own stream.
+            self.check("cuStreamSynchronize", unsafe { (self.entries.synchronize)(stream) })
+        })
+    }
+
+    /// Copies from GPU memory; the bytes are there on return.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// `to` is writable and `from` is memory of the device, for `len` bytes.
+    pub(crate) unsafe fn read(&self, ordinal: u32, to: *mut u8, from: u64, len: usize) -> Result<(), CudaError> {
+        let Device { context, stream } = self.device(ordinal)?;
+        self.within(context, || {
+            // SAFETY: by this function's contract.
+            let code = unsafe { (self.entries.from_device)(to.cast(), from, len, stream) };
+            self.check("cuMemcpyDtoHAsync", code)?;
+            // SAFETY: our own stream.
+            self.check("cuStreamSynchronize", unsafe { (self.entries.synchronize)(stream) })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_it_is_said() {
+        let error = Driver::load("libcuda-that-is-not-there.so").map(drop).unwrap_err();
+        assert!(error.to_string().contains("cannot be loaded") && error.to_string().contains("installed?"), "{error}");
+        let error = Driver::load("libm.so.6").map(drop).unwrap_err();
+        assert_eq!(error, CudaError::Missing("cuInit"));
+    }
+
+    #[test]
+    fn bytes_go_to_a_gpu_and_back() {
+        let driver = match Driver::get() {
+            Ok(driver) => driver,
+            Err(error) => {
+                println!("SKIP bytes_go_to_a_gpu_and_back: {error}");
+                return;
+            }
+        };
+        let host = [7u8; 64];
+        assert!(driver.owner(host.as_ptr() as u64, 64).is_err(), "host memory is no GPU's");
+        let device = driver.device(0).unwrap();
+        // SAFETY: the types are those of the driver's header.
+        let alloc: libloading::Symbol<'_, unsafe extern "C" fn(*mut u64, usize) -> c_int> =
+            unsafe { driver._library.get(b"cuMemAlloc_v2\0") }.unwrap();
+        let mut at = 0;
+        // SAFETY: the context is current; `at` is written on success.
+        driver.within(device.context, || driver.check("cuMemAlloc", unsafe { alloc(&raw mut at, 64) })).unwrap();
+        assert_eq!(driver.owner(at, 64), Ok(0));
+        assert!(driver.owner(at, 1 << 40).is_err());
+        let mut back = [0u8; 64];
+        // SAFETY: 64 bytes of the device and of both arrays.
+        unsafe { driver.write(0, at, host.as_ptr(), 64) }.unwrap();
+        // SAFETY: as above.
+        unsafe { driver.read(0, back.as_mut_ptr(), at, 64) }.unwrap();
+        assert_eq!(host, back);
+    }
+}
