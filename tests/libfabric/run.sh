@@ -1,0 +1,202 @@
+#!/usr/bin/env bash
+# Runs programs that know nothing of this repository on the provider softefa: run.sh [DIST]
+#
+# DIST (default: dist) holds libsoftefa-fi.so. With each libfabric that there is (the system's; another one, which
+# scripts/fetch-libfabric-alt.sh fetches) and over each wire: fi_info, fi_pingpong with data checked, and the clients of
+# this directory, also on cards with faults. With FABTESTS_DIR, a directory of programs of libfabric's fabtests (fi_rdm,
+# fi_rma_bw, ...), those too, as many of the list below as it holds. One line for each, and a last one with the counts;
+# status 1 when one failed. What is not there is said and counted as skipped.
+#
+#   FERROGIN_LIBFABRIC_ALT=FILE   another libfabric.so.1 than the one that is fetched
+#   LIBFABRIC_WIRES="shm tcp"     other wires
+#   LIBFABRIC_FAULTS="..."        other faults than the list below, separated by blanks
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+dist=${1:-$root/dist}
+wires=${LIBFABRIC_WIRES:-shm tcp}
+faults=${LIBFABRIC_FAULTS:-seed=3,reorder=16 seed=5,reread=0.3,delay_us=0..300 max_batch=2,sq_size=16}
+passed=0 failed=0 skipped=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unset FI_PROVIDER SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE
+
+pass() {
+    echo "PASS $1"
+    passed=$((passed + 1))
+}
+
+# fail NAME FILE...: with the ends of what was written to the files.
+fail() {
+    echo "FAIL $1"
+    failed=$((failed + 1))
+    shift
+    tail -n 5 "$@" /dev/null | sed 's/^/    /'
+}
+
+skip() {
+    echo "SKIP $1"
+    skipped=$((skipped + 1))
+}
+
+finish() {
+    echo "libfabric: $passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+if [ ! -f "$dist/libsoftefa-fi.so" ]; then
+    echo "FAIL libfabric programs: $dist has no libsoftefa-fi.so; run make build first"
+    failed=1
+    finish
+fi
+export FI_PROVIDER_PATH=$dist
+
+# Somebody listens on this TCP port.
+listens() {
+    local hex
+    hex=$(printf ':%04X' "$1")
+    awk -v port="$hex" '$4 == "0A" && index($2, port) { found = 1 } END { exit !found }' /proc/net/tcp /proc/net/tcp6 2>/dev/null
+}
+
+next_port=$((21000 + $$ % 20000))
+
+# two NAME SERVER-OPTION CLIENT-OPTION PROGRAM ARGS...: a server and a client; the options get the port appended.
+two() {
+    local name=$1 server_option=$2 client_option=$3 server tries status
+    shift 3
+    while listens "$next_port"; do next_port=$((next_port + 1)); done
+    timeout 90 "$@" "$server_option$next_port" >"$work/server" 2>&1 &
+    server=$!
+    for tries in $(seq 200); do
+        listens "$next_port" && break
+        kill -0 "$server" 2>/dev/null || break
+        sleep 0.05
+    done
+    timeout 90 "$@" "$client_option$next_port" 127.0.0.1 >"$work/client" 2>&1
+    status=$?
+    wait "$server" || status=$?
+    next_port=$((next_port + 1))
+    if [ "$status" -eq 0 ]; then pass "$name"; else fail "$name: status $status" "$work/server" "$work/client"; fi
+}
+
+# clients NAME: those of this directory, each a line of their own.
+clients() {
+    local line status
+    timeout 600 "$work/clients" >"$work/out" 2>"$work/err"
+    status=$?
+    while IFS= read -r line; do
+        case $line in
+        "PASS "*) pass "$1: ${line#PASS }" ;;
+        *) fail "$1: ${line#FAIL }" "$work/err" ;;
+        esac
+    done <"$work/out"
+    [ -s "$work/out" ] || fail "$1: status $status" "$work/err"
+}
+
+# Programs of fabtests, with what they are told. -E exchanges addresses beside the fabric, as real EFA needs it too.
+fabtests() {
+    cat <<'LIST'
+fi_rdm
+fi_rdm_pingpong -v -I 50
+fi_rdm_pingpong -v -I 20 -c sread
+fi_rdm_pingpong -v -I 20 -c fd
+fi_rdm_pingpong -v -I 20 -U
+fi_rdm_pingpong -I 20 -t counter
+fi_rdm_tagged_pingpong -v -I 50
+fi_rdm_tagged_bw -I 100
+fi_rdm_tagged_peek
+fi_rdm_cntr_pingpong -I 50
+fi_rdm_rma_event
+fi_rma_bw -o write -v -I 20
+fi_rma_bw -o writedata -v -I 20
+fi_rma_bw -o read -I 20
+fi_rma_bw -o write -I 20 -t counter
+fi_rma_pingpong -o write -v -I 20
+fi_rma_pingpong -o writedata -v -I 20
+fi_rdm_rma_simple
+fi_bw -I 100
+fi_cq_data
+fi_unexpected_msg -I 5
+fi_multi_recv
+fi_multi_ep
+fi_recv_cancel
+fi_rdm_multi_client -C 3
+fi_av_xfer
+fi_resmgmt_test
+LIST
+}
+
+run_fabtests() {
+    local name=$1 program args line unit found=0
+    while read -r -u 3 program args; do
+        [ -x "$FABTESTS_DIR/$program" ] || continue
+        found=1
+        # shellcheck disable=SC2086 # the arguments are several words
+        two "$name: $program $args" -E= -E= "$FABTESTS_DIR/$program" -p softefa $args
+    done 3< <(fabtests)
+    for unit in getinfo_test mr_test cntr_test cq_test dom_test eq_test; do
+        [ -x "$FABTESTS_DIR/fi_$unit" ] || continue
+        found=1
+        if timeout 120 "$FABTESTS_DIR/fi_$unit" -p softefa >"$work/out" 2>&1; then
+            pass "$name: fi_$unit"
+        else
+            grep -v 'PASS' "$work/out" >"$work/err"
+            fail "$name: fi_$unit" "$work/err"
+        fi
+    done
+    [ "$found" -eq 1 ] || skip "$name: fabtests: $FABTESTS_DIR holds none of the programs"
+}
+
+# Everything with the libfabric that the environment leads to.
+with_libfabric() {
+    local label=$1 wire fault
+    for wire in $wires; do
+        export SOFTEFA_WIRE=$wire
+        if [ "$have_tools" -eq 1 ]; then
+            if fi_info -p softefa >"$work/out" 2>&1 && grep -q 'fabric: efa-direct' "$work/out"; then
+                pass "$label $wire: fi_info"
+            else
+                fail "$label $wire: fi_info" "$work/out"
+            fi
+            two "$label $wire: fi_pingpong" -B -P fi_pingpong -p softefa -e rdm -c
+            two "$label $wire: fi_pingpong, tagged" -B -P fi_pingpong -p softefa -e rdm -c -m tagged
+        fi
+        if [ "$have_clients" -eq 1 ]; then
+            clients "$label $wire"
+            for fault in $faults; do
+                SOFTEFA_FAULTS=$fault clients "$label $wire $fault"
+            done
+        fi
+        [ -z "${FABTESTS_DIR:-}" ] || run_fabtests "$label $wire"
+    done
+    unset SOFTEFA_WIRE
+}
+
+have_tools=1 have_clients=1
+if ! command -v fi_info >/dev/null || ! command -v fi_pingpong >/dev/null; then
+    skip "fi_info and fi_pingpong: not installed (Debian: libfabric-bin)"
+    have_tools=0
+fi
+if ! command -v "${CC:-cc}" >/dev/null; then
+    skip "clients in C: no C compiler"
+    have_clients=0
+elif ! echo '#include <rdma/fabric.h>' | "${CC:-cc}" -E - >/dev/null 2>&1; then
+    skip "clients in C: no headers of libfabric (Debian: libfabric-dev)"
+    have_clients=0
+elif ! "${CC:-cc}" -std=gnu11 -O1 -Wall -Wextra -Werror -o "$work/clients" "$here"/*.c -lfabric -lpthread 2>"$work/err"; then
+    fail "clients in C: they do not compile" "$work/err"
+    have_clients=0
+fi
+[ -n "${FABTESTS_DIR:-}" ] || skip "libfabric's own tests: set FABTESTS_DIR to a directory with programs of fabtests (see tests/libfabric/README.md)"
+
+with_libfabric "system"
+if other=${FERROGIN_LIBFABRIC_ALT:-$("$root/scripts/fetch-libfabric-alt.sh" 2>"$work/err")} && [ -f "$other" ]; then
+    export LD_LIBRARY_PATH=${other%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    faults=
+    with_libfabric "other"
+else
+    skip "programs on a second libfabric: $(tail -n 1 "$work/err")"
+fi
+finish

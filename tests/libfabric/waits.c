@@ -1,0 +1,90 @@
+// Waiting for completions without looking.
+#include "pair.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+static char buffer[1 << 17];
+
+static struct fid_mr *open_registered(struct pair *pair, const char *fabric, enum fi_wait_obj wait) {
+  struct wish wish = {fabric, FI_MSG, FI_CQ_FORMAT_MSG, wait, 0, 0};
+  pair_open(pair, &wish);
+  return pair_register(pair, buffer, sizeof buffer, FI_SEND | FI_RECV);
+}
+
+static void nap(void) { nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL); }
+
+static void *interrupt(void *cq) {
+  nap();
+  fi_cq_signal(cq);
+  return NULL;
+}
+
+void test_sread(void) {
+  struct pair pair;
+  struct fid_mr *mr = open_registered(&pair, "efa", FI_WAIT_UNSPEC);
+  struct fi_cq_msg_entry entry;
+  CHECK(fi_cq_sread(pair.rx, &entry, 1, NULL, 20) == -FI_EAGAIN, "nothing comes");
+  pthread_t thread;
+  CHECK(!pthread_create(&thread, NULL, interrupt, pair.rx), "no thread");
+  CHECK(fi_cq_sread(pair.rx, &entry, 1, NULL, 20000) == -FI_EAGAIN, "somebody called");
+  pthread_join(thread, NULL);
+  int fd;
+  CHECK(fi_control(&pair.rx->fid, FI_GETWAIT, &fd) < 0, "there is no descriptor to give");
+  for (int i = 0; i < 20; i++) {
+    size_t len = i % 2 ? sizeof buffer : 16;
+    if ((i + pair_rank) % 2) {
+      if (i < 4) nap();
+      POST(&pair, fi_send(pair.ep, buffer, len, NULL, pair.peer, NULL));
+      CHECK(fi_cq_sread(pair.tx, &entry, 1, NULL, -1) == 1, "the send");
+    } else {
+      POST(&pair, fi_recv(pair.ep, buffer, sizeof buffer, NULL, FI_ADDR_UNSPEC, NULL));
+      CHECK(fi_cq_sread(pair.rx, &entry, 1, NULL, 30000) == 1 && entry.len == len, "message %d", i);
+    }
+  }
+  OK(fi_close(&mr->fid));
+  pair_close(&pair);
+}
+
+// As fi_trywait(3) tells applications to wait.
+static struct fi_cq_msg_entry wait_on(struct pair *pair, struct fid_cq *cq) {
+  struct fi_cq_msg_entry entry;
+  int fd;
+  OK(fi_control(&cq->fid, FI_GETWAIT, &fd));
+  for (;;) {
+    ssize_t rc = fi_cq_read(cq, &entry, 1);
+    if (rc == 1) return entry;
+    CHECK(rc == -FI_EAGAIN, "fi_cq_read gave %zd", rc);
+    struct fid *fids[1] = {&cq->fid};
+    int may = fi_trywait(pair->fabric, fids, 1);
+    CHECK(may == 0 || may == -FI_EAGAIN, "fi_trywait gave %d", may);
+    if (may) continue;
+    struct pollfd polled = {fd, POLLIN, 0};
+    CHECK(poll(&polled, 1, 30000) == 1, "nothing rang for half a minute");
+  }
+}
+
+static void by_descriptor(const char *fabric) {
+  struct pair pair;
+  struct fid_mr *mr = open_registered(&pair, fabric, FI_WAIT_FD);
+  void *desc = fi_mr_desc(mr);
+  size_t room = strcmp(fabric, "efa") ? 8928 : sizeof buffer;
+  for (int i = 0; i < 40; i++) {
+    size_t len = i % 2 ? room : 16;
+    if ((i + pair_rank) % 2) {
+      if (i < 4) nap();
+      POST(&pair, fi_send(pair.ep, buffer, len, desc, pair.peer, NULL));
+      wait_on(&pair, pair.tx);
+    } else {
+      POST(&pair, fi_recv(pair.ep, buffer, room, desc, FI_ADDR_UNSPEC, NULL));
+      CHECK(wait_on(&pair, pair.rx).len == len, "message %d", i);
+    }
+  }
+  OK(fi_close(&mr->fid));
+  pair_close(&pair);
+}
+
+void test_wait_fd(void) { by_descriptor("efa"); }
+void test_direct_wait_fd(void) { by_descriptor("efa-direct"); }
