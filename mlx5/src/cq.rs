@@ -19,7 +19,7 @@ pub use slots::{Entry, Slots};
 
 use crate::device::Handle;
 use crate::mmio::{ArmRegister, Record};
-use crate::wire::{Cqe, CqeOpcode, ErrCqe, MAX_24_BITS, MAX_MINIS, MiniCqe, OpOwn, Syndrome};
+use crate::wire::{Cqe, CqeFormat, CqeOpcode, ErrCqe, MAX_24_BITS, MAX_MINIS, MiniCqe, OpOwn, Syndrome};
 use slots::{Shown, Slot};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -148,11 +148,6 @@ pub enum Arm {
 const ARM_SOLICITED: u32 = 1 << 24;
 const ARM_NUMBER_SHIFT: u32 = 28;
 
-/// The first of the codes that are no good completions: [`CqeOpcode::ReqErr`], `RespErr` and `Invalid`.
-const FIRST_BAD: u8 = CqeOpcode::ReqErr.code() << 4;
-/// Format bits of a compressed completion.
-const COMPRESSED: u8 = 0x0c;
-
 /// One completion on its way to the caller.
 enum Seen {
     Good(Slot),
@@ -207,7 +202,7 @@ impl CompletionQueue {
                 self.consumer = self.consumer.wrapping_add(1);
                 return Ok(Polled::Done(Entry::new(at)));
             }
-        } else if matches!(look_plain(at, lap), Look::Regular) {
+        } else if matches!(look_plain(at, lap & 1), Look::Regular) {
             self.consumer = self.consumer.wrapping_add(1);
             return Ok(Polled::Done(Entry::new(at)));
         }
@@ -282,13 +277,13 @@ impl CompletionQueue {
     fn run_plain(&mut self, max: u32, mut each: impl FnMut(Seen)) -> u32 {
         let mut left = max;
         while left != 0 {
-            let lap = self.slots.lap(self.consumer) as u8;
+            let owner = self.slots.lap(self.consumer) as u8 & 1;
             let stretch = self.in_this_lap(left);
             let first = self.slots.slot(self.consumer);
             let end = first.after(stretch);
             let mut at = first;
             while at != end {
-                match look_plain(at, lap) {
+                match look_plain(at, owner) {
                     Look::Regular => each(Seen::Good(at)),
                     Look::Bad => each(Seen::Bad(at)),
                     Look::Empty | Look::Block => break,
@@ -366,9 +361,7 @@ impl CompletionQueue {
         self.minis = at.minis();
         self.left = minis;
         self.block = minis;
-        for covered in 1..minis {
-            self.slots.stamp(self.consumer.wrapping_add(covered));
-        }
+        self.slots.stamp(self.consumer.wrapping_add(1), minis - 1);
         true
     }
 
@@ -412,41 +405,46 @@ impl CompletionQueue {
 }
 
 /// What a slot holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 enum Look {
-    Empty,
     Regular,
+    Empty,
     Block,
     Bad,
 }
 
+/// By `op_own`, what a valid slot holds. One look-up takes the place of three comparisons.
+const fn looks(compressed: bool) -> [Look; 256] {
+    let mut looks = [Look::Regular; 256];
+    let mut op_own = 0;
+    while op_own < looks.len() {
+        looks[op_own] = match OpOwn(op_own as u8).opcode() {
+            // Without compression the table is asked with the owner bit turned: set means not ours.
+            _ if !compressed && op_own & 1 != 0 => Look::Empty,
+            _ if compressed && matches!(OpOwn(op_own as u8).format(), CqeFormat::Compressed) => Look::Block,
+            CqeOpcode::Invalid => Look::Empty,
+            CqeOpcode::ReqErr | CqeOpcode::RespErr => Look::Bad,
+            _ => Look::Regular,
+        };
+        op_own += 1;
+    }
+    looks
+}
+
+static PLAIN: [Look; 256] = looks(false);
+static COMPRESSED: [Look; 256] = looks(true);
+
+/// `owner` is the owner bit that a slot of ours has.
 #[inline(always)]
-fn look_plain(at: Slot, lap: u8) -> Look {
-    let op_own = at.op_own();
-    if (op_own ^ lap) & 1 != 0 { Look::Empty } else { good_or_bad(op_own) }
+fn look_plain(at: Slot, owner: u8) -> Look {
+    PLAIN[(at.op_own() ^ owner) as usize]
 }
 
 #[inline(always)]
 fn look_compressed(at: Slot, lap: u8) -> Look {
     let tail = at.tail();
-    let op_own = (tail >> 8) as u8;
-    if tail as u8 != lap {
-        Look::Empty
-    } else if op_own & COMPRESSED == COMPRESSED {
-        Look::Block
-    } else {
-        good_or_bad(op_own)
-    }
-}
-
-#[inline(always)]
-fn good_or_bad(op_own: u8) -> Look {
-    if op_own < FIRST_BAD {
-        Look::Regular
-    } else if OpOwn(op_own).opcode() == CqeOpcode::Invalid {
-        Look::Empty
-    } else {
-        Look::Bad
-    }
+    if tail as u8 == lap { COMPRESSED[(tail >> 8) as usize] } else { Look::Empty }
 }
 
 #[cold]

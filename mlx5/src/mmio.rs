@@ -96,11 +96,17 @@ unsafe impl Send for Register {}
 impl Register {
     /// A register.
     ///
+    /// # Panics
+    /// If `buf_size` is not 0 or a power of two of at least 64, or `register` not aligned to twice that, at least to 8.
+    ///
     /// # Safety
     /// `register` is mapped writable for twice `buf_size` bytes, at least 8, while the value lives, and no other queue uses
-    /// it. `buf_size` is 0 or a power of two of at least 64; `register` is aligned to twice that, at least to 8.
-    pub const unsafe fn new(parts: RegisterParts) -> Self {
+    /// it.
+    pub unsafe fn new(parts: RegisterParts) -> Self {
         let buf_size = parts.buf_size as usize;
+        let legal = buf_size == 0 || buf_size.is_power_of_two() && buf_size >= crate::wire::BLOCK;
+        let aligned = parts.register.addr().get().is_multiple_of((2 * buf_size).max(align_of::<u64>()));
+        assert!(legal && aligned, "a doorbell register of {buf_size} bytes at {:p}", parts.register);
         let copied = match parts.blueflame {
             BlueFlame::Never => [0, 0],
             BlueFlame::Inline => [0, buf_size],
@@ -109,10 +115,10 @@ impl Register {
         Self { at: parts.register.as_ptr(), buf_size, copied }
     }
 
-    /// Whether a single request of `ds` segments is copied whole.
+    /// Whether a single request of so many blocks is copied whole.
     #[inline(always)]
-    pub fn copies(&self, ds: u8, inline: bool) -> bool {
-        ds > 1 && ds as usize * 16 <= self.copied[inline as usize]
+    pub fn copies(&self, blocks: u32, inline: bool) -> bool {
+        blocks as usize * crate::wire::BLOCK <= self.copied[inline as usize]
     }
 
     /// Writes the first 8 bytes of a request, given as they lie in memory.

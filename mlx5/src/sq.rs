@@ -348,7 +348,7 @@ impl<T> SendQueue<T> {
         let Constant { head, always } = core.constant;
         let first = core.hand.put(&mut self.store.pen(), head, always.with(flags.0), token, &what);
         core.record.set(core.hand.producer & 0xffff);
-        if core.register.copies(size.ds, false) {
+        if core.register.copies(size.blocks(), false) {
             self.copy_last(size);
         } else {
             core.register.ring(first);
@@ -361,7 +361,7 @@ impl<T> SendQueue<T> {
         self.core.copy_last(self.store.pen(), size);
     }
 
-    #[inline(never)]
+    #[cold]
     fn post_any(&mut self, token: T, flags: Flags, post: Post<'_>) -> Result<(), Rejected<T>> {
         let mut batch = self.batch();
         batch.post(token, flags, &post)?;

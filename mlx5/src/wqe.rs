@@ -15,8 +15,8 @@ pub use parse::{ParseError, Transport, Wqe, parse};
 pub use umr::{Bind, BindError, MAX_BIND, Umr, UmrKind, WINDOW_OCTOWORDS, WindowType};
 
 use crate::wire::{
-    AddressVector, AtomicSeg, BLOCK_SEGMENTS, CtrlHead, CtrlSeg, CtrlTail, DataSeg, FmCeSe, INLINE_FLAG, InlineHeader,
-    MAX_DS, Opcode, RaddrSeg, SEGMENT,
+    AddressVector, AtomicSeg, BLOCK_SEGMENTS, CtrlSeg, DataSeg, FmCeSe, INLINE_FLAG, InlineHeader, MAX_DS, Opcode,
+    RaddrSeg, SEGMENT,
 };
 use zerocopy::big_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
@@ -345,7 +345,7 @@ impl Post<'_> {
         };
         match sges {
             // As a signed number: the length is neither 0 nor has the inline flag.
-            [one] if one.length as i32 > 0 => Some(Size { ds: ds as u8 }),
+            [one] if one.word() as i64 > u32::MAX as i64 => Some(Size { ds: ds as u8 }),
             _ => None,
         }
     }
@@ -469,8 +469,7 @@ pub fn emit<'a>(
     let Some(out) = out.get_mut(..size.ds as usize * SEGMENT) else { return Ok(None) };
     let (opcode, imm) = post.code();
     let mut sink = Slice(&mut *out);
-    let (head, tail) = (CtrlHead::new(qpn), CtrlTail::new(flags));
-    sink.put(0, CtrlSeg::words(head, tail, opcode.code(), index, size.ds, imm));
+    sink.put(0, CtrlSeg::new(opcode.code(), index, qpn, size.ds, flags, imm));
     post.put(&mut sink);
     Ok(Some(out))
 }

@@ -23,6 +23,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("faults", "tests/faults/run.sh"),
     ("fuzz", "fuzz/run.sh"),
     ("models", "device-kernels/tests/models.sh"),
+    ("mlx5 instructions", "mlx5/benches/check.sh"),
 ];
 
 fn main() -> ExitCode {

@@ -63,12 +63,29 @@ impl Slots {
         self.len() - (index & self.mask)
     }
 
-    /// Gives a slot that a block covers the mark of its own lap, so that no old mark is taken for a new one.
+    /// Gives `count` slots from `index` on, which a block covers, each the mark of its own lap, so that no old mark is
+    /// taken for a new one.
     #[inline(always)]
-    pub(super) fn stamp(&mut self, index: u32) {
-        let at = self.slot(index).field::<u8>(offset_of!(Cqe, signature));
-        // SAFETY: inside the queue's memory.
-        unsafe { at.write_volatile(self.lap(index) as u8) };
+    pub(super) fn stamp(&mut self, index: u32, count: u32) {
+        let here = self.rest_of_lap(index).min(count);
+        self.stamp_in_lap(index, here);
+        if here != count {
+            self.stamp_in_lap(index.wrapping_add(here), count - here);
+        }
+    }
+
+    #[inline(always)]
+    fn stamp_in_lap(&mut self, index: u32, count: u32) {
+        let mark = self.lap(index) as u8;
+        let first = self.slot(index);
+        // A block covers fewer than its minis; with a constant bound this is a row of stores.
+        for covered in 0..MAX_MINIS as u32 - 1 {
+            if covered == count {
+                break;
+            }
+            // SAFETY: inside the queue's memory: the slots do not pass the end of the lap.
+            unsafe { first.after(covered).field::<u8>(offset_of!(Cqe, signature)).write_volatile(mark) };
+        }
     }
 }
 
@@ -103,19 +120,26 @@ impl Slot {
         u16::from_le(unsafe { AtomicU16::from_ptr(self.field(offset_of!(Cqe, signature))) }.load(Ordering::Acquire))
     }
 
+    /// The first `N` words. One by one, as a volatile read of more goes byte by byte or through the stack.
+    #[inline(always)]
+    fn words<const N: usize>(self) -> [u64; N] {
+        const { assert!(N * size_of::<u64>() <= size_of::<Cqe>()) };
+        std::array::from_fn(|word| {
+            // SAFETY: inside the queue's memory and aligned; any bytes are a word.
+            unsafe { self.0.cast::<u64>().wrapping_add(word).read_volatile() }
+        })
+    }
+
     /// All of it.
     #[inline(always)]
     pub fn copy(self) -> Cqe {
-        // Words, as a volatile read of a type without alignment goes byte by byte.
-        // SAFETY: inside the queue's memory and aligned; any bytes are a completion.
-        zerocopy::transmute!(unsafe { self.0.cast::<[u64; 8]>().read_volatile() })
+        zerocopy::transmute!(self.words::<8>())
     }
 
     /// The minis of a compressed completion.
     #[inline(always)]
     pub fn minis(self) -> [MiniCqe; MAX_MINIS] {
-        // SAFETY: 56 bytes from the start of a slot, aligned; any bytes are minis.
-        zerocopy::transmute!(unsafe { self.0.cast::<[u64; MAX_MINIS]>().read_volatile() })
+        zerocopy::transmute!(self.words::<MAX_MINIS>())
     }
 
     #[inline(always)]
@@ -153,9 +177,8 @@ impl Shown {
     /// Makes the completion in `title` the title.
     #[inline(always)]
     pub fn set(&mut self, title: Slot) {
-        let words: [u64; 8] = zerocopy::transmute!(title.copy());
         // SAFETY: our own allocation, aligned.
-        unsafe { self.0.as_ptr().cast::<[u64; 8]>().write_volatile(words) };
+        unsafe { self.0.as_ptr().cast::<[u64; 8]>().write(title.words()) };
     }
 
     /// Its fields, as a pointer that stays in a register.

@@ -39,11 +39,11 @@ impl<'q, T> Batch<'q, T> {
             self.first = self.hand.put(&mut self.pen, head, always.with(flags.0), token, &what);
             return Ok(());
         }
-        self.inline |= has_inline(post);
-        // Copies, so that all of it lies in memory on this path only.
+        // By value and with a copy of the state, so that they lie in memory on this path only.
         let mut hand = self.hand;
         self.first = self.core.place_any(&mut hand, self.pen.lend(), token, flags, *post)?;
         self.hand = hand;
+        self.inline |= has_inline(post);
         Ok(())
     }
 
@@ -71,9 +71,9 @@ impl<'q, T> Batch<'q, T> {
         let core = &mut *this.core;
         core.hand = this.hand;
         core.record.set(this.hand.producer & 0xffff);
-        // All blocks are the last request's: it is the only one.
+        // One request: all blocks are the last's. One of a control segment alone gains nothing from a copy.
         let size = Size { ds: CtrlSeg::ds_of(this.first) };
-        if core.register.copies(size.ds, this.inline) && blocks == size.blocks() {
+        if core.register.copies(blocks, this.inline) && size.ds > 1 && blocks == size.blocks() {
             core.copy_last(this.pen.lend(), size);
         } else {
             core.register.ring(this.first);

@@ -102,9 +102,9 @@ impl<T> Pen<'_, T> {
     pub fn remember(&mut self, index: u32, token: T, blocks: u8, kind: Kind) {
         let at = self.ring.block(index);
         // SAFETY: there are as many tokens as blocks (`Store::new`); what is not outstanding is not initialised.
-        unsafe { self.tokens.add(at).write(MaybeUninit::new(token)) };
+        unsafe { self.tokens.wrapping_add(at).write(MaybeUninit::new(token)) };
         // SAFETY: the same for what has begun.
-        unsafe { self.begun.add(at).write(Begun { blocks, kind }) };
+        unsafe { self.begun.wrapping_add(at).write(Begun { blocks, kind }) };
     }
 
     /// Forgets `blocks` blocks from `first` on.
@@ -113,10 +113,12 @@ impl<T> Pen<'_, T> {
         for index in 0..blocks {
             let at = self.ring.block(first.wrapping_add(index));
             // SAFETY: as in `remember`; the pen is the only way to the store while it lives.
-            let begun = unsafe { self.begun.add(at).replace(Begun::NOTHING) };
+            let begun = unsafe { self.begun.wrapping_add(at).replace(Begun::NOTHING) };
             if begun.blocks != 0 {
-                // SAFETY: the token is there, as blocks were; nobody reads it again.
-                drop(unsafe { self.tokens.add(at).read().assume_init() });
+                // SAFETY: in range as above.
+                let token = unsafe { self.tokens.wrapping_add(at).read() };
+                // SAFETY: it is there, as blocks were; nobody reads it again.
+                drop(unsafe { token.assume_init() });
             }
         }
     }

@@ -30,6 +30,11 @@ assert_layout!(CtrlSeg, size 16, align 1, {
 });
 
 impl CtrlSeg {
+    /// A control segment of a queue pair, whose number has 24 bits.
+    pub fn new(opcode: u8, index: u16, qpn: u32, ds: u8, fm_ce_se: FmCeSe, imm: u32) -> Self {
+        zerocopy::transmute!(Self::words(CtrlHead::new(qpn), CtrlTail::new(fm_ce_se), opcode, index, ds, imm))
+    }
+
     /// A control segment as words in memory order, built in registers from what is fixed for a queue pair and what is not.
     #[inline(always)]
     pub const fn words(head: CtrlHead, tail: CtrlTail, opcode: u8, index: u16, ds: u8, imm: u32) -> [u64; 2] {

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 /// What fresh memory holds.
 pub const POISON: u8 = 0xa5;
 
-/// Bytes at a stable, 64-byte aligned address, reached by pointer only.
+/// Bytes at a stable, page-aligned address, reached by pointer only.
 pub struct Memory {
     base: NonNull<u8>,
     layout: std::alloc::Layout,
@@ -22,7 +22,7 @@ unsafe impl Send for Memory {}
 
 impl Memory {
     pub fn new(bytes: usize) -> Self {
-        let layout = std::alloc::Layout::from_size_align(bytes.max(64), 64).unwrap();
+        let layout = std::alloc::Layout::from_size_align(bytes.max(64), 4096).unwrap();
         // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { std::alloc::alloc(layout) }).expect("memory");
         let memory = Self { base, layout };
