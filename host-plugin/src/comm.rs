@@ -25,7 +25,8 @@ impl ListenComm {
     pub fn open(plugin: Arc<Plugin>, device: c_int) -> Result<Self, Error> {
         plugin.device(device)?;
         let _span = trace::span("listen", 0);
-        Ok(Self { listener: Listener::open()?, device })
+        let config = &plugin.config;
+        Ok(Self { listener: Listener::open(&plugin.lib, config.control(), config.timeout)?, device })
     }
 
     /// The bytes for the other ranks.

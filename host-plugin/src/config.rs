@@ -52,6 +52,8 @@ pub struct Config {
     pub device: DeviceChoice,
     /// FERROGIN_POST.
     pub policy: Policy,
+    /// FERROGIN_CONTROL: libfabric provider that carries set-up's messages, if another than usual; see [`Config::control`].
+    pub control: Option<String>,
     /// FERROGIN_TIMEOUT: how long set-up waits for a peer.
     pub timeout: Duration,
     /// FERROGIN_TRACE: file for the set-up trace.
@@ -74,6 +76,16 @@ pub struct ConfigError {
 const TIMEOUT_MAX: u64 = 86_400;
 
 impl Config {
+    /// The libfabric provider that carries set-up's messages: the card's own on hardware, tcp beside the software card, whose
+    /// faults are for kernels' traffic.
+    pub fn control(&self) -> &str {
+        match (&self.control, self.provider) {
+            (Some(provider), _) => provider,
+            (None, Provider::Efa) => "efa",
+            (None, Provider::SoftEfa) => "tcp",
+        }
+    }
+
     /// Reads the process environment.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::from_lookup(|name| std::env::var_os(name))
@@ -105,6 +117,10 @@ impl Config {
             provider: [Provider::Efa, Provider::SoftEfa][provider],
             device: [DeviceChoice::Auto, DeviceChoice::Cuda, DeviceChoice::Cpu][device],
             policy: [Policy::Combining, Policy::Locked][policy],
+            control: match get("FERROGIN_CONTROL").map(OsString::into_string).transpose() {
+                Ok(control) => control,
+                Err(value) => return Err(error("FERROGIN_CONTROL", value, "names of libfabric providers")),
+            },
             timeout: Duration::from_secs(timeout),
             trace: get("FERROGIN_TRACE").map(PathBuf::from),
         })

@@ -76,7 +76,9 @@ impl Error {
             Self::Usage(_) | Self::Config(_) | Self::Queue { .. } => nccl::INVALID_USAGE,
             Self::Control(error) => match error {
                 ControlError::BadHandle { .. } | ControlError::WrongOrder { .. } => nccl::INVALID_ARGUMENT,
-                ControlError::Socket { .. } | ControlError::NoInterface { .. } => nccl::SYSTEM_ERROR,
+                ControlError::Socket { .. } | ControlError::Endpoint { .. } | ControlError::NoInterface { .. } => {
+                    nccl::SYSTEM_ERROR
+                }
                 _ => nccl::REMOTE_ERROR,
             },
             Self::Device(error) => match error {

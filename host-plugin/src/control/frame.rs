@@ -1,54 +1,12 @@
-//! What goes over the ring's sockets: a hello that lets a rank in, its answer, and frames. Little endian.
+//! What goes over the ring's channels: one frame in each message. Little endian.
 
 use super::Step;
 
-/// Bytes of the secret in a listen handle.
-pub(super) const NONCE: usize = 16;
 /// First bytes of everything.
 const MAGIC: [u8; 4] = *b"fGIN";
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-/// Opens a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Hello {
-    /// The secret of the rank that is called.
-    pub nonce: [u8; NONCE],
-    /// The caller.
-    pub from: u32,
-    /// The called.
-    pub to: u32,
-    /// Ranks of the communicator.
-    pub nranks: u32,
-}
-
-impl Hello {
-    /// Bytes on the wire.
-    pub const LEN: usize = 4 + NONCE + 12;
-
-    /// As bytes.
-    pub fn emit(&self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        out[..4].copy_from_slice(&MAGIC);
-        out[4..4 + NONCE].copy_from_slice(&self.nonce);
-        for (i, value) in [self.from, self.to, self.nranks].into_iter().enumerate() {
-            out[4 + NONCE + 4 * i..][..4].copy_from_slice(&value.to_le_bytes());
-        }
-        out
-    }
-
-    /// From bytes; `None` if they are no hello.
-    pub fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
-        if bytes[..4] != MAGIC {
-            return None;
-        }
-        let mut nonce = [0; NONCE];
-        nonce.copy_from_slice(&bytes[4..4 + NONCE]);
-        let word = |i: usize| u32_at(bytes, 4 + NONCE + 4 * i);
-        Some(Self { nonce, from: word(0), to: word(1), nranks: word(2) })
-    }
 }
 
 /// What a frame says besides its bytes.
@@ -63,6 +21,8 @@ pub(super) enum Status {
     Abort = 2,
     /// Answer to a hello.
     Welcome = 3,
+    /// Opens a channel: `origin` is the caller, `sequence` the number of ranks, the bytes the rank that is called.
+    Hello = 4,
 }
 
 /// Head of a frame.
@@ -96,13 +56,19 @@ impl Frame {
         out
     }
 
-    /// From bytes; `None` if they are no frame.
-    pub fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
+    /// A message as a frame and the bytes behind it; `None` if it is not one.
+    pub fn split(message: &[u8]) -> Option<(Self, &[u8])> {
+        let (head, body) = message.split_first_chunk()?;
+        let frame = Self::parse(head)?;
+        (frame.len as usize == body.len()).then_some((frame, body))
+    }
+
+    fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
         if bytes[..4] != MAGIC {
             return None;
         }
         let code = u16::from_le_bytes([bytes[4], bytes[5]]);
-        let status = [Status::Block, Status::Failed, Status::Abort, Status::Welcome]
+        let status = [Status::Block, Status::Failed, Status::Abort, Status::Welcome, Status::Hello]
             .into_iter()
             .find(|status| *status as u16 == code)?;
         let step = u16::from_le_bytes([bytes[6], bytes[7]]);
@@ -118,26 +84,34 @@ impl Frame {
     }
 }
 
+/// The rank that a hello calls; `None` if it does not say.
+pub(super) fn hello_to(body: &[u8]) -> Option<u32> {
+    body.try_into().ok().map(u32::from_le_bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn frames_and_hellos_survive_the_wire() {
-        let hello = Hello { nonce: std::array::from_fn(|i| i as u8), from: 3, to: 4, nranks: 9 };
-        assert_eq!(Hello::parse(&hello.emit()), Some(hello));
-        for status in [Status::Block, Status::Failed, Status::Abort, Status::Welcome] {
-            let frame = Frame { status, step: 2, sequence: u32::MAX, origin: 7, len: 1 << 30 };
-            assert_eq!(Frame::parse(&frame.emit()), Some(frame));
+    fn frames_survive_the_wire() {
+        for status in [Status::Block, Status::Failed, Status::Abort, Status::Welcome, Status::Hello] {
+            let frame = Frame { status, step: 2, sequence: u32::MAX, origin: 7, len: 3 };
+            let message = [&frame.emit()[..], b"abc"].concat();
+            assert_eq!(Frame::split(&message), Some((frame, &b"abc"[..])));
+            for len in 0..message.len() {
+                assert_eq!(Frame::split(&message[..len]), None);
+            }
         }
+        assert_eq!(hello_to(&9u32.to_le_bytes()), Some(9));
+        assert_eq!(hello_to(b"abc"), None);
     }
 
     #[test]
     fn other_bytes_are_refused() {
-        assert_eq!(Hello::parse(&[0xa5; Hello::LEN]), None);
-        assert_eq!(Frame::parse(&[0xa5; Frame::LEN]), None);
+        assert_eq!(Frame::split(&[0xa5; Frame::LEN]), None);
         let mut bytes = Frame { status: Status::Block, step: 2, sequence: 0, origin: 0, len: 0 }.emit();
         bytes[4] = 9;
-        assert_eq!(Frame::parse(&bytes), None);
+        assert_eq!(Frame::split(&bytes), None);
     }
 }

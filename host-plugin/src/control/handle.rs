@@ -1,149 +1,114 @@
-//! The listening socket and the 128 bytes that lead other ranks to it.
+//! The endpoint of a rank, and the 128 bytes that lead other ranks to it.
 
 use super::ControlError;
-use super::frame::NONCE;
+use ferrogin_fabric::Libfabric;
+use ferrogin_fabric::channel::{self, Address, Config, Reactor};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
-use std::collections::hash_map::DefaultHasher;
-use std::hash::Hasher;
-use std::io::Read;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
-use std::sync::{Mutex, PoisonError};
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Version of the handle and of the protocol behind it.
-pub(super) const VERSION: u16 = 1;
-const MAGIC: [u8; 8] = *b"ferrogin";
-/// Addresses that a handle has room for.
-const ADDRESSES: usize = 16;
+pub(super) const VERSION: u16 = 2;
+/// Largest block of an allgather: far above any that set-up makes.
+pub(super) const BLOCK_MAX: usize = 256 << 20;
+/// Longest wait for a peer's endpoint to answer: it was there before its handle was.
+const CONNECT: Duration = Duration::from_secs(10);
+/// A neighbour that is quiet for so long is asked whether it lives.
+const PING_AFTER: Duration = Duration::from_millis(500);
+/// And given up when it has not answered for so long.
+const LOST_AFTER: Duration = Duration::from_secs(10);
 
-/// What a handle says. On the wire: magic 8, version 2, port 2, addresses 2, zero 2, host 8, nonce 16, addresses 4 each.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Handle {
-    /// Which host, or part of a host with its own network.
-    pub host: u64,
-    /// TCP port.
-    pub port: u16,
-    /// The secret.
-    pub nonce: [u8; NONCE],
-    /// Where the host can be reached, best first.
-    pub addresses: Vec<Ipv4Addr>,
+const _: () = assert!(channel::ADDRESS_MAX <= HANDLE_MAXSIZE);
+
+/// The listener's address in a handle; `None` if it is no address that this version made.
+pub(super) fn address(handle: &[u8; HANDLE_MAXSIZE]) -> Option<Address> {
+    Address::parse(handle).ok()
 }
 
-impl Handle {
-    /// As NCCL carries it.
-    pub fn emit(&self) -> [u8; HANDLE_MAXSIZE] {
-        let mut out = [0; HANDLE_MAXSIZE];
-        let count = self.addresses.len().min(ADDRESSES);
-        out[..8].copy_from_slice(&MAGIC);
-        out[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        out[10..12].copy_from_slice(&self.port.to_le_bytes());
-        out[12..14].copy_from_slice(&(count as u16).to_le_bytes());
-        out[16..24].copy_from_slice(&self.host.to_le_bytes());
-        out[24..40].copy_from_slice(&self.nonce);
-        for (place, address) in out[40..].chunks_exact_mut(4).zip(&self.addresses[..count]) {
-            place.copy_from_slice(&address.octets());
-        }
-        out
-    }
-
-    /// From NCCL's bytes; `None` if this version did not make them.
-    pub fn parse(bytes: &[u8; HANDLE_MAXSIZE]) -> Option<Self> {
-        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let count = usize::from(u16_at(12));
-        if bytes[..8] != MAGIC || u16_at(8) != VERSION || count > ADDRESSES {
-            return None;
-        }
-        let mut host = [0; 8];
-        host.copy_from_slice(&bytes[16..24]);
-        let mut nonce = [0; NONCE];
-        nonce.copy_from_slice(&bytes[24..40]);
-        let addresses =
-            bytes[40..].chunks_exact(4).take(count).map(|a| Ipv4Addr::new(a[0], a[1], a[2], a[3])).collect();
-        Some(Self { host: u64::from_le_bytes(host), port: u16_at(10), nonce, addresses })
-    }
-
-    /// Where to call, best first: within one host, the loopback.
-    pub fn targets(&self, own_host: u64) -> Vec<SocketAddr> {
-        let local = (self.host == own_host).then_some(Ipv4Addr::LOCALHOST);
-        let to = |address| SocketAddr::V4(SocketAddrV4::new(address, self.port));
-        match local {
-            Some(address) => vec![to(address)],
-            None => self.addresses.iter().copied().map(to).collect(),
-        }
-    }
+/// A rank's endpoint while it waits for `connect`.
+pub(super) struct Endpoint {
+    // First, so that nobody is let in any more when the reactor ends.
+    pub listener: channel::Listener,
+    pub reactor: Reactor,
 }
 
-/// A listening socket. Nothing of it is needed once `connect` has returned.
-#[derive(Debug)]
+/// A listening endpoint. Nothing of it is needed once `connect` has returned.
 pub struct Listener {
-    /// None once a `connect` failed: who waits in its queue learns it so.
-    pub(super) socket: Mutex<Option<TcpListener>>,
-    pub(super) handle: Handle,
+    /// None once `connect` took it, or failed: who waits for this rank learns it so.
+    pub(super) endpoint: Mutex<Option<Endpoint>>,
+    handle: [u8; HANDLE_MAXSIZE],
 }
 
 impl Listener {
-    /// Listens on all IPv4 interfaces, on a port that the system picks.
+    /// Listens with an endpoint of the provider `provider`: a socket provider (`tcp`) at the first address that
+    /// NCCL_SOCKET_IFNAME allows, any other where it likes.
     ///
     /// # Errors
-    /// No socket, no interface, no randomness.
-    pub fn open() -> Result<Self, ControlError> {
-        let failed = |call| move |source| ControlError::Socket { call, source };
-        let filter = std::env::var("NCCL_SOCKET_IFNAME").unwrap_or_default();
-        let addresses = addresses(&filter)?;
-        let socket = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed("bind"))?;
-        socket.set_nonblocking(true).map_err(failed("set_nonblocking"))?;
-        let port = socket.local_addr().map_err(failed("getsockname"))?.port();
-        let mut nonce = [0; NONCE];
-        std::fs::File::open("/dev/urandom")
-            .and_then(|mut file| file.read_exact(&mut nonce))
-            .map_err(failed("read of /dev/urandom"))?;
-        let handle = Handle { host: host_id(), port, nonce, addresses };
-        Ok(Self { socket: Mutex::new(Some(socket)), handle })
+    /// No such provider, no interface.
+    pub fn open(lib: &Arc<Libfabric>, provider: &str, timeout: Duration) -> Result<Self, ControlError> {
+        let source = if provider.contains("tcp") {
+            let filter = std::env::var("NCCL_SOCKET_IFNAME").unwrap_or_default();
+            Some(source(&filter)?.to_string())
+        } else {
+            None
+        };
+        let config = Config {
+            provider: provider.to_owned(),
+            source,
+            // One block, a head, an abort.
+            depth: 4,
+            max_message: BLOCK_MAX + 64,
+            ping_after: PING_AFTER,
+            lost_after: LOST_AFTER,
+            connect_within: timeout.min(CONNECT),
+            ..Config::default()
+        };
+        let failed = |source: io::Error| ControlError::Endpoint { provider: provider.to_owned(), source };
+        let reactor = Reactor::open(lib, &config).map_err(|error| failed(io::Error::other(error)))?;
+        let listener = reactor.listen().map_err(|error| failed(io::Error::other(error)))?;
+        let mut handle = [0; HANDLE_MAXSIZE];
+        let bytes = listener.address().to_bytes();
+        handle[..bytes.len()].copy_from_slice(&bytes);
+        Ok(Self { endpoint: Mutex::new(Some(Endpoint { listener, reactor })), handle })
     }
 
     /// The bytes for the other ranks.
     pub fn handle(&self) -> [u8; HANDLE_MAXSIZE] {
-        self.handle.emit()
+        self.handle
     }
 
     /// Stops listening: who is waiting for this rank is refused.
     pub fn close(&self) {
-        *self.socket.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// A number that is the same for all processes that share a loopback interface, and for no others: of the boot and the
-/// network namespace.
-pub(super) fn host_id() -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(&std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default());
-    if let Ok(namespace) = std::fs::read_link("/proc/self/ns/net") {
-        hasher.write(namespace.as_os_str().as_encoded_bytes());
-    }
-    hasher.write(&std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default());
-    hasher.finish()
-}
-
-/// IPv4 addresses of the interfaces that are up and that `filter` allows. Falls back to the loopback, which serves one
-/// host, when nothing is set and there is no other.
-fn addresses(filter: &str) -> Result<Vec<Ipv4Addr>, ControlError> {
+/// The address to be reached by: of an interface that is up and that `filter` allows, IPv4 before IPv6. Falls back to the
+/// loopback, which serves one host, when nothing is set and there is no other.
+fn source(filter: &str) -> Result<IpAddr, ControlError> {
     let interfaces = getifaddrs().map_err(|errno| ControlError::Socket { call: "getifaddrs", source: errno.into() })?;
-    let mut found = Vec::new();
+    let mut v6 = None;
     for interface in interfaces {
-        let Some(address) = interface.address.as_ref().and_then(|address| address.as_sockaddr_in()) else { continue };
-        if interface.flags.contains(InterfaceFlags::IFF_UP) && allowed(filter, &interface.interface_name) {
-            found.push(address.ip());
+        if !interface.flags.contains(InterfaceFlags::IFF_UP) || !allowed(filter, &interface.interface_name) {
+            continue;
         }
-    }
-    if found.is_empty() {
-        if !filter.is_empty() {
-            return Err(ControlError::NoInterface { filter: filter.to_owned() });
+        let Some(address) = interface.address.as_ref() else { continue };
+        if let Some(v4) = address.as_sockaddr_in() {
+            return Ok(IpAddr::V4(v4.ip()));
         }
-        found.push(Ipv4Addr::LOCALHOST);
+        // A link-local address means nothing without its interface.
+        let usable = address.as_sockaddr_in6().map(|v6| v6.ip()).filter(|ip| !ip.is_unicast_link_local());
+        v6 = v6.or(usable);
     }
-    found.truncate(ADDRESSES);
-    Ok(found)
+    match v6 {
+        Some(address) => Ok(IpAddr::V6(address)),
+        None if filter.is_empty() => Ok(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)),
+        None => Err(ControlError::NoInterface { filter: filter.to_owned() }),
+    }
 }
 
 /// NCCL_SOCKET_IFNAME: a comma list of name prefixes, of whole names with a leading `=`, of what to avoid with a
@@ -173,30 +138,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_survive_nccl() {
-        let handle = Handle {
-            host: 0x0102_0304_0506_0708,
-            port: 65535,
-            nonce: std::array::from_fn(|i| i as u8 + 1),
-            addresses: vec![Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(192, 168, 255, 254)],
-        };
-        assert_eq!(Handle::parse(&handle.emit()), Some(handle.clone()));
-        assert_eq!(handle.targets(1).len(), 2);
-        assert_eq!(handle.targets(handle.host), vec![SocketAddr::from(([127, 0, 0, 1], 65535))]);
-        let many = Handle { addresses: vec![Ipv4Addr::LOCALHOST; 40], ..handle };
-        assert_eq!(Handle::parse(&many.emit()).unwrap().addresses.len(), ADDRESSES);
-    }
-
-    #[test]
-    fn foreign_handles_are_refused() {
-        assert_eq!(Handle::parse(&[0xa5; HANDLE_MAXSIZE]), None);
-        assert_eq!(Handle::parse(&[0; HANDLE_MAXSIZE]), None);
-        let mut bytes = Handle { host: 1, port: 2, nonce: [3; NONCE], addresses: vec![] }.emit();
-        bytes[8] = 99;
-        assert_eq!(Handle::parse(&bytes), None);
-        bytes[8] = VERSION as u8;
-        bytes[12] = 200;
-        assert_eq!(Handle::parse(&bytes), None);
+    fn handles_are_addresses() {
+        let lib = Libfabric::load(None).expect("a libfabric");
+        let listener = Listener::open(&lib, "tcp", Duration::from_secs(1)).expect("a listener");
+        assert!(address(&listener.handle()).is_some());
+        assert!(address(&[0xa5; HANDLE_MAXSIZE]).is_none());
+        assert!(address(&[0; HANDLE_MAXSIZE]).is_none());
     }
 
     #[test]

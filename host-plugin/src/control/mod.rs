@@ -1,9 +1,9 @@
 //! Control plane: how the ranks of a communicator find each other and exchange addresses and keys during set-up.
 //!
-//! `listen` opens a TCP socket and describes it in NCCL's 128-byte handle, together with a secret; `connect` makes a
-//! ring, in which every rank sends to the next and receives from the one before. Only who knows the secret is let in.
-//! Everything ends by a deadline, and a rank that fails says so to both neighbours, so that all ranks learn of it, and
-//! of which rank it was, without waiting.
+//! `listen` opens an endpoint of libfabric for message channels ([`ferrogin_fabric::channel`]) and describes it, with a secret,
+//! in NCCL's 128-byte handle; `connect` makes a ring, in which every rank sends to the next and receives from the one before.
+//! Only who knows the secret is let in. Everything ends by a deadline, and a rank that fails says so to both neighbours, so
+//! that all ranks learn of it, and of which rank it was, without waiting.
 
 mod frame;
 mod handle;
@@ -52,15 +52,23 @@ impl Step {
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// A socket call of our own failed.
-    #[error("{call} failed: {source}; check that this host has an IPv4 interface for NCCL (NCCL_SOCKET_IFNAME)")]
+    #[error("{call} failed: {source}; check that this host has an interface for NCCL (NCCL_SOCKET_IFNAME)")]
     Socket {
         /// Its name.
         call: &'static str,
         /// Why.
         source: io::Error,
     },
+    /// The endpoint for set-up cannot be opened.
+    #[error("libfabric's provider {provider} does not carry set-up's messages: {source}; check FERROGIN_CONTROL")]
+    Endpoint {
+        /// The provider.
+        provider: String,
+        /// Why.
+        source: io::Error,
+    },
     /// No interface to be reached by.
-    #[error("no IPv4 interface is up that NCCL_SOCKET_IFNAME={filter:?} allows")]
+    #[error("no interface is up that NCCL_SOCKET_IFNAME={filter:?} allows")]
     NoInterface {
         /// The variable.
         filter: String,
@@ -169,7 +177,7 @@ impl ControlError {
             | Self::BadHandle { rank, .. }
             | Self::Garbled { rank, .. } => Some(*rank),
             Self::Aborted { culprit, .. } | Self::Dead { culprit } => Some(*culprit),
-            Self::Socket { .. } | Self::NoInterface { .. } | Self::WrongOrder { .. } => None,
+            Self::Socket { .. } | Self::Endpoint { .. } | Self::NoInterface { .. } | Self::WrongOrder { .. } => None,
         }
     }
 }

@@ -1,24 +1,18 @@
-//! The ring of sockets, and the allgather that runs round it.
+//! The ring of channels, and the allgather that runs round it.
 
-use super::frame::{Frame, Hello, Status};
-use super::handle::{Handle, Listener, VERSION, host_id};
+use super::frame::{Frame, Status, hello_to};
+use super::handle::{BLOCK_MAX, Endpoint, Listener, VERSION, address};
 use super::{ControlError, Step};
+use ferrogin_fabric::channel::{Address, Channel, ChannelError, Reactor};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::collections::VecDeque;
+use std::io;
 use std::sync::PoisonError;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Largest block of an allgather: far above any that set-up makes.
-const BLOCK_MAX: u32 = 256 << 20;
-/// Connections that may be open and have not said hello yet; beyond, the oldest goes.
-const CANDIDATES: usize = 32;
-/// Longest try of one address before the next one.
-const DIAL: Duration = Duration::from_secs(5);
-/// Rounds through all addresses of a peer that refuses before it counts as gone.
-const DIAL_ROUNDS: usize = 3;
+/// Time that last words get when the ring ends.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// One rank's place in the ring.
 #[derive(Debug)]
@@ -34,24 +28,65 @@ pub struct Ring {
     dead: Option<usize>,
 }
 
-#[derive(Debug)]
-struct Links {
-    /// We send here.
-    next: TcpStream,
-    /// We receive here.
-    prev: TcpStream,
-    /// A frame to `next` was begun and not finished.
-    torn: bool,
+/// Which neighbour. Two ranks have one channel, on which each is both to the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Next,
+    Prev,
+    Both,
 }
 
-/// The same before both are there.
-struct Joining {
-    next: TcpStream,
-    prev: Option<TcpStream>,
-    /// The welcome of the next rank.
-    answer: Fill<{ Frame::LEN }>,
-    /// What it says after that: nothing, or that it gives up.
-    more: Fill<{ Frame::LEN }>,
+impl Side {
+    fn is_next(self) -> bool {
+        self != Self::Prev
+    }
+
+    fn is_prev(self) -> bool {
+        self != Self::Next
+    }
+}
+
+/// What the reactor's thread tells.
+enum News {
+    /// The next rank's listener answered.
+    Called(Result<Channel, ChannelError>),
+    /// The rank before called.
+    Answered(Result<Channel, ChannelError>),
+    Came(Side, Result<Vec<u8>, ChannelError>),
+    Written(Result<(), ChannelError>),
+}
+
+/// The channels to the neighbours.
+#[derive(Debug)]
+struct Links {
+    next: Option<Channel>,
+    prev: Option<Channel>,
+    news: Receiver<News>,
+    tell: Sender<News>,
+    /// Blocks that came before they were asked for: the neighbour was faster.
+    early: VecDeque<Vec<u8>>,
+    /// The neighbour sends nothing more.
+    next_gone: bool,
+    prev_gone: bool,
+    /// Last, so that it is there while the channels say goodbye.
+    reactor: Farewell,
+}
+
+/// Lets a reactor's channels close before it ends.
+struct Farewell(Option<Reactor>);
+
+impl std::fmt::Debug for Farewell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reactor")
+    }
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        if let Some(reactor) = self.0.take() {
+            reactor.shutdown(FAREWELL);
+        }
+    }
 }
 
 impl Ring {
@@ -66,100 +101,133 @@ impl Ring {
         rank: usize,
         timeout: Duration,
     ) -> Result<Self, ControlError> {
-        let mut socket = listener.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = match socket.as_ref() {
-            Some(socket) => Self::rendezvous(socket, &listener.handle, handles, rank, timeout),
-            None => Err(ControlError::WrongOrder { rank }),
+        let mut endpoint = listener.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
+        let checked = Self::check(&endpoint, handles, rank);
+        let Endpoint { listener: door, reactor } = match (checked, endpoint.take()) {
+            (Ok(()), Some(endpoint)) => endpoint,
+            (Err(error), _) => return Err(error),
+            (Ok(()), None) => return Err(ControlError::WrongOrder { rank }),
         };
-        if result.is_err() {
-            *socket = None;
-        }
-        result
-    }
-
-    fn rendezvous(
-        socket: &TcpListener,
-        own: &Handle,
-        handles: &[[u8; HANDLE_MAXSIZE]],
-        rank: usize,
-        timeout: Duration,
-    ) -> Result<Self, ControlError> {
+        drop(endpoint);
         let nranks = handles.len();
-        let parse =
-            |rank: usize| Handle::parse(&handles[rank]).ok_or(ControlError::BadHandle { rank, version: VERSION });
-        if parse(rank)? != *own {
-            return Err(ControlError::WrongOrder { rank });
-        }
         let mut ring = Self { rank, nranks, timeout, links: None, sequence: 0, dead: None };
         if nranks == 1 {
             return Ok(ring);
         }
+        let next =
+            address(&handles[ring.next()]).ok_or(ControlError::BadHandle { rank: ring.next(), version: VERSION })?;
+        let (tell, news) = channel();
+        let mut links = Links {
+            next: None,
+            prev: None,
+            news,
+            tell,
+            early: VecDeque::new(),
+            next_gone: false,
+            prev_gone: false,
+            reactor: Farewell(Some(reactor)),
+        };
+        // Of two ranks, one calls and the other answers: two endpoints have one channel.
+        let alone = nranks == 2;
+        let calls = !alone || rank == 0;
+        let answers = !alone || rank == 1;
+        if calls && let Some(reactor) = &links.reactor.0 {
+            let tell = links.tell.clone();
+            reactor.connect_with(&next, move |result| drop(tell.send(News::Called(result))));
+        }
+        if answers {
+            let tell = links.tell.clone();
+            door.accept_with(move |result| drop(tell.send(News::Answered(result))));
+        }
         let deadline = Deadline::after(timeout);
-        let next_handle = parse(ring.next())?;
-        let mut next = dial(&next_handle, ring.next(), &deadline)?;
-        let gone = |rank: usize| ControlError::PeerGone { rank, step: Step::Connect };
-        let hello =
-            Hello { nonce: next_handle.nonce, from: rank as u32, to: ring.next() as u32, nranks: nranks as u32 };
-        // A fresh socket buffers far more than this.
-        next.write_all(&hello.emit()).map_err(|_| gone(ring.next()))?;
-
-        let expected = Hello { nonce: own.nonce, from: ring.prev() as u32, to: rank as u32, nranks: nranks as u32 };
-        let mut links = Joining { next, prev: None, answer: Fill::default(), more: Fill::default() };
-        let door = Door { socket, expected, candidates: Vec::new() };
-        match ring.join(&mut links, door, &deadline) {
-            Ok(()) => {}
+        match ring.join(&mut links, &next, (calls, answers), &deadline) {
+            Ok(()) => {
+                ring.links = Some(links);
+                Ok(ring)
+            }
             Err(error) => {
-                let origin = error.culprit().unwrap_or(rank) as u32;
-                let frame = Frame { status: Status::Abort, step: Step::Connect as u16, sequence: 0, origin, len: 0 };
-                // Who cannot be told sees the socket close.
-                for stream in [Some(&mut links.next), links.prev.as_mut()].into_iter().flatten() {
-                    let _ = stream.write(&frame.emit());
-                }
-                return Err(error);
+                links.say(Step::Connect, 0, error.culprit().unwrap_or(rank));
+                Err(error)
             }
         }
-        let Joining { next, prev, .. } = links;
-        ring.links = prev.map(|prev| Links { next, prev, torn: false });
-        Ok(ring)
     }
 
-    /// Waits for the rank before and for the welcome of the next one.
-    fn join(&self, links: &mut Joining, mut door: Door<'_>, deadline: &Deadline) -> Result<(), ControlError> {
+    /// The handles are ours, and this rank's is where it should be.
+    fn check(endpoint: &Option<Endpoint>, handles: &[[u8; HANDLE_MAXSIZE]], rank: usize) -> Result<(), ControlError> {
+        let own = address(&handles[rank]).ok_or(ControlError::BadHandle { rank, version: VERSION })?;
+        match endpoint {
+            Some(endpoint) if own == *endpoint.listener.address() => Ok(()),
+            _ => Err(ControlError::WrongOrder { rank }),
+        }
+    }
+
+    /// Greets the next rank and waits for its welcome; waits for the rank before and welcomes it.
+    fn join(
+        &self,
+        links: &mut Links,
+        next_at: &Address,
+        (calls, answers): (bool, bool),
+        deadline: &Deadline,
+    ) -> Result<(), ControlError> {
         let step = Step::Connect;
         let (next, prev, seconds) = (self.next(), self.prev(), self.timeout.as_secs());
-        while links.prev.is_none() || !links.answer.full() {
-            // The next rank is watched even after its welcome: it may give up while we wait for the one before.
-            let mut fds = vec![links.next.as_fd()];
-            if links.prev.is_none() {
-                fds.push(door.socket.as_fd());
-                fds.extend(door.candidates.iter().map(|candidate| candidate.stream.as_fd()));
-            }
-            if !wait_readable(&fds, deadline)? {
-                let rank = if links.prev.is_none() { prev } else { next };
+        let (mut welcomed, mut greeted) = (!calls, !answers);
+        let frame =
+            |status, sequence, len| Frame { status, step: step as u16, sequence, origin: self.rank as u32, len };
+        while !welcomed || !greeted {
+            let Some(news) = links.wait(deadline) else {
+                let rank = if greeted { next } else { prev };
                 return Err(ControlError::Timeout { rank, step, seconds });
-            }
-            let fill = if links.answer.full() { &mut links.more } else { &mut links.answer };
-            let closed = fill.read(&mut links.next).is_err();
-            if links.answer.full() {
-                match Frame::parse(&links.answer.bytes) {
-                    Some(Frame { status: Status::Welcome, .. }) => {}
-                    other => return Err(blame(other, next, step)),
+            };
+            match news {
+                News::Called(Ok(channel)) => {
+                    let mut hello = frame(Status::Hello, self.nranks as u32, 4).emit().to_vec();
+                    hello.extend_from_slice(&(next as u32).to_le_bytes());
+                    channel.write(hello, |_| ());
+                    links.listen(&channel, if self.nranks == 2 { Side::Both } else { Side::Next });
+                    links.next = Some(channel);
                 }
+                News::Answered(Ok(channel)) => {
+                    links.listen(&channel, if self.nranks == 2 { Side::Both } else { Side::Prev });
+                    links.prev = Some(channel);
+                }
+                News::Called(Err(error)) => {
+                    let addresses = next_at.endpoint().to_string();
+                    return Err(ControlError::Unreachable { rank: next, addresses, source: io::Error::other(error) });
+                }
+                News::Answered(Err(_)) => return Err(ControlError::PeerGone { rank: prev, step }),
+                News::Came(side, Ok(bytes)) => match Frame::split(&bytes) {
+                    Some((Frame { status: Status::Welcome, .. }, _)) if side.is_next() && !welcomed => welcomed = true,
+                    Some((head @ Frame { status: Status::Hello, .. }, body)) if side.is_prev() && !greeted => {
+                        let fits = head.origin as usize == prev && head.sequence as usize == self.nranks;
+                        if !fits || hello_to(body) != Some(self.rank as u32) {
+                            return Err(ControlError::Garbled { rank: prev, step });
+                        }
+                        greeted = true;
+                        if let Some(channel) = &links.prev {
+                            channel.write(frame(Status::Welcome, 0, 0).emit().to_vec(), |_| ());
+                        }
+                    }
+                    // The rank before has joined its own neighbours and is already at the first block.
+                    Some((Frame { status: Status::Block | Status::Failed, .. }, _)) if side.is_prev() && greeted => {
+                        links.early.push_back(bytes);
+                    }
+                    other => {
+                        let rank = if side.is_next() { next } else { prev };
+                        return Err(blame(other.map(|(head, _)| head), rank, step));
+                    }
+                },
+                News::Came(side, Err(_)) => {
+                    let rank = if side.is_next() { next } else { prev };
+                    return Err(ControlError::PeerGone { rank, step });
+                }
+                News::Written(_) => {}
             }
-            if links.more.full() {
-                return Err(blame(Frame::parse(&links.more.bytes), next, step));
-            }
-            if closed {
-                return Err(ControlError::PeerGone { rank: next, step });
-            }
-            if links.prev.is_none()
-                && let Some(stream) = door.open()?
-            {
-                let origin = self.rank as u32;
-                let welcome = Frame { status: Status::Welcome, step: step as u16, sequence: 0, origin, len: 0 };
-                let stream = links.prev.insert(stream);
-                stream.write_all(&welcome.emit()).map_err(|_| ControlError::PeerGone { rank: prev, step })?;
-            }
+        }
+        if self.nranks == 2 {
+            let both = links.next.take().or(links.prev.take());
+            links.next.clone_from(&both);
+            links.prev = both;
         }
         Ok(())
     }
@@ -202,21 +270,13 @@ impl Ring {
                 }
             }
             Err(error) => {
-                self.abort(step, sequence, error.culprit().unwrap_or(self.rank));
+                let culprit = error.culprit().unwrap_or(self.rank);
+                self.dead = Some(culprit);
+                if let Some(links) = self.links.take() {
+                    links.say(step, sequence, culprit);
+                }
                 Err(error)
             }
-        }
-    }
-
-    /// Tells both neighbours, as far as they listen, and ends the ring.
-    fn abort(&mut self, step: Step, sequence: u32, culprit: usize) {
-        self.dead = Some(culprit);
-        let Some(mut links) = self.links.take() else { return };
-        let frame = Frame { status: Status::Abort, step: step as u16, sequence, origin: culprit as u32, len: 0 };
-        // Who cannot be told sees the socket close.
-        let _ = links.prev.write(&frame.emit());
-        if !links.torn {
-            let _ = links.next.write(&frame.emit());
         }
     }
 
@@ -251,65 +311,108 @@ impl Ring {
         let Some(links) = self.links.as_mut() else { return Err(ControlError::Dead { culprit: self.rank }) };
         let status = if block.is_some() { Status::Block } else { Status::Failed };
         let body = block.unwrap_or_default();
-        let len = u32::try_from(body.len()).ok().filter(|len| *len <= BLOCK_MAX);
+        let len = u32::try_from(body.len()).ok().filter(|len| *len as usize <= BLOCK_MAX);
         let len = len.ok_or(ControlError::Garbled { rank: out, step })?;
         let head = Frame { status, step: step as u16, sequence, origin: out as u32, len };
-        // One buffer, so that a small frame leaves whole or not at all.
-        let bytes = [&head.emit(), body].concat();
-        let (mut sent, total) = (0, bytes.len());
-        let mut back = Fill::<{ Frame::LEN }>::default();
-        let mut arriving = Arriving::default();
-        while sent < total || !arriving.done() {
-            let mut fds = Vec::with_capacity(2);
-            if sent < total {
-                fds.push(PollFd::new(links.next.as_fd(), PollFlags::POLLOUT | PollFlags::POLLIN));
+        if links.next_gone {
+            return Err(ControlError::PeerGone { rank: next, step });
+        }
+        links.write([&head.emit(), body].concat());
+        let mut written = false;
+        let mut arrived = links.early.pop_front();
+        while !written || arrived.is_none() {
+            if arrived.is_none() && links.prev_gone {
+                return Err(ControlError::PeerGone { rank: prev, step });
             }
-            if !arriving.done() {
-                fds.push(PollFd::new(links.prev.as_fd(), PollFlags::POLLIN));
-            }
-            if !wait(&mut fds, deadline)? {
+            let Some(news) = links.wait(deadline) else {
                 // Blocks go round by way of all: the one that is missing names the rank that is.
-                let rank = if arriving.done() { next } else { incoming };
+                let rank = if arrived.is_some() { next } else { incoming };
                 return Err(ControlError::Timeout { rank, step, seconds });
-            }
-            if sent < total {
-                // The next rank sends nothing but an abort.
-                let closed = back.read(&mut links.next).is_err();
-                if back.full() {
-                    return Err(blame(Frame::parse(&back.bytes), next, step));
-                }
-                if closed {
-                    return Err(ControlError::PeerGone { rank: next, step });
-                }
-                match links.next.write(&bytes[sent..]) {
-                    Ok(count) => {
-                        sent += count;
-                        links.torn = sent < total;
+            };
+            match news {
+                News::Written(Ok(())) => written = true,
+                News::Written(Err(_)) => return Err(links.last_words(next, step)),
+                News::Came(side, Ok(bytes)) => match Frame::split(&bytes) {
+                    Some((Frame { status: Status::Block | Status::Failed, .. }, _)) if side.is_prev() => {
+                        if arrived.is_none() {
+                            arrived = Some(bytes);
+                        } else {
+                            links.early.push_back(bytes);
+                        }
                     }
-                    Err(error) if would_block(&error) => {}
-                    Err(_) => {
-                        // It may have said why since we looked.
-                        let _ = back.read(&mut links.next);
-                        let last = back.full().then(|| blame(Frame::parse(&back.bytes), next, step));
-                        return Err(last.unwrap_or(ControlError::PeerGone { rank: next, step }));
+                    other => {
+                        let rank = if side.is_prev() { prev } else { next };
+                        return Err(blame(other.map(|(head, _)| head), rank, step));
                     }
+                },
+                News::Came(side, Err(_)) => {
+                    // A neighbour that is through may leave: it is missed only when something is still wanted of it.
+                    links.next_gone |= side.is_next();
+                    links.prev_gone |= side.is_prev();
                 }
-            }
-            if !arriving.done() {
-                arriving.read(&mut links.prev).map_err(|_| ControlError::PeerGone { rank: prev, step })?;
-                if let Some(head) = arriving.head(prev, step)? {
-                    if head.step != step as u16 || head.sequence != sequence {
-                        let theirs = head.step_name();
-                        return Err(ControlError::OutOfStep { rank: prev, step, theirs });
-                    }
-                    if head.origin as usize != incoming {
-                        return Err(ControlError::Garbled { rank: prev, step });
-                    }
-                }
+                News::Called(_) | News::Answered(_) => {}
             }
         }
-        Ok(arriving.finish())
+        let bytes = arrived.unwrap_or_default();
+        let (head, body) = Frame::split(&bytes).ok_or(ControlError::Garbled { rank: prev, step })?;
+        if head.step != step as u16 || head.sequence != sequence {
+            return Err(ControlError::OutOfStep { rank: prev, step, theirs: head.step_name() });
+        }
+        if head.origin as usize != incoming || head.len as usize != body.len() {
+            return Err(ControlError::Garbled { rank: prev, step });
+        }
+        Ok((head.status == Status::Block).then(|| body.to_vec()))
     }
+}
+
+impl Links {
+    /// The next thing that happens; None at the deadline.
+    fn wait(&self, deadline: &Deadline) -> Option<News> {
+        self.news.recv_timeout(deadline.left()).ok()
+    }
+
+    /// Tells every message that comes on a channel, and its end.
+    fn listen(&self, channel: &Channel, side: Side) {
+        read(channel.clone(), side, self.tell.clone());
+    }
+
+    fn write(&self, bytes: Vec<u8>) {
+        let tell = self.tell.clone();
+        if let Some(next) = &self.next {
+            next.write(bytes, move |result| drop(tell.send(News::Written(result.map(drop)))));
+        }
+    }
+
+    /// Why the next rank does not take our block: what it said before, or nothing.
+    fn last_words(&self, next: usize, step: Step) -> ControlError {
+        while let Ok(news) = self.news.try_recv() {
+            if let News::Came(side, Ok(bytes)) = news
+                && side.is_next()
+                && let Some((head @ Frame { status: Status::Abort, .. }, _)) = Frame::split(&bytes)
+            {
+                return blame(Some(head), next, step);
+            }
+        }
+        ControlError::PeerGone { rank: next, step }
+    }
+
+    /// Tells both neighbours, as far as they listen, because of whom the ring ends.
+    fn say(&self, step: Step, sequence: u32, culprit: usize) {
+        let frame = Frame { status: Status::Abort, step: step as u16, sequence, origin: culprit as u32, len: 0 };
+        for channel in [&self.prev, &self.next].into_iter().flatten() {
+            channel.write(frame.emit().to_vec(), |_| ());
+        }
+    }
+}
+
+fn read(channel: Channel, side: Side, tell: Sender<News>) {
+    let again = channel.clone();
+    channel.read(move |result| {
+        let more = result.is_ok();
+        if tell.send(News::Came(side, result)).is_ok() && more {
+            read(again, side, tell);
+        }
+    });
 }
 
 /// What a neighbour's unexpected frame means.
@@ -319,178 +422,6 @@ fn blame(frame: Option<Frame>, rank: usize, step: Step) -> ControlError {
             ControlError::Aborted { reporter: rank, culprit: origin as usize, step }
         }
         _ => ControlError::Garbled { rank, step },
-    }
-}
-
-fn would_block(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
-}
-
-/// A frame on its way in.
-#[derive(Debug, Default)]
-struct Arriving {
-    head: Fill<{ Frame::LEN }>,
-    frame: Option<Frame>,
-    body: Vec<u8>,
-}
-
-impl Arriving {
-    fn missing(&self) -> usize {
-        self.frame.map_or(0, |frame| frame.len as usize - self.body.len())
-    }
-
-    fn done(&self) -> bool {
-        self.frame.is_some() && self.missing() == 0
-    }
-
-    /// Reads what is there; an error is the end of the connection.
-    fn read(&mut self, stream: &mut TcpStream) -> io::Result<()> {
-        if !self.head.full() {
-            return self.head.read(stream);
-        }
-        let mut chunk = [0; 65536];
-        let want = self.missing().min(chunk.len());
-        match stream.read(&mut chunk[..want]) {
-            Ok(0) if want > 0 => Err(ErrorKind::UnexpectedEof.into()),
-            Ok(count) => {
-                self.body.extend_from_slice(&chunk[..count]);
-                Ok(())
-            }
-            Err(error) if would_block(&error) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The head, once, when it has just become whole.
-    fn head(&mut self, rank: usize, step: Step) -> Result<Option<Frame>, ControlError> {
-        if !self.head.full() || self.frame.is_some() {
-            return Ok(None);
-        }
-        match Frame::parse(&self.head.bytes) {
-            Some(frame) if frame.status == Status::Block && frame.len <= BLOCK_MAX => self.frame = Some(frame),
-            Some(frame) if frame.status == Status::Failed && frame.len == 0 => self.frame = Some(frame),
-            other => return Err(blame(other, rank, step)),
-        }
-        Ok(self.frame)
-    }
-
-    fn finish(self) -> Option<Vec<u8>> {
-        self.frame.filter(|frame| frame.status == Status::Block).map(|_| self.body)
-    }
-}
-
-/// A fixed number of bytes that come in pieces.
-#[derive(Debug)]
-struct Fill<const N: usize> {
-    bytes: [u8; N],
-    filled: usize,
-}
-
-impl<const N: usize> Default for Fill<N> {
-    fn default() -> Self {
-        Self { bytes: [0; N], filled: 0 }
-    }
-}
-
-impl<const N: usize> Fill<N> {
-    fn full(&self) -> bool {
-        self.filled == N
-    }
-
-    /// Reads what is there; an error is the end of the connection.
-    fn read(&mut self, stream: &mut TcpStream) -> io::Result<()> {
-        if self.full() {
-            return Ok(());
-        }
-        match stream.read(&mut self.bytes[self.filled..]) {
-            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
-            Ok(count) => {
-                self.filled += count;
-                Ok(())
-            }
-            Err(error) if would_block(&error) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-struct Candidate {
-    stream: TcpStream,
-    hello: Fill<{ Hello::LEN }>,
-}
-
-/// Lets in who knows the secret and is the rank before us; everyone else is turned away, however slowly they talk.
-struct Door<'a> {
-    socket: &'a TcpListener,
-    expected: Hello,
-    candidates: Vec<Candidate>,
-}
-
-impl Door<'_> {
-    fn open(&mut self) -> Result<Option<TcpStream>, ControlError> {
-        loop {
-            match self.socket.accept() {
-                Ok((stream, _)) => {
-                    if prepare(&stream).is_ok() {
-                        if self.candidates.len() == CANDIDATES {
-                            self.candidates.remove(0);
-                        }
-                        self.candidates.push(Candidate { stream, hello: Fill::default() });
-                    }
-                }
-                Err(error) if would_block(&error) => break,
-                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                Err(source) => return Err(ControlError::Socket { call: "accept", source }),
-            }
-        }
-        let mut found = None;
-        let expected = self.expected;
-        let mut waiting = Vec::new();
-        for mut candidate in self.candidates.drain(..) {
-            match candidate.hello.read(&mut candidate.stream) {
-                Ok(()) if !candidate.hello.full() => waiting.push(candidate),
-                Ok(()) if found.is_none() && Hello::parse(&candidate.hello.bytes) == Some(expected) => {
-                    found = Some(candidate.stream);
-                }
-                _ => crate::trace!("connect: turned away a stranger"),
-            }
-        }
-        self.candidates = waiting;
-        Ok(found)
-    }
-}
-
-fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    stream.set_nonblocking(true)
-}
-
-/// Calls a peer at each of its addresses.
-fn dial(handle: &Handle, rank: usize, deadline: &Deadline) -> Result<TcpStream, ControlError> {
-    let targets = handle.targets(host_id());
-    let mut last = io::Error::new(ErrorKind::AddrNotAvailable, "the handle names no address");
-    let mut round = 0;
-    loop {
-        let mut refused = true;
-        for target in &targets {
-            let left = deadline.left().min(DIAL);
-            if left.is_zero() {
-                break;
-            }
-            match TcpStream::connect_timeout(target, left).and_then(|stream| prepare(&stream).map(|()| stream)) {
-                Ok(stream) => return Ok(stream),
-                Err(error) => {
-                    refused &= error.kind() != ErrorKind::TimedOut;
-                    last = error;
-                }
-            }
-        }
-        round += 1;
-        if deadline.left().is_zero() || (refused && round >= DIAL_ROUNDS) {
-            let addresses: Vec<_> = targets.iter().map(ToString::to_string).collect();
-            return Err(ControlError::Unreachable { rank, addresses: addresses.join(", "), source: last });
-        }
-        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -504,26 +435,5 @@ impl Deadline {
 
     fn left(&self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
-    }
-}
-
-fn wait_readable(fds: &[BorrowedFd<'_>], deadline: &Deadline) -> Result<bool, ControlError> {
-    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
-    wait(&mut fds, deadline)
-}
-
-/// Waits until one of `fds` is ready; false at the deadline.
-fn wait(fds: &mut [PollFd<'_>], deadline: &Deadline) -> Result<bool, ControlError> {
-    loop {
-        let left = deadline.left();
-        if left.is_zero() {
-            return Ok(false);
-        }
-        let millis = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
-        match poll(fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)) {
-            Ok(0) | Err(nix::Error::EINTR) => {}
-            Ok(_) => return Ok(true),
-            Err(errno) => return Err(ControlError::Socket { call: "poll", source: errno.into() }),
-        }
     }
 }

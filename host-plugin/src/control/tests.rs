@@ -1,5 +1,7 @@
-use super::frame::Hello;
+use super::handle::address;
 use super::{ControlError, Listener, Ring, Step};
+use ferrogin_fabric::Libfabric;
+use ferrogin_fabric::channel::{Config, Reactor};
 use std::io::Write;
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -9,7 +11,8 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(30);
 
 fn listeners(n: usize) -> (Vec<Arc<Listener>>, Vec<[u8; 128]>) {
-    let listeners: Vec<_> = (0..n).map(|_| Arc::new(Listener::open().unwrap())).collect();
+    let listeners: Vec<_> =
+        (0..n).map(|_| Arc::new(Listener::open(&Libfabric::load(None).unwrap(), "tcp", LONG).unwrap())).collect();
     let handles = listeners.iter().map(|listener| listener.handle()).collect();
     (listeners, handles)
 }
@@ -157,15 +160,19 @@ fn a_rank_that_never_connects_is_named_at_the_deadline() {
 #[test]
 fn strangers_are_turned_away() {
     let (listeners, handles) = listeners(2);
-    let port = listeners[0].handle.port;
-    let mut strangers: Vec<_> = (0..40).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
-    for (i, stranger) in strangers.iter_mut().enumerate() {
-        let forged = Hello { nonce: [i as u8; 16], from: 1, to: 0, nranks: 2 }.emit();
-        // Half of them say something, and some of those only in part.
-        if i % 2 == 0 {
-            stranger.write_all(&forged[..forged.len() - i % 4]).unwrap();
-        }
+    let at = address(&handles[1]).unwrap();
+    // Some only make connections, and some of those say something.
+    let mut strangers: Vec<_> = (0..20).map(|_| TcpStream::connect(&*at.endpoint()).unwrap()).collect();
+    for stranger in strangers.iter_mut().step_by(2) {
+        stranger.write_all(&[0xa5; 50]).unwrap();
     }
+    // Some speak the protocol and do not know the secret.
+    let mut forged = handles[1];
+    forged[16..24].fill(7);
+    let lib = Libfabric::load(None).unwrap();
+    let stranger = Reactor::open(&lib, &Config::default()).unwrap();
+    let refused = stranger.connect(&address(&forged).unwrap()).wait().unwrap_err();
+    assert!(refused.to_string().contains("nobody listens"), "{refused}");
     let threads: Vec<_> = listeners
         .into_iter()
         .enumerate()

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# The plugin's tests with a sanitizer in the plugin, the software card and the tests: sanitize.sh [DIST] [address|thread]
+#
+# DIST is not used: everything is built once more, into target/sanitize-KIND. `address` (the default) takes a minute or two;
+# `thread` compiles the standard library too, for which the toolchain needs its source (rustup component add rust-src), and
+# takes several. Prints a line for each test, and a last one with the counts; status 1 when one failed. Skips aloud where
+# the toolchain has no sanitizer.
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+kind=address
+for argument; do
+    case $argument in
+    address | thread) kind=$argument ;;
+    esac
+done
+passed=0 failed=0 skipped=0
+
+finish() {
+    echo "sanitizers: $passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+skip() {
+    echo "SKIP $kind sanitizer on the plugin: $1"
+    skipped=$((skipped + 1))
+    finish
+}
+
+cd "$root" || exit
+host=$(rustc -vV | sed -n 's/^host: //p')
+sysroot=$(rustc --print sysroot)
+short=${kind:0:1}san
+compgen -G "$sysroot/lib/rustlib/$host/lib/librustc*_rt.$short.a" >/dev/null ||
+    skip "the Rust toolchain has no $short runtime for $host"
+std=()
+if [ "$kind" = thread ]; then
+    [ -d "$sysroot/lib/rustlib/src/rust/library/std" ] || skip "the toolchain lacks the component rust-src"
+    std=(-Zbuild-std)
+fi
+
+# Sanitizers are unstable flags, which a stable compiler takes with this. The runtime is in the tests' programs: the plugin
+# and the card, which they load, find it there.
+export RUSTC_BOOTSTRAP=1
+export RUSTFLAGS="-Zsanitizer=$kind -Clink-arg=-Wl,--export-dynamic -Cforce-frame-pointers=yes"
+export CARGO_TARGET_DIR=$root/target/sanitize-$kind
+build=$CARGO_TARGET_DIR/$host/release
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+if ! cargo build --release --locked "${std[@]}" --target "$host" -p nccl-gin-ferrogin -p softefa >"$log" 2>&1; then
+    tail -n 20 "$log"
+    # Sources of the standard library's dependencies come from the registry, once.
+    grep -qiE "download|network|resolve host" "$log" && skip "the crates of the standard library cannot be fetched"
+    echo "FAIL $kind sanitizer: building"
+    failed=1
+    finish
+fi
+export FERROGIN_DIST=$CARGO_TARGET_DIR/dist
+mkdir -p "$FERROGIN_DIST"
+cp "$build/libnccl_gin_ferrogin.so" "$FERROGIN_DIST/libnccl-gin-ferrogin.so"
+cp "$build/libsoftefa_fi.so" "$FERROGIN_DIST/libsoftefa-fi.so"
+if ! nm -D --undefined-only "$FERROGIN_DIST/libnccl-gin-ferrogin.so" | grep "__${short}_" >/dev/null; then
+    echo "FAIL $kind sanitizer: the plugin is not instrumented"
+    failed=1
+    finish
+fi
+
+# What leaks is counted by the tests themselves; libfabric's own leaks are not ours to mend.
+export ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 RUST_BACKTRACE=0
+export FERROGIN_TEST_SETUPS=${FERROGIN_TEST_SETUPS:-20} FERROGIN_TEST_CYCLES=${FERROGIN_TEST_CYCLES:-100}
+cargo test --release --locked "${std[@]}" --target "$host" -p nccl-gin-ferrogin --no-fail-fast -- --test-threads=2 \
+    >"$log" 2>&1
+status=$?
+# A failed test in a process of its own shows that process's lines too: the first line of a test counts.
+declare -A seen
+while IFS= read -r line; do
+    name=${line#test }
+    name=${name%% ...*}
+    case $line in
+    "test "*" ... ok")
+        [ -n "${seen[$name]:-}" ] && continue
+        echo "PASS $kind: $name" && passed=$((passed + 1)) && seen[$name]=1
+        ;;
+    "test "*" ... FAILED")
+        [ -n "${seen[$name]:-}" ] && continue
+        echo "FAIL $kind: $name" && failed=$((failed + 1)) && seen[$name]=1
+        ;;
+    "SKIP "*)
+        name=${line#SKIP }
+        echo "$line" && skipped=$((skipped + 1)) && seen[${name%%:*}]=1
+        ;;
+    *Sanitizer:* | *panicked* | "    #"[0-9]*) echo "$line" | cut -c1-200 ;;
+    esac
+done <"$log"
+if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then
+    tail -n 20 "$log"
+    echo "FAIL $kind sanitizer: cargo test ended with status $status"
+    failed=1
+fi
+finish
