@@ -21,6 +21,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("foreign clients", "tests/foreign/run.sh"),
     ("libfabric programs", "tests/libfabric/run.sh"),
     ("faults", "tests/faults/run.sh"),
+    ("address sanitizer", "tests/nccl/sanitize.sh"),
     ("fuzz", "fuzz/run.sh"),
     ("models", "device-kernels/tests/models.sh"),
     ("mlx5 instructions", "mlx5/benches/check.sh"),
