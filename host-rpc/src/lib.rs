@@ -32,6 +32,7 @@ mod client;
 mod connection;
 mod error;
 pub mod frame;
+pub mod mlx5;
 mod server;
 mod sweep;
 mod transport;

@@ -1,0 +1,38 @@
+//! Echo over mlx5 queue pairs of the software card, in two processes: `mlx5_echo server` prints its address and ends with its
+//! input; `mlx5_echo client ADDRESS TEXT` prints the answer.
+
+use host_rpc::mlx5::{Config, Connection, Opening};
+use host_rpc::{Client, Server, Settings};
+use softefa_fi::mlx5::{Card, Settings as CardSettings};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+type Error = Box<dyn std::error::Error>;
+
+fn connect(stream: TcpStream) -> Result<Connection, Error> {
+    let card: Arc<dyn mlx5::device::Device> = Arc::new(Card::open(CardSettings::default())?);
+    let peer = stream.peer_addr()?.to_string();
+    Ok(Opening::new(&card, &Config::default())?.over(stream, &peer)?)
+}
+
+fn main() -> Result<(), Error> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["server"] => {
+            let server = Server::new(Settings::default()).method(1, |_, body| Ok(body.into_vec().into())).start();
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            println!("{}", listener.local_addr()?);
+            server.attach(connect(listener.accept()?.0)?);
+            std::io::stdin().read_line(&mut String::new())?;
+            server.shutdown(Duration::from_secs(5));
+        }
+        ["client", address, text] => {
+            let client = Client::new(connect(TcpStream::connect(address)?)?, Settings::default());
+            let answer = client.call(1, text.as_bytes().to_vec(), Duration::from_secs(5)).wait()?;
+            println!("{}", String::from_utf8_lossy(&answer.into_vec()));
+        }
+        _ => return Err("usage: mlx5_echo server | mlx5_echo client ADDRESS TEXT".into()),
+    }
+    Ok(())
+}

@@ -1,0 +1,528 @@
+//! The thread of a connection: posts, polls, calls back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mlx5::cq::CompletionQueue;
+use mlx5::device::{Access, CqAttr, Device, DeviceError, Endpoint, Handle, Pd, QpAttr, RawWindow};
+use mlx5::rq::RecvQueue;
+use mlx5::sq::{Flags, SendQueue};
+use mlx5::wire::{CqeOpcode, MkeyAccess};
+use mlx5::wqe::{Bind, Data, Limits, Op, Post, Remote, Sge, Transport, Umr, UmrKind, WindowType, With};
+
+use super::frame::{Frame, HEADER};
+use super::memory::{Landing, Offered, Slots};
+use super::{Command, Config, OpenError, Shared};
+use crate::{Bytes, ReceiveDone, SendDone, TransportError};
+
+/// Requests that are not for a message: fetches, answers, the goodbye.
+const CONTROL: u32 = 64;
+/// Blocks of a send queue that a bind takes; a message takes one.
+const BIND_BLOCKS: u32 = Umr::BIND_SEGMENTS.div_ceil(4) as u32;
+/// Bytes that one READ fetches at most.
+const READ: u64 = 1 << 30;
+/// Rounds without work before the thread rests.
+const RESTLESS: u32 = 200;
+/// Its first rests and its longest.
+const SHORT_REST: Duration = Duration::from_micros(50);
+const LONG_REST: Duration = Duration::from_millis(1);
+/// Rests before they become long.
+const SHORT_RESTS: u32 = 1000;
+
+/// What a completed request was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Token {
+    /// A message, or an offer, from this slot; with the number of the send if it is over now.
+    Slot { slot: u16, finishes: Option<u64> },
+    /// A bind.
+    Bind,
+    /// The last piece of what arrives under this number.
+    Fetched(u64),
+    /// A piece, or an answer.
+    Nothing,
+    /// Our goodbye is out.
+    Bye,
+}
+
+/// A message that was handed over and is not over.
+struct Sending {
+    done: Option<SendDone>,
+    over: bool,
+    /// Of a long message: what the peer fetches, and through which window.
+    offered: Option<(Offered, usize)>,
+}
+
+/// A message that comes, in order.
+enum Arriving {
+    Whole(Vec<u8>),
+    Fetching { landing: Landing, rkey: u32, asked: u64, whole: bool },
+}
+
+struct Window {
+    raw: RawWindow,
+    rkey: u32,
+    busy: bool,
+}
+
+/// What a poll found.
+enum Event {
+    Sent(u16),
+    Received { index: u16, bytes: u32, invalidated: Option<u32> },
+    Failed(String),
+}
+
+pub(super) struct Engine {
+    device: Arc<dyn Device>,
+    pd: Pd,
+    qp: Handle,
+    eager: usize,
+    peer: Arc<str>,
+    cq: CompletionQueue,
+    send: SendQueue<Token>,
+    recv: RecvQueue<u16>,
+    incoming: Slots,
+    outgoing: Slots,
+    free: Vec<u16>,
+    windows: Vec<Window>,
+    waiting: VecDeque<(Bytes, SendDone)>,
+    /// In the order of sends; the first has number `first_sending`.
+    sending: VecDeque<Sending>,
+    first_sending: u64,
+    /// In the order of arrival; the first has number `first_arriving`.
+    arriving: VecDeque<Arriving>,
+    first_arriving: u64,
+    /// Fetches that are not posted whole, and answers that are owed: keys to make invalid.
+    fetching: VecDeque<u64>,
+    answers: VecDeque<u32>,
+    receivers: VecDeque<ReceiveDone>,
+    closing: Option<Instant>,
+    said_bye: bool,
+    ended: Option<TransportError>,
+    finished: bool,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("qpn", &self.send.qpn()).finish_non_exhaustive()
+    }
+}
+
+/// Answers a command that came after the end.
+pub(super) fn refuse(command: Command) {
+    match command {
+        Command::Send(_, done) => done(Err(TransportError::Closed)),
+        Command::Receive(done) => done(Err(TransportError::Closed)),
+        Command::Close(_) => {}
+    }
+}
+
+impl Engine {
+    pub(super) fn new(device: Arc<dyn Device>, config: &Config) -> Result<(Self, Endpoint), OpenError> {
+        let slot = HEADER + config.eager as usize;
+        let pd = device.alloc_pd()?;
+        let posts = u32::from(config.sends) * 2 + CONTROL;
+        let compression = config.compression && device.caps().compression;
+        let raw = device.create_cq(&CqAttr { entries: posts + u32::from(config.receives), compression })?;
+        let attr = QpAttr {
+            transport: Transport::Rc,
+            send_cq: raw.handle.clone(),
+            recv_cq: raw.handle.clone(),
+            srq: None,
+            max_send: posts,
+            max_recv: config.receives.into(),
+            limits: Limits { max_inline: HEADER as u32, max_sge: 1 },
+            max_recv_sge: 1,
+            signal_all: true,
+        };
+        let qp = device.create_qp(&pd, &attr)?;
+        let sizes = OpenError::Config("the device made queues of sizes that the driver cannot use");
+        let Some(send) = SendQueue::new(qp.send) else { return Err(sizes) };
+        let Some(recv) = qp.recv.and_then(RecvQueue::new) else { return Err(sizes) };
+        let incoming = Slots::new(&*device, &pd, config.receives.into(), slot, Access::LOCAL_WRITE)?;
+        let outgoing = Slots::new(&*device, &pd, config.sends.into(), slot, Access::default())?;
+        let endpoint = device.endpoint(&qp.handle)?;
+        let mut engine = Self {
+            device,
+            pd,
+            qp: qp.handle,
+            eager: config.eager as usize,
+            peer: Arc::from(""),
+            cq: CompletionQueue::new(raw.parts),
+            send,
+            recv,
+            incoming,
+            outgoing,
+            free: (0..config.sends).collect(),
+            windows: Vec::new(),
+            waiting: VecDeque::new(),
+            sending: VecDeque::new(),
+            first_sending: 0,
+            arriving: VecDeque::new(),
+            first_arriving: 0,
+            fetching: VecDeque::new(),
+            answers: VecDeque::new(),
+            receivers: VecDeque::new(),
+            closing: None,
+            said_bye: false,
+            ended: None,
+            finished: false,
+        };
+        for slot in 0..config.receives {
+            engine.post_receive(slot);
+        }
+        Ok((engine, endpoint))
+    }
+
+    pub(super) fn connect(&mut self, to: &Endpoint, eager: u32, peer: &str) -> Result<(), OpenError> {
+        self.device.connect(&self.qp, to)?;
+        self.eager = eager as usize;
+        self.peer = peer.into();
+        Ok(())
+    }
+
+    /// The thread: until the connection is closed or broken, and everybody knows.
+    pub(super) fn run(mut self, shared: &Shared) {
+        let mut idle = 0_u32;
+        loop {
+            let mut commands = shared.lock();
+            let asked = std::mem::take(&mut commands.queue);
+            // Nothing is asked after this: the last look and the mark are under one lock.
+            commands.ended = self.finished;
+            drop(commands);
+            let was_finished = self.finished;
+            let mut moved = !asked.is_empty();
+            asked.into_iter().for_each(|command| self.take(command));
+            if was_finished {
+                self.tell_the_end();
+                return;
+            }
+            moved |= self.poll();
+            moved |= self.post();
+            moved |= self.deliver();
+            self.close_if_due();
+            if self.ended.is_some() {
+                self.tell_the_end();
+                self.finished = true;
+                continue;
+            }
+            idle = if moved { 0 } else { idle.saturating_add(1) };
+            if idle > RESTLESS {
+                thread::park_timeout(if idle < RESTLESS + SHORT_RESTS { SHORT_REST } else { LONG_REST });
+            } else if idle != 0 {
+                thread::yield_now();
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Send(bytes, done) => self.waiting.push_back((bytes, done)),
+            Command::Receive(done) => self.receivers.push_back(done),
+            Command::Close(by) => self.closing = Some(self.closing.map_or(by, |before| before.min(by))),
+        }
+    }
+
+    fn fail(&mut self, why: &str) {
+        if self.ended.is_none() {
+            self.ended = Some(TransportError::Failed(format!("{}: {why}", self.peer).into()));
+        }
+    }
+
+    /// Everybody who still waits learns how it ended.
+    fn tell_the_end(&mut self) {
+        let end = self.ended.clone().unwrap_or(TransportError::Closed);
+        // What has come whole is still handed over.
+        self.deliver();
+        for sending in self.sending.drain(..) {
+            if let Some(done) = sending.done {
+                done(if sending.over { Ok(()) } else { Err(end.clone()) });
+            }
+        }
+        self.waiting.drain(..).for_each(|(_, done)| done(Err(end.clone())));
+        self.receivers.drain(..).for_each(|done| done(Err(end.clone())));
+    }
+
+    fn post_receive(&mut self, slot: u16) {
+        let sge = self.incoming.sge(slot, HEADER + self.eager);
+        // As many receives as slots: there is always room for one that came back.
+        if let Err(rejected) = self.recv.post(slot, &[sge]) {
+            self.fail(&rejected.to_string());
+        }
+        self.recv.ring();
+    }
+
+    fn poll(&mut self) -> bool {
+        let mut events = Vec::new();
+        let polled = self.cq.drain(256, |one| {
+            events.push(match one {
+                Ok(entry) => match entry.opcode() {
+                    CqeOpcode::Req => Event::Sent(entry.wqe_counter()),
+                    how => Event::Received {
+                        index: entry.wqe_counter(),
+                        bytes: entry.byte_cnt(),
+                        invalidated: (how == CqeOpcode::RespSendInv).then(|| entry.imm_or_key()),
+                    },
+                },
+                Err(failure) => Event::Failed(failure.to_string()),
+            });
+        });
+        if let Err(corrupt) = polled {
+            self.fail(&corrupt.to_string());
+        }
+        let moved = !events.is_empty();
+        for event in events {
+            match event {
+                Event::Sent(index) => self.sent(index),
+                Event::Received { index, bytes, invalidated } => self.received(index, bytes, invalidated),
+                Event::Failed(why) => self.fail(&why),
+            }
+        }
+        moved
+    }
+
+    fn sent(&mut self, index: u16) {
+        let finished = self.send.complete(index).map(|finished| finished.map(|done| done.token).collect::<Vec<_>>());
+        let tokens = match finished {
+            Ok(tokens) => tokens,
+            Err(unknown) => return self.fail(&unknown.to_string()),
+        };
+        for token in tokens {
+            match token {
+                Token::Slot { slot, finishes } => {
+                    self.free.push(slot);
+                    if let Some(number) = finishes {
+                        self.over(number);
+                    }
+                }
+                Token::Fetched(number) => self.fetched(number),
+                Token::Bye => self.ended = Some(TransportError::Closed),
+                Token::Bind | Token::Nothing => {}
+            }
+        }
+    }
+
+    /// A send is over; those before it are told first.
+    fn over(&mut self, number: u64) {
+        if let Some(sending) = self.sending.get_mut((number - self.first_sending) as usize) {
+            sending.over = true;
+        }
+        while self.sending.front().is_some_and(|sending| sending.over) {
+            self.first_sending += 1;
+            if let Some(done) = self.sending.pop_front().and_then(|sending| sending.done) {
+                done(Ok(()));
+            }
+        }
+    }
+
+    fn received(&mut self, index: u16, bytes: u32, invalidated: Option<u32>) {
+        let slot = match self.recv.complete(index) {
+            Ok(slot) => slot,
+            Err(unknown) => return self.fail(&unknown.to_string()),
+        };
+        let mut message = self.incoming.read(slot, bytes as usize);
+        self.post_receive(slot);
+        match Frame::parse(&message) {
+            Some(Frame::Message { .. }) => {
+                message.drain(..HEADER);
+                self.arriving.push_back(Arriving::Whole(message));
+            }
+            Some(Frame::Offer { length, rkey }) => self.offered(length, rkey),
+            Some(Frame::Taken) => self.taken(invalidated),
+            Some(Frame::Bye) => self.ended = Some(TransportError::Closed),
+            None => self.fail("sent what is no message of this protocol"),
+        }
+    }
+
+    fn offered(&mut self, length: u64, rkey: u32) {
+        if length == 0 || length > mlx5::wqe::MAX_BIND {
+            return self.fail("offered a message of an impossible length");
+        }
+        match Landing::new(&*self.device, &self.pd, length as usize) {
+            Ok(landing) => {
+                self.fetching.push_back(self.first_arriving + self.arriving.len() as u64);
+                self.arriving.push_back(Arriving::Fetching { landing, rkey, asked: 0, whole: false });
+            }
+            Err(error) => self.fail(&error.to_string()),
+        }
+    }
+
+    /// The peer has fetched: the window that its answer made invalid is free, and that send is over.
+    fn taken(&mut self, invalidated: Option<u32>) {
+        let window = self.windows.iter().position(|window| window.busy && Some(window.rkey) == invalidated);
+        let Some(window) = window else { return self.fail("answered for a window that it does not have") };
+        self.windows[window].busy = false;
+        let of = |sending: &Sending| sending.offered.as_ref().is_some_and(|(_, of)| *of == window);
+        if let Some(at) = self.sending.iter().position(of) {
+            self.sending[at].offered = None;
+            self.over(self.first_sending + at as u64);
+        }
+    }
+
+    fn fetched(&mut self, number: u64) {
+        let Some(at) = number.checked_sub(self.first_arriving) else { return };
+        if let Some(Arriving::Fetching { rkey, whole, .. }) = self.arriving.get_mut(at as usize) {
+            *whole = true;
+            self.answers.push_back(*rkey);
+        }
+    }
+
+    /// Hands over what has come, in order.
+    fn deliver(&mut self) -> bool {
+        let mut moved = false;
+        while !self.receivers.is_empty()
+            && matches!(self.arriving.front(), Some(Arriving::Whole(_) | Arriving::Fetching { whole: true, .. }))
+        {
+            let bytes = match self.arriving.pop_front() {
+                Some(Arriving::Whole(bytes)) => bytes,
+                Some(Arriving::Fetching { landing, .. }) => landing.finish(),
+                None => return moved,
+            };
+            self.first_arriving += 1;
+            moved = true;
+            if let Some(done) = self.receivers.pop_front() {
+                done(Ok(bytes));
+            }
+        }
+        moved
+    }
+
+    /// Room for `posts` requests of at most a bind's size.
+    fn has_room(&self, posts: u32) -> bool {
+        self.send.free_posts() >= posts && self.send.free_blocks() >= posts * BIND_BLOCKS
+    }
+
+    fn submit(&mut self, token: Token, post: &Post<'_>) {
+        if let Err(rejected) = self.send.post(token, Flags::default(), post) {
+            self.fail(&rejected.error.to_string());
+        }
+    }
+
+    /// Posts what there is room for: answers and fetches first, for peers wait for them.
+    fn post(&mut self) -> bool {
+        let mut moved = false;
+        while self.has_room(1)
+            && let Some(rkey) = self.answers.pop_front()
+        {
+            let bytes = Frame::Taken.to_bytes();
+            let data = Data::Inline(&[&bytes[..]][..]);
+            self.submit(Token::Nothing, &Op::Send { data, with: With::Invalidate(rkey) });
+            moved = true;
+        }
+        while self.has_room(1)
+            && let Some(number) = self.fetching.front().copied()
+        {
+            moved = true;
+            if self.fetch(number) {
+                self.fetching.pop_front();
+            }
+        }
+        while self.closing.is_none_or(|_| !self.said_bye)
+            && self.has_room(2)
+            && let Some(slot) = self.free.pop()
+        {
+            let Some((bytes, done)) = self.waiting.pop_front() else {
+                self.free.push(slot);
+                break;
+            };
+            moved = true;
+            self.send_one(slot, bytes, done);
+        }
+        moved
+    }
+
+    /// Posts the next piece of a fetch; true if it was the last.
+    fn fetch(&mut self, number: u64) -> bool {
+        let at = (number - self.first_arriving) as usize;
+        let Some(Arriving::Fetching { landing, rkey, asked, .. }) = self.arriving.get_mut(at) else { return true };
+        let (from, piece) = (*asked, (landing.mr.length - *asked).min(READ));
+        *asked += piece;
+        let last = *asked == landing.mr.length;
+        let into = [Sge { addr: landing.mr.addr + from, length: piece as u32, lkey: landing.mr.lkey }];
+        let remote = Remote { addr: from, rkey: *rkey };
+        let token = if last { Token::Fetched(number) } else { Token::Nothing };
+        self.submit(token, &Op::Read { remote, into: &into });
+        last
+    }
+
+    fn send_one(&mut self, slot: u16, bytes: Bytes, done: SendDone) {
+        let number = self.first_sending + self.sending.len() as u64;
+        let length = bytes.as_slice().len();
+        let mut sending = Sending { done: Some(done), over: false, offered: None };
+        let (frame, finishes, total) = if length <= self.eager {
+            let frame = Frame::Message { length: length as u64 }.to_bytes();
+            self.outgoing.write(slot, [&frame, bytes.as_slice()]);
+            (None, Some(number), HEADER + length)
+        } else {
+            match self.offer(bytes) {
+                Ok((rkey, offered)) => {
+                    sending.offered = Some(offered);
+                    (Some(Frame::Offer { length: length as u64, rkey }), None, HEADER)
+                }
+                Err(error) => {
+                    self.free.push(slot);
+                    self.sending.push_back(sending);
+                    return self.fail(&error.to_string());
+                }
+            }
+        };
+        if let Some(frame) = frame {
+            self.outgoing.write(slot, [&frame.to_bytes(), &[]]);
+        }
+        self.sending.push_back(sending);
+        let sge = [self.outgoing.sge(slot, total)];
+        // After a bind the queue itself adds the fence that the offer needs.
+        let post = Op::Send { data: Data::Sges(&sge[..]), with: With::Nothing };
+        self.submit(Token::Slot { slot, finishes }, &post);
+    }
+
+    /// Binds a window on the bytes: its key, and what to keep until the peer has answered.
+    fn offer(&mut self, bytes: Bytes) -> Result<(u32, (Offered, usize)), DeviceError> {
+        let at = match self.windows.iter().position(|window| !window.busy) {
+            Some(at) => at,
+            None => {
+                let raw = self.device.alloc_window(&self.pd, WindowType::Type2)?;
+                let rkey = raw.rkey;
+                self.windows.push(Window { raw, rkey, busy: false });
+                self.windows.len() - 1
+            }
+        };
+        let offered = Offered::new(&*self.device, &self.pd, bytes)?;
+        let window = &mut self.windows[at];
+        debug_assert_eq!(window.raw.rkey >> 8, window.rkey >> 8);
+        // The tag steps at each bind, so that the key of an earlier message opens nothing.
+        let tag = (window.rkey as u8).wrapping_add(1);
+        let bind = Bind {
+            window: WindowType::Type2,
+            rkey: window.rkey,
+            tag,
+            lkey: offered.mr.lkey,
+            addr: offered.mr.addr,
+            length: offered.mr.length,
+            access: MkeyAccess::REMOTE_READ,
+            zero_based: true,
+        };
+        let umr = Umr::bind(&bind, self.send.qpn());
+        let umr = umr.map_err(|_| DeviceError::Unsupported { what: "a window of that length" })?;
+        window.rkey = window.rkey & !0xff | u32::from(tag);
+        window.busy = true;
+        let rkey = window.rkey;
+        self.submit(Token::Bind, &Op::Umr { umr, kind: UmrKind::Bind });
+        Ok((rkey, (offered, at)))
+    }
+
+    /// Says goodbye when all is out, and ends at the limit in any case.
+    fn close_if_due(&mut self) {
+        let Some(by) = self.closing else { return };
+        let idle = self.waiting.is_empty() && self.sending.is_empty();
+        if idle && !self.said_bye && self.has_room(1) && self.ended.is_none() {
+            self.said_bye = true;
+            let bytes = Frame::Bye.to_bytes();
+            self.submit(Token::Bye, &Op::Send { data: Data::Inline(&[&bytes[..]][..]), with: With::Nothing });
+        }
+        if Instant::now() >= by && self.ended.is_none() {
+            self.ended = Some(TransportError::Closed);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Calls over mlx5 queue pairs of the software card.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use host_rpc::mlx5::{Config, Connection, HELLO, OpenError, Opening};
+use host_rpc::{Bytes, Client, RpcError, Running, Server, Settings, Status, Transport, TransportError};
+use mlx5::device::Device;
+use softefa_fi::mlx5::{Card, Settings as CardSettings};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const ECHO: u32 = 1;
+const LATER: u32 = 2;
+const SLOW: u32 = 3;
+
+fn card(seed: u64) -> Arc<dyn Device> {
+    Arc::new(Card::open(CardSettings { seed: Some(seed), ..CardSettings::default() }).unwrap())
+}
+
+fn pair(seed: u64, config: &Config) -> (Connection, Connection) {
+    let (a, b) = (Opening::new(&card(seed), config).unwrap(), Opening::new(&card(seed + 1), config).unwrap());
+    let (hello_a, hello_b) = (a.hello(), b.hello());
+    (a.connect(&hello_b, "the server").unwrap(), b.connect(&hello_a, "the client").unwrap())
+}
+
+fn server(settings: Settings) -> Running {
+    Server::new(settings)
+        .method(ECHO, |_, body| Ok(body.into_vec().into()))
+        .method_with(LATER, |_, body, responder| {
+            thread::spawn(move || {
+                thread::sleep(Duration::from_millis(5));
+                responder.reply(Ok(body.into_vec().into()));
+            });
+        })
+        .method(SLOW, |context, _| {
+            let start = Instant::now();
+            while !context.is_cancelled() && start.elapsed() < LIMIT {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(Status::Cancelled)
+        })
+        .start()
+}
+
+fn connected(seed: u64, config: &Config, settings: &Settings) -> (Running, Client) {
+    let (here, there) = pair(seed, config);
+    let running = server(settings.clone());
+    running.attach(there);
+    (running, Client::new(here, settings.clone()))
+}
+
+fn pattern(seed: usize) -> Vec<u8> {
+    let len = [0, 1, 64, 5000, 20_000, 300_000][seed % 6] + seed % 7;
+    (0..len).map(|at| (at * 31 + seed) as u8).collect()
+}
+
+fn hammer(client: &Client, threads: usize, calls: usize) {
+    thread::scope(|scope| {
+        for of in 0..threads {
+            scope.spawn(move || {
+                for number in 0..calls {
+                    let bytes = pattern(of * 1000 + number);
+                    let method = if number % 20 == 7 { LATER } else { ECHO };
+                    let answer = client.call(method, bytes.clone(), LIMIT).wait().unwrap();
+                    assert!(answer.into_vec() == bytes, "call {number} of thread {of}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn answers_find_their_calls() {
+    for (seed, compression) in [(1, true), (2, false)] {
+        // Few and small slots: every ring wraps, most bodies go through windows, and compressed blocks are common.
+        let config = Config { eager: 1024, sends: 4, receives: 8, compression };
+        let (running, client) = connected(seed, &config, &Settings { workers: 2, ..Settings::default() });
+        hammer(&client, 8, 60);
+        assert!(running.shutdown(LIMIT));
+    }
+}
+
+#[test]
+fn long_bodies_go_through_windows() {
+    let settings = Settings { piece: 8 << 20, inline: 4096, ..Settings::default() };
+    let (_running, client) = connected(3, &Config::default(), &settings);
+    let bytes: Arc<Vec<u8>> = Arc::new((0..20 << 20_u32).map(|at| (at % 251) as u8).collect());
+    for len in [1 << 20, 3 << 20] {
+        let body = bytes[..len].to_vec();
+        assert!(client.call(ECHO, body.clone(), LIMIT).wait().unwrap().into_vec() == body);
+    }
+    let answer = client.call(ECHO, Arc::clone(&bytes), LIMIT).wait().unwrap();
+    assert!(answer.bytes() == *bytes);
+    assert_eq!(Arc::strong_count(&bytes), 1, "nobody holds the body any more");
+}
+
+#[test]
+fn deadlines_and_cancels_work() {
+    let (_running, client) =
+        connected(5, &Config::default(), &Settings { credits: 2, workers: 2, ..Settings::default() });
+    let error = client.call(SLOW, Vec::new(), Duration::from_millis(50)).wait().unwrap_err();
+    assert!(matches!(error, RpcError::Timeout { method: SLOW, .. }), "{error}");
+    drop(client.call(SLOW, Vec::new(), LIMIT));
+    hammer(&client, 2, 10);
+}
+
+/// What one end was told, in order.
+fn receive(end: &Connection) -> Result<Vec<u8>, TransportError> {
+    let (sender, receiver) = mpsc::channel();
+    end.receive(Box::new(move |result| sender.send(result).unwrap()));
+    receiver.recv_timeout(LIMIT).expect("a callback")
+}
+
+#[test]
+fn messages_and_callbacks_keep_their_order() {
+    let (a, b) = pair(7, &Config { eager: 256, sends: 3, receives: 4, compression: true });
+    let (sender, receiver) = mpsc::channel();
+    let lens = |number: usize| [10, 5000, 0, 256, 257, 70_000][number % 6];
+    for number in 0..120 {
+        let sender = sender.clone();
+        let bytes = Bytes::Owned(vec![number as u8; lens(number)]);
+        a.send(bytes, Box::new(move |result| sender.send((number, result)).unwrap()));
+    }
+    for number in 0..120 {
+        assert!(receive(&b).unwrap() == vec![number as u8; lens(number)], "message {number}");
+    }
+    for number in 0..120 {
+        assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), (number, Ok(())));
+    }
+}
+
+#[test]
+fn closing_lets_out_what_was_sent_and_ends_both_sides() {
+    let (a, b) = pair(9, &Config::default());
+    a.send(Bytes::Owned(vec![1; 100_000]), Box::new(|result| result.unwrap()));
+    a.close(LIMIT);
+    assert_eq!(receive(&b).unwrap().len(), 100_000);
+    assert_eq!(receive(&b), Err(TransportError::Closed));
+    assert_eq!(receive(&a), Err(TransportError::Closed));
+    let (sender, receiver) = mpsc::channel();
+    b.send(Bytes::Owned(vec![1]), Box::new(move |result| sender.send(result).unwrap()));
+    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), Err(TransportError::Closed));
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_loses_the_connection() {
+    let config = Config { eager: 64, ..Config::default() };
+    let other = Opening::new(&card(11), &config).unwrap();
+    let own = Opening::new(&card(12), &config).unwrap();
+    let (mut hello, of_other) = (own.hello(), other.hello());
+    hello[1] = b'2';
+    assert!(matches!(other.connect(&hello, "a stranger"), Err(OpenError::Hello)));
+    assert!(matches!(own.connect(&[0; HELLO], "a stranger"), Err(OpenError::Hello)));
+    assert_ne!(of_other, [0; HELLO]);
+    for bad in [Config { sends: 1, ..config }, Config { eager: 8, ..config }, Config { eager: u32::MAX, ..config }] {
+        assert!(matches!(Opening::new(&card(13), &bad), Err(OpenError::Config(_))));
+    }
+}
+
+#[test]
+fn a_peer_that_dies_ends_every_call() {
+    let mut child = example(&["server"]);
+    let address = first_line(&mut child);
+    let stream = TcpStream::connect(address.trim()).unwrap();
+    let opening = Opening::new(&card(15), &Config::default()).unwrap();
+    let client = Client::new(opening.over(stream, "the example").unwrap(), Settings::default());
+    client.call(ECHO, b"hello".to_vec(), LIMIT).wait().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let error = client.call(ECHO, vec![0; 1 << 20], LIMIT).wait().unwrap_err();
+    assert!(matches!(error, RpcError::Lost { .. }), "{error}");
+}
+
+fn example(args: &[&str]) -> std::process::Child {
+    let here = std::env::current_exe().unwrap();
+    let examples = here.parent().and_then(|deps| deps.parent()).unwrap().join("examples");
+    let mut command = Command::new(examples.join("mlx5_echo"));
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the example starts")
+}
+
+fn first_line(child: &mut std::process::Child) -> String {
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    line
+}
+
+#[test]
+fn the_example_talks_to_itself_in_two_processes() {
+    let mut server = example(&["server"]);
+    let address = first_line(&mut server);
+    let output = example(&["client", address.trim(), "hello there"]).wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "hello there\n");
+    server.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert!(server.wait().unwrap().success());
+}
+
+/// A stream that ends early is an error, not a hang.
+#[test]
+fn a_hello_that_does_not_come_is_an_error() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    drop(listener.accept().unwrap());
+    let opening = Opening::new(&card(17), &Config::default()).unwrap();
+    assert!(matches!(opening.over(stream, "nobody"), Err(OpenError::Exchange(_))));
+}
