@@ -1,0 +1,61 @@
+//! SIGKILL of a rank at any moment, set-up included: the other ends by itself, with an error, within its deadline.
+
+mod common;
+
+use common::{dist, report, scenarios};
+use mini_nccl::launch::{Output, Signal};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Kills; FERROGIN_KILLS says another number.
+const KILLS: u64 = 50;
+/// At the same time: most of a run is waiting.
+const JOBS: usize = 4;
+/// A survivor may wait for its deadline, and set-up for its timeout; the rest is a busy machine's.
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[test]
+fn at_any_moment() {
+    let Some(dist) = dist("at_any_moment") else { return };
+    let kills = std::env::var("FERROGIN_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS);
+    let (next, failures) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..JOBS {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= kills {
+                        return;
+                    }
+                    if let Err(problem) = kill(&dist, number) {
+                        failures.lock().unwrap().push(problem);
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+fn kill(dist: &Path, number: u64) -> Result<(), String> {
+    // splitmix64's multiplier: moments are spread, and the same in each run.
+    let moment = Duration::from_micros(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44);
+    let (victim, wire) = ((number % 2) as usize, if number % 4 < 3 { "shm" } else { "tcp" });
+    let job = scenarios(dist, 2).args(["--reps", "20000", "--deadline", "3"]).output(Output::Capture);
+    let job = job.env("FERROGIN_TIMEOUT", "5").env("SOFTEFA_WIRE", wire).grace(LIMIT);
+    let mut running = job.start().map_err(|error| error.to_string())?;
+    std::thread::sleep(moment);
+    running.signal(victim, Signal::SIGKILL);
+    let killed = Instant::now();
+    let outcome = running.wait();
+    let survivor = outcome.statuses[1 - victim].and_then(|status| status.code());
+    let text = report(&outcome);
+    if survivor != Some(1) || text.contains("panicked") {
+        let took = killed.elapsed();
+        return Err(format!("kill {number} of rank {victim} after {moment:?} on {wire}, over after {took:?}: {text}"));
+    }
+    Ok(())
+}
