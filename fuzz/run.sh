@@ -24,7 +24,7 @@ export RUSTFLAGS="--cfg fuzzing -Cdebug-assertions -Zsanitizer=address -Cpasses=
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-if ! (cd "$here" && "${CARGO:-cargo}" build --quiet --release --locked --target "$triple") 2>"$log"; then
+if ! (cd "$here" && "${CARGO:-cargo}" build --quiet --release --target "$triple") 2>"$log"; then
     why=$(grep -m1 -E '^error' "$log" || tail -1 "$log")
     for target in $targets; do
         echo "SKIP fuzz $target: the targets cannot be built here: $why"
