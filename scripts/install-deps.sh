@@ -22,6 +22,7 @@ if [ "$purpose" = test ]; then
   command -v mpirun >/dev/null || wanted+=(openmpi-bin)
   command -v ip >/dev/null || wanted+=(iproute2)
   command -v fi_info >/dev/null || wanted+=(libfabric-bin)
+  [ -f /usr/include/rdma/fabric.h ] || wanted+=(libfabric-dev)
   command -v valgrind >/dev/null || wanted+=(valgrind)
 fi
 

@@ -1,5 +1,6 @@
 //! What the environment says about the software cards: how many, over which wire, with which faults.
 
+use std::borrow::Cow;
 use std::net::Ipv4Addr;
 
 use crate::fault::Faults;
@@ -9,7 +10,7 @@ use crate::fault::Faults;
 #[error("{variable}={value:?}: {problem}")]
 pub struct ConfigError {
     /// The variable.
-    pub variable: &'static str,
+    pub variable: Cow<'static, str>,
     /// Its value.
     pub value: String,
     /// What is wrong, and what is allowed.
@@ -17,8 +18,8 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    pub(crate) fn new(variable: &'static str, value: &str, problem: impl Into<String>) -> Self {
-        Self { variable, value: value.to_owned(), problem: problem.into() }
+    pub(crate) fn new(variable: impl Into<Cow<'static, str>>, value: &str, problem: impl Into<String>) -> Self {
+        Self { variable: variable.into(), value: value.to_owned(), problem: problem.into() }
     }
 }
 
@@ -47,6 +48,11 @@ pub(crate) struct Config {
     pub faults: Faults,
 }
 
+/// What follows `SOFTEFA_` in the variables that are read.
+const VARIABLES: [&str; 4] = ["NICS", "WIRE", "IFADDR", "FAULTS"];
+/// What begins the names of those that tests use among themselves.
+const OF_TESTS: [&str; 2] = ["TEST_", "FUZZ_"];
+
 /// More cards than a machine has slots are a typing error.
 const MAX_NICS: u32 = 64;
 
@@ -56,7 +62,23 @@ impl Config {
     /// # Errors
     /// A value that is not understood: nothing is guessed, a test that misspells a fault must not pass without it.
     pub(crate) fn from_env() -> Result<Self, ConfigError> {
+        Self::refuse_unknown(
+            std::env::vars_os()
+                .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())),
+        )?;
         Self::from_lookup(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+    }
+
+    /// A misspelt variable would silently do nothing.
+    fn refuse_unknown(variables: impl Iterator<Item = (String, String)>) -> Result<(), ConfigError> {
+        for (name, value) in variables {
+            let ours = name.strip_prefix("SOFTEFA_");
+            if ours.is_some_and(|rest| !VARIABLES.contains(&rest) && !OF_TESTS.iter().any(|t| rest.starts_with(t))) {
+                let problem = format!("there is no such variable; there are SOFTEFA_{}", VARIABLES.join(", SOFTEFA_"));
+                return Err(ConfigError::new(name, &value, problem));
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
@@ -126,6 +148,17 @@ mod tests {
         assert_eq!(config.nics, 3);
         assert_eq!(config.wire, WireChoice::Provider("tcp;ofi_rxm".into()));
         assert_eq!(config.ifaddr, Some(Ipv4Addr::new(10, 1, 2, 3)));
+    }
+
+    #[test]
+    fn misspelt_variables_are_found() {
+        let check = |name: &str| Config::refuse_unknown(std::iter::once((name.to_owned(), "2".to_owned())));
+        for name in ["SOFTEFA_NICS", "SOFTEFA_FAULTS", "SOFTEFA_TEST_CHILD", "SOFTEFA", "PATH", "MY_SOFTEFA_X"] {
+            assert_eq!(check(name), Ok(()), "{name}");
+        }
+        let error = check("SOFTEFA_NIC").unwrap_err();
+        assert_eq!(error.variable, "SOFTEFA_NIC");
+        assert!(error.to_string().contains("SOFTEFA_NICS, SOFTEFA_WIRE"), "{error}");
     }
 
     #[test]

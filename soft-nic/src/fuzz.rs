@@ -39,7 +39,7 @@ pub fn settings(data: &[u8]) {
         lines.get(at).map(|line| (*line).to_owned())
     };
     match Config::from_lookup(lookup) {
-        Err(error) => assert!(error.to_string().contains(error.variable)),
+        Err(error) => assert!(error.to_string().contains(&*error.variable)),
         Ok(config) => {
             let Faults { max_batch, sq_size, wqe_size, reread, cntr_start, delay_us, .. } = config.faults;
             assert!(sq_size.is_power_of_two() && (2..=MAX_SQ_SIZE).contains(&sq_size));

@@ -107,7 +107,7 @@ pub(super) fn destination(address: &Address, ahn: u16) -> Destination {
 
 enum Body {
     Direct(Mutex<Direct>),
-    Rdm(Mutex<Rdm>),
+    Rdm(Box<Mutex<Rdm>>),
 }
 
 pub(super) struct Path {
@@ -126,7 +126,7 @@ impl Path {
     }
 
     pub(super) fn rdm(common: Common, rdm: Rdm) -> Self {
-        Self { qpn: common.qpn, common, body: Body::Rdm(Mutex::new(rdm)) }
+        Self { qpn: common.qpn, common, body: Body::Rdm(Box::new(Mutex::new(rdm))) }
     }
 
     /// # Errors
