@@ -5,6 +5,8 @@ pub mod cq;
 pub mod device;
 #[allow(unsafe_code)]
 pub mod mmio;
+pub mod mw;
+pub mod qp;
 #[allow(unsafe_code)]
 pub mod ring;
 pub mod rq;

@@ -19,6 +19,8 @@ pub struct Memory {
 
 // SAFETY: nothing but plain memory; the tests share it between threads only with their own order.
 unsafe impl Send for Memory {}
+// SAFETY: the same.
+unsafe impl Sync for Memory {}
 
 impl Memory {
     pub fn new(bytes: usize) -> Self {

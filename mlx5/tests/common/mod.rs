@@ -3,6 +3,7 @@
 // Each test crate uses a part of this.
 #![allow(dead_code)]
 
+pub mod fake;
 pub mod memory;
 
 use serde_json::Value;

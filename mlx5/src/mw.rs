@@ -1,0 +1,272 @@
+//! Memory windows: rights on a part of a region, given to a peer for a while and taken back.
+//!
+//! The side that owns the memory binds the window with a request on its own send queue; the peer uses the key. Every bind
+//! gives a new key, which differs from the one before in its low byte, the tag. A type-2 window belongs to the queue pair
+//! that bound it: only that one can free it, by its own request or by a peer's SEND with invalidate on that connection.
+//!
+//! A change is prepared first ([`Window::bind`], [`Window::invalidate`], [`Window::unbind`]), which checks everything and
+//! changes nothing, then posted, then committed:
+//!
+//! ```
+//! # use mlx5::{device::Mr, mw::{Range, Window, WindowError}, qp::QueuePair, sq::Flags, wire::MkeyAccess};
+//! # fn lend(window: &mut Window, qp: &mut QueuePair<u64>, mr: &Mr) -> Result<u32, Box<dyn std::error::Error>> {
+//! let range = Range { addr: mr.addr, length: 4096, zero_based: true };
+//! let bind = window.bind(qp, mr, range, MkeyAccess::REMOTE_WRITE)?;
+//! let mut batch = qp.send().batch();
+//! batch.post(1, Flags::SIGNALED, &bind.post())?;
+//! // ... a message that tells the peer the key can go into the same batch: the bind's fence orders them.
+//! batch.ring();
+//! Ok(bind.commit())
+//! # }
+//! ```
+//!
+//! A window keeps its region registered until it is bound elsewhere or dropped. Dropping it takes the key away, bound or
+//! not: a peer that uses it then gets a remote access error.
+
+use crate::device::{Access, Device, DeviceError, Mr, Pd, RawWindow};
+use crate::qp::QueuePair;
+use crate::wire::MkeyAccess;
+use crate::wqe::{Bind, BindError, Op, Post, Umr, UmrKind, WindowType};
+
+/// Bytes of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// First byte.
+    pub addr: u64,
+    /// Bytes: 1 to 2^31.
+    pub length: u64,
+    /// The peer names bytes by their offset instead of their address. Type 2 only.
+    pub zero_based: bool,
+}
+
+/// Why a window cannot be changed so. Nothing was changed or posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WindowError {
+    /// The region or the queue pair is of another protection domain.
+    #[error("the {what} is of another protection domain than the window")]
+    OtherDomain {
+        /// Which.
+        what: &'static str,
+    },
+    /// Only the queue pair that bound a type-2 window can free it.
+    #[error("queue pair {qpn:#08x} cannot free a window that {owner:#08x} bound")]
+    OtherQueuePair {
+        /// The one given.
+        qpn: u32,
+        /// The one that bound it.
+        owner: u32,
+    },
+    /// A type-2 window must be freed before it is bound again.
+    #[error("the window is still bound; invalidate it first")]
+    StillBound,
+    /// The window is not bound: it never was, or was freed already.
+    #[error("the window is not bound, or was invalidated already")]
+    NotBound,
+    /// A key that is not the window's.
+    #[error("key {rkey:#010x} is not the window's, which is {current:#010x}")]
+    OtherKey {
+        /// The one given.
+        rkey: u32,
+        /// The window's.
+        current: u32,
+    },
+    /// Type-1 windows are freed by a bind of no bytes, not by key.
+    #[error("a type-1 window cannot be invalidated; unbind it")]
+    Type1,
+    /// The range is not within the region.
+    #[error("{length} bytes at {addr:#x} are not within the region")]
+    OutOfRegion {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// The region was registered without the right to bind windows.
+    #[error("the region does not allow windows; register it with Access::MW_BIND")]
+    RegionForbidsWindows,
+    /// More rights than the region gives: peers may write only where the owner may.
+    #[error("the window would allow what the region does not; register it with Access::LOCAL_WRITE")]
+    RegionForbidsWrites,
+    /// The bind cannot be built.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+}
+
+#[derive(Debug)]
+enum State {
+    /// Bound to nothing. A region may still be held: its last bind is only just freed.
+    Free { freed_by: Option<u32>, region: Option<Mr> },
+    /// Bound by a queue pair.
+    Bound { qpn: u32, region: Mr },
+}
+
+/// A memory window.
+#[derive(Debug)]
+pub struct Window {
+    raw: RawWindow,
+    /// The key: of the present bind, or of the last one.
+    rkey: u32,
+    // After `raw`: the window goes before the region that it is on.
+    state: State,
+}
+
+impl Window {
+    /// Allocates a window, bound to nothing.
+    pub fn alloc(device: &dyn Device, pd: &Pd, window: WindowType) -> Result<Self, DeviceError> {
+        let raw = device.alloc_window(pd, window)?;
+        Ok(Self { rkey: raw.rkey, raw, state: State::Free { freed_by: None, region: None } })
+    }
+
+    /// The key that peers use, while the window is bound.
+    pub fn rkey(&self) -> Option<u32> {
+        matches!(self.state, State::Bound { .. }).then_some(self.rkey)
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> WindowType {
+        self.raw.window
+    }
+
+    /// Prepares to bind the window to a range of `mr`, for peers of `qp` if it is of type 2.
+    pub fn bind<T, R>(
+        &mut self,
+        qp: &QueuePair<T, R>,
+        mr: &Mr,
+        range: Range,
+        access: MkeyAccess,
+    ) -> Result<Change<'_>, WindowError> {
+        self.check_domains(qp, Some(mr))?;
+        if self.raw.window == WindowType::Type2 {
+            match self.state {
+                State::Bound { .. } => return Err(WindowError::StillBound),
+                // Until the freeing has had its effect only its own queue pair's requests come after it.
+                State::Free { freed_by: Some(owner), .. } if owner != qp.qpn() => {
+                    return Err(WindowError::OtherQueuePair { qpn: qp.qpn(), owner });
+                }
+                State::Free { .. } => {}
+            }
+        }
+        let Range { addr, length, zero_based } = range;
+        let (window, rkey, tag) = (self.raw.window, self.rkey, next_tag(self.rkey));
+        let umr = Umr::bind(&Bind { window, rkey, tag, lkey: mr.lkey, addr, length, access, zero_based }, qp.qpn())?;
+        let within = addr >= mr.addr && addr - mr.addr <= mr.length && length <= mr.length - (addr - mr.addr);
+        if !within {
+            return Err(WindowError::OutOfRegion { addr, length });
+        }
+        if !mr.access.has(Access::MW_BIND) {
+            return Err(WindowError::RegionForbidsWindows);
+        }
+        if !mr.access.for_window().has(access) {
+            return Err(WindowError::RegionForbidsWrites);
+        }
+        let after = State::Bound { qpn: qp.qpn(), region: mr.clone() };
+        Ok(Change { umr, kind: UmrKind::Bind, rkey: with_tag(rkey, tag), after, window: self })
+    }
+
+    /// Prepares to take the key away. Type 2 only, on the queue pair that bound it.
+    pub fn invalidate<T, R>(&mut self, qp: &QueuePair<T, R>) -> Result<Change<'_>, WindowError> {
+        if self.raw.window == WindowType::Type1 {
+            return Err(WindowError::Type1);
+        }
+        self.check_owner(qp)?;
+        let after = self.freed(Some(qp.qpn()));
+        Ok(Change { umr: Umr::local_inv(self.rkey), kind: UmrKind::LocalInv, rkey: self.rkey, after, window: self })
+    }
+
+    /// Prepares to free the window by a bind of no bytes: its key becomes invalid.
+    pub fn unbind<T, R>(&mut self, qp: &QueuePair<T, R>) -> Result<Change<'_>, WindowError> {
+        self.check_owner(qp)?;
+        let tag = next_tag(self.rkey);
+        let umr = Umr::unbind(self.raw.window, self.rkey, tag);
+        let after = self.freed(Some(qp.qpn()));
+        Ok(Change { umr, kind: UmrKind::Bind, rkey: with_tag(self.rkey, tag), after, window: self })
+    }
+
+    /// A peer's message made `rkey` invalid, as its completion says. It is free at once.
+    pub fn invalidated(&mut self, rkey: u32) -> Result<(), WindowError> {
+        match self.state {
+            State::Bound { .. } if self.raw.window == WindowType::Type1 => Err(WindowError::Type1),
+            State::Bound { .. } if rkey != self.rkey => Err(WindowError::OtherKey { rkey, current: self.rkey }),
+            State::Bound { .. } => {
+                self.state = State::Free { freed_by: None, region: None };
+                Ok(())
+            }
+            State::Free { .. } => Err(WindowError::NotBound),
+        }
+    }
+
+    /// The completion of an invalidation or unbind came: the region is let go, and any queue pair may bind the window.
+    pub fn settle(&mut self) {
+        if let State::Free { .. } = self.state {
+            self.state = State::Free { freed_by: None, region: None };
+        }
+    }
+
+    fn freed(&self, freed_by: Option<u32>) -> State {
+        let region = match &self.state {
+            State::Bound { region, .. } => Some(region.clone()),
+            State::Free { region, .. } => region.clone(),
+        };
+        State::Free { freed_by, region }
+    }
+
+    fn check_domains<T, R>(&self, qp: &QueuePair<T, R>, mr: Option<&Mr>) -> Result<(), WindowError> {
+        let domain = &self.raw.pd.handle;
+        if !qp.pd().handle.same(domain) {
+            return Err(WindowError::OtherDomain { what: "queue pair" });
+        }
+        match mr {
+            Some(mr) if !mr.pd.handle.same(domain) => Err(WindowError::OtherDomain { what: "region" }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_owner<T, R>(&self, qp: &QueuePair<T, R>) -> Result<(), WindowError> {
+        self.check_domains(qp, None)?;
+        match self.state {
+            State::Free { .. } => Err(WindowError::NotBound),
+            State::Bound { qpn, .. } if self.raw.window == WindowType::Type2 && qpn != qp.qpn() => {
+                Err(WindowError::OtherQueuePair { qpn: qp.qpn(), owner: qpn })
+            }
+            State::Bound { .. } => Ok(()),
+        }
+    }
+}
+
+fn next_tag(rkey: u32) -> u8 {
+    (rkey as u8).wrapping_add(1)
+}
+
+fn with_tag(rkey: u32, tag: u8) -> u32 {
+    rkey & !0xff | tag as u32
+}
+
+/// A change of a window that is checked and not yet made. Dropping it changes nothing.
+#[derive(Debug)]
+#[must_use = "a change is to be posted, then committed"]
+pub struct Change<'w> {
+    window: &'w mut Window,
+    umr: Umr,
+    kind: UmrKind,
+    rkey: u32,
+    after: State,
+}
+
+impl Change<'_> {
+    /// The request to post, on the queue pair that the change was prepared for.
+    pub fn post(&self) -> Post<'static> {
+        Op::Umr { umr: self.umr, kind: self.kind }
+    }
+
+    /// The key that the window will have.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// The request is posted and rung: the window is what it will be. Gives its key.
+    pub fn commit(self) -> u32 {
+        self.window.rkey = self.rkey;
+        self.window.state = self.after;
+        self.rkey
+    }
+}
