@@ -100,6 +100,14 @@ pub enum DeviceError {
         /// What was wrong.
         why: String,
     },
+    /// No such device.
+    #[error("there is no {name} here; the system has {}", if .others.is_empty() { "no RDMA device".into() } else { .others.join(", ") })]
+    NoDevice {
+        /// Asked for.
+        name: String,
+        /// What is there.
+        others: Vec<String>,
+    },
     /// The peer cannot be reached, or is gone.
     #[error("the peer cannot be reached: {why}")]
     Peer {

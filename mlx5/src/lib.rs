@@ -12,6 +12,8 @@ pub mod ring;
 pub mod rq;
 pub mod sq;
 pub mod srq;
+#[allow(unsafe_code)]
+pub mod verbs;
 pub mod wire;
 pub mod wqe;
 

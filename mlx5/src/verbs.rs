@@ -1,0 +1,462 @@
+//! ConnectX hardware, through rdma-core's libibverbs and libmlx5, both loaded at run time.
+//!
+//! rdma-core creates the objects and connects queue pairs; the memory of the queues comes from `mlx5dv_init_obj`, and from
+//! then on this crate drives them. Completion queues are not compressed: rdma-core creates only the older compressed layout,
+//! which [`crate::cq`] does not read; the one that it reads needs queues made by firmware commands (DEVX). Doorbells
+//! are plain: rdma-core shares BlueFlame registers between queue pairs.
+
+mod ffi;
+mod library;
+
+use crate::cq::{CqParts, Slots};
+use crate::device::{
+    Access, Caps, CqAttr, Device, DeviceError, Endpoint, Handle, Mr, Pd, QpAttr, RawCq, RawQp, RawWindow, SrqAttr,
+};
+use crate::mmio::{ArmRegister, BlueFlame, Record, Register, RegisterParts};
+use crate::ring::Ring;
+use crate::rq::RecvParts;
+use crate::sq::SendParts;
+use crate::srq::SrqParts;
+use crate::wire::{Cqe, MAX_24_BITS};
+use crate::wqe::{Limits, Transport, WindowType};
+use ffi::mask;
+use library::{Api, Context, done, made};
+use std::ffi::{c_int, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How queue pairs are connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Port, from 1 on.
+    pub port: u8,
+    /// Index of the source GID; on Ethernet it chooses address and RoCE version.
+    pub gid_index: u8,
+    /// Time to wait for an answer: 4.096 µs · 2^timeout.
+    pub timeout: u8,
+    /// How often a request is sent again without an answer, at most 7.
+    pub retries: u8,
+    /// How often it is sent again when the peer has no receive posted; 7 is for ever.
+    pub rnr_retries: u8,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { port: 1, gid_index: 3, timeout: 14, retries: 7, rnr_retries: 7 }
+    }
+}
+
+/// A device that the system has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Its name.
+    pub name: String,
+    /// It is a ConnectX device that this crate can drive.
+    pub mlx5: bool,
+}
+
+/// The system's RDMA devices.
+pub fn devices() -> Result<Vec<Found>, DeviceError> {
+    let api = Api::load()?;
+    let mut all = Vec::new();
+    api.find_device(|_, name, mlx5| {
+        all.push(Found { name: name.to_string(), mlx5 });
+        None::<()>
+    })?;
+    Ok(all)
+}
+
+/// A ConnectX device.
+pub struct Hardware {
+    context: Arc<Context>,
+    settings: Settings,
+    caps: Caps,
+    /// Port attributes that connecting needs.
+    lid: u16,
+    ethernet: bool,
+    mtu: c_int,
+    next_psn: AtomicU32,
+}
+
+impl std::fmt::Debug for Hardware {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Hardware({})", self.caps.name)
+    }
+}
+
+/// Limits of the driver's own requests; rdma-core refuses more than the device has.
+const LIMITS: Limits = Limits { max_inline: 512, max_sge: 30 };
+/// Reads and atomics that a queue pair has outstanding.
+const MAX_RD_ATOMIC: u8 = 16;
+/// 0.64 ms: how long a peer waits before it sends again when no receive is posted.
+const MIN_RNR_TIMER: u8 = 12;
+const ALL_REMOTE: u32 = Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0;
+
+impl Hardware {
+    /// Opens the device of that name, or the first one if none is given.
+    pub fn open(name: Option<&str>, settings: Settings) -> Result<Self, DeviceError> {
+        let api = Api::load()?;
+        let mut others = Vec::new();
+        let opened = api.find_device(|device, found, mlx5| {
+            if mlx5 && name.is_none_or(|name| name == found) {
+                // SAFETY: a device of the list, which is still there.
+                return Some((unsafe { (api.verbs.ibv_open_device)(device) }, found.to_string()));
+            }
+            others.push(found.to_string());
+            None
+        })?;
+        let Some((object, found)) = opened else {
+            return Err(DeviceError::NoDevice { name: name.unwrap_or("any mlx5 device").to_string(), others });
+        };
+        let object = made(object, "ibv_open_device")?;
+        let context = Arc::new(Context { object, api });
+        Self::query(context, found, settings)
+    }
+
+    fn query(context: Arc<Context>, name: String, settings: Settings) -> Result<Self, DeviceError> {
+        let mut attr = ffi::DeviceAttr::ZERO;
+        // SAFETY: the context is open, and the answer has the size of the struct.
+        let status = unsafe { (context.api.verbs.ibv_query_device)(context.object, &raw mut attr) };
+        done(status, "ibv_query_device")?;
+        let mut port = ffi::PortAttr::default();
+        // SAFETY: the same.
+        let status = unsafe { (context.api.verbs.ibv_query_port)(context.object, settings.port, &raw mut port) };
+        done(status, "ibv_query_port")?;
+        let caps = Caps {
+            name,
+            compression: false,
+            type1_windows: attr.device_cap_flags & ffi::DEVICE_MEM_WINDOW != 0,
+            type2_windows: attr.device_cap_flags & ffi::DEVICE_MEM_WINDOW_TYPE_2B != 0,
+            atomics: attr.atomic_cap != 0,
+            blueflame: false,
+            // A send ring has at most 2^15 blocks.
+            max_posts: attr.max_qp_wr.clamp(0, 1 << 15) as u32,
+            max_cqes: attr.max_cqe.max(0) as u32,
+            limits: Limits { max_sge: LIMITS.max_sge.min(attr.max_sge.max(1) as u32), ..LIMITS },
+        };
+        let (lid, mtu) = (port.lid, port.active_mtu);
+        let ethernet = port.link_layer == ffi::LINK_LAYER_ETHERNET;
+        // Packet numbers begin somewhere else in each process.
+        let next_psn = AtomicU32::new(std::process::id().wrapping_mul(0x9e37_79b1) & MAX_24_BITS);
+        Ok(Self { context, settings, caps, lid, ethernet, mtu, next_psn })
+    }
+
+    /// Where an object lies in memory; `kind` is its bit.
+    fn layout<T>(&self, kind: u64, object: *mut c_void, answer: &mut T) -> Result<(), DeviceError> {
+        let mut pairs: ffi::DvObj = [ffi::DvPair { object: null_mut(), answer: null_mut() }; 8];
+        let answer = std::ptr::from_mut(answer).cast();
+        pairs[kind.trailing_zeros() as usize] = ffi::DvPair { object, answer };
+        // SAFETY: the object is of that kind, and the answer is its struct.
+        let status = unsafe { (self.context.api.dv.mlx5dv_init_obj)(&raw mut pairs, kind) };
+        done(status, "mlx5dv_init_obj")
+    }
+
+    fn pd<'h>(&self, pd: &'h Pd) -> Result<&'h library::Pd, DeviceError> {
+        let own = pd.handle.get::<library::Pd>();
+        own.filter(|pd| Arc::ptr_eq(&pd.context, &self.context))
+            .ok_or(DeviceError::Foreign { what: "protection domain" })
+    }
+
+    fn cq<'h>(&self, cq: &'h Handle) -> Result<&'h library::Cq, DeviceError> {
+        let own = cq.get::<library::Cq>();
+        own.filter(|cq| Arc::ptr_eq(&cq.context, &self.context))
+            .ok_or(DeviceError::Foreign { what: "completion queue" })
+    }
+
+    fn qp<'h>(&self, qp: &'h Handle) -> Result<&'h library::Qp, DeviceError> {
+        let own = qp.get::<library::Qp>();
+        own.filter(|qp| Arc::ptr_eq(&qp.context, &self.context)).ok_or(DeviceError::Foreign { what: "queue pair" })
+    }
+
+    fn modify(&self, qp: &library::Qp, mut attr: ffi::QpAttr, mask: c_int) -> Result<(), DeviceError> {
+        // SAFETY: the queue pair lives, and the attributes outlive the call.
+        let status = unsafe { (self.context.api.verbs.ibv_modify_qp)(qp.object, &raw mut attr, mask) };
+        done(status, "ibv_modify_qp")
+    }
+
+    fn initialise(&self, qp: &library::Qp, qkey: u32) -> Result<(), DeviceError> {
+        let attr = ffi::QpAttr {
+            qp_state: ffi::QPS_INIT,
+            qp_access_flags: ALL_REMOTE,
+            qkey,
+            port_num: self.settings.port,
+            ..Default::default()
+        };
+        let own = if qp.datagram { mask::QKEY } else { mask::ACCESS_FLAGS };
+        self.modify(qp, attr, mask::STATE | mask::PKEY_INDEX | mask::PORT | own)
+    }
+}
+
+/// A pointer that the library promised; null is a broken promise.
+fn there<T>(pointer: *mut c_void, what: &'static str) -> Result<NonNull<T>, DeviceError> {
+    let missing = || DeviceError::Library { library: "libmlx5.so.1", why: format!("mlx5dv_init_obj gave no {what}") };
+    NonNull::new(pointer.cast()).ok_or_else(missing)
+}
+
+/// Logarithm of a size that must be a power of two.
+fn log2(size: u32, what: &'static str) -> Result<u32, DeviceError> {
+    let odd = || DeviceError::Library { library: "libmlx5.so.1", why: format!("{what} is {size}, no power of two") };
+    size.is_power_of_two().then(|| size.trailing_zeros()).ok_or_else(odd)
+}
+
+/// A ring as `mlx5dv` describes it.
+fn ring(queue: &ffi::DvQueue) -> Result<Ring, DeviceError> {
+    let (entries, entry) =
+        (log2(queue.wqe_cnt, "the number of requests")?, log2(queue.stride, "the size of a request")?);
+    // SAFETY: the library mapped it for this queue pair, whose handle the parts keep; nobody else posts to it.
+    Ok(unsafe { Ring::new(there(queue.buf, "ring")?, entries, entry) })
+}
+
+/// One of the two words of a doorbell record.
+fn record(words: *mut u32, at: usize) -> Result<Record, DeviceError> {
+    let words: NonNull<u32> = there(words.cast(), "doorbell record")?;
+    let word = NonNull::new(words.as_ptr().wrapping_add(at)).unwrap_or(words);
+    // SAFETY: mapped by the library while the queue lives, 8 bytes long and aligned.
+    Ok(unsafe { Record::new(word) })
+}
+
+impl Device for Hardware {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn alloc_pd(&self) -> Result<Pd, DeviceError> {
+        // SAFETY: the context is open.
+        let object = made(unsafe { (self.context.api.verbs.ibv_alloc_pd)(self.context.object) }, "ibv_alloc_pd")?;
+        Ok(Pd { handle: Handle::new(library::Pd { object, context: self.context.clone() }) })
+    }
+
+    unsafe fn register(&self, pd: &Pd, addr: NonNull<u8>, length: usize, access: Access) -> Result<Mr, DeviceError> {
+        let own = self.pd(pd)?;
+        let at = addr.as_ptr().cast();
+        // SAFETY: the domain lives; the caller keeps the range mapped.
+        let object = unsafe { (self.context.api.verbs.ibv_reg_mr)(own.object, at, length, access.0 as c_int) };
+        let object = made(object, "ibv_reg_mr")?;
+        // SAFETY: just made.
+        let lkey = unsafe { (*object).lkey };
+        // SAFETY: the same.
+        let rkey = unsafe { (*object).rkey };
+        let handle = Handle::new(library::Mr { object, context: self.context.clone(), _pd: pd.handle.clone() });
+        Ok(Mr { handle, pd: pd.clone(), addr: at as u64, length: length as u64, access, lkey, rkey })
+    }
+
+    fn alloc_window(&self, pd: &Pd, window: WindowType) -> Result<RawWindow, DeviceError> {
+        let own = self.pd(pd)?;
+        let kind = match window {
+            WindowType::Type1 => ffi::MW_TYPE_1,
+            WindowType::Type2 => ffi::MW_TYPE_2,
+        };
+        // SAFETY: the context is open.
+        let alloc = unsafe { (*self.context.object).alloc_mw };
+        let alloc = alloc.ok_or(DeviceError::Unsupported { what: "memory windows" })?;
+        // SAFETY: the domain lives.
+        let object = made(unsafe { alloc(own.object, kind) }, "ibv_alloc_mw")?;
+        // SAFETY: just made.
+        let rkey = unsafe { (*object).rkey };
+        let handle = Handle::new(library::Mw { object, context: self.context.clone(), _pd: pd.handle.clone() });
+        Ok(RawWindow { handle, pd: pd.clone(), window, rkey })
+    }
+
+    fn create_cq(&self, attr: &CqAttr) -> Result<RawCq, DeviceError> {
+        if attr.compression {
+            return Err(DeviceError::Unsupported { what: "compressed completion queues through rdma-core" });
+        }
+        let entries = c_int::try_from(attr.entries).unwrap_or(c_int::MAX);
+        let create = self.context.api.verbs.ibv_create_cq;
+        // SAFETY: the context is open; there is no channel.
+        let object = unsafe { create(self.context.object, entries, null_mut(), null_mut(), 0) };
+        let object = made(object, "ibv_create_cq")?;
+        let handle = Handle::new(library::Cq { object, context: self.context.clone() });
+        let mut cq = ffi::DvCq {
+            buf: null_mut(),
+            dbrec: null_mut(),
+            cqe_cnt: 0,
+            cqe_size: 0,
+            cq_uar: null_mut(),
+            cqn: 0,
+            comp_mask: 0,
+        };
+        self.layout(ffi::DV_CQ, object.cast(), &mut cq)?;
+        if cq.cqe_size as usize != size_of::<Cqe>() {
+            let why = format!("completions of {} bytes; unset MLX5_CQE_SIZE", cq.cqe_size);
+            return Err(DeviceError::Library { library: "libmlx5.so.1", why });
+        }
+        let page: NonNull<u8> = there(cq.cq_uar, "user page")?;
+        let arm = NonNull::new(page.as_ptr().wrapping_add(ffi::CQ_DOORBELL)).unwrap_or(page);
+        // SAFETY: the library mapped the slots for this queue and initialised them; the handle keeps them.
+        let slots = unsafe { Slots::new(there(cq.buf, "slots")?, log2(cq.cqe_cnt, "the number of completions")?) };
+        // SAFETY: inside the mapped page, aligned.
+        let arm = unsafe { ArmRegister::new(arm.cast()) };
+        let parts = CqParts {
+            slots,
+            record: record(cq.dbrec, 0)?,
+            arm_record: record(cq.dbrec, 1)?,
+            arm,
+            cqn: cq.cqn,
+            compression: false,
+            start_index: 0,
+            keep: handle.clone(),
+        };
+        Ok(RawCq { handle, parts })
+    }
+
+    fn create_srq(&self, pd: &Pd, attr: &SrqAttr) -> Result<SrqParts, DeviceError> {
+        let own = self.pd(pd)?;
+        let mut init =
+            ffi::SrqInitAttr { srq_context: null_mut(), max_wr: attr.entries, max_sge: attr.max_sge, srq_limit: 0 };
+        // SAFETY: the domain lives, and the attributes outlive the call.
+        let object = unsafe { (self.context.api.verbs.ibv_create_srq)(own.object, &raw mut init) };
+        let object = made(object, "ibv_create_srq")?;
+        let keep = Handle::new(library::Srq { object, context: self.context.clone(), _pd: pd.handle.clone() });
+        let mut srq = ffi::DvSrq {
+            buf: null_mut(),
+            dbrec: null_mut(),
+            stride: 0,
+            head: 0,
+            tail: 0,
+            comp_mask: ffi::DV_SRQ_MASK_SRQN,
+            srqn: 0,
+        };
+        self.layout(ffi::DV_SRQ, object.cast(), &mut srq)?;
+        // The list of a new queue goes from the head to the tail through all descriptors.
+        let queue = ffi::DvQueue { buf: srq.buf, wqe_cnt: srq.tail + 1 - srq.head, stride: srq.stride };
+        Ok(SrqParts { ring: ring(&queue)?, record: record(srq.dbrec, 0)?, srqn: srq.srqn, keep })
+    }
+
+    fn create_qp(&self, pd: &Pd, attr: &QpAttr) -> Result<RawQp, DeviceError> {
+        let own = self.pd(pd)?;
+        let mut on = vec![pd.handle.clone(), attr.send_cq.clone(), attr.recv_cq.clone()];
+        let srq = match &attr.srq {
+            None => null_mut(),
+            Some(srq) => {
+                on.push(srq.clone());
+                srq.get::<library::Srq>().ok_or(DeviceError::Foreign { what: "shared receive queue" })?.object
+            }
+        };
+        let datagram = attr.transport == Transport::Ud;
+        // rdma-core sizes the ring by its own largest request; a bind takes three blocks.
+        let mut init = ffi::QpInitAttr {
+            qp_context: null_mut(),
+            send_cq: self.cq(&attr.send_cq)?.object,
+            recv_cq: self.cq(&attr.recv_cq)?.object,
+            srq,
+            cap: ffi::QpCap {
+                max_send_wr: attr.max_send,
+                max_recv_wr: if attr.srq.is_some() { 0 } else { attr.max_recv },
+                max_send_sge: attr.limits.max_sge,
+                max_recv_sge: if attr.srq.is_some() { 0 } else { attr.max_recv_sge },
+                max_inline_data: attr.limits.max_inline,
+            },
+            qp_type: if datagram { ffi::QPT_UD } else { ffi::QPT_RC },
+            sq_sig_all: attr.signal_all as c_int,
+        };
+        // SAFETY: the domain and the queues live, and the attributes outlive the call.
+        let object = unsafe { (self.context.api.verbs.ibv_create_qp)(own.object, &raw mut init) };
+        let object = made(object, "ibv_create_qp")?;
+        let psn = self.next_psn.fetch_add(0x1_0001, Ordering::Relaxed) & MAX_24_BITS;
+        let handle = Handle::new(library::Qp { object, context: self.context.clone(), datagram, psn, _on: on });
+        // SAFETY: just made.
+        let qpn = unsafe { (*object).qp_num };
+        let none = ffi::DvQueue { buf: null_mut(), wqe_cnt: 0, stride: 0 };
+        let mut qp = ffi::DvQp {
+            dbrec: null_mut(),
+            sq: none,
+            rq: none,
+            bf_reg: null_mut(),
+            bf_size: 0,
+            comp_mask: 0,
+            rest: [0; 4],
+        };
+        self.layout(ffi::DV_QP, object.cast(), &mut qp)?;
+        self.initialise(self.qp(&handle)?, 0)?;
+        let register =
+            RegisterParts { register: there(qp.bf_reg, "register")?, buf_size: 0, blueflame: BlueFlame::Never };
+        let send = SendParts {
+            ring: ring(&qp.sq)?,
+            record: record(qp.dbrec, 1)?,
+            // SAFETY: mapped by the library while the queue pair lives. Others may share it: a doorbell is one store.
+            register: unsafe { Register::new(register) },
+            qpn,
+            transport: attr.transport,
+            limits: attr.limits,
+            max_posts: init.cap.max_send_wr,
+            signal_all: attr.signal_all,
+            start_index: 0,
+            keep: handle.clone(),
+        };
+        let recv = match attr.srq {
+            Some(_) => None,
+            None => Some(RecvParts { ring: ring(&qp.rq)?, record: record(qp.dbrec, 0)?, keep: handle.clone() }),
+        };
+        Ok(RawQp { handle, pd: pd.clone(), send, recv })
+    }
+
+    fn endpoint(&self, qp: &Handle) -> Result<Endpoint, DeviceError> {
+        let qp = self.qp(qp)?;
+        let mut gid = [0; 16];
+        let (port, index) = (self.settings.port, self.settings.gid_index as c_int);
+        if self.ethernet {
+            // SAFETY: the context is open, and the answer has 16 bytes.
+            let status =
+                unsafe { (self.context.api.verbs.ibv_query_gid)(self.context.object, port, index, &raw mut gid) };
+            done(status, "ibv_query_gid")?;
+        }
+        // SAFETY: the queue pair lives.
+        let qpn = unsafe { (*qp.object).qp_num };
+        Ok(Endpoint { qpn, psn: qp.psn, lid: self.lid, gid })
+    }
+
+    fn connect(&self, qp: &Handle, peer: &Endpoint) -> Result<(), DeviceError> {
+        let qp = self.qp(qp)?;
+        let halves = |half: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&peer.gid[half * 8..half * 8 + 8]);
+            u64::from_ne_bytes(bytes)
+        };
+        let grh = ffi::GlobalRoute {
+            dgid: [halves(0), halves(1)],
+            sgid_index: self.settings.gid_index,
+            hop_limit: 64,
+            ..Default::default()
+        };
+        let ah_attr = ffi::AhAttr {
+            grh,
+            dlid: peer.lid,
+            is_global: self.ethernet as u8,
+            port_num: self.settings.port,
+            ..Default::default()
+        };
+        let ready_to_receive = ffi::QpAttr {
+            qp_state: ffi::QPS_RTR,
+            path_mtu: self.mtu,
+            rq_psn: peer.psn,
+            dest_qp_num: peer.qpn,
+            ah_attr,
+            max_dest_rd_atomic: MAX_RD_ATOMIC,
+            min_rnr_timer: MIN_RNR_TIMER,
+            ..Default::default()
+        };
+        let what = mask::STATE | mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN;
+        self.modify(qp, ready_to_receive, what | mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER)?;
+        let ready_to_send = ffi::QpAttr {
+            qp_state: ffi::QPS_RTS,
+            sq_psn: qp.psn,
+            timeout: self.settings.timeout,
+            retry_cnt: self.settings.retries,
+            rnr_retry: self.settings.rnr_retries,
+            max_rd_atomic: MAX_RD_ATOMIC,
+            ..Default::default()
+        };
+        let what = mask::STATE | mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::SQ_PSN;
+        self.modify(qp, ready_to_send, what | mask::MAX_RD_ATOMIC)
+    }
+
+    fn open_datagrams(&self, qp: &Handle, qkey: u32) -> Result<(), DeviceError> {
+        let qp = self.qp(qp)?;
+        self.initialise(qp, qkey)?;
+        self.modify(qp, ffi::QpAttr { qp_state: ffi::QPS_RTR, ..Default::default() }, mask::STATE)?;
+        let ready = ffi::QpAttr { qp_state: ffi::QPS_RTS, sq_psn: qp.psn, ..Default::default() };
+        self.modify(qp, ready, mask::STATE | mask::SQ_PSN)
+    }
+}
