@@ -1,0 +1,141 @@
+// Two ranks on one GPU through the real libnccl: a kernel of NCCL's device API over whatever GIN plugin NCCL selected.
+//
+// Status 0: all data arrived; 77: no GPU; anything else is a failure, with a line that says of what.
+#include <cuda_runtime.h>
+#include <nccl.h>
+#include <nccl_device.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static constexpr int ranks = 2;
+static constexpr int rounds = 1000;
+static constexpr size_t block = 4096;
+
+struct Shared {
+  ncclUniqueId id;
+  volatile int ready;
+};
+
+#define CUDA(call)                                                                         \
+  do {                                                                                     \
+    cudaError_t error_ = (call);                                                           \
+    if (error_ != cudaSuccess) {                                                           \
+      printf("rank %d: %s: %s\n", rank, #call, cudaGetErrorString(error_));                \
+      return 1;                                                                            \
+    }                                                                                      \
+  } while (0)
+
+#define NCCL(call)                                                                         \
+  do {                                                                                     \
+    ncclResult_t result_ = (call);                                                         \
+    if (result_ != ncclSuccess) {                                                          \
+      printf("rank %d: %s: %s (%s)\n", rank, #call, ncclGetErrorString(result_), ncclGetLastError(nullptr)); \
+      return 1;                                                                            \
+    }                                                                                      \
+  } while (0)
+
+// Values, then blocks, each with a signal; what arrived is looked at when its signal has. `wrong` counts what differs.
+__global__ void exchange(ncclDevComm comm, ncclWindow_t to, ncclWindow_t from, unsigned char* mine, unsigned char* got,
+                         unsigned long long* wrong) {
+  ncclGin gin{comm, 0};
+  ncclTeam world = ncclTeamWorld(comm);
+  int peer = (comm.rank + 1) % comm.nRanks;
+  unsigned long long bad = 0;
+  for (int round = 0; round < rounds; round++) {
+    uint64_t sent = uint64_t(comm.rank + 1) << 32 | uint32_t(round);
+    uint64_t expected = uint64_t(peer + 1) << 32 | uint32_t(round);
+    gin.putValue(world, peer, to, 8 * size_t(round % 64), sent, ncclGin_WeakSignalInc{0});
+    gin.waitSignal(ncclCoopThread(), 0, uint64_t(round) + 1);
+    bad += *(volatile uint64_t*)(got + 8 * (round % 64)) != expected;
+
+    for (size_t i = 0; i < block; i += 8) *(volatile uint64_t*)(mine + i) = sent + i;
+    gin.put(world, peer, to, block, from, 0, block, ncclGin_WeakSignalInc{1}, ncclGin_WeakCounterInc{0});
+    gin.waitSignal(ncclCoopThread(), 1, uint64_t(round) + 1);
+    for (size_t i = 0; i < block; i += 8) bad += *(volatile uint64_t*)(got + block + i) != expected + i;
+    gin.waitCounter(ncclCoopThread(), 0, uint64_t(round) + 1);
+    gin.flush(ncclCoopThread());
+    // Nobody overwrites what the other still looks at.
+    gin.signal(world, peer, ncclGin_WeakSignalInc{2});
+    gin.waitSignal(ncclCoopThread(), 2, uint64_t(round) + 1);
+  }
+  *wrong = bad;
+}
+
+static int run(int rank, Shared* shared) {
+  CUDA(cudaSetDevice(0));
+  if (rank == 0) {
+    NCCL(ncclGetUniqueId(&shared->id));
+    __atomic_store_n(&shared->ready, 1, __ATOMIC_RELEASE);
+  }
+  while (!__atomic_load_n(&shared->ready, __ATOMIC_ACQUIRE)) usleep(1000);
+  ncclComm_t comm;
+  NCCL(ncclCommInitRank(&comm, ranks, shared->id, rank));
+  constexpr size_t bytes = 2 << 20;
+  void *mine = nullptr, *got = nullptr;
+  NCCL(ncclMemAlloc(&mine, bytes));
+  NCCL(ncclMemAlloc(&got, bytes));
+  CUDA(cudaMemset(got, 0, bytes));
+  ncclWindow_t from, to;
+  NCCL(ncclCommWindowRegister(comm, mine, bytes, &from, NCCL_WIN_COLL_SYMMETRIC));
+  NCCL(ncclCommWindowRegister(comm, got, bytes, &to, NCCL_WIN_COLL_SYMMETRIC));
+  ncclDevCommRequirements needs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+  needs.ginForceEnable = true;
+  needs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+  needs.ginContextCount = 1;
+  needs.ginSignalCount = 3;
+  needs.ginCounterCount = 1;
+  needs.ginStrongSignalsRequired = false;
+  needs.ginVaSignalsRequired = false;
+  ncclDevComm device;
+  NCCL(ncclDevCommCreate(comm, &needs, &device));
+  unsigned long long* wrong = nullptr;
+  CUDA(cudaMallocManaged(&wrong, sizeof(*wrong)));
+  *wrong = ~0ull;
+  exchange<<<1, 1>>>(device, to, from, (unsigned char*)mine, (unsigned char*)got, wrong);
+  CUDA(cudaDeviceSynchronize());
+  ncclResult_t failed = ncclSuccess;
+  NCCL(ncclCommGetAsyncError(comm, &failed));
+  if (failed != ncclSuccess || *wrong != 0) {
+    printf("rank %d: %llu words are wrong, and the communicator says %s\n", rank, *wrong, ncclGetErrorString(failed));
+    return 1;
+  }
+  NCCL(ncclDevCommDestroy(comm, &device));
+  NCCL(ncclCommWindowDeregister(comm, to));
+  NCCL(ncclCommWindowDeregister(comm, from));
+  NCCL(ncclCommDestroy(comm));
+  NCCL(ncclMemFree(mine));
+  NCCL(ncclMemFree(got));
+  printf("rank %d: %d rounds arrived\n", rank, rounds);
+  return 0;
+}
+
+int main() {
+  auto* shared =
+    (Shared*)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return 1;
+  // CUDA does not survive a fork: nothing of it is touched before.
+  pid_t children[ranks];
+  for (int rank = 0; rank < ranks; rank++) {
+    children[rank] = fork();
+    if (children[rank] == 0) {
+      alarm(120);
+      int devices = 0;
+      if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) _exit(77);
+      int status = run(rank, shared);
+      fflush(stdout);
+      _exit(status);
+    }
+  }
+  int worst = 0;
+  for (pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (code > worst) worst = code;
+  }
+  return worst;
+}
