@@ -110,7 +110,8 @@ pub struct CqParts {
 pub struct CompletionQueue {
     slots: Slots,
     consumer: u32,
-    /// Completions of the open block that were not yet handed out.
+    /// Completions of the open block that were not yet handed out. Not 0 either once the queue is corrupt: no short cut is
+    /// taken then.
     left: u32,
     title: Title,
     compression: bool,
@@ -263,7 +264,13 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn run(&mut self, max: u32, each: impl FnMut(Seen)) -> u32 {
-        if self.compression { self.run_compressed(max, each) } else { self.run_plain(max, each) }
+        if !self.compression {
+            self.run_plain(max, each)
+        } else if self.corrupt.is_none() {
+            self.run_compressed(max, each)
+        } else {
+            0
+        }
     }
 
     /// Slots from the consumer index on that are in its lap, at most `most`.
@@ -371,6 +378,7 @@ impl CompletionQueue {
         let corrupt =
             if self.title == Title::None { Corrupt::NoTitle { index } } else { Corrupt::Block { index, minis } };
         self.corrupt = Some(corrupt);
+        self.left = 1;
     }
 
     /// Hands out completions of the open block, at most `most`, and gives their number.

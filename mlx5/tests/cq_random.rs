@@ -158,6 +158,45 @@ fn run(log: u32, start: u32, count: u64, seed: u64, zip: bool, across_laps: bool
     tally
 }
 
+/// The slots that a block covers, also across the end of the queue, carry the marks of their own laps.
+#[test]
+fn covered_slots_are_marked_with_their_own_lap() {
+    let slots = Memory::new(64 << 3);
+    let (record, arm) = (Memory::new(8), Memory::new(8));
+    let mut ring = slots.slots();
+    ring.initialise();
+    let mut queue = CompletionQueue::new(CqParts {
+        slots: ring,
+        record: record.record(0),
+        arm_record: record.record(1),
+        arm: arm.arm_register(),
+        cqn: 0x1234,
+        compression: true,
+        start_index: 5,
+        keep: Handle::new(()),
+    });
+    queue.release();
+    let compression = Compression { blocks: Blocks::Full, across_laps: true };
+    let mut writer = CqWriter::new(slots.card(&record), 5, Some(compression));
+    let mut cqe = Cqe::new_zeroed();
+    cqe.op_own = OpOwn::regular(CqeOpcode::Req, false);
+    (0..6).for_each(|_| writer.push(cqe));
+    writer.flush().expect("room");
+    // A title at 5, then a block of five at 6, 7 of lap 0 and 8, 9, 10 of lap 1.
+    assert_eq!(queue.drain(10, |_| ()), Ok(6));
+    let mark = |slot: usize| slots.read(slot * 64 + 62, 1)[0];
+    assert_eq!([5, 6, 7, 0, 1, 2].map(mark), [0, 0, 0, 1, 1, 1]);
+    assert_eq!([3, 4].map(mark), [0xff, 0xff], "no other slot is touched");
+
+    // The doorbell that arms: sequence number, command and index, then the queue's number.
+    queue.arm(mlx5::cq::Arm::Solicited);
+    assert_eq!(record.read(4, 4), [0x01, 0, 0, 11]);
+    assert_eq!(arm.read(0, 8), [0x01, 0, 0, 11, 0, 0, 0x12, 0x34]);
+    queue.event_seen();
+    queue.arm(mlx5::cq::Arm::Any);
+    assert_eq!(record.read(4, 4), [0x10, 0, 0, 11]);
+}
+
 fn total() -> u64 {
     std::env::var("FERROGIN_ZIP_CQES").map_or(10_000_000, |n| n.parse().expect("FERROGIN_ZIP_CQES is a number"))
 }

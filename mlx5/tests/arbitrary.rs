@@ -1,0 +1,161 @@
+//! Arbitrary bytes: parsers and the poller take all of them. Seeded; `FERROGIN_ARBITRARY=N` sets how many.
+
+mod common;
+
+use common::memory::Memory;
+use mlx5::card::Random;
+use mlx5::cq::{CompletionQueue, CqParts};
+use mlx5::device::{Endpoint, Handle};
+use mlx5::wire::{FmCeSe, MAX_DS};
+use mlx5::wqe::{Data, Limits, Op, Parsed, Post, Transport, emit, parse};
+
+fn rounds() -> u32 {
+    std::env::var("FERROGIN_ARBITRARY").map_or(200_000, |n| n.parse().expect("FERROGIN_ARBITRARY is a number"))
+}
+
+fn fill(random: &mut Random, bytes: &mut [u8]) {
+    bytes.iter_mut().for_each(|byte| *byte = random.next_u32() as u8);
+}
+
+/// Borrows what was parsed, to post it again.
+fn again<'a>(parsed: &'a Parsed, pieces: &'a mut Vec<&'a [u8]>) -> Post<'a> {
+    let mut data = |data: &'a Data<Vec<_>, Vec<u8>>| match data {
+        Data::Sges(sges) => Data::Sges(&sges[..]),
+        Data::Inline(bytes) => {
+            pieces.push(bytes);
+            Data::Inline(())
+        }
+    };
+    macro_rules! with {
+        ($d:expr, $make:expr) => {
+            match data($d) {
+                Data::Sges(sges) => $make(Data::Sges(sges)),
+                Data::Inline(()) => $make(Data::Inline(&pieces[..])),
+            }
+        };
+    }
+    match *parsed {
+        Op::Nop => Op::Nop,
+        Op::Send { data: ref d, with } => with!(d, |data| Op::Send { data, with }),
+        Op::Datagram { to, data: ref d, imm } => with!(d, |data| Op::Datagram { to, data, imm }),
+        Op::Write { remote, data: ref d, imm } => with!(d, |data| Op::Write { remote, data, imm }),
+        Op::Read { remote, ref into } => Op::Read { remote, into },
+        Op::CompareSwap { remote, compare, swap, into } => Op::CompareSwap { remote, compare, swap, into },
+        Op::FetchAdd { remote, add, into } => Op::FetchAdd { remote, add, into },
+        Op::Umr { umr, kind } => Op::Umr { umr, kind },
+    }
+}
+
+/// Every byte string is a request or an error, and a request that is emitted again reads back the same.
+#[test]
+fn requests_from_arbitrary_bytes() {
+    let mut random = Random::new(1);
+    let opcodes = [0x00, 0x01, 0x08, 0x09, 0x0a, 0x0b, 0x10, 0x11, 0x12, 0x25];
+    let limits = Limits { max_inline: 900, max_sge: MAX_DS as u32 };
+    let mut good = 0_u32;
+    for round in 0..rounds() {
+        let mut bytes = vec![0; random.below(1100) as usize];
+        fill(&mut random, &mut bytes);
+        if bytes.len() >= 16 && round % 8 != 0 {
+            // Mostly what could be one: a known operation, a size that fits, lengths without or with the inline bit.
+            bytes[0] = 0;
+            bytes[3] = opcodes[random.below(opcodes.len() as u32) as usize];
+            let most = (bytes.len() / 16).min(MAX_DS) as u32;
+            bytes[7] = match random.below(3) {
+                0 => [8, 12, 4][random.below(3) as usize],
+                _ => 1 + random.below(most) as u8,
+            };
+            let (mask, inline) = (random.below(2) == 0, random.below(3) == 0);
+            for at in [16, 32, 48, 64] {
+                if let Some(length) = bytes.get_mut(at..at + 4).filter(|_| mask) {
+                    let bits = if inline { random.below(900) | 1 << 31 } else { random.next_u32() >> 1 };
+                    length.copy_from_slice(&bits.to_be_bytes());
+                }
+            }
+        }
+        for transport in [Transport::Rc, Transport::Ud] {
+            let Ok(wqe) = parse(&bytes, transport) else { continue };
+            good += 1;
+            let mut pieces = Vec::new();
+            let post = again(&wqe.op, &mut pieces);
+            let mut out = [0; 16 * MAX_DS];
+            let flags = FmCeSe::new(bytes[11]);
+            // What was read may be more than a queue's limits; no more is asked here than that nothing breaks.
+            let Ok(Some(emitted)) = emit(&post, &limits, wqe.index, wqe.qpn, flags, &mut out) else { continue };
+            assert_eq!(parse(emitted, transport), Ok(mlx5::wqe::Wqe { ds: emitted[7], ..wqe.clone() }));
+        }
+    }
+    println!("{good} requests among {} byte strings", rounds());
+    assert!(good > rounds() / 20, "hardly any request: {good}");
+}
+
+/// A card that writes anything anywhere at any time: every poll ends and gives at most what was asked.
+#[test]
+fn completion_queues_of_arbitrary_bytes() {
+    let mut random = Random::new(2);
+    for round in 0..rounds() / 200 {
+        let log = random.below(6);
+        let (slots, record, arm) = (Memory::new(64 << log), Memory::new(8), Memory::new(8));
+        let compression = round % 2 == 0;
+        let start_index = random.next_u32();
+        let mut queue = CompletionQueue::new(CqParts {
+            slots: slots.slots(),
+            record: record.record(0),
+            arm_record: record.record(1),
+            arm: arm.arm_register(),
+            cqn: 1,
+            compression,
+            start_index,
+            keep: Handle::new(()),
+        });
+        for _ in 0..60 {
+            for _ in 0..random.below(1 << log) + 1 {
+                let mut bytes = [0; 64];
+                fill(&mut random, &mut bytes);
+                let slot = random.below(1 << log);
+                if random.below(4) != 0 {
+                    // Mostly valid in the lap at hand, and a block of a legal size half of the time.
+                    bytes[62] = (queue.consumer().wrapping_add(slot) >> log) as u8;
+                    if random.below(2) == 0 {
+                        bytes[63] = (random.below(7) << 4) as u8 | 0x0c;
+                    }
+                }
+                slots.write(slot as usize * 64, &bytes);
+            }
+            let (most, before) = (random.below(40), queue.consumer());
+            let mut seen = 0;
+            let drained = queue.drain(most, |one| {
+                seen += 1;
+                match one {
+                    Ok(entry) => drop((entry.opcode(), entry.to_cqe(), entry.qpn())),
+                    Err(failure) => assert!(!failure.to_string().is_empty()),
+                }
+            });
+            match drained {
+                Ok(taken) => assert_eq!((taken, queue.consumer().wrapping_sub(before)), (seen, seen)),
+                // The queue is finished: it says so again and again.
+                Err(corrupt) => {
+                    assert_eq!(seen, 0);
+                    assert_eq!(queue.drain(1, |_| panic!("{corrupt}")), Err(corrupt));
+                }
+            }
+            assert!(seen <= most);
+        }
+    }
+}
+
+#[test]
+fn endpoints_round_trip() {
+    let mut random = Random::new(3);
+    for _ in 0..10_000 {
+        let mut bytes = [0; Endpoint::SIZE];
+        fill(&mut random, &mut bytes);
+        if random.below(2) == 0 {
+            (bytes[0], bytes[4]) = (0, 0);
+        }
+        match Endpoint::from_bytes(&bytes) {
+            Some(endpoint) => assert_eq!(endpoint.to_bytes(), bytes),
+            None => assert!(bytes[0] != 0 || bytes[4] != 0, "a number of more than 24 bits"),
+        }
+    }
+}
