@@ -25,6 +25,7 @@ static const struct {
     {"a descriptor to wait on, on efa-direct", test_direct_wait_fd},
     {"buffers for several messages", test_multi_recv},
     {"receives that are taken back", test_cancel},
+    {"a peer that dies", test_dead_peer},
     {"hints", test_hints},
     {"addresses", test_addresses},
     {"calls that make no sense", test_bad_calls},

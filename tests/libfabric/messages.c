@@ -1,6 +1,8 @@
 // Messages: of the protocol, and of the card.
 #include "pair.h"
 
+#include <unistd.h>
+
 enum { LONGEST = 1 << 20 };
 static char out[LONGEST], in[LONGEST];
 
@@ -262,4 +264,28 @@ void test_cancel(void) {
   CHECK(!memcmp(in, "12345678", 8), "its bytes");
   pair_wait(pair.tx, NULL);
   pair_close(&pair);
+}
+
+// The receiver dies with a message announced and not fetched: the sender learns of it, and so does the next message.
+void test_dead_peer(void) {
+  struct pair pair;
+  struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_DATA, FI_WAIT_UNSPEC, FI_SEND, 0};
+  pair_open(&pair, &wish);
+  char context;
+  if (pair_rank == 1) {
+    pair_barrier();
+    struct fi_cq_data_entry entry;
+    // Time for the announcement to come.
+    CHECK(fi_cq_sread(pair.rx, &entry, 1, NULL, 200) == -FI_EAGAIN, "nothing was posted");
+    _exit(0);
+  }
+  POST(&pair, fi_send(pair.ep, out, LONGEST, NULL, pair.peer, &context));
+  pair_barrier();
+  struct fi_cq_err_entry error = pair_wait_error(pair.tx);
+  CHECK(error.op_context == &context && error.prov_errno != 0, "error %d (%d)", error.err, error.prov_errno);
+  POST(&pair, fi_send(pair.ep, out, 8, NULL, pair.peer, &context));
+  error = pair_wait_error(pair.tx);
+  CHECK(error.op_context == &context && error.prov_errno != 0, "error %d (%d)", error.err, error.prov_errno);
+  CHECK(fi_cntr_readerr(pair_counter(&pair, FI_SEND)) == 2, "both are counted");
+  pair_leave(&pair);
 }

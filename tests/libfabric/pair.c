@@ -60,6 +60,10 @@ void pair_open(struct pair *pair, const struct wish *wish) {
 
 void pair_close(struct pair *pair) {
   pair_barrier();
+  pair_leave(pair);
+}
+
+void pair_leave(struct pair *pair) {
   OK(fi_close(&pair->ep->fid));
   for (int i = 0; i < MAX_COUNTERS; i++)
     if (pair->counters[i]) OK(fi_close(&pair->counters[i]->fid));

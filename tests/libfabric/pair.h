@@ -67,6 +67,8 @@ extern int pair_rank;
 // Opens an endpoint, exchanges addresses with the other process.
 void pair_open(struct pair *pair, const struct wish *wish);
 void pair_close(struct pair *pair);
+// The same when the other process is gone.
+void pair_leave(struct pair *pair);
 // Both processes are here; bytes go over.
 void pair_barrier(void);
 void pair_swap(const void *mine, void *theirs, size_t len);
@@ -100,6 +102,7 @@ void test_wait_fd(void);
 void test_direct_wait_fd(void);
 void test_multi_recv(void);
 void test_cancel(void);
+void test_dead_peer(void);
 void test_hints(void);
 void test_addresses(void);
 void test_bad_calls(void);
