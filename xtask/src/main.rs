@@ -24,6 +24,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("address sanitizer", "tests/nccl/sanitize.sh"),
     ("fuzz", "fuzz/run.sh"),
     ("models", "device-kernels/tests/models.sh"),
+    ("model of the channel's wake-up", "fabric/tests/models.sh"),
     ("mlx5 instructions", "mlx5/benches/check.sh"),
 ];
 

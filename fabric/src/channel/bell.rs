@@ -34,3 +34,42 @@ impl Bell {
         self.asleep.swap(false, Ordering::SeqCst)
     }
 }
+
+#[cfg(all(test, loom))]
+mod tests {
+    use super::Bell;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU32, Ordering};
+    use loom::thread;
+
+    /// Whoever sleeps although there is work is woken by one of those who brought it, in every interleaving.
+    #[test]
+    fn no_wake_up_is_lost() {
+        loom::model(|| {
+            let shared = Arc::new((Bell::new(), AtomicU32::new(0), AtomicU32::new(0)));
+            let wakers: Vec<_> = (0..2)
+                .map(|_| {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || {
+                        let (bell, work, rung) = &*shared;
+                        work.fetch_add(1, Ordering::Relaxed);
+                        if bell.must_ring() {
+                            rung.fetch_add(1, Ordering::Relaxed);
+                        }
+                    })
+                })
+                .collect();
+            let (bell, work, rung) = &*shared;
+            bell.lie_down();
+            let saw = work.load(Ordering::Relaxed);
+            if saw > 0 {
+                bell.get_up();
+            }
+            for waker in wakers {
+                waker.join().unwrap();
+            }
+            let rung = rung.load(Ordering::Relaxed);
+            assert!(saw > 0 || rung == 1, "asleep with work: saw {saw}, rung {rung}");
+        });
+    }
+}
