@@ -10,7 +10,7 @@ use efa_dp_direct::arch;
 use ferrogin_bench::card::{Card, Values};
 use ferrogin_bench::nccl::{self, Build, Loop, Nccl, POSTS};
 use ferrogin_bench::target_dir;
-use ferrogin_device::post::{COUNT_MASK, Queue, combining, locked};
+use ferrogin_device::post::{COUNT_MASK, Gpu, Queue, combining, locked};
 use ferrogin_device::wait::Limits;
 use ferrogin_ffi::ext::POLICY_COMBINING;
 use std::path::Path;
@@ -34,6 +34,7 @@ struct Apart<T>(T);
 struct Endpoint {
     cursor: Apart<AtomicU64>,
     state: Apart<AtomicU64>,
+    bound: AtomicU64,
     poison: AtomicU32,
     lock: Apart<AtomicU32>,
     barrier: AtomicU32,
@@ -54,6 +55,7 @@ impl Endpoint {
         Endpoint {
             cursor: Apart(AtomicU64::new(0)),
             state: Apart(AtomicU64::new(0)),
+            bound: AtomicU64::new(0),
             poison: AtomicU32::new(0),
             lock: Apart(AtomicU32::new(0)),
             barrier: AtomicU32::new(0),
@@ -76,10 +78,9 @@ impl Endpoint {
         };
         let posted = if by_lock {
             let words = locked::Words { lock: &self.lock.0, barrier: &self.barrier };
-            locked::post(self, words, NO_LIMITS, false, write)
+            locked::post(self, words, NO_LIMITS, false, false, write)
         } else {
-            let words = combining::Words { cursor: &self.cursor.0, state: &self.state.0, poison: &self.poison };
-            combining::post(self, words, NO_LIMITS, false, write)
+            combining::post::<Gpu, _>(self, NO_LIMITS, false, write)
         };
         assert!(posted.is_ok());
     }
@@ -113,6 +114,13 @@ impl Queue for Endpoint {
     }
     fn published(&self) -> u32 {
         self.published.0.load(Relaxed)
+    }
+}
+
+impl combining::Ring for Endpoint {
+    fn words(&self) -> combining::Words<'_> {
+        let (cursor, state) = (&self.cursor.0, &self.state.0);
+        combining::Words { cursor, state, bound: &self.bound, poison: &self.poison }
     }
 }
 

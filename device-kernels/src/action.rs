@@ -1,5 +1,7 @@
 //! What an operation announces when it has landed, and how it is posted.
 
+use crate::post::Sharing;
+
 /// A remote signal and a local counter, packed in one word so that it travels in a register.
 ///
 /// Bits 0–15 hold the signal's id + 1, bits 16–31 the counter's id + 1, bits 32–63 what the signal is raised by.
@@ -22,49 +24,47 @@ impl Action {
         self.0
     }
 
-    /// Raises the peer's signal `id` (at most 65534) by one once the bytes have landed.
+    /// Raises the peer's signal `id` (at most 65533) by one once the bytes have landed.
     pub const fn signal_inc(id: u16) -> Action {
         Action::NONE.with_signal(id, 1)
     }
 
-    /// Raises the peer's signal `id` (at most 65534) by `n`; with `n` = 0 it raises nothing.
+    /// Raises the peer's signal `id` (at most 65533) by `n`; with `n` = 0 it raises nothing.
     pub const fn signal_add(id: u16, n: u32) -> Action {
         Action::NONE.with_signal(id, n)
     }
 
-    /// Ticks this rank's counter `id` (at most 65534) once when the operation has completed here.
+    /// Ticks this rank's counter `id` (at most 65533) once when the operation has completed here.
     pub const fn counter(id: u16) -> Action {
         Action::NONE.with_counter(id)
     }
 
     /// The same, and a signal raised by `n`.
     pub const fn with_signal(self, id: u16, n: u32) -> Action {
-        Action((self.0 & 0xffff_0000) | (id.wrapping_add(1) as u64) | ((n as u64) << 32))
+        Action((self.0 & 0xffff_0000) | (id.saturating_add(1) as u64) | ((n as u64) << 32))
     }
 
     /// The same, and a counter.
     pub const fn with_counter(self, id: u16) -> Action {
-        Action((self.0 & !0xffff_0000) | ((id.wrapping_add(1) as u64) << 16))
+        Action((self.0 & !0xffff_0000) | ((id.saturating_add(1) as u64) << 16))
     }
 
-    /// Signal id and amount, if a signal is named and raised by more than nothing.
+    /// Announces nothing.
     #[inline(always)]
-    pub(crate) const fn signal(self) -> Option<(u32, u32)> {
-        let n = (self.0 >> 32) as u32;
-        match (self.0 & 0xffff) as u32 {
-            0 => None,
-            _ if n == 0 => None,
-            id => Some((id - 1, n)),
-        }
+    pub const fn is_none(self) -> bool {
+        self.0 == 0
     }
 
-    /// The signal's id, even where it is raised by nothing: it must exist all the same.
+    /// What the signal is raised by, if one is named.
     #[inline(always)]
-    pub(crate) const fn named_signal(self) -> Option<u32> {
-        match (self.0 & 0xffff) as u32 {
-            0 => None,
-            id => Some(id - 1),
-        }
+    pub(crate) const fn amount(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// The target slot of the signal that is named, even where it is raised by nothing; 0 if none is.
+    #[inline(always)]
+    pub(crate) const fn named_slot(self) -> u32 {
+        self.0 as u16 as u32
     }
 
     /// Counter id, if one is named.
@@ -77,7 +77,7 @@ impl Action {
     }
 }
 
-/// How an operation is posted. The values are NCCL's `ncclGinOptFlags`.
+/// How an operation is posted. The values are NCCL's `ncclGinOptFlags`, and above them the sharing mode of the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(transparent)]
 pub struct Flags(u32);
@@ -88,9 +88,56 @@ impl Flags {
     /// Leave the doorbell to the next operation without this flag, or to a flush.
     pub const AGGREGATE: Flags = Flags(2);
 
-    /// Reads NCCL's flags; those that mean nothing here are ignored.
+    const SHARING: u32 = 0x300;
+    const CTA: u32 = 0x100;
+    const THREAD: u32 = 0x200;
+
+    /// Reads NCCL's flags and the sharing mode; those that mean nothing here are ignored.
+    #[inline(always)]
     pub const fn from_bits(bits: u32) -> Flags {
-        Flags(bits & Flags::AGGREGATE.0)
+        Flags(bits & (Flags::AGGREGATE.0 | Flags::SHARING))
+    }
+
+    /// No other flag, in that mode.
+    #[inline(always)]
+    pub const fn sharing(mode: Sharing) -> Flags {
+        Flags::NONE.shared(mode)
+    }
+
+    /// The same, in that mode.
+    #[inline(always)]
+    pub const fn shared(self, mode: Sharing) -> Flags {
+        Flags(
+            self.0 & !Flags::SHARING
+                | match mode {
+                    Sharing::Gpu => 0,
+                    Sharing::Cta => Flags::CTA,
+                    Sharing::Thread => Flags::THREAD,
+                },
+        )
+    }
+
+    /// Who else may use the endpoint meanwhile; two modes at once are the widest.
+    #[inline(always)]
+    pub const fn mode(self) -> Sharing {
+        match self.0 & Flags::SHARING {
+            Flags::CTA => Sharing::Cta,
+            Flags::THREAD => Sharing::Thread,
+            _ => Sharing::Gpu,
+        }
+    }
+
+    /// It may not be the widest mode.
+    #[inline(always)]
+    pub(crate) const fn is_narrowed(self) -> bool {
+        self.0 & Flags::SHARING != 0
+    }
+
+    /// It may not be the widest mode; or there is an action, for which the C functions have a way apart on a CPU.
+    #[inline(always)]
+    pub(crate) const fn is_plainest(self, action: Action) -> bool {
+        let action = if cfg!(target_arch = "nvptx64") { 0 } else { action.0 };
+        (self.0 & Flags::SHARING) as u64 | action == 0
     }
 
     /// The doorbell is left to a later operation.
@@ -107,16 +154,22 @@ mod tests {
     #[test]
     fn fields_are_independent() {
         let a = Action::counter(7).with_signal(3, 5);
-        assert_eq!((a.signal(), a.local_counter()), (Some((3, 5)), Some(7)));
+        assert_eq!((a.named_slot(), a.amount(), a.local_counter()), (4, 5, Some(7)));
         let b = Action::signal_inc(0).with_counter(0);
-        assert_eq!((b.signal(), b.local_counter()), (Some((0, 1)), Some(0)));
+        assert_eq!((b.named_slot(), b.amount(), b.local_counter()), (1, 1, Some(0)));
         assert_eq!(b.bits(), 1 << 32 | 1 << 16 | 1);
+        assert!(Action::NONE.is_none() && !a.is_none());
     }
 
     #[test]
-    fn adding_nothing_names_the_signal_without_raising_it() {
-        let a = Action::signal_add(4, 0);
-        assert_eq!((a.signal(), a.named_signal()), (None, Some(4)));
-        assert_eq!(Action::NONE.named_signal(), None);
+    fn a_mode_is_independent_of_the_other_flags() {
+        for mode in [Sharing::Gpu, Sharing::Cta, Sharing::Thread] {
+            let flags = Flags::AGGREGATE.shared(mode);
+            assert_eq!((flags.mode(), flags.is_aggregate()), (mode, true));
+            assert_eq!((Flags::sharing(mode).mode(), Flags::sharing(mode).is_aggregate()), (mode, false));
+        }
+        assert_eq!(Flags::from_bits(0xffff_fcff).mode(), Sharing::Gpu);
+        assert_eq!(Flags::from_bits(0x300).mode(), Sharing::Gpu, "two modes at once are the widest");
+        assert_eq!((Flags::from_bits(0x100).mode(), Flags::from_bits(0x200).mode()), (Sharing::Cta, Sharing::Thread));
     }
 }

@@ -1,7 +1,8 @@
 //! The C ABI, declared in `ferrogin/gin.h`: `fgin_*`. Every function returns 0 or a [`Status`] as a number.
 
 use crate::action::{Action, Flags};
-use crate::context::{Context, Window};
+use crate::context::{Context, FlushRequest, Window};
+use crate::post::Sharing;
 use crate::status::Status;
 use core::ffi::{c_int, c_void};
 use ferrogin_ffi::ext::ContextExt;
@@ -75,8 +76,14 @@ pub unsafe extern "C" fn fgin_put(
     action: u64,
     flags: u32,
 ) -> c_int {
-    let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
-    code(context!(ctx).put(peer, Window(dst), dst_off, Window(src), src_off, bytes, action, flags))
+    let (ctx, action) = (context!(ctx), Action::from_bits(action));
+    let (dst, src) = (Window(dst), Window(src));
+    let flags = Flags::from_bits(flags);
+    if !flags.is_plainest(action) {
+        return code(ctx.put_of_any_kind(peer, dst, dst_off, src, src_off, bytes, action, flags));
+    }
+    let action = if cfg!(target_arch = "nvptx64") { action } else { Action::NONE };
+    code(ctx.put(peer, dst, dst_off, src, src_off, bytes, action, flags.shared(Sharing::Gpu)))
 }
 
 /// See `fgin_put_value` in `ferrogin/gin.h`.
@@ -95,8 +102,13 @@ pub unsafe extern "C" fn fgin_put_value(
     action: u64,
     flags: u32,
 ) -> c_int {
-    let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
-    code(context!(ctx).put_value(peer, Window(dst), dst_off, value, bytes, action, flags))
+    let (ctx, action) = (context!(ctx), Action::from_bits(action));
+    let (dst, flags) = (Window(dst), Flags::from_bits(flags));
+    if !flags.is_plainest(action) {
+        return code(ctx.put_value_of_any_kind(peer, dst, dst_off, value, bytes, action, flags));
+    }
+    let action = if cfg!(target_arch = "nvptx64") { action } else { Action::NONE };
+    code(ctx.put_value(peer, dst, dst_off, value, bytes, action, flags.shared(Sharing::Gpu)))
 }
 
 /// See `fgin_get` in `ferrogin/gin.h`.
@@ -115,8 +127,12 @@ pub unsafe extern "C" fn fgin_get(
     bytes: u64,
     flags: u32,
 ) -> c_int {
+    let (ctx, remote, local) = (context!(ctx), Window(remote), Window(local));
     let flags = Flags::from_bits(flags);
-    code(context!(ctx).get(peer, Window(remote), remote_off, Window(local), local_off, bytes, flags))
+    if flags.is_narrowed() {
+        return code(ctx.get_of_any_kind(peer, remote, remote_off, local, local_off, bytes, flags));
+    }
+    code(ctx.get(peer, remote, remote_off, local, local_off, bytes, flags.shared(Sharing::Gpu)))
 }
 
 /// See `fgin_signal` in `ferrogin/gin.h`.
@@ -126,7 +142,12 @@ pub unsafe extern "C" fn fgin_get(
 /// As for [`fgin_put`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fgin_signal(ctx: *const ContextExt, peer: u32, action: u64, flags: u32) -> c_int {
-    code(context!(ctx).signal(peer, Action::from_bits(action), Flags::from_bits(flags)))
+    let (ctx, action) = (context!(ctx), Action::from_bits(action));
+    let flags = Flags::from_bits(flags);
+    if flags.is_narrowed() {
+        return code(ctx.signal_of_any_kind(peer, action, flags));
+    }
+    code(ctx.signal(peer, action, flags.shared(Sharing::Gpu)))
 }
 
 /// See `fgin_flush` in `ferrogin/gin.h`.
@@ -137,6 +158,76 @@ pub unsafe extern "C" fn fgin_signal(ctx: *const ContextExt, peer: u32, action: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fgin_flush(ctx: *const ContextExt) -> c_int {
     code(context!(ctx).flush())
+}
+
+/// See `fgin_flush_async` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`]; `out` is null or has room for a request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_flush_async(ctx: *const ContextExt, out: *mut FlushRequest) -> c_int {
+    if out.is_null() {
+        return Status::InvalidArgument as c_int;
+    }
+    match context!(ctx).flush_async() {
+        Ok(request) => {
+            // SAFETY: not null; the caller gives room.
+            unsafe { out.write(request) };
+            0
+        }
+        Err(status) => status as c_int,
+    }
+}
+
+/// See `fgin_wait_request` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`]; `request` is null or points to a request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_wait_request(ctx: *const ContextExt, request: *const FlushRequest) -> c_int {
+    if request.is_null() {
+        return Status::InvalidArgument as c_int;
+    }
+    // SAFETY: not null; any bits are a request, and its numbers are checked.
+    code(context!(ctx).wait_flush(unsafe { &*request }))
+}
+
+/// See `fgin_test_request` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_wait_request`]; `done` is null or has room for an `int`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_test_request(
+    ctx: *const ContextExt,
+    request: *const FlushRequest,
+    done: *mut c_int,
+) -> c_int {
+    if request.is_null() || done.is_null() {
+        return Status::InvalidArgument as c_int;
+    }
+    // SAFETY: not null; any bits are a request, and its numbers are checked.
+    match context!(ctx).test_flush(unsafe { &*request }) {
+        Ok(is_done) => {
+            // SAFETY: not null; the caller gives room.
+            unsafe { done.write(is_done.into()) };
+            0
+        }
+        Err(status) => status as c_int,
+    }
+}
+
+/// See `fgin_set_timeout` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_set_timeout(ctx: *const ContextExt, ns: u64) -> c_int {
+    context!(ctx).set_timeout_ns(ns);
+    0
 }
 
 /// See `fgin_read_signal` in `ferrogin/gin.h`.

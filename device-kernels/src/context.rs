@@ -4,27 +4,45 @@
 //! that names counter `c` is posted on `c`'s endpoint, and nothing else is. Without a counter, one that raises signal
 //! `s` rides `s`'s endpoint, and one that does neither the data endpoint (the value endpoint, for a value). The target is
 //! the peer's endpoint of the signal, or its data endpoint, where nothing is observed.
+//!
+//! A put, get or value of the usual kind takes a short way that is inlined: one work request by the `combining` policy.
+//! Everything else ([`general`]) is a call.
+
+mod counting;
+mod general;
+mod short;
+mod tables;
+
+pub use counting::FlushRequest;
 
 use crate::action::{Action, Flags};
-use crate::endpoint::{Direction, Endpoint, Local, Remote, Request};
-use crate::post::COUNT_MASK;
+use crate::post::{Cta, Gpu, Share, Sharing, Thread};
 use crate::status::Status;
-use crate::wait::{Limits, Spin};
+use crate::wait::Limit;
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use ferrogin_ffi::device::{CounterHandle, MrHandle, MrPeer};
-use ferrogin_ffi::ext::{ContextExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, Target};
+use ferrogin_ffi::ext::{
+    ContextExt, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, TargetWords, VALUE_INLINE, VALUE_POOL,
+};
+use short::{Empty, Get, InlineValue, PooledValue, Put, To};
 
-const DATA: usize = 0;
-const VALUE: usize = 1;
-const FIRST_COUNTER: usize = 2;
+const DATA: u32 = 0;
+const VALUE: u32 = 1;
+const FIRST_COUNTER: u32 = 2;
 
 /// A registered window: what `regMrSym` gave as `ginHandle`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Window(pub *mut c_void);
+
+impl Window {
+    #[inline(always)]
+    fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+}
 
 // SAFETY: a window is the address of tables that nobody writes while it is registered.
 unsafe impl Send for Window {}
@@ -41,6 +59,17 @@ pub struct Context<'a> {
 unsafe impl Send for Context<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Context<'_> {}
+
+/// A call in the sharing mode of its flags: constant flags leave one of the three.
+macro_rules! in_mode {
+    ($flags:ident, $context:ident.$method:ident($($arg:expr),*)) => {
+        match $flags.mode() {
+            Sharing::Gpu => $context.$method::<Gpu>($($arg),*),
+            Sharing::Cta => $context.$method::<Cta>($($arg),*),
+            Sharing::Thread => $context.$method::<Thread>($($arg),*),
+        }
+    };
+}
 
 impl<'a> Context<'a> {
     /// The context `id` of the array that `createContext` returned in `ncclNetDeviceHandle->handle`.
@@ -90,12 +119,21 @@ impl<'a> Context<'a> {
 
     /// Ranks of the communicator.
     pub fn nranks(&self) -> u32 {
-        self.dev().nranks as u32
+        self.ext.nranks
     }
 
     /// This rank.
     pub fn rank(&self) -> u32 {
-        self.dev().rank as u32
+        // SAFETY: a constant field of the handle, which lives as long as the context.
+        unsafe { (*self.ext.dev).rank as u32 }
+    }
+
+    /// Nanoseconds after which a wait of this context gives up with [`Status::Timeout`]; 0 is never. Holds for the calls
+    /// that begin after it, of all threads.
+    pub fn set_timeout_ns(&self, ns: u64) {
+        if let Some(word) = self.limits().timeout_word() {
+            word.store(ns, Ordering::Relaxed);
+        }
     }
 
     /// Writes `bytes` from `src` at `src_off` on this rank to `dst` at `dst_off` on `peer`.
@@ -109,7 +147,7 @@ impl<'a> Context<'a> {
     /// [`Status::InvalidArgument`]: peer, signal, counter or window out of range, or the peer has no such signal.
     /// Otherwise what ended a wait for room.
     #[allow(clippy::too_many_arguments)]
-    #[inline]
+    #[inline(always)]
     pub fn put(
         &self,
         peer: u32,
@@ -121,16 +159,34 @@ impl<'a> Context<'a> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        self.check(peer, action)?;
-        if bytes == 0 {
-            return self.announce(peer, action, flags);
+        in_mode!(flags, self.put_as(peer, dst, dst_off, src, src_off, bytes, action, flags))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
+    fn put_as<S: Share>(
+        &self,
+        peer: u32,
+        dst: Window,
+        dst_off: u64,
+        src: Window,
+        src_off: u64,
+        bytes: u64,
+        action: Action,
+        flags: Flags,
+    ) -> Result<(), Status> {
+        // None, too many, or a policy without a short way.
+        if bytes.wrapping_sub(1) >= self.ext.short_put {
+            return self.put_general(peer, dst, dst_off, src, src_off, bytes, action, flags);
         }
-        let (remote, local) = (self.remote(dst, peer, dst_off)?, self.local(src, src_off)?);
-        let whole = Local::Memory { addr: local.addr, lkey: local.lkey, bytes: bytes as u32 };
-        if bytes > u64::from(self.ext.max_rdma_size) {
-            return self.put_in_parts(peer, remote, local, bytes, action, flags);
+        let Some(route) = self.short_route(peer, action, DATA)? else {
+            return self.put_general(peer, dst, dst_off, src, src_off, bytes, action, flags);
+        };
+        if dst.is_null() || src.is_null() {
+            return Err(Status::InvalidArgument);
         }
-        self.write(DATA, peer, whole, remote, action, flags)
+        let to = self.to(peer, route)?;
+        short::post::<S>(Put { to, dst, dst_off, src, src_off, bytes: bytes as u32 }, flags.is_aggregate())
     }
 
     /// Writes the low `bytes` (1, 2, 4 or 8) of `value` to `dst` at `dst_off` on `peer`.
@@ -138,9 +194,9 @@ impl<'a> Context<'a> {
     /// # Errors
     ///
     /// As for [`Context::put`]; also [`Status::InvalidArgument`] for another size or an action with a counter, which
-    /// values cannot name.
+    /// values cannot name, and [`Status::Unsupported`] where the card takes no values.
     #[allow(clippy::too_many_arguments)]
-    #[inline]
+    #[inline(always)]
     pub fn put_value(
         &self,
         peer: u32,
@@ -151,12 +207,37 @@ impl<'a> Context<'a> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        self.check(peer, action)?;
-        if !matches!(bytes, 1 | 2 | 4 | 8) || action.local_counter().is_some() {
+        in_mode!(flags, self.put_value_as(peer, dst, dst_off, value, bytes, action, flags))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
+    fn put_value_as<S: Share>(
+        &self,
+        peer: u32,
+        dst: Window,
+        dst_off: u64,
+        value: u64,
+        bytes: u32,
+        action: Action,
+        flags: Flags,
+    ) -> Result<(), Status> {
+        let mask = value_mask(bytes)?;
+        let Some(route) = self.short_route(peer, action, VALUE)? else {
+            return self.put_value_general(peer, dst, dst_off, value, bytes, action, flags);
+        };
+        if dst.is_null() {
             return Err(Status::InvalidArgument);
         }
-        let remote = self.remote(dst, peer, dst_off)?;
-        self.write(VALUE, peer, Local::Value { value, bytes }, remote, action, flags)
+        let to = self.to(peer, route)?;
+        match to.poster().value_way() {
+            VALUE_POOL => short::post::<S>(PooledValue { to, dst, dst_off, value, bytes }, flags.is_aggregate()),
+            VALUE_INLINE => {
+                let value = value & mask;
+                short::post::<S>(InlineValue { to, dst, dst_off, value, bytes }, flags.is_aggregate())
+            }
+            _ => self.put_value_general(peer, dst, dst_off, value, bytes, action, flags),
+        }
     }
 
     /// Reads `bytes` from `remote` at `remote_off` on `peer` to `local` at `local_off` on this rank. They are there
@@ -166,6 +247,7 @@ impl<'a> Context<'a> {
     ///
     /// As for [`Context::put`].
     #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
     pub fn get(
         &self,
         peer: u32,
@@ -176,22 +258,31 @@ impl<'a> Context<'a> {
         bytes: u64,
         flags: Flags,
     ) -> Result<(), Status> {
-        self.check(peer, Action::NONE)?;
-        let (mut far, mut near) = (self.remote(remote, peer, remote_off)?, self.local(local, local_off)?);
-        let target = self.target(peer, 0)?;
-        let mut left = bytes;
-        loop {
-            let part = left.min(u64::from(self.ext.max_rdma_size));
-            let local = Local::Memory { addr: near.addr, lkey: near.lkey, bytes: part as u32 };
-            let request = Request { direction: Direction::Read, peer, target, local, remote: far };
-            self.post(DATA, request, flags.is_aggregate() || part < left)?;
-            left -= part;
-            if left == 0 {
-                return Ok(());
-            }
-            far.addr += part;
-            near.addr += part;
+        in_mode!(flags, self.get_as(peer, remote, remote_off, local, local_off, bytes, flags))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
+    fn get_as<S: Share>(
+        &self,
+        peer: u32,
+        remote: Window,
+        remote_off: u64,
+        local: Window,
+        local_off: u64,
+        bytes: u64,
+        flags: Flags,
+    ) -> Result<(), Status> {
+        if bytes.wrapping_sub(1) >= self.ext.short_put {
+            return self.get_general(peer, remote, remote_off, local, local_off, bytes, flags);
         }
+        let route = self.route(peer, Action::NONE, DATA)?;
+        if remote.is_null() || local.is_null() {
+            return Err(Status::InvalidArgument);
+        }
+        let to = self.to(peer, route)?;
+        let get = Get { to, remote, remote_off, local, local_off, bytes: bytes as u32 };
+        short::post::<S>(get, flags.is_aggregate())
     }
 
     /// Carries out `action` on `peer` with no bytes. An empty action still rings what was aggregated on the data
@@ -200,343 +291,133 @@ impl<'a> Context<'a> {
     /// # Errors
     ///
     /// As for [`Context::put`].
-    #[inline]
+    #[inline(always)]
     pub fn signal(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        self.check(peer, action)?;
-        self.announce(peer, action, flags)
+        in_mode!(flags, self.signal_as(peer, action, flags))
     }
 
-    /// Waits until everything that was posted on this context before has completed: sources may be reused, gets are
-    /// there, and signals raised from now on come after it. It ends while other threads go on posting.
-    ///
-    /// # Errors
-    ///
-    /// [`Status::CardError`]: something completed in error. Otherwise what ended the wait.
-    pub fn flush(&self) -> Result<(), Status> {
-        for i in 0..self.ext.n_endpoints as usize {
-            self.endpoint(i).flush(self.ext.policy, self.limits())?;
+    #[inline(always)]
+    fn signal_as<S: Share>(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
+        if self.ext.short_put == 0 {
+            return self.signal_general(peer, action, flags);
         }
-        Ok(())
-    }
-
-    /// Times that signal `id` was raised since its last reset, modulo 2^31.
-    pub fn read_signal(&self, id: u32) -> Result<u64, Status> {
-        Ok(self.signal_handle(id)?.read())
-    }
-
-    /// Waits until signal `id` has been raised at least `least` times since its last reset. Compares modulo 2^31, so
-    /// `least` may go on counting past a wrap.
-    pub fn wait_signal(&self, id: u32, least: u64) -> Result<(), Status> {
-        self.signal_handle(id)?.wait(least, self.limits())
-    }
-
-    /// Counts signal `id` from here. To be called when no signal is under way.
-    pub fn reset_signal(&self, id: u32) -> Result<(), Status> {
-        self.signal_handle(id)?.reset();
-        Ok(())
-    }
-
-    /// Operations naming counter `id` that have completed since its last reset, modulo 2^31.
-    pub fn read_counter(&self, id: u32) -> Result<u64, Status> {
-        Ok(self.counter_handle(id)?.read())
-    }
-
-    /// Waits until counter `id` has counted at least `least` operations since its last reset, compared modulo 2^31.
-    pub fn wait_counter(&self, id: u32, least: u64) -> Result<(), Status> {
-        self.counter_handle(id)?.wait(least, self.limits())
-    }
-
-    /// Counts counter `id` from here. To be called when no operation that names it is under way.
-    pub fn reset_counter(&self, id: u32) -> Result<(), Status> {
-        self.counter_handle(id)?.reset();
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn check(&self, peer: u32, action: Action) -> Result<(), Status> {
-        let dev = self.dev();
-        let bad = peer >= dev.nranks as u32
-            || action.named_signal().is_some_and(|id| id + 1 >= self.ext.n_slots)
-            || action.local_counter().is_some_and(|id| id >= dev.n_counters as u32);
-        if bad { Err(Status::InvalidArgument) } else { Ok(()) }
-    }
-
-    /// The endpoint that `action` is posted on; `plain` is the one for an empty action. A signal that only peers have
-    /// has no endpoint here.
-    #[inline(always)]
-    fn poster(&self, action: Action, plain: usize) -> usize {
-        let dev = self.dev();
-        match (action.local_counter(), action.signal()) {
-            (Some(counter), _) => FIRST_COUNTER + counter as usize,
-            (None, Some((signal, _))) if signal < dev.n_signals as u32 => {
-                FIRST_COUNTER + dev.n_counters as usize + signal as usize
-            }
-            _ => plain,
-        }
-    }
-
-    #[inline(always)]
-    fn write(
-        &self,
-        plain: usize,
-        peer: u32,
-        local: Local,
-        remote: Remote,
-        action: Action,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        let (slot, raised_by) = match action.signal() {
-            Some((id, n)) => (1 + id, n),
-            None => (0, 0),
+        let Some(route) = self.short_route(peer, action, DATA)? else {
+            return self.signal_general(peer, action, flags);
         };
-        let request = Request { direction: Direction::Write, peer, target: self.target(peer, slot)?, local, remote };
-        let poster = self.poster(action, plain);
-        if raised_by <= 1 {
-            return self.post(poster, request, flags.is_aggregate());
-        }
-        self.write_and_raise(poster, request, action, raised_by, flags)
-    }
-
-    /// The card's counter ticks once for each write, so raising by `n` takes `n - 1` empty writes more. They never go
-    /// through a counter's endpoint, and share a doorbell.
-    #[inline(never)]
-    fn write_and_raise(
-        &self,
-        poster: usize,
-        request: Request,
-        action: Action,
-        raised_by: u32,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        let extra = self.poster(Action::from_bits(action.bits() & !0xffff_0000), DATA);
-        self.post(poster, request, flags.is_aggregate() || extra == poster)?;
-        let empty = Request { local: self.scratch_local(), remote: self.scratch_remote(request.peer), ..request };
-        for left in (0..raised_by - 1).rev() {
-            self.post(extra, empty, flags.is_aggregate() || left != 0)?;
-        }
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn announce(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        self.write(DATA, peer, self.scratch_local(), self.scratch_remote(peer), action, flags)
-    }
-
-    /// Leading parts go unannounced through the data endpoint; the last carries the action, once they have completed.
-    #[cold]
-    fn put_in_parts(
-        &self,
-        peer: u32,
-        mut remote: Remote,
-        mut local: LocalBase,
-        bytes: u64,
-        action: Action,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        let largest = u64::from(self.ext.max_rdma_size);
-        let mut left = bytes;
-        while left > largest {
-            let part = Local::Memory { addr: local.addr, lkey: local.lkey, bytes: largest as u32 };
-            self.write(DATA, peer, part, remote, Action::NONE, flags)?;
-            local.addr += largest;
-            remote.addr += largest;
-            left -= largest;
-        }
-        if action != Action::NONE {
-            self.endpoint(DATA).flush(self.ext.policy, self.limits())?;
-        }
-        let last = Local::Memory { addr: local.addr, lkey: local.lkey, bytes: left as u32 };
-        self.write(DATA, peer, last, remote, action, flags)
-    }
-
-    #[inline(always)]
-    fn post(&self, endpoint: usize, request: Request, aggregate: bool) -> Result<(), Status> {
-        let endpoint = self.endpoint(endpoint);
-        if matches!(request.local, Local::Value { .. }) && !endpoint.takes_values() {
-            return Err(Status::Unsupported);
-        }
-        endpoint.post(self.ext.policy, self.limits(), aggregate, request)
-    }
-
-    #[inline(always)]
-    fn endpoint(&self, i: usize) -> Endpoint<'a> {
-        debug_assert!(i < self.ext.n_endpoints as usize);
-        let ext = self.ext.endpoints.wrapping_add(i);
-        // SAFETY: the host made `n_endpoints` of them, and callers have checked the ids that indices come from.
-        let ext = unsafe { &*ext };
-        // SAFETY: made by the host plugin; lives as long as the context.
-        unsafe { Endpoint::new(ext) }
-    }
-
-    #[inline(always)]
-    fn limits(&self) -> Limits<'a> {
-        let abort = if self.ext.abort_flag.is_null() {
-            None
-        } else {
-            // SAFETY: an aligned word of the context, which lives for 'a; host and kernels access it atomically.
-            Some(unsafe { AtomicU32::from_ptr(self.ext.abort_flag) })
-        };
-        Limits { abort, timeout_ns: self.ext.wait_timeout_ns }
-    }
-
-    /// The fields of the NCCL-visible handle that nobody writes once it is made.
-    #[inline(always)]
-    fn dev(&self) -> Constants {
-        let dev = self.ext.dev;
-        macro_rules! field {
-            ($name:ident) => {
-                // SAFETY: the handle lives as long as the context, and this field is constant. Only the field is read,
-                // for the endpoints in the same struct have words that other threads write.
-                unsafe { (*dev).$name }
-            };
-        }
-        Constants {
-            nranks: field!(nranks),
-            rank: field!(rank),
-            n_counters: field!(n_counters),
-            n_signals: field!(n_signals),
-        }
-    }
-
-    #[inline(always)]
-    fn target(&self, peer: u32, slot: u32) -> Result<Target, Status> {
-        let index = slot as usize * self.dev().nranks as usize + peer as usize;
-        // SAFETY: `check` has bounded peer and slot, and the table has n_slots * nranks entries.
-        let target = unsafe { *self.ext.targets.wrapping_add(index) };
-        if target == Target::default() { Err(Status::InvalidArgument) } else { Ok(target) }
-    }
-
-    #[inline(always)]
-    fn rail(&self, window: Window) -> Result<*const MrHandle, Status> {
-        if window.0.is_null() {
-            return Err(Status::InvalidArgument);
-        }
-        // SAFETY: a constant field of the handle.
-        let rail = unsafe { (*self.ext.dev).rail_id };
-        let rails = window.0.cast::<*const MrHandle>();
-        // SAFETY: a window is an array of one pointer for each rail of the communicator, constant while registered.
-        Ok(unsafe { *rails.wrapping_add(rail as usize) })
-    }
-
-    #[inline(always)]
-    fn local(&self, window: Window, offset: u64) -> Result<LocalBase, Status> {
-        let mr = self.rail(window)?;
-        // SAFETY: constant while the window is registered.
-        let MrHandle { lkey, local_addr, .. } = unsafe { *mr };
-        Ok(LocalBase { addr: local_addr.wrapping_add(offset), lkey })
-    }
-
-    #[inline(always)]
-    fn remote(&self, window: Window, peer: u32, offset: u64) -> Result<Remote, Status> {
-        let mr = self.rail(window)?;
-        let peers = mr.wrapping_byte_add(size_of::<MrHandle>()).cast::<MrPeer>();
-        // SAFETY: one entry for each rank follows the handle, and `check` has bounded the peer.
-        let MrPeer { remote_addr, rkey, .. } = unsafe { *peers.wrapping_add(peer as usize) };
-        Ok(Remote { addr: remote_addr.wrapping_add(offset), rkey })
-    }
-
-    #[inline(always)]
-    fn scratch_local(&self) -> Local {
-        let dev = self.ext.dev;
-        // SAFETY: a constant field of the handle.
-        let addr = unsafe { (*dev).scratch_local_addr };
-        // SAFETY: a constant field of the handle.
-        let lkey = unsafe { (*dev).scratch_lkey };
-        Local::Memory { addr, lkey, bytes: 0 }
-    }
-
-    #[inline(always)]
-    fn scratch_remote(&self, peer: u32) -> Remote {
-        let dev = self.ext.dev;
-        // SAFETY: a constant field of the handle.
-        let addrs = unsafe { (*dev).scratch_remote_addrs };
-        // SAFETY: as above.
-        let rkeys = unsafe { (*dev).scratch_remote_rkeys };
-        // SAFETY: one entry for each rank, and `check` has bounded the peer.
-        let addr = unsafe { *addrs.wrapping_add(peer as usize) };
-        // SAFETY: as above.
-        let rkey = unsafe { *rkeys.wrapping_add(peer as usize) };
-        Remote { addr, rkey }
-    }
-
-    fn signal_handle(&self, id: u32) -> Result<Counting<'a>, Status> {
-        if id >= self.dev().n_signals as u32 {
-            return Err(Status::InvalidArgument);
-        }
-        // SAFETY: a constant field of the handle.
-        let handles = unsafe { (*self.ext.dev).signal_handles };
-        // SAFETY: `n_signals` entries.
-        let handle = unsafe { *handles.wrapping_add(id as usize) };
-        // SAFETY: lives as long as the context.
-        Ok(unsafe { Counting::new(handle) })
-    }
-
-    fn counter_handle(&self, id: u32) -> Result<Counting<'a>, Status> {
-        if id >= self.dev().n_counters as u32 {
-            return Err(Status::InvalidArgument);
-        }
-        // SAFETY: a constant field of the handle.
-        let handles = unsafe { (*self.ext.dev).counter_handles };
-        // SAFETY: `n_counters` entries.
-        let handle = unsafe { *handles.wrapping_add(id as usize) };
-        // SAFETY: lives as long as the context.
-        Ok(unsafe { Counting::new(handle) })
+        let to = self.to(peer, route)?;
+        short::post::<S>(Empty { to }, flags.is_aggregate())
     }
 }
 
-struct Constants {
-    nranks: i32,
-    rank: i32,
-    n_counters: i32,
-    n_signals: i32,
-}
-
+/// Where an operation goes.
 #[derive(Clone, Copy)]
-struct LocalBase {
-    addr: u64,
-    lkey: u32,
+struct Route {
+    /// The row of the peers' endpoints in the table of targets: that of their data endpoints, or that of a signal.
+    row: *const TargetWords,
+    /// Our endpoint.
+    poster: *const EndpointExt,
+    /// What the signal is raised by; 0 if none is.
+    raised_by: u32,
 }
 
-/// A signal or counter: the card's count, and what it is counted from.
-struct Counting<'a> {
-    count: &'a AtomicU64,
-    from: &'a AtomicU64,
+/// The bits of a value of that size, which has to be 1, 2, 4 or 8.
+#[inline(always)]
+fn value_mask(bytes: u32) -> Result<u64, Status> {
+    if bytes > 8 || 1 << bytes & (1 << 1 | 1 << 2 | 1 << 4 | 1 << 8) == 0 {
+        return Err(Status::InvalidArgument);
+    }
+    Ok(u64::MAX >> (64 - bytes * 8))
 }
 
-impl Counting<'_> {
-    /// # Safety
-    ///
-    /// `handle` is a handle of a context that lives for the result's lifetime.
-    unsafe fn new(handle: *mut CounterHandle) -> Self {
-        // SAFETY: the pointer is constant while the context lives.
-        let count = unsafe { (*handle).cntr_value };
-        // SAFETY: the field's address, in a live handle.
-        let from = unsafe { &raw mut (*handle).cntr_offset };
-        // SAFETY: aligned, alive, and accessed atomically by all.
-        let count = unsafe { AtomicU64::from_ptr(count) };
-        // SAFETY: as above.
-        let from = unsafe { AtomicU64::from_ptr(from) };
-        Counting { count, from }
-    }
-
-    /// Acquire: what the counted writes brought is visible after it.
-    fn read(&self) -> u64 {
-        let count = self.count.load(Ordering::Acquire) as u32;
-        u64::from(count.wrapping_sub(self.from.load(Ordering::Relaxed) as u32) & COUNT_MASK)
-    }
-
-    fn wait(&self, least: u64, limits: Limits<'_>) -> Result<(), Status> {
-        let least = least as u32;
-        let mut spin = Spin::new(limits);
-        // Reached when the count, modulo 2^31, is at or past `least` rather than before it.
-        while (self.read() as u32).wrapping_sub(least) & COUNT_MASK > COUNT_MASK / 2 {
-            spin.pause()?;
+impl<'a> Context<'a> {
+    /// Checks peer and action, and says where the operation goes; `plain` is the endpoint for an empty action.
+    #[inline(always)]
+    fn route(&self, peer: u32, action: Action, plain: u32) -> Result<Route, Status> {
+        if peer >= self.ext.nranks {
+            return Err(Status::InvalidArgument);
         }
-        Ok(())
+        if action.is_none() { Ok(self.plain_route(plain)) } else { self.route_of(action, plain) }
     }
 
-    /// The card alone writes the count, so a reset moves what is subtracted.
-    fn reset(&self) {
-        self.from.store(self.count.load(Ordering::Acquire), Ordering::Relaxed);
+    /// The same; nothing if it takes more than one post, or a value with a counter.
+    #[inline(always)]
+    fn short_route(&self, peer: u32, action: Action, plain: u32) -> Result<Option<Route>, Status> {
+        if peer >= self.ext.nranks {
+            return Err(Status::InvalidArgument);
+        }
+        if action.is_none() {
+            return Ok(Some(self.plain_route(plain)));
+        }
+        let route = self.route_of(action, plain)?;
+        let long = route.raised_by > 1 || plain == VALUE && action.local_counter().is_some();
+        Ok(if long { None } else { Some(route) })
+    }
+
+    /// A signal that is raised by nothing must exist all the same. One that only peers have has no endpoint here.
+    #[inline(always)]
+    fn route_of(&self, action: Action, plain: u32) -> Result<Route, Status> {
+        let (named, ext) = (action.named_slot(), self.ext);
+        if named >= ext.n_slots {
+            return Err(Status::InvalidArgument);
+        }
+        let raised_by = if named == 0 { 0 } else { action.amount() };
+        let slot = if raised_by == 0 { 0 } else { named };
+        let poster = match action.local_counter() {
+            Some(counter) if counter >= ext.n_counters => return Err(Status::InvalidArgument),
+            Some(counter) => FIRST_COUNTER + counter,
+            None if slot.wrapping_sub(1) < ext.n_signals => FIRST_COUNTER - 1 + ext.n_counters + slot,
+            None => plain,
+        };
+        let row = ext.targets.wrapping_add(slot as usize * ext.nranks as usize);
+        Ok(Route { row, poster: self.endpoint_ext(poster), raised_by })
+    }
+
+    #[inline(always)]
+    fn plain_route(&self, plain: u32) -> Route {
+        Route { row: self.ext.targets, poster: self.endpoint_ext(plain), raised_by: 0 }
+    }
+
+    /// The peer must have that endpoint.
+    #[inline(always)]
+    fn to(&self, peer: u32, route: Route) -> Result<To<'a>, Status> {
+        if !self.has_target(peer, route) {
+            return Err(Status::InvalidArgument);
+        }
+        Ok(To { context: *self, route, peer })
+    }
+
+    #[inline(always)]
+    fn limits(&self) -> ExtLimits<'a> {
+        ExtLimits(self.ext)
+    }
+}
+
+/// What ends a context's waits; read only when something is waited for.
+#[derive(Clone, Copy)]
+struct ExtLimits<'a>(&'a ContextExt);
+
+impl<'a> ExtLimits<'a> {
+    fn timeout_word(self) -> Option<&'a AtomicU64> {
+        if self.0.timeout_ns.is_null() {
+            return None;
+        }
+        // SAFETY: an aligned word of the context, which lives for 'a and is accessed atomically by all.
+        Some(unsafe { AtomicU64::from_ptr(self.0.timeout_ns) })
+    }
+}
+
+impl Limit for ExtLimits<'_> {
+    #[inline]
+    fn aborted(&self) -> bool {
+        if self.0.abort_flag.is_null() {
+            return false;
+        }
+        // SAFETY: an aligned word of the context, which outlives this; host and kernels access it atomically.
+        unsafe { AtomicU32::from_ptr(self.0.abort_flag) }.load(Ordering::Relaxed) != 0
+    }
+
+    #[inline]
+    fn timeout_ns(&self) -> u64 {
+        self.timeout_word().map_or(0, |word| word.load(Ordering::Relaxed))
     }
 }

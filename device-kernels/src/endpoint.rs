@@ -3,74 +3,28 @@
 //! Ring, doorbell, counters and cursors are memory that the card, NCCL's device code and other threads use too: they
 //! are reached through raw pointers and atomics only, and all of that is in this file.
 
-use crate::post::{COUNT_MASK, Queue, combining, locked};
+use crate::post::combining::NoRoom;
+use crate::post::{COUNT_MASK, Gpu, Queue, Share, Write, combining, locked, pause};
 use crate::status::Status;
-use crate::wait::Limits;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::wait::{Limit, Spin};
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use efa_dp_direct::arch;
-use efa_dp_direct::queue::{QpV0, WqV0};
+use efa_dp_direct::queue::WqV0;
+use efa_dp_direct::sq;
 pub use efa_dp_direct::wqe::RemoteMem as Remote;
-use efa_dp_direct::wqe::words::{self, Head, NARROW, WIDE};
-use efa_dp_direct::wqe::{Destination, Hints, Sge};
+pub use efa_dp_direct::wqe::Sge;
+use efa_dp_direct::wqe::words::{self, NARROW, WIDE};
 use ferrogin_ffi::device::EndpointHandle;
-use ferrogin_ffi::ext::{EndpointCold, EndpointExt, EndpointHot, POLICY_LOCKED, Target};
+use ferrogin_ffi::ext::{EndpointExt, POLICY_LOCKED, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL, VALUE_STRIDE};
 
-/// Bytes on this side of a transfer.
-#[derive(Debug, Clone, Copy)]
-pub enum Local {
-    /// Registered memory.
-    Memory {
-        /// Address of the first byte.
-        addr: u64,
-        /// Local key.
-        lkey: u32,
-        /// Bytes.
-        bytes: u32,
-    },
-    /// The value itself, at most 8 bytes, little-endian.
-    Value {
-        /// The value; bytes beyond `bytes` are not sent.
-        value: u64,
-        /// 1, 2, 4 or 8.
-        bytes: u32,
-    },
-}
-
-/// Word of an RDMA request with the address of this side's buffer.
-const LOCAL_ADDR: usize = 7;
-
-/// Which way the bytes go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// RDMA write.
-    Write,
-    /// RDMA read.
-    Read,
-}
-
-/// One work request before it has a number.
-#[derive(Debug, Clone, Copy)]
-pub struct Request {
-    /// Write or read.
-    pub direction: Direction,
-    /// The peer's rank: travels as the request id, by which the host names the peer of a failed request.
-    pub peer: u32,
-    /// Address of the peer's endpoint.
-    pub target: Target,
-    /// This side.
-    pub local: Local,
-    /// The other side.
-    pub remote: Remote,
-}
+/// A work request as far as it does not depend on its number; the rest of a wide one is zeros.
+pub type Request = [u64; NARROW];
 
 /// One endpoint of a context.
 #[derive(Clone, Copy)]
 pub struct Endpoint<'a> {
-    cold: &'a EndpointCold,
-    hot: &'a EndpointHot,
-    handle: *mut EndpointHandle,
-    wq: *mut WqV0,
+    ext: &'a EndpointExt,
 }
 
 impl<'a> Endpoint<'a> {
@@ -81,53 +35,123 @@ impl<'a> Endpoint<'a> {
     /// `ext` was filled by the host plugin and stays, with all that it points to, for `'a`.
     #[inline(always)]
     pub unsafe fn new(ext: &'a EndpointExt) -> Self {
-        let wq = ext.cold.qp.wrapping_byte_add(offset_of!(QpV0, sq)).cast();
-        Endpoint { cold: &ext.cold, hot: &ext.hot, handle: ext.cold.handle, wq }
+        Endpoint { ext }
     }
 
-    /// A value of `bytes` can be posted here: inline, or through the slot pool.
+    /// How values are posted by the short way: `VALUE_*`.
     #[inline(always)]
-    pub fn takes_values(&self) -> bool {
-        self.cold.value_slots != 0 || self.cold.write_inline >= 8
+    pub fn value_way(&self) -> u32 {
+        self.ext.cold.value_way
     }
 
-    /// Posts `request` by `policy`.
-    #[inline(always)]
-    pub fn post(&self, policy: u32, limits: Limits<'_>, aggregate: bool, request: Request) -> Result<(), Status> {
-        let words = self.words(&request);
-        if policy == POLICY_LOCKED {
-            locked::post(self, self.locked_words(), limits, aggregate, |idx| {
-                self.place_in_batch(self.finish(words, &request, idx));
-            })
-        } else {
-            combining::post(self, self.combining_words(), limits, aggregate, |idx| {
-                self.place(self.finish(words, &request, idx), idx);
-            })
+    /// How values are posted here, whatever the policy: `VALUE_*`, where `VALUE_GENERAL` says that they cannot be.
+    pub fn takes_values(&self) -> u32 {
+        match (self.ext.cold.write_inline >= 8, self.ext.cold.value_slots != 0) {
+            (true, _) => VALUE_INLINE,
+            (false, true) => VALUE_POOL,
+            (false, false) => VALUE_GENERAL,
         }
     }
 
-    /// Waits until what was posted here before has completed.
-    pub fn flush(&self, policy: u32, limits: Limits<'_>) -> Result<(), Status> {
+    /// Posts by the `combining` policy what `request` puts in place.
+    #[inline(always)]
+    pub fn combine<S: Share>(&self, limits: impl Limit, aggregate: bool, request: impl Write) -> Result<(), Status> {
+        combining::post::<S, _>(*self, limits, aggregate, request)
+    }
+
+    /// The same, if there is room at once.
+    #[inline(always)]
+    pub fn combine_at_once<S: Share>(&self, aggregate: bool, request: impl Write) -> Result<(), NoRoom> {
+        combining::post_at_once::<S, _>(*self, aggregate, request)
+    }
+
+    /// Goes on with what [`Self::combine_at_once`] could not post.
+    pub fn combine_late<S: Share>(
+        &self,
+        limits: impl Limit,
+        aggregate: bool,
+        request: impl Write,
+        reserved: u64,
+    ) -> Result<(), Status> {
+        combining::post_late::<S, _>(*self, limits, reserved, aggregate, request)
+    }
+
+    /// Posts by either policy, in the widest mode but for the lock. With a `pooled` value and its size, the local side of
+    /// the request is the value's slot.
+    #[inline(never)]
+    pub fn post(
+        self,
+        policy: u32,
+        alone: bool,
+        limits: impl Limit,
+        aggregate: bool,
+        request: Request,
+        pooled: Option<(u64, u32)>,
+    ) -> Result<(), Status> {
+        let numbered = |idx| match pooled {
+            None => request,
+            Some((value, bytes)) => words::with_local(request, self.pool(idx, value, bytes)),
+        };
+        if policy == POLICY_LOCKED {
+            let place = |idx| self.place_in_batch(numbered(idx));
+            locked::post(&self, self.locked_words(), limits, alone, aggregate, place)
+        } else {
+            combining::post::<Gpu, _>(self, limits, aggregate, |idx| self.place(numbered(idx), idx))
+        }
+    }
+
+    /// Rings and makes countable what was posted here before: the number to give to [`Self::is_flushed`], or nothing if
+    /// it has all completed.
+    pub fn begin_flush(&self, policy: u32, limits: impl Limit) -> Result<Option<u32>, Status> {
         if self.failed() {
             return Err(Status::CardError);
         }
         if policy == POLICY_LOCKED {
-            locked::flush(self, self.locked_words(), limits)
+            locked::begin_flush(self, self.locked_words(), limits)
         } else {
-            combining::flush(self, self.combining_words(), limits)
+            Ok(combining::begin_flush::<Gpu, _>(*self))
+        }
+    }
+
+    /// Everything below `at` has completed.
+    pub fn is_flushed(&self, policy: u32, at: u32) -> Result<bool, Status> {
+        if policy == POLICY_LOCKED {
+            Ok(locked::is_flushed(self, at))
+        } else {
+            combining::is_flushed::<Gpu, _>(*self, at)
+        }
+    }
+
+    /// Waits until everything below `at` has completed.
+    pub fn wait_flushed(&self, policy: u32, limits: impl Limit, at: u32) -> Result<(), Status> {
+        let mut spin = Spin::new(limits);
+        while !self.is_flushed(policy, at)? {
+            pause(self, &mut spin)?;
+        }
+        if self.failed() { Err(Status::CardError) } else { Ok(()) }
+    }
+
+    /// Rings what was deferred here, for a wait that depends on it; and says if that can no longer complete.
+    pub fn nudge(&self, policy: u32, limits: impl Limit) -> Result<(), Status> {
+        if self.failed() {
+            return Err(Status::CardError);
+        }
+        if policy == POLICY_LOCKED {
+            locked::ring_ready(self, self.locked_words(), limits)
+        } else {
+            combining::ring_ready::<Gpu, _>(*self)
         }
     }
 
     #[inline(always)]
-    fn combining_words(&self) -> combining::Words<'a> {
-        let cursor = self.wq.wrapping_byte_add(offset_of!(WqV0, pc)).cast::<u64>();
-        combining::Words { cursor: self.atomic_u64(cursor), state: &self.hot.state, poison: &self.hot.poison }
+    fn locked_words(&self) -> locked::Words<'a> {
+        let lock = self.ext.cold.handle.wrapping_byte_add(offset_of!(EndpointHandle, sq_lock)).cast();
+        locked::Words { lock: self.atomic_u32(lock), barrier: &self.ext.hot.barrier }
     }
 
     #[inline(always)]
-    fn locked_words(&self) -> locked::Words<'a> {
-        let lock = self.handle.wrapping_byte_add(offset_of!(EndpointHandle, sq_lock)).cast();
-        locked::Words { lock: self.atomic_u32(lock), barrier: &self.hot.barrier }
+    fn wq(&self) -> *mut WqV0 {
+        self.ext.cold.wq.cast()
     }
 
     #[inline(always)]
@@ -145,73 +169,69 @@ impl<'a> Endpoint<'a> {
 
     #[inline(always)]
     fn wq_field(&self, offset: usize) -> &'a AtomicU32 {
-        self.atomic_u32(self.wq.wrapping_byte_add(offset).cast())
+        self.atomic_u32(self.wq().wrapping_byte_add(offset).cast())
     }
 
-    /// The work request as far as it does not depend on its number: the rest of a wide one is zeros.
+    /// Puts the value in the slot of request `idx`, and returns the slot.
     #[inline(always)]
-    fn words(&self, request: &Request) -> [u64; NARROW] {
-        let Target { ah, qpn, qkey } = request.target;
-        let head = Head {
-            hints: Hints::BURST_PPS_SENSITIVE,
-            ..Head::new(u64::from(request.peer as u16), Destination { ah, qpn, qkey })
-        };
-        let sge = match request.local {
-            Local::Memory { addr, lkey, bytes } => Sge { addr, lkey, length: bytes },
-            Local::Value { value, bytes } if self.inlines(bytes) => {
-                return words::write_value(head, request.remote, value, bytes as u8)
-                    .first_chunk()
-                    .copied()
-                    .unwrap_or([0; NARROW]);
-            }
-            Local::Value { bytes, .. } => Sge { addr: 0, lkey: self.cold.value_lkey, length: bytes },
-        };
-        match request.direction {
-            Direction::Write => words::write(head, request.remote, sge),
-            Direction::Read => words::read(head, request.remote, sge),
+    pub fn pool(&self, idx: u32, value: u64, bytes: u32) -> Sge {
+        let cold = &self.ext.cold;
+        let addr = cold.value_base + u64::from(idx & cold.value_mask) * u64::from(VALUE_STRIDE);
+        // The whole slot: its other bytes are nobody's.
+        self.atomic_u64(addr as *mut u64).store(value, Ordering::Relaxed);
+        Sge { addr, lkey: cold.value_lkey, length: bytes }
+    }
+
+    /// Writes request `idx` into the ring, in the phase of its lap.
+    #[inline(always)]
+    pub fn place(&self, request: Request, idx: u32) {
+        let slot = self.place_narrow(request, idx);
+        if self.ext.cold.wqe_size == 128 {
+            self.pad(slot);
         }
     }
 
+    /// [`Self::place`] where requests are known to have 128 bytes.
     #[inline(always)]
-    fn inlines(&self, bytes: u32) -> bool {
-        u32::from(self.cold.write_inline) >= bytes
+    pub fn place_wide(&self, request: Request, idx: u32) {
+        let slot = self.place_narrow(request, idx);
+        self.pad(slot);
     }
 
-    /// Puts the value where the card will find it, and what depends on the number into the work request.
+    /// [`Self::place`] where requests are known to have 64 bytes. Returns the slot.
     #[inline(always)]
-    fn finish(&self, mut words: [u64; NARROW], request: &Request, idx: u32) -> [u64; NARROW] {
-        if let Local::Value { value, bytes } = request.local
-            && !self.inlines(bytes)
-        {
-            let slot = u64::from(idx & (self.cold.value_slots - 1));
-            let at = self.cold.value_base + slot * u64::from(self.cold.value_stride);
-            // The whole slot: its other bytes are nobody's.
-            self.atomic_u64(at as *mut u64).store(value, Ordering::Relaxed);
-            words[LOCAL_ADDR] = at;
-        }
-        words[0] = words::with_phase(words[0], idx >> self.cold.sq_shift & 1 != 0);
-        words
-    }
-
-    #[inline(always)]
-    fn place(&self, words: [u64; NARROW], idx: u32) {
-        let wide = self.cold.wqe_size == 128;
-        let slot = (idx & self.cold.sq_mask) as usize * if wide { 128 } else { 64 };
-        let slot = self.cold.sq_buf.wrapping_byte_add(slot).cast::<u64>();
-        for (i, word) in words.into_iter().enumerate() {
+    pub fn place_narrow(&self, mut request: Request, idx: u32) -> *mut u64 {
+        let cold = &self.ext.cold;
+        request[0] |= u64::from((idx & cold.phase_bit).wrapping_mul(cold.phase_scale));
+        let slot = idx.wrapping_mul(cold.wqe_size) & cold.ring_mask;
+        let slot = cold.sq_buf.wrapping_byte_add(slot as usize).cast::<u64>();
+        for (i, word) in request.into_iter().enumerate() {
             self.store(slot.wrapping_add(i), word);
         }
-        if wide {
-            for i in NARROW..WIDE {
-                self.store(slot.wrapping_add(i), 0);
-            }
+        slot
+    }
+
+    /// The second half of a request of 128 bytes.
+    #[inline(always)]
+    fn pad(&self, slot: *mut u64) {
+        for i in NARROW..WIDE {
+            self.store(slot.wrapping_add(i), 0);
         }
     }
 
     /// The slot is the last of the batch that `start` made room in.
     #[inline(always)]
-    fn place_in_batch(&self, words: [u64; NARROW]) {
-        self.place(words, locked::Batch::next(self).wrapping_sub(1));
+    fn place_in_batch(&self, request: Request) {
+        let (wq, last) = (self.wq(), locked::Batch::pending(self).wrapping_sub(1));
+        if self.ext.cold.wqe_size == 128 {
+            let mut wide = [0; WIDE];
+            wide[..NARROW].copy_from_slice(&request);
+            // SAFETY: a live queue of 128-byte requests; the holder of the lock started this one.
+            unsafe { sq::place(wq, last, wide) };
+        } else {
+            // SAFETY: a live queue of 64-byte requests; the holder of the lock started this one.
+            unsafe { sq::place(wq, last, request) };
+        }
     }
 
     #[inline(always)]
@@ -225,29 +245,28 @@ impl<'a> Endpoint<'a> {
 impl Queue for Endpoint<'_> {
     #[inline(always)]
     fn completed(&self) -> u32 {
-        let count = self.atomic_u64(self.cold.completed.cast_mut()).load(Ordering::Acquire);
-        count.wrapping_sub(self.cold.completed_base) as u32 & COUNT_MASK
+        self.atomic_u64(self.ext.cold.completed.cast_mut()).load(Ordering::Acquire) as u32 & COUNT_MASK
     }
 
     #[inline(always)]
     fn failed(&self) -> bool {
-        !self.cold.errors.is_null()
-            && self.atomic_u64(self.cold.errors.cast_mut()).load(Ordering::Relaxed) != self.cold.errors_base
+        !self.ext.cold.errors.is_null()
+            && self.atomic_u64(self.ext.cold.errors.cast_mut()).load(Ordering::Relaxed) != self.ext.cold.errors_base
     }
 
     #[inline(always)]
     fn sq_size(&self) -> u32 {
-        self.cold.sq_size
+        self.ext.cold.sq_size
     }
 
     #[inline(always)]
     fn max_batch(&self) -> u32 {
-        self.cold.max_batch
+        self.ext.cold.max_batch
     }
 
     #[inline(always)]
     fn value_slots(&self) -> u32 {
-        self.cold.value_slots
+        self.ext.cold.value_slots
     }
 
     #[inline(always)]
@@ -258,21 +277,38 @@ impl Queue for Endpoint<'_> {
     #[inline(always)]
     fn doorbell(&self, count: u32) {
         // SAFETY: the endpoint's doorbell, alive for 'a; only the one poster that holds the turn writes it.
-        unsafe { arch::mmio_store_u32(self.cold.sq_db, count) };
+        unsafe { arch::mmio_store_u32(self.ext.cold.sq_db, count) };
     }
 
     /// NCCL's cursors: rung (`wqes_posted`), released (`wqes_completed`) and submitted.
     #[inline(always)]
     fn publish(&self, rung: u32) {
-        self.wq_field(offset_of!(WqV0, wqes_posted)).store(rung, Ordering::Relaxed);
-        self.wq_field(offset_of!(WqV0, wqes_completed)).store(rung, Ordering::Relaxed);
-        let submitted = self.handle.wrapping_byte_add(offset_of!(EndpointHandle, submitted_count)).cast();
+        // The pointer is read once: the compiler must think that a store could change it.
+        let wq = self.wq();
+        let field = |offset| self.atomic_u32(wq.wrapping_byte_add(offset).cast());
+        field(offset_of!(WqV0, wqes_posted)).store(rung, Ordering::Relaxed);
+        field(offset_of!(WqV0, wqes_completed)).store(rung, Ordering::Relaxed);
+        let submitted = self.ext.cold.handle.wrapping_byte_add(offset_of!(EndpointHandle, submitted_count)).cast();
         self.atomic_u64(submitted).store(u64::from(rung), Ordering::Relaxed);
     }
 
     #[inline(always)]
     fn published(&self) -> u32 {
         self.wq_field(offset_of!(WqV0, wqes_posted)).load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn released(&self) -> u32 {
+        self.wq_field(offset_of!(WqV0, wqes_completed)).load(Ordering::Relaxed)
+    }
+}
+
+impl combining::Ring for Endpoint<'_> {
+    #[inline(always)]
+    fn words(&self) -> combining::Words<'_> {
+        let hot = &self.ext.hot;
+        let cursor = self.wq().wrapping_byte_add(offset_of!(WqV0, pc)).cast::<u64>();
+        combining::Words { cursor: self.atomic_u64(cursor), state: &hot.state, bound: &hot.bound, poison: &hot.poison }
     }
 }
 
@@ -289,24 +325,33 @@ impl locked::Batch for Endpoint<'_> {
 
     #[inline(always)]
     fn start(&self) {
-        if self.pending() + 1 > self.cold.max_batch {
+        let pending = self.pending();
+        if pending >= self.ext.cold.max_batch {
+            // `start_batch` would ring too, but NCCL's cursors would not learn of it.
             self.ring();
+        } else if pending == 0 {
+            // The queue's phase is that of the slot at `pc`, which NCCL's device code moves without it.
+            let pc = self.wq_field(offset_of!(WqV0, pc)).load(Ordering::Relaxed);
+            let phase = u32::from(pc & self.ext.cold.phase_bit != 0);
+            self.wq_field(offset_of!(WqV0, phase)).store(phase, Ordering::Relaxed);
         }
-        self.wq_field(offset_of!(WqV0, wqes_pending)).store(self.pending() + 1, Ordering::Relaxed);
+        // SAFETY: a live queue; the holder of the lock alone starts and flushes.
+        unsafe { sq::start_batch(self.wq(), 1) };
     }
 
-    /// The holder of the lock alone moves the cursors, so loads and stores need not be one operation.
     #[inline(always)]
     fn ring(&self) {
-        if self.pending() == 0 {
+        let next = locked::Batch::next(self);
+        if self.published() == next {
             return;
         }
-        let rung = self.next();
-        self.wq_field(offset_of!(WqV0, pc)).store(rung, Ordering::Relaxed);
-        self.wq_field(offset_of!(WqV0, wqes_pending)).store(0, Ordering::Relaxed);
-        Queue::fence(self);
-        self.doorbell(rung);
-        Queue::fence(self);
-        self.publish(rung);
+        if self.pending() != 0 {
+            // SAFETY: as in `start`.
+            unsafe { sq::flush(self.wq()) };
+        } else {
+            // SAFETY: the endpoint's doorbell, rung by the holder of the lock alone.
+            unsafe { sq::ring(self.ext.cold.sq_db, next) };
+        }
+        self.publish(next);
     }
 }

@@ -35,5 +35,6 @@ pub mod wait;
 #[cfg(not(loom))]
 pub use action::{Action, Flags};
 #[cfg(not(loom))]
-pub use context::{Context, Window};
+pub use context::{Context, FlushRequest, Window};
+pub use post::Sharing;
 pub use status::Status;

@@ -1,4 +1,7 @@
-//! What the processor gives: a clock, and how to wait a moment.
+//! What the processor gives: a clock, how to wait a moment, and the atomics of a CTA.
+
+#[cfg(target_arch = "nvptx64")]
+use crate::sync::AtomicU64;
 
 /// Nanoseconds of a clock that only goes forward.
 #[cfg(feature = "host")]
@@ -48,4 +51,36 @@ pub fn relax(round: u32) {
 #[cfg(loom)]
 pub fn relax(_round: u32) {
     loom::thread::yield_now();
+}
+
+/// Adds to a word that the threads of one CTA share, and returns what was there: an acquire.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+pub fn cta_add(word: &AtomicU64, value: u64) -> u64 {
+    let at = word.as_ptr();
+    let old: u64;
+    // SAFETY: an atomic's own address.
+    unsafe {
+        core::arch::asm!(
+            "atom.acquire.cta.add.u64 {old}, [{at}], {value};",
+            old = out(reg64) old, at = in(reg64) at, value = in(reg64) value, options(nostack)
+        )
+    };
+    old
+}
+
+/// Replaces a word that the threads of one CTA share if it is `from`, and returns what was there: acquire and release.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+pub fn cta_replace(word: &AtomicU64, from: u64, to: u64) -> u64 {
+    let at = word.as_ptr();
+    let old: u64;
+    // SAFETY: an atomic's own address.
+    unsafe {
+        core::arch::asm!(
+            "atom.acq_rel.cta.cas.b64 {old}, [{at}], {from}, {to};",
+            old = out(reg64) old, at = in(reg64) at, from = in(reg64) from, to = in(reg64) to, options(nostack)
+        )
+    };
+    old
 }

@@ -5,7 +5,15 @@ use crate::status::Status;
 use crate::sync::{AtomicU32, Ordering};
 
 /// What ends a wait that is not satisfied: the host's abort flag, or a time limit. The endpoint's error counter is the
-/// third; the loop that waits on an endpoint looks at it.
+/// third; the loop that waits on an endpoint looks at it. Asked for only when something must be waited for.
+pub trait Limit: Copy {
+    /// The host wants every wait to end.
+    fn aborted(&self) -> bool;
+    /// Nanoseconds that one wait may take; 0 is no limit.
+    fn timeout_ns(&self) -> u64;
+}
+
+/// Limits that are at hand.
 #[derive(Clone, Copy)]
 pub struct Limits<'a> {
     /// Ends every wait when it is not 0.
@@ -14,34 +22,45 @@ pub struct Limits<'a> {
     pub timeout_ns: u64,
 }
 
+impl Limit for Limits<'_> {
+    #[inline]
+    fn aborted(&self) -> bool {
+        self.abort.is_some_and(|abort| abort.load(Ordering::Relaxed) != 0)
+    }
+
+    #[inline]
+    fn timeout_ns(&self) -> u64 {
+        self.timeout_ns
+    }
+}
+
 /// One wait: counts its rounds, and knows when it began.
-pub struct Spin<'a> {
-    limits: Limits<'a>,
+pub struct Spin<L> {
+    limits: L,
     round: u32,
     began_ns: u64,
 }
 
-impl<'a> Spin<'a> {
+impl<L: Limit> Spin<L> {
     /// Begins a wait. The clock is first read when the wait turns out not to be over at once.
     #[inline(always)]
-    pub fn new(limits: Limits<'a>) -> Self {
+    pub fn new(limits: L) -> Self {
         Spin { limits, round: 0, began_ns: 0 }
     }
 
     /// Waits a moment, unless the wait must end.
-    #[cold]
-    #[inline(never)]
+    #[cfg_attr(not(target_arch = "nvptx64"), cold, inline(never))]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn pause(&mut self) -> Result<(), Status> {
-        if let Some(abort) = self.limits.abort
-            && abort.load(Ordering::Relaxed) != 0
-        {
+        if self.limits.aborted() {
             return Err(Status::Aborted);
         }
-        if self.limits.timeout_ns != 0 {
+        let timeout_ns = self.limits.timeout_ns();
+        if timeout_ns != 0 {
             let now = platform::clock_ns();
             if self.round == 0 {
                 self.began_ns = now;
-            } else if now.wrapping_sub(self.began_ns) > self.limits.timeout_ns {
+            } else if now.wrapping_sub(self.began_ns) > timeout_ns {
                 return Err(Status::Timeout);
             }
         }

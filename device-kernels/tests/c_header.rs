@@ -1,6 +1,6 @@
 //! `ferrogin/gin.h` against the Rust definitions: the header is compiled and asked.
 
-use ferrogin_device::{Action, Flags, Status};
+use ferrogin_device::{Action, Flags, FlushRequest, Sharing, Status};
 use std::path::Path;
 use std::process::Command;
 
@@ -17,7 +17,11 @@ int main(void) {
     printf("%llu\n", (unsigned long long)FGIN_SIGNAL_ADD(7, 4294967295u));
     printf("%llu\n", (unsigned long long)FGIN_SIGNAL_ADD(7, 0));
     printf("%llu\n", (unsigned long long)(FGIN_COUNTER(3) | FGIN_SIGNAL_INC(9)));
+    printf("%llu\n", (unsigned long long)FGIN_SIGNAL_INC(65535));
+    printf("%llu\n", (unsigned long long)FGIN_COUNTER(-1));
     printf("%u\n%u\n", FGIN_DEFAULT, FGIN_AGGREGATE);
+    printf("%u\n%u\n%u\n", FGIN_SHARING_GPU, FGIN_SHARING_CTA, FGIN_SHARING_THREAD);
+    printf("%u\n", (unsigned)sizeof(fgin_request));
     return 0;
 }
 "#;
@@ -64,11 +68,19 @@ fn the_header_and_the_crate_agree() {
         Action::signal_add(7, u32::MAX),
         Action::signal_add(7, 0),
         Action::counter(3).with_signal(9, 1),
+        // Out of range, and not the first one again.
+        Action::signal_inc(65535),
+        Action::counter(65535),
     ];
+    let modes = [Sharing::Gpu, Sharing::Cta, Sharing::Thread];
     let want: Vec<u64> = std::iter::once(0)
         .chain(statuses.map(|status| status as u64))
         .chain(actions.map(Action::bits))
         .chain([0, 2])
+        .chain(
+            modes.map(|mode| (0..0x400).find(|&bits| Flags::from_bits(bits) == Flags::sharing(mode)).unwrap().into()),
+        )
+        .chain([size_of::<FlushRequest>() as u64])
         .collect();
     assert_eq!((Flags::NONE, Flags::AGGREGATE), (Flags::from_bits(0), Flags::from_bits(2)));
     for (compiler, language) in [("cc", "c"), ("c++", "cpp")] {

@@ -4,7 +4,7 @@
 //! count. The oracle knows by number which requests are complete, where the posting code only has counts.
 #![cfg(not(loom))]
 
-use ferrogin_device::post::{COUNT_MASK, Queue, combining, locked};
+use ferrogin_device::post::{COUNT_MASK, Gpu, Queue, combining, locked};
 use ferrogin_device::wait::Limits;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 use proptest::prelude::*;
@@ -39,6 +39,7 @@ struct Card {
     geometry: Geometry,
     cursor: AtomicU64,
     state: AtomicU64,
+    bound: AtomicU64,
     poison: AtomicU32,
     lock: AtomicU32,
     barrier: AtomicU32,
@@ -58,6 +59,7 @@ impl Card {
             geometry,
             cursor: AtomicU64::new(u64::from(low) << 32 | u64::from(low)),
             state: AtomicU64::new(u64::from(low) << STATE_RUNG_SHIFT),
+            bound: AtomicU64::new(u64::from(low) << 32 | u64::from(low)),
             poison: AtomicU32::new(0),
             lock: AtomicU32::new(0),
             barrier: AtomicU32::new(low),
@@ -118,10 +120,9 @@ impl Card {
         let write = |idx| self.write(idx);
         let posted = if self.by_lock {
             let words = locked::Words { lock: &self.lock, barrier: &self.barrier };
-            locked::post(self, words, LIMITS, aggregate, write)
+            locked::post(self, words, LIMITS, false, aggregate, write)
         } else {
-            let words = combining::Words { cursor: &self.cursor, state: &self.state, poison: &self.poison };
-            combining::post(self, words, LIMITS, aggregate, write)
+            combining::post::<Gpu, _>(self, LIMITS, aggregate, write)
         };
         assert_eq!(posted, Ok(()));
         let oracle = self.oracle.borrow();
@@ -132,8 +133,7 @@ impl Card {
         let flushed = if self.by_lock {
             locked::flush(self, locked::Words { lock: &self.lock, barrier: &self.barrier }, LIMITS)
         } else {
-            let words = combining::Words { cursor: &self.cursor, state: &self.state, poison: &self.poison };
-            combining::flush(self, words, LIMITS)
+            combining::flush::<Gpu, _>(self, LIMITS)
         };
         assert_eq!(flushed, Ok(()));
         let oracle = self.oracle.borrow();
@@ -175,6 +175,12 @@ impl Queue for Card {
     }
     fn published(&self) -> u32 {
         self.published.load(Relaxed)
+    }
+}
+
+impl combining::Ring for Card {
+    fn words(&self) -> combining::Words<'_> {
+        combining::Words { cursor: &self.cursor, state: &self.state, bound: &self.bound, poison: &self.poison }
     }
 }
 

@@ -1,13 +1,14 @@
 //! A context made by hand: which endpoint an operation is posted on, where it goes, and the bytes that the card finds.
 #![allow(unsafe_code)]
 
-use efa_dp_direct::queue::{QpV0, SqV0, WqV0};
-use efa_dp_direct::wqe::{Geometry, Operation, SendWqe, parse};
+use efa_dp_direct::queue::{QpV0, SQ_WQ_OFFSET, SqV0, WqV0};
+use efa_dp_direct::wqe::words::{Stamp, phase_scale};
+use efa_dp_direct::wqe::{Destination, Geometry, Hints, Operation, SendWqe, parse};
 use ferrogin_device::{Action, Context, Flags, Status, Window};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
 use ferrogin_ffi::ext::{
     ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    POLICY_LOCKED, Target,
+    POLICY_LOCKED, TargetWords, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL,
 };
 use std::mem::zeroed;
 use std::ptr;
@@ -18,6 +19,8 @@ const SIGNALS: usize = 2;
 const COUNTERS: usize = 1;
 const ENDPOINTS: usize = 2 + COUNTERS + SIGNALS;
 const VALUE: usize = 1;
+/// Largest transfer of one request here.
+const MAX_RDMA: u32 = 1 << 30;
 const COUNTER: usize = 2;
 const SIGNAL: usize = 3;
 
@@ -64,33 +67,48 @@ fn bench(policy: u32, wide_values: bool) -> Bench {
         // SAFETY: plain data.
         let mut qp: QpV0 = unsafe { zeroed() };
         qp.sq = SqV0 {
-            wq: WqV0 { queue_mask: ENTRIES as u32 - 1, queue_size_shift: 4, max_batch: 4, ..qp.sq.wq },
+            wq: WqV0 {
+                queue_mask: ENTRIES as u32 - 1,
+                queue_size_shift: 4,
+                max_batch: 4,
+                buf: slots.as_mut_ptr().cast(),
+                db: doorbell,
+                ..qp.sq.wq
+            },
             ..qp.sq
         };
         // SAFETY: plain data.
         let handle: EndpointHandle = unsafe { zeroed() };
         let handle = leak(CounterHandle { base: handle, cntr_value: leak(0u64), cntr_offset: 0 });
         let has_slots = i == VALUE && !wide || i >= SIGNAL;
+        let (wqe_size, combining) = (if wide { 128 } else { 64 }, policy == POLICY_COMBINING);
+        let qp = leak(qp);
         let cold = EndpointCold {
+            wq: qp.wrapping_byte_add(SQ_WQ_OFFSET).cast(),
             handle: handle.cast(),
-            qp: leak(qp).cast(),
             sq_buf: slots.as_mut_ptr().cast(),
             sq_db: doorbell,
-            completed,
-            errors: ptr::null(),
+            ring_mask: ENTRIES as u32 * wqe_size - 1,
+            wqe_size,
+            phase_bit: ENTRIES as u32,
+            phase_scale: phase_scale(ENTRIES as u32),
             value_base: pool as u64 + (i * ENTRIES * 8) as u64,
-            sq_mask: ENTRIES as u32 - 1,
-            sq_shift: 4,
+            value_mask: ENTRIES as u32 - 1,
+            value_lkey: 0x77,
+            value_way: match (combining, wide, has_slots) {
+                (true, true, _) => VALUE_INLINE,
+                (true, _, true) => VALUE_POOL,
+                _ => VALUE_GENERAL,
+            },
+            value_slots: if has_slots { ENTRIES as u32 } else { 0 },
             sq_size: ENTRIES as u32,
             max_batch: 4,
-            value_slots: if has_slots { ENTRIES as u32 } else { 0 },
-            value_lkey: 0x77,
-            value_stride: 8,
-            wqe_size: if wide { 128 } else { 64 },
-            write_inline: if wide { 80 } else { 0 },
-            completed_base: 0,
+            completed,
+            errors: ptr::null(),
             errors_base: 0,
-            reserved: [0; 3],
+            write_inline: if wide { 80 } else { 0 },
+            reserved: 0,
+            reserved2: 0,
         };
         // SAFETY: plain data and atomics.
         let hot: EndpointHot = unsafe { zeroed() };
@@ -98,8 +116,12 @@ fn bench(policy: u32, wide_values: bool) -> Bench {
         handles.push(handle);
         rings.push(Ring { slots, doorbell, completed, wide });
     }
-    let targets: Vec<Target> = (0..(1 + SIGNALS) * NRANKS)
-        .map(|i| Target { ah: 10 + i as u16, qpn: 20 + i as u16, qkey: 0x3000_0000 + i as u32 })
+    let targets: Vec<TargetWords> = (0..(1 + SIGNALS) * NRANKS)
+        .map(|i| {
+            let dest = Destination { ah: 10 + i as u16, qpn: 20 + i as u16, qkey: 0x3000_0000 + i as u32 };
+            let Stamp { head, second, third } = Stamp::new((i % NRANKS) as u16, dest, Hints::BURST_PPS_SENSITIVE);
+            TargetWords { head, second, third }
+        })
         .collect();
     let window = leak([leak(MrTable {
         head: MrHandle { lkey: 0x55, nranks: NRANKS as i32, local_addr: 0x1000_0000, peers: [] },
@@ -118,16 +140,24 @@ fn bench(policy: u32, wide_values: bool) -> Bench {
     dev.scratch_remote_addrs = leak([0x5000_0000u64; NRANKS]).cast();
     dev.scratch_remote_rkeys = leak([0x99u32; NRANKS]).cast();
     let ext = ContextExt {
-        dev,
         endpoints: exts.leak().as_mut_ptr(),
-        n_endpoints: ENDPOINTS as u32,
-        n_slots: 1 + SIGNALS as u32,
         targets: targets.leak().as_ptr(),
-        abort_flag: ptr::null_mut(),
+        nranks: NRANKS as u32,
+        n_slots: 1 + SIGNALS as u32,
+        n_counters: COUNTERS as u32,
+        n_signals: SIGNALS as u32,
+        short_put: if policy == POLICY_COMBINING { MAX_RDMA.into() } else { 0 },
+        rail_id: 0,
+        scratch_lkey: 0x88,
+        scratch_local_addr: 0x4000_0000,
         policy,
-        max_rdma_size: 1 << 30,
-        wait_timeout_ns: 5_000_000_000,
+        max_rdma_size: MAX_RDMA,
+        dev,
+        n_endpoints: ENDPOINTS as u32,
         reserved: 0,
+        abort_flag: ptr::null_mut(),
+        timeout_ns: leak(5_000_000_000),
+        reserved2: [0; 4],
     };
     // SAFETY: the leaked block.
     let header = unsafe { &mut (*block).header };

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// `HandleHeader::magic`.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
 /// `HandleHeader::version`: raised whenever a struct of this module changes.
-pub const HEADER_VERSION: u32 = 1;
+pub const HEADER_VERSION: u32 = 2;
 
 /// Posting policy: reserve, write and mark in parallel; one poster rings for all that is ready.
 pub const POLICY_COMBINING: u32 = 0;
@@ -44,39 +44,57 @@ assert_layout!(HandleHeader, size 64, align 64, {
     reserved @ 40,
 });
 
-/// One GIN context, as ferrogin's kernels use it.
+/// One GIN context, as ferrogin's kernels use it: what every post reads, then the rest.
 ///
-/// `endpoints` is ordered: data, value, then one for each counter, then one for each signal.
-#[repr(C, align(64))]
+/// `endpoints` is ordered: data, value, then one for each counter, then one for each signal. Numbers that the
+/// NCCL-visible half has too are repeated, so that a post reads one line.
+#[repr(C, align(128))]
 #[derive(Debug, Clone, Copy)]
 pub struct ContextExt {
-    /// The NCCL-visible half.
-    pub dev: *mut crate::device::DevHandle,
     /// `[n_endpoints]`.
     pub endpoints: *mut EndpointExt,
-    /// `2 + n_counters + n_signals`.
-    pub n_endpoints: u32,
+    /// `[slot * nranks + peer]`; a target that a peer lacks is all zero.
+    pub targets: *const TargetWords,
+    /// Ranks of the communicator.
+    pub nranks: u32,
     /// Target slots in `targets`: 1 + the greatest number of signals on any rank.
     pub n_slots: u32,
-    /// `[slot * nranks + peer]`; a target that a peer lacks is all zero.
-    pub targets: *const Target,
-    /// Same word as [`HandleHeader::abort_flag`].
-    pub abort_flag: *mut u32,
+    /// Counters of this context.
+    pub n_counters: u32,
+    /// Signals of this context.
+    pub n_signals: u32,
+    /// Longest put that takes the short way: `max_rdma_size`, or 0 with the `locked` policy, for which there is none.
+    pub short_put: u64,
+    /// Index into a window's array of per-rail memory handles.
+    pub rail_id: u32,
+    /// Local key of the scratch buffer.
+    pub scratch_lkey: u32,
+    /// Scratch buffer: source of writes that carry no bytes.
+    pub scratch_local_addr: u64,
     /// Same as [`HandleHeader::policy`].
     pub policy: u32,
     /// Largest transfer of one work request, bytes.
     pub max_rdma_size: u32,
-    /// Nanoseconds after which a wait of the device API gives up; 0 is never.
-    pub wait_timeout_ns: u64,
+    /// The NCCL-visible half.
+    pub dev: *mut crate::device::DevHandle,
+    /// `2 + n_counters + n_signals`.
+    pub n_endpoints: u32,
     /// Zero.
-    pub reserved: u64,
+    pub reserved: u32,
+    /// Same word as [`HandleHeader::abort_flag`].
+    pub abort_flag: *mut u32,
+    /// Nanoseconds after which a wait of the device API gives up; 0 is never. Kernels may change the word.
+    pub timeout_ns: *mut u64,
+    /// Zero.
+    pub reserved2: [u64; 4],
 }
-assert_layout!(ContextExt, size 64, align 64, {
-    dev @ 0, endpoints @ 8, n_endpoints @ 16, n_slots @ 20, targets @ 24, abort_flag @ 32, policy @ 40,
-    max_rdma_size @ 44, wait_timeout_ns @ 48, reserved @ 56,
+assert_layout!(ContextExt, size 128, align 128, {
+    endpoints @ 0, targets @ 8, nranks @ 16, n_slots @ 20, n_counters @ 24, n_signals @ 28, short_put @ 32,
+    rail_id @ 40, scratch_lkey @ 44, scratch_local_addr @ 48, policy @ 56, max_rdma_size @ 60, dev @ 64,
+    n_endpoints @ 72, reserved @ 76, abort_flag @ 80, timeout_ns @ 88, reserved2 @ 96,
 });
 
-/// Where a work request goes: the three numbers of its address, in one 8-byte word.
+/// Where a work request goes: the three numbers of its address.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Target {
@@ -88,6 +106,20 @@ pub struct Target {
     pub qkey: u32,
 }
 assert_layout!(Target, size 8, align 8, { ah @ 0, qpn @ 2, qkey @ 4 });
+
+/// What the work requests to one [`Target`] have in common, in the form that posting copies: the fields of
+/// `efa_dp_direct::wqe::words::Stamp`. All zero where a peer has no such target.
+#[repr(C, align(16))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TargetWords {
+    /// First word of a write of one buffer, in phase 0; its request id is the peer's rank.
+    pub head: u64,
+    /// Upper half of the second word.
+    pub second: u32,
+    /// Lower half of the third word.
+    pub third: u32,
+}
+assert_layout!(TargetWords, size 16, align 16, { head @ 0, second @ 8, third @ 12 });
 
 /// One endpoint, as ferrogin's kernels use it: what posting reads, then what posting writes, on lines of their own.
 ///
@@ -102,53 +134,67 @@ pub struct EndpointExt {
 }
 assert_layout!(EndpointExt, size 256, align 128, { cold @ 0, hot @ 128 });
 
-/// The constant half of an [`EndpointExt`].
+/// [`EndpointCold::value_way`]: no short way. The policy has none, or the endpoint takes no values.
+pub const VALUE_GENERAL: u32 = 0;
+/// [`EndpointCold::value_way`]: values go through the slot pool.
+pub const VALUE_POOL: u32 = 1;
+/// [`EndpointCold::value_way`]: values travel inline.
+pub const VALUE_INLINE: u32 = 2;
+
+/// Bytes from one value slot to the next.
+pub const VALUE_STRIDE: u32 = 8;
+
+/// The constant half of an [`EndpointExt`]: what every post reads, then what waits and values need.
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy)]
 pub struct EndpointCold {
+    /// The send queue's ring struct, `efa_cuda_wq`; it is the same in both layouts of the queue pair.
+    pub wq: *mut core::ffi::c_void,
     /// The NCCL-visible half.
     pub handle: *mut crate::device::EndpointHandle,
-    /// `efa_cuda_qp` or `efa_cuda_qp_v1`; the send queue's ring struct lies at the same offset in both.
-    pub qp: *mut core::ffi::c_void,
     /// Send queue ring.
     pub sq_buf: *mut u8,
     /// Send queue doorbell.
     pub sq_db: *mut u32,
-    /// The card's completion counter, wraps at 2^31.
-    pub completed: *const u64,
-    /// The card's error counter, or null.
-    pub errors: *const u64,
+    /// Bytes of the ring less one; the ring has a power of two of them.
+    pub ring_mask: u32,
+    /// Bytes of one work request: 64 or 128.
+    pub wqe_size: u32,
+    /// Entries of the ring: the bit of a request's number that is its phase.
+    pub phase_bit: u32,
+    /// What `phase_bit` is multiplied by to become the phase bit of a request's first word.
+    pub phase_scale: u32,
     /// First value slot of this endpoint, or 0.
     pub value_base: u64,
-    /// Ring entries less one.
-    pub sq_mask: u32,
-    /// log2 of the ring entries.
-    pub sq_shift: u32,
+    /// Value slots less one.
+    pub value_mask: u32,
+    /// Local key of the value slot pool.
+    pub value_lkey: u32,
+    /// One of [`VALUE_GENERAL`], [`VALUE_POOL`], [`VALUE_INLINE`].
+    pub value_way: u32,
+    /// Value slots of this endpoint; a power of two, or 0 where values travel inline or not at all.
+    pub value_slots: u32,
     /// Work requests that may be outstanding at once.
     pub sq_size: u32,
     /// Work requests that may be written and not yet rung.
     pub max_batch: u32,
-    /// Value slots of this endpoint; a power of two, or 0 where values travel inline or not at all.
-    pub value_slots: u32,
-    /// Local key of the value slot pool.
-    pub value_lkey: u32,
-    /// Bytes from one value slot to the next.
-    pub value_stride: u32,
-    /// Bytes of one work request: 64 or 128.
-    pub wqe_size: u16,
-    /// Bytes that a write may carry inline: 0 where it cannot.
-    pub write_inline: u16,
-    /// What is subtracted from the completion counter: 0 where the cursors begin at the counter's first value.
-    pub completed_base: u64,
+    /// The card's completion counter, wraps at 2^31. The cursors begin at its first value.
+    pub completed: *const u64,
+    /// The card's error counter, or null.
+    pub errors: *const u64,
     /// What the error counter held before the first post.
     pub errors_base: u64,
+    /// Bytes that a write may carry inline: 0 where it cannot.
+    pub write_inline: u32,
     /// Zero.
-    pub reserved: [u64; 3],
+    pub reserved: u32,
+    /// Zero.
+    pub reserved2: u64,
 }
 assert_layout!(EndpointCold, size 128, align 128, {
-    handle @ 0, qp @ 8, sq_buf @ 16, sq_db @ 24, completed @ 32, errors @ 40, value_base @ 48, sq_mask @ 56,
-    sq_shift @ 60, sq_size @ 64, max_batch @ 68, value_slots @ 72, value_lkey @ 76, value_stride @ 80, wqe_size @ 84,
-    write_inline @ 86, completed_base @ 88, errors_base @ 96, reserved @ 104,
+    wq @ 0, handle @ 8, sq_buf @ 16, sq_db @ 24, ring_mask @ 32, wqe_size @ 36, phase_bit @ 40, phase_scale @ 44,
+    value_base @ 48, value_mask @ 56, value_lkey @ 60, value_way @ 64, value_slots @ 68, sq_size @ 72, max_batch @ 76,
+    completed @ 80, errors @ 88, errors_base @ 96, write_inline @ 104, reserved @ 108, reserved2 @ 112,
 });
 
 /// Where the `combining` policy keeps its 26-bit rung count in [`EndpointHot::state`].
@@ -161,11 +207,13 @@ pub const STATE_RUNG_SHIFT: u32 = 38;
 pub struct EndpointHot {
     /// Posting state of the `combining` policy: see `ferrogin-device`.
     pub state: AtomicU64,
+    /// `combining`: posts below this number are known to have room, while the flush barrier is the one beside it.
+    pub bound: AtomicU64,
     /// Flush barrier of the `locked` policy: posts from this index on wait until all before it have completed.
     pub barrier: AtomicU32,
     /// Not 0 when a reservation was given up: nothing may be posted any more.
     pub poison: AtomicU32,
     /// Zero.
-    pub reserved: [u64; 14],
+    pub reserved: [u64; 13],
 }
-assert_layout!(EndpointHot, size 128, align 128, { state @ 0, barrier @ 8, poison @ 12, reserved @ 16 });
+assert_layout!(EndpointHot, size 128, align 128, { state @ 0, bound @ 8, barrier @ 16, poison @ 20, reserved @ 24 });

@@ -8,10 +8,12 @@ use crate::device::bytes_of;
 use efa_dp_direct::queue::{
     CqAttrs, CqV0, InitError, QpAttrs, QpAttrsV0, QpV0, QpV1, SQ_WQ_OFFSET, WQ_CAPS_64_BIT_REQ_ID, WqV0,
 };
+use efa_dp_direct::wqe::words::{Stamp, phase_scale};
+use efa_dp_direct::wqe::{Destination, Hints};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle};
 use ferrogin_ffi::ext::{
-    ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, STATE_RUNG_SHIFT,
-    Target,
+    ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
+    STATE_RUNG_SHIFT, Target, TargetWords, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL, VALUE_STRIDE,
 };
 use std::marker::PhantomData;
 use std::mem::{MaybeUninit, offset_of};
@@ -125,9 +127,6 @@ pub struct BlockSpec {
     pub abort_flag: u64,
 }
 
-/// Bytes from one value slot to the next.
-pub const VALUE_STRIDE: u32 = 8;
-
 /// Room for `count` values of `T` in a block.
 #[derive(Debug)]
 struct Place<T> {
@@ -167,9 +166,10 @@ struct ContextPlaces {
     ahs: Place<u16>,
     qpns: Place<u16>,
     qkeys: Place<u32>,
-    targets: Place<Target>,
+    targets: Place<TargetWords>,
     scratch_addrs: Place<u64>,
     scratch_rkeys: Place<u32>,
+    timeout: Place<u64>,
 }
 
 #[derive(Debug)]
@@ -213,6 +213,7 @@ impl Plan {
                 qpns: cursor.place(table, 8),
                 scratch_addrs: cursor.place(context.nranks, 8),
                 scratch_rkeys: cursor.place(context.nranks, 8),
+                timeout: cursor.place(1, LINE),
                 queues: (0..context.endpoints.len())
                     .map(|e| QueuePlaces {
                         qp: cursor.place(1, LINE),
@@ -307,7 +308,10 @@ fn fill_context(
     places: &ContextPlaces,
     (devs, index): (Place<DevHandle>, usize),
 ) -> Result<(), InitError> {
-    image.put_all(places.targets, context.targets.iter().copied());
+    image.put_all(
+        places.targets,
+        context.targets.iter().enumerate().map(|(i, target)| target_words(target, i % context.nranks)),
+    );
     image.put_all(places.ahs, context.targets.iter().map(|target| target.ah));
     image.put_all(places.qpns, context.targets.iter().map(|target| target.qpn));
     image.put_all(places.qkeys, context.targets.iter().map(|target| target.qkey));
@@ -347,7 +351,7 @@ fn fill_context(
             };
             image.put(list, i, image.at(place, 0) as u64);
         }
-        image.put(places.endpoints, e, cold(endpoint, at, handle.qp, context.value_lkey));
+        image.put(places.endpoints, e, cold(endpoint, at, handle.qp, (spec.policy, context.value_lkey)));
         start_at(image, queue.qp, (places.endpoints, e), endpoint.completed.1 as u32);
         handles.push(handle);
     }
@@ -374,21 +378,30 @@ fn fill_context(
             putvalue_slot_size: VALUE_STRIDE,
         },
     );
+    let short = spec.policy == POLICY_COMBINING;
     image.put(
         places.ext,
         0,
         ContextExt {
-            dev: image.at(devs, index),
             endpoints: image.at(places.endpoints, 0),
-            n_endpoints: context.endpoints.len() as u32,
-            n_slots: (context.targets.len() / context.nranks.max(1)) as u32,
             targets: image.at(places.targets, 0),
-            abort_flag: spec.abort_flag as *mut u32,
+            nranks: context.nranks as u32,
+            n_slots: (context.targets.len() / context.nranks.max(1)) as u32,
+            n_counters: context.n_counters as u32,
+            n_signals: context.n_signals as u32,
+            short_put: if short { context.max_rdma_size.into() } else { 0 },
+            rail_id: context.rail,
+            scratch_lkey: context.scratch.0,
+            scratch_local_addr: context.scratch.1,
             policy: spec.policy,
             max_rdma_size: context.max_rdma_size,
-            // Waits for a peer's compute may take any time; set-up alone has a deadline.
-            wait_timeout_ns: 0,
+            dev: image.at(devs, index),
+            n_endpoints: context.endpoints.len() as u32,
             reserved: 0,
+            abort_flag: spec.abort_flag as *mut u32,
+            // Zero: waits for a peer's compute may take any time; set-up alone has a deadline.
+            timeout_ns: image.at(places.timeout, 0),
+            reserved2: [0; 4],
         },
     );
     Ok(())
@@ -404,34 +417,56 @@ fn start_at<Q>(image: &mut Image, qp: Place<Q>, (exts, e): (Place<EndpointExt>, 
     }
     let hot = e * size_of::<EndpointExt>() + offset_of!(EndpointExt, hot);
     image.put_field(exts, hot + offset_of!(EndpointHot, state), u64::from(start) << STATE_RUNG_SHIFT);
+    image.put_field(exts, hot + offset_of!(EndpointHot, bound), u64::from(start) << 32 | u64::from(start));
     image.put_field(exts, hot + offset_of!(EndpointHot, barrier), start);
 }
 
+/// The form in which posts copy a target. The request id is the peer's rank, by which a failed request is named.
+fn target_words(target: &Target, peer: usize) -> TargetWords {
+    if *target == Target::default() {
+        return TargetWords::default();
+    }
+    let dest = Destination { ah: target.ah, qpn: target.qpn, qkey: target.qkey };
+    let Stamp { head, second, third } = Stamp::new(peer as u16, dest, Hints::BURST_PPS_SENSITIVE);
+    TargetWords { head, second, third }
+}
+
 /// The constant half.
-fn cold(endpoint: &EndpointSpec, handle: *mut EndpointHandle, qp: *mut core::ffi::c_void, lkey: u32) -> EndpointCold {
+fn cold(
+    endpoint: &EndpointSpec,
+    handle: *mut EndpointHandle,
+    qp: *mut core::ffi::c_void,
+    (policy, lkey): (u32, u32),
+) -> EndpointCold {
     let (value_base, value_slots) = endpoint.values;
-    let pooled = value_slots != 0;
+    // Only wide requests have room for a write's inline bytes.
+    let write_inline = if endpoint.wqe_size == 128 { endpoint.max_inline } else { 0 };
     EndpointCold {
+        wq: qp.wrapping_byte_add(SQ_WQ_OFFSET),
         handle,
-        qp,
         sq_buf: endpoint.sq_buf as *mut u8,
         sq_db: endpoint.sq_db as *mut u32,
-        completed: endpoint.completed.0 as *const u64,
-        errors: endpoint.errors.0 as *const u64,
+        ring_mask: endpoint.sq_entries * endpoint.wqe_size - 1,
+        wqe_size: endpoint.wqe_size,
+        phase_bit: endpoint.sq_entries,
+        phase_scale: phase_scale(endpoint.sq_entries),
         value_base,
-        sq_mask: endpoint.sq_entries - 1,
-        sq_shift: endpoint.sq_entries.trailing_zeros(),
+        value_mask: value_slots.saturating_sub(1),
+        value_lkey: if value_slots != 0 { lkey } else { 0 },
+        value_way: match policy {
+            POLICY_COMBINING if write_inline >= 8 => VALUE_INLINE,
+            POLICY_COMBINING if value_slots != 0 && endpoint.wqe_size == 64 => VALUE_POOL,
+            _ => VALUE_GENERAL,
+        },
+        value_slots,
         sq_size: endpoint.sq_size,
         max_batch: endpoint.max_batch,
-        value_slots,
-        value_lkey: if pooled { lkey } else { 0 },
-        value_stride: if pooled { VALUE_STRIDE } else { 0 },
-        wqe_size: endpoint.wqe_size as u16,
-        // Only wide requests have room for a write's inline bytes.
-        write_inline: if endpoint.wqe_size == 128 { endpoint.max_inline as u16 } else { 0 },
-        completed_base: 0,
+        completed: endpoint.completed.0 as *const u64,
+        errors: endpoint.errors.0 as *const u64,
         errors_base: endpoint.errors.1,
-        reserved: [0; 3],
+        write_inline,
+        reserved: 0,
+        reserved2: 0,
     }
 }
 

@@ -1,6 +1,6 @@
 //! GIN contexts: endpoints on the rails, the peers' addresses, and the device block that describes it all to kernels.
 
-use crate::block::{BlockSpec, ContextSpec, Layout, Plan, VALUE_STRIDE};
+use crate::block::{BlockSpec, ContextSpec, Layout, Plan};
 use crate::comm::CollComm;
 use crate::config::Policy;
 use crate::control::Step;
@@ -12,7 +12,7 @@ use crate::watcher::{self, CqReader, Guard, Report, RingView, Watch, WatchedEndp
 use crate::{trace, window};
 use ferrogin_fabric::{Info, MemoryRegion, Region, bindings};
 use ferrogin_ffi::device::DevHandle;
-use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED, Target};
+use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED, Target, VALUE_STRIDE};
 use ferrogin_ffi::nccl::{GinConfigV14, NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -5,39 +5,60 @@
 //!
 //! * `cursor`, 64 bits: low half the reservation cursor (the queue struct's `pc`, which NCCL's code reserves from
 //!   too), high half the flush barrier (the neighbouring `phase`, which nobody else reads).
-//! * `state`, 64 bits: posters at work on the doorbell (6 bits), ready bitmap (32 bits, slot `idx & 31`), rung count
+//! * `state`, 64 bits: ready bitmap (32 bits, slot `idx & 31`), posters at work on the doorbell (6 bits), rung count
 //!   `R` (26 bits, wraps out of the top). At most 16 posts are reserved-and-admitted beyond `R`, so a slot's bit is
 //!   unambiguous and 6 bits of workers do not overflow.
+//! * `bound`, 64 bits: a value of `cursor`. Posts whose reservation lies less than 16 below it are admitted without
+//!   another look: completion count and `R` only grow, so what had room once has room for good; and the flush barrier is
+//!   part of the comparison, so a barrier that was raised since is noticed. Every 16th post at the latest looks again.
+//!
+//! When the cursor wraps at 2^32 it carries one into the barrier. Moved up by one it holds back no less, and no `bound`
+//! reaches across; nor does a flush take a barrier at its own snapshot for one that was raised there.
 //!
 //! # Why nothing stays unrung
 //!
-//! A plain post adds its ready bit and one worker in one operation. If it was the first worker it drains: it rings the
-//! contiguous ready run from `R`, then takes off, in one add, the workers that it has seen; if the word was not as it
-//! expected, someone has come meanwhile and it goes round again. A later worker leaves at once, for that add will see
-//! it. A ready post behind one that is not ready yet is rung by the latter: a plain one drains, an aggregated one
-//! finds something ready behind itself and helps. Every wait helps too, so deferred posts are rung by whoever needs
-//! room, and by a flush.
+//! A plain post adds its ready bit and one worker in one operation. If it was the first worker it takes a turn: it rings
+//! the contiguous ready run from `R`, then takes off, in one add, the workers that it has seen. Workers that came
+//! meanwhile left at once, so if some are left it takes another turn. An aggregated post brings no worker: if it makes
+//! something behind it ringable, it helps, that is takes a turn if nobody is at one, and leaves it to the worker
+//! otherwise; hence who takes the last worker off looks whether `R` is ready, and helps again. Every wait helps too, so
+//! deferred posts are rung by whoever needs room, and by a flush.
 //!
 //! # Orderings
 //!
-//! Reserving is relaxed: a reservation only hands out numbers. Marking and releasing are acquire-release on `state`,
-//! so the drainer's doorbell comes after the fence that followed every work request it covers. The completion count
-//! is read with acquire: what is written into a reclaimed slot comes after the card's last read of it. The fence
-//! after the doorbell orders it before other threads' later work requests.
+//! Reserving is relaxed: a reservation only hands out numbers. The one system fence after a work request orders it (and
+//! its value, and all that its poster had seen before) before the mark, for the card, the host and every thread: it is
+//! the release of the mark, at the widest scope, so no narrower release that a caller asks for is missing. The mark is
+//! an acquire: a turn's doorbell comes after the fences of all the work requests that it covers. The fence after the
+//! doorbell orders it before other threads' later work requests, and is the release of the add that ends the turn. The
+//! completion count is read with acquire, and so is `bound`, which passes it on: what is written into a reclaimed slot
+//! comes after the card's last read of it.
 
-use super::{Queue, admitted, outstanding, pause};
+use super::{MAX_BATCH, Queue, Share, Thread, Write, admitted, outstanding, pause, reached};
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::wait::{Limits, Spin};
+use crate::wait::{Limit, Spin};
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 
-const WORKER: u64 = 1;
-const WORKERS: u64 = 0x3f;
-const READY_SHIFT: u32 = 6;
+const WORKER: u64 = 1 << 32;
+const WORKERS: u64 = 0x3f << 32;
 const RUNG_SHIFT: u32 = STATE_RUNG_SHIFT;
 const RUNG_MASK: u32 = (1 << 26) - 1;
-/// Most work requests that may be written and not rung: half the bitmap.
-const MAX_BATCH: u32 = 16;
+/// A barrier this far behind is raised, so that the cursor never laps it.
+const OLD_BARRIER: u32 = 1 << 30;
+
+/// A queue with the words that its posters share.
+pub trait Ring: Queue {
+    /// Where they are.
+    fn words(&self) -> Words<'_>;
+}
+
+impl<Q: Ring> Ring for &Q {
+    #[inline(always)]
+    fn words(&self) -> Words<'_> {
+        (**self).words()
+    }
+}
 
 /// The words that posters of one endpoint share.
 #[derive(Clone, Copy)]
@@ -46,18 +67,26 @@ pub struct Words<'a> {
     pub cursor: &'a AtomicU64,
     /// Workers, ready bitmap, rung count.
     pub state: &'a AtomicU64,
+    /// Admitted without another look.
+    pub bound: &'a AtomicU64,
     /// Not 0 once a reservation was given up.
     pub poison: &'a AtomicU32,
 }
 
 #[inline(always)]
 fn ready_bit(idx: u32) -> u64 {
-    1 << (READY_SHIFT + (idx & 31))
+    u64::from(1u32 << (idx & 31))
 }
 
 #[inline(always)]
 fn rung(state: u64) -> u32 {
     (state >> RUNG_SHIFT) as u32
+}
+
+/// The state with everything below `idx` rung, and nothing else.
+#[inline(always)]
+fn all_rung(idx: u32) -> u64 {
+    u64::from(idx) << RUNG_SHIFT
 }
 
 /// The 32-bit number whose low 26 bits are `low`, nearest to `near`.
@@ -67,152 +96,424 @@ fn widen(low: u32, near: u32) -> u32 {
     near.wrapping_add(distance as u32)
 }
 
-/// Posts one work request: `write(idx)` puts it, and its value, in place.
+/// Half a cursor word each.
 #[inline(always)]
-pub fn post<Q: Queue>(
-    queue: &Q,
-    words: Words<'_>,
-    limits: Limits<'_>,
+fn halves(cursor: u64) -> (u32, u32) {
+    (cursor as u32, (cursor >> 32) as u32)
+}
+
+/// Posts one work request: `write` puts it, and its value, in place.
+///
+/// # Errors
+/// What ended a wait for room; the endpoint is poisoned then, unless the call had it alone.
+#[inline(always)]
+pub fn post<S: Share, Q: Ring + Copy>(
+    queue: Q,
+    limits: impl Limit,
     aggregate: bool,
-    write: impl FnOnce(u32),
+    write: impl Write,
 ) -> Result<(), Status> {
-    if words.poison.load(Ordering::Relaxed) != 0 {
-        return Err(Status::Poisoned);
+    if S::ALONE {
+        return post_alone(queue, limits, aggregate, write);
     }
-    let reserved = words.cursor.fetch_add(1, Ordering::Relaxed);
-    let (idx, barrier) = (reserved as u32, (reserved >> 32) as u32);
-    if !may_write(queue, words, idx, barrier) {
-        wait_for_room(queue, words, limits, idx, barrier)?;
+    if cfg!(target_arch = "nvptx64") {
+        return post_in_a_loop::<S, Q>(queue, limits, aggregate, write);
     }
-    write(idx);
+    match post_at_once::<S, Q>(queue, aggregate, write) {
+        Ok(()) => Ok(()),
+        Err(NoRoom { reserved }) => post_late::<S, Q>(queue, limits, reserved, aggregate, write),
+    }
+}
+
+/// A post that has a number, and nothing more: [`post_late`] goes on with it, and must be called.
+#[derive(Debug, Clone, Copy)]
+#[must_use]
+pub struct NoRoom {
+    /// The cursor word as the reservation found it.
+    pub reserved: u64,
+}
+
+/// As [`post`], if there is room at once: what usually happens, in a straight line. What is left to do is called, last, so
+/// that nothing is kept for its return. Few instructions are executed.
+#[inline(always)]
+pub fn post_at_once<S: Share, Q: Ring + Copy>(queue: Q, aggregate: bool, write: impl Write) -> Result<(), NoRoom> {
+    let reserved = S::add(queue.words().cursor, 1, Ordering::Relaxed);
+    if !has_room(queue, reserved) {
+        return Err(NoRoom { reserved });
+    }
+    write_and_mark::<S, Q>(queue, reserved, aggregate, write);
+    Ok(())
+}
+
+#[inline(always)]
+fn write_and_mark<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: bool, write: impl Write) {
+    let (idx, _) = halves(reserved);
+    write.write(idx);
+    queue.fence();
+    let ready = ready_bit(idx);
+    if aggregate {
+        let old = S::add(queue.words().state, ready, Ordering::Acquire);
+        if old & ready_bit(idx.wrapping_add(1)) != 0 {
+            help::<S, Q>(queue, idx);
+        }
+        return;
+    }
+    let old = S::add(queue.words().state, ready + WORKER, Ordering::Acquire);
+    let left = if old == all_rung(idx) {
+        // Nobody is near: the turn is this post alone.
+        ring(queue, idx.wrapping_add(1));
+        let change = (1 << RUNG_SHIFT) - ready - WORKER;
+        S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
+    } else if old & WORKERS != 0 {
+        return;
+    } else {
+        old + ready + WORKER
+    };
+    if !is_quiet(left) {
+        work::<S, Q>(queue, left, idx);
+    }
+}
+
+/// Posts what has the number `reserved` already: waits for room first.
+///
+/// # Errors
+/// As for [`post`].
+#[cold]
+#[inline(never)]
+pub fn post_late<S: Share, Q: Ring + Copy>(
+    queue: Q,
+    limits: impl Limit,
+    reserved: u64,
+    aggregate: bool,
+    write: impl Write,
+) -> Result<(), Status> {
+    let (idx, _) = halves(reserved);
+    if !look_for_room::<S, Q>(queue, reserved) {
+        let mut spin = Spin::new(limits);
+        loop {
+            help::<S, Q>(queue, idx);
+            if look_for_room::<S, Q>(queue, reserved) {
+                break;
+            }
+            give_up_or_wait(queue, &mut spin)?;
+        }
+    }
+    write_and_mark::<S, Q>(queue, reserved, aggregate, write);
+    Ok(())
+}
+
+/// The same in one loop, so that the doorbell's code is there but once: few instructions are there.
+#[inline(always)]
+pub(super) fn post_in_a_loop<S: Share, Q: Ring + Copy>(
+    queue: Q,
+    limits: impl Limit,
+    aggregate: bool,
+    write: impl Write,
+) -> Result<(), Status> {
+    let words = queue.words();
+    let reserved = S::add(words.cursor, 1, Ordering::Relaxed);
+    let (idx, _) = halves(reserved);
+    let mut spin = Spin::new(limits);
+    let mut marked = false;
+    loop {
+        let now = !marked && (has_room(queue, reserved) || look_for_room::<S, Q>(queue, reserved));
+        let mut state;
+        if now {
+            write.write(idx);
+            queue.fence();
+            marked = true;
+            let mark = if aggregate { ready_bit(idx) } else { ready_bit(idx) + WORKER };
+            let old = S::add(words.state, mark, Ordering::Acquire);
+            if aggregate {
+                if old & ready_bit(idx.wrapping_add(1)) == 0 {
+                    return Ok(());
+                }
+                continue;
+            }
+            if old & WORKERS != 0 {
+                return Ok(());
+            }
+            state = old + mark;
+        } else {
+            state = words.state.load(Ordering::Acquire);
+            if !wants_turn(queue, state) {
+                if marked {
+                    return Ok(());
+                }
+                give_up_or_wait(queue, &mut spin)?;
+                continue;
+            }
+            if !S::replace(words.state, state, state + WORKER, Ordering::Acquire) {
+                continue;
+            }
+            state += WORKER;
+        }
+        while state & WORKERS != 0 {
+            state = turn::<S, Q>(queue, state, idx);
+        }
+        if marked && is_quiet(state) {
+            return Ok(());
+        }
+    }
+}
+
+/// As [`post`], when nobody else uses the endpoint: all that was reserved is ready.
+#[inline(always)]
+fn post_alone<Q: Ring + Copy>(queue: Q, limits: impl Limit, aggregate: bool, write: impl Write) -> Result<(), Status> {
+    let mut reserved = queue.words().cursor.load(Ordering::Relaxed);
+    while !has_room(queue, reserved) {
+        reserved = wait_alone(queue, limits, reserved)?;
+    }
+    let (idx, _) = halves(reserved);
+    queue.words().cursor.store(reserved.wrapping_add(1), Ordering::Relaxed);
+    write.write(idx);
     queue.fence();
     if aggregate {
-        let old = words.state.fetch_add(ready_bit(idx), Ordering::AcqRel);
-        if old & ready_bit(idx.wrapping_add(1)) != 0 {
-            help(queue, words, idx);
-        }
+        let state = queue.words().state;
+        state.store(state.load(Ordering::Relaxed) | ready_bit(idx), Ordering::Relaxed);
     } else {
-        let mark = ready_bit(idx) + WORKER;
-        let old = words.state.fetch_add(mark, Ordering::AcqRel);
-        if old & WORKERS == 0 {
-            drain(queue, words, old + mark, idx);
-        }
+        ring_alone(queue, idx.wrapping_add(1));
     }
     Ok(())
 }
 
 #[inline(always)]
-fn may_write<Q: Queue>(queue: &Q, words: Words<'_>, idx: u32, barrier: u32) -> bool {
+fn ring_alone<Q: Ring + Copy>(queue: Q, target: u32) {
+    ring(queue, target);
+    queue.words().state.store(all_rung(target), Ordering::Relaxed);
+}
+
+/// Returns the cursor word, in which the barrier may be another. Nothing is reserved yet, so giving up leaves no hole.
+#[cold]
+#[inline(never)]
+fn wait_alone<Q: Ring + Copy>(queue: Q, limits: impl Limit, reserved: u64) -> Result<u64, Status> {
+    let words = queue.words();
+    let (idx, _) = halves(reserved);
+    let mut spin = Spin::new(limits);
+    while !look_for_room::<Thread, Q>(queue, reserved) {
+        if words.poison.load(Ordering::Relaxed) != 0 {
+            return Err(Status::Poisoned);
+        }
+        if queue.published() != idx {
+            ring_alone(queue, idx);
+        } else if rung(words.state.load(Ordering::Relaxed)) != idx & RUNG_MASK {
+            // NCCL's device code posted and rang here.
+            words.state.store(all_rung(idx), Ordering::Relaxed);
+        } else {
+            pause(queue, &mut spin)?;
+        }
+    }
+    Ok(words.cursor.load(Ordering::Relaxed))
+}
+
+/// `bound` lies at most 16 ahead, with the same barrier beside it. Acquire: it stands for the completion count that
+/// another poster has read.
+#[inline(always)]
+fn has_room<Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
+    let bound = queue.words().bound.load(Ordering::Acquire);
+    bound.wrapping_sub(reserved).wrapping_sub(1) < u64::from(MAX_BATCH)
+}
+
+/// Looks at counts and barrier; says whether `reserved` is admitted, and tells others how far they would be.
+#[inline(always)]
+fn look_for_room<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
+    let words = queue.words();
+    let known = words.bound.load(Ordering::Acquire);
+    if words.poison.load(Ordering::Relaxed) != 0 {
+        return false;
+    }
+    let (idx, barrier) = halves(reserved);
+    let batch = queue.max_batch().min(MAX_BATCH);
     let unrung = idx.wrapping_sub(rung(words.state.load(Ordering::Acquire))) & RUNG_MASK;
-    unrung < queue.max_batch().min(MAX_BATCH) && outstanding(idx, queue.completed()) <= admitted(queue, idx, barrier)
+    let open = outstanding(idx, queue.completed());
+    if unrung >= batch || open > admitted(queue, idx, barrier) {
+        return false;
+    }
+    // Not past the wrap of the cursor, which carries into the barrier: that one has not been looked at yet.
+    let to_wrap = (u32::MAX - idx).saturating_add(1);
+    let mut room = (batch - unrung).min(queue.sq_size() - open).min(to_wrap);
+    let slots = queue.value_slots();
+    if slots != 0 {
+        room = room.min(slots - (idx & (slots - 1)));
+    }
+    // Who gives up takes `bound` away after its poison: against that, a plain store could bring it back.
+    S::replace(words.bound, known, reserved.wrapping_add(u64::from(room)), Ordering::AcqRel);
+    if idx.wrapping_sub(barrier) >= OLD_BARRIER {
+        raise::<S>(words, words.cursor.load(Ordering::Relaxed));
+    }
+    true
+}
+
+/// Raises the barrier to the cursor, if the word is still as it was.
+#[inline(always)]
+fn raise<S: Share>(words: Words<'_>, seen: u64) -> bool {
+    let (cursor, _) = halves(seen);
+    S::replace(words.cursor, seen, u64::from(cursor) << 32 | u64::from(cursor), Ordering::Relaxed)
 }
 
 /// A reservation that is given up leaves a hole for ever, hence the poison, which every wait reads.
+#[cfg_attr(not(target_arch = "nvptx64"), cold, inline(never))]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn give_up_or_wait<Q: Ring + Copy, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
+    let words = queue.words();
+    let ended = match words.poison.load(Ordering::Relaxed) {
+        0 => pause(queue, spin),
+        _ => Err(Status::Poisoned),
+    };
+    if ended.is_err() {
+        words.poison.store(1, Ordering::Relaxed);
+        // Far behind every reservation: nobody is admitted without a look any more.
+        let behind = words.cursor.load(Ordering::Relaxed).wrapping_sub(1 << 31);
+        words.bound.store(behind, Ordering::Release);
+    }
+    ended
+}
+
+/// Nobody is at the doorbell, and there is something to ring or to take over.
+#[inline(always)]
+fn wants_turn<Q: Ring>(queue: Q, state: u64) -> bool {
+    state & WORKERS == 0 && (is_ready(state) || queue.released().wrapping_sub(rung(state)) & RUNG_MASK != 0)
+}
+
+/// The first work request that is not rung is ready.
+#[inline(always)]
+fn is_ready(state: u64) -> bool {
+    state & ready_bit(rung(state)) != 0
+}
+
+/// No worker, nothing ready.
+#[inline(always)]
+fn is_quiet(state: u64) -> bool {
+    state << (64 - RUNG_SHIFT) == 0
+}
+
+/// Goes on as the one at the doorbell, who left `state`, or looks whether one is wanted.
 #[cold]
 #[inline(never)]
-fn wait_for_room<Q: Queue>(
-    queue: &Q,
-    words: Words<'_>,
-    limits: Limits<'_>,
-    idx: u32,
-    barrier: u32,
-) -> Result<(), Status> {
-    let mut spin = Spin::new(limits);
-    loop {
-        help(queue, words, idx);
-        if may_write(queue, words, idx, barrier) {
-            return Ok(());
-        }
-        let given_up = match words.poison.load(Ordering::Relaxed) {
-            0 => pause(queue, &mut spin),
-            _ => Err(Status::Poisoned),
-        };
-        if let Err(status) = given_up {
-            words.poison.store(1, Ordering::Relaxed);
-            return Err(status);
-        }
+fn work<S: Share, Q: Ring + Copy>(queue: Q, mut state: u64, near: u32) {
+    while state & WORKERS != 0 {
+        state = turn::<S, Q>(queue, state, near);
+    }
+    if !is_quiet(state) {
+        help::<S, Q>(queue, near);
     }
 }
 
-/// Rings what is ready, if nobody is at it. `near` is any number close to the cursor.
-fn help<Q: Queue>(queue: &Q, words: Words<'_>, near: u32) {
-    let state = words.state.load(Ordering::Acquire);
-    if state & WORKERS != 0 {
-        return;
-    }
-    let behind = queue.published().wrapping_sub(rung(state)) & RUNG_MASK;
-    if state & ready_bit(rung(state)) == 0 && behind == 0 {
-        return;
-    }
-    let taken = words.state.compare_exchange(state, state + WORKER, Ordering::AcqRel, Ordering::Relaxed);
-    if taken.is_ok() {
-        drain(queue, words, state + WORKER, near);
-    }
-}
-
-/// Rings until nobody has come meanwhile. The caller is the only worker; `state` is the word as it left it.
-#[inline]
-fn drain<Q: Queue>(queue: &Q, words: Words<'_>, mut state: u64, near: u32) {
+/// Takes turns as long as one is wanted. `near` is any number close to the cursor.
+#[cold]
+#[inline(never)]
+fn help<S: Share, Q: Ring + Copy>(queue: Q, near: u32) {
     loop {
-        let from = rung(state);
-        let bitmap = (state >> READY_SHIFT) as u32;
-        let run = bitmap.rotate_right(from & 31).trailing_ones();
-        let (moved, cleared) = if run != 0 {
-            let target = widen(from.wrapping_add(run), near);
-            queue.doorbell(target);
-            queue.fence();
-            queue.publish(target);
-            let mask = (u32::MAX >> (32 - run)).rotate_left(from & 31);
-            (run, u64::from(mask) << READY_SHIFT)
-        } else {
-            // NCCL's device code rang its own posts here: take over its cursor. It is ours while we are the worker.
-            (queue.published().wrapping_sub(from) & RUNG_MASK, 0)
-        };
-        let seen = state & WORKERS;
-        // A cursor that was taken over may uncover a ready run: stay at work and look again.
-        let stay = if run == 0 && moved != 0 { WORKER } else { 0 };
-        let change = (u64::from(moved) << RUNG_SHIFT).wrapping_sub(cleared).wrapping_sub(seen).wrapping_add(stay);
-        let old = words.state.fetch_add(change, Ordering::AcqRel);
-        let left = old.wrapping_add(change);
-        if left & WORKERS == 0 {
+        let state = queue.words().state;
+        let mut seen = state.load(Ordering::Acquire);
+        if !wants_turn(queue, seen) {
             return;
         }
-        state = left;
+        if S::replace(state, seen, seen + WORKER, Ordering::Acquire) {
+            seen += WORKER;
+            while seen & WORKERS != 0 {
+                seen = turn::<S, Q>(queue, seen, near);
+            }
+        }
     }
+}
+
+/// The fence is the release of what ends the turn: of the cursors as well.
+#[inline(always)]
+fn ring<Q: Queue>(queue: Q, target: u32) {
+    queue.doorbell(target);
+    queue.publish(target);
+    queue.fence();
+}
+
+/// One turn at the doorbell. The caller is the only one at it, `state` the word as it left it. Returns the word as this
+/// turn leaves it: while it shows a worker, the caller is still the one.
+#[inline(always)]
+fn turn<S: Share, Q: Ring + Copy>(queue: Q, state: u64, near: u32) -> u64 {
+    let from = rung(state);
+    let run = (state as u32).rotate_right(from & 31).trailing_ones();
+    let (moved, cleared, target, unrung) = if run != 0 {
+        let mask = (u32::MAX >> (32 - run)).rotate_left(from & 31);
+        (run, u64::from(mask), widen(from.wrapping_add(run), near), true)
+    } else {
+        // NCCL's device code posted here meanwhile: take over its cursor, and ring what it has deferred. The cursors
+        // are ours while we are at the doorbell.
+        let released = queue.released();
+        (released.wrapping_sub(from) & RUNG_MASK, 0, released, queue.published() != released)
+    };
+    if unrung {
+        ring(queue, target);
+    }
+    let change = (u64::from(moved) << RUNG_SHIFT).wrapping_sub(cleared).wrapping_sub(state & WORKERS);
+    S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
 }
 
 /// Waits until every post made before this call has completed. Others may go on posting: the wait still ends.
-pub fn flush<Q: Queue>(queue: &Q, words: Words<'_>, limits: Limits<'_>) -> Result<(), Status> {
-    let target = words.cursor.load(Ordering::Relaxed) as u32;
-    let mut raised: Option<u32> = None;
+///
+/// # Errors
+/// What ended the wait.
+pub fn flush<S: Share, Q: Ring + Copy>(queue: Q, limits: impl Limit) -> Result<(), Status> {
+    let Some(at) = begin_flush::<S, Q>(queue) else {
+        return Ok(());
+    };
     let mut spin = Spin::new(limits);
+    while !is_flushed::<S, Q>(queue, at)? {
+        pause(queue, &mut spin)?;
+    }
+    Ok(())
+}
+
+/// Makes what was posted before this call countable: the number to wait for with [`is_flushed`], or nothing if all has
+/// completed.
+///
+/// Snapshot and barrier are one compare-and-swap: a post in between would be counted in place of an earlier one.
+pub fn begin_flush<S: Share, Q: Ring + Copy>(queue: Q) -> Option<u32> {
+    let words = queue.words();
+    let (target, _) = halves(words.cursor.load(Ordering::Relaxed));
     loop {
         // The count before the cursor: the other way round, later posts' completions would stand in for earlier ones.
         let completed = queue.completed();
         let now = words.cursor.load(Ordering::Acquire);
-        let (cursor, barrier) = (now as u32, (now >> 32) as u32);
-        let open = outstanding(cursor, completed);
-        if open == 0 {
-            return Ok(());
+        let (cursor, barrier) = halves(now);
+        if outstanding(cursor, completed) == 0 {
+            return None;
         }
-        if raised.is_none() && barrier.wrapping_sub(target) <= cursor.wrapping_sub(target) {
-            raised = Some(barrier);
+        // Raised by somebody since, or standing where we would raise it. Not at the target itself: the cursor's wrap may
+        // have carried it there from below.
+        let raised = barrier.wrapping_sub(target).wrapping_sub(1) < cursor.wrapping_sub(target);
+        if raised || barrier == cursor {
+            return Some(barrier);
         }
-        match raised {
-            Some(at) if open <= cursor.wrapping_sub(at) => return Ok(()),
-            Some(_) => {}
-            None => {
-                let with_barrier = u64::from(cursor) << 32 | u64::from(cursor);
-                // On failure somebody has reserved or raised meanwhile: look again.
-                let _ = words.cursor.compare_exchange(now, with_barrier, Ordering::Relaxed, Ordering::Relaxed);
-            }
+        if raise::<S>(words, now) {
+            return Some(cursor);
         }
-        help(queue, words, cursor);
-        if words.poison.load(Ordering::Relaxed) != 0 {
-            return Err(Status::Poisoned);
-        }
-        if raised.is_some() {
-            pause(queue, &mut spin)?;
-        }
+    }
+}
+
+/// Whether everything below `at`, which [`begin_flush`] gave, has completed. If not, rings what is ready.
+///
+/// # Errors
+/// [`Status::Poisoned`]: it never will.
+pub fn is_flushed<S: Share, Q: Ring + Copy>(queue: Q, at: u32) -> Result<bool, Status> {
+    let completed = queue.completed();
+    let (cursor, _) = halves(queue.words().cursor.load(Ordering::Acquire));
+    if reached(cursor, completed, at) {
+        return Ok(true);
+    }
+    ring_ready::<S, Q>(queue)?;
+    Ok(false)
+}
+
+/// Rings what is ready: for waits that depend on it.
+///
+/// # Errors
+/// [`Status::Poisoned`]: something will never be.
+pub fn ring_ready<S: Share, Q: Ring + Copy>(queue: Q) -> Result<(), Status> {
+    let words = queue.words();
+    let (cursor, _) = halves(words.cursor.load(Ordering::Relaxed));
+    help::<S, Q>(queue, cursor);
+    match words.poison.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        _ => Err(Status::Poisoned),
     }
 }

@@ -18,14 +18,18 @@ pub mod combining;
 pub mod locked;
 #[cfg(all(test, loom))]
 mod model;
+pub mod sharing;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 use crate::status::Status;
-use crate::wait::Spin;
+use crate::wait::{Limit, Spin};
+pub use sharing::{Cta, Gpu, Share, Sharing, Thread};
 
 /// Completion counters wrap at 2^31.
 pub const COUNT_MASK: u32 = 0x7fff_ffff;
+/// Most work requests that the `combining` policy leaves unrung, whatever the card takes.
+const MAX_BATCH: u32 = 16;
 
 /// What a policy needs of an endpoint. All of it is cheap, and safe to call from any thread.
 pub trait Queue {
@@ -43,15 +47,76 @@ pub trait Queue {
     fn fence(&self);
     /// Tells the card that all work requests below `count` are written.
     fn doorbell(&self, count: u32);
-    /// Shows NCCL's cursors that everything below `rung` was rung. Called by the one who rang, before it lets go.
+    /// Shows NCCL's cursors that everything below `rung` was written and rung. Called by the one who rang, before it
+    /// lets go.
     fn publish(&self, rung: u32);
     /// NCCL's cursor of what was rung: ahead of ours when NCCL's device code posted here meanwhile.
     fn published(&self) -> u32;
+    /// NCCL's cursor of what was written: ahead of `published` when NCCL's device code has deferred posts.
+    fn released(&self) -> u32 {
+        self.published()
+    }
+}
+
+/// A work request that gets its number from the policy. A closure will do; what is inlined for certain is no closure.
+pub trait Write: Copy {
+    /// Puts request `idx`, and its value, in place.
+    fn write(self, idx: u32);
+}
+
+impl<F: Fn(u32) + Copy> Write for F {
+    #[inline(always)]
+    fn write(self, idx: u32) {
+        self(idx);
+    }
+}
+
+impl<Q: Queue> Queue for &Q {
+    #[inline(always)]
+    fn completed(&self) -> u32 {
+        (**self).completed()
+    }
+    #[inline(always)]
+    fn failed(&self) -> bool {
+        (**self).failed()
+    }
+    #[inline(always)]
+    fn sq_size(&self) -> u32 {
+        (**self).sq_size()
+    }
+    #[inline(always)]
+    fn max_batch(&self) -> u32 {
+        (**self).max_batch()
+    }
+    #[inline(always)]
+    fn value_slots(&self) -> u32 {
+        (**self).value_slots()
+    }
+    #[inline(always)]
+    fn fence(&self) {
+        (**self).fence();
+    }
+    #[inline(always)]
+    fn doorbell(&self, count: u32) {
+        (**self).doorbell(count);
+    }
+    #[inline(always)]
+    fn publish(&self, rung: u32) {
+        (**self).publish(rung);
+    }
+    #[inline(always)]
+    fn published(&self) -> u32 {
+        (**self).published()
+    }
+    #[inline(always)]
+    fn released(&self) -> u32 {
+        (**self).released()
+    }
 }
 
 /// Posts that are not complete may number this many when `idx` is admitted.
 #[inline(always)]
-fn admitted<Q: Queue>(queue: &Q, idx: u32, barrier: u32) -> u32 {
+fn admitted<Q: Queue>(queue: Q, idx: u32, barrier: u32) -> u32 {
     let mut limit = queue.sq_size() - 1;
     let slots = queue.value_slots();
     if slots != 0 {
@@ -66,9 +131,17 @@ fn outstanding(idx: u32, completed: u32) -> u32 {
     idx.wrapping_sub(completed) & COUNT_MASK
 }
 
+/// The count has reached `at`, at which a barrier stands or stood. `cursor` was read after `completed`.
+///
+/// From the barrier on nothing is admitted before the count has reached it, so the count cannot run past unproven.
+#[inline(always)]
+fn reached(cursor: u32, completed: u32, at: u32) -> bool {
+    outstanding(cursor, completed) <= cursor.wrapping_sub(at)
+}
+
 /// One more round of a wait on `queue`.
-#[inline]
-fn pause<Q: Queue>(queue: &Q, spin: &mut Spin<'_>) -> Result<(), Status> {
+#[inline(always)]
+pub(crate) fn pause<Q: Queue, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
     if queue.failed() {
         return Err(Status::CardError);
     }

@@ -10,11 +10,11 @@
 
 mod checks;
 
-use super::{COUNT_MASK, Queue, combining, locked};
+use super::{COUNT_MASK, Gpu, Queue, combining, locked};
 use crate::status::Status;
 use crate::wait::Limits;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 use loom::thread;
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::AtomicU32 as Tally;
@@ -115,6 +115,7 @@ struct Card {
     config: Config,
     cursor: AtomicU64,
     state: AtomicU64,
+    bound: AtomicU64,
     poison: AtomicU32,
     lock: AtomicU32,
     barrier: AtomicU32,
@@ -138,6 +139,7 @@ impl Card {
             config,
             cursor: AtomicU64::new(u64::from(start) << 32 | u64::from(start)),
             state: AtomicU64::new(u64::from(start) << ferrogin_ffi::ext::STATE_RUNG_SHIFT),
+            bound: AtomicU64::new(u64::from(start) << 32 | u64::from(start)),
             poison: AtomicU32::new(0),
             lock: AtomicU32::new(0),
             barrier: AtomicU32::new(start),
@@ -256,11 +258,6 @@ impl<'a> Port<'a> {
         assert!(step >= 1 && step <= most, "the doorbell went from {old} to {count}, at most {most} may be unrung");
     }
 
-    fn combining(&self) -> combining::Words<'a> {
-        let Card { cursor, state, poison, .. } = self.card;
-        combining::Words { cursor, state, poison }
-    }
-
     fn locked(&self) -> locked::Words<'a> {
         locked::Words { lock: &self.card.lock, barrier: &self.card.barrier }
     }
@@ -276,9 +273,9 @@ impl<'a> Port<'a> {
             self.write(idx, token);
         };
         if self.card.config.by_lock {
-            locked::post(self, self.locked(), NO_LIMITS, aggregate, write)
+            locked::post(self, self.locked(), NO_LIMITS, false, aggregate, write)
         } else {
-            combining::post(self, self.combining(), NO_LIMITS, aggregate, write)
+            combining::post::<Gpu, _>(self, NO_LIMITS, aggregate, write)
         }
     }
 
@@ -287,7 +284,7 @@ impl<'a> Port<'a> {
         if self.card.config.by_lock {
             locked::flush(self, self.locked(), NO_LIMITS)
         } else {
-            combining::flush(self, self.combining(), NO_LIMITS)
+            combining::flush::<Gpu, _>(self, NO_LIMITS)
         }
     }
 
@@ -341,6 +338,8 @@ impl Queue for Port<'_> {
         if !self.faulty(missing) {
             self.settle();
         }
+        // What is missing is what the card needs, not what threads owe one another.
+        fence(AcqRel);
         self.rang.set(false);
     }
     fn doorbell(&self, count: u32) {
@@ -360,6 +359,13 @@ impl Queue for Port<'_> {
     }
     fn published(&self) -> u32 {
         self.card.posted.load(Relaxed)
+    }
+}
+
+impl combining::Ring for Port<'_> {
+    fn words(&self) -> combining::Words<'_> {
+        let Card { cursor, state, bound, poison, .. } = self.card;
+        combining::Words { cursor, state, bound, poison }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Both policies against a small card that completes in any order: nothing is lost, rung early, overwritten or flushed
-//! early.
+//! Both policies, in each form and mode, against a small card that completes in any order: nothing is lost, rung early,
+//! overwritten or flushed early.
 
 use super::*;
 use crate::wait::Limits;
@@ -9,6 +9,20 @@ use std::thread;
 
 const NO_LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 60_000_000_000 };
 
+/// How posts are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// `combining` as a CPU runs it.
+    Line,
+    /// `combining` as a GPU runs it.
+    Loop,
+    Locked,
+    /// Either policy, when one thread has the endpoint.
+    Alone,
+    LockedAlone,
+}
+use Way::{Alone, Line, Locked, LockedAlone, Loop};
+
 /// What the card has of one post: the value slot is read when the post is executed, in any order.
 struct Shared {
     sq_size: u32,
@@ -16,12 +30,14 @@ struct Shared {
     slots: u32,
     cursor: AtomicU64,
     state: AtomicU64,
+    bound: AtomicU64,
     poison: AtomicU32,
     lock: AtomicU32,
     barrier: AtomicU32,
     pending: AtomicU32,
     doorbell: AtomicU32,
     posted: AtomicU32,
+    released: AtomicU32,
     completed: AtomicU32,
     rings: AtomicU32,
     values: Vec<AtomicU64>,
@@ -39,13 +55,15 @@ impl Shared {
             max_batch,
             slots,
             cursor: AtomicU64::new(u64::from(start) << 32 | u64::from(start)),
-            state: AtomicU64::new(u64::from(start & ((1 << 26) - 1)) << 38),
+            state: AtomicU64::new(u64::from(start) << ferrogin_ffi::ext::STATE_RUNG_SHIFT),
+            bound: AtomicU64::new(u64::from(start) << 32 | u64::from(start)),
             poison: AtomicU32::new(0),
             lock: AtomicU32::new(0),
             barrier: AtomicU32::new(start),
             pending: AtomicU32::new(0),
             doorbell: AtomicU32::new(start),
             posted: AtomicU32::new(start),
+            released: AtomicU32::new(start),
             completed: AtomicU32::new(start),
             rings: AtomicU32::new(0),
             values: (0..slots.max(1)).map(word).collect(),
@@ -53,10 +71,6 @@ impl Shared {
             delivered: Mutex::new(Vec::new()),
             failed: AtomicBool::new(false),
         }
-    }
-
-    fn combining(&self) -> combining::Words<'_> {
-        combining::Words { cursor: &self.cursor, state: &self.state, poison: &self.poison }
     }
 
     fn locked(&self) -> locked::Words<'_> {
@@ -71,20 +85,25 @@ impl Shared {
         self.ring[(idx % self.sq_size) as usize].store(token, Relaxed);
     }
 
-    fn post(&self, by_lock: bool, aggregate: bool, token: u64) -> Result<(), Status> {
+    fn post(&self, way: Way, aggregate: bool, token: u64) -> Result<(), Status> {
         let write = |idx| self.write(idx, token);
-        if by_lock {
-            locked::post(self, self.locked(), NO_LIMITS, aggregate, write)
-        } else {
-            combining::post(self, self.combining(), NO_LIMITS, aggregate, write)
+        match way {
+            Line => match combining::post_at_once::<Gpu, _>(self, aggregate, write) {
+                Ok(()) => Ok(()),
+                Err(none) => combining::post_late::<Gpu, _>(self, NO_LIMITS, none.reserved, aggregate, write),
+            },
+            Loop => combining::post_in_a_loop::<Cta, _>(self, NO_LIMITS, aggregate, write),
+            Alone => combining::post::<Thread, _>(self, NO_LIMITS, aggregate, write),
+            Locked => locked::post(self, self.locked(), NO_LIMITS, false, aggregate, write),
+            LockedAlone => locked::post(self, self.locked(), NO_LIMITS, true, aggregate, write),
         }
     }
 
-    fn flush(&self, by_lock: bool) -> Result<(), Status> {
-        if by_lock {
-            locked::flush(self, self.locked(), NO_LIMITS)
-        } else {
-            combining::flush(self, self.combining(), NO_LIMITS)
+    fn flush(&self, way: Way) -> Result<(), Status> {
+        match way {
+            Line | Loop => combining::flush::<Gpu, _>(self, NO_LIMITS),
+            Alone => combining::flush::<Thread, _>(self, NO_LIMITS),
+            Locked | LockedAlone => locked::flush(self, self.locked(), NO_LIMITS),
         }
     }
 }
@@ -116,9 +135,20 @@ impl Queue for Shared {
     }
     fn publish(&self, rung: u32) {
         self.posted.store(rung, Relaxed);
+        self.released.store(rung, Relaxed);
     }
     fn published(&self) -> u32 {
         self.posted.load(Relaxed)
+    }
+    fn released(&self) -> u32 {
+        self.released.load(Relaxed)
+    }
+}
+
+impl combining::Ring for Shared {
+    fn words(&self) -> combining::Words<'_> {
+        let Shared { cursor, state, bound, poison, .. } = self;
+        combining::Words { cursor, state, bound, poison }
     }
 }
 
@@ -136,10 +166,10 @@ impl locked::Batch for Shared {
         self.pending.fetch_add(1, Relaxed);
     }
     fn ring(&self) {
-        let pending = self.pending.swap(0, Relaxed);
-        if pending != 0 {
-            let pc = (self.cursor.load(Relaxed) as u32).wrapping_add(pending);
+        let pc = locked::Batch::next(self);
+        if pc != self.published() {
             self.cursor.store(u64::from(pc), Relaxed);
+            self.pending.store(0, Relaxed);
             Queue::fence(self);
             self.doorbell(pc);
             self.publish(pc);
@@ -179,7 +209,7 @@ fn card(shared: &Shared, start: u32, stop: &AtomicBool, mut seed: u64) {
     }
 }
 
-fn run(by_lock: bool, start: u32, sq_size: u32, max_batch: u32, slots: u32, threads: u64, posts: u64) -> Shared {
+fn run(way: Way, start: u32, sq_size: u32, max_batch: u32, slots: u32, threads: u64, posts: u64) -> Shared {
     let shared = Shared::new(start, sq_size, max_batch, slots);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -190,15 +220,15 @@ fn run(by_lock: bool, start: u32, sq_size: u32, max_batch: u32, slots: u32, thre
                 scope.spawn(move || {
                     for i in 0..posts {
                         let token = t << 32 | i;
-                        shared.post(by_lock, i % 3 == t % 3, token).unwrap();
+                        shared.post(way, i % 3 == t % 3, token).unwrap();
                         if i % 37 == 36 {
-                            shared.flush(by_lock).unwrap();
+                            shared.flush(way).unwrap();
                             let delivered = shared.delivered.lock().unwrap();
                             let mine = delivered.iter().filter(|&&d| d >> 32 == t).count() as u64;
                             assert_eq!(mine, i + 1, "flush of thread {t} returned early");
                         }
                     }
-                    shared.flush(by_lock).unwrap();
+                    shared.flush(way).unwrap();
                 })
             })
             .collect();
@@ -220,19 +250,52 @@ fn run(by_lock: bool, start: u32, sq_size: u32, max_batch: u32, slots: u32, thre
     shared
 }
 
+const STARTS: [(u32, u32); 6] =
+    [(0, 0), (0, 8), (0x7fff_ff80, 8), (0xffff_ff80, 8), (0x03ff_fff0, 0), (0xffff_fff0, 0)];
+
 #[test]
-fn combining_is_exact_in_any_completion_order() {
-    for (start, slots) in [(0, 0), (0, 8), (0x7fff_ff80, 8), (0xffff_ff80, 8), (0x03ff_fff0, 0), (0xffff_fff0, 0)] {
-        run(false, start, 8, 4, slots, 3, 500);
-        run(false, start, 64, 16, if slots == 0 { 0 } else { 32 }, 4, 2_000);
+fn posts_are_exact_in_any_completion_order() {
+    for way in [Line, Loop, Locked] {
+        for (start, slots) in STARTS {
+            run(way, start, 8, 4, slots, 3, 500);
+            run(way, start, 64, 16, if slots == 0 { 0 } else { 32 }, 4, 2_000);
+        }
     }
 }
 
 #[test]
-fn locked_is_exact_in_any_completion_order() {
-    for (start, slots) in [(0, 0), (0, 8), (0x7fff_ff80, 8), (0xffff_ff80, 8)] {
-        run(true, start, 8, 4, slots, 3, 500);
-        run(true, start, 64, 16, if slots == 0 { 0 } else { 32 }, 4, 2_000);
+fn a_thread_that_is_alone_is_exact_too() {
+    for way in [Alone, LockedAlone] {
+        for (start, slots) in STARTS {
+            run(way, start, 8, 4, slots, 1, 1_000);
+            run(way, start, 64, 16, if slots == 0 { 0 } else { 32 }, 1, 4_000);
+        }
+    }
+}
+
+/// Whatever one mode leaves, deferred posts included, the next goes on from.
+#[test]
+fn modes_follow_one_another() {
+    for (ways, starts) in [([Line, Alone, Loop], STARTS), ([Locked, LockedAlone, Locked], STARTS)] {
+        for (start, slots) in starts {
+            let shared = Shared::new(start, 16, 8, slots);
+            let stop = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let card = scope.spawn(|| card(&shared, start, &stop, 7));
+                for i in 0..600u64 {
+                    let way = ways[(i / 7) as usize % 3];
+                    shared.post(way, i % 5 != 0, i).unwrap();
+                    if i % 41 == 40 {
+                        shared.flush(ways[(i / 41) as usize % 3]).unwrap();
+                        assert_eq!(shared.delivered.lock().unwrap().len() as u64, i + 1);
+                    }
+                }
+                shared.flush(ways[0]).unwrap();
+                stop.store(true, Release);
+                card.join().unwrap();
+            });
+            assert_eq!(shared.delivered.lock().unwrap().len(), 600);
+        }
     }
 }
 
@@ -242,7 +305,7 @@ fn the_model_catches_reuse_by_count() {
     let shared = Shared::new(0, 8, 4, 8);
     // Eight posts ring; the card completes the last first. By count alone slot 0 would be free for post 8.
     for token in 0..8u64 {
-        shared.post(false, false, token).unwrap();
+        shared.post(Line, false, token).unwrap();
     }
     shared.completed.fetch_add(1, Release);
     assert!(outstanding(8, shared.completed()) < shared.sq_size, "the count alone admits it");
@@ -251,45 +314,97 @@ fn the_model_catches_reuse_by_count() {
 
 #[test]
 fn an_error_ends_every_wait() {
-    for by_lock in [false, true] {
+    for way in [Line, Loop, Locked, Alone, LockedAlone] {
         let shared = Shared::new(0, 4, 4, 0);
         for token in 0..4 {
-            shared.post(by_lock, false, token).unwrap();
+            shared.post(way, false, token).unwrap();
         }
         shared.failed.store(true, Relaxed);
-        assert_eq!(shared.post(by_lock, false, 4), Err(Status::CardError));
-        assert_eq!(shared.flush(by_lock), Err(if by_lock { Status::CardError } else { Status::Poisoned }));
+        assert_eq!(shared.post(way, false, 4), Err(Status::CardError), "{way:?}");
+        // A reservation that was given up leaves a hole: nothing may be posted over it, in whatever mode.
+        let hole = matches!(way, Line | Loop);
+        assert_eq!(shared.flush(way), Err(if hole { Status::Poisoned } else { Status::CardError }), "{way:?}");
+        if hole {
+            shared.failed.store(false, Relaxed);
+            shared.completed.store(4, Relaxed);
+            for way in [Line, Loop, Alone] {
+                assert_eq!(shared.post(way, false, 5), Err(Status::Poisoned), "{way:?}");
+            }
+            assert_eq!(shared.doorbell.load(Relaxed), 4);
+        }
     }
 }
 
 #[test]
 fn deferred_posts_share_a_doorbell() {
-    for by_lock in [false, true] {
+    for way in [Line, Loop, Locked, Alone, LockedAlone] {
         let shared = Shared::new(0, 64, 16, 0);
         for token in 0..7 {
-            shared.post(by_lock, true, token).unwrap();
+            shared.post(way, true, token).unwrap();
         }
         assert_eq!(shared.rings.load(Relaxed), 0);
-        shared.post(by_lock, false, 7).unwrap();
-        assert_eq!((shared.rings.load(Relaxed), shared.doorbell.load(Relaxed)), (1, 8));
+        shared.post(way, false, 7).unwrap();
+        assert_eq!((shared.rings.load(Relaxed), shared.doorbell.load(Relaxed)), (1, 8), "{way:?}");
+    }
+}
+
+/// NCCL's code reserves, writes and hands over `n` posts of its own, and rings for them or not.
+fn nccl_posts(shared: &Shared, n: u32, rings: bool) {
+    let end = (shared.cursor.fetch_add(u64::from(n), Relaxed) as u32).wrapping_add(n);
+    shared.released.store(end, Relaxed);
+    if rings {
+        shared.doorbell.store(end, Relaxed);
+        shared.posted.store(end, Relaxed);
     }
 }
 
 #[test]
 fn posts_by_nccl_in_between_are_taken_over() {
-    let shared = Shared::new(0, 64, 16, 0);
-    shared.post(false, false, 0).unwrap();
-    // NCCL's code reserves, writes, rings and publishes three of its own.
-    shared.cursor.fetch_add(3, Relaxed);
-    shared.doorbell.store(4, Relaxed);
-    shared.posted.store(4, Relaxed);
-    shared.post(false, false, 4).unwrap();
-    assert_eq!(shared.doorbell.load(Relaxed), 5);
-    shared.cursor.fetch_add(40, Relaxed);
-    shared.doorbell.store(45, Relaxed);
-    shared.posted.store(45, Relaxed);
-    shared.completed.store(45, Relaxed);
-    shared.post(false, true, 45).unwrap();
-    shared.completed.store(46, Relaxed);
-    shared.flush(false).unwrap();
+    for way in [Line, Loop, Alone, Locked] {
+        let shared = Shared::new(0, 64, 16, 0);
+        shared.post(way, false, 0).unwrap();
+        nccl_posts(&shared, 3, true);
+        shared.post(way, false, 4).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), 5, "{way:?}");
+        nccl_posts(&shared, 40, true);
+        shared.completed.store(45, Relaxed);
+        shared.post(way, true, 45).unwrap();
+        shared.post(way, false, 46).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), 47, "{way:?}");
+        // What NCCL's code has deferred leaves with our next post, or with a flush.
+        nccl_posts(&shared, 5, false);
+        shared.post(way, false, 52).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), 53, "{way:?}");
+        nccl_posts(&shared, 2, false);
+        shared.completed.store(54, Relaxed);
+        assert_eq!(shared.doorbell.load(Relaxed), 53, "{way:?}");
+        thread::scope(|scope| {
+            scope.spawn(|| shared.flush(way).unwrap());
+            while shared.doorbell.load(Relaxed) != 55 {
+                thread::yield_now();
+            }
+            shared.completed.store(55, Relaxed);
+        });
+    }
+}
+
+/// A barrier is never taken for one of 2^32 posts later: it is raised before it is that old.
+#[test]
+fn an_old_barrier_is_raised() {
+    for way in [Line, Loop, Alone] {
+        let shared = Shared::new(0, 64, 16, 0);
+        let cursor = 0x7000_0000u32;
+        shared.cursor.store(u64::from(cursor), Relaxed);
+        shared.state.store(u64::from(cursor) << ferrogin_ffi::ext::STATE_RUNG_SHIFT, Relaxed);
+        for word in [&shared.doorbell, &shared.posted, &shared.released, &shared.completed] {
+            word.store(cursor, Relaxed);
+        }
+        shared.post(way, false, 1).unwrap();
+        let barrier = (shared.cursor.load(Relaxed) >> 32) as u32;
+        assert!(barrier.wrapping_sub(cursor) <= 1, "{way:?}: {barrier:#x}");
+        shared.completed.store(cursor + 1, Relaxed);
+        shared.flush(way).unwrap();
+        shared.post(way, false, 2).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), cursor + 2, "{way:?}");
+    }
 }

@@ -112,6 +112,87 @@ pub const fn send<const N: usize>(head: Head, from: Sge) -> [u64; N] {
     rdma(meta, TxBufDesc::new(from.addr, from.length, from.lkey).to_words(), [0; 2])
 }
 
+/// What all requests of one poster to one peer have in common, made once so that a post only copies it: the request id
+/// (16 bits), the address and the hints. Requests made from it carry no immediate data, and their local keys have 24 bits,
+/// as the card's have: nothing is dropped here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stamp {
+    /// First word of a write of one buffer.
+    pub head: u64,
+    /// Upper half of the second word; the lower is the immediate, which is 0.
+    pub second: u32,
+    /// Lower half of the third word; the upper is reserved.
+    pub third: u32,
+}
+
+impl Stamp {
+    /// What turns the first word of a write into that of a read.
+    const READ: u64 = first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp::RdmaRead, false, 0);
+    /// What turns the first word of a write of one buffer into that of an inline write of no bytes.
+    const INLINE: u64 = first_word(SendOp::RdmaWrite, false, 1) ^ first_word(SendOp::RdmaWrite, true, 0);
+    /// Where a request's length is in its first word.
+    const LENGTH_SHIFT: u32 =
+        (first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp::RdmaWrite, false, 1)).trailing_zeros();
+
+    /// The stamp of requests with that id to that peer.
+    pub const fn new(wr_id: u16, dest: Destination, hints: Hints) -> Self {
+        let [head, second, third, _] =
+            Head { wr_id: wr_id as u64, dest, imm: None, hints }.words(SendOp::RdmaWrite, false, 1);
+        Self { head, second: (second >> 32) as u32, third: third as u32 }
+    }
+
+    /// A write of one buffer.
+    #[inline(always)]
+    pub const fn write(self, remote: RemoteMem, from: Sge) -> [u64; NARROW] {
+        self.rdma(0, remote, from)
+    }
+
+    /// A read into one buffer.
+    #[inline(always)]
+    pub const fn read(self, remote: RemoteMem, into: Sge) -> [u64; NARROW] {
+        self.rdma(Self::READ, remote, into)
+    }
+
+    /// The first half of a 128-byte write of the `length` bytes of `value`, 1 to 8, with zeros above them; the other half is
+    /// zeros.
+    #[inline(always)]
+    pub const fn write_value(self, remote: RemoteMem, value: u64, length: u32) -> [u64; NARROW] {
+        let head = (self.head ^ Self::INLINE) | (length as u64) << Self::LENGTH_SHIFT;
+        self.words(head, remote.desc(length).to_words(), [value, 0])
+    }
+
+    #[inline(always)]
+    const fn rdma(self, change: u64, remote: RemoteMem, sge: Sge) -> [u64; NARROW] {
+        let local = [sge.length as u64 | (sge.lkey as u64) << 32, sge.addr];
+        self.words(self.head ^ change, remote.desc(sge.length).to_words(), local)
+    }
+
+    #[inline(always)]
+    const fn words(self, head: u64, remote: [u64; 2], local: [u64; 2]) -> [u64; NARROW] {
+        let second = (self.second as u64) << 32;
+        [head, second, self.third as u64, 0, remote[0], remote[1], local[0], local[1]]
+    }
+}
+
+/// The request, one of a single buffer, with another buffer.
+#[inline(always)]
+pub const fn with_local(mut request: [u64; NARROW], sge: Sge) -> [u64; NARROW] {
+    let [length, addr] = TxBufDesc::new(sge.addr, sge.length, sge.lkey).to_words();
+    request[NARROW - 2] = length;
+    request[NARROW - 1] = addr;
+    request
+}
+
+const fn first_word(op: SendOp, inline: bool, length: u16) -> u64 {
+    Head::new(0, Destination { ah: 0, qpn: 0, qkey: 0 }).words(op, inline, length)[0]
+}
+
+/// What the bit of a request's number that is its phase, which is the number of ring `entries`, is multiplied by to become
+/// the phase bit of its first word. `entries` is a power of two, at most 2^24.
+pub const fn phase_scale(entries: u32) -> u32 {
+    PHASE as u32 / entries
+}
+
 /// The request's first word in the phase of its lap.
 #[inline(always)]
 pub const fn with_phase(first_word: u64, phase: bool) -> u64 {

@@ -36,16 +36,23 @@ typedef struct fgin_context fgin_context;
 /* A registered window: what regMrSym gave as ginHandle (ncclGinWindow_t). */
 typedef void *fgin_window;
 
-/* What an operation announces; add (|) a signal and a counter, or pass FGIN_NONE. Ids are at most 65534. */
+/* What an operation announces; add (|) a signal and a counter, or pass FGIN_NONE. Ids are at most 65533; what is out of
+ * range is refused by the operation. */
 typedef uint64_t fgin_action;
 #define FGIN_NONE ((fgin_action)0)
-#define FGIN_SIGNAL_ADD(id, n) ((fgin_action)(uint32_t)(n) << 32 | (uint16_t)((id) + 1))
+#define FGIN_ID_(id) ((uint64_t)(id) < 65534u ? (fgin_action)(id) + 1 : (fgin_action)65535)
+#define FGIN_SIGNAL_ADD(id, n) ((fgin_action)(uint32_t)(n) << 32 | FGIN_ID_(id))
 #define FGIN_SIGNAL_INC(id) FGIN_SIGNAL_ADD(id, 1)
-#define FGIN_COUNTER(id) ((fgin_action)(uint16_t)((id) + 1) << 16)
+#define FGIN_COUNTER(id) (FGIN_ID_(id) << 16)
 
-/* Flags; FGIN_AGGREGATE leaves the doorbell to the next operation without it, or to fgin_flush. */
+/* Flags: FGIN_AGGREGATE, or not, and who else may use the same context while the call lasts: all threads (GPU), those of
+ * one CTA, or nobody. The narrower, the cheaper. Calls in different modes may follow one another.
+ * FGIN_AGGREGATE leaves the doorbell to the next operation without it, or to a flush. */
 #define FGIN_DEFAULT 0u
 #define FGIN_AGGREGATE 2u
+#define FGIN_SHARING_GPU 0u
+#define FGIN_SHARING_CTA 0x100u
+#define FGIN_SHARING_THREAD 0x200u
 
 /* The context context_id of the array that createContext returned in ncclNetDeviceHandle->handle. */
 FGIN_API int fgin_open(void *handle, uint32_t context_id, const fgin_context **out);
@@ -67,6 +74,19 @@ FGIN_API int fgin_signal(const fgin_context *ctx, uint32_t peer, fgin_action act
 
 /* Waits until everything posted on this context before has completed. */
 FGIN_API int fgin_flush(const fgin_context *ctx);
+
+/* The same in two steps. fgin_flush_async rings what was aggregated and says in *out what is to complete; the wait ends when
+ * that has, however much is posted meanwhile. A request needs no release, and any thread may wait for it. */
+typedef struct fgin_request {
+    uint32_t words[32];
+} fgin_request;
+FGIN_API int fgin_flush_async(const fgin_context *ctx, fgin_request *out);
+FGIN_API int fgin_wait_request(const fgin_context *ctx, const fgin_request *request);
+/* *done becomes 1 where fgin_wait_request would return at once, otherwise 0. */
+FGIN_API int fgin_test_request(const fgin_context *ctx, const fgin_request *request, int *done);
+
+/* Waits of this context that begin from now on give up after ns nanoseconds with FGIN_TIMEOUT; 0 is never. */
+FGIN_API int fgin_set_timeout(const fgin_context *ctx, uint64_t ns);
 
 /* Signals: times raised since the last reset, modulo 2^31; least is compared modulo 2^31. */
 FGIN_API int fgin_read_signal(const fgin_context *ctx, uint32_t id, uint64_t *out);

@@ -7,13 +7,13 @@
 
 /* What lies before the array of device handles, and what it leads to: FGIN_CONTEXT_SIZE bytes each. */
 #define FGIN_HEADER_MAGIC 0x6e69676f72726566ull
-#define FGIN_HEADER_VERSION 1u
+#define FGIN_HEADER_VERSION 2u
 #define FGIN_HEADER_SIZE 64
 #define FGIN_HEADER_MAGIC_OFFSET 0
 #define FGIN_HEADER_VERSION_OFFSET 8
 #define FGIN_HEADER_N_CONTEXTS_OFFSET 12
 #define FGIN_HEADER_CONTEXTS_OFFSET 16
-#define FGIN_CONTEXT_SIZE 64
+#define FGIN_CONTEXT_SIZE 128
 
 /* The handles, by NCCL's names. */
 #define FGIN_HANDLE_LAYOUTS(TYPE, FIELD) \

@@ -1,7 +1,7 @@
 #![allow(unsafe_code)]
 
 use super::*;
-use ferrogin_ffi::ext::{EndpointHot, POLICY_LOCKED, STATE_RUNG_SHIFT};
+use ferrogin_ffi::ext::POLICY_LOCKED;
 use std::sync::atomic::Ordering;
 
 #[repr(C, align(128))]
@@ -103,7 +103,10 @@ fn the_header_lies_before_the_handles() {
             let ext = device.get(header.contexts.wrapping_add(i));
             assert_eq!(ext.dev as u64, devs.wrapping_add(i) as u64);
             assert_eq!((ext.n_endpoints, ext.n_slots, ext.policy), (7, 4, POLICY_LOCKED));
-            assert_eq!((ext.max_rdma_size, ext.wait_timeout_ns), (1 << 30, 0));
+            // The spec's policy has no short way.
+            assert_eq!((ext.max_rdma_size, ext.short_put, *device.get(ext.timeout_ns)), (1 << 30, 0, 0));
+            assert_eq!((ext.nranks, ext.n_counters, ext.n_signals, ext.rail_id as usize), (3, 3, 2, i));
+            assert_eq!((ext.scratch_lkey, ext.scratch_local_addr), (77, 0x7000_0000));
         }
     }
 }
@@ -172,19 +175,43 @@ fn our_half_agrees_with_nccls() {
     for e in 0..7 {
         let EndpointExt { cold, hot } = device.get(ext.endpoints.wrapping_add(e));
         let handle = device.get(cold.handle);
-        assert_eq!(handle.qp, cold.qp, "endpoint {e} leads to its own handle");
+        assert_eq!(handle.qp.wrapping_byte_add(SQ_WQ_OFFSET), cold.wq, "endpoint {e} leads to its own handle");
         assert_eq!(handle.local_cntr_value.cast_const(), cold.completed);
-        assert_eq!((cold.completed_base, cold.errors_base), (0, 1));
+        assert_eq!(cold.errors_base, 1);
         assert_eq!((handle.sq_size, handle.putvalue_slice_base), (cold.sq_size, cold.value_base));
-        assert_eq!(cold.sq_mask + 1, 1 << cold.sq_shift);
         let wide = e == 1;
+        let entries = if wide { 64 } else { 128 };
+        assert_eq!((cold.phase_bit, cold.phase_bit * cold.phase_scale), (entries, 1 << 24));
+        assert_eq!(cold.ring_mask, entries * cold.wqe_size - 1);
         assert_eq!((cold.wqe_size, cold.write_inline), if wide { (128, 80) } else { (64, 0) });
-        assert_eq!((cold.value_slots, cold.value_stride, cold.value_lkey), if wide { (0, 0, 0) } else { (64, 8, 88) });
-        let EndpointHot { state, barrier, poison, reserved } = hot;
+        assert_eq!((cold.value_slots, cold.value_mask, cold.value_lkey), if wide { (0, 0, 0) } else { (64, 63, 88) });
+        assert_eq!(cold.value_way, VALUE_GENERAL, "the spec's policy has no short way");
+        let EndpointHot { state, bound, barrier, poison, reserved } = hot;
+        assert_eq!(bound.load(Ordering::Relaxed), 5 << 32 | 5, "nothing is admitted without a look");
         assert_eq!((state.load(Ordering::Relaxed), barrier.load(Ordering::Relaxed)), (5 << STATE_RUNG_SHIFT, 5));
-        assert_eq!((poison.load(Ordering::Relaxed), reserved), (0, &[0; 14]));
+        assert_eq!((poison.load(Ordering::Relaxed), reserved), (0, &[0; 13]));
     }
-    assert_eq!(device.list(ext.targets, 7), Target { ah: 7, qpn: 107, qkey: 1007 });
+    // Slot 2, peer 1.
+    let TargetWords { head, second, third } = device.list(ext.targets, 7);
+    let dest = Destination { ah: 7, qpn: 107, qkey: 1007 };
+    assert_eq!(Stamp { head, second, third }, Stamp::new(1, dest, Hints::BURST_PPS_SENSITIVE));
+}
+
+#[test]
+fn only_the_combining_policy_has_a_short_way() {
+    let mut spec = spec(Layout::V1);
+    spec.policy = POLICY_COMBINING;
+    spec.contexts[0].targets[3] = Target::default();
+    let plan = Plan::new(&spec);
+    let device = Device::of(&plan.fill(&spec, BASE).unwrap());
+    let devs = (BASE + plan.handles_offset() as u64) as *const DevHandle;
+    let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
+    let ext = device.get(header.contexts);
+    assert_eq!(ext.short_put, 1 << 30);
+    let ways: Vec<u32> = (0..7).map(|e| device.get(ext.endpoints.wrapping_add(e)).cold.value_way).collect();
+    assert_eq!(ways[..3], [VALUE_POOL, VALUE_INLINE, VALUE_POOL]);
+    assert_eq!(device.list(ext.targets, 3), TargetWords::default(), "a target that a peer lacks");
+    assert_ne!(device.list(ext.targets, 4), TargetWords::default());
 }
 
 #[test]
@@ -203,7 +230,8 @@ fn nothing_overlaps_what_posters_write() {
         ranges.push((places.ahs.offset, places.ahs.count * 2));
         ranges.push((places.qpns.offset, places.qpns.count * 2));
         ranges.push((places.qkeys.offset, places.qkeys.count * 4));
-        ranges.push((places.targets.offset, places.targets.count * 8));
+        ranges.push((places.targets.offset, places.targets.count * 16));
+        ranges.push((places.timeout.offset, 8));
         ranges.push((places.scratch_addrs.offset, places.scratch_addrs.count * 8));
         ranges.push((places.scratch_rkeys.offset, places.scratch_rkeys.count * 4));
         for queue in &places.queues {

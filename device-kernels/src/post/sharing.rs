@@ -1,0 +1,104 @@
+//! Who else may use an endpoint while a call lasts, and what the shared words cost because of it.
+//!
+//! All modes keep the same words in the same state, so calls in different modes may follow one another; only calls at the
+//! same time must agree. The caller orders them, as it orders any use of memory by two threads.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// How a call shares the endpoint that it posts on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// With all threads of the device, and of the process on a CPU.
+    #[default]
+    Gpu,
+    /// With the threads of one CTA.
+    Cta,
+    /// With nobody.
+    Thread,
+}
+
+/// The read-modify-writes of one mode.
+pub trait Share: Copy {
+    /// Nobody else uses the endpoint: no read-modify-write is needed at all.
+    const ALONE: bool;
+    /// Adds, and returns what was there.
+    fn add(word: &AtomicU64, value: u64, order: Ordering) -> u64;
+    /// Replaces `from` by `to`, or says that something else was there.
+    fn replace(word: &AtomicU64, from: u64, to: u64, order: Ordering) -> bool;
+}
+
+/// [`Sharing::Gpu`].
+#[derive(Debug, Clone, Copy)]
+pub struct Gpu;
+/// [`Sharing::Cta`].
+#[derive(Debug, Clone, Copy)]
+pub struct Cta;
+/// [`Sharing::Thread`].
+#[derive(Debug, Clone, Copy)]
+pub struct Thread;
+
+impl Share for Gpu {
+    const ALONE: bool = false;
+
+    #[inline(always)]
+    fn add(word: &AtomicU64, value: u64, order: Ordering) -> u64 {
+        word.fetch_add(value, order)
+    }
+
+    #[inline(always)]
+    fn replace(word: &AtomicU64, from: u64, to: u64, order: Ordering) -> bool {
+        word.compare_exchange(from, to, order, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// A CPU has no narrower scope.
+#[cfg(not(target_arch = "nvptx64"))]
+impl Share for Cta {
+    const ALONE: bool = false;
+
+    #[inline(always)]
+    fn add(word: &AtomicU64, value: u64, order: Ordering) -> u64 {
+        Gpu::add(word, value, order)
+    }
+
+    #[inline(always)]
+    fn replace(word: &AtomicU64, from: u64, to: u64, order: Ordering) -> bool {
+        Gpu::replace(word, from, to, order)
+    }
+}
+
+/// The scope is that of the CTA. Every add is an acquire: that costs nothing to speak of in this scope.
+#[cfg(target_arch = "nvptx64")]
+impl Share for Cta {
+    const ALONE: bool = false;
+
+    #[inline(always)]
+    fn add(word: &AtomicU64, value: u64, _: Ordering) -> u64 {
+        crate::platform::cta_add(word, value)
+    }
+
+    #[inline(always)]
+    fn replace(word: &AtomicU64, from: u64, to: u64, _: Ordering) -> bool {
+        crate::platform::cta_replace(word, from, to) == from
+    }
+}
+
+impl Share for Thread {
+    const ALONE: bool = true;
+
+    #[inline(always)]
+    fn add(word: &AtomicU64, value: u64, _: Ordering) -> u64 {
+        let old = word.load(Ordering::Relaxed);
+        word.store(old.wrapping_add(value), Ordering::Relaxed);
+        old
+    }
+
+    #[inline(always)]
+    fn replace(word: &AtomicU64, from: u64, to: u64, _: Ordering) -> bool {
+        let same = word.load(Ordering::Relaxed) == from;
+        if same {
+            word.store(to, Ordering::Relaxed);
+        }
+        same
+    }
+}
