@@ -98,6 +98,10 @@ impl Drop for Engine {
 
 /// Looks at doorbells and rings between two looks at sockets.
 const SOCKET_EVERY: u32 = 64;
+/// Looks by applications between two of the engine's that make its own needless for a while.
+const DRIVING: u32 = 4;
+/// Long, for going to sleep and waking up takes many microseconds of the core that it may share with them.
+const DRIVEN_NAP: Duration = Duration::from_micros(250);
 /// A gap in the clock beyond this was not time that anybody could have answered in: the process was stopped.
 const MAX_STEP_US: u64 = 50_000;
 
@@ -110,6 +114,14 @@ fn run(shared: &Shared, events: &OwnedFd) {
         while shared.waiting.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();
         }
+        let by_others = shared.looks.load(Ordering::Relaxed);
+        let looks = by_others.wrapping_sub(driven);
+        driven = by_others;
+        if looks >= DRIVING {
+            // Not even a look: it would take the lock from those who wait for what it finds.
+            std::thread::sleep(DRIVEN_NAP);
+            continue;
+        }
         let now = Instant::now();
         let mut seen = Seen::default();
         {
@@ -118,8 +130,6 @@ fn run(shared: &Shared, events: &OwnedFd) {
             seen.held = core.holds.as_ref().is_some_and(|h| !h.is_empty());
             seen.soon = !core.connection_of.is_empty() || !core.unready.is_empty();
         }
-        let by_others = shared.looks.load(Ordering::Relaxed);
-        (seen.driven, driven) = (by_others != driven, by_others);
         match pace.pause(seen, now) {
             Pause::Spin => std::hint::spin_loop(),
             Pause::Yield => {

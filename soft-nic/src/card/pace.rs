@@ -31,8 +31,6 @@ pub(super) struct Seen {
     pub held: bool,
     /// Cards of other hosts are connected, whose messages wake nobody, or a send is to be tried again.
     pub soon: bool,
-    /// Applications look themselves.
-    pub driven: bool,
 }
 
 /// Looks of an idle engine that only spin, where there are cores enough.
@@ -54,8 +52,6 @@ const STARVED: Duration = Duration::from_millis(1);
 /// Naps before yielding is tried again; each is short enough for a busy wire.
 const NAPS: u32 = 4096;
 const NAP: Duration = Duration::from_micros(10);
-/// Between two looks at applications that look themselves.
-const DRIVEN_NAP: Duration = Duration::from_micros(50);
 /// Nanoseconds: the shortest slice that the scheduler gives.
 const SHORT_SLICE_NS: u64 = 100_000;
 
@@ -99,9 +95,6 @@ impl Pace {
             self.idle_since = now;
         }
         self.idle = self.idle.saturating_add(1);
-        if seen.driven {
-            return Pause::Nap(DRIVEN_NAP);
-        }
         if self.idle <= SPINS && !self.crowded {
             return Pause::Spin;
         }
@@ -135,4 +128,40 @@ fn short_slices(short: bool) {
     attr.sched_runtime = if short { SHORT_SLICE_NS } else { 0 };
     // SAFETY: as above; only read.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUSY: Seen = Seen { moved: true, held: false, soon: false };
+    const IDLE: Seen = Seen { moved: false, held: false, soon: false };
+
+    #[test]
+    fn an_idle_engine_rests_longer_and_longer() {
+        let start = Instant::now();
+        let mut pace = Pace { crowded: true, ..Pace::new(start) };
+        assert_eq!(pace.pause(BUSY, start), Pause::Yield);
+        let after = |ms| start + Duration::from_millis(ms);
+        assert_eq!(pace.pause(IDLE, start), Pause::Yield);
+        assert_eq!(pace.pause(IDLE, after(1)), Pause::Doze(RESTS[2].1));
+        assert_eq!(pace.pause(IDLE, after(500)), Pause::Doze(RESTS[0].1));
+        assert_eq!(pace.pause(Seen { soon: true, ..IDLE }, after(500)), Pause::Doze(SHORT_REST));
+        assert_eq!(pace.pause(Seen { held: true, ..IDLE }, after(500)), Pause::Yield, "the time is to be watched");
+        assert_eq!(pace.pause(BUSY, after(501)), Pause::Yield);
+        assert_eq!(pace.pause(IDLE, after(501)), Pause::Yield, "busy a moment ago");
+    }
+
+    #[test]
+    fn a_starved_engine_naps_for_a_while() {
+        let start = Instant::now();
+        let mut pace = Pace { crowded: true, ..Pace::new(start) };
+        pace.yielded(STARVED / 2);
+        assert_eq!(pace.pause(BUSY, start), Pause::Yield);
+        pace.yielded(STARVED);
+        for _ in 0..NAPS {
+            assert_eq!(pace.pause(BUSY, start), Pause::Nap(NAP));
+        }
+        assert_eq!(pace.pause(BUSY, start), Pause::Yield, "it tries again");
+    }
 }

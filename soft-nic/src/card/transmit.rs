@@ -98,7 +98,7 @@ impl Core {
         if let Some(header) = connection.answers.front().copied() {
             let waited = looks.wrapping_sub(connection.answers_since);
             let enough = connection.answers.len() >= message::MAX_ACKS;
-            if !dear || enough || quiet >= QUIET_LOOKS || waited >= MOST_LOOKS {
+            if !dear || enough || quiet.min(waited) >= QUIET_LOOKS || waited >= MOST_LOOKS {
                 let acks = dear && header.kind() == Some(Kind::Ack);
                 let sent = self.emit(at, &if acks { Header::new(Kind::Acks, 0) } else { header }, Payload::Nothing);
                 if sent == Sent::Yes && !acks {

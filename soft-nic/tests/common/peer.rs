@@ -9,7 +9,7 @@ use efa_dp_direct::wqe::RemoteMem;
 
 use super::{End, Rig, wait_for, write};
 
-const ROLE: &str = "SOFTEFA_TEST_PEER";
+pub const ROLE: &str = "SOFTEFA_TEST_PEER";
 
 /// The other process, its endpoint and its buffer.
 pub struct Peer {
@@ -34,8 +34,13 @@ fn unhex(text: &str) -> Vec<u8> {
 impl Peer {
     /// Starts this binary's test `peer` in another process.
     pub fn start(environment: &[(&str, &str)]) -> Self {
+        Self::start_with(&["--exact", "peer", "--nocapture", "--test-threads=1"], environment)
+    }
+
+    /// Starts this program, which then finds itself to be the peer, in another process.
+    pub fn start_with(args: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "peer", "--nocapture", "--test-threads=1"]).env(ROLE, "1");
+        command.args(args).env(ROLE, "1");
         for (name, value) in environment {
             command.env(name, value);
         }
@@ -60,7 +65,7 @@ impl Peer {
         peer
     }
 
-    fn answer(&mut self) -> String {
+    pub fn answer(&mut self) -> String {
         self.lines.recv_timeout(Duration::from_secs(30)).expect("the peer says nothing")
     }
 
@@ -101,6 +106,11 @@ impl Drop for Peer {
     }
 }
 
+/// What the second process says first.
+pub fn hello(name: &[u8], buffer: &super::Buffer) {
+    println!("@{} {} {}", hex(name), buffer.at as u64, buffer.region.rkey);
+}
+
 /// The body of the test `peer`: nothing unless this is the second process.
 pub fn serve() {
     if std::env::var_os(ROLE).is_none() {
@@ -110,7 +120,7 @@ pub fn serve() {
     let rig = Rig::open();
     let mut end = End::open(&rig);
     let (buffer, source) = (rig.buffer(PEER_BUFFER), rig.buffer(PEER_BUFFER));
-    println!("@{} {} {}", hex(&end.name()), buffer.at as u64, buffer.region.rkey);
+    hello(&end.name(), &buffer);
     let mut to = None;
     let mut posted = 0;
     for line in std::io::stdin().lines() {
