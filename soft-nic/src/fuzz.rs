@@ -92,6 +92,7 @@ pub fn formats(data: &[u8]) {
             assert_eq!(Hello::check(&Hello::new(&gid, &gid).to_bytes(), &gid), Ok(gid));
         }
     }
+    crate::provider::check_packet(data);
     let _ = hello::check_welcome(data);
     if let Ok(mut word) = Word::own(0) {
         for value in data.chunks(8) {

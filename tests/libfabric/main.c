@@ -17,6 +17,7 @@ static const struct {
     {"messages of one packet on efa-direct", test_direct_messages},
     {"remote memory", test_rma},
     {"remote memory on efa-direct", test_direct_rma},
+    {"wide requests", test_wide_requests},
     {"remote memory without a right to it", test_rma_errors},
     {"counters", test_counters},
     {"counters of the card", test_direct_counters},

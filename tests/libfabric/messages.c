@@ -120,7 +120,7 @@ static void many(struct pair *pair) {
 
 void test_messages(void) {
   struct pair pair;
-  struct wish wish = {"efa", FI_MSG | FI_SOURCE, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0};
+  struct wish wish = {"efa", FI_MSG | FI_SOURCE, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0, 0};
   pair_open(&pair, &wish);
   one_way(&pair, pair_rank == 0);
   one_way(&pair, pair_rank == 1);
@@ -133,7 +133,7 @@ void test_messages(void) {
 
 void test_tagged(void) {
   struct pair pair;
-  struct wish wish = {"efa", FI_TAGGED | FI_SOURCE | FI_DIRECTED_RECV, FI_CQ_FORMAT_TAGGED, FI_WAIT_NONE, 0, 0};
+  struct wish wish = {"efa", FI_TAGGED | FI_SOURCE | FI_DIRECTED_RECV, FI_CQ_FORMAT_TAGGED, FI_WAIT_NONE, 0, 0, 0};
   pair_open(&pair, &wish);
   char context[2];
   if (pair_rank == 0) {
@@ -173,7 +173,7 @@ void test_tagged(void) {
 
 void test_direct_messages(void) {
   struct pair pair;
-  struct wish wish = {"efa-direct", FI_MSG | FI_SOURCE, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0};
+  struct wish wish = {"efa-direct", FI_MSG | FI_SOURCE, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0, 0};
   pair_open(&pair, &wish);
   size_t longest = pair.info->ep_attr->max_msg_size;
   CHECK(longest == 8928, "a packet of %zu bytes", longest);
@@ -219,7 +219,7 @@ void test_direct_messages(void) {
 
 void test_multi_recv(void) {
   struct pair pair;
-  struct wish wish = {"efa", FI_MSG | FI_MULTI_RECV, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0};
+  struct wish wish = {"efa", FI_MSG | FI_MULTI_RECV, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0, 0};
   pair_open(&pair, &wish);
   enum { COUNT = 40, ROOM = 100000 };
   char context;
@@ -250,7 +250,7 @@ void test_multi_recv(void) {
 
 void test_cancel(void) {
   struct pair pair;
-  struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0};
+  struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0, 0};
   pair_open(&pair, &wish);
   char contexts[3];
   for (int i = 0; i < 3; i++) POST(&pair, fi_recv(pair.ep, in, 8, NULL, FI_ADDR_UNSPEC, &contexts[i]));
@@ -269,7 +269,7 @@ void test_cancel(void) {
 // The receiver dies with a message announced and not fetched: the sender learns of it, and so does the next message.
 void test_dead_peer(void) {
   struct pair pair;
-  struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_DATA, FI_WAIT_UNSPEC, FI_SEND, 0};
+  struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_DATA, FI_WAIT_UNSPEC, FI_SEND, 0, 0};
   pair_open(&pair, &wish);
   char context;
   if (pair_rank == 1) {

@@ -27,6 +27,7 @@ void pair_open(struct pair *pair, const struct wish *wish) {
   hints->ep_attr->type = FI_EP_RDM;
   hints->caps = wish->caps;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
+  hints->tx_attr->inject_size = wish->inject;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
   OK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &pair->info));
   fi_freeinfo(hints);

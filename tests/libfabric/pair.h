@@ -47,6 +47,8 @@ struct wish {
   // FI_SEND, FI_REMOTE_WRITE, ...: a counter for each.
   uint64_t counters;
   uint64_t cq_flags;
+  // Bytes that operations are to carry inline.
+  size_t inject;
 };
 
 #define MAX_COUNTERS 6
@@ -94,6 +96,7 @@ void test_tagged(void);
 void test_direct_messages(void);
 void test_rma(void);
 void test_direct_rma(void);
+void test_wide_requests(void);
 void test_rma_errors(void);
 void test_counters(void);
 void test_direct_counters(void);

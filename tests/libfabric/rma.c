@@ -22,7 +22,7 @@ static void wait_bytes(struct pair *pair, size_t len, uint32_t seed) {
 
 static void write_and_read(const char *fabric) {
   struct pair pair;
-  struct wish wish = {fabric, FI_MSG | FI_RMA, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0};
+  struct wish wish = {fabric, FI_MSG | FI_RMA, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0, 0};
   bool direct = !strcmp(fabric, "efa-direct");
   pair_open(&pair, &wish);
   struct fid_mr *mine = pair_register(&pair, target, LEN, ALL);
@@ -82,11 +82,42 @@ static void write_and_read(const char *fabric) {
 void test_rma(void) { write_and_read("efa"); }
 void test_direct_rma(void) { write_and_read("efa-direct"); }
 
+// With more inline bytes than 64-byte requests carry, writes have some too.
+void test_wide_requests(void) {
+  struct pair pair;
+  struct wish wish = {"efa-direct", FI_MSG | FI_RMA, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0, 80};
+  pair_open(&pair, &wish);
+  CHECK(pair.info->tx_attr->inject_size == 80 && pair.info->tx_attr->size == 2048, "wide requests, half as many");
+  struct fid_mr *mine = pair_register(&pair, target, LEN, ALL | FI_RECV);
+  struct window there = swap_windows(mine);
+  if (pair_rank == 0) {
+    pair_fill(local, 80, 7);
+    POST(&pair, fi_inject_write(pair.ep, local, 80, pair.peer, there.addr, there.key));
+    memset(local, 0, 80);
+    pair_barrier();
+    pair_fill(local, 80, 8);
+    POST(&pair, fi_inject_writedata(pair.ep, local, 80, 21, pair.peer, there.addr, there.key));
+    CHECK(fi_inject_write(pair.ep, local, 81, pair.peer, there.addr, there.key) == -FI_EINVAL, "too much");
+    POST(&pair, fi_inject(pair.ep, local, 80, pair.peer));
+  } else {
+    wait_bytes(&pair, 80, 7);
+    pair_barrier();
+    struct fi_cq_tagged_entry entry = pair_wait(pair.rx, NULL);
+    CHECK(entry.data == 21 && entry.len == 80 && pair_matches(target, 80, 8), "inline with data");
+    POST(&pair, fi_recv(pair.ep, target + 4096, 80, fi_mr_desc(mine), FI_ADDR_UNSPEC, NULL));
+    pair_wait(pair.rx, NULL);
+    CHECK(pair_matches(target + 4096, 80, 8), "inline send");
+  }
+  pair_barrier();
+  OK(fi_close(&mine->fid));
+  pair_close(&pair);
+}
+
 void test_rma_errors(void) {
   const char *fabrics[] = {"efa", "efa-direct"};
   for (int i = 0; i < 2; i++) {
     struct pair pair;
-    struct wish wish = {fabrics[i], FI_MSG | FI_RMA, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, FI_WRITE | FI_READ, 0};
+    struct wish wish = {fabrics[i], FI_MSG | FI_RMA, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, FI_WRITE | FI_READ, 0, 0};
     pair_open(&pair, &wish);
     struct fid_mr *source = pair_register(&pair, local, LEN, ALL);
     struct fid_mr *read_only = pair_register(&pair, target, 4096, FI_REMOTE_READ);
@@ -131,7 +162,7 @@ static void count(const char *fabric) {
   struct pair pair;
   uint64_t all = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
   struct wish wish = {fabric, FI_MSG | FI_RMA | FI_RMA_EVENT, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, all,
-                      FI_SELECTIVE_COMPLETION};
+                      FI_SELECTIVE_COMPLETION, 0};
   pair_open(&pair, &wish);
   struct fid_mr *mine = pair_register(&pair, target, LEN, ALL | FI_SEND | FI_RECV);
   struct fid_mr *source = pair_register(&pair, local, LEN, ALL | FI_SEND | FI_RECV);

@@ -67,7 +67,7 @@ void test_hints(void) {
 
 void test_addresses(void) {
   struct pair pair;
-  struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_CONTEXT, FI_WAIT_NONE, 0, 0};
+  struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_CONTEXT, FI_WAIT_NONE, 0, 0, 0};
   pair_open(&pair, &wish);
   char address[32], again[40];
   size_t len = sizeof again;
@@ -107,7 +107,7 @@ void test_bad_calls(void) {
   const char *fabrics[] = {"efa", "efa-direct"};
   for (int i = 0; i < 2; i++) {
     struct pair pair;
-    struct wish wish = {fabrics[i], FI_MSG | FI_RMA, FI_CQ_FORMAT_CONTEXT, FI_WAIT_NONE, 0, 0};
+    struct wish wish = {fabrics[i], FI_MSG | FI_RMA, FI_CQ_FORMAT_CONTEXT, FI_WAIT_NONE, 0, 0, 0};
     pair_open(&pair, &wish);
     struct fid_ep *ep = pair.ep;
     char byte;
@@ -157,7 +157,7 @@ void test_bad_calls(void) {
 
 void test_events(void) {
   struct pair pair;
-  struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_CONTEXT, FI_WAIT_NONE, 0, 0};
+  struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_CONTEXT, FI_WAIT_NONE, 0, 0, 0};
   pair_open(&pair, &wish);
   struct fi_eq_attr attr = {.size = 4, .flags = FI_WRITE, .wait_obj = FI_WAIT_UNSPEC};
   struct fid_eq *eq;

@@ -9,7 +9,7 @@
 static char buffer[1 << 17];
 
 static struct fid_mr *open_registered(struct pair *pair, const char *fabric, enum fi_wait_obj wait) {
-  struct wish wish = {fabric, FI_MSG, FI_CQ_FORMAT_MSG, wait, 0, 0};
+  struct wish wish = {fabric, FI_MSG, FI_CQ_FORMAT_MSG, wait, 0, 0, 0};
   pair_open(pair, &wish);
   return pair_register(pair, buffer, sizeof buffer, FI_SEND | FI_RECV);
 }

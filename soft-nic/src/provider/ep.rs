@@ -19,11 +19,10 @@ use super::lane::Lane;
 use super::object::{Object, give, head, object, table, take_back};
 use super::path::{Common, Path, Port};
 use super::rdm::{self, Parts, Rdm};
-use super::{info, ops_msg, ops_rma, unsupported};
+use super::{info, ops_msg, ops_rma, options, unsupported};
 use crate::address::Address;
 use crate::card::counter::{EVENTS, Event};
 use crate::card::recv::RNR_FOR_EVER;
-use crate::card::request::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 
 #[repr(C)]
 pub(super) struct Ep {
@@ -32,7 +31,7 @@ pub(super) struct Ep {
     state: Mutex<State>,
     /// What it can do, as asked for.
     caps: u64,
-    inject_size: usize,
+    pub inject_size: usize,
     path: OnceLock<Arc<Path>>,
     /// Flags of operations that name none: of sends and of receives.
     tx_flags: AtomicU64,
@@ -51,24 +50,25 @@ struct Queue {
     selective: bool,
 }
 
-struct State {
+pub(super) struct State {
     /// Least room of a multi-receive buffer.
-    min_multi_recv: usize,
-    rnr_retry: u8,
+    pub min_multi_recv: usize,
+    /// How often a send without a receive is tried again.
+    pub rnr_retry: u8,
     /// Bytes of a work request, entries of the send and of the receive queue.
-    wqe_size: u32,
+    pub wqe_size: u32,
     sq: u32,
     rq: u32,
     av: *const Av,
     send: Queue,
     recv: Queue,
     counters: [Vec<*const Cntr>; EVENTS],
-    qpn: Option<u16>,
+    pub qpn: Option<u16>,
     address: Option<Address>,
 }
 
 impl Ep {
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -86,7 +86,7 @@ impl Ep {
         flags.load(Ordering::Relaxed)
     }
 
-    fn domain(&self) -> &Domain {
+    pub(super) fn domain(&self) -> &Domain {
         // SAFETY: a domain outlives its endpoints.
         unsafe { &*self.domain }
     }
@@ -129,8 +129,8 @@ static OPS: fi::fi_ops = fi::fi_ops {
 static EP_OPS: fi::fi_ops_ep = fi::fi_ops_ep {
     size: size_of::<fi::fi_ops_ep>(),
     cancel: Some(cancel),
-    getopt: Some(getopt),
-    setopt: Some(setopt),
+    getopt: Some(options::getopt),
+    setopt: Some(options::setopt),
     tx_ctx: Some(unsupported::tx_ctx),
     rx_ctx: Some(unsupported::rx_ctx),
     rx_size_left: Some(unsupported::size_left),
@@ -449,102 +449,10 @@ unsafe extern "C" fn getname(fid: fi::fid_t, addr: *mut c_void, len: *mut usize)
     })
 }
 
-unsafe extern "C" fn getopt(fid: fi::fid_t, level: c_int, name: c_int, value: *mut c_void, len: *mut usize) -> c_int {
-    entry("fi_getopt", || {
-        // SAFETY: the application's fid.
-        let ep: &Ep = unsafe { object(fid) }?;
-        if level != fi::FI_OPT_ENDPOINT as c_int {
-            return Err(Code(fi::FI_ENOPROTOOPT));
-        }
-        if name == fi::FI_OPT_EFA_RNR_RETRY {
-            // SAFETY: `len` is null or holds the size of `value`.
-            unsafe { copy_out(&usize::from(ep.state().rnr_retry).to_ne_bytes(), value, len) }?;
-            return Ok(0);
-        }
-        let rdm = ep.domain().fabric_kind() == Kind::Rdm;
-        let answer = match u32::try_from(name) {
-            Ok(fi::FI_OPT_MIN_MULTI_RECV) if rdm => ep.state().min_multi_recv,
-            Ok(fi::FI_OPT_MAX_MSG_SIZE) if rdm => usize::MAX,
-            Ok(fi::FI_OPT_MAX_MSG_SIZE) => MAX_SEND_SIZE as usize,
-            Ok(fi::FI_OPT_MAX_TAGGED_SIZE) if rdm => usize::MAX,
-            Ok(fi::FI_OPT_INJECT_MSG_SIZE) => ep.inject_size,
-            Ok(fi::FI_OPT_INJECT_TAGGED_SIZE) if rdm => ep.inject_size,
-            Ok(fi::FI_OPT_MAX_RMA_SIZE) => MAX_RDMA_SIZE as usize,
-            Ok(fi::FI_OPT_INJECT_RMA_SIZE) if rdm => ep.inject_size,
-            Ok(fi::FI_OPT_INJECT_RMA_SIZE) => {
-                if ep.state().wqe_size == 128 {
-                    info::WIDE_INLINE
-                } else {
-                    0
-                }
-            }
-            _ => return Err(Code(fi::FI_ENOPROTOOPT)),
-        };
-        // SAFETY: `len` is null or holds the size of `value`.
-        unsafe { copy_out(&answer.to_ne_bytes(), value, len) }?;
-        Ok(0)
-    })
-}
-
-fn set_number(ep: &Ep, name: c_int, number: usize) -> Result<i32, Code> {
-    if name == fi::FI_OPT_EFA_RNR_RETRY {
-        let mut state = ep.state();
-        if state.qpn.is_some() {
-            return Err(Code::STATE);
-        }
-        state.rnr_retry = u8::try_from(number).ok().filter(|n| *n <= RNR_FOR_EVER).ok_or(Code::INVAL)?;
-        return Ok(0);
-    }
-    if ep.domain().fabric_kind() != Kind::Rdm {
-        return Err(Code(fi::FI_ENOPROTOOPT));
-    }
-    ep.state().min_multi_recv = number;
-    if let Ok(path) = ep.path() {
-        path.set_min_multi_recv(number);
-    }
-    Ok(0)
-}
-
 /// How long an endpoint that is closed waits for what it still has to send.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// Least room of a multi-receive buffer that gets another message.
 const DEFAULT_MIN_MULTI_RECV: usize = 64;
-
-/// Options that change nothing about a card that has what they ask for anyway.
-unsafe extern "C" fn setopt(fid: fi::fid_t, level: c_int, name: c_int, value: *const c_void, len: usize) -> c_int {
-    entry("fi_setopt", || {
-        // SAFETY: the application's fid.
-        let ep: &Ep = unsafe { object(fid) }?;
-        if level != fi::FI_OPT_ENDPOINT as c_int {
-            return Err(Code(fi::FI_ENOPROTOOPT));
-        }
-        if value.is_null() || len == 0 {
-            return Err(Code::INVAL);
-        }
-        if name == fi::FI_OPT_MIN_MULTI_RECV as c_int || name == fi::FI_OPT_EFA_RNR_RETRY {
-            if len != size_of::<usize>() {
-                return Err(Code::INVAL);
-            }
-            // SAFETY: as many bytes, by the interface.
-            let number = unsafe { value.cast::<usize>().read_unaligned() };
-            return set_number(ep, name, number);
-        }
-        // SAFETY: `len` bytes, at least one, by the interface.
-        let enable = unsafe { value.cast::<u8>().read() } != 0;
-        match name {
-            // Without device RDMA and with emulation there would be another card.
-            fi::FI_OPT_EFA_USE_DEVICE_RDMA if enable => Ok(0),
-            fi::FI_OPT_EFA_HOMOGENEOUS_PEERS => Ok(0),
-            _ if u32::try_from(name).is_ok_and(|n| {
-                matches!(n, fi::FI_OPT_CUDA_API_PERMITTED | fi::FI_OPT_SHARED_MEMORY_PERMITTED | fi::FI_OPT_FI_HMEM_P2P)
-            }) =>
-            {
-                Ok(0)
-            }
-            _ => Err(Code(fi::FI_ENOPROTOOPT)),
-        }
-    })
-}
 
 unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
     entry("fi_close(ep)", || {

@@ -24,10 +24,14 @@ mod mr;
 mod object;
 mod ops_msg;
 mod ops_rma;
+mod options;
 mod path;
 mod rdm;
 mod unsupported;
 mod wait;
+
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) use rdm::check_packet;
 
 use std::ffi::CStr;
 use std::sync::OnceLock;

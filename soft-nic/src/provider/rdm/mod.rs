@@ -28,6 +28,9 @@ use super::path::{Common, destination};
 use crate::address::Address;
 use crate::card::region::Keys;
 use crate::card::{Core, Slab};
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) use packet::check_packet;
+
 use matching::Space;
 use packet::{HEAD_LEN, Head, Kind};
 use pool::{BUFFER_LEN, Pool};

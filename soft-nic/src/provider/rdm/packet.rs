@@ -134,6 +134,16 @@ pub(super) fn pieces(payload: &[u8]) -> Option<([Piece; MAX_PIECES], usize)> {
     Some((pieces, chunks.len()))
 }
 
+/// Reads any bytes as a packet: what is understood says the same again.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) fn check_packet(bytes: &[u8]) {
+    if let Some((head, payload)) = Head::parse(bytes) {
+        let again = [&head.to_bytes(), payload].concat();
+        assert_eq!(Head::parse(&again), Some((head, payload)));
+        assert!(head.kind != Kind::Request || pieces(payload).is_some());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
@@ -162,6 +172,7 @@ mod tests {
         assert_eq!(pieces(payload).unwrap().0[0], piece);
         assert!(Head::parse(&packet(head(Kind::Done, 0), b"")).is_some());
         assert_eq!(HEAD_LEN + MAX_MESSAGE, 8928);
+        check_packet(&bytes);
     }
 
     #[test]
