@@ -112,6 +112,10 @@ impl Config {
                 }
             };
         }
+        if let (Some(value), WireChoice::Shm) = (set("SOFTEFA_IFADDR"), &config.wire) {
+            let problem = "names a way to other hosts, and SOFTEFA_WIRE=shm leads to none: unset one of them";
+            return Err(ConfigError::new("SOFTEFA_IFADDR", &value, problem));
+        }
         if let Some(value) = set("SOFTEFA_FAULTS") {
             config.faults = Faults::parse(&value)?;
         }
@@ -159,6 +163,13 @@ mod tests {
         let error = check("SOFTEFA_NIC").unwrap_err();
         assert_eq!(error.variable, "SOFTEFA_NIC");
         assert!(error.to_string().contains("SOFTEFA_NICS, SOFTEFA_WIRE"), "{error}");
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_refused() {
+        let error = config(&[("SOFTEFA_WIRE", "shm"), ("SOFTEFA_IFADDR", "10.1.2.3")]).unwrap_err();
+        assert!(error.to_string().contains("unset one of them"), "{error}");
+        assert!(config(&[("SOFTEFA_WIRE", "shm")]).is_ok() && config(&[("SOFTEFA_IFADDR", "10.1.2.3")]).is_ok());
     }
 
     #[test]

@@ -128,6 +128,9 @@ impl Faults {
         if status_given && faults.error_every == 0 {
             return Err(ConfigError::new(VARIABLE, text, "error_status does nothing without error_every"));
         }
+        if !seen.contains(&"max_batch") {
+            faults.max_batch = faults.max_batch.min(faults.sq_size);
+        }
         if faults.max_batch > faults.sq_size {
             return Err(ConfigError::new(VARIABLE, text, "max_batch is greater than sq_size"));
         }
@@ -161,6 +164,12 @@ mod tests {
             cntr_budget: 12,
         };
         assert_eq!(faults, expected);
+    }
+
+    #[test]
+    fn a_small_queue_has_small_batches() {
+        let faults = Faults::parse("sq_size=4").unwrap();
+        assert_eq!((faults.sq_size, faults.max_batch), (4, 4));
     }
 
     #[test]

@@ -270,7 +270,7 @@ pub fn attributes(data: &[u8]) {
                         let mut name = [0u8; 64];
                         let bytes = input.bytes(64);
                         name[..bytes.len()].copy_from_slice(bytes);
-                        let mut addr = 0u64;
+                        let mut addrs = [0u64; 2];
                         let av: *mut fi::fid_av = a.cast();
                         // SAFETY: the object's class says that it is an address vector.
                         let ops = unsafe { (*av).ops };
@@ -281,7 +281,7 @@ pub fn attributes(data: &[u8]) {
                             av,
                             name.as_ptr().cast(),
                             usize::from(input.u8() % 3),
-                            &raw mut addr,
+                            addrs.as_mut_ptr(),
                             flags,
                             ptr::null_mut()
                         );
