@@ -1,7 +1,8 @@
 //! Instructions of one post: `cargo bench -p ferrogin-bench --bench posts [-- --check]`.
 //!
-//! Each figure is the mean of many posts and counts all that is executed: the loop around the post, the arguments' loads
-//! from memory, the call and its return. The card takes no instruction. With `--check` the program prints PASS, FAIL or
+//! Each figure is the mean of many posts and counts all that is executed for one: putting the arguments in place, the call,
+//! its return and the look at the status. The card takes no instruction. The loop around the post, with the loads of the
+//! arguments from a list, is counted by itself and taken off; so it is from NCCL's. With `--check` the program prints PASS, FAIL or
 //! SKIP for each budget, and fails when one is exceeded.
 #![allow(unsafe_code)]
 
@@ -9,6 +10,7 @@ use ferrogin_bench::callgrind::{self, Count};
 use ferrogin_bench::card::{Card, Values};
 use ferrogin_bench::nccl::{self, Build, Loop, Nccl, POSTS, Post, Put, PutValue};
 use ferrogin_bench::target_dir;
+use ferrogin_device::post::Sharing;
 use ferrogin_device::{Action, Context, Flags, capi};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use std::hint::black_box;
@@ -21,6 +23,9 @@ const REPS: u32 = 8192;
 /// Flags of the C ABI, and NCCL's.
 const DEFAULT: u32 = 0;
 const AGGREGATE: u32 = 2;
+/// Sharing modes of the C ABI.
+const GPU: u32 = 0;
+const ALONE: u32 = 0x200;
 
 /// Ways to post, by their columns.
 const C: &str = "C";
@@ -29,11 +34,16 @@ const THREAD: &str = "THREAD";
 const NCCL_C: &str = "NCCL C";
 const NCCL_INLINE: &str = "NCCL inlined";
 const LOCKED: &str = "locked C";
-const COLUMNS: [&str; 6] = [C, INLINE, THREAD, LOCKED, NCCL_C, NCCL_INLINE];
+const THREAD_C: &str = "THREAD C";
+const COLUMNS: [&str; 7] = [C, INLINE, THREAD_C, THREAD, LOCKED, NCCL_C, NCCL_INLINE];
 
 /// What is posted, by rows.
 const ROWS: [&str; 7] =
     ["put", "put, aggregated", "putValue, inline", "putValue, slots", "put with signal", "get", "signal"];
+
+/// Loops without a post, by the arguments that they load.
+const LOOPS: [&str; 3] = ["put", "putValue", "signal"];
+const LOOP: &str = "loop";
 
 /// Most instructions of a post, where that is fixed: row, column.
 const BUDGETS: &[(&str, &str, f64)] = &[
@@ -96,13 +106,25 @@ fn main() -> ExitCode {
     }
 }
 
-fn find(counts: &[Count], row: &str, column: &str) -> Option<f64> {
+/// All that was counted for it.
+fn raw(counts: &[Count], row: &str, column: &str) -> Option<f64> {
     let name = format!("{row}/{column}");
     counts.iter().find(|count| count.name == name).map(|count| count.each)
 }
 
+/// The loop that a row is in.
+fn loop_of(row: &str) -> &'static str {
+    LOOPS.into_iter().rev().find(|name| row.starts_with(name)).unwrap_or(LOOPS[0])
+}
+
+/// Without the loop.
+fn find(counts: &[Count], row: &str, column: &str) -> Option<f64> {
+    Some(raw(counts, row, column)? - raw(counts, loop_of(row), LOOP)?)
+}
+
 fn print_table(counts: &[Count]) {
-    println!("instructions of one post, its call and the loop around it");
+    let loops = LOOPS.map(|name| format!("{name} {:.1}", raw(counts, name, LOOP).unwrap_or_default()));
+    println!("instructions of one post; taken off for the loop around it: {}", loops.join(", "));
     print!("{:<18}", "");
     COLUMNS.iter().for_each(|column| print!("{column:>14}"));
     println!();
@@ -148,9 +170,12 @@ fn count_all(library: Option<&Path>) -> Result<(), Failure> {
     let slots = Card::new(POLICY_COMBINING, Values::Slots)?;
     let locked = Card::new(POLICY_LOCKED, Values::Inline)?;
     let locked_slots = Card::new(POLICY_LOCKED, Values::Slots)?;
-    by_call(C, &inline, &slots)?;
-    by_call(LOCKED, &locked, &locked_slots)?;
+    loops(&inline);
+    by_call(C, GPU, &inline, &slots)?;
+    by_call(THREAD_C, ALONE, &inline, &slots)?;
+    by_call(LOCKED, GPU, &locked, &locked_slots)?;
     inlined(&inline, &slots)?;
+    alone(&inline, &slots)?;
     match library {
         Some(library) => baseline(library),
         None => Ok(()),
@@ -167,8 +192,48 @@ fn post(posts: &[Post; POSTS], i: u32) -> &Post {
     &posts[i as usize % POSTS]
 }
 
+/// A loop that loads what a post would take, and posts nothing.
+macro_rules! empty_loop {
+    ($name:ident, $($field:expr),+) => {
+        #[inline(never)]
+        fn $name(posts: &[Post; POSTS], n: u32) {
+            for i in 0..n {
+                let p = post(posts, i);
+                $(consume($field(p));)+
+            }
+        }
+    };
+}
+
+/// Has the value in a register.
+#[inline(always)]
+fn consume(value: u64) {
+    // SAFETY: no instruction.
+    unsafe { std::arch::asm!("/* {0} */", in(reg) value, options(nomem, nostack, preserves_flags)) };
+}
+
+empty_loop!(
+    loop_of_puts,
+    |p: &Post| p.peer.into(),
+    |p: &Post| p.dst.0 as u64,
+    |p: &Post| p.dst_off,
+    |p: &Post| p.src.0 as u64,
+    |p: &Post| p.src_off,
+    |p: &Post| p.bytes
+);
+empty_loop!(loop_of_values, |p: &Post| p.peer.into(), |p: &Post| p.dst.0 as u64, |p: &Post| p.dst_off, |p: &Post| p
+    .value);
+empty_loop!(loop_of_signals, |p: &Post| p.peer.into());
+
+fn loops(card: &Card) {
+    let list = black_box(nccl::posts(card));
+    count("put", LOOP, |n| loop_of_puts(&list, n));
+    count("putValue", LOOP, |n| loop_of_values(&list, n));
+    count("signal", LOOP, |n| loop_of_signals(&list, n));
+}
+
 /// Through the C ABI: `fgin_*` by their addresses, so that nothing is inlined.
-fn by_call(column: &str, inline: &Card, slots: &Card) -> Result<(), Failure> {
+fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), Failure> {
     let put = black_box(capi::fgin_put as unsafe extern "C" fn(_, _, _, _, _, _, _, _, _) -> _);
     let put_value = black_box(capi::fgin_put_value as unsafe extern "C" fn(_, _, _, _, _, _, _, _) -> _);
     let get = black_box(capi::fgin_get as unsafe extern "C" fn(_, _, _, _, _, _, _, _) -> _);
@@ -177,7 +242,7 @@ fn by_call(column: &str, inline: &Card, slots: &Card) -> Result<(), Failure> {
     let ctx = context.as_ptr();
     let list = black_box(nccl::posts(inline));
     let puts = |action: Action, flags: u32| {
-        let (action, flags) = black_box((action.bits(), flags));
+        let (action, flags) = black_box((action.bits(), flags | mode));
         move |n: u32| {
             for i in 0..n {
                 let p = post(&list, i);
@@ -193,7 +258,7 @@ fn by_call(column: &str, inline: &Card, slots: &Card) -> Result<(), Failure> {
     for (row, card) in [("putValue, inline", inline), ("putValue, slots", slots)] {
         let context = card.context()?;
         let ctx = context.as_ptr();
-        let (bytes, action, flags) = black_box((8u32, 0u64, 0u32));
+        let (bytes, action, flags) = black_box((8u32, 0u64, mode));
         count(row, column, |n| {
             for i in 0..n {
                 let p = post(&list, i);
@@ -203,7 +268,7 @@ fn by_call(column: &str, inline: &Card, slots: &Card) -> Result<(), Failure> {
             }
         });
     }
-    let flags = black_box(0u32);
+    let flags = black_box(mode);
     count("get", column, |n| {
         for i in 0..n {
             let p = post(&list, i);
@@ -227,7 +292,7 @@ fn by_call(column: &str, inline: &Card, slots: &Card) -> Result<(), Failure> {
 macro_rules! stream {
     ($name:ident, $context:ident, $p:ident, $post:expr) => {
         #[inline(never)]
-        fn $name($context: Context<'_>, posts: &[Post; POSTS], n: u32) {
+        pub fn $name($context: Context<'_>, posts: &[Post; POSTS], n: u32) {
             for i in 0..n {
                 let $p = post(posts, i);
                 if $post.is_err() {
@@ -244,32 +309,51 @@ fn refused() {
     panic!("a post was refused");
 }
 
-stream!(put, c, p, c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::NONE, Flags::NONE));
-stream!(put_agg, c, p, c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::NONE, Flags::AGGREGATE));
-stream!(
-    put_signal,
-    c,
-    p,
-    c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::signal_inc(p.signal as u16), Flags::NONE)
-);
-stream!(value_inline, c, p, c.put_value(p.peer, p.dst, p.dst_off, p.value, 8, Action::NONE, Flags::NONE));
-stream!(value_slots, c, p, c.put_value(p.peer, p.dst, p.dst_off, p.value, 8, Action::NONE, Flags::NONE));
-stream!(get, c, p, c.get(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Flags::NONE));
-stream!(signal, c, p, c.signal(p.peer, Action::signal_inc(p.signal as u16), Flags::NONE));
+/// The cases of one sharing mode.
+macro_rules! streams {
+    ($module:ident, $of:ident, $column:expr, $sharing:expr) => {
+        mod $module {
+            use super::*;
+            const PLAIN: Flags = Flags::sharing($sharing);
+            const AGGREGATED: Flags = Flags::AGGREGATE.shared($sharing);
 
-fn inlined(inline: &Card, slots: &Card) -> Result<(), Failure> {
-    let context = inline.context()?;
-    let list = black_box(nccl::posts(inline));
-    count("put", INLINE, |n| put(context, &list, n));
-    count("put, aggregated", INLINE, |n| put_agg(context, &list, n));
-    count("put with signal", INLINE, |n| put_signal(context, &list, n));
-    count("putValue, inline", INLINE, |n| value_inline(context, &list, n));
-    let with_slots = slots.context()?;
-    count("putValue, slots", INLINE, |n| value_slots(with_slots, &list, n));
-    count("get", INLINE, |n| get(context, &list, n));
-    count("signal", INLINE, |n| signal(context, &list, n));
-    Ok(())
+            stream!(put, c, p, c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::NONE, PLAIN));
+            stream!(
+                put_agg,
+                c,
+                p,
+                c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::NONE, AGGREGATED)
+            );
+            stream!(
+                put_signal,
+                c,
+                p,
+                c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::signal_inc(p.signal as u16), PLAIN)
+            );
+            stream!(value_inline, c, p, c.put_value(p.peer, p.dst, p.dst_off, p.value, 8, Action::NONE, PLAIN));
+            stream!(value_slots, c, p, c.put_value(p.peer, p.dst, p.dst_off, p.value, 8, Action::NONE, PLAIN));
+            stream!(get, c, p, c.get(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, PLAIN));
+            stream!(signal, c, p, c.signal(p.peer, Action::signal_inc(p.signal as u16), PLAIN));
+        }
+
+        fn $of(inline: &Card, slots: &Card) -> Result<(), Failure> {
+            let context = inline.context()?;
+            let list = black_box(nccl::posts(inline));
+            count("put", $column, |n| $module::put(context, &list, n));
+            count("put, aggregated", $column, |n| $module::put_agg(context, &list, n));
+            count("put with signal", $column, |n| $module::put_signal(context, &list, n));
+            count("putValue, inline", $column, |n| $module::value_inline(context, &list, n));
+            let with_slots = slots.context()?;
+            count("putValue, slots", $column, |n| $module::value_slots(with_slots, &list, n));
+            count("get", $column, |n| $module::get(context, &list, n));
+            count("signal", $column, |n| $module::signal(context, &list, n));
+            Ok(())
+        }
+    };
 }
+
+streams!(gpu, inlined, INLINE, Sharing::Gpu);
+streams!(thread, alone, THREAD, Sharing::Thread);
 
 /// NCCL's code, on a context of its own.
 fn baseline(library: &Path) -> Result<(), Failure> {

@@ -4,7 +4,7 @@
 //! count. The oracle knows by number which requests are complete, where the posting code only has counts.
 #![cfg(not(loom))]
 
-use ferrogin_device::post::{COUNT_MASK, Gpu, Queue, combining, locked};
+use ferrogin_device::post::{COUNT_MASK, Cta, Gpu, Queue, Share, Sharing, Thread, combining, locked};
 use ferrogin_device::wait::Limits;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 use proptest::prelude::*;
@@ -116,28 +116,38 @@ impl Card {
         oracle.next += 1;
     }
 
-    fn post(&self, aggregate: bool) {
+    fn post<S: Share>(&self, aggregate: bool) {
         let write = |idx| self.write(idx);
         let posted = if self.by_lock {
-            let words = locked::Words { lock: &self.lock, barrier: &self.barrier };
-            locked::post(self, words, LIMITS, false, aggregate, write)
+            locked::post(self, self.locked(), LIMITS, S::ALONE, aggregate, write)
         } else {
-            combining::post::<Gpu, _>(self, LIMITS, aggregate, write)
+            combining::post::<S, _>(self, LIMITS, aggregate, write)
         };
         assert_eq!(posted, Ok(()));
         let oracle = self.oracle.borrow();
         assert!(aggregate || oracle.rung == oracle.next, "a plain post rings for all before it");
     }
 
-    fn flush(&self) {
+    fn flush<S: Share>(&self) {
         let flushed = if self.by_lock {
-            locked::flush(self, locked::Words { lock: &self.lock, barrier: &self.barrier }, LIMITS)
+            locked::flush(self, self.locked(), LIMITS)
         } else {
-            combining::flush::<Gpu, _>(self, LIMITS)
+            combining::flush::<S, _>(self, LIMITS)
         };
         assert_eq!(flushed, Ok(()));
         let oracle = self.oracle.borrow();
         assert!(oracle.open.is_empty() && oracle.rung == oracle.next, "the flush returned early");
+    }
+
+    fn locked(&self) -> locked::Words<'_> {
+        locked::Words { lock: &self.lock, barrier: &self.barrier }
+    }
+
+    fn step<S: Share>(&self, step: Step) {
+        match step {
+            Step::Post { aggregate } => self.post::<S>(aggregate),
+            Step::Flush => self.flush::<S>(),
+        }
     }
 }
 
@@ -176,11 +186,15 @@ impl Queue for Card {
     fn published(&self) -> u32 {
         self.published.load(Relaxed)
     }
+    fn released(&self) -> u32 {
+        self.published()
+    }
 }
 
 impl combining::Ring for Card {
     fn words(&self) -> combining::Words<'_> {
-        combining::Words { cursor: &self.cursor, state: &self.state, bound: &self.bound, poison: &self.poison }
+        let Card { cursor, state, bound, poison, .. } = self;
+        combining::Words { cursor, state, bound, poison }
     }
 }
 
@@ -225,9 +239,24 @@ fn geometries() -> impl Strategy<Value = Geometry> {
     })
 }
 
-/// One step: a plain post, an aggregated one, or a flush.
-fn steps() -> impl Strategy<Value = Vec<u8>> {
-    prop::collection::vec(prop_oneof![4 => Just(0u8), 4 => Just(1), 1 => Just(2)], 0..600)
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Post { aggregate: bool },
+    Flush,
+}
+
+/// Steps, each in a sharing mode: they may follow one another in any order.
+fn steps() -> impl Strategy<Value = Vec<(Step, Sharing)>> {
+    let step = prop_oneof![
+        4 => Just(Step::Post { aggregate: false }),
+        4 => Just(Step::Post { aggregate: true }),
+        1 => Just(Step::Flush),
+    ];
+    let mode = prop_oneof![Just(Sharing::Gpu), Just(Sharing::Cta), Just(Sharing::Thread)];
+    let mixed = prop::collection::vec((step.clone(), mode.clone()), 0..600);
+    let one_mode = (prop::collection::vec(step, 0..600), mode)
+        .prop_map(|(steps, mode)| steps.into_iter().map(|step| (step, mode)).collect());
+    prop_oneof![mixed, one_mode]
 }
 
 proptest! {
@@ -242,14 +271,14 @@ proptest! {
         steps in steps(),
     ) {
         let card = Card::new(by_lock, geometry, start, seed);
-        for step in steps {
-            match step {
-                0 => card.post(false),
-                1 => card.post(true),
-                _ => card.flush(),
+        for (step, mode) in steps {
+            match mode {
+                Sharing::Gpu => card.step::<Gpu>(step),
+                Sharing::Cta => card.step::<Cta>(step),
+                Sharing::Thread => card.step::<Thread>(step),
             }
         }
-        card.flush();
+        card.flush::<Gpu>();
     }
 }
 

@@ -1,0 +1,484 @@
+//! Tens of thousands of schedules of three posters and a card: the posting code itself, one thread of the test at a time.
+//!
+//! Each poster is a coroutine that stops before nearly every access to a shared word; a random scheduler chooses who goes
+//! on, and when the card takes a doorbell or completes one of its requests, in any order. All memory is sequentially
+//! consistent here: orderings are the loom model's matter (`post/model.rs`). What this adds is width: more posters and
+//! posts, other posters' requests under a flush, every wrap. A failure names its seed: FERROGIN_SCHEDULE=SEED repeats it,
+//! FERROGIN_SCHEDULES=N runs so many (3,000) of each configuration.
+#![cfg(not(loom))]
+
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use ferrogin_device::post::{COUNT_MASK, Gpu, Queue, combining, locked};
+use ferrogin_device::wait::Limits;
+use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+const LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 0 };
+/// Steps of one schedule: more is a wait without end.
+const MOST_STEPS: u32 = 200_000;
+
+/// One step of a poster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Op {
+    Put,
+    Agg,
+    Flush,
+}
+use Op::{Agg, Flush, Put};
+
+/// What is wrong on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// The policy is not told of the value slots.
+    NoSlotGuard,
+    /// The policy is told of a larger ring than there is.
+    NoRingGuard,
+    /// The policy is told of a larger batch than the card takes.
+    NoBatchBound,
+    /// A fence before the doorbell does nothing.
+    NoWriteFence,
+    /// A fence after the doorbell does nothing.
+    NoDoorbellFence,
+    /// The flush barrier is taken away before each post.
+    NoBarrier,
+    /// Aggregated posts hide from the one who rings that they are ready, until the next doorbell.
+    LostDoorbell,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Config {
+    by_lock: bool,
+    start: u32,
+    sq_size: u32,
+    max_batch: u32,
+    slots: u32,
+    fault: Option<Fault>,
+    posters: &'static [&'static [Op]],
+}
+
+const BASE: Config = Config { by_lock: false, start: 0, sq_size: 8, max_batch: 4, slots: 0, fault: None, posters: &[] };
+
+struct World {
+    config: Config,
+    cursor: AtomicU64,
+    state: AtomicU64,
+    bound: AtomicU64,
+    poison: AtomicU32,
+    lock: AtomicU32,
+    barrier: AtomicU32,
+    pending: AtomicU32,
+    published: AtomicU32,
+    completed: AtomicU32,
+    /// What the card sees.
+    doorbell: Cell<u32>,
+    ring: Vec<Cell<u32>>,
+    values: Vec<Cell<u32>>,
+    /// Doorbells on their way, of all posters; those of one arrive in order.
+    late: RefCell<Vec<(usize, u32)>>,
+    /// Requests that the card has taken and not completed: number, token.
+    open: RefCell<Vec<(u32, u32)>>,
+    fetched: Cell<u32>,
+    /// By token.
+    returned: RefCell<Vec<bool>>,
+    done: RefCell<Vec<bool>>,
+    random: Cell<u64>,
+    /// Places that a poster passes, on average, before others go on.
+    haste: usize,
+}
+
+impl World {
+    fn new(config: Config, seed: u64) -> Self {
+        let Config { start, sq_size, slots, posters, .. } = config;
+        let tokens = posters.iter().flat_map(|ops| ops.iter()).filter(|op| **op != Flush).count() + 1;
+        let both = u64::from(start) << 32 | u64::from(start);
+        World {
+            config,
+            cursor: AtomicU64::new(both),
+            state: AtomicU64::new(u64::from(start) << STATE_RUNG_SHIFT),
+            bound: AtomicU64::new(both),
+            poison: AtomicU32::new(0),
+            lock: AtomicU32::new(0),
+            barrier: AtomicU32::new(start),
+            pending: AtomicU32::new(0),
+            published: AtomicU32::new(start),
+            completed: AtomicU32::new(start & COUNT_MASK),
+            doorbell: Cell::new(start),
+            ring: vec![Cell::new(0); sq_size as usize],
+            values: vec![Cell::new(0); slots as usize],
+            late: RefCell::default(),
+            open: RefCell::default(),
+            fetched: Cell::new(start),
+            returned: RefCell::new(vec![false; tokens]),
+            done: RefCell::new(vec![false; tokens]),
+            random: Cell::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            haste: [1, 2, 4, 16][seed as usize % 4],
+        }
+    }
+
+    fn random(&self, below: usize) -> usize {
+        let mut x = self.random.get();
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.random.set(x);
+        (x >> 33) as usize % below
+    }
+
+    fn faulty(&self, fault: Fault) -> bool {
+        self.config.fault == Some(fault)
+    }
+
+    fn ring_now(&self, count: u32) {
+        let step = count.wrapping_sub(self.doorbell.get());
+        let (from, most) = (self.doorbell.get(), self.config.max_batch);
+        assert!(step >= 1 && step <= most, "the doorbell went from {from} to {count}, at most {most} may be unrung");
+        self.doorbell.set(count);
+    }
+
+    /// A doorbell arrives, or requests are taken, or one completes. Whether anything was there to do.
+    fn card(&self) -> bool {
+        let late = self.late.borrow().len();
+        if late != 0 && self.random(3) == 0 {
+            let at = self.random(late);
+            let mut on_their_way = self.late.borrow_mut();
+            let poster = on_their_way[at].0;
+            let first = on_their_way.iter().position(|bell| bell.0 == poster).unwrap_or(at);
+            let (_, count) = on_their_way.remove(first);
+            self.ring_now(count);
+            return true;
+        }
+        let rung = self.doorbell.get();
+        if self.fetched.get() != rung && (self.open.borrow().is_empty() || self.random(2) == 0) {
+            while self.fetched.get() != rung {
+                let number = self.fetched.get();
+                let token = self.ring[(number & (self.config.sq_size - 1)) as usize].get();
+                let fresh = token != 0
+                    && !self.done.borrow()[token as usize]
+                    && self.open.borrow().iter().all(|open| open.1 != token);
+                assert!(fresh, "request {number} was rung before it was written");
+                self.open.borrow_mut().push((number, token));
+                self.fetched.set(number.wrapping_add(1));
+            }
+            return true;
+        }
+        let open = self.open.borrow().len();
+        if open == 0 {
+            return late != 0;
+        }
+        assert!(open <= self.config.sq_size as usize, "ring overflow");
+        let (number, token) = self.open.borrow_mut().swap_remove(self.random(open));
+        if let Some(slot) = self.slot(number) {
+            assert_eq!(self.values[slot].get(), token, "the value of request {number} was overwritten");
+        }
+        self.done.borrow_mut()[token as usize] = true;
+        self.completed.store(self.completed.load(Relaxed).wrapping_add(1) & COUNT_MASK, Relaxed);
+        true
+    }
+
+    fn slot(&self, idx: u32) -> Option<usize> {
+        let slots = self.config.slots;
+        (slots != 0).then(|| (idx & (slots - 1)) as usize)
+    }
+}
+
+/// A poster's way to the world: every method is a place where others may go on.
+struct Port<'a> {
+    world: &'a World,
+    me: usize,
+    yielder: &'a Yielder<(), ()>,
+    /// Requests that are not fenced yet.
+    written: RefCell<Vec<(u32, u32)>>,
+    rang: Cell<bool>,
+}
+
+impl Port<'_> {
+    fn stop(&self) {
+        if self.world.random(self.world.haste) == 0 {
+            self.yielder.suspend(());
+        }
+    }
+
+    fn settle(&self) {
+        for (idx, token) in self.written.borrow_mut().drain(..) {
+            self.world.ring[(idx & (self.world.config.sq_size - 1)) as usize].set(token);
+        }
+        loop {
+            let mut late = self.world.late.borrow_mut();
+            let Some(first) = late.iter().position(|bell| bell.0 == self.me) else { return };
+            let (_, count) = late.remove(first);
+            drop(late);
+            self.world.ring_now(count);
+        }
+    }
+
+    fn write(&self, idx: u32, token: u32) {
+        self.stop();
+        if let Some(slot) = self.world.slot(idx) {
+            self.world.values[slot].set(token);
+        }
+        self.written.borrow_mut().push((idx, token));
+        self.rang.set(false);
+    }
+
+    fn post(&self, aggregate: bool, token: u32) {
+        if self.world.faulty(Fault::NoBarrier) {
+            self.world.cursor.fetch_and(0xffff_ffff, Relaxed);
+            self.world.bound.fetch_and(0xffff_ffff, Relaxed);
+        }
+        let write = |idx| self.write(idx, token);
+        let posted = if self.world.config.by_lock {
+            locked::post(self, self.locked(), LIMITS, false, aggregate, write)
+        } else {
+            combining::post::<Gpu, _>(self, LIMITS, aggregate, write)
+        };
+        assert_eq!(posted, Ok(()));
+    }
+
+    fn flush(&self) {
+        let known: Vec<usize> =
+            self.world.returned.borrow().iter().enumerate().filter(|known| *known.1).map(|known| known.0).collect();
+        let flushed = if self.world.config.by_lock {
+            locked::flush(self, self.locked(), LIMITS)
+        } else {
+            combining::flush::<Gpu, _>(self, LIMITS)
+        };
+        assert_eq!(flushed, Ok(()));
+        for token in known {
+            assert!(self.world.done.borrow()[token], "a flush returned before post {token} had completed");
+        }
+    }
+
+    fn locked(&self) -> locked::Words<'_> {
+        self.stop();
+        locked::Words { lock: &self.world.lock, barrier: &self.world.barrier }
+    }
+
+    /// The card does what the lost doorbell was for, and no more.
+    fn forget(&self) -> bool {
+        self.world.faulty(Fault::LostDoorbell) && self.world.random(4) == 0
+    }
+}
+
+impl Queue for Port<'_> {
+    fn completed(&self) -> u32 {
+        self.stop();
+        self.world.completed.load(Relaxed)
+    }
+    fn failed(&self) -> bool {
+        // A wait: somebody else has to go on.
+        self.yielder.suspend(());
+        false
+    }
+    fn sq_size(&self) -> u32 {
+        if self.world.faulty(Fault::NoRingGuard) { 64 } else { self.world.config.sq_size }
+    }
+    fn max_batch(&self) -> u32 {
+        if self.world.faulty(Fault::NoBatchBound) { 16 } else { self.world.config.max_batch }
+    }
+    fn value_slots(&self) -> u32 {
+        if self.world.faulty(Fault::NoSlotGuard) { 0 } else { self.world.config.slots }
+    }
+    fn fence(&self) {
+        self.stop();
+        let missing = if self.rang.get() { Fault::NoDoorbellFence } else { Fault::NoWriteFence };
+        if !self.world.faulty(missing) {
+            self.settle();
+        }
+        self.rang.set(false);
+    }
+    fn doorbell(&self, count: u32) {
+        self.stop();
+        self.rang.set(true);
+        if !self.forget() {
+            self.world.late.borrow_mut().push((self.me, count));
+        }
+    }
+    fn publish(&self, rung: u32) {
+        self.stop();
+        self.world.published.store(rung, Relaxed);
+    }
+    fn published(&self) -> u32 {
+        self.stop();
+        self.world.published.load(Relaxed)
+    }
+    fn released(&self) -> u32 {
+        self.published()
+    }
+}
+
+impl combining::Ring for Port<'_> {
+    fn words(&self) -> combining::Words<'_> {
+        self.stop();
+        let World { cursor, state, bound, poison, .. } = self.world;
+        combining::Words { cursor, state, bound, poison }
+    }
+}
+
+impl locked::Batch for Port<'_> {
+    fn next(&self) -> u32 {
+        self.stop();
+        if self.world.faulty(Fault::NoBarrier) {
+            self.world.barrier.store(self.world.config.start, Relaxed);
+        }
+        (self.world.cursor.load(Relaxed) as u32).wrapping_add(self.world.pending.load(Relaxed))
+    }
+    fn pending(&self) -> u32 {
+        self.world.pending.load(Relaxed)
+    }
+    fn start(&self) {
+        if locked::Batch::pending(self) + 1 > Queue::max_batch(self) {
+            self.ring();
+        }
+        self.stop();
+        self.world.pending.fetch_add(1, Relaxed);
+    }
+    fn ring(&self) {
+        if locked::Batch::pending(self) == 0 {
+            return;
+        }
+        let rung = locked::Batch::next(self);
+        self.world.cursor.store(u64::from(rung), Relaxed);
+        self.world.pending.store(0, Relaxed);
+        Queue::fence(self);
+        self.doorbell(rung);
+        self.publish(rung);
+        Queue::fence(self);
+    }
+}
+
+/// One schedule.
+fn run(config: Config, seed: u64) {
+    let world = Rc::new(World::new(config, seed));
+    let mut first = 1;
+    let mut posters: Vec<_> = config
+        .posters
+        .iter()
+        .enumerate()
+        .map(|(me, ops)| {
+            let (world, mut token) = (world.clone(), first);
+            first += ops.iter().filter(|op| **op != Flush).count() as u32;
+            Coroutine::new(move |yielder: &Yielder<(), ()>, ()| {
+                let port = Port { world: &world, me, yielder, written: RefCell::default(), rang: Cell::new(false) };
+                for op in *ops {
+                    if *op == Flush {
+                        port.flush();
+                        continue;
+                    }
+                    port.post(*op == Agg, token);
+                    world.returned.borrow_mut()[token as usize] = true;
+                    token += 1;
+                }
+                port.settle();
+            })
+        })
+        .collect();
+    for _ in 0..MOST_STEPS {
+        let who = world.random(posters.len() + 1);
+        match posters.get_mut(who) {
+            Some(poster) => {
+                if let CoroutineResult::Return(()) = poster.resume(()) {
+                    drop(posters.swap_remove(who));
+                }
+            }
+            None => {
+                if !world.card() && posters.is_empty() {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(posters.is_empty(), "a wait does not end");
+    let rung = world.doorbell.get().wrapping_sub(config.start);
+    assert_eq!(rung, first - 1, "something stayed unrung");
+    assert!(world.done.borrow()[1..].iter().all(|done| *done), "something was not completed");
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+/// Many schedules; a failure names its seed.
+fn explore(config: Config) {
+    let seeds = match number("FERROGIN_SCHEDULE") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("FERROGIN_SCHEDULES").unwrap_or(3_000),
+    };
+    for seed in seeds {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(config, seed))) {
+            eprintln!("FERROGIN_SCHEDULE={seed} repeats it: {config:?}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// Both policies, at every wrap.
+fn explore_all(config: Config) {
+    for by_lock in [false, true] {
+        for start in [0, 0x03ff_fffe, 0x7fff_fffd, 0xffff_fffd] {
+            explore(Config { by_lock, start, ..config });
+        }
+    }
+}
+
+/// Some schedule must break a rule, and that one.
+fn must_fail(config: Config, why: &str) {
+    for by_lock in [false, true] {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let config = Config { by_lock, ..config };
+        let found = (0..20_000).find_map(|seed| catch_unwind(AssertUnwindSafe(|| run(config, seed))).err());
+        std::panic::set_hook(hook);
+        let Some(found) = found else { panic!("no schedule shows {:?}, locked: {by_lock}", config.fault) };
+        let text = found.downcast_ref::<String>().map(String::as_str).or(found.downcast_ref::<&str>().copied());
+        let text = text.unwrap_or_default();
+        assert!(text.contains(why), "{:?} was found by another rule: {text}", config.fault);
+    }
+}
+
+const MIXED: &[&[Op]] = &[&[Put, Agg, Flush, Put], &[Agg, Put, Agg, Flush], &[Put, Put, Flush, Agg, Put]];
+
+#[test]
+fn three_posters_mix_posts_and_flushes() {
+    explore_all(Config { posters: MIXED, ..BASE });
+}
+
+#[test]
+fn three_posters_and_few_value_slots() {
+    explore_all(Config { slots: 2, posters: MIXED, ..BASE });
+    explore_all(Config { slots: 4, max_batch: 2, posters: MIXED, ..BASE });
+}
+
+#[test]
+fn a_ring_of_two_and_batches_of_one() {
+    explore_all(Config { sq_size: 2, max_batch: 2, posters: MIXED, ..BASE });
+    explore_all(Config { max_batch: 1, posters: MIXED, ..BASE });
+}
+
+#[test]
+fn aggregated_posts_and_one_flush() {
+    let posters: &[&[Op]] = &[&[Agg, Agg, Agg, Flush], &[Agg, Agg, Flush], &[Agg, Flush]];
+    explore_all(Config { posters, ..BASE });
+    explore_all(Config { slots: 2, max_batch: 2, posters, ..BASE });
+}
+
+#[test]
+fn four_posters_flush_at_once() {
+    let posters: &[&[Op]] = &[&[Put, Flush], &[Put, Flush, Put, Flush], &[Agg, Flush], &[Flush, Put]];
+    explore_all(Config { posters, ..BASE });
+}
+
+#[test]
+fn what_is_missing_is_noticed() {
+    let config = Config { posters: MIXED, ..BASE };
+    let fault = |fault, config: Config| Config { fault: Some(fault), ..config };
+    must_fail(fault(Fault::NoSlotGuard, Config { slots: 2, ..config }), "was overwritten");
+    must_fail(fault(Fault::NoRingGuard, Config { sq_size: 2, max_batch: 2, ..config }), "before it was written");
+    must_fail(fault(Fault::NoBatchBound, Config { max_batch: 1, ..config }), "may be unrung");
+    must_fail(fault(Fault::NoWriteFence, config), "before it was written");
+    must_fail(fault(Fault::NoDoorbellFence, config), "the doorbell went");
+    must_fail(fault(Fault::NoBarrier, config), "a flush returned before");
+    must_fail(fault(Fault::LostDoorbell, config), "");
+}
