@@ -145,7 +145,7 @@ fn wrong_calls_are_refused() {
     refused!(ARGUMENT, table, reg_mr_sym(coll, data, 0, nccl::PTR_CUDA, 0, m, w));
     refused!(ARGUMENT, table, reg_mr_sym(coll, data, 1 << 63, nccl::PTR_CUDA, 0, m, w));
     refused!(ARGUMENT, table, reg_mr_sym(coll, data, usize::MAX, nccl::PTR_CUDA, 0, m, w));
-    refused!(ARGUMENT, table, reg_mr_sym(coll, data, 1 << 40, nccl::PTR_HOST, 0, m, w));
+    refused!(ARGUMENT, table, reg_mr_sym(coll, data, 1 << 46, nccl::PTR_HOST, 0, m, w));
     refused!(ARGUMENT, table, reg_mr_sym(coll, 4096 as *mut c_void, 4096, nccl::PTR_CUDA, 0, m, w));
     refused!(ARGUMENT, table, reg_mr_sym(coll, data, 4096, 99, 0, m, w));
     refused!(ARGUMENT, table, reg_mr_sym(coll, data, 4096, nccl::PTR_CUDA, 0, null_mut(), w));

@@ -65,6 +65,8 @@ struct Links {
     tell: Sender<News>,
     /// Blocks that came before they were asked for: the neighbour was faster.
     early: VecDeque<Vec<u8>>,
+    /// What a neighbour said of a later allgather than ours, and which neighbour: it was faster, and has failed there.
+    verdict: Option<(Frame, usize)>,
     /// The neighbour sends nothing more.
     next_gone: bool,
     prev_gone: bool,
@@ -123,6 +125,7 @@ impl Ring {
             news,
             tell,
             early: VecDeque::new(),
+            verdict: None,
             next_gone: false,
             prev_gone: false,
             reactor: Farewell(Some(reactor)),
@@ -293,7 +296,9 @@ impl Ring {
         for round in 0..n - 1 {
             let out = (self.rank + n - round) % n;
             let incoming = (self.rank + n - round - 1) % n;
-            blocks[incoming] = self.shift(step, sequence, (out, blocks[out].as_deref()), incoming, &deadline)?;
+            let last = round == n - 2;
+            blocks[incoming] =
+                self.shift(step, sequence, (out, blocks[out].as_deref()), (incoming, last), &deadline)?;
         }
         Ok(blocks)
     }
@@ -304,7 +309,7 @@ impl Ring {
         step: Step,
         sequence: u32,
         (out, block): (usize, Option<&[u8]>),
-        incoming: usize,
+        (incoming, last): (usize, bool),
         deadline: &Deadline,
     ) -> Result<Option<Vec<u8>>, ControlError> {
         let (next, prev, seconds) = (self.next(), self.prev(), self.timeout.as_secs());
@@ -314,8 +319,11 @@ impl Ring {
         let len = u32::try_from(body.len()).ok().filter(|len| *len as usize <= BLOCK_MAX);
         let len = len.ok_or(ControlError::Garbled { rank: out, step })?;
         let head = Frame { status, step: step as u16, sequence, origin: out as u32, len };
+        if let Some((head, rank)) = links.verdict.take() {
+            return Err(blame(Some(head), rank, step));
+        }
         if links.next_gone {
-            return Err(ControlError::PeerGone { rank: next, step });
+            return Err(links.last_words(next, step));
         }
         links.write([&head.emit(), body].concat());
         let mut written = false;
@@ -331,6 +339,11 @@ impl Ring {
             };
             match news {
                 News::Written(Ok(())) => written = true,
+                // Who has taken the last block may leave before its receipt is here. Who died instead is missed next time.
+                News::Written(Err(_)) if last => {
+                    links.next_gone = true;
+                    written = true;
+                }
                 News::Written(Err(_)) => return Err(links.last_words(next, step)),
                 News::Came(side, Ok(bytes)) => match Frame::split(&bytes) {
                     Some((Frame { status: Status::Block | Status::Failed, .. }, _)) if side.is_prev() => {
@@ -339,6 +352,9 @@ impl Ring {
                         } else {
                             links.early.push_back(bytes);
                         }
+                    }
+                    Some((head @ Frame { status: Status::Abort, .. }, _)) if head.sequence != sequence => {
+                        links.verdict = Some((head, if side.is_prev() { prev } else { next }));
                     }
                     other => {
                         let rank = if side.is_prev() { prev } else { next };

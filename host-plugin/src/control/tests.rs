@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 
 fn listeners(n: usize) -> (Vec<Arc<Listener>>, Vec<[u8; 128]>) {
     let listeners: Vec<_> =
