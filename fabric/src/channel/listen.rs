@@ -230,13 +230,13 @@ impl<T: Transport> Engine<T> {
     pub(super) fn tell_closing(&mut self, channel: u32) {
         let Some(link) = self.link(channel) else { return };
         let idle = link.out.is_idle();
-        let id = link.out.next_id();
+        let (id, unread) = (link.out.next_id(), link.inc.next_id());
         if let Some(closing) = &mut link.closing
             && idle
             && !closing.told
         {
             closing.told = true;
-            self.tell(channel, Kind::Close, 0, id);
+            self.tell(channel, Kind::Close, u64::from(unread), id);
         }
     }
 
@@ -264,7 +264,7 @@ impl<T: Transport> Engine<T> {
             Kind::Refuse if connecting => self.end(channel, ChannelError::Refused { peer, reason }),
             Kind::Abort => self.end(channel, ChannelError::Aborted { peer, reason }),
             Kind::Ping if !connecting => self.tell(channel, Kind::Pong, 0, 0),
-            Kind::Close if !connecting => self.closed_by_peer(channel, message.id),
+            Kind::Close if !connecting => self.closed_by_peer(channel, message.id, message.value as u32),
             Kind::Goodbye if link.closing.as_ref().is_some_and(|closing| closing.told) => {
                 let error = link.closed_here();
                 self.end(channel, error);
@@ -287,7 +287,8 @@ impl<T: Transport> Engine<T> {
         }
     }
 
-    fn closed_by_peer(&mut self, channel: u32, end: u32) {
+    /// The peer has written everything before message `end` and read everything before our message `unread`.
+    fn closed_by_peer(&mut self, channel: u32, end: u32, unread: u32) {
         let now = self.now;
         self.tell(channel, Kind::Goodbye, 0, 0);
         let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else { return };
@@ -299,7 +300,7 @@ impl<T: Transport> Engine<T> {
             return;
         }
         link.their_end = Some((end, now));
-        link.out.fail(&error, &mut self.calls);
+        link.out.end_at(unread, error.clone(), &mut self.calls);
         link.inc.end_at(end, &error, &mut self.calls);
     }
 
@@ -413,7 +414,9 @@ impl<T: Transport> Engine<T> {
                 continue;
             }
             if let Some((_, since)) = link.their_end {
-                if link.inc.has_reads() && late(since, lost_after + grace(link.inc.bytes_under_way())) {
+                if (link.inc.has_reads() || !link.out.is_idle())
+                    && late(since, lost_after + grace(link.inc.bytes_under_way()))
+                {
                     let error = link.closed_there();
                     self.end(channel, error);
                 }

@@ -43,11 +43,13 @@ pub(super) struct Outgoing {
     posted: usize,
     queued: VecDeque<Queued>,
     depth: usize,
+    /// The peer closes: the id of the first message that it has not read, and what that one and later ones end with.
+    end: Option<(u32, ChannelError)>,
 }
 
 impl Outgoing {
     pub fn new(channel: u32, start: u32, depth: usize) -> Self {
-        Self { channel, first: start, flying: VecDeque::new(), posted: 0, queued: VecDeque::new(), depth }
+        Self { channel, first: start, flying: VecDeque::new(), posted: 0, queued: VecDeque::new(), depth, end: None }
     }
 
     /// The id that the next message gets.
@@ -83,6 +85,9 @@ impl Outgoing {
     }
 
     fn post<T: Transport>(&mut self, transport: &mut T, peer: Addr) -> Result<bool, Error> {
+        if self.end.is_some() {
+            return Ok(false);
+        }
         loop {
             if self.posted == self.flying.len() {
                 if self.flying.len() >= self.depth {
@@ -149,6 +154,18 @@ impl Outgoing {
             self.posted -= 1;
             calls.push(Call::Write(done, Ok(body)));
         }
+        if let Some((unread, error)) = &self.end
+            && unread.wrapping_sub(self.first).wrapping_sub(1) as usize >= self.flying.len()
+        {
+            let error = error.clone();
+            self.fail(&error, calls);
+        }
+    }
+
+    /// The peer closes and has read everything before message `unread`: those writes come to their end, the others fail after them.
+    pub fn end_at(&mut self, unread: u32, error: ChannelError, calls: &mut Vec<Call>) {
+        self.end = Some((unread, error));
+        self.settle(calls);
     }
 
     /// Ends all writes with an error, in their order.

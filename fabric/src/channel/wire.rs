@@ -12,7 +12,8 @@
 //! 12 from      u32   the sender's number of the channel
 //! 16 secret    u64   the receiver's secret for it: who does not know it is not the peer
 //! 24 own       u64   hello, welcome, refuse: the sender's secret
-//! 32 value     u64   hello, welcome: longest message that the sender takes; refuse, abort: the reason
+//! 32 value     u64   hello, welcome: longest message that the sender takes; refuse, abort: the reason;
+//!                    close: id of the first message that the sender has not read
 //! 40 id        u32   hello, welcome: id of the sender's first message; close: id after its last one
 //! 44 (zero)    u32
 //! 48 name            hello: the sender's endpoint name

@@ -289,3 +289,30 @@ fn stopping_an_engine_ends_everything_and_tells_the_peer() {
         "{theirs:?}"
     );
 }
+
+#[test]
+fn what_a_closing_peer_has_read_was_written() {
+    for seed in 0..50 {
+        let mut world = World::new(seed, true, 2, &Config::default());
+        let (ours, theirs) = world.connect(1);
+        let [writer, reader] = <[Shared; 2]>::default();
+        for _ in 0..6 {
+            write(&mut world.engines[0], ours, &writer, 0);
+        }
+        for _ in 0..4 {
+            read(&mut world.engines[1], theirs, &reader);
+        }
+        while reader.lock().unwrap().read_calls.len() < 4 {
+            world.step(Duration::from_micros(50));
+        }
+        // Two messages are not read. All completions of the writes may still be to come.
+        world.engines[1].close(theirs, Duration::from_secs(1), None);
+        for _ in 0..3000 {
+            world.step(Duration::from_micros(50));
+        }
+        let writer = writer.lock().unwrap();
+        assert_eq!(writer.write_calls, (0..6).collect::<Vec<_>>());
+        assert!(writer.failures.len() <= 2, "{:?}", writer.failures);
+        assert!(writer.failures.iter().all(|error| matches!(error, ChannelError::Closed { .. })));
+    }
+}
