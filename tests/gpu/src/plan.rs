@@ -51,6 +51,10 @@ pub enum Program {
     ValueStorm,
     /// The same, each value with a signal.
     ValueStormSignal,
+    /// Puts whose source changes after the wait for a flush that was begun before more was posted.
+    FlushAsync,
+    /// Operations that must be refused, and do nothing.
+    BadInput,
 }
 
 /// Whether a rank of a round sends before it receives.
@@ -101,6 +105,8 @@ pub struct Plan {
     pub burst: u32,
     /// Not 0: all but the last of a round's values are posted with the aggregate flag.
     pub aggregate: u32,
+    /// Sharing mode, as flags of the device API: see [`ferrogin_device::Flags`].
+    pub sharing: u32,
     /// Part of the inbox that this thread uses.
     pub lane: u32,
     /// Threads of each rank.
@@ -260,6 +266,7 @@ mod tests {
             reps: 1,
             burst: 1,
             aggregate: 0,
+            sharing: 0,
             lane: 0,
             lanes: 1,
             bytes: 8,

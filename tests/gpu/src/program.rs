@@ -10,6 +10,8 @@ use ferrogin_device::platform::{clock_ns, relax};
 use ferrogin_device::{Action, Context, Flags, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+mod async_flush;
+mod refusals;
 mod storm;
 
 /// Signals that the programs need of each context.
@@ -91,6 +93,8 @@ impl Run<'_> {
             Program::SignalAdd => self.rounds(rep, Run::send_added, Run::take_added, Run::await_acks)?,
             Program::Get => self.rounds(rep, Run::send_ready, Run::take_get, Run::await_acks)?,
             Program::Flood => self.flood(rep)?,
+            Program::FlushAsync => self.rounds(rep, Run::send_async, Run::take_async, Run::await_acks)?,
+            Program::BadInput => self.rounds(rep, Run::send_refused, Run::take_nothing, Run::await_acks)?,
             Program::ValueStorm => self.storm(rep, false)?,
             Program::ValueStormSignal => self.storm(rep, true)?,
             Program::PingPongValue | Program::PingPongPut => return self.ping_pong(rep),

@@ -44,9 +44,15 @@ pub struct Step {
     pub lanes: u32,
     /// Threads use different contexts.
     pub spread: bool,
+    /// Sharing mode of the values of a storm, as flags of the device API.
+    pub sharing: u32,
     /// Rounds are the asked repetitions divided by this.
     pub divisor: u32,
 }
+
+/// Flags of the sharing modes (`FGIN_SHARING_CTA`, `FGIN_SHARING_THREAD`).
+const CTA: u32 = 0x100;
+const THREAD: u32 = 0x200;
 
 impl Step {
     /// One thread, one value a round, all begin, to the next rank.
@@ -59,6 +65,7 @@ impl Step {
             aggregate: false,
             lanes: 1,
             spread: false,
+            sharing: 0,
             divisor: 1,
         }
     }
@@ -81,6 +88,10 @@ impl Step {
 
     const fn lanes(self, lanes: u32, spread: bool) -> Step {
         Step { lanes, spread, ..self }
+    }
+
+    const fn shared(self, sharing: u32) -> Step {
+        Step { sharing, ..self }
     }
 
     const fn divided(self, divisor: u32) -> Step {
@@ -196,6 +207,31 @@ pub const SCENARIOS: &[Scenario] = &[
             Step::new(Program::ValueStorm).burst(STORM_BURST).lanes(STORM_LANES, false).divided(20),
             Step::new(Program::ValueStormSignal).burst(STORM_BURST).lanes(STORM_LANES, false).divided(20),
         ],
+    },
+    Scenario {
+        name: "sharing",
+        what: "values in mode CTA from four threads; in mode THREAD from one, and from two with a context each",
+        phase: None,
+        steps: &[
+            Step::new(Program::ValueStormSignal).burst(100).lanes(STORM_LANES, false).shared(CTA).divided(20),
+            Step::new(Program::ValueStormSignal).burst(STORM_BURST).shared(THREAD).divided(20),
+            Step::new(Program::ValueStorm).burst(STORM_BURST).lanes(2, true).shared(THREAD).divided(20),
+        ],
+    },
+    Scenario {
+        name: "flush-async",
+        what: "the source changes after the wait for a flush that was begun earlier; more was posted meanwhile",
+        phase: None,
+        steps: &[
+            Step::new(Program::FlushAsync).burst(8).divided(4),
+            Step::new(Program::FlushAsync).all_pairs().divided(4),
+        ],
+    },
+    Scenario {
+        name: "bad-input",
+        what: "peers, ids, windows and sizes out of range are refused and do nothing",
+        phase: None,
+        steps: &[Step::new(Program::BadInput).divided(20), Step::new(Program::BadInput).all_pairs().divided(20)],
     },
     Scenario {
         name: "contexts",

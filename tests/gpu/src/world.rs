@@ -156,6 +156,7 @@ impl World {
             reps,
             burst: step.burst,
             aggregate: u32::from(step.aggregate),
+            sharing: step.sharing,
             lane,
             lanes: step.lanes,
             bytes: 8,

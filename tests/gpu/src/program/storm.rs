@@ -4,6 +4,7 @@ use super::{Failure, Run, Step, value};
 use crate::plan::{LANE, Plan};
 use ferrogin_device::{Action, Flags};
 
+const AGGREGATE: u32 = 2;
 /// Words of a thread's part of the inbox.
 const CELLS: u32 = (LANE / 8) as u32;
 
@@ -35,12 +36,13 @@ impl Run<'_> {
     }
 
     fn pour(&self, target: u32, round: u32, length: u32, action: Action) -> Step {
-        let Plan { rank, lane, window, .. } = *self.plan;
+        let Plan { rank, lane, lanes, window, sharing, .. } = *self.plan;
         let there = self.plan.inbox(rank);
         let here = self.plan.outbox() + u64::from(lane) * LANE;
         for k in 0..length {
             // Runs of aggregated posts between plain ones, longer than a small batch.
-            let flags = if (k + lane).is_multiple_of(7) || lane == 0 { Flags::NONE } else { Flags::AGGREGATE };
+            let plain = (k + lane).is_multiple_of(7) || (lane == 0 && lanes > 1);
+            let flags = Flags::from_bits(sharing | if plain { 0 } else { AGGREGATE });
             self.put_value(target, there + u64::from(k) * 8, value(rank, lane, round, k), 8, action, flags)?;
         }
         self.flush()?;
