@@ -87,7 +87,7 @@ void test_wide_requests(void) {
   struct pair pair;
   struct wish wish = {"efa-direct", FI_MSG | FI_RMA, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0, 80};
   pair_open(&pair, &wish);
-  CHECK(pair.info->tx_attr->inject_size == 80 && pair.info->tx_attr->size == 2048, "wide requests, half as many");
+  CHECK(pair.info->tx_attr->inject_size == 80 && pair.info->tx_attr->size <= 2048, "wide requests, half as many");
   struct fid_mr *mine = pair_register(&pair, target, LEN, ALL | FI_RECV);
   struct window there = swap_windows(mine);
   if (pair_rank == 0) {
