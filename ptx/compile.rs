@@ -83,7 +83,7 @@ impl Compiler {
             .arg(work)
             .args(["--config", "profile.release.lto=\"fat\"", "--config", "profile.release.codegen-units=1"])
             .args(["--config", "profile.release.debug=false", "--config", "profile.release.panic=\"abort\""])
-            .args(["--", "--emit=asm", "-Zlocation-detail=none"])
+            .args(["--", "--emit=asm", "-Zlocation-detail=none", "-Cjump-tables=off"])
             .arg(format!("-Ctarget-cpu={GPU}"))
             .arg(format!("-Ctarget-feature=+{ISA}"));
         let deps = work.join("nvptx64-nvidia-cuda/release/deps");

@@ -3,6 +3,8 @@
 #[path = "../ptx/compile.rs"]
 #[allow(dead_code)]
 mod compile;
+#[path = "../ptx/inline.rs"]
+mod inline;
 
 use compile::Compiler;
 use std::path::{Path, PathBuf};
@@ -14,6 +16,17 @@ fn root() -> &'static Path {
 
 fn checked_in() -> PathBuf {
     root().join("ptx/ferrogin_device.ptx")
+}
+
+/// Functions that the C++ headers have inline.
+const HOT: &str = "fgin_hot_";
+
+fn hot_header() -> PathBuf {
+    root().join("ffi-headers/include/ferrogin/hot.cuh")
+}
+
+fn refreshing() -> bool {
+    std::env::var_os("FERROGIN_REFRESH").is_some()
 }
 
 fn compiler() -> Result<Compiler, String> {
@@ -28,10 +41,11 @@ fn the_checked_in_ptx_is_not_stale() {
     let sources = compile::source_hash(root()).unwrap();
     let compiler = compiler();
     let compiled = |compiler: &Compiler| compiler.compile(root(), &Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
-    if std::env::var_os("FERROGIN_REFRESH").is_some() {
+    if refreshing() {
         let compiler = compiler.as_ref().expect("refreshing needs a compiler");
         let ptx = compiled(compiler).unwrap();
         std::fs::write(checked_in(), compile::with_provenance(&ptx, sources, &compiler.version)).unwrap();
+        std::fs::write(hot_header(), inline::header(&ptx, HOT).unwrap()).unwrap();
         return;
     }
     let file = std::fs::read_to_string(checked_in()).unwrap();
@@ -49,6 +63,32 @@ fn the_checked_in_ptx_is_not_stale() {
         _ if source == sources => {}
         Ok(other) => println!("SKIP stale PTX: made by {made_by}, and {} is here", other.version),
         Err(why) => println!("SKIP stale PTX: the sources have changed, and {why}"),
+    }
+}
+
+#[test]
+fn the_inline_functions_are_those_of_the_checked_in_ptx() {
+    if refreshing() {
+        return;
+    }
+    let wanted = inline::header(&std::fs::read_to_string(checked_in()).unwrap(), HOT).unwrap();
+    let found = std::fs::read_to_string(hot_header()).unwrap();
+    assert!(found == wanted, "ferrogin/hot.cuh is stale: FERROGIN_REFRESH=1 cargo test -p ferrogin --test ptx");
+}
+
+/// What the headers declare beyond gin.h lies there too.
+#[test]
+fn the_ptx_has_what_the_inline_functions_leave_to_do() {
+    if refreshing() {
+        return;
+    }
+    let header = std::fs::read_to_string(root().join("ffi-headers/include/ferrogin/post.cuh")).unwrap();
+    let ptx = std::fs::read_to_string(checked_in()).unwrap();
+    let names: Vec<&str> =
+        header.lines().filter_map(|line| line.strip_prefix("FGIN_API int ")?.split('(').next()).collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+    for name in names {
+        assert!(ptx.contains(&format!(" {name}(\n")), "{name} is not in the PTX");
     }
 }
 

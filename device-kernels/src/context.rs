@@ -10,6 +10,8 @@
 
 mod counting;
 mod general;
+#[cfg(any(feature = "host", feature = "ptx"))]
+pub mod hot;
 mod short;
 mod tables;
 
@@ -18,11 +20,11 @@ pub use counting::FlushRequest;
 use crate::action::{Action, Flags};
 use crate::post::{Cta, Gpu, Share, Sharing, Thread};
 use crate::status::Status;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, Outside};
 use crate::wait::Limit;
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::ptr;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ferrogin_ffi::ext::{
     ContextExt, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, TargetWords, VALUE_INLINE, VALUE_POOL,
 };
@@ -413,11 +415,11 @@ impl Limit for ExtLimits<'_> {
             return false;
         }
         // SAFETY: an aligned word of the context, which outlives this; host and kernels access it atomically.
-        unsafe { AtomicU32::from_ptr(self.0.abort_flag) }.load(Ordering::Relaxed) != 0
+        unsafe { AtomicU32::from_ptr(self.0.abort_flag) }.load_outside(Ordering::Relaxed) != 0
     }
 
     #[inline]
     fn timeout_ns(&self) -> u64 {
-        self.timeout_word().map_or(0, |word| word.load(Ordering::Relaxed))
+        self.timeout_word().map_or(0, |word| word.load_outside(Ordering::Relaxed))
     }
 }

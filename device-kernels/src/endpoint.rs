@@ -3,10 +3,10 @@
 //! Ring, doorbell, counters and cursors are memory that the card, NCCL's device code and other threads use too: they
 //! are reached through raw pointers and atomics only, and all of that is in this file.
 
-use crate::post::combining::NoRoom;
+use crate::post::combining::{After, NoRoom};
 use crate::post::{COUNT_MASK, Gpu, Queue, Share, Write, combining, locked, pause};
 use crate::status::Status;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, Outside};
 use crate::wait::{Limit, Spin};
 use core::mem::offset_of;
 use efa_dp_direct::arch;
@@ -63,6 +63,17 @@ impl<'a> Endpoint<'a> {
     #[inline(always)]
     pub fn combine_at_once<S: Share>(&self, aggregate: bool, request: impl Write) -> Result<(), NoRoom> {
         combining::post_at_once::<S, _>(*self, aggregate, request)
+    }
+
+    /// The same, with what is left to do as the result.
+    #[inline(always)]
+    pub fn combine_without_calls<S: Share>(&self, aggregate: bool, request: impl Write) -> Result<After, NoRoom> {
+        combining::post_without_calls::<S, _>(*self, aggregate, request)
+    }
+
+    /// A number close to the cursor.
+    pub fn near(&self) -> u32 {
+        combining::Ring::words(self).cursor.load(Ordering::Relaxed) as u32
     }
 
     /// Goes on with what [`Self::combine_at_once`] could not post.
@@ -146,7 +157,7 @@ impl<'a> Endpoint<'a> {
     #[inline(always)]
     fn locked_words(&self) -> locked::Words<'a> {
         let lock = self.ext.cold.handle.wrapping_byte_add(offset_of!(EndpointHandle, sq_lock)).cast();
-        locked::Words { lock: self.atomic_u32(lock), barrier: &self.ext.hot.barrier }
+        locked::Words { lock: self.atomic_u32(lock), barrier: self.atomic_u32(self.ext.hot.barrier.as_ptr()) }
     }
 
     #[inline(always)]
@@ -245,13 +256,14 @@ impl<'a> Endpoint<'a> {
 impl Queue for Endpoint<'_> {
     #[inline(always)]
     fn completed(&self) -> u32 {
-        self.atomic_u64(self.ext.cold.completed.cast_mut()).load(Ordering::Acquire) as u32 & COUNT_MASK
+        self.atomic_u64(self.ext.cold.completed.cast_mut()).load_outside(Ordering::Acquire) as u32 & COUNT_MASK
     }
 
     #[inline(always)]
     fn failed(&self) -> bool {
         !self.ext.cold.errors.is_null()
-            && self.atomic_u64(self.ext.cold.errors.cast_mut()).load(Ordering::Relaxed) != self.ext.cold.errors_base
+            && self.atomic_u64(self.ext.cold.errors.cast_mut()).load_outside(Ordering::Relaxed)
+                != self.ext.cold.errors_base
     }
 
     #[inline(always)]
@@ -308,7 +320,12 @@ impl combining::Ring for Endpoint<'_> {
     fn words(&self) -> combining::Words<'_> {
         let hot = &self.ext.hot;
         let cursor = self.wq().wrapping_byte_add(offset_of!(WqV0, pc)).cast::<u64>();
-        combining::Words { cursor: self.atomic_u64(cursor), state: &hot.state, bound: &hot.bound, poison: &hot.poison }
+        combining::Words {
+            cursor: self.atomic_u64(cursor),
+            state: self.atomic_u64(hot.state.as_ptr()),
+            bound: self.atomic_u64(hot.bound.as_ptr()),
+            poison: self.atomic_u32(hot.poison.as_ptr()),
+        }
     }
 }
 

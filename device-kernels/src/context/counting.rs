@@ -4,8 +4,8 @@ use super::{Context, FIRST_COUNTER};
 use crate::endpoint::Endpoint;
 use crate::post::COUNT_MASK;
 use crate::status::Status;
+use crate::sync::{AtomicU64, Ordering, Outside};
 use crate::wait::Spin;
-use core::sync::atomic::{AtomicU64, Ordering};
 use ferrogin_ffi::assert_layout;
 use ferrogin_ffi::device::CounterHandle;
 
@@ -245,7 +245,7 @@ impl<'a> Counting<'a> {
 
     /// Acquire: what the counted writes brought is visible after it.
     fn read(&self) -> u64 {
-        let count = self.count.load(Ordering::Acquire) as u32;
+        let count = self.count.load_outside(Ordering::Acquire) as u32;
         u64::from(count.wrapping_sub(self.from.load(Ordering::Relaxed) as u32) & COUNT_MASK)
     }
 
@@ -256,6 +256,6 @@ impl<'a> Counting<'a> {
 
     /// The card alone writes the count, so a reset moves what is subtracted.
     fn reset(&self) {
-        self.from.store(self.count.load(Ordering::Acquire), Ordering::Relaxed);
+        self.from.store(self.count.load_outside(Ordering::Acquire), Ordering::Relaxed);
     }
 }

@@ -145,18 +145,62 @@ pub fn post_at_once<S: Share, Q: Ring + Copy>(queue: Q, aggregate: bool, write: 
     Ok(())
 }
 
+/// What a poster has to do after its mark.
+#[derive(Debug, Clone, Copy)]
+#[must_use]
+pub enum After {
+    /// Nothing: it is rung, or will be.
+    Nothing,
+    /// Something may have become ringable: it helps.
+    Help,
+    /// It is the one at the doorbell, or was and has left something to ring, and goes on from that word.
+    Work(u64),
+}
+
+/// As [`post_at_once`], with what is left to do as the result, for [`finish`]: nothing is called.
+///
+/// # Errors
+/// There is no room at once.
+#[inline(always)]
+pub fn post_without_calls<S: Share, Q: Ring + Copy>(
+    queue: Q,
+    aggregate: bool,
+    write: impl Write,
+) -> Result<After, NoRoom> {
+    let reserved = S::add(queue.words().cursor, 1, Ordering::Relaxed);
+    if has_room(queue, reserved) {
+        Ok(mark::<S, Q>(queue, reserved, aggregate, write))
+    } else {
+        Err(NoRoom { reserved })
+    }
+}
+
+/// Does what a mark has left to do; `near` is any number close to the cursor.
+#[inline(always)]
+pub fn finish<S: Share, Q: Ring + Copy>(queue: Q, after: After, near: u32) {
+    match after {
+        After::Nothing => {}
+        After::Help => help::<S, Q>(queue, near),
+        After::Work(state) => work::<S, Q>(queue, state, near),
+    }
+}
+
 #[inline(always)]
 fn write_and_mark<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: bool, write: impl Write) {
+    let after = mark::<S, Q>(queue, reserved, aggregate, write);
+    finish::<S, Q>(queue, after, halves(reserved).0);
+}
+
+/// Writes, fences, marks, and if nobody is near rings.
+#[inline(always)]
+fn mark<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: bool, write: impl Write) -> After {
     let (idx, _) = halves(reserved);
     write.write(idx);
     queue.fence();
     let ready = ready_bit(idx);
     if aggregate {
         let old = S::add(queue.words().state, ready, Ordering::Acquire);
-        if old & ready_bit(idx.wrapping_add(1)) != 0 {
-            help::<S, Q>(queue, idx);
-        }
-        return;
+        return if old & ready_bit(idx.wrapping_add(1)) != 0 { After::Help } else { After::Nothing };
     }
     let old = S::add(queue.words().state, ready + WORKER, Ordering::Acquire);
     let left = if old == all_rung(idx) {
@@ -165,13 +209,11 @@ fn write_and_mark<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: 
         let change = (1 << RUNG_SHIFT) - ready - WORKER;
         S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
     } else if old & WORKERS != 0 {
-        return;
+        return After::Nothing;
     } else {
         old + ready + WORKER
     };
-    if !is_quiet(left) {
-        work::<S, Q>(queue, left, idx);
-    }
+    if is_quiet(left) { After::Nothing } else { After::Work(left) }
 }
 
 /// Posts what has the number `reserved` already: waits for room first.

@@ -1,0 +1,308 @@
+//! The hot paths of the PTX module: `fgin_hot_*` post one request in GPU mode by the `combining` policy and call nothing;
+//! `fgin_rest_*` do what they leave to do. CUDA C++ has the former as inline assembly in its kernels (`ferrogin/hot.cuh`), and
+//! calls the latter only when a post did not go straight.
+
+use super::short::{Empty, Put, To};
+use super::{Context, DATA, FIRST_COUNTER, Route, VALUE, Window, value_mask};
+use crate::action::{Action, Flags};
+use crate::post::combining::{After, NoRoom, finish};
+use crate::post::{Gpu, Write};
+use crate::status::Status;
+use core::ffi::{c_int, c_void};
+use ferrogin_ffi::ext::{ContextExt, VALUE_INLINE, VALUE_POOL};
+
+/// What a hot path leaves to do: a status, or one of the constants below and the word that goes with it.
+#[repr(C)]
+pub struct Rest {
+    word: u64,
+    what: u64,
+}
+
+/// The whole operation, by the general way: nothing was done.
+const GENERAL: u64 = 16;
+/// Room, for the reservation `word`; then the post.
+const ROOM: u64 = 17;
+/// Turns at the doorbell, from the state `word`.
+const WORK: u64 = 18;
+/// Help at the doorbell.
+const HELP: u64 = 19;
+
+impl Rest {
+    const NOTHING: Rest = Rest { word: 0, what: 0 };
+    const INVALID: Rest = Rest { word: 0, what: Status::InvalidArgument as u64 };
+    const GENERAL: Rest = Rest { word: 0, what: GENERAL };
+}
+
+/// What `fgin_rest_*` are told about the operation, in one word: the peer (24 bits), what is left to do (7 bits), whether it
+/// is aggregated, and what it names (32 bits).
+#[derive(Clone, Copy)]
+struct Meta(u64);
+
+impl Meta {
+    fn peer(self) -> u32 {
+        self.0 as u32 & 0xff_ffff
+    }
+
+    fn what(self) -> u64 {
+        self.0 >> 24 & 0x7f
+    }
+
+    fn is_aggregate(self) -> bool {
+        self.0 >> 31 & 1 != 0
+    }
+
+    fn flags(self) -> Flags {
+        if self.is_aggregate() { Flags::AGGREGATE } else { Flags::NONE }
+    }
+
+    fn named(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// The action that names a signal (low half: its id + 1), raised by one, and a counter (high half, the same).
+#[inline(always)]
+fn action(named: u32) -> Action {
+    Action::from_bits(1 << 32 | u64::from(named))
+}
+
+/// A value, in its request or through the pool: one path for both, so that the code is there once.
+#[derive(Clone, Copy)]
+struct Value<'a> {
+    to: To<'a>,
+    dst: Window,
+    dst_off: u64,
+    /// Without the bytes that are not sent.
+    value: u64,
+    bytes: u32,
+    is_inline: bool,
+}
+
+impl Write for Value<'_> {
+    #[inline(always)]
+    fn write(self, idx: u32) {
+        let Self { to, dst, dst_off, value, bytes, is_inline } = self;
+        let (remote, stamp) = (to.context.remote(dst, dst_off, to.peer), to.context.stamp(to.route, to.peer));
+        let request = if is_inline {
+            stamp.write_value(remote, value, bytes)
+        } else {
+            stamp.write(remote, to.poster().pool(idx, value, bytes))
+        };
+        to.poster().place(request, idx);
+    }
+}
+
+impl<'a> Context<'a> {
+    /// There is no such peer, or no such slot.
+    #[inline(always)]
+    fn is_outside(self, peer: u32, slot: u32) -> bool {
+        peer >= self.ext.nranks || slot >= self.ext.n_slots
+    }
+
+    /// Where an operation goes that raises the signal of that slot by one, or none if it is 0, and names no counter.
+    #[inline(always)]
+    fn to_signal(self, peer: u32, slot: u32, plain: u32) -> To<'a> {
+        let ext = self.ext;
+        let rides = slot.wrapping_sub(1) < ext.n_signals;
+        let poster = if rides { FIRST_COUNTER - 1 + ext.n_counters + slot } else { plain };
+        let row = ext.targets.wrapping_add((slot * ext.nranks) as usize);
+        To { context: self, route: Route { row, poster: self.endpoint_ext(poster), raised_by: 0 }, peer }
+    }
+
+    /// The same, checked.
+    fn checked_to_signal(self, peer: u32, slot: u32, plain: u32) -> Result<To<'a>, Status> {
+        if self.is_outside(peer, slot) {
+            return Err(Status::InvalidArgument);
+        }
+        self.to(peer, self.to_signal(peer, slot, plain).route)
+    }
+
+    #[inline(always)]
+    fn hot(to: To<'_>, aggregate: u32, request: impl Write) -> Rest {
+        match to.poster().combine_without_calls::<Gpu>(aggregate != 0, request) {
+            Ok(After::Nothing) => Rest::NOTHING,
+            Ok(After::Work(word)) => Rest { word, what: WORK },
+            Ok(After::Help) => Rest { word: 0, what: HELP },
+            Err(NoRoom { reserved }) => Rest { word: reserved, what: ROOM },
+        }
+    }
+
+    /// Everything that a hot path may leave, but the general way.
+    fn rest(to: To<'_>, meta: Meta, word: u64, request: impl Write) -> Result<(), Status> {
+        let poster = to.poster();
+        match meta.what() {
+            ROOM => return poster.combine_late::<Gpu>(to.context.limits(), meta.is_aggregate(), request, word),
+            WORK => finish::<Gpu, _>(poster, After::Work(word), poster.near()),
+            HELP => finish::<Gpu, _>(poster, After::Help, poster.near()),
+            _ => return Err(Status::InvalidArgument),
+        }
+        Ok(())
+    }
+}
+
+/// `slot` is the signal's id + 1, or 0.
+///
+/// # Safety
+///
+/// `ctx` came from `fgin_open` and lives; the window is registered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_hot_put_value(
+    ctx: *const ContextExt,
+    peer: u32,
+    dst: *mut c_void,
+    dst_off: u64,
+    value: u64,
+    bytes: u32,
+    slot: u32,
+    aggregate: u32,
+) -> Rest {
+    // SAFETY: the caller vouches for it.
+    let context = unsafe { Context::from_ptr(ctx) };
+    let Ok(mask) = value_mask(bytes) else { return Rest::INVALID };
+    if context.is_outside(peer, slot) || dst.is_null() {
+        return Rest::INVALID;
+    }
+    let to = context.to_signal(peer, slot, VALUE);
+    if !context.has_target(peer, to.route) {
+        return Rest::INVALID;
+    }
+    let way = to.poster().value_way();
+    let is_inline = way == VALUE_INLINE;
+    if !is_inline && way != VALUE_POOL {
+        return Rest::GENERAL;
+    }
+    Context::hot(to, aggregate, Value { to, dst: Window(dst), dst_off, value: value & mask, bytes, is_inline })
+}
+
+/// What [`fgin_hot_put_value`] left to do; `meta` names slot (16 bits) and bytes.
+///
+/// # Safety
+///
+/// As there, with the same arguments and its result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_rest_put_value(
+    ctx: *const ContextExt,
+    dst: *mut c_void,
+    dst_off: u64,
+    value: u64,
+    word: u64,
+    meta: u64,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let context = unsafe { Context::from_ptr(ctx) };
+    let (meta, dst) = (Meta(meta), Window(dst));
+    let (slot, bytes) = (meta.named() & 0xffff, meta.named() >> 16);
+    if meta.what() == GENERAL {
+        let action = if slot == 0 { Action::NONE } else { action(slot) };
+        return code(context.put_value(meta.peer(), dst, dst_off, value, bytes, action, meta.flags()));
+    }
+    code(context.checked_to_signal(meta.peer(), slot, VALUE).and_then(|to| {
+        let (value, is_inline) = (value & value_mask(bytes)?, to.poster().value_way() == VALUE_INLINE);
+        Context::rest(to, meta, word, Value { to, dst, dst_off, value, bytes, is_inline })
+    }))
+}
+
+/// `named` is the signal's id + 1 or 0, and in its upper half the same for the counter.
+///
+/// # Safety
+///
+/// As for [`fgin_hot_put_value`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_hot_put(
+    ctx: *const ContextExt,
+    peer: u32,
+    dst: *mut c_void,
+    dst_off: u64,
+    src: *mut c_void,
+    src_off: u64,
+    bytes: u64,
+    named: u32,
+    aggregate: u32,
+) -> Rest {
+    // SAFETY: the caller vouches for it.
+    let context = unsafe { Context::from_ptr(ctx) };
+    let Ok(route) = context.route(peer, action(named), DATA) else { return Rest::INVALID };
+    if bytes.wrapping_sub(1) >= context.ext.short_put {
+        return Rest::GENERAL;
+    }
+    if dst.is_null() || src.is_null() || !context.has_target(peer, route) {
+        return Rest::INVALID;
+    }
+    let (to, dst, src) = (To { context, route, peer }, Window(dst), Window(src));
+    Context::hot(to, aggregate, Put { to, dst, dst_off, src, src_off, bytes: bytes as u32 })
+}
+
+/// What [`fgin_hot_put`] left to do; `meta` names what it named.
+///
+/// # Safety
+///
+/// As there, with the same arguments and its result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_rest_put(
+    ctx: *const ContextExt,
+    dst: *mut c_void,
+    dst_off: u64,
+    src: *mut c_void,
+    src_off: u64,
+    bytes: u64,
+    word: u64,
+    meta: u64,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let context = unsafe { Context::from_ptr(ctx) };
+    let meta = Meta(meta);
+    let (dst, src, peer, action) = (Window(dst), Window(src), meta.peer(), action(meta.named()));
+    if meta.what() == GENERAL {
+        return code(context.put(peer, dst, dst_off, src, src_off, bytes, action, meta.flags()));
+    }
+    code(
+        context
+            .route(peer, action, DATA)
+            .and_then(|route| context.to(peer, route))
+            .and_then(|to| Context::rest(to, meta, word, Put { to, dst, dst_off, src, src_off, bytes: bytes as u32 })),
+    )
+}
+
+/// As [`fgin_hot_put_value`], with no bytes.
+///
+/// # Safety
+///
+/// `ctx` came from `fgin_open` and lives.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_hot_signal(ctx: *const ContextExt, peer: u32, slot: u32, aggregate: u32) -> Rest {
+    // SAFETY: the caller vouches for it.
+    let context = unsafe { Context::from_ptr(ctx) };
+    if context.is_outside(peer, slot) {
+        return Rest::INVALID;
+    }
+    if context.ext.short_put == 0 {
+        return Rest::GENERAL;
+    }
+    let to = context.to_signal(peer, slot, DATA);
+    if !context.has_target(peer, to.route) {
+        return Rest::INVALID;
+    }
+    Context::hot(to, aggregate, Empty { to })
+}
+
+/// What [`fgin_hot_signal`] left to do; `meta` names the slot.
+///
+/// # Safety
+///
+/// As there, with the same arguments and its result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_rest_signal(ctx: *const ContextExt, word: u64, meta: u64) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let context = unsafe { Context::from_ptr(ctx) };
+    let meta = Meta(meta);
+    if meta.what() == GENERAL {
+        let action = if meta.named() == 0 { Action::NONE } else { action(meta.named()) };
+        return code(context.signal(meta.peer(), action, meta.flags()));
+    }
+    let to = context.checked_to_signal(meta.peer(), meta.named(), DATA);
+    code(to.and_then(|to| Context::rest(to, meta, word, Empty { to })))
+}
+
+fn code(result: Result<(), Status>) -> c_int {
+    result.map_or_else(|status| status as c_int, |()| 0)
+}

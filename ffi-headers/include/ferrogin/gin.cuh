@@ -1,0 +1,296 @@
+// ferrogin: the GIN device API for CUDA C++, and for host C++ on the software card.
+//
+//   ferrogin::Gin<> gin(handle, context_id);
+//   gin.putValue(peer, window, offset, value, ferrogin::SignalInc{0});
+//   gin.flush();
+//
+// Every operation takes a coop: the threads that call it together. They are synchronised before and after it, and the
+// one of rank 0 carries it out; what any of them wrote before the call is what the card reads. Thread, Warp and Block are
+// here, and any other type with thread_rank(), size() and sync() will do, such as the groups of cooperative_groups.
+//
+// The result is an fgin_status: that of the operation in the thread of rank 0, FGIN_OK in the others. A kernel has to be
+// linked with the relocatable object of libferrogin_device for its architecture (-rdc=true), a host program with
+// libferrogin_device.so.
+//
+// SPDX-License-Identifier: Apache-2.0
+#ifndef FERROGIN_GIN_CUH
+#define FERROGIN_GIN_CUH
+
+#include "gin.h"
+#include "post.cuh"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace ferrogin {
+
+// Coops. On the CPU every thread is alone in its warp and block.
+
+struct Thread {
+  FGIN_DEVICE unsigned thread_rank() const {
+    return 0;
+  }
+  FGIN_DEVICE unsigned size() const {
+    return 1;
+  }
+  FGIN_DEVICE void sync() const {}
+};
+
+#ifdef __CUDACC__
+
+struct Warp {
+  FGIN_DEVICE unsigned thread_rank() const {
+    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % warpSize;
+  }
+  FGIN_DEVICE unsigned size() const {
+    return warpSize;
+  }
+  FGIN_DEVICE void sync() const {
+    __syncwarp();
+  }
+};
+
+struct Block {
+  FGIN_DEVICE unsigned thread_rank() const {
+    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  }
+  FGIN_DEVICE unsigned size() const {
+    return blockDim.x * blockDim.y * blockDim.z;
+  }
+  FGIN_DEVICE void sync() const {
+    __syncthreads();
+  }
+};
+
+#else
+
+struct Warp : Thread {};
+struct Block : Thread {};
+
+#endif
+
+// What an operation announces: on the peer (None, SignalInc, SignalAdd), and here when the source may be reused (None,
+// CounterInc). An id that is out of range makes the operation do nothing and give FGIN_INVALID_ARGUMENT.
+
+struct None {};
+
+struct SignalInc {
+  uint32_t signal;
+};
+
+// Adding 0 adds nothing.
+struct SignalAdd {
+  uint32_t signal;
+  uint32_t value;
+};
+
+struct CounterInc {
+  uint32_t counter;
+};
+
+// Signals in memory of a window: refused at compile time.
+struct VASignalInc {
+  fgin_window window;
+  uint64_t offset;
+};
+
+struct VASignalAdd {
+  fgin_window window;
+  uint64_t offset;
+  uint64_t value;
+};
+
+// Who uses the context: anyone, threads of one block, or one thread. Less sharing needs fewer atomics.
+enum class Sharing : uint32_t { Gpu = FGIN_SHARING_GPU, Cta = FGIN_SHARING_CTA, Thread = FGIN_SHARING_THREAD };
+
+// How far memory has been released, or has to be, before a put; ordered by reach.
+enum class Scope : uint32_t { System, Device, Block, Thread };
+
+namespace detail {
+
+template <typename>
+constexpr bool is_va = false;
+template <>
+constexpr bool is_va<VASignalInc> = true;
+template <>
+constexpr bool is_va<VASignalAdd> = true;
+
+// Depends on its parameter, so that it fails only where it is used.
+template <typename>
+constexpr bool no = false;
+
+template <typename Action>
+FGIN_DEVICE Named remote(Action) {
+  static_assert(!is_va<Action>, "VA signals need remote atomics, which EFA lacks: use SignalInc or SignalAdd");
+  static_assert(is_va<Action> || no<Action>, "the remote action must be None, SignalInc or SignalAdd");
+  return {};
+}
+
+FGIN_DEVICE Named remote(None) {
+  return {};
+}
+
+FGIN_DEVICE Named remote(SignalInc inc) {
+  return {slot_of(inc.signal), 1, 0};
+}
+
+FGIN_DEVICE Named remote(SignalAdd add) {
+  return {slot_of(add.signal), add.value, 0};
+}
+
+// The slot of a counter.
+template <typename Action>
+FGIN_DEVICE uint32_t local(Action) {
+  static_assert(no<Action>, "the local action must be None or CounterInc");
+  return 0;
+}
+
+FGIN_DEVICE uint32_t local(None) {
+  return 0;
+}
+
+FGIN_DEVICE uint32_t local(CounterInc inc) {
+  return slot_of(inc.counter);
+}
+
+}  // namespace detail
+
+// One context, in one sharing mode. Copies are views of the same context.
+template <Sharing sharing = Sharing::Gpu>
+class Gin {
+ public:
+  // The context `id` of the array that createContext returned in ncclNetDeviceHandle->handle. When it cannot be opened,
+  // status() says why, and every operation gives FGIN_INVALID_ARGUMENT.
+  FGIN_DEVICE Gin(void* handle, uint32_t id) {
+    status_ = fgin_open(handle, id, &ctx_);
+  }
+
+  // What an fgin_open gave.
+  FGIN_DEVICE explicit Gin(const fgin_context* ctx)
+    : ctx_(ctx), status_(ctx ? FGIN_OK : FGIN_INVALID_ARGUMENT) {}
+
+  FGIN_DEVICE int status() const {
+    return status_;
+  }
+  FGIN_DEVICE const fgin_context* context() const {
+    return ctx_;
+  }
+
+  // Writes `bytes` from `src` at `srcOff` on this rank to `dst` at `dstOff` on `peer`. The source may be reused after a
+  // flush, or when the counter of a CounterInc says so. `flags` is FGIN_DEFAULT or FGIN_AGGREGATE. Every post fences at
+  // system scope before the card is told, so a release of any scope that is asked for has been made.
+  template <typename Remote = None, typename Local = None, typename Coop = Thread>
+  FGIN_DEVICE int put(uint32_t peer, fgin_window dst, uint64_t dstOff, fgin_window src, uint64_t srcOff, uint64_t bytes,
+                      Remote remote = {}, Local local = {}, Coop coop = {}, uint32_t flags = FGIN_DEFAULT,
+                      Scope /*given*/ = Scope::Thread, Scope /*required*/ = Scope::Device) const {
+    return lead(coop, [&] {
+      detail::Named named = detail::remote(remote);
+      named.counter = detail::local(local);
+      return detail::put(ctx_, peer, dst, dstOff, src, srcOff, bytes, named, with(flags));
+    });
+  }
+
+  // Writes `value`, of 1, 2, 4 or 8 bytes, to `dst` at `dstOff` on `peer`.
+  template <typename T, typename Remote = None, typename Coop = Thread>
+  FGIN_DEVICE int putValue(uint32_t peer, fgin_window dst, uint64_t dstOff, T value, Remote remote = {}, Coop coop = {},
+                           uint32_t flags = FGIN_DEFAULT, Scope /*given*/ = Scope::Thread,
+                           Scope /*required*/ = Scope::Device) const {
+    static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8,
+                  "putValue writes 1, 2, 4 or 8 bytes: use put for other sizes");
+    static_assert(__is_trivially_copyable(T), "putValue writes the bytes of the value: its type must be trivially copyable");
+    return lead(coop, [&] {
+      uint64_t word = 0;
+      memcpy(&word, &value, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
+      return detail::put_value(ctx_, peer, dst, dstOff, word, sizeof(T), detail::remote(remote), with(flags));
+    });
+  }
+
+  // Reads `bytes` from `remote` at `remoteOff` on `peer` to `local` at `localOff`; they are there after a flush.
+  template <typename Coop = Thread>
+  FGIN_DEVICE int get(uint32_t peer, fgin_window remote, uint64_t remoteOff, fgin_window local, uint64_t localOff,
+                      uint64_t bytes, Coop coop = {}, uint32_t flags = FGIN_DEFAULT) const {
+    return lead(coop, [&] { return fgin_get(ctx_, peer, remote, remoteOff, local, localOff, bytes, with(flags)); });
+  }
+
+  // Raises a signal of `peer`, with no bytes.
+  template <typename Remote, typename Coop = Thread>
+  FGIN_DEVICE int signal(uint32_t peer, Remote remote, Coop coop = {}, uint32_t flags = FGIN_DEFAULT,
+                         Scope /*given*/ = Scope::Thread, Scope /*required*/ = Scope::Device) const {
+    return lead(coop, [&] { return detail::signal(ctx_, peer, detail::remote(remote), with(flags)); });
+  }
+
+  // Waits until everything that was posted on this context before has completed.
+  template <typename Coop = Thread>
+  FGIN_DEVICE int flush(Coop coop = {}) const {
+    return lead(coop, [&] { return fgin_flush(ctx_); });
+  }
+
+  // A flush in two halves: `request` stands for everything posted before flushAsync, and wait() waits for it. Both are
+  // called by the same thread of the group, that of rank 0, whose `request` it is.
+  template <typename Coop = Thread>
+  FGIN_DEVICE int flushAsync(fgin_request& request, Coop coop = {}) const {
+    return lead(coop, [&] { return fgin_flush_async(ctx_, &request); });
+  }
+
+  template <typename Coop = Thread>
+  FGIN_DEVICE int wait(const fgin_request& request, Coop coop = {}) const {
+    return lead(coop, [&] { return fgin_wait_request(ctx_, &request); });
+  }
+
+  // Whether wait() would return at once.
+  FGIN_DEVICE int test(const fgin_request& request, bool& done) const {
+    int is_done = 0, status = fgin_test_request(ctx_, &request, &is_done);
+    done = is_done;
+    return status;
+  }
+
+  // Waits that begin from now on, of all threads, give up after `ns` with FGIN_TIMEOUT; 0 is never.
+  FGIN_DEVICE int setTimeout(uint64_t ns) const {
+    return fgin_set_timeout(ctx_, ns);
+  }
+
+  // Signals and counters: times raised since the last reset, modulo 2^31, as the waits compare.
+
+  FGIN_DEVICE int readSignal(uint32_t signal, uint64_t& out) const {
+    return fgin_read_signal(ctx_, signal, &out);
+  }
+  template <typename Coop = Thread>
+  FGIN_DEVICE int waitSignal(uint32_t signal, uint64_t least, Coop coop = {}) const {
+    return lead(coop, [&] { return fgin_wait_signal(ctx_, signal, least); });
+  }
+  FGIN_DEVICE int resetSignal(uint32_t signal) const {
+    return fgin_reset_signal(ctx_, signal);
+  }
+  FGIN_DEVICE int readCounter(uint32_t counter, uint64_t& out) const {
+    return fgin_read_counter(ctx_, counter, &out);
+  }
+  template <typename Coop = Thread>
+  FGIN_DEVICE int waitCounter(uint32_t counter, uint64_t least, Coop coop = {}) const {
+    return lead(coop, [&] { return fgin_wait_counter(ctx_, counter, least); });
+  }
+  FGIN_DEVICE int resetCounter(uint32_t counter) const {
+    return fgin_reset_counter(ctx_, counter);
+  }
+
+ private:
+  FGIN_DEVICE static uint32_t with(uint32_t flags) {
+    return flags | uint32_t(sharing);
+  }
+
+  template <typename Coop, typename Op>
+  FGIN_DEVICE static int lead(Coop& coop, Op op) {
+    coop.sync();
+    int status = FGIN_OK;
+    if (coop.thread_rank() == 0) status = op();
+    coop.sync();
+    return status;
+  }
+
+  const fgin_context* ctx_ = nullptr;
+  int status_;
+};
+
+}  // namespace ferrogin
+
+#endif  // FERROGIN_GIN_CUH

@@ -1,0 +1,299 @@
+// ferrogin: the EFA_GDA backend of NCCL's device API, releases 2.31 and 2.32.
+//
+// To be included after <nccl.h> and before NCCL's device headers; ferrogin/nccl_gin.cuh does both. It stands where NCCL's
+// own EFA backend would: every ncclGinApi_* of EFA_GDA is here, and the include guard of the other is taken.
+//
+// The operations are those of ferrogin/gin.h, on the handles that the ferrogin plugin returned. NCCL's functions return
+// nothing, so an operation that cannot be meant (a peer, signal or counter out of range, a VA signal, a handle of another
+// plugin) ends the kernel: FGIN_ON_MISUSE(status) says how. A failed card, an abort or a deadline makes the operation
+// return; the host learns of it from queryLastError.
+//
+// SPDX-License-Identifier: Apache-2.0
+#ifndef FERROGIN_NCCL_GIN_BACKEND_CUH
+#define FERROGIN_NCCL_GIN_BACKEND_CUH
+
+#include <nccl.h>
+
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 31, 0)
+#error "ferrogin: needs the headers of NCCL 2.31 or newer"
+#endif
+
+#ifdef _NCCL_DEVICE_GIN_EFA_GDA_H_
+#error "ferrogin: NCCL's EFA backend is already here: include <ferrogin/nccl_gin.cuh> before <nccl_device.h>"
+#endif
+#define _NCCL_DEVICE_GIN_EFA_GDA_H_
+
+#include "gin.h"
+#include "layout.h"
+#include "post.cuh"
+
+#include <nccl_device/gin/gin_device_common.h>
+#include <nccl_device/gin/efa_gda/gin_efa_gda_dev.h>
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FGIN_ASSERT_TYPE(type, bytes, alignment) \
+  static_assert(sizeof(type) == bytes && alignof(type) == alignment, "ferrogin and NCCL differ in " #type);
+#define FGIN_ASSERT_FIELD(type, field, offset) \
+  static_assert(offsetof(type, field) == offset, "ferrogin and NCCL differ in " #type "." #field);
+FGIN_HANDLE_LAYOUTS(FGIN_ASSERT_TYPE, FGIN_ASSERT_FIELD)
+
+#ifdef __CUDACC__
+
+// What to do about a call that cannot be meant.
+#ifndef FGIN_ON_MISUSE
+#ifdef __CUDA_ARCH__
+#define FGIN_ON_MISUSE(status) __trap()
+#else
+#define FGIN_ON_MISUSE(status) abort()
+#endif
+#endif
+
+namespace ferrogin {
+namespace nccl {
+
+static_assert(FGIN_SHARING_CTA == NCCL_GIN_RESOURCE_SHARING_CTA << 8, "sharing modes have NCCL's numbers");
+static_assert(FGIN_SHARING_THREAD == NCCL_GIN_RESOURCE_SHARING_THREAD << 8, "sharing modes have NCCL's numbers");
+
+NCCL_DEVICE_INLINE void check(int status) {
+  if (status == FGIN_INVALID_ARGUMENT || status == FGIN_UNSUPPORTED) FGIN_ON_MISUSE(status);
+}
+
+// A word that the host wrote before the kernel.
+template <typename T>
+NCCL_DEVICE_INLINE T constant(const char* at) {
+#ifdef __CUDA_ARCH__
+  return __ldg(reinterpret_cast<const T*>(at));
+#else
+  return *reinterpret_cast<const T*>(at);
+#endif
+}
+
+// fgin_open, inline: the header before the handles leads to the contexts.
+NCCL_DEVICE_INLINE const fgin_context* context(const ncclGinCtx& ctx) {
+  const char* header = static_cast<const char*>(ctx.handle) - FGIN_HEADER_SIZE;
+  if (constant<unsigned long long>(header + FGIN_HEADER_MAGIC_OFFSET) != FGIN_HEADER_MAGIC ||
+      constant<unsigned>(header + FGIN_HEADER_VERSION_OFFSET) != FGIN_HEADER_VERSION) {
+    FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
+  }
+  auto contexts = constant<unsigned long long>(header + FGIN_HEADER_CONTEXTS_OFFSET);
+  return reinterpret_cast<const fgin_context*>(contexts + size_t(ctx.contextId) * FGIN_CONTEXT_SIZE);
+}
+
+NCCL_DEVICE_INLINE nccl_ofi_gin_gdaki_dev_handle& handle(const ncclGinCtx& ctx) {
+  return static_cast<nccl_ofi_gin_gdaki_dev_handle*>(ctx.handle)[ctx.contextId];
+}
+
+// NCCL lets a request wait for the next one that does not, whatever that one names. With ferrogin a signal or a counter
+// has a queue of its own, whose requests wait for the next on that queue: so here none waits. Those of several threads share
+// a doorbell all the same.
+NCCL_DEVICE_INLINE uint32_t flags(const ncclGinCtx& ctx) {
+  return uint32_t(ctx.resourceSharingMode) << 8;
+}
+
+NCCL_DEVICE_INLINE detail::Named named(const ncclGinSignalDescriptor& signal, ncclGinSignalOp_t op, uint64_t arg,
+                                       bool hasCounter = false, ncclGinCounter_t counter = 0) {
+  detail::Named all = {};
+  if (hasCounter) all.counter = detail::slot_of(counter);
+  if (signal.type == NCCL_GIN_SIGNAL_TYPE_NONE) return all;
+  if (signal.type != NCCL_GIN_SIGNAL_TYPE_INDEXED) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
+  uint64_t amount = op == ncclGinSignalInc ? 1 : arg;
+  if (amount > UINT32_MAX) FGIN_ON_MISUSE(FGIN_INVALID_ARGUMENT);
+  all.signal = detail::slot_of(signal.indexedSignal.signalId);
+  all.amount = uint32_t(amount);
+  return all;
+}
+
+// A strong signal says that everything before it has settled: EFA keeps no order, so it has to have settled first.
+NCCL_DEVICE_INLINE void before(const fgin_context* ctx, const ncclGinSignalDescriptor& signal) {
+  if (signal.type != NCCL_GIN_SIGNAL_TYPE_NONE && signal.isStrong) check(fgin_flush(ctx));
+}
+
+// Flushes as NCCL does: until all is done, `*abortFlag` is raised, or the cycles are over. What ends a wait of ferrogin
+// (the card's error, the plugin's own abort flag) ends it too.
+template <bool HasTimeout>
+NCCL_DEVICE_INLINE ncclResult_t flush(const ncclGinCtx& ctx, uint32_t* abortFlag, uint64_t timeoutCycles) {
+  const fgin_context* fgin = context(ctx);
+  fgin_request request;
+  int status = fgin_flush_async(fgin, &request);
+  uint32_t steps = 0;
+  long long start = 0;
+  if NCCL_IF_CONSTEXPR (HasTimeout) start = clock64();
+  int done = 0;
+  while (status == FGIN_OK && (status = fgin_test_request(fgin, &request, &done)) == FGIN_OK && !done) {
+    if NCCL_IF_CONSTEXPR (HasTimeout) {
+      if (uint64_t(clock64() - start) >= timeoutCycles) return ncclTimeout;
+    }
+    if (::nccl::utility::testAbort(abortFlag, steps)) return ncclSuccess;
+  }
+  check(status);
+  return ncclSuccess;
+}
+
+template <bool HasTimeout, typename Coop>
+NCCL_DEVICE_INLINE ncclResult_t flush(const ncclGinCtx& ctx, Coop& coop, uint32_t* abortFlag, uint64_t timeoutCycles) {
+  ncclResult_t result = ncclSuccess;
+  coop.sync();
+  if (coop.thread_rank() == 0) result = flush<HasTimeout>(ctx, abortFlag, timeoutCycles);
+  coop.sync();
+  return result;
+}
+
+}  // namespace nccl
+}  // namespace ferrogin
+
+template <>
+struct ncclGinApi_Put<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  template <typename Coop>
+  NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, Coop coop, int peer, bool hasWins, ncclGinWindow_t dstWin,
+                                      size_t dstOff, ncclGinWindow_t srcWin, size_t srcOff, size_t bytes,
+                                      ncclGinSignalDescriptor signal, ncclGinSignalOp_t signalOp, uint64_t signalOpArg,
+                                      bool hasCounter, ncclGinCounter_t counterId, bool, ncclGinDescriptorSmem*,
+                                      cuda::thread_scope, cuda::thread_scope, uint32_t = ncclGinOptFlagsDefault) {
+    using namespace ferrogin::nccl;
+    coop.sync();
+    if (coop.thread_rank() == 0) {
+      const fgin_context* fgin = context(ctx);
+      auto names = named(signal, signalOp, signalOpArg, hasCounter, counterId);
+      uint32_t how = flags(ctx);
+      before(fgin, signal);
+      check(hasWins ? ferrogin::detail::put(fgin, uint32_t(peer), dstWin, dstOff, srcWin, srcOff, bytes, names, how) :
+                      ferrogin::detail::signal(fgin, uint32_t(peer), names, how));
+    }
+    coop.sync();
+  }
+};
+
+template <>
+struct ncclGinApi_PutValue<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  template <typename Coop, typename T>
+  NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, Coop coop, int peer, ncclGinWindow_t dstWin, size_t dstOff,
+                                      T srcData, ncclGinSignalDescriptor signal, ncclGinSignalOp_t signalOp,
+                                      uint64_t signalOpArg, bool, ncclGinDescriptorSmem*, cuda::thread_scope,
+                                      cuda::thread_scope, uint32_t = ncclGinOptFlagsDefault) {
+    using namespace ferrogin::nccl;
+    static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8,
+                  "putValue writes 1, 2, 4 or 8 bytes: use put for other sizes");
+    coop.sync();
+    if (coop.thread_rank() == 0) {
+      const fgin_context* fgin = context(ctx);
+      auto names = named(signal, signalOp, signalOpArg);
+      uint64_t word = 0;
+      memcpy(&word, &srcData, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
+      before(fgin, signal);
+      check(ferrogin::detail::put_value(fgin, uint32_t(peer), dstWin, dstOff, word, sizeof(T), names, flags(ctx)));
+    }
+    coop.sync();
+  }
+};
+
+template <>
+struct ncclGinApi_Get<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  template <typename Coop>
+  NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, Coop coop, int peer, ncclGinWindow_t remoteWin, size_t remoteOff,
+                                      ncclGinWindow_t localWin, size_t localOff, size_t bytes, bool,
+                                      ncclGinDescriptorSmem*, uint32_t = ncclGinOptFlagsDefault) {
+    using namespace ferrogin::nccl;
+    coop.sync();
+    if (coop.thread_rank() == 0) {
+      check(fgin_get(context(ctx), uint32_t(peer), remoteWin, remoteOff, localWin, localOff, bytes, flags(ctx)));
+    }
+    coop.sync();
+  }
+};
+
+// A request of NCCL has room for two words, and a flush has a number for each endpoint. So flushAsync rings what was
+// deferred and raises the flush's barriers, and wait() waits for everything that was posted before the wait: no less than
+// it is asked for, and still without end only if the card stops.
+template <>
+struct ncclGinApi_FlushAsync<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, uint32_t, ncclGinRequest_t* outRequest, bool,
+                                      ncclGinDescriptorSmem*, uint32_t) {
+    fgin_request request;
+    ferrogin::nccl::check(fgin_flush_async(ferrogin::nccl::context(ctx), &request));
+    *outRequest = {};
+  }
+};
+
+template <>
+struct ncclGinApi_Wait<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, ncclGinRequest_t&, bool, ncclGinDescriptorSmem*,
+                                      cuda::memory_order, uint32_t* abortFlag) {
+    (void)ferrogin::nccl::flush<false>(ctx, abortFlag, 0);
+  }
+  NCCL_DEVICE_INLINE static ncclResult_t call(ncclGinCtx ctx, ncclGinRequest_t&, bool, ncclGinDescriptorSmem*,
+                                              cuda::memory_order, uint32_t* abortFlag, uint64_t timeoutCycles) {
+    return ferrogin::nccl::flush<true>(ctx, abortFlag, timeoutCycles);
+  }
+};
+
+template <>
+struct ncclGinApi_Flush<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  template <typename Coop>
+  NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, Coop coop, bool, ncclGinDescriptorSmem*, cuda::memory_order,
+                                      uint32_t* abortFlag) {
+    (void)ferrogin::nccl::flush<false>(ctx, coop, abortFlag, 0);
+  }
+  template <typename Coop>
+  NCCL_DEVICE_INLINE static ncclResult_t call(ncclGinCtx ctx, Coop coop, bool, ncclGinDescriptorSmem*,
+                                              cuda::memory_order, uint32_t* abortFlag, uint64_t timeoutCycles) {
+    return ferrogin::nccl::flush<true>(ctx, coop, abortFlag, timeoutCycles);
+  }
+};
+
+template <>
+struct ncclGinApi_SupportsStrongSignal<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  NCCL_DEVICE_INLINE static bool call(ncclGinCtx) {
+    return false;
+  }
+};
+
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 32, 0)
+template <>
+struct ncclGinApi_FlushesAllPutsOnAnySignal<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  NCCL_DEVICE_INLINE static bool call(ncclGinCtx) {
+    return false;
+  }
+};
+#endif
+
+template <>
+struct ncclGinApi_GetSignalPtr<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  NCCL_DEVICE_INLINE static ncclGinOffsetPtr call(ncclGinCtx ctx, ncclGinSignal_t signalId) {
+    nccl_ofi_gin_gdaki_dev_handle& dev = ferrogin::nccl::handle(ctx);
+    if (signalId >= uint32_t(dev.nSignals)) FGIN_ON_MISUSE(FGIN_INVALID_ARGUMENT);
+    nccl_ofi_gin_gdaki_dev_counter_handle* signal = dev.signal_handles[signalId];
+    return {signal->cntr_value, signal->cntr_offset};
+  }
+};
+
+template <>
+struct ncclGinApi_GetCounterPtr<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  NCCL_DEVICE_INLINE static ncclGinOffsetPtr call(ncclGinCtx ctx, ncclGinCounter_t counterId) {
+    nccl_ofi_gin_gdaki_dev_handle& dev = ferrogin::nccl::handle(ctx);
+    if (counterId >= uint32_t(dev.nCounters)) FGIN_ON_MISUSE(FGIN_INVALID_ARGUMENT);
+    nccl_ofi_gin_gdaki_dev_counter_handle* counter = dev.counter_handles[counterId];
+    return {counter->cntr_value, counter->cntr_offset};
+  }
+};
+
+template <>
+struct ncclGinApi_ResetSignal<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, ncclGinSignalDescriptor signal) {
+    if (signal.type != NCCL_GIN_SIGNAL_TYPE_INDEXED) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
+    ferrogin::nccl::check(fgin_reset_signal(ferrogin::nccl::context(ctx), signal.indexedSignal.signalId));
+  }
+};
+
+template <>
+struct ncclGinApi_ResetCounter<NCCL_NET_DEVICE_GIN_EFA_GDA> {
+  NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, ncclGinCounter_t counterId) {
+    ferrogin::nccl::check(fgin_reset_counter(ferrogin::nccl::context(ctx), counterId));
+  }
+};
+
+#endif  // __CUDACC__
+
+#endif  // FERROGIN_NCCL_GIN_BACKEND_CUH
