@@ -5,10 +5,11 @@ DIST ?= dist
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 
-.PHONY: help build demo test clean
+.PHONY: help build ptx demo test clean
 
 help:
 	@echo 'make build   $(DIST)/: the plugin, the software card, the device library and headers, the ferrogin tool'
+	@echo 'make ptx     build, then $(DIST)/cuda/: the device code as PTX and as objects that nvcc links (fetches nvcc from PyPI)'
 	@echo 'make demo    build, then two ranks exchange values through the plugin on the software card'
 	@echo 'make test    build, then all tests; ends with how many passed, failed and were skipped'
 	@echo 'make clean   remove what was built and fetched'
@@ -22,6 +23,11 @@ build:
 	install -m 755 $(RELEASE)/libferrogin_device.so $(DIST)/libferrogin_device.so
 	install -m 755 $(RELEASE)/ferrogin $(DIST)/ferrogin
 	cp -R ffi-headers/include/. $(DIST)/include/
+
+ptx: build
+	mkdir -p $(DIST)/cuda
+	$(DIST)/ferrogin ptx > $(DIST)/cuda/ferrogin_device.ptx
+	tests/cuda/objects.sh "$$(tests/cuda/fetch-tools.sh)" $(DIST)/cuda/ferrogin_device.ptx $(DIST)/cuda
 
 demo:
 	@scripts/install-deps.sh demo

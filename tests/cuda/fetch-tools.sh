@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetches the CUDA compiler and NCCL's headers from PyPI: fetch-tools.sh [CACHE]
 #
-# CACHE (default: .cache of the repository) gets cuda-13.0.88/ (nvcc, ptxas, nvlink, nvdisasm, headers, cudart) and
+# CACHE (default: .cache of the repository) gets cuda-13.0.88/ (nvcc, ptxas, nvlink, cuobjdump, nvdisasm, cudart) and
 # nccl-2.31.2/, nccl-2.32.3/ (headers). Does nothing for what is there, and nothing outside CACHE. Prints the directory
 # of the compiler. Status 3, and the reason, when something cannot be had.
 set -euo pipefail
@@ -11,7 +11,7 @@ cache=${1:-$(cd "$here/../.." && pwd)/.cache}
 version=13.0.88
 target=$cache/cuda-$version
 
-# nvdisasm was first published for 13.2; it reads what 13.0 writes.
+# The disassemblers were first published for 13.2; they read what 13.0 writes.
 packages=(
     "nvidia-cuda-nvcc==$version"
     "nvidia-nvvm==$version"
@@ -19,6 +19,7 @@ packages=(
     "nvidia-cuda-cccl==13.0.85"
     "nvidia-cuda-runtime==13.0.96"
     "nvidia-cuda-nvdisasm==13.2.51"
+    "nvidia-cuda-cuobjdump==13.2.51"
 )
 
 say_why() {
@@ -43,7 +44,8 @@ if [ ! -f "$target/complete" ]; then
     done
     tree=$work/tree/nvidia/cu13
     chmod +x "$tree"/bin/* "$tree"/nvvm/bin/* 2>/dev/null || true
-    # The linker looks for the plain names.
+    # nvcc's and the linker's names for them.
+    ln -sfn lib "$tree/lib64"
     for library in "$tree"/lib/lib*.so.*; do
         ln -sf "$(basename "$library")" "${library%.so.*}.so"
     done

@@ -19,6 +19,7 @@ faults the scenarios on cards that misbehave, one run for each seed; `cargo xtas
 /// `FAIL name` or `SKIP name: why` for each test, and last `label: P passed, F failed, S skipped`.
 const SCRIPTS: &[(&str, &str)] = &[
     ("foreign clients", "tests/foreign/run.sh"),
+    ("CUDA kernels", "tests/cuda/run.sh"),
     ("libfabric programs", "tests/libfabric/run.sh"),
     ("faults", "tests/faults/run.sh"),
     ("address sanitizer", "tests/nccl/sanitize.sh"),

@@ -1,0 +1,230 @@
+#!/usr/bin/env bash
+# Compiles kernels with nvcc against ferrogin's CUDA C++ headers and counts what they cost: run.sh [DIST]
+#
+# DIST (default: dist) holds the ferrogin tool and libferrogin_device.so. Fetches the compiler and NCCL's headers from
+# PyPI once (into .cache/). No GPU is needed: what is compiled is linked and disassembled; where there is one, the program
+# is run too. One line for each test, and a last one with the counts; status 1 when one failed.
+#
+#   CUDA_REFRESH=1          writes sass.txt, the table of what hot paths cost, from what was counted
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+dist=${1:-$root/dist}
+[ -d "$dist" ] && dist=$(cd "$dist" && pwd)
+releases="2.31.2 2.32.3"
+include=$root/ffi-headers/include
+out=$root/target/cuda
+passed=0 failed=0 skipped=0
+
+pass() {
+    echo "PASS $1"
+    passed=$((passed + 1))
+}
+
+fail() {
+    echo "FAIL $1"
+    failed=$((failed + 1))
+}
+
+skip() {
+    echo "SKIP $1"
+    skipped=$((skipped + 1))
+}
+
+# check NAME COMMAND...: passes when the command does, and says otherwise what it said first.
+check() {
+    local name=$1
+    shift
+    if "$@" >"$out/log" 2>&1; then
+        pass "$name"
+    else
+        fail "$name: $(grep -iE 'error|fatal|refused|differ' "$out/log" | head -n 2 | tr '\n' ' ')"
+        return 1
+    fi
+}
+
+finish() {
+    echo "cuda: $passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+rm -rf "$out"
+mkdir -p "$out"
+
+# The header on the CPU needs no CUDA.
+on_the_cpu() {
+    local flags=(-std=c++17 -O2 -Wall -Wextra -Werror -I"$include")
+    "${CXX:-g++}" "${flags[@]}" -x c++ -c "$here/gin_kernel.cu" -o "$out/gin_kernel.host.o" &&
+        "${CXX:-g++}" "${flags[@]}" "$here/host.cpp" "$out/gin_kernel.host.o" "$dist/libferrogin_device.so" \
+            -Wl,-rpath,"$dist" -o "$out/host" &&
+        "$out/host"
+}
+if ! command -v "${CXX:-g++}" >/dev/null; then
+    skip "gin.cuh on the CPU: no ${CXX:-g++}"
+    finish
+elif [ ! -x "$dist/ferrogin" ] || [ ! -f "$dist/libferrogin_device.so" ]; then
+    fail "$dist lacks ferrogin or libferrogin_device.so: run make build, or give the directory"
+    finish
+fi
+check "gin.cuh on the CPU: two translation units, every operation refuses no context" on_the_cpu
+
+cuda=$(bash "$here/fetch-tools.sh" "$root/.cache" 2>"$out/log")
+case $? in
+0) ;;
+3)
+    skip "kernels with nvcc: $(tail -n 1 "$out/log")"
+    finish
+    ;;
+*)
+    fail "fetching the compiler: $(tail -n 1 "$out/log")"
+    finish
+    ;;
+esac
+export PATH=$cuda/bin:$PATH
+"$dist/ferrogin" ptx >"$out/ferrogin_device.ptx"
+
+# What the tool prints, and the file that is checked in where the tool was built by another compiler. The hot paths use
+# no stack; a function that calls others keeps its return address and a few values, which ptxas counts as spilled.
+cd "$out" || exit 1
+assemble() {
+    ptxas -c -v -arch="$1" "$2" -o "$out/assembled.$1" >"$out/assembled.log" 2>&1 || cat "$out/assembled.log"
+    awk '/Function properties/ { name = $NF; n++ }
+         /bytes stack frame/ && name ~ /^fgin_hot_/ { hot++; if ($1 > 0) { print "error: " name ": " $0; bad = 1 } }
+         /bytes stack frame/ && $5 > 24 { print "error: " name ": " $0; bad = 1 }
+         /error|fatal/ { bad = 1 }
+         END { exit bad || n < 12 || hot < 3 }' "$out/assembled.log"
+}
+for n in 75 80 90 100 103 120; do
+    for ptx in "$out/ferrogin_device.ptx" "$root/ptx/ferrogin_device.ptx"; do
+        name="PTX $([ "$ptx" = "$out/ferrogin_device.ptx" ] && echo of the tool || echo checked in)"
+        check "$name: assembled for sm_$n, hot paths without stack" assemble "sm_$n" "$ptx"
+    done
+done
+check "relocatable objects" "$here/objects.sh" "$cuda" "$out/ferrogin_device.ptx" "$out/objects"
+object=$out/objects/ferrogin_device.sm_90.o
+
+compile=(nvcc -std=c++17 -arch=sm_90 -rdc=true -Werror all-warnings -I"$include")
+only_efa=(-DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -DONLY_POSTS)
+
+# Programs: kernels of both styles, and main, in a translation unit each.
+program() {
+    local nccl=(-I"$root/.cache/nccl-$1/include")
+    "${compile[@]}" "${nccl[@]}" -dc "$here/gin_kernel.cu" -o "gin.$1.o" &&
+        "${compile[@]}" "${nccl[@]}" -dc -include ferrogin/nccl_gin.cuh "$here/nccl_kernel.cu" -o "nccl.$1.o" &&
+        "${compile[@]}" "${nccl[@]}" -dc "$here/program.cu" -o "program.$1.o" &&
+        "${compile[@]}" "program.$1.o" "gin.$1.o" "nccl.$1.o" "$object" -o "program.$1"
+}
+for release in $releases; do
+    check "NCCL $release: kernels of both headers compiled and linked for sm_90 in one program" program "$release" ||
+        continue
+    "./program.$release" >"$out/log" 2>&1
+    case $? in
+    0) pass "NCCL $release: the program on this GPU" ;;
+    77) skip "NCCL $release: the program on a GPU: there is none here" ;;
+    *) fail "NCCL $release: the program on this GPU: $(tail -n 1 "$out/log")" ;;
+    esac
+done
+for release in $releases; do
+    check "NCCL $release: the layouts of its queue structs" "${compile[@]}" -I"$root/.cache/nccl-$release/include" -dc \
+        "$here/layout.cu" -o layout.o
+done
+
+# Every C++ block of the manual.
+awk -v out="$out/manual" '/^```cuda/ { file = out (++n) ".cu"; next } /^```/ { file = "" } file { print > file }' \
+    "$root/docs/kernels.md"
+for block in manual*.cu; do
+    check "docs/kernels.md, $block" "${compile[@]}" -I"$root/.cache/nccl-2.32.3/include" -dc "$block" -o manual.o
+done
+
+# What must not compile.
+messages=(
+    [1]="putValue writes 1, 2, 4 or 8 bytes"
+    [2]="VA signals need remote atomics"
+    [3]="the local action must be None or CounterInc"
+    [4]="putValue writes 1, 2, 4 or 8 bytes"
+    [5]="include <ferrogin/nccl_gin.cuh> before <nccl_device.h>"
+)
+for i in "${!messages[@]}"; do
+    name="refused when compiled: ${messages[i]}"
+    if "${compile[@]}" -I"$root/.cache/nccl-2.32.3/include" -DREFUSED="$i" -dc "$here/refused.cu" -o refused.o \
+        >"$out/log" 2>&1; then
+        fail "$name: it compiles"
+    elif grep -qF "${messages[i]}" "$out/log"; then
+        pass "$name"
+    else
+        fail "$name: $(grep -i error "$out/log" | head -n 1)"
+    fi
+done
+
+# What posting costs, beside NCCL's own backend: kernel, instructions, registers, stack, spilled, shape (sass.py says what
+# that is).
+cubin() {
+    nvcc -std=c++17 -arch=sm_90 -rdc=true -cubin -Xptxas -v "${@:2}" -o "$1.cubin" >"$1.log" 2>&1
+}
+only_efa=(-DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -DONLY_POSTS)
+costs() {
+    local nccl=("${only_efa[@]}" -I"$root/.cache/nccl-2.32.3/include" "$here/nccl_kernel.cu")
+    cubin gin -I"$include" "$here/gin_kernel.cu" && cubin nccl -I"$include" -include ferrogin/nccl_gin.cuh "${nccl[@]}" &&
+        cubin own "${nccl[@]}" || return 1
+    {
+        python3 "$here/sass.py" nvdisasm gin.cubin gin.log gin_put_value gin_put gin_signal
+        python3 "$here/sass.py" nvdisasm nccl.cubin nccl.log nccl_put_value nccl_put
+        python3 "$here/sass.py" nvdisasm own.cubin own.log nccl_put_value nccl_put | sed 's/^nccl/own_nccl/'
+    } >sass.txt
+}
+# The limits are promises; the table is how it was when somebody last looked.
+within_limits() {
+    awk -F '\t' '$1 == "gin_put_value" { found = $2 <= 240 && $3 <= 40 && $4 == 0 && $5 == 0 && $6 == "A W16 F A D F A" }
+                 END { exit !found }' sass.txt
+}
+if check "kernels disassembled" costs; then
+    sed 's/^/    /' sass.txt
+    if within_limits; then
+        pass "putValue: at most 240 instructions and 40 registers, no stack, one fence and one doorbell in the turn"
+    else
+        fail "putValue is over its limits: $(grep -P '^gin_put_value\t' sass.txt)"
+    fi
+    if [ -n "${CUDA_REFRESH:-}" ]; then
+        cp sass.txt "$here/sass.txt"
+    elif cmp -s sass.txt "$here/sass.txt"; then
+        pass "posting costs what tests/cuda/sass.txt says"
+    else
+        fail "posting costs other than tests/cuda/sass.txt says; CUDA_REFRESH=1 writes it: $(diff sass.txt "$here/sass.txt" |
+            head -n 3 | tr '\n' ' ')"
+    fi
+fi
+
+# NCCL's device code, unchanged, over ferrogin on the CPU: the clients of tests/foreign with the other backend, posting by
+# the functions that a kernel has inline. What the generic code of 2.31 does differently is little, so a part of the
+# scenarios will do for it; values go through the pool there, and in the requests with 2.32.
+declare -A scenarios=(
+    [2.31.2]="put_value_signal signal_add counters aggregate"
+    [2.32.3]="put put_signal put_value put_value_signal get windows signal_add counters reset barrier contexts asymmetric \
+        aggregate flush wrap small_queue threads warp bad_arguments peer_dies"
+)
+for release in $releases; do
+    built=$out/foreign-$release
+    link=-Wl,--no-as-needed,$dist/libferrogin_device.so,-rpath,$dist
+    if ! make --no-print-directory -s -j2 -C "$root" -f tests/foreign/Makefile RELEASE="$release" OUT="$built" \
+        HEADERS="$root/.cache/nccl-$release/include" CXXFLAGS="-O2 -DFOREIGN_FERROGIN -DFGIN_HOT_CALLS -I$include $link" \
+        "$built/foreign" >"$out/log" 2>&1; then
+        fail "NCCL $release over ferrogin on the CPU: $(grep -E 'error|undefined' "$out/log" | head -n 1)"
+        continue
+    fi
+    for scenario in ${scenarios[$release]}; do
+        FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cpu "$built/foreign" "$dist/libnccl-gin-ferrogin.so" --ranks 2 \
+            --scenario "$scenario" >"$out/scenario" 2>&1
+        status=$?
+        grep -E '^(PASS|FAIL|SKIP) ' "$out/scenario" || echo "FAIL NCCL $release, $scenario: status $status"
+    done >"$out/log"
+    while IFS= read -r line; do
+        case $line in
+        "PASS "*) pass "over ferrogin: ${line#PASS }" ;;
+        "FAIL "*) fail "over ferrogin: ${line#FAIL }" ;;
+        "SKIP "*) skip "over ferrogin: ${line#SKIP }" ;;
+        esac
+    done <"$out/log"
+done
+finish
