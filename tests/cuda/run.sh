@@ -105,6 +105,12 @@ done
 check "relocatable objects" "$here/objects.sh" "$cuda" "$out/ferrogin_device.ptx" "$out/objects"
 object=$out/objects/ferrogin_device.sm_90.o
 
+# A kernel in PTX, linked with the module's object as another language would.
+linked_ptx() {
+    ptxas -c -arch=sm_90 "$here/refuse.ptx" -o refuse.cubin && nvlink -arch=sm_90 refuse.cubin "$object" -o refused.cubin
+}
+check "a kernel in PTX linked with the object" linked_ptx
+
 compile=(nvcc -std=c++17 -arch=sm_90 -rdc=true -Werror all-warnings -I"$include")
 only_efa=(-DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -DONLY_POSTS)
 
