@@ -7,6 +7,7 @@ mod tally;
 use stage::Stage;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 use tally::Tally;
 
 const USAGE: &str = "usage: cargo xtask test | faults
@@ -17,17 +18,21 @@ faults the scenarios on cards that misbehave, one run for each seed; `cargo xtas
 
 /// What is tested by other means than `cargo test`. A script gets the directory of what was built, prints `PASS name`,
 /// `FAIL name` or `SKIP name: why` for each test, and last `label: P passed, F failed, S skipped`.
+/// The most telling ones come first: what is left after [`MINUTES`] is skipped aloud.
 const SCRIPTS: &[(&str, &str)] = &[
-    ("foreign clients", "tests/foreign/run.sh"),
     ("CUDA kernels", "tests/cuda/run.sh"),
-    ("libfabric programs", "tests/libfabric/run.sh"),
-    ("faults", "tests/faults/run.sh"),
-    ("address sanitizer", "tests/nccl/sanitize.sh"),
-    ("fuzz", "fuzz/run.sh"),
-    ("models", "device-kernels/tests/models.sh"),
-    ("model of the channel's wake-up", "fabric/tests/models.sh"),
     ("mlx5 instructions", "mlx5/benches/check.sh"),
+    ("foreign clients", "tests/foreign/run.sh"),
+    ("models", "device-kernels/tests/models.sh"),
+    ("faults", "tests/faults/run.sh"),
+    ("libfabric programs", "tests/libfabric/run.sh"),
+    ("model of the channel's wake-up", "fabric/tests/models.sh"),
+    ("fuzz", "fuzz/run.sh"),
+    ("address sanitizer", "tests/nccl/sanitize.sh"),
 ];
+
+/// A script begins only within this time, so that a slow machine comes to an end too.
+const MINUTES: u64 = 35;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -50,6 +55,9 @@ fn root() -> PathBuf {
 fn test() -> ExitCode {
     let root = root();
     let dist = std::env::var_os("FERROGIN_DIST").map_or(root.join("dist"), PathBuf::from);
+    let began = Instant::now();
+    let minutes = std::env::var("FERROGIN_TEST_MINUTES").ok().and_then(|text| text.parse().ok()).unwrap_or(MINUTES);
+    let minutes = Duration::from_secs(minutes * 60);
     let mut tally = Tally::default();
     let mut out = std::io::stdout();
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -73,6 +81,13 @@ fn test() -> ExitCode {
     Stage::new("cargo test", tests).of_tests().run(&mut tally, &mut out);
 
     for (name, script) in SCRIPTS {
+        if began.elapsed() > minutes {
+            tally.skip(format!(
+                "{name} ({script}): {} minutes are over; FERROGIN_TEST_MINUTES gives more",
+                minutes.as_secs() / 60
+            ));
+            continue;
+        }
         let mut command = Command::new(root.join(script));
         command.arg(&dist).current_dir(&root);
         Stage::new(name, command).of_tests().run(&mut tally, &mut out);
