@@ -47,7 +47,8 @@ typedef uint64_t fgin_action;
 
 /* Flags: FGIN_AGGREGATE, or not, and who else may use the same context while the call lasts: all threads (GPU), those of
  * one CTA, or nobody. The narrower, the cheaper. Calls in different modes may follow one another.
- * FGIN_AGGREGATE leaves the doorbell to the next operation without it, or to a flush. */
+ * FGIN_AGGREGATE leaves the doorbell to the next operation without it on the same queue, or to a flush: every counter has a
+ * queue, every signal has one for operations that name no counter, values have one, and what names nothing has another. */
 #define FGIN_DEFAULT 0u
 #define FGIN_AGGREGATE 2u
 #define FGIN_SHARING_GPU 0u
