@@ -3,7 +3,7 @@
 use super::TARGETS;
 use crate::random::Random;
 
-/// Inputs of seeded bytes for each target; SOFTEFA_FUZZ_INPUTS says another number.
+/// Inputs of seeded bytes for each target; FERROGIN_FUZZ_INPUTS says another number.
 const INPUTS: u64 = 300;
 
 fn replay(name: &str) {
@@ -15,7 +15,7 @@ fn replay(name: &str) {
     for file in &files {
         target(&std::fs::read(file).unwrap());
     }
-    let inputs = std::env::var("SOFTEFA_FUZZ_INPUTS").ok().and_then(|n| n.parse().ok()).unwrap_or(INPUTS);
+    let inputs = std::env::var("FERROGIN_FUZZ_INPUTS").ok().and_then(|n| n.parse().ok()).unwrap_or(INPUTS);
     let mut random = Random::seeded(inputs ^ name.len() as u64);
     let mut bytes = Vec::new();
     for n in 0..inputs {
