@@ -10,8 +10,9 @@ use std::process::ExitCode;
 const EFA_NEEDS: Version = Version::new(2, 6);
 
 /// Settings of ferrogin; see README.md.
-const KNOWN: [&str; 16] = [
+const KNOWN: [&str; 17] = [
     "FERROGIN_BOOTSTRAP",
+    "FERROGIN_CONTROL",
     "FERROGIN_DEVICE",
     "FERROGIN_DIST",
     "FERROGIN_LIBFABRIC",
