@@ -55,7 +55,7 @@ impl Endpoint {
         Endpoint {
             cursor: Apart(AtomicU64::new(0)),
             state: Apart(AtomicU64::new(0)),
-            bound: AtomicU64::new(0),
+            bound: AtomicU64::new(u64::MAX),
             poison: AtomicU32::new(0),
             lock: Apart(AtomicU32::new(0)),
             barrier: AtomicU32::new(0),

@@ -98,6 +98,12 @@ impl Flags {
         Flags(bits & (Flags::AGGREGATE.0 | Flags::SHARING))
     }
 
+    /// Any bits, for those who look at the mode no more.
+    #[inline(always)]
+    pub(crate) const fn raw(bits: u32) -> Flags {
+        Flags(bits)
+    }
+
     /// No other flag, in that mode.
     #[inline(always)]
     pub const fn sharing(mode: Sharing) -> Flags {
@@ -133,7 +139,7 @@ impl Flags {
         self.0 & Flags::SHARING != 0
     }
 
-    /// It may not be the widest mode; or there is an action, for which the C functions have a way apart on a CPU.
+    /// It is in the widest mode; and there is no action, for which the C functions have a way apart on a CPU.
     #[inline(always)]
     pub(crate) const fn is_plainest(self, action: Action) -> bool {
         let action = if cfg!(target_arch = "nvptx64") { 0 } else { action.0 };

@@ -2,10 +2,12 @@
 
 use crate::action::{Action, Flags};
 use crate::context::{Context, FlushRequest, Window};
-use crate::post::Sharing;
+use crate::post::Gpu;
 use crate::status::Status;
 use core::ffi::{c_int, c_void};
 use ferrogin_ffi::ext::ContextExt;
+#[cfg(not(target_arch = "nvptx64"))]
+use ferrogin_ffi::ext::{VALUE_INLINE, VALUE_POOL};
 
 fn code(result: Result<(), Status>) -> c_int {
     match result {
@@ -59,6 +61,10 @@ pub unsafe extern "C" fn fgin_open(handle: *mut c_void, context_id: u32, out: *m
     }
 }
 
+/// The hot functions pass on by jumps, so that what is unusual keeps nothing of the usual: the same arguments to a
+/// function of the same kind. A GPU has no such jump, and gets one function.
+const BY_JUMPS: bool = !cfg!(target_arch = "nvptx64");
+
 /// See `fgin_put` in `ferrogin/gin.h`.
 ///
 /// # Safety
@@ -76,14 +82,29 @@ pub unsafe extern "C" fn fgin_put(
     action: u64,
     flags: u32,
 ) -> c_int {
-    let (ctx, action) = (context!(ctx), Action::from_bits(action));
-    let (dst, src) = (Window(dst), Window(src));
-    let flags = Flags::from_bits(flags);
-    if !flags.is_plainest(action) {
-        return code(ctx.put_of_any_kind(peer, dst, dst_off, src, src_off, bytes, action, flags));
+    let context = context!(ctx);
+    let raw = Flags::raw(flags);
+    if !raw.is_plainest(Action::from_bits(action)) {
+        return put_of_any_kind(ctx, peer, dst, dst_off, src, src_off, bytes, action, flags);
     }
-    let action = if cfg!(target_arch = "nvptx64") { action } else { Action::NONE };
-    code(ctx.put(peer, dst, dst_off, src, src_off, bytes, action, flags.shared(Sharing::Gpu)))
+    let action = if BY_JUMPS { Action::NONE } else { Action::from_bits(action) };
+    code(context.put_as::<Gpu>(peer, Window(dst), dst_off, Window(src), src_off, bytes, action, raw))
+}
+
+#[inline(never)]
+extern "C" fn put_of_any_kind(
+    ctx: *const ContextExt,
+    peer: u32,
+    dst: *mut c_void,
+    dst_off: u64,
+    src: *mut c_void,
+    src_off: u64,
+    bytes: u64,
+    action: u64,
+    flags: u32,
+) -> c_int {
+    let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
+    code(context!(ctx).put(peer, Window(dst), dst_off, Window(src), src_off, bytes, action, flags))
 }
 
 /// See `fgin_put_value` in `ferrogin/gin.h`.
@@ -102,13 +123,76 @@ pub unsafe extern "C" fn fgin_put_value(
     action: u64,
     flags: u32,
 ) -> c_int {
-    let (ctx, action) = (context!(ctx), Action::from_bits(action));
-    let (dst, flags) = (Window(dst), Flags::from_bits(flags));
-    if !flags.is_plainest(action) {
-        return code(ctx.put_value_of_any_kind(peer, dst, dst_off, value, bytes, action, flags));
+    let context = context!(ctx);
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let Some(put) = VALUE_WAYS.get(context.plain_value_way() as usize) else {
+            return Status::Unsupported as c_int;
+        };
+        put(ctx, peer, dst, dst_off, value, bytes, action, flags)
     }
-    let action = if cfg!(target_arch = "nvptx64") { action } else { Action::NONE };
-    code(ctx.put_value(peer, dst, dst_off, value, bytes, action, flags.shared(Sharing::Gpu)))
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let (raw, action) = (Flags::raw(flags), Action::from_bits(action));
+        if raw.is_narrowed() {
+            return put_value_of_any_kind(ctx, peer, dst, dst_off, value, bytes, action.bits(), flags);
+        }
+        code(context.put_value_as::<Gpu>(None, peer, Window(dst), dst_off, value, bytes, action, raw))
+    }
+}
+
+/// The functions by `VALUE_*`.
+#[cfg(not(target_arch = "nvptx64"))]
+static VALUE_WAYS: [PutValue; 3] = {
+    let mut ways: [PutValue; 3] = [put_value_of_any_kind; 3];
+    ways[VALUE_POOL as usize] = put_value_pooled;
+    ways[VALUE_INLINE as usize] = put_value_inline;
+    ways
+};
+#[cfg(not(target_arch = "nvptx64"))]
+type PutValue = extern "C" fn(*const ContextExt, u32, *mut c_void, u64, u64, u32, u64, u32) -> c_int;
+
+macro_rules! put_value_by {
+    ($name:ident, $way:expr) => {
+        /// A value without an action, in the widest mode, by this way.
+        #[cfg(not(target_arch = "nvptx64"))]
+        extern "C" fn $name(
+            ctx: *const ContextExt,
+            peer: u32,
+            dst: *mut c_void,
+            dst_off: u64,
+            value: u64,
+            bytes: u32,
+            action: u64,
+            flags: u32,
+        ) -> c_int {
+            // SAFETY: `fgin_put_value`, which alone calls this, has looked at it.
+            let context = unsafe { Context::from_ptr(ctx) };
+            let raw = Flags::raw(flags);
+            if !raw.is_plainest(Action::from_bits(action)) {
+                return put_value_of_any_kind(ctx, peer, dst, dst_off, value, bytes, action, flags);
+            }
+            code(context.put_value_as::<Gpu>(Some($way), peer, Window(dst), dst_off, value, bytes, Action::NONE, raw))
+        }
+    };
+}
+
+put_value_by!(put_value_inline, VALUE_INLINE);
+put_value_by!(put_value_pooled, VALUE_POOL);
+
+#[inline(never)]
+extern "C" fn put_value_of_any_kind(
+    ctx: *const ContextExt,
+    peer: u32,
+    dst: *mut c_void,
+    dst_off: u64,
+    value: u64,
+    bytes: u32,
+    action: u64,
+    flags: u32,
+) -> c_int {
+    let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
+    code(context!(ctx).put_value(peer, Window(dst), dst_off, value, bytes, action, flags))
 }
 
 /// See `fgin_get` in `ferrogin/gin.h`.
@@ -127,12 +211,27 @@ pub unsafe extern "C" fn fgin_get(
     bytes: u64,
     flags: u32,
 ) -> c_int {
-    let (ctx, remote, local) = (context!(ctx), Window(remote), Window(local));
-    let flags = Flags::from_bits(flags);
-    if flags.is_narrowed() {
-        return code(ctx.get_of_any_kind(peer, remote, remote_off, local, local_off, bytes, flags));
+    let context = context!(ctx);
+    let raw = Flags::raw(flags);
+    if raw.is_narrowed() {
+        return get_of_any_kind(ctx, peer, remote, remote_off, local, local_off, bytes, flags);
     }
-    code(ctx.get(peer, remote, remote_off, local, local_off, bytes, flags.shared(Sharing::Gpu)))
+    code(context.get_as::<Gpu>(peer, Window(remote), remote_off, Window(local), local_off, bytes, raw))
+}
+
+#[inline(never)]
+extern "C" fn get_of_any_kind(
+    ctx: *const ContextExt,
+    peer: u32,
+    remote: *mut c_void,
+    remote_off: u64,
+    local: *mut c_void,
+    local_off: u64,
+    bytes: u64,
+    flags: u32,
+) -> c_int {
+    let flags = Flags::from_bits(flags);
+    code(context!(ctx).get(peer, Window(remote), remote_off, Window(local), local_off, bytes, flags))
 }
 
 /// See `fgin_signal` in `ferrogin/gin.h`.
@@ -142,12 +241,17 @@ pub unsafe extern "C" fn fgin_get(
 /// As for [`fgin_put`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fgin_signal(ctx: *const ContextExt, peer: u32, action: u64, flags: u32) -> c_int {
-    let (ctx, action) = (context!(ctx), Action::from_bits(action));
-    let flags = Flags::from_bits(flags);
-    if flags.is_narrowed() {
-        return code(ctx.signal_of_any_kind(peer, action, flags));
+    let context = context!(ctx);
+    let (action, raw) = (Action::from_bits(action), Flags::raw(flags));
+    if raw.is_narrowed() {
+        return signal_of_any_kind(ctx, peer, action.bits(), flags);
     }
-    code(ctx.signal(peer, action, flags.shared(Sharing::Gpu)))
+    code(context.signal_as::<Gpu>(peer, action, raw))
+}
+
+#[inline(never)]
+extern "C" fn signal_of_any_kind(ctx: *const ContextExt, peer: u32, action: u64, flags: u32) -> c_int {
+    code(context!(ctx).signal(peer, Action::from_bits(action), Flags::from_bits(flags)))
 }
 
 /// See `fgin_flush` in `ferrogin/gin.h`.

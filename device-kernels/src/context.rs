@@ -25,6 +25,7 @@ use crate::wait::Limit;
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::ptr;
+use efa_dp_direct::wqe::words::ValueSize;
 use ferrogin_ffi::ext::{
     ContextExt, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, TargetWords, VALUE_INLINE, VALUE_POOL,
 };
@@ -166,7 +167,7 @@ impl<'a> Context<'a> {
 
     #[allow(clippy::too_many_arguments)]
     #[inline(always)]
-    fn put_as<S: Share>(
+    pub(crate) fn put_as<S: Share>(
         &self,
         peer: u32,
         dst: Window,
@@ -187,8 +188,9 @@ impl<'a> Context<'a> {
         if dst.is_null() || src.is_null() {
             return Err(Status::InvalidArgument);
         }
-        let to = self.to(peer, route)?;
-        short::post::<S>(Put { to, dst, dst_off, src, src_off, bytes: bytes as u32 }, flags.is_aggregate())
+        let to = To { target: self.target(peer, route)?, poster: self.poster(route) };
+        let (far, near) = (self.far(dst, peer), self.near(src));
+        short::post::<S>(Put { to, far, dst_off, near, src_off, bytes: bytes as u32 }, flags)
     }
 
     /// Writes the low `bytes` (1, 2, 4 or 8) of `value` to `dst` at `dst_off` on `peer`.
@@ -209,13 +211,15 @@ impl<'a> Context<'a> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        in_mode!(flags, self.put_value_as(peer, dst, dst_off, value, bytes, action, flags))
+        in_mode!(flags, self.put_value_as(None, peer, dst, dst_off, value, bytes, action, flags))
     }
 
+    /// The short way of the endpoint may be known.
     #[allow(clippy::too_many_arguments)]
     #[inline(always)]
-    fn put_value_as<S: Share>(
+    pub(crate) fn put_value_as<S: Share>(
         &self,
+        way: Option<u32>,
         peer: u32,
         dst: Window,
         dst_off: u64,
@@ -224,20 +228,18 @@ impl<'a> Context<'a> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        let mask = value_mask(bytes)?;
+        let size = ValueSize::new(bytes).ok_or(Status::InvalidArgument)?;
         let Some(route) = self.short_route(peer, action, VALUE)? else {
             return self.put_value_general(peer, dst, dst_off, value, bytes, action, flags);
         };
         if dst.is_null() {
             return Err(Status::InvalidArgument);
         }
-        let to = self.to(peer, route)?;
-        match to.poster().value_way() {
-            VALUE_POOL => short::post::<S>(PooledValue { to, dst, dst_off, value, bytes }, flags.is_aggregate()),
-            VALUE_INLINE => {
-                let value = value & mask;
-                short::post::<S>(InlineValue { to, dst, dst_off, value, bytes }, flags.is_aggregate())
-            }
+        let to = To { target: self.target(peer, route)?, poster: self.poster(route) };
+        let far = self.far(dst, peer);
+        match way.unwrap_or_else(|| to.poster.value_way()) {
+            VALUE_POOL => short::post::<S>(PooledValue { to, far, dst_off, value, bytes: size.bytes() }, flags),
+            VALUE_INLINE => short::post::<S>(InlineValue { to, far, dst_off, value, size }, flags),
             _ => self.put_value_general(peer, dst, dst_off, value, bytes, action, flags),
         }
     }
@@ -265,7 +267,7 @@ impl<'a> Context<'a> {
 
     #[allow(clippy::too_many_arguments)]
     #[inline(always)]
-    fn get_as<S: Share>(
+    pub(crate) fn get_as<S: Share>(
         &self,
         peer: u32,
         remote: Window,
@@ -282,9 +284,10 @@ impl<'a> Context<'a> {
         if remote.is_null() || local.is_null() {
             return Err(Status::InvalidArgument);
         }
-        let to = self.to(peer, route)?;
-        let get = Get { to, remote, remote_off, local, local_off, bytes: bytes as u32 };
-        short::post::<S>(get, flags.is_aggregate())
+        let to = To { target: self.target(peer, route)?, poster: self.poster(route) };
+        let (far, near) = (self.far(remote, peer), self.near(local));
+        let get = Get { to, far, far_off: remote_off, near, near_off: local_off, bytes: bytes as u32 };
+        short::post::<S>(get, flags)
     }
 
     /// Carries out `action` on `peer` with no bytes. An empty action still rings what was aggregated on the data
@@ -299,15 +302,15 @@ impl<'a> Context<'a> {
     }
 
     #[inline(always)]
-    fn signal_as<S: Share>(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
+    pub(crate) fn signal_as<S: Share>(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
         if self.ext.short_put == 0 {
             return self.signal_general(peer, action, flags);
         }
         let Some(route) = self.short_route(peer, action, DATA)? else {
             return self.signal_general(peer, action, flags);
         };
-        let to = self.to(peer, route)?;
-        short::post::<S>(Empty { to }, flags.is_aggregate())
+        let to = To { target: self.target(peer, route)?, poster: self.poster(route) };
+        short::post::<S>(Empty { to, context: *self, peer }, flags)
     }
 }
 
@@ -320,15 +323,6 @@ struct Route {
     poster: *const EndpointExt,
     /// What the signal is raised by; 0 if none is.
     raised_by: u32,
-}
-
-/// The bits of a value of that size, which has to be 1, 2, 4 or 8.
-#[inline(always)]
-fn value_mask(bytes: u32) -> Result<u64, Status> {
-    if bytes > 8 || 1 << bytes & (1 << 1 | 1 << 2 | 1 << 4 | 1 << 8) == 0 {
-        return Err(Status::InvalidArgument);
-    }
-    Ok(u64::MAX >> (64 - bytes * 8))
 }
 
 impl<'a> Context<'a> {
@@ -355,17 +349,18 @@ impl<'a> Context<'a> {
         Ok(if long { None } else { Some(route) })
     }
 
-    /// A signal that is raised by nothing must exist all the same. One that only peers have has no endpoint here.
+    /// A signal that is raised by nothing must exist all the same.
     #[inline(always)]
     fn route_of(&self, action: Action, plain: u32) -> Result<Route, Status> {
-        let (named, ext) = (action.named_slot(), self.ext);
-        if named >= ext.n_slots {
+        let counter_exists = action.local_counter().is_none_or(|counter| counter < self.ext.n_counters);
+        if action.named_slot() >= self.ext.n_slots || !counter_exists {
             return Err(Status::InvalidArgument);
         }
+        let (named, ext) = (action.named_slot(), self.ext);
         let raised_by = if named == 0 { 0 } else { action.amount() };
         let slot = if raised_by == 0 { 0 } else { named };
+        // A signal that only peers have has no endpoint here.
         let poster = match action.local_counter() {
-            Some(counter) if counter >= ext.n_counters => return Err(Status::InvalidArgument),
             Some(counter) => FIRST_COUNTER + counter,
             None if slot.wrapping_sub(1) < ext.n_signals => FIRST_COUNTER - 1 + ext.n_counters + slot,
             None => plain,
@@ -376,16 +371,8 @@ impl<'a> Context<'a> {
 
     #[inline(always)]
     fn plain_route(&self, plain: u32) -> Route {
-        Route { row: self.ext.targets, poster: self.endpoint_ext(plain), raised_by: 0 }
-    }
-
-    /// The peer must have that endpoint.
-    #[inline(always)]
-    fn to(&self, peer: u32, route: Route) -> Result<To<'a>, Status> {
-        if !self.has_target(peer, route) {
-            return Err(Status::InvalidArgument);
-        }
-        Ok(To { context: *self, route, peer })
+        let poster = if plain == VALUE { self.ext.values } else { self.endpoint_ext(plain) };
+        Route { row: self.ext.targets, poster, raised_by: 0 }
     }
 
     #[inline(always)]

@@ -10,13 +10,15 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, Outside};
 use crate::wait::{Limit, Spin};
 use core::mem::offset_of;
 use efa_dp_direct::arch;
-use efa_dp_direct::queue::WqV0;
+use efa_dp_direct::queue::{SQ_WQ_OFFSET, WqV0};
 use efa_dp_direct::sq;
 pub use efa_dp_direct::wqe::RemoteMem as Remote;
 pub use efa_dp_direct::wqe::Sge;
 use efa_dp_direct::wqe::words::{self, NARROW, WIDE};
 use ferrogin_ffi::device::EndpointHandle;
-use ferrogin_ffi::ext::{EndpointExt, POLICY_LOCKED, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL, VALUE_STRIDE};
+use ferrogin_ffi::ext::{
+    ContextExt, EndpointExt, POLICY_LOCKED, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL, VALUE_STRIDE,
+};
 
 /// A work request as far as it does not depend on its number; the rest of a wide one is zeros.
 pub type Request = [u64; NARROW];
@@ -42,6 +44,12 @@ impl<'a> Endpoint<'a> {
     #[inline(always)]
     pub fn value_way(&self) -> u32 {
         self.ext.cold.value_way
+    }
+
+    /// The context that it belongs to.
+    #[inline(always)]
+    pub fn context(&self) -> *const ContextExt {
+        self.ext.cold.context
     }
 
     /// How values are posted here, whatever the policy: `VALUE_*`, where `VALUE_GENERAL` says that they cannot be.
@@ -71,12 +79,8 @@ impl<'a> Endpoint<'a> {
         combining::post_without_calls::<S, _>(*self, aggregate, request)
     }
 
-    /// A number close to the cursor.
-    pub fn near(&self) -> u32 {
-        combining::Ring::words(self).cursor.load(Ordering::Relaxed) as u32
-    }
-
     /// Goes on with what [`Self::combine_at_once`] could not post.
+    #[inline(always)]
     pub fn combine_late<S: Share>(
         &self,
         limits: impl Limit,
@@ -162,7 +166,7 @@ impl<'a> Endpoint<'a> {
 
     #[inline(always)]
     fn wq(&self) -> *mut WqV0 {
-        self.ext.cold.wq.cast()
+        (&raw const self.ext.queue).cast_mut().wrapping_byte_add(SQ_WQ_OFFSET).cast()
     }
 
     #[inline(always)]
@@ -193,40 +197,29 @@ impl<'a> Endpoint<'a> {
         Sge { addr, lkey: cold.value_lkey, length: bytes }
     }
 
-    /// Writes request `idx` into the ring, in the phase of its lap.
+    /// The slot of request `idx`, and the bit that its first word has in this lap.
     #[inline(always)]
-    pub fn place(&self, request: Request, idx: u32) {
-        let slot = self.place_narrow(request, idx);
-        if self.ext.cold.wqe_size == 128 {
-            self.pad(slot);
-        }
-    }
-
-    /// [`Self::place`] where requests are known to have 128 bytes.
-    #[inline(always)]
-    pub fn place_wide(&self, request: Request, idx: u32) {
-        let slot = self.place_narrow(request, idx);
-        self.pad(slot);
-    }
-
-    /// [`Self::place`] where requests are known to have 64 bytes. Returns the slot.
-    #[inline(always)]
-    pub fn place_narrow(&self, mut request: Request, idx: u32) -> *mut u64 {
+    pub fn slot(&self, idx: u32) -> (Slot, u64) {
         let cold = &self.ext.cold;
-        request[0] |= u64::from((idx & cold.phase_bit).wrapping_mul(cold.phase_scale));
-        let slot = idx.wrapping_mul(cold.wqe_size) & cold.ring_mask;
-        let slot = cold.sq_buf.wrapping_byte_add(slot as usize).cast::<u64>();
-        for (i, word) in request.into_iter().enumerate() {
-            self.store(slot.wrapping_add(i), word);
-        }
-        slot
+        let phase = u64::from((idx & cold.phase_bit).wrapping_mul(cold.phase_scale));
+        let offset = idx.wrapping_mul(cold.wqe_size) & cold.ring_mask;
+        (Slot(cold.sq_buf.wrapping_byte_add(offset as usize).cast()), phase)
     }
 
-    /// The second half of a request of 128 bytes.
+    /// Requests have 128 bytes.
     #[inline(always)]
-    fn pad(&self, slot: *mut u64) {
-        for i in NARROW..WIDE {
-            self.store(slot.wrapping_add(i), 0);
+    pub fn is_wide(&self) -> bool {
+        self.ext.cold.wqe_size == 128
+    }
+
+    /// Writes request `idx` into the ring, in the phase of its lap.
+    fn place(&self, request: Request, idx: u32) {
+        let (slot, phase) = self.slot(idx);
+        let [head, rest @ ..] = request;
+        slot.put(0, [head | phase]);
+        slot.put(1, rest);
+        if self.is_wide() {
+            slot.pad();
         }
     }
 
@@ -234,7 +227,7 @@ impl<'a> Endpoint<'a> {
     #[inline(always)]
     fn place_in_batch(&self, request: Request) {
         let (wq, last) = (self.wq(), locked::Batch::pending(self).wrapping_sub(1));
-        if self.ext.cold.wqe_size == 128 {
+        if self.is_wide() {
             let mut wide = [0; WIDE];
             wide[..NARROW].copy_from_slice(&request);
             // SAFETY: a live queue of 128-byte requests; the holder of the lock started this one.
@@ -244,12 +237,29 @@ impl<'a> Endpoint<'a> {
             unsafe { sq::place(wq, last, request) };
         }
     }
+}
 
+/// Where a request is written.
+#[derive(Clone, Copy)]
+pub struct Slot(*mut u64);
+
+impl Slot {
+    /// Writes words from the `first` of the request on. A post writes each as soon as it knows it, and so needs few
+    /// registers.
     #[inline(always)]
-    fn store(&self, at: *mut u64, word: u64) {
-        // SAFETY: the slot lies in the ring, which lives for 'a and is 8-aligned; the policy admitted its number, so
-        // no other poster writes it and the card has fetched what it held.
-        unsafe { arch::mmio_store_u64(at, word) };
+    pub fn put<const N: usize>(self, first: usize, words: [u64; N]) {
+        for (i, word) in words.into_iter().enumerate() {
+            // SAFETY: the slot lies in the ring, which lives as long as the endpoint and is 8-aligned; the policy
+            // admitted its number, so no other poster writes it and the card has fetched what it held. Callers write
+            // the words of one request.
+            unsafe { arch::mmio_store_u64(self.0.wrapping_add(first + i), word) };
+        }
+    }
+
+    /// The second half of a request of 128 bytes.
+    #[inline(always)]
+    pub fn pad(self) {
+        self.put(NARROW, [0; WIDE - NARROW]);
     }
 }
 
@@ -295,11 +305,8 @@ impl Queue for Endpoint<'_> {
     /// NCCL's cursors: rung (`wqes_posted`), released (`wqes_completed`) and submitted.
     #[inline(always)]
     fn publish(&self, rung: u32) {
-        // The pointer is read once: the compiler must think that a store could change it.
-        let wq = self.wq();
-        let field = |offset| self.atomic_u32(wq.wrapping_byte_add(offset).cast());
-        field(offset_of!(WqV0, wqes_posted)).store(rung, Ordering::Relaxed);
-        field(offset_of!(WqV0, wqes_completed)).store(rung, Ordering::Relaxed);
+        self.wq_field(offset_of!(WqV0, wqes_posted)).store(rung, Ordering::Relaxed);
+        self.wq_field(offset_of!(WqV0, wqes_completed)).store(rung, Ordering::Relaxed);
         let submitted = self.ext.cold.handle.wrapping_byte_add(offset_of!(EndpointHandle, submitted_count)).cast();
         self.atomic_u64(submitted).store(u64::from(rung), Ordering::Relaxed);
     }

@@ -59,7 +59,7 @@ impl Card {
             geometry,
             cursor: AtomicU64::new(u64::from(low) << 32 | u64::from(low)),
             state: AtomicU64::new(u64::from(low) << STATE_RUNG_SHIFT),
-            bound: AtomicU64::new(u64::from(low) << 32 | u64::from(low)),
+            bound: AtomicU64::new((u64::from(low) << 32 | u64::from(low)).wrapping_sub(1)),
             poison: AtomicU32::new(0),
             lock: AtomicU32::new(0),
             barrier: AtomicU32::new(low),

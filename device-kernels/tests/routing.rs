@@ -1,17 +1,18 @@
 //! A context made by hand: which endpoint an operation is posted on, where it goes, and the bytes that the card finds.
 #![allow(unsafe_code)]
 
-use efa_dp_direct::queue::{QpV0, SQ_WQ_OFFSET, SqV0, WqV0};
+use efa_dp_direct::queue::{QpV0, SqV0, WqV0};
 use efa_dp_direct::wqe::words::{Stamp, phase_scale};
 use efa_dp_direct::wqe::{Destination, Geometry, Hints, Operation, SendWqe, parse};
 use ferrogin_device::{Action, Context, Flags, Status, Window};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
 use ferrogin_ffi::ext::{
     ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    POLICY_LOCKED, TargetWords, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL,
+    POLICY_LOCKED, QueueMemory, TargetWords, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL,
 };
 use std::mem::zeroed;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const ENTRIES: usize = 16;
 const NRANKS: usize = 2;
@@ -50,6 +51,14 @@ struct Block {
     dev: DevHandle,
 }
 
+fn value_way(combining: bool, wide: bool, has_slots: bool) -> u32 {
+    match (combining, wide, has_slots) {
+        (true, true, _) => VALUE_INLINE,
+        (true, _, true) => VALUE_POOL,
+        _ => VALUE_GENERAL,
+    }
+}
+
 fn bench(policy: u32, wide_values: bool) -> Bench {
     // SAFETY: every one of these structs is plain data for which zero is a value.
     let dev: DevHandle = unsafe { zeroed() };
@@ -57,6 +66,8 @@ fn bench(policy: u32, wide_values: bool) -> Bench {
     let header: HandleHeader = unsafe { zeroed() };
     let block = leak(Block { header, dev });
     let pool = leak([0u64; ENTRIES * ENDPOINTS]).cast::<u64>();
+    // SAFETY: numbers and pointers, for which zero is a value.
+    let context: *mut ContextExt = leak(unsafe { zeroed() });
     let mut rings = Vec::new();
     let mut exts = Vec::new();
     let mut handles = Vec::new();
@@ -82,9 +93,7 @@ fn bench(policy: u32, wide_values: bool) -> Bench {
         let handle = leak(CounterHandle { base: handle, cntr_value: leak(0u64), cntr_offset: 0 });
         let has_slots = i == VALUE && !wide || i >= SIGNAL;
         let (wqe_size, combining) = (if wide { 128 } else { 64 }, policy == POLICY_COMBINING);
-        let qp = leak(qp);
         let cold = EndpointCold {
-            wq: qp.wrapping_byte_add(SQ_WQ_OFFSET).cast(),
             handle: handle.cast(),
             sq_buf: slots.as_mut_ptr().cast(),
             sq_db: doorbell,
@@ -95,11 +104,7 @@ fn bench(policy: u32, wide_values: bool) -> Bench {
             value_base: pool as u64 + (i * ENTRIES * 8) as u64,
             value_mask: ENTRIES as u32 - 1,
             value_lkey: 0x77,
-            value_way: match (combining, wide, has_slots) {
-                (true, true, _) => VALUE_INLINE,
-                (true, _, true) => VALUE_POOL,
-                _ => VALUE_GENERAL,
-            },
+            value_way: value_way(combining, wide, has_slots),
             value_slots: if has_slots { ENTRIES as u32 } else { 0 },
             sq_size: ENTRIES as u32,
             max_batch: 4,
@@ -108,11 +113,17 @@ fn bench(policy: u32, wide_values: bool) -> Bench {
             errors_base: 0,
             write_inline: if wide { 80 } else { 0 },
             reserved: 0,
+            context,
             reserved2: 0,
         };
         // SAFETY: plain data and atomics.
         let hot: EndpointHot = unsafe { zeroed() };
-        exts.push(EndpointExt { cold, hot });
+        hot.bound.store(u64::MAX, Ordering::Relaxed);
+        let queue = QueueMemory(std::array::from_fn(|_| AtomicU64::new(0)));
+        exts.push(EndpointExt { cold, hot, queue });
+        let queue = ptr::from_ref(&exts[i].queue).cast_mut();
+        // SAFETY: fresh memory with room for it.
+        unsafe { queue.cast::<QpV0>().write(qp) };
         handles.push(handle);
         rings.push(Ring { slots, doorbell, completed, wide });
     }
@@ -139,32 +150,37 @@ fn bench(policy: u32, wide_values: bool) -> Bench {
     dev.scratch_local_addr = 0x4000_0000;
     dev.scratch_remote_addrs = leak([0x5000_0000u64; NRANKS]).cast();
     dev.scratch_remote_rkeys = leak([0x99u32; NRANKS]).cast();
-    let ext = ContextExt {
-        endpoints: exts.leak().as_mut_ptr(),
-        targets: targets.leak().as_ptr(),
-        nranks: NRANKS as u32,
-        n_slots: 1 + SIGNALS as u32,
-        n_counters: COUNTERS as u32,
-        n_signals: SIGNALS as u32,
-        short_put: if policy == POLICY_COMBINING { MAX_RDMA.into() } else { 0 },
-        rail_id: 0,
-        scratch_lkey: 0x88,
-        scratch_local_addr: 0x4000_0000,
-        policy,
-        max_rdma_size: MAX_RDMA,
-        dev,
-        n_endpoints: ENDPOINTS as u32,
-        reserved: 0,
-        abort_flag: ptr::null_mut(),
-        timeout_ns: leak(5_000_000_000),
-        reserved2: [0; 4],
+    let endpoints = exts.leak().as_mut_ptr();
+    // SAFETY: leaked memory for it.
+    unsafe {
+        context.write(ContextExt {
+            endpoints,
+            values: endpoints.wrapping_add(VALUE),
+            targets: targets.leak().as_ptr(),
+            nranks: NRANKS as u32,
+            n_slots: 1 + SIGNALS as u32,
+            n_counters: COUNTERS as u32,
+            n_signals: SIGNALS as u32,
+            short_put: if policy == POLICY_COMBINING { MAX_RDMA.into() } else { 0 },
+            rail_id: 0,
+            scratch_lkey: 0x88,
+            policy,
+            value_way: value_way(policy == POLICY_COMBINING, wide_values, !wide_values),
+            scratch_local_addr: 0x4000_0000,
+            dev,
+            n_endpoints: ENDPOINTS as u32,
+            max_rdma_size: MAX_RDMA,
+            abort_flag: ptr::null_mut(),
+            timeout_ns: leak(5_000_000_000),
+            reserved: [0; 3],
+        })
     };
     // SAFETY: the leaked block.
     let header = unsafe { &mut (*block).header };
     header.magic = HEADER_MAGIC;
     header.version = HEADER_VERSION;
     header.n_contexts = 1;
-    header.contexts = leak(ext);
+    header.contexts = context;
     let handle = dev as *mut DevHandle;
     // SAFETY: a handle of the form that the plugin makes, alive for good.
     let context = unsafe { Context::from_handle(handle.cast(), 0) }.unwrap();

@@ -6,6 +6,7 @@
 //! [`ContextExt`] for each context and from there to one [`EndpointExt`] for each endpoint.
 
 use crate::assert_layout;
+use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// `HandleHeader::magic`.
@@ -53,6 +54,8 @@ assert_layout!(HandleHeader, size 64, align 64, {
 pub struct ContextExt {
     /// `[n_endpoints]`.
     pub endpoints: *mut EndpointExt,
+    /// The one for values: `endpoints` and one.
+    pub values: *mut EndpointExt,
     /// `[slot * nranks + peer]`; a target that a peer lacks is all zero.
     pub targets: *const TargetWords,
     /// Ranks of the communicator.
@@ -69,29 +72,29 @@ pub struct ContextExt {
     pub rail_id: u32,
     /// Local key of the scratch buffer.
     pub scratch_lkey: u32,
-    /// Scratch buffer: source of writes that carry no bytes.
-    pub scratch_local_addr: u64,
     /// Same as [`HandleHeader::policy`].
     pub policy: u32,
-    /// Largest transfer of one work request, bytes.
-    pub max_rdma_size: u32,
+    /// [`EndpointCold::value_way`] of the value endpoint.
+    pub value_way: u32,
+    /// Scratch buffer: source of writes that carry no bytes.
+    pub scratch_local_addr: u64,
     /// The NCCL-visible half.
     pub dev: *mut crate::device::DevHandle,
     /// `2 + n_counters + n_signals`.
     pub n_endpoints: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Largest transfer of one work request, bytes.
+    pub max_rdma_size: u32,
     /// Same word as [`HandleHeader::abort_flag`].
     pub abort_flag: *mut u32,
     /// Nanoseconds after which a wait of the device API gives up; 0 is never. Kernels may change the word.
     pub timeout_ns: *mut u64,
     /// Zero.
-    pub reserved2: [u64; 4],
+    pub reserved: [u64; 3],
 }
 assert_layout!(ContextExt, size 128, align 128, {
-    endpoints @ 0, targets @ 8, nranks @ 16, n_slots @ 20, n_counters @ 24, n_signals @ 28, short_put @ 32,
-    rail_id @ 40, scratch_lkey @ 44, scratch_local_addr @ 48, policy @ 56, max_rdma_size @ 60, dev @ 64,
-    n_endpoints @ 72, reserved @ 76, abort_flag @ 80, timeout_ns @ 88, reserved2 @ 96,
+    endpoints @ 0, values @ 8, targets @ 16, nranks @ 24, n_slots @ 28, n_counters @ 32, n_signals @ 36, short_put @ 40,
+    rail_id @ 48, scratch_lkey @ 52, policy @ 56, value_way @ 60, scratch_local_addr @ 64, dev @ 72, n_endpoints @ 80,
+    max_rdma_size @ 84, abort_flag @ 88, timeout_ns @ 96, reserved @ 104,
 });
 
 /// Where a work request goes: the three numbers of its address.
@@ -131,8 +134,16 @@ pub struct EndpointExt {
     pub cold: EndpointCold,
     /// Written by posters.
     pub hot: EndpointHot,
+    /// The NCCL-visible queue pair, which [`EndpointHandle::qp`](crate::device::EndpointHandle::qp) points at.
+    pub queue: QueueMemory,
 }
-assert_layout!(EndpointExt, size 256, align 128, { cold @ 0, hot @ 128 });
+assert_layout!(EndpointExt, size 384, align 128, { cold @ 0, hot @ 128, queue @ 192 });
+
+/// Room for `efa_cuda_qp` or `efa_cuda_qp_v1`. Posters of both kinds change its cursors.
+#[repr(C, align(8))]
+#[derive(Debug)]
+pub struct QueueMemory(pub [AtomicU64; 18]);
+const _: () = assert!(size_of::<QueueMemory>() == 144);
 
 /// [`EndpointCold::value_way`]: no short way. The policy has none, or the endpoint takes no values.
 pub const VALUE_GENERAL: u32 = 0;
@@ -148,8 +159,6 @@ pub const VALUE_STRIDE: u32 = 8;
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy)]
 pub struct EndpointCold {
-    /// The send queue's ring struct, `efa_cuda_wq`; it is the same in both layouts of the queue pair.
-    pub wq: *mut core::ffi::c_void,
     /// The NCCL-visible half.
     pub handle: *mut crate::device::EndpointHandle,
     /// Send queue ring.
@@ -188,32 +197,36 @@ pub struct EndpointCold {
     pub write_inline: u32,
     /// Zero.
     pub reserved: u32,
+    /// The context that it belongs to.
+    pub context: *const ContextExt,
     /// Zero.
     pub reserved2: u64,
 }
 assert_layout!(EndpointCold, size 128, align 128, {
-    wq @ 0, handle @ 8, sq_buf @ 16, sq_db @ 24, ring_mask @ 32, wqe_size @ 36, phase_bit @ 40, phase_scale @ 44,
-    value_base @ 48, value_mask @ 56, value_lkey @ 60, value_way @ 64, value_slots @ 68, sq_size @ 72, max_batch @ 76,
-    completed @ 80, errors @ 88, errors_base @ 96, write_inline @ 104, reserved @ 108, reserved2 @ 112,
+    handle @ 0, sq_buf @ 8, sq_db @ 16, ring_mask @ 24, wqe_size @ 28, phase_bit @ 32, phase_scale @ 36,
+    value_base @ 40, value_mask @ 48, value_lkey @ 52, value_way @ 56, value_slots @ 60, sq_size @ 64, max_batch @ 68,
+    completed @ 72, errors @ 80, errors_base @ 88, write_inline @ 96, reserved @ 100, context @ 104,
+    reserved2 @ 112,
 });
 
-/// Where the `combining` policy keeps its 26-bit rung count in [`EndpointHot::state`].
-pub const STATE_RUNG_SHIFT: u32 = 38;
+/// Where the `combining` policy keeps its rung count in [`EndpointHot::state`].
+pub const STATE_RUNG_SHIFT: u32 = 32;
 
-/// The changing half of an [`EndpointExt`]. All zero at first, unless the card's counter does not begin at 0: then every
+/// The changing part of an [`EndpointExt`]. All zero at first, unless the card's counter does not begin at 0: then every
 /// cursor begins where the counter does, for posts are compared with completions modulo 2^31.
-#[repr(C, align(128))]
+#[repr(C, align(64))]
 #[derive(Debug)]
 pub struct EndpointHot {
     /// Posting state of the `combining` policy: see `ferrogin-device`.
     pub state: AtomicU64,
-    /// `combining`: posts below this number are known to have room, while the flush barrier is the one beside it.
+    /// `combining`: posts up to this number are known to have room, while the flush barrier is the one beside it; one
+    /// less than the first at first.
     pub bound: AtomicU64,
     /// Flush barrier of the `locked` policy: posts from this index on wait until all before it have completed.
     pub barrier: AtomicU32,
     /// Not 0 when a reservation was given up: nothing may be posted any more.
     pub poison: AtomicU32,
     /// Zero.
-    pub reserved: [u64; 13],
+    pub reserved: [u64; 5],
 }
-assert_layout!(EndpointHot, size 128, align 128, { state @ 0, bound @ 8, barrier @ 16, poison @ 20, reserved @ 24 });
+assert_layout!(EndpointHot, size 64, align 64, { state @ 0, bound @ 8, barrier @ 16, poison @ 20, reserved @ 24 });

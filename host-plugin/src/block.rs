@@ -142,6 +142,13 @@ impl<T> Clone for Place<T> {
 }
 impl<T> Copy for Place<T> {}
 
+impl<T> Place<T> {
+    /// A part of element `i`, that many bytes into it.
+    fn part<P>(self, i: usize, offset: usize) -> Place<P> {
+        Place { offset: self.offset + i * size_of::<T>() + offset, count: 1, of: PhantomData }
+    }
+}
+
 /// Hands out places.
 #[derive(Debug, Default)]
 struct Cursor(usize);
@@ -174,7 +181,7 @@ struct ContextPlaces {
 
 #[derive(Debug)]
 struct QueuePlaces {
-    /// Room for either layout.
+    /// Room for either layout, in the endpoint's own struct.
     qp: Place<QpV1>,
     cq: Place<CqV0>,
     /// Counter and signal endpoints only; the others are in the device handle.
@@ -202,9 +209,10 @@ impl Plan {
         let exts: Place<ContextExt> = cursor.place(n, LINE);
         let contexts = spec.contexts.iter().enumerate().map(|(i, context)| {
             let table = context.targets.len();
+            let endpoints: Place<EndpointExt> = cursor.place(context.endpoints.len(), LINE);
             ContextPlaces {
                 ext: Place { offset: exts.offset + i * size_of::<ContextExt>(), count: 1, of: PhantomData },
-                endpoints: cursor.place(context.endpoints.len(), LINE),
+                endpoints,
                 counters: cursor.place(context.n_counters, LINE),
                 signals: cursor.place(context.n_signals, 8),
                 targets: cursor.place(table, LINE),
@@ -216,7 +224,7 @@ impl Plan {
                 timeout: cursor.place(1, LINE),
                 queues: (0..context.endpoints.len())
                     .map(|e| QueuePlaces {
-                        qp: cursor.place(1, LINE),
+                        qp: endpoints.part(e, offset_of!(EndpointExt, queue)),
                         cq: cursor.place(1, 8),
                         handle: (e >= 2).then(|| cursor.place(1, LINE)),
                     })
@@ -351,7 +359,7 @@ fn fill_context(
             };
             image.put(list, i, image.at(place, 0) as u64);
         }
-        image.put(places.endpoints, e, cold(endpoint, at, handle.qp, (spec.policy, context.value_lkey)));
+        image.put(places.endpoints, e, cold(endpoint, at, image.at(places.ext, 0), (spec.policy, context.value_lkey)));
         start_at(image, queue.qp, (places.endpoints, e), endpoint.completed.1 as u32);
         handles.push(handle);
     }
@@ -384,6 +392,7 @@ fn fill_context(
         0,
         ContextExt {
             endpoints: image.at(places.endpoints, 0),
+            values: image.at(places.endpoints, 1),
             targets: image.at(places.targets, 0),
             nranks: context.nranks as u32,
             n_slots: (context.targets.len() / context.nranks.max(1)) as u32,
@@ -392,16 +401,16 @@ fn fill_context(
             short_put: if short { context.max_rdma_size.into() } else { 0 },
             rail_id: context.rail,
             scratch_lkey: context.scratch.0,
-            scratch_local_addr: context.scratch.1,
             policy: spec.policy,
-            max_rdma_size: context.max_rdma_size,
+            value_way: context.endpoints.get(1).map_or(VALUE_GENERAL, |endpoint| value_way(endpoint, spec.policy)),
+            scratch_local_addr: context.scratch.1,
             dev: image.at(devs, index),
             n_endpoints: context.endpoints.len() as u32,
-            reserved: 0,
+            max_rdma_size: context.max_rdma_size,
             abort_flag: spec.abort_flag as *mut u32,
             // Zero: waits for a peer's compute may take any time; set-up alone has a deadline.
             timeout_ns: image.at(places.timeout, 0),
-            reserved2: [0; 4],
+            reserved: [0; 3],
         },
     );
     Ok(())
@@ -417,7 +426,11 @@ fn start_at<Q>(image: &mut Image, qp: Place<Q>, (exts, e): (Place<EndpointExt>, 
     }
     let hot = e * size_of::<EndpointExt>() + offset_of!(EndpointExt, hot);
     image.put_field(exts, hot + offset_of!(EndpointHot, state), u64::from(start) << STATE_RUNG_SHIFT);
-    image.put_field(exts, hot + offset_of!(EndpointHot, bound), u64::from(start) << 32 | u64::from(start));
+    image.put_field(
+        exts,
+        hot + offset_of!(EndpointHot, bound),
+        (u64::from(start) << 32 | u64::from(start)).wrapping_sub(1),
+    );
     image.put_field(exts, hot + offset_of!(EndpointHot, barrier), start);
 }
 
@@ -431,18 +444,29 @@ fn target_words(target: &Target, peer: usize) -> TargetWords {
     TargetWords { head, second, third }
 }
 
+/// Only wide requests have room for a write's inline bytes.
+fn write_inline(endpoint: &EndpointSpec) -> u32 {
+    if endpoint.wqe_size == 128 { endpoint.max_inline } else { 0 }
+}
+
+/// How values are posted by the short way, which the `locked` policy has not.
+fn value_way(endpoint: &EndpointSpec, policy: u32) -> u32 {
+    match policy {
+        POLICY_COMBINING if write_inline(endpoint) >= 8 => VALUE_INLINE,
+        POLICY_COMBINING if endpoint.values.1 != 0 && endpoint.wqe_size == 64 => VALUE_POOL,
+        _ => VALUE_GENERAL,
+    }
+}
+
 /// The constant half.
 fn cold(
     endpoint: &EndpointSpec,
     handle: *mut EndpointHandle,
-    qp: *mut core::ffi::c_void,
+    context: *const ContextExt,
     (policy, lkey): (u32, u32),
 ) -> EndpointCold {
     let (value_base, value_slots) = endpoint.values;
-    // Only wide requests have room for a write's inline bytes.
-    let write_inline = if endpoint.wqe_size == 128 { endpoint.max_inline } else { 0 };
     EndpointCold {
-        wq: qp.wrapping_byte_add(SQ_WQ_OFFSET),
         handle,
         sq_buf: endpoint.sq_buf as *mut u8,
         sq_db: endpoint.sq_db as *mut u32,
@@ -453,19 +477,16 @@ fn cold(
         value_base,
         value_mask: value_slots.saturating_sub(1),
         value_lkey: if value_slots != 0 { lkey } else { 0 },
-        value_way: match policy {
-            POLICY_COMBINING if write_inline >= 8 => VALUE_INLINE,
-            POLICY_COMBINING if value_slots != 0 && endpoint.wqe_size == 64 => VALUE_POOL,
-            _ => VALUE_GENERAL,
-        },
+        value_way: value_way(endpoint, policy),
         value_slots,
         sq_size: endpoint.sq_size,
         max_batch: endpoint.max_batch,
         completed: endpoint.completed.0 as *const u64,
         errors: endpoint.errors.0 as *const u64,
         errors_base: endpoint.errors.1,
-        write_inline,
+        write_inline: write_inline(endpoint),
         reserved: 0,
+        context,
         reserved2: 0,
     }
 }

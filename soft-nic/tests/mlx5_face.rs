@@ -272,7 +272,7 @@ fn wrong_octowords_complete_well_and_move_nothing() {
 fn what_has_no_fence_overtakes_the_bind() {
     let race = |fence: FmCeSe, seed: u64| {
         let late = |seed| {
-            let settings = Settings { seed: Some(seed), late_bind: Duration::from_millis(20), ..Settings::default() };
+            let settings = Settings { seed: Some(seed), late_bind: Duration::from_millis(200), ..Settings::default() };
             Card::open(settings).unwrap()
         };
         let cards = [late(seed), late(seed + 1000)];

@@ -1,73 +1,19 @@
 //! What has no short way: the `locked` policy, transfers of no bytes or of more than one work request, and signals that
 //! are raised by more than one.
 
-use super::{Context, DATA, Route, VALUE, Window, value_mask};
+use super::tables::{local as near_sge, remote as far_side, stamp};
+use super::{Context, DATA, Route, VALUE, Window};
 use crate::action::{Action, Flags};
 use crate::endpoint::{Endpoint, Request, Sge};
 use crate::post::Sharing;
 use crate::status::Status;
-use efa_dp_direct::wqe::words::Stamp;
+use efa_dp_direct::wqe::words::{Stamp, ValueSize};
 use ferrogin_ffi::ext::{VALUE_GENERAL, VALUE_INLINE};
 
 /// Bits of an action that name a counter.
 const COUNTER: u64 = 0xffff_0000;
 
 impl Context<'_> {
-    /// [`Context::put`] in whatever mode, for the C functions, which inline the plainest alone.
-    #[allow(clippy::too_many_arguments)]
-    #[inline(never)]
-    pub(crate) fn put_of_any_kind(
-        self,
-        peer: u32,
-        dst: Window,
-        dst_off: u64,
-        src: Window,
-        src_off: u64,
-        bytes: u64,
-        action: Action,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        self.put(peer, dst, dst_off, src, src_off, bytes, action, flags)
-    }
-
-    /// [`Context::put_value`] in whatever mode.
-    #[allow(clippy::too_many_arguments)]
-    #[inline(never)]
-    pub(crate) fn put_value_of_any_kind(
-        self,
-        peer: u32,
-        dst: Window,
-        dst_off: u64,
-        value: u64,
-        bytes: u32,
-        action: Action,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        self.put_value(peer, dst, dst_off, value, bytes, action, flags)
-    }
-
-    /// [`Context::get`] in whatever mode.
-    #[allow(clippy::too_many_arguments)]
-    #[inline(never)]
-    pub(crate) fn get_of_any_kind(
-        self,
-        peer: u32,
-        remote: Window,
-        remote_off: u64,
-        local: Window,
-        local_off: u64,
-        bytes: u64,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        self.get(peer, remote, remote_off, local, local_off, bytes, flags)
-    }
-
-    /// [`Context::signal`] in whatever mode.
-    #[inline(never)]
-    pub(crate) fn signal_of_any_kind(self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        self.signal(peer, action, flags)
-    }
-
     #[allow(clippy::too_many_arguments)]
     #[cold]
     #[inline(never)]
@@ -94,12 +40,14 @@ impl Context<'_> {
         if left > largest {
             // Leading parts go unannounced through the data endpoint; the last carries the action, once they have
             // completed. The target of the action must exist before anything is posted.
-            self.to(peer, route)?;
-            let data = self.to(peer, self.plain_route(DATA))?;
+            self.target(peer, route)?;
+            let data = self.plain_route(DATA);
+            let data_stamp = stamp(self.target(peer, data)?);
             while left > largest {
-                let (remote, local) = (self.remote(dst, dst_off, peer), self.local(src, src_off, largest as u32));
-                let part = data.stamp().write(remote, local);
-                self.post(data.poster(), flags, flags.is_aggregate(), part, None)?;
+                let (far, near) =
+                    (far_side(self.far(dst, peer), dst_off), near_sge(self.near(src), src_off, largest as u32));
+                let part = data_stamp.write(far, near);
+                self.post(self.poster(data), flags, flags.is_aggregate(), part, None)?;
                 dst_off = dst_off.wrapping_add(largest);
                 src_off = src_off.wrapping_add(largest);
                 left -= largest;
@@ -109,8 +57,8 @@ impl Context<'_> {
                 self.flush_endpoint(DATA)?;
             }
         }
-        let (remote, local) = (self.remote(dst, dst_off, peer), self.local(src, src_off, left as u32));
-        let request = self.to(peer, route)?.stamp().write(remote, local);
+        let (far, near) = (far_side(self.far(dst, peer), dst_off), near_sge(self.near(src), src_off, left as u32));
+        let request = stamp(self.target(peer, route)?).write(far, near);
         self.write(route, peer, action, flags, (request, None))
     }
 
@@ -131,14 +79,15 @@ impl Context<'_> {
         if dst.is_null() || action.local_counter().is_some() {
             return Err(Status::InvalidArgument);
         }
-        let (remote, mask) = (self.remote(dst, dst_off, peer), value_mask(bytes)?);
+        let far = far_side(self.far(dst, peer), dst_off);
         let endpoint = self.poster(route);
-        let stamp = self.to(peer, route)?.stamp();
+        let stamp = stamp(self.target(peer, route)?);
+        let size = ValueSize::new(bytes).ok_or(Status::InvalidArgument)?;
         let request = match endpoint.takes_values() {
             VALUE_GENERAL => return Err(Status::Unsupported),
-            VALUE_INLINE => (stamp.write_value(remote, value & mask, bytes), None),
+            VALUE_INLINE => (stamp.write_value(far, value, size), None),
             // The slot follows with the number.
-            _ => (stamp.write(remote, Sge { addr: 0, length: bytes, lkey: 0 }), Some((value, bytes))),
+            _ => (stamp.write(far, Sge { addr: 0, length: bytes, lkey: 0 }), Some((value, bytes))),
         };
         self.write(route, peer, action, flags, request)
     }
@@ -160,14 +109,14 @@ impl Context<'_> {
         if remote.is_null() || local.is_null() {
             return Err(Status::InvalidArgument);
         }
-        let to = self.to(peer, route)?;
+        let stamp = stamp(self.target(peer, route)?);
         let (mut done, mut left) = (0u64, bytes);
         loop {
             let part = left.min(u64::from(self.ext.max_rdma_size));
-            let far = self.remote(remote, remote_off.wrapping_add(done), peer);
-            let near = self.local(local, local_off.wrapping_add(done), part as u32);
-            let request = to.stamp().read(far, near);
-            self.post(to.poster(), flags, flags.is_aggregate() || part < left, request, None)?;
+            let far = far_side(self.far(remote, peer), remote_off.wrapping_add(done));
+            let near = near_sge(self.near(local), local_off.wrapping_add(done), part as u32);
+            let request = stamp.read(far, near);
+            self.post(self.poster(route), flags, flags.is_aggregate() || part < left, request, None)?;
             done = done.wrapping_add(part);
             left -= part;
             if left == 0 {
@@ -180,7 +129,7 @@ impl Context<'_> {
     #[inline(never)]
     pub(super) fn signal_general(self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
         let route = self.route(peer, action, DATA)?;
-        let request = self.empty(self.to(peer, route)?.stamp(), peer);
+        let request = self.empty(stamp(self.target(peer, route)?), peer);
         self.write(route, peer, action, flags, (request, None))
     }
 
@@ -201,7 +150,7 @@ impl Context<'_> {
         let extra = self.route_of(Action::from_bits(action.bits() & !COUNTER), DATA)?;
         let more = left != 0 && extra.poster == route.poster;
         self.post(self.poster(route), flags, flags.is_aggregate() || more, request, pooled)?;
-        let empty = self.empty(self.stamp(route, peer), peer);
+        let empty = self.empty(stamp(self.target(peer, route)?), peer);
         while left != 0 {
             left -= 1;
             self.post(self.poster(extra), flags, flags.is_aggregate() || left != 0, empty, None)?;

@@ -2,13 +2,15 @@
 //! `fgin_rest_*` do what they leave to do. CUDA C++ has the former as inline assembly in its kernels (`ferrogin/hot.cuh`), and
 //! calls the latter only when a post did not go straight.
 
-use super::short::{Empty, Put, To};
-use super::{Context, DATA, FIRST_COUNTER, Route, VALUE, Window, value_mask};
+use super::short::{Empty, LOCAL, Put, REMOTE, To};
+use super::tables::{Far, limits_of, remote};
+use super::{Context, DATA, FIRST_COUNTER, Route, VALUE, Window};
 use crate::action::{Action, Flags};
 use crate::post::combining::{After, NoRoom, finish};
 use crate::post::{Gpu, Write};
 use crate::status::Status;
 use core::ffi::{c_int, c_void};
+use efa_dp_direct::wqe::words::{ValueSize, local_words, remote_words};
 use ferrogin_ffi::ext::{ContextExt, VALUE_INLINE, VALUE_POOL};
 
 /// What a hot path leaves to do: a status, or one of the constants below and the word that goes with it.
@@ -70,25 +72,28 @@ fn action(named: u32) -> Action {
 #[derive(Clone, Copy)]
 struct Value<'a> {
     to: To<'a>,
-    dst: Window,
+    far: Far,
     dst_off: u64,
-    /// Without the bytes that are not sent.
     value: u64,
-    bytes: u32,
+    size: ValueSize,
     is_inline: bool,
 }
 
 impl Write for Value<'_> {
     #[inline(always)]
     fn write(self, idx: u32) {
-        let Self { to, dst, dst_off, value, bytes, is_inline } = self;
-        let (remote, stamp) = (to.context.remote(dst, dst_off, to.peer), to.context.stamp(to.route, to.peer));
-        let request = if is_inline {
-            stamp.write_value(remote, value, bytes)
-        } else {
-            stamp.write(remote, to.poster().pool(idx, value, bytes))
-        };
-        to.poster().place(request, idx);
+        let Self { to, far, dst_off, value, size, is_inline } = self;
+        let (slot, phase) = to.poster.slot(idx);
+        let stamp = to.stamp();
+        let [head, rest @ ..] = if is_inline { stamp.value_meta(size) } else { stamp.write_meta() };
+        slot.put(0, [head | phase]);
+        slot.put(1, rest);
+        slot.put(REMOTE, remote_words(remote(far, dst_off), size.bytes()));
+        let here = if is_inline { [value, 0] } else { local_words(to.poster.pool(idx, value, size.bytes())) };
+        slot.put(LOCAL, here);
+        if is_inline {
+            slot.pad();
+        }
     }
 }
 
@@ -99,27 +104,29 @@ impl<'a> Context<'a> {
         peer >= self.ext.nranks || slot >= self.ext.n_slots
     }
 
-    /// Where an operation goes that raises the signal of that slot by one, or none if it is 0, and names no counter.
+    /// The route of an operation that raises the signal of that slot by one, or none if it is 0, and names no counter.
     #[inline(always)]
-    fn to_signal(self, peer: u32, slot: u32, plain: u32) -> To<'a> {
+    fn route_to_signal(self, slot: u32, plain: u32) -> Route {
         let ext = self.ext;
         let rides = slot.wrapping_sub(1) < ext.n_signals;
         let poster = if rides { FIRST_COUNTER - 1 + ext.n_counters + slot } else { plain };
         let row = ext.targets.wrapping_add((slot * ext.nranks) as usize);
-        To { context: self, route: Route { row, poster: self.endpoint_ext(poster), raised_by: 0 }, peer }
+        Route { row, poster: self.endpoint_ext(poster), raised_by: 0 }
     }
 
-    /// The same, checked.
-    fn checked_to_signal(self, peer: u32, slot: u32, plain: u32) -> Result<To<'a>, Status> {
+    /// Where that goes.
+    #[inline(always)]
+    fn to_signal(self, peer: u32, slot: u32, plain: u32) -> Result<To<'a>, Status> {
         if self.is_outside(peer, slot) {
             return Err(Status::InvalidArgument);
         }
-        self.to(peer, self.to_signal(peer, slot, plain).route)
+        let route = self.route_to_signal(slot, plain);
+        Ok(To { target: self.target(peer, route)?, poster: self.poster(route) })
     }
 
     #[inline(always)]
     fn hot(to: To<'_>, aggregate: u32, request: impl Write) -> Rest {
-        match to.poster().combine_without_calls::<Gpu>(aggregate != 0, request) {
+        match to.poster.combine_without_calls::<Gpu>(aggregate != 0, request) {
             Ok(After::Nothing) => Rest::NOTHING,
             Ok(After::Work(word)) => Rest { word, what: WORK },
             Ok(After::Help) => Rest { word: 0, what: HELP },
@@ -129,11 +136,11 @@ impl<'a> Context<'a> {
 
     /// Everything that a hot path may leave, but the general way.
     fn rest(to: To<'_>, meta: Meta, word: u64, request: impl Write) -> Result<(), Status> {
-        let poster = to.poster();
+        let poster = to.poster;
         match meta.what() {
-            ROOM => return poster.combine_late::<Gpu>(to.context.limits(), meta.is_aggregate(), request, word),
-            WORK => finish::<Gpu, _>(poster, After::Work(word), poster.near()),
-            HELP => finish::<Gpu, _>(poster, After::Help, poster.near()),
+            ROOM => return poster.combine_late::<Gpu>(limits_of(poster), meta.is_aggregate(), request, word),
+            WORK => finish::<Gpu, _>(poster, After::Work(word)),
+            HELP => finish::<Gpu, _>(poster, After::Help),
             _ => return Err(Status::InvalidArgument),
         }
         Ok(())
@@ -158,20 +165,18 @@ pub unsafe extern "C" fn fgin_hot_put_value(
 ) -> Rest {
     // SAFETY: the caller vouches for it.
     let context = unsafe { Context::from_ptr(ctx) };
-    let Ok(mask) = value_mask(bytes) else { return Rest::INVALID };
-    if context.is_outside(peer, slot) || dst.is_null() {
+    let Some(size) = ValueSize::new(bytes) else { return Rest::INVALID };
+    if dst.is_null() {
         return Rest::INVALID;
     }
-    let to = context.to_signal(peer, slot, VALUE);
-    if !context.has_target(peer, to.route) {
-        return Rest::INVALID;
-    }
-    let way = to.poster().value_way();
+    let Ok(to) = context.to_signal(peer, slot, VALUE) else { return Rest::INVALID };
+    let way = to.poster.value_way();
     let is_inline = way == VALUE_INLINE;
     if !is_inline && way != VALUE_POOL {
         return Rest::GENERAL;
     }
-    Context::hot(to, aggregate, Value { to, dst: Window(dst), dst_off, value: value & mask, bytes, is_inline })
+    let far = context.far(Window(dst), peer);
+    Context::hot(to, aggregate, Value { to, far, dst_off, value, size, is_inline })
 }
 
 /// What [`fgin_hot_put_value`] left to do; `meta` names slot (16 bits) and bytes.
@@ -196,9 +201,10 @@ pub unsafe extern "C" fn fgin_rest_put_value(
         let action = if slot == 0 { Action::NONE } else { action(slot) };
         return code(context.put_value(meta.peer(), dst, dst_off, value, bytes, action, meta.flags()));
     }
-    code(context.checked_to_signal(meta.peer(), slot, VALUE).and_then(|to| {
-        let (value, is_inline) = (value & value_mask(bytes)?, to.poster().value_way() == VALUE_INLINE);
-        Context::rest(to, meta, word, Value { to, dst, dst_off, value, bytes, is_inline })
+    code(context.to_signal(meta.peer(), slot, VALUE).and_then(|to| {
+        let size = ValueSize::new(bytes).ok_or(Status::InvalidArgument)?;
+        let (far, is_inline) = (context.far(dst, meta.peer()), to.poster.value_way() == VALUE_INLINE);
+        Context::rest(to, meta, word, Value { to, far, dst_off, value, size, is_inline })
     }))
 }
 
@@ -225,11 +231,13 @@ pub unsafe extern "C" fn fgin_hot_put(
     if bytes.wrapping_sub(1) >= context.ext.short_put {
         return Rest::GENERAL;
     }
-    if dst.is_null() || src.is_null() || !context.has_target(peer, route) {
+    if dst.is_null() || src.is_null() {
         return Rest::INVALID;
     }
-    let (to, dst, src) = (To { context, route, peer }, Window(dst), Window(src));
-    Context::hot(to, aggregate, Put { to, dst, dst_off, src, src_off, bytes: bytes as u32 })
+    let Ok(target) = context.target(peer, route) else { return Rest::INVALID };
+    let to = To { poster: context.poster(route), target };
+    let (far, near) = (context.far(Window(dst), peer), context.near(Window(src)));
+    Context::hot(to, aggregate, Put { to, far, dst_off, near, src_off, bytes: bytes as u32 })
 }
 
 /// What [`fgin_hot_put`] left to do; `meta` names what it named.
@@ -255,12 +263,11 @@ pub unsafe extern "C" fn fgin_rest_put(
     if meta.what() == GENERAL {
         return code(context.put(peer, dst, dst_off, src, src_off, bytes, action, meta.flags()));
     }
-    code(
-        context
-            .route(peer, action, DATA)
-            .and_then(|route| context.to(peer, route))
-            .and_then(|to| Context::rest(to, meta, word, Put { to, dst, dst_off, src, src_off, bytes: bytes as u32 })),
-    )
+    code(context.route(peer, action, DATA).and_then(|route| {
+        let to = To { target: context.target(peer, route)?, poster: context.poster(route) };
+        let (far, near) = (context.far(dst, peer), context.near(src));
+        Context::rest(to, meta, word, Put { to, far, dst_off, near, src_off, bytes: bytes as u32 })
+    }))
 }
 
 /// As [`fgin_hot_put_value`], with no bytes.
@@ -272,17 +279,11 @@ pub unsafe extern "C" fn fgin_rest_put(
 pub unsafe extern "C" fn fgin_hot_signal(ctx: *const ContextExt, peer: u32, slot: u32, aggregate: u32) -> Rest {
     // SAFETY: the caller vouches for it.
     let context = unsafe { Context::from_ptr(ctx) };
-    if context.is_outside(peer, slot) {
-        return Rest::INVALID;
-    }
     if context.ext.short_put == 0 {
         return Rest::GENERAL;
     }
-    let to = context.to_signal(peer, slot, DATA);
-    if !context.has_target(peer, to.route) {
-        return Rest::INVALID;
-    }
-    Context::hot(to, aggregate, Empty { to })
+    let Ok(to) = context.to_signal(peer, slot, DATA) else { return Rest::INVALID };
+    Context::hot(to, aggregate, Empty { to, context, peer })
 }
 
 /// What [`fgin_hot_signal`] left to do; `meta` names the slot.
@@ -299,8 +300,8 @@ pub unsafe extern "C" fn fgin_rest_signal(ctx: *const ContextExt, word: u64, met
         let action = if meta.named() == 0 { Action::NONE } else { action(meta.named()) };
         return code(context.signal(meta.peer(), action, meta.flags()));
     }
-    let to = context.checked_to_signal(meta.peer(), meta.named(), DATA);
-    code(to.and_then(|to| Context::rest(to, meta, word, Empty { to })))
+    let to = context.to_signal(meta.peer(), meta.named(), DATA);
+    code(to.and_then(|to| Context::rest(to, meta, word, Empty { to, context, peer: meta.peer() })))
 }
 
 fn code(result: Result<(), Status>) -> c_int {

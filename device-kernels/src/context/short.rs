@@ -1,96 +1,108 @@
-//! The requests of the short way. What one is made of is read when it has its number: until then its arguments stay where
-//! they are, in registers.
+//! The requests of the short way. What one is made of is read when it has its number: until then a few pointers stand for
+//! it, in registers.
 
-use super::{Context, Route, Window};
-use crate::endpoint::Endpoint;
+use super::Context;
+use super::tables::{Far, limits_of, local, remote, stamp};
+use crate::action::Flags;
+use crate::endpoint::{Endpoint, Slot};
 use crate::post::combining::NoRoom;
 use crate::post::{Share, Write};
 use crate::status::Status;
-use efa_dp_direct::wqe::words::Stamp;
-use ferrogin_ffi::ext::{EndpointExt, TargetWords};
+use efa_dp_direct::wqe::words::{Stamp, ValueSize, local_words, remote_words};
+use ferrogin_ffi::device::MrHandle;
+use ferrogin_ffi::ext::TargetWords;
 
-/// Context, endpoint, target and peer of an operation.
+/// Words of a request where its remote and its local side begin.
+pub(super) const REMOTE: usize = 4;
+pub(super) const LOCAL: usize = 6;
+
+/// Where an operation goes: who posts it, and to what.
 #[derive(Clone, Copy)]
 pub(super) struct To<'a> {
-    pub(super) context: Context<'a>,
-    pub(super) route: Route,
-    pub(super) peer: u32,
+    pub(super) poster: Endpoint<'a>,
+    /// Its address and peer; the peer has it.
+    pub(super) target: *const TargetWords,
 }
 
-impl<'a> To<'a> {
-    #[inline(always)]
-    pub(super) fn poster(self) -> Endpoint<'a> {
-        self.context.poster(self.route)
-    }
-
+impl To<'_> {
+    /// What the requests to the target have in common.
     #[inline(always)]
     pub(super) fn stamp(self) -> Stamp {
-        self.context.stamp(self.route, self.peer)
+        stamp(self.target)
     }
 
+    /// Writes the first half of request `idx`.
     #[inline(always)]
-    fn again(context: Context<'a>, poster: *const EndpointExt, row: *const TargetWords, peer: u32) -> Self {
-        Self { context, route: Route { row, poster, raised_by: 0 }, peer }
+    fn begin(self, idx: u32, meta: impl Fn(Stamp) -> [u64; 4]) -> Slot {
+        let (slot, phase) = self.poster.slot(idx);
+        // The stamp is read again for what follows its first word: one register less.
+        let [head, ..] = meta(self.stamp());
+        slot.put(0, [head | phase]);
+        let [_, second, ..] = meta(self.stamp());
+        slot.put(1, [second]);
+        let [.., third, fourth] = meta(self.stamp());
+        slot.put(2, [third, fourth]);
+        slot
+    }
+
+    /// Writes what follows a request of 64 bytes.
+    #[inline(always)]
+    fn end(self, slot: Slot) {
+        if self.poster.is_wide() {
+            slot.pad();
+        }
     }
 }
 
 /// A request of the short way.
 pub(super) trait Short: Write {
     /// Where it goes.
-    fn to(&self) -> To<'_>;
+    fn poster(&self) -> Endpoint<'_>;
 
     /// Posts it under the number that it has already, once there is room: a call that gets it in registers, since what is
     /// given by reference would have to lie in memory for every post.
-    fn late<S: Share>(self, aggregate: bool, reserved: u64) -> Result<(), Status>;
+    fn late<S: Share>(self, flags: Flags, reserved: u64) -> Result<(), Status>;
 }
 
 /// Posts a request by the `combining` policy.
 #[inline(always)]
-pub(super) fn post<S: Share>(request: impl Short, aggregate: bool) -> Result<(), Status> {
+pub(super) fn post<S: Share>(request: impl Short, flags: Flags) -> Result<(), Status> {
     if S::ALONE || cfg!(target_arch = "nvptx64") {
-        let to = request.to();
-        return to.poster().combine::<S>(to.context.limits(), aggregate, request);
+        let poster = request.poster();
+        return poster.combine::<S>(limits_of(poster), flags.is_aggregate(), request);
     }
-    let at_once = request.to().poster().combine_at_once::<S>(aggregate, request);
+    let at_once = request.poster().combine_at_once::<S>(flags.is_aggregate(), request);
     match at_once {
         Ok(()) => Ok(()),
-        Err(NoRoom { reserved }) => request.late::<S>(aggregate, reserved),
+        Err(NoRoom { reserved }) => request.late::<S>(flags, reserved),
     }
-}
-
-/// Waits for room, and posts.
-fn post_late<S: Share>(request: impl Short, aggregate: bool, reserved: u64) -> Result<(), Status> {
-    let to = request.to();
-    to.poster().combine_late::<S>(to.context.limits(), aggregate, request, reserved)
 }
 
 /// The call that [`Short::late`] makes: takes a request apart, and puts it together again from the arguments.
 macro_rules! late {
     ($request:ident { $($field:ident: $ty:ty),* }) => {
         #[inline(always)]
-        fn to(&self) -> To<'_> {
-            self.to
+        fn poster(&self) -> Endpoint<'_> {
+            self.to.poster
         }
 
         #[inline(always)]
-        fn late<S: Share>(self, aggregate: bool, reserved: u64) -> Result<(), Status> {
+        fn late<S: Share>(self, flags: Flags, reserved: u64) -> Result<(), Status> {
             #[allow(clippy::too_many_arguments)]
             #[cold]
             #[inline(never)]
             fn call<S: Share>(
-                context: Context<'_>,
-                peer: u32,
+                poster: Endpoint<'_>,
+                target: *const TargetWords,
                 $($field: $ty,)*
-                aggregate: bool,
-                poster: *const EndpointExt,
-                row: *const TargetWords,
+                flags: Flags,
                 reserved: u64,
             ) -> Result<(), Status> {
-                let to = To::again(context, poster, row, peer);
-                post_late::<S>($request { to, $($field),* }, aggregate, reserved)
+                let request = $request { to: To { poster, target }, $($field),* };
+                poster.combine_late::<S>(limits_of(poster), flags.is_aggregate(), request, reserved)
             }
             let $request { to, $($field),* } = self;
-            call::<S>(to.context, to.peer, $($field,)* aggregate, to.route.poster, to.route.row, reserved)
+            call::<S>(to.poster, to.target, $($field,)* flags, reserved)
         }
     };
 }
@@ -99,9 +111,9 @@ macro_rules! late {
 #[derive(Clone, Copy)]
 pub(super) struct Put<'a> {
     pub(super) to: To<'a>,
-    pub(super) dst: Window,
+    pub(super) far: Far,
     pub(super) dst_off: u64,
-    pub(super) src: Window,
+    pub(super) near: *const MrHandle,
     pub(super) src_off: u64,
     pub(super) bytes: u32,
 }
@@ -109,73 +121,93 @@ pub(super) struct Put<'a> {
 impl Write for Put<'_> {
     #[inline(always)]
     fn write(self, idx: u32) {
-        let Self { to, dst, dst_off, src, src_off, bytes } = self;
-        let (remote, local) = (to.context.remote(dst, dst_off, to.peer), to.context.local(src, src_off, bytes));
-        to.poster().place(to.stamp().write(remote, local), idx);
+        let slot = self.to.begin(idx, Stamp::write_meta);
+        slot.put(REMOTE, remote_words(remote(self.far, self.dst_off), self.bytes));
+        slot.put(LOCAL, local_words(local(self.near, self.src_off, self.bytes)));
+        self.to.end(slot);
     }
+}
+
+impl Short for Put<'_> {
+    late!(Put { far: Far, dst_off: u64, near: *const MrHandle, src_off: u64, bytes: u32 });
 }
 
 /// A read into one buffer.
 #[derive(Clone, Copy)]
 pub(super) struct Get<'a> {
     pub(super) to: To<'a>,
-    pub(super) remote: Window,
-    pub(super) remote_off: u64,
-    pub(super) local: Window,
-    pub(super) local_off: u64,
+    pub(super) far: Far,
+    pub(super) far_off: u64,
+    pub(super) near: *const MrHandle,
+    pub(super) near_off: u64,
     pub(super) bytes: u32,
 }
 
 impl Write for Get<'_> {
     #[inline(always)]
     fn write(self, idx: u32) {
-        let Self { to, remote, remote_off, local, local_off, bytes } = self;
-        let (remote, local) =
-            (to.context.remote(remote, remote_off, to.peer), to.context.local(local, local_off, bytes));
-        to.poster().place(to.stamp().read(remote, local), idx);
+        let slot = self.to.begin(idx, Stamp::read_meta);
+        slot.put(REMOTE, remote_words(remote(self.far, self.far_off), self.bytes));
+        slot.put(LOCAL, local_words(local(self.near, self.near_off, self.bytes)));
+        self.to.end(slot);
     }
+}
+
+impl Short for Get<'_> {
+    late!(Get { far: Far, far_off: u64, near: *const MrHandle, near_off: u64, bytes: u32 });
 }
 
 /// A write of nothing.
 #[derive(Clone, Copy)]
 pub(super) struct Empty<'a> {
     pub(super) to: To<'a>,
+    pub(super) context: Context<'a>,
+    pub(super) peer: u32,
 }
 
 impl Write for Empty<'_> {
     #[inline(always)]
     fn write(self, idx: u32) {
-        let Self { to } = self;
-        let (remote, local) = (to.context.scratch_remote(to.peer), to.context.scratch_local());
-        to.poster().place(to.stamp().write(remote, local), idx);
+        let slot = self.to.begin(idx, Stamp::write_meta);
+        slot.put(REMOTE, remote_words(self.context.scratch_remote(self.peer), 0));
+        slot.put(LOCAL, local_words(self.context.scratch_local()));
+        self.to.end(slot);
     }
+}
+
+impl Short for Empty<'_> {
+    late!(Empty { context: Context<'_>, peer: u32 });
 }
 
 /// A write of a value that travels in its request, of 128 bytes.
 #[derive(Clone, Copy)]
 pub(super) struct InlineValue<'a> {
     pub(super) to: To<'a>,
-    pub(super) dst: Window,
+    pub(super) far: Far,
     pub(super) dst_off: u64,
-    /// Without the bytes that are not sent.
     pub(super) value: u64,
-    pub(super) bytes: u32,
+    pub(super) size: ValueSize,
 }
 
 impl Write for InlineValue<'_> {
     #[inline(always)]
     fn write(self, idx: u32) {
-        let Self { to, dst, dst_off, value, bytes } = self;
-        let remote = to.context.remote(dst, dst_off, to.peer);
-        to.poster().place_wide(to.stamp().write_value(remote, value, bytes), idx);
+        let slot = self.to.begin(idx, |stamp| stamp.value_meta(self.size));
+        slot.put(REMOTE, remote_words(remote(self.far, self.dst_off), self.size.bytes()));
+        slot.put(LOCAL, [self.value, 0]);
+        slot.pad();
     }
+}
+
+impl Short for InlineValue<'_> {
+    late!(InlineValue { far: Far, dst_off: u64, value: u64, size: ValueSize });
 }
 
 /// A write of a value through its slot of the pool, in a request of 64 bytes.
 #[derive(Clone, Copy)]
 pub(super) struct PooledValue<'a> {
     pub(super) to: To<'a>,
-    pub(super) dst: Window,
+    pub(super) far: Far,
     pub(super) dst_off: u64,
     pub(super) value: u64,
     pub(super) bytes: u32,
@@ -184,28 +216,12 @@ pub(super) struct PooledValue<'a> {
 impl Write for PooledValue<'_> {
     #[inline(always)]
     fn write(self, idx: u32) {
-        let Self { to, dst, dst_off, value, bytes } = self;
-        let (remote, local) = (to.context.remote(dst, dst_off, to.peer), to.poster().pool(idx, value, bytes));
-        to.poster().place_narrow(to.stamp().write(remote, local), idx);
+        let slot = self.to.begin(idx, Stamp::write_meta);
+        slot.put(REMOTE, remote_words(remote(self.far, self.dst_off), self.bytes));
+        slot.put(LOCAL, local_words(self.to.poster.pool(idx, self.value, self.bytes)));
     }
 }
 
-impl Short for Put<'_> {
-    late!(Put { dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u32 });
-}
-
-impl Short for Get<'_> {
-    late!(Get { remote: Window, remote_off: u64, local: Window, local_off: u64, bytes: u32 });
-}
-
-impl Short for Empty<'_> {
-    late!(Empty {});
-}
-
-impl Short for InlineValue<'_> {
-    late!(InlineValue { dst: Window, dst_off: u64, value: u64, bytes: u32 });
-}
-
 impl Short for PooledValue<'_> {
-    late!(PooledValue { dst: Window, dst_off: u64, value: u64, bytes: u32 });
+    late!(PooledValue { far: Far, dst_off: u64, value: u64, bytes: u32 });
 }

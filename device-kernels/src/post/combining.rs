@@ -5,11 +5,11 @@
 //!
 //! * `cursor`, 64 bits: low half the reservation cursor (the queue struct's `pc`, which NCCL's code reserves from
 //!   too), high half the flush barrier (the neighbouring `phase`, which nobody else reads).
-//! * `state`, 64 bits: ready bitmap (32 bits, slot `idx & 31`), posters at work on the doorbell (6 bits), rung count
-//!   `R` (26 bits, wraps out of the top). At most 16 posts are reserved-and-admitted beyond `R`, so a slot's bit is
-//!   unambiguous and 6 bits of workers do not overflow.
-//! * `bound`, 64 bits: a value of `cursor`. Posts whose reservation lies less than 16 below it are admitted without
-//!   another look: completion count and `R` only grow, so what had room once has room for good; and the flush barrier is
+//! * `state`, 64 bits: ready bitmap (16 bits, slot `idx & 15`), posters at work on the doorbell (16 bits), rung count
+//!   `R` (32 bits, wraps out of the top). At most 16 posts are reserved-and-admitted beyond `R`, so a slot's bit is
+//!   unambiguous and the workers do not overflow.
+//! * `bound`, 64 bits: a value of `cursor`. Posts whose reservation is it, or lies less than 16 below it, are admitted
+//!   without another look: completion count and `R` only grow, so what had room once has room for good; and the flush barrier is
 //!   part of the comparison, so a barrier that was raised since is noticed. Every 16th post at the latest looks again.
 //!
 //! When the cursor wraps at 2^32 it carries one into the barrier. Moved up by one it holds back no less, and no `bound`
@@ -40,10 +40,11 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wait::{Limit, Spin};
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 
-const WORKER: u64 = 1 << 32;
-const WORKERS: u64 = 0x3f << 32;
+const WORKER: u64 = 1 << 16;
+const WORKERS: u64 = 0xffff << 16;
 const RUNG_SHIFT: u32 = STATE_RUNG_SHIFT;
-const RUNG_MASK: u32 = (1 << 26) - 1;
+/// The bitmap.
+const READY: u32 = (1 << MAX_BATCH) - 1;
 /// A barrier this far behind is raised, so that the cursor never laps it.
 const OLD_BARRIER: u32 = 1 << 30;
 
@@ -75,7 +76,7 @@ pub struct Words<'a> {
 
 #[inline(always)]
 fn ready_bit(idx: u32) -> u64 {
-    u64::from(1u32 << (idx & 31))
+    1 << (idx % MAX_BATCH)
 }
 
 #[inline(always)]
@@ -89,12 +90,21 @@ fn all_rung(idx: u32) -> u64 {
     u64::from(idx) << RUNG_SHIFT
 }
 
-/// The 32-bit number whose low 26 bits are `low`, nearest to `near`.
+/// The mark of a plain post. On a CPU a look-up is shorter than the shift.
 #[inline(always)]
-fn widen(low: u32, near: u32) -> u32 {
-    let distance = (low.wrapping_sub(near) << 6) as i32 >> 6;
-    near.wrapping_add(distance as u32)
+fn ready_and_worker(idx: u32) -> u64 {
+    if cfg!(target_arch = "nvptx64") { ready_bit(idx) + WORKER } else { MARKS[(idx % MAX_BATCH) as usize] }
 }
+
+const MARKS: [u64; MAX_BATCH as usize] = {
+    let mut marks = [0; MAX_BATCH as usize];
+    let mut slot = 0;
+    while slot < marks.len() {
+        marks[slot] = (1 << slot) + WORKER;
+        slot += 1;
+    }
+    marks
+};
 
 /// Half a cursor word each.
 #[inline(always)]
@@ -175,20 +185,20 @@ pub fn post_without_calls<S: Share, Q: Ring + Copy>(
     }
 }
 
-/// Does what a mark has left to do; `near` is any number close to the cursor.
+/// Does what a mark has left to do.
 #[inline(always)]
-pub fn finish<S: Share, Q: Ring + Copy>(queue: Q, after: After, near: u32) {
+pub fn finish<S: Share, Q: Ring + Copy>(queue: Q, after: After) {
     match after {
         After::Nothing => {}
-        After::Help => help::<S, Q>(queue, near),
-        After::Work(state) => work::<S, Q>(queue, state, near),
+        After::Help => help::<S, Q>(queue),
+        After::Work(state) => work::<S, Q>(queue, state),
     }
 }
 
 #[inline(always)]
 fn write_and_mark<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: bool, write: impl Write) {
     let after = mark::<S, Q>(queue, reserved, aggregate, write);
-    finish::<S, Q>(queue, after, halves(reserved).0);
+    finish::<S, Q>(queue, after);
 }
 
 /// Writes, fences, marks, and if nobody is near rings.
@@ -197,31 +207,45 @@ fn mark<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: bool, writ
     let (idx, _) = halves(reserved);
     write.write(idx);
     queue.fence();
-    let ready = ready_bit(idx);
     if aggregate {
-        let old = S::add(queue.words().state, ready, Ordering::Acquire);
+        let old = S::add(queue.words().state, ready_bit(idx), Ordering::Acquire);
         return if old & ready_bit(idx.wrapping_add(1)) != 0 { After::Help } else { After::Nothing };
     }
-    let old = S::add(queue.words().state, ready + WORKER, Ordering::Acquire);
-    let left = if old == all_rung(idx) {
-        // Nobody is near: the turn is this post alone.
-        ring(queue, idx.wrapping_add(1));
-        let change = (1 << RUNG_SHIFT) - ready - WORKER;
-        S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
-    } else if old & WORKERS != 0 {
+    let mark = ready_and_worker(idx);
+    let old = S::add(queue.words().state, mark, Ordering::Acquire);
+    if old != all_rung(idx) {
+        return if old & WORKERS != 0 { After::Nothing } else { After::Work(old + mark) };
+    }
+    // Nobody is near: the turn is this post alone.
+    let target = idx.wrapping_add(1);
+    ring(queue, target);
+    // A CPU tries the shortest: that nobody has come meanwhile.
+    let short = !cfg!(target_arch = "nvptx64");
+    if short && S::replace(queue.words().state, old + mark, all_rung(target), Ordering::Acquire) {
         return After::Nothing;
-    } else {
-        old + ready + WORKER
-    };
+    }
+    let left = if short { end_turn_apart::<S, Q>(queue, idx) } else { end_turn::<S, Q>(queue, idx) };
     if is_quiet(left) { After::Nothing } else { After::Work(left) }
+}
+
+/// Ends the turn that rang for `idx` alone.
+#[inline(always)]
+fn end_turn<S: Share, Q: Ring + Copy>(queue: Q, idx: u32) -> u64 {
+    let change = all_rung(1) - ready_bit(idx) - WORKER;
+    S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
+}
+
+#[cold]
+#[inline(never)]
+fn end_turn_apart<S: Share, Q: Ring + Copy>(queue: Q, idx: u32) -> u64 {
+    end_turn::<S, Q>(queue, idx)
 }
 
 /// Posts what has the number `reserved` already: waits for room first.
 ///
 /// # Errors
 /// As for [`post`].
-#[cold]
-#[inline(never)]
+#[inline(always)]
 pub fn post_late<S: Share, Q: Ring + Copy>(
     queue: Q,
     limits: impl Limit,
@@ -229,11 +253,10 @@ pub fn post_late<S: Share, Q: Ring + Copy>(
     aggregate: bool,
     write: impl Write,
 ) -> Result<(), Status> {
-    let (idx, _) = halves(reserved);
     if !look_for_room::<S, Q>(queue, reserved) {
         let mut spin = Spin::new(limits);
         loop {
-            help::<S, Q>(queue, idx);
+            help::<S, Q>(queue);
             if look_for_room::<S, Q>(queue, reserved) {
                 break;
             }
@@ -291,7 +314,7 @@ pub(super) fn post_in_a_loop<S: Share, Q: Ring + Copy>(
             state += WORKER;
         }
         while state & WORKERS != 0 {
-            state = turn::<S, Q>(queue, state, idx);
+            state = turn::<S, Q>(queue, state);
         }
         if marked && is_quiet(state) {
             return Ok(());
@@ -338,7 +361,7 @@ fn wait_alone<Q: Ring + Copy>(queue: Q, limits: impl Limit, reserved: u64) -> Re
         }
         if queue.published() != idx {
             ring_alone(queue, idx);
-        } else if rung(words.state.load(Ordering::Relaxed)) != idx & RUNG_MASK {
+        } else if rung(words.state.load(Ordering::Relaxed)) != idx {
             // NCCL's device code posted and rang here.
             words.state.store(all_rung(idx), Ordering::Relaxed);
         } else {
@@ -348,12 +371,11 @@ fn wait_alone<Q: Ring + Copy>(queue: Q, limits: impl Limit, reserved: u64) -> Re
     Ok(words.cursor.load(Ordering::Relaxed))
 }
 
-/// `bound` lies at most 16 ahead, with the same barrier beside it. Acquire: it stands for the completion count that
+/// `bound` lies less than 16 ahead, with the same barrier beside it. Acquire: it stands for the completion count that
 /// another poster has read.
 #[inline(always)]
 fn has_room<Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
-    let bound = queue.words().bound.load(Ordering::Acquire);
-    bound.wrapping_sub(reserved).wrapping_sub(1) < u64::from(MAX_BATCH)
+    queue.words().bound.load(Ordering::Acquire).wrapping_sub(reserved) < u64::from(MAX_BATCH)
 }
 
 /// Looks at counts and barrier; says whether `reserved` is admitted, and tells others how far they would be.
@@ -366,7 +388,7 @@ fn look_for_room<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
     }
     let (idx, barrier) = halves(reserved);
     let batch = queue.max_batch().min(MAX_BATCH);
-    let unrung = idx.wrapping_sub(rung(words.state.load(Ordering::Acquire))) & RUNG_MASK;
+    let unrung = idx.wrapping_sub(rung(words.state.load(Ordering::Acquire)));
     let open = outstanding(idx, queue.completed());
     if unrung >= batch || open > admitted(queue, idx, barrier) {
         return false;
@@ -379,7 +401,7 @@ fn look_for_room<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
         room = room.min(slots - (idx & (slots - 1)));
     }
     // Who gives up takes `bound` away after its poison: against that, a plain store could bring it back.
-    S::replace(words.bound, known, reserved.wrapping_add(u64::from(room)), Ordering::AcqRel);
+    S::replace(words.bound, known, reserved.wrapping_add(u64::from(room - 1)), Ordering::AcqRel);
     if idx.wrapping_sub(barrier) >= OLD_BARRIER {
         raise::<S>(words, words.cursor.load(Ordering::Relaxed));
     }
@@ -414,7 +436,7 @@ fn give_up_or_wait<Q: Ring + Copy, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Re
 /// Nobody is at the doorbell, and there is something to ring or to take over.
 #[inline(always)]
 fn wants_turn<Q: Ring>(queue: Q, state: u64) -> bool {
-    state & WORKERS == 0 && (is_ready(state) || queue.released().wrapping_sub(rung(state)) & RUNG_MASK != 0)
+    state & WORKERS == 0 && (is_ready(state) || queue.released().wrapping_sub(rung(state)) != 0)
 }
 
 /// The first work request that is not rung is ready.
@@ -426,25 +448,25 @@ fn is_ready(state: u64) -> bool {
 /// No worker, nothing ready.
 #[inline(always)]
 fn is_quiet(state: u64) -> bool {
-    state << (64 - RUNG_SHIFT) == 0
+    state as u32 == 0
 }
 
 /// Goes on as the one at the doorbell, who left `state`, or looks whether one is wanted.
 #[cold]
 #[inline(never)]
-fn work<S: Share, Q: Ring + Copy>(queue: Q, mut state: u64, near: u32) {
+fn work<S: Share, Q: Ring + Copy>(queue: Q, mut state: u64) {
     while state & WORKERS != 0 {
-        state = turn::<S, Q>(queue, state, near);
+        state = turn::<S, Q>(queue, state);
     }
     if !is_quiet(state) {
-        help::<S, Q>(queue, near);
+        help::<S, Q>(queue);
     }
 }
 
-/// Takes turns as long as one is wanted. `near` is any number close to the cursor.
+/// Takes turns as long as one is wanted.
 #[cold]
 #[inline(never)]
-fn help<S: Share, Q: Ring + Copy>(queue: Q, near: u32) {
+fn help<S: Share, Q: Ring + Copy>(queue: Q) {
     loop {
         let state = queue.words().state;
         let mut seen = state.load(Ordering::Acquire);
@@ -454,7 +476,7 @@ fn help<S: Share, Q: Ring + Copy>(queue: Q, near: u32) {
         if S::replace(state, seen, seen + WORKER, Ordering::Acquire) {
             seen += WORKER;
             while seen & WORKERS != 0 {
-                seen = turn::<S, Q>(queue, seen, near);
+                seen = turn::<S, Q>(queue, seen);
             }
         }
     }
@@ -471,22 +493,24 @@ fn ring<Q: Queue>(queue: Q, target: u32) {
 /// One turn at the doorbell. The caller is the only one at it, `state` the word as it left it. Returns the word as this
 /// turn leaves it: while it shows a worker, the caller is still the one.
 #[inline(always)]
-fn turn<S: Share, Q: Ring + Copy>(queue: Q, state: u64, near: u32) -> u64 {
+fn turn<S: Share, Q: Ring + Copy>(queue: Q, state: u64) -> u64 {
     let from = rung(state);
-    let run = (state as u32).rotate_right(from & 31).trailing_ones();
+    // The bitmap twice, one above the other, is the bitmap turned by any number of bits.
+    let ready = state as u32 & READY;
+    let run = ((ready | ready << MAX_BATCH) >> (from % MAX_BATCH)).trailing_ones().min(MAX_BATCH);
     let (moved, cleared, target, unrung) = if run != 0 {
-        let mask = (u32::MAX >> (32 - run)).rotate_left(from & 31);
-        (run, u64::from(mask), widen(from.wrapping_add(run), near), true)
+        let mask = ((1 << run) - 1) << (from % MAX_BATCH);
+        (run, (mask | mask >> MAX_BATCH) & READY, from.wrapping_add(run), true)
     } else {
         // NCCL's device code posted here meanwhile: take over its cursor, and ring what it has deferred. The cursors
         // are ours while we are at the doorbell.
         let released = queue.released();
-        (released.wrapping_sub(from) & RUNG_MASK, 0, released, queue.published() != released)
+        (released.wrapping_sub(from), 0, released, queue.published() != released)
     };
     if unrung {
         ring(queue, target);
     }
-    let change = (u64::from(moved) << RUNG_SHIFT).wrapping_sub(cleared).wrapping_sub(state & WORKERS);
+    let change = all_rung(moved).wrapping_sub(cleared.into()).wrapping_sub(state & WORKERS);
     S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
 }
 
@@ -551,10 +575,8 @@ pub fn is_flushed<S: Share, Q: Ring + Copy>(queue: Q, at: u32) -> Result<bool, S
 /// # Errors
 /// [`Status::Poisoned`]: something will never be.
 pub fn ring_ready<S: Share, Q: Ring + Copy>(queue: Q) -> Result<(), Status> {
-    let words = queue.words();
-    let (cursor, _) = halves(words.cursor.load(Ordering::Relaxed));
-    help::<S, Q>(queue, cursor);
-    match words.poison.load(Ordering::Relaxed) {
+    help::<S, Q>(queue);
+    match queue.words().poison.load(Ordering::Relaxed) {
         0 => Ok(()),
         _ => Err(Status::Poisoned),
     }

@@ -139,7 +139,7 @@ impl Card {
             config,
             cursor: AtomicU64::new(u64::from(start) << 32 | u64::from(start)),
             state: AtomicU64::new(u64::from(start) << ferrogin_ffi::ext::STATE_RUNG_SHIFT),
-            bound: AtomicU64::new(u64::from(start) << 32 | u64::from(start)),
+            bound: AtomicU64::new((u64::from(start) << 32 | u64::from(start)).wrapping_sub(1)),
             poison: AtomicU32::new(0),
             lock: AtomicU32::new(0),
             barrier: AtomicU32::new(start),

@@ -128,11 +128,6 @@ pub struct Stamp {
 impl Stamp {
     /// What turns the first word of a write into that of a read.
     const READ: u64 = first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp::RdmaRead, false, 0);
-    /// What turns the first word of a write of one buffer into that of an inline write of no bytes.
-    const INLINE: u64 = first_word(SendOp::RdmaWrite, false, 1) ^ first_word(SendOp::RdmaWrite, true, 0);
-    /// Where a request's length is in its first word.
-    const LENGTH_SHIFT: u32 =
-        (first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp::RdmaWrite, false, 1)).trailing_zeros();
 
     /// The stamp of requests with that id to that peer.
     pub const fn new(wr_id: u16, dest: Destination, hints: Hints) -> Self {
@@ -141,37 +136,118 @@ impl Stamp {
         Self { head, second: (second >> 32) as u32, third: third as u32 }
     }
 
+    /// The first half of a write of one buffer.
+    #[inline(always)]
+    pub const fn write_meta(self) -> [u64; 4] {
+        self.meta(self.head)
+    }
+
+    /// The first half of a read into one buffer.
+    #[inline(always)]
+    pub const fn read_meta(self) -> [u64; 4] {
+        self.meta(self.head ^ Self::READ)
+    }
+
+    /// The first half of a write of a value that lies in the request.
+    #[inline(always)]
+    pub const fn value_meta(self, size: ValueSize) -> [u64; 4] {
+        self.meta(self.head ^ size.change)
+    }
+
+    #[inline(always)]
+    const fn meta(self, head: u64) -> [u64; 4] {
+        [head, (self.second as u64) << 32, self.third as u64, 0]
+    }
+
     /// A write of one buffer.
     #[inline(always)]
     pub const fn write(self, remote: RemoteMem, from: Sge) -> [u64; NARROW] {
-        self.rdma(0, remote, from)
+        rdma(self.write_meta(), remote_words(remote, from.length), local_words(from))
     }
 
     /// A read into one buffer.
     #[inline(always)]
     pub const fn read(self, remote: RemoteMem, into: Sge) -> [u64; NARROW] {
-        self.rdma(Self::READ, remote, into)
+        rdma(self.read_meta(), remote_words(remote, into.length), local_words(into))
     }
 
-    /// The first half of a 128-byte write of the `length` bytes of `value`, 1 to 8, with zeros above them; the other half is
-    /// zeros.
+    /// The first half of a 128-byte write of the low bytes of `value`; the other half is zeros. What `value` has above
+    /// them lies in the request and is not sent.
     #[inline(always)]
-    pub const fn write_value(self, remote: RemoteMem, value: u64, length: u32) -> [u64; NARROW] {
-        let head = (self.head ^ Self::INLINE) | (length as u64) << Self::LENGTH_SHIFT;
-        self.words(head, remote.desc(length).to_words(), [value, 0])
+    pub const fn write_value(self, remote: RemoteMem, value: u64, size: ValueSize) -> [u64; NARROW] {
+        rdma(self.value_meta(size), remote_words(remote, size.bytes), [value, 0])
+    }
+}
+
+/// How many bytes a value has: 1, 2, 4 or 8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ValueSize {
+    bytes: u32,
+    /// What turns the first word of a write of one buffer into that of an inline write of so many bytes; never 0.
+    change: u64,
+}
+
+impl ValueSize {
+    /// The change for each number of bytes; 0 where values have not so many. A look-up is shorter than the checks on a
+    /// CPU.
+    const CHANGES: [u64; 9] = {
+        let mut changes = [0; 9];
+        let mut bytes = 1;
+        while bytes <= 8 {
+            changes[bytes] =
+                first_word(SendOp::RdmaWrite, false, 1) ^ first_word(SendOp::RdmaWrite, true, bytes as u16);
+            bytes *= 2;
+        }
+        changes
+    };
+
+    /// That many, if a value can have them.
+    #[inline(always)]
+    pub const fn new(bytes: u32) -> Option<Self> {
+        if bytes > 8 {
+            return None;
+        }
+        let change = if cfg!(target_arch = "nvptx64") {
+            if bytes & bytes.wrapping_sub(1) == 0 && bytes != 0 { Self::change(bytes) } else { 0 }
+        } else {
+            Self::CHANGES[bytes as usize]
+        };
+        if change == 0 { None } else { Some(Self { bytes, change }) }
     }
 
     #[inline(always)]
-    const fn rdma(self, change: u64, remote: RemoteMem, sge: Sge) -> [u64; NARROW] {
-        let local = [sge.length as u64 | (sge.lkey as u64) << 32, sge.addr];
-        self.words(self.head ^ change, remote.desc(sge.length).to_words(), local)
+    const fn change(bytes: u32) -> u64 {
+        const INLINE: u64 = first_word(SendOp::RdmaWrite, false, 1) ^ first_word(SendOp::RdmaWrite, true, 0);
+        const LENGTH_SHIFT: u32 =
+            (first_word(SendOp::RdmaWrite, true, 0) ^ first_word(SendOp::RdmaWrite, true, 1)).trailing_zeros();
+        INLINE ^ (bytes as u64) << LENGTH_SHIFT
     }
 
+    /// The number.
     #[inline(always)]
-    const fn words(self, head: u64, remote: [u64; 2], local: [u64; 2]) -> [u64; NARROW] {
-        let second = (self.second as u64) << 32;
-        [head, second, self.third as u64, 0, remote[0], remote[1], local[0], local[1]]
+    pub const fn bytes(self) -> u32 {
+        self.bytes
     }
+}
+
+const _: () = {
+    let mut bytes = 1;
+    while bytes <= 8 {
+        assert!(ValueSize::CHANGES[bytes] == ValueSize::change(bytes as u32));
+        bytes *= 2;
+    }
+};
+
+/// The remote side of a request made from a [`Stamp`].
+#[inline(always)]
+pub const fn remote_words(remote: RemoteMem, length: u32) -> [u64; 2] {
+    remote.desc(length).to_words()
+}
+
+/// The local side of a request made from a [`Stamp`].
+#[inline(always)]
+pub const fn local_words(sge: Sge) -> [u64; 2] {
+    [sge.length as u64 | (sge.lkey as u64) << 32, sge.addr]
 }
 
 /// The request, one of a single buffer, with another buffer.

@@ -173,9 +173,11 @@ fn our_half_agrees_with_nccls() {
     let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
     let ext = device.get(header.contexts.wrapping_add(1));
     for e in 0..7 {
-        let EndpointExt { cold, hot } = device.get(ext.endpoints.wrapping_add(e));
+        let EndpointExt { cold, hot, .. } = device.get(ext.endpoints.wrapping_add(e));
         let handle = device.get(cold.handle);
-        assert_eq!(handle.qp.wrapping_byte_add(SQ_WQ_OFFSET), cold.wq, "endpoint {e} leads to its own handle");
+        let queue = ext.endpoints.wrapping_add(e).wrapping_byte_add(offset_of!(EndpointExt, queue));
+        assert_eq!(handle.qp, queue.cast(), "endpoint {e} leads to its own handle");
+        assert_eq!(cold.context.cast_mut(), header.contexts.wrapping_add(1));
         assert_eq!(handle.local_cntr_value.cast_const(), cold.completed);
         assert_eq!(cold.errors_base, 1);
         assert_eq!((handle.sq_size, handle.putvalue_slice_base), (cold.sq_size, cold.value_base));
@@ -187,9 +189,9 @@ fn our_half_agrees_with_nccls() {
         assert_eq!((cold.value_slots, cold.value_mask, cold.value_lkey), if wide { (0, 0, 0) } else { (64, 63, 88) });
         assert_eq!(cold.value_way, VALUE_GENERAL, "the spec's policy has no short way");
         let EndpointHot { state, bound, barrier, poison, reserved } = hot;
-        assert_eq!(bound.load(Ordering::Relaxed), 5 << 32 | 5, "nothing is admitted without a look");
+        assert_eq!(bound.load(Ordering::Relaxed), 5 << 32 | 4, "nothing is admitted without a look");
         assert_eq!((state.load(Ordering::Relaxed), barrier.load(Ordering::Relaxed)), (5 << STATE_RUNG_SHIFT, 5));
-        assert_eq!((poison.load(Ordering::Relaxed), reserved), (0, &[0; 13]));
+        assert_eq!((poison.load(Ordering::Relaxed), reserved), (0, &[0; 5]));
     }
     // Slot 2, peer 1.
     let TargetWords { head, second, third } = device.list(ext.targets, 7);
@@ -207,7 +209,8 @@ fn only_the_combining_policy_has_a_short_way() {
     let devs = (BASE + plan.handles_offset() as u64) as *const DevHandle;
     let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
     let ext = device.get(header.contexts);
-    assert_eq!(ext.short_put, 1 << 30);
+    assert_eq!((ext.short_put, ext.value_way), (1 << 30, VALUE_INLINE));
+    assert_eq!(ext.values, ext.endpoints.wrapping_add(1));
     let ways: Vec<u32> = (0..7).map(|e| device.get(ext.endpoints.wrapping_add(e)).cold.value_way).collect();
     assert_eq!(ways[..3], [VALUE_POOL, VALUE_INLINE, VALUE_POOL]);
     assert_eq!(device.list(ext.targets, 3), TargetWords::default(), "a target that a peer lacks");
@@ -225,6 +228,10 @@ fn nothing_overlaps_what_posters_write() {
     ];
     for places in &plan.contexts {
         ranges.push((places.endpoints.offset, places.endpoints.count * size_of::<EndpointExt>()));
+        for (e, queue) in places.queues.iter().enumerate() {
+            let ext = places.endpoints.offset + e * size_of::<EndpointExt>();
+            assert_eq!(queue.qp.offset, ext + offset_of!(EndpointExt, queue), "the queue pair lies in its endpoint");
+        }
         ranges.push((places.counters.offset, places.counters.count * 8));
         ranges.push((places.signals.offset, places.signals.count * 8));
         ranges.push((places.ahs.offset, places.ahs.count * 2));
@@ -235,8 +242,6 @@ fn nothing_overlaps_what_posters_write() {
         ranges.push((places.scratch_addrs.offset, places.scratch_addrs.count * 8));
         ranges.push((places.scratch_rkeys.offset, places.scratch_rkeys.count * 4));
         for queue in &places.queues {
-            ranges.push((queue.qp.offset, size_of::<QpV1>()));
-            assert_eq!(queue.qp.offset % LINE, 0);
             ranges.push((queue.cq.offset, size_of::<CqV0>()));
             ranges.extend(queue.handle.map(|place| (place.offset, size_of::<CounterHandle>())));
         }
