@@ -21,6 +21,7 @@ faults the scenarios on cards that misbehave, one run for each seed; `cargo xtas
 /// The most telling ones come first: what is left after [`MINUTES`] is skipped aloud.
 const SCRIPTS: &[(&str, &str)] = &[
     ("CUDA kernels", "tests/cuda/run.sh"),
+    ("instructions of a post", "benches/check.sh"),
     ("mlx5 instructions", "mlx5/benches/check.sh"),
     ("foreign clients", "tests/foreign/run.sh"),
     ("models", "device-kernels/tests/models.sh"),
