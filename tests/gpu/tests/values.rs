@@ -56,7 +56,6 @@ fn each_arrives_under_the_lock() {
 /// The same run when posts do not wait for the lap before: a slot is written while the card may still read it. It must
 /// fail, and on an unchanged copy it must not.
 #[test]
-#[ignore = "fails since value slots are found by another mask; to be mended"]
 fn a_slot_that_is_used_too_early_is_noticed() {
     let name = "a_slot_that_is_used_too_early_is_noticed";
     if let Some(part) = part() {
@@ -145,6 +144,8 @@ impl OnCopy {
                     endpoints.push(endpoint);
                 }
                 context.endpoints = endpoints.leak().as_mut_ptr();
+                // Values are posted by this pointer: left alone it would lead two halves of a run to two states of one queue.
+                context.values = context.endpoints.wrapping_add(1);
                 context
             })
             .collect();
