@@ -1,0 +1,201 @@
+//! Echo over each transport, in turns in one run: cargo bench -p host-rpc --bench transports [TRANSPORT...]
+//!
+//! Transports: `mlx5`, queue pairs of the software card; `channel/PROVIDER`, the message channel over a provider of libfabric.
+//! Without any: mlx5, channel/tcp, channel/softefa. The server is a process of its own. Every answer is compared with its question.
+//! Prints calls per second and the median latency of 64 bytes at 1 and at 32 calls at a time, and of 1 MiB at 1 and at 4, each as
+//! the median of rounds. Loads FERROGIN_LIBFABRIC; softefa is found in FERROGIN_DIST. FERROGIN_ROUNDS sets the rounds.
+#![allow(unsafe_code)]
+
+use std::io::{BufRead, BufReader};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use ferrogin_fabric::Libfabric;
+use ferrogin_fabric::channel::{Address, Config, Reactor};
+use host_rpc::mlx5::{Connection, Opening};
+use host_rpc::{Client, Running, Server, Settings};
+use softefa_fi::mlx5::Card;
+
+const LIMIT: Duration = Duration::from_secs(30);
+const MIB: usize = 1 << 20;
+/// What is measured: bytes, calls at a time, calls of a round.
+const LOADS: [(usize, usize, usize); 4] = [(64, 1, 4000), (64, 32, 20_000), (MIB, 1, 150), (MIB, 4, 300)];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    if let Some(dist) = dist() {
+        let lib = Libfabric::load(None).unwrap();
+        // SAFETY: no other thread runs yet.
+        unsafe { lib.use_provider_dir(&dist) }.unwrap();
+    }
+    match &arguments[..] {
+        [role, transport] if role == "server" => serve(transport),
+        [] => compare(&["mlx5", "channel/tcp", "channel/softefa"].map(String::from)),
+        transports => compare(transports),
+    }
+}
+
+fn dist() -> Option<PathBuf> {
+    std::env::var_os("FERROGIN_DIST").map(PathBuf::from).filter(|dist| dist.join("libsoftefa-fi.so").exists())
+}
+
+/// Calls per second and the median latency in microseconds.
+type Figures = (f64, f64);
+
+fn compare(transports: &[String]) {
+    let rounds = std::env::var("FERROGIN_ROUNDS").map_or(5, |n| n.parse().expect("FERROGIN_ROUNDS is a number"));
+    let ends: Vec<(&String, End)> =
+        transports.iter().filter_map(|transport| Some((transport, End::start(transport)?))).collect();
+    for (bytes, at_a_time, calls) in LOADS {
+        let mut seen = vec![Vec::new(); ends.len()];
+        for _ in 0..rounds {
+            for ((_, end), seen) in ends.iter().zip(&mut seen) {
+                seen.push(end.round(bytes, at_a_time, calls));
+            }
+        }
+        for ((transport, _), seen) in ends.iter().zip(seen) {
+            let (rate, latency) = (median(&seen, |figures| figures.0), median(&seen, |figures| figures.1));
+            let both_ways = 2.0 * rate * bytes as f64 / 1e9;
+            println!(
+                "{bytes:>8} bytes, {at_a_time:>2} at a time  {transport:16} {rate:>9.0} calls/s  \
+                 median {latency:>8.1} us  {both_ways:.3} GB/s both ways"
+            );
+        }
+    }
+}
+
+fn median<T>(of: &[T], pick: impl Fn(&T) -> f64) -> f64 {
+    let mut values: Vec<f64> = of.iter().map(pick).collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn reactor(provider: &str) -> Reactor {
+    let source = provider.contains("tcp").then(|| "127.0.0.1".to_owned());
+    let config = Config { provider: provider.to_owned(), source, ..Config::default() };
+    Reactor::open(&Libfabric::load(None).unwrap(), &config).unwrap()
+}
+
+fn connection(stream: TcpStream) -> Connection {
+    let card: Arc<dyn mlx5::device::Device> = Arc::new(Card::open(softefa_fi::mlx5::Settings::default()).unwrap());
+    let peer = stream.peer_addr().unwrap().to_string();
+    Opening::new(&card, &host_rpc::mlx5::Config::default()).unwrap().over(stream, &peer).unwrap()
+}
+
+fn server() -> Running {
+    let settings = Settings { workers: 0, ..Settings::default() };
+    Server::new(settings).method(1, |_, body| Ok(body.into_vec().into())).start()
+}
+
+/// The other end: prints where it is found, and stays.
+fn serve(transport: &str) {
+    let running = server();
+    let _reactor;
+    match transport.strip_prefix("channel/") {
+        Some(provider) => {
+            let reactor = reactor(provider);
+            let address = running.listen(reactor.listen().unwrap());
+            _reactor = reactor;
+            println!("{}", address.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        }
+        None => {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            println!("{}", listener.local_addr().unwrap());
+            running.attach(connection(listener.accept().unwrap().0));
+        }
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+struct End {
+    client: Client,
+    _reactor: Option<Reactor>,
+    _server: Process,
+}
+
+impl End {
+    /// Starts a server and connects; `None`, aloud, where the transport is not there.
+    fn start(transport: &str) -> Option<Self> {
+        if transport == "channel/softefa" && dist().is_none() {
+            println!("SKIP {transport}: FERROGIN_DIST names no directory with libsoftefa-fi.so");
+            return None;
+        }
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut server = Process(command.args(["server", transport]).stdout(Stdio::piped()).spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let (place, settings) = (line.trim(), Settings::default());
+        let Some(provider) = transport.strip_prefix("channel/") else {
+            assert_eq!(transport, "mlx5", "a transport is mlx5 or channel/PROVIDER");
+            let client = Client::new(connection(TcpStream::connect(place).unwrap()), settings);
+            return Some(Self { client, _reactor: None, _server: server });
+        };
+        let bytes = (0..place.len() / 2).map(|at| u8::from_str_radix(&place[2 * at..2 * at + 2], 16));
+        let address = Address::parse(&bytes.collect::<Result<Vec<u8>, _>>().unwrap()).unwrap();
+        let reactor = reactor(provider);
+        let client = Client::new(reactor.connect(&address).wait().unwrap(), settings);
+        Some(Self { client, _reactor: Some(reactor), _server: server })
+    }
+
+    fn round(&self, bytes: usize, at_a_time: usize, calls: usize) -> Figures {
+        let (done, over) = mpsc::channel();
+        let question = Arc::new((0..bytes).map(|at| (at * 31 + at_a_time) as u8).collect::<Vec<u8>>());
+        let lot = Lot { left: calls, latencies: Vec::with_capacity(calls), all: calls, question, done };
+        let lot = Arc::new(Mutex::new(lot));
+        let start = Instant::now();
+        for _ in 0..at_a_time {
+            again(&self.client, &lot);
+        }
+        over.recv().unwrap();
+        let took = start.elapsed().as_secs_f64();
+        let latencies = std::mem::take(&mut lot.lock().unwrap().latencies);
+        (calls as f64 / took, median(&latencies, |latency| *latency))
+    }
+}
+
+/// The calls of one round.
+struct Lot {
+    left: usize,
+    all: usize,
+    latencies: Vec<f64>,
+    question: Arc<Vec<u8>>,
+    done: mpsc::Sender<()>,
+}
+
+/// Makes one call, and the next when it is answered.
+fn again(client: &Client, lot: &Arc<Mutex<Lot>>) {
+    let question = {
+        let mut lot = lot.lock().unwrap();
+        if lot.left == 0 {
+            return;
+        }
+        lot.left -= 1;
+        Arc::clone(&lot.question)
+    };
+    let (next, of_call, asked, begin) = (client.clone(), Arc::clone(lot), Arc::clone(&question), Instant::now());
+    client.call_with(1, question, LIMIT, move |answer| {
+        assert!(*answer.unwrap().bytes() == **asked, "an answer differs from its question");
+        {
+            let mut lot = of_call.lock().unwrap();
+            lot.latencies.push(begin.elapsed().as_secs_f64() * 1e6);
+            if lot.latencies.len() == lot.all {
+                lot.done.send(()).unwrap();
+            }
+        }
+        again(&next, &of_call);
+    });
+}
