@@ -6,11 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mlx5::cq::CompletionQueue;
-use mlx5::device::{Access, CqAttr, Device, DeviceError, Endpoint, Handle, Pd, QpAttr, RawWindow};
-use mlx5::rq::RecvQueue;
-use mlx5::sq::{Flags, SendQueue};
+use mlx5::device::{Access, CqAttr, Device, DeviceError, Endpoint, Pd, QpAttr};
+use mlx5::mw::{Range, Window, WindowError};
+use mlx5::qp::QueuePair;
+use mlx5::sq::{Flags, PostError};
 use mlx5::wire::{CqeOpcode, MkeyAccess};
-use mlx5::wqe::{Bind, Data, Limits, Op, Post, Remote, Sge, Transport, Umr, UmrKind, WindowType, With};
+use mlx5::wqe::{Data, Limits, Op, Post, Remote, Sge, Transport, Umr, WindowType, With};
 
 use super::frame::{Frame, HEADER};
 use super::memory::{Landing, Offered, Slots};
@@ -23,6 +24,8 @@ const CONTROL: u32 = 64;
 const BIND_BLOCKS: u32 = Umr::BIND_SEGMENTS.div_ceil(4) as u32;
 /// Bytes that one READ fetches at most.
 const READ: u64 = 1 << 30;
+/// How long an answer waits for a message that it can go with.
+const HOLD: Duration = Duration::from_micros(200);
 /// Rounds without work before the thread rests.
 const RESTLESS: u32 = 200;
 /// Its first rests and its longest.
@@ -60,10 +63,21 @@ enum Arriving {
     Fetching { landing: Landing, rkey: u32, asked: u64, whole: bool },
 }
 
-struct Window {
-    raw: RawWindow,
+/// Why a message cannot be offered.
+#[derive(Debug, thiserror::Error)]
+enum OfferError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Window(#[from] WindowError),
+    #[error(transparent)]
+    Post(#[from] PostError),
+}
+
+/// A key of the peer that the next message, or one of its own, makes invalid.
+struct Answer {
     rkey: u32,
-    busy: bool,
+    by: Instant,
 }
 
 /// What a poll found.
@@ -76,15 +90,14 @@ enum Event {
 pub(super) struct Engine {
     device: Arc<dyn Device>,
     pd: Pd,
-    qp: Handle,
+    qp: QueuePair<Token, u16>,
     eager: usize,
     peer: Arc<str>,
     cq: CompletionQueue,
-    send: SendQueue<Token>,
-    recv: RecvQueue<u16>,
     incoming: Slots,
     outgoing: Slots,
     free: Vec<u16>,
+    // Before the bytes under them.
     windows: Vec<Window>,
     waiting: VecDeque<(Bytes, SendDone)>,
     /// In the order of sends; the first has number `first_sending`.
@@ -93,9 +106,9 @@ pub(super) struct Engine {
     /// In the order of arrival; the first has number `first_arriving`.
     arriving: VecDeque<Arriving>,
     first_arriving: u64,
-    /// Fetches that are not posted whole, and answers that are owed: keys to make invalid.
+    /// Fetches that are not posted whole, and answers that are owed.
     fetching: VecDeque<u64>,
-    answers: VecDeque<u32>,
+    answers: VecDeque<Answer>,
     receivers: VecDeque<ReceiveDone>,
     closing: Option<Instant>,
     said_bye: bool,
@@ -105,7 +118,7 @@ pub(super) struct Engine {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("qpn", &self.send.qpn()).finish_non_exhaustive()
+        f.debug_struct("Engine").field("qpn", &self.qp.qpn()).finish_non_exhaustive()
     }
 }
 
@@ -136,22 +149,17 @@ impl Engine {
             max_recv_sge: 1,
             signal_all: true,
         };
-        let qp = device.create_qp(&pd, &attr)?;
-        let sizes = OpenError::Config("the device made queues of sizes that the driver cannot use");
-        let Some(send) = SendQueue::new(qp.send) else { return Err(sizes) };
-        let Some(recv) = qp.recv.and_then(RecvQueue::new) else { return Err(sizes) };
+        let qp = QueuePair::create(&device, &pd, &attr)?;
         let incoming = Slots::new(&*device, &pd, config.receives.into(), slot, Access::LOCAL_WRITE)?;
         let outgoing = Slots::new(&*device, &pd, config.sends.into(), slot, Access::default())?;
-        let endpoint = device.endpoint(&qp.handle)?;
+        let endpoint = qp.endpoint()?;
         let mut engine = Self {
             device,
             pd,
-            qp: qp.handle,
+            qp,
             eager: config.eager as usize,
             peer: Arc::from(""),
             cq: CompletionQueue::new(raw.parts),
-            send,
-            recv,
             incoming,
             outgoing,
             free: (0..config.sends).collect(),
@@ -176,7 +184,7 @@ impl Engine {
     }
 
     pub(super) fn connect(&mut self, to: &Endpoint, eager: u32, peer: &str) -> Result<(), OpenError> {
-        self.device.connect(&self.qp, to)?;
+        self.qp.connect(to)?;
         self.eager = eager as usize;
         self.peer = peer.into();
         Ok(())
@@ -233,6 +241,7 @@ impl Engine {
     /// Everybody who still waits learns how it ended.
     fn tell_the_end(&mut self) {
         let end = self.ended.clone().unwrap_or(TransportError::Closed);
+        self.windows.clear();
         // What has come whole is still handed over.
         self.deliver();
         for sending in self.sending.drain(..) {
@@ -246,11 +255,13 @@ impl Engine {
 
     fn post_receive(&mut self, slot: u16) {
         let sge = self.incoming.sge(slot, HEADER + self.eager);
+        let Some(recv) = self.qp.recv() else { return };
         // As many receives as slots: there is always room for one that came back.
-        if let Err(rejected) = self.recv.post(slot, &[sge]) {
+        let posted = recv.post(slot, &[sge]);
+        recv.ring();
+        if let Err(rejected) = posted {
             self.fail(&rejected.to_string());
         }
-        self.recv.ring();
     }
 
     fn poll(&mut self) -> bool {
@@ -283,7 +294,8 @@ impl Engine {
     }
 
     fn sent(&mut self, index: u16) {
-        let finished = self.send.complete(index).map(|finished| finished.map(|done| done.token).collect::<Vec<_>>());
+        let finished =
+            self.qp.send().complete(index).map(|finished| finished.map(|done| done.token).collect::<Vec<_>>());
         let tokens = match finished {
             Ok(tokens) => tokens,
             Err(unknown) => return self.fail(&unknown.to_string()),
@@ -317,19 +329,24 @@ impl Engine {
     }
 
     fn received(&mut self, index: u16, bytes: u32, invalidated: Option<u32>) {
-        let slot = match self.recv.complete(index) {
+        let Some(recv) = self.qp.recv() else { return };
+        let slot = match recv.complete(index) {
             Ok(slot) => slot,
             Err(unknown) => return self.fail(&unknown.to_string()),
         };
         let mut message = self.incoming.read(slot, bytes as usize);
         self.post_receive(slot);
+        if let Some(rkey) = invalidated {
+            self.taken(rkey);
+        }
         match Frame::parse(&message) {
             Some(Frame::Message { .. }) => {
                 message.drain(..HEADER);
                 self.arriving.push_back(Arriving::Whole(message));
             }
             Some(Frame::Offer { length, rkey }) => self.offered(length, rkey),
-            Some(Frame::Taken) => self.taken(invalidated),
+            Some(Frame::Taken) if invalidated.is_some() => {}
+            Some(Frame::Taken) => self.fail("answered for no window"),
             Some(Frame::Bye) => self.ended = Some(TransportError::Closed),
             None => self.fail("sent what is no message of this protocol"),
         }
@@ -348,11 +365,14 @@ impl Engine {
         }
     }
 
-    /// The peer has fetched: the window that its answer made invalid is free, and that send is over.
-    fn taken(&mut self, invalidated: Option<u32>) {
-        let window = self.windows.iter().position(|window| window.busy && Some(window.rkey) == invalidated);
-        let Some(window) = window else { return self.fail("answered for a window that it does not have") };
-        self.windows[window].busy = false;
+    /// The peer has fetched: the window that its message made invalid is free, and that send is over.
+    fn taken(&mut self, rkey: u32) {
+        let Some(window) = self.windows.iter().position(|window| window.rkey() == Some(rkey)) else {
+            return self.fail("answered for a window that it does not have");
+        };
+        if let Err(error) = self.windows[window].invalidated(rkey) {
+            return self.fail(&error.to_string());
+        }
         let of = |sending: &Sending| sending.offered.as_ref().is_some_and(|(_, of)| *of == window);
         if let Some(at) = self.sending.iter().position(of) {
             self.sending[at].offered = None;
@@ -364,7 +384,7 @@ impl Engine {
         let Some(at) = number.checked_sub(self.first_arriving) else { return };
         if let Some(Arriving::Fetching { rkey, whole, .. }) = self.arriving.get_mut(at as usize) {
             *whole = true;
-            self.answers.push_back(*rkey);
+            self.answers.push_back(Answer { rkey: *rkey, by: Instant::now() + HOLD });
         }
     }
 
@@ -389,21 +409,28 @@ impl Engine {
     }
 
     /// Room for `posts` requests of at most a bind's size.
-    fn has_room(&self, posts: u32) -> bool {
-        self.send.free_posts() >= posts && self.send.free_blocks() >= posts * BIND_BLOCKS
+    fn has_room(&mut self, posts: u32) -> bool {
+        let send = self.qp.send();
+        send.free_posts() >= posts && send.free_blocks() >= posts * BIND_BLOCKS
     }
 
     fn submit(&mut self, token: Token, post: &Post<'_>) {
-        if let Err(rejected) = self.send.post(token, Flags::default(), post) {
+        if let Err(rejected) = self.qp.send().post(token, Flags::default(), post) {
             self.fail(&rejected.error.to_string());
         }
     }
 
-    /// Posts what there is room for: answers and fetches first, for peers wait for them.
+    /// The next answer that waits no longer for a message to go with.
+    fn due_answer(&mut self) -> Option<u32> {
+        let due = |answer: &Answer| self.closing.is_some() || answer.by <= Instant::now();
+        if self.answers.front().is_some_and(due) { self.answers.pop_front().map(|answer| answer.rkey) } else { None }
+    }
+
+    /// Posts what there is room for: answers that are due and fetches first, for peers wait for them.
     fn post(&mut self) -> bool {
         let mut moved = false;
         while self.has_room(1)
-            && let Some(rkey) = self.answers.pop_front()
+            && let Some(rkey) = self.due_answer()
         {
             let bytes = Frame::Taken.to_bytes();
             let data = Data::Inline(&[&bytes[..]][..]);
@@ -472,50 +499,33 @@ impl Engine {
         }
         self.sending.push_back(sending);
         let sge = [self.outgoing.sge(slot, total)];
+        let with = self.answers.pop_front().map_or(With::Nothing, |answer| With::Invalidate(answer.rkey));
         // After a bind the queue itself adds the fence that the offer needs.
-        let post = Op::Send { data: Data::Sges(&sge[..]), with: With::Nothing };
+        let post = Op::Send { data: Data::Sges(&sge[..]), with };
         self.submit(Token::Slot { slot, finishes }, &post);
     }
 
     /// Binds a window on the bytes: its key, and what to keep until the peer has answered.
-    fn offer(&mut self, bytes: Bytes) -> Result<(u32, (Offered, usize)), DeviceError> {
-        let at = match self.windows.iter().position(|window| !window.busy) {
+    fn offer(&mut self, bytes: Bytes) -> Result<(u32, (Offered, usize)), OfferError> {
+        let at = match self.windows.iter().position(|window| window.rkey().is_none()) {
             Some(at) => at,
             None => {
-                let raw = self.device.alloc_window(&self.pd, WindowType::Type2)?;
-                let rkey = raw.rkey;
-                self.windows.push(Window { raw, rkey, busy: false });
+                self.windows.push(Window::alloc(&*self.device, &self.pd, WindowType::Type2)?);
                 self.windows.len() - 1
             }
         };
         let offered = Offered::new(&*self.device, &self.pd, bytes)?;
-        let window = &mut self.windows[at];
-        debug_assert_eq!(window.raw.rkey >> 8, window.rkey >> 8);
-        // The tag steps at each bind, so that the key of an earlier message opens nothing.
-        let tag = (window.rkey as u8).wrapping_add(1);
-        let bind = Bind {
-            window: WindowType::Type2,
-            rkey: window.rkey,
-            tag,
-            lkey: offered.mr.lkey,
-            addr: offered.mr.addr,
-            length: offered.mr.length,
-            access: MkeyAccess::REMOTE_READ,
-            zero_based: true,
-        };
-        let umr = Umr::bind(&bind, self.send.qpn());
-        let umr = umr.map_err(|_| DeviceError::Unsupported { what: "a window of that length" })?;
-        window.rkey = window.rkey & !0xff | u32::from(tag);
-        window.busy = true;
-        let rkey = window.rkey;
-        self.submit(Token::Bind, &Op::Umr { umr, kind: UmrKind::Bind });
-        Ok((rkey, (offered, at)))
+        let range = Range { addr: offered.mr.addr, length: offered.mr.length, zero_based: true };
+        // Each bind steps the key's tag, so that the key of an earlier message opens nothing.
+        let bind = self.windows[at].bind(&self.qp, &offered.mr, range, MkeyAccess::REMOTE_READ)?;
+        self.qp.send().post(Token::Bind, Flags::default(), &bind.post()).map_err(|rejected| rejected.error)?;
+        Ok((bind.commit(), (offered, at)))
     }
 
     /// Says goodbye when all is out, and ends at the limit in any case.
     fn close_if_due(&mut self) {
         let Some(by) = self.closing else { return };
-        let idle = self.waiting.is_empty() && self.sending.is_empty();
+        let idle = self.waiting.is_empty() && self.sending.is_empty() && self.answers.is_empty();
         if idle && !self.said_bye && self.has_room(1) && self.ended.is_none() {
             self.said_bye = true;
             let bytes = Frame::Bye.to_bytes();

@@ -10,7 +10,7 @@ pub(super) enum Frame {
     Message { length: u64 },
     /// A message of `length` bytes that can be fetched through the window `rkey`, from offset 0.
     Offer { length: u64, rkey: u32 },
-    /// What was offered is fetched; the message itself makes the window invalid.
+    /// Nothing else: the message makes a window invalid, as one of another kind may too, for what was offered is fetched.
     Taken,
     /// Nothing more will be sent.
     Bye,

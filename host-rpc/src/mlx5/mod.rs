@@ -2,8 +2,9 @@
 //!
 //! A message up to [`Config::eager`] bytes is copied into a registered slot and sent. A longer one stays where it is: its bytes are
 //! registered, a type-2 window is bound on them for reading, and an offer goes out with the window's key. The peer
-//! fetches by RDMA READ and answers with a SEND that makes the window invalid, so a window lives for one message and ends with the
-//! answer. Completions are compressed where the device can.
+//! fetches by RDMA READ, and its next message is a SEND that makes the window invalid: the reply of a call, or an answer of
+//! its own if there is nothing to send at once. So a window lives for one message, and no key works twice. Completions are
+//! compressed where the device can.
 //!
 //! Two ends know each other by what [`Opening::hello`] says, exchanged by any means; [`Opening::over`] does it over a stream.
 

@@ -60,15 +60,17 @@ pub(super) struct Link {
     path: Path,
     out: Vec<u8>,
     sent: usize,
+    /// What came and was not taken is at `taken..filled`; the rest is room, kept so that no look at the socket clears it anew.
     read: Vec<u8>,
     taken: usize,
+    filled: usize,
     /// The other side has shown that it knows the nonce. A link that connected needs no proof.
     pub known: bool,
 }
 
 impl Link {
     fn new(path: Path, known: bool) -> Self {
-        Self { path, out: Vec::new(), sent: 0, read: Vec::new(), taken: 0, known }
+        Self { path, out: Vec::new(), sent: 0, read: Vec::new(), taken: 0, filled: 0, known }
     }
 
     pub(super) fn memory() -> Self {
@@ -136,24 +138,39 @@ impl Link {
         Ok(moved)
     }
 
+    /// Room for `bytes` more of what comes.
+    fn room(&mut self, bytes: usize) -> &mut [u8] {
+        if self.taken == self.filled {
+            (self.taken, self.filled) = (0, 0);
+        } else if self.read.len() - self.filled < bytes {
+            self.read.copy_within(self.taken..self.filled, 0);
+            (self.taken, self.filled) = (0, self.filled - self.taken);
+        }
+        if self.read.len() < self.filled + bytes {
+            self.read.resize(self.filled + bytes, 0);
+        }
+        &mut self.read[self.filled..]
+    }
+
     /// Takes what came; true if something did.
     pub(super) fn fill(&mut self) -> io::Result<bool> {
+        if matches!(self.path, Path::Memory) {
+            return Ok(false);
+        }
+        self.room(READ);
         let Path::Socket(stream) = &mut self.path else { return Ok(false) };
-        self.read.drain(..self.taken);
-        self.taken = 0;
-        let at = self.read.len();
-        self.read.resize(at + READ, 0);
-        let result = loop {
-            match stream.read(&mut self.read[at..]) {
-                Ok(0) => break Err(ErrorKind::UnexpectedEof.into()),
-                Ok(len) => break Ok(len),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break Ok(0),
+        loop {
+            match stream.read(&mut self.read[self.filled..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(len) => {
+                    self.filled += len;
+                    return Ok(true);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => break Err(error),
+                Err(error) => return Err(error),
             }
-        };
-        self.read.truncate(at + result.as_ref().map_or(0, |len| *len));
-        result.map(|len| len != 0)
+        }
     }
 
     /// What is queued, for the other end of a link within one card.
@@ -164,14 +181,13 @@ impl Link {
 
     /// The other half of [`Link::take_out`].
     pub(super) fn give(&mut self, bytes: &[u8]) {
-        self.read.drain(..self.taken);
-        self.taken = 0;
-        self.read.extend_from_slice(bytes);
+        self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
+        self.filled += bytes.len();
     }
 
     /// The next whole frame; an error when the bytes are no frame.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, Header> {
-        let bytes = &self.read[self.taken..];
+        let bytes = &self.read[self.taken..self.filled];
         let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };
         let kind = header.check().ok_or(header)?;
         let Some(payload) = rest.get(..header.len.get() as usize) else { return Ok(None) };

@@ -143,7 +143,10 @@ fn run(inner: &Inner) {
 
 /// Until something comes from a peer, or a moment is over: doorbells are memory and wake nobody.
 fn rest(inner: &Inner, at_most: Duration) {
-    let core = inner.lock();
+    let mut core = inner.lock();
+    if core.accept() {
+        return;
+    }
     let sockets: Vec<OwnedFd> =
         core.links.values().filter_map(|link| link.socket()?.as_fd().try_clone_to_owned().ok()).collect();
     drop(core);
