@@ -7,9 +7,10 @@ use crate::control::Step;
 use crate::device::{DeviceBuffer, Use};
 use crate::endpoint::{COUNTER_STRIDE, Cells, CounterMemory, Endpoint, Role, floor_power_of_two};
 use crate::error::Error;
+use crate::fault::ErrorCounter;
 use crate::rail::{CounterBudget, Peer, QueueWish, Rail};
 use crate::watcher::{self, CqReader, Guard, Report, RingView, Watch, WatchedEndpoint};
-use crate::{trace, window};
+use crate::{registry, trace, window};
 use ferrogin_fabric::{Info, MemoryRegion, Region, bindings};
 use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED, Target, VALUE_STRIDE};
@@ -504,18 +505,20 @@ impl Context {
         let Some(abort) = self.memory.shared.host_address() else {
             return Err(Error::Usage("this device's shared memory has no host address".to_owned()));
         };
-        let mut endpoints = Vec::new();
+        let (mut endpoints, mut counters) = (Vec::new(), Vec::new());
         for (id, one) in self.contexts.iter().enumerate() {
             for endpoint in &one.endpoints {
-                let errors = endpoint.errors(self.memory.counters());
+                // SAFETY: the counter's place in shared memory, 8-byte aligned, which outlives the guard in `self.watch`
+                // and the handle: NCCL's handle is removed before the context is dropped.
+                let errors = unsafe { ErrorCounter::new(endpoint.errors(self.memory.counters())) };
+                counters.push(errors);
                 let (cq, sq) = (endpoint.cq, endpoint.sq);
                 endpoints.push(WatchedEndpoint {
                     name: (id, endpoint.role),
                     // SAFETY: the ring lives until the endpoint is dropped, which the guard in `self.watch` precedes;
                     // nothing was posted before the context was given to NCCL.
                     cq: unsafe { CqReader::new(cq.buffer, cq.entry_size, cq.num_entries) },
-                    // SAFETY: the counter's place in shared memory, 8-byte aligned; the card may write it any time.
-                    errors: (errors, unsafe { errors.read_volatile() }),
+                    errors,
                     ring: endpoint.host_ring.then_some(RingView {
                         buffer: sq.buffer,
                         entry_size: sq.entry_size as usize,
@@ -536,6 +539,7 @@ impl Context {
         };
         let guard = watcher::watch(watch).map_err(|source| Error::System { call: "starting a thread", source })?;
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(guard);
+        registry::look_at(handle, counters)?;
         Ok(())
     }
 

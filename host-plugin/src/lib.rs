@@ -3,7 +3,7 @@
 //! [`abi`] is the face to NCCL; every call goes through it. `init` makes a [`plugin`] (settings, libfabric, cards);
 //! `listen` and `connect` a [`comm`], whose ranks meet over the [`control`] ring and whose cards are its [`rail`]s;
 //! `regMrSym` a [`window`]; `createContext` a [`context`] of [`endpoint`]s, described to kernels by the device [`block`].
-//! The [`watcher`] drains completion queues and tells the truth about errors; [`device`] is where kernels' memory comes
+//! The [`watcher`] drains completion queues and tells the truth about errors, which [`fault`] keeps; [`device`] is where kernels' memory comes
 //! from; NCCL holds everything by handles of the [`registry`].
 //!
 //! The plugin knows libfabric and its EFA operations, nothing else: hardware and the software card take the same path.
@@ -16,6 +16,7 @@ pub mod control;
 pub mod device;
 pub mod endpoint;
 pub mod error;
+pub mod fault;
 pub mod log;
 pub mod plugin;
 pub mod rail;

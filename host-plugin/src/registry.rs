@@ -3,9 +3,9 @@
 //! A handle is not an address but a number: kind, slot and generation. So a handle that is wrong, stale or of another
 //! kind is refused without touching memory, and one that was closed never comes back to life in a new object.
 
+use crate::fault::{Cell, ErrorCounter};
 use std::any::Any;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// What a handle stands for.
@@ -87,12 +87,12 @@ struct Table {
 
 static TABLE: RwLock<Table> = RwLock::new(Table { slots: Vec::new(), free: Vec::new(), generation: 0 });
 
-/// Cells of [`raise_fault`], in blocks that are never freed, so that [`fault`] needs no lock: generation << 1 | fault.
+/// What [`fault`] looks at, in blocks that are never freed, so that it needs no lock.
 const CELLS: usize = 1024;
-static FAULTS: [OnceLock<Box<[AtomicU64]>>; (1 << SLOT_BITS) / CELLS] =
+static FAULTS: [OnceLock<Box<[Cell]>>; (1 << SLOT_BITS) / CELLS] =
     [const { OnceLock::new() }; (1 << SLOT_BITS) / CELLS];
 
-fn cell(slot: usize) -> Option<&'static AtomicU64> {
+fn cell(slot: usize) -> Option<&'static Cell> {
     FAULTS.get(slot / CELLS)?.get()?.get(slot % CELLS)
 }
 
@@ -129,9 +129,9 @@ pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c
     let generation = table.generation;
     table.slots[slot] = Some(Entry { generation, kind, object });
     if kind == Kind::Context {
-        FAULTS[slot / CELLS].get_or_init(|| (0..CELLS).map(|_| AtomicU64::new(0)).collect());
+        FAULTS[slot / CELLS].get_or_init(|| (0..CELLS).map(|_| Cell::default()).collect());
         if let Some(cell) = cell(slot) {
-            cell.store(generation << 1, Ordering::Release);
+            cell.open(generation);
         }
     }
     Some((MARK | generation << GENERATION_SHIFT | (slot as u64) << SLOT_SHIFT | kind as u64) as *mut c_void)
@@ -156,11 +156,27 @@ pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result
         return Err(unknown);
     }
     let object = entry.take().map(|entry| entry.object);
-    table.free.push(slot);
     if let (Kind::Context, Some(cell)) = (kind, cell(slot)) {
-        cell.store(0, Ordering::Release);
+        cell.close();
     }
+    table.free.push(slot);
     object.and_then(|object| object.downcast::<T>().ok()).ok_or(unknown)
+}
+
+/// Lets [`fault`] look at a GIN context's error counters, until its handle is removed.
+///
+/// # Errors
+/// The handle was removed meanwhile.
+pub fn look_at(handle: *const c_void, counters: Vec<ErrorCounter>) -> Result<(), HandleError> {
+    let (slot, generation) = parse(handle, Kind::Context)?;
+    // Handles are removed under the same lock.
+    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
+    let live = table.slots.get(slot).and_then(Option::as_ref).is_some_and(|entry| entry.generation == generation);
+    match cell(slot).filter(|_| live) {
+        Some(cell) => cell.look_at(counters),
+        None => return Err(HandleError::Unknown { address: handle as u64, wanted: Kind::Context }),
+    }
+    Ok(())
 }
 
 /// Marks a GIN context as failed, for good.
@@ -168,8 +184,7 @@ pub fn raise_fault(handle: *const c_void) {
     if let Ok((slot, generation)) = parse(handle, Kind::Context)
         && let Some(cell) = cell(slot)
     {
-        // Fails when the handle was closed meanwhile, or was marked already: nothing to do then.
-        let _ = cell.compare_exchange(generation << 1, generation << 1 | 1, Ordering::AcqRel, Ordering::Acquire);
+        cell.raise(generation);
     }
 }
 
@@ -177,8 +192,7 @@ pub fn raise_fault(handle: *const c_void) {
 pub fn fault(handle: *const c_void) -> Result<bool, HandleError> {
     let (slot, generation) = parse(handle, Kind::Context)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: Kind::Context };
-    let word = cell(slot).ok_or(unknown)?.load(Ordering::Acquire);
-    if word >> 1 == generation && generation != 0 { Ok(word & 1 == 1) } else { Err(unknown) }
+    cell(slot).and_then(|cell| cell.failed(generation)).ok_or(unknown)
 }
 
 #[cfg(test)]
@@ -224,7 +238,7 @@ mod tests {
         raise_fault(a);
         assert_eq!(fault(a), Ok(true));
         remove::<u8>(a, Kind::Context).unwrap();
-        assert!(fault(a).is_err());
+        assert!(fault(a).is_err() && look_at(a, Vec::new()).is_err());
         raise_fault(a);
         let b = insert(Kind::Context, Arc::new(1u8)).unwrap();
         assert_eq!(fault(b), Ok(false));

@@ -7,12 +7,13 @@
 #![allow(unsafe_code)]
 
 use crate::endpoint::Role;
+use crate::fault::ErrorCounter;
 use crate::registry;
 use efa_dp_direct::wire::{CdescCommon, CompStatus, SendOp, TxMetaDesc};
 use ferrogin_ffi::ext::Target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -138,8 +139,8 @@ pub struct WatchedEndpoint {
     pub name: (usize, Role),
     /// Its completion queue.
     pub cq: CqReader,
-    /// The card's error counter, and what it held at first.
-    pub errors: (*const u64, u64),
+    /// The card's count of errors.
+    pub errors: ErrorCounter,
     /// Its send ring, if the host can read it.
     pub ring: Option<RingView>,
     /// Index into the watch's target tables.
@@ -210,7 +211,7 @@ impl Watch {
         }
         match self.report {
             Report::Clean => {
-                if let Some(i) = self.endpoints.iter().position(WatchedEndpoint::counted_error) {
+                if let Some(i) = self.endpoints.iter().position(|endpoint| endpoint.errors.has_ticked()) {
                     self.fail();
                     self.report = Report::Counted(0, i);
                 }
@@ -284,14 +285,6 @@ impl Watch {
             1..4 => format!("rank {}", ranks.join(" or ")),
             n => format!("one of {n} ranks"),
         }
-    }
-}
-
-impl WatchedEndpoint {
-    fn counted_error(&self) -> bool {
-        let (address, first) = self.errors;
-        // SAFETY: the endpoint's error counter in shared memory, 8-byte aligned, alive while it is watched.
-        unsafe { AtomicU64::from_ptr(address.cast_mut()) }.load(Ordering::Relaxed) != first
     }
 }
 

@@ -57,6 +57,11 @@ fn every_status_is_told_with_its_peer() {
                 let peer = u32::from(status) % 3;
                 let (posted, what, endpoint) = post_by_turn(&kernel, status, peer, DeviceWindow(window.gin_handle()));
                 posted.expect("a post before the error");
+                if status.is_multiple_of(2) {
+                    // What a kernel knows, the query knows: at once.
+                    assert!(kernel.flush().is_err());
+                    assert!(context.query_last_error().expect("a query"), "kernels know already");
+                }
                 wait_for("queryLastError", TOLD, || context.query_last_error().expect("a query"));
                 wait_for("the WARN line", TOLD, || log::last_warn().is_some());
                 let lines = warnings();

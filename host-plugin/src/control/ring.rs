@@ -67,6 +67,8 @@ struct Links {
     early: VecDeque<Vec<u8>>,
     /// What a neighbour said of a later allgather than ours, and which neighbour: it was faster, and has failed there.
     verdict: Option<(Frame, usize)>,
+    /// The next rank takes nothing more.
+    next_closed: bool,
     /// The neighbour sends nothing more.
     next_gone: bool,
     prev_gone: bool,
@@ -126,6 +128,7 @@ impl Ring {
             tell,
             early: VecDeque::new(),
             verdict: None,
+            next_closed: false,
             next_gone: false,
             prev_gone: false,
             reactor: Farewell(Some(reactor)),
@@ -319,11 +322,12 @@ impl Ring {
         let len = u32::try_from(body.len()).ok().filter(|len| *len as usize <= BLOCK_MAX);
         let len = len.ok_or(ControlError::Garbled { rank: out, step })?;
         let head = Frame { status, step: step as u16, sequence, origin: out as u32, len };
-        if let Some((head, rank)) = links.verdict.take() {
+        // Who has failed in a later allgather has done its part of this one.
+        if let Some((head, rank)) = links.verdict.take_if(|(head, _)| !is_later(head.sequence, sequence)) {
             return Err(blame(Some(head), rank, step));
         }
-        if links.next_gone {
-            return Err(links.last_words(next, step));
+        if links.next_closed || links.next_gone {
+            return Err(links.last_words((prev, next), step));
         }
         links.write([&head.emit(), body].concat());
         let mut written = false;
@@ -341,10 +345,10 @@ impl Ring {
                 News::Written(Ok(())) => written = true,
                 // Who has taken the last block may leave before its receipt is here. Who died instead is missed next time.
                 News::Written(Err(_)) if last => {
-                    links.next_gone = true;
+                    links.next_closed = true;
                     written = true;
                 }
-                News::Written(Err(_)) => return Err(links.last_words(next, step)),
+                News::Written(Err(_)) => return Err(links.last_words((prev, next), step)),
                 News::Came(side, Ok(bytes)) => match Frame::split(&bytes) {
                     Some((Frame { status: Status::Block | Status::Failed, .. }, _)) if side.is_prev() => {
                         if arrived.is_none() {
@@ -353,7 +357,7 @@ impl Ring {
                             links.early.push_back(bytes);
                         }
                     }
-                    Some((head @ Frame { status: Status::Abort, .. }, _)) if head.sequence != sequence => {
+                    Some((head @ Frame { status: Status::Abort, .. }, _)) if is_later(head.sequence, sequence) => {
                         links.verdict = Some((head, if side.is_prev() { prev } else { next }));
                     }
                     other => {
@@ -399,14 +403,18 @@ impl Links {
         }
     }
 
-    /// Why the next rank does not take our block: what it said before, or nothing.
-    fn last_words(&self, next: usize, step: Step) -> ControlError {
-        while let Ok(news) = self.news.try_recv() {
-            if let News::Came(side, Ok(bytes)) = news
-                && side.is_next()
-                && let Some((head @ Frame { status: Status::Abort, .. }, _)) = Frame::split(&bytes)
-            {
-                return blame(Some(head), next, step);
+    /// Why the next rank takes no block: what it says before it goes, or nothing. Its refusal may be here before its words.
+    fn last_words(&mut self, (prev, next): (usize, usize), step: Step) -> ControlError {
+        let deadline = Deadline::after(FAREWELL);
+        while !self.next_gone
+            && let Some(news) = self.wait(&deadline)
+        {
+            let News::Came(side, result) = news else { continue };
+            let rank = if side.is_next() { next } else { prev };
+            match result.as_deref().map(Frame::split) {
+                Ok(Some((head @ Frame { status: Status::Abort, .. }, _))) => return blame(Some(head), rank, step),
+                Ok(_) => {}
+                Err(_) => self.next_gone |= side.is_next(),
             }
         }
         ControlError::PeerGone { rank: next, step }
@@ -429,6 +437,11 @@ fn read(channel: Channel, side: Side, tell: Sender<News>) {
             read(again, side, tell);
         }
     });
+}
+
+/// Whether one allgather comes after another.
+fn is_later(sequence: u32, than: u32) -> bool {
+    sequence.wrapping_sub(than).cast_signed() > 0
 }
 
 /// What a neighbour's unexpected frame means.

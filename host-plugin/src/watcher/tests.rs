@@ -79,22 +79,24 @@ fn a_reader_that_was_lapped_goes_on_with_the_oldest_entry_left() {
 
 #[test]
 fn a_failure_is_found_although_whole_laps_went_by() {
-    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
+    let (mut ring, errors, mut abort) = (Ring::new(8, 32), Box::into_raw(Box::new(0)), 0);
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
-    let mut watch = watch_of(&mut ring, &mut errors, &mut abort, handle as usize);
+    let mut watch = watch_of(&mut ring, errors, &mut abort, handle as usize);
     for i in 0..16 {
         ring.push(1, if i == 12 { CompStatus::RemoteAbort } else { CompStatus::Ok });
     }
     // SAFETY: plays the card, which counts an error.
-    unsafe { watch.endpoints[0].errors.0.cast_mut().write_volatile(1) };
+    unsafe { errors.write_volatile(1) };
     while watch.report != Report::Done {
         watch.round();
     }
     assert_eq!(watch.endpoints[0].cq.failure().map(|entry| entry.status), Some(CompStatus::RemoteAbort.raw()));
     registry::remove::<()>(handle, Kind::Context).unwrap();
+    // SAFETY: of the box above, which nobody looks at any more.
+    drop(unsafe { Box::from_raw(errors) });
 }
 
-fn watch_of(ring: &mut Ring, errors: &mut u64, abort: &mut u32, handle: usize) -> Watch {
+fn watch_of(ring: &mut Ring, errors: *mut u64, abort: &mut u32, handle: usize) -> Watch {
     Watch {
         handle,
         rank: 0,
@@ -102,7 +104,8 @@ fn watch_of(ring: &mut Ring, errors: &mut u64, abort: &mut u32, handle: usize) -
         endpoints: vec![WatchedEndpoint {
             name: (0, Role::Signal(4)),
             cq: ring.reader(),
-            errors: (errors, 0),
+            // SAFETY: the test's word, which outlives its watch.
+            errors: unsafe { ErrorCounter::new(errors) },
             ring: None,
             context: 0,
         }],
@@ -144,13 +147,13 @@ fn the_peer_is_found_in_a_ring_that_can_be_read() {
 
 #[test]
 fn a_counter_alone_raises_the_fault_and_the_abort_flag() {
-    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
+    let (mut ring, errors, mut abort) = (Ring::new(8, 32), Box::into_raw(Box::new(0)), 0);
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
-    let mut watch = watch_of(&mut ring, &mut errors, &mut abort, handle as usize);
+    let mut watch = watch_of(&mut ring, errors, &mut abort, handle as usize);
     watch.round();
     assert_eq!((registry::fault(handle), watch.report), (Ok(false), Report::Clean));
     // SAFETY: plays the card, which counts an error.
-    unsafe { watch.endpoints[0].errors.0.cast_mut().write_volatile(1) };
+    unsafe { errors.write_volatile(1) };
     watch.round();
     assert_eq!(registry::fault(handle), Ok(true));
     // SAFETY: the flag of this test.
@@ -161,6 +164,8 @@ fn a_counter_alone_raises_the_fault_and_the_abort_flag() {
     }
     assert_eq!(watch.report, Report::Done);
     registry::remove::<()>(handle, Kind::Context).unwrap();
+    // SAFETY: of the box above, which nobody looks at any more.
+    drop(unsafe { Box::from_raw(errors) });
 }
 
 #[test]
@@ -168,7 +173,7 @@ fn the_thread_drains_and_reports_and_ends_with_the_last_watch() {
     let mut ring = Ring::new(8, 32);
     let (mut errors, mut abort) = (Box::new(0), Box::new(0));
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
-    let guard = super::watch(watch_of(&mut ring, &mut errors, &mut abort, handle as usize)).unwrap();
+    let guard = super::watch(watch_of(&mut ring, &raw mut *errors, &mut abort, handle as usize)).unwrap();
     for _ in 0..8 {
         ring.push(1, CompStatus::Ok);
     }
