@@ -1,8 +1,10 @@
 //! Channels beside bare tagged messages of the same provider, in turns in one run: cargo bench -p ferrogin-fabric --bench channel [PROVIDER...]
 //!
-//! Prints, for each provider, latency (half a round trip of 8 bytes), rate (8 bytes, 16 at a time; bare: pairs of messages, as a
-//! channel sends them) and bandwidth (1 MiB, 16 at a time), each as the median of rounds, and the ratio of the medians. Loads
-//! FERROGIN_LIBFABRIC. The other end is a process of its own.
+//! Prints, for each provider, latency (half a round trip of 8 bytes), rate (8 bytes, 16 at a time) and bandwidth (1 MiB, 16 at a time), each
+//! as the median of rounds, and the ratio of the medians. A channel sends two messages for each of its own, its length and its bytes, and
+//! the reader cannot ask for the bytes before it knows the length; so there are three kinds of bare figures: one message
+//! alone, the two messages with receives for both posted ahead (which no reader that learns lengths can do), and the same two
+//! messages as a channel sends and receives them, by hand. Loads FERROGIN_LIBFABRIC. The other end is a process of its own.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -13,18 +15,17 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferrogin_fabric::channel::{Address, Channel, Config, Matching, Payload, Reactor};
+use ferrogin_fabric::channel::{Address, Channel, Config, Payload, Reactor};
 use ferrogin_fabric::{
     AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Fabric, FiAddr, Hints, Libfabric,
     MR_MODE_ALL, Read, bindings,
 };
 
 const ROUNDS: usize = 7;
-const PINGS: usize = 4000;
-const SMALL: usize = 20_000;
-const LARGE: usize = 300;
 const DEPTH: usize = 16;
 const MIB: usize = 1 << 20;
+/// How long both kinds of ends look for work before they sleep.
+const BUSY_POLL: Duration = Duration::from_millis(5);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
@@ -34,6 +35,13 @@ fn main() {
         [] => compare("tcp"),
         providers => providers.iter().for_each(|provider| compare(provider)),
     }
+}
+
+/// Pings, small messages and large ones of a round; FERROGIN_BENCH_LOTS sets others, to look at one kind alone ("1,1000000,1").
+fn lots() -> [usize; 3] {
+    let given = std::env::var("FERROGIN_BENCH_LOTS").unwrap_or_default();
+    let mut counts = given.split(',').filter_map(|count| count.parse().ok()).filter(|count| *count > 0);
+    [4000, 20_000, 300].map(|usual| counts.next().unwrap_or(usual))
 }
 
 fn source(provider: &str) -> Option<String> {
@@ -48,19 +56,36 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn compare(provider: &str) {
     let lib = Libfabric::load(None).unwrap();
     let (mut bare, mut over) = (Bare::against(&lib, provider), Over::against(&lib, provider));
-    let mut results: [[Vec<f64>; 2]; 3] = Default::default();
+    let [pings, small, large] = lots();
+    let bandwidth = |rate: f64| rate * MIB as f64 / 1e9;
+    let (mut of_bare, mut of_channel): ([Vec<f64>; 5], [Vec<f64>; 3]) = Default::default();
     for _ in 0..ROUNDS {
-        results[0][0].push(bare.latency());
-        results[0][1].push(over.latency());
-        results[1][0].push(bare.rate(SMALL, 8, true));
-        results[1][1].push(over.rate(SMALL, 8));
-        results[2][0].push(bare.rate(LARGE, MIB, false) * MIB as f64 / 1e9);
-        results[2][1].push(over.rate(LARGE, MIB) * MIB as f64 / 1e9);
+        // Each kind does a whole round while the other sleeps.
+        let results = [
+            bare.latency(pings),
+            bare.latency_of_pairs(pings),
+            bare.rate(small, 8, Kind::Ahead),
+            bare.rate(small, 8, Kind::ByHand),
+            bandwidth(bare.rate(large, MIB, Kind::Single)),
+        ];
+        of_bare.iter_mut().zip(results).for_each(|(all, one)| all.push(one));
+        thread::sleep(2 * BUSY_POLL);
+        let results = [over.latency(pings), over.rate(small, 8), bandwidth(over.rate(large, MIB))];
+        of_channel.iter_mut().zip(results).for_each(|(all, one)| all.push(one));
+        thread::sleep(2 * BUSY_POLL);
     }
-    println!("libfabric {} over {provider}", lib.version());
-    for ([bare, over], what) in results.into_iter().zip(["latency, us", "rate, messages/s", "bandwidth, GB/s"]) {
-        let (bare, over) = (median(bare), median(over));
-        println!("  {what:18} bare {bare:12.2}  channel {over:12.2}  channel/bare {:.2}", over / bare);
+    println!("libfabric {} over {provider}, channels over {}", lib.version(), over.provider());
+    let rows = [
+        ("latency of one message, us", 0),
+        ("latency of two by hand, us", 0),
+        ("pairs/s, posted ahead", 1),
+        ("pairs/s, by hand", 1),
+        ("bandwidth, GB/s", 2),
+    ];
+    let of_channel = of_channel.map(median);
+    for (bare, (what, which)) in of_bare.map(median).into_iter().zip(rows) {
+        let over = of_channel[which];
+        println!("  {what:27} bare {bare:12.2}  channel {over:12.2}  channel/bare {:.2}", over / bare);
     }
 }
 
@@ -93,6 +118,21 @@ fn print(address: &[u8]) {
 const PING: u64 = 1;
 const DATA: u64 = 2;
 const ACK: u64 = 3;
+/// Tags of a length and of its payload, with the number of the message below.
+const LENGTH: u64 = 1 << 32;
+const PAYLOAD: u64 = 1 << 33;
+const NUMBERS: u64 = (1 << 32) - 1;
+
+/// What a lot consists of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Messages.
+    Single,
+    /// Two messages each; receives for them are posted ahead.
+    Ahead,
+    /// A length and its payload, for which a receive is posted when the length is there.
+    ByHand,
+}
 
 struct Bare {
     endpoint: Endpoint,
@@ -103,6 +143,10 @@ struct Bare {
     buffers: Vec<Vec<u8>>,
     sent: usize,
     received: usize,
+    /// Buffers of receives that ended, in order, as long as somebody wants to know.
+    filled: Option<Vec<usize>>,
+    /// Since when nothing completes.
+    idle_since: Option<Instant>,
     peer: Option<Peer>,
 }
 
@@ -130,7 +174,19 @@ impl Bare {
         endpoint.enable().unwrap();
         let contexts = (0..8 * DEPTH).map(|_| [0; 8]).collect();
         let buffers = (0..2 * DEPTH).map(|_| vec![1; MIB]).collect();
-        Self { endpoint, queue, av, to: FiAddr(0), contexts, buffers, sent: 0, received: 0, peer: None }
+        Self {
+            endpoint,
+            queue,
+            av,
+            to: FiAddr(0),
+            contexts,
+            buffers,
+            sent: 0,
+            received: 0,
+            filled: None,
+            idle_since: None,
+            peer: None,
+        }
     }
 
     fn against(lib: &Arc<Libfabric>, provider: &str) -> Self {
@@ -144,7 +200,7 @@ impl Bare {
         bare.buffers[0][1..=name.len()].copy_from_slice(&name);
         bare.send(0, 1 + name.len(), PING);
         bare.wait(|bare| bare.sent >= 1);
-        bare.receive(DEPTH, 8, ACK);
+        bare.receive(DEPTH, 8, ACK, 0);
         bare.wait(|bare| bare.received >= 1);
         (bare.sent, bare.received) = (0, 0);
         bare
@@ -173,7 +229,7 @@ impl Bare {
         }
     }
 
-    fn receive(&mut self, buffer: usize, len: usize, tag: u64) {
+    fn receive(&mut self, buffer: usize, len: usize, tag: u64, ignore: u64) {
         // SAFETY: open as long as `self`.
         let table = unsafe { (*self.endpoint.as_ptr()).tagged };
         // SAFETY: a live table; tagged messages were asked for.
@@ -181,18 +237,24 @@ impl Bare {
         let (data, context) = (self.buffers[buffer].as_mut_ptr().cast(), self.context(4 * DEPTH + buffer));
         let from = bindings::FI_ADDR_UNSPEC;
         // SAFETY: buffer and context live as long as the endpoint; nobody looks into the buffer meanwhile.
-        let code = unsafe { receive(self.endpoint.as_ptr(), data, len, std::ptr::null_mut(), from, tag, 0, context) };
+        let code =
+            unsafe { receive(self.endpoint.as_ptr(), data, len, std::ptr::null_mut(), from, tag, ignore, context) };
         assert_eq!(code, 0, "fi_trecv");
     }
 
     fn poll(&mut self) {
         let mut batch = [Completion::EMPTY; 32];
         match self.queue.read(&mut batch).unwrap() {
-            Read::Entries(0) => thread::yield_now(),
+            Read::Entries(0) => self.idle(),
             Read::Entries(count) => {
+                self.idle_since = None;
                 for completion in &batch[..count] {
                     if completion.flags & bindings::FI_RECV != 0 {
                         self.received += 1;
+                        if let Some(filled) = &mut self.filled {
+                            let at = (completion.context as usize - self.contexts.as_ptr() as usize) / 64;
+                            filled.push(at - 4 * DEPTH);
+                        }
                     } else {
                         self.sent += 1;
                     }
@@ -202,31 +264,88 @@ impl Bare {
         }
     }
 
+    /// As long awake as a reactor: an end whose turn it is not must not take the other's core.
+    fn idle(&mut self) {
+        let now = Instant::now();
+        if now.duration_since(*self.idle_since.get_or_insert(now)) < BUSY_POLL {
+            thread::yield_now();
+        } else {
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+
     fn wait(&mut self, done: impl Fn(&Self) -> bool) {
         while !done(self) {
             self.poll();
         }
     }
 
-    fn latency(&mut self) -> f64 {
+    fn latency(&mut self, pings: usize) -> f64 {
         let start = Instant::now();
-        for _ in 0..PINGS {
+        for _ in 0..pings {
             let (sent, received) = (self.sent, self.received);
-            self.receive(DEPTH, 8, PING);
+            self.receive(DEPTH, 8, PING, 0);
             self.send(0, 8, PING);
             self.wait(|bare| bare.received > received && bare.sent > sent);
         }
-        start.elapsed().as_secs_f64() * 1e6 / (2 * PINGS) as f64
+        start.elapsed().as_secs_f64() * 1e6 / (2 * pings) as f64
+    }
+
+    fn send_pair(&mut self, number: usize) {
+        self.send(number % DEPTH, 8, LENGTH | number as u64);
+        self.send(number % DEPTH, 8, PAYLOAD | number as u64);
+    }
+
+    fn latency_of_pairs(&mut self, pings: usize) -> f64 {
+        let start = Instant::now();
+        for number in 0..pings {
+            let sent = self.sent;
+            self.send_pair(number);
+            self.read_pairs(1, number);
+            self.wait(|bare| bare.sent == sent + 2);
+        }
+        start.elapsed().as_secs_f64() * 1e6 / (2 * pings) as f64
+    }
+
+    /// Takes messages from number `first` on, at most `DEPTH` at a time, each when its length is known. Lengths come in order from
+    /// these providers.
+    fn read_pairs(&mut self, count: usize, first: usize) {
+        self.filled = Some(Vec::new());
+        let (mut asked, mut known, mut whole) = (0, 0, 0);
+        let mut free: Vec<usize> = (0..DEPTH).collect();
+        let mut batch = Vec::new();
+        while whole < count {
+            while asked < count.min(whole + DEPTH) {
+                self.receive(free.pop().unwrap(), 8, LENGTH, NUMBERS);
+                asked += 1;
+            }
+            self.wait(|bare| bare.filled.as_ref().is_some_and(|filled| !filled.is_empty()));
+            std::mem::swap(&mut batch, self.filled.as_mut().unwrap());
+            for buffer in batch.drain(..) {
+                if buffer < DEPTH {
+                    free.push(buffer);
+                    self.receive(DEPTH + known % DEPTH, 8, PAYLOAD | (first + known) as u64, 0);
+                    known += 1;
+                } else {
+                    whole += 1;
+                }
+            }
+        }
+        self.filled = None;
     }
 
     /// Messages per second, or pairs; the peer answers the last one.
-    fn rate(&mut self, count: usize, len: usize, pairs: bool) -> f64 {
-        let each = if pairs { 2 } else { 1 };
+    fn rate(&mut self, count: usize, len: usize, kind: Kind) -> f64 {
+        let each = if kind == Kind::Single { 1 } else { 2 };
         let start = Instant::now();
         let (first, received) = (self.sent, self.received);
-        self.receive(DEPTH, 8, ACK);
+        self.receive(DEPTH, 8, ACK, 0);
         for number in 0..count {
             self.wait(|bare| first + each * number < bare.sent + each * DEPTH);
+            if kind == Kind::ByHand {
+                self.send_pair(number);
+                continue;
+            }
             for _ in 0..each {
                 self.send(number % DEPTH, len, DATA);
             }
@@ -234,43 +353,58 @@ impl Bare {
         self.wait(|bare| bare.sent == first + each * count && bare.received > received);
         count as f64 / start.elapsed().as_secs_f64()
     }
+
+    /// Takes single messages with receives posted ahead.
+    fn read_ahead(&mut self, count: usize, len: usize, window: usize) {
+        let first = self.received;
+        for number in 0..count {
+            if number >= window {
+                self.wait(|bare| bare.received > first + number - window);
+            }
+            self.receive(number % window, len, DATA, 0);
+        }
+        self.wait(|bare| bare.received == first + count);
+    }
+
+    fn answer(&mut self) {
+        let sent = self.sent;
+        self.send(DEPTH, 8, ACK);
+        self.wait(|bare| bare.sent > sent);
+    }
 }
 
-/// Echoes pings; takes small pairs and large messages, and answers the last of each lot.
+/// Echoes pings and pairs, takes the lots, and answers the last of each.
 fn bare_peer(provider: &str) {
     let lib = Libfabric::load(None).unwrap();
     let mut bare = Bare::open(&lib, provider);
-    bare.receive(0, 256, PING);
+    bare.receive(0, 256, PING, 0);
     print(&bare.endpoint.name().unwrap());
     bare.wait(|bare| bare.received == 1);
     let len = usize::from(bare.buffers[0][0]);
     let name = bare.buffers[0][1..=len].to_vec();
     bare.to = bare.av.insert(&name).unwrap();
-    bare.send(DEPTH, 8, ACK);
-    bare.wait(|bare| bare.sent == 1);
+    bare.answer();
+    let [pings, small, large] = lots();
     loop {
-        for _ in 0..PINGS {
+        for _ in 0..pings {
             let (sent, received) = (bare.sent, bare.received);
-            bare.receive(0, 8, PING);
+            bare.receive(0, 8, PING, 0);
             bare.wait(|bare| bare.received > received);
             bare.send(DEPTH, 8, PING);
             bare.wait(|bare| bare.sent > sent);
         }
-        for (count, len) in [(2 * SMALL, 8), (LARGE, MIB)] {
-            // At most as many as the bare window, twice: pairs.
-            let window = if len == 8 { 2 * DEPTH } else { DEPTH };
-            let first = bare.received;
-            for number in 0..count {
-                if number >= window {
-                    bare.wait(|bare| bare.received > first + number - window);
-                }
-                bare.receive(number % window, len, DATA);
-            }
-            bare.wait(|bare| bare.received == first + count);
+        for number in 0..pings {
             let sent = bare.sent;
-            bare.send(0, 8, ACK);
-            bare.wait(|bare| bare.sent > sent);
+            bare.read_pairs(1, number);
+            bare.send_pair(number);
+            bare.wait(|bare| bare.sent == sent + 2);
         }
+        bare.read_ahead(2 * small, 8, 2 * DEPTH);
+        bare.answer();
+        bare.read_pairs(small, 0);
+        bare.answer();
+        bare.read_ahead(large, MIB, DEPTH);
+        bare.answer();
     }
 }
 
@@ -278,18 +412,12 @@ fn bare_peer(provider: &str) {
 
 struct Over {
     channel: Channel,
-    _reactor: Reactor,
+    reactor: Reactor,
     _peer: Peer,
 }
 
 fn config(provider: &str) -> Config {
-    Config {
-        provider: provider.to_owned(),
-        source: source(provider),
-        matching: Matching::Provider,
-        busy_poll: Duration::from_millis(5),
-        ..Config::default()
-    }
+    Config { provider: provider.to_owned(), source: source(provider), busy_poll: BUSY_POLL, ..Config::default() }
 }
 
 impl Over {
@@ -297,15 +425,19 @@ impl Over {
         let (peer, address) = peer("channel", provider);
         let reactor = Reactor::open(lib, &config(provider)).unwrap();
         let channel = reactor.connect(&Address::parse(&address).unwrap()).wait().unwrap();
-        Self { channel, _reactor: reactor, _peer: peer }
+        Self { channel, reactor, _peer: peer }
     }
 
-    fn latency(&mut self) -> f64 {
+    fn provider(&self) -> &str {
+        self.reactor.provider()
+    }
+
+    fn latency(&mut self, pings: usize) -> f64 {
         let (done, over) = mpsc::channel();
         let start = Instant::now();
-        ping(self.channel.clone(), Vec::new(), PINGS, done);
+        ping(self.channel.clone(), Vec::new(), pings, done);
         over.recv().unwrap();
-        start.elapsed().as_secs_f64() * 1e6 / (2 * PINGS) as f64
+        start.elapsed().as_secs_f64() * 1e6 / (2 * pings) as f64
     }
 
     fn rate(&mut self, count: usize, len: usize) -> f64 {
@@ -380,22 +512,23 @@ fn drain_one(channel: Channel, room: Vec<u8>, state: Arc<Mutex<(usize, usize, Op
 
 /// One lot of each kind after the other, for ever.
 fn serve(channel: Channel) {
-    echo(channel, Vec::new(), PINGS);
+    let [pings, small, large] = lots();
+    echo(channel, Vec::new(), [pings, small, large]);
 }
 
-fn echo(channel: Channel, room: Vec<u8>, left: usize) {
+fn echo(channel: Channel, room: Vec<u8>, [left, small, large]: [usize; 3]) {
     if left == 0 {
         let answer = |channel: &Channel| {
             channel.write(b"12345678", |_| ());
         };
         return drain(
             &channel,
-            SMALL,
+            small,
             Box::new(move |channel| {
                 answer(&channel);
                 drain(
                     &channel,
-                    LARGE,
+                    large,
                     Box::new(move |channel| {
                         answer(&channel);
                         serve(channel);
@@ -408,7 +541,7 @@ fn echo(channel: Channel, room: Vec<u8>, left: usize) {
     channel.read_into(room, move |result| {
         let Ok(bytes) = result else { std::process::exit(0) };
         again.write(b"12345678", |_| ());
-        echo(again, bytes, left - 1);
+        echo(again, bytes, [left - 1, small, large]);
     });
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::link::{Closing, Link, Opened, State};
 use super::listen::Listening;
 use super::transport::{Addr, Event, Fault, Pattern, Receiving, Transport};
-use super::wire::{self, CONTROL, CONTROL_MAX, ID_MASK};
+use super::wire::{self, CONTROL, CONTROL_MAX, ID_MASK, Kind};
 use super::{ChannelError, Config, Payload, ReadDone, Violation, WriteDone};
 use crate::Error;
 
@@ -58,13 +58,16 @@ pub(super) fn token(operation: Operation, channel: u32, id: u32) -> u64 {
 }
 
 fn parse_token(token: u64) -> Option<(Operation, u32, u32)> {
-    use Operation::{
-        ReceiveControl, ReceiveLength, ReceivePayload, ReceiveUnknown, SendControl, SendLength, SendPayload,
+    let operation = match token >> 60 {
+        1 => Operation::SendLength,
+        2 => Operation::SendPayload,
+        3 => Operation::ReceiveLength,
+        4 => Operation::ReceivePayload,
+        5 => Operation::SendControl,
+        6 => Operation::ReceiveControl,
+        7 => Operation::ReceiveUnknown,
+        _ => return None,
     };
-    let operation =
-        [SendLength, SendPayload, ReceiveLength, ReceivePayload, SendControl, ReceiveControl, ReceiveUnknown]
-            .into_iter()
-            .find(|operation| *operation as u64 == token >> 60)?;
     Some((operation, (token >> 32) as u32 & NOBODY, token as u32))
 }
 
@@ -91,8 +94,10 @@ pub(crate) struct Engine<T> {
     unknown: Vec<Pattern>,
     /// Which of them have a receive posted.
     looking: Vec<bool>,
-    /// Links to pump at the next poll.
-    dirty: Vec<u32>,
+    /// Channels to pump in [`Engine::go_on`].
+    marked: Vec<u32>,
+    /// Room for them meanwhile.
+    pumping: Vec<u32>,
     events: Vec<Event>,
     pub(super) calls: Vec<Call>,
     pub(super) now: Instant,
@@ -121,7 +126,8 @@ impl<T: Transport> Engine<T> {
             unposted: control.collect(),
             looking: vec![false; unknown.len()],
             unknown,
-            dirty: Vec::new(),
+            marked: Vec::new(),
+            pumping: Vec::new(),
             events: Vec::new(),
             calls: Vec::new(),
             now,
@@ -169,7 +175,7 @@ impl<T: Transport> Engine<T> {
             return;
         }
         link.out.push(ticket, body, done);
-        self.pump(channel);
+        self.mark(channel);
     }
 
     pub fn read(&mut self, channel: u32, ticket: u64, room: Vec<u8>, done: ReadDone) {
@@ -182,7 +188,7 @@ impl<T: Transport> Engine<T> {
             return;
         }
         link.inc.push(ticket, room, done);
-        self.pump(channel);
+        self.mark(channel);
     }
 
     /// Cancels a read that has no message yet, or a write that has not begun.
@@ -274,7 +280,7 @@ impl<T: Transport> Engine<T> {
 
     /// Something is to be done that no event will tell of.
     pub fn has_work(&self) -> bool {
-        !(self.calls.is_empty() && self.unsent.is_empty() && self.unposted.is_empty() && self.dirty.is_empty())
+        !(self.calls.is_empty() && self.unsent.is_empty() && self.unposted.is_empty() && self.marked.is_empty())
     }
 
     /// Puts another transport in the place of the one that was used; what that one holds is over.
@@ -293,6 +299,31 @@ impl<T: Transport> Engine<T> {
 
     // Inner workings.
 
+    /// Something changed: the channel is pumped when all that came at once has been looked at.
+    pub(super) fn mark(&mut self, channel: u32) {
+        if let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut)
+            && !link.marked
+        {
+            link.marked = true;
+            self.marked.push(channel);
+        }
+    }
+
+    /// Posts what can be posted of all that was asked for since the last time.
+    pub fn go_on(&mut self) {
+        if self.marked.is_empty() {
+            return;
+        }
+        let mut pumping = std::mem::replace(&mut self.marked, std::mem::take(&mut self.pumping));
+        for channel in pumping.drain(..) {
+            if let Some(link) = self.link(channel) {
+                link.marked = false;
+                self.pump(channel);
+            }
+        }
+        self.pumping = pumping;
+    }
+
     /// Posts what the channel can post, and moves a close on.
     pub(super) fn pump(&mut self, channel: u32) {
         let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else { return };
@@ -304,13 +335,16 @@ impl<T: Transport> Engine<T> {
         let result = out.and_then(|again| Ok(link.inc.pump(transport, link.addr, calls)? | again));
         match result {
             Ok(again) => {
-                if again && !link.blocked {
-                    self.dirty.push(channel);
+                if again && !link.marked {
+                    link.marked = true;
+                    self.marked.push(channel);
                 }
-                link.blocked = again;
                 if let Some((end, _)) = link.their_end {
                     let error = link.closed_there();
                     link.inc.end_at(end, &error, &mut self.calls);
+                }
+                if let Some(id) = link.inc.report() {
+                    self.tell(channel, Kind::Read, 0, id);
                 }
                 self.tell_closing(channel);
             }
@@ -419,14 +453,7 @@ impl<T: Transport> Engine<T> {
             self.post_own();
         }
         self.send_control();
-        if !self.dirty.is_empty() {
-            for channel in std::mem::take(&mut self.dirty) {
-                if let Some(link) = self.link(channel) {
-                    link.blocked = false;
-                    self.pump(channel);
-                }
-            }
-        }
+        self.go_on();
         if let Some(now) = now {
             self.timers(now);
         }
@@ -465,7 +492,7 @@ impl<T: Transport> Engine<T> {
             Ok(()) => {
                 if link.is_live() {
                     link.out.sent(operation, id, body, &mut self.calls);
-                    self.pump(channel);
+                    self.mark(channel);
                 }
             }
             // The peer has closed: what it did not take does not matter.
@@ -522,7 +549,7 @@ impl<T: Transport> Engine<T> {
         };
         match violation {
             Some(violation) => self.broken(channel, violation),
-            None => self.pump(channel),
+            None => self.mark(channel),
         }
     }
 

@@ -14,6 +14,8 @@ use crate::Error;
 const LENGTH_ROOM: usize = 16;
 /// How far ahead of the oldest incomplete message another may come.
 const AHEAD: usize = 1 << 16;
+/// Messages read between two reports to the peer.
+const REPORT: u32 = super::outgoing::AHEAD / 4;
 
 enum Arriving {
     /// Its length is known.
@@ -35,7 +37,8 @@ pub(super) struct Incoming {
     /// Id of the message that the front read gets, and of the front of `window`.
     next: u32,
     window: VecDeque<Option<Arriving>>,
-    /// Whole messages in the window, which still hold up memory.
+    /// What the peer was told last of `next`.
+    told: u32,
     reads: VecDeque<Queued>,
     /// Receives for lengths that are posted.
     asking: usize,
@@ -54,6 +57,7 @@ impl Incoming {
         Self {
             channel,
             next: start,
+            told: start,
             window: VecDeque::new(),
             reads: VecDeque::new(),
             asking: 0,
@@ -67,7 +71,16 @@ impl Incoming {
 
     /// Where the peer begins to count.
     pub fn start_at(&mut self, id: u32) {
-        self.next = id;
+        (self.next, self.told) = (id, id);
+    }
+
+    /// Id of the first message that was not read, if it is time that the peer hears of it.
+    pub fn report(&mut self) -> Option<u32> {
+        if self.next.wrapping_sub(self.told) < REPORT {
+            return None;
+        }
+        self.told = self.next;
+        Some(self.next)
     }
 
     /// Id of the message that the next read gets.

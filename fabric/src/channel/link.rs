@@ -57,8 +57,8 @@ pub(super) struct Link {
     pub heard: Instant,
     /// Since when an answer to a ping is due.
     pub asked: Option<Instant>,
-    /// Something could not be posted.
-    pub blocked: bool,
+    /// It is to be pumped.
+    pub marked: bool,
 }
 
 impl Link {

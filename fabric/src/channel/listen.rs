@@ -174,7 +174,7 @@ impl<T: Transport> Engine<T> {
             forgotten: false,
             heard: self.now,
             asked: None,
-            blocked: false,
+            marked: false,
         };
         self.links.push(Some(Box::new(link)));
         self.by_name.insert(name.into(), channel);
@@ -212,7 +212,7 @@ impl<T: Transport> Engine<T> {
     }
 
     /// A control message to the peer of an open channel.
-    fn tell(&mut self, channel: u32, kind: Kind, value: u64, id: u32) {
+    pub(super) fn tell(&mut self, channel: u32, kind: Kind, value: u64, id: u32) {
         let Some(link) = self.link(channel) else { return };
         let (addr, (to, secret), own) = (link.addr, link.theirs, link.secret);
         let message = Control { version: VERSION, kind, to, from: channel, secret, own: 0, value, id, name: &[] };
@@ -264,6 +264,10 @@ impl<T: Transport> Engine<T> {
             Kind::Refuse if connecting => self.end(channel, ChannelError::Refused { peer, reason }),
             Kind::Abort => self.end(channel, ChannelError::Aborted { peer, reason }),
             Kind::Ping if !connecting => self.tell(channel, Kind::Pong, 0, 0),
+            Kind::Read if !connecting => {
+                link.out.read_to(message.id);
+                self.mark(channel);
+            }
             Kind::Close if !connecting => self.closed_by_peer(channel, message.id, message.value as u32),
             Kind::Goodbye if link.closing.as_ref().is_some_and(|closing| closing.told) => {
                 let error = link.closed_here();

@@ -33,6 +33,9 @@ struct Queued {
     done: WriteDone,
 }
 
+/// Messages that may be with the peer without having been read there.
+pub(super) const AHEAD: u32 = 256;
+
 /// The writing half.
 pub(super) struct Outgoing {
     channel: u32,
@@ -43,13 +46,24 @@ pub(super) struct Outgoing {
     posted: usize,
     queued: VecDeque<Queued>,
     depth: usize,
+    /// The peer has read everything before this message.
+    read: u32,
     /// The peer closes: the id of the first message that it has not read, and what that one and later ones end with.
     end: Option<(u32, ChannelError)>,
 }
 
 impl Outgoing {
     pub fn new(channel: u32, start: u32, depth: usize) -> Self {
-        Self { channel, first: start, flying: VecDeque::new(), posted: 0, queued: VecDeque::new(), depth, end: None }
+        Self {
+            channel,
+            first: start,
+            flying: VecDeque::new(),
+            posted: 0,
+            queued: VecDeque::new(),
+            depth,
+            read: start,
+            end: None,
+        }
     }
 
     /// The id that the next message gets.
@@ -90,7 +104,7 @@ impl Outgoing {
         }
         loop {
             if self.posted == self.flying.len() {
-                if self.flying.len() >= self.depth {
+                if self.flying.len() >= self.depth || self.next_id().wrapping_sub(self.read) >= AHEAD {
                     return Ok(false);
                 }
                 let Some(Queued { body, done, .. }) = self.queued.pop_front() else { return Ok(false) };
@@ -131,6 +145,13 @@ impl Outgoing {
                 };
             }
             self.posted += 1;
+        }
+    }
+
+    /// The peer says that it has read everything before message `id`. What is old or impossible changes nothing.
+    pub fn read_to(&mut self, id: u32) {
+        if id.wrapping_sub(self.read) <= self.next_id().wrapping_sub(self.read) {
+            self.read = id;
         }
     }
 

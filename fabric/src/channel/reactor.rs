@@ -1,11 +1,13 @@
 //! The thread that drives an endpoint and its channels.
 
+use std::cell::RefCell;
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
+use std::{hint, ptr};
 
 use super::bell::Bell;
 use super::engine::{Call, CloseDone, Engine, OpenDone};
@@ -21,6 +23,8 @@ use crate::{Error, Libfabric, Version};
 
 /// Polls between looks at the clock while there is work.
 const POLLS_PER_CLOCK: u32 = 64;
+/// Polls in vain before others get the core between polls.
+const POLLS_ALONE: u32 = 16;
 /// Time that last words to peers get when the reactor is dropped.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// First and longest sleep where the provider has nothing to wait for.
@@ -59,11 +63,27 @@ fn serve(engine: &mut AnyEngine, request: Request) {
     }
 }
 
+thread_local! {
+    /// On a reactor's thread: which one it is, and what its callbacks have asked for, in order. That is served under the lock
+    /// under which the thread polls next anyway.
+    static OWN: RefCell<Own> = const { RefCell::new(Own { shared: ptr::null(), requests: Vec::new() }) };
+}
+
+struct Own {
+    shared: *const Shared,
+    requests: Vec<Request>,
+}
+
 /// What the thread and the handles share.
 pub(super) struct Shared {
     engine: Mutex<AnyEngine>,
     /// Requests that came while the engine was busy, in order. Emptied only under the engine's lock.
     inbox: Mutex<Vec<Request>>,
+    /// The inbox has something, or is about to.
+    inbox_used: AtomicBool,
+    /// Callbacks are called: what they ask for comes before what others ask for later, so those use the inbox. Changed only under
+    /// the engine's lock.
+    calling: AtomicBool,
     bell: Bell,
     wake: Wake,
     tickets: AtomicU64,
@@ -79,14 +99,54 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Puts a request behind those that wait.
+    fn enqueue(&self, request: Request) {
+        let mut inbox = self.inbox();
+        inbox.push(request);
+        self.inbox_used.store(true, Ordering::SeqCst);
+    }
+
     fn serve_inbox(&self, engine: &mut AnyEngine) {
-        if self.inbox().is_empty() {
+        if !self.inbox_used.load(Ordering::SeqCst) {
             return;
         }
-        let waiting = std::mem::take(&mut *self.inbox());
+        let waiting = {
+            let mut inbox = self.inbox();
+            self.inbox_used.store(false, Ordering::SeqCst);
+            std::mem::take(&mut *inbox)
+        };
         for request in waiting {
             serve(engine, request);
         }
+    }
+
+    /// Keeps a request of this reactor's own thread for its next turn; gives it back on other threads.
+    fn keep(&self, request: Request) -> Option<Request> {
+        OWN.with_borrow_mut(|own| {
+            if !ptr::eq(own.shared, self) {
+                return Some(request);
+            }
+            // Never before what was asked for earlier.
+            if self.inbox_used.load(Ordering::SeqCst) {
+                self.enqueue(request);
+            } else {
+                own.requests.push(request);
+            }
+            None
+        })
+    }
+
+    fn serve_own(engine: &mut AnyEngine) {
+        // Not in its place: what is dropped meanwhile may ask for something.
+        let mut own = OWN.with_borrow_mut(|own| std::mem::take(&mut own.requests));
+        for request in own.drain(..) {
+            serve(engine, request);
+        }
+        OWN.with_borrow_mut(|now| {
+            if now.requests.is_empty() {
+                now.requests = own;
+            }
+        });
     }
 
     /// A number for an operation that may be cancelled.
@@ -96,16 +156,19 @@ impl Shared {
 
     /// Hands a request to the engine: at once if nobody is in it, otherwise who is in it or the reactor takes it.
     pub fn submit(&self, request: Request) {
+        let Some(request) = self.keep(request) else { return };
         let mut calls = Vec::new();
-        if let Ok(mut engine) = self.engine.try_lock() {
-            self.serve_inbox(&mut engine);
-            serve(&mut engine, request);
-            if engine.over.is_some() {
-                // No reactor will come by any more.
-                engine.take_calls(&mut calls);
+        match self.engine.try_lock() {
+            Ok(mut engine) if !self.calling.load(Ordering::Relaxed) => {
+                self.serve_inbox(&mut engine);
+                serve(&mut engine, request);
+                engine.go_on();
+                if engine.over.is_some() {
+                    // No reactor will come by any more.
+                    engine.take_calls(&mut calls);
+                }
             }
-        } else {
-            self.inbox().push(request);
+            _ => self.enqueue(request),
         }
         if !calls.is_empty() {
             // Not on this thread, which may hold what the callbacks want.
@@ -120,7 +183,7 @@ impl Shared {
     }
 
     fn has_work(&self) -> bool {
-        if !self.inbox().is_empty() || self.stop.load(Ordering::SeqCst) {
+        if self.inbox_used.load(Ordering::SeqCst) || self.stop.load(Ordering::SeqCst) {
             return true;
         }
         self.engine().has_work()
@@ -155,8 +218,9 @@ fn run(calls: impl Iterator<Item = Call>) {
 }
 
 fn drive(shared: &Shared, busy_poll: Duration) {
+    OWN.with_borrow_mut(|own| own.shared = shared);
     let mut calls = Vec::new();
-    let (mut polls, mut nap) = (0u32, NAP.0);
+    let (mut polls, mut vain, mut nap) = (0u32, 0u32, NAP.0);
     let mut clock = Instant::now();
     let mut idle_since: Option<Instant> = None;
     while !shared.stop.load(Ordering::SeqCst) {
@@ -169,20 +233,28 @@ fn drive(shared: &Shared, busy_poll: Duration) {
                 due = Some(now);
             }
         }
-        let (busy, over) = {
+        let over = {
             let mut engine = shared.engine();
+            shared.calling.store(false, Ordering::Relaxed);
+            Shared::serve_own(&mut engine);
             shared.serve_inbox(&mut engine);
+            engine.go_on();
             let busy = engine.poll(due);
             engine.take_calls(&mut calls);
-            (busy, engine.over.is_some())
+            shared.calling.store(!calls.is_empty(), Ordering::Relaxed);
+            vain = if busy || !calls.is_empty() { 0 } else { vain.saturating_add(1) };
+            engine.over.is_some()
         };
-        let busy = busy || !calls.is_empty();
         run(calls.drain(..));
         if over {
             break;
         }
-        if busy {
+        if vain == 0 {
             (idle_since, nap) = (None, NAP.0);
+            continue;
+        }
+        if vain < POLLS_ALONE {
+            hint::spin_loop();
             continue;
         }
         let now = Instant::now();
@@ -193,6 +265,13 @@ fn drive(shared: &Shared, busy_poll: Duration) {
             nap = (nap * 2).min(NAP.1);
         }
     }
+    // From here on nobody comes by regularly: requests are served by whoever makes them.
+    OWN.with_borrow_mut(|own| own.shared = ptr::null());
+    {
+        let mut engine = shared.engine();
+        shared.calling.store(false, Ordering::Relaxed);
+        Shared::serve_own(&mut engine);
+    }
     finish(shared, &mut calls);
 }
 
@@ -202,6 +281,7 @@ fn finish(shared: &Shared, calls: &mut Vec<Call>) {
     loop {
         let mut engine = shared.engine();
         shared.serve_inbox(&mut engine);
+        engine.go_on();
         engine.end_all(&ChannelError::Stopped);
         engine.poll(None);
         engine.take_calls(calls);
@@ -268,6 +348,8 @@ impl Reactor {
         let shared = Arc::new(Shared {
             engine: Mutex::new(Engine::new(transport, config.clone(), Instant::now())),
             inbox: Mutex::new(Vec::new()),
+            inbox_used: AtomicBool::new(false),
+            calling: AtomicBool::new(false),
             bell: Bell::new(),
             wake: Wake::new().map_err(failed("eventfd"))?,
             tickets: AtomicU64::new(1),
@@ -319,7 +401,7 @@ impl Reactor {
         loop {
             let quiet = {
                 let engine = self.shared.engine();
-                engine.is_quiet() && self.shared.inbox().is_empty()
+                engine.is_quiet() && !self.shared.inbox_used.load(Ordering::SeqCst)
             };
             if quiet || begin.elapsed() >= limit {
                 return quiet;

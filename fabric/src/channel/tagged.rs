@@ -231,7 +231,7 @@ impl Transport for Tagged {
 
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64) -> Sending {
         let endpoint = self.endpoint.as_ptr();
-        let small = body.len() <= self.inject_size && body.is_word();
+        let small = body.len() <= self.inject_size;
         if let Some(inject) = self.inject.filter(|_| small) {
             let bytes = body.as_slice();
             // SAFETY: open endpoint; the bytes live over the call, which copies them.

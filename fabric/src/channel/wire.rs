@@ -6,7 +6,7 @@
 //! ```text
 //! 0  magic     u32   "FGC1"
 //! 4  version   u16
-//! 6  kind      u8    1 hello, 2 welcome, 3 refuse, 4 ping, 5 pong, 6 close, 7 goodbye, 8 abort
+//! 6  kind      u8    1 hello, 2 welcome, 3 refuse, 4 ping, 5 pong, 6 close, 7 goodbye, 8 abort, 9 read
 //! 7  name_len  u8    bytes of the name at the end
 //! 8  to        u32   the receiver's number of the channel; in a hello, of the listener
 //! 12 from      u32   the sender's number of the channel
@@ -14,7 +14,8 @@
 //! 24 own       u64   hello, welcome, refuse: the sender's secret
 //! 32 value     u64   hello, welcome: longest message that the sender takes; refuse, abort: the reason;
 //!                    close: id of the first message that the sender has not read
-//! 40 id        u32   hello, welcome: id of the sender's first message; close: id after its last one
+//! 40 id        u32   hello, welcome: id of the sender's first message; close: id after its last one;
+//!                    read: id of the first message that the sender has not read
 //! 44 (zero)    u32
 //! 48 name            hello: the sender's endpoint name
 //! ```
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use super::ChannelError;
 
 /// Version of the protocol and of the address.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 /// The longest endpoint name that an address has room for, bytes.
 pub(super) const NAME_MAX: usize = 100;
 /// Bytes of an address at most.
@@ -58,6 +59,7 @@ pub(super) enum Kind {
     Close = 6,
     Goodbye = 7,
     Abort = 8,
+    Read = 9,
 }
 
 /// A control message.
@@ -101,10 +103,18 @@ impl<'a> Control<'a> {
         if word(bytes, 0)? != MAGIC {
             return None;
         }
-        let kind =
-            [Kind::Hello, Kind::Welcome, Kind::Refuse, Kind::Ping, Kind::Pong, Kind::Close, Kind::Goodbye, Kind::Abort]
-                .into_iter()
-                .find(|kind| *kind as u8 == bytes[6])?;
+        let kind = match bytes[6] {
+            1 => Kind::Hello,
+            2 => Kind::Welcome,
+            3 => Kind::Refuse,
+            4 => Kind::Ping,
+            5 => Kind::Pong,
+            6 => Kind::Close,
+            7 => Kind::Goodbye,
+            8 => Kind::Abort,
+            9 => Kind::Read,
+            _ => return None,
+        };
         if name.len() != usize::from(bytes[7]) || name.len() > NAME_MAX {
             return None;
         }
@@ -227,7 +237,7 @@ mod tests {
         assert_eq!(bytes[40..], *b"\x07\0\0\0\0\0\0\0ab");
         assert_eq!(Control::parse(&bytes), Some(control(b"ab")));
         let address = Address { listener: 1, secret: 2, name: b"name".as_slice().into() };
-        assert_eq!(address.to_bytes(), *b"FGCA\x01\0\x04\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0name");
+        assert_eq!(address.to_bytes(), *b"FGCA\x02\0\x04\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0name");
         let longest = Address { name: vec![7; NAME_MAX].into(), ..address };
         assert!(longest.to_bytes().len() <= ADDRESS_MAX);
     }
