@@ -264,6 +264,16 @@ pub unsafe extern "C" fn fgin_flush(ctx: *const ContextExt) -> c_int {
     code(context!(ctx).flush())
 }
 
+/// See `fgin_flush_part` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_flush_part(ctx: *const ContextExt, rank: u32, size: u32) -> c_int {
+    code(context!(ctx).flush_part(rank, size))
+}
+
 /// See `fgin_flush_async` in `ferrogin/gin.h`.
 ///
 /// # Safety

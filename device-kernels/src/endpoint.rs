@@ -124,7 +124,11 @@ impl<'a> Endpoint<'a> {
         if policy == POLICY_LOCKED {
             locked::begin_flush(self, self.locked_words(), limits)
         } else {
-            Ok(combining::begin_flush::<Gpu, _>(*self))
+            let at = combining::begin_flush::<Gpu, _>(*self);
+            if at.is_some() {
+                combining::ring_ready::<Gpu, _>(*self)?;
+            }
+            Ok(at)
         }
     }
 

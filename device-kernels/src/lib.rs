@@ -5,7 +5,7 @@
 //! looks at the abort flag, the endpoint's error counter and a deadline.
 //!
 //! Where things are: [`action`] says what an operation announces (signal, counter); [`context`] routes an operation to
-//! an endpoint and a target; [`endpoint`] is the queue that it is posted on; [`post`] holds the two posting policies,
+//! an endpoint and a target; [`coop`] is for threads that call together; [`endpoint`] is the queue that it is posted on; [`post`] holds the two posting policies,
 //! `combining` and `locked`, over a small trait; [`wait`] is the only place that spins; [`sync`] the one atomics shim: with
 //! `--cfg loom` only the posting code is built, and a model runs it.
 #![cfg_attr(not(any(test, feature = "host")), no_std)]
@@ -19,6 +19,9 @@ pub mod capi;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod context;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+pub mod coop;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod endpoint;
@@ -36,5 +39,7 @@ pub mod wait;
 pub use action::{Action, Flags};
 #[cfg(not(loom))]
 pub use context::{Context, FlushRequest, Window};
+#[cfg(not(loom))]
+pub use coop::Coop;
 pub use post::Sharing;
 pub use status::Status;

@@ -1,16 +1,12 @@
 //! A context made by hand: which endpoint an operation is posted on, where it goes, and the bytes that the card finds.
 #![allow(unsafe_code)]
 
-use efa_dp_direct::queue::{QpV0, SqV0, WqV0};
-use efa_dp_direct::wqe::words::{Stamp, phase_scale};
-use efa_dp_direct::wqe::{Destination, Geometry, Hints, Operation, SendWqe, parse};
+mod common;
+
+use common::{EndpointSpec, Made, Ring, Spec, VALUE, WindowSpec, leak, make, window};
+use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendWqe, parse};
 use ferrogin_device::{Action, Context, Flags, Status, Window};
-use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
-use ferrogin_ffi::ext::{
-    ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    POLICY_LOCKED, QueueMemory, TargetWords, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL,
-};
-use std::mem::zeroed;
+use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,203 +15,52 @@ const NRANKS: usize = 2;
 const SIGNALS: usize = 2;
 const COUNTERS: usize = 1;
 const ENDPOINTS: usize = 2 + COUNTERS + SIGNALS;
-const VALUE: usize = 1;
-/// Largest transfer of one request here.
-const MAX_RDMA: u32 = 1 << 30;
-const COUNTER: usize = 2;
 const SIGNAL: usize = 3;
 
-/// One endpoint's memory, leaked: tests are short.
-struct Ring {
-    slots: &'static mut [[u64; 16]; ENTRIES],
-    doorbell: *mut u32,
-    completed: *mut u64,
-    wide: bool,
-}
-
+/// A context of two ranks with a counter and two signals, and a window.
 struct Bench {
     context: Context<'static>,
     rings: Vec<Ring>,
-    signal_counts: [*mut u64; SIGNALS],
+    signal_counts: Vec<&'static AtomicU64>,
     window: Window,
     pool: *const u64,
 }
 
-fn leak<T>(value: T) -> *mut T {
-    Box::leak(Box::new(value))
-}
-
-#[repr(C)]
-struct Block {
-    header: HandleHeader,
-    dev: DevHandle,
-}
-
-fn value_way(combining: bool, wide: bool, has_slots: bool) -> u32 {
-    match (combining, wide, has_slots) {
-        (true, true, _) => VALUE_INLINE,
-        (true, _, true) => VALUE_POOL,
-        _ => VALUE_GENERAL,
-    }
-}
-
 fn bench(policy: u32, wide_values: bool) -> Bench {
-    // SAFETY: every one of these structs is plain data for which zero is a value.
-    let dev: DevHandle = unsafe { zeroed() };
-    // SAFETY: as above.
-    let header: HandleHeader = unsafe { zeroed() };
-    let block = leak(Block { header, dev });
-    let pool = leak([0u64; ENTRIES * ENDPOINTS]).cast::<u64>();
-    // SAFETY: numbers and pointers, for which zero is a value.
-    let context: *mut ContextExt = leak(unsafe { zeroed() });
-    let mut rings = Vec::new();
-    let mut exts = Vec::new();
-    let mut handles = Vec::new();
-    for i in 0..ENDPOINTS {
+    let pool: *const u64 = leak([0u64; ENTRIES * ENDPOINTS]).cast();
+    let endpoints = (0..ENDPOINTS).map(|i| {
         let wide = i == VALUE && wide_values;
-        let slots: &'static mut [[u64; 16]; ENTRIES] = Box::leak(Box::new([[0xa5a5_a5a5_a5a5_a5a5; 16]; ENTRIES]));
-        let (doorbell, completed) = (leak(0u32), leak(0u64));
-        // SAFETY: plain data.
-        let mut qp: QpV0 = unsafe { zeroed() };
-        qp.sq = SqV0 {
-            wq: WqV0 {
-                queue_mask: ENTRIES as u32 - 1,
-                queue_size_shift: 4,
-                max_batch: 4,
-                buf: slots.as_mut_ptr().cast(),
-                db: doorbell,
-                ..qp.sq.wq
-            },
-            ..qp.sq
-        };
-        // SAFETY: plain data.
-        let handle: EndpointHandle = unsafe { zeroed() };
-        let handle = leak(CounterHandle { base: handle, cntr_value: leak(0u64), cntr_offset: 0 });
         let has_slots = i == VALUE && !wide || i >= SIGNAL;
-        let (wqe_size, combining) = (if wide { 128 } else { 64 }, policy == POLICY_COMBINING);
-        let cold = EndpointCold {
-            handle: handle.cast(),
-            sq_buf: slots.as_mut_ptr().cast(),
-            sq_db: doorbell,
-            ring_mask: ENTRIES as u32 * wqe_size - 1,
-            wqe_size,
-            phase_bit: ENTRIES as u32,
-            phase_scale: phase_scale(ENTRIES as u32),
-            value_base: pool as u64 + (i * ENTRIES * 8) as u64,
-            value_mask: ENTRIES as u32 - 1,
-            value_lkey: 0x77,
-            value_way: value_way(combining, wide, has_slots),
-            value_slots: if has_slots { ENTRIES as u32 } else { 0 },
-            sq_size: ENTRIES as u32,
-            max_batch: 4,
-            completed,
-            errors: ptr::null(),
-            errors_base: 0,
-            write_inline: if wide { 80 } else { 0 },
-            reserved: 0,
-            context,
-            reserved2: 0,
-        };
-        // SAFETY: plain data and atomics.
-        let hot: EndpointHot = unsafe { zeroed() };
-        hot.bound.store(u64::MAX, Ordering::Relaxed);
-        let queue = QueueMemory(std::array::from_fn(|_| AtomicU64::new(0)));
-        exts.push(EndpointExt { cold, hot, queue });
-        let queue = ptr::from_ref(&exts[i].queue).cast_mut();
-        // SAFETY: fresh memory with room for it.
-        unsafe { queue.cast::<QpV0>().write(qp) };
-        handles.push(handle);
-        rings.push(Ring { slots, doorbell, completed, wide });
-    }
-    let targets: Vec<TargetWords> = (0..(1 + SIGNALS) * NRANKS)
-        .map(|i| {
-            let dest = Destination { ah: 10 + i as u16, qpn: 20 + i as u16, qkey: 0x3000_0000 + i as u32 };
-            let Stamp { head, second, third } = Stamp::new((i % NRANKS) as u16, dest, Hints::BURST_PPS_SENSITIVE);
-            TargetWords { head, second, third }
-        })
-        .collect();
-    let window = leak([leak(MrTable {
-        head: MrHandle { lkey: 0x55, nranks: NRANKS as i32, local_addr: 0x1000_0000, peers: [] },
-        peers: [MrPeer { remote_addr: 0x2000_0000, rkey: 0x66, pad: 0 }; NRANKS],
-    })]);
-    let signals = [handles[SIGNAL], handles[SIGNAL + 1]];
-    // SAFETY: the leaked block.
-    let dev = unsafe { &mut (*block).dev };
-    dev.n_counters = COUNTERS as i32;
-    dev.n_signals = SIGNALS as i32;
-    dev.nranks = NRANKS as i32;
-    dev.counter_handles = leak([handles[COUNTER]]).cast();
-    dev.signal_handles = leak(signals).cast();
-    dev.scratch_lkey = 0x88;
-    dev.scratch_local_addr = 0x4000_0000;
-    dev.scratch_remote_addrs = leak([0x5000_0000u64; NRANKS]).cast();
-    dev.scratch_remote_rkeys = leak([0x99u32; NRANKS]).cast();
-    let endpoints = exts.leak().as_mut_ptr();
-    // SAFETY: leaked memory for it.
-    unsafe {
-        context.write(ContextExt {
-            endpoints,
-            values: endpoints.wrapping_add(VALUE),
-            targets: targets.leak().as_ptr(),
-            nranks: NRANKS as u32,
-            n_slots: 1 + SIGNALS as u32,
-            n_counters: COUNTERS as u32,
-            n_signals: SIGNALS as u32,
-            short_put: if policy == POLICY_COMBINING { MAX_RDMA.into() } else { 0 },
-            rail_id: 0,
-            scratch_lkey: 0x88,
-            policy,
-            value_way: value_way(policy == POLICY_COMBINING, wide_values, !wide_values),
-            scratch_local_addr: 0x4000_0000,
-            dev,
-            n_endpoints: ENDPOINTS as u32,
-            max_rdma_size: MAX_RDMA,
-            abort_flag: ptr::null_mut(),
-            timeout_ns: leak(5_000_000_000),
-            reserved: [0; 3],
-        })
-    };
-    // SAFETY: the leaked block.
-    let header = unsafe { &mut (*block).header };
-    header.magic = HEADER_MAGIC;
-    header.version = HEADER_VERSION;
-    header.n_contexts = 1;
-    header.contexts = context;
-    let handle = dev as *mut DevHandle;
-    // SAFETY: a handle of the form that the plugin makes, alive for good.
-    let context = unsafe { Context::from_handle(handle.cast(), 0) }.unwrap();
-    // SAFETY: the leaked handles.
-    let signal_counts = signals.map(|handle| unsafe { (*handle).cntr_value });
-    Bench { context, rings, signal_counts, window: Window(window.cast()), pool }
-}
-
-#[repr(C)]
-struct MrTable {
-    head: MrHandle,
-    peers: [MrPeer; NRANKS],
+        let value_base = if has_slots { pool as u64 + (i * ENTRIES * 8) as u64 } else { 0 };
+        EndpointSpec { entries: ENTRIES as u32, wide, max_batch: 4, value_base, start: 0 }
+    });
+    let targets = 0..((1 + SIGNALS) * NRANKS) as u16;
+    let Made { context, rings, signals, .. } = make(&Spec {
+        policy,
+        nranks: NRANKS as u32,
+        rail: 0,
+        endpoints: endpoints.collect(),
+        n_counters: COUNTERS as u32,
+        n_signals: SIGNALS as u32,
+        targets: targets.map(|i| Destination { ah: 10 + i, qpn: 20 + i, qkey: 0x3000_0000 + u32::from(i) }).collect(),
+        value_lkey: 0x77,
+        scratch: WindowSpec { lkey: 0x88, addr: 0x4000_0000, peers: vec![(0x5000_0000, 0x99); NRANKS] },
+    });
+    let of_window = WindowSpec { lkey: 0x55, addr: 0x1000_0000, peers: vec![(0x2000_0000, 0x66); NRANKS] };
+    Bench { context, rings, signal_counts: signals, window: window(&of_window, 0), pool }
 }
 
 impl Bench {
     /// Requests that were rung on each endpoint, parsed as the card does, with nothing left of the poison.
     fn rung(&self) -> Vec<Vec<SendWqe>> {
-        self.rings.iter().map(Ring::rung).collect()
+        self.rings.iter().map(rung).collect()
     }
 }
 
-impl Ring {
-    fn rung(&self) -> Vec<SendWqe> {
-        // SAFETY: the leaked doorbell.
-        let count = unsafe { self.doorbell.read_volatile() };
-        let size = if self.wide { 128 } else { 64 };
-        let bytes: Vec<u8> = self.slots.as_flattened().iter().flat_map(|w| w.to_le_bytes()).collect();
-        let geometry = if self.wide { Geometry::WIDE } else { Geometry::NARROW };
-        (0..count as usize)
-            .map(|i| {
-                let at = i % ENTRIES * size;
-                parse(&bytes[at..at + size], &geometry).unwrap_or_else(|e| panic!("request {i}: {e}"))
-            })
-            .collect()
-    }
+fn rung(ring: &Ring) -> Vec<SendWqe> {
+    let geometry = if ring.wide { Geometry::WIDE } else { Geometry::NARROW };
+    let count = ring.doorbell.load(Ordering::Acquire) as usize;
+    (0..count).map(|i| parse(&ring.slot(i), &geometry).unwrap_or_else(|e| panic!("request {i}: {e}"))).collect()
 }
 
 fn counts(rung: &[Vec<SendWqe>]) -> [usize; ENDPOINTS] {
@@ -290,12 +135,10 @@ fn aggregated_operations_wait_for_the_next_or_for_the_batch() {
         }
         assert_eq!(counts(&b.rung())[VALUE], 8);
         // A flush rings the rest, and waits for the card.
-        let completed = b.rings[VALUE].completed as usize;
+        let completed = b.rings[VALUE].completed;
         let card = std::thread::spawn(move || {
             std::thread::sleep(std::time::Duration::from_millis(20));
-            // SAFETY: the leaked counter; read atomically by the waiter.
-            unsafe { std::sync::atomic::AtomicU64::from_ptr(completed as *mut u64) }
-                .store(9, std::sync::atomic::Ordering::Release);
+            completed.store(9, Ordering::Release);
         });
         b.context.flush().unwrap();
         assert_eq!(counts(&b.rung())[VALUE], 9);
@@ -330,10 +173,7 @@ fn what_is_out_of_range_is_refused_and_nothing_is_posted() {
 #[test]
 fn signals_count_from_their_reset_and_past_the_wrap() {
     let b = bench(POLICY_COMBINING, false);
-    let set = |value: u64| {
-        // SAFETY: the leaked counter.
-        unsafe { b.signal_counts[0].write_volatile(value) }
-    };
+    let set = |value: u64| b.signal_counts[0].store(value, Ordering::Release);
     set(0x7fff_fffe);
     b.context.reset_signal(0).unwrap();
     assert_eq!(b.context.read_signal(0), Ok(0));

@@ -45,12 +45,20 @@ impl<'a> Context<'a> {
         self.flush_part(0, 1)
     }
 
-    /// The part of a flush that the thread `rank` of `size` does: every `size`th endpoint.
-    pub(crate) fn flush_part(&self, rank: u32, size: u32) -> Result<(), Status> {
+    /// The part of a flush that the thread `rank` of `size` does: every `size`th endpoint. The flush has ended when all of
+    /// them have.
+    ///
+    /// # Errors
+    ///
+    /// [`Status::InvalidArgument`]: `rank` is not below `size`. Otherwise as for [`Context::flush`].
+    pub fn flush_part(&self, rank: u32, size: u32) -> Result<(), Status> {
+        if rank >= size {
+            return Err(Status::InvalidArgument);
+        }
         let mut i = rank;
         while i < self.ext.n_endpoints {
             self.flush_endpoint(i)?;
-            i += size;
+            i = i.saturating_add(size);
         }
         Ok(())
     }

@@ -135,8 +135,8 @@ impl Context<'_> {
 
     /// Posts a write, with the value for a slot of the pool if there is one, and raises the signal.
     ///
-    /// The card's counter ticks once for each write, so raising by `n` takes `n - 1` empty writes more. They never go
-    /// through a counter's endpoint, and share a doorbell.
+    /// The card's counter ticks once for each write, so raising by `n` takes `n - 1` empty writes more. They share the
+    /// write's endpoint, unless that is a counter's, and a doorbell.
     #[inline(never)]
     fn write(
         self,
@@ -147,7 +147,10 @@ impl Context<'_> {
         (request, pooled): (Request, Option<(u64, u32)>),
     ) -> Result<(), Status> {
         let mut left = route.raised_by.saturating_sub(1);
-        let extra = self.route_of(Action::from_bits(action.bits() & !COUNTER), DATA)?;
+        let extra = match action.local_counter() {
+            Some(_) => self.route_of(Action::from_bits(action.bits() & !COUNTER), DATA)?,
+            None => route,
+        };
         let more = left != 0 && extra.poster == route.poster;
         self.post(self.poster(route), flags, flags.is_aggregate() || more, request, pooled)?;
         let empty = self.empty(stamp(self.target(peer, route)?), peer);

@@ -5,10 +5,10 @@
 //   gin.flush();
 //
 // Every operation takes a coop: the threads that call it together. They are synchronised before and after it, and the
-// one of rank 0 carries it out; what any of them wrote before the call is what the card reads. Thread, Warp and Block are
+// one of rank 0 carries it out, but for flush(), which they divide; what any of them wrote before the call is what the card reads. Thread, Warp and Block are
 // here, and any other type with thread_rank(), size() and sync() will do, such as the groups of cooperative_groups.
 //
-// The result is an fgin_status: that of the operation in the thread of rank 0, FGIN_OK in the others. A kernel has to be
+// The result is an fgin_status: that of the operation in the threads that carried it out, FGIN_OK in the others. A kernel has to be
 // linked with the relocatable object of libferrogin_device for its architecture (-rdc=true), a host program with
 // libferrogin_device.so.
 //
@@ -220,10 +220,14 @@ class Gin {
     return lead(coop, [&] { return detail::signal(ctx_, peer, detail::remote(remote), with(flags)); });
   }
 
-  // Waits until everything that was posted on this context before has completed.
+  // Waits until everything that was posted on this context before has completed. Each thread of the group waits for a part
+  // of the endpoints, and has the status of that part.
   template <typename Coop = Thread>
   FGIN_DEVICE int flush(Coop coop = {}) const {
-    return lead(coop, [&] { return fgin_flush(ctx_); });
+    coop.sync();
+    int status = fgin_flush_part(ctx_, coop.thread_rank(), coop.size());
+    coop.sync();
+    return status;
   }
 
   // A flush in two halves: `request` stands for everything posted before flushAsync, and wait() waits for it. Both are

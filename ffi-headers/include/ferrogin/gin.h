@@ -75,6 +75,8 @@ FGIN_API int fgin_signal(const fgin_context *ctx, uint32_t peer, fgin_action act
 
 /* Waits until everything posted on this context before has completed. */
 FGIN_API int fgin_flush(const fgin_context *ctx);
+/* The part of it that thread rank of a group of size threads does; the flush has ended when all of them have. */
+FGIN_API int fgin_flush_part(const fgin_context *ctx, uint32_t rank, uint32_t size);
 
 /* The same in two steps. fgin_flush_async rings what was aggregated and says in *out what is to complete; the wait ends when
  * that has, however much is posted meanwhile. A request needs no release, and any thread may wait for it. */
