@@ -1,21 +1,18 @@
 //! Calls over mlx5 queue pairs of the software card.
 
+mod calls;
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::thread;
-use std::time::{Duration, Instant};
 
+use calls::{ECHO, LIMIT, Wire, calls, server};
 use host_rpc::mlx5::{Config, Connection, HELLO, OpenError, Opening};
-use host_rpc::{Bytes, Client, RpcError, Running, Server, Settings, Status, Transport, TransportError};
+use host_rpc::{Bytes, Client, RpcError, Running, Settings, Transport, TransportError};
 use mlx5::device::Device;
 use softefa_fi::mlx5::{Card, Settings as CardSettings};
-
-const LIMIT: Duration = Duration::from_secs(60);
-const ECHO: u32 = 1;
-const LATER: u32 = 2;
-const SLOW: u32 = 3;
 
 fn card(seed: u64) -> Arc<dyn Device> {
     Arc::new(Card::open(CardSettings { seed: Some(seed), ..CardSettings::default() }).unwrap())
@@ -27,61 +24,35 @@ fn pair(seed: u64, config: &Config) -> (Connection, Connection) {
     (a.connect(&hello_b, "the server").unwrap(), b.connect(&hello_a, "the client").unwrap())
 }
 
-fn server(settings: Settings) -> Running {
-    Server::new(settings)
-        .method(ECHO, |_, body| Ok(body.into_vec().into()))
-        .method_with(LATER, |_, body, responder| {
-            thread::spawn(move || {
-                thread::sleep(Duration::from_millis(5));
-                responder.reply(Ok(body.into_vec().into()));
-            });
-        })
-        .method(SLOW, |context, _| {
-            let start = Instant::now();
-            while !context.is_cancelled() && start.elapsed() < LIMIT {
-                thread::sleep(Duration::from_millis(1));
-            }
-            Err(Status::Cancelled)
-        })
-        .start()
+/// Connections of such sizes, each between two cards of its own.
+struct Cards {
+    config: Config,
+    seed: AtomicU64,
 }
+
+impl Wire for Cards {
+    type End = Connection;
+
+    fn pair(&self) -> (Connection, Connection) {
+        pair(self.seed.fetch_add(2, Ordering::Relaxed), &self.config)
+    }
+}
+
+/// As it usually is; with few and small slots, so that every ring wraps, most bodies go through windows and compressed blocks are
+/// common; and the same without compression.
+fn sizes(_: &str) -> [Cards; 3] {
+    let small = Config { eager: 1024, sends: 4, receives: 8, compression: true };
+    let configs = [Config::default(), small, Config { compression: false, ..small }];
+    configs.map(|config| Cards { config, seed: AtomicU64::new(1000) })
+}
+
+calls!(over_mlx5, sizes);
 
 fn connected(seed: u64, config: &Config, settings: &Settings) -> (Running, Client) {
     let (here, there) = pair(seed, config);
     let running = server(settings.clone());
     running.attach(there);
     (running, Client::new(here, settings.clone()))
-}
-
-fn pattern(seed: usize) -> Vec<u8> {
-    let len = [0, 1, 64, 5000, 20_000, 300_000][seed % 6] + seed % 7;
-    (0..len).map(|at| (at * 31 + seed) as u8).collect()
-}
-
-fn hammer(client: &Client, threads: usize, calls: usize) {
-    thread::scope(|scope| {
-        for of in 0..threads {
-            scope.spawn(move || {
-                for number in 0..calls {
-                    let bytes = pattern(of * 1000 + number);
-                    let method = if number % 20 == 7 { LATER } else { ECHO };
-                    let answer = client.call(method, bytes.clone(), LIMIT).wait().unwrap();
-                    assert!(answer.into_vec() == bytes, "call {number} of thread {of}");
-                }
-            });
-        }
-    });
-}
-
-#[test]
-fn answers_find_their_calls() {
-    for (seed, compression) in [(1, true), (2, false)] {
-        // Few and small slots: every ring wraps, most bodies go through windows, and compressed blocks are common.
-        let config = Config { eager: 1024, sends: 4, receives: 8, compression };
-        let (running, client) = connected(seed, &config, &Settings { workers: 2, ..Settings::default() });
-        hammer(&client, 8, 60);
-        assert!(running.shutdown(LIMIT));
-    }
 }
 
 #[test]
@@ -96,16 +67,6 @@ fn long_bodies_go_through_windows() {
     let answer = client.call(ECHO, Arc::clone(&bytes), LIMIT).wait().unwrap();
     assert!(answer.bytes() == *bytes);
     assert_eq!(Arc::strong_count(&bytes), 1, "nobody holds the body any more");
-}
-
-#[test]
-fn deadlines_and_cancels_work() {
-    let (_running, client) =
-        connected(5, &Config::default(), &Settings { credits: 2, workers: 2, ..Settings::default() });
-    let error = client.call(SLOW, Vec::new(), Duration::from_millis(50)).wait().unwrap_err();
-    assert!(matches!(error, RpcError::Timeout { method: SLOW, .. }), "{error}");
-    drop(client.call(SLOW, Vec::new(), LIMIT));
-    hammer(&client, 2, 10);
 }
 
 /// What one end was told, in order.
@@ -173,6 +134,20 @@ fn a_peer_that_dies_ends_every_call() {
     child.wait().unwrap();
     let error = client.call(ECHO, vec![0; 1 << 20], LIMIT).wait().unwrap_err();
     assert!(matches!(error, RpcError::Lost { .. }), "{error}");
+}
+
+/// Nothing is under way, so no request fails: the connection looks for its peer by itself.
+#[test]
+fn a_peer_that_dies_is_noticed_by_an_idle_end() {
+    let mut child = example(&["server"]);
+    let address = first_line(&mut child);
+    let stream = TcpStream::connect(address.trim()).unwrap();
+    let opening = Opening::new(&card(19), &Config::default()).unwrap();
+    let end = opening.over(stream, "the example").unwrap();
+    receive(&end).expect("the server's hello");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(matches!(receive(&end), Err(TransportError::Failed(_))));
 }
 
 fn example(args: &[&str]) -> std::process::Child {

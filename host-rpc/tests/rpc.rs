@@ -1,84 +1,51 @@
-//! Calls and how they end, over a pipe in memory and over message channels.
+//! Calls over a pipe in memory and over message channels.
 
+mod calls;
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
 
+use calls::{LIMIT, Wire, calls, hammer, server};
 use common::{Pipe, libraries, pipe};
-use ferrogin_fabric::channel::{Config, Reactor};
-use host_rpc::frame::{Header, Kind};
-use host_rpc::{Body, Bytes, Client, RpcError, Running, Server, Settings, Status, Transport, Violation};
+use ferrogin_fabric::Libfabric;
+use ferrogin_fabric::channel::{Channel, Config, Reactor};
+use host_rpc::{Client, Settings};
 
-const LIMIT: Duration = Duration::from_secs(60);
-const ECHO: u32 = 1;
-const SLOW: u32 = 2;
-const FAIL: u32 = 3;
-const PANIC: u32 = 4;
-const LATER: u32 = 5;
-const DROP: u32 = 6;
+struct Pipes;
 
-fn server(settings: Settings) -> Running {
-    Server::new(settings)
-        .method(ECHO, |_, body| Ok(body.into_vec().into()))
-        .method(SLOW, |context, _| {
-            let start = Instant::now();
-            while !context.is_cancelled() && start.elapsed() < LIMIT {
-                thread::sleep(Duration::from_millis(1));
-            }
-            Err(Status::Cancelled)
-        })
-        .method(FAIL, |_, body| Err(Status::failed(body.len() as u32, "as asked")))
-        .method(PANIC, |_, _| panic!("as asked"))
-        .method_with(LATER, |_, body, responder| {
-            thread::spawn(move || {
-                thread::sleep(Duration::from_millis(20));
-                responder.reply(Ok(body.into_vec().into()));
-            });
-        })
-        .method_with(DROP, |_, _, _| ())
-        .start()
-}
+impl Wire for Pipes {
+    type End = Pipe;
 
-fn connected(settings: &Settings) -> (Running, Client) {
-    let (here, there) = pipe();
-    let running = server(settings.clone());
-    running.attach(there);
-    (running, Client::new(here, settings.clone()))
-}
-
-fn pattern(seed: usize) -> Vec<u8> {
-    let len = [0, 1, 64, 5000, 20_000, 300_000][seed % 6] + seed % 7;
-    (0..len).map(|at| (at * 31 + seed) as u8).collect()
-}
-
-/// Many threads, many calls each, answers checked.
-fn hammer(client: &Client, threads: usize, calls: usize) {
-    thread::scope(|scope| {
-        for of in 0..threads {
-            scope.spawn(move || {
-                for number in 0..calls {
-                    let bytes = pattern(of * 1000 + number);
-                    let method = if number % 20 == 7 { LATER } else { ECHO };
-                    let answer = client.call(method, bytes.clone(), LIMIT).wait().unwrap();
-                    assert!(answer.into_vec() == bytes, "call {number} of thread {of}");
-                }
-            });
-        }
-    });
-}
-
-#[test]
-fn answers_find_their_calls() {
-    for workers in [0, 3] {
-        let (_running, client) = connected(&Settings { workers, credits: 5, ..Settings::default() });
-        hammer(&client, 16, 60);
+    fn pair(&self) -> (Pipe, Pipe) {
+        pipe()
     }
 }
+
+/// Channels of one libfabric, each between two reactors of its own, which live as long as this.
+struct Channels {
+    lib: Arc<Libfabric>,
+    reactors: Mutex<Vec<Reactor>>,
+}
+
+impl Wire for Channels {
+    type End = Channel;
+
+    fn pair(&self) -> (Channel, Channel) {
+        let reactor = || Reactor::open(&self.lib, &Config::default()).unwrap();
+        let (here, there) = (reactor(), reactor());
+        let listener = there.listen().unwrap();
+        let accepted = listener.accept();
+        let ends = (here.connect(listener.address()).wait().unwrap(), accepted.wait().unwrap());
+        self.reactors.lock().unwrap().extend([here, there]);
+        ends
+    }
+}
+
+calls!(over_a_pipe, |_| [Pipes]);
+calls!(over_a_channel, |test| libraries(test).into_iter().map(|lib| Channels { lib, reactors: Mutex::default() }));
 
 #[test]
 fn answers_find_their_calls_over_channels() {
@@ -93,216 +60,6 @@ fn answers_find_their_calls_over_channels() {
             }
         });
         assert!(running.shutdown(LIMIT));
-    }
-}
-
-#[test]
-fn long_bodies_go_in_pieces_and_come_as_pieces() {
-    let settings = Settings { piece: 1 << 20, max_body: 10 << 20, ..Settings::default() };
-    let (_running, client) = connected(&settings);
-    let bytes: Arc<Vec<u8>> = Arc::new((0..5_000_000u32).map(|at| (at % 251) as u8).collect());
-    let answer = client.call(ECHO, Arc::clone(&bytes), LIMIT).wait().unwrap();
-    assert_eq!(answer.pieces().count(), 5);
-    assert!(answer.bytes() == *bytes);
-    assert_eq!(Arc::strong_count(&bytes), 1, "nobody holds the body any more");
-    let error = client.call(ECHO, vec![0; (10 << 20) + 1], LIMIT).wait().unwrap_err();
-    assert!(matches!(error, RpcError::TooLarge { max: 0xa0_0000, .. }), "{error}");
-}
-
-#[test]
-fn servers_say_what_went_wrong() {
-    let (_running, client) = connected(&Settings::default());
-    let status = |method, body: &[u8]| match client.call(method, body, LIMIT).wait() {
-        Err(RpcError::Status { status, .. }) => status,
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(status(99, b""), Status::NoMethod(99));
-    assert_eq!(status(FAIL, b"abc"), Status::failed(3, "as asked"));
-    assert_eq!(status(PANIC, b""), Status::Broken);
-    assert_eq!(status(DROP, b""), Status::Broken);
-    assert_eq!(client.call(ECHO, b"on".to_vec(), LIMIT).wait().unwrap().into_vec(), b"on");
-}
-
-#[test]
-fn calls_never_run_ahead_of_the_credits() {
-    let (running_now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let of_method = (Arc::clone(&running_now), Arc::clone(&most));
-    let settings = Settings { credits: 3, workers: 8, ..Settings::default() };
-    let running = Server::new(settings.clone())
-        .method(ECHO, move |_, body| {
-            let (now, most) = &of_method;
-            most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-            thread::sleep(Duration::from_millis(2));
-            now.fetch_sub(1, Ordering::SeqCst);
-            Ok(body.into_vec().into())
-        })
-        .start();
-    let (here, there) = pipe();
-    running.attach(there);
-    let client = Client::new(here, settings);
-    let calls: Vec<_> = (0..60u8).map(|number| client.call(ECHO, vec![number], LIMIT)).collect();
-    for (number, call) in calls.into_iter().enumerate() {
-        assert_eq!(call.wait().unwrap().into_vec(), [number as u8]);
-    }
-    assert_eq!(most.load(Ordering::SeqCst), 3);
-}
-
-#[test]
-fn deadlines_and_cancels_free_the_server() {
-    let (_running, client) = connected(&Settings { credits: 2, workers: 2, ..Settings::default() });
-    let error = client.call(SLOW, Vec::new(), Duration::from_millis(50)).wait().unwrap_err();
-    assert!(matches!(error, RpcError::Timeout { method: SLOW, .. }), "{error}");
-    // Both workers and both credits are taken, then given up; calls behind them wait, and one of those runs out of time too.
-    let (sender, receiver) = mpsc::channel();
-    let numbers: Vec<u64> = (0..2)
-        .map(|_| {
-            let sender = sender.clone();
-            client.call_with(SLOW, Vec::new(), LIMIT, move |result| sender.send(result).unwrap())
-        })
-        .collect();
-    let late = client.call(ECHO, Vec::new(), Duration::from_millis(50)).wait().unwrap_err();
-    assert!(matches!(late, RpcError::Timeout { method: ECHO, .. }), "{late}");
-    let waiting = client.call(ECHO, b"after".to_vec(), LIMIT);
-    client.cancel(numbers[0]);
-    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), Err(RpcError::Cancelled));
-    assert_eq!(waiting.wait().unwrap().into_vec(), b"after");
-    client.cancel(numbers[1]);
-    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), Err(RpcError::Cancelled));
-    // A call that is dropped is cancelled: its worker is free again.
-    drop(client.call(SLOW, Vec::new(), LIMIT));
-    hammer(&client, 4, 10);
-}
-
-#[test]
-fn shutting_down_answers_what_runs_and_refuses_the_rest() {
-    let (running, client) = connected(&Settings::default());
-    // Answered, so the server has the connection.
-    client.call(ECHO, Vec::new(), LIMIT).wait().unwrap();
-    let (sender, receiver) = mpsc::channel();
-    client.call_with(LATER, b"last".to_vec(), LIMIT, move |result| sender.send(result).unwrap());
-    thread::sleep(Duration::from_millis(5));
-    assert!(running.shutdown(LIMIT));
-    let answer = receiver.recv_timeout(LIMIT).unwrap();
-    let refused = |error: &RpcError| matches!(error, RpcError::Status { status: Status::ShuttingDown, .. });
-    assert!(answer.as_ref().is_ok_and(|body| *body.bytes() == *b"last") || answer.as_ref().is_err_and(refused));
-    let error = client.call(ECHO, Vec::new(), LIMIT).wait().unwrap_err();
-    assert!(refused(&error) || matches!(error, RpcError::Lost { .. }), "{error}");
-}
-
-#[test]
-fn every_call_ends_when_the_connection_does() {
-    let (running, client) = connected(&Settings { credits: 2, ..Settings::default() });
-    let calls: Vec<_> = (0..10).map(|_| client.call(SLOW, Vec::new(), LIMIT)).collect();
-    let killer = thread::spawn(move || drop(running));
-    for call in calls {
-        let error = call.wait().unwrap_err();
-        assert!(matches!(error, RpcError::Lost { .. } | RpcError::Status { .. }), "{error}");
-    }
-    killer.join().unwrap();
-    assert!(client.call(ECHO, Vec::new(), LIMIT).wait().is_err());
-    // And when the client goes while calls wait.
-    let (_running, client) = connected(&Settings::default());
-    let call = client.call(SLOW, Vec::new(), LIMIT);
-    drop(client);
-    assert!(matches!(call.wait(), Err(RpcError::Lost { .. })));
-}
-
-fn say(raw: &Pipe, header: Header, body: &[u8]) {
-    let message = [&Header { length: body.len() as u64, ..header }.emit()[..], body].concat();
-    raw.send(Bytes::Owned(message), Box::new(|_| ()));
-}
-
-/// The next frame that the other side sends; None when the connection is over.
-fn hear(raw: &Pipe) -> Option<(Header, Vec<u8>)> {
-    let (sender, receiver) = mpsc::channel();
-    raw.receive(Box::new(move |result| sender.send(result).unwrap()));
-    let message = receiver.recv_timeout(LIMIT).unwrap().ok()?;
-    Some((Header::parse(&message).unwrap(), message[host_rpc::frame::HEADER..].to_vec()))
-}
-
-#[test]
-fn servers_drop_who_breaks_the_protocol_and_serve_others() {
-    let settings = Settings { credits: 2, max_body: 100, workers: 0, ..Settings::default() };
-    let running = server(settings.clone());
-    let (here, there) = pipe();
-    running.attach(there);
-    let honest = Client::new(here, settings);
-    let request = |call| Header { code: LATER, call, ..Header::new(Kind::Request) };
-    let crimes: [&dyn Fn(&Pipe); 7] = [
-        &|raw| raw.send(Bytes::Owned(b"nonsense".to_vec()), Box::new(|_| ())),
-        &|raw| raw.send(Bytes::Owned(Vec::new()), Box::new(|_| ())),
-        &|raw| say(raw, Header::new(Kind::Answer), b""),
-        &|raw| say(raw, request(1), &[0; 101]),
-        &|raw| (0..2).for_each(|_| say(raw, request(1), b"")),
-        &|raw| (0..3).for_each(|call| say(raw, request(call), b"")),
-        &|raw| {
-            let mut bytes = Header::new(Kind::Request).emit();
-            bytes[2] = 9;
-            raw.send(Bytes::Owned(bytes.to_vec()), Box::new(|_| ()));
-        },
-    ];
-    for (number, crime) in crimes.iter().enumerate() {
-        let (raw, there) = pipe();
-        running.attach(there);
-        assert_eq!(hear(&raw).map(|(header, _)| (header.kind, header.credits)), Some((Kind::Hello, 2)));
-        say(&raw, Header { code: ECHO, call: 7, ..Header::new(Kind::Request) }, b"hi");
-        let (answer, body) = hear(&raw).expect("an answer");
-        assert_eq!(
-            (answer.kind, answer.call, answer.code, answer.credits, &body[..]),
-            (Kind::Answer, 7, 0, 1, &b"hi"[..])
-        );
-        crime(&raw);
-        while hear(&raw).is_some() {}
-        assert_eq!(honest.call(ECHO, b"fine".to_vec(), LIMIT).wait().unwrap().into_vec(), b"fine", "crime {number}");
-    }
-    assert_eq!(running.connections(), 1);
-}
-
-#[test]
-fn clients_drop_servers_that_break_the_protocol() {
-    let violation = |crime: &dyn Fn(&Pipe)| {
-        let (here, raw) = pipe();
-        let client = Client::new(here, Settings { max_body: 100, ..Settings::default() });
-        say(&raw, Header { call: 1000, credits: 10, ..Header::new(Kind::Hello) }, b"");
-        let call = client.call(ECHO, Vec::new(), LIMIT);
-        crime(&raw);
-        match call.wait() {
-            Err(RpcError::Protocol { violation, .. }) => violation,
-            other => panic!("{other:?}"),
-        }
-    };
-    let answer = |call| Header { call, ..Header::new(Kind::Answer) };
-    assert_eq!(violation(&|raw| say(raw, answer(77), b"")), Violation::UnknownCall(77));
-    assert_eq!(violation(&|raw| say(raw, answer(0), &[0; 101])), Violation::TooLarge { len: 101, max: 100 });
-    assert_eq!(violation(&|raw| say(raw, Header::new(Kind::Request), b"")), Violation::Direction);
-    assert_eq!(violation(&|raw| raw.send(Bytes::Owned(vec![1; 3]), Box::new(|_| ()))), Violation::NoFrame(3));
-}
-
-#[test]
-fn calls_can_be_awaited() {
-    let (_running, client) = connected(&Settings::default());
-    let answer: Result<Body, RpcError> = block_on(async {
-        let first = client.call(ECHO, b"one".to_vec(), LIMIT).await?;
-        client.call(LATER, first.into_vec(), LIMIT).await
-    });
-    assert_eq!(answer.unwrap().into_vec(), b"one");
-}
-
-/// The smallest executor.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    struct Unpark(thread::Thread);
-    impl std::task::Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Arc::new(Unpark(thread::current())).into();
-    let mut future = std::pin::pin!(future);
-    loop {
-        match future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
-            std::task::Poll::Ready(value) => return value,
-            std::task::Poll::Pending => thread::park(),
-        }
     }
 }
 

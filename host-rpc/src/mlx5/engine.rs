@@ -26,6 +26,10 @@ const BIND_BLOCKS: u32 = Umr::BIND_SEGMENTS.div_ceil(4) as u32;
 const READ: u64 = 1 << 30;
 /// How long an answer waits for a message that it can go with.
 const HOLD: Duration = Duration::from_micros(200);
+/// After so long without a word the peer is looked for.
+const SILENCE: Duration = Duration::from_secs(1);
+/// How long a goodbye may take beyond the limit of a close.
+const GOODBYE: Duration = Duration::from_millis(100);
 /// Rounds without work before the thread rests.
 const RESTLESS: u32 = 200;
 /// Its first rests and its longest.
@@ -110,6 +114,10 @@ pub(super) struct Engine {
     fetching: VecDeque<u64>,
     answers: VecDeque<Answer>,
     receivers: VecDeque<ReceiveDone>,
+    /// Requests that the send queue takes.
+    posts: u32,
+    /// When something was last heard of the peer, or asked.
+    heard: Instant,
     closing: Option<Instant>,
     said_bye: bool,
     ended: Option<TransportError>,
@@ -172,11 +180,14 @@ impl Engine {
             fetching: VecDeque::new(),
             answers: VecDeque::new(),
             receivers: VecDeque::new(),
+            posts: 0,
+            heard: Instant::now(),
             closing: None,
             said_bye: false,
             ended: None,
             finished: false,
         };
+        engine.posts = engine.qp.send().free_posts();
         for slot in 0..config.receives {
             engine.post_receive(slot);
         }
@@ -217,6 +228,7 @@ impl Engine {
             }
             idle = if moved { 0 } else { idle.saturating_add(1) };
             if idle > RESTLESS {
+                self.look_for_peer();
                 thread::park_timeout(if idle < RESTLESS + SHORT_RESTS { SHORT_REST } else { LONG_REST });
             } else if idle != 0 {
                 thread::yield_now();
@@ -228,6 +240,7 @@ impl Engine {
         match command {
             Command::Send(bytes, done) => self.waiting.push_back((bytes, done)),
             Command::Receive(done) => self.receivers.push_back(done),
+            Command::Close(_) if self.said_bye => {}
             Command::Close(by) => self.closing = Some(self.closing.map_or(by, |before| before.min(by))),
         }
     }
@@ -283,6 +296,9 @@ impl Engine {
             self.fail(&corrupt.to_string());
         }
         let moved = !events.is_empty();
+        if moved {
+            self.heard = Instant::now();
+        }
         for event in events {
             match event {
                 Event::Sent(index) => self.sent(index),
@@ -522,17 +538,38 @@ impl Engine {
         Ok((bind.commit(), (offered, at)))
     }
 
-    /// Says goodbye when all is out, and ends at the limit in any case.
+    /// Says goodbye when all is out, or when time is up: the peer waits for us otherwise.
     fn close_if_due(&mut self) {
         let Some(by) = self.closing else { return };
-        let idle = self.waiting.is_empty() && self.sending.is_empty() && self.answers.is_empty();
-        if idle && !self.said_bye && self.has_room(1) && self.ended.is_none() {
-            self.said_bye = true;
-            let bytes = Frame::Bye.to_bytes();
-            self.submit(Token::Bye, &Op::Send { data: Data::Inline(&[&bytes[..]][..]), with: With::Nothing });
+        if self.ended.is_some() {
+            return;
         }
-        if Instant::now() >= by && self.ended.is_none() {
+        let now = Instant::now();
+        let idle = self.waiting.is_empty() && self.sending.is_empty() && self.answers.is_empty();
+        if !self.said_bye && (idle || now >= by) && self.has_room(1) {
+            if now >= by {
+                self.tell_the_end();
+            }
+            self.say_bye();
+            self.closing = Some(by.max(now + GOODBYE));
+        } else if now >= by {
             self.ended = Some(TransportError::Closed);
         }
+    }
+
+    fn say_bye(&mut self) {
+        self.said_bye = true;
+        let bytes = Frame::Bye.to_bytes();
+        self.submit(Token::Bye, &Op::Send { data: Data::Inline(&[&bytes[..]][..]), with: With::Nothing });
+    }
+
+    /// With nothing under way nothing tells that the peer is gone. A write of no bytes does: it fails.
+    fn look_for_peer(&mut self) {
+        if self.heard.elapsed() < SILENCE || self.qp.send().free_posts() != self.posts {
+            return;
+        }
+        self.heard = Instant::now();
+        let nothing = Op::Write { remote: Remote::default(), data: Data::Sges(&[][..]), imm: None };
+        self.submit(Token::Nothing, &nothing);
     }
 }
