@@ -15,6 +15,7 @@ use super::core::Core;
 use super::hold::{Moment, Step};
 use super::pace::{Pace, Pause, Seen, YIELD};
 use super::qp::Token;
+use super::seat::Seat;
 
 /// The state and those who want it.
 pub(crate) struct Shared {
@@ -109,6 +110,7 @@ fn run(shared: &Shared, events: &OwnedFd) {
     // Rests shorter than the default slack of 50 µs. If it cannot be had they are longer.
     let _ = nix::sys::prctl::set_timerslack(1000);
     let mut pace = Pace::new(Instant::now());
+    let mut seat = Seat::take();
     let mut driven = 0;
     while !shared.stop.load(Ordering::Acquire) {
         while shared.waiting.load(Ordering::Relaxed) > 0 {
@@ -136,6 +138,9 @@ fn run(shared: &Shared, events: &OwnedFd) {
                 let before = Instant::now();
                 std::thread::yield_now();
                 pace.yielded(before.elapsed());
+                if let Some(seat) = &mut seat {
+                    seat.sit(!pace.is_crowded_out());
+                }
             }
             Pause::Nap(rest) => std::thread::sleep(rest),
             Pause::Doze(rest) => doze(shared, events, rest),

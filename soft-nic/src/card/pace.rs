@@ -6,7 +6,6 @@
 //! for short slices, goes before one that computes.
 #![allow(unsafe_code)]
 
-use std::num::NonZero;
 use std::time::{Duration, Instant};
 
 /// What to do now.
@@ -35,8 +34,6 @@ pub(super) struct Seen {
 
 /// Looks of an idle engine that only spin, where there are cores enough.
 const SPINS: u32 = 20;
-/// Where there are fewer cores, whoever waits for what the engine just did may wait for the engine's core.
-const CROWD: usize = 8;
 /// How long an idle engine only yields.
 pub(super) const YIELD: Duration = Duration::from_micros(200);
 /// Longest rest, and from how much idleness on.
@@ -49,8 +46,14 @@ const RESTS: [(Duration, Duration); 3] = [
 const SHORT_REST: Duration = Duration::from_micros(50);
 /// A yield that took this long went to a thread that does not yield.
 const STARVED: Duration = Duration::from_millis(1);
-/// Naps before yielding is tried again; each is short enough for a busy wire.
-const NAPS: u32 = 4096;
+/// A thread that ran this long in its stead and one that computes all the time look alike at first: yielding is tried
+/// again after a few naps, and after twice as many each time that it was in vain. Each nap is short enough for a busy wire.
+const FIRST_NAPS: u32 = 8;
+const MOST_NAPS: u32 = 4096;
+/// So many mean that it was no accident.
+const CROWDED_OUT: u32 = 64;
+/// Yields in a row, none of them in vain, after which the thread that computed is forgotten.
+const GOOD_YIELDS: u32 = 1024;
 const NAP: Duration = Duration::from_micros(10);
 /// Nanoseconds: the shortest slice that the scheduler gives.
 const SHORT_SLICE_NS: u64 = 100_000;
@@ -64,12 +67,16 @@ pub(super) struct Pace {
     quiet: Duration,
     /// Naps still to be taken in place of yields.
     naps: u32,
+    /// Naps that the latest yield in vain led to; 0 when it is forgotten.
+    lesson: u32,
+    /// Yields since.
+    good: u32,
 }
 
 impl Pace {
     pub(super) fn new(now: Instant) -> Self {
-        let crowded = std::thread::available_parallelism().map_or(1, NonZero::get) < CROWD;
-        Self { crowded, idle: 0, idle_since: now, quiet: Duration::ZERO, naps: 0 }
+        let crowded = super::seat::is_crowded();
+        Self { crowded, idle: 0, idle_since: now, quiet: Duration::ZERO, naps: 0, lesson: 0, good: 0 }
     }
 
     /// How long nothing has moved.
@@ -77,11 +84,22 @@ impl Pace {
         self.quiet
     }
 
+    /// A thread on this core computes and does not stop, as far as yields tell.
+    pub(super) fn is_crowded_out(&self) -> bool {
+        self.lesson >= CROWDED_OUT
+    }
+
     /// A yield took this long.
     pub(super) fn yielded(&mut self, took: Duration) {
         if took >= STARVED {
-            self.naps = NAPS;
+            self.lesson = (2 * self.lesson).clamp(FIRST_NAPS, MOST_NAPS);
+            (self.naps, self.good) = (self.lesson, 0);
             short_slices(true);
+        } else if self.lesson > 0 {
+            self.good += 1;
+            if self.good >= GOOD_YIELDS {
+                self.lesson = 0;
+            }
         }
     }
 
@@ -156,12 +174,21 @@ mod tests {
     fn a_starved_engine_naps_for_a_while() {
         let start = Instant::now();
         let mut pace = Pace { crowded: true, ..Pace::new(start) };
+        let naps = |pace: &mut Pace| (0..).take_while(|_| pace.pause(BUSY, start) == Pause::Nap(NAP)).count() as u32;
         pace.yielded(STARVED / 2);
-        assert_eq!(pace.pause(BUSY, start), Pause::Yield);
-        pace.yielded(STARVED);
-        for _ in 0..NAPS {
-            assert_eq!(pace.pause(BUSY, start), Pause::Nap(NAP));
+        assert_eq!(naps(&mut pace), 0);
+        let mut wanted = FIRST_NAPS;
+        for _ in 0..20 {
+            pace.yielded(STARVED);
+            assert_eq!(naps(&mut pace), wanted);
+            assert_eq!(pace.pause(BUSY, start), Pause::Yield, "it tries again");
+            assert_eq!(pace.is_crowded_out(), wanted >= CROWDED_OUT);
+            wanted = (2 * wanted).min(MOST_NAPS);
         }
-        assert_eq!(pace.pause(BUSY, start), Pause::Yield, "it tries again");
+        for _ in 0..GOOD_YIELDS {
+            pace.yielded(STARVED / 2);
+        }
+        pace.yielded(STARVED);
+        assert_eq!(naps(&mut pace), FIRST_NAPS, "long ago");
     }
 }

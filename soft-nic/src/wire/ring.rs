@@ -104,7 +104,7 @@ impl Producer {
             unsafe { memory::store_release(record.wrapping_add(8 * i).cast(), word) };
         }
         // SAFETY: the source by this function's contract, the destination as above.
-        unsafe { memory::copy(record.wrapping_add(HEADER_LEN), payload, header.len as usize) };
+        unsafe { memory::copy_away(record.wrapping_add(HEADER_LEN), payload, header.len as usize) };
         self.tail += len as u64;
         self.area.cursor(TAIL_AT).store(self.tail, Ordering::Release);
         self.unannounced = true;
