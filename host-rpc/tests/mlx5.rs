@@ -1,7 +1,9 @@
 //! Calls over mlx5 queue pairs of the software card.
 
 mod calls;
+mod peer;
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
@@ -12,6 +14,9 @@ use calls::{ECHO, LIMIT, Wire, calls, server};
 use host_rpc::mlx5::{Config, Connection, HELLO, OpenError, Opening};
 use host_rpc::{Bytes, Client, RpcError, Running, Settings, Transport, TransportError};
 use mlx5::device::Device;
+use mlx5::wire::Syndrome;
+use mlx5::wqe::With;
+use peer::Peer;
 use softefa_fi::mlx5::{Card, Settings as CardSettings};
 
 fn card(seed: u64) -> Arc<dyn Device> {
@@ -150,6 +155,53 @@ fn a_peer_that_dies_is_noticed_by_an_idle_end() {
     assert!(matches!(receive(&end), Err(TransportError::Failed(_))));
 }
 
+/// The window of a long message is there until the message that gives it back, and not a moment longer.
+#[test]
+fn a_window_is_dead_after_the_reply() {
+    for (late, before_reply) in [(Late::Read, true), (Late::Read, false), (Late::Write, true), (Late::Write, false)] {
+        let opening = Opening::new(&card(23), &Config::default()).unwrap();
+        let mut peer = Peer::new(card(24), &opening.hello());
+        let end = opening.connect(&peer.hello(), "the peer").unwrap();
+        let body: Vec<u8> = (0..300_000_u32).map(|at| (at * 3) as u8).collect();
+        let (sender, over) = mpsc::channel();
+        end.send(Bytes::Owned(body.clone()), Box::new(move |result| sender.send(result).unwrap()));
+        let (length, rkey) = peer.offer();
+        assert_eq!(length, body.len() as u64);
+        assert!(peer.read(rkey, length).unwrap() == body, "the window is open");
+        if !before_reply {
+            assert!(over.try_recv().is_err(), "the message is not over before the window is given back");
+            peer.reply(b"a reply", With::Invalidate(rkey));
+            assert_eq!(over.recv_timeout(LIMIT).unwrap(), Ok(()));
+            assert_eq!(receive(&end).unwrap(), b"a reply");
+        }
+        let outcome = match late {
+            Late::Read => peer.read(rkey, 8).map(drop),
+            Late::Write => peer.write(rkey),
+        };
+        // Reading is the window's only right, while it has one.
+        let open = before_reply && matches!(late, Late::Read);
+        assert_eq!(outcome, if open { Ok(()) } else { Err(Syndrome::RemoteAccess) });
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Late {
+    Read,
+    Write,
+}
+
+#[test]
+fn a_peer_cannot_take_back_what_it_was_not_lent() {
+    let opening = Opening::new(&card(25), &Config::default()).unwrap();
+    let mut peer = Peer::new(card(26), &opening.hello());
+    let end = opening.connect(&peer.hello(), "the peer").unwrap();
+    end.send(Bytes::Owned(vec![1; 100_000]), Box::new(drop));
+    let (_, rkey) = peer.offer();
+    // The tag of another bind of the same window: the card refuses, and both ends learn it.
+    peer.reply(b"a reply", With::Invalidate(rkey ^ 1));
+    assert!(matches!(receive(&end), Err(TransportError::Failed(_))));
+}
+
 fn example(args: &[&str]) -> std::process::Child {
     let here = std::env::current_exe().unwrap();
     let examples = here.parent().and_then(|deps| deps.parent()).unwrap().join("examples");
@@ -171,6 +223,31 @@ fn the_example_talks_to_itself_in_two_processes() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "hello there\n");
     server.stdin.take().unwrap().write_all(b"\n").unwrap();
     assert!(server.wait().unwrap().success());
+}
+
+#[test]
+fn two_processes_echo_short_and_long_bodies() {
+    let mut child = example(&["server"]);
+    let address = first_line(&mut child);
+    let stream = TcpStream::connect(address.trim()).unwrap();
+    let opening = Opening::new(&card(21), &Config::default()).unwrap();
+    let client = Client::new(opening.over(stream, "the example").unwrap(), Settings::default());
+    for (bytes, at_a_time, calls) in [(64, 1, 500), (64, 32, 4000), (1 << 20, 1, 20), (1 << 20, 4, 40)] {
+        let body = |number: usize| (0..bytes).map(|at| (at * 7 + at / 256 + number) as u8).collect::<Vec<u8>>();
+        let mut asked = VecDeque::new();
+        for number in 0..calls {
+            if asked.len() == at_a_time {
+                let (number, call): (usize, host_rpc::Call) = asked.pop_front().unwrap();
+                assert!(call.wait().unwrap().into_vec() == body(number), "call {number} of {bytes} bytes");
+            }
+            asked.push_back((number, client.call(ECHO, body(number), LIMIT)));
+        }
+        for (number, call) in asked {
+            assert!(call.wait().unwrap().into_vec() == body(number), "call {number} of {bytes} bytes");
+        }
+    }
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert!(child.wait().unwrap().success());
 }
 
 /// A stream that ends early is an error, not a hang.

@@ -1,0 +1,134 @@
+//! A peer of a connection that speaks its messages by hand, for what no connection of ours does.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use host_rpc::mlx5::HELLO;
+use mlx5::cq::{CompletionQueue, Polled};
+use mlx5::device::{Access, CqAttr, Device, Endpoint, Mr, QpAttr};
+use mlx5::qp::QueuePair;
+use mlx5::sq::Flags;
+use mlx5::wire::{CqeOpcode, Syndrome};
+use mlx5::wqe::{Data, Limits, Op, Post, Remote, Sge, Transport, With};
+
+use crate::calls::LIMIT;
+
+/// Bytes in front of every message: kind, key, length, and 8 more, little endian.
+const HEADER: usize = 24;
+const MESSAGE: u32 = 1;
+const OFFER: u32 = 2;
+const EAGER: u32 = 4096;
+/// Receives lie in front, what is read behind them.
+const READS_AT: u64 = 1 << 16;
+const BYTES: usize = 1 << 20;
+
+pub struct Peer {
+    qp: QueuePair<(), ()>,
+    cq: CompletionQueue,
+    mr: Mr,
+    memory: *const u8,
+}
+
+impl Peer {
+    /// A peer of the end that says this hello.
+    pub fn new(device: Arc<dyn Device>, hello: &[u8; HELLO]) -> Self {
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(&CqAttr { entries: 64, compression: true }).unwrap();
+        let attr = QpAttr {
+            transport: Transport::Rc,
+            send_cq: cq.handle.clone(),
+            recv_cq: cq.handle.clone(),
+            srq: None,
+            max_send: 16,
+            max_recv: 4,
+            limits: Limits { max_inline: 64, max_sge: 1 },
+            max_recv_sge: 1,
+            signal_all: true,
+        };
+        let mut qp = QueuePair::create(&device, &pd, &attr).unwrap();
+        let memory = Box::leak(vec![0_u8; BYTES].into_boxed_slice()).as_mut_ptr();
+        // SAFETY: leaked, and reached by pointer only.
+        let mr = unsafe { device.register(&pd, NonNull::new(memory).unwrap(), BYTES, Access::LOCAL_WRITE) }.unwrap();
+        let recv = qp.recv().unwrap();
+        let length = EAGER + HEADER as u32;
+        recv.post((), &[Sge { addr: mr.addr, length, lkey: mr.lkey }]).unwrap();
+        recv.ring();
+        qp.connect(&Endpoint::from_bytes(hello[6..].try_into().unwrap()).unwrap()).unwrap();
+        Self { qp, cq: CompletionQueue::new(cq.parts), mr, memory }
+    }
+
+    /// What the other end must be given: magic, longest short message, endpoint.
+    pub fn hello(&self) -> [u8; HELLO] {
+        let endpoint = self.qp.endpoint().unwrap().to_bytes();
+        [&b"m1"[..], &EAGER.to_be_bytes(), &endpoint].concat().try_into().unwrap()
+    }
+
+    fn bytes(&self, at: u64, length: u64) -> Vec<u8> {
+        assert!(at + length <= BYTES as u64);
+        let byte = |at: u64| self.memory.wrapping_add(at as usize);
+        // SAFETY: inside the memory; the card has completed what it wrote there.
+        (at..at + length).map(|at| unsafe { byte(at).read_volatile() }).collect()
+    }
+
+    /// The next completion: of a receive or not.
+    fn next(&mut self) -> Result<bool, Syndrome> {
+        let start = Instant::now();
+        loop {
+            let seen = match self.cq.poll().unwrap() {
+                Polled::Empty => None,
+                Polled::Done(entry) => Some(Ok((entry.opcode(), entry.wqe_counter()))),
+                Polled::Failed(failure) => Some(Err(failure.syndrome)),
+            };
+            if let Some(seen) = seen {
+                self.cq.release();
+                let (opcode, counter) = seen?;
+                if opcode == CqeOpcode::Req {
+                    self.qp.send().complete(counter).unwrap().for_each(drop);
+                    return Ok(false);
+                }
+                self.qp.recv().unwrap().complete(counter).unwrap();
+                return Ok(true);
+            }
+            assert!(start.elapsed() < LIMIT, "no completion");
+            thread::yield_now();
+        }
+    }
+
+    /// Takes an offer of a long message: its length and the window's key.
+    pub fn offer(&mut self) -> (u64, u32) {
+        assert_eq!(self.next(), Ok(true));
+        let header = self.bytes(0, HEADER as u64);
+        assert_eq!(header[..4], OFFER.to_le_bytes());
+        let rkey = u32::from_le_bytes(header[4..8].try_into().unwrap());
+        (u64::from_le_bytes(header[8..16].try_into().unwrap()), rkey)
+    }
+
+    fn post(&mut self, post: &Post<'_>) -> Result<(), Syndrome> {
+        self.qp.send().post((), Flags::NONE, post).unwrap();
+        self.next().map(drop)
+    }
+
+    /// Reads the first bytes of a window.
+    pub fn read(&mut self, rkey: u32, length: u64) -> Result<Vec<u8>, Syndrome> {
+        let into = [Sge { addr: self.mr.addr + READS_AT, length: length as u32, lkey: self.mr.lkey }];
+        self.post(&Op::Read { remote: Remote { addr: 0, rkey }, into: &into })?;
+        Ok(self.bytes(READS_AT, length))
+    }
+
+    /// Writes the first byte of a window.
+    pub fn write(&mut self, rkey: u32) -> Result<(), Syndrome> {
+        self.post(&Op::Write { remote: Remote { addr: 0, rkey }, data: Data::Inline(&[b"x"]), imm: None })
+    }
+
+    /// Sends a short message. Its completion may be a failure.
+    pub fn reply(&mut self, body: &[u8], with: With) {
+        let mut header = [0; HEADER];
+        header[..4].copy_from_slice(&MESSAGE.to_le_bytes());
+        header[8..16].copy_from_slice(&(body.len() as u64).to_le_bytes());
+        // A failure is the other end's to tell.
+        let _ = self.post(&Op::Send { data: Data::Inline(&[&header, body]), with });
+    }
+}
