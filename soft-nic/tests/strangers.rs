@@ -1,0 +1,275 @@
+//! A card whose other end, in another process, is of another version or sends nonsense: over both wires, whoever begins.
+#![allow(unsafe_code)]
+
+mod common;
+
+use std::io::{IoSliceMut, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc::{Receiver, channel};
+
+use common::child::run;
+use common::peer::Peer;
+use common::*;
+use efa_dp_direct::wire::CompStatus;
+use ferrogin_fabric::Libfabric;
+use ferrogin_fabric::msg::{Config, Event, MessageEndpoint};
+use nix::sys::socket::{self, AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr};
+
+/// The version that the cards of this build speak, and another.
+const OURS: u8 = 2;
+const OTHER: u8 = 3;
+const NONCE: u32 = 0x0bad_cafe;
+const STRANGER: &str = "SOFTEFA_TEST_STRANGER";
+
+/// The address of a card that nobody has: a GID with this port and nonce, queue pair 1.
+fn address(port: u16, nonce: u32) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    (bytes[0], bytes[1]) = (0x5e, OURS);
+    bytes[6..10].copy_from_slice(&[127, 0, 0, 1]);
+    bytes[10..12].copy_from_slice(&port.to_be_bytes());
+    bytes[12..16].copy_from_slice(&nonce.to_be_bytes());
+    bytes[16..18].copy_from_slice(&1u16.to_ne_bytes());
+    bytes
+}
+
+fn hello(version: u8, from: &[u8], to: &[u8]) -> Vec<u8> {
+    [b"softefa".as_slice(), &[version], &from[..16], &to[..16]].concat()
+}
+
+fn welcome(version: u8) -> Vec<u8> {
+    [b"softef".as_slice(), &[version, 0]].concat()
+}
+
+/// A packet's header: a hello is of kind 6, its answer 7.
+fn header(kind: u8, len: usize) -> [u8; 48] {
+    let mut bytes = [0; 48];
+    bytes[0] = kind;
+    for at in [24, 32] {
+        bytes[at..at + 4].copy_from_slice(&(len as u32).to_le_bytes());
+    }
+    bytes
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
+}
+
+fn say(line: &str) {
+    println!("@{line}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// The second process: a stranger that begins when it is told a card's address, and answers as its variable says.
+#[test]
+fn stranger() {
+    let Ok(how) = std::env::var(STRANGER) else { return };
+    assert!(have_libfabric("stranger"));
+    let (sender, told) = channel();
+    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    match how.split_once(' ').unwrap() {
+        ("shm", what) => over_shared_memory(what, &told),
+        (_, what) => over_messages(what, &told),
+    }
+}
+
+fn over_messages(what: &str, told: &Receiver<String>) {
+    let config = Config { max_header: 48, max_payload: (64 << 10) + 512, ..Config::default() };
+    let mut endpoint = MessageEndpoint::open(&Libfabric::already_loaded().unwrap(), &config).unwrap();
+    let port = u16::from_be_bytes(endpoint.address()[2..4].try_into().unwrap());
+    let own = address(port, NONCE);
+    say(&format!("{} 0 0", hex(&own)));
+    loop {
+        match told.try_recv().as_deref() {
+            Ok("exit") => return,
+            Ok(card) => {
+                let card = unhex(card);
+                let name = [&[2, 0], &card[10..12], &card[6..10], &[0; 8]].concat();
+                let peer = endpoint.add_peer(&name).unwrap();
+                let first = if what == "noise" { vec![7; 40] } else { hello(OTHER, &own, &card) };
+                endpoint.send(peer, &header(6, first.len()), &first).unwrap();
+            }
+            Err(_) => {}
+        }
+        let corrupt = what == "corrupt";
+        let mut greeted = None;
+        let polled = endpoint.poll(|_, event| {
+            if let Event::Message { from, header, payload } = event {
+                match header[0] {
+                    6 => greeted = Some(from),
+                    7 => say(&hex(payload)),
+                    _ => {}
+                }
+            }
+        });
+        polled.unwrap();
+        if let Some(card) = greeted {
+            let answer = welcome(if corrupt { OURS } else { OTHER });
+            endpoint.send(card, &header(7, answer.len()), &answer).unwrap();
+            if corrupt {
+                endpoint.send(card, &[0xee; 48], b"nonsense").unwrap();
+            }
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn over_shared_memory(what: &str, told: &Receiver<String>) {
+    let new = || socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    let name = |host: &[u8], nonce: &[u8]| {
+        UnixAddr::new_abstract(format!("softefa/{}/{}", hex(host), hex(nonce)).as_bytes()).unwrap()
+    };
+    let own = address(0, std::process::id() | 1 << 31);
+    let listener = new();
+    socket::bind(listener.as_raw_fd(), &name(&own[2..6], &own[12..16])).unwrap();
+    socket::listen(&listener, Backlog::new(4).unwrap()).unwrap();
+    say(&format!("{} 0 0", hex(&own)));
+    let corrupt = what == "corrupt";
+    std::thread::spawn(move || {
+        // What is connected stays so until the end of the process.
+        let mut kept = Vec::new();
+        while let Ok(fd) = socket::accept(listener.as_raw_fd()) {
+            // SAFETY: accept just made this descriptor and nobody else has it.
+            let card = unsafe { OwnedFd::from_raw_fd(fd) };
+            let file = take_file(&card);
+            let answer = welcome(if corrupt { OURS } else { OTHER });
+            socket::send(card.as_raw_fd(), &answer, MsgFlags::empty()).unwrap();
+            if corrupt {
+                // The tail of the ring of answers is no multiple of a record.
+                file.write_all_at(&63u64.to_le_bytes(), 4096).unwrap();
+            }
+            kept.push((card, file));
+        }
+    });
+    for line in told {
+        if line == "exit" {
+            return;
+        }
+        let card = unhex(&line);
+        let socket = new();
+        socket::connect(socket.as_raw_fd(), &name(&card[2..6], &card[12..16])).unwrap();
+        let first = if what == "noise" { vec![7; 40] } else { hello(OTHER, &own, &card) };
+        socket::send(socket.as_raw_fd(), &first, MsgFlags::empty()).unwrap();
+        let mut answer = [0; 64];
+        let len = socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
+        say(&hex(&answer[..len]));
+    }
+}
+
+/// The rings that come with a hello.
+fn take_file(card: &OwnedFd) -> std::fs::File {
+    let (mut bytes, mut control) = ([0; 64], nix::cmsg_space!([RawFd; 1]));
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let message = socket::recvmsg::<()>(card.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::empty()).unwrap();
+    let file = message.cmsgs().unwrap().find_map(|part| match part {
+        // SAFETY: the kernel just installed this descriptor for this call alone.
+        ControlMessageOwned::ScmRights(fds) => Some(unsafe { std::fs::File::from_raw_fd(fds[0]) }),
+        _ => None,
+    });
+    assert_eq!(message.bytes, 40, "a hello");
+    file.unwrap()
+}
+
+fn start(wire: &str, what: &str) -> Peer {
+    let how = format!("{wire} {what}");
+    Peer::start_with(&["--exact", "stranger", "--nocapture", "--test-threads=1"], &[(STRANGER, &how)])
+}
+
+/// A card asks a stranger: how its request ends, and what it says.
+fn asks(test: &str, wire: &'static str, what: &'static str, status: CompStatus, line: &str) {
+    let errors = run(test, &[("SOFTEFA_WIRE", wire)], || {
+        let rig = Rig::open();
+        let mut a = End::open(&rig);
+        let buffer = rig.buffer(64);
+        let peer = start(wire, what);
+        let to = a.connect(&peer.name);
+        a.post(to, write(buffer.remote(0), buffer.sge(0, 8)));
+        assert_eq!(a.next_status().1, status);
+        a.wait_done(1);
+        a.post(to, write(buffer.remote(0), buffer.sge(0, 8)));
+        assert_eq!(a.next_status().1, status, "from then on");
+        a.wait_done(2);
+        assert_eq!((a.local(), a.errors()), (0, 2));
+        peer.finish();
+        a.close();
+        buffer.close();
+        rig.close();
+    });
+    if let Some(errors) = errors {
+        assert!(errors.contains(line), "{errors}");
+    }
+}
+
+/// A stranger asks a card: what it answers, and what it says.
+fn is_asked(test: &str, wire: &'static str, what: &'static str, line: &str) {
+    let errors = run(test, &[("SOFTEFA_WIRE", wire)], || {
+        let rig = Rig::open();
+        let (mut a, b) = (End::open(&rig), End::open(&rig));
+        let buffer = rig.buffer(64);
+        let mut peer = start(wire, what);
+        let answer = unhex(&peer.ask(&hex(&a.name())));
+        assert_eq!(answer, [b"softef".as_slice(), &[OURS, 1]].concat(), "its version, and no");
+        // It goes on with others.
+        let to = a.connect(&b.name());
+        a.post(to, write(buffer.remote(0), buffer.sge(8, 8)));
+        assert_eq!(a.next_status().1, CompStatus::Ok);
+        peer.finish();
+        a.close();
+        b.close();
+        buffer.close();
+        rig.close();
+    });
+    if let Some(errors) = errors {
+        assert!(errors.contains(line), "{errors}");
+    }
+}
+
+const VERSION_LINE: &str = "the other card speaks wire version 3, this one 2: use the same release on both sides";
+
+#[test]
+fn another_version_answers_over_shared_memory() {
+    let test = "another_version_answers_over_shared_memory";
+    asks(test, "shm", "answers", CompStatus::RemoteFeatureMismatch, VERSION_LINE);
+}
+
+#[test]
+fn another_version_answers_over_messages() {
+    let test = "another_version_answers_over_messages";
+    asks(test, "tcp", "answers", CompStatus::RemoteFeatureMismatch, VERSION_LINE);
+}
+
+#[test]
+fn another_version_asks_over_shared_memory() {
+    is_asked("another_version_asks_over_shared_memory", "shm", "asks", VERSION_LINE);
+}
+
+#[test]
+fn another_version_asks_over_messages() {
+    is_asked("another_version_asks_over_messages", "tcp", "asks", VERSION_LINE);
+}
+
+#[test]
+fn noise_instead_of_a_hello_over_shared_memory() {
+    let line = "refused a connection: the other side does not speak this protocol";
+    is_asked("noise_instead_of_a_hello_over_shared_memory", "shm", "noise", line);
+}
+
+#[test]
+fn noise_instead_of_a_hello_over_messages() {
+    let line = "refused a connection: the other side does not speak this protocol";
+    is_asked("noise_instead_of_a_hello_over_messages", "tcp", "noise", line);
+}
+
+#[test]
+fn corrupt_rings() {
+    asks("corrupt_rings", "shm", "corrupt", CompStatus::LocalUnresponsiveRemote, "it sent a corrupt packet; ");
+}
+
+#[test]
+fn corrupt_messages() {
+    asks("corrupt_messages", "tcp", "corrupt", CompStatus::LocalUnresponsiveRemote, "it sent a corrupt packet; ");
+}
