@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn codes_tell_whose_fault_it_is() {
-        let gone = ControlError::PeerGone { rank: 3, step: Step::Connect };
+        let gone = ControlError::PeerGone { rank: 3, at: "10.0.0.7:80".into(), step: Step::Connect };
         assert_eq!(Error::from(gone).result(), nccl::REMOTE_ERROR);
         assert_eq!(Error::Null("ctx").result(), nccl::INVALID_ARGUMENT);
         assert_eq!(Error::from(DeviceError::NotMapped { address: 1, len: 1 }).result(), nccl::INVALID_ARGUMENT);

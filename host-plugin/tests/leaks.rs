@@ -30,24 +30,23 @@ fn holdings() -> Holdings {
 }
 
 /// Bytes that are allocated and not freed, in all arenas and by mmap. The plugin, the provider and libfabric share one
-/// allocator with this program.
+/// allocator with this program. [`EXACT`] makes its books say what is freed as soon as it is.
 fn bytes() -> usize {
     // SAFETY: no arguments; reads the allocator's own books.
     let info = unsafe { libc::mallinfo2() };
     info.uordblks + info.hblkhd
 }
 
+/// glibc counts what a thread keeps for its own next allocations as in use: let threads keep nothing.
+const EXACT: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0");
 const CYCLES: usize = 1000;
-
-/// What the allocator's books may differ by at rest, for so many cycles: less than one forgotten allocation of each of the
-/// two ranks in each of them, since the smallest takes 32 bytes. Up to 44 KB were seen, whatever the number of cycles.
-fn noise(cycles: usize) -> usize {
-    60 * cycles.max(800)
-}
+/// What a cycle may leave, which is one of two ranks: less than any forgotten allocation of each, since the smallest takes 32.
+const LEFT: usize = 32;
 
 fn check_bytes(cycles: usize, before: usize, after: usize) {
-    println!("{}{cycles} cycles: {before}, then {after} bytes", harness::TELL);
-    assert!(after < before + noise(cycles), "{} bytes more after {cycles} cycles", after - before);
+    let left = after as isize - before as isize;
+    println!("{}{cycles} cycles: {before}, then {after} bytes: {left} more", harness::TELL);
+    assert!(left < (LEFT * cycles) as isize, "{left} bytes more after {cycles} cycles");
 }
 
 /// Whole communicators of two ranks, one after the other.
@@ -90,7 +89,7 @@ fn cycles_leak_no_byte() {
         let _ = writeln!(std::io::stdout(), "SKIP {TEST}: {why}");
         return;
     };
-    alone(TEST, &[("FERROGIN_LIBFABRIC", &newer)], |plugin| {
+    alone(TEST, &[("FERROGIN_LIBFABRIC", &newer), EXACT], |plugin| {
         let n = rounds("FERROGIN_TEST_CYCLES", CYCLES / 5);
         communicators(&plugin, n);
         let (_, before) = communicators(&plugin, n);
@@ -101,7 +100,7 @@ fn cycles_leak_no_byte() {
 
 #[test]
 fn contexts_of_one_communicator_leak_nothing() {
-    alone("contexts_of_one_communicator_leak_nothing", &[], |plugin| {
+    alone("contexts_of_one_communicator_leak_nothing", &[EXACT], |plugin| {
         ranks(&plugin, 2, |rank, comm| {
             let cycle = |times: usize| {
                 for _ in 0..times {

@@ -70,7 +70,8 @@ fi
 # What leaks is counted by the tests themselves; libfabric's own leaks are not ours to mend.
 export ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 RUST_BACKTRACE=0
 export FERROGIN_TEST_SETUPS=${FERROGIN_TEST_SETUPS:-20} FERROGIN_TEST_CYCLES=${FERROGIN_TEST_CYCLES:-100}
-cargo test --release --locked "${std[@]}" --target "$host" -p nccl-gin-ferrogin --no-fail-fast -- --test-threads=2 \
+# Not the examples in comments: rustdoc compiles them without the sanitizer.
+cargo test --release --locked "${std[@]}" --target "$host" -p nccl-gin-ferrogin --lib --tests --no-fail-fast -- --test-threads=2 \
     >"$log" 2>&1
 status=$?
 # A failed test in a process of its own shows that process's lines too: the first line of a test counts.

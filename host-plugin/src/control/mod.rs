@@ -16,6 +16,7 @@ pub use handle::Listener;
 pub use ring::Ring;
 
 use std::io;
+use std::sync::Arc;
 
 /// What the ranks are doing together. Ranks in different steps have made different calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,31 +94,35 @@ pub enum ControlError {
     },
     /// A peer cannot be reached.
     #[error(
-        "cannot reach rank {rank} at {addresses} ({source}): it has ended, or a firewall or NCCL_SOCKET_IFNAME keeps the hosts apart"
+        "cannot reach rank {rank} at {at} ({source}): it has ended, or a firewall or NCCL_SOCKET_IFNAME keeps the hosts apart"
     )]
     Unreachable {
         /// Which.
         rank: usize,
         /// Where it should be.
-        addresses: String,
+        at: Arc<str>,
         /// Why not.
         source: io::Error,
     },
     /// A peer does not answer.
-    #[error("rank {rank} did not answer in {} within {seconds} s (FERROGIN_TIMEOUT): it has ended, hangs, or did not make the same call; see its log", step.name())]
+    #[error("rank {rank} at {at} did not answer in {} within {seconds} s (FERROGIN_TIMEOUT): it has ended, hangs, or did not make the same call; see its log", step.name())]
     Timeout {
         /// Which.
         rank: usize,
+        /// Its endpoint.
+        at: Arc<str>,
         /// In what.
         step: Step,
         /// How long we waited.
         seconds: u64,
     },
     /// A peer closed its connection.
-    #[error("rank {rank} is gone in {}; look for the first error in its log", step.name())]
+    #[error("rank {rank} at {at} is gone in {}; look for the first error in its log", step.name())]
     PeerGone {
         /// Which.
         rank: usize,
+        /// Its endpoint.
+        at: Arc<str>,
         /// In what.
         step: Step,
     },

@@ -3,12 +3,12 @@
 use super::frame::{Frame, Status, hello_to};
 use super::handle::{BLOCK_MAX, Endpoint, Listener, VERSION, address};
 use super::{ControlError, Step};
-use ferrogin_fabric::channel::{Address, Channel, ChannelError, Reactor};
+use ferrogin_fabric::channel::{Channel, ChannelError, Reactor};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time that last words get when the ring ends.
@@ -18,7 +18,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Ring {
     rank: usize,
-    nranks: usize,
+    /// Of every rank.
+    places: Places,
     timeout: Duration,
     /// None when this rank is alone.
     links: Option<Links>,
@@ -26,6 +27,25 @@ pub struct Ring {
     sequence: u32,
     /// Set by the first failure that leaves the ranks apart: its cause.
     dead: Option<usize>,
+}
+
+/// Where the ranks are, for messages.
+#[derive(Debug)]
+struct Places(Vec<Arc<str>>);
+
+impl Places {
+    fn of(handles: &[[u8; HANDLE_MAXSIZE]]) -> Self {
+        let place = |handle| address(handle).map_or_else(|| "an unknown place".into(), |address| address.endpoint());
+        Self(handles.iter().map(place).collect())
+    }
+
+    fn gone(&self, rank: usize, step: Step) -> ControlError {
+        ControlError::PeerGone { rank, at: Arc::clone(&self.0[rank]), step }
+    }
+
+    fn silent(&self, rank: usize, step: Step, timeout: Duration) -> ControlError {
+        ControlError::Timeout { rank, at: Arc::clone(&self.0[rank]), step, seconds: timeout.as_secs() }
+    }
 }
 
 /// Which neighbour. Two ranks have one channel, on which each is both to the other.
@@ -114,7 +134,8 @@ impl Ring {
         };
         drop(endpoint);
         let nranks = handles.len();
-        let mut ring = Self { rank, nranks, timeout, links: None, sequence: 0, dead: None };
+        let places = Places::of(handles);
+        let mut ring = Self { rank, places, timeout, links: None, sequence: 0, dead: None };
         if nranks == 1 {
             return Ok(ring);
         }
@@ -146,7 +167,7 @@ impl Ring {
             door.accept_with(move |result| drop(tell.send(News::Answered(result))));
         }
         let deadline = Deadline::after(timeout);
-        match ring.join(&mut links, &next, (calls, answers), &deadline) {
+        match ring.join(&mut links, (calls, answers), &deadline) {
             Ok(()) => {
                 ring.links = Some(links);
                 Ok(ring)
@@ -168,44 +189,38 @@ impl Ring {
     }
 
     /// Greets the next rank and waits for its welcome; waits for the rank before and welcomes it.
-    fn join(
-        &self,
-        links: &mut Links,
-        next_at: &Address,
-        (calls, answers): (bool, bool),
-        deadline: &Deadline,
-    ) -> Result<(), ControlError> {
+    fn join(&self, links: &mut Links, (calls, answers): (bool, bool), deadline: &Deadline) -> Result<(), ControlError> {
         let step = Step::Connect;
-        let (next, prev, seconds) = (self.next(), self.prev(), self.timeout.as_secs());
+        let (next, prev) = (self.next(), self.prev());
         let (mut welcomed, mut greeted) = (!calls, !answers);
         let frame =
             |status, sequence, len| Frame { status, step: step as u16, sequence, origin: self.rank as u32, len };
         while !welcomed || !greeted {
             let Some(news) = links.wait(deadline) else {
                 let rank = if greeted { next } else { prev };
-                return Err(ControlError::Timeout { rank, step, seconds });
+                return Err(self.places.silent(rank, step, self.timeout));
             };
             match news {
                 News::Called(Ok(channel)) => {
-                    let mut hello = frame(Status::Hello, self.nranks as u32, 4).emit().to_vec();
+                    let mut hello = frame(Status::Hello, self.nranks() as u32, 4).emit().to_vec();
                     hello.extend_from_slice(&(next as u32).to_le_bytes());
                     channel.write(hello, |_| ());
-                    links.listen(&channel, if self.nranks == 2 { Side::Both } else { Side::Next });
+                    links.listen(&channel, if self.nranks() == 2 { Side::Both } else { Side::Next });
                     links.next = Some(channel);
                 }
                 News::Answered(Ok(channel)) => {
-                    links.listen(&channel, if self.nranks == 2 { Side::Both } else { Side::Prev });
+                    links.listen(&channel, if self.nranks() == 2 { Side::Both } else { Side::Prev });
                     links.prev = Some(channel);
                 }
                 News::Called(Err(error)) => {
-                    let addresses = next_at.endpoint().to_string();
-                    return Err(ControlError::Unreachable { rank: next, addresses, source: io::Error::other(error) });
+                    let at = Arc::clone(&self.places.0[next]);
+                    return Err(ControlError::Unreachable { rank: next, at, source: io::Error::other(error) });
                 }
-                News::Answered(Err(_)) => return Err(ControlError::PeerGone { rank: prev, step }),
+                News::Answered(Err(_)) => return Err(self.places.gone(prev, step)),
                 News::Came(side, Ok(bytes)) => match Frame::split(&bytes) {
                     Some((Frame { status: Status::Welcome, .. }, _)) if side.is_next() && !welcomed => welcomed = true,
                     Some((head @ Frame { status: Status::Hello, .. }, body)) if side.is_prev() && !greeted => {
-                        let fits = head.origin as usize == prev && head.sequence as usize == self.nranks;
+                        let fits = head.origin as usize == prev && head.sequence as usize == self.nranks();
                         if !fits || hello_to(body) != Some(self.rank as u32) {
                             return Err(ControlError::Garbled { rank: prev, step });
                         }
@@ -225,12 +240,12 @@ impl Ring {
                 },
                 News::Came(side, Err(_)) => {
                     let rank = if side.is_next() { next } else { prev };
-                    return Err(ControlError::PeerGone { rank, step });
+                    return Err(self.places.gone(rank, step));
                 }
                 News::Written(_) => {}
             }
         }
-        if self.nranks == 2 {
+        if self.nranks() == 2 {
             let both = links.next.take().or(links.prev.take());
             links.next.clone_from(&both);
             links.prev = both;
@@ -245,15 +260,15 @@ impl Ring {
 
     /// Ranks in the ring.
     pub fn nranks(&self) -> usize {
-        self.nranks
+        self.places.0.len()
     }
 
     fn next(&self) -> usize {
-        (self.rank + 1) % self.nranks
+        (self.rank + 1) % self.nranks()
     }
 
     fn prev(&self) -> usize {
-        (self.rank + self.nranks - 1) % self.nranks
+        (self.rank + self.nranks() - 1) % self.nranks()
     }
 
     /// Every rank brings a block of any size and gets those of all, by rank. `None` says that this rank could not do
@@ -292,7 +307,7 @@ impl Ring {
         sequence: u32,
         own: Option<&[u8]>,
     ) -> Result<Vec<Option<Vec<u8>>>, ControlError> {
-        let n = self.nranks;
+        let n = self.nranks();
         let mut blocks: Vec<Option<Vec<u8>>> = vec![None; n];
         blocks[self.rank] = own.map(<[u8]>::to_vec);
         let deadline = Deadline::after(self.timeout);
@@ -315,7 +330,7 @@ impl Ring {
         (incoming, last): (usize, bool),
         deadline: &Deadline,
     ) -> Result<Option<Vec<u8>>, ControlError> {
-        let (next, prev, seconds) = (self.next(), self.prev(), self.timeout.as_secs());
+        let (next, prev) = (self.next(), self.prev());
         let Some(links) = self.links.as_mut() else { return Err(ControlError::Dead { culprit: self.rank }) };
         let status = if block.is_some() { Status::Block } else { Status::Failed };
         let body = block.unwrap_or_default();
@@ -327,19 +342,19 @@ impl Ring {
             return Err(blame(Some(head), rank, step));
         }
         if links.next_closed || links.next_gone {
-            return Err(links.last_words((prev, next), step));
+            return Err(links.last_words((prev, next), &self.places, step));
         }
         links.write([&head.emit(), body].concat());
         let mut written = false;
         let mut arrived = links.early.pop_front();
         while !written || arrived.is_none() {
             if arrived.is_none() && links.prev_gone {
-                return Err(ControlError::PeerGone { rank: prev, step });
+                return Err(self.places.gone(prev, step));
             }
             let Some(news) = links.wait(deadline) else {
                 // Blocks go round by way of all: the one that is missing names the rank that is.
                 let rank = if arrived.is_some() { next } else { incoming };
-                return Err(ControlError::Timeout { rank, step, seconds });
+                return Err(self.places.silent(rank, step, self.timeout));
             };
             match news {
                 News::Written(Ok(())) => written = true,
@@ -348,7 +363,7 @@ impl Ring {
                     links.next_closed = true;
                     written = true;
                 }
-                News::Written(Err(_)) => return Err(links.last_words((prev, next), step)),
+                News::Written(Err(_)) => return Err(links.last_words((prev, next), &self.places, step)),
                 News::Came(side, Ok(bytes)) => match Frame::split(&bytes) {
                     Some((Frame { status: Status::Block | Status::Failed, .. }, _)) if side.is_prev() => {
                         if arrived.is_none() {
@@ -404,7 +419,7 @@ impl Links {
     }
 
     /// Why the next rank takes no block: what it says before it goes, or nothing. Its refusal may be here before its words.
-    fn last_words(&mut self, (prev, next): (usize, usize), step: Step) -> ControlError {
+    fn last_words(&mut self, (prev, next): (usize, usize), places: &Places, step: Step) -> ControlError {
         let deadline = Deadline::after(FAREWELL);
         while !self.next_gone
             && let Some(news) = self.wait(&deadline)
@@ -417,7 +432,7 @@ impl Links {
                 Err(_) => self.next_gone |= side.is_next(),
             }
         }
-        ControlError::PeerGone { rank: next, step }
+        places.gone(next, step)
     }
 
     /// Tells both neighbours, as far as they listen, because of whom the ring ends.

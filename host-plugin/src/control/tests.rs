@@ -104,7 +104,8 @@ fn a_rank_that_hangs_is_named_at_the_deadline() {
         }
         let error = ring.allgather(Step::CreateContext, Some(&[0; 64])).unwrap_err();
         assert_eq!(error.culprit(), Some(1), "rank {rank}: {error}");
-        assert!(error.to_string().contains("rank 1"), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("rank 1") && text.contains("log"), "{text}");
         Some(())
     });
     assert!(started.elapsed() >= timeout && started.elapsed() < 10 * timeout);
@@ -154,7 +155,9 @@ fn a_rank_that_died_before_connect_fails_the_others_at_once() {
 fn a_rank_that_never_connects_is_named_at_the_deadline() {
     let (listeners, handles) = listeners(2);
     let error = Ring::connect(&listeners[0], &handles, 0, Duration::from_secs(1)).unwrap_err();
-    assert!(matches!(error, ControlError::Timeout { rank: 1, step: Step::Connect, seconds: 1 }), "{error}");
+    assert!(matches!(error, ControlError::Timeout { rank: 1, step: Step::Connect, seconds: 1, .. }), "{error}");
+    let place = address(&handles[1]).unwrap().endpoint();
+    assert!(error.to_string().contains(&*place), "{place} in {error}");
 }
 
 #[test]
