@@ -1,6 +1,7 @@
 //! `ferrogin doctor`: what is found, what is missing, what to do.
 
-use crate::{gpu, probe};
+use crate::cards::Said;
+use crate::{cards, gpu, probe};
 use ferrogin_fabric::{Libfabric, Version};
 use mini_nccl::launch;
 use std::path::Path;
@@ -36,6 +37,12 @@ pub fn run() -> ExitCode {
     libfabrics();
     card("EFA card", "efa");
     card("software card", "softefa");
+    for said in cards::report() {
+        match said {
+            Said::Line(text) => line("mlx5 card", &text),
+            Said::Cure(text) => cure(&text),
+        }
+    }
     match gpu::list() {
         Ok(names) => names.iter().for_each(|name| line("GPU", name)),
         Err(why) => {

@@ -1,6 +1,7 @@
 //! The ferrogin command line tool: shows that it works here (`demo`), and what is missing where it does not
 //! (`doctor`).
 
+mod cards;
 mod demo;
 mod doctor;
 #[allow(unsafe_code)]

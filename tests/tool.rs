@@ -77,6 +77,23 @@ fn doctor_says_whether_the_plugin_is_usable() {
 }
 
 #[test]
+fn doctor_tells_of_mlx5_cards_or_why_there_is_none() {
+    let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor"], &[]);
+    let said: Vec<_> = text.lines().filter(|line| line.starts_with("mlx5 card ")).collect();
+    assert!(!said.is_empty(), "{text}");
+    // rdma-core as if it were not there: a library of no bytes is found first.
+    let empty = std::env::temp_dir().join(format!("ferrogin-no-mlx5-{}", std::process::id()));
+    std::fs::create_dir_all(&empty).expect("a directory");
+    std::fs::write(empty.join("libmlx5.so.1"), b"").expect("a file");
+    std::fs::write(empty.join("libibverbs.so.1"), b"").expect("a file");
+    let path = empty.to_string_lossy().into_owned();
+    let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor"], &[("LD_LIBRARY_PATH", &path)]);
+    std::fs::remove_dir_all(&empty).expect("the directory goes");
+    assert!(text.contains("mlx5 card       cannot be looked for: libibverbs.so.1"), "{text}");
+    assert!(text.contains("apt-get install libibverbs1 ibverbs-providers"), "{text}");
+}
+
+#[test]
 fn unknown_arguments_are_refused() {
     let (output, text) = ferrogin(Path::new(""), &["demo", "--ranks", "1"], &[]);
     assert_eq!(output.status.code(), Some(2), "{text}");
