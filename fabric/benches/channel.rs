@@ -412,6 +412,7 @@ fn bare_peer(provider: &str) {
 
 struct Over {
     channel: Channel,
+    buffers: Vec<Arc<Vec<u8>>>,
     reactor: Reactor,
     _peer: Peer,
 }
@@ -425,7 +426,8 @@ impl Over {
         let (peer, address) = peer("channel", provider);
         let reactor = Reactor::open(lib, &config(provider)).unwrap();
         let channel = reactor.connect(&Address::parse(&address).unwrap()).wait().unwrap();
-        Self { channel, reactor, _peer: peer }
+        let buffers = (0..DEPTH).map(|_| Arc::new(vec![1; MIB])).collect();
+        Self { channel, buffers, reactor, _peer: peer }
     }
 
     fn provider(&self) -> &str {
@@ -441,12 +443,11 @@ impl Over {
     }
 
     fn rate(&mut self, count: usize, len: usize) -> f64 {
-        let bytes = Arc::new(vec![1; len]);
         let left = Arc::new(Mutex::new(count));
         let start = Instant::now();
         let answer = self.channel.receive();
-        for _ in 0..DEPTH {
-            feed(self.channel.clone(), Arc::clone(&bytes), Arc::clone(&left));
+        for buffer in &self.buffers {
+            feed(self.channel.clone(), Payload::shared(buffer, 0..len), Arc::clone(&left));
         }
         answer.wait().unwrap();
         count as f64 / start.elapsed().as_secs_f64()
@@ -462,7 +463,7 @@ fn ping(channel: Channel, room: Vec<u8>, left: usize, done: mpsc::Sender<()>) {
     channel.write(b"12345678", |result| drop(result.unwrap()));
 }
 
-fn feed(channel: Channel, bytes: Arc<Vec<u8>>, left: Arc<Mutex<usize>>) {
+fn feed(channel: Channel, bytes: Payload, left: Arc<Mutex<usize>>) {
     {
         let mut left = left.lock().unwrap();
         if *left == 0 {
@@ -471,77 +472,83 @@ fn feed(channel: Channel, bytes: Arc<Vec<u8>>, left: Arc<Mutex<usize>>) {
         *left -= 1;
     }
     let again = channel.clone();
-    channel.write(Payload::from(Arc::clone(&bytes)), move |result| {
-        result.unwrap();
-        feed(again, bytes, left);
-    });
+    channel.write(bytes, move |result| feed(again, result.unwrap(), left));
 }
 
-/// Reads `left` messages, `DEPTH` at a time, then goes on to `next`.
-type Next = Box<dyn FnOnce(Channel) + Send>;
+type Next = Box<dyn FnOnce(Channel, Rooms) + Send>;
+/// Memory for messages, used again for each lot.
+type Rooms = Vec<Vec<u8>>;
 
-fn drain(channel: &Channel, count: usize, next: Next) {
-    let state = Arc::new(Mutex::new((count, count, Some(next))));
+struct Lot {
+    /// Reads to begin, and messages to come.
+    unread: usize,
+    missing: usize,
+    rooms: Rooms,
+    next: Option<Next>,
+}
+
+/// Reads `count` messages, `DEPTH` at a time, then goes on to `next`.
+fn drain(channel: &Channel, count: usize, rooms: Rooms, next: Next) {
+    let lot = Arc::new(Mutex::new(Lot { unread: count, missing: count, rooms, next: Some(next) }));
     for _ in 0..DEPTH.min(count) {
-        drain_one(channel.clone(), Vec::new(), Arc::clone(&state));
+        let room = lot.lock().unwrap().rooms.pop().unwrap_or_default();
+        drain_one(channel.clone(), room, Arc::clone(&lot));
     }
 }
 
-fn drain_one(channel: Channel, room: Vec<u8>, state: Arc<Mutex<(usize, usize, Option<Next>)>>) {
+fn drain_one(channel: Channel, room: Vec<u8>, lot: Arc<Mutex<Lot>>) {
     {
-        let mut state = state.lock().unwrap();
-        if state.0 == 0 {
-            return;
+        let mut lot = lot.lock().unwrap();
+        if lot.unread == 0 {
+            return lot.rooms.push(room);
         }
-        state.0 -= 1;
+        lot.unread -= 1;
     }
     let again = channel.clone();
     channel.read_into(room, move |result| {
         let Ok(bytes) = result else { std::process::exit(0) };
-        let next = {
-            let mut state = state.lock().unwrap();
-            state.1 -= 1;
-            if state.1 == 0 { state.2.take() } else { None }
-        };
-        match next {
-            Some(next) => next(again),
-            None => drain_one(again, bytes, state),
+        {
+            let mut now = lot.lock().unwrap();
+            now.missing -= 1;
+            if now.missing == 0 {
+                now.rooms.push(bytes);
+                let (next, rooms) = (now.next.take().unwrap(), std::mem::take(&mut now.rooms));
+                drop(now);
+                return next(again, rooms);
+            }
         }
+        drain_one(again, bytes, lot);
     });
 }
 
 /// One lot of each kind after the other, for ever.
-fn serve(channel: Channel) {
+fn serve(channel: Channel, rooms: Rooms) {
     let [pings, small, large] = lots();
-    echo(channel, Vec::new(), [pings, small, large]);
-}
-
-fn echo(channel: Channel, room: Vec<u8>, [left, small, large]: [usize; 3]) {
-    if left == 0 {
+    echo(channel, Vec::new(), pings, move |channel| {
         let answer = |channel: &Channel| {
             channel.write(b"12345678", |_| ());
         };
-        return drain(
-            &channel,
-            small,
-            Box::new(move |channel| {
+        let large = move |channel: Channel, rooms| {
+            answer(&channel);
+            let again = move |channel: Channel, rooms| {
                 answer(&channel);
-                drain(
-                    &channel,
-                    large,
-                    Box::new(move |channel| {
-                        answer(&channel);
-                        serve(channel);
-                    }),
-                );
-            }),
-        );
+                serve(channel, rooms);
+            };
+            drain(&channel, large, rooms, Box::new(again));
+        };
+        drain(&channel, small, rooms, Box::new(large));
+    });
+}
+
+fn echo(channel: Channel, room: Vec<u8>, left: usize, next: impl FnOnce(Channel) + Send + 'static) {
+    if left == 0 {
+        return next(channel);
     }
     let again = channel.clone();
     channel.read_into(room, move |result| {
         let Ok(bytes) = result else { std::process::exit(0) };
         again.write(b"12345678", |_| ());
-        echo(again, bytes, [left - 1, small, large]);
+        echo(again, bytes, left - 1, next);
     });
 }
 
@@ -549,7 +556,7 @@ fn channel_peer(provider: &str) {
     let reactor = Reactor::open(&Libfabric::load(None).unwrap(), &config(provider)).unwrap();
     let listener = reactor.listen().unwrap();
     print(&listener.address().to_bytes());
-    serve(listener.accept().wait().unwrap());
+    serve(listener.accept().wait().unwrap(), Vec::new());
     loop {
         thread::park();
     }

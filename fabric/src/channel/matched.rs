@@ -326,7 +326,7 @@ impl State {
             Some(total) => {
                 let filling = self.next_filling;
                 self.next_filling += 1;
-                room.clear();
+                // Every byte is written over: what is there need not be cleared.
                 room.resize(total, 0);
                 let tag = header.tag;
                 self.filling.insert(filling, Filling { from, room, total, missing: total, tag, token });
