@@ -139,7 +139,9 @@ impl Bench {
 fn each_step(case: &Value, poll: impl Fn(&mut Bench, &[Value])) {
     only_fields(case, &["name", "cq_len_log", "zip", "start_ci", "steps"]);
     let mut bench = bench(case);
-    for step in list(case, "steps") {
+    let steps = list(case, "steps");
+    assert!(steps.iter().any(|step| !step["poll"].is_null()), "a case without polls");
+    for step in steps {
         only_fields(step, &["write", "poll"]);
         if step.get("write").is_some() {
             list(step, "write").iter().for_each(|slot| bench.write(slot));
