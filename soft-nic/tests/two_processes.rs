@@ -57,6 +57,30 @@ fn writes_and_reads_cross() {
 }
 
 #[test]
+fn who_leaves_has_answered() {
+    if !have_libfabric("who_leaves_has_answered") {
+        return;
+    }
+    let rig = Rig::open();
+    let mut a = End::open(&rig);
+    let buffer = rig.buffer(64);
+    for n in 1..=4 {
+        let mut peer = Peer::start(&[]);
+        peer.connect(&a.name());
+        let to = a.connect(&peer.name);
+        // It goes as soon as it has what it was sent: what it owes then must not go with it.
+        peer.tell("remote 1\nexit");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        a.post(to, write(peer.memory, buffer.sge(0, 8)));
+        assert_eq!(a.next_status().1, CompStatus::Ok, "peer {n}");
+        peer.finish_without_word();
+    }
+    a.close();
+    buffer.close();
+    rig.close();
+}
+
+#[test]
 fn refusals_come_back() {
     if !have_libfabric("refusals_come_back") {
         return;
@@ -157,9 +181,10 @@ fn the_same_over_tcp() {
     if !have_libfabric("the_same_over_tcp") {
         return;
     }
-    let tests = ["writes_and_reads_cross", "refusals_come_back", "a_killed_peer_gives_errors"];
+    let tests =
+        ["writes_and_reads_cross", "refusals_come_back", "a_killed_peer_gives_errors", "who_leaves_has_answered"];
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     let output = command.args(["--exact", "--test-threads=1"]).args(tests).env("SOFTEFA_WIRE", "tcp").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("3 passed"), "{text}");
+    assert!(output.status.success() && text.contains("4 passed"), "{text}");
 }

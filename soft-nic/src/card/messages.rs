@@ -1,5 +1,7 @@
 //! Connections over the message wire: both sides say hello, because it carries no handshake of its own.
 
+use std::time::{Duration, Instant};
+
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_fabric::msg::Peer;
 
@@ -176,10 +178,19 @@ impl Core {
         if self.dead {
             return;
         }
-        // Acknowledgements that wait for company would leave their requests in doubt.
-        self.quiet_looks = u32::MAX;
-        for at in 0..self.connections.bound() {
-            self.pump(at);
+        // Acknowledgements that wait for company, or for room, would leave their requests in doubt.
+        self.looks = self.looks.wrapping_add(super::transmit::MOST_LOOKS);
+        let start = Instant::now();
+        loop {
+            for at in 0..self.connections.bound() {
+                self.pump(at);
+            }
+            let owed = self.connections.iter().any(|(_, c)| c.is_open() && !c.answers.is_empty());
+            if !owed || start.elapsed() >= GOODBYE {
+                break;
+            }
+            self.poll_messages();
+            std::thread::yield_now();
         }
         if let Some(mut wire) = self.messages.take()
             && !self.connection_of.is_empty()
@@ -190,7 +201,7 @@ impl Core {
 }
 
 /// How long a card that is closed waits for what it still has to send.
-const GOODBYE: std::time::Duration = std::time::Duration::from_millis(500);
+const GOODBYE: Duration = Duration::from_millis(500);
 
 /// Sends words of the handshake; false when there is no room now.
 fn speak(wire: &mut Wire, to: Peer, kind: Kind, words: &[u8]) -> bool {

@@ -23,7 +23,7 @@ const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD a
 /// Where a packet is dear, answers wait for one that goes the same way anyhow, or for this many looks that found
 /// nothing to do: whoever was just served mostly answers at once. But never for longer than so many looks in all.
 const QUIET_LOOKS: u32 = 3;
-const MOST_LOOKS: u32 = 16;
+pub(super) const MOST_LOOKS: u32 = 16;
 
 /// What a request is on the wire.
 fn kind_of(operation: Operation) -> Kind {

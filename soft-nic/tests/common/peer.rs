@@ -94,6 +94,11 @@ impl Peer {
 
     pub fn finish(mut self) {
         self.tell("exit");
+        self.finish_without_word();
+    }
+
+    /// It has been told to end.
+    pub fn finish_without_word(mut self) {
         let status = self.child.wait().unwrap();
         assert!(status.success(), "the peer failed: {status}");
     }
