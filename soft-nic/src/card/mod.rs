@@ -15,7 +15,7 @@ mod receive;
 pub(crate) mod recv;
 pub(crate) mod region;
 pub(crate) mod request;
-mod seat;
+pub(crate) mod seat;
 pub(crate) mod signal;
 mod sockets;
 mod transmit;

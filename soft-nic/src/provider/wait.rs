@@ -1,7 +1,6 @@
 //! Sleeping until something can be read.
 
 use std::ffi::{c_int, c_void};
-use std::num::NonZero;
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::guard::Code;
+use crate::card::seat::is_crowded;
 use crate::card::signal::Signal;
 
 /// How an application wants to wait.
@@ -110,13 +110,11 @@ impl Sleep {
 
 /// Longest sleep without a look.
 const LOOK: Duration = Duration::from_millis(200);
-/// With fewer cores, those who look for completions take them from the card that makes them.
-const CROWD: usize = 8;
 
-/// Nothing was there: lets others run where cores are few.
+/// Nothing was there: lets others run where cores are few, for those who look for completions have the card's.
 pub(super) fn relax() {
     static CROWDED: OnceLock<bool> = OnceLock::new();
-    if *CROWDED.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get) < CROWD) {
+    if *CROWDED.get_or_init(is_crowded) {
         std::thread::yield_now();
     }
 }
