@@ -93,6 +93,8 @@ fn the_card_can_walk_the_list_in_any_order_of_completions() {
             waiting.push_back(token);
             token += 1;
         }
+        let full = queue.post(u32::MAX, &[SGE]).unwrap_err();
+        assert_eq!((full.token, full.error), (u32::MAX, RecvError::Full { capacity: 7 }));
         queue.ring();
         assert_eq!(record.read(0, 4), (token & 0xffff).to_be_bytes());
         for _ in 0..random.below(4) {

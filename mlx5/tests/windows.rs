@@ -4,7 +4,7 @@
 mod common;
 
 use common::fake::{Fake, attr};
-use common::memory::Memory;
+use common::memory::{Memory, POISON};
 use mlx5::device::{Access, Device, Mr, Pd};
 use mlx5::mw::{Range, Window, WindowError};
 use mlx5::qp::QueuePair;
@@ -83,6 +83,8 @@ fn each_bind_steps_the_tag_and_keeps_the_index() {
     bench.qp.send().post(2, Flags::SIGNALED, &free.post()).expect("room");
     free.commit();
     assert_eq!(window.rkey(), None);
+    assert_eq!(window.invalidate(&bench.qp).unwrap_err(), WindowError::NotBound, "it is freed once");
+    assert_eq!(window.unbind(&bench.qp).unwrap_err(), WindowError::NotBound);
     assert_eq!(bench.umr(3).key, first);
     let kinds: Vec<_> = bench.qp.send().complete(3).expect("outstanding").map(|done| done.kind).collect();
     assert_eq!(kinds, [Kind::Bind, Kind::LocalInv]);
@@ -158,7 +160,13 @@ fn misuse_is_refused_and_changes_nothing() {
     let error = type_1.bind(&bench.qp, &bench.mr, Range { zero_based: true, ..range }, RIGHTS).unwrap_err();
     assert_eq!(error, WindowError::Bind(BindError::ZeroBasedType1));
 
+    let untouched = |bench: &Bench| {
+        let rings = bench.fake.rings.lock().expect("not poisoned");
+        rings.iter().all(|ring| ring.read(0, ring.len()).iter().all(|byte| *byte == POISON))
+    };
+    assert!(untouched(&bench) && bench.qp.send().producer() == 0, "nothing was written");
     let rkey = bench.bind(&mut window);
+    assert!(!untouched(&bench));
     assert_eq!(window.bind(&bench.qp, &bench.mr, range, RIGHTS).unwrap_err(), WindowError::StillBound);
     let sibling: QueuePair<u64> =
         QueuePair::create(&bench.device, &bench.pd, &attr(&*bench.device)).expect("a queue pair");
@@ -168,6 +176,7 @@ fn misuse_is_refused_and_changes_nothing() {
     let other = rkey ^ 1;
     assert_eq!(window.invalidated(other), Err(WindowError::OtherKey { rkey: other, current: rkey }));
     assert_eq!(window.rkey(), Some(rkey));
+    assert_eq!(bench.qp.send().producer(), 3, "no refusal wrote a request");
     assert_eq!(window.invalidated(rkey), Ok(()));
     assert_eq!(window.invalidated(rkey), Err(WindowError::NotBound));
 }

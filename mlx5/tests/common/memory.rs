@@ -63,7 +63,8 @@ impl Memory {
 
     /// Reads on from the start where the end is reached.
     pub fn read_wrapped(&self, offset: usize, bytes: usize) -> Vec<u8> {
-        (0..bytes).flat_map(|at| self.read((offset + at) % self.len(), 1)).collect()
+        let here = bytes.min(self.len() - offset);
+        [self.read(offset, here), self.read(0, bytes - here)].concat()
     }
 
     /// A ring over all of it. The memory must outlive the ring, and be used by one only.
