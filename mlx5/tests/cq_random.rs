@@ -208,7 +208,7 @@ fn starts(log: u32) -> [u32; 3] {
 
 #[test]
 fn compressed_queues_of_all_sizes() {
-    let each = total() / (11 * 3 * 2);
+    let each = total().div_ceil(11 * 3 * 2);
     let (mut polled, mut minis) = (0, 0);
     for log in 2..=12 {
         for (place, start) in starts(log).into_iter().enumerate() {
