@@ -58,6 +58,26 @@ fn doorbell_too_far() {
 }
 
 #[test]
+fn a_broken_request_ends_those_rung_with_it() {
+    rule("a_broken_request_ends_those_rung_with_it", "slot 0: a reserved bit is set", |a, to, buffer| {
+        for n in 0..3 {
+            let mut bytes = a.bytes(to, write(buffer.remote(8), buffer.sge(0, 8)));
+            if n == 0 {
+                bytes[15] = 0x80;
+            }
+            a.place(&bytes);
+        }
+        a.ring();
+        assert_eq!(a.next_status().1, CompStatus::LocalQpInternalError);
+        for _ in 0..2 {
+            assert_eq!(a.next_status().1, CompStatus::Flushed);
+        }
+        wait_for("the error counter", || a.errors() == 3);
+        assert_eq!(a.local(), 0);
+    });
+}
+
+#[test]
 fn memory_that_is_not_there() {
     if !have_libfabric("memory_that_is_not_there") {
         return;
