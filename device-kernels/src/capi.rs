@@ -126,9 +126,7 @@ pub unsafe extern "C" fn fgin_put_value(
     let context = context!(ctx);
     #[cfg(not(target_arch = "nvptx64"))]
     {
-        let Some(put) = VALUE_WAYS.get(context.plain_value_way() as usize) else {
-            return Status::Unsupported as c_int;
-        };
+        let put = VALUE_WAYS[context.plain_value_way() as usize % VALUE_WAYS.len()];
         put(ctx, peer, dst, dst_off, value, bytes, action, flags)
     }
     #[cfg(target_arch = "nvptx64")]
@@ -141,10 +139,10 @@ pub unsafe extern "C" fn fgin_put_value(
     }
 }
 
-/// The functions by `VALUE_*`.
+/// The functions by `VALUE_*`; a power of two of them.
 #[cfg(not(target_arch = "nvptx64"))]
-static VALUE_WAYS: [PutValue; 3] = {
-    let mut ways: [PutValue; 3] = [put_value_of_any_kind; 3];
+static VALUE_WAYS: [PutValue; 4] = {
+    let mut ways: [PutValue; 4] = [put_value_of_any_kind; 4];
     ways[VALUE_POOL as usize] = put_value_pooled;
     ways[VALUE_INLINE as usize] = put_value_inline;
     ways

@@ -263,7 +263,9 @@ impl Slot {
     /// The second half of a request of 128 bytes.
     #[inline(always)]
     pub fn pad(self) {
-        self.put(NARROW, [0; WIDE - NARROW]);
+        const { assert!(WIDE - NARROW == 8) };
+        // SAFETY: as in `put`, for the slots of 128 bytes that callers have.
+        unsafe { arch::mmio_zero_64(self.0.wrapping_add(NARROW)) };
     }
 }
 

@@ -24,6 +24,32 @@ pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
     cell.store(value, Ordering::Relaxed);
 }
 
+/// Stores zeros in the 64 bytes from `ptr` on, in accesses of at least 8 bytes.
+///
+/// # Safety
+/// `ptr` is valid for writes of 64 bytes, 8-byte aligned, and only accessed atomically or by a device meanwhile.
+#[inline(always)]
+pub unsafe fn mmio_zero_64(ptr: *mut u64) {
+    // Half the stores of 8 bytes each. In assembly, since no atomic type has 16 bytes.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: validity and the absence of plain accesses are the caller's; SSE is part of every x86-64.
+    unsafe {
+        core::arch::asm!(
+            "xorps {z}, {z}",
+            "movups [{p}], {z}",
+            "movups [{p} + 16], {z}",
+            "movups [{p} + 32], {z}",
+            "movups [{p} + 48], {z}",
+            p = in(reg) ptr, z = out(xmm_reg) _, options(nostack, preserves_flags)
+        );
+    };
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    for i in 0..8 {
+        // SAFETY: as above, for each of the eight words.
+        unsafe { mmio_store_u64(ptr.wrapping_add(i), 0) };
+    }
+}
+
 /// Loads 4 bytes in one access, relaxed.
 ///
 /// # Safety

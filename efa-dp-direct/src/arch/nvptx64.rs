@@ -26,6 +26,18 @@ pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
     };
 }
 
+/// Stores zeros in the 64 bytes from `ptr` on, in accesses of 8 bytes that are neither split nor merged.
+///
+/// # Safety
+/// `ptr` is an 8-byte aligned global address that is valid for writes of 64 bytes.
+#[inline(always)]
+pub unsafe fn mmio_zero_64(ptr: *mut u64) {
+    for i in 0..8 {
+        // SAFETY: the caller vouches for the eight words.
+        unsafe { mmio_store_u64(ptr.wrapping_add(i), 0) };
+    }
+}
+
 /// Loads 4 bytes in one access, relaxed, system scope.
 ///
 /// # Safety
