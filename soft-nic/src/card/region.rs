@@ -161,6 +161,12 @@ mod tests {
         assert_eq!(regions.local(1, keys.lkey, 0xfff, 1, false), Err(AccessError::Bounds));
         assert_eq!(regions.remote(1, keys.rkey, 0x1065, 0, true), Err(AccessError::Bounds));
         assert_eq!(regions.remote(1, keys.rkey, u64::MAX, u32::MAX, true), Err(AccessError::Bounds));
+        let wraps = u64::MAX - 0xf;
+        assert_eq!(
+            regions.remote(1, keys.rkey, wraps, 0x1020, true),
+            Err(AccessError::Bounds),
+            "around into the region"
+        );
         assert_eq!(regions.local(2, keys.lkey, 0x1000, 1, false), Err(AccessError::Domain));
         assert_eq!(regions.local(1, keys.lkey ^ 1 << 16, 0x1000, 1, false), Err(AccessError::Key));
         assert_eq!(regions.remote(1, keys.rkey ^ 1 << 31, 0x1000, 1, false), Err(AccessError::Key));
