@@ -126,7 +126,7 @@ impl Client {
     /// Closes the connection. Calls that are under way end with [`RpcError::Lost`].
     pub fn close(&self) {
         self.0.connection.send(Header::new(Kind::Goodbye), Vec::new().into());
-        self.0.connection.transport().close(self.0.close_within);
+        self.0.connection.close(self.0.close_within);
     }
 }
 
@@ -283,7 +283,7 @@ impl Owner for Inner {
             End::Transport(why) => RpcError::Lost { peer, why },
             End::Broken(violation) => {
                 log::warn!("{peer} broke the protocol: {violation}");
-                self.connection.transport().close(Duration::ZERO);
+                self.connection.close(Duration::ZERO);
                 RpcError::Protocol { peer, violation }
             }
         };
@@ -307,7 +307,7 @@ impl Swept for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.connection.transport().close(self.close_within);
+        self.connection.close(self.close_within);
         let why = TransportError::Closed;
         self.end(&RpcError::Lost { peer: Arc::clone(&self.peer), why });
     }

@@ -1,12 +1,15 @@
 //! What both ends of a connection do alike: sending frames whole, and reading them.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use crate::frame::{Assembler, HEADER, Header};
 use crate::{Body, Bytes, Data, Settings, Transport, TransportError, Violation};
 
 /// Reads that wait at the transport.
 const READS: usize = 16;
+/// Bytes of frames that are packed into one message, at most.
+const PACK: usize = 16 << 10;
 
 /// How a connection ended.
 #[derive(Clone, Debug)]
@@ -22,14 +25,23 @@ pub(crate) trait Owner: Send + Sync + 'static {
     fn over(&self, end: End);
 }
 
+/// Short frames that wait: while one message of them is under way, those that come meanwhile are packed into the next. A frame
+/// that finds nothing under way never waits.
+#[derive(Default)]
+struct Packing {
+    under_way: bool,
+    frames: Vec<u8>,
+}
+
 pub(crate) struct Connection {
     transport: Box<dyn Transport>,
     /// Held while the messages of a frame are handed over, so that they stay together.
-    order: Mutex<()>,
+    packing: Mutex<Packing>,
     parts: Mutex<Option<Assembler>>,
     owner: OnceLock<Weak<dyn Owner>>,
     inline: usize,
     piece: usize,
+    pack: usize,
 }
 
 impl Connection {
@@ -39,7 +51,8 @@ impl Connection {
             inline: settings.inline.min(max.saturating_sub(HEADER)),
             piece: settings.piece.min(max).max(1),
             transport: Box::new(transport),
-            order: Mutex::new(()),
+            packing: Mutex::default(),
+            pack: PACK.min(max),
             parts: Mutex::new(Some(Assembler::new(settings.max_body))),
             owner: OnceLock::new(),
         })
@@ -58,20 +71,63 @@ impl Connection {
         &*self.transport
     }
 
+    fn packing(&self) -> MutexGuard<'_, Packing> {
+        self.packing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a message of short frames.
+    fn send_frames(self: &Arc<Self>, packing: &mut Packing, frames: Vec<u8>) {
+        packing.under_way = true;
+        let this = Arc::clone(self);
+        self.transport.send(Bytes::Owned(frames), Box::new(move |result| this.frames_sent(result.is_ok())));
+    }
+
+    fn frames_sent(self: &Arc<Self>, well: bool) {
+        let mut packing = self.packing();
+        packing.under_way = false;
+        let frames = std::mem::take(&mut packing.frames);
+        if well && !frames.is_empty() {
+            self.send_frames(&mut packing, frames);
+        }
+    }
+
+    /// Sends the frames that wait, in front of what must not overtake them.
+    fn flush(self: &Arc<Self>, packing: &mut Packing) {
+        let frames = std::mem::take(&mut packing.frames);
+        if !frames.is_empty() {
+            self.send_frames(packing, frames);
+        }
+    }
+
+    /// Lets what was sent go out, and ends the connection, at the latest after `limit`.
+    pub fn close(self: &Arc<Self>, limit: Duration) {
+        self.flush(&mut self.packing());
+        self.transport.close(limit);
+    }
+
     /// Sends a frame. A connection that ends meanwhile says so to the owner.
-    pub fn send(&self, header: Header, data: Data) {
+    pub fn send(self: &Arc<Self>, header: Header, data: Data) {
         let len = data.as_slice().len();
         let inline = len <= self.inline;
         let header = Header { inline, length: len as u64, ..header }.emit();
-        let done = || Box::new(|_| ()) as crate::SendDone;
-        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut packing = self.packing();
         if inline {
-            let mut message = Vec::with_capacity(HEADER + len);
+            if packing.frames.len() + HEADER + len > self.pack {
+                self.flush(&mut packing);
+            }
+            let wait = packing.under_way && HEADER + len <= self.pack;
+            let mut message = if wait { std::mem::take(&mut packing.frames) } else { Vec::with_capacity(HEADER + len) };
             message.extend_from_slice(&header);
             message.extend_from_slice(data.as_slice());
-            self.transport.send(Bytes::Owned(message), done());
+            if wait {
+                packing.frames = message;
+            } else {
+                self.send_frames(&mut packing, message);
+            }
             return;
         }
+        self.flush(&mut packing);
+        let done = || Box::new(|_| ()) as crate::SendDone;
         self.transport.send(Bytes::Owned(header.to_vec()), done());
         let bytes = match data {
             Data::Owned(bytes) if len <= self.piece => {
@@ -98,7 +154,7 @@ impl Connection {
 
     fn received(self: &Arc<Self>, result: Result<Vec<u8>, TransportError>) {
         let Some(owner) = self.owner.get().and_then(Weak::upgrade) else { return };
-        let frame = {
+        let frames = {
             let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
             // After the end, what is still read is of no interest.
             let Some(assembler) = parts.as_mut() else { return };
@@ -107,11 +163,11 @@ impl Connection {
                 Err(error) => Err(End::Transport(error)),
             }
         };
-        let taken = match frame {
-            Ok(Some((header, body))) => Arc::clone(&owner).frame(header, body).map_err(End::Broken),
-            Ok(None) => Ok(()),
-            Err(end) => Err(end),
-        };
+        let taken = frames.and_then(|frames| {
+            frames
+                .into_iter()
+                .try_for_each(|(header, body)| Arc::clone(&owner).frame(header, body).map_err(End::Broken))
+        });
         match taken {
             Ok(()) => self.read(),
             Err(end) => {

@@ -12,14 +12,14 @@
 //! ```
 //!
 //! All little endian. The body stands behind the header if `inline` (bit 7 of kind); otherwise it is the messages that
-//! follow, together `length` bytes long.
+//! follow, together `length` bytes long. A message may have several frames with their bodies, one behind the other.
 
 use crate::{Body, Violation};
 
 /// Bytes of a header.
 pub const HEADER: usize = 32;
 /// Version of the protocol.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 const MAGIC: [u8; 2] = *b"hr";
 const INLINE: u8 = 0x80;
 
@@ -123,11 +123,11 @@ impl Assembler {
         Self { max_body, open: None }
     }
 
-    /// The next message; gives a frame when that is its last.
+    /// The next message; gives the frames that are whole with it.
     ///
     /// # Errors
     /// Bytes that make no sense. What comes after an error makes none either.
-    pub fn message(&mut self, message: Vec<u8>) -> Result<Option<(Header, Body)>, Violation> {
+    pub fn message(&mut self, message: Vec<u8>) -> Result<Vec<(Header, Body)>, Violation> {
         if let Some((header, mut pieces, missing)) = self.open.take() {
             let got = message.len();
             // An empty piece would let a peer send for ever without getting on.
@@ -136,24 +136,41 @@ impl Assembler {
             }
             pieces.push(message);
             if got == missing {
-                return Ok(Some((header, Body::of(pieces))));
+                return Ok(vec![(header, Body::of(pieces))]);
             }
             self.open = Some((header, pieces, missing - got));
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        let header = Header::parse(&message)?;
-        let too_large = Violation::TooLarge { len: header.length, max: self.max_body };
-        let length = usize::try_from(header.length).ok().filter(|len| *len <= self.max_body).ok_or(too_large)?;
-        let behind = message.len() - HEADER;
-        let expected = if header.inline { length } else { 0 };
-        if behind != expected {
-            return Err(Violation::Length { got: behind, expected });
+        let (mut frames, mut rest) = (Vec::new(), &message[..]);
+        loop {
+            let header = Header::parse(rest)?;
+            let too_large = Violation::TooLarge { len: header.length, max: self.max_body };
+            let length = usize::try_from(header.length).ok().filter(|len| *len <= self.max_body).ok_or(too_large)?;
+            let behind = rest.len() - HEADER;
+            if !header.inline && length > 0 {
+                if behind > 0 {
+                    return Err(Violation::Length { got: behind, expected: 0 });
+                }
+                self.open = Some((header, Vec::new(), length));
+                return Ok(frames);
+            }
+            if behind < length {
+                return Err(Violation::Length { got: behind, expected: length });
+            }
+            if behind == length {
+                // The last: in place if it is the only one.
+                let body = if frames.is_empty() {
+                    Body::behind(message, HEADER)
+                } else {
+                    Body::behind(rest[HEADER..].to_vec(), 0)
+                };
+                frames.push((header, body));
+                return Ok(frames);
+            }
+            let (frame, others) = rest.split_at(HEADER + length);
+            frames.push((header, Body::behind(frame[HEADER..].to_vec(), 0)));
+            rest = others;
         }
-        if header.inline || length == 0 {
-            return Ok(Some((header, Body::behind(message, HEADER))));
-        }
-        self.open = Some((header, Vec::new(), length));
-        Ok(None)
     }
 }
 
@@ -169,7 +186,7 @@ mod tests {
     #[test]
     fn golden_bytes() {
         let bytes = header().emit();
-        assert_eq!(bytes[..16], *b"hr\x01\x82\x02\0\0\0\x03\0\0\0\0\0\0\0");
+        assert_eq!(bytes[..16], *b"hr\x02\x82\x02\0\0\0\x03\0\0\0\0\0\0\0");
         assert_eq!(bytes[16..], *b"\x04\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0");
         assert_eq!(Header::parse(&bytes), Ok(header()));
     }
@@ -200,10 +217,10 @@ mod tests {
         let cut = [&header().emit()[..], &[1, 2, 3]].concat();
         assert_eq!(parts.message(cut), Err(Violation::Length { got: 3, expected: 4 }));
         let apart = Header { inline: false, ..header() };
-        assert_eq!(parts.message(apart.emit().to_vec()), Ok(None));
+        assert_eq!(parts.message(apart.emit().to_vec()), Ok(Vec::new()));
         assert_eq!(parts.message(vec![0; 5]), Err(Violation::Length { got: 5, expected: 4 }));
         let mut parts = Assembler::new(100);
-        assert_eq!(parts.message(apart.emit().to_vec()), Ok(None));
+        assert_eq!(parts.message(apart.emit().to_vec()), Ok(Vec::new()));
         assert_eq!(parts.message(Vec::new()), Err(Violation::Length { got: 0, expected: 4 }));
     }
 
@@ -224,13 +241,30 @@ mod tests {
             let mut parts = Assembler::new(1000);
             let last = messages.pop().unwrap();
             for message in messages {
-                prop_assert_eq!(parts.message(message), Ok(None));
+                prop_assert_eq!(parts.message(message), Ok(Vec::new()));
             }
-            let (seen, got) = parts.message(last).unwrap().unwrap();
+            let (seen, got) = parts.message(last).unwrap().pop().unwrap();
             prop_assert_eq!(seen, header);
             prop_assert_eq!(got.len(), body.len());
             prop_assert_eq!(&*got.bytes(), &body[..]);
             prop_assert_eq!(got.into_vec(), body);
+        }
+
+        #[test]
+        fn frames_in_one_message_come_out_one_after_the_other(
+            bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..100), 1..10),
+        ) {
+            let mut message = Vec::new();
+            for body in &bodies {
+                message.extend_from_slice(&Header { inline: true, length: body.len() as u64, ..header() }.emit());
+                message.extend_from_slice(body);
+            }
+            let mut parts = Assembler::new(100);
+            let frames = parts.message(message.clone()).unwrap();
+            let got: Vec<Vec<u8>> = frames.into_iter().map(|(_, body)| body.into_vec()).collect();
+            prop_assert_eq!(&got, &bodies);
+            message.push(0);
+            prop_assert!(parts.message(message).is_err());
         }
 
         #[test]
@@ -246,11 +280,12 @@ mod tests {
                     message[..HEADER].copy_from_slice(&header.emit());
                 }
                 match parts.message(message) {
-                    Ok(Some((header, body))) => {
-                        prop_assert_eq!(header.length, body.len() as u64);
-                        prop_assert!(body.len() <= 1000);
+                    Ok(frames) => {
+                        for (header, body) in frames {
+                            prop_assert_eq!(header.length, body.len() as u64);
+                            prop_assert!(body.len() <= 1000);
+                        }
                     }
-                    Ok(None) => {}
                     Err(_) => break,
                 }
             }

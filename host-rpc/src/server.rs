@@ -287,7 +287,7 @@ impl Running {
         let answered = !busy();
         let left = deadline.saturating_duration_since(Instant::now());
         for served in connections {
-            served.connection.transport().close(left.max(Duration::from_millis(100)));
+            served.connection.close(left.max(Duration::from_millis(100)));
         }
         answered
     }
@@ -314,7 +314,7 @@ impl Drop for Running {
             std::mem::take(&mut state.connections)
         };
         for served in connections {
-            served.connection.transport().close(self.inner.settings.close_within);
+            served.connection.close(self.inner.settings.close_within);
         }
         self.inner.jobs().over = true;
         self.inner.more.notify_all();
@@ -432,7 +432,7 @@ impl Owner for Served {
     fn over(&self, end: End) {
         if let End::Broken(violation) = &end {
             log::warn!("{} broke the protocol: {violation}", self.peer);
-            self.connection.transport().close(Duration::ZERO);
+            self.connection.close(Duration::ZERO);
         }
         for cancelled in self.calls().open.values() {
             cancelled.store(true, Ordering::Relaxed);
