@@ -29,7 +29,8 @@
 //! have at most one channel between them in their life: its second would find what the first left behind.
 //!
 //! **Flow.** At most [`Config::depth`] writes and as many reads are with libfabric at a time; more wait in order. Messages that are
-//! written and not read are kept by the provider, which on most of them means by the reader's memory.
+//! written and not read are kept by the provider, which on most of them means by the reader's memory: 256 of a channel at most, further
+//! writes wait for reads.
 //!
 //! **Ends.** Every callback is called once: with the message or the buffer, or with an error that names the peer. Quiet peers are
 //! asked to answer after [`Config::ping_after`] and given up after [`Config::lost_after`] more; a message that was begun and does not go
