@@ -46,7 +46,7 @@ pub struct Shape {
     pub layout: Layout,
     /// As NCCL gave it.
     pub backend_version: i32,
-    /// Only peers that are a multiple of this away are posted to. At least 1.
+    /// Only peers that are a multiple of this away are posted to. At least 1; 1 where it does not divide the ranks.
     pub rank_stride: usize,
 }
 
@@ -307,12 +307,13 @@ impl Context {
     /// Too little of a card; a rank that failed; a queue that the layout asked for cannot express.
     pub fn create(coll: &Arc<CollComm>, shape: &Shape) -> Result<Self, Error> {
         let mut span = trace::span("createContext", coll.rank);
-        if !coll.nranks.is_multiple_of(shape.rank_stride) {
-            return Err(Error::Argument(format!(
-                "rankStride = {} does not divide the {} ranks of the communicator",
-                shape.rank_stride, coll.nranks
-            )));
+        // A hint, which all peers obey too.
+        let stride = if coll.nranks.is_multiple_of(shape.rank_stride) { shape.rank_stride } else { 1 };
+        if stride != shape.rank_stride {
+            let (given, nranks) = (shape.rank_stride, coll.nranks);
+            crate::info!("rankStride {given} does not divide the {nranks} ranks: all of them can be reached");
         }
+        let shape = &Shape { rank_stride: stride, ..*shape };
         let (mut context, all) = coll.agree(Step::CreateContext, Self::build(coll, shape), |(_, own)| own.emit())?;
         let ready = Self::finish(coll, shape, &mut context.0, &all);
         let (block, _) = coll.agree(Step::ContextReady, ready, |_| Vec::new())?;
