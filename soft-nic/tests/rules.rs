@@ -575,6 +575,27 @@ fn receives_that_break_rules() {
 }
 
 #[test]
+fn a_broken_receive_ends_the_queue_pair() {
+    check("a_broken_receive_ends_the_queue_pair", &[], || {
+        let mut world = World::open(0);
+        let mut broken = receive(&world, 64);
+        broken.lkey_ctrl.0 |= 1 << 29;
+        let good = RxDesc::single(78, world.buffer.at as u64 + 32, 8, world.buffer.region.lkey);
+        world.b.post_receives(&[broken, good]);
+        for _ in 0..2 {
+            let bytes = world.send(SendData::One(world.sge()));
+            world.a.place(&bytes);
+            world.a.ring();
+            assert_eq!(world.a.next_status().1, RemoteBadDestQpn);
+        }
+        assert_eq!(world.b.next_status().1, LocalQpInternalError);
+        let (common, status) = world.b.next_status();
+        assert_eq!((common.req_id, status), (78, CompStatus::Flushed));
+        world.close();
+    });
+}
+
+#[test]
 fn receive_doorbell_too_far() {
     check("receive_doorbell_too_far", &[("receive: doorbell", "the receive doorbell went from 0 to 100000")], || {
         let mut world = World::open(0);
