@@ -229,6 +229,9 @@ fn hear(raw: &impl Transport) -> Option<(Header, Vec<u8>)> {
     Some((Header::parse(&message).unwrap(), message[host_rpc::frame::HEADER..].to_vec()))
 }
 
+/// What a peer does to the end that it was given.
+type Crime<'c, E> = &'c dyn Fn(&E);
+
 pub fn servers_drop_who_breaks_the_protocol_and_serve_others<W: Wire>(wire: &W) {
     let settings = Settings { credits: 2, max_body: 100, workers: 0, ..Settings::default() };
     let running = server(settings.clone());
@@ -236,7 +239,7 @@ pub fn servers_drop_who_breaks_the_protocol_and_serve_others<W: Wire>(wire: &W) 
     running.attach(there);
     let honest = Client::new(here, settings);
     let request = |call| Header { code: LATER, call, ..Header::new(Kind::Request) };
-    let crimes: [&dyn Fn(&W::End); 7] = [
+    let crimes: [Crime<'_, W::End>; 7] = [
         &|raw| raw.send(Bytes::Owned(b"nonsense".to_vec()), Box::new(|_| ())),
         &|raw| raw.send(Bytes::Owned(Vec::new()), Box::new(|_| ())),
         &|raw| say(raw, Header::new(Kind::Answer), b""),
