@@ -111,8 +111,10 @@ struct fi_cq_err_entry pair_wait_error(struct fid_cq *cq) {
   do rc = fi_cq_read(cq, &entry, 1);
   while (rc == -FI_EAGAIN);
   CHECK(rc == -FI_EAVAIL, "an error was expected, fi_cq_read gave %zd", rc);
-  struct fi_cq_err_entry error = {0};
+  char room[8];
+  struct fi_cq_err_entry error = {.err_data = room, .err_data_size = sizeof room};
   CHECK(fi_cq_readerr(cq, &error, 0) == 1, "fi_cq_readerr");
+  CHECK(error.err_data == room && error.err_data_size == 0, "the room for more is ours");
   CHECK(fi_cq_readerr(cq, &error, 0) == -FI_EAGAIN, "an error is read once");
   return error;
 }

@@ -143,6 +143,8 @@ void test_rma_errors(void) {
         const char *why = fi_cq_strerror(pair.tx, error.prov_errno, error.err_data, text, sizeof text);
         CHECK(error.op_context == &context && error.prov_errno == 7 && strlen(why) > 5, "%s: status %d, %s",
               at.what, error.prov_errno, why);
+        const char *again = fi_cq_strerror(pair.tx, error.prov_errno, error.err_data, NULL, 0);
+        CHECK(!strcmp(why, again), "without room for the text: %s", again);
       }
       POST(&pair, fi_read(pair.ep, local, 8, desc, pair.peer, there.addr, there.key, &context));
       pair_wait(pair.tx, NULL);

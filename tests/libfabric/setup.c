@@ -38,8 +38,8 @@ void test_hints(void) {
   CHECK(info->next->ep_attr->max_msg_size == 1 << 30, "max_rdma_size");
   fi_freeinfo(info);
 
-  struct fi_info *wrong[9];
-  for (int i = 0; i < 9; i++) wrong[i] = hints_for(FI_MSG | FI_RMA);
+  struct fi_info *wrong[10];
+  for (int i = 0; i < 10; i++) wrong[i] = hints_for(FI_MSG | FI_RMA);
   wrong[0]->caps |= FI_ATOMIC;
   wrong[1]->ep_attr->type = FI_EP_MSG;
   wrong[2]->domain_attr->mr_mode = 0;
@@ -49,7 +49,8 @@ void test_hints(void) {
   wrong[6]->domain_attr->cq_data_size = 8;
   wrong[7]->fabric_attr->name = strdup("efa-indirect");
   wrong[8]->domain_attr->name = strdup("softefa99-rdm");
-  for (int i = 0; i < 9; i++) CHECK(ask(FI_VERSION(1, 17), wrong[i], NULL) == -FI_ENODATA, "hints %d", i);
+  wrong[9]->tx_attr->comp_order = FI_ORDER_STRICT;
+  for (int i = 0; i < 10; i++) CHECK(ask(FI_VERSION(1, 17), wrong[i], NULL) == -FI_ENODATA, "hints %d", i);
 
   struct fi_info *direct = hints_for(FI_MSG);
   direct->ep_attr->max_msg_size = 100000;
@@ -148,6 +149,13 @@ void test_bad_calls(void) {
     struct fi_cq_attr attr = {.format = 77};
     struct fid_cq *cq;
     CHECK(fi_cq_open(pair.domain, &attr, &cq, NULL) == -FI_ENOSYS, "no such format");
+    struct fi_cntr_attr counted = {.events = FI_CNTR_EVENTS_COMP, .wait_obj = FI_WAIT_FD};
+    struct fid_cntr *counter;
+    CHECK(fi_cntr_open(pair.domain, &counted, &counter, NULL) == -FI_EOPNOTSUPP, "counters have no descriptor");
+    counted.wait_obj = FI_WAIT_YIELD;
+    OK(fi_cntr_open(pair.domain, &counted, &counter, NULL));
+    CHECK(fi_cntr_wait(counter, (uint64_t)fi_cntr_read(counter) + 1, 1) == -FI_ETIMEDOUT, "nothing counts there");
+    OK(fi_close(&counter->fid));
     struct fid_mr *mr;
     CHECK(fi_mr_reg(pair.domain, NULL, 8, FI_SEND, 0, 0, 0, &mr, NULL) < 0, "no memory there");
     CHECK(fi_mr_reg(pair.domain, &byte, 1, 1, 0, 0, 0, &mr, NULL) == -FI_EINVAL, "no such right");
@@ -172,6 +180,12 @@ void test_events(void) {
   CHECK(fi_eq_sread(eq, &event, &out, sizeof out, -1, 0) == sizeof out && event == FI_NOTIFY && out.data == 42, "it");
   struct fi_eq_err_entry error = {0};
   CHECK(fi_eq_readerr(eq, &error, 0) == -FI_EAGAIN, "no errors");
+  struct fid_ep *bound;
+  OK(fi_endpoint(pair.domain, pair.info, &bound, NULL));
+  OK(fi_ep_bind(bound, &eq->fid, 0));
+  CHECK(fi_ep_bind(bound, &eq->fid, 0) == -FI_EINVAL, "one is enough");
+  CHECK(fi_close(&eq->fid) == -FI_EBUSY, "an endpoint has it");
+  OK(fi_close(&bound->fid));
   CHECK(fi_close(&pair.fabric->fid) == -FI_EBUSY, "in use");
   OK(fi_close(&eq->fid));
   pair_close(&pair);

@@ -122,14 +122,15 @@ struct CntrAttrHead {
 fn check(attr: *const fi::fi_cntr_attr) -> Result<bool, Code> {
     // SAFETY: null or the application's attributes, whose beginning never changed.
     let Some(attr) = (unsafe { attr.cast::<CntrAttrHead>().as_ref() }) else { return Ok(true) };
-    let wait = attr.wait_obj;
-    if wait != fi::fi_wait_obj::FI_WAIT_NONE && wait != fi::fi_wait_obj::FI_WAIT_UNSPEC {
-        return Err(Code::UNSUPPORTED);
-    }
+    let may_wait = match attr.wait_obj {
+        fi::fi_wait_obj::FI_WAIT_NONE => false,
+        fi::fi_wait_obj::FI_WAIT_UNSPEC | fi::fi_wait_obj::FI_WAIT_YIELD => true,
+        _ => return Err(Code::UNSUPPORTED),
+    };
     if attr.events != fi::fi_cntr_events::FI_CNTR_EVENTS_COMP || attr.flags != 0 {
         return Err(Code::UNSUPPORTED);
     }
-    Ok(wait == fi::fi_wait_obj::FI_WAIT_UNSPEC)
+    Ok(may_wait)
 }
 
 /// `fi_cntr_open`.

@@ -1,11 +1,11 @@
 //! `fid_cq`: a completion queue. On `efa-direct` it is a ring of the card, which those who drive queues themselves read
 //! from memory; `fi_cq_read` reads the same entries.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_fabric::bindings as fi;
@@ -291,6 +291,13 @@ unsafe extern "C" fn readerr(cq: *mut fi::fid_cq, to: *mut fi::fi_cq_err_entry, 
         }
         cq.queue.progress();
         let (entry, failure) = cq.queue.take_failed().ok_or(Code::AGAIN)?;
+        // There is never more to tell than the entry holds; a buffer for more stays the application's.
+        let room: *const usize = to.wrapping_byte_add(offset_of!(fi::fi_cq_err_entry, err_data_size)).cast();
+        let err_data: *const *mut c_void = to.wrapping_byte_add(offset_of!(fi::fi_cq_err_entry, err_data)).cast();
+        // SAFETY: the application's entry, whose beginning every version has.
+        let has_room = unsafe { room.read() } > 0;
+        // SAFETY: as above.
+        let err_data = if has_room { unsafe { err_data.read() } } else { ptr::null_mut() };
         let whole = fi::fi_cq_err_entry {
             op_context: entry.context,
             flags: entry.flags,
@@ -301,7 +308,7 @@ unsafe extern "C" fn readerr(cq: *mut fi::fid_cq, to: *mut fi::fi_cq_err_entry, 
             olen: failure.olen,
             err: failure.err,
             prov_errno: failure.status.into(),
-            err_data: ptr::null_mut(),
+            err_data,
             err_data_size: 0,
             src_addr: entry.source,
         };
@@ -382,6 +389,16 @@ unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void
     })
 }
 
+/// What a status means, for those too who give no room for it.
+fn status_text(raw: c_int) -> &'static CStr {
+    static TEXTS: OnceLock<Vec<CString>> = OnceLock::new();
+    let texts = TEXTS.get_or_init(|| {
+        let text = |raw| CompStatus::from_raw(raw).map_or("unknown status", |status| status.text());
+        (0..=u8::MAX).map(|raw| CString::new(text(raw)).unwrap_or_default()).collect()
+    });
+    usize::try_from(raw).ok().and_then(|at| texts.get(at)).map_or(c"unknown status", CString::as_c_str)
+}
+
 unsafe extern "C" fn strerror(
     _cq: *mut fi::fid_cq,
     prov_errno: c_int,
@@ -390,13 +407,13 @@ unsafe extern "C" fn strerror(
     len: usize,
 ) -> *const c_char {
     entry_or("fi_cq_strerror", c"".as_ptr(), || {
-        let text = u8::try_from(prov_errno).ok().and_then(CompStatus::from_raw).map_or("unknown status", |s| s.text());
+        let text = status_text(prov_errno);
         if buf.is_null() || len == 0 {
-            return c"".as_ptr();
+            return text.as_ptr();
         }
-        let n = text.len().min(len - 1);
+        let n = text.count_bytes().min(len - 1);
         // SAFETY: `len` bytes at `buf`, by the interface.
-        unsafe { ptr::copy_nonoverlapping(text.as_ptr(), buf.cast(), n) };
+        unsafe { ptr::copy_nonoverlapping(text.as_ptr(), buf, n) };
         // SAFETY: as above; n < len.
         unsafe { buf.wrapping_add(n).write(0) };
         buf

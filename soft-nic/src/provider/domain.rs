@@ -71,6 +71,10 @@ impl Domain {
         unsafe { &*self.fabric }.kind
     }
 
+    pub(super) fn fabric(&self) -> *const Fabric {
+        self.fabric
+    }
+
     /// The API version that the application asked for.
     pub(super) fn api_version(&self) -> u32 {
         // SAFETY: a fabric cannot be closed while it has domains.

@@ -13,6 +13,7 @@ use super::cntr::Cntr;
 use super::cq::Cq;
 use super::direct::Direct;
 use super::domain::Domain;
+use super::eq::Eq;
 use super::fabric::Kind;
 use super::guard::{Code, data_entry, entry};
 use super::lane::Lane;
@@ -62,6 +63,8 @@ pub(super) struct State {
     av: *const Av,
     send: Queue,
     recv: Queue,
+    /// Takes no events from an endpoint without connections, but lives as long.
+    eq: *const Eq,
     counters: [Vec<*const Cntr>; EVENTS],
     pub qpn: Option<u16>,
     address: Option<Address>,
@@ -218,6 +221,7 @@ pub(super) unsafe extern "C" fn open(
             av: ptr::null(),
             send: nowhere,
             recv: nowhere,
+            eq: ptr::null(),
             counters: Default::default(),
             qpn: None,
             address: None,
@@ -303,6 +307,15 @@ unsafe extern "C" fn bind(fid: *mut fi::fid, other: *mut fi::fid, flags: u64) ->
                     state.counters[event as usize].push(cntr);
                 }
             }
+            return Ok(0);
+        }
+        // SAFETY: as above.
+        if let Ok(eq) = unsafe { object::<Eq, _>(other) } {
+            if !state.eq.is_null() || flags != 0 || eq.fabric() != ep.domain().fabric() {
+                return Err(Code::INVAL);
+            }
+            eq.uses.begin();
+            state.eq = eq;
             return Ok(0);
         }
         Err(Code::NOSYS)
@@ -469,6 +482,10 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         // SAFETY: null or bound until here.
         if let Some(av) = unsafe { state.av.as_ref() } {
             av.uses.end();
+        }
+        // SAFETY: as above.
+        if let Some(eq) = unsafe { state.eq.as_ref() } {
+            eq.uses.end();
         }
         for queue in [state.send, state.recv] {
             // SAFETY: as above.

@@ -58,6 +58,10 @@ static EQ_OPS: fi::fi_ops_eq = fi::fi_ops_eq {
 };
 
 impl Eq {
+    pub(super) fn fabric(&self) -> *const Fabric {
+        self.fabric
+    }
+
     fn events(&self) -> MutexGuard<'_, VecDeque<(u32, Vec<u8>)>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }

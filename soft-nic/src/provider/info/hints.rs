@@ -71,6 +71,11 @@ pub(super) struct Hints {
     pub rx_order: Option<u64>,
 }
 
+/// An order of completions is asked for, which the card does not keep and version 2 ignores.
+fn completion_order(asked: u64, api: u32) -> bool {
+    asked != 0 && api < version(2, 0)
+}
+
 fn unless(wrong: bool) -> Result<(), Code> {
     if wrong { Err(Code::NODATA) } else { Ok(()) }
 }
@@ -118,7 +123,7 @@ impl Hints {
         }
         // SAFETY: null or a part of the application's info, which never grew.
         if let Some(tx) = unsafe { hints.tx_attr.as_ref() } {
-            unless(tx.op_flags & !ops_msg::SEND_FLAGS != 0)?;
+            unless(tx.op_flags & !ops_msg::SEND_FLAGS != 0 || completion_order(tx.comp_order, api))?;
             (wanted.tx_caps, wanted.msg_order) = (tx.caps, tx.msg_order);
             (wanted.tx_flags, wanted.tx_order) = (Some(tx.op_flags), Some(tx.msg_order));
             (wanted.tx_iov, wanted.rma_iov) = (tx.iov_limit, tx.rma_iov_limit);
@@ -128,6 +133,7 @@ impl Hints {
         // SAFETY: as above.
         if let Some(rx) = unsafe { hints.rx_attr.as_ref() } {
             unless(rx.op_flags & !(fi::FI_COMPLETION | fi::FI_MULTI_RECV) != 0)?;
+            unless(completion_order(rx.comp_order, api))?;
             (wanted.rx_caps, wanted.rx_iov, wanted.rx_size) = (rx.caps, rx.iov_limit, rx.size);
             (wanted.rx_flags, wanted.rx_order) = (Some(rx.op_flags), Some(rx.msg_order));
             wanted.msg_order |= rx.msg_order;
