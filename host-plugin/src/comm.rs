@@ -83,7 +83,13 @@ impl CollComm {
         let (device, rails) = opened?;
         let mut ring = Ring::connect(&listen.listener, handles, rank, plugin.config.timeout)?;
         let greeting = [GREETING.to_le_bytes(), (rails.len() as u16).to_le_bytes()].concat();
-        let greetings = ring.allgather(Step::Connect, Some(&greeting))?;
+        let greetings = match ring.allgather(Step::Connect, Some(&greeting)) {
+            Ok(greetings) => greetings,
+            Err(error) => {
+                listen.listener.park(ring);
+                return Err(error.into());
+            }
+        };
         if let Some(other) = greetings.iter().position(|other| *other != greeting) {
             return Err(Error::Usage(format!(
                 "rank {other} has another version of ferrogin or another number of rails for its device than rank \

@@ -1,6 +1,6 @@
 //! The endpoint of a rank, and the 128 bytes that lead other ranks to it.
 
-use super::ControlError;
+use super::{ControlError, Ring};
 use ferrogin_fabric::Libfabric;
 use ferrogin_fabric::channel::{self, Address, Config, Reactor};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
@@ -19,8 +19,11 @@ pub(super) const BLOCK_MAX: usize = 256 << 20;
 const CONNECT: Duration = Duration::from_secs(10);
 /// A neighbour that is quiet for so long is asked whether it lives.
 const PING_AFTER: Duration = Duration::from_millis(500);
-/// And given up when it has not answered for so long.
+/// And given up when it has not answered for so long, or for half of FERROGIN_TIMEOUT: its neighbours, which alone know that
+/// it is silent, tell the others before these run out of time and take the wrong one for the cause.
 const LOST_AFTER: Duration = Duration::from_secs(10);
+/// But not sooner, since a busy machine may let a process wait.
+const LOST_AFTER_LEAST: Duration = Duration::from_secs(2);
 
 const _: () = assert!(channel::ADDRESS_MAX <= HANDLE_MAXSIZE);
 
@@ -40,6 +43,8 @@ pub(super) struct Endpoint {
 pub struct Listener {
     /// None once `connect` took it, or failed: who waits for this rank learns it so.
     pub(super) endpoint: Mutex<Option<Endpoint>>,
+    /// A ring that failed in `connect`, whose last words are on their way.
+    parted: Mutex<Option<Ring>>,
     handle: [u8; HANDLE_MAXSIZE],
 }
 
@@ -63,7 +68,7 @@ impl Listener {
             depth: 4,
             max_message: BLOCK_MAX + 64,
             ping_after: PING_AFTER,
-            lost_after: LOST_AFTER,
+            lost_after: (timeout / 2).clamp(LOST_AFTER_LEAST, LOST_AFTER),
             connect_within: timeout.min(CONNECT),
             ..Config::default()
         };
@@ -73,12 +78,17 @@ impl Listener {
         let mut handle = [0; HANDLE_MAXSIZE];
         let bytes = listener.address().to_bytes();
         handle[..bytes.len()].copy_from_slice(&bytes);
-        Ok(Self { endpoint: Mutex::new(Some(Endpoint { listener, reactor })), handle })
+        Ok(Self { endpoint: Mutex::new(Some(Endpoint { listener, reactor })), parted: Mutex::new(None), handle })
     }
 
     /// The bytes for the other ranks.
     pub fn handle(&self) -> [u8; HANDLE_MAXSIZE] {
         self.handle
+    }
+
+    /// Keeps a ring that has failed until this listener ends: nobody waits in `connect` for its farewell.
+    pub fn park(&self, ring: Ring) {
+        *self.parted.lock().unwrap_or_else(PoisonError::into_inner) = Some(ring);
     }
 
     /// Stops listening: who is waiting for this rank is refused.

@@ -5,6 +5,7 @@ use super::handle::{BLOCK_MAX, Endpoint, Listener, VERSION, address};
 use super::{ControlError, Step};
 use ferrogin_fabric::channel::{Channel, ChannelError, Reactor};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -97,7 +98,11 @@ struct Links {
 }
 
 /// Lets a reactor's channels close before it ends.
-struct Farewell(Option<Reactor>);
+struct Farewell {
+    reactor: Option<Reactor>,
+    /// When the last words were said, where the ring has failed: they go out while the caller learns of it.
+    said: Cell<Option<Instant>>,
+}
 
 impl std::fmt::Debug for Farewell {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -107,8 +112,9 @@ impl std::fmt::Debug for Farewell {
 
 impl Drop for Farewell {
     fn drop(&mut self) {
-        if let Some(reactor) = self.0.take() {
-            reactor.shutdown(FAREWELL);
+        if let Some(reactor) = self.reactor.take() {
+            let passed = self.said.get().map_or(Duration::ZERO, |said| said.elapsed());
+            reactor.shutdown(FAREWELL.saturating_sub(passed));
         }
     }
 }
@@ -117,8 +123,8 @@ impl Ring {
     /// Joins the ring as `rank`. `handles` has one entry for each rank, `listener` is this rank's own.
     ///
     /// # Errors
-    /// A peer that cannot be reached or does not come within `timeout`; handles that are not ours. The listener is
-    /// closed then, so that whoever waits for it learns of the failure.
+    /// A peer that cannot be reached or does not come within `timeout`; handles that are not ours. The listener takes
+    /// nobody in then, so that whoever waits for it learns of the failure.
     pub fn connect(
         listener: &Listener,
         handles: &[[u8; HANDLE_MAXSIZE]],
@@ -152,13 +158,13 @@ impl Ring {
             next_closed: false,
             next_gone: false,
             prev_gone: false,
-            reactor: Farewell(Some(reactor)),
+            reactor: Farewell { reactor: Some(reactor), said: Cell::new(None) },
         };
         // Of two ranks, one calls and the other answers: two endpoints have one channel.
         let alone = nranks == 2;
         let calls = !alone || rank == 0;
         let answers = !alone || rank == 1;
-        if calls && let Some(reactor) = &links.reactor.0 {
+        if calls && let Some(reactor) = &links.reactor.reactor {
             let tell = links.tell.clone();
             reactor.connect_with(&next, move |result| drop(tell.send(News::Called(result))));
         }
@@ -173,7 +179,9 @@ impl Ring {
                 Ok(ring)
             }
             Err(error) => {
-                links.say(Step::Connect, 0, error.culprit().unwrap_or(rank));
+                let culprit = error.culprit().unwrap_or(rank);
+                links.say(Step::Connect, 0, culprit);
+                listener.park(Self { links: Some(links), dead: Some(culprit), ..ring });
                 Err(error)
             }
         }
@@ -293,7 +301,7 @@ impl Ring {
             Err(error) => {
                 let culprit = error.culprit().unwrap_or(self.rank);
                 self.dead = Some(culprit);
-                if let Some(links) = self.links.take() {
+                if let Some(links) = &self.links {
                     links.say(step, sequence, culprit);
                 }
                 Err(error)
@@ -319,6 +327,16 @@ impl Ring {
                 self.shift(step, sequence, (out, blocks[out].as_deref()), (incoming, last), &deadline)?;
         }
         Ok(blocks)
+    }
+
+    /// Sends this rank's block and stops as a process does that is stopped: nothing answers until `others` is hung up.
+    #[cfg(test)]
+    pub(super) fn stop_behind_own_block(&self, step: Step, others: Receiver<()>) {
+        let (sequence, origin) = (self.sequence, self.rank as u32);
+        let head = Frame { status: Status::Block, step: step as u16, sequence, origin, len: 0 };
+        if let Some(next) = self.links.as_ref().and_then(|links| links.next.as_ref()) {
+            next.write(head.emit().to_vec(), move |_| drop(others.recv()));
+        }
     }
 
     /// Sends the block of rank `out` to the next rank while receiving the one of rank `incoming`.
@@ -441,6 +459,7 @@ impl Links {
         for channel in [&self.prev, &self.next].into_iter().flatten() {
             channel.write(frame.emit().to_vec(), |_| ());
         }
+        self.reactor.said.set(Some(Instant::now()));
     }
 }
 

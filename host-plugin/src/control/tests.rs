@@ -4,15 +4,16 @@ use ferrogin_fabric::Libfabric;
 use ferrogin_fabric::channel::{Config, Reactor};
 use std::io::Write;
 use std::net::TcpStream;
-use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(120);
 
-fn listeners(n: usize) -> (Vec<Arc<Listener>>, Vec<[u8; 128]>) {
+fn listeners(n: usize, timeout: Duration) -> (Vec<Arc<Listener>>, Vec<[u8; 128]>) {
     let listeners: Vec<_> =
-        (0..n).map(|_| Arc::new(Listener::open(&Libfabric::load(None).unwrap(), "tcp", LONG).unwrap())).collect();
+        (0..n).map(|_| Arc::new(Listener::open(&Libfabric::load(None).unwrap(), "tcp", timeout).unwrap())).collect();
     let handles = listeners.iter().map(|listener| listener.handle()).collect();
     (listeners, handles)
 }
@@ -23,7 +24,7 @@ fn ranks<T: Send + 'static>(
     timeout: Duration,
     body: impl Fn(usize, Result<Ring, ControlError>) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
-    let (listeners, handles) = listeners(n);
+    let (listeners, handles) = listeners(n, timeout);
     let body = Arc::new(body);
     let threads: Vec<_> = listeners
         .into_iter()
@@ -111,6 +112,31 @@ fn a_rank_that_hangs_is_named_at_the_deadline() {
     assert!(started.elapsed() >= timeout && started.elapsed() < 10 * timeout);
 }
 
+/// The others miss blocks of ranks that live, which the silent one should have passed on.
+#[test]
+fn a_rank_that_stops_between_two_blocks_is_named_by_all() {
+    let (together, (running, others)) = (Barrier::new(5), channel());
+    let ends = Mutex::new((Some(running), Some(others)));
+    ranks(5, Duration::from_secs(8), move |rank, ring| {
+        let mut ring = ring.unwrap();
+        ring.allgather(Step::Connect, Some(&[0])).unwrap();
+        together.wait();
+        if rank == 2 {
+            let others = ends.lock().unwrap().1.take().unwrap();
+            ring.stop_behind_own_block(Step::RegisterWindow, others);
+        } else {
+            let error = ring.allgather(Step::RegisterWindow, Some(&[])).map(drop);
+            let culprit = error.as_ref().err().and_then(ControlError::culprit);
+            together.wait();
+            // Rank 1 has what it wants by the other way round.
+            assert!(culprit == Some(2) || rank == 1 && error.is_ok(), "rank {rank}: {error:?}");
+            return;
+        }
+        together.wait();
+        drop(ends.lock().unwrap().0.take());
+    });
+}
+
 #[test]
 fn ranks_in_different_calls_are_told() {
     ranks(2, LONG, |rank, ring| {
@@ -124,7 +150,7 @@ fn ranks_in_different_calls_are_told() {
 
 #[test]
 fn a_rank_that_died_before_connect_fails_the_others_at_once() {
-    let (mut listeners, handles) = listeners(4);
+    let (mut listeners, handles) = listeners(4, LONG);
     drop(listeners.remove(2));
     let started = Instant::now();
     let threads: Vec<_> = [0, 1, 3]
@@ -153,7 +179,7 @@ fn a_rank_that_died_before_connect_fails_the_others_at_once() {
 
 #[test]
 fn a_rank_that_never_connects_is_named_at_the_deadline() {
-    let (listeners, handles) = listeners(2);
+    let (listeners, handles) = listeners(2, LONG);
     let error = Ring::connect(&listeners[0], &handles, 0, Duration::from_secs(1)).unwrap_err();
     assert!(matches!(error, ControlError::Timeout { rank: 1, step: Step::Connect, seconds: 1, .. }), "{error}");
     let place = address(&handles[1]).unwrap().endpoint();
@@ -162,7 +188,7 @@ fn a_rank_that_never_connects_is_named_at_the_deadline() {
 
 #[test]
 fn strangers_are_turned_away() {
-    let (listeners, handles) = listeners(2);
+    let (listeners, handles) = listeners(2, LONG);
     let at = address(&handles[1]).unwrap();
     // Some only make connections, and some of those say something.
     let mut strangers: Vec<_> = (0..20).map(|_| TcpStream::connect(&*at.endpoint()).unwrap()).collect();
@@ -195,7 +221,7 @@ fn strangers_are_turned_away() {
 
 #[test]
 fn handles_in_another_order_are_refused() {
-    let (listeners, mut handles) = listeners(3);
+    let (listeners, mut handles) = listeners(3, LONG);
     handles.swap(0, 1);
     let error = Ring::connect(&listeners[0], &handles, 0, LONG).unwrap_err();
     assert!(matches!(error, ControlError::WrongOrder { rank: 0 }), "{error}");
