@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::incoming::LENGTH_ROOM;
 use super::link::{Closing, Link, Opened, State};
 use super::listen::Listening;
 use super::transport::{Addr, Event, Fault, Pattern, Receiving, Transport};
@@ -45,6 +46,9 @@ pub(super) enum Operation {
     SendControl = 5,
     ReceiveControl = 6,
     ReceiveUnknown = 7,
+    LookUnknown = 8,
+    LookPayload = 9,
+    Discard = 10,
 }
 
 /// Channels are numbered with 28 bits and never twice.
@@ -66,6 +70,9 @@ fn parse_token(token: u64) -> Option<(Operation, u32, u32)> {
         5 => Operation::SendControl,
         6 => Operation::ReceiveControl,
         7 => Operation::ReceiveUnknown,
+        8 => Operation::LookUnknown,
+        9 => Operation::LookPayload,
+        10 => Operation::Discard,
         _ => return None,
     };
     Some((operation, (token >> 32) as u32 & NOBODY, token as u32))
@@ -73,6 +80,9 @@ fn parse_token(token: u64) -> Option<(Operation, u32, u32)> {
 
 /// Receives for control messages that are posted at a time: few, because providers look through them for every message.
 const CONTROL_RECEIVES: u32 = 4;
+/// Room for a control message; longer than one, because who sent what was cut off need not be known.
+const CONTROL_ROOM: usize = 4096;
+const _: () = assert!(CONTROL_ROOM > CONTROL_MAX);
 /// Room for messages with unknown tags; what they say is of no interest.
 const UNKNOWN_ROOM: usize = 8;
 /// Failed receives in a row that are laid to messages; more are the endpoint's failure.
@@ -92,8 +102,10 @@ pub(crate) struct Engine<T> {
     /// Receives of the endpoint itself that it did not take yet.
     unposted: Vec<(Operation, u32, Vec<u8>)>,
     unknown: Vec<Pattern>,
-    /// Which of them have a receive posted.
+    /// Which of them are being looked for.
     looking: Vec<bool>,
+    /// A tag that was seen without a sender; all peers were asked for it.
+    hunted: Option<u64>,
     /// Channels to pump in [`Engine::go_on`].
     marked: Vec<u32>,
     /// Room for them meanwhile.
@@ -125,6 +137,7 @@ impl<T: Transport> Engine<T> {
             unsent: VecDeque::new(),
             unposted: control.collect(),
             looking: vec![false; unknown.len()],
+            hunted: None,
             unknown,
             marked: Vec::new(),
             pumping: Vec::new(),
@@ -401,14 +414,15 @@ impl<T: Transport> Engine<T> {
         self.give_up(channel, error, super::Reason::Violation);
     }
 
-    /// Looks whether messages with unknown tags lie about. Receives for them are posted and taken back at once, which finds what
-    /// is there: left posted, they would be in the way of every other message.
+    /// Looks whether messages with unknown tags lie about.
     pub(super) fn look_for_unknown(&mut self) {
         for index in 0..self.unknown.len() {
             if !self.looking[index] {
-                let token = token(Operation::ReceiveUnknown, NOBODY, index as u32);
-                let posted = self.transport.receive(None, self.unknown[index], Vec::new(), UNKNOWN_ROOM, token);
-                self.looking[index] = matches!(posted, Receiving::Posted);
+                let token = token(Operation::LookUnknown, NOBODY, index as u32);
+                self.looking[index] = self.transport.look(None, self.unknown[index], token);
+                if !self.looking[index] {
+                    self.take_unknown(index);
+                }
             }
         }
         self.transport.cancel(&|token| {
@@ -416,11 +430,61 @@ impl<T: Transport> Engine<T> {
         });
     }
 
+    /// Takes a message with an unknown tag where the transport cannot look, or where it is no peer's. The receive is taken back with
+    /// the next look: left posted, it would be in the way of every other message.
+    fn take_unknown(&mut self, index: usize) {
+        let token = token(Operation::ReceiveUnknown, NOBODY, index as u32);
+        let posted = self.transport.receive(None, self.unknown[index], Vec::new(), UNKNOWN_ROOM, token);
+        self.looking[index] = matches!(posted, Receiving::Posted);
+    }
+
+    /// The transport has looked at what waits.
+    fn seen(&mut self, operation: Operation, channel: u32, index: u32, found: Option<(u64, Option<Addr>)>) {
+        let now = self.now;
+        if operation == Operation::LookPayload {
+            if let Some(link) = self.link(channel) {
+                link.inc.seen(found.map(|(tag, _)| (tag & ID_MASK) as u32), now);
+            }
+            return;
+        }
+        let index = index as usize;
+        let of_channel = self.link(channel).map(|link| link.addr);
+        if of_channel.is_none()
+            && let Some(looking) = self.looking.get_mut(index)
+        {
+            *looking = false;
+        }
+        let Some((tag, from)) = found else { return };
+        if let Some(from) = from.or(of_channel) {
+            let token = token(Operation::Discard, NOBODY, 0);
+            // What cannot be taken now is seen again.
+            self.transport.receive(Some(from), Pattern { tag, ignore: 0 }, Vec::new(), UNKNOWN_ROOM, token);
+            self.unknown_tag(tag, Some(from));
+        } else if self.hunted.replace(tag) == Some(tag) {
+            // No peer's, or it would be gone.
+            self.hunted = None;
+            self.take_unknown(index);
+        } else {
+            for channel in 0..self.links.len() as u32 {
+                let Some(from) = self.link(channel).map(|link| link.addr) else { continue };
+                let token = token(Operation::LookUnknown, channel, index as u32);
+                self.transport.look(Some(from), Pattern { tag, ignore: 0 }, token);
+            }
+        }
+    }
+
+    fn unknown_tag(&mut self, tag: u64, from: Option<Addr>) {
+        match from.and_then(|from| self.by_addr.get(&from)).copied() {
+            Some(channel) => self.broken(channel, Violation::UnknownTag { tag }),
+            None => log::warn!("a message with tag {tag:#x} from nobody known was dropped"),
+        }
+    }
+
     /// Posts the receives of the endpoint itself.
     fn post_own(&mut self) {
         while let Some((operation, index, room)) = self.unposted.pop() {
             let pattern = Pattern { tag: CONTROL, ignore: ID_MASK };
-            match self.transport.receive(None, pattern, room, CONTROL_MAX, token(operation, NOBODY, index)) {
+            match self.transport.receive(None, pattern, room, CONTROL_ROOM, token(operation, NOBODY, index)) {
                 Receiving::Posted => {}
                 Receiving::Again(room) => {
                     self.unposted.push((operation, index, room));
@@ -479,6 +543,11 @@ impl<T: Transport> Engine<T> {
                 Some((operation, channel, id)) => self.received(operation, channel, id, bytes, tag, result),
                 None => {}
             },
+            Event::Seen { token, found } => {
+                if let Some((operation, channel, index)) = parse_token(token) {
+                    self.seen(operation, channel, index, found);
+                }
+            }
         }
     }
 
@@ -538,7 +607,7 @@ impl<T: Transport> Engine<T> {
                 return;
             }
             Err(Fault::Truncated) if operation == Operation::ReceiveLength => {
-                Some(Violation::LengthSize { id: (tag & ID_MASK) as u32, bytes: bytes.len() })
+                Some(Violation::LengthSize { id: (tag & ID_MASK) as u32, bytes: LENGTH_ROOM + 1 })
             }
             Err(Fault::Truncated) => Some(link.inc.too_long(id)),
             Err(Fault::Failed(source)) => {
@@ -562,7 +631,6 @@ impl<T: Transport> Engine<T> {
         from: Option<Addr>,
         result: Result<(), Fault>,
     ) {
-        let channel = from.and_then(|from| self.by_addr.get(&from)).copied();
         match result {
             Ok(()) | Err(Fault::Truncated) => self.failures = 0,
             Err(Fault::Cancelled) => return,
@@ -576,12 +644,8 @@ impl<T: Transport> Engine<T> {
                 return;
             }
         }
-        if operation == Operation::ReceiveControl && result.is_ok() && self.control(bytes) {
-            return;
-        }
-        match channel {
-            Some(channel) => self.broken(channel, Violation::UnknownTag { tag }),
-            None => log::warn!("a message with tag {tag:#x} from nobody known was dropped"),
+        if operation != Operation::ReceiveControl || result.is_err() || !self.control(bytes) {
+            self.unknown_tag(tag, from);
         }
     }
 }

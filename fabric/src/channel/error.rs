@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::incoming::LENGTH_ROOM;
 use crate::Error;
 
 /// Why a write, a read, a connect or a close did not come to its end. Messages name the peer.
@@ -147,16 +148,20 @@ impl Reason {
     }
 }
 
+fn length_size(bytes: usize) -> String {
+    if bytes > LENGTH_ROOM { format!("more than {LENGTH_ROOM} bytes") } else { format!("{bytes} bytes") }
+}
+
 /// How a peer broke the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
     /// A length message that is not 8 bytes long.
-    #[error("the length of message {id} has {bytes} bytes instead of 8")]
+    #[error("the length of message {id} has {} instead of 8", length_size(*bytes))]
     LengthSize {
         /// Whose.
         id: u32,
-        /// What came.
+        /// What came; 17 stands for all beyond 16.
         bytes: usize,
     },
     /// A length beyond what was agreed.

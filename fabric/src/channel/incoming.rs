@@ -11,7 +11,7 @@ use super::{ChannelError, ReadDone, Violation};
 use crate::Error;
 
 /// Room for a length message; longer than one, so that a longer one is seen.
-const LENGTH_ROOM: usize = 16;
+pub(super) const LENGTH_ROOM: usize = 16;
 /// How far ahead of the oldest incomplete message another may come.
 const AHEAD: usize = 1 << 16;
 /// Messages read between two reports to the peer.
@@ -50,6 +50,8 @@ pub(super) struct Incoming {
     asked: u32,
     /// Since when the front message is begun (itself or a later one) and not whole.
     stuck_since: Option<Instant>,
+    /// While nothing is begun: the id of a payload that waits without a length, and when it was first seen.
+    stray: Option<(u32, Instant)>,
 }
 
 impl Incoming {
@@ -66,6 +68,7 @@ impl Incoming {
             max_message,
             asked: 0,
             stuck_since: None,
+            stray: None,
         }
     }
 
@@ -171,6 +174,7 @@ impl Incoming {
             return Err(Violation::OutOfTurn { id, expected: self.next });
         }
         *entry = Some(Arriving::Announced(len));
+        self.stray = None;
         Ok(())
     }
 
@@ -209,7 +213,13 @@ impl Incoming {
 
     /// Finds a message that was begun and does not go on: `allowed` gives the time for a number of bytes.
     pub fn overdue(&mut self, now: Instant, allowed: impl Fn(usize) -> Duration) -> Option<Violation> {
-        if self.reads.is_empty() || self.window.is_empty() {
+        if self.is_waiting() {
+            self.stuck_since = None;
+            let (id, since) = self.stray?;
+            let waited = now.duration_since(since);
+            return (waited >= allowed(0)).then_some(Violation::Missing { id, missing: "length", waited });
+        }
+        if self.reads.is_empty() {
             self.stuck_since = None;
             return None;
         }
@@ -226,7 +236,19 @@ impl Incoming {
 
     /// The own loop was away: deadlines start again.
     pub fn excuse(&mut self) {
-        self.stuck_since = None;
+        (self.stuck_since, self.stray) = (None, None);
+    }
+
+    /// Reads wait, and nothing is begun.
+    pub fn is_waiting(&self) -> bool {
+        !self.reads.is_empty() && self.window.is_empty()
+    }
+
+    /// Looking for payloads has found that of message `id`, or none.
+    pub fn seen(&mut self, id: Option<u32>, now: Instant) {
+        let id = id.filter(|_| self.is_waiting());
+        let before = self.stray.filter(|(before, _)| Some(*before) == id);
+        self.stray = before.or(id.map(|id| (id, now)));
     }
 
     /// Reads that wait.

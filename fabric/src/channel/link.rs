@@ -55,6 +55,8 @@ pub(super) struct Link {
     /// No user holds it any more.
     pub forgotten: bool,
     pub heard: Instant,
+    /// When payloads without a length were last looked for.
+    pub looked: Instant,
     /// Since when an answer to a ping is due.
     pub asked: Option<Instant>,
     /// It is to be pumped.

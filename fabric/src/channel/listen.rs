@@ -10,8 +10,8 @@ use super::engine::{Call, Engine, NOBODY, OpenDone, Operation, token};
 use super::incoming::Incoming;
 use super::link::{Link, Opened, State};
 use super::outgoing::Outgoing;
-use super::transport::{Addr, Sending, Transport};
-use super::wire::{self, Address, CONTROL, Control, Kind, NAME_MAX, VERSION};
+use super::transport::{Addr, Pattern, Sending, Transport};
+use super::wire::{self, Address, CONTROL, Control, ID_MASK, Kind, NAME_MAX, PAYLOAD, VERSION};
 use super::{ChannelError, Reason};
 
 /// Channels that may wait to be accepted, per listener.
@@ -173,6 +173,7 @@ impl<T: Transport> Engine<T> {
             their_end: None,
             forgotten: false,
             heard: self.now,
+            looked: self.now,
             asked: None,
             marked: false,
         };
@@ -426,6 +427,12 @@ impl<T: Transport> Engine<T> {
                 }
                 continue;
             }
+            if link.inc.is_waiting() && late(link.looked, ping_after) {
+                link.looked = now;
+                let (addr, pattern) = (link.addr, Pattern { tag: PAYLOAD, ignore: ID_MASK });
+                self.transport.look(Some(addr), pattern, token(Operation::LookPayload, channel, 0));
+            }
+            let Some(link) = self.link(channel) else { continue };
             match link.asked {
                 Some(asked) => {
                     let bytes = link.inc.bytes_under_way().saturating_add(link.out.bytes_under_way());

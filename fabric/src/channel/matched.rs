@@ -90,6 +90,15 @@ enum Unmatched {
     Announced(Header),
 }
 
+impl Unmatched {
+    fn tag(&self) -> u64 {
+        match self {
+            Self::Whole(tag, _) => *tag,
+            Self::Announced(header) => header.tag,
+        }
+    }
+}
+
 /// A receive whose pieces come in.
 struct Filling {
     from: Peer,
@@ -448,10 +457,7 @@ impl State {
     /// An unmatched message of `from` that a pattern takes.
     fn unmatched(&mut self, from: Peer, pattern: Pattern) -> Option<Unmatched> {
         let queue = &mut self.peer(from).unmatched;
-        let at = queue.iter().position(|message| match message {
-            Unmatched::Whole(tag, _) => pattern.matches(*tag),
-            Unmatched::Announced(header) => pattern.matches(header.tag),
-        })?;
+        let at = queue.iter().position(|message| pattern.matches(message.tag()))?;
         queue.remove(at)
     }
 }
@@ -529,6 +535,18 @@ impl Transport for Matched {
                 Receiving::Posted
             }
         }
+    }
+
+    fn look(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
+        let all = 0..self.state.peers.len() as u32;
+        let peers = from.map_or(all, |from| from.0 as u32..from.0 as u32 + 1);
+        let found = peers.map(Peer).find_map(|peer| {
+            let waiting = &self.state.peers.get(peer.index())?.unmatched;
+            let tag = waiting.iter().map(Unmatched::tag).find(|tag| pattern.matches(*tag))?;
+            Some((tag, Some(addr(peer))))
+        });
+        self.state.events.push(Event::Seen { token, found });
+        true
     }
 
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {

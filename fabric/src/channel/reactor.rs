@@ -455,6 +455,10 @@ impl Transport for Nowhere {
         Receiving::Again(room)
     }
 
+    fn look(&mut self, _: Option<Addr>, _: Pattern, _: u64) -> bool {
+        false
+    }
+
     fn cancel(&mut self, _: &dyn Fn(u64) -> bool) {}
 
     fn poll(&mut self, _: &mut Vec<Event>) -> Result<(), Error> {
@@ -493,6 +497,10 @@ impl Transport for Box<dyn Transport> {
 
     fn receive(&mut self, from: Option<Addr>, pattern: Pattern, room: Vec<u8>, len: usize, token: u64) -> Receiving {
         (**self).receive(from, pattern, room, len, token)
+    }
+
+    fn look(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
+        (**self).look(from, pattern, token)
     }
 
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {

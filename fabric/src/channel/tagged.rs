@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::Payload;
 use super::transport::{Addr, Event, Fault, Pattern, Receiving, Sending, Transport};
-use crate::bindings::{self, fi_context2, fid_ep};
+use crate::bindings::{self, fi_context2, fi_msg_tagged, fid_ep};
 use crate::completion::CompletionError;
 use crate::datagrams;
 use crate::table::entry;
@@ -34,6 +34,7 @@ type Recv = unsafe extern "C" fn(
     u64,
     *mut c_void,
 ) -> isize;
+type Look = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_tagged, u64) -> isize;
 type Inject = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, bindings::fi_addr_t, u64) -> isize;
 
 /// Completions taken from the queue at once.
@@ -45,6 +46,7 @@ enum Use {
     Free,
     Send(Payload),
     Receive(Vec<u8>),
+    Look,
 }
 
 /// The context of an operation: room for the provider in front (`FI_CONTEXT2`), then which it is.
@@ -69,6 +71,8 @@ pub(crate) struct Tagged {
     send: Send,
     recv: Recv,
     inject: Option<Inject>,
+    /// None where the provider cannot look (`FI_PEEK`).
+    look: Option<Look>,
     inject_size: usize,
     /// The provider says from whom a message is.
     knows_senders: bool,
@@ -109,6 +113,7 @@ impl Tagged {
         let send = entry!(lib, table, fi_ops_tagged, send, "fi_tsend")?;
         let recv = entry!(lib, table, fi_ops_tagged, recv, "fi_trecv")?;
         let inject = entry!(lib, table, fi_ops_tagged, inject, "fi_tinject").ok();
+        let look = entry!(lib, table, fi_ops_tagged, recvmsg, "fi_trecvmsg").ok();
         Ok(Self {
             name: endpoint.name()?,
             endpoint,
@@ -117,6 +122,7 @@ impl Tagged {
             send,
             recv,
             inject,
+            look,
             inject_size: info.inject_size(),
             knows_senders,
             records: Vec::new(),
@@ -163,15 +169,16 @@ impl Tagged {
             return;
         }
         let (token, usage) = self.release(Self::index_of(completion.context));
+        let from = (self.knows_senders && sender != bindings::FI_ADDR_NOTAVAIL).then_some(Addr(sender));
         match usage {
             Use::Send(body) => events.push(Event::Sent { token, body, result: Ok(()) }),
             Use::Receive(mut bytes) => {
                 let len = completion.len.min(bytes.capacity());
                 // SAFETY: the provider wrote that many bytes at its start, and the capacity has them.
                 unsafe { bytes.set_len(len) };
-                let from = (self.knows_senders && sender != bindings::FI_ADDR_NOTAVAIL).then_some(Addr(sender));
                 events.push(Event::Received { token, bytes, tag: completion.tag, from, result: Ok(()) });
             }
+            Use::Look => events.push(Event::Seen { token, found: Some((completion.tag, from)) }),
             Use::Free => {}
         }
     }
@@ -194,6 +201,13 @@ impl Tagged {
                     _ => Fault::Failed(failure.into_error("fi_trecv")),
                 };
                 events.push(Event::Received { token, bytes, tag, from: None, result: Err(fault) });
+            }
+            Use::Look => {
+                if failure.code != bindings::FI_ENOMSG {
+                    log::debug!("{} cannot look: {}", self.provider, failure.into_error("fi_trecvmsg"));
+                    self.look = None;
+                }
+                events.push(Event::Seen { token, found: None });
             }
             Use::Free => {}
         }
@@ -284,6 +298,33 @@ impl Transport for Tagged {
             AGAIN => Receiving::Again(room),
             code => Receiving::Failed(room, self.failure("fi_trecv", code)),
         }
+    }
+
+    fn look(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
+        let (Some(look), endpoint) = (self.look, self.endpoint.as_ptr()) else { return false };
+        let (index, context) = self.begin(token, Use::Look);
+        let addr = from.map_or(bindings::FI_ADDR_UNSPEC, |addr| addr.0);
+        let message = fi_msg_tagged {
+            msg_iov: ptr::null(),
+            desc: ptr::null_mut(),
+            iov_count: 0,
+            addr,
+            tag: pattern.tag,
+            ignore: pattern.ignore,
+            context,
+            data: 0,
+        };
+        // SAFETY: open endpoint, a message without buffers that lives over the call; the context stays until the completion.
+        let code = unsafe { look(endpoint, &message, bindings::FI_PEEK | bindings::FI_COMPLETION) };
+        if code == 0 {
+            return true;
+        }
+        self.release(index);
+        if code != AGAIN {
+            log::debug!("{}: {}", self.provider, self.failure("fi_trecvmsg", code));
+            self.look = None;
+        }
+        false
     }
 
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {

@@ -61,7 +61,10 @@ pub(crate) enum Event {
     /// A send; the transport does not read the payload any more.
     Sent { token: u64, body: Payload, result: Result<(), Error> },
     /// A receive; the buffer holds what came. `from` is the sender if the transport can tell.
+    /// It need not be known of a message that was cut off.
     Received { token: u64, bytes: Vec<u8>, tag: u64, from: Option<Addr>, result: Result<(), Fault> },
+    /// A look at what waits: tag and sender of the first message that the pattern takes, the sender if the transport can tell.
+    Seen { token: u64, found: Option<(u64, Option<Addr>)> },
 }
 
 /// Tagged messages of one endpoint. Buffers move in with an operation and out with its event: whoever implements this keeps
@@ -80,6 +83,9 @@ pub(crate) trait Transport: Send + 'static {
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64) -> Sending;
     /// Takes a message of at most `len` bytes from `from` (None: from anyone) into `room`, whose contents are lost.
     fn receive(&mut self, from: Option<Addr>, pattern: Pattern, room: Vec<u8>, len: usize, token: u64) -> Receiving;
+    /// Looks for a message of `from` (None: of anyone) that waits for a receive, and leaves it there: [`Event::Seen`] comes. False when
+    /// the transport cannot look.
+    fn look(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool;
     /// Asks for receives to end early: each still gives one event.
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool);
     /// Makes progress and appends what has ended.

@@ -160,6 +160,14 @@ fn a_length_without_a_payload() {
 }
 
 #[test]
+fn a_payload_without_a_length() {
+    let mut stage = Stage::new();
+    stage.say(PAYLOAD | 4, b"abc".to_vec());
+    stage.run_as(150, true);
+    stage.ended(|error| broken(error, |v| matches!(v, Violation::Missing { id: 4, missing: "length", .. })));
+}
+
+#[test]
 fn a_message_that_is_left_out() {
     let mut stage = Stage::new();
     stage.say(LENGTH | 1, 0u64.to_le_bytes().to_vec());

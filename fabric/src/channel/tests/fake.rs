@@ -157,8 +157,11 @@ fn received(posted: Posted, message: Message) -> Event {
     let Posted { mut room, len, token, .. } = posted;
     room.clear();
     room.extend_from_slice(&message.bytes[..message.bytes.len().min(len)]);
-    let result = if message.bytes.len() <= len { Ok(()) } else { Err(Fault::Truncated) };
-    Event::Received { token, bytes: room, tag: message.tag, from: Some(Addr(message.from as u64)), result }
+    let fits = message.bytes.len() <= len;
+    let result = if fits { Ok(()) } else { Err(Fault::Truncated) };
+    // Of what was cut off, most providers do not tell the sender.
+    let from = fits.then_some(Addr(message.from as u64));
+    Event::Received { token, bytes: room, tag: message.tag, from, result }
 }
 
 impl Transport for Fake {
@@ -210,6 +213,20 @@ impl Transport for Fake {
             None => port.posted.push(posted),
         }
         Receiving::Posted
+    }
+
+    fn look(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
+        let mut state = self.net.state();
+        if state.again() {
+            return false;
+        }
+        let port = &mut state.ports[self.port];
+        let fits = |message: &&Message| {
+            pattern.matches(message.tag) && from.is_none_or(|from| from.0 as usize == message.from)
+        };
+        let found = port.unexpected.iter().find(fits).map(|message| (message.tag, Some(Addr(message.from as u64))));
+        port.events.push(Event::Seen { token, found });
+        true
     }
 
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
