@@ -58,7 +58,20 @@ pub struct Config {
     pub timeout: Duration,
     /// FERROGIN_TRACE: file for the set-up trace.
     pub trace: Option<PathBuf>,
+    /// Variables that begin as settings do and are none: misspelt ones, or those of another program.
+    pub unknown: Vec<String>,
 }
+
+/// All settings of the plugin.
+pub const SETTINGS: [&str; 7] = [
+    "FERROGIN_PROVIDER",
+    "FERROGIN_DEVICE",
+    "FERROGIN_POST",
+    "FERROGIN_TIMEOUT",
+    "FERROGIN_CONTROL",
+    "FERROGIN_LIBFABRIC",
+    "FERROGIN_TRACE",
+];
 
 /// A variable has a value that means nothing.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -88,7 +101,9 @@ impl Config {
 
     /// Reads the process environment.
     pub fn from_env() -> Result<Self, ConfigError> {
-        Self::from_lookup(|name| std::env::var_os(name))
+        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+        let unknown = names.filter(|name| name.starts_with("FERROGIN_") && !SETTINGS.contains(&&**name)).collect();
+        Ok(Self { unknown, ..Self::from_lookup(|name| std::env::var_os(name))? })
     }
 
     /// Reads settings through `lookup`. An empty value counts as unset.
@@ -123,6 +138,7 @@ impl Config {
             },
             timeout: Duration::from_secs(timeout),
             trace: get("FERROGIN_TRACE").map(PathBuf::from),
+            unknown: Vec::new(),
         })
     }
 }

@@ -50,14 +50,6 @@ pub enum Error {
     /// More was asked for than a card has.
     #[error("{0}")]
     Budget(String),
-    /// The trace file.
-    #[error("FERROGIN_TRACE={path} cannot be written: {source}")]
-    Trace {
-        /// The file.
-        path: String,
-        /// Why not.
-        source: std::io::Error,
-    },
     /// A failure of the system.
     #[error("{call} failed: {source}")]
     System {
@@ -88,7 +80,7 @@ impl Error {
                 DeviceError::System { .. } => nccl::SYSTEM_ERROR,
                 DeviceError::Bounds { .. } => nccl::INTERNAL_ERROR,
             },
-            Self::Fabric { .. } | Self::Budget(_) | Self::Trace { .. } | Self::System { .. } => nccl::SYSTEM_ERROR,
+            Self::Fabric { .. } | Self::Budget(_) | Self::System { .. } => nccl::SYSTEM_ERROR,
         }
     }
 

@@ -1,13 +1,14 @@
 //! What `init` finds out: libfabric, the cards, and which of them make a NCCL device.
 
-use crate::config::{Config, Provider};
+use crate::config::{Config, Provider, SETTINGS};
+use crate::control::Listener;
 use crate::device::{self, DeviceKind};
 use crate::error::Error;
 use crate::trace;
 use ferrogin_fabric::{Hints, Info, Libfabric, Version, bindings};
 use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetPropertiesV12, NetVDevicePropsV12};
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, OsString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -52,10 +53,14 @@ impl Plugin {
     /// Settings that are not understood; no libfabric, no card, no GPU: each names its cure.
     pub fn open() -> Result<Arc<Self>, Error> {
         let config = Config::from_env()?;
-        trace::start(config.trace.as_deref()).map_err(|source| {
-            let path = config.trace.as_deref().unwrap_or(Path::new("")).display().to_string();
-            Error::Trace { path, source }
-        })?;
+        trace::start(config.trace.as_deref());
+        if !config.unknown.is_empty() {
+            crate::info!(
+                "not a setting of the plugin: {} (settings: {})",
+                config.unknown.join(", "),
+                SETTINGS.join(", ")
+            );
+        }
         let _span = trace::span("init", 0);
         let lib = Libfabric::load(None).map_err(Error::fabric("ferrogin needs libfabric"))?;
         let device = device::open(config.device, config.provider);
@@ -63,6 +68,7 @@ impl Plugin {
         let kind = device.as_ref().map_or(DeviceKind::Cpu, |device| device.kind());
         let cards = find_cards(&lib, config.provider, kind)?;
         let device = device?;
+        check_control(&lib, &config)?;
         let devices = group(cards);
         let plugin = Self { lib, devices, kind: device.kind(), ptr_support: device.ptr_support(), config };
         crate::info!(
@@ -206,6 +212,18 @@ fn find_cards(lib: &Arc<Libfabric>, provider: Provider, kind: DeviceKind) -> Res
     // softefa2 comes before softefa10.
     cards.sort_by_key(|card| (card.pci_address(), card.domain_name().len(), card.domain_name()));
     Ok(cards)
+}
+
+/// Finds out once for each setting whether set-up's messages can be carried, for which an endpoint is opened and closed.
+fn check_control(lib: &Arc<Libfabric>, config: &Config) -> Result<(), Error> {
+    static GOOD: Mutex<BTreeSet<(String, Option<OsString>)>> = Mutex::new(BTreeSet::new());
+    let setting = (config.control().to_owned(), std::env::var_os("NCCL_SOCKET_IFNAME"));
+    let mut good = GOOD.lock().unwrap_or_else(PoisonError::into_inner);
+    if !good.contains(&setting) {
+        drop(Listener::open(lib, config.control(), config.timeout)?);
+        good.insert(setting);
+    }
+    Ok(())
 }
 
 /// Whether the kernel knows any RDMA device.

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const END: &[u8] = b"\n]\n";
 
 struct Sink {
-    path: PathBuf,
     file: File,
 }
 
@@ -23,7 +22,7 @@ impl Sink {
     /// Opens or makes the file.
     fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        let mut sink = Self { path: path.to_owned(), file };
+        let mut sink = Self { file };
         let held = sink.lock()?;
         sink.place()?;
         drop(held);
@@ -60,7 +59,13 @@ impl Sink {
     }
 }
 
-static SINK: Mutex<Option<Sink>> = Mutex::new(None);
+/// What FERROGIN_TRACE asks for, and the file, unless it failed.
+struct Trace {
+    path: Option<PathBuf>,
+    sink: Option<Sink>,
+}
+
+static TRACE: Mutex<Trace> = Mutex::new(Trace { path: None, sink: None });
 
 /// The trace's clock, by a steady one: both at the same moment. Ranks of one host, and of hosts whose clocks agree, stand
 /// beside each other.
@@ -69,18 +74,25 @@ fn origin() -> (Duration, Instant) {
     *ORIGIN.get_or_init(|| (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Instant::now()))
 }
 
-/// Starts writing to `path`; `None` stops.
-///
-/// # Errors
-/// The file cannot be made, or holds something else.
-pub fn start(path: Option<&Path>) -> io::Result<()> {
-    let mut sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
-    if sink.as_ref().map(|sink| sink.path.as_path()) != path {
-        *sink = None;
+/// Starts writing to `path`; `None` stops. A file that cannot be written is one WARN line and no trace: it must not cost the job
+/// its cards.
+pub fn start(path: Option<&Path>) {
+    let mut trace = TRACE.lock().unwrap_or_else(PoisonError::into_inner);
+    if trace.path.as_deref() != path {
         origin();
-        *sink = path.map(Sink::open).transpose()?;
+        *trace = Trace { path: path.map(Path::to_owned), sink: None };
+        match path.map(Sink::open).transpose() {
+            Ok(sink) => trace.sink = sink,
+            Err(error) => give_up(&mut trace, &error),
+        }
     }
-    Ok(())
+}
+
+/// Says once why there is no trace, or no more of it.
+fn give_up(trace: &mut Trace, error: &io::Error) {
+    trace.sink = None;
+    let path = trace.path.as_deref().unwrap_or(Path::new("")).display();
+    crate::warn!("FERROGIN_TRACE={path} cannot be written ({error}): going on without a trace");
 }
 
 /// CPU time that this thread has used.
@@ -112,8 +124,8 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        let mut sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(sink) = sink.as_mut() else { return };
+        let mut trace = TRACE.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(sink) = trace.sink.as_mut() else { return };
         let (time, steady) = origin();
         let begin = (time + self.started.saturating_duration_since(steady)).as_micros();
         let duration = self.started.elapsed().as_micros();
@@ -127,7 +139,9 @@ impl Drop for Span {
             notes.join(",")
         );
         // A full disk must not end a job.
-        let _ = sink.add(&event);
+        if let Err(error) = sink.add(&event) {
+            give_up(&mut trace, &error);
+        }
     }
 }
 
@@ -138,17 +152,17 @@ mod tests {
     #[test]
     fn steps_are_written_as_they_end() {
         let path = std::env::temp_dir().join(format!("ferrogin-trace-{}.json", std::process::id()));
-        start(Some(&path)).unwrap();
+        start(Some(&path));
         drop(span("outer", 3));
-        start(None).unwrap();
+        start(None);
         drop(span("unseen", 3));
         // Another process, or a later run.
-        start(Some(&path)).unwrap();
+        start(Some(&path));
         let mut second = span("second", 4);
         second.note("addresses", 12);
         second.note("endpoints", 3);
         drop(second);
-        start(None).unwrap();
+        start(None);
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!((lines[0], lines.len(), lines[3]), ("[", 4, "]"), "{text}");
@@ -159,9 +173,11 @@ mod tests {
         assert!(lines[2].starts_with("{\"name\":\"second\""), "{text}");
         assert!(lines[2].contains("\"tid\":4,\"args\":{\"addresses\":12,\"endpoints\":3,\"cpu_us\":"), "{text}");
         std::fs::write(&path, "something else").unwrap();
-        assert!(start(Some(&path)).is_err());
+        start(Some(&path));
+        drop(span("unseen", 3));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "something else");
         std::fs::remove_file(&path).unwrap();
-        assert!(start(Some(Path::new("/nonexistent/trace.json"))).is_err());
+        start(Some(Path::new("/nonexistent/trace.json")));
+        start(None);
     }
 }

@@ -109,7 +109,12 @@ fn register_rails(
     memory: &WindowMemory,
 ) -> Result<Vec<Registered>, Error> {
     let register = |rail: &std::sync::Arc<crate::rail::Rail>| {
-        let what = || format!("registering {size} bytes at {data:p} with card {}", rail.name());
+        let what = || {
+            format!(
+                "registering {size} bytes at {data:p}, which must be readable and writable, with card {}",
+                rail.name()
+            )
+        };
         let region = match memory {
             WindowMemory::Address | WindowMemory::CudaAddress(_) => Region::Va { addr: data.cast(), len: size },
             WindowMemory::DmaBuf { fd, offset } => {

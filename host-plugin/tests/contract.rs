@@ -7,7 +7,7 @@ use ferrogin_device::{Action, Flags, Window as DeviceWindow};
 use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::nccl;
 use ferrogin_ffi::nccl::GinConfigV14;
-use harness::{alone, config, device, pass_round, ranks, window};
+use harness::{alone, alone_each, config, device, pass_round, ranks, window};
 use mini_nccl::{Bootstrap, Comm, GinContext, Plugin, log};
 use std::sync::Arc;
 
@@ -138,6 +138,49 @@ fn settings_are_traced() {
         assert!(contexts.iter().all(|event| event["args"]["endpoints"] == 3 && event["args"]["addresses"] == 4));
     });
     let _ = std::fs::remove_file(path);
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_one_warning() {
+    let settings = ["/nonexistent/trace.json", "/dev/full"].map(|path| vec![("FERROGIN_TRACE", path)]);
+    alone_each("a_trace_that_cannot_be_written_is_one_warning", &settings, |plugin| {
+        ranks(&plugin, 2, |_, comm| {
+            let (memory, window) = window(&comm, 4096);
+            let context = comm.create_context(&config(1, 0)).expect("a context");
+            pass_round(&comm, &context, 0, &window, &memory, 0);
+        });
+        let lines: Vec<_> = log::take().into_iter().filter(|line| line.is_warn()).collect();
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        let path = std::env::var("FERROGIN_TRACE").expect("set");
+        for part in [&*path, "cannot be written", "without a trace"] {
+            assert!(lines[0].text.contains(part), "{part} in {lines:?}");
+        }
+    });
+}
+
+#[test]
+fn a_variable_that_is_no_setting_is_told() {
+    alone("a_variable_that_is_no_setting_is_told", &[("FERROGIN_TIMOUT", "3")], |plugin| {
+        assert_eq!(Comm::probe(&plugin).expect("an init").len(), 1);
+        let told =
+            infos().into_iter().filter(|line| line.contains("FERROGIN_TIMOUT") && line.contains("FERROGIN_TIMEOUT"));
+        assert_eq!(told.count(), 1);
+    });
+}
+
+/// A later failure would end the job, where NCCL can do without a plugin that does not come up.
+#[test]
+fn init_knows_whether_ranks_can_meet() {
+    let settings = [vec![("FERROGIN_CONTROL", "nothing")], vec![("NCCL_SOCKET_IFNAME", "nowhere")]];
+    alone_each("init_knows_whether_ranks_can_meet", &settings, |plugin| {
+        Comm::probe(&plugin).expect_err("no way to meet");
+        let line = log::last_warn().expect("a line");
+        let (cure, value) = match std::env::var("FERROGIN_CONTROL") {
+            Ok(value) => ("FERROGIN_CONTROL", value),
+            Err(_) => ("NCCL_SOCKET_IFNAME", std::env::var("NCCL_SOCKET_IFNAME").expect("set")),
+        };
+        assert!(line.contains("init") && line.contains(cure) && line.contains(&value), "{line}");
+    });
 }
 
 #[test]

@@ -335,7 +335,9 @@ impl Ring {
         let (sequence, origin) = (self.sequence, self.rank as u32);
         let head = Frame { status: Status::Block, step: step as u16, sequence, origin, len: 0 };
         if let Some(next) = self.links.as_ref().and_then(|links| links.next.as_ref()) {
-            next.write(head.emit().to_vec(), move |_| drop(others.recv()));
+            next.write(head.emit().to_vec(), move |_| {
+                let _ = others.recv();
+            });
         }
     }
 
