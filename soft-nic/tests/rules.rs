@@ -629,6 +629,32 @@ fn a_send_waits_for_a_receive() {
     });
 }
 
+/// `FI_OPT_EFA_RNR_RETRY` says how often.
+#[test]
+fn a_send_without_a_receive_is_given_up_when_asked() {
+    check("a_send_without_a_receive_is_given_up_when_asked", &[], || {
+        let mut world = World::open(0);
+        for times in [0, 1, 6] {
+            let mut end = End::open_after(&world.rig, |ep| {
+                assert_eq!(End::set_retries(ep, 8), -fi::FI_EINVAL, "seven are for ever");
+                assert_eq!(End::set_retries(ep, times), 0);
+            });
+            assert_eq!(End::set_retries(end.ep, 7), -fi::FI_EINVAL, "it is enabled");
+            let to = end.connect(&world.b.name());
+            end.post(to, Operation::Send { data: SendData::One(world.sge()), imm: None });
+            assert_eq!(end.next_status().1, CompStatus::RemoteRnr, "{times} retries");
+            wait_for("the error counter", || end.errors() == 1);
+            assert!(world.b.poll_cq().is_none(), "nothing was received");
+            // The queue pair goes on.
+            end.post(to, write(world.remote(), world.sge()));
+            wait_for("the write", || end.local() == 1);
+            end.close();
+        }
+        assert_eq!(world.b.remote(), 3);
+        world.close();
+    });
+}
+
 /// The table and the tests name the same rules.
 #[test]
 fn the_table_is_complete() {

@@ -60,7 +60,7 @@ fn set_number(ep: &Ep, name: c_int, number: usize) -> Result<i32, Code> {
     if name == fi::FI_OPT_EFA_RNR_RETRY {
         let mut state = ep.state();
         if state.qpn.is_some() {
-            return Err(Code::STATE);
+            return Err(Code::INVAL);
         }
         state.rnr_retry = u8::try_from(number).ok().filter(|n| *n <= RNR_FOR_EVER).ok_or(Code::INVAL)?;
         return Ok(0);

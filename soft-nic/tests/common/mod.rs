@@ -228,6 +228,11 @@ fn va(word: &AtomicU64) -> fi::fi_efa_memory_location {
 
 impl End {
     pub fn open(rig: &Rig) -> Self {
+        Self::open_after(rig, |_| {})
+    }
+
+    /// With what is to be done before it is enabled.
+    pub fn open_after(rig: &Rig, first: impl FnOnce(*mut fi::fid_ep)) -> Self {
         let counts: Box<Counts> = Box::default();
         let (mut ep, mut av, mut cq) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let none: *mut c_void = ptr::null_mut();
@@ -256,6 +261,7 @@ impl End {
         bind(cq.cast(), fi::FI_TRANSMIT | fi::FI_RECV);
         bind(counters[0].cast(), fi::FI_SEND | fi::FI_WRITE | fi::FI_READ);
         bind(counters[1].cast(), fi::FI_REMOTE_WRITE);
+        first(ep);
         call!((*ep).fid.ops, control, ep.cast(), fi::FI_ENABLE, none);
         let (mut sq, mut rq) = (fi::fi_efa_wq_attr::default(), fi::fi_efa_wq_attr::default());
         call!(rig.gda, query_qp_wqs, ep, &raw mut sq, &raw mut rq);
@@ -287,6 +293,13 @@ impl End {
         let mut to = Destination::default();
         call!(self.gda, query_addr, self.ep, addr, &raw mut to.ah, &raw mut to.qpn, &raw mut to.qkey);
         to
+    }
+
+    /// `FI_OPT_EFA_RNR_RETRY`.
+    pub fn set_retries(ep: *mut fi::fid_ep, times: usize) -> i32 {
+        let set = unsafe { (*(*ep).ops).setopt.unwrap() };
+        let (level, name) = (fi::FI_OPT_ENDPOINT as i32, fi::FI_OPT_EFA_RNR_RETRY);
+        unsafe { set(ep.cast(), level, name, (&raw const times).cast(), size_of::<usize>()) }
     }
 
     pub fn doorbell(&self) -> &AtomicU32 {
