@@ -74,10 +74,10 @@ fn inline(name: &str, function: &str) -> Result<String, String> {
             let (offset, value) = rest.split_once("], ").ok_or("a strange st.param")?;
             let offset: usize = offset.strip_prefix('+').map_or(Ok(0), str::parse).map_err(|_| "a strange st.param")?;
             format!("mov.b64 %{}, {value}", offset / 8)
-        } else if line.contains(".param") {
+        } else if line.contains(".param") || line.starts_with("st.b") || line.starts_with("st.v") {
             return Err(line);
         } else {
-            line
+            in_global_memory(line)
         });
     }
     lines.extend(["fgin_done:".to_string(), "}".to_string()]);
@@ -88,6 +88,15 @@ fn inline(name: &str, function: &str) -> Result<String, String> {
     lines.iter().for_each(|line| write(&format!("    \"{line}\\n\"")));
     write(&format!("    : {}\n    : {}\n    : \"memory\");\n}}", outputs.join(", "), inputs.join(", ")));
     Ok(text)
+}
+
+/// A load through a pointer, of which the compiler does not know where it leads. All that posting reads lies in global memory;
+/// without knowing that, every fence has to order shared memory too.
+fn in_global_memory(line: String) -> String {
+    match line.strip_prefix("ld.") {
+        Some(rest) if rest.starts_with('b') || rest.starts_with('v') => format!("ld.global.{rest}"),
+        _ => line,
+    }
 }
 
 /// Registers and labels under names that no compiler gives to its own, percent signs doubled for the others.

@@ -13,6 +13,11 @@ extern "C" __global__ void nccl_put(ncclDevComm comm, ncclTeam team, int peer, n
   gin.put(team, peer, dst, dst_off, src, src_off, bytes, ncclGin_SignalInc{signal});
 }
 
+extern "C" __global__ void nccl_flush(ncclDevComm comm) {
+  ncclGin gin{comm, 0};
+  gin.flush(ncclCoopThread());
+}
+
 #ifndef ONLY_POSTS
 
 extern "C" __global__ void nccl_all(ncclDevComm comm, int peer, ncclWindow_t dst, ncclWindow_t src, size_t bytes,

@@ -176,21 +176,23 @@ costs() {
         cubin own "${nccl[@]}" || return 1
     {
         python3 "$here/sass.py" nvdisasm gin.cubin gin.log gin_put_value gin_put gin_signal
-        python3 "$here/sass.py" nvdisasm nccl.cubin nccl.log nccl_put_value nccl_put
-        python3 "$here/sass.py" nvdisasm own.cubin own.log nccl_put_value nccl_put | sed 's/^nccl/own_nccl/'
+        python3 "$here/sass.py" nvdisasm nccl.cubin nccl.log nccl_put_value nccl_put nccl_flush
+        python3 "$here/sass.py" nvdisasm own.cubin own.log nccl_put_value nccl_put nccl_flush | sed 's/^nccl/own_nccl/'
     } >sass.txt
 }
 # The limits are promises; the table is how it was when somebody last looked.
 within_limits() {
-    awk -F '\t' '$1 == "gin_put_value" { found = $2 <= 240 && $3 <= 40 && $4 == 0 && $5 == 0 && $6 ~ /^A W[0-9]+ F A D F A$/ }
-                 END { exit !found }' sass.txt
+    awk -F '\t' '$1 ~ /^(gin|nccl)_put_value$/ {
+                     within += $2 <= 240 && $3 <= 40 && $4 == 0 && $5 == 0 && $6 ~ /^A W[0-9]+ F A D F A$/
+                 }
+                 END { exit within != 2 }' sass.txt
 }
 if check "kernels disassembled" costs; then
     sed 's/^/    /' sass.txt
     if within_limits; then
-        pass "putValue: at most 240 instructions and 40 registers, no stack, one fence and one doorbell in the turn"
+        pass "putValue of both headers: at most 240 instructions and 40 registers, no stack, one fence and one doorbell in the turn"
     else
-        fail "putValue is over its limits: $(grep -P '^gin_put_value\t' sass.txt)"
+        fail "putValue is over its limits: $(grep -P '^(gin|nccl)_put_value\t' sass.txt | tr '\n' ' ')"
     fi
     if [ -n "${CUDA_REFRESH:-}" ]; then
         cp sass.txt "$here/sass.txt"

@@ -6,37 +6,41 @@ use super::short::{Empty, LOCAL, Put, REMOTE, To};
 use super::tables::{Far, limits_of, remote};
 use super::{Context, DATA, FIRST_COUNTER, Route, VALUE, Window};
 use crate::action::{Action, Flags};
-use crate::post::combining::{After, NoRoom, finish};
+use crate::post::combining::{After, Next, NoRoom, finish};
 use crate::post::{Gpu, Write};
 use crate::status::Status;
 use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
 use efa_dp_direct::wqe::words::{ValueSize, local_words, remote_words};
-use ferrogin_ffi::ext::{ContextExt, VALUE_INLINE, VALUE_POOL};
+use ferrogin_ffi::ext::{ContextExt, VALUE_GENERAL, VALUE_INLINE};
 
-/// What a hot path leaves to do: a status, or one of the constants below and the word that goes with it.
+/// What a hot path leaves to do: 0, which is nothing and needs no call of `fgin_rest_*`, or one of the constants below, and the
+/// word that goes with it.
 #[repr(C)]
 pub struct Rest {
-    word: u64,
-    what: u64,
+    /// Set where `what` has a word.
+    word: MaybeUninit<u64>,
+    what: u32,
 }
 
-/// The whole operation, by the general way: nothing was done.
-const GENERAL: u64 = 16;
-/// Room, for the reservation `word`; then the post.
-const ROOM: u64 = 17;
-/// Turns at the doorbell, from the state `word`.
-const WORK: u64 = 18;
 /// Help at the doorbell.
-const HELP: u64 = 19;
+const HELP: u32 = Next::Help as u32;
+/// Turns at the doorbell, from the state `word`.
+const WORK: u32 = Next::Work as u32;
+/// Room, for the reservation `word`; then the post.
+const ROOM: u32 = 3;
+/// The whole operation, by the general way: nothing was done.
+const GENERAL: u32 = 4;
+/// Nothing: an argument is out of range.
+const INVALID: u32 = 5;
 
 impl Rest {
-    const NOTHING: Rest = Rest { word: 0, what: 0 };
-    const INVALID: Rest = Rest { word: 0, what: Status::InvalidArgument as u64 };
-    const GENERAL: Rest = Rest { word: 0, what: GENERAL };
+    const GENERAL: Rest = Rest { word: MaybeUninit::uninit(), what: GENERAL };
+    const INVALID: Rest = Rest { word: MaybeUninit::uninit(), what: INVALID };
 }
 
 /// What `fgin_rest_*` are told about the operation, in one word: the peer (24 bits), what is left to do (7 bits), whether it
-/// is aggregated, and what it names (32 bits).
+/// is aggregated, and what it names (32 bits). A peer of more bits, which is none, leaves [`INVALID`] or what is refused too.
 #[derive(Clone, Copy)]
 struct Meta(u64);
 
@@ -45,8 +49,13 @@ impl Meta {
         self.0 as u32 & 0xff_ffff
     }
 
-    fn what(self) -> u64 {
-        self.0 >> 24 & 0x7f
+    fn what(self) -> u32 {
+        (self.0 >> 24) as u32 & 0x7f
+    }
+
+    /// Nothing is left to do, and the arguments may be anything.
+    fn is_refused(self) -> bool {
+        self.what() >= INVALID
     }
 
     fn is_aggregate(self) -> bool {
@@ -98,39 +107,33 @@ impl Write for Value<'_> {
 }
 
 impl<'a> Context<'a> {
-    /// There is no such peer, or no such slot.
+    /// The route of an operation that raises that signal by one, or none, and names no counter.
     #[inline(always)]
-    fn is_outside(self, peer: u32, slot: u32) -> bool {
-        peer >= self.ext.nranks || slot >= self.ext.n_slots
-    }
-
-    /// The route of an operation that raises the signal of that slot by one, or none if it is 0, and names no counter.
-    #[inline(always)]
-    fn route_to_signal(self, slot: u32, plain: u32) -> Route {
+    fn route_to_signal(self, peer: u32, signal: Option<u32>, plain: u32) -> Result<Route, Status> {
         let ext = self.ext;
-        let rides = slot.wrapping_sub(1) < ext.n_signals;
-        let poster = if rides { FIRST_COUNTER - 1 + ext.n_counters + slot } else { plain };
-        let row = ext.targets.wrapping_add((slot * ext.nranks) as usize);
-        Route { row, poster: self.endpoint_ext(poster), raised_by: 0 }
-    }
-
-    /// Where that goes.
-    #[inline(always)]
-    fn to_signal(self, peer: u32, slot: u32, plain: u32) -> Result<To<'a>, Status> {
-        if self.is_outside(peer, slot) {
+        let (raises, id) = (signal.is_some(), signal.unwrap_or(0));
+        // Slot 0 is there always. Without short circuits: what is read is read at once.
+        if (peer >= ext.nranks) | (raises & (id >= ext.n_slots.wrapping_sub(1))) {
             return Err(Status::InvalidArgument);
         }
-        let route = self.route_to_signal(slot, plain);
+        let rides = raises & (id < ext.n_signals);
+        let poster = if rides { FIRST_COUNTER + ext.n_counters + id } else { plain };
+        let slot = if raises { id + 1 } else { 0 };
+        let row = ext.targets.wrapping_add((slot * ext.nranks) as usize);
+        Ok(Route { row, poster: self.endpoint_ext(poster), raised_by: 0 })
+    }
+
+    /// Where that goes; `slot` is the signal's id + 1, or 0.
+    fn to_signal(self, peer: u32, slot: u32, plain: u32) -> Result<To<'a>, Status> {
+        let route = self.route_to_signal(peer, slot.checked_sub(1), plain)?;
         Ok(To { target: self.target(peer, route)?, poster: self.poster(route) })
     }
 
     #[inline(always)]
     fn hot(to: To<'_>, aggregate: u32, request: impl Write) -> Rest {
         match to.poster.combine_without_calls::<Gpu>(aggregate != 0, request) {
-            Ok(After::Nothing) => Rest::NOTHING,
-            Ok(After::Work(word)) => Rest { word, what: WORK },
-            Ok(After::Help) => Rest { word: 0, what: HELP },
-            Err(NoRoom { reserved }) => Rest { word: reserved, what: ROOM },
+            Ok(After { next, state }) => Rest { word: MaybeUninit::new(state), what: next as u32 },
+            Err(NoRoom { reserved }) => Rest { word: MaybeUninit::new(reserved), what: ROOM },
         }
     }
 
@@ -139,15 +142,15 @@ impl<'a> Context<'a> {
         let poster = to.poster;
         match meta.what() {
             ROOM => return poster.combine_late::<Gpu>(limits_of(poster), meta.is_aggregate(), request, word),
-            WORK => finish::<Gpu, _>(poster, After::Work(word)),
-            HELP => finish::<Gpu, _>(poster, After::Help),
+            WORK => finish::<Gpu, _>(poster, After { next: Next::Work, state: word }),
+            HELP => finish::<Gpu, _>(poster, After { next: Next::Help, state: word }),
             _ => return Err(Status::InvalidArgument),
         }
         Ok(())
     }
 }
 
-/// `slot` is the signal's id + 1, or 0.
+/// `raises` is 1 if `signal` is raised, and 0 if none is.
 ///
 /// # Safety
 ///
@@ -160,7 +163,8 @@ pub unsafe extern "C" fn fgin_hot_put_value(
     dst_off: u64,
     value: u64,
     bytes: u32,
-    slot: u32,
+    raises: u32,
+    signal: u32,
     aggregate: u32,
 ) -> Rest {
     // SAFETY: the caller vouches for it.
@@ -169,12 +173,14 @@ pub unsafe extern "C" fn fgin_hot_put_value(
     if dst.is_null() {
         return Rest::INVALID;
     }
-    let Ok(to) = context.to_signal(peer, slot, VALUE) else { return Rest::INVALID };
+    let Ok(route) = context.route_to_signal(peer, (raises != 0).then_some(signal), VALUE) else { return Rest::INVALID };
+    let Ok(target) = context.target(peer, route) else { return Rest::INVALID };
+    let to = To { target, poster: context.poster(route) };
     let way = to.poster.value_way();
-    let is_inline = way == VALUE_INLINE;
-    if !is_inline && way != VALUE_POOL {
+    if way == VALUE_GENERAL {
         return Rest::GENERAL;
     }
+    let is_inline = way == VALUE_INLINE;
     let far = context.far(Window(dst), peer);
     Context::hot(to, aggregate, Value { to, far, dst_off, value, size, is_inline })
 }
@@ -197,6 +203,9 @@ pub unsafe extern "C" fn fgin_rest_put_value(
     let context = unsafe { Context::from_ptr(ctx) };
     let (meta, dst) = (Meta(meta), Window(dst));
     let (slot, bytes) = (meta.named() & 0xffff, meta.named() >> 16);
+    if meta.is_refused() {
+        return Status::InvalidArgument as c_int;
+    }
     if meta.what() == GENERAL {
         let action = if slot == 0 { Action::NONE } else { action(slot) };
         return code(context.put_value(meta.peer(), dst, dst_off, value, bytes, action, meta.flags()));
@@ -260,6 +269,9 @@ pub unsafe extern "C" fn fgin_rest_put(
     let context = unsafe { Context::from_ptr(ctx) };
     let meta = Meta(meta);
     let (dst, src, peer, action) = (Window(dst), Window(src), meta.peer(), action(meta.named()));
+    if meta.is_refused() {
+        return Status::InvalidArgument as c_int;
+    }
     if meta.what() == GENERAL {
         return code(context.put(peer, dst, dst_off, src, src_off, bytes, action, meta.flags()));
     }
@@ -276,13 +288,21 @@ pub unsafe extern "C" fn fgin_rest_put(
 ///
 /// `ctx` came from `fgin_open` and lives.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fgin_hot_signal(ctx: *const ContextExt, peer: u32, slot: u32, aggregate: u32) -> Rest {
+pub unsafe extern "C" fn fgin_hot_signal(
+    ctx: *const ContextExt,
+    peer: u32,
+    raises: u32,
+    signal: u32,
+    aggregate: u32,
+) -> Rest {
     // SAFETY: the caller vouches for it.
     let context = unsafe { Context::from_ptr(ctx) };
+    let Ok(route) = context.route_to_signal(peer, (raises != 0).then_some(signal), DATA) else { return Rest::INVALID };
+    let Ok(target) = context.target(peer, route) else { return Rest::INVALID };
     if context.ext.short_put == 0 {
         return Rest::GENERAL;
     }
-    let Ok(to) = context.to_signal(peer, slot, DATA) else { return Rest::INVALID };
+    let to = To { target, poster: context.poster(route) };
     Context::hot(to, aggregate, Empty { to, context, peer })
 }
 
@@ -296,6 +316,9 @@ pub unsafe extern "C" fn fgin_rest_signal(ctx: *const ContextExt, word: u64, met
     // SAFETY: the caller vouches for it.
     let context = unsafe { Context::from_ptr(ctx) };
     let meta = Meta(meta);
+    if meta.is_refused() {
+        return Status::InvalidArgument as c_int;
+    }
     if meta.what() == GENERAL {
         let action = if meta.named() == 0 { Action::NONE } else { action(meta.named()) };
         return code(context.signal(meta.peer(), action, meta.flags()));

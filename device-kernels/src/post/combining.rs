@@ -35,6 +35,7 @@
 //! comes after the card's last read of it.
 
 use super::{MAX_BATCH, Queue, Share, Thread, Write, admitted, outstanding, pause, reached};
+use crate::platform::one;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wait::{Limit, Spin};
@@ -76,7 +77,8 @@ pub struct Words<'a> {
 
 #[inline(always)]
 fn ready_bit(idx: u32) -> u64 {
-    1 << (idx % MAX_BATCH)
+    // Shifted as 32 bits: on a GPU 64 are two shifts.
+    u64::from(1_u32 << (idx % MAX_BATCH))
 }
 
 #[inline(always)]
@@ -110,6 +112,12 @@ const MARKS: [u64; MAX_BATCH as usize] = {
 #[inline(always)]
 fn halves(cursor: u64) -> (u32, u32) {
     (cursor as u32, (cursor >> 32) as u32)
+}
+
+/// Takes the next number: the cursor word as it was.
+#[inline(always)]
+fn reserve<S: Share>(words: Words<'_>) -> u64 {
+    S::add(words.cursor, one(), Ordering::Relaxed)
 }
 
 /// Posts one work request: `write` puts it, and its value, in place.
@@ -147,7 +155,7 @@ pub struct NoRoom {
 /// that nothing is kept for its return. Few instructions are executed.
 #[inline(always)]
 pub fn post_at_once<S: Share, Q: Ring + Copy>(queue: Q, aggregate: bool, write: impl Write) -> Result<(), NoRoom> {
-    let reserved = S::add(queue.words().cursor, 1, Ordering::Relaxed);
+    let reserved = reserve::<S>(queue.words());
     if !has_room(queue, reserved) {
         return Err(NoRoom { reserved });
     }
@@ -158,13 +166,23 @@ pub fn post_at_once<S: Share, Q: Ring + Copy>(queue: Q, aggregate: bool, write: 
 /// What a poster has to do after its mark.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
-pub enum After {
+pub struct After {
+    /// What.
+    pub next: Next,
+    /// The state word as the poster left it: what [`Next::Work`] goes on from.
+    pub state: u64,
+}
+
+/// See [`After`].
+#[derive(Debug, Clone, Copy)]
+#[repr(u32)]
+pub enum Next {
     /// Nothing: it is rung, or will be.
     Nothing,
     /// Something may have become ringable: it helps.
     Help,
-    /// It is the one at the doorbell, or was and has left something to ring, and goes on from that word.
-    Work(u64),
+    /// It is the one at the doorbell, or was and has left something to ring.
+    Work,
 }
 
 /// As [`post_at_once`], with what is left to do as the result, for [`finish`]: nothing is called.
@@ -177,7 +195,7 @@ pub fn post_without_calls<S: Share, Q: Ring + Copy>(
     aggregate: bool,
     write: impl Write,
 ) -> Result<After, NoRoom> {
-    let reserved = S::add(queue.words().cursor, 1, Ordering::Relaxed);
+    let reserved = reserve::<S>(queue.words());
     if has_room(queue, reserved) {
         Ok(mark::<S, Q>(queue, reserved, aggregate, write))
     } else {
@@ -188,10 +206,10 @@ pub fn post_without_calls<S: Share, Q: Ring + Copy>(
 /// Does what a mark has left to do.
 #[inline(always)]
 pub fn finish<S: Share, Q: Ring + Copy>(queue: Q, after: After) {
-    match after {
-        After::Nothing => {}
-        After::Help => help::<S, Q>(queue),
-        After::Work(state) => work::<S, Q>(queue, state),
+    match after.next {
+        Next::Nothing => {}
+        Next::Help => help::<S, Q>(queue),
+        Next::Work => work::<S, Q>(queue, after.state),
     }
 }
 
@@ -209,12 +227,14 @@ fn mark<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: bool, writ
     queue.fence();
     if aggregate {
         let old = S::add(queue.words().state, ready_bit(idx), Ordering::Acquire);
-        return if old & ready_bit(idx.wrapping_add(1)) != 0 { After::Help } else { After::Nothing };
+        let next = if old & ready_bit(idx.wrapping_add(1)) != 0 { Next::Help } else { Next::Nothing };
+        return After { next, state: old };
     }
     let mark = ready_and_worker(idx);
     let old = S::add(queue.words().state, mark, Ordering::Acquire);
     if old != all_rung(idx) {
-        return if old & WORKERS != 0 { After::Nothing } else { After::Work(old + mark) };
+        let next = if old & WORKERS != 0 { Next::Nothing } else { Next::Work };
+        return After { next, state: old + mark };
     }
     // Nobody is near: the turn is this post alone.
     let target = idx.wrapping_add(1);
@@ -222,10 +242,11 @@ fn mark<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: bool, writ
     // A CPU tries the shortest: that nobody has come meanwhile.
     let short = !cfg!(target_arch = "nvptx64");
     if short && S::replace(queue.words().state, old + mark, all_rung(target), Ordering::Acquire) {
-        return After::Nothing;
+        return After { next: Next::Nothing, state: all_rung(target) };
     }
-    let left = if short { end_turn_apart::<S, Q>(queue, idx) } else { end_turn::<S, Q>(queue, idx) };
-    if is_quiet(left) { After::Nothing } else { After::Work(left) }
+    let state = if short { end_turn_apart::<S, Q>(queue, idx) } else { end_turn::<S, Q>(queue, idx) };
+    let next = if is_quiet(state) { Next::Nothing } else { Next::Work };
+    After { next, state }
 }
 
 /// Ends the turn that rang for `idx` alone.
@@ -276,7 +297,7 @@ pub(super) fn post_in_a_loop<S: Share, Q: Ring + Copy>(
     write: impl Write,
 ) -> Result<(), Status> {
     let words = queue.words();
-    let reserved = S::add(words.cursor, 1, Ordering::Relaxed);
+    let reserved = reserve::<S>(words);
     let (idx, _) = halves(reserved);
     let mut spin = Spin::new(limits);
     let mut marked = false;

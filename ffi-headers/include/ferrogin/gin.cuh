@@ -132,26 +132,23 @@ FGIN_DEVICE Named remote(None) {
 }
 
 FGIN_DEVICE Named remote(SignalInc inc) {
-  return {slot_of(inc.signal), 1, 0};
+  return {true, false, inc.signal, 1, 0};
 }
 
 FGIN_DEVICE Named remote(SignalAdd add) {
-  return {slot_of(add.signal), add.value, 0};
+  return {true, false, add.signal, add.value, 0};
 }
 
-// The slot of a counter.
 template <typename Action>
-FGIN_DEVICE uint32_t local(Action) {
+FGIN_DEVICE void local(Named&, Action) {
   static_assert(no<Action>, "the local action must be None or CounterInc");
-  return 0;
 }
 
-FGIN_DEVICE uint32_t local(None) {
-  return 0;
-}
+FGIN_DEVICE void local(Named&, None) {}
 
-FGIN_DEVICE uint32_t local(CounterInc inc) {
-  return slot_of(inc.counter);
+FGIN_DEVICE void local(Named& named, CounterInc inc) {
+  named.counts = true;
+  named.counter = inc.counter;
 }
 
 }  // namespace detail
@@ -185,8 +182,9 @@ class Gin {
                       Remote remote = {}, Local local = {}, Coop coop = {}, uint32_t flags = FGIN_DEFAULT,
                       Scope /*given*/ = Scope::Thread, Scope /*required*/ = Scope::Device) const {
     return lead(coop, [&] {
+      if (!ctx_) return int(FGIN_INVALID_ARGUMENT);
       detail::Named named = detail::remote(remote);
-      named.counter = detail::local(local);
+      detail::local(named, local);
       return detail::put(ctx_, peer, dst, dstOff, src, srcOff, bytes, named, with(flags));
     });
   }
@@ -200,6 +198,7 @@ class Gin {
                   "putValue writes 1, 2, 4 or 8 bytes: use put for other sizes");
     static_assert(__is_trivially_copyable(T), "putValue writes the bytes of the value: its type must be trivially copyable");
     return lead(coop, [&] {
+      if (!ctx_) return int(FGIN_INVALID_ARGUMENT);
       uint64_t word = 0;
       memcpy(&word, &value, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
       return detail::put_value(ctx_, peer, dst, dstOff, word, sizeof(T), detail::remote(remote), with(flags));
@@ -217,7 +216,9 @@ class Gin {
   template <typename Remote, typename Coop = Thread>
   FGIN_DEVICE int signal(uint32_t peer, Remote remote, Coop coop = {}, uint32_t flags = FGIN_DEFAULT,
                          Scope /*given*/ = Scope::Thread, Scope /*required*/ = Scope::Device) const {
-    return lead(coop, [&] { return detail::signal(ctx_, peer, detail::remote(remote), with(flags)); });
+    return lead(coop, [&] {
+      return ctx_ ? detail::signal(ctx_, peer, detail::remote(remote), with(flags)) : int(FGIN_INVALID_ARGUMENT);
+    });
   }
 
   // Waits until everything that was posted on this context before has completed. Each thread of the group waits for a part

@@ -74,10 +74,10 @@ NCCL_DEVICE_INLINE T constant(const char* at) {
 // fgin_open, inline: the header before the handles leads to the contexts.
 NCCL_DEVICE_INLINE const fgin_context* context(const ncclGinCtx& ctx) {
   const char* header = static_cast<const char*>(ctx.handle) - FGIN_HEADER_SIZE;
-  if (constant<unsigned long long>(header + FGIN_HEADER_MAGIC_OFFSET) != FGIN_HEADER_MAGIC ||
-      constant<unsigned>(header + FGIN_HEADER_VERSION_OFFSET) != FGIN_HEADER_VERSION) {
-    FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
-  }
+  // Both are read at once: a load is longer than a comparison.
+  bool ours = (constant<unsigned long long>(header + FGIN_HEADER_MAGIC_OFFSET) == FGIN_HEADER_MAGIC) &
+              (constant<unsigned>(header + FGIN_HEADER_VERSION_OFFSET) == FGIN_HEADER_VERSION);
+  if (!ours) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
   auto contexts = constant<unsigned long long>(header + FGIN_HEADER_CONTEXTS_OFFSET);
   return reinterpret_cast<const fgin_context*>(contexts + size_t(ctx.contextId) * FGIN_CONTEXT_SIZE);
 }
@@ -96,33 +96,44 @@ NCCL_DEVICE_INLINE uint32_t flags(const ncclGinCtx& ctx) {
 NCCL_DEVICE_INLINE detail::Named named(const ncclGinSignalDescriptor& signal, ncclGinSignalOp_t op, uint64_t arg,
                                        bool hasCounter = false, ncclGinCounter_t counter = 0) {
   detail::Named all = {};
-  if (hasCounter) all.counter = detail::slot_of(counter);
+  all.counts = hasCounter;
+  all.counter = counter;
   if (signal.type == NCCL_GIN_SIGNAL_TYPE_NONE) return all;
   if (signal.type != NCCL_GIN_SIGNAL_TYPE_INDEXED) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
   uint64_t amount = op == ncclGinSignalInc ? 1 : arg;
   if (amount > UINT32_MAX) FGIN_ON_MISUSE(FGIN_INVALID_ARGUMENT);
-  all.signal = detail::slot_of(signal.indexedSignal.signalId);
+  all.raises = true;
+  all.signal = signal.indexedSignal.signalId;
   all.amount = uint32_t(amount);
   return all;
 }
 
-// A strong signal says that everything before it has settled: EFA keeps no order, so it has to have settled first.
-NCCL_DEVICE_INLINE void before(const fgin_context* ctx, const ncclGinSignalDescriptor& signal) {
-  if (signal.type != NCCL_GIN_SIGNAL_TYPE_NONE && signal.isStrong) check(fgin_flush(ctx));
+// Posts. A strong signal says that everything before it has settled: EFA keeps no order, so it has to have settled first. If
+// it cannot, for the card or an abort, there is nothing to say.
+template <typename Post>
+NCCL_DEVICE_INLINE void after(const fgin_context* ctx, const ncclGinSignalDescriptor& signal, Post post) {
+  if (signal.type != NCCL_GIN_SIGNAL_TYPE_NONE && signal.isStrong && fgin_flush(ctx) != FGIN_OK) return;
+  check(post());
 }
+
+// A request has 128 bytes: functions that have one are called, so that the kernel needs no stack for it.
+#ifdef __CUDA_ARCH__
+#define FGIN_APART __device__ __noinline__
+#else
+#define FGIN_APART NCCL_DEVICE_INLINE
+#endif
 
 // Flushes as NCCL does: until all is done, `*abortFlag` is raised, or the cycles are over. What ends a wait of ferrogin
 // (the card's error, the plugin's own abort flag) ends it too.
 template <bool HasTimeout>
-NCCL_DEVICE_INLINE ncclResult_t flush(const ncclGinCtx& ctx, uint32_t* abortFlag, uint64_t timeoutCycles) {
-  const fgin_context* fgin = context(ctx);
+FGIN_APART ncclResult_t flush(const fgin_context* ctx, uint32_t* abortFlag, uint64_t timeoutCycles) {
   fgin_request request;
-  int status = fgin_flush_async(fgin, &request);
+  int status = fgin_flush_async(ctx, &request);
   uint32_t steps = 0;
   long long start = 0;
   if NCCL_IF_CONSTEXPR (HasTimeout) start = clock64();
   int done = 0;
-  while (status == FGIN_OK && (status = fgin_test_request(fgin, &request, &done)) == FGIN_OK && !done) {
+  while (status == FGIN_OK && (status = fgin_test_request(ctx, &request, &done)) == FGIN_OK && !done) {
     if NCCL_IF_CONSTEXPR (HasTimeout) {
       if (uint64_t(clock64() - start) >= timeoutCycles) return ncclTimeout;
     }
@@ -136,10 +147,18 @@ template <bool HasTimeout, typename Coop>
 NCCL_DEVICE_INLINE ncclResult_t flush(const ncclGinCtx& ctx, Coop& coop, uint32_t* abortFlag, uint64_t timeoutCycles) {
   ncclResult_t result = ncclSuccess;
   coop.sync();
-  if (coop.thread_rank() == 0) result = flush<HasTimeout>(ctx, abortFlag, timeoutCycles);
+  if (coop.thread_rank() == 0) result = flush<HasTimeout>(context(ctx), abortFlag, timeoutCycles);
   coop.sync();
   return result;
 }
+
+// The first half of a flush.
+struct Flush {
+  FGIN_APART static void begin(const fgin_context* ctx) {
+    fgin_request request;
+    check(fgin_flush_async(ctx, &request));
+  }
+};
 
 }  // namespace nccl
 }  // namespace ferrogin
@@ -158,9 +177,10 @@ struct ncclGinApi_Put<NCCL_NET_DEVICE_GIN_EFA_GDA> {
       const fgin_context* fgin = context(ctx);
       auto names = named(signal, signalOp, signalOpArg, hasCounter, counterId);
       uint32_t how = flags(ctx);
-      before(fgin, signal);
-      check(hasWins ? ferrogin::detail::put(fgin, uint32_t(peer), dstWin, dstOff, srcWin, srcOff, bytes, names, how) :
-                      ferrogin::detail::signal(fgin, uint32_t(peer), names, how));
+      after(fgin, signal, [&] {
+        return hasWins ? ferrogin::detail::put(fgin, uint32_t(peer), dstWin, dstOff, srcWin, srcOff, bytes, names, how) :
+                         ferrogin::detail::signal(fgin, uint32_t(peer), names, how);
+      });
     }
     coop.sync();
   }
@@ -182,8 +202,9 @@ struct ncclGinApi_PutValue<NCCL_NET_DEVICE_GIN_EFA_GDA> {
       auto names = named(signal, signalOp, signalOpArg);
       uint64_t word = 0;
       memcpy(&word, &srcData, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
-      before(fgin, signal);
-      check(ferrogin::detail::put_value(fgin, uint32_t(peer), dstWin, dstOff, word, sizeof(T), names, flags(ctx)));
+      after(fgin, signal, [&] {
+        return ferrogin::detail::put_value(fgin, uint32_t(peer), dstWin, dstOff, word, sizeof(T), names, flags(ctx));
+      });
     }
     coop.sync();
   }
@@ -211,8 +232,7 @@ template <>
 struct ncclGinApi_FlushAsync<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, uint32_t, ncclGinRequest_t* outRequest, bool,
                                       ncclGinDescriptorSmem*, uint32_t) {
-    fgin_request request;
-    ferrogin::nccl::check(fgin_flush_async(ferrogin::nccl::context(ctx), &request));
+    ferrogin::nccl::Flush::begin(ferrogin::nccl::context(ctx));
     *outRequest = {};
   }
 };
@@ -221,11 +241,11 @@ template <>
 struct ncclGinApi_Wait<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, ncclGinRequest_t&, bool, ncclGinDescriptorSmem*,
                                       cuda::memory_order, uint32_t* abortFlag) {
-    (void)ferrogin::nccl::flush<false>(ctx, abortFlag, 0);
+    (void)ferrogin::nccl::flush<false>(ferrogin::nccl::context(ctx), abortFlag, 0);
   }
   NCCL_DEVICE_INLINE static ncclResult_t call(ncclGinCtx ctx, ncclGinRequest_t&, bool, ncclGinDescriptorSmem*,
                                               cuda::memory_order, uint32_t* abortFlag, uint64_t timeoutCycles) {
-    return ferrogin::nccl::flush<true>(ctx, abortFlag, timeoutCycles);
+    return ferrogin::nccl::flush<true>(ferrogin::nccl::context(ctx), abortFlag, timeoutCycles);
   }
 };
 

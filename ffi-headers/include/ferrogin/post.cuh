@@ -36,13 +36,14 @@ FGIN_API int fgin_rest_signal(const fgin_context* ctx, uint64_t word, uint64_t m
 
 extern "C" {
 struct fgin_hot_rest {
-  uint64_t word, what;
+  uint64_t word;
+  uint32_t what;
 };
 fgin_hot_rest fgin_hot_put(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t src, uint64_t src_off,
                            uint64_t bytes, uint32_t named, uint32_t aggregate);
 fgin_hot_rest fgin_hot_put_value(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t value,
-                                 uint32_t bytes, uint32_t slot, uint32_t aggregate);
-fgin_hot_rest fgin_hot_signal(uint64_t ctx, uint32_t peer, uint32_t slot, uint32_t aggregate);
+                                 uint32_t bytes, uint32_t raises, uint32_t signal, uint32_t aggregate);
+fgin_hot_rest fgin_hot_signal(uint64_t ctx, uint32_t peer, uint32_t raises, uint32_t signal, uint32_t aggregate);
 }
 
 #define FGIN_HOT_CALL(name)                                           \
@@ -65,40 +66,40 @@ FGIN_HOT_CALL(fgin_hot_signal)
 namespace ferrogin {
 namespace detail {
 
-// What an operation announces: slots are an id + 1, or 0 for none.
+// What an operation announces: ids, and whether they are meant.
 struct Named {
-  uint32_t signal;
-  uint32_t amount;
-  uint32_t counter;
+  bool raises, counts;
+  uint32_t signal, amount, counter;
 
-  // In the word every slot has 16 bits: the largest stands for those that are too large, and is itself.
-  FGIN_DEVICE static fgin_action narrow(uint32_t slot) {
-    return slot < 65535 ? slot : 65535;
+  // In the word an id has 16 bits, one more than it is: the largest stands for those that are too large, and is itself.
+  FGIN_DEVICE static uint32_t slot_of(bool is_meant, uint32_t id) {
+    return !is_meant ? 0 : id < 65534 ? id + 1 : 65535;
+  }
+
+  // For what a hot path leaves, which has looked at the id.
+  FGIN_DEVICE uint32_t slot() const {
+    return raises ? signal + 1 : 0;
+  }
+
+  FGIN_DEVICE uint32_t slots() const {
+    return slot_of(raises, signal) | slot_of(counts, counter) << 16;
   }
 
   FGIN_DEVICE fgin_action action() const {
-    return fgin_action(amount) << 32 | narrow(signal) | narrow(counter) << 16;
+    return fgin_action(amount) << 32 | slots();
   }
 };
 
-// The slot of an id; the largest stands for those that are too large.
-FGIN_DEVICE uint32_t slot_of(uint32_t id) {
-  return id + (id != UINT32_MAX);
-}
-
 #ifdef FGIN_HAS_HOT_PATHS
 
-// Below it, what a hot path leaves is a status.
-constexpr uint64_t first_rest = 16;
-
-// Shared by the GPU, and a signal that is raised by one if any: what the hot paths are for.
+// Shared by the GPU, and a signal that is raised by one if any: what the hot paths are for. They leave 0 when all is done.
 FGIN_DEVICE bool is_usual(Named named, uint32_t flags) {
-  return !(flags & (FGIN_SHARING_CTA | FGIN_SHARING_THREAD)) && (named.amount == 1 || !named.signal);
+  return !(flags & (FGIN_SHARING_CTA | FGIN_SHARING_THREAD)) && (named.amount == 1 || !named.raises);
 }
 
 // What fgin_rest_* want to know in one word.
-FGIN_DEVICE uint64_t meta(uint32_t peer, uint64_t what, uint32_t flags, uint32_t named) {
-  return peer | what << 24 | uint64_t((flags & FGIN_AGGREGATE) != 0) << 31 | uint64_t(named) << 32;
+FGIN_DEVICE uint64_t meta(uint32_t peer, uint32_t what, uint32_t flags, uint32_t named) {
+  return peer | what << 24 | uint32_t((flags & FGIN_AGGREGATE) != 0) << 31 | uint64_t(named) << 32;
 }
 
 FGIN_DEVICE uint64_t address(const void* p) {
@@ -111,13 +112,12 @@ FGIN_DEVICE int put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uin
                     uint64_t src_off, uint64_t bytes, Named named, uint32_t flags) {
 #ifdef FGIN_HAS_HOT_PATHS
   if (is_usual(named, flags)) {
-    if (!ctx) return FGIN_INVALID_ARGUMENT;
     uint64_t word, what;
-    uint32_t names = uint32_t(named.action());
+    uint32_t names = named.slots();
     fgin_hot_put(word, what, address(ctx), peer, address(dst), dst_off, address(src), src_off, bytes, names,
                  flags & FGIN_AGGREGATE);
-    if (what < first_rest) return int(what);
-    return fgin_rest_put(ctx, dst, dst_off, src, src_off, bytes, word, meta(peer, what, flags, names));
+    if (!uint32_t(what)) return FGIN_OK;
+    return fgin_rest_put(ctx, dst, dst_off, src, src_off, bytes, word, meta(peer, uint32_t(what), flags, names));
   }
 #endif
   return fgin_put(ctx, peer, dst, dst_off, src, src_off, bytes, named.action(), flags);
@@ -126,13 +126,12 @@ FGIN_DEVICE int put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uin
 FGIN_DEVICE int put_value(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
                           uint32_t bytes, Named named, uint32_t flags) {
 #ifdef FGIN_HAS_HOT_PATHS
-  if (is_usual(named, flags) && !named.counter) {
-    if (!ctx) return FGIN_INVALID_ARGUMENT;
+  if (is_usual(named, flags) && !named.counts) {
     uint64_t word, what;
-    fgin_hot_put_value(word, what, address(ctx), peer, address(dst), dst_off, value, bytes, named.signal,
+    fgin_hot_put_value(word, what, address(ctx), peer, address(dst), dst_off, value, bytes, named.raises, named.signal,
                        flags & FGIN_AGGREGATE);
-    if (what < first_rest) return int(what);
-    return fgin_rest_put_value(ctx, dst, dst_off, value, word, meta(peer, what, flags, named.signal | bytes << 16));
+    if (!uint32_t(what)) return FGIN_OK;
+    return fgin_rest_put_value(ctx, dst, dst_off, value, word, meta(peer, uint32_t(what), flags, named.slot() | bytes << 16));
   }
 #endif
   return fgin_put_value(ctx, peer, dst, dst_off, value, bytes, named.action(), flags);
@@ -140,12 +139,11 @@ FGIN_DEVICE int put_value(const fgin_context* ctx, uint32_t peer, fgin_window ds
 
 FGIN_DEVICE int signal(const fgin_context* ctx, uint32_t peer, Named named, uint32_t flags) {
 #ifdef FGIN_HAS_HOT_PATHS
-  if (is_usual(named, flags) && !named.counter) {
-    if (!ctx) return FGIN_INVALID_ARGUMENT;
+  if (is_usual(named, flags) && !named.counts) {
     uint64_t word, what;
-    fgin_hot_signal(word, what, address(ctx), peer, named.signal, flags & FGIN_AGGREGATE);
-    if (what < first_rest) return int(what);
-    return fgin_rest_signal(ctx, word, meta(peer, what, flags, named.signal));
+    fgin_hot_signal(word, what, address(ctx), peer, named.raises, named.signal, flags & FGIN_AGGREGATE);
+    if (!uint32_t(what)) return FGIN_OK;
+    return fgin_rest_signal(ctx, word, meta(peer, uint32_t(what), flags, named.slot()));
   }
 #endif
   return fgin_signal(ctx, peer, named.action(), flags);

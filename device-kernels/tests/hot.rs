@@ -1,0 +1,231 @@
+//! The hot paths of the PTX module, on the CPU: they post what the whole operations post, and refuse what those refuse.
+
+#![allow(unsafe_code)]
+
+mod common;
+
+use common::{EndpointSpec, Made, Spec, WindowSpec, make, window};
+use efa_dp_direct::wqe::Destination;
+use ferrogin_device::{Action, Context, Flags, Status, Window};
+use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+const RANKS: u32 = 3;
+const SIGNALS: u32 = 2;
+
+#[repr(C)]
+struct Rest {
+    word: MaybeUninit<u64>,
+    what: u32,
+}
+
+/// What a hot path leaves when it is done, and when it refuses.
+const NOTHING: u32 = 0;
+const GENERAL: u32 = 4;
+const INVALID: u32 = 5;
+
+unsafe extern "C" {
+    fn fgin_hot_put_value(
+        ctx: *const c_void,
+        peer: u32,
+        dst: *mut c_void,
+        dst_off: u64,
+        value: u64,
+        bytes: u32,
+        raises: u32,
+        signal: u32,
+        aggregate: u32,
+    ) -> Rest;
+    fn fgin_rest_put_value(ctx: *const c_void, dst: *mut c_void, dst_off: u64, value: u64, word: u64, meta: u64)
+    -> i32;
+    fn fgin_hot_put(
+        ctx: *const c_void,
+        peer: u32,
+        dst: *mut c_void,
+        dst_off: u64,
+        src: *mut c_void,
+        src_off: u64,
+        bytes: u64,
+        named: u32,
+        aggregate: u32,
+    ) -> Rest;
+    fn fgin_rest_put(
+        ctx: *const c_void,
+        dst: *mut c_void,
+        dst_off: u64,
+        src: *mut c_void,
+        src_off: u64,
+        bytes: u64,
+        word: u64,
+        meta: u64,
+    ) -> i32;
+    fn fgin_hot_signal(ctx: *const c_void, peer: u32, raises: u32, signal: u32, aggregate: u32) -> Rest;
+    fn fgin_rest_signal(ctx: *const c_void, word: u64, meta: u64) -> i32;
+}
+
+/// Two contexts of one kind that share a value pool, so that equal posts have equal bytes.
+fn two(policy: u32, wide: bool) -> ([Made; 2], Window) {
+    let pool = if wide { 0 } else { Box::leak(Box::new([0u64; 64])).as_ptr() as u64 };
+    let endpoint = EndpointSpec { entries: 16, wide, max_batch: 8, value_base: pool, start: 0 };
+    let peers = |addr: u64| (0..RANKS).map(|rank| (addr + u64::from(rank), 7 + rank)).collect();
+    let made = || {
+        make(&Spec {
+            policy,
+            nranks: RANKS,
+            rail: 0,
+            endpoints: vec![endpoint.clone(); 2 + SIGNALS as usize],
+            n_counters: 0,
+            n_signals: SIGNALS,
+            // Peers have one signal more than this rank.
+            targets: (1..=RANKS as u16 * 4).map(|ah| Destination { ah, qpn: 2, qkey: 3 }).collect(),
+            value_lkey: 9,
+            scratch: WindowSpec { lkey: 4, addr: 0x1000, peers: peers(0x2000) },
+        })
+    };
+    ([made(), made()], window(&WindowSpec { lkey: 6, addr: 0x3000, peers: peers(0x4000) }, 0))
+}
+
+/// An operation: what it does, to whom, and the signal that it raises by one, if any.
+#[derive(Debug, Clone, Copy)]
+struct Op {
+    kind: Kind,
+    peer: u32,
+    signal: Option<u32>,
+    window: Window,
+    aggregate: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Value { bytes: u32 },
+    Put { bytes: u64 },
+    Signal,
+}
+
+const VALUE: u64 = 0x1234;
+
+impl Op {
+    /// The hot path: what it leaves.
+    fn hot(self, context: Context<'_>) -> Rest {
+        let (ctx, win, peer) = (context.as_ptr().cast(), self.window.0, self.peer);
+        let (raises, id) = (self.signal.is_some().into(), self.signal.unwrap_or(0));
+        let aggregate = self.aggregate.into();
+        match self.kind {
+            // SAFETY: a context and a window that live for good, or what is refused before it is followed.
+            Kind::Value { bytes } => unsafe {
+                fgin_hot_put_value(ctx, peer, win, 8, VALUE, bytes, raises, id, aggregate)
+            },
+            // SAFETY: as above.
+            Kind::Put { bytes } => unsafe { fgin_hot_put(ctx, peer, win, 8, win, 16, bytes, self.slot(), aggregate) },
+            // SAFETY: as above.
+            Kind::Signal => unsafe { fgin_hot_signal(ctx, peer, raises, id, aggregate) },
+        }
+    }
+
+    /// What the headers name in 16 bits.
+    fn slot(self) -> u32 {
+        self.signal.map_or(0, |id| id.saturating_add(1).min(65535))
+    }
+
+    /// As a kernel calls it: the hot path, and what it leaves.
+    fn call(self, context: Context<'_>) -> i32 {
+        let Rest { word, what } = self.hot(context);
+        if what == NOTHING {
+            return 0;
+        }
+        let (ctx, win) = (context.as_ptr().cast(), self.window.0);
+        let meta =
+            |named: u32| u64::from(self.peer | what << 24 | u32::from(self.aggregate) << 31) | u64::from(named) << 32;
+        // SAFETY: any bits are a number, if one that means nothing, which is then not read.
+        let word = if what < GENERAL { unsafe { word.assume_init() } } else { 0 };
+        match self.kind {
+            // SAFETY: as in `hot`, with its result.
+            Kind::Value { bytes } => unsafe {
+                fgin_rest_put_value(ctx, win, 8, VALUE, word, meta(self.slot() | bytes << 16))
+            },
+            // SAFETY: as above.
+            Kind::Put { bytes } => unsafe { fgin_rest_put(ctx, win, 8, win, 16, bytes, word, meta(self.slot())) },
+            // SAFETY: as above.
+            Kind::Signal => unsafe { fgin_rest_signal(ctx, word, meta(self.slot())) },
+        }
+    }
+
+    /// The operation whole.
+    fn whole(self, context: Context<'_>) -> Result<(), Status> {
+        let action = self.signal.map_or(Action::NONE, |id| Action::signal_inc(id as u16));
+        let flags = if self.aggregate { Flags::AGGREGATE } else { Flags::NONE };
+        match self.kind {
+            Kind::Value { bytes } => context.put_value(self.peer, self.window, 8, VALUE, bytes, action, flags),
+            Kind::Put { bytes } => context.put(self.peer, self.window, 8, self.window, 16, bytes, action, flags),
+            Kind::Signal => context.signal(self.peer, action, flags),
+        }
+    }
+}
+
+fn ops(window: Window) -> Vec<Op> {
+    let kinds = [Kind::Value { bytes: 1 }, Kind::Value { bytes: 8 }, Kind::Put { bytes: 100 }, Kind::Signal];
+    let signals = [None, Some(0), Some(1), Some(SIGNALS)];
+    let all = (0..RANKS).flat_map(|peer| signals.map(|signal| (peer, signal)));
+    let all = all.flat_map(|(peer, signal)| kinds.map(|kind| (peer, signal, kind)));
+    all.flat_map(|(peer, signal, kind)| [true, false].map(|aggregate| Op { kind, peer, signal, window, aggregate }))
+        .collect()
+}
+
+#[test]
+fn they_post_what_the_whole_operations_post() {
+    for (policy, wide) in [(POLICY_COMBINING, true), (POLICY_COMBINING, false), (POLICY_LOCKED, true)] {
+        let ([hot, whole], window) = two(policy, wide);
+        for op in ops(window) {
+            assert_eq!((op.call(hot.context), op.whole(whole.context)), (0, Ok(())), "{op:?}");
+            for (hot, whole) in hot.rings.iter().zip(&whole.rings) {
+                assert_eq!(hot.cursors(), whole.cursors(), "{op:?}");
+                let bytes = |ring: &common::Ring| (0..ring.spec_entries).map(|i| ring.slot(i)).collect::<Vec<_>>();
+                assert_eq!(bytes(hot), bytes(whole), "{op:?}");
+                let rung = hot.doorbell.load(Ordering::Relaxed);
+                assert_eq!(rung, whole.doorbell.load(Ordering::Relaxed), "{op:?}");
+                for ring in [hot, whole] {
+                    ring.completed.store(rung.into(), Ordering::Release);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_post_with_room_leaves_nothing() {
+    let ([made, _], window) = two(POLICY_COMBINING, true);
+    let op = Op { kind: Kind::Value { bytes: 4 }, peer: 1, signal: Some(0), window, aggregate: false };
+    assert_eq!(op.call(made.context), 0);
+    assert_eq!(op.hot(made.context).what, NOTHING, "the first found how much room there is");
+}
+
+#[test]
+fn what_is_out_of_range_is_refused_and_posts_nothing() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let ([made, _], window) = two(policy, true);
+        for kind in [Kind::Value { bytes: 4 }, Kind::Put { bytes: 100 }, Kind::Signal] {
+            let good = Op { kind, peer: 0, signal: Some(0), window, aggregate: false };
+            // With the bits that the headers put beside the peer, and ids whose slot wraps.
+            let peers = [RANKS, 1 << 24, 1 << 25, 1 << 31, u32::MAX].map(|peer| Op { peer, ..good });
+            let signals = [SIGNALS + 1, 65534, u32::MAX].map(|id| Op { signal: Some(id), ..good });
+            for op in peers.into_iter().chain(signals) {
+                assert_eq!(op.hot(made.context).what, INVALID, "{op:?}");
+                assert_eq!(op.call(made.context), Status::InvalidArgument as i32, "{op:?}");
+            }
+            if kind != Kind::Signal {
+                let op = Op { window: Window(ptr::null_mut()), ..good };
+                assert_eq!(op.call(made.context), Status::InvalidArgument as i32, "{op:?}");
+            }
+        }
+        for bytes in [0, 3, 9, 16] {
+            let op = Op { kind: Kind::Value { bytes }, peer: 0, signal: None, window, aggregate: false };
+            assert_eq!(op.call(made.context), Status::InvalidArgument as i32, "{op:?}");
+        }
+        for ring in &made.rings {
+            assert_eq!((ring.cursors(), ring.doorbell.load(Ordering::Relaxed)), ([0; 3], 0));
+        }
+    }
+}
