@@ -6,65 +6,20 @@ mod common;
 
 use common::{EndpointSpec, Made, Spec, WindowSpec, make, window};
 use efa_dp_direct::wqe::Destination;
+use ferrogin_device::context::hot::{
+    GENERAL, INVALID, Rest, fgin_hot_put, fgin_hot_put_value, fgin_hot_signal, fgin_rest_put, fgin_rest_put_value,
+    fgin_rest_signal,
+};
 use ferrogin_device::{Action, Context, Flags, Status, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
-use std::ffi::c_void;
-use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
 const RANKS: u32 = 3;
 const SIGNALS: u32 = 2;
 
-#[repr(C)]
-struct Rest {
-    word: MaybeUninit<u64>,
-    what: u32,
-}
-
-/// What a hot path leaves when it is done, and when it refuses.
+/// What a hot path leaves when it is done.
 const NOTHING: u32 = 0;
-const GENERAL: u32 = 4;
-const INVALID: u32 = 5;
-
-unsafe extern "C" {
-    fn fgin_hot_put_value(
-        ctx: *const c_void,
-        peer: u32,
-        dst: *mut c_void,
-        dst_off: u64,
-        value: u64,
-        bytes: u32,
-        raises: u32,
-        signal: u32,
-        aggregate: u32,
-    ) -> Rest;
-    fn fgin_rest_put_value(ctx: *const c_void, dst: *mut c_void, dst_off: u64, value: u64, word: u64, meta: u64)
-    -> i32;
-    fn fgin_hot_put(
-        ctx: *const c_void,
-        peer: u32,
-        dst: *mut c_void,
-        dst_off: u64,
-        src: *mut c_void,
-        src_off: u64,
-        bytes: u64,
-        named: u32,
-        aggregate: u32,
-    ) -> Rest;
-    fn fgin_rest_put(
-        ctx: *const c_void,
-        dst: *mut c_void,
-        dst_off: u64,
-        src: *mut c_void,
-        src_off: u64,
-        bytes: u64,
-        word: u64,
-        meta: u64,
-    ) -> i32;
-    fn fgin_hot_signal(ctx: *const c_void, peer: u32, raises: u32, signal: u32, aggregate: u32) -> Rest;
-    fn fgin_rest_signal(ctx: *const c_void, word: u64, meta: u64) -> i32;
-}
 
 /// Two contexts of one kind that share a value pool, so that equal posts have equal bytes.
 fn two(policy: u32, wide: bool) -> ([Made; 2], Window) {
@@ -110,7 +65,7 @@ const VALUE: u64 = 0x1234;
 impl Op {
     /// The hot path: what it leaves.
     fn hot(self, context: Context<'_>) -> Rest {
-        let (ctx, win, peer) = (context.as_ptr().cast(), self.window.0, self.peer);
+        let (ctx, win, peer) = (context.as_ptr(), self.window.0, self.peer);
         let (raises, id) = (self.signal.is_some().into(), self.signal.unwrap_or(0));
         let aggregate = self.aggregate.into();
         match self.kind {
@@ -136,7 +91,7 @@ impl Op {
         if what == NOTHING {
             return 0;
         }
-        let (ctx, win) = (context.as_ptr().cast(), self.window.0);
+        let (ctx, win) = (context.as_ptr(), self.window.0);
         let meta =
             |named: u32| u64::from(self.peer | what << 24 | u32::from(self.aggregate) << 31) | u64::from(named) << 32;
         // SAFETY: any bits are a number, if one that means nothing, which is then not read.

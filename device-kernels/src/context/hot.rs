@@ -19,8 +19,9 @@ use ferrogin_ffi::ext::{ContextExt, VALUE_GENERAL, VALUE_INLINE};
 #[repr(C)]
 pub struct Rest {
     /// Set where `what` has a word.
-    word: MaybeUninit<u64>,
-    what: u32,
+    pub word: MaybeUninit<u64>,
+    /// 0 or one of the constants.
+    pub what: u32,
 }
 
 /// Help at the doorbell.
@@ -30,9 +31,9 @@ const WORK: u32 = Next::Work as u32;
 /// Room, for the reservation `word`; then the post.
 const ROOM: u32 = 3;
 /// The whole operation, by the general way: nothing was done.
-const GENERAL: u32 = 4;
+pub const GENERAL: u32 = 4;
 /// Nothing: an argument is out of range.
-const INVALID: u32 = 5;
+pub const INVALID: u32 = 5;
 
 impl Rest {
     const GENERAL: Rest = Rest { word: MaybeUninit::uninit(), what: GENERAL };
