@@ -1,7 +1,8 @@
 //! Channels beside bare tagged messages of the same provider, in turns in one run: cargo bench -p ferrogin-fabric --bench channel [PROVIDER...]
 //!
 //! Prints, for each provider, latency (half a round trip of 8 bytes), rate (8 bytes, 16 at a time) and bandwidth (1 MiB, 16 at a time), each
-//! as the median of rounds, and the ratio of the medians. A channel sends two messages for each of its own, its length and its bytes, and
+//! as the median of rounds (FERROGIN_ROUNDS), and the median of the rounds' own ratios, which a machine whose speed changes from one second to
+//! the next spoils less than the ratio of medians. A channel sends two messages for each of its own, its length and its bytes, and
 //! the reader cannot ask for the bytes before it knows the length; so there are three kinds of bare figures: one message
 //! alone, the two messages with receives for both posted ahead (which no reader that learns lengths can do), and the same two
 //! messages as a channel sends and receives them, by hand. Loads FERROGIN_LIBFABRIC. The other end is a process of its own.
@@ -21,7 +22,6 @@ use ferrogin_fabric::{
     MR_MODE_ALL, Read, bindings,
 };
 
-const ROUNDS: usize = 7;
 const DEPTH: usize = 16;
 const MIB: usize = 1 << 20;
 /// How long both kinds of ends look for work before they sleep.
@@ -59,7 +59,8 @@ fn compare(provider: &str) {
     let [pings, small, large] = lots();
     let bandwidth = |rate: f64| rate * MIB as f64 / 1e9;
     let (mut of_bare, mut of_channel): ([Vec<f64>; 5], [Vec<f64>; 3]) = Default::default();
-    for _ in 0..ROUNDS {
+    let rounds = std::env::var("FERROGIN_ROUNDS").map_or(7, |n| n.parse().expect("FERROGIN_ROUNDS is a number"));
+    for _ in 0..rounds {
         // Each kind does a whole round while the other sleeps.
         let results = [
             bare.latency(pings),
@@ -82,10 +83,11 @@ fn compare(provider: &str) {
         ("pairs/s, by hand", 1),
         ("bandwidth, GB/s", 2),
     ];
-    let of_channel = of_channel.map(median);
-    for (bare, (what, which)) in of_bare.map(median).into_iter().zip(rows) {
-        let over = of_channel[which];
-        println!("  {what:27} bare {bare:12.2}  channel {over:12.2}  channel/bare {:.2}", over / bare);
+    for (bare, (what, which)) in of_bare.into_iter().zip(rows) {
+        let over = of_channel[which].clone();
+        let ratio = median(over.iter().zip(&bare).map(|(over, bare)| over / bare).collect());
+        let (bare, over) = (median(bare), median(over));
+        println!("  {what:27} bare {bare:12.2}  channel {over:12.2}  channel/bare {ratio:.2}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use crate::bindings::{
     self, fi_cq_attr, fi_cq_data_entry, fi_cq_err_entry, fi_cq_format, fi_efa_cq_init_attr, fi_wait_obj, fid_cq,
 };
 use crate::table::{self, entry};
+use crate::wait::Wait;
 use crate::{Domain, Error, GdaOps, Libfabric};
 
 /// Attributes of a completion queue. Entries have the format of [`Completion`]; there is no wait object.
@@ -98,6 +99,8 @@ pub struct CqDmaBuf<'a> {
 /// A completion queue.
 pub struct CompletionQueue {
     raw: *mut fid_cq,
+    // Closed after the queue.
+    wait: Wait,
     domain: Arc<Domain>,
 }
 
@@ -115,23 +118,49 @@ fn raw_attr(attr: &CqAttr) -> fi_cq_attr {
     }
 }
 
+fn open_raw(domain: &Domain, mut attr: fi_cq_attr) -> Result<*mut fid_cq, Error> {
+    let lib = domain.library();
+    let open = entry!(lib, domain.ops(), fi_ops_domain, cq_open, "fi_cq_open")?;
+    let mut raw = ptr::null_mut();
+    // SAFETY: open domain, live attributes; `raw` is written on success only.
+    let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
+    lib.check("fi_cq_open", code)?;
+    Ok(raw)
+}
+
 impl CompletionQueue {
     /// `fi_cq_open`.
     ///
     /// # Errors
     /// What the provider answers.
     pub fn open(domain: &Arc<Domain>, attr: &CqAttr) -> Result<Arc<Self>, Error> {
-        Self::open_raw(domain, raw_attr(attr))
+        let (raw, wait) = (open_raw(domain, raw_attr(attr))?, Wait::Never);
+        Ok(Arc::new(Self { raw, wait, domain: Arc::clone(domain) }))
     }
 
-    pub(crate) fn open_raw(domain: &Arc<Domain>, mut attr: fi_cq_attr) -> Result<Arc<Self>, Error> {
-        let lib = domain.library();
-        let open = entry!(lib, domain.ops(), fi_ops_domain, cq_open, "fi_cq_open")?;
-        let mut raw = ptr::null_mut();
-        // SAFETY: open domain, live attributes; `raw` is written on success only.
-        let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
-        lib.check("fi_cq_open", code)?;
-        Ok(Arc::new(Self { raw, domain: Arc::clone(domain) }))
+    /// `fi_cq_open` of a queue with a descriptor to wait for, where `provider` has one; entries have the format `format`.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub(crate) fn open_to_wait(
+        domain: &Arc<Domain>,
+        provider: &str,
+        size: usize,
+        format: fi_cq_format::Type,
+    ) -> Result<Arc<Self>, Error> {
+        let attr = fi_cq_attr { size, format, ..Default::default() };
+        let (raw, wait) = Wait::open(domain, provider, attr, |attr| open_raw(domain, attr))?;
+        Ok(Arc::new(Self { raw, wait, domain: Arc::clone(domain) }))
+    }
+
+    /// The descriptor that becomes readable when there is something to read, if there is one.
+    pub(crate) fn wait_fd(&self) -> Option<RawFd> {
+        self.wait.fd()
+    }
+
+    /// True when the descriptor may be waited for now; otherwise there is something to read.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.wait.may_wait(self)
     }
 
     /// `cq_open_ext` of the EFA operations: a queue whose entries lie in the caller's memory.
@@ -157,7 +186,7 @@ impl CompletionQueue {
         // SAFETY: open domain, live attributes, memory by the caller's promise; `raw` is written on success only.
         let code = unsafe { open(domain.as_ptr(), &mut attr, &mut init, &mut raw, ptr::null_mut()) };
         domain.library().check("cq_open_ext", code)?;
-        Ok(Arc::new(Self { raw, domain: Arc::clone(domain) }))
+        Ok(Arc::new(Self { raw, wait: Wait::Never, domain: Arc::clone(domain) }))
     }
 
     /// The domain that it was opened on.

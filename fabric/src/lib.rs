@@ -61,6 +61,8 @@ pub mod msg;
 mod table;
 #[allow(unsafe_code)]
 mod tagged_queue;
+#[allow(unsafe_code)]
+mod wait;
 
 pub use address::{AddressVector, FiAddr};
 pub use completion::{Completion, CompletionError, CompletionQueue, CqAttr, CqDmaBuf, Read};

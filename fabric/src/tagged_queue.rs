@@ -2,11 +2,10 @@
 
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
-use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::bindings::{self, fi_cq_attr, fi_cq_format, fi_cq_tagged_entry, fi_wait_obj, fid};
+use crate::bindings::{self, fi_cq_format, fi_cq_tagged_entry};
 use crate::completion::CompletionError;
 use crate::table::entry;
 use crate::{CompletionQueue, Domain, Error, Read};
@@ -48,51 +47,21 @@ impl TaggedCompletion {
 /// A completion queue whose entries have tags.
 pub(crate) struct TaggedQueue {
     queue: Arc<CompletionQueue>,
-    wait_fd: Option<RawFd>,
 }
 
 impl TaggedQueue {
-    /// `fi_cq_open`, with a descriptor to wait for where the provider has one.
+    /// `fi_cq_open`, with a descriptor to wait for where `provider` has one.
     ///
     /// # Errors
     /// What the provider answers.
-    pub fn open(domain: &Arc<Domain>, size: usize) -> Result<Self, Error> {
-        let open = |wait_obj| {
-            let attr = fi_cq_attr { size, format: fi_cq_format::FI_CQ_FORMAT_TAGGED, wait_obj, ..Default::default() };
-            CompletionQueue::open_raw(domain, attr)
-        };
-        match open(fi_wait_obj::FI_WAIT_FD) {
-            Ok(queue) => {
-                let wait_fd = wait_fd(&queue);
-                Ok(Self { queue, wait_fd })
-            }
-            Err(_) => Ok(Self { queue: open(fi_wait_obj::FI_WAIT_NONE)?, wait_fd: None }),
-        }
+    pub fn open(domain: &Arc<Domain>, provider: &str, size: usize) -> Result<Self, Error> {
+        let format = fi_cq_format::FI_CQ_FORMAT_TAGGED;
+        Ok(Self { queue: CompletionQueue::open_to_wait(domain, provider, size, format)? })
     }
 
     /// The queue, to bind it to an endpoint.
     pub fn queue(&self) -> &Arc<CompletionQueue> {
         &self.queue
-    }
-
-    /// The descriptor that becomes readable when there is something to read, if there is one.
-    pub fn wait_fd(&self) -> Option<RawFd> {
-        self.wait_fd
-    }
-
-    /// `fi_trywait`: true when the descriptor may be waited for now.
-    pub fn may_wait(&self) -> bool {
-        // Providers do not expect the question about a queue that cannot be waited for.
-        if self.wait_fd.is_none() {
-            return false;
-        }
-        let fabric = self.queue.domain().fabric();
-        // SAFETY: open as long as its Arc.
-        let ops = unsafe { (*fabric.as_ptr()).ops };
-        let Ok(trywait) = entry!(fabric.library(), ops, fi_ops_fabric, trywait, "fi_trywait") else { return false };
-        let mut fids: [*mut fid; 1] = [self.queue.as_ptr().cast()];
-        // SAFETY: open fabric, one open object.
-        unsafe { trywait(fabric.as_ptr(), fids.as_mut_ptr(), 1) == 0 }
     }
 
     /// Takes entries out, as many as fit, without waiting; with the senders of received messages, where the provider can
@@ -131,15 +100,4 @@ impl TaggedQueue {
     pub fn read_error(&self) -> Result<Option<CompletionError>, Error> {
         self.queue.read_error()
     }
-}
-
-/// The descriptor of a queue that was opened with `FI_WAIT_FD`.
-fn wait_fd(queue: &CompletionQueue) -> Option<RawFd> {
-    // SAFETY: open as long as the reference.
-    let ops = unsafe { (*queue.as_ptr()).fid.ops };
-    let control = entry!(queue.domain().library(), ops, fi_ops, control, "fi_control").ok()?;
-    let mut fd: RawFd = -1;
-    // SAFETY: open queue; FI_GETWAIT of a queue with FI_WAIT_FD writes an int.
-    let code = unsafe { control(queue.as_ptr().cast(), bindings::FI_GETWAIT as i32, (&raw mut fd).cast()) };
-    (code == 0 && fd >= 0).then_some(fd)
 }

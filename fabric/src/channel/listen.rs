@@ -41,7 +41,7 @@ impl Listening {
 }
 
 /// A number that nobody can guess: a keyed hash with keys from the system.
-fn secret() -> u64 {
+pub(super) fn secret() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 

@@ -1,14 +1,16 @@
 //! Tagged messages for providers that have none, or none that can be relied on: matching of our own over [`crate::msg`].
 //!
 //! A message that fits into one datagram travels in one. A longer one is announced; when a receive matches, the receiver
-//! clears it, and the pieces go straight from the sender's buffer, in any order, each saying where it belongs. So nothing
-//! long is ever kept unmatched. Every datagram has this header, little endian:
+//! clears it. Then the bytes go straight from the sender's buffer: if both ends can, as one tagged message of the provider, for which
+//! the receiver has posted its own memory before it cleared; otherwise in pieces, in any order, each saying where it belongs.
+//! So nothing long is ever kept unmatched. Every datagram has this header, little endian:
 //!
 //! ```text
 //! 0  kind    u8    1 whole, 2 announce, 3 clear, 4 piece, 5 decline (the receive was too short)
-//! 1  (zero)  u8 * 3
+//! 1  flags   u8    bit 0: announce: it can come as one tagged message; clear: it shall
+//! 2  (zero)  u8 * 2
 //! 4  number  u32   announce, clear, decline: the sender's number of the message
-//! 8  tag     u64   whole, announce: the tag; clear, piece: the receiver's number of the receive
+//! 8  tag     u64   whole, announce: the tag; clear, piece: the receiver's number of the receive, the tag of the one message
 //! 16 total   u64   bytes of the message
 //! 24 offset  u64   piece: where it belongs
 //! ```
@@ -18,7 +20,8 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::transport::{Addr, Event, Fault, Pattern, Receiving, Sending, Transport};
+use super::listen::secret;
+use super::transport::{Addr, Event, Fault, PAYLOADS, Pattern, Receiving, Sending, Transport};
 use super::{Config, Payload};
 use crate::msg::{self, LostReason, MessageEndpoint, Outbox, Peer, SendError};
 use crate::{Error, Libfabric, bindings, datagrams};
@@ -33,6 +36,12 @@ const OVERHEAD: usize = 256;
 const MAX_MESSAGE: usize = 1 << 40;
 /// Unmatched messages that one peer may have here; beyond, it is too far ahead of its reader.
 const UNMATCHED: usize = 1 << 20;
+/// Bits of a receive's number: providers keep the highest bits of tags for themselves.
+const NUMBERS: u64 = (1 << 62) - 1;
+/// In tokens: it is a message that goes at once, not a datagram.
+const LONG: u64 = 1 << 32;
+/// Flag: as one tagged message.
+const AT_ONCE: u8 = 1;
 /// Time that peers get to hear that the endpoint is closed.
 const FAREWELL: Duration = Duration::from_millis(100);
 
@@ -48,6 +57,7 @@ enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     kind: Kind,
+    at_once: bool,
     number: u32,
     tag: u64,
     total: u64,
@@ -58,6 +68,7 @@ impl Header {
     fn emit(&self) -> [u8; HEADER] {
         let mut out = [0; HEADER];
         out[0] = self.kind as u8;
+        out[1] = if self.at_once { AT_ONCE } else { 0 };
         out[4..8].copy_from_slice(&self.number.to_le_bytes());
         out[8..16].copy_from_slice(&self.tag.to_le_bytes());
         out[16..24].copy_from_slice(&self.total.to_le_bytes());
@@ -72,7 +83,7 @@ impl Header {
             .find(|kind| *kind as u8 == bytes[0])?;
         let word = |at: usize| bytes[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);
         let number = bytes[4..].first_chunk().copied().map_or(0, u32::from_le_bytes);
-        Some(Self { kind, number, tag: word(8), total: word(16), offset: word(24) })
+        Some(Self { kind, at_once: bytes[1] & AT_ONCE != 0, number, tag: word(8), total: word(16), offset: word(24) })
     }
 }
 
@@ -99,10 +110,12 @@ impl Unmatched {
     }
 }
 
-/// A receive whose pieces come in.
+/// A receive whose bytes come in.
 struct Filling {
     from: Peer,
+    /// Lent to the endpoint if they come at once.
     room: Vec<u8>,
+    at_once: bool,
     total: usize,
     missing: usize,
     tag: u64,
@@ -117,6 +130,8 @@ struct Outgoing {
     tag: u64,
     /// None until the receiver clears it; then its number of the receive and how far pieces went out.
     cleared: Option<(u64, usize)>,
+    /// The rest goes at once instead of in pieces.
+    at_once: bool,
     /// Datagrams that are lent to the endpoint.
     lent: usize,
     /// The header datagram (whole or announce) is out.
@@ -130,6 +145,9 @@ struct Outgoing {
 #[derive(Default)]
 struct PeerState {
     posted: VecDeque<Posted>,
+    /// Cleared sends whose bytes go at once, when fewer are with the endpoint: those, and their bytes.
+    cleared: VecDeque<u32>,
+    at_once: (usize, usize),
     unmatched: VecDeque<Unmatched>,
     /// Nothing can be sent to it any more.
     lost: Option<Error>,
@@ -154,8 +172,9 @@ struct State {
     anyone: VecDeque<Posted>,
     outgoing: HashMap<u32, Outgoing>,
     filling: HashMap<u64, Filling>,
+    /// Rooms that are lent to the endpoint for receives that were given up, and from whom the bytes would come.
+    given_up: HashMap<u64, (Peer, Vec<u8>)>,
     next_number: u32,
-    next_filling: u64,
     /// Sends with datagrams still to be given to the endpoint.
     waiting: VecDeque<u32>,
     /// Control datagrams that found no slot.
@@ -179,7 +198,7 @@ impl Matched {
     pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
         let info = datagrams::find(lib, &config.provider, config.source.as_deref(), bindings::FI_MSG)?;
         let piece = info.max_msg_size().saturating_sub(OVERHEAD).min(PIECE);
-        let endpoint = MessageEndpoint::open(
+        let endpoint = MessageEndpoint::open_with_long(
             lib,
             &msg::Config {
                 provider: config.provider.clone(),
@@ -199,8 +218,8 @@ impl Matched {
             anyone: VecDeque::new(),
             outgoing: HashMap::new(),
             filling: HashMap::new(),
+            given_up: HashMap::new(),
             next_number: 0,
-            next_filling: 0,
             waiting: VecDeque::new(),
             replies: VecDeque::new(),
             events: Vec::new(),
@@ -228,18 +247,31 @@ impl State {
                 _ if out.over => return true,
                 (false, _) if whole => (Kind::Whole, out.tag, 0, total),
                 (false, _) => (Kind::Announce, out.tag, 0, 0),
+                (true, Some((filling, 0))) if out.at_once => (Kind::Piece, filling, 0, total),
                 (true, Some((filling, at))) if at < total => (Kind::Piece, filling, at, (at + self.piece).min(total)),
                 (true, _) => return true,
             };
-            let header = Header { kind, number, tag, total: total as u64, offset: from as u64 }.emit();
+            let at_once = if out.begun { out.at_once } else { !whole && outbox.has_long() };
+            let header = Header { kind, at_once, number, tag, total: total as u64, offset: from as u64 }.emit();
             let bytes = &out.body.as_slice()[from..to];
             let token = u64::from(number);
-            // SAFETY: the payload's bytes are on the heap or static (`send` saw to that), and the entry keeps them until
-            // every loan has come back.
-            match unsafe { outbox.send_borrowed(out.to, &header, bytes.as_ptr(), bytes.len(), token) } {
+            let long = kind == Kind::Piece && at_once;
+            let sent = if long {
+                // SAFETY: as below.
+                unsafe { outbox.send_long(out.to, tag, bytes.as_ptr(), bytes.len(), token | LONG) }
+            } else {
+                // SAFETY: the payload's bytes are on the heap or static (`send` saw to that), and the entry keeps them until
+                // every loan has come back.
+                unsafe { outbox.send_borrowed(out.to, &header, bytes.as_ptr(), bytes.len(), token) }
+            };
+            match sent {
                 Ok(()) => {
                     out.lent += 1;
                     out.begun = true;
+                    if long {
+                        let (count, bytes) = &mut self.peers[out.to.index()].at_once;
+                        (*count, *bytes) = (*count + 1, *bytes + total);
+                    }
                     if let Some((_, at)) = &mut out.cleared {
                         *at = to;
                     }
@@ -280,7 +312,13 @@ impl State {
                     && !out.over
                 {
                     out.cleared = Some((header.tag, 0));
-                    self.go_on(outbox, header.number);
+                    out.at_once = header.at_once && outbox.has_long();
+                    if out.at_once {
+                        self.peer(from).cleared.push_back(header.number);
+                        self.feed(outbox, from);
+                    } else {
+                        self.go_on(outbox, header.number);
+                    }
                 }
             }
             Kind::Decline => {
@@ -331,29 +369,40 @@ impl State {
         let Posted { mut room, len, token, .. } = posted;
         let number = header.number;
         let total = usize::try_from(header.total).ok().filter(|total| *total <= len);
-        let (kind, tag) = match total {
+        let (kind, at_once, tag) = match total {
             Some(total) => {
-                let filling = self.next_filling;
-                self.next_filling += 1;
-                // Every byte is written over: what is there need not be cleared.
-                room.resize(total, 0);
+                // A number that no other peer can guess: whoever knows the tag may fill the room.
+                let filling = secret() & NUMBERS;
+                let mut at_once = header.at_once && !self.filling.contains_key(&filling);
+                if at_once {
+                    room.clear();
+                    room.reserve_exact(total);
+                    // SAFETY: room for that many bytes on the heap, kept untouched (`filling`, then `given_up`) until the
+                    // receive is over; whatever is left then is dropped after the endpoint.
+                    at_once = unsafe { outbox.receive_long(filling, room.as_mut_ptr(), total, filling) };
+                }
+                if !at_once {
+                    // Every byte is written over: what is there need not be cleared.
+                    room.resize(total, 0);
+                }
                 let tag = header.tag;
-                self.filling.insert(filling, Filling { from, room, total, missing: total, tag, token });
-                (Kind::Clear, filling)
+                self.filling.insert(filling, Filling { from, room, at_once, total, missing: total, tag, token });
+                (Kind::Clear, at_once, filling)
             }
             None => {
                 let (tag, from) = (header.tag, Some(addr(from)));
                 self.events.push(Event::Received { token, bytes: room, tag, from, result: Err(Fault::Truncated) });
-                (Kind::Decline, 0)
+                (Kind::Decline, false, 0)
             }
         };
-        let reply = Header { kind, number, tag, total: header.total, offset: 0 }.emit();
+        let reply = Header { kind, at_once, number, tag, total: header.total, offset: 0 }.emit();
         self.replies.push_back((from, reply));
         self.reply(outbox);
     }
 
     fn piece(&mut self, from: Peer, header: Header, bytes: &[u8]) {
-        let Some(filling) = self.filling.get_mut(&header.tag).filter(|filling| filling.from == from) else { return };
+        let filling = self.filling.get_mut(&header.tag).filter(|filling| filling.from == from && !filling.at_once);
+        let Some(filling) = filling else { return };
         let place =
             usize::try_from(header.offset).ok().and_then(|at| filling.room.get_mut(at..)?.get_mut(..bytes.len()));
         let missing = filling.missing.checked_sub(bytes.len());
@@ -370,6 +419,46 @@ impl State {
         }
     }
 
+    /// A receive for a message that comes at once is over.
+    fn received(&mut self, number: u64, result: Result<usize, Error>) {
+        if self.given_up.remove(&number).is_some() {
+            return;
+        }
+        let Some(Filling { from, mut room, tag, token, .. }) = self.filling.remove(&number) else { return };
+        let result = match result {
+            Ok(len) => {
+                // SAFETY: the endpoint wrote that many bytes at its start, and the capacity has them.
+                unsafe { room.set_len(len.min(room.capacity())) };
+                Ok(())
+            }
+            Err(Error::Call { code: bindings::FI_ETRUNC, .. }) => Err(Fault::Truncated),
+            Err(error) => Err(Fault::Failed(error)),
+        };
+        self.events.push(Event::Received { token, bytes: room, tag, from: Some(addr(from)), result });
+    }
+
+    /// Takes receives that are under way out: their tokens, and their rooms unless the endpoint has them.
+    fn give_up(&mut self, which: impl Fn(&Filling) -> bool) -> Vec<(u64, Vec<u8>)> {
+        let Self { filling, given_up, .. } = self;
+        let over = filling.extract_if(|_, filling| which(filling)).map(|(number, filling)| {
+            let Filling { from, room, at_once, token, .. } = filling;
+            if !at_once {
+                return (token, room);
+            }
+            given_up.insert(number, (from, room));
+            (token, Vec::new())
+        });
+        over.collect()
+    }
+
+    /// Takes rooms back that a peer that is gone would fill. Those of a living one stay lent until its bytes are there: without
+    /// them the provider would stop reading what it sends.
+    fn take_back(&self, outbox: &Outbox<'_>, from: Peer) {
+        for (number, _) in self.given_up.iter().filter(|(_, (of, _))| *of == from) {
+            outbox.cancel_long(*number);
+        }
+    }
+
     /// Sends what was to be answered.
     fn reply(&mut self, outbox: &mut Outbox<'_>) {
         while let Some((to, header)) = self.replies.pop_front() {
@@ -381,7 +470,7 @@ impl State {
     }
 
     /// A peer is gone: nothing more can be sent to it, and nothing comes unless it said so itself.
-    fn lose(&mut self, peer: Peer, reason: &LostReason) {
+    fn lose(&mut self, outbox: &Outbox<'_>, peer: Peer, reason: &LostReason) {
         let error = lost(reason);
         let state = self.peer(peer);
         state.lost = Some(error.clone());
@@ -395,10 +484,12 @@ impl State {
             self.settle(number);
         }
         if *reason == LostReason::Closed {
+            self.take_back(outbox, peer);
             return;
         }
         let posted = std::mem::take(&mut self.peer(peer).posted);
-        let filling = self.filling.extract_if(|_, filling| filling.from == peer).map(|(_, f)| (f.token, f.room));
+        let filling = self.give_up(|filling| filling.from == peer);
+        self.take_back(outbox, peer);
         for (token, bytes) in posted.into_iter().map(|posted| (posted.token, posted.room)).chain(filling) {
             let result = Err(Fault::Failed(error.clone()));
             self.events.push(Event::Received { token, bytes, tag: 0, from: None, result });
@@ -406,7 +497,7 @@ impl State {
     }
 
     /// Ends receives early.
-    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
+    fn cancel(&mut self, outbox: &Outbox<'_>, which: &dyn Fn(u64) -> bool) {
         let queues = self.peers.iter_mut().map(|state| &mut state.posted).chain([&mut self.anyone]);
         for queue in queues {
             for posted in std::mem::take(queue) {
@@ -419,24 +510,49 @@ impl State {
                 }
             }
         }
-        for Filling { token, room: bytes, .. } in
-            self.filling.extract_if(|_, filling| which(filling.token)).map(|(_, f)| f)
-        {
+        for (token, bytes) in self.give_up(|filling| which(filling.token)) {
             let result = Err(Fault::Cancelled);
             self.events.push(Event::Received { token, bytes, tag: 0, from: None, result });
+        }
+        for peer in 0..self.peers.len() as u32 {
+            if self.peers[peer as usize].lost.is_some() {
+                self.take_back(outbox, Peer(peer));
+            }
         }
     }
 
     /// A lent payload came back.
-    fn returned(&mut self, number: u32, good: bool) {
+    fn returned(&mut self, outbox: &mut Outbox<'_>, peer: Peer, token: u64, good: bool) {
+        let number = token as u32;
         if let Some(out) = self.outgoing.get_mut(&number) {
             out.lent = out.lent.saturating_sub(1);
             if !good {
                 out.over = true;
                 out.error.get_or_insert_with(|| reset("the datagram did not go out".to_owned()));
             }
+            if token & LONG != 0 {
+                let (count, bytes) = &mut self.peers[peer.index()].at_once;
+                (*count, *bytes) = (count.saturating_sub(1), bytes.saturating_sub(out.body.len()));
+                self.feed(outbox, peer);
+            }
         }
         self.settle(number);
+    }
+
+    /// Gives the endpoint cleared messages that go at once: few at a time, so that announcements and clearances, which keep the
+    /// other end going, do not wait behind all of them.
+    fn feed(&mut self, outbox: &mut Outbox<'_>, peer: Peer) {
+        loop {
+            let state = self.peer(peer);
+            let Some(&number) = state.cleared.front() else { return };
+            let (count, bytes) = state.at_once;
+            let len = self.outgoing.get(&number).map_or(0, |out| out.body.len());
+            if count >= 2 && bytes.saturating_add(len) > PAYLOADS {
+                return;
+            }
+            self.peer(peer).cleared.pop_front();
+            self.go_on(outbox, number);
+        }
     }
 
     /// Gives the endpoint more of a send, now or when it has room.
@@ -479,6 +595,11 @@ impl Transport for Matched {
         MAX_MESSAGE
     }
 
+    fn payloads_at_a_time(&self) -> usize {
+        // All are announced at once; their bytes are held back here.
+        usize::MAX
+    }
+
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
         let peer = self.endpoint.add_peer(name)?;
         self.state.peer(peer);
@@ -492,7 +613,7 @@ impl Transport for Matched {
         }
         if body.is_word() {
             let total = body.len() as u64;
-            let header = Header { kind: Kind::Whole, number: 0, tag, total, offset: 0 }.emit();
+            let header = Header { kind: Kind::Whole, at_once: false, number: 0, tag, total, offset: 0 }.emit();
             return match self.endpoint.send(peer, &header, body.as_slice()) {
                 Ok(()) => Sending::Done(body),
                 Err(SendError::Full) => Sending::Again(body),
@@ -504,8 +625,18 @@ impl Transport for Matched {
         }
         let number = self.state.next_number;
         self.state.next_number = number.wrapping_add(1);
-        let out =
-            Outgoing { to: peer, body, token, tag, cleared: None, lent: 0, begun: false, error: None, over: false };
+        let out = Outgoing {
+            to: peer,
+            body,
+            token,
+            tag,
+            cleared: None,
+            at_once: false,
+            lent: 0,
+            begun: false,
+            error: None,
+            over: false,
+        };
         self.state.outgoing.insert(number, out);
         self.state.go_on(&mut self.endpoint.outbox(), number);
         Sending::Posted
@@ -550,17 +681,20 @@ impl Transport for Matched {
     }
 
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
-        self.state.cancel(which);
+        self.state.cancel(&self.endpoint.outbox(), which);
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
         let Self { endpoint, state, .. } = self;
         endpoint.poll(|outbox, event| match event {
             msg::Event::Message { from, header, payload } => state.datagram(outbox, from, header, payload),
-            msg::Event::Sent { token, .. } => state.returned(token as u32, true),
-            msg::Event::SendFailed { token, .. } => state.returned(token as u32, false),
-            msg::Event::Lost { peer, reason } => state.lose(peer, &reason),
+            msg::Event::Sent { peer, token } => state.returned(outbox, peer, token, true),
+            msg::Event::SendFailed { peer, token } => state.returned(outbox, peer, token, false),
+            msg::Event::Lost { peer, reason } => state.lose(outbox, peer, &reason),
         })?;
+        for over in endpoint.take_long() {
+            state.received(over.token, over.result);
+        }
         let outbox = &mut endpoint.outbox();
         state.reply(outbox);
         for _ in 0..state.waiting.len() {
@@ -576,11 +710,13 @@ impl Transport for Matched {
     }
 
     fn wait_fd(&self) -> Option<RawFd> {
-        None
+        // What has to be offered again is not waited for: nothing tells when the provider will take it.
+        let offers = !self.state.waiting.is_empty() || !self.state.replies.is_empty() || self.endpoint.must_retry();
+        self.endpoint.wait_fd().filter(|_| !offers)
     }
 
     fn may_wait(&self) -> bool {
-        true
+        self.endpoint.may_wait()
     }
 }
 

@@ -2,6 +2,9 @@
 //!
 //! Each message is two sends, which complete in any order, those of later messages before those of earlier ones too. A
 //! completion only marks; [`Outgoing::settle`] then looks from the front and calls whoever is whole.
+//!
+//! Lengths go out at once, long payloads a few at a time: so the reader learns the next lengths while a payload is on its way, and has
+//! receives posted before their payloads come. A provider that gets a payload for which there is none must keep or stop it.
 
 use std::collections::VecDeque;
 
@@ -42,8 +45,11 @@ pub(super) struct Outgoing {
     /// Id of the front of `flying`.
     first: u32,
     flying: VecDeque<Flying>,
-    /// Entries of `flying` that are posted as a whole; at most one behind them is posted in part.
+    /// Entries of `flying` whose lengths are posted, and those of them whose payloads are too.
+    lengths: usize,
     posted: usize,
+    /// Payloads that are posted and not completed, and their bytes.
+    payloads: (usize, usize),
     queued: VecDeque<Queued>,
     depth: usize,
     /// The peer has read everything before this message.
@@ -58,7 +64,9 @@ impl Outgoing {
             channel,
             first: start,
             flying: VecDeque::new(),
+            lengths: 0,
             posted: 0,
+            payloads: (0, 0),
             queued: VecDeque::new(),
             depth,
             read: start,
@@ -78,7 +86,7 @@ impl Outgoing {
 
     /// Bytes that are posted and not completed.
     pub fn bytes_under_way(&self) -> usize {
-        self.flying.iter().filter(|entry| entry.payload == Part::Posted).map(|entry| entry.bytes).sum()
+        self.payloads.1
     }
 
     pub fn push(&mut self, ticket: u64, body: Payload, done: WriteDone) {
@@ -102,50 +110,70 @@ impl Outgoing {
         if self.end.is_some() {
             return Ok(false);
         }
-        loop {
-            if self.posted == self.flying.len() {
-                if self.flying.len() >= self.depth || self.next_id().wrapping_sub(self.read) >= AHEAD {
-                    return Ok(false);
-                }
-                let Some(Queued { body, done, .. }) = self.queued.pop_front() else { return Ok(false) };
-                let bytes = body.len();
-                self.flying.push_back(Flying {
-                    length: Part::Waiting,
-                    payload: Part::Waiting,
-                    bytes,
-                    body: Some(body),
-                    done,
-                });
-            }
+        let mut again = self.post_payloads(transport, peer)?;
+        while !again && (self.lengths < self.flying.len() || self.begin()) {
+            again = self.post_length(transport, peer)? || self.post_payloads(transport, peer)?;
+        }
+        Ok(again)
+    }
+
+    /// Takes a message from the queue, if there is one and it may begin.
+    fn begin(&mut self) -> bool {
+        if self.flying.len() >= self.depth || self.next_id().wrapping_sub(self.read) >= AHEAD {
+            return false;
+        }
+        let Some(Queued { body, done, .. }) = self.queued.pop_front() else { return false };
+        let bytes = body.len();
+        let (length, payload, body) = (Part::Waiting, Part::Waiting, Some(body));
+        self.flying.push_back(Flying { length, payload, bytes, body, done });
+        true
+    }
+
+    /// Posts the length of the next message that has not posted it. True when the transport said "again".
+    fn post_length<T: Transport>(&mut self, transport: &mut T, peer: Addr) -> Result<bool, Error> {
+        let id = self.first.wrapping_add(self.lengths as u32);
+        let Some(entry) = self.flying.get_mut(self.lengths) else { return Ok(false) };
+        let word = Payload::word(entry.bytes as u64);
+        let token = token(Operation::SendLength, self.channel, id);
+        entry.length = match transport.send(peer, LENGTH | u64::from(id), word, token) {
+            Sending::Posted => Part::Posted,
+            Sending::Done(_) => Part::Done,
+            Sending::Again(_) => return Ok(true),
+            Sending::Failed(_, error) => return Err(error),
+        };
+        self.lengths += 1;
+        Ok(false)
+    }
+
+    /// Posts payloads behind their lengths, as many as may be. True when the transport said "again".
+    fn post_payloads<T: Transport>(&mut self, transport: &mut T, peer: Addr) -> Result<bool, Error> {
+        while self.posted < self.lengths {
             let id = self.first.wrapping_add(self.posted as u32);
             let entry = &mut self.flying[self.posted];
-            if entry.length == Part::Waiting {
-                let word = Payload::word(entry.bytes as u64);
-                let token = token(Operation::SendLength, self.channel, id);
-                entry.length = match transport.send(peer, LENGTH | u64::from(id), word, token) {
-                    Sending::Posted => Part::Posted,
-                    Sending::Done(_) => Part::Done,
-                    Sending::Again(_) => return Ok(true),
-                    Sending::Failed(_, error) => return Err(error),
-                };
+            let (payloads, bytes) = self.payloads;
+            if payloads >= 2 && bytes.saturating_add(entry.bytes) > transport.payloads_at_a_time() {
+                return Ok(false);
             }
-            if let Some(body) = entry.body.take() {
-                let token = token(Operation::SendPayload, self.channel, id);
-                (entry.payload, entry.body) = match transport.send(peer, PAYLOAD | u64::from(id), body, token) {
-                    Sending::Posted => (Part::Posted, None),
-                    Sending::Done(body) => (Part::Done, Some(body)),
-                    Sending::Again(body) => {
-                        entry.body = Some(body);
-                        return Ok(true);
-                    }
-                    Sending::Failed(body, error) => {
-                        entry.body = Some(body);
-                        return Err(error);
-                    }
-                };
+            let Some(body) = entry.body.take() else { return Ok(false) };
+            let token = token(Operation::SendPayload, self.channel, id);
+            match transport.send(peer, PAYLOAD | u64::from(id), body, token) {
+                Sending::Posted => {
+                    entry.payload = Part::Posted;
+                    self.payloads = (payloads + 1, bytes + entry.bytes);
+                }
+                Sending::Done(body) => (entry.payload, entry.body) = (Part::Done, Some(body)),
+                Sending::Again(body) => {
+                    entry.body = Some(body);
+                    return Ok(true);
+                }
+                Sending::Failed(body, error) => {
+                    entry.body = Some(body);
+                    return Err(error);
+                }
             }
             self.posted += 1;
         }
+        Ok(false)
     }
 
     /// The peer says that it has read everything before message `id`. What is old or impossible changes nothing.
@@ -161,6 +189,10 @@ impl Outgoing {
         if operation == Operation::SendLength {
             entry.length = Part::Done;
         } else {
+            if entry.payload == Part::Posted {
+                let (payloads, bytes) = self.payloads;
+                self.payloads = (payloads - 1, bytes - entry.bytes);
+            }
             entry.payload = Part::Done;
             entry.body = Some(body);
         }
@@ -172,6 +204,7 @@ impl Outgoing {
         while self.posted > 0 && self.flying.front().is_some_and(whole) {
             let Some(Flying { body: Some(body), done, .. }) = self.flying.pop_front() else { return };
             self.first = self.first.wrapping_add(1);
+            self.lengths -= 1;
             self.posted -= 1;
             calls.push(Call::Write(done, Ok(body)));
         }
@@ -191,7 +224,7 @@ impl Outgoing {
 
     /// Ends all writes with an error, in their order.
     pub fn fail(&mut self, error: &ChannelError, calls: &mut Vec<Call>) {
-        self.posted = 0;
+        (self.lengths, self.posted, self.payloads) = (0, 0, (0, 0));
         let flying = self.flying.drain(..).map(|entry| entry.done);
         let queued = self.queued.drain(..).map(|entry| entry.done);
         calls.extend(flying.chain(queued).map(|done| Call::Write(done, Err(error.clone()))));

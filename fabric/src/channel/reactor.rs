@@ -487,6 +487,10 @@ impl Transport for Box<dyn Transport> {
         (**self).max_message()
     }
 
+    fn payloads_at_a_time(&self) -> usize {
+        (**self).payloads_at_a_time()
+    }
+
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
         (**self).insert(name)
     }

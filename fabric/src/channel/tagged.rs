@@ -103,7 +103,8 @@ impl Tagged {
         let fabric = Fabric::open(&info)?;
         let domain = Domain::open(&fabric, &info)?;
         let av = AddressVector::open(&domain, peers.min(64))?;
-        let queue = TaggedQueue::open(&domain, info.tx_size().saturating_add(info.rx_size()).min(1 << 16))?;
+        let queue =
+            TaggedQueue::open(&domain, &info.provider(), info.tx_size().saturating_add(info.rx_size()).min(1 << 16))?;
         let mut endpoint = Endpoint::open(&domain, &info)?;
         endpoint.bind_av(&av)?;
         endpoint.bind_cq(queue.queue(), bindings::FI_TRANSMIT | bindings::FI_RECV)?;
@@ -369,10 +370,10 @@ impl Transport for Tagged {
     }
 
     fn wait_fd(&self) -> Option<RawFd> {
-        self.queue.wait_fd()
+        self.queue.queue().wait_fd()
     }
 
     fn may_wait(&self) -> bool {
-        self.queue.may_wait()
+        self.queue.queue().may_wait()
     }
 }

@@ -67,6 +67,10 @@ pub(crate) enum Event {
     Seen { token: u64, found: Option<(u64, Option<Addr>)> },
 }
 
+/// Bytes of payloads that are handed to the network at a time, if those are more than two payloads: enough to keep it busy, and few
+/// enough that what is said about later ones does not wait long behind them.
+pub(super) const PAYLOADS: usize = 4 << 20;
+
 /// Tagged messages of one endpoint. Buffers move in with an operation and out with its event: whoever implements this keeps
 /// them alive and unchanged meanwhile, even when the operation's user has lost interest. Sends and receives may end in any order.
 /// Between messages of one sender with equal tags the order of matching is the order of sending, if the network has one.
@@ -77,6 +81,10 @@ pub(crate) trait Transport: Send + 'static {
     fn provider(&self) -> &str;
     /// Bytes of the longest message.
     fn max_message(&self) -> usize;
+    /// Bytes of payloads to one peer that it is to have at a time, if those are more than two payloads.
+    fn payloads_at_a_time(&self) -> usize {
+        PAYLOADS
+    }
     /// Makes a peer known.
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error>;
     /// Sends `body` to `to`.

@@ -1,16 +1,18 @@
 //! The message endpoint: opening it, receiving, and driving the whole.
 
 use std::ffi::c_void;
+use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::long::{Long, LongReceived};
 use super::outbox::{Outbox, sending_methods};
 use super::pool::{Context, Operation, Pool};
 use super::sending::{Notice, Sending, message_size};
 use super::wire::{Frame, Kind};
 use super::{Config, Event, Peer, SendError};
-use crate::bindings::{self, fid_ep};
+use crate::bindings::{self, fi_cq_format, fid_ep};
 use crate::datagrams;
 use crate::table::entry;
 use crate::{
@@ -24,6 +26,8 @@ type Recv =
 const BATCH: usize = 32;
 /// Batches per poll, so that a flood does not keep the caller from its other work.
 const BATCHES: usize = 4;
+/// Providers whose tagged messages carry the long ones: connections of their own, without a layer that loses track of dead peers.
+const WITH_LONG: [&str; 2] = ["net", "tcp"];
 /// Polls between looks at the clock while the endpoint is busy.
 const POLLS_PER_CLOCK: u32 = 64;
 
@@ -52,13 +56,45 @@ impl MessageEndpoint {
     /// [`Error::NoMatch`] when the provider has no reliable datagrams with `FI_MSG` here; [`Error::Argument`] for a configuration that
     /// cannot be; what the provider answers.
     pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
+        let open_queue = |domain: &Arc<Domain>, size| CompletionQueue::open(domain, &CqAttr { size });
+        Self::open_on(lib, config, &find(lib, config)?, open_queue)
+    }
+
+    /// As [`MessageEndpoint::open`], with a descriptor to wait for and with long messages, each if the provider has them.
+    ///
+    /// # Errors
+    /// As [`MessageEndpoint::open`].
+    pub(crate) fn open_with_long(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
         let info = find(lib, config)?;
-        let fabric = Fabric::open(&info)?;
-        let domain = Domain::open(&fabric, &info)?;
+        let tagged = WITH_LONG.contains(&info.provider().as_str()).then(|| {
+            let caps = bindings::FI_MSG | bindings::FI_TAGGED;
+            datagrams::find(lib, &info.provider(), config.source.as_deref(), caps)
+        });
+        let tagged = tagged.and_then(Result::ok).filter(|tagged| tagged.provider() == info.provider());
+        let has_long = tagged.is_some();
+        let info = tagged.unwrap_or(info);
+        let format = fi_cq_format::FI_CQ_FORMAT_DATA;
+        let open_queue =
+            |domain: &Arc<Domain>, size| CompletionQueue::open_to_wait(domain, &info.provider(), size, format);
+        let mut this = Self::open_on(lib, config, &info, open_queue)?;
+        if has_long {
+            this.sending.long = Some(Long::new(&this.sending.endpoint)?);
+        }
+        Ok(this)
+    }
+
+    fn open_on(
+        lib: &Arc<Libfabric>,
+        config: &Config,
+        info: &Info,
+        open_queue: impl Fn(&Arc<Domain>, usize) -> Result<Arc<CompletionQueue>, Error>,
+    ) -> Result<Self, Error> {
+        let fabric = Fabric::open(info)?;
+        let domain = Domain::open(&fabric, info)?;
         let av = AddressVector::open(&domain, config.max_peers.min(1024))?;
         let depth = config.tx_depth.saturating_add(config.rx_depth).saturating_mul(2);
-        let cq = CompletionQueue::open(&domain, &CqAttr { size: depth })?;
-        let mut endpoint = Endpoint::open(&domain, &info)?;
+        let cq = open_queue(&domain, depth)?;
+        let mut endpoint = Endpoint::open(&domain, info)?;
         endpoint.bind_av(&av)?;
         endpoint.bind_cq(&cq, bindings::FI_TRANSMIT | bindings::FI_RECV)?;
         endpoint.enable()?;
@@ -90,6 +126,26 @@ impl MessageEndpoint {
     }
 
     sending_methods!(self => self.sending, self.sending);
+
+    /// The descriptor that becomes readable when there is something to poll for, if there is one.
+    pub(crate) fn wait_fd(&self) -> Option<RawFd> {
+        self.cq.wait_fd()
+    }
+
+    /// Something is to be offered to libfabric again, which the descriptor does not tell of.
+    pub(crate) fn must_retry(&self) -> bool {
+        !self.unposted.is_empty() || self.sending.has_backlog()
+    }
+
+    /// True when the descriptor may be waited for now.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.cq.may_wait()
+    }
+
+    /// Receives for long messages that are over.
+    pub(crate) fn take_long(&mut self) -> Vec<LongReceived> {
+        self.sending.take_long()
+    }
 
     /// The sending half alone, as callbacks of [`MessageEndpoint::poll`] get it.
     pub fn outbox(&mut self) -> Outbox<'_> {
@@ -148,6 +204,7 @@ impl MessageEndpoint {
                         events += usize::from(self.receive(index, completion.len, &mut on_event));
                         self.unposted.push(index);
                     }
+                    Operation::ReceiveLong(index) => self.received_long(index, Ok(completion.len)),
                     sent => self.sending.complete(sent, None),
                 }
             }
@@ -212,9 +269,16 @@ impl MessageEndpoint {
                 log::debug!("a receive failed: {}", failure.into_error("fi_recv"));
                 self.unposted.push(index);
             }
+            Operation::ReceiveLong(index) => self.received_long(index, Err(failure.into_error("fi_trecv"))),
             sent => self.sending.complete(sent, Some(failure.into_error("fi_sendv"))),
         }
         Ok(())
+    }
+
+    fn received_long(&mut self, index: u32, result: Result<usize, Error>) {
+        if let Some(long) = &mut self.sending.long {
+            long.complete(index, result);
+        }
     }
 
     fn tell(&mut self, on_event: &mut impl FnMut(&mut Outbox<'_>, Event<'_>)) -> usize {

@@ -21,6 +21,7 @@
 //! **Trust.** A message says itself from whom it is; parts are checked for length, not for truth.
 
 mod endpoint;
+mod long;
 mod outbox;
 mod pool;
 mod sending;

@@ -94,4 +94,43 @@ pub(super) use sending_methods;
 
 impl Outbox<'_> {
     sending_methods!(self => self.0, self.0);
+
+    /// Long messages can be sent and received.
+    pub(crate) fn has_long(&self) -> bool {
+        self.0.has_long()
+    }
+
+    /// As `send_borrowed`, of a long message, to a receiver that has posted a receive for `tag`.
+    ///
+    /// # Errors
+    /// See [`SendError`]; the message is then not sent and nothing borrowed.
+    ///
+    /// # Safety
+    /// As `send_borrowed`.
+    pub(crate) unsafe fn send_long(
+        &mut self,
+        peer: Peer,
+        tag: u64,
+        payload: *const u8,
+        len: usize,
+        token: u64,
+    ) -> Result<(), SendError> {
+        // SAFETY: by the caller's promise.
+        unsafe { self.0.send_long(peer, tag, payload, len, token) }
+    }
+
+    /// Posts a receive for the long message with exactly this tag. False when that is not possible now.
+    ///
+    /// # Safety
+    /// `room` is valid for writes of `len` bytes, and nobody else's, until the receive is over
+    /// ([`super::MessageEndpoint::take_long`]) or the endpoint is dropped.
+    pub(crate) unsafe fn receive_long(&mut self, tag: u64, room: *mut u8, len: usize, token: u64) -> bool {
+        // SAFETY: by the caller's promise.
+        unsafe { self.0.receive_long(tag, room, len, token) }
+    }
+
+    /// Asks for a receive for a long message to end early, unless its bytes are coming in already.
+    pub(crate) fn cancel_long(&self, token: u64) {
+        self.0.cancel_long(token);
+    }
 }

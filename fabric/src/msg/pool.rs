@@ -82,6 +82,8 @@ pub(super) enum Operation {
     Send(u32),
     /// A control message to this peer.
     Control(u32),
+    /// A receive for a long message.
+    ReceiveLong(u32),
 }
 
 /// The context of an operation: room for the provider in front (`FI_CONTEXT2`), then what it was.

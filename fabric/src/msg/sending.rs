@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::long::{Long, LongReceived};
 use super::pool::{Context, Operation, Pool};
 use super::wire::{CLOSING, FLAG_SETS, GOODBYE, Kind, PLEASE_ANSWER, PREFIX, Prefix};
 use super::{Config, LostReason, NAME_MAX, Peer, SendError};
@@ -29,6 +30,8 @@ struct Slot {
     buffered: usize,
     /// A payload that lies elsewhere.
     borrowed: (*const u8, usize),
+    /// It is not a datagram but a long message with this tag: the payload alone.
+    tag: Option<u64>,
     token: Option<u64>,
 }
 
@@ -95,6 +98,8 @@ pub(super) struct Sending {
     peers: Vec<PeerState>,
     by_name: HashMap<Box<[u8]>, u32>,
     pub(super) notices: VecDeque<Notice>,
+    /// Long messages, where they were asked for and the provider has them.
+    pub(super) long: Option<Long>,
     /// The time as of the last timer round, so that messages need not ask the clock.
     now: Instant,
     config: Config,
@@ -127,7 +132,7 @@ impl Sending {
             let buffer = unsafe { control_buffers.bytes_mut(usize::from(flags)) };
             emit(buffer, Kind::Control(flags), &name, &[], 0);
         }
-        let slot = |_| Slot { peer: 0, buffered: 0, borrowed: (ptr::null(), 0), token: None };
+        let slot = |_| Slot { peer: 0, buffered: 0, borrowed: (ptr::null(), 0), tag: None, token: None };
         // SAFETY: open until drop.
         let table = unsafe { (*endpoint.as_ptr()).msg };
         let sendv = entry!(endpoint.domain().library(), table, fi_ops_msg, sendv, "fi_sendv")?;
@@ -145,6 +150,7 @@ impl Sending {
             peers: Vec::new(),
             by_name: HashMap::new(),
             notices: VecDeque::with_capacity(config.tx_depth),
+            long: None,
             now: Instant::now(),
             config: config.clone(),
             name,
@@ -289,6 +295,60 @@ impl Sending {
         Ok(())
     }
 
+    /// Sends a long message, from where it lies, to a receiver that has posted a receive for `tag`. The loan ends as in
+    /// [`Self::send_borrowed`].
+    ///
+    /// # Errors
+    /// See [`SendError`]; the message is then not sent and nothing borrowed.
+    ///
+    /// # Safety
+    /// As [`Self::send_borrowed`].
+    pub unsafe fn send_long(
+        &mut self,
+        peer: Peer,
+        tag: u64,
+        payload: *const u8,
+        len: usize,
+        token: u64,
+    ) -> Result<(), SendError> {
+        if self.long.is_none() {
+            return Err(SendError::TooLong);
+        }
+        let index = self.fill(peer, &[], 0)?;
+        let slot = &mut self.slots[index as usize];
+        (slot.borrowed, slot.tag, slot.token) = ((payload, len), Some(tag), Some(token));
+        self.submit(index);
+        Ok(())
+    }
+
+    /// Long messages can be sent and received.
+    pub fn has_long(&self) -> bool {
+        self.long.is_some()
+    }
+
+    /// Posts a receive for the long message with exactly this tag. False when that is not possible now.
+    ///
+    /// # Safety
+    /// `room` is valid for writes of `len` bytes, and nobody else's, until the receive is over ([`Self::take_long`]) or the endpoint is
+    /// dropped.
+    pub unsafe fn receive_long(&mut self, tag: u64, room: *mut u8, len: usize, token: u64) -> bool {
+        let Self { long: Some(long), endpoint, .. } = self else { return false };
+        // SAFETY: our endpoint, of which `long` was made; memory by the caller's promise.
+        unsafe { long.receive(endpoint, tag, room, len, token) }
+    }
+
+    /// Asks for a receive for a long message to end early, unless its bytes are coming in already.
+    pub fn cancel_long(&self, token: u64) {
+        if let Some(long) = &self.long {
+            long.cancel(&self.endpoint, token);
+        }
+    }
+
+    /// Receives for long messages that are over.
+    pub fn take_long(&mut self) -> Vec<LongReceived> {
+        self.long.as_mut().map_or_else(Vec::new, Long::take)
+    }
+
     /// Takes a slot and writes prefix, name and header of a message with `len` bytes of payload.
     fn fill(&mut self, peer: Peer, header: &[u8], len: usize) -> Result<u32, SendError> {
         let state = self.peers.get_mut(peer.index()).ok_or(SendError::Gone)?;
@@ -309,7 +369,7 @@ impl Sending {
         let slot = &mut self.slots[index as usize];
         slot.peer = peer.0;
         slot.buffered = end;
-        slot.borrowed = (ptr::null(), 0);
+        (slot.borrowed, slot.tag) = ((ptr::null(), 0), None);
         Ok(index)
     }
 
@@ -326,10 +386,12 @@ impl Sending {
     fn try_send(&mut self, index: u32) -> bool {
         let slot = &self.slots[index as usize];
         let peer = slot.peer;
-        let own = iovec { iov_base: self.buffers.buffer(index as usize).cast(), iov_len: slot.buffered };
-        let parts = [own, iovec { iov_base: slot.borrowed.0.cast_mut().cast(), iov_len: slot.borrowed.1 }];
-        let count = if slot.borrowed.1 == 0 { 1 } else { 2 };
-        match self.sendv(&parts[..count], peer, &self.contexts[index as usize]) {
+        let context = &self.contexts[index as usize];
+        let taken = match (slot.tag, &self.long) {
+            (Some(tag), Some(long)) => self.send_tagged(long, slot.borrowed, peer, tag, context),
+            _ => self.send_parts(index),
+        };
+        match taken {
             Ok(true) => {
                 self.peers[peer as usize].under_way += 1;
                 true
@@ -343,6 +405,30 @@ impl Sending {
         }
     }
 
+    /// Offers a datagram to libfabric; true when accepted, false when to be tried again.
+    fn send_parts(&self, index: u32) -> Result<bool, Error> {
+        let slot = &self.slots[index as usize];
+        let own = iovec { iov_base: self.buffers.buffer(index as usize).cast(), iov_len: slot.buffered };
+        let parts = [own, iovec { iov_base: slot.borrowed.0.cast_mut().cast(), iov_len: slot.borrowed.1 }];
+        let count = if slot.borrowed.1 == 0 { 1 } else { 2 };
+        self.sendv(&parts[..count], slot.peer, &self.contexts[index as usize])
+    }
+
+    /// Offers a long message to libfabric; true when accepted, false when to be tried again.
+    fn send_tagged(
+        &self,
+        long: &Long,
+        payload: (*const u8, usize),
+        peer: u32,
+        tag: u64,
+        context: &Context,
+    ) -> Result<bool, Error> {
+        let to = self.peers[peer as usize].addr.0;
+        // SAFETY: our endpoint, of which `long` was made; context and payload as in `sendv`.
+        let code = unsafe { long.send(&self.endpoint, payload, to, tag, context) };
+        self.accepted("fi_tsend", code)
+    }
+
     /// `fi_sendv`: true when accepted, false when to be tried again.
     fn sendv(&self, parts: &[iovec], peer: u32, context: &Context) -> Result<bool, Error> {
         let addr = self.peers[peer as usize].addr.0;
@@ -352,10 +438,15 @@ impl Sending {
         // descriptors, because the endpoint was opened without FI_MR_LOCAL.
         let code =
             unsafe { (self.sendv)(endpoint, parts.as_ptr(), ptr::null_mut(), parts.len(), addr, context.as_ptr()) };
+        self.accepted("fi_sendv", code)
+    }
+
+    /// What libfabric's answer to a send means: true when accepted, false when to be tried again.
+    fn accepted(&self, call: &'static str, code: isize) -> Result<bool, Error> {
         match i32::try_from(code) {
             Ok(0) => Ok(true),
             Ok(code) if code == -bindings::FI_EAGAIN => Ok(false),
-            other => Err(self.endpoint.domain().library().failure("fi_sendv", other.unwrap_or(bindings::FI_EOTHER))),
+            other => Err(self.endpoint.domain().library().failure(call, other.unwrap_or(bindings::FI_EOTHER))),
         }
     }
 
@@ -383,7 +474,7 @@ impl Sending {
                 self.peers[peer as usize].control_busy = false;
                 peer
             }
-            Operation::Receive(_) => return,
+            Operation::Receive(_) | Operation::ReceiveLong(_) => return,
         };
         let state = &mut self.peers[peer as usize];
         state.under_way = state.under_way.saturating_sub(1);
@@ -547,6 +638,11 @@ impl Sending {
             }
             self.try_control(peer);
         }
+    }
+
+    /// Messages that are not yet with libfabric.
+    pub(super) fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty()
     }
 
     /// Messages that are not yet with libfabric, or not completed.
