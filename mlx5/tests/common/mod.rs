@@ -7,13 +7,36 @@ pub mod fake;
 pub mod memory;
 
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// All files of vectors that the tests read.
+const FILES: [&str; 2] = ["mlx5_wqe.json", "mlx5_cqe_zip.json"];
+
+/// The directory of vectors. A relative one is looked for from where tests run, and from the top of the repository, where
+/// `cargo test` was likely started.
+fn vectors() -> PathBuf {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    match std::env::var_os("FERROGIN_VECTORS").map(PathBuf::from) {
+        Some(dir) if dir.is_dir() => dir,
+        Some(dir) => top.join(dir),
+        None => top.join("tests/vectors"),
+    }
+}
+
+/// Fails if there are mlx5 vectors that no test reads.
+pub fn only_known_files() {
+    let dir = vectors();
+    let entries = std::fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+    for name in entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()) {
+        let known = !name.starts_with("mlx5") || FILES.contains(&&*name);
+        assert!(known, "{}: no test reads this file", dir.join(name).display());
+    }
+}
 
 /// A file of vectors.
 pub fn file(name: &str) -> Value {
-    let dir = std::env::var_os("FERROGIN_VECTORS")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors"), PathBuf::from);
-    let path = dir.join(name);
+    assert!(FILES.contains(&name));
+    let path = vectors().join(name);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
