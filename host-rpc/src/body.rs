@@ -1,6 +1,7 @@
 //! Bodies: as they are given to be sent, and as they were received.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 
 /// A body to send.
@@ -34,6 +35,24 @@ impl From<&[u8]> for Data {
     }
 }
 
+impl<const N: usize> From<&[u8; N]> for Data {
+    fn from(bytes: &[u8; N]) -> Self {
+        Self::Owned(bytes.to_vec())
+    }
+}
+
+impl From<&str> for Data {
+    fn from(text: &str) -> Self {
+        Self::Owned(text.as_bytes().to_vec())
+    }
+}
+
+impl From<String> for Data {
+    fn from(text: String) -> Self {
+        Self::Owned(text.into_bytes())
+    }
+}
+
 impl From<Arc<Vec<u8>>> for Data {
     fn from(bytes: Arc<Vec<u8>>) -> Self {
         Self::Shared(bytes)
@@ -41,11 +60,25 @@ impl From<Arc<Vec<u8>>> for Data {
 }
 
 /// A body that was received, in the memory in which it was: one piece unless it was longer than the sender's pieces.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 pub struct Body {
     pieces: Vec<Vec<u8>>,
     /// Bytes of the first piece that are not the body's.
     skip: usize,
+}
+
+impl PartialEq for Body {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.pieces().flatten().eq(other.pieces().flatten())
+    }
+}
+
+impl Eq for Body {}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Body({} bytes in {} pieces)", self.len(), self.pieces.len())
+    }
 }
 
 impl Body {

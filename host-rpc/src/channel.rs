@@ -37,4 +37,8 @@ impl Transport for Channel {
     fn close(&self, limit: Duration) {
         drop(Self::close(self, limit));
     }
+
+    fn is_closed(&self) -> bool {
+        Self::is_closed(self)
+    }
 }

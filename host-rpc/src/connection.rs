@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::frame::{Assembler, HEADER, Header};
+use crate::transport::FOREVER;
 use crate::{Body, Bytes, Data, Settings, Transport, TransportError, Violation};
 
 /// Reads that wait at the transport.
@@ -102,7 +103,7 @@ impl Connection {
     /// Lets what was sent go out, and ends the connection, at the latest after `limit`.
     pub fn close(self: &Arc<Self>, limit: Duration) {
         self.flush(&mut self.packing());
-        self.transport.close(limit);
+        self.transport.close(limit.min(FOREVER));
     }
 
     /// Sends a frame. A connection that ends meanwhile says so to the owner.

@@ -12,7 +12,11 @@ use ferrogin_fabric::channel::{Address, Listener};
 use crate::connection::{Connection, End, Owner};
 use crate::error::Status;
 use crate::frame::{Header, Kind};
+use crate::transport::later;
 use crate::{Body, Data, Settings, Transport, Violation};
+
+/// Time that goodbyes get when a shutdown has none left.
+const GOODBYE: Duration = Duration::from_millis(100);
 
 type Handler = Arc<dyn Fn(Context, Body, Responder) + Send + Sync>;
 
@@ -208,6 +212,12 @@ impl Inner {
         }
     }
 
+    /// Threads end when the queue is empty.
+    fn end_work(&self) {
+        self.jobs().over = true;
+        self.more.notify_all();
+    }
+
     fn run(&self, job: Job) {
         if self.settings.workers == 0 {
             return job();
@@ -239,7 +249,8 @@ impl Inner {
     }
 }
 
-/// A server that runs. Dropping it ends its connections at once; [`Running::shutdown`] lets calls come to their end first.
+/// A server that runs. Dropping it closes its connections at once, and waits for the methods that run, which may ask
+/// [`Context::is_cancelled`]; [`Running::shutdown`] lets calls come to their end first.
 pub struct Running {
     inner: Arc<Inner>,
     threads: Vec<JoinHandle<()>>,
@@ -267,10 +278,11 @@ impl Running {
         self.inner.state().connections.len()
     }
 
-    /// Takes no more calls, lets those that run come to their end, for at most `limit`, says goodbye and stops. True when all
-    /// calls were answered.
-    pub fn shutdown(self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
+    /// Takes no more calls, lets those that run come to their end and their answers go out, says goodbye and stops, all of it within
+    /// `limit` (and a moment for goodbyes). True when all calls were answered and the answers are out: then the transport may go.
+    /// Methods that still run at the limit are left alone: their answers go nowhere, their threads end with them.
+    pub fn shutdown(mut self, limit: Duration) -> bool {
+        let deadline = later(Instant::now(), limit);
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let connections = {
             let mut state = self.inner.state();
@@ -280,16 +292,29 @@ impl Running {
         for served in &connections {
             served.connection.send(Header::new(Kind::Goodbye), Vec::new().into());
         }
-        let busy = || connections.iter().any(|served| !served.calls().open.is_empty());
-        while busy() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(1));
+        let answered = wait_until(deadline, || !connections.iter().any(|served| served.is_busy()));
+        let left = deadline.saturating_duration_since(Instant::now()).max(GOODBYE);
+        for served in &connections {
+            served.connection.close(left);
         }
-        let answered = !busy();
-        let left = deadline.saturating_duration_since(Instant::now());
-        for served in connections {
-            served.connection.close(left.max(Duration::from_millis(100)));
+        let closed = || connections.iter().all(|served| served.connection.transport().is_closed());
+        let out = wait_until(later(Instant::now(), left), closed);
+        self.inner.end_work();
+        let deadline = deadline.max(later(Instant::now(), GOODBYE));
+        wait_until(deadline, || self.threads.iter().all(JoinHandle::is_finished));
+        self.threads.retain(JoinHandle::is_finished);
+        answered && out
+    }
+}
+
+/// Waits for something, but not beyond the deadline; whether it came.
+fn wait_until(deadline: Instant, is_so: impl Fn() -> bool) -> bool {
+    loop {
+        let so = is_so();
+        if so || Instant::now() >= deadline {
+            return so;
         }
-        answered
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -316,8 +341,7 @@ impl Drop for Running {
         for served in connections {
             served.connection.close(self.inner.settings.close_within);
         }
-        self.inner.jobs().over = true;
-        self.inner.more.notify_all();
+        self.inner.end_work();
         for thread in self.threads.drain(..) {
             // A method may drop its own server: then its thread ends by itself.
             if thread.thread().id() != thread::current().id() && thread.join().is_err() {
@@ -331,6 +355,8 @@ impl Drop for Running {
 struct Calls {
     /// Calls without an answer, and whether they are cancelled.
     open: HashMap<u64, Arc<AtomicBool>>,
+    /// Answers that are being handed to the connection.
+    answering: usize,
     /// Longest answer that the client takes.
     max_body: Option<usize>,
 }
@@ -351,7 +377,9 @@ impl Served {
     fn answer(&self, call: u64, result: Result<Data, Status>) {
         let max = {
             let mut calls = self.calls();
+            // Before the answer gives the credit back, for the next call may come at once.
             calls.open.remove(&call);
+            calls.answering += 1;
             calls.max_body.unwrap_or(usize::MAX)
         };
         let len = result.as_ref().map_or(0, |data| data.as_slice().len());
@@ -368,6 +396,13 @@ impl Served {
             }
         };
         self.connection.send(Header { code, call, credits: 1, ..Header::new(Kind::Answer) }, data);
+        self.calls().answering -= 1;
+    }
+
+    /// Calls run, or their answers are not with the connection yet.
+    fn is_busy(&self) -> bool {
+        let calls = self.calls();
+        !calls.open.is_empty() || calls.answering > 0
     }
 
     fn request(self: &Arc<Self>, server: &Arc<Inner>, header: &Header, body: Body) -> Result<(), Violation> {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes to send, kept unchanged by the transport until the send's callback.
 #[derive(Debug)]
@@ -57,4 +57,17 @@ pub trait Transport: Send + Sync + 'static {
     /// Lets what was sent go out, and ends the connection, at the latest after `limit`. Receives end with
     /// [`TransportError::Closed`].
     fn close(&self, limit: Duration);
+    /// After [`Transport::close`]: what was sent is out and the peer knows of the end, or the limit is over. True where the transport
+    /// sees to that by itself, however soon its user ends.
+    fn is_closed(&self) -> bool {
+        true
+    }
+}
+
+/// Longer than anybody waits, and short enough to be added to any time.
+pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The time so much after another.
+pub(crate) fn later(time: Instant, limit: Duration) -> Instant {
+    time + limit.min(FOREVER)
 }

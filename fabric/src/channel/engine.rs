@@ -85,6 +85,8 @@ const CONTROL_ROOM: usize = 4096;
 const _: () = assert!(CONTROL_ROOM > CONTROL_MAX);
 /// Room for messages with unknown tags; what they say is of no interest.
 const UNKNOWN_ROOM: usize = 8;
+/// Longer than anybody waits, and short enough to be added to any time.
+pub(super) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Failed receives in a row that are laid to messages; more are the endpoint's failure.
 const FAILURES: u32 = 1000;
 
@@ -125,6 +127,7 @@ pub(crate) struct Engine<T> {
 
 impl<T: Transport> Engine<T> {
     pub fn new(transport: T, config: Config, now: Instant) -> Self {
+        let config = Config { depth: config.depth.max(1), lost_after: config.lost_after.min(FOREVER), ..config };
         let unknown: Vec<_> = wire::unknown_tags().collect();
         let control = (0..CONTROL_RECEIVES).map(|index| (Operation::ReceiveControl, index, Vec::new()));
         let mut this = Self {
@@ -231,7 +234,7 @@ impl<T: Transport> Engine<T> {
             self.calls.extend(done.map(|done| Call::Close(done, result)));
             return;
         }
-        let deadline = now + limit;
+        let deadline = now + limit.min(FOREVER);
         let closing = link.closing.get_or_insert_with(|| Closing { done: Vec::new(), deadline, told: false });
         closing.done.extend(done);
         closing.deadline = closing.deadline.min(deadline);

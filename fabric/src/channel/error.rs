@@ -104,6 +104,14 @@ pub enum ChannelError {
         /// What libfabric said.
         source: Error,
     },
+    /// An operation was waited for on the thread that serves it.
+    #[error(
+        "waiting for {peer} in a callback would wait for ever, for this thread brings the answer: use a callback, or wait on another thread"
+    )]
+    OwnThread {
+        /// For whom.
+        peer: Arc<str>,
+    },
     /// The reactor has stopped.
     #[error("the reactor that served the channel has stopped")]
     Stopped,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::engine::OpenDone;
 use super::link::Opened;
-use super::pending::{Cancel, Pending};
+use super::pending::{Awaited, Cancel, Pending};
 use super::reactor::{Request, Shared};
 use super::wire::Address;
 use super::{ChannelError, Payload};
@@ -99,7 +99,7 @@ impl Channel {
     /// [`Channel::write`], to wait for or to await.
     pub fn send(&self, buffer: impl Into<Payload>) -> Pending<Payload> {
         let ticket = self.0.shared.ticket();
-        let (pending, done) = Pending::new(Cancel::Write(Arc::downgrade(&self.0.shared), self.0.number, ticket));
+        let (pending, done) = Pending::new(self.awaited("take a message"), Cancel::Write(self.0.number, ticket));
         self.write_as(ticket, buffer.into(), done);
         pending
     }
@@ -112,7 +112,7 @@ impl Channel {
     /// [`Channel::read_into`], to wait for or to await.
     pub fn receive_into(&self, room: Vec<u8>) -> Pending<Vec<u8>> {
         let ticket = self.0.shared.ticket();
-        let (pending, done) = Pending::new(Cancel::Read(Arc::downgrade(&self.0.shared), self.0.number, ticket));
+        let (pending, done) = Pending::new(self.awaited("send a message"), Cancel::Read(self.0.number, ticket));
         self.read_as(ticket, room, done);
         pending
     }
@@ -120,9 +120,18 @@ impl Channel {
     /// Closes the channel: reads end at once, what was written goes out, and the peer is told and answers. At `limit`, what
     /// has not gone out is given up. The peer gets all messages before its reads end with [`ChannelError::Closed`].
     pub fn close(&self, limit: Duration) -> Pending<()> {
-        let (pending, done) = Pending::new(Cancel::Nothing);
+        let (pending, done) = Pending::new(self.awaited("say goodbye"), Cancel::Nothing);
         self.0.shared.submit(Request::Close { channel: self.0.number, limit, done: Box::new(done) });
         pending
+    }
+
+    /// True when the channel is over, in whatever way: after a close, when the peer knows of it or the limit is over.
+    pub fn is_closed(&self) -> bool {
+        self.0.shared.is_over(self.0.number)
+    }
+
+    fn awaited(&self, what: &'static str) -> Awaited {
+        Awaited { shared: Arc::downgrade(&self.0.shared), peer: Arc::clone(&self.0.peer), what }
     }
 
     /// Ends the channel at once; the peer's ends with [`ChannelError::Aborted`].
@@ -178,7 +187,9 @@ impl Listener {
     /// As [`Listener::accept_with`], to wait for or to await.
     pub fn accept(&self) -> Pending<Channel> {
         let ticket = self.shared.ticket();
-        let (pending, done) = Pending::new(Cancel::Accept(Arc::downgrade(&self.shared), self.number, ticket));
+        let (shared, peer) = (Arc::downgrade(&self.shared), "a peer yet to come".into());
+        let (pending, done) =
+            Pending::new(Awaited { shared, peer, what: "connect" }, Cancel::Accept(self.number, ticket));
         self.accept_as(ticket, done);
         pending
     }

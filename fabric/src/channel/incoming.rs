@@ -261,12 +261,10 @@ impl Incoming {
         calls.extend(self.reads.drain(..).map(|read| Call::Read(read.done, Err(error.clone()))));
     }
 
-    /// The peer has written its last message before `end`: reads beyond it end.
+    /// The peer has written its last message before `end`: when all before that are read, reads end.
     pub fn end_at(&mut self, end: u32, error: &ChannelError, calls: &mut Vec<Call>) {
-        let left = end.wrapping_sub(self.next) as usize;
-        if left < self.reads.len() {
-            let beyond = self.reads.split_off(left);
-            calls.extend(beyond.into_iter().map(|read| Call::Read(read.done, Err(error.clone()))));
+        if end == self.next {
+            self.fail(error, calls);
         }
     }
 }

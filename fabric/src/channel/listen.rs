@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::engine::{Call, Engine, NOBODY, OpenDone, Operation, token};
+use super::engine::{Call, Engine, FOREVER, NOBODY, OpenDone, Operation, token};
 use super::incoming::Incoming;
 use super::link::{Link, Opened, State};
 use super::outgoing::Outgoing;
@@ -128,7 +128,7 @@ impl<T: Transport> Engine<T> {
                 Ok(addr) => match self.add_link(addr, &address.name, start) {
                     None => ChannelError::Refused { peer, reason: Reason::Busy },
                     Some(channel) => {
-                        let deadline = self.now + limit;
+                        let deadline = self.now + limit.min(FOREVER);
                         let value = self.max_read() as u64;
                         let name: Box<[u8]> = self.transport.name().into();
                         let Some(link) = self.link(channel) else { return };

@@ -92,7 +92,7 @@ pub struct Config {
     pub source: Option<String>,
     /// Who matches tags.
     pub matching: Matching,
-    /// Writes, and reads, of one channel that may be with libfabric at a time.
+    /// Writes, and reads, of one channel that may be with libfabric at a time; at least one.
     pub depth: usize,
     /// Bytes of the longest message that is taken. A peer that announces a longer one breaks the protocol.
     pub max_message: usize,

@@ -26,29 +26,41 @@ impl<T> Slot<T> {
     }
 }
 
+/// What is waited for: that the peer does it.
+pub(super) struct Awaited {
+    pub shared: Weak<Shared>,
+    pub peer: Arc<str>,
+    pub what: &'static str,
+}
+
 /// What dropping a [`Pending`] cancels.
+#[derive(Clone, Copy)]
 pub(super) enum Cancel {
     Nothing,
-    Read(Weak<Shared>, u32, u64),
-    Write(Weak<Shared>, u32, u64),
-    Accept(Weak<Shared>, u32, u64),
+    Read(u32, u64),
+    Write(u32, u64),
+    Accept(u32, u64),
 }
 
 /// The outcome of an operation, to come.
 ///
-/// It is a future; [`Pending::wait`] and [`Pending::wait_for`] are for threads (other than the reactor's, which would wait for
-/// itself). Dropping it cancels a read or an accept: the next one gets what this one would have got. A write goes on.
+/// It is a future; [`Pending::wait`] and [`Pending::wait_for`] are for threads, other than the reactor's, which would wait for
+/// itself: there they end with [`ChannelError::OwnThread`]. Dropping it cancels a read or an accept: the next one gets what this one would have got. A write goes on.
 #[must_use = "dropping it cancels a read or an accept"]
 pub struct Pending<T> {
     slot: Arc<Slot<T>>,
+    awaited: Awaited,
     cancel: Cancel,
 }
 
 impl<T: Send + 'static> Pending<T> {
     /// The pending side and the callback that ends it.
-    pub(super) fn new(cancel: Cancel) -> (Self, impl FnOnce(Result<T, ChannelError>) + Send + 'static) {
+    pub(super) fn new(
+        awaited: Awaited,
+        cancel: Cancel,
+    ) -> (Self, impl FnOnce(Result<T, ChannelError>) + Send + 'static) {
         let slot = Arc::new(Slot { state: Mutex::new(State::Waiting(None)), ready: Condvar::new() });
-        let pending = Self { slot: Arc::clone(&slot), cancel };
+        let pending = Self { slot: Arc::clone(&slot), awaited, cancel };
         let done = move |result| {
             let before = std::mem::replace(&mut *slot.state(), State::Ready(result));
             slot.ready.notify_all();
@@ -72,19 +84,19 @@ impl<T: Send + 'static> Pending<T> {
     /// # Errors
     /// The operation's; [`ChannelError::Timeout`].
     pub fn wait_for(self, limit: Duration) -> Result<T, ChannelError> {
-        let deadline = Instant::now() + limit;
-        if let Some(result) = self.wait_until(Some(deadline)) {
+        // A limit beyond all clocks is none.
+        let deadline = Instant::now().checked_add(limit);
+        if let Some(result) = self.wait_until(deadline) {
             return result;
         }
         let taken_back = self.cancel();
         let late = if taken_back { self.wait_until(None) } else { None };
         match late {
-            Some(Ok(value)) => Ok(value),
-            Some(Err(ChannelError::Cancelled { peer })) => {
-                Err(ChannelError::Timeout { peer, what: "send or take a message", limit })
+            None | Some(Err(ChannelError::Cancelled { .. })) => {
+                let Awaited { peer, what, .. } = &self.awaited;
+                Err(ChannelError::Timeout { peer: Arc::clone(peer), what, limit })
             }
-            Some(Err(error)) => Err(error),
-            None => Err(ChannelError::Timeout { peer: "the peer".into(), what: "take or send a message", limit }),
+            Some(result) => result,
         }
     }
 
@@ -96,6 +108,9 @@ impl<T: Send + 'static> Pending<T> {
                 State::Ready(result) => return Some(result),
                 State::Taken => return None,
                 waiting @ State::Waiting(_) => *state = waiting,
+            }
+            if self.awaited.shared.upgrade().is_some_and(|shared| shared.is_own_thread()) {
+                return Some(Err(ChannelError::OwnThread { peer: Arc::clone(&self.awaited.peer) }));
             }
             state = match deadline {
                 None => self.slot.ready.wait(state).unwrap_or_else(PoisonError::into_inner),
@@ -114,16 +129,12 @@ impl<T: Send + 'static> Pending<T> {
 impl<T> Pending<T> {
     /// Asks for the operation to be taken back; true when a callback will come soon in any case.
     fn cancel(&self) -> bool {
-        let (shared, request) = match &self.cancel {
+        let request = match self.cancel {
             Cancel::Nothing => return false,
-            Cancel::Read(shared, channel, ticket) | Cancel::Write(shared, channel, ticket) => {
-                (shared, Request::Cancel { channel: *channel, ticket: *ticket })
-            }
-            Cancel::Accept(shared, listener, ticket) => {
-                (shared, Request::CancelAccept { listener: *listener, ticket: *ticket })
-            }
+            Cancel::Read(channel, ticket) | Cancel::Write(channel, ticket) => Request::Cancel { channel, ticket },
+            Cancel::Accept(listener, ticket) => Request::CancelAccept { listener, ticket },
         };
-        let Some(shared) = shared.upgrade() else { return false };
+        let Some(shared) = self.awaited.shared.upgrade() else { return false };
         shared.submit(request);
         // A write that has begun goes on, and may take as long as the peer pleases.
         !matches!(self.cancel, Cancel::Write(..))

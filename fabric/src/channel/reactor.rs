@@ -13,7 +13,7 @@ use super::bell::Bell;
 use super::engine::{Call, CloseDone, Engine, OpenDone};
 use super::handle::{Channel, Listener};
 use super::matched::Matched;
-use super::pending::{Cancel, Pending};
+use super::pending::{Awaited, Cancel, Pending};
 use super::tagged::Tagged;
 use super::transport::{Addr, Event, Pattern, Receiving, Sending, Transport};
 use super::wake::Wake;
@@ -66,11 +66,13 @@ fn serve(engine: &mut AnyEngine, request: Request) {
 thread_local! {
     /// On a reactor's thread: which one it is, and what its callbacks have asked for, in order. That is served under the lock
     /// under which the thread polls next anyway.
-    static OWN: RefCell<Own> = const { RefCell::new(Own { shared: ptr::null(), requests: Vec::new() }) };
+    static OWN: RefCell<Own> = const { RefCell::new(Own { shared: ptr::null(), ending: false, requests: Vec::new() }) };
 }
 
 struct Own {
     shared: *const Shared,
+    /// The thread does not come by for requests any more.
+    ending: bool,
     requests: Vec<Request>,
 }
 
@@ -123,7 +125,7 @@ impl Shared {
     /// Keeps a request of this reactor's own thread for its next turn; gives it back on other threads.
     fn keep(&self, request: Request) -> Option<Request> {
         OWN.with_borrow_mut(|own| {
-            if !ptr::eq(own.shared, self) {
+            if own.ending || !ptr::eq(own.shared, self) {
                 return Some(request);
             }
             // Never before what was asked for earlier.
@@ -134,6 +136,16 @@ impl Shared {
             }
             None
         })
+    }
+
+    /// True on the thread that calls back.
+    pub fn is_own_thread(&self) -> bool {
+        OWN.with_borrow(|own| ptr::eq(own.shared, self))
+    }
+
+    /// True when that channel is over.
+    pub fn is_over(&self, channel: u32) -> bool {
+        self.engine().link(channel).is_none_or(|link| !link.is_live())
     }
 
     fn serve_own(engine: &mut AnyEngine) {
@@ -266,7 +278,7 @@ fn drive(shared: &Shared, busy_poll: Duration) {
         }
     }
     // From here on nobody comes by regularly: requests are served by whoever makes them.
-    OWN.with_borrow_mut(|own| own.shared = ptr::null());
+    OWN.with_borrow_mut(|own| own.ending = true);
     {
         let mut engine = shared.engine();
         shared.calling.store(false, Ordering::Relaxed);
@@ -388,7 +400,8 @@ impl Reactor {
 
     /// As [`Reactor::connect_with`], to wait for or to await.
     pub fn connect(&self, address: &Address) -> Pending<Channel> {
-        let (pending, done) = Pending::new(Cancel::Nothing);
+        let (shared, peer) = (Arc::downgrade(&self.shared), address.endpoint());
+        let (pending, done) = Pending::new(Awaited { shared, peer, what: "answer the connect" }, Cancel::Nothing);
         self.connect_with(address, done);
         pending
     }

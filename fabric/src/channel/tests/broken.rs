@@ -152,6 +152,23 @@ fn the_honest_form_works() {
 }
 
 #[test]
+fn reads_end_in_order_when_the_peer_closes_with_a_message_under_way() {
+    let mut stage = Stage::new();
+    stage.say(LENGTH, 3u64.to_le_bytes().to_vec());
+    let secret = stage.engine.link(stage.channel).map_or(0, |link| link.secret);
+    let (kind, to) = (Kind::Close, stage.channel);
+    let close = Control { version: VERSION, kind, to, from: 7, secret, own: 0, value: 0, id: 1, name: &[] };
+    stage.say(CONTROL | kind as u64, close.emit());
+    stage.run(3);
+    assert_eq!(*stage.got.lock().unwrap(), vec![]);
+    stage.say(PAYLOAD, b"abc".to_vec());
+    stage.run(3);
+    let got = stage.got.lock().unwrap();
+    assert_eq!((got.len(), &got[0]), (3, &Ok(b"abc".to_vec())));
+    assert!(got[1..].iter().all(|end| matches!(end, Err(ChannelError::Closed { .. }))));
+}
+
+#[test]
 fn a_length_without_a_payload() {
     let mut stage = Stage::new();
     stage.say(LENGTH, 3u64.to_le_bytes().to_vec());
