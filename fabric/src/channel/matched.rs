@@ -727,3 +727,6 @@ impl Drop for Matched {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
