@@ -75,3 +75,8 @@ pub use hints::{Hints, MR_MODE_ALL};
 pub use info::{Info, PciAddress};
 pub use library::{Libfabric, Version};
 pub use memory::{MemoryKind, MemoryRegion, Region};
+
+/// The manual's examples compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/channel.md")]
+mod manual {}

@@ -57,7 +57,9 @@ fn waiting_in_vain_says_for_what() {
         in_vain(b.receive().wait_for(SHORT).unwrap_err(), &format!("{} did not send a message", b.peer()));
         let writes: Vec<_> = (0..256).map(|_| a.send(b"unread")).collect();
         in_vain(a.send(b"too far ahead").wait_for(SHORT).unwrap_err(), &format!("{} did not take a message", a.peer()));
-        drop(writes);
+        let beyond = a.send(b"too far ahead");
+        in_vain(a.close(SHORT).wait_for(LIMIT).unwrap_err(), &format!("{} did not take all messages", a.peer()));
+        drop((writes, beyond));
         let listener = here.listen().unwrap();
         in_vain(listener.accept().wait_for(SHORT).unwrap_err(), "a peer yet to come did not connect");
         drop(there);

@@ -74,3 +74,8 @@ impl Default for Settings {
         }
     }
 }
+
+/// The manual's examples compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/rpc.md")]
+mod manual {}

@@ -235,9 +235,11 @@ impl<T: Transport> Engine<T> {
             return;
         }
         let deadline = now + limit.min(FOREVER);
-        let closing = link.closing.get_or_insert_with(|| Closing { done: Vec::new(), deadline, told: false });
+        let closing = link.closing.get_or_insert_with(|| Closing { done: Vec::new(), deadline, limit, told: false });
         closing.done.extend(done);
-        closing.deadline = closing.deadline.min(deadline);
+        if deadline < closing.deadline {
+            (closing.deadline, closing.limit) = (deadline, limit);
+        }
         let error = link.closed_here();
         link.inc.fail(&error, &mut self.calls);
         if link.their_end.is_some() || matches!(link.state, State::Connecting { .. }) {

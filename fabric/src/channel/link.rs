@@ -34,6 +34,8 @@ pub(super) enum State {
 pub(super) struct Closing {
     pub done: Vec<CloseDone>,
     pub deadline: Instant,
+    /// The time that was given.
+    pub limit: Duration,
     /// The peer was told: all that was written is out.
     pub told: bool,
 }

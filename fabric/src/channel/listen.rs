@@ -406,8 +406,8 @@ impl<T: Transport> Engine<T> {
             if let Some(closing) = &link.closing
                 && now >= closing.deadline
             {
-                let error =
-                    ChannelError::Timeout { peer, what: "take all messages and say goodbye", limit: lost_after };
+                let limit = closing.limit;
+                let error = ChannelError::Timeout { peer, what: "take all messages and say goodbye", limit };
                 self.give_up(channel, error, Reason::Stopped);
                 continue;
             }
