@@ -3,6 +3,7 @@
 use crate::device::{Device, DeviceError, Endpoint, Handle, Pd, QpAttr};
 use crate::rq::RecvQueue;
 use crate::sq::SendQueue;
+use crate::wqe::Limits;
 use std::sync::Arc;
 
 /// A queue pair. `T` is what the caller wants back of its send queue, `R` of its receive queue.
@@ -23,7 +24,15 @@ impl<T, R> std::fmt::Debug for QueuePair<T, R> {
 impl<T, R> QueuePair<T, R> {
     /// Creates a queue pair. Receives can be posted at once, requests when it is connected.
     pub fn create(device: &Arc<dyn Device>, pd: &Pd, attr: &QpAttr) -> Result<Self, DeviceError> {
-        let raw = device.create_qp(pd, attr)?;
+        // What is asked for is the least: a queue of nothing could not be told from a device's mistake.
+        let attr = QpAttr {
+            max_send: attr.max_send.max(1),
+            max_recv: attr.max_recv.max(1),
+            max_recv_sge: attr.max_recv_sge.max(1),
+            limits: Limits { max_sge: attr.limits.max_sge.max(1), ..attr.limits },
+            ..attr.clone()
+        };
+        let raw = device.create_qp(pd, &attr)?;
         let sizes = || DeviceError::Unsupported { what: "queues of the sizes that it made" };
         let send = SendQueue::new(raw.send).ok_or_else(sizes)?;
         let recv = raw.recv.map(|parts| RecvQueue::new(parts).ok_or_else(sizes)).transpose()?;

@@ -222,3 +222,38 @@ fn a_type_1_window_serves_every_queue_pair_and_is_bound_again() {
     owner.next().expect("done");
     assert_eq!(peer.write(last.expect("a key"), base, 1), Err(Syndrome::RemoteAccess));
 }
+
+#[test]
+fn a_queue_pair_of_no_size_has_the_least() {
+    let end = End::new(13);
+    let cq = end.device.create_cq(&CqAttr { entries: 0, compression: false }).expect("a queue");
+    let attr = QpAttr {
+        transport: Transport::Rc,
+        send_cq: cq.handle.clone(),
+        recv_cq: cq.handle.clone(),
+        srq: None,
+        max_send: 0,
+        max_recv: 0,
+        limits: Limits { max_inline: 0, max_sge: 0 },
+        max_recv_sge: 0,
+        signal_all: true,
+    };
+    let mut qp = QueuePair::<u8>::create(&end.device, &end.pd, &attr).expect("a queue pair");
+    qp.connect(&qp.endpoint().expect("an endpoint")).expect("connected to itself");
+    let mut cq = CompletionQueue::new(cq.parts);
+    for token in 0..10 {
+        let post: Post<'_> = Op::Write { remote: Remote { addr: 0, rkey: 0 }, data: Data::Sges(&[]), imm: None };
+        qp.send().post(token, Flags::NONE, &post).expect("room for one");
+        assert_eq!(qp.send().post(99, Flags::NONE, &post).expect_err("room for one").token, 99);
+        let counter = loop {
+            match cq.poll().expect("no nonsense") {
+                Polled::Empty => std::thread::yield_now(),
+                Polled::Done(entry) => break entry.wqe_counter(),
+                Polled::Failed(failure) => panic!("{failure}"),
+            }
+        };
+        cq.release();
+        let done: Vec<_> = qp.send().complete(counter).expect("ours").map(|done| done.token).collect();
+        assert_eq!(done, [token]);
+    }
+}
