@@ -83,6 +83,7 @@ fn over_messages(what: &str, told: &Receiver<String>) {
     let port = u16::from_be_bytes(endpoint.address()[2..4].try_into().unwrap());
     let own = address(port, NONCE);
     say(&format!("{} 0 0", hex(&own)));
+    let mut reads = 0;
     loop {
         match told.try_recv().as_deref() {
             Ok("exit") => return,
@@ -97,24 +98,43 @@ fn over_messages(what: &str, told: &Receiver<String>) {
         }
         let corrupt = what == "corrupt";
         let mut greeted = None;
+        let mut asked = Vec::new();
         let polled = endpoint.poll(|_, event| {
             if let Event::Message { from, header, payload } = event {
                 match header[0] {
                     6 => greeted = Some(from),
                     7 => say(&hex(payload)),
+                    1 | 3 => asked.push((from, header[0], header[40..48].to_vec())),
                     _ => {}
                 }
             }
         });
         polled.unwrap();
+        for (card, kind, token) in asked {
+            for mut lie in answers(kind, &mut reads) {
+                lie[40..48].copy_from_slice(&token);
+                let payload = &[9; 64][..usize::from(lie[32])];
+                endpoint.send(card, &lie, payload).unwrap();
+            }
+        }
         if let Some(card) = greeted {
-            let answer = welcome(if corrupt { OURS } else { OTHER });
+            let answer = welcome(if corrupt || what == "lies" { OURS } else { OTHER });
             endpoint.send(card, &header(7, answer.len()), &answer).unwrap();
             if corrupt {
                 endpoint.send(card, &[0xee; 48], b"nonsense").unwrap();
             }
         }
         std::thread::yield_now();
+    }
+}
+
+/// What a liar says to a write (of kind 1), and to its first and second read: data are of kind 4, an end of kind 2.
+fn answers(kind: u8, reads: &mut u32) -> Vec<[u8; 48]> {
+    *reads += u32::from(kind == 3);
+    match (kind, *reads) {
+        (1, _) => vec![header(4, 8), header(2, 0)],
+        (_, 1) => vec![header(4, 4)],
+        _ => vec![header(2, 0)],
     }
 }
 
@@ -272,4 +292,35 @@ fn corrupt_rings() {
 #[test]
 fn corrupt_messages() {
     asks("corrupt_messages", "tcp", "corrupt", CompStatus::LocalUnresponsiveRemote, "it sent a corrupt packet; ");
+}
+
+/// Data of another length than was asked for, a read that ends without any, and data for a write.
+#[test]
+fn lies_about_requests() {
+    let errors = run("lies_about_requests", &[("SOFTEFA_WIRE", "tcp")], || {
+        let rig = Rig::open();
+        let mut a = End::open(&rig);
+        let buffer = rig.buffer(64);
+        let peer = start("tcp", "lies");
+        let to = a.connect(&peer.name);
+        for n in 1..=2 {
+            a.post(to, read(buffer.remote(0), buffer.sge(0, 8)));
+            assert_eq!(a.next_status().1, CompStatus::RemoteBadStatus, "read {n}");
+            a.wait_done(n);
+        }
+        a.post(to, write(buffer.remote(0), buffer.sge(8, 8)));
+        assert_eq!(a.next_status().1, CompStatus::Ok, "what it says beside the truth is ignored");
+        a.wait_done(3);
+        assert_eq!((a.local(), a.errors()), (1, 2));
+        let words = [0, 1].map(|n| buffer.word(n).load(std::sync::atomic::Ordering::Relaxed));
+        assert_eq!(words, [0, 0], "nothing of it is placed");
+        peer.finish();
+        a.close();
+        buffer.close();
+        rig.close();
+    });
+    if let Some(errors) = errors {
+        let line = "refused by the other side: the peer answered with an unexpected status; request ";
+        assert_eq!(errors.lines().filter(|l| l.contains(line)).count(), 2, "{errors}");
+    }
 }

@@ -77,6 +77,30 @@ fn a_broken_request_ends_those_rung_with_it() {
     });
 }
 
+/// A request of many packets is refused once, and none of its bytes is written.
+#[test]
+fn a_long_write_is_refused_once() {
+    const LEN: u32 = 300_000;
+    let errors = run("a_long_write_is_refused_once", &[], || {
+        let rig = Rig::open();
+        let long = rig.buffer(LEN as usize);
+        let mut end = End::open(&rig);
+        let itself = end.connect(&end.name());
+        long.word(0).store(5, Ordering::Relaxed);
+        end.post(itself, write(long.remote(8), long.sge(0, LEN)));
+        assert_eq!(end.next_status().1, CompStatus::RemoteBadAddress);
+        wait_for("the error counter", || end.errors() == 1);
+        assert_eq!((long.word(1).load(Ordering::Relaxed), end.remote()), (0, 0), "nothing was written");
+        end.close();
+        long.close();
+        rig.close();
+    });
+    if let Some(errors) = errors {
+        let refused = errors.lines().filter(|l| l.contains("was refused: the range leaves the region")).count();
+        assert_eq!(refused, 1, "{errors}");
+    }
+}
+
 #[test]
 fn memory_that_is_not_there() {
     if !have_libfabric("memory_that_is_not_there") {

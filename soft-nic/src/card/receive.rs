@@ -73,10 +73,12 @@ impl Core {
     /// The other side has dealt with a request.
     pub(crate) fn receive_ack(&mut self, at: u32, ack: Acknowledgement) {
         let token = Token(ack.token);
-        if self.outstanding(token).is_some_and(|entry| entry.connection == Some(at))
-            && !(ack.status == NOT_READY && self.retry_send(token))
-        {
-            self.answered(token, ack.status);
+        let Some(entry) = self.outstanding(token).filter(|entry| entry.connection == Some(at)) else { return };
+        // A read ends with data.
+        let lie = entry.request.operation == Operation::Read && ack.status == OK;
+        let status = if lie { CompStatus::RemoteBadStatus.raw() } else { ack.status };
+        if !(status == NOT_READY && self.retry_send(token)) {
+            self.answered(token, status);
         }
     }
 
