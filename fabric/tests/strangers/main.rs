@@ -183,7 +183,7 @@ fn config(provider: &str) -> Config {
         source: (provider == "tcp").then(|| "127.0.0.1".to_owned()),
         max_message: MAX,
         ping_after: Duration::from_millis(200),
-        lost_after: Duration::from_secs(2),
+        lost_after: Duration::from_secs(3),
         connect_within: LIMIT,
         ..Config::default()
     }
@@ -445,8 +445,8 @@ fn connected_to<R: Raw>(reactor: &Reactor, mut raw: R, answer: impl Fn(&mut R, &
 }
 
 fn behind_the_door<R: Raw>(lib: &Arc<Libfabric>, config: &Config, open: &dyn Fn() -> R) {
-    let config = Config { connect_within: Duration::from_secs(1), ..config.clone() };
-    let reactor = Reactor::open(lib, &config).unwrap();
+    let impatient = Config { connect_within: Duration::from_secs(1), ..config.clone() };
+    let (reactor, impatient) = (Reactor::open(lib, config).unwrap(), Reactor::open(lib, &impatient).unwrap());
     let say = |version: u16, kind: u8, value: u64| {
         move |raw: &mut R, hello: &Control| {
             let (to, secret) = (hello.from, hello.own);
@@ -458,9 +458,9 @@ fn behind_the_door<R: Raw>(lib: &Arc<Libfabric>, config: &Config, open: &dyn Fn(
     assert!(matches!(error, ChannelError::Refused { reason: Reason::Version, .. }), "{error}");
     let error = connected_to(&reactor, open(), say(VERSION, REFUSE, 77));
     assert!(matches!(error, ChannelError::Refused { reason: Reason::Unknown, .. }), "{error}");
-    let error = connected_to(&reactor, open(), |_, _| ());
+    let error = connected_to(&impatient, open(), |_, _| ());
     assert!(matches!(error, ChannelError::Timeout { .. }), "{error}");
-    let error = connected_to(&reactor, open(), |raw, hello| {
+    let error = connected_to(&impatient, open(), |raw, hello| {
         let answer =
             Control { version: VERSION, kind: WELCOME, to: hello.from, secret: hello.own ^ 1, ..Control::default() };
         raw.send(CONTROL | u64::from(WELCOME), &answer.emit());
