@@ -629,6 +629,34 @@ fn a_send_waits_for_a_receive() {
     });
 }
 
+/// The third control byte's bit that asks for a completion.
+const COMP_REQ: u8 = 0x10;
+
+#[test]
+fn only_those_who_ask_get_a_completion_but_for_errors() {
+    check("only_those_who_ask_get_a_completion_but_for_errors", &[], || {
+        let mut world = World::open(0);
+        let silent = |bytes: Vec<u8>| changed(bytes, |b| b[3] &= !COMP_REQ);
+        let number = world.a.pc as u16;
+        let bytes = silent(world.write());
+        world.a.place(&bytes);
+        world.a.ring();
+        wait_for("the silent one", || world.a.local() == 1);
+        let bytes = world.write();
+        world.a.place(&bytes);
+        world.a.ring();
+        let (common, status) = world.a.next_status();
+        assert_eq!((common.req_id, status), (number + 1, CompStatus::Ok), "the first had none");
+        let to_nobody = RemoteMem { rkey: 0x7777, ..world.remote() };
+        let bytes = silent(world.between(to_nobody, world.sge()));
+        world.a.place(&bytes);
+        world.a.ring();
+        let (common, status) = world.a.next_status();
+        assert_eq!((common.req_id, status), (number + 2, RemoteBadAddress));
+        world.close();
+    });
+}
+
 /// `FI_OPT_EFA_RNR_RETRY` says how often.
 #[test]
 fn a_send_without_a_receive_is_given_up_when_asked() {

@@ -148,7 +148,12 @@ void test_rma_errors(void) {
       }
       POST(&pair, fi_read(pair.ep, local, 8, desc, pair.peer, there.addr, there.key, &context));
       pair_wait(pair.tx, NULL);
-      CHECK(fi_cntr_readerr(pair_counter(&pair, FI_WRITE)) == 2, "errors are counted");
+      // What the card itself refuses is counted as what it is, too.
+      void *nothing = (void *)0x123456;
+      POST(&pair, fi_write(pair.ep, local, 8, nothing, pair.peer, there.addr, there.key, &context));
+      struct fi_cq_err_entry error = pair_wait_error(pair.tx);
+      CHECK(error.op_context == &context && error.prov_errno == 5, "a local key: status %d", error.prov_errno);
+      CHECK(fi_cntr_readerr(pair_counter(&pair, FI_WRITE)) == 3, "errors are counted");
       CHECK(fi_cntr_readerr(pair_counter(&pair, FI_READ)) == 1, "by what failed");
       CHECK(fi_cntr_read(pair_counter(&pair, FI_WRITE)) == 0, "and nothing else");
       pair_wait_count(&pair, pair_counter(&pair, FI_READ), 1);
