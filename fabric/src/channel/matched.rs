@@ -595,11 +595,6 @@ impl Transport for Matched {
         MAX_MESSAGE
     }
 
-    fn payloads_at_a_time(&self) -> usize {
-        // All are announced at once; their bytes are held back here.
-        usize::MAX
-    }
-
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
         let peer = self.endpoint.add_peer(name)?;
         self.state.peer(peer);

@@ -3,7 +3,7 @@
 //! Each message is two sends, which complete in any order, those of later messages before those of earlier ones too. A
 //! completion only marks; [`Outgoing::settle`] then looks from the front and calls whoever is whole.
 //!
-//! Lengths go out at once, long payloads a few at a time: so the reader learns the next lengths while a payload is on its way, and has
+//! Lengths go out at once, and into a stream long payloads a few at a time: so the reader learns the next lengths while a payload is on its way, and has
 //! receives posted before their payloads come. A provider that gets a payload for which there is none must keep or stop it.
 
 use std::collections::VecDeque;

@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::Payload;
-use super::transport::{Addr, Event, Fault, Pattern, Receiving, Sending, Transport};
+use super::transport::{Addr, Event, Fault, PAYLOADS, Pattern, Receiving, Sending, Transport};
 use crate::bindings::{self, fi_context2, fi_msg_tagged, fid_ep};
 use crate::completion::CompletionError;
 use crate::datagrams;
@@ -233,6 +233,11 @@ impl Transport for Tagged {
 
     fn max_message(&self) -> usize {
         self.max_message
+    }
+
+    fn payloads_at_a_time(&self) -> usize {
+        // Through a stream all go one behind the other; other providers have several under way at a time, and want them.
+        if self.provider.starts_with("tcp") { PAYLOADS } else { usize::MAX }
     }
 
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {

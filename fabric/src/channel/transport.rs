@@ -67,7 +67,7 @@ pub(crate) enum Event {
     Seen { token: u64, found: Option<(u64, Option<Addr>)> },
 }
 
-/// Bytes of payloads that are handed to the network at a time, if those are more than two payloads: enough to keep it busy, and few
+/// Bytes of payloads that are handed to a stream at a time, if those are more than two payloads: enough to keep it busy, and few
 /// enough that what is said about later ones does not wait long behind them.
 pub(super) const PAYLOADS: usize = 4 << 20;
 
@@ -81,9 +81,9 @@ pub(crate) trait Transport: Send + 'static {
     fn provider(&self) -> &str;
     /// Bytes of the longest message.
     fn max_message(&self) -> usize;
-    /// Bytes of payloads to one peer that it is to have at a time, if those are more than two payloads.
+    /// Bytes of payloads of one channel that it is to have at a time, if those are more than two payloads.
     fn payloads_at_a_time(&self) -> usize {
-        PAYLOADS
+        usize::MAX
     }
     /// Makes a peer known.
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error>;

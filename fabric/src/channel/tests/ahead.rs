@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use super::super::Payload;
 use super::super::engine::{Call, Operation};
 use super::super::outgoing::Outgoing;
-use super::super::transport::{Addr, Event, Pattern, Receiving, Sending, Transport};
+use super::super::transport::{Addr, Event, PAYLOADS, Pattern, Receiving, Sending, Transport};
 use crate::Error;
 
 /// Takes everything, words as providers inject them, and writes down what it got.
@@ -26,6 +26,10 @@ impl Transport for Recorder {
 
     fn max_message(&self) -> usize {
         usize::MAX
+    }
+
+    fn payloads_at_a_time(&self) -> usize {
+        PAYLOADS
     }
 
     fn insert(&mut self, _: &[u8]) -> Result<Addr, Error> {
