@@ -60,7 +60,12 @@ fn success_and_sigkill_leave_nothing() {
 
 fn scenarios(reps: &str) -> Job {
     let job = common::on_software_card(Job::new(format!("{STAGE}/gpu-scenarios"), 2), Path::new(STAGE));
-    job.args(["--reps", reps, "--deadline", "5"]).env("FERROGIN_TIMEOUT", "10").env_remove(common::PART)
+    job.args(["--reps", reps]).env_remove(common::PART)
+}
+
+/// As [`scenarios`], with waits that end soon: one rank will be killed.
+fn to_be_killed(wire: &str) -> Job {
+    scenarios("20000").args(["--deadline", "5"]).env("FERROGIN_TIMEOUT", "10").env("SOFTEFA_WIRE", wire)
 }
 
 fn nothing_left(after: &str) {
@@ -76,7 +81,7 @@ fn in_namespace() {
         common::must_pass(&scenarios("200").env("SOFTEFA_WIRE", wire).output(Output::Capture).run().unwrap());
         nothing_left("success");
         for victim in [0, 1] {
-            killed(scenarios("20000").env("SOFTEFA_WIRE", wire), victim);
+            killed(to_be_killed(wire), victim);
             nothing_left("SIGKILL");
         }
         common::must_pass(&scenarios("200").env("SOFTEFA_WIRE", wire).run().unwrap());
