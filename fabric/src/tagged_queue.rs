@@ -5,10 +5,32 @@ use std::mem::{offset_of, size_of};
 use std::ptr;
 use std::sync::Arc;
 
-use crate::bindings::{self, fi_cq_format, fi_cq_tagged_entry};
+use crate::bindings::{self, fi_cq_format, fi_cq_tagged_entry, fid_ep};
 use crate::completion::CompletionError;
 use crate::table::entry;
 use crate::{CompletionQueue, Domain, Error, Read};
+
+/// `fi_tsend`.
+pub(crate) type TaggedSend = unsafe extern "C" fn(
+    *mut fid_ep,
+    *const c_void,
+    usize,
+    *mut c_void,
+    bindings::fi_addr_t,
+    u64,
+    *mut c_void,
+) -> isize;
+/// `fi_trecv`.
+pub(crate) type TaggedRecv = unsafe extern "C" fn(
+    *mut fid_ep,
+    *mut c_void,
+    usize,
+    *mut c_void,
+    bindings::fi_addr_t,
+    u64,
+    u64,
+    *mut c_void,
+) -> isize;
 
 /// A finished operation (`FI_CQ_FORMAT_TAGGED`).
 #[repr(C)]

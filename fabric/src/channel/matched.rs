@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::listen::secret;
-use super::transport::{Addr, Event, Fault, PAYLOADS, Pattern, Receiving, Sending, Transport};
+use super::transport::{Addr, Event, Fault, PAYLOADS, Pattern, Receiving, Sending, Transport, UnderWay};
 use super::{Config, Payload};
 use crate::msg::{self, LostReason, MessageEndpoint, Outbox, Peer, SendError};
 use crate::{Error, Libfabric, bindings, datagrams};
@@ -145,9 +145,9 @@ struct Outgoing {
 #[derive(Default)]
 struct PeerState {
     posted: VecDeque<Posted>,
-    /// Cleared sends whose bytes go at once, when fewer are with the endpoint: those, and their bytes.
+    /// Cleared sends whose bytes go at once, when fewer are with the endpoint: `at_once`.
     cleared: VecDeque<u32>,
-    at_once: (usize, usize),
+    at_once: UnderWay,
     unmatched: VecDeque<Unmatched>,
     /// Nothing can be sent to it any more.
     lost: Option<Error>,
@@ -269,8 +269,7 @@ impl State {
                     out.lent += 1;
                     out.begun = true;
                     if long {
-                        let (count, bytes) = &mut self.peers[out.to.index()].at_once;
-                        (*count, *bytes) = (*count + 1, *bytes + total);
+                        self.peers[out.to.index()].at_once.begin(total);
                     }
                     if let Some((_, at)) = &mut out.cleared {
                         *at = to;
@@ -531,8 +530,7 @@ impl State {
                 out.error.get_or_insert_with(|| reset("the datagram did not go out".to_owned()));
             }
             if token & LONG != 0 {
-                let (count, bytes) = &mut self.peers[peer.index()].at_once;
-                (*count, *bytes) = (count.saturating_sub(1), bytes.saturating_sub(out.body.len()));
+                self.peers[peer.index()].at_once.end(out.body.len());
                 self.feed(outbox, peer);
             }
         }
@@ -545,9 +543,9 @@ impl State {
         loop {
             let state = self.peer(peer);
             let Some(&number) = state.cleared.front() else { return };
-            let (count, bytes) = state.at_once;
+            let at_once = state.at_once;
             let len = self.outgoing.get(&number).map_or(0, |out| out.body.len());
-            if count >= 2 && bytes.saturating_add(len) > PAYLOADS {
+            if !at_once.has_room(len, PAYLOADS) {
                 return;
             }
             self.peer(peer).cleared.pop_front();

@@ -3,13 +3,14 @@
 //! Each message is two sends, which complete in any order, those of later messages before those of earlier ones too. A
 //! completion only marks; [`Outgoing::settle`] then looks from the front and calls whoever is whole.
 //!
-//! Lengths go out at once, and into a stream long payloads a few at a time: so the reader learns the next lengths while a payload is on its way, and has
-//! receives posted before their payloads come. A provider that gets a payload for which there is none must keep or stop it.
+//! Lengths go out at once, and into a stream long payloads a few at a time: so the reader learns the next lengths while a payload
+//! is on its way, and has receives posted before their payloads come. A provider that gets a payload for which there is none must
+//! keep or stop it.
 
 use std::collections::VecDeque;
 
 use super::engine::{Call, Operation, token};
-use super::transport::{Addr, Sending, Transport};
+use super::transport::{Addr, Sending, Transport, UnderWay};
 use super::wire::{LENGTH, PAYLOAD};
 use super::{ChannelError, Payload, WriteDone};
 use crate::Error;
@@ -48,8 +49,8 @@ pub(super) struct Outgoing {
     /// Entries of `flying` whose lengths are posted, and those of them whose payloads are too.
     lengths: usize,
     posted: usize,
-    /// Payloads that are posted and not completed, and their bytes.
-    payloads: (usize, usize),
+    /// Payloads that are posted and not completed.
+    payloads: UnderWay,
     queued: VecDeque<Queued>,
     depth: usize,
     /// The peer has read everything before this message.
@@ -66,7 +67,7 @@ impl Outgoing {
             flying: VecDeque::new(),
             lengths: 0,
             posted: 0,
-            payloads: (0, 0),
+            payloads: UnderWay::default(),
             queued: VecDeque::new(),
             depth,
             read: start,
@@ -86,7 +87,7 @@ impl Outgoing {
 
     /// Bytes that are posted and not completed.
     pub fn bytes_under_way(&self) -> usize {
-        self.payloads.1
+        self.payloads.bytes()
     }
 
     pub fn push(&mut self, ticket: u64, body: Payload, done: WriteDone) {
@@ -150,8 +151,7 @@ impl Outgoing {
         while self.posted < self.lengths {
             let id = self.first.wrapping_add(self.posted as u32);
             let entry = &mut self.flying[self.posted];
-            let (payloads, bytes) = self.payloads;
-            if payloads >= 2 && bytes.saturating_add(entry.bytes) > transport.payloads_at_a_time() {
+            if !self.payloads.has_room(entry.bytes, transport.payloads_at_a_time()) {
                 return Ok(false);
             }
             let Some(body) = entry.body.take() else { return Ok(false) };
@@ -159,7 +159,7 @@ impl Outgoing {
             match transport.send(peer, PAYLOAD | u64::from(id), body, token) {
                 Sending::Posted => {
                     entry.payload = Part::Posted;
-                    self.payloads = (payloads + 1, bytes + entry.bytes);
+                    self.payloads.begin(entry.bytes);
                 }
                 Sending::Done(body) => (entry.payload, entry.body) = (Part::Done, Some(body)),
                 Sending::Again(body) => {
@@ -190,8 +190,7 @@ impl Outgoing {
             entry.length = Part::Done;
         } else {
             if entry.payload == Part::Posted {
-                let (payloads, bytes) = self.payloads;
-                self.payloads = (payloads - 1, bytes - entry.bytes);
+                self.payloads.end(entry.bytes);
             }
             entry.payload = Part::Done;
             entry.body = Some(body);
@@ -224,7 +223,7 @@ impl Outgoing {
 
     /// Ends all writes with an error, in their order.
     pub fn fail(&mut self, error: &ChannelError, calls: &mut Vec<Call>) {
-        (self.lengths, self.posted, self.payloads) = (0, 0, (0, 0));
+        (self.lengths, self.posted, self.payloads) = (0, 0, UnderWay::default());
         let flying = self.flying.drain(..).map(|entry| entry.done);
         let queued = self.queued.drain(..).map(|entry| entry.done);
         calls.extend(flying.chain(queued).map(|done| Call::Write(done, Err(error.clone()))));

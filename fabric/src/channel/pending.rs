@@ -45,7 +45,8 @@ pub(super) enum Cancel {
 /// The outcome of an operation, to come.
 ///
 /// It is a future; [`Pending::wait`] and [`Pending::wait_for`] are for threads, other than the reactor's, which would wait for
-/// itself: there they end with [`ChannelError::OwnThread`]. Dropping it cancels a read or an accept: the next one gets what this one would have got. A write goes on.
+/// itself: there they end with [`ChannelError::OwnThread`]. Dropping it cancels a read or an accept: the next one gets what this
+/// one would have got. A write goes on.
 #[must_use = "dropping it cancels a read or an accept"]
 pub struct Pending<T> {
     slot: Arc<Slot<T>>,

@@ -12,28 +12,9 @@ use crate::bindings::{self, fi_context2, fi_msg_tagged, fid_ep};
 use crate::completion::CompletionError;
 use crate::datagrams;
 use crate::table::entry;
-use crate::tagged_queue::{TaggedCompletion, TaggedQueue};
+use crate::tagged_queue::{TaggedCompletion, TaggedQueue, TaggedRecv, TaggedSend};
 use crate::{AddressVector, Domain, Endpoint, Error, Fabric, FiAddr, Libfabric, Read};
 
-type Send = unsafe extern "C" fn(
-    *mut fid_ep,
-    *const c_void,
-    usize,
-    *mut c_void,
-    bindings::fi_addr_t,
-    u64,
-    *mut c_void,
-) -> isize;
-type Recv = unsafe extern "C" fn(
-    *mut fid_ep,
-    *mut c_void,
-    usize,
-    *mut c_void,
-    bindings::fi_addr_t,
-    u64,
-    u64,
-    *mut c_void,
-) -> isize;
 type Look = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_tagged, u64) -> isize;
 type Inject = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, bindings::fi_addr_t, u64) -> isize;
 
@@ -68,8 +49,8 @@ pub(crate) struct Tagged {
     endpoint: Endpoint,
     queue: TaggedQueue,
     av: Arc<AddressVector>,
-    send: Send,
-    recv: Recv,
+    send: TaggedSend,
+    recv: TaggedRecv,
     inject: Option<Inject>,
     /// None where the provider cannot look (`FI_PEEK`).
     look: Option<Look>,

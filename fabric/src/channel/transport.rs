@@ -71,6 +71,35 @@ pub(crate) enum Event {
 /// enough that what is said about later ones does not wait long behind them.
 pub(super) const PAYLOADS: usize = 4 << 20;
 
+/// Payloads that are handed over and not over yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct UnderWay {
+    count: usize,
+    bytes: usize,
+}
+
+impl UnderWay {
+    /// One more of `len` bytes may go: two may always, and others up to `limit` bytes in all.
+    pub fn has_room(self, len: usize, limit: usize) -> bool {
+        self.count < 2 || self.bytes.saturating_add(len) <= limit
+    }
+
+    /// One of `len` bytes begins.
+    pub fn begin(&mut self, len: usize) {
+        (self.count, self.bytes) = (self.count + 1, self.bytes + len);
+    }
+
+    /// One of `len` bytes is over.
+    pub fn end(&mut self, len: usize) {
+        (self.count, self.bytes) = (self.count.saturating_sub(1), self.bytes.saturating_sub(len));
+    }
+
+    /// Bytes of all.
+    pub fn bytes(self) -> usize {
+        self.bytes
+    }
+}
+
 /// Tagged messages of one endpoint. Buffers move in with an operation and out with its event: whoever implements this keeps
 /// them alive and unchanged meanwhile, even when the operation's user has lost interest. Sends and receives may end in any order.
 /// Between messages of one sender with equal tags the order of matching is the order of sending, if the network has one.

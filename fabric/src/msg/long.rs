@@ -5,29 +5,11 @@ use std::ffi::c_void;
 use std::ptr;
 
 use super::pool::{Context, Operation};
-use crate::bindings::{self, fid_ep};
+use crate::bindings;
 use crate::table::entry;
+use crate::tagged_queue::{TaggedRecv, TaggedSend};
 use crate::{Endpoint, Error};
 
-type Recv = unsafe extern "C" fn(
-    *mut fid_ep,
-    *mut c_void,
-    usize,
-    *mut c_void,
-    bindings::fi_addr_t,
-    u64,
-    u64,
-    *mut c_void,
-) -> isize;
-type Send = unsafe extern "C" fn(
-    *mut fid_ep,
-    *const c_void,
-    usize,
-    *mut c_void,
-    bindings::fi_addr_t,
-    u64,
-    *mut c_void,
-) -> isize;
 type Cancel = unsafe extern "C" fn(*mut bindings::fid, *mut c_void) -> isize;
 
 /// The end of a receive for a long message.
@@ -40,8 +22,8 @@ pub(crate) struct LongReceived {
 
 /// The calls, and the receives that are posted.
 pub(super) struct Long {
-    recv: Recv,
-    send: Send,
+    recv: TaggedRecv,
+    send: TaggedSend,
     cancel: Cancel,
     /// Tokens of posted receives.
     posted: Vec<Option<u64>>,

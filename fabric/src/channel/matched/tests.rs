@@ -123,7 +123,11 @@ fn long_messages_go_into_the_memory_that_was_posted() {
             assert!(result.is_ok() && got == bytes(tag as usize, 3 << 20), "{tag}");
         }
         assert!(at_once > 0, "{} has tagged messages beside datagrams", a.provider);
-        assert!(a.state.outgoing.is_empty() && a.state.peers[0].at_once == (0, 0) && b.state.filling.is_empty());
+        assert!(
+            a.state.outgoing.is_empty()
+                && a.state.peers[0].at_once == UnderWay::default()
+                && b.state.filling.is_empty()
+        );
     }
 }
 
