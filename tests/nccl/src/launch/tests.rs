@@ -1,7 +1,10 @@
 use super::*;
 
+/// Longer than any step takes, on a machine that stands still for a while too.
+const LONG: Duration = Duration::from_secs(200);
+
 fn sh(script: &str, ranks: usize) -> Job {
-    Job::new("/bin/sh", ranks).args(["-c", script]).output(Output::Capture).timeout(Duration::from_secs(20))
+    Job::new("/bin/sh", ranks).args(["-c", script]).output(Output::Capture).timeout(LONG)
 }
 
 #[test]
@@ -21,12 +24,10 @@ fn ranks_see_who_they_are() {
 
 #[test]
 fn the_first_failure_ends_the_job() {
-    let started = Instant::now();
-    let job = sh("if [ $FERROGIN_RANK = 1 ]; then exit 7; fi; exec sleep 30", 3).grace(Duration::from_millis(100));
+    let job = sh("if [ $FERROGIN_RANK = 1 ]; then exit 7; fi; exec sleep 300", 3).grace(Duration::from_millis(100));
     let outcome = job.run().unwrap();
     assert_eq!(outcome.code, 7);
     assert_eq!(outcome.failure.as_deref(), Some("rank 1: exit code 7"));
-    assert!(started.elapsed() < Duration::from_secs(10));
     let signals: Vec<_> = outcome.statuses.iter().map(|status| status.unwrap().signal()).collect();
     assert_eq!(signals, [Some(9), None, Some(9)]);
 }
@@ -34,19 +35,19 @@ fn the_first_failure_ends_the_job() {
 #[test]
 fn the_others_may_end_by_themselves() {
     let job = sh("if [ $FERROGIN_RANK = 1 ]; then exit 7; fi; sleep 0.3; echo noticed", 2);
-    let outcome = job.grace(Duration::from_secs(10)).run().unwrap();
+    let outcome = job.grace(LONG).run().unwrap();
     assert_eq!(outcome.code, 7);
     assert!(outcome.text().contains("noticed"));
 }
 
 #[test]
 fn a_killed_rank_and_a_late_job_are_named() {
-    let mut running = sh("exec sleep 30", 2).grace(Duration::from_millis(50)).start().unwrap();
+    let mut running = sh("exec sleep 300", 2).grace(Duration::from_millis(50)).start().unwrap();
     running.signal(1, Signal::SIGKILL);
     let outcome = running.wait();
     assert_eq!((outcome.code, outcome.failure.as_deref()), (137, Some("rank 1: killed by SIGKILL")));
 
-    let outcome = sh("exec sleep 30", 2).timeout(Duration::from_millis(100)).run().unwrap();
+    let outcome = sh("exec sleep 300", 2).timeout(Duration::from_millis(100)).run().unwrap();
     assert_eq!(outcome.code, EXIT_TIMEOUT);
     assert!(outcome.failure.unwrap().contains("rank 0, rank 1"));
 }
@@ -74,7 +75,7 @@ fn mpirun_starts_ranks_too() {
 
 #[test]
 fn ranks_of_a_dropped_job_are_killed() {
-    let running = sh("exec sleep 30", 1).start().unwrap();
+    let running = sh("exec sleep 300", 1).start().unwrap();
     let pid = Pid::from_raw(running.children[0].child.id().cast_signed());
     drop(running);
     assert_eq!(kill(pid, None), Err(nix::errno::Errno::ESRCH));
