@@ -152,6 +152,8 @@ mod tests {
     #[test]
     fn steps_are_written_as_they_end() {
         let path = std::env::temp_dir().join(format!("ferrogin-trace-{}.json", std::process::id()));
+        // Of a process that was killed and had this number.
+        let _ = std::fs::remove_file(&path);
         start(Some(&path));
         drop(span("outer", 3));
         start(None);

@@ -329,6 +329,12 @@ impl Ring {
         Ok(blocks)
     }
 
+    /// Another deadline for the allgathers to come than for `connect`.
+    #[cfg(test)]
+    pub(super) fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
     /// Sends this rank's block and stops as a process does that is stopped: nothing answers until `others` is hung up.
     #[cfg(test)]
     pub(super) fn stop_behind_own_block(&self, step: Step, others: Receiver<()>) {
