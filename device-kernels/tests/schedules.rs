@@ -9,14 +9,13 @@
 
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use ferrogin_device::post::{COUNT_MASK, Gpu, Queue, combining, locked};
-use ferrogin_device::wait::Limits;
+use ferrogin_device::wait::Limit;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-const LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 0 };
 /// Steps of one schedule: more is a wait without end.
 const MOST_STEPS: u32 = 200_000;
 
@@ -230,9 +229,9 @@ impl Port<'_> {
         }
         let write = |idx| self.write(idx, token);
         let posted = if self.world.config.by_lock {
-            locked::post(self, self.locked(), LIMITS, false, aggregate, write)
+            locked::post(self, self.locked(), self, false, aggregate, write)
         } else {
-            combining::post::<Gpu, _>(self, LIMITS, aggregate, write)
+            combining::post::<Gpu, _>(self, self, aggregate, write)
         };
         assert_eq!(posted, Ok(()));
     }
@@ -241,9 +240,9 @@ impl Port<'_> {
         let known: Vec<usize> =
             self.world.returned.borrow().iter().enumerate().filter(|known| *known.1).map(|known| known.0).collect();
         let flushed = if self.world.config.by_lock {
-            locked::flush(self, self.locked(), LIMITS)
+            locked::flush(self, self.locked(), self)
         } else {
-            combining::flush::<Gpu, _>(self, LIMITS)
+            combining::flush::<Gpu, _>(self, self)
         };
         assert_eq!(flushed, Ok(()));
         for token in known {
@@ -262,14 +261,25 @@ impl Port<'_> {
     }
 }
 
+/// Every round of a wait asks.
+impl Limit for &Port<'_> {
+    fn aborted(&self) -> bool {
+        // Somebody else has to go on.
+        self.yielder.suspend(());
+        false
+    }
+    fn timeout_ns(&self) -> u64 {
+        0
+    }
+}
+
 impl Queue for Port<'_> {
     fn completed(&self) -> u32 {
         self.stop();
         self.world.completed.load(Relaxed)
     }
     fn failed(&self) -> bool {
-        // A wait: somebody else has to go on.
-        self.yielder.suspend(());
+        self.stop();
         false
     }
     fn sq_size(&self) -> u32 {

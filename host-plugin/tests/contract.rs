@@ -7,7 +7,7 @@ use ferrogin_device::{Action, Flags, Window as DeviceWindow};
 use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::nccl;
 use ferrogin_ffi::nccl::GinConfigV14;
-use harness::{alone, alone_each, config, device, pass_round, ranks, window};
+use harness::{TraceFile, alone, alone_each, config, device, pass_round, ranks, window};
 use mini_nccl::{Bootstrap, Comm, GinContext, Plugin, log};
 use std::sync::Arc;
 
@@ -115,20 +115,15 @@ fn the_older_symbol_leads_to_the_same_plugin() {
 
 #[test]
 fn settings_are_traced() {
-    let path = std::env::temp_dir().join(format!("ferrogin-softcard-{}.json", std::process::id()));
-    let name = path.to_string_lossy().into_owned();
-    alone("settings_are_traced", &[("FERROGIN_TRACE", &name)], |plugin| {
-        let steps = || {
-            let text = std::fs::read_to_string(std::env::var_os("FERROGIN_TRACE").expect("set")).expect("a trace");
-            serde_json::from_str::<Vec<serde_json::Value>>(&text).expect("an array of steps")
-        };
+    let trace = TraceFile::new("settings");
+    alone("settings_are_traced", &[trace.setting()], |plugin| {
         ranks(&plugin, 2, move |_, comm| {
             let (_memory, _window) = window(&comm, 4096);
             let _context = comm.create_context(&config(1, 0)).expect("a context");
             // Whole after every step: who is killed leaves what there is until then.
-            assert!(steps().len() > 4);
+            assert!(TraceFile::steps().len() > 4);
         });
-        let steps = steps();
+        let steps = TraceFile::steps();
         for step in ["init", "listen", "connect", "regMrSym", "createContext", "destroyContext", "closeColl"] {
             let of_step: Vec<_> = steps.iter().filter(|event| event["name"] == step).collect();
             assert_eq!(of_step.len(), 2, "{step} of two ranks");
@@ -137,7 +132,6 @@ fn settings_are_traced() {
         let contexts: Vec<_> = steps.iter().filter(|event| event["name"] == "createContext").collect();
         assert!(contexts.iter().all(|event| event["args"]["endpoints"] == 3 && event["args"]["addresses"] == 4));
     });
-    let _ = std::fs::remove_file(path);
 }
 
 #[test]
@@ -185,9 +179,8 @@ fn init_knows_whether_ranks_can_meet() {
 
 #[test]
 fn addresses_are_inserted_once_for_each_endpoint_of_a_peer() {
-    let path = std::env::temp_dir().join(format!("ferrogin-insertions-{}.json", std::process::id()));
-    let name = path.to_string_lossy().into_owned();
-    let settings = [("SOFTEFA_NICS", "2"), ("FERROGIN_TRACE", name.as_str())];
+    let trace = TraceFile::new("insertions");
+    let settings = [("SOFTEFA_NICS", "2"), trace.setting()];
     alone("addresses_are_inserted_once_for_each_endpoint_of_a_peer", &settings, |plugin| {
         const RANKS: usize = 4;
         for (signals, contexts, stride) in [(64, 1, 1), (0, 1, 1), (3, 4, 1), (5, 2, 2)] {
@@ -195,8 +188,7 @@ fn addresses_are_inserted_once_for_each_endpoint_of_a_peer() {
                 let shape = GinConfigV14 { n_contexts: contexts, rank_stride: stride, ..config(signals, 2) };
                 comm.create_context(&shape).expect("contexts").destroy().expect("destroyed");
             });
-            let text = std::fs::read_to_string(std::env::var_os("FERROGIN_TRACE").expect("set")).expect("a trace");
-            let steps: Vec<serde_json::Value> = serde_json::from_str(&text).expect("an array of steps");
+            let steps = TraceFile::steps();
             let peers = steps.iter().filter(|event| event["name"] == "createContext: peers");
             let inserted: Vec<_> = peers.map(|event| event["args"]["av_insertions"].clone()).collect();
             let newest = &inserted[inserted.len() - RANKS..];
@@ -205,7 +197,6 @@ fn addresses_are_inserted_once_for_each_endpoint_of_a_peer() {
             assert!(newest.iter().all(|n| *n == expected), "{newest:?}, not {expected}");
         }
     });
-    let _ = std::fs::remove_file(path);
 }
 
 #[test]

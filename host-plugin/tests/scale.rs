@@ -6,7 +6,7 @@
 mod harness;
 
 use ferrogin_ffi::nccl::GinConfigV14;
-use harness::{TELL, alone, config, ranks};
+use harness::{TELL, TraceFile, alone, config, ranks};
 use std::time::{Duration, Instant};
 
 const SIGNALS: i32 = 64;
@@ -30,11 +30,9 @@ fn descriptors() -> usize {
 
 #[test]
 fn set_up_grows_with_the_ranks_alone() {
-    let path = std::env::temp_dir().join(format!("ferrogin-scale-{}.json", std::process::id()));
-    let name = path.to_string_lossy().into_owned();
+    let trace = TraceFile::new("scale");
     // All ranks share one card here: it needs the counters of as many.
-    let settings =
-        [("FERROGIN_TRACE", name.as_str()), ("FERROGIN_TIMEOUT", "300"), ("SOFTEFA_FAULTS", "cntr_budget=65536")];
+    let settings = [trace.setting(), ("FERROGIN_TIMEOUT", "300"), ("SOFTEFA_FAULTS", "cntr_budget=65536")];
     alone("set_up_grows_with_the_ranks_alone", &settings, |plugin| {
         let list = std::env::var("FERROGIN_SCALE_RANKS").unwrap_or_else(|_| "2,4,8".to_owned());
         println!(
@@ -53,8 +51,7 @@ fn set_up_grows_with_the_ranks_alone() {
                 context.destroy().expect("destroyed");
                 (took, used, held)
             });
-            let text = std::fs::read_to_string(std::env::var_os("FERROGIN_TRACE").expect("set")).expect("a trace");
-            let steps: Vec<serde_json::Value> = serde_json::from_str(&text).expect("an array of steps");
+            let steps = TraceFile::steps();
             let newest = |name: &str| {
                 let all: Vec<_> = steps.iter().filter(|event| event["name"] == name).collect();
                 all[all.len() - n..].to_vec()
@@ -78,5 +75,4 @@ fn set_up_grows_with_the_ranks_alone() {
             );
         }
     });
-    let _ = std::fs::remove_file(path);
 }

@@ -400,11 +400,14 @@ fn has_room<Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
 }
 
 /// Looks at counts and barrier; says whether `reserved` is admitted, and tells others how far they would be.
+///
+/// Nothing is admitted after an error, or a ring that never fills would take posts for ever: at most what `bound` had
+/// admitted before goes out behind it, and its completion entry stays in the queue for the host to read.
 #[inline(always)]
 fn look_for_room<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
     let words = queue.words();
     let known = words.bound.load(Ordering::Acquire);
-    if words.poison.load(Ordering::Relaxed) != 0 {
+    if words.poison.load(Ordering::Relaxed) != 0 || queue.failed() {
         return false;
     }
     let (idx, barrier) = halves(reserved);

@@ -4,7 +4,7 @@
 //! What is pending is not in NCCL's cursors: before NCCL's device code posts on an endpoint, a plain post or a flush must
 //! have rung it.
 
-use super::{Queue, Write, admitted, outstanding, pause, reached};
+use super::{MAX_BATCH, Queue, Write, admitted, outstanding, pause, reached};
 use crate::status::Status;
 use crate::sync::{AtomicU32, Ordering};
 use crate::wait::{Limit, Spin};
@@ -70,6 +70,10 @@ pub fn post<Q: Queue + Batch>(
 ) -> Result<(), Status> {
     let _held = lock(queue, words, limits, alone)?;
     let idx = queue.next();
+    // Or a ring that never fills would take posts for ever after an error.
+    if idx.is_multiple_of(MAX_BATCH) && queue.failed() {
+        return Err(Status::CardError);
+    }
     let limit = admitted(queue, idx, words.barrier.load(Ordering::Relaxed));
     if outstanding(idx, queue.completed()) > limit {
         // What we wait for may be pending ourselves.

@@ -12,14 +12,13 @@ mod checks;
 
 use super::{COUNT_MASK, Gpu, Queue, combining, locked};
 use crate::status::Status;
-use crate::wait::Limits;
+use crate::wait::Limit;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 use loom::thread;
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::AtomicU32 as Tally;
 
-const NO_LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 0 };
 /// Rounds of one wait after which its schedule is no longer branched.
 const PATIENCE: u32 = 1;
 /// Rounds of one wait: more is a wait without end.
@@ -273,18 +272,18 @@ impl<'a> Port<'a> {
             self.write(idx, token);
         };
         if self.card.config.by_lock {
-            locked::post(self, self.locked(), NO_LIMITS, false, aggregate, write)
+            locked::post(self, self.locked(), self, false, aggregate, write)
         } else {
-            combining::post::<Gpu, _>(self, NO_LIMITS, aggregate, write)
+            combining::post::<Gpu, _>(self, self, aggregate, write)
         }
     }
 
     fn flush(&self) -> Result<(), Status> {
         self.rounds.set(0);
         if self.card.config.by_lock {
-            locked::flush(self, self.locked(), NO_LIMITS)
+            locked::flush(self, self.locked(), self)
         } else {
-            combining::flush::<Gpu, _>(self, NO_LIMITS)
+            combining::flush::<Gpu, _>(self, self)
         }
     }
 
@@ -308,20 +307,29 @@ impl<'a> Port<'a> {
     }
 }
 
-impl Queue for Port<'_> {
-    fn completed(&self) -> u32 {
-        let count = self.card.completed.load(Acquire);
-        let ahead = self.faulty(Fault::EarlyCount) && count != self.card.doorbell.load(Relaxed) & COUNT_MASK;
-        count.wrapping_add(u32::from(ahead)) & COUNT_MASK
-    }
-    /// Every round of a wait asks.
-    fn failed(&self) -> bool {
+/// Every round of a wait asks.
+impl Limit for &Port<'_> {
+    fn aborted(&self) -> bool {
         self.rounds.set(self.rounds.get() + 1);
         assert!(self.rounds.get() < MOST_ROUNDS, "a wait does not end");
         if self.rounds.get() > PATIENCE {
             // An unfair schedule may go on for ever: from here on loom takes one, a fair one.
             loom::skip_branch();
         }
+        false
+    }
+    fn timeout_ns(&self) -> u64 {
+        0
+    }
+}
+
+impl Queue for Port<'_> {
+    fn completed(&self) -> u32 {
+        let count = self.card.completed.load(Acquire);
+        let ahead = self.faulty(Fault::EarlyCount) && count != self.card.doorbell.load(Relaxed) & COUNT_MASK;
+        count.wrapping_add(u32::from(ahead)) & COUNT_MASK
+    }
+    fn failed(&self) -> bool {
         false
     }
     fn sq_size(&self) -> u32 {

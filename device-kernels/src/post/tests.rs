@@ -335,6 +335,25 @@ fn an_error_ends_every_wait() {
     }
 }
 
+/// A card that keeps up never makes a post wait.
+#[test]
+fn an_error_is_noticed_without_a_wait() {
+    for way in [Line, Loop, Locked, Alone, LockedAlone] {
+        let shared = Shared::new(0, 64, 16, 0);
+        let post = |token: u32| {
+            let posted = shared.post(way, false, u64::from(token));
+            shared.completed.store(shared.doorbell.load(Relaxed), Release);
+            posted
+        };
+        assert!((0..5).all(|token| post(token).is_ok()), "{way:?}");
+        shared.failed.store(true, Relaxed);
+        let refused = (5..1000).find_map(|token| post(token).err().map(|status| (token, status)));
+        let (at, status) = refused.expect("a refusal");
+        assert_eq!(status, Status::CardError, "{way:?}");
+        assert!(at <= 5 + MAX_BATCH, "{way:?}: at {at}");
+    }
+}
+
 #[test]
 fn deferred_posts_share_a_doorbell() {
     for way in [Line, Loop, Locked, Alone, LockedAlone] {

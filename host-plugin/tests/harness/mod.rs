@@ -4,7 +4,8 @@
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, Window};
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -54,6 +55,36 @@ pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<P
         for (_, line) in text.lines().filter_map(|line| line.split_once(TELL)) {
             let _ = writeln!(std::io::stdout(), "{test}: {line}");
         }
+    }
+}
+
+/// A set-up trace for a test in its own process: the parent names the file and removes it.
+pub struct TraceFile(PathBuf);
+
+impl TraceFile {
+    /// A file of `test`'s own.
+    pub fn new(test: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("ferrogin-{test}-{}.json", std::process::id())))
+    }
+
+    /// The setting that asks for it.
+    pub fn setting(&self) -> (&'static str, &str) {
+        ("FERROGIN_TRACE", self.0.to_str().expect("a path of text"))
+    }
+
+    /// In the test's process: all steps until now. Ranks may be adding to them: they hold the file's lock meanwhile.
+    pub fn steps() -> Vec<serde_json::Value> {
+        let mut trace = File::open(std::env::var_os("FERROGIN_TRACE").expect("set")).expect("a trace");
+        trace.lock_shared().expect("a lock");
+        let mut text = String::new();
+        trace.read_to_string(&mut text).expect("text");
+        serde_json::from_str(&text).expect("an array of steps")
+    }
+}
+
+impl Drop for TraceFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 
