@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// A wait that does not end shows as this status.
-const LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 20_000_000_000 };
+const LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 120_000_000_000 };
 
 #[derive(Debug, Clone, Copy)]
 struct Geometry {

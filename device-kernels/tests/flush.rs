@@ -98,7 +98,7 @@ fn every_endpoint_is_waited_for() {
             made.context.set_timeout_ns(1_000_000);
             assert_eq!(made.context.wait_flush(&request), Err(Status::Timeout), "endpoint {late}");
             complete(&made, late);
-            made.context.set_timeout_ns(5_000_000_000);
+            made.context.set_timeout_ns(120_000_000_000);
             assert_eq!(made.context.test_flush(&request), Ok(true), "endpoint {late}, policy {policy}");
             made.context.wait_flush(&request).unwrap();
         }

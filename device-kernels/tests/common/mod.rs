@@ -281,7 +281,8 @@ pub fn make(spec: &Spec) -> Made {
             n_endpoints: spec.endpoints.len() as u32,
             max_rdma_size: MAX_RDMA,
             abort_flag: ptr::null_mut(),
-            timeout_ns: leak(5_000_000_000),
+            // Longer than whatever keeps a busy machine from what is waited for.
+            timeout_ns: leak(120_000_000_000),
             reserved: [0; 3],
         })
     };
