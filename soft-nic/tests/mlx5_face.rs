@@ -128,7 +128,7 @@ impl End {
                 self.cq.release();
                 return seen;
             }
-            assert!(start.elapsed() < Duration::from_secs(20), "no completion");
+            assert!(start.elapsed() < Duration::from_secs(120), "no completion");
             std::thread::yield_now();
         }
     }
@@ -486,7 +486,7 @@ fn a_shared_receive_queue_serves_two() {
         let mut taken = 0;
         let start = Instant::now();
         while taken < 2 {
-            assert!(start.elapsed() < Duration::from_secs(20));
+            assert!(start.elapsed() < Duration::from_secs(120));
             let mut seen = Vec::new();
             completions.drain(8, |one| seen.push(one.unwrap().to_cqe())).unwrap();
             for cqe in seen {
@@ -517,5 +517,5 @@ fn an_event_is_raised_for_who_armed() {
     assert!(!readable(30), "nobody armed");
     // What came before arming wakes at once.
     cq.arm(mlx5::cq::Arm::Any);
-    assert!(readable(20_000));
+    assert!(readable(60_000));
 }

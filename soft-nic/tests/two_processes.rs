@@ -125,7 +125,7 @@ fn a_killed_peer_gives_errors() {
     a.wait_done(1);
     assert_eq!(a.next_status().1, CompStatus::Ok);
     // Stopped first, so that requests are under way when it dies.
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(peer.pid() as i32), nix::sys::signal::Signal::SIGSTOP).unwrap();
+    peer.stop();
     for _ in 0..20 {
         a.post(to, write(peer.memory, buffer.sge(0, 1 << 20)));
     }

@@ -275,7 +275,7 @@ mod tests {
             if let Some(value) = step() {
                 return value;
             }
-            assert!(start.elapsed() < Duration::from_secs(10), "nothing happened");
+            assert!(start.elapsed() < Duration::from_secs(120), "nothing happened");
             std::thread::yield_now();
         }
     }
@@ -319,7 +319,7 @@ mod tests {
         let (mut a, b) = pair();
         assert!(a.proceed().is_ok());
         drop(b);
-        assert!(matches!(a.proceed(), Err(ShmError::Gone)));
+        assert!(matches!(until(|| a.proceed().err()), ShmError::Gone));
     }
 
     #[test]

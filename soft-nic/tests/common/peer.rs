@@ -3,11 +3,10 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
 
 use efa_dp_direct::wqe::RemoteMem;
 
-use super::{End, Rig, wait_for, write};
+use super::{End, LIMIT, Rig, wait_for, write};
 
 pub const ROLE: &str = "SOFTEFA_TEST_PEER";
 
@@ -66,7 +65,7 @@ impl Peer {
     }
 
     pub fn answer(&mut self) -> String {
-        self.lines.recv_timeout(Duration::from_secs(30)).expect("the peer says nothing")
+        self.lines.recv_timeout(LIMIT).expect("the peer says nothing")
     }
 
     pub fn tell(&mut self, command: &str) {
@@ -88,8 +87,13 @@ impl Peer {
         self.child.wait().unwrap();
     }
 
-    pub fn pid(&self) -> u32 {
-        self.child.id()
+    /// Stops it, and waits until all of its threads stand still.
+    pub fn stop(&self) {
+        use nix::sys::signal::{Signal, kill};
+        use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        kill(pid, Signal::SIGSTOP).unwrap();
+        assert_eq!(waitpid(pid, Some(WaitPidFlag::WUNTRACED)), Ok(WaitStatus::Stopped(pid, Signal::SIGSTOP)));
     }
 
     pub fn finish(mut self) {
