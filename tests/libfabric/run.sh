@@ -60,21 +60,22 @@ listens() {
     awk -v port="$hex" '$4 == "0A" && index($2, port) { found = 1 } END { exit !found }' /proc/net/tcp /proc/net/tcp6 2>/dev/null
 }
 
-next_port=$((21000 + $$ % 20000))
+# Below those that the kernel gives to connections.
+next_port=$((15000 + $$ % 15000))
 
 # two NAME SERVER-OPTION CLIENT-OPTION PROGRAM ARGS...: a server and a client; the options get the port appended.
 two() {
     local name=$1 server_option=$2 client_option=$3 server tries status
     shift 3
     while listens "$next_port"; do next_port=$((next_port + 1)); done
-    timeout 90 "$@" "$server_option$next_port" >"$work/server" 2>&1 &
+    timeout 300 "$@" "$server_option$next_port" >"$work/server" 2>&1 &
     server=$!
-    for tries in $(seq 200); do
+    for tries in $(seq 2400); do
         listens "$next_port" && break
         kill -0 "$server" 2>/dev/null || break
         sleep 0.05
     done
-    timeout 90 "$@" "$client_option$next_port" 127.0.0.1 >"$work/client" 2>&1
+    timeout 300 "$@" "$client_option$next_port" 127.0.0.1 >"$work/client" 2>&1
     status=$?
     wait "$server" || status=$?
     next_port=$((next_port + 1))
