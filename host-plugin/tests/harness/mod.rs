@@ -4,15 +4,16 @@
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, Window};
+use nix::fcntl::{Flock, FlockArg};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Long enough for any step that ends.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than any step takes that ends, on a machine that is busy or stands still for a while too.
+pub const PATIENCE: Duration = Duration::from_secs(240);
 const CHILD: &str = "FERROGIN_TEST_CHILD";
 
 /// The built plugin: in FERROGIN_DIST, or in the workspace's `dist/`. None, aloud, without one.
@@ -46,7 +47,7 @@ pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<P
         let mut command = Command::new(std::env::current_exe().expect("this test's program"));
         command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
         command.env(CHILD, test).env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu");
-        command.env("FERROGIN_TIMEOUT", "20").envs(settings.iter().copied());
+        command.env("FERROGIN_TIMEOUT", "120").envs(settings.iter().copied());
         let output = command.output().expect("a process for the test");
         let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
         assert!(output.status.success(), "{test} in its own process, {settings:?}: {}\n{text}", output.status);
@@ -62,9 +63,11 @@ pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<P
 pub struct TraceFile(PathBuf);
 
 impl TraceFile {
-    /// A file of `test`'s own.
+    /// A file of `test`'s own, which is not there yet: a process that was killed may have had this one's number.
     pub fn new(test: &str) -> Self {
-        Self(std::env::temp_dir().join(format!("ferrogin-{test}-{}.json", std::process::id())))
+        let path = std::env::temp_dir().join(format!("ferrogin-{test}-{}.json", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        Self(path)
     }
 
     /// The setting that asks for it.
@@ -74,10 +77,9 @@ impl TraceFile {
 
     /// In the test's process: all steps until now. Ranks may be adding to them: they hold the file's lock meanwhile.
     pub fn steps() -> Vec<serde_json::Value> {
-        let mut trace = File::open(std::env::var_os("FERROGIN_TRACE").expect("set")).expect("a trace");
-        trace.lock_shared().expect("a lock");
-        let mut text = String::new();
-        trace.read_to_string(&mut text).expect("text");
+        let trace = File::open(std::env::var_os("FERROGIN_TRACE").expect("set")).expect("a trace");
+        let trace = Flock::lock(trace, FlockArg::LockShared).expect("a lock");
+        let text = std::io::read_to_string(&*trace).expect("text");
         serde_json::from_str(&text).expect("an array of steps")
     }
 }
