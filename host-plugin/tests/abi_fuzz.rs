@@ -401,7 +401,7 @@ fn calls_of_threads_at_once_are_answered() {
 
 #[test]
 fn windows_of_another_rank_are_refused() {
-    alone("windows_of_another_rank_are_refused", &[("FERROGIN_TIMEOUT", "10")], |plugin| {
+    alone("windows_of_another_rank_are_refused", &[("FERROGIN_TIMEOUT", "120")], |plugin| {
         let table = plugin.raw_table().expect("a v14 table");
         let (pool, memory, barrier) =
             (Mutex::default(), DeviceMemory::alloc(1 << 16).expect("memory"), Barrier::new(2));

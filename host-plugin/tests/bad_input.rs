@@ -205,7 +205,7 @@ fn wrong_calls_are_refused() {
     let mut both = [handle_at, other_at];
     let started = Instant::now();
     refused!(&[nccl::REMOTE_ERROR], table, connect(ctx, both.as_mut_ptr(), 2, 0, one, &mut coll));
-    assert!((Duration::from_secs(1)..Duration::from_secs(10)).contains(&started.elapsed()));
+    assert!(started.elapsed() >= Duration::from_secs(1), "a peer may be late");
     // Bytes that are no handle.
     let mut garbage = [0xa5u8; HANDLE_MAXSIZE];
     both[0] = garbage.as_mut_ptr().cast();
