@@ -95,3 +95,31 @@ fn callbacks_that_wait_are_told() {
         drop(here);
     }
 }
+
+/// One channel after the other between the same two, in either direction, with what the last one left unread.
+#[test]
+fn the_same_two_connect_again() {
+    for lib in libraries("the_same_two_connect_again") {
+        let config = Config::default();
+        let reactors = [Reactor::open(&lib, &config).unwrap(), Reactor::open(&lib, &config).unwrap()];
+        for round in 0..4usize {
+            let (here, there) = (&reactors[round / 2], &reactors[1 - round / 2]);
+            let listener = here.listen().unwrap();
+            let (b, a) = (listener.accept(), there.connect(listener.address()));
+            let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
+            for number in 0..20 {
+                let bytes = vec![round as u8 + 1; 100 * number];
+                let sent = (a.send(bytes.clone()), b.send(bytes.clone()));
+                assert_eq!(b.receive().wait_for(LIMIT).unwrap(), bytes);
+                assert_eq!(a.receive().wait_for(LIMIT).unwrap(), bytes);
+                sent.0.wait_for(LIMIT).unwrap();
+                sent.1.wait_for(LIMIT).unwrap();
+            }
+            for _ in 0..20 {
+                b.write(b"unread", |_| ());
+            }
+            a.close(LIMIT).wait_for(LIMIT).unwrap();
+            assert!(matches!(b.receive().wait_for(LIMIT), Err(ChannelError::Closed { .. })));
+        }
+    }
+}

@@ -4,11 +4,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::again::{Knock, Pair};
 use super::incoming::LENGTH_ROOM;
 use super::link::{Closing, Link, Opened, State};
 use super::listen::Listening;
 use super::transport::{Addr, Event, Fault, Pattern, Receiving, Transport};
-use super::wire::{self, CONTROL, CONTROL_MAX, ID_MASK, Kind};
+use super::wire::{self, CONTROL, CONTROL_MAX, ID_MASK, Kind, PAYLOAD};
 use super::{ChannelError, Config, Payload, ReadDone, Violation, WriteDone};
 use crate::Error;
 
@@ -97,7 +98,9 @@ pub(crate) struct Engine<T> {
     pub(super) links: Vec<Option<Box<Link>>>,
     pub(super) listeners: Vec<Option<Listening>>,
     /// Endpoint names that a channel was opened with, and the last one.
-    pub(super) by_name: HashMap<Box<[u8]>, u32>,
+    pub(super) by_name: HashMap<Box<[u8]>, Pair>,
+    /// Hellos from such that wait for an answer.
+    pub(super) knocks: VecDeque<Knock>,
     pub(super) by_addr: HashMap<Addr, u32>,
     /// Control messages that the transport did not take yet.
     pub(super) unsent: VecDeque<(Addr, u64, Payload, u64)>,
@@ -136,6 +139,7 @@ impl<T: Transport> Engine<T> {
             links: Vec::new(),
             listeners: Vec::new(),
             by_name: HashMap::new(),
+            knocks: VecDeque::new(),
             by_addr: HashMap::new(),
             unsent: VecDeque::new(),
             unposted: control.collect(),
@@ -388,6 +392,10 @@ impl<T: Transport> Engine<T> {
             return;
         }
         log::debug!("channel {channel} is over: {error}");
+        let pair = link.pair(channel);
+        if let Some(known) = self.by_name.get_mut(&link.name).filter(|known| known.channel == channel) {
+            *known = pair;
+        }
         link.out.fail(&error, &mut self.calls);
         link.inc.fail(&error, &mut self.calls);
         if let State::Connecting { done, .. } = was {
@@ -447,8 +455,17 @@ impl<T: Transport> Engine<T> {
     fn seen(&mut self, operation: Operation, channel: u32, index: u32, found: Option<(u64, Option<Addr>)>) {
         let now = self.now;
         if operation == Operation::LookPayload {
-            if let Some(link) = self.link(channel) {
-                link.inc.seen(found.map(|(tag, _)| (tag & ID_MASK) as u32), now);
+            let discards = self.transport.discards_leftovers();
+            let Some(link) = self.link(channel).filter(|link| link.is_live()) else { return };
+            let addr = link.addr;
+            let id = found.map(|(tag, _)| (tag & ID_MASK) as u32);
+            match id.filter(|id| link.inc.is_leftover(*id)) {
+                Some(id) if discards => {
+                    self.discard(addr, PAYLOAD | u64::from(id));
+                    self.look_for_payload(channel);
+                }
+                Some(_) => {}
+                None => link.inc.seen(id, now),
             }
             return;
         }
@@ -461,9 +478,7 @@ impl<T: Transport> Engine<T> {
         }
         let Some((tag, from)) = found else { return };
         if let Some(from) = from.or(of_channel) {
-            let token = token(Operation::Discard, NOBODY, 0);
-            // What cannot be taken now is seen again.
-            self.transport.receive(Some(from), Pattern { tag, ignore: 0 }, Vec::new(), UNKNOWN_ROOM, token);
+            self.discard(from, tag);
             self.unknown_tag(tag, Some(from));
         } else if self.hunted.replace(tag) == Some(tag) {
             // No peer's, or it would be gone.
@@ -476,6 +491,19 @@ impl<T: Transport> Engine<T> {
                 self.transport.look(Some(from), Pattern { tag, ignore: 0 }, token);
             }
         }
+    }
+
+    /// Takes a message away that was seen. What cannot be taken now is seen again.
+    fn discard(&mut self, from: Addr, tag: u64) {
+        let token = token(Operation::Discard, NOBODY, 0);
+        self.transport.receive(Some(from), Pattern { tag, ignore: 0 }, Vec::new(), UNKNOWN_ROOM, token);
+    }
+
+    /// Looks whether a payload of the channel's peer lies about.
+    pub(super) fn look_for_payload(&mut self, channel: u32) {
+        let Some(from) = self.link(channel).map(|link| link.addr) else { return };
+        let pattern = Pattern { tag: PAYLOAD, ignore: ID_MASK };
+        self.transport.look(Some(from), pattern, token(Operation::LookPayload, channel, 0));
     }
 
     fn unknown_tag(&mut self, tag: u64, from: Option<Addr>) {
@@ -520,6 +548,9 @@ impl<T: Transport> Engine<T> {
         self.events = events;
         if !self.unposted.is_empty() {
             self.post_own();
+        }
+        if !self.knocks.is_empty() {
+            self.answer_knocks();
         }
         self.send_control();
         self.go_on();
@@ -610,6 +641,12 @@ impl<T: Transport> Engine<T> {
                     link.inc.length_cancelled();
                 }
                 return;
+            }
+            Err(Fault::Truncated)
+                if operation == Operation::ReceiveLength && link.inc.is_leftover((tag & ID_MASK) as u32) =>
+            {
+                link.inc.length_cancelled();
+                None
             }
             Err(Fault::Truncated) if operation == Operation::ReceiveLength => {
                 Some(Violation::LengthSize { id: (tag & ID_MASK) as u32, bytes: LENGTH_ROOM + 1 })

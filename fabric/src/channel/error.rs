@@ -133,8 +133,8 @@ pub enum Reason {
     /// The listener's queue is full.
     #[error("too many channels wait to be accepted, or too many peers are known")]
     Busy = 3,
-    /// The two endpoints have, or had, a channel between them.
-    #[error("the two endpoints have or had a channel already: open another reactor")]
+    /// The two endpoints have a channel between them.
+    #[error("the two endpoints have a channel already: open another reactor")]
     PairInUse = 4,
     /// We broke the protocol, it says.
     #[error("it says that we broke the protocol")]
@@ -142,6 +142,9 @@ pub enum Reason {
     /// It was told to.
     #[error("it ended")]
     Stopped = 6,
+    /// Another endpoint, or another channel of the same, is at its address now.
+    #[error("somebody else is at its address now")]
+    Replaced = 7,
     /// Something newer.
     #[error("for a reason that this version does not know")]
     Unknown = 0,
@@ -149,7 +152,7 @@ pub enum Reason {
 
 impl Reason {
     pub(super) fn of(code: u64) -> Self {
-        [Self::NotListening, Self::Version, Self::Busy, Self::PairInUse, Self::Violation, Self::Stopped]
+        [Self::NotListening, Self::Version, Self::Busy, Self::PairInUse, Self::Violation, Self::Stopped, Self::Replaced]
             .into_iter()
             .find(|reason| *reason as u64 == code)
             .unwrap_or(Self::Unknown)

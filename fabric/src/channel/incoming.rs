@@ -52,6 +52,8 @@ pub(super) struct Incoming {
     stuck_since: Option<Instant>,
     /// While nothing is begun: the id of a payload that waits without a length, and when it was first seen.
     stray: Option<(u32, Instant)>,
+    /// There was a channel with the same endpoint before.
+    succeeds: bool,
 }
 
 impl Incoming {
@@ -69,12 +71,28 @@ impl Incoming {
             asked: 0,
             stuck_since: None,
             stray: None,
+            succeeds: false,
         }
     }
 
     /// Where the peer begins to count.
     pub fn start_at(&mut self, id: u32) {
         (self.next, self.told) = (id, id);
+    }
+
+    /// There was a channel with the same endpoint before: what it left behind may come.
+    pub fn succeed(&mut self) {
+        self.succeeds = true;
+    }
+
+    pub fn succeeds(&self) -> bool {
+        self.succeeds
+    }
+
+    /// Message `id` is one of the channel before.
+    pub fn is_leftover(&self, id: u32) -> bool {
+        let far = id.wrapping_sub(self.next).min(self.next.wrapping_sub(id));
+        self.succeeds && far as usize >= AHEAD
     }
 
     /// Id of the first message that was not read, if it is time that the peer hears of it.
@@ -157,6 +175,10 @@ impl Incoming {
     pub fn length(&mut self, tag: u64, bytes: Vec<u8>) -> Result<(), Violation> {
         self.asking = self.asking.saturating_sub(1);
         let id = (tag & ID_MASK) as u32;
+        if self.is_leftover(id) {
+            self.rooms.push(bytes);
+            return Ok(());
+        }
         let word = bytes.as_slice().try_into().map_err(|_| Violation::LengthSize { id, bytes: bytes.len() })?;
         let said = u64::from_le_bytes(word);
         self.rooms.push(bytes);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::again::Pair;
 use super::engine::{CloseDone, OpenDone};
 use super::incoming::Incoming;
 use super::outgoing::Outgoing;
@@ -42,6 +43,8 @@ pub(super) struct Closing {
 
 pub(super) struct Link {
     pub peer: Arc<str>,
+    /// The name of its endpoint.
+    pub name: Box<[u8]>,
     pub addr: Addr,
     pub state: State,
     pub out: Outgoing,
@@ -68,6 +71,16 @@ pub(super) struct Link {
 impl Link {
     pub fn is_live(&self) -> bool {
         !matches!(self.state, State::Ended(_))
+    }
+
+    /// What the next channel with the same endpoint must know.
+    pub fn pair(&self, channel: u32) -> Pair {
+        Pair { channel, write: self.out.next_id(), read: self.inc.next_id() }
+    }
+
+    /// The peer closes, and has written what is not read yet.
+    pub fn has_unread(&self) -> bool {
+        self.their_end.is_some_and(|(end, _)| end != self.inc.next_id())
     }
 
     /// Why writes are refused, if they are.

@@ -6,12 +6,13 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::again::{Knock, Pair};
 use super::engine::{Call, Engine, FOREVER, NOBODY, OpenDone, Operation, token};
 use super::incoming::Incoming;
 use super::link::{Link, Opened, State};
 use super::outgoing::Outgoing;
-use super::transport::{Addr, Pattern, Sending, Transport};
-use super::wire::{self, Address, CONTROL, Control, ID_MASK, Kind, NAME_MAX, PAYLOAD, VERSION};
+use super::transport::{Addr, Sending, Transport};
+use super::wire::{self, Address, CONTROL, Control, Kind, NAME_MAX, VERSION};
 use super::{ChannelError, Reason};
 
 /// Channels that may wait to be accepted, per listener.
@@ -120,9 +121,11 @@ impl<T: Transport> Engine<T> {
             over.clone()
         } else if *address.name == *self.transport.name() {
             ChannelError::BadAddress { what: "it is this reactor's own: a channel needs two" }
-        } else if self.by_name.contains_key(&address.name) {
+        } else if self.is_paired(&address.name) {
             ChannelError::Refused { peer, reason: Reason::PairInUse }
         } else {
+            let before = self.by_name.get(&address.name).map(Pair::next);
+            let (start, begin) = before.unwrap_or((start, 0));
             match self.transport.insert(&address.name) {
                 Err(source) => ChannelError::Unreachable { peer, source },
                 Ok(addr) => match self.add_link(addr, &address.name, start) {
@@ -133,16 +136,17 @@ impl<T: Transport> Engine<T> {
                         let name: Box<[u8]> = self.transport.name().into();
                         let Some(link) = self.link(channel) else { return };
                         link.state = State::Connecting { done, deadline, limit };
+                        if before.is_some() {
+                            link.inc.succeed();
+                        }
                         let hello = Control {
-                            version: VERSION,
-                            kind: Kind::Hello,
-                            to: address.listener,
                             from: channel,
-                            secret: address.secret,
                             own: link.secret,
                             value,
                             id: start,
+                            begin,
                             name: &name,
+                            ..Control::new(Kind::Hello, address.listener, address.secret)
                         };
                         self.say(addr, channel, &hello);
                         return;
@@ -151,6 +155,12 @@ impl<T: Transport> Engine<T> {
             }
         };
         self.calls.push(Call::Open(done, Err(error)));
+    }
+
+    /// There is a channel with that endpoint.
+    fn is_paired(&mut self, name: &[u8]) -> bool {
+        let channel = self.by_name.get(name).map(|pair| pair.channel);
+        channel.and_then(|channel| self.link(channel)).is_some_and(|link| link.is_live())
     }
 
     /// The longest message that we take.
@@ -162,6 +172,7 @@ impl<T: Transport> Engine<T> {
         let channel = self.free_number()?;
         let link = Link {
             peer: wire::label(name),
+            name: name.into(),
             addr,
             state: State::Open,
             out: Outgoing::new(channel, start, self.config.depth),
@@ -178,12 +189,12 @@ impl<T: Transport> Engine<T> {
             marked: false,
         };
         self.links.push(Some(Box::new(link)));
-        self.by_name.insert(name.into(), channel);
+        self.by_name.insert(name.into(), Pair { channel, write: start, read: start });
         self.by_addr.insert(addr, channel);
         Some(channel)
     }
 
-    fn say(&mut self, to: Addr, channel: u32, control: &Control<'_>) {
+    pub(super) fn say(&mut self, to: Addr, channel: u32, control: &Control<'_>) {
         let tag = CONTROL | control.kind as u64;
         let token = token(Operation::SendControl, channel, control.kind as u32);
         self.unsent.push_back((to, tag, control.emit().into(), token));
@@ -216,9 +227,8 @@ impl<T: Transport> Engine<T> {
     pub(super) fn tell(&mut self, channel: u32, kind: Kind, value: u64, id: u32) {
         let Some(link) = self.link(channel) else { return };
         let (addr, (to, secret), own) = (link.addr, link.theirs, link.secret);
-        let message = Control { version: VERSION, kind, to, from: channel, secret, own: 0, value, id, name: &[] };
         let own = if kind == Kind::Welcome { own } else { 0 };
-        self.say(addr, channel, &Control { own, ..message });
+        self.say(addr, channel, &Control { from: channel, own, value, id, ..Control::new(kind, to, secret) });
     }
 
     pub(super) fn say_abort(&mut self, channel: u32, reason: Reason) {
@@ -248,6 +258,10 @@ impl<T: Transport> Engine<T> {
             self.hello(&message);
             return true;
         }
+        if message.kind == Kind::Here {
+            self.is_here(&message);
+            return true;
+        }
         let (now, channel) = (self.now, message.to);
         let Some(link) = self.link(channel).filter(|link| link.secret == message.secret && link.is_live()) else {
             log::debug!("a {:?} for a channel that is not, or is over", message.kind);
@@ -262,6 +276,7 @@ impl<T: Transport> Engine<T> {
                 self.end(channel, ChannelError::Refused { peer, reason: Reason::Version });
             }
             Kind::Welcome if connecting => self.welcome(channel, &message),
+            Kind::Again if connecting => self.asked_again(channel, &message),
             Kind::Refuse if connecting => self.end(channel, ChannelError::Refused { peer, reason }),
             Kind::Abort => self.end(channel, ChannelError::Aborted { peer, reason }),
             Kind::Ping if !connecting => self.tell(channel, Kind::Pong, 0, 0),
@@ -290,6 +305,9 @@ impl<T: Transport> Engine<T> {
         {
             self.calls.push(Call::Open(done, Ok(opened)));
         }
+        if self.link(channel).is_some_and(|link| link.inc.succeeds()) {
+            self.look_for_payload(channel);
+        }
     }
 
     /// The peer has written everything before message `end` and read everything before our message `unread`.
@@ -315,12 +333,9 @@ impl<T: Transport> Engine<T> {
         let refused = if message.version != VERSION {
             Some(Reason::Version)
         } else if let Some(listening) = listening {
-            let busy = listening.arrived.len() >= BACKLOG || self.by_name.len() >= self.config.max_peers;
-            if self.by_name.contains_key(message.name) || *message.name == *self.transport.name() {
-                Some(Reason::PairInUse)
-            } else {
-                busy.then_some(Reason::Busy)
-            }
+            let new = !self.by_name.contains_key(message.name);
+            let busy = listening.arrived.len() >= BACKLOG || new && self.by_name.len() >= self.config.max_peers;
+            if *message.name == *self.transport.name() { Some(Reason::PairInUse) } else { busy.then_some(Reason::Busy) }
         } else {
             Some(Reason::NotListening)
         };
@@ -339,30 +354,34 @@ impl<T: Transport> Engine<T> {
         };
         if let Some(reason) = refused {
             log::debug!("refused {}: {reason}", wire::label(message.name));
-            let answer = Control {
-                version: VERSION,
-                kind: Kind::Refuse,
-                to: message.from,
-                from: 0,
-                secret: message.own,
-                own: 0,
-                value: reason as u64,
-                id: 0,
-                name: &[],
-            };
-            self.say(addr, NOBODY, &answer);
-            return;
+            self.refuse(addr, (message.from, message.own), reason);
+        } else if self.by_name.contains_key(message.name) {
+            self.knock(Knock::new(addr, message));
+        } else {
+            self.admit(&Knock::new(addr, message));
         }
-        let start = self.config.start_id;
-        let Some(channel) = self.add_link(addr, message.name, start) else { return };
+    }
+
+    fn refuse(&mut self, addr: Addr, (to, secret): (u32, u64), reason: Reason) {
+        self.say(addr, NOBODY, &Control { value: reason as u64, ..Control::new(Kind::Refuse, to, secret) });
+    }
+
+    /// Opens a channel to who said hello; gives its number.
+    pub(super) fn admit(&mut self, knock: &Knock) -> Option<u32> {
+        if self.listeners.get(knock.listener as usize).is_none_or(Option::is_none) {
+            self.refuse(knock.addr, knock.theirs, Reason::NotListening);
+            return None;
+        }
+        let start = if knock.write == 0 { self.config.start_id } else { knock.write };
+        let channel = self.add_link(knock.addr, &knock.name, start)?;
         let (max, value) = (self.transport.max_message(), self.max_read() as u64);
         if let Some(link) = self.link(channel) {
-            link.theirs = (message.from, message.own);
-            link.max_write = usize::try_from(message.value).unwrap_or(usize::MAX).min(max);
-            link.inc.start_at(message.id);
+            link.theirs = knock.theirs;
+            link.max_write = usize::try_from(knock.max).unwrap_or(usize::MAX).min(max);
+            link.inc.start_at(knock.read);
         }
         self.tell(channel, Kind::Welcome, value, start);
-        let Some(listening) = self.listeners.get_mut(message.to as usize).and_then(Option::as_mut) else { return };
+        let listening = self.listeners.get_mut(knock.listener as usize).and_then(Option::as_mut)?;
         match listening.waiting.pop_front() {
             None => listening.arrived.push_back(channel),
             Some((_, done)) => {
@@ -371,6 +390,7 @@ impl<T: Transport> Engine<T> {
                 }
             }
         }
+        Some(channel)
     }
 
     /// How often timers have to be looked at.
@@ -429,8 +449,7 @@ impl<T: Transport> Engine<T> {
             }
             if link.inc.is_waiting() && late(link.looked, ping_after) {
                 link.looked = now;
-                let (addr, pattern) = (link.addr, Pattern { tag: PAYLOAD, ignore: ID_MASK });
-                self.transport.look(Some(addr), pattern, token(Operation::LookPayload, channel, 0));
+                self.look_for_payload(channel);
             }
             let Some(link) = self.link(channel) else { continue };
             match link.asked {

@@ -26,7 +26,8 @@
 //!
 //! **Peers never mix**, although tags and ids of different peers are the same: receives for lengths and payloads are directed
 //! (`FI_DIRECTED_RECV`): they take messages of one peer only, and the address vector, not the message, says who that is. Two endpoints
-//! have at most one channel between them in their life: its second would find what the first left behind.
+//! have at most one channel between them at a time. The ids of the next one begin far from those of the one before, so that what
+//! that one left behind is known as such and thrown away; so does a new endpoint at the address of one that is gone.
 //!
 //! **Flow.** At most [`Config::depth`] writes and as many reads are with libfabric at a time; more wait in order. Messages that are
 //! written and not read are kept by the provider, which on most of them means by the reader's memory: 256 of a channel at most, further
@@ -36,6 +37,7 @@
 //! asked to answer after [`Config::ping_after`] and given up after [`Config::lost_after`] more; a message that was begun and does not go
 //! on for that long (and four MiB per second of what is under way) ends its channel as well.
 
+mod again;
 mod bell;
 mod engine;
 mod error;

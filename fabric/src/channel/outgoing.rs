@@ -75,6 +75,11 @@ impl Outgoing {
         }
     }
 
+    /// Counts from another id; nothing was written yet.
+    pub fn start_at(&mut self, id: u32) {
+        (self.first, self.read) = (id, id);
+    }
+
     /// The id that the next message gets.
     pub fn next_id(&self) -> u32 {
         self.first.wrapping_add(self.flying.len() as u32)

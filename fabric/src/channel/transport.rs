@@ -114,6 +114,10 @@ pub(crate) trait Transport: Send + 'static {
     fn payloads_at_a_time(&self) -> usize {
         usize::MAX
     }
+    /// What an endpoint sent that is gone can be taken away without harm to another that has its address now.
+    fn discards_leftovers(&self) -> bool {
+        true
+    }
     /// Makes a peer known.
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error>;
     /// Sends `body` to `to`.

@@ -6,19 +6,23 @@
 //! ```text
 //! 0  magic     u32   "FGC1"
 //! 4  version   u16
-//! 6  kind      u8    1 hello, 2 welcome, 3 refuse, 4 ping, 5 pong, 6 close, 7 goodbye, 8 abort, 9 read
+//! 6  kind      u8    1 hello, 2 welcome, 3 refuse, 4 ping, 5 pong, 6 close, 7 goodbye, 8 abort, 9 read, 10 again, 11 here
 //! 7  name_len  u8    bytes of the name at the end
-//! 8  to        u32   the receiver's number of the channel; in a hello, of the listener
+//! 8  to        u32   the receiver's number of the channel; in a hello, of the listener; in a here, nothing
 //! 12 from      u32   the sender's number of the channel
 //! 16 secret    u64   the receiver's secret for it: who does not know it is not the peer
-//! 24 own       u64   hello, welcome, refuse: the sender's secret
+//! 24 own       u64   hello, welcome: the sender's secret; again: the secret of the here that answers it
 //! 32 value     u64   hello, welcome: longest message that the sender takes; refuse, abort: the reason;
 //!                    close: id of the first message that the sender has not read
 //! 40 id        u32   hello, welcome: id of the sender's first message; close: id after its last one;
-//!                    read: id of the first message that the sender has not read
-//! 44 (zero)    u32
+//!                    read: id of the first message that the sender has not read;
+//!                    again: id that the receiver's first message shall have
+//! 44 begin     u32   hello: id that the receiver's first message shall have; 0 if it does not matter
 //! 48 name            hello: the sender's endpoint name
 //! ```
+//!
+//! Hello is answered with again when the name had a channel before: whoever lives there now says here, with the secret, and is
+//! then welcomed. So a hello in another's name, or one that comes late, ends no channel.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -26,7 +30,7 @@ use std::sync::Arc;
 use super::ChannelError;
 
 /// Version of the protocol and of the address.
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 /// The longest endpoint name that an address has room for, bytes.
 pub(super) const NAME_MAX: usize = 100;
 /// Bytes of an address at most.
@@ -60,6 +64,8 @@ pub(super) enum Kind {
     Goodbye = 7,
     Abort = 8,
     Read = 9,
+    Again = 10,
+    Here = 11,
 }
 
 /// A control message.
@@ -73,6 +79,7 @@ pub(super) struct Control<'a> {
     pub own: u64,
     pub value: u64,
     pub id: u32,
+    pub begin: u32,
     pub name: &'a [u8],
 }
 
@@ -81,6 +88,11 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 }
 
 impl<'a> Control<'a> {
+    /// A message that says nothing but its kind, to whom, and that we may.
+    pub fn new(kind: Kind, to: u32, secret: u64) -> Self {
+        Self { version: VERSION, kind, to, from: 0, secret, own: 0, value: 0, id: 0, begin: 0, name: &[] }
+    }
+
     pub fn emit(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(FIXED + self.name.len());
         out.extend_from_slice(&MAGIC);
@@ -92,7 +104,7 @@ impl<'a> Control<'a> {
             out.extend_from_slice(&value.to_le_bytes());
         }
         out.extend_from_slice(&self.id.to_le_bytes());
-        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&self.begin.to_le_bytes());
         out.extend_from_slice(self.name);
         out
     }
@@ -113,6 +125,8 @@ impl<'a> Control<'a> {
             7 => Kind::Goodbye,
             8 => Kind::Abort,
             9 => Kind::Read,
+            10 => Kind::Again,
+            11 => Kind::Here,
             _ => return None,
         };
         if name.len() != usize::from(bytes[7]) || name.len() > NAME_MAX {
@@ -127,6 +141,7 @@ impl<'a> Control<'a> {
             own: u64::from_le_bytes(word(bytes, 24)?),
             value: u64::from_le_bytes(word(bytes, 32)?),
             id: u32::from_le_bytes(word(bytes, 40)?),
+            begin: u32::from_le_bytes(word(bytes, 44)?),
             name,
         })
     }
@@ -226,7 +241,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn control(name: &[u8]) -> Control<'_> {
-        Control { version: 1, kind: Kind::Hello, to: 2, from: 3, secret: 4, own: 5, value: 6, id: 7, name }
+        Control { version: 1, kind: Kind::Hello, to: 2, from: 3, secret: 4, own: 5, value: 6, id: 7, begin: 8, name }
     }
 
     #[test]
@@ -234,10 +249,10 @@ mod tests {
         let bytes = control(b"ab").emit();
         assert_eq!(bytes[..16], *b"FGC1\x01\0\x01\x02\x02\0\0\0\x03\0\0\0");
         assert_eq!(bytes[16..40], *b"\x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0");
-        assert_eq!(bytes[40..], *b"\x07\0\0\0\0\0\0\0ab");
+        assert_eq!(bytes[40..], *b"\x07\0\0\0\x08\0\0\0ab");
         assert_eq!(Control::parse(&bytes), Some(control(b"ab")));
         let address = Address { listener: 1, secret: 2, name: b"name".as_slice().into() };
-        assert_eq!(address.to_bytes(), *b"FGCA\x02\0\x04\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0name");
+        assert_eq!(address.to_bytes(), *b"FGCA\x03\0\x04\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0name");
         let longest = Address { name: vec![7; NAME_MAX].into(), ..address };
         assert!(longest.to_bytes().len() <= ADDRESS_MAX);
     }
@@ -288,7 +303,7 @@ mod tests {
             if magic && bytes.len() > 4 {
                 bytes[..4].copy_from_slice(&MAGIC);
                 if bytes.len() >= FIXED {
-                    bytes[6] = 1 + bytes[6] % 8;
+                    bytes[6] = 1 + bytes[6] % 11;
                     bytes[7] = (bytes.len() - FIXED) as u8;
                 }
             }

@@ -240,7 +240,7 @@ impl MessageEndpoint {
                 return false;
             }
         };
-        let Some(from) = self.sending.sender(frame.name) else { return false };
+        let Some(from) = self.sending.sender(&frame) else { return false };
         match frame.kind {
             Kind::Data => {
                 on_event(

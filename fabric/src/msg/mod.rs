@@ -8,7 +8,8 @@
 //!
 //! **Dead peers.** libfabric says nothing about a peer that one only receives from. So a peer that has been quiet for
 //! [`Config::ping_after`] is asked to answer, and one that does not answer within [`Config::lost_after`], or to which sending
-//! fails, becomes [`Event::Lost`], once and for good (until [`MessageEndpoint::forget`]). The answer is given in `poll`: who owns
+//! fails, becomes [`Event::Lost`], once and for good (until [`MessageEndpoint::forget`]). Another endpoint that has its address later is
+//! another peer: neither gets what was meant for the other. The answer is given in `poll`: who owns
 //! an endpoint must poll it more often than `lost_after`.
 //!
 //! **Closing.** [`MessageEndpoint::shutdown`] lets everything out and parts from the peers, who then see [`LostReason::Closed`]. Just
@@ -134,6 +135,9 @@ pub enum LostReason {
     /// Sending failed.
     #[error("{0}")]
     Failed(Error),
+    /// Another endpoint has its address.
+    #[error("another endpoint has the peer's address now")]
+    Replaced,
 }
 
 /// Why a message was not accepted. It was not sent, and nothing was kept.

@@ -1,6 +1,8 @@
 //! The sending half of a message endpoint: slots, peers, and the queue of what could not be sent yet.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, Hasher};
 use std::mem::take;
 use std::ptr;
 use std::sync::Arc;
@@ -8,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::long::{Long, LongReceived};
 use super::pool::{Context, Operation, Pool};
-use super::wire::{CLOSING, FLAG_SETS, GOODBYE, Kind, PLEASE_ANSWER, PREFIX, Prefix};
+use super::wire::{CLOSING, FLAG_SETS, Frame, GOODBYE, Kind, PLEASE_ANSWER, PREFIX, Prefix};
 use super::{Config, LostReason, NAME_MAX, Peer, SendError};
 use crate::bindings::{self, iovec};
 use crate::table::entry;
@@ -51,6 +53,8 @@ enum State {
 struct PeerState {
     addr: FiAddr,
     name: Box<[u8]>,
+    /// Which of the endpoints that have that name in their turn; None until it is heard of.
+    number: Option<u64>,
     state: State,
     /// Sends that libfabric has accepted and not completed, control messages included.
     under_way: u32,
@@ -87,6 +91,8 @@ pub(super) struct Sending {
     /// Two-part messages are possible; otherwise borrowed payloads are copied.
     gather: bool,
     name: Box<[u8]>,
+    /// Tells this endpoint from others that had its name, or will have it.
+    number: u64,
     slots: Box<[Slot]>,
     contexts: Box<[Context]>,
     buffers: Pool,
@@ -97,6 +103,8 @@ pub(super) struct Sending {
     pass: u64,
     peers: Vec<PeerState>,
     by_name: HashMap<Box<[u8]>, u32>,
+    /// Endpoints that had a name before others had it.
+    replaced: HashSet<(Box<[u8]>, u64)>,
     pub(super) notices: VecDeque<Notice>,
     /// Long messages, where they were asked for and the provider has them.
     pub(super) long: Option<Long>,
@@ -117,6 +125,7 @@ impl Sending {
         iov_limit: usize,
     ) -> Result<Self, Error> {
         let name = endpoint.name()?.into_boxed_slice();
+        let number = RandomState::new().build_hasher().finish().max(1);
         let too_much = |what: &str| Error::Argument { what: format!("message endpoint: {what}") };
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(too_much(&format!("the provider's addresses have {} bytes, not 1 to {NAME_MAX}", name.len())));
@@ -130,7 +139,7 @@ impl Sending {
         for flags in 0..FLAG_SETS {
             // SAFETY: nothing is under way yet.
             let buffer = unsafe { control_buffers.bytes_mut(usize::from(flags)) };
-            emit(buffer, Kind::Control(flags), &name, &[], 0);
+            emit(buffer, Kind::Control(flags), &name, (number, 0), &[], 0);
         }
         let slot = |_| Slot { peer: 0, buffered: 0, borrowed: (ptr::null(), 0), tag: None, token: None };
         // SAFETY: open until drop.
@@ -149,11 +158,13 @@ impl Sending {
             pass: 0,
             peers: Vec::new(),
             by_name: HashMap::new(),
+            replaced: HashSet::new(),
             notices: VecDeque::with_capacity(config.tx_depth),
             long: None,
             now: Instant::now(),
             config: config.clone(),
             name,
+            number,
             endpoint,
         })
     }
@@ -169,7 +180,12 @@ impl Sending {
     /// [`Error::Argument`] when there are too many peers or the address has the wrong length; what the provider answers.
     pub fn add_peer(&mut self, address: &[u8]) -> Result<Peer, Error> {
         if let Some(&known) = self.by_name.get(address) {
-            return Ok(Peer(known));
+            let state = &self.peers[known as usize];
+            if state.state == State::Alive {
+                return Ok(Peer(known));
+            }
+            let addr = state.addr;
+            return self.replace(known, addr, None);
         }
         if address.len() != self.name.len() {
             return Err(Error::Argument {
@@ -181,12 +197,17 @@ impl Sending {
                 what: format!("more than {} peers (Config::max_peers)", self.config.max_peers),
             });
         }
+        let addr = self.av.insert(address)?;
+        self.push_peer(addr, address, None)
+    }
+
+    fn push_peer(&mut self, addr: FiAddr, address: &[u8], number: Option<u64>) -> Result<Peer, Error> {
         let index =
             u32::try_from(self.peers.len()).map_err(|_| Error::Argument { what: "no peer numbers left".to_owned() })?;
-        let addr = self.av.insert(address)?;
         self.peers.push(PeerState {
             addr,
             name: address.into(),
+            number,
             state: State::Alive,
             under_way: 0,
             waiting: 0,
@@ -201,6 +222,21 @@ impl Sending {
         });
         self.by_name.insert(address.into(), index);
         Ok(Peer(index))
+    }
+
+    /// Makes a new peer of the address of `before`, which is over.
+    fn replace(&mut self, before: u32, addr: FiAddr, number: Option<u64>) -> Result<Peer, Error> {
+        self.lose(before, LostReason::Replaced);
+        let state = &mut self.peers[before as usize];
+        // The new one has its place in the address vector.
+        state.state = State::Removed;
+        state.control_wanted = None;
+        let name = state.name.clone();
+        // Otherwise it may be the same one again.
+        if let (Some(gone), Some(_)) = (state.number, number) {
+            self.replaced.insert((name.clone(), gone));
+        }
+        self.push_peer(addr, &name, number)
     }
 
     /// The address of a peer.
@@ -365,7 +401,8 @@ impl Sending {
         }
         // SAFETY: the slot was free: no operation on its buffer.
         let buffer = unsafe { self.buffers.bytes_mut(index as usize) };
-        let end = emit(buffer, Kind::Data, &self.name, header, len);
+        let numbers = (self.number, state.number.unwrap_or(0));
+        let end = emit(buffer, Kind::Data, &self.name, numbers, header, len);
         let slot = &mut self.slots[index as usize];
         slot.peer = peer.0;
         slot.buffered = end;
@@ -484,9 +521,24 @@ impl Sending {
         self.remove_if_idle(peer);
     }
 
-    /// The peer's number for a name in a message; None when nothing shall be taken from it.
-    pub(super) fn sender(&mut self, name: &[u8]) -> Option<Peer> {
-        let peer = match self.add_peer(name) {
+    /// Who sent a message; None when it shall not be taken.
+    pub(super) fn sender(&mut self, message: &Frame<'_>) -> Option<Peer> {
+        if message.to != 0 && message.to != self.number {
+            log::debug!("a message for an earlier endpoint of this address was dropped");
+            return None;
+        }
+        let known = self.by_name.get(message.name).map(|known| (*known, &self.peers[*known as usize]));
+        let peer = match known {
+            Some((known, state)) if state.number == Some(message.from) => Ok(Peer(known)),
+            _ if self.replaced.contains(&(message.name.into(), message.from)) => return None,
+            Some((known, PeerState { number: None, .. })) => Ok(Peer(known)),
+            Some((known, state)) => {
+                let addr = state.addr;
+                self.replace(known, addr, Some(message.from))
+            }
+            None => self.add_peer(message.name),
+        };
+        let peer = match peer {
             Ok(peer) => peer,
             Err(error) => {
                 log::warn!("a message from an unknown sender was dropped: {error}");
@@ -494,6 +546,7 @@ impl Sending {
             }
         };
         let state = &mut self.peers[peer.index()];
+        state.number = Some(message.from);
         if !matches!(state.state, State::Alive | State::Closed) {
             return None;
         }
@@ -684,9 +737,18 @@ pub(super) fn message_size(config: &Config, name_len: usize) -> Option<usize> {
 }
 
 /// Writes prefix, name and header; says where the payload goes. Lengths were checked against the configuration.
-fn emit(buffer: &mut [u8], kind: Kind, name: &[u8], header: &[u8], payload_len: usize) -> usize {
-    let prefix =
-        Prefix { kind, name_len: name.len() as u8, header_len: header.len() as u16, payload_len: payload_len as u32 };
+///
+/// `numbers` are the sender's and the receiver's.
+fn emit(
+    buffer: &mut [u8],
+    kind: Kind,
+    name: &[u8],
+    (from, to): (u64, u64),
+    header: &[u8],
+    payload_len: usize,
+) -> usize {
+    let (name_len, header_len, payload_len) = (name.len() as u8, header.len() as u16, payload_len as u32);
+    let prefix = Prefix { kind, name_len, header_len, payload_len, from, to };
     let mut end = 0;
     for part in [&prefix.emit()[..], name, header] {
         buffer[end..end + part.len()].copy_from_slice(part);

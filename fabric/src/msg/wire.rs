@@ -1,7 +1,7 @@
-//! The bytes in front of every message: 16 bytes, then the sender's endpoint name, the header, the payload.
+//! The bytes in front of every message: 32 bytes, then the sender's endpoint name, the header, the payload.
 //!
 //! ```text
-//! 0  magic        u32 LE   "FGM1"
+//! 0  magic        u32 LE   "FGM2"
 //! 4  kind         u8       1 data, 2 control
 //! 5  flags        u8       control: bit 0 please answer, bit 1 the sender closes, bit 2 heard that the receiver closes
 //! 6  name_len     u8       bytes of the sender's name
@@ -9,14 +9,17 @@
 //! 8  header_len   u16 LE
 //! 10 (zero)       u16
 //! 12 payload_len  u32 LE
+//! 16 from         u64 LE   the sending endpoint, a number of its own choice
+//! 24 to           u64 LE   data: the endpoint that is meant; 0 if its number is not known
 //! ```
 //!
 //! The name makes a message say from whom it is on every provider, whether or not it can tell (`FI_SOURCE`), and lets the
-//! receiver answer a sender that it had not heard of. It is not proof: the wire is for hosts that trust each other.
+//! receiver answer a sender that it had not heard of. The numbers tell endpoints apart that have one name after the other: what one
+//! sent, or was sent, is nothing for the next. It is not proof: the wire is for hosts that trust each other.
 
 /// Bytes of the fixed part.
-pub(super) const PREFIX: usize = 16;
-const MAGIC: u32 = u32::from_le_bytes(*b"FGM1");
+pub(super) const PREFIX: usize = 32;
+const MAGIC: u32 = u32::from_le_bytes(*b"FGM2");
 
 /// Control flag: the receiver shall send something back.
 pub(super) const PLEASE_ANSWER: u8 = 1;
@@ -41,12 +44,16 @@ pub(super) struct Prefix {
     pub name_len: u8,
     pub header_len: u16,
     pub payload_len: u32,
+    pub from: u64,
+    pub to: u64,
 }
 
 /// A received message, taken apart.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Frame<'a> {
     pub kind: Kind,
+    pub from: u64,
+    pub to: u64,
     pub name: &'a [u8],
     pub header: &'a [u8],
     pub payload: &'a [u8],
@@ -77,6 +84,8 @@ impl Prefix {
         bytes[6] = self.name_len;
         bytes[8..10].copy_from_slice(&self.header_len.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.payload_len.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.from.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.to.to_le_bytes());
         bytes
     }
 }
@@ -84,7 +93,9 @@ impl Prefix {
 impl<'a> Frame<'a> {
     pub fn parse(message: &'a [u8]) -> Result<Self, FrameError> {
         let (prefix, rest) = message.split_first_chunk::<PREFIX>().ok_or(FrameError::Short(message.len()))?;
-        let [m0, m1, m2, m3, kind, flags, name_len, _, h0, h1, _, _, p0, p1, p2, p3] = *prefix;
+        let number = |at: usize| prefix[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);
+        let (from, to) = (number(16), number(24));
+        let [m0, m1, m2, m3, kind, flags, name_len, _, h0, h1, _, _, p0, p1, p2, p3, ..] = *prefix;
         let magic = u32::from_le_bytes([m0, m1, m2, m3]);
         if magic != MAGIC {
             return Err(FrameError::Magic(magic));
@@ -103,7 +114,7 @@ impl<'a> Frame<'a> {
         }
         let (name, rest) = rest.split_at(name_len);
         let (header, payload) = rest.split_at(header_len);
-        Ok(Self { kind, name, header, payload })
+        Ok(Self { kind, from, to, name, header, payload })
     }
 }
 
@@ -112,7 +123,7 @@ mod tests {
     use super::*;
 
     fn message() -> Vec<u8> {
-        let prefix = Prefix { kind: Kind::Data, name_len: 3, header_len: 2, payload_len: 4 };
+        let prefix = Prefix { kind: Kind::Data, name_len: 3, header_len: 2, payload_len: 4, from: 5, to: 6 };
         let mut bytes = prefix.emit().to_vec();
         bytes.extend_from_slice(b"abcHHpppp");
         bytes
@@ -120,16 +131,19 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        let prefix = Prefix { kind: Kind::Control(3), name_len: 16, header_len: 0x0102, payload_len: 0x0304_0506 };
-        assert_eq!(prefix.emit(), *b"FGM1\x02\x03\x10\0\x02\x01\0\0\x06\x05\x04\x03");
-        assert_eq!(&message()[..PREFIX], b"FGM1\x01\0\x03\0\x02\0\0\0\x04\0\0\0");
+        let kind = Kind::Control(3);
+        let prefix = Prefix { kind, name_len: 16, header_len: 0x0102, payload_len: 0x0304_0506, from: 0x0708, to: 9 };
+        let emitted = prefix.emit();
+        assert_eq!(emitted[..16], *b"FGM2\x02\x03\x10\0\x02\x01\0\0\x06\x05\x04\x03");
+        assert_eq!(emitted[16..], *b"\x08\x07\0\0\0\0\0\0\x09\0\0\0\0\0\0\0");
+        assert_eq!(&message()[..16], b"FGM2\x01\0\x03\0\x02\0\0\0\x04\0\0\0");
     }
 
     #[test]
     fn parts_come_back() {
         let bytes = message();
         let frame = Frame::parse(&bytes).unwrap();
-        assert_eq!(frame, Frame { kind: Kind::Data, name: b"abc", header: b"HH", payload: b"pppp" });
+        assert_eq!(frame, Frame { kind: Kind::Data, from: 5, to: 6, name: b"abc", header: b"HH", payload: b"pppp" });
     }
 
     #[test]
@@ -140,7 +154,7 @@ mod tests {
         }
         let mut longer = bytes.clone();
         longer.push(0);
-        assert_eq!(Frame::parse(&longer), Err(FrameError::Length { stated: 25, actual: 26 }));
+        assert_eq!(Frame::parse(&longer), Err(FrameError::Length { stated: 41, actual: 42 }));
     }
 
     #[test]

@@ -28,14 +28,11 @@ struct Stage {
 fn hello(address: &super::super::Address, name: &[u8], version: u16) -> Vec<u8> {
     Control {
         version,
-        kind: Kind::Hello,
-        to: address.listener,
         from: 7,
-        secret: address.secret,
         own: 1234,
         value: 1 << 20,
-        id: 0,
         name,
+        ..Control::new(Kind::Hello, address.listener, address.secret)
     }
     .emit()
 }
@@ -156,9 +153,8 @@ fn reads_end_in_order_when_the_peer_closes_with_a_message_under_way() {
     let mut stage = Stage::new();
     stage.say(LENGTH, 3u64.to_le_bytes().to_vec());
     let secret = stage.engine.link(stage.channel).map_or(0, |link| link.secret);
-    let (kind, to) = (Kind::Close, stage.channel);
-    let close = Control { version: VERSION, kind, to, from: 7, secret, own: 0, value: 0, id: 1, name: &[] };
-    stage.say(CONTROL | kind as u64, close.emit());
+    let close = Control { from: 7, id: 1, ..Control::new(Kind::Close, stage.channel, secret) };
+    stage.say(CONTROL | Kind::Close as u64, close.emit());
     stage.run(3);
     assert_eq!(*stage.got.lock().unwrap(), vec![]);
     stage.say(PAYLOAD, b"abc".to_vec());
@@ -260,9 +256,7 @@ fn control_messages_that_make_no_sense() {
 fn control_messages_of_others_are_ignored() {
     let mut stage = Stage::new();
     for kind in [Kind::Welcome, Kind::Refuse, Kind::Ping, Kind::Close, Kind::Goodbye, Kind::Abort] {
-        let channel = stage.honest_channel;
-        let forged =
-            Control { version: VERSION, kind, to: channel, from: 0, secret: 99, own: 0, value: 0, id: 0, name: &[] };
+        let forged = Control::new(kind, stage.honest_channel, 99);
         stage.say(CONTROL | kind as u64, forged.emit());
     }
     stage.run(5);
@@ -315,17 +309,7 @@ fn a_listener_of_another_version() {
     let done = Box::new(move |opened: Result<_, ChannelError>| *of_call.lock().unwrap() = opened.err());
     engine.connect(&address, 0, Duration::from_secs(10), done);
     let link = engine.link(0).map(|link| link.secret).unwrap();
-    let welcome = Control {
-        version: VERSION + 1,
-        kind: Kind::Welcome,
-        to: 0,
-        from: 0,
-        secret: link,
-        own: 1,
-        value: 10,
-        id: 0,
-        name: &[],
-    };
+    let welcome = Control { version: VERSION + 1, own: 1, value: 10, ..Control::new(Kind::Welcome, 0, link) };
     other.send(to, CONTROL | 2, Payload::from(welcome.emit()), 0);
     let mut calls = Vec::new();
     for _ in 0..5 {

@@ -110,6 +110,22 @@ impl Net {
     }
 }
 
+impl Net {
+    /// Another endpoint with the name of one that is gone at this moment. What that one sent, and what it was sent, may still come.
+    pub fn reborn(&self, port: usize) -> Fake {
+        let mut state = self.state();
+        let (gone, sending) =
+            std::mem::take(&mut state.sending).into_iter().partition(|(message, ..)| message.from == port);
+        state.sending = sending;
+        let gone: Vec<(Message, Payload, u64)> = gone;
+        for (message, body, _) in gone {
+            state.flying.push(Message { bytes: body.as_slice().to_vec(), ..message });
+        }
+        state.ports[port] = Port::default();
+        Fake { net: self.clone(), port, name: format!("fake-{port}").into_bytes(), limit: 1 << 20 }
+    }
+}
+
 impl State {
     fn again(&mut self) -> bool {
         self.hostile && self.random.below(5) == 0

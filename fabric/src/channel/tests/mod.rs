@@ -1,5 +1,6 @@
 //! The engine against a network that punishes, and against peers that break the protocol.
 
+mod again;
 mod ahead;
 mod broken;
 mod fake;

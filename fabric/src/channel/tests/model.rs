@@ -12,20 +12,20 @@ use super::fake::{Fake, Net, Random};
 
 /// One end of a channel with its expectations.
 #[derive(Default)]
-struct End {
-    written: u64,
+pub struct End {
+    pub written: u64,
     /// Numbers of writes whose callbacks came, in order of calls.
-    write_calls: Vec<u64>,
-    asked: u64,
+    pub write_calls: Vec<u64>,
+    pub asked: u64,
     /// Messages read, in order of calls, with the number of the read.
-    read_calls: Vec<(u64, Vec<u8>)>,
-    cancelled_reads: u64,
-    failures: Vec<ChannelError>,
+    pub read_calls: Vec<(u64, Vec<u8>)>,
+    pub cancelled_reads: u64,
+    pub failures: Vec<ChannelError>,
 }
 
-type Shared = Arc<Mutex<End>>;
+pub type Shared = Arc<Mutex<End>>;
 
-fn body(channel: usize, number: u64) -> Vec<u8> {
+pub fn body(channel: usize, number: u64) -> Vec<u8> {
     let mut random = Random(channel as u64 * 7919 + number);
     let len = match random.below(8) {
         0 => 0,
@@ -35,21 +35,21 @@ fn body(channel: usize, number: u64) -> Vec<u8> {
     (0..len).map(|_| random.next() as u8).collect()
 }
 
-struct World {
-    net: Net,
-    engines: Vec<Engine<Fake>>,
-    now: Instant,
+pub struct World {
+    pub net: Net,
+    pub engines: Vec<Engine<Fake>>,
+    pub now: Instant,
     calls: Vec<Call>,
 }
 
 impl World {
-    fn new(seed: u64, hostile: bool, engines: usize, config: &Config) -> Self {
+    pub fn new(seed: u64, hostile: bool, engines: usize, config: &Config) -> Self {
         let (net, now) = (Net::new(seed, hostile), Instant::now());
         let engines = (0..engines).map(|_| Engine::new(net.endpoint(), config.clone(), now)).collect();
         Self { net, engines, now, calls: Vec::new() }
     }
 
-    fn step(&mut self, by: Duration) {
+    pub fn step(&mut self, by: Duration) {
         self.now += by;
         for engine in &mut self.engines {
             engine.poll(Some(self.now));
@@ -59,7 +59,7 @@ impl World {
     }
 
     /// A channel from engine `from` to engine 0; gives its number at both.
-    fn connect(&mut self, from: usize) -> (u32, u32) {
+    pub fn connect(&mut self, from: usize) -> (u32, u32) {
         let (_, address) = self.engines[0].listen().unwrap();
         let found: Arc<Mutex<[Option<u32>; 2]>> = Arc::default();
         let put = |at: usize| {
@@ -81,7 +81,7 @@ impl World {
     }
 }
 
-fn write(engine: &mut Engine<Fake>, number: u32, end: &Shared, which: usize) {
+pub fn write(engine: &mut Engine<Fake>, number: u32, end: &Shared, which: usize) {
     let at = {
         let mut end = end.lock().unwrap();
         end.written += 1;
@@ -104,7 +104,7 @@ fn write(engine: &mut Engine<Fake>, number: u32, end: &Shared, which: usize) {
     );
 }
 
-fn read(engine: &mut Engine<Fake>, number: u32, end: &Shared) -> u64 {
+pub fn read(engine: &mut Engine<Fake>, number: u32, end: &Shared) -> u64 {
     let at = {
         let mut end = end.lock().unwrap();
         end.asked += 1;

@@ -1,0 +1,152 @@
+//! One channel after the other between the same two names: the same endpoints, or others in their place.
+
+use std::time::Duration;
+
+use super::super::engine::Engine;
+use super::super::{ChannelError, Config, Reason};
+use super::fake::Random;
+use super::model::{Shared, World, body, read, write};
+
+const STEP: Duration = Duration::from_micros(50);
+
+/// How a channel ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    /// The client closes, and connects again.
+    Closed,
+    /// The client closes and is gone; another has its name.
+    ClosedAndGone,
+    /// The client dies in the middle; another has its name at once.
+    Dead,
+}
+
+/// Writes and reads at random on both sides of a channel, `number` of all.
+fn traffic(world: &mut World, random: &mut Random, sides: [(usize, u32); 2], ends: &[Shared; 2], number: usize) {
+    for _ in 0..random.below(200) {
+        let side = random.below(2);
+        let (engine, channel) = sides[side];
+        let engine = &mut world.engines[engine];
+        match random.below(8) {
+            0..=3 => write(engine, channel, &ends[side], 2 * number + side),
+            4..=6 => drop(read(engine, channel, &ends[side])),
+            _ => world.step(STEP),
+        }
+    }
+}
+
+/// What was read is what was written on this very channel, in order.
+fn check(ends: &[Shared; 2], number: usize) {
+    for side in 0..2 {
+        for (at, (_, bytes)) in ends[1 - side].lock().unwrap().read_calls.iter().enumerate() {
+            assert_eq!(*bytes, body(2 * number + side, at as u64), "message {at} of channel {number}");
+        }
+    }
+}
+
+/// Reads until everything that was written has come.
+fn finish(world: &mut World, sides: [(usize, u32); 2], ends: &[Shared; 2]) {
+    for round in 0.. {
+        let mut done = true;
+        for side in 0..2 {
+            let written = ends[side].lock().unwrap().written;
+            let (asked, got) = {
+                let end = ends[1 - side].lock().unwrap();
+                (end.asked, end.read_calls.len() as u64)
+            };
+            let (engine, channel) = sides[1 - side];
+            if asked < written {
+                read(&mut world.engines[engine], channel, &ends[1 - side]);
+            }
+            done &= got >= written;
+        }
+        if done {
+            return;
+        }
+        assert!(round < 100_000, "the channel stands still: {:?}", ends[0].lock().unwrap().failures);
+        world.step(STEP);
+    }
+}
+
+fn all_called(end: &Shared) -> bool {
+    let end = end.lock().unwrap();
+    let failed_writes = end.written - end.write_calls.len() as u64;
+    failed_writes == 0 && end.read_calls.len() + end.failures.len() >= end.asked as usize
+}
+
+fn run(seed: u64) {
+    let mut random = Random(!seed);
+    let start_id = if random.below(2) == 0 { 0 } else { u32::MAX - 20 };
+    let config = Config { depth: 1 + random.below(16), start_id, max_message: 1 << 16, ..Config::default() };
+    let mut world = World::new(seed, true, 2, &config);
+    for number in 0..6 {
+        let (ours, theirs) = world.connect(1);
+        let (sides, ends) = ([(0, ours), (1, theirs)], <[Shared; 2]>::default());
+        traffic(&mut world, &mut random, sides, &ends, number);
+        let end = [End::Closed, End::ClosedAndGone, End::Dead][random.below(3)];
+        if end != End::Dead || random.below(2) == 0 {
+            finish(&mut world, sides, &ends);
+            check(&ends, number);
+        }
+        if end != End::Dead {
+            world.engines[1].close(theirs, Duration::from_secs(1), None);
+            while world.engines[1].link(theirs).is_some_and(|link| link.is_live()) {
+                world.step(STEP);
+            }
+        }
+        if end != End::Closed {
+            world.engines[1] = Engine::new(world.net.reborn(1), config.clone(), world.now);
+        }
+        // The next one is let in, and nothing of this one is left open.
+        let (ours, theirs) = world.connect(1);
+        assert!(all_called(&ends[0]), "after {end:?}");
+        check(&ends, number);
+        let failures = &ends[0].lock().unwrap().failures;
+        let replaced = |error: &ChannelError| matches!(error, ChannelError::Aborted { reason: Reason::Replaced, .. });
+        let expected = |error: &ChannelError| match end {
+            End::Dead => replaced(error),
+            _ => matches!(error, ChannelError::Closed { .. }),
+        };
+        assert!(failures.iter().all(expected), "after {end:?}: {failures:?}");
+        world.engines[1].close(theirs, Duration::from_secs(1), None);
+        world.engines[0].close(ours, Duration::from_secs(1), None);
+        while [(0, ours), (1, theirs)]
+            .into_iter()
+            .any(|(engine, channel)| world.engines[engine].link(channel).is_some_and(|link| link.is_live()))
+        {
+            world.step(STEP);
+        }
+    }
+}
+
+#[test]
+fn the_next_channel_gets_nothing_of_the_last() {
+    (0..40).for_each(run);
+}
+
+/// Who says hello in the name of one that has a channel gets none, and ends none.
+#[test]
+fn a_hello_in_anothers_name_ends_no_channel() {
+    use super::super::payload::Payload;
+    use super::super::transport::Transport;
+    use super::super::wire::{CONTROL, Control, Kind};
+
+    let mut world = World::new(1, false, 2, &Config::default());
+    let (ours, theirs) = world.connect(1);
+    let (_, address) = world.engines[0].listen().unwrap();
+    let mut forger = world.net.endpoint();
+    let to = forger.insert(&address.name).unwrap();
+    let hello =
+        Control { from: 3, own: 9, name: b"fake-1", ..Control::new(Kind::Hello, address.listener, address.secret) };
+    forger.send(to, CONTROL | Kind::Hello as u64, Payload::from(hello.emit()), 0);
+    for nonce in 0..100 {
+        let here = Control::new(Kind::Here, 0, nonce);
+        forger.send(to, CONTROL | Kind::Here as u64, Payload::from(here.emit()), 0);
+        forger.poll(&mut Vec::new()).unwrap();
+        world.step(STEP);
+    }
+    let ends = <[Shared; 2]>::default();
+    write(&mut world.engines[0], ours, &ends[0], 0);
+    write(&mut world.engines[1], theirs, &ends[1], 1);
+    finish(&mut world, [(0, ours), (1, theirs)], &ends);
+    check(&ends, 0);
+}
