@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let provider = more.first().cloned().unwrap_or("tcp".to_owned());
     let reactor = Reactor::open(&Libfabric::load(None)?, &Config { provider, ..Config::default() })?;
     let client = Client::new(reactor.connect(&address).wait()?, Settings::default());
-    let answer = client.call(1, text.as_bytes(), Duration::from_secs(5)).wait()?;
+    let answer = client.call(1, text.as_bytes(), Duration::from_secs(60)).wait()?;
     println!("{}", String::from_utf8_lossy(&answer.bytes()));
     Ok(())
 }

@@ -29,7 +29,7 @@ fn main() -> Result<(), Error> {
         }
         ["client", address, text] => {
             let client = Client::new(connect(TcpStream::connect(address)?)?, Settings::default());
-            let answer = client.call(1, text.as_bytes().to_vec(), Duration::from_secs(5)).wait()?;
+            let answer = client.call(1, text.as_bytes().to_vec(), Duration::from_secs(60)).wait()?;
             println!("{}", String::from_utf8_lossy(&answer.into_vec()));
         }
         _ => return Err("usage: mlx5_echo server | mlx5_echo client ADDRESS TEXT".into()),

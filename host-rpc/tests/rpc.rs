@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use calls::{LIMIT, Wire, calls, hammer, server};
-use common::{Pipe, libraries, pipe};
+use common::{Pipe, libraries, patient, pipe};
 use ferrogin_fabric::Libfabric;
-use ferrogin_fabric::channel::{Channel, Config, Reactor};
+use ferrogin_fabric::channel::{Channel, Reactor};
 use host_rpc::{Client, Settings};
 
 struct Pipes;
@@ -34,7 +34,7 @@ impl Wire for Channels {
     type End = Channel;
 
     fn pair(&self) -> (Channel, Channel) {
-        let reactor = || Reactor::open(&self.lib, &Config::default()).unwrap();
+        let reactor = || Reactor::open(&self.lib, &patient()).unwrap();
         let (here, there) = (reactor(), reactor());
         let listener = there.listen().unwrap();
         let accepted = listener.accept();
@@ -50,7 +50,7 @@ calls!(over_a_channel, |test| libraries(test).into_iter().map(|lib| Channels { l
 #[test]
 fn answers_find_their_calls_over_channels() {
     for lib in libraries("answers_find_their_calls_over_channels") {
-        let reactors: Vec<_> = (0..3).map(|_| Reactor::open(&lib, &Config::default()).unwrap()).collect();
+        let reactors: Vec<_> = (0..3).map(|_| Reactor::open(&lib, &patient()).unwrap()).collect();
         let running = server(Settings::default());
         let address = running.listen(reactors[0].listen().unwrap());
         thread::scope(|scope| {

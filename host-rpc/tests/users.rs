@@ -7,11 +7,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use common::libraries;
-use ferrogin_fabric::channel::{Config, Reactor};
+use common::{libraries, patient};
+use ferrogin_fabric::channel::Reactor;
 use host_rpc::{Body, Client, RpcError, Server, Settings, Status};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 const LONG: usize = 20 << 20;
 
 /// A true answer of a shutdown means that the transport may go: nothing of what was answered is lost with it.
@@ -19,7 +19,7 @@ const LONG: usize = 20 << 20;
 fn answers_are_out_when_a_shutdown_is_over() {
     for lib in libraries("answers_are_out_when_a_shutdown_is_over") {
         for (round, len) in [0, 100, LONG].into_iter().cycle().take(12).enumerate() {
-            let reactor = || Reactor::open(&lib, &Config::default()).unwrap();
+            let reactor = || Reactor::open(&lib, &patient()).unwrap();
             let (here, there) = (reactor(), reactor());
             let (sender, running) = mpsc::channel();
             let server = Server::new(Settings::default())
@@ -48,7 +48,7 @@ fn answers_are_out_when_a_shutdown_is_over() {
 #[test]
 fn shutdowns_leave_endless_methods_alone() {
     for lib in libraries("shutdowns_leave_endless_methods_alone") {
-        let reactor = || Reactor::open(&lib, &Config::default()).unwrap();
+        let reactor = || Reactor::open(&lib, &patient()).unwrap();
         let (here, there) = (reactor(), reactor());
         let ((begun, has_begun), (end, may_end)) = (mpsc::channel(), mpsc::channel::<()>());
         let may_end = std::sync::Mutex::new(may_end);
