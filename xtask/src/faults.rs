@@ -23,7 +23,7 @@ const USAGE: &str =
 --dist DIR       what `make build` left [default: FERROGIN_DIST, else dist]";
 
 /// No run may last longer.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
 struct Options {
     seeds: u64,
