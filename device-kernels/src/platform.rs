@@ -1,7 +1,20 @@
 //! What the processor gives: a clock, how to wait a moment, and the atomics of a CTA.
 
+#[cfg(all(feature = "host", not(loom)))]
+pub mod help;
+
 #[cfg(target_arch = "nvptx64")]
 use crate::sync::AtomicU64;
+
+/// Rounds of a wait in which a CPU keeps the processor.
+#[cfg(all(feature = "host", not(loom)))]
+const SPINS: u32 = 32;
+/// The same while each round is a look at the software card, which takes much longer.
+#[cfg(all(feature = "host", not(loom)))]
+const HELPING_SPINS: u32 = 8;
+/// Rounds after which a CPU sleeps.
+#[cfg(all(feature = "host", not(loom)))]
+const YIELDS: u32 = 2_000;
 
 /// Nanoseconds of a clock that only goes forward.
 #[cfg(feature = "host")]
@@ -24,16 +37,37 @@ pub fn clock_ns() -> u64 {
 /// Waits a moment; `round` counts the calls of one wait.
 ///
 /// The card's engine and the peers need the processor that we spin on, so a CPU spins briefly, then yields, and sleeps
-/// when that has not helped: yielding alone collapses when neighbours are busy.
+/// when that has not helped: yielding alone collapses when neighbours are busy. Until then it does the software card's work,
+/// if there is one in this process.
 #[cfg(all(feature = "host", not(loom)))]
 #[inline]
 pub fn relax(round: u32) {
-    const SPINS: u32 = 32;
-    const YIELDS: u32 = 2_000;
-    match round {
-        0..SPINS => core::hint::spin_loop(),
-        SPINS..YIELDS => std::thread::yield_now(),
-        _ => std::thread::sleep(std::time::Duration::from_micros(20)),
+    match rest(round, help::help) {
+        Rest::Spin => core::hint::spin_loop(),
+        Rest::Yield => std::thread::yield_now(),
+        Rest::Sleep => std::thread::sleep(std::time::Duration::from_micros(20)),
+    }
+}
+
+/// What a CPU does in a round of a wait.
+#[cfg(all(feature = "host", not(loom)))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    Spin,
+    Yield,
+    Sleep,
+}
+
+/// Helps, unless the round is one to sleep in, and says how to rest then.
+#[cfg(all(feature = "host", not(loom)))]
+#[inline]
+fn rest(round: u32, help: impl FnOnce() -> bool) -> Rest {
+    if round >= YIELDS {
+        Rest::Sleep
+    } else if round < if help() { HELPING_SPINS } else { SPINS } {
+        Rest::Spin
+    } else {
+        Rest::Yield
     }
 }
 
@@ -104,4 +138,27 @@ pub fn cta_replace(word: &AtomicU64, from: u64, to: u64) -> u64 {
         )
     };
     old
+}
+
+#[cfg(all(test, feature = "host", not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_helps_until_it_sleeps() {
+        for useful in [false, true] {
+            let spins = if useful { HELPING_SPINS } else { SPINS };
+            for (round, expected) in
+                [(0, Rest::Spin), (spins - 1, Rest::Spin), (spins, Rest::Yield), (YIELDS - 1, Rest::Yield)]
+            {
+                let mut helped = 0;
+                let rest = rest(round, || {
+                    helped += 1;
+                    useful
+                });
+                assert_eq!((rest, helped), (expected, 1), "round {round}");
+            }
+            assert_eq!(rest(YIELDS, || panic!("the card's own thread does it")), Rest::Sleep);
+        }
+    }
 }

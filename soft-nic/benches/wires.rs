@@ -1,8 +1,9 @@
 //! The card beside bare messages of the provider that carries its packets: `cargo bench -p softefa --bench wires`.
 //!
-//! Two processes, as two ranks of one host. Three ways of an exchange, in turns within one run, so that whatever else
-//! the machine does meets all of them: bare messages of the `tcp` provider; writes that are posted by doorbell and found
-//! by polling memory, as device code does it; writes by `fi_write`, found by polling memory between `fi_cq_read`s.
+//! Two processes, as two ranks of one host. Four ways of an exchange, in turns within one run, so that whatever else
+//! the machine does meets all of them: bare messages of the `tcp` provider; writes that are posted by doorbell and awaited
+//! as device code on a CPU does it; the same, awaited by a thread that polls memory and lets no card work; writes by
+//! `fi_write`, found by polling memory between `fi_cq_read`s.
 //!
 //! `-- --rounds N` exchanges of each turn (default 4000), `-- --wire shm|tcp` one wire only, `-- --turns N` (default 5).
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
@@ -80,6 +81,8 @@ fn unhex(text: &str) -> Vec<u8> {
 impl Side {
     fn open() -> Self {
         let rig = Rig::open();
+        // The card is linked in here.
+        ferrogin_device::platform::help::set(softefa_fi::softefa_help);
         let (device, host) = (End::open(&rig), End::open(&rig));
         let (source, target) = (rig.buffer(PEER_BUFFER), rig.buffer(PEER_BUFFER));
         let config = Config { max_payload: PIECE, max_header: 48, ..Config::default() };
@@ -132,7 +135,7 @@ impl Side {
         self.source.word(0).store(value, Ordering::Release);
         match way {
             Way::Bare => self.bare.send(other.bare, &[0; 48], &value.to_ne_bytes()).unwrap(),
-            Way::Device => self.device.post(other.to, write(other.memory, self.source.sge(0, 8))),
+            Way::Device | Way::Memory => self.device.post(other.to, write(other.memory, self.source.sge(0, 8))),
             Way::Host => relax_until(|| {
                 let posted = self.write(other, 8);
                 if !posted {
@@ -152,7 +155,8 @@ impl Side {
                     seen
                 });
             }
-            Way::Device => relax_until(|| self.arrived(value)),
+            Way::Device => wait_until(|| self.arrived(value)),
+            Way::Memory => relax_until(|| self.arrived(value)),
             Way::Host => relax_until(|| {
                 self.read();
                 self.arrived(value)
@@ -173,20 +177,24 @@ impl Side {
 enum Way {
     Bare,
     Device,
+    Memory,
     Host,
 }
 
 impl Way {
+    const ALL: [Way; 4] = [Way::Bare, Way::Device, Way::Memory, Way::Host];
+
     fn name(self) -> &'static str {
         match self {
             Way::Bare => "bare messages",
             Way::Device => "by doorbell",
+            Way::Memory => "polling only",
             Way::Host => "by fi_write",
         }
     }
 
     fn of(name: &str) -> Way {
-        [Way::Bare, Way::Device, Way::Host].into_iter().find(|way| format!("{way:?}") == name).unwrap()
+        Way::ALL.into_iter().find(|way| format!("{way:?}") == name).unwrap()
     }
 }
 
@@ -236,6 +244,16 @@ fn serve() {
     side.close();
 }
 
+/// Waits as device code on a CPU does.
+fn wait_until(mut done: impl FnMut() -> bool) {
+    let mut round = 0;
+    while !done() {
+        ferrogin_device::platform::relax(round);
+        round += 1;
+        assert!(round < 10_000_000, "waited in vain");
+    }
+}
+
 fn relax_for(times: u32, mut act: impl FnMut()) {
     for _ in 0..times {
         act();
@@ -254,11 +272,10 @@ fn measure(wire: &str, turns: usize, rounds: u64) {
     let names = peer.answer();
     let other = side.connect(&names.split(' ').collect::<Vec<_>>());
     assert_eq!(peer.ask(&format!("connect {}", side.names())), "ok");
-    let ways = [Way::Bare, Way::Device, Way::Host];
-    let mut times: [Vec<f64>; 3] = Default::default();
+    let mut times: [Vec<f64>; 4] = Default::default();
     let mut value = 1;
     for _ in 0..turns {
-        for (way, times) in ways.into_iter().zip(&mut times) {
+        for (way, times) in Way::ALL.into_iter().zip(&mut times) {
             assert_eq!(peer.ask(&format!("echo {way:?} {value} {rounds}")), "ok");
             for n in value..value + rounds {
                 let start = Instant::now();
@@ -271,7 +288,7 @@ fn measure(wire: &str, turns: usize, rounds: u64) {
     }
     println!("{wire}, 8 bytes one way, median (first decile) of {turns} turns of {rounds}:");
     let medians = times.each_mut().map(|times| median(times));
-    for (at, way) in ways.into_iter().enumerate() {
+    for (at, way) in Way::ALL.into_iter().enumerate() {
         let ratio = medians[at] / medians[0];
         println!(
             "  {:<14} {:>8.2} µs ({:.2}), {ratio:.2} x bare",
@@ -311,7 +328,7 @@ fn bare_stream(side: &mut Side, peer: &mut Peer, other: &Other, count: u64) -> f
 fn device_stream(side: &mut Side, other: &Other, count: u64) -> f64 {
     let (start, first) = (Instant::now(), side.device.local());
     let mut posted = 0;
-    relax_until(|| {
+    wait_until(|| {
         let done = side.device.local() - first;
         while posted < count && posted - done < 16 {
             side.device.post(other.to, write(other.memory, side.source.sge(0, LARGE)));

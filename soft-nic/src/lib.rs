@@ -23,4 +23,4 @@ mod random;
 mod wire;
 
 pub use config::ConfigError;
-pub use provider::fi_prov_ini;
+pub use provider::{fi_prov_ini, softefa_help};

@@ -1,11 +1,15 @@
-//! What comes with libfabric finds and lists the provider.
+//! What comes with libfabric finds and lists the provider; device code finds it where libfabric has loaded it.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 
 mod common;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::have_libfabric;
+use ferrogin_device::platform::help;
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 /// A directory that goes with the test.
 struct Dir(PathBuf);
@@ -22,7 +26,9 @@ fn provider_dir() -> Option<Dir> {
     if !built.exists() {
         return None;
     }
-    let dir = std::env::temp_dir().join(format!("softefa-test-{}", std::process::id()));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let dir = std::env::temp_dir().join(format!("softefa-test-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::copy(built, dir.join("libsoftefa-fi.so")).unwrap();
     Some(Dir(dir))
@@ -64,4 +70,19 @@ fn fi_info_lists_the_cards() {
     assert!(!good && text.contains("SOFTEFA_WIRE=\"carrier pigeon\": allowed are shm, tcp"), "{text}");
     let (good, _) = fi_info(&dir, &[], &["-t", "FI_EP_MSG"]);
     assert!(!good, "there are no connected endpoints");
+}
+
+#[test]
+fn device_code_finds_the_loaded_card() {
+    let Some(dir) = provider_dir() else {
+        println!("SKIP device_code_finds_the_loaded_card: the provider's library was not built beside the test");
+        return;
+    };
+    let by_soname = || unsafe { Library::open(Some(help::LIBRARY.to_str().unwrap()), RTLD_NOW | libc::RTLD_NOLOAD) };
+    assert!(by_soname().is_err(), "nothing is loaded");
+    let loaded = unsafe { Library::open(Some(dir.0.join("libsoftefa-fi.so")), RTLD_NOW | RTLD_LOCAL) }.unwrap();
+    let found = by_soname().unwrap();
+    let function = unsafe { found.get::<help::Help>(help::FUNCTION.to_bytes_with_nul()) }.unwrap();
+    assert!(!function(), "it has no card yet");
+    assert!(loaded.close().is_ok() && by_soname().is_ok(), "it is never unloaded");
 }

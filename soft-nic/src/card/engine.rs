@@ -12,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::core::Core;
+use super::help;
 use super::hold::{Moment, Step};
 use super::pace::{Pace, Pause, Seen, YIELD};
 use super::qp::Token;
@@ -45,12 +46,28 @@ impl Shared {
         guard
     }
 
-    /// A look by somebody who waits anyhow and has the processor: the engine rests meanwhile. Nothing if it is looking.
+    /// A look by somebody who waits anyhow and has the processor: the engine rests meanwhile. Nothing if it is looking, or a
+    /// set-up call wants to.
     pub(crate) fn look(&self) {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            return;
+        }
         if let Ok(mut core) = self.core.try_lock() {
             core.look(Instant::now(), false);
             self.looks.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+impl Shared {
+    pub(crate) fn looks(&self) -> u32 {
+        self.looks.load(Ordering::Relaxed)
+    }
+
+    /// As if so many set-up calls waited.
+    pub(crate) fn set_waiting(&self, calls: u32) {
+        self.waiting.store(calls, Ordering::Relaxed);
     }
 }
 
@@ -83,12 +100,14 @@ impl Engine {
             }
         };
         let thread = std::thread::Builder::new().name(format!("softefa{card}")).spawn(body)?;
+        help::offer(shared);
         Ok(Self { thread: Some(thread), stop: StopFlag(shared.clone()) })
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        help::withdraw(&self.stop.0);
         self.stop.0.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             // An engine that panicked has said so; what it left is closed all the same.

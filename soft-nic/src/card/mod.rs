@@ -6,6 +6,7 @@ mod core;
 pub(crate) mod counter;
 mod engine;
 mod fetch;
+pub(crate) mod help;
 mod hold;
 mod messages;
 mod pace;
