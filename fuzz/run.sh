@@ -43,7 +43,7 @@ else
         mkdir -p "$corpus"
         # Leaks: libfabric and the fixtures keep what they have until the process ends.
         if ASAN_OPTIONS=detect_leaks=0 nice "$build/$triple/release/$target" -max_total_time="$seconds" -max_len=2048 \
-            -timeout=25 -rss_limit_mb=4096 -artifact_prefix="$here/artifacts/$target-" -print_final_stats=1 \
+            -timeout=100 -rss_limit_mb=4096 -artifact_prefix="$here/artifacts/$target-" -print_final_stats=1 \
             "$corpus" "$here/corpus/$target" >"$log" 2>&1; then
             runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
             echo "PASS fuzz $target: $runs inputs in $seconds s"

@@ -105,7 +105,7 @@ fn callbacks_that_wait_are_told() {
 #[test]
 fn the_same_two_connect_again() {
     for lib in libraries("the_same_two_connect_again") {
-        let config = Config::default();
+        let config = patient();
         let reactors = [Reactor::open(&lib, &config).unwrap(), Reactor::open(&lib, &config).unwrap()];
         for round in 0..4usize {
             let (here, there) = (&reactors[round / 2], &reactors[1 - round / 2]);
