@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use ferrogin_fabric::channel::recycle;
+
 /// A body to send.
 #[derive(Clone, Debug)]
 pub enum Data {
@@ -59,7 +61,8 @@ impl From<Arc<Vec<u8>>> for Data {
     }
 }
 
-/// A body that was received, in the memory in which it was: one piece unless it was longer than the sender's pieces.
+/// A body that was received, in the memory in which it was: one piece unless it was longer than the sender's pieces. Long memory is kept
+/// for bodies to come when it is dropped.
 #[derive(Clone, Default)]
 pub struct Body {
     pieces: Vec<Vec<u8>>,
@@ -74,6 +77,12 @@ impl PartialEq for Body {
 }
 
 impl Eq for Body {}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        self.pieces.drain(..).for_each(recycle);
+    }
+}
 
 impl fmt::Debug for Body {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -27,7 +27,7 @@ impl Transport for Channel {
             Bytes::Owned(bytes) => Payload::from(bytes),
             Bytes::Shared(bytes, range) => Payload::shared(&bytes, range),
         };
-        self.write(payload, move |result| done(result.map(drop).map_err(|e| error(&e))));
+        self.write(payload, move |result| done(result.map(Payload::recycle).map_err(|e| error(&e))));
     }
 
     fn receive(&self, done: ReceiveDone) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::engine::{Call, Operation, token};
 use super::transport::{Addr, Pattern, Receiving, Transport};
 use super::wire::{ID_MASK, LENGTH, PAYLOAD};
-use super::{ChannelError, ReadDone, Violation};
+use super::{ChannelError, ReadDone, Violation, spare};
 use crate::Error;
 
 /// Room for a length message; longer than one, so that a longer one is seen.
@@ -134,7 +134,10 @@ impl Incoming {
             let Some(entry) = &mut self.window[ahead] else { continue };
             begun += 1;
             let Arriving::Announced(len) = *entry else { continue };
-            let room = std::mem::take(&mut self.reads[ahead].room);
+            let mut room = std::mem::take(&mut self.reads[ahead].room);
+            if room.capacity() < len {
+                room = spare::take(len).unwrap_or(room);
+            }
             let pattern = Pattern { tag: PAYLOAD | u64::from(id), ignore: 0 };
             let token = token(Operation::ReceivePayload, self.channel, id);
             match transport.receive(Some(peer), pattern, room, len, token) {

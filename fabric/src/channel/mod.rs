@@ -51,6 +51,7 @@ mod outgoing;
 mod payload;
 mod pending;
 mod reactor;
+mod spare;
 #[allow(unsafe_code)]
 mod tagged;
 mod transport;
@@ -68,6 +69,7 @@ pub use handle::{Channel, Listener, Ticket};
 pub use payload::Payload;
 pub use pending::Pending;
 pub use reactor::Reactor;
+pub use spare::recycle;
 pub use wire::{ADDRESS_MAX, Address};
 
 pub(crate) type WriteDone = Box<dyn FnOnce(Result<Payload, ChannelError>) + Send>;

@@ -55,6 +55,13 @@ impl Payload {
         self.len() == 0
     }
 
+    /// Keeps the memory for messages that channels will read, if nobody else has it: see [`super::recycle`].
+    pub fn recycle(self) {
+        if let Bytes::Owned(bytes) = self.0 {
+            super::recycle(bytes);
+        }
+    }
+
     /// The vector that it was made from, or a copy.
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
