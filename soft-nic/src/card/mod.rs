@@ -19,6 +19,9 @@ pub(crate) mod request;
 pub(crate) mod seat;
 pub(crate) mod signal;
 mod sockets;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod tests;
 mod transmit;
 
 use std::collections::HashMap;

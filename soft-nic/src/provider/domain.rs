@@ -8,7 +8,7 @@ use ferrogin_fabric::bindings as fi;
 
 use super::fabric::{Fabric, Kind};
 use super::guard::{Code, entry};
-use super::library::{refuse, text};
+use super::library::{refuse_setting, text};
 use super::object::{Object, Uses, give, head, object, table, take_back};
 use super::{av, cntr, cq, ep, gda, info, mr, unsupported};
 use crate::card::Card;
@@ -115,7 +115,7 @@ pub(super) unsafe extern "C" fn open(
         let attr = unsafe { info.domain_attr.as_ref() }.ok_or(Code::INVAL)?;
         // SAFETY: null or terminated.
         let name = unsafe { text(attr.name) }.ok_or(Code::INVAL)?;
-        let config = Config::from_env().map_err(|error| refuse("fi_domain", format_args!("{error}")))?;
+        let config = Config::from_env().map_err(|error| refuse_setting("fi_domain", &error))?;
         let number = info::card_of(&name.to_string_lossy()).filter(|n| *n < config.nics).ok_or(Code::NODATA)?;
         let card = Card::open(number, &config)?;
         let domain = Domain {

@@ -1,11 +1,12 @@
 //! The libfabric that loaded this provider: `fi_info` must come from its allocator, in its layout.
 
 use std::ffi::CStr;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use ferrogin_fabric::bindings as fi;
 
 use super::guard::Code;
+use crate::config::ConfigError;
 use crate::log;
 
 type DupInfo = unsafe extern "C" fn(*const fi::fi_info) -> *mut fi::fi_info;
@@ -104,4 +105,17 @@ pub(super) unsafe fn text<'a>(text: *const std::ffi::c_char) -> Option<&'a CStr>
 pub(super) fn refuse(call: &str, why: std::fmt::Arguments<'_>) -> Code {
     log::line(format_args!("softefa: {call}: {why}"));
     Code::INVAL
+}
+
+/// The same for a setting that is not understood: programs ask `fi_getinfo` many times, and one line says it.
+pub(super) fn refuse_setting(call: &str, error: &ConfigError) -> Code {
+    static SAID: Mutex<String> = Mutex::new(String::new());
+    let why = error.to_string();
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if *said == why {
+        return Code::INVAL;
+    }
+    let code = refuse(call, format_args!("{why}"));
+    *said = why;
+    code
 }

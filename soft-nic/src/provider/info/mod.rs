@@ -11,7 +11,7 @@ use ferrogin_fabric::bindings as fi;
 
 use super::fabric::Kind;
 use super::guard::{Code, entry};
-use super::library::{Library, refuse, strdup, version};
+use super::library::{Library, refuse_setting, strdup, version};
 use crate::address::{ADDRESS_LEN, Gid};
 use crate::card;
 use crate::card::request::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
@@ -144,7 +144,7 @@ pub(super) unsafe extern "C" fn getinfo(
         if out.is_null() {
             return Err(Code::INVAL);
         }
-        let config = Config::from_env().map_err(|error| refuse("fi_getinfo", format_args!("{error}")))?;
+        let config = Config::from_env().map_err(|error| refuse_setting("fi_getinfo", &error))?;
         // SAFETY: the application's hints.
         let mut wanted = unsafe { Hints::read(hints, api, &config) }?;
         // SAFETY: null or terminated, by the interface.
