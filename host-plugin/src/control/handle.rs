@@ -15,12 +15,11 @@ use std::time::Duration;
 pub(super) const VERSION: u16 = 2;
 /// Largest block of an allgather: far above any that set-up makes.
 pub(super) const BLOCK_MAX: usize = 256 << 20;
-/// Longest wait for a peer's endpoint to answer: it was there before its handle was.
-const CONNECT: Duration = Duration::from_secs(10);
 /// A neighbour that is quiet for so long is asked whether it lives.
 const PING_AFTER: Duration = Duration::from_millis(500);
-/// And given up when it has not answered for so long, or for half of FERROGIN_TIMEOUT: its neighbours, which alone know that
-/// it is silent, tell the others before these run out of time and take the wrong one for the cause.
+/// And given up when it has not answered for so long, or a quarter of FERROGIN_TIMEOUT if that is longer, and at the latest after
+/// half of FERROGIN_TIMEOUT: its neighbours, which alone know that it is silent, tell the others before these run out of time and
+/// take the wrong one for the cause. An endpoint that does not answer a connect at all gets as long: it was there before its handle was.
 const LOST_AFTER: Duration = Duration::from_secs(10);
 /// But not sooner, since a busy machine may let a process wait.
 const LOST_AFTER_LEAST: Duration = Duration::from_secs(2);
@@ -61,6 +60,7 @@ impl Listener {
         } else {
             None
         };
+        let lost_after = LOST_AFTER.max(timeout / 4);
         let config = Config {
             provider: provider.to_owned(),
             source,
@@ -68,8 +68,8 @@ impl Listener {
             depth: 4,
             max_message: BLOCK_MAX + 64,
             ping_after: PING_AFTER,
-            lost_after: (timeout / 2).clamp(LOST_AFTER_LEAST, LOST_AFTER),
-            connect_within: timeout.min(CONNECT),
+            lost_after: (timeout / 2).max(LOST_AFTER_LEAST).min(lost_after),
+            connect_within: timeout.min(lost_after),
             ..Config::default()
         };
         let failed = |source: io::Error| ControlError::Endpoint { provider: provider.to_owned(), source };

@@ -12,8 +12,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time that last words get when the ring ends.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Longest time that last words get when the ring ends; a process that stood still meanwhile must not swallow them.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// One rank's place in the ring.
 #[derive(Debug)]

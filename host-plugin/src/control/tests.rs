@@ -153,7 +153,8 @@ fn ranks_in_different_calls_are_told() {
 
 #[test]
 fn a_rank_that_died_before_connect_fails_the_others_at_once() {
-    let (mut listeners, handles) = listeners(4, LONG);
+    // An endpoint that is gone does not refuse: it gets 10 s.
+    let (mut listeners, handles) = listeners(4, LONG / 4);
     drop(listeners.remove(2));
     let started = Instant::now();
     let threads: Vec<_> = [0, 1, 3]
