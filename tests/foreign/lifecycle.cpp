@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <signal.h>
 #include <string.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -181,7 +182,8 @@ static void dead_peer(Rank& rank) {
   long long took = clock64() - start;
   CHECK(rank, result != ncclSuccess, "connect with a dead peer succeeded");
   CHECK(rank, warnings > 0, "connect failed without a line why");
-  CHECK(rank, took < 10ll * 1000 * 1000 * 1000, "connect took %lld ms with FERROGIN_TIMEOUT=2", took / 1000000);
+  // Far above FERROGIN_TIMEOUT, since a busy machine may let a process wait; far below a hang.
+  CHECK(rank, took < 60ll * 1000 * 1000 * 1000, "connect took %lld ms with FERROGIN_TIMEOUT=2", took / 1000000);
   CHECK(rank, plugin->closeListen(listener) == ncclSuccess, "closeListen");
   CHECK(rank, plugin->finalize(ctx) == ncclSuccess, "finalize");
 }
@@ -192,11 +194,13 @@ static void peer_dies(Rank& rank) {
   expect_warnings = true;
   Session s(rank, Needs());
   exchange_once(s);
-  rank.barrier();
-  if (rank.rank == rank.nranks - 1) _exit(0);
-  usleep(100 * 1000);
-  ncclGin gin = s.gin();
+  pid_t own = getpid(), pids[max_ranks];
+  rank.allgather(&own, sizeof(own), pids);
   int dead = rank.nranks - 1;
+  if (rank.rank == dead) _exit(0);
+  // Until the parent has taken note of its end.
+  while (kill(pids[dead], 0) == 0) usleep(1000);
+  ncclGin gin = s.gin();
   int right = (rank.rank + 1) % dead;
   for (int i = 0; i < 10; i++) gin.put(s.world(), dead, s.dst->handle(), 0, s.src->handle(), 0, 4096);
   *(uint64_t*)(s.src->base + 8192) = 7777;
@@ -207,13 +211,13 @@ static void peer_dies(Rank& rank) {
   Rank living = rank;
   living.nranks--;
   living.barrier();
-  long long deadline = clock64() + 20ll * 1000 * 1000 * 1000;
+  long long deadline = clock64() + (long long)patience;
   while (!s.has_error()) {
-    CHECK(rank, clock64() < deadline, "20 s after a peer's death queryLastError knows nothing of it");
+    CHECK(rank, clock64() < deadline, "two minutes after a peer's death queryLastError knows nothing of it");
     usleep(1000);
   }
   // The host finds the reason in the completion queue, a little later than the counter tells of it.
-  deadline = clock64() + 5ll * 1000 * 1000 * 1000;
+  deadline = clock64() + (long long)patience;
   while (__atomic_load_n(&warnings, __ATOMIC_RELAXED) == 0) {
     CHECK(rank, clock64() < deadline, "an operation failed and no line says why");
     usleep(1000);
@@ -227,7 +231,7 @@ static void peer_dies(Rank& rank) {
 static void killed_in_setup(Rank& rank) {
   constexpr int rounds = 3;
   constexpr long long second = 1000ll * 1000 * 1000;
-  setenv("FERROGIN_TIMEOUT", "3", 1);
+  setenv("FERROGIN_TIMEOUT", "6", 1);
   expect_warnings = true;
   void* library = dlopen(plugin_path.c_str(), RTLD_NOW | RTLD_LOCAL);
   CHECK(rank, library, "dlopen: %s", dlerror());
@@ -272,7 +276,7 @@ static void killed_in_setup(Rank& rank) {
     call = name;
     began = clock64();
     result = body();
-    CHECK(rank, clock64() - began < 10 * second, "%s took %lld ms", name, (clock64() - began) / 1000000);
+    CHECK(rank, clock64() - began < 90 * second, "%s took %lld ms", name, (clock64() - began) / 1000000);
     return result == ncclSuccess;
   };
   for (int round = 0; result == ncclSuccess; round++) {
@@ -301,7 +305,8 @@ static void killed_in_setup(Rank& rank) {
     }
     if (registered) CHECK(rank, plugin->deregMrSym(coll, mhandle) == ncclSuccess, "deregMrSym");
   }
-  if (rank.rank == rank.nranks - 1) killer.join();
+  // On a machine so busy that a call ran out of time before, nobody was to be killed yet.
+  if (killer.joinable()) killer.join();
   CHECK(rank, warnings == 1, "%d lines for one failure (%s)", warnings, call);
   if (coll) CHECK(rank, plugin->closeColl(coll) == ncclSuccess, "closeColl");
   for (void* listener : listeners) {

@@ -34,7 +34,8 @@ struct Rank {
     if (!(condition)) (rank).fail(__FILE__, __LINE__, __VA_ARGS__); \
   } while (0)
 
-// Runs `body` in `nranks` processes; true when all of them ended with status 0 within `seconds`.
+// Runs `body` in `nranks` processes; true when all of them ended with status 0 within `seconds`, five
+// times over: they keep a hung rank from staying, and a busy machine is no hang.
 bool run_ranks(const char* scenario, int nranks, unsigned seconds, void (*body)(Rank&));
 // Called in a rank whose time is up, from a signal handler: say where it stands.
 extern void (*on_timeout)();
