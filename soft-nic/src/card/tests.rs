@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use efa_dp_direct::wire::CompStatus;
-use efa_dp_direct::wqe::{Destination, Geometry, Operation, RemoteMem, SendWqe, Sge, WriteData};
+use efa_dp_direct::wqe::{Destination, Geometry, Operation, RemoteMem, SendData, SendWqe, Sge, WriteData};
 
 use super::complete::OK;
 use super::connection::Connection;
@@ -11,10 +11,12 @@ use super::core::{LOOPBACK, Peer};
 use super::counter::{Counter, EVENTS, Event, Word};
 use super::qp::Token;
 use super::queue::CompletionRing;
+use super::recv::NOT_READY;
 use super::region::{Access, Keys, Memory};
-use super::{Core, Wires};
+use super::{Core, SetupError, Wires};
 use crate::address::Gid;
 use crate::config::Config;
+use crate::fault::Faults;
 use crate::memory;
 use crate::place::Place;
 use crate::random::Random;
@@ -30,6 +32,7 @@ fn gid(nonce: u32) -> Gid {
 struct World {
     core: Core,
     qpn: u16,
+    cq: u32,
     bytes: Box<[u8; 8]>,
     keys: Keys,
     to: Destination,
@@ -37,14 +40,19 @@ struct World {
     asked: u32,
     other: u32,
     posted: u32,
-    /// Counters of sends, writes, reads, and one of sends and writes.
-    counters: [u32; 4],
+    /// Counters of sends, writes, reads, one of sends and writes, and of peers' reads.
+    counters: [u32; 5],
 }
 
 impl World {
     fn open() -> Self {
+        Self::with(Faults::default())
+    }
+
+    fn with(faults: Faults) -> Self {
         let wires = Wires { listener: None, messages: None };
-        let mut core = Core::new(0, gid(1), Config::default(), wires).unwrap();
+        let config = Config { faults, ..Config::default() };
+        let mut core = Core::new(0, gid(1), config, wires).unwrap();
         core.hush();
         let mut bytes = Box::new([0; 8]);
         let at = bytes.as_mut_ptr();
@@ -59,7 +67,7 @@ impl World {
         let ah = core.open_handle(gid(2)).unwrap();
         let qpn = core.open_qp(PD, 64, 16, 16).unwrap();
         let cq = core.cqs.insert(CompletionRing::new(16).unwrap());
-        let counters = [(); 4].map(|()| {
+        let counters = [(); 5].map(|()| {
             let word = || Word::own(0).unwrap();
             core.open_counter(Counter { completions: word(), errors: word(), attached: 0 }).unwrap()
         });
@@ -67,9 +75,10 @@ impl World {
         attached[Event::Send as usize] = vec![counters[0], counters[3]];
         attached[Event::Write as usize] = vec![counters[1], counters[3]];
         attached[Event::Read as usize] = vec![counters[2]];
+        attached[Event::RemoteRead as usize] = vec![counters[4]];
         core.enable_qp(qpn, cq, None, attached).unwrap();
         let to = Destination { ah, qpn: 7, qkey: 7 };
-        Self { core, qpn, bytes, keys, to, asked, other, posted: 0, counters }
+        Self { core, qpn, cq, bytes, keys, to, asked, other, posted: 0, counters }
     }
 
     fn sge(&self) -> Sge {
@@ -86,6 +95,15 @@ impl World {
 
     /// Posts a request, with the phase bit of the other lap if it is to be broken; the card takes it.
     fn post(&mut self, operation: Operation, broken: bool) -> Option<Token> {
+        self.place(operation, broken);
+        let qp = self.core.qp(self.qpn).unwrap();
+        qp.sq.preset(self.posted);
+        assert_eq!(self.core.take_rung(self.qpn), self.posted);
+        self.awaited().first().copied()
+    }
+
+    /// Writes a request and does not ring.
+    fn place(&mut self, operation: Operation, broken: bool) {
         let mut wqe = SendWqe::new(u64::from(self.posted), self.to, operation);
         let qp = self.core.qp(self.qpn).unwrap();
         wqe.phase = (qp.sq.phase_of(self.posted) == 1) != broken;
@@ -95,9 +113,6 @@ impl World {
         // SAFETY: the slot lies in the ring and has as many bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot, bytes.len()) };
         self.posted += 1;
-        qp.sq.preset(self.posted);
-        assert_eq!(self.core.take_rung(self.qpn), self.posted);
-        self.awaited().first().copied()
     }
 
     /// Requests that the card which was asked has not answered.
@@ -106,12 +121,17 @@ impl World {
         self.core.qp(self.qpn).unwrap().tokens_on(asked)
     }
 
+    /// Requests that a connection is counted to owe answers for.
+    fn waiting(&mut self, at: u32) -> u32 {
+        self.core.connections.get(at).unwrap().waiting
+    }
+
     fn arrives(&mut self, at: u32, header: Header) {
         self.core.receive(at, &header, [9; 8].as_ptr());
     }
 
     /// Completions and errors of the counters.
-    fn counts(&mut self) -> [(u64, u64); 4] {
+    fn counts(&mut self) -> [(u64, u64); 5] {
         // SAFETY: the words are the counters' own and alive.
         let load = |word: &Word| unsafe { memory::load_acquire(word.address()) };
         self.counters.map(|id| self.core.counters.get(id).map(|c| (load(&c.completions), load(&c.errors))).unwrap())
@@ -138,9 +158,9 @@ fn only_the_card_that_was_asked_answers() {
     let operation = world.write(world.sge());
     let token = world.post(operation, false).unwrap();
     world.arrives(world.other, Header { status: OK, ..Header::new(Kind::Ack, token.0) });
-    assert_eq!(world.awaited(), [token]);
+    assert_eq!((world.awaited(), world.waiting(world.asked)), (vec![token], 1));
     world.arrives(world.asked, Header { status: OK, ..Header::new(Kind::Ack, token.0) });
-    assert_eq!((world.awaited(), world.counts()[1]), (vec![], (1, 0)));
+    assert_eq!((world.awaited(), world.waiting(world.asked), world.counts()[1]), (vec![], 0, (1, 0)));
 }
 
 #[test]
@@ -148,11 +168,173 @@ fn every_counter_of_the_queue_pair_learns_that_it_is_dead() {
     let mut world = World::open();
     let operation = world.write(Sge { lkey: 0x7777, ..world.sge() });
     assert_eq!(world.post(operation, false), None);
-    assert_eq!(world.counts(), [(0, 0), (0, 1), (0, 0), (0, 1)], "a refused write is one of writes");
+    assert_eq!(world.counts(), [(0, 0), (0, 1), (0, 0), (0, 1), (0, 0)], "a refused write is one of writes");
     let operation = world.write(world.sge());
     assert_eq!(world.post(operation, true), None);
-    assert_eq!(world.counts(), [(0, 1), (0, 2), (0, 1), (0, 2)], "a broken one may be anything, and counts once");
+    assert_eq!(
+        world.counts(),
+        [(0, 1), (0, 2), (0, 1), (0, 2), (0, 0)],
+        "a broken one may be anything, and counts once"
+    );
     let operation = world.read();
     assert_eq!(world.post(operation, false), None);
-    assert_eq!(world.counts(), [(0, 2), (0, 3), (0, 2), (0, 3)], "what is flushed too");
+    assert_eq!(world.counts(), [(0, 2), (0, 3), (0, 2), (0, 3), (0, 0)], "what is flushed too");
+}
+
+#[test]
+fn a_closed_queue_pair_takes_back_what_it_sent_in_part() {
+    let mut world = World::open();
+    let operation = world.write(world.sge());
+    let whole = world.post(operation, false).unwrap();
+    world.core.outstanding(whole).unwrap().awaiting = true;
+    let operation = world.write(world.sge());
+    world.post(operation, false).unwrap();
+    let [_, partly] = world.awaited()[..] else { panic!("two requests") };
+    for token in [whole, partly] {
+        world.core.outstanding(token).unwrap().sent = 4;
+    }
+    assert_eq!(world.waiting(world.asked), 2);
+    world.core.close_qp(world.qpn);
+    assert_eq!(world.waiting(world.asked), 0);
+    let answers = &world.core.connections.get(world.asked).unwrap().answers;
+    assert_eq!(answers.iter().copied().collect::<Vec<_>>(), [Header::new(Kind::Abort, partly.0)]);
+}
+
+#[test]
+fn nothing_is_kept_back_for_a_closed_queue_pair() {
+    let mut world = World::with(Faults::parse("seed=1,reorder=8").unwrap());
+    let operation = world.write(world.sge());
+    assert_eq!(world.post(operation, false), None, "it is kept back");
+    assert!(world.core.holds.as_ref().is_some_and(|holds| !holds.is_empty()));
+    world.core.close_qp(world.qpn);
+    assert!(world.core.holds.as_ref().is_some_and(|holds| holds.is_empty()));
+}
+
+#[test]
+fn memory_that_is_gone_when_a_read_is_served_ends_it() {
+    let mut world = World::open();
+    let qkey = world.core.qp(world.qpn).unwrap().qkey;
+    let asked = Header {
+        dst_qpn: world.qpn,
+        qkey,
+        rkey: world.keys.rkey,
+        addr: world.bytes.as_ptr() as u64,
+        total: 8,
+        ..Header::new(Kind::Read, 7)
+    };
+    world.arrives(LOOPBACK, asked);
+    assert!(world.core.pump(LOOPBACK));
+    assert_eq!(world.counts()[4], (1, 0));
+    world.arrives(LOOPBACK, asked);
+    assert!(world.core.regions.remove(world.keys).is_some());
+    assert!(world.core.pump(LOOPBACK));
+    assert_eq!(world.counts()[4], (1, 0), "nothing was read");
+    assert!(world.core.connections.get(LOOPBACK).unwrap().serving.is_empty());
+}
+
+#[test]
+fn a_held_completion_is_not_of_the_connection_that_came_after() {
+    let mut world = World::with(Faults::parse("seed=1,reorder=8").unwrap());
+    let operation = world.write(world.sge());
+    world.post(operation, false);
+    let held = world.core.holds.as_mut().unwrap().pop(super::hold::Moment { us: 1_000_000, look: 1_000_000 }, |_| 1);
+    let (token, _) = held.unwrap();
+    world.core.send(token);
+    assert_eq!(world.awaited(), [token]);
+    world.core.lose(world.asked, CompStatus::LocalUnresponsiveRemote, "test");
+    let successor = world.core.connections.insert(Connection::dialing(gid(4), 0));
+    assert_eq!(successor, world.asked, "numbers are used again");
+    world.core.connections.get_mut(successor).unwrap().waiting = 1;
+    world.core.retire(token, CompStatus::LocalUnresponsiveRemote.raw());
+    assert_eq!((world.waiting(successor), world.counts()[1]), (1, (0, 1)));
+    assert_eq!(world.core.peers[&gid(2)].dead, Some(CompStatus::LocalUnresponsiveRemote));
+}
+
+#[test]
+fn a_dead_queue_pair_breaks_no_more_rules() {
+    let mut world = World::with(Faults::parse("sq_size=16,max_batch=2").unwrap());
+    let operation = world.write(world.sge());
+    world.post(operation, true);
+    let dead = world.counts();
+    world.core.active[0].seen = world.posted;
+    for _ in 0..4 {
+        let operation = world.write(world.sge());
+        world.place(operation, false);
+    }
+    world.core.check_batches();
+    assert_eq!(world.counts(), dead);
+}
+
+#[test]
+fn pieces_of_a_write_are_forgotten_when_it_is_given_up() {
+    let mut world = World::open();
+    let (dst_qpn, qkey) = (world.qpn, world.core.qp(world.qpn).unwrap().qkey);
+    let (rkey, addr) = (world.keys.rkey, world.bytes.as_ptr() as u64);
+    let write = Header { dst_qpn, qkey, rkey, addr, total: 8, len: 4, ..Header::new(Kind::Write, 7) };
+    let begun = |world: &World| world.core.connections.get(world.asked).unwrap().partials.len();
+    world.arrives(world.asked, write);
+    assert_eq!((begun(&world), *world.bytes), (1, [9, 9, 9, 9, 0, 0, 0, 0]));
+    world.arrives(world.asked, Header::new(Kind::Abort, 7));
+    assert_eq!(begun(&world), 0);
+    // The next with this token needs all of its bytes.
+    world.arrives(world.asked, Header { offset: 4, ..write });
+    assert_eq!(begun(&world), 1);
+    world.arrives(world.asked, write);
+    assert_eq!((begun(&world), *world.bytes), (0, [9; 8]));
+    let answers = &world.core.connections.get(world.asked).unwrap().answers;
+    assert_eq!(answers.iter().copied().collect::<Vec<_>>(), [Header { status: OK, ..Header::new(Kind::Ack, 7) }]);
+}
+
+#[test]
+fn what_a_queue_pair_uses_cannot_be_closed() {
+    let mut world = World::open();
+    let unused = world.core.open_qp(PD, 64, 16, 16).unwrap();
+    world.core.close_qp(unused);
+    let (cq, counter) = (world.cq, world.counters[0]);
+    assert_eq!(world.core.close_cq(cq).err(), Some(SetupError::Busy));
+    assert_eq!(world.core.close_counter(counter).err(), Some(SetupError::Busy));
+    world.core.close_qp(world.qpn);
+    assert!(world.core.close_cq(cq).is_ok_and(|cq| cq.is_some()));
+    assert!(world.core.close_counter(counter).is_ok_and(|counter| counter.is_some()));
+}
+
+#[test]
+fn a_card_is_known_as_long_as_somebody_has_a_handle_for_it() {
+    let mut world = World::open();
+    let known = |world: &World| world.core.connections.get(world.asked).unwrap().known;
+    assert_eq!(world.core.open_handle(gid(2)), Ok(world.to.ah));
+    world.core.close_handle(world.to.ah);
+    assert!(known(&world), "one is left");
+    world.core.close_handle(world.to.ah);
+    assert!(!known(&world) && world.core.handles.get(u32::from(world.to.ah)).is_none());
+}
+
+#[test]
+fn a_send_that_nobody_was_ready_for_goes_out_again_as_a_whole() {
+    let mut world = World::open();
+    let operation = Operation::Send { data: SendData::One(world.sge()), imm: None };
+    let token = world.post(operation, false).unwrap();
+    world.core.qp(world.qpn).unwrap().rnr_retry = 1;
+    world.core.connections.get_mut(world.asked).unwrap().requests.clear();
+    let entry = world.core.outstanding(token).unwrap();
+    (entry.sent, entry.awaiting) = (8, true);
+    world.arrives(world.asked, Header { status: NOT_READY, ..Header::new(Kind::Ack, token.0) });
+    let entry = world.core.outstanding(token).unwrap();
+    assert_eq!((entry.sent, entry.awaiting, entry.retries), (0, false, 1));
+    assert!(!world.core.poll_unready(), "not at once");
+    world.core.clock_us += 1_000_000;
+    assert!(world.core.poll_unready());
+    assert_eq!(world.core.connections.get(world.asked).unwrap().requests, [token]);
+    world.arrives(world.asked, Header { status: NOT_READY, ..Header::new(Kind::Ack, token.0) });
+    assert_eq!((world.awaited(), world.counts()[0]), (vec![], (0, 1)), "once more was all");
+}
+
+#[test]
+fn a_closed_regions_keys_close_no_other() {
+    let mut world = World::open();
+    let old = world.keys;
+    let memory = world.core.regions.remove(old).unwrap();
+    let keys = world.core.regions.insert(PD, Access::default(), memory, &mut Random::seeded(2)).unwrap();
+    assert!(world.core.regions.remove(old).is_none());
+    assert!(world.core.regions.remove(keys).is_some());
 }
