@@ -33,7 +33,7 @@ fn storm(policy: &str, layout: &str) {
     let Some(dist) = dist(&format!("values, {policy}, layout {layout}")) else { return };
     // Two steps; a round has a divisor of 20, and three quarters of the burst on average.
     let rounds = (values() / (2 * STORM_LANES * STORM_BURST * 3 / 4)).max(1);
-    let job = scenarios(&dist, 2).env("FERROGIN_POST", policy).timeout(Duration::from_secs(900));
+    let job = scenarios(&dist, 2).env("FERROGIN_POST", policy);
     let job = job.args(["--only", "value-storm", "--backend-version", layout, "--reps", &(rounds * 20).to_string()]);
     must_pass(&on_a_hard_card(job, values()).run().expect("the job starts"));
 }
@@ -78,7 +78,7 @@ fn large_operations_are_split() {
     }
     let Some(dist) = dist(name) else { return };
     for policy in ["combining", "locked"] {
-        let job = again(&dist, name, "rank", 2).env("FERROGIN_POST", policy).timeout(Duration::from_secs(300));
+        let job = again(&dist, name, "rank", 2).env("FERROGIN_POST", policy);
         must_pass(&on_a_hard_card(job, 1 << 20).run().expect("the job starts"));
     }
 }

@@ -29,7 +29,7 @@ pub fn on_software_card(job: Job, dist: &Path) -> Job {
         .env("FERROGIN_PROVIDER", "softefa")
         .env("FERROGIN_DEVICE", "cpu")
         .output(Output::Capture)
-        .timeout(Duration::from_secs(400))
+        .timeout(Duration::from_secs(1200))
 }
 
 /// The scenarios' program with `ranks` ranks.
@@ -41,7 +41,7 @@ pub fn scenarios(dist: &Path, ranks: usize) -> Job {
 pub fn again(dist: &Path, name: &str, part: &str, ranks: usize) -> Job {
     let program = std::env::current_exe().expect("the path of this test");
     let job = Job::new(program, ranks).args(["--exact", name, "--nocapture"]);
-    on_software_card(job, dist).env(PART, part).timeout(Duration::from_secs(60))
+    on_software_card(job, dist).env(PART, part)
 }
 
 /// The part that this process plays in the test, if it is not the test itself.
