@@ -266,13 +266,14 @@ impl Bare {
         }
     }
 
-    /// As long awake as a reactor: an end whose turn it is not must not take the other's core.
+    /// As long awake as a reactor, and then as long asleep as one that has nothing to sleep on: an end whose turn it is not must
+    /// not take the other's core.
     fn idle(&mut self) {
         let now = Instant::now();
         if now.duration_since(*self.idle_since.get_or_insert(now)) < BUSY_POLL {
             thread::yield_now();
         } else {
-            thread::sleep(Duration::from_micros(200));
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
