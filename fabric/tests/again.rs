@@ -9,8 +9,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::libraries;
 use common::traffic::Random;
+use common::{card, libraries};
 use ferrogin_fabric::channel::{Address, Channel, Config, Matching, Reactor};
 use ferrogin_fabric::{Libfabric, Version};
 
@@ -196,16 +196,7 @@ fn the_next_client_at_an_address_is_let_in() {
 #[test]
 fn the_next_client_is_another_over_the_software_card() {
     let test = "the_next_client_is_another_over_the_software_card";
-    let Some(dist) = std::env::var_os("FERROGIN_DIST").filter(|dist| Path::new(dist).join("libsoftefa-fi.so").exists())
-    else {
-        println!("SKIP {test}: FERROGIN_DIST names no directory with libsoftefa-fi.so");
-        return;
-    };
-    // In a process of its own, for libfabric takes its providers from the environment.
-    if std::env::var_os("FI_PROVIDER_PATH").is_none_or(|path| path != dist) {
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", test, "--nocapture"]).env("FI_PROVIDER_PATH", dist);
-        assert!(child.status().unwrap().success());
+    if !card::is_here(test) {
         return;
     }
     for lib in libraries(test) {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use common::libraries;
 use common::traffic::{Exchange, Outcome, Random, exchange};
+use common::{card, libraries};
 use ferrogin_fabric::channel::{Address, Channel, ChannelError, Config, Matching, Reactor, Reason};
 use ferrogin_fabric::{Libfabric, Version};
 
@@ -216,11 +216,7 @@ fn four_peers_exchange_every_byte_in_order() {
 #[test]
 fn four_peers_exchange_every_byte_in_order_over_the_software_card() {
     let test = "four_peers_exchange_every_byte_in_order_over_the_software_card";
-    let Some(dist) = std::env::var_os("FERROGIN_DIST").filter(|dist| Path::new(dist).join("libsoftefa-fi.so").exists())
-    else {
-        println!("SKIP {test}: FERROGIN_DIST names no directory with libsoftefa-fi.so");
-        return;
-    };
+    let Some(dist) = card::provider_path(test) else { return };
     let dist = ("FI_PROVIDER_PATH", dist.to_string_lossy().into_owned());
     // A million means a million here too; otherwise half as many do.
     let count = knob("FERROGIN_CHANNEL_MESSAGES", MESSAGES / 2) / 4;

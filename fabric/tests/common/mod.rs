@@ -1,6 +1,8 @@
 //! What the tests share: which libraries to run on.
 
 #[allow(dead_code)]
+pub mod card;
+#[allow(dead_code)]
 pub mod traffic;
 
 use std::path::Path;

@@ -7,14 +7,12 @@
 mod common;
 mod raw;
 
-use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use common::libraries;
+use common::{card, libraries};
 use ferrogin_fabric::Libfabric;
 use ferrogin_fabric::channel::{
     Address, Channel, ChannelError, Config, Listener, Matching, Reactor, Reason, Violation,
@@ -555,19 +553,10 @@ fn over_tags_of_the_provider() {
     }
 }
 
-/// In a process of its own, for libfabric takes its providers from the environment.
 #[test]
 fn over_the_software_card() {
     let test = "over_the_software_card";
-    let Some(dist) = std::env::var_os("FERROGIN_DIST").filter(|dist| Path::new(dist).join("libsoftefa-fi.so").exists())
-    else {
-        println!("SKIP {test}: FERROGIN_DIST names no directory with libsoftefa-fi.so");
-        return;
-    };
-    if std::env::var_os("FI_PROVIDER_PATH").is_none_or(|path| path != dist) {
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", test, "--nocapture"]).env("FI_PROVIDER_PATH", dist);
-        assert!(child.status().unwrap().success());
+    if !card::is_here(test) {
         return;
     }
     for lib in libraries(test) {
