@@ -5,7 +5,8 @@
 //! the next spoils less than the ratio of medians. A channel sends two messages for each of its own, its length and its bytes, and
 //! the reader cannot ask for the bytes before it knows the length; so there are three kinds of bare figures: one message
 //! alone, the two messages with receives for both posted ahead (which no reader that learns lengths can do), and the same two
-//! messages as a channel sends and receives them, by hand. Loads FERROGIN_LIBFABRIC. The other end is a process of its own.
+//! messages as a channel sends and receives them, by hand. Loads FERROGIN_LIBFABRIC;
+//! FERROGIN_BENCH_MATCHING (ours, provider) sets who matches the tags of channels. The other end is a process of its own.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferrogin_fabric::channel::{Address, Channel, Config, Payload, Reactor};
+use ferrogin_fabric::channel::{Address, Channel, Config, Matching, Payload, Reactor};
 use ferrogin_fabric::{
     AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Fabric, FiAddr, Hints, Libfabric,
     MR_MODE_ALL, Read, bindings,
@@ -421,7 +422,13 @@ struct Over {
 }
 
 fn config(provider: &str) -> Config {
-    Config { provider: provider.to_owned(), source: source(provider), busy_poll: BUSY_POLL, ..Config::default() }
+    let matching = match std::env::var("FERROGIN_BENCH_MATCHING").as_deref() {
+        Ok("ours") => Matching::Ours,
+        Ok("provider") => Matching::Provider,
+        _ => Matching::Auto,
+    };
+    let (provider, source) = (provider.to_owned(), source(provider));
+    Config { provider, source, matching, busy_poll: BUSY_POLL, ..Config::default() }
 }
 
 impl Over {

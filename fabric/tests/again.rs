@@ -22,12 +22,12 @@ const UNREAD: u64 = 100;
 
 /// Ways to test with this library. shm names its endpoints by process; rxm keeps what dead peers sent in the way of the next.
 fn ways(lib: &Libfabric) -> &'static [&'static str] {
-    if lib.version() >= Version::new(2, 0) { &["tcp", "datagrams of tcp"] } else { &["tcp"] }
+    if lib.version() >= Version::new(2, 0) { &["tcp", "tags of tcp"] } else { &["tcp"] }
 }
 
 fn config(way: &str, source: &str) -> Config {
-    let (provider, matching) = match way.strip_prefix("datagrams of ") {
-        Some(provider) => (provider, Matching::Ours),
+    let (provider, matching) = match way.strip_prefix("tags of ") {
+        Some(provider) => (provider, Matching::Provider),
         None => (way, Matching::Auto),
     };
     let source = provider.contains("tcp").then(|| source.to_owned());

@@ -30,8 +30,8 @@ fn knob(name: &str, default: u64) -> u64 {
 
 /// For peers that live: nobody is given up because a busy machine keeps it from answering.
 fn config(way: &str) -> Config {
-    let (provider, matching) = match way.strip_prefix("datagrams of ") {
-        Some(provider) => (provider, Matching::Ours),
+    let (provider, matching) = match way.strip_prefix("tags of ") {
+        Some(provider) => (provider, Matching::Provider),
         None => (way, Matching::Auto),
     };
     Config {
@@ -52,7 +52,7 @@ fn mortal(way: &str) -> Config {
 
 /// Ways to test with this library. shm of 1.17 hangs on unexpected tagged messages; what else it has crashes when peers die.
 fn providers(lib: &Libfabric) -> &'static [&'static str] {
-    if lib.version() >= Version::new(2, 0) { &["tcp", "tcp;ofi_rxm", "shm", "datagrams of tcp"] } else { &["tcp"] }
+    if lib.version() >= Version::new(2, 0) { &["tcp", "tcp;ofi_rxm", "shm", "tags of tcp"] } else { &["tcp"] }
 }
 
 fn pair(lib: &Arc<Libfabric>, config: &Config) -> (Reactor, Reactor, Channel, Channel) {

@@ -334,7 +334,7 @@ impl<T: Transport> Engine<T> {
     /// Posts what can be posted of all that was asked for since the last time.
     pub fn go_on(&mut self) {
         if self.marked.is_empty() {
-            return;
+            return self.transport.flush();
         }
         let mut pumping = std::mem::replace(&mut self.marked, std::mem::take(&mut self.pumping));
         for channel in pumping.drain(..) {
@@ -344,6 +344,7 @@ impl<T: Transport> Engine<T> {
             }
         }
         self.pumping = pumping;
+        self.transport.flush();
     }
 
     /// Posts what the channel can post, and moves a close on.
@@ -556,6 +557,7 @@ impl<T: Transport> Engine<T> {
         self.go_on();
         if let Some(now) = now {
             self.timers(now);
+            self.transport.flush();
         }
         busy
     }

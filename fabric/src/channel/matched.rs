@@ -1,36 +1,25 @@
 //! Tagged messages for providers that have none, or none that can be relied on: matching of our own over [`crate::msg`].
 //!
-//! A message that fits into one datagram travels in one. A longer one is announced; when a receive matches, the receiver
-//! clears it. Then the bytes go straight from the sender's buffer: if both ends can, as one tagged message of the provider, for which
-//! the receiver has posted its own memory before it cleared; otherwise in pieces, in any order, each saying where it belongs.
-//! So nothing long is ever kept unmatched. Every datagram has this header, little endian:
-//!
-//! ```text
-//! 0  kind    u8    1 whole, 2 announce, 3 clear, 4 piece, 5 decline (the receive was too short)
-//! 1  flags   u8    bit 0: announce: it can come as one tagged message; clear: it shall
-//! 2  (zero)  u8 * 2
-//! 4  number  u32   announce, clear, decline: the sender's number of the message
-//! 8  tag     u64   whole, announce: the tag; clear, piece: the receiver's number of the receive, the tag of the one message
-//! 16 total   u64   bytes of the message
-//! 24 offset  u64   piece: where it belongs
-//! ```
+//! A message that fits into one datagram travels in one, short ones several together (see [`super::records`]). A longer one is
+//! announced; when a receive matches, the receiver clears it. Then the bytes go straight from the sender's buffer: if both ends can,
+//! as one tagged message of the provider, for which the receiver has posted its own memory before it cleared; otherwise in pieces, in
+//! any order, each saying where it belongs. So nothing long is ever kept unmatched.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::listen::secret;
+use super::records::{HEADER, Header, INLINE, Kind, RECORDS, Records};
 use super::transport::{Addr, Event, Fault, PAYLOADS, Pattern, Receiving, Sending, Transport, UnderWay};
 use super::{Config, Payload};
 use crate::msg::{self, LostReason, MessageEndpoint, Outbox, Peer, SendError};
 use crate::{Error, Libfabric, bindings, datagrams};
 
-/// Bytes of the header.
-const HEADER: usize = 32;
 /// Bytes of a piece, if the provider carries that much.
 const PIECE: usize = 64 << 10;
-/// Room that the provider's largest message has beyond a piece: prefix, name, header.
+/// Room that the provider's largest message has beyond records and a piece: prefix, name.
 const OVERHEAD: usize = 256;
 /// Longest message; offsets have 64 bits.
 const MAX_MESSAGE: usize = 1 << 40;
@@ -40,52 +29,8 @@ const UNMATCHED: usize = 1 << 20;
 const NUMBERS: u64 = (1 << 62) - 1;
 /// In tokens: it is a message that goes at once, not a datagram.
 const LONG: u64 = 1 << 32;
-/// Flag: as one tagged message.
-const AT_ONCE: u8 = 1;
 /// Time that peers get to hear that the endpoint is closed.
 const FAREWELL: Duration = Duration::from_millis(100);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Whole = 1,
-    Announce = 2,
-    Clear = 3,
-    Piece = 4,
-    Decline = 5,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
-    kind: Kind,
-    at_once: bool,
-    number: u32,
-    tag: u64,
-    total: u64,
-    offset: u64,
-}
-
-impl Header {
-    fn emit(&self) -> [u8; HEADER] {
-        let mut out = [0; HEADER];
-        out[0] = self.kind as u8;
-        out[1] = if self.at_once { AT_ONCE } else { 0 };
-        out[4..8].copy_from_slice(&self.number.to_le_bytes());
-        out[8..16].copy_from_slice(&self.tag.to_le_bytes());
-        out[16..24].copy_from_slice(&self.total.to_le_bytes());
-        out[24..32].copy_from_slice(&self.offset.to_le_bytes());
-        out
-    }
-
-    fn parse(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; HEADER] = bytes.try_into().ok()?;
-        let kind = [Kind::Whole, Kind::Announce, Kind::Clear, Kind::Piece, Kind::Decline]
-            .into_iter()
-            .find(|kind| *kind as u8 == bytes[0])?;
-        let word = |at: usize| bytes[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);
-        let number = bytes[4..].first_chunk().copied().map_or(0, u32::from_le_bytes);
-        Some(Self { kind, at_once: bytes[1] & AT_ONCE != 0, number, tag: word(8), total: word(16), offset: word(24) })
-    }
-}
 
 /// A receive that waits for a message.
 struct Posted {
@@ -144,6 +89,8 @@ struct Outgoing {
 /// What is known of one peer.
 #[derive(Default)]
 struct PeerState {
+    /// Records that have not gone out: see [`State::say`].
+    open: Vec<u8>,
     posted: VecDeque<Posted>,
     /// Cleared sends whose bytes go at once, when fewer are with the endpoint: `at_once`.
     cleared: VecDeque<u32>,
@@ -166,8 +113,13 @@ pub(crate) struct Matched {
 
 /// All but the endpoint.
 struct State {
+    /// Bytes of a piece, of the records of a datagram, and of the longest message that goes among them.
     piece: usize,
+    records: usize,
+    inline: usize,
     peers: Vec<PeerState>,
+    /// Those with open records.
+    saying: Vec<Peer>,
     /// Receives for messages of anyone.
     anyone: VecDeque<Posted>,
     outgoing: HashMap<u32, Outgoing>,
@@ -177,8 +129,8 @@ struct State {
     next_number: u32,
     /// Sends with datagrams still to be given to the endpoint.
     waiting: VecDeque<u32>,
-    /// Control datagrams that found no slot.
-    replies: VecDeque<(Peer, [u8; HEADER])>,
+    /// Answers that found no room.
+    replies: VecDeque<(Peer, Header)>,
     events: Vec<Event>,
 }
 
@@ -197,13 +149,19 @@ impl Matched {
     /// Opens an endpoint of the provider that `config` names.
     pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
         let info = datagrams::find(lib, &config.provider, config.source.as_deref(), bindings::FI_MSG)?;
-        let piece = info.max_msg_size().saturating_sub(OVERHEAD).min(PIECE);
+        let max = info.max_msg_size();
+        let records = RECORDS.min(max / 4);
+        let piece = max.saturating_sub(OVERHEAD + records).min(PIECE);
+        if records < 2 * HEADER || piece < HEADER {
+            let what = format!("{} carries messages up to {max} bytes: too short for channels", info.provider());
+            return Err(Error::Argument { what });
+        }
         let endpoint = MessageEndpoint::open_with_long(
             lib,
             &msg::Config {
                 provider: config.provider.clone(),
                 source: config.source.clone(),
-                max_header: HEADER,
+                max_header: records,
                 max_payload: piece,
                 tx_depth: 64,
                 rx_depth: 64,
@@ -214,7 +172,10 @@ impl Matched {
         )?;
         let state = State {
             piece,
+            records,
+            inline: INLINE.min(records - HEADER),
             peers: Vec::new(),
+            saying: Vec::new(),
             anyone: VecDeque::new(),
             outgoing: HashMap::new(),
             filling: HashMap::new(),
@@ -237,12 +198,73 @@ impl State {
         &mut self.peers[peer.index()]
     }
 
+    /// Opens a record to a peer. It goes out with [`State::flush`], with a longer message, or when there is no room for another.
+    fn say(&mut self, outbox: &mut Outbox<'_>, to: Peer, header: &Header, bytes: &[u8]) -> Result<(), SendError> {
+        let len = HEADER + bytes.len();
+        if self.peer(to).open.len() + len > self.records {
+            self.flush_to(outbox, to)?;
+        }
+        let open = &mut self.peer(to).open;
+        let first = open.is_empty();
+        open.extend_from_slice(&header.emit());
+        open.extend_from_slice(bytes);
+        if first {
+            self.saying.push(to);
+        }
+        Ok(())
+    }
+
+    /// Sends the open records to a peer.
+    fn flush_to(&mut self, outbox: &mut Outbox<'_>, to: Peer) -> Result<(), SendError> {
+        let open = &mut self.peers[to.index()].open;
+        if open.is_empty() {
+            return Ok(());
+        }
+        let result = outbox.send(to, open, &[]);
+        if result != Err(SendError::Full) {
+            open.clear();
+        }
+        result
+    }
+
+    /// Sends the open records to a peer, and behind them one whose bytes are the payload of the datagram, from where they lie.
+    ///
+    /// # Safety
+    /// As [`Outbox::send_borrowed`].
+    unsafe fn say_borrowed(
+        &mut self,
+        outbox: &mut Outbox<'_>,
+        to: Peer,
+        header: &Header,
+        (data, len): (*const u8, usize),
+        token: u64,
+    ) -> Result<(), SendError> {
+        if self.peers[to.index()].open.len() + HEADER > self.records {
+            self.flush_to(outbox, to)?;
+        }
+        let open = &mut self.peers[to.index()].open;
+        let before = open.len();
+        open.extend_from_slice(&header.emit());
+        // SAFETY: by the caller's promise.
+        let result = unsafe { outbox.send_borrowed(to, open, data, len, token) };
+        open.truncate(if result == Err(SendError::Full) { before } else { 0 });
+        result
+    }
+
+    /// Sends all open records, as far as there are slots.
+    fn flush(&mut self, outbox: &mut Outbox<'_>) {
+        let mut saying = std::mem::take(&mut self.saying);
+        // Those that are gone are told as lost.
+        saying.retain(|to| self.flush_to(outbox, *to) == Err(SendError::Full));
+        self.saying = saying;
+    }
+
     /// Gives as much of a send to the endpoint as it takes; false when it has no slot.
     fn push(&mut self, outbox: &mut Outbox<'_>, number: u32) -> bool {
-        let Some(out) = self.outgoing.get_mut(&number) else { return true };
-        let total = out.body.len();
-        let whole = total <= self.piece;
         loop {
+            let Some(out) = self.outgoing.get(&number) else { return true };
+            let total = out.body.len();
+            let whole = total <= self.piece;
             let (kind, tag, from, to) = match (out.begun, out.cleared) {
                 _ if out.over => return true,
                 (false, _) if whole => (Kind::Whole, out.tag, 0, total),
@@ -252,21 +274,26 @@ impl State {
                 (true, _) => return true,
             };
             let at_once = if out.begun { out.at_once } else { !whole && outbox.has_long() };
-            let header = Header { kind, at_once, number, tag, total: total as u64, offset: from as u64 }.emit();
-            let bytes = &out.body.as_slice()[from..to];
-            let token = u64::from(number);
+            let header = Header { at_once, offset: from as u64, ..Header::new(kind, number, tag, total) };
+            let (peer, bytes, token) = (out.to, &out.body.as_slice()[from..to], u64::from(number));
+            let (data, len) = (bytes.as_ptr(), bytes.len());
             let long = kind == Kind::Piece && at_once;
-            let sent = if long {
+            let sent = if kind == Kind::Announce {
+                self.say(outbox, peer, &header, &[])
+            } else if long {
+                // What is said about others does not wait behind it.
                 // SAFETY: as below.
-                unsafe { outbox.send_long(out.to, tag, bytes.as_ptr(), bytes.len(), token | LONG) }
+                self.flush_to(outbox, peer)
+                    .and_then(|()| unsafe { outbox.send_long(peer, tag, data, len, token | LONG) })
             } else {
                 // SAFETY: the payload's bytes are on the heap or static (`send` saw to that), and the entry keeps them until
                 // every loan has come back.
-                unsafe { outbox.send_borrowed(out.to, &header, bytes.as_ptr(), bytes.len(), token) }
+                unsafe { self.say_borrowed(outbox, peer, &header, (data, len), token) }
             };
+            let Some(out) = self.outgoing.get_mut(&number) else { return true };
             match sent {
                 Ok(()) => {
-                    out.lent += 1;
+                    out.lent += usize::from(kind != Kind::Announce);
                     out.begun = true;
                     if long {
                         self.peers[out.to.index()].at_once.begin(total);
@@ -296,11 +323,13 @@ impl State {
     }
 
     /// A datagram came in.
-    fn datagram(&mut self, outbox: &mut Outbox<'_>, from: Peer, header: &[u8], bytes: &[u8]) {
-        let Some(header) = Header::parse(header) else {
-            log::warn!("a datagram of an unknown form was dropped");
-            return;
-        };
+    fn datagram(&mut self, outbox: &mut Outbox<'_>, from: Peer, records: &[u8], payload: &[u8]) {
+        for (header, bytes) in Records::new(records, payload) {
+            self.record(outbox, from, header, bytes);
+        }
+    }
+
+    fn record(&mut self, outbox: &mut Outbox<'_>, from: Peer, header: Header, bytes: &[u8]) {
         match header.kind {
             Kind::Whole | Kind::Announce => self.arrived(outbox, from, header, bytes),
             Kind::Clear => {
@@ -394,8 +423,8 @@ impl State {
                 (Kind::Decline, false, 0)
             }
         };
-        let reply = Header { kind, at_once, number, tag, total: header.total, offset: 0 }.emit();
-        self.replies.push_back((from, reply));
+        let answer = Header { at_once, total: header.total, ..Header::new(kind, number, tag, 0) };
+        self.replies.push_back((from, answer));
         self.reply(outbox);
     }
 
@@ -461,7 +490,7 @@ impl State {
     /// Sends what was to be answered.
     fn reply(&mut self, outbox: &mut Outbox<'_>) {
         while let Some((to, header)) = self.replies.pop_front() {
-            if outbox.send(to, &header, &[]) == Err(SendError::Full) {
+            if self.say(outbox, to, &header, &[]) == Err(SendError::Full) {
                 self.replies.push_front((to, header));
                 return;
             }
@@ -474,6 +503,7 @@ impl State {
         let state = self.peer(peer);
         state.lost = Some(error.clone());
         state.closed = *reason == LostReason::Closed;
+        state.open.clear();
         let hit: Vec<u32> = self.outgoing.iter().filter(|(_, out)| out.to == peer).map(|(number, _)| *number).collect();
         for number in hit {
             if let Some(out) = self.outgoing.get_mut(&number) {
@@ -604,10 +634,9 @@ impl Transport for Matched {
         if let Some(error) = self.state.peer(peer).lost.clone() {
             return Sending::Failed(body, error);
         }
-        if body.is_word() {
-            let total = body.len() as u64;
-            let header = Header { kind: Kind::Whole, at_once: false, number: 0, tag, total, offset: 0 }.emit();
-            return match self.endpoint.send(peer, &header, body.as_slice()) {
+        if body.len() <= self.state.inline {
+            let header = Header { follows: true, ..Header::new(Kind::Whole, 0, tag, body.len()) };
+            return match self.state.say(&mut self.endpoint.outbox(), peer, &header, body.as_slice()) {
                 Ok(()) => Sending::Done(body),
                 Err(SendError::Full) => Sending::Again(body),
                 Err(error) => Sending::Failed(body, reset(error.to_string())),
@@ -679,6 +708,7 @@ impl Transport for Matched {
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
         let Self { endpoint, state, .. } = self;
+        state.flush(&mut endpoint.outbox());
         endpoint.poll(|outbox, event| match event {
             msg::Event::Message { from, header, payload } => state.datagram(outbox, from, header, payload),
             msg::Event::Sent { peer, token } => state.returned(outbox, peer, token, true),
@@ -702,10 +732,15 @@ impl Transport for Matched {
         Ok(())
     }
 
+    fn flush(&mut self) {
+        self.state.flush(&mut self.endpoint.outbox());
+    }
+
     fn wait_fd(&self) -> Option<RawFd> {
         // What has to be offered again is not waited for: nothing tells when the provider will take it.
-        let offers = !self.state.waiting.is_empty() || !self.state.replies.is_empty() || self.endpoint.must_retry();
-        self.endpoint.wait_fd().filter(|_| !offers)
+        let state = &self.state;
+        let offers = !(state.waiting.is_empty() && state.replies.is_empty() && state.saying.is_empty());
+        self.endpoint.wait_fd().filter(|_| !offers && !self.endpoint.must_retry())
     }
 
     fn may_wait(&self) -> bool {
@@ -715,6 +750,9 @@ impl Transport for Matched {
 
 impl Drop for Matched {
     fn drop(&mut self) {
+        let begin = Instant::now();
+        let mut events = Vec::new();
+        while !self.state.saying.is_empty() && begin.elapsed() < FAREWELL && self.poll(&mut events).is_ok() {}
         if let Err(error) = self.endpoint.shutdown(FAREWELL, |_, _| ()) {
             log::debug!("closing the endpoint: {error}");
         }

@@ -51,6 +51,7 @@ mod outgoing;
 mod payload;
 mod pending;
 mod reactor;
+mod records;
 mod spare;
 #[allow(unsafe_code)]
 mod tagged;
@@ -78,7 +79,7 @@ pub(crate) type ReadDone = Box<dyn FnOnce(Result<Vec<u8>, ChannelError>) + Send>
 /// Who matches tags. Both ends must do alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Matching {
-    /// The provider where it can be relied on, otherwise we.
+    /// The provider, but over `tcp`, where it is slower, and where it has no tagged messages, we.
     #[default]
     Auto,
     /// The provider (`FI_TAGGED`).

@@ -19,7 +19,7 @@ use super::transport::{Addr, Event, Pattern, Receiving, Sending, Transport};
 use super::wake::Wake;
 use super::wire::Address;
 use super::{ChannelError, Config, Matching, Payload, ReadDone, WriteDone};
-use crate::{Error, Libfabric, Version};
+use crate::{Error, Libfabric};
 
 /// Polls between looks at the clock while there is work.
 const POLLS_PER_CLOCK: u32 = 64;
@@ -334,11 +334,12 @@ impl Reactor {
     pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
         let tagged = || Tagged::open(lib, &config.provider, config.source.as_deref(), config.max_peers);
         let matched = || Matched::open(lib, config).map(|matched| Box::new(matched) as Box<dyn Transport>);
-        // What carries tags over tcp before 2.0 crashes when peers die (rxm) or many messages come unexpected (net).
-        let unreliable = config.provider == "tcp" && lib.version() < Version::new(2, 0);
+        // Over a stream each tagged message is a system call at either end, and ours go many together. Before 2.0, what carries tags
+        // over tcp also crashes when peers die (rxm) or many messages come unexpected (net).
+        let stream = config.provider == "tcp";
         let transport = match config.matching {
             Matching::Ours => matched()?,
-            Matching::Auto if unreliable => matched()?,
+            Matching::Auto if stream => matched()?,
             Matching::Auto => match tagged() {
                 Err(Error::NoMatch { .. }) => matched()?,
                 other => Box::new(other?),
@@ -510,6 +511,10 @@ impl Transport for Box<dyn Transport> {
 
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64) -> Sending {
         (**self).send(to, tag, body, token)
+    }
+
+    fn flush(&mut self) {
+        (**self).flush();
     }
 
     fn receive(&mut self, from: Option<Addr>, pattern: Pattern, room: Vec<u8>, len: usize, token: u64) -> Receiving {

@@ -120,8 +120,10 @@ pub(crate) trait Transport: Send + 'static {
     }
     /// Makes a peer known.
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error>;
-    /// Sends `body` to `to`.
+    /// Sends `body` to `to`, at once or with the next [`Transport::flush`].
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64) -> Sending;
+    /// Lets go what was sent and held back to go together.
+    fn flush(&mut self) {}
     /// Takes a message of at most `len` bytes from `from` (None: from anyone) into `room`, whose contents are lost.
     fn receive(&mut self, from: Option<Addr>, pattern: Pattern, room: Vec<u8>, len: usize, token: u64) -> Receiving;
     /// Looks for a message of `from` (None: of anyone) that waits for a receive, and leaves it there: [`Event::Seen`] comes. False when

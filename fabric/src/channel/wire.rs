@@ -30,7 +30,7 @@ use std::sync::Arc;
 use super::ChannelError;
 
 /// Version of the protocol and of the address.
-pub(super) const VERSION: u16 = 3;
+pub(super) const VERSION: u16 = 4;
 /// The longest endpoint name that an address has room for, bytes.
 pub(super) const NAME_MAX: usize = 100;
 /// Bytes of an address at most.
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(bytes[40..], *b"\x07\0\0\0\x08\0\0\0ab");
         assert_eq!(Control::parse(&bytes), Some(control(b"ab")));
         let address = Address { listener: 1, secret: 2, name: b"name".as_slice().into() };
-        assert_eq!(address.to_bytes(), *b"FGCA\x03\0\x04\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0name");
+        assert_eq!(address.to_bytes(), *b"FGCA\x04\0\x04\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0name");
         let longest = Address { name: vec![7; NAME_MAX].into(), ..address };
         assert!(longest.to_bytes().len() <= ADDRESS_MAX);
     }

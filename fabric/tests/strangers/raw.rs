@@ -146,7 +146,7 @@ impl Raw for Tagged {
     }
 }
 
-/// With tags in front of datagrams, as channels over `tcp` of libfabric 1.x have them.
+/// With tags in front of datagrams, as channels over `tcp` have them.
 pub struct Datagrams {
     endpoint: MessageEndpoint,
     to: Option<Peer>,
@@ -158,6 +158,8 @@ const HEADER: usize = 32;
 const DATAGRAM: usize = 64 << 10;
 const WHOLE: u8 = 1;
 const ANNOUNCE: u8 = 2;
+/// Flag: the bytes follow.
+const FOLLOWS: u8 = 2;
 
 /// What stands in front of a datagram.
 fn header(kind: u8, tag: u64, total: u64) -> [u8; HEADER] {
@@ -198,13 +200,17 @@ impl Datagrams {
 
     fn progress(&mut self) {
         let heard = &mut self.heard;
-        let control = |header: &[u8]| {
-            let tag = header[8..].first_chunk().copied().map_or(0, u64::from_le_bytes);
-            header[0] == WHOLE && tag & !IDS == CONTROL
-        };
-        let on_event = |_: &mut msg::Outbox<'_>, event: Event<'_>| match event {
-            Event::Message { header, payload, .. } if control(header) => heard.push(payload.to_vec()),
-            _ => {}
+        let on_event = |_: &mut msg::Outbox<'_>, event: Event<'_>| {
+            let Event::Message { header: mut records, payload, .. } = event else { return };
+            while let Some((header, rest)) = records.split_first_chunk::<HEADER>() {
+                let word = |at: usize| header[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);
+                let follows = header[0] == WHOLE && header[1] & FOLLOWS != 0;
+                let (bytes, rest) = rest.split_at(if follows { word(16) as usize } else { 0 });
+                records = rest;
+                if header[0] == WHOLE && word(8) & !IDS == CONTROL {
+                    heard.push(if follows { bytes } else { payload }.to_vec());
+                }
+            }
         };
         self.endpoint.poll(on_event).unwrap();
     }
