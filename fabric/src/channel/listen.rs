@@ -205,7 +205,7 @@ impl<T: Transport> Engine<T> {
     pub(super) fn send_control(&mut self) {
         for _ in 0..self.unsent.len() {
             let Some((to, tag, body, token)) = self.unsent.pop_front() else { return };
-            match self.transport.send(to, tag, body, token) {
+            match self.transport.send(to, tag, body, token, false) {
                 Sending::Posted => self.telling += 1,
                 Sending::Done(_) => {}
                 Sending::Again(body) => self.unsent.push_back((to, tag, body, token)),

@@ -79,19 +79,45 @@ struct Outgoing {
     at_once: bool,
     /// Datagrams that are lent to the endpoint.
     lent: usize,
-    /// The header datagram (whole or announce) is out.
+    /// The first record (whole or announce) is out, or open.
     begun: bool,
+    /// It is among what is `ahead`.
+    ahead: bool,
     error: Option<Error>,
     /// Nothing more will be sent.
     over: bool,
 }
 
+/// Records for a peer that have not gone out: see [`State::say`].
+#[derive(Default)]
+struct Open {
+    records: Vec<u8>,
+    /// The peer is among those to be flushed.
+    listed: bool,
+    /// There are others than announcements, and lengths before them.
+    urgent: bool,
+    /// Bytes of the messages that are announced.
+    announced: usize,
+}
+
+impl Open {
+    /// They went out, or are dropped.
+    fn clear(&mut self) {
+        self.records.clear();
+        (self.urgent, self.announced) = (false, 0);
+    }
+}
+
 /// What is known of one peer.
 #[derive(Default)]
 struct PeerState {
-    /// Records that have not gone out: see [`State::say`].
-    open: Vec<u8>,
+    open: Open,
+    /// Bytes of messages that were announced, or are about to be, and have not begun.
+    ahead: usize,
     posted: VecDeque<Posted>,
+    /// Receives with their announced messages, to be cleared when less is `coming`, which was and comes at once.
+    met: VecDeque<(Posted, Header)>,
+    coming: UnderWay,
     /// Cleared sends whose bytes go at once, when fewer are with the endpoint: `at_once`.
     cleared: VecDeque<u32>,
     at_once: UnderWay,
@@ -100,6 +126,20 @@ struct PeerState {
     lost: Option<Error>,
     /// It said so itself: what it sent before may still come.
     closed: bool,
+}
+
+impl PeerState {
+    /// A message that comes at once may be cleared.
+    fn has_room_for(&self, header: &Header) -> bool {
+        self.coming.has_room(usize::try_from(header.total).unwrap_or(usize::MAX), PAYLOADS)
+    }
+
+    /// A message to it is not ahead any more.
+    fn has_begun(&mut self, out: &mut Outgoing) {
+        if std::mem::take(&mut out.ahead) {
+            self.ahead -= out.body.len();
+        }
+    }
 }
 
 /// Tags over datagrams.
@@ -118,14 +158,15 @@ struct State {
     records: usize,
     inline: usize,
     peers: Vec<PeerState>,
-    /// Those with open records.
+    /// Those with open records; and whether some found no slot.
     saying: Vec<Peer>,
+    full: bool,
     /// Receives for messages of anyone.
     anyone: VecDeque<Posted>,
     outgoing: HashMap<u32, Outgoing>,
     filling: HashMap<u64, Filling>,
-    /// Rooms that are lent to the endpoint for receives that were given up, and from whom the bytes would come.
-    given_up: HashMap<u64, (Peer, Vec<u8>)>,
+    /// Rooms that are lent to the endpoint for receives that were given up, and from whom how many bytes would come.
+    given_up: HashMap<u64, (Peer, Vec<u8>, usize)>,
     next_number: u32,
     /// Sends with datagrams still to be given to the endpoint.
     waiting: VecDeque<u32>,
@@ -176,6 +217,7 @@ impl Matched {
             inline: INLINE.min(records - HEADER),
             peers: Vec::new(),
             saying: Vec::new(),
+            full: false,
             anyone: VecDeque::new(),
             outgoing: HashMap::new(),
             filling: HashMap::new(),
@@ -201,14 +243,13 @@ impl State {
     /// Opens a record to a peer. It goes out with [`State::flush`], with a longer message, or when there is no room for another.
     fn say(&mut self, outbox: &mut Outbox<'_>, to: Peer, header: &Header, bytes: &[u8]) -> Result<(), SendError> {
         let len = HEADER + bytes.len();
-        if self.peer(to).open.len() + len > self.records {
+        if self.peer(to).open.records.len() + len > self.records {
             self.flush_to(outbox, to)?;
         }
-        let open = &mut self.peer(to).open;
-        let first = open.is_empty();
-        open.extend_from_slice(&header.emit());
-        open.extend_from_slice(bytes);
-        if first {
+        let Open { records, listed, .. } = &mut self.peer(to).open;
+        records.extend_from_slice(&header.emit());
+        records.extend_from_slice(bytes);
+        if !std::mem::replace(listed, true) {
             self.saying.push(to);
         }
         Ok(())
@@ -217,10 +258,10 @@ impl State {
     /// Sends the open records to a peer.
     fn flush_to(&mut self, outbox: &mut Outbox<'_>, to: Peer) -> Result<(), SendError> {
         let open = &mut self.peers[to.index()].open;
-        if open.is_empty() {
+        if open.records.is_empty() {
             return Ok(());
         }
-        let result = outbox.send(to, open, &[]);
+        let result = outbox.send(to, &open.records, &[]);
         if result != Err(SendError::Full) {
             open.clear();
         }
@@ -239,24 +280,42 @@ impl State {
         (data, len): (*const u8, usize),
         token: u64,
     ) -> Result<(), SendError> {
-        if self.peers[to.index()].open.len() + HEADER > self.records {
+        if self.peers[to.index()].open.records.len() + HEADER > self.records {
             self.flush_to(outbox, to)?;
         }
         let open = &mut self.peers[to.index()].open;
-        let before = open.len();
-        open.extend_from_slice(&header.emit());
+        let before = open.records.len();
+        open.records.extend_from_slice(&header.emit());
         // SAFETY: by the caller's promise.
-        let result = unsafe { outbox.send_borrowed(to, open, data, len, token) };
-        open.truncate(if result == Err(SendError::Full) { before } else { 0 });
+        let result = unsafe { outbox.send_borrowed(to, &open.records, data, len, token) };
+        if result == Err(SendError::Full) {
+            open.records.truncate(before);
+        } else {
+            open.clear();
+        }
         result
     }
 
-    /// Sends all open records, as far as there are slots.
+    /// Sends open records, as far as there are slots and unless they can wait.
     fn flush(&mut self, outbox: &mut Outbox<'_>) {
+        self.full = false;
         let mut saying = std::mem::take(&mut self.saying);
-        // Those that are gone are told as lost.
-        saying.retain(|to| self.flush_to(outbox, *to) == Err(SendError::Full));
+        saying.retain(|to| {
+            // Those that are gone are told as lost.
+            let full = !self.may_wait(*to) && self.flush_to(outbox, *to) == Err(SendError::Full);
+            self.full |= full;
+            let open = &mut self.peers[to.index()].open;
+            open.listed = !open.records.is_empty();
+            open.listed
+        });
         self.saying = saying;
+    }
+
+    /// The open records are announcements alone, the stream is busy, and the peer has enough other messages to clear meanwhile:
+    /// every datagram costs the stream a packet of its own. They go when less is ahead, and are then few datagrams.
+    fn may_wait(&self, to: Peer) -> bool {
+        let PeerState { open, at_once, ahead, .. } = &self.peers[to.index()];
+        !open.urgent && at_once.bytes() > 0 && ahead.saturating_sub(open.announced) >= PAYLOADS
     }
 
     /// Gives as much of a send to the endpoint as it takes; false when it has no slot.
@@ -282,21 +341,28 @@ impl State {
                 self.say(outbox, peer, &header, &[])
             } else if long {
                 // What is said about others does not wait behind it.
+                let said = if self.may_wait(peer) { Ok(()) } else { self.flush_to(outbox, peer) };
                 // SAFETY: as below.
-                self.flush_to(outbox, peer)
-                    .and_then(|()| unsafe { outbox.send_long(peer, tag, data, len, token | LONG) })
+                said.and_then(|()| unsafe { outbox.send_long(peer, tag, data, len, token | LONG) })
             } else {
                 // SAFETY: the payload's bytes are on the heap or static (`send` saw to that), and the entry keeps them until
                 // every loan has come back.
                 unsafe { self.say_borrowed(outbox, peer, &header, (data, len), token) }
             };
             let Some(out) = self.outgoing.get_mut(&number) else { return true };
+            let state = &mut self.peers[peer.index()];
             match sent {
                 Ok(()) => {
                     out.lent += usize::from(kind != Kind::Announce);
                     out.begun = true;
+                    if kind == Kind::Announce {
+                        (out.ahead, state.ahead) = (true, state.ahead + total);
+                        state.open.announced += total;
+                    } else {
+                        state.has_begun(out);
+                    }
                     if long {
-                        self.peers[out.to.index()].at_once.begin(total);
+                        state.at_once.begin(total);
                     }
                     if let Some((_, at)) = &mut out.cleared {
                         *at = to;
@@ -315,8 +381,10 @@ impl State {
     /// Ends a send when nothing of it is lent any more.
     fn settle(&mut self, number: u32) {
         if self.outgoing.get(&number).is_some_and(|out| out.over && out.lent == 0)
-            && let Some(Outgoing { body, token, error, .. }) = self.outgoing.remove(&number)
+            && let Some(mut out) = self.outgoing.remove(&number)
         {
+            self.peers[out.to.index()].has_begun(&mut out);
+            let Outgoing { body, token, error, .. } = out;
             let result = error.map_or(Ok(()), Err);
             self.events.push(Event::Sent { token, body, result });
         }
@@ -392,8 +460,31 @@ impl State {
         self.events.push(Event::Received { token, bytes: room, tag, from: Some(addr(from)), result });
     }
 
-    /// A receive meets an announced message.
+    /// A receive meets an announced message. Few are cleared at a time: what a stream holds beyond that is only in the way of what is
+    /// said about others, and out of the cache when it is read.
     fn clear(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, header: Header) {
+        let state = self.peer(from);
+        if header.at_once && !state.has_room_for(&header) {
+            state.met.push_back((posted, header));
+        } else {
+            self.clear_now(outbox, from, posted, header);
+        }
+    }
+
+    /// Clears what has waited for others of that peer.
+    fn clear_more(&mut self, outbox: &mut Outbox<'_>, from: Peer) {
+        loop {
+            let state = self.peer(from);
+            let Some((posted, header)) = state.met.pop_front() else { return };
+            if !state.has_room_for(&header) {
+                state.met.push_front((posted, header));
+                return;
+            }
+            self.clear_now(outbox, from, posted, header);
+        }
+    }
+
+    fn clear_now(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, header: Header) {
         let Posted { mut room, len, token, .. } = posted;
         let number = header.number;
         let total = usize::try_from(header.total).ok().filter(|total| *total <= len);
@@ -412,6 +503,9 @@ impl State {
                 if !at_once {
                     // Every byte is written over: what is there need not be cleared.
                     room.resize(total, 0);
+                }
+                if at_once {
+                    self.peer(from).coming.begin(total);
                 }
                 let tag = header.tag;
                 self.filling.insert(filling, Filling { from, room, at_once, total, missing: total, tag, token });
@@ -448,11 +542,13 @@ impl State {
     }
 
     /// A receive for a message that comes at once is over.
-    fn received(&mut self, number: u64, result: Result<usize, Error>) {
-        if self.given_up.remove(&number).is_some() {
+    fn received(&mut self, outbox: &mut Outbox<'_>, number: u64, result: Result<usize, Error>) {
+        if let Some((from, _, total)) = self.given_up.remove(&number) {
+            self.has_come(outbox, from, total);
             return;
         }
-        let Some(Filling { from, mut room, tag, token, .. }) = self.filling.remove(&number) else { return };
+        let Some(Filling { from, mut room, tag, token, total, .. }) = self.filling.remove(&number) else { return };
+        self.has_come(outbox, from, total);
         let result = match result {
             Ok(len) => {
                 // SAFETY: the endpoint wrote that many bytes at its start, and the capacity has them.
@@ -465,15 +561,20 @@ impl State {
         self.events.push(Event::Received { token, bytes: room, tag, from: Some(addr(from)), result });
     }
 
+    fn has_come(&mut self, outbox: &mut Outbox<'_>, from: Peer, total: usize) {
+        self.peer(from).coming.end(total);
+        self.clear_more(outbox, from);
+    }
+
     /// Takes receives that are under way out: their tokens, and their rooms unless the endpoint has them.
     fn give_up(&mut self, which: impl Fn(&Filling) -> bool) -> Vec<(u64, Vec<u8>)> {
         let Self { filling, given_up, .. } = self;
         let over = filling.extract_if(|_, filling| which(filling)).map(|(number, filling)| {
-            let Filling { from, room, at_once, token, .. } = filling;
+            let Filling { from, room, at_once, token, total, .. } = filling;
             if !at_once {
                 return (token, room);
             }
-            given_up.insert(number, (from, room));
+            given_up.insert(number, (from, room, total));
             (token, Vec::new())
         });
         over.collect()
@@ -482,7 +583,7 @@ impl State {
     /// Takes rooms back that a peer that is gone would fill. Those of a living one stay lent until its bytes are there: without
     /// them the provider would stop reading what it sends.
     fn take_back(&self, outbox: &Outbox<'_>, from: Peer) {
-        for (number, _) in self.given_up.iter().filter(|(_, (of, _))| *of == from) {
+        for (number, _) in self.given_up.iter().filter(|(_, (of, ..))| *of == from) {
             outbox.cancel_long(*number);
         }
     }
@@ -494,6 +595,7 @@ impl State {
                 self.replies.push_front((to, header));
                 return;
             }
+            self.peer(to).open.urgent = true;
         }
     }
 
@@ -516,7 +618,9 @@ impl State {
             self.take_back(outbox, peer);
             return;
         }
-        let posted = std::mem::take(&mut self.peer(peer).posted);
+        let state = self.peer(peer);
+        let met = std::mem::take(&mut state.met).into_iter().map(|(posted, _)| posted);
+        let posted: Vec<_> = std::mem::take(&mut state.posted).into_iter().chain(met).collect();
         let filling = self.give_up(|filling| filling.from == peer);
         self.take_back(outbox, peer);
         for (token, bytes) in posted.into_iter().map(|posted| (posted.token, posted.room)).chain(filling) {
@@ -527,6 +631,17 @@ impl State {
 
     /// Ends receives early.
     fn cancel(&mut self, outbox: &Outbox<'_>, which: &dyn Fn(u64) -> bool) {
+        for state in &mut self.peers {
+            // Their messages can meet others.
+            for (posted, header) in std::mem::take(&mut state.met) {
+                if which(posted.token) {
+                    state.unmatched.push_back(Unmatched::Announced(header));
+                    state.posted.push_back(posted);
+                } else {
+                    state.met.push_back((posted, header));
+                }
+            }
+        }
         let queues = self.peers.iter_mut().map(|state| &mut state.posted).chain([&mut self.anyone]);
         for queue in queues {
             for posted in std::mem::take(queue) {
@@ -629,7 +744,7 @@ impl Transport for Matched {
         Ok(addr(peer))
     }
 
-    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64) -> Sending {
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> Sending {
         let peer = Peer(to.0 as u32);
         if let Some(error) = self.state.peer(peer).lost.clone() {
             return Sending::Failed(body, error);
@@ -637,7 +752,10 @@ impl Transport for Matched {
         if body.len() <= self.state.inline {
             let header = Header { follows: true, ..Header::new(Kind::Whole, 0, tag, body.len()) };
             return match self.state.say(&mut self.endpoint.outbox(), peer, &header, body.as_slice()) {
-                Ok(()) => Sending::Done(body),
+                Ok(()) => {
+                    self.state.peer(peer).open.urgent |= !more;
+                    Sending::Done(body)
+                }
                 Err(SendError::Full) => Sending::Again(body),
                 Err(error) => Sending::Failed(body, reset(error.to_string())),
             };
@@ -656,6 +774,7 @@ impl Transport for Matched {
             at_once: false,
             lent: 0,
             begun: false,
+            ahead: false,
             error: None,
             over: false,
         };
@@ -716,7 +835,7 @@ impl Transport for Matched {
             msg::Event::Lost { peer, reason } => state.lose(outbox, peer, &reason),
         })?;
         for over in endpoint.take_long() {
-            state.received(over.token, over.result);
+            state.received(&mut endpoint.outbox(), over.token, over.result);
         }
         let outbox = &mut endpoint.outbox();
         state.reply(outbox);
@@ -739,7 +858,7 @@ impl Transport for Matched {
     fn wait_fd(&self) -> Option<RawFd> {
         // What has to be offered again is not waited for: nothing tells when the provider will take it.
         let state = &self.state;
-        let offers = !(state.waiting.is_empty() && state.replies.is_empty() && state.saying.is_empty());
+        let offers = !(state.waiting.is_empty() && state.replies.is_empty() && !state.full);
         self.endpoint.wait_fd().filter(|_| !offers && !self.endpoint.must_retry())
     }
 

@@ -141,7 +141,8 @@ impl Outgoing {
         let Some(entry) = self.flying.get_mut(self.lengths) else { return Ok(false) };
         let word = Payload::word(entry.bytes as u64);
         let token = token(Operation::SendLength, self.channel, id);
-        entry.length = match transport.send(peer, LENGTH | u64::from(id), word, token) {
+        let more = self.payloads.has_room(entry.bytes, transport.payloads_at_a_time());
+        entry.length = match transport.send(peer, LENGTH | u64::from(id), word, token, more) {
             Sending::Posted => Part::Posted,
             Sending::Done(_) => Part::Done,
             Sending::Again(_) => return Ok(true),
@@ -161,7 +162,7 @@ impl Outgoing {
             }
             let Some(body) = entry.body.take() else { return Ok(false) };
             let token = token(Operation::SendPayload, self.channel, id);
-            match transport.send(peer, PAYLOAD | u64::from(id), body, token) {
+            match transport.send(peer, PAYLOAD | u64::from(id), body, token, false) {
                 Sending::Posted => {
                     entry.payload = Part::Posted;
                     self.payloads.begin(entry.bytes);

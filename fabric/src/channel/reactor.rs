@@ -461,7 +461,7 @@ impl Transport for Nowhere {
         Err(Error::Argument { what: "the reactor has stopped".to_owned() })
     }
 
-    fn send(&mut self, _: Addr, _: u64, body: Payload, _: u64) -> Sending {
+    fn send(&mut self, _: Addr, _: u64, body: Payload, _: u64, _: bool) -> Sending {
         Sending::Again(body)
     }
 
@@ -509,8 +509,8 @@ impl Transport for Box<dyn Transport> {
         (**self).insert(name)
     }
 
-    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64) -> Sending {
-        (**self).send(to, tag, body, token)
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> Sending {
+        (**self).send(to, tag, body, token, more)
     }
 
     fn flush(&mut self) {

@@ -244,7 +244,7 @@ impl Transport for Tagged {
         Ok(Addr(number))
     }
 
-    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64) -> Sending {
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> Sending {
         let endpoint = self.endpoint.as_ptr();
         let small = body.len() <= self.inject_size;
         if let Some(inject) = self.inject.filter(|_| small) {

@@ -120,8 +120,9 @@ pub(crate) trait Transport: Send + 'static {
     }
     /// Makes a peer known.
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error>;
-    /// Sends `body` to `to`, at once or with the next [`Transport::flush`].
-    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64) -> Sending;
+    /// Sends `body` to `to`, at once or with the next [`Transport::flush`]. `more`: the caller sends more to `to` at once, and this is of
+    /// no use without that.
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> Sending;
     /// Lets go what was sent and held back to go together.
     fn flush(&mut self) {}
     /// Takes a message of at most `len` bytes from `from` (None: from anyone) into `room`, whose contents are lost.

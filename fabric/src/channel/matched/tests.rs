@@ -57,7 +57,7 @@ fn send(end: &mut Matched, to: Addr, tag: u64, body: Vec<u8>, token: u64) {
     let begin = Instant::now();
     let mut body = Payload::from(body);
     loop {
-        body = match end.send(to, tag, body, token) {
+        body = match end.send(to, tag, body, token, false) {
             Sending::Posted => return,
             Sending::Again(body) => body,
             other => panic!("{other:?}"),

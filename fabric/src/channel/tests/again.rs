@@ -137,10 +137,10 @@ fn a_hello_in_anothers_name_ends_no_channel() {
     let to = forger.insert(&address.name).unwrap();
     let hello =
         Control { from: 3, own: 9, name: b"fake-1", ..Control::new(Kind::Hello, address.listener, address.secret) };
-    forger.send(to, CONTROL | Kind::Hello as u64, Payload::from(hello.emit()), 0);
+    forger.send(to, CONTROL | Kind::Hello as u64, Payload::from(hello.emit()), 0, false);
     for nonce in 0..100 {
         let here = Control::new(Kind::Here, 0, nonce);
-        forger.send(to, CONTROL | Kind::Here as u64, Payload::from(here.emit()), 0);
+        forger.send(to, CONTROL | Kind::Here as u64, Payload::from(here.emit()), 0, false);
         forger.poll(&mut Vec::new()).unwrap();
         world.step(STEP);
     }

@@ -36,7 +36,7 @@ impl Transport for Recorder {
         Ok(Addr(0))
     }
 
-    fn send(&mut self, _: Addr, tag: u64, body: Payload, _: u64) -> Sending {
+    fn send(&mut self, _: Addr, tag: u64, body: Payload, _: u64, _: bool) -> Sending {
         let kind = if tag >> 32 == 1 { 'l' } else { 'p' };
         self.sent.push((kind, tag as u32));
         if body.len() <= 64 {

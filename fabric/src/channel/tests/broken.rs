@@ -82,7 +82,7 @@ impl Stage {
     }
 
     fn say(&mut self, tag: u64, bytes: Vec<u8>) {
-        self.evil.send(self.to, tag, Payload::from(bytes), 0);
+        self.evil.send(self.to, tag, Payload::from(bytes), 0, false);
     }
 
     /// Moves time on; the evil peer answers pings unless `silent`.
@@ -273,7 +273,7 @@ fn answer_to(version: u16, spoil: impl Fn(&mut super::super::Address)) -> Reason
     let (_, mut address) = engine.listen().unwrap();
     spoil(&mut address);
     let bytes = hello(&address, b"fake-1", version);
-    evil.send(to, CONTROL | 1, Payload::from(bytes), 0);
+    evil.send(to, CONTROL | 1, Payload::from(bytes), 0, false);
     evil.receive(Some(to), Pattern { tag: CONTROL, ignore: ID_MASK }, Vec::new(), 200, 0);
     for _ in 0..5 {
         engine.poll(Some(now));
@@ -310,7 +310,7 @@ fn a_listener_of_another_version() {
     engine.connect(&address, 0, Duration::from_secs(10), done);
     let link = engine.link(0).map(|link| link.secret).unwrap();
     let welcome = Control { version: VERSION + 1, own: 1, value: 10, ..Control::new(Kind::Welcome, 0, link) };
-    other.send(to, CONTROL | 2, Payload::from(welcome.emit()), 0);
+    other.send(to, CONTROL | 2, Payload::from(welcome.emit()), 0, false);
     let mut calls = Vec::new();
     for _ in 0..5 {
         engine.poll(Some(now));

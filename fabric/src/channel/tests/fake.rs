@@ -197,7 +197,7 @@ impl Transport for Fake {
         self.net.state().by_name.get(name).map(|port| Addr(*port as u64)).ok_or_else(refused)
     }
 
-    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64) -> Sending {
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> Sending {
         let mut state = self.net.state();
         if state.again() {
             return Sending::Again(body);
