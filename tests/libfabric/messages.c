@@ -89,6 +89,29 @@ static void truncated(struct pair *pair) {
   }
 }
 
+// The card need not hear of messages before the last that is said to be followed; one that is not followed goes with the next look.
+static void with_more(struct pair *pair) {
+  enum { COUNT = 40 };
+  static uint32_t numbers[COUNT];
+  for (uint32_t i = 0; i < COUNT; i++) {
+    bool alone = i == COUNT - 1;
+    if (pair_rank == 0) {
+      numbers[i] = i;
+      struct iovec part = {&numbers[i], 4};
+      struct fi_msg msg = {&part, NULL, 1, pair->peer, &numbers[i], 0};
+      uint64_t more = alone || i % 4 ? FI_MORE : 0;
+      POST(pair, fi_sendmsg(pair->ep, &msg, FI_INJECT | more));
+      if (!more || alone)
+        for (int left = alone ? 3 : i ? 4 : 1; left; left--) pair_wait(pair->tx, NULL);
+    } else {
+      uint32_t number = ~0u;
+      POST(pair, fi_recv(pair->ep, &number, 4, NULL, FI_ADDR_UNSPEC, NULL));
+      pair_wait(pair->rx, NULL);
+      CHECK(number == i, "message %u came as number %u", number, i);
+    }
+  }
+}
+
 // More at once than anything holds, so that order and patience count.
 static void many(struct pair *pair) {
   enum { COUNT = 3000 };
@@ -127,6 +150,7 @@ void test_messages(void) {
   other_calls(&pair);
   pair_barrier();
   truncated(&pair);
+  with_more(&pair);
   many(&pair);
   pair_close(&pair);
 }

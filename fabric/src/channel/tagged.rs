@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::Payload;
 use super::transport::{Addr, Event, Fault, PAYLOADS, Pattern, Receiving, Sending, Transport};
-use crate::bindings::{self, fi_context2, fi_msg_tagged, fid_ep};
+use crate::bindings::{self, fi_context2, fi_msg_tagged, fid_ep, iovec};
 use crate::completion::CompletionError;
 use crate::datagrams;
 use crate::table::entry;
@@ -17,6 +17,7 @@ use crate::tagged_queue::{TaggedCompletion, TaggedQueue, TaggedRecv, TaggedSend}
 use crate::{AddressVector, Domain, Endpoint, Error, Fabric, FiAddr, Libfabric, Read};
 
 type Look = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_tagged, u64) -> isize;
+type SendMessage = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_tagged, u64) -> isize;
 type Inject = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, bindings::fi_addr_t, u64) -> isize;
 
 /// Completions taken from the queue at once.
@@ -27,6 +28,8 @@ const BATCHES: usize = 8;
 enum Use {
     Free,
     Send(Payload),
+    /// A send whose bytes the provider has copied.
+    Copied,
     Receive(Vec<u8>),
     Look,
 }
@@ -55,6 +58,8 @@ pub(crate) struct Tagged {
     send: TaggedSend,
     recv: TaggedRecv,
     inject: Option<Inject>,
+    /// Where the provider hands several sends to the card at once when it is told that more follow.
+    send_message: Option<SendMessage>,
     /// None where the provider cannot look (`FI_PEEK`).
     look: Option<Look>,
     inject_size: usize,
@@ -98,6 +103,8 @@ impl Tagged {
         let send = entry!(lib, table, fi_ops_tagged, send, "fi_tsend")?;
         let recv = entry!(lib, table, fi_ops_tagged, recv, "fi_trecv")?;
         let inject = entry!(lib, table, fi_ops_tagged, inject, "fi_tinject").ok();
+        let send_message = entry!(lib, table, fi_ops_tagged, sendmsg, "fi_tsendmsg").ok();
+        let send_message = send_message.filter(|_| ONE_DOORBELL.contains(&info.provider().as_str()));
         let look = entry!(lib, table, fi_ops_tagged, recvmsg, "fi_trecvmsg").ok();
         Ok(Self {
             name: endpoint.name()?,
@@ -108,6 +115,7 @@ impl Tagged {
             send,
             recv,
             inject,
+            send_message,
             look,
             inject_size: info.inject_size(),
             knows_senders,
@@ -165,7 +173,7 @@ impl Tagged {
                 events.push(Event::Received { token, bytes, tag: completion.tag, from, result: Ok(()) });
             }
             Use::Look => events.push(Event::Seen { token, found: Some((completion.tag, from)) }),
-            Use::Free => {}
+            Use::Copied | Use::Free => {}
         }
     }
 
@@ -195,7 +203,40 @@ impl Tagged {
                 }
                 events.push(Event::Seen { token, found: None });
             }
+            Use::Copied => {
+                let (body, result) = (Payload::word(0), Err(failure.into_error("fi_tsendmsg")));
+                events.push(Event::Sent { token, body, result });
+            }
             Use::Free => {}
+        }
+    }
+
+    /// Sends a short message that the provider may keep until the next.
+    fn send_with_more(&mut self, send: SendMessage, to: Addr, tag: u64, body: Payload, token: u64) -> Sending {
+        let bytes = body.as_slice();
+        let bytes = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let (index, context) = self.begin(token, Use::Copied);
+        let message = fi_msg_tagged {
+            msg_iov: &bytes,
+            desc: ptr::null_mut(),
+            iov_count: 1,
+            addr: to.0,
+            tag,
+            ignore: 0,
+            context,
+            data: 0,
+        };
+        let flags = bindings::FI_INJECT | bindings::FI_MORE | bindings::FI_COMPLETION;
+        // SAFETY: open endpoint; message and bytes live over the call, which copies them (FI_INJECT); the context stays until the
+        // completion or the close of the endpoint.
+        let code = unsafe { send(self.endpoint.as_ptr(), &message, flags) };
+        if code == 0 {
+            return Sending::Done(body);
+        }
+        self.release(index);
+        match code {
+            AGAIN => Sending::Again(body),
+            code => Sending::Failed(body, self.failure("fi_tsendmsg", code)),
         }
     }
 
@@ -204,6 +245,9 @@ impl Tagged {
         self.endpoint.domain().library().failure(call, code)
     }
 }
+
+/// Providers that heed `FI_MORE` by ringing the card's doorbell once.
+const ONE_DOORBELL: [&str; 2] = ["efa", "softefa"];
 
 const AGAIN: isize = -(bindings::FI_EAGAIN as isize);
 
@@ -244,9 +288,12 @@ impl Transport for Tagged {
         Ok(Addr(number))
     }
 
-    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> Sending {
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> Sending {
         let endpoint = self.endpoint.as_ptr();
         let small = body.len() <= self.inject_size;
+        if let Some(send) = self.send_message.filter(|_| small && more) {
+            return self.send_with_more(send, to, tag, body, token);
+        }
         if let Some(inject) = self.inject.filter(|_| small) {
             let bytes = body.as_slice();
             // SAFETY: open endpoint; the bytes live over the call, which copies them.

@@ -181,7 +181,7 @@ impl Rdm {
         room(self)
     }
 
-    /// Sends a packet whose payload `fill` writes. False when there is no room.
+    /// Sends a packet whose payload `fill` writes; the card hears of it with [`Lane::ring`]. False when there is no room.
     fn send_packet(
         &mut self,
         peer: u32,
@@ -210,7 +210,6 @@ impl Rdm {
             self.packets.give(buffer);
             return false;
         }
-        self.lane.ring();
         true
     }
 
