@@ -5,7 +5,8 @@
 //! the next spoils less than the ratio of medians. A channel sends two messages for each of its own, its length and its bytes, and
 //! the reader cannot ask for the bytes before it knows the length; so there are three kinds of bare figures: one message
 //! alone, the two messages with receives for both posted ahead (which no reader that learns lengths can do), and the same two
-//! messages as a channel sends and receives them, by hand. Loads FERROGIN_LIBFABRIC;
+//! messages as a channel sends and receives them, by hand. Where channels run over another provider than the one that libfabric takes
+//! for the name (`net` for `tcp` of 1.17), there are bare figures of both. Loads FERROGIN_LIBFABRIC;
 //! FERROGIN_BENCH_MATCHING (ours, provider) sets who matches the tags of channels. The other end is a process of its own.
 #![allow(unsafe_code)]
 
@@ -46,7 +47,7 @@ fn lots() -> [usize; 3] {
 }
 
 fn source(provider: &str) -> Option<String> {
-    provider.contains("tcp").then(|| "127.0.0.1".to_owned())
+    (provider == "net" || provider.contains("tcp")).then(|| "127.0.0.1".to_owned())
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -56,27 +57,42 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn compare(provider: &str) {
     let lib = Libfabric::load(None).unwrap();
-    let (mut bare, mut over) = (Bare::against(&lib, provider), Over::against(&lib, provider));
+    let mut over = Over::against(&lib, provider);
+    // What libfabric takes for the name, and what channels took, if that is another (`net` for `tcp` of 1.17).
+    let mut bares = vec![Bare::against(&lib, provider)];
+    if bares[0].provider != over.provider() && !lib.getinfo(&hints(over.provider())).unwrap().is_empty() {
+        bares.push(Bare::against(&lib, over.provider()));
+    }
     let [pings, small, large] = lots();
     let bandwidth = |rate: f64| rate * MIB as f64 / 1e9;
-    let (mut of_bare, mut of_channel): ([Vec<f64>; 5], [Vec<f64>; 3]) = Default::default();
+    let mut of_bares: Vec<[Vec<f64>; 5]> = bares.iter().map(|_| Default::default()).collect();
+    let mut of_channel: [Vec<f64>; 3] = Default::default();
     let rounds = std::env::var("FERROGIN_ROUNDS").map_or(7, |n| n.parse().expect("FERROGIN_ROUNDS is a number"));
     for _ in 0..rounds {
-        // Each kind does a whole round while the other sleeps.
-        let results = [
-            bare.latency(pings),
-            bare.latency_of_pairs(pings),
-            bare.rate(small, 8, Kind::Ahead),
-            bare.rate(small, 8, Kind::ByHand),
-            bandwidth(bare.rate(large, MIB, Kind::Single)),
-        ];
-        of_bare.iter_mut().zip(results).for_each(|(all, one)| all.push(one));
-        thread::sleep(2 * BUSY_POLL);
+        // Each kind does a whole round while the others sleep.
+        for (bare, of_bare) in bares.iter_mut().zip(&mut of_bares) {
+            let results = [
+                bare.latency(pings),
+                bare.latency_of_pairs(pings),
+                bare.rate(small, 8, Kind::Ahead),
+                bare.rate(small, 8, Kind::ByHand),
+                bandwidth(bare.rate(large, MIB, Kind::Single)),
+            ];
+            of_bare.iter_mut().zip(results).for_each(|(all, one)| all.push(one));
+            thread::sleep(2 * BUSY_POLL);
+        }
         let results = [over.latency(pings), over.rate(small, 8), bandwidth(over.rate(large, MIB))];
         of_channel.iter_mut().zip(results).for_each(|(all, one)| all.push(one));
         thread::sleep(2 * BUSY_POLL);
     }
     println!("libfabric {} over {provider}, channels over {}", lib.version(), over.provider());
+    for (bare, of_bare) in bares.iter().zip(of_bares) {
+        println!(" bare messages over {}", bare.provider);
+        table(of_bare, &of_channel);
+    }
+}
+
+fn table(of_bare: [Vec<f64>; 5], of_channel: &[Vec<f64>; 3]) {
     let rows = [
         ("latency of one message, us", 0),
         ("latency of two by hand, us", 0),
@@ -85,9 +101,9 @@ fn compare(provider: &str) {
         ("bandwidth, GB/s", 2),
     ];
     for (bare, (what, which)) in of_bare.into_iter().zip(rows) {
-        let over = of_channel[which].clone();
+        let over = &of_channel[which];
         let ratio = median(over.iter().zip(&bare).map(|(over, bare)| over / bare).collect());
-        let (bare, over) = (median(bare), median(over));
+        let (bare, over) = (median(bare), median(over.clone()));
         println!("  {what:27} bare {bare:12.2}  channel {over:12.2}  channel/bare {ratio:.2}");
     }
 }
@@ -151,20 +167,24 @@ struct Bare {
     /// Since when nothing completes.
     idle_since: Option<Instant>,
     peer: Option<Peer>,
+    provider: String,
+}
+
+fn hints(provider: &str) -> Hints {
+    let hints = Hints::new(provider)
+        .caps(bindings::FI_TAGGED)
+        .mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2)
+        .mr_mode(MR_MODE_ALL & !bindings::FI_MR_LOCAL);
+    match source(provider) {
+        Some(source) => hints.source(&source).addr_format(bindings::FI_SOCKADDR_IN),
+        None => hints,
+    }
 }
 
 impl Bare {
     fn open(lib: &Arc<Libfabric>, provider: &str) -> Self {
-        let hints = Hints::new(provider)
-            .caps(bindings::FI_TAGGED)
-            .mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2)
-            .mr_mode(MR_MODE_ALL & !bindings::FI_MR_LOCAL);
-        let hints = match source(provider) {
-            Some(source) => hints.source(&source).addr_format(bindings::FI_SOCKADDR_IN),
-            None => hints,
-        };
         let own = |info: &ferrogin_fabric::Info| info.provider() == provider;
-        let mut infos = lib.getinfo(&hints).unwrap();
+        let mut infos = lib.getinfo(&hints(provider)).unwrap();
         let at = infos.iter().position(own).unwrap_or(0);
         let info = infos.swap_remove(at);
         let fabric = Fabric::open(&info).unwrap();
@@ -189,6 +209,7 @@ impl Bare {
             filled: None,
             idle_since: None,
             peer: None,
+            provider: info.provider(),
         }
     }
 
