@@ -118,6 +118,8 @@ pub(crate) struct Engine<T> {
     events: Vec<Event>,
     pub(super) calls: Vec<Call>,
     pub(super) now: Instant,
+    /// When the timers were last looked at.
+    pub(super) timed: Instant,
     /// When messages with unknown tags were last looked for.
     pub(super) looked: Instant,
     pub(super) refusals: u32,
@@ -151,6 +153,7 @@ impl<T: Transport> Engine<T> {
             events: Vec::new(),
             calls: Vec::new(),
             now,
+            timed: now,
             looked: now,
             refusals: 0,
             telling: 0,
@@ -180,6 +183,12 @@ impl<T: Transport> Engine<T> {
     }
 
     // Requests of users.
+
+    /// Tells the time, if it is later than what was known: limits of what is asked next count from now. The timers' own look at the clock
+    /// may be long ago.
+    pub fn tell_time(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+    }
 
     pub fn write(&mut self, channel: u32, ticket: u64, body: Payload, done: WriteDone) {
         let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else {

@@ -401,12 +401,12 @@ impl<T: Transport> Engine<T> {
     /// Asks quiet peers to answer, gives up on those that do not, and on what takes too long.
     pub(super) fn timers(&mut self, now: Instant) {
         // If we were away for long ourselves, the answer may be waiting unread: deadlines start again.
-        let away = now.duration_since(self.now) >= self.config.lost_after / 2;
+        let away = now.duration_since(self.timed) >= self.config.lost_after / 2;
         if now.duration_since(self.looked) >= self.timer_interval() {
             self.looked = now;
             self.look_for_unknown();
         }
-        self.now = now;
+        (self.now, self.timed) = (now, now);
         for channel in 0..self.links.len() as u32 {
             let (ping_after, lost_after) = (self.config.ping_after, self.config.lost_after);
             let Some(link) = self.link(channel).filter(|link| link.is_live()) else { continue };

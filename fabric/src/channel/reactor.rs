@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 use std::{hint, ptr};
@@ -48,6 +48,10 @@ pub(super) enum Request {
 type AnyEngine = Engine<Box<dyn Transport>>;
 
 fn serve(engine: &mut AnyEngine, request: Request) {
+    if let Request::Connect { .. } | Request::Close { .. } | Request::Forget { .. } | Request::CloseAll { .. } = request
+    {
+        engine.tell_time(Instant::now());
+    }
     match request {
         Request::Write { channel, ticket, body, done } => engine.write(channel, ticket, body, done),
         Request::Read { channel, ticket, room, done } => engine.read(channel, ticket, room, done),
@@ -90,11 +94,29 @@ pub(super) struct Shared {
     wake: Wake,
     tickets: AtomicU64,
     stop: AtomicBool,
+    /// The thread does not come by for the inbox any more: see [`Shared::serve_late`].
+    ended: AtomicBool,
 }
 
 impl Shared {
     fn engine(&self) -> MutexGuard<'_, AnyEngine> {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The engine, if nobody is in it.
+    fn free_engine(&self) -> Option<MutexGuard<'_, AnyEngine>> {
+        match self.engine.try_lock() {
+            Ok(engine) => Some(engine),
+            Err(TryLockError::Poisoned(engine)) => Some(engine.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Looks into the engine from outside of the thread.
+    pub fn look<R>(&self, at: impl FnOnce(&mut AnyEngine) -> R) -> R {
+        let result = at(&mut self.engine());
+        self.serve_late();
+        result
     }
 
     fn inbox(&self) -> MutexGuard<'_, Vec<Request>> {
@@ -145,7 +167,7 @@ impl Shared {
 
     /// True when that channel is over.
     pub fn is_over(&self, channel: u32) -> bool {
-        self.engine().link(channel).is_none_or(|link| !link.is_live())
+        self.look(|engine| engine.link(channel).is_none_or(|link| !link.is_live()))
     }
 
     fn serve_own(engine: &mut AnyEngine) {
@@ -169,28 +191,43 @@ impl Shared {
     /// Hands a request to the engine: at once if nobody is in it, otherwise who is in it or the reactor takes it.
     pub fn submit(&self, request: Request) {
         let Some(request) = self.keep(request) else { return };
-        let mut calls = Vec::new();
-        match self.engine.try_lock() {
-            Ok(mut engine) if !self.calling.load(Ordering::Relaxed) => {
+        match self.free_engine() {
+            Some(mut engine) if !self.calling.load(Ordering::Relaxed) => {
                 self.serve_inbox(&mut engine);
                 serve(&mut engine, request);
                 engine.go_on();
-                if engine.over.is_some() {
-                    // No reactor will come by any more.
-                    engine.take_calls(&mut calls);
-                }
             }
             _ => self.enqueue(request),
         }
-        if !calls.is_empty() {
-            // Not on this thread, which may hold what the callbacks want.
-            let spawned = thread::Builder::new().name("channel-end".to_owned()).spawn(move || run(calls.into_iter()));
-            if let Err(error) = spawned {
-                log::error!("no thread to end channel operations: {error}");
-            }
-        }
+        self.serve_late();
         if self.bell.must_ring() {
             self.wake.ring();
+        }
+    }
+
+    /// When the thread does not come by any more, those who make requests serve them. Whoever finds the engine taken may leave: who
+    /// has it comes here afterwards, and finds what was left.
+    fn serve_late(&self) {
+        while self.ended.load(Ordering::SeqCst) {
+            // Between a request and a look at the lock, and between giving the lock back and a look for requests: one sees the other.
+            fence(Ordering::SeqCst);
+            let Some(mut engine) = self.free_engine() else { return };
+            self.serve_inbox(&mut engine);
+            let mut calls = Vec::new();
+            engine.take_calls(&mut calls);
+            drop(engine);
+            if !calls.is_empty() {
+                // Not on this thread, which may hold what the callbacks want.
+                let spawned =
+                    thread::Builder::new().name("channel-end".to_owned()).spawn(move || run(calls.into_iter()));
+                if let Err(error) = spawned {
+                    log::error!("no thread to end channel operations: {error}");
+                }
+            }
+            fence(Ordering::SeqCst);
+            if !self.inbox_used.load(Ordering::SeqCst) {
+                return;
+            }
         }
     }
 
@@ -305,12 +342,21 @@ fn finish(shared: &Shared, calls: &mut Vec<Call>) {
             drop(engine);
             drop(transport);
             run(calls.drain(..));
-            return;
+            break;
         }
         drop(engine);
         run(calls.drain(..));
         thread::yield_now();
     }
+    {
+        let mut engine = shared.engine();
+        // Before the last look at the inbox: what is put there later is served by who does it.
+        shared.ended.store(true, Ordering::SeqCst);
+        shared.serve_inbox(&mut engine);
+        engine.take_calls(calls);
+    }
+    run(calls.drain(..));
+    shared.serve_late();
 }
 
 /// An endpoint, its channels, and the thread that serves them.
@@ -367,6 +413,7 @@ impl Reactor {
             wake: Wake::new().map_err(failed("eventfd"))?,
             tickets: AtomicU64::new(1),
             stop: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
         });
         let (of_thread, busy_poll) = (Arc::clone(&shared), config.busy_poll);
         let thread = thread::Builder::new()
@@ -375,6 +422,11 @@ impl Reactor {
             .map_err(failed("thread"))?;
         let id = thread.thread().id();
         Ok(Self { shared, thread: Some(thread), id, config: config.clone(), provider })
+    }
+
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// The provider that was found (`tcp`, `efa`).
@@ -387,7 +439,7 @@ impl Reactor {
     /// # Errors
     /// [`ChannelError::Endpoint`] or [`ChannelError::Stopped`] when the reactor is over.
     pub fn listen(&self) -> Result<Listener, ChannelError> {
-        let (number, address) = self.shared.engine().listen()?;
+        let (number, address) = self.shared.look(Engine::listen)?;
         Ok(Listener::new(&self.shared, number, address))
     }
 
@@ -408,15 +460,15 @@ impl Reactor {
     }
 
     /// Closes all channels: what was written goes out, and the peers are told, as far as that is possible within `limit`. Then stops.
-    /// True when all peers have said goodbye.
+    /// True when all peers have said goodbye. In a callback of this reactor, which would wait for itself, it stops at once, and says false.
     pub fn shutdown(self, limit: Duration) -> bool {
+        if self.shared.is_own_thread() {
+            return false;
+        }
         let begin = Instant::now();
         self.shared.submit(Request::CloseAll { limit });
         loop {
-            let quiet = {
-                let engine = self.shared.engine();
-                engine.is_quiet() && !self.shared.inbox_used.load(Ordering::SeqCst)
-            };
+            let quiet = self.shared.look(|engine| engine.is_quiet()) && !self.shared.inbox_used.load(Ordering::SeqCst);
             if quiet || begin.elapsed() >= limit {
                 return quiet;
             }
@@ -503,6 +555,10 @@ impl Transport for Box<dyn Transport> {
 
     fn payloads_at_a_time(&self) -> usize {
         (**self).payloads_at_a_time()
+    }
+
+    fn discards_leftovers(&self) -> bool {
+        (**self).discards_leftovers()
     }
 
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {

@@ -69,6 +69,8 @@ pub struct Fake {
     port: usize,
     name: Vec<u8>,
     limit: usize,
+    /// It answers what it is like otherwise than transports do that say nothing.
+    pub odd: bool,
 }
 
 fn refused() -> Error {
@@ -99,7 +101,7 @@ impl Net {
         let name = format!("fake-{port}").into_bytes();
         state.ports.push(Port::default());
         state.by_name.insert(name.clone(), port);
-        Fake { net: self.clone(), port, name, limit: 1 << 20 }
+        Fake { net: self.clone(), port, name, limit: 1 << 20, odd: false }
     }
 
     /// The endpoint is gone: it hears and says nothing more, and sends to it fail.
@@ -122,7 +124,7 @@ impl Net {
             state.flying.push(Message { bytes: body.as_slice().to_vec(), ..message });
         }
         state.ports[port] = Port::default();
-        Fake { net: self.clone(), port, name: format!("fake-{port}").into_bytes(), limit: 1 << 20 }
+        Fake { net: self.clone(), port, name: format!("fake-{port}").into_bytes(), limit: 1 << 20, odd: false }
     }
 }
 
@@ -191,6 +193,14 @@ impl Transport for Fake {
 
     fn max_message(&self) -> usize {
         self.limit
+    }
+
+    fn payloads_at_a_time(&self) -> usize {
+        if self.odd { 1 } else { usize::MAX }
+    }
+
+    fn discards_leftovers(&self) -> bool {
+        !self.odd
     }
 
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {

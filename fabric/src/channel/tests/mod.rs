@@ -3,5 +3,6 @@
 mod again;
 mod ahead;
 mod broken;
+mod ends;
 mod fake;
 mod model;

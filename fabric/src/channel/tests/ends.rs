@@ -1,0 +1,107 @@
+//! Reactors that end while others ask them for something.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::super::engine::Call;
+use super::super::link::Opened;
+use super::super::transport::Transport;
+use super::super::{Channel, ChannelError, Config, Reactor};
+use super::fake::Net;
+use super::model::World;
+
+/// A handle of a channel that is not: everything that is asked of it is refused.
+fn nothing(reactor: &Reactor) -> Channel {
+    let (sender, receiver) = mpsc::channel();
+    let open = Channel::opening(reactor.shared(), move |channel| sender.send(channel.unwrap()).unwrap());
+    open(Ok(Opened { channel: 0, peer: "nobody".into(), max_write: 0 }));
+    receiver.recv().unwrap()
+}
+
+/// Who finds the engine taken after the thread has gone leaves the request there; who has the engine serves it.
+#[test]
+fn what_is_asked_while_another_is_in_an_ended_engine_is_answered() {
+    let transport: Box<dyn Transport> = Box::new(Net::new(1, false).endpoint());
+    let reactor = Reactor::over(transport, &Config::default()).unwrap();
+    let channel = nothing(&reactor);
+    let shared = Arc::clone(reactor.shared());
+    drop(reactor);
+    let (sender, receiver) = mpsc::channel();
+    shared.look(|_| channel.read(move |result| sender.send(result.is_err()).unwrap()));
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(true));
+}
+
+/// Whatever is asked at the moment at which the thread goes is answered, by whoever comes by.
+#[test]
+fn what_is_asked_while_the_thread_ends_is_answered() {
+    for seed in 0..50 {
+        let transport: Box<dyn Transport> = Box::new(Net::new(seed, false).endpoint());
+        let reactor = Reactor::over(transport, &Config::default()).unwrap();
+        let channel = nothing(&reactor);
+        let (asked, answered) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+        let gone = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let mut after = 0;
+                    while after < 20 {
+                        let answered = Arc::clone(&answered);
+                        asked.fetch_add(1, Ordering::SeqCst);
+                        channel.read(move |result| {
+                            assert!(result.is_err());
+                            answered.fetch_add(1, Ordering::SeqCst);
+                        });
+                        after += gone.load(Ordering::SeqCst);
+                    }
+                });
+            }
+            drop(reactor);
+            gone.store(1, Ordering::SeqCst);
+        });
+        let begin = Instant::now();
+        while answered.load(Ordering::SeqCst) < asked.load(Ordering::SeqCst) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "round {seed}: {answered:?} of {asked:?} were answered");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(answered.load(Ordering::SeqCst), asked.load(Ordering::SeqCst));
+    }
+}
+
+/// What a transport says of itself reaches the engine, whose transport is behind a box.
+#[test]
+fn a_box_hides_nothing_of_a_transport() {
+    let mut fake = Net::new(1, false).endpoint();
+    fake.odd = true;
+    let boxed: Box<dyn Transport> = Box::new(fake);
+    assert_eq!((boxed.discards_leftovers(), boxed.payloads_at_a_time()), (false, 1));
+    fn said<T: Transport>(transport: &T) -> (bool, usize) {
+        (transport.discards_leftovers(), transport.payloads_at_a_time())
+    }
+    assert_eq!(said(&boxed), (false, 1));
+}
+
+/// A limit counts from when it was given, however long the reactor has slept before.
+#[test]
+fn limits_begin_when_they_are_given() {
+    let mut world = World::new(1, false, 2, &Config::default());
+    let (_, address) = world.engines[0].listen().unwrap();
+    let (limit, ends) = (Duration::from_millis(100), <[Arc<AtomicUsize>; 2]>::default());
+    let [opened, late] = ends.clone();
+    let asked = world.now + Duration::from_millis(200);
+    world.engines[1].tell_time(asked);
+    let count = move |result: Result<Opened, ChannelError>| {
+        let end = if result.is_ok() { &opened } else { &late };
+        end.fetch_add(1, Ordering::SeqCst);
+    };
+    world.engines[1].connect(&address, 0, limit, Box::new(count));
+    // The connecting end hears nothing yet.
+    let mut calls = Vec::new();
+    for (after, expected) in [(limit / 2, 0), (limit, 1)] {
+        world.engines[1].poll(Some(asked + after));
+        world.engines[1].take_calls(&mut calls);
+        calls.drain(..).for_each(Call::run);
+        assert_eq!(ends.each_ref().map(|end| end.load(Ordering::SeqCst)), [0, expected], "after {after:?}");
+    }
+}
