@@ -38,6 +38,10 @@ impl Transport for Channel {
         drop(Self::close(self, limit));
     }
 
+    fn is_own_thread(&self) -> bool {
+        Self::is_own_thread(self)
+    }
+
     fn is_closed(&self) -> bool {
         Self::is_closed(self)
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
@@ -55,7 +56,7 @@ struct Inner {
 impl Client {
     /// A client on a connection whose other end is a [`crate::Server`]'s.
     pub fn new(transport: impl Transport, settings: Settings) -> Self {
-        let connection = Connection::new(transport, &settings);
+        let connection = Connection::new(transport, &settings, usize::MAX);
         let peer = connection.transport().peer().into();
         let close_within = settings.close_within;
         let inner = Arc::new(Inner { connection, state: Mutex::default(), peer, close_within });
@@ -86,8 +87,8 @@ impl Client {
         Call { slot, client: Arc::downgrade(&self.0), call }
     }
 
-    /// As [`Client::call`], with a callback, which is called once by a thread of the transport (or this one, if the call is refused at
-    /// once) and must not block. Gives the call's number, for [`Client::cancel`].
+    /// As [`Client::call`], with a callback, which is called once: by a thread of the transport, by the one that looks after deadlines,
+    /// or by this one if the call is refused at once. It must not block. Gives the call's number, for [`Client::cancel`].
     pub fn call_with(
         &self,
         method: u32,
@@ -105,7 +106,7 @@ impl Client {
         let refused = self.0.refused(&state, &data);
         if let Some(error) = refused {
             drop(state);
-            (waiting.done)(Err(error));
+            waiting.end(Err(error));
         } else if state.credits > 0 && state.queued.is_empty() {
             state.credits -= 1;
             let header = waiting.header(call);
@@ -131,6 +132,14 @@ impl Client {
 }
 
 impl Waiting {
+    /// Calls back. A callback that panics harms no other call.
+    fn end(self, result: Result<Body, RpcError>) {
+        let Self { method, done, .. } = self;
+        if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
+            log::error!("the callback of a call of method {method} panicked");
+        }
+    }
+
     fn is_late(&self, now: Instant) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
     }
@@ -172,13 +181,13 @@ impl Inner {
             let Some((call, data, waiting)) = state.queued.pop_front() else { return };
             if let Some(error) = self.refused(&state, &data) {
                 drop(state);
-                (waiting.done)(Err(error));
+                waiting.end(Err(error));
                 continue;
             }
             state.credits -= 1;
             let header = waiting.header(call);
             state.pending.insert(call, waiting);
-            drop(state);
+            // Before anybody can cancel it: what says so must not overtake it.
             self.connection.send(header, data);
         }
     }
@@ -203,7 +212,7 @@ impl Inner {
             self.connection.send(Header { call, ..Header::new(Kind::Cancel) }, Vec::new().into());
         }
         let error = error(&waiting);
-        (waiting.done)(Err(error));
+        waiting.end(Err(error));
     }
 
     fn cancel(&self, call: u64) {
@@ -219,7 +228,7 @@ impl Inner {
             state.pending.drain().map(|(_, waiting)| waiting).chain(queued).collect()
         };
         for waiting in all {
-            (waiting.done)(Err(error.clone()));
+            waiting.end(Err(error.clone()));
         }
     }
 
@@ -242,7 +251,7 @@ impl Inner {
                 }
                 Some(status) => Err(RpcError::Status { peer: Arc::clone(&self.peer), status }),
             };
-            (waiting.done)(result);
+            waiting.end(result);
         }
         self.make_queued();
         Ok(())
@@ -269,7 +278,7 @@ impl Owner for Inner {
                 };
                 for (_, _, waiting) in queued {
                     let peer = Arc::clone(&self.peer);
-                    (waiting.done)(Err(RpcError::Status { peer, status: Status::ShuttingDown }));
+                    waiting.end(Err(RpcError::Status { peer, status: Status::ShuttingDown }));
                 }
                 Ok(())
             }
@@ -339,17 +348,22 @@ pub struct Call {
 }
 
 impl Call {
-    /// Waits for the answer. Not for the transport's own thread, which brings it.
+    /// Waits for the answer. In callbacks of the transport that brings it, and of calls whose time is over, that is refused.
     ///
     /// # Errors
     /// See [`RpcError`].
     pub fn wait(self) -> Result<Body, RpcError> {
+        let own = |client: &Arc<Inner>| client.connection.transport().is_own_thread() || sweep::is_own_thread();
+        let refused = self.client.upgrade().filter(own).map(|client| Arc::clone(&client.peer));
         let mut state = self.slot.state();
         loop {
             match std::mem::replace(&mut *state, Answer::Taken) {
                 Answer::Ready(result) => return result,
                 Answer::Taken => return Err(RpcError::Cancelled),
                 waiting @ Answer::Waiting(_) => *state = waiting,
+            }
+            if let Some(peer) = refused {
+                return Err(RpcError::OwnThread { peer });
             }
             state = self.slot.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
         }

@@ -3,14 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use crate::frame::{Assembler, HEADER, Header};
+use crate::frame::{Assembler, HEADER, Header, PACK};
 use crate::transport::FOREVER;
-use crate::{Body, Bytes, Data, Settings, Transport, TransportError, Violation};
+use crate::{Body, Bytes, Data, SendDone, Settings, Transport, TransportError, Violation};
 
 /// Reads that wait at the transport.
 const READS: usize = 16;
-/// Bytes of frames that are packed into one message, at most.
-const PACK: usize = 16 << 10;
 
 /// How a connection ended.
 #[derive(Clone, Debug)]
@@ -32,6 +30,12 @@ pub(crate) trait Owner: Send + Sync + 'static {
 struct Packing {
     under_way: bool,
     frames: Vec<u8>,
+    /// How many they are.
+    count: usize,
+    /// Frames that are not out, those that wait among them.
+    unsent: usize,
+    /// Reads that wait until fewer are.
+    owed: usize,
 }
 
 pub(crate) struct Connection {
@@ -43,10 +47,14 @@ pub(crate) struct Connection {
     inline: usize,
     piece: usize,
     pack: usize,
+    /// Frames that may be unsent while more are read.
+    ahead: usize,
 }
 
 impl Connection {
-    pub fn new(transport: impl Transport, settings: &Settings) -> Arc<Self> {
+    /// A connection that reads nothing more while more than `ahead` of its frames are not out: a peer that asks and does not read the
+    /// answers fills no memory. Only one end may do so; the other always reads.
+    pub fn new(transport: impl Transport, settings: &Settings, ahead: usize) -> Arc<Self> {
         let max = transport.max_message();
         Arc::new(Self {
             inline: settings.inline.min(max.saturating_sub(HEADER)),
@@ -54,6 +62,7 @@ impl Connection {
             transport: Box::new(transport),
             packing: Mutex::default(),
             pack: PACK.min(max),
+            ahead,
             parts: Mutex::new(Some(Assembler::new(settings.max_body))),
             owner: OnceLock::new(),
         })
@@ -76,27 +85,38 @@ impl Connection {
         self.packing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a message of short frames.
-    fn send_frames(self: &Arc<Self>, packing: &mut Packing, frames: Vec<u8>) {
+    /// Sends a message of `count` short frames.
+    fn send_frames(self: &Arc<Self>, packing: &mut Packing, frames: Vec<u8>, count: usize) {
         packing.under_way = true;
         let this = Arc::clone(self);
-        self.transport.send(Bytes::Owned(frames), Box::new(move |result| this.frames_sent(result.is_ok())));
+        self.transport.send(Bytes::Owned(frames), Box::new(move |result| this.frames_sent(result.is_ok(), count)));
     }
 
-    fn frames_sent(self: &Arc<Self>, well: bool) {
+    fn frames_sent(self: &Arc<Self>, well: bool, count: usize) {
         let mut packing = self.packing();
         packing.under_way = false;
-        let frames = std::mem::take(&mut packing.frames);
-        if well && !frames.is_empty() {
-            self.send_frames(&mut packing, frames);
+        if well {
+            self.flush(&mut packing);
+        } else {
+            packing.unsent -= std::mem::take(&mut packing.count);
+            packing.frames.clear();
         }
+        self.are_out(packing, count);
+    }
+
+    /// That many frames are out, or will never be.
+    fn are_out(self: &Arc<Self>, mut packing: MutexGuard<'_, Packing>, count: usize) {
+        packing.unsent -= count;
+        let reads = if packing.unsent <= self.ahead { std::mem::take(&mut packing.owed) } else { 0 };
+        drop(packing);
+        (0..reads).for_each(|_| self.read());
     }
 
     /// Sends the frames that wait, in front of what must not overtake them.
     fn flush(self: &Arc<Self>, packing: &mut Packing) {
-        let frames = std::mem::take(&mut packing.frames);
+        let (frames, count) = (std::mem::take(&mut packing.frames), std::mem::take(&mut packing.count));
         if !frames.is_empty() {
-            self.send_frames(packing, frames);
+            self.send_frames(packing, frames, count);
         }
     }
 
@@ -112,6 +132,7 @@ impl Connection {
         let inline = len <= self.inline;
         let header = Header { inline, length: len as u64, ..header }.emit();
         let mut packing = self.packing();
+        packing.unsent += 1;
         if inline {
             if packing.frames.len() + HEADER + len > self.pack {
                 self.flush(&mut packing);
@@ -122,26 +143,37 @@ impl Connection {
             message.extend_from_slice(data.as_slice());
             if wait {
                 packing.frames = message;
+                packing.count += 1;
             } else {
-                self.send_frames(&mut packing, message);
+                self.send_frames(&mut packing, message, 1);
             }
             return;
         }
         self.flush(&mut packing);
-        let done = || Box::new(|_| ()) as crate::SendDone;
-        self.transport.send(Bytes::Owned(header.to_vec()), done());
+        self.transport.send(Bytes::Owned(header.to_vec()), Box::new(|_| ()));
+        let this = Arc::clone(self);
+        let last: SendDone = Box::new(move |_| this.are_out(this.packing(), 1));
         let bytes = match data {
-            Data::Owned(bytes) if len <= self.piece => {
-                self.transport.send(Bytes::Owned(bytes), done());
-                return;
-            }
+            Data::Owned(bytes) if len <= self.piece => return self.transport.send(Bytes::Owned(bytes), last),
             Data::Owned(bytes) => Arc::new(bytes),
             Data::Shared(bytes) => bytes,
         };
-        for from in (0..len).step_by(self.piece) {
-            let to = (from + self.piece).min(len);
-            self.transport.send(Bytes::Shared(Arc::clone(&bytes), from..to), done());
+        let begin = (len - 1) / self.piece * self.piece;
+        for from in (0..begin).step_by(self.piece) {
+            self.transport.send(Bytes::Shared(Arc::clone(&bytes), from..from + self.piece), Box::new(|_| ()));
         }
+        self.transport.send(Bytes::Shared(bytes, begin..len), last);
+    }
+
+    /// Reads another message, now or when enough of what was sent is out.
+    fn read_on(self: &Arc<Self>) {
+        let mut packing = self.packing();
+        if packing.unsent > self.ahead {
+            packing.owed += 1;
+            return;
+        }
+        drop(packing);
+        self.read();
     }
 
     fn read(self: &Arc<Self>) {
@@ -170,7 +202,7 @@ impl Connection {
                 .try_for_each(|(header, body)| Arc::clone(&owner).frame(header, body).map_err(End::Broken))
         });
         match taken {
-            Ok(()) => self.read(),
+            Ok(()) => self.read_on(),
             Err(end) => {
                 let first = self.parts.lock().unwrap_or_else(PoisonError::into_inner).take().is_some();
                 if first {

@@ -56,6 +56,14 @@ pub enum RpcError {
         /// The most.
         max: usize,
     },
+    /// The answer was waited for on a thread that is needed to bring it. The call is cancelled.
+    #[error(
+        "waiting for {peer} in a callback would keep its answer from coming: use a callback, or wait on another thread"
+    )]
+    OwnThread {
+        /// The server.
+        peer: Arc<str>,
+    },
 }
 
 /// What a server answers instead of a body.

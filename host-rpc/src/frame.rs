@@ -12,7 +12,7 @@
 //! ```
 //!
 //! All little endian. The body stands behind the header if `inline` (bit 7 of kind); otherwise it is the messages that
-//! follow, together `length` bytes long. A message may have several frames with their bodies, one behind the other.
+//! follow, together `length` bytes long. A message of at most 16 KiB may have several frames with their bodies, one behind the other.
 
 use crate::{Body, Violation};
 
@@ -20,6 +20,8 @@ use crate::{Body, Violation};
 pub const HEADER: usize = 32;
 /// Version of the protocol.
 pub const VERSION: u8 = 2;
+/// Bytes of a message of several frames at most: so a message of whatever length makes few answers.
+pub const PACK: usize = 16 << 10;
 const MAGIC: [u8; 2] = *b"hr";
 const INLINE: u8 = 0x80;
 
@@ -167,6 +169,9 @@ impl Assembler {
                 frames.push((header, body));
                 return Ok(frames);
             }
+            if message.len() > PACK {
+                return Err(Violation::Length { got: behind, expected: length });
+            }
             let (frame, others) = rest.split_at(HEADER + length);
             frames.push((header, Body::behind(frame[HEADER..].to_vec(), 0)));
             rest = others;
@@ -219,6 +224,13 @@ mod tests {
         let apart = Header { inline: false, ..header() };
         assert_eq!(parts.message(apart.emit().to_vec()), Ok(Vec::new()));
         assert_eq!(parts.message(vec![0; 5]), Err(Violation::Length { got: 5, expected: 4 }));
+        let short = Header { length: 0, ..header() }.emit();
+        assert_eq!(
+            Assembler::new(100).message(short.repeat(PACK / HEADER)).map(|frames| frames.len()),
+            Ok(PACK / HEADER)
+        );
+        let many = Assembler::new(100).message(short.repeat(PACK / HEADER + 1));
+        assert_eq!(many, Err(Violation::Length { got: PACK, expected: 0 }));
         let mut parts = Assembler::new(100);
         assert_eq!(parts.message(apart.emit().to_vec()), Ok(Vec::new()));
         assert_eq!(parts.message(Vec::new()), Err(Violation::Length { got: 0, expected: 4 }));

@@ -27,16 +27,20 @@ const SHUTTING_DOWN: u32 = 4;
 const FAILED: u32 = 5;
 const BROKEN: u32 = 6;
 
-/// A status as an answer's code and body.
-fn emit(status: &Status) -> (u32, Vec<u8>) {
-    match status {
-        Status::NoMethod(_) => (NO_METHOD, Vec::new()),
-        Status::Late => (LATE, Vec::new()),
-        Status::Cancelled => (CANCELLED, Vec::new()),
-        Status::ShuttingDown => (SHUTTING_DOWN, Vec::new()),
-        Status::Failed { code, text } => (FAILED, [&code.to_le_bytes()[..], text.as_bytes()].concat()),
-        Status::Broken => (BROKEN, Vec::new()),
-    }
+/// A status as an answer's code and body, whose words are cut off where it would be longer than `max`.
+fn emit(status: &Status, max: usize) -> (u32, Vec<u8>) {
+    let code = match status {
+        Status::NoMethod(_) => NO_METHOD,
+        Status::Late => LATE,
+        Status::Cancelled => CANCELLED,
+        Status::ShuttingDown => SHUTTING_DOWN,
+        Status::Failed { code, text } if max >= 4 => {
+            let end = (0..=text.len().min(max - 4)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+            return (FAILED, [&code.to_le_bytes()[..], &text.as_bytes()[..end]].concat());
+        }
+        Status::Failed { .. } | Status::Broken => BROKEN,
+    };
+    (code, Vec::new())
 }
 
 /// The status in an answer to `method`; None when it is a good one. What is unknown is a broken method.
@@ -141,7 +145,8 @@ impl Server {
     pub fn start(self) -> Running {
         let workers = self.settings.workers;
         let inner = Arc::new(Inner {
-            settings: self.settings,
+            // With none, no call would ever be made.
+            settings: Settings { credits: self.settings.credits.max(1), ..self.settings },
             methods: self.methods,
             jobs: Mutex::default(),
             more: Condvar::new(),
@@ -227,7 +232,8 @@ impl Inner {
     }
 
     fn attach(self: &Arc<Self>, transport: impl Transport) {
-        let connection = Connection::new(transport, &self.settings);
+        let ahead = 2 * self.settings.credits as usize;
+        let connection = Connection::new(transport, &self.settings, ahead);
         let served = Arc::new(Served {
             peer: connection.transport().peer().into(),
             connection,
@@ -280,15 +286,17 @@ impl Running {
 
     /// Takes no more calls, lets those that run come to their end and their answers go out, says goodbye and stops, all of it within
     /// `limit` (and a moment for goodbyes). True when all calls were answered and the answers are out: then the transport may go.
-    /// Methods that still run at the limit are left alone: their answers go nowhere, their threads end with them.
+    /// Methods that still run at the limit are left alone: their answers go nowhere, their threads end with them. On a thread that calls
+    /// back for the transport, which would wait for itself, the limit is over at once.
     pub fn shutdown(mut self, limit: Duration) -> bool {
-        let deadline = later(Instant::now(), limit);
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let connections = {
             let mut state = self.inner.state();
             state.stopping = true;
             state.connections.clone()
         };
+        let own = connections.iter().any(|served| served.connection.transport().is_own_thread());
+        let deadline = later(Instant::now(), if own { Duration::ZERO } else { limit });
         for served in &connections {
             served.connection.send(Header::new(Kind::Goodbye), Vec::new().into());
         }
@@ -339,6 +347,7 @@ impl Drop for Running {
             std::mem::take(&mut state.connections)
         };
         for served in connections {
+            served.cancel_all();
             served.connection.close(self.inner.settings.close_within);
         }
         self.inner.end_work();
@@ -391,12 +400,18 @@ impl Served {
         let (code, data) = match result {
             Ok(data) => (0, data),
             Err(status) => {
-                let (code, body) = emit(&status);
+                let (code, body) = emit(&status, max);
                 (code, body.into())
             }
         };
         self.connection.send(Header { code, call, credits: 1, ..Header::new(Kind::Answer) }, data);
         self.calls().answering -= 1;
+    }
+
+    fn cancel_all(&self) {
+        for cancelled in self.calls().open.values() {
+            cancelled.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Calls run, or their answers are not with the connection yet.
@@ -469,9 +484,7 @@ impl Owner for Served {
             log::warn!("{} broke the protocol: {violation}", self.peer);
             self.connection.close(Duration::ZERO);
         }
-        for cancelled in self.calls().open.values() {
-            cancelled.store(true, Ordering::Relaxed);
-        }
+        self.cancel_all();
         if let Some(server) = self.server.upgrade() {
             server.state().connections.retain(|served| !std::ptr::eq(&**served, self));
         }

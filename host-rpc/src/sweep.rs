@@ -1,7 +1,7 @@
 //! Deadlines: one thread for the whole process looks at all clients a hundred times a second, as long as there are any.
 
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 /// How late a deadline may be noticed.
@@ -16,6 +16,13 @@ pub(crate) trait Swept: Send + Sync {
 struct Sweeper {
     all: Mutex<Vec<Weak<dyn Swept>>>,
     more: Condvar,
+}
+
+static THREAD: OnceLock<ThreadId> = OnceLock::new();
+
+/// True on the thread that looks after deadlines.
+pub(crate) fn is_own_thread() -> bool {
+    THREAD.get() == Some(&thread::current().id())
 }
 
 /// Looks after `swept` from now on, until it is dropped.
@@ -34,6 +41,7 @@ pub(crate) fn watch(swept: Weak<dyn Swept>) {
 }
 
 fn run(sweeper: &Sweeper) {
+    THREAD.get_or_init(|| thread::current().id());
     loop {
         let alive: Vec<Arc<dyn Swept>> = {
             let mut all = sweeper.all.lock().unwrap_or_else(PoisonError::into_inner);

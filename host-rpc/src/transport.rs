@@ -1,4 +1,4 @@
-//! What RPC needs of a transport: the narrow trait that the message channel implements, and that mlx5 can.
+//! What RPC needs of a transport: the narrow trait that the message channel and mlx5 queue pairs implement.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -57,6 +57,10 @@ pub trait Transport: Send + Sync + 'static {
     /// Lets what was sent go out, and ends the connection, at the latest after `limit`. Receives end with
     /// [`TransportError::Closed`].
     fn close(&self, limit: Duration);
+    /// True on the thread that calls back, if the transport can tell: whoever waited there for an answer would wait for ever.
+    fn is_own_thread(&self) -> bool {
+        false
+    }
     /// After [`Transport::close`]: what was sent is out and the peer knows of the end, or the limit is over. True where the transport
     /// sees to that by itself, however soon its user ends.
     fn is_closed(&self) -> bool {

@@ -3,13 +3,13 @@
 #[allow(dead_code)]
 mod common;
 
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use common::{libraries, patient};
 use ferrogin_fabric::channel::Reactor;
-use host_rpc::{Body, Client, RpcError, Server, Settings, Status};
+use host_rpc::{Body, Client, RpcError, Running, Server, Settings, Status};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const LONG: usize = 20 << 20;
@@ -67,6 +67,37 @@ fn shutdowns_leave_endless_methods_alone() {
         assert!(!server.shutdown(Duration::from_millis(50)));
         assert!(matches!(call.wait(), Err(RpcError::Lost { .. })));
         drop(end);
+    }
+}
+
+/// Waiting on the thread that brings the answer is refused, and so is waiting there for a server's calls to end.
+#[test]
+fn callbacks_that_wait_are_told() {
+    for lib in libraries("callbacks_that_wait_are_told") {
+        let reactor = || Reactor::open(&lib, &patient()).unwrap();
+        let (here, there) = (reactor(), reactor());
+        let (ended, has_ended) = mpsc::channel();
+        let own: Arc<Mutex<Option<Running>>> = Arc::default();
+        let of_method = Arc::clone(&own);
+        let server = Server::new(Settings { workers: 0, ..Settings::default() })
+            .method(1, |_, body| Ok(body.into_vec().into()))
+            .method_with(2, move |_, _, _responder| {
+                let server = of_method.lock().unwrap().take().unwrap();
+                ended.send(server.shutdown(Duration::MAX)).unwrap();
+            })
+            .start();
+        let address = server.listen(here.listen().unwrap());
+        *own.lock().unwrap() = Some(server);
+        let client = Client::new(there.connect(&address).wait().unwrap(), Settings::default());
+        let (sender, receiver) = mpsc::channel();
+        let again = client.clone();
+        client.call_with(1, "", LIMIT, move |_| sender.send(again.call(1, "", Duration::MAX).wait()).unwrap());
+        let error = receiver.recv_timeout(LIMIT).unwrap().unwrap_err();
+        assert!(matches!(error, RpcError::OwnThread { .. }) && error.to_string().contains(client.peer()), "{error}");
+        assert_eq!(client.call(1, "on", LIMIT).wait().unwrap().into_vec(), b"on");
+        let call = client.call(2, "", LIMIT);
+        assert!(!has_ended.recv_timeout(LIMIT).unwrap());
+        assert!(call.wait().is_err());
     }
 }
 

@@ -130,6 +130,11 @@ impl Channel {
         self.0.shared.is_over(self.0.number)
     }
 
+    /// True in callbacks of the channel's reactor. Waiting there is refused with [`ChannelError::OwnThread`].
+    pub fn is_own_thread(&self) -> bool {
+        self.0.shared.is_own_thread()
+    }
+
     fn awaited(&self, what: &'static str) -> Awaited {
         Awaited { shared: Arc::downgrade(&self.0.shared), peer: Arc::clone(&self.0.peer), what }
     }

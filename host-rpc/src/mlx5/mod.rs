@@ -22,6 +22,7 @@ use mlx5::device::{Device, DeviceError, Endpoint};
 
 use self::engine::Engine;
 use self::frame::HEADER;
+use crate::transport::later;
 use crate::{Bytes, ReceiveDone, SendDone, Transport};
 
 /// Sizes of a connection. The two ends need not agree.
@@ -206,7 +207,11 @@ impl Transport for Connection {
     }
 
     fn close(&self, limit: Duration) {
-        self.ask(Command::Close(Instant::now() + limit));
+        self.ask(Command::Close(later(Instant::now(), limit)));
+    }
+
+    fn is_own_thread(&self) -> bool {
+        thread::current().id() == self.thread.id()
     }
 }
 

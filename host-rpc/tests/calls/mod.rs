@@ -22,6 +22,8 @@ macro_rules! calls {
             answers_find_their_calls,
             long_bodies_go_in_pieces_and_come_as_pieces,
             servers_say_what_went_wrong,
+            what_went_wrong_fits_into_what_the_caller_takes,
+            callbacks_that_panic_harm_no_other_call,
             calls_never_run_ahead_of_the_credits,
             deadlines_and_cancels_free_the_server,
             shutting_down_answers_what_runs_and_refuses_the_rest,
@@ -108,9 +110,9 @@ pub fn hammer(client: &Client, threads: usize, calls: usize) {
 }
 
 pub fn answers_find_their_calls<W: Wire>(wire: &W) {
-    for workers in [0, 3] {
-        let (_running, client) = connected(wire, &Settings { workers, credits: 5, ..Settings::default() });
-        hammer(&client, 16, 60);
+    for (workers, credits) in [(0, 5), (3, 5), (1, 0)] {
+        let (_running, client) = connected(wire, &Settings { workers, credits, ..Settings::default() });
+        hammer(&client, 16, if credits == 0 { 4 } else { 60 });
     }
 }
 
@@ -137,6 +139,44 @@ pub fn servers_say_what_went_wrong<W: Wire>(wire: &W) {
     assert_eq!(status(PANIC, b""), Status::Broken);
     assert_eq!(status(DROP, b""), Status::Broken);
     assert_eq!(client.call(ECHO, b"on".to_vec(), LIMIT).wait().unwrap().into_vec(), b"on");
+}
+
+pub fn what_went_wrong_fits_into_what_the_caller_takes<W: Wire>(wire: &W) {
+    let running = Server::new(Settings::default())
+        .method(FAIL, |_, _| Err(Status::failed(3, "as äsked")))
+        .method(ECHO, |_, _| Ok(vec![0; 1000].into()))
+        .start();
+    for (max_body, expected) in
+        [(100, Status::failed(3, "as äsked")), (8, Status::failed(3, "as ")), (3, Status::Broken)]
+    {
+        let (here, there) = wire.pair();
+        running.attach(there);
+        let client = Client::new(here, Settings { max_body, ..Settings::default() });
+        let status = |method| match client.call(method, "", LIMIT).wait() {
+            Err(RpcError::Status { status, .. }) => status,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(status(FAIL), expected);
+        // Longer than the caller takes: it learns that, as far as the words fit, and keeps its connection.
+        assert!(matches!(status(ECHO), Status::Failed { code: 0, .. } | Status::Broken));
+        assert_eq!(status(FAIL), expected);
+    }
+}
+
+pub fn callbacks_that_panic_harm_no_other_call<W: Wire>(wire: &W) {
+    let (_running, client) = connected(wire, &Settings { credits: 2, ..Settings::default() });
+    for (method, limit) in [(SLOW, Duration::from_millis(1)), (ECHO, LIMIT)] {
+        let (sender, receiver) = mpsc::channel();
+        client.call_with(method, "", limit, move |result| {
+            sender.send(result).unwrap();
+            panic!("as asked");
+        });
+        assert_eq!(receiver.recv_timeout(LIMIT).unwrap().is_ok(), method == ECHO);
+    }
+    // Deadlines are looked after, and answers come.
+    let error = client.call(SLOW, "", Duration::from_millis(1)).wait().unwrap_err();
+    assert!(matches!(error, RpcError::Timeout { .. }), "{error}");
+    assert_eq!(client.call(ECHO, "on", LIMIT).wait().unwrap().into_vec(), b"on");
 }
 
 pub fn calls_never_run_ahead_of_the_credits<W: Wire>(wire: &W) {
