@@ -595,6 +595,7 @@ impl<T: Transport> Engine<T> {
                     self.seen(operation, channel, index, found);
                 }
             }
+            Event::Lost { peer, error } => self.unreachable(peer, error),
         }
     }
 
@@ -613,15 +614,28 @@ impl<T: Transport> Engine<T> {
             }
             // The peer has closed: what it did not take does not matter.
             Err(_) if link.their_end.is_some() => {}
-            Err(source) => {
-                let peer = Arc::clone(&link.peer);
-                let error = match link.state {
-                    State::Connecting { .. } => ChannelError::Unreachable { peer, source },
-                    _ => ChannelError::Failed { peer, source },
-                };
-                self.end(channel, error);
-            }
+            Err(source) => self.cut_off(channel, source),
         }
+    }
+
+    /// Nothing can be sent to a peer any more. Who waits for an answer hears of it at once; others when they read or write, after what
+    /// has come before.
+    pub(super) fn unreachable(&mut self, peer: Addr, source: Error) {
+        let Some(&channel) = self.by_addr.get(&peer) else { return };
+        let Some(link) = self.link(channel) else { return };
+        if link.their_end.is_none() && (link.closing.is_some() || matches!(link.state, State::Connecting { .. })) {
+            self.cut_off(channel, source);
+        }
+    }
+
+    fn cut_off(&mut self, channel: u32, source: Error) {
+        let Some(link) = self.link(channel) else { return };
+        let peer = Arc::clone(&link.peer);
+        let error = match link.state {
+            State::Connecting { .. } => ChannelError::Unreachable { peer, source },
+            _ => ChannelError::Failed { peer, source },
+        };
+        self.end(channel, error);
     }
 
     fn received(

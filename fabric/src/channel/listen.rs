@@ -209,16 +209,8 @@ impl<T: Transport> Engine<T> {
                 Sending::Posted => self.telling += 1,
                 Sending::Done(_) => {}
                 Sending::Again(body) => self.unsent.push_back((to, tag, body, token)),
-                // Who cannot be told finds out by silence; a connect must not wait for that.
-                Sending::Failed(_, source) => {
-                    let channel = self.by_addr.get(&to).copied();
-                    if let Some(link) = channel.and_then(|channel| self.link(channel))
-                        && matches!(link.state, State::Connecting { .. })
-                    {
-                        let error = ChannelError::Unreachable { peer: Arc::clone(&link.peer), source };
-                        self.end(channel.unwrap_or_default(), error);
-                    }
-                }
+                // Who cannot be told finds out by silence.
+                Sending::Failed(_, source) => self.unreachable(to, source),
             }
         }
     }

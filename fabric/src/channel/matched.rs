@@ -38,6 +38,8 @@ struct Posted {
     room: Vec<u8>,
     len: usize,
     token: u64,
+    /// It is for messages of one peer.
+    directed: bool,
 }
 
 /// A message that waits for a receive.
@@ -115,8 +117,8 @@ struct PeerState {
     /// Bytes of messages that were announced, or are about to be, and have not begun.
     ahead: usize,
     posted: VecDeque<Posted>,
-    /// Receives with their announced messages, to be cleared when less is `coming`, which was and comes at once.
-    met: VecDeque<(Posted, Header)>,
+    /// Receives with their announced messages and the bytes of those, to be cleared when less is `coming`, which was and comes at once.
+    met: VecDeque<(Posted, Header, usize)>,
     coming: UnderWay,
     /// Cleared sends whose bytes go at once, when fewer are with the endpoint: `at_once`.
     cleared: VecDeque<u32>,
@@ -129,11 +131,6 @@ struct PeerState {
 }
 
 impl PeerState {
-    /// A message that comes at once may be cleared.
-    fn has_room_for(&self, header: &Header) -> bool {
-        self.coming.has_room(usize::try_from(header.total).unwrap_or(usize::MAX), PAYLOADS)
-    }
-
     /// A message to it is not ahead any more.
     fn has_begun(&mut self, out: &mut Outgoing) {
         if std::mem::take(&mut out.ahead) {
@@ -238,6 +235,17 @@ impl State {
             self.peers.resize_with(peer.index() + 1, PeerState::default);
         }
         &mut self.peers[peer.index()]
+    }
+
+    /// A number for a send.
+    fn free_number(&mut self) -> u32 {
+        // Some may have waited for a receive since the numbers began anew.
+        while self.outgoing.contains_key(&self.next_number) {
+            self.next_number = self.next_number.wrapping_add(1);
+        }
+        let number = self.next_number;
+        self.next_number = number.wrapping_add(1);
+        number
     }
 
     /// Opens a record to a peer. It goes out with [`State::flush`], with a longer message, or when there is no room for another.
@@ -427,167 +435,6 @@ impl State {
         }
     }
 
-    fn arrived(&mut self, outbox: &mut Outbox<'_>, from: Peer, header: Header, bytes: &[u8]) {
-        let matches = |posted: &Posted| posted.pattern.matches(header.tag);
-        let state = self.peer(from);
-        let directed = state.posted.iter().position(matches).and_then(|at| state.posted.remove(at));
-        let posted = directed.or_else(|| {
-            let at = self.anyone.iter().position(matches)?;
-            self.anyone.remove(at)
-        });
-        match posted {
-            Some(posted) if header.kind == Kind::Whole => self.fill(from, posted, header.tag, bytes),
-            Some(posted) => self.clear(outbox, from, posted, header),
-            None => {
-                let unmatched = &mut self.peer(from).unmatched;
-                if unmatched.len() >= UNMATCHED {
-                    log::warn!("a message was dropped: its peer is {UNMATCHED} messages ahead of its reader");
-                } else if header.kind == Kind::Whole {
-                    unmatched.push_back(Unmatched::Whole(header.tag, bytes.to_vec()));
-                } else {
-                    unmatched.push_back(Unmatched::Announced(header));
-                }
-            }
-        }
-    }
-
-    fn fill(&mut self, from: Peer, posted: Posted, tag: u64, bytes: &[u8]) {
-        let Posted { mut room, len, token, .. } = posted;
-        let fits = bytes.len() <= len;
-        room.clear();
-        room.extend_from_slice(&bytes[..bytes.len().min(len)]);
-        let result = if fits { Ok(()) } else { Err(Fault::Truncated) };
-        self.events.push(Event::Received { token, bytes: room, tag, from: Some(addr(from)), result });
-    }
-
-    /// A receive meets an announced message. Few are cleared at a time: what a stream holds beyond that is only in the way of what is
-    /// said about others, and out of the cache when it is read.
-    fn clear(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, header: Header) {
-        let state = self.peer(from);
-        if header.at_once && !state.has_room_for(&header) {
-            state.met.push_back((posted, header));
-        } else {
-            self.clear_now(outbox, from, posted, header);
-        }
-    }
-
-    /// Clears what has waited for others of that peer.
-    fn clear_more(&mut self, outbox: &mut Outbox<'_>, from: Peer) {
-        loop {
-            let state = self.peer(from);
-            let Some((posted, header)) = state.met.pop_front() else { return };
-            if !state.has_room_for(&header) {
-                state.met.push_front((posted, header));
-                return;
-            }
-            self.clear_now(outbox, from, posted, header);
-        }
-    }
-
-    fn clear_now(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, header: Header) {
-        let Posted { mut room, len, token, .. } = posted;
-        let number = header.number;
-        let total = usize::try_from(header.total).ok().filter(|total| *total <= len);
-        let (kind, at_once, tag) = match total {
-            Some(total) => {
-                // A number that no other peer can guess: whoever knows the tag may fill the room.
-                let filling = secret() & NUMBERS;
-                let mut at_once = header.at_once && !self.filling.contains_key(&filling);
-                if at_once {
-                    room.clear();
-                    room.reserve_exact(total);
-                    // SAFETY: room for that many bytes on the heap, kept untouched (`filling`, then `given_up`) until the
-                    // receive is over; whatever is left then is dropped after the endpoint.
-                    at_once = unsafe { outbox.receive_long(filling, room.as_mut_ptr(), total, filling) };
-                }
-                if !at_once {
-                    // Every byte is written over: what is there need not be cleared.
-                    room.resize(total, 0);
-                }
-                if at_once {
-                    self.peer(from).coming.begin(total);
-                }
-                let tag = header.tag;
-                self.filling.insert(filling, Filling { from, room, at_once, total, missing: total, tag, token });
-                (Kind::Clear, at_once, filling)
-            }
-            None => {
-                let (tag, from) = (header.tag, Some(addr(from)));
-                self.events.push(Event::Received { token, bytes: room, tag, from, result: Err(Fault::Truncated) });
-                (Kind::Decline, false, 0)
-            }
-        };
-        let answer = Header { at_once, total: header.total, ..Header::new(kind, number, tag, 0) };
-        self.replies.push_back((from, answer));
-        self.reply(outbox);
-    }
-
-    fn piece(&mut self, from: Peer, header: Header, bytes: &[u8]) {
-        let filling = self.filling.get_mut(&header.tag).filter(|filling| filling.from == from && !filling.at_once);
-        let Some(filling) = filling else { return };
-        let place =
-            usize::try_from(header.offset).ok().and_then(|at| filling.room.get_mut(at..)?.get_mut(..bytes.len()));
-        let missing = filling.missing.checked_sub(bytes.len());
-        let (Some(place), Some(missing), true) = (place, missing, header.total == filling.total as u64) else {
-            log::warn!("a piece that does not fit was dropped");
-            return;
-        };
-        place.copy_from_slice(bytes);
-        filling.missing = missing;
-        if missing == 0
-            && let Some(Filling { room, tag, token, .. }) = self.filling.remove(&header.tag)
-        {
-            self.events.push(Event::Received { token, bytes: room, tag, from: Some(addr(from)), result: Ok(()) });
-        }
-    }
-
-    /// A receive for a message that comes at once is over.
-    fn received(&mut self, outbox: &mut Outbox<'_>, number: u64, result: Result<usize, Error>) {
-        if let Some((from, _, total)) = self.given_up.remove(&number) {
-            self.has_come(outbox, from, total);
-            return;
-        }
-        let Some(Filling { from, mut room, tag, token, total, .. }) = self.filling.remove(&number) else { return };
-        self.has_come(outbox, from, total);
-        let result = match result {
-            Ok(len) => {
-                // SAFETY: the endpoint wrote that many bytes at its start, and the capacity has them.
-                unsafe { room.set_len(len.min(room.capacity())) };
-                Ok(())
-            }
-            Err(Error::Call { code: bindings::FI_ETRUNC, .. }) => Err(Fault::Truncated),
-            Err(error) => Err(Fault::Failed(error)),
-        };
-        self.events.push(Event::Received { token, bytes: room, tag, from: Some(addr(from)), result });
-    }
-
-    fn has_come(&mut self, outbox: &mut Outbox<'_>, from: Peer, total: usize) {
-        self.peer(from).coming.end(total);
-        self.clear_more(outbox, from);
-    }
-
-    /// Takes receives that are under way out: their tokens, and their rooms unless the endpoint has them.
-    fn give_up(&mut self, which: impl Fn(&Filling) -> bool) -> Vec<(u64, Vec<u8>)> {
-        let Self { filling, given_up, .. } = self;
-        let over = filling.extract_if(|_, filling| which(filling)).map(|(number, filling)| {
-            let Filling { from, room, at_once, token, total, .. } = filling;
-            if !at_once {
-                return (token, room);
-            }
-            given_up.insert(number, (from, room, total));
-            (token, Vec::new())
-        });
-        over.collect()
-    }
-
-    /// Takes rooms back that a peer that is gone would fill. Those of a living one stay lent until its bytes are there: without
-    /// them the provider would stop reading what it sends.
-    fn take_back(&self, outbox: &Outbox<'_>, from: Peer) {
-        for (number, _) in self.given_up.iter().filter(|(_, (of, ..))| *of == from) {
-            outbox.cancel_long(*number);
-        }
-    }
-
     /// Sends what was to be answered.
     fn reply(&mut self, outbox: &mut Outbox<'_>) {
         while let Some((to, header)) = self.replies.pop_front() {
@@ -606,6 +453,8 @@ impl State {
         state.lost = Some(error.clone());
         state.closed = *reason == LostReason::Closed;
         state.open.clear();
+        // It will not be cleared any more.
+        state.unmatched.retain(|message| matches!(message, Unmatched::Whole(..)));
         let hit: Vec<u32> = self.outgoing.iter().filter(|(_, out)| out.to == peer).map(|(number, _)| *number).collect();
         for number in hit {
             if let Some(out) = self.outgoing.get_mut(&number) {
@@ -618,50 +467,15 @@ impl State {
             self.take_back(outbox, peer);
             return;
         }
+        self.events.push(Event::Lost { peer: addr(peer), error: error.clone() });
         let state = self.peer(peer);
-        let met = std::mem::take(&mut state.met).into_iter().map(|(posted, _)| posted);
+        let met = std::mem::take(&mut state.met).into_iter().map(|(posted, ..)| posted);
         let posted: Vec<_> = std::mem::take(&mut state.posted).into_iter().chain(met).collect();
         let filling = self.give_up(|filling| filling.from == peer);
         self.take_back(outbox, peer);
         for (token, bytes) in posted.into_iter().map(|posted| (posted.token, posted.room)).chain(filling) {
             let result = Err(Fault::Failed(error.clone()));
             self.events.push(Event::Received { token, bytes, tag: 0, from: None, result });
-        }
-    }
-
-    /// Ends receives early.
-    fn cancel(&mut self, outbox: &Outbox<'_>, which: &dyn Fn(u64) -> bool) {
-        for state in &mut self.peers {
-            // Their messages can meet others.
-            for (posted, header) in std::mem::take(&mut state.met) {
-                if which(posted.token) {
-                    state.unmatched.push_back(Unmatched::Announced(header));
-                    state.posted.push_back(posted);
-                } else {
-                    state.met.push_back((posted, header));
-                }
-            }
-        }
-        let queues = self.peers.iter_mut().map(|state| &mut state.posted).chain([&mut self.anyone]);
-        for queue in queues {
-            for posted in std::mem::take(queue) {
-                if which(posted.token) {
-                    let Posted { token, room: bytes, .. } = posted;
-                    let result = Err(Fault::Cancelled);
-                    self.events.push(Event::Received { token, bytes, tag: 0, from: None, result });
-                } else {
-                    queue.push_back(posted);
-                }
-            }
-        }
-        for (token, bytes) in self.give_up(|filling| which(filling.token)) {
-            let result = Err(Fault::Cancelled);
-            self.events.push(Event::Received { token, bytes, tag: 0, from: None, result });
-        }
-        for peer in 0..self.peers.len() as u32 {
-            if self.peers[peer as usize].lost.is_some() {
-                self.take_back(outbox, Peer(peer));
-            }
         }
     }
 
@@ -705,20 +519,6 @@ impl State {
         }
         self.settle(number);
     }
-
-    fn meet(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, message: Unmatched) {
-        match message {
-            Unmatched::Whole(tag, bytes) => self.fill(from, posted, tag, &bytes),
-            Unmatched::Announced(header) => self.clear(outbox, from, posted, header),
-        }
-    }
-
-    /// An unmatched message of `from` that a pattern takes.
-    fn unmatched(&mut self, from: Peer, pattern: Pattern) -> Option<Unmatched> {
-        let queue = &mut self.peer(from).unmatched;
-        let at = queue.iter().position(|message| pattern.matches(message.tag()))?;
-        queue.remove(at)
-    }
 }
 
 fn addr(peer: Peer) -> Addr {
@@ -760,11 +560,11 @@ impl Transport for Matched {
                 Err(error) => Sending::Failed(body, reset(error.to_string())),
             };
         }
-        if self.endpoint.free_slots() == 0 {
+        // One for the records before it, and one for itself: nothing that is sent later overtakes it.
+        if self.endpoint.free_slots() < 2 {
             return Sending::Again(body);
         }
-        let number = self.state.next_number;
-        self.state.next_number = number.wrapping_add(1);
+        let number = self.state.free_number();
         let out = Outgoing {
             to: peer,
             body,
@@ -784,7 +584,7 @@ impl Transport for Matched {
     }
 
     fn receive(&mut self, from: Option<Addr>, pattern: Pattern, room: Vec<u8>, len: usize, token: u64) -> Receiving {
-        let posted = Posted { pattern, room, len, token };
+        let posted = Posted { pattern, room, len, token, directed: from.is_some() };
         let Some(from) = from else {
             let peers = 0..self.state.peers.len() as u32;
             let found = peers.map(Peer).find_map(|peer| Some((peer, self.state.unmatched(peer, pattern)?)));
@@ -822,7 +622,7 @@ impl Transport for Matched {
     }
 
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
-        self.state.cancel(&self.endpoint.outbox(), which);
+        self.state.cancel(&mut self.endpoint.outbox(), which);
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
@@ -863,7 +663,8 @@ impl Transport for Matched {
     }
 
     fn may_wait(&self) -> bool {
-        self.endpoint.may_wait()
+        // What ended in a call other than a poll is told by the next poll.
+        self.state.events.is_empty() && self.endpoint.may_wait()
     }
 }
 
@@ -878,5 +679,6 @@ impl Drop for Matched {
     }
 }
 
+mod receiving;
 #[cfg(test)]
 mod tests;

@@ -65,6 +65,8 @@ pub(crate) enum Event {
     Received { token: u64, bytes: Vec<u8>, tag: u64, from: Option<Addr>, result: Result<(), Fault> },
     /// A look at what waits: tag and sender of the first message that the pattern takes, the sender if the transport can tell.
     Seen { token: u64, found: Option<(u64, Option<Addr>)> },
+    /// A peer cannot be reached any more, and does not answer. What it sent before may still be received.
+    Lost { peer: Addr, error: Error },
 }
 
 /// Bytes of payloads that are handed to a stream at a time, if those are more than two payloads: enough to keep it busy, and few
@@ -125,7 +127,7 @@ pub(crate) trait Transport: Send + 'static {
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> Sending;
     /// Lets go what was sent and held back to go together.
     fn flush(&mut self) {}
-    /// Takes a message of at most `len` bytes from `from` (None: from anyone) into `room`, whose contents are lost.
+    /// Takes a message of at most `len` bytes from `from` (None: from anyone, a short one) into `room`, whose contents are lost.
     fn receive(&mut self, from: Option<Addr>, pattern: Pattern, room: Vec<u8>, len: usize, token: u64) -> Receiving;
     /// Looks for a message of `from` (None: of anyone) that waits for a receive, and leaves it there: [`Event::Seen`] comes. False when
     /// the transport cannot look.

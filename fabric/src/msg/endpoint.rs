@@ -137,9 +137,9 @@ impl MessageEndpoint {
         !self.unposted.is_empty() || self.sending.has_backlog()
     }
 
-    /// True when the descriptor may be waited for now.
+    /// True when the descriptor may be waited for now. It does not tell of what happened in a call other than a poll.
     pub(crate) fn may_wait(&self) -> bool {
-        self.cq.may_wait()
+        self.sending.notices.is_empty() && self.cq.may_wait()
     }
 
     /// Receives for long messages that are over.

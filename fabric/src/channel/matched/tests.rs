@@ -142,6 +142,9 @@ fn a_receive_that_is_given_up_is_in_nobodys_way() {
 struct ByHand {
     endpoint: MessageEndpoint,
     to: Peer,
+    /// Records that came, and what has ended at the other.
+    heard: Vec<Header>,
+    ended: Vec<Event>,
 }
 
 impl ByHand {
@@ -156,44 +159,49 @@ impl ByHand {
         let mut endpoint = MessageEndpoint::open_with_long(lib, &config).unwrap();
         let to = endpoint.add_peer(&other.name.clone()).unwrap();
         let from = other.insert(endpoint.address()).unwrap();
-        (Self { endpoint, to }, from)
+        (Self { endpoint, to, heard: Vec::new(), ended: Vec::new() }, from)
     }
 
     fn say(&mut self, header: Header, payload: &[u8]) {
         self.endpoint.send(self.to, &header.emit(), payload).unwrap();
     }
 
+    /// Polls both until the answer to announcement `number` is heard.
+    fn answer(&mut self, other: &mut Matched, number: u32) -> Header {
+        let is = |heard: &Header| heard.number == number && matches!(heard.kind, Kind::Clear | Kind::Decline);
+        self.drive(other, |heard, _| heard.iter().any(is));
+        let at = self.heard.iter().position(is).unwrap();
+        self.heard.remove(at)
+    }
+
     /// Announces a message of `total` bytes and waits until it is cleared; gives the number.
     fn announce(&mut self, other: &mut Matched, at_once: bool, tag: u64, total: usize) -> u64 {
         let number = tag as u32;
         self.say(Header { at_once, ..Header::new(Kind::Announce, number, tag, total) }, &[]);
-        let mut cleared = None;
-        self.drive(other, |heard, _| {
-            cleared = cleared.or(heard.filter(|heard| heard.kind == Kind::Clear && heard.number == number));
-            cleared.is_some()
-        });
-        let cleared = cleared.unwrap();
+        let cleared = self.answer(other, number);
+        assert_eq!(cleared.kind, Kind::Clear);
         assert_eq!(cleared.at_once, at_once, "as it was announced");
         cleared.tag
     }
 
-    /// Polls both until `done` says so, of what is heard here and what has ended there.
-    fn drive(&mut self, other: &mut Matched, mut done: impl FnMut(Option<Header>, &[Event]) -> bool) {
+    /// Polls both until `done` says so, of what was heard here and what has ended there.
+    fn drive(&mut self, other: &mut Matched, mut done: impl FnMut(&[Header], &[Event]) -> bool) {
+        self.until(other, |this, _| done(&this.heard, &this.ended));
+    }
+
+    /// Polls both until `done` says so, of both.
+    fn until(&mut self, other: &mut Matched, mut done: impl FnMut(&Self, &Matched) -> bool) {
         let begin = Instant::now();
-        let (mut events, mut over) = (Vec::new(), false);
-        while !over {
-            assert!(begin.elapsed() < LIMIT, "{events:?}");
-            other.poll(&mut events).unwrap();
+        while !done(self, other) {
+            assert!(begin.elapsed() < LIMIT, "{:?} {:?}", self.heard, self.ended);
+            other.poll(&mut self.ended).unwrap();
             self.endpoint
                 .poll(|_, event| {
                     if let msg::Event::Message { header, payload, .. } = event {
-                        for (header, _) in Records::new(header, payload) {
-                            over |= done(Some(header), &events);
-                        }
+                        self.heard.extend(Records::new(header, payload).map(|(header, _)| header));
                     }
                 })
                 .unwrap();
-            over |= done(None, &events);
         }
     }
 
@@ -266,7 +274,8 @@ fn who_dies_before_the_bytes_leaves_no_memory_behind() {
             dying.announce(&mut b, true, tag, LONG_BYTES);
         }
         drop(dying);
-        let events = run(&mut [&mut b], |ends, events| events[0].len() == 2 && ends[0].state.given_up.is_empty());
+        let over = |events: &[Event]| [1, 2].iter().all(|token| received(events, *token).is_some());
+        let events = run(&mut [&mut b], |ends, events| over(&events[0]) && ends[0].state.given_up.is_empty());
         for token in [1, 2] {
             assert!(matches!(received(&events[0], token), Some((_, Err(Fault::Failed(_))))), "{events:?}");
         }
@@ -281,3 +290,5 @@ fn who_dies_before_the_bytes_leaves_no_memory_behind() {
             .drive(&mut b, |_, events| received(events, 3).is_some_and(|(got, result)| result.is_ok() && got == body));
     }
 }
+
+mod together;
