@@ -19,9 +19,9 @@
 /// Bytes of a record without the message's own.
 pub(super) const HEADER: usize = 32;
 /// Bytes of the records of a datagram.
-pub(super) const RECORDS: usize = 16 << 10;
+pub(super) const RECORDS: usize = 32 << 10;
 /// Longest message whose bytes follow its record: to copy it costs less than to lend it.
-pub(super) const INLINE: usize = 1 << 10;
+pub(super) const INLINE: usize = 4 << 10;
 const _: () = assert!(HEADER + INLINE <= RECORDS && RECORDS <= u16::MAX as usize);
 
 /// Flags: as one tagged message; the bytes follow.
