@@ -5,6 +5,7 @@
 //! hello, and a hello may come late, the name is asked first: the earlier channel ends only when somebody there says that the hello is his.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::engine::{Engine, NOBODY};
 use super::link::Link;
@@ -17,6 +18,9 @@ use super::{ChannelError, Reason};
 const FAR: u32 = 0x9e37_79b1;
 /// Hellos that may wait for their answer.
 const KNOCKS: usize = 1024;
+
+/// How often one is asked who does not answer: a question may go down with the connection to a dead one of the same name.
+const QUESTIONS: u32 = 10;
 
 /// The last channel with an endpoint.
 pub(super) struct Pair {
@@ -46,8 +50,15 @@ pub(super) struct Knock {
     /// Ids of the first messages, its and ours; ours is 0 if it does not matter.
     pub read: u32,
     pub write: u32,
-    /// What it must say to be let in, once it was asked.
-    asked: Option<u64>,
+    asked: Option<Asked>,
+}
+
+/// It was asked whether it lives there.
+struct Asked {
+    /// What it must say to be let in.
+    nonce: u64,
+    last: Instant,
+    times: u32,
 }
 
 impl Knock {
@@ -86,14 +97,31 @@ impl<T: Transport> Engine<T> {
                 continue;
             }
             let (_, read) = link.map_or(pair.next(), |link| link.pair(pair.channel).next());
-            let nonce = secret();
-            let (to, own) = knock.theirs;
-            let again = Control { own: nonce, id: read, ..Control::new(Kind::Again, to, own) };
-            let addr = knock.addr;
+            let asked = Asked { nonce: secret(), last: self.now, times: 0 };
             let knock = &mut self.knocks[at];
-            (knock.asked, knock.read) = (Some(nonce), read);
-            self.say(addr, NOBODY, &again);
+            (knock.asked, knock.read) = (Some(asked), read);
+            self.ask(at);
         }
+    }
+
+    /// Asks those again who have not answered.
+    pub(super) fn ask_again(&mut self) {
+        for at in 0..self.knocks.len() {
+            let late = |asked: &Asked| self.now.duration_since(asked.last) >= self.config.ping_after;
+            if self.knocks[at].asked.as_ref().is_some_and(|asked| asked.times < QUESTIONS && late(asked)) {
+                self.ask(at);
+            }
+        }
+    }
+
+    fn ask(&mut self, at: usize) {
+        let knock = &mut self.knocks[at];
+        let Some(asked) = &mut knock.asked else { return };
+        (asked.last, asked.times) = (self.now, asked.times + 1);
+        let (to, own) = knock.theirs;
+        let again = Control { own: asked.nonce, id: knock.read, ..Control::new(Kind::Again, to, own) };
+        let addr = knock.addr;
+        self.say(addr, NOBODY, &again);
     }
 
     /// Our hello was heard where we had a channel before.
@@ -108,7 +136,8 @@ impl<T: Transport> Engine<T> {
 
     /// Somebody lives where a hello came from: the earlier channel, if it is still open, is a dead one's.
     pub(super) fn is_here(&mut self, message: &Control<'_>) {
-        let Some(at) = self.knocks.iter().position(|knock| knock.asked == Some(message.secret)) else { return };
+        let is = |asked: &Asked| asked.nonce == message.secret;
+        let Some(at) = self.knocks.iter().position(|knock| knock.asked.as_ref().is_some_and(is)) else { return };
         let Some(mut knock) = self.knocks.remove(at) else { return };
         let Some(before) = self.by_name.get(&knock.name).map(|pair| pair.channel) else { return };
         if let Some(link) = self.link(before).filter(|link| link.is_live()) {

@@ -399,6 +399,7 @@ impl<T: Transport> Engine<T> {
             self.look_for_unknown();
         }
         (self.now, self.timed) = (now, now);
+        self.ask_again();
         for channel in 0..self.links.len() as u32 {
             let (ping_after, lost_after) = (self.config.ping_after, self.config.lost_after);
             let Some(link) = self.link(channel).filter(|link| link.is_live()) else { continue };

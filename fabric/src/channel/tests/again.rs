@@ -123,6 +123,59 @@ fn the_next_channel_gets_nothing_of_the_last() {
     (0..40).for_each(run);
 }
 
+/// Who has come back is asked more than once: the first question may go down with the connection to the one before.
+#[test]
+fn a_question_that_is_lost_is_asked_again() {
+    use super::super::payload::Payload;
+    use super::super::transport::{Event, Pattern, Receiving, Transport};
+    use super::super::wire::{CONTROL, Control, Kind};
+
+    let mut world = World::new(1, false, 1, &Config::default());
+    let (_, address) = world.engines[0].listen().unwrap();
+    let mut peer = world.net.endpoint();
+    let (to, name) = (peer.insert(&address.name).unwrap(), peer.name().to_vec());
+    let say = |peer: &mut super::fake::Fake, control: &Control<'_>| {
+        peer.send(to, CONTROL | control.kind as u64, Payload::from(control.emit()), 0, false);
+    };
+    // What it hears next: the kind, and the secret that came with it.
+    let hear = |world: &mut World, peer: &mut super::fake::Fake| {
+        let pattern = Pattern { tag: CONTROL, ignore: 0xff };
+        let posted = peer.receive(None, pattern, Vec::new(), 4096, 1);
+        assert!(matches!(posted, Receiving::Posted));
+        for _ in 0..10_000 {
+            let mut events = Vec::new();
+            peer.poll(&mut events).unwrap();
+            let heard = events.iter().find_map(|event| match event {
+                Event::Received { bytes, .. } => Control::parse(bytes).map(|heard| (heard.kind, heard.own)),
+                _ => None,
+            });
+            if let Some(heard) = heard.filter(|(kind, _)| *kind != Kind::Ping) {
+                return heard;
+            }
+            if !events.is_empty() {
+                assert!(matches!(peer.receive(None, pattern, Vec::new(), 4096, 1), Receiving::Posted));
+            }
+            world.step(Duration::from_millis(1));
+        }
+        panic!("nothing is heard");
+    };
+    let hello = |from: u32| Control {
+        from,
+        own: 9,
+        value: 1 << 20,
+        name: &name,
+        ..Control::new(Kind::Hello, address.listener, address.secret)
+    };
+    say(&mut peer, &hello(3));
+    assert_eq!(hear(&mut world, &mut peer).0, Kind::Welcome);
+    say(&mut peer, &hello(4));
+    let (first, nonce) = hear(&mut world, &mut peer);
+    assert_eq!((first, hear(&mut world, &mut peer)), (Kind::Again, (Kind::Again, nonce)));
+    say(&mut peer, &Control::new(Kind::Here, 0, nonce));
+    let heard: Vec<_> = (0..3).map(|_| hear(&mut world, &mut peer).0).take_while(|kind| *kind == Kind::Again).collect();
+    assert!(heard.len() < 3, "it is let in");
+}
+
 /// Who says hello in the name of one that has a channel gets none, and ends none.
 #[test]
 fn a_hello_in_anothers_name_ends_no_channel() {
