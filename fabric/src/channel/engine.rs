@@ -18,10 +18,10 @@ pub(crate) type OpenDone = Box<dyn FnOnce(Result<Opened, ChannelError>) + Send>;
 /// Answer to a close.
 pub(crate) type CloseDone = Box<dyn FnOnce(Result<(), ChannelError>) + Send>;
 
-/// A callback whose time has come, with its argument.
+/// A callback whose time has come, with its argument, and a read's ticket.
 pub(crate) enum Call {
     Write(WriteDone, Result<Payload, ChannelError>),
-    Read(ReadDone, Result<Vec<u8>, ChannelError>),
+    Read(ReadDone, Result<(u64, Vec<u8>), ChannelError>, u64),
     Open(OpenDone, Result<Opened, ChannelError>),
     Close(CloseDone, Result<(), ChannelError>),
 }
@@ -30,7 +30,7 @@ impl Call {
     pub fn run(self) {
         match self {
             Self::Write(done, result) => done(result),
-            Self::Read(done, result) => done(result),
+            Self::Read(done, result, _) => done(result),
             Self::Open(done, result) => done(result),
             Self::Close(done, result) => done(result),
         }
@@ -209,15 +209,28 @@ impl<T: Transport> Engine<T> {
 
     pub fn read(&mut self, channel: u32, ticket: u64, room: Vec<u8>, done: ReadDone) {
         let Some(link) = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut) else {
-            self.calls.push(Call::Read(done, Err(ChannelError::Stopped)));
+            self.calls.push(Call::Read(done, Err(ChannelError::Stopped), ticket));
             return;
         };
+        if let Some(message) = link.inc.take_returned() {
+            self.calls.push(Call::Read(done, Ok(message), ticket));
+            return;
+        }
         if let Some(error) = link.refuses_reads() {
-            self.calls.push(Call::Read(done, Err(error)));
+            self.calls.push(Call::Read(done, Err(error), ticket));
             return;
         }
         link.inc.push(ticket, room, done);
         self.mark(channel);
+    }
+
+    /// Takes a message back that was handed out: the next read gets it, even if the channel is over meanwhile.
+    pub fn unread(&mut self, channel: u32, number: u64, bytes: Vec<u8>) {
+        let link = self.links.get_mut(channel as usize).and_then(Option::as_deref_mut);
+        if let Some(link) = link.filter(|link| link.closing.is_none()) {
+            link.inc.give_back(number, bytes, &mut self.calls);
+            self.mark(channel);
+        }
     }
 
     /// Cancels a read that has no message yet, or a write that has not begun.
@@ -227,7 +240,14 @@ impl<T: Transport> Engine<T> {
         if let Some(done) = link.out.cancel(ticket) {
             self.calls.push(Call::Write(done, Err(error)));
         } else if let Some(done) = link.inc.cancel(ticket) {
-            self.calls.push(Call::Read(done, Err(error)));
+            self.calls.push(Call::Read(done, Err(error), ticket));
+        } else if let Some(at) =
+            self.calls.iter().position(|call| matches!(call, Call::Read(_, Ok(_), of) if *of == ticket))
+            && let Call::Read(done, Ok((number, bytes)), _) = self.calls.remove(at)
+        {
+            // It has its message, and nobody has seen it yet: the next read must not get a later one before.
+            self.calls.push(Call::Read(done, Err(error), ticket));
+            link.inc.give_back(number, bytes, &mut self.calls);
         }
         self.pump(channel);
     }
@@ -254,6 +274,7 @@ impl<T: Transport> Engine<T> {
             (closing.deadline, closing.limit) = (deadline, limit);
         }
         let error = link.closed_here();
+        link.inc.forget_returned();
         link.inc.fail(&error, &mut self.calls);
         if link.their_end.is_some() || matches!(link.state, State::Connecting { .. }) {
             self.end(channel, error);
@@ -423,10 +444,11 @@ impl<T: Transport> Engine<T> {
                 of == channel && matches!(operation, Operation::ReceiveLength | Operation::ReceivePayload)
             })
         });
+        let mut unused = self.link(channel).is_some_and(|link| link.forgotten);
         for listening in self.listeners.iter_mut().flatten() {
-            listening.drop_channel(channel);
+            unused |= listening.drop_channel(channel);
         }
-        if self.link(channel).is_some_and(|link| link.forgotten) {
+        if unused {
             self.links[channel as usize] = None;
         }
     }

@@ -8,7 +8,7 @@ use super::link::Opened;
 use super::pending::{Awaited, Cancel, Pending};
 use super::reactor::{Request, Shared};
 use super::wire::Address;
-use super::{ChannelError, Payload};
+use super::{ChannelError, Payload, ReadDone};
 
 /// Names a read or a write, to cancel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +24,8 @@ struct Inner {
     number: u32,
     peer: Arc<str>,
     max_write: usize,
+    /// The engine knows that it is gone.
+    let_go: bool,
 }
 
 impl Channel {
@@ -35,10 +37,17 @@ impl Channel {
         Box::new(move |result: Result<Opened, ChannelError>| {
             let result = result.and_then(|Opened { channel, peer, max_write }| {
                 let shared = shared.upgrade().ok_or(ChannelError::Stopped)?;
-                Ok(Self(Arc::new(Inner { shared, number: channel, peer, max_write })))
+                Ok(Self(Arc::new(Inner { shared, number: channel, peer, max_write, let_go: false })))
             });
             done(result);
         })
+    }
+
+    /// The only handle goes and the channel stays: its number. None if there are others.
+    fn let_go(mut self) -> Option<u32> {
+        let inner = Arc::get_mut(&mut self.0)?;
+        inner.let_go = true;
+        Some(inner.number)
     }
 
     /// The peer's endpoint, for people; errors name it so too.
@@ -81,13 +90,12 @@ impl Channel {
         done: impl FnOnce(Result<Vec<u8>, ChannelError>) + Send + 'static,
     ) -> Ticket {
         let ticket = self.0.shared.ticket();
-        self.read_as(ticket, room, done);
+        self.read_as(ticket, room, Box::new(move |result| done(result.map(|(_, bytes)| bytes))));
         Ticket(ticket)
     }
 
-    fn read_as(&self, ticket: u64, room: Vec<u8>, done: impl FnOnce(Result<Vec<u8>, ChannelError>) + Send + 'static) {
-        let channel = self.0.number;
-        self.0.shared.submit(Request::Read { channel, ticket, room, done: Box::new(done) });
+    fn read_as(&self, ticket: u64, room: Vec<u8>, done: ReadDone) {
+        self.0.shared.submit(Request::Read { channel: self.0.number, ticket, room, done });
     }
 
     /// Cancels a read, or a write that has not begun: its callback gets [`ChannelError::Cancelled`]. A message that was on its
@@ -112,8 +120,17 @@ impl Channel {
     /// [`Channel::read_into`], to wait for or to await.
     pub fn receive_into(&self, room: Vec<u8>) -> Pending<Vec<u8>> {
         let ticket = self.0.shared.ticket();
-        let (pending, done) = Pending::new(self.awaited("send a message"), Cancel::Read(self.0.number, ticket));
-        self.read_as(ticket, room, done);
+        let cancel = Cancel::Read(self.0.number, ticket);
+        let (pending, done) =
+            Pending::giving_back(self.awaited("send a message"), cancel, |cancel, number, bytes| match cancel {
+                Cancel::Read(channel, _) => Some(Request::Unread { channel, number, bytes }),
+                _ => None,
+            });
+        let done = |result| match result {
+            Ok((number, bytes)) => done(Ok(bytes), number),
+            Err(error) => done(Err(error), 0),
+        };
+        self.read_as(ticket, room, Box::new(done));
         pending
     }
 
@@ -153,7 +170,9 @@ impl std::fmt::Debug for Channel {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.shared.submit(Request::Forget { channel: self.number });
+        if !self.let_go {
+            self.shared.submit(Request::Forget { channel: self.number });
+        }
     }
 }
 
@@ -193,9 +212,12 @@ impl Listener {
     pub fn accept(&self) -> Pending<Channel> {
         let ticket = self.shared.ticket();
         let (shared, peer) = (Arc::downgrade(&self.shared), "a peer yet to come".into());
-        let (pending, done) =
-            Pending::new(Awaited { shared, peer, what: "connect" }, Cancel::Accept(self.number, ticket));
-        self.accept_as(ticket, done);
+        let (awaited, cancel) = (Awaited { shared, peer, what: "connect" }, Cancel::Accept(self.number, ticket));
+        let (pending, done) = Pending::giving_back(awaited, cancel, |cancel, _, channel: Channel| match cancel {
+            Cancel::Accept(listener, _) => Some(Request::Unaccept { listener, channel: channel.let_go()? }),
+            _ => None,
+        });
+        self.accept_as(ticket, |result| done(result, 0));
         pending
     }
 }

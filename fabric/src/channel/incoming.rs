@@ -40,6 +40,9 @@ pub(super) struct Incoming {
     /// What the peer was told last of `next`.
     told: u32,
     reads: VecDeque<Queued>,
+    /// Messages that were handed to reads, and of them those that were not wanted there, by number. They wait only while no reads do.
+    handed: u64,
+    returned: VecDeque<(u64, Vec<u8>)>,
     /// Receives for lengths that are posted.
     asking: usize,
     /// Buffers for them.
@@ -64,6 +67,8 @@ impl Incoming {
             told: start,
             window: VecDeque::new(),
             reads: VecDeque::new(),
+            handed: 0,
+            returned: VecDeque::new(),
             asking: 0,
             rooms: Vec::new(),
             depth,
@@ -225,13 +230,35 @@ impl Incoming {
         Violation::PayloadTooLong { id, said }
     }
 
+    /// A message that was handed to a read was not wanted there.
+    pub fn give_back(&mut self, number: u64, bytes: Vec<u8>, calls: &mut Vec<Call>) {
+        let at = self.returned.partition_point(|(before, _)| *before < number);
+        self.returned.insert(at, (number, bytes));
+        self.settle(calls);
+    }
+
+    /// The first of those.
+    pub fn take_returned(&mut self) -> Option<(u64, Vec<u8>)> {
+        self.returned.pop_front()
+    }
+
+    pub fn forget_returned(&mut self) {
+        self.returned.clear();
+    }
+
     fn settle(&mut self, calls: &mut Vec<Call>) {
+        while !self.reads.is_empty()
+            && let Some(message) = self.returned.pop_front()
+        {
+            calls.extend(self.reads.pop_front().map(|read| Call::Read(read.done, Ok(message), read.ticket)));
+        }
         while !self.reads.is_empty() && matches!(self.window.front(), Some(Some(Arriving::Whole(_)))) {
             self.stuck_since = None;
             self.next = self.next.wrapping_add(1);
             if let (Some(Some(Arriving::Whole(bytes))), Some(read)) = (self.window.pop_front(), self.reads.pop_front())
             {
-                calls.push(Call::Read(read.done, Ok(bytes)));
+                calls.push(Call::Read(read.done, Ok((self.handed, bytes)), read.ticket));
+                self.handed += 1;
             }
         }
     }
@@ -283,7 +310,7 @@ impl Incoming {
 
     /// Ends all reads with an error, in their order.
     pub fn fail(&mut self, error: &ChannelError, calls: &mut Vec<Call>) {
-        calls.extend(self.reads.drain(..).map(|read| Call::Read(read.done, Err(error.clone()))));
+        calls.extend(self.reads.drain(..).map(|read| Call::Read(read.done, Err(error.clone()), read.ticket)));
     }
 
     /// The peer has written its last message before `end`: when all before that are read, reads end.

@@ -36,8 +36,11 @@ impl Listening {
         calls.extend(self.waiting.drain(..).map(|(_, done)| Call::Open(done, Err(error.clone()))));
     }
 
-    pub fn drop_channel(&mut self, channel: u32) {
+    /// A channel is over; true if nobody has accepted it.
+    pub fn drop_channel(&mut self, channel: u32) -> bool {
+        let before = self.arrived.len();
         self.arrived.retain(|arrived| *arrived != channel);
+        self.arrived.len() < before
     }
 }
 
@@ -96,6 +99,24 @@ impl<T: Transport> Engine<T> {
         {
             let error = ChannelError::Cancelled { peer: "a peer yet to come".into() };
             self.calls.push(Call::Open(done, Err(error)));
+        }
+    }
+
+    /// Takes a channel back that was accepted by somebody who does not want it: the next accept gets it.
+    pub fn unaccept(&mut self, listener: u32, channel: u32) {
+        let live = self.link(channel).is_some_and(|link| link.is_live());
+        let listening = self.listeners.get_mut(listener as usize).and_then(Option::as_mut).filter(|_| live);
+        match listening.map(|listening| (listening.waiting.pop_front(), &mut listening.arrived)) {
+            None => {
+                self.abort(channel);
+                self.forget(channel);
+            }
+            Some((None, arrived)) => arrived.push_front(channel),
+            Some((Some((_, done)), _)) => {
+                if let Some(opened) = self.opened(channel) {
+                    self.calls.push(Call::Open(done, Ok(opened)));
+                }
+            }
         }
     }
 

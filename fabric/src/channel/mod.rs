@@ -74,7 +74,8 @@ pub use spare::recycle;
 pub use wire::{ADDRESS_MAX, Address};
 
 pub(crate) type WriteDone = Box<dyn FnOnce(Result<Payload, ChannelError>) + Send>;
-pub(crate) type ReadDone = Box<dyn FnOnce(Result<Vec<u8>, ChannelError>) + Send>;
+/// With the message comes its number among those that were read.
+pub(crate) type ReadDone = Box<dyn FnOnce(Result<(u64, Vec<u8>), ChannelError>) + Send>;
 
 /// Who matches tags. Both ends must do alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,19 +11,11 @@ use super::reactor::{Request, Shared};
 
 enum State<T> {
     Waiting(Option<Waker>),
-    Ready(Result<T, ChannelError>),
+    /// With its number, if it is a message.
+    Ready(Result<T, ChannelError>, u64),
     Taken,
-}
-
-struct Slot<T> {
-    state: Mutex<State<T>>,
-    ready: Condvar,
-}
-
-impl<T> Slot<T> {
-    fn state(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    /// Nobody will take it.
+    Dropped,
 }
 
 /// What is waited for: that the peer does it.
@@ -42,16 +34,55 @@ pub(super) enum Cancel {
     Accept(u32, u64),
 }
 
+/// How an outcome that nobody takes goes to the next one, if it does.
+pub(super) type GiveBack<T> = fn(Cancel, u64, T) -> Option<Request>;
+
+struct Slot<T> {
+    state: Mutex<State<T>>,
+    ready: Condvar,
+    awaited: Awaited,
+    cancel: Cancel,
+    give_back: GiveBack<T>,
+}
+
+impl<T> Slot<T> {
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The operation is over.
+    fn end(&self, result: Result<T, ChannelError>, number: u64) {
+        let mut state = self.state();
+        if matches!(*state, State::Dropped) {
+            drop(state);
+            return self.give_back(result, number);
+        }
+        let before = std::mem::replace(&mut *state, State::Ready(result, number));
+        drop(state);
+        self.ready.notify_all();
+        if let State::Waiting(Some(waker)) = before {
+            waker.wake();
+        }
+    }
+
+    fn give_back(&self, result: Result<T, ChannelError>, number: u64) {
+        if let Ok(value) = result
+            && let Some(shared) = self.awaited.shared.upgrade()
+            && let Some(request) = (self.give_back)(self.cancel, number, value)
+        {
+            shared.submit(request);
+        }
+    }
+}
+
 /// The outcome of an operation, to come.
 ///
 /// It is a future; [`Pending::wait`] and [`Pending::wait_for`] are for threads, other than the reactor's, which would wait for
 /// itself: there they end with [`ChannelError::OwnThread`]. Dropping it cancels a read or an accept: the next one gets what this
-/// one would have got. A write goes on.
+/// one would have got, or has got and not handed out. A write goes on.
 #[must_use = "dropping it cancels a read or an accept"]
 pub struct Pending<T> {
     slot: Arc<Slot<T>>,
-    awaited: Awaited,
-    cancel: Cancel,
 }
 
 impl<T: Send + 'static> Pending<T> {
@@ -60,16 +91,19 @@ impl<T: Send + 'static> Pending<T> {
         awaited: Awaited,
         cancel: Cancel,
     ) -> (Self, impl FnOnce(Result<T, ChannelError>) + Send + 'static) {
-        let slot = Arc::new(Slot { state: Mutex::new(State::Waiting(None)), ready: Condvar::new() });
-        let pending = Self { slot: Arc::clone(&slot), awaited, cancel };
-        let done = move |result| {
-            let before = std::mem::replace(&mut *slot.state(), State::Ready(result));
-            slot.ready.notify_all();
-            if let State::Waiting(Some(waker)) = before {
-                waker.wake();
-            }
-        };
-        (pending, done)
+        let (pending, done) = Self::giving_back(awaited, cancel, |_, _, _| None);
+        (pending, move |result| done(result, 0))
+    }
+
+    /// As [`Pending::new`]; the callback is told the number of what has come, and what nobody takes is given back.
+    pub(super) fn giving_back(
+        awaited: Awaited,
+        cancel: Cancel,
+        give_back: GiveBack<T>,
+    ) -> (Self, impl FnOnce(Result<T, ChannelError>, u64) + Send + 'static) {
+        let (state, ready) = (Mutex::new(State::Waiting(None)), Condvar::new());
+        let slot = Arc::new(Slot { state, ready, awaited, cancel, give_back });
+        (Self { slot: Arc::clone(&slot) }, move |result, number| slot.end(result, number))
     }
 
     /// Waits for the outcome.
@@ -94,7 +128,7 @@ impl<T: Send + 'static> Pending<T> {
         let late = if taken_back { self.wait_until(None) } else { None };
         match late {
             None | Some(Err(ChannelError::Cancelled { .. })) => {
-                let Awaited { peer, what, .. } = &self.awaited;
+                let Awaited { peer, what, .. } = &self.slot.awaited;
                 Err(ChannelError::Timeout { peer: Arc::clone(peer), what, limit })
             }
             Some(result) => result,
@@ -106,12 +140,13 @@ impl<T: Send + 'static> Pending<T> {
         let mut state = self.slot.state();
         loop {
             match std::mem::replace(&mut *state, State::Taken) {
-                State::Ready(result) => return Some(result),
-                State::Taken => return None,
+                State::Ready(result, _) => return Some(result),
+                State::Taken | State::Dropped => return None,
                 waiting @ State::Waiting(_) => *state = waiting,
             }
-            if self.awaited.shared.upgrade().is_some_and(|shared| shared.is_own_thread()) {
-                return Some(Err(ChannelError::OwnThread { peer: Arc::clone(&self.awaited.peer) }));
+            let Awaited { shared, peer, .. } = &self.slot.awaited;
+            if shared.upgrade().is_some_and(|shared| shared.is_own_thread()) {
+                return Some(Err(ChannelError::OwnThread { peer: Arc::clone(peer) }));
             }
             state = match deadline {
                 None => self.slot.ready.wait(state).unwrap_or_else(PoisonError::into_inner),
@@ -130,15 +165,15 @@ impl<T: Send + 'static> Pending<T> {
 impl<T> Pending<T> {
     /// Asks for the operation to be taken back; true when a callback will come soon in any case.
     fn cancel(&self) -> bool {
-        let request = match self.cancel {
+        let request = match self.slot.cancel {
             Cancel::Nothing => return false,
             Cancel::Read(channel, ticket) | Cancel::Write(channel, ticket) => Request::Cancel { channel, ticket },
             Cancel::Accept(listener, ticket) => Request::CancelAccept { listener, ticket },
         };
-        let Some(shared) = self.awaited.shared.upgrade() else { return false };
+        let Some(shared) = self.slot.awaited.shared.upgrade() else { return false };
         shared.submit(request);
         // A write that has begun goes on, and may take as long as the peer pleases.
-        !matches!(self.cancel, Cancel::Write(..))
+        !matches!(self.slot.cancel, Cancel::Write(..))
     }
 }
 
@@ -148,21 +183,25 @@ impl<T: Send + 'static> Future for Pending<T> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.slot.state();
         match std::mem::replace(&mut *state, State::Taken) {
-            State::Ready(result) => Poll::Ready(result),
+            State::Ready(result, _) => Poll::Ready(result),
             State::Waiting(_) => {
                 *state = State::Waiting(Some(context.waker().clone()));
                 Poll::Pending
             }
-            State::Taken => Poll::Ready(Err(ChannelError::Stopped)),
+            State::Taken | State::Dropped => Poll::Ready(Err(ChannelError::Stopped)),
         }
     }
 }
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        let waiting = matches!(*self.slot.state(), State::Waiting(_));
-        if waiting && !matches!(self.cancel, Cancel::Write(..)) {
-            self.cancel();
+        let before = std::mem::replace(&mut *self.slot.state(), State::Dropped);
+        match before {
+            State::Waiting(_) if !matches!(self.slot.cancel, Cancel::Write(..)) => {
+                self.cancel();
+            }
+            State::Ready(result, number) => self.slot.give_back(result, number),
+            State::Waiting(_) | State::Taken | State::Dropped => {}
         }
     }
 }

@@ -32,17 +32,64 @@ const NAP: (Duration, Duration) = (Duration::from_micros(50), Duration::from_mil
 
 /// What users ask of the engine.
 pub(super) enum Request {
-    Write { channel: u32, ticket: u64, body: Payload, done: WriteDone },
-    Read { channel: u32, ticket: u64, room: Vec<u8>, done: ReadDone },
-    Connect { address: Address, start: u32, limit: Duration, done: OpenDone },
-    Accept { listener: u32, ticket: u64, done: OpenDone },
-    Close { channel: u32, limit: Duration, done: CloseDone },
-    Abort { channel: u32 },
-    Forget { channel: u32 },
-    Cancel { channel: u32, ticket: u64 },
-    CancelAccept { listener: u32, ticket: u64 },
-    CloseListener { listener: u32 },
-    CloseAll { limit: Duration },
+    Write {
+        channel: u32,
+        ticket: u64,
+        body: Payload,
+        done: WriteDone,
+    },
+    Read {
+        channel: u32,
+        ticket: u64,
+        room: Vec<u8>,
+        done: ReadDone,
+    },
+    Connect {
+        address: Address,
+        start: u32,
+        limit: Duration,
+        done: OpenDone,
+    },
+    Accept {
+        listener: u32,
+        ticket: u64,
+        done: OpenDone,
+    },
+    Close {
+        channel: u32,
+        limit: Duration,
+        done: CloseDone,
+    },
+    Abort {
+        channel: u32,
+    },
+    Forget {
+        channel: u32,
+    },
+    Cancel {
+        channel: u32,
+        ticket: u64,
+    },
+    CancelAccept {
+        listener: u32,
+        ticket: u64,
+    },
+    /// A message, or a channel, that was handed out and is not wanted there.
+    Unread {
+        channel: u32,
+        number: u64,
+        bytes: Vec<u8>,
+    },
+    Unaccept {
+        listener: u32,
+        channel: u32,
+    },
+    CloseListener {
+        listener: u32,
+    },
+    CloseAll {
+        limit: Duration,
+    },
 }
 
 type AnyEngine = Engine<Box<dyn Transport>>;
@@ -62,6 +109,8 @@ fn serve(engine: &mut AnyEngine, request: Request) {
         Request::Forget { channel } => engine.forget(channel),
         Request::Cancel { channel, ticket } => engine.cancel(channel, ticket),
         Request::CancelAccept { listener, ticket } => engine.cancel_accept(listener, ticket),
+        Request::Unread { channel, number, bytes } => engine.unread(channel, number, bytes),
+        Request::Unaccept { listener, channel } => engine.unaccept(listener, channel),
         Request::CloseListener { listener } => engine.close_listener(listener),
         Request::CloseAll { limit } => engine.close_all(limit),
     }
@@ -90,6 +139,8 @@ pub(super) struct Shared {
     /// Callbacks are called: what they ask for comes before what others ask for later, so those use the inbox. Changed only under
     /// the engine's lock.
     calling: AtomicBool,
+    /// The thread wants the engine: those who ask for much let it in, and use the inbox.
+    wanted: AtomicBool,
     bell: Bell,
     wake: Wake,
     tickets: AtomicU64,
@@ -150,8 +201,9 @@ impl Shared {
             if own.ending || !ptr::eq(own.shared, self) {
                 return Some(request);
             }
-            // Never before what was asked for earlier.
-            if self.inbox_used.load(Ordering::SeqCst) {
+            // Never before what was asked for earlier; but what comes back was there before all of that.
+            let comes_back = matches!(request, Request::Unread { .. } | Request::Unaccept { .. });
+            if self.inbox_used.load(Ordering::SeqCst) && !comes_back {
                 self.enqueue(request);
             } else {
                 own.requests.push(request);
@@ -191,7 +243,8 @@ impl Shared {
     /// Hands a request to the engine: at once if nobody is in it, otherwise who is in it or the reactor takes it.
     pub fn submit(&self, request: Request) {
         let Some(request) = self.keep(request) else { return };
-        match self.free_engine() {
+        let free = if self.wanted.load(Ordering::Relaxed) { None } else { self.free_engine() };
+        match free {
             Some(mut engine) if !self.calling.load(Ordering::Relaxed) => {
                 self.serve_inbox(&mut engine);
                 serve(&mut engine, request);
@@ -283,7 +336,9 @@ fn drive(shared: &Shared, busy_poll: Duration) {
             }
         }
         let over = {
+            shared.wanted.store(true, Ordering::Relaxed);
             let mut engine = shared.engine();
+            shared.wanted.store(false, Ordering::Relaxed);
             shared.calling.store(false, Ordering::Relaxed);
             Shared::serve_own(&mut engine);
             shared.serve_inbox(&mut engine);
@@ -409,6 +464,7 @@ impl Reactor {
             inbox: Mutex::new(Vec::new()),
             inbox_used: AtomicBool::new(false),
             calling: AtomicBool::new(false),
+            wanted: AtomicBool::new(false),
             bell: Bell::new(),
             wake: Wake::new().map_err(failed("eventfd"))?,
             tickets: AtomicU64::new(1),

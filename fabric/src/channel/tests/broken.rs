@@ -76,7 +76,12 @@ impl Stage {
         for _ in 0..3 {
             let got = Arc::clone(&stage.got);
             let channel = stage.channel;
-            stage.engine.read(channel, 0, Vec::new(), Box::new(move |result| got.lock().unwrap().push(result)));
+            stage.engine.read(
+                channel,
+                0,
+                Vec::new(),
+                Box::new(move |result| got.lock().unwrap().push(result.map(|(_, bytes)| bytes))),
+            );
         }
         stage
     }
@@ -127,7 +132,8 @@ impl Stage {
         }
         let echoed: Arc<Mutex<Option<Vec<u8>>>> = Arc::default();
         let of_call = Arc::clone(&echoed);
-        let read = Box::new(move |result: Result<Vec<u8>, _>| *of_call.lock().unwrap() = Some(result.unwrap()));
+        let read =
+            Box::new(move |result: Result<(u64, Vec<u8>), _>| *of_call.lock().unwrap() = Some(result.unwrap().1));
         self.engine.read(self.honest_channel, 0, Vec::new(), read);
         self.honest.write(0, 0, Payload::from(b"fine"), Box::new(|result| drop(result.unwrap())));
         self.run(10);

@@ -1,16 +1,21 @@
 //! Reactors that end while others ask them for something.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::super::engine::Call;
 use super::super::link::Opened;
 use super::super::transport::Transport;
-use super::super::{Channel, ChannelError, Config, Reactor};
+use super::super::{Channel, ChannelError, Config, Listener, Reactor};
 use super::fake::Net;
 use super::model::World;
+
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// A handle of a channel that is not: everything that is asked of it is refused.
 fn nothing(reactor: &Reactor) -> Channel {
@@ -109,5 +114,106 @@ fn limits_begin_when_they_are_given() {
         world.engines[1].take_calls(&mut calls);
         calls.drain(..).for_each(Call::run);
         assert_eq!(ends.each_ref().map(|end| end.load(Ordering::SeqCst)), [0, expected], "after {after:?}");
+    }
+}
+
+/// Two reactors of one network, and a channel between them.
+fn connected() -> (Reactor, Reactor, Listener, Channel, Channel) {
+    let net = Net::new(1, false);
+    let config = Config { lost_after: LIMIT, connect_within: LIMIT, ..Config::default() };
+    let open = || Reactor::over(Box::new(net.endpoint()), &config).unwrap();
+    let (here, there) = (open(), open());
+    let listener = here.listen().unwrap();
+    let (b, a) = (listener.accept(), there.connect(listener.address()));
+    let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
+    (here, there, listener, a, b)
+}
+
+fn next(channel: &Channel) -> u8 {
+    channel.receive().wait_for(LIMIT).unwrap()[0]
+}
+
+/// A message that had come to a read when that was dropped goes to the next one, in its order.
+#[test]
+fn messages_of_reads_that_are_dropped_go_to_the_next() {
+    let (_here, _there, _listener, a, b) = connected();
+    let reads: Vec<_> = (0..3).map(|_| b.receive()).collect();
+    let (sender, receiver) = mpsc::channel();
+    b.read(move |result| sender.send(result.unwrap()).unwrap());
+    for number in 0..6u8 {
+        a.send(vec![number]).wait_for(LIMIT).unwrap();
+    }
+    // The reads before it have theirs.
+    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), [3]);
+    let [first, second, third] = reads.try_into().ok().unwrap();
+    drop((second, first));
+    // Taken back twice, in front of one that was taken back once.
+    let (sender, receiver) = mpsc::channel();
+    let again = b.receive();
+    b.read(move |result| sender.send(result.unwrap()).unwrap());
+    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), [1]);
+    drop((third, again));
+    assert_eq!((next(&b), next(&b)), (0, 2));
+    // And after the peer's end.
+    let last = [b.receive(), b.receive()];
+    let (sender, receiver) = mpsc::channel();
+    b.read(move |result| sender.send(result).unwrap());
+    a.close(LIMIT).wait_for(LIMIT).unwrap();
+    assert!(matches!(receiver.recv_timeout(LIMIT).unwrap(), Err(ChannelError::Closed { .. })));
+    drop(last);
+    assert_eq!((next(&b), next(&b)), (4, 5));
+    assert!(matches!(b.receive().wait_for(LIMIT), Err(ChannelError::Closed { .. })));
+}
+
+/// Reads that are polled once and dropped, at every moment, lose nothing.
+#[test]
+fn reads_that_are_polled_and_dropped_lose_nothing() {
+    let (_here, _there, _listener, a, b) = connected();
+    const MESSAGES: u32 = 300;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..MESSAGES {
+                drop(a.send(number.to_le_bytes().to_vec()).wait_for(LIMIT));
+            }
+        });
+        let (mut expected, mut tries) = (0u32, 0u32);
+        while expected < MESSAGES {
+            let mut read = b.receive();
+            tries += 1;
+            (0..tries % 32).for_each(|_| thread::yield_now());
+            let polled = Pin::new(&mut read).poll(&mut Context::from_waker(Waker::noop()));
+            let message = match polled {
+                Poll::Ready(result) => result,
+                // Now and then one is waited for, so that this ends.
+                Poll::Pending if tries % 4 == 0 => read.wait_for(LIMIT),
+                Poll::Pending => continue,
+            };
+            let right = message.map(|bytes| bytes == expected.to_le_bytes());
+            if right != Ok(true) {
+                // The writer ends too.
+                b.abort();
+            }
+            assert_eq!(right, Ok(true), "message {expected}");
+            expected += 1;
+        }
+    });
+}
+
+/// So with channels that nobody accepted after all.
+#[test]
+fn channels_of_accepts_that_are_dropped_go_to_the_next() {
+    let net = Net::new(1, false);
+    let config = Config { lost_after: LIMIT, connect_within: LIMIT, ..Config::default() };
+    let open = || Reactor::over(Box::new(net.endpoint()), &config).unwrap();
+    let here = open();
+    let listener = here.listen().unwrap();
+    for _ in 0..20 {
+        let there = open();
+        let accept = listener.accept();
+        let a = there.connect(listener.address()).wait_for(LIMIT).unwrap();
+        drop(accept);
+        let b = listener.accept().wait_for(LIMIT).unwrap();
+        a.send(b"hello").wait_for(LIMIT).unwrap();
+        assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"hello");
     }
 }

@@ -118,7 +118,7 @@ pub fn read(engine: &mut Engine<Fake>, number: u32, end: &Shared) -> u64 {
         Box::new(move |result| {
             let mut end = of_call.lock().unwrap();
             match result {
-                Ok(bytes) => end.read_calls.push((at, bytes)),
+                Ok((_, bytes)) => end.read_calls.push((at, bytes)),
                 Err(ChannelError::Cancelled { .. }) => end.cancelled_reads += 1,
                 Err(error) => end.failures.push(error),
             }
