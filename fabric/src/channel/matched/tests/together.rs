@@ -418,7 +418,7 @@ fn senseless_announcements_harm_nobody_else() {
 #[test]
 fn a_lost_peer_ends_everything() {
     for lib in libraries("a_lost_peer_ends_everything") {
-        let mut b = open(&lib);
+        let mut b = open_to_lose(&lib, Duration::from_secs(2));
         let (mut peer, to) = ByHand::new(&lib, &mut b);
         // There: announced and cleared, announced and not cleared, announced and not matched, whole and not matched.
         for tag in 1..=4 {
