@@ -218,7 +218,12 @@ impl<T: Transport> Engine<T> {
     pub(super) fn say(&mut self, to: Addr, channel: u32, control: &Control<'_>) {
         let tag = CONTROL | control.kind as u64;
         let token = token(Operation::SendControl, channel, control.kind as u32);
-        self.unsent.push_back((to, tag, control.emit().into(), token));
+        let message = (to, tag, control.emit().into(), token);
+        // What waits of the same kind for the same peer is old: so nobody who asks and takes no answers fills memory.
+        match self.unsent.iter_mut().find(|(of, _, _, same)| (*of, *same) == (to, token)) {
+            Some(waiting) => *waiting = message,
+            None => self.unsent.push_back(message),
+        }
         self.send_control();
     }
 

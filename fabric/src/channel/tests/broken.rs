@@ -258,6 +258,23 @@ fn control_messages_that_make_no_sense() {
     }
 }
 
+/// Who asks and takes no answers is owed one answer of a kind.
+#[test]
+fn pings_that_cannot_be_answered_fill_no_memory() {
+    let mut stage = Stage::new();
+    let secret = stage.engine.link(stage.channel).unwrap().secret;
+    stage.engine.transport.full = true;
+    for _ in 0..100 {
+        let ping = Control::new(Kind::Ping, stage.channel, secret).emit();
+        stage.say(CONTROL | Kind::Ping as u64, ping);
+        stage.run(1);
+    }
+    assert!((1..10).contains(&stage.engine.unsent.len()), "{}", stage.engine.unsent.len());
+    stage.engine.transport.full = false;
+    stage.run(1);
+    assert!(stage.engine.unsent.is_empty());
+}
+
 #[test]
 fn control_messages_of_others_are_ignored() {
     let mut stage = Stage::new();

@@ -71,6 +71,8 @@ pub struct Fake {
     limit: usize,
     /// It answers what it is like otherwise than transports do that say nothing.
     pub odd: bool,
+    /// It takes no sends.
+    pub full: bool,
 }
 
 fn refused() -> Error {
@@ -101,7 +103,7 @@ impl Net {
         let name = format!("fake-{port}").into_bytes();
         state.ports.push(Port::default());
         state.by_name.insert(name.clone(), port);
-        Fake { net: self.clone(), port, name, limit: 1 << 20, odd: false }
+        Fake { net: self.clone(), port, name, limit: 1 << 20, odd: false, full: false }
     }
 
     /// The endpoint is gone: it hears and says nothing more, and sends to it fail.
@@ -124,7 +126,14 @@ impl Net {
             state.flying.push(Message { bytes: body.as_slice().to_vec(), ..message });
         }
         state.ports[port] = Port::default();
-        Fake { net: self.clone(), port, name: format!("fake-{port}").into_bytes(), limit: 1 << 20, odd: false }
+        Fake {
+            net: self.clone(),
+            port,
+            name: format!("fake-{port}").into_bytes(),
+            limit: 1 << 20,
+            odd: false,
+            full: false,
+        }
     }
 }
 
@@ -209,7 +218,7 @@ impl Transport for Fake {
 
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> Sending {
         let mut state = self.net.state();
-        if state.again() {
+        if self.full || state.again() {
             return Sending::Again(body);
         }
         let message = Message { from: self.port, to: to.0 as usize, tag, bytes: Vec::new() };
