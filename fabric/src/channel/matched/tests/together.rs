@@ -103,7 +103,10 @@ fn a_flood_loses_nothing_and_keeps_its_order() {
         let words = sent;
         assert_eq!((datagrams(&mut a), word.len(), refused.len() > INLINE), (64, 8, true));
         a.flush();
-        assert!(open_records(&a) > 0 && a.wait_fd().is_none(), "nobody sleeps while records find no slot");
+        assert!(
+            open_records(&a) > 0 && a.state.full && a.wait_fd().is_none(),
+            "nobody sleeps while records find no slot"
+        );
         let count = sent + 100;
         for token in 0..count as u64 {
             assert!(matches!(b.receive(Some(from), ANYTHING, Vec::new(), 5000, token), Receiving::Posted));
@@ -132,6 +135,21 @@ fn a_flood_loses_nothing_and_keeps_its_order() {
         }
         assert_idle(&a);
         assert!(a.wait_fd().is_some());
+    }
+}
+
+/// A slot is left for the records before a message that is lent: both go, or neither, and nothing later comes between.
+#[test]
+fn what_is_lent_takes_no_last_slot() {
+    for lib in libraries("what_is_lent_takes_no_last_slot") {
+        let ((mut a, to), _b) = two(&lib);
+        for _ in 0..63 {
+            assert!(matches!(a.send(to, 1, bytes(1, 5000).into(), 1, false), Sending::Posted));
+        }
+        assert!(matches!(a.send(to, 1, bytes(1, 5000).into(), 1, false), Sending::Again(_)));
+        assert!(matches!(a.send(to, 1, bytes(1, 50).into(), 1, false), Sending::Done(_)));
+        a.flush();
+        assert_eq!((datagrams(&mut a), open_records(&a)), (64, 0));
     }
 }
 
