@@ -23,8 +23,9 @@ const PIECE: usize = 64 << 10;
 const OVERHEAD: usize = 256;
 /// Longest message; offsets have 64 bits.
 const MAX_MESSAGE: usize = 1 << 40;
-/// Unmatched messages that one peer may have here; beyond, it is too far ahead of its reader.
-const UNMATCHED: usize = 1 << 20;
+/// Unmatched messages that one peer may have here, of 64 KiB at most each: several times what a writer has unread. Beyond, it is too far
+/// ahead of its reader.
+const UNMATCHED: usize = 16 * super::outgoing::AHEAD as usize;
 /// Bits of a receive's number: providers keep the highest bits of tags for themselves.
 const NUMBERS: u64 = (1 << 62) - 1;
 /// In tokens: it is a message that goes at once, not a datagram.
