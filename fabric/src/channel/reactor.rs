@@ -319,13 +319,42 @@ fn run(calls: impl Iterator<Item = Call>) {
     }
 }
 
+/// The reactor's thread. A panic in the engine, here or on a thread that asked it for something, ends all channels: nobody waits
+/// for callbacks of a thread that is gone.
 fn drive(shared: &Shared, busy_poll: Duration) {
     OWN.with_borrow_mut(|own| own.shared = shared);
     let mut calls = Vec::new();
+    let sound = catch_unwind(AssertUnwindSafe(|| {
+        if !turn(shared, busy_poll, &mut calls) {
+            return false;
+        }
+        // From here on nobody comes by regularly: requests are served by whoever makes them.
+        OWN.with_borrow_mut(|own| own.ending = true);
+        {
+            let mut engine = shared.engine();
+            shared.calling.store(false, Ordering::Relaxed);
+            Shared::serve_own(&mut engine);
+        }
+        finish(shared, &mut calls);
+        true
+    }));
+    if !sound.unwrap_or(false) {
+        OWN.with_borrow_mut(|own| own.ending = true);
+        if catch_unwind(AssertUnwindSafe(|| break_down(shared, &mut calls))).is_err() {
+            log::error!("a channel reactor panicked twice: callbacks may be missing");
+        }
+    }
+}
+
+/// Serves until the reactor is stopped or the endpoint is over; false when somebody panicked in the engine.
+fn turn(shared: &Shared, busy_poll: Duration, calls: &mut Vec<Call>) -> bool {
     let (mut polls, mut vain, mut nap) = (0u32, 0u32, NAP.0);
     let mut clock = Instant::now();
     let mut idle_since: Option<Instant> = None;
     while !shared.stop.load(Ordering::SeqCst) {
+        if shared.engine.is_poisoned() {
+            return false;
+        }
         polls = polls.wrapping_add(1);
         let mut due = None;
         if idle_since.is_some() || polls.is_multiple_of(POLLS_PER_CLOCK) {
@@ -344,7 +373,7 @@ fn drive(shared: &Shared, busy_poll: Duration) {
             shared.serve_inbox(&mut engine);
             engine.go_on();
             let busy = engine.poll(due);
-            engine.take_calls(&mut calls);
+            engine.take_calls(calls);
             shared.calling.store(!calls.is_empty(), Ordering::Relaxed);
             vain = if busy || !calls.is_empty() { 0 } else { vain.saturating_add(1) };
             engine.over.is_some()
@@ -369,14 +398,25 @@ fn drive(shared: &Shared, busy_poll: Duration) {
             nap = (nap * 2).min(NAP.1);
         }
     }
-    // From here on nobody comes by regularly: requests are served by whoever makes them.
-    OWN.with_borrow_mut(|own| own.ending = true);
+    true
+}
+
+/// Ends everything after a panic. The transport is not touched again: nobody knows in what state it is, and what the provider was
+/// lent stays where it is.
+fn break_down(shared: &Shared, calls: &mut Vec<Call>) {
+    let text = "it panicked; the message is where those of panics go".to_owned();
+    let error = Error::Call { call: "channel reactor", code: crate::bindings::FI_EOTHER, text };
+    log::error!("{error}: all its channels are over");
     {
         let mut engine = shared.engine();
+        std::mem::forget(engine.replace_transport(Box::new(Nowhere)));
         shared.calling.store(false, Ordering::Relaxed);
+        engine.stop(&ChannelError::Endpoint(error));
         Shared::serve_own(&mut engine);
+        engine.take_calls(calls);
     }
-    finish(shared, &mut calls);
+    run(calls.drain(..));
+    leave(shared, calls);
 }
 
 /// Ends all channels, gives the last words to peers a moment, and closes the endpoint.
@@ -397,12 +437,16 @@ fn finish(shared: &Shared, calls: &mut Vec<Call>) {
             drop(engine);
             drop(transport);
             run(calls.drain(..));
-            break;
+            return leave(shared, calls);
         }
         drop(engine);
         run(calls.drain(..));
         thread::yield_now();
     }
+}
+
+/// The thread goes.
+fn leave(shared: &Shared, calls: &mut Vec<Call>) {
     {
         let mut engine = shared.engine();
         // Before the last look at the inbox: what is put there later is served by who does it.
