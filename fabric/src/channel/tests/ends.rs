@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::super::engine::Call;
 use super::super::link::Opened;
-use super::super::transport::{Addr, Event, Pattern, Receiving, Sending, Transport};
-use super::super::{Channel, ChannelError, Config, Listener, Payload, Reactor};
+use super::super::transport::Transport;
+use super::super::{Channel, ChannelError, Config, Listener, Reactor};
 use super::fake::Net;
 use super::model::World;
-use crate::Error;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -81,69 +80,13 @@ fn what_is_asked_while_the_thread_ends_is_answered() {
     }
 }
 
-/// A transport that panics at the poll after it is told to.
-struct Broken(Box<dyn Transport>, Arc<AtomicUsize>);
-
-impl Transport for Broken {
-    fn name(&self) -> &[u8] {
-        self.0.name()
-    }
-
-    fn provider(&self) -> &str {
-        self.0.provider()
-    }
-
-    fn max_message(&self) -> usize {
-        self.0.max_message()
-    }
-
-    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
-        self.0.insert(name)
-    }
-
-    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> Sending {
-        self.0.send(to, tag, body, token, more)
-    }
-
-    fn receive(&mut self, from: Option<Addr>, pattern: Pattern, room: Vec<u8>, len: usize, token: u64) -> Receiving {
-        self.0.receive(from, pattern, room, len, token)
-    }
-
-    fn look(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
-        self.0.look(from, pattern, token)
-    }
-
-    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
-        self.0.cancel(which);
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
-        assert_eq!(self.1.load(Ordering::SeqCst), 0, "as it was told");
-        self.0.poll(events)
-    }
-
-    fn wait_fd(&self) -> Option<std::os::fd::RawFd> {
-        self.0.wait_fd()
-    }
-
-    fn may_wait(&self) -> bool {
-        self.0.may_wait()
-    }
-}
-
 /// A fault of our own leaves nobody waiting.
 #[test]
 fn a_panic_in_the_engine_ends_every_callback() {
-    let (net, told) = (Net::new(1, false), Arc::new(AtomicUsize::new(0)));
-    let config = Config { lost_after: LIMIT, connect_within: LIMIT, ..Config::default() };
-    let here = Reactor::over(Box::new(net.endpoint()), &config).unwrap();
-    let broken = Broken(Box::new(net.endpoint()), Arc::clone(&told));
-    let there = Reactor::over(Box::new(broken), &config).unwrap();
-    let listener = here.listen().unwrap();
-    let (b, a) = (listener.accept(), there.connect(listener.address()));
-    let (a, _b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
+    let net = Net::new(1, false);
+    let (_here, there, listener, a, _b) = connected(&net);
     let before = a.receive();
-    told.store(1, Ordering::SeqCst);
+    net.break_down(1);
     let error = before.wait_for(LIMIT).unwrap_err();
     assert!(matches!(&error, ChannelError::Endpoint(_)) && error.to_string().contains("panicked"), "{error}");
     assert!(a.receive().wait_for(LIMIT).is_err() && a.send(b"late").wait_for(LIMIT).is_err());
@@ -188,8 +131,7 @@ fn limits_begin_when_they_are_given() {
 }
 
 /// Two reactors of one network, and a channel between them.
-fn connected() -> (Reactor, Reactor, Listener, Channel, Channel) {
-    let net = Net::new(1, false);
+fn connected(net: &Net) -> (Reactor, Reactor, Listener, Channel, Channel) {
     let config = Config { lost_after: LIMIT, connect_within: LIMIT, ..Config::default() };
     let open = || Reactor::over(Box::new(net.endpoint()), &config).unwrap();
     let (here, there) = (open(), open());
@@ -206,7 +148,7 @@ fn next(channel: &Channel) -> u8 {
 /// A message that had come to a read when that was dropped goes to the next one, in its order.
 #[test]
 fn messages_of_reads_that_are_dropped_go_to_the_next() {
-    let (_here, _there, _listener, a, b) = connected();
+    let (_here, _there, _listener, a, b) = connected(&Net::new(1, false));
     let reads: Vec<_> = (0..3).map(|_| b.receive()).collect();
     let (sender, receiver) = mpsc::channel();
     b.read(move |result| sender.send(result.unwrap()).unwrap());
@@ -238,7 +180,7 @@ fn messages_of_reads_that_are_dropped_go_to_the_next() {
 /// Reads that are polled once and dropped, at every moment, lose nothing.
 #[test]
 fn reads_that_are_polled_and_dropped_lose_nothing() {
-    let (_here, _there, _listener, a, b) = connected();
+    let (_here, _there, _listener, a, b) = connected(&Net::new(1, false));
     const MESSAGES: u32 = 300;
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -47,6 +47,8 @@ struct Port {
     /// Ended, not told yet.
     events: Vec<Event>,
     dead: bool,
+    /// Its polls panic.
+    broken: bool,
 }
 
 struct State {
@@ -100,9 +102,14 @@ impl Net {
     pub fn endpoint(&self) -> Fake {
         let mut state = self.state();
         let port = state.ports.len();
-        let name = format!("fake-{port}").into_bytes();
         state.ports.push(Port::default());
-        state.by_name.insert(name.clone(), port);
+        let fake = self.fake(port);
+        state.by_name.insert(fake.name.clone(), port);
+        fake
+    }
+
+    fn fake(&self, port: usize) -> Fake {
+        let name = format!("fake-{port}").into_bytes();
         Fake { net: self.clone(), port, name, limit: 1 << 20, odd: false, full: false }
     }
 
@@ -111,6 +118,11 @@ impl Net {
         let mut state = self.state();
         state.ports[port].dead = true;
         state.flying.retain(|message| message.to != port && message.from != port);
+    }
+
+    /// The endpoint panics when it is polled next.
+    pub fn break_down(&self, port: usize) {
+        self.state().ports[port].broken = true;
     }
 }
 
@@ -126,14 +138,7 @@ impl Net {
             state.flying.push(Message { bytes: body.as_slice().to_vec(), ..message });
         }
         state.ports[port] = Port::default();
-        Fake {
-            net: self.clone(),
-            port,
-            name: format!("fake-{port}").into_bytes(),
-            limit: 1 << 20,
-            odd: false,
-            full: false,
-        }
+        self.fake(port)
     }
 }
 
@@ -280,6 +285,9 @@ impl Transport for Fake {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        // Not under the lock, which the others need.
+        let broken = self.net.state().ports[self.port].broken;
+        assert!(!broken, "as it was told");
         let mut state = self.net.state();
         let rounds = if state.hostile { state.random.below(6) } else { 1000 };
         for _ in 0..rounds {
