@@ -30,66 +30,21 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 /// First and longest sleep where the provider has nothing to wait for.
 const NAP: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
-/// What users ask of the engine.
+/// What users ask of the engine. `Unread` and `Unaccept` bring back what was handed out and is not wanted there.
 pub(super) enum Request {
-    Write {
-        channel: u32,
-        ticket: u64,
-        body: Payload,
-        done: WriteDone,
-    },
-    Read {
-        channel: u32,
-        ticket: u64,
-        room: Vec<u8>,
-        done: ReadDone,
-    },
-    Connect {
-        address: Address,
-        start: u32,
-        limit: Duration,
-        done: OpenDone,
-    },
-    Accept {
-        listener: u32,
-        ticket: u64,
-        done: OpenDone,
-    },
-    Close {
-        channel: u32,
-        limit: Duration,
-        done: CloseDone,
-    },
-    Abort {
-        channel: u32,
-    },
-    Forget {
-        channel: u32,
-    },
-    Cancel {
-        channel: u32,
-        ticket: u64,
-    },
-    CancelAccept {
-        listener: u32,
-        ticket: u64,
-    },
-    /// A message, or a channel, that was handed out and is not wanted there.
-    Unread {
-        channel: u32,
-        number: u64,
-        bytes: Vec<u8>,
-    },
-    Unaccept {
-        listener: u32,
-        channel: u32,
-    },
-    CloseListener {
-        listener: u32,
-    },
-    CloseAll {
-        limit: Duration,
-    },
+    Write { channel: u32, ticket: u64, body: Payload, done: WriteDone },
+    Read { channel: u32, ticket: u64, room: Vec<u8>, done: ReadDone },
+    Connect { address: Address, start: u32, limit: Duration, done: OpenDone },
+    Accept { listener: u32, ticket: u64, done: OpenDone },
+    Close { channel: u32, limit: Duration, done: CloseDone },
+    Abort { channel: u32 },
+    Forget { channel: u32 },
+    Cancel { channel: u32, ticket: u64 },
+    CancelAccept { listener: u32, ticket: u64 },
+    Unread { channel: u32, number: u64, bytes: Vec<u8> },
+    Unaccept { listener: u32, channel: u32 },
+    CloseListener { listener: u32 },
+    CloseAll { limit: Duration },
 }
 
 type AnyEngine = Engine<Box<dyn Transport>>;

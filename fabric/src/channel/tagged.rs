@@ -16,8 +16,8 @@ use crate::table::entry;
 use crate::tagged_queue::{TaggedCompletion, TaggedQueue, TaggedRecv, TaggedSend};
 use crate::{AddressVector, Domain, Endpoint, Error, Fabric, FiAddr, Libfabric, Read};
 
-type Look = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_tagged, u64) -> isize;
-type SendMessage = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_tagged, u64) -> isize;
+/// `fi_tsendmsg` and `fi_trecvmsg`.
+type WithMessage = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_tagged, u64) -> isize;
 type Inject = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, bindings::fi_addr_t, u64) -> isize;
 
 /// Completions taken from the queue at once.
@@ -59,9 +59,9 @@ pub(crate) struct Tagged {
     recv: TaggedRecv,
     inject: Option<Inject>,
     /// Where the provider hands several sends to the card at once when it is told that more follow.
-    send_message: Option<SendMessage>,
+    send_message: Option<WithMessage>,
     /// None where the provider cannot look (`FI_PEEK`).
-    look: Option<Look>,
+    look: Option<WithMessage>,
     inject_size: usize,
     /// The provider says from whom a message is.
     knows_senders: bool,
@@ -212,7 +212,7 @@ impl Tagged {
     }
 
     /// Sends a short message that the provider may keep until the next.
-    fn send_with_more(&mut self, send: SendMessage, to: Addr, tag: u64, body: Payload, token: u64) -> Sending {
+    fn send_with_more(&mut self, send: WithMessage, to: Addr, tag: u64, body: Payload, token: u64) -> Sending {
         let bytes = body.as_slice();
         let bytes = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let (index, context) = self.begin(token, Use::Copied);
@@ -230,13 +230,18 @@ impl Tagged {
         // SAFETY: open endpoint; message and bytes live over the call, which copies them (FI_INJECT); the context stays until the
         // completion or the close of the endpoint.
         let code = unsafe { send(self.endpoint.as_ptr(), &message, flags) };
-        if code == 0 {
-            return Sending::Done(body);
+        if code != 0 {
+            self.release(index);
         }
-        self.release(index);
+        self.copied("fi_tsendmsg", code, body)
+    }
+
+    /// What became of a send whose bytes the provider has copied, if it took it.
+    fn copied(&self, call: &'static str, code: isize, body: Payload) -> Sending {
         match code {
+            0 => Sending::Done(body),
             AGAIN => Sending::Again(body),
-            code => Sending::Failed(body, self.failure("fi_tsendmsg", code)),
+            code => Sending::Failed(body, self.failure(call, code)),
         }
     }
 
@@ -298,11 +303,7 @@ impl Transport for Tagged {
             let bytes = body.as_slice();
             // SAFETY: open endpoint; the bytes live over the call, which copies them.
             let code = unsafe { inject(endpoint, bytes.as_ptr().cast(), bytes.len(), to.0, tag) };
-            return match code {
-                0 => Sending::Done(body),
-                AGAIN => Sending::Again(body),
-                code => Sending::Failed(body, self.failure("fi_tinject", code)),
-            };
+            return self.copied("fi_tinject", code, body);
         }
         // A word lies in the payload itself, which moves.
         let body = if body.is_word() { Payload::from(body.as_slice().to_vec()) } else { body };
