@@ -2,7 +2,7 @@
 
 use crate::cards::Said;
 use crate::{cards, gpu, probe};
-use ferrogin_fabric::{Libfabric, Version};
+use ferrogin_libfabric::{Libfabric, Version};
 use mini_nccl::launch;
 use std::path::Path;
 use std::process::ExitCode;

@@ -11,10 +11,10 @@ use crate::fault::ErrorCounter;
 use crate::rail::{CounterBudget, Peer, QueueWish, Rail};
 use crate::watcher::{self, CqReader, Guard, Report, RingView, Watch, WatchedEndpoint};
 use crate::{registry, trace, window};
-use ferrogin_fabric::{Info, MemoryRegion, Region, bindings};
 use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED, Target, VALUE_STRIDE};
 use ferrogin_ffi::nccl::{GinConfigV14, NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
+use ferrogin_libfabric::{Info, MemoryRegion, Region, bindings};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 

@@ -6,7 +6,7 @@ use crate::config::Provider;
 use crate::device::{Device, DeviceBuffer, DeviceKind, DeviceMapping, Mapping};
 use crate::error::Error;
 use crate::rail::Rail;
-use ferrogin_fabric::{
+use ferrogin_libfabric::{
     CompletionQueue, Counter, CqAttr, CqMemory, Endpoint as QueuePair, Info, Location, WqMemory, bindings,
 };
 use std::ffi::c_void;

@@ -37,7 +37,7 @@ pub enum Error {
         /// What was being done.
         what: String,
         /// What came back.
-        source: ferrogin_fabric::Error,
+        source: ferrogin_libfabric::Error,
     },
     /// A queue that NCCL's structs cannot describe.
     #[error("endpoint {endpoint} has {source}")]
@@ -85,7 +85,7 @@ impl Error {
     }
 
     /// For `map_err`: libfabric failed while `what` was being done.
-    pub fn fabric(what: impl Into<String>) -> impl FnOnce(ferrogin_fabric::Error) -> Self {
+    pub fn fabric(what: impl Into<String>) -> impl FnOnce(ferrogin_libfabric::Error) -> Self {
         let what = what.into();
         move |source| Self::Fabric { what, source }
     }

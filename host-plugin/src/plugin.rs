@@ -5,8 +5,8 @@ use crate::control::Listener;
 use crate::device::{self, DeviceKind};
 use crate::error::Error;
 use crate::trace;
-use ferrogin_fabric::{Hints, Info, Libfabric, Version, bindings};
 use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetPropertiesV12, NetVDevicePropsV12};
+use ferrogin_libfabric::{Hints, Info, Libfabric, Version, bindings};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsString, c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -159,7 +159,7 @@ fn hints(provider: Provider, kind: DeviceKind, domain: Option<&str>) -> Hints {
         .fabric(FABRIC)
         .caps(caps)
         .mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2)
-        .mr_mode(ferrogin_fabric::MR_MODE_ALL);
+        .mr_mode(ferrogin_libfabric::MR_MODE_ALL);
     match domain {
         Some(domain) => hints.domain(domain),
         None => hints,

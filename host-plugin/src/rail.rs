@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::plugin::Plugin;
-use ferrogin_fabric::{AddressVector, Domain, Fabric, FiAddr, GdaOps, Info};
+use ferrogin_libfabric::{AddressVector, Domain, Fabric, FiAddr, GdaOps, Info};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,7 +47,7 @@ impl Rail {
     ///
     /// # Errors
     /// libfabric's.
-    pub fn peer(self: &Arc<Self>, address: &[u8]) -> Result<Peer, ferrogin_fabric::Error> {
+    pub fn peer(self: &Arc<Self>, address: &[u8]) -> Result<Peer, ferrogin_libfabric::Error> {
         Ok(Peer { number: self.av.insert(address)?, rail: self.clone() })
     }
 
@@ -139,7 +139,7 @@ impl Rail {
     ///
     /// # Errors
     /// The card has no such queues.
-    pub fn endpoint_info(&self, plugin: &Plugin, wish: QueueWish) -> Result<Info, ferrogin_fabric::Error> {
+    pub fn endpoint_info(&self, plugin: &Plugin, wish: QueueWish) -> Result<Info, ferrogin_libfabric::Error> {
         let name = self.name();
         let mut hints = plugin.hints(Some(&name)).tx_size(wish.depth).tclass(wish.tclass);
         if wish.wide {
@@ -147,6 +147,6 @@ impl Rail {
         }
         let mut found = plugin.lib.getinfo(&hints)?.into_iter();
         let matching = found.find(|info| info.domain_name() == name && info.fabric_name() == self.info.fabric_name());
-        matching.ok_or_else(|| ferrogin_fabric::Error::Argument { what: format!("card {name} is gone") })
+        matching.ok_or_else(|| ferrogin_libfabric::Error::Argument { what: format!("card {name} is gone") })
     }
 }

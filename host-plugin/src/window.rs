@@ -6,9 +6,9 @@ use crate::control::Step;
 use crate::device::{DeviceBuffer, Use, WindowMemory, bytes_of};
 use crate::error::Error;
 use crate::trace;
-use ferrogin_fabric::{MemoryKind, MemoryRegion, Region, bindings};
 use ferrogin_ffi::device::{MrHandle, MrPeer};
 use ferrogin_ffi::nccl;
+use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, BorrowedFd};
 

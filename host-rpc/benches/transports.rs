@@ -13,8 +13,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use ferrogin_fabric::Libfabric;
-use ferrogin_fabric::channel::{Address, Config, Reactor};
+use ferrogin_channel::{Address, Config, Reactor};
+use ferrogin_libfabric::Libfabric;
 use host_rpc::mlx5::{Connection, Opening};
 use host_rpc::{Client, Running, Server, Settings};
 use softefa_fi::mlx5::Card;

@@ -1,7 +1,7 @@
 //! Calls an echo_server: echo_client ADDRESS TEXT [PROVIDER]. Prints the answer.
 
-use ferrogin_fabric::Libfabric;
-use ferrogin_fabric::channel::{Address, Config, Reactor};
+use ferrogin_channel::{Address, Config, Reactor};
+use ferrogin_libfabric::Libfabric;
 use host_rpc::{Client, Settings};
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Answers every call of method 1 with its body: echo_server [PROVIDER]. Prints its address; ends with its input.
 
-use ferrogin_fabric::Libfabric;
-use ferrogin_fabric::channel::{Config, Reactor};
+use ferrogin_channel::{Config, Reactor};
+use ferrogin_libfabric::Libfabric;
 use host_rpc::{Server, Settings};
 use std::time::Duration;
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use ferrogin_fabric::channel::recycle;
+use ferrogin_channel::recycle;
 
 /// A body to send.
 #[derive(Clone, Debug)]

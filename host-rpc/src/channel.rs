@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferrogin_fabric::channel::{Channel, ChannelError, Payload};
+use ferrogin_channel::{Channel, ChannelError, Payload};
 
 use crate::{Bytes, ReceiveDone, SendDone, Transport, TransportError};
 

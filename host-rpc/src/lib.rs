@@ -5,7 +5,8 @@
 //! and handed over where they were received.
 //!
 //! ```no_run
-//! use ferrogin_fabric::{Libfabric, channel::{Config, Reactor}};
+//! use ferrogin_channel::{Config, Reactor};
+//! use ferrogin_libfabric::Libfabric;
 //! use host_rpc::{Client, Server, Settings};
 //! use std::time::Duration;
 //!

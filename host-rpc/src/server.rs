@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ferrogin_fabric::channel::{Address, Listener};
+use ferrogin_channel::{Address, Listener};
 
 use crate::connection::{Connection, End, Owner};
 use crate::error::Status;

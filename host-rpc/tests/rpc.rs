@@ -10,8 +10,8 @@ use std::thread;
 
 use calls::{LIMIT, Wire, calls, hammer, server};
 use common::{Pipe, libraries, patient, pipe};
-use ferrogin_fabric::Libfabric;
-use ferrogin_fabric::channel::{Channel, Reactor};
+use ferrogin_channel::{Channel, Reactor};
+use ferrogin_libfabric::Libfabric;
 use host_rpc::{Client, Settings};
 
 struct Pipes;

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{libraries, patient};
-use ferrogin_fabric::channel::Reactor;
+use ferrogin_channel::Reactor;
 use host_rpc::{Body, Client, RpcError, Running, Server, Settings, Status};
 
 const LIMIT: Duration = Duration::from_secs(120);

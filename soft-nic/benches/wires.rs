@@ -19,9 +19,9 @@ use std::time::Instant;
 use common::peer::{PEER_BUFFER, Peer, hello};
 use common::*;
 use efa_dp_direct::wqe::{Destination, RemoteMem};
-use ferrogin_fabric::Libfabric;
-use ferrogin_fabric::bindings as fi;
-use ferrogin_fabric::msg::{self, Config, Event, MessageEndpoint};
+use ferrogin_datagram::{Config, Event, MessageEndpoint};
+use ferrogin_libfabric::Libfabric;
+use ferrogin_libfabric::bindings as fi;
 
 /// Bytes of a bare message in the stream: as many as the card puts into one.
 const PIECE: usize = 64 << 10;
@@ -66,7 +66,7 @@ struct Side {
 struct Other {
     to: Destination,
     addr: u64,
-    bare: msg::Peer,
+    bare: ferrogin_datagram::Peer,
     memory: RemoteMem,
 }
 

@@ -10,7 +10,7 @@ use common::child::run;
 use common::*;
 use efa_dp_direct::wire::{CompStatus, RxDesc};
 use efa_dp_direct::wqe::{Destination, Inline, Operation, RemoteMem, SendData, Sge, WriteData};
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 /// A card that talks to itself: `a` posts to `b`.
 struct World {

@@ -12,8 +12,8 @@ use common::child::run;
 use common::peer::Peer;
 use common::*;
 use efa_dp_direct::wire::CompStatus;
-use ferrogin_fabric::Libfabric;
-use ferrogin_fabric::msg::{Config, Event, MessageEndpoint};
+use ferrogin_datagram::{Config, Event, MessageEndpoint};
+use ferrogin_libfabric::Libfabric;
 use nix::sys::socket::{self, AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr};
 
 /// The version that the cards of this build speak, and another.

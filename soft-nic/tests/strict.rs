@@ -8,7 +8,7 @@ use common::child::run;
 use common::*;
 use efa_dp_direct::wire::CompStatus;
 use efa_dp_direct::wqe::Destination;
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 /// Runs `body` on a card that talks to itself, in a process of its own, and looks for `line` on its standard error.
 fn rule(name: &str, line: &str, body: impl FnOnce(&mut End, Destination, &Buffer)) {
@@ -111,7 +111,7 @@ fn memory_that_is_not_there() {
     assert_eq!(rig.register(0x1000 as *mut u8, 8, ALL).err(), Some(-14));
     let constant = b"constant";
     assert_eq!(rig.register(constant.as_ptr().cast_mut(), 8, ALL).err(), Some(-14), "not writable");
-    let region = rig.register(constant.as_ptr().cast_mut(), 8, ferrogin_fabric::bindings::FI_WRITE).unwrap();
+    let region = rig.register(constant.as_ptr().cast_mut(), 8, ferrogin_libfabric::bindings::FI_WRITE).unwrap();
     assert_eq!(close(region.mr), 0);
     rig.close();
 }

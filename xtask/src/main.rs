@@ -27,7 +27,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("models", "device-kernels/tests/models.sh"),
     ("faults", "tests/faults/run.sh"),
     ("libfabric programs", "tests/libfabric/run.sh"),
-    ("model of the channel's wake-up", "fabric/tests/models.sh"),
+    ("model of the channel's wake-up", "channel/tests/models.sh"),
     ("fuzz", "fuzz/run.sh"),
     ("address sanitizer", "tests/nccl/sanitize.sh"),
 ];

@@ -1,9 +1,9 @@
 //! The endpoint of a rank, and the 128 bytes that lead other ranks to it.
 
 use super::{ControlError, Ring};
-use ferrogin_fabric::Libfabric;
-use ferrogin_fabric::channel::{self, Address, Config, Reactor};
+use ferrogin_channel::{self as channel, Address, Config, Reactor};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
+use ferrogin_libfabric::Libfabric;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use std::io;

@@ -1,6 +1,6 @@
 //! Control plane: how the ranks of a communicator find each other and exchange addresses and keys during set-up.
 //!
-//! `listen` opens an endpoint of libfabric for message channels ([`ferrogin_fabric::channel`]) and describes it, with a secret,
+//! `listen` opens an endpoint of libfabric for message channels ([`ferrogin_channel`]) and describes it, with a secret,
 //! in NCCL's 128-byte handle; `connect` makes a ring, in which every rank sends to the next and receives from the one before.
 //! Only who knows the secret is let in. Everything ends by a deadline, and a rank that fails says so to both neighbours, so
 //! that all ranks learn of it, and of which rank it was, without waiting.

@@ -3,7 +3,7 @@
 use super::frame::{Frame, Status, hello_to};
 use super::handle::{BLOCK_MAX, Endpoint, Listener, VERSION, address};
 use super::{ControlError, Step};
-use ferrogin_fabric::channel::{Channel, ChannelError, Reactor};
+use ferrogin_channel::{Channel, ChannelError, Reactor};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -1,7 +1,7 @@
 use super::handle::address;
 use super::{ControlError, Listener, Ring, Step};
-use ferrogin_fabric::Libfabric;
-use ferrogin_fabric::channel::{Config, Reactor};
+use ferrogin_channel::{Config, Reactor};
+use ferrogin_libfabric::Libfabric;
 use std::io::Write;
 use std::net::TcpStream;
 use std::sync::mpsc::channel;

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use ferrogin_fabric::Libfabric;
-use ferrogin_fabric::channel::{Address, Config, Reactor};
+use ferrogin_libfabric::Libfabric;
+use ferrogin_channel::{Address, Config, Reactor};
 use host_rpc::{Client, Server, Settings};
 use tonic::codec::ProstCodec;
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use ferrogin_fabric::Libfabric;
-use ferrogin_fabric::channel::Config;
+use ferrogin_channel::Config;
+use ferrogin_libfabric::Libfabric;
 use host_rpc::{Bytes, ReceiveDone, SendDone, Transport, TransportError};
 
 #[derive(Default)]

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use ferrogin_fabric::msg::Peer;
+use ferrogin_datagram::Peer;
 
 use super::qp::Token;
 use crate::address::Gid;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use efa_dp_direct::wire::CompStatus;
-use ferrogin_fabric::msg;
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 
 use super::connection::Connection;
@@ -131,10 +130,10 @@ pub(crate) struct Core {
     /// The wire to other hosts.
     pub messages: Option<Wire>,
     /// Its connections.
-    pub connection_of: HashMap<msg::Peer, u32>,
+    pub connection_of: HashMap<ferrogin_datagram::Peer, u32>,
     /// Peers of the wire that are to be forgotten, and hellos that are to be answered, when it can be spoken to.
-    pub forgotten: Vec<msg::Peer>,
-    pub welcomes: Vec<(msg::Peer, [u8; WELCOME_LEN])>,
+    pub forgotten: Vec<ferrogin_datagram::Peer>,
+    pub welcomes: Vec<(ferrogin_datagram::Peer, [u8; WELCOME_LEN])>,
     pub epoll: Epoll,
     /// Sends whose peer had no receive, and when they are tried again.
     pub unready: Vec<(u64, Token)>,

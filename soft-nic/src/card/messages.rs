@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use efa_dp_direct::wire::CompStatus;
-use ferrogin_fabric::msg::Peer;
+use ferrogin_datagram::Peer;
 
 use super::connection::{Connection, Greeting, Link};
 use super::core::Core;

@@ -3,7 +3,7 @@
 
 use efa_dp_direct::wire::CompStatus;
 use efa_dp_direct::wqe::Sge;
-use ferrogin_fabric::msg::SendError;
+use ferrogin_datagram::SendError;
 
 use super::complete::OK;
 use super::connection::{Link, Serving};

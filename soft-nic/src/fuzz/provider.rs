@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr;
 use std::sync::Mutex;
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::input::Input;
 

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::domain::Domain;
 use super::guard::{Code, entry, entry_or};

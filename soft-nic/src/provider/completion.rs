@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use efa_dp_direct::cq::Status;
 use efa_dp_direct::wire::CompStatus;
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::lane::RingReader;
 use super::path::Path;

@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use efa_dp_direct::wire::CompStatus;
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::completion::{CqQueue, entry_size};
 use super::domain::Domain;

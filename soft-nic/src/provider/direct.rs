@@ -6,7 +6,7 @@ use efa_dp_direct::cq::{Cqe, RawCqe, Sender};
 use efa_dp_direct::rq::host_length;
 use efa_dp_direct::wire::{RxDesc, SendOp};
 use efa_dp_direct::wqe::{Destination, Inline, Operation, RemoteMem, RequestIds, SendData, Sge, WriteData};
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::call::{Buffers, RecvCall, RmaCall, Segment, SendCall};
 use super::completion::{Entry, Failure};

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::fabric::{Fabric, Kind};
 use super::guard::{Code, entry};

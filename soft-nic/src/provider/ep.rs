@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::av::{Av, copy_out};
 use super::cntr::Cntr;

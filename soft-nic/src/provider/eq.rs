@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::fabric::Fabric;
 use super::guard::{Code, entry, entry_or};

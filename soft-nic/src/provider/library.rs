@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::guard::Code;
 use crate::config::ConfigError;

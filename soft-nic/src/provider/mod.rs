@@ -36,7 +36,7 @@ pub(crate) use rdm::check_packet;
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 /// Name of the provider.
 pub(crate) const PROVIDER: &CStr = c"softefa";

@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
 use std::ptr;
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::domain::Domain;
 use super::guard::{Code, entry};

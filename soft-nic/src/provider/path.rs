@@ -16,7 +16,7 @@ use super::rdm::Rdm;
 use crate::address::Address;
 use crate::card::Card;
 use crate::card::counter::{EVENTS, Event};
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 /// What software counts in addition to the card.
 #[derive(Debug, Default)]

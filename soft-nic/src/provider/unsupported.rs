@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 macro_rules! nosys {
     ($($name:ident($($arg:ty),*) -> $ret:ty;)*) => {

@@ -4,8 +4,8 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use ferrogin_fabric::msg::{Config, Event, MessageEndpoint, Peer, SendError};
-use ferrogin_fabric::{Error, Libfabric};
+use ferrogin_datagram::{Config, Event, MessageEndpoint, Peer, SendError};
+use ferrogin_libfabric::{Error, Libfabric};
 
 use super::packet::{ACKNOWLEDGEMENT_LEN, Acknowledgement, AcknowledgementBytes, HEADER_LEN, Header};
 use crate::address::Gid;

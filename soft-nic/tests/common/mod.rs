@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use efa_dp_direct::wire::{CdescCommon, CompStatus, RxDesc, TxCdesc};
 use efa_dp_direct::wqe::{Destination, Geometry, Inline, Operation, RemoteMem, SendWqe, Sge, WriteData};
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 /// Loads libfabric, which the provider takes `fi_info` from. False, and said aloud, when it is absent.
 pub fn have_libfabric(test: &str) -> bool {

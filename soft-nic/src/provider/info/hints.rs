@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char};
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::super::guard::Code;
 use super::super::library::{text, version};

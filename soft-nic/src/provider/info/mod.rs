@@ -7,7 +7,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::mem::offset_of;
 use std::ptr;
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::fabric::Kind;
 use super::guard::{Code, entry};

@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_int, c_void};
 use std::ptr;
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::super::guard::{Code, entry};
 use super::super::object::head;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use efa_dp_direct::cq::{Cqe, RawCqe, SendCqe};
 use efa_dp_direct::wire::RxDesc;
 use efa_dp_direct::wqe::{Destination, Operation, RemoteMem, RequestIds, SendData, Sge};
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::completion::{Entry, Failure};
 use super::guard::Code;

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use efa_dp_direct::cq::{RecvCqe, Sender};
 use efa_dp_direct::wire::{CompStatus, SendOp};
 use efa_dp_direct::wqe::{RemoteMem, Sge};
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::super::call::{Buffers, RecvCall};
 use super::super::completion::{Entry, Failure};

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use efa_dp_direct::wqe::{Operation, RemoteMem, Sge, WriteData};
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::super::call::RmaCall;
 use super::super::completion::{Entry, Failure};

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use ferrogin_fabric::bindings as fi;
+use ferrogin_libfabric::bindings as fi;
 
 use super::super::call::{Segment, SendCall};
 use super::super::completion::{Entry, Failure};

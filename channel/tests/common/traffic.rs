@@ -1,0 +1,167 @@
+//! Traffic over a channel that knows at every moment what must come next.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+
+use ferrogin_channel::{Channel, ChannelError};
+
+/// A small reproducible random sequence (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// Bytes of message `number` of the sender `seed`: every magnitude up to 8 MiB, the larger the rarer; 0 and the largest among them.
+pub fn size_of(seed: u64, number: u64) -> usize {
+    let mut random = Random(seed.wrapping_mul(0x1234_5678_9abc_def1) ^ number);
+    let magnitude = random.next().trailing_zeros().min(11);
+    match (number % 64, number % 4096) {
+        (_, 77) => 8 << 20,
+        (0, _) => 0,
+        _ => (random.next() % (16u64 << (2 * magnitude))).min(8 << 20) as usize,
+    }
+}
+
+/// The bytes of message `number` of the sender `seed`, into `room`.
+pub fn fill(mut room: Vec<u8>, seed: u64, number: u64) -> Vec<u8> {
+    let len = size_of(seed, number);
+    let mut random = Random(seed.wrapping_mul(31).wrapping_add(number));
+    room.clear();
+    room.reserve(len + 8);
+    while room.len() < len {
+        room.extend_from_slice(&random.next().to_le_bytes());
+    }
+    room.truncate(len);
+    room
+}
+
+fn is_right(bytes: &[u8], seed: u64, number: u64) -> bool {
+    let mut random = Random(seed.wrapping_mul(31).wrapping_add(number));
+    bytes.len() == size_of(seed, number)
+        && bytes.chunks(8).all(|chunk| *chunk == random.next().to_le_bytes()[..chunk.len()])
+}
+
+/// What a direction came to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Callbacks that brought a message or a buffer.
+    pub good: u64,
+    /// Callbacks that brought an error.
+    pub bad: u64,
+    /// The first of them.
+    pub error: Option<ChannelError>,
+}
+
+struct Direction {
+    seed: u64,
+    count: u64,
+    begun: AtomicU64,
+    /// Held from taking a number to asking for the operation, so that numbers are in the order of operations.
+    order: Mutex<()>,
+    outcome: Mutex<Option<Outcome>>,
+    over: mpsc::Sender<Outcome>,
+}
+
+impl Direction {
+    fn new(seed: u64, count: u64) -> (Arc<Self>, mpsc::Receiver<Outcome>) {
+        let (over, receiver) = mpsc::channel();
+        let outcome = Mutex::new(Some(Outcome { good: 0, bad: 0, error: None }));
+        (Arc::new(Self { seed, count, begun: AtomicU64::new(0), order: Mutex::new(()), outcome, over }), receiver)
+    }
+
+    /// The number of the next message, if there is one and nothing failed.
+    fn begin(&self) -> Option<u64> {
+        let number = self.begun.load(Ordering::Relaxed);
+        if number == self.count || self.outcome.lock().unwrap().as_ref().is_none_or(|outcome| outcome.bad > 0) {
+            return None;
+        }
+        self.begun.store(number + 1, Ordering::Relaxed);
+        Some(number)
+    }
+
+    /// Callback `number` was called: that must be its turn. True when another may begin.
+    fn called(&self, number: u64, error: Option<ChannelError>) -> bool {
+        let mut slot = self.outcome.lock().unwrap();
+        let outcome = slot.as_mut().expect("no callback comes after the last");
+        assert_eq!(number, outcome.good + outcome.bad, "callbacks are called in order, once each");
+        match error {
+            None => {
+                assert_eq!(outcome.bad, 0, "nothing succeeds after a failure");
+                outcome.good += 1;
+            }
+            Some(error) => {
+                outcome.bad += 1;
+                outcome.error.get_or_insert(error);
+            }
+        }
+        let done = outcome.good + outcome.bad;
+        let all = if outcome.bad > 0 { self.begun.load(Ordering::Relaxed) } else { self.count };
+        if done == all
+            && let Some(outcome) = slot.take()
+        {
+            let _ = self.over.send(outcome);
+        }
+        true
+    }
+}
+
+/// A running exchange.
+pub struct Exchange {
+    pub writes: mpsc::Receiver<Outcome>,
+    pub reads: mpsc::Receiver<Outcome>,
+}
+
+/// Writes `count` messages as `mine` and reads `count` of `theirs`, `depth` at a time each way. `record` is called for each message.
+pub fn exchange(channel: &Channel, mine: u64, theirs: u64, count: u64, depth: u64) -> Exchange {
+    let (out, writes) = Direction::new(mine, count);
+    let (inc, reads) = Direction::new(theirs, count);
+    for _ in 0..depth.min(count) {
+        read(channel.clone(), Arc::clone(&inc), Vec::new());
+        write(channel.clone(), Arc::clone(&out), Vec::new());
+    }
+    Exchange { writes, reads }
+}
+
+fn write(channel: Channel, direction: Arc<Direction>, room: Vec<u8>) {
+    let of_order = Arc::clone(&direction);
+    let _order = of_order.order.lock().unwrap();
+    let Some(number) = direction.begin() else { return };
+    let bytes = fill(room, direction.seed, number);
+    channel.clone().write(bytes, move |result| match result {
+        Ok(body) => {
+            // The memory is ours again: spoil it, the peer must not see that.
+            let mut bytes = body.into_vec();
+            bytes.fill(0xa5);
+            if direction.called(number, None) {
+                write(channel, direction, bytes);
+            }
+        }
+        Err(error) => {
+            direction.called(number, Some(error));
+        }
+    });
+}
+
+fn read(channel: Channel, direction: Arc<Direction>, room: Vec<u8>) {
+    let of_order = Arc::clone(&direction);
+    let _order = of_order.order.lock().unwrap();
+    let Some(number) = direction.begin() else { return };
+    channel.clone().read_into(room, move |result| match result {
+        Ok(bytes) => {
+            assert!(is_right(&bytes, direction.seed, number), "message {number}: {} bytes", bytes.len());
+            if direction.called(number, None) {
+                read(channel, direction, bytes);
+            }
+        }
+        Err(error) => {
+            direction.called(number, Some(error));
+        }
+    });
+}

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# The wake-up of a channel's thread under loom: models.sh [DIST]. DIST is not used.
+#
+# Built with --cfg loom into a target directory of its own, so that nothing else is built again. Ends with libtest's count.
+set -uo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+export RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" RUST_BACKTRACE=0
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom
+exec "${CARGO:-cargo}" test --quiet --release --locked -p ferrogin-channel --lib bell "${@:2}"

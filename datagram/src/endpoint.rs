@@ -1,0 +1,340 @@
+//! The message endpoint: opening it, receiving, and driving the whole.
+
+use std::ffi::c_void;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::long::{Long, LongReceived};
+use super::outbox::{Outbox, sending_methods};
+use super::pool::{Context, Operation, Pool};
+use super::sending::{Notice, Sending, message_size};
+use super::wire::{Frame, Kind};
+use super::{Config, Event, Peer, SendError};
+use ferrogin_libfabric::bindings::{self, fi_cq_format, fid_ep};
+use ferrogin_libfabric::entry;
+use ferrogin_libfabric::find_datagrams;
+use ferrogin_libfabric::{
+    AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Error, Fabric, Info, Libfabric, Read,
+};
+
+type Recv =
+    unsafe extern "C" fn(*mut fid_ep, *mut c_void, usize, *mut c_void, bindings::fi_addr_t, *mut c_void) -> isize;
+
+/// Completions taken from the queue at once.
+const BATCH: usize = 32;
+/// Batches per poll, so that a flood does not keep the caller from its other work.
+const BATCHES: usize = 4;
+/// Providers whose tagged messages carry the long ones: connections of their own, without a layer that loses track of dead peers.
+const WITH_LONG: [&str; 2] = ["net", "tcp"];
+/// Polls between looks at the clock while the endpoint is busy.
+const POLLS_PER_CLOCK: u32 = 64;
+
+/// An endpoint for datagrams; see the [module](super).
+pub struct MessageEndpoint {
+    // Closes the endpoint first; nothing uses the buffers after that.
+    sending: Sending,
+    cq: Arc<CompletionQueue>,
+    recv: Recv,
+    contexts: Box<[Context]>,
+    buffers: Pool,
+    /// Receive buffers that libfabric did not take yet.
+    unposted: Vec<u32>,
+    polls: u32,
+    clock: Instant,
+    provider: String,
+}
+
+// SAFETY: everything behind the raw function pointer is Send; `&mut self` on every method that acts keeps it in one thread.
+unsafe impl Send for MessageEndpoint {}
+
+impl MessageEndpoint {
+    /// Opens and enables an endpoint.
+    ///
+    /// # Errors
+    /// [`Error::NoMatch`] when the provider has no reliable datagrams with `FI_MSG` here; [`Error::Argument`] for a configuration that
+    /// cannot be; what the provider answers.
+    pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
+        let open_queue = |domain: &Arc<Domain>, size| CompletionQueue::open(domain, &CqAttr { size });
+        Self::open_on(lib, config, &find(lib, config)?, open_queue)
+    }
+
+    /// As [`MessageEndpoint::open`], with a descriptor to wait for and with long messages, each if the provider has them.
+    ///
+    /// # Errors
+    /// As [`MessageEndpoint::open`].
+    pub fn open_with_long(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
+        let info = find(lib, config)?;
+        let tagged = WITH_LONG.contains(&info.provider().as_str()).then(|| {
+            let caps = bindings::FI_MSG | bindings::FI_TAGGED;
+            find_datagrams(lib, &info.provider(), config.source.as_deref(), caps)
+        });
+        let tagged = tagged.and_then(Result::ok).filter(|tagged| tagged.provider() == info.provider());
+        let has_long = tagged.is_some();
+        let info = tagged.unwrap_or(info);
+        let format = fi_cq_format::FI_CQ_FORMAT_DATA;
+        let open_queue =
+            |domain: &Arc<Domain>, size| CompletionQueue::open_to_wait(domain, &info.provider(), size, format);
+        let mut this = Self::open_on(lib, config, &info, open_queue)?;
+        if has_long {
+            this.sending.long = Some(Long::new(&this.sending.endpoint)?);
+        }
+        Ok(this)
+    }
+
+    fn open_on(
+        lib: &Arc<Libfabric>,
+        config: &Config,
+        info: &Info,
+        open_queue: impl Fn(&Arc<Domain>, usize) -> Result<Arc<CompletionQueue>, Error>,
+    ) -> Result<Self, Error> {
+        let fabric = Fabric::open(info)?;
+        let domain = Domain::open(&fabric, info)?;
+        let av = AddressVector::open(&domain, config.max_peers.min(1024))?;
+        let depth = config.tx_depth.saturating_add(config.rx_depth).saturating_mul(2);
+        let cq = open_queue(&domain, depth)?;
+        let mut endpoint = Endpoint::open(&domain, info)?;
+        endpoint.bind_av(&av)?;
+        endpoint.bind_cq(&cq, bindings::FI_TRANSMIT | bindings::FI_RECV)?;
+        endpoint.enable()?;
+        // SAFETY: open until drop.
+        let table = unsafe { (*endpoint.as_ptr()).msg };
+        let recv = entry!(lib, table, fi_ops_msg, recv, "fi_recv")?;
+        let sending = Sending::new(endpoint, av, config, info.tx_iov_limit())?;
+        let out_of_range = || Error::Argument { what: "message endpoint: rx_depth is out of range".to_owned() };
+        let size = message_size(config, sending.address().len()).ok_or_else(out_of_range)?;
+        let count = u32::try_from(config.rx_depth).map_err(|_| out_of_range())?;
+        let mut this = Self {
+            sending,
+            cq,
+            recv,
+            contexts: (0..count).map(|index| Context::new(Operation::Receive(index))).collect(),
+            buffers: Pool::new(config.rx_depth, size).ok_or_else(out_of_range)?,
+            unposted: (0..count).rev().collect(),
+            polls: 0,
+            clock: Instant::now(),
+            provider: info.provider(),
+        };
+        this.post_receives()?;
+        Ok(this)
+    }
+
+    /// The provider that was found (`tcp`, `tcp;ofi_rxm`).
+    pub fn provider(&self) -> &str {
+        &self.provider
+    }
+
+    sending_methods!(self => self.sending, self.sending);
+
+    /// The descriptor that becomes readable when there is something to poll for, if there is one.
+    pub fn wait_fd(&self) -> Option<RawFd> {
+        self.cq.wait_fd()
+    }
+
+    /// Something is to be offered to libfabric again, which the descriptor does not tell of.
+    pub fn must_retry(&self) -> bool {
+        !self.unposted.is_empty() || self.sending.has_backlog()
+    }
+
+    /// True when the descriptor may be waited for now. It does not tell of what happened in a call other than a poll.
+    pub fn may_wait(&self) -> bool {
+        self.sending.notices.is_empty() && self.cq.may_wait()
+    }
+
+    /// Receives for long messages that are over.
+    pub fn take_long(&mut self) -> Vec<LongReceived> {
+        self.sending.take_long()
+    }
+
+    /// The sending half alone, as callbacks of [`MessageEndpoint::poll`] get it.
+    pub fn outbox(&mut self) -> Outbox<'_> {
+        Outbox(&mut self.sending)
+    }
+
+    fn post_receives(&mut self) -> Result<(), Error> {
+        while let Some(&index) = self.unposted.last() {
+            let buffer = self.buffers.buffer(index as usize).cast();
+            let context = self.contexts[index as usize].as_ptr();
+            let endpoint = self.sending.endpoint.as_ptr();
+            // SAFETY: open endpoint; buffer and context are ours, not under way, and stay until the completion or the close.
+            let code = unsafe {
+                (self.recv)(endpoint, buffer, self.buffers.size(), ptr::null_mut(), bindings::FI_ADDR_UNSPEC, context)
+            };
+            match i32::try_from(code) {
+                Ok(0) => {
+                    self.unposted.pop();
+                }
+                Ok(code) if code == -bindings::FI_EAGAIN => break,
+                other => {
+                    let lib = self.sending.endpoint.domain().library();
+                    return Err(lib.failure("fi_recv", other.unwrap_or(bindings::FI_EOTHER)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Drives everything and tells what happened; returns the number of events. Must be called often (see the
+    /// [module](super)); it does not wait. The callback may send through the outbox that it is given.
+    ///
+    /// # Errors
+    /// Failures of the endpoint as a whole. A peer's failures are events.
+    pub fn poll(&mut self, mut on_event: impl FnMut(&mut Outbox<'_>, Event<'_>)) -> Result<usize, Error> {
+        let mut events = 0;
+        let mut idle = true;
+        for _ in 0..BATCHES {
+            let mut batch = [Completion::EMPTY; BATCH];
+            let taken = match self.cq.read(&mut batch)? {
+                Read::Entries(0) => break,
+                Read::Entries(count) => count.min(BATCH),
+                Read::Failure => {
+                    self.take_failure()?;
+                    0
+                }
+            };
+            idle = false;
+            for completion in &batch[..taken] {
+                if completion.context.is_null() {
+                    continue;
+                }
+                // SAFETY: all operations of this queue were posted by us, with contexts that live as long as the endpoint.
+                match unsafe { Context::operation(completion.context) } {
+                    Operation::Receive(index) => {
+                        events += usize::from(self.receive(index, completion.len, &mut on_event));
+                        self.unposted.push(index);
+                    }
+                    Operation::ReceiveLong(index) => self.received_long(index, Ok(completion.len)),
+                    sent => self.sending.complete(sent, None),
+                }
+            }
+            self.post_receives()?;
+            events += self.tell(&mut on_event);
+            if taken < BATCH {
+                break;
+            }
+        }
+        if !self.unposted.is_empty() {
+            self.post_receives()?;
+        }
+        self.sending.retry();
+        self.polls = self.polls.wrapping_add(1);
+        if idle || self.polls.is_multiple_of(POLLS_PER_CLOCK) {
+            let now = Instant::now();
+            if now.duration_since(self.clock) >= self.sending.timer_interval() {
+                self.clock = now;
+                self.sending.timers(now);
+            }
+        }
+        Ok(events + self.tell(&mut on_event))
+    }
+
+    /// Handles a received message; true when it was an event.
+    fn receive(&mut self, index: u32, len: usize, on_event: &mut impl FnMut(&mut Outbox<'_>, Event<'_>)) -> bool {
+        // SAFETY: the receive has completed, so the buffer is ours until it is posted again.
+        let message = unsafe { self.buffers.bytes(index as usize, len) };
+        let frame = match Frame::parse(message) {
+            Ok(frame) => frame,
+            Err(error) => {
+                log::warn!("a message was dropped: {error}");
+                return false;
+            }
+        };
+        let Some(from) = self.sending.sender(&frame) else { return false };
+        match frame.kind {
+            Kind::Data => {
+                on_event(
+                    &mut Outbox(&mut self.sending),
+                    Event::Message { from, header: frame.header, payload: frame.payload },
+                );
+                true
+            }
+            Kind::Control(flags) => {
+                self.sending.control(from, flags);
+                false
+            }
+        }
+    }
+
+    fn take_failure(&mut self) -> Result<(), Error> {
+        let Some(failure) = self.cq.read_error()? else { return Ok(()) };
+        if failure.context.is_null() {
+            log::debug!("a failure without an operation: {}", failure.into_error("fi_cq_read"));
+            return Ok(());
+        }
+        // SAFETY: as in `poll`.
+        match unsafe { Context::operation(failure.context) } {
+            Operation::Receive(index) => {
+                // A message longer than the buffer, or cut off with its connection.
+                log::debug!("a receive failed: {}", failure.into_error("fi_recv"));
+                self.unposted.push(index);
+            }
+            Operation::ReceiveLong(index) => self.received_long(index, Err(failure.into_error("fi_trecv"))),
+            sent => self.sending.complete(sent, Some(failure.into_error("fi_sendv"))),
+        }
+        Ok(())
+    }
+
+    fn received_long(&mut self, index: u32, result: Result<usize, Error>) {
+        if let Some(long) = &mut self.sending.long {
+            long.complete(index, result);
+        }
+    }
+
+    fn tell(&mut self, on_event: &mut impl FnMut(&mut Outbox<'_>, Event<'_>)) -> usize {
+        let mut told = 0;
+        while let Some(notice) = self.sending.notices.pop_front() {
+            let event = match notice {
+                Notice::Sent { peer, token } => Event::Sent { peer, token },
+                Notice::SendFailed { peer, token } => Event::SendFailed { peer, token },
+                Notice::Lost { peer, reason } => Event::Lost { peer, reason },
+            };
+            on_event(&mut Outbox(&mut self.sending), event);
+            told += 1;
+        }
+        told
+    }
+
+    /// Lets what was sent go out, tells the peers that we close, and waits until they have heard it, for at most `limit`. Events meanwhile are told as in
+    /// [`MessageEndpoint::poll`]. True when everything went out; drop the endpoint afterwards.
+    ///
+    /// # Errors
+    /// As [`MessageEndpoint::poll`].
+    pub fn shutdown(
+        &mut self,
+        limit: Duration,
+        mut on_event: impl FnMut(&mut Outbox<'_>, Event<'_>),
+    ) -> Result<bool, Error> {
+        let start = Instant::now();
+        let mut said = false;
+        loop {
+            self.poll(&mut on_event)?;
+            if !self.sending.busy() {
+                if said {
+                    return Ok(true);
+                }
+                self.sending.say_closing();
+                said = true;
+            } else if start.elapsed() >= limit {
+                return Ok(false);
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+fn find(lib: &Arc<Libfabric>, config: &Config) -> Result<Info, Error> {
+    let info = find_datagrams(lib, &config.provider, config.source.as_deref(), bindings::FI_MSG)?;
+    let largest = config.max_payload.saturating_add(config.max_header).saturating_add(128);
+    if info.max_msg_size() < largest {
+        return Err(Error::Argument {
+            what: format!(
+                "{} carries messages up to {} bytes, {largest} were asked for: lower max_payload",
+                info.provider(),
+                info.max_msg_size()
+            ),
+        });
+    }
+    Ok(info)
+}

@@ -1,0 +1,118 @@
+//! Long messages beside the datagrams: tagged messages of the same endpoint, straight from where the bytes lie to where they shall
+//! be. A receive is posted before the sender may send, with a tag that nobody else has: so none ever comes unexpected.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::pool::{Context, Operation};
+use ferrogin_libfabric::bindings;
+use ferrogin_libfabric::entry;
+use ferrogin_libfabric::{Endpoint, Error};
+use ferrogin_libfabric::{TaggedRecv, TaggedSend};
+
+type Cancel = unsafe extern "C" fn(*mut bindings::fid, *mut c_void) -> isize;
+
+/// The end of a receive for a long message.
+pub struct LongReceived {
+    /// What it was posted with.
+    pub token: u64,
+    /// Bytes that came.
+    pub result: Result<usize, Error>,
+}
+
+/// The calls, and the receives that are posted.
+pub(super) struct Long {
+    recv: TaggedRecv,
+    send: TaggedSend,
+    cancel: Cancel,
+    /// Tokens of posted receives.
+    posted: Vec<Option<u64>>,
+    /// One for each of them; boxed, because the provider keeps pointers to them.
+    #[allow(clippy::vec_box)]
+    contexts: Vec<Box<Context>>,
+    free: Vec<u32>,
+    over: Vec<LongReceived>,
+}
+
+impl Long {
+    pub fn new(endpoint: &Endpoint) -> Result<Self, Error> {
+        let lib = endpoint.domain().library();
+        // SAFETY: open as long as the reference.
+        let table = unsafe { (*endpoint.as_ptr()).tagged };
+        // SAFETY: as above.
+        let ops = unsafe { (*endpoint.as_ptr()).ops };
+        Ok(Self {
+            recv: entry!(lib, table, fi_ops_tagged, recv, "fi_trecv")?,
+            send: entry!(lib, table, fi_ops_tagged, send, "fi_tsend")?,
+            cancel: entry!(lib, ops, fi_ops_ep, cancel, "fi_cancel")?,
+            posted: Vec::new(),
+            contexts: Vec::new(),
+            free: Vec::new(),
+            over: Vec::new(),
+        })
+    }
+
+    /// `fi_tsend`: libfabric's answer.
+    ///
+    /// # Safety
+    /// The endpoint is the one of [`Long::new`]; `context` stays, and `payload` is valid for reads of `len` bytes, until the
+    /// completion or the close of the endpoint.
+    pub unsafe fn send(
+        &self,
+        endpoint: &Endpoint,
+        payload: (*const u8, usize),
+        to: bindings::fi_addr_t,
+        tag: u64,
+        context: &Context,
+    ) -> isize {
+        let (data, len) = payload;
+        // SAFETY: by the caller's promise; no descriptor, because the endpoint was opened without FI_MR_LOCAL.
+        unsafe { (self.send)(endpoint.as_ptr(), data.cast(), len, ptr::null_mut(), to, tag, context.as_ptr()) }
+    }
+
+    /// `fi_trecv` for exactly `tag`. False when the provider did not take it.
+    ///
+    /// # Safety
+    /// The endpoint is the one of [`Long::new`]; `room` is valid for writes of `len` bytes, and nobody else's, until the
+    /// receive is over or the endpoint is closed.
+    pub unsafe fn receive(&mut self, endpoint: &Endpoint, tag: u64, room: *mut u8, len: usize, token: u64) -> bool {
+        let index = self.free.pop().unwrap_or(self.posted.len() as u32);
+        if index as usize == self.posted.len() {
+            self.posted.push(None);
+            self.contexts.push(Box::new(Context::new(Operation::ReceiveLong(index))));
+        }
+        let context = self.contexts[index as usize].as_ptr();
+        let (endpoint, from) = (endpoint.as_ptr(), bindings::FI_ADDR_UNSPEC);
+        // SAFETY: memory by the caller's promise; the context is ours, free, and lives as long as the endpoint.
+        let code = unsafe { (self.recv)(endpoint, room.cast(), len, ptr::null_mut(), from, tag, 0, context) };
+        if code == 0 {
+            self.posted[index as usize] = Some(token);
+        } else {
+            self.free.push(index);
+        }
+        code == 0
+    }
+
+    /// Asks for the receive of `token` to end early; it still ends by its completion.
+    pub fn cancel(&self, endpoint: &Endpoint, token: u64) {
+        let Some(index) = self.posted.iter().position(|posted| *posted == Some(token)) else { return };
+        // SAFETY: open endpoint; the context of a receive that is not over.
+        let code = unsafe { (self.cancel)(endpoint.as_ptr().cast(), self.contexts[index].as_ptr()) };
+        if code != 0 {
+            log::debug!("fi_cancel: {code}");
+        }
+    }
+
+    /// A receive is over.
+    pub fn complete(&mut self, index: u32, result: Result<usize, Error>) {
+        if let Some(token) = self.posted.get_mut(index as usize).and_then(Option::take) {
+            self.free.push(index);
+            self.over.push(LongReceived { token, result });
+        }
+    }
+
+    /// The receives that are over.
+    pub fn take(&mut self) -> Vec<LongReceived> {
+        std::mem::take(&mut self.over)
+    }
+}

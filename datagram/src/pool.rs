@@ -1,0 +1,144 @@
+//! Buffers that the provider reads and writes while an operation is under way: raw memory, never borrowed meanwhile.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use ferrogin_libfabric::bindings::fi_context2;
+
+/// Equal buffers in one piece of memory. Pages that are never used are never touched.
+pub(super) struct Pool {
+    base: NonNull<u8>,
+    layout: Layout,
+    stride: usize,
+    size: usize,
+    count: usize,
+}
+
+// SAFETY: plain memory owned by the pool; who may touch which buffer is kept by the endpoint that owns the pool.
+unsafe impl Send for Pool {}
+
+impl Pool {
+    /// `count` buffers of `size` bytes, zeroed. None when that overflows or is empty.
+    pub fn new(count: usize, size: usize) -> Option<Self> {
+        let stride = size.checked_next_multiple_of(64)?;
+        let layout = Layout::from_size_align(stride.checked_mul(count)?, 4096).ok()?;
+        if layout.size() == 0 {
+            return None;
+        }
+        // SAFETY: the size is not zero.
+        let base = unsafe { alloc_zeroed(layout) };
+        let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
+        Some(Self { base, layout, stride, size, count })
+    }
+
+    /// Bytes of one buffer.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// First byte of a buffer.
+    pub fn buffer(&self, index: usize) -> *mut u8 {
+        assert!(index < self.count, "buffer {index} of {}", self.count);
+        // SAFETY: inside the allocation, as just checked.
+        unsafe { self.base.as_ptr().add(index * self.stride) }
+    }
+
+    /// The first `len` bytes of a buffer.
+    ///
+    /// # Safety
+    /// No operation on this buffer is under way as long as the slice lives, and no other slice of it exists.
+    pub unsafe fn bytes(&self, index: usize, len: usize) -> &[u8] {
+        let len = len.min(self.size);
+        // SAFETY: inside the allocation, initialised; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.buffer(index), len) }
+    }
+
+    /// A whole buffer, to write.
+    ///
+    /// # Safety
+    /// As [`Pool::bytes`].
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn bytes_mut(&self, index: usize) -> &mut [u8] {
+        // SAFETY: as in `bytes`.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer(index), self.size) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `new`.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+/// What an operation was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    /// A receive into this buffer of the receive pool.
+    Receive(u32),
+    /// A send of this slot.
+    Send(u32),
+    /// A control message to this peer.
+    Control(u32),
+    /// A receive for a long message.
+    ReceiveLong(u32),
+}
+
+/// The context of an operation: room for the provider in front (`FI_CONTEXT2`), then what it was.
+#[repr(C)]
+pub(super) struct Context {
+    provider: UnsafeCell<fi_context2>,
+    operation: Operation,
+}
+
+// SAFETY: the provider's part is touched by the provider alone; the rest is constant.
+unsafe impl Send for Context {}
+
+impl Context {
+    pub fn new(operation: Operation) -> Self {
+        Self { provider: UnsafeCell::new(fi_context2::default()), operation }
+    }
+
+    pub fn as_ptr(&self) -> *mut c_void {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+
+    /// What the operation was that was posted with `context`.
+    ///
+    /// # Safety
+    /// `context` came from [`Context::as_ptr`] of a context that still exists.
+    pub unsafe fn operation(context: *const c_void) -> Operation {
+        let context: *const Self = context.cast();
+        // SAFETY: live by the caller's promise; this field is never written.
+        unsafe { (*context).operation }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_do_not_overlap() {
+        let pool = Pool::new(3, 100).unwrap();
+        for index in 0..3 {
+            // SAFETY: no operation uses the pool.
+            unsafe { pool.bytes_mut(index) }.fill(index as u8 + 1);
+        }
+        for index in 0..3 {
+            // SAFETY: as above.
+            assert!(unsafe { pool.bytes(index, 100) }.iter().all(|&byte| byte == index as u8 + 1));
+        }
+        assert!(Pool::new(0, 8).is_none());
+        assert!(Pool::new(usize::MAX, 4096).is_none());
+    }
+
+    #[test]
+    fn contexts_say_what_they_were() {
+        let context = Box::new(Context::new(Operation::Control(7)));
+        // SAFETY: the context exists.
+        assert_eq!(unsafe { Context::operation(context.as_ptr()) }, Operation::Control(7));
+    }
+}

@@ -1,0 +1,107 @@
+//! Address vectors: peers by number.
+
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::bindings::{self, fi_av_attr, fi_av_type, fid_av};
+use crate::{Domain, Error};
+use crate::{entry, table};
+
+/// A peer's number in one address vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FiAddr(pub u64);
+
+impl FiAddr {
+    /// No peer in particular.
+    pub const UNSPEC: Self = Self(bindings::FI_ADDR_UNSPEC);
+}
+
+/// A table of peers, shared by all endpoints that are bound to it.
+pub struct AddressVector {
+    raw: *mut fid_av,
+    insertions: AtomicU64,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: the domain is FI_THREAD_SAFE (`Domain::open`), so the provider serialises access; closed by the last owner alone.
+unsafe impl Send for AddressVector {}
+// SAFETY: as above.
+unsafe impl Sync for AddressVector {}
+
+impl AddressVector {
+    /// `fi_av_open` for about `count` peers (a hint; it grows), as a table: numbers are given in order of insertion.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn open(domain: &Arc<Domain>, count: usize) -> Result<Arc<Self>, Error> {
+        let lib = domain.library();
+        let open = entry!(lib, domain.ops(), fi_ops_domain, av_open, "fi_av_open")?;
+        let mut attr = fi_av_attr { type_: fi_av_type::FI_AV_TABLE, count, ..Default::default() };
+        let mut raw = ptr::null_mut();
+        // SAFETY: open domain, live attributes; `raw` is written on success only.
+        let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
+        lib.check("fi_av_open", code)?;
+        Ok(Arc::new(Self { raw, insertions: AtomicU64::new(0), domain: Arc::clone(domain) }))
+    }
+
+    /// Adds the peer whose endpoint name ([`crate::Endpoint::name`]) is `address`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when the address is not a name (too short for any format); what the provider answers.
+    pub fn insert(&self, address: &[u8]) -> Result<FiAddr, Error> {
+        // Providers read as many bytes as their format has and are not told how many there are.
+        let mut padded = [0u8; bindings::FI_NAME_MAX as usize];
+        let Some(room) = padded.get_mut(..address.len()).filter(|room| !room.is_empty()) else {
+            return Err(Error::Argument {
+                what: format!("an endpoint address has 1 to {} bytes, not {}", bindings::FI_NAME_MAX, address.len()),
+            });
+        };
+        room.copy_from_slice(address);
+        let lib = self.domain.library();
+        // SAFETY: open until drop.
+        let ops = unsafe { (*self.raw).ops };
+        let insert = entry!(lib, ops, fi_ops_av, insert, "fi_av_insert")?;
+        let mut number = bindings::FI_ADDR_NOTAVAIL;
+        // SAFETY: open vector; the address buffer is at least as long as any fixed format.
+        let count = unsafe { insert(self.raw, padded.as_ptr().cast(), 1, &mut number, 0, ptr::null_mut()) };
+        lib.check("fi_av_insert", count)?;
+        if count != 1 || number == bindings::FI_ADDR_NOTAVAIL {
+            return Err(lib.failure("fi_av_insert", -bindings::FI_EADDRNOTAVAIL));
+        }
+        self.insertions.fetch_add(1, Ordering::Relaxed);
+        Ok(FiAddr(number))
+    }
+
+    /// Peers added so far, whether or not they were taken out again: set-up that adds one twice shows here.
+    pub fn insertions(&self) -> u64 {
+        self.insertions.load(Ordering::Relaxed)
+    }
+
+    /// Takes a peer out again. Nothing may be under way to it.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn remove(&self, peer: FiAddr) -> Result<(), Error> {
+        let lib = self.domain.library();
+        // SAFETY: open until drop.
+        let ops = unsafe { (*self.raw).ops };
+        let remove = entry!(lib, ops, fi_ops_av, remove, "fi_av_remove")?;
+        let mut number = peer.0;
+        // SAFETY: open vector, one number.
+        lib.check("fi_av_remove", unsafe { remove(self.raw, &mut number, 1, 0) })?;
+        Ok(())
+    }
+
+    /// The libfabric object, alive as long as `self`.
+    pub fn as_ptr(&self) -> *mut fid_av {
+        self.raw
+    }
+}
+
+impl Drop for AddressVector {
+    fn drop(&mut self) {
+        // SAFETY: open, and endpoints bound to it hold an Arc of us, so none is left.
+        unsafe { table::close(self.domain.library(), self.raw.cast(), "an address vector") }
+    }
+}

@@ -1,0 +1,277 @@
+//! Completion queues.
+
+use std::ffi::{CStr, c_void};
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::bindings::{
+    self, fi_cq_attr, fi_cq_data_entry, fi_cq_err_entry, fi_cq_format, fi_efa_cq_init_attr, fi_wait_obj, fid_cq,
+};
+use crate::wait::Wait;
+use crate::{Domain, Error, GdaOps, Libfabric};
+use crate::{entry, table};
+
+/// Attributes of a completion queue. Entries have the format of [`Completion`]; there is no wait object.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CqAttr {
+    /// Entries; 0 leaves it to the provider.
+    pub size: usize,
+}
+
+/// A finished operation (`FI_CQ_FORMAT_DATA`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Completion {
+    /// What the operation was posted with; null for a completion on behalf of a peer.
+    pub context: *mut c_void,
+    /// What kind of operation it was, `FI_SEND`, `FI_RECV`, …
+    pub flags: u64,
+    /// Bytes received; undefined for other operations.
+    pub len: usize,
+    /// Where a multi-receive buffer took it.
+    pub buffer: *mut c_void,
+    /// The peer's immediate data, if flags has `FI_REMOTE_CQ_DATA`.
+    pub data: u64,
+}
+
+const _: () = {
+    assert!(size_of::<Completion>() == size_of::<fi_cq_data_entry>());
+    assert!(offset_of!(Completion, context) == offset_of!(fi_cq_data_entry, op_context));
+    assert!(offset_of!(Completion, flags) == offset_of!(fi_cq_data_entry, flags));
+    assert!(offset_of!(Completion, len) == offset_of!(fi_cq_data_entry, len));
+    assert!(offset_of!(Completion, buffer) == offset_of!(fi_cq_data_entry, buf));
+    assert!(offset_of!(Completion, data) == offset_of!(fi_cq_data_entry, data));
+};
+
+impl Completion {
+    /// An empty entry, to make room with.
+    pub const EMPTY: Self = Self { context: ptr::null_mut(), flags: 0, len: 0, buffer: ptr::null_mut(), data: 0 };
+}
+
+/// What [`CompletionQueue::read`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// This many entries, 0 when there are none.
+    Entries(usize),
+    /// The next entry is a failed operation: [`CompletionQueue::read_error`] gives it.
+    Failure,
+}
+
+/// An operation that failed.
+#[derive(Clone, Debug)]
+pub struct CompletionError {
+    /// What the operation was posted with.
+    pub context: *mut c_void,
+    /// What kind of operation it was.
+    pub flags: u64,
+    /// libfabric's error code, positive.
+    pub code: i32,
+    /// The provider's own code (on EFA: the status in the completion entry).
+    pub provider_code: i32,
+    /// The provider's text, or libfabric's.
+    pub text: String,
+    /// The message's tag, for a tagged receive that had one.
+    pub tag: u64,
+}
+
+impl CompletionError {
+    /// As an error of the call that the operation was posted with.
+    pub fn into_error(self, call: &'static str) -> Error {
+        Error::Call { call, code: self.code, text: format!("{} (provider code {})", self.text, self.provider_code) }
+    }
+}
+
+/// Memory in a dma-buf that takes the entries of a completion queue.
+#[derive(Clone, Copy, Debug)]
+pub struct CqDmaBuf<'a> {
+    /// The dma-buf.
+    pub fd: BorrowedFd<'a>,
+    /// Where in the dma-buf the entries start, bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Where the CPU sees it; null when it does not, and then the queue can be read by the device alone.
+    pub buffer: *mut u8,
+}
+
+/// A completion queue.
+pub struct CompletionQueue {
+    raw: *mut fid_cq,
+    // Closed after the queue.
+    wait: Wait,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: the domain is FI_THREAD_SAFE (`Domain::open`), so the provider serialises access; closed by the last owner alone.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionQueue {}
+
+fn raw_attr(attr: &CqAttr) -> fi_cq_attr {
+    fi_cq_attr {
+        size: attr.size,
+        format: fi_cq_format::FI_CQ_FORMAT_DATA,
+        wait_obj: fi_wait_obj::FI_WAIT_NONE,
+        ..Default::default()
+    }
+}
+
+fn open_raw(domain: &Domain, mut attr: fi_cq_attr) -> Result<*mut fid_cq, Error> {
+    let lib = domain.library();
+    let open = entry!(lib, domain.ops(), fi_ops_domain, cq_open, "fi_cq_open")?;
+    let mut raw = ptr::null_mut();
+    // SAFETY: open domain, live attributes; `raw` is written on success only.
+    let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
+    lib.check("fi_cq_open", code)?;
+    Ok(raw)
+}
+
+impl CompletionQueue {
+    /// `fi_cq_open`.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn open(domain: &Arc<Domain>, attr: &CqAttr) -> Result<Arc<Self>, Error> {
+        let (raw, wait) = (open_raw(domain, raw_attr(attr))?, Wait::Never);
+        Ok(Arc::new(Self { raw, wait, domain: Arc::clone(domain) }))
+    }
+
+    /// `fi_cq_open` of a queue with a descriptor to wait for, where `provider` has one; entries have the format `format`.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn open_to_wait(
+        domain: &Arc<Domain>,
+        provider: &str,
+        size: usize,
+        format: fi_cq_format::Type,
+    ) -> Result<Arc<Self>, Error> {
+        let attr = fi_cq_attr { size, format, ..Default::default() };
+        let (raw, wait) = Wait::open(domain, provider, attr, |attr| open_raw(domain, attr))?;
+        Ok(Arc::new(Self { raw, wait, domain: Arc::clone(domain) }))
+    }
+
+    /// The descriptor that becomes readable when there is something to read, if there is one.
+    pub fn wait_fd(&self) -> Option<RawFd> {
+        self.wait.fd()
+    }
+
+    /// True when the descriptor may be waited for now; otherwise there is something to read.
+    pub fn may_wait(&self) -> bool {
+        self.wait.may_wait(self)
+    }
+
+    /// `cq_open_ext` of the EFA operations: a queue whose entries lie in the caller's memory.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    ///
+    /// # Safety
+    /// The memory stays valid, and nobody but the card writes it, until the queue is dropped.
+    pub unsafe fn open_ext(gda: &GdaOps, attr: &CqAttr, memory: &CqDmaBuf<'_>) -> Result<Arc<Self>, Error> {
+        let domain = gda.domain();
+        let open = gda.cq_open_ext()?;
+        let mut attr = raw_attr(attr);
+        let mut init = fi_efa_cq_init_attr {
+            flags: u64::from(bindings::FI_EFA_CQ_INIT_FLAGS_EXT_MEM_DMABUF),
+            ..Default::default()
+        };
+        init.ext_mem_dmabuf.buffer = memory.buffer;
+        init.ext_mem_dmabuf.length = memory.length;
+        init.ext_mem_dmabuf.offset = memory.offset;
+        init.ext_mem_dmabuf.fd = memory.fd.as_raw_fd().cast_unsigned();
+        let mut raw = ptr::null_mut();
+        // SAFETY: open domain, live attributes, memory by the caller's promise; `raw` is written on success only.
+        let code = unsafe { open(domain.as_ptr(), &mut attr, &mut init, &mut raw, ptr::null_mut()) };
+        domain.library().check("cq_open_ext", code)?;
+        Ok(Arc::new(Self { raw, wait: Wait::Never, domain: Arc::clone(domain) }))
+    }
+
+    /// The domain that it was opened on.
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    /// The libfabric object, alive as long as `self`.
+    pub fn as_ptr(&self) -> *mut fid_cq {
+        self.raw
+    }
+
+    fn ops(&self) -> *mut bindings::fi_ops_cq {
+        // SAFETY: open until drop.
+        unsafe { (*self.raw).ops }
+    }
+
+    /// Takes entries out, as many as fit, without waiting. Drives the provider's progress.
+    ///
+    /// # Errors
+    /// What the provider answers, other than "nothing there" and "a failed operation is next".
+    pub fn read(&self, entries: &mut [Completion]) -> Result<Read, Error> {
+        let lib = self.domain.library();
+        let read = entry!(lib, self.ops(), fi_ops_cq, read, "fi_cq_read")?;
+        // SAFETY: open queue, created for entries of this layout; room for that many.
+        let count = unsafe { read(self.raw, entries.as_mut_ptr().cast(), entries.len()) };
+        read_result(lib, count)
+    }
+
+    /// Takes the failed operation out that [`CompletionQueue::read`] told of; None when there is none.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn read_error(&self) -> Result<Option<CompletionError>, Error> {
+        let lib = self.domain.library();
+        let read = entry!(lib, self.ops(), fi_ops_cq, readerr, "fi_cq_readerr")?;
+        let mut raw = fi_cq_err_entry::default();
+        // SAFETY: open queue; the entry is of the newest size, older libraries write less; it brings no buffer for
+        // provider data.
+        let count = unsafe { read(self.raw, &mut raw, 0) };
+        match (count, i32::try_from(-count)) {
+            (1.., _) => Ok(Some(CompletionError {
+                context: raw.op_context,
+                flags: raw.flags,
+                code: raw.err.saturating_abs(),
+                provider_code: raw.prov_errno,
+                text: self.provider_text(&raw),
+                tag: raw.tag,
+            })),
+            (0, _) | (_, Ok(bindings::FI_EAGAIN)) => Ok(None),
+            (_, code) => Err(lib.failure("fi_cq_readerr", code.unwrap_or(bindings::FI_EOTHER))),
+        }
+    }
+
+    fn provider_text(&self, error: &fi_cq_err_entry) -> String {
+        let lib = self.domain.library();
+        let general = lib.error_text(error.err);
+        let Ok(strerror) = entry!(lib, self.ops(), fi_ops_cq, strerror, "fi_cq_strerror") else {
+            return general;
+        };
+        let mut buffer = [0; 256];
+        // SAFETY: open queue, an error entry that it wrote, a buffer of that length.
+        let text = unsafe { strerror(self.raw, error.prov_errno, error.err_data, buffer.as_mut_ptr(), buffer.len()) };
+        if text.is_null() {
+            return general;
+        }
+        // SAFETY: a NUL-terminated string, ours or the provider's static one.
+        let special = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+        if special.is_empty() || special == general { general } else { format!("{general}: {special}") }
+    }
+}
+
+/// What a read call of a completion queue returned.
+pub(crate) fn read_result(lib: &Libfabric, count: isize) -> Result<Read, Error> {
+    match (count, i32::try_from(-count)) {
+        (0.., _) => Ok(Read::Entries(count.cast_unsigned())),
+        (_, Ok(bindings::FI_EAGAIN)) => Ok(Read::Entries(0)),
+        (_, Ok(bindings::FI_EAVAIL)) => Ok(Read::Failure),
+        (_, code) => Err(lib.failure("fi_cq_read", code.unwrap_or(bindings::FI_EOTHER))),
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // SAFETY: open, and endpoints bound to it hold an Arc of us, so none is left.
+        unsafe { table::close(self.domain.library(), self.raw.cast(), "a completion queue") }
+    }
+}

@@ -1,0 +1,144 @@
+//! Completion counters.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::bindings::{
+    self, fi_cntr_attr, fi_cntr_events, fi_efa_comp_cntr_init_attr, fi_efa_memory_location,
+    fi_efa_memory_location_type, fi_wait_obj, fid_cntr,
+};
+use crate::{Domain, Error, GdaOps};
+use crate::{entry, table};
+
+/// Where the card keeps a counter: 8 bytes that it alone writes.
+#[derive(Clone, Copy, Debug)]
+pub enum Location<'a> {
+    /// In memory that the CPU can address.
+    Va(*mut u64),
+    /// In a dma-buf.
+    DmaBuf {
+        /// The dma-buf.
+        fd: BorrowedFd<'a>,
+        /// Bytes from its start.
+        offset: u64,
+        /// Where the CPU sees it; null when it does not, and then [`Counter::read`] does not work.
+        ptr: *mut u64,
+    },
+}
+
+impl Location<'_> {
+    fn raw(&self) -> fi_efa_memory_location {
+        let mut raw = fi_efa_memory_location::default();
+        let (kind, pointer) = match *self {
+            Self::Va(pointer) => (fi_efa_memory_location_type::FI_EFA_MEMORY_LOCATION_VA, pointer),
+            Self::DmaBuf { fd, offset, ptr } => {
+                raw.dmabuf.fd = fd.as_raw_fd();
+                raw.dmabuf.offset = offset;
+                (fi_efa_memory_location_type::FI_EFA_MEMORY_LOCATION_DMABUF, ptr)
+            }
+        };
+        raw.type_ = kind as u8;
+        raw.ptr = pointer.cast();
+        raw
+    }
+}
+
+/// A completion counter. Endpoints that it is bound to hold an `Arc` of it, so it outlives them.
+pub struct Counter {
+    raw: *mut fid_cntr,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: the domain is FI_THREAD_SAFE (`Domain::open`), so the provider serialises access; closed by the last owner alone.
+unsafe impl Send for Counter {}
+// SAFETY: as above.
+unsafe impl Sync for Counter {}
+
+fn raw_attr() -> fi_cntr_attr {
+    fi_cntr_attr {
+        events: fi_cntr_events::FI_CNTR_EVENTS_COMP,
+        wait_obj: fi_wait_obj::FI_WAIT_UNSPEC,
+        ..Default::default()
+    }
+}
+
+impl Counter {
+    /// `fi_cntr_open`: a counter in the provider's memory.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn open(domain: &Arc<Domain>) -> Result<Arc<Self>, Error> {
+        let lib = domain.library();
+        let open = entry!(lib, domain.ops(), fi_ops_domain, cntr_open, "fi_cntr_open")?;
+        let mut attr = raw_attr();
+        let mut raw = ptr::null_mut();
+        // SAFETY: open domain, live attributes; `raw` is written on success only.
+        let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
+        lib.check("fi_cntr_open", code)?;
+        Ok(Arc::new(Self { raw, domain: Arc::clone(domain) }))
+    }
+
+    /// `cntr_open_ext` of the EFA operations: a counter in the caller's memory, and, if given, one for errors beside it.
+    ///
+    /// # Errors
+    /// [`Error::TooOld`] when the provider's table does not have it; what the provider answers.
+    ///
+    /// # Safety
+    /// The memory is 8-byte aligned, stays valid and is written by nobody but the card until the counter is dropped.
+    pub unsafe fn open_ext(gda: &GdaOps, value: Location<'_>, error: Option<Location<'_>>) -> Result<Arc<Self>, Error> {
+        let domain = gda.domain();
+        let open = gda.cntr_open_ext()?;
+        let mut attr = raw_attr();
+        let mut init = fi_efa_comp_cntr_init_attr {
+            flags: bindings::FI_EFA_COMP_CNTR_INIT_WITH_COMP_EXTERNAL_MEM,
+            comp_cntr_ext_mem: value.raw(),
+            ..Default::default()
+        };
+        if let Some(error) = error {
+            init.flags |= bindings::FI_EFA_COMP_CNTR_INIT_WITH_ERR_EXTERNAL_MEM;
+            init.err_cntr_ext_mem = error.raw();
+        }
+        let mut raw = ptr::null_mut();
+        // SAFETY: open domain, live attributes, memory by the caller's promise; `raw` is written on success only.
+        let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut(), &mut init) };
+        domain.library().check("cntr_open_ext", code)?;
+        Ok(Arc::new(Self { raw, domain: Arc::clone(domain) }))
+    }
+
+    /// The number of completions, through the provider.
+    ///
+    /// # Errors
+    /// When the provider does not implement it.
+    pub fn read(&self) -> Result<u64, Error> {
+        // SAFETY: open until drop.
+        let ops = unsafe { (*self.raw).ops };
+        let read = entry!(self.domain.library(), ops, fi_ops_cntr, read, "fi_cntr_read")?;
+        // SAFETY: open until drop.
+        Ok(unsafe { read(self.raw) })
+    }
+
+    /// The number of failed operations, through the provider.
+    ///
+    /// # Errors
+    /// When the provider does not implement it.
+    pub fn read_error(&self) -> Result<u64, Error> {
+        // SAFETY: open until drop.
+        let ops = unsafe { (*self.raw).ops };
+        let read = entry!(self.domain.library(), ops, fi_ops_cntr, readerr, "fi_cntr_readerr")?;
+        // SAFETY: open until drop.
+        Ok(unsafe { read(self.raw) })
+    }
+
+    /// The libfabric object, alive as long as `self`.
+    pub fn as_ptr(&self) -> *mut fid_cntr {
+        self.raw
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        // SAFETY: open, and endpoints bound to it hold an Arc of us, so none is left.
+        unsafe { table::close(self.domain.library(), self.raw.cast(), "a counter") }
+    }
+}

@@ -1,0 +1,49 @@
+//! Which of a provider's endpoints carry messages: its own reliable datagrams, or those layered over it.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::bindings;
+use crate::{Error, Hints, Info, Libfabric};
+
+/// Reliable datagrams of `provider` with the capabilities `caps`, at the local address `source`.
+///
+/// The provider's own rather than those of rxm over it: when a peer dies, rxm keeps some of the sends to it for
+/// ever. libfabric 1.17 has its own for tcp under the name `net`; tagged messages are not given to that one, for it crashes when many
+/// come unexpected. `FI_MR_LOCAL` is not offered: buffers are not registered.
+///
+/// # Errors
+/// [`Error::NoMatch`] when the provider has no such endpoints; what libfabric answers otherwise.
+pub fn find_datagrams(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>, caps: u64) -> Result<Info, Error> {
+    let ask = |provider: &str| {
+        let hints = Hints::new(provider)
+            .caps(caps)
+            .mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2)
+            .mr_mode(crate::MR_MODE_ALL & !bindings::FI_MR_LOCAL);
+        let by_socket = ["tcp", "net", "sockets"].contains(&provider.split(';').next().unwrap_or_default());
+        lib.getinfo(&match source {
+            Some(source) if by_socket => {
+                let v6 = source.parse::<IpAddr>().is_ok_and(|address| address.is_ipv6());
+                let format = if v6 { bindings::FI_SOCKADDR_IN6 } else { bindings::FI_SOCKADDR_IN };
+                hints.source(source).addr_format(format)
+            }
+            Some(source) => hints.source(source),
+            None => hints,
+        })
+    };
+    let mut first = ask(provider);
+    let layered = |info: &Info| info.provider().contains(';');
+    if !provider.contains(';') && !first.as_ref().is_ok_and(|list| list.iter().any(|info| !layered(info))) {
+        if provider == "tcp"
+            && caps & bindings::FI_TAGGED == 0
+            && let Ok(own) = ask("net")
+        {
+            first = Ok(own);
+        } else if matches!(first, Err(Error::NoMatch { .. })) {
+            first = ask(&format!("{provider};ofi_rxm")).or(first);
+        }
+    }
+    let mut list = first?;
+    let best = list.iter().position(|info| provider.contains(';') || !layered(info)).unwrap_or(0);
+    Ok(list.swap_remove(best))
+}

@@ -1,0 +1,121 @@
+//! Endpoints.
+
+use std::any::Any;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::bindings::{self, fid, fid_ep};
+use crate::{AddressVector, CompletionQueue, Counter, Domain, Error, Info};
+use crate::{entry, table};
+
+/// An endpoint and all that is bound to it.
+pub struct Endpoint {
+    raw: *mut fid_ep,
+    /// What is bound, kept so that it is closed after the endpoint.
+    bound: Vec<Arc<dyn Any + Send + Sync>>,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: the domain is FI_THREAD_SAFE (`Domain::open`), so the provider serialises access; binding and enabling take
+// `&mut self`.
+unsafe impl Send for Endpoint {}
+// SAFETY: as above.
+unsafe impl Sync for Endpoint {}
+
+impl Endpoint {
+    /// `fi_endpoint` as the info describes it: not yet usable until bound and enabled.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn open(domain: &Arc<Domain>, info: &Info) -> Result<Self, Error> {
+        let lib = domain.library();
+        let open = entry!(lib, domain.ops(), fi_ops_domain, endpoint, "fi_endpoint")?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: open domain, live info; `raw` is written on success only.
+        let code = unsafe { open(domain.as_ptr(), info.as_ptr(), &mut raw, ptr::null_mut()) };
+        lib.check("fi_endpoint", code)?;
+        Ok(Self { raw, bound: Vec::new(), domain: Arc::clone(domain) })
+    }
+
+    fn bind(&mut self, other: *mut fid, flags: u64, keep: Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
+        // Kept even if the provider refuses: it may have taken a reference before it found the fault.
+        self.bound.push(keep);
+        // SAFETY: the endpoint is open; `other` is kept open by `bound`, which is dropped after the endpoint is closed.
+        unsafe { table::bind(self.domain.library(), self.raw.cast(), other, flags, "fi_ep_bind") }
+    }
+
+    /// Binds the address vector that gives peers their numbers.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn bind_av(&mut self, av: &Arc<AddressVector>) -> Result<(), Error> {
+        self.bind(av.as_ptr().cast(), 0, Arc::clone(av) as _)
+    }
+
+    /// Binds a completion queue for `FI_TRANSMIT`, `FI_RECV` or both, perhaps with `FI_SELECTIVE_COMPLETION`.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn bind_cq(&mut self, cq: &Arc<CompletionQueue>, flags: u64) -> Result<(), Error> {
+        self.bind(cq.as_ptr().cast(), flags, Arc::clone(cq) as _)
+    }
+
+    /// Binds a counter for operations of the kinds in `flags`: `FI_WRITE`, `FI_READ`, `FI_SEND`, `FI_RECV`,
+    /// `FI_REMOTE_WRITE`, `FI_REMOTE_READ`.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn bind_counter(&mut self, counter: &Arc<Counter>, flags: u64) -> Result<(), Error> {
+        self.bind(counter.as_ptr().cast(), flags, Arc::clone(counter) as _)
+    }
+
+    /// `fi_enable`: from now on it can send and receive, and it has its name.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn enable(&mut self) -> Result<(), Error> {
+        let lib = self.domain.library();
+        // SAFETY: open until drop.
+        let ops = unsafe { (*self.raw).fid.ops };
+        let control = entry!(lib, ops, fi_ops, control, "fi_enable")?;
+        // SAFETY: open until drop; FI_ENABLE takes no argument.
+        let code = unsafe { control(self.raw.cast(), bindings::FI_ENABLE, ptr::null_mut()) };
+        lib.check("fi_enable", code)?;
+        Ok(())
+    }
+
+    /// The address that peers insert to reach this endpoint; of the info's address format.
+    ///
+    /// # Errors
+    /// What the provider answers.
+    pub fn name(&self) -> Result<Vec<u8>, Error> {
+        let lib = self.domain.library();
+        // SAFETY: open until drop.
+        let ops = unsafe { (*self.raw).cm };
+        let getname = entry!(lib, ops, fi_ops_cm, getname, "fi_getname")?;
+        let mut name = vec![0u8; 256];
+        let mut len = name.len();
+        // SAFETY: open endpoint; `len` tells the room and takes the length.
+        let code = unsafe { getname(self.raw.cast(), name.as_mut_ptr().cast(), &mut len) };
+        lib.check("fi_getname", code)?;
+        name.truncate(len);
+        Ok(name)
+    }
+
+    /// The domain that it was opened on.
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    /// The libfabric object, alive as long as `self`.
+    pub fn as_ptr(&self) -> *mut fid_ep {
+        self.raw
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // SAFETY: open; what is bound to it is still open, and dropped after.
+        unsafe { table::close(self.domain.library(), self.raw.cast(), "an endpoint") }
+    }
+}

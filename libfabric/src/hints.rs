@@ -1,0 +1,219 @@
+//! What is asked of `fi_getinfo`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::bindings::{self, fi_ep_type, fi_progress, fi_threading};
+use crate::library::c_string;
+use crate::{Error, Info, Libfabric, Version};
+
+/// The `mr_mode` bits of today's interface that a caller usually can live with: local memory registered, virtual addresses,
+/// backed by pages, keys chosen by the provider, registered before bound.
+pub const MR_MODE_ALL: i32 = bindings::FI_MR_LOCAL
+    | bindings::FI_MR_RAW
+    | bindings::FI_MR_VIRT_ADDR
+    | bindings::FI_MR_ALLOCATED
+    | bindings::FI_MR_PROV_KEY
+    | bindings::FI_MR_MMU_NOTIFY
+    | bindings::FI_MR_RMA_EVENT
+    | bindings::FI_MR_ENDPOINT
+    | bindings::FI_MR_HMEM;
+
+/// Hints for [`Libfabric::getinfo`]: a builder. What is not set leaves the choice to the provider.
+///
+/// ```
+/// use ferrogin_libfabric::{Hints, bindings};
+/// let hints = Hints::new("tcp").caps(bindings::FI_MSG).source("127.0.0.1").addr_format(bindings::FI_SOCKADDR_IN);
+/// assert!(hints.to_string().contains("tcp"));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Hints {
+    pub(crate) provider: Option<String>,
+    pub(crate) fabric: Option<String>,
+    pub(crate) domain: Option<String>,
+    pub(crate) node: Option<String>,
+    pub(crate) service: Option<String>,
+    pub(crate) flags: u64,
+    pub(crate) api: Option<Version>,
+    ep_type: u32,
+    caps: u64,
+    mode: u64,
+    addr_format: u32,
+    mr_mode: i32,
+    inject_size: usize,
+    tx_size: usize,
+    rx_size: usize,
+    msg_order: u64,
+    tclass: u32,
+    threading: u32,
+    progress: u32,
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {
+        $($(#[$doc])* #[must_use] pub fn $name(mut self, $name: $type) -> Self { self.$name = $name; self })*
+    };
+}
+
+impl Hints {
+    /// Hints for one provider (`efa`, `softefa`, `tcp`, `tcp;ofi_rxm`): reliable datagram endpoints, thread-safe objects.
+    pub fn new(provider: &str) -> Self {
+        Self { provider: Some(provider.to_owned()), ..Self::any() }
+    }
+
+    /// Hints for any provider.
+    pub fn any() -> Self {
+        Self {
+            provider: None,
+            fabric: None,
+            domain: None,
+            node: None,
+            service: None,
+            flags: 0,
+            api: None,
+            ep_type: fi_ep_type::FI_EP_RDM,
+            caps: 0,
+            mode: 0,
+            addr_format: bindings::FI_FORMAT_UNSPEC,
+            mr_mode: 0,
+            inject_size: 0,
+            tx_size: 0,
+            rx_size: 0,
+            msg_order: 0,
+            tclass: bindings::FI_TC_UNSPEC,
+            threading: fi_threading::FI_THREAD_SAFE,
+            progress: fi_progress::FI_PROGRESS_UNSPEC,
+        }
+    }
+
+    setters! {
+        /// Endpoint type, `fi_ep_type::FI_EP_*`.
+        ep_type: u32,
+        /// Capabilities, `FI_MSG`, `FI_RMA`, …
+        caps: u64,
+        /// Mode bits that the caller is ready to serve, `FI_CONTEXT2`, …
+        mode: u64,
+        /// Address format, `FI_ADDR_EFA`, `FI_SOCKADDR_IN`, …
+        addr_format: u32,
+        /// Memory registration modes that the caller is ready to serve, `FI_MR_*`.
+        mr_mode: i32,
+        /// Bytes that an operation can carry inline; the provider may give more.
+        inject_size: usize,
+        /// Entries of the send queue.
+        tx_size: usize,
+        /// Entries of the receive queue.
+        rx_size: usize,
+        /// Message ordering that is relied on, `FI_ORDER_*`.
+        msg_order: u64,
+        /// Traffic class, `FI_TC_*`.
+        tclass: u32,
+        /// Threading level, `fi_threading::FI_THREAD_*`. The owned handles demand the default, `FI_THREAD_SAFE`.
+        threading: u32,
+        /// Who makes progress, for control and data, `fi_progress::FI_PROGRESS_*`.
+        progress: u32,
+        /// Flags of fi_getinfo itself, `FI_SOURCE`, …
+        flags: u64,
+    }
+
+    /// The fabric, as the provider names it (`efa-direct`).
+    #[must_use]
+    pub fn fabric(mut self, name: &str) -> Self {
+        self.fabric = Some(name.to_owned());
+        self
+    }
+
+    /// The domain, as the provider names it.
+    #[must_use]
+    pub fn domain(mut self, name: &str) -> Self {
+        self.domain = Some(name.to_owned());
+        self
+    }
+
+    /// The node (host name or address) that fi_getinfo resolves: a peer, or with `FI_SOURCE` ourselves.
+    #[must_use]
+    pub fn node(mut self, node: &str) -> Self {
+        self.node = Some(node.to_owned());
+        self
+    }
+
+    /// The service (port) that goes with the node.
+    #[must_use]
+    pub fn service(mut self, service: &str) -> Self {
+        self.service = Some(service.to_owned());
+        self
+    }
+
+    /// The local address to use: node with `FI_SOURCE`.
+    #[must_use]
+    pub fn source(self, node: &str) -> Self {
+        let flags = self.flags | bindings::FI_SOURCE;
+        self.node(node).flags(flags)
+    }
+
+    /// The API version to ask for; without it [`Libfabric::api_version`].
+    #[must_use]
+    pub fn api(mut self, version: Version) -> Self {
+        self.api = Some(version);
+        self
+    }
+
+    /// The hints as an `fi_info` that the library itself allocated, so that its parts have the library's sizes. Only fields
+    /// that every supported release has are written.
+    pub(crate) fn to_info(&self, lib: &Arc<Libfabric>) -> Result<Info, Error> {
+        let mut info = Info::empty(lib)?;
+        let raw = info.raw_mut();
+        raw.caps = self.caps;
+        raw.mode = self.mode;
+        raw.addr_format = self.addr_format;
+        let (tx, rx, ep, domain) = (raw.tx_attr, raw.rx_attr, raw.ep_attr, raw.domain_attr);
+        // SAFETY: `Info::empty` made sure that the parts are there; nobody else knows them yet.
+        unsafe { (*tx).inject_size = self.inject_size };
+        // SAFETY: as above.
+        unsafe { (*tx).size = self.tx_size };
+        // SAFETY: as above.
+        unsafe { (*tx).msg_order = self.msg_order };
+        // SAFETY: as above; the field is there since 1.9.
+        unsafe { (*tx).tclass = self.tclass };
+        // SAFETY: as above.
+        unsafe { (*rx).size = self.rx_size };
+        // SAFETY: as above.
+        unsafe { (*rx).msg_order = self.msg_order };
+        // SAFETY: as above.
+        unsafe { (*ep).type_ = self.ep_type };
+        // SAFETY: as above.
+        unsafe { (*domain).threading = self.threading };
+        // SAFETY: as above.
+        unsafe { (*domain).mr_mode = self.mr_mode };
+        // SAFETY: as above.
+        unsafe { (*domain).control_progress = self.progress };
+        let progress = bindings::fi_domain_attr__bindgen_ty_1 { data_progress: self.progress };
+        // SAFETY: as above.
+        unsafe { (*domain).__bindgen_anon_1 = progress };
+        info.set_names(
+            self.provider.as_deref().map(|name| c_string("provider", name)).transpose()?,
+            self.fabric.as_deref().map(|name| c_string("fabric", name)).transpose()?,
+            self.domain.as_deref().map(|name| c_string("domain", name)).transpose()?,
+        )?;
+        Ok(info)
+    }
+}
+
+impl fmt::Display for Hints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "provider {}", self.provider.as_deref().unwrap_or("any"))?;
+        for (what, name) in [("fabric", &self.fabric), ("domain", &self.domain), ("node", &self.node)] {
+            if let Some(name) = name {
+                write!(f, ", {what} {name}")?;
+            }
+        }
+        write!(f, ", endpoint type {}, caps {:#x}, mode {:#x}", self.ep_type, self.caps, self.mode)?;
+        write!(f, ", address format {}, mr_mode {:#x}", self.addr_format, self.mr_mode)?;
+        if self.inject_size != 0 {
+            write!(f, ", inject size {}", self.inject_size)?;
+        }
+        if self.tx_size != 0 {
+            write!(f, ", send queue {}", self.tx_size)?;
+        }
+        Ok(())
+    }
+}

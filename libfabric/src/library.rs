@@ -1,0 +1,383 @@
+//! The shared library: found and loaded at run time, six functions taken from it.
+
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::bindings::{self, fi_fabric_attr, fi_info, fid_fabric};
+use crate::{Error, Hints, Info};
+
+/// A libfabric release or API version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// Before the point.
+    pub major: u16,
+    /// After the point.
+    pub minor: u16,
+}
+
+impl Version {
+    /// The newest API that the bindings describe.
+    pub const NEWEST_KNOWN: Self = Self::new(bindings::FI_MAJOR_VERSION as u16, bindings::FI_MINOR_VERSION as u16);
+
+    /// `major.minor`.
+    pub const fn new(major: u16, minor: u16) -> Self {
+        Self { major, minor }
+    }
+
+    /// From libfabric's form: major in the upper half, minor in the lower.
+    pub const fn from_raw(raw: u32) -> Self {
+        Self { major: (raw >> 16) as u16, minor: raw as u16 }
+    }
+
+    /// libfabric's form.
+    pub const fn raw(self) -> u32 {
+        (self.major as u32) << 16 | self.minor as u32
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+type GetInfo = unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const fi_info, *mut *mut fi_info) -> c_int;
+type FreeInfo = unsafe extern "C" fn(*mut fi_info);
+type DupInfo = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
+type OpenFabric = unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int;
+type GetVersion = unsafe extern "C" fn() -> u32;
+type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
+
+/// A loaded libfabric.
+///
+/// One object per library in the process: loading the same file again gives the same object. It is never unloaded, because
+/// providers leave threads and exit handlers behind.
+pub struct Libfabric {
+    path: PathBuf,
+    getinfo: GetInfo,
+    freeinfo: FreeInfo,
+    dupinfo: DupInfo,
+    fabric: OpenFabric,
+    version: GetVersion,
+    strerror: StrError,
+    /// We have called fi_getinfo: this library has read its environment.
+    initialised: AtomicBool,
+    provider_dirs: Mutex<Vec<PathBuf>>,
+}
+
+impl fmt::Debug for Libfabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Libfabric").field("path", &self.path).field("version", &self.version()).finish()
+    }
+}
+
+static LOADED: Mutex<Vec<Arc<Libfabric>>> = Mutex::new(Vec::new());
+
+/// The object stays mapped until the process ends (dlfcn.h).
+const RTLD_NODELETE: c_int = libc::RTLD_NODELETE;
+
+impl Libfabric {
+    /// Loads `path`, or the library named by `FERROGIN_LIBFABRIC`, or `libfabric.so.1` from the dynamic linker's path.
+    ///
+    /// # Errors
+    /// [`Error::LibraryMissing`] or [`Error::SymbolMissing`].
+    pub fn load(path: Option<&Path>) -> Result<Arc<Self>, Error> {
+        let path = match path {
+            Some(path) => path.to_owned(),
+            None => default_path(),
+        };
+        Self::open(path, 0)
+    }
+
+    /// The libfabric that is in this process already: for a provider, which must use the core that loaded it.
+    ///
+    /// Looks for the library that [`Libfabric::load`] would load, then for any libfabric by its soname, and loads nothing.
+    ///
+    /// # Errors
+    /// [`Error::LibraryMissing`] when there is none.
+    pub fn already_loaded() -> Result<Arc<Self>, Error> {
+        Self::open(default_path(), libc::RTLD_NOLOAD).or_else(|_| Self::open(PathBuf::from(SONAME), libc::RTLD_NOLOAD))
+    }
+
+    fn open(path: PathBuf, more_flags: c_int) -> Result<Arc<Self>, Error> {
+        // RTLD_LOCAL: a second libfabric in the process (NCCL's own network plugin may bring one) must not resolve its
+        // symbols to ours, nor ours to it.
+        let flags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | more_flags;
+        // SAFETY: runs the initialisers of a library that the user named or the system installed as libfabric.
+        let library = unsafe { Library::open(Some(&path), flags) };
+        let library = library.map_err(|error| {
+            // The dynamic linker's own words, which name the file, are the source.
+            let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+            Error::LibraryMissing { path: path.clone(), reason }
+        })?;
+        macro_rules! symbol {
+            ($name:literal, $type:ty) => {{
+                // SAFETY: the type is the one that rdma/fabric.h declares for this name; plain dlsym gives the default
+                // symbol version, which takes the current structs of that library.
+                let symbol = unsafe { library.get::<$type>(concat!($name, "\0").as_bytes()) };
+                *symbol.map_err(|_| Error::SymbolMissing { path: path.clone(), symbol: $name })?
+            }};
+        }
+        let loaded = Self {
+            getinfo: symbol!("fi_getinfo", GetInfo),
+            freeinfo: symbol!("fi_freeinfo", FreeInfo),
+            dupinfo: symbol!("fi_dupinfo", DupInfo),
+            fabric: symbol!("fi_fabric", OpenFabric),
+            version: symbol!("fi_version", GetVersion),
+            strerror: symbol!("fi_strerror", StrError),
+            path,
+            initialised: AtomicBool::new(false),
+            provider_dirs: Mutex::new(Vec::new()),
+        };
+        let mut all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(same) = all.iter().find(|other| ptr::fn_addr_eq(other.getinfo, loaded.getinfo)) {
+            return Ok(Arc::clone(same));
+        }
+        std::mem::forget(library);
+        let loaded = Arc::new(loaded);
+        all.push(Arc::clone(&loaded));
+        log::debug!("libfabric {} from {}", loaded.version(), loaded.path.display());
+        Ok(loaded)
+    }
+
+    /// What the library was loaded as.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The release of the library.
+    pub fn version(&self) -> Version {
+        // SAFETY: fi_version takes nothing and returns a constant.
+        Version::from_raw(unsafe { (self.version)() })
+    }
+
+    /// The API version to ask for: the library's, but no newer than what the bindings describe.
+    pub fn api_version(&self) -> Version {
+        self.version().min(Version::NEWEST_KNOWN)
+    }
+
+    /// Makes libfabric look for providers (`lib*-fi.so`) in `dir` too, by putting it first in `FI_PROVIDER_PATH`.
+    ///
+    /// libfabric reads the variable once, at the first fi_getinfo of the process: call this before. Setting the variable
+    /// switches off libfabric's search for its own loadable providers (not for those built into it), unless it names their
+    /// directory too.
+    ///
+    /// # Errors
+    /// [`Error::TooLateForProviderDir`] when this library has been asked for information already.
+    ///
+    /// # Safety
+    /// No other thread reads or writes the process environment through the C library meanwhile.
+    pub unsafe fn use_provider_dir(&self, dir: &Path) -> Result<(), Error> {
+        let mut dirs = self.provider_dirs.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = std::env::var_os("FI_PROVIDER_PATH").unwrap_or_default();
+        if !lists(&old, dir) {
+            if self.initialised.load(Ordering::Relaxed) {
+                return Err(Error::TooLateForProviderDir { dir: dir.to_owned() });
+            }
+            // SAFETY: no concurrent access to the environment, by the caller's promise.
+            unsafe { std::env::set_var("FI_PROVIDER_PATH", prepend(&old, dir)) };
+        }
+        if !dirs.iter().any(|known| known == dir) {
+            dirs.push(dir.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Every way to reach the network that matches the hints, libfabric's preferred one first. Never empty.
+    ///
+    /// # Errors
+    /// [`Error::NoMatch`] when there is none, [`Error::ProviderNotLoaded`] when the provider asked for is unknown although
+    /// a directory for it was given, [`Error::Call`] for anything else.
+    pub fn getinfo(self: &Arc<Self>, hints: &Hints) -> Result<Vec<Info>, Error> {
+        let node = hints.node.as_deref().map(|node| c_string("node", node)).transpose()?;
+        let service = hints.service.as_deref().map(|service| c_string("service", service)).transpose()?;
+        let api = hints.api.unwrap_or(self.api_version());
+        let raw_hints = hints.to_info(self)?;
+        match self.query(api, node.as_deref(), service.as_deref(), hints.flags, Some(&raw_hints)) {
+            Err(Error::Call { code: bindings::FI_ENODATA, .. }) => Err(self.no_match(hints)),
+            other => other,
+        }
+    }
+
+    /// Names and versions of all providers that are registered, usable here or not.
+    pub fn providers(self: &Arc<Self>) -> Vec<(String, Version)> {
+        match self.query(self.api_version(), None, None, bindings::FI_PROV_ATTR_ONLY, None) {
+            Ok(list) => list.iter().map(|info| (info.provider(), info.provider_version())).collect(),
+            Err(error) => {
+                log::debug!("{error}");
+                Vec::new()
+            }
+        }
+    }
+
+    fn query(
+        self: &Arc<Self>,
+        api: Version,
+        node: Option<&CStr>,
+        service: Option<&CStr>,
+        flags: u64,
+        hints: Option<&Info>,
+    ) -> Result<Vec<Info>, Error> {
+        self.initialised.store(true, Ordering::Relaxed);
+        let mut list: *mut fi_info = ptr::null_mut();
+        let node = node.map_or(ptr::null(), CStr::as_ptr);
+        let service = service.map_or(ptr::null(), CStr::as_ptr);
+        let hints = hints.map_or(ptr::null_mut(), Info::as_ptr);
+        // SAFETY: strings and hints live over the call (hints were allocated by this library); `list` is written on
+        // success only.
+        let code = unsafe { (self.getinfo)(api.raw(), node, service, flags, hints, &mut list) };
+        self.check("fi_getinfo", code)?;
+        let mut infos = Vec::new();
+        let mut next = list;
+        while !next.is_null() {
+            // SAFETY: `next` is an entry of the list that fi_getinfo gave us and that is freed below.
+            infos.push(unsafe { Info::duplicate(self, next) });
+            // SAFETY: as above.
+            next = unsafe { (*next).next };
+        }
+        // SAFETY: the list came from this library's fi_getinfo and is not used any more.
+        unsafe { (self.freeinfo)(list) };
+        infos.into_iter().collect()
+    }
+
+    fn no_match(self: &Arc<Self>, hints: &Hints) -> Error {
+        let known = self.providers();
+        let dirs = self.provider_dirs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(provider), Some(dir)) = (&hints.provider, dirs.first())
+            && !known.iter().any(|(name, _)| name == provider)
+        {
+            return Error::ProviderNotLoaded { provider: provider.clone(), dir: dir.clone() };
+        }
+        let known: Vec<_> = known.iter().map(|(name, _)| name.as_str()).collect();
+        Error::NoMatch { version: self.version(), hints: hints.to_string(), known: known.join(", ") }
+    }
+
+    /// libfabric's text for an error code of either sign.
+    pub fn error_text(&self, code: i32) -> String {
+        // SAFETY: fi_strerror takes any value and returns a static string.
+        let text = unsafe { (self.strerror)(code.saturating_abs()) };
+        if text.is_null() {
+            return String::new();
+        }
+        // SAFETY: a NUL-terminated string, as checked not null.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+
+    /// The error for a (negative or positive) code that `call` returned.
+    pub fn failure(&self, call: &'static str, code: i32) -> Error {
+        Error::Call { call, code: code.saturating_abs(), text: self.error_text(code) }
+    }
+
+    /// An error unless `code` is zero or above.
+    pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<c_int, Error> {
+        if code < 0 { Err(self.failure(call, code)) } else { Ok(code) }
+    }
+
+    /// An `fi_info` of this library's own size: empty, or a copy of one entry.
+    ///
+    /// # Safety
+    /// `source` is null or an entry made by this library.
+    pub(crate) unsafe fn duplicate_info(&self, source: *const fi_info) -> *mut fi_info {
+        // SAFETY: by the caller's promise.
+        unsafe { (self.dupinfo)(source) }
+    }
+
+    /// # Safety
+    /// `info` was made by this library and is not used afterwards.
+    pub(crate) unsafe fn free_info(&self, info: *mut fi_info) {
+        // SAFETY: by the caller's promise.
+        unsafe { (self.freeinfo)(info) }
+    }
+
+    /// # Safety
+    /// `attr` is the fabric attribute of an info made by this library.
+    pub(crate) unsafe fn open_fabric(&self, attr: *mut fi_fabric_attr) -> Result<*mut fid_fabric, Error> {
+        let mut fabric = ptr::null_mut();
+        // SAFETY: by the caller's promise; `fabric` is written on success only.
+        let code = unsafe { (self.fabric)(attr, &mut fabric, ptr::null_mut()) };
+        self.check("fi_fabric", code)?;
+        Ok(fabric)
+    }
+}
+
+const SONAME: &str = "libfabric.so.1";
+
+fn default_path() -> PathBuf {
+    match std::env::var_os("FERROGIN_LIBFABRIC") {
+        Some(path) if !path.is_empty() => PathBuf::from(path),
+        _ => PathBuf::from(SONAME),
+    }
+}
+
+pub(crate) fn c_string(what: &str, text: &str) -> Result<CString, Error> {
+    CString::new(text).map_err(|_| Error::Argument { what: format!("{what} {text:?} has a NUL byte in it") })
+}
+
+/// True when the provider search path `path` names `dir`.
+fn lists(path: &OsStr, dir: &Path) -> bool {
+    let path = path.as_bytes();
+    let path = path.strip_prefix(b"@").unwrap_or(path);
+    path.split(|&byte| byte == b':').any(|entry| entry == dir.as_os_str().as_bytes())
+}
+
+/// `path` with `dir` before its first entry; a leading `@` (first found wins over newest) stays in front.
+fn prepend(path: &OsStr, dir: &Path) -> OsString {
+    let (mark, rest) = match path.as_bytes().strip_prefix(b"@") {
+        Some(rest) => ("@", rest),
+        None => ("", path.as_bytes()),
+    };
+    let mut new = OsString::from(mark);
+    new.push(dir);
+    if !rest.is_empty() {
+        new.push(":");
+        new.push(OsStr::from_bytes(rest));
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn provider_path_is_extended_in_front() {
+        let dir = Path::new("/a/b");
+        assert_eq!(prepend(OsStr::new(""), dir), "/a/b");
+        assert_eq!(prepend(OsStr::new("/x:/y"), dir), "/a/b:/x:/y");
+        assert_eq!(prepend(OsStr::new("@/x"), dir), "@/a/b:/x");
+        assert_eq!(prepend(OsStr::new("@"), dir), "@/a/b");
+        assert!(lists(OsStr::new("@/a/b:/c"), dir));
+        assert!(lists(OsStr::new("/c:/a/b"), dir));
+        assert!(!lists(OsStr::new("/a/bc"), dir));
+        assert!(!lists(OsStr::new(""), dir));
+    }
+
+    #[test]
+    fn versions_order_and_print() {
+        assert!(Version::new(1, 17) < Version::new(2, 1));
+        assert_eq!(Version::from_raw(0x0001_0011), Version::new(1, 17));
+        assert_eq!(Version::new(2, 6).raw(), 0x0002_0006);
+        assert_eq!(Version::new(2, 6).to_string(), "2.6");
+    }
+
+    #[test]
+    fn missing_library_says_what_to_do() {
+        let error = Libfabric::load(Some(Path::new("/nonexistent/libfabric.so.1"))).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("/nonexistent/libfabric.so.1"), "{text}");
+        assert!(text.contains("FERROGIN_LIBFABRIC"), "{text}");
+    }
+
+    #[test]
+    fn foreign_library_is_refused() {
+        let error = Libfabric::load(Some(Path::new("libc.so.6"))).unwrap_err();
+        assert!(matches!(error, Error::SymbolMissing { symbol: "fi_getinfo", .. }), "{error}");
+    }
+}

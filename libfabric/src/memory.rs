@@ -1,0 +1,170 @@
+//! Registered memory.
+
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::bindings::{self, fi_hmem_iface, fi_mr_attr, fi_mr_dmabuf, fid_mr, iovec};
+use crate::{Domain, Error, Version};
+use crate::{entry, table};
+
+/// The memory to register.
+#[derive(Clone, Copy, Debug)]
+pub enum Region<'a> {
+    /// Memory that the CPU can address.
+    Va {
+        /// First byte.
+        addr: *mut u8,
+        /// Bytes.
+        len: usize,
+    },
+    /// Memory in a dma-buf.
+    DmaBuf {
+        /// The dma-buf.
+        fd: BorrowedFd<'a>,
+        /// Where the region starts in it, bytes.
+        offset: u64,
+        /// Bytes.
+        len: usize,
+        /// The address by which peers and queue entries name the first byte of the dma-buf.
+        base: *mut u8,
+    },
+}
+
+/// What kind of memory a region is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// Host memory.
+    #[default]
+    System,
+    /// Memory of a CUDA device, by ordinal.
+    Cuda(i32),
+}
+
+/// A memory region: closed, and so no longer reachable for peers, on drop.
+pub struct MemoryRegion {
+    raw: *mut fid_mr,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: the domain is FI_THREAD_SAFE (`Domain::open`), so the provider serialises access; after registration only constant
+// fields are read.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryRegion {}
+
+impl MemoryRegion {
+    /// `fi_mr_regattr` for `access` (`FI_READ`, `FI_WRITE`, `FI_REMOTE_READ`, `FI_REMOTE_WRITE`, `FI_SEND`, `FI_RECV`).
+    ///
+    /// `requested_key` counts only where keys are not the provider's choice (`FI_MR_PROV_KEY`). A dma-buf needs `FI_MR_DMABUF`,
+    /// which libfabric has since 1.20; our own provider `softefa` takes it with older ones too.
+    ///
+    /// # Errors
+    /// What the provider answers; for a dma-buf with an old library a hint at its age.
+    ///
+    /// # Safety
+    /// The memory stays valid until the region is dropped. Peers and the card read and write it as `access` allows: no Rust
+    /// reference to it may exist that this would invalidate.
+    pub unsafe fn register(
+        domain: &Arc<Domain>,
+        region: Region<'_>,
+        access: u64,
+        requested_key: u64,
+    ) -> Result<Self, Error> {
+        // SAFETY: by the caller's promise.
+        unsafe { Self::register_kind(domain, region, access, requested_key, MemoryKind::System) }
+    }
+
+    /// As [`MemoryRegion::register`], for memory of another kind than the host's.
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::register`].
+    ///
+    /// # Safety
+    /// As [`MemoryRegion::register`].
+    pub unsafe fn register_kind(
+        domain: &Arc<Domain>,
+        region: Region<'_>,
+        access: u64,
+        requested_key: u64,
+        kind: MemoryKind,
+    ) -> Result<Self, Error> {
+        let lib = domain.library();
+        // SAFETY: open as long as its Arc.
+        let ops = unsafe { (*domain.as_ptr()).mr };
+        let register = entry!(lib, ops, fi_ops_mr, regattr, "fi_mr_regattr")?;
+        let mut attr = fi_mr_attr {
+            iov_count: 1,
+            access,
+            requested_key,
+            iface: fi_hmem_iface::FI_HMEM_SYSTEM,
+            ..Default::default()
+        };
+        if let MemoryKind::Cuda(ordinal) = kind {
+            attr.iface = fi_hmem_iface::FI_HMEM_CUDA;
+            attr.device.cuda = ordinal;
+        }
+        let mut iov = iovec::default();
+        let mut dmabuf = fi_mr_dmabuf::default();
+        let flags = match region {
+            Region::Va { addr, len } => {
+                iov.iov_base = addr.cast();
+                iov.iov_len = len;
+                attr.__bindgen_anon_1.mr_iov = &iov;
+                0
+            }
+            Region::DmaBuf { fd, offset, len, base } => {
+                dmabuf.fd = fd.as_raw_fd();
+                dmabuf.offset = offset;
+                dmabuf.len = len;
+                dmabuf.base_addr = base.cast();
+                attr.__bindgen_anon_1.dmabuf = &dmabuf;
+                bindings::FI_MR_DMABUF
+            }
+        };
+        let mut raw = ptr::null_mut();
+        // SAFETY: open domain; the attributes and what they point to live over the call; memory by the caller's promise.
+        let code = unsafe { register(domain.as_ptr().cast(), &attr, flags, &mut raw) };
+        let needed = Version::new(1, 20);
+        if code < 0 && flags != 0 && lib.version() < needed {
+            log::debug!("{}", lib.failure("fi_mr_regattr", code));
+            return Err(Error::TooOld {
+                feature: "registering a dma-buf (FI_MR_DMABUF)",
+                needed,
+                found: lib.version(),
+            });
+        }
+        lib.check("fi_mr_regattr", code)?;
+        Ok(Self { raw, domain: Arc::clone(domain) })
+    }
+
+    /// The key by which peers name the region.
+    pub fn key(&self) -> u64 {
+        // SAFETY: open until drop; the field is constant.
+        unsafe { (*self.raw).key }
+    }
+
+    /// The descriptor that local operations on the region carry where the provider demands one (`FI_MR_LOCAL`).
+    pub fn descriptor(&self) -> *mut c_void {
+        // SAFETY: open until drop; the field is constant.
+        unsafe { (*self.raw).mem_desc }
+    }
+
+    /// The domain that it is registered with.
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    /// The libfabric object, alive as long as `self`.
+    pub fn as_ptr(&self) -> *mut fid_mr {
+        self.raw
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: open, and not used after.
+        unsafe { table::close(self.domain.library(), self.raw.cast(), "a memory region") }
+    }
+}
