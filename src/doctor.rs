@@ -31,6 +31,9 @@ const KNOWN: [&str; 17] = [
     "SOFTEFA_WIRE",
 ];
 
+/// Beginnings of other programs' settings that decide what happens.
+const WATCHED: [&str; 5] = ["NCCL_GIN_", "NCCL_SYM_GIN_", "FI_PROVIDER", "FI_EFA_", "FI_HMEM"];
+
 /// Prints all of it.
 pub fn run() -> ExitCode {
     println!("ferrogin {}", env!("CARGO_PKG_VERSION"));
@@ -55,6 +58,7 @@ pub fn run() -> ExitCode {
         None => line("mpirun", "none; the built-in launcher serves one host"),
     }
     settings();
+    programs();
     verdict()
 }
 
@@ -86,6 +90,8 @@ fn libfabrics() {
         line("  providers", &providers.join(", "));
         if library.version() < EFA_NEEDS {
             cure(&format!("EFA hardware needs {EFA_NEEDS} or newer: name it in FERROGIN_LIBFABRIC"));
+        } else if std::env::var("FI_EFA_USE_HW_CNTR").as_deref() != Ok("1") {
+            cure("whether it counts completions in hardware shows below; stock 2.6.0 needs FI_EFA_USE_HW_CNTR=1");
         }
     }
 }
@@ -108,7 +114,7 @@ fn settings() {
     all.sort();
     for (name, value) in all {
         let ours = name.starts_with("FERROGIN_") || name.starts_with("SOFTEFA_");
-        if !ours && !name.starts_with("NCCL_GIN_") && !name.starts_with("FI_PROVIDER") {
+        if !ours && !WATCHED.iter().any(|prefix| name.starts_with(prefix)) {
             continue;
         }
         found = true;
@@ -122,6 +128,20 @@ fn settings() {
     }
     if !found {
         line("settings", "none: provider efa, device auto");
+    }
+}
+
+/// What programs must set so that NCCL lets them use a plugin for EFA. The quoted lines are NCCL 2.32's.
+fn programs() {
+    line("programs", "set in ncclDevCommRequirements: ginStrongSignalsRequired = false, ginVaSignalsRequired = false");
+    cure(
+        "EFA has neither, and NCCL's default asks for both: \"GIN strong signals are required, but the GIN plugin does not support them.\"",
+    );
+    cure("the same for \"GIN VA signals are required, but the GIN plugin does not support them.\"");
+    let kernels = std::env::var("NCCL_SYM_GIN_KERNELS_ENABLE").ok();
+    line("", "set in the environment, for windows across hosts: NCCL_SYM_GIN_KERNELS_ENABLE=0");
+    if let Some(value) = kernels.filter(|value| value != "0") {
+        cure(&format!("NCCL_SYM_GIN_KERNELS_ENABLE={value} makes ncclCommWindowRegister fail across hosts"));
     }
 }
 

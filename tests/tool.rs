@@ -77,6 +77,36 @@ fn doctor_says_whether_the_plugin_is_usable() {
 }
 
 #[test]
+fn doctor_says_no_where_init_would_fail() {
+    let Some(plugin) = dist("doctor_says_no_where_init_would_fail") else { return };
+    let doctor =
+        |faults: &str| ferrogin(&plugin, &["doctor"], &[("FERROGIN_PROVIDER", "softefa"), ("SOFTEFA_FAULTS", faults)]);
+    let (output, text) = doctor("no_counters");
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for part in ["software card   not usable", "FI_EFA_USE_HW_CNTR=1", "2.6.0", "NCCL could not use it"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    for faults in ["qp_caps=0", "narrow_only", "refuse_tclass", "ignore_tclass", "no_hmem"] {
+        let (output, text) = doctor(faults);
+        assert!(output.status.success(), "{faults}: {text}");
+    }
+}
+
+#[test]
+fn doctor_says_what_programs_must_set() {
+    let Some(plugin) = dist("doctor_says_what_programs_must_set") else { return };
+    let (_, text) = ferrogin(&plugin, &["doctor"], &[("FERROGIN_PROVIDER", "softefa")]);
+    for part in [
+        "ginStrongSignalsRequired = false",
+        "ginVaSignalsRequired = false",
+        "GIN strong signals are required, but the GIN plugin does not support them",
+        "NCCL_SYM_GIN_KERNELS_ENABLE=0",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
 fn doctor_tells_of_mlx5_cards_or_why_there_is_none() {
     let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor"], &[]);
     let said: Vec<_> = text.lines().filter(|line| line.starts_with("mlx5 card ")).collect();

@@ -4,7 +4,7 @@ use crate::block::{BlockSpec, ContextSpec, Layout, Plan};
 use crate::comm::CollComm;
 use crate::config::Policy;
 use crate::control::Step;
-use crate::device::{DeviceBuffer, Use};
+use crate::device::{self, Device, DeviceBuffer, Use};
 use crate::endpoint::{COUNTER_STRIDE, Cells, CounterMemory, Endpoint, Role, floor_power_of_two};
 use crate::error::Error;
 use crate::fault::ErrorCounter;
@@ -15,17 +15,19 @@ use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED, Target, VALUE_STRIDE};
 use ferrogin_ffi::nccl::{GinConfigV14, NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
 use ferrogin_libfabric::{Info, MemoryRegion, Region, bindings};
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+mod proof;
 mod wire;
+
+pub use proof::prove;
 
 /// Requests in flight when NCCL leaves it to the plugin.
 const DEPTH_DEFAULT: usize = 1024;
 /// More than any card has queue pairs for.
 const COUNT_MAX: i32 = 1 << 16;
-/// Bytes of the scratch target: writes to it carry none.
-const SCRATCH: usize = 4096;
 /// One op's limit on EFA, whatever the card says above it.
 const RDMA_MAX: usize = 1 << 30;
 
@@ -143,6 +145,13 @@ struct Memory {
 }
 
 impl Memory {
+    fn allocate(device: &dyn Device, sections: Sections) -> Result<Self, Error> {
+        Ok(Self {
+            card: device.allocate(sections.card_len(), Use::Card)?,
+            shared: device.allocate(sections.shared_len(), Use::Shared)?,
+        })
+    }
+
     fn counters(&self) -> CounterMemory<'_> {
         CounterMemory { card: &*self.card, shared: &*self.shared }
     }
@@ -151,6 +160,8 @@ impl Memory {
 /// Where the parts of [`Memory`] are.
 #[derive(Debug, Clone, Copy)]
 struct Sections {
+    /// Bytes of a page: regions begin on one. The scratch target has the first; writes to it carry nothing.
+    page: usize,
     endpoints: usize,
     counters: usize,
     /// Value slots of each endpoint: as many as the deepest queue has requests.
@@ -159,7 +170,7 @@ struct Sections {
 
 impl Sections {
     fn values(&self) -> usize {
-        SCRATCH
+        self.page
     }
 
     fn values_len(&self) -> usize {
@@ -167,7 +178,7 @@ impl Sections {
     }
 
     fn completed(&self) -> usize {
-        (self.values() + self.values_len()).next_multiple_of(4096)
+        (self.values() + self.values_len()).next_multiple_of(self.page)
     }
 
     fn card_len(&self) -> usize {
@@ -211,7 +222,7 @@ impl RailRegions {
             unsafe { MemoryRegion::register(&rail.domain, region, access, 0) }.map_err(Error::fabric(what))
         };
         let local = bindings::FI_READ | bindings::FI_WRITE;
-        let scratch = register(0, SCRATCH, local | bindings::FI_REMOTE_WRITE)?;
+        let scratch = register(0, sections.page, local | bindings::FI_REMOTE_WRITE)?;
         let values = register(sections.values(), sections.values_len(), local)?;
         let (values_lkey, _) = window::keys(rail, &values)?;
         Ok(Self { scratch_keys: window::keys(rail, &scratch)?, values_lkey, _scratch: scratch, _values: values })
@@ -239,8 +250,10 @@ impl RailInfo {
         let mut classes = tclass_choices(shape.tclass).into_iter();
         let (narrow, tclass) = loop {
             let tclass = classes.next().unwrap_or(0);
+            // Some libfabrics refuse a class that they do not know, others leave it out and succeed.
             match find(false, depth, tclass) {
-                Ok(info) => break (info, tclass),
+                Ok(info) if tclass == 0 || info.tclass() == tclass => break (info, tclass),
+                Ok(_) => crate::trace!("traffic class {tclass:#x} is ignored"),
                 Err(error) if tclass == 0 => return Err(failed("queue pairs")(error)),
                 Err(error) => crate::trace!("no queue pairs with traffic class {tclass:#x}: {error}"),
             }
@@ -259,7 +272,14 @@ impl RailInfo {
                 }
                 Err(error) => {
                     crate::trace!("no wide requests: {error}");
-                    warn_narrow(&rail.name());
+                    if first_time(NARROW, &rail.name()) {
+                        crate::warn!(
+                            "card {} has no 128-byte requests (libfabric 2.6.0 offers none): putValue of kernels built with \
+                             NCCL 2.32 headers needs them and will not work; ferrogin's own device code, and put, signals \
+                             and gets of any, do",
+                            rail.name()
+                        );
+                    }
                     None
                 }
             },
@@ -287,17 +307,13 @@ fn tclass_choices(tclass: u32) -> Vec<u32> {
     choices
 }
 
-/// Once for each card: its value endpoint has no wide requests.
-fn warn_narrow(card: &str) {
-    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    if !said.iter().any(|other| other == card) {
-        said.push(card.to_owned());
-        crate::warn!(
-            "card {card} has no 128-byte requests: putValue of kernels built with NCCL 2.32 headers needs them and will \
-             not work; ferrogin's own device code, and put, signals and gets of any, do"
-        );
-    }
+const NARROW: &str = "no wide requests";
+const SHORT_IDS: &str = "no 64-bit request ids";
+
+/// True once for each message and card of the process.
+fn first_time(message: &'static str, card: &str) -> bool {
+    static SAID: Mutex<BTreeSet<(&'static str, String)>> = Mutex::new(BTreeSet::new());
+    SAID.lock().unwrap_or_else(PoisonError::into_inner).insert((message, card.to_owned()))
 }
 
 impl Context {
@@ -359,14 +375,12 @@ impl Context {
         let budgets = budgets.collect::<Result<Vec<_>, _>>()?;
         let infos = used.iter().map(|rail| RailInfo::find(coll, rail, shape)).collect::<Result<Vec<_>, _>>()?;
         let sections = Sections {
+            page: device::page_size(),
             endpoints: shape.n_contexts * shape.endpoints(),
             counters: shape.n_contexts * shape.counters(),
             slots: infos.iter().map(|info| info.narrow.1).max().unwrap_or(1),
         };
-        let memory = Memory {
-            card: coll.device.allocate(sections.card_len(), Use::Card)?,
-            shared: coll.device.allocate(sections.shared_len(), Use::Shared)?,
-        };
+        let memory = Memory::allocate(&*coll.device, sections)?;
         let regions = used.iter().map(|rail| RailRegions::register(rail, &memory, sections));
         let regions = regions.collect::<Result<Vec<_>, _>>()?;
 
@@ -387,7 +401,15 @@ impl Context {
                 let endpoint = unsafe {
                     Endpoint::open(rail, &*coll.device, provider, (role, info, *depth), memory.counters(), cells)
                 };
-                endpoints.push(endpoint?);
+                let endpoint = endpoint?;
+                if shape.layout == Layout::V1 && !endpoint.request_ids_64() && first_time(SHORT_IDS, &rail.name()) {
+                    crate::info!(
+                        "card {} reports no 64-bit request ids (libfabric 2.6 never does): requests of NCCL's and of \
+                         ferrogin's device code need 16 bits, and leave the others 0",
+                        rail.name()
+                    );
+                }
+                endpoints.push(endpoint);
             }
             let targets = endpoints.iter().filter(|e| matches!(e.role, Role::Data | Role::Signal(_)));
             parts.push(wire::ContextPart {

@@ -193,6 +193,11 @@ impl Endpoint {
         self.sq.entry_size == 128
     }
 
+    /// Requests may have ids of more than 16 bits.
+    pub fn request_ids_64(&self) -> bool {
+        self.sq.caps & bindings::fi_efa_wq_caps::FI_EFA_WQ_CAPS_64_BIT_REQ_ID as u16 != 0
+    }
+
     /// Where the card counts its errors, for the host.
     pub fn errors(&self, memory: CounterMemory<'_>) -> *const u64 {
         memory.shared.host_address().map_or(std::ptr::null(), |base| base.wrapping_add(self.cells.errors).cast())
@@ -222,7 +227,6 @@ impl Endpoint {
             max_batch: if self.sq.max_batch == 0 { sq_size } else { self.sq.max_batch.min(sq_size) },
             wqe_size: self.sq.entry_size,
             max_inline: (self.max_inline as u32).min(if self.wide() { 80 } else { 32 }),
-            request_ids_64: self.sq.caps & bindings::fi_efa_wq_caps::FI_EFA_WQ_CAPS_64_BIT_REQ_ID as u16 != 0,
             rq_entries: self.rq_entries,
             cq_buf: if self.cq_visible { self.cq.buffer as u64 } else { 0 },
             cq_entries: self.cq.num_entries,

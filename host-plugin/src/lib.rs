@@ -18,6 +18,7 @@ pub mod endpoint;
 pub mod error;
 pub mod fault;
 pub mod log;
+pub mod platform;
 pub mod plugin;
 pub mod rail;
 pub mod registry;

@@ -1,9 +1,11 @@
 //! What `init` finds out: libfabric, the cards, and which of them make a NCCL device.
 
 use crate::config::{Config, Provider, SETTINGS};
+use crate::context;
 use crate::control::Listener;
-use crate::device::{self, DeviceKind};
+use crate::device::{self, Device, DeviceKind};
 use crate::error::Error;
+use crate::platform::Platform;
 use crate::trace;
 use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetPropertiesV12, NetVDevicePropsV12};
 use ferrogin_libfabric::{Hints, Info, Libfabric, Version, bindings};
@@ -68,9 +70,10 @@ impl Plugin {
         let kind = device.as_ref().map_or(DeviceKind::Cpu, |device| device.kind());
         let cards = find_cards(&lib, config.provider, kind)?;
         let device = device?;
-        check_control(&lib, &config)?;
         let devices = group(cards);
         let plugin = Self { lib, devices, kind: device.kind(), ptr_support: device.ptr_support(), config };
+        plugin.prove_cards(&*device)?;
+        check_control(&plugin.lib, &plugin.config)?;
         crate::info!(
             "ferrogin {}: provider {}, kernels on {}, libfabric {}, {} device(s) with {} card(s), posting {}",
             env!("CARGO_PKG_VERSION"),
@@ -89,6 +92,21 @@ impl Plugin {
         live.retain(|plugin| plugin.strong_count() > 0);
         live.push(Arc::downgrade(&plugin));
         Ok(plugin)
+    }
+
+    /// Proves, once for each card of the process, that endpoints and counters open on it as `createContext` will open them.
+    fn prove_cards(&self, device: &dyn Device) -> Result<(), Error> {
+        static PROVEN: Mutex<BTreeSet<(&'static str, DeviceKind, String)>> = Mutex::new(BTreeSet::new());
+        let mut proven = PROVEN.lock().unwrap_or_else(PoisonError::into_inner);
+        for card in self.devices.iter().flat_map(|device| &device.cards) {
+            let key = (self.config.provider.name(), self.kind, card.domain_name());
+            if !proven.contains(&key) {
+                let _span = trace::span("init: card", 0);
+                context::prove(self, device, card)?;
+                proven.insert(key);
+            }
+        }
+        Ok(())
     }
 
     /// The latest that lives.
@@ -117,7 +135,8 @@ impl Plugin {
     pub fn properties(&self, index: c_int) -> Result<NetPropertiesV12, Error> {
         let device = self.device(index)?;
         let first = &device.cards[0];
-        let speed: u64 = device.cards.iter().filter_map(Info::link_speed).sum();
+        let platform = Platform::this();
+        let speed: u64 = device.cards.iter().filter_map(|card| platform.link_speed(card.link_speed())).sum();
         let mut v_props = NetVDevicePropsV12 { ndevs: 1, ..Default::default() };
         v_props.devs[0] = index;
         let largest = first.max_msg_size().clamp(1, isize::MAX as usize);
@@ -171,11 +190,13 @@ fn find_cards(lib: &Arc<Libfabric>, provider: Provider, kind: DeviceKind) -> Res
         Provider::SoftEfa => {
             let dir = library_dir()?;
             add_provider_dir(lib, &dir)?;
-            lib.getinfo(&hints(provider, kind, None)).map_err(Error::fabric(format!(
-                "no software card, which libsoftefa-fi.so beside the plugin in {} provides{}",
-                dir.display(),
-                card_settings()
-            )))
+            ask_for_cards(lib, provider, kind, || {
+                format!(
+                    "no software card, which libsoftefa-fi.so beside the plugin in {} provides{}",
+                    dir.display(),
+                    card_settings()
+                )
+            })
         }
         Provider::Efa => {
             if !has_rdma_device() {
@@ -187,16 +208,19 @@ fn find_cards(lib: &Arc<Libfabric>, provider: Provider, kind: DeviceKind) -> Res
             }
             if lib.version() < EFA_NEEDS {
                 return Err(Error::Usage(format!(
-                    "EFA needs libfabric {EFA_NEEDS} or newer for completion counters in GPU memory, but {} is loaded: \
+                    "EFA needs libfabric {EFA_NEEDS} or newer for completion counters in GPU memory, but {} is loaded{}: \
                      install the newer one (AWS EFA installer) and name it in FERROGIN_LIBFABRIC, or set \
                      FERROGIN_PROVIDER=softefa for the software card",
-                    lib.version()
+                    lib.version(),
+                    Platform::this().lacks_counters().map_or(String::new(), |why| format!(", and {why}")),
                 )));
             }
-            lib.getinfo(&hints(provider, kind, None)).map_err(Error::fabric(
+            survive_fork();
+            ask_for_cards(lib, provider, kind, || {
                 "no EFA card to use on this machine; on an EFA instance check the EFA driver (fi_info -p efa), anywhere \
-                 else set FERROGIN_PROVIDER=softefa for the software card",
-            ))
+                 else set FERROGIN_PROVIDER=softefa for the software card"
+                    .to_owned()
+            })
         }
     }?;
     let mut seen = BTreeSet::new();
@@ -212,6 +236,39 @@ fn find_cards(lib: &Arc<Libfabric>, provider: Provider, kind: DeviceKind) -> Res
     // softefa2 comes before softefa10.
     cards.sort_by_key(|card| (card.pci_address(), card.domain_name().len(), card.domain_name()));
     Ok(cards)
+}
+
+/// Asks libfabric for the provider's cards. A libfabric that has them, but not for GPU memory, is told apart from one that has none.
+fn ask_for_cards(
+    lib: &Arc<Libfabric>,
+    provider: Provider,
+    kind: DeviceKind,
+    none: impl FnOnce() -> String,
+) -> Result<Vec<Info>, Error> {
+    let found = lib.getinfo(&hints(provider, kind, None));
+    if kind == DeviceKind::Cuda && found.is_err() && lib.getinfo(&hints(provider, DeviceKind::Cpu, None)).is_ok() {
+        return Err(Error::Usage(format!(
+            "provider {} of libfabric {} ({}) refuses GPU memory (FI_HMEM): that libfabric was built without CUDA, or cannot load \
+             the CUDA driver, or FI_HMEM_P2P_DISABLED or FI_HMEM is set. Name one that was built with CUDA in \
+             FERROGIN_LIBFABRIC (the AWS EFA installer's is), and unset these variables",
+            provider.name(),
+            lib.version(),
+            lib.path().display()
+        )));
+    }
+    found.map_err(|source| Error::Fabric { what: none(), source })
+}
+
+/// Lets processes that use EFA fork, as Python's data loaders do: without this, and on a kernel before 5.13, the provider aborts a
+/// process that forks. What the user has set stays. libfabric reads it at the first fi_getinfo of the process.
+#[allow(unsafe_code)]
+fn survive_fork() {
+    const NAME: &str = "FI_EFA_FORK_SAFE";
+    // Fork safety and huge pages exclude each other there: who asks for the latter has chosen.
+    if std::env::var_os(NAME).is_none() && std::env::var_os("FI_EFA_USE_HUGE_PAGE").is_none() {
+        // SAFETY: as in `add_provider_dir`: NCCL calls `init` under a process-wide mutex, before the plugin has threads.
+        unsafe { std::env::set_var(NAME, "1") };
+    }
 }
 
 /// Finds out once for each setting whether set-up's messages can be carried, for which an endpoint is opened and closed.

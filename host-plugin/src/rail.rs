@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::plugin::Plugin;
-use ferrogin_libfabric::{AddressVector, Domain, Fabric, FiAddr, GdaOps, Info};
+use ferrogin_libfabric::{AddressVector, Domain, Fabric, FiAddr, GdaOps, Info, bindings};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -147,6 +147,12 @@ impl Rail {
         }
         let mut found = plugin.lib.getinfo(&hints)?.into_iter();
         let matching = found.find(|info| info.domain_name() == name && info.fabric_name() == self.info.fabric_name());
-        matching.ok_or_else(|| ferrogin_libfabric::Error::Argument { what: format!("card {name} is gone") })
+        let mut info =
+            matching.ok_or_else(|| ferrogin_libfabric::Error::Argument { what: format!("card {name} is gone") })?;
+        // libfabric 2.6 ignores this class in hints and takes it from the info that opens an endpoint: see fi_efa(7).
+        if wish.tclass == bindings::FI_TC_LOW_LATENCY {
+            info.set_tclass(wish.tclass);
+        }
+        Ok(info)
     }
 }

@@ -187,6 +187,14 @@ impl Info {
         read!(self.raw().domain_attr, mr_key_size)
     }
 
+    /// The highest count of a completion counter: `u64::MAX` when the provider counts in software only. 0 before libfabric 2.5.
+    pub fn max_counter_value(&self) -> u64 {
+        if self.lib.version() < Version::new(2, 5) {
+            return 0;
+        }
+        read!(self.raw().domain_attr, max_cntr_value)
+    }
+
     /// Completion counters that the domain can have, as the provider says.
     pub fn counter_count(&self) -> usize {
         read!(self.raw().domain_attr, cntr_cnt)
@@ -205,6 +213,20 @@ impl Info {
     /// Entries of the send queue.
     pub fn tx_size(&self) -> usize {
         read!(self.raw().tx_attr, size)
+    }
+
+    /// Traffic class of the send queue, `FI_TC_*`: what the provider gives, which need not be what was asked for.
+    pub fn tclass(&self) -> u32 {
+        read!(self.raw().tx_attr, tclass)
+    }
+
+    /// Sets the traffic class with which endpoints are opened, whatever the provider answered to hints.
+    pub fn set_tclass(&mut self, tclass: u32) {
+        let attr = self.raw().tx_attr;
+        if !attr.is_null() {
+            // SAFETY: a part of our own entry, which `&mut self` makes ours alone; all supported releases have the field.
+            unsafe { (*attr).tclass = tclass };
+        }
     }
 
     /// Entries of the receive queue.

@@ -1,10 +1,13 @@
-//! Faults that the card plays, by `SOFTEFA_FAULTS`: a comma list of `key=value`.
+//! Faults that the card plays, by `SOFTEFA_FAULTS`: a comma list of `key=value` and of flags without a value.
+
+use efa_dp_direct::wqe::RequestIds;
 
 use crate::config::ConfigError;
 
 const VARIABLE: &str = "SOFTEFA_FAULTS";
 const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, cntr_start, max_batch, sq_size, \
-                    wqe_size, die_after, cntr_budget";
+                    wqe_size, die_after, cntr_budget, qp_caps";
+const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass";
 
 /// The faults of one process's cards. The default is a card that works.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,6 +36,16 @@ pub(crate) struct Faults {
     pub die_after: u64,
     /// Completion counters that the card has.
     pub cntr_budget: u32,
+    /// Capability bits that send queues report. Without bit 0 request ids have 16 bits.
+    pub qp_caps: u16,
+    /// `cntr_open_ext` is refused, as by libfabric's `efa` provider under `FI_EFA_USE_HW_CNTR=0`, which 2.6.0 has by default.
+    pub no_counters: bool,
+    /// `FI_HMEM` is refused, as by a libfabric that was built without CUDA.
+    pub no_hmem: bool,
+    /// Unknown traffic classes are refused; libfabric's `efa` provider ignores them.
+    pub refuse_tclass: bool,
+    /// Traffic classes of hints are all ignored, as by libfabric 2.6.0.
+    pub ignore_tclass: bool,
 }
 
 impl Default for Faults {
@@ -50,9 +63,17 @@ impl Default for Faults {
             wqe_size: 128,
             die_after: 0,
             cntr_budget: 8192,
+            qp_caps: CAPS_64_BIT_REQUEST_IDS,
+            no_counters: false,
+            no_hmem: false,
+            refuse_tclass: false,
+            ignore_tclass: false,
         }
     }
 }
+
+/// Bit of [`Faults::qp_caps`]: request ids have 64 bits.
+pub(crate) const CAPS_64_BIT_REQUEST_IDS: u16 = 1;
 
 /// Send queue entries of 64 bytes that fit into the memory of one queue; half as many of 128 bytes.
 pub(crate) const MAX_SQ_SIZE: u32 = 4096;
@@ -65,6 +86,11 @@ impl Faults {
         self.reorder > 1 || self.delay_us.1 > 0 || self.reread > 0.0
     }
 
+    /// Bits of request ids that queues take.
+    pub(crate) fn request_ids(&self) -> RequestIds {
+        if self.qp_caps & CAPS_64_BIT_REQUEST_IDS != 0 { RequestIds::Bits64 } else { RequestIds::Bits16 }
+    }
+
     pub(crate) fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut faults = Self::default();
         let mut seen: Vec<&str> = Vec::new();
@@ -72,13 +98,26 @@ impl Faults {
         for item in text.split(',') {
             let item = item.trim();
             let wrong = |problem: String| ConfigError::new(VARIABLE, text, problem);
-            let Some((key, value)) = item.split_once('=') else {
-                return Err(wrong(format!("{item:?} is not key=value; keys are {KEYS}")));
-            };
+            let key = item.split('=').next().unwrap_or(item);
             if seen.contains(&key) {
                 return Err(wrong(format!("{key} is given twice")));
             }
             seen.push(key);
+            let Some((key, value)) = item.split_once('=') else {
+                match item {
+                    "narrow_only" => faults.wqe_size = 64,
+                    "no_counters" => faults.no_counters = true,
+                    "no_hmem" => faults.no_hmem = true,
+                    "refuse_tclass" => faults.refuse_tclass = true,
+                    "ignore_tclass" => faults.ignore_tclass = true,
+                    _ => {
+                        let problem =
+                            format!("{item:?} is neither key=value nor a flag; keys are {KEYS}; flags are {FLAGS}");
+                        return Err(wrong(problem));
+                    }
+                }
+                continue;
+            };
             let number = |low: u64, high: u64| match value.parse::<u64>() {
                 Ok(n) if (low..=high).contains(&n) => Ok(n),
                 _ => Err(wrong(format!("{key} must be a whole number from {low} to {high}, not {value:?}"))),
@@ -122,7 +161,8 @@ impl Faults {
                 }
                 "die_after" => faults.die_after = number(0, u64::MAX)?,
                 "cntr_budget" => faults.cntr_budget = number(0, 1 << 20)? as u32,
-                _ => return Err(wrong(format!("unknown key {key:?}; keys are {KEYS}"))),
+                "qp_caps" => faults.qp_caps = number(0, u64::from(CAPS_64_BIT_REQUEST_IDS))? as u16,
+                _ => return Err(wrong(format!("unknown key {key:?}; keys are {KEYS}; flags are {FLAGS}"))),
             }
         }
         if status_given && faults.error_every == 0 {
@@ -130,6 +170,9 @@ impl Faults {
         }
         if !seen.contains(&"max_batch") {
             faults.max_batch = faults.max_batch.min(faults.sq_size);
+        }
+        if seen.contains(&"narrow_only") && seen.contains(&"wqe_size") {
+            return Err(ConfigError::new(VARIABLE, text, "narrow_only and wqe_size say the same: give one of them"));
         }
         if faults.max_batch > faults.sq_size {
             return Err(ConfigError::new(VARIABLE, text, "max_batch is greater than sq_size"));
@@ -146,7 +189,7 @@ mod tests {
     fn every_key_is_read() {
         let faults = Faults::parse(
             "seed=5,reorder=32,delay_us=1..20,reread=0.25,error_every=100,error_status=7,cntr_start=2147483640,\
-             max_batch=4,sq_size=64,wqe_size=64,die_after=9,cntr_budget=12",
+             max_batch=4,sq_size=64,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,no_counters,no_hmem,refuse_tclass,ignore_tclass",
         )
         .unwrap();
         let expected = Faults {
@@ -162,8 +205,14 @@ mod tests {
             wqe_size: 64,
             die_after: 9,
             cntr_budget: 12,
+            qp_caps: 0,
+            no_counters: true,
+            no_hmem: true,
+            refuse_tclass: true,
+            ignore_tclass: true,
         };
         assert_eq!(faults, expected);
+        assert_eq!(Faults::parse("narrow_only"), Faults::parse("wqe_size=64"));
     }
 
     #[test]
@@ -176,7 +225,12 @@ mod tests {
     fn nonsense_is_refused_and_named() {
         for (text, named) in [
             ("sed=1", "unknown key \"sed\""),
-            ("seed", "not key=value"),
+            ("seed", "neither key=value nor a flag"),
+            ("no_counter", "flags are narrow_only, no_counters"),
+            ("no_counters,no_counters", "twice"),
+            ("no_counters=1", "unknown key \"no_counters\""),
+            ("narrow_only,wqe_size=128", "give one of them"),
+            ("qp_caps=2", "qp_caps"),
             ("seed=x", "seed must be"),
             ("seed=1,seed=2", "twice"),
             ("reread=1.5", "reread"),
@@ -191,7 +245,7 @@ mod tests {
             ("cntr_start=2147483648", "cntr_start"),
             ("error_status=3", "error_every"),
             ("error_every=1,error_status=0", "error_status"),
-            ("seed=1,", "not key=value"),
+            ("seed=1,", "neither key=value"),
         ] {
             let error = Faults::parse(text).unwrap_err();
             assert!(error.to_string().contains(named), "{text}: {error}");

@@ -106,10 +106,10 @@ for release in $releases; do
         done
     done
     [ -z "${SOFTEFA_FAULTS:-}" ] || continue
-    # Deliveries and completions that pass one another; a card without wide requests; counters that begin elsewhere than
+    # Deliveries and completions that pass one another, with 16-bit request ids; a card without wide requests; counters that begin elsewhere than
     # at 0, and that end on the way: there, what reads a signal or a counter is left out (README.md).
     for scenario in "${scenarios[@]}"; do
-        SOFTEFA_FAULTS=seed=7,reorder=64 run 3 "$scenario"
+        SOFTEFA_FAULTS=seed=7,reorder=64,qp_caps=0 run 3 "$scenario"
         SOFTEFA_FAULTS=wqe_size=64 run 2 "$scenario"
         SOFTEFA_FAULTS=cntr_start=2147400000 run 2 "$scenario"
         case $scenario in

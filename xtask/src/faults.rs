@@ -128,6 +128,7 @@ impl Run {
         let batch = dice.of(&[1, 2, 4, 16]);
         fault(format!("sq_size={sq},max_batch={batch}"));
         fault(dice.of(&["", "wqe_size=64"]).into());
+        fault(dice.of(&["", "qp_caps=0"]).into());
         match kind {
             Kind::Exact => {}
             Kind::Errors => {

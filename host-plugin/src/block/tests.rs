@@ -51,7 +51,6 @@ fn endpoint(i: u64, wide: bool, signal: bool) -> EndpointSpec {
         max_batch: 16,
         wqe_size: if wide { 128 } else { 64 },
         max_inline: if wide { 80 } else { 32 },
-        request_ids_64: true,
         rq_entries: 16,
         cq_buf: 0,
         cq_entries: 256,
@@ -271,9 +270,9 @@ fn queues_that_the_layout_cannot_express_are_refused() {
     let mut wide = spec(Layout::V0);
     wide.contexts[0].endpoints[1].wqe_size = 128;
     assert_eq!(Plan::new(&wide).fill(&wide, BASE).unwrap_err(), InitError::WqeSize(128));
-    let mut old = spec(Layout::V1);
-    old.contexts[0].endpoints[0].request_ids_64 = false;
-    assert!(matches!(Plan::new(&old).fill(&old, BASE).unwrap_err(), InitError::Caps(_)));
+    let mut uneven = spec(Layout::V1);
+    uneven.contexts[0].endpoints[0].sq_entries = 100;
+    assert_eq!(Plan::new(&uneven).fill(&uneven, BASE).unwrap_err(), InitError::Entries(100));
 }
 
 #[test]

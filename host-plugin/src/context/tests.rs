@@ -26,13 +26,16 @@ fn shapes_are_checked() {
 }
 
 #[test]
-fn sections_do_not_overlap() {
-    let sections = Sections { endpoints: 14, counters: 20, slots: 64 };
-    assert_eq!(sections.value_slice(0), SCRATCH);
-    assert_eq!(sections.value_slice(1) - sections.value_slice(0), 64 * 8);
-    assert!(sections.value_slice(13) + 64 * 8 <= sections.completed());
-    assert_eq!(sections.card_len() - sections.completed(), 20 * 64);
-    assert_eq!(sections.shared_len(), 15 * 64);
+fn sections_begin_on_pages_and_do_not_overlap() {
+    for page in [1 << 12, 1 << 16] {
+        let sections = Sections { page, endpoints: 14, counters: 20, slots: 64 };
+        assert_eq!(sections.value_slice(0), page);
+        assert_eq!(sections.value_slice(1) - sections.value_slice(0), 64 * 8);
+        assert!(sections.value_slice(13) + 64 * 8 <= sections.completed());
+        assert_eq!(sections.completed() % page, 0);
+        assert_eq!(sections.card_len() - sections.completed(), 20 * 64);
+        assert_eq!(sections.shared_len(), 15 * 64);
+    }
 }
 
 #[test]

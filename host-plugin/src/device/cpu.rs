@@ -1,7 +1,9 @@
 //! The CPU as device: host memory behind a memfd, whose descriptor plays the dma-buf.
 #![allow(unsafe_code)]
 
-use super::{Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory, bounds};
+use super::{
+    Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory, bounds, page_size,
+};
 use ferrogin_ffi::nccl;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
@@ -10,9 +12,6 @@ use std::mem::MaybeUninit;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-
-/// Bytes of a page, and alignment of every allocation.
-const PAGE: usize = 4096;
 
 /// Host memory as device memory.
 #[derive(Debug)]
@@ -38,11 +37,10 @@ impl Device for CpuDevice {
     }
 
     fn allocate(&self, len: usize, usage: Use) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
-        let size = len.checked_next_multiple_of(PAGE).and_then(NonZeroUsize::new).ok_or(DeviceError::Bounds {
-            offset: 0,
-            len,
-            size: isize::MAX as usize,
-        })?;
+        let size = len
+            .checked_next_multiple_of(page_size())
+            .and_then(NonZeroUsize::new)
+            .ok_or(DeviceError::Bounds { offset: 0, len, size: isize::MAX as usize })?;
         let file = memfd_create(c"ferrogin", MFdFlags::MFD_CLOEXEC).map_err(system("memfd_create", len))?;
         nix::unistd::ftruncate(&file, size.get() as i64).map_err(system("ftruncate", len))?;
         let flags = MapFlags::MAP_SHARED;
@@ -75,12 +73,12 @@ impl Device for CpuDevice {
 /// Whether each page of `len` bytes from `address` is mapped.
 pub(super) fn check_mapped(address: usize, len: usize) -> Result<(), DeviceError> {
     let gone = DeviceError::NotMapped { address, len };
-    let start = address & !(PAGE - 1);
+    let start = address & !(page_size() - 1);
     let Some(end) = address.checked_add(len) else { return Err(gone) };
-    let mut pages = [0u8; 4096];
+    let mut pages = [0u8; 1024];
     let mut at = start;
     while at < end {
-        let span = (end - at).min(pages.len() * PAGE);
+        let span = (end - at).min(pages.len() * page_size());
         // SAFETY: mincore writes one byte for each page of `span`, which `pages` has room for; it reads no user memory.
         let result = unsafe { libc::mincore(at as *mut c_void, span, pages.as_mut_ptr()) };
         if result != 0 {
@@ -165,7 +163,7 @@ mod tests {
     fn allocations_are_zeroed_aligned_and_shared_with_the_descriptor() {
         let device = CpuDevice::new(true);
         let buffer = device.allocate(5000, Use::Card).unwrap();
-        assert_eq!(buffer.device_address() % PAGE as u64, 0);
+        assert_eq!(buffer.device_address() % page_size() as u64, 0);
         assert_eq!(buffer.len(), 5000);
         let mut bytes = vec![0xa5u8; 5000];
         buffer.read(0, &mut bytes).unwrap();
@@ -196,9 +194,9 @@ mod tests {
     #[test]
     fn unmapped_windows_are_found() {
         let device = CpuDevice::new(true);
-        let buffer = device.allocate(3 * PAGE, Use::Tables).unwrap();
+        let buffer = device.allocate(3 * page_size(), Use::Tables).unwrap();
         let base = buffer.device_address() as *mut c_void;
-        assert!(device.window(base, 3 * PAGE, nccl::PTR_CUDA).is_ok());
+        assert!(device.window(base, 3 * page_size(), nccl::PTR_CUDA).is_ok());
         assert!(device.window(16 as *mut c_void, 8, nccl::PTR_HOST).is_err());
         assert!(device.window(base, usize::MAX, nccl::PTR_HOST).is_err());
         drop(buffer);

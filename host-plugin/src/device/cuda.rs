@@ -5,7 +5,9 @@
 //! is a thread of this process, both are host memory mapped into the GPU.
 #![allow(unsafe_code)]
 
-use super::{Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory, bounds};
+use super::{
+    Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory, bounds, page_size,
+};
 use cudarc::driver::sys as cu;
 use ferrogin_ffi::nccl;
 use std::collections::HashMap;
@@ -14,9 +16,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
-
-/// Alignment of host memory that is pinned, and of what is pinned with it.
-const PAGE: usize = 4096;
 
 fn check(call: &'static str, result: cu::CUresult) -> Result<(), DeviceError> {
     if result == cu::CUresult::CUDA_SUCCESS {
@@ -193,7 +192,7 @@ impl CudaDevice {
     /// Host memory, pinned and mapped into the GPU.
     fn host(&self, len: usize) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
         let _current = self.core.enter()?;
-        let size = round_up(len, PAGE)?;
+        let size = round_up(len, page_size())?;
         let mut host: *mut c_void = std::ptr::null_mut();
         let flags = cu::CU_MEMHOSTALLOC_PORTABLE | cu::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: writes one pointer.
@@ -222,7 +221,7 @@ impl CudaDevice {
         // SAFETY: writes one size.
         let result = unsafe { cu::cuMemGetAllocationGranularity(&mut granularity, &prop, recommended) };
         check("cuMemGetAllocationGranularity", result)?;
-        let size = round_up(len, granularity.max(PAGE))?;
+        let size = round_up(len, granularity.max(page_size()))?;
         let mut buffer =
             GpuBuffer { core: self.core.clone(), handle: None, base: 0, mapped: false, size, len, fd: None };
         let mut handle = 0;
@@ -250,14 +249,26 @@ impl CudaDevice {
 
     /// A dma-buf of GPU memory; both numbers are multiples of the host page.
     fn export(&self, base: u64, size: usize) -> Result<OwnedFd, DeviceError> {
-        let mut fd = -1i32;
-        let kind = cu::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-        // SAFETY: writes one descriptor; the driver checks the range.
-        let result = unsafe { cu::cuMemGetHandleForAddressRange((&raw mut fd).cast(), base, size, kind, 0) };
-        check("cuMemGetHandleForAddressRange", result)?;
-        // SAFETY: a descriptor that the driver just opened for us.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        export_by_first(|flags| {
+            let mut fd = -1i32;
+            let kind = cu::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+            // SAFETY: writes one descriptor; the driver checks the range.
+            let result = unsafe { cu::cuMemGetHandleForAddressRange((&raw mut fd).cast(), base, size, kind, flags) };
+            check("cuMemGetHandleForAddressRange", result)?;
+            // SAFETY: a descriptor that the driver just opened for us.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        })
     }
+}
+
+/// Exports with the mapping type PCIe first: where CPU and GPU share coherent memory (GB200, B300), the card reaches GPU memory by
+/// PCIe only through such a mapping. Older drivers refuse the flag, and then the plain export is right.
+fn export_by_first<T>(export: impl Fn(u64) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+    let pcie = cu::CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64;
+    export(pcie).or_else(|error| {
+        crate::trace!("no dma-buf of mapping type PCIe: {error}");
+        export(0)
+    })
 }
 
 fn round_up(len: usize, to: usize) -> Result<usize, DeviceError> {
@@ -284,9 +295,9 @@ impl Device for CudaDevice {
         mapping: Mapping,
     ) -> Result<Box<dyn DeviceMapping>, DeviceError> {
         let _current = self.core.enter()?;
-        let start = address as usize & !(PAGE - 1);
+        let start = address as usize & !(page_size() - 1);
         let offset = address as usize - start;
-        let size = round_up(offset.saturating_add(len), PAGE)?;
+        let size = round_up(offset.saturating_add(len), page_size())?;
         let mut known = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, pages| pages.strong_count() > 0);
         if let Some(pages) = known.get(&(start, size)).and_then(Weak::upgrade) {
@@ -334,9 +345,9 @@ impl Device for CudaDevice {
         if self.software {
             return Ok(WindowMemory::CudaAddress(self.core.device));
         }
-        let start = address as u64 & !(PAGE as u64 - 1);
+        let start = address as u64 & !(page_size() as u64 - 1);
         let inner = address as u64 - start;
-        let span = round_up(len.saturating_add(inner as usize), PAGE)?;
+        let span = round_up(len.saturating_add(inner as usize), page_size())?;
         Ok(WindowMemory::DmaBuf { fd: self.export(start, span)?, offset: inner })
     }
 
@@ -537,6 +548,24 @@ mod tests {
             Ok(card) => assert!(card.dma_buf().is_some()),
             Err(error) => skip("gpu_memory_is_zeroed_and_exported (dma-buf)", &error),
         }
+    }
+
+    #[test]
+    fn dma_bufs_are_exported_for_pcie_first() {
+        let refused = |flags| DeviceError::Cuda { call: "export", code: 1, text: format!("flags {flags}") };
+        let tried = std::cell::RefCell::new(Vec::new());
+        let driver = |least: u64| {
+            tried.borrow_mut().clear();
+            let export = |flags| {
+                tried.borrow_mut().push(flags);
+                if flags <= least { Ok(flags) } else { Err(refused(flags)) }
+            };
+            export_by_first(export).map_err(|error| error.to_string())
+        };
+        assert_eq!((driver(1), tried.borrow().clone()), (Ok(1), vec![1]), "a driver with the mapping type");
+        assert_eq!((driver(0), tried.borrow().clone()), (Ok(0), vec![1, 0]), "an older driver");
+        let none = export_by_first(|flags| Err::<(), _>(refused(flags))).unwrap_err().to_string();
+        assert!(none.contains("flags 0"), "the plain export's error is the one that is told: {none}");
     }
 
     #[test]

@@ -6,10 +6,10 @@ pub mod cuda;
 use crate::config::{DeviceChoice, Provider};
 use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// Where kernels run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceKind {
     /// On CPU threads; device memory is host memory.
     Cpu,
@@ -121,7 +121,7 @@ pub struct DmaBuf<'a> {
 
 /// An allocation that kernels can use, zeroed at first. Ends when dropped.
 pub trait DeviceBuffer: Send + Sync {
-    /// Address that kernels use; at least 4096-byte aligned.
+    /// Address that kernels use; on a page of its own.
     fn device_address(&self) -> u64;
     /// Address that the host may use, where there is one. Always there for [`Use::Shared`].
     fn host_address(&self) -> Option<*mut u8>;
@@ -221,6 +221,16 @@ pub fn open(choice: DeviceChoice, provider: Provider) -> Result<Arc<dyn Device>,
             Err(error) => Err(error),
         },
     }
+}
+
+/// Bytes of a page of this system: 4 KiB on most, 64 KiB on some aarch64 machines (Grace).
+pub fn page_size() -> usize {
+    static SIZE: LazyLock<usize> = LazyLock::new(|| {
+        let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+        // Linux always answers. The largest page that it has is right wherever a smaller one is.
+        size.and_then(|size| usize::try_from(size).ok()).filter(|size| size.is_power_of_two()).unwrap_or(1 << 16)
+    });
+    *SIZE
 }
 
 fn bounds(offset: usize, len: usize, size: usize) -> Result<(), DeviceError> {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use efa_dp_direct::wire::{CompStatus, TxMetaDesc};
+use efa_dp_direct::wqe::Geometry;
 
 use super::core::Core;
 use super::hold::Step;
@@ -85,8 +86,11 @@ impl Core {
         let mut bytes = [0; 128];
         qp.sq.fetch(index, &mut bytes);
         let (meta, wide) = (request::meta_of(&bytes), qp.is_wide());
-        let request = if u8::from(meta.ctrl2.phase()) == qp.sq.phase_of(index) {
-            request::decode(&bytes, wide).and_then(|r| self.check_local(qpn, r))
+        let phase = qp.sq.phase_of(index);
+        let request = if u8::from(meta.ctrl2.phase()) == phase {
+            let request_ids = self.config.faults.request_ids();
+            let geometry = Geometry { request_ids, ..if wide { Geometry::WIDE } else { Geometry::NARROW } };
+            request::decode(&bytes, &geometry).and_then(|r| self.check_local(qpn, r))
         } else {
             Err(Broken::malformed("the phase bit is not that of this lap: the slot was rung before it was written"))
         };

@@ -79,10 +79,9 @@ pub(crate) fn meta_of(bytes: &[u8; 128]) -> TxMetaDesc {
     TxMetaDesc::from_bytes(&head)
 }
 
-/// Reads a request out of its slot's bytes: all 128 if the queue is `wide`, else the first 64.
-pub(crate) fn decode(bytes: &[u8; 128], wide: bool) -> Result<Request, Broken> {
-    let geometry = if wide { Geometry::WIDE } else { Geometry::NARROW };
-    let wqe = wqe::parse(&bytes[..geometry.wqe_size.bytes()], &geometry).map_err(|error| {
+/// Reads a request out of its slot's bytes: as many as requests of this geometry have.
+pub(crate) fn decode(bytes: &[u8; 128], geometry: &Geometry) -> Result<Request, Broken> {
+    let wqe = wqe::parse(&bytes[..geometry.wqe_size.bytes()], geometry).map_err(|error| {
         let status = error.status();
         Broken { rule: error.to_string(), status, fatal: status == CompStatus::LocalQpInternalError }
     })?;
@@ -153,45 +152,61 @@ mod tests {
 
     #[test]
     fn what_is_asked_is_kept() {
-        let request = decode(&write(8), false).unwrap();
+        let request = decode(&write(8), &Geometry::NARROW).unwrap();
         assert_eq!(request.operation, Operation::Write);
         assert_eq!(request.local, Local::Region { addr: 0x2000, lkey: 9 });
         assert_eq!((request.remote_addr, request.rkey, request.len), (0x1000, 0xabcd, 8));
         assert_eq!((request.meta.req_id, request.meta.ah, request.meta.dest_qp_num, request.meta.qkey), (7, 3, 4, 5));
         let read = bytes(Op::Read { remote: REMOTE, into: Some(sge(64)) }, &Geometry::NARROW);
-        let read = decode(&read, false).unwrap();
+        let read = decode(&read, &Geometry::NARROW).unwrap();
         assert_eq!((read.operation, read.len), (Operation::Read, 64));
         let data = WriteData::Inline(Inline::new(b"12345678").unwrap());
         let wide = bytes(Op::Write { remote: REMOTE, data, imm: None }, &Geometry::WIDE);
-        let request = decode(&wide, true).unwrap();
+        let request = decode(&wide, &Geometry::WIDE).unwrap();
         assert!(matches!(request.local, Local::Inline(data) if data[..8] == *b"12345678"));
         let empty = bytes(Op::Write { remote: REMOTE, data: WriteData::Empty, imm: None }, &Geometry::NARROW);
-        assert_eq!(decode(&empty, false).unwrap().len, 0);
+        assert_eq!(decode(&empty, &Geometry::NARROW).unwrap().len, 0);
     }
 
     #[test]
     fn sends_carry_inline_data_or_up_to_two_buffers() {
         let send = |data| bytes(Op::Send { data, imm: Some(9) }, &Geometry::NARROW);
-        let request = decode(&send(SendData::Inline(Inline::new(b"hello").unwrap())), false).unwrap();
+        let request = decode(&send(SendData::Inline(Inline::new(b"hello").unwrap())), &Geometry::NARROW).unwrap();
         assert_eq!((request.operation, request.len, request.imm), (Operation::Send, 5, Some(9)));
-        let request = decode(&send(SendData::Two(sge(8), sge(100))), false).unwrap();
+        let request = decode(&send(SendData::Two(sge(8), sge(100))), &Geometry::NARROW).unwrap();
         assert_eq!((request.local, request.len), (Local::Pair([sge(8), sge(100)]), 108));
-        assert_eq!(decode(&send(SendData::Empty), false).unwrap().len, 0);
-        assert_eq!(decode(&send(SendData::One(sge(MAX_SEND_SIZE))), false).unwrap().len, MAX_SEND_SIZE);
+        assert_eq!(decode(&send(SendData::Empty), &Geometry::NARROW).unwrap().len, 0);
+        assert_eq!(decode(&send(SendData::One(sge(MAX_SEND_SIZE))), &Geometry::NARROW).unwrap().len, MAX_SEND_SIZE);
         let long = SendData::Two(sge(MAX_SEND_SIZE), sge(1));
-        let broken = decode(&send(long), false).unwrap_err();
+        let broken = decode(&send(long), &Geometry::NARROW).unwrap_err();
         assert!(broken.rule.contains("one packet"), "{broken:?}");
         assert_eq!((broken.status, broken.fatal), (CompStatus::LocalBadLength, false));
-        assert!(decode(&send(SendData::Two(sge(u32::MAX), sge(u32::MAX))), false).is_err());
+        assert!(decode(&send(SendData::Two(sge(u32::MAX), sge(u32::MAX))), &Geometry::NARROW).is_err());
     }
 
     #[test]
     fn what_is_not_done_is_named() {
         let mut inline = write(8);
         inline[2] |= 0x20;
-        assert_eq!(decode(&inline, false).unwrap_err().status, CompStatus::LocalUnsupportedOp);
-        assert_eq!(decode(&write(MAX_RDMA_SIZE + 1), false).unwrap_err().status, CompStatus::LocalBadLength);
-        assert!(decode(&write(MAX_RDMA_SIZE), false).is_ok());
+        assert_eq!(decode(&inline, &Geometry::NARROW).unwrap_err().status, CompStatus::LocalUnsupportedOp);
+        assert_eq!(
+            decode(&write(MAX_RDMA_SIZE + 1), &Geometry::NARROW).unwrap_err().status,
+            CompStatus::LocalBadLength
+        );
+        assert!(decode(&write(MAX_RDMA_SIZE), &Geometry::NARROW).is_ok());
+    }
+
+    #[test]
+    fn sixteen_bit_queues_refuse_longer_request_ids() {
+        let mut bytes = [0; 128];
+        let wqe =
+            |wr_id| SendWqe::new(wr_id, DEST, Op::Write { remote: REMOTE, data: WriteData::One(sge(8)), imm: None });
+        wqe(0x1_0000).emit(&Geometry::NARROW, &mut bytes[..64]).unwrap();
+        assert!(decode(&bytes, &Geometry::NARROW).is_ok());
+        let broken = decode(&bytes, &Geometry::V0).unwrap_err();
+        assert_eq!((broken.status, broken.fatal), (CompStatus::LocalQpInternalError, true));
+        wqe(0xffff).emit(&Geometry::NARROW, &mut bytes[..64]).unwrap();
+        assert!(decode(&bytes, &Geometry::V0).is_ok());
     }
 
     #[test]
@@ -199,7 +214,7 @@ mod tests {
         let mut reserved = write(8);
         reserved[15] = 1;
         for bytes in [reserved, [0; 128], [0xff; 128]] {
-            let broken = decode(&bytes, false).unwrap_err();
+            let broken = decode(&bytes, &Geometry::NARROW).unwrap_err();
             assert_eq!((broken.status, broken.fatal), (CompStatus::LocalQpInternalError, true), "{broken:?}");
         }
     }

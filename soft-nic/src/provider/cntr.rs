@@ -156,7 +156,12 @@ pub(super) unsafe extern "C" fn open_ext(
         // SAFETY: the application's fid.
         let domain: &Domain = unsafe { object(domain) }?;
         let may_wait = check(attr)?;
-        let start = u64::from(domain.card.lock().config.faults.cntr_start);
+        let faults = domain.card.lock().config.faults.clone();
+        if faults.no_counters && !init.is_null() {
+            refuse("cntr_open_ext", format_args!("SOFTEFA_FAULTS=no_counters: there are no counters in hardware"));
+            return Err(Code::UNSUPPORTED);
+        }
+        let start = u64::from(faults.cntr_start);
         // SAFETY: null or the application's attributes.
         let (completions, errors) = match unsafe { init.as_ref() } {
             None => (Word::own(start)?, Word::own(0)?),

@@ -105,6 +105,7 @@ impl Ep {
     pub(super) fn queues(&self) -> Result<(fi::fi_efa_wq_attr, fi::fi_efa_wq_attr), Code> {
         let qpn = self.state().qpn.ok_or(Code::STATE)?;
         let mut core = self.domain().card.lock();
+        let caps = core.config.faults.qp_caps;
         let qp = core.qp(qpn).ok_or(Code::STATE)?;
         let attr = |queue: &crate::card::queue::WorkQueue, max_batch, caps| fi::fi_efa_wq_attr {
             buffer: queue.buffer(),
@@ -114,7 +115,6 @@ impl Ep {
             max_batch,
             caps,
         };
-        let caps = fi::fi_efa_wq_caps::FI_EFA_WQ_CAPS_64_BIT_REQ_ID as u16;
         Ok((attr(&qp.sq, qp.max_batch, caps), attr(&qp.rq, qp.rq.entries, 0)))
     }
 }

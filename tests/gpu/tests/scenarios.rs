@@ -55,7 +55,7 @@ fn with_faults() {
     let unordered = "seed=7,reorder=32,delay_us=0..200,reread=0.2";
     for (wire, layout, reps, faults) in [
         ("shm", "1", "200", format!("{unordered},{small}")),
-        ("shm", "2", "200", unordered.to_string()),
+        ("shm", "2", "200", format!("{unordered},qp_caps=0")),
         ("shm", "1", "800", "cntr_start=2147483000".to_string()),
         ("shm", "2", "800", format!("cntr_start=2147483000,wqe_size=64,{small}")),
         ("tcp", "1", "200", unordered.to_string()),

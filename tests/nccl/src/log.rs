@@ -69,6 +69,11 @@ pub(crate) fn push(line: Line) {
     lines.push_back(line);
 }
 
+/// All lines so far that were not taken.
+pub fn all() -> Vec<Line> {
+    lines().iter().cloned().collect()
+}
+
 /// All lines since the last call of this function.
 pub fn take() -> Vec<Line> {
     lines().drain(..).collect()

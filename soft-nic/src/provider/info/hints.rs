@@ -175,6 +175,7 @@ impl Hints {
     pub(super) fn meet(&self, offer: &Offer, config: &Config) -> Result<(), Code> {
         let all = offer.tx_caps | offer.rx_caps | super::DOMAIN_CAPS | HMEM;
         unless(self.caps & !all != 0 || self.caps & HMEM & !offer.optional_caps != 0)?;
+        unless(self.caps & HMEM != 0 && config.faults.no_hmem)?;
         unless(self.tx_caps & !(offer.tx_caps | HMEM | super::DOMAIN_CAPS) != 0)?;
         unless(self.rx_caps & !(offer.rx_caps | HMEM | super::DOMAIN_CAPS) != 0)?;
         unless(self.fabric.as_deref().is_some_and(|name: &CStr| name != offer.kind.name()))?;

@@ -199,6 +199,17 @@ fn depths(offer: &Offer, wanted: &Hints, faults: &Faults) -> Option<Depths> {
     Some(Depths { inject, tx: chosen(wanted.tx_size, tx)?, rx: chosen(wanted.rx_size, rx)? })
 }
 
+/// The traffic class of queues for which `asked` was asked. As libfabric's `efa` provider does since August 2026, this one knows
+/// best effort and low latency, and ignores others.
+fn known_class(asked: u32, faults: &Faults) -> Result<u32, Code> {
+    match asked {
+        _ if faults.ignore_tclass => Ok(fi::FI_TC_UNSPEC),
+        fi::FI_TC_UNSPEC | fi::FI_TC_BEST_EFFORT | fi::FI_TC_LOW_LATENCY => Ok(asked),
+        _ if faults.refuse_tclass => Err(Code::NODATA),
+        _ => Ok(fi::FI_TC_UNSPEC),
+    }
+}
+
 /// The info of one card on one fabric.
 fn build(
     library: &Library,
@@ -256,7 +267,7 @@ fn fill(info: &mut fi::fi_info, offer: &Offer, config: &Config, wanted: &Hints, 
     tx.msg_order = offer.msg_order & wanted.tx_order.unwrap_or(u64::MAX);
     (tx.inject_size, tx.size) = (depths.inject, depths.tx);
     (tx.iov_limit, tx.rma_iov_limit) = (offer.iov_limit, RMA_IOV);
-    tx.tclass = wanted.tclass;
+    tx.tclass = known_class(wanted.tclass, &config.faults)?;
     (rx.caps, rx.mode) = (caps & (offer.rx_caps | HMEM), offer.mode);
     rx.op_flags = wanted.rx_flags.unwrap_or(fi::FI_COMPLETION);
     rx.msg_order = offer.msg_order & wanted.rx_order.unwrap_or(u64::MAX);
