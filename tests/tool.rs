@@ -4,13 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 fn dist(test: &str) -> Option<PathBuf> {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("dist");
-    let plugin = std::env::var_os("FERROGIN_DIST").map_or(own, PathBuf::from).join("libnccl-gin-ferrogin.so");
-    if plugin.is_file() {
-        return Some(plugin);
-    }
-    println!("SKIP {test}: {} is not there: run `make build` first", plugin.display());
-    None
+    let plugin = "libnccl-gin-ferrogin.so";
+    Some(ferrogin_test_support::dist(test, &[plugin])?.join(plugin))
 }
 
 fn ferrogin(plugin: &Path, args: &[&str], settings: &[(&str, &str)]) -> (Output, String) {

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| softefa_fi::fuzz::rings(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| soft_nic::fuzz::rings(data));

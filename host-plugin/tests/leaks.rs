@@ -5,7 +5,6 @@ mod harness;
 
 use harness::{alone, config, pass_round, ranks, rounds, window};
 use mini_nccl::Plugin;
-use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -118,7 +117,7 @@ fn cycles_leak_no_byte() {
     let newer = std::env::var("FERROGIN_LIBFABRIC_ALT").or_else(|_| std::env::var("FERROGIN_LIBFABRIC"));
     let Ok(newer) = newer else {
         let why = "FERROGIN_LIBFABRIC_ALT names no libfabric newer than 1.17, which leaks by itself";
-        let _ = writeln!(std::io::stdout(), "SKIP {TEST}: {why}");
+        ferrogin_test_support::skip(TEST, why);
         return;
     };
     alone(TEST, &[("FERROGIN_LIBFABRIC", &newer), EXACT], |plugin| {

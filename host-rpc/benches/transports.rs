@@ -17,7 +17,7 @@ use ferrogin_channel::{Address, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
 use host_rpc::mlx5::{Connection, Opening};
 use host_rpc::{Client, Running, Server, Settings};
-use softefa_fi::mlx5::Card;
+use soft_mlx5::Card;
 
 const LIMIT: Duration = Duration::from_secs(30);
 const MIB: usize = 1 << 20;
@@ -89,7 +89,7 @@ fn reactor(provider: &str) -> Reactor {
 }
 
 fn connection(stream: TcpStream) -> Connection {
-    let card: Arc<dyn mlx5::device::Device> = Arc::new(Card::open(softefa_fi::mlx5::Settings::default()).unwrap());
+    let card: Arc<dyn mlx5::device::Device> = Arc::new(Card::open(soft_mlx5::Settings::default()).unwrap());
     let peer = stream.peer_addr().unwrap().to_string();
     Opening::new(&card, &host_rpc::mlx5::Config::default()).unwrap().over(stream, &peer).unwrap()
 }

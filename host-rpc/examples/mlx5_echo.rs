@@ -3,7 +3,7 @@
 
 use host_rpc::mlx5::{Config, Connection, Opening};
 use host_rpc::{Client, Server, Settings};
-use softefa_fi::mlx5::{Card, Settings as CardSettings};
+use soft_mlx5::{Card, Settings as CardSettings};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;

@@ -17,7 +17,7 @@ use mlx5::device::Device;
 use mlx5::wire::Syndrome;
 use mlx5::wqe::With;
 use peer::Peer;
-use softefa_fi::mlx5::{Card, Settings as CardSettings};
+use soft_mlx5::{Card, Settings as CardSettings};
 
 fn card(seed: u64) -> Arc<dyn Device> {
     Arc::new(Card::open(CardSettings { seed: Some(seed), ..CardSettings::default() }).unwrap())

@@ -12,7 +12,7 @@
 //!   stored then. Receive queues have the record only.
 //! * It executes requests in order. [`crate::wqe::parse`] reads them. A request with neither small nor full fence may
 //!   begin before an earlier UMR has had its effect; with the full fence it waits for earlier reads and atomics too.
-//! * It puts completions into the queue: [`crate::card::CqWriter`] does that, with and without compression. Unsignalled
+//! * It puts completions into the queue: `CqWriter` of the crate `soft-mlx5` does that, with and without compression. Unsignalled
 //!   requests complete silently; failures always get a completion, and all that follows on the queue pair is flushed.
 //! * A window's key has the device's index in its high 24 bits and a tag in its low byte that the driver chooses. A UMR
 //!   names the key as it was; it is bound only if the key matches, is free when CHECK_FREE is set, and the region

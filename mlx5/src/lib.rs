@@ -8,14 +8,12 @@
 //! * [`sq`], [`rq`], [`srq`]: the queues that requests and receives are posted to. [`qp`]: a pair of them.
 //! * [`cq`]: completions, plain and compressed, and errors with their syndromes.
 //! * [`mw`]: memory windows, bound and freed by requests of the side that owns the memory.
-//! * [`card`]: the card's side of a completion queue, for those who play the card.
 //! * [`mmio`], [`ring`]: the only places that touch memory which a card reads or writes.
 //!
 //! Two traps that this crate is built around: a compressed queue's slots are valid by the count of laps in byte 62, not by
 //! the owner bit ([`cq`]); and a window that is bound with a wrong size completes well and moves nothing, as does what
 //! overtakes a bind for want of a fence ([`wqe::Umr`], [`sq`]).
 
-pub mod card;
 pub mod cq;
 pub mod device;
 #[allow(unsafe_code)]

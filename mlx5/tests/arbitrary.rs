@@ -3,7 +3,7 @@
 mod common;
 
 use common::memory::Memory;
-use mlx5::card::Random;
+use ferrogin_test_support::Random;
 use mlx5::cq::{CompletionQueue, CqParts};
 use mlx5::device::{Endpoint, Handle};
 use mlx5::wire::{FmCeSe, MAX_DS};

@@ -4,7 +4,7 @@
 mod common;
 
 use common::memory::{Memory, POISON};
-use mlx5::card::Random;
+use ferrogin_test_support::Random;
 use mlx5::device::Handle;
 use mlx5::mmio::BlueFlame;
 use mlx5::sq::{Flags, Kind, PostError, SendParts, SendQueue};

@@ -86,7 +86,7 @@ fn the_card_can_walk_the_list_in_any_order_of_completions() {
     };
     // The card's place in the list, and the tokens it will meet.
     let (mut walk, mut token, mut taken) = (0, 0, Vec::new());
-    let mut random = mlx5::card::Random::new(3);
+    let mut random = ferrogin_test_support::Random::new(3);
     let mut waiting = std::collections::VecDeque::new();
     for _ in 0..10_000 {
         while queue.post(token, &[SGE]).is_ok() {

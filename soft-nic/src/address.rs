@@ -6,15 +6,15 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Version of everything that two cards must agree on: the GID, the hello, the packets.
-pub(crate) const WIRE_VERSION: u8 = 2;
+pub const WIRE_VERSION: u8 = 2;
 /// The first byte of a software card's GID; real ones begin with 0xfe (link local).
 const MAGIC: u8 = 0x5e;
 /// Bytes of an address.
-pub(crate) const ADDRESS_LEN: usize = 32;
+pub const ADDRESS_LEN: usize = 32;
 
 /// A card, as others name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Gid {
+pub struct Gid {
     /// Boot and network namespace; equal means that shared memory can be agreed on.
     pub host: u32,
     /// Where the message wire listens.
@@ -27,17 +27,21 @@ pub(crate) struct Gid {
 
 /// Why 16 or 32 bytes do not name a software card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AddressError {
+pub enum AddressError {
+    /// The first byte is not that of a software card.
     #[error("is not the address of a software EFA card (first byte {0:#04x}, must be {MAGIC:#04x})")]
     Foreign(u8),
+    /// The peer speaks another wire version.
     #[error("is of wire version {0}, this card speaks version {WIRE_VERSION}: use the same release on both sides")]
     Version(u8),
+    /// The queue pair number is 0.
     #[error("names queue pair 0, which no card has")]
     NoQueuePair,
 }
 
 impl Gid {
-    pub(crate) fn to_bytes(self) -> [u8; 16] {
+    /// The 16 bytes of the GID.
+    pub fn to_bytes(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[0] = MAGIC;
         bytes[1] = WIRE_VERSION;
@@ -49,11 +53,15 @@ impl Gid {
     }
 
     /// As IPv6 addresses are written, like the GID of a real card.
-    pub(crate) fn text(self) -> String {
+    pub fn text(self) -> String {
         Ipv6Addr::from(self.to_bytes()).to_string()
     }
 
-    pub(crate) fn from_bytes(bytes: [u8; 16]) -> Result<Self, AddressError> {
+    /// Reads the 16 bytes of a GID.
+    ///
+    /// # Errors
+    /// The bytes do not name a software card of this wire version.
+    pub fn from_bytes(bytes: [u8; 16]) -> Result<Self, AddressError> {
         let [magic, version, h0, h1, h2, h3, i0, i1, i2, i3, p0, p1, n0, n1, n2, n3] = bytes;
         if magic != MAGIC {
             return Err(AddressError::Foreign(magic));
@@ -81,14 +89,18 @@ const PREFIX: &str = "fi_addr_efa://";
 
 /// An endpoint, as `fi_getname` gives it and `fi_av_insert` takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Address {
+pub struct Address {
+    /// The card.
     pub gid: Gid,
+    /// The queue pair, never 0.
     pub qpn: u16,
+    /// The key that the queue pair asks of senders.
     pub qkey: u32,
 }
 
 impl Address {
-    pub(crate) fn to_bytes(self) -> [u8; ADDRESS_LEN] {
+    /// The 32 bytes that `fi_getname` gives.
+    pub fn to_bytes(self) -> [u8; ADDRESS_LEN] {
         let mut bytes = [0; ADDRESS_LEN];
         bytes[..16].copy_from_slice(&self.gid.to_bytes());
         bytes[16..18].copy_from_slice(&self.qpn.to_ne_bytes());
@@ -97,12 +109,12 @@ impl Address {
     }
 
     /// As `fi_av_straddr` writes it.
-    pub(crate) fn text(self) -> String {
+    pub fn text(self) -> String {
         format!("{PREFIX}[{}]:{}:{}", self.gid.text(), self.qpn, self.qkey)
     }
 
     /// What [`text`](Self::text) wrote.
-    pub(crate) fn from_text(text: &str) -> Option<Self> {
+    pub fn from_text(text: &str) -> Option<Self> {
         let (gid, rest) = text.strip_prefix(PREFIX)?.strip_prefix('[')?.split_once("]:")?;
         let (qpn, qkey) = rest.split_once(':')?;
         let gid = Gid::from_bytes(gid.parse::<Ipv6Addr>().ok()?.octets()).ok()?;
@@ -110,7 +122,11 @@ impl Address {
         (address.qpn != 0).then_some(address)
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8; ADDRESS_LEN]) -> Result<Self, AddressError> {
+    /// Reads the 32 bytes that `fi_av_insert` takes.
+    ///
+    /// # Errors
+    /// The bytes do not name a queue pair of a software card of this wire version.
+    pub fn from_bytes(bytes: &[u8; ADDRESS_LEN]) -> Result<Self, AddressError> {
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[..16]);
         let qpn = u16::from_ne_bytes([bytes[16], bytes[17]]);

@@ -18,14 +18,15 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    pub(crate) fn new(variable: impl Into<Cow<'static, str>>, value: &str, problem: impl Into<String>) -> Self {
+    /// An error of `variable` with `value`.
+    pub fn new(variable: impl Into<Cow<'static, str>>, value: &str, problem: impl Into<String>) -> Self {
         Self { variable: variable.into(), value: value.to_owned(), problem: problem.into() }
     }
 }
 
 /// How packets travel between cards.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) enum WireChoice {
+pub enum WireChoice {
     /// Shared memory to cards on the same host, tcp to others.
     #[default]
     Auto,
@@ -37,7 +38,7 @@ pub(crate) enum WireChoice {
 
 /// Settings of the cards of this process.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Config {
+pub struct Config {
     /// Software cards (rails): `SOFTEFA_NICS`, default 1.
     pub nics: u32,
     /// `SOFTEFA_WIRE`.
@@ -61,7 +62,7 @@ impl Config {
     ///
     /// # Errors
     /// A value that is not understood: nothing is guessed, a test that misspells a fault must not pass without it.
-    pub(crate) fn from_env() -> Result<Self, ConfigError> {
+    pub fn from_env() -> Result<Self, ConfigError> {
         Self::refuse_unknown(
             std::env::vars_os()
                 .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())),
@@ -81,7 +82,11 @@ impl Config {
         Ok(())
     }
 
-    pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+    /// The settings that `lookup` gives by name.
+    ///
+    /// # Errors
+    /// A setting that cannot be followed.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         let set = |name: &'static str| lookup(name).filter(|v| !v.is_empty());
         let mut config = Self { nics: 1, ..Self::default() };
         if let Some(value) = set("SOFTEFA_NICS") {

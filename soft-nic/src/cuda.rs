@@ -10,15 +10,31 @@ use libloading::Library;
 
 /// Why GPU memory cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum CudaError {
+pub enum CudaError {
+    /// No CUDA driver can be loaded.
     #[error("the CUDA driver cannot be loaded ({0}): is it installed?")]
     Absent(String),
+    /// The CUDA driver lacks a function.
     #[error("the CUDA driver has no {0}: it is too old")]
     Missing(&'static str),
+    /// A call of the CUDA driver failed.
     #[error("{call}: CUDA error {code} ({text})")]
-    Failed { call: &'static str, code: c_int, text: String },
+    Failed {
+        /// The call.
+        call: &'static str,
+        /// Its result.
+        code: c_int,
+        /// The driver's text for it.
+        text: String,
+    },
+    /// The range is not within one allocation.
     #[error("{len} bytes at {addr:#x} are not one allocation of GPU memory")]
-    Range { addr: u64, len: usize },
+    Range {
+        /// The first byte.
+        addr: u64,
+        /// How many bytes there should be.
+        len: usize,
+    },
 }
 
 type Context = *mut c_void;
@@ -47,7 +63,7 @@ const RANGE_SIZE: c_int = 12;
 const NON_BLOCKING: u32 = 1;
 
 /// The loaded driver.
-pub(crate) struct Driver {
+pub struct Driver {
     entries: Entries,
     /// Primary context and own stream of each device in use, by ordinal.
     devices: Mutex<Vec<Option<Device>>>,
@@ -68,7 +84,7 @@ impl Driver {
     ///
     /// # Errors
     /// There is none; it stays so.
-    pub(crate) fn get() -> Result<&'static Self, CudaError> {
+    pub fn get() -> Result<&'static Self, CudaError> {
         static DRIVER: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
         DRIVER.get_or_init(|| Self::load("libcuda.so.1")).as_ref().map_err(Clone::clone)
     }
@@ -122,7 +138,7 @@ impl Driver {
     ///
     /// # Errors
     /// It is not memory of a GPU, or not so much.
-    pub(crate) fn owner(&self, addr: u64, len: usize) -> Result<u32, CudaError> {
+    pub fn owner(&self, addr: u64, len: usize) -> Result<u32, CudaError> {
         let range = CudaError::Range { addr, len };
         let (mut ordinal, mut start, mut size) = (0 as c_int, 0u64, 0usize);
         for (attribute, to) in [
@@ -186,7 +202,7 @@ impl Driver {
     ///
     /// # Safety
     /// `from` is readable and `to` is memory of the device, for `len` bytes.
-    pub(crate) unsafe fn write(&self, ordinal: u32, to: u64, from: *const u8, len: usize) -> Result<(), CudaError> {
+    pub unsafe fn write(&self, ordinal: u32, to: u64, from: *const u8, len: usize) -> Result<(), CudaError> {
         let Device { context, stream } = self.device(ordinal)?;
         self.within(context, || {
             // SAFETY: by this function's contract.
@@ -204,7 +220,7 @@ impl Driver {
     ///
     /// # Safety
     /// `to` is writable and `from` is memory of the device, for `len` bytes.
-    pub(crate) unsafe fn read(&self, ordinal: u32, to: *mut u8, from: u64, len: usize) -> Result<(), CudaError> {
+    pub unsafe fn read(&self, ordinal: u32, to: *mut u8, from: u64, len: usize) -> Result<(), CudaError> {
         let Device { context, stream } = self.device(ordinal)?;
         self.within(context, || {
             // SAFETY: by this function's contract.

@@ -11,7 +11,7 @@ const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tc
 
 /// The faults of one process's cards. The default is a card that works.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Faults {
+pub struct Faults {
     /// Seed of every random choice.
     pub seed: u64,
     /// Deliver and complete in random order within this many outstanding requests; 0 and 1 keep the order.
@@ -73,25 +73,29 @@ impl Default for Faults {
 }
 
 /// Bit of [`Faults::qp_caps`]: request ids have 64 bits.
-pub(crate) const CAPS_64_BIT_REQUEST_IDS: u16 = 1;
+pub const CAPS_64_BIT_REQUEST_IDS: u16 = 1;
 
 /// Send queue entries of 64 bytes that fit into the memory of one queue; half as many of 128 bytes.
-pub(crate) const MAX_SQ_SIZE: u32 = 4096;
+pub const MAX_SQ_SIZE: u32 = 4096;
 /// Counters wrap here.
-pub(crate) const COUNTER_MASK: u64 = 0x7fff_ffff;
+pub const COUNTER_MASK: u64 = 0x7fff_ffff;
 
 impl Faults {
     /// True when requests do not go straight to the wire.
-    pub(crate) fn hold(&self) -> bool {
+    pub fn hold(&self) -> bool {
         self.reorder > 1 || self.delay_us.1 > 0 || self.reread > 0.0
     }
 
     /// Bits of request ids that queues take.
-    pub(crate) fn request_ids(&self) -> RequestIds {
+    pub fn request_ids(&self) -> RequestIds {
         if self.qp_caps & CAPS_64_BIT_REQUEST_IDS != 0 { RequestIds::Bits64 } else { RequestIds::Bits16 }
     }
 
-    pub(crate) fn parse(text: &str) -> Result<Self, ConfigError> {
+    /// Reads the value of `SOFTEFA_FAULTS`.
+    ///
+    /// # Errors
+    /// An unknown key, or a value that is not allowed.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut faults = Self::default();
         let mut seen: Vec<&str> = Vec::new();
         let mut status_given = false;

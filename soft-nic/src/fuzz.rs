@@ -1,12 +1,10 @@
 //! What is fed with arbitrary bytes: by libFuzzer (`fuzz/`), and by the tests with the corpus and seeded bytes.
 //!
-//! Each entry takes bytes as a little program, runs it and checks what must hold whatever they say. It is not part of
-//! the provider: only tests and the feature `fuzz` have it.
+//! Each entry takes bytes as a little program, runs it and checks what must hold whatever they say. Only tests and the
+//! feature `fuzz` have it.
 #![allow(missing_docs)]
 
 mod bench;
-mod input;
-mod provider;
 
 use efa_dp_direct::cq::{Cqe, RawCqe};
 use efa_dp_direct::wqe::{self, Geometry, RequestIds};
@@ -20,14 +18,6 @@ use crate::wire::message;
 use crate::wire::packet::Header;
 
 pub use bench::{rings, wires};
-pub use provider::attributes;
-
-/// What takes bytes.
-pub type Target = fn(&[u8]);
-
-/// All targets by name.
-pub const TARGETS: &[(&str, Target)] =
-    &[("rings", rings), ("wires", wires), ("settings", settings), ("formats", formats), ("attributes", attributes)];
 
 /// Variables of the environment: four lines.
 pub fn settings(data: &[u8]) {
@@ -92,7 +82,6 @@ pub fn formats(data: &[u8]) {
             assert_eq!(Hello::check(&Hello::new(&gid, &gid).to_bytes(), &gid), Ok(gid));
         }
     }
-    crate::provider::check_packet(data);
     let _ = hello::check_welcome(data);
     if let Ok(mut word) = Word::own(0) {
         for value in data.chunks(8) {

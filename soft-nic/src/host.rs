@@ -7,7 +7,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
 /// Boot and network namespace in 32 bits: abstract sockets reach exactly as far.
-pub(crate) fn host_id() -> u32 {
+pub fn host_id() -> u32 {
     let mut hash = Fnv::default();
     // A host that hides its boot id still has a name; two that hide both are told apart by their addresses.
     match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
@@ -42,7 +42,7 @@ impl Fnv {
 }
 
 /// The first address of an interface that is up and not loopback, else 127.0.0.1.
-pub(crate) fn default_address() -> Ipv4Addr {
+pub fn default_address() -> Ipv4Addr {
     let Ok(interfaces) = getifaddrs() else { return Ipv4Addr::LOCALHOST };
     interfaces
         .filter(|i| i.flags.contains(InterfaceFlags::IFF_UP) && !i.flags.contains(InterfaceFlags::IFF_LOOPBACK))

@@ -1,26 +1,20 @@
-//! A software EFA card, as a libfabric provider.
+//! The engine of the software EFA card: its rings, its rules, its memory, its wires and its faults.
 //!
-//! `libsoftefa-fi.so` in a directory of `FI_PROVIDER_PATH` gives libfabric the provider `softefa`: the card executes the
-//! bytes that software writes into its rings as the hardware does, and is strict where the hardware is.
+//! The card executes the bytes that software writes into its rings as the hardware does, and is strict where the hardware is.
+//! Software reaches the card through a face: the crate `softefa` is the one for libfabric.
 
-mod address;
-mod card;
-mod config;
-mod cuda;
-mod fault;
+pub mod address;
+pub mod card;
+pub mod config;
+pub mod cuda;
+pub mod fault;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 #[allow(unsafe_code)]
 pub mod fuzz;
-mod host;
-mod log;
-mod memory;
-pub mod mlx5;
-mod place;
-#[allow(unsafe_code)]
-mod provider;
-mod random;
+pub mod host;
+pub mod log;
+pub mod memory;
+pub mod place;
+pub mod random;
 mod wire;
-
-pub use config::ConfigError;
-pub use provider::{fi_prov_ini, softefa_help};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::Write;
 
 /// Writes `softefa...` lines; a closed standard error is no reason to fail.
-pub(crate) fn line(what: fmt::Arguments<'_>) {
+pub fn line(what: fmt::Arguments<'_>) {
     let text = format!("{what}\n");
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// Bytes of a page.
-pub(crate) fn page_size() -> usize {
+pub fn page_size() -> usize {
     nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().map_or(4096, |n| n as usize)
 }
 
 /// An owned, shared or private mapping, readable and writable.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub struct Mapping {
     base: NonNull<u8>,
     mapped: usize,
     /// Where the caller's bytes begin: a file offset need not lie on a page.
@@ -31,12 +31,12 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// `len` bytes of zeroed memory, page aligned.
-    pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+    pub fn anonymous(len: usize) -> io::Result<Self> {
         Self::map(len, 0, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     }
 
     /// `len` bytes of `fd` from `offset`, shared with whoever else maps it.
-    pub(crate) fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
+    pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         let page = page_size();
         let skip = (offset % page as u64) as usize;
         let total = len.checked_add(skip).ok_or(io::ErrorKind::InvalidInput)?;
@@ -65,12 +65,13 @@ impl Mapping {
     }
 
     /// The first of the caller's bytes.
-    pub(crate) fn as_ptr(&self) -> *mut u8 {
+    pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.skip)
     }
 
     /// The caller's bytes.
-    pub(crate) fn len(&self) -> usize {
+    #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    pub fn len(&self) -> usize {
         self.mapped - self.skip
     }
 }
@@ -84,7 +85,7 @@ impl Drop for Mapping {
 }
 
 /// A memory file of `len` bytes that cannot shrink under its mappers.
-pub(crate) fn sealed_memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
+pub fn sealed_memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     use nix::fcntl::{FcntlArg, SealFlag, fcntl};
     let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     nix::unistd::ftruncate(&fd, len as i64)?;
@@ -93,7 +94,7 @@ pub(crate) fn sealed_memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
 }
 
 /// Whether `fd` is a memory file of exactly `len` bytes that cannot shrink.
-pub(crate) fn is_sealed_memfd(fd: BorrowedFd<'_>, len: usize) -> bool {
+pub fn is_sealed_memfd(fd: BorrowedFd<'_>, len: usize) -> bool {
     use nix::fcntl::{FcntlArg, SealFlag, fcntl};
     let sealed = fcntl(fd, FcntlArg::F_GET_SEALS)
         .is_ok_and(|seals| SealFlag::from_bits_truncate(seals).contains(SealFlag::F_SEAL_SHRINK));
@@ -104,7 +105,7 @@ pub(crate) fn is_sealed_memfd(fd: BorrowedFd<'_>, len: usize) -> bool {
 ///
 /// # Errors
 /// `EFAULT` when some page is not.
-pub(crate) fn populate(addr: usize, len: usize, write: bool) -> io::Result<()> {
+pub fn populate(addr: usize, len: usize, write: bool) -> io::Result<()> {
     let page = page_size();
     let start = addr & !(page - 1);
     let end = addr.checked_add(len).and_then(|e| e.checked_add(page - 1)).map(|e| e & !(page - 1));
@@ -173,7 +174,7 @@ fn covered(maps: &str, start: usize, end: usize, write: bool) -> bool {
 /// # Safety
 /// Both ranges are mapped, `src` readable and `dst` writable. They may overlap: a card that writes to itself may be told
 /// so.
-pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
+pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     let aligned = |n: usize| (dst as usize | src as usize) & (n - 1) == 0;
     match len {
         8 if aligned(8) => {
@@ -220,7 +221,7 @@ const LONG: usize = 2048;
 ///
 /// # Safety
 /// As for [`copy`].
-pub(crate) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) {
+pub unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= LONG {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -251,7 +252,7 @@ pub(crate) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) {
 ///
 /// # Safety
 /// `8 * N` bytes at `src` are mapped and 8-byte aligned.
-pub(crate) unsafe fn load_words<const N: usize>(src: *const u8) -> [u64; N] {
+pub unsafe fn load_words<const N: usize>(src: *const u8) -> [u64; N] {
     std::array::from_fn(|i| {
         let word: *mut u64 = src.cast_mut().wrapping_add(8 * i).cast();
         // SAFETY: the caller vouches for the range and its alignment.
@@ -263,7 +264,7 @@ pub(crate) unsafe fn load_words<const N: usize>(src: *const u8) -> [u64; N] {
 ///
 /// # Safety
 /// 8 bytes at `dst` are mapped and 8-byte aligned.
-pub(crate) unsafe fn store_release(dst: *mut u64, value: u64) {
+pub unsafe fn store_release(dst: *mut u64, value: u64) {
     // SAFETY: the caller vouches for the word.
     unsafe { AtomicU64::from_ptr(dst) }.store(value, Ordering::Release);
 }
@@ -272,7 +273,7 @@ pub(crate) unsafe fn store_release(dst: *mut u64, value: u64) {
 ///
 /// # Safety
 /// 8 bytes at `src` are mapped and 8-byte aligned.
-pub(crate) unsafe fn load_acquire(src: *const u64) -> u64 {
+pub unsafe fn load_acquire(src: *const u64) -> u64 {
     // SAFETY: the caller vouches for the word.
     unsafe { AtomicU64::from_ptr(src.cast_mut()) }.load(Ordering::Acquire)
 }
@@ -281,7 +282,7 @@ pub(crate) unsafe fn load_acquire(src: *const u64) -> u64 {
 ///
 /// # Safety
 /// 4 bytes at `src` are mapped and 4-byte aligned.
-pub(crate) unsafe fn load_doorbell(src: *const u32) -> u32 {
+pub unsafe fn load_doorbell(src: *const u32) -> u32 {
     // SAFETY: the caller vouches for the word.
     unsafe { AtomicU32::from_ptr(src.cast_mut()) }.load(Ordering::Acquire)
 }

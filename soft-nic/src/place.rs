@@ -6,7 +6,7 @@ use crate::memory;
 
 /// A first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub enum Place {
     /// In this process.
     Host(*mut u8),
     /// In the memory of this GPU.
@@ -18,7 +18,7 @@ unsafe impl Send for Place {}
 
 impl Place {
     /// `bytes` further on.
-    pub(crate) fn after(self, bytes: u64) -> Self {
+    pub fn after(self, bytes: u64) -> Self {
         match self {
             Self::Host(at) => Self::Host(at.wrapping_add(bytes as usize)),
             Self::Cuda(device, at) => Self::Cuda(device, at.wrapping_add(bytes)),
@@ -32,7 +32,7 @@ impl Place {
     ///
     /// # Safety
     /// `from` is readable for `len` bytes, and as many here are registered for writing.
-    pub(crate) unsafe fn write(self, from: *const u8, len: usize) -> Result<(), CudaError> {
+    pub unsafe fn write(self, from: *const u8, len: usize) -> Result<(), CudaError> {
         match self {
             Self::Host(at) => {
                 // SAFETY: by this function's contract.
@@ -51,7 +51,7 @@ impl Place {
     ///
     /// # Safety
     /// `to` is writable for `len` bytes, and as many here are registered.
-    pub(crate) unsafe fn read(self, to: *mut u8, len: usize) -> Result<(), CudaError> {
+    pub unsafe fn read(self, to: *mut u8, len: usize) -> Result<(), CudaError> {
         match self {
             Self::Host(at) => {
                 // SAFETY: by this function's contract.

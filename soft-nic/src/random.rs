@@ -2,11 +2,11 @@
 
 /// xorshift64*: one word of state, full period, good enough to choose orders and keys.
 #[derive(Debug, Clone)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
     /// A generator whose sequence depends on `seed` alone.
-    pub(crate) fn seeded(seed: u64) -> Self {
+    pub fn seeded(seed: u64) -> Self {
         // One round of splitmix64 spreads small seeds; the state must not be 0.
         let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -15,7 +15,7 @@ impl Random {
     }
 
     /// A generator seeded by the system.
-    pub(crate) fn from_system() -> Self {
+    pub fn from_system() -> Self {
         use std::hash::{BuildHasher, Hasher};
         let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
         hasher.write_u32(std::process::id());
@@ -23,7 +23,7 @@ impl Random {
     }
 
     /// The next 64 bits.
-    pub(crate) fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -31,18 +31,18 @@ impl Random {
     }
 
     /// The next 32 bits.
-    pub(crate) fn next_u32(&mut self) -> u32 {
-        (self.next() >> 32) as u32
+    pub fn next_u32(&mut self) -> u32 {
+        (self.next_u64() >> 32) as u32
     }
 
     /// A number below `bound`; 0 when `bound` is 0.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    pub fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
     /// True with `probability`.
-    pub(crate) fn chance(&mut self, probability: f64) -> bool {
-        probability > 0.0 && ((self.next() >> 11) as f64) < probability * (1u64 << 53) as f64
+    pub fn chance(&mut self, probability: f64) -> bool {
+        probability > 0.0 && ((self.next_u64() >> 11) as f64) < probability * (1u64 << 53) as f64
     }
 }
 
@@ -54,7 +54,7 @@ mod tests {
     fn same_seed_same_sequence() {
         let (mut a, mut b, mut c) = (Random::seeded(7), Random::seeded(7), Random::seeded(8));
         let (a, b, c): (Vec<_>, Vec<_>, Vec<_>) =
-            (0..8).map(|_| (a.next(), b.next(), c.next())).fold(Default::default(), |mut v, (x, y, z)| {
+            (0..8).map(|_| (a.next_u64(), b.next_u64(), c.next_u64())).fold(Default::default(), |mut v, (x, y, z)| {
                 v.0.push(x);
                 v.1.push(y);
                 v.2.push(z);

@@ -22,7 +22,7 @@ faults the scenarios on cards that misbehave, one run for each seed; `cargo xtas
 const SCRIPTS: &[(&str, &str)] = &[
     ("CUDA kernels", "tests/cuda/run.sh"),
     ("instructions of a post", "benches/check.sh"),
-    ("mlx5 instructions", "mlx5/benches/check.sh"),
+    ("mlx5 instructions", "soft-mlx5/benches/check.sh"),
     ("foreign clients", "tests/foreign/run.sh"),
     ("models", "device-kernels/tests/models.sh"),
     ("faults", "tests/faults/run.sh"),

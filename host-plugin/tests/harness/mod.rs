@@ -7,7 +7,7 @@ use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, Window};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,18 +16,10 @@ use std::time::{Duration, Instant};
 pub const PATIENCE: Duration = Duration::from_secs(240);
 const CHILD: &str = "FERROGIN_TEST_CHILD";
 
-/// The built plugin: in FERROGIN_DIST, or in the workspace's `dist/`. None, aloud, without one.
+/// The built plugin. Without it and the software card `test` is skipped.
 pub fn plugin_path(test: &str) -> Option<PathBuf> {
-    let dist = std::env::var_os("FERROGIN_DIST").map(PathBuf::from);
-    let dist = dist.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist"));
-    let (plugin, provider) = (dist.join("libnccl-gin-ferrogin.so"), dist.join("libsoftefa-fi.so"));
-    if plugin.is_file() && provider.is_file() {
-        return Some(plugin);
-    }
-    let (plugin, provider) = (plugin.display(), provider.display());
-    // Past the test runner's capture: a skip must be seen.
-    let _ = writeln!(std::io::stdout(), "SKIP {test}: no {plugin} and {provider}; run make build");
-    None
+    let plugin = "libnccl-gin-ferrogin.so";
+    Some(ferrogin_test_support::dist(test, &[plugin, "libsoftefa-fi.so"])?.join(plugin))
 }
 
 /// Runs `body` in a process of its own, with `settings` in its environment: faults and providers are chosen once in a

@@ -1,7 +1,6 @@
 //! Memory in place of what a device maps: rings, records and registers, poisoned.
 #![allow(unsafe_code)]
 
-use mlx5::card::CqMemory;
 use mlx5::cq::Slots;
 use mlx5::mmio::{ArmRegister, BlueFlame, Record, Register, RegisterParts};
 use mlx5::ring::Ring;
@@ -81,13 +80,6 @@ impl Memory {
         assert!(slots.is_power_of_two());
         // SAFETY: 64-byte aligned, and the tests keep it alive and give it to one queue.
         unsafe { Slots::new(self.base.cast(), slots.trailing_zeros()) }
-    }
-
-    /// The same slots as the card sees them, with the first word of `record`.
-    pub fn card(&self, record: &Self) -> CqMemory {
-        let slots = self.len() / size_of::<Cqe>();
-        // SAFETY: aligned, and the tests keep both alive.
-        unsafe { CqMemory::new(self.base.cast(), slots.trailing_zeros(), record.base.cast()) }
     }
 
     /// A record at a word.

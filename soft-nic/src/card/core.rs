@@ -24,7 +24,7 @@ use crate::wire::shm::Listener;
 
 /// Entries that can be numbered and given back.
 #[derive(Debug)]
-pub(crate) struct Slab<T> {
+pub struct Slab<T> {
     entries: Vec<Option<T>>,
     free: VecDeque<u32>,
 }
@@ -37,7 +37,7 @@ impl<T> Default for Slab<T> {
 
 impl<T> Slab<T> {
     /// Numbers are reused oldest first, so that a stale one is noticed.
-    pub(crate) fn insert(&mut self, value: T) -> u32 {
+    pub fn insert(&mut self, value: T) -> u32 {
         if let Some(at) = self.free.pop_front() {
             self.entries[at as usize] = Some(value);
             return at;
@@ -46,30 +46,40 @@ impl<T> Slab<T> {
         self.entries.len() as u32 - 1
     }
 
-    pub(crate) fn remove(&mut self, at: u32) -> Option<T> {
+    /// Takes an entry out.
+    pub fn remove(&mut self, at: u32) -> Option<T> {
         let value = self.entries.get_mut(at as usize)?.take()?;
         self.free.push_back(at);
         Some(value)
     }
 
-    pub(crate) fn get(&self, at: u32) -> Option<&T> {
+    /// The entry with this number.
+    pub fn get(&self, at: u32) -> Option<&T> {
         self.entries.get(at as usize)?.as_ref()
     }
 
-    pub(crate) fn get_mut(&mut self, at: u32) -> Option<&mut T> {
+    /// The entry with this number.
+    pub fn get_mut(&mut self, at: u32) -> Option<&mut T> {
         self.entries.get_mut(at as usize)?.as_mut()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+    /// All entries with their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries.iter().enumerate().filter_map(|(at, e)| Some((at as u32, e.as_ref()?)))
     }
 
     /// One more than the greatest number in use.
-    pub(crate) fn bound(&self) -> u32 {
+    pub fn bound(&self) -> u32 {
         self.entries.len() as u32
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 }
@@ -92,15 +102,20 @@ pub(crate) struct Peer {
 
 /// Set-up that the card refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum SetupError {
+pub enum SetupError {
+    /// Every queue pair number is in use.
     #[error("the card has no queue pairs left")]
     QueuePairs,
+    /// Every address handle number is in use.
     #[error("the card has no address handles left")]
     Handles,
+    /// As many counters as the card has are in use.
     #[error("the card has {0} completion counters, all in use")]
     Counters(u32),
+    /// The system gives no memory for a ring.
     #[error("no memory")]
     Memory,
+    /// Something that is open still uses the object.
     #[error("still in use")]
     Busy,
 }
@@ -111,52 +126,59 @@ pub(crate) struct Wires {
     pub messages: Option<Wire>,
 }
 
-pub(crate) struct Core {
-    pub card: u32,
+/// The state of a card.
+pub struct Core {
+    pub(crate) card: u32,
+    /// The name of the card.
     pub gid: Gid,
+    /// Settings of the card.
     pub config: Config,
+    /// Source of keys.
     pub random: Random,
-    pub qps: Slab<Box<Qp>>,
+    pub(crate) qps: Slab<Box<Qp>>,
     /// Queue pairs whose doorbells are read.
-    pub active: Vec<Watch>,
+    pub(crate) active: Vec<Watch>,
+    /// Completion queues.
     pub cqs: Slab<CompletionRing>,
+    /// Completion counters.
     pub counters: Slab<Counter>,
+    /// Registered memory.
     pub regions: Regions,
-    pub handles: Slab<Handle>,
-    pub handle_of: HashMap<Gid, u32>,
-    pub peers: HashMap<Gid, Peer>,
-    pub connections: Slab<Connection>,
-    pub listener: Option<Listener>,
+    pub(crate) handles: Slab<Handle>,
+    pub(crate) handle_of: HashMap<Gid, u32>,
+    pub(crate) peers: HashMap<Gid, Peer>,
+    pub(crate) connections: Slab<Connection>,
+    pub(crate) listener: Option<Listener>,
     /// The wire to other hosts.
-    pub messages: Option<Wire>,
+    pub(crate) messages: Option<Wire>,
     /// Its connections.
-    pub connection_of: HashMap<ferrogin_datagram::Peer, u32>,
+    pub(crate) connection_of: HashMap<ferrogin_datagram::Peer, u32>,
     /// Peers of the wire that are to be forgotten, and hellos that are to be answered, when it can be spoken to.
-    pub forgotten: Vec<ferrogin_datagram::Peer>,
-    pub welcomes: Vec<(ferrogin_datagram::Peer, [u8; WELCOME_LEN])>,
-    pub epoll: Epoll,
+    pub(crate) forgotten: Vec<ferrogin_datagram::Peer>,
+    pub(crate) welcomes: Vec<(ferrogin_datagram::Peer, [u8; WELCOME_LEN])>,
+    pub(crate) epoll: Epoll,
     /// Sends whose peer had no receive, and when they are tried again.
-    pub unready: Vec<(u64, Token)>,
+    pub(crate) unready: Vec<(u64, Token)>,
     /// Bytes of a GPU on their way out.
-    pub staging: Vec<u8>,
+    pub(crate) staging: Vec<u8>,
     /// Kept back by faults; `None` when nothing ever is.
-    pub holds: Option<Holds>,
+    pub(crate) holds: Option<Holds>,
     /// Microseconds that this process has been awake, as far as the engine saw.
-    pub clock_us: u64,
+    pub(crate) clock_us: u64,
     /// When everything was last looked at.
-    pub looked_at: Instant,
+    pub(crate) looked_at: Instant,
     /// Requests taken by the whole card.
-    pub requests: u64,
+    pub(crate) requests: u64,
     /// Looks of the engine, and the latest of them in a row that found nothing to do.
-    pub looks: u32,
-    pub quiet_looks: u32,
+    pub(crate) looks: u32,
+    pub(crate) quiet_looks: u32,
     /// The card stopped answering (`die_after`).
-    pub dead: bool,
+    pub(crate) dead: bool,
     lines: u32,
 }
 
 /// Connection 0 is the card itself.
-pub(crate) const LOOPBACK: u32 = 0;
+pub const LOOPBACK: u32 = 0;
 /// Queue pair and handle numbers are 16 bits; 0 is none, 0xffff is no handle.
 const MAX_NUMBER: u32 = 0xfffe;
 /// After this many lines a card is quiet: a broken program breaks the same rule a million times.
@@ -238,7 +260,7 @@ impl Core {
     }
 
     /// A queue pair that takes nothing yet.
-    pub(crate) fn open_qp(&mut self, pd: u32, entry_size: u32, sq: u32, rq: u32) -> Result<u16, SetupError> {
+    pub fn open_qp(&mut self, pd: u32, entry_size: u32, sq: u32, rq: u32) -> Result<u16, SetupError> {
         if self.qps.len() as u32 >= MAX_NUMBER {
             return Err(SetupError::QueuePairs);
         }
@@ -262,7 +284,8 @@ impl Core {
         Ok(qpn)
     }
 
-    pub(crate) fn qp(&mut self, qpn: u16) -> Option<&mut Qp> {
+    /// A queue pair by its number.
+    pub fn qp(&mut self, qpn: u16) -> Option<&mut Qp> {
         if qpn == 0 {
             return None;
         }
@@ -270,7 +293,7 @@ impl Core {
     }
 
     /// From now on the queue pair's doorbell is read.
-    pub(crate) fn enable_qp(
+    pub fn enable_qp(
         &mut self,
         qpn: u16,
         send_cq: u32,
@@ -292,7 +315,7 @@ impl Core {
     }
 
     /// The queue pair is gone: nothing it asked for is answered, nothing arrives for it.
-    pub(crate) fn close_qp(&mut self, qpn: u16) {
+    pub fn close_qp(&mut self, qpn: u16) {
         if qpn == 0 {
             return;
         }
@@ -319,7 +342,11 @@ impl Core {
         }
     }
 
-    pub(crate) fn open_counter(&mut self, counter: Counter) -> Result<u32, SetupError> {
+    /// Adds a counter.
+    ///
+    /// # Errors
+    /// As many counters as the card has are in use.
+    pub fn open_counter(&mut self, counter: Counter) -> Result<u32, SetupError> {
         let budget = self.config.faults.cntr_budget;
         if self.counters.len() as u32 >= budget {
             return Err(SetupError::Counters(budget));
@@ -327,14 +354,22 @@ impl Core {
         Ok(self.counters.insert(counter))
     }
 
-    pub(crate) fn close_counter(&mut self, id: u32) -> Result<Option<Counter>, SetupError> {
+    /// Takes a counter out.
+    ///
+    /// # Errors
+    /// A queue pair still uses it.
+    pub fn close_counter(&mut self, id: u32) -> Result<Option<Counter>, SetupError> {
         match self.counters.get(id) {
             Some(counter) if counter.attached > 0 => Err(SetupError::Busy),
             _ => Ok(self.counters.remove(id)),
         }
     }
 
-    pub(crate) fn close_cq(&mut self, id: u32) -> Result<Option<CompletionRing>, SetupError> {
+    /// Takes a completion queue out.
+    ///
+    /// # Errors
+    /// A queue pair still uses it.
+    pub fn close_cq(&mut self, id: u32) -> Result<Option<CompletionRing>, SetupError> {
         match self.cqs.get(id) {
             Some(cq) if cq.bound > 0 => Err(SetupError::Busy),
             _ => Ok(self.cqs.remove(id)),
@@ -342,7 +377,7 @@ impl Core {
     }
 
     /// The handle of a card, made if there is none.
-    pub(crate) fn open_handle(&mut self, gid: Gid) -> Result<u16, SetupError> {
+    pub fn open_handle(&mut self, gid: Gid) -> Result<u16, SetupError> {
         if let Some(ahn) = self.handle_of.get(&gid) {
             if let Some(handle) = self.handles.get_mut(*ahn) {
                 handle.uses += 1;
@@ -362,7 +397,8 @@ impl Core {
         Ok(ahn as u16)
     }
 
-    pub(crate) fn close_handle(&mut self, ahn: u16) {
+    /// Gives an address handle back; the last user removes it.
+    pub fn close_handle(&mut self, ahn: u16) {
         let Some(handle) = self.handles.get_mut(u32::from(ahn)) else { return };
         handle.uses = handle.uses.saturating_sub(1);
         if handle.uses == 0 && ahn != 0 {

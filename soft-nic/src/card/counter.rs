@@ -8,7 +8,7 @@ use crate::memory::{self, Mapping};
 
 /// One counted number. The card keeps a shadow and only ever stores to the memory: nobody else may write it.
 #[derive(Debug)]
-pub(crate) struct Word {
+pub struct Word {
     at: *mut u64,
     shadow: u64,
     _map: Option<Mapping>,
@@ -19,12 +19,12 @@ unsafe impl Send for Word {}
 
 impl Word {
     /// A word of the card's own.
-    pub(crate) fn own(start: u64) -> io::Result<Self> {
+    pub fn own(start: u64) -> io::Result<Self> {
         Ok(Self::mapped(Mapping::anonymous(size_of::<u64>())?, start))
     }
 
     /// A word in the first 8 bytes of `map`.
-    pub(crate) fn mapped(map: Mapping, start: u64) -> Self {
+    pub fn mapped(map: Mapping, start: u64) -> Self {
         let at = map.as_ptr().cast();
         Self { at, shadow: start, _map: Some(map) }.stored()
     }
@@ -33,7 +33,7 @@ impl Word {
     ///
     /// # Safety
     /// `at` is 8-byte aligned and stays mapped and writable until the counter is closed.
-    pub(crate) unsafe fn at(at: *mut u64, start: u64) -> Self {
+    pub unsafe fn at(at: *mut u64, start: u64) -> Self {
         Self { at, shadow: start, _map: None }.stored()
     }
 
@@ -42,27 +42,31 @@ impl Word {
         self
     }
 
-    pub(crate) fn set(&mut self, value: u64) {
+    /// Sets the value, modulo 2^31.
+    pub fn set(&mut self, value: u64) {
         self.shadow = value & COUNTER_MASK;
         // SAFETY: `at` is a mapped, aligned word by the constructors' contracts. Release: whoever sees the count sees
         // the payload that was written before it.
         unsafe { memory::store_release(self.at, self.shadow) };
     }
 
-    pub(crate) fn add(&mut self, value: u64) {
+    /// Adds to the value, modulo 2^31.
+    pub fn add(&mut self, value: u64) {
         self.set(self.shadow.wrapping_add(value));
     }
 
     /// Address of the word, for readers without the card's lock.
-    pub(crate) fn address(&self) -> *mut u64 {
+    pub fn address(&self) -> *mut u64 {
         self.at
     }
 }
 
 /// A counter: completions, and completions in error.
 #[derive(Debug)]
-pub(crate) struct Counter {
+pub struct Counter {
+    /// Requests that completed well.
     pub completions: Word,
+    /// Requests that failed.
     pub errors: Word,
     /// Queue pairs it is attached to; it cannot be closed meanwhile.
     pub attached: u32,
@@ -71,17 +75,23 @@ pub(crate) struct Counter {
 /// What a counter of a queue pair counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
-pub(crate) enum Event {
+pub enum Event {
+    /// A send of this queue pair completed.
     Send,
+    /// A message arrived for this queue pair.
     Recv,
+    /// An RDMA write of this queue pair completed.
     Write,
+    /// An RDMA read of this queue pair completed.
     Read,
+    /// A peer wrote into memory of this side.
     RemoteWrite,
+    /// A peer read memory of this side.
     RemoteRead,
 }
 
 /// Number of [`Event`]s.
-pub(crate) const EVENTS: usize = 6;
+pub const EVENTS: usize = 6;
 
 #[cfg(test)]
 mod tests {

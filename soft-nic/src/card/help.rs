@@ -23,7 +23,7 @@ pub(super) fn withdraw(shared: &Arc<Shared>) {
 
 /// Lets the card whose turn it is work for one look, unless it just does. False when there is none, and where each engine
 /// finds a core and would only be disturbed.
-pub(crate) fn help() -> bool {
+pub fn help() -> bool {
     static CROWDED: OnceLock<bool> = OnceLock::new();
     *CROWDED.get_or_init(seat::is_crowded) && look_at_one()
 }

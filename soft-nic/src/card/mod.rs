@@ -3,21 +3,21 @@
 mod complete;
 mod connection;
 mod core;
-pub(crate) mod counter;
+pub mod counter;
 mod engine;
 mod fetch;
-pub(crate) mod help;
+pub mod help;
 mod hold;
 mod messages;
 mod pace;
 mod qp;
-pub(crate) mod queue;
+pub mod queue;
 mod receive;
-pub(crate) mod recv;
-pub(crate) mod region;
-pub(crate) mod request;
-pub(crate) mod seat;
-pub(crate) mod signal;
+mod recv;
+pub mod region;
+mod request;
+pub mod seat;
+pub mod signal;
 mod sockets;
 #[cfg(test)]
 #[allow(unsafe_code)]
@@ -32,8 +32,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use self::core::Wires;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use self::core::Wires;
-pub(crate) use self::core::{Core, SetupError, Slab};
+pub use self::core::{Core, SetupError, Slab};
 use self::engine::{Engine, Shared};
+pub use self::recv::RNR_FOR_EVER;
+pub use self::request::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};
 use crate::random::Random;
@@ -42,7 +44,7 @@ use crate::wire::shm::{Listener, ShmError};
 use crate::{host, log};
 
 /// A software card of this process.
-pub(crate) struct Card {
+pub struct Card {
     shared: Arc<Shared>,
     engine: Mutex<Option<Engine>>,
     domains: std::sync::atomic::AtomicU32,
@@ -56,7 +58,7 @@ impl Card {
     ///
     /// # Errors
     /// The system gives no socket or memory.
-    pub(crate) fn open(number: u32, config: &Config) -> std::io::Result<Arc<Self>> {
+    pub fn open(number: u32, config: &Config) -> std::io::Result<Arc<Self>> {
         let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
         let cards = cards.get_or_insert_default();
         if let Some(card) = cards.get(&number).and_then(Weak::upgrade) {
@@ -74,23 +76,23 @@ impl Card {
     }
 
     /// The card's state.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+    pub fn lock(&self) -> MutexGuard<'_, Core> {
         self.shared.lock()
     }
 
     /// Lets the card work in this thread for one look, unless its engine just does. For calls that applications make
     /// while they wait: they have the processor, which on a small machine the engine would have to be given first.
-    pub(crate) fn look(&self) {
+    pub fn look(&self) {
         self.shared.look();
     }
 
     /// A number for a new protection domain.
-    pub(crate) fn new_domain(&self) -> u32 {
+    pub fn new_domain(&self) -> u32 {
         self.domains.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Starts the engine unless it runs.
-    pub(crate) fn start(&self) -> std::io::Result<()> {
+    pub fn start(&self) -> std::io::Result<()> {
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         if engine.is_none() {
             let number = self.lock().card;
@@ -141,7 +143,7 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
 }
 
 /// What a card is called before it exists: `fi_getinfo` gives addresses without opening anything.
-pub(crate) fn advertised_gid(config: &Config) -> Gid {
+pub fn advertised_gid(config: &Config) -> Gid {
     let ip = config.ifaddr.unwrap_or(Ipv4Addr::LOCALHOST);
     Gid { host: host::host_id(), ip, port: 0, nonce: 0 }
 }

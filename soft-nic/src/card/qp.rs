@@ -49,14 +49,14 @@ pub(crate) struct Outstanding {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub enum State {
     Ready,
     /// Takes nothing any more; what is posted is flushed.
     Error,
 }
 
 #[derive(Debug)]
-pub(crate) struct Qp {
+pub struct Qp {
     pub qpn: u16,
     pub qkey: u32,
     pub pd: u32,

@@ -11,14 +11,16 @@ use super::signal::Signal;
 use crate::memory::{self, Mapping, page_size};
 
 /// Bytes of a receive queue's entry (`efa_io_rx_desc`).
-pub(crate) const RQ_ENTRY_LEN: u32 = 16;
+pub const RQ_ENTRY_LEN: u32 = 16;
 
 /// A work queue: ring and doorbell, in memory of the card that the application may only write.
 #[derive(Debug)]
-pub(crate) struct WorkQueue {
+pub struct WorkQueue {
     map: Mapping,
     doorbell_at: usize,
+    /// Bytes of an entry: 16, 64 or 128.
     pub entry_size: u32,
+    /// Entries, a power of two.
     pub entries: u32,
 }
 
@@ -27,45 +29,48 @@ impl WorkQueue {
     ///
     /// # Errors
     /// No memory.
-    pub(crate) fn new(entry_size: u32, entries: u32, slot: u16) -> io::Result<Self> {
+    pub fn new(entry_size: u32, entries: u32, slot: u16) -> io::Result<Self> {
         let page = page_size();
         let ring = (entry_size as usize * entries as usize).next_multiple_of(page);
         let map = Mapping::anonymous(ring + page)?;
         Ok(Self { map, doorbell_at: ring + (usize::from(slot) * 64) % page, entry_size, entries })
     }
 
-    pub(crate) fn buffer(&self) -> *mut u8 {
+    /// The first byte of the ring.
+    pub fn buffer(&self) -> *mut u8 {
         self.map.as_ptr()
     }
 
-    pub(crate) fn doorbell(&self) -> *mut u32 {
+    /// The doorbell register.
+    pub fn doorbell(&self) -> *mut u32 {
         self.map.as_ptr().wrapping_add(self.doorbell_at).cast()
     }
 
     /// The doorbell as last rung.
-    pub(crate) fn rung(&self) -> u32 {
+    pub fn rung(&self) -> u32 {
         // SAFETY: the doorbell lies in the mapping, at a multiple of 64.
         unsafe { memory::load_doorbell(self.doorbell()) }
     }
 
     /// Sets the doorbell register to where the queue starts.
-    pub(crate) fn preset(&self, value: u32) {
+    pub fn preset(&self, value: u32) {
         let at = self.doorbell();
         // SAFETY: as above; nobody rings it before the queue pair exists.
         unsafe { at.write_volatile(value) };
     }
 
-    pub(crate) fn slot_of(&self, index: u32) -> u32 {
+    /// The slot of the request with this index.
+    pub fn slot_of(&self, index: u32) -> u32 {
         index & (self.entries - 1)
     }
 
     /// The phase bit that a request with this index must have.
-    pub(crate) fn phase_of(&self, index: u32) -> u8 {
+    pub fn phase_of(&self, index: u32) -> u8 {
         (index >> self.entries.trailing_zeros()) as u8 & 1
     }
 
     /// The receive descriptor of `index`.
-    pub(crate) fn fetch_receive(&self, index: u32) -> RxDesc {
+    pub fn fetch_receive(&self, index: u32) -> RxDesc {
         let slot = self.buffer().wrapping_add(self.slot_of(index) as usize * RQ_ENTRY_LEN as usize);
         // SAFETY: the slot lies in the ring, on a multiple of 16.
         let [addr, rest]: [u64; 2] = unsafe { memory::load_words(slot) };
@@ -79,7 +84,7 @@ impl WorkQueue {
     }
 
     /// Copies the entry of `index` out of the ring: 64 or 128 bytes of `entry`.
-    pub(crate) fn fetch(&self, index: u32, entry: &mut [u8; 128]) {
+    pub fn fetch(&self, index: u32, entry: &mut [u8; 128]) {
         let slot = self.buffer().wrapping_add(self.slot_of(index) as usize * self.entry_size as usize);
         // SAFETY: the slot lies in the ring, on a multiple of 64.
         let low: [u64; 8] = unsafe { memory::load_words(slot) };
@@ -98,6 +103,7 @@ impl WorkQueue {
 /// A doorbell and what it last said: what a look at an idle queue touches, side by side for all queues of the card.
 #[derive(Debug)]
 pub(crate) struct Watch {
+    /// The queue pair.
     pub qpn: u16,
     /// Producer index up to which requests were taken.
     pub seen: u32,
@@ -115,7 +121,7 @@ impl Watch {
     }
 
     /// The doorbell was rung since.
-    pub(crate) fn is_rung(&self) -> bool {
+    pub fn is_rung(&self) -> bool {
         debug_assert_eq!(self.doorbell, self.queue.doorbell());
         // SAFETY: the doorbell lies in the queue's mapping, which `queue` keeps.
         unsafe { memory::load_doorbell(self.doorbell) != self.seen }
@@ -123,12 +129,13 @@ impl Watch {
 }
 
 /// Bytes of a completion queue's entry: `efa_io_rx_cdesc_ex`, so that receives of writes fit.
-pub(crate) const CQ_ENTRY_LEN: u32 = 32;
+pub const CQ_ENTRY_LEN: u32 = 32;
 
 /// A completion queue's ring.
 #[derive(Debug)]
-pub(crate) struct CompletionRing {
+pub struct CompletionRing {
     map: Mapping,
+    /// Entries, a power of two.
     pub entries: u32,
     next: u32,
     /// Queue pairs bound to it.
@@ -139,7 +146,7 @@ pub(crate) struct CompletionRing {
 
 impl CompletionRing {
     /// A ring in memory of the card; `entries` is a power of two.
-    pub(crate) fn new(entries: u32) -> io::Result<Self> {
+    pub fn new(entries: u32) -> io::Result<Self> {
         // New memory is zero, and what is never used is never touched.
         let map = Mapping::anonymous(entries as usize * CQ_ENTRY_LEN as usize)?;
         Ok(Self::over(map, entries))
@@ -153,7 +160,7 @@ impl CompletionRing {
     ///
     /// # Errors
     /// `EINVAL` when the memory is too small or not aligned.
-    pub(crate) fn in_memory(map: Mapping, entries: u32) -> io::Result<Self> {
+    pub fn in_memory(map: Mapping, entries: u32) -> io::Result<Self> {
         let len = entries as usize * CQ_ENTRY_LEN as usize;
         if map.len() < len
             || !(map.as_ptr() as usize).is_multiple_of(CQ_ENTRY_LEN as usize)
@@ -166,12 +173,13 @@ impl CompletionRing {
         Ok(Self::over(map, entries))
     }
 
-    pub(crate) fn buffer(&self) -> *mut u8 {
+    /// The first byte of the ring.
+    pub fn buffer(&self) -> *mut u8 {
         self.map.as_ptr()
     }
 
     /// Appends an entry; `emit` gives its bytes for the phase of the lap. A reader that is a lap behind loses the oldest, as on hardware.
-    pub(crate) fn append(&mut self, emit: impl FnOnce(bool) -> RawCqe) {
+    pub fn append(&mut self, emit: impl FnOnce(bool) -> RawCqe) {
         let phase = (self.next >> self.entries.trailing_zeros()) & 1 == 0;
         let mut words = [0u64; 4];
         for (word, bytes) in words.iter_mut().zip(emit(phase).0.as_chunks::<8>().0) {

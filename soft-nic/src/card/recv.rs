@@ -14,7 +14,7 @@ use crate::wire::packet::{Header, Kind};
 /// Buffers that one receive may be made of.
 const MAX_BUFFERS: usize = 2;
 /// Retries of a sender whose peer has no receive: this many mean for ever (as `ibv_qp_attr.rnr_retry`).
-pub(crate) const RNR_FOR_EVER: u8 = 7;
+pub const RNR_FOR_EVER: u8 = 7;
 /// Least and most time before a send that found no receive is tried again.
 const RNR_DELAY_US: (u64, u64) = (20, 1280);
 

@@ -6,7 +6,7 @@ use crate::random::Random;
 
 /// What a region may be used for. Reading it as the source of a request is always allowed, as on hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Access {
+pub struct Access {
     /// Data of RDMA reads and receives may be placed there.
     pub local_write: bool,
     /// Peers may read it.
@@ -17,7 +17,7 @@ pub(crate) struct Access {
 
 /// What is registered: the addresses that requests use, and the memory behind them.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub struct Memory {
     /// Address of the first byte in requests.
     pub base: u64,
     /// Bytes.
@@ -30,10 +30,12 @@ pub(crate) struct Memory {
 
 /// One registration.
 #[derive(Debug)]
-pub(crate) struct Region {
+pub struct Region {
     /// Protection domain: queue pairs of others cannot use it.
     pub pd: u32,
+    /// What the region may be used for.
     pub access: Access,
+    /// Where the bytes are.
     pub memory: Memory,
     lkey: u32,
     rkey: u32,
@@ -41,20 +43,24 @@ pub(crate) struct Region {
 
 /// Why an address range is not opened by a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AccessError {
+pub enum AccessError {
+    /// No region has this key.
     #[error("no region has this key")]
     Key,
+    /// The region belongs to another protection domain.
     #[error("the region belongs to another protection domain")]
     Domain,
+    /// The region lacks the right.
     #[error("the region was not registered for this")]
     Rights,
+    /// The range leaves the region.
     #[error("the range leaves the region")]
     Bounds,
 }
 
 /// A key pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Keys {
+pub struct Keys {
     /// 24 bits.
     pub lkey: u32,
     /// 32 bits.
@@ -66,7 +72,7 @@ const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 
 /// All regions of a card. A key holds the index of its entry and bits that differ from the entry's last tenant.
 #[derive(Debug)]
-pub(crate) struct Regions {
+pub struct Regions {
     entries: Vec<Option<Region>>,
     free: Vec<u32>,
     generation: u8,
@@ -81,7 +87,7 @@ impl Default for Regions {
 
 impl Regions {
     /// Registers memory; `None` when the card has no keys left.
-    pub(crate) fn insert(&mut self, pd: u32, access: Access, memory: Memory, random: &mut Random) -> Option<Keys> {
+    pub fn insert(&mut self, pd: u32, access: Access, memory: Memory, random: &mut Random) -> Option<Keys> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.entries.len() <= INDEX_MASK as usize => {
@@ -98,7 +104,7 @@ impl Regions {
     }
 
     /// Ends a registration; the memory comes back so that it is unmapped by the caller.
-    pub(crate) fn remove(&mut self, keys: Keys) -> Option<Memory> {
+    pub fn remove(&mut self, keys: Keys) -> Option<Memory> {
         let index = keys.lkey & INDEX_MASK;
         let entry = self.entries.get_mut(index as usize)?;
         let region = entry.take_if(|region| region.lkey == keys.lkey)?;
@@ -111,13 +117,13 @@ impl Regions {
     }
 
     /// Where `len` bytes at `addr` are that a request of `pd` names by `lkey`.
-    pub(crate) fn local(&self, pd: u32, lkey: u32, addr: u64, len: u32, write: bool) -> Result<Place, AccessError> {
+    pub fn local(&self, pd: u32, lkey: u32, addr: u64, len: u32, write: bool) -> Result<Place, AccessError> {
         let region = self.find(lkey).filter(|r| r.lkey == lkey).ok_or(AccessError::Key)?;
         region.check(pd, addr, len, !write || region.access.local_write)
     }
 
     /// Where `len` bytes at `addr` are that a peer of `pd` names by `rkey`.
-    pub(crate) fn remote(&self, pd: u32, rkey: u32, addr: u64, len: u32, write: bool) -> Result<Place, AccessError> {
+    pub fn remote(&self, pd: u32, rkey: u32, addr: u64, len: u32, write: bool) -> Result<Place, AccessError> {
         let region = self.find(rkey).filter(|r| r.rkey == rkey).ok_or(AccessError::Key)?;
         region.check(pd, addr, len, if write { region.access.remote_write } else { region.access.remote_read })
     }

@@ -4,9 +4,9 @@ use efa_dp_direct::wire::{CompStatus, TX_DESC_INLINE_MAX_SIZE_128, TxMetaDesc};
 use efa_dp_direct::wqe::{self, Geometry, RemoteMem, SendData, SendWqe, Sge, WriteData};
 
 /// Most bytes of one RDMA operation.
-pub(crate) const MAX_RDMA_SIZE: u32 = 1 << 30;
+pub const MAX_RDMA_SIZE: u32 = 1 << 30;
 /// Most bytes of a send: one packet.
-pub(crate) const MAX_SEND_SIZE: u32 = 8928;
+pub const MAX_SEND_SIZE: u32 = 8928;
 
 /// What the card does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

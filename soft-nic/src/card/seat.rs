@@ -20,7 +20,7 @@ const ROWS: u32 = 64;
 const SELF: Pid = Pid::from_raw(0);
 
 /// A small machine, where threads that do not sleep share cores.
-pub(crate) fn is_crowded() -> bool {
+pub fn is_crowded() -> bool {
     std::thread::available_parallelism().map_or(1, NonZero::get) < CROWD
 }
 

@@ -8,7 +8,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// Rung once for each time that it was armed.
 #[derive(Debug)]
-pub(crate) struct Signal {
+pub struct Signal {
     armed: AtomicBool,
     interrupted: AtomicBool,
     bell: EventFd,
@@ -17,13 +17,13 @@ pub(crate) struct Signal {
 impl Signal {
     /// # Errors
     /// No descriptor can be had.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Self { armed: AtomicBool::new(false), interrupted: AtomicBool::new(false), bell })
     }
 
     /// From now on the next [`raise`](Self::raise) rings. Look for completions once more after this.
-    pub(crate) fn arm(&self) {
+    pub fn arm(&self) {
         // An old ring is of no interest any more: what it announced is there to be seen.
         if !self.interrupted.load(Ordering::Acquire) {
             let _ = self.bell.read();
@@ -33,7 +33,7 @@ impl Signal {
     }
 
     /// There is something to see. Call it after that was written.
-    pub(crate) fn raise(&self) {
+    pub fn raise(&self) {
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
             self.ring();
@@ -41,13 +41,13 @@ impl Signal {
     }
 
     /// Wakes whoever sleeps, or will next, though there is nothing to see.
-    pub(crate) fn interrupt(&self) {
+    pub fn interrupt(&self) {
         self.interrupted.store(true, Ordering::Release);
         self.ring();
     }
 
     /// Whether somebody was interrupted, once.
-    pub(crate) fn take_interrupt(&self) -> bool {
+    pub fn take_interrupt(&self) -> bool {
         self.interrupted.swap(false, Ordering::AcqRel)
     }
 
@@ -57,7 +57,7 @@ impl Signal {
     }
 
     /// Readable while it rings.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 }

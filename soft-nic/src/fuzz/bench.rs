@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use efa_dp_direct::wire::RxDesc;
 use efa_dp_direct::wqe::{Destination, Geometry, Inline, Operation, RemoteMem, SendData, SendWqe, Sge, WriteData};
 
-use super::input::Input;
 use crate::address::Gid;
 use crate::card::counter::{Counter, EVENTS, Event, Word};
 use crate::card::queue::CompletionRing;
@@ -20,6 +19,7 @@ use crate::random::Random;
 use crate::wire::message;
 use crate::wire::packet::{Header, Kind};
 use crate::wire::shm::{Accepting, Link, Listener};
+use ferrogin_test_support::Input;
 
 const PD: u32 = 1;
 /// Bytes of a region, between guards of as many.

@@ -8,16 +8,9 @@ use std::time::Duration;
 /// Set in processes that a test starts of its own executable: which part they play.
 pub const PART: &str = "FERROGIN_TEST_PART";
 
-/// What `make build` left: FERROGIN_DIST, or dist/ of the workspace. Says aloud when it is not there.
+/// The directory that `make build` fills. Without the plugin there `test` is skipped.
 pub fn dist(test: &str) -> Option<PathBuf> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let dist = std::env::var_os("FERROGIN_DIST").map_or(workspace.join("dist"), PathBuf::from);
-    let plugin = dist.join("libnccl-gin-ferrogin.so");
-    if plugin.is_file() {
-        return dist.canonicalize().ok();
-    }
-    println!("SKIP {test}: {} is not there: run `make build` first", plugin.display());
-    None
+    ferrogin_test_support::dist(test, &["libnccl-gin-ferrogin.so"])
 }
 
 /// The settings that a test of the plugin on the software card needs, and no others.

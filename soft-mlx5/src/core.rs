@@ -1,0 +1,354 @@
+//! The card's state, behind one lock: the engine works on it, set-up changes it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use mlx5::device::DeviceError;
+use mlx5::wire::Syndrome;
+use soft_nic::random::Random;
+
+use super::Settings;
+use super::cq::{Completion, CompletionQueue};
+use super::frame::{Frame, Kind, VERSION};
+use super::keys::Keys;
+use super::link::{Address, Link};
+use super::qp::{Issued, Progress, QueuePair, State};
+use super::receive::{Receive, ReceiveQueue};
+
+/// The card's connection with itself: requests go out on the one, come in on the other.
+pub(super) const LOOP_OUT: u32 = 0;
+pub(super) const LOOP_IN: u32 = 1;
+/// After this many lines a card is quiet: a broken program breaks the same rule a million times.
+const MAX_LINES: u32 = 200;
+/// Looks between two for who calls: each costs a system call that makes a socket first.
+const CALLERS_EVERY: u32 = 32;
+/// Queue pair numbers have 24 bits; the low ones are special.
+const FIRST_QPN: u32 = 0x40;
+const MAX_QPN: u32 = 0x00ff_fffe;
+
+pub(super) struct Core {
+    pub address: Address,
+    pub settings: Settings,
+    pub random: Random,
+    pub keys: Keys,
+    pub cqs: BTreeMap<u32, CompletionQueue>,
+    pub qps: BTreeMap<u32, QueuePair>,
+    /// Receive queues; a queue pair's own has its number.
+    pub receives: BTreeMap<u32, ReceiveQueue>,
+    pub links: BTreeMap<u32, Link>,
+    pub link_of: HashMap<Address, u32>,
+    listener: TcpListener,
+    next: u32,
+    lines: u32,
+    rounds: u32,
+}
+
+impl Core {
+    pub(super) fn new(address: Address, listener: TcpListener, settings: Settings) -> Self {
+        let mut random = settings.seed.map_or_else(Random::from_system, Random::seeded);
+        let keys = Keys::new(random.next_u32());
+        let next = FIRST_QPN + random.next_u32() % (MAX_QPN / 2);
+        let links = BTreeMap::from([(LOOP_OUT, Link::memory()), (LOOP_IN, Link::memory())]);
+        Self {
+            address,
+            settings,
+            random,
+            keys,
+            cqs: BTreeMap::new(),
+            qps: BTreeMap::new(),
+            receives: BTreeMap::new(),
+            links,
+            link_of: HashMap::new(),
+            listener,
+            next,
+            lines: 0,
+            rounds: 0,
+        }
+    }
+
+    pub(super) fn line(&mut self, what: fmt::Arguments<'_>) {
+        self.lines += 1;
+        match self.lines {
+            0..MAX_LINES => soft_nic::log::line(format_args!("softefa mlx5: {what}")),
+            MAX_LINES => soft_nic::log::line(format_args!("softefa mlx5: {what}; the card says no more")),
+            _ => {}
+        }
+    }
+
+    /// A number that nothing of the card has.
+    pub(super) fn number(&mut self) -> u32 {
+        loop {
+            self.next = if self.next >= MAX_QPN { FIRST_QPN } else { self.next + 1 };
+            let number = self.next;
+            let used = self.qps.contains_key(&number) || self.receives.contains_key(&number);
+            if !used && !self.cqs.contains_key(&number) {
+                return number;
+            }
+        }
+    }
+
+    pub(super) fn add_link(&mut self, link: Link) -> u32 {
+        let id = self.links.keys().next_back().map_or(0, |last| last + 1);
+        self.links.insert(id, link);
+        id
+    }
+
+    /// How long the next change of a key takes to have its effect.
+    pub(super) fn lateness(&mut self) -> Duration {
+        let most = self.settings.late_bind.as_micros().min(u128::from(u32::MAX - 1)) as u32;
+        Duration::from_micros(self.random.below(u64::from(most) + 1))
+    }
+
+    pub(super) fn tell(&mut self, cq: u32, completion: Completion) {
+        if let Some(queue) = self.cqs.get_mut(&cq) {
+            queue.tell(completion);
+        }
+    }
+
+    /// A receive is posted for a queue pair.
+    pub(super) fn has_receive(&self, qpn: u32) -> bool {
+        let queue = self.qps.get(&qpn).and_then(|qp| self.receives.get(&qp.receives));
+        queue.is_some_and(ReceiveQueue::is_ready)
+    }
+
+    /// Takes the next receive of a queue pair.
+    pub(super) fn take_receive(&mut self, qpn: u32) -> Option<Receive> {
+        let receives = self.qps.get(&qpn)?.receives;
+        self.receives.get_mut(&receives)?.take()
+    }
+
+    /// Puts a queue pair into error: what is posted, now or later, is flushed.
+    pub(super) fn break_qp(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        if qp.state == State::Error {
+            return;
+        }
+        qp.state = State::Error;
+        qp.incoming = None;
+        qp.inbox.clear();
+        qp.rung = true;
+        self.retire(qpn);
+        self.flush_receives(qpn);
+    }
+
+    /// Receives of a shared queue are for the others.
+    fn flush_receives(&mut self, qpn: u32) -> bool {
+        let Some(qp) = self.qps.get(&qpn) else { return false };
+        let (cq, own) = (qp.recv_cq, qp.receives == qpn);
+        let mut moved = false;
+        while own && let Some(receive) = self.take_receive(qpn) {
+            let (index, syndrome) = (receive.index, Syndrome::WrFlush);
+            self.tell(cq, Completion::Failed { qpn, srqn: 0, index, opcode: 0, syndrome, receive: true });
+            moved = true;
+        }
+        moved
+    }
+
+    /// One look at everything; true if something moved.
+    pub(super) fn round(&mut self) -> bool {
+        self.rounds = self.rounds.wrapping_add(1);
+        let mut moved = self.rounds.is_multiple_of(CALLERS_EVERY) && self.accept();
+        let ids: Vec<u32> = self.links.keys().copied().collect();
+        for id in &ids {
+            moved |= self.receive(*id);
+        }
+        let now = Instant::now();
+        let qpns: Vec<u32> = self.qps.keys().copied().collect();
+        for qpn in qpns {
+            moved |= self.attend(qpn, now);
+        }
+        moved |= self.exchange_loop();
+        for id in ids {
+            moved |= self.send(id);
+        }
+        moved | self.complete()
+    }
+
+    /// Writes completions. A queue whose consumer does not keep up is lost, and with it who completes into it.
+    fn complete(&mut self) -> bool {
+        let (mut moved, mut lost) = (false, Vec::new());
+        for (cqn, queue) in &mut self.cqs {
+            let before = queue.overrun;
+            moved |= queue.flush();
+            if queue.overrun && !before {
+                lost.push(*cqn);
+            }
+        }
+        for cqn in lost {
+            self.line(format_args!("CQ {cqn:#x}: overrun: all slots hold completions that were not taken"));
+            let uses = |qp: &QueuePair| qp.send_cq == cqn || qp.recv_cq == cqn;
+            let users: Vec<u32> = self.qps.iter().filter(|(_, qp)| uses(qp)).map(|(qpn, _)| *qpn).collect();
+            users.into_iter().for_each(|qpn| self.break_qp(qpn));
+        }
+        moved
+    }
+
+    fn attend(&mut self, qpn: u32, now: Instant) -> bool {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return false };
+        let mut moved = false;
+        match qp.take_doorbell(qpn) {
+            Ok(rung) => qp.rung |= rung,
+            Err(value) => {
+                self.line(format_args!("QP {qpn:#x}: {value:#018x} in its doorbell register is no request of it"));
+                self.break_qp(qpn);
+            }
+        }
+        moved |= self.settle(qpn, Some(now));
+        moved |= self.respond(qpn);
+        let Some(qp) = self.qps.get_mut(&qpn) else { return moved };
+        if qp.rung {
+            moved |= self.issue(qpn);
+        }
+        let Some(qp) = self.qps.get_mut(&qpn) else { return moved };
+        let full = qp.held || !qp.issued.is_empty();
+        // Once all that was rung for is taken, the next look is for the next doorbell.
+        qp.rung &= full || qp.state == State::Error;
+        if qp.state == State::Error {
+            moved |= self.flush_receives(qpn);
+        }
+        moved
+    }
+
+    /// Takes connections that wait; true if there was one.
+    pub(super) fn accept(&mut self) -> bool {
+        let mut moved = false;
+        while let Ok((stream, _)) = self.listener.accept() {
+            if let Ok(link) = Link::accepted(stream) {
+                self.add_link(link);
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    fn receive(&mut self, id: u32) -> bool {
+        let Some(link) = self.links.get_mut(&id) else { return false };
+        let came = link.fill();
+        let mut moved = matches!(came, Ok(true));
+        loop {
+            let Some(link) = self.links.get_mut(&id) else { return true };
+            match link.next() {
+                Ok(Some(frame)) => {
+                    moved = true;
+                    self.dispatch(id, frame);
+                }
+                Ok(None) => break,
+                Err(header) => {
+                    self.line(format_args!("a connection brought what no card of this version sends: {header:?}"));
+                    self.lose(id);
+                    return true;
+                }
+            }
+        }
+        if came.is_err() {
+            self.lose(id);
+            return true;
+        }
+        moved
+    }
+
+    fn dispatch(&mut self, id: u32, frame: Frame) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        if !link.known {
+            let header = &frame.header;
+            let (version, nonce) = (header.rkey.get(), header.operand.get());
+            if frame.kind == Kind::Hello && version == VERSION && nonce == self.address.nonce {
+                link.known = true;
+                return;
+            }
+            if frame.kind == Kind::Hello && version != VERSION {
+                self.line(format_args!(
+                    "a card of version {version} called, this is version {VERSION}: use one release"
+                ));
+            } else {
+                self.line(format_args!("a caller does not know this card's address: refused"));
+            }
+            self.lose(id);
+            return;
+        }
+        match frame.kind {
+            Kind::Hello => {}
+            Kind::Ack => self.acknowledged(&frame.header),
+            Kind::Data => self.arrived(&frame),
+            _ => {
+                let qpn = frame.header.dst_qpn.get();
+                match self.qps.get_mut(&qpn) {
+                    Some(qp) if qp.state != State::Error => qp.inbox.push_back((id, frame)),
+                    // A queue pair that is gone or broken does not answer: the peer's retries run out.
+                    _ if frame.kind != Kind::Datagram => self.no_answer(id, &frame),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn no_answer(&mut self, id: u32, frame: &Frame) {
+        if let Some(link) = self.links.get_mut(&id) {
+            let (src, dst) = (frame.header.dst_qpn.get(), frame.header.src_qpn.get());
+            let status = Syndrome::TransportRetryExceeded.code();
+            let header = super::frame::Header::new(Kind::Ack, src, dst, frame.header.token.get());
+            link.push(&super::frame::Header { status, ..header });
+        }
+    }
+
+    fn send(&mut self, id: u32) -> bool {
+        match self.links.get_mut(&id).map(Link::flush) {
+            Some(Ok(moved)) => moved,
+            Some(Err(_)) => {
+                self.lose(id);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Hands over what the card's two ends of the connection with itself have queued.
+    fn exchange_loop(&mut self) -> bool {
+        let mut moved = false;
+        for (from, to) in [(LOOP_OUT, LOOP_IN), (LOOP_IN, LOOP_OUT)] {
+            let bytes = self.links.get_mut(&from).map(Link::take_out).unwrap_or_default();
+            if let Some(link) = self.links.get_mut(&to)
+                && !bytes.is_empty()
+            {
+                link.give(&bytes);
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    /// A connection is over: whoever waits for answers on it learns it.
+    fn lose(&mut self, id: u32) {
+        self.links.remove(&id);
+        self.link_of.retain(|_, link| *link != id);
+        let concerned = |qp: &QueuePair| qp.peer.is_some_and(|peer| peer.link == id) && !qp.issued.is_empty();
+        let qpns: Vec<u32> = self.qps.iter().filter(|(_, qp)| concerned(qp)).map(|(qpn, _)| *qpn).collect();
+        for qpn in qpns {
+            if let Some(qp) = self.qps.get_mut(&qpn) {
+                for issued in &mut qp.issued {
+                    let Issued { progress, .. } = issued;
+                    if matches!(progress, Progress::Waiting) {
+                        *progress = Progress::Failed(Syndrome::TransportRetryExceeded);
+                    }
+                }
+            }
+            self.retire(qpn);
+        }
+    }
+
+    /// The connection to a card, made if there is none.
+    pub(super) fn adopt(&mut self, to: Address, made: Option<Link>) -> Result<u32, DeviceError> {
+        if to == self.address {
+            return Ok(LOOP_OUT);
+        }
+        if let Some(link) = self.link_of.get(&to) {
+            return Ok(*link);
+        }
+        let link = made.map_or_else(|| Link::connect(&to), Ok)?;
+        let id = self.add_link(link);
+        self.link_of.insert(to, id);
+        Ok(id)
+    }
+}

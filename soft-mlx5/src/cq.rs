@@ -1,0 +1,127 @@
+//! Completion queues as the card fills them.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use crate::cq_writer::{Blocks, Compression, CqWriter};
+use mlx5::wire::{Cqe, CqeOpcode, ErrCqe, MAX_24_BITS, OpOwn, Syndrome};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use soft_nic::random::Random;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::shared::Shared;
+
+/// The ring begins behind a page with the doorbell record.
+pub(super) const RING: usize = 4096;
+/// The consumer's index, 24 bits.
+pub(super) const CONSUMER: usize = 0;
+/// What the consumer wants to be woken by.
+pub(super) const ARM: usize = 4;
+/// Register that a driver writes to when it arms.
+pub(super) const ARM_REGISTER: usize = 64;
+/// In the arm record: only solicited completions and errors wake.
+const SOLICITED_ONLY: u32 = 1 << 24;
+
+/// What the card tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Completion {
+    /// A request of the send queue is done.
+    Sent { qpn: u32, index: u16, opcode: u8, bytes: u32 },
+    /// A receive was used; `srqn` is 0 for one of the queue pair's own.
+    Received { qpn: u32, srqn: u32, index: u16, how: CqeOpcode, imm: u32, bytes: u32, solicited: bool },
+    /// A request failed.
+    Failed { qpn: u32, srqn: u32, index: u16, opcode: u8, syndrome: Syndrome, receive: bool },
+}
+
+impl Completion {
+    fn wakes_solicited(&self) -> bool {
+        !matches!(self, Completion::Sent { .. } | Completion::Received { solicited: false, .. })
+    }
+
+    fn to_cqe(self) -> Cqe {
+        let mut cqe = Cqe { signature: 0, op_own: OpOwn(0), ..Cqe::INITIAL };
+        match self {
+            Completion::Sent { qpn, index, opcode, bytes } => {
+                cqe.sop_drop_qpn = (u32::from(opcode) << 24 | qpn).into();
+                cqe.wqe_counter = index.into();
+                cqe.byte_cnt = bytes.into();
+                cqe.op_own = OpOwn::regular(CqeOpcode::Req, false);
+            }
+            Completion::Received { qpn, srqn, index, how, imm, bytes, .. } => {
+                cqe.sop_drop_qpn = qpn.into();
+                cqe.srqn_uidx = srqn.into();
+                cqe.wqe_counter = index.into();
+                cqe.imm_inval_pkey = imm.into();
+                cqe.byte_cnt = bytes.into();
+                cqe.op_own = OpOwn::regular(how, false);
+            }
+            Completion::Failed { qpn, srqn, index, opcode, syndrome, receive } => {
+                let how = if receive { CqeOpcode::RespErr } else { CqeOpcode::ReqErr };
+                // The two have the same size: this is never refused.
+                if let Ok(error) = ErrCqe::mut_from_bytes(cqe.as_mut_bytes()) {
+                    error.srqn = srqn.into();
+                    error.syndrome = syndrome.code();
+                    error.s_wqe_opcode_qpn = (u32::from(opcode) << 24 | qpn).into();
+                    error.wqe_counter = index.into();
+                    error.op_own = OpOwn::regular(how, false);
+                }
+            }
+        }
+        cqe
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct CompletionQueue {
+    pub memory: Arc<Shared>,
+    writer: CqWriter,
+    event: EventFd,
+    /// The consumer armed, and no event was raised since.
+    armed: bool,
+    pub overrun: bool,
+}
+
+impl CompletionQueue {
+    pub(super) fn new(log_size: u32, compression: Option<Random>) -> io::Result<Self> {
+        let memory = Arc::new(Shared::new(RING + (size_of::<Cqe>() << log_size))?);
+        let compression = compression.map(|random| Compression { blocks: Blocks::Random(random), across_laps: true });
+        let writer = CqWriter::new(memory.completions(RING, log_size, CONSUMER), 0, compression);
+        let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Self { memory, writer, event, armed: false, overrun: false })
+    }
+
+    /// Readable after an event.
+    pub(super) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    /// Tells one completion. It is in the ring after [`CompletionQueue::flush`].
+    pub(super) fn tell(&mut self, completion: Completion) {
+        self.writer.push(completion.to_cqe());
+        if self.armed && (completion.wakes_solicited() || self.memory.record(ARM) & SOLICITED_ONLY == 0) {
+            self.wake();
+        }
+    }
+
+    /// Writes what was told and looks whether the consumer arms; true if something moved. An overrun is for ever.
+    pub(super) fn flush(&mut self) -> bool {
+        let before = self.writer.producer();
+        self.overrun |= self.writer.flush().is_err();
+        if self.memory.take_register(ARM_REGISTER) != 0 {
+            self.armed = true;
+            let command = self.memory.record(ARM);
+            // What came before the consumer armed and after it polled must not be slept over.
+            if command & MAX_24_BITS != self.writer.producer() & MAX_24_BITS && command & SOLICITED_ONLY == 0 {
+                self.wake();
+            }
+        }
+        self.writer.producer() != before
+    }
+
+    fn wake(&mut self) {
+        self.armed = false;
+        // A full counter is a wake-up too.
+        let _ = self.event.write(1);
+    }
+}

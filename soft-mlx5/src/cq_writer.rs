@@ -1,0 +1,197 @@
+//! The card's side of a completion queue: what writes the completions that [`mlx5::cq`] polls.
+//!
+//! The software card and the tests produce completions with it. It knows the format, and nothing of the poller: what may
+//! be compressed is decided from the completions' bytes, and how, by seeded chance.
+
+#[allow(unsafe_code)]
+mod memory;
+
+pub use memory::CqMemory;
+
+use mlx5::wire::{Cqe, CqeFormat, CqeOpcode, MAX_24_BITS, MAX_MINIS, MiniCqe, OpOwn};
+use soft_nic::random::Random;
+use std::collections::VecDeque;
+use zerocopy::IntoBytes;
+use zerocopy::big_endian::U32;
+
+/// How a card compresses.
+#[derive(Debug, Clone)]
+pub struct Compression {
+    /// What goes into a block.
+    pub blocks: Blocks,
+    /// Blocks may cross the end of the queue, and follow a title of the lap before.
+    pub across_laps: bool,
+}
+
+/// Which completions a card puts into a block.
+#[derive(Debug, Clone)]
+pub enum Blocks {
+    /// None: the queue has the compressed layout, and all completions are regular.
+    Never,
+    /// As many as are alike, up to seven.
+    Full,
+    /// By chance: 1 to 7, and now and then none.
+    Random(Random),
+}
+
+impl Blocks {
+    /// How many of `run` alike completions go into the next block.
+    fn take(&mut self, run: usize) -> usize {
+        match self {
+            Self::Never => 0,
+            Self::Full => run.min(MAX_MINIS),
+            // One in eight stays regular, so that titles are renewed in the midst of what could be compressed.
+            Self::Random(random) => match random.below(8) {
+                0 => 0,
+                most => run.min(most as usize),
+            },
+        }
+    }
+}
+
+/// The consumer did not release slots in time: the completion would overwrite one that was not polled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("completion queue overrun: {pending} completions wait, but {free} slots are free; make the queue larger")]
+pub struct Overrun {
+    /// Completions that have no slot.
+    pub pending: usize,
+    /// Slots that are free.
+    pub free: u32,
+}
+
+/// Writes completions into a queue.
+#[derive(Debug)]
+pub struct CqWriter {
+    memory: CqMemory,
+    log: u32,
+    producer: u32,
+    pending: VecDeque<Cqe>,
+    compression: Option<Compression>,
+    /// The last regular completion, and how many minis came under it; `None` after an error.
+    title: Option<(Cqe, u32, u16)>,
+    minis: u64,
+}
+
+impl CqWriter {
+    /// A writer at index `producer` of a queue; compresses if told how.
+    pub fn new(memory: CqMemory, producer: u32, compression: Option<Compression>) -> Self {
+        let log = memory.log();
+        Self { memory, log, producer, pending: VecDeque::new(), compression, title: None, minis: 0 }
+    }
+
+    /// Index of the next slot to be written.
+    pub fn producer(&self) -> u32 {
+        self.producer
+    }
+
+    /// Completions that were compressed.
+    pub fn minis(&self) -> u64 {
+        self.minis
+    }
+
+    /// Completions that are not yet in the queue.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Adds a completion; [`Self::flush`] writes it. Signature and owner bits of `op_own` are filled in then.
+    pub fn push(&mut self, cqe: Cqe) {
+        self.pending.push_back(cqe);
+    }
+
+    /// Writes pending completions as far as slots are free, and says so if some are left.
+    pub fn flush(&mut self) -> Result<(), Overrun> {
+        while !self.pending.is_empty() {
+            let free = self.free();
+            if free == 0 {
+                return Err(Overrun { pending: self.pending.len(), free });
+            }
+            let minis = self.block_size(free);
+            if minis == 0 {
+                self.write_regular();
+            } else {
+                self.write_block(minis);
+            }
+        }
+        Ok(())
+    }
+
+    /// Slots that may be written, by the consumer index in the doorbell record.
+    fn free(&self) -> u32 {
+        let outstanding = self.producer.wrapping_sub(self.memory.consumer()) & MAX_24_BITS;
+        (1_u32 << self.log).saturating_sub(outstanding)
+    }
+
+    /// Completions that the next block takes; 0 for a regular one.
+    fn block_size(&mut self, free: u32) -> usize {
+        let size = 1_u32 << self.log;
+        let lap = self.producer >> self.log;
+        let (Some(compression), Some((title, under, title_lap))) = (&mut self.compression, &self.title) else {
+            return 0;
+        };
+        let mut most = (free as usize).min(MAX_MINIS);
+        if !compression.across_laps {
+            if *title_lap != lap as u16 {
+                return 0;
+            }
+            most = most.min((size - (self.producer & (size - 1))) as usize);
+        }
+        let alike = self.pending.iter().take(most).enumerate();
+        let run = alike.take_while(|(at, cqe)| compresses(title, *under + *at as u32 + 1, cqe)).count();
+        compression.blocks.take(run)
+    }
+
+    fn write_regular(&mut self) {
+        let Some(mut cqe) = self.pending.pop_front() else { return };
+        let lap = self.producer >> self.log;
+        let error = matches!(cqe.op_own.opcode(), CqeOpcode::ReqErr | CqeOpcode::RespErr);
+        self.title = (!error).then_some((cqe, 0, lap as u16));
+        cqe.op_own = OpOwn(cqe.op_own.0 & !1 | (lap & 1) as u8);
+        if self.compression.is_some() {
+            cqe.signature = lap as u8;
+        }
+        self.memory.write(self.producer, &cqe);
+        self.producer = self.producer.wrapping_add(1);
+    }
+
+    /// Writes the first slot of a block only: the others keep what they hold.
+    fn write_block(&mut self, minis: usize) {
+        let lap = self.producer >> self.log;
+        let mut block = Cqe { signature: lap as u8, op_own: OpOwn::compressed(minis as u8), ..Cqe::INITIAL };
+        let places = block.as_mut_bytes().chunks_exact_mut(size_of::<MiniCqe>());
+        for (cqe, place) in self.pending.drain(..minis).zip(places) {
+            let mini = MiniCqe {
+                wqe_counter: cqe.wqe_counter,
+                s_wqe_opcode: (cqe.sop_drop_qpn.get() >> 24) as u8,
+                reserved: 0,
+                byte_cnt: cqe.byte_cnt,
+            };
+            place.copy_from_slice(mini.as_bytes());
+        }
+        if let Some((_, under, _)) = &mut self.title {
+            *under += minis as u32;
+        }
+        self.memory.write(self.producer, &block);
+        self.producer = self.producer.wrapping_add(minis as u32);
+        self.minis += minis as u64;
+    }
+}
+
+/// Whether `cqe` can be the `number`th mini under a title: it differs only in what a mini holds.
+fn compresses(title: &Cqe, number: u32, cqe: &Cqe) -> bool {
+    let bad = [CqeOpcode::ReqErr, CqeOpcode::RespErr, CqeOpcode::Invalid];
+    if bad.contains(&cqe.op_own.opcode()) || cqe.op_own.format() != CqeFormat::Plain {
+        return false;
+    }
+    let mut like = *title;
+    like.byte_cnt = cqe.byte_cnt;
+    if title.op_own.opcode() == CqeOpcode::Req {
+        like.wqe_counter = cqe.wqe_counter;
+        let request = cqe.sop_drop_qpn.get() & !MAX_24_BITS;
+        like.sop_drop_qpn = U32::new(title.sop_drop_qpn.get() & MAX_24_BITS | request);
+    } else {
+        like.wqe_counter = title.wqe_counter.get().wrapping_add(number as u16).into();
+    }
+    like.signature = cqe.signature;
+    like == *cqe
+}

@@ -1,0 +1,56 @@
+//! The memory of a completion queue as the card sees it.
+
+use mlx5::wire::Cqe;
+use std::mem::offset_of;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use zerocopy::IntoBytes;
+
+/// Slots to write, and the consumer index to read.
+#[derive(Debug)]
+pub struct CqMemory {
+    slots: NonNull<Cqe>,
+    log: u32,
+    record: NonNull<AtomicU32>,
+}
+
+// SAFETY: slots are written by this value alone, the record is read as an atomic.
+unsafe impl Send for CqMemory {}
+
+/// The last two bytes, which make a completion valid, are stored by themselves.
+const TAIL: usize = offset_of!(Cqe, signature);
+
+impl CqMemory {
+    /// `1 << log` slots, and the first word of the queue's doorbell record.
+    ///
+    /// # Safety
+    /// `slots` is aligned to 64 bytes and `record` to 4; both stay mapped, the slots writable, while the value lives, and
+    /// only the queue's driver uses them beside it.
+    pub const unsafe fn new(slots: NonNull<Cqe>, log: u32, record: NonNull<u32>) -> Self {
+        Self { slots, log, record: record.cast() }
+    }
+
+    /// Logarithm of the number of slots.
+    pub fn log(&self) -> u32 {
+        self.log
+    }
+
+    /// Completions that the driver released: 24 bits of the index.
+    pub fn consumer(&self) -> u32 {
+        // SAFETY: mapped and aligned, as `new` was promised; an atomic may be shared with the driver.
+        u32::from_be(unsafe { self.record.as_ref() }.load(Ordering::Acquire)) & mlx5::wire::MAX_24_BITS
+    }
+
+    /// Writes a slot, the two bytes that make it valid last.
+    pub fn write(&mut self, index: u32, cqe: &Cqe) {
+        let slot = index as usize & ((1 << self.log) - 1);
+        let to = self.slots.as_ptr().wrapping_add(slot).cast::<u8>();
+        for (at, byte) in cqe.as_bytes().iter().take(TAIL).enumerate() {
+            // SAFETY: inside the slot; the driver does not read it before the tail says so.
+            unsafe { to.wrapping_add(at).write_volatile(*byte) };
+        }
+        let tail = u16::from_le_bytes([cqe.signature, cqe.op_own.0]).to_le();
+        // SAFETY: inside the slot and even; an atomic may be shared with the driver.
+        unsafe { AtomicU16::from_ptr(to.wrapping_add(TAIL).cast()) }.store(tail, Ordering::Release);
+    }
+}

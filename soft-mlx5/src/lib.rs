@@ -1,0 +1,211 @@
+//! A software ConnectX card: it executes the bytes of mlx5 work requests as the hardware does, silent traps included.
+//!
+//! A [`Card`] is an [`mlx5::device::Device`]. It gives out queues as plain memory: rings, doorbell records, doorbell
+//! registers. The driver writes requests there and rings; the engine, one thread, reads them and answers with
+//! completions. Cards of one process or of several are connected by what `Device::endpoint` says.
+//!
+//! What it is strict about, and what it is silent about:
+//!
+//! * A doorbell counts only when both the record and the register were written. A request must carry the index of its
+//!   slot and the number of its queue pair.
+//! * A bind or invalidation has its effect a little later ([`Settings::late_bind`]); a request with a fence waits for
+//!   it, one without overtakes it.
+//! * A bind whose translation has the wrong size completes well, and so does every operation through that window. No
+//!   byte moves.
+//! * Stale tags, windows of another queue pair, bounds and rights: the peer gets "remote access error", both queue pairs
+//!   are in error, what else is posted is flushed.
+//! * A message waits for a receive as long as the sender's patience lasts ([`Settings::patience`]).
+//! * A compressing queue writes blocks of 1 to 7 completions at random where a title allows it, across the end of the
+//!   queue too, and only the first slot of a block.
+//!
+//! Every rule that is broken is a line on standard error with the queue pair, the request and the rule.
+
+mod core;
+mod cq;
+pub mod cq_writer;
+mod device;
+mod frame;
+mod keys;
+mod link;
+mod qp;
+mod receive;
+mod request;
+mod respond;
+mod shared;
+
+pub use link::Address;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mlx5::device::{Caps, DeviceError, Handle};
+use nix::poll::{PollFd, PollFlags, ppoll};
+
+use self::core::Core;
+use self::link::Link;
+use soft_nic::random::Random;
+
+/// Bytes that a datagram may have.
+pub const DATAGRAM_MTU: usize = 4096;
+
+/// How a card behaves.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Decides everything that is left to chance; `None`: the system's choice.
+    pub seed: Option<u64>,
+    /// How late a change of a key has its effect, at most.
+    pub late_bind: Duration,
+    /// How long a message may wait for the peer to post a receive; `None`: for ever.
+    pub patience: Option<Duration>,
+    /// The address that other cards find this one at.
+    pub listen: Ipv4Addr,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { seed: None, late_bind: Duration::from_micros(200), patience: None, listen: Ipv4Addr::LOCALHOST }
+    }
+}
+
+/// The card's state, which the engine and set-up share.
+struct Inner {
+    core: Mutex<Core>,
+    stop: AtomicBool,
+}
+
+impl Inner {
+    /// A panic of the engine leaves the state whole enough to be freed.
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection to the card at `to`, made if there is none. The engine goes on meanwhile.
+    fn link(&self, to: Address) -> Result<u32, DeviceError> {
+        let known = {
+            let core = self.lock();
+            to == core.address || core.link_of.contains_key(&to)
+        };
+        let made = if known { None } else { Some(Link::connect(&to)?) };
+        self.lock().adopt(to, made)
+    }
+}
+
+/// Keeps the engine going. The card and everything that was made from it hold one.
+struct Alive {
+    inner: Arc<Inner>,
+    engine: Option<JoinHandle<()>>,
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.inner.stop.store(true, Ordering::Release);
+        if let Some(engine) = self.engine.take() {
+            // A panic of the engine has said its word on standard error.
+            let _ = engine.join();
+        }
+    }
+}
+
+/// A card. It works until it and everything that was made from it is dropped.
+pub struct Card {
+    alive: Arc<Alive>,
+    address: Address,
+    caps: Caps,
+}
+
+/// Looks without a result before the engine rests.
+const RESTLESS: u32 = 300;
+/// Its first rests and its longest.
+const SHORT_REST: Duration = Duration::from_micros(50);
+const LONG_REST: Duration = Duration::from_millis(1);
+/// Rests before they become long.
+const SHORT_RESTS: u32 = 2000;
+
+fn run(inner: &Inner) {
+    let mut idle = 0_u32;
+    while !inner.stop.load(Ordering::Acquire) {
+        if inner.lock().round() {
+            idle = 0;
+            continue;
+        }
+        idle = idle.saturating_add(1);
+        if idle < RESTLESS {
+            std::thread::yield_now();
+        } else {
+            rest(inner, if idle < RESTLESS + SHORT_RESTS { SHORT_REST } else { LONG_REST });
+        }
+    }
+}
+
+/// Until something comes from a peer, or a moment is over: doorbells are memory and wake nobody.
+fn rest(inner: &Inner, at_most: Duration) {
+    let mut core = inner.lock();
+    if core.accept() {
+        return;
+    }
+    let sockets: Vec<OwnedFd> =
+        core.links.values().filter_map(|link| link.socket()?.as_fd().try_clone_to_owned().ok()).collect();
+    drop(core);
+    let mut polled: Vec<PollFd<'_>> = sockets.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
+    // Interrupted or not: the next look will tell.
+    let _ = ppoll(&mut polled, Some(at_most.into()), None);
+}
+
+fn system(call: &'static str) -> impl Fn(io::Error) -> DeviceError {
+    move |error| DeviceError::Call { call, errno: error.raw_os_error().unwrap_or(0) }
+}
+
+impl Card {
+    /// A card that others can reach.
+    ///
+    /// # Errors
+    /// [`DeviceError::Call`]: the system refused a socket or a thread.
+    pub fn open(settings: Settings) -> Result<Card, DeviceError> {
+        let listener = TcpListener::bind(SocketAddr::new(IpAddr::V4(settings.listen), 0))
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .map_err(system("bind"))?;
+        let port = listener.local_addr().map_err(system("getsockname"))?.port();
+        let address = Address { ip: settings.listen.octets(), port, nonce: Random::from_system().next_u64() };
+        let core = Mutex::new(Core::new(address, listener, settings));
+        let inner = Arc::new(Inner { core, stop: AtomicBool::new(false) });
+        let engine = std::thread::Builder::new()
+            .name("softefa-mlx5".into())
+            .spawn({
+                let inner = inner.clone();
+                move || run(&inner)
+            })
+            .map_err(system("pthread_create"))?;
+        let alive = Arc::new(Alive { inner, engine: Some(engine) });
+        Ok(Card { alive, address, caps: device::caps() })
+    }
+
+    /// Where other cards find it.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// Makes the card at `to` reachable by datagrams. The bytes of its address stand where a GID would in the address
+    /// vector.
+    ///
+    /// # Errors
+    /// [`DeviceError::Peer`]: nobody answers there.
+    pub fn create_ah(&self, to: Address) -> Result<(), DeviceError> {
+        self.alive.inner.link(to).map(drop)
+    }
+
+    /// A descriptor that is readable after an event of a completion queue: one that the consumer armed for.
+    ///
+    /// # Errors
+    /// [`DeviceError::Foreign`]: the queue is of another card. [`DeviceError::Call`]: no descriptor is left.
+    pub fn events(&self, cq: &Handle) -> Result<OwnedFd, DeviceError> {
+        let cqn = self.cqn(cq)?;
+        let core = self.alive.inner.lock();
+        let queue = core.cqs.get(&cqn).ok_or(DeviceError::Foreign { what: "the completion queue" })?;
+        queue.event().try_clone_to_owned().map_err(system("dup"))
+    }
+}

@@ -1,0 +1,120 @@
+//! Memory that the driver and the card both use: rings, doorbell records, registers; and the user's buffers. Every
+//! access by raw address of the mlx5 face is in this file.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::cq_writer::CqMemory;
+use mlx5::cq::Slots;
+use mlx5::mmio::{ArmRegister, BlueFlame, Record, Register, RegisterParts};
+use mlx5::ring::Ring;
+
+use super::keys::Place;
+use soft_nic::memory::Mapping;
+
+/// Zeroed memory of a queue, page aligned. Whoever gives parts of it to a driver gives a handle with them that keeps it.
+#[derive(Debug)]
+pub(super) struct Shared(Mapping);
+
+impl Shared {
+    pub(super) fn new(len: usize) -> io::Result<Self> {
+        Mapping::anonymous(len).map(Self)
+    }
+
+    fn address(&self, at: usize, len: usize) -> NonNull<u8> {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.0.len()), "offset {at} of a queue's memory");
+        // A mapping is never at address 0, so no byte of it is.
+        NonNull::new(self.0.as_ptr().wrapping_add(at)).unwrap_or(NonNull::dangling())
+    }
+
+    /// A ring for the driver, at `at`.
+    pub(super) fn ring(&self, at: usize, log_entries: u32, log_entry: u32) -> Ring {
+        let base = self.address(at, 1 << (log_entries + log_entry));
+        // SAFETY: within the mapping, aligned by the queues' layout; only the driver that gets it writes there.
+        unsafe { Ring::new(base, log_entries, log_entry) }
+    }
+
+    /// A word of a doorbell record for the driver.
+    pub(super) fn driver_record(&self, at: usize) -> Record {
+        let word = self.address(at, 4).cast();
+        // SAFETY: within the mapping, 4-aligned by the queues' layout.
+        unsafe { Record::new(word) }
+    }
+
+    /// The doorbell register for the driver: two halves of `half` bytes.
+    pub(super) fn register(&self, at: usize, half: usize) -> Register {
+        let register = self.address(at, 2 * half).cast();
+        // SAFETY: within the mapping, aligned by the queues' layout; the driver of one queue gets it.
+        unsafe { Register::new(RegisterParts { register, buf_size: half as u32, blueflame: BlueFlame::Inline }) }
+    }
+
+    /// The register that arms, for the driver.
+    pub(super) fn arm_register(&self, at: usize) -> ArmRegister {
+        let register = self.address(at, 8).cast();
+        // SAFETY: within the mapping, aligned by the queues' layout.
+        unsafe { ArmRegister::new(register) }
+    }
+
+    /// The slots of a completion queue for the driver, initialised.
+    pub(super) fn slots(&self, at: usize, log: u32) -> Slots {
+        let base = self.address(at, 64 << log).cast();
+        // SAFETY: within the mapping, page aligned; driver and card write by the format's rules.
+        let mut slots = unsafe { Slots::new(base, log) };
+        slots.initialise();
+        slots
+    }
+
+    /// The same slots for the card, and where the consumer's index is.
+    pub(super) fn completions(&self, at: usize, log: u32, record: usize) -> CqMemory {
+        let (slots, record) = (self.address(at, 64 << log).cast(), self.address(record, 4).cast());
+        // SAFETY: as for `slots`; the completion queue that holds the writer holds the mapping too.
+        unsafe { CqMemory::new(slots, log, record) }
+    }
+
+    /// A big-endian word of a doorbell record.
+    pub(super) fn record(&self, at: usize) -> u32 {
+        // SAFETY: within the mapping, 4-aligned by the queues' layout, and accessed atomically by both sides.
+        let word = unsafe { AtomicU32::from_ptr(self.address(at, 4).as_ptr().cast()) };
+        u32::from_be(word.load(Ordering::Acquire))
+    }
+
+    /// What was written into a register since the last look, as it lies in memory; 0 for nothing.
+    pub(super) fn take_register(&self, at: usize) -> u64 {
+        // SAFETY: within the mapping, 8-aligned by the queues' layout; the driver stores whole words.
+        let word = unsafe { AtomicU64::from_ptr(self.address(at, 8).as_ptr().cast()) };
+        if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
+    }
+
+    /// Copies what the driver wrote.
+    pub(super) fn read(&self, at: usize, into: &mut [u8]) {
+        let from = self.address(at, into.len()).as_ptr();
+        // SAFETY: within the mapping; `into` is not. The driver does not write between its doorbell and completion.
+        unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+    }
+}
+
+/// Copies from the user's memory at `address`.
+pub(super) fn copy_from(address: u64, into: &mut [u8]) {
+    // SAFETY: a memory key covers the range; who registered it keeps it mapped until the key is gone.
+    unsafe { (address as *const u8).copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+}
+
+/// Copies to the user's memory at `address`.
+pub(super) fn copy_to(address: u64, bytes: &[u8]) {
+    // SAFETY: as for `copy_from`, and the key allows writing.
+    unsafe { (address as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+}
+
+/// An atomic on 8 aligned bytes of the user's memory: what they were.
+pub(super) fn atomic(place: Place, change: impl Fn(u64) -> u64) -> u64 {
+    let Place::At(address) = place else { return 0 };
+    // SAFETY: a memory key covers the 8 bytes, the caller checked that they are aligned.
+    let word = unsafe { AtomicU64::from_ptr(address as *mut u64) };
+    let mut seen = word.load(Ordering::Acquire);
+    while let Err(now) = word.compare_exchange_weak(seen, change(seen), Ordering::AcqRel, Ordering::Acquire) {
+        seen = now;
+    }
+    seen
+}

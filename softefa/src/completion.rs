@@ -1,0 +1,335 @@
+//! What `fi_cq_read` gives out: entries, their formats, and the queue in which they wait to be read.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::mem::offset_of;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use efa_dp_direct::cq::Status;
+use efa_dp_direct::wire::CompStatus;
+use ferrogin_libfabric::bindings as fi;
+
+use super::lane::RingReader;
+use super::path::Path;
+use soft_nic::card::signal::Signal;
+
+/// Why an operation failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// Positive libfabric error number.
+    pub err: i32,
+    /// EFA completion status, or 0.
+    pub status: u8,
+    /// Bytes that did not fit.
+    pub olen: usize,
+}
+
+impl Failure {
+    /// A request of the card ended with this status, which is not ok. The numbers are those of the efa provider.
+    pub(super) fn of_status(raw: u8) -> Self {
+        use CompStatus as S;
+        let err = match Status::from_raw(raw) {
+            Status::Known(S::Flushed) => fi::FI_ECANCELED,
+            Status::Known(S::LocalUnreachableRemote) => fi::FI_EHOSTUNREACH,
+            Status::Known(S::LocalBadLength | S::RemoteBadLength) => fi::FI_EMSGSIZE,
+            Status::Known(S::RemoteAbort | S::LocalUnresponsiveRemote) => fi::FI_ECONNABORTED,
+            Status::Known(S::RemoteBadDestQpn | S::RemoteUnknownPeer) => fi::FI_ENOTCONN,
+            Status::Known(S::RemoteRnr) => fi::FI_ENORX,
+            Status::Known(S::RemoteBadStatus) => fi::FI_EREMOTEIO,
+            Status::Known(
+                S::Ok
+                | S::LocalQpInternalError
+                | S::LocalUnsupportedOp
+                | S::LocalInvalidAh
+                | S::LocalInvalidLkey
+                | S::RemoteBadAddress
+                | S::RemoteFeatureMismatch,
+            ) => fi::FI_EINVAL,
+            Status::Unknown(_) => fi::FI_EOTHER,
+        };
+        Self { err, status: raw, olen: 0 }
+    }
+
+    pub(super) fn of_code(err: i32) -> Self {
+        Self { err, status: 0, olen: 0 }
+    }
+}
+
+/// One completion.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    pub context: *mut c_void,
+    /// `FI_SEND | FI_MSG` and the like.
+    pub flags: u64,
+    pub len: usize,
+    /// Where a message was put, if that is not clear from the context.
+    pub buf: *mut c_void,
+    pub data: u64,
+    pub tag: u64,
+    /// Address of the sender in the address vector, or `FI_ADDR_NOTAVAIL`.
+    pub source: u64,
+    pub failure: Option<Failure>,
+}
+
+// SAFETY: the pointers are the application's and are only handed back to it.
+unsafe impl Send for Entry {}
+
+impl Entry {
+    pub(super) fn new(context: *mut c_void, flags: u64) -> Self {
+        Self {
+            context,
+            flags,
+            len: 0,
+            buf: ptr::null_mut(),
+            data: 0,
+            tag: 0,
+            source: fi::FI_ADDR_NOTAVAIL,
+            failure: None,
+        }
+    }
+}
+
+/// Bytes of an entry in a format; `None` for a format that does not exist.
+pub(super) fn entry_size(format: fi::fi_cq_format::Type) -> Option<usize> {
+    match format {
+        fi::fi_cq_format::FI_CQ_FORMAT_CONTEXT => Some(size_of::<fi::fi_cq_entry>()),
+        fi::fi_cq_format::FI_CQ_FORMAT_MSG => Some(size_of::<fi::fi_cq_msg_entry>()),
+        fi::fi_cq_format::FI_CQ_FORMAT_DATA => Some(size_of::<fi::fi_cq_data_entry>()),
+        fi::fi_cq_format::FI_CQ_FORMAT_TAGGED => Some(size_of::<fi::fi_cq_tagged_entry>()),
+        _ => None,
+    }
+}
+
+// Each format begins with the one before, so a prefix of the longest is written.
+const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, flags) == offset_of!(fi::fi_cq_msg_entry, flags));
+const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, len) == offset_of!(fi::fi_cq_msg_entry, len));
+const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, data) == offset_of!(fi::fi_cq_data_entry, data));
+const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, buf) == offset_of!(fi::fi_cq_data_entry, buf));
+
+/// What the application can read, and what leads to more.
+pub(super) struct CqQueue {
+    ready: Mutex<VecDeque<Entry>>,
+    /// Rung when something is added, if anybody may wait.
+    pub signal: Option<Arc<Signal>>,
+    /// Bytes of an entry as the application reads it.
+    entry_size: usize,
+    /// Entries that the application asked room for.
+    capacity: usize,
+    /// The card's ring, if the application's queue is one.
+    ring: Option<Mutex<RingReader>>,
+    /// Entries of the ring that no request under way needs.
+    room: AtomicU32,
+    /// Endpoints that complete here.
+    paths: Mutex<Vec<Arc<Path>>>,
+}
+
+/// Entries taken from a ring at once.
+const BURST: usize = 256;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl CqQueue {
+    pub(super) fn new(
+        entry_size: usize,
+        capacity: usize,
+        ring: Option<RingReader>,
+        signal: Option<Arc<Signal>>,
+    ) -> Self {
+        Self {
+            ready: Mutex::default(),
+            signal,
+            entry_size,
+            capacity,
+            room: AtomicU32::new(ring.as_ref().map_or(0, RingReader::entries)),
+            ring: ring.map(Mutex::new),
+            paths: Mutex::default(),
+        }
+    }
+
+    pub(super) fn attach(&self, path: &Arc<Path>) {
+        lock(&self.paths).push(path.clone());
+    }
+
+    pub(super) fn detach(&self, path: &Arc<Path>) {
+        // Whoever progresses holds the ring: what it finds there is dealt with before the endpoint is gone.
+        let _ring = self.ring.as_ref().map(lock);
+        lock(&self.paths).retain(|p| !Arc::ptr_eq(p, path));
+    }
+
+    /// Keeps an entry of the ring for a request; false when there is none.
+    pub(super) fn reserve(&self) -> bool {
+        self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1)).is_ok()
+    }
+
+    /// The entry of a request was read.
+    pub(super) fn release(&self) {
+        self.room.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// No room for more until the application has read.
+    pub(super) fn is_full(&self) -> bool {
+        lock(&self.ready).len() >= self.capacity
+    }
+
+    pub(super) fn push(&self, entry: Entry) {
+        lock(&self.ready).push_back(entry);
+        if let Some(signal) = &self.signal {
+            signal.raise();
+        }
+    }
+
+    /// Something can be read.
+    pub(super) fn has_entries(&self) -> bool {
+        !lock(&self.ready).is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.ready).len()
+    }
+
+    /// Lets the card look, for whoever reads mostly waits, and takes what it has told.
+    pub(super) fn progress(&self) {
+        let card = lock(&self.paths).first().map(|path| path.common.card.clone());
+        if let Some(card) = card {
+            card.look();
+        }
+        self.settle();
+    }
+
+    /// Takes what the card has told, for all endpoints that complete here.
+    pub(super) fn settle(&self) {
+        if let Some(ring) = &self.ring {
+            let mut ring = lock(ring);
+            let paths = lock(&self.paths);
+            for _ in 0..BURST {
+                let Some(raw) = ring.next() else { break };
+                let qpn = raw.common().qp_num;
+                if let Some(path) = paths.iter().find(|p| p.qpn == qpn)
+                    && let Some(entry) = path.complete(&raw)
+                {
+                    self.push(entry);
+                }
+            }
+            return;
+        }
+        // Not under the lock: an endpoint's progress may push here and into its other queue.
+        let count = lock(&self.paths).len();
+        for i in 0..count {
+            let path = lock(&self.paths).get(i).cloned();
+            if let Some(path) = path {
+                path.settle();
+            }
+        }
+    }
+
+    /// Up to `count` entries, and their sources.
+    ///
+    /// # Errors
+    /// The error to return: nothing there, or the next entry is of an operation that failed.
+    ///
+    /// # Safety
+    /// `buf` holds `count` entries of this queue's format, `source` is null or holds as many addresses.
+    pub(super) unsafe fn read(&self, buf: *mut c_void, count: usize, source: *mut u64) -> Result<usize, i32> {
+        let mut ready = lock(&self.ready);
+        let mut read = 0;
+        while read < count {
+            match ready.front() {
+                Some(entry) if entry.failure.is_none() => {
+                    let whole = fi::fi_cq_tagged_entry {
+                        op_context: entry.context,
+                        flags: entry.flags,
+                        len: entry.len,
+                        buf: entry.buf,
+                        data: entry.data,
+                        tag: entry.tag,
+                    };
+                    let to: *mut u8 = buf.cast::<u8>().wrapping_add(read * self.entry_size);
+                    // SAFETY: by contract; every format is a prefix of the longest.
+                    unsafe { ptr::copy_nonoverlapping((&raw const whole).cast(), to, self.entry_size) };
+                    if !source.is_null() {
+                        // SAFETY: by contract.
+                        unsafe { source.wrapping_add(read).write(entry.source) };
+                    }
+                    ready.pop_front();
+                    read += 1;
+                }
+                Some(_) if read == 0 => return Err(fi::FI_EAVAIL),
+                _ => break,
+            }
+        }
+        match ready.front() {
+            _ if read > 0 => Ok(read),
+            None => Err(fi::FI_EAGAIN),
+            Some(entry) if entry.failure.is_some() => Err(fi::FI_EAVAIL),
+            Some(_) => Ok(0),
+        }
+    }
+
+    /// The failed operation at the head of the queue.
+    pub(super) fn take_failed(&self) -> Option<(Entry, Failure)> {
+        let mut ready = lock(&self.ready);
+        let failure = ready.front()?.failure?;
+        ready.pop_front().map(|entry| (entry, failure))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(format: fi::fi_cq_format::Type) -> CqQueue {
+        CqQueue::new(entry_size(format).unwrap(), 4, None, None)
+    }
+
+    fn entry(n: usize) -> Entry {
+        Entry { len: n, tag: 7, data: 8, source: 9, ..Entry::new(n as *mut c_void, fi::FI_RECV) }
+    }
+
+    #[test]
+    fn formats_are_prefixes() {
+        for (format, words) in [
+            (fi::fi_cq_format::FI_CQ_FORMAT_CONTEXT, 1),
+            (fi::fi_cq_format::FI_CQ_FORMAT_MSG, 3),
+            (fi::fi_cq_format::FI_CQ_FORMAT_DATA, 5),
+            (fi::fi_cq_format::FI_CQ_FORMAT_TAGGED, 6),
+        ] {
+            let queue = queue(format);
+            queue.push(entry(1));
+            queue.push(entry(2));
+            let mut room = [u64::MAX; 13];
+            let mut source = [0; 2];
+            // SAFETY: the arrays hold two entries of any format.
+            let read = unsafe { queue.read(room.as_mut_ptr().cast(), 2, source.as_mut_ptr()) };
+            assert_eq!((read, source), (Ok(2), [9; 2]));
+            for (n, entry) in room.chunks(words).take(2).enumerate() {
+                let n = n as u64 + 1;
+                assert_eq!(entry, &[n, fi::FI_RECV, n, 0, 8, 7][..words]);
+            }
+            assert_eq!(room[2 * words], u64::MAX, "not beyond the entries");
+        }
+        assert_eq!(entry_size(99), None);
+    }
+
+    #[test]
+    fn failures_are_read_apart() {
+        let queue = queue(fi::fi_cq_format::FI_CQ_FORMAT_CONTEXT);
+        let mut room = [0u64; 4];
+        // SAFETY: the array holds four entries.
+        let mut read = || unsafe { queue.read(room.as_mut_ptr().cast(), 4, ptr::null_mut()) };
+        assert_eq!(read(), Err(fi::FI_EAGAIN));
+        queue.push(entry(1));
+        queue.push(Entry { failure: Some(Failure::of_status(10)), ..entry(2) });
+        queue.push(entry(3));
+        assert!(queue.take_failed().is_none(), "not at the head");
+        assert_eq!(read(), Ok(1));
+        assert_eq!(read(), Err(fi::FI_EAVAIL));
+        let (failed, failure) = queue.take_failed().unwrap();
+        assert_eq!((failed.len, failure.err, failure.status), (2, fi::FI_ENORX, 10));
+        assert_eq!(read(), Ok(1));
+        assert_eq!(read(), Err(fi::FI_EAGAIN));
+    }
+}

@@ -1,0 +1,221 @@
+//! The data path of `efa-direct`: each call is one request of the card, each completion one entry of its ring.
+
+use std::ffi::c_void;
+
+use efa_dp_direct::cq::{Cqe, RawCqe, Sender};
+use efa_dp_direct::rq::host_length;
+use efa_dp_direct::wire::{RxDesc, SendOp};
+use efa_dp_direct::wqe::{Destination, Inline, Operation, RemoteMem, RequestIds, SendData, Sge, WriteData};
+use ferrogin_libfabric::bindings as fi;
+
+use super::call::{Buffers, RecvCall, RmaCall, Segment, SendCall};
+use super::completion::{Entry, Failure};
+use super::guard::Code;
+use super::lane::Lane;
+use super::path::{Common, destination};
+use soft_nic::card::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
+
+/// A request under way.
+#[derive(Debug)]
+struct Sent {
+    context: *mut c_void,
+    flags: u64,
+    len: usize,
+    wanted: bool,
+}
+
+/// A receive that is posted.
+#[derive(Debug)]
+struct Posted {
+    context: *mut c_void,
+    buf: *mut c_void,
+    wanted: bool,
+    descs: u32,
+}
+
+pub(super) struct Direct {
+    lane: Lane<Sent>,
+    /// By request id.
+    receives: Vec<Option<Posted>>,
+    free: Vec<u16>,
+    /// Entries of the receive queue that are free.
+    descs: u32,
+}
+
+// SAFETY: the pointers are the application's and are only handed back to it.
+unsafe impl Send for Direct {}
+
+impl Direct {
+    pub(super) fn new(lane: Lane<()>) -> Self {
+        let descs = lane.receives();
+        let ids = u16::try_from(descs).unwrap_or(u16::MAX);
+        Self {
+            lane: lane.with_requests(),
+            receives: (0..ids).map(|_| None).collect(),
+            free: (0..ids).rev().collect(),
+            descs,
+        }
+    }
+
+    pub(super) fn send(&mut self, common: &Common, call: &SendCall) -> Result<(), Code> {
+        if call.tag.is_some() {
+            return Err(Code::NOSYS);
+        }
+        let target = common.target(call.to)?;
+        let len = call.buffers.len();
+        if len > MAX_SEND_SIZE as usize {
+            return Err(Code::MSGSIZE);
+        }
+        let data = if call.flags & fi::FI_INJECT != 0 {
+            SendData::Inline(inline(&call.buffers, self.lane.max_inline())?)
+        } else {
+            let mut sges = [Sge::default(); 2];
+            match gather(&call.buffers, &mut sges)? {
+                0 => SendData::Empty,
+                1 => SendData::One(sges[0]),
+                _ => SendData::Two(sges[0], sges[1]),
+            }
+        };
+        let op = Operation::Send { data, imm: immediate(call.data) };
+        let sent = Sent {
+            context: call.context,
+            flags: fi::FI_SEND | fi::FI_MSG,
+            len,
+            wanted: common.send.wants(call.flags, call.silent),
+        };
+        self.post(common, destination(&target.address, target.ahn), op, sent)
+    }
+
+    pub(super) fn rma(&mut self, common: &Common, call: &RmaCall) -> Result<(), Code> {
+        let target = common.target(call.peer)?;
+        let len = call.buffers.len();
+        if len > MAX_RDMA_SIZE as usize {
+            return Err(Code::MSGSIZE);
+        }
+        let rkey = u32::try_from(call.remote.key).map_err(|_| Code::INVAL)?;
+        let remote = RemoteMem { addr: call.remote.addr, rkey };
+        let mut sges = [Sge::default(); 1];
+        let (op, flags) = if call.read {
+            let into = (gather(&call.buffers, &mut sges)? > 0).then_some(sges[0]);
+            (Operation::Read { remote, into }, fi::FI_RMA | fi::FI_READ)
+        } else {
+            let data = if call.flags & fi::FI_INJECT != 0 && len > 0 {
+                WriteData::Inline(inline(&call.buffers, self.lane.max_inline_write())?)
+            } else if gather(&call.buffers, &mut sges)? == 0 {
+                WriteData::Empty
+            } else {
+                WriteData::One(sges[0])
+            };
+            (Operation::Write { remote, data, imm: immediate(call.data) }, fi::FI_RMA | fi::FI_WRITE)
+        };
+        let wanted = common.send.wants(call.flags, call.silent);
+        let sent = Sent { context: call.context, flags, len, wanted };
+        self.post(common, destination(&target.address, target.ahn), op, sent)
+    }
+
+    fn post(&mut self, common: &Common, to: Destination, op: Operation, sent: Sent) -> Result<(), Code> {
+        if self.lane.room() == 0 || !common.send.reserve() {
+            return Err(Code::AGAIN);
+        }
+        if self.lane.post(to, op, sent).is_none() {
+            common.send.release();
+            return Err(Code::INVAL);
+        }
+        self.lane.ring();
+        Ok(())
+    }
+
+    pub(super) fn recv(&mut self, common: &Common, call: &RecvCall) -> Result<(), Code> {
+        if call.tag.is_some() {
+            return Err(Code::NOSYS);
+        }
+        let mut sges = [Sge::default(); 2];
+        let count = gather(&call.buffers, &mut sges)?.max(1);
+        if self.descs < count as u32 {
+            return Err(Code::AGAIN);
+        }
+        if !common.recv.reserve() {
+            return Err(Code::AGAIN);
+        }
+        let Some(id) = self.free.pop() else {
+            common.recv.release();
+            return Err(Code::AGAIN);
+        };
+        let mut descs = sges.map(|sge| RxDesc::single(id, sge.addr, host_length(sge.length), sge.lkey));
+        for (i, desc) in descs.iter_mut().enumerate().take(count) {
+            desc.lkey_ctrl = desc.lkey_ctrl.with_first(i == 0).with_last(i + 1 == count);
+        }
+        self.descs -= count as u32;
+        self.receives[usize::from(id)] = Some(Posted {
+            context: call.context,
+            buf: call.buffers.start(),
+            wanted: common.recv.wants(call.flags, false),
+            descs: count as u32,
+        });
+        self.lane.post_receive(&descs[..count]);
+        self.lane.ring_receives();
+        Ok(())
+    }
+
+    /// The meaning of a ring's entry, if it gives one to read.
+    pub(super) fn complete(&mut self, common: &Common, raw: &RawCqe) -> Option<Entry> {
+        match Cqe::parse(raw, RequestIds::Bits64).ok()? {
+            Cqe::Send(cqe) => {
+                let sent = self.lane.complete(cqe.wr_id)?;
+                common.send.release();
+                let failure = (!cqe.status.is_ok()).then(|| Failure::of_status(cqe.status.raw()));
+                let entry = Entry { len: sent.len, failure, ..Entry::new(sent.context, sent.flags) };
+                (sent.wanted || failure.is_some()).then_some(entry)
+            }
+            Cqe::Recv(cqe) => {
+                let source = match cqe.sender {
+                    Sender::Ah(ahn) => common.av.reverse(ahn, cqe.src_qp_num),
+                    Sender::Gid(_) => None,
+                };
+                let source = source.unwrap_or(fi::FI_ADDR_NOTAVAIL);
+                let (data_flag, data) = cqe.imm.map_or((0, 0), |imm| (fi::FI_REMOTE_CQ_DATA, u64::from(imm)));
+                let len = cqe.length as usize;
+                if cqe.unsolicited && cqe.op == Ok(SendOp::RdmaWrite) {
+                    let flags = fi::FI_RMA | fi::FI_REMOTE_WRITE | data_flag;
+                    return Some(Entry { len, data, source, ..Entry::new(std::ptr::null_mut(), flags) });
+                }
+                let posted = self.receives.get_mut(usize::from(cqe.req_id))?.take()?;
+                self.free.push(cqe.req_id);
+                common.recv.release();
+                self.descs += posted.descs;
+                let failure = (!cqe.status.is_ok()).then(|| Failure::of_status(cqe.status.raw()));
+                let entry = Entry::new(posted.context, fi::FI_RECV | fi::FI_MSG | data_flag);
+                let entry = Entry { len, data, source, failure, buf: posted.buf, ..entry };
+                (posted.wanted || failure.is_some()).then_some(entry)
+            }
+        }
+    }
+}
+
+/// Immediate data has 32 bits, as the domain's `cq_data_size` says.
+fn immediate(data: Option<u64>) -> Option<u32> {
+    data.map(|data| data as u32)
+}
+
+/// The buffers' bytes, to travel in the request.
+fn inline(buffers: &Buffers, limit: usize) -> Result<Inline, Code> {
+    let mut bytes = [0; efa_dp_direct::wire::TX_DESC_INLINE_MAX_SIZE_128];
+    let len = buffers.len();
+    let room = bytes.get_mut(..len).filter(|_| len <= limit).ok_or(Code::INVAL)?;
+    // SAFETY: the application's buffers, readable by the interface during the call.
+    unsafe { buffers.gather(room) };
+    Inline::new(room).ok_or(Code::INVAL)
+}
+
+/// The buffers that have bytes, as the card names them; how many.
+fn gather<const N: usize>(buffers: &Buffers, sges: &mut [Sge; N]) -> Result<usize, Code> {
+    let mut count = 0;
+    for segment in buffers.segments().iter().filter(|s| s.len > 0) {
+        let Segment { addr, len, lkey } = *segment;
+        // Local memory must be registered here (`FI_MR_LOCAL`).
+        let (lkey, length) = (lkey.ok_or(Code::INVAL)?, u32::try_from(len).map_err(|_| Code::MSGSIZE)?);
+        *sges.get_mut(count).ok_or(Code::INVAL)? = Sge { addr: addr as u64, length, lkey };
+        count += 1;
+    }
+    Ok(count)
+}

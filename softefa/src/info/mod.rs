@@ -1,0 +1,433 @@
+//! `fi_getinfo`: what there is, for those whom it suits.
+
+mod hints;
+mod nic;
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::mem::offset_of;
+use std::ptr;
+
+use ferrogin_libfabric::bindings as fi;
+
+use super::fabric::Kind;
+use super::guard::{Code, entry};
+use super::library::{Library, refuse_setting, strdup, version};
+use hints::Hints;
+use soft_nic::address::{ADDRESS_LEN, Gid};
+use soft_nic::card;
+use soft_nic::card::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
+use soft_nic::config::Config;
+use soft_nic::fault::{COUNTER_MASK, Faults};
+
+/// Inline bytes of 64-byte work requests (sends only).
+pub(super) const NARROW_INLINE: usize = 32;
+/// Inline bytes of 128-byte work requests.
+pub(super) const WIDE_INLINE: usize = 80;
+/// Bytes that the protocol copies, so that a buffer is free at once.
+pub(super) const RDM_INJECT: usize = 4096;
+/// Entries of a receive queue at most.
+pub(super) const MAX_RQ: u32 = 8192;
+/// Operations that the protocol has under way.
+const RDM_SIZE: usize = 1024;
+/// Bytes of remote keys and of remote completion data.
+const KEY_SIZE: usize = 4;
+const DATA_SIZE: usize = 4;
+/// Stretches of remote memory that one call names.
+const RMA_IOV: usize = 1;
+
+const HMEM: u64 = fi::FI_HMEM;
+const DOMAIN_CAPS: u64 = fi::FI_LOCAL_COMM | fi::FI_REMOTE_COMM;
+const DIRECT_TX: u64 = fi::FI_MSG | fi::FI_SEND | fi::FI_RMA | fi::FI_READ | fi::FI_WRITE;
+const DIRECT_RX: u64 =
+    fi::FI_MSG | fi::FI_RECV | fi::FI_RMA | fi::FI_REMOTE_READ | fi::FI_REMOTE_WRITE | fi::FI_RMA_EVENT | fi::FI_SOURCE;
+
+/// What a fabric has to offer.
+struct Offer {
+    kind: Kind,
+    tx_caps: u64,
+    rx_caps: u64,
+    /// Given when asked for.
+    optional_caps: u64,
+    /// What applications must do.
+    mode: u64,
+    mr_mode: i32,
+    auto_progress: bool,
+    msg_order: u64,
+    /// Bytes of a message, and of any operation.
+    max_msg_size: usize,
+    max_size: usize,
+    iov_limit: usize,
+    tag_format: u64,
+}
+
+impl Offer {
+    fn of(kind: Kind) -> Self {
+        match kind {
+            Kind::Direct => Self {
+                kind,
+                tx_caps: DIRECT_TX,
+                rx_caps: DIRECT_RX,
+                optional_caps: HMEM,
+                mode: fi::FI_CONTEXT2,
+                mr_mode: fi::FI_MR_LOCAL,
+                auto_progress: true,
+                msg_order: 0,
+                max_msg_size: MAX_SEND_SIZE as usize,
+                max_size: MAX_RDMA_SIZE as usize,
+                iov_limit: 2,
+                tag_format: 0,
+            },
+            Kind::Rdm => Self {
+                kind,
+                tx_caps: DIRECT_TX | fi::FI_TAGGED,
+                rx_caps: DIRECT_RX | fi::FI_TAGGED | fi::FI_MULTI_RECV | fi::FI_DIRECTED_RECV,
+                optional_caps: 0,
+                mode: 0,
+                mr_mode: 0,
+                auto_progress: false,
+                msg_order: fi::FI_ORDER_SAS,
+                max_msg_size: usize::MAX,
+                max_size: usize::MAX,
+                iov_limit: super::call::MAX_IOV,
+                tag_format: TAG_GENERIC,
+            },
+        }
+    }
+}
+
+/// Every bit of a tag can be used (`FI_TAG_GENERIC`).
+const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
+
+/// Bytes of a work request on a queue that carries `inject` bytes inline; `None` when the card cannot.
+pub(super) fn wqe_size(inject: usize, faults: &Faults) -> Option<u32> {
+    match inject {
+        0..=NARROW_INLINE => Some(64),
+        ..=WIDE_INLINE if faults.wqe_size == 128 => Some(128),
+        _ => None,
+    }
+}
+
+/// Entries of a send queue at most: wide requests need twice the memory.
+pub(super) fn max_sq(wqe_size: u32, faults: &Faults) -> u32 {
+    if wqe_size == 128 { (faults.sq_size / 2).max(1) } else { faults.sq_size }
+}
+
+/// Entries of a queue for which `asked` were asked; `None` when there are not so many.
+pub(super) fn queue_size(asked: usize, max: u32) -> Option<u32> {
+    if asked == 0 {
+        return Some(max);
+    }
+    u32::try_from(asked).ok().filter(|n| *n <= max).map(|n| n.next_power_of_two())
+}
+
+/// Name of a card's domain.
+fn domain_name(card: u32) -> String {
+    format!("softefa{card}-rdm")
+}
+
+/// The card of a domain's name.
+pub(super) fn card_of(domain: &str) -> Option<u32> {
+    let number = domain.strip_prefix("softefa")?.strip_suffix("-rdm")?.parse().ok()?;
+    (domain_name(number) == domain).then_some(number)
+}
+
+/// `fi_getinfo`.
+pub(super) unsafe extern "C" fn getinfo(
+    api: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const fi::fi_info,
+    out: *mut *mut fi::fi_info,
+) -> c_int {
+    entry("fi_getinfo", || {
+        if out.is_null() {
+            return Err(Code::INVAL);
+        }
+        let config = Config::from_env().map_err(|error| refuse_setting("fi_getinfo", &error))?;
+        // SAFETY: the application's hints.
+        let mut wanted = unsafe { Hints::read(hints, api, &config) }?;
+        // SAFETY: null or terminated, by the interface.
+        unsafe { wanted.name(node, service, flags, &config) }?;
+        let library = Library::get()?;
+        let mut first: *mut fi::fi_info = ptr::null_mut();
+        let mut last = &raw mut first;
+        for kind in Kind::ALL {
+            for number in 0..config.nics {
+                match build(&library, api, number, &Offer::of(kind), &config, &wanted) {
+                    Ok(info) => {
+                        // SAFETY: `last` points to `first` or to the `next` of the last info, which is ours.
+                        unsafe { last.write(info) };
+                        // SAFETY: a new info.
+                        last = unsafe { &raw mut (*info).next };
+                    }
+                    Err(Code::NODATA) => {}
+                    Err(code) => {
+                        // SAFETY: the list is ours alone.
+                        unsafe { library.free_info(first) };
+                        return Err(code);
+                    }
+                }
+            }
+        }
+        if first.is_null() {
+            return Err(Code::NODATA);
+        }
+        // SAFETY: `out` is the application's.
+        unsafe { out.write(first) };
+        Ok(0)
+    })
+}
+
+/// How deep queues are and how much they carry inline.
+struct Depths {
+    inject: usize,
+    tx: usize,
+    rx: usize,
+}
+
+fn depths(offer: &Offer, wanted: &Hints, faults: &Faults) -> Option<Depths> {
+    let (inject, tx, rx) = match offer.kind {
+        Kind::Direct => {
+            let wqe = wqe_size(wanted.inject_size, faults)?;
+            (NARROW_INLINE.max(wanted.inject_size), max_sq(wqe, faults) as usize, MAX_RQ as usize)
+        }
+        Kind::Rdm => (RDM_INJECT, RDM_SIZE, RDM_SIZE),
+    };
+    let chosen = |wanted: usize, max: usize| if wanted == 0 { Some(max) } else { (wanted <= max).then_some(wanted) };
+    let inject = chosen(wanted.inject_size, inject)?;
+    Some(Depths { inject, tx: chosen(wanted.tx_size, tx)?, rx: chosen(wanted.rx_size, rx)? })
+}
+
+/// The traffic class of queues for which `asked` was asked. As libfabric's `efa` provider does since August 2026, this one knows
+/// best effort and low latency, and ignores others.
+fn known_class(asked: u32, faults: &Faults) -> Result<u32, Code> {
+    match asked {
+        _ if faults.ignore_tclass => Ok(fi::FI_TC_UNSPEC),
+        fi::FI_TC_UNSPEC | fi::FI_TC_BEST_EFFORT | fi::FI_TC_LOW_LATENCY => Ok(asked),
+        _ if faults.refuse_tclass => Err(Code::NODATA),
+        _ => Ok(fi::FI_TC_UNSPEC),
+    }
+}
+
+/// The info of one card on one fabric.
+fn build(
+    library: &Library,
+    api: u32,
+    number: u32,
+    offer: &Offer,
+    config: &Config,
+    wanted: &Hints,
+) -> Result<*mut fi::fi_info, Code> {
+    let domain = CString::new(domain_name(number)).map_err(|_| Code::OTHER)?;
+    if wanted.domain.as_ref().is_some_and(|name| *name != domain) {
+        return Err(Code::NODATA);
+    }
+    wanted.meet(offer, config)?;
+    let depths = depths(offer, wanted, &config.faults).ok_or(Code::NODATA)?;
+    let raw = library.new_info()?;
+    // SAFETY: the core made this info with all its parts, and nobody else has it.
+    let info = unsafe { &mut *raw };
+    let filled = fill(info, offer, config, wanted, &depths)
+        .and_then(|()| fill_fabric(info, api, offer))
+        .and_then(|()| fill_domain(info, &domain, offer, config, wanted))
+        .and_then(|()| nic::nic(number, config));
+    match filled {
+        Ok(nic) => {
+            info.nic = nic;
+            if library.version >= version(2, 5) && api >= version(2, 5) {
+                fill_counter_limits(info);
+            }
+            Ok(raw)
+        }
+        Err(code) => {
+            // SAFETY: made above and given to nobody.
+            unsafe { library.free_info(raw) };
+            Err(code)
+        }
+    }
+}
+
+fn fill(info: &mut fi::fi_info, offer: &Offer, config: &Config, wanted: &Hints, depths: &Depths) -> Result<(), Code> {
+    // SAFETY: the core made it with the info, and nobody else has it.
+    let tx = unsafe { info.tx_attr.as_mut() }.ok_or(Code::OTHER)?;
+    // SAFETY: as above.
+    let rx = unsafe { info.rx_attr.as_mut() }.ok_or(Code::OTHER)?;
+    let caps = wanted.caps_of(offer);
+    (info.caps, info.mode) = (caps, offer.mode);
+    info.addr_format = fi::FI_ADDR_EFA;
+    info.src_addr = address(card::advertised_gid(config))?;
+    info.src_addrlen = ADDRESS_LEN;
+    if let Some(dest) = wanted.dest {
+        info.dest_addr = bytes(&dest)?;
+        info.dest_addrlen = ADDRESS_LEN;
+    }
+    (tx.caps, tx.mode) = (caps & (offer.tx_caps | HMEM), offer.mode);
+    tx.op_flags = wanted.tx_flags.unwrap_or(fi::FI_TRANSMIT_COMPLETE | fi::FI_COMPLETION);
+    tx.msg_order = offer.msg_order & wanted.tx_order.unwrap_or(u64::MAX);
+    (tx.inject_size, tx.size) = (depths.inject, depths.tx);
+    (tx.iov_limit, tx.rma_iov_limit) = (offer.iov_limit, RMA_IOV);
+    tx.tclass = known_class(wanted.tclass, &config.faults)?;
+    (rx.caps, rx.mode) = (caps & (offer.rx_caps | HMEM), offer.mode);
+    rx.op_flags = wanted.rx_flags.unwrap_or(fi::FI_COMPLETION);
+    rx.msg_order = offer.msg_order & wanted.rx_order.unwrap_or(u64::MAX);
+    (rx.size, rx.iov_limit) = (depths.rx, offer.iov_limit);
+    // SAFETY: the core made it with the info, at least as long.
+    let ep = unsafe { info.ep_attr.cast::<EpAttr>().as_mut() }.ok_or(Code::OTHER)?;
+    (ep.kind, ep.protocol, ep.protocol_version) = (fi::fi_ep_type::FI_EP_RDM, fi::FI_PROTO_EFA, 1);
+    ep.max_msg_size = wanted.max_msg_size_of(offer);
+    ep.mem_tag_format = offer.tag_format;
+    (ep.tx_ctx_cnt, ep.rx_ctx_cnt) = (1, 1);
+    Ok(())
+}
+
+fn fill_fabric(info: &mut fi::fi_info, api: u32, offer: &Offer) -> Result<(), Code> {
+    // SAFETY: the core made it with the info, and nobody else has it.
+    let fabric = unsafe { info.fabric_attr.as_mut() }.ok_or(Code::OTHER)?;
+    fabric.name = strdup(offer.kind.name())?;
+    fabric.prov_version = version(1, 0);
+    fabric.api_version = api;
+    Ok(())
+}
+
+fn fill_domain(
+    info: &mut fi::fi_info,
+    name: &CString,
+    offer: &Offer,
+    config: &Config,
+    wanted: &Hints,
+) -> Result<(), Code> {
+    // SAFETY: the core made it with the info, at least as long.
+    let domain = unsafe { info.domain_attr.cast::<DomainAttr>().as_mut() }.ok_or(Code::OTHER)?;
+    let auto =
+        if offer.auto_progress { fi::fi_progress::FI_PROGRESS_AUTO } else { fi::fi_progress::FI_PROGRESS_MANUAL };
+    domain.name = strdup(name)?;
+    domain.threading = fi::fi_threading::FI_THREAD_SAFE;
+    let [control, data] =
+        wanted.progress.map(|asked| if asked == fi::fi_progress::FI_PROGRESS_UNSPEC { auto } else { asked });
+    (domain.control_progress, domain.data_progress) = (control, data);
+    domain.resource_mgmt = fi::fi_resource_mgmt::FI_RM_ENABLED;
+    domain.av_type = fi::fi_av_type::FI_AV_TABLE;
+    domain.mr_mode = wanted.mr_mode_told(offer, info.caps);
+    (domain.mr_key_size, domain.cq_data_size) = (KEY_SIZE, DATA_SIZE);
+    (domain.cq_cnt, domain.ep_cnt) = (65536, 65534);
+    (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (1024, 1024);
+    (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx) = (1, 1);
+    domain.cntr_cnt = config.faults.cntr_budget as usize;
+    (domain.mr_iov_limit, domain.mr_cnt) = (1, 65535);
+    domain.caps = DOMAIN_CAPS;
+    Ok(())
+}
+
+/// What newer versions want to know of counters.
+fn fill_counter_limits(info: &mut fi::fi_info) {
+    for at in [offset_of!(fi::fi_domain_attr, max_cntr_value), offset_of!(fi::fi_domain_attr, max_err_cntr_value)] {
+        let field: *mut u64 = info.domain_attr.wrapping_byte_add(at).cast();
+        // SAFETY: cores from 2.5 on have these fields.
+        unsafe { field.write(COUNTER_MASK) };
+    }
+}
+
+/// `fi_ep_attr` as far as every version has it and this provider looks at it.
+#[repr(C)]
+pub(super) struct EpAttr {
+    pub kind: fi::fi_ep_type::Type,
+    protocol: u32,
+    protocol_version: u32,
+    max_msg_size: usize,
+    msg_prefix_size: usize,
+    max_order: [usize; 3],
+    mem_tag_format: u64,
+    tx_ctx_cnt: usize,
+    rx_ctx_cnt: usize,
+}
+
+/// `fi_domain_attr` as 1.17 has it: the oldest that this provider meets.
+#[repr(C)]
+struct DomainAttr {
+    domain: *mut fi::fid_domain,
+    name: *mut c_char,
+    threading: fi::fi_threading::Type,
+    control_progress: fi::fi_progress::Type,
+    data_progress: fi::fi_progress::Type,
+    resource_mgmt: fi::fi_resource_mgmt::Type,
+    av_type: fi::fi_av_type::Type,
+    mr_mode: c_int,
+    mr_key_size: usize,
+    cq_data_size: usize,
+    cq_cnt: usize,
+    ep_cnt: usize,
+    tx_ctx_cnt: usize,
+    rx_ctx_cnt: usize,
+    max_ep_tx_ctx: usize,
+    max_ep_rx_ctx: usize,
+    max_ep_stx_ctx: usize,
+    max_ep_srx_ctx: usize,
+    cntr_cnt: usize,
+    mr_iov_limit: usize,
+    caps: u64,
+    mode: u64,
+    auth_key: *mut u8,
+    auth_key_size: usize,
+    max_err_data: usize,
+    mr_cnt: usize,
+    tclass: u32,
+}
+
+/// The fields of an older struct lie where the newest has them.
+macro_rules! same_offsets {
+    ($old:ty, $new:ty: $($field:ident),*) => {
+        $(const _: () = assert!(offset_of!($old, $field) == offset_of!($new, $field));)*
+    };
+}
+same_offsets!(EpAttr, fi::fi_ep_attr: protocol, max_msg_size, mem_tag_format, tx_ctx_cnt, rx_ctx_cnt);
+same_offsets!(DomainAttr, fi::fi_domain_attr: name, threading, resource_mgmt, av_type, mr_mode, mr_key_size, cntr_cnt,
+    mr_iov_limit, caps, mode, mr_cnt, tclass);
+const _: () = assert!(size_of::<DomainAttr>() == 192, "fi_domain_attr of 1.17");
+
+/// A copy on the C heap, where the core frees it.
+fn bytes(from: &[u8]) -> Result<*mut c_void, Code> {
+    // SAFETY: no preconditions.
+    let copy = unsafe { libc::malloc(from.len()) };
+    if copy.is_null() {
+        return Err(Code::NOMEM);
+    }
+    // SAFETY: `copy` holds as many bytes and is new.
+    unsafe { ptr::copy_nonoverlapping(from.as_ptr(), copy.cast(), from.len()) };
+    Ok(copy)
+}
+
+fn address(gid: Gid) -> Result<*mut c_void, Code> {
+    let mut address = [0; ADDRESS_LEN];
+    address[..16].copy_from_slice(&gid.to_bytes());
+    bytes(&address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn domain_names() {
+        assert_eq!(card_of("softefa0-rdm"), Some(0));
+        assert_eq!(card_of("softefa12-rdm"), Some(12));
+        for name in ["softefa-rdm", "softefa00-rdm", "softefa1", "rdmap0-rdm", "softefa+1-rdm"] {
+            assert_eq!(card_of(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn wide_queues_are_half_as_long() {
+        let faults = Faults::default();
+        assert_eq!(wqe_size(0, &faults), Some(64));
+        assert_eq!(wqe_size(32, &faults), Some(64));
+        assert_eq!(wqe_size(33, &faults), Some(128));
+        assert_eq!(wqe_size(80, &faults), Some(128));
+        assert_eq!(wqe_size(81, &faults), None);
+        assert_eq!(wqe_size(33, &Faults { wqe_size: 64, ..faults.clone() }), None);
+        assert_eq!((max_sq(64, &faults), max_sq(128, &faults)), (4096, 2048));
+        assert_eq!(queue_size(0, 64), Some(64));
+        assert_eq!(queue_size(33, 64), Some(64));
+        assert_eq!(queue_size(65, 64), None);
+    }
+}

@@ -1,0 +1,115 @@
+//! The description of a card: `fid_nic`.
+
+use std::ffi::{CString, c_int, c_void};
+use std::ptr;
+
+use ferrogin_libfabric::bindings as fi;
+
+use super::super::guard::{Code, entry};
+use super::super::object::head;
+use super::super::unsupported;
+use soft_nic::card::{self, MAX_SEND_SIZE};
+use soft_nic::config::Config;
+
+static NIC_OPS: fi::fi_ops = fi::fi_ops {
+    size: size_of::<fi::fi_ops>(),
+    close: Some(close_nic),
+    bind: Some(unsupported::bind),
+    control: Some(control_nic),
+    ops_open: Some(unsupported::ops_open),
+    tostr: Some(unsupported::tostr),
+    ops_set: Some(unsupported::ops_set),
+};
+
+/// A description of the card, and what its pointers point to.
+#[repr(C)]
+struct Nic {
+    fid: fi::fid_nic,
+    device: fi::fi_device_attr,
+    bus: fi::fi_bus_attr,
+    link: fi::fi_link_attr,
+    texts: [CString; 8],
+}
+
+pub(super) fn nic(number: u32, config: &Config) -> Result<*mut fi::fid_nic, Code> {
+    let gid = card::advertised_gid(config);
+    let texts = [
+        format!("softefa{number}"),
+        "0xefa5".into(),
+        env!("CARGO_PKG_VERSION").into(),
+        "0x0".into(),
+        "softefa".into(),
+        env!("CARGO_PKG_VERSION").into(),
+        format!("EFA-{}", gid.text()),
+        "Ethernet".into(),
+    ];
+    let mut failed = false;
+    let texts = texts.map(|text| {
+        CString::new(text).unwrap_or_else(|_| {
+            failed = true;
+            CString::default()
+        })
+    });
+    if failed {
+        return Err(Code::OTHER);
+    }
+    Ok(assemble(texts))
+}
+
+/// The description with these texts, its pointers into itself.
+fn assemble(texts: [CString; 8]) -> *mut fi::fid_nic {
+    let mut nic = Box::new(Nic {
+        fid: fi::fid_nic { fid: head(fi::FI_CLASS_NIC, ptr::null_mut(), &NIC_OPS), ..fi::fid_nic::default() },
+        device: fi::fi_device_attr::default(),
+        bus: fi::fi_bus_attr { bus_type: fi::fi_bus_type::FI_BUS_UNSPEC, ..fi::fi_bus_attr::default() },
+        link: fi::fi_link_attr {
+            mtu: MAX_SEND_SIZE as usize,
+            speed: 100_000_000_000,
+            state: fi::fi_link_state::FI_LINK_UP,
+            ..fi::fi_link_attr::default()
+        },
+        texts,
+    });
+    let text = |nic: &Nic, i: usize| nic.texts[i].as_ptr().cast_mut();
+    nic.device = fi::fi_device_attr {
+        name: text(&nic, 0),
+        device_id: text(&nic, 1),
+        device_version: text(&nic, 2),
+        vendor_id: text(&nic, 3),
+        driver: text(&nic, 4),
+        firmware: text(&nic, 5),
+    };
+    (nic.link.address, nic.link.network_type) = (text(&nic, 6), text(&nic, 7));
+    nic.fid.device_attr = &raw mut nic.device;
+    nic.fid.bus_attr = &raw mut nic.bus;
+    nic.fid.link_attr = &raw mut nic.link;
+    Box::into_raw(nic).cast()
+}
+
+/// fi_dupinfo asks for a copy of the description, and shares the original where it gets none.
+unsafe extern "C" fn control_nic(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(nic)", || {
+        if fid.is_null() || arg.is_null() {
+            return Err(Code::INVAL);
+        }
+        if command != fi::FI_DUP as c_int {
+            return Err(Code::NOSYS);
+        }
+        // SAFETY: the core calls this with what `assemble` made and has not closed.
+        let texts = unsafe { (*fid.cast::<Nic>()).texts.clone() };
+        // SAFETY: FI_DUP's argument is where the copy's address goes.
+        unsafe { arg.cast::<*mut fi::fid_nic>().write(assemble(texts)) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn close_nic(fid: *mut fi::fid) -> c_int {
+    entry("fi_close(nic)", || {
+        if fid.is_null() {
+            return Err(Code::INVAL);
+        }
+        // SAFETY: the core calls this once for each that `assemble` made.
+        drop(unsafe { Box::from_raw(fid.cast::<Nic>()) });
+        Ok(0)
+    })
+}

@@ -1,0 +1,185 @@
+//! The host's end of a queue pair: requests written into the rings as a driver does, entries read back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use efa_dp_direct::cq::RawCqe;
+use efa_dp_direct::wire::RxDesc;
+use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendWqe};
+
+use soft_nic::card::queue::{CQ_ENTRY_LEN, RQ_ENTRY_LEN, WorkQueue};
+use soft_nic::memory;
+
+/// Both work queues of a queue pair, with a `T` for each request under way.
+#[derive(Debug)]
+pub(super) struct Lane<T> {
+    sq: Arc<WorkQueue>,
+    rq: Arc<WorkQueue>,
+    geometry: Geometry,
+    max_batch: u32,
+    /// Producer count, and how many of it are not rung.
+    pc: u32,
+    unrung: u32,
+    /// By request id.
+    requests: Vec<Option<T>>,
+    free: Vec<u32>,
+    rq_pc: u32,
+}
+
+impl<T> Lane<T> {
+    /// The queues of a new queue pair, whose send queue begins at `start`.
+    pub(super) fn new(sq: Arc<WorkQueue>, rq: Arc<WorkQueue>, max_batch: u32, start: u32) -> Self {
+        let geometry = if sq.entry_size == 128 { Geometry::WIDE } else { Geometry::NARROW };
+        let entries = sq.entries;
+        Self {
+            sq,
+            rq,
+            geometry,
+            max_batch,
+            pc: start,
+            unrung: 0,
+            requests: (0..entries).map(|_| None).collect(),
+            free: (0..entries).rev().collect(),
+            rq_pc: 0,
+        }
+    }
+
+    /// The same queues for requests of another kind; none are under way yet.
+    pub(super) fn with_requests<U>(self) -> Lane<U> {
+        let Self { sq, rq, max_batch, pc, .. } = self;
+        Lane::new(sq, rq, max_batch, pc)
+    }
+
+    /// Requests that can be posted now.
+    pub(super) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Requests under way.
+    pub(super) fn outstanding(&self) -> usize {
+        self.requests.len() - self.free.len()
+    }
+
+    /// Inline bytes of a send.
+    pub(super) fn max_inline(&self) -> usize {
+        self.geometry.max_inline as usize
+    }
+
+    /// Inline bytes of a write.
+    pub(super) fn max_inline_write(&self) -> usize {
+        if self.geometry == Geometry::WIDE { self.max_inline() } else { 0 }
+    }
+
+    /// Writes a request; [`ring`](Self::ring) hands it over. `None` when there is no room or it does not fit.
+    pub(super) fn post(&mut self, to: Destination, op: Operation, request: T) -> Option<()> {
+        let id = self.free.last().copied()?;
+        let mut wqe = SendWqe::new(u64::from(id), to, op);
+        wqe.phase = self.sq.phase_of(self.pc) != 0;
+        let mut bytes = [0; 128];
+        let len = self.geometry.wqe_size.bytes();
+        wqe.emit(&self.geometry, &mut bytes[..len]).ok()?;
+        if self.unrung == self.max_batch {
+            self.ring();
+        }
+        self.free.pop();
+        self.requests[id as usize] = Some(request);
+        store(&self.sq, self.pc, &bytes[..len]);
+        self.pc = self.pc.wrapping_add(1);
+        self.unrung += 1;
+        Some(())
+    }
+
+    /// Rings the doorbell for what was written.
+    pub(super) fn ring(&mut self) {
+        if self.unrung > 0 {
+            self.unrung = 0;
+            ring(&self.sq, self.pc);
+        }
+    }
+
+    /// A request completed: what it was.
+    pub(super) fn complete(&mut self, id: u64) -> Option<T> {
+        let id = u32::try_from(id).ok()?;
+        let request = self.requests.get_mut(id as usize)?.take()?;
+        self.free.push(id);
+        Some(request)
+    }
+
+    /// Writes the descriptors of one receive. The caller sees to it that the ring has room.
+    pub(super) fn post_receive(&mut self, buffers: &[RxDesc]) {
+        for desc in buffers {
+            let [addr, rest] = desc.to_words();
+            let mut bytes = [0; RQ_ENTRY_LEN as usize];
+            bytes[..8].copy_from_slice(&addr.to_ne_bytes());
+            bytes[8..].copy_from_slice(&rest.to_ne_bytes());
+            store(&self.rq, self.rq_pc, &bytes);
+            self.rq_pc = self.rq_pc.wrapping_add(1);
+        }
+    }
+
+    /// Entries of the receive queue.
+    pub(super) fn receives(&self) -> u32 {
+        self.rq.entries
+    }
+
+    /// Rings the receive queue's doorbell.
+    pub(super) fn ring_receives(&mut self) {
+        ring(&self.rq, self.rq_pc);
+    }
+}
+
+/// Stores an entry in words, as the card reads them.
+fn store(queue: &WorkQueue, index: u32, bytes: &[u8]) {
+    let slot = queue.buffer().wrapping_add(queue.slot_of(index) as usize * queue.entry_size as usize);
+    for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+        // SAFETY: the slot lies in the ring, which `queue` keeps mapped, on a multiple of 16.
+        let at = unsafe { AtomicU64::from_ptr(slot.wrapping_add(8 * i).cast()) };
+        at.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+    }
+}
+
+fn ring(queue: &WorkQueue, pc: u32) {
+    fence(Ordering::Release);
+    // SAFETY: the doorbell lies in the mapping that `queue` keeps, at a multiple of 64.
+    unsafe { AtomicU32::from_ptr(queue.doorbell()) }.store(pc, Ordering::Release);
+}
+
+/// Reads a completion ring.
+#[derive(Debug)]
+pub(super) struct RingReader {
+    buffer: *const u8,
+    entries: u32,
+    next: u32,
+}
+
+// SAFETY: an address of a ring that is only read atomically.
+unsafe impl Send for RingReader {}
+
+impl RingReader {
+    /// # Safety
+    /// `buffer` holds `entries` (a power of two) entries of [`CQ_ENTRY_LEN`] bytes, 8-byte aligned, as long as
+    /// [`next`](Self::next) is called.
+    pub(super) unsafe fn new(buffer: *const u8, entries: u32) -> Self {
+        Self { buffer, entries, next: 0 }
+    }
+
+    pub(super) fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    /// The next entry that the card has written.
+    pub(super) fn next(&mut self) -> Option<RawCqe> {
+        let slot = self.buffer.wrapping_add((self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize);
+        let word = |i: usize| {
+            // SAFETY: the slot lies in the ring by `new`'s contract; acquire orders the first word before the others.
+            unsafe { memory::load_acquire(slot.wrapping_add(8 * i).cast()) }
+        };
+        let first = RawCqe::from_words([word(0), 0, 0, 0]);
+        let expected = (self.next >> self.entries.trailing_zeros()) & 1 == 0;
+        if first.phase() != expected {
+            return None;
+        }
+        self.next = self.next.wrapping_add(1);
+        Some(RawCqe::from_words(std::array::from_fn(word)))
+    }
+}

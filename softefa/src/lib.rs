@@ -1,0 +1,84 @@
+//! The software EFA card as a libfabric provider named `softefa`.
+//!
+//! `libsoftefa-fi.so` in a directory of `FI_PROVIDER_PATH` gives libfabric the provider. The card itself is the crate `soft-nic`.
+//!
+//! It has the two fabrics of the real one. `efa-direct` is the card as it is: messages of one packet, remote memory, and
+//! the queues themselves for those who drive them. `efa` puts a protocol on top: messages of any length, in order, tags.
+//!
+//! Layouts and rules: libfabric's public headers; `fi_efa(7)` for the GDA operations.
+#![allow(unsafe_code)]
+
+mod av;
+mod call;
+mod cntr;
+mod completion;
+mod cq;
+mod direct;
+mod domain;
+mod ep;
+mod eq;
+mod fabric;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
+mod gda;
+mod guard;
+mod info;
+mod lane;
+mod library;
+mod mr;
+mod object;
+mod ops_msg;
+mod ops_rma;
+mod options;
+mod path;
+mod rdm;
+mod unsupported;
+mod wait;
+
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+use ferrogin_libfabric::bindings as fi;
+
+/// Name of the provider.
+pub(crate) const PROVIDER: &CStr = c"softefa";
+
+/// Where the provider struct lives: the core keeps the pointer and writes to its context.
+struct Provider(*mut fi::fi_provider);
+
+// SAFETY: written once here; afterwards only the core touches it, under its own locks.
+unsafe impl Send for Provider {}
+// SAFETY: as above.
+unsafe impl Sync for Provider {}
+
+extern "C" fn cleanup() {}
+
+/// The entry point that libfabric looks for in `*fi.so`.
+///
+/// The result lives as long as the library, which is linked never to be unloaded.
+#[unsafe(no_mangle)]
+pub extern "C" fn fi_prov_ini() -> *mut fi::fi_provider {
+    static PROVIDER_STRUCT: OnceLock<Provider> = OnceLock::new();
+    PROVIDER_STRUCT
+        .get_or_init(|| {
+            Provider(Box::into_raw(Box::new(fi::fi_provider {
+                version: library::version(1, 0),
+                fi_version: library::version(fi::FI_MAJOR_VERSION, fi::FI_MINOR_VERSION),
+                context: fi::fi_context::default(),
+                name: PROVIDER.as_ptr(),
+                getinfo: Some(info::getinfo),
+                fabric: Some(fabric::open),
+                cleanup: Some(cleanup),
+            })))
+        })
+        .0
+}
+
+/// Lets a card of this process work in the calling thread for one look. For threads that wait for memory that a card
+/// writes, and make no call of libfabric: on a small machine they have the processor that the card's own thread needs. Any
+/// number of threads may call it at any time. False when it did nothing: no card, or cores enough for its thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn softefa_help() -> bool {
+    guard::entry_or("softefa_help", false, soft_nic::card::help::help)
+}

@@ -1,0 +1,121 @@
+//! The libfabric that loaded this provider: `fi_info` must come from its allocator, in its layout.
+
+use std::ffi::CStr;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use ferrogin_libfabric::bindings as fi;
+
+use super::guard::Code;
+use soft_nic::config::ConfigError;
+use soft_nic::log;
+
+type DupInfo = unsafe extern "C" fn(*const fi::fi_info) -> *mut fi::fi_info;
+type FreeInfo = unsafe extern "C" fn(*mut fi::fi_info);
+type Version = unsafe extern "C" fn() -> u32;
+
+/// Functions of the loaded core.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Library {
+    dupinfo: DupInfo,
+    freeinfo: FreeInfo,
+    /// `fi_version()`: major in the upper half, minor in the lower.
+    pub version: u32,
+}
+
+/// `FI_VERSION(major, minor)`.
+pub(super) const fn version(major: u32, minor: u32) -> u32 {
+    major << 16 | minor
+}
+
+impl Library {
+    /// The core of this process.
+    ///
+    /// # Errors
+    /// `ENOSYS` when there is none: then nobody can have called.
+    pub(super) fn get() -> Result<Self, Code> {
+        static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
+        (*LIBRARY.get_or_init(Self::find)).ok_or(Code::NOSYS)
+    }
+
+    fn find() -> Option<Self> {
+        let name = c"libfabric.so.1";
+        // SAFETY: with RTLD_NOLOAD nothing is loaded and no initialiser runs. The handle is kept for ever, as the
+        // core itself is by this library's own mapping.
+        let mut handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+        if handle.is_null() {
+            // Linked in, or under another name but with global symbols.
+            handle = libc::RTLD_DEFAULT;
+        }
+        let symbol = |name: &CStr| {
+            // SAFETY: a live handle and a terminated name.
+            let at = unsafe { libc::dlsym(handle, name.as_ptr()) };
+            (!at.is_null()).then_some(at)
+        };
+        let (dup, free, version) = (symbol(c"fi_dupinfo")?, symbol(c"fi_freeinfo")?, symbol(c"fi_version")?);
+        // SAFETY: the types are those of rdma/fabric.h, unchanged since the first release.
+        let dupinfo = unsafe { std::mem::transmute::<*mut libc::c_void, DupInfo>(dup) };
+        // SAFETY: as above.
+        let freeinfo = unsafe { std::mem::transmute::<*mut libc::c_void, FreeInfo>(free) };
+        // SAFETY: as above.
+        let version = unsafe { std::mem::transmute::<*mut libc::c_void, Version>(version) };
+        // SAFETY: no preconditions.
+        let version = unsafe { version() };
+        Some(Self { dupinfo, freeinfo, version })
+    }
+
+    /// An empty `fi_info` with all its parts.
+    pub(super) fn new_info(&self) -> Result<*mut fi::fi_info, Code> {
+        // SAFETY: null asks for an empty one.
+        let info = unsafe { (self.dupinfo)(std::ptr::null()) };
+        if info.is_null() { Err(Code::NOMEM) } else { Ok(info) }
+    }
+
+    /// Frees a list of infos.
+    ///
+    /// # Safety
+    /// `info` is null or a list made by this library's `fi_dupinfo`.
+    pub(super) unsafe fn free_info(&self, info: *mut fi::fi_info) {
+        if !info.is_null() {
+            // SAFETY: by contract.
+            unsafe { (self.freeinfo)(info) };
+        }
+    }
+}
+
+/// A copy of `text` that the core may `free`.
+pub(super) fn strdup(text: &CStr) -> Result<*mut std::ffi::c_char, Code> {
+    // SAFETY: terminated.
+    let copy = unsafe { libc::strdup(text.as_ptr()) };
+    if copy.is_null() { Err(Code::NOMEM) } else { Ok(copy) }
+}
+
+/// The text behind a pointer of the application, if there is one.
+///
+/// # Safety
+/// `text` is null or a terminated string that lives as long as the result.
+pub(super) unsafe fn text<'a>(text: *const std::ffi::c_char) -> Option<&'a CStr> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: by contract.
+    Some(unsafe { CStr::from_ptr(text) })
+}
+
+/// Says on standard error why a call of the application fails.
+pub(super) fn refuse(call: &str, why: std::fmt::Arguments<'_>) -> Code {
+    log::line(format_args!("softefa: {call}: {why}"));
+    Code::INVAL
+}
+
+/// The same for a setting that is not understood: programs ask `fi_getinfo` many times, and one line says it.
+pub(super) fn refuse_setting(call: &str, error: &ConfigError) -> Code {
+    static SAID: Mutex<String> = Mutex::new(String::new());
+    let why = error.to_string();
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if *said == why {
+        return Code::INVAL;
+    }
+    let code = refuse(call, format_args!("{why}"));
+    *said = why;
+    code
+}

@@ -1,0 +1,118 @@
+//! `fi_getopt` and `fi_setopt` of an endpoint.
+
+use std::ffi::{c_int, c_void};
+
+use ferrogin_libfabric::bindings as fi;
+
+use super::av::copy_out;
+use super::ep::Ep;
+use super::fabric::Kind;
+use super::guard::{Code, entry};
+use super::info;
+use super::object::object;
+use soft_nic::card::RNR_FOR_EVER;
+use soft_nic::card::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
+
+pub(super) unsafe extern "C" fn getopt(
+    fid: fi::fid_t,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    entry("fi_getopt", || {
+        // SAFETY: the application's fid.
+        let ep: &Ep = unsafe { object(fid) }?;
+        if level != fi::FI_OPT_ENDPOINT as c_int {
+            return Err(Code(fi::FI_ENOPROTOOPT));
+        }
+        if name == fi::FI_OPT_EFA_RNR_RETRY {
+            // SAFETY: `len` is null or holds the size of `value`.
+            unsafe { copy_out(&usize::from(ep.state().rnr_retry).to_ne_bytes(), value, len) }?;
+            return Ok(0);
+        }
+        let rdm = ep.domain().fabric_kind() == Kind::Rdm;
+        let answer = match u32::try_from(name) {
+            Ok(fi::FI_OPT_MIN_MULTI_RECV) if rdm => ep.state().min_multi_recv,
+            Ok(fi::FI_OPT_MAX_MSG_SIZE) if rdm => usize::MAX,
+            Ok(fi::FI_OPT_MAX_MSG_SIZE) => MAX_SEND_SIZE as usize,
+            Ok(fi::FI_OPT_MAX_TAGGED_SIZE) if rdm => usize::MAX,
+            Ok(fi::FI_OPT_INJECT_MSG_SIZE) => ep.inject_size,
+            Ok(fi::FI_OPT_INJECT_TAGGED_SIZE) if rdm => ep.inject_size,
+            Ok(fi::FI_OPT_MAX_RMA_SIZE) => MAX_RDMA_SIZE as usize,
+            Ok(fi::FI_OPT_INJECT_RMA_SIZE) if rdm => ep.inject_size,
+            Ok(fi::FI_OPT_INJECT_RMA_SIZE) => {
+                if ep.state().wqe_size == 128 {
+                    info::WIDE_INLINE
+                } else {
+                    0
+                }
+            }
+            _ => return Err(Code(fi::FI_ENOPROTOOPT)),
+        };
+        // SAFETY: `len` is null or holds the size of `value`.
+        unsafe { copy_out(&answer.to_ne_bytes(), value, len) }?;
+        Ok(0)
+    })
+}
+
+fn set_number(ep: &Ep, name: c_int, number: usize) -> Result<i32, Code> {
+    if name == fi::FI_OPT_EFA_RNR_RETRY {
+        let mut state = ep.state();
+        if state.qpn.is_some() {
+            return Err(Code::INVAL);
+        }
+        state.rnr_retry = u8::try_from(number).ok().filter(|n| *n <= RNR_FOR_EVER).ok_or(Code::INVAL)?;
+        return Ok(0);
+    }
+    if ep.domain().fabric_kind() != Kind::Rdm {
+        return Err(Code(fi::FI_ENOPROTOOPT));
+    }
+    ep.state().min_multi_recv = number;
+    if let Ok(path) = ep.path() {
+        path.set_min_multi_recv(number);
+    }
+    Ok(0)
+}
+
+/// Options that change nothing about a card that has what they ask for anyway.
+pub(super) unsafe extern "C" fn setopt(
+    fid: fi::fid_t,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: usize,
+) -> c_int {
+    entry("fi_setopt", || {
+        // SAFETY: the application's fid.
+        let ep: &Ep = unsafe { object(fid) }?;
+        if level != fi::FI_OPT_ENDPOINT as c_int {
+            return Err(Code(fi::FI_ENOPROTOOPT));
+        }
+        if value.is_null() || len == 0 {
+            return Err(Code::INVAL);
+        }
+        if name == fi::FI_OPT_MIN_MULTI_RECV as c_int || name == fi::FI_OPT_EFA_RNR_RETRY {
+            if len != size_of::<usize>() {
+                return Err(Code::INVAL);
+            }
+            // SAFETY: as many bytes, by the interface.
+            let number = unsafe { value.cast::<usize>().read_unaligned() };
+            return set_number(ep, name, number);
+        }
+        // SAFETY: `len` bytes, at least one, by the interface.
+        let enable = unsafe { value.cast::<u8>().read() } != 0;
+        match name {
+            // Without device RDMA and with emulation there would be another card.
+            fi::FI_OPT_EFA_USE_DEVICE_RDMA if enable => Ok(0),
+            fi::FI_OPT_EFA_HOMOGENEOUS_PEERS => Ok(0),
+            _ if u32::try_from(name).is_ok_and(|n| {
+                matches!(n, fi::FI_OPT_CUDA_API_PERMITTED | fi::FI_OPT_SHARED_MEMORY_PERMITTED | fi::FI_OPT_FI_HMEM_P2P)
+            }) =>
+            {
+                Ok(0)
+            }
+            _ => Err(Code(fi::FI_ENOPROTOOPT)),
+        }
+    })
+}

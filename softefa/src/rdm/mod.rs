@@ -1,0 +1,366 @@
+//! The data path of the `efa` fabric: messages of any length, in order, with tags, over the card's sends and reads.
+//!
+//! A message that fits goes in one packet and is copied on both sides. A longer one is registered and announced; the
+//! receiver reads it out of the sender's memory into its own and says when that is done. Messages of one endpoint to
+//! another are numbered, because the card does not keep their order. Everything moves when the application looks at a
+//! queue or a counter, or posts.
+
+mod matching;
+mod packet;
+mod pool;
+mod receiving;
+mod rma;
+mod sending;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ffi::c_void;
+use std::time::{Duration, Instant};
+
+use efa_dp_direct::cq::{Cqe, RawCqe, SendCqe};
+use efa_dp_direct::wire::RxDesc;
+use efa_dp_direct::wqe::{Destination, Operation, RemoteMem, RequestIds, SendData, Sge};
+use ferrogin_libfabric::bindings as fi;
+
+use super::completion::{Entry, Failure};
+use super::guard::Code;
+use super::lane::{Lane, RingReader};
+use super::path::{Common, destination};
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) use packet::check_packet;
+use soft_nic::address::Address;
+use soft_nic::card::region::Keys;
+use soft_nic::card::{Core, Slab};
+
+use matching::Space;
+use packet::{HEAD_LEN, Head, Kind};
+use pool::{BUFFER_LEN, Pool};
+use receiving::{Early, Fetch, Multi};
+use rma::Rma;
+use sending::Send;
+
+/// Receives that are always posted.
+pub(super) const RECEIVES: u16 = 256;
+/// Packets that can be under way.
+const PACKETS: u16 = 256;
+/// Entries of the send queue.
+pub(super) const REQUESTS: u32 = 1024;
+/// Entries of the completion ring: one for each request and receive, the others for peers' writes with data.
+pub(super) const RING: u32 = 4096;
+/// Requests and buffers that calls of the application leave to the protocol itself.
+const RESERVE: usize = 8;
+/// Entries of the ring dealt with at once.
+const BURST: usize = 256;
+/// How often a peer that was to read a message is asked whether it is still there.
+const PING_EVERY: Duration = Duration::from_secs(1);
+
+/// What a request of the card was for.
+#[derive(Debug)]
+enum Request {
+    Packet {
+        buffer: u16,
+        peer: u32,
+        send: Option<u32>,
+    },
+    /// Part of a [`Fetch`].
+    Fetch(u32),
+    /// Part of an [`Rma`].
+    Rma(u32),
+}
+
+/// Work of the protocol that waits for room in the send queue.
+#[derive(Debug)]
+enum Job {
+    Packet { peer: u32, head: Head },
+    Fetch { peer: u32, fetch: u32, from: RemoteMem, into: Sge },
+}
+
+/// Another endpoint.
+#[derive(Debug)]
+struct Peer {
+    address: Address,
+    ahn: u16,
+    /// Number of the next message to it, and of the next from it.
+    next_to: u32,
+    next_from: u32,
+    /// Messages from it that came before their turn.
+    early: BTreeMap<u32, Early>,
+}
+
+/// What is needed to build one.
+pub(super) struct Parts {
+    pub lane: Lane<()>,
+    pub ring: RingReader,
+    /// Number of the ring on the card.
+    pub ring_id: u32,
+}
+
+pub(super) struct Rdm {
+    lane: Lane<Request>,
+    ring: Option<RingReader>,
+    ring_id: u32,
+    packets: Pool,
+    receives: Pool,
+    peers: Slab<Peer>,
+    peer_of: HashMap<Address, u32>,
+    jobs: VecDeque<Job>,
+    spaces: [Space; 2],
+    /// Messages that the application has laid its hand on, and may take later.
+    claimed: Vec<(*mut c_void, matching::Waiting)>,
+    sends: Slab<Send>,
+    fetches: Slab<Fetch>,
+    multis: Slab<Multi>,
+    rmas: Slab<Rma>,
+    /// Multi-receive buffers with less room are given back.
+    pub(super) min_multi_recv: usize,
+    next_ping: Instant,
+}
+
+// SAFETY: pointers of the application are followed only while its operations last, under the path's lock.
+unsafe impl std::marker::Send for Rdm {}
+
+impl Rdm {
+    /// # Errors
+    /// No memory.
+    pub(super) fn new(common: &Common, parts: Parts) -> Result<Self, Code> {
+        let mut rdm = Self {
+            lane: parts.lane.with_requests(),
+            ring: Some(parts.ring),
+            ring_id: parts.ring_id,
+            packets: Pool::new(&common.card, common.pd, PACKETS)?,
+            receives: Pool::new(&common.card, common.pd, RECEIVES)?,
+            peers: Slab::default(),
+            peer_of: HashMap::new(),
+            jobs: VecDeque::new(),
+            spaces: Default::default(),
+            claimed: Vec::new(),
+            sends: Slab::default(),
+            fetches: Slab::default(),
+            multis: Slab::default(),
+            rmas: Slab::default(),
+            min_multi_recv: 64,
+            next_ping: Instant::now() + PING_EVERY,
+        };
+        while let Some(buffer) = rdm.receives.take() {
+            rdm.post_receive(buffer);
+        }
+        rdm.lane.ring_receives();
+        Ok(rdm)
+    }
+
+    fn post_receive(&mut self, buffer: u16) {
+        let (at, lkey) = (self.receives.at(buffer) as u64, self.receives.lkey());
+        self.lane.post_receive(&[RxDesc::single(buffer, at, BUFFER_LEN as u16, lkey)]);
+    }
+
+    /// The peer at an address, whom a packet or a call named.
+    fn peer(&mut self, common: &Common, address: Address) -> Result<u32, Code> {
+        if let Some(peer) = self.peer_of.get(&address) {
+            return Ok(*peer);
+        }
+        let ahn = common.card.lock().open_handle(address.gid)?;
+        let peer = Peer { address, ahn, next_to: 0, next_from: 0, early: BTreeMap::new() };
+        let peer = self.peers.insert(peer);
+        self.peer_of.insert(address, peer);
+        Ok(peer)
+    }
+
+    fn destination(&self, peer: u32) -> Destination {
+        self.peers.get(peer).map_or(Destination::default(), |peer| destination(&peer.address, peer.ahn))
+    }
+
+    /// Room for calls of the application: requests that it may post now.
+    fn room(&mut self, common: &Common) -> usize {
+        let room = |rdm: &Self| {
+            let room = rdm.lane.room().min(rdm.packets.free()).saturating_sub(RESERVE);
+            if rdm.jobs.is_empty() { room } else { 0 }
+        };
+        if room(self) == 0 {
+            common.card.look();
+            self.progress(common);
+        }
+        room(self)
+    }
+
+    /// Sends a packet whose payload `fill` writes; the card hears of it with [`Lane::ring`]. False when there is no room.
+    fn send_packet(
+        &mut self,
+        peer: u32,
+        head: &Head,
+        payload: usize,
+        send: Option<u32>,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        if self.lane.room() == 0 {
+            return false;
+        }
+        let Some(buffer) = self.packets.take() else { return false };
+        // SAFETY: just taken.
+        let bytes = unsafe { self.packets.fill(buffer, HEAD_LEN + payload) };
+        let (front, rest) = bytes.split_at_mut(HEAD_LEN);
+        front.copy_from_slice(&head.to_bytes());
+        fill(rest);
+        let sge = Sge {
+            addr: self.packets.at(buffer) as u64,
+            length: (HEAD_LEN + payload) as u32,
+            lkey: self.packets.lkey(),
+        };
+        let op = Operation::Send { data: SendData::One(sge), imm: None };
+        let to = self.destination(peer);
+        if self.lane.post(to, op, Request::Packet { buffer, peer, send }).is_none() {
+            self.packets.give(buffer);
+            return false;
+        }
+        true
+    }
+
+    /// Looks at the card and does what can be done.
+    pub(super) fn progress(&mut self, common: &Common) {
+        let mut reposted = false;
+        for _ in 0..BURST {
+            let Some(raw) = self.ring.as_mut().and_then(RingReader::next) else { break };
+            reposted |= self.complete(common, &raw);
+        }
+        if reposted {
+            self.lane.ring_receives();
+        }
+        self.run_jobs();
+        self.ping(common);
+    }
+
+    /// Deals with one entry of the ring. True when a receive was posted again.
+    fn complete(&mut self, common: &Common, raw: &RawCqe) -> bool {
+        match Cqe::parse(raw, RequestIds::Bits64) {
+            Ok(Cqe::Send(cqe)) => {
+                self.sent(common, &cqe);
+                false
+            }
+            Ok(Cqe::Recv(cqe)) => self.received(common, &cqe),
+            Err(_) => false,
+        }
+    }
+
+    fn sent(&mut self, common: &Common, cqe: &SendCqe) {
+        let failure = (!cqe.status.is_ok()).then(|| Failure::of_status(cqe.status.raw()));
+        match self.lane.complete(cqe.wr_id) {
+            Some(Request::Packet { buffer, peer, send }) => {
+                self.packets.give(buffer);
+                match send {
+                    Some(send) => self.packet_sent(common, send, failure),
+                    None => {
+                        if let Some(failure) = failure {
+                            self.peer_failed(common, peer, failure);
+                        }
+                    }
+                }
+            }
+            Some(Request::Fetch(fetch)) => self.fetched(common, fetch, failure),
+            Some(Request::Rma(rma)) => self.rma_done(common, rma, failure),
+            None => {}
+        }
+    }
+
+    fn run_jobs(&mut self) {
+        while let Some(job) = self.jobs.pop_front() {
+            if self.lane.room() == 0 {
+                self.jobs.push_front(job);
+                break;
+            }
+            match job {
+                Job::Packet { peer, head } => {
+                    if !self.send_packet(peer, &head, 0, None, |_| {}) {
+                        self.jobs.push_front(Job::Packet { peer, head });
+                        break;
+                    }
+                }
+                Job::Fetch { peer, fetch, from, into } => {
+                    let op = Operation::Read { remote: from, into: Some(into) };
+                    let to = self.destination(peer);
+                    // There is room, and reads always fit.
+                    let _ = self.lane.post(to, op, Request::Fetch(fetch));
+                }
+            }
+        }
+        self.lane.ring();
+    }
+
+    /// A packet of the protocol itself.
+    fn tell(&mut self, common: &Common, peer: u32, kind: Kind, id: u64, data: u64) {
+        let head = Head { kind, flags: 0, seq: 0, from: common.address, len: 0, tag: 0, data, id };
+        self.jobs.push_back(Job::Packet { peer, head });
+    }
+
+    /// Asks those who were to read a message whether they are there: nobody else tells when they are gone.
+    fn ping(&mut self, common: &Common) {
+        if self.sends.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        if now < self.next_ping {
+            return;
+        }
+        self.next_ping = now + PING_EVERY;
+        let mut peers: Vec<u32> = self.sends.iter().filter(|(_, s)| s.awaits_receipt()).map(|(_, s)| s.peer).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        for peer in peers {
+            self.tell(common, peer, Kind::Ping, 0, 0);
+        }
+        self.run_jobs();
+    }
+
+    /// Forgets a receive.
+    pub(super) fn cancel(&mut self, common: &Common, context: *mut c_void) -> Result<(), Code> {
+        let cancelled = self.spaces.iter_mut().enumerate().find_map(|(i, space)| Some((i, space.cancel(context)?)));
+        let (space, receive) = cancelled.ok_or(Code(fi::FI_ENOENT))?;
+        let kind = if space == 1 { fi::FI_TAGGED } else { fi::FI_MSG };
+        let failure = Some(Failure::of_code(fi::FI_ECANCELED));
+        let entry = Entry { tag: receive.tag, failure, ..Entry::new(context, fi::FI_RECV | kind) };
+        common.report_received(true, entry);
+        Ok(())
+    }
+
+    /// Nothing that others wait for is still to go out.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.lane.outstanding() == 0 && self.jobs.is_empty()
+    }
+
+    /// The ring is not looked at any more.
+    pub(super) fn close(&mut self, common: &Common) {
+        self.ring = None;
+        let handles: Vec<u16> = self.peers.iter().map(|(_, peer)| peer.ahn).collect();
+        let mut core = common.card.lock();
+        for ahn in handles {
+            core.close_handle(ahn);
+        }
+    }
+
+    /// Gives back what the card has of this endpoint, whose queue pair is gone.
+    pub(super) fn free(&mut self, common: &Common) {
+        let mut keys = vec![self.packets.keys(), self.receives.keys()];
+        keys.extend(self.sends.iter().flat_map(|(_, send)| send.keys.iter().copied()));
+        keys.extend(self.fetches.iter().flat_map(|(_, fetch)| fetch.keys.iter().copied()));
+        keys.extend(self.rmas.iter().flat_map(|(_, rma)| rma.keys.iter().copied()));
+        self.release(common, &keys);
+        // A queue pair that is gone holds no ring.
+        let _ = common.card.lock().close_cq(self.ring_id);
+    }
+
+    fn release(&self, common: &Common, keys: &[Keys]) {
+        pool::deregister(common, keys);
+    }
+}
+
+/// A ring for an endpoint of its own on the card.
+///
+/// # Errors
+/// No memory.
+pub(super) fn open_ring(
+    core: &mut Core,
+    signals: Vec<std::sync::Arc<soft_nic::card::signal::Signal>>,
+) -> Result<(u32, RingReader), Code> {
+    let mut ring = soft_nic::card::queue::CompletionRing::new(RING)?;
+    ring.signals = signals;
+    // SAFETY: the ring stays on the card until `Rdm::free`, which comes after the reader is dropped in `Rdm::close`.
+    let reader = unsafe { RingReader::new(ring.buffer(), RING) };
+    Ok((core.cqs.insert(ring), reader))
+}

@@ -1,0 +1,389 @@
+//! Messages from others.
+
+use std::cmp::Ordering;
+use std::ffi::c_void;
+
+use efa_dp_direct::cq::{RecvCqe, Sender};
+use efa_dp_direct::wire::{CompStatus, SendOp};
+use efa_dp_direct::wqe::{RemoteMem, Sge};
+use ferrogin_libfabric::bindings as fi;
+
+use super::super::call::{Buffers, RecvCall};
+use super::super::completion::{Entry, Failure};
+use super::super::guard::Code;
+use super::super::path::Common;
+use super::matching::{Receive, Space, Waiting, space_of};
+use super::packet::{self, DATA, Head, Kind, RECEIPT, TAGGED};
+use super::{Job, Rdm, pool};
+use soft_nic::card::MAX_RDMA_SIZE;
+use soft_nic::card::region::{Access, Keys};
+
+/// Messages before their turn that are kept for one peer: an honest one has no more under way.
+const MAX_EARLY: usize = 4096;
+
+/// A message before its turn.
+pub(super) type Early = Waiting;
+
+/// A buffer that takes several messages.
+#[derive(Debug)]
+pub(super) struct Multi {
+    /// What is left of it.
+    rest: Buffers,
+    /// Messages on their way into it.
+    active: u32,
+    /// It takes no more.
+    closed: bool,
+}
+
+/// What will be told of a receive when its message is there.
+#[derive(Debug, Clone, Copy)]
+struct Outcome {
+    entry: Entry,
+    wanted: bool,
+    multi: Option<u32>,
+}
+
+/// A message that is being read from its sender.
+#[derive(Debug)]
+pub(super) struct Fetch {
+    outcome: Outcome,
+    peer: u32,
+    /// The sender's name for it.
+    id: u64,
+    /// Reads under way.
+    parts: u32,
+    pub keys: Vec<Keys>,
+    failure: Option<Failure>,
+}
+
+impl Rdm {
+    pub(in super::super) fn recv(&mut self, common: &Common, call: &RecvCall) -> Result<(), Code> {
+        let from = if common.caps & fi::FI_DIRECTED_RECV != 0 && call.from != fi::FI_ADDR_UNSPEC {
+            Some(common.target(call.from)?.address)
+        } else {
+            None
+        };
+        let (tag, ignore) = call.tag.unwrap_or((0, 0));
+        let mut receive = Receive {
+            buffers: call.buffers,
+            context: call.context,
+            from,
+            tag,
+            ignore,
+            wanted: common.recv.wants(call.flags, false),
+            multi: None,
+        };
+        let space = usize::from(call.tag.is_some());
+        if call.flags & (fi::FI_PEEK | fi::FI_CLAIM | fi::FI_DISCARD) != 0 {
+            return self.peek(common, call, space, receive);
+        }
+        if call.flags & fi::FI_MULTI_RECV != 0 {
+            if call.buffers.segments().len() != 1 || space == 1 {
+                return Err(Code::INVAL);
+            }
+            let multi = Multi { rest: call.buffers, active: 0, closed: false };
+            receive.multi = Some(self.multis.insert(multi));
+        }
+        loop {
+            let Some(at) = self.spaces[space].find_message(&receive) else {
+                self.spaces[space].post(receive);
+                break;
+            };
+            let Some(message) = self.spaces[space].take_message(at) else { break };
+            let multi = receive.multi;
+            let outcome = self.outcome(common, &receive, &message.head);
+            self.begin(common, &message.head, &message.payload, outcome);
+            // A buffer for several messages goes on until it is full.
+            match multi {
+                Some(multi) if self.multis.get(multi).is_some_and(|m| !m.closed) => {}
+                _ => break,
+            }
+        }
+        self.run_jobs();
+        Ok(())
+    }
+
+    /// `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD`: looks at a message that waits, keeps it, throws it away.
+    fn peek(&mut self, common: &Common, call: &RecvCall, space: usize, receive: Receive) -> Result<(), Code> {
+        let has = |flag: u64| call.flags & flag != 0;
+        if space == 0 || has(fi::FI_CLAIM) && has(fi::FI_DISCARD) && has(fi::FI_PEEK) {
+            return Err(Code::INVAL);
+        }
+        let kind = fi::FI_RECV | fi::FI_TAGGED;
+        if !has(fi::FI_PEEK) {
+            // What was claimed before is taken or thrown away.
+            let at = self.claimed.iter().position(|(context, _)| *context == call.context).ok_or(Code::INVAL)?;
+            let (_, message) = self.claimed.swap_remove(at);
+            if has(fi::FI_DISCARD) {
+                self.discard(common, &message);
+                let entry = Entry { tag: message.head.tag, ..Entry::new(call.context, kind) };
+                common.report_received(receive.wanted, entry);
+            } else {
+                let outcome = self.outcome(common, &receive, &message.head);
+                self.begin(common, &message.head, &message.payload, outcome);
+            }
+            self.run_jobs();
+            return Ok(());
+        }
+        self.progress(common);
+        let found = self.spaces[space].find_message(&receive);
+        let Some(head) = found.and_then(|at| self.spaces[space].message(at)).map(|message| message.head) else {
+            let failure = Some(Failure::of_code(fi::FI_ENOMSG));
+            common.report_received(true, Entry { tag: receive.tag, failure, ..Entry::new(call.context, kind) });
+            return Ok(());
+        };
+        let entry = Entry { len: head.len as usize, ..self.entry(common, call.context, &head) };
+        if has(fi::FI_CLAIM | fi::FI_DISCARD)
+            && let Some(message) = found.and_then(|at| self.spaces[space].take_message(at))
+        {
+            if has(fi::FI_DISCARD) {
+                self.discard(common, &message);
+            } else {
+                self.claimed.push((call.context, message));
+            }
+        }
+        common.report_received(receive.wanted, entry);
+        self.run_jobs();
+        Ok(())
+    }
+
+    /// Nobody takes a message: its sender is set free.
+    fn discard(&mut self, common: &Common, message: &Waiting) {
+        if message.head.flags & RECEIPT != 0
+            && let Ok(peer) = self.peer(common, message.head.from)
+        {
+            self.tell(common, peer, Kind::Done, message.head.id, 0);
+        }
+    }
+
+    /// The entry of a message that goes to a receive with this context.
+    fn entry(&self, common: &Common, context: *mut c_void, head: &Head) -> Entry {
+        let kind = if head.flags & TAGGED != 0 { fi::FI_TAGGED } else { fi::FI_MSG };
+        let data_flag = if head.flags & DATA != 0 { fi::FI_REMOTE_CQ_DATA } else { 0 };
+        Entry {
+            data: head.data,
+            tag: head.tag,
+            source: common.av.find(&head.from).unwrap_or(fi::FI_ADDR_NOTAVAIL),
+            ..Entry::new(context, fi::FI_RECV | kind | data_flag)
+        }
+    }
+
+    /// Where a message goes, and what will be told.
+    fn outcome(&mut self, common: &Common, receive: &Receive, head: &Head) -> (Buffers, Outcome) {
+        let mut entry = self.entry(common, receive.context, head);
+        let mut buffers = receive.buffers;
+        let total = usize::try_from(head.len).unwrap_or(usize::MAX);
+        let min = self.min_multi_recv;
+        if let Some(multi) = receive.multi.and_then(|multi| self.multis.get_mut(multi)) {
+            buffers = multi.rest.part(0, total);
+            let left = multi.rest.len() - buffers.len();
+            entry.buf = multi.rest.start();
+            multi.rest = multi.rest.part(buffers.len(), left);
+            multi.closed = left < min.max(1);
+            multi.active += 1;
+        } else {
+            entry.buf = buffers.start();
+        }
+        entry.len = total.min(buffers.len());
+        if total > entry.len {
+            entry.failure = Some(Failure { olen: total - entry.len, ..Failure::of_code(fi::FI_ETRUNC) });
+        }
+        (buffers, Outcome { entry, wanted: receive.wanted, multi: receive.multi })
+    }
+
+    /// Brings a message to its receive.
+    fn begin(&mut self, common: &Common, head: &Head, payload: &[u8], (buffers, outcome): (Buffers, Outcome)) {
+        if head.kind == Kind::Message {
+            // SAFETY: the application's buffers, writable by the interface until the receive completes.
+            unsafe { buffers.scatter(payload) };
+            if head.flags & RECEIPT != 0
+                && let Ok(peer) = self.peer(common, head.from)
+            {
+                self.tell(common, peer, Kind::Done, head.id, 0);
+            }
+            self.finish_receive(common, outcome);
+            return;
+        }
+        let Ok(peer) = self.peer(common, head.from) else { return };
+        let fetch = Fetch { outcome, peer, id: head.id, parts: 0, keys: Vec::new(), failure: None };
+        let at = self.fetches.insert(fetch);
+        if self.plan(common, at, payload, &buffers).is_err()
+            && let Some(fetch) = self.fetches.get_mut(at)
+        {
+            fetch.failure = Some(Failure::of_code(fi::FI_ENOMEM));
+        }
+        if self.fetches.get(at).is_some_and(|fetch| fetch.parts == 0) {
+            self.end_fetch(common, at);
+        }
+    }
+
+    /// Reads every stretch that lies in one piece on both sides.
+    fn plan(&mut self, common: &Common, at: u32, payload: &[u8], buffers: &Buffers) -> Result<(), Code> {
+        let (pieces, count) = packet::pieces(payload).ok_or(Code::INVAL)?;
+        let fetch = self.fetches.get_mut(at).ok_or(Code::INVAL)?;
+        let mut local = Vec::new();
+        for segment in buffers.segments().iter().filter(|s| s.len > 0) {
+            let lkey = match segment.lkey {
+                Some(lkey) => lkey,
+                None => {
+                    let access = Access { local_write: true, ..Access::default() };
+                    let keys = pool::register(&common.card, common.pd, segment.addr, segment.len, access)?;
+                    fetch.keys.push(keys);
+                    keys.lkey
+                }
+            };
+            local.push((segment.addr as u64, segment.len as u64, lkey));
+        }
+        let mut remote = pieces[..count].iter().copied();
+        let mut piece = remote.next();
+        for (mut addr, mut len, lkey) in local {
+            while len > 0 {
+                let Some(from) = piece.as_mut().filter(|piece| piece.len > 0) else {
+                    piece = remote.next();
+                    if piece.is_none() {
+                        return Ok(());
+                    }
+                    continue;
+                };
+                let n = len.min(from.len).min(u64::from(MAX_RDMA_SIZE));
+                self.jobs.push_back(Job::Fetch {
+                    peer: fetch.peer,
+                    fetch: at,
+                    from: RemoteMem { addr: from.addr, rkey: from.rkey },
+                    into: Sge { addr, length: n as u32, lkey },
+                });
+                fetch.parts += 1;
+                (addr, len) = (addr + n, len - n);
+                (from.addr, from.len) = (from.addr.wrapping_add(n), from.len - n);
+            }
+        }
+        Ok(())
+    }
+
+    /// A read ended.
+    pub(super) fn fetched(&mut self, common: &Common, at: u32, failure: Option<Failure>) {
+        let Some(fetch) = self.fetches.get_mut(at) else { return };
+        fetch.parts -= 1;
+        fetch.failure = fetch.failure.or(failure);
+        if fetch.parts == 0 {
+            self.end_fetch(common, at);
+        }
+    }
+
+    fn end_fetch(&mut self, common: &Common, at: u32) {
+        let Some(mut fetch) = self.fetches.remove(at) else { return };
+        self.release(common, &fetch.keys);
+        let status = if fetch.failure.is_some() { CompStatus::RemoteAbort } else { CompStatus::Ok };
+        self.tell(common, fetch.peer, Kind::Done, fetch.id, u64::from(status.raw()));
+        fetch.outcome.entry.failure = fetch.failure.or(fetch.outcome.entry.failure);
+        self.finish_receive(common, fetch.outcome);
+    }
+
+    fn finish_receive(&mut self, common: &Common, outcome: Outcome) {
+        let Outcome { mut entry, mut wanted, multi } = outcome;
+        if let Some(at) = multi
+            && let Some(multi) = self.multis.get_mut(at)
+        {
+            multi.active -= 1;
+            if multi.closed && multi.active == 0 {
+                self.multis.remove(at);
+                entry.flags |= fi::FI_MULTI_RECV;
+                // The application gets the buffer back with this entry.
+                wanted = true;
+            }
+        }
+        common.report_received(wanted, entry);
+    }
+
+    /// Deals with an entry of the receive queue. True when the buffer was posted again.
+    pub(super) fn received(&mut self, common: &Common, cqe: &RecvCqe) -> bool {
+        if cqe.op == Ok(SendOp::RdmaWrite) {
+            let source = match cqe.sender {
+                Sender::Ah(ahn) => common.av.reverse(ahn, cqe.src_qp_num),
+                Sender::Gid(_) => None,
+            };
+            if let (Some(queue), Some(data)) = (&common.recv.queue, cqe.imm) {
+                let flags = fi::FI_RMA | fi::FI_REMOTE_WRITE | fi::FI_REMOTE_CQ_DATA;
+                let source = source.unwrap_or(fi::FI_ADDR_NOTAVAIL);
+                let entry = Entry::new(std::ptr::null_mut(), flags);
+                queue.push(Entry { len: cqe.length as usize, data: data.into(), source, ..entry });
+            }
+            return false;
+        }
+        if !cqe.status.is_ok() {
+            // The queue pair failed; its line said why. Nothing can be received any more.
+            return false;
+        }
+        let buffer = cqe.req_id;
+        // SAFETY: the card has completed this receive, and it is posted again only below.
+        let bytes = unsafe { self.receives.filled(buffer, cqe.length as usize) };
+        if let Some((head, payload)) = Head::parse(bytes).filter(|(head, _)| head.from.qpn == cqe.src_qp_num)
+            && let Ok(peer) = self.peer(common, head.from)
+        {
+            match head.kind {
+                Kind::Done => self.receipt_came(common, peer, &head),
+                Kind::Ping => {}
+                Kind::Message | Kind::Request => self.in_turn(common, peer, head, payload),
+            }
+        }
+        self.post_receive(buffer);
+        true
+    }
+
+    /// Takes a message when it is its turn, and keeps it until then.
+    fn in_turn(&mut self, common: &Common, peer: u32, head: Head, payload: &[u8]) {
+        let Some(entry) = self.peers.get_mut(peer) else { return };
+        match (head.seq.wrapping_sub(entry.next_from) as i32).cmp(&0) {
+            // It was here already.
+            Ordering::Less => return,
+            Ordering::Greater => {
+                if entry.early.len() < MAX_EARLY {
+                    entry.early.insert(head.seq, Early { head, payload: payload.to_vec() });
+                }
+                return;
+            }
+            Ordering::Equal => entry.next_from = entry.next_from.wrapping_add(1),
+        }
+        self.deliver(common, &head, payload);
+        while let Some(entry) = self.peers.get_mut(peer) {
+            let Some(early) = entry.early.remove(&entry.next_from) else { break };
+            entry.next_from = entry.next_from.wrapping_add(1);
+            self.deliver(common, &early.head, &early.payload);
+        }
+    }
+
+    /// A message meets its receive, or waits for one.
+    fn deliver(&mut self, common: &Common, head: &Head, payload: &[u8]) {
+        let space = space_of(head);
+        let Some(at) = self.spaces[space].find_receive(head) else {
+            self.spaces[space].keep(*head, payload);
+            return;
+        };
+        let receive = match self.spaces[space].receive(at).map(|receive| receive.multi) {
+            Some(None) => self.spaces[space].take_receive(at),
+            _ => None,
+        };
+        match receive {
+            Some(receive) => {
+                let outcome = self.outcome(common, &receive, head);
+                self.begin(common, head, payload, outcome);
+            }
+            None => self.deliver_to_multi(common, space, at, head, payload),
+        }
+    }
+
+    fn deliver_to_multi(&mut self, common: &Common, space: usize, at: usize, head: &Head, payload: &[u8]) {
+        let mut held = Space::default();
+        std::mem::swap(&mut held, &mut self.spaces[space]);
+        let outcome = held.receive(at).map(|receive| self.outcome(common, receive, head));
+        let Some((buffers, outcome)) = outcome else {
+            self.spaces[space] = held;
+            return;
+        };
+        if outcome.multi.and_then(|multi| self.multis.get(multi)).is_none_or(|multi| multi.closed) {
+            held.take_receive(at);
+        }
+        self.spaces[space] = held;
+        self.begin(common, head, payload, (buffers, outcome));
+    }
+}

@@ -1,0 +1,164 @@
+//! Messages to others.
+
+use std::ffi::c_void;
+
+use ferrogin_libfabric::bindings as fi;
+
+use super::super::call::{Segment, SendCall};
+use super::super::completion::{Entry, Failure};
+use super::super::guard::Code;
+use super::super::path::Common;
+use super::packet::{DATA, Head, Kind, MAX_MESSAGE, PIECE_LEN, Piece, RECEIPT, TAGGED};
+use super::{Rdm, pool};
+use soft_nic::card::counter::Event;
+use soft_nic::card::region::{Access, Keys};
+
+/// A message under way.
+#[derive(Debug)]
+pub(super) struct Send {
+    context: *mut c_void,
+    flags: u64,
+    len: usize,
+    tag: u64,
+    wanted: bool,
+    pub peer: u32,
+    pub keys: Vec<Keys>,
+    /// The packet is with the card.
+    packet: bool,
+    /// The receiver is to say that it has the message.
+    receipt: bool,
+    failure: Option<Failure>,
+}
+
+impl Send {
+    /// Only the receiver knows how it goes on.
+    pub(super) fn awaits_receipt(&self) -> bool {
+        self.receipt && !self.packet
+    }
+}
+
+impl Rdm {
+    pub(in super::super) fn send(&mut self, common: &Common, call: &SendCall) -> Result<(), Code> {
+        let target = common.target(call.to)?;
+        let len = call.buffers.len();
+        if call.flags & fi::FI_INJECT != 0 && len > common.inject_size {
+            return Err(Code::INVAL);
+        }
+        if self.room(common) == 0 {
+            return Err(Code::AGAIN);
+        }
+        let peer = self.peer(common, target.address)?;
+        let eager = len <= MAX_MESSAGE;
+        let receipt = !eager || call.flags & (fi::FI_DELIVERY_COMPLETE | fi::FI_MATCH_COMPLETE) != 0;
+        let (keys, pieces) = if eager { (Vec::new(), Vec::new()) } else { expose(common, call)? };
+        let seq = match self.peers.get_mut(peer) {
+            Some(peer) => {
+                peer.next_to = peer.next_to.wrapping_add(1);
+                peer.next_to.wrapping_sub(1)
+            }
+            None => return Err(Code::OTHER),
+        };
+        let kind = if call.tag.is_some() { fi::FI_TAGGED } else { fi::FI_MSG };
+        let send = self.sends.insert(Send {
+            context: call.context,
+            flags: fi::FI_SEND | kind,
+            len,
+            tag: call.tag.unwrap_or(0),
+            wanted: common.send.wants(call.flags, call.silent),
+            peer,
+            keys,
+            packet: true,
+            receipt,
+            failure: None,
+        });
+        let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+        let head = Head {
+            kind: if eager { Kind::Message } else { Kind::Request },
+            flags: flag(call.tag.is_some(), TAGGED) | flag(call.data.is_some(), DATA) | flag(receipt, RECEIPT),
+            seq,
+            from: common.address,
+            len: len as u64,
+            tag: call.tag.unwrap_or(0),
+            data: call.data.unwrap_or(0),
+            id: u64::from(send),
+        };
+        let payload = if eager { len } else { pieces.len() * PIECE_LEN };
+        let posted = self.send_packet(peer, &head, payload, Some(send), |room| {
+            if eager {
+                // SAFETY: the application's buffers, readable by the interface during the call.
+                unsafe { call.buffers.gather(room) };
+            }
+            for (room, piece) in room.as_chunks_mut::<PIECE_LEN>().0.iter_mut().zip(&pieces) {
+                *room = piece.to_bytes();
+            }
+        });
+        // The caller says that another call follows at once: one ring is enough for both. If none does, the next look at a queue rings.
+        if call.flags & fi::FI_MORE == 0 {
+            self.lane.ring();
+        }
+        // `room` saw to that there is some.
+        if posted { Ok(()) } else { Err(Code::OTHER) }
+    }
+
+    /// The card has delivered a message's packet, or could not.
+    pub(super) fn packet_sent(&mut self, common: &Common, at: u32, failure: Option<Failure>) {
+        let Some(send) = self.sends.get_mut(at) else { return };
+        send.packet = false;
+        if failure.is_some() {
+            (send.failure, send.receipt) = (failure, false);
+        }
+        self.finish_send(common, at);
+    }
+
+    /// The receiver has a message, or could not take it.
+    pub(super) fn receipt_came(&mut self, common: &Common, peer: u32, head: &Head) {
+        let Ok(at) = u32::try_from(head.id) else { return };
+        let Some(send) = self.sends.get_mut(at).filter(|send| send.peer == peer && send.receipt) else { return };
+        send.receipt = false;
+        if head.data != 0 {
+            send.failure = Some(Failure::of_status(head.data as u8));
+        }
+        self.finish_send(common, at);
+    }
+
+    /// A peer is gone: who waits for it waits in vain.
+    pub(super) fn peer_failed(&mut self, common: &Common, peer: u32, failure: Failure) {
+        let waiting = self.sends.iter().filter(|(_, s)| s.peer == peer && s.awaits_receipt());
+        for at in waiting.map(|(at, _)| at).collect::<Vec<_>>() {
+            if let Some(send) = self.sends.get_mut(at) {
+                (send.failure, send.receipt) = (Some(failure), false);
+            }
+            self.finish_send(common, at);
+        }
+    }
+
+    fn finish_send(&mut self, common: &Common, at: u32) {
+        if self.sends.get(at).is_none_or(|send| send.packet || send.receipt) {
+            return;
+        }
+        let Some(send) = self.sends.remove(at) else { return };
+        self.release(common, &send.keys);
+        let entry =
+            Entry { len: send.len, tag: send.tag, failure: send.failure, ..Entry::new(send.context, send.flags) };
+        common.report_sent(Event::Send, send.wanted, entry);
+    }
+}
+
+/// Lets the peer read a message.
+fn expose(common: &Common, call: &SendCall) -> Result<(Vec<Keys>, Vec<Piece>), Code> {
+    let access = Access { remote_read: true, ..Access::default() };
+    let (mut keys, mut pieces) = (Vec::new(), Vec::new());
+    for Segment { addr, len, .. } in call.buffers.segments().iter().filter(|s| s.len > 0) {
+        match pool::register(&common.card, common.pd, *addr, *len, access) {
+            Ok(new) => {
+                keys.push(new);
+                pieces.push(Piece { addr: *addr as u64, len: *len as u64, rkey: new.rkey });
+            }
+            Err(code) => {
+                pool::deregister(common, &keys);
+                return Err(code);
+            }
+        }
+    }
+    Ok((keys, pieces))
+}

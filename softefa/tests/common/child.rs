@@ -1,0 +1,11 @@
+//! Tests that need an environment of their own.
+
+use ferrogin_test_support::{child, have_libfabric};
+
+/// [`child::run`] where libfabric is installed.
+pub fn run(name: &str, environment: &[(&str, &str)], body: impl FnOnce()) -> Option<String> {
+    if !have_libfabric(name) {
+        return None;
+    }
+    child::run(name, environment, body)
+}

@@ -1,0 +1,21 @@
+//! The directory that `make build` fills.
+
+use std::path::{Path, PathBuf};
+
+/// The top directory of the workspace.
+pub fn workspace() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+/// The directory with all of `files`: FERROGIN_DIST, or the workspace's `dist/`. Without them `test` is skipped.
+pub fn dist(test: &str, files: &[&str]) -> Option<PathBuf> {
+    let dist = std::env::var_os("FERROGIN_DIST").map_or_else(|| workspace().join("dist"), PathBuf::from);
+    match files.iter().find(|file| !dist.join(file).is_file()) {
+        None => dist.canonicalize().ok(),
+        Some(missing) => {
+            super::skip(test, format_args!("{} is missing: run `make build` first", dist.join(missing).display()));
+            None
+        }
+    }
+}

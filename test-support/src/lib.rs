@@ -1,0 +1,23 @@
+//! What the tests of several crates share: seeded random numbers, processes of their own, libraries to run on, skips.
+
+pub mod child;
+mod corpus;
+mod dist;
+mod input;
+mod libfabric;
+mod random;
+
+pub use corpus::replay;
+pub use dist::{dist, workspace};
+pub use input::Input;
+pub use libfabric::have_libfabric;
+pub use random::Random;
+
+use std::fmt::Display;
+use std::io::Write;
+
+/// Reports that `test` was skipped, past the test runner's capture: `cargo xtask test` counts such lines.
+pub fn skip(test: &str, why: impl Display) {
+    // A closed standard output is no reason to fail.
+    let _ = writeln!(std::io::stdout(), "SKIP {test}: {why}");
+}

@@ -1,0 +1,31 @@
+//! Seeded random numbers.
+
+/// The xorshift64* generator: small, fast, the same on every machine.
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// A generator; equal seeds give equal numbers.
+    pub fn new(seed: u64) -> Self {
+        // Any state but 0 will do; mixing keeps small seeds apart.
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1))
+    }
+
+    /// The next number.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub fn below(&mut self, bound: u32) -> u32 {
+        (((self.next_u64() >> 32) * bound as u64) >> 32) as u32
+    }
+
+    /// 32 bits.
+    pub fn next_u32(&mut self) -> u32 {
+        (self.next_u64() >> 32) as u32
+    }
+}
