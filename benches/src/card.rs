@@ -80,7 +80,6 @@ impl Card {
                 max_batch: MAX_BATCH,
                 wqe_size: if wide { 128 } else { 64 },
                 max_inline: if wide { 80 } else { 32 },
-                request_ids_64: true,
                 rq_entries: 1,
                 cq_buf: place(64),
                 cq_entries: 1,
