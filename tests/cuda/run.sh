@@ -137,11 +137,11 @@ for release in $releases; do
         "$here/layout.cu" -o layout.o
 done
 
-# Every C++ block of the manual.
+# Every C++ block of README.md and of the manual.
 awk -v out="$out/manual" '/^```cuda/ { file = out (++n) ".cu"; next } /^```/ { file = "" } file { print > file }' \
-    "$root/docs/kernels.md"
+    "$root/README.md" "$root/docs/kernels.md"
 for block in manual*.cu; do
-    check "docs/kernels.md, $block" "${compile[@]}" -I"$root/.cache/nccl-2.32.3/include" -dc "$block" -o manual.o
+    check "README.md and docs/kernels.md, $block" "${compile[@]}" -I"$root/.cache/nccl-2.32.3/include" -dc "$block" -o manual.o
 done
 
 # What must not compile.
