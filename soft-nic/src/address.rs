@@ -1,29 +1,46 @@
-//! The 32-byte EFA address and what the software card keeps in its 16-byte GID.
+//! The 32-byte EFA address, and the contents of a software card's 16-byte GID.
 //!
 //! Layout of the address: libfabric, `efa_ep_addr` (GID, QPN, padding, QKey, eight bytes that are zero on the wire).
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Version of everything that two cards must agree on: the GID, the hello, the packets.
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian, native_endian};
+
+use crate::wire::assert_layout;
+
+/// Version of all that two cards must agree on: the GID, the hello and the packets.
 pub const WIRE_VERSION: u8 = 2;
 /// The first byte of a software card's GID; real ones begin with 0xfe (link local).
 const MAGIC: u8 = 0x5e;
 /// Bytes of an address.
 pub const ADDRESS_LEN: usize = 32;
 
-/// A card, as others name it.
+/// The name of a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Gid {
     /// Boot and network namespace; equal means that shared memory can be agreed on.
     pub host: u32,
-    /// Where the message wire listens.
+    /// IP address of the datagram wire.
     pub ip: Ipv4Addr,
-    /// 0 when there is no message wire.
+    /// Port of the datagram wire; 0 without one.
     pub port: u16,
-    /// Tells the cards of one host apart, and a card from its successor.
+    /// Distinguishes the cards of one host, and a card from a later card.
     pub nonce: u32,
 }
+
+/// A [`Gid`] as bytes.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawGid {
+    magic: u8,
+    version: u8,
+    host: big_endian::U32,
+    ip: [u8; 4],
+    port: big_endian::U16,
+    nonce: big_endian::U32,
+}
+assert_layout!(RawGid, 16, { magic @ 0, version @ 1, host @ 2, ip @ 6, port @ 10, nonce @ 12 });
 
 /// Why 16 or 32 bytes do not name a software card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -42,14 +59,14 @@ pub enum AddressError {
 impl Gid {
     /// The 16 bytes of the GID.
     pub fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[0] = MAGIC;
-        bytes[1] = WIRE_VERSION;
-        bytes[2..6].copy_from_slice(&self.host.to_be_bytes());
-        bytes[6..10].copy_from_slice(&self.ip.octets());
-        bytes[10..12].copy_from_slice(&self.port.to_be_bytes());
-        bytes[12..16].copy_from_slice(&self.nonce.to_be_bytes());
-        bytes
+        zerocopy::transmute!(RawGid {
+            magic: MAGIC,
+            version: WIRE_VERSION,
+            host: self.host.into(),
+            ip: self.ip.octets(),
+            port: self.port.into(),
+            nonce: self.nonce.into(),
+        })
     }
 
     /// As IPv6 addresses are written, like the GID of a real card.
@@ -62,19 +79,15 @@ impl Gid {
     /// # Errors
     /// The bytes do not name a software card of this wire version.
     pub fn from_bytes(bytes: [u8; 16]) -> Result<Self, AddressError> {
-        let [magic, version, h0, h1, h2, h3, i0, i1, i2, i3, p0, p1, n0, n1, n2, n3] = bytes;
-        if magic != MAGIC {
-            return Err(AddressError::Foreign(magic));
+        let raw: RawGid = zerocopy::transmute!(bytes);
+        if raw.magic != MAGIC {
+            return Err(AddressError::Foreign(raw.magic));
         }
-        if version != WIRE_VERSION {
-            return Err(AddressError::Version(version));
+        if raw.version != WIRE_VERSION {
+            return Err(AddressError::Version(raw.version));
         }
-        Ok(Self {
-            host: u32::from_be_bytes([h0, h1, h2, h3]),
-            ip: Ipv4Addr::new(i0, i1, i2, i3),
-            port: u16::from_be_bytes([p0, p1]),
-            nonce: u32::from_be_bytes([n0, n1, n2, n3]),
-        })
+        let (host, port, nonce) = (raw.host.get(), raw.port.get(), raw.nonce.get());
+        Ok(Self { host, ip: raw.ip.into(), port, nonce })
     }
 }
 
@@ -84,7 +97,7 @@ impl fmt::Display for Gid {
     }
 }
 
-/// How libfabric marks the text of an EFA address.
+/// Prefix of the text of an EFA address in libfabric.
 const PREFIX: &str = "fi_addr_efa://";
 
 /// An endpoint, as `fi_getname` gives it and `fi_av_insert` takes it.
@@ -98,14 +111,28 @@ pub struct Address {
     pub qkey: u32,
 }
 
+/// An [`Address`] as bytes: libfabric's `efa_ep_addr`, whose numbers have the host's byte order.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawAddress {
+    gid: [u8; 16],
+    qpn: native_endian::U16,
+    pad: [u8; 2],
+    qkey: native_endian::U32,
+    reserved: [u8; 8],
+}
+assert_layout!(RawAddress, 32, { gid @ 0, qpn @ 16, pad @ 18, qkey @ 20, reserved @ 24 });
+
 impl Address {
     /// The 32 bytes that `fi_getname` gives.
     pub fn to_bytes(self) -> [u8; ADDRESS_LEN] {
-        let mut bytes = [0; ADDRESS_LEN];
-        bytes[..16].copy_from_slice(&self.gid.to_bytes());
-        bytes[16..18].copy_from_slice(&self.qpn.to_ne_bytes());
-        bytes[20..24].copy_from_slice(&self.qkey.to_ne_bytes());
-        bytes
+        zerocopy::transmute!(RawAddress {
+            gid: self.gid.to_bytes(),
+            qpn: self.qpn.into(),
+            pad: [0; 2],
+            qkey: self.qkey.into(),
+            reserved: [0; 8],
+        })
     }
 
     /// As `fi_av_straddr` writes it.
@@ -113,7 +140,7 @@ impl Address {
         format!("{PREFIX}[{}]:{}:{}", self.gid.text(), self.qpn, self.qkey)
     }
 
-    /// What [`text`](Self::text) wrote.
+    /// Parses what [`text`](Self::text) returns.
     pub fn from_text(text: &str) -> Option<Self> {
         let (gid, rest) = text.strip_prefix(PREFIX)?.strip_prefix('[')?.split_once("]:")?;
         let (qpn, qkey) = rest.split_once(':')?;
@@ -127,14 +154,12 @@ impl Address {
     /// # Errors
     /// The bytes do not name a queue pair of a software card of this wire version.
     pub fn from_bytes(bytes: &[u8; ADDRESS_LEN]) -> Result<Self, AddressError> {
-        let mut gid = [0; 16];
-        gid.copy_from_slice(&bytes[..16]);
-        let qpn = u16::from_ne_bytes([bytes[16], bytes[17]]);
-        let gid = Gid::from_bytes(gid)?;
-        if qpn == 0 {
+        let raw: RawAddress = zerocopy::transmute!(*bytes);
+        let gid = Gid::from_bytes(raw.gid)?;
+        if raw.qpn == 0 {
             return Err(AddressError::NoQueuePair);
         }
-        Ok(Self { gid, qpn, qkey: u32::from_ne_bytes([bytes[20], bytes[21], bytes[22], bytes[23]]) })
+        Ok(Self { gid, qpn: raw.qpn.get(), qkey: raw.qkey.get() })
     }
 }
 
@@ -148,12 +173,12 @@ mod tests {
     }
 
     #[test]
-    fn round_trip() {
+    fn address_round_trips() {
         assert_eq!(Address::from_bytes(&address().to_bytes()), Ok(address()));
     }
 
     #[test]
-    fn text_can_be_read_back() {
+    fn address_text_round_trips() {
         assert_eq!(Address::from_text(&address().text()), Some(address()));
         for text in ["", "fi_addr_efa://[fe80::1]:1:2", "fi_addr_efa://[5e02::1]:1", "127.0.0.1"] {
             assert_eq!(Address::from_text(text), None, "{text}");
@@ -161,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_pinned() {
+    fn address_is_emitted_as_golden_bytes() {
         let bytes = address().to_bytes();
         assert_eq!(bytes[..16], [0x5e, 2, 1, 2, 3, 4, 10, 0, 0, 9, 0x12, 0xb7, 0xa1, 0xb2, 0xc3, 0xd4]);
         assert_eq!(bytes[16..24], [0x34, 0x12, 0, 0, 0xef, 0xcd, 0xab, 0x89]);
@@ -169,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_refused() {
+    fn malformed_address_is_refused() {
         let good = address().to_bytes();
         let with = |at: usize, value: u8| {
             let mut bytes = good;

@@ -1,28 +1,9 @@
 //! What the environment says about the software cards: how many, over which wire, with which faults.
 
-use std::borrow::Cow;
 use std::net::Ipv4Addr;
 
+pub use crate::config_error::ConfigError;
 use crate::fault::Faults;
-
-/// A variable of the environment that cannot be followed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{variable}={value:?}: {problem}")]
-pub struct ConfigError {
-    /// The variable.
-    pub variable: Cow<'static, str>,
-    /// Its value.
-    pub value: String,
-    /// What is wrong, and what is allowed.
-    pub problem: String,
-}
-
-impl ConfigError {
-    /// An error of `variable` with `value`.
-    pub fn new(variable: impl Into<Cow<'static, str>>, value: &str, problem: impl Into<String>) -> Self {
-        Self { variable: variable.into(), value: value.to_owned(), problem: problem.into() }
-    }
-}
 
 /// How packets travel between cards.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

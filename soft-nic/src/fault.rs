@@ -2,7 +2,7 @@
 
 use efa_dp_direct::wqe::RequestIds;
 
-use crate::config::ConfigError;
+use crate::config_error::ConfigError;
 
 const VARIABLE: &str = "SOFTEFA_FAULTS";
 const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, cntr_start, max_batch, sq_size, \

@@ -4,20 +4,21 @@
 //! feature `fuzz` have it.
 #![allow(missing_docs)]
 
-mod bench;
+mod card;
 
 use efa_dp_direct::cq::{Cqe, RawCqe};
 use efa_dp_direct::wqe::{self, Geometry, RequestIds};
+use zerocopy::IntoBytes;
 
 use crate::address::{Address, Gid};
 use crate::card::counter::Word;
 use crate::config::Config;
 use crate::fault::{COUNTER_MASK, Faults, MAX_SQ_SIZE};
-use crate::wire::hello::{self, Hello};
-use crate::wire::message;
+use crate::wire::datagram;
+use crate::wire::hello::{Hello, Welcome};
 use crate::wire::packet::Header;
 
-pub use bench::{rings, wires};
+pub use card::{rings, wires};
 
 /// Variables of the environment: four lines.
 pub fn settings(data: &[u8]) {
@@ -66,7 +67,7 @@ pub fn formats(data: &[u8]) {
         }
     }
     if let Some((head, bytes)) = data.split_at_checked(size_of::<Header>())
-        && let Some((header, payload, acks)) = message::take_apart(head, bytes)
+        && let Some((header, payload, acks)) = datagram::parse(head, bytes)
     {
         assert_eq!(payload.len(), header.len as usize);
         assert_eq!(payload.len() + acks.len() * 16, bytes.len());
@@ -79,10 +80,10 @@ pub fn formats(data: &[u8]) {
         if let Some(gid) = bytes.first_chunk::<16>().and_then(|gid| Gid::from_bytes(*gid).ok()) {
             assert_eq!(Gid::from_bytes(gid.to_bytes()), Ok(gid));
             let _ = Hello::check(data, &gid);
-            assert_eq!(Hello::check(&Hello::new(&gid, &gid).to_bytes(), &gid), Ok(gid));
+            assert_eq!(Hello::check(Hello::new(&gid, &gid).as_bytes(), &gid), Ok(gid));
         }
     }
-    let _ = hello::check_welcome(data);
+    let _ = Welcome::check(data);
     if let Ok(mut word) = Word::own(0) {
         for value in data.chunks(8) {
             word.add(value.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));

@@ -1,4 +1,4 @@
-//! What this host is called: for the choice of the wire, and for other hosts to reach it.
+//! The identity of this host, for the choice of the wire, and its address for other hosts.
 
 use std::net::Ipv4Addr;
 use std::os::linux::fs::MetadataExt;
@@ -9,7 +9,7 @@ use nix::net::if_::InterfaceFlags;
 /// Boot and network namespace in 32 bits: abstract sockets reach exactly as far.
 pub fn host_id() -> u32 {
     let mut hash = Fnv::default();
-    // A host that hides its boot id still has a name; two that hide both are told apart by their addresses.
+    // Without a boot id, the host name and the address identify the host.
     match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
         Ok(id) => hash.add(id.trim().as_bytes()),
         Err(_) => {
@@ -24,7 +24,7 @@ pub fn host_id() -> u32 {
     (hash.0 ^ (hash.0 >> 32)) as u32
 }
 
-/// FNV-1a: every build must compute the same name, which the standard library's hasher does not promise.
+/// FNV-1a: every build must compute the same number, which the standard library's hasher does not promise.
 struct Fnv(u64);
 
 impl Default for Fnv {

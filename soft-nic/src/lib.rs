@@ -6,6 +6,7 @@
 pub mod address;
 pub mod card;
 pub mod config;
+mod config_error;
 pub mod cuda;
 pub mod fault;
 #[cfg(any(test, feature = "fuzz"))]
@@ -13,8 +14,8 @@ pub mod fault;
 #[allow(unsafe_code)]
 pub mod fuzz;
 pub mod host;
+pub mod location;
 pub mod log;
 pub mod memory;
-pub mod place;
 pub mod random;
 mod wire;

@@ -1,4 +1,4 @@
-//! A small seeded generator: faults must be reproducible, keys must be hard to hit by accident.
+//! A small seeded generator: faults must be reproducible, and keys must be hard to guess by accident.
 
 /// xorshift64*: one word of state, full period, good enough to choose orders and keys.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn same_seed_same_sequence() {
+    fn equal_seeds_give_equal_sequences() {
         let (mut a, mut b, mut c) = (Random::seeded(7), Random::seeded(7), Random::seeded(8));
         let (a, b, c): (Vec<_>, Vec<_>, Vec<_>) =
             (0..8).map(|_| (a.next_u64(), b.next_u64(), c.next_u64())).fold(Default::default(), |mut v, (x, y, z)| {
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold() {
+    fn numbers_are_below_their_bound() {
         let mut random = Random::seeded(1);
         let mut seen = [false; 5];
         for _ in 0..1000 {

@@ -14,9 +14,9 @@ use super::object::{Object, give, head, object, take_back};
 use super::unsupported;
 use soft_nic::card::region::{Access, Keys, Memory};
 use soft_nic::cuda::{CudaError, Driver};
+use soft_nic::location::Location;
 use soft_nic::log;
 use soft_nic::memory::{self, Mapping};
-use soft_nic::place::Place;
 
 #[repr(C)]
 pub(super) struct Mr {
@@ -177,7 +177,7 @@ fn by_address(addr: usize, len: usize, access: Access) -> Result<Memory, Code> {
         return Err(Code::INVAL);
     }
     memory::populate(addr, len, access.local_write)?;
-    Ok(Memory { base: addr as u64, len: len as u64, at: Place::Host(addr as *mut u8), _map: None })
+    Ok(Memory { base: addr as u64, len: len as u64, at: Location::Host(addr as *mut u8), _map: None })
 }
 
 /// Memory of a GPU, which the CUDA driver copies.
@@ -186,7 +186,7 @@ fn by_gpu_address(addr: u64, len: usize) -> Result<Memory, Code> {
         return Err(Code::INVAL);
     }
     match Driver::get().and_then(|driver| driver.owner(addr, len)) {
-        Ok(device) => Ok(Memory { base: addr, len: len as u64, at: Place::Cuda(device, addr), _map: None }),
+        Ok(device) => Ok(Memory { base: addr, len: len as u64, at: Location::Cuda(device, addr), _map: None }),
         Err(error) => {
             log::line(format_args!("softefa: fi_mr_regattr with FI_HMEM_CUDA: {error}"));
             Err(if matches!(error, CudaError::Range { .. }) { Code::INVAL } else { Code::UNSUPPORTED })
@@ -202,7 +202,7 @@ fn by_dmabuf(dmabuf: &fi::fi_mr_dmabuf) -> Result<Memory, Code> {
     let fd = unsafe { BorrowedFd::borrow_raw(dmabuf.fd) };
     let map = Mapping::shared(fd, dmabuf.offset, dmabuf.len)?;
     let base = (dmabuf.base_addr as u64).wrapping_add(dmabuf.offset);
-    Ok(Memory { base, len: dmabuf.len as u64, at: Place::Host(map.as_ptr()), _map: Some(map) })
+    Ok(Memory { base, len: dmabuf.len as u64, at: Location::Host(map.as_ptr()), _map: Some(map) })
 }
 
 /// # Safety

@@ -455,7 +455,12 @@ const RECEIVES: &[Receive] = &[
         RemoteBadDestQpn,
         "a receive of more than 2 buffers",
     ),
-    ("receive: too short", |w| vec![receive(w, 7)], CompStatus::RemoteBadLength, "does not go where it was posted"),
+    (
+        "receive: too short",
+        |w| vec![receive(w, 7)],
+        CompStatus::RemoteBadLength,
+        "cannot be written to the buffers of its receive",
+    ),
     (
         "receive: key",
         |w| {
@@ -464,7 +469,7 @@ const RECEIVES: &[Receive] = &[
             vec![desc]
         },
         CompStatus::RemoteAbort,
-        "does not go where it was posted",
+        "cannot be written to the buffers of its receive",
     ),
 ];
 

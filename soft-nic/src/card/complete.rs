@@ -1,16 +1,15 @@
-//! How requests end: completion entries and counters.
+//! Completing requests: completion entries and counters.
 
 use efa_dp_direct::cq::{SendCqe, Status};
 use efa_dp_direct::wire::{CompStatus, SendOp, TxMetaDesc};
 
 use super::core::Core;
 use super::counter::Event;
-use super::fetch::wants_completion;
-use super::hold::Step;
 use super::qp::Token;
+use super::reorder::Step;
 use super::request::Operation;
 
-/// The status of a request that did what it was asked.
+/// Status of a request that succeeded.
 pub(crate) const OK: u8 = CompStatus::Ok.raw();
 
 fn event_of(op_type: u8) -> Option<Event> {
@@ -23,16 +22,16 @@ fn event_of(op_type: u8) -> Option<Event> {
 }
 
 impl Core {
-    /// A request ended; faults may keep its completion back.
+    /// Completes a request, now or, with faults, later.
     pub(crate) fn finish(&mut self, token: Token, status: u8) {
         let now = self.now();
-        match &mut self.holds {
-            Some(holds) => holds.push(token, Step::Complete(status), now),
+        match &mut self.reorder_buffer {
+            Some(buffer) => buffer.push(token, Step::Complete(status), now),
             None => self.retire(token, status),
         }
     }
 
-    /// Writes the completion of a request and forgets it.
+    /// Writes the completion of a request and removes it.
     pub(crate) fn retire(&mut self, token: Token, status: u8) {
         let qpn = token.qpn();
         let Some(qp) = self.qp(qpn) else { return };
@@ -47,19 +46,19 @@ impl Core {
         if let Some(connection) = connection.and_then(|at| self.connections.get_mut(at)) {
             connection.waiting = connection.waiting.saturating_sub(1);
         }
-        if status != OK || wants_completion(&meta) {
+        if status != OK || meta.ctrl2.comp_req() {
             self.push_completion(qpn, &meta, status);
         }
         self.tick(qpn, event, status != OK);
     }
 
-    /// A request that never got into the table: always an error.
-    pub(crate) fn complete_untaken(&mut self, qpn: u16, meta: &TxMetaDesc, status: CompStatus) {
+    /// Completes a request in error that never entered the table.
+    pub(crate) fn complete_rejected(&mut self, qpn: u16, meta: &TxMetaDesc, status: CompStatus) {
         self.push_completion(qpn, meta, status.raw());
         let fatal = matches!(status, CompStatus::LocalQpInternalError | CompStatus::Flushed);
         match event_of(meta.ctrl1.op_type()).filter(|_| !fatal) {
             Some(event) => self.tick(qpn, event, true),
-            // What the request was is unknown or no matter: whoever counts anything of this queue learns of it.
+            // The request is unknown or the queue pair is dead: every counter of the queue pair counts the error.
             None => self.tick_all_errors(qpn),
         }
     }

@@ -1,4 +1,4 @@
-//! A connection to another card: what waits to be sent on it, and what has partly arrived.
+//! A connection to another card: what is queued for sending, and which requests have arrived in part.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,38 +10,38 @@ use crate::wire::packet::Header;
 use crate::wire::shm;
 
 /// What carries the packets.
-pub(crate) enum Link {
+pub(crate) enum Transport {
     /// The card itself.
     Loopback,
-    /// The other side had no time to accept yet.
-    Dialing,
-    /// Somebody connected and has not said who it is.
+    /// The other card has not accepted yet.
+    Connecting,
+    /// A peer has connected, and its hello has not arrived.
     Accepting(shm::Accepting),
     /// Shared memory.
-    Shm(Box<shm::Link>),
-    /// Messages; packets can go out when both sides have said hello.
-    Message { peer: Peer, greeting: Greeting },
+    Shm(Box<shm::RingPair>),
+    /// Datagrams of a libfabric provider. Packets can be sent once the handshake is done.
+    Datagram { peer: Peer, handshake: Handshake },
 }
 
-/// How far the hello of a message connection has come.
+/// How far the handshake of a datagram connection has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Greeting {
-    /// To be said.
-    Due,
-    /// Said; the answer is awaited.
-    Said,
-    /// Both sides agreed.
+pub(crate) enum Handshake {
+    /// The hello is still to be sent.
+    Pending,
+    /// The hello is sent, and the answer has not arrived.
+    HelloSent,
+    /// Both cards agreed.
     Done,
 }
 
-/// A write whose pieces have not all arrived. Pieces come in any order, so bytes are counted.
+/// A write of which some packets have not arrived. Packets arrive in any order, so the card counts bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Partial {
     pub missing: u32,
     pub status: u8,
 }
 
-/// An answer to a read that is being sent.
+/// A read of a peer that this card is answering.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Serving {
     pub header: Header,
@@ -51,34 +51,34 @@ pub(crate) struct Serving {
 pub(crate) struct Connection {
     /// The other card; `None` before its hello.
     pub peer: Option<Gid>,
-    pub link: Link,
+    pub transport: Transport,
     /// This card has an address handle for the other.
-    pub known: bool,
-    /// Answers without payload. They go first, because they set the other side free; but where a packet is dear they
-    /// ride behind others or wait for company.
+    pub has_handle: bool,
+    /// Answers without payload. They are sent first, because the peer waits for them. Where a packet is expensive, answers
+    /// travel behind another packet or wait for more answers.
     pub answers: VecDeque<Header>,
-    /// The engine's look at which the oldest of them came.
+    /// The engine's poll in which the oldest answer was queued.
     pub answers_since: u32,
-    /// Reads to be answered.
+    /// Reads of the peer that are to be answered.
     pub serving: VecDeque<Serving>,
     /// Requests to be sent.
     pub requests: VecDeque<Token>,
-    /// Writes that have partly arrived, by token.
+    /// Writes that have arrived in part, by token.
     pub partials: HashMap<u64, Partial>,
     /// Requests given to this connection and not completed.
     pub waiting: u32,
-    /// The card's clock when something last arrived, or when waiting began.
+    /// The card's clock when a packet last arrived, or when the first unanswered request was queued.
     pub heard_us: u64,
-    /// Something was ever heard.
+    /// A packet of the peer has arrived on this connection.
     pub responsive: bool,
 }
 
 impl Connection {
-    fn new(peer: Option<Gid>, link: Link, now_us: u64) -> Self {
+    fn new(peer: Option<Gid>, transport: Transport, now_us: u64) -> Self {
         Self {
             peer,
-            link,
-            known: false,
+            transport,
+            has_handle: false,
             answers: VecDeque::new(),
             answers_since: 0,
             serving: VecDeque::new(),
@@ -91,32 +91,32 @@ impl Connection {
     }
 
     pub(crate) fn loopback(own: Gid) -> Self {
-        Self::new(Some(own), Link::Loopback, 0)
+        Self::new(Some(own), Transport::Loopback, 0)
     }
 
-    pub(crate) fn dialing(peer: Gid, now_us: u64) -> Self {
-        Self::new(Some(peer), Link::Dialing, now_us)
+    pub(crate) fn connecting(peer: Gid, now_us: u64) -> Self {
+        Self::new(Some(peer), Transport::Connecting, now_us)
     }
 
-    pub(crate) fn message(gid: Gid, peer: Peer, greeting: Greeting, now_us: u64) -> Self {
-        Self::new(Some(gid), Link::Message { peer, greeting }, now_us)
+    pub(crate) fn datagram(gid: Gid, peer: Peer, handshake: Handshake, now_us: u64) -> Self {
+        Self::new(Some(gid), Transport::Datagram { peer, handshake }, now_us)
     }
 
     pub(crate) fn accepting(socket: shm::Accepting, now_us: u64) -> Self {
-        Self::new(None, Link::Accepting(socket), now_us)
+        Self::new(None, Transport::Accepting(socket), now_us)
     }
 
     /// Packets can go out.
     pub(crate) fn is_open(&self) -> bool {
-        match &self.link {
-            Link::Loopback => true,
-            Link::Shm(link) => link.is_open(),
-            Link::Message { greeting, .. } => *greeting == Greeting::Done,
-            Link::Dialing | Link::Accepting(_) => false,
+        match &self.transport {
+            Transport::Loopback => true,
+            Transport::Shm(rings) => rings.is_open(),
+            Transport::Datagram { handshake, .. } => *handshake == Handshake::Done,
+            Transport::Connecting | Transport::Accepting(_) => false,
         }
     }
 
-    /// Something waits to go out.
+    /// Something is queued for sending.
     pub(crate) fn has_work(&self) -> bool {
         !(self.answers.is_empty() && self.serving.is_empty() && self.requests.is_empty())
     }

@@ -6,7 +6,7 @@ use std::io;
 use crate::fault::COUNTER_MASK;
 use crate::memory::{self, Mapping};
 
-/// One counted number. The card keeps a shadow and only ever stores to the memory: nobody else may write it.
+/// One counted number. The card keeps a shadow and only stores to the memory: it never reads it back.
 #[derive(Debug)]
 pub struct Word {
     at: *mut u64,
@@ -14,11 +14,15 @@ pub struct Word {
     _map: Option<Mapping>,
 }
 
-// SAFETY: an address and an owned mapping, used under the card's lock.
+// SAFETY: `at` is a word of the owned mapping, or memory that the caller of `Word::at` keeps mapped; the card uses it
+// under its lock alone.
 unsafe impl Send for Word {}
 
 impl Word {
-    /// A word of the card's own.
+    /// A word in memory of the card.
+    ///
+    /// # Errors
+    /// The system gives no memory.
     pub fn own(start: u64) -> io::Result<Self> {
         Ok(Self::mapped(Mapping::anonymous(size_of::<u64>())?, start))
     }
@@ -29,7 +33,7 @@ impl Word {
         Self { at, shadow: start, _map: Some(map) }.stored()
     }
 
-    /// A word of the caller's.
+    /// A word in memory of the caller.
     ///
     /// # Safety
     /// `at` is 8-byte aligned and stays mapped and writable until the counter is closed.
@@ -45,8 +49,8 @@ impl Word {
     /// Sets the value, modulo 2^31.
     pub fn set(&mut self, value: u64) {
         self.shadow = value & COUNTER_MASK;
-        // SAFETY: `at` is a mapped, aligned word by the constructors' contracts. Release: whoever sees the count sees
-        // the payload that was written before it.
+        // SAFETY: `at` is a mapped, aligned word: `mapped` keeps its mapping, and the caller of `at` keeps the memory. Release:
+        // a reader of the count sees the payload that was written before it.
         unsafe { memory::store_release(self.at, self.shadow) };
     }
 
@@ -68,11 +72,11 @@ pub struct Counter {
     pub completions: Word,
     /// Requests that failed.
     pub errors: Word,
-    /// Queue pairs it is attached to; it cannot be closed meanwhile.
+    /// Queue pairs that the counter is attached to. Until they close, the counter cannot be closed.
     pub attached: u32,
 }
 
-/// What a counter of a queue pair counts.
+/// An event that counters of a queue pair count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Event {
@@ -98,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_wrap_at_31_bits() {
+    fn count_wraps_at_31_bits() {
         let mut word = Word::own(COUNTER_MASK - 1).unwrap();
         // SAFETY: the word is alive.
         let read = |word: &Word| unsafe { memory::load_acquire(word.address()) };

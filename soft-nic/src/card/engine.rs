@@ -13,9 +13,9 @@ use nix::sys::time::TimeSpec;
 
 use super::core::Core;
 use super::help;
-use super::hold::{Moment, Step};
 use super::pace::{Pace, Pause, Seen, YIELD};
 use super::qp::Token;
+use super::reorder::{Moment, Step};
 use super::seat::Seat;
 
 /// The state and those who want it.
@@ -96,7 +96,7 @@ impl Engine {
             if catch_unwind(AssertUnwindSafe(|| run(&state, &events))).is_err() {
                 let mut core = state.core.lock().unwrap_or_else(PoisonError::into_inner);
                 core.dead = true;
-                core.say(format_args!("the engine failed: this is a bug of softefa; the card answers no more"));
+                core.log(format_args!("the engine failed: this is a bug of softefa; the card answers no more"));
             }
         };
         let thread = std::thread::Builder::new().name(format!("softefa{card}")).spawn(body)?;
@@ -148,7 +148,7 @@ fn run(shared: &Shared, events: &OwnedFd) {
         {
             let mut core = shared.core.lock().unwrap_or_else(PoisonError::into_inner);
             seen.moved = core.look(now, pace.quiet() >= YIELD);
-            seen.held = core.holds.as_ref().is_some_and(|h| !h.is_empty());
+            seen.held = core.reorder_buffer.as_ref().is_some_and(|h| !h.is_empty());
             seen.soon = !core.connection_of.is_empty() || !core.unready.is_empty();
         }
         match pace.pause(seen, now) {
@@ -165,17 +165,17 @@ fn run(shared: &Shared, events: &OwnedFd) {
             Pause::Doze(rest) => doze(shared, events, rest),
         }
     }
-    shared.core.lock().unwrap_or_else(PoisonError::into_inner).leave();
+    shared.core.lock().unwrap_or_else(PoisonError::into_inner).drain();
 }
 
 /// Rests until a socket has something to say or the time is over.
 fn doze(shared: &Shared, events: &OwnedFd, rest: Duration) {
     let lock = || shared.core.lock().unwrap_or_else(PoisonError::into_inner);
-    if lock().doze() {
+    if lock().prepare_sleep() {
         let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLIN)];
         let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(rest)), None);
     }
-    lock().wake();
+    lock().finish_sleep();
 }
 
 impl Core {
@@ -197,12 +197,12 @@ impl Core {
             self.pump_all();
         }
         if thoroughly || !self.connection_of.is_empty() {
-            moved |= self.poll_messages();
+            moved |= self.poll_datagrams();
         }
         for at in 0..self.connections.bound() {
             moved |= self.poll_connection(at);
         }
-        while let Some((token, step)) = self.next_held() {
+        while let Some((token, step)) = self.next_released() {
             moved = true;
             match step {
                 Step::Send => self.send(token),
@@ -223,10 +223,10 @@ impl Core {
         Moment { us: self.clock_us, look: self.looks }
     }
 
-    fn next_held(&mut self) -> Option<(Token, Step)> {
+    fn next_released(&mut self) -> Option<(Token, Step)> {
         let (now, qps) = (self.now(), &self.qps);
         let outstanding = |qpn| qps.get(u32::from(qpn)).map_or(0, |qp| qp.outstanding);
-        self.holds.as_mut()?.pop(now, outstanding)
+        self.reorder_buffer.as_mut()?.pop(now, outstanding)
     }
 
     fn poll_doorbells(&mut self) -> bool {

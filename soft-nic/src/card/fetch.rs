@@ -1,19 +1,19 @@
-//! Doorbells and work requests: what software handed to the card, and which rules it broke.
+//! Doorbells and work requests: the card reads what software posted and checks it against the rules.
 
 use std::fmt::Write;
 
-use efa_dp_direct::wire::{CompStatus, TxMetaDesc};
+use efa_dp_direct::wire::CompStatus;
 use efa_dp_direct::wqe::Geometry;
 
 use super::core::Core;
-use super::hold::Step;
 use super::qp::{State, Token};
-use super::request::{self, Broken, Operation, Request};
+use super::reorder::Step;
+use super::request::{self, Operation, Request, Violation};
 
 const INTERNAL: CompStatus = CompStatus::LocalQpInternalError;
 
 impl Core {
-    /// Takes what was rung on a queue; the producer index up to which that was.
+    /// Takes the requests that were rung on a queue, and returns the producer index of the doorbell.
     pub(crate) fn take_rung(&mut self, qpn: u16) -> u32 {
         let Some(qp) = self.qp(qpn) else { return 0 };
         let rung = qp.sq.rung();
@@ -46,16 +46,16 @@ impl Core {
         rung
     }
 
-    /// Looks beyond the doorbells of queues that are not rung.
+    /// Checks every queue for requests that are written and not rung.
     pub(crate) fn check_batches(&mut self) {
         for i in 0..self.active.len() {
             self.check_batch(self.active[i].qpn, self.active[i].seen);
         }
     }
 
-    /// More than `max_batch` requests lie written beyond the doorbell.
+    /// Checks that at most `max_batch` requests are written beyond the doorbell.
     ///
-    /// The doorbell is read again after the slot: only if it did not move meanwhile was the slot written too early.
+    /// The card reads the doorbell again after the slot: if the doorbell moved meanwhile, the slot was rung in time.
     fn check_batch(&mut self, qpn: u16, rung: u32) {
         let Some(qp) = self.qp(qpn) else { return };
         let index = rung.wrapping_add(qp.max_batch);
@@ -92,33 +92,33 @@ impl Core {
             let geometry = Geometry { request_ids, ..if wide { Geometry::WIDE } else { Geometry::NARROW } };
             request::decode(&bytes, &geometry).and_then(|r| self.check_local(qpn, r))
         } else {
-            Err(Broken::malformed("the phase bit is not that of this lap: the slot was rung before it was written"))
+            Err(Violation::malformed("the phase bit is not that of this lap: the slot was rung before it was written"))
         };
         match request {
-            Err(broken) => {
-                self.report(qpn, index, &broken.rule, &bytes[..if wide { 128 } else { 64 }]);
-                if broken.fatal {
+            Err(violation) => {
+                self.report(qpn, index, &violation.rule, &bytes[..if wide { 128 } else { 64 }]);
+                if violation.fatal {
                     self.set_error(qpn);
                 }
-                self.complete_untaken(qpn, &meta, broken.status);
+                self.complete_rejected(qpn, &meta, violation.status);
             }
             Ok(request) => self.start(qpn, index, request),
         }
     }
 
-    /// The rules that need the card's tables.
-    fn check_local(&mut self, qpn: u16, request: Request) -> Result<Request, Broken> {
+    /// Checks the rules that need the card's tables.
+    fn check_local(&mut self, qpn: u16, request: Request) -> Result<Request, Violation> {
         if request.meta.ah == 0 || self.handles.get(u32::from(request.meta.ah)).is_none() {
-            return Err(Broken::refused("no address handle has this number", CompStatus::LocalInvalidAh));
+            return Err(Violation::refused("no address handle has this number", CompStatus::LocalInvalidAh));
         }
         let Some(pd) = self.qp(qpn).map(|qp| qp.pd) else {
-            return Err(Broken::refused("the queue pair is gone", CompStatus::Flushed));
+            return Err(Violation::refused("the queue pair is gone", CompStatus::Flushed));
         };
         let write = request.operation == Operation::Read;
         for sge in request.buffers().iter().filter(|sge| sge.length > 0) {
             self.regions
                 .local(pd, sge.lkey, sge.addr, sge.length, write)
-                .map_err(|error| Broken::refused(format!("local buffer: {error}"), CompStatus::LocalInvalidLkey))?;
+                .map_err(|error| Violation::refused(format!("local buffer: {error}"), CompStatus::LocalInvalidLkey))?;
         }
         Ok(request)
     }
@@ -134,8 +134,8 @@ impl Core {
         if fails {
             self.report_of(token, &format!("fails by error_every with status {status}"));
             self.finish(token, status);
-        } else if let Some(holds) = &mut self.holds {
-            holds.push(token, Step::Send, now);
+        } else if let Some(buffer) = &mut self.reorder_buffer {
+            buffer.push(token, Step::Send, now);
         } else {
             self.send(token);
         }
@@ -148,7 +148,7 @@ impl Core {
         self.flush_receives(qpn);
     }
 
-    /// A broken rule of the queue itself: the first request of the ring in error, the others flushed, then nothing.
+    /// Handles a violation by the queue itself: the first request completes in error, the others are flushed.
     fn fail_queue(&mut self, qpn: u16, index: u32, advance: u32, rule: &str) {
         let Some(qp) = self.qp(qpn) else { return };
         let mut bytes = [0; 128];
@@ -157,13 +157,13 @@ impl Core {
         let meta = request::meta_of(&bytes);
         self.report(qpn, index, rule, &bytes[..if wide { 128 } else { 64 }]);
         self.set_error(qpn);
-        self.complete_untaken(qpn, &meta, INTERNAL);
+        self.complete_rejected(qpn, &meta, INTERNAL);
         if advance > 1 {
             self.flush(qpn, index.wrapping_add(1), advance - 1);
         }
     }
 
-    /// Requests rung on a queue pair in error.
+    /// Flushes requests that were rung on a queue pair in error.
     fn flush(&mut self, qpn: u16, from: u32, advance: u32) {
         let Some(entries) = self.qp(qpn).map(|qp| qp.sq.entries) else { return };
         for n in 0..advance.min(entries) {
@@ -171,11 +171,11 @@ impl Core {
             let Some(qp) = self.qp(qpn) else { return };
             qp.sq.fetch(from.wrapping_add(n), &mut bytes);
             let meta = request::meta_of(&bytes);
-            self.complete_untaken(qpn, &meta, CompStatus::Flushed);
+            self.complete_rejected(qpn, &meta, CompStatus::Flushed);
         }
     }
 
-    /// The other side would not do a request.
+    /// Logs that the peer refused a request.
     pub(crate) fn report_refusal(&mut self, token: Token, status: u8) {
         match CompStatus::from_raw(status) {
             Some(status) => self.report_of(token, &format!("refused by the other side: {status}")),
@@ -183,7 +183,7 @@ impl Core {
         }
     }
 
-    /// A line about a request that is not completed: its slot is the card's until then, so its bytes are still there.
+    /// Logs a line about an outstanding request. Software must not reuse the slot before the completion, so its bytes are there.
     fn report_of(&mut self, token: Token, rule: &str) {
         let Some(index) = self.outstanding(token).map(|entry| entry.index) else { return };
         let Some(qp) = self.qp(token.qpn()) else { return };
@@ -193,18 +193,13 @@ impl Core {
         self.report(token.qpn(), index, rule, &bytes[..len]);
     }
 
-    /// One line that names queue pair, slot, rule and bytes.
+    /// Logs one line that names queue pair, slot, rule and bytes.
     fn report(&mut self, qpn: u16, index: u32, rule: &str, bytes: &[u8]) {
         let slot = self.qp(qpn).map_or(0, |qp| qp.sq.slot_of(index));
         let mut hex = String::with_capacity(2 * bytes.len());
         for byte in bytes {
             let _ = write!(hex, "{byte:02x}");
         }
-        self.say(format_args!("QP {qpn} slot {slot}: {rule}; request {index}: {hex}"));
+        self.log(format_args!("QP {qpn} slot {slot}: {rule}; request {index}: {hex}"));
     }
-}
-
-/// What a descriptor says about who wants to know.
-pub(crate) fn wants_completion(meta: &TxMetaDesc) -> bool {
-    meta.ctrl2.comp_req()
 }

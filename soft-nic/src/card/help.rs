@@ -49,7 +49,7 @@ mod tests {
 
     fn card() -> Arc<Shared> {
         let gid = Gid { host: 1, ip: std::net::Ipv4Addr::LOCALHOST, port: 0, nonce: 1 };
-        Shared::new(Core::new(0, gid, Config::default(), Wires { listener: None, messages: None }).unwrap())
+        Shared::new(Core::new(0, gid, Config::default(), Wires { listener: None, datagrams: None }).unwrap())
     }
 
     #[test]

@@ -1,45 +1,49 @@
 //! The card: its tables, its rings, its engine.
 
 mod complete;
+mod connect;
 mod connection;
 mod core;
 pub mod counter;
+mod datagram_wire;
+mod egress;
 mod engine;
 mod fetch;
 pub mod help;
-mod hold;
-mod messages;
+mod ingress;
 mod pace;
 mod qp;
 pub mod queue;
-mod receive;
-mod recv;
+mod recv_queue;
 pub mod region;
+mod reorder;
 mod request;
 pub mod seat;
+mod setup;
 pub mod signal;
-mod sockets;
+mod slab;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests;
-mod transmit;
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+pub use self::core::Core;
 #[cfg(not(any(test, feature = "fuzz")))]
 use self::core::Wires;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use self::core::Wires;
-pub use self::core::{Core, SetupError, Slab};
 use self::engine::{Engine, Shared};
-pub use self::recv::RNR_FOR_EVER;
+pub use self::qp::RNR_FOR_EVER;
 pub use self::request::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
+pub use self::setup::SetupError;
+pub use self::slab::Slab;
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};
 use crate::random::Random;
-use crate::wire::message;
+use crate::wire::datagram;
 use crate::wire::shm::{Listener, ShmError};
 use crate::{host, log};
 
@@ -113,7 +117,7 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
         WireChoice::Provider(name) => Some(name.as_str()),
     };
     if let Some(provider) = provider {
-        match message::Wire::open(provider, ip) {
+        match datagram::Wire::open(provider, ip) {
             Ok((wire, port)) => (messages, gid.port) = (Some(wire), port),
             // Without it a host can still talk to itself; who needs more is told when the need arises.
             Err(_) if config.wire == WireChoice::Auto => {}
@@ -139,7 +143,7 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
             }
         }
     }
-    Ok((gid, Wires { listener, messages }))
+    Ok((gid, Wires { listener, datagrams: messages }))
 }
 
 /// What a card is called before it exists: `fi_getinfo` gives addresses without opening anything.

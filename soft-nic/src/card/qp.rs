@@ -6,7 +6,7 @@ use super::counter::EVENTS;
 use super::queue::WorkQueue;
 use super::request::Request;
 
-/// Names a request across the wire and across time: queue pair, entry, and which tenant of the entry.
+/// Identifies a request on the wire and in time: its queue pair, its entry, and the serial number of the request in the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token(pub u64);
 
@@ -34,13 +34,13 @@ pub(crate) struct Outstanding {
     pub request: Request,
     /// Producer index that it was posted with.
     pub index: u32,
-    /// Connection that it went to, once it has.
+    /// Connection that the request was queued on.
     pub connection: Option<u32>,
-    /// Bytes handed to the wire.
+    /// Bytes given to the wire.
     pub sent: u32,
-    /// Bytes of a read that arrived.
+    /// Bytes of a read that have arrived.
     pub received: u32,
-    /// The wire has all of it; only an answer is awaited.
+    /// The wire has the whole request, and the answer has not arrived.
     pub awaiting: bool,
     /// Times that the peer had no receive for it.
     pub retries: u8,
@@ -48,10 +48,13 @@ pub(crate) struct Outstanding {
     live: bool,
 }
 
+/// Retries of a sender whose peer has no receive: this value retries for ever (as `ibv_qp_attr.rnr_retry`).
+pub const RNR_FOR_EVER: u8 = 7;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Ready,
-    /// Takes nothing any more; what is posted is flushed.
+    /// The queue pair executes no requests: what is posted is flushed.
     Error,
 }
 
@@ -64,7 +67,7 @@ pub struct Qp {
     pub rq: Arc<WorkQueue>,
     pub max_batch: u32,
     pub state: State,
-    /// Its doorbell is read, and peers reach it.
+    /// The card reads the doorbell, and peers reach the queue pair.
     pub enabled: bool,
     /// Producer index up to which requests were taken.
     pub taken: u32,
@@ -96,7 +99,7 @@ impl Qp {
             enabled: false,
             taken: 0,
             rq_taken: 0,
-            rnr_retry: super::recv::RNR_FOR_EVER,
+            rnr_retry: RNR_FOR_EVER,
             outstanding: 0,
             send_cq: 0,
             recv_cq: None,
@@ -107,7 +110,7 @@ impl Qp {
         }
     }
 
-    /// Takes a request into the table. The ring bounds their number, so the table stops growing.
+    /// Enters a request into the table. The ring bounds their number, so the table stops growing.
     pub(crate) fn admit(&mut self, request: Request, index: u32) -> Token {
         self.serial = self.serial.wrapping_add(1);
         let entry = Outstanding {
@@ -138,7 +141,7 @@ impl Qp {
         self.table.get_mut(usize::from(token.entry())).filter(|e| e.live && e.serial == token.serial())
     }
 
-    /// Removes a request; what was asked comes back for its completion.
+    /// Removes a request and returns it for its completion.
     pub(crate) fn take(&mut self, token: Token) -> Option<&Outstanding> {
         let entry = self.table.get_mut(usize::from(token.entry())).filter(|e| e.live && e.serial == token.serial())?;
         entry.live = false;
@@ -146,7 +149,7 @@ impl Qp {
         Some(entry)
     }
 
-    /// Tokens of the requests that are with `connection`.
+    /// Tokens of the requests that are queued on `connection`.
     pub(crate) fn tokens_on(&self, connection: u32) -> Vec<Token> {
         let on = |e: &Outstanding| e.live && e.connection == Some(connection);
         let entries = self.table.iter().enumerate().filter(|(_, e)| on(e));

@@ -1,4 +1,4 @@
-//! Rings of a queue pair and of a completion queue, as the card sees them.
+//! The rings of a queue pair and of a completion queue, on the card's side.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -55,7 +55,7 @@ impl WorkQueue {
     /// Sets the doorbell register to where the queue starts.
     pub fn preset(&self, value: u32) {
         let at = self.doorbell();
-        // SAFETY: as above; nobody rings it before the queue pair exists.
+        // SAFETY: the doorbell lies in the mapping, at a multiple of 64. Software gets its address after this call.
         unsafe { at.write_volatile(value) };
     }
 
@@ -100,7 +100,7 @@ impl WorkQueue {
     }
 }
 
-/// A doorbell and what it last said: what a look at an idle queue touches, side by side for all queues of the card.
+/// A doorbell and its last value: all that the poll of an idle queue reads, side by side for all queues of the card.
 #[derive(Debug)]
 pub(crate) struct Watch {
     /// The queue pair.
@@ -111,7 +111,7 @@ pub(crate) struct Watch {
     doorbell: *const u32,
 }
 
-// SAFETY: the address is that of a queue kept beside it.
+// SAFETY: `doorbell` points into the mapping of `queue`, which this value keeps alive.
 unsafe impl Send for Watch {}
 
 impl Watch {
@@ -120,7 +120,7 @@ impl Watch {
         Self { qpn, seen, queue, doorbell }
     }
 
-    /// The doorbell was rung since.
+    /// Whether the doorbell was rung since the last poll.
     pub fn is_rung(&self) -> bool {
         debug_assert_eq!(self.doorbell, self.queue.doorbell());
         // SAFETY: the doorbell lies in the queue's mapping, which `queue` keeps.
@@ -140,14 +140,14 @@ pub struct CompletionRing {
     next: u32,
     /// Queue pairs bound to it.
     pub bound: u32,
-    /// Whom to wake.
+    /// Events to raise after a completion.
     pub signals: Vec<Arc<Signal>>,
 }
 
 impl CompletionRing {
     /// A ring in memory of the card; `entries` is a power of two.
     pub fn new(entries: u32) -> io::Result<Self> {
-        // New memory is zero, and what is never used is never touched.
+        // New memory is zero, and unused pages are never touched.
         let map = Mapping::anonymous(entries as usize * CQ_ENTRY_LEN as usize)?;
         Ok(Self::over(map, entries))
     }

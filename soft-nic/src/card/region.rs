@@ -1,7 +1,7 @@
-//! Registered memory: which addresses a key opens, and for what.
+//! Registered memory: the addresses of a key, and the rights to them.
 
+use crate::location::Location;
 use crate::memory::Mapping;
-use crate::place::Place;
 use crate::random::Random;
 
 /// What a region may be used for. Reading it as the source of a request is always allowed, as on hardware.
@@ -23,7 +23,7 @@ pub struct Memory {
     /// Bytes.
     pub len: u64,
     /// Where the card finds the first byte.
-    pub at: Place,
+    pub at: Location,
     /// The card's own mapping of a dma-buf.
     pub _map: Option<Mapping>,
 }
@@ -41,7 +41,7 @@ pub struct Region {
     rkey: u32,
 }
 
-/// Why an address range is not opened by a key.
+/// Why a key does not give access to an address range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// No region has this key.
@@ -70,7 +70,7 @@ pub struct Keys {
 const INDEX_BITS: u32 = 16;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 
-/// All regions of a card. A key holds the index of its entry and bits that differ from the entry's last tenant.
+/// All regions of a card. A key has the index of its entry, and bits that differ from those of the entry's previous key.
 #[derive(Debug)]
 pub struct Regions {
     entries: Vec<Option<Region>>,
@@ -103,7 +103,7 @@ impl Regions {
         Some(Keys { lkey, rkey })
     }
 
-    /// Ends a registration; the memory comes back so that it is unmapped by the caller.
+    /// Ends a registration, and returns the memory for the caller to unmap.
     pub fn remove(&mut self, keys: Keys) -> Option<Memory> {
         let index = keys.lkey & INDEX_MASK;
         let entry = self.entries.get_mut(index as usize)?;
@@ -116,21 +116,27 @@ impl Regions {
         self.entries.get((key & INDEX_MASK) as usize)?.as_ref()
     }
 
-    /// Where `len` bytes at `addr` are that a request of `pd` names by `lkey`.
-    pub fn local(&self, pd: u32, lkey: u32, addr: u64, len: u32, write: bool) -> Result<Place, AccessError> {
+    /// The location of `len` bytes at `addr` that a request of `pd` names by `lkey`.
+    ///
+    /// # Errors
+    /// The key does not give the access.
+    pub fn local(&self, pd: u32, lkey: u32, addr: u64, len: u32, write: bool) -> Result<Location, AccessError> {
         let region = self.find(lkey).filter(|r| r.lkey == lkey).ok_or(AccessError::Key)?;
         region.check(pd, addr, len, !write || region.access.local_write)
     }
 
-    /// Where `len` bytes at `addr` are that a peer of `pd` names by `rkey`.
-    pub fn remote(&self, pd: u32, rkey: u32, addr: u64, len: u32, write: bool) -> Result<Place, AccessError> {
+    /// The location of `len` bytes at `addr` that a peer names by `rkey`, for a queue pair of `pd`.
+    ///
+    /// # Errors
+    /// The key does not give the access.
+    pub fn remote(&self, pd: u32, rkey: u32, addr: u64, len: u32, write: bool) -> Result<Location, AccessError> {
         let region = self.find(rkey).filter(|r| r.rkey == rkey).ok_or(AccessError::Key)?;
         region.check(pd, addr, len, if write { region.access.remote_write } else { region.access.remote_read })
     }
 }
 
 impl Region {
-    fn check(&self, pd: u32, addr: u64, len: u32, allowed: bool) -> Result<Place, AccessError> {
+    fn check(&self, pd: u32, addr: u64, len: u32, allowed: bool) -> Result<Location, AccessError> {
         if self.pd != pd {
             return Err(AccessError::Domain);
         }
@@ -152,15 +158,15 @@ mod tests {
     const ALL: Access = Access { local_write: true, remote_read: true, remote_write: true };
 
     fn memory(base: u64, len: u64) -> Memory {
-        Memory { base, len, at: Place::Host(base as *mut u8), _map: None }
+        Memory { base, len, at: Location::Host(base as *mut u8), _map: None }
     }
 
     #[test]
-    fn keys_open_their_region_alone() {
+    fn key_gives_access_to_its_region_alone() {
         let (mut regions, mut random) = (Regions::default(), Random::seeded(1));
         let keys = regions.insert(1, ALL, memory(0x1000, 100), &mut random).unwrap();
         assert!(keys.lkey < 1 << 24 && keys.lkey != 0 && keys.rkey != 0);
-        let found = |at: usize| Ok(Place::Host(at as *mut u8));
+        let found = |at: usize| Ok(Location::Host(at as *mut u8));
         assert_eq!(regions.local(1, keys.lkey, 0x1010, 84, true), found(0x1010));
         assert_eq!(regions.remote(1, keys.rkey, 0x1064, 0, true), found(0x1064), "empty, at the end");
         assert_eq!(regions.local(1, keys.lkey, 0x1010, 85, false), Err(AccessError::Bounds));
@@ -180,12 +186,12 @@ mod tests {
         assert!(regions.remove(keys).is_some());
         assert!(regions.remove(keys).is_none());
         assert_eq!(regions.local(1, keys.lkey, 0x1000, 1, false), Err(AccessError::Key));
-        let again = regions.insert(1, ALL, memory(0x1000, 100), &mut random).unwrap();
-        assert_ne!(again.lkey, keys.lkey, "a stale key does not open the next region");
+        let next = regions.insert(1, ALL, memory(0x1000, 100), &mut random).unwrap();
+        assert_ne!(next.lkey, keys.lkey, "a stale key gives no access to the next region");
     }
 
     #[test]
-    fn rights_are_separate() {
+    fn each_right_is_checked() {
         let (mut regions, mut random) = (Regions::default(), Random::seeded(2));
         for (access, lw, rr, rw) in [
             (Access::default(), false, false, false),

@@ -1,4 +1,4 @@
-//! A work request as the card executes it, and what is wrong with one that it does not.
+//! A work request as the card executes it, and the rule that another one violates.
 
 use efa_dp_direct::wire::{CompStatus, TX_DESC_INLINE_MAX_SIZE_128, TxMetaDesc};
 use efa_dp_direct::wqe::{self, Geometry, RemoteMem, SendData, SendWqe, Sge, WriteData};
@@ -8,7 +8,7 @@ pub const MAX_RDMA_SIZE: u32 = 1 << 30;
 /// Most bytes of a send: one packet.
 pub const MAX_SEND_SIZE: u32 = 8928;
 
-/// What the card does.
+/// The operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Send,
@@ -16,18 +16,18 @@ pub(crate) enum Operation {
     Read,
 }
 
-/// Where the bytes are on this side.
+/// Local bytes of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Local {
     /// In the request.
     Inline([u8; TX_DESC_INLINE_MAX_SIZE_128]),
     /// In registered memory.
     Region { addr: u64, lkey: u32 },
-    /// In two pieces of registered memory, one after the other.
-    Pair([Sge; 2]),
+    /// In two buffers of registered memory, one after the other.
+    Two([Sge; 2]),
 }
 
-/// A request that makes sense by itself.
+/// A well-formed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request {
     pub operation: Operation,
@@ -42,27 +42,27 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// The registered memory that it names on this side.
+    /// The local registered memory that the request names.
     pub(crate) fn buffers(&self) -> [Sge; 2] {
         let none = Sge::default();
         match self.local {
             Local::Inline(_) => [none; 2],
             Local::Region { addr, lkey } => [Sge { addr, length: self.len, lkey }, none],
-            Local::Pair(pair) => pair,
+            Local::Two(pair) => pair,
         }
     }
 }
 
-/// A rule that a request breaks.
+/// A rule that a request violates.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Broken {
+pub(crate) struct Violation {
     pub rule: String,
     pub status: CompStatus,
-    /// The queue pair goes to the error state: the card cannot tell what the request was.
+    /// The queue pair goes to the error state: the card cannot know what the request was.
     pub fatal: bool,
 }
 
-impl Broken {
+impl Violation {
     pub(crate) fn refused(rule: impl Into<String>, status: CompStatus) -> Self {
         Self { rule: rule.into(), status, fatal: false }
     }
@@ -72,7 +72,7 @@ impl Broken {
     }
 }
 
-/// The first half of a slot's bytes, whatever they are.
+/// The descriptor in the first half of a slot's bytes, unchecked.
 pub(crate) fn meta_of(bytes: &[u8; 128]) -> TxMetaDesc {
     let mut head = [0; TxMetaDesc::SIZE];
     head.copy_from_slice(&bytes[..TxMetaDesc::SIZE]);
@@ -80,15 +80,15 @@ pub(crate) fn meta_of(bytes: &[u8; 128]) -> TxMetaDesc {
 }
 
 /// Reads a request out of its slot's bytes: as many as requests of this geometry have.
-pub(crate) fn decode(bytes: &[u8; 128], geometry: &Geometry) -> Result<Request, Broken> {
+pub(crate) fn decode(bytes: &[u8; 128], geometry: &Geometry) -> Result<Request, Violation> {
     let wqe = wqe::parse(&bytes[..geometry.wqe_size.bytes()], geometry).map_err(|error| {
         let status = error.status();
-        Broken { rule: error.to_string(), status, fatal: status == CompStatus::LocalQpInternalError }
+        Violation { rule: error.to_string(), status, fatal: status == CompStatus::LocalQpInternalError }
     })?;
     flatten(meta_of(bytes), &wqe)
 }
 
-fn flatten(meta: TxMetaDesc, wqe: &SendWqe) -> Result<Request, Broken> {
+fn flatten(meta: TxMetaDesc, wqe: &SendWqe) -> Result<Request, Violation> {
     const NOWHERE: Sge = Sge { addr: 0, length: 0, lkey: 0 };
     let region = |sge: Sge| (Local::Region { addr: sge.addr, lkey: sge.lkey }, u64::from(sge.length));
     let carried = |inline: wqe::Inline| {
@@ -101,7 +101,7 @@ fn flatten(meta: TxMetaDesc, wqe: &SendWqe) -> Result<Request, Broken> {
             let local = match data {
                 SendData::Empty => region(NOWHERE),
                 SendData::One(sge) => region(sge),
-                SendData::Two(first, second) => (Local::Pair([first, second]), data.len()),
+                SendData::Two(first, second) => (Local::Two([first, second]), data.len()),
                 SendData::Inline(inline) => carried(inline),
             };
             (Operation::Send, RemoteMem::default(), local, imm)
@@ -124,7 +124,7 @@ fn flatten(meta: TxMetaDesc, wqe: &SendWqe) -> Result<Request, Broken> {
         Ok(len) if len <= limit => {
             Ok(Request { operation, meta, local, remote_addr: remote.addr, rkey: remote.rkey, imm, len })
         }
-        _ => Err(Broken::refused(rule, CompStatus::LocalBadLength)),
+        _ => Err(Violation::refused(rule, CompStatus::LocalBadLength)),
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
         let request = decode(&send(SendData::Inline(Inline::new(b"hello").unwrap())), &Geometry::NARROW).unwrap();
         assert_eq!((request.operation, request.len, request.imm), (Operation::Send, 5, Some(9)));
         let request = decode(&send(SendData::Two(sge(8), sge(100))), &Geometry::NARROW).unwrap();
-        assert_eq!((request.local, request.len), (Local::Pair([sge(8), sge(100)]), 108));
+        assert_eq!((request.local, request.len), (Local::Two([sge(8), sge(100)]), 108));
         assert_eq!(decode(&send(SendData::Empty), &Geometry::NARROW).unwrap().len, 0);
         assert_eq!(decode(&send(SendData::One(sge(MAX_SEND_SIZE))), &Geometry::NARROW).unwrap().len, MAX_SEND_SIZE);
         let long = SendData::Two(sge(MAX_SEND_SIZE), sge(1));

@@ -1,4 +1,4 @@
-//! A bell for those who sleep until the card has written a completion.
+//! An event descriptor for threads that sleep until the card has written a completion.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,59 +6,59 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// Rung once for each time that it was armed.
+/// An event that is raised at most once after each arming.
 #[derive(Debug)]
 pub struct Signal {
     armed: AtomicBool,
     interrupted: AtomicBool,
-    bell: EventFd,
+    event: EventFd,
 }
 
 impl Signal {
     /// # Errors
     /// No descriptor can be had.
     pub fn new() -> io::Result<Self> {
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { armed: AtomicBool::new(false), interrupted: AtomicBool::new(false), bell })
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Self { armed: AtomicBool::new(false), interrupted: AtomicBool::new(false), event })
     }
 
-    /// From now on the next [`raise`](Self::raise) rings. Look for completions once more after this.
+    /// Makes the next [`raise`](Self::raise) signal the descriptor. The caller polls for completions once more after arming.
     pub fn arm(&self) {
-        // An old ring is of no interest any more: what it announced is there to be seen.
+        // An earlier event is obsolete: the caller polls after this.
         if !self.interrupted.load(Ordering::Acquire) {
-            let _ = self.bell.read();
+            let _ = self.event.read();
         }
         self.armed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// There is something to see. Call it after that was written.
+    /// Signals the descriptor if it is armed. The caller has written the completion before.
     pub fn raise(&self) {
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
-            self.ring();
+            self.notify();
         }
     }
 
-    /// Wakes whoever sleeps, or will next, though there is nothing to see.
+    /// Wakes the thread that sleeps on the descriptor, or the next one, without a completion.
     pub fn interrupt(&self) {
         self.interrupted.store(true, Ordering::Release);
-        self.ring();
+        self.notify();
     }
 
-    /// Whether somebody was interrupted, once.
+    /// Whether [`interrupt`](Self::interrupt) was called since the last call.
     pub fn take_interrupt(&self) -> bool {
         self.interrupted.swap(false, Ordering::AcqRel)
     }
 
-    fn ring(&self) {
-        // The only failure is a counter that is full, and then it rings already.
-        let _ = self.bell.write(1);
+    fn notify(&self) {
+        // The only failure is a full counter, and then the descriptor is readable already.
+        let _ = self.event.write(1);
     }
 
-    /// Readable while it rings.
+    /// The descriptor: readable after an event.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.event.as_fd()
     }
 }
 
@@ -67,23 +67,23 @@ mod tests {
     use super::*;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-    fn rings(signal: &Signal) -> bool {
+    fn is_readable(signal: &Signal) -> bool {
         let mut fds = [PollFd::new(signal.fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
     }
 
     #[test]
-    fn it_rings_when_armed_and_once() {
+    fn armed_signal_is_raised_once() {
         let signal = Signal::new().unwrap();
         signal.raise();
-        assert!(!rings(&signal), "nobody waits");
+        assert!(!is_readable(&signal), "not armed");
         signal.arm();
-        assert!(!rings(&signal));
+        assert!(!is_readable(&signal));
         signal.raise();
-        assert!(rings(&signal));
+        assert!(is_readable(&signal));
         signal.arm();
-        assert!(!rings(&signal), "arming forgets");
+        assert!(!is_readable(&signal), "arming clears an earlier event");
         signal.interrupt();
-        assert!(rings(&signal) && signal.take_interrupt() && !signal.take_interrupt());
+        assert!(is_readable(&signal) && signal.take_interrupt() && !signal.take_interrupt());
     }
 }

@@ -7,18 +7,18 @@ use efa_dp_direct::wqe::{Destination, Geometry, Operation, RemoteMem, SendData, 
 
 use super::complete::OK;
 use super::connection::Connection;
-use super::core::{LOOPBACK, Peer};
+use super::core::{LOOPBACK, RemoteCard};
 use super::counter::{Counter, EVENTS, Event, Word};
 use super::qp::Token;
 use super::queue::CompletionRing;
-use super::recv::NOT_READY;
+use super::recv_queue::NOT_READY;
 use super::region::{Access, Keys, Memory};
 use super::{Core, SetupError, Wires};
 use crate::address::Gid;
 use crate::config::Config;
 use crate::fault::Faults;
+use crate::location::Location;
 use crate::memory;
-use crate::place::Place;
 use crate::random::Random;
 use crate::wire::packet::{Header, Kind};
 
@@ -50,18 +50,18 @@ impl World {
     }
 
     fn with(faults: Faults) -> Self {
-        let wires = Wires { listener: None, messages: None };
+        let wires = Wires { listener: None, datagrams: None };
         let config = Config { faults, ..Config::default() };
         let mut core = Core::new(0, gid(1), config, wires).unwrap();
-        core.hush();
+        core.mute_log();
         let mut bytes = Box::new([0; 8]);
         let at = bytes.as_mut_ptr();
-        let memory = Memory { base: at as u64, len: 8, at: Place::Host(at), _map: None };
+        let memory = Memory { base: at as u64, len: 8, at: Location::Host(at), _map: None };
         let access = Access { local_write: true, remote_read: true, remote_write: true };
         let keys = core.regions.insert(PD, access, memory, &mut Random::seeded(1)).unwrap();
         let [asked, other] = [2, 3].map(|nonce| {
-            let at = core.connections.insert(Connection::dialing(gid(nonce), 0));
-            core.peers.insert(gid(nonce), Peer { connection: Some(at), dead: None });
+            let at = core.connections.insert(Connection::connecting(gid(nonce), 0));
+            core.remote_cards.insert(gid(nonce), RemoteCard { connection: Some(at), dead: None });
             at
         });
         let ah = core.open_handle(gid(2)).unwrap();
@@ -205,9 +205,9 @@ fn nothing_is_kept_back_for_a_closed_queue_pair() {
     let mut world = World::with(Faults::parse("seed=1,reorder=8").unwrap());
     let operation = world.write(world.sge());
     assert_eq!(world.post(operation, false), None, "it is kept back");
-    assert!(world.core.holds.as_ref().is_some_and(|holds| !holds.is_empty()));
+    assert!(world.core.reorder_buffer.as_ref().is_some_and(|holds| !holds.is_empty()));
     world.core.close_qp(world.qpn);
-    assert!(world.core.holds.as_ref().is_some_and(|holds| holds.is_empty()));
+    assert!(world.core.reorder_buffer.as_ref().is_some_and(|holds| holds.is_empty()));
 }
 
 #[test]
@@ -237,17 +237,22 @@ fn a_held_completion_is_not_of_the_connection_that_came_after() {
     let mut world = World::with(Faults::parse("seed=1,reorder=8").unwrap());
     let operation = world.write(world.sge());
     world.post(operation, false);
-    let held = world.core.holds.as_mut().unwrap().pop(super::hold::Moment { us: 1_000_000, look: 1_000_000 }, |_| 1);
+    let held = world
+        .core
+        .reorder_buffer
+        .as_mut()
+        .unwrap()
+        .pop(super::reorder::Moment { us: 1_000_000, look: 1_000_000 }, |_| 1);
     let (token, _) = held.unwrap();
     world.core.send(token);
     assert_eq!(world.awaited(), [token]);
     world.core.lose(world.asked, CompStatus::LocalUnresponsiveRemote, "test");
-    let successor = world.core.connections.insert(Connection::dialing(gid(4), 0));
+    let successor = world.core.connections.insert(Connection::connecting(gid(4), 0));
     assert_eq!(successor, world.asked, "numbers are used again");
     world.core.connections.get_mut(successor).unwrap().waiting = 1;
     world.core.retire(token, CompStatus::LocalUnresponsiveRemote.raw());
     assert_eq!((world.waiting(successor), world.counts()[1]), (1, (0, 1)));
-    assert_eq!(world.core.peers[&gid(2)].dead, Some(CompStatus::LocalUnresponsiveRemote));
+    assert_eq!(world.core.remote_cards[&gid(2)].dead, Some(CompStatus::LocalUnresponsiveRemote));
 }
 
 #[test]
@@ -301,7 +306,7 @@ fn what_a_queue_pair_uses_cannot_be_closed() {
 #[test]
 fn a_card_is_known_as_long_as_somebody_has_a_handle_for_it() {
     let mut world = World::open();
-    let known = |world: &World| world.core.connections.get(world.asked).unwrap().known;
+    let known = |world: &World| world.core.connections.get(world.asked).unwrap().has_handle;
     assert_eq!(world.core.open_handle(gid(2)), Ok(world.to.ah));
     world.core.close_handle(world.to.ah);
     assert!(known(&world), "one is left");

@@ -1,20 +1,41 @@
-//! The first words between two cards: who speaks, to whom, in which version.
+//! The handshake of two cards: a hello with the GIDs of both and the wire version, and its answer.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::address::{Gid, WIRE_VERSION};
 
 const MAGIC: [u8; 7] = *b"softefa";
+const WELCOME_MAGIC: [u8; 6] = *b"softef";
 /// Bytes of a hello.
-pub(crate) const HELLO_LEN: usize = 40;
+pub(crate) const HELLO_LEN: usize = size_of::<Hello>();
 /// Bytes of the answer.
-pub(crate) const WELCOME_LEN: usize = 8;
+pub(crate) const WELCOME_LEN: usize = size_of::<Welcome>();
 
-/// What the side that has requests says first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The first packet of the card that connects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
 pub(crate) struct Hello {
+    magic: [u8; 7],
+    /// [`WIRE_VERSION`].
     pub version: u8,
-    pub from: [u8; 16],
-    pub to: [u8; 16],
+    /// GID of the card that connects.
+    from: [u8; 16],
+    /// GID of the card that it connects to.
+    to: [u8; 16],
 }
+assert_layout!(Hello, 40, { magic @ 0, version @ 7, from @ 8, to @ 24 });
+
+/// The answer to a hello.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Welcome {
+    magic: [u8; 6],
+    /// [`WIRE_VERSION`].
+    version: u8,
+    /// 0 when the card accepts the connection.
+    refused: u8,
+}
+assert_layout!(Welcome, 8, { magic @ 0, version @ 6, refused @ 7 });
 
 /// Why two cards do not work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -23,62 +44,48 @@ pub(crate) enum Disagreement {
     Version(u8),
     #[error("the other side does not speak this protocol")]
     Protocol,
-    #[error("the other side is not the card that was meant, or would not have this one")]
+    #[error("the other card has another GID, or refused this card")]
     Refused,
 }
 
 impl Hello {
     pub(crate) fn new(from: &Gid, to: &Gid) -> Self {
-        Self { version: WIRE_VERSION, from: from.to_bytes(), to: to.to_bytes() }
+        Self { magic: MAGIC, version: WIRE_VERSION, from: from.to_bytes(), to: to.to_bytes() }
     }
 
-    pub(crate) fn to_bytes(self) -> [u8; HELLO_LEN] {
-        let mut bytes = [0; HELLO_LEN];
-        bytes[..7].copy_from_slice(&MAGIC);
-        bytes[7] = self.version;
-        bytes[8..24].copy_from_slice(&self.from);
-        bytes[24..40].copy_from_slice(&self.to);
-        bytes
-    }
-
-    /// Who says hello to the card `own`.
+    /// The GID of the card that sent `bytes` as a hello to the card `own`.
     pub(crate) fn check(bytes: &[u8], own: &Gid) -> Result<Gid, Disagreement> {
-        let bytes: &[u8; HELLO_LEN] = bytes.try_into().map_err(|_| Disagreement::Protocol)?;
-        if bytes[..7] != MAGIC {
+        let hello = Self::read_from_bytes(bytes).map_err(|_| Disagreement::Protocol)?;
+        if hello.magic != MAGIC {
             return Err(Disagreement::Protocol);
         }
-        if bytes[7] != WIRE_VERSION {
-            return Err(Disagreement::Version(bytes[7]));
+        if hello.version != WIRE_VERSION {
+            return Err(Disagreement::Version(hello.version));
         }
-        let (mut from, mut to) = ([0; 16], [0; 16]);
-        from.copy_from_slice(&bytes[8..24]);
-        to.copy_from_slice(&bytes[24..40]);
-        if to != own.to_bytes() {
+        if hello.to != own.to_bytes() {
             return Err(Disagreement::Refused);
         }
-        Gid::from_bytes(from).map_err(|_| Disagreement::Protocol)
+        Gid::from_bytes(hello.from).map_err(|_| Disagreement::Protocol)
     }
 }
 
-/// The answer to a hello.
-pub(crate) fn welcome(verdict: Result<(), Disagreement>) -> [u8; WELCOME_LEN] {
-    let mut bytes = [0; WELCOME_LEN];
-    bytes[..6].copy_from_slice(&MAGIC[..6]);
-    bytes[6] = WIRE_VERSION;
-    bytes[7] = u8::from(verdict.is_err());
-    bytes
-}
-
-/// What the answer says.
-pub(crate) fn check_welcome(bytes: &[u8]) -> Result<(), Disagreement> {
-    let bytes: &[u8; WELCOME_LEN] = bytes.try_into().map_err(|_| Disagreement::Protocol)?;
-    if bytes[..6] != MAGIC[..6] {
-        return Err(Disagreement::Protocol);
+impl Welcome {
+    /// The answer to a hello that was checked.
+    pub(crate) fn new(verdict: Result<(), Disagreement>) -> Self {
+        Self { magic: WELCOME_MAGIC, version: WIRE_VERSION, refused: verdict.is_err().into() }
     }
-    match (bytes[6], bytes[7]) {
-        (WIRE_VERSION, 0) => Ok(()),
-        (WIRE_VERSION, _) => Err(Disagreement::Refused),
-        (version, _) => Err(Disagreement::Version(version)),
+
+    /// Checks the answer to a hello.
+    pub(crate) fn check(bytes: &[u8]) -> Result<(), Disagreement> {
+        let welcome = Self::read_from_bytes(bytes).map_err(|_| Disagreement::Protocol)?;
+        if welcome.magic != WELCOME_MAGIC {
+            return Err(Disagreement::Protocol);
+        }
+        match (welcome.version, welcome.refused) {
+            (WIRE_VERSION, 0) => Ok(()),
+            (WIRE_VERSION, _) => Err(Disagreement::Refused),
+            (version, _) => Err(Disagreement::Version(version)),
+        }
     }
 }
 
@@ -93,25 +100,33 @@ mod tests {
     }
 
     #[test]
-    fn the_one_who_is_meant_learns_who_speaks() {
-        let bytes = Hello::new(&gid(1), &gid(2)).to_bytes();
-        assert_eq!(Hello::check(&bytes, &gid(2)), Ok(gid(1)));
-        assert_eq!(Hello::check(&bytes, &gid(3)), Err(Disagreement::Refused));
-        assert_eq!(Hello::check(&bytes[1..], &gid(2)), Err(Disagreement::Protocol));
-        let mut other = bytes;
-        other[7] = 9;
-        assert_eq!(Hello::check(&other, &gid(2)), Err(Disagreement::Version(9)));
-        other[0] = 0;
-        assert_eq!(Hello::check(&other, &gid(2)), Err(Disagreement::Protocol));
+    fn hello_is_emitted_as_golden_bytes() {
+        let gid = |nonce: u8| [0x5e, 2, 0, 0, 0, 1, 127, 0, 0, 1, 0, 9, 0, 0, 0, nonce];
+        let golden = [b"softefa\x02".as_slice(), &gid(1), &gid(2)].concat();
+        assert_eq!(Hello::new(&self::gid(1), &self::gid(2)).as_bytes(), golden);
     }
 
     #[test]
-    fn answers() {
-        assert_eq!(check_welcome(&welcome(Ok(()))), Ok(()));
-        assert_eq!(check_welcome(&welcome(Err(Disagreement::Protocol))), Err(Disagreement::Refused));
-        let mut other = welcome(Ok(()));
-        other[6] = 7;
-        assert_eq!(check_welcome(&other), Err(Disagreement::Version(7)));
-        assert_eq!(check_welcome(b"hello"), Err(Disagreement::Protocol));
+    fn hello_to_this_card_names_its_sender() {
+        let hello = Hello::new(&gid(1), &gid(2));
+        let bytes = hello.as_bytes();
+        assert_eq!(Hello::check(bytes, &gid(2)), Ok(gid(1)));
+        assert_eq!(Hello::check(bytes, &gid(3)), Err(Disagreement::Refused));
+        assert_eq!(Hello::check(&bytes[1..], &gid(2)), Err(Disagreement::Protocol));
+        let mut other = Hello { version: 9, ..hello };
+        assert_eq!(Hello::check(other.as_bytes(), &gid(2)), Err(Disagreement::Version(9)));
+        other.magic[0] = 0;
+        assert_eq!(Hello::check(other.as_bytes(), &gid(2)), Err(Disagreement::Protocol));
+    }
+
+    #[test]
+    fn welcome_is_emitted_as_golden_bytes_and_parsed() {
+        assert_eq!(Welcome::new(Ok(())).as_bytes(), b"softef\x02\x00");
+        assert_eq!(Welcome::check(b"softef\x02\x00"), Ok(()));
+        let refusal = Welcome::new(Err(Disagreement::Protocol));
+        assert_eq!(refusal.as_bytes(), b"softef\x02\x01");
+        assert_eq!(Welcome::check(refusal.as_bytes()), Err(Disagreement::Refused));
+        assert_eq!(Welcome::check(b"softef\x07\x00"), Err(Disagreement::Version(7)));
+        assert_eq!(Welcome::check(b"hello"), Err(Disagreement::Protocol));
     }
 }

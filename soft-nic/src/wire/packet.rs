@@ -1,28 +1,29 @@
-//! What cards say to one another. Both ends run the same release: the hello compares [`WIRE_VERSION`].
-//!
-//! [`WIRE_VERSION`]: crate::address::WIRE_VERSION
+//! Packets between cards. Both ends run the same release: the hello compares [`WIRE_VERSION`](crate::address::WIRE_VERSION).
 
-/// What a packet is about.
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The kind of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// A piece of an RDMA write; its payload follows.
+    /// A part of an RDMA write, with payload.
     Write = 1,
-    /// All pieces of a request have been dealt with; `status` says how.
+    /// The peer has handled all packets of a request; `status` is the result.
     Ack = 2,
-    /// Asks for memory.
+    /// An RDMA read.
     Read = 3,
-    /// A piece of the answer to [`Kind::Read`]; its payload follows.
+    /// A part of the answer to [`Kind::Read`], with payload.
     Data = 4,
-    /// The sender gave up on a request: forget its pieces.
+    /// The sender gave up a request: the peer forgets the packets that it has of it.
     Abort = 5,
-    /// [`Hello`](super::hello::Hello), on wires without a handshake of their own.
+    /// [`Hello`](super::hello::Hello), on a wire without connections of its own.
     Hello = 6,
-    /// The answer to it.
+    /// [`Welcome`](super::hello::Welcome): the answer to a hello.
     Welcome = 7,
-    /// Nothing but the [`Acknowledgement`]s that may follow every packet on wires where a packet is dear.
+    /// No packet but the [`Acknowledgement`]s behind it, which may follow every datagram.
     Acks = 8,
-    /// A send, whole: its payload follows.
+    /// A whole send, with payload.
     Send = 9,
 }
 
@@ -43,72 +44,105 @@ impl Kind {
     }
 }
 
-/// The fixed part of every packet. Which fields mean something depends on `kind`; the others are 0.
-#[repr(C)]
+/// The header of every packet. The kind decides which fields are used; the others are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Header {
-    /// [`Kind`], if it is one.
+    /// [`Kind`], if the number is one.
     pub kind: u8,
-    /// EFA completion status, of an ack or a data packet.
+    /// EFA completion status of an acknowledgement or of read data.
     pub status: u8,
-    /// Queue pair of the one who asks.
+    /// Queue pair of the requester.
     pub src_qpn: u16,
-    /// Queue pair that is asked.
+    /// Queue pair that the request is for.
     pub dst_qpn: u16,
     /// [`HAS_IMM`], or 0.
     pub flags: u16,
-    /// Key of the queue pair that is asked.
+    /// QKey of the target queue pair.
     pub qkey: u32,
-    /// Key of the memory that is asked for.
+    /// Key of the target memory.
     pub rkey: u32,
-    /// First byte of the whole request in that memory.
+    /// Address of the whole request in that memory.
     pub addr: u64,
     /// Bytes of the whole request.
     pub total: u32,
-    /// Where this piece begins in the request.
+    /// Offset of this packet's payload in the request.
     pub offset: u32,
-    /// Bytes of payload behind this header.
+    /// Payload bytes behind this header.
     pub len: u32,
-    /// Immediate data, if `flags` says so.
+    /// Immediate data, with [`HAS_IMM`].
     pub imm: u32,
-    /// Names the request to the one who asks.
+    /// The requester's name of the request.
     pub token: u64,
 }
 
-/// A send or a write has immediate data.
+/// Flag of a send or a write with immediate data.
 pub(crate) const HAS_IMM: u16 = 1;
 
+/// A [`Header`] as it travels.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawHeader {
+    kind: u8,
+    status: u8,
+    src_qpn: U16,
+    dst_qpn: U16,
+    flags: U16,
+    qkey: U32,
+    rkey: U32,
+    addr: U64,
+    total: U32,
+    offset: U32,
+    len: U32,
+    imm: U32,
+    token: U64,
+}
+assert_layout!(RawHeader, 48, {
+    kind @ 0, status @ 1, src_qpn @ 2, dst_qpn @ 4, flags @ 6, qkey @ 8, rkey @ 12, addr @ 16, total @ 24, offset @ 28,
+    len @ 32, imm @ 36, token @ 40,
+});
+
 /// Bytes of a header.
-pub(crate) const HEADER_LEN: usize = size_of::<Header>();
+pub(crate) const HEADER_LEN: usize = size_of::<RawHeader>();
 /// Words of a header.
 pub(crate) const HEADER_WORDS: usize = HEADER_LEN / 8;
-const _: () = assert!(HEADER_LEN == 48);
 
-/// How a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Acknowledgement {
-    pub token: u64,
-    /// EFA completion status.
-    pub status: u8,
+impl From<Header> for RawHeader {
+    fn from(header: Header) -> Self {
+        Self {
+            kind: header.kind,
+            status: header.status,
+            src_qpn: header.src_qpn.into(),
+            dst_qpn: header.dst_qpn.into(),
+            flags: header.flags.into(),
+            qkey: header.qkey.into(),
+            rkey: header.rkey.into(),
+            addr: header.addr.into(),
+            total: header.total.into(),
+            offset: header.offset.into(),
+            len: header.len.into(),
+            imm: header.imm.into(),
+            token: header.token.into(),
+        }
+    }
 }
 
-/// Bytes of an acknowledgement among others.
-pub(crate) const ACKNOWLEDGEMENT_LEN: usize = 16;
-/// An acknowledgement as it travels.
-pub(crate) type AcknowledgementBytes = [u8; ACKNOWLEDGEMENT_LEN];
-
-impl Acknowledgement {
-    pub(crate) fn to_bytes(self) -> AcknowledgementBytes {
-        let mut bytes = [0; ACKNOWLEDGEMENT_LEN];
-        bytes[..8].copy_from_slice(&self.token.to_le_bytes());
-        bytes[8] = self.status;
-        bytes
-    }
-
-    pub(crate) fn from_bytes(bytes: &AcknowledgementBytes) -> Self {
-        let mut token = [0; 8];
-        token.copy_from_slice(&bytes[..8]);
-        Self { token: u64::from_le_bytes(token), status: bytes[8] }
+impl From<RawHeader> for Header {
+    fn from(raw: RawHeader) -> Self {
+        Self {
+            kind: raw.kind,
+            status: raw.status,
+            src_qpn: raw.src_qpn.get(),
+            dst_qpn: raw.dst_qpn.get(),
+            flags: raw.flags.get(),
+            qkey: raw.qkey.get(),
+            rkey: raw.rkey.get(),
+            addr: raw.addr.get(),
+            total: raw.total.get(),
+            offset: raw.offset.get(),
+            len: raw.len.get(),
+            imm: raw.imm.get(),
+            token: raw.token.get(),
+        }
     }
 }
 
@@ -117,65 +151,28 @@ impl Header {
         Self { kind: kind as u8, token, ..Self::default() }
     }
 
-    /// What the packet is about; `None` is a packet that no card of this version sends.
+    /// The kind of the packet; `None` for a number that no card of this version sends.
     pub(crate) fn kind(&self) -> Option<Kind> {
         Kind::from_raw(self.kind)
     }
 
+    /// The header as words of shared memory.
     pub(crate) fn to_words(self) -> [u64; HEADER_WORDS] {
-        let low = |a: u32, b: u32| u64::from(a) | u64::from(b) << 32;
-        [
-            u64::from(self.kind)
-                | u64::from(self.status) << 8
-                | u64::from(self.src_qpn) << 16
-                | u64::from(self.dst_qpn) << 32
-                | u64::from(self.flags) << 48,
-            low(self.qkey, self.rkey),
-            self.addr,
-            low(self.total, self.offset),
-            low(self.len, self.imm),
-            self.token,
-        ]
+        zerocopy::transmute!(RawHeader::from(self))
     }
 
     pub(crate) fn from_words(words: [u64; HEADER_WORDS]) -> Self {
-        let halves = |word: u64| (word as u32, (word >> 32) as u32);
-        let (qkey, rkey) = halves(words[1]);
-        let (total, offset) = halves(words[3]);
-        let (len, imm) = halves(words[4]);
-        Self {
-            kind: words[0] as u8,
-            status: (words[0] >> 8) as u8,
-            src_qpn: (words[0] >> 16) as u16,
-            dst_qpn: (words[0] >> 32) as u16,
-            flags: (words[0] >> 48) as u16,
-            qkey,
-            rkey,
-            addr: words[2],
-            total,
-            offset,
-            len,
-            imm,
-            token: words[5],
-        }
+        let raw: RawHeader = zerocopy::transmute!(words);
+        raw.into()
     }
 
     pub(crate) fn to_bytes(self) -> [u8; HEADER_LEN] {
-        let mut bytes = [0; HEADER_LEN];
-        for (chunk, word) in bytes.chunks_exact_mut(8).zip(self.to_words()) {
-            chunk.copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
+        zerocopy::transmute!(RawHeader::from(self))
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8; HEADER_LEN]) -> Self {
-        let mut words = [0; HEADER_WORDS];
-        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(chunk);
-            *word = u64::from_le_bytes(eight);
-        }
-        Self::from_words(words)
+    pub(crate) fn from_bytes(bytes: [u8; HEADER_LEN]) -> Self {
+        let raw: RawHeader = zerocopy::transmute!(bytes);
+        raw.into()
     }
 
     /// Immediate data of a send or a write.
@@ -183,7 +180,7 @@ impl Header {
         (self.flags & HAS_IMM != 0).then_some(self.imm)
     }
 
-    /// The end of this piece lies in the request, and what has no payload has none.
+    /// Whether the payload lies within the request, and a kind without payload has none.
     pub(crate) fn is_consistent(&self) -> bool {
         if self.flags & !HAS_IMM != 0 {
             return false;
@@ -199,39 +196,91 @@ impl Header {
     }
 }
 
+/// The result of a request, as it travels behind other packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Acknowledgement {
+    token: U64,
+    /// EFA completion status.
+    pub status: u8,
+    reserved: [u8; 7],
+}
+assert_layout!(Acknowledgement, 16, { token @ 0, status @ 8, reserved @ 9 });
+
+/// Bytes of an acknowledgement.
+pub(crate) const ACKNOWLEDGEMENT_LEN: usize = size_of::<Acknowledgement>();
+
+impl Acknowledgement {
+    pub(crate) fn new(token: u64, status: u8) -> Self {
+        Self { token: token.into(), status, reserved: [0; 7] }
+    }
+
+    /// The requester's name of the request.
+    pub(crate) fn token(&self) -> u64 {
+        self.token.get()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const HEADER: Header = Header {
+        kind: 3,
+        status: 4,
+        src_qpn: 0x1234,
+        dst_qpn: 0xfedc,
+        flags: 1,
+        qkey: 0x8000_0001,
+        rkey: 0x7fff_fff0,
+        addr: 0xdead_beef_0123_4567,
+        total: 77,
+        offset: 0xffff_fff0,
+        len: 9,
+        imm: 0xcafe_babe,
+        token: 0x0102_0304_0506_0708,
+    };
+    /// `HEADER` by hand.
+    const BYTES: [u8; HEADER_LEN] = [
+        0x03, 0x04, 0x34, 0x12, 0xdc, 0xfe, 0x01, 0x00, 0x01, 0x00, 0x00, 0x80, 0xf0, 0xff, 0xff, 0x7f, 0x67, 0x45,
+        0x23, 0x01, 0xef, 0xbe, 0xad, 0xde, 0x4d, 0x00, 0x00, 0x00, 0xf0, 0xff, 0xff, 0xff, 0x09, 0x00, 0x00, 0x00,
+        0xbe, 0xba, 0xfe, 0xca, 0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x01,
+    ];
+
     #[test]
-    fn round_trip() {
-        let header = Header {
-            kind: 3,
-            status: 4,
-            src_qpn: 0x1234,
-            dst_qpn: 0xfedc,
-            flags: 1,
-            qkey: 0x8000_0001,
-            rkey: 0x7fff_fff0,
-            addr: 0xdead_beef_0123_4567,
-            total: 77,
-            offset: 0xffff_fff0,
-            len: 9,
-            imm: 0xcafe_babe,
-            token: 0x0102_0304_0506_0708,
-        };
-        assert_eq!(Header::from_words(header.to_words()), header);
-        assert_eq!(Header::from_bytes(&header.to_bytes()), header);
+    fn header_is_emitted_as_golden_bytes() {
+        let mut room = [0xa5; HEADER_LEN];
+        room.copy_from_slice(&HEADER.to_bytes());
+        assert_eq!(room, BYTES);
     }
 
     #[test]
-    fn acknowledgements() {
-        let one = Acknowledgement { token: 0x0102_0304_0506_0708, status: 9 };
-        assert_eq!(Acknowledgement::from_bytes(&one.to_bytes()), one);
+    fn header_is_parsed_from_golden_bytes() {
+        assert_eq!(Header::from_bytes(BYTES), HEADER);
     }
 
     #[test]
-    fn pieces_must_fit() {
+    fn header_round_trips() {
+        assert_eq!(Header::from_words(HEADER.to_words()), HEADER);
+        assert_eq!(Header::from_bytes(HEADER.to_bytes()), HEADER);
+        assert_eq!(
+            HEADER.to_words().map(u64::to_le_bytes).concat(),
+            BYTES,
+            "words of shared memory are the same bytes"
+        );
+    }
+
+    #[test]
+    fn acknowledgement_is_emitted_and_parsed_as_golden_bytes() {
+        let bytes = [8, 7, 6, 5, 4, 3, 2, 1, 9, 0, 0, 0, 0, 0, 0, 0];
+        let one = Acknowledgement::new(0x0102_0304_0506_0708, 9);
+        assert_eq!(one.as_bytes(), bytes);
+        let parsed = Acknowledgement::read_from_bytes(&bytes).unwrap();
+        assert_eq!((parsed, parsed.token(), parsed.status), (one, 0x0102_0304_0506_0708, 9));
+    }
+
+    #[test]
+    fn payload_outside_the_request_is_inconsistent() {
         let mut header = Header { total: 10, offset: 4, len: 6, ..Header::new(Kind::Write, 1) };
         assert!(header.is_consistent());
         header.len = 7;
@@ -240,7 +289,7 @@ mod tests {
         assert!(!header.is_consistent());
         assert!(!Header { len: 1, ..Header::new(Kind::Ack, 1) }.is_consistent());
         assert!(Header { total: 9, len: 9, ..Header::new(Kind::Send, 1) }.is_consistent());
-        assert!(!Header { total: 9, len: 8, ..Header::new(Kind::Send, 1) }.is_consistent(), "sends come whole");
+        assert!(!Header { total: 9, len: 8, ..Header::new(Kind::Send, 1) }.is_consistent(), "a send is one packet");
         assert!(!Header { flags: 2, ..Header::new(Kind::Send, 1) }.is_consistent(), "no such flag");
         assert!(!Header::default().is_consistent());
     }

@@ -15,7 +15,9 @@ use nix::sys::socket::{
     self, AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, sockopt,
 };
 
-use super::hello::{Disagreement, HELLO_LEN, Hello, WELCOME_LEN, check_welcome, welcome};
+use zerocopy::IntoBytes;
+
+use super::hello::{Disagreement, HELLO_LEN, Hello, WELCOME_LEN, Welcome};
 use super::ring::{CONTROL_LEN, Consumer, Corrupt, Producer, RING_LEN};
 use crate::address::Gid;
 use crate::memory::{self, Mapping};
@@ -104,7 +106,7 @@ impl Accepting {
     }
 
     /// Reads the hello if it is there: then the peer's GID and the connection.
-    pub(crate) fn proceed(&mut self, own: &Gid) -> Result<Option<(Gid, Link)>, ShmError> {
+    pub(crate) fn proceed(&mut self, own: &Gid) -> Result<Option<(Gid, RingPair)>, ShmError> {
         let Some(socket) = &self.socket else { return Ok(None) };
         let mut bytes = [0; HELLO_LEN + 1];
         let mut control = cmsg_space!([RawFd; 4]);
@@ -142,14 +144,14 @@ impl Accepting {
         };
         let map = Mapping::shared(file.as_fd(), 0, FILE_LEN).map_err(|e| ShmError::System("mmap", e))?;
         answer(socket, Ok(()));
-        let link = self.socket.take().map(|socket| (from, Link::new(socket, map, Side::Accepted)));
+        let link = self.socket.take().map(|socket| (from, RingPair::new(socket, map, Side::Accepted)));
         Ok(link)
     }
 }
 
 fn answer(socket: &OwnedFd, verdict: Result<(), Disagreement>) {
     // If this does not get out the other side sees a hang-up, which says enough.
-    let _ = socket::send(socket.as_raw_fd(), &welcome(verdict), MsgFlags::MSG_NOSIGNAL);
+    let _ = socket::send(socket.as_raw_fd(), Welcome::new(verdict).as_bytes(), MsgFlags::MSG_NOSIGNAL);
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,7 +162,7 @@ enum Side {
 
 /// A connection to one card: packets out, packets in.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct RingPair {
     // The ends hold addresses in `map`; they are private and go with it.
     pub tx: Producer,
     pub rx: Consumer,
@@ -169,7 +171,7 @@ pub(crate) struct Link {
     welcomed: bool,
 }
 
-impl Link {
+impl RingPair {
     fn new(socket: OwnedFd, map: Mapping, side: Side) -> Self {
         let base = map.as_ptr();
         let control = |i: usize| base.wrapping_add(i * CONTROL_LEN);
@@ -182,7 +184,7 @@ impl Link {
         Self { tx, rx, socket, _map: map, welcomed: side == Side::Accepted }
     }
 
-    /// Connects to `peer`; packets may be pushed when [`Link::is_open`].
+    /// Connects to `peer`; packets may be pushed when [`RingPair::is_open`].
     ///
     /// # Errors
     /// [`ShmError::Absent`] when no such card is alive; `Ok(None)` when it has no time to accept: ask again.
@@ -200,11 +202,11 @@ impl Link {
         }
         let file = memory::sealed_memfd("softefa wire", FILE_LEN).map_err(|e| ShmError::System("memfd_create", e))?;
         let map = Mapping::shared(file.as_fd(), 0, FILE_LEN).map_err(|e| ShmError::System("mmap", e))?;
-        let hello = Hello::new(own, peer).to_bytes();
+        let hello = Hello::new(own, peer);
         let fds = [file.as_raw_fd()];
         let control = [ControlMessage::ScmRights(&fds)];
         let flags = MsgFlags::MSG_NOSIGNAL;
-        socket::sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&hello)], &control, flags, None)
+        socket::sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(hello.as_bytes())], &control, flags, None)
             .map_err(|errno| if errno == Errno::EPIPE { ShmError::Gone } else { system("sendmsg")(errno) })?;
         Ok(Some(Self::new(socket, map, Side::Connected)))
     }
@@ -242,7 +244,7 @@ impl Link {
             if self.welcomed {
                 continue;
             }
-            check_welcome(&bytes[..len])?;
+            Welcome::check(&bytes[..len])?;
             self.welcomed = true;
         }
     }
@@ -280,10 +282,10 @@ mod tests {
         }
     }
 
-    fn pair() -> (Link, Link) {
+    fn pair() -> (RingPair, RingPair) {
         let (a, b) = (gid(), gid());
         let listener = Listener::bind(&b).unwrap();
-        let mut link = Link::connect(&a, &b).unwrap().unwrap();
+        let mut link = RingPair::connect(&a, &b).unwrap().unwrap();
         let mut accepting = until(|| listener.accept());
         let (from, other) = until(|| accepting.proceed(&b).unwrap());
         assert_eq!(from, a);
@@ -324,7 +326,7 @@ mod tests {
 
     #[test]
     fn nobody_is_absent() {
-        assert!(matches!(Link::connect(&gid(), &gid()), Err(ShmError::Absent)));
+        assert!(matches!(RingPair::connect(&gid(), &gid()), Err(ShmError::Absent)));
     }
 
     #[test]
@@ -333,21 +335,22 @@ mod tests {
         let listener = Listener::bind(&b).unwrap();
         let socket = new_socket().unwrap();
         socket::connect(socket.as_raw_fd(), &UnixAddr::new_abstract(name_of(&b).as_bytes()).unwrap()).unwrap();
-        let hello = Hello { version: 9, ..Hello::new(&gid(), &b) }.to_bytes();
-        socket::send(socket.as_raw_fd(), &hello, MsgFlags::empty()).unwrap();
+        let mut hello = Hello::new(&gid(), &b);
+        hello.version = 9;
+        socket::send(socket.as_raw_fd(), hello.as_bytes(), MsgFlags::empty()).unwrap();
         let mut accepting = until(|| listener.accept());
         let error = until(|| accepting.proceed(&b).err());
         assert!(error.to_string().contains("version 9"), "{error}");
         let mut answer = [0; 16];
         assert_eq!(socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()), Ok(WELCOME_LEN));
-        assert_eq!(check_welcome(&answer[..WELCOME_LEN]), Err(Disagreement::Refused));
+        assert_eq!(Welcome::check(&answer[..WELCOME_LEN]), Err(Disagreement::Refused));
     }
 
     #[test]
     fn noise_and_a_bad_file_are_refused() {
         let b = gid();
         let listener = Listener::bind(&b).unwrap();
-        for hello in [b"GET / HTTP/1.1".to_vec(), Hello::new(&gid(), &b).to_bytes().to_vec()] {
+        for hello in [b"GET / HTTP/1.1".to_vec(), Hello::new(&gid(), &b).as_bytes().to_vec()] {
             let socket = new_socket().unwrap();
             socket::connect(socket.as_raw_fd(), &UnixAddr::new_abstract(name_of(&b).as_bytes()).unwrap()).unwrap();
             socket::send(socket.as_raw_fd(), &hello, MsgFlags::empty()).unwrap();

@@ -5,8 +5,8 @@ use super::super::path::Common;
 use soft_nic::card::Card;
 use soft_nic::card::MAX_SEND_SIZE;
 use soft_nic::card::region::{Access, Keys, Memory};
+use soft_nic::location::Location;
 use soft_nic::memory::Mapping;
-use soft_nic::place::Place;
 
 /// Bytes of a buffer: a packet, on cache lines of its own.
 pub(super) const BUFFER_LEN: usize = (MAX_SEND_SIZE as usize).next_multiple_of(64);
@@ -23,7 +23,7 @@ pub(super) struct Pool {
 pub(super) fn register(card: &Card, pd: u32, at: *mut u8, len: usize, access: Access) -> Result<Keys, Code> {
     let mut core = card.lock();
     let soft_nic::card::Core { regions, random, .. } = &mut *core;
-    let memory = Memory { base: at as u64, len: len as u64, at: Place::Host(at), _map: None };
+    let memory = Memory { base: at as u64, len: len as u64, at: Location::Host(at), _map: None };
     regions.insert(pd, access, memory, random).ok_or(Code::NOMEM)
 }
 

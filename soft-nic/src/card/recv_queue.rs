@@ -1,4 +1,4 @@
-//! Receives: descriptors of the receive queue, what peers send into them, and the completions of both.
+//! The receive queue: its descriptors, the messages that peers send into them, and receive completions.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::cq::{RecvCqe, Sender, Status};
@@ -7,22 +7,20 @@ use efa_dp_direct::wire::{CompStatus, RxDesc, SendOp};
 use super::complete::OK;
 use super::core::Core;
 use super::counter::Event;
-use super::qp::Token;
+use super::qp::{RNR_FOR_EVER, Token};
 use super::request::MAX_SEND_SIZE;
 use crate::wire::packet::{Header, Kind};
 
-/// Buffers that one receive may be made of.
+/// Buffers of one receive at most.
 const MAX_BUFFERS: usize = 2;
-/// Retries of a sender whose peer has no receive: this many mean for ever (as `ibv_qp_attr.rnr_retry`).
-pub const RNR_FOR_EVER: u8 = 7;
 /// Least and most time before a send that found no receive is tried again.
 const RNR_DELAY_US: (u64, u64) = (20, 1280);
 
-/// What the receive queue has for a message.
+/// The next entry of a receive queue.
 enum Posted {
     Nothing,
-    /// A rule broken at this index.
-    Broken(u32, String),
+    /// The receive at this index violates a rule.
+    Violation(u32, String),
     Receive {
         buffers: [RxDesc; MAX_BUFFERS],
         count: usize,
@@ -30,14 +28,14 @@ enum Posted {
 }
 
 impl Core {
-    /// A peer sends.
+    /// Handles a send of a peer.
     pub(crate) fn receive_send(&mut self, at: u32, header: &Header, payload: *const u8) {
-        let status = self.place_send(at, header, payload);
+        let status = self.deliver_send(at, header, payload);
         self.answer(at, Header { status: status.raw(), ..Header::new(Kind::Ack, header.token) });
     }
 
-    fn place_send(&mut self, at: u32, header: &Header, payload: *const u8) -> CompStatus {
-        let pd = match self.addressed(header, "send") {
+    fn deliver_send(&mut self, at: u32, header: &Header, payload: *const u8) -> CompStatus {
+        let pd = match self.target_domain(header, "send") {
             Ok(pd) => pd,
             Err(status) => return status,
         };
@@ -46,7 +44,7 @@ impl Core {
         }
         let (buffers, count) = match self.next_receive(header.dst_qpn) {
             Posted::Nothing => return CompStatus::RemoteRnr,
-            Posted::Broken(index, rule) => {
+            Posted::Violation(index, rule) => {
                 self.fail_receives(header.dst_qpn, index, &rule);
                 return CompStatus::RemoteBadDestQpn;
             }
@@ -59,8 +57,8 @@ impl Core {
             Err(status) => (status, CompStatus::RemoteAbort),
         };
         if status != CompStatus::Ok {
-            self.say(format_args!(
-                "QP {} receive {req_id}: a message of {} bytes does not go where it was posted: {status}",
+            self.log(format_args!(
+                "QP {} receive {req_id}: a message of {} bytes cannot be written to the buffers of its receive: {status}",
                 header.dst_qpn, header.total
             ));
         }
@@ -69,7 +67,7 @@ impl Core {
         answer
     }
 
-    /// Takes the next receive out of the ring.
+    /// Takes the next receive from the ring.
     fn next_receive(&mut self, qpn: u16) -> Posted {
         let Some(qp) = self.qp(qpn) else { return Posted::Nothing };
         let (rung, from) = (qp.rq.rung(), qp.rq_taken);
@@ -82,29 +80,29 @@ impl Core {
                 "the receive doorbell went from {from} to {rung}: the ring has {} entries, and a doorbell never goes back",
                 qp.rq.entries
             );
-            return Posted::Broken(from, rule);
+            return Posted::Violation(from, rule);
         }
         let mut buffers = [RxDesc::single(0, 0, 0, 0); MAX_BUFFERS];
         for count in 1..=MAX_BUFFERS {
             let index = from.wrapping_add(count as u32 - 1);
             if count as u32 > posted {
-                return Posted::Broken(from, "the last receive has no last buffer".into());
+                return Posted::Violation(from, "the last receive has no last buffer".into());
             }
             let desc = qp.rq.fetch_receive(index);
             buffers[count - 1] = desc;
             let control = desc.lkey_ctrl;
             if control.with_lkey(0).with_first(false).with_last(false).0 != 0 {
-                return Posted::Broken(index, "a reserved bit of the receive is set".into());
+                return Posted::Violation(index, "a reserved bit of the receive is set".into());
             }
             if control.first() != (count == 1) {
-                return Posted::Broken(index, "a receive begins in the middle of another".into());
+                return Posted::Violation(index, "a receive begins in the middle of another".into());
             }
             if control.last() {
                 qp.rq_taken = index.wrapping_add(1);
                 return Posted::Receive { buffers, count };
             }
         }
-        Posted::Broken(from, format!("a receive of more than {MAX_BUFFERS} buffers"))
+        Posted::Violation(from, format!("a receive of more than {MAX_BUFFERS} buffers"))
     }
 
     /// Copies a message into the buffers of a receive.
@@ -123,7 +121,8 @@ impl Core {
                 .regions
                 .local(pd, buffer.lkey_ctrl.lkey(), buffer.addr(), len, true)
                 .map_err(|_| CompStatus::LocalInvalidLkey)?;
-            // SAFETY: the region holds `len` bytes there, and the payload `header.len` of which `done` are behind us.
+            // SAFETY: `Regions::local` found `len` writable bytes at `to`. The wire keeps `header.len` payload bytes, of which
+            // `done` are copied already.
             unsafe { to.write(payload.wrapping_add(done as usize), len as usize) }
                 .map_err(|_| CompStatus::LocalInvalidLkey)?;
             done += len;
@@ -131,7 +130,7 @@ impl Core {
         Ok(())
     }
 
-    /// A write with immediate data arrived, all of it: nothing was posted for it, and it takes nothing.
+    /// Completes a write with immediate data: an unsolicited receive, which takes no descriptor.
     pub(crate) fn push_unsolicited(&mut self, at: u32, header: &Header) {
         self.push_receive(at, header, SendOp::RdmaWrite, 0, CompStatus::Ok);
     }
@@ -163,19 +162,19 @@ impl Core {
         }
     }
 
-    /// A broken rule of the receive queue: the queue pair goes to the error state.
+    /// Handles a violation of the receive queue: the queue pair goes to the error state.
     fn fail_receives(&mut self, qpn: u16, index: u32, rule: &str) {
         let Some(qp) = self.qp(qpn) else { return };
         let (desc, slot) = (qp.rq.fetch_receive(index), qp.rq.slot_of(index));
         qp.rq_taken = index.wrapping_add(1);
         let [low, high] = desc.to_words().map(u64::swap_bytes);
-        self.say(format_args!("QP {qpn} receive slot {slot}: {rule}; receive {index}: {low:016x}{high:016x}"));
+        self.log(format_args!("QP {qpn} receive slot {slot}: {rule}; receive {index}: {low:016x}{high:016x}"));
         self.complete_receive(&failed_receive(qpn, desc.req_id, CompStatus::LocalQpInternalError));
         self.tick(qpn, Event::Recv, true);
         self.set_error(qpn);
     }
 
-    /// Receives that are posted on a queue pair in error will get nothing.
+    /// Flushes the receives that are posted on a queue pair in error.
     pub(crate) fn flush_receives(&mut self, qpn: u16) {
         let Some(qp) = self.qp(qpn) else { return };
         let (from, rung) = (qp.rq_taken, qp.rq.rung());
@@ -189,7 +188,7 @@ impl Core {
         }
     }
 
-    /// The peer had no receive for a send. True when the send is tried again.
+    /// Schedules a retry of a send whose peer had no receive. False when the retries are used up.
     pub(crate) fn retry_send(&mut self, token: Token) -> bool {
         let now = self.clock_us;
         let Some(qp) = self.qp(token.qpn()) else { return false };
@@ -205,7 +204,7 @@ impl Core {
         true
     }
 
-    /// Sends whose time has come are tried again. True when there were any.
+    /// Queues the sends whose retry is due. True when there were any.
     pub(crate) fn poll_unready(&mut self) -> bool {
         let mut moved = false;
         let mut i = 0;
@@ -239,6 +238,6 @@ fn failed_receive(qpn: u16, req_id: u16, status: CompStatus) -> RecvCqe {
     }
 }
 
-/// The status of a peer without a receive.
+/// Status of a send whose peer has no receive.
 pub(crate) const NOT_READY: u8 = CompStatus::RemoteRnr.raw();
 const _: () = assert!(NOT_READY != OK);

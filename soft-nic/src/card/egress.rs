@@ -1,4 +1,4 @@
-//! The way out: requests, answers and data become packets.
+//! Egress: requests, answers and read data become packets.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::wire::CompStatus;
@@ -6,26 +6,26 @@ use efa_dp_direct::wqe::Sge;
 use ferrogin_datagram::SendError;
 
 use super::complete::OK;
-use super::connection::{Link, Serving};
+use super::connection::{Serving, Transport};
 use super::core::Core;
 use super::counter::Event;
 use super::qp::Token;
 use super::request::{Local, MAX_SEND_SIZE, Operation};
-use crate::place::Place;
-use crate::wire::message::{self, Payload};
+use crate::location::Location;
+use crate::wire::datagram::{self, Payload};
 use crate::wire::packet::{Acknowledgement, HAS_IMM, Header, Kind};
 use crate::wire::ring;
 
-/// Most payload of a packet, on whatever wire.
+/// Payload bytes of a packet at most, on every wire.
 const MAX_PAYLOAD: u32 = 64 * 1024;
-const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= message::MAX_PAYLOAD);
+const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= datagram::MAX_PAYLOAD);
 
-/// Where a packet is dear, answers wait for one that goes the same way anyhow, or for this many looks that found
-/// nothing to do: whoever was just served mostly answers at once. But never for longer than so many looks in all.
+/// Where a packet is expensive, answers wait for a packet to the same card, or for [`QUIET_LOOKS`] idle polls in a row: a
+/// program that was just served mostly posts at once. After [`MOST_LOOKS`] polls they are sent in any case.
 const QUIET_LOOKS: u32 = 3;
 pub(super) const MOST_LOOKS: u32 = 16;
 
-/// What a request is on the wire.
+/// The packet kind of a request.
 fn kind_of(operation: Operation) -> Kind {
     match operation {
         Operation::Send => Kind::Send,
@@ -34,18 +34,18 @@ fn kind_of(operation: Operation) -> Kind {
     }
 }
 
-/// What became of a packet.
+/// Result of sending a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
     Yes,
-    /// No room: later.
+    /// The wire has no room now.
     Full,
     /// The connection is gone.
     Gone,
 }
 
 impl Core {
-    /// Gives a request to the connection that leads to its target.
+    /// Queues a request on the connection to its target.
     pub(crate) fn send(&mut self, token: Token) {
         let Some(ah) = self.outstanding(token).map(|o| o.request.meta.ah) else { return };
         match self.route(ah) {
@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    /// Sends what waits on a connection as far as there is room. True when something went out.
+    /// Sends what is queued on a connection as far as there is room. True when a packet was sent.
     pub(crate) fn pump(&mut self, at: u32) -> bool {
         let Some(connection) = self.connections.get(at) else { return false };
         if !connection.has_work() || !connection.is_open() {
@@ -79,27 +79,27 @@ impl Core {
                 Some(Sent::Yes) => moved = true,
                 Some(Sent::Full) | None => break,
                 Some(Sent::Gone) => {
-                    self.lose(at, CompStatus::LocalUnresponsiveRemote, "nothing can be sent to it any more");
+                    self.lose(at, CompStatus::LocalUnresponsiveRemote, "its wire takes no packets any more");
                     return true;
                 }
             }
         }
-        if let Some(Link::Shm(link)) = self.connections.get_mut(at).map(|c| &mut c.link) {
-            link.flush();
+        if let Some(Transport::Shm(rings)) = self.connections.get_mut(at).map(|c| &mut c.transport) {
+            rings.flush();
         }
         moved
     }
 
-    /// One packet; `None` when nothing waits.
+    /// Sends one packet; `None` when nothing is queued.
     fn pump_one(&mut self, at: u32) -> Option<Sent> {
         let (quiet, looks) = (self.quiet_looks, self.looks);
         let connection = self.connections.get_mut(at)?;
-        let dear = matches!(connection.link, Link::Message { .. });
+        let expensive = matches!(connection.transport, Transport::Datagram { .. });
         if let Some(header) = connection.answers.front().copied() {
             let waited = looks.wrapping_sub(connection.answers_since);
-            let enough = connection.answers.len() >= message::MAX_ACKS;
-            if !dear || enough || quiet.min(waited) >= QUIET_LOOKS || waited >= MOST_LOOKS {
-                let acks = dear && header.kind() == Some(Kind::Ack);
+            let enough = connection.answers.len() >= datagram::MAX_ACKS;
+            if !expensive || enough || quiet.min(waited) >= QUIET_LOOKS || waited >= MOST_LOOKS {
+                let acks = expensive && header.kind() == Some(Kind::Ack);
                 let sent = self.emit(at, &if acks { Header::new(Kind::Acks, 0) } else { header }, Payload::Nothing);
                 if sent == Sent::Yes && !acks {
                     self.connections.get_mut(at)?.answers.pop_front();
@@ -111,11 +111,11 @@ impl Core {
             return Some(self.serve(at, serving));
         }
         let token = *connection.requests.front()?;
-        Some(self.send_piece(at, token))
+        Some(self.send_packet(at, token))
     }
 
-    /// The next piece of a request.
-    fn send_piece(&mut self, at: u32, token: Token) -> Sent {
+    /// Sends the next packet of a request.
+    fn send_packet(&mut self, at: u32, token: Token) -> Sent {
         let Some(qp) = self.qp(token.qpn()) else { return self.next_request(at) };
         let pd = qp.pd;
         let Some(entry) = qp.get(token) else { return self.next_request(at) };
@@ -142,10 +142,10 @@ impl Core {
                     inline = data;
                     payload = Payload::Bytes(&inline[..header.len as usize]);
                 }
-                Local::Region { .. } | Local::Pair(_) if header.len == 0 => {}
-                Local::Pair(pair) => {
+                Local::Region { .. } | Local::Two(_) if header.len == 0 => {}
+                Local::Two(sges) => {
                     gathered = [0; MAX_SEND_SIZE as usize];
-                    if !self.gather(pd, &pair, &mut gathered) {
+                    if !self.gather(pd, &sges, &mut gathered) {
                         self.finish(token, CompStatus::LocalInvalidLkey.raw());
                         return self.next_request(at);
                     }
@@ -156,7 +156,7 @@ impl Core {
                     match source.ok().and_then(|source| self.readable(source, header.len)) {
                         Some(source) => payload = Payload::Memory(source),
                         None => {
-                            // Deregistered since the request was checked.
+                            // The memory was deregistered since the request was checked.
                             if sent > 0 {
                                 self.answer(at, Header::new(Kind::Abort, token.0));
                             }
@@ -171,7 +171,7 @@ impl Core {
         if outcome != Sent::Yes {
             return outcome;
         }
-        // Over loopback the answer may have come already.
+        // Over loopback the answer may have arrived already.
         let done = match self.outstanding(token) {
             None => true,
             Some(entry) => {
@@ -183,13 +183,13 @@ impl Core {
         if done { self.next_request(at) } else { Sent::Yes }
     }
 
-    /// Copies both buffers of a send, one after the other; false when one is no longer registered.
-    fn gather(&self, pd: u32, pair: &[Sge; 2], into: &mut [u8; MAX_SEND_SIZE as usize]) -> bool {
+    /// Copies both buffers of a send one after the other; false when one is no longer registered.
+    fn gather(&self, pd: u32, sges: &[Sge; 2], into: &mut [u8; MAX_SEND_SIZE as usize]) -> bool {
         let mut rest = &mut into[..];
-        for sge in pair.iter().filter(|sge| sge.length > 0) {
+        for sge in sges.iter().filter(|sge| sge.length > 0) {
             let Ok(source) = self.regions.local(pd, sge.lkey, sge.addr, sge.length, false) else { return false };
             let Some((room, behind)) = rest.split_at_mut_checked(sge.length as usize) else { return false };
-            // SAFETY: the region holds `length` bytes there, and `room` as many.
+            // SAFETY: `Regions::local` found `length` bytes at `source`, and `room` has as many.
             if unsafe { source.read(room.as_mut_ptr(), room.len()) }.is_err() {
                 return false;
             }
@@ -198,18 +198,18 @@ impl Core {
         true
     }
 
-    /// An address at which `len` bytes of a piece can be read until the next is looked for: of a GPU's a copy.
-    fn readable(&mut self, source: Place, len: u32) -> Option<*const u8> {
-        if let Place::Host(at) = source {
+    /// An address at which the `len` bytes of a packet can be read until the next call. For GPU memory it is a copy.
+    fn readable(&mut self, source: Location, len: u32) -> Option<*const u8> {
+        if let Location::Host(at) = source {
             return Some(at);
         }
         self.staging.resize(MAX_PAYLOAD as usize, 0);
         let room = self.staging.get_mut(..len as usize)?;
-        // SAFETY: the region holds `len` bytes there, and `room` as many.
+        // SAFETY: the caller found `len` bytes at `source` in a region, and `room` has as many.
         match unsafe { source.read(room.as_mut_ptr(), room.len()) } {
             Ok(()) => Some(room.as_ptr()),
             Err(error) => {
-                self.say(format_args!("memory that is to be sent cannot be read: {error}"));
+                self.log(format_args!("memory of a request cannot be read: {error}"));
                 None
             }
         }
@@ -222,7 +222,7 @@ impl Core {
         Sent::Yes
     }
 
-    /// The next piece of the answer to a read.
+    /// Sends the next packet of the answer to a read.
     fn serve(&mut self, at: u32, serving: Serving) -> Sent {
         let asked = serving.header;
         let mut header = Header { total: asked.total, offset: serving.sent, ..Header::new(Kind::Data, asked.token) };
@@ -235,7 +235,7 @@ impl Core {
         let payload = match source.and_then(|source| self.readable(source, header.len)) {
             Some(source) => Payload::Memory(source),
             None => {
-                // Closed or deregistered since the request was checked.
+                // The queue pair was closed or the memory deregistered since the request was checked.
                 (header.len, header.status) = (0, CompStatus::RemoteBadAddress.raw());
                 Payload::Nothing
             }
@@ -269,7 +269,7 @@ impl Core {
         }
     }
 
-    /// Hands one packet to the link.
+    /// Gives one packet to the transport of a connection.
     fn emit(&mut self, at: u32, header: &Header, payload: Payload<'_>) -> Sent {
         let Some(connection) = self.connections.get_mut(at) else { return Sent::Gone };
         let start = match payload {
@@ -277,30 +277,31 @@ impl Core {
             Payload::Bytes(bytes) => bytes.as_ptr(),
             Payload::Memory(at) => at,
         };
-        match &mut connection.link {
-            Link::Loopback => {
+        match &mut connection.transport {
+            Transport::Loopback => {
                 self.receive(at, header, start);
                 Sent::Yes
             }
-            Link::Shm(link) => {
-                // SAFETY: the payload was just found in a region or in a request, for `header.len` bytes, and the
-                // card's lock keeps both as they are.
-                match unsafe { link.tx.push(header, start) } {
+            Transport::Shm(rings) => {
+                // SAFETY: the caller found `header.len` payload bytes in a region or in a request. The card's lock, which is
+                // held, keeps regions registered and requests in the table during the call.
+                match unsafe { rings.tx.push(header, start) } {
                     Ok(true) => Sent::Yes,
                     Ok(false) => Sent::Full,
                     Err(_) => Sent::Gone,
                 }
             }
-            Link::Message { peer, .. } => {
-                let Some(wire) = &mut self.messages else { return Sent::Gone };
-                let mut acks = [Acknowledgement { token: 0, status: OK }; message::MAX_ACKS];
+            Transport::Datagram { peer, .. } => {
+                let Some(wire) = &mut self.datagrams else { return Sent::Gone };
+                let mut acks = [Acknowledgement::new(0, OK); datagram::MAX_ACKS];
                 let waiting = connection.answers.iter().take_while(|answer| answer.kind() == Some(Kind::Ack));
                 let mut count = 0;
                 for (ack, answer) in acks.iter_mut().zip(waiting) {
-                    (ack.token, ack.status) = (answer.token, answer.status);
+                    *ack = Acknowledgement::new(answer.token, answer.status);
                     count += 1;
                 }
-                // SAFETY: as above.
+                // SAFETY: the caller found `header.len` payload bytes in a region or in a request, and the card's lock keeps
+                // both during the call, in which the wire copies them.
                 match unsafe { wire.send(*peer, header, payload, &acks[..count]) } {
                     Ok(()) => {
                         connection.answers.drain(..count);
@@ -310,11 +311,11 @@ impl Core {
                     Err(SendError::Gone | SendError::TooLong) => Sent::Gone,
                 }
             }
-            Link::Dialing | Link::Accepting(_) => Sent::Full,
+            Transport::Connecting | Transport::Accepting(_) => Sent::Full,
         }
     }
 
-    /// A queue pair closes: what it has on a connection is not sent on, and what was sent in part is taken back.
+    /// Stops the requests of a closing queue pair on one connection; the peer forgets those that were sent in part.
     pub(crate) fn abort_on(&mut self, at: u32, qpn: u16) {
         let Some(qp) = self.qp(qpn) else { return };
         let tokens = qp.tokens_on(at);

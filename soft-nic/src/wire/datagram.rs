@@ -1,4 +1,4 @@
-//! The wire across hosts: messages of another libfabric provider.
+//! The wire to other hosts: reliable datagrams over another libfabric provider.
 #![allow(unsafe_code)]
 
 use std::net::Ipv4Addr;
@@ -7,37 +7,39 @@ use std::time::Duration;
 use ferrogin_datagram::{Config, Event, MessageEndpoint, Peer, SendError};
 use ferrogin_libfabric::{Error, Libfabric};
 
-use super::packet::{ACKNOWLEDGEMENT_LEN, Acknowledgement, AcknowledgementBytes, HEADER_LEN, Header};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::packet::{ACKNOWLEDGEMENT_LEN, Acknowledgement, HEADER_LEN, Header};
 use crate::address::Gid;
 use crate::memory;
 
-/// Most payload in one message.
+/// Payload bytes of one datagram at most.
 pub(crate) const MAX_PAYLOAD: usize = 64 * 1024;
-/// Most acknowledgements in one message, behind its payload or alone.
+/// Acknowledgements in one datagram at most, behind its payload or alone.
 pub(crate) const MAX_ACKS: usize = 32;
-/// Messages under way, and buffers for those that arrive.
+/// Datagrams in flight, and buffers for those that arrive.
 const DEPTH: usize = 128;
 
-/// What a message carries.
+/// The payload of a packet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Payload<'a> {
     Nothing,
     Bytes(&'a [u8]),
-    /// As many bytes as the header says, in memory that others may write meanwhile.
+    /// As many bytes as the header says, in memory that the application may write meanwhile.
     Memory(*const u8),
 }
 
-/// What arrived.
+/// An event of the wire.
 pub(crate) enum Arrival<'a> {
     Packet {
         from: Peer,
         header: Header,
         payload: &'a [u8],
         /// Behind the payload, one after the other.
-        acks: &'a [AcknowledgementBytes],
+        acks: &'a [Acknowledgement],
     },
-    /// Something that no card sends.
-    Nonsense {
+    /// A datagram that no card sends.
+    Malformed {
         from: Peer,
     },
     Lost {
@@ -46,16 +48,16 @@ pub(crate) enum Arrival<'a> {
     },
 }
 
-/// One card's end of the wire.
+/// The wire's endpoint of one card.
 pub(crate) struct Wire {
     endpoint: MessageEndpoint,
 }
 
-/// Why there is no such wire.
+/// Error of opening the wire.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     #[error(transparent)]
-    Fabric(#[from] Error),
+    Libfabric(#[from] Error),
     #[error("the endpoint's name is no IPv4 address and port: {0:02x?}")]
     Name(Vec<u8>),
 }
@@ -76,10 +78,10 @@ fn port_of(name: &[u8]) -> Option<u16> {
 }
 
 impl Wire {
-    /// Opens an endpoint of `provider` on `ip`; the port is its own choice.
+    /// Opens an endpoint of `provider` on `ip`. The provider chooses the port, which is returned.
     ///
     /// # Errors
-    /// The provider is not there or cannot.
+    /// The provider is missing or refuses.
     pub(crate) fn open(provider: &str, ip: Ipv4Addr) -> Result<(Self, u16), WireError> {
         let library = Libfabric::already_loaded()?;
         let config = Config {
@@ -99,7 +101,7 @@ impl Wire {
     /// The peer that a card's GID names.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// The provider refuses the address.
     pub(crate) fn peer(&mut self, gid: &Gid) -> Result<Peer, Error> {
         self.endpoint.add_peer(&socket_name(gid.ip, gid.port))
     }
@@ -110,8 +112,8 @@ impl Wire {
 
     /// Sends a packet and, behind it, acknowledgements of other requests.
     ///
-    /// Registered memory is copied: a message may stay under way when its request is long over, and the application may
-    /// then have given the memory back.
+    /// Registered memory is copied: a datagram may still be in flight when its request has completed and the application
+    /// has freed the memory.
     ///
     /// # Errors
     /// [`SendError`].
@@ -139,50 +141,48 @@ impl Wire {
             match payload {
                 Payload::Nothing => {}
                 Payload::Bytes(bytes) => data.copy_from_slice(bytes),
-                // SAFETY: readable by this function's contract; `data` holds as many bytes and is nobody else's.
+                // SAFETY: the caller keeps `len` bytes at `at` readable; `data` is a buffer of as many bytes that only this call uses.
                 Payload::Memory(at) => unsafe { memory::copy(data.as_mut_ptr(), at, len) },
             }
-            for (room, ack) in rest.chunks_exact_mut(ACKNOWLEDGEMENT_LEN).zip(acks) {
-                room.copy_from_slice(&ack.to_bytes());
-            }
+            rest.copy_from_slice(acks.as_bytes());
         })
     }
 
-    /// Sends bytes of the card itself; false when there is no room now.
-    pub(crate) fn say(&mut self, to: Peer, header: &Header, bytes: &[u8]) -> bool {
+    /// Sends a packet of the handshake; false when the wire has no room now.
+    pub(crate) fn send_control(&mut self, to: Peer, header: &Header, bytes: &[u8]) -> bool {
         !matches!(self.endpoint.send(to, &header.to_bytes(), bytes), Err(SendError::Full))
     }
 
-    /// Tells what arrived. True when something did.
+    /// Gives each event to `handle`. True when there was one.
     ///
     /// # Errors
     /// The endpoint failed as a whole.
-    pub(crate) fn poll(&mut self, mut tell: impl FnMut(Arrival<'_>)) -> Result<bool, Error> {
+    pub(crate) fn poll(&mut self, mut handle: impl FnMut(Arrival<'_>)) -> Result<bool, Error> {
         let events = self.endpoint.poll(|_, event| match event {
             Event::Message { from, header, payload } => {
-                tell(take_apart(header, payload).map_or(Arrival::Nonsense { from }, |(header, payload, acks)| {
+                handle(parse(header, payload).map_or(Arrival::Malformed { from }, |(header, payload, acks)| {
                     Arrival::Packet { from, header, payload, acks }
                 }));
             }
             Event::Sent { .. } | Event::SendFailed { .. } => {}
-            Event::Lost { peer, reason } => tell(Arrival::Lost { peer, why: reason.to_string() }),
+            Event::Lost { peer, reason } => handle(Arrival::Lost { peer, why: reason.to_string() }),
         })?;
         Ok(events > 0)
     }
 
-    /// Lets what is under way go out and says goodbye.
+    /// Sends what is in flight, then tells the peers that this endpoint closes.
     pub(crate) fn shutdown(&mut self, limit: Duration) {
-        // A wire that fails now has nobody left to tell.
+        // A failure now changes nothing: the card is closing.
         let _ = self.endpoint.shutdown(limit, |_, _| {});
     }
 }
 
-/// A packet's header, payload and what acknowledgements ride behind it; `None` when no card sends such.
-pub(crate) fn take_apart<'a>(header: &[u8], bytes: &'a [u8]) -> Option<(Header, &'a [u8], &'a [AcknowledgementBytes])> {
-    let header = Header::from_bytes(<&[u8; HEADER_LEN]>::try_from(header).ok()?);
+/// Header, payload and acknowledgements of a packet; `None` for bytes that no card sends.
+pub(crate) fn parse<'a>(header: &[u8], bytes: &'a [u8]) -> Option<(Header, &'a [u8], &'a [Acknowledgement])> {
+    let header = Header::from_bytes(header.try_into().ok()?);
     let (payload, rest) = bytes.split_at_checked(header.len as usize)?;
-    let (acks, torn) = rest.as_chunks::<ACKNOWLEDGEMENT_LEN>();
-    (header.is_consistent() && torn.is_empty() && acks.len() <= MAX_ACKS).then_some((header, payload, acks))
+    let acks = <[Acknowledgement]>::ref_from_bytes(rest).ok()?;
+    (header.is_consistent() && acks.len() <= MAX_ACKS).then_some((header, payload, acks))
 }
 
 #[cfg(test)]
@@ -191,24 +191,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn acknowledgements_ride_behind_the_payload() {
+    fn packet_is_parsed_into_payload_and_acknowledgements() {
         let header = Header { total: 3, len: 3, ..Header::new(Kind::Write, 5) };
-        let ack = Acknowledgement { token: 7, status: 2 };
-        let bytes = [b"abc".as_slice(), &ack.to_bytes(), &ack.to_bytes()].concat();
-        let (seen, payload, acks) = take_apart(&header.to_bytes(), &bytes).unwrap();
+        let ack = Acknowledgement::new(7, 2);
+        let bytes = [b"abc".as_slice(), ack.as_bytes(), ack.as_bytes()].concat();
+        let (seen, payload, acks) = parse(&header.to_bytes(), &bytes).unwrap();
         assert_eq!((seen, payload, acks.len()), (header, b"abc".as_slice(), 2));
-        assert_eq!(Acknowledgement::from_bytes(&acks[1]), ack);
-        assert!(take_apart(&header.to_bytes(), &bytes[..3]).is_some_and(|(_, _, acks)| acks.is_empty()));
-        assert!(take_apart(&header.to_bytes(), &bytes[..2]).is_none(), "shorter than it says");
-        assert!(take_apart(&header.to_bytes(), &bytes[..34]).is_none(), "half an acknowledgement");
-        assert!(take_apart(&header.to_bytes()[1..], &bytes).is_none());
+        assert_eq!(acks[1], ack);
+        assert!(parse(&header.to_bytes(), &bytes[..3]).is_some_and(|(_, _, acks)| acks.is_empty()));
+        assert!(parse(&header.to_bytes(), &bytes[..2]).is_none(), "shorter than its header says");
+        assert!(parse(&header.to_bytes(), &bytes[..34]).is_none(), "half an acknowledgement");
+        assert!(parse(&header.to_bytes()[1..], &bytes).is_none());
         let many = [[0; ACKNOWLEDGEMENT_LEN]; MAX_ACKS + 1].concat();
         let header = Header::new(Kind::Read, 5);
-        assert!(take_apart(&header.to_bytes(), &many).is_none(), "more than anybody gathers");
+        assert!(parse(&header.to_bytes(), &many).is_none(), "more acknowledgements than a card sends");
     }
 
     #[test]
-    fn names_hold_address_and_port() {
+    fn socket_address_round_trips() {
         let name = socket_name(Ipv4Addr::new(10, 0, 0, 7), 4791);
         assert_eq!(name[..8], [2, 0, 0x12, 0xb7, 10, 0, 0, 7]);
         assert_eq!(port_of(&name), Some(4791));

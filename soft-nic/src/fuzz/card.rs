@@ -1,4 +1,4 @@
-//! A card on a bench: its rings written, its doorbells rung and its wire spoken to by arbitrary bytes.
+//! A card on a card: its rings written, its doorbells rung and its wire spoken to by arbitrary bytes.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,11 +14,11 @@ use crate::card::region::{Access, Keys, Memory};
 use crate::card::{Core, Wires};
 use crate::config::Config;
 use crate::fault::Faults;
-use crate::place::Place;
+use crate::location::Location;
 use crate::random::Random;
-use crate::wire::message;
+use crate::wire::datagram;
 use crate::wire::packet::{Header, Kind};
-use crate::wire::shm::{Accepting, Link, Listener};
+use crate::wire::shm::{Accepting, Listener, RingPair};
 use ferrogin_test_support::Input;
 
 const PD: u32 = 1;
@@ -48,7 +48,7 @@ impl Guarded {
         let mut bytes = vec![GUARD; 3 * LEN].into_boxed_slice();
         bytes[LEN..2 * LEN].fill(1);
         let at = bytes.as_mut_ptr().wrapping_add(LEN);
-        let memory = Memory { base: at as u64, len: LEN as u64, at: Place::Host(at), _map: None };
+        let memory = Memory { base: at as u64, len: LEN as u64, at: Location::Host(at), _map: None };
         let mut random = Random::seeded(u64::from(pd));
         let keys = core.regions.insert(pd, access, memory, &mut random).expect("keys");
         Self { bytes, keys, constant: !access.local_write && !access.remote_write }
@@ -67,7 +67,7 @@ impl Guarded {
     }
 }
 
-struct Bench {
+struct TestCard {
     core: Core,
     qps: Vec<u16>,
     /// Producer indices of send and receive queues.
@@ -77,12 +77,12 @@ struct Bench {
     now: Instant,
 }
 
-impl Bench {
+impl TestCard {
     fn new(input: &mut Input<'_>, gid: Gid, listener: Option<Listener>, peer: Gid) -> Self {
         let faults = Faults::parse(input.of(&FAULTS)).expect("well-formed");
         let config = Config { nics: 1, faults, ..Config::default() };
-        let mut core = Core::new(0, gid, config, Wires { listener, messages: None }).expect("a card");
-        core.hush();
+        let mut core = Core::new(0, gid, config, Wires { listener, datagrams: None }).expect("a card");
+        core.mute_log();
         let all = Access { local_write: true, remote_read: true, remote_write: true };
         let regions = vec![
             Guarded::new(&mut core, PD, all),
@@ -258,9 +258,9 @@ impl Bench {
     }
 }
 
-/// A name that no other bench of this machine has.
-fn gid(bench: u32, side: u32) -> Gid {
-    let nonce = std::process::id().rotate_left(12) ^ bench.rotate_left(1) ^ side;
+/// A name that no other card of this machine has.
+fn gid(card: u32, side: u32) -> Gid {
+    let nonce = std::process::id().rotate_left(12) ^ card.rotate_left(1) ^ side;
     Gid { host: 0xf022, ip: Ipv4Addr::LOCALHOST, port: 0, nonce }
 }
 
@@ -268,24 +268,24 @@ fn gid(bench: u32, side: u32) -> Gid {
 pub fn rings(data: &[u8]) {
     let mut input = Input(data);
     let own = gid(0, 0);
-    let mut bench = Bench::new(&mut input, own, None, own);
+    let mut card = TestCard::new(&mut input, own, None, own);
     while !input.is_empty() {
-        bench.software(&mut input);
-        bench.look(input.u8() % 4);
+        card.software(&mut input);
+        card.look(input.u8() % 4);
     }
-    bench.look(40);
+    card.look(40);
 }
 
 /// The other end of the wire, which says what it likes.
-struct Liar {
+struct MaliciousPeer {
     /// That it opened, and that the card opened to it.
-    links: Vec<Link>,
+    links: Vec<RingPair>,
     accepting: Vec<Accepting>,
     listener: Listener,
 }
 
-impl Liar {
-    fn attend(&mut self, own: &Gid) {
+impl MaliciousPeer {
+    fn progress(&mut self, own: &Gid) {
         self.accepting.extend(self.listener.accept());
         for accepting in &mut self.accepting {
             if let Ok(Some((_, link))) = accepting.proceed(own) {
@@ -301,10 +301,10 @@ impl Liar {
         }
     }
 
-    fn say(&mut self, bench: &mut Bench, input: &mut Input<'_>) {
+    fn say(&mut self, card: &mut TestCard, input: &mut Input<'_>) {
         let count = self.links.len().max(1);
         let at = usize::from(input.u8()) % count;
-        let header = packet(bench, input);
+        let header = packet(card, input);
         let payload = [9u8; 256];
         let Some(link) = self.links.get_mut(at) else { return };
         match input.u8() % 8 {
@@ -331,16 +331,16 @@ impl Liar {
 }
 
 /// A packet that may be meant for one of the card's queues or requests.
-fn packet(bench: &mut Bench, input: &mut Input<'_>) -> Header {
-    let target = bench.qps[usize::from(input.u8()) % bench.qps.len()];
-    let qkey = bench.core.qp(target).map_or(0, |qp| qp.qkey);
+fn packet(card: &mut TestCard, input: &mut Input<'_>) -> Header {
+    let target = card.qps[usize::from(input.u8()) % card.qps.len()];
+    let qkey = card.core.qp(target).map_or(0, |qp| qp.qkey);
     let kinds = [Kind::Write, Kind::Write, Kind::Ack, Kind::Read, Kind::Data, Kind::Abort, Kind::Send, Kind::Acks];
     let kind = input.of(&kinds);
-    let remote = bench.remote(input);
-    let tokens: Vec<u64> = bench
+    let remote = card.remote(input);
+    let tokens: Vec<u64> = card
         .qps
         .iter()
-        .filter_map(|qpn| bench.core.qps.get(u32::from(*qpn)))
+        .filter_map(|qpn| card.core.qps.get(u32::from(*qpn)))
         .flat_map(|qp| (0..8).flat_map(|at| qp.tokens_on(at)))
         .map(|token| token.0)
         .collect();
@@ -377,25 +377,25 @@ pub fn wires(data: &[u8]) {
     let (own, peer) = (gid(number, 0), gid(number, 1 << 31));
     let mut input = Input(data);
     let (Ok(listener), Ok(theirs)) = (Listener::bind(&own), Listener::bind(&peer)) else { return };
-    let mut bench = Bench::new(&mut input, own, Some(listener), peer);
-    let links = Link::connect(&peer, &own).ok().flatten().into_iter().collect();
-    let mut liar = Liar { links, accepting: Vec::new(), listener: theirs };
-    bench.look(0);
+    let mut card = TestCard::new(&mut input, own, Some(listener), peer);
+    let links = RingPair::connect(&peer, &own).ok().flatten().into_iter().collect();
+    let mut peer_side = MaliciousPeer { links, accepting: Vec::new(), listener: theirs };
+    card.look(0);
     while !input.is_empty() {
         match input.u8() % 4 {
-            0 => bench.software(&mut input),
+            0 => card.software(&mut input),
             1 => {
-                let header = packet(&mut bench, &mut input);
+                let header = packet(&mut card, &mut input);
                 let bytes = input.bytes(usize::from(input.0.first().copied().unwrap_or_default()));
-                if let Some((header, payload, acks)) = message::take_apart(&header.to_bytes(), bytes) {
-                    bench.core.packet(u32::from(input.u8() % 4), &header, payload, acks);
+                if let Some((header, payload, acks)) = datagram::parse(&header.to_bytes(), bytes) {
+                    card.core.packet(u32::from(input.u8() % 4), &header, payload, acks);
                 }
             }
-            _ => liar.say(&mut bench, &mut input),
+            _ => peer_side.say(&mut card, &mut input),
         }
-        bench.look(input.u8() % 4);
-        liar.attend(&peer);
+        card.look(input.u8() % 4);
+        peer_side.progress(&peer);
     }
-    drop(liar);
-    bench.look(20);
+    drop(peer_side);
+    card.look(20);
 }

@@ -1,23 +1,23 @@
-//! Where registered bytes are, and copies to and from there.
+//! The location of registered bytes: in this process or in a GPU, and copies to and from it.
 #![allow(unsafe_code)]
 
 use crate::cuda::{CudaError, Driver};
 use crate::memory;
 
-/// A first byte.
+/// The location of a first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// In this process.
     Host(*mut u8),
     /// In the memory of this GPU.
     Cuda(u32, u64),
 }
 
-// SAFETY: an address; who follows it vouches for what is there.
-unsafe impl Send for Place {}
+// SAFETY: an address is a plain number; `read` and `write` are unsafe, and their callers keep the memory registered.
+unsafe impl Send for Location {}
 
-impl Place {
-    /// `bytes` further on.
+impl Location {
+    /// The location `bytes` behind this one.
     pub fn after(self, bytes: u64) -> Self {
         match self {
             Self::Host(at) => Self::Host(at.wrapping_add(bytes as usize)),
@@ -35,11 +35,11 @@ impl Place {
     pub unsafe fn write(self, from: *const u8, len: usize) -> Result<(), CudaError> {
         match self {
             Self::Host(at) => {
-                // SAFETY: by this function's contract.
+                // SAFETY: the caller keeps `from` readable and this location registered, for `len` bytes each.
                 unsafe { memory::copy(at, from, len) };
                 Ok(())
             }
-            // SAFETY: by this function's contract; registration has found the memory to be this device's.
+            // SAFETY: the caller keeps `from` readable for `len` bytes; registration found as many bytes of this device at `at`.
             Self::Cuda(device, at) => unsafe { Driver::get()?.write(device, at, from, len) },
         }
     }
@@ -54,11 +54,11 @@ impl Place {
     pub unsafe fn read(self, to: *mut u8, len: usize) -> Result<(), CudaError> {
         match self {
             Self::Host(at) => {
-                // SAFETY: by this function's contract.
+                // SAFETY: the caller keeps `to` writable and this location registered, for `len` bytes each.
                 unsafe { memory::copy(to, at, len) };
                 Ok(())
             }
-            // SAFETY: as in `write`.
+            // SAFETY: the caller keeps `to` writable for `len` bytes; registration found as many bytes of this device at `at`.
             Self::Cuda(device, at) => unsafe { Driver::get()?.read(device, to, at, len) },
         }
     }

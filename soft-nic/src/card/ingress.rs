@@ -1,4 +1,4 @@
-//! The way in: packets become bytes in memory, counts, and answers.
+//! Ingress: packets become bytes in memory, counts and answers.
 #![allow(unsafe_code)]
 
 use std::collections::hash_map::Entry;
@@ -6,34 +6,34 @@ use std::collections::hash_map::Entry;
 use efa_dp_direct::wire::CompStatus;
 
 use super::complete::OK;
-use super::connection::{Link, Partial, Serving};
+use super::connection::{Partial, Serving, Transport};
 use super::core::Core;
 use super::counter::Event;
 use super::qp::{State, Token};
-use super::recv::NOT_READY;
+use super::recv_queue::NOT_READY;
 use super::request::{Local, MAX_RDMA_SIZE, Operation};
-use crate::place::Place;
+use crate::location::Location;
 use crate::wire::packet::{Acknowledgement, Header, Kind};
 
-/// Writes that one card can have begun: more than all its queues hold are not honest.
+/// Unfinished writes of one peer at most: more than all of its queues hold come from a malformed peer.
 const MAX_PARTIALS: usize = 1 << 20;
-/// Packets taken from one connection before others have their turn.
+/// Packets taken from one connection before the next connection is polled.
 const BURST: usize = 64;
 
 impl Core {
-    /// Takes what arrived on a connection. True when there was something.
+    /// Handles the packets that arrived on a connection. True when there was one.
     pub(crate) fn poll_connection(&mut self, at: u32) -> bool {
         let mut moved = false;
         for _ in 0..BURST {
             let Some(connection) = self.connections.get_mut(at) else { return moved };
-            let Link::Shm(link) = &mut connection.link else { return moved };
-            match link.rx.peek() {
+            let Transport::Shm(rings) = &mut connection.transport else { return moved };
+            match rings.rx.peek() {
                 Ok(None) => break,
                 Ok(Some((header, payload))) => {
                     self.receive(at, &header, payload);
                     moved = true;
-                    if let Some(Link::Shm(link)) = self.connections.get_mut(at).map(|c| &mut c.link) {
-                        link.rx.pop(header.len);
+                    if let Some(Transport::Shm(rings)) = self.connections.get_mut(at).map(|c| &mut c.transport) {
+                        rings.rx.pop(header.len);
                     }
                 }
                 Err(_) => {
@@ -52,38 +52,38 @@ impl Core {
         moved
     }
 
-    /// Deals with one packet, whose header is consistent and whose payload holds `header.len` bytes.
+    /// Handles one packet, whose header is consistent and whose payload holds `header.len` bytes.
     pub(crate) fn receive(&mut self, at: u32, header: &Header, payload: *const u8) {
         match header.kind() {
             Some(Kind::Send) => self.receive_send(at, header, payload),
             Some(Kind::Write) => self.receive_write(at, header, payload),
             Some(Kind::Read) => self.receive_read(at, header),
             Some(Kind::Data) => self.receive_data(at, header, payload),
-            Some(Kind::Ack) => self.receive_ack(at, Acknowledgement { token: header.token, status: header.status }),
+            Some(Kind::Ack) => self.receive_ack(at, Acknowledgement::new(header.token, header.status)),
             Some(Kind::Abort) => {
                 if let Some(connection) = self.connections.get_mut(at) {
                     connection.partials.remove(&header.token);
                 }
             }
-            // The message wire deals with these itself; no other has them.
+            // The datagram wire handles these before; no other wire has them.
             Some(Kind::Hello | Kind::Welcome | Kind::Acks) | None => {}
         }
     }
 
-    /// The other side has dealt with a request.
+    /// Handles the acknowledgement of a request.
     pub(crate) fn receive_ack(&mut self, at: u32, ack: Acknowledgement) {
-        let token = Token(ack.token);
+        let token = Token(ack.token());
         let Some(entry) = self.outstanding(token).filter(|entry| entry.connection == Some(at)) else { return };
-        // A read ends with data.
-        let lie = entry.request.operation == Operation::Read && ack.status == OK;
-        let status = if lie { CompStatus::RemoteBadStatus.raw() } else { ack.status };
+        // A read ends with data: an acknowledgement of success is invalid.
+        let invalid = entry.request.operation == Operation::Read && ack.status == OK;
+        let status = if invalid { CompStatus::RemoteBadStatus.raw() } else { ack.status };
         if !(status == NOT_READY && self.retry_send(token)) {
-            self.answered(token, status);
+            self.complete_answered(token, status);
         }
     }
 
-    /// The other side has answered a request, with data or with a refusal.
-    fn answered(&mut self, token: Token, status: u8) {
+    /// Completes a request that the peer has answered or refused.
+    fn complete_answered(&mut self, token: Token, status: u8) {
         if status != OK {
             self.report_refusal(token, status);
         }
@@ -91,7 +91,7 @@ impl Core {
     }
 
     /// The protection domain of the queue pair that a packet is for.
-    pub(crate) fn addressed(&mut self, header: &Header, what: &str) -> Result<u32, CompStatus> {
+    pub(crate) fn target_domain(&mut self, header: &Header, what: &str) -> Result<u32, CompStatus> {
         let qp = self.qp(header.dst_qpn).filter(|qp| qp.enabled);
         let rule = match qp {
             None => "no open queue pair has that number",
@@ -99,18 +99,19 @@ impl Core {
             Some(qp) if qp.state == State::Error => "the queue pair is in the error state",
             Some(qp) => return Ok(qp.pd),
         };
-        self.say(format_args!("a {what} for QP {} with QKey {:#x} was refused: {rule}", header.dst_qpn, header.qkey));
+        self.log(format_args!("a {what} for QP {} with QKey {:#x} was refused: {rule}", header.dst_qpn, header.qkey));
         Err(CompStatus::RemoteBadDestQpn)
     }
 
-    /// Whether the one who asks may, and where the memory is.
-    fn check_remote(&mut self, at: u32, header: &Header, write: bool) -> Result<(Place, u16), CompStatus> {
-        let known = self.connections.get(at).is_some_and(|c| c.known || matches!(c.link, Link::Loopback));
-        let pd = self.addressed(header, if write { "write" } else { "read" })?;
+    /// Checks a request of a peer for memory, and finds the memory.
+    fn check_remote(&mut self, at: u32, header: &Header, write: bool) -> Result<(Location, u16), CompStatus> {
+        let known =
+            self.connections.get(at).is_some_and(|c| c.has_handle || matches!(c.transport, Transport::Loopback));
+        let pd = self.target_domain(header, if write { "write" } else { "read" })?;
         if !known {
-            self.say(format_args!(
-                "a request for QP {} was refused: this card has no address handle for the one who asks; insert its \
-                 address before it may start",
+            self.log(format_args!(
+                "a request for QP {} was refused: this card has no address handle for the sender; insert the \
+                 sender's address before it posts",
                 header.dst_qpn
             ));
             return Err(CompStatus::RemoteUnknownPeer);
@@ -121,7 +122,7 @@ impl Core {
             self.regions.remote(pd, header.rkey, header.addr, header.total, write)
         };
         found.map(|to| (to, header.dst_qpn)).map_err(|error| {
-            self.say(format_args!(
+            self.log(format_args!(
                 "a {} of {} bytes at {:#x} with rkey {:#x} for QP {} was refused: {error}",
                 if write { "write" } else { "read" },
                 header.total,
@@ -135,7 +136,7 @@ impl Core {
 
     fn receive_write(&mut self, at: u32, header: &Header, payload: *const u8) {
         let whole = header.len == header.total;
-        // A write that was refused is not looked at again: one line, one status.
+        // Further packets of a refused write are not checked again: one log line and one status.
         let refused = if whole {
             None
         } else {
@@ -147,12 +148,12 @@ impl Core {
             None => match self.check_remote(at, header, true) {
                 Ok((to, _)) => {
                     let to = to.after(header.offset.into());
-                    // SAFETY: `check_remote` found all `total` bytes of the request in one region, this piece lies
-                    // within them, and the payload holds `len` bytes until the caller gives it back.
+                    // SAFETY: `check_remote` found all `total` bytes of the request in one region, `is_consistent` keeps this
+                    // packet within them, and the wire keeps `len` payload bytes until this call returns.
                     match unsafe { to.write(payload, header.len as usize) } {
                         Ok(()) => OK,
                         Err(error) => {
-                            self.say(format_args!("a write cannot be done: {error}"));
+                            self.log(format_args!("a write into GPU memory failed: {error}"));
                             CompStatus::RemoteBadAddress.raw()
                         }
                     }
@@ -165,7 +166,7 @@ impl Core {
         } else {
             let Some(connection) = self.connections.get_mut(at) else { return };
             if connection.partials.len() >= MAX_PARTIALS && !connection.partials.contains_key(&header.token) {
-                self.lose(at, CompStatus::LocalUnresponsiveRemote, "it began more writes than a card can have");
+                self.lose(at, CompStatus::LocalUnresponsiveRemote, "it began more writes than a card has requests");
                 return;
             }
             let partial = match connection.partials.entry(header.token) {
@@ -216,21 +217,21 @@ impl Core {
             return;
         }
         if header.status != OK {
-            self.answered(token, header.status);
+            self.complete_answered(token, header.status);
             return;
         }
         if header.total != request.len {
-            self.answered(token, CompStatus::RemoteBadStatus.raw());
+            self.complete_answered(token, CompStatus::RemoteBadStatus.raw());
             return;
         }
         if header.len > 0 {
             let Local::Region { addr, lkey } = request.local else { return };
             match self.regions.local(pd, lkey, addr + u64::from(header.offset), header.len, true) {
-                // SAFETY: the region holds `len` bytes there, and the payload holds as many.
+                // SAFETY: `Regions::local` found `len` writable bytes at `to`, and the wire keeps as many payload bytes.
                 Ok(to) => match unsafe { to.write(payload, header.len as usize) } {
                     Ok(()) => {}
                     Err(error) => {
-                        self.say(format_args!("what a read brought cannot be written: {error}"));
+                        self.log(format_args!("the data of a read cannot be written: {error}"));
                         self.finish(token, CompStatus::LocalInvalidLkey.raw());
                         return;
                     }

@@ -1,0 +1,194 @@
+//! Opening and closing the objects of a card.
+
+use std::sync::Arc;
+
+use super::core::{Core, Handle};
+use super::counter::{Counter, EVENTS};
+use super::qp::Qp;
+use super::queue::{CompletionRing, Watch, WorkQueue};
+use crate::address::Gid;
+
+/// Queue pair and handle numbers are 16 bits; 0 is none, 0xffff is no handle.
+const MAX_NUMBER: u32 = 0xfffe;
+
+/// Set-up that the card refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SetupError {
+    /// Every queue pair number is in use.
+    #[error("the card has no queue pairs left")]
+    QueuePairs,
+    /// Every address handle number is in use.
+    #[error("the card has no address handles left")]
+    Handles,
+    /// As many counters as the card has are in use.
+    #[error("the card has {0} completion counters, all in use")]
+    Counters(u32),
+    /// The system gives no memory for a ring.
+    #[error("no memory")]
+    Memory,
+    /// Something that is open still uses the object.
+    #[error("still in use")]
+    Busy,
+}
+
+impl Core {
+    /// Makes a queue pair. The card reads its doorbell after [`enable_qp`](Self::enable_qp).
+    ///
+    /// # Errors
+    /// No number or no memory is left.
+    pub fn open_qp(&mut self, pd: u32, entry_size: u32, sq: u32, rq: u32) -> Result<u16, SetupError> {
+        if self.qps.len() as u32 >= MAX_NUMBER {
+            return Err(SetupError::QueuePairs);
+        }
+        if self.qps.bound() == 0 {
+            // Number 0 is never given out.
+            let queue = || WorkQueue::new(64, 1, 0).map(Arc::new).map_err(|_| SetupError::Memory);
+            let reserved = Qp::new(0, 0, u32::MAX, (queue()?, queue()?), 0);
+            self.qps.insert(Box::new(reserved));
+        }
+        let number = self.qps.bound() as u16;
+        let queue = |size, n| WorkQueue::new(size, n, number).map(Arc::new).map_err(|_| SetupError::Memory);
+        let queues = (queue(entry_size, sq)?, queue(super::queue::RQ_ENTRY_LEN, rq)?);
+        let mut qp = Box::new(Qp::new(0, self.random.next_u32() | 1, pd, queues, self.random.next_u32()));
+        qp.max_batch = self.config.faults.max_batch.min(sq);
+        qp.taken = self.config.faults.cntr_start;
+        qp.sq.preset(qp.taken);
+        let qpn = self.qps.insert(qp) as u16;
+        if let Some(qp) = self.qps.get_mut(u32::from(qpn)) {
+            qp.qpn = qpn;
+        }
+        Ok(qpn)
+    }
+
+    /// Starts a queue pair: the card reads its doorbell from now on.
+    ///
+    /// # Errors
+    /// The queue pair, a completion queue or a counter does not exist.
+    pub fn enable_qp(
+        &mut self,
+        qpn: u16,
+        send_cq: u32,
+        recv_cq: Option<u32>,
+        counters: [Vec<u32>; EVENTS],
+    ) -> Result<(), SetupError> {
+        for id in counters.iter().flatten() {
+            self.counters.get_mut(*id).ok_or(SetupError::Busy)?.attached += 1;
+        }
+        for cq in [Some(send_cq), recv_cq].into_iter().flatten() {
+            self.cqs.get_mut(cq).ok_or(SetupError::Busy)?.bound += 1;
+        }
+        let qp = self.qp(qpn).ok_or(SetupError::QueuePairs)?;
+        (qp.send_cq, qp.recv_cq, qp.counters) = (send_cq, recv_cq, counters);
+        qp.enabled = true;
+        let watch = Watch::new(qpn, qp.sq.clone(), qp.taken);
+        self.active.push(watch);
+        Ok(())
+    }
+
+    /// Removes a queue pair. Its requests get no completion, and the card refuses packets for it.
+    pub fn close_qp(&mut self, qpn: u16) {
+        if qpn == 0 {
+            return;
+        }
+        self.active.retain(|watch| watch.qpn != qpn);
+        for at in 0..self.connections.bound() {
+            self.abort_on(at, qpn);
+        }
+        if let Some(buffer) = &mut self.reorder_buffer {
+            buffer.forget(qpn);
+        }
+        let Some(qp) = self.qps.remove(u32::from(qpn)) else { return };
+        if !qp.enabled {
+            return;
+        }
+        for id in qp.counters.iter().flatten() {
+            if let Some(counter) = self.counters.get_mut(*id) {
+                counter.attached -= 1;
+            }
+        }
+        for cq in [Some(qp.send_cq), qp.recv_cq].into_iter().flatten() {
+            if let Some(cq) = self.cqs.get_mut(cq) {
+                cq.bound -= 1;
+            }
+        }
+    }
+
+    /// Adds a counter.
+    ///
+    /// # Errors
+    /// As many counters as the card has are in use.
+    pub fn open_counter(&mut self, counter: Counter) -> Result<u32, SetupError> {
+        let budget = self.config.faults.cntr_budget;
+        if self.counters.len() as u32 >= budget {
+            return Err(SetupError::Counters(budget));
+        }
+        Ok(self.counters.insert(counter))
+    }
+
+    /// Takes a counter out.
+    ///
+    /// # Errors
+    /// A queue pair still uses it.
+    pub fn close_counter(&mut self, id: u32) -> Result<Option<Counter>, SetupError> {
+        match self.counters.get(id) {
+            Some(counter) if counter.attached > 0 => Err(SetupError::Busy),
+            _ => Ok(self.counters.remove(id)),
+        }
+    }
+
+    /// Takes a completion queue out.
+    ///
+    /// # Errors
+    /// A queue pair still uses it.
+    pub fn close_cq(&mut self, id: u32) -> Result<Option<CompletionRing>, SetupError> {
+        match self.cqs.get(id) {
+            Some(cq) if cq.bound > 0 => Err(SetupError::Busy),
+            _ => Ok(self.cqs.remove(id)),
+        }
+    }
+
+    /// The address handle of a card, made if there is none.
+    ///
+    /// # Errors
+    /// No number is left.
+    pub fn open_handle(&mut self, gid: Gid) -> Result<u16, SetupError> {
+        if let Some(ahn) = self.handle_of.get(&gid) {
+            if let Some(handle) = self.handles.get_mut(*ahn) {
+                handle.uses += 1;
+            }
+            return Ok(*ahn as u16);
+        }
+        if self.handles.bound() == 0 {
+            // Number 0 is never given out: an empty entry of a target table must name no card.
+            self.handles.insert(Handle { gid, uses: 0 });
+        }
+        if self.handles.len() as u32 > MAX_NUMBER {
+            return Err(SetupError::Handles);
+        }
+        let ahn = self.handles.insert(Handle { gid, uses: 1 });
+        self.handle_of.insert(gid, ahn);
+        self.set_has_handle(&gid, true);
+        Ok(ahn as u16)
+    }
+
+    /// Gives an address handle back; the last user removes it.
+    pub fn close_handle(&mut self, ahn: u16) {
+        let Some(handle) = self.handles.get_mut(u32::from(ahn)) else { return };
+        handle.uses = handle.uses.saturating_sub(1);
+        if handle.uses == 0 && ahn != 0 {
+            let gid = handle.gid;
+            self.handles.remove(u32::from(ahn));
+            self.handle_of.remove(&gid);
+            self.set_has_handle(&gid, false);
+        }
+    }
+
+    /// Notes on the connections whether this card has a handle for the peer: RDMA from a peer needs one, as on hardware.
+    fn set_has_handle(&mut self, gid: &Gid, has_handle: bool) {
+        for at in 0..self.connections.bound() {
+            if let Some(connection) = self.connections.get_mut(at).filter(|c| c.peer == Some(*gid)) {
+                connection.has_handle = has_handle;
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Entries with numbers that can be reused.
+
+use std::collections::VecDeque;
+
+/// Entries that can be numbered and given back.
+#[derive(Debug)]
+pub struct Slab<T> {
+    entries: Vec<Option<T>>,
+    free: VecDeque<u32>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self { entries: Vec::new(), free: VecDeque::new() }
+    }
+}
+
+impl<T> Slab<T> {
+    /// Numbers are reused oldest first, so that a stale one is noticed.
+    pub fn insert(&mut self, value: T) -> u32 {
+        if let Some(at) = self.free.pop_front() {
+            self.entries[at as usize] = Some(value);
+            return at;
+        }
+        self.entries.push(Some(value));
+        self.entries.len() as u32 - 1
+    }
+
+    /// Takes an entry out.
+    pub fn remove(&mut self, at: u32) -> Option<T> {
+        let value = self.entries.get_mut(at as usize)?.take()?;
+        self.free.push_back(at);
+        Some(value)
+    }
+
+    /// The entry with this number.
+    pub fn get(&self, at: u32) -> Option<&T> {
+        self.entries.get(at as usize)?.as_ref()
+    }
+
+    /// The entry with this number.
+    pub fn get_mut(&mut self, at: u32) -> Option<&mut T> {
+        self.entries.get_mut(at as usize)?.as_mut()
+    }
+
+    /// All entries with their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.entries.iter().enumerate().filter_map(|(at, e)| Some((at as u32, e.as_ref()?)))
+    }
+
+    /// One more than the greatest number in use.
+    pub fn bound(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slab_numbers_return_oldest_first() {
+        let mut slab = Slab::default();
+        assert_eq!((slab.insert('a'), slab.insert('b'), slab.insert('c')), (0, 1, 2));
+        assert_eq!(slab.remove(1), Some('b'));
+        assert_eq!(slab.remove(1), None);
+        slab.remove(0);
+        assert_eq!(slab.len(), 1);
+        assert_eq!((slab.insert('d'), slab.insert('e'), slab.insert('f')), (1, 0, 3));
+        assert_eq!(slab.iter().count(), 4);
+    }
+}
