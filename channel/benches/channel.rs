@@ -7,7 +7,7 @@
 //! alone, the two messages with receives for both posted ahead (which no reader that learns lengths can do), and the same two
 //! messages as a channel sends and receives them, by hand. Where channels run over another provider than the one that libfabric takes
 //! for the name (`net` for `tcp` of 1.17), there are bare figures of both. Loads FERROGIN_LIBFABRIC;
-//! FERROGIN_BENCH_MATCHING (ours, provider) sets who matches the tags of channels. The other end is a process of its own.
+//! FERROGIN_BENCH_MATCHING (software, provider) sets how the tags of channels are matched. The other end is a process of its own.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -444,9 +444,9 @@ struct Over {
 
 fn config(provider: &str) -> Config {
     let matching = match std::env::var("FERROGIN_BENCH_MATCHING").as_deref() {
-        Ok("ours") => Matching::Ours,
-        Ok("provider") => Matching::Provider,
-        _ => Matching::Auto,
+        Ok("software") => Some(Matching::Software),
+        Ok("provider") => Some(Matching::Provider),
+        _ => None,
     };
     let (provider, source) = (provider.to_owned(), source(provider));
     Config { provider, source, matching, busy_poll: BUSY_POLL, ..Config::default() }

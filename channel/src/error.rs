@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::incoming::LENGTH_ROOM;
 use ferrogin_libfabric::Error;
+
+use crate::Matching;
+use crate::proto::tags::LENGTH_BUFFER;
 
 /// Why a write, a read, a connect or a close did not come to its end. Messages name the peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -67,6 +69,18 @@ pub enum ChannelError {
         peer: Arc<str>,
         /// Why.
         reason: Reason,
+    },
+    /// The two ends match tags in different ways.
+    #[error(
+        "{peer} uses {remote}, this reactor uses {local}: open both reactors with the same Config::matching, over providers that have it"
+    )]
+    MatchingDiffers {
+        /// The peer.
+        peer: Arc<str>,
+        /// The matching of this reactor.
+        local: Matching,
+        /// The matching of the peer.
+        remote: Matching,
     },
     /// A message is longer than can be carried. It was not sent; the channel lives on.
     #[error(
@@ -145,22 +159,34 @@ pub enum Reason {
     /// Another endpoint, or another channel of the same, is at its address now.
     #[error("somebody else is at its address now")]
     Replaced = 7,
+    /// The two ends match tags in different ways.
+    #[error("it matches tags in another way")]
+    Matching = 8,
     /// Something newer.
     #[error("for a reason that this version does not know")]
     Unknown = 0,
 }
 
 impl Reason {
-    pub(super) fn of(code: u64) -> Self {
-        [Self::NotListening, Self::Version, Self::Busy, Self::PairInUse, Self::Violation, Self::Stopped, Self::Replaced]
-            .into_iter()
-            .find(|reason| *reason as u64 == code)
-            .unwrap_or(Self::Unknown)
+    pub(crate) fn of(code: u64) -> Self {
+        [
+            Self::NotListening,
+            Self::Version,
+            Self::Busy,
+            Self::PairInUse,
+            Self::Violation,
+            Self::Stopped,
+            Self::Replaced,
+            Self::Matching,
+        ]
+        .into_iter()
+        .find(|reason| *reason as u64 == code)
+        .unwrap_or(Self::Unknown)
     }
 }
 
 fn length_size(bytes: usize) -> String {
-    if bytes > LENGTH_ROOM { format!("more than {LENGTH_ROOM} bytes") } else { format!("{bytes} bytes") }
+    if bytes > LENGTH_BUFFER { format!("more than {LENGTH_BUFFER} bytes") } else { format!("{bytes} bytes") }
 }
 
 /// How a peer broke the protocol.

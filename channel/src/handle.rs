@@ -3,12 +3,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::engine::OpenDone;
-use super::link::Opened;
-use super::pending::{Awaited, Cancel, Pending};
-use super::reactor::{Request, Shared};
-use super::wire::Address;
-use super::{ChannelError, Payload, ReadDone};
+use crate::pending::{Awaited, Cancel, Pending};
+use crate::proto::callback::{OpenDone, Opened, ReadDone};
+use crate::proto::wire::Address;
+use crate::shared::{Request, Shared};
+use crate::{ChannelError, Payload};
 
 /// Names a read or a write, to cancel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +28,7 @@ struct Inner {
 }
 
 impl Channel {
-    pub(super) fn opening(
+    pub(crate) fn opening(
         shared: &Arc<Shared>,
         done: impl FnOnce(Result<Self, ChannelError>) + Send + 'static,
     ) -> OpenDone {
@@ -86,16 +85,16 @@ impl Channel {
     /// As [`Channel::read`], into the memory of `room` if the message fits its capacity; its contents are lost.
     pub fn read_into(
         &self,
-        room: Vec<u8>,
+        buffer: Vec<u8>,
         done: impl FnOnce(Result<Vec<u8>, ChannelError>) + Send + 'static,
     ) -> Ticket {
         let ticket = self.0.shared.ticket();
-        self.read_as(ticket, room, Box::new(move |result| done(result.map(|(_, bytes)| bytes))));
+        self.read_as(ticket, buffer, Box::new(move |result| done(result.map(|(_, bytes)| bytes))));
         Ticket(ticket)
     }
 
-    fn read_as(&self, ticket: u64, room: Vec<u8>, done: ReadDone) {
-        self.0.shared.submit(Request::Read { channel: self.0.number, ticket, room, done });
+    fn read_as(&self, ticket: u64, buffer: Vec<u8>, done: ReadDone) {
+        self.0.shared.submit(Request::Read { channel: self.0.number, ticket, buffer, done });
     }
 
     /// Cancels a read, or a write that has not begun: its callback gets [`ChannelError::Cancelled`]. A message that was on its
@@ -118,19 +117,19 @@ impl Channel {
     }
 
     /// [`Channel::read_into`], to wait for or to await.
-    pub fn receive_into(&self, room: Vec<u8>) -> Pending<Vec<u8>> {
+    pub fn receive_into(&self, buffer: Vec<u8>) -> Pending<Vec<u8>> {
         let ticket = self.0.shared.ticket();
         let cancel = Cancel::Read(self.0.number, ticket);
         let (pending, done) =
             Pending::giving_back(self.awaited("send a message"), cancel, |cancel, number, bytes| match cancel {
-                Cancel::Read(channel, _) => Some(Request::Unread { channel, number, bytes }),
+                Cancel::Read(channel, _) => Some(Request::ReturnMessage { channel, number, bytes }),
                 _ => None,
             });
         let done = |result| match result {
             Ok((number, bytes)) => done(Ok(bytes), number),
             Err(error) => done(Err(error), 0),
         };
-        self.read_as(ticket, room, Box::new(done));
+        self.read_as(ticket, buffer, Box::new(done));
         pending
     }
 
@@ -144,7 +143,7 @@ impl Channel {
 
     /// True when the channel is over, in whatever way: after a close, when the peer knows of it or the limit is over.
     pub fn is_closed(&self) -> bool {
-        self.0.shared.is_over(self.0.number)
+        self.0.shared.has_ended(self.0.number)
     }
 
     /// True in callbacks of the channel's reactor. Waiting there is refused with [`ChannelError::OwnThread`].
@@ -171,7 +170,7 @@ impl std::fmt::Debug for Channel {
 impl Drop for Inner {
     fn drop(&mut self) {
         if !self.let_go {
-            self.shared.submit(Request::Forget { channel: self.number });
+            self.shared.submit(Request::Release { channel: self.number });
         }
     }
 }
@@ -184,7 +183,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    pub(super) fn new(shared: &Arc<Shared>, number: u32, address: Address) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared>, number: u32, address: Address) -> Self {
         Self { shared: Arc::clone(shared), number, address }
     }
 
@@ -214,7 +213,7 @@ impl Listener {
         let (shared, peer) = (Arc::downgrade(&self.shared), "a peer yet to come".into());
         let (awaited, cancel) = (Awaited { shared, peer, what: "connect" }, Cancel::Accept(self.number, ticket));
         let (pending, done) = Pending::giving_back(awaited, cancel, |cancel, _, channel: Channel| match cancel {
-            Cancel::Accept(listener, _) => Some(Request::Unaccept { listener, channel: channel.let_go()? }),
+            Cancel::Accept(listener, _) => Some(Request::ReturnChannel { listener, channel: channel.let_go()? }),
             _ => None,
         });
         self.accept_as(ticket, |result| done(result, 0));

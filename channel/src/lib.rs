@@ -37,104 +37,33 @@
 //! asked to answer after [`Config::ping_after`] and given up after [`Config::lost_after`] more; a message that was begun and does not go
 //! on for that long (and four MiB per second of what is under way) ends its channel as well.
 
-mod again;
-mod bell;
-mod engine;
+mod buffer_pool;
+mod config;
 mod error;
-mod handle;
-mod incoming;
-mod link;
-mod listen;
 #[allow(unsafe_code)]
-mod matched;
-mod outgoing;
+mod event_fd;
+mod handle;
+mod parker;
 mod payload;
 mod pending;
+mod proto;
 mod reactor;
-mod records;
-mod spare;
-#[allow(unsafe_code)]
-mod tagged;
+mod shared;
 mod transport;
-#[allow(unsafe_code)]
-mod wake;
-mod wire;
 
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
-
+pub use buffer_pool::recycle;
+pub use config::{Config, Matching};
 pub use error::{ChannelError, Reason, Violation};
 pub use handle::{Channel, Listener, Ticket};
 pub use payload::Payload;
 pub use pending::Pending;
+pub use proto::wire::{ADDRESS_MAX, Address};
 pub use reactor::Reactor;
-pub use spare::recycle;
-pub use wire::{ADDRESS_MAX, Address};
 
 /// The manual's examples compile.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/channel.md")]
 mod manual {}
-
-pub(crate) type WriteDone = Box<dyn FnOnce(Result<Payload, ChannelError>) + Send>;
-/// With the message comes its number among those that were read.
-pub(crate) type ReadDone = Box<dyn FnOnce(Result<(u64, Vec<u8>), ChannelError>) + Send>;
-
-/// Who matches tags. Both ends must do alike.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Matching {
-    /// The provider, but over `tcp`, where it is slower, and where it has no tagged messages, we.
-    #[default]
-    Auto,
-    /// The provider (`FI_TAGGED`).
-    Provider,
-    /// We, over datagrams (`FI_MSG`).
-    Ours,
-}
-
-/// How to open a [`Reactor`].
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The provider; where it has no reliable datagrams of its own, `;ofi_rxm` over it is taken.
-    pub provider: String,
-    /// The local address to use; peers reach the endpoint there. None leaves the choice to the provider.
-    pub source: Option<String>,
-    /// Who matches tags.
-    pub matching: Matching,
-    /// Writes, and reads, of one channel that may be with libfabric at a time; at least one.
-    pub depth: usize,
-    /// Bytes of the longest message that is taken. A peer that announces a longer one breaks the protocol.
-    pub max_message: usize,
-    /// Peers, living and past, that an endpoint has channels with.
-    pub max_peers: usize,
-    /// A peer not heard of for so long is asked to answer.
-    pub ping_after: Duration,
-    /// A peer that does not answer for so long is given up.
-    pub lost_after: Duration,
-    /// How long a connect may take.
-    pub connect_within: Duration,
-    /// How long the thread keeps looking for work before it sleeps.
-    pub busy_poll: Duration,
-    /// Id of the first message of each channel.
-    pub start_id: u32,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            provider: "tcp".to_owned(),
-            source: Some("127.0.0.1".to_owned()),
-            matching: Matching::Auto,
-            depth: 64,
-            max_message: 1 << 30,
-            max_peers: 65536,
-            ping_after: Duration::from_secs(1),
-            lost_after: Duration::from_secs(10),
-            connect_within: Duration::from_secs(10),
-            busy_poll: Duration::from_micros(50),
-            start_id: 0,
-        }
-    }
-}

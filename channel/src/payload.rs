@@ -26,12 +26,12 @@ impl Payload {
     }
 
     /// Eight bytes, held inside.
-    pub(super) fn word(value: u64) -> Self {
+    pub(crate) fn word(value: u64) -> Self {
         Self(Bytes::Word(value.to_le_bytes()))
     }
 
     /// The eight bytes are inside.
-    pub(super) fn is_word(&self) -> bool {
+    pub(crate) fn is_word(&self) -> bool {
         matches!(self.0, Bytes::Word(_))
     }
 

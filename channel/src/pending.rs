@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use super::ChannelError;
-use super::reactor::{Request, Shared};
+use crate::ChannelError;
+use crate::shared::{Request, Shared};
 
 enum State<T> {
     Waiting(Option<Waker>),
@@ -19,7 +19,7 @@ enum State<T> {
 }
 
 /// What is waited for: that the peer does it.
-pub(super) struct Awaited {
+pub(crate) struct Awaited {
     pub shared: Weak<Shared>,
     pub peer: Arc<str>,
     pub what: &'static str,
@@ -27,7 +27,7 @@ pub(super) struct Awaited {
 
 /// What dropping a [`Pending`] cancels.
 #[derive(Clone, Copy)]
-pub(super) enum Cancel {
+pub(crate) enum Cancel {
     Nothing,
     Read(u32, u64),
     Write(u32, u64),
@@ -35,7 +35,7 @@ pub(super) enum Cancel {
 }
 
 /// How an outcome that nobody takes goes to the next one, if it does.
-pub(super) type GiveBack<T> = fn(Cancel, u64, T) -> Option<Request>;
+pub(crate) type GiveBack<T> = fn(Cancel, u64, T) -> Option<Request>;
 
 struct Slot<T> {
     state: Mutex<State<T>>,
@@ -87,7 +87,7 @@ pub struct Pending<T> {
 
 impl<T: Send + 'static> Pending<T> {
     /// The pending side and the callback that ends it.
-    pub(super) fn new(
+    pub(crate) fn new(
         awaited: Awaited,
         cancel: Cancel,
     ) -> (Self, impl FnOnce(Result<T, ChannelError>) + Send + 'static) {
@@ -96,7 +96,7 @@ impl<T: Send + 'static> Pending<T> {
     }
 
     /// As [`Pending::new`]; the callback is told the number of what has come, and what nobody takes is given back.
-    pub(super) fn giving_back(
+    pub(crate) fn giving_back(
         awaited: Awaited,
         cancel: Cancel,
         give_back: GiveBack<T>,

@@ -1,8 +1,8 @@
-//! The engine against a network that punishes, and against peers that break the protocol.
+//! Tests of the engine, without threads, on a network that reorders and delays; and of reactors on that network.
 
-mod again;
-mod ahead;
-mod broken;
-mod ends;
-mod fake;
+mod fake_network;
+mod flow;
+mod malformed;
 mod model;
+mod reconnect;
+mod shutdown;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::super::engine::{Call, Engine};
-use super::super::{ChannelError, Config};
-use super::fake::{Fake, Net, Random};
+use super::fake_network::{Fake, Net, Random};
+use crate::proto::{callback::Callback, engine::Engine};
+use crate::{ChannelError, Config};
 
 /// One end of a channel with its expectations.
 #[derive(Default)]
@@ -39,22 +39,22 @@ pub struct World {
     pub net: Net,
     pub engines: Vec<Engine<Fake>>,
     pub now: Instant,
-    calls: Vec<Call>,
+    callbacks: Vec<Callback>,
 }
 
 impl World {
     pub fn new(seed: u64, hostile: bool, engines: usize, config: &Config) -> Self {
         let (net, now) = (Net::new(seed, hostile), Instant::now());
         let engines = (0..engines).map(|_| Engine::new(net.endpoint(), config.clone(), now)).collect();
-        Self { net, engines, now, calls: Vec::new() }
+        Self { net, engines, now, callbacks: Vec::new() }
     }
 
     pub fn step(&mut self, by: Duration) {
         self.now += by;
         for engine in &mut self.engines {
             engine.poll(Some(self.now));
-            engine.take_calls(&mut self.calls);
-            self.calls.drain(..).for_each(Call::run);
+            engine.take_callbacks(&mut self.callbacks);
+            self.callbacks.drain(..).for_each(Callback::run);
         }
     }
 
@@ -64,7 +64,7 @@ impl World {
         let found: Arc<Mutex<[Option<u32>; 2]>> = Arc::default();
         let put = |at: usize| {
             let found = Arc::clone(&found);
-            Box::new(move |opened: Result<super::super::link::Opened, ChannelError>| {
+            Box::new(move |opened: Result<crate::proto::callback::Opened, ChannelError>| {
                 found.lock().unwrap()[at] = Some(opened.unwrap().channel);
             })
         };
@@ -73,8 +73,8 @@ impl World {
         self.engines[0].accept(address.listener, 0, put(1));
         for _ in 0..10_000 {
             self.step(Duration::from_micros(10));
-            if let [Some(theirs), Some(ours)] = *found.lock().unwrap() {
-                return (ours, theirs);
+            if let [Some(remote), Some(local)] = *found.lock().unwrap() {
+                return (local, remote);
             }
         }
         panic!("the channel did not open");
@@ -135,8 +135,8 @@ fn run(seed: u64, peers: usize, steps: usize, depth: usize, start_id: u32) {
     // For each channel: engine and number at both sides.
     let channels: Vec<[(usize, u32); 2]> = (1..=peers)
         .map(|peer| {
-            let (ours, theirs) = world.connect(peer);
-            [(0, ours), (peer, theirs)]
+            let (local, remote) = world.connect(peer);
+            [(0, local), (peer, remote)]
         })
         .collect();
     let ends: Vec<[Shared; 2]> = (0..peers).map(|_| Default::default()).collect();
@@ -231,8 +231,8 @@ fn ids_wrap() {
 /// Two engines with one channel, `pending` reads and writes at each side.
 fn busy(hostile: bool, pending: u64) -> (World, [(usize, u32); 2], [Shared; 2]) {
     let mut world = World::new(3, hostile, 2, &Config::default());
-    let (ours, theirs) = world.connect(1);
-    let (channels, ends) = ([(0, ours), (1, theirs)], <[Shared; 2]>::default());
+    let (local, remote) = world.connect(1);
+    let (channels, ends) = ([(0, local), (1, remote)], <[Shared; 2]>::default());
     for ((engine, number), end) in channels.iter().zip(&ends) {
         for _ in 0..pending {
             read(&mut world.engines[*engine], *number, end);
@@ -242,7 +242,7 @@ fn busy(hostile: bool, pending: u64) -> (World, [(usize, u32); 2], [Shared; 2]) 
 }
 
 #[test]
-fn a_dead_peer_ends_every_callback_once_with_its_name() {
+fn dead_peer_ends_every_callback_once() {
     for hostile in [false, true] {
         let (mut world, [(engine, number), _], [end, _]) = busy(hostile, 5);
         world.net.kill(1);
@@ -259,7 +259,7 @@ fn a_dead_peer_ends_every_callback_once_with_its_name() {
 }
 
 #[test]
-fn a_silent_peer_is_given_up() {
+fn silent_peer_is_given_up() {
     let (mut world, [(engine, number), _], [end, _]) = busy(false, 3);
     let (from, limit) = (world.now, Duration::from_secs(11));
     // The other engine is not polled any more.
@@ -276,37 +276,37 @@ fn a_silent_peer_is_given_up() {
 }
 
 #[test]
-fn stopping_an_engine_ends_everything_and_tells_the_peer() {
+fn stopped_engine_ends_channels_and_aborts_peers() {
     let (mut world, _, ends) = busy(false, 4);
     world.engines[0].end_all(&ChannelError::Stopped);
     for _ in 0..10 {
         world.step(Duration::from_millis(1));
     }
     assert_eq!(ends[0].lock().unwrap().failures, vec![ChannelError::Stopped; 4]);
-    let theirs = &ends[1].lock().unwrap().failures;
+    let remote = &ends[1].lock().unwrap().failures;
     assert!(
-        theirs.len() == 4 && theirs.iter().all(|error| matches!(error, ChannelError::Aborted { .. })),
-        "{theirs:?}"
+        remote.len() == 4 && remote.iter().all(|error| matches!(error, ChannelError::Aborted { .. })),
+        "{remote:?}"
     );
 }
 
 #[test]
-fn what_a_closing_peer_has_read_was_written() {
+fn messages_read_before_a_close_count_as_written() {
     for seed in 0..50 {
         let mut world = World::new(seed, true, 2, &Config::default());
-        let (ours, theirs) = world.connect(1);
+        let (local, remote) = world.connect(1);
         let [writer, reader] = <[Shared; 2]>::default();
         for _ in 0..6 {
-            write(&mut world.engines[0], ours, &writer, 0);
+            write(&mut world.engines[0], local, &writer, 0);
         }
         for _ in 0..4 {
-            read(&mut world.engines[1], theirs, &reader);
+            read(&mut world.engines[1], remote, &reader);
         }
         while reader.lock().unwrap().read_calls.len() < 4 {
             world.step(Duration::from_micros(50));
         }
         // Two messages are not read. All completions of the writes may still be to come.
-        world.engines[1].close(theirs, Duration::from_secs(1), None);
+        world.engines[1].close(remote, Duration::from_secs(1), None);
         for _ in 0..3000 {
             world.step(Duration::from_micros(50));
         }

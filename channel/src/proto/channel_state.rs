@@ -1,0 +1,114 @@
+//! The state of one channel inside the engine.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::callback::{CloseDone, OpenDone};
+use super::incoming::Incoming;
+use super::outgoing::Outgoing;
+use super::transport::Addr;
+use crate::{ChannelError, Violation};
+
+/// How far a channel has come.
+pub(crate) enum Phase {
+    /// A hello was sent.
+    Connecting {
+        done: OpenDone,
+        deadline: Instant,
+        limit: Duration,
+    },
+    Open,
+    /// The channel ended with this error; it posts nothing more.
+    Ended(ChannelError),
+}
+
+/// A close in progress.
+pub(crate) struct Closing {
+    pub done: Vec<CloseDone>,
+    pub deadline: Instant,
+    /// The limit that the deadline was made from.
+    pub limit: Duration,
+    /// The close was sent to the peer: everything that was written is out.
+    pub announced: bool,
+}
+
+/// The peer's side of a channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RemoteChannel {
+    /// The peer's number of the channel.
+    pub id: u32,
+    /// The secret that messages to the peer contain.
+    pub secret: u64,
+}
+
+/// The state of one channel.
+pub(crate) struct ChannelState {
+    /// The peer's endpoint for people.
+    pub peer: Arc<str>,
+    /// The name of the peer's endpoint.
+    pub name: Box<[u8]>,
+    pub addr: Addr,
+    pub phase: Phase,
+    pub outgoing: Outgoing,
+    pub incoming: Incoming,
+    /// The secret that messages from the peer must contain.
+    pub secret: u64,
+    pub remote: RemoteChannel,
+    /// Bytes of the longest message that may be written.
+    pub max_write: usize,
+    pub closing: Option<Closing>,
+    /// The peer closes: the id after its last message, and when the close arrived.
+    pub remote_close: Option<(u32, Instant)>,
+    /// All handles of the user are dropped.
+    pub released: bool,
+    pub last_heard: Instant,
+    /// The last peek for payloads without a length.
+    pub last_payload_peek: Instant,
+    /// When the ping was sent that is not answered yet.
+    pub pinged_at: Option<Instant>,
+    /// The channel is in the engine's list of channels to pump.
+    pub scheduled: bool,
+}
+
+impl ChannelState {
+    pub fn is_live(&self) -> bool {
+        !matches!(self.phase, Phase::Ended(_))
+    }
+
+    /// The peer closes, and not all of its messages are read.
+    pub fn has_unread(&self) -> bool {
+        self.remote_close.is_some_and(|(end, _)| end != self.incoming.next_id())
+    }
+
+    /// The error that refuses further writes, if any.
+    pub fn refuses_writes(&self) -> Option<ChannelError> {
+        match &self.phase {
+            Phase::Ended(error) => Some(error.clone()),
+            _ if self.closing.is_some() => Some(self.closed_locally()),
+            _ if self.remote_close.is_some() => Some(self.closed_by_remote()),
+            _ => None,
+        }
+    }
+
+    /// The error that refuses further reads, if any.
+    pub fn refuses_reads(&self) -> Option<ChannelError> {
+        match (&self.phase, self.remote_close) {
+            (Phase::Ended(error), _) => Some(error.clone()),
+            _ if self.closing.is_some() => Some(self.closed_locally()),
+            (_, Some((end, _))) if end == self.incoming.next_id() => Some(self.closed_by_remote()),
+            _ => None,
+        }
+    }
+
+    pub fn closed_locally(&self) -> ChannelError {
+        ChannelError::ClosedHere { peer: Arc::clone(&self.peer) }
+    }
+
+    pub fn closed_by_remote(&self) -> ChannelError {
+        ChannelError::Closed { peer: Arc::clone(&self.peer) }
+    }
+
+    pub fn protocol_violation(&self, violation: Violation) -> ChannelError {
+        ChannelError::Protocol { peer: Arc::clone(&self.peer), violation }
+    }
+}

@@ -1,0 +1,97 @@
+//! Timers: pings to quiet peers, and limits for everything that a peer must do.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use crate::proto::channel_state::Phase;
+use crate::proto::transport::Transport;
+use crate::proto::wire::Kind;
+use crate::{ChannelError, Reason};
+
+/// Slowest transfer that does not count as stalled, bytes per second.
+const SLOWEST: u64 = 4 << 20;
+
+/// Time that is allowed beyond a limit while so many bytes are in flight.
+fn transfer_time(bytes: usize) -> Duration {
+    Duration::from_millis((bytes as u64).saturating_mul(1000) / SLOWEST)
+}
+
+impl<T: Transport> Engine<T> {
+    /// The time after which [`Engine::poll`] must be given the time again.
+    pub fn timer_interval(&self) -> Duration {
+        (self.config.ping_after / 4).min(self.config.lost_after / 8).max(Duration::from_millis(1))
+    }
+
+    /// Pings quiet peers, gives up peers that do not answer, and ends everything whose limit is over.
+    pub(super) fn timers(&mut self, now: Instant) {
+        // After a long pause of this thread, an answer may be waiting unread: deadlines start again.
+        let away = now.duration_since(self.last_timers) >= self.config.lost_after / 2;
+        if now.duration_since(self.last_peek) >= self.timer_interval() {
+            self.last_peek = now;
+            self.peek_unknown_tags();
+        }
+        (self.now, self.last_timers) = (now, now);
+        self.repeat_challenges();
+        for channel in 0..self.channels.len() as u32 {
+            let (ping_after, lost_after) = (self.config.ping_after, self.config.lost_after);
+            let Some(state) = self.state_of(channel).filter(|state| state.is_live()) else { continue };
+            let peer = Arc::clone(&state.peer);
+            if away {
+                state.incoming.restart_deadlines();
+                state.pinged_at = state.pinged_at.map(|_| now);
+            }
+            let late = |since: Instant, limit: Duration| now.duration_since(since) >= limit;
+            if let Phase::Connecting { deadline, limit, .. } = state.phase {
+                if now >= deadline {
+                    let error = ChannelError::Timeout { peer, what: "answer the connect", limit };
+                    self.end(channel, error);
+                }
+                continue;
+            }
+            if let Some(closing) = &state.closing
+                && now >= closing.deadline
+            {
+                let limit = closing.limit;
+                let error = ChannelError::Timeout { peer, what: "take all messages and confirm the close", limit };
+                self.abort_with(channel, error, Reason::Stopped);
+                continue;
+            }
+            // A peer that answers no ping is silent, and not a violator of the protocol.
+            if state.pinged_at.is_none()
+                && let Some(violation) = state.incoming.overdue(now, |bytes| lost_after + transfer_time(bytes))
+            {
+                self.protocol_violation(channel, violation);
+                continue;
+            }
+            if let Some((_, since)) = state.remote_close {
+                if (state.incoming.has_reads() || !state.outgoing.is_idle())
+                    && late(since, lost_after + transfer_time(state.incoming.bytes_in_flight()))
+                {
+                    let error = state.closed_by_remote();
+                    self.end(channel, error);
+                }
+                continue;
+            }
+            if state.incoming.is_waiting() && late(state.last_payload_peek, ping_after) {
+                state.last_payload_peek = now;
+                self.peek_payload(channel);
+            }
+            let Some(state) = self.state_of(channel) else { continue };
+            match state.pinged_at {
+                Some(pinged_at) => {
+                    let bytes = state.incoming.bytes_in_flight().saturating_add(state.outgoing.bytes_in_flight());
+                    if late(pinged_at, lost_after + transfer_time(bytes)) {
+                        let silent = now.duration_since(state.last_heard);
+                        self.abort_with(channel, ChannelError::Silent { peer, silent }, Reason::Stopped);
+                    }
+                }
+                None if late(state.last_heard, ping_after) => {
+                    state.pinged_at = Some(now);
+                    self.send_control(channel, Kind::Ping, 0, 0);
+                }
+                None => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Requests of users: channels are opened, written, read and closed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Engine, MAX_LIMIT, find};
+use crate::proto::callback::{Callback, CloseDone, OpenDone, Opened, ReadDone, WriteDone};
+use crate::proto::channel_state::{ChannelState, Closing, Phase, RemoteChannel};
+use crate::proto::hello::PriorChannel;
+use crate::proto::incoming::Incoming;
+use crate::proto::listening::Listening;
+use crate::proto::outgoing::Outgoing;
+use crate::proto::secret::secret;
+use crate::proto::transport::{Addr, Transport};
+use crate::proto::wire::{self, Address, Control, Kind, NAME_MAX};
+use crate::{ChannelError, Payload, Reason};
+
+impl<T: Transport> Engine<T> {
+    /// Queues a message.
+    pub fn write(&mut self, channel: u32, ticket: u64, body: Payload, done: WriteDone) {
+        let Some(state) = find(&mut self.channels, channel) else {
+            self.callbacks.push(Callback::Write(done, Err(ChannelError::Stopped)));
+            return;
+        };
+        let refused = state.refuses_writes().or_else(|| {
+            let (len, max) = (body.len(), state.max_write);
+            (len > max).then(|| ChannelError::TooLong { peer: Arc::clone(&state.peer), len, max })
+        });
+        if let Some(error) = refused {
+            self.callbacks.push(Callback::Write(done, Err(error)));
+            return;
+        }
+        state.outgoing.push(ticket, body, done);
+        self.schedule(channel);
+    }
+
+    /// Queues a read.
+    pub fn read(&mut self, channel: u32, ticket: u64, buffer: Vec<u8>, done: ReadDone) {
+        let Some(state) = find(&mut self.channels, channel) else {
+            self.callbacks.push(Callback::Read(done, Err(ChannelError::Stopped), ticket));
+            return;
+        };
+        if let Some(message) = state.incoming.take_returned() {
+            self.callbacks.push(Callback::Read(done, Ok(message), ticket));
+            return;
+        }
+        if let Some(error) = state.refuses_reads() {
+            self.callbacks.push(Callback::Read(done, Err(error), ticket));
+            return;
+        }
+        state.incoming.push(ticket, buffer, done);
+        self.schedule(channel);
+    }
+
+    /// Takes back a message that was delivered and not used: the next read gets it, even if the channel has ended meanwhile.
+    pub fn return_message(&mut self, channel: u32, number: u64, bytes: Vec<u8>) {
+        let state = find(&mut self.channels, channel);
+        if let Some(state) = state.filter(|state| state.closing.is_none()) {
+            state.incoming.take_back(number, bytes, &mut self.callbacks);
+            self.schedule(channel);
+        }
+    }
+
+    /// Cancels a read whose callback has not run, or a write that has not begun.
+    pub fn cancel(&mut self, channel: u32, ticket: u64) {
+        let Some(state) = find(&mut self.channels, channel) else { return };
+        let error = ChannelError::Cancelled { peer: Arc::clone(&state.peer) };
+        if let Some(done) = state.outgoing.cancel(ticket) {
+            self.callbacks.push(Callback::Write(done, Err(error)));
+        } else if let Some(done) = state.incoming.cancel(ticket) {
+            self.callbacks.push(Callback::Read(done, Err(error), ticket));
+        } else if let Some(at) =
+            self.callbacks.iter().position(|callback| matches!(callback, Callback::Read(_, Ok(_), of) if *of == ticket))
+            && let Callback::Read(done, Ok((number, bytes)), _) = self.callbacks.remove(at)
+        {
+            // The read has its message, and its callback has not run: the message goes to the next read.
+            self.callbacks.push(Callback::Read(done, Err(error), ticket));
+            state.incoming.take_back(number, bytes, &mut self.callbacks);
+        }
+        self.pump(channel);
+    }
+
+    /// Sends everything that was written, then the close, and ends the channel when the peer confirms it.
+    pub fn close(&mut self, channel: u32, limit: Duration, done: Option<CloseDone>) {
+        let now = self.now;
+        let Some(state) = find(&mut self.channels, channel) else {
+            self.callbacks.extend(done.map(|done| Callback::Close(done, Err(ChannelError::Stopped))));
+            return;
+        };
+        if let Phase::Ended(error) = &state.phase {
+            let result = match error {
+                ChannelError::ClosedHere { .. } | ChannelError::Closed { .. } => Ok(()),
+                other => Err(other.clone()),
+            };
+            self.callbacks.extend(done.map(|done| Callback::Close(done, result)));
+            return;
+        }
+        let deadline = now + limit.min(MAX_LIMIT);
+        let closing =
+            state.closing.get_or_insert_with(|| Closing { done: Vec::new(), deadline, limit, announced: false });
+        closing.done.extend(done);
+        if deadline < closing.deadline {
+            (closing.deadline, closing.limit) = (deadline, limit);
+        }
+        let error = state.closed_locally();
+        state.incoming.drop_returned();
+        state.incoming.fail(&error, &mut self.callbacks);
+        if state.remote_close.is_some() || matches!(state.phase, Phase::Connecting { .. }) {
+            self.end(channel, error);
+            return;
+        }
+        self.pump(channel);
+    }
+
+    /// Ends the channel at once and sends the peer an abort.
+    pub fn abort(&mut self, channel: u32) {
+        let Some(state) = self.state_of(channel) else { return };
+        let error = state.closed_locally();
+        self.abort_with(channel, error, Reason::Stopped);
+    }
+
+    /// The user dropped all handles of the channel.
+    pub fn release(&mut self, channel: u32) {
+        let limit = self.config.lost_after;
+        let Some(state) = self.state_of(channel) else { return };
+        state.released = true;
+        if state.is_live() {
+            if state.closing.is_none() {
+                self.close(channel, limit, None);
+            }
+        } else {
+            self.channels[channel as usize] = None;
+        }
+    }
+
+    /// Closes every channel that is open.
+    pub fn close_all(&mut self, limit: Duration) {
+        for channel in 0..self.channels.len() as u32 {
+            if self.state_of(channel).is_some_and(|state| state.is_live()) {
+                self.close(channel, limit, None);
+            }
+        }
+    }
+
+    /// Opens a listener: its number and its address.
+    pub fn listen(&mut self) -> Result<(u32, Address), ChannelError> {
+        if let Some(ended) = &self.ended {
+            return Err(ended.clone());
+        }
+        let name = self.transport.name();
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(ChannelError::BadAddress { what: "the provider's endpoint names do not fit into 128 bytes" });
+        }
+        let secret = secret();
+        let listener = self.listeners.len() as u32;
+        let address = Address { matching: self.transport.matching(), listener, secret, name: name.into() };
+        self.listeners.push(Some(Listening::new(secret)));
+        Ok((listener, address))
+    }
+
+    /// Hands out the next channel that a peer opens to the listener.
+    pub fn accept(&mut self, listener: u32, ticket: u64, done: OpenDone) {
+        let Some(listening) = self.listeners.get_mut(listener as usize).and_then(Option::as_mut) else {
+            self.callbacks.push(Callback::Open(done, Err(ChannelError::Stopped)));
+            return;
+        };
+        if let Some(ended) = &self.ended {
+            self.callbacks.push(Callback::Open(done, Err(ended.clone())));
+            return;
+        }
+        match listening.arrived.pop_front() {
+            Some(channel) => {
+                if let Some(opened) = self.opened(channel) {
+                    self.callbacks.push(Callback::Open(done, Ok(opened)));
+                }
+            }
+            None => listening.waiting.push_back((ticket, done)),
+        }
+    }
+
+    /// Cancels an accept.
+    pub fn cancel_accept(&mut self, listener: u32, ticket: u64) {
+        let Some(listening) = self.listeners.get_mut(listener as usize).and_then(Option::as_mut) else { return };
+        if let Some(at) = listening.waiting.iter().position(|(waiting, _)| *waiting == ticket)
+            && let Some((_, done)) = listening.waiting.remove(at)
+        {
+            let error = ChannelError::Cancelled { peer: "a peer yet to come".into() };
+            self.callbacks.push(Callback::Open(done, Err(error)));
+        }
+    }
+
+    /// Takes back a channel that was accepted and not used: the next accept gets it.
+    pub fn return_channel(&mut self, listener: u32, channel: u32) {
+        let live = self.state_of(channel).is_some_and(|state| state.is_live());
+        let listening = self.listeners.get_mut(listener as usize).and_then(Option::as_mut).filter(|_| live);
+        match listening.map(|listening| (listening.waiting.pop_front(), &mut listening.arrived)) {
+            None => {
+                self.abort(channel);
+                self.release(channel);
+            }
+            Some((None, arrived)) => arrived.push_front(channel),
+            Some((Some((_, done)), _)) => {
+                if let Some(opened) = self.opened(channel) {
+                    self.callbacks.push(Callback::Open(done, Ok(opened)));
+                }
+            }
+        }
+    }
+
+    /// Closes a listener and aborts the channels that are not accepted yet.
+    pub fn close_listener(&mut self, listener: u32) {
+        let Some(mut listening) = self.listeners.get_mut(listener as usize).and_then(Option::take) else { return };
+        listening.fail(&ChannelError::Stopped, &mut self.callbacks);
+        for channel in listening.arrived {
+            self.abort(channel);
+            self.release(channel);
+        }
+    }
+
+    pub(super) fn opened(&mut self, channel: u32) -> Option<Opened> {
+        let state = self.state_of(channel)?;
+        Some(Opened { channel, peer: Arc::clone(&state.peer), max_write: state.max_write })
+    }
+
+    /// Opens a channel to a listener. `start` is the id of the first message.
+    pub fn connect(&mut self, address: &Address, start: u32, limit: Duration, done: OpenDone) {
+        let peer = address.endpoint();
+        let error = if let Some(ended) = &self.ended {
+            ended.clone()
+        } else if *address.name == *self.transport.name() {
+            ChannelError::BadAddress { what: "it is an address of this reactor: a channel needs two reactors" }
+        } else if address.matching != self.transport.matching() {
+            ChannelError::MatchingDiffers { peer, local: self.transport.matching(), remote: address.matching }
+        } else if self.has_channel_with(&address.name) {
+            ChannelError::Refused { peer, reason: Reason::PairInUse }
+        } else {
+            let prior = self.by_name.get(&address.name).map(PriorChannel::next);
+            let (start, start_id) = prior.unwrap_or((start, 0));
+            match self.transport.insert(&address.name) {
+                Err(source) => ChannelError::Unreachable { peer, source },
+                Ok(addr) => match self.add_channel(addr, &address.name, start) {
+                    None => ChannelError::Refused { peer, reason: Reason::Busy },
+                    Some(channel) => {
+                        let deadline = self.now + limit.min(MAX_LIMIT);
+                        let value = self.max_read() as u64;
+                        let name: Box<[u8]> = self.transport.name().into();
+                        let Some(state) = self.state_of(channel) else { return };
+                        state.phase = Phase::Connecting { done, deadline, limit };
+                        if prior.is_some() {
+                            state.incoming.set_follows_prior();
+                        }
+                        let hello = Control {
+                            from: channel,
+                            matching: address.matching as u8,
+                            sender_secret: state.secret,
+                            value,
+                            id: start,
+                            start_id,
+                            name: &name,
+                            ..Control::new(Kind::Hello, address.listener, address.secret)
+                        };
+                        self.send_control_to(addr, channel, &hello);
+                        return;
+                    }
+                },
+            }
+        };
+        self.callbacks.push(Callback::Open(done, Err(error)));
+    }
+
+    /// A channel with that endpoint is open.
+    fn has_channel_with(&mut self, name: &[u8]) -> bool {
+        let channel = self.by_name.get(name).map(|prior| prior.channel);
+        channel.and_then(|channel| self.state_of(channel)).is_some_and(|state| state.is_live())
+    }
+
+    /// Bytes of the longest message that this end takes.
+    pub(super) fn max_read(&self) -> usize {
+        self.config.max_message.min(self.transport.max_message())
+    }
+
+    pub(super) fn add_channel(&mut self, addr: Addr, name: &[u8], start: u32) -> Option<u32> {
+        let channel = self.free_number()?;
+        let state = ChannelState {
+            peer: wire::label(name),
+            name: name.into(),
+            addr,
+            phase: Phase::Open,
+            outgoing: Outgoing::new(channel, start, self.config.depth),
+            incoming: Incoming::new(channel, 0, self.config.depth, self.max_read()),
+            secret: secret(),
+            remote: RemoteChannel::default(),
+            max_write: 0,
+            closing: None,
+            remote_close: None,
+            released: false,
+            last_heard: self.now,
+            last_payload_peek: self.now,
+            pinged_at: None,
+            scheduled: false,
+        };
+        self.channels.push(Some(Box::new(state)));
+        self.by_name.insert(name.into(), PriorChannel { channel, write: start, read: start });
+        self.by_addr.insert(addr, channel);
+        Some(channel)
+    }
+}

@@ -1,0 +1,34 @@
+//! A listener inside the engine.
+
+use std::collections::VecDeque;
+
+use super::callback::{Callback, OpenDone};
+use crate::ChannelError;
+
+/// A listener.
+pub(crate) struct Listening {
+    /// Part of the listener's address: a hello must contain it.
+    pub secret: u64,
+    /// Channels that opened and are not accepted yet.
+    pub arrived: VecDeque<u32>,
+    /// Accepts that wait for a channel, with their tickets.
+    pub waiting: VecDeque<(u64, OpenDone)>,
+}
+
+impl Listening {
+    pub fn new(secret: u64) -> Self {
+        Self { secret, arrived: VecDeque::new(), waiting: VecDeque::new() }
+    }
+
+    /// Ends all accepts with `error`.
+    pub fn fail(&mut self, error: &ChannelError, callbacks: &mut Vec<Callback>) {
+        callbacks.extend(self.waiting.drain(..).map(|(_, done)| Callback::Open(done, Err(error.clone()))));
+    }
+
+    /// Drops a channel that ended; true if it was not accepted yet.
+    pub fn drop_channel(&mut self, channel: u32) -> bool {
+        let before = self.arrived.len();
+        self.arrived.retain(|arrived| *arrived != channel);
+        self.arrived.len() < before
+    }
+}

@@ -1,0 +1,44 @@
+//! Operations of the engine on its transport, and the tokens that name them.
+
+/// What an operation is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    SendLength = 1,
+    SendPayload = 2,
+    ReceiveLength = 3,
+    ReceivePayload = 4,
+    SendControl = 5,
+    ReceiveControl = 6,
+    ReceiveUnknown = 7,
+    PeekUnknown = 8,
+    PeekPayload = 9,
+    Discard = 10,
+}
+
+/// Bits of a channel's number. Numbers are never reused.
+const CHANNEL_BITS: u32 = 28;
+/// The channel number in operations that belong to no channel.
+pub(crate) const NO_CHANNEL: u32 = (1 << CHANNEL_BITS) - 1;
+
+/// The token of an operation: 4 bits of operation, 28 bits of channel, 32 bits of message id or index.
+pub(crate) fn token(operation: Operation, channel: u32, id: u32) -> u64 {
+    (operation as u64) << 60 | u64::from(channel) << 32 | u64::from(id)
+}
+
+/// The operation, channel, and id or index of a token.
+pub(crate) fn parse_token(token: u64) -> Option<(Operation, u32, u32)> {
+    let operation = match token >> 60 {
+        1 => Operation::SendLength,
+        2 => Operation::SendPayload,
+        3 => Operation::ReceiveLength,
+        4 => Operation::ReceivePayload,
+        5 => Operation::SendControl,
+        6 => Operation::ReceiveControl,
+        7 => Operation::ReceiveUnknown,
+        8 => Operation::PeekUnknown,
+        9 => Operation::PeekPayload,
+        10 => Operation::Discard,
+        _ => return None,
+    };
+    Some((operation, (token >> 32) as u32 & NO_CHANNEL, token as u32))
+}

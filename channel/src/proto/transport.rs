@@ -1,0 +1,211 @@
+//! The interface between the protocol and the network: tagged messages, matched as libfabric matches them.
+
+use std::os::fd::RawFd;
+
+use ferrogin_libfabric::Error;
+
+use super::tags::Pattern;
+use crate::{Matching, Payload};
+
+/// A peer in the transport's address vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Addr(pub u64);
+
+/// The result of a send.
+#[derive(Debug)]
+pub(crate) enum SendResult {
+    /// The send is in flight: [`Event::Sent`] returns the payload.
+    Posted,
+    /// The bytes were copied: there is no event.
+    Done(Payload),
+    /// Not now: retry after a poll.
+    Retry(Payload),
+    /// The peer cannot be sent to.
+    Failed(Payload, Error),
+}
+
+/// The result of a receive.
+#[derive(Debug)]
+pub(crate) enum ReceiveResult {
+    /// The receive is posted: [`Event::Received`] returns the buffer.
+    Posted,
+    /// Not now: retry after a poll.
+    Retry(Vec<u8>),
+    /// The endpoint refused it.
+    Failed(Vec<u8>, Error),
+}
+
+/// Why a receive failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ReceiveError {
+    /// The message was longer than the buffer.
+    Truncated,
+    /// The receive was cancelled before a message matched.
+    Cancelled,
+    /// Anything else.
+    Failed(Error),
+}
+
+/// The end of an operation.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A send ended: the transport does not read the payload any more.
+    Sent { token: u64, body: Payload, result: Result<(), Error> },
+    /// A receive ended: the buffer has the message. `from` is the sender, if the transport knows it; of a truncated message it may not.
+    Received { token: u64, bytes: Vec<u8>, tag: u64, from: Option<Addr>, result: Result<(), ReceiveError> },
+    /// A peek ended: tag and sender of the first message that matches the pattern; the sender if the transport knows it.
+    Peeked { token: u64, found: Option<(u64, Option<Addr>)> },
+    /// A peer cannot be reached any more. Messages that it sent before may still be received.
+    Lost { peer: Addr, error: Error },
+}
+
+/// Bytes of payloads that a stream gets at a time, if they are more than two payloads: enough to keep the stream busy, and few enough
+/// that control data of later payloads does not wait long behind them.
+pub(crate) const PAYLOAD_WINDOW: usize = 4 << 20;
+
+/// Number and bytes of the payloads in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct InFlight {
+    count: usize,
+    bytes: usize,
+}
+
+impl InFlight {
+    /// Another payload of `len` bytes may start: two may always, more up to `limit` bytes in all.
+    pub fn has_room(self, len: usize, limit: usize) -> bool {
+        self.count < 2 || self.bytes.saturating_add(len) <= limit
+    }
+
+    /// A payload of `len` bytes starts.
+    pub fn begin(&mut self, len: usize) {
+        (self.count, self.bytes) = (self.count + 1, self.bytes + len);
+    }
+
+    /// A payload of `len` bytes ends.
+    pub fn end(&mut self, len: usize) {
+        (self.count, self.bytes) = (self.count.saturating_sub(1), self.bytes.saturating_sub(len));
+    }
+
+    /// Bytes of all payloads in flight.
+    pub fn bytes(self) -> usize {
+        self.bytes
+    }
+}
+
+/// Tagged messages of one endpoint. A buffer moves in with an operation and out with the event of that operation. The transport keeps it
+/// alive and unchanged meanwhile, even when the channel of the operation has ended. Sends and receives end in any order. Messages of
+/// one sender with equal tags match in the order of sending, if the network keeps that order.
+pub(crate) trait Transport: Send + 'static {
+    /// The address of this endpoint, which peers insert.
+    fn name(&self) -> &[u8];
+    /// The provider, for people.
+    fn provider(&self) -> &str;
+    /// How tags are matched.
+    fn matching(&self) -> Matching;
+    /// Bytes of the longest message.
+    fn max_message(&self) -> usize;
+    /// Bytes of payloads of one channel that the transport should have at a time, if they are more than two payloads.
+    fn payload_window(&self) -> usize {
+        usize::MAX
+    }
+    /// A message of an endpoint that is gone can be received and dropped without harm to a new endpoint at its address.
+    fn can_discard_stale(&self) -> bool {
+        true
+    }
+    /// Makes a peer known by its address.
+    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error>;
+    /// Sends `body` to `to`, at once or with the next [`Transport::flush`]. `more`: the caller sends more to `to` at once, and the receiver
+    /// has no use for this message alone.
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> SendResult;
+    /// Sends messages that were held back to travel together.
+    fn flush(&mut self) {}
+    /// Receives a message of at most `len` bytes from `from` (None: a short message from any peer) into `buffer`, whose contents are lost.
+    fn receive(
+        &mut self,
+        from: Option<Addr>,
+        pattern: Pattern,
+        buffer: Vec<u8>,
+        len: usize,
+        token: u64,
+    ) -> ReceiveResult;
+    /// Looks for an unmatched message of `from` (None: of any peer) and leaves it there: [`Event::Peeked`] follows. False when the transport
+    /// cannot peek.
+    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool;
+    /// Cancels receives: each still gives one event.
+    fn cancel(&mut self, which: &dyn Fn(u64) -> bool);
+    /// Makes progress and appends the events.
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error>;
+    /// A descriptor that becomes readable when a poll has work, if the transport has one.
+    fn wait_fd(&self) -> Option<RawFd>;
+    /// True when no event is missed by a wait for the descriptor now.
+    fn may_wait(&self) -> bool;
+}
+
+impl Transport for Box<dyn Transport> {
+    fn name(&self) -> &[u8] {
+        (**self).name()
+    }
+
+    fn provider(&self) -> &str {
+        (**self).provider()
+    }
+
+    fn matching(&self) -> Matching {
+        (**self).matching()
+    }
+
+    fn max_message(&self) -> usize {
+        (**self).max_message()
+    }
+
+    fn payload_window(&self) -> usize {
+        (**self).payload_window()
+    }
+
+    fn can_discard_stale(&self) -> bool {
+        (**self).can_discard_stale()
+    }
+
+    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
+        (**self).insert(name)
+    }
+
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> SendResult {
+        (**self).send(to, tag, body, token, more)
+    }
+
+    fn flush(&mut self) {
+        (**self).flush();
+    }
+
+    fn receive(
+        &mut self,
+        from: Option<Addr>,
+        pattern: Pattern,
+        buffer: Vec<u8>,
+        len: usize,
+        token: u64,
+    ) -> ReceiveResult {
+        (**self).receive(from, pattern, buffer, len, token)
+    }
+
+    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
+        (**self).peek(from, pattern, token)
+    }
+
+    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
+        (**self).cancel(which);
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        (**self).poll(events)
+    }
+
+    fn wait_fd(&self) -> Option<RawFd> {
+        (**self).wait_fd()
+    }
+
+    fn may_wait(&self) -> bool {
+        (**self).may_wait()
+    }
+}

@@ -1,0 +1,248 @@
+//! What the reactor's thread and the handles of channels share: the engine, and the inbox for requests to it.
+//!
+//! A request takes one way: its sender puts it into the inbox, and wakes the thread if it sleeps. The thread serves requests in their order.
+//! After the thread has ended, the senders serve them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+use std::{io, mem};
+
+use crate::Payload;
+use crate::event_fd::EventFd;
+use crate::parker::Parker;
+use crate::proto::callback::{Callback, CloseDone, OpenDone, ReadDone, WriteDone};
+use crate::proto::engine::Engine;
+use crate::proto::transport::Transport;
+use crate::proto::wire::Address;
+
+/// A request of a user. `ReturnMessage` and `ReturnChannel` bring back what was handed out and not used.
+pub(crate) enum Request {
+    Write { channel: u32, ticket: u64, body: Payload, done: WriteDone },
+    Read { channel: u32, ticket: u64, buffer: Vec<u8>, done: ReadDone },
+    Connect { address: Address, start: u32, limit: Duration, done: OpenDone },
+    Accept { listener: u32, ticket: u64, done: OpenDone },
+    Close { channel: u32, limit: Duration, done: CloseDone },
+    Abort { channel: u32 },
+    Release { channel: u32 },
+    Cancel { channel: u32, ticket: u64 },
+    CancelAccept { listener: u32, ticket: u64 },
+    ReturnMessage { channel: u32, number: u64, bytes: Vec<u8> },
+    ReturnChannel { listener: u32, channel: u32 },
+    CloseListener { listener: u32 },
+    CloseAll { limit: Duration },
+}
+
+pub(crate) type AnyEngine = Engine<Box<dyn Transport>>;
+
+fn serve(engine: &mut AnyEngine, request: Request) {
+    match request {
+        Request::Connect { .. } | Request::Close { .. } | Request::Release { .. } | Request::CloseAll { .. } => {
+            engine.advance_clock(Instant::now());
+        }
+        _ => {}
+    }
+    match request {
+        Request::Write { channel, ticket, body, done } => engine.write(channel, ticket, body, done),
+        Request::Read { channel, ticket, buffer, done } => engine.read(channel, ticket, buffer, done),
+        Request::Connect { address, start, limit, done } => engine.connect(&address, start, limit, done),
+        Request::Accept { listener, ticket, done } => engine.accept(listener, ticket, done),
+        Request::Close { channel, limit, done } => engine.close(channel, limit, Some(done)),
+        Request::Abort { channel } => engine.abort(channel),
+        Request::Release { channel } => engine.release(channel),
+        Request::Cancel { channel, ticket } => engine.cancel(channel, ticket),
+        Request::CancelAccept { listener, ticket } => engine.cancel_accept(listener, ticket),
+        Request::ReturnMessage { channel, number, bytes } => engine.return_message(channel, number, bytes),
+        Request::ReturnChannel { listener, channel } => engine.return_channel(listener, channel),
+        Request::CloseListener { listener } => engine.close_listener(listener),
+        Request::CloseAll { limit } => engine.close_all(limit),
+    }
+}
+
+/// Runs callbacks. A callback that panics does not keep the others from running.
+pub(crate) fn run(callbacks: impl Iterator<Item = Callback>) {
+    for callback in callbacks {
+        if catch_unwind(AssertUnwindSafe(|| callback.run())).is_err() {
+            log::error!("a channel callback panicked");
+        }
+    }
+}
+
+/// The engine and the inbox.
+pub(crate) struct Shared {
+    engine: Mutex<AnyEngine>,
+    /// Requests in their order. Only the holder of the engine's lock empties it.
+    inbox: Mutex<Vec<Request>>,
+    /// The inbox has requests.
+    has_requests: AtomicBool,
+    parker: Parker,
+    event_fd: EventFd,
+    thread: OnceLock<ThreadId>,
+    next_ticket: AtomicU64,
+    stop: AtomicBool,
+    /// The thread does not serve the inbox any more: see [`Shared::serve_after_end`].
+    ended: AtomicBool,
+}
+
+impl Shared {
+    /// The shared state of an engine whose thread does not run yet.
+    ///
+    /// # Errors
+    /// No eventfd can be opened.
+    pub fn new(engine: AnyEngine) -> io::Result<Self> {
+        Ok(Self {
+            engine: Mutex::new(engine),
+            inbox: Mutex::new(Vec::new()),
+            has_requests: AtomicBool::new(false),
+            parker: Parker::new(),
+            event_fd: EventFd::new()?,
+            thread: OnceLock::new(),
+            next_ticket: AtomicU64::new(1),
+            stop: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    pub fn engine(&self) -> MutexGuard<'_, AnyEngine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread panicked while it had the engine.
+    pub fn is_poisoned(&self) -> bool {
+        self.engine.is_poisoned()
+    }
+
+    /// Uses the engine on a thread other than the reactor's.
+    pub fn with_engine<R>(&self, use_engine: impl FnOnce(&mut AnyEngine) -> R) -> R {
+        let result = use_engine(&mut self.engine());
+        self.serve_after_end();
+        result
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Vec<Request>> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn has_requests(&self) -> bool {
+        self.has_requests.load(Ordering::SeqCst)
+    }
+
+    /// Serves the requests in the inbox.
+    pub fn serve_inbox(&self, engine: &mut AnyEngine) {
+        if !self.has_requests() {
+            return;
+        }
+        let requests = {
+            let mut inbox = self.inbox();
+            self.has_requests.store(false, Ordering::SeqCst);
+            mem::take(&mut *inbox)
+        };
+        for request in requests {
+            serve(engine, request);
+        }
+    }
+
+    /// Names the reactor's thread: the caller.
+    pub fn enter_thread(&self) {
+        let _ = self.thread.set(thread::current().id());
+    }
+
+    /// True on the thread that calls back.
+    pub fn is_own_thread(&self) -> bool {
+        self.thread.get() == Some(&thread::current().id())
+    }
+
+    /// True when the channel has ended.
+    pub fn has_ended(&self, channel: u32) -> bool {
+        self.with_engine(|engine| engine.state_of(channel).is_none_or(|state| !state.is_live()))
+    }
+
+    /// A number for an operation that may be cancelled.
+    pub fn ticket(&self) -> u64 {
+        self.next_ticket.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Puts a request into the inbox.
+    pub fn submit(&self, request: Request) {
+        {
+            let mut inbox = self.inbox();
+            inbox.push(request);
+            self.has_requests.store(true, Ordering::SeqCst);
+        }
+        self.wake();
+        self.serve_after_end();
+    }
+
+    fn wake(&self) {
+        if self.parker.must_wake() {
+            self.event_fd.signal();
+        }
+    }
+
+    /// Asks the thread to end.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// The thread was asked to end.
+    pub fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    /// From here on, senders serve their requests.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+    }
+
+    /// Serves the inbox once the thread has ended. A sender that finds the engine locked may leave: the holder of the lock comes here
+    /// afterwards, and finds the request.
+    pub fn serve_after_end(&self) {
+        while self.ended.load(Ordering::SeqCst) {
+            // Orders a request before the try of the lock, and the release of the lock before the check for requests: a sender and a
+            // holder of the lock cannot both miss the other.
+            fence(Ordering::SeqCst);
+            let mut engine = match self.engine.try_lock() {
+                Ok(engine) => engine,
+                Err(TryLockError::Poisoned(engine)) => engine.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            self.serve_inbox(&mut engine);
+            let mut callbacks = Vec::new();
+            engine.take_callbacks(&mut callbacks);
+            drop(engine);
+            if !callbacks.is_empty() {
+                // Not on this thread, which may hold a lock that a callback takes.
+                let thread = thread::Builder::new().name("channel-end".to_owned());
+                if let Err(error) = thread.spawn(move || run(callbacks.into_iter())) {
+                    log::error!("no thread for the callbacks of ended channels: {error}");
+                }
+            }
+            fence(Ordering::SeqCst);
+            if !self.has_requests() {
+                return;
+            }
+        }
+    }
+
+    /// Sleeps until a request or an event arrives, or a timer is due; at most for `poll_after` where the provider has no descriptor.
+    pub fn sleep(&self, poll_after: Duration) {
+        self.parker.prepare();
+        if !self.has_requests() && !self.is_stopping() {
+            let (has_work, fd, may_wait, limit) = {
+                let engine = self.engine();
+                let transport = engine.transport();
+                (engine.has_work(), transport.wait_fd(), transport.may_wait(), engine.timer_interval())
+            };
+            match fd {
+                _ if has_work => {}
+                Some(fd) if may_wait => self.event_fd.wait(Some(fd), limit),
+                Some(_) => {}
+                None => self.event_fd.wait(None, poll_after.min(limit)),
+            }
+        }
+        self.parker.cancel();
+    }
+}

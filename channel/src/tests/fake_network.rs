@@ -1,0 +1,326 @@
+//! A network that punishes: it delivers, matches and completes in any order, says "again" at random, and loses whoever it is told to.
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::proto::tags::Pattern;
+use crate::proto::transport::{Addr, Event, ReceiveError, ReceiveResult, SendResult, Transport};
+use crate::{Matching, Payload};
+use ferrogin_libfabric::{Error, bindings};
+
+/// A small reproducible random sequence (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit.max(1) as u64) as usize
+    }
+}
+
+struct Message {
+    from: usize,
+    to: usize,
+    tag: u64,
+    bytes: Vec<u8>,
+}
+
+struct Posted {
+    from: Option<usize>,
+    pattern: Pattern,
+    buffer: Vec<u8>,
+    len: usize,
+    token: u64,
+}
+
+#[derive(Default)]
+struct Port {
+    posted: Vec<Posted>,
+    unexpected: Vec<Message>,
+    /// Ended, not told yet.
+    events: Vec<Event>,
+    dead: bool,
+    /// Its polls panic.
+    broken: bool,
+}
+
+struct State {
+    random: Random,
+    ports: Vec<Port>,
+    by_name: HashMap<Vec<u8>, usize>,
+    flying: Vec<Message>,
+    /// Sends whose bytes are still read: the message leaves when they end, with what the bytes are then.
+    sending: Vec<(Message, Payload, u64)>,
+    hostile: bool,
+}
+
+/// The network.
+#[derive(Clone)]
+pub struct Net(Arc<Mutex<State>>);
+
+/// One endpoint on it.
+pub struct Fake {
+    net: Net,
+    port: usize,
+    name: Vec<u8>,
+    limit: usize,
+    /// It answers what it is like otherwise than transports do that say nothing.
+    pub odd: bool,
+    /// It takes no sends.
+    pub full: bool,
+}
+
+fn refused() -> Error {
+    Error::Call { call: "fi_tsend", code: bindings::FI_ECONNREFUSED, text: "nobody there".to_owned() }
+}
+
+impl Net {
+    /// `hostile` reorders, delays and says "again"; otherwise everything is prompt.
+    pub fn new(seed: u64, hostile: bool) -> Self {
+        let state = State {
+            random: Random(seed),
+            ports: Vec::new(),
+            by_name: HashMap::new(),
+            flying: Vec::new(),
+            sending: Vec::new(),
+            hostile,
+        };
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    pub fn endpoint(&self) -> Fake {
+        let mut state = self.state();
+        let port = state.ports.len();
+        state.ports.push(Port::default());
+        let fake = self.fake(port);
+        state.by_name.insert(fake.name.clone(), port);
+        fake
+    }
+
+    fn fake(&self, port: usize) -> Fake {
+        let name = format!("fake-{port}").into_bytes();
+        Fake { net: self.clone(), port, name, limit: 1 << 20, odd: false, full: false }
+    }
+
+    /// The endpoint is gone: it hears and says nothing more, and sends to it fail.
+    pub fn kill(&self, port: usize) {
+        let mut state = self.state();
+        state.ports[port].dead = true;
+        state.flying.retain(|message| message.to != port && message.from != port);
+    }
+
+    /// The endpoint panics when it is polled next.
+    pub fn break_down(&self, port: usize) {
+        self.state().ports[port].broken = true;
+    }
+}
+
+impl Net {
+    /// Another endpoint with the name of one that is gone at this moment. What that one sent, and what it was sent, may still come.
+    pub fn reborn(&self, port: usize) -> Fake {
+        let mut state = self.state();
+        let (gone, sending) =
+            std::mem::take(&mut state.sending).into_iter().partition(|(message, ..)| message.from == port);
+        state.sending = sending;
+        let gone: Vec<(Message, Payload, u64)> = gone;
+        for (message, body, _) in gone {
+            state.flying.push(Message { bytes: body.as_slice().to_vec(), ..message });
+        }
+        state.ports[port] = Port::default();
+        self.fake(port)
+    }
+}
+
+impl State {
+    fn again(&mut self) -> bool {
+        self.hostile && self.random.below(5) == 0
+    }
+
+    /// Ends one send, chosen at random.
+    fn end_a_send(&mut self) {
+        if self.sending.is_empty() {
+            return;
+        }
+        let at = self.random.below(self.sending.len());
+        let (mut message, body, token) = self.sending.swap_remove(at);
+        // Read as late as possible, as a retransmission does.
+        message.bytes = body.as_slice().to_vec();
+        let (from, to) = (message.from, message.to);
+        let result = if self.ports[to].dead { Err(refused()) } else { Ok(()) };
+        if result.is_ok() {
+            self.flying.push(message);
+        }
+        self.ports[from].events.push(Event::Sent { token, body, result });
+    }
+
+    /// Delivers one message, chosen at random.
+    fn deliver(&mut self) {
+        if self.flying.is_empty() {
+            return;
+        }
+        let at = if self.hostile { self.random.below(self.flying.len()) } else { 0 };
+        let message = self.flying.remove(at);
+        let port = &mut self.ports[message.to];
+        let fits = |posted: &Posted| {
+            posted.pattern.matches(message.tag) && posted.from.is_none_or(|from| from == message.from)
+        };
+        match port.posted.iter().position(fits) {
+            Some(at) => {
+                let posted = port.posted.remove(at);
+                port.events.push(received(posted, message));
+            }
+            None => port.unexpected.push(message),
+        }
+    }
+}
+
+fn received(posted: Posted, message: Message) -> Event {
+    let Posted { mut buffer, len, token, .. } = posted;
+    buffer.clear();
+    buffer.extend_from_slice(&message.bytes[..message.bytes.len().min(len)]);
+    let fits = message.bytes.len() <= len;
+    let result = if fits { Ok(()) } else { Err(ReceiveError::Truncated) };
+    // Of what was cut off, most providers do not tell the sender.
+    let from = fits.then_some(Addr(message.from as u64));
+    Event::Received { token, bytes: buffer, tag: message.tag, from, result }
+}
+
+impl Transport for Fake {
+    fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    fn provider(&self) -> &str {
+        "fake"
+    }
+
+    fn matching(&self) -> Matching {
+        Matching::Provider
+    }
+
+    fn max_message(&self) -> usize {
+        self.limit
+    }
+
+    fn payload_window(&self) -> usize {
+        if self.odd { 1 } else { usize::MAX }
+    }
+
+    fn can_discard_stale(&self) -> bool {
+        !self.odd
+    }
+
+    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
+        self.net.state().by_name.get(name).map(|port| Addr(*port as u64)).ok_or_else(refused)
+    }
+
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> SendResult {
+        let mut state = self.net.state();
+        if self.full || state.again() {
+            return SendResult::Retry(body);
+        }
+        let message = Message { from: self.port, to: to.0 as usize, tag, bytes: Vec::new() };
+        if state.hostile && body.is_word() && state.random.below(2) == 0 {
+            let bytes = body.as_slice().to_vec();
+            state.flying.push(Message { bytes, ..message });
+            return SendResult::Done(body);
+        }
+        state.sending.push((message, body, token));
+        SendResult::Posted
+    }
+
+    fn receive(
+        &mut self,
+        from: Option<Addr>,
+        pattern: Pattern,
+        buffer: Vec<u8>,
+        len: usize,
+        token: u64,
+    ) -> ReceiveResult {
+        let mut state = self.net.state();
+        if state.again() {
+            return ReceiveResult::Retry(buffer);
+        }
+        let posted = Posted { from: from.map(|from| from.0 as usize), pattern, buffer, len, token };
+        let port = &mut state.ports[self.port];
+        let fits =
+            |message: &Message| pattern.matches(message.tag) && posted.from.is_none_or(|from| from == message.from);
+        match port.unexpected.iter().position(fits) {
+            Some(at) => {
+                let message = port.unexpected.remove(at);
+                port.events.push(received(posted, message));
+            }
+            None => port.posted.push(posted),
+        }
+        ReceiveResult::Posted
+    }
+
+    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
+        let mut state = self.net.state();
+        if state.again() {
+            return false;
+        }
+        let port = &mut state.ports[self.port];
+        let fits = |message: &&Message| {
+            pattern.matches(message.tag) && from.is_none_or(|from| from.0 as usize == message.from)
+        };
+        let found = port.unexpected.iter().find(fits).map(|message| (message.tag, Some(Addr(message.from as u64))));
+        port.events.push(Event::Peeked { token, found });
+        true
+    }
+
+    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
+        let mut state = self.net.state();
+        let port = &mut state.ports[self.port];
+        let (hit, keep) = port.posted.drain(..).partition(|posted| which(posted.token));
+        port.posted = keep;
+        let hit: Vec<Posted> = hit;
+        port.events.extend(hit.into_iter().map(|posted| Event::Received {
+            token: posted.token,
+            bytes: posted.buffer,
+            tag: 0,
+            from: None,
+            result: Err(ReceiveError::Cancelled),
+        }));
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        // Not under the lock, which the others need.
+        let broken = self.net.state().ports[self.port].broken;
+        assert!(!broken, "as it was told");
+        let mut state = self.net.state();
+        let rounds = if state.hostile { state.random.below(6) } else { 1000 };
+        for _ in 0..rounds {
+            state.end_a_send();
+            state.deliver();
+        }
+        let State { random, ports, hostile, .. } = &mut *state;
+        let waiting = &mut ports[self.port].events;
+        let told = if *hostile { random.below(waiting.len() + 1) } else { waiting.len() };
+        for _ in 0..told {
+            let at = if *hostile { random.below(waiting.len()) } else { 0 };
+            events.push(waiting.remove(at));
+        }
+        Ok(())
+    }
+
+    fn wait_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn may_wait(&self) -> bool {
+        true
+    }
+}

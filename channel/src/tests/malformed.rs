@@ -1,0 +1,375 @@
+//! Peers that break the protocol: their channel ends with an error that says how; others live on.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::fake_network::{Fake, Net};
+use crate::proto::tags::Pattern;
+use crate::proto::tags::{CONTROL, ID_MASK, LENGTH, PAYLOAD};
+use crate::proto::transport::{Addr, Event, Transport};
+use crate::proto::wire::{Control, Kind, VERSION};
+use crate::proto::{callback::Callback, engine::Engine};
+use crate::{ChannelError, Config, Matching, Payload, Reason, Violation};
+
+type Got = Arc<Mutex<Vec<Result<Vec<u8>, ChannelError>>>>;
+
+/// An engine, an honest peer's channel on it, and a peer that we play ourselves, byte by byte.
+struct Peers {
+    engine: Engine<Fake>,
+    good: Engine<Fake>,
+    malformed: Fake,
+    to: Addr,
+    now: Instant,
+    callbacks: Vec<Callback>,
+    /// What the reads of the evil peer's channel got.
+    got: Got,
+    honest_channel: u32,
+    channel: u32,
+}
+
+fn hello(address: &crate::Address, name: &[u8], version: u8) -> Vec<u8> {
+    Control {
+        version,
+        matching: address.matching as u8,
+        from: 7,
+        sender_secret: 1234,
+        value: 1 << 20,
+        name,
+        ..Control::new(Kind::Hello, address.listener, address.secret)
+    }
+    .emit()
+}
+
+impl Peers {
+    fn new() -> Self {
+        let (net, now) = (Net::new(1, false), Instant::now());
+        let config = Config { max_message: 1000, ..Config::default() };
+        let mut engine = Engine::new(net.endpoint(), config.clone(), now);
+        let good = Engine::new(net.endpoint(), config, now);
+        let mut malformed = net.endpoint();
+        let to = malformed.insert(b"fake-0").unwrap();
+        let (_, address) = engine.listen().unwrap();
+        let channels: Arc<Mutex<Vec<u32>>> = Arc::default();
+        for _ in 0..2 {
+            let channels = Arc::clone(&channels);
+            engine.accept(
+                address.listener,
+                0,
+                Box::new(move |opened| channels.lock().unwrap().push(opened.unwrap().channel)),
+            );
+        }
+        let mut peers = Self {
+            engine,
+            good,
+            malformed,
+            to,
+            now,
+            callbacks: Vec::new(),
+            got: Arc::default(),
+            honest_channel: 0,
+            channel: 0,
+        };
+        peers.good.connect(&address, 0, Duration::from_secs(10), Box::new(|opened| drop(opened.unwrap())));
+        peers.run(10);
+        let name = peers.malformed.name().to_vec();
+        peers.send(CONTROL | 1, hello(&address, &name, VERSION));
+        peers.run(10);
+        let found = channels.lock().unwrap().clone();
+        (peers.honest_channel, peers.channel) = (found[0], found[1]);
+        for _ in 0..3 {
+            let got = Arc::clone(&peers.got);
+            let channel = peers.channel;
+            peers.engine.read(
+                channel,
+                0,
+                Vec::new(),
+                Box::new(move |result| got.lock().unwrap().push(result.map(|(_, bytes)| bytes))),
+            );
+        }
+        peers
+    }
+
+    fn send(&mut self, tag: u64, bytes: Vec<u8>) {
+        self.malformed.send(self.to, tag, Payload::from(bytes), 0, false);
+    }
+
+    /// Moves time on; the evil peer answers pings unless `silent`.
+    fn run_as(&mut self, steps: u32, answers: bool) {
+        for _ in 0..steps {
+            self.now += Duration::from_millis(100);
+            for engine in [&mut self.engine, &mut self.good] {
+                engine.poll(Some(self.now));
+                engine.take_callbacks(&mut self.callbacks);
+                self.callbacks.drain(..).for_each(Callback::run);
+            }
+            if answers {
+                let everything = Pattern { tag: CONTROL, ignore: ID_MASK };
+                self.malformed.receive(Some(self.to), everything, Vec::new(), 200, 0);
+                let mut events = Vec::new();
+                self.malformed.poll(&mut events).unwrap();
+                for event in events {
+                    if let Event::Received { bytes, .. } = event
+                        && let Some(ping) = Control::parse(&bytes).filter(|control| control.kind == Kind::Ping)
+                    {
+                        let secret = self.engine.state_of(self.channel).map_or(0, |state| state.secret);
+                        let pong = Control { kind: Kind::Pong, to: ping.from, from: 7, secret, ..ping }.emit();
+                        self.send(CONTROL | Kind::Pong as u64, pong);
+                    }
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, steps: u32) {
+        self.run_as(steps, false);
+    }
+
+    /// The evil channel has ended as `is` says, all of its reads with it, and the honest one works.
+    fn ended(mut self, is: impl Fn(&ChannelError) -> bool) {
+        self.run(20);
+        let got = std::mem::take(&mut *self.got.lock().unwrap());
+        assert_eq!(got.len(), 3, "every read ends once");
+        for result in &got {
+            let error = result.as_ref().expect_err("with an error");
+            assert!(is(error) && error.to_string().contains("fake-2"), "{error}");
+        }
+        let echoed: Arc<Mutex<Option<Vec<u8>>>> = Arc::default();
+        let of_call = Arc::clone(&echoed);
+        let read =
+            Box::new(move |result: Result<(u64, Vec<u8>), _>| *of_call.lock().unwrap() = Some(result.unwrap().1));
+        self.engine.read(self.honest_channel, 0, Vec::new(), read);
+        self.good.write(0, 0, Payload::from(b"fine"), Box::new(|result| drop(result.unwrap())));
+        self.run(10);
+        assert_eq!(echoed.lock().unwrap().as_deref(), Some(&b"fine"[..]));
+    }
+}
+
+fn broken(error: &ChannelError, is: impl Fn(&Violation) -> bool) -> bool {
+    matches!(error, ChannelError::Protocol { violation, .. } if is(violation))
+}
+
+#[test]
+fn well_formed_message_is_delivered() {
+    let mut peers = Peers::new();
+    peers.send(PAYLOAD, b"abc".to_vec());
+    peers.send(LENGTH, 3u64.to_le_bytes().to_vec());
+    peers.run(3);
+    assert_eq!(*peers.got.lock().unwrap(), vec![Ok(b"abc".to_vec())]);
+}
+
+#[test]
+fn close_with_message_in_flight_ends_reads_in_order() {
+    let mut peers = Peers::new();
+    peers.send(LENGTH, 3u64.to_le_bytes().to_vec());
+    let secret = peers.engine.state_of(peers.channel).map_or(0, |state| state.secret);
+    let close = Control { from: 7, id: 1, ..Control::new(Kind::Close, peers.channel, secret) };
+    peers.send(CONTROL | Kind::Close as u64, close.emit());
+    peers.run(3);
+    assert_eq!(*peers.got.lock().unwrap(), vec![]);
+    peers.send(PAYLOAD, b"abc".to_vec());
+    peers.run(3);
+    let got = peers.got.lock().unwrap();
+    assert_eq!((got.len(), &got[0]), (3, &Ok(b"abc".to_vec())));
+    assert!(got[1..].iter().all(|end| matches!(end, Err(ChannelError::Closed { .. }))));
+}
+
+#[test]
+fn length_without_payload_ends_channel() {
+    let mut peers = Peers::new();
+    peers.send(LENGTH, 3u64.to_le_bytes().to_vec());
+    peers.run_as(150, true);
+    peers.ended(|error| broken(error, |v| matches!(v, Violation::Missing { id: 0, missing: "payload", .. })));
+}
+
+#[test]
+fn payload_without_length_ends_channel() {
+    let mut peers = Peers::new();
+    peers.send(PAYLOAD | 4, b"abc".to_vec());
+    peers.run_as(150, true);
+    peers.ended(|error| broken(error, |v| matches!(v, Violation::Missing { id: 4, missing: "length", .. })));
+}
+
+#[test]
+fn skipped_message_ends_channel() {
+    let mut peers = Peers::new();
+    peers.send(LENGTH | 1, 0u64.to_le_bytes().to_vec());
+    peers.send(PAYLOAD | 1, Vec::new());
+    peers.run_as(150, true);
+    peers.ended(|error| broken(error, |v| matches!(v, Violation::Missing { id: 0, missing: "length", .. })));
+}
+
+#[test]
+fn payload_longer_than_its_length_ends_channel() {
+    let mut peers = Peers::new();
+    peers.send(LENGTH, 3u64.to_le_bytes().to_vec());
+    peers.send(PAYLOAD, b"abcd".to_vec());
+    peers.ended(|error| broken(error, |v| *v == Violation::PayloadTooLong { id: 0, said: 3 }));
+}
+
+#[test]
+fn payload_shorter_than_its_length_ends_channel() {
+    let mut peers = Peers::new();
+    peers.send(LENGTH, 3u64.to_le_bytes().to_vec());
+    peers.send(PAYLOAD, b"ab".to_vec());
+    peers.ended(|error| broken(error, |v| *v == Violation::PayloadLength { id: 0, said: 3, got: 2 }));
+}
+
+#[test]
+fn length_above_max_message_ends_channel() {
+    for len in [1001, 1 << 32, 1 << 63, u64::MAX] {
+        let mut peers = Peers::new();
+        peers.send(LENGTH, len.to_le_bytes().to_vec());
+        peers.ended(|error| broken(error, |v| *v == Violation::TooLong { id: 0, len, max: 1000 }));
+    }
+}
+
+#[test]
+fn length_of_wrong_size_ends_channel() {
+    for bytes in [0, 1, 7, 9, 16, 17, 100] {
+        let mut peers = Peers::new();
+        peers.send(LENGTH | 5, vec![0; bytes]);
+        peers.ended(|error| broken(error, |v| matches!(v, Violation::LengthSize { id: 5, .. })));
+    }
+}
+
+#[test]
+fn repeated_or_distant_id_ends_channel() {
+    for (first, second) in [(1, 1), (1, u32::MAX), (0, 1 << 31), (0, 1 << 17)] {
+        let mut peers = Peers::new();
+        for id in [first, second] {
+            peers.send(LENGTH | u64::from(id), 1u64.to_le_bytes().to_vec());
+        }
+        peers.ended(|error| broken(error, |v| matches!(v, Violation::OutOfTurn { expected: 0, .. })));
+    }
+}
+
+#[test]
+fn unknown_tag_ends_channel() {
+    for tag in [0, 1, 3 << 32, 5 << 32, 1 << 35 | 3, 1 << 63, u64::MAX] {
+        let mut peers = Peers::new();
+        peers.send(tag, vec![1; 100]);
+        peers.ended(|error| broken(error, |v| *v == Violation::UnknownTag { tag }));
+    }
+}
+
+#[test]
+fn malformed_control_message_ends_channel() {
+    for bytes in [Vec::new(), vec![0; 48], vec![0xff; 148], b"FGC1".to_vec()] {
+        let mut peers = Peers::new();
+        peers.send(CONTROL | 9, bytes);
+        peers.ended(|error| broken(error, |v| matches!(v, Violation::UnknownTag { .. })));
+    }
+}
+
+/// Who asks and takes no answers is owed one answer of a kind.
+#[test]
+fn unsendable_pongs_do_not_accumulate() {
+    let mut peers = Peers::new();
+    let secret = peers.engine.state_of(peers.channel).unwrap().secret;
+    peers.engine.transport.full = true;
+    for _ in 0..100 {
+        let ping = Control::new(Kind::Ping, peers.channel, secret).emit();
+        peers.send(CONTROL | Kind::Ping as u64, ping);
+        peers.run(1);
+    }
+    assert!((1..10).contains(&peers.engine.unsent_control.len()), "{}", peers.engine.unsent_control.len());
+    peers.engine.transport.full = false;
+    peers.run(1);
+    assert!(peers.engine.unsent_control.is_empty());
+}
+
+#[test]
+fn control_message_with_wrong_secret_is_ignored() {
+    let mut peers = Peers::new();
+    for kind in [Kind::Welcome, Kind::Refuse, Kind::Ping, Kind::Close, Kind::CloseAck, Kind::Abort] {
+        let forged = Control::new(kind, peers.honest_channel, 99);
+        peers.send(CONTROL | kind as u64, forged.emit());
+    }
+    peers.run(5);
+    peers.send(LENGTH, u64::MAX.to_le_bytes().to_vec());
+    peers.ended(|error| broken(error, |v| matches!(v, Violation::TooLong { .. })));
+}
+
+/// What a listener answers to a hello of `version`.
+fn answer_to(version: u8, spoil: impl Fn(&mut crate::Address)) -> Reason {
+    let (net, now) = (Net::new(1, false), Instant::now());
+    let mut engine = Engine::new(net.endpoint(), Config::default(), now);
+    let mut malformed = net.endpoint();
+    let to = malformed.insert(b"fake-0").unwrap();
+    let (_, mut address) = engine.listen().unwrap();
+    spoil(&mut address);
+    let bytes = hello(&address, b"fake-1", version);
+    malformed.send(to, CONTROL | 1, Payload::from(bytes), 0, false);
+    malformed.receive(Some(to), Pattern { tag: CONTROL, ignore: ID_MASK }, Vec::new(), 200, 0);
+    for _ in 0..5 {
+        engine.poll(Some(now));
+        let mut events = Vec::new();
+        malformed.poll(&mut events).unwrap();
+        for event in events {
+            if let Event::Received { bytes, .. } = event {
+                let answer = Control::parse(&bytes).unwrap();
+                assert_eq!((answer.kind, answer.to, answer.secret), (Kind::Refuse, 7, 1234));
+                return Reason::of(answer.value);
+            }
+        }
+    }
+    panic!("no answer");
+}
+
+#[test]
+fn hello_is_refused_with_its_reason() {
+    assert_eq!(answer_to(VERSION + 1, |_| ()), Reason::Version);
+    assert_eq!(answer_to(VERSION, |address| address.secret ^= 1), Reason::NotListening);
+    assert_eq!(answer_to(VERSION, |address| address.listener = 9), Reason::NotListening);
+    assert_eq!(answer_to(VERSION, |address| address.matching = Matching::Software), Reason::Matching);
+}
+
+/// Connects to `address` while `answer` gives what the listener's endpoint sends; gives the error.
+fn connect_error(address: &crate::Address, answer: Option<Control<'_>>) -> ChannelError {
+    let (net, now) = (Net::new(1, false), Instant::now());
+    let mut engine = Engine::new(net.endpoint(), Config::default(), now);
+    let mut other = net.endpoint();
+    let to = other.insert(b"fake-0").unwrap();
+    let got: Arc<Mutex<Option<ChannelError>>> = Arc::default();
+    let of_call = Arc::clone(&got);
+    let done = Box::new(move |opened: Result<_, ChannelError>| *of_call.lock().unwrap() = opened.err());
+    engine.connect(address, 0, Duration::from_secs(10), done);
+    if let Some(answer) = answer {
+        let secret = engine.state_of(0).map(|state| state.secret).unwrap();
+        let tag = CONTROL | answer.kind as u64;
+        other.send(to, tag, Payload::from(Control { secret, ..answer }.emit()), 0, false);
+    }
+    let mut callbacks = Vec::new();
+    for _ in 0..5 {
+        engine.poll(Some(now));
+        other.poll(&mut Vec::new()).unwrap();
+        engine.take_callbacks(&mut callbacks);
+        callbacks.drain(..).for_each(Callback::run);
+    }
+    got.lock().unwrap().take().expect("the connect ends")
+}
+
+fn listener_address(matching: Matching) -> crate::Address {
+    crate::Address { matching, listener: 0, secret: 5, name: b"fake-1".as_slice().into() }
+}
+
+#[test]
+fn connect_to_other_matching_fails_at_both_ends() {
+    let both = |error: &ChannelError| {
+        let text = error.to_string();
+        text.contains("fake-1") && text.contains("tags of the provider") && text.contains("software matching")
+    };
+    let at_connect = connect_error(&listener_address(Matching::Software), None);
+    assert!(matches!(at_connect, ChannelError::MatchingDiffers { .. }) && both(&at_connect), "{at_connect}");
+    let refusal =
+        Control { value: Reason::Matching as u64, id: Matching::Software as u32, ..Control::new(Kind::Refuse, 0, 0) };
+    let by_listener = connect_error(&listener_address(Matching::Provider), Some(refusal));
+    assert!(matches!(by_listener, ChannelError::MatchingDiffers { .. }) && both(&by_listener), "{by_listener}");
+}
+
+#[test]
+fn connect_to_other_version_is_refused() {
+    let welcome = Control { version: VERSION + 1, sender_secret: 1, value: 10, ..Control::new(Kind::Welcome, 0, 0) };
+    let error = connect_error(&listener_address(Matching::Provider), Some(welcome));
+    assert!(matches!(error, ChannelError::Refused { reason: Reason::Version, .. }), "{error}");
+}

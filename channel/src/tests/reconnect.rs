@@ -1,0 +1,215 @@
+//! One channel after the other between the same two names: the same endpoints, or others in their place.
+
+use std::time::Duration;
+
+use super::fake_network::Random;
+use super::model::{Shared, World, body, read, write};
+use crate::proto::engine::Engine;
+use crate::{ChannelError, Config, Reason};
+
+const STEP: Duration = Duration::from_micros(50);
+
+/// How a channel ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    /// The client closes, and connects again.
+    Closed,
+    /// The client closes and is gone; another has its name.
+    ClosedAndGone,
+    /// The client dies in the middle; another has its name at once.
+    Dead,
+}
+
+/// Writes and reads at random on both sides of a channel, `number` of all.
+fn traffic(world: &mut World, random: &mut Random, sides: [(usize, u32); 2], ends: &[Shared; 2], number: usize) {
+    for _ in 0..random.below(200) {
+        let side = random.below(2);
+        let (engine, channel) = sides[side];
+        let engine = &mut world.engines[engine];
+        match random.below(8) {
+            0..=3 => write(engine, channel, &ends[side], 2 * number + side),
+            4..=6 => drop(read(engine, channel, &ends[side])),
+            _ => world.step(STEP),
+        }
+    }
+}
+
+/// What was read is what was written on this very channel, in order.
+fn check(ends: &[Shared; 2], number: usize) {
+    for side in 0..2 {
+        for (at, (_, bytes)) in ends[1 - side].lock().unwrap().read_calls.iter().enumerate() {
+            assert_eq!(*bytes, body(2 * number + side, at as u64), "message {at} of channel {number}");
+        }
+    }
+}
+
+/// Reads until everything that was written has come.
+fn finish(world: &mut World, sides: [(usize, u32); 2], ends: &[Shared; 2]) {
+    for round in 0.. {
+        let mut done = true;
+        for side in 0..2 {
+            let written = ends[side].lock().unwrap().written;
+            let (asked, got) = {
+                let end = ends[1 - side].lock().unwrap();
+                (end.asked, end.read_calls.len() as u64)
+            };
+            let (engine, channel) = sides[1 - side];
+            if asked < written {
+                read(&mut world.engines[engine], channel, &ends[1 - side]);
+            }
+            done &= got >= written;
+        }
+        if done {
+            return;
+        }
+        assert!(round < 100_000, "the channel stands still: {:?}", ends[0].lock().unwrap().failures);
+        world.step(STEP);
+    }
+}
+
+fn all_called(end: &Shared) -> bool {
+    let end = end.lock().unwrap();
+    let failed_writes = end.written - end.write_calls.len() as u64;
+    failed_writes == 0 && end.read_calls.len() + end.failures.len() >= end.asked as usize
+}
+
+fn run(seed: u64) {
+    let mut random = Random(!seed);
+    let start_id = if random.below(2) == 0 { 0 } else { u32::MAX - 20 };
+    let config = Config { depth: 1 + random.below(16), start_id, max_message: 1 << 16, ..Config::default() };
+    let mut world = World::new(seed, true, 2, &config);
+    for number in 0..6 {
+        let (local, remote) = world.connect(1);
+        let (sides, ends) = ([(0, local), (1, remote)], <[Shared; 2]>::default());
+        traffic(&mut world, &mut random, sides, &ends, number);
+        let end = [End::Closed, End::ClosedAndGone, End::Dead][random.below(3)];
+        if end != End::Dead || random.below(2) == 0 {
+            finish(&mut world, sides, &ends);
+            check(&ends, number);
+        }
+        if end != End::Dead {
+            world.engines[1].close(remote, Duration::from_secs(1), None);
+            while world.engines[1].state_of(remote).is_some_and(|state| state.is_live()) {
+                world.step(STEP);
+            }
+        }
+        if end != End::Closed {
+            world.engines[1] = Engine::new(world.net.reborn(1), config.clone(), world.now);
+        }
+        // The next one is let in, and nothing of this one is left open.
+        let (local, remote) = world.connect(1);
+        assert!(all_called(&ends[0]), "after {end:?}");
+        check(&ends, number);
+        let failures = &ends[0].lock().unwrap().failures;
+        let replaced = |error: &ChannelError| matches!(error, ChannelError::Aborted { reason: Reason::Replaced, .. });
+        let expected = |error: &ChannelError| match end {
+            End::Dead => replaced(error),
+            _ => matches!(error, ChannelError::Closed { .. }),
+        };
+        assert!(failures.iter().all(expected), "after {end:?}: {failures:?}");
+        world.engines[1].close(remote, Duration::from_secs(1), None);
+        world.engines[0].close(local, Duration::from_secs(1), None);
+        while [(0, local), (1, remote)]
+            .into_iter()
+            .any(|(engine, channel)| world.engines[engine].state_of(channel).is_some_and(|state| state.is_live()))
+        {
+            world.step(STEP);
+        }
+    }
+}
+
+#[test]
+fn next_channel_gets_no_message_of_the_last() {
+    (0..40).for_each(run);
+}
+
+/// Who has come back is asked more than once: the first question may go down with the connection to the one before.
+#[test]
+fn lost_path_challenge_is_repeated() {
+    use crate::Payload;
+    use crate::proto::tags::CONTROL;
+    use crate::proto::tags::Pattern;
+    use crate::proto::transport::{Event, ReceiveResult, Transport};
+    use crate::proto::wire::{Control, Kind};
+
+    let mut world = World::new(1, false, 1, &Config::default());
+    let (_, address) = world.engines[0].listen().unwrap();
+    let mut peer = world.net.endpoint();
+    let (to, name) = (peer.insert(&address.name).unwrap(), peer.name().to_vec());
+    let send = |peer: &mut super::fake_network::Fake, control: &Control<'_>| {
+        peer.send(to, CONTROL | control.kind as u64, Payload::from(control.emit()), 0, false);
+    };
+    // What it hears next: the kind, and the secret that came with it.
+    let hear = |world: &mut World, peer: &mut super::fake_network::Fake| {
+        let pattern = Pattern { tag: CONTROL, ignore: 0xff };
+        let posted = peer.receive(None, pattern, Vec::new(), 4096, 1);
+        assert!(matches!(posted, ReceiveResult::Posted));
+        for _ in 0..10_000 {
+            let mut events = Vec::new();
+            peer.poll(&mut events).unwrap();
+            let heard = events.iter().find_map(|event| match event {
+                Event::Received { bytes, .. } => Control::parse(bytes).map(|heard| (heard.kind, heard.sender_secret)),
+                _ => None,
+            });
+            if let Some(heard) = heard.filter(|(kind, _)| *kind != Kind::Ping) {
+                return heard;
+            }
+            if !events.is_empty() {
+                assert!(matches!(peer.receive(None, pattern, Vec::new(), 4096, 1), ReceiveResult::Posted));
+            }
+            world.step(Duration::from_millis(1));
+        }
+        panic!("nothing is heard");
+    };
+    let hello = |from: u32| Control {
+        from,
+        sender_secret: 9,
+        matching: address.matching as u8,
+        value: 1 << 20,
+        name: &name,
+        ..Control::new(Kind::Hello, address.listener, address.secret)
+    };
+    send(&mut peer, &hello(3));
+    assert_eq!(hear(&mut world, &mut peer).0, Kind::Welcome);
+    send(&mut peer, &hello(4));
+    let (first, nonce) = hear(&mut world, &mut peer);
+    assert_eq!((first, hear(&mut world, &mut peer)), (Kind::PathChallenge, (Kind::PathChallenge, nonce)));
+    send(&mut peer, &Control::new(Kind::PathResponse, 0, nonce));
+    let heard: Vec<_> =
+        (0..3).map(|_| hear(&mut world, &mut peer).0).take_while(|kind| *kind == Kind::PathChallenge).collect();
+    assert!(heard.len() < 3, "it is let in");
+}
+
+/// Who says hello in the name of one that has a channel gets none, and ends none.
+#[test]
+fn forged_hello_ends_no_channel() {
+    use crate::Payload;
+    use crate::proto::tags::CONTROL;
+    use crate::proto::transport::Transport;
+    use crate::proto::wire::{Control, Kind};
+
+    let mut world = World::new(1, false, 2, &Config::default());
+    let (local, remote) = world.connect(1);
+    let (_, address) = world.engines[0].listen().unwrap();
+    let mut forger = world.net.endpoint();
+    let to = forger.insert(&address.name).unwrap();
+    let hello = Control {
+        from: 3,
+        sender_secret: 9,
+        matching: address.matching as u8,
+        name: b"fake-1",
+        ..Control::new(Kind::Hello, address.listener, address.secret)
+    };
+    forger.send(to, CONTROL | Kind::Hello as u64, Payload::from(hello.emit()), 0, false);
+    for nonce in 0..100 {
+        let here = Control::new(Kind::PathResponse, 0, nonce);
+        forger.send(to, CONTROL | Kind::PathResponse as u64, Payload::from(here.emit()), 0, false);
+        forger.poll(&mut Vec::new()).unwrap();
+        world.step(STEP);
+    }
+    let ends = <[Shared; 2]>::default();
+    write(&mut world.engines[0], local, &ends[0], 0);
+    write(&mut world.engines[1], remote, &ends[1], 1);
+    finish(&mut world, [(0, local), (1, remote)], &ends);
+    check(&ends, 0);
+}

@@ -1,0 +1,231 @@
+//! Reactors that end while others ask them for something.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::fake_network::Net;
+use super::model::World;
+use crate::proto::callback::Callback;
+use crate::proto::callback::Opened;
+use crate::proto::transport::Transport;
+use crate::{Channel, ChannelError, Config, Listener, Reactor};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A handle of a channel that is not: everything that is asked of it is refused.
+fn nothing(reactor: &Reactor) -> Channel {
+    let (sender, receiver) = mpsc::channel();
+    let open = Channel::opening(reactor.shared(), move |channel| sender.send(channel.unwrap()).unwrap());
+    open(Ok(Opened { channel: 0, peer: "nobody".into(), max_write: 0 }));
+    receiver.recv().unwrap()
+}
+
+/// Who finds the engine taken after the thread has gone leaves the request there; who has the engine serves it.
+#[test]
+fn request_to_locked_ended_engine_is_answered() {
+    let transport: Box<dyn Transport> = Box::new(Net::new(1, false).endpoint());
+    let reactor = Reactor::with_transport(transport, &Config::default()).unwrap();
+    let channel = nothing(&reactor);
+    let shared = Arc::clone(reactor.shared());
+    drop(reactor);
+    let (sender, receiver) = mpsc::channel();
+    shared.with_engine(|_| channel.read(move |result| sender.send(result.is_err()).unwrap()));
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(true));
+}
+
+/// Whatever is asked at the moment at which the thread goes is answered, by whoever comes by.
+#[test]
+fn requests_during_thread_end_are_answered() {
+    for seed in 0..50 {
+        let transport: Box<dyn Transport> = Box::new(Net::new(seed, false).endpoint());
+        let reactor = Reactor::with_transport(transport, &Config::default()).unwrap();
+        let channel = nothing(&reactor);
+        let (asked, answered) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+        let (gone, answered_yet) = (AtomicUsize::new(0), Arc::clone(&answered));
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let mut after = 0;
+                    while after < 20 {
+                        let answered = Arc::clone(&answered);
+                        asked.fetch_add(1, Ordering::SeqCst);
+                        channel.read(move |result| {
+                            assert!(result.is_err());
+                            answered.fetch_add(1, Ordering::SeqCst);
+                        });
+                        after += gone.load(Ordering::SeqCst);
+                        // A flood alone would keep everybody else from the lock.
+                        let begin = Instant::now();
+                        let ahead = || asked.load(Ordering::SeqCst) > answered_yet.load(Ordering::SeqCst) + 20;
+                        while ahead() && begin.elapsed() < Duration::from_secs(60) {
+                            thread::sleep(Duration::from_micros(20));
+                        }
+                    }
+                });
+            }
+            drop(reactor);
+            gone.store(1, Ordering::SeqCst);
+        });
+        let begin = Instant::now();
+        while answered.load(Ordering::SeqCst) < asked.load(Ordering::SeqCst) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "round {seed}: {answered:?} of {asked:?} were answered");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(answered.load(Ordering::SeqCst), asked.load(Ordering::SeqCst));
+    }
+}
+
+/// A fault of our own leaves nobody waiting.
+#[test]
+fn panic_in_engine_ends_every_callback() {
+    let net = Net::new(1, false);
+    let (_here, there, listener, a, _b) = connected(&net);
+    let before = a.receive();
+    net.break_down(1);
+    let error = before.wait_for(LIMIT).unwrap_err();
+    assert!(matches!(&error, ChannelError::Endpoint(_)) && error.to_string().contains("panicked"), "{error}");
+    assert!(a.receive().wait_for(LIMIT).is_err() && a.send(b"late").wait_for(LIMIT).is_err());
+    assert!(there.connect(listener.address()).wait_for(LIMIT).is_err());
+}
+
+/// What a transport says of itself reaches the engine, whose transport is behind a box.
+#[test]
+fn boxed_transport_forwards_defaults() {
+    let mut fake = Net::new(1, false).endpoint();
+    fake.odd = true;
+    let boxed: Box<dyn Transport> = Box::new(fake);
+    assert_eq!((boxed.can_discard_stale(), boxed.payload_window()), (false, 1));
+    fn said<T: Transport>(transport: &T) -> (bool, usize) {
+        (transport.can_discard_stale(), transport.payload_window())
+    }
+    assert_eq!(said(&boxed), (false, 1));
+}
+
+/// A limit counts from when it was given, however long the reactor has slept before.
+#[test]
+fn limit_counts_from_its_request() {
+    let mut world = World::new(1, false, 2, &Config::default());
+    let (_, address) = world.engines[0].listen().unwrap();
+    let (limit, ends) = (Duration::from_millis(100), <[Arc<AtomicUsize>; 2]>::default());
+    let [opened, late] = ends.clone();
+    let asked = world.now + Duration::from_millis(200);
+    world.engines[1].advance_clock(asked);
+    let count = move |result: Result<Opened, ChannelError>| {
+        let end = if result.is_ok() { &opened } else { &late };
+        end.fetch_add(1, Ordering::SeqCst);
+    };
+    world.engines[1].connect(&address, 0, limit, Box::new(count));
+    // The connecting end hears nothing yet.
+    let mut callbacks = Vec::new();
+    for (after, expected) in [(limit / 2, 0), (limit, 1)] {
+        world.engines[1].poll(Some(asked + after));
+        world.engines[1].take_callbacks(&mut callbacks);
+        callbacks.drain(..).for_each(Callback::run);
+        assert_eq!(ends.each_ref().map(|end| end.load(Ordering::SeqCst)), [0, expected], "after {after:?}");
+    }
+}
+
+/// Two reactors of one network, and a channel between them.
+fn connected(net: &Net) -> (Reactor, Reactor, Listener, Channel, Channel) {
+    let config = Config { lost_after: LIMIT, connect_within: LIMIT, ..Config::default() };
+    let open = || Reactor::with_transport(Box::new(net.endpoint()), &config).unwrap();
+    let (here, there) = (open(), open());
+    let listener = here.listen().unwrap();
+    let (b, a) = (listener.accept(), there.connect(listener.address()));
+    let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
+    (here, there, listener, a, b)
+}
+
+fn next(channel: &Channel) -> u8 {
+    channel.receive().wait_for(LIMIT).unwrap()[0]
+}
+
+/// A message that had come to a read when that was dropped goes to the next one, in its order.
+#[test]
+fn message_of_dropped_read_goes_to_next_read() {
+    let (_here, _there, _listener, a, b) = connected(&Net::new(1, false));
+    let reads: Vec<_> = (0..3).map(|_| b.receive()).collect();
+    let (sender, receiver) = mpsc::channel();
+    b.read(move |result| sender.send(result.unwrap()).unwrap());
+    for number in 0..6u8 {
+        a.send(vec![number]).wait_for(LIMIT).unwrap();
+    }
+    // The reads before it have theirs.
+    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), [3]);
+    let [first, second, third] = reads.try_into().ok().unwrap();
+    drop((second, first));
+    // Taken back twice, in front of one that was taken back once.
+    let (sender, receiver) = mpsc::channel();
+    let again = b.receive();
+    b.read(move |result| sender.send(result.unwrap()).unwrap());
+    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), [1]);
+    drop((third, again));
+    assert_eq!((next(&b), next(&b)), (0, 2));
+    // And after the peer's end.
+    let last = [b.receive(), b.receive()];
+    let (sender, receiver) = mpsc::channel();
+    b.read(move |result| sender.send(result).unwrap());
+    a.close(LIMIT).wait_for(LIMIT).unwrap();
+    assert!(matches!(receiver.recv_timeout(LIMIT).unwrap(), Err(ChannelError::Closed { .. })));
+    drop(last);
+    assert_eq!((next(&b), next(&b)), (4, 5));
+    assert!(matches!(b.receive().wait_for(LIMIT), Err(ChannelError::Closed { .. })));
+}
+
+/// Reads that are polled once and dropped, at every moment, lose nothing.
+#[test]
+fn polled_and_dropped_reads_lose_no_message() {
+    let (_here, _there, _listener, a, b) = connected(&Net::new(1, false));
+    const MESSAGES: u32 = 300;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..MESSAGES {
+                drop(a.send(number.to_le_bytes().to_vec()).wait_for(LIMIT));
+            }
+        });
+        let (mut expected, mut tries) = (0u32, 0u32);
+        while expected < MESSAGES {
+            let mut read = b.receive();
+            tries += 1;
+            (0..tries % 32).for_each(|_| thread::yield_now());
+            let polled = Pin::new(&mut read).poll(&mut Context::from_waker(Waker::noop()));
+            let message = match polled {
+                Poll::Ready(result) => result,
+                // Now and then one is waited for, so that this ends.
+                Poll::Pending if tries % 4 == 0 => read.wait_for(LIMIT),
+                Poll::Pending => continue,
+            };
+            let right = message.map(|bytes| bytes == expected.to_le_bytes());
+            if right != Ok(true) {
+                // The writer ends too.
+                b.abort();
+            }
+            assert_eq!(right, Ok(true), "message {expected}");
+            expected += 1;
+        }
+    });
+}
+
+/// So with channels that nobody accepted after all.
+#[test]
+fn channel_of_dropped_accept_goes_to_next_accept() {
+    let net = Net::new(1, false);
+    let config = Config { lost_after: LIMIT, connect_within: LIMIT, ..Config::default() };
+    let open = || Reactor::with_transport(Box::new(net.endpoint()), &config).unwrap();
+    let here = open();
+    let listener = here.listen().unwrap();
+    for _ in 0..20 {
+        let there = open();
+        let accept = listener.accept();
+        let a = there.connect(listener.address()).wait_for(LIMIT).unwrap();
+        drop(accept);
+        let b = listener.accept().wait_for(LIMIT).unwrap();
+        a.send(b"hello").wait_for(LIMIT).unwrap();
+        assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"hello");
+    }
+}

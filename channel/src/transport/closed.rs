@@ -1,0 +1,60 @@
+//! The transport of a stopped reactor.
+
+use std::os::fd::RawFd;
+
+use ferrogin_libfabric::Error;
+
+use crate::proto::tags::Pattern;
+use crate::proto::transport::{Addr, Event, ReceiveResult, SendResult, Transport};
+use crate::{Matching, Payload};
+
+/// Takes the place of an endpoint that was closed.
+pub(crate) struct Closed;
+
+impl Transport for Closed {
+    fn name(&self) -> &[u8] {
+        &[]
+    }
+
+    fn provider(&self) -> &str {
+        "none"
+    }
+
+    fn matching(&self) -> Matching {
+        Matching::Software
+    }
+
+    fn max_message(&self) -> usize {
+        0
+    }
+
+    fn insert(&mut self, _: &[u8]) -> Result<Addr, Error> {
+        Err(Error::Argument { what: "the reactor has stopped".to_owned() })
+    }
+
+    fn send(&mut self, _: Addr, _: u64, body: Payload, _: u64, _: bool) -> SendResult {
+        SendResult::Retry(body)
+    }
+
+    fn receive(&mut self, _: Option<Addr>, _: Pattern, buffer: Vec<u8>, _: usize, _: u64) -> ReceiveResult {
+        ReceiveResult::Retry(buffer)
+    }
+
+    fn peek(&mut self, _: Option<Addr>, _: Pattern, _: u64) -> bool {
+        false
+    }
+
+    fn cancel(&mut self, _: &dyn Fn(u64) -> bool) {}
+
+    fn poll(&mut self, _: &mut Vec<Event>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn wait_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn may_wait(&self) -> bool {
+        true
+    }
+}

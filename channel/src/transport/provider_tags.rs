@@ -1,0 +1,432 @@
+//! Tagged messages of libfabric: every provider with reliable datagrams, `FI_TAGGED` and `FI_DIRECTED_RECV`.
+
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::Arc;
+
+use ferrogin_libfabric::bindings::{self, fi_context2, fi_msg_tagged, fid_ep, iovec};
+use ferrogin_libfabric::{
+    AddressVector, CompletionError, Domain, Endpoint, Error, Fabric, FiAddr, Libfabric, Read, TaggedCompletion,
+    TaggedQueue, TaggedRecv, TaggedSend, entry, find_datagrams,
+};
+
+use crate::proto::tags::Pattern;
+use crate::proto::transport::{Addr, Event, PAYLOAD_WINDOW, ReceiveError, ReceiveResult, SendResult, Transport};
+use crate::{Matching, Payload};
+
+/// `fi_tsendmsg` and `fi_trecvmsg`.
+type WithMessage = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_tagged, u64) -> isize;
+type Inject = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, bindings::fi_addr_t, u64) -> isize;
+
+/// Completions taken from the queue at once.
+const BATCH: usize = 32;
+/// Batches per poll, so that a flood does not keep the caller from its other work.
+const BATCHES: usize = 8;
+
+enum Usage {
+    Free,
+    Send(Payload),
+    /// A send whose bytes the provider has copied.
+    Copied,
+    Receive(Vec<u8>),
+    Peek,
+}
+
+/// The context of an operation: room for the provider in front (`FI_CONTEXT2`), then which it is.
+#[repr(C)]
+struct Context {
+    provider: UnsafeCell<fi_context2>,
+    index: u32,
+}
+
+/// An operation under way and the memory that it uses.
+struct Record {
+    token: u64,
+    usage: Usage,
+}
+
+/// Tagged messages of one libfabric endpoint.
+pub(crate) struct ProviderTags {
+    // First, so that it is closed before the memory of its operations goes.
+    endpoint: Endpoint,
+    queue: TaggedQueue,
+    av: Arc<AddressVector>,
+    /// Names that are in it.
+    known: HashMap<Box<[u8]>, Addr>,
+    send: TaggedSend,
+    recv: TaggedRecv,
+    inject: Option<Inject>,
+    /// Where the provider hands several sends to the card at once when it is told that more follow.
+    send_message: Option<WithMessage>,
+    /// None where the provider cannot look (`FI_PEEK`).
+    peek: Option<WithMessage>,
+    inject_size: usize,
+    /// The provider says from whom a message is.
+    knows_senders: bool,
+    records: Vec<Record>,
+    /// One for each record; boxed, because the provider keeps pointers to them.
+    #[allow(clippy::vec_box)]
+    contexts: Vec<Box<Context>>,
+    free: Vec<u32>,
+    /// Room for completions and their senders.
+    batch: Box<[TaggedCompletion; BATCH]>,
+    senders: [bindings::fi_addr_t; BATCH],
+    name: Vec<u8>,
+    names_are_text: bool,
+    provider: String,
+    max_message: usize,
+}
+
+// SAFETY: everything behind the function pointers is Send; the provider's part of the contexts is touched by the provider alone.
+unsafe impl std::marker::Send for ProviderTags {}
+
+impl ProviderTags {
+    /// Opens and enables an endpoint of `provider` at `source`.
+    pub fn open(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>, peers: usize) -> Result<Self, Error> {
+        let needed = bindings::FI_TAGGED | bindings::FI_DIRECTED_RECV;
+        let knowing = find_datagrams(lib, provider, source, needed | bindings::FI_SOURCE);
+        let knows_senders = knowing.is_ok();
+        let info = knowing.or_else(|_| find_datagrams(lib, provider, source, needed))?;
+        let fabric = Fabric::open(&info)?;
+        let domain = Domain::open(&fabric, &info)?;
+        let av = AddressVector::open(&domain, peers.min(64))?;
+        let queue =
+            TaggedQueue::open(&domain, &info.provider(), info.tx_size().saturating_add(info.rx_size()).min(1 << 16))?;
+        let mut endpoint = Endpoint::open(&domain, &info)?;
+        endpoint.bind_av(&av)?;
+        endpoint.bind_cq(queue.queue(), bindings::FI_TRANSMIT | bindings::FI_RECV)?;
+        endpoint.enable()?;
+        // SAFETY: open until drop.
+        let table = unsafe { (*endpoint.as_ptr()).tagged };
+        let send = entry!(lib, table, fi_ops_tagged, send, "fi_tsend")?;
+        let recv = entry!(lib, table, fi_ops_tagged, recv, "fi_trecv")?;
+        let inject = entry!(lib, table, fi_ops_tagged, inject, "fi_tinject").ok();
+        let send_message = entry!(lib, table, fi_ops_tagged, sendmsg, "fi_tsendmsg").ok();
+        let send_message = send_message.filter(|_| ONE_DOORBELL.contains(&info.provider().as_str()));
+        let peek = entry!(lib, table, fi_ops_tagged, recvmsg, "fi_trecvmsg").ok();
+        Ok(Self {
+            name: endpoint.name()?,
+            endpoint,
+            queue,
+            av,
+            known: HashMap::new(),
+            send,
+            recv,
+            inject,
+            send_message,
+            peek,
+            inject_size: info.inject_size(),
+            knows_senders,
+            records: Vec::new(),
+            contexts: Vec::new(),
+            free: Vec::new(),
+            batch: Box::new([TaggedCompletion::EMPTY; BATCH]),
+            senders: [bindings::FI_ADDR_NOTAVAIL; BATCH],
+            names_are_text: info.addr_format() == bindings::FI_ADDR_STR,
+            provider: info.provider(),
+            max_message: info.max_msg_size(),
+        })
+    }
+
+    /// Takes a record for an operation: its index and its context.
+    fn begin(&mut self, token: u64, usage: Usage) -> (u32, *mut c_void) {
+        let record = Record { token, usage };
+        let index = self.free.pop().unwrap_or(self.records.len() as u32);
+        if index as usize == self.records.len() {
+            self.records.push(record);
+            self.contexts.push(Box::new(Context { provider: UnsafeCell::new(fi_context2::default()), index }));
+        } else {
+            self.records[index as usize] = record;
+        }
+        (index, ptr::from_ref(&*self.contexts[index as usize]).cast_mut().cast())
+    }
+
+    /// Ends an operation: its token and memory.
+    fn release(&mut self, index: u32) -> (u64, Usage) {
+        let record = &mut self.records[index as usize];
+        let usage = std::mem::replace(&mut record.usage, Usage::Free);
+        self.free.push(index);
+        (record.token, usage)
+    }
+
+    /// The operation that was posted with `context`.
+    fn index_of(context: *mut c_void) -> u32 {
+        let context: *const Context = context.cast_const().cast();
+        // SAFETY: contexts are pointers to our boxes, which live as long as the endpoint; this field is never written.
+        unsafe { (*context).index }
+    }
+
+    fn complete(&mut self, completion: &TaggedCompletion, sender: bindings::fi_addr_t, events: &mut Vec<Event>) {
+        if completion.context.is_null() {
+            return;
+        }
+        let (token, usage) = self.release(Self::index_of(completion.context));
+        let from = (self.knows_senders && sender != bindings::FI_ADDR_NOTAVAIL).then_some(Addr(sender));
+        match usage {
+            Usage::Send(body) => events.push(Event::Sent { token, body, result: Ok(()) }),
+            Usage::Receive(mut bytes) => {
+                let len = completion.len.min(bytes.capacity());
+                // SAFETY: the provider wrote that many bytes at its start, and the capacity has them.
+                unsafe { bytes.set_len(len) };
+                events.push(Event::Received { token, bytes, tag: completion.tag, from, result: Ok(()) });
+            }
+            Usage::Peek => events.push(Event::Peeked { token, found: Some((completion.tag, from)) }),
+            Usage::Copied | Usage::Free => {}
+        }
+    }
+
+    fn fail(&mut self, failure: CompletionError, events: &mut Vec<Event>) {
+        if failure.context.is_null() {
+            log::debug!("a failure without an operation: {}", failure.into_error("fi_cq_read"));
+            return;
+        }
+        let (token, usage) = self.release(Self::index_of(failure.context));
+        match usage {
+            Usage::Send(body) => {
+                events.push(Event::Sent { token, body, result: Err(failure.into_error("fi_tsend")) });
+            }
+            Usage::Receive(bytes) => {
+                let tag = failure.tag;
+                let fault = match failure.code {
+                    bindings::FI_ETRUNC => ReceiveError::Truncated,
+                    bindings::FI_ECANCELED => ReceiveError::Cancelled,
+                    _ => ReceiveError::Failed(failure.into_error("fi_trecv")),
+                };
+                events.push(Event::Received { token, bytes, tag, from: None, result: Err(fault) });
+            }
+            Usage::Peek => {
+                if failure.code != bindings::FI_ENOMSG {
+                    log::debug!("{} cannot peek: {}", self.provider, failure.into_error("fi_trecvmsg"));
+                    self.peek = None;
+                }
+                events.push(Event::Peeked { token, found: None });
+            }
+            Usage::Copied => {
+                let (body, result) = (Payload::word(0), Err(failure.into_error("fi_tsendmsg")));
+                events.push(Event::Sent { token, body, result });
+            }
+            Usage::Free => {}
+        }
+    }
+
+    /// Sends a short message that the provider may keep until the next.
+    fn send_with_more(&mut self, send: WithMessage, to: Addr, tag: u64, body: Payload, token: u64) -> SendResult {
+        let bytes = body.as_slice();
+        let bytes = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let (index, context) = self.begin(token, Usage::Copied);
+        let message = fi_msg_tagged {
+            msg_iov: &bytes,
+            desc: ptr::null_mut(),
+            iov_count: 1,
+            addr: to.0,
+            tag,
+            ignore: 0,
+            context,
+            data: 0,
+        };
+        let flags = bindings::FI_INJECT | bindings::FI_MORE | bindings::FI_COMPLETION;
+        // SAFETY: open endpoint; message and bytes live over the call, which copies them (FI_INJECT); the context stays until the
+        // completion or the close of the endpoint.
+        let code = unsafe { send(self.endpoint.as_ptr(), &message, flags) };
+        if code != 0 {
+            self.release(index);
+        }
+        self.copied("fi_tsendmsg", code, body)
+    }
+
+    /// What became of a send whose bytes the provider has copied, if it took it.
+    fn copied(&self, call: &'static str, code: isize, body: Payload) -> SendResult {
+        match code {
+            0 => SendResult::Done(body),
+            RETRY => SendResult::Retry(body),
+            code => SendResult::Failed(body, self.failure(call, code)),
+        }
+    }
+
+    fn failure(&self, call: &'static str, code: isize) -> Error {
+        let code = i32::try_from(code).unwrap_or(bindings::FI_EOTHER);
+        self.endpoint.domain().library().failure(call, code)
+    }
+}
+
+/// Providers that heed `FI_MORE` by ringing the card's doorbell once.
+const ONE_DOORBELL: [&str; 2] = ["efa", "softefa"];
+
+const RETRY: isize = -(bindings::FI_EAGAIN as isize);
+
+impl Transport for ProviderTags {
+    fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    fn provider(&self) -> &str {
+        &self.provider
+    }
+
+    fn matching(&self) -> Matching {
+        Matching::Provider
+    }
+
+    fn max_message(&self) -> usize {
+        self.max_message
+    }
+
+    fn payload_window(&self) -> usize {
+        // Through a stream all go one behind the other; other providers have several under way at a time, and want them.
+        if self.provider.starts_with("tcp") { PAYLOAD_WINDOW } else { usize::MAX }
+    }
+
+    fn can_discard_stale(&self) -> bool {
+        // rxm would read the bytes of an announced message from whoever is there now, who then loses the connection.
+        !self.provider.contains("ofi_rxm")
+    }
+
+    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
+        // Of fixed formats the provider reads as many bytes as ours has.
+        if name.len() != self.name.len() && !self.names_are_text {
+            let what = format!("a peer's address has {} bytes, ours {}: another provider", name.len(), self.name.len());
+            return Err(Error::Argument { what });
+        }
+        if let Some(addr) = self.known.get(name) {
+            return Ok(*addr);
+        }
+        let FiAddr(number) = self.av.insert(name)?;
+        self.known.insert(name.into(), Addr(number));
+        Ok(Addr(number))
+    }
+
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> SendResult {
+        let endpoint = self.endpoint.as_ptr();
+        let small = body.len() <= self.inject_size;
+        if let Some(send) = self.send_message.filter(|_| small && more) {
+            return self.send_with_more(send, to, tag, body, token);
+        }
+        if let Some(inject) = self.inject.filter(|_| small) {
+            let bytes = body.as_slice();
+            // SAFETY: open endpoint; the bytes live over the call, which copies them.
+            let code = unsafe { inject(endpoint, bytes.as_ptr().cast(), bytes.len(), to.0, tag) };
+            return self.copied("fi_tinject", code, body);
+        }
+        // A word lies in the payload itself, which moves.
+        let body = if body.is_word() { Payload::from(body.as_slice().to_vec()) } else { body };
+        let (data, len, send) = (body.as_slice().as_ptr().cast(), body.len(), self.send);
+        let (index, context) = self.begin(token, Usage::Send(body));
+        // SAFETY: open endpoint; context and bytes stay where they are and unchanged until the completion or the close of
+        // the endpoint: the record alone owns the payload meanwhile, whose bytes are on the heap or static.
+        let code = unsafe { send(endpoint, data, len, ptr::null_mut(), to.0, tag, context) };
+        if code == 0 {
+            return SendResult::Posted;
+        }
+        let (_, Usage::Send(body)) = self.release(index) else { return SendResult::Retry(Payload::word(0)) };
+        match code {
+            RETRY => SendResult::Retry(body),
+            code => SendResult::Failed(body, self.failure("fi_tsend", code)),
+        }
+    }
+
+    fn receive(
+        &mut self,
+        from: Option<Addr>,
+        pattern: Pattern,
+        mut buffer: Vec<u8>,
+        len: usize,
+        token: u64,
+    ) -> ReceiveResult {
+        buffer.clear();
+        buffer.reserve_exact(len);
+        let (endpoint, recv) = (self.endpoint.as_ptr(), self.recv);
+        let from = from.map_or(bindings::FI_ADDR_UNSPEC, |addr| addr.0);
+        let data = buffer.as_mut_ptr().cast();
+        let (index, context) = self.begin(token, Usage::Receive(buffer));
+        // SAFETY: open endpoint; the vector's memory has room for `len` bytes and is owned by the record alone until the
+        // completion or the close of the endpoint.
+        let code = unsafe { recv(endpoint, data, len, ptr::null_mut(), from, pattern.tag, pattern.ignore, context) };
+        if code == 0 {
+            return ReceiveResult::Posted;
+        }
+        let (_, Usage::Receive(buffer)) = self.release(index) else { return ReceiveResult::Retry(Vec::new()) };
+        match code {
+            RETRY => ReceiveResult::Retry(buffer),
+            code => ReceiveResult::Failed(buffer, self.failure("fi_trecv", code)),
+        }
+    }
+
+    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
+        let (Some(peek), endpoint) = (self.peek, self.endpoint.as_ptr()) else { return false };
+        let (index, context) = self.begin(token, Usage::Peek);
+        let addr = from.map_or(bindings::FI_ADDR_UNSPEC, |addr| addr.0);
+        let message = fi_msg_tagged {
+            msg_iov: ptr::null(),
+            desc: ptr::null_mut(),
+            iov_count: 0,
+            addr,
+            tag: pattern.tag,
+            ignore: pattern.ignore,
+            context,
+            data: 0,
+        };
+        // SAFETY: open endpoint, a message without buffers that lives over the call; the context stays until the completion.
+        let code = unsafe { peek(endpoint, &message, bindings::FI_PEEK | bindings::FI_COMPLETION) };
+        if code == 0 {
+            return true;
+        }
+        self.release(index);
+        if code != RETRY {
+            log::debug!("{}: {}", self.provider, self.failure("fi_trecvmsg", code));
+            self.peek = None;
+        }
+        false
+    }
+
+    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
+        let lib = self.endpoint.domain().library();
+        // SAFETY: open until drop.
+        let ops = unsafe { (*self.endpoint.as_ptr()).ops };
+        let Ok(cancel) = entry!(lib, ops, fi_ops_ep, cancel, "fi_cancel") else { return };
+        for (record, context) in self.records.iter().zip(&self.contexts) {
+            if matches!(record.usage, Usage::Receive(_)) && which(record.token) {
+                let context = ptr::from_ref(&**context).cast_mut();
+                // SAFETY: open endpoint; the context of an operation under way, or one that has just completed.
+                let code = unsafe { cancel(self.endpoint.as_ptr().cast(), context.cast()) };
+                if code != 0 {
+                    log::debug!("fi_cancel: {code}");
+                }
+            }
+        }
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        for _ in 0..BATCHES {
+            let senders = self.knows_senders.then_some(&mut self.senders[..]);
+            let taken = match self.queue.read(&mut self.batch[..], senders)? {
+                Read::Entries(0) => break,
+                Read::Entries(count) => count.min(BATCH),
+                Read::Failure => {
+                    if let Some(failure) = self.queue.read_error()? {
+                        self.fail(failure, events);
+                    }
+                    continue;
+                }
+            };
+            for at in 0..taken {
+                let (completion, sender) = (self.batch[at], self.senders[at]);
+                self.complete(&completion, sender, events);
+            }
+            if taken < BATCH {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_fd(&self) -> Option<RawFd> {
+        self.queue.queue().wait_fd()
+    }
+
+    fn may_wait(&self) -> bool {
+        self.queue.queue().may_wait()
+    }
+}

@@ -1,0 +1,297 @@
+//! Our own matching over real datagrams, two endpoints in one process; and a peer by hand that keeps to nothing.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const LONG_BYTES: usize = 300_000;
+
+fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
+    let mut found = Vec::new();
+    match Libfabric::load(None) {
+        Ok(lib) => found.push(lib),
+        Err(error) => println!("SKIP {test}: {error}"),
+    }
+    if let Some(path) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") {
+        found.push(Libfabric::load(Some(Path::new(&path))).unwrap());
+    }
+    found
+}
+
+fn open_to_lose(lib: &Arc<Libfabric>, lost_after: Duration) -> SoftwareTags {
+    SoftwareTags::open(lib, &Config { ping_after: Duration::from_millis(100), lost_after, ..Config::default() })
+        .unwrap()
+}
+
+/// Gives nobody up because the machine is busy.
+fn open(lib: &Arc<Libfabric>) -> SoftwareTags {
+    open_to_lose(lib, LIMIT)
+}
+
+/// Polls all until `done` says so; gives what has ended at each.
+fn run(
+    ends: &mut [&mut SoftwareTags],
+    mut done: impl FnMut(&[&mut SoftwareTags], &[Vec<Event>]) -> bool,
+) -> Vec<Vec<Event>> {
+    let begin = Instant::now();
+    let mut events: Vec<Vec<Event>> = ends.iter().map(|_| Vec::new()).collect();
+    while !done(ends, &events) {
+        assert!(begin.elapsed() < LIMIT, "{events:?}");
+        for (end, events) in ends.iter_mut().zip(&mut events) {
+            end.poll(events).unwrap();
+        }
+    }
+    events
+}
+
+fn exact(tag: u64) -> Pattern {
+    Pattern { tag, ignore: 0 }
+}
+
+fn bytes(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 + at / 251 + seed) as u8).collect()
+}
+
+fn post(end: &mut SoftwareTags, from: Addr, tag: u64, len: usize, token: u64) {
+    assert!(matches!(end.receive(Some(from), exact(tag), Vec::new(), len, token), ReceiveResult::Posted));
+}
+
+fn send(end: &mut SoftwareTags, to: Addr, tag: u64, body: Vec<u8>, token: u64) {
+    let begin = Instant::now();
+    let mut body = Payload::from(body);
+    loop {
+        body = match end.send(to, tag, body, token, false) {
+            SendResult::Posted => return,
+            SendResult::Retry(body) => body,
+            other => panic!("{other:?}"),
+        };
+        assert!(begin.elapsed() < LIMIT);
+        end.poll(&mut Vec::new()).unwrap();
+    }
+}
+
+/// The receive of `token`, if it is over.
+fn received(events: &[Event], token: u64) -> Option<(&[u8], &Result<(), ReceiveError>)> {
+    events.iter().find_map(|event| match event {
+        Event::Received { token: of, bytes, result, .. } if *of == token => Some((&bytes[..], result)),
+        _ => None,
+    })
+}
+
+#[test]
+fn long_messages_land_in_posted_buffers() {
+    for lib in libraries("long_messages_land_in_posted_buffers") {
+        let (mut a, mut b) = (open(&lib), open(&lib));
+        let (to, from) = (a.insert(&b.name.clone()).unwrap(), b.insert(&a.name.clone()).unwrap());
+        let buffer = Vec::with_capacity(LONG_BYTES);
+        let place = buffer.as_ptr();
+        assert!(matches!(b.receive(Some(from), exact(5), buffer, LONG_BYTES, 1), ReceiveResult::Posted));
+        // More than are with the endpoint at a time, posted in another order, some of them late.
+        let last = 12u64;
+        send(&mut a, to, 5, bytes(5, LONG_BYTES), 1);
+        for tag in 10..=last {
+            send(&mut a, to, tag, bytes(tag as usize, 3 << 20), tag);
+        }
+        let mut direct = 0;
+        let events = run(&mut [&mut a, &mut b], |ends, events| {
+            direct = direct.max(ends[1].state.rendezvous.values().filter(|rendezvous| rendezvous.direct).count());
+            received(&events[1], 1).is_some()
+        });
+        let (first, result) = received(&events[1], 1).unwrap();
+        assert!(result.is_ok() && first == bytes(5, LONG_BYTES) && first.as_ptr() == place);
+        for tag in (10..=last).rev() {
+            post(&mut b, from, tag, 3 << 20, tag);
+        }
+        let count = (last - 10 + 1) as usize;
+        let sent = events[0].len();
+        let events = run(&mut [&mut a, &mut b], |ends, events| {
+            direct = direct.max(ends[1].state.rendezvous.values().filter(|rendezvous| rendezvous.direct).count());
+            events[1].len() == count && sent + events[0].len() == count + 1
+        });
+        for tag in 10..=last {
+            let (got, result) = received(&events[1], tag).unwrap();
+            assert!(result.is_ok() && got == bytes(tag as usize, 3 << 20), "{tag}");
+        }
+        assert!(direct > 0, "{} has tagged messages beside datagrams", a.provider);
+        assert!(
+            a.state.sends.is_empty() && a.state.peers[0].direct == InFlight::default() && b.state.rendezvous.is_empty()
+        );
+    }
+}
+
+#[test]
+fn abandoned_receive_does_not_block_others() {
+    for lib in libraries("abandoned_receive_does_not_block_others") {
+        let (mut a, mut b) = (open(&lib), open(&lib));
+        let (to, from) = (a.insert(&b.name.clone()).unwrap(), b.insert(&a.name.clone()).unwrap());
+        post(&mut b, from, 1, LONG_BYTES, 1);
+        send(&mut a, to, 1, bytes(1, LONG_BYTES), 1);
+        // Until it is cleared and its bytes may come.
+        run(&mut [&mut a, &mut b], |ends, _| !ends[1].state.rendezvous.is_empty());
+        b.cancel(&|token| token == 1);
+        post(&mut b, from, 2, LONG_BYTES, 2);
+        send(&mut a, to, 2, bytes(2, LONG_BYTES), 2);
+        let events = run(&mut [&mut a, &mut b], |ends, events| {
+            events[0].len() == 2 && received(&events[1], 2).is_some() && ends[1].state.abandoned.is_empty()
+        });
+        assert!(matches!(received(&events[1], 1), Some((_, Err(ReceiveError::Cancelled)))));
+        assert_eq!(received(&events[1], 2).unwrap().0, bytes(2, LONG_BYTES));
+    }
+}
+
+/// A peer by hand: announces, and hears how it shall send.
+struct RawPeer {
+    endpoint: MessageEndpoint,
+    to: Peer,
+    /// Records that came, and what has ended at the other.
+    heard: Vec<Header>,
+    ended: Vec<Event>,
+}
+
+impl RawPeer {
+    fn new(lib: &Arc<Libfabric>, other: &mut SoftwareTags) -> (Self, Addr) {
+        let config = ferrogin_datagram::Config {
+            max_header: RECORDS,
+            max_payload: DATA_BYTES,
+            tx_depth: 64,
+            rx_depth: 64,
+            ..ferrogin_datagram::Config::default()
+        };
+        let mut endpoint = MessageEndpoint::open_with_long(lib, &config).unwrap();
+        let to = endpoint.add_peer(&other.name.clone()).unwrap();
+        let from = other.insert(endpoint.address()).unwrap();
+        (Self { endpoint, to, heard: Vec::new(), ended: Vec::new() }, from)
+    }
+
+    fn append_record(&mut self, header: Header, payload: &[u8]) {
+        self.endpoint.send(self.to, &header.emit(), payload).unwrap();
+    }
+
+    /// Polls both until the answer to announcement `number` is heard.
+    fn reply(&mut self, other: &mut SoftwareTags, number: u32) -> Header {
+        let is = |heard: &Header| heard.number == number && matches!(heard.kind, Kind::Cts | Kind::Decline);
+        self.drive(other, |heard, _| heard.iter().any(is));
+        let at = self.heard.iter().position(is).unwrap();
+        self.heard.remove(at)
+    }
+
+    /// Announces a message of `total` bytes and waits until it is cleared; gives the number.
+    fn announce(&mut self, other: &mut SoftwareTags, direct: bool, tag: u64, total: usize) -> u64 {
+        let number = tag as u32;
+        self.append_record(Header { direct, ..Header::new(Kind::Rts, number, tag, total) }, &[]);
+        let cts = self.reply(other, number);
+        assert_eq!(cts.kind, Kind::Cts);
+        assert_eq!(cts.direct, direct, "as it was rts_bytes");
+        cts.tag
+    }
+
+    /// Polls both until `done` says so, of what was heard here and what has ended there.
+    fn drive(&mut self, other: &mut SoftwareTags, mut done: impl FnMut(&[Header], &[Event]) -> bool) {
+        self.until(other, |this, _| done(&this.heard, &this.ended));
+    }
+
+    /// Polls both until `done` says so, of both.
+    fn until(&mut self, other: &mut SoftwareTags, mut done: impl FnMut(&Self, &SoftwareTags) -> bool) {
+        let begin = Instant::now();
+        while !done(self, other) {
+            assert!(begin.elapsed() < LIMIT, "{:?} {:?}", self.heard, self.ended);
+            other.poll(&mut self.ended).unwrap();
+            self.endpoint
+                .poll(|_, event| {
+                    if let ferrogin_datagram::Event::Message { header, payload, .. } = event {
+                        self.heard.extend(Records::new(header, payload).map(|(header, _)| header));
+                    }
+                })
+                .unwrap();
+        }
+    }
+
+    fn send_long(&mut self, tag: u64, bytes: &[u8]) {
+        // SAFETY: the tests keep the bytes until the receiver has them, or drop the endpoint first.
+        unsafe { self.endpoint.outbox().send_long(self.to, tag, bytes.as_ptr(), bytes.len(), 1) }.unwrap();
+    }
+}
+
+#[test]
+fn direct_message_of_wrong_length_is_detected() {
+    for lib in libraries("direct_message_of_wrong_length_is_detected") {
+        let body = bytes(3, 2 * LONG_BYTES);
+        let mut b = open(&lib);
+        let (mut shorter, from) = RawPeer::new(&lib, &mut b);
+        post(&mut b, from, 1, LONG_BYTES, 1);
+        let number = shorter.announce(&mut b, true, 1, LONG_BYTES);
+        // A piece into memory that the provider writes is dropped.
+        let header = Header::new(Kind::Data, 1, number, LONG_BYTES);
+        shorter.append_record(header, &body[..1000]);
+        shorter.send_long(number, &body[..LONG_BYTES - 1]);
+        let mut seen = None;
+        shorter.drive(&mut b, |_, events| {
+            seen = received(events, 1).map(|(bytes, result)| (bytes.to_vec(), result.clone()));
+            seen.is_some()
+        });
+        assert_eq!(seen, Some((body[..LONG_BYTES - 1].to_vec(), Ok(()))));
+
+        let (mut longer, from) = RawPeer::new(&lib, &mut b);
+        post(&mut b, from, 2, LONG_BYTES, 2);
+        let number = longer.announce(&mut b, true, 2, LONG_BYTES);
+        longer.send_long(number, &body);
+        let mut seen = None;
+        longer.drive(&mut b, |_, events| {
+            seen = received(events, 2).map(|(_, result)| result.clone());
+            seen.is_some()
+        });
+        assert_eq!(seen, Some(Err(ReceiveError::Truncated)));
+    }
+}
+
+#[test]
+fn peer_without_direct_sends_uses_data_records() {
+    for lib in libraries("peer_without_direct_sends_uses_data_records") {
+        let body = bytes(4, DATA_BYTES + 1000);
+        let mut b = open(&lib);
+        let (mut old, from) = RawPeer::new(&lib, &mut b);
+        post(&mut b, from, 1, body.len(), 1);
+        let tag = old.announce(&mut b, false, 1, body.len());
+        for (at, data_bytes) in body.chunks(60_000).enumerate().collect::<Vec<_>>().into_iter().rev() {
+            let offset = (at * 60_000) as u64;
+            old.append_record(Header { offset, ..Header::new(Kind::Data, 1, tag, body.len()) }, data_bytes);
+        }
+        let mut seen = None;
+        old.drive(&mut b, |_, events| {
+            seen = received(events, 1).map(|(bytes, result)| (bytes.to_vec(), result.clone()));
+            seen.is_some()
+        });
+        assert_eq!(seen, Some((body.clone(), Ok(()))));
+    }
+}
+
+#[test]
+fn peer_that_dies_before_data_frees_buffers() {
+    for lib in libraries("peer_that_dies_before_data_frees_buffers") {
+        let mut b = open_to_lose(&lib, Duration::from_secs(2));
+        let (mut dying, from) = RawPeer::new(&lib, &mut b);
+        for tag in [1, 2] {
+            post(&mut b, from, tag, LONG_BYTES, tag);
+            dying.announce(&mut b, true, tag, LONG_BYTES);
+        }
+        drop(dying);
+        let over = |events: &[Event]| [1, 2].iter().all(|token| received(events, *token).is_some());
+        let events = run(&mut [&mut b], |ends, events| over(&events[0]) && ends[0].state.abandoned.is_empty());
+        for token in [1, 2] {
+            assert!(matches!(received(&events[0], token), Some((_, Err(ReceiveError::Failed(_))))), "{events:?}");
+        }
+        assert!(b.state.rendezvous.is_empty());
+        // Others come through.
+        let (mut living, from) = RawPeer::new(&lib, &mut b);
+        post(&mut b, from, 3, LONG_BYTES, 3);
+        let number = living.announce(&mut b, true, 3, LONG_BYTES);
+        let body = bytes(3, LONG_BYTES);
+        living.send_long(number, &body);
+        living
+            .drive(&mut b, |_, events| received(events, 3).is_some_and(|(got, result)| result.is_ok() && got == body));
+    }
+}
+
+mod batching;

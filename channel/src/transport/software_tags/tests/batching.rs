@@ -1,0 +1,552 @@
+//! Records that travel together, announcements that wait for others, and peers that say nonsense or die among all this.
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+const ANYTHING: Pattern = Pattern { tag: 0, ignore: u64::MAX };
+
+/// Two that know each other: each with its name for the other.
+fn two(lib: &Arc<Libfabric>) -> ((SoftwareTags, Addr), (SoftwareTags, Addr)) {
+    let (mut a, mut b) = (open(lib), open(lib));
+    let (to, from) = (a.insert(&b.name.clone()).unwrap(), b.insert(&a.name.clone()).unwrap());
+    ((a, to), (b, from))
+}
+
+/// Datagrams that are under way.
+fn datagrams(end: &mut SoftwareTags) -> usize {
+    64 - end.endpoint.free_slots()
+}
+
+/// Bytes of records that have not gone out.
+fn open_records(end: &SoftwareTags) -> usize {
+    end.state.peers[0].batch.records.len()
+}
+
+/// Tags and bytes of what was received, in order.
+fn in_order(events: &[Event]) -> Vec<(u64, &[u8])> {
+    let received = |event| match event {
+        &Event::Received { tag, ref bytes, result: Ok(()), .. } => Some((tag, &bytes[..])),
+        _ => None,
+    };
+    events.iter().filter_map(received).collect()
+}
+
+/// Nothing is held, awaited or counted any more.
+fn assert_idle(end: &SoftwareTags) {
+    let State { sends, rendezvous, abandoned, waiting, replies, .. } = &end.state;
+    assert!(sends.is_empty() && rendezvous.is_empty() && abandoned.is_empty());
+    assert!(waiting.is_empty() && replies.is_empty());
+    for PeerState { batch, unstarted, matched_rts, inbound, direct, cts, .. } in &end.state.peers {
+        assert_eq!((batch.records.len(), batch.rts_bytes, *unstarted), (0, 0, 0));
+        assert!(matched_rts.is_empty() && cts.is_empty());
+        assert_eq!((*inbound, *direct), Default::default());
+    }
+}
+
+#[test]
+fn short_messages_share_a_datagram() {
+    for lib in libraries("short_messages_share_a_datagram") {
+        let ((mut a, to), (mut b, from)) = two(&lib);
+        let body = |tag: u64| bytes(tag as usize, tag as usize % 20);
+        for tag in 0..200 {
+            assert!(matches!(a.send(to, tag, body(tag).into(), tag, false), SendResult::Done(_)));
+        }
+        assert_eq!(datagrams(&mut a), 0, "they wait for others");
+        a.flush();
+        assert_eq!((datagrams(&mut a), open_records(&a)), (1, 0));
+        // One that is lent takes those before it along.
+        for tag in 200..210 {
+            assert!(matches!(a.send(to, tag, body(tag).into(), tag, false), SendResult::Done(_)));
+        }
+        assert!(matches!(a.send(to, 210, bytes(210, 5000).into(), 210, false), SendResult::Posted));
+        assert_eq!((datagrams(&mut a), open_records(&a)), (2, 0));
+        // A poll sends what is open, too.
+        assert!(matches!(a.send(to, 211, body(211).into(), 211, true), SendResult::Done(_)));
+        for token in 0..212 {
+            assert!(matches!(b.receive(Some(from), ANYTHING, Vec::new(), 5000, token), ReceiveResult::Posted));
+        }
+        let events = run(&mut [&mut a, &mut b], |_, events| events[1].len() == 212 && events[0].len() == 1);
+        for (tag, (got, bytes_got)) in (0..212).zip(in_order(&events[1])) {
+            let expected = if tag == 210 { bytes(210, 5000) } else { body(tag) };
+            assert_eq!((got, bytes_got), (tag, &expected[..]));
+        }
+        assert_idle(&a);
+        assert_idle(&b);
+    }
+}
+
+#[test]
+fn flood_keeps_every_message_in_order() {
+    for lib in libraries("flood_keeps_every_message_in_order") {
+        let ((mut a, to), (mut b, from)) = two(&lib);
+        // Nobody polls: all slots are taken in the end, and records are open that find none.
+        let body = |tag: usize| bytes(tag, [0, 900, MAX_INLINE, 30, MAX_INLINE + 1, 7, 4000][tag % 7]);
+        let (mut sent, mut posted) = (0, 0);
+        let mut refused = loop {
+            match a.send(to, sent as u64, body(sent).into(), sent as u64, false) {
+                SendResult::Done(_) => sent += 1,
+                SendResult::Posted => (sent, posted) = (sent + 1, posted + 1),
+                SendResult::Retry(refused) => break refused,
+                other => panic!("{other:?}"),
+            }
+        };
+        let flood = sent;
+        // Short ones find room a little longer.
+        let word = loop {
+            let word = Payload::word(sent as u64);
+            match a.send(to, sent as u64, word, 0, false) {
+                SendResult::Done(_) => sent += 1,
+                SendResult::Retry(word) => break word,
+                other => panic!("{other:?}"),
+            }
+        };
+        let words = sent;
+        assert_eq!((datagrams(&mut a), word.len(), refused.len() > MAX_INLINE), (64, 8, true));
+        a.flush();
+        assert!(
+            open_records(&a) > 0 && a.state.full && a.wait_fd().is_none(),
+            "nobody sleeps while records find no slot"
+        );
+        let count = sent + 100;
+        for token in 0..count as u64 {
+            assert!(matches!(b.receive(Some(from), ANYTHING, Vec::new(), 5000, token), ReceiveResult::Posted));
+        }
+        let mut events = [Vec::new(), Vec::new()];
+        let begin = Instant::now();
+        while sent < count || events[1].len() < count || events[0].len() < posted {
+            assert!(begin.elapsed() < LIMIT);
+            if sent < count {
+                refused = if sent == words { refused } else { body(sent).into() };
+                match a.send(to, sent as u64, refused.clone(), sent as u64, false) {
+                    SendResult::Done(_) => sent += 1,
+                    SendResult::Posted => (sent, posted) = (sent + 1, posted + 1),
+                    SendResult::Retry(_) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            a.poll(&mut events[0]).unwrap();
+            b.poll(&mut events[1]).unwrap();
+        }
+        for (at, (tag, bytes)) in in_order(&events[1]).into_iter().enumerate() {
+            assert_eq!(tag, at as u64, "in order");
+            if at < flood || at > words {
+                assert_eq!(bytes, body(at));
+            }
+        }
+        assert_idle(&a);
+        assert!(a.wait_fd().is_some());
+    }
+}
+
+/// A slot is left for the records before a message that is lent: both go, or neither, and nothing later comes between.
+#[test]
+fn borrowed_send_leaves_a_slot_for_records() {
+    for lib in libraries("borrowed_send_leaves_a_slot_for_records") {
+        let ((mut a, to), _b) = two(&lib);
+        for _ in 0..63 {
+            assert!(matches!(a.send(to, 1, bytes(1, 5000).into(), 1, false), SendResult::Posted));
+        }
+        assert!(matches!(a.send(to, 1, bytes(1, 5000).into(), 1, false), SendResult::Retry(_)));
+        assert!(matches!(a.send(to, 1, bytes(1, 50).into(), 1, false), SendResult::Done(_)));
+        a.flush();
+        assert_eq!((datagrams(&mut a), open_records(&a)), (64, 0));
+    }
+}
+
+#[test]
+fn every_length_arrives_by_its_protocol() {
+    for lib in libraries("every_length_arrives_by_its_protocol") {
+        let ((mut a, to), (mut b, from)) = two(&lib);
+        let data_bytes = a.state.data_bytes;
+        let lengths = [
+            0,
+            1,
+            8,
+            MAX_INLINE,
+            MAX_INLINE + 1,
+            RECORDS,
+            data_bytes,
+            data_bytes + 1,
+            2 * data_bytes,
+            2 * data_bytes + 1,
+        ];
+        // Received before they are sent, and after.
+        for round in [0, 100] {
+            let post = |b: &mut SoftwareTags| {
+                for (tag, len) in (round..).zip(lengths) {
+                    post(b, from, tag, len, tag);
+                }
+            };
+            let sends = |a: &mut SoftwareTags| {
+                for (tag, len) in (round..).zip(lengths) {
+                    let unstarted = a.state.peers[0].unstarted;
+                    match a.send(to, tag, bytes(tag as usize, len).into(), tag, false) {
+                        SendResult::Done(body) => assert!(body.len() == len && len <= MAX_INLINE),
+                        SendResult::Posted => assert!(len > MAX_INLINE),
+                        other => panic!("{other:?}"),
+                    }
+                    let rts_bytes = if len > data_bytes { len } else { 0 };
+                    assert_eq!(a.state.peers[0].unstarted - unstarted, rts_bytes, "{len} bytes");
+                }
+            };
+            let waiting =
+                |ends: &[&mut SoftwareTags], _: &[Vec<Event>]| ends[1].state.peers[0].unmatched.len() == lengths.len();
+            if round == 0 {
+                post(&mut b);
+                sends(&mut a);
+            } else {
+                sends(&mut a);
+                run(&mut [&mut a, &mut b], waiting);
+                post(&mut b);
+            }
+            let events = run(&mut [&mut a, &mut b], |ends, events| {
+                events[1].len() == lengths.len() && ends[0].state.sends.is_empty()
+            });
+            for (tag, len) in (round..).zip(lengths) {
+                let (got, result) = received(&events[1], tag).unwrap();
+                assert!(result.is_ok() && got == bytes(tag as usize, len), "{len} bytes");
+            }
+            assert_idle(&a);
+            assert_idle(&b);
+        }
+    }
+}
+
+/// Sends long messages with these tags.
+fn send_long(end: &mut SoftwareTags, to: Addr, tags: std::ops::Range<u64>) {
+    for tag in tags {
+        assert!(matches!(end.send(to, tag, bytes(tag as usize, MIB).into(), tag, false), SendResult::Posted));
+    }
+}
+
+#[test]
+fn delayed_rts_records_are_always_sent() {
+    for lib in libraries("delayed_rts_records_are_always_sent") {
+        let ((mut a, to), (mut b, from)) = two(&lib);
+        post(&mut b, from, 0, MIB, 0);
+        send_long(&mut a, to, 0..6);
+        a.flush();
+        assert_eq!(open_records(&a), 0, "nothing is under way");
+        // The first is, and five more are with the other end.
+        let under_way = |end: &SoftwareTags| end.state.peers[0].direct.bytes();
+        run(&mut [&mut b, &mut a], |ends, _| under_way(ends[1]) > 0);
+        let before = datagrams(&mut a);
+        send_long(&mut a, to, 6..9);
+        a.flush();
+        let held = (open_records(&a), a.state.full, datagrams(&mut a));
+        assert_eq!(held, (3 * HEADER, false, before));
+        // What others wait for takes them along; what comes with a long message does not.
+        assert!(matches!(a.send(to, 100, b"length".to_vec().into(), 0, true), SendResult::Done(_)));
+        a.flush();
+        assert_eq!((open_records(&a), datagrams(&mut a)), (4 * HEADER + 6, before));
+        assert!(matches!(a.send(to, 101, b"now".to_vec().into(), 0, false), SendResult::Done(_)));
+        a.flush();
+        assert_eq!((open_records(&a), datagrams(&mut a)), (0, before + 1));
+        // When nothing is under way any more, they go, although nobody wants what was announced before.
+        send_long(&mut a, to, 9..12);
+        a.flush();
+        assert_eq!(open_records(&a), 3 * HEADER);
+        post(&mut b, from, 11, MIB, 11);
+        let events = run(&mut [&mut a, &mut b], |_, events| events[1].len() == 2 && events[0].len() == 2);
+        for tag in [0, 11] {
+            assert_eq!(received(&events[1], tag).unwrap().0, bytes(tag as usize, MIB));
+        }
+        for tag in (1..11).chain([100, 101]) {
+            post(&mut b, from, tag, MIB, tag);
+        }
+        let events = run(&mut [&mut a, &mut b], |_, events| events[1].len() == 12 && events[0].len() == 10);
+        for tag in 1..11 {
+            assert_eq!(received(&events[1], tag).unwrap().0, bytes(tag as usize, MIB));
+        }
+        assert_idle(&a);
+        assert_idle(&b);
+    }
+}
+
+#[test]
+fn cts_window_is_respected() {
+    for lib in libraries("cts_window_is_respected") {
+        let ((mut a, to), (mut b, from)) = two(&lib);
+        let len = |tag: u64| [MIB, 3 * MIB, 100_000, 5 * MIB][tag as usize % 4];
+        let count = 24;
+        for tag in 0..count {
+            post(&mut b, from, tag, len(tag), tag);
+            assert!(matches!(a.send(to, tag, bytes(tag as usize, len(tag)).into(), tag, false), SendResult::Posted));
+        }
+        let mut waited = 0;
+        let events = run(&mut [&mut a, &mut b], |ends, events| {
+            let state = &ends[1].state.peers[0];
+            waited = waited.max(state.matched_rts.len());
+            let rendezvous: Vec<_> = ends[1].state.rendezvous.values().map(|rendezvous| rendezvous.total).collect();
+            let bytes = rendezvous.iter().sum::<usize>();
+            assert!(rendezvous.len() <= 2 || bytes <= PAYLOAD_WINDOW, "{rendezvous:?} come at a time");
+            assert_eq!(state.inbound.bytes(), bytes);
+            events[1].len() == count as usize && ends[0].state.sends.is_empty()
+        });
+        assert!(waited > count as usize / 2, "{waited} waited");
+        for tag in 0..count {
+            assert_eq!(received(&events[1], tag).unwrap().0, bytes(tag as usize, len(tag)));
+        }
+        assert_idle(&a);
+        assert_idle(&b);
+    }
+}
+
+impl RawPeer {
+    /// Announces a message that can come at once, under `number`.
+    fn offer(&mut self, number: u32, tag: u64, total: u64) {
+        self.append_record(Header { direct: true, total, ..Header::new(Kind::Rts, number, tag, 0) }, &[]);
+    }
+}
+
+#[test]
+fn waiting_long_message_is_not_overtaken() {
+    for lib in libraries("waiting_long_message_is_not_overtaken") {
+        let mut b = open(&lib);
+        let (mut peer, from) = RawPeer::new(&lib, &mut b);
+        let totals = [MIB, MIB, MIB, 2 * MIB, 100_000];
+        let body = bytes(1, 2 * MIB);
+        for (tag, total) in (1..).zip(totals) {
+            post(&mut b, from, tag, total, tag);
+            peer.offer(tag as u32, tag, total as u64);
+        }
+        peer.until(&mut b, |_, b| b.state.peers[from.0 as usize].matched_rts.len() == 2);
+        let tags: Vec<_> = (1..4).map(|number| peer.reply(&mut b, number).tag).collect();
+        for (at, number) in tags.iter().enumerate() {
+            assert_eq!(b.state.peers[from.0 as usize].matched_rts.len(), [2, 1, 0][at.min(2)], "after {at}");
+            peer.send_long(*number, &body[..MIB]);
+            peer.drive(&mut b, |_, events| received(events, at as u64 + 1).is_some());
+        }
+        peer.drive(&mut b, |heard, _| heard.len() == 2);
+        assert_eq!(peer.heard.iter().map(|heard| heard.number).collect::<Vec<_>>(), [4, 5]);
+    }
+}
+
+#[test]
+fn cancelled_receive_leaves_message_to_next() {
+    for lib in libraries("cancelled_receive_leaves_message_to_next") {
+        let mut b = open(&lib);
+        let (mut peer, from) = RawPeer::new(&lib, &mut b);
+        let body = bytes(1, 3 * MIB);
+        // Two come at a time; the third has a receive and waits, the fourth, of the same tag, has one too.
+        for (number, tag) in [(1, 1), (2, 2), (3, 7), (4, 7), (5, 7)] {
+            peer.offer(number, tag, 3 * MIB as u64);
+        }
+        for (tag, token) in [(1, 1), (2, 2), (7, 3)] {
+            post(&mut b, from, tag, 3 * MIB, token);
+        }
+        let [first, second] = [1, 2].map(|number| peer.reply(&mut b, number).tag);
+        let of = |b: &SoftwareTags| {
+            let state = &b.state.peers[from.0 as usize];
+            let matched_rts: Vec<_> =
+                state.matched_rts.iter().map(|(posted, header, _)| (posted.token, header.number)).collect();
+            (matched_rts, state.unmatched.len(), state.posted.len())
+        };
+        // One poll may not bring all five.
+        peer.until(&mut b, |_, b| of(b) == (vec![(3, 3)], 2, 0));
+        b.cancel(&|token| token == 3);
+        assert_eq!(of(&b), (Vec::new(), 3, 0));
+        // It comes before those behind it.
+        post(&mut b, from, 7, 3 * MIB, 33);
+        assert_eq!(of(&b), (vec![(33, 3)], 2, 0));
+        post(&mut b, from, 7, 3 * MIB, 34);
+        post(&mut b, from, 7, 3 * MIB, 35);
+        post(&mut b, from, 7, 3 * MIB, 36);
+        assert_eq!(of(&b), (vec![(33, 3), (34, 4), (35, 5)], 0, 1));
+        // A receive that waits already gets it at once.
+        b.cancel(&|token| token == 33);
+        assert_eq!(of(&b), (vec![(34, 4), (35, 5), (36, 3)], 0, 0));
+        for number in [first, second] {
+            peer.send_long(number, &body);
+        }
+        for number in [4, 5, 3] {
+            let clear = peer.reply(&mut b, number);
+            peer.send_long(clear.tag, &body);
+        }
+        peer.drive(&mut b, |_, events| [34, 35, 36].iter().all(|token| received(events, *token).is_some()));
+        assert!(in_order(&peer.ended).iter().all(|(_, got)| *got == body));
+        assert_idle(&b);
+    }
+}
+
+#[test]
+fn records_before_a_malformed_one_are_used() {
+    for lib in libraries("records_before_a_malformed_one_are_used") {
+        let mut b = open(&lib);
+        let (mut peer, from) = RawPeer::new(&lib, &mut b);
+        let whole = |tag: u64, bytes: &[u8]| {
+            let header = Header { inline: true, ..Header::new(Kind::Eager, 0, tag, bytes.len()) };
+            [&header.emit()[..], bytes].concat()
+        };
+        for token in 1..=4 {
+            post(&mut b, from, token, 100, token);
+        }
+        // Answers to what was never asked are nobody's.
+        let answers = [Kind::Cts, Kind::Decline].map(|kind| Header::new(kind, 0, 5, 5).emit()).concat();
+        let senseless = [0xee; HEADER];
+        let records = [&whole(1, b"one")[..], &answers, &whole(2, b""), &senseless, &whole(3, b"three")].concat();
+        peer.endpoint.send(peer.to, &records, b"and a payload").unwrap();
+        let records = [&whole(4, b"four")[..], &whole(9, b"nobody's")].concat();
+        peer.endpoint.send(peer.to, &records, &[]).unwrap();
+        let mut seen = Vec::new();
+        peer.drive(&mut b, |_, events| {
+            seen = in_order(events).iter().map(|(tag, bytes)| (*tag, bytes.to_vec())).collect();
+            received(events, 4).is_some()
+        });
+        assert_eq!(seen, [(1, b"one".to_vec()), (2, Vec::new()), (4, b"four".to_vec())]);
+        assert_eq!(b.state.peers[from.0 as usize].posted.len(), 1, "the third was dropped");
+    }
+}
+
+#[test]
+fn impossible_rts_harms_no_other_peer() {
+    for lib in libraries("impossible_rts_harms_no_other_peer") {
+        let body = bytes(3, LONG_BYTES);
+        let mut b = open(&lib);
+        let (mut peer, from) = RawPeer::new(&lib, &mut b);
+        // Longer than any room, for a receive of one peer's messages and for one of anyone's.
+        for (token, total) in [(1, 1 << 63), (2, u64::MAX), (3, 101)] {
+            post(&mut b, from, token, 100, token);
+            peer.offer(token as u32, token, total);
+            assert_eq!(peer.reply(&mut b, token as u32).kind, Kind::Decline);
+        }
+        // Receives for anyone are not kept by who announces what it does not send.
+        for (number, total) in [(4, 0), (5, 100), (6, 1 << 20)] {
+            assert!(matches!(b.receive(None, ANYTHING, Vec::new(), 4096, number), ReceiveResult::Posted));
+            peer.offer(number as u32, 1 << 34, total);
+            assert_eq!(peer.reply(&mut b, number as u32).kind, Kind::Decline);
+        }
+        let mut events = Vec::new();
+        b.poll(&mut events).unwrap();
+        assert!(b.state.any_source.is_empty() && b.state.rendezvous.is_empty());
+        // The same number twice, and one that has not the bytes: each receive has its own tag.
+        post(&mut b, from, 7, LONG_BYTES, 7);
+        post(&mut b, from, 7, LONG_BYTES, 8);
+        peer.offer(7, 7, LONG_BYTES as u64);
+        let first = peer.reply(&mut b, 7).tag;
+        peer.offer(7, 7, LONG_BYTES as u64);
+        let second = peer.reply(&mut b, 7).tag;
+        assert_ne!(first, second);
+        // A stranger fills and ends nothing of theirs, and comes through itself.
+        let (mut stranger, other) = RawPeer::new(&lib, &mut b);
+        for header in [Header::new(Kind::Data, 7, first, LONG_BYTES), Header::new(Kind::Decline, 7, first, 0)] {
+            stranger.append_record(header, &[]);
+        }
+        post(&mut b, other, 9, LONG_BYTES, 9);
+        let number = stranger.announce(&mut b, true, 9, LONG_BYTES);
+        stranger.send_long(number, &body);
+        stranger
+            .drive(&mut b, |_, events| received(events, 9).is_some_and(|(got, result)| result.is_ok() && got == body));
+        for (tag, token) in [(second, 8), (first, 7)] {
+            peer.send_long(tag, &body);
+            peer.drive(&mut b, |_, events| received(events, token).is_some_and(|(got, _)| got == body));
+        }
+        assert_idle(&b);
+    }
+}
+
+#[test]
+fn lost_peer_ends_its_operations() {
+    for lib in libraries("lost_peer_ends_its_operations") {
+        let mut b = open_to_lose(&lib, Duration::from_secs(2));
+        let (mut peer, to) = RawPeer::new(&lib, &mut b);
+        // There: announced and cleared, announced and not cleared, announced and not matched, whole and not matched.
+        for tag in 1..=4 {
+            peer.offer(tag as u32, tag, 3 * MIB as u64);
+        }
+        peer.append_record(Header::new(Kind::Eager, 0, 5, 4), b"five");
+        for tag in [1, 2, 3, 6] {
+            post(&mut b, to, tag, 3 * MIB, tag);
+        }
+        // Here: more than goes at once, one of it cleared; some held back behind that, and short ones.
+        send_long(&mut b, to, 20..26);
+        peer.reply(&mut b, 2);
+        let rts_bytes = |heard: &&Header| heard.kind == Kind::Rts;
+        peer.drive(&mut b, |heard, _| heard.iter().filter(rts_bytes).count() == 6);
+        let number = peer.heard.iter().find(rts_bytes).unwrap().number;
+        peer.append_record(Header { direct: true, ..Header::new(Kind::Cts, number, 77, MIB) }, &[]);
+        let index = to.0 as usize;
+        peer.until(&mut b, |_, b| b.state.peers[index].direct.bytes() > 0);
+        send_long(&mut b, to, 26..30);
+        b.flush();
+        assert_eq!(b.state.peers[index].batch.records.len(), 4 * HEADER);
+        assert!(matches!(b.send(to, 30, b"short".to_vec().into(), 30, true), SendResult::Done(_)));
+        drop(peer);
+        let events = run(&mut [&mut b], |ends, events| {
+            let of = |event: &&Event| matches!(event, Event::Sent { .. } | Event::Received { .. });
+            events[0].iter().filter(of).count() == 10 + 4 && ends[0].state.abandoned.is_empty()
+        });
+        for event in &events[0] {
+            match event {
+                // The one that was under way may be with the host.
+                Event::Sent { token, result, .. } => assert!(result.is_err() || *token == 20),
+                Event::Received { result, .. } => assert!(matches!(result, Err(ReceiveError::Failed(_)))),
+                Event::Lost { peer, .. } => assert_eq!(*peer, to),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(events[0].iter().any(|event| matches!(event, Event::Lost { .. })));
+        b.flush();
+        assert_idle(&b);
+        // What had come whole can be received, what was announced cannot, and nothing can be sent.
+        post(&mut b, to, 5, 100, 5);
+        assert!(matches!(b.receive(Some(to), exact(4), Vec::new(), 3 * MIB, 4), ReceiveResult::Failed(..)));
+        assert!(matches!(b.send(to, 31, b"short".to_vec().into(), 31, false), SendResult::Failed(..)));
+        let events = run(&mut [&mut b], |_, events| !events[0].is_empty());
+        assert_eq!(in_order(&events[0]), [(5, &b"five"[..])]);
+    }
+}
+
+#[test]
+fn transport_with_unreported_events_must_not_sleep() {
+    for lib in libraries("transport_with_unreported_events_must_not_sleep") {
+        let ((mut a, to), (mut b, from)) = two(&lib);
+        assert!(matches!(a.send(to, 1, b"one".to_vec().into(), 1, false), SendResult::Done(_)));
+        run(&mut [&mut a, &mut b], |ends, _| !ends[1].state.peers[0].unmatched.is_empty());
+        let begin = Instant::now();
+        while !b.may_wait() {
+            assert!(begin.elapsed() < LIMIT);
+            b.poll(&mut Vec::new()).unwrap();
+        }
+        post(&mut b, from, 1, 100, 1);
+        assert!(!b.may_wait(), "the receive is over, and no descriptor will tell of it");
+        let mut events = Vec::new();
+        b.poll(&mut events).unwrap();
+        assert_eq!(in_order(&events), [(1, &b"one"[..])]);
+    }
+}
+
+#[test]
+fn send_numbers_in_use_are_not_reused() {
+    for lib in libraries("send_numbers_in_use_are_not_reused") {
+        let ((mut a, to), (mut b, from)) = two(&lib);
+        a.state.next_number = u32::MAX;
+        send_long(&mut a, to, 1..3);
+        a.state.next_number = u32::MAX;
+        send_long(&mut a, to, 3..4);
+        assert_eq!(a.state.sends.len(), 3);
+        for tag in 1..4 {
+            post(&mut b, from, tag, MIB, tag);
+        }
+        let events = run(&mut [&mut a, &mut b], |_, events| events[1].len() == 3 && events[0].len() == 3);
+        for tag in 1..4 {
+            assert_eq!(received(&events[1], tag).unwrap().0, bytes(tag as usize, MIB));
+        }
+        assert_idle(&a);
+    }
+}
+
+#[test]
+fn unsent_records_are_flushed_before_close() {
+    for lib in libraries("unsent_records_are_flushed_before_close") {
+        let ((mut a, to), (mut b, from)) = two(&lib);
+        assert!(matches!(a.send(to, 1, b"one".to_vec().into(), 1, false), SendResult::Done(_)));
+        post(&mut b, from, 1, 100, 1);
+        run(&mut [&mut a, &mut b], |_, events| events[1].len() == 1);
+        post(&mut b, from, 2, 100, 2);
+        assert!(matches!(a.send(to, 2, b"last".to_vec().into(), 2, false), SendResult::Done(_)));
+        drop(a);
+        let events = run(&mut [&mut b], |_, events| events[0].len() == 1);
+        assert_eq!(in_order(&events[0]), [(2, &b"last"[..])]);
+    }
+}

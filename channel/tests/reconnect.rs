@@ -1,0 +1,196 @@
+//! Clients that come one after the other at one address: each is let in, and gets nothing of those before it.
+#![allow(unsafe_code)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::traffic::Random;
+use common::{card, libraries};
+use ferrogin_channel::{Address, Channel, Config, Reactor};
+use ferrogin_libfabric::Libfabric;
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// Clients at one address.
+const LIVES: u64 = 4;
+/// Messages each way that are written and not all read when a client dies.
+const UNREAD: u64 = 100;
+
+/// The way to test besides the software card. shm names its endpoints by process; rxm, and now and then tcp with tags of its own, keep
+/// what dead peers sent in the way of the next.
+const TCP: &str = "tcp";
+
+fn config(way: &str, source: &str) -> Config {
+    let source = (way == TCP).then(|| source.to_owned());
+    // Nobody is found dead by silence: the next client must do.
+    let (provider, lost_after, connect_within) = (way.to_owned(), LIMIT, LIMIT);
+    Config { provider, source, lost_after, connect_within, ..Config::default() }
+}
+
+fn body(life: u64, from_client: bool, number: u64) -> Vec<u8> {
+    let mut random = Random(life * 1_000_003 + number * 2 + u64::from(from_client));
+    let len = match random.next() % 16 {
+        0 => 0,
+        1 => 200_000,
+        _ => random.next() % 3000,
+    };
+    let tag = [life, u64::from(from_client), number].map(u64::to_le_bytes).concat();
+    tag.into_iter().chain((0..len).map(|_| random.next() as u8)).collect()
+}
+
+fn write(channel: &Channel, life: u64, from_client: bool, count: u64) {
+    for number in 0..count {
+        channel.write(body(life, from_client, number), |_| ());
+    }
+}
+
+fn read(channel: &Channel, life: u64, from_client: bool, count: u64) {
+    for number in 0..count {
+        let message = channel.receive().wait_for(LIMIT).unwrap();
+        assert!(message == body(life, from_client, number), "message {number} of life {life}");
+    }
+}
+
+/// Lives end by a clean close, or by a signal in the middle.
+fn ends_cleanly(life: u64) -> bool {
+    life % 2 == 1
+}
+
+/// Not a test: what the clients run.
+#[test]
+fn child() {
+    let var = |name: &str| std::env::var(name).ok();
+    let (Some(library), Some(address)) = (var("FERROGIN_TEST_LIBRARY"), var("FERROGIN_TEST_ADDRESS")) else { return };
+    let life: u64 = var("FERROGIN_TEST_LIFE").and_then(|text| text.parse().ok()).unwrap();
+    let lib = Libfabric::load(Some(Path::new(&library))).unwrap();
+    let config = config(&var("FERROGIN_TEST_PROVIDER").unwrap(), &var("FERROGIN_TEST_SOURCE").unwrap());
+    let reactor = Reactor::open(&lib, &config).unwrap();
+    let bytes: Vec<u8> =
+        (0..address.len() / 2).map(|i| u8::from_str_radix(&address[2 * i..2 * i + 2], 16).unwrap()).collect();
+    let channel = reactor.connect(&Address::parse(&bytes).unwrap()).wait().unwrap();
+    channel.send(life.to_le_bytes().to_vec()).wait_for(LIMIT).unwrap();
+    read(&channel, life, false, UNREAD / 2);
+    write(&channel, life, true, UNREAD);
+    // The server has read some.
+    read(&channel, life, false, UNREAD);
+    println!("MIDDLE");
+    std::io::stdout().flush().unwrap();
+    let mut go_on = String::new();
+    std::io::stdin().read_line(&mut go_on).unwrap();
+    channel.close(LIMIT).wait().unwrap();
+    assert!(reactor.shutdown(LIMIT));
+}
+
+struct Client {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Client {
+    fn start(lib: &Libfabric, way: &str, source: &(String, u16), address: &Address, life: u64) -> Self {
+        let hex: String = address.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let (host, port) = source;
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        // The same port for each life: tcp, and what 1.17 calls net, take it from a range.
+        for provider in ["TCP", "NET"] {
+            for end in ["LOW", "HIGH"] {
+                command.env(format!("FI_{provider}_PORT_{end}_RANGE"), port.to_string());
+            }
+        }
+        let mut child = command
+            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+            .env("FERROGIN_TEST_LIBRARY", lib.path())
+            .env("FERROGIN_TEST_PROVIDER", way)
+            .env("FERROGIN_TEST_ADDRESS", hex)
+            .env("FERROGIN_TEST_SOURCE", host)
+            .env("FERROGIN_TEST_LIFE", life.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input, output }
+    }
+
+    fn wait_for_the_middle(&mut self) {
+        let line = self.output.by_ref().lines().map(Result::unwrap).find(|line| line.contains("MIDDLE"));
+        assert!(line.is_some(), "the client ended before");
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Clients over one way, one after the other. `same_name`: the place gives them their name.
+fn lives(lib: &Arc<Libfabric>, way: &str, source: &(String, u16), same_name: bool) {
+    let reactor = Reactor::open(lib, &config(way, "127.0.0.1")).unwrap();
+    let listener = reactor.listen().unwrap();
+    let mut before: Option<(Channel, u64)> = None;
+    for life in 0..LIVES {
+        let mut client = Client::start(lib, way, source, listener.address(), life);
+        let channel = listener.accept().wait_for(LIMIT).unwrap();
+        if let Some((before, life)) = before.take() {
+            assert_eq!(same_name, before.peer() == channel.peer(), "{} and {}", before.peer(), channel.peer());
+            // What is asked of the dead one ends, unless the next has another name and nobody knows.
+            if same_name && !ends_cleanly(life) {
+                let error = before.receive().wait_for(LIMIT).unwrap_err();
+                assert!(error.to_string().contains(before.peer()), "{error}");
+            }
+        }
+        let hello = channel.receive().wait_for(LIMIT).unwrap();
+        assert_eq!(hello, life.to_le_bytes());
+        write(&channel, life, false, UNREAD / 2);
+        read(&channel, life, true, UNREAD / 2);
+        write(&channel, life, false, UNREAD);
+        client.wait_for_the_middle();
+        if ends_cleanly(life) {
+            client.input.write_all(b"\n").unwrap();
+            for number in UNREAD / 2..UNREAD {
+                assert!(channel.receive().wait_for(LIMIT).unwrap() == body(life, true, number));
+            }
+            assert!(client.child.wait().unwrap().success());
+        } else {
+            // For nobody to read.
+            write(&channel, life, false, UNREAD);
+            // SAFETY: our own child, not yet waited for.
+            assert_eq!(unsafe { libc::kill(client.child.id() as i32, libc::SIGKILL) }, 0);
+            client.child.wait().unwrap();
+        }
+        before = Some((channel, life));
+    }
+    println!("libfabric {} over {way}: {LIVES} clients at {}", lib.version(), before.unwrap().0.peer());
+}
+
+/// A loopback address and a port that nobody else takes: below those that Linux gives out.
+fn own_place(index: usize) -> (String, u16) {
+    let pid = std::process::id();
+    (format!("127.{}.{}.{}", 64 + pid % 64, 1 + pid / 64 % 250, 1 + index % 250), 20_000 + (pid % 10_000) as u16)
+}
+
+#[test]
+fn next_client_at_same_address_connects() {
+    for (index, lib) in libraries("next_client_at_same_address_connects").iter().enumerate() {
+        lives(lib, TCP, &own_place(index + 1), true);
+    }
+}
+
+/// No name comes twice there, even at one place: what was said of one card is for no other.
+#[test]
+fn next_client_over_the_software_card_connects() {
+    let test = "next_client_over_the_software_card_connects";
+    if !card::is_here(test) {
+        return;
+    }
+    for lib in libraries(test) {
+        lives(&lib, "softefa", &own_place(0), false);
+    }
+}
