@@ -1,4 +1,4 @@
-//! What ends a channel, or one operation on it.
+//! Errors that end a channel or one operation on it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,66 +8,66 @@ use ferrogin_libfabric::Error;
 use crate::Matching;
 use crate::proto::tags::LENGTH_BUFFER;
 
-/// Why a write, a read, a connect or a close did not come to its end. Messages name the peer.
+/// Why a write, a read, a connect or a close failed. The messages name the peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {
-    /// The peer closed the channel; what it had written before was delivered.
+    /// The peer closed the channel. Everything that it wrote before was delivered.
     #[error("{peer} closed the channel")]
     Closed {
-        /// Who.
+        /// The peer.
         peer: Arc<str>,
     },
     /// This side closed the channel.
-    #[error("the channel to {peer} was closed here")]
+    #[error("this side closed the channel to {peer}")]
     ClosedHere {
-        /// To whom.
+        /// The peer.
         peer: Arc<str>,
     },
-    /// The operation was cancelled here.
+    /// This side cancelled the operation.
     #[error("the operation on the channel to {peer} was cancelled")]
     Cancelled {
-        /// To whom.
+        /// The peer.
         peer: Arc<str>,
     },
-    /// The peer did not answer for so long.
+    /// The peer did not answer.
     #[error("{peer} has not answered for {silent:.1?}: it is dead, stopped or cut off")]
     Silent {
-        /// Who.
+        /// The peer.
         peer: Arc<str>,
-        /// Since its last sign of life.
+        /// Time since its last message.
         silent: Duration,
     },
-    /// The peer gave the channel up.
-    #[error("{peer} gave up the channel: {reason}")]
+    /// The peer aborted the channel.
+    #[error("{peer} aborted the channel: {reason}")]
     Aborted {
-        /// Who.
+        /// The peer.
         peer: Arc<str>,
-        /// What it said.
+        /// The reason that it sent.
         reason: Reason,
     },
     /// libfabric failed an operation on the channel.
     #[error("the channel to {peer} failed: {source}")]
     Failed {
-        /// To whom.
+        /// The peer.
         peer: Arc<str>,
-        /// What libfabric said.
+        /// The failure in libfabric.
         source: Error,
     },
-    /// The peer broke the protocol.
-    #[error("{peer} broke the channel's protocol: {violation}")]
+    /// The peer violated the protocol.
+    #[error("{peer} violated the channel protocol: {violation}")]
     Protocol {
-        /// Who.
+        /// The peer.
         peer: Arc<str>,
-        /// How.
+        /// The violation.
         violation: Violation,
     },
-    /// The peer did not let us in.
+    /// The peer refused the channel.
     #[error("{peer} refused the channel: {reason}")]
     Refused {
-        /// Who.
+        /// The peer.
         peer: Arc<str>,
-        /// Why.
+        /// The reason that it sent.
         reason: Reason,
     },
     /// The two ends match tags in different ways.
@@ -82,48 +82,48 @@ pub enum ChannelError {
         /// The matching of the peer.
         remote: Matching,
     },
-    /// A message is longer than can be carried. It was not sent; the channel lives on.
+    /// A message is too long. It was not sent, and the channel stays open.
     #[error(
-        "a message of {len} bytes to {peer} is longer than {max} bytes, the most that both ends and the provider carry: send it in pieces"
+        "a message of {len} bytes to {peer} is longer than {max} bytes, the most that both ends and the provider carry: send it in parts"
     )]
     TooLong {
-        /// To whom.
+        /// The peer.
         peer: Arc<str>,
-        /// Its bytes.
+        /// Bytes of the message.
         len: usize,
-        /// The most.
+        /// Bytes of the longest possible message.
         max: usize,
     },
-    /// Nobody answered in time.
+    /// The peer did not act within a limit.
     #[error("{peer} did not {what} within {limit:.1?}")]
     Timeout {
-        /// Who.
+        /// The peer.
         peer: Arc<str>,
-        /// What was waited for.
+        /// The action that was waited for.
         what: &'static str,
-        /// How long.
+        /// The limit.
         limit: Duration,
     },
-    /// The bytes are no address of a listener.
+    /// The bytes are not a usable address of a listener.
     #[error("these bytes are not the address of a channel listener: {what}")]
     BadAddress {
-        /// What is wrong.
+        /// What is wrong with them.
         what: &'static str,
     },
     /// The peer's address cannot be used.
     #[error("{peer} cannot be reached: {source}")]
     Unreachable {
-        /// Who.
+        /// The peer.
         peer: Arc<str>,
-        /// What libfabric said.
+        /// The failure in libfabric.
         source: Error,
     },
-    /// An operation was waited for on the thread that serves it.
+    /// A callback waited for an operation of its own reactor.
     #[error(
-        "waiting for {peer} in a callback would wait for ever, for this thread brings the answer: use a callback, or wait on another thread"
+        "a callback cannot wait for {peer}, because its own thread receives the answer: use a callback, or wait on another thread"
     )]
     OwnThread {
-        /// For whom.
+        /// The peer.
         peer: Arc<str>,
     },
     /// The reactor has stopped.
@@ -134,35 +134,35 @@ pub enum ChannelError {
     Endpoint(Error),
 }
 
-/// What a peer says when it refuses or gives up a channel; the number goes over the wire.
+/// Why a peer refused or aborted a channel; the number goes over the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u64)]
 pub enum Reason {
-    /// Nobody listens with that address.
-    #[error("nobody listens at that address")]
+    /// The address belongs to no listener.
+    #[error("no listener has that address")]
     NotListening = 1,
     /// The versions differ.
-    #[error("it speaks another version of the channel protocol: run the same ferrogin on both ends")]
+    #[error("it has another version of the channel protocol: run the same version of ferrogin on both ends")]
     Version = 2,
-    /// The listener's queue is full.
-    #[error("too many channels wait to be accepted, or too many peers are known")]
+    /// The listener's backlog is full, or the endpoint has too many peers.
+    #[error("too many channels wait to be accepted, or it has too many peers")]
     Busy = 3,
     /// The two endpoints have a channel between them.
     #[error("the two endpoints have a channel already: open another reactor")]
     PairInUse = 4,
-    /// We broke the protocol, it says.
-    #[error("it says that we broke the protocol")]
+    /// This side violated the protocol.
+    #[error("it detected a protocol violation by this side")]
     Violation = 5,
-    /// It was told to.
-    #[error("it ended")]
+    /// The peer stopped.
+    #[error("it stopped")]
     Stopped = 6,
-    /// Another endpoint, or another channel of the same, is at its address now.
-    #[error("somebody else is at its address now")]
+    /// A later endpoint has the peer's address, or the same endpoint opened a later channel.
+    #[error("a later channel from the same address replaced it")]
     Replaced = 7,
     /// The two ends match tags in different ways.
     #[error("it matches tags in another way")]
     Matching = 8,
-    /// Something newer.
+    /// A reason of a later version.
     #[error("for a reason that this version does not know")]
     Unknown = 0,
 }
@@ -189,66 +189,66 @@ fn length_size(bytes: usize) -> String {
     if bytes > LENGTH_BUFFER { format!("more than {LENGTH_BUFFER} bytes") } else { format!("{bytes} bytes") }
 }
 
-/// How a peer broke the protocol.
+/// How a peer violated the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
     /// A length message that is not 8 bytes long.
     #[error("the length of message {id} has {} instead of 8", length_size(*bytes))]
     LengthSize {
-        /// Whose.
+        /// Id of the message.
         id: u32,
-        /// What came; 17 stands for all beyond 16.
+        /// Bytes of the length message; 17 stands for more than 16.
         bytes: usize,
     },
     /// A length beyond what was agreed.
     #[error("message {id} would have {len} bytes, more than {max}")]
     TooLong {
-        /// Which.
+        /// Id of the message.
         id: u32,
-        /// Said.
+        /// Bytes of the message.
         len: u64,
-        /// Agreed.
+        /// Bytes of the longest message that was agreed.
         max: usize,
     },
-    /// Two lengths for one id, or for one that is over.
-    #[error("message {id} came twice or far out of turn (message {expected} is next)")]
+    /// A repeated id, or an id far from the next one.
+    #[error("message {id} arrived twice or far out of order (message {expected} is next)")]
     OutOfTurn {
-        /// Which.
+        /// Id of the message.
         id: u32,
-        /// The oldest that is not complete.
+        /// Id of the oldest incomplete message.
         expected: u32,
     },
     /// A payload shorter than its length.
     #[error("message {id} has {got} bytes but its length said {said}")]
     PayloadLength {
-        /// Which.
+        /// Id of the message.
         id: u32,
-        /// The length message.
+        /// Bytes in the length message.
         said: usize,
-        /// The payload.
+        /// Bytes of the payload.
         got: usize,
     },
     /// A payload longer than its length.
     #[error("message {id} is longer than its length said ({said} bytes)")]
     PayloadTooLong {
-        /// Which.
+        /// Id of the message.
         id: u32,
-        /// The length message.
+        /// Bytes in the length message.
         said: usize,
     },
-    /// The rest of a message did not come.
-    #[error("message {id} was begun, but its {missing} did not come for {waited:.1?}")]
+    /// A part of a message did not arrive.
+    #[error("message {id} has begun, but its {missing} did not arrive for {waited:.1?}")]
     Missing {
-        /// Which.
+        /// Id of the message.
         id: u32,
         /// "length" or "payload".
         missing: &'static str,
-        /// How long we waited.
+        /// Time that this side waited.
         waited: Duration,
     },
     /// A tag that no part of the protocol uses.
-    #[error("a message came with the unknown tag {tag:#x}")]
+    #[error("a message arrived with the unknown tag {tag:#x}")]
     UnknownTag {
         /// The tag.
         tag: u64,

@@ -1,4 +1,4 @@
-//! What users hold: channels and listeners.
+//! Handles of users: channels and listeners.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::{ChannelError, Payload};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(u64);
 
-/// An open channel: whole messages in both directions, in order. Clones are the same channel; when the last one is dropped,
-/// the channel is closed, after what was written has gone out.
+/// An open channel: whole messages in both directions, in order. Clones are the same channel. When the last clone is dropped, the
+/// channel closes after everything that was written is sent.
 #[derive(Clone)]
 pub struct Channel(Arc<Inner>);
 
@@ -23,8 +23,8 @@ struct Inner {
     number: u32,
     peer: Arc<str>,
     max_write: usize,
-    /// The engine knows that it is gone.
-    let_go: bool,
+    /// The engine keeps the channel without this handle.
+    returned: bool,
 }
 
 impl Channel {
@@ -36,20 +36,20 @@ impl Channel {
         Box::new(move |result: Result<Opened, ChannelError>| {
             let result = result.and_then(|Opened { channel, peer, max_write }| {
                 let shared = shared.upgrade().ok_or(ChannelError::Stopped)?;
-                Ok(Self(Arc::new(Inner { shared, number: channel, peer, max_write, let_go: false })))
+                Ok(Self(Arc::new(Inner { shared, number: channel, peer, max_write, returned: false })))
             });
             done(result);
         })
     }
 
-    /// The only handle goes and the channel stays: its number. None if there are others.
-    fn let_go(mut self) -> Option<u32> {
+    /// Drops the only handle and keeps the channel: gives its number. None if there are other handles.
+    fn into_number(mut self) -> Option<u32> {
         let inner = Arc::get_mut(&mut self.0)?;
-        inner.let_go = true;
+        inner.returned = true;
         Some(inner.number)
     }
 
-    /// The peer's endpoint, for people; errors name it so too.
+    /// The peer's endpoint for people, as in errors.
     pub fn peer(&self) -> &str {
         &self.0.peer
     }
@@ -59,9 +59,9 @@ impl Channel {
         self.0.max_write
     }
 
-    /// Writes one message. `done` gets the buffer back when it is not used any more, or the error that ended the write; the
-    /// reactor's thread calls it, once, in the order of writes. Writes that are refused (too long, closed) are called at once.
-    /// A buffer that came back says that the message is on its way, not that the peer has read it.
+    /// Writes one message. The reactor's thread calls `done` once, in the order of writes, with the buffer when it is not used any more, or
+    /// with the error that ended the write. A refused write (too long, closed) calls back out of order. A returned buffer means that the
+    /// message was sent, not that the peer has read it.
     pub fn write(
         &self,
         buffer: impl Into<Payload>,
@@ -77,12 +77,12 @@ impl Channel {
         self.0.shared.submit(Request::Write { channel, ticket, body, done: Box::new(done) });
     }
 
-    /// Reads one message. `done` gets it; the reactor's thread calls it, once, in the order of reads.
+    /// Reads one message. The reactor's thread calls `done` once, in the order of reads, with the message or the error.
     pub fn read(&self, done: impl FnOnce(Result<Vec<u8>, ChannelError>) + Send + 'static) -> Ticket {
         self.read_into(Vec::new(), done)
     }
 
-    /// As [`Channel::read`], into the memory of `room` if the message fits its capacity; its contents are lost.
+    /// [`Channel::read`] into the memory of `buffer`, if the message fits its capacity. The contents of `buffer` are lost.
     pub fn read_into(
         &self,
         buffer: Vec<u8>,
@@ -97,13 +97,13 @@ impl Channel {
         self.0.shared.submit(Request::Read { channel: self.0.number, ticket, buffer, done });
     }
 
-    /// Cancels a read, or a write that has not begun: its callback gets [`ChannelError::Cancelled`]. A message that was on its
-    /// way to a cancelled read goes to the next one. What is over, or a write under way, is left alone.
+    /// Cancels a read, or a write that has not begun: its callback gets [`ChannelError::Cancelled`]. The message for a cancelled read goes to
+    /// the next read. An operation that has ended and a write in flight are not affected.
     pub fn cancel(&self, Ticket(ticket): Ticket) {
         self.0.shared.submit(Request::Cancel { channel: self.0.number, ticket });
     }
 
-    /// [`Channel::write`], to wait for or to await.
+    /// [`Channel::write`] as a future, which can also be waited for.
     pub fn send(&self, buffer: impl Into<Payload>) -> Pending<Payload> {
         let ticket = self.0.shared.ticket();
         let (pending, done) = Pending::new(self.awaited("take a message"), Cancel::Write(self.0.number, ticket));
@@ -111,17 +111,17 @@ impl Channel {
         pending
     }
 
-    /// [`Channel::read`], to wait for or to await.
+    /// [`Channel::read`] as a future, which can also be waited for.
     pub fn receive(&self) -> Pending<Vec<u8>> {
         self.receive_into(Vec::new())
     }
 
-    /// [`Channel::read_into`], to wait for or to await.
+    /// [`Channel::read_into`] as a future, which can also be waited for.
     pub fn receive_into(&self, buffer: Vec<u8>) -> Pending<Vec<u8>> {
         let ticket = self.0.shared.ticket();
         let cancel = Cancel::Read(self.0.number, ticket);
         let (pending, done) =
-            Pending::giving_back(self.awaited("send a message"), cancel, |cancel, number, bytes| match cancel {
+            Pending::with_return(self.awaited("send a message"), cancel, |cancel, number, bytes| match cancel {
                 Cancel::Read(channel, _) => Some(Request::ReturnMessage { channel, number, bytes }),
                 _ => None,
             });
@@ -133,20 +133,20 @@ impl Channel {
         pending
     }
 
-    /// Closes the channel: reads end at once, what was written goes out, and the peer is told and answers. At `limit`, what
-    /// has not gone out is given up. The peer gets all messages before its reads end with [`ChannelError::Closed`].
+    /// Closes the channel: ends reads at once, sends everything that was written, then the close, which the peer confirms. At `limit` the
+    /// channel is aborted. The peer gets all messages before its reads end with [`ChannelError::Closed`].
     pub fn close(&self, limit: Duration) -> Pending<()> {
-        let (pending, done) = Pending::new(self.awaited("say goodbye"), Cancel::Nothing);
+        let (pending, done) = Pending::new(self.awaited("confirm the close"), Cancel::Nothing);
         self.0.shared.submit(Request::Close { channel: self.0.number, limit, done: Box::new(done) });
         pending
     }
 
-    /// True when the channel is over, in whatever way: after a close, when the peer knows of it or the limit is over.
+    /// True when the channel has ended for any reason. A close ends it when the peer confirms, or at its limit.
     pub fn is_closed(&self) -> bool {
         self.0.shared.has_ended(self.0.number)
     }
 
-    /// True in callbacks of the channel's reactor. Waiting there is refused with [`ChannelError::OwnThread`].
+    /// True in callbacks of the channel's reactor, which must not wait ([`ChannelError::OwnThread`]).
     pub fn is_own_thread(&self) -> bool {
         self.0.shared.is_own_thread()
     }
@@ -169,13 +169,13 @@ impl std::fmt::Debug for Channel {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.let_go {
+        if !self.returned {
             self.shared.submit(Request::Release { channel: self.number });
         }
     }
 }
 
-/// Where channels are opened to. Dropping it stops listening; channels that were accepted live on.
+/// Accepts channels. Dropping it ends that; accepted channels stay open.
 pub struct Listener {
     shared: Arc<Shared>,
     number: u32,
@@ -187,17 +187,17 @@ impl Listener {
         Self { shared: Arc::clone(shared), number, address }
     }
 
-    /// What the other side needs to connect.
+    /// The address that the other side needs to connect.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Gives `done` the next channel that is opened to this listener.
+    /// Gives the next channel that a peer opens to `done`.
     pub fn accept_with(&self, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
         self.accept_as(self.shared.ticket(), done);
     }
 
-    /// Gives `each` every channel that is opened to this listener, until it answers false or the listener is dropped.
+    /// Gives every channel that a peer opens to `each`, until `each` returns false or the listener is dropped.
     pub fn accept_all(&self, each: impl FnMut(Channel) -> bool + Send + 'static) {
         accept_next(&Arc::downgrade(&self.shared), self.number, Box::new(each));
     }
@@ -207,13 +207,13 @@ impl Listener {
         self.shared.submit(Request::Accept { listener: self.number, ticket, done });
     }
 
-    /// As [`Listener::accept_with`], to wait for or to await.
+    /// [`Listener::accept_with`] as a future, which can also be waited for.
     pub fn accept(&self) -> Pending<Channel> {
         let ticket = self.shared.ticket();
-        let (shared, peer) = (Arc::downgrade(&self.shared), "a peer yet to come".into());
+        let (shared, peer) = (Arc::downgrade(&self.shared), "any peer".into());
         let (awaited, cancel) = (Awaited { shared, peer, what: "connect" }, Cancel::Accept(self.number, ticket));
-        let (pending, done) = Pending::giving_back(awaited, cancel, |cancel, _, channel: Channel| match cancel {
-            Cancel::Accept(listener, _) => Some(Request::ReturnChannel { listener, channel: channel.let_go()? }),
+        let (pending, done) = Pending::with_return(awaited, cancel, |cancel, _, channel: Channel| match cancel {
+            Cancel::Accept(listener, _) => Some(Request::ReturnChannel { listener, channel: channel.into_number()? }),
             _ => None,
         });
         self.accept_as(ticket, |result| done(result, 0));
@@ -225,12 +225,12 @@ type Each = Box<dyn FnMut(Channel) -> bool + Send>;
 
 fn accept_next(shared: &Weak<Shared>, listener: u32, mut each: Each) {
     let Some(strong) = shared.upgrade() else { return };
-    let again = Weak::clone(shared);
+    let weak = Weak::clone(shared);
     let done = Channel::opening(&strong, move |result| {
         if let Ok(channel) = result
             && each(channel)
         {
-            accept_next(&again, listener, each);
+            accept_next(&weak, listener, each);
         }
     });
     strong.submit(Request::Accept { listener, ticket: strong.ticket(), done });

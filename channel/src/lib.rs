@@ -1,41 +1,41 @@
-//! Message channels: whole messages, in order, over a fabric that delivers and completes out of order.
+//! Message channels: whole messages, in order, over a network that delivers and completes out of order.
 //!
-//! A [`Reactor`] is a libfabric endpoint and the thread that drives it. A [`Listener`] has an address of at most 128 bytes, which
-//! the other side gets by any means; [`Reactor::connect`] opens a [`Channel`] to it. [`Channel::write`] and
-//! [`Channel::read`] move whole buffers and call back; [`Channel::send`] and [`Channel::receive`] are the same, as futures that can
-//! be waited for without an executor.
+//! A [`Reactor`] is a libfabric endpoint and the thread that drives it. A [`Listener`] has an [`Address`] of at most 128 bytes, which the
+//! application carries to the other side; [`Reactor::connect`] opens a [`Channel`] to it. [`Channel::write`] and [`Channel::read`] move whole
+//! buffers and call back. [`Channel::send`] and [`Channel::receive`] do the same as futures, which can be waited for without an executor.
 //!
 //! ```no_run
-//! use ferrogin_libfabric::Libfabric;
 //! use ferrogin_channel::{Config, Reactor};
+//! use ferrogin_libfabric::Libfabric;
 //!
 //! let lib = Libfabric::load(None)?;
-//! let (here, there) = (Reactor::open(&lib, &Config::default())?, Reactor::open(&lib, &Config::default())?);
-//! let listener = here.listen()?;
-//! let (a, b) = (there.connect(listener.address()), listener.accept());
+//! let (server, client) = (Reactor::open(&lib, &Config::default())?, Reactor::open(&lib, &Config::default())?);
+//! let listener = server.listen()?;
+//! let (a, b) = (client.connect(listener.address()), listener.accept());
 //! let (a, b) = (a.wait()?, b.wait()?);
 //! a.write(b"hello", |sent| assert!(sent.is_ok()));
 //! assert_eq!(b.receive().wait()?, b"hello");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! **Protocol.** Message `id` of a direction is two tagged messages: its length (8 bytes, little endian) with tag `1 << 32 | id`, and
-//! its bytes with tag `1 << 33 | id`; ids count up and wrap at 2^32. The reader posts receives for lengths with the ignore mask
-//! `0xffff_ffff`, learns the id from the tag, and posts a receive for exactly that payload. Completions, in whatever order,
-//! only mark; a scan from the oldest message calls. Channels are opened, watched and closed by control messages of a third kind.
+//! **Layers.** `proto` is the protocol, without I/O and threads. `transport` carries tagged messages: with tags that the provider matches, or
+//! with software matching over datagrams. `reactor` is the thread that drives both; `shared` is the way of requests to it.
 //!
-//! **Peers never mix**, although tags and ids of different peers are the same: receives for lengths and payloads are directed
-//! (`FI_DIRECTED_RECV`): they take messages of one peer only, and the address vector, not the message, says who that is. Two endpoints
-//! have at most one channel between them at a time. The ids of the next one begin far from those of the one before, so that what
-//! that one left behind is known as such and thrown away; so does a new endpoint at the address of one that is gone.
+//! **Protocol.** Message `id` of a direction is two tagged messages: its length (8 bytes, little endian) with tag `1 << 32 | id`, and its payload
+//! with tag `1 << 33 | id`. Ids count up and wrap at 2^32. The reader posts receives for lengths with the ignore mask `0xffff_ffff`, learns the
+//! id from the tag, and posts a receive for exactly that payload. Completions arrive in any order and only mark their message; callbacks run
+//! in the order of ids. Control messages with a third kind of tag open, watch and close channels.
 //!
-//! **Flow.** At most [`Config::depth`] writes and as many reads are with libfabric at a time; more wait in order. Messages that are
-//! written and not read are kept by the provider, which on most of them means by the reader's memory: 256 of a channel at most, further
-//! writes wait for reads.
+//! **Peers.** All peers use the same tags and ids. Receives for lengths and payloads are directed (`FI_DIRECTED_RECV`): each matches messages
+//! of one peer. Two endpoints have at most one channel between them at a time. The ids of the next channel begin far from those of the one
+//! before, so stale messages are recognised and dropped; the same holds for a new endpoint at the address of one that is gone.
 //!
-//! **Ends.** Every callback is called once: with the message or the buffer, or with an error that names the peer. Quiet peers are
-//! asked to answer after [`Config::ping_after`] and given up after [`Config::lost_after`] more; a message that was begun and does not go
-//! on for that long (and four MiB per second of what is under way) ends its channel as well.
+//! **Flow.** At most [`Config::depth`] writes and as many reads of a channel are in flight; more wait in order. At most 256 messages of a channel
+//! are sent and not read; further writes wait for reads.
+//!
+//! **Ends.** Every callback runs once: with the message or the buffer, or with an error that names the peer. A peer that is quiet for
+//! [`Config::ping_after`] gets a ping, and is given up [`Config::lost_after`] later. A message that has begun and does not continue for that long,
+//! plus one second for each 4 MiB in flight, ends its channel too.
 
 mod buffer_pool;
 mod config;

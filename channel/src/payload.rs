@@ -1,9 +1,9 @@
-//! The bytes of a message that is written: owned, shared or static, and never copied on the way to libfabric.
+//! The bytes of a message to write: owned, shared or static. They are not copied on the way to libfabric.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes to write. The channel keeps them, unchanged, until the write's callback gives them back.
+/// Bytes to write. The channel keeps them unchanged until the callback of the write returns them.
 #[derive(Clone, Debug)]
 pub struct Payload(Bytes);
 
@@ -16,21 +16,21 @@ enum Bytes {
 }
 
 impl Payload {
-    /// A part of bytes that others use too: pieces of one buffer go out without a copy.
+    /// A part of a shared buffer: several messages go out of one buffer without a copy.
     ///
     /// # Panics
-    /// When the range is not inside.
+    /// The range is outside the buffer.
     pub fn shared(bytes: &Arc<Vec<u8>>, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= bytes.len(), "{range:?} of {} bytes", bytes.len());
         Self(Bytes::Shared(Arc::clone(bytes), range))
     }
 
-    /// Eight bytes, held inside.
+    /// Eight bytes, stored in the payload itself.
     pub(crate) fn word(value: u64) -> Self {
         Self(Bytes::Word(value.to_le_bytes()))
     }
 
-    /// The eight bytes are inside.
+    /// The payload stores its bytes itself.
     pub(crate) fn is_word(&self) -> bool {
         matches!(self.0, Bytes::Word(_))
     }
@@ -45,24 +45,24 @@ impl Payload {
         }
     }
 
-    /// How many.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.as_slice().len()
     }
 
-    /// None at all.
+    /// True without bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Keeps the memory for messages that channels will read, if nobody else has it: see [`super::recycle`].
+    /// Puts an owned buffer into the pool for messages that channels read: see [`crate::recycle`].
     pub fn recycle(self) {
         if let Bytes::Owned(bytes) = self.0 {
-            super::recycle(bytes);
+            crate::recycle(bytes);
         }
     }
 
-    /// The vector that it was made from, or a copy.
+    /// The vector that the payload was made from, or a copy of its bytes.
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
             Bytes::Owned(bytes) => bytes,

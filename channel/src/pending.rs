@@ -1,4 +1,4 @@
-//! An operation that is not over yet: to wait for, or to await with any executor.
+//! The result of an operation in progress: a future that can also be waited for without an executor.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,14 +11,14 @@ use crate::shared::{Request, Shared};
 
 enum State<T> {
     Waiting(Option<Waker>),
-    /// With its number, if it is a message.
+    /// The result, and the number of the message if it is one.
     Ready(Result<T, ChannelError>, u64),
     Taken,
-    /// Nobody will take it.
+    /// The [`Pending`] was dropped.
     Dropped,
 }
 
-/// What is waited for: that the peer does it.
+/// What an operation waits for: an action of a peer.
 pub(crate) struct Awaited {
     pub shared: Weak<Shared>,
     pub peer: Arc<str>,
@@ -34,15 +34,15 @@ pub(crate) enum Cancel {
     Accept(u32, u64),
 }
 
-/// How an outcome that nobody takes goes to the next one, if it does.
-pub(crate) type GiveBack<T> = fn(Cancel, u64, T) -> Option<Request>;
+/// The request that returns an unused result to the engine, if it can be returned.
+pub(crate) type Return<T> = fn(Cancel, u64, T) -> Option<Request>;
 
 struct Slot<T> {
     state: Mutex<State<T>>,
     ready: Condvar,
     awaited: Awaited,
     cancel: Cancel,
-    give_back: GiveBack<T>,
+    return_unused: Return<T>,
 }
 
 impl<T> Slot<T> {
@@ -50,12 +50,12 @@ impl<T> Slot<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The operation is over.
+    /// The operation ended.
     fn end(&self, result: Result<T, ChannelError>, number: u64) {
         let mut state = self.state();
         if matches!(*state, State::Dropped) {
             drop(state);
-            return self.give_back(result, number);
+            return self.return_unused(result, number);
         }
         let before = std::mem::replace(&mut *state, State::Ready(result, number));
         drop(state);
@@ -65,48 +65,48 @@ impl<T> Slot<T> {
         }
     }
 
-    fn give_back(&self, result: Result<T, ChannelError>, number: u64) {
+    fn return_unused(&self, result: Result<T, ChannelError>, number: u64) {
         if let Ok(value) = result
             && let Some(shared) = self.awaited.shared.upgrade()
-            && let Some(request) = (self.give_back)(self.cancel, number, value)
+            && let Some(request) = (self.return_unused)(self.cancel, number, value)
         {
             shared.submit(request);
         }
     }
 }
 
-/// The outcome of an operation, to come.
+/// The result of an operation in progress.
 ///
-/// It is a future; [`Pending::wait`] and [`Pending::wait_for`] are for threads, other than the reactor's, which would wait for
-/// itself: there they end with [`ChannelError::OwnThread`]. Dropping it cancels a read or an accept: the next one gets what this
-/// one would have got, or has got and not handed out. A write goes on.
+/// It is a future. [`Pending::wait`] and [`Pending::wait_for`] block a thread; on the reactor's own thread, which would wait for itself, they
+/// end with [`ChannelError::OwnThread`]. Dropping it cancels a read or an accept: the next read or accept gets the message or channel, also
+/// one that has arrived already. A write continues.
 #[must_use = "dropping it cancels a read or an accept"]
 pub struct Pending<T> {
     slot: Arc<Slot<T>>,
 }
 
 impl<T: Send + 'static> Pending<T> {
-    /// The pending side and the callback that ends it.
+    /// The future, and the callback that ends it.
     pub(crate) fn new(
         awaited: Awaited,
         cancel: Cancel,
     ) -> (Self, impl FnOnce(Result<T, ChannelError>) + Send + 'static) {
-        let (pending, done) = Self::giving_back(awaited, cancel, |_, _, _| None);
+        let (pending, done) = Self::with_return(awaited, cancel, |_, _, _| None);
         (pending, move |result| done(result, 0))
     }
 
-    /// As [`Pending::new`]; the callback is told the number of what has come, and what nobody takes is given back.
-    pub(crate) fn giving_back(
+    /// [`Pending::new`] whose callback also gets the number of the result, and which returns an unused result to the engine.
+    pub(crate) fn with_return(
         awaited: Awaited,
         cancel: Cancel,
-        give_back: GiveBack<T>,
+        return_unused: Return<T>,
     ) -> (Self, impl FnOnce(Result<T, ChannelError>, u64) + Send + 'static) {
         let (state, ready) = (Mutex::new(State::Waiting(None)), Condvar::new());
-        let slot = Arc::new(Slot { state, ready, awaited, cancel, give_back });
+        let slot = Arc::new(Slot { state, ready, awaited, cancel, return_unused });
         (Self { slot: Arc::clone(&slot) }, move |result, number| slot.end(result, number))
     }
 
-    /// Waits for the outcome.
+    /// Waits for the result.
     ///
     /// # Errors
     /// The operation's.
@@ -114,18 +114,18 @@ impl<T: Send + 'static> Pending<T> {
         self.wait_until(None).unwrap_or(Err(ChannelError::Stopped))
     }
 
-    /// Waits for the outcome, but no longer than `limit`; then the operation is cancelled, if it still can be.
+    /// Waits for the result, at most for `limit`; then cancels the operation if that is still possible.
     ///
     /// # Errors
     /// The operation's; [`ChannelError::Timeout`].
     pub fn wait_for(self, limit: Duration) -> Result<T, ChannelError> {
-        // A limit beyond all clocks is none.
+        // None for a limit beyond the range of the clock.
         let deadline = Instant::now().checked_add(limit);
         if let Some(result) = self.wait_until(deadline) {
             return result;
         }
-        let taken_back = self.cancel();
-        let late = if taken_back { self.wait_until(None) } else { None };
+        let cancelled = self.cancel();
+        let late = if cancelled { self.wait_until(None) } else { None };
         match late {
             None | Some(Err(ChannelError::Cancelled { .. })) => {
                 let Awaited { peer, what, .. } = &self.slot.awaited;
@@ -163,7 +163,7 @@ impl<T: Send + 'static> Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// Asks for the operation to be taken back; true when a callback will come soon in any case.
+    /// Cancels the operation; true when its callback follows soon in any case.
     fn cancel(&self) -> bool {
         let request = match self.slot.cancel {
             Cancel::Nothing => return false,
@@ -172,7 +172,7 @@ impl<T> Pending<T> {
         };
         let Some(shared) = self.slot.awaited.shared.upgrade() else { return false };
         shared.submit(request);
-        // A write that has begun goes on, and may take as long as the peer pleases.
+        // A write that has begun continues, for as long as the peer takes.
         !matches!(self.slot.cancel, Cancel::Write(..))
     }
 }
@@ -200,7 +200,7 @@ impl<T> Drop for Pending<T> {
             State::Waiting(_) if !matches!(self.slot.cancel, Cancel::Write(..)) => {
                 self.cancel();
             }
-            State::Ready(result, number) => self.slot.give_back(result, number),
+            State::Ready(result, number) => self.slot.return_unused(result, number),
             State::Waiting(_) | State::Taken | State::Dropped => {}
         }
     }

@@ -1,4 +1,4 @@
-//! Tagged messages of libfabric: every provider with reliable datagrams, `FI_TAGGED` and `FI_DIRECTED_RECV`.
+//! Tags that the provider matches: every provider with reliable datagrams, `FI_TAGGED` and `FI_DIRECTED_RECV`.
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
@@ -23,26 +23,26 @@ type Inject = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, bindings::
 
 /// Completions taken from the queue at once.
 const BATCH: usize = 32;
-/// Batches per poll, so that a flood does not keep the caller from its other work.
+/// Batches per poll, so that many completions do not keep the caller from its other work.
 const BATCHES: usize = 8;
 
 enum Usage {
     Free,
     Send(Payload),
-    /// A send whose bytes the provider has copied.
+    /// A send whose bytes the provider copied.
     Copied,
     Receive(Vec<u8>),
     Peek,
 }
 
-/// The context of an operation: room for the provider in front (`FI_CONTEXT2`), then which it is.
+/// The context of an operation: first the provider's part (`FI_CONTEXT2`), then the index of the operation.
 #[repr(C)]
 struct Context {
     provider: UnsafeCell<fi_context2>,
     index: u32,
 }
 
-/// An operation under way and the memory that it uses.
+/// An operation in flight and the memory that it uses.
 struct Record {
     token: u64,
     usage: Usage,
@@ -50,28 +50,28 @@ struct Record {
 
 /// Tagged messages of one libfabric endpoint.
 pub(crate) struct ProviderTags {
-    // First, so that it is closed before the memory of its operations goes.
+    // First, so that it is closed before the memory of its operations is freed.
     endpoint: Endpoint,
     queue: TaggedQueue,
     av: Arc<AddressVector>,
-    /// Names that are in it.
+    /// Endpoint names in the address vector.
     known: HashMap<Box<[u8]>, Addr>,
     send: TaggedSend,
     recv: TaggedRecv,
     inject: Option<Inject>,
-    /// Where the provider hands several sends to the card at once when it is told that more follow.
+    /// For providers that post several sends with one doorbell (`FI_MORE`).
     send_message: Option<WithMessage>,
-    /// None where the provider cannot look (`FI_PEEK`).
+    /// None where the provider has no `FI_PEEK`.
     peek: Option<WithMessage>,
     inject_size: usize,
-    /// The provider says from whom a message is.
+    /// The provider reports the senders of messages (`FI_SOURCE`).
     knows_senders: bool,
     records: Vec<Record>,
     /// One for each record; boxed, because the provider keeps pointers to them.
     #[allow(clippy::vec_box)]
     contexts: Vec<Box<Context>>,
     free: Vec<u32>,
-    /// Room for completions and their senders.
+    /// Buffers for completions and their senders.
     batch: Box<[TaggedCompletion; BATCH]>,
     senders: [bindings::fi_addr_t; BATCH],
     name: Vec<u8>,
@@ -80,7 +80,7 @@ pub(crate) struct ProviderTags {
     max_message: usize,
 }
 
-// SAFETY: everything behind the function pointers is Send; the provider's part of the contexts is touched by the provider alone.
+// SAFETY: the function pointers are to code of the provider, which any thread may call; only the provider uses its part of the contexts.
 unsafe impl std::marker::Send for ProviderTags {}
 
 impl ProviderTags {
@@ -99,7 +99,7 @@ impl ProviderTags {
         endpoint.bind_av(&av)?;
         endpoint.bind_cq(queue.queue(), bindings::FI_TRANSMIT | bindings::FI_RECV)?;
         endpoint.enable()?;
-        // SAFETY: open until drop.
+        // SAFETY: `endpoint` is open until it is dropped, and its operations tables live as long.
         let table = unsafe { (*endpoint.as_ptr()).tagged };
         let send = entry!(lib, table, fi_ops_tagged, send, "fi_tsend")?;
         let recv = entry!(lib, table, fi_ops_tagged, recv, "fi_trecv")?;
@@ -155,7 +155,8 @@ impl ProviderTags {
     /// The operation that was posted with `context`.
     fn index_of(context: *mut c_void) -> u32 {
         let context: *const Context = context.cast_const().cast();
-        // SAFETY: contexts are pointers to our boxes, which live as long as the endpoint; this field is never written.
+        // SAFETY: every operation was posted with a pointer to one of `contexts`, which live until the endpoint is closed; this field is
+        // never written after its creation.
         unsafe { (*context).index }
     }
 
@@ -169,7 +170,7 @@ impl ProviderTags {
             Usage::Send(body) => events.push(Event::Sent { token, body, result: Ok(()) }),
             Usage::Receive(mut bytes) => {
                 let len = completion.len.min(bytes.capacity());
-                // SAFETY: the provider wrote that many bytes at its start, and the capacity has them.
+                // SAFETY: the provider initialised `len` bytes from the start of the buffer, and the length stays within its capacity.
                 unsafe { bytes.set_len(len) };
                 events.push(Event::Received { token, bytes, tag: completion.tag, from, result: Ok(()) });
             }
@@ -180,7 +181,7 @@ impl ProviderTags {
 
     fn fail(&mut self, failure: CompletionError, events: &mut Vec<Event>) {
         if failure.context.is_null() {
-            log::debug!("a failure without an operation: {}", failure.into_error("fi_cq_read"));
+            log::debug!("a failed completion without an operation: {}", failure.into_error("fi_cq_read"));
             return;
         }
         let (token, usage) = self.release(Self::index_of(failure.context));
@@ -212,7 +213,7 @@ impl ProviderTags {
         }
     }
 
-    /// Sends a short message that the provider may keep until the next.
+    /// Sends a short message, with the doorbell left to the next send.
     fn send_with_more(&mut self, send: WithMessage, to: Addr, tag: u64, body: Payload, token: u64) -> SendResult {
         let bytes = body.as_slice();
         let bytes = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -228,8 +229,8 @@ impl ProviderTags {
             data: 0,
         };
         let flags = bindings::FI_INJECT | bindings::FI_MORE | bindings::FI_COMPLETION;
-        // SAFETY: open endpoint; message and bytes live over the call, which copies them (FI_INJECT); the context stays until the
-        // completion or the close of the endpoint.
+        // SAFETY: the endpoint is open; message and bytes live over the call, which copies them (FI_INJECT); the context lives until
+        // the endpoint is closed.
         let code = unsafe { send(self.endpoint.as_ptr(), &message, flags) };
         if code != 0 {
             self.release(index);
@@ -237,7 +238,7 @@ impl ProviderTags {
         self.copied("fi_tsendmsg", code, body)
     }
 
-    /// What became of a send whose bytes the provider has copied, if it took it.
+    /// The result of a send whose bytes the provider copies.
     fn copied(&self, call: &'static str, code: isize, body: Payload) -> SendResult {
         match code {
             0 => SendResult::Done(body),
@@ -252,7 +253,7 @@ impl ProviderTags {
     }
 }
 
-/// Providers that heed `FI_MORE` by ringing the card's doorbell once.
+/// Providers that ring the doorbell of the card once for several sends (`FI_MORE`).
 const ONE_DOORBELL: [&str; 2] = ["efa", "softefa"];
 
 const RETRY: isize = -(bindings::FI_EAGAIN as isize);
@@ -275,19 +276,23 @@ impl Transport for ProviderTags {
     }
 
     fn payload_window(&self) -> usize {
-        // Through a stream all go one behind the other; other providers have several under way at a time, and want them.
+        // A stream carries one payload after the other. Other providers carry several payloads at a time.
         if self.provider.starts_with("tcp") { PAYLOAD_WINDOW } else { usize::MAX }
     }
 
     fn can_discard_stale(&self) -> bool {
-        // rxm would read the bytes of an announced message from whoever is there now, who then loses the connection.
+        // rxm would read the payload of a long message from the new endpoint, whose connection breaks then.
         !self.provider.contains("ofi_rxm")
     }
 
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
-        // Of fixed formats the provider reads as many bytes as ours has.
+        // The provider reads as many bytes as its own address has.
         if name.len() != self.name.len() && !self.names_are_text {
-            let what = format!("a peer's address has {} bytes, ours {}: another provider", name.len(), self.name.len());
+            let what = format!(
+                "a peer's address has {} bytes, this endpoint's {}: they are of different providers",
+                name.len(),
+                self.name.len()
+            );
             return Err(Error::Argument { what });
         }
         if let Some(addr) = self.known.get(name) {
@@ -306,16 +311,16 @@ impl Transport for ProviderTags {
         }
         if let Some(inject) = self.inject.filter(|_| small) {
             let bytes = body.as_slice();
-            // SAFETY: open endpoint; the bytes live over the call, which copies them.
+            // SAFETY: the endpoint is open; the bytes live over the call, which copies them.
             let code = unsafe { inject(endpoint, bytes.as_ptr().cast(), bytes.len(), to.0, tag) };
             return self.copied("fi_tinject", code, body);
         }
-        // A word lies in the payload itself, which moves.
+        // The bytes of a word are inside the payload, which moves.
         let body = if body.is_word() { Payload::from(body.as_slice().to_vec()) } else { body };
         let (data, len, send) = (body.as_slice().as_ptr().cast(), body.len(), self.send);
         let (index, context) = self.begin(token, Usage::Send(body));
-        // SAFETY: open endpoint; context and bytes stay where they are and unchanged until the completion or the close of
-        // the endpoint: the record alone owns the payload meanwhile, whose bytes are on the heap or static.
+        // SAFETY: the endpoint is open; `records` owns the payload, whose bytes are on the heap or static, and the context lives in
+        // `contexts`: both stay until the completion or the close of the endpoint.
         let code = unsafe { send(endpoint, data, len, ptr::null_mut(), to.0, tag, context) };
         if code == 0 {
             return SendResult::Posted;
@@ -341,8 +346,8 @@ impl Transport for ProviderTags {
         let from = from.map_or(bindings::FI_ADDR_UNSPEC, |addr| addr.0);
         let data = buffer.as_mut_ptr().cast();
         let (index, context) = self.begin(token, Usage::Receive(buffer));
-        // SAFETY: open endpoint; the vector's memory has room for `len` bytes and is owned by the record alone until the
-        // completion or the close of the endpoint.
+        // SAFETY: the endpoint is open; `records` owns the buffer, which has `len` bytes of capacity, until the completion or the close of
+        // the endpoint.
         let code = unsafe { recv(endpoint, data, len, ptr::null_mut(), from, pattern.tag, pattern.ignore, context) };
         if code == 0 {
             return ReceiveResult::Posted;
@@ -368,7 +373,7 @@ impl Transport for ProviderTags {
             context,
             data: 0,
         };
-        // SAFETY: open endpoint, a message without buffers that lives over the call; the context stays until the completion.
+        // SAFETY: the endpoint is open; the message has no buffers and lives over the call; the context lives until the endpoint is closed.
         let code = unsafe { peek(endpoint, &message, bindings::FI_PEEK | bindings::FI_COMPLETION) };
         if code == 0 {
             return true;
@@ -383,13 +388,13 @@ impl Transport for ProviderTags {
 
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
         let lib = self.endpoint.domain().library();
-        // SAFETY: open until drop.
+        // SAFETY: `endpoint` is open until it is dropped, and its operations tables live as long.
         let ops = unsafe { (*self.endpoint.as_ptr()).ops };
         let Ok(cancel) = entry!(lib, ops, fi_ops_ep, cancel, "fi_cancel") else { return };
         for (record, context) in self.records.iter().zip(&self.contexts) {
             if matches!(record.usage, Usage::Receive(_)) && which(record.token) {
                 let context = ptr::from_ref(&**context).cast_mut();
-                // SAFETY: open endpoint; the context of an operation under way, or one that has just completed.
+                // SAFETY: the endpoint is open; the context belongs to an operation that was posted, and lives until the close.
                 let code = unsafe { cancel(self.endpoint.as_ptr().cast(), context.cast()) };
                 if code != 0 {
                     log::debug!("fi_cancel: {code}");

@@ -1,9 +1,9 @@
-//! Tagged messages for providers that have none, or none that can be relied on: matching of our own over [`ferrogin_datagram`].
+//! Software tag matching over [datagrams](ferrogin_datagram), for providers whose tagged messages are missing, slow or unreliable.
 //!
-//! A message that fits into one datagram travels in one, short ones several together (see [`super::records`]). A longer one is
-//! announced; when a receive matches, the receiver clears it. Then the bytes go straight from the sender's buffer: if both ends can,
-//! as one tagged message of the provider, for which the receiver has posted its own memory before it cleared; otherwise in pieces, in
-//! any order, each saying where it belongs. So nothing long is ever kept unmatched.
+//! An eager message fits into one datagram; short ones share a datagram (see [`records`]). A longer message starts with an RTS. When the RTS
+//! matches a receive, the receiver answers with a CTS, and the payload goes out of the sender's buffer: as one tagged message of the
+//! provider into the receiver's buffer, which was posted before the CTS, if both ends can (`direct`); otherwise in data records, in any
+//! order, each with its offset. So no long message is ever buffered without a receive.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
@@ -22,20 +22,19 @@ use crate::proto::transport::{
 use crate::{Config, Matching, Payload};
 use records::{HEADER, Header, Kind, MAX_INLINE, RECORDS, Records};
 
-/// Bytes of a piece, if the provider carries that much.
+/// Payload bytes of a datagram, if the provider carries that many.
 const DATA_BYTES: usize = 64 << 10;
-/// Room that the provider's largest message has beyond records and a piece: prefix, name.
+/// Bytes of a datagram beyond its records and payload: prefix and name.
 const OVERHEAD: usize = 256;
-/// Longest message; offsets have 64 bits.
+/// Bytes of the longest message; offsets have 64 bits.
 const MAX_MESSAGE: usize = 1 << 40;
-/// Unmatched messages that one peer may have here, of 64 KiB at most each: several times what a writer has unread. Beyond, it is too far
-/// ahead of its reader.
+/// Unmatched messages of one peer, each of 64 KiB at most: several times the window of unread messages. Further messages are dropped.
 const MAX_UNMATCHED: usize = 16 * UNREAD_WINDOW as usize;
-/// Bits of a receive's number: providers keep the highest bits of tags for themselves.
+/// Bits of a receive's number, which is a tag: providers use the highest bits of tags themselves.
 const RECEIVE_IDS: u64 = (1 << 62) - 1;
-/// In tokens: it is a message that goes at once, not a datagram.
+/// Flag in a token: the send is a direct payload and not a datagram.
 const LONG: u64 = 1 << 32;
-/// Time that peers get to hear that the endpoint is closed.
+/// Time for peers to confirm that the endpoint closes.
 const CLOSE_GRACE: Duration = Duration::from_millis(100);
 
 /// A receive that waits for a message.
@@ -44,7 +43,7 @@ struct Posted {
     buffer: Vec<u8>,
     len: usize,
     token: u64,
-    /// It is for messages of one peer.
+    /// The receive matches messages of one peer.
     directed: bool,
 }
 
@@ -63,10 +62,10 @@ impl Unmatched {
     }
 }
 
-/// A receive whose bytes come in.
+/// A matched receive of a long message whose payload has not arrived completely.
 struct Rendezvous {
     from: Peer,
-    /// Lent to the endpoint if they come at once.
+    /// The endpoint uses it if the payload is direct.
     buffer: Vec<u8>,
     direct: bool,
     total: usize,
@@ -75,69 +74,69 @@ struct Rendezvous {
     token: u64,
 }
 
-/// A send that is not over.
+/// A send that has not ended.
 struct PendingSend {
     to: Peer,
     body: Payload,
     token: u64,
     tag: u64,
-    /// None until the receiver clears it; then its number of the receive and how far pieces went out.
+    /// The receiver's number of the receive, and how many bytes were sent; None before the CTS.
     cts: Option<(u64, usize)>,
-    /// The rest goes at once instead of in pieces.
+    /// The payload goes as one tagged message of the provider.
     direct: bool,
-    /// Datagrams that are lent to the endpoint.
+    /// Sends that the endpoint has not completed.
     in_flight: usize,
-    /// The first record (whole or announce) is out, or open.
+    /// The first record (eager or RTS) is sent or in the batch.
     started: bool,
-    /// It is among what is `ahead`.
+    /// The message counts in [`PeerState::unstarted`].
     unstarted: bool,
     error: Option<Error>,
-    /// Nothing more will be sent.
+    /// Nothing more is sent.
     over: bool,
 }
 
-/// Records for a peer that have not gone out: see [`State::say`].
+/// Records for one peer that are not sent yet: see [`State::append_record`].
 #[derive(Default)]
 struct Batch {
     records: Vec<u8>,
-    /// The peer is among those to be flushed.
+    /// The peer is in [`State::unflushed`].
     queued: bool,
-    /// There are others than announcements, and lengths before them.
+    /// The batch has records other than RTS and the lengths before them.
     urgent: bool,
-    /// Bytes of the messages that are announced.
+    /// Bytes of the messages whose RTS are in the batch.
     rts_bytes: usize,
 }
 
 impl Batch {
-    /// They went out, or are dropped.
+    /// Empties the batch.
     fn clear(&mut self) {
         self.records.clear();
         (self.urgent, self.rts_bytes) = (false, 0);
     }
 }
 
-/// What is known of one peer.
+/// The state of one peer.
 #[derive(Default)]
 struct PeerState {
     batch: Batch,
-    /// Bytes of messages that were announced, or are about to be, and have not begun.
+    /// Bytes of messages whose RTS was sent, or is in the batch, and whose payload has not started.
     unstarted: usize,
     posted: VecDeque<Posted>,
-    /// Receives with their announced messages and the bytes of those, to be cleared when less is `coming`, which was and comes at once.
+    /// Receives with the RTS that they matched and its bytes. They get a CTS when fewer direct payloads are `inbound`.
     matched_rts: VecDeque<(Posted, Header, usize)>,
     inbound: InFlight,
-    /// Cleared sends whose bytes go at once, when fewer are with the endpoint: `at_once`.
+    /// Sends with a CTS whose direct payload waits until the endpoint has fewer: `direct`.
     cts: VecDeque<u32>,
     direct: InFlight,
     unmatched: VecDeque<Unmatched>,
-    /// Nothing can be sent to it any more.
+    /// The peer cannot be reached any more.
     lost: Option<Error>,
-    /// It said so itself: what it sent before may still come.
+    /// The peer closed its endpoint: messages that it sent before may still arrive.
     closed: bool,
 }
 
 impl PeerState {
-    /// A message to it is not ahead any more.
+    /// The payload of a message to the peer starts.
     fn mark_started(&mut self, out: &mut PendingSend) {
         if std::mem::take(&mut out.unstarted) {
             self.unstarted -= out.body.len();
@@ -145,35 +144,35 @@ impl PeerState {
     }
 }
 
-/// Tags over datagrams.
+/// Software tag matching over an endpoint for datagrams.
 pub(crate) struct SoftwareTags {
-    // First, so that it is closed before the memory that it was lent goes.
+    // First, so that it is closed before the buffers that it uses are freed.
     endpoint: MessageEndpoint,
     state: State,
     name: Vec<u8>,
     provider: String,
 }
 
-/// All but the endpoint.
+/// Everything but the endpoint.
 struct State {
-    /// Bytes of a piece, of the records of a datagram, and of the longest message that goes among them.
+    /// Largest payload and records of a datagram, and the longest inline message, bytes.
     data_bytes: usize,
     records: usize,
     max_inline: usize,
     peers: Vec<PeerState>,
-    /// Those with open records; and whether some found no slot.
+    /// Peers with records that are not sent; and whether the endpoint had no slot for some.
     unflushed: Vec<Peer>,
     full: bool,
-    /// Receives for messages of anyone.
+    /// Receives for messages of any peer.
     any_source: VecDeque<Posted>,
     sends: HashMap<u32, PendingSend>,
     rendezvous: HashMap<u64, Rendezvous>,
-    /// Rooms that are lent to the endpoint for receives that were given up, and from whom how many bytes would come.
+    /// Buffers of cancelled receives that the endpoint still uses: the peer, the buffer, and the bytes of the payload.
     abandoned: HashMap<u64, (Peer, Vec<u8>, usize)>,
     next_number: u32,
-    /// Sends with datagrams still to be given to the endpoint.
+    /// Sends that the endpoint had no slot for.
     waiting: VecDeque<u32>,
-    /// Answers that found no room.
+    /// Answers that the endpoint had no slot for.
     replies: VecDeque<(Peer, Header)>,
     events: Vec<Event>,
 }
@@ -243,9 +242,9 @@ impl State {
         &mut self.peers[peer.index()]
     }
 
-    /// A number for a send.
+    /// An unused number for a send.
     fn free_number(&mut self) -> u32 {
-        // Some may have waited for a receive since the numbers began anew.
+        // After a wrap, sends with low numbers may still wait for their receives.
         while self.sends.contains_key(&self.next_number) {
             self.next_number = self.next_number.wrapping_add(1);
         }
@@ -254,7 +253,7 @@ impl State {
         number
     }
 
-    /// Opens a record to a peer. It goes out with [`State::flush`], with a longer message, or when there is no room for another.
+    /// Appends a record to a peer's batch. The batch is sent by [`State::flush`], with a longer message, or when it is full.
     fn append_record(
         &mut self,
         outbox: &mut Outbox<'_>,
@@ -275,7 +274,7 @@ impl State {
         Ok(())
     }
 
-    /// Sends the open records to a peer.
+    /// Sends the batch to a peer.
     fn flush_to(&mut self, outbox: &mut Outbox<'_>, to: Peer) -> Result<(), SendError> {
         let batch = &mut self.peers[to.index()].batch;
         if batch.records.is_empty() {
@@ -288,7 +287,7 @@ impl State {
         result
     }
 
-    /// Sends the open records to a peer, and behind them one whose bytes are the payload of the datagram, from where they lie.
+    /// Sends the batch to a peer and a last record, whose bytes are the payload of the datagram and are not copied.
     ///
     /// # Safety
     /// As [`Outbox::send_borrowed`].
@@ -306,7 +305,7 @@ impl State {
         let batch = &mut self.peers[to.index()].batch;
         let before = batch.records.len();
         batch.records.extend_from_slice(&header.emit());
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller keeps the bytes valid, as this function's contract asks.
         let result = unsafe { outbox.send_borrowed(to, &batch.records, data, len, token) };
         if result == Err(SendError::Full) {
             batch.records.truncate(before);
@@ -316,12 +315,12 @@ impl State {
         result
     }
 
-    /// Sends open records, as far as there are slots and unless they can wait.
+    /// Sends the batches that cannot wait, as far as the endpoint has slots.
     fn flush(&mut self, outbox: &mut Outbox<'_>) {
         self.full = false;
         let mut unflushed = std::mem::take(&mut self.unflushed);
         unflushed.retain(|to| {
-            // Those that are gone are told as lost.
+            // The endpoint reports a peer that is gone as lost.
             let full = !self.can_wait(*to) && self.flush_to(outbox, *to) == Err(SendError::Full);
             self.full |= full;
             let batch = &mut self.peers[to.index()].batch;
@@ -331,14 +330,14 @@ impl State {
         self.unflushed = unflushed;
     }
 
-    /// The open records are announcements alone, the stream is busy, and the peer has enough other messages to clear meanwhile:
-    /// every datagram costs the stream a packet of its own. They go when less is ahead, and are then few datagrams.
+    /// A batch can wait while it has RTS alone, direct payloads keep the stream busy, and the peer has enough other RTS to answer. Every
+    /// datagram costs the stream a packet; the batch is sent later, in few datagrams.
     fn can_wait(&self, to: Peer) -> bool {
         let PeerState { batch, direct, unstarted, .. } = &self.peers[to.index()];
         !batch.urgent && direct.bytes() > 0 && unstarted.saturating_sub(batch.rts_bytes) >= PAYLOAD_WINDOW
     }
 
-    /// Gives as much of a send to the endpoint as it takes; false when it has no slot.
+    /// Gives as much of a send to the endpoint as it takes; false when the endpoint has no slot.
     fn push(&mut self, outbox: &mut Outbox<'_>, number: u32) -> bool {
         loop {
             let Some(out) = self.sends.get(&number) else { return true };
@@ -362,13 +361,14 @@ impl State {
             let sent = if kind == Kind::Rts {
                 self.append_record(outbox, peer, &header, &[])
             } else if long {
-                // What is said about others does not wait behind it.
+                // Records for other messages do not wait behind the payload.
                 let said = if self.can_wait(peer) { Ok(()) } else { self.flush_to(outbox, peer) };
-                // SAFETY: as below.
+                // SAFETY: the payload's bytes are on the heap or static, because `send` copies words inline; `sends` keeps them
+                // until every send of them has completed.
                 said.and_then(|()| unsafe { outbox.send_long(peer, tag, data, len, token | LONG) })
             } else {
-                // SAFETY: the payload's bytes are on the heap or static (`send` saw to that), and the entry keeps them until
-                // every loan has come back.
+                // SAFETY: the payload's bytes are on the heap or static, because `send` copies words inline; `sends` keeps them
+                // until every send of them has completed.
                 unsafe { self.send_borrowed_record(outbox, peer, &header, (data, len), token) }
             };
             let Some(out) = self.sends.get_mut(&number) else { return true };
@@ -400,7 +400,7 @@ impl State {
         }
     }
 
-    /// Ends a send when nothing of it is lent any more.
+    /// Ends a send when the endpoint has completed all its parts.
     fn settle(&mut self, number: u32) {
         if self.sends.get(&number).is_some_and(|out| out.over && out.in_flight == 0)
             && let Some(mut out) = self.sends.remove(&number)
@@ -412,7 +412,7 @@ impl State {
         }
     }
 
-    /// A datagram came in.
+    /// A datagram arrived.
     fn datagram(&mut self, outbox: &mut Outbox<'_>, from: Peer, records: &[u8], payload: &[u8]) {
         for (header, bytes) in Records::new(records, payload) {
             self.record(outbox, from, header, bytes);
@@ -449,7 +449,7 @@ impl State {
         }
     }
 
-    /// Sends what was to be answered.
+    /// Appends the waiting answers to the batches.
     fn send_replies(&mut self, outbox: &mut Outbox<'_>) {
         while let Some((to, header)) = self.replies.pop_front() {
             if self.append_record(outbox, to, &header, &[]) == Err(SendError::Full) {
@@ -460,14 +460,14 @@ impl State {
         }
     }
 
-    /// A peer is gone: nothing more can be sent to it, and nothing comes unless it said so itself.
+    /// A peer is gone: nothing more can be sent to it. Messages still arrive only if it closed its endpoint itself.
     fn peer_lost(&mut self, outbox: &Outbox<'_>, peer: Peer, reason: &LostReason) {
         let error = lost(reason);
         let state = self.peer(peer);
         state.lost = Some(error.clone());
         state.closed = *reason == LostReason::Closed;
         state.batch.clear();
-        // It will not be cleared any more.
+        // A long message that the peer did not send will not arrive.
         state.unmatched.retain(|message| matches!(message, Unmatched::Eager(..)));
         let hit: Vec<u32> = self.sends.iter().filter(|(_, out)| out.to == peer).map(|(number, _)| *number).collect();
         for number in hit {
@@ -493,7 +493,7 @@ impl State {
         }
     }
 
-    /// A lent payload came back.
+    /// The endpoint completed the send of a payload.
     fn send_completed(&mut self, outbox: &mut Outbox<'_>, peer: Peer, token: u64, good: bool) {
         let number = token as u32;
         if let Some(out) = self.sends.get_mut(&number) {
@@ -510,8 +510,7 @@ impl State {
         self.settle(number);
     }
 
-    /// Gives the endpoint cleared messages that go at once: few at a time, so that announcements and clearances, which keep the
-    /// other end going, do not wait behind all of them.
+    /// Gives the endpoint direct payloads that have a CTS, a few at a time: so RTS and CTS of other messages do not wait behind all of them.
     fn start_direct_sends(&mut self, outbox: &mut Outbox<'_>, peer: Peer) {
         loop {
             let state = self.peer(peer);
@@ -526,7 +525,7 @@ impl State {
         }
     }
 
-    /// Gives the endpoint more of a send, now or when it has room.
+    /// Gives the endpoint more of a send, now or when it has a slot.
     fn continue_send(&mut self, outbox: &mut Outbox<'_>, number: u32) {
         if !self.push(outbox, number) {
             self.waiting.push_back(number);
@@ -578,7 +577,7 @@ impl Transport for SoftwareTags {
                 Err(error) => SendResult::Failed(body, reset(error.to_string())),
             };
         }
-        // One for the records before it, and one for itself: nothing that is sent later overtakes it.
+        // One slot for the batch before it and one for the message: no later message overtakes it.
         if self.endpoint.free_slots() < 2 {
             return SendResult::Retry(body);
         }
@@ -685,14 +684,14 @@ impl Transport for SoftwareTags {
     }
 
     fn wait_fd(&self) -> Option<RawFd> {
-        // What has to be offered again is not waited for: nothing tells when the provider will take it.
+        // No event announces that the provider takes what it refused before: the caller must poll.
         let state = &self.state;
         let offers = !(state.waiting.is_empty() && state.replies.is_empty() && !state.full);
         self.endpoint.wait_fd().filter(|_| !offers && !self.endpoint.must_retry())
     }
 
     fn may_wait(&self) -> bool {
-        // What ended in a call other than a poll is told by the next poll.
+        // The next poll reports what ended in another call.
         self.state.events.is_empty() && self.endpoint.may_wait()
     }
 }

@@ -1,4 +1,4 @@
-//! The receiving half: messages meet receives, what is announced is cleared, and bytes come in.
+//! The receiving half: messages match receives, an RTS gets its CTS, and payloads arrive.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use super::{
     ReceiveError, Rendezvous, State, Unmatched, addr, bindings, secret,
 };
 
-/// Takes those out of a queue that `which` names.
+/// Takes the entries out of a queue that `which` selects.
 fn take_out<T>(queue: &mut VecDeque<T>, which: impl Fn(&T) -> bool) -> VecDeque<T> {
     let (out, stay) = std::mem::take(queue).into_iter().partition(which);
     *queue = stay;
@@ -32,7 +32,7 @@ impl State {
         }
     }
 
-    /// Takes the receive that a message of `from` meets.
+    /// Takes the receive that a message of `from` matches.
     fn posted_for(&mut self, from: Peer, tag: u64) -> Option<Posted> {
         let take = |queue: &mut VecDeque<Posted>| {
             let at = queue.iter().position(|posted| posted.pattern.matches(tag))?;
@@ -50,11 +50,11 @@ impl State {
         self.events.push(Event::Received { token, bytes: buffer, tag, from: Some(addr(from)), result });
     }
 
-    /// A receive meets an announced message. Few are cleared at a time: what a stream holds beyond that is only in the way of what is
-    /// said about others, and out of the cache when it is read.
+    /// A receive matches an RTS. Few messages get their CTS at a time: further payloads in the stream would only delay records of other
+    /// messages, and leave the cache before they are read.
     fn receive_rts(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, header: Header) {
         let state = self.peer(from);
-        // Receives for anyone are few, and for short messages: whoever announces one and does not send it does not keep them.
+        // Receives for any peer are few and for short messages: an RTS without its payload must not occupy one.
         let total = usize::try_from(header.total).ok().filter(|total| posted.directed && *total <= posted.len);
         match total {
             None => self.decline(outbox, from, posted, &header),
@@ -68,7 +68,7 @@ impl State {
         }
     }
 
-    /// Clears what has waited for others of that peer.
+    /// Sends the CTS of messages that waited for other payloads of that peer.
     pub(super) fn grant_waiting(&mut self, outbox: &mut Outbox<'_>, from: Peer) {
         loop {
             let state = self.peer(from);
@@ -82,20 +82,20 @@ impl State {
 
     fn grant(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, header: &Header, total: usize) {
         let Posted { mut buffer, token, .. } = posted;
-        // A number that no other peer can guess: whoever knows the tag may fill the room.
+        // A number that no other peer can guess: a sender that knows the tag can write the buffer.
         let rendezvous = secret() & RECEIVE_IDS;
         let mut direct = header.direct && !self.rendezvous.contains_key(&rendezvous);
         if direct {
             buffer.clear();
             buffer.reserve_exact(total);
-            // SAFETY: room for that many bytes on the heap, kept untouched (`filling`, then `given_up`) until the
-            // receive is over; whatever is left then is dropped after the endpoint.
+            // SAFETY: the heap buffer has `total` bytes; `rendezvous`, then `abandoned`, keeps it unused until the receive ends, and
+            // both are dropped after the endpoint.
             direct = unsafe { outbox.receive_long(rendezvous, buffer.as_mut_ptr(), total, rendezvous) };
         }
         if direct {
             self.peer(from).inbound.begin(total);
         } else {
-            // Every byte is written over: what is there need not be cleared.
+            // Data records overwrite every byte of the buffer.
             buffer.resize(total, 0);
         }
         self.rendezvous
@@ -104,7 +104,7 @@ impl State {
         self.reply(outbox, from, reply);
     }
 
-    /// Ends a receive that is too short for what was announced.
+    /// Ends a receive that is too short for a long message.
     fn decline(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, header: &Header) {
         let Posted { token, buffer: bytes, .. } = posted;
         let (tag, result) = (header.tag, Err(ReceiveError::Truncated));
@@ -126,7 +126,7 @@ impl State {
             usize::try_from(header.offset).ok().and_then(|at| rendezvous.buffer.get_mut(at..)?.get_mut(..bytes.len()));
         let missing = rendezvous.missing.checked_sub(bytes.len());
         let (Some(place), Some(missing), true) = (place, missing, header.total == rendezvous.total as u64) else {
-            log::warn!("a data_bytes that does not fit was dropped");
+            log::warn!("a data record outside its message was dropped");
             return;
         };
         place.copy_from_slice(bytes);
@@ -138,7 +138,7 @@ impl State {
         }
     }
 
-    /// A receive for a message that comes at once is over.
+    /// The receive of a direct payload ended.
     pub(super) fn direct_received(&mut self, outbox: &mut Outbox<'_>, number: u64, result: Result<usize, Error>) {
         if let Some((from, _, total)) = self.abandoned.remove(&number) {
             self.inbound_done(outbox, from, total);
@@ -150,7 +150,7 @@ impl State {
         self.inbound_done(outbox, from, total);
         let result = match result {
             Ok(len) => {
-                // SAFETY: the endpoint wrote that many bytes at its start, and the capacity has them.
+                // SAFETY: the provider initialised `len` bytes from the start of the buffer, and the length stays within its capacity.
                 unsafe { buffer.set_len(len.min(buffer.capacity())) };
                 Ok(())
             }
@@ -165,7 +165,7 @@ impl State {
         self.grant_waiting(outbox, from);
     }
 
-    /// Takes receives that are under way out: their tokens, and their rooms unless the endpoint has them.
+    /// Abandons matched receives: gives their tokens, and their buffers unless the endpoint still uses them.
     pub(super) fn abandon(&mut self, which: impl Fn(&Rendezvous) -> bool) -> Vec<(u64, Vec<u8>)> {
         let Self { rendezvous, abandoned, .. } = self;
         let over = rendezvous.extract_if(|_, rendezvous| which(rendezvous)).map(|(number, rendezvous)| {
@@ -179,8 +179,8 @@ impl State {
         over.collect()
     }
 
-    /// Takes rooms back that a peer that is gone would fill. Those of a living one stay lent until its bytes are there: without
-    /// them the provider would stop reading what it sends.
+    /// Cancels abandoned receives of a peer that is gone. Those of a live peer stay posted until its payload has arrived: without a
+    /// receive the provider would stop to read from that peer.
     pub(super) fn cancel_abandoned(&self, outbox: &Outbox<'_>, from: Peer) {
         for (number, _) in self.abandoned.iter().filter(|(_, (of, ..))| *of == from) {
             outbox.cancel_long(*number);
@@ -194,14 +194,14 @@ impl State {
         }
     }
 
-    /// An unmatched message of `from` that a pattern takes.
+    /// Takes the first unmatched message of `from` that a pattern matches.
     pub(super) fn unmatched(&mut self, from: Peer, pattern: Pattern) -> Option<Unmatched> {
         let queue = &mut self.peer(from).unmatched;
         let at = queue.iter().position(|message| pattern.matches(message.tag()))?;
         queue.remove(at)
     }
 
-    /// Ends receives early.
+    /// Cancels receives.
     pub(super) fn cancel(&mut self, outbox: &mut Outbox<'_>, which: &dyn Fn(u64) -> bool) {
         let mut over = Vec::new();
         let queues = self.peers.iter_mut().map(|state| &mut state.posted).chain([&mut self.any_source]);
@@ -211,7 +211,7 @@ impl State {
         }
         for index in 0..self.peers.len() {
             let peer = Peer::from_index(index);
-            // Their messages can meet other receives, before those that came later.
+            // Their messages can match other receives, before later messages do.
             let mut before = Vec::new();
             for (posted, header, _) in take_out(&mut self.peers[index].matched_rts, |(posted, ..)| which(posted.token))
             {

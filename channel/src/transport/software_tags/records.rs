@@ -1,42 +1,69 @@
-//! What our own matching puts into a datagram: records, one behind the other.
+//! Records: what software matching puts into a datagram, one behind the other.
 //!
-//! Short messages, announcements and answers to one peer that are said together travel together: a message's length and its
-//! bytes are one datagram, and so are the lengths of several. A record begins with these 32 bytes, little endian:
-//!
-//! ```text
-//! 0  kind    u8    1 whole, 2 announce, 3 clear, 4 piece, 5 decline (the receive was too short)
-//! 1  flags   u8    bit 0: announce: it can come as one tagged message; clear: it shall
-//!                  bit 1: whole: its bytes follow; otherwise they are the payload of the datagram, and this record is the last
-//! 2  (zero)  u8 * 2
-//! 4  number  u32   announce, clear, decline: the sender's number of the message
-//! 8  tag     u64   whole, announce: the tag; clear, piece: the receiver's number of the receive, the tag of the one message
-//! 16 total   u64   bytes of the message
-//! 24 offset  u64   piece: where it belongs
-//! ```
-//!
-//! The bytes of a piece are the payload of its datagram, and its record is the last.
+//! Short messages, and the control data of long messages, travel together if they go to one peer at about the same time. A record is a
+//! [`RecordHeader`], and the bytes of an inline eager message. The bytes of another eager message or of a data record are the payload of
+//! the datagram; that record is the last one in its datagram.
 
-/// Bytes of a record without the message's own.
-pub(super) const HEADER: usize = 32;
+use std::mem::{offset_of, size_of};
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a record's header.
+pub(super) const HEADER: usize = size_of::<RecordHeader>();
 /// Bytes of the records of a datagram.
 pub(super) const RECORDS: usize = 32 << 10;
-/// Longest message whose bytes follow its record: to copy it costs less than to lend it.
+/// The longest inline message: to copy it costs less than to send it from where it lies.
 pub(super) const MAX_INLINE: usize = 4 << 10;
 const _: () = assert!(HEADER + MAX_INLINE <= RECORDS && RECORDS <= u16::MAX as usize);
 
-/// Flags: as one tagged message; the bytes follow.
+/// Flag: the payload goes as one tagged message of the provider. In an RTS it may, in a CTS it must.
 const DIRECT: u8 = 1;
-const INLINE_DATA: u8 = 2;
+/// Flag of an eager message: its bytes follow the header.
+const INLINE: u8 = 2;
 
+/// The header of a record, as it is sent.
+#[derive(Clone, Copy, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RecordHeader {
+    kind: u8,
+    flags: u8,
+    reserved: U16,
+    /// RTS, CTS, decline: the sender's number of the message.
+    number: U32,
+    /// Eager, RTS: the tag. CTS, data: the receiver's number of the receive, which is also the tag of a direct payload.
+    tag: U64,
+    /// Bytes of the message.
+    total: U64,
+    /// Data: where the bytes belong.
+    offset: U64,
+}
+
+const _: () = {
+    assert!(HEADER == 32);
+    assert!(offset_of!(RecordHeader, flags) == 1);
+    assert!(offset_of!(RecordHeader, number) == 4);
+    assert!(offset_of!(RecordHeader, tag) == 8);
+    assert!(offset_of!(RecordHeader, total) == 16);
+    assert!(offset_of!(RecordHeader, offset) == 24);
+};
+
+/// Kinds of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// A whole message.
     Eager = 1,
+    /// Request to send: a long message has a sender.
     Rts = 2,
+    /// Clear to send: the long message has a receive.
     Cts = 3,
+    /// A part of a long message.
     Data = 4,
+    /// The receive is too short for the long message.
     Decline = 5,
 }
 
+/// The header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub kind: Kind,
@@ -54,28 +81,36 @@ impl Header {
     }
 
     pub fn emit(&self) -> [u8; HEADER] {
-        let mut out = [0; HEADER];
-        out[0] = self.kind as u8;
-        out[1] = if self.direct { DIRECT } else { 0 } | if self.inline { INLINE_DATA } else { 0 };
-        out[4..8].copy_from_slice(&self.number.to_le_bytes());
-        out[8..16].copy_from_slice(&self.tag.to_le_bytes());
-        out[16..24].copy_from_slice(&self.total.to_le_bytes());
-        out[24..32].copy_from_slice(&self.offset.to_le_bytes());
-        out
+        let header = RecordHeader {
+            kind: self.kind as u8,
+            flags: if self.direct { DIRECT } else { 0 } | if self.inline { INLINE } else { 0 },
+            reserved: 0.into(),
+            number: self.number.into(),
+            tag: self.tag.into(),
+            total: self.total.into(),
+            offset: self.offset.into(),
+        };
+        zerocopy::transmute!(header)
     }
 
-    fn parse(bytes: &[u8; HEADER]) -> Option<Self> {
+    /// None for an unknown kind.
+    fn parse(header: &RecordHeader) -> Option<Self> {
         let kind = [Kind::Eager, Kind::Rts, Kind::Cts, Kind::Data, Kind::Decline]
             .into_iter()
-            .find(|kind| *kind as u8 == bytes[0])?;
-        let word = |at: usize| bytes[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);
-        let number = bytes[4..].first_chunk().copied().map_or(0, u32::from_le_bytes);
-        let (direct, inline) = (bytes[1] & DIRECT != 0, bytes[1] & INLINE_DATA != 0 && kind == Kind::Eager);
-        Some(Self { kind, direct, inline, number, tag: word(8), total: word(16), offset: word(24) })
+            .find(|kind| *kind as u8 == header.kind)?;
+        Some(Self {
+            kind,
+            direct: header.flags & DIRECT != 0,
+            inline: header.flags & INLINE != 0 && kind == Kind::Eager,
+            number: header.number.get(),
+            tag: header.tag.get(),
+            total: header.total.get(),
+            offset: header.offset.get(),
+        })
     }
 }
 
-/// The records of a datagram, in order, each with its bytes; ends early, with a line in the log, where they make no sense.
+/// The records of a datagram, in order, each with its bytes. A malformed record ends the iteration, with a line in the log.
 pub(super) struct Records<'a> {
     records: &'a [u8],
     payload: &'a [u8],
@@ -87,7 +122,7 @@ impl<'a> Records<'a> {
     }
 
     fn take(&mut self) -> Option<(Header, &'a [u8])> {
-        let (header, rest) = self.records.split_first_chunk()?;
+        let (header, rest) = RecordHeader::ref_from_prefix(self.records).ok()?;
         let header = Header::parse(header)?;
         let len = if header.inline { usize::try_from(header.total).ok()? } else { 0 };
         let (inline, rest) = rest.split_at_checked(len)?;
@@ -111,7 +146,7 @@ impl<'a> Iterator for Records<'a> {
         }
         let next = self.take();
         if next.is_none() {
-            log::warn!("what is left of a datagram was dropped: {} bytes make no sense", self.records.len());
+            log::warn!("the rest of a datagram was dropped: its {} bytes are malformed", self.records.len());
             self.records = &[];
         }
         next
@@ -122,6 +157,10 @@ impl<'a> Iterator for Records<'a> {
 mod tests {
     use super::*;
 
+    fn parse(bytes: &[u8; HEADER]) -> Option<Header> {
+        Header::parse(RecordHeader::ref_from_bytes(bytes).ok()?)
+    }
+
     #[test]
     fn header_round_trips_golden_bytes() {
         let header = Header { direct: true, offset: 0x33, ..Header::new(Kind::Cts, 0x0102_0304, 0x11, 0x22) };
@@ -129,14 +168,14 @@ mod tests {
         golden[..8].copy_from_slice(&[3, 1, 0, 0, 4, 3, 2, 1]);
         (golden[8], golden[16], golden[24]) = (0x11, 0x22, 0x33);
         assert_eq!(header.emit(), golden);
-        assert_eq!(Header::parse(&golden), Some(header));
+        assert_eq!(parse(&golden), Some(header));
         golden[0] = 9;
-        assert_eq!(Header::parse(&golden), None);
-        let whole = Header { inline: true, ..Header::new(Kind::Eager, 0, 5, 8) };
-        assert_eq!((whole.emit()[0], whole.emit()[1], Header::parse(&whole.emit())), (1, 2, Some(whole)));
+        assert_eq!(parse(&golden), None);
+        let eager = Header { inline: true, ..Header::new(Kind::Eager, 0, 5, 8) };
+        assert_eq!((eager.emit()[0], eager.emit()[1], parse(&eager.emit())), (1, 2, Some(eager)));
     }
 
-    fn whole(tag: u64, bytes: &[u8]) -> Vec<u8> {
+    fn eager(tag: u64, bytes: &[u8]) -> Vec<u8> {
         let header = Header { inline: true, ..Header::new(Kind::Eager, 0, tag, bytes.len()) };
         [&header.emit()[..], bytes].concat()
     }
@@ -147,9 +186,9 @@ mod tests {
 
     #[test]
     fn records_keep_order_and_bytes() {
-        let announce = Header::new(Kind::Rts, 1, 7, 1 << 20).emit();
+        let rts = Header::new(Kind::Rts, 1, 7, 1 << 20).emit();
         let last = Header::new(Kind::Eager, 0, 9, 4).emit();
-        let records = [&whole(5, b"abc")[..], &whole(6, b""), &announce, &last].concat();
+        let records = [&eager(5, b"abc")[..], &eager(6, b""), &rts, &last].concat();
         let expected = [(5, b"abc".to_vec()), (6, Vec::new()), (7, Vec::new()), (9, b"rest".to_vec())];
         assert_eq!(tags(&records, b"rest"), expected);
         assert_eq!(tags(&[], b"rest"), []);
@@ -157,12 +196,12 @@ mod tests {
 
     #[test]
     fn malformed_record_ends_iteration() {
-        let good = whole(5, b"abc");
+        let good = eager(5, b"abc");
         let one = [(5, b"abc".to_vec())];
         let unknown = [9; HEADER];
         assert_eq!(tags(&[&good[..], &unknown].concat(), b""), one);
         assert_eq!(tags(&[&good[..], &good[..HEADER - 1]].concat(), b""), one);
-        // Fewer bytes than it says, as many as no memory has, and a piece in the middle.
+        // Fewer bytes than the header states, more bytes than any memory has, and a data record in the middle.
         assert_eq!(tags(&[&good[..], &good[..HEADER + 2]].concat(), b""), one);
         let endless = Header { inline: true, total: u64::MAX, ..Header::new(Kind::Eager, 0, 6, 0) }.emit();
         assert_eq!(tags(&[&good[..], &endless, &good].concat(), b""), one);

@@ -1,4 +1,4 @@
-//! Our own matching over real datagrams, two endpoints in one process; and a peer by hand that keeps to nothing.
+//! Software matching over real datagrams: two endpoints in one process, and raw peers that send any record.
 
 use std::path::Path;
 use std::time::Instant;
@@ -20,17 +20,17 @@ fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
     found
 }
 
-fn open_to_lose(lib: &Arc<Libfabric>, lost_after: Duration) -> SoftwareTags {
+fn open_with_limit(lib: &Arc<Libfabric>, lost_after: Duration) -> SoftwareTags {
     SoftwareTags::open(lib, &Config { ping_after: Duration::from_millis(100), lost_after, ..Config::default() })
         .unwrap()
 }
 
-/// Gives nobody up because the machine is busy.
+/// With a limit for silent peers that a busy machine does not reach.
 fn open(lib: &Arc<Libfabric>) -> SoftwareTags {
-    open_to_lose(lib, LIMIT)
+    open_with_limit(lib, LIMIT)
 }
 
-/// Polls all until `done` says so; gives what has ended at each.
+/// Polls all ends until `done`; gives the events of each.
 fn run(
     ends: &mut [&mut SoftwareTags],
     mut done: impl FnMut(&[&mut SoftwareTags], &[Vec<Event>]) -> bool,
@@ -72,7 +72,7 @@ fn send(end: &mut SoftwareTags, to: Addr, tag: u64, body: Vec<u8>, token: u64) {
     }
 }
 
-/// The receive of `token`, if it is over.
+/// The end of the receive `token`, if it ended.
 fn received(events: &[Event], token: u64) -> Option<(&[u8], &Result<(), ReceiveError>)> {
     events.iter().find_map(|event| match event {
         Event::Received { token: of, bytes, result, .. } if *of == token => Some((&bytes[..], result)),
@@ -88,7 +88,7 @@ fn long_messages_land_in_posted_buffers() {
         let buffer = Vec::with_capacity(LONG_BYTES);
         let place = buffer.as_ptr();
         assert!(matches!(b.receive(Some(from), exact(5), buffer, LONG_BYTES, 1), ReceiveResult::Posted));
-        // More than are with the endpoint at a time, posted in another order, some of them late.
+        // More messages than the window has, received in another order, some of them late.
         let last = 12u64;
         send(&mut a, to, 5, bytes(5, LONG_BYTES), 1);
         for tag in 10..=last {
@@ -128,7 +128,7 @@ fn abandoned_receive_does_not_block_others() {
         let (to, from) = (a.insert(&b.name.clone()).unwrap(), b.insert(&a.name.clone()).unwrap());
         post(&mut b, from, 1, LONG_BYTES, 1);
         send(&mut a, to, 1, bytes(1, LONG_BYTES), 1);
-        // Until it is cleared and its bytes may come.
+        // Until the CTS is sent.
         run(&mut [&mut a, &mut b], |ends, _| !ends[1].state.rendezvous.is_empty());
         b.cancel(&|token| token == 1);
         post(&mut b, from, 2, LONG_BYTES, 2);
@@ -141,11 +141,11 @@ fn abandoned_receive_does_not_block_others() {
     }
 }
 
-/// A peer by hand: announces, and hears how it shall send.
+/// A peer that sends records made by hand.
 struct RawPeer {
     endpoint: MessageEndpoint,
     to: Peer,
-    /// Records that came, and what has ended at the other.
+    /// Records that arrived, and events of the other end.
     heard: Vec<Header>,
     ended: Vec<Event>,
 }
@@ -169,7 +169,7 @@ impl RawPeer {
         self.endpoint.send(self.to, &header.emit(), payload).unwrap();
     }
 
-    /// Polls both until the answer to announcement `number` is heard.
+    /// Polls both ends until the answer to RTS `number` arrives.
     fn reply(&mut self, other: &mut SoftwareTags, number: u32) -> Header {
         let is = |heard: &Header| heard.number == number && matches!(heard.kind, Kind::Cts | Kind::Decline);
         self.drive(other, |heard, _| heard.iter().any(is));
@@ -177,8 +177,8 @@ impl RawPeer {
         self.heard.remove(at)
     }
 
-    /// Announces a message of `total` bytes and waits until it is cleared; gives the number.
-    fn announce(&mut self, other: &mut SoftwareTags, direct: bool, tag: u64, total: usize) -> u64 {
+    /// Sends an RTS of `total` bytes and waits for its CTS; gives the number of the receive.
+    fn rts(&mut self, other: &mut SoftwareTags, direct: bool, tag: u64, total: usize) -> u64 {
         let number = tag as u32;
         self.append_record(Header { direct, ..Header::new(Kind::Rts, number, tag, total) }, &[]);
         let cts = self.reply(other, number);
@@ -187,12 +187,12 @@ impl RawPeer {
         cts.tag
     }
 
-    /// Polls both until `done` says so, of what was heard here and what has ended there.
+    /// Polls both ends until `done`, for the records here and the events there.
     fn drive(&mut self, other: &mut SoftwareTags, mut done: impl FnMut(&[Header], &[Event]) -> bool) {
         self.until(other, |this, _| done(&this.heard, &this.ended));
     }
 
-    /// Polls both until `done` says so, of both.
+    /// Polls both ends until `done`.
     fn until(&mut self, other: &mut SoftwareTags, mut done: impl FnMut(&Self, &SoftwareTags) -> bool) {
         let begin = Instant::now();
         while !done(self, other) {
@@ -221,8 +221,8 @@ fn direct_message_of_wrong_length_is_detected() {
         let mut b = open(&lib);
         let (mut shorter, from) = RawPeer::new(&lib, &mut b);
         post(&mut b, from, 1, LONG_BYTES, 1);
-        let number = shorter.announce(&mut b, true, 1, LONG_BYTES);
-        // A piece into memory that the provider writes is dropped.
+        let number = shorter.rts(&mut b, true, 1, LONG_BYTES);
+        // A data record for a buffer that the provider writes is dropped.
         let header = Header::new(Kind::Data, 1, number, LONG_BYTES);
         shorter.append_record(header, &body[..1000]);
         shorter.send_long(number, &body[..LONG_BYTES - 1]);
@@ -235,7 +235,7 @@ fn direct_message_of_wrong_length_is_detected() {
 
         let (mut longer, from) = RawPeer::new(&lib, &mut b);
         post(&mut b, from, 2, LONG_BYTES, 2);
-        let number = longer.announce(&mut b, true, 2, LONG_BYTES);
+        let number = longer.rts(&mut b, true, 2, LONG_BYTES);
         longer.send_long(number, &body);
         let mut seen = None;
         longer.drive(&mut b, |_, events| {
@@ -253,7 +253,7 @@ fn peer_without_direct_sends_uses_data_records() {
         let mut b = open(&lib);
         let (mut old, from) = RawPeer::new(&lib, &mut b);
         post(&mut b, from, 1, body.len(), 1);
-        let tag = old.announce(&mut b, false, 1, body.len());
+        let tag = old.rts(&mut b, false, 1, body.len());
         for (at, data_bytes) in body.chunks(60_000).enumerate().collect::<Vec<_>>().into_iter().rev() {
             let offset = (at * 60_000) as u64;
             old.append_record(Header { offset, ..Header::new(Kind::Data, 1, tag, body.len()) }, data_bytes);
@@ -270,11 +270,11 @@ fn peer_without_direct_sends_uses_data_records() {
 #[test]
 fn peer_that_dies_before_data_frees_buffers() {
     for lib in libraries("peer_that_dies_before_data_frees_buffers") {
-        let mut b = open_to_lose(&lib, Duration::from_secs(2));
+        let mut b = open_with_limit(&lib, Duration::from_secs(2));
         let (mut dying, from) = RawPeer::new(&lib, &mut b);
         for tag in [1, 2] {
             post(&mut b, from, tag, LONG_BYTES, tag);
-            dying.announce(&mut b, true, tag, LONG_BYTES);
+            dying.rts(&mut b, true, tag, LONG_BYTES);
         }
         drop(dying);
         let over = |events: &[Event]| [1, 2].iter().all(|token| received(events, *token).is_some());
@@ -283,10 +283,10 @@ fn peer_that_dies_before_data_frees_buffers() {
             assert!(matches!(received(&events[0], token), Some((_, Err(ReceiveError::Failed(_))))), "{events:?}");
         }
         assert!(b.state.rendezvous.is_empty());
-        // Others come through.
+        // Messages of other peers arrive.
         let (mut living, from) = RawPeer::new(&lib, &mut b);
         post(&mut b, from, 3, LONG_BYTES, 3);
-        let number = living.announce(&mut b, true, 3, LONG_BYTES);
+        let number = living.rts(&mut b, true, 3, LONG_BYTES);
         let body = bytes(3, LONG_BYTES);
         living.send_long(number, &body);
         living

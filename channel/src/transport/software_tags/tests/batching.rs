@@ -1,28 +1,28 @@
-//! Records that travel together, announcements that wait for others, and peers that say nonsense or die among all this.
+//! Records that share datagrams, RTS records that wait for others, and peers that send malformed records or die meanwhile.
 
 use super::*;
 
 const MIB: usize = 1 << 20;
 const ANYTHING: Pattern = Pattern { tag: 0, ignore: u64::MAX };
 
-/// Two that know each other: each with its name for the other.
+/// Two connected ends, each with the other's address.
 fn two(lib: &Arc<Libfabric>) -> ((SoftwareTags, Addr), (SoftwareTags, Addr)) {
     let (mut a, mut b) = (open(lib), open(lib));
     let (to, from) = (a.insert(&b.name.clone()).unwrap(), b.insert(&a.name.clone()).unwrap());
     ((a, to), (b, from))
 }
 
-/// Datagrams that are under way.
+/// Datagrams in flight.
 fn datagrams(end: &mut SoftwareTags) -> usize {
     64 - end.endpoint.free_slots()
 }
 
-/// Bytes of records that have not gone out.
-fn open_records(end: &SoftwareTags) -> usize {
+/// Bytes of records that are not sent.
+fn unsent_records(end: &SoftwareTags) -> usize {
     end.state.peers[0].batch.records.len()
 }
 
-/// Tags and bytes of what was received, in order.
+/// Tags and bytes of the received messages, in order.
 fn in_order(events: &[Event]) -> Vec<(u64, &[u8])> {
     let received = |event| match event {
         &Event::Received { tag, ref bytes, result: Ok(()), .. } => Some((tag, &bytes[..])),
@@ -31,7 +31,7 @@ fn in_order(events: &[Event]) -> Vec<(u64, &[u8])> {
     events.iter().filter_map(received).collect()
 }
 
-/// Nothing is held, awaited or counted any more.
+/// Asserts that no operation, record or count remains.
 fn assert_idle(end: &SoftwareTags) {
     let State { sends, rendezvous, abandoned, waiting, replies, .. } = &end.state;
     assert!(sends.is_empty() && rendezvous.is_empty() && abandoned.is_empty());
@@ -53,14 +53,14 @@ fn short_messages_share_a_datagram() {
         }
         assert_eq!(datagrams(&mut a), 0, "they wait for others");
         a.flush();
-        assert_eq!((datagrams(&mut a), open_records(&a)), (1, 0));
-        // One that is lent takes those before it along.
+        assert_eq!((datagrams(&mut a), unsent_records(&a)), (1, 0));
+        // A borrowed send takes the records before it along.
         for tag in 200..210 {
             assert!(matches!(a.send(to, tag, body(tag).into(), tag, false), SendResult::Done(_)));
         }
         assert!(matches!(a.send(to, 210, bytes(210, 5000).into(), 210, false), SendResult::Posted));
-        assert_eq!((datagrams(&mut a), open_records(&a)), (2, 0));
-        // A poll sends what is open, too.
+        assert_eq!((datagrams(&mut a), unsent_records(&a)), (2, 0));
+        // A poll sends the batch, too.
         assert!(matches!(a.send(to, 211, body(211).into(), 211, true), SendResult::Done(_)));
         for token in 0..212 {
             assert!(matches!(b.receive(Some(from), ANYTHING, Vec::new(), 5000, token), ReceiveResult::Posted));
@@ -79,7 +79,7 @@ fn short_messages_share_a_datagram() {
 fn flood_keeps_every_message_in_order() {
     for lib in libraries("flood_keeps_every_message_in_order") {
         let ((mut a, to), (mut b, from)) = two(&lib);
-        // Nobody polls: all slots are taken in the end, and records are open that find none.
+        // Without a poll, the sends take all slots, and a batch remains.
         let body = |tag: usize| bytes(tag, [0, 900, MAX_INLINE, 30, MAX_INLINE + 1, 7, 4000][tag % 7]);
         let (mut sent, mut posted) = (0, 0);
         let mut refused = loop {
@@ -91,7 +91,7 @@ fn flood_keeps_every_message_in_order() {
             }
         };
         let flood = sent;
-        // Short ones find room a little longer.
+        // Short messages still fit into the batch.
         let word = loop {
             let word = Payload::word(sent as u64);
             match a.send(to, sent as u64, word, 0, false) {
@@ -104,7 +104,7 @@ fn flood_keeps_every_message_in_order() {
         assert_eq!((datagrams(&mut a), word.len(), refused.len() > MAX_INLINE), (64, 8, true));
         a.flush();
         assert!(
-            open_records(&a) > 0 && a.state.full && a.wait_fd().is_none(),
+            unsent_records(&a) > 0 && a.state.full && a.wait_fd().is_none(),
             "nobody sleeps while records find no slot"
         );
         let count = sent + 100;
@@ -138,7 +138,7 @@ fn flood_keeps_every_message_in_order() {
     }
 }
 
-/// A slot is left for the records before a message that is lent: both go, or neither, and nothing later comes between.
+/// A borrowed send needs a slot for the batch before it: both are sent or neither, and no later message comes between.
 #[test]
 fn borrowed_send_leaves_a_slot_for_records() {
     for lib in libraries("borrowed_send_leaves_a_slot_for_records") {
@@ -149,7 +149,7 @@ fn borrowed_send_leaves_a_slot_for_records() {
         assert!(matches!(a.send(to, 1, bytes(1, 5000).into(), 1, false), SendResult::Retry(_)));
         assert!(matches!(a.send(to, 1, bytes(1, 50).into(), 1, false), SendResult::Done(_)));
         a.flush();
-        assert_eq!((datagrams(&mut a), open_records(&a)), (64, 0));
+        assert_eq!((datagrams(&mut a), unsent_records(&a)), (64, 0));
     }
 }
 
@@ -170,7 +170,7 @@ fn every_length_arrives_by_its_protocol() {
             2 * data_bytes,
             2 * data_bytes + 1,
         ];
-        // Received before they are sent, and after.
+        // Receives posted before the sends, and after them.
         for round in [0, 100] {
             let post = |b: &mut SoftwareTags| {
                 for (tag, len) in (round..).zip(lengths) {
@@ -226,26 +226,26 @@ fn delayed_rts_records_are_always_sent() {
         post(&mut b, from, 0, MIB, 0);
         send_long(&mut a, to, 0..6);
         a.flush();
-        assert_eq!(open_records(&a), 0, "nothing is under way");
-        // The first is, and five more are with the other end.
+        assert_eq!(unsent_records(&a), 0, "nothing is under way");
+        // The first payload is in flight, and the other end has five more RTS.
         let under_way = |end: &SoftwareTags| end.state.peers[0].direct.bytes();
         run(&mut [&mut b, &mut a], |ends, _| under_way(ends[1]) > 0);
         let before = datagrams(&mut a);
         send_long(&mut a, to, 6..9);
         a.flush();
-        let held = (open_records(&a), a.state.full, datagrams(&mut a));
+        let held = (unsent_records(&a), a.state.full, datagrams(&mut a));
         assert_eq!(held, (3 * HEADER, false, before));
-        // What others wait for takes them along; what comes with a long message does not.
+        // An urgent record takes the batch along; a record with `more` does not.
         assert!(matches!(a.send(to, 100, b"length".to_vec().into(), 0, true), SendResult::Done(_)));
         a.flush();
-        assert_eq!((open_records(&a), datagrams(&mut a)), (4 * HEADER + 6, before));
+        assert_eq!((unsent_records(&a), datagrams(&mut a)), (4 * HEADER + 6, before));
         assert!(matches!(a.send(to, 101, b"now".to_vec().into(), 0, false), SendResult::Done(_)));
         a.flush();
-        assert_eq!((open_records(&a), datagrams(&mut a)), (0, before + 1));
-        // When nothing is under way any more, they go, although nobody wants what was announced before.
+        assert_eq!((unsent_records(&a), datagrams(&mut a)), (0, before + 1));
+        // Without a payload in flight the batch is sent, although the earlier RTS have no receives.
         send_long(&mut a, to, 9..12);
         a.flush();
-        assert_eq!(open_records(&a), 3 * HEADER);
+        assert_eq!(unsent_records(&a), 3 * HEADER);
         post(&mut b, from, 11, MIB, 11);
         let events = run(&mut [&mut a, &mut b], |_, events| events[1].len() == 2 && events[0].len() == 2);
         for tag in [0, 11] {
@@ -293,7 +293,7 @@ fn cts_window_is_respected() {
 }
 
 impl RawPeer {
-    /// Announces a message that can come at once, under `number`.
+    /// Sends an RTS for a direct payload, under `number`.
     fn offer(&mut self, number: u32, tag: u64, total: u64) {
         self.append_record(Header { direct: true, total, ..Header::new(Kind::Rts, number, tag, 0) }, &[]);
     }
@@ -328,7 +328,7 @@ fn cancelled_receive_leaves_message_to_next() {
         let mut b = open(&lib);
         let (mut peer, from) = RawPeer::new(&lib, &mut b);
         let body = bytes(1, 3 * MIB);
-        // Two come at a time; the third has a receive and waits, the fourth, of the same tag, has one too.
+        // Two have their CTS; the third has a receive and waits, and so does the fourth, of the same tag.
         for (number, tag) in [(1, 1), (2, 2), (3, 7), (4, 7), (5, 7)] {
             peer.offer(number, tag, 3 * MIB as u64);
         }
@@ -342,18 +342,18 @@ fn cancelled_receive_leaves_message_to_next() {
                 state.matched_rts.iter().map(|(posted, header, _)| (posted.token, header.number)).collect();
             (matched_rts, state.unmatched.len(), state.posted.len())
         };
-        // One poll may not bring all five.
+        // One poll may not receive all five.
         peer.until(&mut b, |_, b| of(b) == (vec![(3, 3)], 2, 0));
         b.cancel(&|token| token == 3);
         assert_eq!(of(&b), (Vec::new(), 3, 0));
-        // It comes before those behind it.
+        // It precedes the later messages.
         post(&mut b, from, 7, 3 * MIB, 33);
         assert_eq!(of(&b), (vec![(33, 3)], 2, 0));
         post(&mut b, from, 7, 3 * MIB, 34);
         post(&mut b, from, 7, 3 * MIB, 35);
         post(&mut b, from, 7, 3 * MIB, 36);
         assert_eq!(of(&b), (vec![(33, 3), (34, 4), (35, 5)], 0, 1));
-        // A receive that waits already gets it at once.
+        // A waiting receive gets it at once.
         b.cancel(&|token| token == 33);
         assert_eq!(of(&b), (vec![(34, 4), (35, 5), (36, 3)], 0, 0));
         for number in [first, second] {
@@ -381,7 +381,7 @@ fn records_before_a_malformed_one_are_used() {
         for token in 1..=4 {
             post(&mut b, from, token, 100, token);
         }
-        // Answers to what was never asked are nobody's.
+        // Answers without an RTS are dropped.
         let answers = [Kind::Cts, Kind::Decline].map(|kind| Header::new(kind, 0, 5, 5).emit()).concat();
         let senseless = [0xee; HEADER];
         let records = [&whole(1, b"one")[..], &answers, &whole(2, b""), &senseless, &whole(3, b"three")].concat();
@@ -404,13 +404,13 @@ fn impossible_rts_harms_no_other_peer() {
         let body = bytes(3, LONG_BYTES);
         let mut b = open(&lib);
         let (mut peer, from) = RawPeer::new(&lib, &mut b);
-        // Longer than any room, for a receive of one peer's messages and for one of anyone's.
+        // Longer than any buffer, for a directed receive and for a receive from any peer.
         for (token, total) in [(1, 1 << 63), (2, u64::MAX), (3, 101)] {
             post(&mut b, from, token, 100, token);
             peer.offer(token as u32, token, total);
             assert_eq!(peer.reply(&mut b, token as u32).kind, Kind::Decline);
         }
-        // Receives for anyone are not kept by who announces what it does not send.
+        // An RTS without its payload does not occupy a receive from any peer.
         for (number, total) in [(4, 0), (5, 100), (6, 1 << 20)] {
             assert!(matches!(b.receive(None, ANYTHING, Vec::new(), 4096, number), ReceiveResult::Posted));
             peer.offer(number as u32, 1 << 34, total);
@@ -419,7 +419,7 @@ fn impossible_rts_harms_no_other_peer() {
         let mut events = Vec::new();
         b.poll(&mut events).unwrap();
         assert!(b.state.any_source.is_empty() && b.state.rendezvous.is_empty());
-        // The same number twice, and one that has not the bytes: each receive has its own tag.
+        // A repeated number, and an RTS without a payload: each receive has its own tag.
         post(&mut b, from, 7, LONG_BYTES, 7);
         post(&mut b, from, 7, LONG_BYTES, 8);
         peer.offer(7, 7, LONG_BYTES as u64);
@@ -427,15 +427,15 @@ fn impossible_rts_harms_no_other_peer() {
         peer.offer(7, 7, LONG_BYTES as u64);
         let second = peer.reply(&mut b, 7).tag;
         assert_ne!(first, second);
-        // A stranger fills and ends nothing of theirs, and comes through itself.
-        let (mut stranger, other) = RawPeer::new(&lib, &mut b);
+        // Another peer cannot write or end these receives, and its own messages arrive.
+        let (mut other_peer, other) = RawPeer::new(&lib, &mut b);
         for header in [Header::new(Kind::Data, 7, first, LONG_BYTES), Header::new(Kind::Decline, 7, first, 0)] {
-            stranger.append_record(header, &[]);
+            other_peer.append_record(header, &[]);
         }
         post(&mut b, other, 9, LONG_BYTES, 9);
-        let number = stranger.announce(&mut b, true, 9, LONG_BYTES);
-        stranger.send_long(number, &body);
-        stranger
+        let number = other_peer.rts(&mut b, true, 9, LONG_BYTES);
+        other_peer.send_long(number, &body);
+        other_peer
             .drive(&mut b, |_, events| received(events, 9).is_some_and(|(got, result)| result.is_ok() && got == body));
         for (tag, token) in [(second, 8), (first, 7)] {
             peer.send_long(tag, &body);
@@ -448,9 +448,9 @@ fn impossible_rts_harms_no_other_peer() {
 #[test]
 fn lost_peer_ends_its_operations() {
     for lib in libraries("lost_peer_ends_its_operations") {
-        let mut b = open_to_lose(&lib, Duration::from_secs(2));
+        let mut b = open_with_limit(&lib, Duration::from_secs(2));
         let (mut peer, to) = RawPeer::new(&lib, &mut b);
-        // There: announced and cleared, announced and not cleared, announced and not matched, whole and not matched.
+        // From the peer: an RTS with CTS, an RTS without CTS, an unmatched RTS, an unmatched eager message.
         for tag in 1..=4 {
             peer.offer(tag as u32, tag, 3 * MIB as u64);
         }
@@ -458,7 +458,7 @@ fn lost_peer_ends_its_operations() {
         for tag in [1, 2, 3, 6] {
             post(&mut b, to, tag, 3 * MIB, tag);
         }
-        // Here: more than goes at once, one of it cleared; some held back behind that, and short ones.
+        // To the peer: more direct payloads than the window, one with CTS; batched RTS behind it; short messages.
         send_long(&mut b, to, 20..26);
         peer.reply(&mut b, 2);
         let rts_bytes = |heard: &&Header| heard.kind == Kind::Rts;
@@ -478,7 +478,7 @@ fn lost_peer_ends_its_operations() {
         });
         for event in &events[0] {
             match event {
-                // The one that was under way may be with the host.
+                // The payload in flight may have reached the host.
                 Event::Sent { token, result, .. } => assert!(result.is_err() || *token == 20),
                 Event::Received { result, .. } => assert!(matches!(result, Err(ReceiveError::Failed(_)))),
                 Event::Lost { peer, .. } => assert_eq!(*peer, to),
@@ -488,7 +488,7 @@ fn lost_peer_ends_its_operations() {
         assert!(events[0].iter().any(|event| matches!(event, Event::Lost { .. })));
         b.flush();
         assert_idle(&b);
-        // What had come whole can be received, what was announced cannot, and nothing can be sent.
+        // An eager message can still be received, a long one cannot, and no message can be sent.
         post(&mut b, to, 5, 100, 5);
         assert!(matches!(b.receive(Some(to), exact(4), Vec::new(), 3 * MIB, 4), ReceiveResult::Failed(..)));
         assert!(matches!(b.send(to, 31, b"short".to_vec().into(), 31, false), SendResult::Failed(..)));
