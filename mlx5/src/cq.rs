@@ -17,7 +17,7 @@ mod slots;
 
 pub use slots::{Entry, Slots};
 
-use crate::device::Handle;
+use crate::handle::Handle;
 use crate::mmio::{ArmRegister, Record};
 use crate::wire::{Cqe, CqeFormat, CqeOpcode, ErrCqe, MAX_24_BITS, MAX_MINIS, MiniCqe, OpOwn, Syndrome};
 use slots::{Shown, Slot};

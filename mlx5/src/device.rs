@@ -19,43 +19,15 @@
 //!   allows windows and covers the range. What a wrong `klm_octowords` does is silent: the completion is good, the
 //!   window has no effect.
 
+pub use crate::handle::Handle;
+
 use crate::cq::CqParts;
 use crate::rq::RecvParts;
 use crate::sq::SendParts;
 use crate::srq::SrqParts;
 use crate::wire::MkeyAccess;
 use crate::wqe::{Limits, Transport, WindowType};
-use std::any::Any;
-use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
-
-/// Names a resource to the device that made it, and keeps it alive.
-#[derive(Clone)]
-pub struct Handle(Arc<dyn Any + Send + Sync>);
-
-impl Handle {
-    /// A handle of a device's own value. Dropping the last clone drops the value, which ends the resource.
-    pub fn new<R: Send + Sync + 'static>(resource: R) -> Self {
-        Self(Arc::new(resource))
-    }
-
-    /// The value, if it is one of this type: a device refuses handles that are not its own.
-    pub fn get<R: Send + Sync + 'static>(&self) -> Option<&R> {
-        self.0.downcast_ref()
-    }
-
-    /// Whether both name the same resource.
-    pub fn same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Handle")
-    }
-}
 
 /// Why a device did not do what was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -16,6 +16,7 @@
 
 pub mod cq;
 pub mod device;
+mod handle;
 #[allow(unsafe_code)]
 pub mod mmio;
 pub mod mw;

@@ -3,7 +3,7 @@
 //! [`RecvQueue::post`] writes descriptors; [`RecvQueue::ring`] shows all of them to the card, by the doorbell record
 //! alone. Receives complete in the order in which they were posted.
 
-use crate::device::Handle;
+use crate::handle::Handle;
 use crate::mmio::Record;
 use crate::ring::Ring;
 use crate::sq::UnknownRequest;

@@ -10,7 +10,7 @@ mod store;
 
 pub use batch::Batch;
 
-use crate::device::Handle;
+use crate::handle::Handle;
 use crate::mmio::{Record, Register};
 use crate::ring::Ring;
 use crate::wire::{BLOCK, CtrlHead, CtrlSeg, CtrlTail, Fence, FmCeSe, MAX_24_BITS, SEGMENT};

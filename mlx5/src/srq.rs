@@ -3,7 +3,7 @@
 //! Its descriptors are a list that the card walks: each names the next. A completion names the descriptor that was used,
 //! in any order; it then goes to the end of the list.
 
-use crate::device::Handle;
+use crate::handle::Handle;
 use crate::mmio::Record;
 use crate::ring::Ring;
 use crate::rq::{RecvError, RecvRejected, check, put};
