@@ -21,13 +21,16 @@
 
 pub use crate::handle::Handle;
 
+use crate::assert_layout;
 use crate::cq::CqParts;
 use crate::rq::RecvParts;
 use crate::sq::SendParts;
 use crate::srq::SrqParts;
-use crate::wire::MkeyAccess;
+use crate::wire::{MAX_24_BITS, MkeyAccess};
 use crate::wqe::{Limits, Transport, WindowType};
 use std::ptr::NonNull;
+use zerocopy::big_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Why a device did not do what was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -265,26 +268,56 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Bytes of an endpoint.
-    pub const SIZE: usize = 26;
+    pub const SIZE: usize = size_of::<RawEndpoint>();
 
-    /// As bytes, big endian.
+    /// The bytes that a peer reads with [`Endpoint::from_bytes`].
     pub fn to_bytes(&self) -> [u8; Self::SIZE] {
-        let mut out = [0; Self::SIZE];
-        out[..4].copy_from_slice(&self.qpn.to_be_bytes());
-        out[4..8].copy_from_slice(&self.psn.to_be_bytes());
-        out[8..10].copy_from_slice(&self.lid.to_be_bytes());
-        out[10..].copy_from_slice(&self.gid);
-        out
+        zerocopy::transmute!(RawEndpoint::from(self))
     }
 
     /// From bytes; `None` if a number has more than 24 bits.
     pub fn from_bytes(bytes: &[u8; Self::SIZE]) -> Option<Self> {
-        let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let (qpn, psn) = (word(0), word(4));
-        let mut gid = [0; 16];
-        gid.copy_from_slice(&bytes[10..]);
-        let legal = qpn <= crate::wire::MAX_24_BITS && psn <= crate::wire::MAX_24_BITS;
-        legal.then_some(Self { qpn, psn, lid: u16::from_be_bytes([bytes[8], bytes[9]]), gid })
+        let raw: RawEndpoint = zerocopy::transmute!(*bytes);
+        Self::try_from(&raw).ok()
+    }
+}
+
+/// An endpoint as bytes, big endian: any bytes are a value.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct RawEndpoint {
+    /// Queue pair number.
+    pub qpn: U32,
+    /// First packet number.
+    pub psn: U32,
+    /// LID.
+    pub lid: U16,
+    /// GID.
+    pub gid: [u8; 16],
+}
+assert_layout!(RawEndpoint, size 26, align 1, { qpn @ 0, psn @ 4, lid @ 8, gid @ 10 });
+
+/// A queue pair number or packet number has more than 24 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a queue pair number or packet number has more than 24 bits")]
+pub struct NumberTooLarge;
+
+impl From<&Endpoint> for RawEndpoint {
+    fn from(endpoint: &Endpoint) -> Self {
+        let Endpoint { qpn, psn, lid, gid } = *endpoint;
+        Self { qpn: qpn.into(), psn: psn.into(), lid: lid.into(), gid }
+    }
+}
+
+impl TryFrom<&RawEndpoint> for Endpoint {
+    type Error = NumberTooLarge;
+
+    fn try_from(raw: &RawEndpoint) -> Result<Self, NumberTooLarge> {
+        let (qpn, psn) = (raw.qpn.get(), raw.psn.get());
+        if qpn > MAX_24_BITS || psn > MAX_24_BITS {
+            return Err(NumberTooLarge);
+        }
+        Ok(Self { qpn, psn, lid: raw.lid.get(), gid: raw.gid })
     }
 }
 

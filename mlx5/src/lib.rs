@@ -32,6 +32,7 @@ pub mod wire;
 pub mod wqe;
 
 /// Asserts size, alignment and field offsets of a `repr(C)` type at compile time.
+#[macro_export]
 macro_rules! assert_layout {
     ($ty:ty, size $size:literal, align $align:literal, { $($field:ident @ $offset:literal),* $(,)? }) => {
         const _: () = {
@@ -41,4 +42,3 @@ macro_rules! assert_layout {
         };
     };
 }
-use assert_layout;
