@@ -12,7 +12,7 @@ use mlx5::mmio::{ArmRegister, BlueFlame, Record, Register, RegisterParts};
 use mlx5::ring::Ring;
 
 use super::keys::Place;
-use soft_nic::memory::Mapping;
+use soft_nic::memory::{self, Mapping};
 
 /// Zeroed memory of a queue, page aligned. Whoever gives parts of it to a driver gives a handle with them that keeps it.
 #[derive(Debug)]
@@ -90,21 +90,22 @@ impl Shared {
     /// Copies what the driver wrote.
     pub(super) fn read(&self, at: usize, into: &mut [u8]) {
         let from = self.address(at, into.len()).as_ptr();
-        // SAFETY: within the mapping; `into` is not. The driver does not write between its doorbell and completion.
-        unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+        // SAFETY: `from` lies within the mapping for as many bytes as `into` has.
+        unsafe { memory::copy(into.as_mut_ptr(), from, into.len()) };
     }
 }
 
 /// Copies from the user's memory at `address`.
 pub(super) fn copy_from(address: u64, into: &mut [u8]) {
-    // SAFETY: a memory key covers the range; who registered it keeps it mapped until the key is gone.
-    unsafe { (address as *const u8).copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+    // SAFETY: a memory key covers the range; the caller of `register` keeps it mapped until the key is gone.
+    unsafe { memory::copy(into.as_mut_ptr(), address as *const u8, into.len()) };
 }
 
 /// Copies to the user's memory at `address`.
 pub(super) fn copy_to(address: u64, bytes: &[u8]) {
-    // SAFETY: as for `copy_from`, and the key allows writing.
-    unsafe { (address as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    // SAFETY: a memory key that allows writing covers the range; the caller of `register` keeps it mapped until the key is
+    // gone.
+    unsafe { memory::copy(address as *mut u8, bytes.as_ptr(), bytes.len()) };
 }
 
 /// An atomic on 8 aligned bytes of the user's memory: what they were.

@@ -1,0 +1,318 @@
+//! Copies of bytes that other threads, processes and devices may read or write at the same time.
+//!
+//! A plain copy of such bytes would be a data race, which Rust does not define. Every access here is a relaxed atomic
+//! ([`words`]) or an instruction of an assembly block ([`blocks`]). The compiler knows nothing about the accesses of an
+//! assembly block: it treats them as relaxed atomic accesses of unknown order to the two ranges, so a race with them gives
+//! mixed bytes and nothing worse. Other processors and Miri copy blocks with [`words`], too.
+
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Bytes that an assembly block copies at once.
+const BLOCK: usize = 16;
+
+/// Bytes of a cache line.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const LINE: usize = 64;
+
+/// From this many bytes on [`copy_away`] goes around the cache, and [`copy`] leaves the loop to the processor.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const LONG: usize = 2048;
+
+/// Copies between memory that others may access at the same time.
+///
+/// Naturally aligned values of 1, 2, 4 or 8 bytes are seen whole, as a card's writes are.
+///
+/// # Safety
+/// Both ranges are mapped, `src` readable and `dst` writable. They may overlap: a work request may write to its own source.
+pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
+    if (dst as usize).wrapping_sub(src as usize) >= len {
+        // SAFETY: the caller vouches for both ranges, and `dst` does not begin within `src`.
+        unsafe { ascending(dst, src, len) };
+    } else {
+        // SAFETY: the caller vouches for both ranges.
+        unsafe { descending(dst, src, len) };
+    }
+}
+
+/// Copies to memory that a thread of another core reads next, and this core does not: `dst` and `src` do not overlap.
+///
+/// Where cores share no cache, taking lines that another core has written costs several times what memory costs, so a long
+/// copy leaves none.
+///
+/// # Safety
+/// As for [`copy`].
+pub unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if len >= LONG {
+        let head = (dst as usize).wrapping_neg() % LINE;
+        let count = (len - head) / LINE * (LINE / BLOCK);
+        let done = head + count * BLOCK;
+        // SAFETY: the caller vouches for both ranges; the head is shorter than a line, so it lies in them.
+        unsafe { ascending(dst, src, head) };
+        // SAFETY: the lines behind the head lie in both ranges, there is at least one, and `dst` is now on a line.
+        unsafe { blocks::stream(dst.wrapping_add(head), src.wrapping_add(head), count) };
+        // SAFETY: this is what is left of both ranges.
+        unsafe { ascending(dst.wrapping_add(done), src.wrapping_add(done), len - done) };
+        return;
+    }
+    // SAFETY: the caller's promise is the same.
+    unsafe { ascending(dst, src, len) };
+}
+
+/// Copies from the first byte to the last.
+///
+/// # Safety
+/// As for [`copy`], and `dst` does not begin within `src`.
+unsafe fn ascending(dst: *mut u8, src: *const u8, len: usize) {
+    let count = len / BLOCK;
+    let done = count * BLOCK;
+    if count > 0 {
+        // SAFETY: so many blocks lie in both ranges, for which the caller vouches.
+        unsafe { blocks::copy(dst, src, count) };
+    }
+    // SAFETY: this is what is left of both ranges.
+    unsafe { words(dst.wrapping_add(done), src.wrapping_add(done), len - done) };
+}
+
+/// Copies from the last bytes to the first, through a buffer.
+///
+/// # Safety
+/// As for [`copy`].
+unsafe fn descending(dst: *mut u8, src: *const u8, len: usize) {
+    let mut buffer = [0u8; 2048];
+    let mut left = len;
+    while left > 0 {
+        let part = left.min(buffer.len());
+        left -= part;
+        // SAFETY: `part` bytes from `left` on lie in the source, and the buffer has as many.
+        unsafe { ascending(buffer.as_mut_ptr(), src.wrapping_add(left), part) };
+        // SAFETY: likewise in the destination; source bytes that this overwrites are in the buffer or were copied before.
+        unsafe { ascending(dst.wrapping_add(left), buffer.as_ptr(), part) };
+    }
+}
+
+/// Copies from the first byte to the last, each time the largest word to which both sides are aligned.
+///
+/// # Safety
+/// As for [`ascending`].
+unsafe fn words(dst: *mut u8, src: *const u8, len: usize) {
+    macro_rules! word {
+        ($atomic:ty, $at:expr) => {{
+            // SAFETY: the caller vouches for the word's bytes in the source; the match below checked their alignment.
+            let from = unsafe { <$atomic>::from_ptr(src.wrapping_add($at).cast_mut().cast()) };
+            // SAFETY: likewise in the destination.
+            let to = unsafe { <$atomic>::from_ptr(dst.wrapping_add($at).cast()) };
+            to.store(from.load(Relaxed), Relaxed);
+            size_of::<$atomic>()
+        }};
+    }
+    let mut at = 0;
+    while at < len {
+        let aligned = ((dst as usize).wrapping_add(at) | (src as usize).wrapping_add(at)).trailing_zeros();
+        at += match aligned.min((len - at).ilog2()) {
+            0 => word!(AtomicU8, at),
+            1 => word!(AtomicU16, at),
+            2 => word!(AtomicU32, at),
+            _ => word!(AtomicU64, at),
+        };
+    }
+}
+
+/// Whole blocks, from the first to the last.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod blocks {
+    use std::arch::asm;
+
+    /// # Safety
+    /// As for [`super::ascending`], for `count` blocks, at least 1.
+    pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, count: usize) {
+        if count >= super::LONG / super::BLOCK {
+            // SAFETY: the caller vouches for both ranges; the copy is byte by byte in effect, so `dst` may begin before
+            // `src` and overlap it.
+            unsafe {
+                asm!(
+                    "rep movsb",
+                    inout("rsi") src => _, inout("rdi") dst => _, inout("rcx") count * super::BLOCK => _,
+                    options(nostack, preserves_flags)
+                );
+            };
+            return;
+        }
+        // SAFETY: the caller vouches for both ranges; a block is read whole before it is written, so `dst` may begin before
+        // `src` and overlap it. SSE is part of every x86-64.
+        unsafe {
+            asm!(
+                "2:",
+                "movups {block}, [{src}]",
+                "movups [{dst}], {block}",
+                "add {src}, 16",
+                "add {dst}, 16",
+                "dec {count}",
+                "jnz 2b",
+                src = inout(reg) src => _, dst = inout(reg) dst => _, count = inout(reg) count => _,
+                block = out(xmm_reg) _,
+                options(nostack)
+            );
+        };
+    }
+
+    /// Goes around the cache.
+    ///
+    /// # Safety
+    /// As for [`copy`], and `dst` is 16-byte aligned.
+    pub(super) unsafe fn stream(dst: *mut u8, src: *const u8, count: usize) {
+        // SAFETY: the caller vouches for both ranges and the alignment; SSE2 is part of every x86-64. A release store does
+        // not wait for such stores, so the block ends with a fence that does: none of them leaves the block.
+        unsafe {
+            asm!(
+                "2:",
+                "movups {block}, [{src}]",
+                "movntps [{dst}], {block}",
+                "add {src}, 16",
+                "add {dst}, 16",
+                "dec {count}",
+                "jnz 2b",
+                "sfence",
+                src = inout(reg) src => _, dst = inout(reg) dst => _, count = inout(reg) count => _,
+                block = out(xmm_reg) _,
+                options(nostack)
+            );
+        };
+    }
+}
+
+/// Whole blocks, from the first to the last.
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+mod blocks {
+    use std::arch::asm;
+
+    /// # Safety
+    /// As for [`super::ascending`], for `count` blocks, at least 1.
+    pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, count: usize) {
+        // SAFETY: the caller vouches for both ranges; a block is read whole before it is written, so `dst` may begin before
+        // `src` and overlap it. Ordinary memory needs no alignment for these loads and stores.
+        unsafe {
+            asm!(
+                "2:",
+                "ldr {block:q}, [{src}], 16",
+                "str {block:q}, [{dst}], 16",
+                "subs {count}, {count}, 1",
+                "b.ne 2b",
+                src = inout(reg) src => _, dst = inout(reg) dst => _, count = inout(reg) count => _,
+                block = out(vreg) _,
+                options(nostack)
+            );
+        };
+    }
+}
+
+/// Whole blocks, from the first to the last.
+#[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod blocks {
+    /// # Safety
+    /// As for [`super::ascending`], for `count` blocks.
+    pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, count: usize) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { super::words(dst, src, count * super::BLOCK) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    /// Lengths around every border of [`words`], blocks, lines, the buffer of [`descending`] and the long copies.
+    fn lengths() -> impl Iterator<Item = usize> {
+        (0..=193).chain([2047, 2048, 2049, 2111, 2112, 2113, 4095, 4096, 6000])
+    }
+
+    fn pattern() -> Vec<u8> {
+        (0..8192u32).map(|i| (i * 7 + i / 256) as u8).collect()
+    }
+
+    const LINE: usize = 64;
+
+    /// Copies with `copy` between buffers, each way of lying in a line; nothing else of the target may change.
+    fn check(copy: unsafe fn(*mut u8, *const u8, usize), steps: (usize, usize)) {
+        let source = pattern();
+        let from_line = source.as_ptr().align_offset(LINE);
+        let mut target = vec![0xa5u8; 8192];
+        let to_line = target.as_ptr().align_offset(LINE);
+        for to in (0..LINE).step_by(steps.0) {
+            for from in (0..LINE).step_by(steps.1) {
+                for len in lengths() {
+                    let (to, from) = (to_line + to, from_line + from);
+                    // SAFETY: both lie in their vectors: a line for its alignment, one for the shift, and `len`.
+                    unsafe { copy(target.as_mut_ptr().wrapping_add(to), source.as_ptr().wrapping_add(from), len) };
+                    assert!(target[to..][..len] == source[from..][..len], "{len} bytes from {from} to {to}");
+                    target[to..][..len].fill(0xa5);
+                    let around = target[to.saturating_sub(LINE)..].iter().take(len + 2 * LINE);
+                    assert!(around.into_iter().all(|byte| *byte == 0xa5), "around {len} bytes from {from} to {to}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn copy_of_every_length_and_alignment() {
+        check(copy, (1, 1));
+    }
+
+    #[test]
+    fn copy_away_of_every_length_and_alignment() {
+        check(copy_away, (1, 1));
+    }
+
+    #[test]
+    fn portable_words_of_every_length_and_alignment() {
+        check(words, (3, 5));
+    }
+
+    #[test]
+    fn overlapping_ranges_arrive_as_the_source_was() {
+        for distance in [0, 1, 3, 8, 16, 63, 64, 65, 100, 2047, 2048, 2049] {
+            for len in lengths() {
+                for (to, from) in [(distance, 0), (0, distance)] {
+                    let mut bytes = pattern()[..6000 + 2049 + 1].to_vec();
+                    let mut expected = bytes.clone();
+                    expected.copy_within(from..from + len, to);
+                    let start = bytes.as_mut_ptr();
+                    // SAFETY: both ranges lie in the vector: at most 2049 + 6000 bytes.
+                    unsafe { copy(start.wrapping_add(to), start.wrapping_add(from), len) };
+                    assert!(bytes == expected, "{len} bytes from {from} to {to}");
+                }
+            }
+        }
+    }
+
+    /// Another thread writes the source meanwhile: an aligned value arrives as one of those that were written.
+    #[test]
+    fn aligned_values_are_seen_whole() {
+        macro_rules! race {
+            ($atomic:ty, $value:ty) => {
+                let (shared, done) = (<$atomic>::new(0), AtomicBool::new(false));
+                let torn = std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        while !done.load(Relaxed) {
+                            shared.store(<$value>::MAX, Relaxed);
+                            shared.store(0, Relaxed);
+                        }
+                    });
+                    let torn = (0..20_000).any(|_| {
+                        let mut seen: $value = 0;
+                        // SAFETY: both are values of this size.
+                        unsafe { copy((&raw mut seen).cast(), shared.as_ptr().cast(), size_of::<$value>()) };
+                        seen != 0 && seen != <$value>::MAX
+                    });
+                    done.store(true, Relaxed);
+                    torn
+                });
+                assert!(!torn, "a value of {} bytes", size_of::<$value>());
+            };
+        }
+        race!(AtomicU64, u64);
+        race!(AtomicU32, u32);
+        race!(AtomicU16, u16);
+    }
+}
