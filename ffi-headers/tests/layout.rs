@@ -147,7 +147,7 @@ fn rust_name_of(c_type: &str) -> Option<&'static str> {
         "size_t" => "usize",
         "float" => "f32",
         "bool" => "u8",
-        "char" => "i8",
+        "char" => type_name::<core::ffi::c_char>(),
         "void" => type_name::<core::ffi::c_void>(),
         _ => return None,
     })

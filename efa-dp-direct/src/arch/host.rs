@@ -43,9 +43,20 @@ pub unsafe fn mmio_zero_64(ptr: *mut u64) {
             p = in(reg) ptr, z = out(xmm_reg) _, options(nostack, preserves_flags)
         );
     };
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: validity and the absence of plain accesses are the caller's; 8-byte alignment is enough for a pair of words.
+    unsafe {
+        core::arch::asm!(
+            "stp xzr, xzr, [{p}]",
+            "stp xzr, xzr, [{p}, 16]",
+            "stp xzr, xzr, [{p}, 32]",
+            "stp xzr, xzr, [{p}, 48]",
+            p = in(reg) ptr, options(nostack, preserves_flags)
+        );
+    };
+    #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
     for i in 0..8 {
-        // SAFETY: as above, for each of the eight words.
+        // SAFETY: the caller vouches for 64 bytes, and this is one of their eight words.
         unsafe { mmio_store_u64(ptr.wrapping_add(i), 0) };
     }
 }
@@ -93,10 +104,12 @@ pub fn fence_system() {
     unsafe {
         core::arch::x86_64::_mm_sfence()
     };
+    // An atomic fence reaches the inner shareable domain only, and a card is outside it. `dsb` rather than `dmb`: it also
+    // drains stores to write-combining memory, as rdma-core's `mmio_flush_writes` does (`dsb st`; loads are ordered here too).
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     // SAFETY: a barrier accesses nothing.
     unsafe {
-        core::arch::asm!("dmb sy", options(nostack, preserves_flags))
+        core::arch::asm!("dsb sy", options(nostack, preserves_flags))
     };
 }
 
@@ -104,6 +117,12 @@ pub fn fence_system() {
 #[inline(always)]
 pub fn fence_acquire() {
     fence(Ordering::Acquire);
+    // For what a card wrote, the outer shareable domain: rdma-core's `udma_from_device_barrier`.
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: a barrier accesses nothing.
+    unsafe {
+        core::arch::asm!("dmb oshld", options(nostack, preserves_flags))
+    };
 }
 
 /// Tells the core that it is in a spin loop.
