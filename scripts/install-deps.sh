@@ -6,6 +6,8 @@ set -euo pipefail
 purpose=${1:?usage: install-deps.sh demo|test}
 required=()
 wanted=()
+# What only the check for aarch64 needs, and not every system has under these names.
+cross=()
 
 has_library() { ldconfig -p 2>/dev/null | grep -q "$1 "; }
 PATH=$PATH:/sbin:/usr/sbin
@@ -24,6 +26,15 @@ if [ "$purpose" = test ]; then
   command -v fi_info >/dev/null || wanted+=(libfabric-bin)
   [ -f /usr/include/rdma/fabric.h ] || wanted+=(libfabric-dev)
   command -v valgrind >/dev/null || wanted+=(valgrind)
+  if [ "$(uname -m)" = x86_64 ]; then
+    command -v aarch64-linux-gnu-gcc >/dev/null || cross+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+    command -v qemu-aarch64 >/dev/null || cross+=(qemu-user)
+    std=$(rustc --print target-libdir --target aarch64-unknown-linux-gnu 2>/dev/null || true)
+    # Not beside another rustc of the system: they exclude each other.
+    if [ ! -e /usr/bin/rustc ] && ! compgen -G "$std/libstd-*" >/dev/null; then
+      cross+=(rustc-web cargo-web rust-web-src)
+    fi
+  fi
 fi
 
 if ! command -v cargo >/dev/null; then
@@ -32,11 +43,11 @@ if ! command -v cargo >/dev/null; then
 fi
 
 missing=("${required[@]}" "${wanted[@]}")
-[ ${#missing[@]} -eq 0 ] && exit 0
+[ $((${#missing[@]} + ${#cross[@]})) -eq 0 ] && exit 0
 
 # Without the required ones there is no going on; tests that need the others are skipped aloud.
 give_up() {
-  echo "install-deps: $1. Please install: ${missing[*]}" >&2
+  echo "install-deps: $1. Please install: ${missing[*]} ${cross[*]}" >&2
   [ ${#required[@]} -eq 0 ] || exit 1
   exit 0
 }
@@ -49,12 +60,15 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 
 export DEBIAN_FRONTEND=noninteractive
-install=("${as_root[@]}" apt-get install -y --no-install-recommends "${missing[@]}")
-echo "install-deps: missing for $purpose: ${missing[*]}"
-echo "install-deps: running: ${install[*]}"
-if ! "${install[@]}" >/dev/null 2>&1; then
+install_all() {
+  local install=("${as_root[@]}" apt-get install -y --no-install-recommends --no-remove "$@")
+  echo "install-deps: missing for $purpose: $*"
+  echo "install-deps: running: ${install[*]}"
+  "${install[@]}" >/dev/null 2>&1 && return
   echo 'install-deps: that failed; updating the package lists and trying again'
-  "${as_root[@]}" apt-get update >/dev/null || give_up 'apt-get update failed'
-  "${install[@]}" || give_up 'apt-get install failed'
-fi
+  "${as_root[@]}" apt-get update >/dev/null && "${install[@]}"
+}
+[ ${#missing[@]} -eq 0 ] || install_all "${missing[@]}" || give_up 'apt-get failed'
+[ ${#cross[@]} -eq 0 ] || install_all "${cross[@]}" ||
+  echo 'install-deps: going on without; the check for aarch64 says what it leaves out'
 echo 'install-deps: done'

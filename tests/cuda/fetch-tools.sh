@@ -27,7 +27,10 @@ say_why() {
     exit 3
 }
 
-[ "$(uname -m)" = x86_64 ] || say_why "only for x86_64, and this is $(uname -m)"
+case $(uname -m) in
+x86_64 | aarch64) ;;
+*) say_why "only for x86_64 and aarch64, and this is $(uname -m)" ;;
+esac
 command -v python3 >/dev/null || say_why "no python3"
 mkdir -p "$cache"
 

@@ -30,6 +30,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("model of the channel's wake-up", "channel/tests/models.sh"),
     ("fuzz", "fuzz/run.sh"),
     ("address sanitizer", "tests/nccl/sanitize.sh"),
+    ("aarch64", "scripts/check-aarch64.sh"),
 ];
 
 /// A script begins only within this time, so that a slow machine comes to an end too.

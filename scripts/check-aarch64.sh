@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Builds ferrogin for aarch64 Linux: check-aarch64.sh [DIST] (DIST is not used). Installs nothing.
+#
+#   FERROGIN_AARCH64_TESTS=1   also runs, in an emulator, the tests that need nothing but a processor
+#
+# One line for each part, and a last one with the counts; status 1 when something failed. Says aloud what it leaves out
+# where a tool is missing. It takes the first of
+#   cargo and rustc on PATH with the target's std (`rustup target add aarch64-unknown-linux-gnu`),
+#   the same with the source of std (`rustup component add rust-src`), from which std is built,
+#   /usr/bin/cargo and /usr/bin/rustc with either (Debian: rustc-web, cargo-web, rust-web-src),
+# with aarch64-linux-gnu-gcc as the linker (Debian: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross) and qemu-aarch64 as the
+# emulator (Debian: qemu-user).
+set -uo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+target=aarch64-unknown-linux-gnu
+gnu=aarch64-linux-gnu
+oldest=1.88
+tests=${FERROGIN_AARCH64_TESTS:-}
+passed=0 failed=0 skipped=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+pass() { echo "PASS $1" && passed=$((passed + 1)); }
+fail() { echo "FAIL $1" && failed=$((failed + 1)); }
+skip() { echo "SKIP $1" && skipped=$((skipped + 1)); }
+
+finish() {
+    echo "aarch64: $passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+# Sets cargo, RUSTC and build_std when these tools can compile for the target.
+try_tools() {
+    command -v "$1" >/dev/null && command -v "$2" >/dev/null || return 1
+    local version
+    version=$("$2" --version 2>/dev/null | cut -d' ' -f2) || return 1
+    [ "$(printf '%s\n' "$oldest" "$version" | sort -V | head -n 1)" = "$oldest" ] || return 1
+    cargo=$1
+    export RUSTC=$2
+    build_std=()
+    compgen -G "$("$2" --print target-libdir --target "$target")/libstd-*" >/dev/null && return 0
+    [ -f "$("$2" --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock" ] || return 1
+    # A flag of nightly compilers by name; the others know it too.
+    export RUSTC_BOOTSTRAP=1
+    build_std=(-Zbuild-std=std,panic_unwind)
+}
+
+if [ "$(uname -m)" = aarch64 ]; then
+    skip "aarch64: this machine is one, and its own tests say more"
+    finish
+fi
+if ! try_tools "${CARGO:-cargo}" rustc && ! try_tools /usr/bin/cargo /usr/bin/rustc; then
+    skip "aarch64: no Rust $oldest or newer here has std for $target or its source"
+    finish
+fi
+if ! echo 'int main(void) { return 0; }' | "$gnu-gcc" -x c -o "$log" - 2>/dev/null; then
+    skip "aarch64: no $gnu-gcc that links a program"
+    finish
+fi
+
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/aarch64 CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$gnu-gcc
+# What compiles the PTX here is no part of the target.
+export FERROGIN_PTX=checked-in
+# In an emulator unoptimised code, std's included, takes many times as long.
+[ -z "$tests" ] || export CARGO_PROFILE_DEV_OPT_LEVEL=1
+options=(--locked --target "$target" ${build_std[@]+"${build_std[@]}"})
+
+if ! "$cargo" build --workspace "${options[@]}" >"$log" 2>&1; then
+    cat "$log"
+    fail "aarch64 build: the workspace does not build"
+    finish
+fi
+pass "aarch64 build: libraries, programs, and the plugin and the software card as shared libraries"
+if [ -z "$tests" ]; then
+    skip "aarch64 tests: they take minutes; FERROGIN_AARCH64_TESTS=1 runs them in an emulator"
+    finish
+fi
+
+# Runs `cargo test` with these arguments, for the target, and adds up libtest's totals.
+run_tests() {
+    "$cargo" test --no-fail-fast "${options[@]}" "$@" >"$log" 2>&1
+    local status=$? totals
+    # Sums of `test result: ok. 3 passed; 0 failed; 1 ignored; ...`, a line for each program.
+    totals=$(awk '/^test result: /{ok += $4; bad += $6; left += $8} END {print ok + 0, bad + 0, left + 0}' "$log")
+    read -r ok bad left <<<"$totals"
+    passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + left))
+    if [ "$status" -ne 0 ]; then
+        cat "$log"
+        [ "$bad" -gt 0 ] || fail "aarch64 tests: cargo test $* ended with status $status"
+    fi
+    echo "aarch64: of cargo test $*: $ok passed, $bad failed, $left ignored"
+}
+
+emulator=$(command -v qemu-aarch64 || command -v qemu-aarch64-static)
+if [ -z "$emulator" ]; then
+    skip "aarch64 tests: no qemu-aarch64"
+    finish
+fi
+if [ ! -e "/usr/$gnu/lib/ld-linux-aarch64.so.1" ]; then
+    skip "aarch64 tests: no C library for $gnu in /usr/$gnu"
+    finish
+fi
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="timeout 300 $emulator -L /usr/$gnu"
+run_tests -p efa-dp-direct -p ferrogin-ffi -p mlx5 -p ferrogin-device --lib --tests
+run_tests -p soft-nic --lib memory::copy
+finish
