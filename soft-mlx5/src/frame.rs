@@ -1,19 +1,19 @@
-//! What these cards say to one another: a header, and bytes behind it, in a stream.
+//! Frames between software ConnectX cards, in a byte stream: a header, and payload behind it.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a frame is about.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// First on a connection: who calls.
+    /// The first frame of a connection: the address of the card that connects.
     Hello = 1,
-    /// A piece of a message.
+    /// A part of a message, with payload.
     Send = 2,
-    /// A piece of a write.
+    /// A part of an RDMA write, with payload.
     Write = 3,
-    /// Asks for memory.
+    /// An RDMA read.
     Read = 4,
     /// Compare and swap.
     CompareSwap = 5,
@@ -21,9 +21,9 @@ pub(super) enum Kind {
     FetchAdd = 6,
     /// A datagram.
     Datagram = 7,
-    /// A request was carried out, or why not.
+    /// The result of a request.
     Ack = 8,
-    /// A piece of what was read.
+    /// A part of the answer to a read or an atomic, with payload.
     Data = 9,
 }
 
@@ -44,53 +44,61 @@ impl Kind {
     }
 }
 
-/// The fixed part. Which fields mean something depends on `kind`; the others are 0.
+/// The header of every frame. The kind decides which fields are used; the others are 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub(super) struct Header {
     pub kind: u8,
-    /// `HAS_IMM` and its siblings.
+    /// Sum of [`HAS_IMM`], [`INVALIDATE`], [`SOLICITED`] and [`LAST`].
     pub flags: u8,
     /// A syndrome, 0 for none.
     pub status: u8,
     pub reserved: u8,
     pub src_qpn: U32,
     pub dst_qpn: U32,
-    /// Remote key; of a hello the version; of a datagram the queue key.
+    /// Remote key; in a hello the version; in a datagram the queue key.
     pub rkey: U32,
     /// Bytes of payload behind this header.
     pub len: U32,
     /// Immediate data, or the key to invalidate.
     pub imm: U32,
-    /// Names the request to the one who asks.
+    /// The requester's name of the request.
     pub token: U64,
-    /// First byte of the whole request, in the peer's terms.
+    /// Address of the whole request in the peer's memory.
     pub addr: U64,
     /// Bytes of the whole request.
     pub total: U32,
-    /// Where this piece begins.
+    /// Offset of this frame's payload in the request.
     pub offset: U32,
-    /// First operand of an atomic; of a message how many milliseconds it may wait for a receive.
+    /// First operand of an atomic; in a message the milliseconds that it may wait for a receive.
     pub operand: U64,
     /// Second operand of an atomic.
     pub second: U64,
 }
 
 pub(super) const HEADER: usize = size_of::<Header>();
-const _: () = assert!(HEADER == 64);
+const _: () = {
+    use std::mem::offset_of;
+    assert!(HEADER == 64 && align_of::<Header>() == 1);
+    assert!(offset_of!(Header, kind) == 0 && offset_of!(Header, flags) == 1 && offset_of!(Header, status) == 2);
+    assert!(offset_of!(Header, src_qpn) == 4 && offset_of!(Header, dst_qpn) == 8 && offset_of!(Header, rkey) == 12);
+    assert!(offset_of!(Header, len) == 16 && offset_of!(Header, imm) == 20 && offset_of!(Header, token) == 24);
+    assert!(offset_of!(Header, addr) == 32 && offset_of!(Header, total) == 40 && offset_of!(Header, offset) == 44);
+    assert!(offset_of!(Header, operand) == 48 && offset_of!(Header, second) == 56);
+};
 
-/// Most bytes of payload in one frame.
-pub(super) const PIECE: usize = 64 << 10;
-/// Both ends run the same release.
+/// Payload bytes of one frame at most.
+pub(super) const MAX_PAYLOAD: usize = 64 << 10;
+/// Version of the frames. Both ends run the same release.
 pub(super) const VERSION: u32 = 1;
 
-/// There is immediate data.
+/// The frame has immediate data.
 pub(super) const HAS_IMM: u8 = 1;
-/// A key is to be invalidated.
+/// The receiver invalidates a key.
 pub(super) const INVALIDATE: u8 = 2;
 /// The completion raises an event.
 pub(super) const SOLICITED: u8 = 4;
-/// The last piece.
+/// The last frame of a request.
 pub(super) const LAST: u8 = 8;
 
 impl Header {
@@ -112,14 +120,14 @@ impl Header {
     pub(super) fn check(&self) -> Option<Kind> {
         let kind = Kind::from_raw(self.kind)?;
         let end = u64::from(self.offset.get()) + u64::from(self.len.get());
-        let pieces = matches!(kind, Kind::Send | Kind::Write | Kind::Data | Kind::Datagram);
+        let has_payload = matches!(kind, Kind::Send | Kind::Write | Kind::Data | Kind::Datagram);
         let payload =
-            if pieces { end <= u64::from(self.total.get()) } else { self.len.get() == 0 || kind == Kind::Hello };
-        (payload && self.len.get() as usize <= PIECE).then_some(kind)
+            if has_payload { end <= u64::from(self.total.get()) } else { self.len.get() == 0 || kind == Kind::Hello };
+        (payload && self.len.get() as usize <= MAX_PAYLOAD).then_some(kind)
     }
 }
 
-/// A frame that came.
+/// A frame that arrived.
 #[derive(Debug)]
 pub(super) struct Frame {
     pub kind: Kind,
@@ -132,14 +140,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_card_sends_is_refused() {
+    fn header_is_emitted_and_parsed_as_golden_bytes() {
+        let header = Header {
+            flags: HAS_IMM | LAST,
+            status: 3,
+            rkey: 4.into(),
+            len: 5.into(),
+            imm: 6.into(),
+            addr: 7.into(),
+            total: 8.into(),
+            offset: 9.into(),
+            operand: 10.into(),
+            second: 11.into(),
+            ..Header::new(Kind::Write, 0x0102_0304, 2, 0x0506)
+        };
+        let words = [0x0003_0903, 0x0102_0304, 2, 4, 5, 6, 0x0506, 0, 7, 0, 8, 9, 10, 0, 11, 0];
+        let golden = words.map(u32::to_le_bytes).concat();
+        let mut room = [0xa5; HEADER];
+        room.copy_from_slice(header.as_bytes());
+        assert_eq!(room[..], golden);
+        assert_eq!(Header::read_from_bytes(&golden), Ok(header));
+    }
+
+    #[test]
+    fn malformed_header_is_refused() {
         let good = Header { total: 8.into(), len: 8.into(), ..Header::new(Kind::Write, 1, 2, 3) };
         assert_eq!(good.check(), Some(Kind::Write));
         for bad in [
             Header { kind: 0, ..good },
             Header { kind: 77, ..good },
             Header { offset: 1.into(), ..good },
-            Header { len: (PIECE as u32 + 1).into(), total: u32::MAX.into(), ..good },
+            Header { len: (MAX_PAYLOAD as u32 + 1).into(), total: u32::MAX.into(), ..good },
             Header { kind: Kind::Ack as u8, ..good },
         ] {
             assert_eq!(bad.check(), None, "{bad:?}");

@@ -7,7 +7,7 @@ use mlx5::wqe::{Data, Op, Sge, With, Wqe};
 
 use super::core::{Core, LOOP_OUT};
 use super::cq::Completion;
-use super::frame::{self, Header, Kind, PIECE};
+use super::frame::{self, Header, Kind, MAX_PAYLOAD};
 use super::link::Address;
 use super::qp::{Fetched, Issued, Progress, State};
 use super::shared::{copy_from, copy_to};
@@ -284,7 +284,7 @@ impl Core {
         let Some(link) = self.links.get_mut(&link) else { return Ok(()) };
         let mut offset = 0;
         loop {
-            let len = (bytes - offset).min(PIECE as u64) as usize;
+            let len = (bytes - offset).min(MAX_PAYLOAD as u64) as usize;
             let last = offset + len as u64 == bytes;
             link.push(&Header {
                 total: (bytes as u32).into(),

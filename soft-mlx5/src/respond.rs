@@ -6,7 +6,7 @@ use mlx5::wire::{CqeOpcode, Syndrome};
 
 use super::core::Core;
 use super::cq::Completion;
-use super::frame::{self, Frame, Header, Kind, PIECE};
+use super::frame::{self, Frame, Header, Kind, MAX_PAYLOAD};
 use super::keys::{Place, Right};
 use super::qp::{Incoming, State};
 use super::receive::Receive;
@@ -242,7 +242,7 @@ impl Core {
         }
         let offset = qp.answered;
         let len = match place {
-            Place::At(_) => (total - offset).min(PIECE as u32),
+            Place::At(_) => (total - offset).min(MAX_PAYLOAD as u32),
             // No byte moves, and nobody is told.
             Place::Nowhere => 0,
         };

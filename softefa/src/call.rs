@@ -6,6 +6,16 @@ use ferrogin_libfabric::bindings as fi;
 
 use super::guard::Code;
 
+/// Flags that a send may have.
+pub(super) const SEND_FLAGS: u64 = fi::FI_COMPLETION
+    | fi::FI_INJECT
+    | fi::FI_INJECT_COMPLETE
+    | fi::FI_TRANSMIT_COMPLETE
+    | fi::FI_DELIVERY_COMPLETE
+    | fi::FI_MATCH_COMPLETE
+    | fi::FI_REMOTE_CQ_DATA
+    | fi::FI_MORE;
+
 /// Buffers that one call may name.
 pub(super) const MAX_IOV: usize = 4;
 

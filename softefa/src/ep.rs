@@ -9,6 +9,7 @@ use std::time::Duration;
 use ferrogin_libfabric::bindings as fi;
 
 use super::av::{Av, copy_out};
+use super::call::SEND_FLAGS;
 use super::cntr::Cntr;
 use super::cq::Cq;
 use super::direct::Direct;
@@ -236,7 +237,7 @@ pub(super) unsafe extern "C" fn open(
                 Kind::Rdm => info::RDM_INJECT,
             },
             path: OnceLock::new(),
-            tx_flags: AtomicU64::new(tx.map_or(0, |tx| tx.op_flags) & ops_msg::SEND_FLAGS & !fi::FI_REMOTE_CQ_DATA),
+            tx_flags: AtomicU64::new(tx.map_or(0, |tx| tx.op_flags) & SEND_FLAGS & !fi::FI_REMOTE_CQ_DATA),
             rx_flags: AtomicU64::new(rx.map_or(0, |rx| rx.op_flags) & (fi::FI_COMPLETION | fi::FI_MULTI_RECV)),
         };
         // SAFETY: `out` is the application's.
@@ -345,7 +346,7 @@ unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void
             *flags = place.load(Ordering::Relaxed);
         } else {
             let wanted = *flags & !(fi::FI_TRANSMIT | fi::FI_RECV);
-            if wanted & !(ops_msg::SEND_FLAGS | fi::FI_MULTI_RECV) != 0 {
+            if wanted & !(SEND_FLAGS | fi::FI_MULTI_RECV) != 0 {
                 return Err(Code::BADFLAGS);
             }
             place.store(wanted, Ordering::Relaxed);

@@ -36,13 +36,9 @@ mod rdm;
 mod unsupported;
 mod wait;
 
-use std::ffi::CStr;
 use std::sync::OnceLock;
 
 use ferrogin_libfabric::bindings as fi;
-
-/// Name of the provider.
-pub(crate) const PROVIDER: &CStr = c"softefa";
 
 /// Where the provider struct lives: the core keeps the pointer and writes to its context.
 struct Provider(*mut fi::fi_provider);
@@ -66,7 +62,7 @@ pub extern "C" fn fi_prov_ini() -> *mut fi::fi_provider {
                 version: library::version(1, 0),
                 fi_version: library::version(fi::FI_MAJOR_VERSION, fi::FI_MINOR_VERSION),
                 context: fi::fi_context::default(),
-                name: PROVIDER.as_ptr(),
+                name: library::PROVIDER.as_ptr(),
                 getinfo: Some(info::getinfo),
                 fabric: Some(fabric::open),
                 cleanup: Some(cleanup),

@@ -9,6 +9,9 @@ use super::guard::Code;
 use soft_nic::config::ConfigError;
 use soft_nic::log;
 
+/// Name of the provider.
+pub(super) const PROVIDER: &CStr = c"softefa";
+
 type DupInfo = unsafe extern "C" fn(*const fi::fi_info) -> *mut fi::fi_info;
 type FreeInfo = unsafe extern "C" fn(*mut fi::fi_info);
 type Version = unsafe extern "C" fn() -> u32;

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use ferrogin_libfabric::bindings as fi;
 
-use super::call::{Buffers, RecvCall, SendCall};
+use super::call::{Buffers, RecvCall, SEND_FLAGS, SendCall};
 use super::ep::Ep;
 use super::guard::{Code, data_entry};
 use super::object::object;
@@ -13,15 +13,6 @@ type FidEp = *mut fi::fid_ep;
 type Addr = fi::fi_addr_t;
 type Void = *mut c_void;
 
-/// Flags that a send may have.
-pub(super) const SEND_FLAGS: u64 = fi::FI_COMPLETION
-    | fi::FI_INJECT
-    | fi::FI_INJECT_COMPLETE
-    | fi::FI_TRANSMIT_COMPLETE
-    | fi::FI_DELIVERY_COMPLETE
-    | fi::FI_MATCH_COMPLETE
-    | fi::FI_REMOTE_CQ_DATA
-    | fi::FI_MORE;
 /// Flags that a receive may have.
 const RECV_FLAGS: u64 = fi::FI_COMPLETION | fi::FI_MORE | fi::FI_MULTI_RECV;
 /// And a tagged one.

@@ -4,11 +4,10 @@ use std::ffi::c_void;
 
 use ferrogin_libfabric::bindings as fi;
 
-use super::call::{Buffers, RmaCall};
+use super::call::{Buffers, RmaCall, SEND_FLAGS};
 use super::ep::Ep;
 use super::guard::{Code, data_entry};
 use super::object::object;
-use super::ops_msg::SEND_FLAGS;
 
 type FidEp = *mut fi::fid_ep;
 type Addr = fi::fi_addr_t;

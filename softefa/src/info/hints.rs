@@ -1,12 +1,13 @@
-//! What an application asks `fi_getinfo` for, as far as it is looked at.
+//! The hints of `fi_getinfo`, as far as this provider reads them.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString};
 
 use ferrogin_libfabric::bindings as fi;
 
+use super::super::call::SEND_FLAGS;
 use super::super::guard::Code;
-use super::super::library::{text, version};
-use super::super::{PROVIDER, ops_msg};
+use super::super::library::{PROVIDER, version};
+use super::given::Given;
 use super::{DomainAttr, EpAttr, HMEM, Offer};
 use soft_nic::address::{ADDRESS_LEN, Address, Gid};
 use soft_nic::card;
@@ -16,9 +17,9 @@ use soft_nic::host;
 /// Old names of mode bits of memory registration.
 const MR_BASIC: i32 = 1;
 const MR_SCALABLE: i32 = 2;
-/// Bits that matter to those only whose memory others reach.
+/// Bits that matter only to applications whose memory peers access.
 const MR_TARGET: i32 = fi::FI_MR_VIRT_ADDR | fi::FI_MR_ALLOCATED | fi::FI_MR_PROV_KEY;
-/// Capabilities that are given to those only who ask for them.
+/// Capabilities that an application gets only when it asks for them.
 pub(super) const PRIMARY: u64 = fi::FI_MSG
     | fi::FI_RMA
     | fi::FI_TAGGED
@@ -26,7 +27,7 @@ pub(super) const PRIMARY: u64 = fi::FI_MSG
     | fi::FI_MULTICAST
     | fi::FI_DIRECTED_RECV
     | fi::FI_HMEM
-    // Counting what peers do costs programs their count of messages, so it waits to be asked for, too.
+    // A counter of remote accesses takes the place of a counter of messages, so it is not given unasked.
     | fi::FI_RMA_EVENT
     | DIRECTIONS;
 const MESSAGE_DIRECTIONS: u64 = fi::FI_SEND | fi::FI_RECV;
@@ -34,10 +35,10 @@ const TARGET_DIRECTIONS: u64 = fi::FI_REMOTE_READ | fi::FI_REMOTE_WRITE;
 const RMA_DIRECTIONS: u64 = fi::FI_READ | fi::FI_WRITE | TARGET_DIRECTIONS;
 const DIRECTIONS: u64 = MESSAGE_DIRECTIONS | RMA_DIRECTIONS;
 
-/// Hints, or what stands for them when there are none.
+/// The hints, or defaults without hints.
 #[derive(Debug, Default)]
 pub(super) struct Hints {
-    /// There are hints at all.
+    /// The application gave hints.
     given: bool,
     pub caps: u64,
     mode: u64,
@@ -46,7 +47,7 @@ pub(super) struct Hints {
     pub dest: Option<[u8; ADDRESS_LEN]>,
     mr_mode: Option<i32>,
     auto_progress: bool,
-    /// Control and data progress, as asked for.
+    /// Control and data progress of the hints.
     pub progress: [fi::fi_progress::Type; 2],
     /// The old single bit for all of memory registration.
     basic: bool,
@@ -66,12 +67,12 @@ pub(super) struct Hints {
     pub tclass: u32,
     pub tx_flags: Option<u64>,
     pub rx_flags: Option<u64>,
-    /// Orders that are asked for; `None` without hints.
+    /// Message orders of the hints; `None` without hints.
     pub tx_order: Option<u64>,
     pub rx_order: Option<u64>,
 }
 
-/// An order of completions is asked for, which the card does not keep and version 2 ignores.
+/// Whether the hints ask for an order of completions, which the card does not keep and API 2.0 ignores.
 fn completion_order(asked: u64, api: u32) -> bool {
     asked != 0 && api < version(2, 0)
 }
@@ -81,57 +82,42 @@ fn unless(wrong: bool) -> Result<(), Code> {
 }
 
 impl Hints {
-    /// Reads the hints; an error is a reason why this provider does not suit.
+    /// Reads the hints.
     ///
-    /// # Safety
-    /// `hints` is null or a `fi_info` of the application.
-    pub(super) unsafe fn read(hints: *const fi::fi_info, api: u32, config: &Config) -> Result<Self, Code> {
+    /// # Errors
+    /// `ENODATA` for hints that this provider cannot meet.
+    pub(super) fn read(given: Option<Given<'_>>, api: u32, config: &Config) -> Result<Self, Code> {
         let mut wanted = Self::default();
-        // SAFETY: by contract.
-        let Some(hints) = (unsafe { hints.as_ref() }) else { return Ok(wanted) };
-        (wanted.given, wanted.caps, wanted.mode) = (true, hints.caps, hints.mode);
-        let format = hints.addr_format;
-        unless(format != fi::FI_FORMAT_UNSPEC && format != fi::FI_ADDR_EFA)?;
-        if !hints.dest_addr.is_null() {
-            unless(hints.dest_addrlen != ADDRESS_LEN)?;
-            // SAFETY: `dest_addrlen` bytes, by the interface.
-            wanted.dest = Some(unsafe { hints.dest_addr.cast::<[u8; ADDRESS_LEN]>().read_unaligned() });
+        let Some(given) = given else { return Ok(wanted) };
+        let info = given.info;
+        (wanted.given, wanted.caps, wanted.mode) = (true, info.caps, info.mode);
+        unless(info.addr_format != fi::FI_FORMAT_UNSPEC && info.addr_format != fi::FI_ADDR_EFA)?;
+        if let Some(destination) = given.destination() {
+            wanted.dest = Some(destination.ok_or(Code::NODATA)?);
         }
-        if !hints.src_addr.is_null() {
-            unless(hints.src_addrlen != ADDRESS_LEN)?;
-            // SAFETY: `src_addrlen` bytes, by the interface.
-            let source = unsafe { hints.src_addr.cast::<[u8; ADDRESS_LEN]>().read_unaligned() };
-            // The name of a card is complete only when it is opened; its host is known before.
+        if let Some(source) = given.source() {
+            // The GID of a card is complete only when the card is open; its host is known before.
             let own = card::advertised_gid(config).to_bytes();
-            unless(source[..HOST_PART] != own[..HOST_PART])?;
+            unless(source.ok_or(Code::NODATA)?[..HOST_PART] != own[..HOST_PART])?;
         }
-        // SAFETY: null or a part of the application's info, which never grew.
-        if let Some(fabric) = unsafe { hints.fabric_attr.as_ref() } {
-            // SAFETY: null or terminated.
-            unless(unsafe { text(fabric.prov_name) }.is_some_and(|name| name != PROVIDER))?;
-            // SAFETY: null or terminated.
-            wanted.fabric = unsafe { text(fabric.name) }.map(Into::into);
+        unless(given.provider_name().is_some_and(|name| name != PROVIDER))?;
+        wanted.fabric = given.fabric_name().map(Into::into);
+        if let Some(domain) = given.domain() {
+            wanted.domain = given.domain_name().map(Into::into);
+            wanted.read_domain(domain, api)?;
         }
-        // SAFETY: null or a part of the application's info, as far as every version has it.
-        if let Some(domain) = unsafe { hints.domain_attr.cast::<DomainAttr>().as_ref() } {
-            // SAFETY: its name is null or terminated.
-            unsafe { wanted.read_domain(domain, api) }?;
-        }
-        // SAFETY: as above.
-        if let Some(ep) = unsafe { hints.ep_attr.cast::<EpAttr>().as_ref() } {
+        if let Some(ep) = given.ep() {
             wanted.read_ep(ep)?;
         }
-        // SAFETY: null or a part of the application's info, which never grew.
-        if let Some(tx) = unsafe { hints.tx_attr.as_ref() } {
-            unless(tx.op_flags & !ops_msg::SEND_FLAGS != 0 || completion_order(tx.comp_order, api))?;
+        if let Some(tx) = given.tx() {
+            unless(tx.op_flags & !SEND_FLAGS != 0 || completion_order(tx.comp_order, api))?;
             (wanted.tx_caps, wanted.msg_order) = (tx.caps, tx.msg_order);
             (wanted.tx_flags, wanted.tx_order) = (Some(tx.op_flags), Some(tx.msg_order));
             (wanted.tx_iov, wanted.rma_iov) = (tx.iov_limit, tx.rma_iov_limit);
-            (wanted.inject_size, wanted.tx_size, wanted.tclass) = (tx.inject_size, tx.size, tx.tclass);
+            (wanted.inject_size, wanted.tx_size, wanted.tclass) = (tx.inject_size, tx.size, given.tclass());
             wanted.mode |= tx.mode;
         }
-        // SAFETY: as above.
-        if let Some(rx) = unsafe { hints.rx_attr.as_ref() } {
+        if let Some(rx) = given.rx() {
             unless(rx.op_flags & !(fi::FI_COMPLETION | fi::FI_MULTI_RECV) != 0)?;
             unless(completion_order(rx.comp_order, api))?;
             (wanted.rx_caps, wanted.rx_iov, wanted.rx_size) = (rx.caps, rx.iov_limit, rx.size);
@@ -141,11 +127,7 @@ impl Hints {
         Ok(wanted)
     }
 
-    /// # Safety
-    /// The name is null or terminated.
-    unsafe fn read_domain(&mut self, domain: &DomainAttr, api: u32) -> Result<(), Code> {
-        // SAFETY: by contract.
-        self.domain = unsafe { text(domain.name) }.map(Into::into);
+    fn read_domain(&mut self, domain: &DomainAttr, api: u32) -> Result<(), Code> {
         let mut mode = domain.mr_mode;
         unless(mode & MR_SCALABLE != 0 && mode & MR_BASIC == 0)?;
         self.basic = mode & MR_BASIC != 0 || mode == 0 && api < version(1, 5);
@@ -191,7 +173,7 @@ impl Hints {
         unless(self.tx_iov > offer.iov_limit || self.rx_iov > offer.iov_limit || self.rma_iov > super::RMA_IOV)
     }
 
-    /// Bytes of a message at most, for one who wants this.
+    /// Bytes of a message at most, for these hints.
     pub(super) fn max_msg_size_of(&self, offer: &Offer) -> usize {
         if self.given && self.caps & fi::FI_RMA == 0 { offer.max_msg_size } else { offer.max_size }
     }
@@ -200,7 +182,7 @@ impl Hints {
     pub(super) fn caps_of(&self, offer: &Offer) -> u64 {
         let all = offer.tx_caps | offer.rx_caps | super::DOMAIN_CAPS;
         if self.caps == 0 {
-            // Whoever cannot live with what remote memory needs gets none.
+            // An application without the registration modes of remote memory gets no remote memory.
             let no_target = self.mr_mode.is_some_and(|mode| MR_TARGET & !mode != 0);
             return if no_target { all & !(fi::FI_RMA | fi::FI_RMA_EVENT | RMA_DIRECTIONS) } else { all };
         }
@@ -214,37 +196,32 @@ impl Hints {
         caps
     }
 
-    /// The same in the words of the application, of which some are old.
-    pub(super) fn mr_mode_told(&self, offer: &Offer, caps: u64) -> i32 {
+    /// [`mr_mode_of`](Self::mr_mode_of) in the application's terms, which may be the old single bit.
+    pub(super) fn mr_mode_reported(&self, offer: &Offer, caps: u64) -> i32 {
         if self.basic { MR_BASIC } else { self.mr_mode_of(offer, caps) }
     }
 
-    /// What an application with these capabilities must do for memory registration.
+    /// The memory registration modes that an application with these capabilities must support.
     pub(super) fn mr_mode_of(&self, offer: &Offer, caps: u64) -> i32 {
         let target = caps & fi::FI_RMA != 0 && (caps & RMA_DIRECTIONS == 0 || caps & TARGET_DIRECTIONS != 0);
         offer.mr_mode
             | if target { MR_TARGET } else { 0 }
             | if caps & HMEM != 0 { fi::FI_MR_HMEM } else { 0 }
-            // Not needed, but used when the application does it.
+            // Not needed, but used where the application supports it.
             | self.mr_mode.map_or(0, |mode| mode & fi::FI_MR_LOCAL)
     }
 
-    /// Node and service: ourselves with `FI_SOURCE`, else a peer.
+    /// Takes node and service: this host with `FI_SOURCE`, else a peer.
     ///
     /// # Errors
-    /// `ENODATA` for names that are not a card's.
-    ///
-    /// # Safety
-    /// `node` and `service` are null or terminated.
-    pub(super) unsafe fn name(
+    /// `ENODATA` for names that are not those of a card.
+    pub(super) fn take_node(
         &mut self,
-        node: *const c_char,
-        service: *const c_char,
+        node: Option<&CStr>,
+        has_service: bool,
         flags: u64,
         config: &Config,
     ) -> Result<(), Code> {
-        // SAFETY: by contract.
-        let node = unsafe { text(node) };
         if flags & fi::FI_SOURCE != 0 {
             let own = card::advertised_gid(config);
             let is_own = |node: &CStr| {
@@ -255,7 +232,7 @@ impl Hints {
             return unless(node.is_some_and(|node| !is_own(node)));
         }
         match node {
-            None => unless(!service.is_null()),
+            None => unless(has_service),
             Some(node) => {
                 let peer = Address::from_text(&node.to_string_lossy()).ok_or(Code::NODATA)?;
                 self.dest = Some(peer.to_bytes());
@@ -265,7 +242,7 @@ impl Hints {
     }
 }
 
-/// Bytes of a GID that say which host it is.
+/// Bytes of a GID that name the host.
 const HOST_PART: usize = 6;
 const _: () = assert!(HOST_PART < size_of::<Gid>());
 
@@ -283,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn primary_capabilities_are_given_to_those_who_ask() {
+    fn primary_capabilities_are_given_when_asked_for() {
         let rdm = offer(Kind::Rdm);
         let caps = hints(fi::FI_MSG).caps_of(&rdm);
         assert_eq!(caps & (fi::FI_TAGGED | fi::FI_RMA | fi::FI_DIRECTED_RECV), 0);
@@ -292,10 +269,10 @@ mod tests {
         assert_eq!(caps & fi::FI_RMA_EVENT, 0);
         let caps = hints(fi::FI_RMA | fi::FI_WRITE).caps_of(&rdm);
         assert_eq!(caps & RMA_DIRECTIONS, fi::FI_WRITE);
-        assert_ne!(hints(0).caps_of(&rdm) & fi::FI_TAGGED, 0, "no wish, everything");
+        assert_ne!(hints(0).caps_of(&rdm) & fi::FI_TAGGED, 0, "no hints, all capabilities");
         let local = Hints { mr_mode: Some(fi::FI_MR_LOCAL), ..hints(0) };
-        assert_eq!(local.caps_of(&rdm) & fi::FI_RMA, 0, "no keys, no remote memory");
-        assert_eq!(local.mr_mode_told(&rdm, local.caps_of(&rdm)), fi::FI_MR_LOCAL);
+        assert_eq!(local.caps_of(&rdm) & fi::FI_RMA, 0, "no remote keys, no remote memory");
+        assert_eq!(local.mr_mode_reported(&rdm, local.caps_of(&rdm)), fi::FI_MR_LOCAL);
     }
 
     #[test]

@@ -1,5 +1,14 @@
 //! `fi_getinfo`: what there is, for those whom it suits.
 
+/// The fields of an older struct lie where the newest has them.
+macro_rules! same_offsets {
+    ($old:ty, $new:ty: $($field:ident),*) => {
+        $(const _: () = assert!(offset_of!($old, $field) == offset_of!($new, $field));)*
+    };
+}
+use same_offsets;
+
+mod given;
 mod hints;
 mod nic;
 
@@ -11,7 +20,8 @@ use ferrogin_libfabric::bindings as fi;
 
 use super::fabric::Kind;
 use super::guard::{Code, entry};
-use super::library::{Library, refuse_setting, strdup, version};
+use super::library::{Library, refuse_setting, strdup, text, version};
+use given::Given;
 use hints::Hints;
 use soft_nic::address::{ADDRESS_LEN, Gid};
 use soft_nic::card;
@@ -145,11 +155,13 @@ pub(super) unsafe extern "C" fn getinfo(
             return Err(Code::INVAL);
         }
         let config = Config::from_env().map_err(|error| refuse_setting("fi_getinfo", &error))?;
-        // SAFETY: the application's hints.
-        let mut wanted = unsafe { Hints::read(hints, api, &config) }?;
-        // SAFETY: null or terminated, by the interface.
-        unsafe { wanted.name(node, service, flags, &config) }?;
         let library = Library::get()?;
+        // SAFETY: libfabric gives hints in its own layout, as `fi_getinfo(3)` describes them, for the time of this call.
+        let given = unsafe { Given::borrow(hints, library.version) };
+        let mut wanted = Hints::read(given, api, &config)?;
+        // SAFETY: `fi_getinfo(3)` has null or a terminated string, for the time of this call.
+        let node = unsafe { text(node) };
+        wanted.take_node(node, !service.is_null(), flags, &config)?;
         let mut first: *mut fi::fi_info = ptr::null_mut();
         let mut last = &raw mut first;
         for kind in Kind::ALL {
@@ -308,7 +320,7 @@ fn fill_domain(
     (domain.control_progress, domain.data_progress) = (control, data);
     domain.resource_mgmt = fi::fi_resource_mgmt::FI_RM_ENABLED;
     domain.av_type = fi::fi_av_type::FI_AV_TABLE;
-    domain.mr_mode = wanted.mr_mode_told(offer, info.caps);
+    domain.mr_mode = wanted.mr_mode_reported(offer, info.caps);
     (domain.mr_key_size, domain.cq_data_size) = (KEY_SIZE, DATA_SIZE);
     (domain.cq_cnt, domain.ep_cnt) = (65536, 65534);
     (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (1024, 1024);
@@ -374,12 +386,6 @@ struct DomainAttr {
     tclass: u32,
 }
 
-/// The fields of an older struct lie where the newest has them.
-macro_rules! same_offsets {
-    ($old:ty, $new:ty: $($field:ident),*) => {
-        $(const _: () = assert!(offset_of!($old, $field) == offset_of!($new, $field));)*
-    };
-}
 same_offsets!(EpAttr, fi::fi_ep_attr: protocol, max_msg_size, mem_tag_format, tx_ctx_cnt, rx_ctx_cnt);
 same_offsets!(DomainAttr, fi::fi_domain_attr: name, threading, resource_mgmt, av_type, mr_mode, mr_key_size, cntr_cnt,
     mr_iov_limit, caps, mode, mr_cnt, tclass);

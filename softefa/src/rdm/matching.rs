@@ -103,7 +103,7 @@ mod tests {
     }
 
     fn head(from: u16, tag: u64) -> Head {
-        Head { kind: Kind::Message, flags: TAGGED, seq: 0, from: address(from), len: 0, tag, data: 0, id: 0 }
+        Head { kind: Kind::Eager, flags: TAGGED, seq: 0, from: address(from), len: 0, tag, data: 0, id: 0 }
     }
 
     fn receive(from: Option<u16>, tag: u64, ignore: u64) -> Receive {

@@ -1,20 +1,29 @@
-//! What endpoints of the `efa` fabric say to one another, inside the card's sends.
+//! Packets between endpoints of the fabric `efa`. Each travels in one send of the card.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use soft_nic::address::{ADDRESS_LEN, Address};
 use soft_nic::card::MAX_SEND_SIZE;
 
-/// What a packet is.
+/// The kind of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// A whole message follows.
-    Message = 1,
-    /// A message that is to be fetched: its [`Piece`]s follow.
-    Request = 2,
-    /// A message was received, or fetched; `data` is how that ended.
+    /// A whole message, with payload.
+    Eager = 1,
+    /// A message that the receiver reads from memory of the sender: its [`RemoteBuffer`]s follow.
+    Rendezvous = 2,
+    /// The receiver has the message; `data` is the status.
     Done = 3,
-    /// Asks whether the other side is still there.
+    /// Asks whether the peer is alive.
     Ping = 4,
+}
+
+impl Kind {
+    fn from_raw(raw: u8) -> Option<Self> {
+        [Self::Eager, Self::Rendezvous, Self::Done, Self::Ping].into_iter().find(|kind| *kind as u8 == raw)
+    }
 }
 
 /// The message has a tag.
@@ -24,123 +33,124 @@ pub(super) const DATA: u8 = 2;
 /// The sender waits for [`Kind::Done`].
 pub(super) const RECEIPT: u8 = 4;
 
-/// The beginning of every packet.
+/// The head of every packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     pub kind: Kind,
     /// Sum of [`TAGGED`], [`DATA`] and [`RECEIPT`].
     pub flags: u8,
-    /// Counts the messages from this endpoint to that one; 0 in others than messages.
+    /// Number of the message from this sender to this receiver; 0 in packets that are no messages.
     pub seq: u32,
-    /// Who sends.
+    /// The sender.
     pub from: Address,
     /// Bytes of the whole message.
     pub len: u64,
     pub tag: u64,
     pub data: u64,
-    /// Names the message to its sender.
+    /// The sender's name of the message.
     pub id: u64,
 }
 
+/// A [`Head`] as it travels.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawHead {
+    kind: u8,
+    flags: u8,
+    reserved: [u8; 2],
+    seq: U32,
+    from: [u8; ADDRESS_LEN],
+    len: U64,
+    tag: U64,
+    data: U64,
+    id: U64,
+}
+
 /// Bytes of [`Head`].
-pub(super) const HEAD_LEN: usize = 8 + ADDRESS_LEN + 4 * 8;
+pub(super) const HEAD_LEN: usize = size_of::<RawHead>();
+const _: () = {
+    use std::mem::offset_of;
+    assert!(HEAD_LEN == 72 && offset_of!(RawHead, kind) == 0 && offset_of!(RawHead, flags) == 1);
+    assert!(offset_of!(RawHead, seq) == 4 && offset_of!(RawHead, from) == 8 && offset_of!(RawHead, len) == 40);
+    assert!(offset_of!(RawHead, tag) == 48 && offset_of!(RawHead, data) == 56 && offset_of!(RawHead, id) == 64);
+};
 /// Bytes of a message that a packet holds at most.
 pub(super) const MAX_MESSAGE: usize = MAX_SEND_SIZE as usize - HEAD_LEN;
 
-/// Memory of the sender to be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub addr: u64,
-    pub len: u64,
-    pub rkey: u32,
+/// Memory of the sender that the receiver reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct RemoteBuffer {
+    pub addr: U64,
+    pub len: U64,
+    pub rkey: U32,
+    reserved: [u8; 4],
 }
 
-/// Bytes of [`Piece`].
-pub(super) const PIECE_LEN: usize = 24;
-/// Pieces of a message at most.
-pub(super) const MAX_PIECES: usize = super::super::call::MAX_IOV;
+/// Bytes of [`RemoteBuffer`].
+pub(super) const REMOTE_BUFFER_LEN: usize = size_of::<RemoteBuffer>();
+const _: () = assert!(REMOTE_BUFFER_LEN == 24 && std::mem::offset_of!(RemoteBuffer, rkey) == 16);
+/// Remote buffers of a message at most.
+const MAX_REMOTE_BUFFERS: usize = super::super::call::MAX_IOV;
 
-fn word(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+impl RemoteBuffer {
+    pub(super) fn new(addr: u64, len: u64, rkey: u32) -> Self {
+        Self { addr: addr.into(), len: len.into(), rkey: rkey.into(), reserved: [0; 4] }
+    }
 }
 
 impl Head {
     pub(super) fn to_bytes(self) -> [u8; HEAD_LEN] {
-        let mut bytes = [0; HEAD_LEN];
-        (bytes[0], bytes[1]) = (self.kind as u8, self.flags);
-        bytes[4..8].copy_from_slice(&self.seq.to_le_bytes());
-        bytes[8..8 + ADDRESS_LEN].copy_from_slice(&self.from.to_bytes());
-        let words = [self.len, self.tag, self.data, self.id];
-        for (chunk, word) in bytes[8 + ADDRESS_LEN..].as_chunks_mut::<8>().0.iter_mut().zip(words) {
-            *chunk = word.to_le_bytes();
-        }
-        bytes
+        zerocopy::transmute!(RawHead {
+            kind: self.kind as u8,
+            flags: self.flags,
+            reserved: [0; 2],
+            seq: self.seq.into(),
+            from: self.from.to_bytes(),
+            len: self.len.into(),
+            tag: self.tag.into(),
+            data: self.data.into(),
+            id: self.id.into(),
+        })
     }
 
-    /// A packet's head and what follows it; `None` for bytes that no endpoint sends.
+    /// Head and payload of a packet; `None` for bytes that no endpoint sends.
     pub(super) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let (head, payload) = bytes.split_at_checked(HEAD_LEN)?;
-        let kind = match head[0] {
-            1 => Kind::Message,
-            2 => Kind::Request,
-            3 => Kind::Done,
-            4 => Kind::Ping,
-            _ => return None,
+        let (raw, payload) = RawHead::ref_from_prefix(bytes).ok()?;
+        let head = Self {
+            kind: Kind::from_raw(raw.kind)?,
+            flags: raw.flags,
+            seq: raw.seq.get(),
+            from: Address::from_bytes(&raw.from).ok()?,
+            len: raw.len.get(),
+            tag: raw.tag.get(),
+            data: raw.data.get(),
+            id: raw.id.get(),
         };
-        let at = |i: usize| word(head, 8 + ADDRESS_LEN + 8 * i);
-        let parsed = Self {
-            kind,
-            flags: head[1],
-            seq: u32::from_le_bytes(*head[4..].first_chunk()?),
-            from: Address::from_bytes(head[8..].first_chunk()?).ok()?,
-            len: at(0)?,
-            tag: at(1)?,
-            data: at(2)?,
-            id: at(3)?,
-        };
-        let consistent = match kind {
-            Kind::Message => payload.len() as u64 == parsed.len,
-            Kind::Request => pieces(payload).is_some_and(|(pieces, count)| {
-                let sum = pieces[..count].iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len));
-                sum == Some(parsed.len)
+        let consistent = match head.kind {
+            Kind::Eager => payload.len() as u64 == head.len,
+            Kind::Rendezvous => remote_buffers(payload).is_some_and(|buffers| {
+                let sum = buffers.iter().try_fold(0u64, |sum, buffer| sum.checked_add(buffer.len.get()));
+                sum == Some(head.len)
             }),
             Kind::Done | Kind::Ping => payload.is_empty(),
         };
-        (consistent && parsed.flags <= TAGGED | DATA | RECEIPT && head[2..4] == [0; 2]).then_some((parsed, payload))
+        (consistent && head.flags <= TAGGED | DATA | RECEIPT && raw.reserved == [0; 2]).then_some((head, payload))
     }
 }
 
-impl Piece {
-    pub(super) fn to_bytes(self) -> [u8; PIECE_LEN] {
-        let mut bytes = [0; PIECE_LEN];
-        bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.len.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.rkey.to_le_bytes());
-        bytes
-    }
+/// The remote buffers behind the head of a [`Kind::Rendezvous`].
+pub(super) fn remote_buffers(payload: &[u8]) -> Option<&[RemoteBuffer]> {
+    <[RemoteBuffer]>::ref_from_bytes(payload).ok().filter(|buffers| buffers.len() <= MAX_REMOTE_BUFFERS)
 }
 
-/// What follows the head of a request, and how many of it are there.
-pub(super) fn pieces(payload: &[u8]) -> Option<([Piece; MAX_PIECES], usize)> {
-    let (chunks, rest) = payload.as_chunks::<PIECE_LEN>();
-    if !rest.is_empty() || chunks.len() > MAX_PIECES {
-        return None;
-    }
-    let mut pieces = [Piece { addr: 0, len: 0, rkey: 0 }; MAX_PIECES];
-    for (piece, bytes) in pieces.iter_mut().zip(chunks) {
-        let rkey = u32::from_le_bytes(*bytes[16..].first_chunk()?);
-        *piece = Piece { addr: word(bytes, 0)?, len: word(bytes, 8)?, rkey };
-    }
-    Some((pieces, chunks.len()))
-}
-
-/// Reads any bytes as a packet: what is understood says the same again.
+/// Parses any bytes as a packet: what is parsed emits and parses to the same.
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) fn check_packet(bytes: &[u8]) {
     if let Some((head, payload)) = Head::parse(bytes) {
-        let again = [&head.to_bytes(), payload].concat();
-        assert_eq!(Head::parse(&again), Some((head, payload)));
-        assert!(head.kind != Kind::Request || pieces(payload).is_some());
+        let emitted = [&head.to_bytes(), payload].concat();
+        assert_eq!(Head::parse(&emitted), Some((head, payload)));
+        assert!(head.kind != Kind::Rendezvous || remote_buffers(payload).is_some());
     }
 }
 
@@ -162,30 +172,41 @@ mod tests {
     }
 
     #[test]
-    fn round_trip() {
-        let bytes = packet(head(Kind::Message, 5), b"hello");
-        assert_eq!(Head::parse(&bytes), Some((head(Kind::Message, 5), &b"hello"[..])));
-        let piece = Piece { addr: 0x0102_0304_0506_0708, len: 1 << 33, rkey: 0xdead_beef };
-        let bytes = packet(head(Kind::Request, 1 << 33), &piece.to_bytes());
+    fn head_is_emitted_as_golden_bytes() {
+        let bytes = head(Kind::Eager, 0x0102).to_bytes();
+        assert_eq!(bytes[..8], [1, 5, 0, 0, 0xfe, 0xff, 0, 0]);
+        assert_eq!(bytes[8..40], head(Kind::Eager, 0).from.to_bytes());
+        assert_eq!(bytes[40..56], [2, 1, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[56..], [9, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255]);
+        let buffer = RemoteBuffer::new(0x0102, 3, 0x0405_0607);
+        assert_eq!(buffer.as_bytes(), [2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 7, 6, 5, 4, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn packets_round_trip() {
+        let bytes = packet(head(Kind::Eager, 5), b"hello");
+        assert_eq!(Head::parse(&bytes), Some((head(Kind::Eager, 5), &b"hello"[..])));
+        let buffer = RemoteBuffer::new(0x0102_0304_0506_0708, 1 << 33, 0xdead_beef);
+        let bytes = packet(head(Kind::Rendezvous, 1 << 33), buffer.as_bytes());
         let (parsed, payload) = Head::parse(&bytes).unwrap();
-        assert_eq!((parsed.kind, pieces(payload).unwrap().1), (Kind::Request, 1));
-        assert_eq!(pieces(payload).unwrap().0[0], piece);
+        assert_eq!((parsed.kind, remote_buffers(payload).unwrap()), (Kind::Rendezvous, &[buffer][..]));
         assert!(Head::parse(&packet(head(Kind::Done, 0), b"")).is_some());
         assert_eq!(HEAD_LEN + MAX_MESSAGE, 8928);
         check_packet(&bytes);
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_packets_are_refused() {
         assert!(Head::parse(&[]).is_none());
         assert!(Head::parse(&[0xff; HEAD_LEN]).is_none());
-        assert!(Head::parse(&packet(head(Kind::Message, 6), b"hello")).is_none(), "another length");
+        assert!(Head::parse(&packet(head(Kind::Eager, 6), b"hello")).is_none(), "another length");
         assert!(Head::parse(&packet(head(Kind::Done, 0), b"x")).is_none());
-        assert!(Head::parse(&packet(head(Kind::Request, 8), &[0; 23])).is_none());
-        assert!(Head::parse(&packet(head(Kind::Request, 0), &[0; 5 * PIECE_LEN])).is_none(), "too many pieces");
-        let huge = Piece { addr: 0, len: u64::MAX, rkey: 0 }.to_bytes();
-        assert!(Head::parse(&packet(head(Kind::Request, u64::MAX - 1), &[huge, huge].concat())).is_none());
-        let mut unknown = packet(head(Kind::Message, 0), b"");
+        assert!(Head::parse(&packet(head(Kind::Rendezvous, 8), &[0; 23])).is_none());
+        let five = [0; 5 * REMOTE_BUFFER_LEN];
+        assert!(Head::parse(&packet(head(Kind::Rendezvous, 0), &five)).is_none(), "too many buffers");
+        let huge = RemoteBuffer::new(0, u64::MAX, 0);
+        assert!(Head::parse(&packet(head(Kind::Rendezvous, u64::MAX - 1), [huge, huge].as_bytes())).is_none());
+        let mut unknown = packet(head(Kind::Eager, 0), b"");
         unknown[1] = 8;
         assert!(Head::parse(&unknown).is_none(), "a flag that does not exist");
     }

@@ -193,7 +193,7 @@ impl Rdm {
 
     /// Brings a message to its receive.
     fn begin(&mut self, common: &Common, head: &Head, payload: &[u8], (buffers, outcome): (Buffers, Outcome)) {
-        if head.kind == Kind::Message {
+        if head.kind == Kind::Eager {
             // SAFETY: the application's buffers, writable by the interface until the receive completes.
             unsafe { buffers.scatter(payload) };
             if head.flags & RECEIPT != 0
@@ -217,9 +217,9 @@ impl Rdm {
         }
     }
 
-    /// Reads every stretch that lies in one piece on both sides.
+    /// Plans one read for each range that is contiguous on both sides.
     fn plan(&mut self, common: &Common, at: u32, payload: &[u8], buffers: &Buffers) -> Result<(), Code> {
-        let (pieces, count) = packet::pieces(payload).ok_or(Code::INVAL)?;
+        let buffers_there = packet::remote_buffers(payload).ok_or(Code::INVAL)?;
         let fetch = self.fetches.get_mut(at).ok_or(Code::INVAL)?;
         let mut local = Vec::new();
         for segment in buffers.segments().iter().filter(|s| s.len > 0) {
@@ -234,27 +234,27 @@ impl Rdm {
             };
             local.push((segment.addr as u64, segment.len as u64, lkey));
         }
-        let mut remote = pieces[..count].iter().copied();
-        let mut piece = remote.next();
+        let mut remote = buffers_there.iter().map(|buffer| (buffer.addr.get(), buffer.len.get(), buffer.rkey.get()));
+        let mut from = remote.next();
         for (mut addr, mut len, lkey) in local {
             while len > 0 {
-                let Some(from) = piece.as_mut().filter(|piece| piece.len > 0) else {
-                    piece = remote.next();
-                    if piece.is_none() {
+                let Some((from_addr, from_len, rkey)) = from.as_mut().filter(|(_, len, _)| *len > 0) else {
+                    from = remote.next();
+                    if from.is_none() {
                         return Ok(());
                     }
                     continue;
                 };
-                let n = len.min(from.len).min(u64::from(MAX_RDMA_SIZE));
+                let n = len.min(*from_len).min(u64::from(MAX_RDMA_SIZE));
                 self.jobs.push_back(Job::Fetch {
                     peer: fetch.peer,
                     fetch: at,
-                    from: RemoteMem { addr: from.addr, rkey: from.rkey },
+                    from: RemoteMem { addr: *from_addr, rkey: *rkey },
                     into: Sge { addr, length: n as u32, lkey },
                 });
                 fetch.parts += 1;
                 (addr, len) = (addr + n, len - n);
-                (from.addr, from.len) = (from.addr.wrapping_add(n), from.len - n);
+                (*from_addr, *from_len) = (from_addr.wrapping_add(n), *from_len - n);
             }
         }
         Ok(())
@@ -323,7 +323,7 @@ impl Rdm {
             match head.kind {
                 Kind::Done => self.receipt_came(common, peer, &head),
                 Kind::Ping => {}
-                Kind::Message | Kind::Request => self.in_turn(common, peer, head, payload),
+                Kind::Eager | Kind::Rendezvous => self.in_turn(common, peer, head, payload),
             }
         }
         self.post_receive(buffer);

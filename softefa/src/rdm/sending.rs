@@ -4,11 +4,13 @@ use std::ffi::c_void;
 
 use ferrogin_libfabric::bindings as fi;
 
+use zerocopy::IntoBytes;
+
 use super::super::call::{Segment, SendCall};
 use super::super::completion::{Entry, Failure};
 use super::super::guard::Code;
 use super::super::path::Common;
-use super::packet::{DATA, Head, Kind, MAX_MESSAGE, PIECE_LEN, Piece, RECEIPT, TAGGED};
+use super::packet::{DATA, Head, Kind, MAX_MESSAGE, RECEIPT, REMOTE_BUFFER_LEN, RemoteBuffer, TAGGED};
 use super::{Rdm, pool};
 use soft_nic::card::counter::Event;
 use soft_nic::card::region::{Access, Keys};
@@ -50,7 +52,7 @@ impl Rdm {
         let peer = self.peer(common, target.address)?;
         let eager = len <= MAX_MESSAGE;
         let receipt = !eager || call.flags & (fi::FI_DELIVERY_COMPLETE | fi::FI_MATCH_COMPLETE) != 0;
-        let (keys, pieces) = if eager { (Vec::new(), Vec::new()) } else { expose(common, call)? };
+        let (keys, remote) = if eager { (Vec::new(), Vec::new()) } else { expose(common, call)? };
         let seq = match self.peers.get_mut(peer) {
             Some(peer) => {
                 peer.next_to = peer.next_to.wrapping_add(1);
@@ -73,7 +75,7 @@ impl Rdm {
         });
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
         let head = Head {
-            kind: if eager { Kind::Message } else { Kind::Request },
+            kind: if eager { Kind::Eager } else { Kind::Rendezvous },
             flags: flag(call.tag.is_some(), TAGGED) | flag(call.data.is_some(), DATA) | flag(receipt, RECEIPT),
             seq,
             from: common.address,
@@ -82,14 +84,13 @@ impl Rdm {
             data: call.data.unwrap_or(0),
             id: u64::from(send),
         };
-        let payload = if eager { len } else { pieces.len() * PIECE_LEN };
+        let payload = if eager { len } else { remote.len() * REMOTE_BUFFER_LEN };
         let posted = self.send_packet(peer, &head, payload, Some(send), |room| {
             if eager {
-                // SAFETY: the application's buffers, readable by the interface during the call.
+                // SAFETY: the application keeps the buffers of a call readable until the call returns (`fi_msg(3)`).
                 unsafe { call.buffers.gather(room) };
-            }
-            for (room, piece) in room.as_chunks_mut::<PIECE_LEN>().0.iter_mut().zip(&pieces) {
-                *room = piece.to_bytes();
+            } else {
+                room.copy_from_slice(remote.as_bytes());
             }
         });
         // The caller says that another call follows at once: one ring is enough for both. If none does, the next look at a queue rings.
@@ -144,15 +145,15 @@ impl Rdm {
     }
 }
 
-/// Lets the peer read a message.
-fn expose(common: &Common, call: &SendCall) -> Result<(Vec<Keys>, Vec<Piece>), Code> {
+/// Registers the buffers of a message for the peer to read.
+fn expose(common: &Common, call: &SendCall) -> Result<(Vec<Keys>, Vec<RemoteBuffer>), Code> {
     let access = Access { remote_read: true, ..Access::default() };
-    let (mut keys, mut pieces) = (Vec::new(), Vec::new());
+    let (mut keys, mut remote) = (Vec::new(), Vec::new());
     for Segment { addr, len, .. } in call.buffers.segments().iter().filter(|s| s.len > 0) {
         match pool::register(&common.card, common.pd, *addr, *len, access) {
             Ok(new) => {
                 keys.push(new);
-                pieces.push(Piece { addr: *addr as u64, len: *len as u64, rkey: new.rkey });
+                remote.push(RemoteBuffer::new(*addr as u64, *len as u64, new.rkey));
             }
             Err(code) => {
                 pool::deregister(common, &keys);
@@ -160,5 +161,5 @@ fn expose(common: &Common, call: &SendCall) -> Result<(Vec<Keys>, Vec<Piece>), C
             }
         }
     }
-    Ok((keys, pieces))
+    Ok((keys, remote))
 }

@@ -1,0 +1,139 @@
+//! The hints of an application, borrowed for one call of `fi_getinfo`.
+//!
+//! libfabric copies hints of an older ABI into its own layout before a provider sees them. So each part has the layout of the
+//! loaded libfabric, which may be older than the one that this provider was built for.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::mem::offset_of;
+
+use ferrogin_libfabric::bindings as fi;
+
+use super::super::library::{text, version};
+use super::{DomainAttr, EpAttr};
+use soft_nic::address::ADDRESS_LEN;
+
+/// `fi_tx_attr` as ABI 1.0 has it. ABI 1.3, which came with libfabric 1.9, added `tclass`.
+#[repr(C)]
+pub(super) struct TxAttr {
+    pub caps: u64,
+    pub mode: u64,
+    pub op_flags: u64,
+    pub msg_order: u64,
+    pub comp_order: u64,
+    pub inject_size: usize,
+    pub size: usize,
+    pub iov_limit: usize,
+    pub rma_iov_limit: usize,
+}
+super::same_offsets!(TxAttr, fi::fi_tx_attr: caps, mode, op_flags, msg_order, comp_order, inject_size, size, iov_limit,
+    rma_iov_limit);
+const _: () = assert!(size_of::<TxAttr>() == offset_of!(fi::fi_tx_attr, tclass));
+
+/// Borrowed hints.
+#[derive(Clone, Copy)]
+pub(super) struct Given<'a> {
+    pub info: &'a fi::fi_info,
+    /// Version of the loaded libfabric.
+    core: u32,
+}
+
+impl<'a> Given<'a> {
+    /// Borrows hints; `None` when there are none.
+    ///
+    /// # Safety
+    /// `hints` is null or a `fi_info` in the layout of libfabric `core`. Its pointers are null or valid in that layout, names are
+    /// terminated, and addresses have their stated length. All of it stays alive and unchanged for `'a`.
+    pub(super) unsafe fn borrow(hints: *const fi::fi_info, core: u32) -> Option<Self> {
+        // SAFETY: the caller promises null or a valid `fi_info`, whose fields up to `nic` exist since libfabric 1.7.
+        let info = unsafe { hints.as_ref() }?;
+        Some(Self { info, core })
+    }
+
+    /// The part at `at`, which is a pointer of the hints.
+    fn part<T>(self, at: *const T) -> Option<&'a T> {
+        // SAFETY: the caller of `borrow` promised that pointers of the hints are null or valid for `'a`, and each `T` here is no
+        // longer than the part in any layout.
+        unsafe { at.as_ref() }
+    }
+
+    /// The name at `at`, which is a pointer of the hints.
+    fn name(self, at: *const c_char) -> Option<&'a CStr> {
+        // SAFETY: the caller of `borrow` promised that names are null or terminated, and live for `'a`.
+        unsafe { text(at) }
+    }
+
+    /// The address at `at`, which is a pointer of the hints, if it has the length of an EFA address.
+    fn address(self, at: *const c_void, len: usize) -> Option<[u8; ADDRESS_LEN]> {
+        (len == ADDRESS_LEN).then(|| self.part(at.cast::<[u8; ADDRESS_LEN]>()).copied()).flatten()
+    }
+
+    /// The destination: `None` without one, `Some(None)` when it is no EFA address.
+    pub(super) fn destination(self) -> Option<Option<[u8; ADDRESS_LEN]>> {
+        let Self { info, .. } = self;
+        (!info.dest_addr.is_null()).then(|| self.address(info.dest_addr, info.dest_addrlen))
+    }
+
+    /// The source, as [`destination`](Self::destination).
+    pub(super) fn source(self) -> Option<Option<[u8; ADDRESS_LEN]>> {
+        let Self { info, .. } = self;
+        (!info.src_addr.is_null()).then(|| self.address(info.src_addr, info.src_addrlen))
+    }
+
+    pub(super) fn tx(self) -> Option<&'a TxAttr> {
+        self.part(self.info.tx_attr.cast())
+    }
+
+    /// The traffic class; unspecified where libfabric is older than the field.
+    pub(super) fn tclass(self) -> u32 {
+        let tx = self.info.tx_attr.cast_const();
+        if self.core < version(1, 9) || tx.is_null() {
+            return fi::FI_TC_UNSPEC;
+        }
+        self.part(tx.wrapping_byte_add(offset_of!(fi::fi_tx_attr, tclass)).cast()).copied().unwrap_or(fi::FI_TC_UNSPEC)
+    }
+
+    pub(super) fn rx(self) -> Option<&'a fi::fi_rx_attr> {
+        self.part(self.info.rx_attr)
+    }
+
+    pub(super) fn ep(self) -> Option<&'a EpAttr> {
+        self.part(self.info.ep_attr.cast())
+    }
+
+    pub(super) fn domain(self) -> Option<&'a DomainAttr> {
+        self.part(self.info.domain_attr.cast())
+    }
+
+    pub(super) fn domain_name(self) -> Option<&'a CStr> {
+        self.name(self.domain()?.name)
+    }
+
+    pub(super) fn fabric_name(self) -> Option<&'a CStr> {
+        self.name(self.fabric()?.name)
+    }
+
+    pub(super) fn provider_name(self) -> Option<&'a CStr> {
+        self.name(self.fabric()?.prov_name)
+    }
+
+    fn fabric(self) -> Option<&'a fi::fi_fabric_attr> {
+        self.part(self.info.fabric_attr)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traffic_class_is_read_where_libfabric_has_it() {
+        let tx = fi::fi_tx_attr { tclass: fi::FI_TC_LOW_LATENCY, size: 7, ..Default::default() };
+        let info = fi::fi_info { tx_attr: (&raw const tx).cast_mut(), ..fi::fi_info::default() };
+        // SAFETY: local values in the newest layout, which contains the older ones; all other pointers are null.
+        let given = |core| unsafe { Given::borrow(&raw const info, core) }.unwrap();
+        assert_eq!(given(version(1, 17)).tclass(), fi::FI_TC_LOW_LATENCY);
+        assert_eq!(given(version(1, 8)).tclass(), fi::FI_TC_UNSPEC);
+        assert_eq!(given(version(1, 8)).tx().map(|tx| tx.size), Some(7));
+        assert!(given(version(2, 6)).rx().is_none() && given(version(2, 6)).provider_name().is_none());
+    }
+}
