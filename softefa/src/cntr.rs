@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use ferrogin_libfabric::bindings as fi;
 
+use super::bindings::SoftCount;
+use super::completion::Completer;
 use super::domain::Domain;
 use super::guard::{Code, entry, entry_or};
 use super::library::refuse;
 use super::object::{Object, Uses, give, head, object, table, take_back};
-use super::path::{Path, SoftCount};
 use super::unsupported;
 use super::wait::Sleep;
 use soft_nic::card::SetupError;
@@ -33,7 +34,7 @@ pub(super) struct Cntr {
     /// What software counts beside the card.
     pub soft: Arc<SoftCount>,
     /// Endpoints that it counts for, which may have something to do first.
-    paths: Mutex<Vec<Arc<Path>>>,
+    endpoints: Mutex<Vec<Arc<dyn Completer>>>,
     /// Endpoints bound to it.
     pub uses: Uses,
 }
@@ -60,19 +61,19 @@ impl Cntr {
         card.wrapping_add(self.soft.errors.load(Ordering::Acquire)) & COUNTER_MASK
     }
 
-    pub(super) fn attach(&self, path: &Arc<Path>) {
-        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
-        if !paths.iter().any(|p| Arc::ptr_eq(p, path)) {
-            paths.push(path.clone());
+    pub(super) fn attach(&self, endpoint: &Arc<dyn Completer>) {
+        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        if !endpoints.iter().any(|p| Arc::ptr_eq(p, endpoint)) {
+            endpoints.push(endpoint.clone());
         }
     }
 
-    pub(super) fn detach(&self, path: &Arc<Path>) {
-        self.paths.lock().unwrap_or_else(PoisonError::into_inner).retain(|p| !Arc::ptr_eq(p, path));
+    pub(super) fn detach(&self, endpoint: &Arc<dyn Completer>) {
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).retain(|p| !Arc::ptr_eq(p, endpoint));
     }
 
-    /// The value, after the card and the endpoints had a look: whoever asks mostly waits for it to change.
-    fn looked_value(&self) -> u64 {
+    /// The value after a poll of the card and the endpoints: a thread that asks mostly waits for a change.
+    fn polled_value(&self) -> u64 {
         self.progress();
         self.value()
     }
@@ -80,9 +81,9 @@ impl Cntr {
     fn progress(&self) {
         // SAFETY: a domain outlives its counters.
         unsafe { &*self.domain }.card.look();
-        let paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for path in paths {
-            path.settle();
+        let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for endpoint in endpoints {
+            endpoint.settle();
         }
     }
 }
@@ -198,7 +199,7 @@ pub(super) unsafe extern "C" fn open_ext(
             errors: errors_at,
             may_wait,
             soft: Arc::default(),
-            paths: Mutex::default(),
+            endpoints: Mutex::default(),
             uses: Uses::default(),
         };
         // SAFETY: `out` is the application's.
@@ -239,7 +240,7 @@ unsafe fn word_at(location: &fi::fi_efa_memory_location, start: u64) -> Result<W
 
 unsafe extern "C" fn read(cntr: *mut fi::fid_cntr) -> u64 {
     // SAFETY: the application's fid.
-    entry_or("fi_cntr_read", 0, || unsafe { object::<Cntr, _>(cntr) }.map_or(0, Cntr::looked_value))
+    entry_or("fi_cntr_read", 0, || unsafe { object::<Cntr, _>(cntr) }.map_or(0, Cntr::polled_value))
 }
 
 unsafe extern "C" fn readerr(cntr: *mut fi::fid_cntr) -> u64 {
@@ -305,7 +306,7 @@ unsafe extern "C" fn wait(cntr: *mut fi::fid_cntr, threshold: u64, timeout: c_in
         let sleep = Sleep::until(timeout);
         let mut looks = 0u32;
         loop {
-            if cntr.looked_value() >= threshold {
+            if cntr.polled_value() >= threshold {
                 return Ok(0);
             }
             if cntr.errors() != errors {

@@ -1,4 +1,4 @@
-//! What `fi_cq_read` gives out: entries, their formats, and the queue in which they wait to be read.
+//! Completions: their formats, and the queue from which `fi_cq_read` takes them.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -7,12 +7,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use efa_dp_direct::cq::Status;
+use efa_dp_direct::cq::{RawCqe, Status};
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_libfabric::bindings as fi;
 
-use super::lane::RingReader;
-use super::path::Path;
+use super::queue_pair::RingReader;
 use soft_nic::card::signal::Signal;
 
 /// Why an operation failed.
@@ -108,10 +107,22 @@ const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, len) == offset_of!(fi::
 const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, data) == offset_of!(fi::fi_cq_data_entry, data));
 const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, buf) == offset_of!(fi::fi_cq_data_entry, buf));
 
-/// What the application can read, and what leads to more.
+/// An endpoint that completes into a [`CqQueue`].
+pub(super) trait Completer: Send + Sync {
+    /// Number of the queue pair.
+    fn qpn(&self) -> u16;
+    /// The completion that an entry of the application's ring means, if the application gets one.
+    fn complete(&self, raw: &RawCqe) -> Option<Entry>;
+    /// Lets the card work in this thread.
+    fn poll_card(&self);
+    /// Processes what the card has completed already.
+    fn settle(&self);
+}
+
+/// A completion queue: the entries that the application can read, and the sources of more.
 pub(super) struct CqQueue {
     ready: Mutex<VecDeque<Entry>>,
-    /// Rung when something is added, if anybody may wait.
+    /// Raised when an entry is added, if a thread may wait.
     pub signal: Option<Arc<Signal>>,
     /// Bytes of an entry as the application reads it.
     entry_size: usize,
@@ -122,7 +133,7 @@ pub(super) struct CqQueue {
     /// Entries of the ring that no request under way needs.
     room: AtomicU32,
     /// Endpoints that complete here.
-    paths: Mutex<Vec<Arc<Path>>>,
+    endpoints: Mutex<Vec<Arc<dyn Completer>>>,
 }
 
 /// Entries taken from a ring at once.
@@ -146,21 +157,21 @@ impl CqQueue {
             capacity,
             room: AtomicU32::new(ring.as_ref().map_or(0, RingReader::entries)),
             ring: ring.map(Mutex::new),
-            paths: Mutex::default(),
+            endpoints: Mutex::default(),
         }
     }
 
-    pub(super) fn attach(&self, path: &Arc<Path>) {
-        lock(&self.paths).push(path.clone());
+    pub(super) fn attach(&self, endpoint: &Arc<dyn Completer>) {
+        lock(&self.endpoints).push(endpoint.clone());
     }
 
-    pub(super) fn detach(&self, path: &Arc<Path>) {
-        // Whoever progresses holds the ring: what it finds there is dealt with before the endpoint is gone.
+    pub(super) fn detach(&self, endpoint: &Arc<dyn Completer>) {
+        // `settle` holds the ring: its entries are processed before the endpoint is gone.
         let _ring = self.ring.as_ref().map(lock);
-        lock(&self.paths).retain(|p| !Arc::ptr_eq(p, path));
+        lock(&self.endpoints).retain(|p| !Arc::ptr_eq(p, endpoint));
     }
 
-    /// Keeps an entry of the ring for a request; false when there is none.
+    /// Reserves an entry of the ring for a request; false when there is none.
     pub(super) fn reserve(&self) -> bool {
         self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1)).is_ok()
     }
@@ -191,25 +202,25 @@ impl CqQueue {
         lock(&self.ready).len()
     }
 
-    /// Lets the card look, for whoever reads mostly waits, and takes what it has told.
+    /// Polls the card in this thread, because a thread that reads mostly waits, and takes the completions.
     pub(super) fn progress(&self) {
-        let card = lock(&self.paths).first().map(|path| path.common.card.clone());
-        if let Some(card) = card {
-            card.look();
+        let first = lock(&self.endpoints).first().cloned();
+        if let Some(endpoint) = first {
+            endpoint.poll_card();
         }
         self.settle();
     }
 
-    /// Takes what the card has told, for all endpoints that complete here.
+    /// Takes the completions that the card has written, for all endpoints of the queue.
     pub(super) fn settle(&self) {
         if let Some(ring) = &self.ring {
             let mut ring = lock(ring);
-            let paths = lock(&self.paths);
+            let endpoints = lock(&self.endpoints);
             for _ in 0..BURST {
                 let Some(raw) = ring.next() else { break };
                 let qpn = raw.common().qp_num;
-                if let Some(path) = paths.iter().find(|p| p.qpn == qpn)
-                    && let Some(entry) = path.complete(&raw)
+                if let Some(endpoint) = endpoints.iter().find(|endpoint| endpoint.qpn() == qpn)
+                    && let Some(entry) = endpoint.complete(&raw)
                 {
                     self.push(entry);
                 }
@@ -217,11 +228,11 @@ impl CqQueue {
             return;
         }
         // Not under the lock: an endpoint's progress may push here and into its other queue.
-        let count = lock(&self.paths).len();
+        let count = lock(&self.endpoints).len();
         for i in 0..count {
-            let path = lock(&self.paths).get(i).cloned();
-            if let Some(path) = path {
-                path.settle();
+            let endpoint = lock(&self.endpoints).get(i).cloned();
+            if let Some(endpoint) = endpoint {
+                endpoint.settle();
             }
         }
     }

@@ -8,11 +8,11 @@ use efa_dp_direct::wire::{RxDesc, SendOp};
 use efa_dp_direct::wqe::{Destination, Inline, Operation, RemoteMem, RequestIds, SendData, Sge, WriteData};
 use ferrogin_libfabric::bindings as fi;
 
+use super::bindings::{Bindings, destination};
 use super::call::{Buffers, RecvCall, RmaCall, Segment, SendCall};
 use super::completion::{Entry, Failure};
 use super::guard::Code;
-use super::lane::Lane;
-use super::path::{Common, destination};
+use super::queue_pair::QueuePair;
 use soft_nic::card::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 
 /// A request under way.
@@ -34,7 +34,7 @@ struct Posted {
 }
 
 pub(super) struct Direct {
-    lane: Lane<Sent>,
+    queue_pair: QueuePair<Sent>,
     /// By request id.
     receives: Vec<Option<Posted>>,
     free: Vec<u16>,
@@ -46,28 +46,28 @@ pub(super) struct Direct {
 unsafe impl Send for Direct {}
 
 impl Direct {
-    pub(super) fn new(lane: Lane<()>) -> Self {
-        let descs = lane.receives();
+    pub(super) fn new(queue_pair: QueuePair<()>) -> Self {
+        let descs = queue_pair.receives();
         let ids = u16::try_from(descs).unwrap_or(u16::MAX);
         Self {
-            lane: lane.with_requests(),
+            queue_pair: queue_pair.with_requests(),
             receives: (0..ids).map(|_| None).collect(),
             free: (0..ids).rev().collect(),
             descs,
         }
     }
 
-    pub(super) fn send(&mut self, common: &Common, call: &SendCall) -> Result<(), Code> {
+    pub(super) fn send(&mut self, bindings: &Bindings, call: &SendCall) -> Result<(), Code> {
         if call.tag.is_some() {
             return Err(Code::NOSYS);
         }
-        let target = common.target(call.to)?;
+        let target = bindings.target(call.to)?;
         let len = call.buffers.len();
         if len > MAX_SEND_SIZE as usize {
             return Err(Code::MSGSIZE);
         }
         let data = if call.flags & fi::FI_INJECT != 0 {
-            SendData::Inline(inline(&call.buffers, self.lane.max_inline())?)
+            SendData::Inline(inline(&call.buffers, self.queue_pair.max_inline())?)
         } else {
             let mut sges = [Sge::default(); 2];
             match gather(&call.buffers, &mut sges)? {
@@ -81,13 +81,13 @@ impl Direct {
             context: call.context,
             flags: fi::FI_SEND | fi::FI_MSG,
             len,
-            wanted: common.send.wants(call.flags, call.silent),
+            wanted: bindings.send.wants(call.flags, call.silent),
         };
-        self.post(common, destination(&target.address, target.ahn), op, sent)
+        self.post(bindings, destination(&target.address, target.ahn), op, sent)
     }
 
-    pub(super) fn rma(&mut self, common: &Common, call: &RmaCall) -> Result<(), Code> {
-        let target = common.target(call.peer)?;
+    pub(super) fn rma(&mut self, bindings: &Bindings, call: &RmaCall) -> Result<(), Code> {
+        let target = bindings.target(call.peer)?;
         let len = call.buffers.len();
         if len > MAX_RDMA_SIZE as usize {
             return Err(Code::MSGSIZE);
@@ -100,7 +100,7 @@ impl Direct {
             (Operation::Read { remote, into }, fi::FI_RMA | fi::FI_READ)
         } else {
             let data = if call.flags & fi::FI_INJECT != 0 && len > 0 {
-                WriteData::Inline(inline(&call.buffers, self.lane.max_inline_write())?)
+                WriteData::Inline(inline(&call.buffers, self.queue_pair.max_inline_write())?)
             } else if gather(&call.buffers, &mut sges)? == 0 {
                 WriteData::Empty
             } else {
@@ -108,24 +108,24 @@ impl Direct {
             };
             (Operation::Write { remote, data, imm: immediate(call.data) }, fi::FI_RMA | fi::FI_WRITE)
         };
-        let wanted = common.send.wants(call.flags, call.silent);
+        let wanted = bindings.send.wants(call.flags, call.silent);
         let sent = Sent { context: call.context, flags, len, wanted };
-        self.post(common, destination(&target.address, target.ahn), op, sent)
+        self.post(bindings, destination(&target.address, target.ahn), op, sent)
     }
 
-    fn post(&mut self, common: &Common, to: Destination, op: Operation, sent: Sent) -> Result<(), Code> {
-        if self.lane.room() == 0 || !common.send.reserve() {
+    fn post(&mut self, bindings: &Bindings, to: Destination, op: Operation, sent: Sent) -> Result<(), Code> {
+        if self.queue_pair.room() == 0 || !bindings.send.reserve() {
             return Err(Code::AGAIN);
         }
-        if self.lane.post(to, op, sent).is_none() {
-            common.send.release();
+        if self.queue_pair.post(to, op, sent).is_none() {
+            bindings.send.release();
             return Err(Code::INVAL);
         }
-        self.lane.ring();
+        self.queue_pair.ring();
         Ok(())
     }
 
-    pub(super) fn recv(&mut self, common: &Common, call: &RecvCall) -> Result<(), Code> {
+    pub(super) fn recv(&mut self, bindings: &Bindings, call: &RecvCall) -> Result<(), Code> {
         if call.tag.is_some() {
             return Err(Code::NOSYS);
         }
@@ -134,11 +134,11 @@ impl Direct {
         if self.descs < count as u32 {
             return Err(Code::AGAIN);
         }
-        if !common.recv.reserve() {
+        if !bindings.recv.reserve() {
             return Err(Code::AGAIN);
         }
         let Some(id) = self.free.pop() else {
-            common.recv.release();
+            bindings.recv.release();
             return Err(Code::AGAIN);
         };
         let mut descs = sges.map(|sge| RxDesc::single(id, sge.addr, host_length(sge.length), sge.lkey));
@@ -149,27 +149,27 @@ impl Direct {
         self.receives[usize::from(id)] = Some(Posted {
             context: call.context,
             buf: call.buffers.start(),
-            wanted: common.recv.wants(call.flags, false),
+            wanted: bindings.recv.wants(call.flags, false),
             descs: count as u32,
         });
-        self.lane.post_receive(&descs[..count]);
-        self.lane.ring_receives();
+        self.queue_pair.post_receive(&descs[..count]);
+        self.queue_pair.ring_receives();
         Ok(())
     }
 
     /// The meaning of a ring's entry, if it gives one to read.
-    pub(super) fn complete(&mut self, common: &Common, raw: &RawCqe) -> Option<Entry> {
+    pub(super) fn complete(&mut self, bindings: &Bindings, raw: &RawCqe) -> Option<Entry> {
         match Cqe::parse(raw, RequestIds::Bits64).ok()? {
             Cqe::Send(cqe) => {
-                let sent = self.lane.complete(cqe.wr_id)?;
-                common.send.release();
+                let sent = self.queue_pair.complete(cqe.wr_id)?;
+                bindings.send.release();
                 let failure = (!cqe.status.is_ok()).then(|| Failure::of_status(cqe.status.raw()));
                 let entry = Entry { len: sent.len, failure, ..Entry::new(sent.context, sent.flags) };
                 (sent.wanted || failure.is_some()).then_some(entry)
             }
             Cqe::Recv(cqe) => {
                 let source = match cqe.sender {
-                    Sender::Ah(ahn) => common.av.reverse(ahn, cqe.src_qp_num),
+                    Sender::Ah(ahn) => bindings.av.reverse(ahn, cqe.src_qp_num),
                     Sender::Gid(_) => None,
                 };
                 let source = source.unwrap_or(fi::FI_ADDR_NOTAVAIL);
@@ -181,7 +181,7 @@ impl Direct {
                 }
                 let posted = self.receives.get_mut(usize::from(cqe.req_id))?.take()?;
                 self.free.push(cqe.req_id);
-                common.recv.release();
+                bindings.recv.release();
                 self.descs += posted.descs;
                 let failure = (!cqe.status.is_ok()).then(|| Failure::of_status(cqe.status.raw()));
                 let entry = Entry::new(posted.context, fi::FI_RECV | fi::FI_MSG | data_flag);

@@ -1,18 +1,15 @@
-//! `fid_fabric`.
+//! `fid_fabric`: one of the two fabrics.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::CStr;
 
 use ferrogin_libfabric::bindings as fi;
 
-use super::guard::{Code, entry};
-use super::library::text;
-use super::object::{Object, Uses, give, head, object, table, take_back};
-use super::{cntr, cq, domain, eq, gda, unsupported};
+use super::object::{Object, Uses};
 
-/// Which of the two fabrics.
+/// The kind of a fabric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `efa-direct`: what the card does, and no more.
+    /// `efa-direct`: the operations of the card, and no more.
     Direct,
     /// `efa`: messages of any length, in order, with tags.
     Rdm,
@@ -32,7 +29,7 @@ impl Kind {
 
 #[repr(C)]
 pub(super) struct Fabric {
-    fid: fi::fid_fabric,
+    pub fid: fi::fid_fabric,
     pub kind: Kind,
     pub uses: Uses,
 }
@@ -45,112 +42,7 @@ unsafe impl Object for Fabric {
 impl Fabric {
     /// The API version that the application asked for; the core writes it after the fabric was opened.
     pub(super) fn api_version(&self) -> u32 {
-        // SAFETY: a field of this object; volatile because the core wrote it behind the compiler's back.
+        // SAFETY: a field of this object; volatile because libfabric writes it after `fi_fabric` returned it.
         unsafe { (&raw const self.fid.api_version).read_volatile() }
     }
-}
-
-static OPS: fi::fi_ops = fi::fi_ops {
-    size: size_of::<fi::fi_ops>(),
-    close: Some(close),
-    bind: Some(unsupported::bind),
-    control: Some(unsupported::control),
-    ops_open: Some(ops_open),
-    tostr: Some(unsupported::tostr),
-    ops_set: Some(unsupported::ops_set),
-};
-
-static FABRIC_OPS: fi::fi_ops_fabric = fi::fi_ops_fabric {
-    size: size_of::<fi::fi_ops_fabric>(),
-    domain: Some(domain::open),
-    passive_ep: Some(unsupported::passive_ep),
-    eq_open: Some(eq::open),
-    wait_open: Some(unsupported::wait_open),
-    trywait: Some(trywait),
-    domain2: Some(domain::open2),
-};
-
-/// `fi_fabric`.
-pub(super) unsafe extern "C" fn open(
-    attr: *mut fi::fi_fabric_attr,
-    out: *mut *mut fi::fid_fabric,
-    context: *mut c_void,
-) -> c_int {
-    entry("fi_fabric", || {
-        if attr.is_null() {
-            return Err(Code::INVAL);
-        }
-        // SAFETY: the application's attributes, alive for the call.
-        let attr = unsafe { &*attr };
-        // SAFETY: null or terminated, by the interface.
-        let name = unsafe { text(attr.name) };
-        let kind = Kind::ALL.into_iter().find(|kind| name == Some(kind.name())).ok_or(Code::NODATA)?;
-        let fid = fi::fid_fabric {
-            fid: head(fi::FI_CLASS_FABRIC, context, &OPS),
-            ops: table(&FABRIC_OPS),
-            api_version: attr.api_version,
-        };
-        // SAFETY: `out` is the application's.
-        unsafe { give(Fabric { fid, kind, uses: Uses::default() }, out) }?;
-        Ok(0)
-    })
-}
-
-/// `fi_trywait`: whether sleeping on the descriptors of these objects is in order.
-unsafe extern "C" fn trywait(fabric: *mut fi::fid_fabric, fids: *mut *mut fi::fid, count: c_int) -> c_int {
-    entry("fi_trywait", || {
-        // SAFETY: the application's fid.
-        unsafe { object::<Fabric, _>(fabric) }?;
-        let count = usize::try_from(count).map_err(|_| Code::INVAL)?;
-        if fids.is_null() && count > 0 {
-            return Err(Code::INVAL);
-        }
-        for i in 0..count {
-            // SAFETY: `count` fids, by the interface.
-            let fid = unsafe { fids.wrapping_add(i).read() };
-            // SAFETY: the application's fid; `object` checks its class.
-            let may_sleep = if let Ok(cq) = unsafe { object::<cq::Cq, _>(fid) } {
-                cq.may_sleep()
-            // SAFETY: as above.
-            } else if let Ok(eq) = unsafe { object::<eq::Eq, _>(fid) } {
-                eq.may_sleep()
-            // SAFETY: as above.
-            } else if unsafe { object::<cntr::Cntr, _>(fid) }.is_ok() {
-                return Err(Code::NOSYS);
-            } else {
-                return Err(Code::INVAL);
-            };
-            if !may_sleep {
-                return Err(Code::AGAIN);
-            }
-        }
-        Ok(0)
-    })
-}
-
-unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
-    entry("fi_close(fabric)", || {
-        // SAFETY: the application's fid.
-        let fabric: &Fabric = unsafe { object(fid) }?;
-        fabric.uses.none()?;
-        // SAFETY: nothing uses it and the application closes it.
-        drop(unsafe { take_back::<Fabric, _>(fid) });
-        Ok(0)
-    })
-}
-
-unsafe extern "C" fn ops_open(
-    fid: *mut fi::fid,
-    name: *const c_char,
-    _flags: u64,
-    ops: *mut *mut c_void,
-    _context: *mut c_void,
-) -> c_int {
-    entry("fi_open_ops(fabric)", || {
-        // SAFETY: the application's fid.
-        unsafe { object::<Fabric, _>(fid) }?;
-        // SAFETY: a terminated name or null, and where the application wants the table.
-        unsafe { gda::open_fabric_ops(name, ops) }?;
-        Ok(0)
-    })
 }

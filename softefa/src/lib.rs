@@ -9,29 +9,33 @@
 #![allow(unsafe_code)]
 
 mod av;
+mod bindings;
 mod call;
 mod cntr;
 mod completion;
 mod cq;
+mod data_path;
 mod direct;
 mod domain;
+mod domain_ops;
 mod ep;
+mod ep_ops;
 mod eq;
 mod fabric;
+mod fabric_ops;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
 mod gda;
 mod guard;
 mod info;
-mod lane;
 mod library;
 mod mr;
 mod object;
 mod ops_msg;
 mod ops_rma;
 mod options;
-mod path;
+mod queue_pair;
 mod rdm;
 mod unsupported;
 mod wait;
@@ -64,7 +68,7 @@ pub extern "C" fn fi_prov_ini() -> *mut fi::fi_provider {
                 context: fi::fi_context::default(),
                 name: library::PROVIDER.as_ptr(),
                 getinfo: Some(info::getinfo),
-                fabric: Some(fabric::open),
+                fabric: Some(fabric_ops::open),
                 cleanup: Some(cleanup),
             })))
         })

@@ -9,12 +9,12 @@ use std::mem::offset_of;
 use ferrogin_libfabric::bindings as fi;
 
 use super::super::library::{text, version};
-use super::{DomainAttr, EpAttr};
+use super::layout::{DomainAttr, EpAttr, same_offsets};
 use soft_nic::address::ADDRESS_LEN;
 
 /// `fi_tx_attr` as ABI 1.0 has it. ABI 1.3, which came with libfabric 1.9, added `tclass`.
 #[repr(C)]
-pub(super) struct TxAttr {
+pub(crate) struct TxAttr {
     pub caps: u64,
     pub mode: u64,
     pub op_flags: u64,
@@ -25,13 +25,13 @@ pub(super) struct TxAttr {
     pub iov_limit: usize,
     pub rma_iov_limit: usize,
 }
-super::same_offsets!(TxAttr, fi::fi_tx_attr: caps, mode, op_flags, msg_order, comp_order, inject_size, size, iov_limit,
+same_offsets!(TxAttr, fi::fi_tx_attr: caps, mode, op_flags, msg_order, comp_order, inject_size, size, iov_limit,
     rma_iov_limit);
 const _: () = assert!(size_of::<TxAttr>() == offset_of!(fi::fi_tx_attr, tclass));
 
 /// Borrowed hints.
 #[derive(Clone, Copy)]
-pub(super) struct Given<'a> {
+pub(crate) struct Given<'a> {
     pub info: &'a fi::fi_info,
     /// Version of the loaded libfabric.
     core: u32,
@@ -43,7 +43,7 @@ impl<'a> Given<'a> {
     /// # Safety
     /// `hints` is null or a `fi_info` in the layout of libfabric `core`. Its pointers are null or valid in that layout, names are
     /// terminated, and addresses have their stated length. All of it stays alive and unchanged for `'a`.
-    pub(super) unsafe fn borrow(hints: *const fi::fi_info, core: u32) -> Option<Self> {
+    pub(crate) unsafe fn borrow(hints: *const fi::fi_info, core: u32) -> Option<Self> {
         // SAFETY: the caller promises null or a valid `fi_info`, whose fields up to `nic` exist since libfabric 1.7.
         let info = unsafe { hints.as_ref() }?;
         Some(Self { info, core })
@@ -68,23 +68,23 @@ impl<'a> Given<'a> {
     }
 
     /// The destination: `None` without one, `Some(None)` when it is no EFA address.
-    pub(super) fn destination(self) -> Option<Option<[u8; ADDRESS_LEN]>> {
+    pub(crate) fn destination(self) -> Option<Option<[u8; ADDRESS_LEN]>> {
         let Self { info, .. } = self;
         (!info.dest_addr.is_null()).then(|| self.address(info.dest_addr, info.dest_addrlen))
     }
 
     /// The source, as [`destination`](Self::destination).
-    pub(super) fn source(self) -> Option<Option<[u8; ADDRESS_LEN]>> {
+    pub(crate) fn source(self) -> Option<Option<[u8; ADDRESS_LEN]>> {
         let Self { info, .. } = self;
         (!info.src_addr.is_null()).then(|| self.address(info.src_addr, info.src_addrlen))
     }
 
-    pub(super) fn tx(self) -> Option<&'a TxAttr> {
+    pub(crate) fn tx(self) -> Option<&'a TxAttr> {
         self.part(self.info.tx_attr.cast())
     }
 
     /// The traffic class; unspecified where libfabric is older than the field.
-    pub(super) fn tclass(self) -> u32 {
+    pub(crate) fn tclass(self) -> u32 {
         let tx = self.info.tx_attr.cast_const();
         if self.core < version(1, 9) || tx.is_null() {
             return fi::FI_TC_UNSPEC;
@@ -92,27 +92,27 @@ impl<'a> Given<'a> {
         self.part(tx.wrapping_byte_add(offset_of!(fi::fi_tx_attr, tclass)).cast()).copied().unwrap_or(fi::FI_TC_UNSPEC)
     }
 
-    pub(super) fn rx(self) -> Option<&'a fi::fi_rx_attr> {
+    pub(crate) fn rx(self) -> Option<&'a fi::fi_rx_attr> {
         self.part(self.info.rx_attr)
     }
 
-    pub(super) fn ep(self) -> Option<&'a EpAttr> {
+    pub(crate) fn ep(self) -> Option<&'a EpAttr> {
         self.part(self.info.ep_attr.cast())
     }
 
-    pub(super) fn domain(self) -> Option<&'a DomainAttr> {
+    pub(crate) fn domain(self) -> Option<&'a DomainAttr> {
         self.part(self.info.domain_attr.cast())
     }
 
-    pub(super) fn domain_name(self) -> Option<&'a CStr> {
+    pub(crate) fn domain_name(self) -> Option<&'a CStr> {
         self.name(self.domain()?.name)
     }
 
-    pub(super) fn fabric_name(self) -> Option<&'a CStr> {
+    pub(crate) fn fabric_name(self) -> Option<&'a CStr> {
         self.name(self.fabric()?.name)
     }
 
-    pub(super) fn provider_name(self) -> Option<&'a CStr> {
+    pub(crate) fn provider_name(self) -> Option<&'a CStr> {
         self.name(self.fabric()?.prov_name)
     }
 

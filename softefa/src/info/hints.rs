@@ -8,7 +8,8 @@ use super::super::call::SEND_FLAGS;
 use super::super::guard::Code;
 use super::super::library::{PROVIDER, version};
 use super::given::Given;
-use super::{DomainAttr, EpAttr, HMEM, Offer};
+use super::layout::{DomainAttr, EpAttr};
+use super::offer::{DATA_SIZE, DOMAIN_CAPS, HMEM, KEY_SIZE, Offer, RMA_IOV};
 use soft_nic::address::{ADDRESS_LEN, Address, Gid};
 use soft_nic::card;
 use soft_nic::config::Config;
@@ -139,7 +140,7 @@ impl Hints {
         self.progress = [domain.control_progress, domain.data_progress];
         self.auto_progress = self.progress.contains(&auto);
         unless(domain.av_type > fi::fi_av_type::FI_AV_TABLE)?;
-        unless(domain.caps & !super::DOMAIN_CAPS != 0)?;
+        unless(domain.caps & !DOMAIN_CAPS != 0)?;
         (self.key_size, self.data_size, self.counters) = (domain.mr_key_size, domain.cq_data_size, domain.cntr_cnt);
         Ok(())
     }
@@ -155,22 +156,22 @@ impl Hints {
 
     /// Whether an offer meets the hints.
     pub(super) fn meet(&self, offer: &Offer, config: &Config) -> Result<(), Code> {
-        let all = offer.tx_caps | offer.rx_caps | super::DOMAIN_CAPS | HMEM;
+        let all = offer.tx_caps | offer.rx_caps | DOMAIN_CAPS | HMEM;
         unless(self.caps & !all != 0 || self.caps & HMEM & !offer.optional_caps != 0)?;
         unless(self.caps & HMEM != 0 && config.faults.no_hmem)?;
-        unless(self.tx_caps & !(offer.tx_caps | HMEM | super::DOMAIN_CAPS) != 0)?;
-        unless(self.rx_caps & !(offer.rx_caps | HMEM | super::DOMAIN_CAPS) != 0)?;
+        unless(self.tx_caps & !(offer.tx_caps | HMEM | DOMAIN_CAPS) != 0)?;
+        unless(self.rx_caps & !(offer.rx_caps | HMEM | DOMAIN_CAPS) != 0)?;
         unless(self.fabric.as_deref().is_some_and(|name: &CStr| name != offer.kind.name()))?;
         unless(self.given && offer.mode & !self.mode != 0)?;
         if let Some(mode) = self.mr_mode {
             unless(self.mr_mode_of(offer, self.caps) & !mode != 0)?;
         }
         unless(self.auto_progress && !offer.auto_progress)?;
-        unless(self.key_size > super::KEY_SIZE || self.data_size > super::DATA_SIZE)?;
+        unless(self.key_size > KEY_SIZE || self.data_size > DATA_SIZE)?;
         unless(self.counters > config.faults.cntr_budget as usize)?;
         unless(self.max_msg_size > self.max_msg_size_of(offer))?;
         unless(self.msg_order & !offer.msg_order != 0)?;
-        unless(self.tx_iov > offer.iov_limit || self.rx_iov > offer.iov_limit || self.rma_iov > super::RMA_IOV)
+        unless(self.tx_iov > offer.iov_limit || self.rx_iov > offer.iov_limit || self.rma_iov > RMA_IOV)
     }
 
     /// Bytes of a message at most, for these hints.
@@ -180,7 +181,7 @@ impl Hints {
 
     /// Capabilities of the info.
     pub(super) fn caps_of(&self, offer: &Offer) -> u64 {
-        let all = offer.tx_caps | offer.rx_caps | super::DOMAIN_CAPS;
+        let all = offer.tx_caps | offer.rx_caps | DOMAIN_CAPS;
         if self.caps == 0 {
             // An application without the registration modes of remote memory gets no remote memory.
             let no_target = self.mr_mode.is_some_and(|mode| MR_TARGET & !mode != 0);

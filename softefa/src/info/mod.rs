@@ -1,16 +1,10 @@
-//! `fi_getinfo`: what there is, for those whom it suits.
-
-/// The fields of an older struct lie where the newest has them.
-macro_rules! same_offsets {
-    ($old:ty, $new:ty: $($field:ident),*) => {
-        $(const _: () = assert!(offset_of!($old, $field) == offset_of!($new, $field));)*
-    };
-}
-use same_offsets;
+//! `fi_getinfo`: an info for each card and fabric that meets the hints.
 
 mod given;
 mod hints;
+mod layout;
 mod nic;
+mod offer;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -21,94 +15,18 @@ use ferrogin_libfabric::bindings as fi;
 use super::fabric::Kind;
 use super::guard::{Code, entry};
 use super::library::{Library, refuse_setting, strdup, text, version};
-use given::Given;
+use layout::{DomainAttr, EpAttr};
+use offer::{DATA_SIZE, DOMAIN_CAPS, HMEM, KEY_SIZE, Offer, RDM_SIZE, RMA_IOV};
+
+pub(super) use given::Given;
 use hints::Hints;
+pub(super) use offer::{MAX_RQ, NARROW_INLINE, RDM_INJECT, WIDE_INLINE};
 use soft_nic::address::{ADDRESS_LEN, Gid};
 use soft_nic::card;
-use soft_nic::card::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 use soft_nic::config::Config;
 use soft_nic::fault::{COUNTER_MASK, Faults};
 
-/// Inline bytes of 64-byte work requests (sends only).
-pub(super) const NARROW_INLINE: usize = 32;
-/// Inline bytes of 128-byte work requests.
-pub(super) const WIDE_INLINE: usize = 80;
-/// Bytes that the protocol copies, so that a buffer is free at once.
-pub(super) const RDM_INJECT: usize = 4096;
-/// Entries of a receive queue at most.
-pub(super) const MAX_RQ: u32 = 8192;
-/// Operations that the protocol has under way.
-const RDM_SIZE: usize = 1024;
-/// Bytes of remote keys and of remote completion data.
-const KEY_SIZE: usize = 4;
-const DATA_SIZE: usize = 4;
-/// Stretches of remote memory that one call names.
-const RMA_IOV: usize = 1;
-
-const HMEM: u64 = fi::FI_HMEM;
-const DOMAIN_CAPS: u64 = fi::FI_LOCAL_COMM | fi::FI_REMOTE_COMM;
-const DIRECT_TX: u64 = fi::FI_MSG | fi::FI_SEND | fi::FI_RMA | fi::FI_READ | fi::FI_WRITE;
-const DIRECT_RX: u64 =
-    fi::FI_MSG | fi::FI_RECV | fi::FI_RMA | fi::FI_REMOTE_READ | fi::FI_REMOTE_WRITE | fi::FI_RMA_EVENT | fi::FI_SOURCE;
-
-/// What a fabric has to offer.
-struct Offer {
-    kind: Kind,
-    tx_caps: u64,
-    rx_caps: u64,
-    /// Given when asked for.
-    optional_caps: u64,
-    /// What applications must do.
-    mode: u64,
-    mr_mode: i32,
-    auto_progress: bool,
-    msg_order: u64,
-    /// Bytes of a message, and of any operation.
-    max_msg_size: usize,
-    max_size: usize,
-    iov_limit: usize,
-    tag_format: u64,
-}
-
-impl Offer {
-    fn of(kind: Kind) -> Self {
-        match kind {
-            Kind::Direct => Self {
-                kind,
-                tx_caps: DIRECT_TX,
-                rx_caps: DIRECT_RX,
-                optional_caps: HMEM,
-                mode: fi::FI_CONTEXT2,
-                mr_mode: fi::FI_MR_LOCAL,
-                auto_progress: true,
-                msg_order: 0,
-                max_msg_size: MAX_SEND_SIZE as usize,
-                max_size: MAX_RDMA_SIZE as usize,
-                iov_limit: 2,
-                tag_format: 0,
-            },
-            Kind::Rdm => Self {
-                kind,
-                tx_caps: DIRECT_TX | fi::FI_TAGGED,
-                rx_caps: DIRECT_RX | fi::FI_TAGGED | fi::FI_MULTI_RECV | fi::FI_DIRECTED_RECV,
-                optional_caps: 0,
-                mode: 0,
-                mr_mode: 0,
-                auto_progress: false,
-                msg_order: fi::FI_ORDER_SAS,
-                max_msg_size: usize::MAX,
-                max_size: usize::MAX,
-                iov_limit: super::call::MAX_IOV,
-                tag_format: TAG_GENERIC,
-            },
-        }
-    }
-}
-
-/// Every bit of a tag can be used (`FI_TAG_GENERIC`).
-const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
-
-/// Bytes of a work request on a queue that carries `inject` bytes inline; `None` when the card cannot.
+/// Bytes of a work request on a queue that carries `inject` bytes inline; `None` when no size of the card does.
 pub(super) fn wqe_size(inject: usize, faults: &Faults) -> Option<u32> {
     match inject {
         0..=NARROW_INLINE => Some(64),
@@ -122,7 +40,7 @@ pub(super) fn max_sq(wqe_size: u32, faults: &Faults) -> u32 {
     if wqe_size == 128 { (faults.sq_size / 2).max(1) } else { faults.sq_size }
 }
 
-/// Entries of a queue for which `asked` were asked; `None` when there are not so many.
+/// Entries of a queue when `asked` are wanted; `None` when that is more than `max`.
 pub(super) fn queue_size(asked: usize, max: u32) -> Option<u32> {
     if asked == 0 {
         return Some(max);
@@ -191,7 +109,7 @@ pub(super) unsafe extern "C" fn getinfo(
     })
 }
 
-/// How deep queues are and how much they carry inline.
+/// The sizes of queues, and the bytes that a work request carries inline.
 struct Depths {
     inject: usize,
     tx: usize,
@@ -331,7 +249,7 @@ fn fill_domain(
     Ok(())
 }
 
-/// What newer versions want to know of counters.
+/// Sets the limits of counters, which newer versions have.
 fn fill_counter_limits(info: &mut fi::fi_info) {
     for at in [offset_of!(fi::fi_domain_attr, max_cntr_value), offset_of!(fi::fi_domain_attr, max_err_cntr_value)] {
         let field: *mut u64 = info.domain_attr.wrapping_byte_add(at).cast();
@@ -339,57 +257,6 @@ fn fill_counter_limits(info: &mut fi::fi_info) {
         unsafe { field.write(COUNTER_MASK) };
     }
 }
-
-/// `fi_ep_attr` as far as every version has it and this provider looks at it.
-#[repr(C)]
-pub(super) struct EpAttr {
-    pub kind: fi::fi_ep_type::Type,
-    protocol: u32,
-    protocol_version: u32,
-    max_msg_size: usize,
-    msg_prefix_size: usize,
-    max_order: [usize; 3],
-    mem_tag_format: u64,
-    tx_ctx_cnt: usize,
-    rx_ctx_cnt: usize,
-}
-
-/// `fi_domain_attr` as 1.17 has it: the oldest that this provider meets.
-#[repr(C)]
-struct DomainAttr {
-    domain: *mut fi::fid_domain,
-    name: *mut c_char,
-    threading: fi::fi_threading::Type,
-    control_progress: fi::fi_progress::Type,
-    data_progress: fi::fi_progress::Type,
-    resource_mgmt: fi::fi_resource_mgmt::Type,
-    av_type: fi::fi_av_type::Type,
-    mr_mode: c_int,
-    mr_key_size: usize,
-    cq_data_size: usize,
-    cq_cnt: usize,
-    ep_cnt: usize,
-    tx_ctx_cnt: usize,
-    rx_ctx_cnt: usize,
-    max_ep_tx_ctx: usize,
-    max_ep_rx_ctx: usize,
-    max_ep_stx_ctx: usize,
-    max_ep_srx_ctx: usize,
-    cntr_cnt: usize,
-    mr_iov_limit: usize,
-    caps: u64,
-    mode: u64,
-    auth_key: *mut u8,
-    auth_key_size: usize,
-    max_err_data: usize,
-    mr_cnt: usize,
-    tclass: u32,
-}
-
-same_offsets!(EpAttr, fi::fi_ep_attr: protocol, max_msg_size, mem_tag_format, tx_ctx_cnt, rx_ctx_cnt);
-same_offsets!(DomainAttr, fi::fi_domain_attr: name, threading, resource_mgmt, av_type, mr_mode, mr_key_size, cntr_cnt,
-    mr_iov_limit, caps, mode, mr_cnt, tclass);
-const _: () = assert!(size_of::<DomainAttr>() == 192, "fi_domain_attr of 1.17");
 
 /// A copy on the C heap, where the core frees it.
 fn bytes(from: &[u8]) -> Result<*mut c_void, Code> {

@@ -21,10 +21,10 @@ use efa_dp_direct::wire::RxDesc;
 use efa_dp_direct::wqe::{Destination, Operation, RemoteMem, RequestIds, SendData, Sge};
 use ferrogin_libfabric::bindings as fi;
 
+use super::bindings::{Bindings, destination};
 use super::completion::{Entry, Failure};
 use super::guard::Code;
-use super::lane::{Lane, RingReader};
-use super::path::{Common, destination};
+use super::queue_pair::{QueuePair, RingReader};
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use packet::check_packet;
 use soft_nic::address::Address;
@@ -88,14 +88,14 @@ struct Peer {
 
 /// What is needed to build one.
 pub(super) struct Parts {
-    pub lane: Lane<()>,
+    pub queue_pair: QueuePair<()>,
     pub ring: RingReader,
     /// Number of the ring on the card.
     pub ring_id: u32,
 }
 
 pub(super) struct Rdm {
-    lane: Lane<Request>,
+    queue_pair: QueuePair<Request>,
     ring: Option<RingReader>,
     ring_id: u32,
     packets: Pool,
@@ -121,13 +121,13 @@ unsafe impl std::marker::Send for Rdm {}
 impl Rdm {
     /// # Errors
     /// No memory.
-    pub(super) fn new(common: &Common, parts: Parts) -> Result<Self, Code> {
+    pub(super) fn new(bindings: &Bindings, parts: Parts) -> Result<Self, Code> {
         let mut rdm = Self {
-            lane: parts.lane.with_requests(),
+            queue_pair: parts.queue_pair.with_requests(),
             ring: Some(parts.ring),
             ring_id: parts.ring_id,
-            packets: Pool::new(&common.card, common.pd, PACKETS)?,
-            receives: Pool::new(&common.card, common.pd, RECEIVES)?,
+            packets: Pool::new(&bindings.card, bindings.pd, PACKETS)?,
+            receives: Pool::new(&bindings.card, bindings.pd, RECEIVES)?,
             peers: Slab::default(),
             peer_of: HashMap::new(),
             jobs: VecDeque::new(),
@@ -143,21 +143,21 @@ impl Rdm {
         while let Some(buffer) = rdm.receives.take() {
             rdm.post_receive(buffer);
         }
-        rdm.lane.ring_receives();
+        rdm.queue_pair.ring_receives();
         Ok(rdm)
     }
 
     fn post_receive(&mut self, buffer: u16) {
         let (at, lkey) = (self.receives.at(buffer) as u64, self.receives.lkey());
-        self.lane.post_receive(&[RxDesc::single(buffer, at, BUFFER_LEN as u16, lkey)]);
+        self.queue_pair.post_receive(&[RxDesc::single(buffer, at, BUFFER_LEN as u16, lkey)]);
     }
 
     /// The peer at an address, whom a packet or a call named.
-    fn peer(&mut self, common: &Common, address: Address) -> Result<u32, Code> {
+    fn peer(&mut self, bindings: &Bindings, address: Address) -> Result<u32, Code> {
         if let Some(peer) = self.peer_of.get(&address) {
             return Ok(*peer);
         }
-        let ahn = common.card.lock().open_handle(address.gid)?;
+        let ahn = bindings.card.lock().open_handle(address.gid)?;
         let peer = Peer { address, ahn, next_to: 0, next_from: 0, early: BTreeMap::new() };
         let peer = self.peers.insert(peer);
         self.peer_of.insert(address, peer);
@@ -169,19 +169,19 @@ impl Rdm {
     }
 
     /// Room for calls of the application: requests that it may post now.
-    fn room(&mut self, common: &Common) -> usize {
+    fn room(&mut self, bindings: &Bindings) -> usize {
         let room = |rdm: &Self| {
-            let room = rdm.lane.room().min(rdm.packets.free()).saturating_sub(RESERVE);
+            let room = rdm.queue_pair.room().min(rdm.packets.free()).saturating_sub(RESERVE);
             if rdm.jobs.is_empty() { room } else { 0 }
         };
         if room(self) == 0 {
-            common.card.look();
-            self.progress(common);
+            bindings.card.look();
+            self.progress(bindings);
         }
         room(self)
     }
 
-    /// Sends a packet whose payload `fill` writes; the card hears of it with [`Lane::ring`]. False when there is no room.
+    /// Sends a packet whose payload `fill` writes; the card hears of it with [`QueuePair::ring`]. False when there is no room.
     fn send_packet(
         &mut self,
         peer: u32,
@@ -190,7 +190,7 @@ impl Rdm {
         send: Option<u32>,
         fill: impl FnOnce(&mut [u8]),
     ) -> bool {
-        if self.lane.room() == 0 {
+        if self.queue_pair.room() == 0 {
             return false;
         }
         let Some(buffer) = self.packets.take() else { return false };
@@ -206,7 +206,7 @@ impl Rdm {
         };
         let op = Operation::Send { data: SendData::One(sge), imm: None };
         let to = self.destination(peer);
-        if self.lane.post(to, op, Request::Packet { buffer, peer, send }).is_none() {
+        if self.queue_pair.post(to, op, Request::Packet { buffer, peer, send }).is_none() {
             self.packets.give(buffer);
             return false;
         }
@@ -214,54 +214,54 @@ impl Rdm {
     }
 
     /// Looks at the card and does what can be done.
-    pub(super) fn progress(&mut self, common: &Common) {
+    pub(super) fn progress(&mut self, bindings: &Bindings) {
         let mut reposted = false;
         for _ in 0..BURST {
             let Some(raw) = self.ring.as_mut().and_then(RingReader::next) else { break };
-            reposted |= self.complete(common, &raw);
+            reposted |= self.complete(bindings, &raw);
         }
         if reposted {
-            self.lane.ring_receives();
+            self.queue_pair.ring_receives();
         }
         self.run_jobs();
-        self.ping(common);
+        self.ping(bindings);
     }
 
     /// Deals with one entry of the ring. True when a receive was posted again.
-    fn complete(&mut self, common: &Common, raw: &RawCqe) -> bool {
+    fn complete(&mut self, bindings: &Bindings, raw: &RawCqe) -> bool {
         match Cqe::parse(raw, RequestIds::Bits64) {
             Ok(Cqe::Send(cqe)) => {
-                self.sent(common, &cqe);
+                self.sent(bindings, &cqe);
                 false
             }
-            Ok(Cqe::Recv(cqe)) => self.received(common, &cqe),
+            Ok(Cqe::Recv(cqe)) => self.received(bindings, &cqe),
             Err(_) => false,
         }
     }
 
-    fn sent(&mut self, common: &Common, cqe: &SendCqe) {
+    fn sent(&mut self, bindings: &Bindings, cqe: &SendCqe) {
         let failure = (!cqe.status.is_ok()).then(|| Failure::of_status(cqe.status.raw()));
-        match self.lane.complete(cqe.wr_id) {
+        match self.queue_pair.complete(cqe.wr_id) {
             Some(Request::Packet { buffer, peer, send }) => {
                 self.packets.give(buffer);
                 match send {
-                    Some(send) => self.packet_sent(common, send, failure),
+                    Some(send) => self.packet_sent(bindings, send, failure),
                     None => {
                         if let Some(failure) = failure {
-                            self.peer_failed(common, peer, failure);
+                            self.peer_failed(bindings, peer, failure);
                         }
                     }
                 }
             }
-            Some(Request::Fetch(fetch)) => self.fetched(common, fetch, failure),
-            Some(Request::Rma(rma)) => self.rma_done(common, rma, failure),
+            Some(Request::Fetch(fetch)) => self.fetched(bindings, fetch, failure),
+            Some(Request::Rma(rma)) => self.rma_done(bindings, rma, failure),
             None => {}
         }
     }
 
     fn run_jobs(&mut self) {
         while let Some(job) = self.jobs.pop_front() {
-            if self.lane.room() == 0 {
+            if self.queue_pair.room() == 0 {
                 self.jobs.push_front(job);
                 break;
             }
@@ -276,21 +276,21 @@ impl Rdm {
                     let op = Operation::Read { remote: from, into: Some(into) };
                     let to = self.destination(peer);
                     // There is room, and reads always fit.
-                    let _ = self.lane.post(to, op, Request::Fetch(fetch));
+                    let _ = self.queue_pair.post(to, op, Request::Fetch(fetch));
                 }
             }
         }
-        self.lane.ring();
+        self.queue_pair.ring();
     }
 
     /// A packet of the protocol itself.
-    fn tell(&mut self, common: &Common, peer: u32, kind: Kind, id: u64, data: u64) {
-        let head = Head { kind, flags: 0, seq: 0, from: common.address, len: 0, tag: 0, data, id };
+    fn tell(&mut self, bindings: &Bindings, peer: u32, kind: Kind, id: u64, data: u64) {
+        let head = Head { kind, flags: 0, seq: 0, from: bindings.address, len: 0, tag: 0, data, id };
         self.jobs.push_back(Job::Packet { peer, head });
     }
 
     /// Asks those who were to read a message whether they are there: nobody else tells when they are gone.
-    fn ping(&mut self, common: &Common) {
+    fn ping(&mut self, bindings: &Bindings) {
         if self.sends.is_empty() {
             return;
         }
@@ -303,50 +303,50 @@ impl Rdm {
         peers.sort_unstable();
         peers.dedup();
         for peer in peers {
-            self.tell(common, peer, Kind::Ping, 0, 0);
+            self.tell(bindings, peer, Kind::Ping, 0, 0);
         }
         self.run_jobs();
     }
 
     /// Forgets a receive.
-    pub(super) fn cancel(&mut self, common: &Common, context: *mut c_void) -> Result<(), Code> {
+    pub(super) fn cancel(&mut self, bindings: &Bindings, context: *mut c_void) -> Result<(), Code> {
         let cancelled = self.spaces.iter_mut().enumerate().find_map(|(i, space)| Some((i, space.cancel(context)?)));
         let (space, receive) = cancelled.ok_or(Code(fi::FI_ENOENT))?;
         let kind = if space == 1 { fi::FI_TAGGED } else { fi::FI_MSG };
         let failure = Some(Failure::of_code(fi::FI_ECANCELED));
         let entry = Entry { tag: receive.tag, failure, ..Entry::new(context, fi::FI_RECV | kind) };
-        common.report_received(true, entry);
+        bindings.report_received(true, entry);
         Ok(())
     }
 
     /// Nothing that others wait for is still to go out.
     pub(super) fn is_quiet(&self) -> bool {
-        self.lane.outstanding() == 0 && self.jobs.is_empty()
+        self.queue_pair.outstanding() == 0 && self.jobs.is_empty()
     }
 
     /// The ring is not looked at any more.
-    pub(super) fn close(&mut self, common: &Common) {
+    pub(super) fn close(&mut self, bindings: &Bindings) {
         self.ring = None;
         let handles: Vec<u16> = self.peers.iter().map(|(_, peer)| peer.ahn).collect();
-        let mut core = common.card.lock();
+        let mut core = bindings.card.lock();
         for ahn in handles {
             core.close_handle(ahn);
         }
     }
 
     /// Gives back what the card has of this endpoint, whose queue pair is gone.
-    pub(super) fn free(&mut self, common: &Common) {
+    pub(super) fn free(&mut self, bindings: &Bindings) {
         let mut keys = vec![self.packets.keys(), self.receives.keys()];
         keys.extend(self.sends.iter().flat_map(|(_, send)| send.keys.iter().copied()));
         keys.extend(self.fetches.iter().flat_map(|(_, fetch)| fetch.keys.iter().copied()));
         keys.extend(self.rmas.iter().flat_map(|(_, rma)| rma.keys.iter().copied()));
-        self.release(common, &keys);
+        self.release(bindings, &keys);
         // A queue pair that is gone holds no ring.
-        let _ = common.card.lock().close_cq(self.ring_id);
+        let _ = bindings.card.lock().close_cq(self.ring_id);
     }
 
-    fn release(&self, common: &Common, keys: &[Keys]) {
-        pool::deregister(common, keys);
+    fn release(&self, bindings: &Bindings, keys: &[Keys]) {
+        pool::deregister(bindings, keys);
     }
 }
 

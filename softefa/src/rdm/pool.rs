@@ -1,7 +1,7 @@
 //! Registered buffers for packets.
 
+use super::super::bindings::Bindings;
 use super::super::guard::Code;
-use super::super::path::Common;
 use soft_nic::card::Card;
 use soft_nic::card::MAX_SEND_SIZE;
 use soft_nic::card::region::{Access, Keys, Memory};
@@ -28,11 +28,11 @@ pub(super) fn register(card: &Card, pd: u32, at: *mut u8, len: usize, access: Ac
 }
 
 /// Ends registrations.
-pub(super) fn deregister(common: &Common, keys: &[Keys]) {
+pub(super) fn deregister(bindings: &Bindings, keys: &[Keys]) {
     if keys.is_empty() {
         return;
     }
-    let mut core = common.card.lock();
+    let mut core = bindings.card.lock();
     for keys in keys {
         drop(core.regions.remove(*keys));
     }

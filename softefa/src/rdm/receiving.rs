@@ -8,10 +8,10 @@ use efa_dp_direct::wire::{CompStatus, SendOp};
 use efa_dp_direct::wqe::{RemoteMem, Sge};
 use ferrogin_libfabric::bindings as fi;
 
+use super::super::bindings::Bindings;
 use super::super::call::{Buffers, RecvCall};
 use super::super::completion::{Entry, Failure};
 use super::super::guard::Code;
-use super::super::path::Common;
 use super::matching::{Receive, Space, Waiting, space_of};
 use super::packet::{self, DATA, Head, Kind, RECEIPT, TAGGED};
 use super::{Job, Rdm, pool};
@@ -57,9 +57,9 @@ pub(super) struct Fetch {
 }
 
 impl Rdm {
-    pub(in super::super) fn recv(&mut self, common: &Common, call: &RecvCall) -> Result<(), Code> {
-        let from = if common.caps & fi::FI_DIRECTED_RECV != 0 && call.from != fi::FI_ADDR_UNSPEC {
-            Some(common.target(call.from)?.address)
+    pub(in super::super) fn recv(&mut self, bindings: &Bindings, call: &RecvCall) -> Result<(), Code> {
+        let from = if bindings.caps & fi::FI_DIRECTED_RECV != 0 && call.from != fi::FI_ADDR_UNSPEC {
+            Some(bindings.target(call.from)?.address)
         } else {
             None
         };
@@ -70,12 +70,12 @@ impl Rdm {
             from,
             tag,
             ignore,
-            wanted: common.recv.wants(call.flags, false),
+            wanted: bindings.recv.wants(call.flags, false),
             multi: None,
         };
         let space = usize::from(call.tag.is_some());
         if call.flags & (fi::FI_PEEK | fi::FI_CLAIM | fi::FI_DISCARD) != 0 {
-            return self.peek(common, call, space, receive);
+            return self.peek(bindings, call, space, receive);
         }
         if call.flags & fi::FI_MULTI_RECV != 0 {
             if call.buffers.segments().len() != 1 || space == 1 {
@@ -91,8 +91,8 @@ impl Rdm {
             };
             let Some(message) = self.spaces[space].take_message(at) else { break };
             let multi = receive.multi;
-            let outcome = self.outcome(common, &receive, &message.head);
-            self.begin(common, &message.head, &message.payload, outcome);
+            let outcome = self.outcome(bindings, &receive, &message.head);
+            self.begin(bindings, &message.head, &message.payload, outcome);
             // A buffer for several messages goes on until it is full.
             match multi {
                 Some(multi) if self.multis.get(multi).is_some_and(|m| !m.closed) => {}
@@ -104,7 +104,7 @@ impl Rdm {
     }
 
     /// `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD`: looks at a message that waits, keeps it, throws it away.
-    fn peek(&mut self, common: &Common, call: &RecvCall, space: usize, receive: Receive) -> Result<(), Code> {
+    fn peek(&mut self, bindings: &Bindings, call: &RecvCall, space: usize, receive: Receive) -> Result<(), Code> {
         let has = |flag: u64| call.flags & flag != 0;
         if space == 0 || has(fi::FI_CLAIM) && has(fi::FI_DISCARD) && has(fi::FI_PEEK) {
             return Err(Code::INVAL);
@@ -115,62 +115,62 @@ impl Rdm {
             let at = self.claimed.iter().position(|(context, _)| *context == call.context).ok_or(Code::INVAL)?;
             let (_, message) = self.claimed.swap_remove(at);
             if has(fi::FI_DISCARD) {
-                self.discard(common, &message);
+                self.discard(bindings, &message);
                 let entry = Entry { tag: message.head.tag, ..Entry::new(call.context, kind) };
-                common.report_received(receive.wanted, entry);
+                bindings.report_received(receive.wanted, entry);
             } else {
-                let outcome = self.outcome(common, &receive, &message.head);
-                self.begin(common, &message.head, &message.payload, outcome);
+                let outcome = self.outcome(bindings, &receive, &message.head);
+                self.begin(bindings, &message.head, &message.payload, outcome);
             }
             self.run_jobs();
             return Ok(());
         }
-        self.progress(common);
+        self.progress(bindings);
         let found = self.spaces[space].find_message(&receive);
         let Some(head) = found.and_then(|at| self.spaces[space].message(at)).map(|message| message.head) else {
             let failure = Some(Failure::of_code(fi::FI_ENOMSG));
-            common.report_received(true, Entry { tag: receive.tag, failure, ..Entry::new(call.context, kind) });
+            bindings.report_received(true, Entry { tag: receive.tag, failure, ..Entry::new(call.context, kind) });
             return Ok(());
         };
-        let entry = Entry { len: head.len as usize, ..self.entry(common, call.context, &head) };
+        let entry = Entry { len: head.len as usize, ..self.entry(bindings, call.context, &head) };
         if has(fi::FI_CLAIM | fi::FI_DISCARD)
             && let Some(message) = found.and_then(|at| self.spaces[space].take_message(at))
         {
             if has(fi::FI_DISCARD) {
-                self.discard(common, &message);
+                self.discard(bindings, &message);
             } else {
                 self.claimed.push((call.context, message));
             }
         }
-        common.report_received(receive.wanted, entry);
+        bindings.report_received(receive.wanted, entry);
         self.run_jobs();
         Ok(())
     }
 
     /// Nobody takes a message: its sender is set free.
-    fn discard(&mut self, common: &Common, message: &Waiting) {
+    fn discard(&mut self, bindings: &Bindings, message: &Waiting) {
         if message.head.flags & RECEIPT != 0
-            && let Ok(peer) = self.peer(common, message.head.from)
+            && let Ok(peer) = self.peer(bindings, message.head.from)
         {
-            self.tell(common, peer, Kind::Done, message.head.id, 0);
+            self.tell(bindings, peer, Kind::Done, message.head.id, 0);
         }
     }
 
     /// The entry of a message that goes to a receive with this context.
-    fn entry(&self, common: &Common, context: *mut c_void, head: &Head) -> Entry {
+    fn entry(&self, bindings: &Bindings, context: *mut c_void, head: &Head) -> Entry {
         let kind = if head.flags & TAGGED != 0 { fi::FI_TAGGED } else { fi::FI_MSG };
         let data_flag = if head.flags & DATA != 0 { fi::FI_REMOTE_CQ_DATA } else { 0 };
         Entry {
             data: head.data,
             tag: head.tag,
-            source: common.av.find(&head.from).unwrap_or(fi::FI_ADDR_NOTAVAIL),
+            source: bindings.av.find(&head.from).unwrap_or(fi::FI_ADDR_NOTAVAIL),
             ..Entry::new(context, fi::FI_RECV | kind | data_flag)
         }
     }
 
     /// Where a message goes, and what will be told.
-    fn outcome(&mut self, common: &Common, receive: &Receive, head: &Head) -> (Buffers, Outcome) {
-        let mut entry = self.entry(common, receive.context, head);
+    fn outcome(&mut self, bindings: &Bindings, receive: &Receive, head: &Head) -> (Buffers, Outcome) {
+        let mut entry = self.entry(bindings, receive.context, head);
         let mut buffers = receive.buffers;
         let total = usize::try_from(head.len).unwrap_or(usize::MAX);
         let min = self.min_multi_recv;
@@ -192,33 +192,33 @@ impl Rdm {
     }
 
     /// Brings a message to its receive.
-    fn begin(&mut self, common: &Common, head: &Head, payload: &[u8], (buffers, outcome): (Buffers, Outcome)) {
+    fn begin(&mut self, bindings: &Bindings, head: &Head, payload: &[u8], (buffers, outcome): (Buffers, Outcome)) {
         if head.kind == Kind::Eager {
             // SAFETY: the application's buffers, writable by the interface until the receive completes.
             unsafe { buffers.scatter(payload) };
             if head.flags & RECEIPT != 0
-                && let Ok(peer) = self.peer(common, head.from)
+                && let Ok(peer) = self.peer(bindings, head.from)
             {
-                self.tell(common, peer, Kind::Done, head.id, 0);
+                self.tell(bindings, peer, Kind::Done, head.id, 0);
             }
-            self.finish_receive(common, outcome);
+            self.finish_receive(bindings, outcome);
             return;
         }
-        let Ok(peer) = self.peer(common, head.from) else { return };
+        let Ok(peer) = self.peer(bindings, head.from) else { return };
         let fetch = Fetch { outcome, peer, id: head.id, parts: 0, keys: Vec::new(), failure: None };
         let at = self.fetches.insert(fetch);
-        if self.plan(common, at, payload, &buffers).is_err()
+        if self.plan(bindings, at, payload, &buffers).is_err()
             && let Some(fetch) = self.fetches.get_mut(at)
         {
             fetch.failure = Some(Failure::of_code(fi::FI_ENOMEM));
         }
         if self.fetches.get(at).is_some_and(|fetch| fetch.parts == 0) {
-            self.end_fetch(common, at);
+            self.end_fetch(bindings, at);
         }
     }
 
     /// Plans one read for each range that is contiguous on both sides.
-    fn plan(&mut self, common: &Common, at: u32, payload: &[u8], buffers: &Buffers) -> Result<(), Code> {
+    fn plan(&mut self, bindings: &Bindings, at: u32, payload: &[u8], buffers: &Buffers) -> Result<(), Code> {
         let buffers_there = packet::remote_buffers(payload).ok_or(Code::INVAL)?;
         let fetch = self.fetches.get_mut(at).ok_or(Code::INVAL)?;
         let mut local = Vec::new();
@@ -227,7 +227,7 @@ impl Rdm {
                 Some(lkey) => lkey,
                 None => {
                     let access = Access { local_write: true, ..Access::default() };
-                    let keys = pool::register(&common.card, common.pd, segment.addr, segment.len, access)?;
+                    let keys = pool::register(&bindings.card, bindings.pd, segment.addr, segment.len, access)?;
                     fetch.keys.push(keys);
                     keys.lkey
                 }
@@ -261,25 +261,25 @@ impl Rdm {
     }
 
     /// A read ended.
-    pub(super) fn fetched(&mut self, common: &Common, at: u32, failure: Option<Failure>) {
+    pub(super) fn fetched(&mut self, bindings: &Bindings, at: u32, failure: Option<Failure>) {
         let Some(fetch) = self.fetches.get_mut(at) else { return };
         fetch.parts -= 1;
         fetch.failure = fetch.failure.or(failure);
         if fetch.parts == 0 {
-            self.end_fetch(common, at);
+            self.end_fetch(bindings, at);
         }
     }
 
-    fn end_fetch(&mut self, common: &Common, at: u32) {
+    fn end_fetch(&mut self, bindings: &Bindings, at: u32) {
         let Some(mut fetch) = self.fetches.remove(at) else { return };
-        self.release(common, &fetch.keys);
+        self.release(bindings, &fetch.keys);
         let status = if fetch.failure.is_some() { CompStatus::RemoteAbort } else { CompStatus::Ok };
-        self.tell(common, fetch.peer, Kind::Done, fetch.id, u64::from(status.raw()));
+        self.tell(bindings, fetch.peer, Kind::Done, fetch.id, u64::from(status.raw()));
         fetch.outcome.entry.failure = fetch.failure.or(fetch.outcome.entry.failure);
-        self.finish_receive(common, fetch.outcome);
+        self.finish_receive(bindings, fetch.outcome);
     }
 
-    fn finish_receive(&mut self, common: &Common, outcome: Outcome) {
+    fn finish_receive(&mut self, bindings: &Bindings, outcome: Outcome) {
         let Outcome { mut entry, mut wanted, multi } = outcome;
         if let Some(at) = multi
             && let Some(multi) = self.multis.get_mut(at)
@@ -292,17 +292,17 @@ impl Rdm {
                 wanted = true;
             }
         }
-        common.report_received(wanted, entry);
+        bindings.report_received(wanted, entry);
     }
 
     /// Deals with an entry of the receive queue. True when the buffer was posted again.
-    pub(super) fn received(&mut self, common: &Common, cqe: &RecvCqe) -> bool {
+    pub(super) fn received(&mut self, bindings: &Bindings, cqe: &RecvCqe) -> bool {
         if cqe.op == Ok(SendOp::RdmaWrite) {
             let source = match cqe.sender {
-                Sender::Ah(ahn) => common.av.reverse(ahn, cqe.src_qp_num),
+                Sender::Ah(ahn) => bindings.av.reverse(ahn, cqe.src_qp_num),
                 Sender::Gid(_) => None,
             };
-            if let (Some(queue), Some(data)) = (&common.recv.queue, cqe.imm) {
+            if let (Some(queue), Some(data)) = (&bindings.recv.queue, cqe.imm) {
                 let flags = fi::FI_RMA | fi::FI_REMOTE_WRITE | fi::FI_REMOTE_CQ_DATA;
                 let source = source.unwrap_or(fi::FI_ADDR_NOTAVAIL);
                 let entry = Entry::new(std::ptr::null_mut(), flags);
@@ -318,12 +318,12 @@ impl Rdm {
         // SAFETY: the card has completed this receive, and it is posted again only below.
         let bytes = unsafe { self.receives.filled(buffer, cqe.length as usize) };
         if let Some((head, payload)) = Head::parse(bytes).filter(|(head, _)| head.from.qpn == cqe.src_qp_num)
-            && let Ok(peer) = self.peer(common, head.from)
+            && let Ok(peer) = self.peer(bindings, head.from)
         {
             match head.kind {
-                Kind::Done => self.receipt_came(common, peer, &head),
+                Kind::Done => self.receipt_came(bindings, peer, &head),
                 Kind::Ping => {}
-                Kind::Eager | Kind::Rendezvous => self.in_turn(common, peer, head, payload),
+                Kind::Eager | Kind::Rendezvous => self.in_turn(bindings, peer, head, payload),
             }
         }
         self.post_receive(buffer);
@@ -331,7 +331,7 @@ impl Rdm {
     }
 
     /// Takes a message when it is its turn, and keeps it until then.
-    fn in_turn(&mut self, common: &Common, peer: u32, head: Head, payload: &[u8]) {
+    fn in_turn(&mut self, bindings: &Bindings, peer: u32, head: Head, payload: &[u8]) {
         let Some(entry) = self.peers.get_mut(peer) else { return };
         match (head.seq.wrapping_sub(entry.next_from) as i32).cmp(&0) {
             // It was here already.
@@ -344,16 +344,16 @@ impl Rdm {
             }
             Ordering::Equal => entry.next_from = entry.next_from.wrapping_add(1),
         }
-        self.deliver(common, &head, payload);
+        self.deliver(bindings, &head, payload);
         while let Some(entry) = self.peers.get_mut(peer) {
             let Some(early) = entry.early.remove(&entry.next_from) else { break };
             entry.next_from = entry.next_from.wrapping_add(1);
-            self.deliver(common, &early.head, &early.payload);
+            self.deliver(bindings, &early.head, &early.payload);
         }
     }
 
     /// A message meets its receive, or waits for one.
-    fn deliver(&mut self, common: &Common, head: &Head, payload: &[u8]) {
+    fn deliver(&mut self, bindings: &Bindings, head: &Head, payload: &[u8]) {
         let space = space_of(head);
         let Some(at) = self.spaces[space].find_receive(head) else {
             self.spaces[space].keep(*head, payload);
@@ -365,17 +365,17 @@ impl Rdm {
         };
         match receive {
             Some(receive) => {
-                let outcome = self.outcome(common, &receive, head);
-                self.begin(common, head, payload, outcome);
+                let outcome = self.outcome(bindings, &receive, head);
+                self.begin(bindings, head, payload, outcome);
             }
-            None => self.deliver_to_multi(common, space, at, head, payload),
+            None => self.deliver_to_multi(bindings, space, at, head, payload),
         }
     }
 
-    fn deliver_to_multi(&mut self, common: &Common, space: usize, at: usize, head: &Head, payload: &[u8]) {
+    fn deliver_to_multi(&mut self, bindings: &Bindings, space: usize, at: usize, head: &Head, payload: &[u8]) {
         let mut held = Space::default();
         std::mem::swap(&mut held, &mut self.spaces[space]);
-        let outcome = held.receive(at).map(|receive| self.outcome(common, receive, head));
+        let outcome = held.receive(at).map(|receive| self.outcome(bindings, receive, head));
         let Some((buffers, outcome)) = outcome else {
             self.spaces[space] = held;
             return;
@@ -384,6 +384,6 @@ impl Rdm {
             held.take_receive(at);
         }
         self.spaces[space] = held;
-        self.begin(common, head, payload, (buffers, outcome));
+        self.begin(bindings, head, payload, (buffers, outcome));
     }
 }

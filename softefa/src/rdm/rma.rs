@@ -5,10 +5,10 @@ use std::ffi::c_void;
 use efa_dp_direct::wqe::{Operation, RemoteMem, Sge, WriteData};
 use ferrogin_libfabric::bindings as fi;
 
+use super::super::bindings::Bindings;
 use super::super::call::RmaCall;
 use super::super::completion::{Entry, Failure};
 use super::super::guard::Code;
-use super::super::path::Common;
 use super::pool::{self, BUFFER_LEN};
 use super::{Rdm, Request};
 use soft_nic::card::MAX_RDMA_SIZE;
@@ -39,11 +39,11 @@ struct Part {
 }
 
 impl Rdm {
-    pub(in super::super) fn rma(&mut self, common: &Common, call: &RmaCall) -> Result<(), Code> {
-        let target = common.target(call.peer)?;
+    pub(in super::super) fn rma(&mut self, bindings: &Bindings, call: &RmaCall) -> Result<(), Code> {
+        let target = bindings.target(call.peer)?;
         let len = call.buffers.len();
         let inject = call.flags & fi::FI_INJECT != 0;
-        if inject && (len > common.inject_size || call.read) {
+        if inject && (len > bindings.inject_size || call.read) {
             return Err(Code::INVAL);
         }
         let rkey = u32::try_from(call.remote.key).map_err(|_| Code::INVAL)?;
@@ -53,15 +53,15 @@ impl Rdm {
         if needed > super::REQUESTS as usize / 2 {
             return Err(Code::MSGSIZE);
         }
-        if self.room(common) < needed {
+        if self.room(bindings) < needed {
             return Err(Code::AGAIN);
         }
-        let peer = self.peer(common, target.address)?;
+        let peer = self.peer(bindings, target.address)?;
         let mut rma = Rma {
             context: call.context,
             flags: fi::FI_RMA | if call.read { fi::FI_READ } else { fi::FI_WRITE },
             len,
-            wanted: common.send.wants(call.flags, call.silent),
+            wanted: bindings.send.wants(call.flags, call.silent),
             event: if call.read { Event::Read } else { Event::Write },
             keys: Vec::new(),
             buffer: None,
@@ -73,10 +73,10 @@ impl Rdm {
         let parts = if !call.read && len > 0 && len <= BUFFER_LEN && (inject || !known) {
             vec![self.copied(call, &mut rma)?]
         } else {
-            match in_place(common, call, &mut rma.keys) {
+            match in_place(bindings, call, &mut rma.keys) {
                 Ok(parts) => parts,
                 Err(code) => {
-                    self.release(common, &rma.keys);
+                    self.release(bindings, &rma.keys);
                     return Err(code);
                 }
             }
@@ -88,7 +88,7 @@ impl Rdm {
         rma.parts = parts.len().max(1) as u32;
         let at = self.rmas.insert(rma);
         let to = self.destination(peer);
-        let mut post = |op| self.lane.post(to, op, Request::Rma(at));
+        let mut post = |op| self.queue_pair.post(to, op, Request::Rma(at));
         let mut posted = true;
         if parts.is_empty() {
             posted = post(operation(call.read, remote, None, imm)).is_some();
@@ -97,7 +97,7 @@ impl Rdm {
             let remote = RemoteMem { addr: remote.addr.wrapping_add(part.offset), rkey };
             posted &= post(operation(call.read, remote, Some(part.sge), imm)).is_some();
         }
-        self.lane.ring();
+        self.queue_pair.ring();
         // `room` saw to that there is some.
         if posted { Ok(()) } else { Err(Code::OTHER) }
     }
@@ -115,7 +115,7 @@ impl Rdm {
     }
 
     /// A request of a call ended.
-    pub(super) fn rma_done(&mut self, common: &Common, at: u32, failure: Option<Failure>) {
+    pub(super) fn rma_done(&mut self, bindings: &Bindings, at: u32, failure: Option<Failure>) {
         let Some(rma) = self.rmas.get_mut(at) else { return };
         rma.parts -= 1;
         rma.failure = rma.failure.or(failure);
@@ -128,23 +128,23 @@ impl Rdm {
             let to = self.destination(peer);
             let op = operation(false, remote, None, Some(data));
             // The requests that just ended left room.
-            if self.lane.post(to, op, Request::Rma(at)).is_some() {
-                self.lane.ring();
+            if self.queue_pair.post(to, op, Request::Rma(at)).is_some() {
+                self.queue_pair.ring();
                 return;
             }
         }
         let Some(rma) = self.rmas.remove(at) else { return };
-        self.release(common, &rma.keys);
+        self.release(bindings, &rma.keys);
         if let Some(buffer) = rma.buffer {
             self.packets.give(buffer);
         }
         let entry = Entry { len: rma.len, failure: rma.failure, ..Entry::new(rma.context, rma.flags) };
-        common.report_sent(rma.event, rma.wanted, entry);
+        bindings.report_sent(rma.event, rma.wanted, entry);
     }
 }
 
 /// The application's own memory, registered where it is not yet.
-fn in_place(common: &Common, call: &RmaCall, keys: &mut Vec<Keys>) -> Result<Vec<Part>, Code> {
+fn in_place(bindings: &Bindings, call: &RmaCall, keys: &mut Vec<Keys>) -> Result<Vec<Part>, Code> {
     let access = Access { local_write: call.read, ..Access::default() };
     let mut parts = Vec::with_capacity(1);
     let mut offset = 0u64;
@@ -152,7 +152,7 @@ fn in_place(common: &Common, call: &RmaCall, keys: &mut Vec<Keys>) -> Result<Vec
         let lkey = match segment.lkey {
             Some(lkey) => lkey,
             None => {
-                let new = pool::register(&common.card, common.pd, segment.addr, segment.len, access)?;
+                let new = pool::register(&bindings.card, bindings.pd, segment.addr, segment.len, access)?;
                 keys.push(new);
                 new.lkey
             }

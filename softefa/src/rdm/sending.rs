@@ -6,10 +6,10 @@ use ferrogin_libfabric::bindings as fi;
 
 use zerocopy::IntoBytes;
 
+use super::super::bindings::Bindings;
 use super::super::call::{Segment, SendCall};
 use super::super::completion::{Entry, Failure};
 use super::super::guard::Code;
-use super::super::path::Common;
 use super::packet::{DATA, Head, Kind, MAX_MESSAGE, RECEIPT, REMOTE_BUFFER_LEN, RemoteBuffer, TAGGED};
 use super::{Rdm, pool};
 use soft_nic::card::counter::Event;
@@ -40,19 +40,19 @@ impl Send {
 }
 
 impl Rdm {
-    pub(in super::super) fn send(&mut self, common: &Common, call: &SendCall) -> Result<(), Code> {
-        let target = common.target(call.to)?;
+    pub(in super::super) fn send(&mut self, bindings: &Bindings, call: &SendCall) -> Result<(), Code> {
+        let target = bindings.target(call.to)?;
         let len = call.buffers.len();
-        if call.flags & fi::FI_INJECT != 0 && len > common.inject_size {
+        if call.flags & fi::FI_INJECT != 0 && len > bindings.inject_size {
             return Err(Code::INVAL);
         }
-        if self.room(common) == 0 {
+        if self.room(bindings) == 0 {
             return Err(Code::AGAIN);
         }
-        let peer = self.peer(common, target.address)?;
+        let peer = self.peer(bindings, target.address)?;
         let eager = len <= MAX_MESSAGE;
         let receipt = !eager || call.flags & (fi::FI_DELIVERY_COMPLETE | fi::FI_MATCH_COMPLETE) != 0;
-        let (keys, remote) = if eager { (Vec::new(), Vec::new()) } else { expose(common, call)? };
+        let (keys, remote) = if eager { (Vec::new(), Vec::new()) } else { expose(bindings, call)? };
         let seq = match self.peers.get_mut(peer) {
             Some(peer) => {
                 peer.next_to = peer.next_to.wrapping_add(1);
@@ -66,7 +66,7 @@ impl Rdm {
             flags: fi::FI_SEND | kind,
             len,
             tag: call.tag.unwrap_or(0),
-            wanted: common.send.wants(call.flags, call.silent),
+            wanted: bindings.send.wants(call.flags, call.silent),
             peer,
             keys,
             packet: true,
@@ -78,7 +78,7 @@ impl Rdm {
             kind: if eager { Kind::Eager } else { Kind::Rendezvous },
             flags: flag(call.tag.is_some(), TAGGED) | flag(call.data.is_some(), DATA) | flag(receipt, RECEIPT),
             seq,
-            from: common.address,
+            from: bindings.address,
             len: len as u64,
             tag: call.tag.unwrap_or(0),
             data: call.data.unwrap_or(0),
@@ -95,68 +95,68 @@ impl Rdm {
         });
         // The caller says that another call follows at once: one ring is enough for both. If none does, the next look at a queue rings.
         if call.flags & fi::FI_MORE == 0 {
-            self.lane.ring();
+            self.queue_pair.ring();
         }
         // `room` saw to that there is some.
         if posted { Ok(()) } else { Err(Code::OTHER) }
     }
 
     /// The card has delivered a message's packet, or could not.
-    pub(super) fn packet_sent(&mut self, common: &Common, at: u32, failure: Option<Failure>) {
+    pub(super) fn packet_sent(&mut self, bindings: &Bindings, at: u32, failure: Option<Failure>) {
         let Some(send) = self.sends.get_mut(at) else { return };
         send.packet = false;
         if failure.is_some() {
             (send.failure, send.receipt) = (failure, false);
         }
-        self.finish_send(common, at);
+        self.finish_send(bindings, at);
     }
 
     /// The receiver has a message, or could not take it.
-    pub(super) fn receipt_came(&mut self, common: &Common, peer: u32, head: &Head) {
+    pub(super) fn receipt_came(&mut self, bindings: &Bindings, peer: u32, head: &Head) {
         let Ok(at) = u32::try_from(head.id) else { return };
         let Some(send) = self.sends.get_mut(at).filter(|send| send.peer == peer && send.receipt) else { return };
         send.receipt = false;
         if head.data != 0 {
             send.failure = Some(Failure::of_status(head.data as u8));
         }
-        self.finish_send(common, at);
+        self.finish_send(bindings, at);
     }
 
     /// A peer is gone: who waits for it waits in vain.
-    pub(super) fn peer_failed(&mut self, common: &Common, peer: u32, failure: Failure) {
+    pub(super) fn peer_failed(&mut self, bindings: &Bindings, peer: u32, failure: Failure) {
         let waiting = self.sends.iter().filter(|(_, s)| s.peer == peer && s.awaits_receipt());
         for at in waiting.map(|(at, _)| at).collect::<Vec<_>>() {
             if let Some(send) = self.sends.get_mut(at) {
                 (send.failure, send.receipt) = (Some(failure), false);
             }
-            self.finish_send(common, at);
+            self.finish_send(bindings, at);
         }
     }
 
-    fn finish_send(&mut self, common: &Common, at: u32) {
+    fn finish_send(&mut self, bindings: &Bindings, at: u32) {
         if self.sends.get(at).is_none_or(|send| send.packet || send.receipt) {
             return;
         }
         let Some(send) = self.sends.remove(at) else { return };
-        self.release(common, &send.keys);
+        self.release(bindings, &send.keys);
         let entry =
             Entry { len: send.len, tag: send.tag, failure: send.failure, ..Entry::new(send.context, send.flags) };
-        common.report_sent(Event::Send, send.wanted, entry);
+        bindings.report_sent(Event::Send, send.wanted, entry);
     }
 }
 
 /// Registers the buffers of a message for the peer to read.
-fn expose(common: &Common, call: &SendCall) -> Result<(Vec<Keys>, Vec<RemoteBuffer>), Code> {
+fn expose(bindings: &Bindings, call: &SendCall) -> Result<(Vec<Keys>, Vec<RemoteBuffer>), Code> {
     let access = Access { remote_read: true, ..Access::default() };
     let (mut keys, mut remote) = (Vec::new(), Vec::new());
     for Segment { addr, len, .. } in call.buffers.segments().iter().filter(|s| s.len > 0) {
-        match pool::register(&common.card, common.pd, *addr, *len, access) {
+        match pool::register(&bindings.card, bindings.pd, *addr, *len, access) {
             Ok(new) => {
                 keys.push(new);
                 remote.push(RemoteBuffer::new(*addr as u64, *len as u64, new.rkey));
             }
             Err(code) => {
-                pool::deregister(common, &keys);
+                pool::deregister(bindings, &keys);
                 return Err(code);
             }
         }

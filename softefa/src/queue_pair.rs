@@ -12,7 +12,7 @@ use soft_nic::memory;
 
 /// Both work queues of a queue pair, with a `T` for each request under way.
 #[derive(Debug)]
-pub(super) struct Lane<T> {
+pub(super) struct QueuePair<T> {
     sq: Arc<WorkQueue>,
     rq: Arc<WorkQueue>,
     geometry: Geometry,
@@ -26,7 +26,7 @@ pub(super) struct Lane<T> {
     rq_pc: u32,
 }
 
-impl<T> Lane<T> {
+impl<T> QueuePair<T> {
     /// The queues of a new queue pair, whose send queue begins at `start`.
     pub(super) fn new(sq: Arc<WorkQueue>, rq: Arc<WorkQueue>, max_batch: u32, start: u32) -> Self {
         let geometry = if sq.entry_size == 128 { Geometry::WIDE } else { Geometry::NARROW };
@@ -45,9 +45,9 @@ impl<T> Lane<T> {
     }
 
     /// The same queues for requests of another kind; none are under way yet.
-    pub(super) fn with_requests<U>(self) -> Lane<U> {
+    pub(super) fn with_requests<U>(self) -> QueuePair<U> {
         let Self { sq, rq, max_batch, pc, .. } = self;
-        Lane::new(sq, rq, max_batch, pc)
+        QueuePair::new(sq, rq, max_batch, pc)
     }
 
     /// Requests that can be posted now.

@@ -1,0 +1,143 @@
+//! The data path of an enabled endpoint: its operations go to the card or to the protocol of the fabric `efa`.
+
+use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use efa_dp_direct::cq::RawCqe;
+
+use super::bindings::Bindings;
+use super::call::{RecvCall, RmaCall, SendCall};
+use super::completion::{Completer, Entry};
+use super::direct::Direct;
+use super::guard::Code;
+use super::rdm::Rdm;
+
+enum Body {
+    Direct(Mutex<Direct>),
+    Rdm(Box<Mutex<Rdm>>),
+}
+
+pub(super) struct DataPath {
+    pub bindings: Bindings,
+    pub qpn: u16,
+    body: Body,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl DataPath {
+    pub(super) fn direct(bindings: Bindings, direct: Direct) -> Self {
+        Self { qpn: bindings.qpn, bindings, body: Body::Direct(Mutex::new(direct)) }
+    }
+
+    pub(super) fn rdm(bindings: Bindings, rdm: Rdm) -> Self {
+        Self { qpn: bindings.qpn, bindings, body: Body::Rdm(Box::new(Mutex::new(rdm))) }
+    }
+
+    /// # Errors
+    /// `EAGAIN` when there is no room now; others for what cannot be.
+    pub(super) fn send(&self, call: &SendCall) -> Result<(), Code> {
+        if self.bindings.send.is_full() {
+            return Err(Code::AGAIN);
+        }
+        match &self.body {
+            Body::Direct(direct) => self.post_with_progress(|| lock(direct).send(&self.bindings, call)),
+            Body::Rdm(rdm) => lock(rdm).send(&self.bindings, call),
+        }
+    }
+
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub(super) fn recv(&self, call: &RecvCall) -> Result<(), Code> {
+        match &self.body {
+            Body::Direct(direct) => lock(direct).recv(&self.bindings, call),
+            Body::Rdm(rdm) => lock(rdm).recv(&self.bindings, call),
+        }
+    }
+
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub(super) fn rma(&self, call: &RmaCall) -> Result<(), Code> {
+        if self.bindings.send.is_full() {
+            return Err(Code::AGAIN);
+        }
+        match &self.body {
+            Body::Direct(direct) => self.post_with_progress(|| lock(direct).rma(&self.bindings, call)),
+            Body::Rdm(rdm) => lock(rdm).rma(&self.bindings, call),
+        }
+    }
+
+    /// Posts, and when there is no room polls the completion queue and posts once more: completed requests free room there.
+    fn post_with_progress(&self, post: impl Fn() -> Result<(), Code>) -> Result<(), Code> {
+        match (post(), &self.bindings.send.queue) {
+            (Err(Code::AGAIN), Some(queue)) => {
+                queue.progress();
+                post()
+            }
+            (done, _) => done,
+        }
+    }
+
+    /// # Errors
+    /// `ENOENT` when no such receive waits, `ENOSYS` when the card has it.
+    pub(super) fn cancel(&self, context: *mut c_void) -> Result<(), Code> {
+        match &self.body {
+            Body::Direct(_) => Err(Code::NOSYS),
+            Body::Rdm(rdm) => lock(rdm).cancel(&self.bindings, context),
+        }
+    }
+
+    /// Multi-receive buffers with less room than this are given back.
+    pub(super) fn set_min_multi_recv(&self, len: usize) {
+        if let Body::Rdm(rdm) = &self.body {
+            lock(rdm).min_multi_recv = len;
+        }
+    }
+
+    /// Closes the endpoint. What was posted is sent first, if that takes no longer than `limit`.
+    pub(super) fn close(&self, limit: std::time::Duration) {
+        if let Body::Rdm(rdm) = &self.body {
+            let deadline = std::time::Instant::now() + limit;
+            while !lock(rdm).is_quiet() && std::time::Instant::now() < deadline {
+                self.bindings.card.look();
+                lock(rdm).progress(&self.bindings);
+                std::thread::yield_now();
+            }
+            lock(rdm).close(&self.bindings);
+        }
+        self.bindings.card.lock().close_qp(self.qpn);
+        if let Body::Rdm(rdm) = &self.body {
+            lock(rdm).free(&self.bindings);
+        }
+    }
+}
+
+impl Completer for DataPath {
+    fn qpn(&self) -> u16 {
+        self.qpn
+    }
+
+    fn poll_card(&self) {
+        self.bindings.card.look();
+    }
+
+    fn complete(&self, raw: &RawCqe) -> Option<Entry> {
+        match &self.body {
+            Body::Direct(direct) => lock(direct).complete(&self.bindings, raw),
+            Body::Rdm(_) => None,
+        }
+    }
+
+    fn settle(&self) {
+        match &self.body {
+            Body::Direct(_) => {
+                for queue in [&self.bindings.send.queue, &self.bindings.recv.queue].into_iter().flatten() {
+                    queue.settle();
+                }
+            }
+            Body::Rdm(rdm) => lock(rdm).progress(&self.bindings),
+        }
+    }
+}
