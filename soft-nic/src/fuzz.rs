@@ -1,6 +1,6 @@
-//! What is fed with arbitrary bytes: by libFuzzer (`fuzz/`), and by the tests with the corpus and seeded bytes.
+//! Entry points for arbitrary bytes: libFuzzer (`fuzz/`) uses them, and so do the tests with the corpus and seeded bytes.
 //!
-//! Each entry takes bytes as a little program, runs it and checks what must hold whatever they say. Only tests and the
+//! Each entry point runs the bytes as a small program and checks what must hold for all of them. Only tests and the
 //! feature `fuzz` have it.
 #![allow(missing_docs)]
 
@@ -42,7 +42,7 @@ pub fn settings(data: &[u8]) {
     }
 }
 
-/// Bytes that come from cards, peers and posters, read by everything that reads such.
+/// Bytes of cards, peers and software, given to every parser of them.
 pub fn formats(data: &[u8]) {
     for geometry in [Geometry::V0, Geometry::NARROW, Geometry::WIDE] {
         let size = geometry.wqe_size.bytes();
@@ -50,10 +50,10 @@ pub fn formats(data: &[u8]) {
         let len = data.len().min(size);
         slot[..len].copy_from_slice(&data[..len]);
         if let Ok(request) = wqe::parse(&slot, &geometry) {
-            // What was understood says the same again.
-            let mut again = vec![0xa5; size];
-            request.emit(&geometry, &mut again).expect("what was parsed fits");
-            assert_eq!(wqe::parse(&again, &geometry), Ok(request));
+            // A parsed request emits and parses to the same.
+            let mut emitted = vec![0xa5; size];
+            request.emit(&geometry, &mut emitted).expect("what was parsed fits");
+            assert_eq!(wqe::parse(&emitted, &geometry), Ok(request));
         }
         let _ = wqe::parse(data, &geometry);
     }
@@ -62,8 +62,8 @@ pub fn formats(data: &[u8]) {
     raw.0[..len].copy_from_slice(&data[..len]);
     for ids in [RequestIds::Bits16, RequestIds::Bits64] {
         if let Ok(entry) = Cqe::parse(&raw, ids) {
-            let again = entry.emit(raw.common().flags.phase());
-            assert!(Cqe::parse(&again, RequestIds::Bits64).is_ok());
+            let emitted = entry.emit(raw.common().flags.phase());
+            assert!(Cqe::parse(&emitted, RequestIds::Bits64).is_ok());
         }
     }
     if let Some((head, bytes)) = data.split_at_checked(size_of::<Header>())

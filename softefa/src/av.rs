@@ -156,7 +156,7 @@ pub(super) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     entry("fi_av_open", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let domain: &Domain = unsafe { object(domain) }?;
         if attr.is_null() {
             return Err(Code::INVAL);
@@ -170,7 +170,7 @@ pub(super) unsafe extern "C" fn open(
         let fid = fi::fid_av { fid: head(fi::FI_CLASS_AV, context, &OPS), ops: table(&AV_OPS) };
         let table = Arc::new(AvTable { card: domain.card.clone(), entries: Mutex::default() });
         let av = Av { fid, domain: ptr::from_ref(domain), table, uses: Uses::default() };
-        // SAFETY: `out` is the application's.
+        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
         unsafe { give(av, out) }?;
         domain.uses.begin();
         Ok(0)
@@ -186,7 +186,7 @@ unsafe extern "C" fn insert(
     context: *mut c_void,
 ) -> c_int {
     entry("fi_av_insert", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let av: &Av = unsafe { object(av) }?;
         if flags & !(fi::FI_MORE | fi::FI_SYNC_ERR) != 0 {
             return Err(Code(fi::FI_EBADFLAGS));
@@ -203,7 +203,7 @@ unsafe extern "C" fn insert(
             let result = av.table.insert(&bytes);
             inserted += i32::from(result.is_ok());
             if !fi_addr.is_null() {
-                // SAFETY: `count` entries, by the interface.
+                // SAFETY: not null, and the application's array or entry has the index, by its stated size.
                 unsafe { fi_addr.wrapping_add(i).write(result.unwrap_or(fi::FI_ADDR_NOTAVAIL)) };
             }
             if !errors.is_null() {
@@ -217,13 +217,13 @@ unsafe extern "C" fn insert(
 
 unsafe extern "C" fn remove(av: *mut fi::fid_av, fi_addr: *mut fi::fi_addr_t, count: usize, _flags: u64) -> c_int {
     entry("fi_av_remove", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let av: &Av = unsafe { object(av) }?;
         if fi_addr.is_null() && count > 0 {
             return Err(Code::INVAL);
         }
         for i in 0..count {
-            // SAFETY: `count` entries, by the interface.
+            // SAFETY: not null, and the application's array or entry has the index, by its stated size.
             let at = unsafe { fi_addr.wrapping_add(i).read() };
             av.table.remove(at)?;
         }
@@ -233,7 +233,7 @@ unsafe extern "C" fn remove(av: *mut fi::fid_av, fi_addr: *mut fi::fi_addr_t, co
 
 unsafe extern "C" fn lookup(av: *mut fi::fid_av, fi_addr: u64, addr: *mut c_void, len: *mut usize) -> c_int {
     entry("fi_av_lookup", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let av: &Av = unsafe { object(av) }?;
         let entry = av.table.get(fi_addr).ok_or(Code::INVAL)?;
         // SAFETY: `len` holds the size of `addr`, by the interface.
@@ -250,9 +250,9 @@ pub(super) unsafe fn copy_out(bytes: &[u8], to: *mut c_void, len: *mut usize) ->
     if len.is_null() {
         return Err(Code::INVAL);
     }
-    // SAFETY: by contract.
+    // SAFETY: null or checked not to be null; the application keeps its length variable valid during the call.
     let room = unsafe { len.read() };
-    // SAFETY: by contract.
+    // SAFETY: null or checked not to be null; the application keeps its length variable valid during the call.
     unsafe { len.write(bytes.len()) };
     if !to.is_null() {
         // SAFETY: `room` bytes by contract.
@@ -268,7 +268,7 @@ unsafe extern "C" fn straddr(
     len: *mut usize,
 ) -> *const c_char {
     entry_or("fi_av_straddr", ptr::null(), || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         if unsafe { object::<Av, _>(av) }.is_err() || addr.is_null() {
             return ptr::null();
         }
@@ -280,9 +280,9 @@ unsafe extern "C" fn straddr(
         };
         let text = CString::new(text).unwrap_or_default();
         let bytes = text.as_bytes_with_nul();
-        // SAFETY: `len` holds the size of `buf`.
+        // SAFETY: null or checked not to be null; the application keeps its length variable valid during the call.
         let room = unsafe { len.as_ref() }.copied().unwrap_or(0);
-        // SAFETY: as above.
+        // SAFETY: `len` is null or holds the size of the buffer, which the application keeps writable during the call.
         if unsafe { copy_out(bytes, buf.cast(), len) }.is_ok() && room > 0 && room < bytes.len() {
             // SAFETY: `room` bytes, so the last one is there.
             unsafe { buf.wrapping_add(room - 1).write(0) };
@@ -293,13 +293,13 @@ unsafe extern "C" fn straddr(
 
 unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
     entry("fi_close(av)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let av: &Av = unsafe { object(fid) }?;
         av.uses.none()?;
         // SAFETY: a domain outlives its address vectors.
         let domain = unsafe { &*av.domain };
         domain.uses.end();
-        // SAFETY: nothing uses it and the application closes it.
+        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
         drop(unsafe { take_back::<Av, _>(fid) });
         Ok(0)
     })

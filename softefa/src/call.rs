@@ -63,7 +63,7 @@ impl Buffers {
         }
         let mut segments = [Self::NONE; MAX_IOV];
         for (i, segment) in segments.iter_mut().enumerate().take(count) {
-            // SAFETY: by contract.
+            // SAFETY: this function's caller gives `count` buffers and, unless null, as many descriptors; `i` is below `count`.
             let iov = unsafe { iov.wrapping_add(i).read() };
             if iov.iov_base.is_null() && iov.iov_len > 0 {
                 return Err(Code::INVAL);
@@ -71,7 +71,7 @@ impl Buffers {
             let desc = if descs.is_null() {
                 std::ptr::null_mut()
             } else {
-                // SAFETY: by contract.
+                // SAFETY: this function's caller gives `count` buffers and, unless null, as many descriptors; `i` is below `count`.
                 unsafe { descs.wrapping_add(i).read() }
             };
             *segment = Segment { addr: iov.iov_base.cast(), len: iov.iov_len, lkey: key_of(desc) };
@@ -210,10 +210,10 @@ mod tests {
         let part = whole.part(2, 3);
         assert_eq!((part.segments().len(), part.len()), (3, 3));
         let mut some = [0; 3];
-        // SAFETY: as above.
+        // SAFETY: the segments are the local buffers above, which outlive the call.
         unsafe { part.gather(&mut some) };
         assert_eq!(some, [3, 4, 5]);
-        // SAFETY: as above.
+        // SAFETY: the segments are the local buffers above, which outlive the call.
         assert_eq!(unsafe { whole.part(1, 4).scatter(&[9, 8, 7, 6, 5]) }, 4);
         assert_eq!((a, b, c), ([1, 9, 8], [7], [6, 6]));
         assert_eq!(whole.part(6, 1).len(), 0);

@@ -56,7 +56,7 @@ impl Cntr {
     }
 
     fn errors(&self) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: the counter's word is mapped until the counter is closed, which drops this object.
         let card = unsafe { memory::load_acquire(self.errors) };
         card.wrapping_add(self.soft.errors.load(Ordering::Acquire)) & COUNTER_MASK
     }
@@ -79,7 +79,7 @@ impl Cntr {
     }
 
     fn progress(&self) {
-        // SAFETY: a domain outlives its counters.
+        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
         unsafe { &*self.domain }.card.look();
         let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for endpoint in endpoints {
@@ -121,7 +121,7 @@ struct CntrAttrHead {
 
 /// Whether waiting is allowed.
 fn check(attr: *const fi::fi_cntr_attr) -> Result<bool, Code> {
-    // SAFETY: null or the application's attributes, whose beginning never changed.
+    // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
     let Some(attr) = (unsafe { attr.cast::<CntrAttrHead>().as_ref() }) else { return Ok(true) };
     let may_wait = match attr.wait_obj {
         fi::fi_wait_obj::FI_WAIT_NONE => false,
@@ -141,7 +141,7 @@ pub(super) unsafe extern "C" fn open(
     out: *mut *mut fi::fid_cntr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the same contract; no memory of the application's.
+    // SAFETY: `name` is null or terminated, and `ops` is null or writable: the caller's contract is this call's.
     unsafe { open_ext(domain, attr, out, context, ptr::null_mut()) }
 }
 
@@ -154,7 +154,7 @@ pub(super) unsafe extern "C" fn open_ext(
     init: *mut fi::fi_efa_comp_cntr_init_attr,
 ) -> c_int {
     entry("fi_cntr_open", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let domain: &Domain = unsafe { object(domain) }?;
         let may_wait = check(attr)?;
         let faults = domain.card.lock().config.faults.clone();
@@ -163,7 +163,7 @@ pub(super) unsafe extern "C" fn open_ext(
             return Err(Code::UNSUPPORTED);
         }
         let start = u64::from(faults.cntr_start);
-        // SAFETY: null or the application's attributes.
+        // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
         let (completions, errors) = match unsafe { init.as_ref() } {
             None => (Word::own(start)?, Word::own(0)?),
             Some(init) => {
@@ -202,7 +202,7 @@ pub(super) unsafe extern "C" fn open_ext(
             endpoints: Mutex::default(),
             uses: Uses::default(),
         };
-        // SAFETY: `out` is the application's.
+        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
         if let Err(code) = unsafe { give(cntr, out) } {
             let _ = domain.card.lock().close_counter(id);
             return Err(code);
@@ -239,12 +239,12 @@ unsafe fn word_at(location: &fi::fi_efa_memory_location, start: u64) -> Result<W
 }
 
 unsafe extern "C" fn read(cntr: *mut fi::fid_cntr) -> u64 {
-    // SAFETY: the application's fid.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     entry_or("fi_cntr_read", 0, || unsafe { object::<Cntr, _>(cntr) }.map_or(0, Cntr::polled_value))
 }
 
 unsafe extern "C" fn readerr(cntr: *mut fi::fid_cntr) -> u64 {
-    // SAFETY: the application's fid.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     entry_or("fi_cntr_readerr", 0, || unsafe { object::<Cntr, _>(cntr) }.map_or(0, Cntr::errors))
 }
 
@@ -252,9 +252,9 @@ unsafe extern "C" fn readerr(cntr: *mut fi::fid_cntr) -> u64 {
 /// `cntr` is the application's fid.
 unsafe fn change(call: &str, cntr: *mut fi::fid_cntr, how: impl FnOnce(&mut Counter, &SoftCount)) -> c_int {
     entry(call, || {
-        // SAFETY: by contract.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let cntr: &Cntr = unsafe { object(cntr) }?;
-        // SAFETY: a domain outlives its counters.
+        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
         let mut core = unsafe { &*cntr.domain }.card.lock();
         how(core.counters.get_mut(cntr.id).ok_or(Code::INVAL)?, &cntr.soft);
         Ok(0)
@@ -262,12 +262,12 @@ unsafe fn change(call: &str, cntr: *mut fi::fid_cntr, how: impl FnOnce(&mut Coun
 }
 
 unsafe extern "C" fn add(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
-    // SAFETY: the application's fid.
+    // SAFETY: the application keeps the fid open during the call.
     unsafe { change("fi_cntr_add", cntr, |c, _| c.completions.add(value)) }
 }
 
 unsafe extern "C" fn set(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
-    // SAFETY: the application's fid.
+    // SAFETY: the application keeps the fid open during the call.
     unsafe {
         change("fi_cntr_set", cntr, |c, soft| {
             soft.completions.store(0, Ordering::Release);
@@ -277,12 +277,12 @@ unsafe extern "C" fn set(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
 }
 
 unsafe extern "C" fn adderr(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
-    // SAFETY: the application's fid.
+    // SAFETY: the application keeps the fid open during the call.
     unsafe { change("fi_cntr_adderr", cntr, |c, _| c.errors.add(value)) }
 }
 
 unsafe extern "C" fn seterr(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
-    // SAFETY: the application's fid.
+    // SAFETY: the application keeps the fid open during the call.
     unsafe {
         change("fi_cntr_seterr", cntr, |c, soft| {
             soft.errors.store(0, Ordering::Release);
@@ -297,7 +297,7 @@ const REST: Duration = Duration::from_micros(50);
 
 unsafe extern "C" fn wait(cntr: *mut fi::fid_cntr, threshold: u64, timeout: c_int) -> c_int {
     entry("fi_cntr_wait", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let cntr: &Cntr = unsafe { object(cntr) }?;
         if !cntr.may_wait || threshold > COUNTER_MASK {
             return Err(Code::INVAL);
@@ -327,15 +327,15 @@ unsafe extern "C" fn wait(cntr: *mut fi::fid_cntr, threshold: u64, timeout: c_in
 
 unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
     entry("fi_close(cntr)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let cntr: &Cntr = unsafe { object(fid) }?;
         cntr.uses.none()?;
-        // SAFETY: a domain outlives its counters.
+        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
         let domain = unsafe { &*cntr.domain };
         let counter = domain.card.lock().close_counter(cntr.id)?;
         drop(counter);
         domain.uses.end();
-        // SAFETY: nothing uses it and the application closes it.
+        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
         drop(unsafe { take_back::<Cntr, _>(fid) });
         Ok(0)
     })

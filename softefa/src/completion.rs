@@ -259,10 +259,10 @@ impl CqQueue {
                         tag: entry.tag,
                     };
                     let to: *mut u8 = buf.cast::<u8>().wrapping_add(read * self.entry_size);
-                    // SAFETY: by contract; every format is a prefix of the longest.
+                    // SAFETY: this function's caller gives room for `count` entries of `entry_size`; every format is a prefix of the longest.
                     unsafe { ptr::copy_nonoverlapping((&raw const whole).cast(), to, self.entry_size) };
                     if !source.is_null() {
-                        // SAFETY: by contract.
+                        // SAFETY: not null, and the application's array or entry has the index, by its stated size.
                         unsafe { source.wrapping_add(read).write(entry.source) };
                     }
                     ready.pop_front();

@@ -113,7 +113,7 @@ struct Wanted {
 /// # Safety
 /// `attr` is null or the application's attributes.
 unsafe fn wanted(attr: *mut fi::fi_cq_attr) -> Result<Wanted, Code> {
-    // SAFETY: by contract; the beginning of the attributes never changed.
+    // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
     let Some(attr) = (unsafe { attr.cast::<CqAttrHead>().as_mut() }) else {
         let entry_size = size_of::<fi::fi_cq_entry>();
         return Ok(Wanted { entries: DEFAULT_ENTRIES as u32, entry_size, wait: WaitObject::None });
@@ -150,15 +150,15 @@ pub(super) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     entry("fi_cq_open", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let domain: &Domain = unsafe { object(domain) }?;
-        // SAFETY: null or the application's attributes.
+        // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
         let wanted = unsafe { wanted(attr) }?;
         let ring = match domain.fabric_kind() {
             Kind::Direct => Some(CompletionRing::new(wanted.entries)?),
             Kind::Rdm => None,
         };
-        // SAFETY: `out` is the application's.
+        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
         unsafe { publish(domain, &wanted, ring, context, out) }
     })
 }
@@ -172,9 +172,9 @@ pub(super) unsafe extern "C" fn open_ext(
     context: *mut c_void,
 ) -> c_int {
     entry("cq_open_ext", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let domain: &Domain = unsafe { object(domain) }?;
-        // SAFETY: null or the application's attributes.
+        // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
         let init = unsafe { init.as_ref() }.ok_or(Code::INVAL)?;
         if init.flags != u64::from(fi::FI_EFA_CQ_INIT_FLAGS_EXT_MEM_DMABUF) || attr.is_null() {
             return Err(Code::INVAL);
@@ -193,7 +193,7 @@ pub(super) unsafe extern "C" fn open_ext(
         let fd = unsafe { BorrowedFd::borrow_raw(i32::try_from(memory.fd).map_err(|_| Code::INVAL)?) };
         let map = Mapping::shared(fd, memory.offset, needed as usize)?;
         let ring = CompletionRing::in_memory(map, wanted.entries)?;
-        // SAFETY: `out` is the application's.
+        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
         unsafe { publish(domain, &wanted, Some(ring), context, out) }
     })
 }
@@ -228,7 +228,7 @@ unsafe fn publish(
         has_source: domain.api_version() >= version(1, 20),
         uses: Uses::default(),
     };
-    // SAFETY: by contract.
+    // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
     if let Err(code) = unsafe { give(cq, out) } {
         if let Some(id) = id {
             let _ = domain.card.lock().close_cq(id);
@@ -247,7 +247,7 @@ unsafe fn read_now(
     count: usize,
     source: *mut fi::fi_addr_t,
 ) -> Result<i32, Code> {
-    // SAFETY: by contract.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     let cq: &Cq = unsafe { object(cq) }?;
     if buf.is_null() && count > 0 {
         return Err(Code::INVAL);
@@ -255,7 +255,7 @@ unsafe fn read_now(
     if cq.queue.len() < count.max(1) {
         cq.queue.progress();
     }
-    // SAFETY: by contract.
+    // SAFETY: this function's caller gives room for `count` entries and, unless null, as many sources.
     match unsafe { cq.queue.read(buf, count, source) } {
         Ok(read) => Ok(i32::try_from(read).unwrap_or(i32::MAX)),
         Err(err) => {
@@ -268,7 +268,7 @@ unsafe fn read_now(
 }
 
 unsafe extern "C" fn read(cq: *mut fi::fid_cq, buf: *mut c_void, count: usize) -> isize {
-    // SAFETY: the application's fid and room for `count` entries, by the interface.
+    // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
     entry("fi_cq_read", || unsafe { read_now(cq, buf, count, ptr::null_mut()) }) as isize
 }
 
@@ -278,13 +278,13 @@ unsafe extern "C" fn readfrom(
     count: usize,
     source: *mut fi::fi_addr_t,
 ) -> isize {
-    // SAFETY: the application's fid and room for `count` entries and addresses, by the interface.
+    // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
     entry("fi_cq_readfrom", || unsafe { read_now(cq, buf, count, source) }) as isize
 }
 
 unsafe extern "C" fn readerr(cq: *mut fi::fid_cq, to: *mut fi::fi_cq_err_entry, _flags: u64) -> isize {
     let call = || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let cq: &Cq = unsafe { object(cq) }?;
         if to.is_null() {
             return Err(Code::INVAL);
@@ -296,7 +296,7 @@ unsafe extern "C" fn readerr(cq: *mut fi::fid_cq, to: *mut fi::fi_cq_err_entry, 
         let err_data: *const *mut c_void = to.wrapping_byte_add(offset_of!(fi::fi_cq_err_entry, err_data)).cast();
         // SAFETY: the application's entry, whose beginning every version has.
         let has_room = unsafe { room.read() } > 0;
-        // SAFETY: as above.
+        // SAFETY: the application's entry begins with the fields of every version, of which this is one.
         let err_data = if has_room { unsafe { err_data.read() } } else { ptr::null_mut() };
         let whole = fi::fi_cq_err_entry {
             op_context: entry.context,
@@ -330,19 +330,19 @@ unsafe fn read_later(
     source: *mut fi::fi_addr_t,
     timeout: c_int,
 ) -> Result<i32, Code> {
-    // SAFETY: by contract.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     let queue: &Cq = unsafe { object(cq) }?;
     let signal = queue.queue.signal.as_ref().ok_or(Code::NOSYS)?;
     let mut sleep = wait::Sleep::until(timeout);
     loop {
-        // SAFETY: by contract.
+        // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
         match unsafe { read_now(cq, buf, count, source) } {
             Err(Code::AGAIN) => {}
             done => return done,
         }
         if queue.may_sleep() && !sleep.on(signal) {
             // Rung by fi_cq_signal, or it took too long.
-            // SAFETY: by contract.
+            // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
             return unsafe { read_now(cq, buf, count, source) };
         }
     }
@@ -355,7 +355,7 @@ unsafe extern "C" fn sread(
     _cond: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: the application's fid and room for `count` entries, by the interface.
+    // SAFETY: the application keeps the fid open during the call and gives room for `count` entries.
     entry("fi_cq_sread", || unsafe { read_later(cq, buf, count, ptr::null_mut(), timeout) }) as isize
 }
 
@@ -367,13 +367,13 @@ unsafe extern "C" fn sreadfrom(
     _cond: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: the application's fid and room for `count` entries and addresses, by the interface.
+    // SAFETY: the application keeps the fid open during the call and gives room for `count` entries.
     entry("fi_cq_sreadfrom", || unsafe { read_later(cq, buf, count, source, timeout) }) as isize
 }
 
 unsafe extern "C" fn signal(cq: *mut fi::fid_cq) -> c_int {
     entry("fi_cq_signal", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let cq: &Cq = unsafe { object(cq) }?;
         cq.queue.signal.as_ref().ok_or(Code::INVAL)?.interrupt();
         Ok(0)
@@ -382,9 +382,9 @@ unsafe extern "C" fn signal(cq: *mut fi::fid_cq) -> c_int {
 
 unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int {
     entry("fi_control(cq)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let cq: &Cq = unsafe { object(fid) }?;
-        // SAFETY: the argument of the commands that `control` knows is the application's.
+        // SAFETY: `arg` is what `fi_control(3)` asks for the command: a variable of the application.
         unsafe { wait::control(cq.wait, cq.queue.signal.as_deref(), command, arg) }
     })
 }
@@ -414,7 +414,7 @@ unsafe extern "C" fn strerror(
         let n = text.count_bytes().min(len - 1);
         // SAFETY: `len` bytes at `buf`, by the interface.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr(), buf, n) };
-        // SAFETY: as above; n < len.
+        // SAFETY: not null, and the application's array or entry has the index, by its stated size.
         unsafe { buf.wrapping_add(n).write(0) };
         buf
     })
@@ -422,7 +422,7 @@ unsafe extern "C" fn strerror(
 
 unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
     entry("fi_close(cq)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let cq: &Cq = unsafe { object(fid) }?;
         cq.uses.none()?;
         // SAFETY: a domain outlives its queues.
@@ -432,7 +432,7 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
             drop(ring);
         }
         domain.uses.end();
-        // SAFETY: nothing uses it and the application closes it.
+        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
         drop(unsafe { take_back::<Cq, _>(fid) });
         Ok(0)
     })

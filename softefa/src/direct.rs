@@ -202,7 +202,7 @@ fn inline(buffers: &Buffers, limit: usize) -> Result<Inline, Code> {
     let mut bytes = [0; efa_dp_direct::wire::TX_DESC_INLINE_MAX_SIZE_128];
     let len = buffers.len();
     let room = bytes.get_mut(..len).filter(|_| len <= limit).ok_or(Code::INVAL)?;
-    // SAFETY: the application's buffers, readable by the interface during the call.
+    // SAFETY: the application keeps the buffers of a call readable until the call returns (`fi_msg(3)`).
     unsafe { buffers.gather(room) };
     Inline::new(room).ok_or(Code::INVAL)
 }

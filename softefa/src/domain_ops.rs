@@ -58,7 +58,7 @@ pub(super) unsafe extern "C" fn open2(
     if flags != 0 {
         return Code(fi::FI_EBADFLAGS).negative();
     }
-    // SAFETY: the same arguments under the same contract.
+    // SAFETY: the caller's arguments are passed on unchanged, so the contract of this function is that of the callee.
     unsafe { open(fabric, info, out, context) }
 }
 
@@ -70,7 +70,7 @@ pub(super) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     entry("fi_domain", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let fabric: &Fabric = unsafe { object(fabric) }?;
         // SAFETY: `fi_domain(3)` has an info of `fi_getinfo`, which is alive during the call.
         let given = unsafe { Given::borrow(info, 0) }.ok_or(Code::INVAL)?;
@@ -90,7 +90,7 @@ pub(super) unsafe extern "C" fn open(
             caps: given.info.caps,
             uses: Uses::default(),
         };
-        // SAFETY: `out` is the application's.
+        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
         unsafe { give(domain, out) }?;
         fabric.uses.begin();
         Ok(0)
@@ -99,12 +99,12 @@ pub(super) unsafe extern "C" fn open(
 
 unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
     entry("fi_close(domain)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let domain: &Domain = unsafe { object(fid) }?;
         domain.uses.none()?;
         // SAFETY: the fabric outlives its domains.
         unsafe { &*domain.fabric }.uses.end();
-        // SAFETY: nothing uses it and the application closes it.
+        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
         drop(unsafe { take_back::<Domain, _>(fid) });
         Ok(0)
     })
@@ -118,9 +118,9 @@ unsafe extern "C" fn ops_open(
     _context: *mut c_void,
 ) -> c_int {
     entry("fi_open_ops(domain)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         unsafe { object::<Domain, _>(fid) }?;
-        // SAFETY: a terminated name or null, and where the application wants the table.
+        // SAFETY: `name` is null or terminated, and `ops` is null or writable: the caller's contract is this call's.
         unsafe { gda::open_domain_ops(name, ops) }?;
         Ok(0)
     })

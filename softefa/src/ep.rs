@@ -87,7 +87,7 @@ impl Ep {
 
     /// The entry of an address in the bound address vector.
     pub(super) fn target(&self, at: u64) -> Result<super::av::Entry, Code> {
-        // SAFETY: null or bound, and what is bound cannot be closed.
+        // SAFETY: null or bound to this endpoint, and a bound object cannot be closed before the endpoint.
         let av = unsafe { self.state().av.as_ref() }.ok_or(Code::STATE)?;
         av.table.get(at).ok_or(Code::INVAL)
     }

@@ -75,7 +75,7 @@ pub(super) unsafe extern "C" fn open2(
     if flags != 0 {
         return Code(fi::FI_EBADFLAGS).negative();
     }
-    // SAFETY: the same arguments under the same contract.
+    // SAFETY: the caller's arguments are passed on unchanged, so the contract of this function is that of the callee.
     unsafe { open(domain, info, out, context) }
 }
 
@@ -87,7 +87,7 @@ pub(super) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     entry("fi_endpoint", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let domain: &Domain = unsafe { object(domain) }?;
         // SAFETY: `fi_endpoint(3)` has an info of `fi_getinfo`, which is alive during the call.
         let given = unsafe { Given::borrow(info, 0) }.ok_or(Code::INVAL)?;
@@ -145,7 +145,7 @@ pub(super) unsafe extern "C" fn open(
             tx_flags: AtomicU64::new(tx.map_or(0, |tx| tx.op_flags) & SEND_FLAGS & !fi::FI_REMOTE_CQ_DATA),
             rx_flags: AtomicU64::new(rx.map_or(0, |rx| rx.op_flags) & (fi::FI_COMPLETION | fi::FI_MULTI_RECV)),
         };
-        // SAFETY: `out` is the application's.
+        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
         unsafe { give(ep, out) }?;
         domain.uses.begin();
         Ok(0)
@@ -164,13 +164,13 @@ const EVENT_FLAGS: [(u64, Event); EVENTS] = [
 
 unsafe extern "C" fn bind(fid: *mut fi::fid, other: *mut fi::fid, flags: u64) -> c_int {
     entry("fi_ep_bind", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let ep: &Ep = unsafe { object(fid) }?;
         let mut state = ep.state();
         if state.qpn.is_some() {
             return Err(Code::STATE);
         }
-        // SAFETY: the application's fid; `object` checks its class.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         if let Ok(av) = unsafe { object::<Av, _>(other) } {
             if !state.av.is_null() || av.domain() != ep.domain {
                 return Err(Code::INVAL);
@@ -179,7 +179,7 @@ unsafe extern "C" fn bind(fid: *mut fi::fid, other: *mut fi::fid, flags: u64) ->
             state.av = av;
             return Ok(0);
         }
-        // SAFETY: as above.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         if let Ok(cq) = unsafe { object::<Cq, _>(other) } {
             let known = fi::FI_TRANSMIT | fi::FI_RECV | fi::FI_SELECTIVE_COMPLETION;
             let (send, recv) = (flags & fi::FI_TRANSMIT != 0, flags & fi::FI_RECV != 0);
@@ -198,7 +198,7 @@ unsafe extern "C" fn bind(fid: *mut fi::fid, other: *mut fi::fid, flags: u64) ->
             }
             return Ok(0);
         }
-        // SAFETY: as above.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         if let Ok(cntr) = unsafe { object::<Cntr, _>(other) } {
             let known: u64 = EVENT_FLAGS.iter().map(|(flag, _)| *flag).sum();
             if flags & !known != 0 || flags == 0 || cntr.domain() != ep.domain {
@@ -215,7 +215,7 @@ unsafe extern "C" fn bind(fid: *mut fi::fid, other: *mut fi::fid, flags: u64) ->
             }
             return Ok(0);
         }
-        // SAFETY: as above.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         if let Ok(eq) = unsafe { object::<Eq, _>(other) } {
             if !state.eq.is_null() || flags != 0 || eq.fabric() != ep.domain().fabric {
                 return Err(Code::INVAL);
@@ -230,7 +230,7 @@ unsafe extern "C" fn bind(fid: *mut fi::fid, other: *mut fi::fid, flags: u64) ->
 
 unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int {
     entry("fi_control(ep)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let ep: &Ep = unsafe { object(fid) }?;
         let get = c_int::try_from(fi::FI_GETOPSFLAG).is_ok_and(|get| get == command);
         let set = c_int::try_from(fi::FI_SETOPSFLAG).is_ok_and(|set| set == command);
@@ -240,7 +240,7 @@ unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void
         if !get && !set {
             return Err(Code::NOSYS);
         }
-        // SAFETY: null or the application's flags, by the interface of these commands.
+        // SAFETY: null, or the flags that `fi_control(3)` asks for these commands, writable during the call.
         let flags = unsafe { arg.cast::<u64>().as_mut() }.ok_or(Code::INVAL)?;
         let place = match *flags & (fi::FI_TRANSMIT | fi::FI_RECV) {
             fi::FI_TRANSMIT => &ep.tx_flags,
@@ -266,9 +266,9 @@ fn enable(ep: &Ep) -> Result<i32, Code> {
     if state.qpn.is_some() {
         return Err(Code::STATE);
     }
-    // SAFETY: null or bound, and what is bound cannot be closed.
+    // SAFETY: null or bound to this endpoint, and a bound object cannot be closed before the endpoint.
     let av = unsafe { state.av.as_ref() }.ok_or(Code(fi::FI_ENOAV))?.table.clone();
-    // SAFETY: as above.
+    // SAFETY: null or bound to this endpoint, and a bound object cannot be closed before the endpoint.
     let cq_of = |queue: &Queue| unsafe { queue.cq.as_ref() };
     let (send, recv) = (cq_of(&state.send), cq_of(&state.recv));
     // The card needs a completion queue, and the protocol at least a counter.
@@ -277,7 +277,7 @@ fn enable(ep: &Ep) -> Result<i32, Code> {
         return Err(Code(fi::FI_ENOCQ));
     }
     let port = |queue: &Queue| CqBinding { queue: cq_of(queue).map(|cq| cq.queue.clone()), selective: queue.selective };
-    // SAFETY: as above.
+    // SAFETY: null or bound to this endpoint, and a bound object cannot be closed before the endpoint.
     let bound = state.counters.each_ref().map(|bound| bound.first().map(|cntr| unsafe { &**cntr }));
     domain.card.start()?;
     let mut core = domain.card.lock();
@@ -352,18 +352,18 @@ fn enable(ep: &Ep) -> Result<i32, Code> {
 }
 
 unsafe extern "C" fn cancel(fid: fi::fid_t, context: *mut c_void) -> isize {
-    // SAFETY: the application's fid.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     data_entry("fi_cancel", || unsafe { object::<Ep, _>(fid) }?.path()?.cancel(context))
 }
 
 unsafe extern "C" fn getname(fid: fi::fid_t, addr: *mut c_void, len: *mut usize) -> c_int {
     entry("fi_getname", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let ep: &Ep = unsafe { object(fid) }?;
         let bytes = ep.state().address.ok_or(Code::STATE)?.to_bytes();
-        // SAFETY: `len` is null or holds the size of `addr`.
+        // SAFETY: null or checked not to be null; the application keeps its length variable valid during the call.
         let room = unsafe { len.as_ref() }.copied().unwrap_or(0);
-        // SAFETY: as above.
+        // SAFETY: `len` is null or holds the size of the buffer, which the application keeps writable during the call.
         unsafe { copy_out(&bytes, addr, len) }?;
         if room < bytes.len() { Err(Code(fi::FI_ETOOSMALL)) } else { Ok(0) }
     })
@@ -376,7 +376,7 @@ const DEFAULT_MIN_MULTI_RECV: usize = 64;
 
 unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
     entry("fi_close(ep)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let ep: &Ep = unsafe { object(fid) }?;
         let domain = ep.domain();
         let state = ep.state();
@@ -387,22 +387,22 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
                 queue.detach(completer);
             }
         }
-        // SAFETY: null or bound until here.
+        // SAFETY: null or bound to this endpoint, and a bound object cannot be closed before the endpoint.
         if let Some(av) = unsafe { state.av.as_ref() } {
             av.uses.end();
         }
-        // SAFETY: as above.
+        // SAFETY: null or bound to this endpoint, and a bound object cannot be closed before the endpoint.
         if let Some(eq) = unsafe { state.eq.as_ref() } {
             eq.uses.end();
         }
         for queue in [state.send, state.recv] {
-            // SAFETY: as above.
+            // SAFETY: null or bound to this endpoint, and a bound object cannot be closed before the endpoint.
             if let Some(cq) = unsafe { queue.cq.as_ref() } {
                 cq.uses.end();
             }
         }
         for cntr in state.counters.iter().flatten() {
-            // SAFETY: as above.
+            // SAFETY: null or bound to this endpoint, and a bound object cannot be closed before the endpoint.
             let cntr = unsafe { &**cntr };
             if let Some(completer) = &completer {
                 cntr.detach(completer);
@@ -411,7 +411,7 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         }
         drop(state);
         domain.uses.end();
-        // SAFETY: the application closes it.
+        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
         drop(unsafe { take_back::<Ep, _>(fid) });
         Ok(0)
     })

@@ -81,9 +81,9 @@ pub(super) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     entry("fi_eq_open", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let fabric: &Fabric = unsafe { object(fabric) }?;
-        // SAFETY: null or the application's attributes, which never grew.
+        // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
         let (size, flags, object) = match unsafe { attr.as_ref() } {
             Some(attr) => (attr.size, attr.flags, attr.wait_obj),
             None => (0, 0, fi::fi_wait_obj::FI_WAIT_NONE),
@@ -104,7 +104,7 @@ pub(super) unsafe extern "C" fn open(
             signal: Signal::new()?,
             uses: Uses::default(),
         };
-        // SAFETY: `out` is the application's.
+        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
         unsafe { give(eq, out) }?;
         fabric.uses.begin();
         Ok(0)
@@ -120,7 +120,7 @@ unsafe fn read_now(
     len: usize,
     flags: u64,
 ) -> Result<i32, Code> {
-    // SAFETY: by contract.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     let eq: &Eq = unsafe { object(eq) }?;
     if flags & !fi::FI_PEEK != 0 {
         return Err(Code::BADFLAGS);
@@ -131,7 +131,7 @@ unsafe fn read_now(
         return Err(Code(fi::FI_ETOOSMALL));
     }
     if !event.is_null() {
-        // SAFETY: by contract.
+        // SAFETY: not null, and this function's caller keeps the variable writable.
         unsafe { event.write(*kind) };
     }
     // SAFETY: `buf` has room, by contract and as just checked.
@@ -144,7 +144,7 @@ unsafe fn read_now(
 }
 
 unsafe extern "C" fn read(eq: *mut fi::fid_eq, event: *mut u32, buf: *mut c_void, len: usize, flags: u64) -> isize {
-    // SAFETY: the application's fid and buffers, by the interface.
+    // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
     entry("fi_eq_read", || unsafe { read_now(eq, event, buf, len, flags) }) as isize
 }
 
@@ -157,20 +157,20 @@ unsafe extern "C" fn sread(
     flags: u64,
 ) -> isize {
     let call = || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let eq: &Eq = unsafe { object(fid) }?;
         if eq.wait == WaitObject::None {
             return Err(Code::NOSYS);
         }
         let mut sleep = Sleep::until(timeout);
         loop {
-            // SAFETY: the application's fid and buffers, by the interface.
+            // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
             match unsafe { read_now(fid, event, buf, len, flags) } {
                 Err(Code::AGAIN) => {}
                 done => return done,
             }
             if eq.may_sleep() && !sleep.on(&eq.signal) {
-                // SAFETY: as above.
+                // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
                 return unsafe { read_now(fid, event, buf, len, flags) };
             }
         }
@@ -180,13 +180,13 @@ unsafe extern "C" fn sread(
 
 /// No event is ever an error.
 unsafe extern "C" fn readerr(eq: *mut fi::fid_eq, _to: *mut fi::fi_eq_err_entry, _flags: u64) -> isize {
-    // SAFETY: the application's fid.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     entry("fi_eq_readerr", || unsafe { object::<Eq, _>(eq) }.and(Err(Code::AGAIN))) as isize
 }
 
 unsafe extern "C" fn write(eq: *mut fi::fid_eq, event: u32, buf: *const c_void, len: usize, flags: u64) -> isize {
     let call = || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let eq: &Eq = unsafe { object(eq) }?;
         if flags != 0 {
             return Err(Code::BADFLAGS);
@@ -221,21 +221,21 @@ unsafe extern "C" fn strerror(
 
 unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int {
     entry("fi_control(eq)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let eq: &Eq = unsafe { object(fid) }?;
-        // SAFETY: the argument of the commands that `control` knows is the application's.
+        // SAFETY: `arg` is what `fi_control(3)` asks for the command: a variable of the application.
         unsafe { wait::control(eq.wait, Some(&eq.signal), command, arg) }
     })
 }
 
 unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
     entry("fi_close(eq)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let eq: &Eq = unsafe { object(fid) }?;
         eq.uses.none()?;
         // SAFETY: a fabric outlives its queues.
         unsafe { &*eq.fabric }.uses.end();
-        // SAFETY: nothing uses it and the application closes it.
+        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
         drop(unsafe { take_back::<Eq, _>(fid) });
         Ok(0)
     })

@@ -42,7 +42,7 @@ pub(super) unsafe extern "C" fn open(
         }
         // SAFETY: the application's attributes, alive for the call.
         let attr = unsafe { &*attr };
-        // SAFETY: null or terminated, by the interface.
+        // SAFETY: the application passes null or a terminated string, which lives during the call.
         let name = unsafe { text(attr.name) };
         let kind = Kind::ALL.into_iter().find(|kind| name == Some(kind.name())).ok_or(Code::NODATA)?;
         let fid = fi::fid_fabric {
@@ -50,7 +50,7 @@ pub(super) unsafe extern "C" fn open(
             ops: table(&FABRIC_OPS),
             api_version: attr.api_version,
         };
-        // SAFETY: `out` is the application's.
+        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
         unsafe { give(Fabric { fid, kind, uses: Uses::default() }, out) }?;
         Ok(0)
     })
@@ -59,7 +59,7 @@ pub(super) unsafe extern "C" fn open(
 /// `fi_trywait`: whether a thread may sleep on the descriptors of these objects.
 unsafe extern "C" fn trywait(fabric: *mut fi::fid_fabric, fids: *mut *mut fi::fid, count: c_int) -> c_int {
     entry("fi_trywait", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         unsafe { object::<Fabric, _>(fabric) }?;
         let count = usize::try_from(count).map_err(|_| Code::INVAL)?;
         if fids.is_null() && count > 0 {
@@ -68,13 +68,13 @@ unsafe extern "C" fn trywait(fabric: *mut fi::fid_fabric, fids: *mut *mut fi::fi
         for i in 0..count {
             // SAFETY: `count` fids, by the interface.
             let fid = unsafe { fids.wrapping_add(i).read() };
-            // SAFETY: the application's fid; `object` checks its class.
+            // SAFETY: the application keeps the fid open during the call; `object` checks its class.
             let may_sleep = if let Ok(cq) = unsafe { object::<cq::Cq, _>(fid) } {
                 cq.may_sleep()
-            // SAFETY: as above.
+            // SAFETY: the application keeps the fid open during the call; `object` checks its class.
             } else if let Ok(eq) = unsafe { object::<eq::Eq, _>(fid) } {
                 eq.may_sleep()
-            // SAFETY: as above.
+            // SAFETY: the application keeps the fid open during the call; `object` checks its class.
             } else if unsafe { object::<cntr::Cntr, _>(fid) }.is_ok() {
                 return Err(Code::NOSYS);
             } else {
@@ -90,10 +90,10 @@ unsafe extern "C" fn trywait(fabric: *mut fi::fid_fabric, fids: *mut *mut fi::fi
 
 unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
     entry("fi_close(fabric)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let fabric: &Fabric = unsafe { object(fid) }?;
         fabric.uses.none()?;
-        // SAFETY: nothing uses it and the application closes it.
+        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
         drop(unsafe { take_back::<Fabric, _>(fid) });
         Ok(0)
     })
@@ -107,9 +107,9 @@ unsafe extern "C" fn ops_open(
     _context: *mut c_void,
 ) -> c_int {
     entry("fi_open_ops(fabric)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         unsafe { object::<Fabric, _>(fid) }?;
-        // SAFETY: a terminated name or null, and where the application wants the table.
+        // SAFETY: `name` is null or terminated, and `ops` is null or writable: the caller's contract is this call's.
         unsafe { gda::open_fabric_ops(name, ops) }?;
         Ok(0)
     })

@@ -1,4 +1,4 @@
-//! What is fed with arbitrary bytes: by libFuzzer (`fuzz/`), and by the tests with the corpus and seeded bytes.
+//! Entry points for arbitrary bytes: libFuzzer (`fuzz/`) uses them, and so do the tests with the corpus and seeded bytes.
 //!
 //! Only tests and the feature `fuzz` have it.
 #![allow(missing_docs)]

@@ -32,7 +32,7 @@ const FEATURE_OPS: &CStr = c"efa feature ops";
 /// # Safety
 /// `name` is null or terminated, `ops` null or where the application wants the table.
 unsafe fn open_ops(name: *const c_char, ops: *mut *mut c_void, gda: bool) -> Result<(), Code> {
-    // SAFETY: by contract.
+    // SAFETY: this function's caller passes null or a terminated string that lives as long as the result.
     let name = unsafe { text(name) }.ok_or(Code::INVAL)?;
     let found: *const c_void = if name == FEATURE_OPS {
         (&raw const FEATURES).cast()
@@ -44,7 +44,7 @@ unsafe fn open_ops(name: *const c_char, ops: *mut *mut c_void, gda: bool) -> Res
     if ops.is_null() {
         return Err(Code::INVAL);
     }
-    // SAFETY: by contract, not null.
+    // SAFETY: not null, and the application keeps its variable writable during the call.
     unsafe { ops.write(found.cast_mut()) };
     Ok(())
 }
@@ -52,19 +52,19 @@ unsafe fn open_ops(name: *const c_char, ops: *mut *mut c_void, gda: bool) -> Res
 /// # Safety
 /// As [`open_ops`].
 pub(super) unsafe fn open_fabric_ops(name: *const c_char, ops: *mut *mut c_void) -> Result<(), Code> {
-    // SAFETY: by contract.
+    // SAFETY: `name` is null or terminated, and `ops` is null or writable: the caller's contract is this call's.
     unsafe { open_ops(name, ops, false) }
 }
 
 /// # Safety
 /// As [`open_ops`].
 pub(super) unsafe fn open_domain_ops(name: *const c_char, ops: *mut *mut c_void) -> Result<(), Code> {
-    // SAFETY: by contract.
+    // SAFETY: `name` is null or terminated, and `ops` is null or writable: the caller's contract is this call's.
     unsafe { open_ops(name, ops, true) }
 }
 
 unsafe extern "C" fn query_feature(feature: *const c_char) -> bool {
-    // SAFETY: null or terminated, by the interface.
+    // SAFETY: the application passes null or a terminated string, which lives during the call.
     entry_or("query", false, || unsafe { text(feature) } == Some(c"softefa_gda_cntr_open_ext"))
 }
 
@@ -76,17 +76,17 @@ unsafe extern "C" fn query_addr(
     qkey: *mut u32,
 ) -> c_int {
     entry("query_addr", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let ep: &Ep = unsafe { object(ep) }?;
         let target = ep.target(addr)?;
         if ahn.is_null() || qpn.is_null() || qkey.is_null() {
             return Err(Code::INVAL);
         }
-        // SAFETY: the application's variables.
+        // SAFETY: not null, and the application keeps its variable writable during the call.
         unsafe { ahn.write(target.ahn) };
-        // SAFETY: as above.
+        // SAFETY: not null, and the application keeps its variable writable during the call.
         unsafe { qpn.write(target.address.qpn) };
-        // SAFETY: as above.
+        // SAFETY: not null, and the application keeps its variable writable during the call.
         unsafe { qkey.write(target.address.qkey) };
         Ok(0)
     })
@@ -98,15 +98,15 @@ unsafe extern "C" fn query_qp_wqs(
     rq: *mut fi::fi_efa_wq_attr,
 ) -> c_int {
     entry("query_qp_wqs", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let ep: &Ep = unsafe { object(ep) }?;
         if sq.is_null() || rq.is_null() {
             return Err(Code::INVAL);
         }
         let (send, recv) = ep.queues()?;
-        // SAFETY: the application's variables.
+        // SAFETY: not null, and the application keeps its variable writable during the call.
         unsafe { sq.write(send) };
-        // SAFETY: as above.
+        // SAFETY: not null, and the application keeps its variable writable during the call.
         unsafe { rq.write(recv) };
         Ok(0)
     })
@@ -114,7 +114,7 @@ unsafe extern "C" fn query_qp_wqs(
 
 unsafe extern "C" fn query_cq(cq: *mut fi::fid_cq, attr: *mut fi::fi_efa_cq_attr) -> c_int {
     entry("query_cq", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let cq: &Cq = unsafe { object(cq) }?;
         if attr.is_null() {
             return Err(Code::INVAL);
@@ -128,7 +128,7 @@ unsafe extern "C" fn query_cq(cq: *mut fi::fid_cq, attr: *mut fi::fi_efa_cq_attr
 
 unsafe extern "C" fn get_mr_lkey(mr: *mut fi::fid_mr) -> u64 {
     entry_or("get_mr_lkey", fi::FI_KEY_NOTAVAIL, || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         unsafe { object::<Mr, _>(mr) }.map_or(fi::FI_KEY_NOTAVAIL, |mr| u64::from(mr.lkey()))
     })
 }

@@ -49,7 +49,7 @@ struct Provider(*mut fi::fi_provider);
 
 // SAFETY: written once here; afterwards only the core touches it, under its own locks.
 unsafe impl Send for Provider {}
-// SAFETY: as above.
+// SAFETY: written once, in `fi_prov_ini`; afterwards only libfabric touches it, under its own locks.
 unsafe impl Sync for Provider {}
 
 extern "C" fn cleanup() {}

@@ -57,11 +57,11 @@ impl Library {
         let (dup, free, version) = (symbol(c"fi_dupinfo")?, symbol(c"fi_freeinfo")?, symbol(c"fi_version")?);
         // SAFETY: the types are those of rdma/fabric.h, unchanged since the first release.
         let dupinfo = unsafe { std::mem::transmute::<*mut libc::c_void, DupInfo>(dup) };
-        // SAFETY: as above.
+        // SAFETY: the type is that of `rdma/fabric.h`, which has not changed since the first release.
         let freeinfo = unsafe { std::mem::transmute::<*mut libc::c_void, FreeInfo>(free) };
-        // SAFETY: as above.
+        // SAFETY: the type is that of `rdma/fabric.h`, which has not changed since the first release.
         let version = unsafe { std::mem::transmute::<*mut libc::c_void, Version>(version) };
-        // SAFETY: no preconditions.
+        // SAFETY: `fi_version` takes no arguments and may be called at any time.
         let version = unsafe { version() };
         Some(Self { dupinfo, freeinfo, version })
     }
@@ -79,7 +79,7 @@ impl Library {
     /// `info` is null or a list made by this library's `fi_dupinfo`.
     pub(super) unsafe fn free_info(&self, info: *mut fi::fi_info) {
         if !info.is_null() {
-            // SAFETY: by contract.
+            // SAFETY: this function's caller passes a list that this library's `fi_dupinfo` made, for the last time.
             unsafe { (self.freeinfo)(info) };
         }
     }
@@ -100,7 +100,7 @@ pub(super) unsafe fn text<'a>(text: *const std::ffi::c_char) -> Option<&'a CStr>
     if text.is_null() {
         return None;
     }
-    // SAFETY: by contract.
+    // SAFETY: this function's caller passes null or a terminated string that lives as long as the result.
     Some(unsafe { CStr::from_ptr(text) })
 }
 

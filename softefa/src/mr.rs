@@ -79,11 +79,11 @@ pub(super) unsafe extern "C" fn reg(
         if flags != 0 {
             return Err(Code(fi::FI_EBADFLAGS));
         }
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let domain: &Domain = unsafe { object(fid) }?;
         let access = access_of(access)?;
         let memory = by_address(buf as usize, len, access)?;
-        // SAFETY: `out` is the application's.
+        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
         unsafe { register(domain, memory, access, context, out) }
     })
 }
@@ -102,9 +102,9 @@ pub(super) unsafe extern "C" fn regv(
     if iov.is_null() || count != 1 {
         return Code::INVAL.negative();
     }
-    // SAFETY: one iovec, by the interface.
+    // SAFETY: not null, and the application states one iovec, which it keeps alive during the call.
     let iov = unsafe { *iov };
-    // SAFETY: the same arguments under the same contract.
+    // SAFETY: the caller's arguments are passed on unchanged, so the contract of this function is that of the callee.
     unsafe { reg(fid, iov.iov_base, iov.iov_len, access, offset, key, flags, out, context) }
 }
 
@@ -115,7 +115,7 @@ pub(super) unsafe extern "C" fn regattr(
     out: *mut *mut fi::fid_mr,
 ) -> c_int {
     entry("fi_mr_regattr", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let domain: &Domain = unsafe { object(fid) }?;
         if attr.is_null() {
             return Err(Code::INVAL);
@@ -148,7 +148,7 @@ pub(super) unsafe extern "C" fn regattr(
                     _ => return Err(Code::UNSUPPORTED),
                 };
             }
-            // SAFETY: one iovec, by the interface.
+            // SAFETY: not null, and the application states one iovec, which it keeps alive during the call.
             let iov = unsafe { *which.cast::<fi::iovec>() };
             if on_gpu {
                 by_gpu_address(iov.iov_base as u64, iov.iov_len)?
@@ -156,7 +156,7 @@ pub(super) unsafe extern "C" fn regattr(
                 by_address(iov.iov_base as usize, iov.iov_len, access)?
             }
         };
-        // SAFETY: `out` is the application's.
+        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
         unsafe { register(domain, memory, access, context, out) }
     })
 }
@@ -225,7 +225,7 @@ unsafe fn register(
         key: u64::from(keys.rkey),
     };
     let mr = Mr { fid, domain: ptr::from_ref(domain), keys };
-    // SAFETY: by contract.
+    // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
     if let Err(code) = unsafe { give(mr, out) } {
         drop(domain.card.lock().regions.remove(keys));
         return Err(code);
@@ -236,7 +236,7 @@ unsafe fn register(
 
 unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
     entry("fi_close(mr)", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let mr: &Mr = unsafe { object(fid) }?;
         // SAFETY: a domain outlives its regions.
         let domain = unsafe { &*mr.domain };
@@ -244,7 +244,7 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         let memory = domain.card.lock().regions.remove(mr.keys);
         drop(memory);
         domain.uses.end();
-        // SAFETY: the application closes it.
+        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
         drop(unsafe { take_back::<Mr, _>(fid) });
         Ok(0)
     })

@@ -57,7 +57,7 @@ pub(super) unsafe fn give<T: Object, F>(object: T, out: *mut *mut F) -> Result<(
 /// # Safety
 /// `fid` was made by [`give`] with this type and is not used any more.
 pub(super) unsafe fn take_back<T: Object, F>(fid: *mut F) -> Box<T> {
-    // SAFETY: by contract this is the pointer that `give` made from a box.
+    // SAFETY: this function's caller passes the pointer that `give` made from a box, for the last time.
     unsafe { Box::from_raw(fid.cast()) }
 }
 

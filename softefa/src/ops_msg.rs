@@ -21,14 +21,14 @@ const TRECV_FLAGS: u64 = fi::FI_COMPLETION | fi::FI_MORE | fi::FI_PEEK | fi::FI_
 /// # Safety
 /// `ep` is the application's fid.
 unsafe fn send(ep: FidEp, call: &SendCall) -> Result<(), Code> {
-    // SAFETY: by contract.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     unsafe { object::<Ep, _>(ep) }?.path()?.send(call)
 }
 
 /// # Safety
 /// As [`send`].
 unsafe fn recv(ep: FidEp, call: &RecvCall) -> Result<(), Code> {
-    // SAFETY: by contract.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     unsafe { object::<Ep, _>(ep) }?.path()?.recv(call)
 }
 
@@ -37,7 +37,7 @@ unsafe fn recv(ep: FidEp, call: &RecvCall) -> Result<(), Code> {
 /// # Safety
 /// As [`send`].
 unsafe fn defaults(ep: FidEp, receive: bool) -> Result<u64, Code> {
-    // SAFETY: by contract.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     Ok(unsafe { object::<Ep, _>(ep) }?.op_flags(receive))
 }
 
@@ -53,10 +53,10 @@ unsafe fn plain(
     tag: Option<u64>,
     data: Option<u64>,
 ) -> Result<(), Code> {
-    // SAFETY: by contract.
+    // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
     let flags = unsafe { defaults(ep, false) }?;
     let call = SendCall { buffers, to, context, tag, data, flags, silent: false };
-    // SAFETY: by contract.
+    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
     unsafe { send(ep, &call) }
 }
 
@@ -67,7 +67,7 @@ unsafe fn plain(
 unsafe fn quick(ep: FidEp, buffers: Buffers, to: Addr, tag: Option<u64>, data: Option<u64>) -> Result<(), Code> {
     let context = std::ptr::null_mut();
     let call = SendCall { buffers, to, context, tag, data, flags: fi::FI_INJECT, silent: true };
-    // SAFETY: by contract.
+    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
     unsafe { send(ep, &call) }
 }
 
@@ -76,10 +76,10 @@ unsafe fn quick(ep: FidEp, buffers: Buffers, to: Addr, tag: Option<u64>, data: O
 /// # Safety
 /// As [`send`].
 unsafe fn take(ep: FidEp, buffers: Buffers, from: Addr, context: Void, tag: Option<(u64, u64)>) -> Result<(), Code> {
-    // SAFETY: by contract.
+    // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
     let flags = unsafe { defaults(ep, true) }?;
     let flags = if tag.is_some() { flags & !fi::FI_MULTI_RECV } else { flags };
-    // SAFETY: by contract.
+    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
     unsafe { recv(ep, &RecvCall { buffers, from, context, tag, flags }) }
 }
 
@@ -89,7 +89,7 @@ fn check(flags: u64, known: u64) -> Result<(), Code> {
 
 unsafe extern "C" fn fi_recv(ep: FidEp, buf: Void, len: usize, desc: Void, from: Addr, context: Void) -> isize {
     data_entry("fi_recv", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { take(ep, Buffers::one(buf, len, desc)?, from, context, None) }
     })
 }
@@ -103,9 +103,9 @@ unsafe extern "C" fn fi_recvv(
     context: Void,
 ) -> isize {
     data_entry("fi_recvv", || {
-        // SAFETY: `count` buffers and descriptors, by the interface.
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(iov, desc, count) }?;
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { take(ep, buffers, from, context, None) }
     })
 }
@@ -113,19 +113,19 @@ unsafe extern "C" fn fi_recvv(
 unsafe extern "C" fn fi_recvmsg(ep: FidEp, msg: *const fi::fi_msg, flags: u64) -> isize {
     data_entry("fi_recvmsg", || {
         check(flags, RECV_FLAGS)?;
-        // SAFETY: null or the application's message.
+        // SAFETY: null, or a message that the application keeps alive during the call.
         let msg = unsafe { msg.as_ref() }.ok_or(Code::INVAL)?;
-        // SAFETY: `iov_count` buffers and descriptors, by the interface.
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(msg.msg_iov, msg.desc, msg.iov_count) }?;
         let call = RecvCall { buffers, from: msg.addr, context: msg.context, tag: None, flags };
-        // SAFETY: the application's fid.
+        // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { recv(ep, &call) }
     })
 }
 
 unsafe extern "C" fn fi_send(ep: FidEp, buf: *const c_void, len: usize, desc: Void, to: Addr, context: Void) -> isize {
     data_entry("fi_send", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { plain(ep, Buffers::one(buf, len, desc)?, to, context, None, None) }
     })
 }
@@ -139,9 +139,9 @@ unsafe extern "C" fn fi_sendv(
     context: Void,
 ) -> isize {
     data_entry("fi_sendv", || {
-        // SAFETY: `count` buffers and descriptors, by the interface.
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(iov, desc, count) }?;
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { plain(ep, buffers, to, context, None, None) }
     })
 }
@@ -149,20 +149,20 @@ unsafe extern "C" fn fi_sendv(
 unsafe extern "C" fn fi_sendmsg(ep: FidEp, msg: *const fi::fi_msg, flags: u64) -> isize {
     data_entry("fi_sendmsg", || {
         check(flags, SEND_FLAGS)?;
-        // SAFETY: null or the application's message.
+        // SAFETY: null, or a message that the application keeps alive during the call.
         let msg = unsafe { msg.as_ref() }.ok_or(Code::INVAL)?;
-        // SAFETY: `iov_count` buffers and descriptors, by the interface.
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(msg.msg_iov, msg.desc, msg.iov_count) }?;
         let data = (flags & fi::FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
         let call = SendCall { buffers, to: msg.addr, context: msg.context, tag: None, data, flags, silent: false };
-        // SAFETY: the application's fid.
+        // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { send(ep, &call) }
     })
 }
 
 unsafe extern "C" fn fi_inject(ep: FidEp, buf: *const c_void, len: usize, to: Addr) -> isize {
     data_entry("fi_inject", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, None, None) }
     })
 }
@@ -177,14 +177,14 @@ unsafe extern "C" fn fi_senddata(
     context: Void,
 ) -> isize {
     data_entry("fi_senddata", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { plain(ep, Buffers::one(buf, len, desc)?, to, context, None, Some(data)) }
     })
 }
 
 unsafe extern "C" fn fi_injectdata(ep: FidEp, buf: *const c_void, len: usize, data: u64, to: Addr) -> isize {
     data_entry("fi_injectdata", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, None, Some(data)) }
     })
 }
@@ -200,7 +200,7 @@ unsafe extern "C" fn fi_trecv(
     context: Void,
 ) -> isize {
     data_entry("fi_trecv", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { take(ep, Buffers::one(buf, len, desc)?, from, context, Some((tag, ignore))) }
     })
 }
@@ -216,9 +216,9 @@ unsafe extern "C" fn fi_trecvv(
     context: Void,
 ) -> isize {
     data_entry("fi_trecvv", || {
-        // SAFETY: `count` buffers and descriptors, by the interface.
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(iov, desc, count) }?;
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { take(ep, buffers, from, context, Some((tag, ignore))) }
     })
 }
@@ -226,13 +226,13 @@ unsafe extern "C" fn fi_trecvv(
 unsafe extern "C" fn fi_trecvmsg(ep: FidEp, msg: *const fi::fi_msg_tagged, flags: u64) -> isize {
     data_entry("fi_trecvmsg", || {
         check(flags, TRECV_FLAGS)?;
-        // SAFETY: null or the application's message.
+        // SAFETY: null, or a message that the application keeps alive during the call.
         let msg = unsafe { msg.as_ref() }.ok_or(Code::INVAL)?;
-        // SAFETY: `iov_count` buffers and descriptors, by the interface.
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(msg.msg_iov, msg.desc, msg.iov_count) }?;
         let tag = Some((msg.tag, msg.ignore));
         let call = RecvCall { buffers, from: msg.addr, context: msg.context, tag, flags };
-        // SAFETY: the application's fid.
+        // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { recv(ep, &call) }
     })
 }
@@ -247,7 +247,7 @@ unsafe extern "C" fn fi_tsend(
     context: Void,
 ) -> isize {
     data_entry("fi_tsend", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { plain(ep, Buffers::one(buf, len, desc)?, to, context, Some(tag), None) }
     })
 }
@@ -262,9 +262,9 @@ unsafe extern "C" fn fi_tsendv(
     context: Void,
 ) -> isize {
     data_entry("fi_tsendv", || {
-        // SAFETY: `count` buffers and descriptors, by the interface.
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(iov, desc, count) }?;
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { plain(ep, buffers, to, context, Some(tag), None) }
     })
 }
@@ -272,20 +272,20 @@ unsafe extern "C" fn fi_tsendv(
 unsafe extern "C" fn fi_tsendmsg(ep: FidEp, msg: *const fi::fi_msg_tagged, flags: u64) -> isize {
     data_entry("fi_tsendmsg", || {
         check(flags, SEND_FLAGS)?;
-        // SAFETY: null or the application's message.
+        // SAFETY: null, or a message that the application keeps alive during the call.
         let msg = unsafe { msg.as_ref() }.ok_or(Code::INVAL)?;
-        // SAFETY: `iov_count` buffers and descriptors, by the interface.
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(msg.msg_iov, msg.desc, msg.iov_count) }?;
         let data = (flags & fi::FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
         let (to, context, tag) = (msg.addr, msg.context, Some(msg.tag));
-        // SAFETY: the application's fid.
+        // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { send(ep, &SendCall { buffers, to, context, tag, data, flags, silent: false }) }
     })
 }
 
 unsafe extern "C" fn fi_tinject(ep: FidEp, buf: *const c_void, len: usize, to: Addr, tag: u64) -> isize {
     data_entry("fi_tinject", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, Some(tag), None) }
     })
 }
@@ -301,14 +301,14 @@ unsafe extern "C" fn fi_tsenddata(
     context: Void,
 ) -> isize {
     data_entry("fi_tsenddata", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { plain(ep, Buffers::one(buf, len, desc)?, to, context, Some(tag), Some(data)) }
     })
 }
 
 unsafe extern "C" fn fi_tinjectdata(ep: FidEp, buf: *const c_void, len: usize, data: u64, to: Addr, tag: u64) -> isize {
     data_entry("fi_tinjectdata", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, Some(tag), Some(data)) }
     })
 }

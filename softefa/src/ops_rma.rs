@@ -27,7 +27,7 @@ struct There {
 /// # Safety
 /// `ep` is the application's fid.
 unsafe fn rma(ep: FidEp, call: &RmaCall) -> Result<(), Code> {
-    // SAFETY: by contract.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     unsafe { object::<Ep, _>(ep) }?.path()?.rma(call)
 }
 
@@ -43,12 +43,12 @@ unsafe fn plain(
     context: Void,
     data: Option<u64>,
 ) -> Result<(), Code> {
-    // SAFETY: by contract.
+    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     let flags = unsafe { object::<Ep, _>(ep) }?.op_flags(false);
     let flags = if read { flags & !fi::FI_INJECT } else { flags };
     let remote = fi::fi_rma_iov { addr: there.addr, len: buffers.len(), key: there.key };
     let call = RmaCall { read, buffers, peer: there.peer, remote, context, data, flags, silent: false };
-    // SAFETY: by contract.
+    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
     unsafe { rma(ep, &call) }
 }
 
@@ -60,7 +60,7 @@ unsafe fn quick(ep: FidEp, buffers: Buffers, there: There, data: Option<u64>) ->
     let remote = fi::fi_rma_iov { addr: there.addr, len: buffers.len(), key: there.key };
     let (peer, context) = (there.peer, std::ptr::null_mut());
     let call = RmaCall { read: false, buffers, peer, remote, context, data, flags: fi::FI_INJECT, silent: true };
-    // SAFETY: by contract.
+    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
     unsafe { rma(ep, &call) }
 }
 
@@ -70,9 +70,9 @@ unsafe fn message(ep: FidEp, read: bool, msg: *const fi::fi_msg_rma, flags: u64)
     if flags & !(if read { READ_FLAGS } else { SEND_FLAGS }) != 0 {
         return Err(Code::BADFLAGS);
     }
-    // SAFETY: by contract.
+    // SAFETY: null, or a message that the application keeps alive during the call.
     let msg = unsafe { msg.as_ref() }.ok_or(Code::INVAL)?;
-    // SAFETY: `iov_count` buffers and descriptors, by the interface.
+    // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
     let buffers = unsafe { Buffers::read(msg.msg_iov, msg.desc, msg.iov_count) }?;
     if msg.rma_iov.is_null() || msg.rma_iov_count != 1 {
         return Err(Code::INVAL);
@@ -84,7 +84,7 @@ unsafe fn message(ep: FidEp, read: bool, msg: *const fi::fi_msg_rma, flags: u64)
     }
     let data = (flags & fi::FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
     let (peer, context) = (msg.addr, msg.context);
-    // SAFETY: by contract.
+    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
     unsafe { rma(ep, &RmaCall { read, buffers, peer, remote, context, data, flags, silent: false }) }
 }
 
@@ -99,7 +99,7 @@ unsafe extern "C" fn read(
     context: Void,
 ) -> isize {
     data_entry("fi_read", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { plain(ep, true, Buffers::one(buf, len, desc)?, There { peer, addr, key }, context, None) }
     })
 }
@@ -115,15 +115,15 @@ unsafe extern "C" fn readv(
     context: Void,
 ) -> isize {
     data_entry("fi_readv", || {
-        // SAFETY: `count` buffers and descriptors, by the interface.
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(iov, desc, count) }?;
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { plain(ep, true, buffers, There { peer, addr, key }, context, None) }
     })
 }
 
 unsafe extern "C" fn readmsg(ep: FidEp, msg: *const fi::fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: the application's fid and message.
+    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
     data_entry("fi_readmsg", || unsafe { message(ep, true, msg, flags) })
 }
 
@@ -138,7 +138,7 @@ unsafe extern "C" fn write(
     context: Void,
 ) -> isize {
     data_entry("fi_write", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { plain(ep, false, Buffers::one(buf, len, desc)?, There { peer, addr, key }, context, None) }
     })
 }
@@ -154,21 +154,21 @@ unsafe extern "C" fn writev(
     context: Void,
 ) -> isize {
     data_entry("fi_writev", || {
-        // SAFETY: `count` buffers and descriptors, by the interface.
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(iov, desc, count) }?;
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { plain(ep, false, buffers, There { peer, addr, key }, context, None) }
     })
 }
 
 unsafe extern "C" fn writemsg(ep: FidEp, msg: *const fi::fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: the application's fid and message.
+    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
     data_entry("fi_writemsg", || unsafe { message(ep, false, msg, flags) })
 }
 
 unsafe extern "C" fn inject(ep: FidEp, buf: *const c_void, len: usize, peer: Addr, addr: u64, key: u64) -> isize {
     data_entry("fi_inject_write", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, There { peer, addr, key }, None) }
     })
 }
@@ -185,7 +185,7 @@ unsafe extern "C" fn writedata(
     context: Void,
 ) -> isize {
     data_entry("fi_writedata", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { plain(ep, false, Buffers::one(buf, len, desc)?, There { peer, addr, key }, context, Some(data)) }
     })
 }
@@ -200,7 +200,7 @@ unsafe extern "C" fn injectdata(
     key: u64,
 ) -> isize {
     data_entry("fi_inject_writedata", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
         unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, There { peer, addr, key }, Some(data)) }
     })
 }

@@ -21,13 +21,13 @@ pub(super) unsafe extern "C" fn getopt(
     len: *mut usize,
 ) -> c_int {
     entry("fi_getopt", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let ep: &Ep = unsafe { object(fid) }?;
         if level != fi::FI_OPT_ENDPOINT as c_int {
             return Err(Code(fi::FI_ENOPROTOOPT));
         }
         if name == fi::FI_OPT_EFA_RNR_RETRY {
-            // SAFETY: `len` is null or holds the size of `value`.
+            // SAFETY: `len` is null or holds the size of the buffer, which the application keeps writable during the call.
             unsafe { copy_out(&usize::from(ep.state().rnr_retry).to_ne_bytes(), value, len) }?;
             return Ok(0);
         }
@@ -50,7 +50,7 @@ pub(super) unsafe extern "C" fn getopt(
             }
             _ => return Err(Code(fi::FI_ENOPROTOOPT)),
         };
-        // SAFETY: `len` is null or holds the size of `value`.
+        // SAFETY: `len` is null or holds the size of the buffer, which the application keeps writable during the call.
         unsafe { copy_out(&answer.to_ne_bytes(), value, len) }?;
         Ok(0)
     })
@@ -84,7 +84,7 @@ pub(super) unsafe extern "C" fn setopt(
     len: usize,
 ) -> c_int {
     entry("fi_setopt", || {
-        // SAFETY: the application's fid.
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let ep: &Ep = unsafe { object(fid) }?;
         if level != fi::FI_OPT_ENDPOINT as c_int {
             return Err(Code(fi::FI_ENOPROTOOPT));

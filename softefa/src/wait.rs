@@ -66,12 +66,12 @@ pub(super) unsafe fn control(
         return Err(Code::INVAL);
     }
     if is(fi::FI_GETWAITOBJ) {
-        // SAFETY: by contract.
+        // SAFETY: not null, and a variable of the application of the type that the command asks (`fi_control(3)`).
         unsafe { arg.cast::<fi::fi_wait_obj::Type>().write(object.raw()) };
         return Ok(0);
     }
     let signal = signal.filter(|_| object == WaitObject::Fd).ok_or(Code::NODATA)?;
-    // SAFETY: by contract.
+    // SAFETY: not null, and a variable of the application of the type that the command asks (`fi_control(3)`).
     unsafe { arg.cast::<c_int>().write(signal.fd().as_raw_fd()) };
     Ok(0)
 }

@@ -54,7 +54,7 @@ pub struct Card {
     domains: std::sync::atomic::AtomicU32,
 }
 
-/// Cards in use, by number. A card that nobody uses any more is taken out; its successor has another name.
+/// Cards in use, by number. An unused card is dropped; a later card with the number has another GID.
 static CARDS: Mutex<Option<HashMap<u32, Weak<Card>>>> = Mutex::new(None);
 
 impl Card {
@@ -106,7 +106,7 @@ impl Card {
     }
 }
 
-/// Opens the wires that are asked for, and finds a name that no other card of this host has.
+/// Opens the wires of the settings, and finds a GID that no other card of this host has.
 fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
     let ip = config.ifaddr.unwrap_or_else(host::default_address);
     let mut gid = Gid { host: host::host_id(), ip, port: 0, nonce: 0 };
@@ -119,7 +119,7 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
     if let Some(provider) = provider {
         match datagram::Wire::open(provider, ip) {
             Ok((wire, port)) => (messages, gid.port) = (Some(wire), port),
-            // Without it a host can still talk to itself; who needs more is told when the need arises.
+            // Shared memory still works. A request to another host fails with a log line.
             Err(_) if config.wire == WireChoice::Auto => {}
             Err(error) => {
                 log::line(format_args!("softefa: SOFTEFA_WIRE={provider}: {error}"));
@@ -146,7 +146,7 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
     Ok((gid, Wires { listener, datagrams: messages }))
 }
 
-/// What a card is called before it exists: `fi_getinfo` gives addresses without opening anything.
+/// The GID of a card before it is open: `fi_getinfo` gives addresses without opening a card.
 pub fn advertised_gid(config: &Config) -> Gid {
     let ip = config.ifaddr.unwrap_or(Ipv4Addr::LOCALHOST);
     Gid { host: host::host_id(), ip, port: 0, nonce: 0 }

@@ -108,7 +108,7 @@ impl ReorderBuffer {
         let mut due = now.us + if to == 0 { 0 } else { from + random.below(to - from + 1) };
         let mut rank = window.count + random.below(self.reorder);
         if !completion && random.chance(self.reread) {
-            // The first transmission is lost: the peer gets what the source buffer when the card reads it again.
+            // The first transmission is lost: the peer gets the contents of the source at a later read.
             due += 1 + random.below(REREAD_US);
             rank += 1 + random.below(REREAD_RANKS);
         }

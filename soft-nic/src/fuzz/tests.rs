@@ -1,4 +1,4 @@
-//! The corpus again, and seeded bytes: what a fuzzer found stays found.
+//! The corpus and seeded bytes: what a fuzzer found stays fixed.
 
 use ferrogin_test_support::replay;
 

@@ -1,6 +1,6 @@
 //! A ring of packets in memory shared by two processes: one writes, one reads.
 //!
-//! The other side is not trusted: cursors are checked before they are followed, and what was checked is a copy.
+//! The peer is not trusted: cursors are checked before use, and the checked value is a copy.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -17,7 +17,7 @@ pub(crate) const MAX_PAYLOAD: usize = 64 * 1024;
 
 /// Records begin on this many bytes.
 const ALIGN: usize = 64;
-/// Word 0 of a record that says: go on at the start of the ring. No header has this kind.
+/// Word 0 of a record after which the reader continues at the start of the ring. No header has this kind.
 const PAD: u64 = 0xff;
 
 const TAIL_AT: usize = 0;
@@ -28,27 +28,28 @@ fn record_len(payload: usize) -> usize {
     (HEADER_LEN + payload).next_multiple_of(ALIGN)
 }
 
-/// Where the ring lies. Copies of it are made by its two ends, which keep the mapping alive.
+/// The memory of a ring. Both ends have a copy of the addresses, and keep the mapping alive.
 #[derive(Debug, Clone, Copy)]
 struct Area {
     control: *mut u8,
     data: *mut u8,
 }
 
-// SAFETY: an address; who may use it is the business of the two ends.
+// SAFETY: plain addresses; `Producer::new` and `Consumer::new` are unsafe, and their callers keep the memory mapped.
 unsafe impl Send for Area {}
 
 impl Area {
     fn cursor(&self, at: usize) -> &AtomicU64 {
         let word: *mut u64 = self.control.wrapping_add(at).cast();
-        // SAFETY: the control block is mapped as long as the end that owns this area, and aligned to a page; the
-        // word is only ever accessed atomically.
+        // SAFETY: the caller of `Producer::new` or `Consumer::new` keeps the page-aligned control block mapped; the word is only
+        // accessed atomically.
         unsafe { AtomicU64::from_ptr(word) }
     }
 
     fn sleeping(&self) -> &AtomicU32 {
         let word: *mut u32 = self.control.wrapping_add(SLEEP_AT).cast();
-        // SAFETY: as in `cursor`.
+        // SAFETY: the caller of `Producer::new` or `Consumer::new` keeps the page-aligned control block mapped; the word is only
+        // accessed atomically.
         unsafe { AtomicU32::from_ptr(word) }
     }
 }
@@ -63,7 +64,7 @@ pub(crate) struct Producer {
     unannounced: bool,
 }
 
-/// The other side wrote nonsense into the shared memory.
+/// The peer wrote an impossible cursor or packet into the shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer's ring is corrupt")]
 pub(crate) struct Corrupt;
@@ -103,7 +104,8 @@ impl Producer {
             // SAFETY: `len` bytes from `record` lie in the ring and belong to the writer until the tail moves.
             unsafe { memory::store_release(record.wrapping_add(8 * i).cast(), word) };
         }
-        // SAFETY: the source by this function's contract, the destination as above.
+        // SAFETY: the caller keeps `header.len` bytes at `payload` readable; `room` found `len` bytes at `record`, which belong to
+        // the writer until the tail moves.
         unsafe { memory::copy_away(record.wrapping_add(HEADER_LEN), payload, header.len as usize) };
         self.tail += len as u64;
         self.area.cursor(TAIL_AT).store(self.tail, Ordering::Release);
@@ -189,7 +191,7 @@ impl Consumer {
         }
     }
 
-    /// Gives the packet's room back, whose payload had `len` bytes.
+    /// Frees the room of the packet, whose payload had `len` bytes.
     pub(crate) fn pop(&mut self, len: u32) {
         self.advance(record_len(len as usize));
     }
@@ -199,14 +201,14 @@ impl Consumer {
         self.area.cursor(HEAD_AT).store(self.head, Ordering::Release);
     }
 
-    /// Says that the reader is about to sleep; false when there is something to read after all.
+    /// Tells the writer that the reader is about to sleep; false when a packet is there after all.
     pub(crate) fn sleep(&mut self) -> bool {
         self.area.sleeping().store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.area.cursor(TAIL_AT).load(Ordering::Acquire) == self.head
     }
 
-    /// Says that the reader is awake.
+    /// Tells the writer that the reader is awake.
     pub(crate) fn wake(&mut self) {
         self.area.sleeping().store(0, Ordering::Relaxed);
     }
@@ -224,7 +226,7 @@ mod tests {
         let (control, data) = (map.as_ptr(), map.as_ptr().wrapping_add(CONTROL_LEN));
         // SAFETY: `map` holds both areas and is returned beside the ends.
         let producer = unsafe { Producer::new(control, data) };
-        // SAFETY: as above.
+        // SAFETY: `map` holds both areas and is returned beside the ends.
         let consumer = unsafe { Consumer::new(control, data) };
         (map, producer, consumer)
     }
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_refuses() {
+    fn full_ring_refuses_a_packet() {
         let (_map, mut producer, mut consumer) = ring();
         let source = vec![1u8; MAX_PAYLOAD];
         let mut count = 0u64;
@@ -276,12 +278,12 @@ mod tests {
         assert_eq!(count, 7);
         let (header, _) = consumer.peek().unwrap().unwrap();
         consumer.pop(header.len);
-        // SAFETY: as above.
+        // SAFETY: `source` holds the payload.
         assert!(unsafe { producer.push(&packet(count, MAX_PAYLOAD as u32), source.as_ptr()) }.unwrap());
     }
 
     #[test]
-    fn impossible_cursors_and_packets_are_found() {
+    fn impossible_cursors_and_packets_are_refused() {
         let (map, mut producer, mut consumer) = ring();
         // SAFETY: no payload is read.
         assert!(unsafe { producer.push(&packet(1, 0), std::ptr::null()) }.unwrap());
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn sleep_and_wake() {
+    fn sleeping_reader_is_woken_once() {
         let (_map, mut producer, mut consumer) = ring();
         assert!(consumer.sleep());
         // SAFETY: no payload is read.

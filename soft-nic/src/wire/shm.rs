@@ -79,7 +79,7 @@ impl Listener {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         loop {
             match socket::accept4(self.socket.as_raw_fd(), flags) {
-                // SAFETY: accept4 just made this descriptor and nobody else has it.
+                // SAFETY: accept4 just returned this descriptor, and nothing else owns it.
                 Ok(fd) => return Some(Accepting { socket: Some(unsafe { OwnedFd::from_raw_fd(fd) }) }),
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
                 Err(_) => return None,
@@ -92,20 +92,20 @@ fn same_user(socket: &OwnedFd) -> bool {
     socket::getsockopt(socket, sockopt::PeerCredentials).is_ok_and(|c| c.uid() == nix::unistd::geteuid().as_raw())
 }
 
-/// A connection on which the hello has not come yet.
+/// A connection whose hello has not arrived.
 #[derive(Debug)]
 pub(crate) struct Accepting {
-    /// Taken by the link that it becomes.
+    /// Taken by the [`RingPair`] that follows.
     socket: Option<OwnedFd>,
 }
 
 impl Accepting {
-    /// The socket; `None` when it has become a link.
+    /// The socket; `None` when it belongs to a [`RingPair`].
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Reads the hello if it is there: then the peer's GID and the connection.
+    /// Reads the hello, if it has arrived, and returns the peer's GID and the connection.
     pub(crate) fn proceed(&mut self, own: &Gid) -> Result<Option<(Gid, RingPair)>, ShmError> {
         let Some(socket) = &self.socket else { return Ok(None) };
         let mut bytes = [0; HELLO_LEN + 1];
@@ -150,7 +150,7 @@ impl Accepting {
 }
 
 fn answer(socket: &OwnedFd, verdict: Result<(), Disagreement>) {
-    // If this does not get out the other side sees a hang-up, which says enough.
+    // If the answer cannot be sent, the peer sees the connection close.
     let _ = socket::send(socket.as_raw_fd(), Welcome::new(verdict).as_bytes(), MsgFlags::MSG_NOSIGNAL);
 }
 
@@ -160,7 +160,7 @@ enum Side {
     Accepted,
 }
 
-/// A connection to one card: packets out, packets in.
+/// A connection to one card: a ring of packets in each direction, and the socket that set it up.
 #[derive(Debug)]
 pub(crate) struct RingPair {
     // The ends hold addresses in `map`; they are private and go with it.
@@ -177,9 +177,9 @@ impl RingPair {
         let control = |i: usize| base.wrapping_add(i * CONTROL_LEN);
         let data = |i: usize| base.wrapping_add(2 * CONTROL_LEN + i * RING_LEN);
         let (out, back) = if side == Side::Connected { (0, 1) } else { (1, 0) };
-        // SAFETY: both areas lie in `map`, which the link keeps; the other process has the opposite ends.
+        // SAFETY: both areas lie in `map`, which this value keeps; the other process has the opposite ends.
         let tx = unsafe { Producer::new(control(out), data(out)) };
-        // SAFETY: as above.
+        // SAFETY: both areas lie in `map`, which this value keeps; the other process has the opposite ends.
         let rx = unsafe { Consumer::new(control(back), data(back)) };
         Self { tx, rx, socket, _map: map, welcomed: side == Side::Accepted }
     }
@@ -187,7 +187,7 @@ impl RingPair {
     /// Connects to `peer`; packets may be pushed when [`RingPair::is_open`].
     ///
     /// # Errors
-    /// [`ShmError::Absent`] when no such card is alive; `Ok(None)` when it has no time to accept: ask again.
+    /// [`ShmError::Absent`] when no such card is alive; `Ok(None)` when its queue of connections is full: try later.
     pub(crate) fn connect(own: &Gid, peer: &Gid) -> Result<Option<Self>, ShmError> {
         let socket = new_socket()?;
         let address = UnixAddr::new_abstract(name_of(peer).as_bytes()).map_err(system("connect"))?;
@@ -221,12 +221,12 @@ impl RingPair {
         (self._map.as_ptr(), self._map.len())
     }
 
-    /// Both sides agreed.
+    /// Whether both cards agreed.
     pub(crate) fn is_open(&self) -> bool {
         self.welcomed
     }
 
-    /// Reads what came on the socket: the welcome, wake-ups, the end.
+    /// Reads the socket: the answer to the hello, wake-ups, the end of the connection.
     ///
     /// # Errors
     /// The connection is over, for the reason given.
@@ -252,7 +252,7 @@ impl RingPair {
     /// Wakes the reader of what was pushed, if it sleeps.
     pub(crate) fn flush(&mut self) {
         if self.tx.must_wake() {
-            // A full socket holds wake-ups enough; a dead one is found by `proceed`.
+            // A full socket holds enough wake-ups; `proceed` finds a dead one.
             let _ = socket::send(self.socket.as_raw_fd(), &[1], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
         }
     }
@@ -277,7 +277,7 @@ mod tests {
             if let Some(value) = step() {
                 return value;
             }
-            assert!(start.elapsed() < Duration::from_secs(120), "nothing happened");
+            assert!(start.elapsed() < Duration::from_secs(120), "no progress");
             std::thread::yield_now();
         }
     }
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_is_seen() {
+    fn closed_peer_is_noticed() {
         let (mut a, b) = pair();
         assert!(a.proceed().is_ok());
         drop(b);
@@ -325,12 +325,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_absent() {
+    fn connect_to_missing_card_fails() {
         assert!(matches!(RingPair::connect(&gid(), &gid()), Err(ShmError::Absent)));
     }
 
     #[test]
-    fn another_version_is_named() {
+    fn hello_of_another_version_is_refused_by_name() {
         let b = gid();
         let listener = Listener::bind(&b).unwrap();
         let socket = new_socket().unwrap();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_and_a_bad_file_are_refused() {
+    fn malformed_hello_and_missing_file_are_refused() {
         let b = gid();
         let listener = Listener::bind(&b).unwrap();
         for hello in [b"GET / HTTP/1.1".to_vec(), Hello::new(&gid(), &b).as_bytes().to_vec()] {

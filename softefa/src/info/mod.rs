@@ -103,7 +103,7 @@ pub(super) unsafe extern "C" fn getinfo(
         if first.is_null() {
             return Err(Code::NODATA);
         }
-        // SAFETY: `out` is the application's.
+        // SAFETY: not null, and the application keeps its variable writable during the call.
         unsafe { out.write(first) };
         Ok(0)
     })
@@ -181,7 +181,7 @@ fn build(
 fn fill(info: &mut fi::fi_info, offer: &Offer, config: &Config, wanted: &Hints, depths: &Depths) -> Result<(), Code> {
     // SAFETY: the core made it with the info, and nobody else has it.
     let tx = unsafe { info.tx_attr.as_mut() }.ok_or(Code::OTHER)?;
-    // SAFETY: as above.
+    // SAFETY: libfabric made this part with the info, and this function has the only pointer to it.
     let rx = unsafe { info.rx_attr.as_mut() }.ok_or(Code::OTHER)?;
     let caps = wanted.caps_of(offer);
     (info.caps, info.mode) = (caps, offer.mode);
@@ -260,7 +260,7 @@ fn fill_counter_limits(info: &mut fi::fi_info) {
 
 /// A copy on the C heap, where the core frees it.
 fn bytes(from: &[u8]) -> Result<*mut c_void, Code> {
-    // SAFETY: no preconditions.
+    // SAFETY: `malloc` may be called with any size.
     let copy = unsafe { libc::malloc(from.len()) };
     if copy.is_null() {
         return Err(Code::NOMEM);

@@ -194,7 +194,7 @@ impl Rdm {
             return false;
         }
         let Some(buffer) = self.packets.take() else { return false };
-        // SAFETY: just taken.
+        // SAFETY: the buffer was just taken from the free ones, so the card does not read it.
         let bytes = unsafe { self.packets.fill(buffer, HEAD_LEN + payload) };
         let (front, rest) = bytes.split_at_mut(HEAD_LEN);
         front.copy_from_slice(&head.to_bytes());

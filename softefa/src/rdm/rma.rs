@@ -106,9 +106,9 @@ impl Rdm {
     fn copied(&mut self, call: &RmaCall, rma: &mut Rma) -> Result<Part, Code> {
         let buffer = self.packets.take().ok_or(Code::AGAIN)?;
         rma.buffer = Some(buffer);
-        // SAFETY: just taken.
+        // SAFETY: the buffer was just taken from the free ones, so the card does not read it.
         let room = unsafe { self.packets.fill(buffer, rma.len) };
-        // SAFETY: the application's buffers, readable by the interface during the call.
+        // SAFETY: the application keeps the buffers of a call readable until the call returns (`fi_msg(3)`).
         unsafe { call.buffers.gather(room) };
         let addr = self.packets.at(buffer) as u64;
         Ok(Part { offset: 0, sge: Sge { addr, length: rma.len as u32, lkey: self.packets.lkey() } })
