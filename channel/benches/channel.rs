@@ -26,7 +26,7 @@ use ferrogin_libfabric::{
 
 const DEPTH: usize = 16;
 const MIB: usize = 1 << 20;
-/// How long both kinds of ends look for work before they sleep.
+/// Time that both kinds of ends poll before they sleep.
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
 fn main() {
@@ -39,9 +39,9 @@ fn main() {
     }
 }
 
-/// Pings, small messages and large ones of a round; FERROGIN_BENCH_LOTS sets others, to look at one kind alone ("1,1000000,1").
-fn lots() -> [usize; 3] {
-    let given = std::env::var("FERROGIN_BENCH_LOTS").unwrap_or_default();
+/// Counts of pings, small messages and large messages of a round; FERROGIN_BENCH_COUNTS sets others ("1,1000000,1").
+fn counts() -> [usize; 3] {
+    let given = std::env::var("FERROGIN_BENCH_COUNTS").unwrap_or_default();
     let mut counts = given.split(',').filter_map(|count| count.parse().ok()).filter(|count| *count > 0);
     [4000, 20_000, 300].map(|usual| counts.next().unwrap_or(usual))
 }
@@ -58,12 +58,12 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn compare(provider: &str) {
     let lib = Libfabric::load(None).unwrap();
     let mut over = Over::against(&lib, provider);
-    // What libfabric takes for the name, and what channels took, if that is another (`net` for `tcp` of 1.17).
+    // The provider that libfabric takes for the name, and the one of the channels, if it differs (`net` for `tcp` of 1.17).
     let mut bares = vec![Bare::against(&lib, provider)];
     if bares[0].provider != over.provider() && !lib.getinfo(&hints(over.provider())).unwrap().is_empty() {
         bares.push(Bare::against(&lib, over.provider()));
     }
-    let [pings, small, large] = lots();
+    let [pings, small, large] = counts();
     let bandwidth = |rate: f64| rate * MIB as f64 / 1e9;
     let mut of_bares: Vec<[Vec<f64>; 5]> = bares.iter().map(|_| Default::default()).collect();
     let mut of_channel: [Vec<f64>; 3] = Default::default();
@@ -142,7 +142,7 @@ const LENGTH: u64 = 1 << 32;
 const PAYLOAD: u64 = 1 << 33;
 const NUMBERS: u64 = (1 << 32) - 1;
 
-/// What a lot consists of.
+/// What a batch consists of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Messages.
@@ -162,7 +162,7 @@ struct Bare {
     buffers: Vec<Vec<u8>>,
     sent: usize,
     received: usize,
-    /// Buffers of receives that ended, in order, as long as somebody wants to know.
+    /// Buffers of ended receives, in order, while they are recorded.
     filled: Option<Vec<usize>>,
     /// Since when nothing completes.
     idle_since: Option<Instant>,
@@ -218,7 +218,7 @@ impl Bare {
         let (peer, address) = peer("bare", provider);
         bare.to = bare.av.insert(&address).unwrap();
         bare.peer = Some(peer);
-        // The peer learns where we are.
+        // Sends this endpoint's name to the peer.
         let name = bare.endpoint.name().unwrap();
         bare.buffers[0][0] = name.len() as u8;
         bare.buffers[0][1..=name.len()].copy_from_slice(&name);
@@ -288,8 +288,8 @@ impl Bare {
         }
     }
 
-    /// As long awake as a reactor, and then as long asleep as one that has nothing to sleep on: an end whose turn it is not must
-    /// not take the other's core.
+    /// Polls and sleeps as long as a reactor without a descriptor: an idle end must not take the core of the
+    /// other.
     fn idle(&mut self) {
         let now = Instant::now();
         if now.duration_since(*self.idle_since.get_or_insert(now)) < BUSY_POLL {
@@ -332,7 +332,7 @@ impl Bare {
         start.elapsed().as_secs_f64() * 1e6 / (2 * pings) as f64
     }
 
-    /// Takes messages from number `first` on, at most `DEPTH` at a time, each when its length is known. Lengths come in order from
+    /// Receives messages from number `first` on, at most `DEPTH` at a time, each after its length. Lengths arrive in order over
     /// these providers.
     fn read_pairs(&mut self, count: usize, first: usize) {
         self.filled = Some(Vec::new());
@@ -379,7 +379,7 @@ impl Bare {
         count as f64 / start.elapsed().as_secs_f64()
     }
 
-    /// Takes single messages with receives posted ahead.
+    /// Receives single messages with receives posted ahead.
     fn read_ahead(&mut self, count: usize, len: usize, window: usize) {
         let first = self.received;
         for number in 0..count {
@@ -398,7 +398,7 @@ impl Bare {
     }
 }
 
-/// Echoes pings and pairs, takes the lots, and answers the last of each.
+/// Echoes pings and pairs, receives the batches, and answers the last message of each.
 fn bare_peer(provider: &str) {
     let lib = Libfabric::load(None).unwrap();
     let mut bare = Bare::open(&lib, provider);
@@ -409,7 +409,7 @@ fn bare_peer(provider: &str) {
     let name = bare.buffers[0][1..=len].to_vec();
     bare.to = bare.av.insert(&name).unwrap();
     bare.answer();
-    let [pings, small, large] = lots();
+    let [pings, small, large] = counts();
     loop {
         for _ in 0..pings {
             let (sent, received) = (bare.sent, bare.received);
@@ -507,11 +507,11 @@ fn feed(channel: Channel, bytes: Payload, left: Arc<Mutex<usize>>) {
 }
 
 type Next = Box<dyn FnOnce(Channel, Rooms) + Send>;
-/// Memory for messages, used again for each lot.
+/// Buffers for messages, reused for each batch.
 type Rooms = Vec<Vec<u8>>;
 
-struct Lot {
-    /// Reads to begin, and messages to come.
+struct Batch {
+    /// Reads to begin, and messages to receive.
     unread: usize,
     missing: usize,
     rooms: Rooms,
@@ -520,26 +520,26 @@ struct Lot {
 
 /// Reads `count` messages, `DEPTH` at a time, then goes on to `next`.
 fn drain(channel: &Channel, count: usize, rooms: Rooms, next: Next) {
-    let lot = Arc::new(Mutex::new(Lot { unread: count, missing: count, rooms, next: Some(next) }));
+    let batch = Arc::new(Mutex::new(Batch { unread: count, missing: count, rooms, next: Some(next) }));
     for _ in 0..DEPTH.min(count) {
-        let room = lot.lock().unwrap().rooms.pop().unwrap_or_default();
-        drain_one(channel.clone(), room, Arc::clone(&lot));
+        let room = batch.lock().unwrap().rooms.pop().unwrap_or_default();
+        drain_one(channel.clone(), room, Arc::clone(&batch));
     }
 }
 
-fn drain_one(channel: Channel, room: Vec<u8>, lot: Arc<Mutex<Lot>>) {
+fn drain_one(channel: Channel, room: Vec<u8>, batch: Arc<Mutex<Batch>>) {
     {
-        let mut lot = lot.lock().unwrap();
-        if lot.unread == 0 {
-            return lot.rooms.push(room);
+        let mut batch = batch.lock().unwrap();
+        if batch.unread == 0 {
+            return batch.rooms.push(room);
         }
-        lot.unread -= 1;
+        batch.unread -= 1;
     }
     let again = channel.clone();
     channel.read_into(room, move |result| {
         let Ok(bytes) = result else { std::process::exit(0) };
         {
-            let mut now = lot.lock().unwrap();
+            let mut now = batch.lock().unwrap();
             now.missing -= 1;
             if now.missing == 0 {
                 now.rooms.push(bytes);
@@ -548,13 +548,13 @@ fn drain_one(channel: Channel, room: Vec<u8>, lot: Arc<Mutex<Lot>>) {
                 return next(again, rooms);
             }
         }
-        drain_one(again, bytes, lot);
+        drain_one(again, bytes, batch);
     });
 }
 
-/// One lot of each kind after the other, for ever.
+/// One batch of each kind after the other, without end.
 fn serve(channel: Channel, rooms: Rooms) {
-    let [pings, small, large] = lots();
+    let [pings, small, large] = counts();
     echo(channel, Vec::new(), pings, move |channel| {
         let answer = |channel: &Channel| {
             channel.write(b"12345678", |_| ());

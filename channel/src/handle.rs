@@ -210,7 +210,7 @@ impl Listener {
     /// [`Listener::accept_with`] as a future, which can also be waited for.
     pub fn accept(&self) -> Pending<Channel> {
         let ticket = self.shared.ticket();
-        let (shared, peer) = (Arc::downgrade(&self.shared), "any peer".into());
+        let (shared, peer) = (Arc::downgrade(&self.shared), "a peer".into());
         let (awaited, cancel) = (Awaited { shared, peer, what: "connect" }, Cancel::Accept(self.number, ticket));
         let (pending, done) = Pending::with_return(awaited, cancel, |cancel, _, channel: Channel| match cancel {
             Cancel::Accept(listener, _) => Some(Request::ReturnChannel { listener, channel: channel.into_number()? }),

@@ -1,4 +1,4 @@
-//! Channels over real providers: every byte, in order, once; peers that close, die, or were never there.
+//! Channels over real providers: every byte arrives once and in order; peers close, die, or do not exist.
 #![allow(unsafe_code)]
 
 mod common;
@@ -19,16 +19,16 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Messages each way between a server and its four clients together; more with FERROGIN_CHANNEL_MESSAGES, over one provider alone with
 /// FERROGIN_CHANNEL_PROVIDER, with one kind of faults of the software card alone with FERROGIN_CHANNEL_FAULTS.
 const MESSAGES: u64 = 20_000;
-/// Moments of death; more with FERROGIN_CHANNEL_KILLS.
+/// Peers that are killed, each at a random moment; more with FERROGIN_CHANNEL_KILLS.
 const KILLS: u64 = 50;
-/// Deaths at a time.
+/// Peers that are killed at a time.
 const KILLERS: u64 = 5;
 
-fn knob(name: &str, default: u64) -> u64 {
+fn env_count(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// For peers that live: nobody is given up because a busy machine keeps it from answering.
+/// For live peers: a busy machine does not reach the limit.
 fn config(way: &str) -> Config {
     let (provider, matching) = match way.strip_prefix("tags of ") {
         Some(provider) => (provider, Some(Matching::Provider)),
@@ -46,11 +46,11 @@ fn config(way: &str) -> Config {
 }
 
 /// For peers that die.
-fn mortal(way: &str) -> Config {
+fn config_for_death(way: &str) -> Config {
     Config { lost_after: Duration::from_secs(2), ..config(way) }
 }
 
-/// Ways to test with this library. shm of 1.17 hangs on unexpected tagged messages; what else it has crashes when peers die.
+/// Providers to test with this library. shm of 1.17 hangs on unexpected tagged messages; its other providers crash when peers die.
 fn providers(lib: &Libfabric) -> &'static [&'static str] {
     if lib.version() >= Version::new(2, 0) { &["tcp", "tcp;ofi_rxm", "shm", "tags of tcp"] } else { &["tcp"] }
 }
@@ -74,7 +74,7 @@ fn outcomes(exchange: Exchange, count: u64) -> [Outcome; 2] {
     [exchange.writes, exchange.reads].map(|direction| direction.recv_timeout(limit).expect("all callbacks come"))
 }
 
-/// The peer was given up because it did not answer, by the channel or by the datagrams below it.
+/// The peer was given up because it did not answer, by the channel or by the datagrams below.
 fn is_silence(error: &ChannelError) -> bool {
     error.to_string().contains("has not answered")
 }
@@ -204,7 +204,7 @@ fn four_peers(lib: &Libfabric, provider: &str, count: u64, more: &[(&str, String
 
 #[test]
 fn four_peers_exchange_every_byte_in_order() {
-    let count = knob("FERROGIN_CHANNEL_MESSAGES", MESSAGES) / 4;
+    let count = env_count("FERROGIN_CHANNEL_MESSAGES", MESSAGES) / 4;
     let only = std::env::var("FERROGIN_CHANNEL_PROVIDER").ok();
     for lib in libraries("four_peers_exchange_every_byte_in_order") {
         for provider in providers(&lib).iter().filter(|provider| only.as_ref().is_none_or(|only| only == *provider)) {
@@ -218,8 +218,8 @@ fn four_peers_exchange_every_byte_in_order_over_the_software_card() {
     let test = "four_peers_exchange_every_byte_in_order_over_the_software_card";
     let Some(dist) = card::provider_path(test) else { return };
     let dist = ("FI_PROVIDER_PATH", dist.to_string_lossy().into_owned());
-    // A million means a million here too; otherwise half as many do.
-    let count = knob("FERROGIN_CHANNEL_MESSAGES", MESSAGES / 2) / 4;
+    // A count of a million or more is used in full; a lower one is halved.
+    let count = env_count("FERROGIN_CHANNEL_MESSAGES", MESSAGES / 2) / 4;
     let only = std::env::var("FERROGIN_CHANNEL_FAULTS").ok();
     for lib in libraries(test) {
         for faults in
@@ -233,7 +233,7 @@ fn four_peers_exchange_every_byte_in_order_over_the_software_card() {
 #[test]
 fn futures_and_waits_work_in_one_process() {
     for lib in libraries("futures_and_waits_work_in_one_process") {
-        // Two endpoints of shm in one process are too much for libfabric 2.5.
+        // shm of libfabric 2.5 crashes with two endpoints in one process.
         for provider in providers(&lib).iter().filter(|provider| **provider != "shm") {
             let (_here, there, a, b) = pair(&lib, &config(provider));
             assert!(a.max_message() >= 1 << 20);
@@ -242,7 +242,7 @@ fn futures_and_waits_work_in_one_process() {
                 assert_eq!(b.receive().wait_for(LIMIT).unwrap(), vec![round as u8; round * 7]);
                 assert_eq!(sent.wait_for(LIMIT).unwrap().len(), round * 7);
             }
-            // A read that is given up leaves the message to the next one.
+            // The message of a cancelled read goes to the next read.
             assert!(matches!(b.receive().wait_for(Duration::from_millis(20)), Err(ChannelError::Timeout { .. })));
             drop(b.receive());
             let (sender, receiver) = mpsc::channel();
@@ -251,7 +251,7 @@ fn futures_and_waits_work_in_one_process() {
             assert!(matches!(receiver.recv_timeout(LIMIT).unwrap(), Err(ChannelError::Cancelled { .. })));
             a.send(b"last").wait().unwrap();
             assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"last");
-            // What was written before a close is read after it.
+            // Messages that were written before a close are read after it.
             a.send(b"even later").wait().unwrap();
             a.close(LIMIT).wait().unwrap();
             assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"even later");
@@ -284,7 +284,7 @@ fn refusal_gives_its_reason() {
         let third = Reactor::open(&lib, &config).unwrap();
         let nobody = third.connect(&gone).wait().unwrap_err();
         assert!(matches!(nobody, ChannelError::Refused { reason: Reason::NotListening, .. }), "{nobody}");
-        // Nothing of this harmed the channel.
+        // The refusals do not affect the channel.
         b.send(b"still here").wait_for(LIMIT).unwrap();
         assert_eq!(a.receive().wait_for(LIMIT).unwrap(), b"still here");
 
@@ -293,7 +293,7 @@ fn refusal_gives_its_reason() {
         let hurried = Config { lost_after: Duration::from_secs(1), ..config };
         let dead = Reactor::open(&lib, &hurried).unwrap().connect(&address).wait_for(2 * LIMIT).unwrap_err();
         println!("a dead listener: {dead}");
-        // Found out by its silence, long before the connect has had its time.
+        // Its silence is detected long before the connect's limit.
         assert!(!matches!(dead, ChannelError::Timeout { .. }), "{dead}");
         assert!(dead.to_string().contains(&*address.endpoint()), "{dead}");
         assert!(matches!(a.receive().wait_for(LIMIT), Err(ChannelError::Stopped)));
@@ -316,7 +316,7 @@ fn callbacks_end_when_peer_dies() {
     let libs = libraries(test);
     let combinations: Vec<_> =
         libs.iter().flat_map(|lib| providers(lib).iter().map(move |provider| (lib, *provider))).collect();
-    let kills = knob("FERROGIN_CHANNEL_KILLS", KILLS);
+    let kills = env_count("FERROGIN_CHANNEL_KILLS", KILLS);
     let longest = std::thread::scope(|scope| {
         let killers: Vec<_> = (0..KILLERS)
             .map(|killer| {
@@ -335,14 +335,14 @@ fn callbacks_end_when_peer_dies() {
         killers.into_iter().filter_map(|killer| killer.join().unwrap()).max().unwrap()
     });
     println!("{test}: {kills} deaths, noticed after {longest:?} at the latest");
-    // Many times the two seconds that a peer has to answer.
+    // Many times the limit of two seconds for an answer.
     assert!(longest < Duration::from_secs(60), "{longest:?}");
 }
 
-/// Exchanges with a child, kills it at a random moment, and waits for all callbacks; gives how long that took.
+/// Exchanges with a child, kills it at a random moment, and waits for all callbacks; gives the time of that wait.
 fn kill_once(lib: &Arc<Libfabric>, provider: &str, moment: u64) -> Duration {
     let mut random = Random(moment);
-    let reactor = Reactor::open(lib, &mortal(provider)).unwrap();
+    let reactor = Reactor::open(lib, &config_for_death(provider)).unwrap();
     let (peered, channel) = if random.next().is_multiple_of(2) {
         let listener = reactor.listen().unwrap();
         let address = [("FERROGIN_TEST_ADDRESS", hex(listener.address()))];
@@ -352,7 +352,7 @@ fn kill_once(lib: &Arc<Libfabric>, provider: &str, moment: u64) -> Duration {
         let mut peered = Peered::start(lib, provider, "forever", &[]);
         let address = peered.address();
         match reactor.connect(&address).wait_for(LIMIT) {
-            // It had no time to answer yet.
+            // The peer has had no time to answer.
             Err(error) if is_silence(&error) => return kill_once(lib, provider, moment),
             opened => (peered, opened.unwrap()),
         }
@@ -366,13 +366,13 @@ fn kill_once(lib: &Arc<Libfabric>, provider: &str, moment: u64) -> Duration {
 #[test]
 fn stopped_peer_is_given_up_alone() {
     for lib in libraries("stopped_peer_is_given_up_alone") {
-        // Where the machine keeps the peer that lives from answering in so short a time, it has more in the next try.
+        // If the machine is too busy for the answer of the live peer, the next try has a longer limit.
         let tries = [2, 10, 60].map(Duration::from_secs);
         assert!(tries.iter().any(|&lost_after| stop_one_of_two(&lib, lost_after)), "a peer that answers is given up");
     }
 }
 
-/// Whether the one that was not stopped went on.
+/// Whether the peer that was not stopped continued.
 fn stop_one_of_two(lib: &Arc<Libfabric>, lost_after: Duration) -> bool {
     let reactor = Reactor::open(lib, &Config { lost_after, ..config("tcp") }).unwrap();
     let listener = reactor.listen().unwrap();

@@ -1,4 +1,4 @@
-//! Clients that come one after the other at one address: each is let in, and gets nothing of those before it.
+//! Clients one after the other at one address: each connects, and gets no message of an earlier one.
 #![allow(unsafe_code)]
 
 mod common;
@@ -20,13 +20,13 @@ const LIVES: u64 = 4;
 /// Messages each way that are written and not all read when a client dies.
 const UNREAD: u64 = 100;
 
-/// The way to test besides the software card. shm names its endpoints by process; rxm, and now and then tcp with tags of its own, keep
-/// what dead peers sent in the way of the next.
+/// The provider to test besides the software card. shm names its endpoints by process; rxm, and sometimes tcp with its own tags, let
+/// messages of dead peers block later ones.
 const TCP: &str = "tcp";
 
 fn config(way: &str, source: &str) -> Config {
     let source = (way == TCP).then(|| source.to_owned());
-    // Nobody is found dead by silence: the next client must do.
+    // No death is detected by silence: the next client must replace a dead one.
     let (provider, lost_after, connect_within) = (way.to_owned(), LIMIT, LIMIT);
     Config { provider, source, lost_after, connect_within, ..Config::default() }
 }
@@ -55,7 +55,7 @@ fn read(channel: &Channel, life: u64, from_client: bool, count: u64) {
     }
 }
 
-/// Lives end by a clean close, or by a signal in the middle.
+/// A client ends with a close, or is killed during its traffic.
 fn ends_cleanly(life: u64) -> bool {
     life % 2 == 1
 }
@@ -75,7 +75,7 @@ fn child() {
     channel.send(life.to_le_bytes().to_vec()).wait_for(LIMIT).unwrap();
     read(&channel, life, false, UNREAD / 2);
     write(&channel, life, true, UNREAD);
-    // The server has read some.
+    // The server has read some messages.
     read(&channel, life, false, UNREAD);
     println!("MIDDLE");
     std::io::stdout().flush().unwrap();
@@ -96,7 +96,7 @@ impl Client {
         let hex: String = address.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         let (host, port) = source;
         let mut command = Command::new(std::env::current_exe().unwrap());
-        // The same port for each life: tcp, and what 1.17 calls net, take it from a range.
+        // The same port for each client: tcp, and net of 1.17, take it from a range.
         for provider in ["TCP", "NET"] {
             for end in ["LOW", "HIGH"] {
                 command.env(format!("FI_{provider}_PORT_{end}_RANGE"), port.to_string());
@@ -130,7 +130,7 @@ impl Drop for Client {
     }
 }
 
-/// Clients over one way, one after the other. `same_name`: the place gives them their name.
+/// Clients over one provider, one after the other. `same_name`: the address gives them the same endpoint name.
 fn lives(lib: &Arc<Libfabric>, way: &str, source: &(String, u16), same_name: bool) {
     let reactor = Reactor::open(lib, &config(way, "127.0.0.1")).unwrap();
     let listener = reactor.listen().unwrap();
@@ -140,7 +140,7 @@ fn lives(lib: &Arc<Libfabric>, way: &str, source: &(String, u16), same_name: boo
         let channel = listener.accept().wait_for(LIMIT).unwrap();
         if let Some((before, life)) = before.take() {
             assert_eq!(same_name, before.peer() == channel.peer(), "{} and {}", before.peer(), channel.peer());
-            // What is asked of the dead one ends, unless the next has another name and nobody knows.
+            // Operations with the dead client end, unless the next client has another name.
             if same_name && !ends_cleanly(life) {
                 let error = before.receive().wait_for(LIMIT).unwrap_err();
                 assert!(error.to_string().contains(before.peer()), "{error}");
@@ -159,7 +159,7 @@ fn lives(lib: &Arc<Libfabric>, way: &str, source: &(String, u16), same_name: boo
             }
             assert!(client.child.wait().unwrap().success());
         } else {
-            // For nobody to read.
+            // This message is never read.
             write(&channel, life, false, UNREAD);
             // SAFETY: our own child, not yet waited for.
             assert_eq!(unsafe { libc::kill(client.child.id() as i32, libc::SIGKILL) }, 0);
@@ -170,7 +170,7 @@ fn lives(lib: &Arc<Libfabric>, way: &str, source: &(String, u16), same_name: boo
     println!("libfabric {} over {way}: {LIVES} clients at {}", lib.version(), before.unwrap().0.peer());
 }
 
-/// A loopback address and a port that nobody else takes: below those that Linux gives out.
+/// A loopback address and a port below those that Linux gives out, so that no other process takes it.
 fn own_place(index: usize) -> (String, u16) {
     let pid = std::process::id();
     (format!("127.{}.{}.{}", 64 + pid % 64, 1 + pid / 64 % 250, 1 + index % 250), 20_000 + (pid % 10_000) as u16)
@@ -183,7 +183,7 @@ fn next_client_at_same_address_connects() {
     }
 }
 
-/// No name comes twice there, even at one place: what was said of one card is for no other.
+/// Every card has its own endpoint name, also at the same address.
 #[test]
 fn next_client_over_the_software_card_connects() {
     let test = "next_client_over_the_software_card_connects";

@@ -1,4 +1,4 @@
-//! What users do and should not, and what they then learn.
+//! Unusual uses of the interface, and the errors that they give.
 
 mod common;
 
@@ -12,7 +12,7 @@ use ferrogin_libfabric::Libfabric;
 const LIMIT: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_millis(50);
 
-/// For ends that live: nobody is given up because a busy machine keeps it from answering.
+/// For live ends: a busy machine does not reach the limit.
 fn patient() -> Config {
     Config { lost_after: Duration::from_secs(30), connect_within: LIMIT, ..Config::default() }
 }
@@ -39,7 +39,7 @@ fn endless_limits_and_zero_depth_work() {
         let (_here, there, a, b) = pair(&lib, &config);
         a.send(b"one").wait_for(LIMIT).unwrap();
         assert_eq!(b.receive().wait_for(endless).unwrap(), b"one");
-        // Pings go out, and nobody is given up.
+        // Pings are sent, and no peer is given up.
         std::thread::sleep(SHORT);
         b.send(b"two").wait_for(endless).unwrap();
         assert_eq!(a.receive().wait_for(LIMIT).unwrap(), b"two");
@@ -50,7 +50,7 @@ fn endless_limits_and_zero_depth_work() {
     }
 }
 
-/// Time limits of waiting name whom was waited for, and for what.
+/// A timeout names the peer and the operation.
 #[test]
 fn timeout_names_the_operation() {
     for lib in libraries("timeout_names_the_operation") {
@@ -66,7 +66,7 @@ fn timeout_names_the_operation() {
         in_vain(a.close(SHORT).wait_for(LIMIT).unwrap_err(), &format!("{} did not take all messages", a.peer()));
         drop((writes, beyond));
         let listener = here.listen().unwrap();
-        in_vain(listener.accept().wait_for(SHORT).unwrap_err(), "a peer yet to come did not connect");
+        in_vain(listener.accept().wait_for(SHORT).unwrap_err(), "a peer did not connect");
         drop(there);
         let dead = Reactor::open(&lib, &Config::default()).unwrap().listen().unwrap().address().clone();
         let error = here.connect(&dead).wait_for(SHORT).unwrap_err();
@@ -74,7 +74,7 @@ fn timeout_names_the_operation() {
     }
 }
 
-/// A callback that waits would wait for ever; it is told instead, even while the reactor ends.
+/// A wait in a callback fails at once, even while the reactor ends.
 #[test]
 fn wait_in_callback_is_refused() {
     for lib in libraries("wait_in_callback_is_refused") {
@@ -87,7 +87,7 @@ fn wait_in_callback_is_refused() {
         });
         let error = receiver.recv_timeout(LIMIT).unwrap().unwrap_err();
         assert!(matches!(error, ChannelError::OwnThread { .. }) && error.to_string().contains(a.peer()), "{error}");
-        // The write itself goes on.
+        // The write continues.
         assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"first");
         assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"second");
         let again = a.clone();
@@ -101,7 +101,7 @@ fn wait_in_callback_is_refused() {
     }
 }
 
-/// One channel after the other between the same two, in either direction, with what the last one left unread.
+/// One channel after the other between the same two endpoints, in either direction, with unread messages of the earlier ones.
 #[test]
 fn same_endpoints_connect_repeatedly() {
     for lib in libraries("same_endpoints_connect_repeatedly") {

@@ -1,4 +1,4 @@
-//! The message endpoint: opening it, receiving, and driving the whole.
+//! The message endpoint: opening, receiving, progress.
 
 use std::ffi::c_void;
 use std::os::fd::RawFd;
@@ -24,29 +24,29 @@ type Recv =
 
 /// Completions taken from the queue at once.
 const BATCH: usize = 32;
-/// Batches per poll, so that a flood does not keep the caller from its other work.
+/// Batches per poll, so that many completions do not keep the caller from its other work.
 const BATCHES: usize = 4;
-/// Providers whose tagged messages carry the long ones: connections of their own, without a layer that loses track of dead peers.
+/// Providers whose tagged messages carry long messages: they have connections of their own, and no layer that loses dead peers.
 const WITH_LONG: [&str; 2] = ["net", "tcp"];
-/// Polls between looks at the clock while the endpoint is busy.
+/// Polls between reads of the clock while the endpoint is busy.
 const POLLS_PER_CLOCK: u32 = 64;
 
 /// An endpoint for datagrams; see the [module](super).
 pub struct MessageEndpoint {
-    // Closes the endpoint first; nothing uses the buffers after that.
+    // First: it closes the endpoint, after which nothing uses the buffers.
     sending: Sending,
     cq: Arc<CompletionQueue>,
     recv: Recv,
     contexts: Box<[Context]>,
     buffers: Pool,
-    /// Receive buffers that libfabric did not take yet.
+    /// Receive buffers that libfabric has not taken yet.
     unposted: Vec<u32>,
     polls: u32,
     clock: Instant,
     provider: String,
 }
 
-// SAFETY: everything behind the raw function pointer is Send; `&mut self` on every method that acts keeps it in one thread.
+// SAFETY: the function pointer is to code of the provider, which any thread may call; `&mut self` keeps other uses in one thread.
 unsafe impl Send for MessageEndpoint {}
 
 impl MessageEndpoint {
@@ -60,7 +60,7 @@ impl MessageEndpoint {
         Self::open_on(lib, config, &find(lib, config)?, open_queue)
     }
 
-    /// As [`MessageEndpoint::open`], with a descriptor to wait for and with long messages, each if the provider has them.
+    /// [`MessageEndpoint::open`] with a descriptor to wait for and with long messages, each if the provider has it.
     ///
     /// # Errors
     /// As [`MessageEndpoint::open`].
@@ -98,7 +98,7 @@ impl MessageEndpoint {
         endpoint.bind_av(&av)?;
         endpoint.bind_cq(&cq, bindings::FI_TRANSMIT | bindings::FI_RECV)?;
         endpoint.enable()?;
-        // SAFETY: open until drop.
+        // SAFETY: `endpoint` is open until it is dropped, and its operations tables live as long.
         let table = unsafe { (*endpoint.as_ptr()).msg };
         let recv = entry!(lib, table, fi_ops_msg, recv, "fi_recv")?;
         let sending = Sending::new(endpoint, av, config, info.tx_iov_limit())?;
@@ -127,27 +127,27 @@ impl MessageEndpoint {
 
     sending_methods!(self => self.sending, self.sending);
 
-    /// The descriptor that becomes readable when there is something to poll for, if there is one.
+    /// The descriptor that becomes readable when a poll has work, if the provider has one.
     pub fn wait_fd(&self) -> Option<RawFd> {
         self.cq.wait_fd()
     }
 
-    /// Something is to be offered to libfabric again, which the descriptor does not tell of.
+    /// The next poll must offer something to libfabric again, which the descriptor does not announce.
     pub fn must_retry(&self) -> bool {
         !self.unposted.is_empty() || self.sending.has_backlog()
     }
 
-    /// True when the descriptor may be waited for now. It does not tell of what happened in a call other than a poll.
+    /// True when no event is missed by a wait for the descriptor now. The descriptor does not announce events of calls other than a poll.
     pub fn may_wait(&self) -> bool {
         self.sending.notices.is_empty() && self.cq.may_wait()
     }
 
-    /// Receives for long messages that are over.
+    /// Receives for long messages that have ended.
     pub fn take_long(&mut self) -> Vec<LongReceived> {
         self.sending.take_long()
     }
 
-    /// The sending half alone, as callbacks of [`MessageEndpoint::poll`] get it.
+    /// The sending half, as callbacks of [`MessageEndpoint::poll`] get it.
     pub fn outbox(&mut self) -> Outbox<'_> {
         Outbox(&mut self.sending)
     }
@@ -157,7 +157,7 @@ impl MessageEndpoint {
             let buffer = self.buffers.buffer(index as usize).cast();
             let context = self.contexts[index as usize].as_ptr();
             let endpoint = self.sending.endpoint.as_ptr();
-            // SAFETY: open endpoint; buffer and context are ours, not under way, and stay until the completion or the close.
+            // SAFETY: the endpoint is open; this endpoint owns buffer and context, no operation uses them, and they live until the close.
             let code = unsafe {
                 (self.recv)(endpoint, buffer, self.buffers.size(), ptr::null_mut(), bindings::FI_ADDR_UNSPEC, context)
             };
@@ -175,8 +175,8 @@ impl MessageEndpoint {
         Ok(())
     }
 
-    /// Drives everything and tells what happened; returns the number of events. Must be called often (see the
-    /// [module](super)); it does not wait. The callback may send through the outbox that it is given.
+    /// Makes progress and reports events; returns their number. Does not block, and must be called often (see the [module](super)). The
+    /// callback may send through the outbox that it gets.
     ///
     /// # Errors
     /// Failures of the endpoint as a whole. A peer's failures are events.
@@ -198,7 +198,7 @@ impl MessageEndpoint {
                 if completion.context.is_null() {
                     continue;
                 }
-                // SAFETY: all operations of this queue were posted by us, with contexts that live as long as the endpoint.
+                // SAFETY: this endpoint posted all operations of the queue, with contexts that live until the endpoint is closed.
                 match unsafe { Context::operation(completion.context) } {
                     Operation::Receive(index) => {
                         events += usize::from(self.receive(index, completion.len, &mut on_event));
@@ -209,7 +209,7 @@ impl MessageEndpoint {
                 }
             }
             self.post_receives()?;
-            events += self.tell(&mut on_event);
+            events += self.report(&mut on_event);
             if taken < BATCH {
                 break;
             }
@@ -226,12 +226,12 @@ impl MessageEndpoint {
                 self.sending.timers(now);
             }
         }
-        Ok(events + self.tell(&mut on_event))
+        Ok(events + self.report(&mut on_event))
     }
 
-    /// Handles a received message; true when it was an event.
+    /// Handles a received message; true when it is an event.
     fn receive(&mut self, index: u32, len: usize, on_event: &mut impl FnMut(&mut Outbox<'_>, Event<'_>)) -> bool {
-        // SAFETY: the receive has completed, so the buffer is ours until it is posted again.
+        // SAFETY: the receive has completed, and the buffer is posted again only after this function.
         let message = unsafe { self.buffers.bytes(index as usize, len) };
         let frame = match Frame::parse(message) {
             Ok(frame) => frame,
@@ -259,13 +259,13 @@ impl MessageEndpoint {
     fn take_failure(&mut self) -> Result<(), Error> {
         let Some(failure) = self.cq.read_error()? else { return Ok(()) };
         if failure.context.is_null() {
-            log::debug!("a failure without an operation: {}", failure.into_error("fi_cq_read"));
+            log::debug!("a failed completion without an operation: {}", failure.into_error("fi_cq_read"));
             return Ok(());
         }
-        // SAFETY: as in `poll`.
+        // SAFETY: this endpoint posted all operations of the queue, with contexts that live until the endpoint is closed.
         match unsafe { Context::operation(failure.context) } {
             Operation::Receive(index) => {
-                // A message longer than the buffer, or cut off with its connection.
+                // The message was longer than the buffer, or was cut off with its connection.
                 log::debug!("a receive failed: {}", failure.into_error("fi_recv"));
                 self.unposted.push(index);
             }
@@ -281,8 +281,8 @@ impl MessageEndpoint {
         }
     }
 
-    fn tell(&mut self, on_event: &mut impl FnMut(&mut Outbox<'_>, Event<'_>)) -> usize {
-        let mut told = 0;
+    fn report(&mut self, on_event: &mut impl FnMut(&mut Outbox<'_>, Event<'_>)) -> usize {
+        let mut reported = 0;
         while let Some(notice) = self.sending.notices.pop_front() {
             let event = match notice {
                 Notice::Sent { peer, token } => Event::Sent { peer, token },
@@ -290,13 +290,13 @@ impl MessageEndpoint {
                 Notice::Lost { peer, reason } => Event::Lost { peer, reason },
             };
             on_event(&mut Outbox(&mut self.sending), event);
-            told += 1;
+            reported += 1;
         }
-        told
+        reported
     }
 
-    /// Lets what was sent go out, tells the peers that we close, and waits until they have heard it, for at most `limit`. Events meanwhile are told as in
-    /// [`MessageEndpoint::poll`]. True when everything went out; drop the endpoint afterwards.
+    /// Sends everything, announces the close to the peers, and waits until they confirm, at most for `limit`. Events meanwhile are
+    /// reported as in [`MessageEndpoint::poll`]. True when all peers confirmed; drop the endpoint afterwards.
     ///
     /// # Errors
     /// As [`MessageEndpoint::poll`].
@@ -306,15 +306,15 @@ impl MessageEndpoint {
         mut on_event: impl FnMut(&mut Outbox<'_>, Event<'_>),
     ) -> Result<bool, Error> {
         let start = Instant::now();
-        let mut said = false;
+        let mut announced = false;
         loop {
             self.poll(&mut on_event)?;
             if !self.sending.busy() {
-                if said {
+                if announced {
                     return Ok(true);
                 }
-                self.sending.say_closing();
-                said = true;
+                self.sending.send_closing();
+                announced = true;
             } else if start.elapsed() >= limit {
                 return Ok(false);
             } else {
@@ -330,7 +330,7 @@ fn find(lib: &Arc<Libfabric>, config: &Config) -> Result<Info, Error> {
     if info.max_msg_size() < largest {
         return Err(Error::Argument {
             what: format!(
-                "{} carries messages up to {} bytes, {largest} were asked for: lower max_payload",
+                "{} carries messages up to {} bytes, {largest} were pinged_at for: lower max_payload",
                 info.provider(),
                 info.max_msg_size()
             ),

@@ -1,25 +1,24 @@
-//! Datagrams between processes, over any provider with reliable datagram endpoints and `FI_MSG`.
+//! Reliable datagrams between processes, over any provider with reliable datagram endpoints and `FI_MSG`.
 //!
 //! A [`MessageEndpoint`] belongs to one thread at a time, which sends with [`MessageEndpoint::send`] and drives everything with
 //! [`MessageEndpoint::poll`]. Nothing blocks and nothing is allocated per message. A message is a small header and a payload; with
 //! [`MessageEndpoint::send_borrowed`] the payload is sent from where it lies.
 //!
-//! **Order.** None is promised: a long message may be overtaken by a short one.
+//! **Order.** Messages may arrive in any order: a short one may overtake a long one.
 //!
-//! **Dead peers.** libfabric says nothing about a peer that one only receives from. So a peer that has been quiet for
-//! [`Config::ping_after`] is asked to answer, and one that does not answer within [`Config::lost_after`], or to which sending
-//! fails, becomes [`Event::Lost`], once and for good (until [`MessageEndpoint::forget`]). Another endpoint that has its address later is
-//! another peer: neither gets what was meant for the other. The answer is given in `poll`: who owns
-//! an endpoint must poll it more often than `lost_after`.
+//! **Dead peers.** libfabric does not report the death of a peer to which nothing is sent. So a peer that is quiet for [`Config::ping_after`]
+//! gets a ping. A peer that does not answer within [`Config::lost_after`], or to which a send fails, is reported as [`Event::Lost`], once,
+//! and stays lost (until [`MessageEndpoint::forget`]). A later endpoint at its address is another peer: neither gets messages for the
+//! other. `poll` answers pings: the owner of an endpoint must call it more often than `lost_after`.
 //!
-//! **Closing.** [`MessageEndpoint::shutdown`] lets everything out and parts from the peers, who then see [`LostReason::Closed`]. Just
-//! dropping an endpoint is abrupt: what is still on its way may be destroyed, and peers find out as if it had died.
+//! **Closing.** [`MessageEndpoint::shutdown`] sends everything and closes; peers then see [`LostReason::Closed`]. An endpoint that is only
+//! dropped may lose messages in flight, and peers detect it like a dead peer.
 //!
-//! **Providers.** Tested: `tcp` of libfabric 2.5; for 1.17, whose `tcp` has no reliable datagrams, its `net` is taken. Over `ofi_rxm` (asked
-//! for by name, or where there is nothing else) it works too, but of the sends under way to a peer that dies, some are never completed:
-//! their slots and borrowed payloads come back when the endpoint is dropped.
+//! **Providers.** Tested: `tcp` of libfabric 2.5; for 1.17, whose `tcp` has no reliable datagrams, its `net` is taken. Over `ofi_rxm`
+//! (asked for by name, or where nothing else exists) it works too, but some sends in flight to a peer that dies never complete: their slots
+//! and borrowed payloads are released when the endpoint is dropped.
 //!
-//! **Trust.** A message says itself from whom it is; parts are checked for length, not for truth.
+//! **Trust.** A message names its sender itself. Lengths of its parts are checked; the name is not proven.
 
 #[allow(unsafe_code)]
 mod endpoint;
@@ -47,7 +46,7 @@ pub const NAME_MAX: usize = 64;
 /// How to open a [`MessageEndpoint`]. Both ends must agree on the largest message.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The provider; where it has no reliable datagrams of its own, `;ofi_rxm` over it is taken.
+    /// The provider. A provider without reliable datagrams of its own is used with `;ofi_rxm` over it.
     pub provider: String,
     /// The local address to listen on; peers reach the endpoint there. None leaves the choice to the provider.
     pub source: Option<String>,
@@ -55,15 +54,15 @@ pub struct Config {
     pub max_header: usize,
     /// Bytes of the largest payload.
     pub max_payload: usize,
-    /// Messages that may be under way (or waiting for a connection) at once.
+    /// Messages in flight, or waiting for a connection, at once.
     pub tx_depth: usize,
     /// Receive buffers, each as large as the largest message.
     pub rx_depth: usize,
-    /// Peers that may be known at once; messages from more are dropped.
+    /// Peers at once; messages from further peers are dropped.
     pub max_peers: usize,
-    /// A peer not heard of for so long is asked to answer.
+    /// A peer that is quiet for this long gets a ping.
     pub ping_after: Duration,
-    /// A peer that does not answer for so long is lost.
+    /// A peer that does not answer a ping for this long is lost.
     pub lost_after: Duration,
 }
 
@@ -83,12 +82,12 @@ impl Default for Config {
     }
 }
 
-/// A peer of one endpoint. Numbers are not used again.
+/// A peer of one endpoint. Its number is not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Peer(pub(crate) u32);
 
 impl Peer {
-    /// A small number, counted up from 0 in the order in which peers became known: for tables.
+    /// The number of the peer, counted up from 0: for tables.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -99,62 +98,62 @@ impl Peer {
     }
 }
 
-/// Something that happened, told by [`MessageEndpoint::poll`].
+/// An event that [`MessageEndpoint::poll`] reports.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A message came in. A sender that was not known has become a peer.
+    /// A message arrived. An unknown sender has become a peer.
     Message {
         /// The sender.
         from: Peer,
-        /// The header that it gave.
+        /// The header that the sender gave.
         header: &'a [u8],
-        /// The payload that it gave.
+        /// The payload that the sender gave.
         payload: &'a [u8],
     },
-    /// A borrowed payload is not read any more: the message is on its way.
+    /// The endpoint does not use a borrowed payload any more: the message was sent.
     Sent {
         /// The receiver.
         peer: Peer,
         /// The token given to [`MessageEndpoint::send_borrowed`].
         token: u64,
     },
-    /// A borrowed payload is not read any more: the message did not go out, or not whole.
+    /// The endpoint does not use a borrowed payload any more: the message was not sent completely.
     SendFailed {
         /// The receiver, which is lost.
         peer: Peer,
         /// The token given to [`MessageEndpoint::send_borrowed`].
         token: u64,
     },
-    /// A peer is gone. What was sent to it may or may not have arrived.
+    /// A peer is lost. Messages to it may or may not have arrived.
     Lost {
         /// The peer.
         peer: Peer,
-        /// How it was found out.
+        /// Why it counts as lost.
         reason: LostReason,
     },
 }
 
-/// How the loss of a peer was found out.
+/// Why a peer is lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LostReason {
-    /// It said so: its endpoint was shut down.
+    /// The peer shut its endpoint down.
     #[error("the peer closed its endpoint")]
     Closed,
-    /// It did not answer.
+    /// The peer did not answer.
     #[error("the peer has not answered for {0:.1?}: it is dead, stopped, or does not poll")]
     Silent(Duration),
-    /// Sending failed.
+    /// A send failed.
     #[error("{0}")]
     Failed(Error),
-    /// Another endpoint has its address.
-    #[error("another endpoint has the peer's address now")]
+    /// A later endpoint has the peer's address.
+    #[error("a later endpoint has the peer's address")]
     Replaced,
 }
 
-/// Why a message was not accepted. It was not sent, and nothing was kept.
+/// Why a message was not accepted. It is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// As many messages are under way as may be: poll, then try again.
+    /// All send slots are in use: poll, then send again.
     #[error("all send slots are in use: poll, then send again")]
     Full,
     /// The header or the payload is longer than the configured largest.

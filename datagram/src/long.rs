@@ -1,5 +1,5 @@
-//! Long messages beside the datagrams: tagged messages of the same endpoint, straight from where the bytes lie to where they shall
-//! be. A receive is posted before the sender may send, with a tag that nobody else has: so none ever comes unexpected.
+//! Long messages beside the datagrams: tagged messages of the same endpoint, from the sender's buffer into the receiver's without a copy.
+//! The receive is posted before the sender may send, with a tag that no other message has: so no long message arrives unexpected.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -14,13 +14,13 @@ type Cancel = unsafe extern "C" fn(*mut bindings::fid, *mut c_void) -> isize;
 
 /// The end of a receive for a long message.
 pub struct LongReceived {
-    /// What it was posted with.
+    /// The token of the receive.
     pub token: u64,
-    /// Bytes that came.
+    /// Bytes of the message.
     pub result: Result<usize, Error>,
 }
 
-/// The calls, and the receives that are posted.
+/// The provider's functions, and the posted receives.
 pub(super) struct Long {
     recv: TaggedRecv,
     send: TaggedSend,
@@ -37,9 +37,9 @@ pub(super) struct Long {
 impl Long {
     pub fn new(endpoint: &Endpoint) -> Result<Self, Error> {
         let lib = endpoint.domain().library();
-        // SAFETY: open as long as the reference.
+        // SAFETY: `endpoint` is open as long as the reference, and its operations tables live as long.
         let table = unsafe { (*endpoint.as_ptr()).tagged };
-        // SAFETY: as above.
+        // SAFETY: `endpoint` is open as long as the reference, and its operations tables live as long.
         let ops = unsafe { (*endpoint.as_ptr()).ops };
         Ok(Self {
             recv: entry!(lib, table, fi_ops_tagged, recv, "fi_trecv")?,
@@ -52,7 +52,7 @@ impl Long {
         })
     }
 
-    /// `fi_tsend`: libfabric's answer.
+    /// `fi_tsend`: gives the code of libfabric.
     ///
     /// # Safety
     /// The endpoint is the one of [`Long::new`]; `context` stays, and `payload` is valid for reads of `len` bytes, until the
@@ -66,16 +66,16 @@ impl Long {
         context: &Context,
     ) -> isize {
         let (data, len) = payload;
-        // SAFETY: by the caller's promise; no descriptor, because the endpoint was opened without FI_MR_LOCAL.
+        // SAFETY: the caller keeps payload and context valid; no descriptor is needed, because the endpoint was opened without FI_MR_LOCAL.
         unsafe { (self.send)(endpoint.as_ptr(), data.cast(), len, ptr::null_mut(), to, tag, context.as_ptr()) }
     }
 
     /// `fi_trecv` for exactly `tag`. False when the provider did not take it.
     ///
     /// # Safety
-    /// The endpoint is the one of [`Long::new`]; `room` is valid for writes of `len` bytes, and nobody else's, until the
-    /// receive is over or the endpoint is closed.
-    pub unsafe fn receive(&mut self, endpoint: &Endpoint, tag: u64, room: *mut u8, len: usize, token: u64) -> bool {
+    /// The endpoint is the one of [`Long::new`]; `room` is valid for writes of `len` bytes, and unused by others, until the
+    /// receive ends or the endpoint is closed.
+    pub unsafe fn receive(&mut self, endpoint: &Endpoint, tag: u64, buffer: *mut u8, len: usize, token: u64) -> bool {
         let index = self.free.pop().unwrap_or(self.posted.len() as u32);
         if index as usize == self.posted.len() {
             self.posted.push(None);
@@ -83,8 +83,8 @@ impl Long {
         }
         let context = self.contexts[index as usize].as_ptr();
         let (endpoint, from) = (endpoint.as_ptr(), bindings::FI_ADDR_UNSPEC);
-        // SAFETY: memory by the caller's promise; the context is ours, free, and lives as long as the endpoint.
-        let code = unsafe { (self.recv)(endpoint, room.cast(), len, ptr::null_mut(), from, tag, 0, context) };
+        // SAFETY: the caller keeps the buffer valid and unused; the context is free and lives as long as the endpoint.
+        let code = unsafe { (self.recv)(endpoint, buffer.cast(), len, ptr::null_mut(), from, tag, 0, context) };
         if code == 0 {
             self.posted[index as usize] = Some(token);
         } else {
@@ -93,17 +93,17 @@ impl Long {
         code == 0
     }
 
-    /// Asks for the receive of `token` to end early; it still ends by its completion.
+    /// Cancels the receive of `token`; it still ends with a completion.
     pub fn cancel(&self, endpoint: &Endpoint, token: u64) {
         let Some(index) = self.posted.iter().position(|posted| *posted == Some(token)) else { return };
-        // SAFETY: open endpoint; the context of a receive that is not over.
+        // SAFETY: the endpoint is open; the context belongs to a posted receive.
         let code = unsafe { (self.cancel)(endpoint.as_ptr().cast(), self.contexts[index].as_ptr()) };
         if code != 0 {
             log::debug!("fi_cancel: {code}");
         }
     }
 
-    /// A receive is over.
+    /// A receive ended.
     pub fn complete(&mut self, index: u32, result: Result<usize, Error>) {
         if let Some(token) = self.posted.get_mut(index as usize).and_then(Option::take) {
             self.free.push(index);
@@ -111,7 +111,7 @@ impl Long {
         }
     }
 
-    /// The receives that are over.
+    /// Takes the receives that have ended.
     pub fn take(&mut self) -> Vec<LongReceived> {
         std::mem::take(&mut self.over)
     }

@@ -1,17 +1,16 @@
-//! What a poll callback may do with the endpoint that polls.
+//! The part of an endpoint that callbacks of its poll may use.
 
 use super::sending::Sending;
 use super::{Peer, SendError};
 use ferrogin_libfabric::Error;
 
-/// The sending half of a [`super::MessageEndpoint`], for the callback of its poll, so that it can answer at once. Methods are
-/// those of the endpoint.
+/// The sending half of a [`super::MessageEndpoint`], with which a callback of its poll can answer at once. It has the methods of the endpoint.
 pub struct Outbox<'a>(pub(super) &'a mut Sending);
 
-/// The methods that endpoint and outbox share, on the `Sending` that `$inner` gives.
+/// The methods that endpoint and outbox share.
 macro_rules! sending_methods {
     ($this:ident => $shared:expr, $exclusive:expr) => {
-        /// Our own address, which peers give to `add_peer`.
+        /// The address of this endpoint, which peers give to `add_peer`.
         pub fn address(&$this) -> &[u8] {
             $shared.address()
         }
@@ -39,8 +38,8 @@ macro_rules! sending_methods {
             $shared.free_slots()
         }
 
-        /// Lets go of a peer: its number is never used again, and the same address, if heard of again, is a new peer.
-        /// Messages to it that have not gone out are dropped.
+        /// Forgets a peer: its number is not reused, and an endpoint with the same address is a new peer. Messages to it that are not
+        /// sent are dropped.
         pub fn forget(&mut $this, peer: Peer) {
             $exclusive.forget(peer)
         }
@@ -53,8 +52,8 @@ macro_rules! sending_methods {
             $exclusive.send(peer, header, payload)
         }
 
-        /// Sends a copy of the header, and a payload of `len` bytes that `write` puts into the message itself: one copy
-        /// less where the bytes lie in memory that cannot be a slice.
+        /// Sends a copy of the header, and a payload of `len` bytes that `write` puts into the message: one copy less for bytes in memory
+        /// that cannot be a slice.
         ///
         /// # Errors
         /// See [`SendError`]; the message is then not sent, and `write` may not have been called.
@@ -68,15 +67,15 @@ macro_rules! sending_methods {
             $exclusive.send_with(peer, header, len, write)
         }
 
-        /// Sends a copy of the header, and the payload from where it lies. [`super::Event::Sent`] or
-        /// [`super::Event::SendFailed`] with the token, in a later poll, ends the loan.
+        /// Sends a copy of the header, and borrows the payload until a later poll reports [`super::Event::Sent`] or
+        /// [`super::Event::SendFailed`] with the token.
         ///
         /// # Errors
         /// See [`SendError`]; the message is then not sent and nothing borrowed.
         ///
         /// # Safety
         /// `payload` is valid for reads of `len` bytes until one of those two events, or until the endpoint is dropped.
-        /// Bytes that change meanwhile arrive as the one or the other.
+        /// Bytes that change meanwhile arrive with their old or new value.
         pub unsafe fn send_borrowed(
             &mut $this,
             peer: Peer,
@@ -85,7 +84,7 @@ macro_rules! sending_methods {
             len: usize,
             token: u64,
         ) -> Result<(), SendError> {
-            // SAFETY: by the caller's promise.
+            // SAFETY: the caller keeps the payload valid, as this function's contract asks.
             unsafe { $exclusive.send_borrowed(peer, header, payload, len, token) }
         }
     };
@@ -95,12 +94,12 @@ pub(super) use sending_methods;
 impl Outbox<'_> {
     sending_methods!(self => self.0, self.0);
 
-    /// Long messages can be sent and received.
+    /// True when the provider carries long messages.
     pub fn has_long(&self) -> bool {
         self.0.has_long()
     }
 
-    /// As `send_borrowed`, of a long message, to a receiver that has posted a receive for `tag`.
+    /// Sends a long message, as `send_borrowed` does, to a receiver that has posted a receive for `tag`.
     ///
     /// # Errors
     /// See [`SendError`]; the message is then not sent and nothing borrowed.
@@ -115,21 +114,21 @@ impl Outbox<'_> {
         len: usize,
         token: u64,
     ) -> Result<(), SendError> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller keeps the payload valid, as this function's contract asks.
         unsafe { self.0.send_long(peer, tag, payload, len, token) }
     }
 
     /// Posts a receive for the long message with exactly this tag. False when that is not possible now.
     ///
     /// # Safety
-    /// `room` is valid for writes of `len` bytes, and nobody else's, until the receive is over
+    /// `buffer` is valid for writes of `len` bytes, and unused by others, until the receive has ended
     /// ([`super::MessageEndpoint::take_long`]) or the endpoint is dropped.
-    pub unsafe fn receive_long(&mut self, tag: u64, room: *mut u8, len: usize, token: u64) -> bool {
-        // SAFETY: by the caller's promise.
-        unsafe { self.0.receive_long(tag, room, len, token) }
+    pub unsafe fn receive_long(&mut self, tag: u64, buffer: *mut u8, len: usize, token: u64) -> bool {
+        // SAFETY: the caller keeps the buffer valid and unused, as this function's contract asks.
+        unsafe { self.0.receive_long(tag, buffer, len, token) }
     }
 
-    /// Asks for a receive for a long message to end early, unless its bytes are coming in already.
+    /// Cancels a receive for a long message, unless its bytes have begun to arrive.
     pub fn cancel_long(&self, token: u64) {
         self.0.cancel_long(token);
     }

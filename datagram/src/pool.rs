@@ -1,4 +1,4 @@
-//! Buffers that the provider reads and writes while an operation is under way: raw memory, never borrowed meanwhile.
+//! Buffers that the provider reads and writes during operations: raw memory, never borrowed meanwhile.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::UnsafeCell;
@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use ferrogin_libfabric::bindings::fi_context2;
 
-/// Equal buffers in one piece of memory. Pages that are never used are never touched.
+/// Buffers of one size in one allocation. Unused pages are never touched.
 pub(super) struct Pool {
     base: NonNull<u8>,
     layout: Layout,
@@ -16,7 +16,7 @@ pub(super) struct Pool {
     count: usize,
 }
 
-// SAFETY: plain memory owned by the pool; who may touch which buffer is kept by the endpoint that owns the pool.
+// SAFETY: the pool owns the memory; the endpoint that owns the pool decides which code uses which buffer.
 unsafe impl Send for Pool {}
 
 impl Pool {
@@ -51,7 +51,7 @@ impl Pool {
     /// No operation on this buffer is under way as long as the slice lives, and no other slice of it exists.
     pub unsafe fn bytes(&self, index: usize, len: usize) -> &[u8] {
         let len = len.min(self.size);
-        // SAFETY: inside the allocation, initialised; exclusive by the caller's promise.
+        // SAFETY: the bytes are inside the allocation and initialised; the caller excludes other uses of the buffer.
         unsafe { std::slice::from_raw_parts(self.buffer(index), len) }
     }
 
@@ -61,7 +61,7 @@ impl Pool {
     /// As [`Pool::bytes`].
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn bytes_mut(&self, index: usize) -> &mut [u8] {
-        // SAFETY: as in `bytes`.
+        // SAFETY: the bytes are inside the allocation and initialised; the caller excludes other uses of the buffer.
         unsafe { std::slice::from_raw_parts_mut(self.buffer(index), self.size) }
     }
 }
@@ -73,7 +73,7 @@ impl Drop for Pool {
     }
 }
 
-/// What an operation was.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     /// A receive into this buffer of the receive pool.
@@ -86,14 +86,14 @@ pub(super) enum Operation {
     ReceiveLong(u32),
 }
 
-/// The context of an operation: room for the provider in front (`FI_CONTEXT2`), then what it was.
+/// The context of an operation: first the provider's part (`FI_CONTEXT2`), then its kind.
 #[repr(C)]
 pub(super) struct Context {
     provider: UnsafeCell<fi_context2>,
     operation: Operation,
 }
 
-// SAFETY: the provider's part is touched by the provider alone; the rest is constant.
+// SAFETY: only the provider uses its part; the rest is constant.
 unsafe impl Send for Context {}
 
 impl Context {
@@ -105,13 +105,13 @@ impl Context {
         std::ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// What the operation was that was posted with `context`.
+    /// The operation that was posted with `context`.
     ///
     /// # Safety
     /// `context` came from [`Context::as_ptr`] of a context that still exists.
     pub unsafe fn operation(context: *const c_void) -> Operation {
         let context: *const Self = context.cast();
-        // SAFETY: live by the caller's promise; this field is never written.
+        // SAFETY: the caller passes a live context; this field is never written after its creation.
         unsafe { (*context).operation }
     }
 }
@@ -128,7 +128,7 @@ mod tests {
             unsafe { pool.bytes_mut(index) }.fill(index as u8 + 1);
         }
         for index in 0..3 {
-            // SAFETY: as above.
+            // SAFETY: no operation uses the pool.
             assert!(unsafe { pool.bytes(index, 100) }.iter().all(|&byte| byte == index as u8 + 1));
         }
         assert!(Pool::new(0, 8).is_none());
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn contexts_say_what_they_were() {
+    fn context_gives_its_operation() {
         let context = Box::new(Context::new(Operation::Control(7)));
         // SAFETY: the context exists.
         assert_eq!(unsafe { Context::operation(context.as_ptr()) }, Operation::Control(7));

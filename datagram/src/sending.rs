@@ -1,4 +1,4 @@
-//! The sending half of a message endpoint: slots, peers, and the queue of what could not be sent yet.
+//! The sending half of a message endpoint: slots, peers, and the backlog of messages that libfabric has not taken.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::long::{Long, LongReceived};
 use super::pool::{Context, Operation, Pool};
-use super::wire::{CLOSING, FLAG_SETS, Frame, GOODBYE, Kind, PLEASE_ANSWER, PREFIX, Prefix};
+use super::wire::{CLOSE_ACK, CLOSING, FLAG_SETS, Frame, Kind, PING, PREFIX, Prefix};
 use super::{Config, LostReason, NAME_MAX, Peer, SendError};
 use ferrogin_libfabric::bindings::{self, iovec};
 use ferrogin_libfabric::entry;
@@ -25,14 +25,14 @@ type SendV = unsafe extern "C" fn(
     *mut std::ffi::c_void,
 ) -> isize;
 
-/// One message under way or waiting.
+/// One message in flight or in the backlog.
 struct Slot {
     peer: u32,
     /// Bytes in the slot's own buffer: prefix, name, header, and the payload if it was copied.
     buffered: usize,
-    /// A payload that lies elsewhere.
+    /// A borrowed payload.
     borrowed: (*const u8, usize),
-    /// It is not a datagram but a long message with this tag: the payload alone.
+    /// The tag of a long message, which is the payload alone; None for a datagram.
     tag: Option<u64>,
     token: Option<u64>,
 }
@@ -40,42 +40,42 @@ struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Alive,
-    /// It said that it closes: nothing is sent to it, but what it sent before is still taken.
+    /// The peer closes: nothing is sent to it, and messages that it sent before are still received.
     Closed,
-    /// Told as lost; nothing is sent to it or taken from it.
+    /// Reported as lost: nothing is sent to it or received from it.
     Lost,
-    /// Forgotten: its name is free for a new peer; out of the address vector when nothing is under way to it.
+    /// Forgotten: its name is free for a new peer. It leaves the address vector when nothing to it is in flight.
     Forgotten,
-    /// Out of the address vector.
+    /// Removed from the address vector.
     Removed,
 }
 
 struct PeerState {
     addr: FiAddr,
     name: Box<[u8]>,
-    /// Which of the endpoints that have that name in their turn; None until it is heard of.
+    /// The number of the endpoint, which distinguishes endpoints with one name; None until a message of it arrives.
     number: Option<u64>,
     state: State,
-    /// Sends that libfabric has accepted and not completed, control messages included.
-    under_way: u32,
+    /// Sends that libfabric has accepted and not completed, including control messages.
+    in_flight: u32,
     /// Slots in the backlog.
     waiting: u32,
-    /// The backlog pass in which libfabric last said "again" for this peer.
+    /// The last pass over the backlog in which libfabric took no send to this peer.
     blocked_in: u64,
-    /// Something was exchanged with it, so its death matters.
-    engaged: bool,
-    heard: Instant,
-    /// Since when an answer is due.
-    asked: Option<Instant>,
+    /// A message was exchanged with the peer: its death must be detected.
+    in_use: bool,
+    last_heard: Instant,
+    /// When the ping was sent that is not answered yet.
+    pinged_at: Option<Instant>,
     control: Box<Context>,
     control_busy: bool,
-    /// A control message to send as soon as possible, with these flags.
+    /// The flags of a control message to send as soon as possible.
     control_wanted: Option<u8>,
-    /// We have said that we close, and it has not said yet that it heard.
-    told_closing: bool,
+    /// The close was announced to the peer, and the peer has not confirmed it.
+    close_unconfirmed: bool,
 }
 
-/// What happened to messages and peers, to be told at the next opportunity.
+/// An event for the next report.
 pub(super) enum Notice {
     Sent { peer: Peer, token: u64 },
     SendFailed { peer: Peer, token: u64 },
@@ -88,33 +88,33 @@ pub(super) struct Sending {
     pub(super) endpoint: Endpoint,
     sendv: SendV,
     av: Arc<AddressVector>,
-    /// Two-part messages are possible; otherwise borrowed payloads are copied.
+    /// The provider sends two-part messages; otherwise borrowed payloads are copied.
     gather: bool,
     name: Box<[u8]>,
-    /// Tells this endpoint from others that had its name, or will have it.
+    /// Distinguishes this endpoint from earlier and later ones with its name.
     number: u64,
     slots: Box<[Slot]>,
     contexts: Box<[Context]>,
     buffers: Pool,
-    /// One prefix and name per flag combination, for control messages.
+    /// The control message of each combination of flags.
     control_buffers: Pool,
     free: Vec<u32>,
     backlog: VecDeque<u32>,
     pass: u64,
     peers: Vec<PeerState>,
     by_name: HashMap<Box<[u8]>, u32>,
-    /// Endpoints that had a name before others had it.
+    /// Names and numbers of endpoints that later endpoints replaced.
     replaced: HashSet<(Box<[u8]>, u64)>,
     pub(super) notices: VecDeque<Notice>,
-    /// Long messages, where they were asked for and the provider has them.
+    /// Long messages, if they were asked for and the provider has them.
     pub(super) long: Option<Long>,
-    /// The time as of the last timer round, so that messages need not ask the clock.
+    /// The time of the last run of the timers: messages do not read the clock.
     now: Instant,
     config: Config,
 }
 
-// SAFETY: the raw pointers are to buffers that the sending half owns, or that callers of `send_borrowed` keep alive and unchanged from
-// whichever thread; the endpoint itself is Send.
+// SAFETY: the raw pointers are to buffers that the sending half owns, or that callers of `send_borrowed` keep valid for any thread; the
+// endpoint itself is Send.
 unsafe impl Send for Sending {}
 
 impl Sending {
@@ -126,23 +126,26 @@ impl Sending {
     ) -> Result<Self, Error> {
         let name = endpoint.name()?.into_boxed_slice();
         let number = RandomState::new().build_hasher().finish().max(1);
-        let too_much = |what: &str| Error::Argument { what: format!("message endpoint: {what}") };
+        let out_of_range = |what: &str| Error::Argument { what: format!("message endpoint: {what}") };
         if name.is_empty() || name.len() > NAME_MAX {
-            return Err(too_much(&format!("the provider's addresses have {} bytes, not 1 to {NAME_MAX}", name.len())));
+            return Err(out_of_range(&format!(
+                "the provider's addresses have {} bytes, not 1 to {NAME_MAX}",
+                name.len()
+            )));
         }
         let size = message_size(config, name.len())
-            .ok_or_else(|| too_much("max_header (65535 at most) or max_payload (4 GiB at most) is out of range"))?;
-        let count = u32::try_from(config.tx_depth).map_err(|_| too_much("tx_depth is out of range"))?;
-        let buffers = Pool::new(config.tx_depth, size).ok_or_else(|| too_much("tx_depth is out of range"))?;
+            .ok_or_else(|| out_of_range("max_header (65535 at most) or max_payload (4 GiB at most) is out of range"))?;
+        let count = u32::try_from(config.tx_depth).map_err(|_| out_of_range("tx_depth is out of range"))?;
+        let buffers = Pool::new(config.tx_depth, size).ok_or_else(|| out_of_range("tx_depth is out of range"))?;
         let control_buffers =
-            Pool::new(usize::from(FLAG_SETS), PREFIX + name.len()).ok_or_else(|| too_much("no control buffers"))?;
+            Pool::new(usize::from(FLAG_SETS), PREFIX + name.len()).ok_or_else(|| out_of_range("no control buffers"))?;
         for flags in 0..FLAG_SETS {
-            // SAFETY: nothing is under way yet.
+            // SAFETY: no operation was posted yet.
             let buffer = unsafe { control_buffers.bytes_mut(usize::from(flags)) };
             emit(buffer, Kind::Control(flags), &name, (number, 0), &[], 0);
         }
         let slot = |_| Slot { peer: 0, buffered: 0, borrowed: (ptr::null(), 0), tag: None, token: None };
-        // SAFETY: open until drop.
+        // SAFETY: `endpoint` is open until it is dropped, and its operations tables live as long.
         let table = unsafe { (*endpoint.as_ptr()).msg };
         let sendv = entry!(endpoint.domain().library(), table, fi_ops_msg, sendv, "fi_sendv")?;
         Ok(Self {
@@ -169,7 +172,7 @@ impl Sending {
         })
     }
 
-    /// Our own address, which peers give to [`super::MessageEndpoint::add_peer`].
+    /// The address of this endpoint, which peers give to [`super::MessageEndpoint::add_peer`].
     pub fn address(&self) -> &[u8] {
         &self.name
     }
@@ -189,7 +192,7 @@ impl Sending {
         }
         if address.len() != self.name.len() {
             return Err(Error::Argument {
-                what: format!("a peer's address has {} bytes, ours {}", address.len(), self.name.len()),
+                what: format!("a peer's address has {} bytes, this endpoint's {}", address.len(), self.name.len()),
             });
         }
         if self.by_name.len() >= self.config.max_peers {
@@ -209,30 +212,30 @@ impl Sending {
             name: address.into(),
             number,
             state: State::Alive,
-            under_way: 0,
+            in_flight: 0,
             waiting: 0,
             blocked_in: 0,
-            engaged: false,
-            heard: self.now,
-            asked: None,
+            in_use: false,
+            last_heard: self.now,
+            pinged_at: None,
             control: Box::new(Context::new(Operation::Control(index))),
             control_busy: false,
             control_wanted: None,
-            told_closing: false,
+            close_unconfirmed: false,
         });
         self.by_name.insert(address.into(), index);
         Ok(Peer(index))
     }
 
-    /// Makes a new peer of the address of `before`, which is over.
+    /// Replaces the peer `before` by a new peer with the same address.
     fn replace(&mut self, before: u32, addr: FiAddr, number: Option<u64>) -> Result<Peer, Error> {
-        self.lose(before, LostReason::Replaced);
+        self.mark_lost(before, LostReason::Replaced);
         let state = &mut self.peers[before as usize];
-        // The new one has its place in the address vector.
+        // The new peer takes its place in the address vector.
         state.state = State::Removed;
         state.control_wanted = None;
         let name = state.name.clone();
-        // Otherwise it may be the same one again.
+        // Without both numbers, the new peer may be the same endpoint.
         if let (Some(gone), Some(_)) = (state.number, number) {
             self.replaced.insert((name.clone(), gone));
         }
@@ -254,8 +257,8 @@ impl Sending {
         self.free.len()
     }
 
-    /// Lets go of a peer: its number is never used again, and the same address, if heard of again, is a new peer. Messages to it that
-    /// have not gone out are dropped.
+    /// Forgets a peer: its number is not reused, and an endpoint with the same address is a new peer. Messages to it that are not sent are
+    /// dropped.
     pub fn forget(&mut self, peer: Peer) {
         let Some(state) = self.peers.get_mut(peer.index()) else { return };
         if matches!(state.state, State::Forgotten | State::Removed) {
@@ -273,7 +276,7 @@ impl Sending {
     /// # Errors
     /// See [`SendError`]; the message is then not sent.
     pub fn send(&mut self, peer: Peer, header: &[u8], payload: &[u8]) -> Result<(), SendError> {
-        self.send_with(peer, header, payload.len(), |room| room.copy_from_slice(payload))
+        self.send_with(peer, header, payload.len(), |buffer| buffer.copy_from_slice(payload))
     }
 
     /// Sends a copy of the header, and a payload of `len` bytes that `write` puts into the message.
@@ -291,22 +294,22 @@ impl Sending {
         let slot = &mut self.slots[index as usize];
         let at = slot.buffered;
         (slot.buffered, slot.token) = (at + len, None);
-        // SAFETY: the slot was free: no operation on its buffer.
+        // SAFETY: the slot was free: no operation uses its buffer.
         let buffer = unsafe { self.buffers.bytes_mut(index as usize) };
         write(&mut buffer[at..at + len]);
         self.submit(index);
         Ok(())
     }
 
-    /// Sends a copy of the header, and the payload from where it lies. [`super::Event::Sent`] or
-    /// [`super::Event::SendFailed`] with the token, in a later poll, ends the loan.
+    /// Sends a copy of the header, and borrows the payload until a later poll reports [`super::Event::Sent`] or
+    /// [`super::Event::SendFailed`] with the token.
     ///
     /// # Errors
     /// See [`SendError`]; the message is then not sent and nothing borrowed.
     ///
     /// # Safety
     /// `payload` is valid for reads of `len` bytes until one of those two events, or until the endpoint is dropped. Bytes that change
-    /// meanwhile arrive as the one or the other.
+    /// meanwhile arrive with their old or new value.
     pub unsafe fn send_borrowed(
         &mut self,
         peer: Peer,
@@ -321,9 +324,9 @@ impl Sending {
         } else {
             let at = self.slots[slot as usize].buffered;
             // SAFETY: `fill` checked that it fits behind the header.
-            let room = unsafe { self.buffers.buffer(slot as usize).add(at) };
-            // SAFETY: readable by the caller's promise; our own buffer, of a slot that is not under way.
-            unsafe { ptr::copy_nonoverlapping(payload, room, len) };
+            let buffer = unsafe { self.buffers.buffer(slot as usize).add(at) };
+            // SAFETY: the caller keeps the payload readable; the buffer belongs to a slot that is not posted yet.
+            unsafe { ptr::copy_nonoverlapping(payload, buffer, len) };
             self.slots[slot as usize].buffered = at + len;
         }
         self.slots[slot as usize].token = Some(token);
@@ -331,8 +334,7 @@ impl Sending {
         Ok(())
     }
 
-    /// Sends a long message, from where it lies, to a receiver that has posted a receive for `tag`. The loan ends as in
-    /// [`Self::send_borrowed`].
+    /// Sends a long message to a receiver that has posted a receive for `tag`. Borrows the payload as [`Self::send_borrowed`] does.
     ///
     /// # Errors
     /// See [`SendError`]; the message is then not sent and nothing borrowed.
@@ -357,7 +359,7 @@ impl Sending {
         Ok(())
     }
 
-    /// Long messages can be sent and received.
+    /// True when the provider carries long messages.
     pub fn has_long(&self) -> bool {
         self.long.is_some()
     }
@@ -365,27 +367,27 @@ impl Sending {
     /// Posts a receive for the long message with exactly this tag. False when that is not possible now.
     ///
     /// # Safety
-    /// `room` is valid for writes of `len` bytes, and nobody else's, until the receive is over ([`Self::take_long`]) or the endpoint is
-    /// dropped.
-    pub unsafe fn receive_long(&mut self, tag: u64, room: *mut u8, len: usize, token: u64) -> bool {
+    /// `buffer` is valid for writes of `len` bytes, and unused by others, until the receive has ended ([`Self::take_long`]) or the endpoint
+    /// is dropped.
+    pub unsafe fn receive_long(&mut self, tag: u64, buffer: *mut u8, len: usize, token: u64) -> bool {
         let Self { long: Some(long), endpoint, .. } = self else { return false };
-        // SAFETY: our endpoint, of which `long` was made; memory by the caller's promise.
-        unsafe { long.receive(endpoint, tag, room, len, token) }
+        // SAFETY: `long` was made from this endpoint; the caller keeps the buffer valid and unused.
+        unsafe { long.receive(endpoint, tag, buffer, len, token) }
     }
 
-    /// Asks for a receive for a long message to end early, unless its bytes are coming in already.
+    /// Cancels a receive for a long message, unless its bytes have begun to arrive.
     pub fn cancel_long(&self, token: u64) {
         if let Some(long) = &self.long {
             long.cancel(&self.endpoint, token);
         }
     }
 
-    /// Receives for long messages that are over.
+    /// Takes the receives for long messages that have ended.
     pub fn take_long(&mut self) -> Vec<LongReceived> {
         self.long.as_mut().map_or_else(Vec::new, Long::take)
     }
 
-    /// Takes a slot and writes prefix, name and header of a message with `len` bytes of payload.
+    /// Takes a slot and writes prefix, name and header of a message with `len` payload bytes.
     fn fill(&mut self, peer: Peer, header: &[u8], len: usize) -> Result<u32, SendError> {
         let state = self.peers.get_mut(peer.index()).ok_or(SendError::Gone)?;
         if state.state != State::Alive {
@@ -395,11 +397,11 @@ impl Sending {
             return Err(SendError::TooLong);
         }
         let index = self.free.pop().ok_or(SendError::Full)?;
-        if !state.engaged {
-            state.engaged = true;
-            state.heard = self.now;
+        if !state.in_use {
+            state.in_use = true;
+            state.last_heard = self.now;
         }
-        // SAFETY: the slot was free: no operation on its buffer.
+        // SAFETY: the slot was free: no operation uses its buffer.
         let buffer = unsafe { self.buffers.bytes_mut(index as usize) };
         let numbers = (self.number, state.number.unwrap_or(0));
         let end = emit(buffer, Kind::Data, &self.name, numbers, header, len);
@@ -410,7 +412,7 @@ impl Sending {
         Ok(index)
     }
 
-    /// Sends a filled slot, or queues it behind those that wait for the same peer.
+    /// Sends a filled slot, or queues it behind the backlog of its peer.
     fn submit(&mut self, index: u32) {
         let peer = self.slots[index as usize].peer as usize;
         if self.peers[peer].waiting > 0 || !self.try_send(index) {
@@ -419,7 +421,7 @@ impl Sending {
         }
     }
 
-    /// Offers a slot to libfabric. False when it says "again"; a refusal loses the peer and ends the slot.
+    /// Offers a slot to libfabric. False when it must be retried; a failure marks the peer as lost and frees the slot.
     fn try_send(&mut self, index: u32) -> bool {
         let slot = &self.slots[index as usize];
         let peer = slot.peer;
@@ -430,19 +432,19 @@ impl Sending {
         };
         match taken {
             Ok(true) => {
-                self.peers[peer as usize].under_way += 1;
+                self.peers[peer as usize].in_flight += 1;
                 true
             }
             Ok(false) => false,
             Err(error) => {
                 self.release(index, false);
-                self.lose(peer, LostReason::Failed(error));
+                self.mark_lost(peer, LostReason::Failed(error));
                 true
             }
         }
     }
 
-    /// Offers a datagram to libfabric; true when accepted, false when to be tried again.
+    /// Offers a datagram to libfabric; false when it must be retried.
     fn send_parts(&self, index: u32) -> Result<bool, Error> {
         let slot = &self.slots[index as usize];
         let own = iovec { iov_base: self.buffers.buffer(index as usize).cast(), iov_len: slot.buffered };
@@ -451,7 +453,7 @@ impl Sending {
         self.sendv(&parts[..count], slot.peer, &self.contexts[index as usize])
     }
 
-    /// Offers a long message to libfabric; true when accepted, false when to be tried again.
+    /// Offers a long message to libfabric; false when it must be retried.
     fn send_tagged(
         &self,
         long: &Long,
@@ -461,24 +463,25 @@ impl Sending {
         context: &Context,
     ) -> Result<bool, Error> {
         let to = self.peers[peer as usize].addr.0;
-        // SAFETY: our endpoint, of which `long` was made; context and payload as in `sendv`.
+        // SAFETY: `long` was made from this endpoint; the context belongs to the slot; the caller of `send_long` keeps the payload valid
+        // until the completion.
         let code = unsafe { long.send(&self.endpoint, payload, to, tag, context) };
         self.accepted("fi_tsend", code)
     }
 
-    /// `fi_sendv`: true when accepted, false when to be tried again.
+    /// `fi_sendv`: false when it must be retried.
     fn sendv(&self, parts: &[iovec], peer: u32, context: &Context) -> Result<bool, Error> {
         let addr = self.peers[peer as usize].addr.0;
         let endpoint = self.endpoint.as_ptr();
-        // SAFETY: open endpoint; the parts and the context stay until the completion (buffers and slots are ours, borrowed
-        // payloads are kept by the caller's promise, all are released only by a completion or after the endpoint is closed); no
-        // descriptors, because the endpoint was opened without FI_MR_LOCAL.
+        // SAFETY: the endpoint is open. Buffers and contexts belong to this struct and are released by a completion or after the close;
+        // the caller of `send_borrowed` keeps its payload valid as long. No descriptors are needed, because the endpoint was opened
+        // without FI_MR_LOCAL.
         let code =
             unsafe { (self.sendv)(endpoint, parts.as_ptr(), ptr::null_mut(), parts.len(), addr, context.as_ptr()) };
         self.accepted("fi_sendv", code)
     }
 
-    /// What libfabric's answer to a send means: true when accepted, false when to be tried again.
+    /// The meaning of libfabric's code for a send: false when it must be retried.
     fn accepted(&self, call: &'static str, code: isize) -> Result<bool, Error> {
         match i32::try_from(code) {
             Ok(0) => Ok(true),
@@ -487,7 +490,7 @@ impl Sending {
         }
     }
 
-    /// Frees a slot that nothing is under way for, and tells about a borrowed payload.
+    /// Frees a slot, and reports the end of a borrowed payload.
     fn release(&mut self, index: u32, sent: bool) {
         let slot = &mut self.slots[index as usize];
         let peer = Peer(slot.peer);
@@ -499,7 +502,7 @@ impl Sending {
         self.free.push(index);
     }
 
-    /// Takes note of a completion, `failed` or not.
+    /// Handles a completion, successful or `failed`.
     pub(super) fn complete(&mut self, operation: Operation, failed: Option<Error>) {
         let peer = match operation {
             Operation::Send(index) => {
@@ -514,14 +517,14 @@ impl Sending {
             Operation::Receive(_) | Operation::ReceiveLong(_) => return,
         };
         let state = &mut self.peers[peer as usize];
-        state.under_way = state.under_way.saturating_sub(1);
+        state.in_flight = state.in_flight.saturating_sub(1);
         if let Some(error) = failed {
-            self.lose(peer, LostReason::Failed(error));
+            self.mark_lost(peer, LostReason::Failed(error));
         }
         self.remove_if_idle(peer);
     }
 
-    /// Who sent a message; None when it shall not be taken.
+    /// The sender of a message; None when the message must be dropped.
     pub(super) fn sender(&mut self, message: &Frame<'_>) -> Option<Peer> {
         if message.to != 0 && message.to != self.number {
             log::debug!("a message for an earlier endpoint of this address was dropped");
@@ -550,26 +553,26 @@ impl Sending {
         if !matches!(state.state, State::Alive | State::Closed) {
             return None;
         }
-        state.engaged = true;
-        state.asked = None;
-        state.heard = self.now;
+        state.in_use = true;
+        state.pinged_at = None;
+        state.last_heard = self.now;
         Some(peer)
     }
 
-    /// A control message came in.
+    /// Handles a control message.
     pub(super) fn control(&mut self, from: Peer, flags: u8) {
-        if flags & GOODBYE != 0 {
-            self.peers[from.index()].told_closing = false;
+        if flags & CLOSE_ACK != 0 {
+            self.peers[from.index()].close_unconfirmed = false;
         }
         if flags & CLOSING != 0 {
-            self.lose(from.0, LostReason::Closed);
-            self.want_control(from.0, GOODBYE);
-        } else if flags & PLEASE_ANSWER != 0 && self.is_alive(from) {
-            self.want_control(from.0, 0);
+            self.mark_lost(from.0, LostReason::Closed);
+            self.request_control(from.0, CLOSE_ACK);
+        } else if flags & PING != 0 && self.is_alive(from) {
+            self.request_control(from.0, 0);
         }
     }
 
-    fn want_control(&mut self, peer: u32, flags: u8) {
+    fn request_control(&mut self, peer: u32, flags: u8) {
         let state = &mut self.peers[peer as usize];
         state.control_wanted = Some(state.control_wanted.unwrap_or(0) | flags);
         self.try_control(peer);
@@ -589,18 +592,18 @@ impl Sending {
                 if accepted {
                     state.control_wanted = None;
                     state.control_busy = true;
-                    state.under_way += 1;
+                    state.in_flight += 1;
                 }
             }
             Err(error) => {
                 self.peers[peer as usize].control_wanted = None;
-                self.lose(peer, LostReason::Failed(error));
+                self.mark_lost(peer, LostReason::Failed(error));
             }
         }
     }
 
-    /// Marks a peer lost and tells, the first time.
-    fn lose(&mut self, peer: u32, reason: LostReason) {
+    /// Marks a peer as lost and reports it, once.
+    fn mark_lost(&mut self, peer: u32, reason: LostReason) {
         let state = &mut self.peers[peer as usize];
         if state.state != State::Alive {
             return;
@@ -629,7 +632,7 @@ impl Sending {
 
     fn remove_if_idle(&mut self, peer: u32) {
         let state = &mut self.peers[peer as usize];
-        if state.state == State::Forgotten && state.under_way == 0 {
+        if state.state == State::Forgotten && state.in_flight == 0 {
             state.state = State::Removed;
             if let Err(error) = self.av.remove(state.addr) {
                 log::debug!("forgetting peer {peer}: {error}");
@@ -637,7 +640,7 @@ impl Sending {
         }
     }
 
-    /// Offers what waits to libfabric again, each peer's messages in their order.
+    /// Offers the backlog to libfabric again, each peer's messages in their order.
     pub(super) fn retry(&mut self) {
         if self.backlog.is_empty() {
             return;
@@ -659,71 +662,71 @@ impl Sending {
         self.backlog = backlog;
     }
 
-    /// Asks quiet peers to answer, and gives up on those that do not.
+    /// Pings quiet peers, and gives up peers that do not answer.
     pub(super) fn timers(&mut self, now: Instant) {
-        // If we were away for long ourselves, the answer may be waiting unread: the deadline starts again.
+        // After a long pause of the caller, an answer may be waiting unread: the deadline starts again.
         let grace = now.duration_since(self.now) >= self.config.lost_after / 2;
         self.now = now;
         for peer in 0..self.peers.len() as u32 {
             let state = &mut self.peers[peer as usize];
-            if state.state == State::Alive && state.engaged {
-                if grace && state.asked.is_some() {
-                    state.asked = Some(now);
+            if state.state == State::Alive && state.in_use {
+                if grace && state.pinged_at.is_some() {
+                    state.pinged_at = Some(now);
                 }
-                match state.asked {
-                    Some(asked) if now.duration_since(asked) >= self.config.lost_after => {
-                        let silent = now.duration_since(state.heard);
-                        self.lose(peer, LostReason::Silent(silent));
+                match state.pinged_at {
+                    Some(pinged_at) if now.duration_since(pinged_at) >= self.config.lost_after => {
+                        let silent = now.duration_since(state.last_heard);
+                        self.mark_lost(peer, LostReason::Silent(silent));
                         continue;
                     }
-                    None if now.duration_since(state.heard) >= self.config.ping_after => {
-                        state.asked = Some(now);
-                        self.want_control(peer, PLEASE_ANSWER);
+                    None if now.duration_since(state.last_heard) >= self.config.ping_after => {
+                        state.pinged_at = Some(now);
+                        self.request_control(peer, PING);
                     }
                     _ => {}
                 }
             }
-            let overdue = self.overdue(&self.peers[peer as usize]);
+            let is_silent = self.is_silent(&self.peers[peer as usize]);
             let state = &mut self.peers[peer as usize];
-            if state.state == State::Closed && overdue {
-                // It did not wait for our goodbye.
+            if state.state == State::Closed && is_silent {
+                // The peer did not wait for the confirmation.
                 state.control_wanted = None;
             }
             self.try_control(peer);
         }
     }
 
-    /// Messages that are not yet with libfabric.
+    /// Messages wait in the backlog.
     pub(super) fn has_backlog(&self) -> bool {
         !self.backlog.is_empty()
     }
 
-    /// Messages that are not yet with libfabric, or not completed.
+    /// Messages wait in the backlog or are in flight.
     pub(super) fn busy(&self) -> bool {
         !self.backlog.is_empty()
             || self.peers.iter().any(|peer| match peer.state {
-                State::Alive => peer.under_way > 0 || peer.control_wanted.is_some() || peer.told_closing,
-                State::Closed => peer.control_wanted.is_some() || peer.control_busy && !self.overdue(peer),
+                State::Alive => peer.in_flight > 0 || peer.control_wanted.is_some() || peer.close_unconfirmed,
+                State::Closed => peer.control_wanted.is_some() || peer.control_busy && !self.is_silent(peer),
                 _ => false,
             })
     }
 
-    fn overdue(&self, peer: &PeerState) -> bool {
-        self.now.duration_since(peer.heard) >= self.config.lost_after
+    fn is_silent(&self, peer: &PeerState) -> bool {
+        self.now.duration_since(peer.last_heard) >= self.config.lost_after
     }
 
-    /// Tells all live peers that we close. They must have heard before the endpoint is closed: what they send at that moment may make
-    /// the host reset the connection, and that destroys what they have not read.
-    pub(super) fn say_closing(&mut self) {
+    /// Announces the close to all live peers. They must confirm before the endpoint is closed: a message from them at that moment may make
+    /// the host reset the connection, which destroys messages that they have not read.
+    pub(super) fn send_closing(&mut self) {
         for peer in 0..self.peers.len() as u32 {
-            if self.peers[peer as usize].engaged && self.peers[peer as usize].state == State::Alive {
-                self.peers[peer as usize].told_closing = true;
-                self.want_control(peer, CLOSING);
+            if self.peers[peer as usize].in_use && self.peers[peer as usize].state == State::Alive {
+                self.peers[peer as usize].close_unconfirmed = true;
+                self.request_control(peer, CLOSING);
             }
         }
     }
 
-    /// How often timers have to be looked at.
+    /// The time between two runs of the timers.
     pub(super) fn timer_interval(&self) -> Duration {
         (self.config.ping_after / 4).min(self.config.lost_after / 8)
     }
@@ -736,9 +739,8 @@ pub(super) fn message_size(config: &Config, name_len: usize) -> Option<usize> {
     (PREFIX + name_len + config.max_header).checked_add(config.max_payload)
 }
 
-/// Writes prefix, name and header; says where the payload goes. Lengths were checked against the configuration.
-///
-/// `numbers` are the sender's and the receiver's.
+/// Writes prefix, name and header; gives the offset of the payload. The caller has checked the lengths. `from` and `to` are the numbers of
+/// the two endpoints.
 fn emit(
     buffer: &mut [u8],
     kind: Kind,

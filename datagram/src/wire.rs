@@ -1,40 +1,63 @@
-//! The bytes in front of every message: 32 bytes, then the sender's endpoint name, the header, the payload.
+//! The bytes before every message: a [`RawPrefix`], the sender's endpoint name, the header, the payload.
 //!
-//! ```text
-//! 0  magic        u32 LE   "FGM2"
-//! 4  kind         u8       1 data, 2 control
-//! 5  flags        u8       control: bit 0 please answer, bit 1 the sender closes, bit 2 heard that the receiver closes
-//! 6  name_len     u8       bytes of the sender's name
-//! 7  (zero)       u8
-//! 8  header_len   u16 LE
-//! 10 (zero)       u16
-//! 12 payload_len  u32 LE
-//! 16 from         u64 LE   the sending endpoint, a number of its own choice
-//! 24 to           u64 LE   data: the endpoint that is meant; 0 if its number is not known
-//! ```
-//!
-//! The name makes a message say from whom it is on every provider, whether or not it can tell (`FI_SOURCE`), and lets the
-//! receiver answer a sender that it had not heard of. The numbers tell endpoints apart that have one name after the other: what one
-//! sent, or was sent, is nothing for the next. It is not proof: the wire is for hosts that trust each other.
+//! The name identifies the sender on every provider, also without `FI_SOURCE`, and lets a receiver answer an unknown sender. The endpoint
+//! numbers distinguish endpoints that have the same name one after the other: a message from or for an earlier one is dropped. Neither is a
+//! proof: the hosts on this wire trust each other.
 
-/// Bytes of the fixed part.
-pub(super) const PREFIX: usize = 32;
-const MAGIC: u32 = u32::from_le_bytes(*b"FGM2");
+use std::mem::{offset_of, size_of};
 
-/// Control flag: the receiver shall send something back.
-pub(super) const PLEASE_ANSWER: u8 = 1;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of the prefix.
+pub(super) const PREFIX: usize = size_of::<RawPrefix>();
+const MAGIC: [u8; 4] = *b"FGM2";
+
+/// The prefix of a message, as it is sent.
+#[derive(Clone, Copy, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawPrefix {
+    magic: [u8; 4],
+    /// 1 data, 2 control.
+    kind: u8,
+    /// Control: [`PING`], [`CLOSING`], [`CLOSE_ACK`].
+    flags: u8,
+    /// Bytes of the sender's name.
+    name_len: u8,
+    reserved: u8,
+    header_len: U16,
+    reserved2: U16,
+    payload_len: U32,
+    /// The number of the sending endpoint, which it draws when it opens.
+    from: U64,
+    /// Data: the number of the receiving endpoint; 0 if the sender does not know it.
+    to: U64,
+}
+
+const _: () = {
+    assert!(PREFIX == 32);
+    assert!(offset_of!(RawPrefix, kind) == 4);
+    assert!(offset_of!(RawPrefix, name_len) == 6);
+    assert!(offset_of!(RawPrefix, header_len) == 8);
+    assert!(offset_of!(RawPrefix, payload_len) == 12);
+    assert!(offset_of!(RawPrefix, from) == 16);
+    assert!(offset_of!(RawPrefix, to) == 24);
+};
+
+/// Control flag: the receiver must answer.
+pub(super) const PING: u8 = 1;
 /// Control flag: the sender closes its endpoint.
 pub(super) const CLOSING: u8 = 2;
-/// Control flag: the sender has heard that the receiver closes.
-pub(super) const GOODBYE: u8 = 4;
-/// All combinations of control flags.
+/// Control flag: the sender has received the close of the receiver.
+pub(super) const CLOSE_ACK: u8 = 4;
+/// Number of combinations of control flags.
 pub(super) const FLAG_SETS: u8 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A message of the user.
     Data,
-    /// Between the endpoints themselves, with its flags.
+    /// A message between the endpoints themselves, with its flags.
     Control(u8),
 }
 
@@ -48,7 +71,7 @@ pub(super) struct Prefix {
     pub to: u64,
 }
 
-/// A received message, taken apart.
+/// A received message in parts.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Frame<'a> {
     pub kind: Kind,
@@ -63,7 +86,7 @@ pub(super) struct Frame<'a> {
 pub(super) enum FrameError {
     #[error("{0} bytes are too short for a message")]
     Short(usize),
-    #[error("magic {0:#010x} is not ours")]
+    #[error("unknown magic {0:#010x}")]
     Magic(u32),
     #[error("unknown kind {0}")]
     Kind(u8),
@@ -77,44 +100,41 @@ impl Prefix {
             Kind::Data => (1, 0),
             Kind::Control(flags) => (2, flags),
         };
-        let mut bytes = [0; PREFIX];
-        bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[4] = kind;
-        bytes[5] = flags;
-        bytes[6] = self.name_len;
-        bytes[8..10].copy_from_slice(&self.header_len.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.payload_len.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.from.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.to.to_le_bytes());
-        bytes
+        let raw = RawPrefix {
+            magic: MAGIC,
+            kind,
+            flags,
+            name_len: self.name_len,
+            reserved: 0,
+            header_len: self.header_len.into(),
+            reserved2: 0.into(),
+            payload_len: self.payload_len.into(),
+            from: self.from.into(),
+            to: self.to.into(),
+        };
+        zerocopy::transmute!(raw)
     }
 }
 
 impl<'a> Frame<'a> {
     pub fn parse(message: &'a [u8]) -> Result<Self, FrameError> {
-        let (prefix, rest) = message.split_first_chunk::<PREFIX>().ok_or(FrameError::Short(message.len()))?;
-        let number = |at: usize| prefix[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);
-        let (from, to) = (number(16), number(24));
-        let [m0, m1, m2, m3, kind, flags, name_len, _, h0, h1, _, _, p0, p1, p2, p3, ..] = *prefix;
-        let magic = u32::from_le_bytes([m0, m1, m2, m3]);
-        if magic != MAGIC {
-            return Err(FrameError::Magic(magic));
+        let (raw, rest) = RawPrefix::ref_from_prefix(message).map_err(|_| FrameError::Short(message.len()))?;
+        if raw.magic != MAGIC {
+            return Err(FrameError::Magic(u32::from_le_bytes(raw.magic)));
         }
-        let kind = match kind {
+        let kind = match raw.kind {
             1 => Kind::Data,
-            2 => Kind::Control(flags),
+            2 => Kind::Control(raw.flags),
             other => return Err(FrameError::Kind(other)),
         };
-        let name_len = usize::from(name_len);
-        let header_len = usize::from(u16::from_le_bytes([h0, h1]));
-        let payload_len = u32::from_le_bytes([p0, p1, p2, p3]) as usize;
-        let stated = PREFIX + name_len + header_len + payload_len;
+        let (name_len, header_len) = (usize::from(raw.name_len), usize::from(raw.header_len.get()));
+        let stated = PREFIX + name_len + header_len + raw.payload_len.get() as usize;
         if stated != message.len() {
             return Err(FrameError::Length { stated, actual: message.len() });
         }
         let (name, rest) = rest.split_at(name_len);
         let (header, payload) = rest.split_at(header_len);
-        Ok(Self { kind, from, to, name, header, payload })
+        Ok(Self { kind, from: raw.from.get(), to: raw.to.get(), name, header, payload })
     }
 }
 
@@ -130,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn golden_bytes() {
+    fn prefix_has_golden_bytes() {
         let kind = Kind::Control(3);
         let prefix = Prefix { kind, name_len: 16, header_len: 0x0102, payload_len: 0x0304_0506, from: 0x0708, to: 9 };
         let emitted = prefix.emit();
@@ -140,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn parts_come_back() {
+    fn frame_round_trips() {
         let bytes = message();
         let frame = Frame::parse(&bytes).unwrap();
         assert_eq!(frame, Frame { kind: Kind::Data, from: 5, to: 6, name: b"abc", header: b"HH", payload: b"pppp" });
     }
 
     #[test]
-    fn every_cut_and_every_extension_is_refused() {
+    fn frame_of_wrong_length_is_refused() {
         let bytes = message();
         for len in 0..bytes.len() {
             assert!(Frame::parse(&bytes[..len]).is_err(), "{len}");
@@ -158,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_bytes_are_refused() {
+    fn unknown_magic_or_kind_is_refused() {
         let mut bytes = message();
         bytes[4] = 9;
         assert_eq!(Frame::parse(&bytes), Err(FrameError::Kind(9)));

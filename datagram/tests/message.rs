@@ -17,7 +17,7 @@ use ferrogin_libfabric::Libfabric;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// For peers that live: nobody is given up because a busy machine keeps it from answering.
+/// For live peers: a busy machine does not reach this limit.
 fn config() -> Config {
     Config {
         tx_depth: 32,
@@ -28,22 +28,22 @@ fn config() -> Config {
     }
 }
 
-/// For a peer that is to die, and must be given up after `lost_after`.
-fn mortal(lost_after: Duration) -> Config {
+/// For a peer that dies, and must be given up after `lost_after`.
+fn config_for_death(lost_after: Duration) -> Config {
     Config { lost_after, ..config() }
 }
 
-/// The longest that a death may take to be noticed: many times what it has to, for the sake of busy machines.
-fn noticed_within(lost_after: Duration) -> Duration {
+/// The longest time until a death is detected: many times the required time, for busy machines.
+fn detected_within(lost_after: Duration) -> Duration {
     15 * lost_after
 }
 
-/// A peer was given up before its death: it did not get to answer in time.
-struct Hasty;
+/// A peer was given up before its death, because the machine was too busy for its answer.
+struct TooBusy;
 
-/// Runs a test in which a peer must answer within `lost_after`, and then must be given up after it. Where the machine keeps the peer
-/// from its answer for so long, there is more time in the next try.
-fn patiently(test: impl Fn(Duration) -> Result<(), Hasty>) {
+/// Runs a test in which a peer must answer within `lost_after`, and is then given up. If the machine is too busy for the answer, the next
+/// try has a longer limit.
+fn with_longer_limits(test: impl Fn(Duration) -> Result<(), TooBusy>) {
     let tries = [2, 10, 60].map(Duration::from_secs);
     let passed = tries.iter().any(|&lost_after| {
         let result = test(lost_after);
@@ -96,8 +96,8 @@ fn header_of_message(seed: u64, number: u64) -> Vec<u8> {
     header
 }
 
-/// Sends `count` messages to the peer, every other one borrowed, and takes `count` of its messages, until both are done and every
-/// borrowed payload came back. Without a peer it answers the first that speaks. True when the peer has closed already.
+/// Sends `count` messages to the peer, every other one borrowed, and receives `count` messages of it, until every borrowed payload is
+/// released. Without a peer it takes the first sender. True when the peer has closed already.
 fn exchange(endpoint: &mut MessageEndpoint, mut peer: Option<Peer>, mine: u64, theirs: u64, count: u64) -> bool {
     let start = Instant::now();
     let mut seen = HashSet::new();
@@ -151,12 +151,12 @@ fn exchange(endpoint: &mut MessageEndpoint, mut peer: Option<Peer>, mine: u64, t
     closed
 }
 
-/// Says that it closes, after an exchange.
+/// Closes after an exchange.
 fn say_closing(endpoint: &mut MessageEndpoint) {
     assert!(endpoint.shutdown(LIMIT, |_, event| panic!("{event:?}")).unwrap());
 }
 
-/// Waits until the peer has said that it closes, and closes too.
+/// Waits for the close of the peer, and closes too.
 fn hear_closing(endpoint: &mut MessageEndpoint, mut closed: bool) {
     let start = Instant::now();
     while !closed {
@@ -202,8 +202,8 @@ fn endpoint_sends_to_itself() {
 }
 
 #[test]
-fn limits_are_kept() {
-    for lib in libraries("limits_are_kept") {
+fn limits_are_enforced() {
+    for lib in libraries("limits_are_enforced") {
         let mut a = MessageEndpoint::open(&lib, &config()).unwrap();
         let b = MessageEndpoint::open(&lib, &config()).unwrap();
         let peer = a.add_peer(b.address()).unwrap();
@@ -319,14 +319,14 @@ fn two_processes_exchange_every_byte() {
     }
 }
 
-/// Polls until the peer is lost; says why and after how long.
+/// Polls until the peer is lost; gives the reason and the time.
 fn wait_for_loss(
     endpoint: &mut MessageEndpoint,
     lost_after: Duration,
     mut each: impl FnMut(&mut MessageEndpoint),
 ) -> (LostReason, Duration) {
     let start = Instant::now();
-    let limit = noticed_within(lost_after);
+    let limit = detected_within(lost_after);
     let mut lost = None;
     while lost.is_none() {
         assert!(start.elapsed() < limit, "the peer's death went unnoticed for {limit:?}");
@@ -345,7 +345,7 @@ fn wait_for_loss(
     (reason, after)
 }
 
-fn echo_once(endpoint: &mut MessageEndpoint, peer: Peer) -> Result<(), Hasty> {
+fn echo_once(endpoint: &mut MessageEndpoint, peer: Peer) -> Result<(), TooBusy> {
     let start = Instant::now();
     endpoint.send(peer, b"hello", &[7; 1000]).unwrap();
     let (mut answered, mut hasty) = (false, false);
@@ -360,15 +360,15 @@ fn echo_once(endpoint: &mut MessageEndpoint, peer: Peer) -> Result<(), Hasty> {
             .unwrap();
         std::thread::yield_now();
     }
-    if hasty { Err(Hasty) } else { Ok(()) }
+    if hasty { Err(TooBusy) } else { Ok(()) }
 }
 
 #[test]
-fn killed_peer_is_told_to_a_silent_endpoint() {
-    for lib in libraries("killed_peer_is_told_to_a_silent_endpoint") {
-        patiently(|lost_after| {
+fn killed_peer_is_reported_to_quiet_endpoint() {
+    for lib in libraries("killed_peer_is_reported_to_quiet_endpoint") {
+        with_longer_limits(|lost_after| {
             let peered = Peered::start(&lib, "echo");
-            let mut endpoint = MessageEndpoint::open(&lib, &mortal(lost_after)).unwrap();
+            let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
             let peer = endpoint.add_peer(&peered.address).unwrap();
             echo_once(&mut endpoint, peer)?;
             // Alive and quiet for longer than the deadline: not lost, because it answers.
@@ -381,7 +381,7 @@ fn killed_peer_is_told_to_a_silent_endpoint() {
                 };
                 endpoint.poll(on_event).unwrap();
                 if hasty {
-                    return Err(Hasty);
+                    return Err(TooBusy);
                 }
                 std::thread::yield_now();
             }
@@ -394,11 +394,11 @@ fn killed_peer_is_told_to_a_silent_endpoint() {
 }
 
 #[test]
-fn killed_peer_is_told_to_a_sender() {
-    for lib in libraries("killed_peer_is_told_to_a_sender") {
-        patiently(|lost_after| {
+fn killed_peer_is_reported_to_sender() {
+    for lib in libraries("killed_peer_is_reported_to_sender") {
+        with_longer_limits(|lost_after| {
             let peered = Peered::start(&lib, "echo");
-            let mut endpoint = MessageEndpoint::open(&lib, &mortal(lost_after)).unwrap();
+            let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
             let peer = endpoint.add_peer(&peered.address).unwrap();
             echo_once(&mut endpoint, peer)?;
             peered.signal(libc::SIGKILL);
@@ -407,7 +407,7 @@ fn killed_peer_is_told_to_a_sender() {
                 let _ = endpoint.send(peer, b"x", &payload);
             });
 
-            // Others go on, with all slots: none is stuck on the dead peer for good.
+            // Messages to other peers use all slots: the dead peer keeps none.
             let other = Peered::start(&lib, "echo");
             let other_peer = endpoint.add_peer(&other.address).unwrap();
             echo_once(&mut endpoint, other_peer)?;
@@ -424,11 +424,11 @@ fn killed_peer_is_told_to_a_sender() {
 }
 
 #[test]
-fn stopped_peer_is_told() {
-    for lib in libraries("stopped_peer_is_told") {
-        patiently(|lost_after| {
+fn stopped_peer_is_reported() {
+    for lib in libraries("stopped_peer_is_reported") {
+        with_longer_limits(|lost_after| {
             let peered = Peered::start(&lib, "echo");
-            let mut endpoint = MessageEndpoint::open(&lib, &mortal(lost_after)).unwrap();
+            let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
             let peer = endpoint.add_peer(&peered.address).unwrap();
             echo_once(&mut endpoint, peer)?;
             peered.signal(libc::SIGSTOP);
@@ -441,12 +441,12 @@ fn stopped_peer_is_told() {
 }
 
 #[test]
-fn peer_that_never_was_is_told() {
-    for lib in libraries("peer_that_never_was_is_told") {
+fn missing_peer_is_reported() {
+    for lib in libraries("missing_peer_is_reported") {
         let lost_after = Duration::from_secs(2);
-        let mut endpoint = MessageEndpoint::open(&lib, &mortal(lost_after)).unwrap();
+        let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
         let mut address = endpoint.address().to_vec();
-        // Port 1 on this host, where nobody listens.
+        // Port 1 of this host has no listener.
         (address[2], address[3]) = (0, 1);
         let peer = endpoint.add_peer(&address).unwrap();
         endpoint.send(peer, b"anyone", &[0; 10]).unwrap();

@@ -1,4 +1,4 @@
-//! A network that punishes: it delivers, matches and completes in any order, says "again" at random, and loses whoever it is told to.
+//! A hostile network: it delivers, matches and completes in any order, asks for retries at random, and loses endpoints on request.
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
@@ -45,10 +45,10 @@ struct Posted {
 struct Port {
     posted: Vec<Posted>,
     unexpected: Vec<Message>,
-    /// Ended, not told yet.
+    /// Events that are not reported yet.
     events: Vec<Event>,
     dead: bool,
-    /// Its polls panic.
+    /// Polls panic.
     broken: bool,
 }
 
@@ -56,8 +56,8 @@ struct State {
     random: Random,
     ports: Vec<Port>,
     by_name: HashMap<Vec<u8>, usize>,
-    flying: Vec<Message>,
-    /// Sends whose bytes are still read: the message leaves when they end, with what the bytes are then.
+    in_flight: Vec<Message>,
+    /// Sends whose bytes are still read: the message leaves at their end, with the bytes of that moment.
     sending: Vec<(Message, Payload, u64)>,
     hostile: bool,
 }
@@ -72,7 +72,7 @@ pub struct Fake {
     port: usize,
     name: Vec<u8>,
     limit: usize,
-    /// It answers what it is like otherwise than transports do that say nothing.
+    /// Its properties differ from the defaults of the trait.
     pub odd: bool,
     /// It takes no sends.
     pub full: bool,
@@ -83,13 +83,13 @@ fn refused() -> Error {
 }
 
 impl Net {
-    /// `hostile` reorders, delays and says "again"; otherwise everything is prompt.
+    /// `hostile` reorders, delays and asks for retries; otherwise everything is prompt.
     pub fn new(seed: u64, hostile: bool) -> Self {
         let state = State {
             random: Random(seed),
             ports: Vec::new(),
             by_name: HashMap::new(),
-            flying: Vec::new(),
+            in_flight: Vec::new(),
             sending: Vec::new(),
             hostile,
         };
@@ -114,11 +114,11 @@ impl Net {
         Fake { net: self.clone(), port, name, limit: 1 << 20, odd: false, full: false }
     }
 
-    /// The endpoint is gone: it hears and says nothing more, and sends to it fail.
+    /// Kills an endpoint: it sends and receives nothing more, and sends to it fail.
     pub fn kill(&self, port: usize) {
         let mut state = self.state();
         state.ports[port].dead = true;
-        state.flying.retain(|message| message.to != port && message.from != port);
+        state.in_flight.retain(|message| message.to != port && message.from != port);
     }
 
     /// The endpoint panics when it is polled next.
@@ -128,15 +128,15 @@ impl Net {
 }
 
 impl Net {
-    /// Another endpoint with the name of one that is gone at this moment. What that one sent, and what it was sent, may still come.
-    pub fn reborn(&self, port: usize) -> Fake {
+    /// Replaces an endpoint by a new one with its name. Messages from and to the old one may still arrive.
+    pub fn replace(&self, port: usize) -> Fake {
         let mut state = self.state();
         let (gone, sending) =
             std::mem::take(&mut state.sending).into_iter().partition(|(message, ..)| message.from == port);
         state.sending = sending;
         let gone: Vec<(Message, Payload, u64)> = gone;
         for (message, body, _) in gone {
-            state.flying.push(Message { bytes: body.as_slice().to_vec(), ..message });
+            state.in_flight.push(Message { bytes: body.as_slice().to_vec(), ..message });
         }
         state.ports[port] = Port::default();
         self.fake(port)
@@ -144,7 +144,7 @@ impl Net {
 }
 
 impl State {
-    fn again(&mut self) -> bool {
+    fn must_retry(&mut self) -> bool {
         self.hostile && self.random.below(5) == 0
     }
 
@@ -155,23 +155,23 @@ impl State {
         }
         let at = self.random.below(self.sending.len());
         let (mut message, body, token) = self.sending.swap_remove(at);
-        // Read as late as possible, as a retransmission does.
+        // The bytes are read as late as possible, as a retransmission does.
         message.bytes = body.as_slice().to_vec();
         let (from, to) = (message.from, message.to);
         let result = if self.ports[to].dead { Err(refused()) } else { Ok(()) };
         if result.is_ok() {
-            self.flying.push(message);
+            self.in_flight.push(message);
         }
         self.ports[from].events.push(Event::Sent { token, body, result });
     }
 
     /// Delivers one message, chosen at random.
     fn deliver(&mut self) {
-        if self.flying.is_empty() {
+        if self.in_flight.is_empty() {
             return;
         }
-        let at = if self.hostile { self.random.below(self.flying.len()) } else { 0 };
-        let message = self.flying.remove(at);
+        let at = if self.hostile { self.random.below(self.in_flight.len()) } else { 0 };
+        let message = self.in_flight.remove(at);
         let port = &mut self.ports[message.to];
         let fits = |posted: &Posted| {
             posted.pattern.matches(message.tag) && posted.from.is_none_or(|from| from == message.from)
@@ -192,7 +192,7 @@ fn received(posted: Posted, message: Message) -> Event {
     buffer.extend_from_slice(&message.bytes[..message.bytes.len().min(len)]);
     let fits = message.bytes.len() <= len;
     let result = if fits { Ok(()) } else { Err(ReceiveError::Truncated) };
-    // Of what was cut off, most providers do not tell the sender.
+    // Most providers do not report the sender of a truncated message.
     let from = fits.then_some(Addr(message.from as u64));
     Event::Received { token, bytes: buffer, tag: message.tag, from, result }
 }
@@ -228,13 +228,13 @@ impl Transport for Fake {
 
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> SendResult {
         let mut state = self.net.state();
-        if self.full || state.again() {
+        if self.full || state.must_retry() {
             return SendResult::Retry(body);
         }
         let message = Message { from: self.port, to: to.0 as usize, tag, bytes: Vec::new() };
         if state.hostile && body.is_word() && state.random.below(2) == 0 {
             let bytes = body.as_slice().to_vec();
-            state.flying.push(Message { bytes, ..message });
+            state.in_flight.push(Message { bytes, ..message });
             return SendResult::Done(body);
         }
         state.sending.push((message, body, token));
@@ -250,7 +250,7 @@ impl Transport for Fake {
         token: u64,
     ) -> ReceiveResult {
         let mut state = self.net.state();
-        if state.again() {
+        if state.must_retry() {
             return ReceiveResult::Retry(buffer);
         }
         let posted = Posted { from: from.map(|from| from.0 as usize), pattern, buffer, len, token };
@@ -269,7 +269,7 @@ impl Transport for Fake {
 
     fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
         let mut state = self.net.state();
-        if state.again() {
+        if state.must_retry() {
             return false;
         }
         let port = &mut state.ports[self.port];
@@ -297,7 +297,7 @@ impl Transport for Fake {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
-        // Not under the lock, which the others need.
+        // Not under the lock, which other endpoints need.
         let broken = self.net.state().ports[self.port].broken;
         assert!(!broken, "as it was told");
         let mut state = self.net.state();

@@ -1,4 +1,4 @@
-//! Which sends a writer posts, and when: lengths at once, long payloads a few at a time.
+//! The order of sends: lengths at once, long payloads a few at a time.
 
 use std::os::fd::RawFd;
 
@@ -10,7 +10,7 @@ use crate::proto::transport::{Addr, Event, PAYLOAD_WINDOW, ReceiveResult, SendRe
 use crate::{Matching, Payload};
 use ferrogin_libfabric::Error;
 
-/// Takes everything, words as providers inject them, and writes down what it got.
+/// Takes every send, injects words, and records the sends.
 #[derive(Default)]
 struct Recorder {
     sent: Vec<(char, u32)>,
@@ -102,7 +102,7 @@ fn lengths_are_sent_before_long_payloads() {
     assert!(!outgoing.pump(&mut recorder, Addr(0), &mut callbacks).unwrap());
     assert_eq!(order(&mut recorder), "l0p0l1p1l2l3l4l5");
     assert_eq!(outgoing.bytes_in_flight(), 6 << 20);
-    // The second ends before the first: another may go, and no callback is due.
+    // The second ends before the first: another payload starts, and no callback is due.
     outgoing.sent(Operation::SendPayload, 1, recorder.held.pop().unwrap(), &mut callbacks);
     outgoing.pump(&mut recorder, Addr(0), &mut callbacks).unwrap();
     assert_eq!((order(&mut recorder).as_str(), callbacks.len()), ("p2", 0));

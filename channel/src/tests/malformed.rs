@@ -1,4 +1,4 @@
-//! Peers that break the protocol: their channel ends with an error that says how; others live on.
+//! Peers that violate the protocol: their channel ends with an error that names the violation; other channels stay open.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::{ChannelError, Config, Matching, Payload, Reason, Violation};
 
 type Got = Arc<Mutex<Vec<Result<Vec<u8>, ChannelError>>>>;
 
-/// An engine, an honest peer's channel on it, and a peer that we play ourselves, byte by byte.
+/// An engine, a good peer's channel on it, and a malformed peer, whose messages the test makes.
 struct Peers {
     engine: Engine<Fake>,
     good: Engine<Fake>,
@@ -21,7 +21,7 @@ struct Peers {
     to: Addr,
     now: Instant,
     callbacks: Vec<Callback>,
-    /// What the reads of the evil peer's channel got.
+    /// Results of the reads on the malformed peer's channel.
     got: Got,
     honest_channel: u32,
     channel: u32,
@@ -93,7 +93,7 @@ impl Peers {
         self.malformed.send(self.to, tag, Payload::from(bytes), 0, false);
     }
 
-    /// Moves time on; the evil peer answers pings unless `silent`.
+    /// Advances the time; the malformed peer answers pings if `answers`.
     fn run_as(&mut self, steps: u32, answers: bool) {
         for _ in 0..steps {
             self.now += Duration::from_millis(100);
@@ -124,7 +124,7 @@ impl Peers {
         self.run_as(steps, false);
     }
 
-    /// The evil channel has ended as `is` says, all of its reads with it, and the honest one works.
+    /// Asserts that the malformed peer's channel and its reads ended with the error `is`, and that the good one works.
     fn ended(mut self, is: impl Fn(&ChannelError) -> bool) {
         self.run(20);
         let got = std::mem::take(&mut *self.got.lock().unwrap());
@@ -261,7 +261,7 @@ fn malformed_control_message_ends_channel() {
     }
 }
 
-/// Who asks and takes no answers is owed one answer of a kind.
+/// At most one unsent answer of each kind is kept for a peer.
 #[test]
 fn unsendable_pongs_do_not_accumulate() {
     let mut peers = Peers::new();

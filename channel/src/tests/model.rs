@@ -1,4 +1,4 @@
-//! Random programs on channels, held against what must come out: every message once, whole, in order; callbacks in order.
+//! Random programs on channels, checked by an oracle: every message arrives once, whole and in order; callbacks run in order.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -14,10 +14,10 @@ use crate::{ChannelError, Config};
 #[derive(Default)]
 pub struct End {
     pub written: u64,
-    /// Numbers of writes whose callbacks came, in order of calls.
+    /// Numbers of writes in the order of their callbacks.
     pub write_calls: Vec<u64>,
     pub asked: u64,
-    /// Messages read, in order of calls, with the number of the read.
+    /// Messages in the order of their callbacks, with the numbers of the reads.
     pub read_calls: Vec<(u64, Vec<u8>)>,
     pub cancelled_reads: u64,
     pub failures: Vec<ChannelError>,
@@ -127,7 +127,7 @@ pub fn read(engine: &mut Engine<Fake>, number: u32, end: &Shared) -> u64 {
     (1 << 32) + at
 }
 
-/// Runs `steps` random steps on `peers` channels, then lets everything come to its end.
+/// Runs `steps` random steps on `peers` channels, then completes all operations.
 fn run(seed: u64, peers: usize, steps: usize, depth: usize, start_id: u32) {
     let config = Config { depth, start_id, max_message: 1 << 16, ..Config::default() };
     let mut world = World::new(seed, true, peers + 1, &config);
@@ -159,7 +159,7 @@ fn run(seed: u64, peers: usize, steps: usize, depth: usize, start_id: u32) {
             _ => world.step(Duration::from_micros(50)),
         }
     }
-    // Every message that is still to come is asked for.
+    // A read for every message that is still expected.
     for round in 0..200_000 {
         let mut done = true;
         for (channel, sides) in ends.iter().enumerate() {
@@ -194,7 +194,7 @@ fn run(seed: u64, peers: usize, steps: usize, depth: usize, start_id: u32) {
             }
         }
     }
-    // What is still asked for ends once when the channel closes.
+    // Remaining reads end once when the channel closes.
     for (channel, sides) in ends.iter().enumerate() {
         let (engine, number) = channels[channel][0];
         world.engines[engine].close(number, Duration::from_secs(1), None);
@@ -305,7 +305,7 @@ fn messages_read_before_a_close_count_as_written() {
         while reader.lock().unwrap().read_calls.len() < 4 {
             world.step(Duration::from_micros(50));
         }
-        // Two messages are not read. All completions of the writes may still be to come.
+        // Two messages are not read. No completion of a write may have arrived yet.
         world.engines[1].close(remote, Duration::from_secs(1), None);
         for _ in 0..3000 {
             world.step(Duration::from_micros(50));

@@ -1,4 +1,4 @@
-//! One channel after the other between the same two names: the same endpoints, or others in their place.
+//! One channel after the other between the same two endpoint names, of the same endpoints or later ones.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ const STEP: Duration = Duration::from_micros(50);
 enum End {
     /// The client closes, and connects again.
     Closed,
-    /// The client closes and is gone; another has its name.
+    /// The client closes and is gone; a new endpoint has its name.
     ClosedAndGone,
-    /// The client dies in the middle; another has its name at once.
+    /// The client dies during traffic; a new endpoint has its name at once.
     Dead,
 }
 
-/// Writes and reads at random on both sides of a channel, `number` of all.
+/// Writes and reads at random on both sides of channel `number`.
 fn traffic(world: &mut World, random: &mut Random, sides: [(usize, u32); 2], ends: &[Shared; 2], number: usize) {
     for _ in 0..random.below(200) {
         let side = random.below(2);
@@ -34,7 +34,7 @@ fn traffic(world: &mut World, random: &mut Random, sides: [(usize, u32); 2], end
     }
 }
 
-/// What was read is what was written on this very channel, in order.
+/// Asserts that the messages read are those written on this channel, in order.
 fn check(ends: &[Shared; 2], number: usize) {
     for side in 0..2 {
         for (at, (_, bytes)) in ends[1 - side].lock().unwrap().read_calls.iter().enumerate() {
@@ -43,7 +43,7 @@ fn check(ends: &[Shared; 2], number: usize) {
     }
 }
 
-/// Reads until everything that was written has come.
+/// Reads until every written message has arrived.
 fn finish(world: &mut World, sides: [(usize, u32); 2], ends: &[Shared; 2]) {
     for round in 0.. {
         let mut done = true;
@@ -94,9 +94,9 @@ fn run(seed: u64) {
             }
         }
         if end != End::Closed {
-            world.engines[1] = Engine::new(world.net.reborn(1), config.clone(), world.now);
+            world.engines[1] = Engine::new(world.net.replace(1), config.clone(), world.now);
         }
-        // The next one is let in, and nothing of this one is left open.
+        // The next channel opens, and every callback of this one has run.
         let (local, remote) = world.connect(1);
         assert!(all_called(&ends[0]), "after {end:?}");
         check(&ends, number);
@@ -123,7 +123,7 @@ fn next_channel_gets_no_message_of_the_last() {
     (0..40).for_each(run);
 }
 
-/// Who has come back is asked more than once: the first question may go down with the connection to the one before.
+/// The first challenge may be lost with the connection to the earlier endpoint.
 #[test]
 fn lost_path_challenge_is_repeated() {
     use crate::Payload;
@@ -139,7 +139,7 @@ fn lost_path_challenge_is_repeated() {
     let send = |peer: &mut super::fake_network::Fake, control: &Control<'_>| {
         peer.send(to, CONTROL | control.kind as u64, Payload::from(control.emit()), 0, false);
     };
-    // What it hears next: the kind, and the secret that came with it.
+    // Kind and sender's secret of the next control message.
     let hear = |world: &mut World, peer: &mut super::fake_network::Fake| {
         let pattern = Pattern { tag: CONTROL, ignore: 0xff };
         let posted = peer.receive(None, pattern, Vec::new(), 4096, 1);
@@ -180,7 +180,7 @@ fn lost_path_challenge_is_repeated() {
     assert!(heard.len() < 3, "it is let in");
 }
 
-/// Who says hello in the name of one that has a channel gets none, and ends none.
+/// A hello with the name of another endpoint opens no channel and ends none.
 #[test]
 fn forged_hello_ends_no_channel() {
     use crate::Payload;

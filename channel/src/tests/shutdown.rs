@@ -1,4 +1,4 @@
-//! Reactors that end while others ask them for something.
+//! Requests to reactors that end, cancelled operations, and limits.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use crate::{Channel, ChannelError, Config, Listener, Reactor};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A handle of a channel that is not: everything that is asked of it is refused.
+/// A handle of a channel that does not exist: every request fails.
 fn nothing(reactor: &Reactor) -> Channel {
     let (sender, receiver) = mpsc::channel();
     let open = Channel::opening(reactor.shared(), move |channel| sender.send(channel.unwrap()).unwrap());
@@ -25,7 +25,7 @@ fn nothing(reactor: &Reactor) -> Channel {
     receiver.recv().unwrap()
 }
 
-/// Who finds the engine taken after the thread has gone leaves the request there; who has the engine serves it.
+/// A sender that finds the engine of an ended reactor locked leaves its request to the holder of the lock.
 #[test]
 fn request_to_locked_ended_engine_is_answered() {
     let transport: Box<dyn Transport> = Box::new(Net::new(1, false).endpoint());
@@ -38,7 +38,7 @@ fn request_to_locked_ended_engine_is_answered() {
     assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(true));
 }
 
-/// Whatever is asked at the moment at which the thread goes is answered, by whoever comes by.
+/// Requests at the moment of the thread's end are answered by their senders.
 #[test]
 fn requests_during_thread_end_are_answered() {
     for seed in 0..50 {
@@ -59,7 +59,7 @@ fn requests_during_thread_end_are_answered() {
                             answered.fetch_add(1, Ordering::SeqCst);
                         });
                         after += gone.load(Ordering::SeqCst);
-                        // A flood alone would keep everybody else from the lock.
+                        // Unlimited requests would keep other threads from the lock.
                         let begin = Instant::now();
                         let ahead = || asked.load(Ordering::SeqCst) > answered_yet.load(Ordering::SeqCst) + 20;
                         while ahead() && begin.elapsed() < Duration::from_secs(60) {
@@ -80,7 +80,7 @@ fn requests_during_thread_end_are_answered() {
     }
 }
 
-/// A fault of our own leaves nobody waiting.
+/// After a panic in the engine no operation waits for ever.
 #[test]
 fn panic_in_engine_ends_every_callback() {
     let net = Net::new(1, false);
@@ -93,7 +93,7 @@ fn panic_in_engine_ends_every_callback() {
     assert!(there.connect(listener.address()).wait_for(LIMIT).is_err());
 }
 
-/// What a transport says of itself reaches the engine, whose transport is behind a box.
+/// The engine gets the properties of a boxed transport.
 #[test]
 fn boxed_transport_forwards_defaults() {
     let mut fake = Net::new(1, false).endpoint();
@@ -106,7 +106,7 @@ fn boxed_transport_forwards_defaults() {
     assert_eq!(said(&boxed), (false, 1));
 }
 
-/// A limit counts from when it was given, however long the reactor has slept before.
+/// A limit counts from its request, also after a long sleep of the reactor.
 #[test]
 fn limit_counts_from_its_request() {
     let mut world = World::new(1, false, 2, &Config::default());
@@ -120,7 +120,7 @@ fn limit_counts_from_its_request() {
         end.fetch_add(1, Ordering::SeqCst);
     };
     world.engines[1].connect(&address, 0, limit, Box::new(count));
-    // The connecting end hears nothing yet.
+    // The connecting end receives nothing yet.
     let mut callbacks = Vec::new();
     for (after, expected) in [(limit / 2, 0), (limit, 1)] {
         world.engines[1].poll(Some(asked + after));
@@ -145,7 +145,7 @@ fn next(channel: &Channel) -> u8 {
     channel.receive().wait_for(LIMIT).unwrap()[0]
 }
 
-/// A message that had come to a read when that was dropped goes to the next one, in its order.
+/// The message of a read that was dropped after its arrival goes to the next read, in order.
 #[test]
 fn message_of_dropped_read_goes_to_next_read() {
     let (_here, _there, _listener, a, b) = connected(&Net::new(1, false));
@@ -155,18 +155,18 @@ fn message_of_dropped_read_goes_to_next_read() {
     for number in 0..6u8 {
         a.send(vec![number]).wait_for(LIMIT).unwrap();
     }
-    // The reads before it have theirs.
+    // The earlier reads have their messages.
     assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), [3]);
     let [first, second, third] = reads.try_into().ok().unwrap();
     drop((second, first));
-    // Taken back twice, in front of one that was taken back once.
+    // One message comes back twice, before one that came back once.
     let (sender, receiver) = mpsc::channel();
     let again = b.receive();
     b.read(move |result| sender.send(result.unwrap()).unwrap());
     assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), [1]);
     drop((third, again));
     assert_eq!((next(&b), next(&b)), (0, 2));
-    // And after the peer's end.
+    // Also after the end of the peer.
     let last = [b.receive(), b.receive()];
     let (sender, receiver) = mpsc::channel();
     b.read(move |result| sender.send(result).unwrap());
@@ -177,7 +177,7 @@ fn message_of_dropped_read_goes_to_next_read() {
     assert!(matches!(b.receive().wait_for(LIMIT), Err(ChannelError::Closed { .. })));
 }
 
-/// Reads that are polled once and dropped, at every moment, lose nothing.
+/// Reads that are polled once and dropped, at any moment, lose no message.
 #[test]
 fn polled_and_dropped_reads_lose_no_message() {
     let (_here, _there, _listener, a, b) = connected(&Net::new(1, false));
@@ -196,13 +196,13 @@ fn polled_and_dropped_reads_lose_no_message() {
             let polled = Pin::new(&mut read).poll(&mut Context::from_waker(Waker::noop()));
             let message = match polled {
                 Poll::Ready(result) => result,
-                // Now and then one is waited for, so that this ends.
+                // Some reads are waited for, so that the loop ends.
                 Poll::Pending if tries % 4 == 0 => read.wait_for(LIMIT),
                 Poll::Pending => continue,
             };
             let right = message.map(|bytes| bytes == expected.to_le_bytes());
             if right != Ok(true) {
-                // The writer ends too.
+                // The writer ends as well.
                 b.abort();
             }
             assert_eq!(right, Ok(true), "message {expected}");
@@ -211,7 +211,7 @@ fn polled_and_dropped_reads_lose_no_message() {
     });
 }
 
-/// So with channels that nobody accepted after all.
+/// The channel of a dropped accept goes to the next accept.
 #[test]
 fn channel_of_dropped_accept_goes_to_next_accept() {
     let net = Net::new(1, false);

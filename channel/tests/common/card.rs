@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-/// The directory with the card's provider, FERROGIN_DIST. None, aloud, without one.
+/// The directory with the card's provider, FERROGIN_DIST. Prints a SKIP line and gives None without one.
 pub fn provider_path(test: &str) -> Option<OsString> {
     let dist = std::env::var_os("FERROGIN_DIST").filter(|dist| Path::new(dist).join("libsoftefa-fi.so").exists());
     if dist.is_none() {

@@ -1,4 +1,4 @@
-//! Traffic over a channel that knows at every moment what must come next.
+//! Traffic over a channel that checks every message and its order.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -29,7 +29,7 @@ pub fn size_of(seed: u64, number: u64) -> usize {
     }
 }
 
-/// The bytes of message `number` of the sender `seed`, into `room`.
+/// The bytes of message `number` of the sender `seed`, in the memory of `room`.
 pub fn fill(mut room: Vec<u8>, seed: u64, number: u64) -> Vec<u8> {
     let len = size_of(seed, number);
     let mut random = Random(seed.wrapping_mul(31).wrapping_add(number));
@@ -48,14 +48,14 @@ fn is_right(bytes: &[u8], seed: u64, number: u64) -> bool {
         && bytes.chunks(8).all(|chunk| *chunk == random.next().to_le_bytes()[..chunk.len()])
 }
 
-/// What a direction came to.
+/// The outcome of one direction.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Callbacks that brought a message or a buffer.
+    /// Callbacks with a message or a buffer.
     pub good: u64,
-    /// Callbacks that brought an error.
+    /// Callbacks with an error.
     pub bad: u64,
-    /// The first of them.
+    /// The first error.
     pub error: Option<ChannelError>,
 }
 
@@ -63,7 +63,7 @@ struct Direction {
     seed: u64,
     count: u64,
     begun: AtomicU64,
-    /// Held from taking a number to asking for the operation, so that numbers are in the order of operations.
+    /// Locked from the choice of a number to the request, so that numbers are in the order of requests.
     order: Mutex<()>,
     outcome: Mutex<Option<Outcome>>,
     over: mpsc::Sender<Outcome>,
@@ -86,7 +86,7 @@ impl Direction {
         Some(number)
     }
 
-    /// Callback `number` was called: that must be its turn. True when another may begin.
+    /// Callback `number` ran: it must be the next one. True when another operation may begin.
     fn called(&self, number: u64, error: Option<ChannelError>) -> bool {
         let mut slot = self.outcome.lock().unwrap();
         let outcome = slot.as_mut().expect("no callback comes after the last");
@@ -136,7 +136,7 @@ fn write(channel: Channel, direction: Arc<Direction>, room: Vec<u8>) {
     let bytes = fill(room, direction.seed, number);
     channel.clone().write(bytes, move |result| match result {
         Ok(body) => {
-            // The memory is ours again: spoil it, the peer must not see that.
+            // The buffer came back: the peer must not see a later change of it.
             let mut bytes = body.into_vec();
             bytes.fill(0xa5);
             if direction.called(number, None) {

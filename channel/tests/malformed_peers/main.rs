@@ -1,6 +1,6 @@
-//! Peers that break the protocol, over real providers. A raw endpoint speaks to a listener byte by byte, as the documentation has it,
-//! and then does what no channel of ours does: its channel ends with an error that names it and says what it did, while
-//! a good client is served, and other wrongdoers meet their sender_secret ends.
+//! Peers that violate the protocol, over real providers. A raw endpoint sends the documented bytes to a listener, and then a sequence that no
+//! channel sends: its channel must end with an error that names the peer and the violation. Meanwhile a good client and other malformed
+//! peers use the same listener.
 #![allow(unsafe_code)]
 
 #[path = "../common/mod.rs"]
@@ -24,7 +24,7 @@ const LENGTH: u64 = 1 << 32;
 const PAYLOAD: u64 = 1 << 33;
 /// The longest message that the good side takes.
 const MAX: usize = 1 << 20;
-/// Reads that wait at the good side for what a wrongdoer sends.
+/// Reads at the good side that wait for a malformed peer.
 const READS: usize = 3;
 
 const VERSION: u8 = 5;
@@ -95,12 +95,12 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// A raw peer and what it knows of its channel.
+/// A raw peer and its channel.
 struct MalformedPeer<R> {
     raw: R,
     /// The other end's number of the channel and its secret.
     remote: (u32, u64),
-    /// Why the other end gave the channel up, as it said.
+    /// The reason in the abort of the other end.
     aborted: Option<u64>,
 }
 
@@ -108,7 +108,7 @@ const OWN_NUMBER: u32 = 7;
 const OWN_SECRET: u64 = 0x1234_5678_9abc_def0;
 
 impl<R: Raw> MalformedPeer<R> {
-    /// A hello to the listener with that address, made worse by `change`.
+    /// Sends a hello, modified by `change`, to the listener with that address.
     fn hello(raw: R, address: &Address, change: impl FnOnce(&mut Control)) -> Self {
         let bytes = address.to_bytes();
         let mut hello = Control {
@@ -130,7 +130,7 @@ impl<R: Raw> MalformedPeer<R> {
         this
     }
 
-    /// What is said to it, other than pings, which it answers.
+    /// The next control message other than a ping or an abort; answers pings.
     fn receive(&mut self) -> Option<Control> {
         let mut other = None;
         for bytes in self.raw.receive() {
@@ -151,7 +151,7 @@ impl<R: Raw> MalformedPeer<R> {
         self.raw.send(CONTROL | u64::from(kind), &control.emit());
     }
 
-    /// What is said to it next.
+    /// Waits for the next control message.
     fn answer(&mut self) -> Control {
         wait("an answer", || self.receive())
     }
@@ -182,14 +182,14 @@ fn config(provider: &str) -> Config {
         source: (provider == "tcp").then(|| "127.0.0.1".to_owned()),
         max_message: MAX,
         ping_after: Duration::from_millis(200),
-        // Nobody is given up because a busy machine keeps him from answering.
+        // A busy machine does not reach this limit.
         lost_after: LIMIT,
         connect_within: LIMIT,
         ..Config::default()
     }
 }
 
-/// A client whose messages come back right, all the time.
+/// A client that exchanges messages with an echo all the time.
 struct Good {
     rounds: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -217,7 +217,7 @@ impl Good {
         Self { rounds, stop, thread }
     }
 
-    /// It still gets its answers.
+    /// Asserts that it still gets its answers.
     fn lives(&self) {
         let before = self.rounds.load(Ordering::Relaxed);
         wait("the good client's answer", || {
@@ -242,12 +242,12 @@ fn echo(channel: Channel) {
     });
 }
 
-/// A peer was given up because it did not answer, by the channel or by the datagrams below it.
+/// A peer was given up because it did not answer, by the channel or by the datagrams below.
 fn is_silence(error: &ChannelError) -> bool {
     error.to_string().contains("has not answered")
 }
 
-/// What a peer does once it has its channel, and how that must end.
+/// What a peer does on its open channel, and the violation that must be detected.
 struct Case<R> {
     name: &'static str,
     act: fn(&mut MalformedPeer<R>),
@@ -260,7 +260,7 @@ macro_rules! case {
     };
 }
 
-/// Found out when what is missing has not come for as long as a peer has to answer.
+/// Violations that are detected after the limit for an answer.
 fn missing_parts<R: Raw>() -> Vec<Case<R>> {
     use Violation::Missing;
     vec![
@@ -277,7 +277,7 @@ fn missing_parts<R: Raw>() -> Vec<Case<R>> {
     ]
 }
 
-/// Found out at once.
+/// Violations that are detected at once.
 fn violations<R: Raw>() -> Vec<Case<R>> {
     use Violation::{LengthSize, OutOfTurn, PayloadLength, PayloadTooLong, TooLong, UnknownTag};
     vec![
@@ -346,12 +346,12 @@ struct Session<R> {
 }
 
 impl<R: Raw> Session<R> {
-    /// Opens a channel, sends one message as it should be, and then commits the case. The `others` must not fall silent meanwhile.
-    /// None when it is given up for silence before that.
+    /// Opens a channel, sends one correct message, and then violates the protocol. The `others` answer pings meanwhile. None when the peer is
+    /// given up as silent before.
     fn begin(case: Case<R>, raw: R, listener: &Listener, others: &mut [Self]) -> Option<Self> {
         let mut answer_pings = || {
             for other in &mut *others {
-                other.is_over();
+                other.has_ended();
             }
         };
         let accepted = listener.accept();
@@ -369,7 +369,7 @@ impl<R: Raw> Session<R> {
         let (sender, ends) = mpsc::channel();
         for _ in 0..READS + 1 {
             let sender = sender.clone();
-            // After a failed test nobody listens.
+            // After a failed test there is no receiver.
             channel.read(move |result| drop(sender.send(result)));
         }
         let mut this = Self { case, peer, channel, ends, errors: Vec::new() };
@@ -386,8 +386,8 @@ impl<R: Raw> Session<R> {
         Some(this)
     }
 
-    /// All reads have ended and the peer was told so.
-    fn is_over(&mut self) -> bool {
+    /// All reads have ended and the peer got an abort.
+    fn has_ended(&mut self) -> bool {
         let name = self.case.name;
         assert_eq!(self.peer.receive(), None, "{name}");
         self.errors.extend(self.ends.try_iter().map(|end| end.expect_err(name)));
@@ -411,10 +411,10 @@ impl<R: Raw> Session<R> {
     }
 }
 
-/// What is wrong with a hello.
+/// A modification of a hello.
 type Change = fn(&mut Control);
 
-/// Who is not let in hears why, and a peer's nonsense in place of a hello harms nobody.
+/// A refused peer gets the reason, and malformed bytes in place of a hello affect no other peer.
 fn hellos_are_refused<R: Raw>(listener: &Listener, open: &dyn Fn() -> R) {
     let cases: [(Change, Reason); 5] = [
         (|hello| hello.version += 1, Reason::Version),
@@ -450,7 +450,7 @@ fn connected_to<R: Raw>(reactor: &Reactor, mut raw: R, answer: impl Fn(&mut R, &
     let hello = wait("a hello", || raw.receive().pop().map(Ok).or_else(|| receiver.try_recv().ok().map(Err)));
     let hello = match hello {
         Ok(hello) => Control::parse(&hello),
-        // The time was over before the hello was on its way.
+        // The limit ended before the hello was sent.
         Err(result) => return result.expect_err("no channel"),
     };
     assert_eq!((hello.kind, hello.to, hello.secret, hello.version), (HELLO, 0, OWN_SECRET, VERSION));
@@ -495,7 +495,7 @@ fn malformed_answers_end_connects<R: Raw>(lib: &Arc<Libfabric>, config: &Config,
     assert!(matches!(error, ChannelError::Timeout { .. }), "{error}");
 }
 
-/// All of them at once: each ends for its sender_secret case. False when one had no time to answer and was given up for that.
+/// Runs all cases at once: each channel ends with its violation. False when a peer was given up because it had no time to answer.
 fn run_all<R: Raw>(listener: &Listener, violations: Vec<Case<R>>, open: &dyn Fn() -> R) -> bool {
     let mut sessions: Vec<Session<R>> = Vec::new();
     for case in violations {
@@ -504,7 +504,7 @@ fn run_all<R: Raw>(listener: &Listener, violations: Vec<Case<R>>, open: &dyn Fn(
     }
     let since = Instant::now();
     loop {
-        let left = sessions.iter_mut().filter_map(|v| (!v.is_over()).then_some((v.case.name, &v.errors)));
+        let left = sessions.iter_mut().filter_map(|v| (!v.has_ended()).then_some((v.case.name, &v.errors)));
         let left: Vec<_> = left.collect();
         if left.is_empty() {
             break;
@@ -526,7 +526,7 @@ fn malformed_peers<R: Raw>(lib: &Arc<Libfabric>, config: &Config, open: &dyn Fn(
     hellos_are_refused(&listener, open);
     good.lives();
     assert!(run_all(&listener, violations(), open), "somebody is given up for silence in less than {LIMIT:?}");
-    // Where the machine keeps one from answering for so short a time, all have longer in the next try.
+    // If the machine is too busy for an answer, the next try has a longer limit.
     let noticed = [3, 12, 60].map(Duration::from_secs).into_iter().any(|lost_after| {
         let reactor = Reactor::open(lib, &Config { lost_after, ..config.clone() }).unwrap();
         run_all(&reactor.listen().unwrap(), missing_parts(), open)

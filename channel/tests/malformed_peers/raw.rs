@@ -1,5 +1,5 @@
-//! A peer without a channel: an endpoint that sends any tag with any bytes. What it knows of the protocol it has from the
-//! documentation, byte by byte, and not from the crate.
+//! A raw peer: an endpoint that sends any tag with any bytes. Its knowledge of the protocol is from the documentation and not from the
+//! crate.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -18,21 +18,21 @@ use crate::LIMIT;
 /// Tag of control messages of kind 0.
 pub const CONTROL: u64 = 1 << 34;
 const IDS: u64 = 0xffff_ffff;
-/// ReceiveBuffer for a control message.
+/// Bytes of the buffer for a control message.
 const BUFFER_BYTES: usize = 256;
 /// Receives for them.
 const BUFFERS: usize = 8;
 
-/// Messages with tags, to one peer. Control messages alone are received.
+/// Tagged messages to one peer. Only control messages are received.
 pub trait Raw {
     /// The code of its tag matching in addresses and hellos.
     const MATCHING: u8;
-    /// Where peers answer.
+    /// The name of the endpoint.
     fn name(&self) -> Vec<u8>;
-    /// Whom to speak to.
+    /// Sets the peer by its name.
     fn set_peer(&mut self, name: &[u8]);
     fn send(&mut self, tag: u64, bytes: &[u8]);
-    /// The control messages that have come.
+    /// The control messages that have arrived.
     fn receive(&mut self) -> Vec<Vec<u8>>;
 }
 
@@ -41,15 +41,15 @@ struct ReceiveBuffer {
     bytes: Box<[u8; BUFFER_BYTES]>,
 }
 
-/// With tags that the provider matches.
+/// Tags that the provider matches.
 pub struct Tagged {
-    // First, so that it is closed before the memory that it was sending goes.
+    // First, so that it is closed before its buffers are freed.
     endpoint: Endpoint,
     queue: Arc<CompletionQueue>,
     av: Arc<AddressVector>,
     to: FiAddr,
     buffers: Vec<ReceiveBuffer>,
-    /// What was sent, with its contexts, kept to the end.
+    /// Sent bytes and their contexts, kept until the end.
     sending: Vec<(Box<[u8]>, Box<fi_context2>)>,
     received: Vec<Vec<u8>>,
 }
@@ -102,7 +102,7 @@ impl Tagged {
         let mut done = [Completion::EMPTY; 16];
         match self.queue.read(&mut done).unwrap() {
             Read::Entries(count) => done[..count].iter().for_each(|entry| self.completed(entry.context, entry.len)),
-            // A send to whom has gone.
+            // A send to a peer that is gone.
             Read::Failure => drop(self.queue.read_error().unwrap()),
         }
     }
@@ -151,22 +151,22 @@ impl Raw for Tagged {
     }
 }
 
-/// With tags in front of datagrams, as channels over `tcp` have them.
+/// Records in datagrams, as channels over `tcp` send them.
 pub struct Datagrams {
     endpoint: MessageEndpoint,
     to: Option<Peer>,
     received: Vec<Vec<u8>>,
 }
 
-/// Bytes in front of a datagram, and of a message that fits into one.
+/// Bytes of a record's header, and of the longest eager message.
 const HEADER: usize = 32;
 const DATAGRAM: usize = 64 << 10;
 const EAGER: u8 = 1;
 const RTS: u8 = 2;
-/// Flag: the bytes follow.
+/// Flag: the bytes follow the header.
 const INLINE: u8 = 2;
 
-/// What stands in front of a datagram.
+/// The header of a record.
 fn header(kind: u8, tag: u64, total: u64) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     header[0] = kind;
@@ -188,7 +188,7 @@ impl Datagrams {
         Self { endpoint: MessageEndpoint::open(lib, &config).unwrap(), to: None, received: Vec::new() }
     }
 
-    /// A datagram of any form.
+    /// Sends any datagram.
     pub fn datagram(&mut self, header: &[u8], bytes: &[u8]) {
         let since = Instant::now();
         while let Err(error) = self.endpoint.send(self.to.unwrap(), header, bytes) {
@@ -198,7 +198,7 @@ impl Datagrams {
         }
     }
 
-    /// A message that is announced with so many bytes, none of which come.
+    /// Sends an RTS for a message whose bytes are never sent.
     pub fn send_rts(&mut self, tag: u64, total: u64) {
         self.datagram(&header(RTS, tag, total), &[]);
     }
@@ -234,7 +234,7 @@ impl Raw for Datagrams {
 
     fn send(&mut self, tag: u64, bytes: &[u8]) {
         if bytes.len() > DATAGRAM {
-            // Nobody here takes so much.
+            // No receive of these tests is as long.
             return self.send_rts(tag, bytes.len() as u64);
         }
         self.datagram(&header(EAGER, tag, bytes.len() as u64), bytes);

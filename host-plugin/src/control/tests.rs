@@ -205,7 +205,7 @@ fn strangers_are_turned_away() {
     let lib = Libfabric::load(None).unwrap();
     let stranger = Reactor::open(&lib, &Config::default()).unwrap();
     let refused = stranger.connect(&address(&forged).unwrap()).wait().unwrap_err();
-    assert!(refused.to_string().contains("nobody listens"), "{refused}");
+    assert!(refused.to_string().contains("no listener"), "{refused}");
     let threads: Vec<_> = listeners
         .into_iter()
         .enumerate()

@@ -184,7 +184,7 @@ impl<T: Transport> Engine<T> {
         if let Some(at) = listening.waiting.iter().position(|(waiting, _)| *waiting == ticket)
             && let Some((_, done)) = listening.waiting.remove(at)
         {
-            let error = ChannelError::Cancelled { peer: "any peer".into() };
+            let error = ChannelError::Cancelled { peer: "a peer".into() };
             self.callbacks.push(Callback::Open(done, Err(error)));
         }
     }
