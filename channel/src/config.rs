@@ -3,9 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
+use zerocopy::{Immutable, KnownLayout, TryFromBytes};
+
 /// How tags are matched with receives. Both ends of a channel must match alike; an [`Address`](crate::Address) says how its endpoint
 /// matches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Immutable, KnownLayout, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub enum Matching {
     /// The provider matches its own tagged messages (`FI_TAGGED`).
@@ -17,7 +19,7 @@ pub enum Matching {
 impl Matching {
     /// The matching with this number, which goes over the wire.
     pub(crate) fn from_code(code: u8) -> Option<Self> {
-        [Self::Provider, Self::Software].into_iter().find(|matching| *matching as u8 == code)
+        Self::try_read_from_bytes(&[code]).ok()
     }
 }
 

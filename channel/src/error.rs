@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrogin_libfabric::Error;
+use zerocopy::{Immutable, KnownLayout, TryFromBytes};
 
 use crate::Matching;
 use crate::proto::tags::LENGTH_BUFFER;
@@ -135,7 +136,7 @@ pub enum ChannelError {
 }
 
 /// Why a peer refused or aborted a channel; the number goes over the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, Immutable, KnownLayout, PartialEq, Eq, TryFromBytes, thiserror::Error)]
 #[repr(u64)]
 pub enum Reason {
     /// The address belongs to no listener.
@@ -169,19 +170,7 @@ pub enum Reason {
 
 impl Reason {
     pub(crate) fn of(code: u64) -> Self {
-        [
-            Self::NotListening,
-            Self::Version,
-            Self::Busy,
-            Self::PairInUse,
-            Self::Violation,
-            Self::Stopped,
-            Self::Replaced,
-            Self::Matching,
-        ]
-        .into_iter()
-        .find(|reason| *reason as u64 == code)
-        .unwrap_or(Self::Unknown)
+        Self::try_read_from_bytes(&code.to_ne_bytes()).unwrap_or(Self::Unknown)
     }
 }
 

@@ -15,7 +15,6 @@ use crate::event_fd::EventFd;
 use crate::parker::Parker;
 use crate::proto::callback::{Callback, CloseDone, OpenDone, ReadDone, WriteDone};
 use crate::proto::engine::Engine;
-use crate::proto::transport::Transport;
 use crate::proto::wire::Address;
 
 /// A request of a user. `ReturnMessage` and `ReturnChannel` bring back what was handed out and not used.
@@ -35,9 +34,7 @@ pub(crate) enum Request {
     CloseAll { limit: Duration },
 }
 
-pub(crate) type AnyEngine = Engine<Box<dyn Transport>>;
-
-fn serve(engine: &mut AnyEngine, request: Request) {
+fn serve(engine: &mut Engine, request: Request) {
     match request {
         Request::Connect { .. } | Request::Close { .. } | Request::Release { .. } | Request::CloseAll { .. } => {
             engine.advance_clock(Instant::now());
@@ -72,7 +69,7 @@ pub(crate) fn run(callbacks: impl Iterator<Item = Callback>) {
 
 /// The engine and the inbox.
 pub(crate) struct Shared {
-    engine: Mutex<AnyEngine>,
+    engine: Mutex<Engine>,
     /// Requests in their order. Only the holder of the engine's lock empties it.
     inbox: Mutex<Vec<Request>>,
     /// The inbox has requests.
@@ -91,7 +88,7 @@ impl Shared {
     ///
     /// # Errors
     /// No eventfd can be opened.
-    pub fn new(engine: AnyEngine) -> io::Result<Self> {
+    pub fn new(engine: Engine) -> io::Result<Self> {
         Ok(Self {
             engine: Mutex::new(engine),
             inbox: Mutex::new(Vec::new()),
@@ -105,7 +102,7 @@ impl Shared {
         })
     }
 
-    pub fn engine(&self) -> MutexGuard<'_, AnyEngine> {
+    pub fn engine(&self) -> MutexGuard<'_, Engine> {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,7 +112,7 @@ impl Shared {
     }
 
     /// Uses the engine on a thread other than the reactor's.
-    pub fn with_engine<R>(&self, use_engine: impl FnOnce(&mut AnyEngine) -> R) -> R {
+    pub fn with_engine<R>(&self, use_engine: impl FnOnce(&mut Engine) -> R) -> R {
         let result = use_engine(&mut self.engine());
         self.serve_after_end();
         result
@@ -130,7 +127,7 @@ impl Shared {
     }
 
     /// Serves the requests in the inbox.
-    pub fn serve_inbox(&self, engine: &mut AnyEngine) {
+    pub fn serve_inbox(&self, engine: &mut Engine) {
         if !self.has_requests() {
             return;
         }

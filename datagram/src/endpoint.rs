@@ -1,17 +1,17 @@
 //! The message endpoint: opening, receiving, progress.
 
 use std::ffi::c_void;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::long::{Long, LongReceived};
-use super::outbox::{Outbox, sending_methods};
+use super::long::Long;
+use super::outbox::{Notice, Outbox, message_size};
 use super::pool::{Context, Operation, Pool};
-use super::sending::{Notice, Sending, message_size};
 use super::wire::{Frame, Kind};
-use super::{Config, Event, Peer, SendError};
+use super::{Config, Event};
 use ferrogin_libfabric::bindings::{self, fi_cq_format, fid_ep};
 use ferrogin_libfabric::entry;
 use ferrogin_libfabric::find_datagrams;
@@ -34,7 +34,7 @@ const POLLS_PER_CLOCK: u32 = 64;
 /// An endpoint for datagrams; see the [module](super).
 pub struct MessageEndpoint {
     // First: it closes the endpoint, after which nothing uses the buffers.
-    sending: Sending,
+    outbox: Outbox,
     cq: Arc<CompletionQueue>,
     recv: Recv,
     contexts: Box<[Context]>,
@@ -78,7 +78,7 @@ impl MessageEndpoint {
             |domain: &Arc<Domain>, size| CompletionQueue::open_to_wait(domain, &info.provider(), size, format);
         let mut this = Self::open_on(lib, config, &info, open_queue)?;
         if has_long {
-            this.sending.long = Some(Long::new(&this.sending.endpoint)?);
+            this.outbox.long = Some(Long::new(&this.outbox.endpoint)?);
         }
         Ok(this)
     }
@@ -101,12 +101,12 @@ impl MessageEndpoint {
         // SAFETY: `endpoint` is open until it is dropped, and its operations tables live as long.
         let table = unsafe { (*endpoint.as_ptr()).msg };
         let recv = entry!(lib, table, fi_ops_msg, recv, "fi_recv")?;
-        let sending = Sending::new(endpoint, av, config, info.tx_iov_limit())?;
+        let outbox = Outbox::new(endpoint, av, config, info.tx_iov_limit())?;
         let out_of_range = || Error::Argument { what: "message endpoint: rx_depth is out of range".to_owned() };
-        let size = message_size(config, sending.address().len()).ok_or_else(out_of_range)?;
+        let size = message_size(config, outbox.address().len()).ok_or_else(out_of_range)?;
         let count = u32::try_from(config.rx_depth).map_err(|_| out_of_range())?;
         let mut this = Self {
-            sending,
+            outbox,
             cq,
             recv,
             contexts: (0..count).map(|index| Context::new(Operation::Receive(index))).collect(),
@@ -125,8 +125,6 @@ impl MessageEndpoint {
         &self.provider
     }
 
-    sending_methods!(self => self.sending, self.sending);
-
     /// The descriptor that becomes readable when a poll has work, if the provider has one.
     pub fn wait_fd(&self) -> Option<RawFd> {
         self.cq.wait_fd()
@@ -134,29 +132,24 @@ impl MessageEndpoint {
 
     /// The next poll must offer something to libfabric again, which the descriptor does not announce.
     pub fn must_retry(&self) -> bool {
-        !self.unposted.is_empty() || self.sending.has_backlog()
+        !self.unposted.is_empty() || self.outbox.has_backlog()
     }
 
     /// True when no event is missed by a wait for the descriptor now. The descriptor does not announce events of calls other than a poll.
     pub fn may_wait(&self) -> bool {
-        self.sending.notices.is_empty() && self.cq.may_wait()
-    }
-
-    /// Receives for long messages that have ended.
-    pub fn take_long(&mut self) -> Vec<LongReceived> {
-        self.sending.take_long()
+        self.outbox.notices.is_empty() && self.cq.may_wait()
     }
 
     /// The sending half, as callbacks of [`MessageEndpoint::poll`] get it.
-    pub fn outbox(&mut self) -> Outbox<'_> {
-        Outbox(&mut self.sending)
+    pub fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
     }
 
     fn post_receives(&mut self) -> Result<(), Error> {
         while let Some(&index) = self.unposted.last() {
             let buffer = self.buffers.buffer(index as usize).cast();
             let context = self.contexts[index as usize].as_ptr();
-            let endpoint = self.sending.endpoint.as_ptr();
+            let endpoint = self.outbox.endpoint.as_ptr();
             // SAFETY: the endpoint is open; this endpoint owns buffer and context, no operation uses them, and they live until the close.
             let code = unsafe {
                 (self.recv)(endpoint, buffer, self.buffers.size(), ptr::null_mut(), bindings::FI_ADDR_UNSPEC, context)
@@ -167,7 +160,7 @@ impl MessageEndpoint {
                 }
                 Ok(code) if code == -bindings::FI_EAGAIN => break,
                 other => {
-                    let lib = self.sending.endpoint.domain().library();
+                    let lib = self.outbox.endpoint.domain().library();
                     return Err(lib.failure("fi_recv", other.unwrap_or(bindings::FI_EOTHER)));
                 }
             }
@@ -180,7 +173,7 @@ impl MessageEndpoint {
     ///
     /// # Errors
     /// Failures of the endpoint as a whole. A peer's failures are events.
-    pub fn poll(&mut self, mut on_event: impl FnMut(&mut Outbox<'_>, Event<'_>)) -> Result<usize, Error> {
+    pub fn poll(&mut self, mut on_event: impl FnMut(&mut Outbox, Event<'_>)) -> Result<usize, Error> {
         let mut events = 0;
         let mut idle = true;
         for _ in 0..BATCHES {
@@ -205,7 +198,7 @@ impl MessageEndpoint {
                         self.unposted.push(index);
                     }
                     Operation::ReceiveLong(index) => self.received_long(index, Ok(completion.len)),
-                    sent => self.sending.complete(sent, None),
+                    sent => self.outbox.complete(sent, None),
                 }
             }
             self.post_receives()?;
@@ -217,20 +210,20 @@ impl MessageEndpoint {
         if !self.unposted.is_empty() {
             self.post_receives()?;
         }
-        self.sending.retry();
+        self.outbox.retry();
         self.polls = self.polls.wrapping_add(1);
         if idle || self.polls.is_multiple_of(POLLS_PER_CLOCK) {
             let now = Instant::now();
-            if now.duration_since(self.clock) >= self.sending.timer_interval() {
+            if now.duration_since(self.clock) >= self.outbox.timer_interval() {
                 self.clock = now;
-                self.sending.timers(now);
+                self.outbox.timers(now);
             }
         }
         Ok(events + self.report(&mut on_event))
     }
 
     /// Handles a received message; true when it is an event.
-    fn receive(&mut self, index: u32, len: usize, on_event: &mut impl FnMut(&mut Outbox<'_>, Event<'_>)) -> bool {
+    fn receive(&mut self, index: u32, len: usize, on_event: &mut impl FnMut(&mut Outbox, Event<'_>)) -> bool {
         // SAFETY: the receive has completed, and the buffer is posted again only after this function.
         let message = unsafe { self.buffers.bytes(index as usize, len) };
         let frame = match Frame::parse(message) {
@@ -240,17 +233,14 @@ impl MessageEndpoint {
                 return false;
             }
         };
-        let Some(from) = self.sending.sender(&frame) else { return false };
+        let Some(from) = self.outbox.sender(&frame) else { return false };
         match frame.kind {
             Kind::Data => {
-                on_event(
-                    &mut Outbox(&mut self.sending),
-                    Event::Message { from, header: frame.header, payload: frame.payload },
-                );
+                on_event(&mut self.outbox, Event::Message { from, header: frame.header, payload: frame.payload });
                 true
             }
             Kind::Control(flags) => {
-                self.sending.control(from, flags);
+                self.outbox.control(from, flags);
                 false
             }
         }
@@ -270,26 +260,26 @@ impl MessageEndpoint {
                 self.unposted.push(index);
             }
             Operation::ReceiveLong(index) => self.received_long(index, Err(failure.into_error("fi_trecv"))),
-            sent => self.sending.complete(sent, Some(failure.into_error("fi_sendv"))),
+            sent => self.outbox.complete(sent, Some(failure.into_error("fi_sendv"))),
         }
         Ok(())
     }
 
     fn received_long(&mut self, index: u32, result: Result<usize, Error>) {
-        if let Some(long) = &mut self.sending.long {
+        if let Some(long) = &mut self.outbox.long {
             long.complete(index, result);
         }
     }
 
-    fn report(&mut self, on_event: &mut impl FnMut(&mut Outbox<'_>, Event<'_>)) -> usize {
+    fn report(&mut self, on_event: &mut impl FnMut(&mut Outbox, Event<'_>)) -> usize {
         let mut reported = 0;
-        while let Some(notice) = self.sending.notices.pop_front() {
+        while let Some(notice) = self.outbox.notices.pop_front() {
             let event = match notice {
                 Notice::Sent { peer, token } => Event::Sent { peer, token },
                 Notice::SendFailed { peer, token } => Event::SendFailed { peer, token },
                 Notice::Lost { peer, reason } => Event::Lost { peer, reason },
             };
-            on_event(&mut Outbox(&mut self.sending), event);
+            on_event(&mut self.outbox, event);
             reported += 1;
         }
         reported
@@ -303,17 +293,17 @@ impl MessageEndpoint {
     pub fn shutdown(
         &mut self,
         limit: Duration,
-        mut on_event: impl FnMut(&mut Outbox<'_>, Event<'_>),
+        mut on_event: impl FnMut(&mut Outbox, Event<'_>),
     ) -> Result<bool, Error> {
         let start = Instant::now();
         let mut announced = false;
         loop {
             self.poll(&mut on_event)?;
-            if !self.sending.busy() {
+            if !self.outbox.busy() {
                 if announced {
                     return Ok(true);
                 }
-                self.sending.send_closing();
+                self.outbox.send_closing();
                 announced = true;
             } else if start.elapsed() >= limit {
                 return Ok(false);
@@ -321,6 +311,21 @@ impl MessageEndpoint {
                 std::thread::yield_now();
             }
         }
+    }
+}
+
+/// An endpoint has the methods of its sending half.
+impl Deref for MessageEndpoint {
+    type Target = Outbox;
+
+    fn deref(&self) -> &Outbox {
+        &self.outbox
+    }
+}
+
+impl DerefMut for MessageEndpoint {
+    fn deref_mut(&mut self) -> &mut Outbox {
+        &mut self.outbox
     }
 }
 

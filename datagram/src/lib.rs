@@ -28,8 +28,6 @@ mod long;
 mod outbox;
 #[allow(unsafe_code)]
 mod pool;
-#[allow(unsafe_code)]
-mod sending;
 mod wire;
 
 use std::time::Duration;

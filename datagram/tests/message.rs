@@ -375,7 +375,7 @@ fn killed_peer_is_reported_to_quiet_endpoint() {
             let start = Instant::now();
             let mut hasty = false;
             while start.elapsed() < lost_after * 5 / 4 {
-                let on_event = |_: &mut Outbox<'_>, event: Event<'_>| match event {
+                let on_event = |_: &mut Outbox, event: Event<'_>| match event {
                     Event::Lost { reason: LostReason::Silent(_), .. } => hasty = true,
                     other => panic!("{other:?}"),
                 };

@@ -33,8 +33,8 @@ const MAX_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 const MAX_FAILURES: u32 = 1000;
 
 /// All channels of one endpoint.
-pub(crate) struct Engine<T> {
-    pub(crate) transport: T,
+pub(crate) struct Engine {
+    transport: Box<dyn Transport>,
     pub(crate) config: Config,
     channels: Vec<Option<Box<ChannelState>>>,
     listeners: Vec<Option<Listening>>,
@@ -74,8 +74,8 @@ fn find(channels: &mut [Option<Box<ChannelState>>], channel: u32) -> Option<&mut
     channels.get_mut(channel as usize)?.as_deref_mut()
 }
 
-impl<T: Transport> Engine<T> {
-    pub fn new(transport: T, config: Config, now: Instant) -> Self {
+impl Engine {
+    pub fn new(transport: Box<dyn Transport>, config: Config, now: Instant) -> Self {
         let config = Config { depth: config.depth.max(1), lost_after: config.lost_after.min(MAX_LIMIT), ..config };
         let unknown: Vec<_> = unknown_tags().collect();
         let control = (0..CONTROL_RECEIVES).map(|index| (Operation::ReceiveControl, index, Vec::new()));
@@ -108,8 +108,8 @@ impl<T: Transport> Engine<T> {
         this
     }
 
-    pub fn transport(&self) -> &T {
-        &self.transport
+    pub fn transport(&self) -> &dyn Transport {
+        &*self.transport
     }
 
     /// Takes the callbacks that are due, in their order.
@@ -144,7 +144,7 @@ impl<T: Transport> Engine<T> {
     }
 
     /// Replaces the transport. Operations of the earlier one give no events.
-    pub fn replace_transport(&mut self, transport: T) -> T {
+    pub fn replace_transport(&mut self, transport: Box<dyn Transport>) -> Box<dyn Transport> {
         std::mem::replace(&mut self.transport, transport)
     }
 
@@ -205,7 +205,7 @@ impl<T: Transport> Engine<T> {
         if !matches!(state.phase, Phase::Open) {
             return;
         }
-        let (transport, callbacks) = (&mut self.transport, &mut self.callbacks);
+        let (transport, callbacks) = (&mut *self.transport, &mut self.callbacks);
         let outgoing = state.outgoing.pump(transport, state.addr, callbacks);
         let result = outgoing.and_then(|again| Ok(state.incoming.pump(transport, state.addr, callbacks)? | again));
         match result {

@@ -131,9 +131,9 @@ impl Incoming {
     }
 
     /// Posts what can be posted. True when the transport must be retried.
-    pub fn pump<T: Transport>(
+    pub fn pump(
         &mut self,
-        transport: &mut T,
+        transport: &mut dyn Transport,
         peer: Addr,
         callbacks: &mut Vec<Callback>,
     ) -> Result<bool, Error> {

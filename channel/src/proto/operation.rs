@@ -1,7 +1,10 @@
 //! Operations of the engine on its transport, and the tokens that name them.
 
+use zerocopy::{Immutable, KnownLayout, TryFromBytes};
+
 /// What an operation is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Immutable, KnownLayout, PartialEq, Eq, TryFromBytes)]
+#[repr(u8)]
 pub(crate) enum Operation {
     SendLength = 1,
     SendPayload = 2,
@@ -27,18 +30,6 @@ pub(crate) fn token(operation: Operation, channel: u32, id: u32) -> u64 {
 
 /// The operation, channel, and id or index of a token.
 pub(crate) fn parse_token(token: u64) -> Option<(Operation, u32, u32)> {
-    let operation = match token >> 60 {
-        1 => Operation::SendLength,
-        2 => Operation::SendPayload,
-        3 => Operation::ReceiveLength,
-        4 => Operation::ReceivePayload,
-        5 => Operation::SendControl,
-        6 => Operation::ReceiveControl,
-        7 => Operation::ReceiveUnknown,
-        8 => Operation::PeekUnknown,
-        9 => Operation::PeekPayload,
-        10 => Operation::Discard,
-        _ => return None,
-    };
+    let operation = Operation::try_read_from_bytes(&[(token >> 60) as u8]).ok()?;
     Some((operation, (token >> 32) as u32 & NO_CHANNEL, token as u32))
 }

@@ -107,9 +107,9 @@ impl Outgoing {
     }
 
     /// Posts what can be posted. True when the transport must be retried.
-    pub fn pump<T: Transport>(
+    pub fn pump(
         &mut self,
-        transport: &mut T,
+        transport: &mut dyn Transport,
         peer: Addr,
         callbacks: &mut Vec<Callback>,
     ) -> Result<bool, Error> {
@@ -118,7 +118,7 @@ impl Outgoing {
         Ok(retry)
     }
 
-    fn post<T: Transport>(&mut self, transport: &mut T, peer: Addr) -> Result<bool, Error> {
+    fn post(&mut self, transport: &mut dyn Transport, peer: Addr) -> Result<bool, Error> {
         if self.peer_close.is_some() {
             return Ok(false);
         }
@@ -142,7 +142,7 @@ impl Outgoing {
     }
 
     /// Posts the next length. True when the transport must be retried.
-    fn post_length<T: Transport>(&mut self, transport: &mut T, peer: Addr) -> Result<bool, Error> {
+    fn post_length(&mut self, transport: &mut dyn Transport, peer: Addr) -> Result<bool, Error> {
         let id = self.first.wrapping_add(self.lengths_posted as u32);
         let Some(entry) = self.in_flight.get_mut(self.lengths_posted) else { return Ok(false) };
         let word = Payload::word(entry.bytes as u64);
@@ -159,7 +159,7 @@ impl Outgoing {
     }
 
     /// Posts payloads after their lengths, as many as the window permits. True when the transport must be retried.
-    fn post_payloads<T: Transport>(&mut self, transport: &mut T, peer: Addr) -> Result<bool, Error> {
+    fn post_payloads(&mut self, transport: &mut dyn Transport, peer: Addr) -> Result<bool, Error> {
         while self.payloads_posted < self.lengths_posted {
             let id = self.first.wrapping_add(self.payloads_posted as u32);
             let entry = &mut self.in_flight[self.payloads_posted];

@@ -130,82 +130,19 @@ pub(crate) trait Transport: Send + 'static {
     ) -> ReceiveResult;
     /// Looks for an unmatched message of `from` (None: of any peer) and leaves it there: [`Event::Peeked`] follows. False when the transport
     /// cannot peek.
-    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool;
+    fn peek(&mut self, _from: Option<Addr>, _pattern: Pattern, _token: u64) -> bool {
+        false
+    }
     /// Cancels receives: each still gives one event.
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool);
     /// Makes progress and appends the events.
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error>;
     /// A descriptor that becomes readable when a poll has work, if the transport has one.
-    fn wait_fd(&self) -> Option<RawFd>;
-    /// True when no event is missed by a wait for the descriptor now.
-    fn may_wait(&self) -> bool;
-}
-
-impl Transport for Box<dyn Transport> {
-    fn name(&self) -> &[u8] {
-        (**self).name()
-    }
-
-    fn provider(&self) -> &str {
-        (**self).provider()
-    }
-
-    fn matching(&self) -> Matching {
-        (**self).matching()
-    }
-
-    fn max_message(&self) -> usize {
-        (**self).max_message()
-    }
-
-    fn payload_window(&self) -> usize {
-        (**self).payload_window()
-    }
-
-    fn can_discard_stale(&self) -> bool {
-        (**self).can_discard_stale()
-    }
-
-    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
-        (**self).insert(name)
-    }
-
-    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> SendResult {
-        (**self).send(to, tag, body, token, more)
-    }
-
-    fn flush(&mut self) {
-        (**self).flush();
-    }
-
-    fn receive(
-        &mut self,
-        from: Option<Addr>,
-        pattern: Pattern,
-        buffer: Vec<u8>,
-        len: usize,
-        token: u64,
-    ) -> ReceiveResult {
-        (**self).receive(from, pattern, buffer, len, token)
-    }
-
-    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
-        (**self).peek(from, pattern, token)
-    }
-
-    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
-        (**self).cancel(which);
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
-        (**self).poll(events)
-    }
-
     fn wait_fd(&self) -> Option<RawFd> {
-        (**self).wait_fd()
+        None
     }
-
+    /// True when no event is missed by a wait for the descriptor now.
     fn may_wait(&self) -> bool {
-        (**self).may_wait()
+        true
     }
 }

@@ -22,7 +22,7 @@ use std::mem::{offset_of, size_of};
 use std::sync::Arc;
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 use crate::{ChannelError, Matching};
 
@@ -89,7 +89,7 @@ const _: () = {
 };
 
 /// Kinds of control messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Immutable, KnownLayout, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub(crate) enum Kind {
     Hello = 1,
@@ -103,22 +103,6 @@ pub(crate) enum Kind {
     Read = 9,
     PathChallenge = 10,
     PathResponse = 11,
-}
-
-impl Kind {
-    const ALL: [Self; 11] = [
-        Self::Hello,
-        Self::Welcome,
-        Self::Refuse,
-        Self::Ping,
-        Self::Pong,
-        Self::Close,
-        Self::CloseAck,
-        Self::Abort,
-        Self::Read,
-        Self::PathChallenge,
-        Self::PathResponse,
-    ];
 }
 
 /// A control message.
@@ -165,7 +149,7 @@ impl<'a> Control<'a> {
     /// None when the bytes are not a control message. A message of another version is read like one of this version.
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, name) = ControlHeader::ref_from_prefix(bytes).ok()?;
-        let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == header.kind)?;
+        let kind = Kind::try_read_from_bytes(&[header.kind]).ok()?;
         if header.magic != MAGIC || name.len() != usize::from(header.name_len) || name.len() > NAME_MAX {
             return None;
         }

@@ -1,7 +1,6 @@
 //! A hostile network: it delivers, matches and completes in any order, asks for retries at random, and loses endpoints on request.
 
 use std::collections::HashMap;
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::proto::tags::Pattern;
@@ -50,6 +49,8 @@ struct Port {
     dead: bool,
     /// Polls panic.
     broken: bool,
+    /// The endpoint takes no sends.
+    full: bool,
 }
 
 struct State {
@@ -72,10 +73,6 @@ pub struct Fake {
     port: usize,
     name: Vec<u8>,
     limit: usize,
-    /// Its properties differ from the defaults of the trait.
-    pub odd: bool,
-    /// It takes no sends.
-    pub full: bool,
 }
 
 fn refused() -> Error {
@@ -111,7 +108,7 @@ impl Net {
 
     fn fake(&self, port: usize) -> Fake {
         let name = format!("fake-{port}").into_bytes();
-        Fake { net: self.clone(), port, name, limit: 1 << 20, odd: false, full: false }
+        Fake { net: self.clone(), port, name, limit: 1 << 20 }
     }
 
     /// Kills an endpoint: it sends and receives nothing more, and sends to it fail.
@@ -119,6 +116,11 @@ impl Net {
         let mut state = self.state();
         state.ports[port].dead = true;
         state.in_flight.retain(|message| message.to != port && message.from != port);
+    }
+
+    /// The endpoint takes no sends while `full`.
+    pub fn set_full(&self, port: usize, full: bool) {
+        self.state().ports[port].full = full;
     }
 
     /// The endpoint panics when it is polled next.
@@ -214,21 +216,13 @@ impl Transport for Fake {
         self.limit
     }
 
-    fn payload_window(&self) -> usize {
-        if self.odd { 1 } else { usize::MAX }
-    }
-
-    fn can_discard_stale(&self) -> bool {
-        !self.odd
-    }
-
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
         self.net.state().by_name.get(name).map(|port| Addr(*port as u64)).ok_or_else(refused)
     }
 
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> SendResult {
         let mut state = self.net.state();
-        if self.full || state.must_retry() {
+        if state.ports[self.port].full || state.must_retry() {
             return SendResult::Retry(body);
         }
         let message = Message { from: self.port, to: to.0 as usize, tag, bytes: Vec::new() };
@@ -314,13 +308,5 @@ impl Transport for Fake {
             events.push(waiting.remove(at));
         }
         Ok(())
-    }
-
-    fn wait_fd(&self) -> Option<RawFd> {
-        None
-    }
-
-    fn may_wait(&self) -> bool {
-        true
     }
 }

@@ -1,7 +1,5 @@
 //! The order of sends: lengths at once, long payloads a few at a time.
 
-use std::os::fd::RawFd;
-
 use crate::proto::callback::Callback;
 use crate::proto::operation::Operation;
 use crate::proto::outgoing::Outgoing;
@@ -56,22 +54,10 @@ impl Transport for Recorder {
         ReceiveResult::Retry(room)
     }
 
-    fn peek(&mut self, _: Option<Addr>, _: Pattern, _: u64) -> bool {
-        false
-    }
-
     fn cancel(&mut self, _: &dyn Fn(u64) -> bool) {}
 
     fn poll(&mut self, _: &mut Vec<Event>) -> Result<(), Error> {
         Ok(())
-    }
-
-    fn wait_fd(&self) -> Option<RawFd> {
-        None
-    }
-
-    fn may_wait(&self) -> bool {
-        true
     }
 }
 

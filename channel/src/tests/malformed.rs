@@ -15,8 +15,9 @@ type Got = Arc<Mutex<Vec<Result<Vec<u8>, ChannelError>>>>;
 
 /// An engine, a good peer's channel on it, and a malformed peer, whose messages the test makes.
 struct Peers {
-    engine: Engine<Fake>,
-    good: Engine<Fake>,
+    net: Net,
+    engine: Engine,
+    good: Engine,
     malformed: Fake,
     to: Addr,
     now: Instant,
@@ -44,8 +45,8 @@ impl Peers {
     fn new() -> Self {
         let (net, now) = (Net::new(1, false), Instant::now());
         let config = Config { max_message: 1000, ..Config::default() };
-        let mut engine = Engine::new(net.endpoint(), config.clone(), now);
-        let good = Engine::new(net.endpoint(), config, now);
+        let mut engine = Engine::new(Box::new(net.endpoint()), config.clone(), now);
+        let good = Engine::new(Box::new(net.endpoint()), config, now);
         let mut malformed = net.endpoint();
         let to = malformed.insert(b"fake-0").unwrap();
         let (_, address) = engine.listen().unwrap();
@@ -59,6 +60,7 @@ impl Peers {
             );
         }
         let mut peers = Self {
+            net,
             engine,
             good,
             malformed,
@@ -266,14 +268,14 @@ fn malformed_control_message_ends_channel() {
 fn unsendable_pongs_do_not_accumulate() {
     let mut peers = Peers::new();
     let secret = peers.engine.state_of(peers.channel).unwrap().secret;
-    peers.engine.transport.full = true;
+    peers.net.set_full(0, true);
     for _ in 0..100 {
         let ping = Control::new(Kind::Ping, peers.channel, secret).emit();
         peers.send(CONTROL | Kind::Ping as u64, ping);
         peers.run(1);
     }
     assert!((1..10).contains(&peers.engine.unsent_control.len()), "{}", peers.engine.unsent_control.len());
-    peers.engine.transport.full = false;
+    peers.net.set_full(0, false);
     peers.run(1);
     assert!(peers.engine.unsent_control.is_empty());
 }
@@ -293,7 +295,7 @@ fn control_message_with_wrong_secret_is_ignored() {
 /// What a listener answers to a hello of `version`.
 fn answer_to(version: u8, spoil: impl Fn(&mut crate::Address)) -> Reason {
     let (net, now) = (Net::new(1, false), Instant::now());
-    let mut engine = Engine::new(net.endpoint(), Config::default(), now);
+    let mut engine = Engine::new(Box::new(net.endpoint()), Config::default(), now);
     let mut malformed = net.endpoint();
     let to = malformed.insert(b"fake-0").unwrap();
     let (_, mut address) = engine.listen().unwrap();
@@ -327,7 +329,7 @@ fn hello_is_refused_with_its_reason() {
 /// Connects to `address` while `answer` gives what the listener's endpoint sends; gives the error.
 fn connect_error(address: &crate::Address, answer: Option<Control<'_>>) -> ChannelError {
     let (net, now) = (Net::new(1, false), Instant::now());
-    let mut engine = Engine::new(net.endpoint(), Config::default(), now);
+    let mut engine = Engine::new(Box::new(net.endpoint()), Config::default(), now);
     let mut other = net.endpoint();
     let to = other.insert(b"fake-0").unwrap();
     let got: Arc<Mutex<Option<ChannelError>>> = Arc::default();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::fake_network::{Fake, Net, Random};
+use super::fake_network::{Net, Random};
 use crate::proto::{callback::Callback, engine::Engine};
 use crate::{ChannelError, Config};
 
@@ -37,7 +37,7 @@ pub fn body(channel: usize, number: u64) -> Vec<u8> {
 
 pub struct World {
     pub net: Net,
-    pub engines: Vec<Engine<Fake>>,
+    pub engines: Vec<Engine>,
     pub now: Instant,
     callbacks: Vec<Callback>,
 }
@@ -45,7 +45,7 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, hostile: bool, engines: usize, config: &Config) -> Self {
         let (net, now) = (Net::new(seed, hostile), Instant::now());
-        let engines = (0..engines).map(|_| Engine::new(net.endpoint(), config.clone(), now)).collect();
+        let engines = (0..engines).map(|_| Engine::new(Box::new(net.endpoint()), config.clone(), now)).collect();
         Self { net, engines, now, callbacks: Vec::new() }
     }
 
@@ -81,7 +81,7 @@ impl World {
     }
 }
 
-pub fn write(engine: &mut Engine<Fake>, number: u32, end: &Shared, which: usize) {
+pub fn write(engine: &mut Engine, number: u32, end: &Shared, which: usize) {
     let at = {
         let mut end = end.lock().unwrap();
         end.written += 1;
@@ -104,7 +104,7 @@ pub fn write(engine: &mut Engine<Fake>, number: u32, end: &Shared, which: usize)
     );
 }
 
-pub fn read(engine: &mut Engine<Fake>, number: u32, end: &Shared) -> u64 {
+pub fn read(engine: &mut Engine, number: u32, end: &Shared) -> u64 {
     let at = {
         let mut end = end.lock().unwrap();
         end.asked += 1;

@@ -94,7 +94,7 @@ fn run(seed: u64) {
             }
         }
         if end != End::Closed {
-            world.engines[1] = Engine::new(world.net.replace(1), config.clone(), world.now);
+            world.engines[1] = Engine::new(Box::new(world.net.replace(1)), config.clone(), world.now);
         }
         // The next channel opens, and every callback of this one has run.
         let (local, remote) = world.connect(1);

@@ -93,19 +93,6 @@ fn panic_in_engine_ends_every_callback() {
     assert!(there.connect(listener.address()).wait_for(LIMIT).is_err());
 }
 
-/// The engine gets the properties of a boxed transport.
-#[test]
-fn boxed_transport_forwards_defaults() {
-    let mut fake = Net::new(1, false).endpoint();
-    fake.odd = true;
-    let boxed: Box<dyn Transport> = Box::new(fake);
-    assert_eq!((boxed.can_discard_stale(), boxed.payload_window()), (false, 1));
-    fn said<T: Transport>(transport: &T) -> (bool, usize) {
-        (transport.can_discard_stale(), transport.payload_window())
-    }
-    assert_eq!(said(&boxed), (false, 1));
-}
-
 /// A limit counts from its request, also after a long sleep of the reactor.
 #[test]
 fn limit_counts_from_its_request() {

@@ -1,7 +1,5 @@
 //! The transport of a stopped reactor.
 
-use std::os::fd::RawFd;
-
 use ferrogin_libfabric::Error;
 
 use crate::proto::tags::Pattern;
@@ -40,21 +38,9 @@ impl Transport for Closed {
         ReceiveResult::Retry(buffer)
     }
 
-    fn peek(&mut self, _: Option<Addr>, _: Pattern, _: u64) -> bool {
-        false
-    }
-
     fn cancel(&mut self, _: &dyn Fn(u64) -> bool) {}
 
     fn poll(&mut self, _: &mut Vec<Event>) -> Result<(), Error> {
         Ok(())
-    }
-
-    fn wait_fd(&self) -> Option<RawFd> {
-        None
-    }
-
-    fn may_wait(&self) -> bool {
-        true
     }
 }

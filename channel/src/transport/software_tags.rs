@@ -254,13 +254,7 @@ impl State {
     }
 
     /// Appends a record to a peer's batch. The batch is sent by [`State::flush`], with a longer message, or when it is full.
-    fn append_record(
-        &mut self,
-        outbox: &mut Outbox<'_>,
-        to: Peer,
-        header: &Header,
-        bytes: &[u8],
-    ) -> Result<(), SendError> {
+    fn append_record(&mut self, outbox: &mut Outbox, to: Peer, header: &Header, bytes: &[u8]) -> Result<(), SendError> {
         let len = HEADER + bytes.len();
         if self.peer(to).batch.records.len() + len > self.records {
             self.flush_to(outbox, to)?;
@@ -275,7 +269,7 @@ impl State {
     }
 
     /// Sends the batch to a peer.
-    fn flush_to(&mut self, outbox: &mut Outbox<'_>, to: Peer) -> Result<(), SendError> {
+    fn flush_to(&mut self, outbox: &mut Outbox, to: Peer) -> Result<(), SendError> {
         let batch = &mut self.peers[to.index()].batch;
         if batch.records.is_empty() {
             return Ok(());
@@ -293,7 +287,7 @@ impl State {
     /// As [`Outbox::send_borrowed`].
     unsafe fn send_borrowed_record(
         &mut self,
-        outbox: &mut Outbox<'_>,
+        outbox: &mut Outbox,
         to: Peer,
         header: &Header,
         (data, len): (*const u8, usize),
@@ -316,7 +310,7 @@ impl State {
     }
 
     /// Sends the batches that cannot wait, as far as the endpoint has slots.
-    fn flush(&mut self, outbox: &mut Outbox<'_>) {
+    fn flush(&mut self, outbox: &mut Outbox) {
         self.full = false;
         let mut unflushed = std::mem::take(&mut self.unflushed);
         unflushed.retain(|to| {
@@ -338,7 +332,7 @@ impl State {
     }
 
     /// Gives as much of a send to the endpoint as it takes; false when the endpoint has no slot.
-    fn push(&mut self, outbox: &mut Outbox<'_>, number: u32) -> bool {
+    fn push(&mut self, outbox: &mut Outbox, number: u32) -> bool {
         loop {
             let Some(out) = self.sends.get(&number) else { return true };
             let total = out.body.len();
@@ -413,13 +407,13 @@ impl State {
     }
 
     /// A datagram arrived.
-    fn datagram(&mut self, outbox: &mut Outbox<'_>, from: Peer, records: &[u8], payload: &[u8]) {
+    fn datagram(&mut self, outbox: &mut Outbox, from: Peer, records: &[u8], payload: &[u8]) {
         for (header, bytes) in Records::new(records, payload) {
             self.record(outbox, from, header, bytes);
         }
     }
 
-    fn record(&mut self, outbox: &mut Outbox<'_>, from: Peer, header: Header, bytes: &[u8]) {
+    fn record(&mut self, outbox: &mut Outbox, from: Peer, header: Header, bytes: &[u8]) {
         match header.kind {
             Kind::Eager | Kind::Rts => self.incoming_message(outbox, from, header, bytes),
             Kind::Cts => {
@@ -450,7 +444,7 @@ impl State {
     }
 
     /// Appends the waiting answers to the batches.
-    fn send_replies(&mut self, outbox: &mut Outbox<'_>) {
+    fn send_replies(&mut self, outbox: &mut Outbox) {
         while let Some((to, header)) = self.replies.pop_front() {
             if self.append_record(outbox, to, &header, &[]) == Err(SendError::Full) {
                 self.replies.push_front((to, header));
@@ -461,7 +455,7 @@ impl State {
     }
 
     /// A peer is gone: nothing more can be sent to it. Messages still arrive only if it closed its endpoint itself.
-    fn peer_lost(&mut self, outbox: &Outbox<'_>, peer: Peer, reason: &LostReason) {
+    fn peer_lost(&mut self, outbox: &Outbox, peer: Peer, reason: &LostReason) {
         let error = lost(reason);
         let state = self.peer(peer);
         state.lost = Some(error.clone());
@@ -494,7 +488,7 @@ impl State {
     }
 
     /// The endpoint completed the send of a payload.
-    fn send_completed(&mut self, outbox: &mut Outbox<'_>, peer: Peer, token: u64, good: bool) {
+    fn send_completed(&mut self, outbox: &mut Outbox, peer: Peer, token: u64, good: bool) {
         let number = token as u32;
         if let Some(out) = self.sends.get_mut(&number) {
             out.in_flight = out.in_flight.saturating_sub(1);
@@ -511,7 +505,7 @@ impl State {
     }
 
     /// Gives the endpoint direct payloads that have a CTS, a few at a time: so RTS and CTS of other messages do not wait behind all of them.
-    fn start_direct_sends(&mut self, outbox: &mut Outbox<'_>, peer: Peer) {
+    fn start_direct_sends(&mut self, outbox: &mut Outbox, peer: Peer) {
         loop {
             let state = self.peer(peer);
             let Some(&number) = state.cts.front() else { return };
@@ -526,7 +520,7 @@ impl State {
     }
 
     /// Gives the endpoint more of a send, now or when it has a slot.
-    fn continue_send(&mut self, outbox: &mut Outbox<'_>, number: u32) {
+    fn continue_send(&mut self, outbox: &mut Outbox, number: u32) {
         if !self.push(outbox, number) {
             self.waiting.push_back(number);
         }
@@ -568,7 +562,7 @@ impl Transport for SoftwareTags {
         }
         if body.len() <= self.state.max_inline {
             let header = Header { inline: true, ..Header::new(Kind::Eager, 0, tag, body.len()) };
-            return match self.state.append_record(&mut self.endpoint.outbox(), peer, &header, body.as_slice()) {
+            return match self.state.append_record(self.endpoint.outbox(), peer, &header, body.as_slice()) {
                 Ok(()) => {
                     self.state.peer(peer).batch.urgent |= !more;
                     SendResult::Done(body)
@@ -596,7 +590,7 @@ impl Transport for SoftwareTags {
             over: false,
         };
         self.state.sends.insert(number, out);
-        self.state.continue_send(&mut self.endpoint.outbox(), number);
+        self.state.continue_send(self.endpoint.outbox(), number);
         SendResult::Posted
     }
 
@@ -615,14 +609,14 @@ impl Transport for SoftwareTags {
                 .map(|peer| Peer::from_index(peer as usize))
                 .find_map(|peer| Some((peer, self.state.unmatched(peer, pattern)?)));
             match found {
-                Some((peer, message)) => self.state.match_message(&mut self.endpoint.outbox(), peer, posted, message),
+                Some((peer, message)) => self.state.match_message(self.endpoint.outbox(), peer, posted, message),
                 None => self.state.any_source.push_back(posted),
             }
             return ReceiveResult::Posted;
         };
         let peer = Peer::from_index(from.0 as usize);
         if let Some(message) = self.state.unmatched(peer, pattern) {
-            self.state.match_message(&mut self.endpoint.outbox(), peer, posted, message);
+            self.state.match_message(self.endpoint.outbox(), peer, posted, message);
             return ReceiveResult::Posted;
         }
         let state = self.state.peer(peer);
@@ -648,12 +642,12 @@ impl Transport for SoftwareTags {
     }
 
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
-        self.state.cancel(&mut self.endpoint.outbox(), which);
+        self.state.cancel(self.endpoint.outbox(), which);
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
         let Self { endpoint, state, .. } = self;
-        state.flush(&mut endpoint.outbox());
+        state.flush(endpoint.outbox());
         endpoint.poll(|outbox, event| match event {
             ferrogin_datagram::Event::Message { from, header, payload } => {
                 state.datagram(outbox, from, header, payload)
@@ -663,9 +657,9 @@ impl Transport for SoftwareTags {
             ferrogin_datagram::Event::Lost { peer, reason } => state.peer_lost(outbox, peer, &reason),
         })?;
         for over in endpoint.take_long() {
-            state.direct_received(&mut endpoint.outbox(), over.token, over.result);
+            state.direct_received(endpoint.outbox(), over.token, over.result);
         }
-        let outbox = &mut endpoint.outbox();
+        let outbox = endpoint.outbox();
         state.send_replies(outbox);
         for _ in 0..state.waiting.len() {
             let Some(number) = state.waiting.pop_front() else { break };
@@ -680,7 +674,7 @@ impl Transport for SoftwareTags {
     }
 
     fn flush(&mut self) {
-        self.state.flush(&mut self.endpoint.outbox());
+        self.state.flush(self.endpoint.outbox());
     }
 
     fn wait_fd(&self) -> Option<RawFd> {

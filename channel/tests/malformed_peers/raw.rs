@@ -205,7 +205,7 @@ impl Datagrams {
 
     fn progress(&mut self) {
         let received = &mut self.received;
-        let on_event = |_: &mut ferrogin_datagram::Outbox<'_>, event: Event<'_>| {
+        let on_event = |_: &mut ferrogin_datagram::Outbox, event: Event<'_>| {
             let Event::Message { header: mut records, payload, .. } = event else { return };
             while let Some((header, rest)) = records.split_first_chunk::<HEADER>() {
                 let word = |at: usize| header[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);

@@ -8,7 +8,7 @@ use crate::proto::channel_state::{Phase, RemoteChannel};
 use crate::proto::hello::PendingHello;
 use crate::proto::operation::{NO_CHANNEL, Operation, token};
 use crate::proto::tags::CONTROL;
-use crate::proto::transport::{Addr, SendResult, Transport};
+use crate::proto::transport::{Addr, SendResult};
 use crate::proto::wire::{self, Control, Kind, VERSION};
 use crate::{ChannelError, Matching, Reason};
 
@@ -17,7 +17,7 @@ const BACKLOG: usize = 1024;
 /// Refusals that an endpoint sends. Further refused peers run into their time limit.
 const MAX_REFUSALS: u32 = 4096;
 
-impl<T: Transport> Engine<T> {
+impl Engine {
     /// Sends a control message to an endpoint, now or when the transport takes it.
     pub(super) fn send_control_to(&mut self, to: Addr, channel: u32, control: &Control<'_>) {
         let tag = CONTROL | control.kind as u64;

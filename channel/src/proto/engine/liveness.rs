@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use super::Engine;
 use crate::proto::channel_state::Phase;
-use crate::proto::transport::Transport;
 use crate::proto::wire::Kind;
 use crate::{ChannelError, Reason};
 
@@ -17,7 +16,7 @@ fn transfer_time(bytes: usize) -> Duration {
     Duration::from_millis((bytes as u64).saturating_mul(1000) / SLOWEST)
 }
 
-impl<T: Transport> Engine<T> {
+impl Engine {
     /// The time after which [`Engine::poll`] must be given the time again.
     pub fn timer_interval(&self) -> Duration {
         (self.config.ping_after / 4).min(self.config.lost_after / 8).max(Duration::from_millis(1))

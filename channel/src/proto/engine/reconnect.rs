@@ -12,7 +12,6 @@ use crate::proto::channel_state::ChannelState;
 use crate::proto::hello::{PathChallenge, PendingHello, PriorChannel};
 use crate::proto::operation::NO_CHANNEL;
 use crate::proto::secret::secret;
-use crate::proto::transport::Transport;
 use crate::proto::wire::{Control, Kind};
 use crate::{ChannelError, Reason};
 
@@ -21,7 +20,7 @@ const MAX_PENDING_HELLOS: usize = 1024;
 /// Challenges that are sent for one hello. A challenge may be lost with the connection to an earlier endpoint of that name.
 const MAX_CHALLENGES: u32 = 10;
 
-impl<T: Transport> Engine<T> {
+impl Engine {
     /// Queues a hello from an endpoint name that had a channel before.
     pub(super) fn queue_hello(&mut self, hello: PendingHello) {
         if self.pending_hellos.len() >= MAX_PENDING_HELLOS {

@@ -11,11 +11,11 @@ use crate::proto::incoming::Incoming;
 use crate::proto::listening::Listening;
 use crate::proto::outgoing::Outgoing;
 use crate::proto::secret::secret;
-use crate::proto::transport::{Addr, Transport};
+use crate::proto::transport::Addr;
 use crate::proto::wire::{self, Address, Control, Kind, NAME_MAX};
 use crate::{ChannelError, Payload, Reason};
 
-impl<T: Transport> Engine<T> {
+impl Engine {
     /// Queues a message.
     pub fn write(&mut self, channel: u32, ticket: u64, body: Payload, done: WriteDone) {
         let Some(state) = find(&mut self.channels, channel) else {

@@ -4,12 +4,12 @@ use super::Engine;
 use crate::Violation;
 use crate::proto::operation::{NO_CHANNEL, Operation, parse_token, token};
 use crate::proto::tags::{ID_MASK, PAYLOAD, Pattern};
-use crate::proto::transport::{Addr, ReceiveResult, Transport};
+use crate::proto::transport::{Addr, ReceiveResult};
 
 /// Bytes of the receive buffer for a message with an unknown tag. Its contents are not used.
 const UNKNOWN_BUFFER: usize = 8;
 
-impl<T: Transport> Engine<T> {
+impl Engine {
     /// Looks for messages with unknown tags.
     pub(super) fn peek_unknown_tags(&mut self) {
         for index in 0..self.unknown.len() {

@@ -15,7 +15,7 @@ fn take_out<T>(queue: &mut VecDeque<T>, which: impl Fn(&T) -> bool) -> VecDeque<
 }
 
 impl State {
-    pub(super) fn incoming_message(&mut self, outbox: &mut Outbox<'_>, from: Peer, header: Header, bytes: &[u8]) {
+    pub(super) fn incoming_message(&mut self, outbox: &mut Outbox, from: Peer, header: Header, bytes: &[u8]) {
         match self.posted_for(from, header.tag) {
             Some(posted) if header.kind == Kind::Eager => self.deliver_eager(from, posted, header.tag, bytes),
             Some(posted) => self.receive_rts(outbox, from, posted, header),
@@ -52,7 +52,7 @@ impl State {
 
     /// A receive matches an RTS. Few messages get their CTS at a time: further payloads in the stream would only delay records of other
     /// messages, and leave the cache before they are read.
-    fn receive_rts(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, header: Header) {
+    fn receive_rts(&mut self, outbox: &mut Outbox, from: Peer, posted: Posted, header: Header) {
         let state = self.peer(from);
         // Receives for any peer are few and for short messages: an RTS without its payload must not occupy one.
         let total = usize::try_from(header.total).ok().filter(|total| posted.directed && *total <= posted.len);
@@ -69,7 +69,7 @@ impl State {
     }
 
     /// Sends the CTS of messages that waited for other payloads of that peer.
-    pub(super) fn grant_waiting(&mut self, outbox: &mut Outbox<'_>, from: Peer) {
+    pub(super) fn grant_waiting(&mut self, outbox: &mut Outbox, from: Peer) {
         loop {
             let state = self.peer(from);
             if !state.matched_rts.front().is_some_and(|(_, _, total)| state.inbound.has_room(*total, PAYLOAD_WINDOW)) {
@@ -80,7 +80,7 @@ impl State {
         }
     }
 
-    fn grant(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, header: &Header, total: usize) {
+    fn grant(&mut self, outbox: &mut Outbox, from: Peer, posted: Posted, header: &Header, total: usize) {
         let Posted { mut buffer, token, .. } = posted;
         // A number that no other peer can guess: a sender that knows the tag can write the buffer.
         let rendezvous = secret() & RECEIVE_IDS;
@@ -105,7 +105,7 @@ impl State {
     }
 
     /// Ends a receive that is too short for a long message.
-    fn decline(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, header: &Header) {
+    fn decline(&mut self, outbox: &mut Outbox, from: Peer, posted: Posted, header: &Header) {
         let Posted { token, buffer: bytes, .. } = posted;
         let (tag, result) = (header.tag, Err(ReceiveError::Truncated));
         self.events.push(Event::Received { token, bytes, tag, from: Some(addr(from)), result });
@@ -113,7 +113,7 @@ impl State {
         self.reply(outbox, from, reply);
     }
 
-    fn reply(&mut self, outbox: &mut Outbox<'_>, to: Peer, reply: Header) {
+    fn reply(&mut self, outbox: &mut Outbox, to: Peer, reply: Header) {
         self.replies.push_back((to, reply));
         self.send_replies(outbox);
     }
@@ -139,7 +139,7 @@ impl State {
     }
 
     /// The receive of a direct payload ended.
-    pub(super) fn direct_received(&mut self, outbox: &mut Outbox<'_>, number: u64, result: Result<usize, Error>) {
+    pub(super) fn direct_received(&mut self, outbox: &mut Outbox, number: u64, result: Result<usize, Error>) {
         if let Some((from, _, total)) = self.abandoned.remove(&number) {
             self.inbound_done(outbox, from, total);
             return;
@@ -160,7 +160,7 @@ impl State {
         self.events.push(Event::Received { token, bytes: buffer, tag, from: Some(addr(from)), result });
     }
 
-    fn inbound_done(&mut self, outbox: &mut Outbox<'_>, from: Peer, total: usize) {
+    fn inbound_done(&mut self, outbox: &mut Outbox, from: Peer, total: usize) {
         self.peer(from).inbound.end(total);
         self.grant_waiting(outbox, from);
     }
@@ -181,13 +181,13 @@ impl State {
 
     /// Cancels abandoned receives of a peer that is gone. Those of a live peer stay posted until its payload has arrived: without a
     /// receive the provider would stop to read from that peer.
-    pub(super) fn cancel_abandoned(&self, outbox: &Outbox<'_>, from: Peer) {
+    pub(super) fn cancel_abandoned(&self, outbox: &Outbox, from: Peer) {
         for (number, _) in self.abandoned.iter().filter(|(_, (of, ..))| *of == from) {
             outbox.cancel_long(*number);
         }
     }
 
-    pub(super) fn match_message(&mut self, outbox: &mut Outbox<'_>, from: Peer, posted: Posted, message: Unmatched) {
+    pub(super) fn match_message(&mut self, outbox: &mut Outbox, from: Peer, posted: Posted, message: Unmatched) {
         match message {
             Unmatched::Eager(tag, bytes) => self.deliver_eager(from, posted, tag, &bytes),
             Unmatched::Rts(header) => self.receive_rts(outbox, from, posted, header),
@@ -202,7 +202,7 @@ impl State {
     }
 
     /// Cancels receives.
-    pub(super) fn cancel(&mut self, outbox: &mut Outbox<'_>, which: &dyn Fn(u64) -> bool) {
+    pub(super) fn cancel(&mut self, outbox: &mut Outbox, which: &dyn Fn(u64) -> bool) {
         let mut over = Vec::new();
         let queues = self.peers.iter_mut().map(|state| &mut state.posted).chain([&mut self.any_source]);
         for queue in queues {

@@ -7,7 +7,7 @@
 use std::mem::{offset_of, size_of};
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// Bytes of a record's header.
 pub(super) const HEADER: usize = size_of::<RecordHeader>();
@@ -49,7 +49,8 @@ const _: () = {
 };
 
 /// Kinds of records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Immutable, KnownLayout, PartialEq, Eq, TryFromBytes)]
+#[repr(u8)]
 pub(super) enum Kind {
     /// A whole message.
     Eager = 1,
@@ -95,9 +96,7 @@ impl Header {
 
     /// None for an unknown kind.
     fn parse(header: &RecordHeader) -> Option<Self> {
-        let kind = [Kind::Eager, Kind::Rts, Kind::Cts, Kind::Data, Kind::Decline]
-            .into_iter()
-            .find(|kind| *kind as u8 == header.kind)?;
+        let kind = Kind::try_read_from_bytes(&[header.kind]).ok()?;
         Some(Self {
             kind,
             direct: header.flags & DIRECT != 0,

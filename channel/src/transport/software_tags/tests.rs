@@ -1,24 +1,12 @@
 //! Software matching over real datagrams: two endpoints in one process, and raw peers that send any record.
 
-use std::path::Path;
 use std::time::Instant;
 
 use super::*;
+use libfabric::libraries;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const LONG_BYTES: usize = 300_000;
-
-fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
-    let mut found = Vec::new();
-    match Libfabric::load(None) {
-        Ok(lib) => found.push(lib),
-        Err(error) => println!("SKIP {test}: {error}"),
-    }
-    if let Some(path) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") {
-        found.push(Libfabric::load(Some(Path::new(&path))).unwrap());
-    }
-    found
-}
 
 fn open_with_limit(lib: &Arc<Libfabric>, lost_after: Duration) -> SoftwareTags {
     SoftwareTags::open(lib, &Config { ping_after: Duration::from_millis(100), lost_after, ..Config::default() })
@@ -295,3 +283,5 @@ fn peer_that_dies_before_data_frees_buffers() {
 }
 
 mod batching;
+#[path = "../../../../libfabric/tests/common/mod.rs"]
+mod libfabric;
