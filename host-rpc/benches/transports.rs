@@ -1,7 +1,7 @@
-//! Echo over each transport, in turns in one run: cargo bench -p host-rpc --bench transports [TRANSPORT...]
+//! Echo over each transport, alternating in one run: cargo bench -p host-rpc --bench transports [TRANSPORT...]
 //!
 //! Transports: `mlx5`, queue pairs of the software card; `channel/PROVIDER`, the message channel over a provider of libfabric.
-//! Without any: mlx5, channel/tcp, channel/softefa. The server is a process of its own. Every answer is compared with its question.
+//! The default is mlx5, channel/tcp and channel/softefa. The server is a process of its own. Every answer is compared with its request.
 //! Prints calls per second and the median latency of 64 bytes at 1 and at 32 calls at a time, and of 1 MiB at 1 and at 4, each as
 //! the median of rounds. Loads FERROGIN_LIBFABRIC; softefa is found in FERROGIN_DIST. FERROGIN_ROUNDS sets the rounds.
 #![allow(unsafe_code)]
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use ferrogin_channel::{Address, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
-use host_rpc::mlx5::{Connection, Opening};
-use host_rpc::{Client, Running, Server, Settings};
+use host_rpc::mlx5::{Connection, Connector};
+use host_rpc::{Client, Server, ServerHandle, Settings};
 use soft_mlx5::Card;
 
 const LIMIT: Duration = Duration::from_secs(30);
 const MIB: usize = 1 << 20;
-/// What is measured: bytes, calls at a time, calls of a round.
+/// The loads: bytes, calls at a time, calls of a round.
 const LOADS: [(usize, usize, usize); 4] = [(64, 1, 4000), (64, 32, 20_000), (MIB, 1, 150), (MIB, 4, 300)];
 
 fn main() {
@@ -47,16 +47,16 @@ type Figures = (f64, f64);
 
 fn compare(transports: &[String]) {
     let rounds = std::env::var("FERROGIN_ROUNDS").map_or(5, |n| n.parse().expect("FERROGIN_ROUNDS is a number"));
-    let ends: Vec<(&String, End)> =
-        transports.iter().filter_map(|transport| Some((transport, End::start(transport)?))).collect();
+    let benches: Vec<(&String, Bench)> =
+        transports.iter().filter_map(|transport| Some((transport, Bench::start(transport)?))).collect();
     for (bytes, at_a_time, calls) in LOADS {
-        let mut seen = vec![Vec::new(); ends.len()];
+        let mut seen = vec![Vec::new(); benches.len()];
         for _ in 0..rounds {
-            for ((_, end), seen) in ends.iter().zip(&mut seen) {
-                seen.push(end.round(bytes, at_a_time, calls));
+            for ((_, bench), seen) in benches.iter().zip(&mut seen) {
+                seen.push(bench.round(bytes, at_a_time, calls));
             }
         }
-        for ((transport, _), seen) in ends.iter().zip(seen) {
+        for ((transport, _), seen) in benches.iter().zip(seen) {
             let (rate, latency) = (median(&seen, |figures| figures.0), median(&seen, |figures| figures.1));
             let both_ways = 2.0 * rate * bytes as f64 / 1e9;
             println!(
@@ -91,15 +91,15 @@ fn reactor(provider: &str) -> Reactor {
 fn connection(stream: TcpStream) -> Connection {
     let card: Arc<dyn mlx5::device::Device> = Arc::new(Card::open(soft_mlx5::Settings::default()).unwrap());
     let peer = stream.peer_addr().unwrap().to_string();
-    Opening::new(&card, &host_rpc::mlx5::Config::default()).unwrap().over(stream, &peer).unwrap()
+    Connector::new(&card, &host_rpc::mlx5::Config::default()).unwrap().connect_over(stream, &peer).unwrap()
 }
 
-fn server() -> Running {
+fn server() -> ServerHandle {
     let settings = Settings { workers: 0, ..Settings::default() };
     Server::new(settings).method(1, |_, body| Ok(body.into_vec().into())).start()
 }
 
-/// The other end: prints where it is found, and stays.
+/// The server process: prints its address and runs until it is killed.
 fn serve(transport: &str) {
     let running = server();
     let _reactor;
@@ -121,14 +121,14 @@ fn serve(transport: &str) {
     }
 }
 
-struct End {
+struct Bench {
     client: Client,
     _reactor: Option<Reactor>,
     _server: Process,
 }
 
-impl End {
-    /// Starts a server and connects; `None`, aloud, where the transport is not there.
+impl Bench {
+    /// Starts a server and connects; prints a SKIP line and returns `None` if the transport is not available.
     fn start(transport: &str) -> Option<Self> {
         if transport == "channel/softefa" && dist().is_none() {
             println!("SKIP {transport}: FERROGIN_DIST names no directory with libsoftefa-fi.so");
@@ -138,13 +138,13 @@ impl End {
         let mut server = Process(command.args(["server", transport]).stdout(Stdio::piped()).spawn().unwrap());
         let mut line = String::new();
         BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let (place, settings) = (line.trim(), Settings::default());
+        let (text, settings) = (line.trim(), Settings::default());
         let Some(provider) = transport.strip_prefix("channel/") else {
             assert_eq!(transport, "mlx5", "a transport is mlx5 or channel/PROVIDER");
-            let client = Client::new(connection(TcpStream::connect(place).unwrap()), settings);
+            let client = Client::new(connection(TcpStream::connect(text).unwrap()), settings);
             return Some(Self { client, _reactor: None, _server: server });
         };
-        let bytes = (0..place.len() / 2).map(|at| u8::from_str_radix(&place[2 * at..2 * at + 2], 16));
+        let bytes = (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16));
         let address = Address::parse(&bytes.collect::<Result<Vec<u8>, _>>().unwrap()).unwrap();
         let reactor = reactor(provider);
         let client = Client::new(reactor.connect(&address).wait().unwrap(), settings);
@@ -152,50 +152,50 @@ impl End {
     }
 
     fn round(&self, bytes: usize, at_a_time: usize, calls: usize) -> Figures {
-        let (done, over) = mpsc::channel();
-        let question = Arc::new((0..bytes).map(|at| (at * 31 + at_a_time) as u8).collect::<Vec<u8>>());
-        let lot = Lot { left: calls, latencies: Vec::with_capacity(calls), all: calls, question, done };
-        let lot = Arc::new(Mutex::new(lot));
+        let (done, finished) = mpsc::channel();
+        let request = Arc::new((0..bytes).map(|at| (at * 31 + at_a_time) as u8).collect::<Vec<u8>>());
+        let round = Round { left: calls, latencies: Vec::with_capacity(calls), calls, request, done };
+        let round = Arc::new(Mutex::new(round));
         let start = Instant::now();
         for _ in 0..at_a_time {
-            again(&self.client, &lot);
+            start_call(&self.client, &round);
         }
-        over.recv().unwrap();
+        finished.recv().unwrap();
         let took = start.elapsed().as_secs_f64();
-        let latencies = std::mem::take(&mut lot.lock().unwrap().latencies);
+        let latencies = std::mem::take(&mut round.lock().unwrap().latencies);
         (calls as f64 / took, median(&latencies, |latency| *latency))
     }
 }
 
 /// The calls of one round.
-struct Lot {
+struct Round {
     left: usize,
-    all: usize,
+    calls: usize,
     latencies: Vec<f64>,
-    question: Arc<Vec<u8>>,
+    request: Arc<Vec<u8>>,
     done: mpsc::Sender<()>,
 }
 
-/// Makes one call, and the next when it is answered.
-fn again(client: &Client, lot: &Arc<Mutex<Lot>>) {
-    let question = {
-        let mut lot = lot.lock().unwrap();
-        if lot.left == 0 {
+/// Makes one call, and the next one when the answer arrives.
+fn start_call(client: &Client, round: &Arc<Mutex<Round>>) {
+    let request = {
+        let mut round = round.lock().unwrap();
+        if round.left == 0 {
             return;
         }
-        lot.left -= 1;
-        Arc::clone(&lot.question)
+        round.left -= 1;
+        Arc::clone(&round.request)
     };
-    let (next, of_call, asked, begin) = (client.clone(), Arc::clone(lot), Arc::clone(&question), Instant::now());
-    client.call_with(1, question, LIMIT, move |answer| {
-        assert!(*answer.unwrap().bytes() == **asked, "an answer differs from its question");
+    let (next, round, expected, start) = (client.clone(), Arc::clone(round), Arc::clone(&request), Instant::now());
+    client.call_with(1, request, LIMIT, move |answer| {
+        assert!(*answer.unwrap().bytes() == **expected, "an answer differs from its request");
         {
-            let mut lot = of_call.lock().unwrap();
-            lot.latencies.push(begin.elapsed().as_secs_f64() * 1e6);
-            if lot.latencies.len() == lot.all {
-                lot.done.send(()).unwrap();
+            let mut round = round.lock().unwrap();
+            round.latencies.push(start.elapsed().as_secs_f64() * 1e6);
+            if round.latencies.len() == round.calls {
+                round.done.send(()).unwrap();
             }
         }
-        again(&next, &of_call);
+        start_call(&next, &round);
     });
 }

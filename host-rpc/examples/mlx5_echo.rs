@@ -1,7 +1,7 @@
 //! Echo over mlx5 queue pairs of the software card, in two processes: `mlx5_echo server` prints its address and ends with its
 //! input; `mlx5_echo client ADDRESS TEXT` prints the answer.
 
-use host_rpc::mlx5::{Config, Connection, Opening};
+use host_rpc::mlx5::{Config, Connection, Connector};
 use host_rpc::{Client, Server, Settings};
 use soft_mlx5::{Card, Settings as CardSettings};
 use std::net::{TcpListener, TcpStream};
@@ -13,7 +13,7 @@ type Error = Box<dyn std::error::Error>;
 fn connect(stream: TcpStream) -> Result<Connection, Error> {
     let card: Arc<dyn mlx5::device::Device> = Arc::new(Card::open(CardSettings::default())?);
     let peer = stream.peer_addr()?.to_string();
-    Ok(Opening::new(&card, &Config::default())?.over(stream, &peer)?)
+    Ok(Connector::new(&card, &Config::default())?.connect_over(stream, &peer)?)
 }
 
 fn main() -> Result<(), Error> {

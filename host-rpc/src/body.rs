@@ -1,4 +1,4 @@
-//! Bodies: as they are given to be sent, and as they were received.
+//! Bodies: [`Data`] to send and [`Body`] received.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,9 +9,9 @@ use ferrogin_channel::recycle;
 /// A body to send.
 #[derive(Clone, Debug)]
 pub enum Data {
-    /// Bytes of its own.
+    /// Bytes that this value owns.
     Owned(Vec<u8>),
-    /// Bytes that others use too.
+    /// Bytes that the caller shares.
     Shared(Arc<Vec<u8>>),
 }
 
@@ -61,12 +61,12 @@ impl From<Arc<Vec<u8>>> for Data {
     }
 }
 
-/// A body that was received, in the memory in which it was: one piece unless it was longer than the sender's pieces. Long memory is kept
-/// for bodies to come when it is dropped.
+/// A received body, in the memory that the transport received it in. It has one piece, unless the sender split it. Dropping a body returns
+/// long memory to the buffer pool of the channels.
 #[derive(Clone, Default)]
 pub struct Body {
     pieces: Vec<Vec<u8>>,
-    /// Bytes of the first piece that are not the body's.
+    /// Bytes at the start of the first piece that precede the body: the header.
     skip: usize,
 }
 
@@ -91,8 +91,8 @@ impl fmt::Debug for Body {
 }
 
 impl Body {
-    /// Behind the first `skip` bytes of a message.
-    pub(crate) fn behind(message: Vec<u8>, skip: usize) -> Self {
+    /// The body that follows the first `skip` bytes of a message.
+    pub(crate) fn after_header(message: Vec<u8>, skip: usize) -> Self {
         Self { pieces: vec![message], skip }
     }
 
@@ -105,17 +105,17 @@ impl Body {
         self.pieces.iter().enumerate().map(|(at, piece)| if at == 0 { &piece[self.skip..] } else { &piece[..] })
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.pieces().map(<[u8]>::len).sum()
     }
 
-    /// None at all.
+    /// True if the body has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All bytes: in place if they are in one piece, otherwise copied.
+    /// All bytes: borrowed if the body has one piece, otherwise copied.
     pub fn bytes(&self) -> Cow<'_, [u8]> {
         match self.pieces.len() {
             0 => Cow::Borrowed(&[]),
@@ -124,7 +124,7 @@ impl Body {
         }
     }
 
-    /// All bytes, moved if they are in one message of their own.
+    /// All bytes: moved if the body came in one message of its own, otherwise copied.
     pub fn into_vec(mut self) -> Vec<u8> {
         if self.pieces.len() == 1 && self.skip == 0 {
             return self.pieces.pop().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The calling end.
+//! The client: calls the methods of one server.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
@@ -8,139 +8,31 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::connection::{Connection, End, Owner};
-use crate::error::Status;
+use crate::connection::{Connection, End, FrameHandler};
+use crate::deadline::{self, Expire};
 use crate::frame::{Header, Kind};
-use crate::server::status;
-use crate::sweep::{self, Swept};
-use crate::{Body, Data, RpcError, Settings, Transport, TransportError, Violation};
+use crate::{Body, Data, RpcError, Settings, Status, Transport, TransportError, Violation};
 
-type Done = Box<dyn FnOnce(Result<Body, RpcError>) + Send>;
+type CallDone = Box<dyn FnOnce(Result<Body, RpcError>) + Send>;
 
-struct Waiting {
+/// A call without an answer.
+struct OpenCall {
     method: u32,
     limit: Duration,
     deadline: Option<Instant>,
-    done: Done,
+    done: CallDone,
 }
 
-#[derive(Default)]
-struct State {
-    /// Calls that may be made now.
-    credits: u64,
-    /// Longest body that the server takes; None before its hello.
-    max_body: Option<usize>,
-    next: u64,
-    /// Calls that wait for credit.
-    queued: VecDeque<(u64, Data, Waiting)>,
-    /// Calls that wait for an answer.
-    pending: HashMap<u64, Waiting>,
-    /// Calls whose answers nobody wants any more.
-    abandoned: HashSet<u64>,
-    /// The server begins nothing more.
-    goodbye: bool,
-    over: Option<RpcError>,
-}
-
-/// Calls the methods of one server. Clones are the same client; when the last is dropped, the connection is closed.
-#[derive(Clone)]
-pub struct Client(Arc<Inner>);
-
-struct Inner {
-    connection: Arc<Connection>,
-    state: Mutex<State>,
-    peer: Arc<str>,
-    close_within: Duration,
-}
-
-impl Client {
-    /// A client on a connection whose other end is a [`crate::Server`]'s.
-    pub fn new(transport: impl Transport, settings: Settings) -> Self {
-        let connection = Connection::new(transport, &settings, usize::MAX);
-        let peer = connection.transport().peer().into();
-        let close_within = settings.close_within;
-        let inner = Arc::new(Inner { connection, state: Mutex::default(), peer, close_within });
-        let owner = Arc::downgrade(&inner);
-        inner.connection.start(owner.clone());
-        inner.connection.send(Header { call: settings.max_body as u64, ..Header::new(Kind::Hello) }, Vec::new().into());
-        sweep::watch(owner);
-        Self(inner)
-    }
-
-    /// The server, for people.
-    pub fn peer(&self) -> &str {
-        &self.0.peer
-    }
-
-    /// Calls `method` with `body`. The answer, or [`RpcError`], comes within `limit` (and a hundredth of a second), which
-    /// includes the time that the call waits for credit.
-    pub fn call(&self, method: u32, body: impl Into<Data>, limit: Duration) -> Call {
-        let slot = Arc::new(Slot { state: Mutex::new(Answer::Waiting(None)), ready: Condvar::new() });
-        let of_call = Arc::clone(&slot);
-        let call = self.call_with(method, body, limit, move |result| {
-            let before = std::mem::replace(&mut *of_call.state(), Answer::Ready(result));
-            of_call.ready.notify_all();
-            if let Answer::Waiting(Some(waker)) = before {
-                waker.wake();
-            }
-        });
-        Call { slot, client: Arc::downgrade(&self.0), call }
-    }
-
-    /// As [`Client::call`], with a callback, which is called once: by a thread of the transport, by the one that looks after deadlines,
-    /// or by this one if the call is refused at once. It must not block. Gives the call's number, for [`Client::cancel`].
-    pub fn call_with(
-        &self,
-        method: u32,
-        body: impl Into<Data>,
-        limit: Duration,
-        done: impl FnOnce(Result<Body, RpcError>) + Send + 'static,
-    ) -> u64 {
-        let data = body.into();
-        // A limit beyond all clocks is none.
-        let deadline = Instant::now().checked_add(limit);
-        let waiting = Waiting { method, limit, deadline, done: Box::new(done) };
-        let mut state = self.0.state();
-        let call = state.next;
-        state.next += 1;
-        let refused = self.0.refused(&state, &data);
-        if let Some(error) = refused {
-            drop(state);
-            waiting.end(Err(error));
-        } else if state.credits > 0 && state.queued.is_empty() {
-            state.credits -= 1;
-            let header = waiting.header(call);
-            state.pending.insert(call, waiting);
-            drop(state);
-            self.0.connection.send(header, data);
-        } else {
-            state.queued.push_back((call, data, waiting));
-        }
-        call
-    }
-
-    /// Gives a call up: it ends with [`RpcError::Cancelled`], and the server is told. A call that is over is left alone.
-    pub fn cancel(&self, call: u64) {
-        self.0.cancel(call);
-    }
-
-    /// Closes the connection. Calls that are under way end with [`RpcError::Lost`].
-    pub fn close(&self) {
-        self.0.connection.send(Header::new(Kind::Goodbye), Vec::new().into());
-        self.0.connection.close(self.0.close_within);
-    }
-}
-
-impl Waiting {
-    /// Calls back. A callback that panics harms no other call.
-    fn end(self, result: Result<Body, RpcError>) {
+impl OpenCall {
+    /// Runs the callback. A callback that panics affects no other call.
+    fn finish(self, result: Result<Body, RpcError>) {
         let Self { method, done, .. } = self;
         if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
             log::error!("the callback of a call of method {method} panicked");
         }
     }
 
-    fn is_late(&self, now: Instant) -> bool {
+    fn is_overdue(&self, now: Instant) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
     }
 
@@ -151,183 +43,300 @@ impl Waiting {
     }
 }
 
+#[derive(Default)]
+struct State {
+    /// Calls that may be sent now.
+    credits: u64,
+    /// Bytes of the longest body that the server accepts; `None` before its hello.
+    max_body: Option<usize>,
+    next_call: u64,
+    /// Calls that wait for a credit, in order.
+    queued: VecDeque<(u64, Data, OpenCall)>,
+    /// Calls that are sent and have no answer yet.
+    sent: HashMap<u64, OpenCall>,
+    /// Calls that are sent and that the client gave up: their answers are dropped.
+    abandoned: HashSet<u64>,
+    /// The server accepts no further calls.
+    shutting_down: bool,
+    /// The error of every further call, once the connection has ended.
+    ended: Option<RpcError>,
+}
+
+/// Calls the methods of one server. Clones are the same client; dropping the last one closes the connection.
+#[derive(Clone)]
+pub struct Client(Arc<Inner>);
+
+struct Inner {
+    connection: Arc<Connection>,
+    state: Mutex<State>,
+    peer: Arc<str>,
+    close_timeout: Duration,
+}
+
+impl Client {
+    /// A client on a connection to a [`crate::Server`].
+    pub fn new(transport: impl Transport, settings: Settings) -> Self {
+        let peer = transport.peer().into();
+        let inner = Arc::new_cyclic(|inner: &Weak<Inner>| Inner {
+            connection: Connection::new(transport, &settings, usize::MAX, inner.clone()),
+            state: Mutex::default(),
+            peer,
+            close_timeout: settings.close_timeout,
+        });
+        inner.connection.start();
+        inner.connection.send(Header { call: settings.max_body as u64, ..Header::new(Kind::Hello) }, Vec::new().into());
+        let object: Weak<Inner> = Arc::downgrade(&inner);
+        deadline::watch(object);
+        Self(inner)
+    }
+
+    /// The server's name, for log lines and errors.
+    pub fn peer(&self) -> &str {
+        &self.0.peer
+    }
+
+    /// Calls `method` with `body`. The result or an [`RpcError`] comes within `limit`, plus 10 ms at most; the limit includes the time
+    /// that the call waits for a credit.
+    pub fn call(&self, method: u32, body: impl Into<Data>, limit: Duration) -> Call {
+        let slot = Arc::new(Slot { state: Mutex::new(Answer::Pending(None)), ready: Condvar::new() });
+        let of_callback = Arc::clone(&slot);
+        let call = self.call_with(method, body, limit, move |result| {
+            let before = std::mem::replace(&mut *of_callback.state(), Answer::Ready(result));
+            of_callback.ready.notify_all();
+            if let Answer::Pending(Some(waker)) = before {
+                waker.wake();
+            }
+        });
+        Call { slot, client: Arc::downgrade(&self.0), call }
+    }
+
+    /// The same as [`Client::call`] with a callback. The callback runs exactly once: on a thread of the transport, on the thread that checks
+    /// deadlines, or, if the call is refused at once, on this thread. It must not block. Returns the number of the call, for
+    /// [`Client::cancel`].
+    pub fn call_with(
+        &self,
+        method: u32,
+        body: impl Into<Data>,
+        limit: Duration,
+        done: impl FnOnce(Result<Body, RpcError>) + Send + 'static,
+    ) -> u64 {
+        let data = body.into();
+        // A limit that no clock can express is no limit.
+        let deadline = Instant::now().checked_add(limit);
+        let open = OpenCall { method, limit, deadline, done: Box::new(done) };
+        let mut state = self.0.state();
+        let call = state.next_call;
+        state.next_call += 1;
+        let refused = self.0.refusal(&state, &data);
+        if let Some(error) = refused {
+            drop(state);
+            open.finish(Err(error));
+        } else if state.credits > 0 && state.queued.is_empty() {
+            state.credits -= 1;
+            let header = open.header(call);
+            state.sent.insert(call, open);
+            drop(state);
+            self.0.connection.send(header, data);
+        } else {
+            state.queued.push_back((call, data, open));
+        }
+        call
+    }
+
+    /// Cancels a call: the call ends with [`RpcError::Cancelled`], and the client tells the server. Does nothing if the call has ended.
+    pub fn cancel(&self, call: u64) {
+        self.0.cancel(call);
+    }
+
+    /// Closes the connection. Open calls end with [`RpcError::Disconnected`].
+    pub fn close(&self) {
+        self.0.connection.send(Header::new(Kind::Goodbye), Vec::new().into());
+        self.0.connection.close(self.0.close_timeout);
+    }
+}
+
 impl Inner {
-    fn timeout(&self, waiting: &Waiting) -> RpcError {
-        RpcError::Timeout { peer: Arc::clone(&self.peer), method: waiting.method, limit: waiting.limit }
+    fn timeout(&self, open: &OpenCall) -> RpcError {
+        RpcError::Timeout { peer: Arc::clone(&self.peer), method: open.method, limit: open.limit }
+    }
+
+    fn shutting_down(&self) -> RpcError {
+        RpcError::Status { peer: Arc::clone(&self.peer), status: Status::ShuttingDown }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn refused(&self, state: &State, data: &Data) -> Option<RpcError> {
-        if let Some(over) = &state.over {
-            return Some(over.clone());
+    /// The reason why a call with this body cannot be sent, if there is one.
+    fn refusal(&self, state: &State, data: &Data) -> Option<RpcError> {
+        if let Some(error) = &state.ended {
+            return Some(error.clone());
         }
-        if state.goodbye {
-            return Some(RpcError::Status { peer: Arc::clone(&self.peer), status: Status::ShuttingDown });
+        if state.shutting_down {
+            return Some(self.shutting_down());
         }
         let (len, max) = (data.as_slice().len(), state.max_body?);
         (len > max).then(|| RpcError::TooLarge { peer: Arc::clone(&self.peer), len, max })
     }
 
-    /// Makes the calls that have credit now.
-    fn make_queued(&self) {
+    /// Sends queued calls as long as there are credits.
+    fn send_queued(&self) {
         loop {
             let mut state = self.state();
             if state.credits == 0 {
                 return;
             }
-            let Some((call, data, waiting)) = state.queued.pop_front() else { return };
-            if let Some(error) = self.refused(&state, &data) {
+            let Some((call, data, open)) = state.queued.pop_front() else { return };
+            if let Some(error) = self.refusal(&state, &data) {
                 drop(state);
-                waiting.end(Err(error));
+                open.finish(Err(error));
                 continue;
             }
             state.credits -= 1;
-            let header = waiting.header(call);
-            state.pending.insert(call, waiting);
-            // Before anybody can cancel it: what says so must not overtake it.
+            let header = open.header(call);
+            state.sent.insert(call, open);
+            // Under the lock, so that a cancellation of this call cannot overtake it.
             self.connection.send(header, data);
         }
     }
 
-    /// Takes a call back, wherever it is; None when it is over.
-    fn take(&self, state: &mut State, call: u64) -> Option<Waiting> {
-        if let Some(waiting) = state.pending.remove(&call) {
+    /// Removes a call that is sent or queued; `None` if the call has ended.
+    fn remove(&self, state: &mut State, call: u64) -> Option<OpenCall> {
+        if let Some(open) = state.sent.remove(&call) {
             state.abandoned.insert(call);
-            return Some(waiting);
+            return Some(open);
         }
         let at = state.queued.iter().position(|(queued, _, _)| *queued == call)?;
-        state.queued.remove(at).map(|(_, _, waiting)| waiting)
+        state.queued.remove(at).map(|(_, _, open)| open)
     }
 
-    fn give_up(&self, call: u64, error: impl FnOnce(&Waiting) -> RpcError) {
-        let (waiting, told) = {
+    fn give_up(&self, call: u64, error: impl FnOnce(&OpenCall) -> RpcError) {
+        let (open, was_sent) = {
             let mut state = self.state();
-            let Some(waiting) = self.take(&mut state, call) else { return };
-            (waiting, state.abandoned.contains(&call))
+            let Some(open) = self.remove(&mut state, call) else { return };
+            (open, state.abandoned.contains(&call))
         };
-        if told {
+        if was_sent {
             self.connection.send(Header { call, ..Header::new(Kind::Cancel) }, Vec::new().into());
         }
-        let error = error(&waiting);
-        waiting.end(Err(error));
+        let error = error(&open);
+        open.finish(Err(error));
     }
 
     fn cancel(&self, call: u64) {
         self.give_up(call, |_| RpcError::Cancelled);
     }
 
-    /// Ends all calls.
-    fn end(&self, error: &RpcError) {
-        let all: Vec<Waiting> = {
+    /// Ends all calls with `error`, and every later one too.
+    fn end_all(&self, error: &RpcError) {
+        let all: Vec<OpenCall> = {
             let mut state = self.state();
-            state.over.get_or_insert(error.clone());
-            let queued: Vec<_> = state.queued.drain(..).map(|(_, _, waiting)| waiting).collect();
-            state.pending.drain().map(|(_, waiting)| waiting).chain(queued).collect()
+            state.ended.get_or_insert(error.clone());
+            let queued: Vec<_> = state.queued.drain(..).map(|(_, _, open)| open).collect();
+            state.sent.drain().map(|(_, open)| open).chain(queued).collect()
         };
-        for waiting in all {
-            waiting.end(Err(error.clone()));
+        for open in all {
+            open.finish(Err(error.clone()));
         }
     }
 
-    fn answer(&self, header: &Header, body: Body) -> Result<(), Violation> {
-        let waiting = {
+    fn on_answer(&self, header: &Header, body: Body) -> Result<(), Violation> {
+        let open = {
             let mut state = self.state();
             state.credits += u64::from(header.credits);
-            match state.pending.remove(&header.call) {
-                Some(waiting) => Some(waiting),
+            match state.sent.remove(&header.call) {
+                Some(open) => Some(open),
                 None if state.abandoned.remove(&header.call) => None,
                 None => return Err(Violation::UnknownCall(header.call)),
             }
         };
-        if let Some(waiting) = waiting {
-            let result = match status(header.code, waiting.method, &body) {
+        if let Some(open) = open {
+            let result = match Status::parse(header.code, open.method, &body) {
                 None => Ok(body),
-                // The server noticed the deadline before we did.
-                Some(Status::Late | Status::Cancelled) if waiting.is_late(Instant::now()) => {
-                    Err(self.timeout(&waiting))
+                // The server noticed the deadline first.
+                Some(Status::DeadlineExceeded | Status::Cancelled) if open.is_overdue(Instant::now()) => {
+                    Err(self.timeout(&open))
                 }
                 Some(status) => Err(RpcError::Status { peer: Arc::clone(&self.peer), status }),
             };
-            waiting.end(result);
+            open.finish(result);
         }
-        self.make_queued();
+        self.send_queued();
         Ok(())
     }
 }
 
-impl Owner for Inner {
-    fn frame(self: Arc<Self>, header: Header, body: Body) -> Result<(), Violation> {
+impl FrameHandler for Inner {
+    fn on_frame(self: Arc<Self>, header: Header, body: Body) -> Result<(), Violation> {
         match header.kind {
             Kind::Hello => {
                 let mut state = self.state();
                 state.credits += u64::from(header.credits);
                 state.max_body = Some(usize::try_from(header.call).unwrap_or(usize::MAX));
                 drop(state);
-                self.make_queued();
+                self.send_queued();
                 Ok(())
             }
-            Kind::Answer => self.answer(&header, body),
+            Kind::Answer => self.on_answer(&header, body),
             Kind::Goodbye => {
                 let queued = {
                     let mut state = self.state();
-                    state.goodbye = true;
+                    state.shutting_down = true;
                     std::mem::take(&mut state.queued)
                 };
-                for (_, _, waiting) in queued {
-                    let peer = Arc::clone(&self.peer);
-                    waiting.end(Err(RpcError::Status { peer, status: Status::ShuttingDown }));
+                for (_, _, open) in queued {
+                    open.finish(Err(self.shutting_down()));
                 }
                 Ok(())
             }
-            Kind::Request | Kind::Cancel => Err(Violation::Direction),
+            Kind::Request | Kind::Cancel => Err(Violation::UnexpectedFrame),
         }
     }
 
-    fn over(&self, end: End) {
+    fn on_end(&self, end: End) {
         let peer = Arc::clone(&self.peer);
         let error = match end {
-            End::Transport(why) => RpcError::Lost { peer, why },
-            End::Broken(violation) => {
-                log::warn!("{peer} broke the protocol: {violation}");
+            End::Transport(why) => RpcError::Disconnected { peer, why },
+            End::Violation(violation) => {
+                log::warn!("closing the connection to {peer}, which broke the RPC protocol: {violation}");
                 self.connection.close(Duration::ZERO);
                 RpcError::Protocol { peer, violation }
             }
         };
-        self.end(&error);
+        self.end_all(&error);
     }
 }
 
-impl Swept for Inner {
-    fn sweep(&self, now: Instant) {
+impl Expire for Inner {
+    fn expire(&self, now: Instant) {
         let overdue: Vec<u64> = {
             let state = self.state();
-            let pending = state.pending.iter().filter(|(_, waiting)| waiting.is_late(now)).map(|(call, _)| *call);
-            let queued = state.queued.iter().filter(|(_, _, waiting)| waiting.is_late(now)).map(|(call, _, _)| *call);
-            pending.chain(queued).collect()
+            let sent = state.sent.iter().filter(|(_, open)| open.is_overdue(now)).map(|(call, _)| *call);
+            let queued = state.queued.iter().filter(|(_, _, open)| open.is_overdue(now)).map(|(call, _, _)| *call);
+            sent.chain(queued).collect()
         };
         for call in overdue {
-            self.give_up(call, |waiting| self.timeout(waiting));
+            self.give_up(call, |open| self.timeout(open));
         }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.connection.close(self.close_within);
+        self.connection.close(self.close_timeout);
         let why = TransportError::Closed;
-        self.end(&RpcError::Lost { peer: Arc::clone(&self.peer), why });
+        self.end_all(&RpcError::Disconnected { peer: Arc::clone(&self.peer), why });
     }
 }
 
 enum Answer {
-    Waiting(Option<Waker>),
+    Pending(Option<Waker>),
     Ready(Result<Body, RpcError>),
     Taken,
 }
 
+/// The place where the callback of a call leaves the answer for [`Call`].
 struct Slot {
     state: Mutex<Answer>,
     ready: Condvar,
@@ -339,7 +348,7 @@ impl Slot {
     }
 }
 
-/// An answer to come: a future, or to [`Call::wait`] for. Dropping it cancels the call.
+/// A call without an answer: a future, which can also be waited for without an executor. Dropping it cancels the call.
 #[must_use = "dropping it cancels the call"]
 pub struct Call {
     slot: Arc<Slot>,
@@ -348,22 +357,23 @@ pub struct Call {
 }
 
 impl Call {
-    /// Waits for the answer. In callbacks of the transport that brings it, and of calls whose time is over, that is refused.
+    /// Waits for the answer. Returns [`RpcError::WouldDeadlock`] on a thread that is needed to deliver the answer: in a callback of the same
+    /// transport, and in the callback of a call whose deadline passed.
     ///
     /// # Errors
     /// See [`RpcError`].
     pub fn wait(self) -> Result<Body, RpcError> {
-        let own = |client: &Arc<Inner>| client.connection.transport().is_own_thread() || sweep::is_own_thread();
-        let refused = self.client.upgrade().filter(own).map(|client| Arc::clone(&client.peer));
+        let is_own = |client: &Arc<Inner>| client.connection.transport().is_own_thread() || deadline::is_own_thread();
+        let would_block = self.client.upgrade().filter(is_own).map(|client| Arc::clone(&client.peer));
         let mut state = self.slot.state();
         loop {
             match std::mem::replace(&mut *state, Answer::Taken) {
                 Answer::Ready(result) => return result,
                 Answer::Taken => return Err(RpcError::Cancelled),
-                waiting @ Answer::Waiting(_) => *state = waiting,
+                pending @ Answer::Pending(_) => *state = pending,
             }
-            if let Some(peer) = refused {
-                return Err(RpcError::OwnThread { peer });
+            if let Some(peer) = would_block {
+                return Err(RpcError::WouldDeadlock { peer });
             }
             state = self.slot.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -378,8 +388,8 @@ impl Future for Call {
         match std::mem::replace(&mut *state, Answer::Taken) {
             Answer::Ready(result) => Poll::Ready(result),
             Answer::Taken => Poll::Ready(Err(RpcError::Cancelled)),
-            Answer::Waiting(_) => {
-                *state = Answer::Waiting(Some(context.waker().clone()));
+            Answer::Pending(_) => {
+                *state = Answer::Pending(Some(context.waker().clone()));
                 Poll::Pending
             }
         }
@@ -388,8 +398,8 @@ impl Future for Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let waiting = matches!(*self.slot.state(), Answer::Waiting(_));
-        if waiting && let Some(client) = self.client.upgrade() {
+        let pending = matches!(*self.slot.state(), Answer::Pending(_));
+        if pending && let Some(client) = self.client.upgrade() {
             client.cancel(self.call);
         }
     }

@@ -1,182 +1,183 @@
-//! What both ends of a connection do alike: sending frames whole, and reading them.
+//! One connection: sends frames whole, packs short ones, and reads the frames of the peer. Client and server share it.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use crate::frame::{Assembler, HEADER, Header, PACK};
-use crate::transport::FOREVER;
-use crate::{Body, Bytes, Data, SendDone, Settings, Transport, TransportError, Violation};
+use ferrogin_channel::Payload;
 
-/// Reads that wait at the transport.
-const READS: usize = 16;
+use crate::frame::{Assembler, HEADER, Header, PACK};
+use crate::transport::NO_LIMIT;
+use crate::{Body, Data, SendDone, Settings, Transport, TransportError, Violation};
+
+/// Receives that are posted to the transport.
+const RECEIVES: usize = 16;
 
 /// How a connection ended.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
     Transport(TransportError),
-    Broken(Violation),
+    Violation(Violation),
 }
 
-/// Whoever takes the frames.
-pub(crate) trait Owner: Send + Sync + 'static {
-    fn frame(self: Arc<Self>, header: Header, body: Body) -> Result<(), Violation>;
-    /// The connection is over; called once.
-    fn over(&self, end: End);
+/// The client or the server behind a connection.
+pub(crate) trait FrameHandler: Send + Sync + 'static {
+    fn on_frame(self: Arc<Self>, header: Header, body: Body) -> Result<(), Violation>;
+    /// The connection ended. Called once.
+    fn on_end(&self, end: End);
 }
 
-/// Short frames that wait: while one message of them is under way, those that come meanwhile are packed into the next. A frame
-/// that finds nothing under way never waits.
+/// The send side. While one message of short frames is being sent, further short frames are packed into the next message. A frame that
+/// finds no such message in flight is sent at once.
 #[derive(Default)]
-struct Packing {
-    under_way: bool,
-    frames: Vec<u8>,
-    /// How many they are.
-    count: usize,
-    /// Frames that are not out, those that wait among them.
+struct Sending {
+    /// A message of short frames is in flight.
+    in_flight: bool,
+    /// The next message of short frames, and how many frames it holds.
+    packed: Vec<u8>,
+    packed_frames: usize,
+    /// Frames that are not sent yet, packed ones included.
     unsent: usize,
-    /// Reads that wait until fewer are.
-    owed: usize,
+    /// Receives to post once fewer frames are unsent.
+    paused_receives: usize,
 }
 
 pub(crate) struct Connection {
     transport: Box<dyn Transport>,
-    /// Held while the messages of a frame are handed over, so that they stay together.
-    packing: Mutex<Packing>,
-    parts: Mutex<Option<Assembler>>,
-    owner: OnceLock<Weak<dyn Owner>>,
+    handler: Weak<dyn FrameHandler>,
+    /// Locked while the messages of a frame go to the transport, so that no other message comes between them.
+    sending: Mutex<Sending>,
+    /// `None` after the end.
+    assembler: Mutex<Option<Assembler>>,
     inline: usize,
     piece: usize,
     pack: usize,
-    /// Frames that may be unsent while more are read.
-    ahead: usize,
+    /// While more frames than that are unsent, no further message is received.
+    max_unsent: usize,
 }
 
 impl Connection {
-    /// A connection that reads nothing more while more than `ahead` of its frames are not out: a peer that asks and does not read the
-    /// answers fills no memory. Only one end may do so; the other always reads.
-    pub fn new(transport: impl Transport, settings: &Settings, ahead: usize) -> Arc<Self> {
+    /// A connection that delivers frames to `handler` once [`Connection::start`] is called. It stops receiving while more than
+    /// `max_unsent` of its frames are unsent, so that a peer that sends requests and does not receive the answers cannot fill the memory.
+    /// At most one of the two ends may set such a limit.
+    pub fn new(
+        transport: impl Transport,
+        settings: &Settings,
+        max_unsent: usize,
+        handler: Weak<dyn FrameHandler>,
+    ) -> Arc<Self> {
         let max = transport.max_message();
         Arc::new(Self {
             inline: settings.inline.min(max.saturating_sub(HEADER)),
             piece: settings.piece.min(max).max(1),
             transport: Box::new(transport),
-            packing: Mutex::default(),
+            handler,
+            sending: Mutex::default(),
+            assembler: Mutex::new(Some(Assembler::new(settings.max_body))),
             pack: PACK.min(max),
-            ahead,
-            parts: Mutex::new(Some(Assembler::new(settings.max_body))),
-            owner: OnceLock::new(),
+            max_unsent,
         })
     }
 
-    /// Begins to read for `owner`.
-    pub fn start(self: &Arc<Self>, owner: Weak<dyn Owner>) {
-        if self.owner.set(owner).is_ok() {
-            for _ in 0..READS {
-                self.read();
-            }
-        }
+    /// Starts to receive.
+    pub fn start(self: &Arc<Self>) {
+        (0..RECEIVES).for_each(|_| self.receive());
     }
 
     pub fn transport(&self) -> &dyn Transport {
         &*self.transport
     }
 
-    fn packing(&self) -> MutexGuard<'_, Packing> {
-        self.packing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sends a message of `count` short frames.
-    fn send_frames(self: &Arc<Self>, packing: &mut Packing, frames: Vec<u8>, count: usize) {
-        packing.under_way = true;
-        let this = Arc::clone(self);
-        self.transport.send(Bytes::Owned(frames), Box::new(move |result| this.frames_sent(result.is_ok(), count)));
-    }
-
-    fn frames_sent(self: &Arc<Self>, well: bool, count: usize) {
-        let mut packing = self.packing();
-        packing.under_way = false;
-        if well {
-            self.flush(&mut packing);
-        } else {
-            packing.unsent -= std::mem::take(&mut packing.count);
-            packing.frames.clear();
-        }
-        self.are_out(packing, count);
-    }
-
-    /// That many frames are out, or will never be.
-    fn are_out(self: &Arc<Self>, mut packing: MutexGuard<'_, Packing>, count: usize) {
-        packing.unsent -= count;
-        let reads = if packing.unsent <= self.ahead { std::mem::take(&mut packing.owed) } else { 0 };
-        drop(packing);
-        (0..reads).for_each(|_| self.read());
-    }
-
-    /// Sends the frames that wait, in front of what must not overtake them.
-    fn flush(self: &Arc<Self>, packing: &mut Packing) {
-        let (frames, count) = (std::mem::take(&mut packing.frames), std::mem::take(&mut packing.count));
-        if !frames.is_empty() {
-            self.send_frames(packing, frames, count);
-        }
-    }
-
-    /// Lets what was sent go out, and ends the connection, at the latest after `limit`.
+    /// Sends what is queued and ends the connection, after `limit` at the latest.
     pub fn close(self: &Arc<Self>, limit: Duration) {
-        self.flush(&mut self.packing());
-        self.transport.close(limit.min(FOREVER));
+        self.flush(&mut self.sending());
+        self.transport.close(limit.min(NO_LIMIT));
     }
 
-    /// Sends a frame. A connection that ends meanwhile says so to the owner.
+    /// Sends a frame. If the connection ends first, the handler learns of the end.
     pub fn send(self: &Arc<Self>, header: Header, data: Data) {
         let len = data.as_slice().len();
         let inline = len <= self.inline;
         let header = Header { inline, length: len as u64, ..header }.emit();
-        let mut packing = self.packing();
-        packing.unsent += 1;
+        let mut sending = self.sending();
+        sending.unsent += 1;
         if inline {
-            if packing.frames.len() + HEADER + len > self.pack {
-                self.flush(&mut packing);
-            }
-            let wait = packing.under_way && HEADER + len <= self.pack;
-            let mut message = if wait { std::mem::take(&mut packing.frames) } else { Vec::with_capacity(HEADER + len) };
-            message.extend_from_slice(&header);
-            message.extend_from_slice(data.as_slice());
-            if wait {
-                packing.frames = message;
-                packing.count += 1;
-            } else {
-                self.send_frames(&mut packing, message, 1);
-            }
-            return;
+            self.send_inline(&mut sending, &header, data.as_slice());
+        } else {
+            self.flush(&mut sending);
+            self.transport.send(header.to_vec().into(), Box::new(|_| ()));
+            self.send_body(data, len);
         }
-        self.flush(&mut packing);
-        self.transport.send(Bytes::Owned(header.to_vec()), Box::new(|_| ()));
+    }
+
+    fn send_inline(self: &Arc<Self>, sending: &mut Sending, header: &[u8], body: &[u8]) {
+        let len = header.len() + body.len();
+        if sending.packed.len() + len > self.pack {
+            self.flush(sending);
+        }
+        if sending.in_flight && len <= self.pack {
+            sending.packed.extend_from_slice(header);
+            sending.packed.extend_from_slice(body);
+            sending.packed_frames += 1;
+        } else {
+            self.send_packed(sending, [header, body].concat(), 1);
+        }
+    }
+
+    /// Sends a body in messages of its own. The callback of the last one counts the frame as sent.
+    fn send_body(self: &Arc<Self>, data: Data, len: usize) {
         let this = Arc::clone(self);
-        let last: SendDone = Box::new(move |_| this.are_out(this.packing(), 1));
+        let last: SendDone = Box::new(move |_| this.frames_sent(this.sending(), 1));
         let bytes = match data {
-            Data::Owned(bytes) if len <= self.piece => return self.transport.send(Bytes::Owned(bytes), last),
+            Data::Owned(bytes) if len <= self.piece => return self.transport.send(bytes.into(), last),
             Data::Owned(bytes) => Arc::new(bytes),
             Data::Shared(bytes) => bytes,
         };
-        let begin = (len - 1) / self.piece * self.piece;
-        for from in (0..begin).step_by(self.piece) {
-            self.transport.send(Bytes::Shared(Arc::clone(&bytes), from..from + self.piece), Box::new(|_| ()));
+        let last_piece = (len - 1) / self.piece * self.piece;
+        for start in (0..last_piece).step_by(self.piece) {
+            self.transport.send(Payload::shared(&bytes, start..start + self.piece), Box::new(|_| ()));
         }
-        self.transport.send(Bytes::Shared(bytes, begin..len), last);
+        self.transport.send(Payload::shared(&bytes, last_piece..len), last);
     }
 
-    /// Reads another message, now or when enough of what was sent is out.
-    fn read_on(self: &Arc<Self>) {
-        let mut packing = self.packing();
-        if packing.unsent > self.ahead {
-            packing.owed += 1;
-            return;
+    /// Sends the packed frames, ahead of a message that must not overtake them.
+    fn flush(self: &Arc<Self>, sending: &mut Sending) {
+        let (message, frames) = (std::mem::take(&mut sending.packed), std::mem::take(&mut sending.packed_frames));
+        if !message.is_empty() {
+            self.send_packed(sending, message, frames);
         }
-        drop(packing);
-        self.read();
     }
 
-    fn read(self: &Arc<Self>) {
+    /// Sends a message that consists of `frames` frames.
+    fn send_packed(self: &Arc<Self>, sending: &mut Sending, message: Vec<u8>, frames: usize) {
+        sending.in_flight = true;
+        let this = Arc::clone(self);
+        let done = move |result: Result<(), TransportError>| {
+            let mut sending = this.sending();
+            sending.in_flight = false;
+            if result.is_ok() {
+                this.flush(&mut sending);
+            } else {
+                sending.unsent -= std::mem::take(&mut sending.packed_frames);
+                sending.packed.clear();
+            }
+            this.frames_sent(sending, frames);
+        };
+        self.transport.send(message.into(), Box::new(done));
+    }
+
+    /// So many frames are sent, or failed.
+    fn frames_sent(self: &Arc<Self>, mut sending: MutexGuard<'_, Sending>, frames: usize) {
+        sending.unsent -= frames;
+        let receives = if sending.unsent <= self.max_unsent { std::mem::take(&mut sending.paused_receives) } else { 0 };
+        drop(sending);
+        (0..receives).for_each(|_| self.receive());
+    }
+
+    fn sending(&self) -> MutexGuard<'_, Sending> {
+        self.sending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn receive(self: &Arc<Self>) {
         let this = Arc::downgrade(self);
         self.transport.receive(Box::new(move |result| {
             if let Some(this) = this.upgrade() {
@@ -185,28 +186,39 @@ impl Connection {
         }));
     }
 
+    /// Posts the next receive, now or once fewer frames are unsent.
+    fn receive_next(self: &Arc<Self>) {
+        let mut sending = self.sending();
+        if sending.unsent > self.max_unsent {
+            sending.paused_receives += 1;
+            return;
+        }
+        drop(sending);
+        self.receive();
+    }
+
     fn received(self: &Arc<Self>, result: Result<Vec<u8>, TransportError>) {
-        let Some(owner) = self.owner.get().and_then(Weak::upgrade) else { return };
+        let Some(handler) = self.handler.upgrade() else { return };
         let frames = {
-            let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-            // After the end, what is still read is of no interest.
-            let Some(assembler) = parts.as_mut() else { return };
+            let mut assembler = self.assembler.lock().unwrap_or_else(PoisonError::into_inner);
+            // After the end, messages that are still received are dropped.
+            let Some(assembler) = assembler.as_mut() else { return };
             match result {
-                Ok(message) => assembler.message(message).map_err(End::Broken),
+                Ok(message) => assembler.message(message).map_err(End::Violation),
                 Err(error) => Err(End::Transport(error)),
             }
         };
-        let taken = frames.and_then(|frames| {
+        let handled = frames.and_then(|frames| {
             frames
                 .into_iter()
-                .try_for_each(|(header, body)| Arc::clone(&owner).frame(header, body).map_err(End::Broken))
+                .try_for_each(|(header, body)| Arc::clone(&handler).on_frame(header, body).map_err(End::Violation))
         });
-        match taken {
-            Ok(()) => self.read_on(),
+        match handled {
+            Ok(()) => self.receive_next(),
             Err(end) => {
-                let first = self.parts.lock().unwrap_or_else(PoisonError::into_inner).take().is_some();
+                let first = self.assembler.lock().unwrap_or_else(PoisonError::into_inner).take().is_some();
                 if first {
-                    owner.over(end);
+                    handler.on_end(end);
                 }
             }
         }

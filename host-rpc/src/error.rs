@@ -1,25 +1,25 @@
-//! How calls and connections end badly.
+//! Errors of calls and connections.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::TransportError;
+use crate::{Status, TransportError};
 
-/// Why a call has no answer.
+/// The reason why a call has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RpcError {
-    /// The deadline came first. The server is told, and may have done its work or not.
-    #[error("{peer} did not answer method {method} within {limit:.1?}")]
+    /// The deadline passed first. The client tells the server; the method may have run or not.
+    #[error("{peer} did not answer method {method} within {limit:.1?}; the method may have run or not")]
     Timeout {
         /// The server.
         peer: Arc<str>,
         /// The method.
         method: u32,
-        /// The call's time.
+        /// The time limit of the call.
         limit: Duration,
     },
-    /// The call was cancelled here.
+    /// The caller cancelled the call.
     #[error("the call was cancelled")]
     Cancelled,
     /// The server answered with an error.
@@ -27,120 +27,86 @@ pub enum RpcError {
     Status {
         /// The server.
         peer: Arc<str>,
-        /// What it said.
+        /// Its answer.
         status: Status,
     },
-    /// The connection is over.
-    #[error("the connection to {peer} is over: {why}")]
-    Lost {
+    /// The connection ended before the answer.
+    #[error("the connection to {peer} ended before the answer: {why}; connect again")]
+    Disconnected {
         /// The server.
         peer: Arc<str>,
-        /// How it ended.
+        /// How the connection ended.
         why: TransportError,
     },
-    /// The peer broke the protocol.
-    #[error("{peer} broke the protocol: {violation}")]
+    /// The server broke the protocol.
+    #[error("{peer} broke the RPC protocol: {violation}")]
     Protocol {
-        /// Who.
+        /// The server.
         peer: Arc<str>,
-        /// How.
+        /// The violation.
         violation: Violation,
     },
-    /// The server does not take a body of that length.
-    #[error("a body of {len} bytes is longer than {max}, the most that {peer} takes")]
+    /// The server does not accept a body of that length.
+    #[error(
+        "a body of {len} bytes is longer than {peer} accepts ({max} bytes); split it, or raise the server's max_body"
+    )]
     TooLarge {
         /// The server.
         peer: Arc<str>,
-        /// Its bytes.
+        /// Bytes of the body.
         len: usize,
-        /// The most.
+        /// Bytes of the longest body that the server accepts.
         max: usize,
     },
-    /// The answer was waited for on a thread that is needed to bring it. The call is cancelled.
+    /// [`crate::Call::wait`] was called on the thread that would deliver the answer. The call is cancelled.
     #[error(
-        "waiting for {peer} in a callback would keep its answer from coming: use a callback, or wait on another thread"
+        "waiting for {peer} on this callback thread would block the answer: use a callback, or wait on another thread"
     )]
-    OwnThread {
+    WouldDeadlock {
         /// The server.
         peer: Arc<str>,
     },
-}
-
-/// What a server answers instead of a body.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Status {
-    /// It has no such method.
-    #[error("there is no method {0}")]
-    NoMethod(u32),
-    /// The deadline was over before the method began.
-    #[error("the deadline was over before the method began")]
-    Late,
-    /// The call was cancelled before the method began, or the method gave up because of that.
-    #[error("the call was cancelled")]
-    Cancelled,
-    /// It shuts down.
-    #[error("the server is shutting down")]
-    ShuttingDown,
-    /// The method failed: a number and words of its own.
-    #[error("the method failed ({code}): {text}")]
-    Failed {
-        /// The method's number for it.
-        code: u32,
-        /// The method's words.
-        text: String,
-    },
-    /// The method panicked, or ended without an answer.
-    #[error("the method ended without an answer")]
-    Broken,
-}
-
-impl Status {
-    /// A method's own failure.
-    pub fn failed(code: u32, text: impl Into<String>) -> Self {
-        Self::Failed { code, text: text.into() }
-    }
 }
 
 /// How a peer broke the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// Too short for a header, or not one.
-    #[error("a message of {0} bytes is no frame")]
-    NoFrame(usize),
-    /// Another version.
-    #[error("it speaks version {0}; run the same release on both ends")]
+    /// The message is shorter than a header or does not start with one.
+    #[error("a message of {0} bytes is not a frame")]
+    NotAFrame(usize),
+    /// The peer uses another version of the protocol.
+    #[error("the peer uses protocol version {0}; run the same release on both ends")]
     Version(u8),
-    /// A kind of frame that there is not.
-    #[error("kind {0} of frame is unknown")]
+    /// The kind of frame is unknown.
+    #[error("the kind of frame {0} is unknown")]
     Kind(u8),
-    /// A body longer than was agreed.
-    #[error("a body would have {len} bytes, more than {max}")]
+    /// The body is longer than the receiver accepts.
+    #[error("the frame announces a body of {len} bytes, and at most {max} are allowed")]
     TooLarge {
-        /// Said.
+        /// Bytes that the header announces.
         len: u64,
-        /// Agreed.
+        /// Bytes of the longest body that the receiver accepts.
         max: usize,
     },
-    /// A message that does not fit its frame.
-    #[error("{got} bytes came where at most {expected} were expected")]
+    /// The length of the message contradicts the frame's header.
+    #[error("a message brought {got} bytes of a body where {expected} were missing")]
     Length {
-        /// What came.
+        /// Bytes received.
         got: usize,
-        /// What was left.
+        /// Bytes that were missing.
         expected: usize,
     },
-    /// An answer to what was not asked.
-    #[error("it answered call {0}, which there is not")]
+    /// The answer names a call that is not open.
+    #[error("the answer names call {0}, which is not open")]
     UnknownCall(u64),
-    /// A call number that is in use.
-    #[error("call {0} came twice")]
-    CallTwice(u64),
-    /// More calls than were granted.
-    #[error("it makes more calls at a time than the {0} it was granted")]
+    /// The request reuses the number of an open call.
+    #[error("the number of call {0} is in use already")]
+    DuplicateCall(u64),
+    /// The client has more calls open than the server granted.
+    #[error("the client has more calls open than the {0} that the server granted")]
     NoCredit(u32),
-    /// A frame that its end does not send.
-    #[error("a frame came that this end does not take")]
-    Direction,
+    /// The frame is of a kind that only the other end sends.
+    #[error("the frame is of a kind that this end sends and does not receive")]
+    UnexpectedFrame,
 }

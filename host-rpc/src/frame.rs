@@ -1,138 +1,171 @@
-//! Frames: the header, and how bodies are put together again.
+//! Frames: the header on the wire, and the reassembly of bodies.
+//!
+//! A frame is a header of 32 bytes, little endian, and a body:
 //!
 //! ```text
 //! 0  magic    u16   "hr"
 //! 2  version  u8
-//! 3  kind     u8    1 hello, 2 request, 3 answer, 4 cancel, 5 goodbye
-//! 4  code     u32   request: the method; answer: 0 or what went wrong
-//! 8  call     u64   number of the call, the client's choice, unique while it lasts; in a hello: longest body that is taken
+//! 3  kind     u8    1 hello, 2 request, 3 answer, 4 cancel, 5 goodbye; bit 7: the body is inline
+//! 4  code     u32   request: the method; answer: 0 or the code of a status
+//! 8  call     u64   the number of the call, chosen by the client, unique among open calls; hello: longest body accepted
 //! 16 length   u64   bytes of the body
-//! 24 time     u32   request: microseconds left until the deadline; u32::MAX: no deadline that near
-//! 28 credits  u32   hello, answer: calls that may be made in addition
+//! 24 time     u32   request: microseconds until the deadline; u32::MAX: no deadline within that range
+//! 28 credits  u32   hello, answer: further calls that the client may open
 //! ```
 //!
-//! All little endian. The body stands behind the header if `inline` (bit 7 of kind); otherwise it is the messages that
-//! follow, together `length` bytes long. A message of at most 16 KiB may have several frames with their bodies, one behind the other.
+//! An inline body follows the header in the same message. Any other body is carried by the messages that follow, `length` bytes together.
+//! A message of at most [`PACK`] bytes may hold several frames with inline bodies, one after the other.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::{Body, Violation};
 
+/// The header as it is on the wire: any 32 bytes are a value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+struct RawHeader {
+    magic: [u8; 2],
+    version: u8,
+    /// [`Kind`], and [`INLINE`].
+    kind: u8,
+    code: U32,
+    call: U64,
+    length: U64,
+    time: U32,
+    credits: U32,
+}
+mlx5::assert_layout!(RawHeader, size 32, align 1, {
+    magic @ 0, version @ 2, kind @ 3, code @ 4, call @ 8, length @ 16, time @ 24, credits @ 28,
+});
+
 /// Bytes of a header.
-pub const HEADER: usize = 32;
+pub const HEADER: usize = size_of::<RawHeader>();
 /// Version of the protocol.
 pub const VERSION: u8 = 2;
-/// Bytes of a message of several frames at most: so a message of whatever length makes few answers.
+/// Bytes of the longest message with more than one frame. The limit bounds the answers that one message can cause.
 pub const PACK: usize = 16 << 10;
 const MAGIC: [u8; 2] = *b"hr";
+/// The bit of `kind` that marks an inline body.
 const INLINE: u8 = 0x80;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// First of each side.
+    /// The first frame of each end.
     Hello = 1,
     /// A call.
     Request = 2,
-    /// Its answer.
+    /// The answer to a call.
     Answer = 3,
-    /// The caller is not interested any more.
+    /// The caller no longer needs the answer.
     Cancel = 4,
-    /// The sender will not begin anything more.
+    /// The sender starts no further calls, or accepts none.
     Goodbye = 5,
 }
 
-/// A header; see the [module](self).
+impl Kind {
+    const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Hello,
+            2 => Self::Request,
+            3 => Self::Answer,
+            4 => Self::Cancel,
+            5 => Self::Goodbye,
+            _ => return None,
+        })
+    }
+}
+
+/// A valid header; the [module](self) describes the fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What it is.
+    /// The kind of the frame.
     pub kind: Kind,
-    /// The body stands behind the header.
+    /// The body follows the header in the same message.
     pub inline: bool,
-    /// Method or status.
+    /// The method, or the code of a status.
     pub code: u32,
-    /// Number of the call.
+    /// The number of the call; in a hello the longest body accepted.
     pub call: u64,
     /// Bytes of the body.
     pub length: u64,
     /// Microseconds until the deadline.
     pub time: u32,
-    /// Calls that may be made in addition.
+    /// Further calls that the client may open.
     pub credits: u32,
 }
 
 impl Header {
-    /// A header with nothing but its kind.
+    /// A header of that kind: no body, no deadline, all other fields zero.
     pub fn new(kind: Kind) -> Self {
         Self { kind, inline: true, code: 0, call: 0, length: 0, time: u32::MAX, credits: 0 }
     }
 
-    /// As bytes.
+    /// The bytes of the header.
     pub fn emit(&self) -> [u8; HEADER] {
-        let mut out = [0; HEADER];
-        out[..2].copy_from_slice(&MAGIC);
-        out[2] = VERSION;
-        out[3] = self.kind as u8 | if self.inline { INLINE } else { 0 };
-        out[4..8].copy_from_slice(&self.code.to_le_bytes());
-        out[8..16].copy_from_slice(&self.call.to_le_bytes());
-        out[16..24].copy_from_slice(&self.length.to_le_bytes());
-        out[24..28].copy_from_slice(&self.time.to_le_bytes());
-        out[28..].copy_from_slice(&self.credits.to_le_bytes());
-        out
+        let raw = RawHeader {
+            magic: MAGIC,
+            version: VERSION,
+            kind: self.kind as u8 | if self.inline { INLINE } else { 0 },
+            code: self.code.into(),
+            call: self.call.into(),
+            length: self.length.into(),
+            time: self.time.into(),
+            credits: self.credits.into(),
+        };
+        zerocopy::transmute!(raw)
     }
 
     /// The header at the start of a message.
     ///
     /// # Errors
-    /// Bytes that are none.
+    /// The message does not start with a header of this version.
     pub fn parse(message: &[u8]) -> Result<Self, Violation> {
-        let bytes: &[u8; HEADER] = message.first_chunk().ok_or(Violation::NoFrame(message.len()))?;
-        if bytes[..2] != MAGIC {
-            return Err(Violation::NoFrame(message.len()));
+        let not_a_frame = Violation::NotAFrame(message.len());
+        let (raw, _) = RawHeader::ref_from_prefix(message).map_err(|_| not_a_frame)?;
+        if raw.magic != MAGIC {
+            return Err(not_a_frame);
         }
-        if bytes[2] != VERSION {
-            return Err(Violation::Version(bytes[2]));
+        if raw.version != VERSION {
+            return Err(Violation::Version(raw.version));
         }
-        let code = bytes[3] & !INLINE;
-        let kind = [Kind::Hello, Kind::Request, Kind::Answer, Kind::Cancel, Kind::Goodbye]
-            .into_iter()
-            .find(|kind| *kind as u8 == code)
-            .ok_or(Violation::Kind(code))?;
-        let word = |at: usize| bytes[at..].first_chunk().copied().map_or(0, u32::from_le_bytes);
-        let long = |at: usize| bytes[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);
+        let code = raw.kind & !INLINE;
         Ok(Self {
-            kind,
-            inline: bytes[3] & INLINE != 0,
-            code: word(4),
-            call: long(8),
-            length: long(16),
-            time: word(24),
-            credits: word(28),
+            kind: Kind::from_code(code).ok_or(Violation::Kind(code))?,
+            inline: raw.kind & INLINE != 0,
+            code: raw.code.get(),
+            call: raw.call.get(),
+            length: raw.length.get(),
+            time: raw.time.get(),
+            credits: raw.credits.get(),
         })
     }
 }
 
-/// Puts frames together from messages.
+/// Reassembles frames from messages.
 #[derive(Debug)]
 pub struct Assembler {
     max_body: usize,
-    /// A header whose body comes, the pieces so far, and the bytes that are missing.
-    open: Option<(Header, Vec<Vec<u8>>, usize)>,
+    /// The frame whose body is not complete: its header, the pieces of the body so far, and the number of missing bytes.
+    partial: Option<(Header, Vec<Vec<u8>>, usize)>,
 }
 
 impl Assembler {
-    /// Takes bodies of at most `max_body` bytes.
+    /// An assembler that accepts bodies of at most `max_body` bytes.
     pub fn new(max_body: usize) -> Self {
-        Self { max_body, open: None }
+        Self { max_body, partial: None }
     }
 
-    /// The next message; gives the frames that are whole with it.
+    /// Takes the next message and returns the frames that it completes.
     ///
     /// # Errors
-    /// Bytes that make no sense. What comes after an error makes none either.
+    /// The message does not continue the stream of frames. After an error the stream cannot be read any further.
     pub fn message(&mut self, message: Vec<u8>) -> Result<Vec<(Header, Body)>, Violation> {
-        if let Some((header, mut pieces, missing)) = self.open.take() {
+        if let Some((header, mut pieces, missing)) = self.partial.take() {
             let got = message.len();
-            // An empty piece would let a peer send for ever without getting on.
+            // Without this check a peer could send empty pieces for ever.
             if got > missing || got == 0 {
                 return Err(Violation::Length { got, expected: missing });
             }
@@ -140,7 +173,7 @@ impl Assembler {
             if got == missing {
                 return Ok(vec![(header, Body::of(pieces))]);
             }
-            self.open = Some((header, pieces, missing - got));
+            self.partial = Some((header, pieces, missing - got));
             return Ok(Vec::new());
         }
         let (mut frames, mut rest) = (Vec::new(), &message[..]);
@@ -148,32 +181,32 @@ impl Assembler {
             let header = Header::parse(rest)?;
             let too_large = Violation::TooLarge { len: header.length, max: self.max_body };
             let length = usize::try_from(header.length).ok().filter(|len| *len <= self.max_body).ok_or(too_large)?;
-            let behind = rest.len() - HEADER;
+            let available = rest.len() - HEADER;
             if !header.inline && length > 0 {
-                if behind > 0 {
-                    return Err(Violation::Length { got: behind, expected: 0 });
+                if available > 0 {
+                    return Err(Violation::Length { got: available, expected: 0 });
                 }
-                self.open = Some((header, Vec::new(), length));
+                self.partial = Some((header, Vec::new(), length));
                 return Ok(frames);
             }
-            if behind < length {
-                return Err(Violation::Length { got: behind, expected: length });
+            if available < length {
+                return Err(Violation::Length { got: available, expected: length });
             }
-            if behind == length {
-                // The last: in place if it is the only one.
+            if available == length {
+                // The body of a message with one frame stays where it is.
                 let body = if frames.is_empty() {
-                    Body::behind(message, HEADER)
+                    Body::after_header(message, HEADER)
                 } else {
-                    Body::behind(rest[HEADER..].to_vec(), 0)
+                    Body::after_header(rest[HEADER..].to_vec(), 0)
                 };
                 frames.push((header, body));
                 return Ok(frames);
             }
             if message.len() > PACK {
-                return Err(Violation::Length { got: behind, expected: length });
+                return Err(Violation::Length { got: available, expected: length });
             }
             let (frame, others) = rest.split_at(HEADER + length);
-            frames.push((header, Body::behind(frame[HEADER..].to_vec(), 0)));
+            frames.push((header, Body::after_header(frame[HEADER..].to_vec(), 0)));
             rest = others;
         }
     }
@@ -189,41 +222,42 @@ mod tests {
     }
 
     #[test]
-    fn golden_bytes() {
-        let bytes = header().emit();
+    fn header_has_the_golden_bytes() {
+        let mut bytes = [0xa5; HEADER];
+        bytes.copy_from_slice(&header().emit());
         assert_eq!(bytes[..16], *b"hr\x02\x82\x02\0\0\0\x03\0\0\0\0\0\0\0");
         assert_eq!(bytes[16..], *b"\x04\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0");
         assert_eq!(Header::parse(&bytes), Ok(header()));
     }
 
     #[test]
-    fn foreign_bytes_are_refused() {
+    fn bytes_that_are_no_header_are_rejected() {
         for len in 0..HEADER {
-            assert_eq!(Header::parse(&header().emit()[..len]), Err(Violation::NoFrame(len)));
+            assert_eq!(Header::parse(&header().emit()[..len]), Err(Violation::NotAFrame(len)));
         }
-        let spoil = |at: usize, with: u8| {
+        let parse_with = |at: usize, byte: u8| {
             let mut bytes = header().emit();
-            bytes[at] = with;
+            bytes[at] = byte;
             Header::parse(&bytes)
         };
-        assert_eq!(spoil(0, 0), Err(Violation::NoFrame(HEADER)));
-        assert_eq!(spoil(2, 9), Err(Violation::Version(9)));
-        assert_eq!(spoil(3, 0x86), Err(Violation::Kind(6)));
-        assert_eq!(spoil(3, 0), Err(Violation::Kind(0)));
+        assert_eq!(parse_with(0, 0), Err(Violation::NotAFrame(HEADER)));
+        assert_eq!(parse_with(2, 9), Err(Violation::Version(9)));
+        assert_eq!(parse_with(3, 0x86), Err(Violation::Kind(6)));
+        assert_eq!(parse_with(3, 0), Err(Violation::Kind(0)));
     }
 
     #[test]
-    fn bodies_must_fit_their_headers() {
-        let mut parts = Assembler::new(100);
+    fn bodies_that_contradict_their_header_are_rejected() {
+        let mut assembler = Assembler::new(100);
         let long = Header { length: 101, ..header() };
-        assert_eq!(parts.message(long.emit().to_vec()), Err(Violation::TooLarge { len: 101, max: 100 }));
+        assert_eq!(assembler.message(long.emit().to_vec()), Err(Violation::TooLarge { len: 101, max: 100 }));
         let endless = Header { length: u64::MAX, ..header() };
-        assert!(matches!(parts.message(endless.emit().to_vec()), Err(Violation::TooLarge { .. })));
-        let cut = [&header().emit()[..], &[1, 2, 3]].concat();
-        assert_eq!(parts.message(cut), Err(Violation::Length { got: 3, expected: 4 }));
-        let apart = Header { inline: false, ..header() };
-        assert_eq!(parts.message(apart.emit().to_vec()), Ok(Vec::new()));
-        assert_eq!(parts.message(vec![0; 5]), Err(Violation::Length { got: 5, expected: 4 }));
+        assert!(matches!(assembler.message(endless.emit().to_vec()), Err(Violation::TooLarge { .. })));
+        let truncated = [&header().emit()[..], &[1, 2, 3]].concat();
+        assert_eq!(assembler.message(truncated), Err(Violation::Length { got: 3, expected: 4 }));
+        let separate = Header { inline: false, ..header() };
+        assert_eq!(assembler.message(separate.emit().to_vec()), Ok(Vec::new()));
+        assert_eq!(assembler.message(vec![0; 5]), Err(Violation::Length { got: 5, expected: 4 }));
         let short = Header { length: 0, ..header() }.emit();
         assert_eq!(
             Assembler::new(100).message(short.repeat(PACK / HEADER)).map(|frames| frames.len()),
@@ -231,14 +265,34 @@ mod tests {
         );
         let many = Assembler::new(100).message(short.repeat(PACK / HEADER + 1));
         assert_eq!(many, Err(Violation::Length { got: PACK, expected: 0 }));
-        let mut parts = Assembler::new(100);
-        assert_eq!(parts.message(apart.emit().to_vec()), Ok(Vec::new()));
-        assert_eq!(parts.message(Vec::new()), Err(Violation::Length { got: 0, expected: 4 }));
+        let mut assembler = Assembler::new(100);
+        assert_eq!(assembler.message(separate.emit().to_vec()), Ok(Vec::new()));
+        assert_eq!(assembler.message(Vec::new()), Err(Violation::Length { got: 0, expected: 4 }));
     }
 
     proptest! {
         #[test]
-        fn bodies_come_back_however_they_are_cut(
+        fn headers_round_trip(
+            kind in 1_u8..=5,
+            inline in any::<bool>(),
+            (code, call, length) in any::<(u32, u64, u64)>(),
+            (time, credits) in any::<(u32, u32)>(),
+        ) {
+            let header = Header { kind: Kind::from_code(kind).unwrap(), inline, code, call, length, time, credits };
+            prop_assert_eq!(Header::parse(&header.emit()), Ok(header));
+        }
+
+        #[test]
+        fn a_parsed_header_emits_the_bytes_it_came_from(mut bytes in any::<[u8; HEADER]>()) {
+            bytes[..2].copy_from_slice(&MAGIC);
+            bytes[2] = VERSION;
+            if let Ok(header) = Header::parse(&bytes) {
+                prop_assert_eq!(header.emit(), bytes);
+            }
+        }
+
+        #[test]
+        fn bodies_are_reassembled_from_pieces_of_any_size(
             body in proptest::collection::vec(any::<u8>(), 0..300),
             inline in any::<bool>(),
             piece in 1usize..100,
@@ -250,12 +304,12 @@ mod tests {
             } else {
                 messages.extend(body.chunks(piece).map(<[u8]>::to_vec));
             }
-            let mut parts = Assembler::new(1000);
+            let mut assembler = Assembler::new(1000);
             let last = messages.pop().unwrap();
             for message in messages {
-                prop_assert_eq!(parts.message(message), Ok(Vec::new()));
+                prop_assert_eq!(assembler.message(message), Ok(Vec::new()));
             }
-            let (seen, got) = parts.message(last).unwrap().pop().unwrap();
+            let (seen, got) = assembler.message(last).unwrap().pop().unwrap();
             prop_assert_eq!(seen, header);
             prop_assert_eq!(got.len(), body.len());
             prop_assert_eq!(&*got.bytes(), &body[..]);
@@ -263,7 +317,7 @@ mod tests {
         }
 
         #[test]
-        fn frames_in_one_message_come_out_one_after_the_other(
+        fn frames_packed_into_one_message_come_out_in_order(
             bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..100), 1..10),
         ) {
             let mut message = Vec::new();
@@ -271,27 +325,27 @@ mod tests {
                 message.extend_from_slice(&Header { inline: true, length: body.len() as u64, ..header() }.emit());
                 message.extend_from_slice(body);
             }
-            let mut parts = Assembler::new(100);
-            let frames = parts.message(message.clone()).unwrap();
+            let mut assembler = Assembler::new(100);
+            let frames = assembler.message(message.clone()).unwrap();
             let got: Vec<Vec<u8>> = frames.into_iter().map(|(_, body)| body.into_vec()).collect();
             prop_assert_eq!(&got, &bodies);
             message.push(0);
-            prop_assert!(parts.message(message).is_err());
+            prop_assert!(assembler.message(message).is_err());
         }
 
         #[test]
-        fn no_messages_make_the_assembler_panic_or_keep_more_than_is_allowed(
+        fn arbitrary_messages_neither_panic_nor_exceed_the_limit(
             messages in proptest::collection::vec(
                 (proptest::collection::vec(any::<u8>(), 0..80), any::<bool>(), 0u64..2000, any::<bool>()), 0..20),
         ) {
-            let mut parts = Assembler::new(1000);
+            let mut assembler = Assembler::new(1000);
             for (mut message, framed, length, inline) in messages {
                 if framed && message.len() >= HEADER {
                     let kind = if message[3] % 2 == 0 { Kind::Request } else { Kind::Answer };
                     let header = Header { kind, inline, length, ..header() };
                     message[..HEADER].copy_from_slice(&header.emit());
                 }
-                match parts.message(message) {
+                match assembler.message(message) {
                     Ok(frames) => {
                         for (header, body) in frames {
                             prop_assert_eq!(header.length, body.len() as u64);

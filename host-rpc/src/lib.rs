@@ -1,8 +1,8 @@
-//! Request and response between CPUs, over anything that carries whole messages in order: the EFA message channel, mlx5.
+//! Request and response between CPUs, over any transport that carries whole messages in order: the message channel, or mlx5 queue pairs.
 //!
-//! A [`Server`] has numbered methods; a [`Client`] calls them, many at a time. Calls have deadlines, can be cancelled, and never
-//! run ahead of the server: it grants credits, and a call without one waits here. Bodies of any length are sent from where they lie
-//! and handed over where they were received.
+//! A [`Server`] has numbered methods; a [`Client`] calls them, many at a time. A call has a deadline and can be cancelled. The server grants
+//! credits; a call without a credit waits at the client. Bodies of any length are sent from the memory of the caller and handed over in the
+//! memory that received them.
 //!
 //! ```no_run
 //! use ferrogin_channel::{Config, Reactor};
@@ -11,56 +11,68 @@
 //! use std::time::Duration;
 //!
 //! let lib = Libfabric::load(None)?;
-//! let (here, there) = (Reactor::open(&lib, &Config::default())?, Reactor::open(&lib, &Config::default())?);
+//! let (server_side, client_side) = (Reactor::open(&lib, &Config::default())?, Reactor::open(&lib, &Config::default())?);
 //! let server = Server::new(Settings::default()).method(1, |_, body| Ok(body.into_vec().into()));
 //! let server = server.start();
-//! let address = server.listen(here.listen()?);
-//! let client = Client::new(there.connect(&address).wait()?, Settings::default());
+//! let address = server.listen(server_side.listen()?);
+//! let client = Client::new(client_side.connect(&address).wait()?, Settings::default());
 //! let answer = client.call(1, b"hello".to_vec(), Duration::from_secs(1)).wait()?;
 //! assert_eq!(answer.into_vec(), b"hello");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! **Frames** have a header of 32 bytes ([`frame`]). A short body stands behind it in the same message; a longer one follows in messages
-//! of its own, which the order of the transport keeps together: one up to [`Settings::piece`], pieces beyond.
+//! **One call** passes through four modules on its way out and back: the client, the connection, which makes frames ([`frame`]) of calls and
+//! answers, the transport, and the server.
 //!
-//! **Ends.** Every call ends once: with the answer, with what the server said instead, at its deadline, or with the connection. What a
-//! peer sends is checked; a peer that breaks the protocol loses its connection, and no other does.
+//! ```text
+//! Client::call ─► Connection::send ─► Transport::send  ~~~►  Connection::received ─► Session::on_request ─► method
+//!    (waits for      (packed while a                                                    (waits for a          │
+//!     a credit)       message is sent)                                                   worker)              ▼
+//! callback     ◄─ Connection::received  ◄~~~  Transport::send ◄─ Connection::send ◄───────────── Responder::reply
+//! ```
+//!
+//! **Frames** have a header of 32 bytes ([`frame`]). A short body follows the header in the same message. A longer body follows in messages
+//! of its own: one up to [`Settings::piece`] bytes, several beyond.
+//!
+//! **End of a call.** Every call ends once: with the result, with a [`Status`] of the server, at its deadline, or with the connection.
+//! Everything that a peer sends is checked. A peer that breaks the protocol loses its connection; other connections are not affected.
 
 mod body;
-mod channel;
 mod client;
 mod connection;
+mod deadline;
 mod error;
 pub mod frame;
 pub mod mlx5;
 mod server;
-mod sweep;
+mod status;
 mod transport;
 
 pub use body::{Body, Data};
 pub use client::{Call, Client};
-pub use error::{RpcError, Status, Violation};
-pub use server::{Context, Responder, Running, Server};
-pub use transport::{Bytes, ReceiveDone, SendDone, Transport, TransportError};
+pub use error::{RpcError, Violation};
+pub use ferrogin_channel::Payload;
+pub use server::{Context, Responder, Server, ServerHandle};
+pub use status::Status;
+pub use transport::{ReceiveDone, SendDone, Transport, TransportError};
 
 use std::time::Duration;
 
-/// How a client or a server behaves. Both ends need not agree.
+/// The settings of a client or a server. The two ends need not agree.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Calls of one client that the server takes at a time: the credits it grants.
+    /// Credits that the server grants: calls that one client may have open at a time.
     pub credits: u32,
-    /// Bytes of the longest body that is taken.
+    /// Bytes of the longest body that this end accepts.
     pub max_body: usize,
-    /// Longest body that travels in the message of its header: it is copied there.
+    /// Bytes of the longest body that is copied into the message of its header.
     pub inline: usize,
-    /// Longest body that travels in one message of its own; longer ones go in pieces of that size.
+    /// Bytes of the longest body that is sent as one message of its own; a longer body is split into pieces of that size.
     pub piece: usize,
-    /// Threads of the server for its methods; with none, methods run on the transport's thread, which suits those that are quick.
+    /// Worker threads of the server. Without workers, methods run on the thread of the transport, so they must be quick and not block.
     pub workers: usize,
-    /// Time that closing and shutting down get.
-    pub close_within: Duration,
+    /// Time limit of closing a connection.
+    pub close_timeout: Duration,
 }
 
 impl Default for Settings {
@@ -71,12 +83,12 @@ impl Default for Settings {
             inline: 8 << 10,
             piece: 8 << 20,
             workers: 2,
-            close_within: Duration::from_secs(5),
+            close_timeout: Duration::from_secs(5),
         }
     }
 }
 
-/// The manual's examples compile.
+/// Compiles the examples of the manual.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/rpc.md")]
 mod manual {}

@@ -1,4 +1,4 @@
-//! The answering end.
+//! The server: runs the methods that clients call.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,103 +9,63 @@ use std::time::{Duration, Instant};
 
 use ferrogin_channel::{Address, Listener};
 
-use crate::connection::{Connection, End, Owner};
-use crate::error::Status;
+use crate::connection::{Connection, End, FrameHandler};
 use crate::frame::{Header, Kind};
-use crate::transport::later;
-use crate::{Body, Data, Settings, Transport, Violation};
+use crate::transport::deadline_after;
+use crate::{Body, Data, Settings, Status, Transport, Violation};
 
-/// Time that goodbyes get when a shutdown has none left.
-const GOODBYE: Duration = Duration::from_millis(100);
+/// Time that a shutdown whose limit has passed still gives the goodbyes.
+const GOODBYE_TIME: Duration = Duration::from_millis(100);
 
 type Handler = Arc<dyn Fn(Context, Body, Responder) + Send + Sync>;
 
-const NO_METHOD: u32 = 1;
-const LATE: u32 = 2;
-const CANCELLED: u32 = 3;
-const SHUTTING_DOWN: u32 = 4;
-const FAILED: u32 = 5;
-const BROKEN: u32 = 6;
-
-/// A status as an answer's code and body, whose words are cut off where it would be longer than `max`.
-fn emit(status: &Status, max: usize) -> (u32, Vec<u8>) {
-    let code = match status {
-        Status::NoMethod(_) => NO_METHOD,
-        Status::Late => LATE,
-        Status::Cancelled => CANCELLED,
-        Status::ShuttingDown => SHUTTING_DOWN,
-        Status::Failed { code, text } if max >= 4 => {
-            let end = (0..=text.len().min(max - 4)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-            return (FAILED, [&code.to_le_bytes()[..], &text.as_bytes()[..end]].concat());
-        }
-        Status::Failed { .. } | Status::Broken => BROKEN,
-    };
-    (code, Vec::new())
-}
-
-/// The status in an answer to `method`; None when it is a good one. What is unknown is a broken method.
-pub(crate) fn status(code: u32, method: u32, body: &Body) -> Option<Status> {
-    Some(match code {
-        0 => return None,
-        NO_METHOD => Status::NoMethod(method),
-        LATE => Status::Late,
-        CANCELLED => Status::Cancelled,
-        SHUTTING_DOWN => Status::ShuttingDown,
-        FAILED => match body.bytes().split_first_chunk::<4>() {
-            Some((code, text)) => Status::failed(u32::from_le_bytes(*code), String::from_utf8_lossy(text).into_owned()),
-            None => Status::Broken,
-        },
-        _ => Status::Broken,
-    })
-}
-
-/// What a method learns of its call.
+/// What a method knows of its call.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// The caller, for people.
+    /// The client's name, for log lines and errors.
     pub peer: Arc<str>,
-    /// The method.
+    /// The number of the method.
     pub method: u32,
-    /// When the caller stops waiting, if it does.
+    /// The deadline of the call, if it has one.
     pub deadline: Option<Instant>,
     cancelled: Arc<AtomicBool>,
 }
 
 impl Context {
-    /// True when the caller is not interested any more, or its deadline is over: long methods look now and then.
+    /// True if the client cancelled the call, or the deadline passed. A long method should check this now and then.
     pub fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed) || self.is_late()
+        self.cancelled.load(Ordering::Relaxed) || self.is_overdue()
     }
 
-    fn is_late(&self) -> bool {
+    fn is_overdue(&self) -> bool {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 }
 
-/// Answers one call, from any thread, at any time. Dropped without an answer, it says so to the caller.
+/// Answers one call, from any thread, at any time. If it is dropped without an answer, the call ends with [`Status::NoAnswer`].
 pub struct Responder {
-    connection: Option<Arc<Served>>,
+    session: Option<Arc<Session>>,
     call: u64,
 }
 
 impl Responder {
-    /// Answers.
+    /// Answers the call.
     pub fn reply(mut self, result: Result<Data, Status>) {
-        if let Some(connection) = self.connection.take() {
-            connection.answer(self.call, result);
+        if let Some(session) = self.session.take() {
+            session.answer(self.call, result);
         }
     }
 }
 
 impl Drop for Responder {
     fn drop(&mut self) {
-        if let Some(connection) = self.connection.take() {
-            connection.answer(self.call, Err(Status::Broken));
+        if let Some(session) = self.session.take() {
+            session.answer(self.call, Err(Status::NoAnswer));
         }
     }
 }
 
-/// A server before it starts: its methods.
+/// A server that is not started yet: its settings and methods.
 pub struct Server {
     settings: Settings,
     methods: HashMap<u32, Handler>,
@@ -117,7 +77,7 @@ impl Server {
         Self { settings, methods: HashMap::new() }
     }
 
-    /// Adds a method that gives its answer when it returns.
+    /// Adds a method that returns its answer.
     #[must_use]
     pub fn method(
         self,
@@ -130,7 +90,7 @@ impl Server {
         })
     }
 
-    /// Adds a method that may answer later, from wherever it takes the responder.
+    /// Adds a method that answers through a [`Responder`], now or later, on any thread.
     #[must_use]
     pub fn method_with(
         mut self,
@@ -141,31 +101,31 @@ impl Server {
         self
     }
 
-    /// Starts the threads.
-    pub fn start(self) -> Running {
+    /// Starts the worker threads.
+    pub fn start(self) -> ServerHandle {
         let workers = self.settings.workers;
         let inner = Arc::new(Inner {
-            // With none, no call would ever be made.
+            // A client without credits could never call.
             settings: Settings { credits: self.settings.credits.max(1), ..self.settings },
             methods: self.methods,
             jobs: Mutex::default(),
-            more: Condvar::new(),
+            job_added: Condvar::new(),
             state: Mutex::default(),
         });
         let threads = (0..workers)
             .filter_map(|number| {
                 let inner = Arc::clone(&inner);
                 let name = format!("rpc-worker-{number}");
-                match thread::Builder::new().name(name).spawn(move || inner.work()) {
+                match thread::Builder::new().name(name).spawn(move || inner.run_jobs()) {
                     Ok(thread) => Some(thread),
                     Err(error) => {
-                        log::error!("no thread for methods: {error}");
+                        log::error!("worker thread {number} for RPC methods did not start: {error}");
                         None
                     }
                 }
             })
             .collect();
-        Running { inner, threads, listeners: Mutex::default() }
+        ServerHandle { inner, threads, listeners: Mutex::default() }
     }
 }
 
@@ -174,12 +134,12 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct Jobs {
     queue: VecDeque<Job>,
-    over: bool,
+    stopped: bool,
 }
 
 #[derive(Default)]
 struct State {
-    connections: Vec<Arc<Served>>,
+    sessions: Vec<Arc<Session>>,
     stopping: bool,
 }
 
@@ -187,7 +147,7 @@ struct Inner {
     settings: Settings,
     methods: HashMap<u32, Handler>,
     jobs: Mutex<Jobs>,
-    more: Condvar,
+    job_added: Condvar,
     state: Mutex<State>,
 }
 
@@ -200,43 +160,44 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self) {
+    fn run_jobs(&self) {
         loop {
             let mut jobs = self.jobs();
             let job = loop {
                 if let Some(job) = jobs.queue.pop_front() {
                     break job;
                 }
-                if jobs.over {
+                if jobs.stopped {
                     return;
                 }
-                jobs = self.more.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                jobs = self.job_added.wait(jobs).unwrap_or_else(PoisonError::into_inner);
             };
             drop(jobs);
             job();
         }
     }
 
-    /// Threads end when the queue is empty.
-    fn end_work(&self) {
-        self.jobs().over = true;
-        self.more.notify_all();
+    /// Lets every worker end once the queue is empty.
+    fn stop_workers(&self) {
+        self.jobs().stopped = true;
+        self.job_added.notify_all();
     }
 
-    fn run(&self, job: Job) {
+    /// Runs a job on a worker, or, without workers, on this thread.
+    fn run(&self, job: impl FnOnce() + Send + 'static) {
         if self.settings.workers == 0 {
             return job();
         }
-        self.jobs().queue.push_back(job);
-        self.more.notify_one();
+        self.jobs().queue.push_back(Box::new(job));
+        self.job_added.notify_one();
     }
 
     fn attach(self: &Arc<Self>, transport: impl Transport) {
-        let ahead = 2 * self.settings.credits as usize;
-        let connection = Connection::new(transport, &self.settings, ahead);
-        let served = Arc::new(Served {
-            peer: connection.transport().peer().into(),
-            connection,
+        let Settings { credits, max_body, .. } = self.settings;
+        let peer = transport.peer().into();
+        let session = Arc::new_cyclic(|session: &Weak<Session>| Session {
+            connection: Connection::new(transport, &self.settings, 2 * credits as usize, session.clone()),
+            peer,
             server: Arc::downgrade(self),
             calls: Mutex::default(),
         });
@@ -245,116 +206,107 @@ impl Inner {
             if state.stopping {
                 return;
             }
-            state.connections.push(Arc::clone(&served));
+            state.sessions.push(Arc::clone(&session));
         }
-        let Settings { credits, max_body, .. } = self.settings;
         let hello = Header { call: max_body as u64, credits, ..Header::new(Kind::Hello) };
-        served.connection.send(hello, Vec::new().into());
-        let owner: Weak<Served> = Arc::downgrade(&served);
-        served.connection.start(owner);
+        session.connection.send(hello, Vec::new().into());
+        session.connection.start();
     }
 }
 
-/// A server that runs. Dropping it closes its connections at once, and waits for the methods that run, which may ask
-/// [`Context::is_cancelled`]; [`Running::shutdown`] lets calls come to their end first.
-pub struct Running {
+/// A running server. Dropping it closes its connections at once and waits for the methods that run, which may ask
+/// [`Context::is_cancelled`]; [`ServerHandle::shutdown`] lets open calls finish first.
+pub struct ServerHandle {
     inner: Arc<Inner>,
     threads: Vec<JoinHandle<()>>,
     listeners: Mutex<Vec<Listener>>,
 }
 
-impl Running {
-    /// Serves a connection whose other end is a [`crate::Client`]'s.
+impl ServerHandle {
+    /// Serves a connection to a [`crate::Client`].
     pub fn attach(&self, transport: impl Transport) {
         self.inner.attach(transport);
     }
 
-    /// Serves everybody who connects to `listener`; gives its address.
+    /// Serves every client that connects to `listener`. Returns the listener's address.
     pub fn listen(&self, listener: Listener) -> Address {
         let address = listener.address().clone();
-        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
-        listeners.push(listener);
-        let at = listeners.len() - 1;
-        accept(&Arc::downgrade(&self.inner), &listeners[at]);
+        let server = Arc::downgrade(&self.inner);
+        listener.accept_all(move |channel| match server.upgrade() {
+            Some(server) => {
+                server.attach(channel);
+                true
+            }
+            None => false,
+        });
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
         address
     }
 
-    /// Connections at the moment.
+    /// The number of open connections.
     pub fn connections(&self) -> usize {
-        self.inner.state().connections.len()
+        self.inner.state().sessions.len()
     }
 
-    /// Takes no more calls, lets those that run come to their end and their answers go out, says goodbye and stops, all of it within
-    /// `limit` (and a moment for goodbyes). True when all calls were answered and the answers are out: then the transport may go.
-    /// Methods that still run at the limit are left alone: their answers go nowhere, their threads end with them. On a thread that calls
-    /// back for the transport, which would wait for itself, the limit is over at once.
+    /// Accepts no further calls, waits until the open calls are answered and the answers are sent, and stops, within `limit` plus 200 ms.
+    /// Returns true if every answer is sent: then the transport may be dropped. A method that still runs at the limit goes on, its answer
+    /// is dropped, and its thread ends with it. On a callback thread of the transport, which would wait for itself, the limit is zero.
     pub fn shutdown(mut self, limit: Duration) -> bool {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        let connections = {
+        let sessions = {
             let mut state = self.inner.state();
             state.stopping = true;
-            state.connections.clone()
+            state.sessions.clone()
         };
-        let own = connections.iter().any(|served| served.connection.transport().is_own_thread());
-        let deadline = later(Instant::now(), if own { Duration::ZERO } else { limit });
-        for served in &connections {
-            served.connection.send(Header::new(Kind::Goodbye), Vec::new().into());
+        let is_own = sessions.iter().any(|session| session.connection.transport().is_own_thread());
+        let deadline = deadline_after(Instant::now(), if is_own { Duration::ZERO } else { limit });
+        for session in &sessions {
+            session.connection.send(Header::new(Kind::Goodbye), Vec::new().into());
         }
-        let answered = wait_until(deadline, || !connections.iter().any(|served| served.is_busy()));
-        let left = deadline.saturating_duration_since(Instant::now()).max(GOODBYE);
-        for served in &connections {
-            served.connection.close(left);
+        let answered = wait_until(deadline, || !sessions.iter().any(|session| session.is_busy()));
+        let left = deadline.saturating_duration_since(Instant::now()).max(GOODBYE_TIME);
+        for session in &sessions {
+            session.connection.close(left);
         }
-        let closed = || connections.iter().all(|served| served.connection.transport().is_closed());
-        let out = wait_until(later(Instant::now(), left), closed);
-        self.inner.end_work();
-        let deadline = deadline.max(later(Instant::now(), GOODBYE));
+        let is_closed = || sessions.iter().all(|session| session.connection.transport().is_closed());
+        let sent = wait_until(deadline_after(Instant::now(), left), is_closed);
+        self.inner.stop_workers();
+        let deadline = deadline.max(deadline_after(Instant::now(), GOODBYE_TIME));
         wait_until(deadline, || self.threads.iter().all(JoinHandle::is_finished));
+        // Drop joins the threads that remain: only those that have ended.
         self.threads.retain(JoinHandle::is_finished);
-        answered && out
+        answered && sent
     }
 }
 
-/// Waits for something, but not beyond the deadline; whether it came.
-fn wait_until(deadline: Instant, is_so: impl Fn() -> bool) -> bool {
+/// Waits for a condition until the deadline. Returns whether the condition holds.
+fn wait_until(deadline: Instant, condition: impl Fn() -> bool) -> bool {
     loop {
-        let so = is_so();
-        if so || Instant::now() >= deadline {
-            return so;
+        let holds = condition();
+        if holds || Instant::now() >= deadline {
+            return holds;
         }
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Takes the next connection, and from its callback the ones after it.
-fn accept(server: &Weak<Inner>, listener: &Listener) {
-    let server = Weak::clone(server);
-    listener.accept_all(move |channel| match server.upgrade() {
-        Some(server) => {
-            server.attach(channel);
-            true
-        }
-        None => false,
-    });
-}
-
-impl Drop for Running {
+impl Drop for ServerHandle {
     fn drop(&mut self) {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        let connections = {
+        let sessions = {
             let mut state = self.inner.state();
             state.stopping = true;
-            std::mem::take(&mut state.connections)
+            std::mem::take(&mut state.sessions)
         };
-        for served in connections {
-            served.cancel_all();
-            served.connection.close(self.inner.settings.close_within);
+        for session in sessions {
+            session.cancel_all();
+            session.connection.close(self.inner.settings.close_timeout);
         }
-        self.inner.end_work();
+        self.inner.stop_workers();
         for thread in self.threads.drain(..) {
-            // A method may drop its own server: then its thread ends by itself.
+            // A method may drop its own server: its thread cannot join itself.
             if thread.thread().id() != thread::current().id() && thread.join().is_err() {
-                log::error!("a worker panicked");
+                log::error!("an RPC worker thread panicked");
             }
         }
     }
@@ -362,23 +314,23 @@ impl Drop for Running {
 
 #[derive(Default)]
 struct Calls {
-    /// Calls without an answer, and whether they are cancelled.
+    /// Calls without an answer, and whether each is cancelled.
     open: HashMap<u64, Arc<AtomicBool>>,
-    /// Answers that are being handed to the connection.
+    /// Answers that are on their way to the connection.
     answering: usize,
-    /// Longest answer that the client takes.
+    /// Bytes of the longest body that the client accepts; `None` before its hello.
     max_body: Option<usize>,
 }
 
-/// One connection.
-struct Served {
+/// The server's end of one connection.
+struct Session {
     connection: Arc<Connection>,
     peer: Arc<str>,
     server: Weak<Inner>,
     calls: Mutex<Calls>,
 }
 
-impl Served {
+impl Session {
     fn calls(&self) -> MutexGuard<'_, Calls> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -386,21 +338,21 @@ impl Served {
     fn answer(&self, call: u64, result: Result<Data, Status>) {
         let max = {
             let mut calls = self.calls();
-            // Before the answer gives the credit back, for the next call may come at once.
+            // Before the answer returns the credit: the next call may arrive at once.
             calls.open.remove(&call);
             calls.answering += 1;
             calls.max_body.unwrap_or(usize::MAX)
         };
         let len = result.as_ref().map_or(0, |data| data.as_slice().len());
         let result = if len > max {
-            Err(Status::failed(0, format!("the answer of {len} bytes is longer than the caller takes ({max})")))
+            Err(Status::failed(0, format!("the answer has {len} bytes and the client accepts at most {max}")))
         } else {
             result
         };
         let (code, data) = match result {
             Ok(data) => (0, data),
             Err(status) => {
-                let (code, body) = emit(&status, max);
+                let (code, body) = status.emit(max);
                 (code, body.into())
             }
         };
@@ -414,13 +366,13 @@ impl Served {
         }
     }
 
-    /// Calls run, or their answers are not with the connection yet.
+    /// A call is open, or its answer is not with the connection yet.
     fn is_busy(&self) -> bool {
         let calls = self.calls();
         !calls.open.is_empty() || calls.answering > 0
     }
 
-    fn request(self: &Arc<Self>, server: &Arc<Inner>, header: &Header, body: Body) -> Result<(), Violation> {
+    fn on_request(self: &Arc<Self>, server: &Inner, header: &Header, body: Body) -> Result<(), Violation> {
         let cancelled = Arc::new(AtomicBool::new(false));
         {
             let mut calls = self.calls();
@@ -428,10 +380,10 @@ impl Served {
                 return Err(Violation::NoCredit(server.settings.credits));
             }
             if calls.open.insert(header.call, Arc::clone(&cancelled)).is_some() {
-                return Err(Violation::CallTwice(header.call));
+                return Err(Violation::DuplicateCall(header.call));
             }
         }
-        let responder = Responder { connection: Some(Arc::clone(self)), call: header.call };
+        let responder = Responder { session: Some(Arc::clone(self)), call: header.call };
         if server.state().stopping {
             responder.reply(Err(Status::ShuttingDown));
             return Ok(());
@@ -444,21 +396,24 @@ impl Served {
         let deadline = left.map(|left| Instant::now() + left);
         let context = Context { peer: Arc::clone(&self.peer), method: header.code, deadline, cancelled };
         let method = Arc::clone(method);
-        server.run(Box::new(move || {
-            if context.is_late() {
-                responder.reply(Err(Status::Late));
+        server.run(move || {
+            if context.is_overdue() {
+                responder.reply(Err(Status::DeadlineExceeded));
             } else if context.is_cancelled() {
                 responder.reply(Err(Status::Cancelled));
-            } else if catch_unwind(AssertUnwindSafe(|| method(context, body, responder))).is_err() {
-                log::error!("a method panicked");
+            } else {
+                let number = context.method;
+                if catch_unwind(AssertUnwindSafe(|| method(context, body, responder))).is_err() {
+                    log::error!("RPC method {number} panicked");
+                }
             }
-        }));
+        });
         Ok(())
     }
 }
 
-impl Owner for Served {
-    fn frame(self: Arc<Self>, header: Header, body: Body) -> Result<(), Violation> {
+impl FrameHandler for Session {
+    fn on_frame(self: Arc<Self>, header: Header, body: Body) -> Result<(), Violation> {
         match header.kind {
             Kind::Hello => {
                 self.calls().max_body = Some(usize::try_from(header.call).unwrap_or(usize::MAX));
@@ -466,7 +421,7 @@ impl Owner for Served {
             }
             Kind::Request => {
                 let Some(server) = self.server.upgrade() else { return Ok(()) };
-                self.request(&server, &header, body)
+                self.on_request(&server, &header, body)
             }
             Kind::Cancel => {
                 if let Some(cancelled) = self.calls().open.get(&header.call) {
@@ -475,18 +430,18 @@ impl Owner for Served {
                 Ok(())
             }
             Kind::Goodbye => Ok(()),
-            Kind::Answer => Err(Violation::Direction),
+            Kind::Answer => Err(Violation::UnexpectedFrame),
         }
     }
 
-    fn over(&self, end: End) {
-        if let End::Broken(violation) = &end {
-            log::warn!("{} broke the protocol: {violation}", self.peer);
+    fn on_end(&self, end: End) {
+        if let End::Violation(violation) = &end {
+            log::warn!("closing the connection to {}, which broke the RPC protocol: {violation}", self.peer);
             self.connection.close(Duration::ZERO);
         }
         self.cancel_all();
         if let Some(server) = self.server.upgrade() {
-            server.state().connections.retain(|served| !std::ptr::eq(&**served, self));
+            server.state().sessions.retain(|session| !std::ptr::eq(&**session, self));
         }
     }
 }

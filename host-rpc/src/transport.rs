@@ -1,77 +1,96 @@
-//! What RPC needs of a transport: the narrow trait that the message channel and mlx5 queue pairs implement.
+//! The interface between RPC and the transport that carries its messages, and the message channel behind that interface.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes to send, kept unchanged by the transport until the send's callback.
-#[derive(Debug)]
-pub enum Bytes {
-    /// All of a vector.
-    Owned(Vec<u8>),
-    /// A part of bytes that others use too.
-    Shared(Arc<Vec<u8>>, Range<usize>),
-}
-
-impl Bytes {
-    /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        match self {
-            Self::Owned(bytes) => bytes,
-            Self::Shared(bytes, range) => &bytes[range.clone()],
-        }
-    }
-}
+use ferrogin_channel::{Channel, ChannelError, Payload};
 
 /// How a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransportError {
-    /// One of the ends closed it, as it should.
+    /// One of the two ends closed the connection.
     #[error("the connection was closed")]
     Closed,
-    /// Anything else: the peer died, the network failed. The text names the peer.
+    /// The connection failed: the peer died or the network failed. The text names the peer.
     #[error("{0}")]
     Failed(Arc<str>),
 }
 
-/// Called when a message is out and its bytes are not used any more, or cannot be sent.
+/// Callback of a send: the message is out and the transport no longer uses its bytes, or the send failed.
 pub type SendDone = Box<dyn FnOnce(Result<(), TransportError>) + Send>;
-/// Called with a message.
+/// Callback of a receive.
 pub type ReceiveDone = Box<dyn FnOnce(Result<Vec<u8>, TransportError>) + Send>;
 
 /// One connection that carries whole messages in both directions, each direction in order.
 ///
-/// Methods do not block; they may be called from any thread and from callbacks. Every callback is called once, with an error when
-/// the connection ends before: sends in the order of sends, receives in the order of receives, one after the
-/// other, from a thread of the transport and never from within a method. What is
-/// sent and not received yet waits at either side; the transport need not bound it, for RPC does by its credits.
+/// Methods do not block; any thread and any callback may call them. The transport calls every callback exactly once, with an error if the
+/// connection ends first. Callbacks of sends run in the order of the sends, callbacks of receives in the order of the receives, one at a
+/// time, on a thread of the transport and never from within a method. The transport need not limit the messages that are sent and not yet
+/// received: the credits of RPC limit them.
 pub trait Transport: Send + Sync + 'static {
-    /// The peer, for people.
+    /// The peer's name, for log lines and errors.
     fn peer(&self) -> &str;
     /// Bytes of the longest message.
     fn max_message(&self) -> usize;
-    /// Sends one message. Two messages sent one after the other by one thread arrive in that order.
-    fn send(&self, bytes: Bytes, done: SendDone);
+    /// Sends one message. Two messages that one thread sends one after the other arrive in that order.
+    fn send(&self, message: Payload, done: SendDone);
     /// Receives one message.
     fn receive(&self, done: ReceiveDone);
-    /// Lets what was sent go out, and ends the connection, at the latest after `limit`. Receives end with
+    /// Sends what is queued and then ends the connection, after `limit` at the latest. Outstanding receives end with
     /// [`TransportError::Closed`].
     fn close(&self, limit: Duration);
-    /// True on the thread that calls back, if the transport can tell: whoever waited there for an answer would wait for ever.
+    /// True on the thread that runs the callbacks, if the transport can tell. A wait for an answer on that thread would never end.
     fn is_own_thread(&self) -> bool {
         false
     }
-    /// After [`Transport::close`]: what was sent is out and the peer knows of the end, or the limit is over. True where the transport
-    /// sees to that by itself, however soon its user ends.
+    /// After [`Transport::close`]: true once everything queued is out and the peer knows of the end, or the limit has passed. A transport
+    /// that guarantees both even if the process exits at once always returns true.
     fn is_closed(&self) -> bool {
         true
     }
 }
 
-/// Longer than anybody waits, and short enough to be added to any time.
-pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+fn transport_error(error: &ChannelError) -> TransportError {
+    match error {
+        ChannelError::Closed { .. } | ChannelError::ClosedHere { .. } | ChannelError::Stopped => TransportError::Closed,
+        other => TransportError::Failed(other.to_string().into()),
+    }
+}
 
-/// The time so much after another.
-pub(crate) fn later(time: Instant, limit: Duration) -> Instant {
-    time + limit.min(FOREVER)
+impl Transport for Channel {
+    fn peer(&self) -> &str {
+        Self::peer(self)
+    }
+
+    fn max_message(&self) -> usize {
+        Self::max_message(self)
+    }
+
+    fn send(&self, message: Payload, done: SendDone) {
+        self.write(message, move |result| done(result.map(Payload::recycle).map_err(|e| transport_error(&e))));
+    }
+
+    fn receive(&self, done: ReceiveDone) {
+        self.read(move |result| done(result.map_err(|e| transport_error(&e))));
+    }
+
+    fn close(&self, limit: Duration) {
+        drop(Self::close(self, limit));
+    }
+
+    fn is_own_thread(&self) -> bool {
+        Self::is_own_thread(self)
+    }
+
+    fn is_closed(&self) -> bool {
+        Self::is_closed(self)
+    }
+}
+
+/// Stands for "no limit": a hundred years, which can still be added to any [`Instant`].
+pub(crate) const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The time `limit` after `start`.
+pub(crate) fn deadline_after(start: Instant, limit: Duration) -> Instant {
+    start + limit.min(NO_LIMIT)
 }

@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 
-use calls::{ECHO, LIMIT, Wire, calls, server};
-use host_rpc::mlx5::{Config, Connection, HELLO, OpenError, Opening};
-use host_rpc::{Bytes, Client, RpcError, Running, Settings, Transport, TransportError};
+use calls::{ECHO, LIMIT, TransportFactory, calls, server};
+use host_rpc::mlx5::{Config, ConnectError, Connection, Connector, HELLO};
+use host_rpc::{Client, Payload, RpcError, ServerHandle, Settings, Transport, TransportError};
 use mlx5::device::Device;
 use mlx5::wire::Syndrome;
 use mlx5::wqe::With;
@@ -24,18 +24,18 @@ fn card(seed: u64) -> Arc<dyn Device> {
 }
 
 fn pair(seed: u64, config: &Config) -> (Connection, Connection) {
-    let (a, b) = (Opening::new(&card(seed), config).unwrap(), Opening::new(&card(seed + 1), config).unwrap());
+    let (a, b) = (Connector::new(&card(seed), config).unwrap(), Connector::new(&card(seed + 1), config).unwrap());
     let (hello_a, hello_b) = (a.hello(), b.hello());
     (a.connect(&hello_b, "the server").unwrap(), b.connect(&hello_a, "the client").unwrap())
 }
 
-/// Connections of such sizes, each between two cards of its own.
+/// Connections of these sizes, each between two cards of its own.
 struct Cards {
     config: Config,
     seed: AtomicU64,
 }
 
-impl Wire for Cards {
+impl TransportFactory for Cards {
     type End = Connection;
 
     fn pair(&self) -> (Connection, Connection) {
@@ -43,8 +43,8 @@ impl Wire for Cards {
     }
 }
 
-/// As it usually is; with few and small slots, so that every ring wraps, most bodies go through windows and compressed blocks are
-/// common; and the same without compression.
+/// The default sizes; few and small slots, so that every ring wraps, most bodies go through windows and compressed blocks are common;
+/// and the same without compression.
 fn sizes(_: &str) -> [Cards; 3] {
     let small = Config { eager: 1024, sends: 4, receives: 8, compression: true };
     let configs = [Config::default(), small, Config { compression: false, ..small }];
@@ -53,7 +53,7 @@ fn sizes(_: &str) -> [Cards; 3] {
 
 calls!(over_mlx5, sizes);
 
-fn connected(seed: u64, config: &Config, settings: &Settings) -> (Running, Client) {
+fn connected(seed: u64, config: &Config, settings: &Settings) -> (ServerHandle, Client) {
     let (here, there) = pair(seed, config);
     let running = server(settings.clone());
     running.attach(there);
@@ -71,10 +71,10 @@ fn long_bodies_go_through_windows() {
     }
     let answer = client.call(ECHO, Arc::clone(&bytes), LIMIT).wait().unwrap();
     assert!(answer.bytes() == *bytes);
-    assert_eq!(Arc::strong_count(&bytes), 1, "nobody holds the body any more");
+    assert_eq!(Arc::strong_count(&bytes), 1, "the body is no longer shared");
 }
 
-/// What one end was told, in order.
+/// The next message of one end.
 fn receive(end: &Connection) -> Result<Vec<u8>, TransportError> {
     let (sender, receiver) = mpsc::channel();
     end.receive(Box::new(move |result| sender.send(result).unwrap()));
@@ -88,7 +88,7 @@ fn messages_and_callbacks_keep_their_order() {
     let lens = |number: usize| [10, 5000, 0, 256, 257, 70_000][number % 6];
     for number in 0..120 {
         let sender = sender.clone();
-        let bytes = Bytes::Owned(vec![number as u8; lens(number)]);
+        let bytes = Payload::from(vec![number as u8; lens(number)]);
         a.send(bytes, Box::new(move |result| sender.send((number, result)).unwrap()));
     }
     for number in 0..120 {
@@ -100,110 +100,112 @@ fn messages_and_callbacks_keep_their_order() {
 }
 
 #[test]
-fn closing_lets_out_what_was_sent_and_ends_both_sides() {
+fn close_sends_queued_messages_and_ends_both_ends() {
     let (a, b) = pair(9, &Config::default());
-    a.send(Bytes::Owned(vec![1; 100_000]), Box::new(|result| result.unwrap()));
+    a.send(Payload::from(vec![1; 100_000]), Box::new(|result| result.unwrap()));
     a.close(LIMIT);
     assert_eq!(receive(&b).unwrap().len(), 100_000);
     assert_eq!(receive(&b), Err(TransportError::Closed));
     assert_eq!(receive(&a), Err(TransportError::Closed));
     let (sender, receiver) = mpsc::channel();
-    b.send(Bytes::Owned(vec![1]), Box::new(move |result| sender.send(result).unwrap()));
+    b.send(Payload::from(vec![1]), Box::new(move |result| sender.send(result).unwrap()));
     assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), Err(TransportError::Closed));
 }
 
 #[test]
-fn a_peer_that_breaks_the_protocol_loses_the_connection() {
+fn invalid_hellos_and_sizes_are_rejected() {
     let config = Config { eager: 64, ..Config::default() };
-    let other = Opening::new(&card(11), &config).unwrap();
-    let own = Opening::new(&card(12), &config).unwrap();
+    let other = Connector::new(&card(11), &config).unwrap();
+    let own = Connector::new(&card(12), &config).unwrap();
     let (mut hello, of_other) = (own.hello(), other.hello());
     hello[1] = b'2';
-    assert!(matches!(other.connect(&hello, "a stranger"), Err(OpenError::Hello)));
-    assert!(matches!(own.connect(&[0; HELLO], "a stranger"), Err(OpenError::Hello)));
+    assert!(matches!(other.connect(&hello, "a malformed peer"), Err(ConnectError::Hello)));
+    assert!(matches!(own.connect(&[0; HELLO], "a malformed peer"), Err(ConnectError::Hello)));
     assert_ne!(of_other, [0; HELLO]);
     for bad in [Config { sends: 1, ..config }, Config { eager: 8, ..config }, Config { eager: u32::MAX, ..config }] {
-        assert!(matches!(Opening::new(&card(13), &bad), Err(OpenError::Config(_))));
+        assert!(matches!(Connector::new(&card(13), &bad), Err(ConnectError::Config(_))));
     }
 }
 
 #[test]
-fn a_peer_that_dies_ends_every_call() {
+fn every_call_ends_when_the_peer_dies() {
     let mut child = example(&["server"]);
     let address = first_line(&mut child);
     let stream = TcpStream::connect(address.trim()).unwrap();
-    let opening = Opening::new(&card(15), &Config::default()).unwrap();
-    let client = Client::new(opening.over(stream, "the example").unwrap(), Settings::default());
+    let connector = Connector::new(&card(15), &Config::default()).unwrap();
+    let client = Client::new(connector.connect_over(stream, "the example").unwrap(), Settings::default());
     client.call(ECHO, b"hello".to_vec(), LIMIT).wait().unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
     let error = client.call(ECHO, vec![0; 1 << 20], LIMIT).wait().unwrap_err();
-    assert!(matches!(error, RpcError::Lost { .. }), "{error}");
+    assert!(matches!(error, RpcError::Disconnected { .. }), "{error}");
 }
 
-/// Nothing is under way, so no request fails: the connection looks for its peer by itself.
+/// No work request is outstanding, so none fails: the connection probes its peer.
 #[test]
-fn a_peer_that_dies_is_noticed_by_an_idle_end() {
+fn an_idle_end_detects_a_dead_peer() {
     let mut child = example(&["server"]);
     let address = first_line(&mut child);
     let stream = TcpStream::connect(address.trim()).unwrap();
-    let opening = Opening::new(&card(19), &Config::default()).unwrap();
-    let end = opening.over(stream, "the example").unwrap();
+    let connector = Connector::new(&card(19), &Config::default()).unwrap();
+    let end = connector.connect_over(stream, "the example").unwrap();
     receive(&end).expect("the server's hello");
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(matches!(receive(&end), Err(TransportError::Failed(_))));
 }
 
-/// The window of a long message is there until the message that gives it back, and not a moment longer.
+/// The window of a long message is valid until the message that invalidates it, and no longer.
 #[test]
-fn a_window_is_dead_after_the_reply() {
-    for (late, before_reply) in [(Late::Read, true), (Late::Read, false), (Late::Write, true), (Late::Write, false)] {
-        let opening = Opening::new(&card(23), &Config::default()).unwrap();
-        let mut peer = Peer::new(card(24), &opening.hello());
-        let end = opening.connect(&peer.hello(), "the peer").unwrap();
+fn a_window_is_invalid_after_the_reply() {
+    for (late, before_reply) in
+        [(LateAccess::Read, true), (LateAccess::Read, false), (LateAccess::Write, true), (LateAccess::Write, false)]
+    {
+        let connector = Connector::new(&card(23), &Config::default()).unwrap();
+        let mut peer = Peer::new(card(24), &connector.hello());
+        let end = connector.connect(&peer.hello(), "the peer").unwrap();
         let body: Vec<u8> = (0..300_000_u32).map(|at| (at * 3) as u8).collect();
-        let (sender, over) = mpsc::channel();
-        // Where the peer breaks the connection nobody waits for the end.
-        end.send(Bytes::Owned(body.clone()), Box::new(move |result| drop(sender.send(result))));
-        let (length, rkey) = peer.offer();
+        let (sender, finished) = mpsc::channel();
+        // If the peer breaks the connection, the test does not wait for this callback.
+        end.send(Payload::from(body.clone()), Box::new(move |result| drop(sender.send(result))));
+        let (length, rkey) = peer.receive_rts();
         assert_eq!(length, body.len() as u64);
-        assert!(peer.read(rkey, length).unwrap() == body, "the window is open");
+        assert!(peer.read(rkey, length).unwrap() == body, "the window is readable");
         if !before_reply {
-            assert!(over.try_recv().is_err(), "the message is not over before the window is given back");
+            assert!(finished.try_recv().is_err(), "the send does not finish before the window is invalidated");
             peer.reply(b"a reply", With::Invalidate(rkey));
-            assert_eq!(over.recv_timeout(LIMIT).unwrap(), Ok(()));
+            assert_eq!(finished.recv_timeout(LIMIT).unwrap(), Ok(()));
             assert_eq!(receive(&end).unwrap(), b"a reply");
         }
         let outcome = match late {
-            Late::Read => peer.read(rkey, 8).map(drop),
-            Late::Write => peer.write(rkey),
+            LateAccess::Read => peer.read(rkey, 8).map(drop),
+            LateAccess::Write => peer.write(rkey),
         };
-        // Reading is the window's only right, while it has one.
-        let open = before_reply && matches!(late, Late::Read);
+        // The window allows reads only, and none after the invalidation.
+        let open = before_reply && matches!(late, LateAccess::Read);
         assert_eq!(outcome, if open { Ok(()) } else { Err(Syndrome::RemoteAccess) });
     }
 }
 
 #[derive(Clone, Copy)]
-enum Late {
+enum LateAccess {
     Read,
     Write,
 }
 
 #[test]
-fn a_peer_cannot_take_back_what_it_was_not_lent() {
-    let opening = Opening::new(&card(25), &Config::default()).unwrap();
-    let mut peer = Peer::new(card(26), &opening.hello());
-    let end = opening.connect(&peer.hello(), "the peer").unwrap();
-    end.send(Bytes::Owned(vec![1; 100_000]), Box::new(drop));
-    let (_, rkey) = peer.offer();
-    // Asked before, for what is asked after the end is told only that it is over.
-    let (sender, told) = mpsc::channel();
+fn invalidating_a_wrong_key_breaks_the_connection() {
+    let connector = Connector::new(&card(25), &Config::default()).unwrap();
+    let mut peer = Peer::new(card(26), &connector.hello());
+    let end = connector.connect(&peer.hello(), "the peer").unwrap();
+    end.send(Payload::from(vec![1; 100_000]), Box::new(drop));
+    let (_, rkey) = peer.receive_rts();
+    // Posted before the end, because a later receive ends with `Closed` only.
+    let (sender, outcome) = mpsc::channel();
     end.receive(Box::new(move |result| sender.send(result).unwrap()));
-    // The tag of another bind of the same window: the card refuses, and both ends learn it.
+    // The key of another bind of the same window: the card rejects the invalidation, and both ends fail.
     peer.reply(b"a reply", With::Invalidate(rkey ^ 1));
-    assert!(matches!(told.recv_timeout(LIMIT).unwrap(), Err(TransportError::Failed(_))));
+    assert!(matches!(outcome.recv_timeout(LIMIT).unwrap(), Err(TransportError::Failed(_))));
 }
 
 fn example(args: &[&str]) -> std::process::Child {
@@ -220,7 +222,7 @@ fn first_line(child: &mut std::process::Child) -> String {
 }
 
 #[test]
-fn the_example_talks_to_itself_in_two_processes() {
+fn the_example_echoes_between_two_processes() {
     let mut server = example(&["server"]);
     let address = first_line(&mut server);
     let output = example(&["client", address.trim(), "hello there"]).wait_with_output().unwrap();
@@ -234,19 +236,19 @@ fn two_processes_echo_short_and_long_bodies() {
     let mut child = example(&["server"]);
     let address = first_line(&mut child);
     let stream = TcpStream::connect(address.trim()).unwrap();
-    let opening = Opening::new(&card(21), &Config::default()).unwrap();
-    let client = Client::new(opening.over(stream, "the example").unwrap(), Settings::default());
+    let connector = Connector::new(&card(21), &Config::default()).unwrap();
+    let client = Client::new(connector.connect_over(stream, "the example").unwrap(), Settings::default());
     for (bytes, at_a_time, calls) in [(64, 1, 500), (64, 32, 4000), (1 << 20, 1, 20), (1 << 20, 4, 40)] {
         let body = |number: usize| (0..bytes).map(|at| (at * 7 + at / 256 + number) as u8).collect::<Vec<u8>>();
-        let mut asked = VecDeque::new();
+        let mut calls_open = VecDeque::new();
         for number in 0..calls {
-            if asked.len() == at_a_time {
-                let (number, call): (usize, host_rpc::Call) = asked.pop_front().unwrap();
+            if calls_open.len() == at_a_time {
+                let (number, call): (usize, host_rpc::Call) = calls_open.pop_front().unwrap();
                 assert!(call.wait().unwrap().into_vec() == body(number), "call {number} of {bytes} bytes");
             }
-            asked.push_back((number, client.call(ECHO, body(number), LIMIT)));
+            calls_open.push_back((number, client.call(ECHO, body(number), LIMIT)));
         }
-        for (number, call) in asked {
+        for (number, call) in calls_open {
             assert!(call.wait().unwrap().into_vec() == body(number), "call {number} of {bytes} bytes");
         }
     }
@@ -254,12 +256,12 @@ fn two_processes_echo_short_and_long_bodies() {
     assert!(child.wait().unwrap().success());
 }
 
-/// A stream that ends early is an error, not a hang.
+/// A stream that ends early is an error and no hang.
 #[test]
-fn a_hello_that_does_not_come_is_an_error() {
+fn a_missing_hello_is_an_error() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     drop(listener.accept().unwrap());
-    let opening = Opening::new(&card(17), &Config::default()).unwrap();
-    assert!(matches!(opening.over(stream, "nobody"), Err(OpenError::Exchange(_))));
+    let connector = Connector::new(&card(17), &Config::default()).unwrap();
+    assert!(matches!(connector.connect_over(stream, "the peer"), Err(ConnectError::Exchange(_))));
 }

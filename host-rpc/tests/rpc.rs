@@ -8,15 +8,15 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use calls::{LIMIT, Wire, calls, hammer, server};
-use common::{Pipe, libraries, patient, pipe};
+use calls::{LIMIT, TransportFactory, calls, hammer, server};
+use common::{Pipe, libraries, patient_config, pipe};
 use ferrogin_channel::{Channel, Reactor};
 use ferrogin_libfabric::Libfabric;
 use host_rpc::{Client, Settings};
 
 struct Pipes;
 
-impl Wire for Pipes {
+impl TransportFactory for Pipes {
     type End = Pipe;
 
     fn pair(&self) -> (Pipe, Pipe) {
@@ -30,11 +30,11 @@ struct Channels {
     reactors: Mutex<Vec<Reactor>>,
 }
 
-impl Wire for Channels {
+impl TransportFactory for Channels {
     type End = Channel;
 
     fn pair(&self) -> (Channel, Channel) {
-        let reactor = || Reactor::open(&self.lib, &patient()).unwrap();
+        let reactor = || Reactor::open(&self.lib, &patient_config()).unwrap();
         let (here, there) = (reactor(), reactor());
         let listener = there.listen().unwrap();
         let accepted = listener.accept();
@@ -48,9 +48,9 @@ calls!(over_a_pipe, |_| [Pipes]);
 calls!(over_a_channel, |test| libraries(test).into_iter().map(|lib| Channels { lib, reactors: Mutex::default() }));
 
 #[test]
-fn answers_find_their_calls_over_channels() {
-    for lib in libraries("answers_find_their_calls_over_channels") {
-        let reactors: Vec<_> = (0..3).map(|_| Reactor::open(&lib, &patient()).unwrap()).collect();
+fn many_clients_get_their_answers_over_channels() {
+    for lib in libraries("many_clients_get_their_answers_over_channels") {
+        let reactors: Vec<_> = (0..3).map(|_| Reactor::open(&lib, &patient_config()).unwrap()).collect();
         let running = server(Settings::default());
         let address = running.listen(reactors[0].listen().unwrap());
         thread::scope(|scope| {
@@ -64,10 +64,10 @@ fn answers_find_their_calls_over_channels() {
 }
 
 #[test]
-fn the_examples_talk_to_each_other() {
+fn the_examples_echo() {
     let here = std::env::current_exe().unwrap();
     let examples = here.parent().and_then(|deps| deps.parent()).unwrap().join("examples");
-    for lib in libraries("the_examples_talk_to_each_other") {
+    for lib in libraries("the_examples_echo") {
         let start = |name: &str| {
             let mut command = Command::new(examples.join(name));
             command.env("FERROGIN_LIBFABRIC", lib.path()).stdout(Stdio::piped()).stdin(Stdio::piped());

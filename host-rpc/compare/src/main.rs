@@ -1,4 +1,4 @@
-//! host-rpc beside tonic: an echo of 64 bytes, over tcp on the loopback, in turns in one run: compare [PROVIDER]
+//! host-rpc beside tonic: an echo of 64 bytes, over tcp on the loopback, alternating in one run: compare [PROVIDER]
 //!
 //! Prints calls per second and the median latency at 1 and at 32 calls at a time, each as the median of rounds, and the ratios. Servers are
 //! processes of their own. Loads FERROGIN_LIBFABRIC.
@@ -106,31 +106,31 @@ fn rpc_server(provider: &str) {
     }
 }
 
-struct Lot {
+struct Round {
     left: usize,
     latencies: Vec<f64>,
     done: mpsc::Sender<()>,
 }
 
-fn again(client: &Client, lot: &Arc<Mutex<Lot>>) {
+fn start_call(client: &Client, round: &Arc<Mutex<Round>>) {
     {
-        let mut lot = lot.lock().unwrap();
-        if lot.left == 0 {
+        let mut round = round.lock().unwrap();
+        if round.left == 0 {
             return;
         }
-        lot.left -= 1;
+        round.left -= 1;
     }
-    let (next, of_call, begin) = (client.clone(), Arc::clone(lot), Instant::now());
+    let (next, round_of_call, started) = (client.clone(), Arc::clone(round), Instant::now());
     client.call_with(1, vec![7; BYTES], LIMIT, move |answer| {
         assert_eq!(answer.unwrap().len(), BYTES);
         {
-            let mut lot = of_call.lock().unwrap();
-            lot.latencies.push(begin.elapsed().as_secs_f64() * 1e6);
-            if lot.latencies.len() == CALLS {
-                lot.done.send(()).unwrap();
+            let mut round = round_of_call.lock().unwrap();
+            round.latencies.push(started.elapsed().as_secs_f64() * 1e6);
+            if round.latencies.len() == CALLS {
+                round.done.send(()).unwrap();
             }
         }
-        again(&next, &of_call);
+        start_call(&next, &round_of_call);
     });
 }
 
@@ -145,14 +145,14 @@ impl Rpc {
     }
 
     fn round(&mut self, at_a_time: usize) -> Result {
-        let (done, over) = mpsc::channel();
-        let lot = Arc::new(Mutex::new(Lot { left: CALLS, latencies: Vec::with_capacity(CALLS), done }));
+        let (done, finished) = mpsc::channel();
+        let round = Arc::new(Mutex::new(Round { left: CALLS, latencies: Vec::with_capacity(CALLS), done }));
         let start = Instant::now();
         for _ in 0..at_a_time {
-            again(&self.client, &lot);
+            start_call(&self.client, &round);
         }
-        over.recv().unwrap();
-        let latencies = std::mem::take(&mut lot.lock().unwrap().latencies);
+        finished.recv().unwrap();
+        let latencies = std::mem::take(&mut round.lock().unwrap().latencies);
         result(start, latencies)
     }
 }
@@ -239,14 +239,14 @@ impl Tonic {
                         let mut grpc = tonic::client::Grpc::new(channel);
                         let mut latencies = Vec::new();
                         for _ in 0..CALLS / at_a_time {
-                            let begin = Instant::now();
+                            let started = Instant::now();
                             grpc.ready().await.unwrap();
                             let path = http::uri::PathAndQuery::from_static("/echo.Echo/Echo");
                             let message = tonic::Request::new(Message { bytes: vec![7; BYTES] });
                             let codec = ProstCodec::<Message, Message>::default();
                             let answer = grpc.unary(message, path, codec).await.unwrap();
                             assert_eq!(answer.into_inner().bytes.len(), BYTES);
-                            latencies.push(begin.elapsed().as_secs_f64() * 1e6);
+                            latencies.push(started.elapsed().as_secs_f64() * 1e6);
                         }
                         latencies
                     })

@@ -1,10 +1,11 @@
-//! The thread of a connection: posts, polls, calls back.
+//! The thread of a connection: posts work requests, polls completions, runs callbacks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ferrogin_channel::Payload;
 use mlx5::cq::CompletionQueue;
 use mlx5::device::{Access, CqAttr, Device, DeviceError, Endpoint, Pd, QpAttr};
 use mlx5::mw::{Range, Window, WindowError};
@@ -14,62 +15,68 @@ use mlx5::wire::{CqeOpcode, MkeyAccess};
 use mlx5::wqe::{Data, Limits, Op, Post, Remote, Sge, Transport, Umr, WindowType, With};
 
 use super::frame::{Frame, HEADER};
-use super::memory::{Landing, Offered, Slots};
-use super::{Command, Config, OpenError, Shared};
-use crate::{Bytes, ReceiveDone, SendDone, TransportError};
+use super::memory::{ExposedPayload, ReadBuffer, Slots};
+use super::{Config, ConnectError, Request, Shared};
+use crate::{ReceiveDone, SendDone, TransportError};
 
-/// Requests that are not for a message: fetches, answers, the goodbye.
-const CONTROL: u32 = 64;
-/// Blocks of a send queue that a bind takes; a message takes one.
+/// Work requests for READs, FIN and close frames, beside those for messages.
+const CONTROL_REQUESTS: u32 = 64;
+/// Blocks of the send queue that a bind takes. A message takes one.
 const BIND_BLOCKS: u32 = Umr::BIND_SEGMENTS.div_ceil(4) as u32;
-/// Bytes that one READ fetches at most.
-const READ: u64 = 1 << 30;
-/// How long an answer waits for a message that it can go with.
-const HOLD: Duration = Duration::from_micros(200);
-/// After so long without a word the peer is looked for.
-const SILENCE: Duration = Duration::from_secs(1);
-/// How long a goodbye may take beyond the limit of a close.
-const GOODBYE: Duration = Duration::from_millis(100);
-/// Rounds without work before the thread rests.
-const RESTLESS: u32 = 200;
-/// Its first rests and its longest.
-const SHORT_REST: Duration = Duration::from_micros(50);
-const LONG_REST: Duration = Duration::from_millis(1);
-/// Rests before they become long.
-const SHORT_RESTS: u32 = 1000;
+/// Bytes that one MAX_READ fetches at most.
+const MAX_READ: u64 = 1 << 30;
+/// Time that an invalidation waits for a message that can carry it.
+const INVALIDATE_DELAY: Duration = Duration::from_micros(200);
+/// Time without a completion after which the engine probes the peer.
+const PROBE_AFTER: Duration = Duration::from_secs(1);
+/// Time that the close frame may take beyond the limit of a close.
+const CLOSE_FRAME_TIME: Duration = Duration::from_millis(100);
+/// Rounds without work before the thread parks.
+const SPIN_ROUNDS: u32 = 200;
+/// The first parks and the later ones.
+const SHORT_PARK: Duration = Duration::from_micros(50);
+const LONG_PARK: Duration = Duration::from_millis(1);
+/// Parks before they become long.
+const SHORT_PARKS: u32 = 1000;
 
-/// What a completed request was for.
+/// The purpose of a work request, for its completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
-    /// A message, or an offer, from this slot; with the number of the send if it is over now.
+    /// An eager or RTS frame in this slot. `finishes` is the number of the send that this completion finishes.
     Slot { slot: u16, finishes: Option<u64> },
     /// A bind.
     Bind,
-    /// The last piece of what arrives under this number.
-    Fetched(u64),
-    /// A piece, or an answer.
-    Nothing,
-    /// Our goodbye is out.
-    Bye,
+    /// The last MAX_READ of the incoming message of this number.
+    LastRead(u64),
+    /// An earlier MAX_READ, a FIN frame or a probe.
+    Ignored,
+    /// The close frame.
+    Close,
 }
 
-/// A message that was handed over and is not over.
-struct Sending {
+/// A message that is posted, or whose callback waits for an earlier one.
+struct Outgoing {
     done: Option<SendDone>,
-    over: bool,
-    /// Of a long message: what the peer fetches, and through which window.
-    offered: Option<(Offered, usize)>,
+    finished: bool,
+    /// Of a rendezvous message: the bytes that the peer reads, and the index of the window.
+    exposed: Option<(ExposedPayload, usize)>,
 }
 
-/// A message that comes, in order.
-enum Arriving {
-    Whole(Vec<u8>),
-    Fetching { landing: Landing, rkey: u32, asked: u64, whole: bool },
+/// A message of the peer.
+enum Incoming {
+    Eager(Vec<u8>),
+    /// `requested` bytes are in posted READs; `complete` once the last MAX_READ is.
+    Rendezvous {
+        buffer: ReadBuffer,
+        rkey: u32,
+        requested: u64,
+        complete: bool,
+    },
 }
 
-/// Why a message cannot be offered.
+/// Why a message cannot be sent by rendezvous.
 #[derive(Debug, thiserror::Error)]
-enum OfferError {
+enum ExposeError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error(transparent)]
@@ -78,13 +85,13 @@ enum OfferError {
     Post(#[from] PostError),
 }
 
-/// A key of the peer that the next message, or one of its own, makes invalid.
-struct Answer {
+/// A key of the peer that the next message invalidates, or a FIN frame after `deadline`.
+struct Invalidation {
     rkey: u32,
-    by: Instant,
+    deadline: Instant,
 }
 
-/// What a poll found.
+/// One completion.
 enum Event {
     Sent(u16),
     Received { index: u16, bytes: u32, invalidated: Option<u32> },
@@ -98,28 +105,29 @@ pub(super) struct Engine {
     eager: usize,
     peer: Arc<str>,
     cq: CompletionQueue,
-    incoming: Slots,
-    outgoing: Slots,
-    free: Vec<u16>,
-    // Before the bytes under them.
+    receive_slots: Slots,
+    send_slots: Slots,
+    free_send_slots: Vec<u16>,
+    // Declared before `outgoing`, so that the windows go before the bytes that they expose.
     windows: Vec<Window>,
-    waiting: VecDeque<(Bytes, SendDone)>,
-    /// In the order of sends; the first has number `first_sending`.
-    sending: VecDeque<Sending>,
-    first_sending: u64,
-    /// In the order of arrival; the first has number `first_arriving`.
-    arriving: VecDeque<Arriving>,
-    first_arriving: u64,
-    /// Fetches that are not posted whole, and answers that are owed.
-    fetching: VecDeque<u64>,
-    answers: VecDeque<Answer>,
+    /// Messages that are not posted yet.
+    unposted: VecDeque<(Payload, SendDone)>,
+    /// In the order of sends. The first has the number `first_outgoing`.
+    outgoing: VecDeque<Outgoing>,
+    first_outgoing: u64,
+    /// In the order of arrival. The first has the number `first_incoming`.
+    incoming: VecDeque<Incoming>,
+    first_incoming: u64,
+    /// Numbers of incoming messages whose READs are not all posted.
+    unread: VecDeque<u64>,
+    invalidations: VecDeque<Invalidation>,
     receivers: VecDeque<ReceiveDone>,
-    /// Requests that the send queue takes.
-    posts: u32,
-    /// When something was last heard of the peer, or asked.
-    heard: Instant,
+    /// Work requests that the send queue holds.
+    max_posts: u32,
+    /// The time of the last completion or probe.
+    last_activity: Instant,
     closing: Option<Instant>,
-    said_bye: bool,
+    close_sent: bool,
     ended: Option<TransportError>,
     finished: bool,
 }
@@ -130,37 +138,38 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Answers a command that came after the end.
-pub(super) fn refuse(command: Command) {
-    match command {
-        Command::Send(_, done) => done(Err(TransportError::Closed)),
-        Command::Receive(done) => done(Err(TransportError::Closed)),
-        Command::Close(_) => {}
+/// Fails a request that came after the end of the engine.
+pub(super) fn refuse(request: Request) {
+    match request {
+        Request::Send(_, done) => done(Err(TransportError::Closed)),
+        Request::Receive(done) => done(Err(TransportError::Closed)),
+        Request::Close(_) => {}
     }
 }
 
 impl Engine {
-    pub(super) fn new(device: Arc<dyn Device>, config: &Config) -> Result<(Self, Endpoint), OpenError> {
+    pub(super) fn new(device: Arc<dyn Device>, config: &Config) -> Result<(Self, Endpoint), ConnectError> {
         let slot = HEADER + config.eager as usize;
         let pd = device.alloc_pd()?;
-        let posts = u32::from(config.sends) * 2 + CONTROL;
+        let max_send = u32::from(config.sends) * 2 + CONTROL_REQUESTS;
         let compression = config.compression && device.caps().compression;
-        let raw = device.create_cq(&CqAttr { entries: posts + u32::from(config.receives), compression })?;
+        let raw = device.create_cq(&CqAttr { entries: max_send + u32::from(config.receives), compression })?;
         let attr = QpAttr {
             transport: Transport::Rc,
             send_cq: raw.handle.clone(),
             recv_cq: raw.handle.clone(),
             srq: None,
-            max_send: posts,
+            max_send,
             max_recv: config.receives.into(),
             limits: Limits { max_inline: HEADER as u32, max_sge: 1 },
             max_recv_sge: 1,
             signal_all: true,
         };
-        let qp = QueuePair::create(&device, &pd, &attr)?;
-        let incoming = Slots::new(&*device, &pd, config.receives.into(), slot, Access::LOCAL_WRITE)?;
-        let outgoing = Slots::new(&*device, &pd, config.sends.into(), slot, Access::default())?;
+        let mut qp = QueuePair::create(&device, &pd, &attr)?;
+        let receive_slots = Slots::new(&*device, &pd, config.receives.into(), slot, Access::LOCAL_WRITE)?;
+        let send_slots = Slots::new(&*device, &pd, config.sends.into(), slot, Access::default())?;
         let endpoint = qp.endpoint()?;
+        let max_posts = qp.send().free_posts();
         let mut engine = Self {
             device,
             pd,
@@ -168,80 +177,79 @@ impl Engine {
             eager: config.eager as usize,
             peer: Arc::from(""),
             cq: CompletionQueue::new(raw.parts),
-            incoming,
-            outgoing,
-            free: (0..config.sends).collect(),
+            receive_slots,
+            send_slots,
+            free_send_slots: (0..config.sends).collect(),
             windows: Vec::new(),
-            waiting: VecDeque::new(),
-            sending: VecDeque::new(),
-            first_sending: 0,
-            arriving: VecDeque::new(),
-            first_arriving: 0,
-            fetching: VecDeque::new(),
-            answers: VecDeque::new(),
+            unposted: VecDeque::new(),
+            outgoing: VecDeque::new(),
+            first_outgoing: 0,
+            incoming: VecDeque::new(),
+            first_incoming: 0,
+            unread: VecDeque::new(),
+            invalidations: VecDeque::new(),
             receivers: VecDeque::new(),
-            posts: 0,
-            heard: Instant::now(),
+            max_posts,
+            last_activity: Instant::now(),
             closing: None,
-            said_bye: false,
+            close_sent: false,
             ended: None,
             finished: false,
         };
-        engine.posts = engine.qp.send().free_posts();
         for slot in 0..config.receives {
             engine.post_receive(slot);
         }
         Ok((engine, endpoint))
     }
 
-    pub(super) fn connect(&mut self, to: &Endpoint, eager: u32, peer: &str) -> Result<(), OpenError> {
+    pub(super) fn connect(&mut self, to: &Endpoint, eager: u32, peer: &str) -> Result<(), ConnectError> {
         self.qp.connect(to)?;
         self.eager = eager as usize;
         self.peer = peer.into();
         Ok(())
     }
 
-    /// The thread: until the connection is closed or broken, and everybody knows.
+    /// The thread: runs until the connection is closed or broken, and every callback has run.
     pub(super) fn run(mut self, shared: &Shared) {
         let mut idle = 0_u32;
         loop {
-            let mut commands = shared.lock();
-            let asked = std::mem::take(&mut commands.queue);
-            // Nothing is asked after this: the last look and the mark are under one lock.
-            commands.ended = self.finished;
-            drop(commands);
+            let mut inbox = shared.inbox();
+            let requests = std::mem::take(&mut inbox.queue);
+            // The last read of the inbox and this mark are under one lock, so that no request is lost between the two.
+            inbox.ended = self.finished;
+            drop(inbox);
             let was_finished = self.finished;
-            let mut moved = !asked.is_empty();
-            asked.into_iter().for_each(|command| self.take(command));
+            let mut progress = !requests.is_empty();
+            requests.into_iter().for_each(|request| self.accept(request));
             if was_finished {
-                self.tell_the_end();
+                self.finish_callbacks();
                 return;
             }
-            moved |= self.poll();
-            moved |= self.post();
-            moved |= self.deliver();
+            progress |= self.poll();
+            progress |= self.post();
+            progress |= self.deliver();
             self.close_if_due();
             if self.ended.is_some() {
-                self.tell_the_end();
+                self.finish_callbacks();
                 self.finished = true;
                 continue;
             }
-            idle = if moved { 0 } else { idle.saturating_add(1) };
-            if idle > RESTLESS {
-                self.look_for_peer();
-                thread::park_timeout(if idle < RESTLESS + SHORT_RESTS { SHORT_REST } else { LONG_REST });
+            idle = if progress { 0 } else { idle.saturating_add(1) };
+            if idle > SPIN_ROUNDS {
+                self.probe_peer();
+                thread::park_timeout(if idle < SPIN_ROUNDS + SHORT_PARKS { SHORT_PARK } else { LONG_PARK });
             } else if idle != 0 {
                 thread::yield_now();
             }
         }
     }
 
-    fn take(&mut self, command: Command) {
-        match command {
-            Command::Send(bytes, done) => self.waiting.push_back((bytes, done)),
-            Command::Receive(done) => self.receivers.push_back(done),
-            Command::Close(_) if self.said_bye => {}
-            Command::Close(by) => self.closing = Some(self.closing.map_or(by, |before| before.min(by))),
+    fn accept(&mut self, request: Request) {
+        match request {
+            Request::Send(message, done) => self.unposted.push_back((message, done)),
+            Request::Receive(done) => self.receivers.push_back(done),
+            Request::Close(_) if self.close_sent => {}
+            Request::Close(by) => self.closing = Some(self.closing.map_or(by, |before| before.min(by))),
         }
     }
 
@@ -251,25 +259,25 @@ impl Engine {
         }
     }
 
-    /// Everybody who still waits learns how it ended.
-    fn tell_the_end(&mut self) {
+    /// Runs every callback that still waits.
+    fn finish_callbacks(&mut self) {
         let end = self.ended.clone().unwrap_or(TransportError::Closed);
         self.windows.clear();
-        // What has come whole is still handed over.
+        // Messages that are complete are still delivered.
         self.deliver();
-        for sending in self.sending.drain(..) {
-            if let Some(done) = sending.done {
-                done(if sending.over { Ok(()) } else { Err(end.clone()) });
+        for outgoing in self.outgoing.drain(..) {
+            if let Some(done) = outgoing.done {
+                done(if outgoing.finished { Ok(()) } else { Err(end.clone()) });
             }
         }
-        self.waiting.drain(..).for_each(|(_, done)| done(Err(end.clone())));
+        self.unposted.drain(..).for_each(|(_, done)| done(Err(end.clone())));
         self.receivers.drain(..).for_each(|done| done(Err(end.clone())));
     }
 
     fn post_receive(&mut self, slot: u16) {
-        let sge = self.incoming.sge(slot, HEADER + self.eager);
+        let sge = self.receive_slots.sge(slot, HEADER + self.eager);
         let Some(recv) = self.qp.recv() else { return };
-        // As many receives as slots: there is always room for one that came back.
+        // The queue holds as many receives as there are slots, so a slot that completed always fits.
         let posted = recv.post(slot, &[sge]);
         recv.ring();
         if let Err(rejected) = posted {
@@ -279,14 +287,14 @@ impl Engine {
 
     fn poll(&mut self) -> bool {
         let mut events = Vec::new();
-        let polled = self.cq.drain(256, |one| {
-            events.push(match one {
+        let polled = self.cq.drain(256, |completion| {
+            events.push(match completion {
                 Ok(entry) => match entry.opcode() {
                     CqeOpcode::Req => Event::Sent(entry.wqe_counter()),
-                    how => Event::Received {
+                    opcode => Event::Received {
                         index: entry.wqe_counter(),
                         bytes: entry.byte_cnt(),
-                        invalidated: (how == CqeOpcode::RespSendInv).then(|| entry.imm_or_key()),
+                        invalidated: (opcode == CqeOpcode::RespSendInv).then(|| entry.imm_or_key()),
                     },
                 },
                 Err(failure) => Event::Failed(failure.to_string()),
@@ -295,136 +303,135 @@ impl Engine {
         if let Err(corrupt) = polled {
             self.fail(&corrupt.to_string());
         }
-        let moved = !events.is_empty();
-        if moved {
-            self.heard = Instant::now();
+        if events.is_empty() {
+            return false;
         }
+        self.last_activity = Instant::now();
         for event in events {
             match event {
-                Event::Sent(index) => self.sent(index),
-                Event::Received { index, bytes, invalidated } => self.received(index, bytes, invalidated),
+                Event::Sent(index) => self.on_sent(index),
+                Event::Received { index, bytes, invalidated } => self.on_received(index, bytes, invalidated),
                 Event::Failed(why) => self.fail(&why),
             }
         }
-        moved
+        true
     }
 
-    fn sent(&mut self, index: u16) {
-        let finished =
-            self.qp.send().complete(index).map(|finished| finished.map(|done| done.token).collect::<Vec<_>>());
-        let tokens = match finished {
+    fn on_sent(&mut self, index: u16) {
+        let completed = self.qp.send().complete(index);
+        let tokens = match completed.map(|requests| requests.map(|done| done.token).collect::<Vec<_>>()) {
             Ok(tokens) => tokens,
             Err(unknown) => return self.fail(&unknown.to_string()),
         };
         for token in tokens {
             match token {
                 Token::Slot { slot, finishes } => {
-                    self.free.push(slot);
+                    self.free_send_slots.push(slot);
                     if let Some(number) = finishes {
-                        self.over(number);
+                        self.finish_send(number);
                     }
                 }
-                Token::Fetched(number) => self.fetched(number),
-                Token::Bye => self.ended = Some(TransportError::Closed),
-                Token::Bind | Token::Nothing => {}
+                Token::LastRead(number) => self.on_last_read(number),
+                Token::Close => self.ended = Some(TransportError::Closed),
+                Token::Bind | Token::Ignored => {}
             }
         }
     }
 
-    /// A send is over; those before it are told first.
-    fn over(&mut self, number: u64) {
-        if let Some(sending) = self.sending.get_mut((number - self.first_sending) as usize) {
-            sending.over = true;
+    /// A send is finished. The callbacks of earlier sends run first.
+    fn finish_send(&mut self, number: u64) {
+        if let Some(outgoing) = self.outgoing.get_mut((number - self.first_outgoing) as usize) {
+            outgoing.finished = true;
         }
-        while self.sending.front().is_some_and(|sending| sending.over) {
-            self.first_sending += 1;
-            if let Some(done) = self.sending.pop_front().and_then(|sending| sending.done) {
+        while self.outgoing.front().is_some_and(|outgoing| outgoing.finished) {
+            self.first_outgoing += 1;
+            if let Some(done) = self.outgoing.pop_front().and_then(|outgoing| outgoing.done) {
                 done(Ok(()));
             }
         }
     }
 
-    fn received(&mut self, index: u16, bytes: u32, invalidated: Option<u32>) {
+    fn on_received(&mut self, index: u16, bytes: u32, invalidated: Option<u32>) {
         let Some(recv) = self.qp.recv() else { return };
         let slot = match recv.complete(index) {
             Ok(slot) => slot,
             Err(unknown) => return self.fail(&unknown.to_string()),
         };
-        let mut message = self.incoming.read(slot, bytes as usize);
+        let mut message = self.receive_slots.read(slot, bytes as usize);
         self.post_receive(slot);
         if let Some(rkey) = invalidated {
-            self.taken(rkey);
+            self.on_invalidated(rkey);
         }
         match Frame::parse(&message) {
-            Some(Frame::Message { .. }) => {
+            Some(Frame::Eager { .. }) => {
                 message.drain(..HEADER);
-                self.arriving.push_back(Arriving::Whole(message));
+                self.incoming.push_back(Incoming::Eager(message));
             }
-            Some(Frame::Offer { length, rkey }) => self.offered(length, rkey),
-            Some(Frame::Taken) if invalidated.is_some() => {}
-            Some(Frame::Taken) => self.fail("answered for no window"),
-            Some(Frame::Bye) => self.ended = Some(TransportError::Closed),
-            None => self.fail("sent what is no message of this protocol"),
+            Some(Frame::Rts { length, rkey }) => self.on_rts(length, rkey),
+            Some(Frame::Fin) if invalidated.is_some() => {}
+            Some(Frame::Fin) => self.fail("the peer sent a FIN frame that invalidates no window"),
+            Some(Frame::Close) => self.ended = Some(TransportError::Closed),
+            None => self.fail("the peer sent a message that is no frame of this protocol"),
         }
     }
 
-    fn offered(&mut self, length: u64, rkey: u32) {
+    fn on_rts(&mut self, length: u64, rkey: u32) {
         if length == 0 || length > mlx5::wqe::MAX_BIND {
-            return self.fail("offered a message of an impossible length");
+            return self.fail(&format!("the peer announced a message of {length} bytes, which no window can cover"));
         }
-        match Landing::new(&*self.device, &self.pd, length as usize) {
-            Ok(landing) => {
-                self.fetching.push_back(self.first_arriving + self.arriving.len() as u64);
-                self.arriving.push_back(Arriving::Fetching { landing, rkey, asked: 0, whole: false });
+        match ReadBuffer::new(&*self.device, &self.pd, length as usize) {
+            Ok(buffer) => {
+                self.unread.push_back(self.first_incoming + self.incoming.len() as u64);
+                self.incoming.push_back(Incoming::Rendezvous { buffer, rkey, requested: 0, complete: false });
             }
             Err(error) => self.fail(&error.to_string()),
         }
     }
 
-    /// The peer has fetched: the window that its message made invalid is free, and that send is over.
-    fn taken(&mut self, rkey: u32) {
+    /// A message of the peer invalidated a window: the peer has read the bytes, the window is free, and the send is finished.
+    fn on_invalidated(&mut self, rkey: u32) {
         let Some(window) = self.windows.iter().position(|window| window.rkey() == Some(rkey)) else {
-            return self.fail("answered for a window that it does not have");
+            return self.fail(&format!("the peer invalidated key {rkey:#010x}, which no bound window has"));
         };
         if let Err(error) = self.windows[window].invalidated(rkey) {
             return self.fail(&error.to_string());
         }
-        let of = |sending: &Sending| sending.offered.as_ref().is_some_and(|(_, of)| *of == window);
-        if let Some(at) = self.sending.iter().position(of) {
-            self.sending[at].offered = None;
-            self.over(self.first_sending + at as u64);
+        let uses_window = |outgoing: &Outgoing| outgoing.exposed.as_ref().is_some_and(|(_, index)| *index == window);
+        if let Some(at) = self.outgoing.iter().position(uses_window) {
+            self.outgoing[at].exposed = None;
+            self.finish_send(self.first_outgoing + at as u64);
         }
     }
 
-    fn fetched(&mut self, number: u64) {
-        let Some(at) = number.checked_sub(self.first_arriving) else { return };
-        if let Some(Arriving::Fetching { rkey, whole, .. }) = self.arriving.get_mut(at as usize) {
-            *whole = true;
-            self.answers.push_back(Answer { rkey: *rkey, by: Instant::now() + HOLD });
+    fn on_last_read(&mut self, number: u64) {
+        let Some(at) = number.checked_sub(self.first_incoming) else { return };
+        if let Some(Incoming::Rendezvous { rkey, complete, .. }) = self.incoming.get_mut(at as usize) {
+            *complete = true;
+            self.invalidations.push_back(Invalidation { rkey: *rkey, deadline: Instant::now() + INVALIDATE_DELAY });
         }
     }
 
-    /// Hands over what has come, in order.
+    /// Runs the callbacks of receives with the messages that are complete, in order.
     fn deliver(&mut self) -> bool {
-        let mut moved = false;
+        let mut progress = false;
         while !self.receivers.is_empty()
-            && matches!(self.arriving.front(), Some(Arriving::Whole(_) | Arriving::Fetching { whole: true, .. }))
+            && matches!(self.incoming.front(), Some(Incoming::Eager(_) | Incoming::Rendezvous { complete: true, .. }))
         {
-            let bytes = match self.arriving.pop_front() {
-                Some(Arriving::Whole(bytes)) => bytes,
-                Some(Arriving::Fetching { landing, .. }) => landing.finish(),
-                None => return moved,
+            let bytes = match self.incoming.pop_front() {
+                Some(Incoming::Eager(bytes)) => bytes,
+                Some(Incoming::Rendezvous { buffer, .. }) => buffer.into_bytes(),
+                None => return progress,
             };
-            self.first_arriving += 1;
-            moved = true;
+            self.first_incoming += 1;
+            progress = true;
             if let Some(done) = self.receivers.pop_front() {
                 done(Ok(bytes));
             }
         }
-        moved
+        progress
     }
 
-    /// Room for `posts` requests of at most a bind's size.
+    /// Whether the send queue has room for `posts` more work requests, each as large as a bind.
     fn has_room(&mut self, posts: u32) -> bool {
         let send = self.qp.send();
         send.free_posts() >= posts && send.free_blocks() >= posts * BIND_BLOCKS
@@ -436,93 +443,95 @@ impl Engine {
         }
     }
 
-    /// The next answer that waits no longer for a message to go with.
-    fn due_answer(&mut self) -> Option<u32> {
-        let due = |answer: &Answer| self.closing.is_some() || answer.by <= Instant::now();
-        if self.answers.front().is_some_and(due) { self.answers.pop_front().map(|answer| answer.rkey) } else { None }
+    /// The next invalidation that no longer waits for a message to carry it.
+    fn due_invalidation(&mut self) -> Option<u32> {
+        let is_due = |next: &Invalidation| self.closing.is_some() || next.deadline <= Instant::now();
+        if !self.invalidations.front().is_some_and(is_due) {
+            return None;
+        }
+        self.invalidations.pop_front().map(|invalidation| invalidation.rkey)
     }
 
-    /// Posts what there is room for: answers that are due and fetches first, for peers wait for them.
+    /// Posts as much as the send queue has room for. FIN frames and READs go first, because the peer waits for them.
     fn post(&mut self) -> bool {
-        let mut moved = false;
+        let mut progress = false;
         while self.has_room(1)
-            && let Some(rkey) = self.due_answer()
+            && let Some(rkey) = self.due_invalidation()
         {
-            let bytes = Frame::Taken.to_bytes();
+            let bytes = Frame::Fin.emit();
             let data = Data::Inline(&[&bytes[..]][..]);
-            self.submit(Token::Nothing, &Op::Send { data, with: With::Invalidate(rkey) });
-            moved = true;
+            self.submit(Token::Ignored, &Op::Send { data, with: With::Invalidate(rkey) });
+            progress = true;
         }
         while self.has_room(1)
-            && let Some(number) = self.fetching.front().copied()
+            && let Some(number) = self.unread.front().copied()
         {
-            moved = true;
-            if self.fetch(number) {
-                self.fetching.pop_front();
+            progress = true;
+            if self.post_read(number) {
+                self.unread.pop_front();
             }
         }
-        while self.closing.is_none_or(|_| !self.said_bye)
+        while !(self.closing.is_some() && self.close_sent)
             && self.has_room(2)
-            && let Some(slot) = self.free.pop()
+            && let Some(slot) = self.free_send_slots.pop()
         {
-            let Some((bytes, done)) = self.waiting.pop_front() else {
-                self.free.push(slot);
+            let Some((message, done)) = self.unposted.pop_front() else {
+                self.free_send_slots.push(slot);
                 break;
             };
-            moved = true;
-            self.send_one(slot, bytes, done);
+            progress = true;
+            self.post_message(slot, message, done);
         }
-        moved
+        progress
     }
 
-    /// Posts the next piece of a fetch; true if it was the last.
-    fn fetch(&mut self, number: u64) -> bool {
-        let at = (number - self.first_arriving) as usize;
-        let Some(Arriving::Fetching { landing, rkey, asked, .. }) = self.arriving.get_mut(at) else { return true };
-        let (from, piece) = (*asked, (landing.mr.length - *asked).min(READ));
-        *asked += piece;
-        let last = *asked == landing.mr.length;
-        let into = [Sge { addr: landing.mr.addr + from, length: piece as u32, lkey: landing.mr.lkey }];
+    /// Posts the next READ of an incoming message. Returns true if it was the last one.
+    fn post_read(&mut self, number: u64) -> bool {
+        let at = (number - self.first_incoming) as usize;
+        let Some(Incoming::Rendezvous { buffer, rkey, requested, .. }) = self.incoming.get_mut(at) else { return true };
+        let (from, piece) = (*requested, (buffer.mr.length - *requested).min(MAX_READ));
+        *requested += piece;
+        let is_last = *requested == buffer.mr.length;
+        let into = [Sge { addr: buffer.mr.addr + from, length: piece as u32, lkey: buffer.mr.lkey }];
         let remote = Remote { addr: from, rkey: *rkey };
-        let token = if last { Token::Fetched(number) } else { Token::Nothing };
+        let token = if is_last { Token::LastRead(number) } else { Token::Ignored };
         self.submit(token, &Op::Read { remote, into: &into });
-        last
+        is_last
     }
 
-    fn send_one(&mut self, slot: u16, bytes: Bytes, done: SendDone) {
-        let number = self.first_sending + self.sending.len() as u64;
-        let length = bytes.as_slice().len();
-        let mut sending = Sending { done: Some(done), over: false, offered: None };
-        let (frame, finishes, total) = if length <= self.eager {
-            let frame = Frame::Message { length: length as u64 }.to_bytes();
-            self.outgoing.write(slot, [&frame, bytes.as_slice()]);
-            (None, Some(number), HEADER + length)
+    fn post_message(&mut self, slot: u16, message: Payload, done: SendDone) {
+        let number = self.first_outgoing + self.outgoing.len() as u64;
+        let length = message.len();
+        let mut outgoing = Outgoing { done: Some(done), finished: false, exposed: None };
+        let (finishes, total) = if length <= self.eager {
+            let frame = Frame::Eager { length: length as u64 };
+            self.send_slots.write(slot, [&frame.emit(), message.as_slice()]);
+            (Some(number), HEADER + length)
         } else {
-            match self.offer(bytes) {
-                Ok((rkey, offered)) => {
-                    sending.offered = Some(offered);
-                    (Some(Frame::Offer { length: length as u64, rkey }), None, HEADER)
+            match self.expose(message) {
+                Ok((rkey, exposed)) => {
+                    outgoing.exposed = Some(exposed);
+                    let frame = Frame::Rts { length: length as u64, rkey };
+                    self.send_slots.write(slot, [&frame.emit(), &[]]);
+                    (None, HEADER)
                 }
                 Err(error) => {
-                    self.free.push(slot);
-                    self.sending.push_back(sending);
+                    self.free_send_slots.push(slot);
+                    self.outgoing.push_back(outgoing);
                     return self.fail(&error.to_string());
                 }
             }
         };
-        if let Some(frame) = frame {
-            self.outgoing.write(slot, [&frame.to_bytes(), &[]]);
-        }
-        self.sending.push_back(sending);
-        let sge = [self.outgoing.sge(slot, total)];
-        let with = self.answers.pop_front().map_or(With::Nothing, |answer| With::Invalidate(answer.rkey));
-        // After a bind the queue itself adds the fence that the offer needs.
+        self.outgoing.push_back(outgoing);
+        let sge = [self.send_slots.sge(slot, total)];
+        let with = self.invalidations.pop_front().map_or(With::Nothing, |next| With::Invalidate(next.rkey));
+        // After a bind the send queue itself adds the fence that the RTS frame needs.
         let post = Op::Send { data: Data::Sges(&sge[..]), with };
         self.submit(Token::Slot { slot, finishes }, &post);
     }
 
-    /// Binds a window on the bytes: its key, and what to keep until the peer has answered.
-    fn offer(&mut self, bytes: Bytes) -> Result<(u32, (Offered, usize)), OfferError> {
+    /// Binds a window to the bytes. Returns its key, and what must live until the peer invalidates the window.
+    fn expose(&mut self, message: Payload) -> Result<(u32, (ExposedPayload, usize)), ExposeError> {
         let at = match self.windows.iter().position(|window| window.rkey().is_none()) {
             Some(at) => at,
             None => {
@@ -530,46 +539,46 @@ impl Engine {
                 self.windows.len() - 1
             }
         };
-        let offered = Offered::new(&*self.device, &self.pd, bytes)?;
-        let range = Range { addr: offered.mr.addr, length: offered.mr.length, zero_based: true };
-        // Each bind steps the key's tag, so that the key of an earlier message opens nothing.
-        let bind = self.windows[at].bind(&self.qp, &offered.mr, range, MkeyAccess::REMOTE_READ)?;
+        let exposed = ExposedPayload::new(&*self.device, &self.pd, message)?;
+        let range = Range { addr: exposed.mr.addr, length: exposed.mr.length, zero_based: true };
+        // Each bind changes the key's tag, so that the key of an earlier message gives no access.
+        let bind = self.windows[at].bind(&self.qp, &exposed.mr, range, MkeyAccess::REMOTE_READ)?;
         self.qp.send().post(Token::Bind, Flags::default(), &bind.post()).map_err(|rejected| rejected.error)?;
-        Ok((bind.commit(), (offered, at)))
+        Ok((bind.commit(), (exposed, at)))
     }
 
-    /// Says goodbye when all is out, or when time is up: the peer waits for us otherwise.
+    /// Sends the close frame once everything is sent or the time limit has passed. Ends the connection if the frame does not get out.
     fn close_if_due(&mut self) {
         let Some(by) = self.closing else { return };
         if self.ended.is_some() {
             return;
         }
         let now = Instant::now();
-        let idle = self.waiting.is_empty() && self.sending.is_empty() && self.answers.is_empty();
-        if !self.said_bye && (idle || now >= by) && self.has_room(1) {
+        let all_sent = self.unposted.is_empty() && self.outgoing.is_empty() && self.invalidations.is_empty();
+        if !self.close_sent && (all_sent || now >= by) && self.has_room(1) {
             if now >= by {
-                self.tell_the_end();
+                self.finish_callbacks();
             }
-            self.say_bye();
-            self.closing = Some(by.max(now + GOODBYE));
+            self.send_close();
+            self.closing = Some(by.max(now + CLOSE_FRAME_TIME));
         } else if now >= by {
             self.ended = Some(TransportError::Closed);
         }
     }
 
-    fn say_bye(&mut self) {
-        self.said_bye = true;
-        let bytes = Frame::Bye.to_bytes();
-        self.submit(Token::Bye, &Op::Send { data: Data::Inline(&[&bytes[..]][..]), with: With::Nothing });
+    fn send_close(&mut self) {
+        self.close_sent = true;
+        let bytes = Frame::Close.emit();
+        self.submit(Token::Close, &Op::Send { data: Data::Inline(&[&bytes[..]][..]), with: With::Nothing });
     }
 
-    /// With nothing under way nothing tells that the peer is gone. A write of no bytes does: it fails.
-    fn look_for_peer(&mut self) {
-        if self.heard.elapsed() < SILENCE || self.qp.send().free_posts() != self.posts {
+    /// Detects a dead peer while no work request is outstanding: a write of no bytes fails if the peer is gone.
+    fn probe_peer(&mut self) {
+        if self.last_activity.elapsed() < PROBE_AFTER || self.qp.send().free_posts() != self.max_posts {
             return;
         }
-        self.heard = Instant::now();
-        let nothing = Op::Write { remote: Remote::default(), data: Data::Sges(&[][..]), imm: None };
-        self.submit(Token::Nothing, &nothing);
+        self.last_activity = Instant::now();
+        let probe = Op::Write { remote: Remote::default(), data: Data::Sges(&[][..]), imm: None };
+        self.submit(Token::Ignored, &probe);
     }
 }

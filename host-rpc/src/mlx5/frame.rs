@@ -1,50 +1,86 @@
-//! What one end of a connection says to the other, in messages of the card.
+//! The formats of an mlx5 connection: the hello that the two ends exchange, and the header in front of each message of the card.
 
-/// Bytes of a header.
-pub(super) const HEADER: usize = 24;
+use mlx5::device::RawEndpoint;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian, little_endian};
 
-/// What a message of the card is.
+/// The hello of one end, big endian.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub(super) struct Hello {
+    /// [`Hello::MAGIC`].
+    pub magic: [u8; 2],
+    /// Bytes of the longest eager message that this end accepts.
+    pub eager: big_endian::U32,
+    /// The queue pair.
+    pub endpoint: RawEndpoint,
+}
+mlx5::assert_layout!(Hello, size 32, align 1, { magic @ 0, eager @ 2, endpoint @ 6 });
+
+impl Hello {
+    /// The name and the version of the format.
+    pub const MAGIC: [u8; 2] = *b"m1";
+}
+
+/// The header in front of every message, little endian: any 24 bytes are a value.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+struct RawHeader {
+    /// 1 eager, 2 RTS, 3 FIN, 4 close.
+    kind: little_endian::U32,
+    /// RTS: the key of the window.
+    rkey: little_endian::U32,
+    /// Eager, RTS: bytes of the message.
+    length: little_endian::U64,
+    /// Zero.
+    reserved: [u8; 8],
+}
+mlx5::assert_layout!(RawHeader, size 24, align 1, { kind @ 0, rkey @ 4, length @ 8, reserved @ 16 });
+
+const EAGER: u32 = 1;
+const RTS: u32 = 2;
+const FIN: u32 = 3;
+const CLOSE: u32 = 4;
+
+/// Bytes of the header in front of every message.
+pub(super) const HEADER: usize = size_of::<RawHeader>();
+
+/// The meaning of one message of the card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// A whole message of `length` bytes follows.
-    Message { length: u64 },
-    /// A message of `length` bytes that can be fetched through the window `rkey`, from offset 0.
-    Offer { length: u64, rkey: u32 },
-    /// Nothing else: the message makes a window invalid, as one of another kind may too, for what was offered is fetched.
-    Taken,
-    /// Nothing more will be sent.
-    Bye,
+    /// The `length` bytes of the message follow.
+    Eager { length: u64 },
+    /// Ready to send: the receiver can read the `length` bytes of the message through the window `rkey`, from offset 0.
+    Rts { length: u64, rkey: u32 },
+    /// The receiver has read a message. The SEND that carries this frame, or any other SEND, invalidates the window.
+    Fin,
+    /// The last message of this direction.
+    Close,
 }
 
 impl Frame {
-    pub(super) fn to_bytes(self) -> [u8; HEADER] {
+    pub fn emit(self) -> [u8; HEADER] {
         let (kind, rkey, length) = match self {
-            Frame::Message { length } => (1_u32, 0, length),
-            Frame::Offer { length, rkey } => (2, rkey, length),
-            Frame::Taken => (3, 0, 0),
-            Frame::Bye => (4, 0, 0),
+            Self::Eager { length } => (EAGER, 0, length),
+            Self::Rts { length, rkey } => (RTS, rkey, length),
+            Self::Fin => (FIN, 0, 0),
+            Self::Close => (CLOSE, 0, 0),
         };
-        let mut bytes = [0; HEADER];
-        bytes[..4].copy_from_slice(&kind.to_le_bytes());
-        bytes[4..8].copy_from_slice(&rkey.to_le_bytes());
-        bytes[8..16].copy_from_slice(&length.to_le_bytes());
-        bytes
+        let raw = RawHeader { kind: kind.into(), rkey: rkey.into(), length: length.into(), reserved: [0; 8] };
+        zerocopy::transmute!(raw)
     }
 
-    /// The frame at the beginning of `bytes`, if they are one; what follows a message must be as long as it says.
-    pub(super) fn parse(bytes: &[u8]) -> Option<Frame> {
-        let (header, rest) = bytes.split_at_checked(HEADER)?;
-        let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        let length = u64::from(word(8)) | u64::from(word(12)) << 32;
-        let frame = match word(0) {
-            1 => Frame::Message { length },
-            2 => Frame::Offer { length, rkey: word(4) },
-            3 => Frame::Taken,
-            4 => Frame::Bye,
+    /// The frame of a message of the card, if the message is one. What follows an eager header must be as long as the header says.
+    pub fn parse(message: &[u8]) -> Option<Self> {
+        let (raw, rest) = RawHeader::ref_from_prefix(message).ok()?;
+        let length = raw.length.get();
+        let (frame, expected) = match raw.kind.get() {
+            EAGER => (Self::Eager { length }, length),
+            RTS => (Self::Rts { length, rkey: raw.rkey.get() }, 0),
+            FIN => (Self::Fin, 0),
+            CLOSE => (Self::Close, 0),
             _ => return None,
         };
-        let follows = if let Frame::Message { length } = frame { length } else { 0 };
-        (rest.len() as u64 == follows).then_some(frame)
+        (rest.len() as u64 == expected).then_some(frame)
     }
 }
 
@@ -53,20 +89,27 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn rts_has_the_golden_bytes() {
+        let mut bytes = [0xa5; HEADER];
+        bytes.copy_from_slice(&Frame::Rts { length: 0x0102_0304_0506_0708, rkey: 0x090a_0b0c }.emit());
+        assert_eq!(bytes, *b"\x02\0\0\0\x0c\x0b\x0a\x09\x08\x07\x06\x05\x04\x03\x02\x01\0\0\0\0\0\0\0\0");
+    }
+
     proptest! {
         #[test]
-        fn frames_survive(length in any::<u64>(), rkey in any::<u32>(), body in prop::collection::vec(any::<u8>(), 0..50)) {
-            for frame in [Frame::Offer { length, rkey }, Frame::Taken, Frame::Bye] {
-                prop_assert_eq!(Frame::parse(&frame.to_bytes()), Some(frame));
+        fn frames_round_trip(length in any::<u64>(), rkey in any::<u32>(), body in prop::collection::vec(any::<u8>(), 0..50)) {
+            for frame in [Frame::Rts { length, rkey }, Frame::Fin, Frame::Close] {
+                prop_assert_eq!(Frame::parse(&frame.emit()), Some(frame));
             }
-            let message = Frame::Message { length: body.len() as u64 };
-            let bytes = [&message.to_bytes()[..], &body].concat();
-            prop_assert_eq!(Frame::parse(&bytes), Some(message));
+            let eager = Frame::Eager { length: body.len() as u64 };
+            let bytes = [&eager.emit()[..], &body].concat();
+            prop_assert_eq!(Frame::parse(&bytes), Some(eager));
             prop_assert_eq!(Frame::parse(&[&bytes[..], &[0]].concat()), None);
         }
 
         #[test]
-        fn any_bytes_are_a_frame_or_none(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let _ = Frame::parse(&bytes);
         }
     }

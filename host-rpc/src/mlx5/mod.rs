@@ -1,12 +1,12 @@
-//! mlx5 queue pairs as a transport: short messages by SEND and RECV, long ones through memory windows.
+//! mlx5 queue pairs as a transport: eager messages by SEND and RECV, rendezvous messages through memory windows.
 //!
-//! A message up to [`Config::eager`] bytes is copied into a registered slot and sent. A longer one stays where it is: its bytes are
-//! registered, a type-2 window is bound on them for reading, and an offer goes out with the window's key. The peer
-//! fetches by RDMA READ, and its next message is a SEND that makes the window invalid: the reply of a call, or an answer of
-//! its own if there is nothing to send at once. So a window lives for one message, and no key works twice. Completions are
-//! compressed where the device can.
+//! A message up to [`Config::eager`] bytes is copied into a registered slot and sent. A longer message stays in the caller's memory: its
+//! bytes are registered, a type-2 window is bound to them for reading, and a ready-to-send frame (RTS) carries the window's key. The peer
+//! fetches the bytes by RDMA READ. The next SEND of the peer invalidates the window: usually the reply of the call, or a frame without
+//! data (FIN) if the peer has nothing to send. So a window lives for one message, and no key is valid twice. Completions are compressed
+//! where the device can compress them.
 //!
-//! Two ends know each other by what [`Opening::hello`] says, exchanged by any means; [`Opening::over`] does it over a stream.
+//! The two ends exchange the bytes of [`Connector::hello`] by any means; [`Connector::connect_over`] exchanges them over a stream.
 
 mod engine;
 mod frame;
@@ -18,23 +18,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use mlx5::device::{Device, DeviceError, Endpoint};
+use ferrogin_channel::Payload;
+use mlx5::device::{Device, DeviceError, Endpoint, RawEndpoint};
 
 use self::engine::Engine;
-use self::frame::HEADER;
-use crate::transport::later;
-use crate::{Bytes, ReceiveDone, SendDone, Transport};
+use self::frame::{HEADER, Hello};
+use crate::transport::deadline_after;
+use crate::{ReceiveDone, SendDone, Transport};
+
+/// Time that a dropped connection has to send what is queued.
+const DROP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Bytes of the shortest and the longest eager limit.
+const EAGER_RANGE: std::ops::RangeInclusive<u32> = 64..=1 << 30;
 
 /// Sizes of a connection. The two ends need not agree.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
     /// Bytes of the longest message that is copied into a slot.
     pub eager: u32,
-    /// Slots for messages that go out.
+    /// Slots for sends.
     pub sends: u16,
-    /// Slots for messages that come in.
+    /// Slots for receives.
     pub receives: u16,
-    /// Ask for compressed completions where the device has them.
+    /// Ask for compressed completions where the device supports them.
     pub compression: bool,
 }
 
@@ -46,87 +52,83 @@ impl Default for Config {
 
 /// Why a connection could not be made.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum ConnectError {
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A size that does not work.
+    /// A size in [`Config`] is out of range.
     #[error("{0}")]
     Config(&'static str),
-    /// The other side is no end of such a connection, or of another version.
-    #[error("the peer's hello is not one of this version of ferrogin: use the same release at both ends")]
+    /// The peer is not such a connection, or has another version.
+    #[error("the peer's hello is not one of this version of ferrogin; use the same release at both ends")]
     Hello,
     /// The exchange of hellos failed.
-    #[error("exchanging hellos: {0}")]
+    #[error("exchanging hellos with the peer failed: {0}")]
     Exchange(#[from] io::Error),
-    /// No thread for it.
-    #[error("no thread for a connection: {0}")]
+    /// The thread of the connection did not start.
+    #[error("the thread of the connection did not start: {0}")]
     Thread(#[source] io::Error),
 }
 
 /// Bytes of a hello.
-pub const HELLO: usize = Endpoint::SIZE + 6;
-/// What a hello begins with: the name and the version of what follows.
-const MAGIC: [u8; 2] = *b"m1";
+pub const HELLO: usize = size_of::<Hello>();
 
-/// One end of a connection that does not know its peer yet.
+/// The queues of one end, before they are connected to a peer.
 #[derive(Debug)]
-pub struct Opening {
+pub struct Connector {
     engine: Engine,
     endpoint: Endpoint,
     config: Config,
 }
 
-impl Opening {
-    /// Makes the queues, and posts receives.
+impl Connector {
+    /// Creates the queues and posts receives.
     ///
     /// # Errors
-    /// See [`OpenError`].
-    pub fn new(device: &Arc<dyn Device>, config: &Config) -> Result<Self, OpenError> {
-        if config.eager < 64 || config.sends < 2 || config.receives < 2 {
-            return Err(OpenError::Config("a connection needs two slots each way, of 64 bytes or more"));
+    /// See [`ConnectError`].
+    pub fn new(device: &Arc<dyn Device>, config: &Config) -> Result<Self, ConnectError> {
+        if config.eager < *EAGER_RANGE.start() || config.sends < 2 || config.receives < 2 {
+            return Err(ConnectError::Config(
+                "a connection needs at least two send slots, two receive slots and an eager limit of 64 bytes",
+            ));
         }
-        if config.eager > 1 << 30 {
-            return Err(OpenError::Config("slots of more than 1 GiB: longer messages go through windows"));
+        if config.eager > *EAGER_RANGE.end() {
+            return Err(ConnectError::Config("the eager limit is above 1 GiB; longer messages go through windows"));
         }
         let (engine, endpoint) = Engine::new(device.clone(), config)?;
         Ok(Self { engine, endpoint, config: *config })
     }
 
-    /// What the peer must be given.
+    /// The bytes that the peer needs.
     pub fn hello(&self) -> [u8; HELLO] {
-        let mut hello = [0; HELLO];
-        hello[..2].copy_from_slice(&MAGIC);
-        hello[2..6].copy_from_slice(&self.config.eager.to_be_bytes());
-        hello[6..].copy_from_slice(&self.endpoint.to_bytes());
-        hello
+        let endpoint = RawEndpoint::from(&self.endpoint);
+        zerocopy::transmute!(Hello { magic: Hello::MAGIC, eager: self.config.eager.into(), endpoint })
     }
 
-    /// Connects to the peer that gave this hello, which is given ours.
+    /// Connects to the peer with this hello. The peer must connect with the hello of this end.
     ///
     /// # Errors
-    /// See [`OpenError`].
-    pub fn connect(mut self, hello: &[u8; HELLO], peer: &str) -> Result<Connection, OpenError> {
-        let (magic, rest) = hello.split_at(2);
-        let (eager, endpoint) = rest.split_at(4);
-        let eager = u32::from_be_bytes(eager.try_into().map_err(|_| OpenError::Hello)?);
-        let endpoint = endpoint.try_into().ok().and_then(Endpoint::from_bytes).ok_or(OpenError::Hello)?;
-        if magic != MAGIC || !(64..=1 << 30).contains(&eager) {
-            return Err(OpenError::Hello);
+    /// See [`ConnectError`].
+    pub fn connect(mut self, hello: &[u8; HELLO], peer: &str) -> Result<Connection, ConnectError> {
+        let hello: Hello = zerocopy::transmute!(*hello);
+        let eager = hello.eager.get();
+        if hello.magic != Hello::MAGIC || !EAGER_RANGE.contains(&eager) {
+            return Err(ConnectError::Hello);
         }
+        let endpoint = Endpoint::try_from(&hello.endpoint).map_err(|_| ConnectError::Hello)?;
         self.engine.connect(&endpoint, eager.min(self.config.eager), peer)?;
-        let shared = Arc::new(Shared { commands: Mutex::default() });
+        let shared = Arc::new(Shared { inbox: Mutex::default() });
         let of_thread = shared.clone();
         let thread = thread::Builder::new().name("rpc-mlx5".into()).spawn(move || self.engine.run(&of_thread));
-        let thread = thread.map_err(OpenError::Thread)?.thread().clone();
+        let thread = thread.map_err(ConnectError::Thread)?.thread().clone();
         Ok(Connection { shared, thread, peer: peer.into() })
     }
 
-    /// Exchanges hellos over a stream, and connects.
+    /// Exchanges hellos over a stream and connects.
     ///
     /// # Errors
-    /// See [`OpenError`].
-    pub fn over(self, mut stream: impl Read + Write, peer: &str) -> Result<Connection, OpenError> {
+    /// See [`ConnectError`].
+    pub fn connect_over(self, mut stream: impl Read + Write, peer: &str) -> Result<Connection, ConnectError> {
         stream.write_all(&self.hello())?;
         stream.flush()?;
         let mut hello = [0; HELLO];
@@ -135,31 +137,31 @@ impl Opening {
     }
 }
 
-/// What the engine is asked.
-enum Command {
-    Send(Bytes, SendDone),
+/// A request to the engine.
+enum Request {
+    Send(Payload, SendDone),
     Receive(ReceiveDone),
     Close(Instant),
 }
 
 #[derive(Default)]
-struct Commands {
-    queue: VecDeque<Command>,
-    /// The engine is gone: nobody will look.
+struct Inbox {
+    queue: VecDeque<Request>,
+    /// The engine has ended and reads no further request.
     ended: bool,
 }
 
 struct Shared {
-    commands: Mutex<Commands>,
+    inbox: Mutex<Inbox>,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Commands> {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A connection. Dropping it closes it, with a second for what was sent.
+/// A connection. Dropping it closes it, with one second for the messages that are queued.
 #[derive(Debug)]
 pub struct Connection {
     shared: Arc<Shared>,
@@ -174,16 +176,16 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Connection {
-    fn ask(&self, command: Command) {
-        let mut commands = self.shared.lock();
-        if commands.ended {
-            drop(commands);
-            // Never from within a method: whoever holds a lock while sending expects that.
-            thread::spawn(move || engine::refuse(command));
+    fn submit(&self, request: Request) {
+        let mut inbox = self.shared.inbox();
+        if inbox.ended {
+            drop(inbox);
+            // On another thread, because callbacks never run from within a method: the caller may hold a lock that its callback takes.
+            thread::spawn(move || engine::refuse(request));
             return;
         }
-        commands.queue.push_back(command);
-        drop(commands);
+        inbox.queue.push_back(request);
+        drop(inbox);
         self.thread.unpark();
     }
 }
@@ -193,21 +195,21 @@ impl Transport for Connection {
         &self.peer
     }
 
-    /// What a window covers.
+    /// Bytes that one window covers.
     fn max_message(&self) -> usize {
         (mlx5::wqe::MAX_BIND - HEADER as u64) as usize
     }
 
-    fn send(&self, bytes: Bytes, done: SendDone) {
-        self.ask(Command::Send(bytes, done));
+    fn send(&self, message: Payload, done: SendDone) {
+        self.submit(Request::Send(message, done));
     }
 
     fn receive(&self, done: ReceiveDone) {
-        self.ask(Command::Receive(done));
+        self.submit(Request::Receive(done));
     }
 
     fn close(&self, limit: Duration) {
-        self.ask(Command::Close(later(Instant::now(), limit)));
+        self.submit(Request::Close(deadline_after(Instant::now(), limit)));
     }
 
     fn is_own_thread(&self) -> bool {
@@ -217,11 +219,11 @@ impl Transport for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let mut commands = self.shared.lock();
-        if !commands.ended {
-            commands.queue.push_back(Command::Close(Instant::now() + Duration::from_secs(1)));
+        let mut inbox = self.shared.inbox();
+        if !inbox.ended {
+            inbox.queue.push_back(Request::Close(Instant::now() + DROP_TIMEOUT));
         }
-        drop(commands);
+        drop(inbox);
         self.thread.unpark();
     }
 }

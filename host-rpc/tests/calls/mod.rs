@@ -1,4 +1,4 @@
-//! Calls and how they end, over any transport: one list of tests for all of them.
+//! Calls and their ends over any transport: one list of tests for all transports.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -6,41 +6,41 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use host_rpc::frame::{Header, Kind};
-use host_rpc::{Body, Bytes, Client, RpcError, Running, Server, Settings, Status, Transport, Violation};
+use host_rpc::{Body, Client, Payload, RpcError, Server, ServerHandle, Settings, Status, Transport, Violation};
 
-/// A transport under test.
-pub trait Wire {
+/// Makes connections of a transport under test.
+pub trait TransportFactory {
     type End: Transport;
     /// Both ends of a new connection.
     fn pair(&self) -> (Self::End, Self::End);
 }
 
-/// The tests, as a module of that name, over every wire that an expression gives for the name of a test.
+/// The tests, as a module of that name, over every transport that an expression gives for the name of a test.
 macro_rules! calls {
-    ($module:ident, $wires:expr) => {
-        calls!(@each $module, $wires, [
-            answers_find_their_calls,
-            long_bodies_go_in_pieces_and_come_as_pieces,
-            servers_say_what_went_wrong,
-            what_went_wrong_fits_into_what_the_caller_takes,
-            callbacks_that_panic_harm_no_other_call,
-            calls_never_run_ahead_of_the_credits,
-            deadlines_and_cancels_free_the_server,
-            shutting_down_answers_what_runs_and_refuses_the_rest,
-            every_call_ends_when_the_connection_does,
-            servers_drop_who_breaks_the_protocol_and_serve_others,
-            clients_drop_servers_that_break_the_protocol,
+    ($module:ident, $factories:expr) => {
+        calls!(@each $module, $factories, [
+            answers_reach_their_calls,
+            long_bodies_are_sent_and_received_in_pieces,
+            failures_are_reported_with_their_status,
+            failure_messages_are_truncated_to_max_body,
+            a_panicking_callback_affects_no_other_call,
+            open_calls_never_exceed_the_credits,
+            deadlines_and_cancellation_free_workers_and_credits,
+            shutdown_answers_running_calls_and_refuses_new_ones,
+            every_call_ends_with_the_connection,
+            servers_disconnect_malformed_clients_and_serve_others,
+            clients_disconnect_malformed_servers,
             calls_can_be_awaited,
         ]);
     };
-    (@each $module:ident, $wires:expr, [$($test:ident,)*]) => {
+    (@each $module:ident, $factories:expr, [$($test:ident,)*]) => {
         mod $module {
             use super::*;
 
             $(#[test]
             fn $test() {
-                for wire in $wires(concat!(stringify!($module), "::", stringify!($test))) {
-                    crate::calls::$test(&wire);
+                for factory in $factories(concat!(stringify!($module), "::", stringify!($test))) {
+                    crate::calls::$test(&factory);
                 }
             })*
         }
@@ -57,7 +57,7 @@ const LATER: u32 = 5;
 const DROP: u32 = 6;
 const NEVER: u32 = 7;
 
-pub fn server(settings: Settings) -> Running {
+pub fn server(settings: Settings) -> ServerHandle {
     let held = Mutex::new(Vec::new());
     Server::new(settings)
         .method(ECHO, |_, body| Ok(body.into_vec().into()))
@@ -81,8 +81,8 @@ pub fn server(settings: Settings) -> Running {
         .start()
 }
 
-fn connected<W: Wire>(wire: &W, settings: &Settings) -> (Running, Client) {
-    let (here, there) = wire.pair();
+fn connected<W: TransportFactory>(factory: &W, settings: &Settings) -> (ServerHandle, Client) {
+    let (here, there) = factory.pair();
     let running = server(settings.clone());
     running.attach(there);
     (running, Client::new(here, settings.clone()))
@@ -109,47 +109,47 @@ pub fn hammer(client: &Client, threads: usize, calls: usize) {
     });
 }
 
-pub fn answers_find_their_calls<W: Wire>(wire: &W) {
+pub fn answers_reach_their_calls<W: TransportFactory>(factory: &W) {
     for (workers, credits) in [(0, 5), (3, 5), (1, 0)] {
-        let (_running, client) = connected(wire, &Settings { workers, credits, ..Settings::default() });
+        let (_running, client) = connected(factory, &Settings { workers, credits, ..Settings::default() });
         hammer(&client, 16, if credits == 0 { 4 } else { 60 });
     }
 }
 
-pub fn long_bodies_go_in_pieces_and_come_as_pieces<W: Wire>(wire: &W) {
+pub fn long_bodies_are_sent_and_received_in_pieces<W: TransportFactory>(factory: &W) {
     let settings = Settings { piece: 1 << 20, max_body: 10 << 20, ..Settings::default() };
-    let (_running, client) = connected(wire, &settings);
+    let (_running, client) = connected(factory, &settings);
     let bytes: Arc<Vec<u8>> = Arc::new((0..5_000_000u32).map(|at| (at % 251) as u8).collect());
     let answer = client.call(ECHO, Arc::clone(&bytes), LIMIT).wait().unwrap();
     assert_eq!(answer.pieces().count(), 5);
     assert!(answer.bytes() == *bytes);
-    assert_eq!(Arc::strong_count(&bytes), 1, "nobody holds the body any more");
+    assert_eq!(Arc::strong_count(&bytes), 1, "the body is no longer shared");
     let error = client.call(ECHO, vec![0; (10 << 20) + 1], LIMIT).wait().unwrap_err();
     assert!(matches!(error, RpcError::TooLarge { max: 0xa0_0000, .. }), "{error}");
 }
 
-pub fn servers_say_what_went_wrong<W: Wire>(wire: &W) {
-    let (_running, client) = connected(wire, &Settings::default());
+pub fn failures_are_reported_with_their_status<W: TransportFactory>(factory: &W) {
+    let (_running, client) = connected(factory, &Settings::default());
     let status = |method, body: &[u8]| match client.call(method, body, LIMIT).wait() {
         Err(RpcError::Status { status, .. }) => status,
         other => panic!("{other:?}"),
     };
     assert_eq!(status(99, b""), Status::NoMethod(99));
     assert_eq!(status(FAIL, b"abc"), Status::failed(3, "as asked"));
-    assert_eq!(status(PANIC, b""), Status::Broken);
-    assert_eq!(status(DROP, b""), Status::Broken);
+    assert_eq!(status(PANIC, b""), Status::NoAnswer);
+    assert_eq!(status(DROP, b""), Status::NoAnswer);
     assert_eq!(client.call(ECHO, b"on".to_vec(), LIMIT).wait().unwrap().into_vec(), b"on");
 }
 
-pub fn what_went_wrong_fits_into_what_the_caller_takes<W: Wire>(wire: &W) {
+pub fn failure_messages_are_truncated_to_max_body<W: TransportFactory>(factory: &W) {
     let running = Server::new(Settings::default())
         .method(FAIL, |_, _| Err(Status::failed(3, "as äsked")))
         .method(ECHO, |_, _| Ok(vec![0; 1000].into()))
         .start();
     for (max_body, expected) in
-        [(100, Status::failed(3, "as äsked")), (8, Status::failed(3, "as ")), (3, Status::Broken)]
+        [(100, Status::failed(3, "as äsked")), (8, Status::failed(3, "as ")), (3, Status::NoAnswer)]
     {
-        let (here, there) = wire.pair();
+        let (here, there) = factory.pair();
         running.attach(there);
         let client = Client::new(here, Settings { max_body, ..Settings::default() });
         let status = |method| match client.call(method, "", LIMIT).wait() {
@@ -157,14 +157,14 @@ pub fn what_went_wrong_fits_into_what_the_caller_takes<W: Wire>(wire: &W) {
             other => panic!("{other:?}"),
         };
         assert_eq!(status(FAIL), expected);
-        // Longer than the caller takes: it learns that, as far as the words fit, and keeps its connection.
-        assert!(matches!(status(ECHO), Status::Failed { code: 0, .. } | Status::Broken));
+        // An answer longer than the caller accepts: the caller gets a truncated message and keeps its connection.
+        assert!(matches!(status(ECHO), Status::Failed { code: 0, .. } | Status::NoAnswer));
         assert_eq!(status(FAIL), expected);
     }
 }
 
-pub fn callbacks_that_panic_harm_no_other_call<W: Wire>(wire: &W) {
-    let (_running, client) = connected(wire, &Settings { credits: 2, ..Settings::default() });
+pub fn a_panicking_callback_affects_no_other_call<W: TransportFactory>(factory: &W) {
+    let (_running, client) = connected(factory, &Settings { credits: 2, ..Settings::default() });
     for (method, limit) in [(SLOW, Duration::from_millis(1)), (ECHO, LIMIT)] {
         let (sender, receiver) = mpsc::channel();
         client.call_with(method, "", limit, move |result| {
@@ -173,13 +173,13 @@ pub fn callbacks_that_panic_harm_no_other_call<W: Wire>(wire: &W) {
         });
         assert_eq!(receiver.recv_timeout(LIMIT).unwrap().is_ok(), method == ECHO);
     }
-    // Deadlines are looked after, and answers come.
+    // Deadlines are still checked, and answers still arrive.
     let error = client.call(SLOW, "", Duration::from_millis(1)).wait().unwrap_err();
     assert!(matches!(error, RpcError::Timeout { .. }), "{error}");
     assert_eq!(client.call(ECHO, "on", LIMIT).wait().unwrap().into_vec(), b"on");
 }
 
-pub fn calls_never_run_ahead_of_the_credits<W: Wire>(wire: &W) {
+pub fn open_calls_never_exceed_the_credits<W: TransportFactory>(factory: &W) {
     let (running_now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let of_method = (Arc::clone(&running_now), Arc::clone(&most));
     let settings = Settings { credits: 3, workers: 8, ..Settings::default() };
@@ -187,7 +187,7 @@ pub fn calls_never_run_ahead_of_the_credits<W: Wire>(wire: &W) {
         .method(ECHO, move |_, body| {
             let (now, most) = &of_method;
             most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-            // The first wait for each other; those after them have time to be too many.
+            // The first three calls wait for each other; a fourth has time to start if credits do not stop it.
             let start = Instant::now();
             while most.load(Ordering::SeqCst) < 3 && start.elapsed() < LIMIT {
                 thread::sleep(Duration::from_millis(1));
@@ -197,7 +197,7 @@ pub fn calls_never_run_ahead_of_the_credits<W: Wire>(wire: &W) {
             Ok(body.into_vec().into())
         })
         .start();
-    let (here, there) = wire.pair();
+    let (here, there) = factory.pair();
     running.attach(there);
     let client = Client::new(here, settings);
     let calls: Vec<_> = (0..60u8).map(|number| client.call(ECHO, vec![number], LIMIT)).collect();
@@ -207,11 +207,11 @@ pub fn calls_never_run_ahead_of_the_credits<W: Wire>(wire: &W) {
     assert_eq!(most.load(Ordering::SeqCst), 3);
 }
 
-pub fn deadlines_and_cancels_free_the_server<W: Wire>(wire: &W) {
-    let (_running, client) = connected(wire, &Settings { credits: 2, workers: 2, ..Settings::default() });
+pub fn deadlines_and_cancellation_free_workers_and_credits<W: TransportFactory>(factory: &W) {
+    let (_running, client) = connected(factory, &Settings { credits: 2, workers: 2, ..Settings::default() });
     let error = client.call(SLOW, Vec::new(), Duration::from_millis(50)).wait().unwrap_err();
     assert!(matches!(error, RpcError::Timeout { method: SLOW, .. }), "{error}");
-    // Both workers and both credits are taken, then given up; calls behind them wait, and one of those runs out of time too.
+    // Two calls hold both workers and both credits. The calls behind them wait, and one of those reaches its deadline.
     let (sender, receiver) = mpsc::channel();
     let numbers: Vec<u64> = (0..2)
         .map(|_| {
@@ -227,12 +227,12 @@ pub fn deadlines_and_cancels_free_the_server<W: Wire>(wire: &W) {
     assert_eq!(waiting.wait().unwrap().into_vec(), b"after");
     client.cancel(numbers[1]);
     assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), Err(RpcError::Cancelled));
-    // A call that is dropped is cancelled: its worker is free again.
+    // Dropping a call cancels it, which frees its worker.
     drop(client.call(SLOW, Vec::new(), LIMIT));
     hammer(&client, 4, 10);
 }
 
-pub fn shutting_down_answers_what_runs_and_refuses_the_rest<W: Wire>(wire: &W) {
+pub fn shutdown_answers_running_calls_and_refuses_new_ones<W: TransportFactory>(factory: &W) {
     let (begun, has_begun) = mpsc::channel();
     let running = Server::new(Settings::default())
         .method_with(LATER, move |_, body, responder| {
@@ -243,89 +243,93 @@ pub fn shutting_down_answers_what_runs_and_refuses_the_rest<W: Wire>(wire: &W) {
             });
         })
         .start();
-    let (here, there) = wire.pair();
+    let (here, there) = factory.pair();
     running.attach(there);
     let client = Client::new(here, Settings::default());
     let (sender, receiver) = mpsc::channel();
     client.call_with(LATER, b"last".to_vec(), LIMIT, move |result| sender.send(result).unwrap());
-    // Before that it may be lost: a server that stops does not read what is still on its way.
+    // An earlier shutdown may lose the call: a server that stops does not read requests that have not arrived.
     has_begun.recv_timeout(LIMIT).unwrap();
     assert!(running.shutdown(LIMIT));
     assert_eq!(*receiver.recv_timeout(LIMIT).unwrap().unwrap().bytes(), *b"last");
     let error = client.call(LATER, Vec::new(), LIMIT).wait().unwrap_err();
     let refused = matches!(error, RpcError::Status { status: Status::ShuttingDown, .. });
-    assert!(refused || matches!(error, RpcError::Lost { .. }), "{error}");
+    assert!(refused || matches!(error, RpcError::Disconnected { .. }), "{error}");
 }
 
-pub fn every_call_ends_when_the_connection_does<W: Wire>(wire: &W) {
-    let (running, client) = connected(wire, &Settings { credits: 2, ..Settings::default() });
+pub fn every_call_ends_with_the_connection<W: TransportFactory>(factory: &W) {
+    let (running, client) = connected(factory, &Settings { credits: 2, ..Settings::default() });
     let calls: Vec<_> = (0..10).map(|_| client.call(SLOW, Vec::new(), LIMIT)).collect();
     let killer = thread::spawn(move || drop(running));
     for call in calls {
         let error = call.wait().unwrap_err();
-        assert!(matches!(error, RpcError::Lost { .. } | RpcError::Status { .. }), "{error}");
+        assert!(matches!(error, RpcError::Disconnected { .. } | RpcError::Status { .. }), "{error}");
     }
     killer.join().unwrap();
     assert!(client.call(ECHO, Vec::new(), LIMIT).wait().is_err());
-    // And when the client goes while calls wait.
-    let (_running, client) = connected(wire, &Settings::default());
+    // The same if the client is dropped while a call is open.
+    let (_running, client) = connected(factory, &Settings::default());
     let call = client.call(SLOW, Vec::new(), LIMIT);
     drop(client);
-    assert!(matches!(call.wait(), Err(RpcError::Lost { .. })));
+    assert!(matches!(call.wait(), Err(RpcError::Disconnected { .. })));
 }
 
-fn say(raw: &impl Transport, header: Header, body: &[u8]) {
+fn send_frame(raw: &impl Transport, header: Header, body: &[u8]) {
     let message = [&Header { length: body.len() as u64, ..header }.emit()[..], body].concat();
-    raw.send(Bytes::Owned(message), Box::new(|_| ()));
+    raw.send(Payload::from(message), Box::new(|_| ()));
 }
 
-/// The next frame that the other side sends; None when the connection is over.
-fn hear(raw: &impl Transport) -> Option<(Header, Vec<u8>)> {
+/// The next frame from the other end; `None` after the end of the connection.
+fn receive_frame(raw: &impl Transport) -> Option<(Header, Vec<u8>)> {
     let (sender, receiver) = mpsc::channel();
     raw.receive(Box::new(move |result| sender.send(result).unwrap()));
     let message = receiver.recv_timeout(LIMIT).unwrap().ok()?;
     Some((Header::parse(&message).unwrap(), message[host_rpc::frame::HEADER..].to_vec()))
 }
 
-/// What a peer does to the end that it was given.
-type Crime<'c, E> = &'c dyn Fn(&E);
+/// Sends something that breaks the protocol.
+type Misbehaviour<'c, E> = &'c dyn Fn(&E);
 
-pub fn servers_drop_who_breaks_the_protocol_and_serve_others<W: Wire>(wire: &W) {
+pub fn servers_disconnect_malformed_clients_and_serve_others<W: TransportFactory>(factory: &W) {
     let settings = Settings { credits: 2, max_body: 100, workers: 0, ..Settings::default() };
     let running = server(settings.clone());
-    let (here, there) = wire.pair();
+    let (here, there) = factory.pair();
     running.attach(there);
-    let honest = Client::new(here, settings);
-    // Not answered: an answer would make the next request a good one.
+    let well_behaved = Client::new(here, settings);
+    // The method never answers: an answer would return the credit, and the next request would be legal.
     let request = |call| Header { code: NEVER, call, ..Header::new(Kind::Request) };
-    let crimes: [Crime<'_, W::End>; 7] = [
-        &|raw| raw.send(Bytes::Owned(b"nonsense".to_vec()), Box::new(|_| ())),
-        &|raw| raw.send(Bytes::Owned(Vec::new()), Box::new(|_| ())),
-        &|raw| say(raw, Header::new(Kind::Answer), b""),
-        &|raw| say(raw, request(1), &[0; 101]),
-        &|raw| (0..2).for_each(|_| say(raw, request(1), b"")),
-        &|raw| (0..3).for_each(|call| say(raw, request(call), b"")),
+    let misbehaviours: [Misbehaviour<'_, W::End>; 7] = [
+        &|raw| raw.send(Payload::from(b"nonsense".to_vec()), Box::new(|_| ())),
+        &|raw| raw.send(Payload::from(Vec::new()), Box::new(|_| ())),
+        &|raw| send_frame(raw, Header::new(Kind::Answer), b""),
+        &|raw| send_frame(raw, request(1), &[0; 101]),
+        &|raw| (0..2).for_each(|_| send_frame(raw, request(1), b"")),
+        &|raw| (0..3).for_each(|call| send_frame(raw, request(call), b"")),
         &|raw| {
             let mut bytes = Header::new(Kind::Request).emit();
             bytes[2] = 9;
-            raw.send(Bytes::Owned(bytes.to_vec()), Box::new(|_| ()));
+            raw.send(Payload::from(bytes.to_vec()), Box::new(|_| ()));
         },
     ];
-    for (number, crime) in crimes.iter().enumerate() {
-        let (raw, there) = wire.pair();
+    for (number, misbehave) in misbehaviours.iter().enumerate() {
+        let (raw, there) = factory.pair();
         running.attach(there);
-        assert_eq!(hear(&raw).map(|(header, _)| (header.kind, header.credits)), Some((Kind::Hello, 2)));
-        say(&raw, Header { code: ECHO, call: 7, ..Header::new(Kind::Request) }, b"hi");
-        let (answer, body) = hear(&raw).expect("an answer");
+        assert_eq!(receive_frame(&raw).map(|(header, _)| (header.kind, header.credits)), Some((Kind::Hello, 2)));
+        send_frame(&raw, Header { code: ECHO, call: 7, ..Header::new(Kind::Request) }, b"hi");
+        let (answer, body) = receive_frame(&raw).expect("an answer");
         assert_eq!(
             (answer.kind, answer.call, answer.code, answer.credits, &body[..]),
             (Kind::Answer, 7, 0, 1, &b"hi"[..])
         );
-        crime(&raw);
-        while hear(&raw).is_some() {}
-        assert_eq!(honest.call(ECHO, b"fine".to_vec(), LIMIT).wait().unwrap().into_vec(), b"fine", "crime {number}");
+        misbehave(&raw);
+        while receive_frame(&raw).is_some() {}
+        assert_eq!(
+            well_behaved.call(ECHO, b"fine".to_vec(), LIMIT).wait().unwrap().into_vec(),
+            b"fine",
+            "misbehaviour {number}"
+        );
     }
-    // A server hears of the end when the other side may know it already.
+    // The server may notice the end later than the other end does.
     let since = Instant::now();
     while running.connections() > 1 && since.elapsed() < LIMIT {
         thread::sleep(Duration::from_millis(1));
@@ -333,27 +337,27 @@ pub fn servers_drop_who_breaks_the_protocol_and_serve_others<W: Wire>(wire: &W) 
     assert_eq!(running.connections(), 1);
 }
 
-pub fn clients_drop_servers_that_break_the_protocol<W: Wire>(wire: &W) {
-    let violation = |crime: &dyn Fn(&W::End)| {
-        let (here, raw) = wire.pair();
+pub fn clients_disconnect_malformed_servers<W: TransportFactory>(factory: &W) {
+    let violation = |misbehave: &dyn Fn(&W::End)| {
+        let (here, raw) = factory.pair();
         let client = Client::new(here, Settings { max_body: 100, ..Settings::default() });
-        say(&raw, Header { call: 1000, credits: 10, ..Header::new(Kind::Hello) }, b"");
+        send_frame(&raw, Header { call: 1000, credits: 10, ..Header::new(Kind::Hello) }, b"");
         let call = client.call(ECHO, Vec::new(), LIMIT);
-        crime(&raw);
+        misbehave(&raw);
         match call.wait() {
             Err(RpcError::Protocol { violation, .. }) => violation,
             other => panic!("{other:?}"),
         }
     };
     let answer = |call| Header { call, ..Header::new(Kind::Answer) };
-    assert_eq!(violation(&|raw| say(raw, answer(77), b"")), Violation::UnknownCall(77));
-    assert_eq!(violation(&|raw| say(raw, answer(0), &[0; 101])), Violation::TooLarge { len: 101, max: 100 });
-    assert_eq!(violation(&|raw| say(raw, Header::new(Kind::Request), b"")), Violation::Direction);
-    assert_eq!(violation(&|raw| raw.send(Bytes::Owned(vec![1; 3]), Box::new(|_| ()))), Violation::NoFrame(3));
+    assert_eq!(violation(&|raw| send_frame(raw, answer(77), b"")), Violation::UnknownCall(77));
+    assert_eq!(violation(&|raw| send_frame(raw, answer(0), &[0; 101])), Violation::TooLarge { len: 101, max: 100 });
+    assert_eq!(violation(&|raw| send_frame(raw, Header::new(Kind::Request), b"")), Violation::UnexpectedFrame);
+    assert_eq!(violation(&|raw| raw.send(Payload::from(vec![1; 3]), Box::new(|_| ()))), Violation::NotAFrame(3));
 }
 
-pub fn calls_can_be_awaited<W: Wire>(wire: &W) {
-    let (_running, client) = connected(wire, &Settings::default());
+pub fn calls_can_be_awaited<W: TransportFactory>(factory: &W) {
+    let (_running, client) = connected(factory, &Settings::default());
     let answer: Result<Body, RpcError> = block_on(async {
         let first = client.call(ECHO, b"one".to_vec(), LIMIT).await?;
         client.call(LATER, first.into_vec(), LIMIT).await
@@ -361,7 +365,7 @@ pub fn calls_can_be_awaited<W: Wire>(wire: &W) {
     assert_eq!(answer.unwrap().into_vec(), b"one");
 }
 
-/// The smallest executor.
+/// A minimal executor.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(thread::Thread);
     impl std::task::Wake for Unpark {

@@ -1,4 +1,4 @@
-//! What the tests share: a transport in memory, and channels over every libfabric at hand.
+//! A transport in memory, and channels over every installed libfabric, for several tests.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ferrogin_channel::Config;
 use ferrogin_libfabric::Libfabric;
-use host_rpc::{Bytes, ReceiveDone, SendDone, Transport, TransportError};
+use host_rpc::{Payload, ReceiveDone, SendDone, Transport, TransportError};
 
 #[derive(Default)]
 struct Side {
@@ -73,10 +73,10 @@ impl Transport for Pipe {
         1 << 20
     }
 
-    fn send(&self, bytes: Bytes, done: SendDone) {
+    fn send(&self, message: Payload, done: SendDone) {
         let mut state = self.shared.0.lock().unwrap();
-        assert!(bytes.as_slice().len() <= self.max_message());
-        state.sides[1 - self.side].arrived.push_back(bytes.as_slice().to_vec());
+        assert!(message.as_slice().len() <= self.max_message());
+        state.sides[1 - self.side].arrived.push_back(message.as_slice().to_vec());
         state.sent.push_back(done);
         self.shared.1.notify_all();
     }
@@ -92,12 +92,12 @@ impl Transport for Pipe {
     }
 }
 
-/// For channels whose ends live: nobody is given up because a busy machine keeps it from answering.
-pub fn patient() -> Config {
+/// For tests in which both ends live: a peer that a busy machine delays is not given up.
+pub fn patient_config() -> Config {
     Config { lost_after: Duration::from_secs(30), connect_within: Duration::from_secs(120), ..Config::default() }
 }
 
-/// The installed libfabric, and the one in FERROGIN_LIBFABRIC_ALT; says aloud what is missing.
+/// The installed libfabric, and the one in FERROGIN_LIBFABRIC_ALT; prints a SKIP line for each that is missing.
 pub fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
     let mut found = Vec::new();
     match Libfabric::load(None) {

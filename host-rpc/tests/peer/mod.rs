@@ -1,4 +1,4 @@
-//! A peer of a connection that speaks its messages by hand, for what no connection of ours does.
+//! A peer of an mlx5 connection that builds its messages by hand, so that it can break the protocol.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -16,12 +16,13 @@ use mlx5::wqe::{Data, Limits, Op, Post, Remote, Sge, Transport, With};
 
 use crate::calls::LIMIT;
 
-/// Bytes in front of every message: kind, key, length, and 8 more, little endian.
+/// Bytes of the header in front of every message: kind, key, length, 8 reserved bytes, little endian.
 const HEADER: usize = 24;
-const MESSAGE: u32 = 1;
-const OFFER: u32 = 2;
+const EAGER_FRAME: u32 = 1;
+const RTS_FRAME: u32 = 2;
+/// Bytes of the longest eager message.
 const EAGER: u32 = 4096;
-/// Receives lie in front, what is read behind them.
+/// Offset of the bytes that READs fill; receives use the bytes before it.
 const READS_AT: u64 = 1 << 16;
 const BYTES: usize = 1 << 20;
 
@@ -33,7 +34,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A peer of the end that says this hello.
+    /// A peer of the end with this hello.
     pub fn new(device: Arc<dyn Device>, hello: &[u8; HELLO]) -> Self {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(&CqAttr { entries: 64, compression: true }).unwrap();
@@ -50,7 +51,7 @@ impl Peer {
         };
         let mut qp = QueuePair::create(&device, &pd, &attr).unwrap();
         let memory = Box::leak(vec![0_u8; BYTES].into_boxed_slice()).as_mut_ptr();
-        // SAFETY: leaked, and reached by pointer only.
+        // SAFETY: the memory is leaked, so it stays mapped; this type reaches it by pointer only.
         let mr = unsafe { device.register(&pd, NonNull::new(memory).unwrap(), BYTES, Access::LOCAL_WRITE) }.unwrap();
         let recv = qp.recv().unwrap();
         let length = EAGER + HEADER as u32;
@@ -60,7 +61,7 @@ impl Peer {
         Self { qp, cq: CompletionQueue::new(cq.parts), mr, memory }
     }
 
-    /// What the other end must be given: magic, longest short message, endpoint.
+    /// The hello of this peer: magic, longest eager message, endpoint.
     pub fn hello(&self) -> [u8; HELLO] {
         let endpoint = self.qp.endpoint().unwrap().to_bytes();
         [&b"m1"[..], &EAGER.to_be_bytes(), &endpoint].concat().try_into().unwrap()
@@ -69,11 +70,11 @@ impl Peer {
     fn bytes(&self, at: u64, length: u64) -> Vec<u8> {
         assert!(at + length <= BYTES as u64);
         let byte = |at: u64| self.memory.wrapping_add(at as usize);
-        // SAFETY: inside the memory; the card has completed what it wrote there.
+        // SAFETY: the assertion keeps the read inside the memory, which is leaked; a volatile read tolerates a card that writes to it.
         (at..at + length).map(|at| unsafe { byte(at).read_volatile() }).collect()
     }
 
-    /// The next completion: of a receive or not.
+    /// Waits for the next completion; true if it is of a receive.
     fn next(&mut self) -> Result<bool, Syndrome> {
         let start = Instant::now();
         loop {
@@ -97,11 +98,11 @@ impl Peer {
         }
     }
 
-    /// Takes an offer of a long message: its length and the window's key.
-    pub fn offer(&mut self) -> (u64, u32) {
+    /// Receives the RTS frame of a long message: its length and the window's key.
+    pub fn receive_rts(&mut self) -> (u64, u32) {
         assert_eq!(self.next(), Ok(true));
         let header = self.bytes(0, HEADER as u64);
-        assert_eq!(header[..4], OFFER.to_le_bytes());
+        assert_eq!(header[..4], RTS_FRAME.to_le_bytes());
         let rkey = u32::from_le_bytes(header[4..8].try_into().unwrap());
         (u64::from_le_bytes(header[8..16].try_into().unwrap()), rkey)
     }
@@ -123,12 +124,12 @@ impl Peer {
         self.post(&Op::Write { remote: Remote { addr: 0, rkey }, data: Data::Inline(&[b"x"]), imm: None })
     }
 
-    /// Sends a short message. Its completion may be a failure.
+    /// Sends an eager message. The request may fail.
     pub fn reply(&mut self, body: &[u8], with: With) {
         let mut header = [0; HEADER];
-        header[..4].copy_from_slice(&MESSAGE.to_le_bytes());
+        header[..4].copy_from_slice(&EAGER_FRAME.to_le_bytes());
         header[8..16].copy_from_slice(&(body.len() as u64).to_le_bytes());
-        // A failure is the other end's to tell.
+        // The test looks for the failure at the other end.
         let _ = self.post(&Op::Send { data: Data::Inline(&[&header, body]), with });
     }
 }

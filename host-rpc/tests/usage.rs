@@ -1,4 +1,4 @@
-//! What users of servers see when they end them.
+//! Shutting servers down, and waiting in callbacks.
 
 #[allow(dead_code)]
 mod common;
@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use common::{libraries, patient};
+use common::{libraries, patient_config};
 use ferrogin_channel::Reactor;
-use host_rpc::{Body, Client, RpcError, Running, Server, Settings, Status};
+use host_rpc::{Body, Client, RpcError, Server, ServerHandle, Settings, Status};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const LONG: usize = 20 << 20;
 
-/// A true answer of a shutdown means that the transport may go: nothing of what was answered is lost with it.
+/// If a shutdown returns true, the transport may be dropped: every answer is sent.
 #[test]
-fn answers_are_out_when_a_shutdown_is_over() {
-    for lib in libraries("answers_are_out_when_a_shutdown_is_over") {
+fn shutdown_returns_after_the_answers_are_sent() {
+    for lib in libraries("shutdown_returns_after_the_answers_are_sent") {
         for (round, len) in [0, 100, LONG].into_iter().cycle().take(12).enumerate() {
-            let reactor = || Reactor::open(&lib, &patient()).unwrap();
+            let reactor = || Reactor::open(&lib, &patient_config()).unwrap();
             let (here, there) = (reactor(), reactor());
             let (sender, running) = mpsc::channel();
             let server = Server::new(Settings::default())
@@ -39,22 +39,25 @@ fn answers_are_out_when_a_shutdown_is_over() {
                 assert_eq!(call.wait().unwrap().len(), len, "round {round}");
             }
             let error = client.call(1, "", LIMIT).wait().unwrap_err();
-            assert!(matches!(error, RpcError::Lost { .. } | RpcError::Status { status: Status::ShuttingDown, .. }));
+            assert!(matches!(
+                error,
+                RpcError::Disconnected { .. } | RpcError::Status { status: Status::ShuttingDown, .. }
+            ));
         }
     }
 }
 
-/// A method that does not end keeps no shutdown from ending.
+/// A shutdown ends although a method does not.
 #[test]
-fn shutdowns_leave_endless_methods_alone() {
-    for lib in libraries("shutdowns_leave_endless_methods_alone") {
-        let reactor = || Reactor::open(&lib, &patient()).unwrap();
+fn shutdown_does_not_wait_for_endless_methods() {
+    for lib in libraries("shutdown_does_not_wait_for_endless_methods") {
+        let reactor = || Reactor::open(&lib, &patient_config()).unwrap();
         let (here, there) = (reactor(), reactor());
-        let ((begun, has_begun), (end, may_end)) = (mpsc::channel(), mpsc::channel::<()>());
+        let ((started, has_started), (end, may_end)) = (mpsc::channel(), mpsc::channel::<()>());
         let may_end = std::sync::Mutex::new(may_end);
         let server = Server::new(Settings::default())
             .method(1, move |_, _| {
-                begun.send(()).unwrap();
+                started.send(()).unwrap();
                 let _ = may_end.lock().unwrap().recv();
                 Ok("late".into())
             })
@@ -62,22 +65,22 @@ fn shutdowns_leave_endless_methods_alone() {
         let address = server.listen(here.listen().unwrap());
         let client = Client::new(there.connect(&address).wait().unwrap(), Settings::default());
         let call = client.call(1, b"body", LIMIT);
-        has_begun.recv_timeout(LIMIT).unwrap();
+        has_started.recv_timeout(LIMIT).unwrap();
         // The method waits for this thread, which waits for the shutdown.
         assert!(!server.shutdown(Duration::from_millis(50)));
-        assert!(matches!(call.wait(), Err(RpcError::Lost { .. })));
+        assert!(matches!(call.wait(), Err(RpcError::Disconnected { .. })));
         drop(end);
     }
 }
 
-/// Waiting on the thread that brings the answer is refused, and so is waiting there for a server's calls to end.
+/// A wait on the thread that delivers the answer is refused, and so is a wait there for the end of a server's calls.
 #[test]
-fn callbacks_that_wait_are_told() {
-    for lib in libraries("callbacks_that_wait_are_told") {
-        let reactor = || Reactor::open(&lib, &patient()).unwrap();
+fn waiting_in_a_callback_is_refused() {
+    for lib in libraries("waiting_in_a_callback_is_refused") {
+        let reactor = || Reactor::open(&lib, &patient_config()).unwrap();
         let (here, there) = (reactor(), reactor());
         let (ended, has_ended) = mpsc::channel();
-        let own: Arc<Mutex<Option<Running>>> = Arc::default();
+        let own: Arc<Mutex<Option<ServerHandle>>> = Arc::default();
         let of_method = Arc::clone(&own);
         let server = Server::new(Settings { workers: 0, ..Settings::default() })
             .method(1, |_, body| Ok(body.into_vec().into()))
@@ -90,10 +93,13 @@ fn callbacks_that_wait_are_told() {
         *own.lock().unwrap() = Some(server);
         let client = Client::new(there.connect(&address).wait().unwrap(), Settings::default());
         let (sender, receiver) = mpsc::channel();
-        let again = client.clone();
-        client.call_with(1, "", LIMIT, move |_| sender.send(again.call(1, "", Duration::MAX).wait()).unwrap());
+        let of_callback = client.clone();
+        client.call_with(1, "", LIMIT, move |_| sender.send(of_callback.call(1, "", Duration::MAX).wait()).unwrap());
         let error = receiver.recv_timeout(LIMIT).unwrap().unwrap_err();
-        assert!(matches!(error, RpcError::OwnThread { .. }) && error.to_string().contains(client.peer()), "{error}");
+        assert!(
+            matches!(error, RpcError::WouldDeadlock { .. }) && error.to_string().contains(client.peer()),
+            "{error}"
+        );
         assert_eq!(client.call(1, "on", LIMIT).wait().unwrap().into_vec(), b"on");
         let call = client.call(2, "", LIMIT);
         assert!(!has_ended.recv_timeout(LIMIT).unwrap());
@@ -102,7 +108,7 @@ fn callbacks_that_wait_are_told() {
 }
 
 #[test]
-fn bodies_do_not_fill_logs() {
+fn debug_output_of_a_body_is_short() {
     let text = format!("{:?}", Body::default());
     assert_eq!(text, "Body(0 bytes in 0 pieces)");
 }

@@ -1,0 +1,80 @@
+//! The status of an answer that is not a result: its meaning, and its code and body on the wire.
+
+use crate::Body;
+
+const NO_METHOD: u32 = 1;
+const DEADLINE_EXCEEDED: u32 = 2;
+const CANCELLED: u32 = 3;
+const SHUTTING_DOWN: u32 = 4;
+const FAILED: u32 = 5;
+const NO_ANSWER: u32 = 6;
+
+/// The answer of a server that has no result for the call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Status {
+    /// The server has no such method.
+    #[error("the server has no method {0}")]
+    NoMethod(u32),
+    /// The deadline passed before the method started.
+    #[error("the deadline passed before the method started")]
+    DeadlineExceeded,
+    /// The call was cancelled before the method started, or the method stopped because of the cancellation.
+    #[error("the call was cancelled")]
+    Cancelled,
+    /// The server is shutting down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// The method failed, with an error code and a message of its own.
+    #[error("the method failed ({code}): {text}")]
+    Failed {
+        /// The method's error code.
+        code: u32,
+        /// The method's message.
+        text: String,
+    },
+    /// The method panicked, or dropped its responder without an answer.
+    #[error("the method ended without an answer")]
+    NoAnswer,
+}
+
+impl Status {
+    /// A failure of the method itself.
+    pub fn failed(code: u32, text: impl Into<String>) -> Self {
+        Self::Failed { code, text: text.into() }
+    }
+
+    /// The code and body of the answer. A message that would make the body longer than `max_body` is truncated.
+    pub(crate) fn emit(&self, max_body: usize) -> (u32, Vec<u8>) {
+        let code = match self {
+            Self::NoMethod(_) => NO_METHOD,
+            Self::DeadlineExceeded => DEADLINE_EXCEEDED,
+            Self::Cancelled => CANCELLED,
+            Self::ShuttingDown => SHUTTING_DOWN,
+            Self::Failed { code, text } if max_body >= 4 => {
+                let end = text.floor_char_boundary(max_body - 4);
+                return (FAILED, [&code.to_le_bytes()[..], &text.as_bytes()[..end]].concat());
+            }
+            Self::Failed { .. } | Self::NoAnswer => NO_ANSWER,
+        };
+        (code, Vec::new())
+    }
+
+    /// The status in an answer of `method`; `None` if the answer is a result. An unknown code means [`Status::NoAnswer`].
+    pub(crate) fn parse(code: u32, method: u32, body: &Body) -> Option<Self> {
+        Some(match code {
+            0 => return None,
+            NO_METHOD => Self::NoMethod(method),
+            DEADLINE_EXCEEDED => Self::DeadlineExceeded,
+            CANCELLED => Self::Cancelled,
+            SHUTTING_DOWN => Self::ShuttingDown,
+            FAILED => match body.bytes().split_first_chunk::<4>() {
+                Some((code, text)) => {
+                    Self::failed(u32::from_le_bytes(*code), String::from_utf8_lossy(text).into_owned())
+                }
+                None => Self::NoAnswer,
+            },
+            _ => Self::NoAnswer,
+        })
+    }
+}
