@@ -1,7 +1,7 @@
 //! The mlx5 cards of this machine, for `ferrogin doctor`.
 
 use mlx5::device::{Caps, Device, DeviceError};
-use mlx5::verbs::{Found, Hardware, Settings, devices};
+use mlx5::verbs::{DeviceEntry, Hardware, Settings, devices};
 
 /// A line of the report, or what to do about the line before.
 #[derive(Debug, PartialEq, Eq)]
@@ -15,7 +15,10 @@ pub fn report() -> Vec<Said> {
     describe(devices(), |name| Hardware::open(Some(name), Settings::default()).map(|card| card.caps().clone()))
 }
 
-fn describe(found: Result<Vec<Found>, DeviceError>, caps: impl Fn(&str) -> Result<Caps, DeviceError>) -> Vec<Said> {
+fn describe(
+    found: Result<Vec<DeviceEntry>, DeviceError>,
+    caps: impl Fn(&str) -> Result<Caps, DeviceError>,
+) -> Vec<Said> {
     let line = |text: String| Said::Line(text);
     let found = match found {
         Ok(found) => found,
@@ -100,7 +103,7 @@ mod tests {
 
     #[test]
     fn cards_are_shown_with_what_they_can_do() {
-        let found = |name: &str, mlx5| Found { name: name.into(), mlx5 };
+        let found = |name: &str, mlx5| DeviceEntry { name: name.into(), mlx5 };
         let list = vec![found("mlx5_0", true), found("rxe0", false), found("mlx5_1", true), found("mlx5_2", true)];
         let said = describe(Ok(list), |name| match name {
             "mlx5_2" => Err(DeviceError::Call { call: "ibv_open_device", errno: 13 }),
@@ -126,7 +129,7 @@ mod tests {
         let never = |name: &str| -> Result<Caps, DeviceError> { panic!("{name} was opened") };
         let none = text(&describe(Ok(Vec::new()), never));
         assert!(none.contains("none: rdma-core is installed, and this machine has no RDMA device"), "{none}");
-        let others = vec![Found { name: "rxe0".into(), mlx5: false }];
+        let others = vec![DeviceEntry { name: "rxe0".into(), mlx5: false }];
         assert!(text(&describe(Ok(others), never)).contains("this machine has rxe0"));
         let missing = DeviceError::Library { library: "libmlx5.so.1", why: "no such file".into() };
         let missing = text(&describe(Err(missing), never));

@@ -45,7 +45,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         cqn: 1,
         compression: mode & 1 != 0,
         start_index,
-        keep: Handle::new(()),
+        keep_alive: Handle::new(()),
     });
     // Steps: a slot and its bytes, of which byte 62 may be put right; or a poll.
     while let Some((&[step, slot], after)) = rest.split_first_chunk::<2>() {

@@ -5,7 +5,7 @@
 use mlx5::cq::{CompletionQueue, Polled};
 use mlx5::device::{Access, CqAttr, Device, Mr, Pd, QpAttr};
 use mlx5::wire::{CtrlSeg, FmCeSe};
-use mlx5::wqe::{Limits, Sink, Transport, WindowType};
+use mlx5::wqe::{Limits, SegmentWriter, Transport, WindowType};
 use soft_mlx5::{Card, Settings};
 use std::ptr::NonNull;
 use std::sync::OnceLock;

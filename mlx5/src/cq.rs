@@ -15,12 +15,12 @@
 #[allow(unsafe_code)]
 mod slots;
 
-pub use slots::{Entry, Slots};
+pub use slots::{Completion, Slots};
 
 use crate::handle::Handle;
-use crate::mmio::{ArmRegister, Record};
+use crate::mmio::{ArmRegister, DoorbellRecord};
 use crate::wire::{Cqe, CqeFormat, CqeOpcode, ErrCqe, MAX_24_BITS, MAX_MINIS, MiniCqe, OpOwn, Syndrome};
-use slots::{Shown, Slot};
+use slots::{Slot, TitleCopy};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Whose request failed.
@@ -35,7 +35,7 @@ pub enum Side {
 /// A completion in error. The queue pair is in error from here on: all that follows on it is flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("request {wqe_counter:#06x} of queue pair {qpn:#08x} failed: {syndrome} (vendor code {vendor:#04x})")]
-pub struct Failure {
+pub struct CompletionError {
     /// Whose request.
     pub side: Side,
     /// Why.
@@ -56,7 +56,7 @@ pub struct Failure {
 
 /// The card wrote what it never writes. Nothing more can be read from the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Corrupt {
+pub enum CorruptQueue {
     /// A block of more completions than fit.
     #[error("a compressed completion at index {index} claims {minis} completions; close the queue")]
     Block {
@@ -79,9 +79,9 @@ pub enum Polled<'q> {
     /// Nothing new.
     Empty,
     /// A request is done.
-    Done(Entry<'q>),
+    Done(Completion<'q>),
     /// A request failed.
-    Failed(Failure),
+    Failed(CompletionError),
 }
 
 /// What a completion queue is made of; the device fills it in.
@@ -90,9 +90,9 @@ pub struct CqParts {
     /// The slots, initialised.
     pub slots: Slots,
     /// First word of the doorbell record: the consumer index.
-    pub record: Record,
+    pub record: DoorbellRecord,
     /// Second word of the doorbell record: armed state.
-    pub arm_record: Record,
+    pub arm_record: DoorbellRecord,
     /// The register that arms.
     pub arm: ArmRegister,
     /// Number of the queue.
@@ -102,7 +102,7 @@ pub struct CqParts {
     /// Index of the first completion: 0 on a new queue.
     pub start_index: u32,
     /// Keeps the memory of the queue alive.
-    pub keep: Handle,
+    pub keep_alive: Handle,
 }
 
 /// A completion queue.
@@ -115,16 +115,16 @@ pub struct CompletionQueue {
     left: u32,
     title: Title,
     compression: bool,
-    corrupt: Option<Corrupt>,
-    shown: Shown,
+    corrupt: Option<CorruptQueue>,
+    title_copy: TitleCopy,
     minis: [MiniCqe; MAX_MINIS],
     block: u32,
-    record: Record,
-    arm_record: Record,
+    record: DoorbellRecord,
+    arm_record: DoorbellRecord,
     arm: ArmRegister,
     cqn: u32,
     arm_number: u32,
-    _keep: Handle,
+    _keep_alive: Handle,
 }
 
 /// Where the title is.
@@ -133,8 +133,8 @@ enum Title {
     None,
     /// Still in the slot of this index, which is not released.
     Slot(u32),
-    /// In `shown`.
-    Shown,
+    /// In `title_copy`.
+    TitleCopy,
 }
 
 /// For which events an armed queue waits.
@@ -150,9 +150,9 @@ const ARM_SOLICITED: u32 = 1 << 24;
 const ARM_NUMBER_SHIFT: u32 = 28;
 
 /// One completion on its way to the caller.
-enum Seen {
-    Good(Slot),
-    Bad(Slot),
+enum Next {
+    Completed(Slot),
+    Error(Slot),
 }
 
 impl CompletionQueue {
@@ -165,7 +165,7 @@ impl CompletionQueue {
             title: Title::None,
             compression: parts.compression,
             corrupt: None,
-            shown: Shown::new(),
+            title_copy: TitleCopy::new(),
             minis: [MiniCqe::new_zeroed(); MAX_MINIS],
             block: 0,
             record: parts.record,
@@ -173,7 +173,7 @@ impl CompletionQueue {
             arm: parts.arm,
             cqn: parts.cqn,
             arm_number: 0,
-            _keep: parts.keep,
+            _keep_alive: parts.keep_alive,
         }
     }
 
@@ -194,40 +194,44 @@ impl CompletionQueue {
 
     /// Takes one completion. Its slot stays ours until [`Self::release`]; the queue overflows if that is never called.
     #[inline(always)]
-    pub fn poll(&mut self) -> Result<Polled<'_>, Corrupt> {
+    pub fn poll(&mut self) -> Result<Polled<'_>, CorruptQueue> {
         let at = self.slots.slot(self.consumer);
         let lap = self.slots.lap(self.consumer) as u8;
         if self.compression {
-            if self.left == 0 && matches!(look_compressed(at, lap), Look::Regular) {
+            if self.left == 0 && matches!(compressed_state(at, lap), SlotState::Regular) {
                 self.title = Title::Slot(self.consumer);
                 self.consumer = self.consumer.wrapping_add(1);
-                return Ok(Polled::Done(Entry::new(at)));
+                return Ok(Polled::Done(Completion::new(at)));
             }
-        } else if matches!(look_plain(at, lap & 1), Look::Regular) {
+        } else if matches!(plain_state(at, lap & 1), SlotState::Regular) {
             self.consumer = self.consumer.wrapping_add(1);
-            return Ok(Polled::Done(Entry::new(at)));
+            return Ok(Polled::Done(Completion::new(at)));
         }
         self.poll_other()
     }
 
     /// The same for everything but a regular completion.
     #[inline(never)]
-    fn poll_other(&mut self) -> Result<Polled<'_>, Corrupt> {
+    fn poll_other(&mut self) -> Result<Polled<'_>, CorruptQueue> {
         let mut seen = None;
-        self.run(1, |one| seen = Some(one));
+        self.take(1, |one| seen = Some(one));
         match seen {
-            Some(Seen::Good(at)) => Ok(Polled::Done(Entry::new(at))),
-            Some(Seen::Bad(at)) => Ok(Polled::Failed(failure(at))),
+            Some(Next::Completed(at)) => Ok(Polled::Done(Completion::new(at))),
+            Some(Next::Error(at)) => Ok(Polled::Failed(failure(at))),
             None => self.corrupt.map_or(Ok(Polled::Empty), Err),
         }
     }
 
     /// Hands up to `max` completions to `each`, releases their slots, and gives their number.
     #[inline(always)]
-    pub fn drain(&mut self, max: u32, mut each: impl FnMut(Result<Entry<'_>, Failure>)) -> Result<u32, Corrupt> {
-        let taken = self.run(max, |one| match one {
-            Seen::Good(at) => each(Ok(Entry::new(at))),
-            Seen::Bad(at) => each(Err(failure(at))),
+    pub fn drain(
+        &mut self,
+        max: u32,
+        mut each: impl FnMut(Result<Completion<'_>, CompletionError>),
+    ) -> Result<u32, CorruptQueue> {
+        let taken = self.take(max, |one| match one {
+            Next::Completed(at) => each(Ok(Completion::new(at))),
+            Next::Error(at) => each(Err(failure(at))),
         });
         if taken != 0 {
             self.release();
@@ -240,8 +244,8 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn release(&mut self) {
         if let Title::Slot(index) = self.title {
-            self.shown.set(self.slots.slot(index));
-            self.title = Title::Shown;
+            self.title_copy.set(self.slots.slot(index));
+            self.title = Title::TitleCopy;
         }
         self.record.set(self.consumer & MAX_24_BITS);
     }
@@ -263,11 +267,11 @@ impl CompletionQueue {
     }
 
     #[inline(always)]
-    fn run(&mut self, max: u32, each: impl FnMut(Seen)) -> u32 {
+    fn take(&mut self, max: u32, each: impl FnMut(Next)) -> u32 {
         if !self.compression {
-            self.run_plain(max, each)
+            self.take_plain(max, each)
         } else if self.corrupt.is_none() {
-            self.run_compressed(max, each)
+            self.take_compressed(max, each)
         } else {
             0
         }
@@ -281,26 +285,26 @@ impl CompletionQueue {
 
     /// Walks lap by lap: inside one the expected owner bit does not change.
     #[inline(always)]
-    fn run_plain(&mut self, max: u32, mut each: impl FnMut(Seen)) -> u32 {
+    fn take_plain(&mut self, max: u32, mut each: impl FnMut(Next)) -> u32 {
         let mut left = max;
         while left != 0 {
             let owner = self.slots.lap(self.consumer) as u8 & 1;
-            let stretch = self.in_this_lap(left);
+            let available = self.in_this_lap(left);
             let first = self.slots.slot(self.consumer);
-            let end = first.after(stretch);
+            let end = first.after(available);
             let mut at = first;
             while at != end {
-                match look_plain(at, owner) {
-                    Look::Regular => each(Seen::Good(at)),
-                    Look::Bad => each(Seen::Bad(at)),
-                    Look::Empty | Look::Block => break,
+                match plain_state(at, owner) {
+                    SlotState::Regular => each(Next::Completed(at)),
+                    SlotState::Error => each(Next::Error(at)),
+                    SlotState::Empty | SlotState::Block => break,
                 }
                 at = at.after(1);
             }
             let taken = at.since(first);
             self.consumer = self.consumer.wrapping_add(taken);
             left -= taken;
-            if taken != stretch {
+            if taken != available {
                 break;
             }
         }
@@ -308,24 +312,24 @@ impl CompletionQueue {
     }
 
     #[inline(always)]
-    fn run_compressed(&mut self, max: u32, mut each: impl FnMut(Seen)) -> u32 {
+    fn take_compressed(&mut self, max: u32, mut each: impl FnMut(Next)) -> u32 {
         let mut left = max;
         while left != 0 {
             if self.left != 0 {
-                left -= self.run_block(left, &mut each);
+                left -= self.take_block(left, &mut each);
                 continue;
             }
             let lap = self.slots.lap(self.consumer) as u8;
             let first = self.slots.slot(self.consumer);
             let end = first.after(self.in_this_lap(left));
             let mut at = first;
-            let mut look = Look::Regular;
+            let mut state = SlotState::Regular;
             while at != end {
-                look = look_compressed(at, lap);
-                if !matches!(look, Look::Regular) {
+                state = compressed_state(at, lap);
+                if !matches!(state, SlotState::Regular) {
                     break;
                 }
-                each(Seen::Good(at));
+                each(Next::Completed(at));
                 at = at.after(1);
             }
             let taken = at.since(first);
@@ -334,17 +338,17 @@ impl CompletionQueue {
                 self.title = Title::Slot(self.consumer.wrapping_sub(1));
                 left -= taken;
             }
-            match look {
-                Look::Regular => {}
-                Look::Empty => break,
-                Look::Block => {
+            match state {
+                SlotState::Regular => {}
+                SlotState::Empty => break,
+                SlotState::Block => {
                     if !self.open_block(at) {
                         break;
                     }
                 }
-                Look::Bad => {
+                SlotState::Error => {
                     self.title = Title::None;
-                    each(Seen::Bad(at));
+                    each(Next::Error(at));
                     self.consumer = self.consumer.wrapping_add(1);
                     left -= 1;
                 }
@@ -362,48 +366,51 @@ impl CompletionQueue {
             return false;
         }
         if let Title::Slot(index) = self.title {
-            self.shown.set(self.slots.slot(index));
-            self.title = Title::Shown;
+            self.title_copy.set(self.slots.slot(index));
+            self.title = Title::TitleCopy;
         }
         self.minis = at.minis();
         self.left = minis;
         self.block = minis;
-        self.slots.stamp(self.consumer.wrapping_add(1), minis - 1);
+        self.slots.mark_covered(self.consumer.wrapping_add(1), minis - 1);
         true
     }
 
     #[cold]
     fn refuse_block(&mut self, minis: u32) {
         let index = self.consumer;
-        let corrupt =
-            if self.title == Title::None { Corrupt::NoTitle { index } } else { Corrupt::Block { index, minis } };
+        let corrupt = if self.title == Title::None {
+            CorruptQueue::NoTitle { index }
+        } else {
+            CorruptQueue::Block { index, minis }
+        };
         self.corrupt = Some(corrupt);
         self.left = 1;
     }
 
     /// Hands out completions of the open block, at most `most`, and gives their number.
     #[inline(always)]
-    fn run_block(&mut self, most: u32, each: &mut impl FnMut(Seen)) -> u32 {
-        let mut shown = self.shown.fields();
-        let requester = OpOwn(shown.slot().op_own()).opcode() == CqeOpcode::Req;
-        let mut counter = Entry::new(shown.slot()).wqe_counter();
+    fn take_block(&mut self, most: u32, each: &mut impl FnMut(Next)) -> u32 {
+        let mut title_copy = self.title_copy.fields();
+        let requester = OpOwn(title_copy.slot().op_own()).opcode() == CqeOpcode::Req;
+        let mut counter = Completion::new(title_copy.slot()).wqe_counter();
         let first = (self.block - self.left) as usize;
         let count = self.left.min(most);
         // The block holds at most `MAX_MINIS`, checked when it was opened.
         let minis = self.minis.get(first..first + count as usize).unwrap_or_default();
         if requester {
             for mini in minis {
-                shown.set_byte_cnt(mini.byte_cnt);
-                shown.set_wqe_counter(mini.wqe_counter);
-                shown.set_request_opcode(mini.s_wqe_opcode);
-                each(Seen::Good(shown.slot()));
+                title_copy.set_byte_cnt(mini.byte_cnt);
+                title_copy.set_wqe_counter(mini.wqe_counter);
+                title_copy.set_request_opcode(mini.s_wqe_opcode);
+                each(Next::Completed(title_copy.slot()));
             }
         } else {
             for mini in minis {
                 counter = counter.wrapping_add(1);
-                shown.set_byte_cnt(mini.byte_cnt);
-                shown.set_wqe_counter(counter.into());
-                each(Seen::Good(shown.slot()));
+                title_copy.set_byte_cnt(mini.byte_cnt);
+                title_copy.set_wqe_counter(counter.into());
+                each(Next::Completed(title_copy.slot()));
             }
         }
         self.left -= count;
@@ -415,55 +422,55 @@ impl CompletionQueue {
 /// What a slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-enum Look {
+enum SlotState {
     Regular,
     Empty,
     Block,
-    Bad,
+    Error,
 }
 
 /// By `op_own`, what a valid slot holds. One look-up takes the place of three comparisons.
-const fn looks(compressed: bool) -> [Look; 256] {
-    let mut looks = [Look::Regular; 256];
+const fn state_table(compressed: bool) -> [SlotState; 256] {
+    let mut state_table = [SlotState::Regular; 256];
     let mut op_own = 0;
-    while op_own < looks.len() {
-        looks[op_own] = match OpOwn(op_own as u8).opcode() {
+    while op_own < state_table.len() {
+        state_table[op_own] = match OpOwn(op_own as u8).opcode() {
             // Without compression the table is asked with the owner bit turned: set means not ours.
-            _ if !compressed && op_own & 1 != 0 => Look::Empty,
-            _ if compressed && matches!(OpOwn(op_own as u8).format(), CqeFormat::Compressed) => Look::Block,
-            CqeOpcode::Invalid => Look::Empty,
-            CqeOpcode::ReqErr | CqeOpcode::RespErr => Look::Bad,
-            _ => Look::Regular,
+            _ if !compressed && op_own & 1 != 0 => SlotState::Empty,
+            _ if compressed && matches!(OpOwn(op_own as u8).format(), CqeFormat::Compressed) => SlotState::Block,
+            CqeOpcode::Invalid => SlotState::Empty,
+            CqeOpcode::ReqErr | CqeOpcode::RespErr => SlotState::Error,
+            _ => SlotState::Regular,
         };
         op_own += 1;
     }
-    looks
+    state_table
 }
 
-static PLAIN: [Look; 256] = looks(false);
-static COMPRESSED: [Look; 256] = looks(true);
+static PLAIN: [SlotState; 256] = state_table(false);
+static COMPRESSED: [SlotState; 256] = state_table(true);
 
 /// `owner` is the owner bit that a slot of ours has.
 #[inline(always)]
-fn look_plain(at: Slot, owner: u8) -> Look {
+fn plain_state(at: Slot, owner: u8) -> SlotState {
     PLAIN[(at.op_own() ^ owner) as usize]
 }
 
 #[inline(always)]
-fn look_compressed(at: Slot, lap: u8) -> Look {
+fn compressed_state(at: Slot, lap: u8) -> SlotState {
     let tail = at.tail();
-    if tail as u8 == lap { COMPRESSED[(tail >> 8) as usize] } else { Look::Empty }
+    if tail as u8 == lap { COMPRESSED[(tail >> 8) as usize] } else { SlotState::Empty }
 }
 
 #[cold]
-fn failure(at: Slot) -> Failure {
+fn failure(at: Slot) -> CompletionError {
     let cqe = at.copy();
     let error = ErrCqe::read_from_bytes(cqe.as_bytes()).unwrap_or_else(|_| unreachable!("both have 64 bytes"));
     let side = match cqe.op_own.opcode() {
         CqeOpcode::ReqErr => Side::Requester,
         _ => Side::Responder,
     };
-    Failure {
+    CompletionError {
         side,
         syndrome: error.syndrome(),
         vendor: error.vendor_err_synd,

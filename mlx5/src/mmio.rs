@@ -18,7 +18,7 @@ pub fn publish() {
 /// Orders earlier stores to memory before later stores to a write-combining register, and those before anything after
 /// (`mmio_wc_start`, `mmio_flush_writes`).
 #[inline(always)]
-pub fn order_register() {
+pub fn mmio_barrier() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of the architecture, and the fence has no operands.
     unsafe {
@@ -61,12 +61,12 @@ unsafe fn store_block(to: *mut u64, block: &[u64; 8]) {
 
 /// One big-endian word in memory that the card reads, and we only write.
 #[derive(Debug)]
-pub struct Record(NonNull<AtomicU32>);
+pub struct DoorbellRecord(NonNull<AtomicU32>);
 
 // SAFETY: the word is written with atomic stores only.
-unsafe impl Send for Record {}
+unsafe impl Send for DoorbellRecord {}
 
-impl Record {
+impl DoorbellRecord {
     /// A record at `word`.
     ///
     /// # Safety
@@ -97,7 +97,7 @@ pub enum BlueFlame {
 
 /// Where a doorbell register is and how it may be used.
 #[derive(Debug, Clone, Copy)]
-pub struct RegisterParts {
+pub struct DoorbellRegisterParts {
     /// The register: two halves of `buf_size` bytes.
     pub register: NonNull<u64>,
     /// Bytes of a half; 0 when there is only the 8-byte doorbell.
@@ -108,7 +108,7 @@ pub struct RegisterParts {
 
 /// The doorbell register of a send queue. Its halves take turns.
 #[derive(Debug)]
-pub struct Register {
+pub struct DoorbellRegister {
     /// The half whose turn it is: the other is `buf_size` bytes away, as the whole is aligned to both.
     at: *mut u64,
     buf_size: usize,
@@ -117,9 +117,9 @@ pub struct Register {
 }
 
 // SAFETY: the register belongs to this queue alone, as `new` was promised; any thread may write to it.
-unsafe impl Send for Register {}
+unsafe impl Send for DoorbellRegister {}
 
-impl Register {
+impl DoorbellRegister {
     /// A register.
     ///
     /// # Panics
@@ -128,7 +128,7 @@ impl Register {
     /// # Safety
     /// `register` is mapped writable for twice `buf_size` bytes, at least 8, while the value lives, and no other queue uses
     /// it.
-    pub unsafe fn new(parts: RegisterParts) -> Self {
+    pub unsafe fn new(parts: DoorbellRegisterParts) -> Self {
         let buf_size = parts.buf_size as usize;
         let legal = buf_size == 0 || buf_size.is_power_of_two() && buf_size >= crate::wire::BLOCK;
         let aligned = parts.register.addr().get().is_multiple_of((2 * buf_size).max(align_of::<u64>()));
@@ -150,7 +150,7 @@ impl Register {
     /// Writes the first 8 bytes of a request, given as they lie in memory.
     #[inline(always)]
     pub fn ring(&mut self, first: u64) {
-        order_register();
+        mmio_barrier();
         // SAFETY: inside the register, whichever half it is.
         unsafe { self.at.write_volatile(first) };
         self.turn();
@@ -159,7 +159,7 @@ impl Register {
     /// Copies whole blocks: `blocks` gives their words in order, eight a block, at most `buf_size` bytes.
     #[inline(never)]
     pub fn copy(&mut self, blocks: impl Iterator<Item = [u64; 8]>) {
-        order_register();
+        mmio_barrier();
         let mut at = self.at;
         for block in blocks {
             // SAFETY: inside the half, which is as long as the caller's blocks.
@@ -171,7 +171,7 @@ impl Register {
 
     #[inline(always)]
     fn turn(&mut self) {
-        order_register();
+        mmio_barrier();
         self.at = self.at.map_addr(|at| at ^ self.buf_size);
     }
 }
@@ -194,9 +194,9 @@ impl ArmRegister {
 
     /// Writes a 64-bit value, big endian.
     pub fn set(&self, value: u64) {
-        order_register();
+        mmio_barrier();
         // SAFETY: mapped and aligned, as `new` was promised.
         unsafe { self.0.as_ptr().write_volatile(value.to_be()) };
-        order_register();
+        mmio_barrier();
     }
 }

@@ -26,7 +26,7 @@
 use crate::device::{Access, Device, DeviceError, Mr, Pd, RawWindow};
 use crate::qp::QueuePair;
 use crate::wire::MkeyAccess;
-use crate::wqe::{Bind, BindError, Op, Post, Umr, UmrKind, WindowType};
+use crate::wqe::{Bind, BindError, Op, Umr, UmrKind, WindowType, WorkRequest};
 
 /// Bytes of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Window {
         mr: &Mr,
         range: Range,
         access: MkeyAccess,
-    ) -> Result<Change<'_>, WindowError> {
+    ) -> Result<WindowChange<'_>, WindowError> {
         self.check_domains(qp, Some(mr))?;
         if self.raw.window == WindowType::Type2 {
             match self.state {
@@ -160,26 +160,32 @@ impl Window {
             return Err(WindowError::RegionForbidsWrites);
         }
         let after = State::Bound { qpn: qp.qpn(), region: mr.clone() };
-        Ok(Change { umr, kind: UmrKind::Bind, rkey: with_tag(rkey, tag), after, window: self })
+        Ok(WindowChange { umr, kind: UmrKind::Bind, rkey: with_tag(rkey, tag), after, window: self })
     }
 
     /// Prepares to take the key away. Type 2 only, on the queue pair that bound it.
-    pub fn invalidate<T, R>(&mut self, qp: &QueuePair<T, R>) -> Result<Change<'_>, WindowError> {
+    pub fn invalidate<T, R>(&mut self, qp: &QueuePair<T, R>) -> Result<WindowChange<'_>, WindowError> {
         if self.raw.window == WindowType::Type1 {
             return Err(WindowError::Type1);
         }
         self.check_owner(qp)?;
         let after = self.freed(Some(qp.qpn()));
-        Ok(Change { umr: Umr::local_inv(self.rkey), kind: UmrKind::LocalInv, rkey: self.rkey, after, window: self })
+        Ok(WindowChange {
+            umr: Umr::local_inv(self.rkey),
+            kind: UmrKind::LocalInv,
+            rkey: self.rkey,
+            after,
+            window: self,
+        })
     }
 
     /// Prepares to free the window by a bind of no bytes: its key becomes invalid.
-    pub fn unbind<T, R>(&mut self, qp: &QueuePair<T, R>) -> Result<Change<'_>, WindowError> {
+    pub fn unbind<T, R>(&mut self, qp: &QueuePair<T, R>) -> Result<WindowChange<'_>, WindowError> {
         self.check_owner(qp)?;
         let tag = next_tag(self.rkey);
         let umr = Umr::unbind(self.raw.window, self.rkey, tag);
         let after = self.freed(Some(qp.qpn()));
-        Ok(Change { umr, kind: UmrKind::Bind, rkey: with_tag(self.rkey, tag), after, window: self })
+        Ok(WindowChange { umr, kind: UmrKind::Bind, rkey: with_tag(self.rkey, tag), after, window: self })
     }
 
     /// A peer's message made `rkey` invalid, as its completion says. It is free at once.
@@ -196,7 +202,7 @@ impl Window {
     }
 
     /// The completion of an invalidation or unbind came: the region is let go, and any queue pair may bind the window.
-    pub fn settle(&mut self) {
+    pub fn mark_completed(&mut self) {
         if let State::Free { .. } = self.state {
             self.state = State::Free { freed_by: None, region: None };
         }
@@ -244,7 +250,7 @@ fn with_tag(rkey: u32, tag: u8) -> u32 {
 /// A change of a window that is checked and not yet made. Dropping it changes nothing.
 #[derive(Debug)]
 #[must_use = "a change is to be posted, then committed"]
-pub struct Change<'w> {
+pub struct WindowChange<'w> {
     window: &'w mut Window,
     umr: Umr,
     kind: UmrKind,
@@ -252,9 +258,9 @@ pub struct Change<'w> {
     after: State,
 }
 
-impl Change<'_> {
+impl WindowChange<'_> {
     /// The request to post, on the queue pair that the change was prepared for.
-    pub fn post(&self) -> Post<'static> {
+    pub fn post(&self) -> WorkRequest<'static> {
         Op::Umr { umr: self.umr, kind: self.kind }
     }
 

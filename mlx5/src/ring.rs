@@ -1,7 +1,7 @@
 //! Memory that the card reads requests from: written here, never read back except into the doorbell register.
 
 use crate::wire::{BLOCK, SEGMENT};
-use crate::wqe::Sink;
+use crate::wqe::SegmentWriter;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use zerocopy::{Immutable, IntoBytes};
@@ -42,13 +42,13 @@ impl Ring {
 
     /// Where the request that begins at entry `index` goes; indices count on past the end.
     #[inline(always)]
-    pub fn at(&self, index: u32) -> Place<'_> {
-        self.place(((index as usize) << self.log_entry) & self.mask)
+    pub fn at(&self, index: u32) -> RingPosition<'_> {
+        self.position(((index as usize) << self.log_entry) & self.mask)
     }
 
     #[inline(always)]
-    fn place(&self, start: usize) -> Place<'_> {
-        Place {
+    fn position(&self, start: usize) -> RingPosition<'_> {
+        RingPosition {
             first: self.base.as_ptr().wrapping_add(start),
             base: self.base,
             start,
@@ -59,21 +59,21 @@ impl Ring {
 
     /// A ring whose entries are blocks, as values that stay in registers.
     #[inline(always)]
-    pub(crate) fn places(&self) -> Places<'_> {
-        Places { base: self.base, blocks: self.last, ring: PhantomData }
+    pub(crate) fn block_ring(&self) -> BlockRing<'_> {
+        BlockRing { base: self.base, blocks: self.last, ring: PhantomData }
     }
 }
 
 /// A ring whose entries are blocks, as values that stay in registers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Places<'r> {
+pub(crate) struct BlockRing<'r> {
     base: NonNull<u8>,
     /// Blocks, less one.
     blocks: usize,
     ring: PhantomData<&'r Ring>,
 }
 
-impl<'r> Places<'r> {
+impl<'r> BlockRing<'r> {
     /// The block of an index, which counts on past the end.
     #[inline(always)]
     pub fn block(&self, index: u32) -> usize {
@@ -82,16 +82,16 @@ impl<'r> Places<'r> {
 
     /// Where the request that begins at block `index` goes.
     #[inline(always)]
-    pub fn at(&self, index: u32) -> Place<'r> {
+    pub fn at(&self, index: u32) -> RingPosition<'r> {
         let start = self.block(index) * BLOCK;
         let mask = self.blocks * BLOCK + BLOCK - 1;
-        Place { first: self.base.as_ptr().wrapping_add(start), base: self.base, start, mask, ring: PhantomData }
+        RingPosition { first: self.base.as_ptr().wrapping_add(start), base: self.base, start, mask, ring: PhantomData }
     }
 }
 
 /// One request's place in a ring.
 #[derive(Debug)]
-pub struct Place<'r> {
+pub struct RingPosition<'r> {
     first: *mut u8,
     base: NonNull<u8>,
     start: usize,
@@ -99,7 +99,7 @@ pub struct Place<'r> {
     ring: PhantomData<&'r Ring>,
 }
 
-impl Place<'_> {
+impl RingPosition<'_> {
     /// The address of byte `offset`, and how many bytes follow before the ring's end.
     #[inline(always)]
     fn address(&self, offset: usize) -> (*mut u8, usize) {
@@ -118,7 +118,7 @@ impl Place<'_> {
     }
 }
 
-impl Sink for Place<'_> {
+impl SegmentWriter for RingPosition<'_> {
     #[inline(always)]
     fn put<T: IntoBytes + Immutable>(&mut self, index: usize, value: T) {
         const { assert!(size_of::<T>() <= BLOCK && align_of::<T>() <= SEGMENT) };

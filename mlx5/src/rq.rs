@@ -4,11 +4,11 @@
 //! alone. Receives complete in the order in which they were posted.
 
 use crate::handle::Handle;
-use crate::mmio::Record;
+use crate::mmio::DoorbellRecord;
 use crate::ring::Ring;
 use crate::sq::UnknownRequest;
 use crate::wire::{DataSeg, INLINE_FLAG, INVALID_LKEY, SEGMENT};
-use crate::wqe::{Sge, Sink};
+use crate::wqe::{SegmentWriter, Sge};
 
 /// Why a receive was not posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -57,7 +57,7 @@ pub(crate) fn check(sges: &[Sge], max: usize) -> Result<(), RecvError> {
 }
 
 /// Writes buffers from segment `at` on, and ends a list shorter than `max`.
-pub(crate) fn put(sink: &mut impl Sink, at: usize, sges: &[Sge], max: usize) {
+pub(crate) fn put(sink: &mut impl SegmentWriter, at: usize, sges: &[Sge], max: usize) {
     let mut place = 0;
     for sge in sges.iter().filter(|sge| sge.length != 0) {
         sink.put(at + place, DataSeg { byte_count: sge.length.into(), lkey: sge.lkey.into(), addr: sge.addr.into() });
@@ -74,9 +74,9 @@ pub struct RecvParts {
     /// The ring: at most 2^15 entries of 16 to 512 bytes; an entry holds as many buffers as segments.
     pub ring: Ring,
     /// The word of the doorbell record that is the receive queue's: its first.
-    pub record: Record,
+    pub record: DoorbellRecord,
     /// Keeps the memory of the queue alive.
-    pub keep: Handle,
+    pub keep_alive: Handle,
 }
 
 /// A receive queue. `T` is what the caller wants back when a receive is done.
@@ -86,8 +86,8 @@ pub struct RecvQueue<T> {
     tokens: Box<[Option<T>]>,
     producer: u32,
     consumer: u32,
-    record: Record,
-    _keep: Handle,
+    record: DoorbellRecord,
+    _keep_alive: Handle,
 }
 
 impl<T> RecvQueue<T> {
@@ -103,7 +103,7 @@ impl<T> RecvQueue<T> {
             producer: 0,
             consumer: 0,
             record: parts.record,
-            _keep: parts.keep,
+            _keep_alive: parts.keep_alive,
         })
     }
 
@@ -157,7 +157,7 @@ impl<T> RecvQueue<T> {
     }
 
     /// All outstanding receives, oldest first: for a queue pair that is gone.
-    pub fn abandon(&mut self) -> impl Iterator<Item = T> {
+    pub fn take_outstanding(&mut self) -> impl Iterator<Item = T> {
         let (from, to) = (self.consumer, self.producer);
         self.consumer = to;
         (0..to.wrapping_sub(from)).filter_map(move |at| {

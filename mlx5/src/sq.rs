@@ -1,6 +1,6 @@
 //! The send queue: requests into the ring, the doorbell, and what a completion frees.
 //!
-//! A [`Batch`] places requests and rings once for all; [`SendQueue::post`] is a batch of one. A request that is refused
+//! A [`Batch`] block_ring requests and rings once for all; [`SendQueue::post`] is a batch of one. A request that is refused
 //! changes nothing: not the index, not the fence that the next one needs, and it gives its token back. A batch that is
 //! dropped without [`Batch::ring`] never happened.
 
@@ -11,11 +11,11 @@ mod store;
 pub use batch::Batch;
 
 use crate::handle::Handle;
-use crate::mmio::{Record, Register};
+use crate::mmio::{DoorbellRecord, DoorbellRegister};
 use crate::ring::Ring;
 use crate::wire::{BLOCK, CtrlHead, CtrlSeg, CtrlTail, Fence, FmCeSe, MAX_24_BITS, SEGMENT};
-use crate::wqe::{BuildError, Limits, Post, Sink, Size, Transport, UmrKind};
-use store::{Pen, Store};
+use crate::wqe::{BuildError, Limits, SegmentWriter, Size, Transport, UmrKind, WorkRequest};
+use store::{Store, StoreWriter};
 
 /// How a request is to be treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,7 +41,7 @@ impl Flags {
 
 /// What a request was, as far as its completion does not tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum RequestKind {
     /// The completion's code tells.
     Plain,
     /// A bind of a window.
@@ -89,11 +89,11 @@ pub struct UnknownRequest {
 
 /// A request that is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Done<T> {
+pub struct CompletedRequest<T> {
     /// What the caller gave.
     pub token: T,
     /// What it was.
-    pub kind: Kind,
+    pub kind: RequestKind,
 }
 
 /// What a send queue is made of; the device fills it in.
@@ -102,9 +102,9 @@ pub struct SendParts {
     /// The ring, of entries of one block (64 bytes); at most 2^15 of them.
     pub ring: Ring,
     /// The word of the doorbell record that is the send queue's: its second.
-    pub record: Record,
+    pub record: DoorbellRecord,
     /// The doorbell register.
-    pub register: Register,
+    pub register: DoorbellRegister,
     /// Queue pair number.
     pub qpn: u32,
     /// Kind of queue pair.
@@ -118,7 +118,7 @@ pub struct SendParts {
     /// Index of the first request: 0 on a new queue pair.
     pub start_index: u32,
     /// Keeps the memory of the queue alive.
-    pub keep: Handle,
+    pub keep_alive: Handle,
 }
 
 /// A send queue. `T` is what the caller wants back when a request is done.
@@ -131,22 +131,22 @@ pub struct SendQueue<T> {
 /// All of a queue but its memory.
 #[derive(Debug)]
 struct Core {
-    hand: Hand,
+    state: PostState,
     /// Index of the oldest outstanding request.
     consumer: u32,
     blocks: u32,
     max_posts: u32,
     transport: Transport,
     limits: Limits,
-    constant: Constant,
-    record: Record,
-    register: Register,
-    _keep: Handle,
+    fixed: FixedFields,
+    record: DoorbellRecord,
+    register: DoorbellRegister,
+    _keep_alive: Handle,
 }
 
 /// What posting changes. A batch works on a copy, which becomes the queue's when it is rung.
 #[derive(Debug, Clone, Copy)]
-struct Hand {
+struct PostState {
     /// Free-running index of the next request's first block; its low 16 bits go into requests.
     producer: u32,
     /// Up to this index one-block requests may be posted without a closer look, as blocks and posts are free for them and
@@ -160,14 +160,14 @@ struct Hand {
 
 /// What posting needs and does not change.
 #[derive(Debug, Clone, Copy)]
-struct Constant {
+struct FixedFields {
     head: CtrlHead,
     /// Flags of every request.
     always: CtrlTail,
 }
 
-impl Hand {
-    /// Whether a request of the common kind may be posted without a closer look: [`Post::simple_size`] gave its size.
+impl PostState {
+    /// Whether a request of the common kind may be posted without a closer look: [`WorkRequest::simple_size`] gave its size.
     #[inline(always)]
     fn is_open(&self) -> bool {
         self.producer != self.limit
@@ -175,93 +175,100 @@ impl Hand {
 
     /// Writes a request that was admitted, and remembers it; gives the first 8 bytes of its control segment.
     #[inline(always)]
-    fn put<T>(&mut self, pen: &mut Pen<'_, T>, head: CtrlHead, tail: CtrlTail, token: T, what: &What<'_, '_>) -> u64 {
-        let (opcode, imm) = what.post.code();
-        let mut place = pen.at(self.producer);
-        what.post.put(&mut place);
+    fn put<T>(
+        &mut self,
+        writer: &mut StoreWriter<'_, T>,
+        head: CtrlHead,
+        tail: CtrlTail,
+        token: T,
+        admitted: &AdmittedRequest<'_, '_>,
+    ) -> u64 {
+        let (opcode, imm) = admitted.post.code();
+        let mut place = writer.at(self.producer);
+        admitted.post.put(&mut place);
         // The control segment last, so that what follows it is there when it is.
-        let ctrl = CtrlSeg::words(head, tail, opcode.code(), self.producer as u16, what.size.ds, imm);
+        let ctrl = CtrlSeg::words(head, tail, opcode.code(), self.producer as u16, admitted.size.ds, imm);
         place.put(0, ctrl);
-        let blocks = what.size.blocks();
-        pen.remember(self.producer, token, blocks as u8, what.kind);
+        let blocks = admitted.size.blocks();
+        writer.record_outstanding(self.producer, token, blocks as u8, admitted.kind);
         self.producer = self.producer.wrapping_add(blocks);
         ctrl[0]
     }
 }
 
 /// A request, its size, and what its completion is to say.
-struct What<'p, 'l> {
-    post: &'p Post<'l>,
+struct AdmittedRequest<'p, 'l> {
+    post: &'p WorkRequest<'l>,
     size: Size,
-    kind: Kind,
+    kind: RequestKind,
 }
 
 impl Core {
-    fn free_blocks(&self, hand: &Hand) -> u32 {
-        self.blocks - hand.producer.wrapping_sub(self.consumer)
+    fn free_blocks(&self, state: &PostState) -> u32 {
+        self.blocks - state.producer.wrapping_sub(self.consumer)
     }
 
     /// Requests that may still be posted, if the ring has room for them.
-    fn free_posts(&self, hand: &Hand) -> u32 {
-        self.max_posts - (hand.producer.wrapping_sub(self.consumer) - hand.surplus)
+    fn free_posts(&self, state: &PostState) -> u32 {
+        self.max_posts - (state.producer.wrapping_sub(self.consumer) - state.surplus)
     }
 
     /// Counts the limit anew.
-    fn set_limit(&self, hand: &mut Hand) {
+    fn set_limit(&self, state: &mut PostState) {
         let room = match self.transport {
-            Transport::Rc if !hand.fence => self.free_posts(hand).min(self.free_blocks(hand)),
+            Transport::Rc if !state.fence => self.free_posts(state).min(self.free_blocks(state)),
             Transport::Rc | Transport::Ud => 0,
         };
-        hand.limit = hand.producer.wrapping_add(room);
+        state.limit = state.producer.wrapping_add(room);
     }
 
     /// Places any request; gives the first 8 bytes of its control segment.
     #[inline(never)]
     fn place_any<T>(
         &self,
-        hand: &mut Hand,
-        mut pen: Pen<'_, T>,
+        state: &mut PostState,
+        mut writer: StoreWriter<'_, T>,
         token: T,
         flags: Flags,
-        post: Post<'_>,
+        post: WorkRequest<'_>,
     ) -> Result<u64, Rejected<T>> {
-        let size = match self.admit(hand, &post) {
+        let size = match self.admit(state, &post) {
             Ok(size) => size,
             Err(error) => return Err(Rejected { token, error }),
         };
         let kind = match post {
-            Post::Umr { kind: UmrKind::Bind, .. } => Kind::Bind,
-            Post::Umr { kind: UmrKind::LocalInv, .. } => Kind::LocalInv,
-            _ => Kind::Plain,
+            WorkRequest::Umr { kind: UmrKind::Bind, .. } => RequestKind::Bind,
+            WorkRequest::Umr { kind: UmrKind::LocalInv, .. } => RequestKind::LocalInv,
+            _ => RequestKind::Plain,
         };
         // A full fence takes the place of the small one, and either uses up what was due.
-        let small = hand.fence && !flags.0.has(FmCeSe::FENCE);
-        let tail = self.constant.always.with(flags.0).with(FmCeSe::NONE.with_if(FmCeSe::SMALL_FENCE, small));
-        let first = hand.put(&mut pen, self.constant.head, tail, token, &What { post: &post, size, kind });
-        hand.fence = kind != Kind::Plain;
-        hand.surplus += size.blocks() - 1;
-        self.set_limit(hand);
+        let small = state.fence && !flags.0.has(FmCeSe::FENCE);
+        let tail = self.fixed.always.with(flags.0).with(FmCeSe::NONE.with_if(FmCeSe::SMALL_FENCE, small));
+        let first = state.put(&mut writer, self.fixed.head, tail, token, &AdmittedRequest { post: &post, size, kind });
+        state.fence = kind != RequestKind::Plain;
+        state.surplus += size.blocks() - 1;
+        self.set_limit(state);
         Ok(first)
     }
 
     /// Copies the last request, which has this size, into the doorbell register.
     #[inline(never)]
-    fn copy_last<T>(&mut self, pen: Pen<'_, T>, size: Size) {
+    fn copy_last<T>(&mut self, writer: StoreWriter<'_, T>, size: Size) {
         let blocks = size.blocks();
-        self.register.copy(pen.at(self.hand.producer.wrapping_sub(blocks)).blocks(blocks));
+        self.register.copy(writer.at(self.state.producer.wrapping_sub(blocks)).blocks(blocks));
     }
 
-    fn admit(&self, hand: &Hand, post: &Post<'_>) -> Result<Size, PostError> {
+    fn admit(&self, state: &PostState, post: &WorkRequest<'_>) -> Result<Size, PostError> {
         let fits = match post {
-            Post::Nop => true,
-            Post::Datagram { .. } => self.transport == Transport::Ud,
+            WorkRequest::Nop => true,
+            WorkRequest::Datagram { .. } => self.transport == Transport::Ud,
             _ => self.transport == Transport::Rc,
         };
         if !fits {
             return Err(BuildError::Transport.into());
         }
         let size = post.size(&self.limits)?;
-        let (free_blocks, free_posts) = (self.free_blocks(hand), self.free_posts(hand));
+        let (free_blocks, free_posts) = (self.free_blocks(state), self.free_posts(state));
         if free_posts == 0 || size.blocks() > free_blocks {
             return Err(PostError::Full { free_blocks, free_posts });
         }
@@ -281,28 +288,28 @@ impl<T> SendQueue<T> {
         }
         let always = CtrlTail::new(FmCeSe::NONE.with_if(FmCeSe::CQ_UPDATE, parts.signal_all));
         let start = parts.start_index;
-        let mut hand = Hand { producer: start, limit: start, surplus: 0, fence: false };
+        let mut state = PostState { producer: start, limit: start, surplus: 0, fence: false };
         let store = Store::new(parts.ring)?;
         let mut core = Core {
-            hand,
+            state,
             consumer: start,
             blocks: store.blocks(),
             max_posts: parts.max_posts,
             transport: parts.transport,
             limits: parts.limits,
-            constant: Constant { head: CtrlHead::new(parts.qpn), always },
+            fixed: FixedFields { head: CtrlHead::new(parts.qpn), always },
             record: parts.record,
             register: parts.register,
-            _keep: parts.keep,
+            _keep_alive: parts.keep_alive,
         };
-        core.set_limit(&mut hand);
-        core.hand = hand;
+        core.set_limit(&mut state);
+        core.state = state;
         Some(Self { store, core })
     }
 
     /// Queue pair number.
     pub fn qpn(&self) -> u32 {
-        self.core.constant.head.qpn()
+        self.core.fixed.head.qpn()
     }
 
     /// What one request may have.
@@ -312,42 +319,42 @@ impl<T> SendQueue<T> {
 
     /// Index of the next request's first block; 16 bits of it go into the request.
     pub fn producer(&self) -> u32 {
-        self.core.hand.producer
+        self.core.state.producer
     }
 
     /// The fence that the next request will carry on its own.
     pub fn pending_fence(&self) -> Fence {
-        if self.core.hand.fence { Fence::Small } else { Fence::None }
+        if self.core.state.fence { Fence::Small } else { Fence::None }
     }
 
     /// Blocks that are free.
     pub fn free_blocks(&self) -> u32 {
-        self.core.free_blocks(&self.core.hand)
+        self.core.free_blocks(&self.core.state)
     }
 
     /// Requests that may still be posted, if the ring has room for them.
     pub fn free_posts(&self) -> u32 {
-        self.core.free_posts(&self.core.hand)
+        self.core.free_posts(&self.core.state)
     }
 
     /// Begins a batch.
     #[inline(always)]
     pub fn batch(&mut self) -> Batch<'_, T> {
-        Batch::new(self.store.pen(), &mut self.core)
+        Batch::new(self.store.writer(), &mut self.core)
     }
 
     /// Posts one request and rings.
     #[inline(always)]
-    pub fn post(&mut self, token: T, flags: Flags, post: &Post<'_>) -> Result<(), Rejected<T>> {
+    pub fn post(&mut self, token: T, flags: Flags, post: &WorkRequest<'_>) -> Result<(), Rejected<T>> {
         let Some(size) = post.simple_size() else { return self.post_any(token, flags, *post) };
         let core = &mut self.core;
-        if !core.hand.is_open() {
+        if !core.state.is_open() {
             return self.post_any(token, flags, *post);
         }
-        let what = What { post, size, kind: Kind::Plain };
-        let Constant { head, always } = core.constant;
-        let first = core.hand.put(&mut self.store.pen(), head, always.with(flags.0), token, &what);
-        core.record.set(core.hand.producer & 0xffff);
+        let admitted = AdmittedRequest { post, size, kind: RequestKind::Plain };
+        let FixedFields { head, always } = core.fixed;
+        let first = core.state.put(&mut self.store.writer(), head, always.with(flags.0), token, &admitted);
+        core.record.set(core.state.producer & 0xffff);
         if core.register.copies(size.blocks(), false) {
             self.copy_last(size);
         } else {
@@ -358,11 +365,11 @@ impl<T> SendQueue<T> {
 
     #[cold]
     fn copy_last(&mut self, size: Size) {
-        self.core.copy_last(self.store.pen(), size);
+        self.core.copy_last(self.store.writer(), size);
     }
 
     #[cold]
-    fn post_any(&mut self, token: T, flags: Flags, post: Post<'_>) -> Result<(), Rejected<T>> {
+    fn post_any(&mut self, token: T, flags: Flags, post: WorkRequest<'_>) -> Result<(), Rejected<T>> {
         let mut batch = self.batch();
         batch.post(token, flags, &post)?;
         batch.ring();
@@ -371,38 +378,38 @@ impl<T> SendQueue<T> {
 
     /// All requests that are done when the one at `wqe_counter` is: those before it, oldest first, and itself last. They
     /// are freed also if the iterator is dropped early.
-    pub fn complete(&mut self, wqe_counter: u16) -> Result<Finished<'_, T>, UnknownRequest> {
+    pub fn complete(&mut self, wqe_counter: u16) -> Result<CompletedRequests<'_, T>, UnknownRequest> {
         let core = &self.core;
         let ahead = wqe_counter.wrapping_sub(core.consumer as u16) as u32;
-        let outstanding = core.hand.producer.wrapping_sub(core.consumer);
+        let outstanding = core.state.producer.wrapping_sub(core.consumer);
         match self.store.outstanding(core.consumer.wrapping_add(ahead)) {
             Some((blocks, _)) if ahead < outstanding => {
                 let end = core.consumer.wrapping_add(ahead + blocks);
-                Ok(Finished { queue: self, end })
+                Ok(CompletedRequests { queue: self, end })
             }
             _ => Err(UnknownRequest { wqe_counter }),
         }
     }
 
     /// All outstanding requests, oldest first: for a queue pair that is gone.
-    pub fn abandon(&mut self) -> Finished<'_, T> {
-        let end = self.core.hand.producer;
-        Finished { queue: self, end }
+    pub fn take_outstanding(&mut self) -> CompletedRequests<'_, T> {
+        let end = self.core.state.producer;
+        CompletedRequests { queue: self, end }
     }
 }
 
 /// Requests that are done, oldest first.
 #[derive(Debug)]
-pub struct Finished<'q, T> {
+pub struct CompletedRequests<'q, T> {
     queue: &'q mut SendQueue<T>,
     end: u32,
 }
 
-impl<T> Iterator for Finished<'_, T> {
-    type Item = Done<T>;
+impl<T> Iterator for CompletedRequests<'_, T> {
+    type Item = CompletedRequest<T>;
 
     #[inline]
-    fn next(&mut self) -> Option<Done<T>> {
+    fn next(&mut self) -> Option<CompletedRequest<T>> {
         let core = &mut self.queue.core;
         let consumer = &mut core.consumer;
         if *consumer == self.end {
@@ -411,17 +418,17 @@ impl<T> Iterator for Finished<'_, T> {
         let (blocks, kind) = self.queue.store.outstanding(*consumer)?;
         let token = self.queue.store.take(*consumer)?;
         *consumer = consumer.wrapping_add(blocks);
-        core.hand.surplus -= blocks - 1;
-        Some(Done { token, kind })
+        core.state.surplus -= blocks - 1;
+        Some(CompletedRequest { token, kind })
     }
 }
 
-impl<T> Drop for Finished<'_, T> {
+impl<T> Drop for CompletedRequests<'_, T> {
     fn drop(&mut self) {
         self.by_ref().for_each(drop);
         let core = &mut self.queue.core;
-        let mut hand = core.hand;
-        core.set_limit(&mut hand);
-        core.hand = hand;
+        let mut state = core.state;
+        core.set_limit(&mut state);
+        core.state = state;
     }
 }

@@ -4,12 +4,12 @@
 //! in any order; it then goes to the end of the list.
 
 use crate::handle::Handle;
-use crate::mmio::Record;
+use crate::mmio::DoorbellRecord;
 use crate::ring::Ring;
 use crate::rq::{RecvError, RecvRejected, check, put};
 use crate::sq::UnknownRequest;
 use crate::wire::{SEGMENT, SrqNextSeg};
-use crate::wqe::{Sge, Sink};
+use crate::wqe::{SegmentWriter, Sge};
 
 /// What a shared receive queue is made of; the device fills it in.
 #[derive(Debug)]
@@ -17,11 +17,11 @@ pub struct SrqParts {
     /// The ring: 2 to 2^15 entries of 32 to 512 bytes; an entry holds one buffer less than segments.
     pub ring: Ring,
     /// The doorbell record.
-    pub record: Record,
+    pub record: DoorbellRecord,
     /// Number of the queue.
     pub srqn: u32,
     /// Keeps the memory of the queue alive, and names the queue to the device.
-    pub keep: Handle,
+    pub keep_alive: Handle,
 }
 
 /// A shared receive queue. `T` is what the caller wants back when a receive is done.
@@ -36,9 +36,9 @@ pub struct SharedRecvQueue<T> {
     /// The last of the list. It is not filled, so that the list never runs out under the card.
     tail: u16,
     posted: u32,
-    record: Record,
+    record: DoorbellRecord,
     srqn: u32,
-    keep: Handle,
+    keep_alive: Handle,
 }
 
 /// Segments before the buffers.
@@ -61,7 +61,7 @@ impl<T> SharedRecvQueue<T> {
             posted: 0,
             record: parts.record,
             srqn: parts.srqn,
-            keep: parts.keep,
+            keep_alive: parts.keep_alive,
         };
         for index in 0..entries {
             queue.link(index as u16, ((index + 1) % entries) as u16);
@@ -76,7 +76,7 @@ impl<T> SharedRecvQueue<T> {
 
     /// What names the queue to its device.
     pub fn handle(&self) -> &Handle {
-        &self.keep
+        &self.keep_alive
     }
 
     /// Buffers that a descriptor holds.

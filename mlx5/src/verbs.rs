@@ -12,7 +12,7 @@ use crate::cq::{CqParts, Slots};
 use crate::device::{
     Access, Caps, CqAttr, Device, DeviceError, Endpoint, Handle, Mr, Pd, QpAttr, RawCq, RawQp, RawWindow, SrqAttr,
 };
-use crate::mmio::{ArmRegister, BlueFlame, Record, Register, RegisterParts};
+use crate::mmio::{ArmRegister, BlueFlame, DoorbellRecord, DoorbellRegister, DoorbellRegisterParts};
 use crate::ring::Ring;
 use crate::rq::RecvParts;
 use crate::sq::SendParts;
@@ -20,7 +20,7 @@ use crate::srq::SrqParts;
 use crate::wire::{Cqe, MAX_24_BITS};
 use crate::wqe::{Limits, Transport, WindowType};
 use ffi::mask;
-use library::{Api, Context, done, made};
+use library::{Api, Context, check_pointer, check_status};
 use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Default for Settings {
 
 /// A device that the system has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct DeviceEntry {
     /// Its name.
     pub name: String,
     /// It is a ConnectX device that this crate can drive.
@@ -57,11 +57,11 @@ pub struct Found {
 }
 
 /// The system's RDMA devices.
-pub fn devices() -> Result<Vec<Found>, DeviceError> {
+pub fn devices() -> Result<Vec<DeviceEntry>, DeviceError> {
     let api = Api::load()?;
     let mut all = Vec::new();
     api.find_device(|_, name, mlx5| {
-        all.push(Found { name: name.to_string(), mlx5 });
+        all.push(DeviceEntry { name: name.to_string(), mlx5 });
         None::<()>
     })?;
     Ok(all)
@@ -109,7 +109,7 @@ impl Hardware {
         let Some((object, found)) = opened else {
             return Err(DeviceError::NoDevice { name: name.unwrap_or("any mlx5 device").to_string(), others });
         };
-        let object = made(object, "ibv_open_device")?;
+        let object = check_pointer(object, "ibv_open_device")?;
         let context = Arc::new(Context { object, api });
         Self::query(context, found, settings)
     }
@@ -118,11 +118,11 @@ impl Hardware {
         let mut attr = ffi::DeviceAttr::ZERO;
         // SAFETY: the context is open, and the answer has the size of the struct.
         let status = unsafe { (context.api.verbs.ibv_query_device)(context.object, &raw mut attr) };
-        done(status, "ibv_query_device")?;
+        check_status(status, "ibv_query_device")?;
         let mut port = ffi::PortAttr::default();
         // SAFETY: the same.
         let status = unsafe { (context.api.verbs.ibv_query_port)(context.object, settings.port, &raw mut port) };
-        done(status, "ibv_query_port")?;
+        check_status(status, "ibv_query_port")?;
         let caps = Caps {
             name,
             compression: false,
@@ -149,7 +149,7 @@ impl Hardware {
         pairs[kind.trailing_zeros() as usize] = ffi::DvPair { object, answer };
         // SAFETY: the object is of that kind, and the answer is its struct.
         let status = unsafe { (self.context.api.dv.mlx5dv_init_obj)(&raw mut pairs, kind) };
-        done(status, "mlx5dv_init_obj")
+        check_status(status, "mlx5dv_init_obj")
     }
 
     fn pd<'h>(&self, pd: &'h Pd) -> Result<&'h library::Pd, DeviceError> {
@@ -172,7 +172,7 @@ impl Hardware {
     fn modify(&self, qp: &library::Qp, mut attr: ffi::QpAttr, mask: c_int) -> Result<(), DeviceError> {
         // SAFETY: the queue pair lives, and the attributes outlive the call.
         let status = unsafe { (self.context.api.verbs.ibv_modify_qp)(qp.object, &raw mut attr, mask) };
-        done(status, "ibv_modify_qp")
+        check_status(status, "ibv_modify_qp")
     }
 
     fn initialise(&self, qp: &library::Qp, qkey: u32) -> Result<(), DeviceError> {
@@ -189,7 +189,7 @@ impl Hardware {
 }
 
 /// A pointer that the library promised; null is a broken promise.
-fn there<T>(pointer: *mut c_void, what: &'static str) -> Result<NonNull<T>, DeviceError> {
+fn non_null<T>(pointer: *mut c_void, what: &'static str) -> Result<NonNull<T>, DeviceError> {
     let missing = || DeviceError::Library { library: "libmlx5.so.1", why: format!("mlx5dv_init_obj gave no {what}") };
     NonNull::new(pointer.cast()).ok_or_else(missing)
 }
@@ -205,15 +205,15 @@ fn ring(queue: &ffi::DvQueue) -> Result<Ring, DeviceError> {
     let (entries, entry) =
         (log2(queue.wqe_cnt, "the number of requests")?, log2(queue.stride, "the size of a request")?);
     // SAFETY: the library mapped it for this queue pair, whose handle the parts keep; nobody else posts to it.
-    Ok(unsafe { Ring::new(there(queue.buf, "ring")?, entries, entry) })
+    Ok(unsafe { Ring::new(non_null(queue.buf, "ring")?, entries, entry) })
 }
 
 /// One of the two words of a doorbell record.
-fn record(words: *mut u32, at: usize) -> Result<Record, DeviceError> {
-    let words: NonNull<u32> = there(words.cast(), "doorbell record")?;
+fn record(words: *mut u32, at: usize) -> Result<DoorbellRecord, DeviceError> {
+    let words: NonNull<u32> = non_null(words.cast(), "doorbell record")?;
     let word = NonNull::new(words.as_ptr().wrapping_add(at)).unwrap_or(words);
     // SAFETY: mapped by the library while the queue lives, 8 bytes long and aligned.
-    Ok(unsafe { Record::new(word) })
+    Ok(unsafe { DoorbellRecord::new(word) })
 }
 
 impl Device for Hardware {
@@ -223,7 +223,8 @@ impl Device for Hardware {
 
     fn alloc_pd(&self) -> Result<Pd, DeviceError> {
         // SAFETY: the context is open.
-        let object = made(unsafe { (self.context.api.verbs.ibv_alloc_pd)(self.context.object) }, "ibv_alloc_pd")?;
+        let object =
+            check_pointer(unsafe { (self.context.api.verbs.ibv_alloc_pd)(self.context.object) }, "ibv_alloc_pd")?;
         Ok(Pd { handle: Handle::new(library::Pd { object, context: self.context.clone() }) })
     }
 
@@ -232,7 +233,7 @@ impl Device for Hardware {
         let at = addr.as_ptr().cast();
         // SAFETY: the domain lives; the caller keeps the range mapped.
         let object = unsafe { (self.context.api.verbs.ibv_reg_mr)(own.object, at, length, access.0 as c_int) };
-        let object = made(object, "ibv_reg_mr")?;
+        let object = check_pointer(object, "ibv_reg_mr")?;
         // SAFETY: just made.
         let lkey = unsafe { (*object).lkey };
         // SAFETY: the same.
@@ -251,7 +252,7 @@ impl Device for Hardware {
         let alloc = unsafe { (*self.context.object).alloc_mw };
         let alloc = alloc.ok_or(DeviceError::Unsupported { what: "memory windows" })?;
         // SAFETY: the domain lives.
-        let object = made(unsafe { alloc(own.object, kind) }, "ibv_alloc_mw")?;
+        let object = check_pointer(unsafe { alloc(own.object, kind) }, "ibv_alloc_mw")?;
         // SAFETY: just made.
         let rkey = unsafe { (*object).rkey };
         let handle = Handle::new(library::Mw { object, context: self.context.clone(), _pd: pd.handle.clone() });
@@ -266,7 +267,7 @@ impl Device for Hardware {
         let create = self.context.api.verbs.ibv_create_cq;
         // SAFETY: the context is open; there is no channel.
         let object = unsafe { create(self.context.object, entries, null_mut(), null_mut(), 0) };
-        let object = made(object, "ibv_create_cq")?;
+        let object = check_pointer(object, "ibv_create_cq")?;
         let handle = Handle::new(library::Cq { object, context: self.context.clone() });
         let mut cq = ffi::DvCq {
             buf: null_mut(),
@@ -282,10 +283,10 @@ impl Device for Hardware {
             let why = format!("completions of {} bytes; unset MLX5_CQE_SIZE", cq.cqe_size);
             return Err(DeviceError::Library { library: "libmlx5.so.1", why });
         }
-        let page: NonNull<u8> = there(cq.cq_uar, "user page")?;
+        let page: NonNull<u8> = non_null(cq.cq_uar, "user page")?;
         let arm = NonNull::new(page.as_ptr().wrapping_add(ffi::CQ_DOORBELL)).unwrap_or(page);
         // SAFETY: the library mapped the slots for this queue and initialised them; the handle keeps them.
-        let slots = unsafe { Slots::new(there(cq.buf, "slots")?, log2(cq.cqe_cnt, "the number of completions")?) };
+        let slots = unsafe { Slots::new(non_null(cq.buf, "slots")?, log2(cq.cqe_cnt, "the number of completions")?) };
         // SAFETY: inside the mapped page, aligned.
         let arm = unsafe { ArmRegister::new(arm.cast()) };
         let parts = CqParts {
@@ -296,7 +297,7 @@ impl Device for Hardware {
             cqn: cq.cqn,
             compression: false,
             start_index: 0,
-            keep: handle.clone(),
+            keep_alive: handle.clone(),
         };
         Ok(RawCq { handle, parts })
     }
@@ -307,8 +308,8 @@ impl Device for Hardware {
             ffi::SrqInitAttr { srq_context: null_mut(), max_wr: attr.entries, max_sge: attr.max_sge, srq_limit: 0 };
         // SAFETY: the domain lives, and the attributes outlive the call.
         let object = unsafe { (self.context.api.verbs.ibv_create_srq)(own.object, &raw mut init) };
-        let object = made(object, "ibv_create_srq")?;
-        let keep = Handle::new(library::Srq { object, context: self.context.clone(), _pd: pd.handle.clone() });
+        let object = check_pointer(object, "ibv_create_srq")?;
+        let keep_alive = Handle::new(library::Srq { object, context: self.context.clone(), _pd: pd.handle.clone() });
         let mut srq = ffi::DvSrq {
             buf: null_mut(),
             dbrec: null_mut(),
@@ -321,7 +322,7 @@ impl Device for Hardware {
         self.layout(ffi::DV_SRQ, object.cast(), &mut srq)?;
         // The list of a new queue goes from the head to the tail through all descriptors.
         let queue = ffi::DvQueue { buf: srq.buf, wqe_cnt: srq.tail + 1 - srq.head, stride: srq.stride };
-        Ok(SrqParts { ring: ring(&queue)?, record: record(srq.dbrec, 0)?, srqn: srq.srqn, keep })
+        Ok(SrqParts { ring: ring(&queue)?, record: record(srq.dbrec, 0)?, srqn: srq.srqn, keep_alive })
     }
 
     fn create_qp(&self, pd: &Pd, attr: &QpAttr) -> Result<RawQp, DeviceError> {
@@ -353,7 +354,7 @@ impl Device for Hardware {
         };
         // SAFETY: the domain and the queues live, and the attributes outlive the call.
         let object = unsafe { (self.context.api.verbs.ibv_create_qp)(own.object, &raw mut init) };
-        let object = made(object, "ibv_create_qp")?;
+        let object = check_pointer(object, "ibv_create_qp")?;
         let psn = self.next_psn.fetch_add(0x1_0001, Ordering::Relaxed) & MAX_24_BITS;
         let handle = Handle::new(library::Qp { object, context: self.context.clone(), datagram, psn, _on: on });
         // SAFETY: just made.
@@ -370,24 +371,27 @@ impl Device for Hardware {
         };
         self.layout(ffi::DV_QP, object.cast(), &mut qp)?;
         self.initialise(self.qp(&handle)?, 0)?;
-        let register =
-            RegisterParts { register: there(qp.bf_reg, "register")?, buf_size: 0, blueflame: BlueFlame::Never };
+        let register = DoorbellRegisterParts {
+            register: non_null(qp.bf_reg, "register")?,
+            buf_size: 0,
+            blueflame: BlueFlame::Never,
+        };
         let send = SendParts {
             ring: ring(&qp.sq)?,
             record: record(qp.dbrec, 1)?,
             // SAFETY: mapped by the library while the queue pair lives. Others may share it: a doorbell is one store.
-            register: unsafe { Register::new(register) },
+            register: unsafe { DoorbellRegister::new(register) },
             qpn,
             transport: attr.transport,
             limits: attr.limits,
             max_posts: init.cap.max_send_wr,
             signal_all: attr.signal_all,
             start_index: 0,
-            keep: handle.clone(),
+            keep_alive: handle.clone(),
         };
         let recv = match attr.srq {
             Some(_) => None,
-            None => Some(RecvParts { ring: ring(&qp.rq)?, record: record(qp.dbrec, 0)?, keep: handle.clone() }),
+            None => Some(RecvParts { ring: ring(&qp.rq)?, record: record(qp.dbrec, 0)?, keep_alive: handle.clone() }),
         };
         Ok(RawQp { handle, pd: pd.clone(), send, recv })
     }
@@ -400,7 +404,7 @@ impl Device for Hardware {
             // SAFETY: the context is open, and the answer has 16 bytes.
             let status =
                 unsafe { (self.context.api.verbs.ibv_query_gid)(self.context.object, port, index, &raw mut gid) };
-            done(status, "ibv_query_gid")?;
+            check_status(status, "ibv_query_gid")?;
         }
         // SAFETY: the queue pair lives.
         let qpn = unsafe { (*qp.object).qp_num };

@@ -1,7 +1,7 @@
 //! Work requests of a send queue as a meaning, emitted to bytes and parsed from them.
 //!
-//! [`Post`] is what a caller hands over; it borrows its lists. [`Wqe`] is what a card reads back from the bytes; it owns
-//! them. Both are an [`Op`] and the flags of the control segment. A queue emits through [`Sink`], which knows where
+//! [`WorkRequest`] is what a caller hands over; it borrows its lists. [`Wqe`] is what a card reads back from the bytes; it owns
+//! them. Both are an [`Op`] and the flags of the control segment. A queue emits through [`SegmentWriter`], which knows where
 //! the ring ends; [`emit`] does the same into a slice.
 //!
 //! Byte truth is `tests/vectors/mlx5_wqe.json`, taken from rdma-core's `providers/mlx5/qp.c`.
@@ -52,7 +52,7 @@ pub struct Remote {
 
 /// The 8 local bytes that an atomic fills with the old value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Word {
+pub struct AtomicResult {
     /// Address.
     pub addr: u64,
     /// Local key.
@@ -137,7 +137,7 @@ pub enum Op<S, I> {
         /// What it becomes.
         swap: u64,
         /// Takes what it was.
-        into: Word,
+        into: AtomicResult,
     },
     /// Adds to the peer's word.
     FetchAdd {
@@ -146,7 +146,7 @@ pub enum Op<S, I> {
         /// What is added.
         add: u64,
         /// Takes what it was.
-        into: Word,
+        into: AtomicResult,
     },
     /// Binds or invalidates a window.
     Umr {
@@ -158,15 +158,15 @@ pub enum Op<S, I> {
 }
 
 /// What a caller posts.
-pub type Post<'a> = Op<&'a [Sge], &'a [&'a [u8]]>;
+pub type WorkRequest<'a> = Op<&'a [Sge], &'a [&'a [u8]]>;
 /// What a card reads.
 pub type Parsed = Op<Vec<Sge>, Vec<u8>>;
 
-/// Data of a [`Post`].
-pub type PostData<'a> = Data<&'a [Sge], &'a [&'a [u8]]>;
+/// Data of a [`WorkRequest`].
+pub type RequestData<'a> = Data<&'a [Sge], &'a [&'a [u8]]>;
 
 /// Where the segments of one request go.
-pub trait Sink {
+pub trait SegmentWriter {
     /// Stores `value` at segment `index` of the request. No value crosses the end of a block.
     fn put<T: IntoBytes + Immutable>(&mut self, index: usize, value: T);
     /// Stores bytes from byte `offset` of the request on.
@@ -257,7 +257,7 @@ fn check_sges(sges: &[Sge], limits: &Limits) -> Result<usize, BuildError> {
 }
 
 #[inline(always)]
-fn check_data(data: &PostData<'_>, limits: &Limits) -> Result<usize, BuildError> {
+fn check_data(data: &RequestData<'_>, limits: &Limits) -> Result<usize, BuildError> {
     match data {
         Data::Sges(sges) => check_sges(sges, limits),
         Data::Inline(pieces) => match inline_length(pieces) {
@@ -271,7 +271,7 @@ fn check_data(data: &PostData<'_>, limits: &Limits) -> Result<usize, BuildError>
 }
 
 #[inline(always)]
-fn put_sges(sink: &mut impl Sink, at: usize, sges: &[Sge]) {
+fn put_sges(sink: &mut impl SegmentWriter, at: usize, sges: &[Sge]) {
     if let [one] = sges {
         if one.length != 0 {
             sink.put(at, data_seg(one));
@@ -290,7 +290,7 @@ fn data_seg(sge: &Sge) -> [u64; 2] {
 }
 
 #[inline(always)]
-fn put_data(sink: &mut impl Sink, at: usize, data: &PostData<'_>) {
+fn put_data(sink: &mut impl SegmentWriter, at: usize, data: &RequestData<'_>) {
     match data {
         Data::Sges(sges) => put_sges(sink, at, sges),
         Data::Inline(pieces) => {
@@ -315,7 +315,7 @@ const REMOTE: usize = CONTROL + 1;
 const ATOMIC: usize = REMOTE + 1;
 const DATAGRAM: usize = CONTROL + size_of::<AddressVector>() / SEGMENT;
 
-impl Post<'_> {
+impl WorkRequest<'_> {
     /// Checks against the limits and gives the size.
     #[inline(always)]
     pub fn size(&self, limits: &Limits) -> Result<Size, BuildError> {
@@ -371,11 +371,11 @@ impl Post<'_> {
         }
     }
 
-    /// Stores all segments after the control segment. [`Post::size`] must have said yes.
+    /// Stores all segments after the control segment. [`WorkRequest::size`] must have said yes.
     #[inline(always)]
-    pub fn put(&self, sink: &mut impl Sink) {
+    pub fn put(&self, sink: &mut impl SegmentWriter) {
         let raddr = |remote: Remote| RaddrSeg::words(remote.addr, remote.rkey);
-        let word = |word: Word| DataSeg::words(size_of::<u64>() as u32, word.lkey, word.addr);
+        let word = |word: AtomicResult| DataSeg::words(size_of::<u64>() as u32, word.lkey, word.addr);
         match self {
             Op::Nop => {}
             Op::Send { data, .. } => put_data(sink, CONTROL, data),
@@ -410,7 +410,7 @@ impl Post<'_> {
     /// The same with owned lists: what a card reads back. Empty buffers are left out, as they are on the wire.
     pub fn to_parsed(&self) -> Parsed {
         let list = |sges: &[Sge]| sges.iter().copied().filter(|sge| sge.length != 0).collect::<Vec<_>>();
-        let data = |data: &PostData<'_>| match data {
+        let data = |data: &RequestData<'_>| match data {
             Data::Sges(sges) => Data::Sges(list(sges)),
             Data::Inline(pieces) if inline_length(pieces) == 0 => Data::Sges(Vec::new()),
             Data::Inline(pieces) => Data::Inline(pieces.concat()),
@@ -445,7 +445,7 @@ impl Limits {
 /// A slice as a sink, for formats in tests and tools.
 struct Slice<'a>(&'a mut [u8]);
 
-impl Sink for Slice<'_> {
+impl SegmentWriter for Slice<'_> {
     fn put<T: IntoBytes + Immutable>(&mut self, index: usize, value: T) {
         self.put_bytes(index * SEGMENT, value.as_bytes());
     }
@@ -458,7 +458,7 @@ impl Sink for Slice<'_> {
 /// Emits a request into a slice and gives its bytes; `None` if `out` is too short for it. `index` is the 16-bit index of
 /// its first block, `qpn` the queue pair that posts it.
 pub fn emit<'a>(
-    post: &Post<'_>,
+    post: &WorkRequest<'_>,
     limits: &Limits,
     index: u16,
     qpn: u32,

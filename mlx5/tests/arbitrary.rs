@@ -7,7 +7,7 @@ use ferrogin_test_support::Random;
 use mlx5::cq::{CompletionQueue, CqParts};
 use mlx5::device::{Endpoint, Handle};
 use mlx5::wire::{FmCeSe, MAX_DS};
-use mlx5::wqe::{Data, Limits, Op, Parsed, Post, Transport, emit, parse};
+use mlx5::wqe::{Data, Limits, Op, Parsed, Transport, WorkRequest, emit, parse};
 
 fn rounds() -> u32 {
     std::env::var("FERROGIN_ARBITRARY").map_or(200_000, |n| n.parse().expect("FERROGIN_ARBITRARY is a number"))
@@ -18,7 +18,7 @@ fn fill(random: &mut Random, bytes: &mut [u8]) {
 }
 
 /// Borrows what was parsed, to post it again.
-fn again<'a>(parsed: &'a Parsed, pieces: &'a mut Vec<&'a [u8]>) -> Post<'a> {
+fn again<'a>(parsed: &'a Parsed, pieces: &'a mut Vec<&'a [u8]>) -> WorkRequest<'a> {
     let mut data = |data: &'a Data<Vec<_>, Vec<u8>>| match data {
         Data::Sges(sges) => Data::Sges(&sges[..]),
         Data::Inline(bytes) => {
@@ -106,7 +106,7 @@ fn completion_queues_of_arbitrary_bytes() {
             cqn: 1,
             compression,
             start_index,
-            keep: Handle::new(()),
+            keep_alive: Handle::new(()),
         });
         for _ in 0..60 {
             for _ in 0..random.below(1 << log) + 1 {

@@ -4,7 +4,7 @@ mod common;
 
 use common::memory::Memory;
 use common::*;
-use mlx5::cq::{CompletionQueue, CqParts, Failure, Polled, Side};
+use mlx5::cq::{CompletionError, CompletionQueue, CqParts, Polled, Side};
 use mlx5::device::Handle;
 use mlx5::wire::{Cqe, CqeOpcode};
 use serde_json::Value;
@@ -34,7 +34,7 @@ fn bench(case: &Value) -> Bench {
         cqn: 1,
         compression: bool_of(case, "zip"),
         start_index: u32_of(case, "start_ci"),
-        keep: Handle::new(()),
+        keep_alive: Handle::new(()),
     };
     Bench { queue: CompletionQueue::new(parts), slots, record, _arm: arm }
 }
@@ -54,7 +54,7 @@ const FIELDS: &[&str] = &[
     "vendor_err",
 ];
 
-fn check_good(want: &Value, got: &mlx5::cq::Entry<'_>) {
+fn check_good(want: &Value, got: &mlx5::cq::Completion<'_>) {
     assert_eq!(hex(got.to_cqe().as_bytes()), text(want, "hex"));
     assert_eq!(got.opcode().code(), u8_of(want, "opcode"));
     assert!(!matches!(got.opcode(), CqeOpcode::Unknown(_)));
@@ -66,7 +66,7 @@ fn check_good(want: &Value, got: &mlx5::cq::Entry<'_>) {
     assert_eq!(got.request_opcode(), u8_of(want, "s_wqe_opcode"));
 }
 
-fn check_failure(want: &Value, got: &Failure) {
+fn check_failure(want: &Value, got: &CompletionError) {
     assert_eq!(hex(got.cqe.as_bytes()), text(want, "hex"));
     let side = match got.side {
         Side::Requester => CqeOpcode::ReqErr,

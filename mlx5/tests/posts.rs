@@ -7,11 +7,11 @@ use common::memory::{Memory, POISON};
 use ferrogin_test_support::Random;
 use mlx5::device::Handle;
 use mlx5::mmio::BlueFlame;
-use mlx5::sq::{Flags, Kind, PostError, SendParts, SendQueue};
+use mlx5::sq::{Flags, PostError, RequestKind, SendParts, SendQueue};
 use mlx5::wire::{BLOCK, Fence, MkeyAccess};
 use mlx5::wqe::{
-    Bind, BuildError, Data, Destination, Limits, Op, Post, Remote, Sge, Transport, Umr, UmrKind, WindowType, With,
-    Word, parse,
+    AtomicResult, Bind, BuildError, Data, Destination, Limits, Op, Remote, Sge, Transport, Umr, UmrKind, WindowType,
+    With, WorkRequest, parse,
 };
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ struct Taken {
     token: u64,
     index: u32,
     blocks: u32,
-    kind: Kind,
+    kind: RequestKind,
 }
 
 /// What the queue should be.
@@ -77,7 +77,7 @@ fn bench(log: u32, transport: Transport, seed: u64) -> Bench {
         max_posts,
         signal_all: false,
         start_index,
-        keep: Handle::new(()),
+        keep_alive: Handle::new(()),
     };
     let queue = SendQueue::new(parts).expect("legal sizes");
     let model = Model { producer: start_index, fence: false, blocks: 0, outstanding: VecDeque::new() };
@@ -85,9 +85,9 @@ fn bench(log: u32, transport: Transport, seed: u64) -> Bench {
 }
 
 /// A request, and why it cannot be built if it cannot.
-fn request<'a>(random: &mut Random, sges: &'a [Sge], pieces: &'a [&'a [u8]], transport: Transport) -> Post<'a> {
+fn request<'a>(random: &mut Random, sges: &'a [Sge], pieces: &'a [&'a [u8]], transport: Transport) -> WorkRequest<'a> {
     let remote = Remote { addr: 0x1000, rkey: 0x77 };
-    let into = Word { addr: 0x2000, lkey: 0x88 };
+    let into = AtomicResult { addr: 0x2000, lkey: 0x88 };
     let data = if random.below(2) == 0 { Data::Sges(sges) } else { Data::Inline(pieces) };
     let window = Bind {
         window: WindowType::Type2,
@@ -118,7 +118,7 @@ fn request<'a>(random: &mut Random, sges: &'a [Sge], pieces: &'a [&'a [u8]], tra
 }
 
 /// What is wrong with a request in itself.
-fn wrong(post: &Post<'_>, transport: Transport) -> Option<BuildError> {
+fn wrong(post: &WorkRequest<'_>, transport: Transport) -> Option<BuildError> {
     let own = match post {
         Op::Nop => true,
         Op::Datagram { .. } => transport == Transport::Ud,
@@ -193,9 +193,9 @@ impl Bench {
                 }
                 (Ok(()), None) => {
                     let kind = match post {
-                        Op::Umr { kind: UmrKind::Bind, .. } => Kind::Bind,
-                        Op::Umr { kind: UmrKind::LocalInv, .. } => Kind::LocalInv,
-                        _ => Kind::Plain,
+                        Op::Umr { kind: UmrKind::Bind, .. } => RequestKind::Bind,
+                        Op::Umr { kind: UmrKind::LocalInv, .. } => RequestKind::LocalInv,
+                        _ => RequestKind::Plain,
                     };
                     let blocks = post.size(&LIMITS).expect("legal").blocks();
                     let index = self.model.producer;
@@ -209,7 +209,7 @@ impl Bench {
                     self.model.outstanding.push_back(Taken { token: self.token, index, blocks, kind });
                     self.model.producer = index.wrapping_add(blocks);
                     self.model.blocks += blocks;
-                    self.model.fence = kind != Kind::Plain;
+                    self.model.fence = kind != RequestKind::Plain;
                     placed.push(bytes);
                 }
                 (outcome, refused) => panic!("{outcome:?}, but {refused:?} was foreseen for {post:?}"),

@@ -17,7 +17,7 @@ const END_BYTES: &str = "00000000000001000000000000000000";
 
 fn own() -> (RecvQueue<u32>, Memory, Memory) {
     let (ring, record) = (Memory::new(4 * 32), Memory::new(8));
-    let parts = RecvParts { ring: ring.ring(5), record: record.record(0), keep: Handle::new(()) };
+    let parts = RecvParts { ring: ring.ring(5), record: record.record(0), keep_alive: Handle::new(()) };
     (RecvQueue::new(parts).expect("legal sizes"), ring, record)
 }
 
@@ -55,7 +55,7 @@ fn a_full_queue_gives_the_token_back_and_goes_on() {
     assert_eq!(record.read(0, 4), ((next & 0xffff).to_be_bytes()), "16 bits of the index");
     let wrong = (100_001 % 65536) as u16;
     assert_eq!(queue.complete(wrong), Err(UnknownRequest { wqe_counter: wrong }), "not the oldest");
-    assert_eq!(queue.abandon().collect::<Vec<_>>(), [100_000, 100_001, 100_002, 100_003]);
+    assert_eq!(queue.take_outstanding().collect::<Vec<_>>(), [100_000, 100_001, 100_002, 100_003]);
     assert_eq!(queue.outstanding(), 0);
 }
 
@@ -72,7 +72,7 @@ fn bad_lists_are_refused() {
 
 fn shared() -> (SharedRecvQueue<u32>, Memory, Memory) {
     let (ring, record) = (Memory::new(8 * 64), Memory::new(8));
-    let parts = SrqParts { ring: ring.ring(6), record: record.record(0), srqn: 7, keep: Handle::new(()) };
+    let parts = SrqParts { ring: ring.ring(6), record: record.record(0), srqn: 7, keep_alive: Handle::new(()) };
     (SharedRecvQueue::new(parts).expect("legal sizes"), ring, record)
 }
 

@@ -4,7 +4,7 @@ use mlx5::device::{Device, DeviceError};
 use mlx5::verbs::{Hardware, Settings, devices};
 
 /// The devices, or `None` where rdma-core is not installed.
-fn found() -> Option<Vec<mlx5::verbs::Found>> {
+fn found() -> Option<Vec<mlx5::verbs::DeviceEntry>> {
     match devices() {
         Ok(found) => Some(found),
         Err(error @ DeviceError::Library { .. }) => {
@@ -29,14 +29,14 @@ fn a_missing_device_is_named() {
     let error = Hardware::open(Some("mlx5_no_such"), Settings::default()).unwrap_err();
     let others = found.iter().map(|device| device.name.clone()).collect();
     assert_eq!(error, DeviceError::NoDevice { name: "mlx5_no_such".into(), others });
-    assert!(error.to_string().starts_with("there is no mlx5_no_such here; the system has "), "{error}");
+    assert!(error.to_string().starts_with("non_null is no mlx5_no_such here; the system has "), "{error}");
 }
 
 #[test]
 fn a_device_opens_and_makes_queues() {
     let Some(found) = found() else { return };
     let Some(device) = found.iter().find(|device| device.mlx5) else {
-        println!("SKIP a_device_opens_and_makes_queues: there is no mlx5 device");
+        println!("SKIP a_device_opens_and_makes_queues: non_null is no mlx5 device");
         return;
     };
     let hardware = Hardware::open(Some(&device.name), Settings::default()).expect("an open device");

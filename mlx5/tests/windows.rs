@@ -8,9 +8,9 @@ use common::memory::{Memory, POISON};
 use mlx5::device::{Access, Device, Mr, Pd};
 use mlx5::mw::{Range, Window, WindowError};
 use mlx5::qp::QueuePair;
-use mlx5::sq::{Flags, Kind, PostError};
+use mlx5::sq::{Flags, PostError, RequestKind};
 use mlx5::wire::{Fence, MkeyAccess};
-use mlx5::wqe::{BindError, Data, Op, Parsed, Post, Transport, Umr, WindowType, With, parse};
+use mlx5::wqe::{BindError, Data, Op, Parsed, Transport, Umr, WindowType, With, WorkRequest, parse};
 use std::sync::Arc;
 
 const BYTES: usize = 4096;
@@ -87,7 +87,7 @@ fn each_bind_steps_the_tag_and_keeps_the_index() {
     assert_eq!(window.unbind(&bench.qp).unwrap_err(), WindowError::NotBound);
     assert_eq!(bench.umr(3).key, first);
     let kinds: Vec<_> = bench.qp.send().complete(3).expect("outstanding").map(|done| done.kind).collect();
-    assert_eq!(kinds, [Kind::Bind, Kind::LocalInv]);
+    assert_eq!(kinds, [RequestKind::Bind, RequestKind::LocalInv]);
 
     let second = bench.bind(&mut window);
     assert_eq!((second as u8, second >> 8), (0, first >> 8), "the tag wraps and leaves the index alone");
@@ -194,7 +194,7 @@ fn a_window_being_freed_is_bound_on_the_same_queue_pair_only() {
     let range = bench.range();
     assert!(matches!(window.bind(&sibling, &bench.mr, range, RIGHTS), Err(WindowError::OtherQueuePair { .. })));
     assert!(window.bind(&bench.qp, &bench.mr, range, RIGHTS).is_ok());
-    window.settle();
+    window.mark_completed();
     assert!(window.bind(&sibling, &bench.mr, range, RIGHTS).is_ok());
 }
 
@@ -220,7 +220,7 @@ fn a_bind_that_is_not_posted_leaves_window_and_fence_alone() {
     assert_eq!(send.pending_fence(), Fence::Small);
     // Neither a refused request nor a batch that is dropped takes the fence.
     let long = [0_u8; 125];
-    let message: Post<'_> = Op::Send { data: Data::Inline(&[&long[..]]), with: With::Nothing };
+    let message: WorkRequest<'_> = Op::Send { data: Data::Inline(&[&long[..]]), with: With::Nothing };
     assert!(send.post(0, Flags::NONE, &message).is_err());
     let mut batch = send.batch();
     batch.post(0, Flags::NONE, &Op::Nop).expect("room");

@@ -6,11 +6,11 @@ use common::memory::{Memory, POISON};
 use common::*;
 use mlx5::device::Handle;
 use mlx5::mmio::BlueFlame;
-use mlx5::sq::{Flags, Kind, PostError, SendParts, SendQueue};
+use mlx5::sq::{Flags, PostError, RequestKind, SendParts, SendQueue};
 use mlx5::wire::{AddressVector, Fence, FmCeSe, MkeyAccess};
 use mlx5::wqe::{
-    AhAttr, Bind, BindError, BuildError, Data, Destination, Grh, Limits, LinkLayer, Op, Remote, Sge, Transport, Umr,
-    UmrKind, WindowType, With, Word, emit, parse,
+    AhAttr, AtomicResult, Bind, BindError, BuildError, Data, Destination, Grh, Limits, LinkLayer, Op, Remote, Sge,
+    Transport, Umr, UmrKind, WindowType, With, emit, parse,
 };
 use serde_json::Value;
 use zerocopy::{FromBytes, IntoBytes};
@@ -77,7 +77,7 @@ fn bench<'v>(qp: &Value) -> Bench<'v> {
         max_posts: u32_of(qp, "sq_max_post"),
         signal_all: bool_of(qp, "sq_sig_all"),
         start_index: u32_of(qp, "start_index"),
-        keep: Handle::new(()),
+        keep_alive: Handle::new(()),
     };
     let (transport, signal_all) = (parts.transport, parts.signal_all);
     let queue = SendQueue::new(parts).expect("legal sizes");
@@ -167,9 +167,9 @@ impl Asked {
     }
 
     /// Where an atomic's old value goes: it is 8 bytes whatever the length of the buffer says.
-    fn word(&self) -> Word {
+    fn word(&self) -> AtomicResult {
         match self.sges[..] {
-            [Sge { addr, length, lkey }] if length != 0 => Word { addr, lkey },
+            [Sge { addr, length, lkey }] if length != 0 => AtomicResult { addr, lkey },
             _ => panic!("an atomic with other than one buffer"),
         }
     }
@@ -309,9 +309,11 @@ fn errno(refused: &Refused) -> &'static str {
     match refused {
         Refused::Bind(BindError::TooLong { .. }) => "EOPNOTSUPP",
         Refused::Bind(BindError::ZeroBasedType1 | BindError::ZeroLength) => "EINVAL",
-        Refused::Post(PostError::Full { .. }) => "ENOMEM",
-        Refused::Post(PostError::Build(BuildError::TooManySges { .. } | BuildError::InlineTooLong { .. })) => "ENOMEM",
-        Refused::Post(PostError::Build(BuildError::Transport | BuildError::SgeTooLong { .. })) => "EINVAL",
+        Refused::WorkRequest(PostError::Full { .. }) => "ENOMEM",
+        Refused::WorkRequest(PostError::Build(BuildError::TooManySges { .. } | BuildError::InlineTooLong { .. })) => {
+            "ENOMEM"
+        }
+        Refused::WorkRequest(PostError::Build(BuildError::Transport | BuildError::SgeTooLong { .. })) => "EINVAL",
         Refused::NoSuchCall => "EINVAL",
     }
 }
@@ -319,7 +321,7 @@ fn errno(refused: &Refused) -> &'static str {
 #[derive(Debug)]
 enum Refused {
     Bind(BindError),
-    Post(PostError),
+    WorkRequest(PostError),
     /// `ibv_bind_mw` is for type-1 windows; here a bind says its type, so the mistake cannot be made.
     NoSuchCall,
 }
@@ -349,7 +351,7 @@ impl<'v> Bench<'v> {
                     let wr_id = u64_of(post, "wr_id");
                     batch.post(wr_id, asked.flags(), &op).map_err(|rejected| {
                         assert_eq!(rejected.token, wr_id, "the token comes back");
-                        Refused::Post(rejected.error)
+                        Refused::WorkRequest(rejected.error)
                     })
                 })
             };
@@ -492,9 +494,9 @@ impl<'v> Bench<'v> {
         for (done, post) in all.iter().zip(posts) {
             assert_eq!(done.token, u64_of(post, "wr_id"));
             let kind = match optional(post, "wc_opcode", |v| v.as_str().expect("a name").to_string()).as_deref() {
-                None => Kind::Plain,
-                Some("BIND_MW") => Kind::Bind,
-                Some("LOCAL_INV") => Kind::LocalInv,
+                None => RequestKind::Plain,
+                Some("BIND_MW") => RequestKind::Bind,
+                Some("LOCAL_INV") => RequestKind::LocalInv,
                 Some(other) => panic!("unknown wc_opcode {other}"),
             };
             assert_eq!(done.kind, kind);

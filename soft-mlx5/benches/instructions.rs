@@ -14,7 +14,7 @@ mod callgrind;
 use callgrind::Count;
 use mlx5::cq::{CompletionQueue, CqParts, Polled, Slots};
 use mlx5::device::Handle;
-use mlx5::mmio::{ArmRegister, BlueFlame, Record, Register, RegisterParts};
+use mlx5::mmio::{ArmRegister, BlueFlame, DoorbellRecord, DoorbellRegister, DoorbellRegisterParts};
 use mlx5::ring::Ring;
 use mlx5::sq::{Flags, SendParts, SendQueue};
 use mlx5::wire::{Cqe, CqeOpcode, OpOwn};
@@ -116,9 +116,9 @@ fn memory(bytes: usize) -> NonNull<u8> {
 }
 
 /// A doorbell record in such memory.
-fn record_at(word: NonNull<u32>) -> Record {
+fn record_at(word: NonNull<u32>) -> DoorbellRecord {
     // SAFETY: aligned, and lives until the program ends.
-    unsafe { Record::new(word) }
+    unsafe { DoorbellRecord::new(word) }
 }
 
 /// Slots of the completion queues, of which every run takes fewer: a lap is never full.
@@ -158,7 +158,7 @@ fn completions(blocks: Option<Blocks>, opcode: CqeOpcode) -> CompletionQueue {
         cqn: 1,
         compression,
         start_index: 0,
-        keep: Handle::new(()),
+        keep_alive: Handle::new(()),
     })
 }
 
@@ -208,7 +208,7 @@ fn send_queue(blueflame: BlueFlame) -> SendQueue<u64> {
     // SAFETY: aligned, and lives until the program ends.
     let ring = unsafe { Ring::new(ring, LOG_BLOCKS, 6) };
     // SAFETY: the same.
-    let register = unsafe { Register::new(RegisterParts { register, buf_size: 256, blueflame }) };
+    let register = unsafe { DoorbellRegister::new(DoorbellRegisterParts { register, buf_size: 256, blueflame }) };
     SendQueue::new(SendParts {
         ring,
         record: record_at(memory(8).cast()),
@@ -219,7 +219,7 @@ fn send_queue(blueflame: BlueFlame) -> SendQueue<u64> {
         max_posts: 1 << LOG_BLOCKS,
         signal_all: false,
         start_index: 0,
-        keep: Handle::new(()),
+        keep_alive: Handle::new(()),
     })
     .expect("legal sizes")
 }

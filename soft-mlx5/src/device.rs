@@ -218,7 +218,7 @@ impl Device for Card {
             cqn,
             compression: attr.compression,
             start_index: 0,
-            keep: handle.clone(),
+            keep_alive: handle.clone(),
         };
         Ok(RawCq { handle, parts })
     }
@@ -245,13 +245,13 @@ impl Device for Card {
         );
         drop(core);
         let (ring, record) = (memory.ring(qp::SEND_RING, log, stride), memory.driver_record(qp::RECEIVE_RECORD));
-        let keep = Handle::new(SharedReceives {
+        let keep_alive = Handle::new(SharedReceives {
             alive: self.alive.clone(),
             srqn,
             _memory: memory,
             _domain: pd.handle.clone(),
         });
-        Ok(SrqParts { ring, record, srqn, keep })
+        Ok(SrqParts { ring, record, srqn, keep_alive })
     }
 
     fn create_qp(&self, pd: &Pd, attr: &QpAttr) -> Result<RawQp, DeviceError> {
@@ -327,12 +327,12 @@ impl Device for Card {
             max_posts: attr.max_send.max(1),
             signal_all: attr.signal_all,
             start_index: 0,
-            keep: handle.clone(),
+            keep_alive: handle.clone(),
         };
         let recv = shared.is_none().then(|| RecvParts {
             ring: memory.ring(own, receives, stride),
             record: memory.driver_record(qp::RECEIVE_RECORD),
-            keep: handle.clone(),
+            keep_alive: handle.clone(),
         });
         Ok(RawQp { handle, pd: pd.clone(), send, recv })
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::cq_writer::CqMemory;
 use mlx5::cq::Slots;
-use mlx5::mmio::{ArmRegister, BlueFlame, Record, Register, RegisterParts};
+use mlx5::mmio::{ArmRegister, BlueFlame, DoorbellRecord, DoorbellRegister, DoorbellRegisterParts};
 use mlx5::ring::Ring;
 
 use super::keys::Place;
@@ -37,17 +37,23 @@ impl Shared {
     }
 
     /// A word of a doorbell record for the driver.
-    pub(super) fn driver_record(&self, at: usize) -> Record {
+    pub(super) fn driver_record(&self, at: usize) -> DoorbellRecord {
         let word = self.address(at, 4).cast();
         // SAFETY: within the mapping, 4-aligned by the queues' layout.
-        unsafe { Record::new(word) }
+        unsafe { DoorbellRecord::new(word) }
     }
 
     /// The doorbell register for the driver: two halves of `half` bytes.
-    pub(super) fn register(&self, at: usize, half: usize) -> Register {
+    pub(super) fn register(&self, at: usize, half: usize) -> DoorbellRegister {
         let register = self.address(at, 2 * half).cast();
         // SAFETY: within the mapping, aligned by the queues' layout; the driver of one queue gets it.
-        unsafe { Register::new(RegisterParts { register, buf_size: half as u32, blueflame: BlueFlame::Inline }) }
+        unsafe {
+            DoorbellRegister::new(DoorbellRegisterParts {
+                register,
+                buf_size: half as u32,
+                blueflame: BlueFlame::Inline,
+            })
+        }
     }
 
     /// The register that arms, for the driver.

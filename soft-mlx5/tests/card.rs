@@ -11,8 +11,8 @@ use mlx5::sq::SendParts;
 use mlx5::srq::SharedRecvQueue;
 use mlx5::wire::{CqeOpcode, CtrlSeg, FmCeSe, MkeyAccess, Syndrome};
 use mlx5::wqe::{
-    AhAttr, Bind, Data, Destination, Limits, LinkLayer, Op, Post, Remote, Sge, Transport, Umr, UmrKind, WindowType,
-    With, Word,
+    AhAttr, AtomicResult, Bind, Data, Destination, Limits, LinkLayer, Op, Remote, Sge, Transport, Umr, UmrKind,
+    WindowType, With, WorkRequest,
 };
 use soft_mlx5::{Card, Settings};
 
@@ -26,11 +26,11 @@ struct Raw {
 }
 
 impl Raw {
-    fn place(&mut self, post: &Post<'_>, flags: FmCeSe) {
+    fn place(&mut self, post: &WorkRequest<'_>, flags: FmCeSe) {
         let size = post.size(&LIMITS).unwrap();
         let (opcode, imm) = post.code();
         let mut place = self.parts.ring.at(self.next);
-        use mlx5::wqe::Sink;
+        use mlx5::wqe::SegmentWriter;
         place.put(0, CtrlSeg::new(opcode.code(), self.next as u16, self.parts.qpn, size.ds, flags, imm));
         post.put(&mut place);
         self.next += size.blocks();
@@ -46,7 +46,7 @@ impl Raw {
         self.parts.register.ring(last);
     }
 
-    fn post(&mut self, post: &Post<'_>, flags: FmCeSe) {
+    fn post(&mut self, post: &WorkRequest<'_>, flags: FmCeSe) {
         self.place(post, flags);
         self.ring();
     }
@@ -174,7 +174,7 @@ fn pair(two: bool, bytes: usize) -> (Vec<Card>, End, End) {
     (cards, a, b)
 }
 
-fn write<'a>(sge: &'a [Sge], to: u64, rkey: u32) -> Post<'a> {
+fn write<'a>(sge: &'a [Sge], to: u64, rkey: u32) -> WorkRequest<'a> {
     Op::Write { remote: Remote { addr: to, rkey }, data: Data::Sges(sge), imm: None }
 }
 
@@ -196,7 +196,7 @@ fn all_operations_move_bytes() {
         assert!(a.memory[600_000..700_000] == a.memory[70_000..170_000]);
 
         // The message waits until there is a receive.
-        let message: Post<'_> = Op::Send { data: Data::Inline(&[&b"hello"[..]]), with: With::Imm(77) };
+        let message: WorkRequest<'_> = Op::Send { data: Data::Inline(&[&b"hello"[..]]), with: With::Imm(77) };
         a.send.post(&message, SIGNAL);
         std::thread::sleep(Duration::from_millis(5));
         b.receive(0x8_0000, 64);
@@ -205,7 +205,7 @@ fn all_operations_move_bytes() {
         a.next().unwrap();
 
         let word = b.addr() + 0x9_0000;
-        let into = Word { addr: a.addr() + 0x9_0000, lkey: a.mr.lkey };
+        let into = AtomicResult { addr: a.addr() + 0x9_0000, lkey: a.mr.lkey };
         let remote = Remote { addr: word, rkey: b.mr.rkey };
         a.send.post(&Op::FetchAdd { remote, add: 40, into }, SIGNAL);
         a.send.post(&Op::CompareSwap { remote, compare: 40, swap: 99, into }, SIGNAL);
@@ -399,7 +399,7 @@ fn bytes_that_are_no_request_are_an_error() {
 fn a_message_that_does_not_fit_fails_on_both_sides() {
     let (_cards, mut a, mut b) = pair(true, 4096);
     b.receive(0, 3);
-    let message: Post<'_> = Op::Send { data: Data::Inline(&[&b"hello"[..]]), with: With::Nothing };
+    let message: WorkRequest<'_> = Op::Send { data: Data::Inline(&[&b"hello"[..]]), with: With::Nothing };
     a.send.post(&message, SIGNAL);
     assert_eq!(b.next(), Err(Syndrome::LocalLength));
     assert_eq!(a.next(), Err(Syndrome::RemoteInvalReq));

@@ -7,7 +7,7 @@ mod memory;
 
 use ferrogin_test_support::Random;
 use memory::Memory;
-use mlx5::cq::{CompletionQueue, CqParts, Entry, Failure};
+use mlx5::cq::{Completion, CompletionError, CompletionQueue, CqParts};
 use mlx5::device::Handle;
 use mlx5::wire::{Cqe, CqeOpcode, OpOwn};
 use soft_mlx5::cq_writer::{Blocks, Compression, CqMemory, CqWriter};
@@ -80,7 +80,7 @@ fn meaning(mut cqe: Cqe) -> Cqe {
     cqe
 }
 
-fn check(want: Option<Cqe>, got: Result<Entry<'_>, Failure>) {
+fn check(want: Option<Cqe>, got: Result<Completion<'_>, CompletionError>) {
     let want = want.expect("a completion that nobody pushed");
     let got = match got {
         Ok(entry) => entry.to_cqe(),
@@ -109,7 +109,7 @@ fn run(log: u32, start: u32, count: u64, seed: u64, zip: bool, across_laps: bool
         cqn: 1,
         compression: zip,
         start_index: start,
-        keep: Handle::new(()),
+        keep_alive: Handle::new(()),
     };
     let mut queue = CompletionQueue::new(parts);
     queue.release();
@@ -186,7 +186,7 @@ fn covered_slots_are_marked_with_their_own_lap() {
         cqn: 0x1234,
         compression: true,
         start_index: 5,
-        keep: Handle::new(()),
+        keep_alive: Handle::new(()),
     });
     queue.release();
     let compression = Compression { blocks: Blocks::Full, across_laps: true };

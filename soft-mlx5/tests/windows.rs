@@ -5,13 +5,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mlx5::cq::{CompletionQueue, Failure, Polled};
+use mlx5::cq::{CompletionError, CompletionQueue, Polled};
 use mlx5::device::{Access, CqAttr, Device, Mr, Pd, QpAttr};
 use mlx5::mw::{Range, Window};
 use mlx5::qp::QueuePair;
-use mlx5::sq::{Flags, Kind};
+use mlx5::sq::{Flags, RequestKind};
 use mlx5::wire::{Cqe, CqeOpcode, MkeyAccess, Syndrome};
-use mlx5::wqe::{Data, Limits, Op, Post, Remote, Sge, Transport, WindowType, With};
+use mlx5::wqe::{Data, Limits, Op, Remote, Sge, Transport, WindowType, With, WorkRequest};
 use soft_mlx5::{Card, Settings};
 
 const BYTES: usize = 8192;
@@ -72,7 +72,7 @@ impl End {
     }
 
     /// The next completion; requests that it frees are given back.
-    fn next(&mut self) -> Result<(Cqe, Vec<Kind>), Failure> {
+    fn next(&mut self) -> Result<(Cqe, Vec<RequestKind>), CompletionError> {
         let start = Instant::now();
         loop {
             let seen = match self.cq.poll().expect("no nonsense") {
@@ -100,7 +100,8 @@ impl End {
 
     /// Writes a byte to the peer's window.
     fn write(&mut self, rkey: u32, at: u64, byte: u8) -> Result<(), Syndrome> {
-        let post: Post<'_> = Op::Write { remote: Remote { addr: at, rkey }, data: Data::Inline(&[&[byte]]), imm: None };
+        let post: WorkRequest<'_> =
+            Op::Write { remote: Remote { addr: at, rkey }, data: Data::Inline(&[&[byte]]), imm: None };
         self.qp.send().post(0, Flags::SIGNALED, &post).expect("room");
         self.next().map(drop).map_err(|failure| failure.syndrome)
     }
@@ -108,7 +109,7 @@ impl End {
     /// Reads a byte from the peer's window.
     fn read(&mut self, rkey: u32, at: u64) -> u8 {
         let into = [Sge { addr: self.mr.addr + 100, length: 1, lkey: self.mr.lkey }];
-        let post: Post<'_> = Op::Read { remote: Remote { addr: at, rkey }, into: &into };
+        let post: WorkRequest<'_> = Op::Read { remote: Remote { addr: at, rkey }, into: &into };
         self.qp.send().post(0, Flags::SIGNALED, &post).expect("room");
         self.next().expect("done");
         self.byte(100)
@@ -121,7 +122,7 @@ impl End {
         let mut batch = self.qp.send().batch();
         batch.post(1, Flags::NONE, &bind.post()).expect("room");
         let key = bind.rkey().to_be_bytes();
-        let tell: Post<'_> = Op::Send { data: Data::Inline(&[&key]), with: With::Nothing };
+        let tell: WorkRequest<'_> = Op::Send { data: Data::Inline(&[&key]), with: With::Nothing };
         batch.post(2, Flags::SIGNALED, &tell).expect("room");
         batch.ring();
         bind.commit()
@@ -149,7 +150,7 @@ fn a_window_is_lent_used_and_taken_back_many_times() {
         // The key was told by a message that comes after the bind: the fence sees to it.
         let (told, _) = peer.next().expect("the key");
         assert_eq!(told.byte_cnt.get(), 4);
-        assert_eq!(owner.next().expect("done").1, [Kind::Bind, Kind::Plain]);
+        assert_eq!(owner.next().expect("done").1, [RequestKind::Bind, RequestKind::Plain]);
         keys.insert(rkey);
         let at = |offset: u64| if zero_based { offset } else { base + 1000 + offset };
         let byte = round as u8;
@@ -164,14 +165,14 @@ fn a_window_is_lent_used_and_taken_back_many_times() {
                 let change = change.expect("bound");
                 owner.qp.send().post(3, Flags::SIGNALED, &change.post()).expect("room");
                 change.commit();
-                let kind = if round % 3 == 0 { Kind::LocalInv } else { Kind::Bind };
+                let kind = if round % 3 == 0 { RequestKind::LocalInv } else { RequestKind::Bind };
                 assert_eq!(owner.next().expect("done").1, [kind]);
-                window.settle();
+                window.mark_completed();
             }
             // The peer gives it back with its message.
             _ => {
                 owner.receive();
-                let bye: Post<'_> = Op::Send { data: Data::Inline(&[b"bye"]), with: With::Invalidate(rkey) };
+                let bye: WorkRequest<'_> = Op::Send { data: Data::Inline(&[b"bye"]), with: With::Invalidate(rkey) };
                 peer.qp.send().post(4, Flags::SIGNALED, &bye).expect("room");
                 peer.next().expect("done");
                 let (cqe, _) = owner.next().expect("a message");
@@ -242,7 +243,7 @@ fn a_queue_pair_of_no_size_has_the_least() {
     qp.connect(&qp.endpoint().expect("an endpoint")).expect("connected to itself");
     let mut cq = CompletionQueue::new(cq.parts);
     for token in 0..10 {
-        let post: Post<'_> = Op::Write { remote: Remote { addr: 0, rkey: 0 }, data: Data::Sges(&[]), imm: None };
+        let post: WorkRequest<'_> = Op::Write { remote: Remote { addr: 0, rkey: 0 }, data: Data::Sges(&[]), imm: None };
         qp.send().post(token, Flags::NONE, &post).expect("room for one");
         assert_eq!(qp.send().post(99, Flags::NONE, &post).expect_err("room for one").token, 99);
         let counter = loop {

@@ -12,7 +12,7 @@ use mlx5::mw::{Range, Window, WindowError};
 use mlx5::qp::QueuePair;
 use mlx5::sq::{Flags, PostError};
 use mlx5::wire::{CqeOpcode, MkeyAccess};
-use mlx5::wqe::{Data, Limits, Op, Post, Remote, Sge, Transport, Umr, WindowType, With};
+use mlx5::wqe::{Data, Limits, Op, Remote, Sge, Transport, Umr, WindowType, With, WorkRequest};
 
 use super::frame::{Frame, HEADER};
 use super::memory::{ExposedPayload, ReadBuffer, Slots};
@@ -82,7 +82,7 @@ enum ExposeError {
     #[error(transparent)]
     Window(#[from] WindowError),
     #[error(transparent)]
-    Post(#[from] PostError),
+    WorkRequest(#[from] PostError),
 }
 
 /// A key of the peer that the next message invalidates, or a FIN frame after `deadline`.
@@ -437,7 +437,7 @@ impl Engine {
         send.free_posts() >= posts && send.free_blocks() >= posts * BIND_BLOCKS
     }
 
-    fn submit(&mut self, token: Token, post: &Post<'_>) {
+    fn submit(&mut self, token: Token, post: &WorkRequest<'_>) {
         if let Err(rejected) = self.qp.send().post(token, Flags::default(), post) {
             self.fail(&rejected.error.to_string());
         }

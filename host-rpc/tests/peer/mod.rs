@@ -12,7 +12,7 @@ use mlx5::device::{Access, CqAttr, Device, Endpoint, Mr, QpAttr};
 use mlx5::qp::QueuePair;
 use mlx5::sq::Flags;
 use mlx5::wire::{CqeOpcode, Syndrome};
-use mlx5::wqe::{Data, Limits, Op, Post, Remote, Sge, Transport, With};
+use mlx5::wqe::{Data, Limits, Op, Remote, Sge, Transport, With, WorkRequest};
 
 use crate::calls::LIMIT;
 
@@ -107,7 +107,7 @@ impl Peer {
         (u64::from_le_bytes(header[8..16].try_into().unwrap()), rkey)
     }
 
-    fn post(&mut self, post: &Post<'_>) -> Result<(), Syndrome> {
+    fn post(&mut self, post: &WorkRequest<'_>) -> Result<(), Syndrome> {
         self.qp.send().post((), Flags::NONE, post).unwrap();
         self.next().map(drop)
     }

@@ -66,16 +66,16 @@ impl Slots {
     /// Gives `count` slots from `index` on, which a block covers, each the mark of its own lap, so that no old mark is
     /// taken for a new one.
     #[inline(always)]
-    pub(super) fn stamp(&mut self, index: u32, count: u32) {
+    pub(super) fn mark_covered(&mut self, index: u32, count: u32) {
         let here = self.rest_of_lap(index).min(count);
-        self.stamp_in_lap(index, here);
+        self.mark_covered_in_lap(index, here);
         if here != count {
-            self.stamp_in_lap(index.wrapping_add(here), count - here);
+            self.mark_covered_in_lap(index.wrapping_add(here), count - here);
         }
     }
 
     #[inline(always)]
-    fn stamp_in_lap(&mut self, index: u32, count: u32) {
+    fn mark_covered_in_lap(&mut self, index: u32, count: u32) {
         let mark = self.lap(index) as u8;
         let first = self.slot(index);
         // A block covers fewer than its minis; with a constant bound this is a row of stores.
@@ -151,7 +151,7 @@ impl Slot {
 /// A completion of our own, in a place that does not move: the title, with what the last mini replaced. Entries point
 /// to it, so it is reached by pointer only.
 #[derive(Debug)]
-pub(super) struct Shown(NonNull<Aligned>);
+pub(super) struct TitleCopy(NonNull<Aligned>);
 
 /// The alignment of a slot.
 #[derive(Debug)]
@@ -161,9 +161,9 @@ struct Aligned {
 }
 
 // SAFETY: the allocation belongs to this value alone.
-unsafe impl Send for Shown {}
+unsafe impl Send for TitleCopy {}
 
-impl Shown {
+impl TitleCopy {
     pub fn new() -> Self {
         Self(NonNull::from(Box::leak(Box::new(Aligned { _cqe: Cqe::INITIAL }))))
     }
@@ -183,25 +183,25 @@ impl Shown {
 
     /// Its fields, as a pointer that stays in a register.
     #[inline(always)]
-    pub fn fields(&mut self) -> ShownFields<'_> {
-        ShownFields { at: self.slot(), shown: PhantomData }
+    pub fn fields(&mut self) -> TitleFields<'_> {
+        TitleFields { at: self.slot(), title_copy: PhantomData }
     }
 }
 
-impl Drop for Shown {
+impl Drop for TitleCopy {
     fn drop(&mut self) {
         // SAFETY: it came from a box, and nothing else frees it.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
-/// The fields of [`Shown`] that minis replace.
-pub(super) struct ShownFields<'s> {
+/// The fields of [`TitleCopy`] that minis replace.
+pub(super) struct TitleFields<'s> {
     at: Slot,
-    shown: PhantomData<&'s mut Shown>,
+    title_copy: PhantomData<&'s mut TitleCopy>,
 }
 
-impl ShownFields<'_> {
+impl TitleFields<'_> {
     /// In place of a slot.
     #[inline(always)]
     pub fn slot(&self) -> Slot {
@@ -232,7 +232,7 @@ impl ShownFields<'_> {
 
 /// A good completion. It borrows the queue: what it shows stays until the queue is touched again.
 #[derive(Debug, Clone, Copy)]
-pub struct Entry<'q> {
+pub struct Completion<'q> {
     at: Slot,
     queue: PhantomData<&'q Slots>,
 }
@@ -249,7 +249,7 @@ macro_rules! fields {
     )*};
 }
 
-impl<'q> Entry<'q> {
+impl<'q> Completion<'q> {
     #[inline(always)]
     pub(super) fn new(at: Slot) -> Self {
         Self { at, queue: PhantomData }
@@ -260,7 +260,7 @@ impl<'q> Entry<'q> {
         wqe_counter: u16 = wqe_counter;
         /// Bytes that came.
         byte_cnt: u32 = byte_cnt;
-        /// Immediate data, or the key that the peer made invalid: [`Entry::opcode`] tells which.
+        /// Immediate data, or the key that the peer made invalid: [`Completion::opcode`] tells which.
         imm_or_key: u32 = imm_inval_pkey;
         /// Shared receive queue number, or the user's index of the queue pair.
         srqn_or_index: u32 = srqn_uidx;

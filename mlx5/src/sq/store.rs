@@ -1,29 +1,29 @@
 //! A send queue's memory: the ring that the card reads, and beside it what the driver remembers of each block.
 
-use super::Kind;
-use crate::ring::{Place, Places, Ring};
+use super::RequestKind;
+use crate::ring::{BlockRing, Ring, RingPosition};
 use crate::wire::BLOCK;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 /// The outstanding request that begins in a block.
 #[derive(Debug, Clone, Copy)]
-struct Begun {
+struct Outstanding {
     /// Its blocks; 0 when there is none.
     blocks: u8,
-    kind: Kind,
+    kind: RequestKind,
 }
 
-impl Begun {
-    const NOTHING: Self = Self { blocks: 0, kind: Kind::Plain };
+impl Outstanding {
+    const NOTHING: Self = Self { blocks: 0, kind: RequestKind::Plain };
 }
 
 /// Ring and what is remembered of each block, equally many of all.
 #[derive(Debug)]
 pub(super) struct Store<T> {
     ring: Ring,
-    begun: Box<[Begun]>,
-    /// Initialised where `begun` has blocks.
+    requests: Box<[Outstanding]>,
+    /// Initialised where `requests` has blocks.
     tokens: Box<[MaybeUninit<T>]>,
 }
 
@@ -31,28 +31,28 @@ impl<T> Store<T> {
     /// `None` if the ring's entries are not blocks.
     pub fn new(ring: Ring) -> Option<Self> {
         let blocks = ring.entries();
-        let begun = vec![Begun::NOTHING; blocks].into();
+        let requests = vec![Outstanding::NOTHING; blocks].into();
         let tokens = (0..blocks).map(|_| MaybeUninit::uninit()).collect();
-        (ring.entry_size() == BLOCK).then_some(Self { ring, begun, tokens })
+        (ring.entry_size() == BLOCK).then_some(Self { ring, requests, tokens })
     }
 
     /// Blocks of the ring, a power of two.
     pub fn blocks(&self) -> u32 {
-        self.begun.len() as u32
+        self.requests.len() as u32
     }
 
     /// Blocks and kind of the outstanding request that begins in block `index`, which counts on past the end.
     #[inline]
-    pub fn outstanding(&self, index: u32) -> Option<(u32, Kind)> {
-        let begun = self.begun[index as usize & (self.begun.len() - 1)];
-        (begun.blocks != 0).then_some((begun.blocks as u32, begun.kind))
+    pub fn outstanding(&self, index: u32) -> Option<(u32, RequestKind)> {
+        let requests = self.requests[index as usize & (self.requests.len() - 1)];
+        (requests.blocks != 0).then_some((requests.blocks as u32, requests.kind))
     }
 
     /// Forgets the request that begins in block `index`.
     #[inline]
     pub fn take(&mut self, index: u32) -> Option<T> {
-        let at = index as usize & (self.begun.len() - 1);
-        if std::mem::replace(&mut self.begun[at], Begun::NOTHING).blocks == 0 {
+        let at = index as usize & (self.requests.len() - 1);
+        if std::mem::replace(&mut self.requests[at], Outstanding::NOTHING).blocks == 0 {
             return None;
         }
         // SAFETY: there were blocks, so the token is there; there are none now, so nobody reads it again.
@@ -61,9 +61,9 @@ impl<T> Store<T> {
 
     /// The same as values that stay in registers.
     #[inline(always)]
-    pub fn pen(&mut self) -> Pen<'_, T> {
-        let (begun, tokens) = (self.begun.as_mut_ptr(), self.tokens.as_mut_ptr());
-        Pen { ring: self.ring.places(), begun, tokens, store: PhantomData }
+    pub fn writer(&mut self) -> StoreWriter<'_, T> {
+        let (requests, tokens) = (self.requests.as_mut_ptr(), self.tokens.as_mut_ptr());
+        StoreWriter { ring: self.ring.block_ring(), requests, tokens, store: PhantomData }
     }
 }
 
@@ -77,44 +77,44 @@ impl<T> Drop for Store<T> {
 
 /// [`Store`] as values that stay in registers.
 #[derive(Debug)]
-pub(super) struct Pen<'s, T> {
-    ring: Places<'s>,
-    begun: *mut Begun,
+pub(super) struct StoreWriter<'s, T> {
+    ring: BlockRing<'s>,
+    requests: *mut Outstanding,
     tokens: *mut MaybeUninit<T>,
     store: PhantomData<&'s mut Store<T>>,
 }
 
-impl<T> Pen<'_, T> {
+impl<T> StoreWriter<'_, T> {
     /// A copy to lend, so that this one need not lie in memory.
     #[inline(always)]
-    pub fn lend(&mut self) -> Pen<'_, T> {
-        Pen { ring: self.ring, begun: self.begun, tokens: self.tokens, store: PhantomData }
+    pub fn reborrow(&mut self) -> StoreWriter<'_, T> {
+        StoreWriter { ring: self.ring, requests: self.requests, tokens: self.tokens, store: PhantomData }
     }
 
     /// Where the request that begins at block `index` goes.
     #[inline(always)]
-    pub fn at(&self, index: u32) -> Place<'_> {
+    pub fn at(&self, index: u32) -> RingPosition<'_> {
         self.ring.at(index)
     }
 
     /// Remembers the request at `index`, of more than 0 blocks. Nothing outstanding begins there.
     #[inline(always)]
-    pub fn remember(&mut self, index: u32, token: T, blocks: u8, kind: Kind) {
+    pub fn record_outstanding(&mut self, index: u32, token: T, blocks: u8, kind: RequestKind) {
         let at = self.ring.block(index);
         // SAFETY: there are as many tokens as blocks (`Store::new`); what is not outstanding is not initialised.
         unsafe { self.tokens.wrapping_add(at).write(MaybeUninit::new(token)) };
         // SAFETY: the same for what has begun.
-        unsafe { self.begun.wrapping_add(at).write(Begun { blocks, kind }) };
+        unsafe { self.requests.wrapping_add(at).write(Outstanding { blocks, kind }) };
     }
 
     /// Forgets `blocks` blocks from `first` on.
     #[cold]
-    pub fn forget(self, first: u32, blocks: u32) {
+    pub fn discard(self, first: u32, blocks: u32) {
         for index in 0..blocks {
             let at = self.ring.block(first.wrapping_add(index));
-            // SAFETY: as in `remember`; the pen is the only way to the store while it lives.
-            let begun = unsafe { self.begun.wrapping_add(at).replace(Begun::NOTHING) };
-            if begun.blocks != 0 {
+            // SAFETY: as in `record_outstanding`; the pen is the only way to the store while it lives.
+            let requests = unsafe { self.requests.wrapping_add(at).replace(Outstanding::NOTHING) };
+            if requests.blocks != 0 {
                 // SAFETY: in range as above.
                 let token = unsafe { self.tokens.wrapping_add(at).read() };
                 // SAFETY: it is there, as blocks were; nobody reads it again.

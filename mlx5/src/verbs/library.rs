@@ -73,12 +73,12 @@ pub(super) fn last_error() -> i32 {
 }
 
 /// `pointer`, or the error that the call left.
-pub(super) fn made<T>(pointer: *mut T, call: &'static str) -> Result<*mut T, DeviceError> {
+pub(super) fn check_pointer<T>(pointer: *mut T, call: &'static str) -> Result<*mut T, DeviceError> {
     if pointer.is_null() { Err(DeviceError::Call { call, errno: last_error() }) } else { Ok(pointer) }
 }
 
 /// Success, or the error that the call returned.
-pub(super) fn done(status: c_int, call: &'static str) -> Result<(), DeviceError> {
+pub(super) fn check_status(status: c_int, call: &'static str) -> Result<(), DeviceError> {
     match status {
         0 => Ok(()),
         -1 => Err(DeviceError::Call { call, errno: last_error() }),
@@ -88,12 +88,12 @@ pub(super) fn done(status: c_int, call: &'static str) -> Result<(), DeviceError>
 
 /// An owned object of the library: destroyed when dropped, before what it is made on.
 macro_rules! owned {
-    ($($(#[$attr:meta])* $name:ident($object:ty), $destroy:ident, keeps { $($keep:ident: $kept:ty),* };)*) => {$(
+    ($($(#[$attr:meta])* $name:ident($object:ty), $destroy:ident, keeps { $($keep_alive:ident: $kept:ty),* };)*) => {$(
         $(#[$attr])*
         pub(super) struct $name {
             pub object: *mut $object,
             pub context: Arc<Context>,
-            $(pub $keep: $kept,)*
+            $(pub $keep_alive: $kept,)*
         }
 
         // SAFETY: verbs calls are thread-safe, and the object is reached through them alone.

@@ -1,6 +1,8 @@
 //! Bytes of a send queue's request, read as the card reads them.
 
-use super::{ATOMIC, CONTROL, DATAGRAM, Data, Destination, Op, Parsed, REMOTE, Remote, Sge, Umr, UmrKind, With, Word};
+use super::{
+    ATOMIC, AtomicResult, CONTROL, DATAGRAM, Data, Destination, Op, Parsed, REMOTE, Remote, Sge, Umr, UmrKind, With,
+};
 use crate::wire::{
     AddressVector, AtomicSeg, CtrlSeg, DataSeg, Fence, FmCeSe, INLINE_FLAG, InlineHeader, KlmSeg, MAX_DS, MkeyContext,
     Opcode, RaddrSeg, SEGMENT, UmrCtrlSeg,
@@ -165,11 +167,11 @@ fn datagram(whole: &[u8], imm: Option<u32>, bad_size: ParseError) -> Result<Pars
     Ok(Op::Datagram { to, data: data(whole, DATAGRAM)?, imm })
 }
 
-fn atomic(whole: &[u8], bad_size: ParseError) -> Result<(AtomicSeg, Word), ParseError> {
+fn atomic(whole: &[u8], bad_size: ParseError) -> Result<(AtomicSeg, AtomicResult), ParseError> {
     let operands = read(whole, REMOTE).ok_or(bad_size)?;
     match data(whole, ATOMIC)? {
         Data::Sges(sges) => match sges[..] {
-            [Sge { addr, length: 8, lkey }] => Ok((operands, Word { addr, lkey })),
+            [Sge { addr, length: 8, lkey }] => Ok((operands, AtomicResult { addr, lkey })),
             _ => Err(ParseError::Data),
         },
         Data::Inline(_) => Err(ParseError::Data),

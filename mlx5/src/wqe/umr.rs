@@ -1,6 +1,6 @@
 //! Changes of a memory key: binding and freeing windows.
 
-use super::Sink;
+use super::SegmentWriter;
 use crate::wire::{BLOCK_SEGMENTS, CtrlSeg, KlmSeg, MkeyAccess, MkeyContext, MkeyMask, SEGMENT, UmrCtrlSeg, UmrFlags};
 use zerocopy::big_endian::{U32, U64};
 
@@ -161,7 +161,7 @@ impl Umr {
     }
 
     #[inline(always)]
-    pub(super) fn put(&self, sink: &mut impl Sink) {
+    pub(super) fn put(&self, sink: &mut impl SegmentWriter) {
         sink.put(CTRL_AT, self.ctrl);
         sink.put(MKEY_AT, self.mkey);
         if let Some(klm) = self.klm {

@@ -79,15 +79,15 @@ impl Device for Fake {
             cqn: self.number(),
             compression: attr.compression,
             start_index: 0,
-            keep: handle.clone(),
+            keep_alive: handle.clone(),
         };
         Ok(RawCq { handle, parts })
     }
 
     fn create_srq(&self, _pd: &Pd, attr: &SrqAttr) -> Result<SrqParts, DeviceError> {
         let ring = self.memory(attr.entries.next_power_of_two() as usize * 64).ring(6);
-        let keep = Handle::new(());
-        Ok(SrqParts { ring, record: self.memory(8).record(0), srqn: self.number(), keep })
+        let keep_alive = Handle::new(());
+        Ok(SrqParts { ring, record: self.memory(8).record(0), srqn: self.number(), keep_alive })
     }
 
     fn create_qp(&self, pd: &Pd, attr: &QpAttr) -> Result<RawQp, DeviceError> {
@@ -104,10 +104,10 @@ impl Device for Fake {
             max_posts: attr.max_send,
             signal_all: attr.signal_all,
             start_index: 0,
-            keep: handle.clone(),
+            keep_alive: handle.clone(),
         };
         let recv = self.memory(attr.max_recv.next_power_of_two() as usize * 32);
-        let recv = RecvParts { ring: recv.ring(5), record: record.record(0), keep: handle.clone() };
+        let recv = RecvParts { ring: recv.ring(5), record: record.record(0), keep_alive: handle.clone() };
         Ok(RawQp { handle, pd: pd.clone(), send, recv: attr.srq.is_none().then_some(recv) })
     }
 

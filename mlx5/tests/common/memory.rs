@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use mlx5::cq::Slots;
-use mlx5::mmio::{ArmRegister, BlueFlame, Record, Register, RegisterParts};
+use mlx5::mmio::{ArmRegister, BlueFlame, DoorbellRecord, DoorbellRegister, DoorbellRegisterParts};
 use mlx5::ring::Ring;
 use mlx5::wire::Cqe;
 use std::ptr::NonNull;
@@ -83,18 +83,18 @@ impl Memory {
     }
 
     /// A record at a word.
-    pub fn record(&self, word: usize) -> Record {
+    pub fn record(&self, word: usize) -> DoorbellRecord {
         assert!(word * 4 < self.len());
         let at = NonNull::new(self.base.as_ptr().wrapping_add(word * 4)).expect("not null");
         // SAFETY: aligned and inside; the tests keep it alive.
-        unsafe { Record::new(at.cast()) }
+        unsafe { DoorbellRecord::new(at.cast()) }
     }
 
     /// A doorbell register at the start.
-    pub fn register(&self, buf_size: u32, blueflame: BlueFlame) -> Register {
+    pub fn register(&self, buf_size: u32, blueflame: BlueFlame) -> DoorbellRegister {
         assert!(2 * buf_size as usize <= self.len());
         // SAFETY: aligned, long enough, kept alive by the tests.
-        unsafe { Register::new(RegisterParts { register: self.base.cast(), buf_size, blueflame }) }
+        unsafe { DoorbellRegister::new(DoorbellRegisterParts { register: self.base.cast(), buf_size, blueflame }) }
     }
 
     /// An arm register at the start.
