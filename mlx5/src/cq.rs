@@ -1,16 +1,16 @@
 //! The completion queue: polling with and without compression, errors, arming.
 //!
-//! Without compression a slot is ours when its owner bit is the parity of the lap. With compression (the layout that
-//! `mlx5dv` calls enhanced) it is ours when byte 62 is the low byte of the lap, whatever the completion is; the owner
-//! bit is not looked at. A compressed completion stands for up to seven; the card writes only the first of their slots.
-//! What they share is in the *title*, the regular completion before them.
+//! Without compression a slot holds a new completion when its owner bit equals the parity of the lap. With compression (the
+//! layout that `mlx5dv` calls enhanced) a slot is new when byte 62 equals the low byte of the lap; the owner bit has no meaning.
+//! A block of mini completions stands for up to seven completions; the card writes only the first of their slots. The *title*,
+//! the regular completion before the block, holds the fields that they share.
 //!
-//! The card may write over a slot once it is released ([`CompletionQueue::release`]). The title is therefore copied when its
-//! slot is released or when a block opens, whichever is first, and the minis when their block opens. The slots that a
-//! block covers get the mark of *their own* lap: one left alone would look new when the 8-bit mark comes round, and one
-//! with the title's mark would stall a block across the end of the queue.
+//! The card may overwrite a slot once it is released ([`CompletionQueue::release`]). The queue therefore copies the title when its
+//! slot is released or a block starts, whichever is first, and the mini completions when their block starts. The slots that a
+//! block covers get the lap mark of *their own* lap. Without a mark they would seem new when the 8-bit count wraps; with the
+//! title's mark they would stall a block that crosses the end of the queue.
 //!
-//! Byte truth is `tests/vectors/mlx5_cqe_zip.json`.
+//! The bytes are checked by `tests/vectors/mlx5_cqe_zip.json`.
 
 #[allow(unsafe_code)]
 mod slots;
@@ -23,68 +23,68 @@ use crate::wire::{Cqe, CqeFormat, CqeOpcode, ErrCqe, MAX_24_BITS, MAX_MINIS, Min
 use slots::{Slot, TitleCopy};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Whose request failed.
+/// The queue of a work request that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// One of the send queue.
+    /// The send queue.
     Requester,
-    /// One of the receive queue.
+    /// The receive queue.
     Responder,
 }
 
-/// A completion in error. The queue pair is in error from here on: all that follows on it is flushed.
+/// A completion in error. From then on the queue pair is in the error state: the card flushes all its later work requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("request {wqe_counter:#06x} of queue pair {qpn:#08x} failed: {syndrome} (vendor code {vendor:#04x})")]
+#[error("work request {wqe_counter:#06x} of queue pair {qpn:#08x} failed: {syndrome} (vendor code {vendor:#04x})")]
 pub struct CompletionError {
-    /// Whose request.
+    /// The queue of the work request.
     pub side: Side,
-    /// Why.
+    /// The reason.
     pub syndrome: Syndrome,
-    /// The vendor's own code.
+    /// The vendor's error code.
     pub vendor: u8,
     /// Queue pair number.
     pub qpn: u32,
-    /// Index of the request.
+    /// Index of the work request.
     pub wqe_counter: u16,
-    /// Operation code of the request.
+    /// Operation code of the work request.
     pub request_opcode: u8,
     /// Shared receive queue number.
     pub srqn: u32,
-    /// All bytes.
+    /// The bytes of the completion.
     pub cqe: Cqe,
 }
 
-/// The card wrote what it never writes. Nothing more can be read from the queue.
+/// The card wrote an impossible completion. The queue cannot be read any further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CorruptQueue {
-    /// A block of more completions than fit.
-    #[error("a compressed completion at index {index} claims {minis} completions; close the queue")]
+    /// A block claims more mini completions than fit.
+    #[error("the block at index {index} claims {minis} mini completions; close the queue")]
     Block {
         /// Index of the block.
         index: u32,
-        /// Completions that it claims.
+        /// Mini completions that the block claims.
         minis: u32,
     },
-    /// A block with no title before it.
-    #[error("a compressed completion at index {index} has no title before it; close the queue")]
+    /// No title precedes the block.
+    #[error("the block at index {index} has no title before it; close the queue")]
     NoTitle {
         /// Index of the block.
         index: u32,
     },
 }
 
-/// What a poll found.
+/// The result of a poll.
 #[derive(Debug)]
 pub enum Polled<'q> {
-    /// Nothing new.
+    /// No new completion.
     Empty,
-    /// A request is done.
+    /// A work request completed.
     Done(Completion<'q>),
-    /// A request failed.
+    /// A work request failed.
     Failed(CompletionError),
 }
 
-/// What a completion queue is made of; the device fills it in.
+/// The parts of a completion queue, which the device provides.
 #[derive(Debug)]
 pub struct CqParts {
     /// The slots, initialised.
@@ -93,11 +93,11 @@ pub struct CqParts {
     pub record: DoorbellRecord,
     /// Second word of the doorbell record: armed state.
     pub arm_record: DoorbellRecord,
-    /// The register that arms.
+    /// The register that arms the queue.
     pub arm: ArmRegister,
     /// Number of the queue.
     pub cqn: u32,
-    /// The queue was created with compression, because the device says that it can.
+    /// The queue was created with compression, which the device supports.
     pub compression: bool,
     /// Index of the first completion: 0 on a new queue.
     pub start_index: u32,
@@ -110,8 +110,8 @@ pub struct CqParts {
 pub struct CompletionQueue {
     slots: Slots,
     consumer: u32,
-    /// Completions of the open block that were not yet handed out. Not 0 either once the queue is corrupt: no short cut is
-    /// taken then.
+    /// Completions of the open block that the caller has not received yet. A corrupt queue has a number other than 0 here, which
+    /// disables the fast path of [`Self::poll`].
     left: u32,
     title: Title,
     compression: bool,
@@ -127,36 +127,36 @@ pub struct CompletionQueue {
     _keep_alive: Handle,
 }
 
-/// Where the title is.
+/// The place of the title.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Title {
     None,
-    /// Still in the slot of this index, which is not released.
+    /// In the slot of this index, which is not released.
     Slot(u32),
     /// In `title_copy`.
-    TitleCopy,
+    Copied,
 }
 
-/// For which events an armed queue waits.
+/// The completions that raise an event of an armed queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arm {
     /// The next completion.
     Any,
-    /// The next solicited or failed one.
+    /// The next completion that is solicited or in error.
     Solicited,
 }
 
 const ARM_SOLICITED: u32 = 1 << 24;
 const ARM_NUMBER_SHIFT: u32 = 28;
 
-/// One completion on its way to the caller.
+/// One completion that the walk over the slots found.
 enum Next {
     Completed(Slot),
     Error(Slot),
 }
 
 impl CompletionQueue {
-    /// A queue of those parts.
+    /// A queue made of `parts`.
     pub fn new(parts: CqParts) -> Self {
         Self {
             slots: parts.slots,
@@ -182,7 +182,7 @@ impl CompletionQueue {
         self.cqn
     }
 
-    /// Slots.
+    /// The number of slots.
     pub fn capacity(&self) -> u32 {
         self.slots.len()
     }
@@ -192,7 +192,7 @@ impl CompletionQueue {
         self.consumer
     }
 
-    /// Takes one completion. Its slot stays ours until [`Self::release`]; the queue overflows if that is never called.
+    /// Takes one completion. The card cannot reuse its slot before [`Self::release`]; the queue overruns if that is never called.
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Polled<'_>, CorruptQueue> {
         let at = self.slots.slot(self.consumer);
@@ -210,28 +210,28 @@ impl CompletionQueue {
         self.poll_other()
     }
 
-    /// The same for everything but a regular completion.
+    /// The rest of [`Self::poll`]: everything but a regular completion.
     #[inline(never)]
     fn poll_other(&mut self) -> Result<Polled<'_>, CorruptQueue> {
-        let mut seen = None;
-        self.take(1, |one| seen = Some(one));
-        match seen {
+        let mut next = None;
+        self.take(1, |found| next = Some(found));
+        match next {
             Some(Next::Completed(at)) => Ok(Polled::Done(Completion::new(at))),
-            Some(Next::Error(at)) => Ok(Polled::Failed(failure(at))),
+            Some(Next::Error(at)) => Ok(Polled::Failed(completion_error(at))),
             None => self.corrupt.map_or(Ok(Polled::Empty), Err),
         }
     }
 
-    /// Hands up to `max` completions to `each`, releases their slots, and gives their number.
+    /// Passes up to `max` completions to `each`, releases their slots, and returns their number.
     #[inline(always)]
     pub fn drain(
         &mut self,
         max: u32,
         mut each: impl FnMut(Result<Completion<'_>, CompletionError>),
     ) -> Result<u32, CorruptQueue> {
-        let taken = self.take(max, |one| match one {
+        let taken = self.take(max, |next| match next {
             Next::Completed(at) => each(Ok(Completion::new(at))),
-            Next::Error(at) => each(Err(failure(at))),
+            Next::Error(at) => each(Err(completion_error(at))),
         });
         if taken != 0 {
             self.release();
@@ -240,28 +240,28 @@ impl CompletionQueue {
         self.corrupt.map_or(Ok(0), Err)
     }
 
-    /// Gives all slots that were polled back to the card.
+    /// Returns all polled slots to the card.
     #[inline(always)]
     pub fn release(&mut self) {
         if let Title::Slot(index) = self.title {
             self.title_copy.set(self.slots.slot(index));
-            self.title = Title::TitleCopy;
+            self.title = Title::Copied;
         }
         self.record.set(self.consumer & MAX_24_BITS);
     }
 
-    /// Asks for an event. Poll once more after it: what came before it raises none.
+    /// Requests an event. Poll once more afterwards: a completion that came earlier raises no event.
     pub fn arm(&mut self, arm: Arm) {
-        let what = match arm {
+        let condition = match arm {
             Arm::Any => 0,
             Arm::Solicited => ARM_SOLICITED,
         };
-        let command = (self.arm_number & 3) << ARM_NUMBER_SHIFT | what | self.consumer & MAX_24_BITS;
+        let command = (self.arm_number & 3) << ARM_NUMBER_SHIFT | condition | self.consumer & MAX_24_BITS;
         self.arm_record.set(command);
         self.arm.set((command as u64) << 32 | self.cqn as u64);
     }
 
-    /// An event of this queue was taken: the next arming has a new number.
+    /// An event of this queue was received: the next [`Self::arm`] uses a new sequence number.
     pub fn event_seen(&mut self) {
         self.arm_number = self.arm_number.wrapping_add(1);
     }
@@ -277,13 +277,13 @@ impl CompletionQueue {
         }
     }
 
-    /// Slots from the consumer index on that are in its lap, at most `most`.
+    /// The number of slots from the consumer index to the end of its lap, at most `most`.
     #[inline(always)]
     fn in_this_lap(&self, most: u32) -> u32 {
         self.slots.rest_of_lap(self.consumer).min(most)
     }
 
-    /// Walks lap by lap: inside one the expected owner bit does not change.
+    /// Walks lap by lap, because the expected owner bit is constant within one lap.
     #[inline(always)]
     fn take_plain(&mut self, max: u32, mut each: impl FnMut(Next)) -> u32 {
         let mut left = max;
@@ -357,7 +357,7 @@ impl CompletionQueue {
         max - left
     }
 
-    /// Copies the title and the minis, and marks the slots that the block covers.
+    /// Copies the title and the mini completions, and marks the slots that the block covers.
     #[inline(always)]
     fn open_block(&mut self, at: Slot) -> bool {
         let minis = OpOwn(at.op_own()).minis() as u32;
@@ -367,7 +367,7 @@ impl CompletionQueue {
         }
         if let Title::Slot(index) = self.title {
             self.title_copy.set(self.slots.slot(index));
-            self.title = Title::TitleCopy;
+            self.title = Title::Copied;
         }
         self.minis = at.minis();
         self.left = minis;
@@ -388,7 +388,7 @@ impl CompletionQueue {
         self.left = 1;
     }
 
-    /// Hands out completions of the open block, at most `most`, and gives their number.
+    /// Passes completions of the open block to `each`, at most `most`, and returns their number.
     #[inline(always)]
     fn take_block(&mut self, most: u32, each: &mut impl FnMut(Next)) -> u32 {
         let mut title_copy = self.title_copy.fields();
@@ -396,7 +396,7 @@ impl CompletionQueue {
         let mut counter = Completion::new(title_copy.slot()).wqe_counter();
         let first = (self.block - self.left) as usize;
         let count = self.left.min(most);
-        // The block holds at most `MAX_MINIS`, checked when it was opened.
+        // `open_block` checked that the block holds at most `MAX_MINIS`.
         let minis = self.minis.get(first..first + count as usize).unwrap_or_default();
         if requester {
             for mini in minis {
@@ -419,7 +419,7 @@ impl CompletionQueue {
     }
 }
 
-/// What a slot holds.
+/// The content of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum SlotState {
@@ -429,13 +429,13 @@ enum SlotState {
     Error,
 }
 
-/// By `op_own`, what a valid slot holds. One look-up takes the place of three comparisons.
+/// The content of a valid slot by its `op_own` byte. One look-up replaces three comparisons.
 const fn state_table(compressed: bool) -> [SlotState; 256] {
     let mut state_table = [SlotState::Regular; 256];
     let mut op_own = 0;
     while op_own < state_table.len() {
         state_table[op_own] = match OpOwn(op_own as u8).opcode() {
-            // Without compression the table is asked with the owner bit turned: set means not ours.
+            // Without compression the index is `op_own` xor the expected owner bit: a set bit means that the slot is not new.
             _ if !compressed && op_own & 1 != 0 => SlotState::Empty,
             _ if compressed && matches!(OpOwn(op_own as u8).format(), CqeFormat::Compressed) => SlotState::Block,
             CqeOpcode::Invalid => SlotState::Empty,
@@ -450,7 +450,7 @@ const fn state_table(compressed: bool) -> [SlotState; 256] {
 static PLAIN: [SlotState; 256] = state_table(false);
 static COMPRESSED: [SlotState; 256] = state_table(true);
 
-/// `owner` is the owner bit that a slot of ours has.
+/// `owner` is the owner bit of a new slot.
 #[inline(always)]
 fn plain_state(at: Slot, owner: u8) -> SlotState {
     PLAIN[(at.op_own() ^ owner) as usize]
@@ -463,7 +463,7 @@ fn compressed_state(at: Slot, lap: u8) -> SlotState {
 }
 
 #[cold]
-fn failure(at: Slot) -> CompletionError {
+fn completion_error(at: Slot) -> CompletionError {
     let cqe = at.copy();
     let error = ErrCqe::read_from_bytes(cqe.as_bytes()).unwrap_or_else(|_| unreachable!("both have 64 bytes"));
     let side = match cqe.op_own.opcode() {

@@ -1,23 +1,23 @@
-//! What a device must do: one narrow trait.
+//! The interface of devices: one narrow trait.
 //!
-//! The rest of this crate drives queues that lie in memory. Where the memory comes from, and who reads it, is the
-//! device's business: [`crate::verbs`] asks rdma-core for hardware queues, the software card has its own.
+//! The rest of this crate drives queues in memory. A device provides that memory and reads it: [`crate::verbs`] gets hardware
+//! queues from rdma-core, the software card allocates its own.
 //!
-//! # What a device does
+//! # Requirements
 //!
-//! * It creates queues and hands out their memory as parts: [`SendParts`], [`RecvParts`], [`SrqParts`], [`CqParts`]. Each
-//!   holds a [`Handle`] that keeps the memory mapped, so a queue may outlive the value that created it.
-//! * It reads a send queue when its doorbell register is written: the 8 bytes are the first of the last request's control
-//!   segment, or the whole request with BlueFlame. The doorbell record (16-bit producer index, big endian) is already
-//!   stored then. Receive queues have the record only.
-//! * It executes requests in order. [`crate::wqe::parse`] reads them. A request with neither small nor full fence may
-//!   begin before an earlier UMR has had its effect; with the full fence it waits for earlier reads and atomics too.
+//! * A device creates queues and provides their memory as parts: [`SendParts`], [`RecvParts`], [`SrqParts`], [`CqParts`]. Each
+//!   holds a [`Handle`] that keeps the memory mapped, so a queue may outlive the device value that created it.
+//! * A write to the doorbell register makes the device read the send queue. The 8 bytes are the first of the last work request's
+//!   control segment; with BlueFlame the whole work request is written. The doorbell record (16-bit producer index, big endian)
+//!   is stored before. Receive queues have the record only.
+//! * A device executes work requests in order. [`crate::wqe::parse`] reads them. A work request without a fence may start before an
+//!   earlier UMR has taken effect; the small fence waits for UMRs, the full fence for earlier reads and atomics too.
 //! * It puts completions into the queue: `CqWriter` of the crate `soft-mlx5` does that, with and without compression. Unsignalled
 //!   requests complete silently; failures always get a completion, and all that follows on the queue pair is flushed.
 //! * A window's key has the device's index in its high 24 bits and a tag in its low byte that the driver chooses. A UMR
-//!   names the key as it was; it is bound only if the key matches, is free when CHECK_FREE is set, and the region
-//!   allows windows and covers the range. What a wrong `klm_octowords` does is silent: the completion is good, the
-//!   window has no effect.
+//!   names the old key. The bind succeeds only if the key matches, the window is free (with CHECK_FREE), and the region allows
+//!   windows and covers the range. A wrong `klm_octowords` fails silently: the UMR completes without an error and the window has
+//!   no effect.
 
 pub use crate::handle::Handle;
 
@@ -32,96 +32,96 @@ use std::ptr::NonNull;
 use zerocopy::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Why a device did not do what was asked.
+/// Why an operation of a device failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// The device cannot do it.
+    /// The device lacks a capability.
     #[error("the device does not support {what}")]
     Unsupported {
-        /// What.
+        /// The capability.
         what: &'static str,
     },
-    /// More than the device has.
-    #[error("{what}: {asked} asked for, but the device has at most {max}")]
+    /// A request exceeds a limit of the device.
+    #[error("{what}: {asked} requested, but the device allows at most {max}")]
     Limit {
-        /// Of what.
+        /// The limited quantity.
         what: &'static str,
-        /// Asked for.
+        /// The requested value.
         asked: u64,
-        /// At most.
+        /// The limit.
         max: u64,
     },
     /// A resource of another device, or of another kind.
     #[error("{what} belongs to another device")]
     Foreign {
-        /// What was given.
+        /// The kind of the resource.
         what: &'static str,
     },
     /// A call failed.
     #[error("{call} failed: {}", std::io::Error::from_raw_os_error(*.errno))]
     Call {
-        /// Which.
+        /// The name of the call.
         call: &'static str,
-        /// Its error number.
+        /// The error number.
         errno: i32,
     },
-    /// The libraries of the device are not there or too old.
+    /// A library of the device is missing or too old.
     #[error(
         "{library}: {why}; install rdma-core (packages libibverbs1 and ibverbs-providers), or use the software card"
     )]
     Library {
-        /// Which library.
+        /// The library.
         library: &'static str,
-        /// What was wrong.
+        /// The reason.
         why: String,
     },
-    /// No such device.
-    #[error("there is no {name} here; the system has {}", if .others.is_empty() { "no RDMA device".into() } else { .others.join(", ") })]
+    /// No device has that name.
+    #[error("device {name} was not found; the system has {}", if .others.is_empty() { "no RDMA device".into() } else { .others.join(", ") })]
     NoDevice {
-        /// Asked for.
+        /// The requested name.
         name: String,
-        /// What is there.
+        /// The names of the devices that exist.
         others: Vec<String>,
     },
-    /// The peer cannot be reached, or is gone.
+    /// The peer does not exist or does not answer.
     #[error("the peer cannot be reached: {why}")]
     Peer {
-        /// What was wrong.
+        /// The reason.
         why: String,
     },
 }
 
-/// What a device can do.
+/// The capabilities of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caps {
-    /// Its name, as the system has it.
+    /// The system's name of the device.
     pub name: String,
-    /// Completion queues can be compressed.
+    /// Supports compressed completion queues.
     pub compression: bool,
-    /// Windows of type 1.
+    /// Supports windows of type 1.
     pub type1_windows: bool,
-    /// Windows of type 2 that belong to the queue pair that bound them.
+    /// Supports windows of type 2 that belong to the queue pair that bound them.
     pub type2_windows: bool,
-    /// 8-byte atomics on the peer's memory.
+    /// Supports 8-byte atomics on the peer's memory.
     pub atomics: bool,
-    /// Requests can be copied into the doorbell register.
+    /// Work requests can be copied into the doorbell register.
     pub blueflame: bool,
-    /// Most requests of a send or receive queue.
+    /// Work requests of the largest send or receive queue.
     pub max_posts: u32,
-    /// Most completions of a completion queue.
+    /// Completions of the largest completion queue.
     pub max_cqes: u32,
-    /// What one request may have at most.
+    /// Limits of one work request.
     pub limits: Limits,
 }
 
 /// A protection domain.
 #[derive(Debug, Clone)]
 pub struct Pd {
-    /// The resource.
+    /// The handle of the protection domain.
     pub handle: Handle,
 }
 
-/// Rights of a memory region, beside local read: bits of `enum ibv_access_flags`.
+/// Rights of a memory region in addition to local read: bits of `enum ibv_access_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Access(pub u32);
 
@@ -137,7 +137,7 @@ impl Access {
     /// Windows may be bound to it.
     pub const MW_BIND: Self = Self(1 << 4);
 
-    /// Both.
+    /// The union of both.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -148,7 +148,7 @@ impl Access {
         self.0 & other.0 == other.0
     }
 
-    /// What a window on the region may allow at most.
+    /// The rights that a window on the region can have.
     pub fn for_window(self) -> MkeyAccess {
         let write = self.has(Self::LOCAL_WRITE);
         MkeyAccess::REMOTE_READ
@@ -163,7 +163,7 @@ impl Access {
 pub struct Mr {
     /// The resource.
     pub handle: Handle,
-    /// Its domain.
+    /// The protection domain.
     pub pd: Pd,
     /// First byte.
     pub addr: u64,
@@ -171,89 +171,89 @@ pub struct Mr {
     pub length: u64,
     /// Rights.
     pub access: Access,
-    /// Key for our own requests.
+    /// The key for local work requests.
     pub lkey: u32,
-    /// Key for the peer.
+    /// The key for the peer.
     pub rkey: u32,
 }
 
-/// A window as the device allocates it, bound to nothing.
+/// A window as the device allocates it, not bound.
 #[derive(Debug, Clone)]
 pub struct RawWindow {
     /// The resource.
     pub handle: Handle,
-    /// Its domain.
+    /// The protection domain.
     pub pd: Pd,
-    /// Its kind.
+    /// The type.
     pub window: WindowType,
-    /// Its first key.
+    /// The first key.
     pub rkey: u32,
 }
 
-/// What a completion queue is to be.
+/// Attributes of a completion queue to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CqAttr {
-    /// Completions that it holds at least.
+    /// The minimum number of completions that it holds.
     pub entries: u32,
-    /// Compressed; an error where [`Caps::compression`] is not set.
+    /// Compressed. The creation fails if [`Caps::compression`] is not set.
     pub compression: bool,
 }
 
 /// A completion queue as the device makes it.
 #[derive(Debug)]
 pub struct RawCq {
-    /// Names it to the device: for queue pairs that complete into it.
+    /// The handle, for queue pairs that complete into the queue.
     pub handle: Handle,
-    /// What [`crate::cq::CompletionQueue::new`] takes.
+    /// The argument of [`crate::cq::CompletionQueue::new`].
     pub parts: CqParts,
 }
 
-/// What a shared receive queue is to be.
+/// Attributes of a shared receive queue to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SrqAttr {
-    /// Receives that can be posted at a time, at least.
+    /// The minimum number of receives that can be posted at a time.
     pub entries: u32,
-    /// Buffers of one.
+    /// Buffers of one receive.
     pub max_sge: u32,
 }
 
-/// What a queue pair is to be.
+/// Attributes of a queue pair to create.
 #[derive(Debug, Clone)]
 pub struct QpAttr {
-    /// Kind.
+    /// The transport.
     pub transport: Transport,
-    /// Where the send queue completes.
+    /// The completion queue of the send queue.
     pub send_cq: Handle,
-    /// Where the receive queue completes.
+    /// The completion queue of the receive queue.
     pub recv_cq: Handle,
-    /// A shared receive queue instead of an own one.
+    /// A shared receive queue in place of a receive queue of its own.
     pub srq: Option<Handle>,
-    /// Requests of the send queue, at least.
+    /// The minimum number of work requests of the send queue.
     pub max_send: u32,
-    /// Receives, at least; of no meaning with a shared queue.
+    /// The minimum number of receives; without meaning with a shared receive queue.
     pub max_recv: u32,
-    /// What one request has, at least.
+    /// The minimum limits of one work request.
     pub limits: Limits,
-    /// Buffers of one receive, at least.
+    /// The minimum number of buffers of one receive.
     pub max_recv_sge: u32,
-    /// Every request gets a completion.
+    /// Every work request gets a completion.
     pub signal_all: bool,
 }
 
 /// A queue pair as the device makes it.
 #[derive(Debug)]
 pub struct RawQp {
-    /// Names it to the device.
+    /// The handle.
     pub handle: Handle,
-    /// Its domain.
+    /// The protection domain.
     pub pd: Pd,
-    /// What [`crate::sq::SendQueue::new`] takes.
+    /// The argument of [`crate::sq::SendQueue::new`].
     pub send: SendParts,
-    /// What [`crate::rq::RecvQueue::new`] takes; `None` with a shared queue.
+    /// The argument of [`crate::rq::RecvQueue::new`]; `None` with a shared receive queue.
     pub recv: Option<RecvParts>,
 }
 
-/// What a peer must know to connect: exchanged by any means as [`Endpoint::to_bytes`].
+/// The data that a peer needs to connect. The two ends exchange [`Endpoint::to_bytes`] by any means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// Queue pair number.
@@ -262,7 +262,7 @@ pub struct Endpoint {
     pub psn: u32,
     /// LID; 0 on Ethernet.
     pub lid: u16,
-    /// GID, or what a device puts in its place.
+    /// GID, or the address that a device uses in its place.
     pub gid: [u8; 16],
 }
 
@@ -323,7 +323,7 @@ impl TryFrom<&RawEndpoint> for Endpoint {
 
 /// A device.
 pub trait Device: Send + Sync {
-    /// What it can do.
+    /// The capabilities.
     fn caps(&self) -> &Caps;
 
     /// Allocates a protection domain.
@@ -332,8 +332,8 @@ pub trait Device: Send + Sync {
     /// Registers memory.
     ///
     /// # Safety
-    /// The range stays mapped while the region or a window on it lives. With remote rights its bytes change at any time:
-    /// nothing holds references to them that say otherwise.
+    /// The range stays mapped while the region or a window on it lives. With remote rights its bytes change at any time, so no
+    /// reference to them exists.
     #[allow(unsafe_code)]
     unsafe fn register(&self, pd: &Pd, addr: NonNull<u8>, length: usize, access: Access) -> Result<Mr, DeviceError>;
 
@@ -346,15 +346,15 @@ pub trait Device: Send + Sync {
     /// Creates a shared receive queue.
     fn create_srq(&self, pd: &Pd, attr: &SrqAttr) -> Result<SrqParts, DeviceError>;
 
-    /// Creates a queue pair; it can take receives at once, and sends once it is connected.
+    /// Creates a queue pair. It accepts receives at once, and sends after [`Device::connect`].
     fn create_qp(&self, pd: &Pd, attr: &QpAttr) -> Result<RawQp, DeviceError>;
 
-    /// What the peer must know of this queue pair.
+    /// The endpoint of the queue pair, for the peer.
     fn endpoint(&self, qp: &Handle) -> Result<Endpoint, DeviceError>;
 
-    /// Connects a reliable queue pair to a peer, which has all rights on it that keys give. Both sides must call it.
+    /// Connects a reliable queue pair to a peer, which then has the rights that keys give. Both ends must connect.
     fn connect(&self, qp: &Handle, peer: &Endpoint) -> Result<(), DeviceError>;
 
-    /// Makes a datagram queue pair ready: peers name it by its number and this key.
+    /// Makes a datagram queue pair ready. Peers address it by its number and `qkey`.
     fn open_datagrams(&self, qp: &Handle, qkey: u32) -> Result<(), DeviceError>;
 }

@@ -1,18 +1,18 @@
 //! ConnectX queues driven directly: work requests, completion queues with compression, memory windows.
 //!
-//! The driver builds work requests in the card's ring, rings its doorbell and reads completions, without a system call or a
-//! library between. Where queues come from is behind one trait, [`device::Device`]: [`verbs::Hardware`] is a card through
-//! rdma-core, loaded at run time; the software card executes the same bytes where there is none.
+//! The driver writes work requests into the card's ring, rings its doorbell and reads completions, without a system call or a
+//! library in between. One trait, [`device::Device`], creates the queues: [`verbs::Hardware`] uses a card through rdma-core,
+//! loaded at run time; the crate `soft-mlx5` implements a card in software, which executes the same bytes.
 //!
-//! * [`wire`]: what the card reads and writes, byte for byte. [`wqe`]: work requests as a meaning, emitted and parsed.
-//! * [`sq`], [`rq`], [`srq`]: the queues that requests and receives are posted to. [`qp`]: a pair of them.
+//! * [`wire`]: the formats that the card reads and writes, byte for byte. [`wqe`]: valid work requests, emitted and parsed.
+//! * [`sq`], [`rq`], [`srq`]: send, receive and shared receive queues. [`qp`]: a queue pair.
 //! * [`cq`]: completions, plain and compressed, and errors with their syndromes.
-//! * [`mw`]: memory windows, bound and freed by requests of the side that owns the memory.
-//! * [`mmio`], [`ring`]: the only places that touch memory which a card reads or writes.
+//! * [`mw`]: memory windows, bound and freed by work requests of the side that owns the memory.
+//! * [`mmio`], [`ring`]: access to the memory that a card reads. [`cq`] reads the memory that a card writes.
 //!
-//! Two traps that this crate is built around: a compressed queue's slots are valid by the count of laps in byte 62, not by
-//! the owner bit ([`cq`]); and a window that is bound with a wrong size completes well and moves nothing, as does what
-//! overtakes a bind for want of a fence ([`wqe::Umr`], [`sq`]).
+//! The crate guards against two silent traps. First, byte 62 of a slot in a compressed queue, the count of laps, makes the slot
+//! valid; the owner bit does not ([`cq`]). Second, a bind with a wrong size, or a request that overtakes a bind because a fence
+//! is missing, completes without an error and moves no byte ([`wqe::Umr`], [`sq`]).
 
 pub mod cq;
 pub mod device;

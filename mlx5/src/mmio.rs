@@ -1,4 +1,4 @@
-//! The only place with fences, doorbell records and doorbell registers.
+//! Fences, doorbell records and doorbell registers.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[inline(always)]
 pub fn publish() {
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier has no operands and touches no memory.
+    // SAFETY: the barrier instruction has no operands and accesses no memory.
     unsafe {
         core::arch::asm!("dmb oshst", options(nostack, preserves_flags));
     }
@@ -15,17 +15,17 @@ pub fn publish() {
     std::sync::atomic::fence(Ordering::Release);
 }
 
-/// Orders earlier stores to memory before later stores to a write-combining register, and those before anything after
-/// (`mmio_wc_start`, `mmio_flush_writes`).
+/// Orders earlier stores to memory before later stores to a write-combining register, and stores to such a register before all
+/// later accesses (`mmio_wc_start`, `mmio_flush_writes`).
 #[inline(always)]
 pub fn mmio_barrier() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE is part of the architecture, and the fence has no operands.
+    // SAFETY: every x86-64 processor has SSE; the fence has no operands.
     unsafe {
         core::arch::x86_64::_mm_sfence();
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier has no operands and touches no memory.
+    // SAFETY: the barrier instruction has no operands and accesses no memory.
     unsafe {
         core::arch::asm!("dsb st", options(nostack, preserves_flags));
     }
@@ -59,15 +59,15 @@ unsafe fn store_block(to: *mut u64, block: &[u64; 8]) {
     }
 }
 
-/// One big-endian word in memory that the card reads, and we only write.
+/// One big-endian word that the card reads and the driver only writes.
 #[derive(Debug)]
 pub struct DoorbellRecord(NonNull<AtomicU32>);
 
-// SAFETY: the word is written with atomic stores only.
+// SAFETY: every access to the word is an atomic store.
 unsafe impl Send for DoorbellRecord {}
 
 impl DoorbellRecord {
-    /// A record at `word`.
+    /// The doorbell record at `word`.
     ///
     /// # Safety
     /// `word` is 4-byte aligned and stays mapped, readable and writable, while the value lives.
@@ -79,60 +79,60 @@ impl DoorbellRecord {
     #[inline(always)]
     pub fn set(&self, value: u32) {
         publish();
-        // SAFETY: mapped and aligned, as `new` was promised; an atomic may be shared with the card.
+        // SAFETY: the caller of `new` keeps the word mapped and aligned; the card may read an atomic at the same time.
         unsafe { self.0.as_ref() }.store(value.to_be(), Ordering::Release);
     }
 }
 
-/// Which requests are copied whole into the register instead of only their first 8 bytes.
+/// The work requests that are copied into the register as a whole, instead of their first 8 bytes only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BlueFlame {
-    /// None: the page is not write-combining, or the user does not want it.
+    /// None: the page is not write-combining, or the user disabled BlueFlame.
     Never,
-    /// Single requests with inline data.
+    /// A work request that is rung alone and has inline data.
     Inline,
-    /// All single requests.
+    /// Every work request that is rung alone.
     Single,
 }
 
-/// Where a doorbell register is and how it may be used.
+/// The address and the use of a doorbell register.
 #[derive(Debug, Clone, Copy)]
 pub struct DoorbellRegisterParts {
     /// The register: two halves of `buf_size` bytes.
     pub register: NonNull<u64>,
-    /// Bytes of a half; 0 when there is only the 8-byte doorbell.
+    /// Bytes of a half; 0 if the register is an 8-byte doorbell only.
     pub buf_size: u32,
-    /// What is copied whole.
+    /// The work requests that are copied as a whole.
     pub blueflame: BlueFlame,
 }
 
-/// The doorbell register of a send queue. Its halves take turns.
+/// The doorbell register of a send queue. Writes alternate between its two halves.
 #[derive(Debug)]
 pub struct DoorbellRegister {
-    /// The half whose turn it is: the other is `buf_size` bytes away, as the whole is aligned to both.
+    /// The half for the next write. The other half is `buf_size` bytes away; the register is aligned to `2 * buf_size`.
     at: *mut u64,
     buf_size: usize,
-    /// Bytes of the largest single request that is copied whole, without and with inline data; 0 when none is.
+    /// Bytes of the largest work request that is copied as a whole, without and with inline data; 0 if none is.
     copied: [usize; 2],
 }
 
-// SAFETY: the register belongs to this queue alone, as `new` was promised; any thread may write to it.
+// SAFETY: the caller of `new` gives the register to one queue only; a register may be written from any thread.
 unsafe impl Send for DoorbellRegister {}
 
 impl DoorbellRegister {
-    /// A register.
+    /// The doorbell register that `parts` describes.
     ///
     /// # Panics
-    /// If `buf_size` is not 0 or a power of two of at least 64, or `register` not aligned to twice that, at least to 8.
+    /// If `buf_size` is neither 0 nor a power of two of at least 64, or `register` is not aligned to twice that and to 8.
     ///
     /// # Safety
-    /// `register` is mapped writable for twice `buf_size` bytes, at least 8, while the value lives, and no other queue uses
-    /// it.
+    /// `register` stays mapped and writable for twice `buf_size` bytes, at least 8, while the value lives. No other queue uses the
+    /// register.
     pub unsafe fn new(parts: DoorbellRegisterParts) -> Self {
         let buf_size = parts.buf_size as usize;
         let legal = buf_size == 0 || buf_size.is_power_of_two() && buf_size >= crate::wire::BLOCK;
         let aligned = parts.register.addr().get().is_multiple_of((2 * buf_size).max(align_of::<u64>()));
-        assert!(legal && aligned, "a doorbell register of {buf_size} bytes at {:p}", parts.register);
+        assert!(legal && aligned, "a doorbell register of {buf_size} bytes cannot be at {:p}", parts.register);
         let copied = match parts.blueflame {
             BlueFlame::Never => [0, 0],
             BlueFlame::Inline => [0, buf_size],
@@ -141,28 +141,28 @@ impl DoorbellRegister {
         Self { at: parts.register.as_ptr(), buf_size, copied }
     }
 
-    /// Whether a single request of so many blocks is copied whole.
+    /// Whether a work request of `blocks` blocks that is rung alone is copied as a whole.
     #[inline(always)]
     pub fn copies(&self, blocks: u32, inline: bool) -> bool {
         blocks as usize * crate::wire::BLOCK <= self.copied[inline as usize]
     }
 
-    /// Writes the first 8 bytes of a request, given as they lie in memory.
+    /// Writes the first 8 bytes of a work request, in memory order.
     #[inline(always)]
     pub fn ring(&mut self, first: u64) {
         mmio_barrier();
-        // SAFETY: inside the register, whichever half it is.
+        // SAFETY: `at` is the start of one of the halves, which the caller of `new` keeps mapped.
         unsafe { self.at.write_volatile(first) };
         self.turn();
     }
 
-    /// Copies whole blocks: `blocks` gives their words in order, eight a block, at most `buf_size` bytes.
+    /// Copies whole blocks of at most `buf_size` bytes together.
     #[inline(never)]
     pub fn copy(&mut self, blocks: impl Iterator<Item = [u64; 8]>) {
         mmio_barrier();
         let mut at = self.at;
         for block in blocks {
-            // SAFETY: inside the half, which is as long as the caller's blocks.
+            // SAFETY: the callers, in `sq`, copy only what `copies` allows, at most `buf_size` bytes, so the block is inside the half.
             unsafe { store_block(at, &block) };
             at = at.wrapping_add(block.len());
         }
@@ -180,11 +180,11 @@ impl DoorbellRegister {
 #[derive(Debug)]
 pub struct ArmRegister(NonNull<u64>);
 
-// SAFETY: written with single volatile stores only.
+// SAFETY: every access is one volatile store of 8 bytes.
 unsafe impl Send for ArmRegister {}
 
 impl ArmRegister {
-    /// A register.
+    /// The arm register at `register`.
     ///
     /// # Safety
     /// `register` is 8-byte aligned and stays mapped writable while the value lives.
@@ -195,7 +195,7 @@ impl ArmRegister {
     /// Writes a 64-bit value, big endian.
     pub fn set(&self, value: u64) {
         mmio_barrier();
-        // SAFETY: mapped and aligned, as `new` was promised.
+        // SAFETY: the caller of `new` keeps the register mapped and aligned.
         unsafe { self.0.as_ptr().write_volatile(value.to_be()) };
         mmio_barrier();
     }

@@ -1,80 +1,80 @@
-//! Memory windows: rights on a part of a region, given to a peer for a while and taken back.
+//! Memory windows: temporary rights of a peer on a part of a region.
 //!
-//! The side that owns the memory binds the window with a request on its own send queue; the peer uses the key. Every bind
-//! gives a new key, which differs from the one before in its low byte, the tag. A type-2 window belongs to the queue pair
-//! that bound it: only that one can free it, by its own request or by a peer's SEND with invalidate on that connection.
+//! The side that owns the memory binds the window by a work request on its send queue; the peer uses the key. Every bind makes a
+//! new key, which differs from the previous one in its low byte, the tag. A type-2 window belongs to the queue pair that bound
+//! it. Only a work request on that queue pair, or the peer's SEND with invalidate on that connection, can free it.
 //!
-//! A change is prepared first ([`Window::bind`], [`Window::invalidate`], [`Window::unbind`]), which checks everything and
-//! changes nothing, then posted, then committed:
+//! [`Window::bind`], [`Window::invalidate`] and [`Window::unbind`] check a change and change nothing. The caller posts the change,
+//! then commits it:
 //!
 //! ```
 //! # use mlx5::{device::Mr, mw::{Range, Window, WindowError}, qp::QueuePair, sq::Flags, wire::MkeyAccess};
-//! # fn lend(window: &mut Window, qp: &mut QueuePair<u64>, mr: &Mr) -> Result<u32, Box<dyn std::error::Error>> {
+//! # fn grant(window: &mut Window, qp: &mut QueuePair<u64>, mr: &Mr) -> Result<u32, Box<dyn std::error::Error>> {
 //! let range = Range { addr: mr.addr, length: 4096, zero_based: true };
 //! let bind = window.bind(qp, mr, range, MkeyAccess::REMOTE_WRITE)?;
 //! let mut batch = qp.send().batch();
 //! batch.post(1, Flags::SIGNALED, &bind.post())?;
-//! // ... a message that tells the peer the key can go into the same batch: the bind's fence orders them.
+//! // ... a message that carries the key to the peer can go into the same batch: the fence after the bind orders the two.
 //! batch.ring();
 //! Ok(bind.commit())
 //! # }
 //! ```
 //!
-//! A window keeps its region registered until it is bound elsewhere or dropped. Dropping it takes the key away, bound or
-//! not: a peer that uses it then gets a remote access error.
+//! A window keeps its region registered until it is bound to another region or dropped. Dropping a window makes its key invalid:
+//! a peer that uses the key gets a remote access error.
 
 use crate::device::{Access, Device, DeviceError, Mr, Pd, RawWindow};
 use crate::qp::QueuePair;
 use crate::wire::MkeyAccess;
 use crate::wqe::{Bind, BindError, Op, Umr, UmrKind, WindowType, WorkRequest};
 
-/// Bytes of a region.
+/// A range of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     /// First byte.
     pub addr: u64,
     /// Bytes: 1 to 2^31.
     pub length: u64,
-    /// The peer names bytes by their offset instead of their address. Type 2 only.
+    /// The peer addresses bytes by their offset in the window instead of their address. Type 2 only.
     pub zero_based: bool,
 }
 
-/// Why a window cannot be changed so. Nothing was changed or posted.
+/// Why a change of a window is refused. Nothing was changed or posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WindowError {
-    /// The region or the queue pair is of another protection domain.
-    #[error("the {what} is of another protection domain than the window")]
+    /// The region or the queue pair belongs to another protection domain.
+    #[error("the {what} and the window belong to different protection domains")]
     OtherDomain {
-        /// Which.
+        /// The region or the queue pair.
         what: &'static str,
     },
     /// Only the queue pair that bound a type-2 window can free it.
     #[error("queue pair {qpn:#08x} cannot free a window that {owner:#08x} bound")]
     OtherQueuePair {
-        /// The one given.
+        /// The queue pair of the change.
         qpn: u32,
-        /// The one that bound it.
+        /// The queue pair that bound the window.
         owner: u32,
     },
-    /// A type-2 window must be freed before it is bound again.
+    /// A bound type-2 window must be freed before the next bind.
     #[error("the window is still bound; invalidate it first")]
     StillBound,
-    /// The window is not bound: it never was, or was freed already.
+    /// The window is not bound: it was never bound, or is freed already.
     #[error("the window is not bound, or was invalidated already")]
     NotBound,
-    /// A key that is not the window's.
-    #[error("key {rkey:#010x} is not the window's, which is {current:#010x}")]
+    /// The key is not the key of the window.
+    #[error("the window has the key {current:#010x}, not {rkey:#010x}")]
     OtherKey {
-        /// The one given.
+        /// The key of the change.
         rkey: u32,
-        /// The window's.
+        /// The key of the window.
         current: u32,
     },
-    /// Type-1 windows are freed by a bind of no bytes, not by key.
+    /// Only a bind of zero bytes frees a type-1 window; its key cannot be invalidated.
     #[error("a type-1 window cannot be invalidated; unbind it")]
     Type1,
-    /// The range is not within the region.
-    #[error("{length} bytes at {addr:#x} are not within the region")]
+    /// The range is not inside the region.
+    #[error("{length} bytes at {addr:#x} are not inside the region")]
     OutOfRegion {
         /// First byte.
         addr: u64,
@@ -82,10 +82,10 @@ pub enum WindowError {
         length: u64,
     },
     /// The region was registered without the right to bind windows.
-    #[error("the region does not allow windows; register it with Access::MW_BIND")]
+    #[error("the region does not allow windows; register the region with Access::MW_BIND")]
     RegionForbidsWindows,
-    /// More rights than the region gives: peers may write only where the owner may.
-    #[error("the window would allow what the region does not; register it with Access::LOCAL_WRITE")]
+    /// The window would have more rights than the region: a peer may write only if the owner may.
+    #[error("the window would allow writes that the region forbids; register the region with Access::LOCAL_WRITE")]
     RegionForbidsWrites,
     /// The bind cannot be built.
     #[error(transparent)]
@@ -94,7 +94,7 @@ pub enum WindowError {
 
 #[derive(Debug)]
 enum State {
-    /// Bound to nothing. A region may still be held: its last bind is only just freed.
+    /// Not bound. The region of the last bind stays registered until the work request that frees the window has completed.
     Free { freed_by: Option<u32>, region: Option<Mr> },
     /// Bound by a queue pair.
     Bound { qpn: u32, region: Mr },
@@ -104,25 +104,25 @@ enum State {
 #[derive(Debug)]
 pub struct Window {
     raw: RawWindow,
-    /// The key: of the present bind, or of the last one.
+    /// The key of the current or the last bind.
     rkey: u32,
-    // After `raw`: the window goes before the region that it is on.
+    // Declared after `raw`, so that the window goes before the region.
     state: State,
 }
 
 impl Window {
-    /// Allocates a window, bound to nothing.
+    /// Allocates a window that is not bound.
     pub fn alloc(device: &dyn Device, pd: &Pd, window: WindowType) -> Result<Self, DeviceError> {
         let raw = device.alloc_window(pd, window)?;
         Ok(Self { rkey: raw.rkey, raw, state: State::Free { freed_by: None, region: None } })
     }
 
-    /// The key that peers use, while the window is bound.
+    /// The key for the peer, while the window is bound.
     pub fn rkey(&self) -> Option<u32> {
         matches!(self.state, State::Bound { .. }).then_some(self.rkey)
     }
 
-    /// Its kind.
+    /// The type.
     pub fn kind(&self) -> WindowType {
         self.raw.window
     }
@@ -139,7 +139,8 @@ impl Window {
         if self.raw.window == WindowType::Type2 {
             match self.state {
                 State::Bound { .. } => return Err(WindowError::StillBound),
-                // Until the freeing has had its effect only its own queue pair's requests come after it.
+                // Until the work request that frees the window has completed, only later work requests of the same queue pair are
+                // ordered after it.
                 State::Free { freed_by: Some(owner), .. } if owner != qp.qpn() => {
                     return Err(WindowError::OtherQueuePair { qpn: qp.qpn(), owner });
                 }
@@ -163,7 +164,7 @@ impl Window {
         Ok(WindowChange { umr, kind: UmrKind::Bind, rkey: with_tag(rkey, tag), after, window: self })
     }
 
-    /// Prepares to take the key away. Type 2 only, on the queue pair that bound it.
+    /// Prepares to invalidate the key. Type 2 only, on the queue pair that bound the window.
     pub fn invalidate<T, R>(&mut self, qp: &QueuePair<T, R>) -> Result<WindowChange<'_>, WindowError> {
         if self.raw.window == WindowType::Type1 {
             return Err(WindowError::Type1);
@@ -179,7 +180,7 @@ impl Window {
         })
     }
 
-    /// Prepares to free the window by a bind of no bytes: its key becomes invalid.
+    /// Prepares to free the window by a bind of zero bytes, which invalidates the key.
     pub fn unbind<T, R>(&mut self, qp: &QueuePair<T, R>) -> Result<WindowChange<'_>, WindowError> {
         self.check_owner(qp)?;
         let tag = next_tag(self.rkey);
@@ -188,7 +189,7 @@ impl Window {
         Ok(WindowChange { umr, kind: UmrKind::Bind, rkey: with_tag(self.rkey, tag), after, window: self })
     }
 
-    /// A peer's message made `rkey` invalid, as its completion says. It is free at once.
+    /// A peer's message invalidated `rkey`, as its completion reports. The window is free at once.
     pub fn invalidated(&mut self, rkey: u32) -> Result<(), WindowError> {
         match self.state {
             State::Bound { .. } if self.raw.window == WindowType::Type1 => Err(WindowError::Type1),
@@ -201,7 +202,7 @@ impl Window {
         }
     }
 
-    /// The completion of an invalidation or unbind came: the region is let go, and any queue pair may bind the window.
+    /// The invalidation or unbind has completed: releases the region, and any queue pair may bind the window.
     pub fn mark_completed(&mut self) {
         if let State::Free { .. } = self.state {
             self.state = State::Free { freed_by: None, region: None };
@@ -247,9 +248,9 @@ fn with_tag(rkey: u32, tag: u8) -> u32 {
     rkey & !0xff | tag as u32
 }
 
-/// A change of a window that is checked and not yet made. Dropping it changes nothing.
+/// A change of a window that is checked and not yet posted. Dropping it changes nothing.
 #[derive(Debug)]
-#[must_use = "a change is to be posted, then committed"]
+#[must_use = "post the change, then commit it"]
 pub struct WindowChange<'w> {
     window: &'w mut Window,
     umr: Umr,
@@ -259,17 +260,17 @@ pub struct WindowChange<'w> {
 }
 
 impl WindowChange<'_> {
-    /// The request to post, on the queue pair that the change was prepared for.
+    /// The work request to post, on the queue pair that the change was prepared for.
     pub fn post(&self) -> WorkRequest<'static> {
         Op::Umr { umr: self.umr, kind: self.kind }
     }
 
-    /// The key that the window will have.
+    /// The key of the window after the change.
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// The request is posted and rung: the window is what it will be. Gives its key.
+    /// Records the change, after its work request is posted and rung. Returns the key.
     pub fn commit(self) -> u32 {
         self.window.rkey = self.rkey;
         self.window.state = self.after;

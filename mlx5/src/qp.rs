@@ -6,7 +6,7 @@ use crate::sq::SendQueue;
 use crate::wqe::Limits;
 use std::sync::Arc;
 
-/// A queue pair. `T` is what the caller wants back of its send queue, `R` of its receive queue.
+/// A queue pair. `T` is the token that the caller attaches to a work request of the send queue, `R` to a receive.
 pub struct QueuePair<T, R = T> {
     device: Arc<dyn Device>,
     handle: Handle,
@@ -22,9 +22,9 @@ impl<T, R> std::fmt::Debug for QueuePair<T, R> {
 }
 
 impl<T, R> QueuePair<T, R> {
-    /// Creates a queue pair. Receives can be posted at once, requests when it is connected.
+    /// Creates a queue pair. Receives can be posted at once, work requests of the send queue after [`Self::connect`].
     pub fn create(device: &Arc<dyn Device>, pd: &Pd, attr: &QpAttr) -> Result<Self, DeviceError> {
-        // What is asked for is the least: a queue of nothing could not be told from a device's mistake.
+        // The attributes are minimums, so zero means one: a queue without entries would look like an error of the device.
         let attr = QpAttr {
             max_send: attr.max_send.max(1),
             max_recv: attr.max_recv.max(1),
@@ -33,7 +33,7 @@ impl<T, R> QueuePair<T, R> {
             ..attr.clone()
         };
         let raw = device.create_qp(pd, &attr)?;
-        let sizes = || DeviceError::Unsupported { what: "queues of the sizes that it made" };
+        let sizes = || DeviceError::Unsupported { what: "the queue sizes that it created" };
         let send = SendQueue::new(raw.send).ok_or_else(sizes)?;
         let recv = raw.recv.map(|parts| RecvQueue::new(parts).ok_or_else(sizes)).transpose()?;
         Ok(Self { device: device.clone(), handle: raw.handle, pd: raw.pd, send, recv })
@@ -44,37 +44,37 @@ impl<T, R> QueuePair<T, R> {
         self.send.qpn()
     }
 
-    /// Its protection domain.
+    /// The protection domain.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// What names it to its device.
+    /// The device's handle of the queue pair.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Its send queue.
+    /// The send queue.
     pub fn send(&mut self) -> &mut SendQueue<T> {
         &mut self.send
     }
 
-    /// Its receive queue; `None` where it has a shared one.
+    /// The receive queue; `None` if the queue pair uses a shared one.
     pub fn recv(&mut self) -> Option<&mut RecvQueue<R>> {
         self.recv.as_mut()
     }
 
-    /// What the peer must know.
+    /// The endpoint, for the peer.
     pub fn endpoint(&self) -> Result<Endpoint, DeviceError> {
         self.device.endpoint(&self.handle)
     }
 
-    /// Connects to a peer, which must do the same.
+    /// Connects to a peer, which must connect too.
     pub fn connect(&self, peer: &Endpoint) -> Result<(), DeviceError> {
         self.device.connect(&self.handle, peer)
     }
 
-    /// Makes a datagram queue pair ready.
+    /// Makes a datagram queue pair ready to send and receive.
     pub fn open_datagrams(&self, qkey: u32) -> Result<(), DeviceError> {
         self.device.open_datagrams(&self.handle, qkey)
     }

@@ -1,4 +1,5 @@
-//! Memory that the card reads requests from: written here, never read back except into the doorbell register.
+//! Memory that the card reads work requests from. The driver writes it, and reads it back only to copy a work request into the
+//! doorbell register.
 
 use crate::wire::{BLOCK, SEGMENT};
 use crate::wqe::SegmentWriter;
@@ -6,7 +7,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use zerocopy::{Immutable, IntoBytes};
 
-/// A ring of equal entries, a power of two of them.
+/// A ring of equal entries; their number is a power of two.
 #[derive(Debug)]
 pub struct Ring {
     base: NonNull<u8>,
@@ -17,20 +18,20 @@ pub struct Ring {
     log_entry: u32,
 }
 
-// SAFETY: the ring belongs to one queue, as `new` was promised; the card is no thread.
+// SAFETY: the caller of `new` gives the ring to one queue only, so moving the queue moves the only access of this process.
 unsafe impl Send for Ring {}
 
 impl Ring {
     /// A ring of `1 << log_entries` entries of `1 << log_entry` bytes.
     ///
     /// # Safety
-    /// `base` is aligned to 16 bytes, and the ring stays mapped, readable and writable, while the value lives; nothing else
+    /// `base` is aligned to 16 bytes, and the ring stays mapped, readable and writable, while the value lives. No other value
     /// writes to it.
     pub const unsafe fn new(base: NonNull<u8>, log_entries: u32, log_entry: u32) -> Self {
         Self { base, mask: (1 << (log_entries + log_entry)) - 1, last: (1 << log_entries) - 1, log_entry }
     }
 
-    /// Entries.
+    /// The number of entries.
     pub const fn entries(&self) -> usize {
         self.last + 1
     }
@@ -40,7 +41,7 @@ impl Ring {
         1 << self.log_entry
     }
 
-    /// Where the request that begins at entry `index` goes; indices count on past the end.
+    /// The position of the work request that starts at entry `index`. Indices do not wrap at the end of the ring.
     #[inline(always)]
     pub fn at(&self, index: u32) -> RingPosition<'_> {
         self.position(((index as usize) << self.log_entry) & self.mask)
@@ -57,7 +58,7 @@ impl Ring {
         }
     }
 
-    /// A ring whose entries are blocks, as values that stay in registers.
+    /// The same ring, of entries of one block, as values that stay in registers.
     #[inline(always)]
     pub(crate) fn block_ring(&self) -> BlockRing<'_> {
         BlockRing { base: self.base, blocks: self.last, ring: PhantomData }
@@ -74,13 +75,13 @@ pub(crate) struct BlockRing<'r> {
 }
 
 impl<'r> BlockRing<'r> {
-    /// The block of an index, which counts on past the end.
+    /// The block of an index. Indices do not wrap at the end of the ring.
     #[inline(always)]
     pub fn block(&self, index: u32) -> usize {
         index as usize & self.blocks
     }
 
-    /// Where the request that begins at block `index` goes.
+    /// The position of the work request that starts at block `index`.
     #[inline(always)]
     pub fn at(&self, index: u32) -> RingPosition<'r> {
         let start = self.block(index) * BLOCK;
@@ -89,7 +90,7 @@ impl<'r> BlockRing<'r> {
     }
 }
 
-/// One request's place in a ring.
+/// The position of one work request in a ring.
 #[derive(Debug)]
 pub struct RingPosition<'r> {
     first: *mut u8,
@@ -100,19 +101,19 @@ pub struct RingPosition<'r> {
 }
 
 impl RingPosition<'_> {
-    /// The address of byte `offset`, and how many bytes follow before the ring's end.
+    /// The address of byte `offset`, and the number of bytes from there to the end of the ring.
     #[inline(always)]
     fn address(&self, offset: usize) -> (*mut u8, usize) {
         let position = (self.start + offset) & self.mask;
         (self.base.as_ptr().wrapping_add(position), self.mask + 1 - position)
     }
 
-    /// The words of `blocks` blocks from here on, read back for the doorbell register.
+    /// The words of `blocks` blocks from here on, for the doorbell register.
     #[inline(always)]
     pub fn blocks(&self, blocks: u32) -> impl Iterator<Item = [u64; 8]> {
         (0..blocks as usize).map(|block| {
             let (from, _) = self.address(block * BLOCK);
-            // SAFETY: a block lies whole in the ring, is aligned, and only this queue writes to it.
+            // SAFETY: blocks do not cross the end of the ring, which the caller of `Ring::new` keeps mapped, aligned and free of other writers.
             unsafe { from.cast::<[u64; 8]>().read() }
         })
     }
@@ -123,10 +124,11 @@ impl SegmentWriter for RingPosition<'_> {
     fn put<T: IntoBytes + Immutable>(&mut self, index: usize, value: T) {
         const { assert!(size_of::<T>() <= BLOCK && align_of::<T>() <= SEGMENT) };
         let offset = index * SEGMENT;
-        // The first block never wraps: with a constant index this is one addition.
+        // The first block never wraps, so with a constant index this is one addition.
         let to =
             if offset + size_of::<T>() <= BLOCK { self.first.wrapping_add(offset) } else { self.address(offset).0 };
-        // SAFETY: no value crosses the end of a block (the trait's rule), so it lies whole in the ring.
+        // SAFETY: callers of the trait let no value cross the end of a block, so the value lies inside the ring, which the caller of
+        // `Ring::new` keeps mapped.
         unsafe { to.cast::<T>().write_unaligned(value) };
     }
 
@@ -134,10 +136,11 @@ impl SegmentWriter for RingPosition<'_> {
     fn put_bytes(&mut self, offset: usize, bytes: &[u8]) {
         let (to, room) = self.address(offset);
         let (before, after) = bytes.split_at(bytes.len().min(room));
-        // SAFETY: `before` fits in what is left of the ring; the caller's slice is not in it.
+        // SAFETY: `before` is at most `room` bytes long, so it ends inside the ring; no reference into the ring exists, so the caller's
+        // slice does not overlap it.
         unsafe { to.copy_from_nonoverlapping(before.as_ptr(), before.len()) };
         if !after.is_empty() {
-            // SAFETY: a request is shorter than its ring, so the rest fits at the start.
+            // SAFETY: `SendQueue::new` accepts only rings that hold the largest work request, so the rest fits at the start of the ring.
             unsafe { self.base.as_ptr().copy_from_nonoverlapping(after.as_ptr(), after.len()) };
         }
     }

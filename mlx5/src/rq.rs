@@ -1,7 +1,7 @@
 //! The receive queue of one queue pair.
 //!
-//! [`RecvQueue::post`] writes descriptors; [`RecvQueue::ring`] shows all of them to the card, by the doorbell record
-//! alone. Receives complete in the order in which they were posted.
+//! [`RecvQueue::post`] writes descriptors; [`RecvQueue::ring`] makes all of them visible to the card through the doorbell record.
+//! Receives complete in the order in which they were posted.
 
 use crate::handle::Handle;
 use crate::mmio::DoorbellRecord;
@@ -13,35 +13,35 @@ use crate::wqe::{SegmentWriter, Sge};
 /// Why a receive was not posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecvError {
-    /// All descriptors are posted.
+    /// The queue is full.
     #[error("the receive queue is full: all {capacity} descriptors are posted; poll for completions first")]
     Full {
-        /// Descriptors.
+        /// Descriptors of the queue.
         capacity: usize,
     },
-    /// More buffers than a descriptor holds.
-    #[error("{count} buffers, but a descriptor holds {max}")]
+    /// The receive has more buffers than a descriptor holds.
+    #[error("a receive of {count} buffers: a descriptor holds {max}")]
     TooManySges {
-        /// Buffers given.
+        /// Buffers of the receive.
         count: usize,
         /// Buffers that a descriptor holds.
         max: usize,
     },
-    /// A buffer whose length does not fit its 31 bits.
-    #[error("a buffer of {length} bytes: one holds less than 2^31; split it")]
+    /// The length of a buffer does not fit 31 bits.
+    #[error("a buffer of {length} bytes: the limit is 2^31 - 1; split the buffer")]
     SgeTooLong {
-        /// Its length.
+        /// The length of the buffer.
         length: u32,
     },
 }
 
-/// A receive that was not posted: nothing changed, and here is its token.
+/// A receive that was not posted, with its token. Nothing changed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct RecvRejected<T> {
-    /// What the caller gave.
+    /// The caller's token.
     pub token: T,
-    /// Why.
+    /// The reason.
     #[source]
     pub error: RecvError,
 }
@@ -56,7 +56,7 @@ pub(crate) fn check(sges: &[Sge], max: usize) -> Result<(), RecvError> {
     }
 }
 
-/// Writes buffers from segment `at` on, and ends a list shorter than `max`.
+/// Writes the buffers from segment `at` on, and a terminating segment if they are fewer than `max`.
 pub(crate) fn put(sink: &mut impl SegmentWriter, at: usize, sges: &[Sge], max: usize) {
     let mut place = 0;
     for sge in sges.iter().filter(|sge| sge.length != 0) {
@@ -68,18 +68,18 @@ pub(crate) fn put(sink: &mut impl SegmentWriter, at: usize, sges: &[Sge], max: u
     }
 }
 
-/// What a receive queue is made of; the device fills it in.
+/// The parts of a receive queue, which the device provides.
 #[derive(Debug)]
 pub struct RecvParts {
     /// The ring: at most 2^15 entries of 16 to 512 bytes; an entry holds as many buffers as segments.
     pub ring: Ring,
-    /// The word of the doorbell record that is the receive queue's: its first.
+    /// The receive queue's word of the doorbell record: the first.
     pub record: DoorbellRecord,
     /// Keeps the memory of the queue alive.
     pub keep_alive: Handle,
 }
 
-/// A receive queue. `T` is what the caller wants back when a receive is done.
+/// A receive queue. `T` is the token that the caller attaches to a receive.
 #[derive(Debug)]
 pub struct RecvQueue<T> {
     ring: Ring,
@@ -91,7 +91,7 @@ pub struct RecvQueue<T> {
 }
 
 impl<T> RecvQueue<T> {
-    /// A queue of those parts. `None` if their sizes are out of range.
+    /// A queue made of `parts`; `None` if their sizes are out of range.
     pub fn new(parts: RecvParts) -> Option<Self> {
         let (entries, bytes) = (parts.ring.entries(), parts.ring.entry_size());
         if entries > 1 << 15 || !(SEGMENT..=512).contains(&bytes) {
@@ -107,22 +107,22 @@ impl<T> RecvQueue<T> {
         })
     }
 
-    /// Buffers that a descriptor holds.
+    /// The number of buffers that a descriptor holds.
     pub fn max_sge(&self) -> usize {
         self.ring.entry_size() / SEGMENT
     }
 
-    /// Descriptors that are posted and not done.
+    /// The number of outstanding receives.
     pub fn outstanding(&self) -> u32 {
         self.producer.wrapping_sub(self.consumer)
     }
 
-    /// Descriptors in all.
+    /// The number of descriptors.
     pub fn capacity(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Writes a descriptor. The card does not see it before [`Self::ring`].
+    /// Writes a descriptor. The card cannot use it before [`Self::ring`].
     pub fn post(&mut self, token: T, sges: &[Sge]) -> Result<(), RecvRejected<T>> {
         let max = self.max_sge();
         let admitted = match check(sges, max) {
@@ -141,12 +141,12 @@ impl<T> RecvQueue<T> {
         Ok(())
     }
 
-    /// Shows all descriptors to the card.
+    /// Makes all descriptors visible to the card.
     pub fn ring(&mut self) {
         self.record.set(self.producer & 0xffff);
     }
 
-    /// The receive that a completion names: it must be the oldest.
+    /// The token of the receive that a completion names, which must be the oldest.
     pub fn complete(&mut self, wqe_counter: u16) -> Result<T, UnknownRequest> {
         let slot = self.slot(self.consumer);
         if self.outstanding() == 0 || wqe_counter != self.consumer as u16 {
@@ -156,7 +156,7 @@ impl<T> RecvQueue<T> {
         self.tokens[slot].take().ok_or(UnknownRequest { wqe_counter })
     }
 
-    /// All outstanding receives, oldest first: for a queue pair that is gone.
+    /// The tokens of all outstanding receives, oldest first, for a queue pair that no longer exists.
     pub fn take_outstanding(&mut self) -> impl Iterator<Item = T> {
         let (from, to) = (self.consumer, self.producer);
         self.consumer = to;

@@ -1,8 +1,8 @@
-//! The send queue: requests into the ring, the doorbell, and what a completion frees.
+//! The send queue: writes work requests into the ring, rings the doorbell, and frees the work requests that completed.
 //!
-//! A [`Batch`] block_ring requests and rings once for all; [`SendQueue::post`] is a batch of one. A request that is refused
-//! changes nothing: not the index, not the fence that the next one needs, and it gives its token back. A batch that is
-//! dropped without [`Batch::ring`] never happened.
+//! A [`Batch`] writes several work requests and rings once; [`SendQueue::post`] is a batch of one. A refused work request returns its
+//! token and changes nothing, neither the index nor the fence of the next work request. Dropping a batch without [`Batch::ring`]
+//! removes its work requests.
 
 mod batch;
 #[allow(unsafe_code)]
@@ -17,21 +17,21 @@ use crate::wire::{BLOCK, CtrlHead, CtrlSeg, CtrlTail, Fence, FmCeSe, MAX_24_BITS
 use crate::wqe::{BuildError, Limits, SegmentWriter, Size, Transport, UmrKind, WorkRequest};
 use store::{Store, StoreWriter};
 
-/// How a request is to be treated.
+/// Flags of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Flags(FmCeSe);
 
 impl Flags {
-    /// No completion wanted: a later one tells.
+    /// No completion: the completion of a later work request covers this one.
     pub const NONE: Self = Self(FmCeSe::NONE);
-    /// A completion is wanted.
+    /// The work request gets a completion.
     pub const SIGNALED: Self = Self(FmCeSe::CQ_UPDATE);
     /// The peer's completion raises an event.
     pub const SOLICITED: Self = Self(FmCeSe::SOLICITED);
-    /// Begins after all earlier requests, reads and atomics included.
+    /// Starts after all earlier work requests have completed, reads and atomics included.
     pub const FENCE: Self = Self(FmCeSe::FENCE);
 
-    /// Both.
+    /// The union of both.
     #[must_use]
     #[inline(always)]
     pub const fn with(self, other: Self) -> Self {
@@ -39,10 +39,10 @@ impl Flags {
     }
 }
 
-/// What a request was, as far as its completion does not tell.
+/// The part of a work request's kind that the operation code of its completion does not tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RequestKind {
-    /// The completion's code tells.
+    /// The operation code of the completion tells the kind.
     Plain,
     /// A bind of a window.
     Bind,
@@ -50,89 +50,89 @@ pub enum RequestKind {
     LocalInv,
 }
 
-/// Why a request was not posted.
+/// Why a work request was not posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
-    /// No room in the ring, or as many requests as the queue takes.
+    /// The ring or the queue is full.
     #[error(
-        "the send queue is full: {free_blocks} blocks and {free_posts} requests are free; poll for completions first"
+        "the send queue is full: {free_blocks} blocks and {free_posts} work requests are free; poll for completions first"
     )]
     Full {
-        /// Blocks that are free.
+        /// Free blocks.
         free_blocks: u32,
-        /// Requests that may still be posted.
+        /// Work requests that may still be posted.
         free_posts: u32,
     },
-    /// It cannot be built.
+    /// The work request cannot be built.
     #[error(transparent)]
     Build(#[from] BuildError),
 }
 
-/// A request that was not posted: nothing changed, and here is its token.
+/// A work request that was not posted, with its token. Nothing changed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct Rejected<T> {
-    /// What the caller gave.
+    /// The caller's token.
     pub token: T,
-    /// Why.
+    /// The reason.
     #[source]
     pub error: PostError,
 }
 
-/// A completion that names no outstanding request: the queues are out of step, or the card wrote nonsense.
+/// A completion names no outstanding work request: the queues do not match, or the card wrote an impossible completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a completion names request {wqe_counter:#06x}, which is not outstanding; close this queue pair")]
+#[error("a completion names work request {wqe_counter:#06x}, which is not outstanding; close this queue pair")]
 pub struct UnknownRequest {
-    /// Index that it names.
+    /// The index in the completion.
     pub wqe_counter: u16,
 }
 
-/// A request that is done.
+/// A completed work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompletedRequest<T> {
-    /// What the caller gave.
+    /// The caller's token.
     pub token: T,
-    /// What it was.
+    /// The kind of the work request.
     pub kind: RequestKind,
 }
 
-/// What a send queue is made of; the device fills it in.
+/// The parts of a send queue, which the device provides.
 #[derive(Debug)]
 pub struct SendParts {
     /// The ring, of entries of one block (64 bytes); at most 2^15 of them.
     pub ring: Ring,
-    /// The word of the doorbell record that is the send queue's: its second.
+    /// The send queue's word of the doorbell record: the second.
     pub record: DoorbellRecord,
     /// The doorbell register.
     pub register: DoorbellRegister,
     /// Queue pair number.
     pub qpn: u32,
-    /// Kind of queue pair.
+    /// The transport of the queue pair.
     pub transport: Transport,
-    /// What one request may have.
+    /// Limits of one work request.
     pub limits: Limits,
-    /// Requests that may be outstanding; the blocks of the ring bound them too.
+    /// The limit of outstanding work requests; the blocks of the ring limit them too.
     pub max_posts: u32,
-    /// Every request gets a completion, as the queue pair was created.
+    /// Every work request gets a completion, as the queue pair was created.
     pub signal_all: bool,
-    /// Index of the first request: 0 on a new queue pair.
+    /// Index of the first work request: 0 on a new queue pair.
     pub start_index: u32,
     /// Keeps the memory of the queue alive.
     pub keep_alive: Handle,
 }
 
-/// A send queue. `T` is what the caller wants back when a request is done.
+/// A send queue. `T` is the token that the caller attaches to a work request.
 #[derive(Debug)]
 pub struct SendQueue<T> {
     store: Store<T>,
     core: Core,
 }
 
-/// All of a queue but its memory.
+/// The state of a queue without its memory.
 #[derive(Debug)]
 struct Core {
     state: PostState,
-    /// Index of the oldest outstanding request.
+    /// Index of the oldest outstanding work request.
     consumer: u32,
     blocks: u32,
     max_posts: u32,
@@ -144,36 +144,36 @@ struct Core {
     _keep_alive: Handle,
 }
 
-/// What posting changes. A batch works on a copy, which becomes the queue's when it is rung.
+/// The state that posting changes. A batch works on a copy, which becomes the queue's state when the batch is rung.
 #[derive(Debug, Clone, Copy)]
 struct PostState {
-    /// Free-running index of the next request's first block; its low 16 bits go into requests.
+    /// Index of the next work request's first block. It does not wrap at the end of the ring; work requests carry its low 16 bits.
     producer: u32,
-    /// Up to this index one-block requests may be posted without a closer look, as blocks and posts are free for them and
-    /// no fence is due: `producer` itself while one is, and on queue pairs that are not connected.
+    /// Up to this index the fast path may post work requests of one block: there is room for them, and no fence is pending. Equals
+    /// `producer` while a fence is pending, and on datagram queue pairs.
     limit: u32,
-    /// Blocks of outstanding requests beside one for each: so many fewer posts than blocks are outstanding.
+    /// The number of outstanding blocks minus the number of outstanding work requests.
     surplus: u32,
-    /// The next request begins after the one before has had its effect, unless it has a full fence of its own.
+    /// A fence is pending: the next work request gets a small fence, unless it has a full one.
     fence: bool,
 }
 
-/// What posting needs and does not change.
+/// Fields that posting reads and does not change.
 #[derive(Debug, Clone, Copy)]
 struct FixedFields {
     head: CtrlHead,
-    /// Flags of every request.
+    /// The flags of every work request.
     always: CtrlTail,
 }
 
 impl PostState {
-    /// Whether a request of the common kind may be posted without a closer look: [`WorkRequest::simple_size`] gave its size.
+    /// Whether the fast path may post a work request whose size came from [`WorkRequest::simple_size`].
     #[inline(always)]
     fn is_open(&self) -> bool {
         self.producer != self.limit
     }
 
-    /// Writes a request that was admitted, and remembers it; gives the first 8 bytes of its control segment.
+    /// Writes an admitted work request and records it as outstanding. Returns the first 8 bytes of its control segment.
     #[inline(always)]
     fn put<T>(
         &mut self,
@@ -184,11 +184,11 @@ impl PostState {
         admitted: &AdmittedRequest<'_, '_>,
     ) -> u64 {
         let (opcode, imm) = admitted.post.code();
-        let mut place = writer.at(self.producer);
-        admitted.post.put(&mut place);
-        // The control segment last, so that what follows it is there when it is.
+        let mut position = writer.at(self.producer);
+        admitted.post.put(&mut position);
+        // The control segment goes last, so that the card never sees it before the segments that follow it.
         let ctrl = CtrlSeg::words(head, tail, opcode.code(), self.producer as u16, admitted.size.ds, imm);
-        place.put(0, ctrl);
+        position.put(0, ctrl);
         let blocks = admitted.size.blocks();
         writer.record_outstanding(self.producer, token, blocks as u8, admitted.kind);
         self.producer = self.producer.wrapping_add(blocks);
@@ -196,7 +196,7 @@ impl PostState {
     }
 }
 
-/// A request, its size, and what its completion is to say.
+/// A work request that fits the queue, its size and its kind.
 struct AdmittedRequest<'p, 'l> {
     post: &'p WorkRequest<'l>,
     size: Size,
@@ -208,12 +208,12 @@ impl Core {
         self.blocks - state.producer.wrapping_sub(self.consumer)
     }
 
-    /// Requests that may still be posted, if the ring has room for them.
+    /// The number of work requests that may still be posted, if the ring has room.
     fn free_posts(&self, state: &PostState) -> u32 {
         self.max_posts - (state.producer.wrapping_sub(self.consumer) - state.surplus)
     }
 
-    /// Counts the limit anew.
+    /// Recomputes `limit`.
     fn set_limit(&self, state: &mut PostState) {
         let room = match self.transport {
             Transport::Rc if !state.fence => self.free_posts(state).min(self.free_blocks(state)),
@@ -222,7 +222,7 @@ impl Core {
         state.limit = state.producer.wrapping_add(room);
     }
 
-    /// Places any request; gives the first 8 bytes of its control segment.
+    /// Writes any work request. Returns the first 8 bytes of its control segment.
     #[inline(never)]
     fn place_any<T>(
         &self,
@@ -241,7 +241,7 @@ impl Core {
             WorkRequest::Umr { kind: UmrKind::LocalInv, .. } => RequestKind::LocalInv,
             _ => RequestKind::Plain,
         };
-        // A full fence takes the place of the small one, and either uses up what was due.
+        // A full fence replaces the small one. After either, no fence is pending.
         let small = state.fence && !flags.0.has(FmCeSe::FENCE);
         let tail = self.fixed.always.with(flags.0).with(FmCeSe::NONE.with_if(FmCeSe::SMALL_FENCE, small));
         let first = state.put(&mut writer, self.fixed.head, tail, token, &AdmittedRequest { post: &post, size, kind });
@@ -251,7 +251,7 @@ impl Core {
         Ok(first)
     }
 
-    /// Copies the last request, which has this size, into the doorbell register.
+    /// Copies the last work request, which has this size, into the doorbell register.
     #[inline(never)]
     fn copy_last<T>(&mut self, writer: StoreWriter<'_, T>, size: Size) {
         let blocks = size.blocks();
@@ -277,7 +277,7 @@ impl Core {
 }
 
 impl<T> SendQueue<T> {
-    /// A queue of those parts. `None` if their sizes are out of range.
+    /// A queue made of `parts`; `None` if their sizes are out of range.
     pub fn new(parts: SendParts) -> Option<Self> {
         let blocks = parts.ring.entries();
         let largest = (parts.limits.max_ds() * SEGMENT).div_ceil(BLOCK);
@@ -312,38 +312,38 @@ impl<T> SendQueue<T> {
         self.core.fixed.head.qpn()
     }
 
-    /// What one request may have.
+    /// The limits of one work request.
     pub fn limits(&self) -> Limits {
         self.core.limits
     }
 
-    /// Index of the next request's first block; 16 bits of it go into the request.
+    /// Index of the next work request's first block; the work request carries the low 16 bits.
     pub fn producer(&self) -> u32 {
         self.core.state.producer
     }
 
-    /// The fence that the next request will carry on its own.
+    /// The fence that the queue will add to the next work request.
     pub fn pending_fence(&self) -> Fence {
         if self.core.state.fence { Fence::Small } else { Fence::None }
     }
 
-    /// Blocks that are free.
+    /// The number of free blocks.
     pub fn free_blocks(&self) -> u32 {
         self.core.free_blocks(&self.core.state)
     }
 
-    /// Requests that may still be posted, if the ring has room for them.
+    /// The number of work requests that may still be posted, if the ring has room.
     pub fn free_posts(&self) -> u32 {
         self.core.free_posts(&self.core.state)
     }
 
-    /// Begins a batch.
+    /// Starts a batch.
     #[inline(always)]
     pub fn batch(&mut self) -> Batch<'_, T> {
         Batch::new(self.store.writer(), &mut self.core)
     }
 
-    /// Posts one request and rings.
+    /// Posts one work request and rings.
     #[inline(always)]
     pub fn post(&mut self, token: T, flags: Flags, post: &WorkRequest<'_>) -> Result<(), Rejected<T>> {
         let Some(size) = post.simple_size() else { return self.post_any(token, flags, *post) };
@@ -376,8 +376,8 @@ impl<T> SendQueue<T> {
         Ok(())
     }
 
-    /// All requests that are done when the one at `wqe_counter` is: those before it, oldest first, and itself last. They
-    /// are freed also if the iterator is dropped early.
+    /// Frees the work requests that the completion of `wqe_counter` covers: the earlier ones, oldest first, then the named one. Dropping
+    /// the iterator early frees the rest too.
     pub fn complete(&mut self, wqe_counter: u16) -> Result<CompletedRequests<'_, T>, UnknownRequest> {
         let core = &self.core;
         let ahead = wqe_counter.wrapping_sub(core.consumer as u16) as u32;
@@ -391,14 +391,14 @@ impl<T> SendQueue<T> {
         }
     }
 
-    /// All outstanding requests, oldest first: for a queue pair that is gone.
+    /// Frees all outstanding work requests, oldest first, for a queue pair that no longer exists.
     pub fn take_outstanding(&mut self) -> CompletedRequests<'_, T> {
         let end = self.core.state.producer;
         CompletedRequests { queue: self, end }
     }
 }
 
-/// Requests that are done, oldest first.
+/// Completed work requests, oldest first.
 #[derive(Debug)]
 pub struct CompletedRequests<'q, T> {
     queue: &'q mut SendQueue<T>,

@@ -1,7 +1,7 @@
 //! A receive queue that several queue pairs share.
 //!
-//! Its descriptors are a list that the card walks: each names the next. A completion names the descriptor that was used,
-//! in any order; it then goes to the end of the list.
+//! The descriptors form a linked list that the card walks. Completions name the descriptors in any order; a completed descriptor
+//! moves to the end of the list.
 
 use crate::handle::Handle;
 use crate::mmio::DoorbellRecord;
@@ -11,29 +11,29 @@ use crate::sq::UnknownRequest;
 use crate::wire::{SEGMENT, SrqNextSeg};
 use crate::wqe::{SegmentWriter, Sge};
 
-/// What a shared receive queue is made of; the device fills it in.
+/// The parts of a shared receive queue, which the device provides.
 #[derive(Debug)]
 pub struct SrqParts {
-    /// The ring: 2 to 2^15 entries of 32 to 512 bytes; an entry holds one buffer less than segments.
+    /// The ring: 2 to 2^15 entries of 32 to 512 bytes; the first segment of an entry is the link, each other one a buffer.
     pub ring: Ring,
     /// The doorbell record.
     pub record: DoorbellRecord,
     /// Number of the queue.
     pub srqn: u32,
-    /// Keeps the memory of the queue alive, and names the queue to the device.
+    /// The device's handle of the queue, which keeps its memory alive.
     pub keep_alive: Handle,
 }
 
-/// A shared receive queue. `T` is what the caller wants back when a receive is done.
+/// A shared receive queue. `T` is the token that the caller attaches to a receive.
 #[derive(Debug)]
 pub struct SharedRecvQueue<T> {
     ring: Ring,
     tokens: Box<[Option<T>]>,
-    /// Which descriptor follows each: what was last written, as the ring is not read back.
+    /// The successor of each descriptor: a copy of the links, because the ring is not read back.
     next: Box<[u16]>,
     /// The descriptor that the next post fills.
     head: u16,
-    /// The last of the list. It is not filled, so that the list never runs out under the card.
+    /// The last descriptor of the list. It stays empty, so that the list never ends while the card walks it.
     tail: u16,
     posted: u32,
     record: DoorbellRecord,
@@ -45,7 +45,7 @@ pub struct SharedRecvQueue<T> {
 const FIRST_BUFFER: usize = 1;
 
 impl<T> SharedRecvQueue<T> {
-    /// A queue of those parts; writes the list into the ring. `None` if their sizes are out of range.
+    /// A queue made of `parts`, with the list written into the ring; `None` if their sizes are out of range.
     pub fn new(parts: SrqParts) -> Option<Self> {
         let (entries, bytes) = (parts.ring.entries(), parts.ring.entry_size());
         if !(2..=1 << 15).contains(&entries) || !(2 * SEGMENT..=512).contains(&bytes) {
@@ -56,7 +56,7 @@ impl<T> SharedRecvQueue<T> {
             tokens: (0..entries).map(|_| None).collect(),
             next: vec![0; entries].into(),
             head: 0,
-            // At most 2^15, checked above.
+            // At most 2^15 entries, checked above.
             tail: (entries - 1) as u16,
             posted: 0,
             record: parts.record,
@@ -74,22 +74,22 @@ impl<T> SharedRecvQueue<T> {
         self.srqn
     }
 
-    /// What names the queue to its device.
+    /// The device's handle of the queue.
     pub fn handle(&self) -> &Handle {
         &self.keep_alive
     }
 
-    /// Buffers that a descriptor holds.
+    /// The number of buffers that a descriptor holds.
     pub fn max_sge(&self) -> usize {
         self.ring.entry_size() / SEGMENT - FIRST_BUFFER
     }
 
-    /// Descriptors that can be posted at a time: one less than the ring has.
+    /// The number of receives that can be posted at a time: one less than the entries of the ring.
     pub fn capacity(&self) -> usize {
         self.tokens.len() - 1
     }
 
-    /// Writes a descriptor. The card does not see it before [`Self::ring`].
+    /// Writes a descriptor. The card cannot use it before [`Self::ring`].
     pub fn post(&mut self, token: T, sges: &[Sge]) -> Result<(), RecvRejected<T>> {
         let max = self.max_sge();
         let admitted = match check(sges, max) {
@@ -107,12 +107,12 @@ impl<T> SharedRecvQueue<T> {
         Ok(())
     }
 
-    /// Shows all descriptors to the card.
+    /// Makes all descriptors visible to the card.
     pub fn ring(&mut self) {
         self.record.set(self.posted & 0xffff);
     }
 
-    /// The receive that a completion names; its descriptor can be posted again.
+    /// The token of the receive that a completion names. Its descriptor can be posted again.
     pub fn complete(&mut self, wqe_counter: u16) -> Result<T, UnknownRequest> {
         let token = self.tokens.get_mut(wqe_counter as usize).and_then(Option::take);
         let token = token.ok_or(UnknownRequest { wqe_counter })?;

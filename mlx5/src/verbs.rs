@@ -1,9 +1,9 @@
 //! ConnectX hardware, through rdma-core's libibverbs and libmlx5, both loaded at run time.
 //!
-//! rdma-core creates the objects and connects queue pairs; the memory of the queues comes from `mlx5dv_init_obj`, and from
-//! then on this crate drives them. Completion queues are not compressed: rdma-core creates only the older compressed layout,
-//! which [`crate::cq`] does not read; the one that it reads needs queues made by firmware commands (DEVX). Doorbells
-//! are plain: rdma-core shares BlueFlame registers between queue pairs.
+//! rdma-core creates the objects and connects queue pairs. `mlx5dv_init_obj` provides the memory of the queues, which this crate
+//! drives. Completion queues are not compressed: rdma-core creates only the older compressed layout, and [`crate::cq`] reads
+//! the newer one, which needs queues created by firmware commands (DEVX). Doorbells are plain, because rdma-core shares
+//! BlueFlame registers between queue pairs.
 
 mod ffi;
 mod library;
@@ -26,18 +26,18 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How queue pairs are connected.
+/// The settings of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// Port, from 1 on.
     pub port: u8,
-    /// Index of the source GID; on Ethernet it chooses address and RoCE version.
+    /// Index of the source GID; on Ethernet it selects the address and the RoCE version.
     pub gid_index: u8,
-    /// Time to wait for an answer: 4.096 µs · 2^timeout.
+    /// Time until a request without an answer is retried: 4.096 µs · 2^timeout.
     pub timeout: u8,
-    /// How often a request is sent again without an answer, at most 7.
+    /// Retries of a request without an answer, at most 7.
     pub retries: u8,
-    /// How often it is sent again when the peer has no receive posted; 7 is for ever.
+    /// Retries of a request when the peer has no receive posted; 7 means unlimited.
     pub rnr_retries: u8,
 }
 
@@ -47,12 +47,12 @@ impl Default for Settings {
     }
 }
 
-/// A device that the system has.
+/// An RDMA device of the system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceEntry {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// It is a ConnectX device that this crate can drive.
+    /// The device is a ConnectX device that this crate can drive.
     pub mlx5: bool,
 }
 
@@ -72,7 +72,7 @@ pub struct Hardware {
     context: Arc<Context>,
     settings: Settings,
     caps: Caps,
-    /// Port attributes that connecting needs.
+    /// Port attributes for connecting.
     lid: u16,
     ethernet: bool,
     mtu: c_int,
@@ -85,22 +85,22 @@ impl std::fmt::Debug for Hardware {
     }
 }
 
-/// Limits of the driver's own requests; rdma-core refuses more than the device has.
+/// The largest limits that this driver requests; rdma-core refuses limits above the device's.
 const LIMITS: Limits = Limits { max_inline: 512, max_sge: 30 };
-/// Reads and atomics that a queue pair has outstanding.
+/// Outstanding reads and atomics of a queue pair.
 const MAX_RD_ATOMIC: u8 = 16;
-/// 0.64 ms: how long a peer waits before it sends again when no receive is posted.
+/// 0.64 ms: the time before a peer retries when no receive is posted.
 const MIN_RNR_TIMER: u8 = 12;
 const ALL_REMOTE: u32 = Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0;
 
 impl Hardware {
-    /// Opens the device of that name, or the first one if none is given.
+    /// Opens the device of that name; without a name the first mlx5 device.
     pub fn open(name: Option<&str>, settings: Settings) -> Result<Self, DeviceError> {
         let api = Api::load()?;
         let mut others = Vec::new();
         let opened = api.find_device(|device, found, mlx5| {
             if mlx5 && name.is_none_or(|name| name == found) {
-                // SAFETY: a device of the list, which is still there.
+                // SAFETY: `find_device` passes devices of a list that it frees only after this closure.
                 return Some((unsafe { (api.verbs.ibv_open_device)(device) }, found.to_string()));
             }
             others.push(found.to_string());
@@ -116,11 +116,11 @@ impl Hardware {
 
     fn query(context: Arc<Context>, name: String, settings: Settings) -> Result<Self, DeviceError> {
         let mut attr = ffi::DeviceAttr::ZERO;
-        // SAFETY: the context is open, and the answer has the size of the struct.
+        // SAFETY: `context` keeps the device open; `attr` is the call's struct, whose layout is asserted in `ffi.rs`.
         let status = unsafe { (context.api.verbs.ibv_query_device)(context.object, &raw mut attr) };
         check_status(status, "ibv_query_device")?;
         let mut port = ffi::PortAttr::default();
-        // SAFETY: the same.
+        // SAFETY: `context` keeps the device open; `port` is the call's struct, whose layout is asserted in `ffi.rs`.
         let status = unsafe { (context.api.verbs.ibv_query_port)(context.object, settings.port, &raw mut port) };
         check_status(status, "ibv_query_port")?;
         let caps = Caps {
@@ -137,17 +137,17 @@ impl Hardware {
         };
         let (lid, mtu) = (port.lid, port.active_mtu);
         let ethernet = port.link_layer == ffi::LINK_LAYER_ETHERNET;
-        // Packet numbers begin somewhere else in each process.
+        // First packet numbers differ between processes.
         let next_psn = AtomicU32::new(std::process::id().wrapping_mul(0x9e37_79b1) & MAX_24_BITS);
         Ok(Self { context, settings, caps, lid, ethernet, mtu, next_psn })
     }
 
-    /// Where an object lies in memory; `kind` is its bit.
+    /// Queries the memory layout of an object; `kind` is the bit of the object's kind.
     fn layout<T>(&self, kind: u64, object: *mut c_void, answer: &mut T) -> Result<(), DeviceError> {
         let mut pairs: ffi::DvObj = [ffi::DvPair { object: null_mut(), answer: null_mut() }; 8];
         let answer = std::ptr::from_mut(answer).cast();
         pairs[kind.trailing_zeros() as usize] = ffi::DvPair { object, answer };
-        // SAFETY: the object is of that kind, and the answer is its struct.
+        // SAFETY: each caller passes an object that it just created with the `kind` and the struct `T` of that object.
         let status = unsafe { (self.context.api.dv.mlx5dv_init_obj)(&raw mut pairs, kind) };
         check_status(status, "mlx5dv_init_obj")
     }
@@ -170,7 +170,7 @@ impl Hardware {
     }
 
     fn modify(&self, qp: &library::Qp, mut attr: ffi::QpAttr, mask: c_int) -> Result<(), DeviceError> {
-        // SAFETY: the queue pair lives, and the attributes outlive the call.
+        // SAFETY: `qp` owns the queue pair, and `attr` outlives the call.
         let status = unsafe { (self.context.api.verbs.ibv_modify_qp)(qp.object, &raw mut attr, mask) };
         check_status(status, "ibv_modify_qp")
     }
@@ -188,15 +188,19 @@ impl Hardware {
     }
 }
 
-/// A pointer that the library promised; null is a broken promise.
+/// A pointer from the library that must not be null.
 fn non_null<T>(pointer: *mut c_void, what: &'static str) -> Result<NonNull<T>, DeviceError> {
-    let missing = || DeviceError::Library { library: "libmlx5.so.1", why: format!("mlx5dv_init_obj gave no {what}") };
+    let missing =
+        || DeviceError::Library { library: "libmlx5.so.1", why: format!("mlx5dv_init_obj returned no {what}") };
     NonNull::new(pointer.cast()).ok_or_else(missing)
 }
 
-/// Logarithm of a size that must be a power of two.
+/// The binary logarithm of a size that must be a power of two.
 fn log2(size: u32, what: &'static str) -> Result<u32, DeviceError> {
-    let odd = || DeviceError::Library { library: "libmlx5.so.1", why: format!("{what} is {size}, no power of two") };
+    let odd = || DeviceError::Library {
+        library: "libmlx5.so.1",
+        why: format!("{what} is {size}, which is not a power of two"),
+    };
     size.is_power_of_two().then(|| size.trailing_zeros()).ok_or_else(odd)
 }
 
@@ -204,7 +208,8 @@ fn log2(size: u32, what: &'static str) -> Result<u32, DeviceError> {
 fn ring(queue: &ffi::DvQueue) -> Result<Ring, DeviceError> {
     let (entries, entry) =
         (log2(queue.wqe_cnt, "the number of requests")?, log2(queue.stride, "the size of a request")?);
-    // SAFETY: the library mapped it for this queue pair, whose handle the parts keep; nobody else posts to it.
+    // SAFETY: the library mapped the ring for this queue, and the handle in the parts keeps it mapped; this driver is the only one
+    // that posts to it.
     Ok(unsafe { Ring::new(non_null(queue.buf, "ring")?, entries, entry) })
 }
 
@@ -212,7 +217,7 @@ fn ring(queue: &ffi::DvQueue) -> Result<Ring, DeviceError> {
 fn record(words: *mut u32, at: usize) -> Result<DoorbellRecord, DeviceError> {
     let words: NonNull<u32> = non_null(words.cast(), "doorbell record")?;
     let word = NonNull::new(words.as_ptr().wrapping_add(at)).unwrap_or(words);
-    // SAFETY: mapped by the library while the queue lives, 8 bytes long and aligned.
+    // SAFETY: the library maps doorbell records of 8 aligned bytes, and the handle in the parts keeps them mapped.
     Ok(unsafe { DoorbellRecord::new(word) })
 }
 
@@ -222,7 +227,7 @@ impl Device for Hardware {
     }
 
     fn alloc_pd(&self) -> Result<Pd, DeviceError> {
-        // SAFETY: the context is open.
+        // SAFETY: `self.context` keeps the device open.
         let object =
             check_pointer(unsafe { (self.context.api.verbs.ibv_alloc_pd)(self.context.object) }, "ibv_alloc_pd")?;
         Ok(Pd { handle: Handle::new(library::Pd { object, context: self.context.clone() }) })
@@ -231,12 +236,12 @@ impl Device for Hardware {
     unsafe fn register(&self, pd: &Pd, addr: NonNull<u8>, length: usize, access: Access) -> Result<Mr, DeviceError> {
         let own = self.pd(pd)?;
         let at = addr.as_ptr().cast();
-        // SAFETY: the domain lives; the caller keeps the range mapped.
+        // SAFETY: `own` owns the protection domain; the caller of `register` keeps the range mapped.
         let object = unsafe { (self.context.api.verbs.ibv_reg_mr)(own.object, at, length, access.0 as c_int) };
         let object = check_pointer(object, "ibv_reg_mr")?;
-        // SAFETY: just made.
+        // SAFETY: `object` was created above and is not null.
         let lkey = unsafe { (*object).lkey };
-        // SAFETY: the same.
+        // SAFETY: `object` was created above and is not null.
         let rkey = unsafe { (*object).rkey };
         let handle = Handle::new(library::Mr { object, context: self.context.clone(), _pd: pd.handle.clone() });
         Ok(Mr { handle, pd: pd.clone(), addr: at as u64, length: length as u64, access, lkey, rkey })
@@ -248,12 +253,12 @@ impl Device for Hardware {
             WindowType::Type1 => ffi::MW_TYPE_1,
             WindowType::Type2 => ffi::MW_TYPE_2,
         };
-        // SAFETY: the context is open.
+        // SAFETY: `self.context` keeps the device open, so its context struct is valid.
         let alloc = unsafe { (*self.context.object).alloc_mw };
         let alloc = alloc.ok_or(DeviceError::Unsupported { what: "memory windows" })?;
-        // SAFETY: the domain lives.
+        // SAFETY: `own` owns the protection domain, and the driver filled `alloc_mw` in.
         let object = check_pointer(unsafe { alloc(own.object, kind) }, "ibv_alloc_mw")?;
-        // SAFETY: just made.
+        // SAFETY: `object` was created above and is not null.
         let rkey = unsafe { (*object).rkey };
         let handle = Handle::new(library::Mw { object, context: self.context.clone(), _pd: pd.handle.clone() });
         Ok(RawWindow { handle, pd: pd.clone(), window, rkey })
@@ -265,7 +270,7 @@ impl Device for Hardware {
         }
         let entries = c_int::try_from(attr.entries).unwrap_or(c_int::MAX);
         let create = self.context.api.verbs.ibv_create_cq;
-        // SAFETY: the context is open; there is no channel.
+        // SAFETY: `self.context` keeps the device open; a null completion channel is allowed.
         let object = unsafe { create(self.context.object, entries, null_mut(), null_mut(), 0) };
         let object = check_pointer(object, "ibv_create_cq")?;
         let handle = Handle::new(library::Cq { object, context: self.context.clone() });
@@ -285,9 +290,9 @@ impl Device for Hardware {
         }
         let page: NonNull<u8> = non_null(cq.cq_uar, "user page")?;
         let arm = NonNull::new(page.as_ptr().wrapping_add(ffi::CQ_DOORBELL)).unwrap_or(page);
-        // SAFETY: the library mapped the slots for this queue and initialised them; the handle keeps them.
+        // SAFETY: the library mapped and initialised the slots for this queue; the handle in the parts keeps them mapped.
         let slots = unsafe { Slots::new(non_null(cq.buf, "slots")?, log2(cq.cqe_cnt, "the number of completions")?) };
-        // SAFETY: inside the mapped page, aligned.
+        // SAFETY: `CQ_DOORBELL` is an aligned offset inside the user page, which the handle in the parts keeps mapped.
         let arm = unsafe { ArmRegister::new(arm.cast()) };
         let parts = CqParts {
             slots,
@@ -306,7 +311,7 @@ impl Device for Hardware {
         let own = self.pd(pd)?;
         let mut init =
             ffi::SrqInitAttr { srq_context: null_mut(), max_wr: attr.entries, max_sge: attr.max_sge, srq_limit: 0 };
-        // SAFETY: the domain lives, and the attributes outlive the call.
+        // SAFETY: `own` owns the protection domain, and `init` outlives the call.
         let object = unsafe { (self.context.api.verbs.ibv_create_srq)(own.object, &raw mut init) };
         let object = check_pointer(object, "ibv_create_srq")?;
         let keep_alive = Handle::new(library::Srq { object, context: self.context.clone(), _pd: pd.handle.clone() });
@@ -320,7 +325,7 @@ impl Device for Hardware {
             srqn: 0,
         };
         self.layout(ffi::DV_SRQ, object.cast(), &mut srq)?;
-        // The list of a new queue goes from the head to the tail through all descriptors.
+        // The list of a new queue leads from the head through all descriptors to the tail.
         let queue = ffi::DvQueue { buf: srq.buf, wqe_cnt: srq.tail + 1 - srq.head, stride: srq.stride };
         Ok(SrqParts { ring: ring(&queue)?, record: record(srq.dbrec, 0)?, srqn: srq.srqn, keep_alive })
     }
@@ -352,12 +357,12 @@ impl Device for Hardware {
             qp_type: if datagram { ffi::QPT_UD } else { ffi::QPT_RC },
             sq_sig_all: attr.signal_all as c_int,
         };
-        // SAFETY: the domain and the queues live, and the attributes outlive the call.
+        // SAFETY: `own` and the handles in `attr` own the protection domain and the queues, and `init` outlives the call.
         let object = unsafe { (self.context.api.verbs.ibv_create_qp)(own.object, &raw mut init) };
         let object = check_pointer(object, "ibv_create_qp")?;
         let psn = self.next_psn.fetch_add(0x1_0001, Ordering::Relaxed) & MAX_24_BITS;
         let handle = Handle::new(library::Qp { object, context: self.context.clone(), datagram, psn, _on: on });
-        // SAFETY: just made.
+        // SAFETY: `object` was created above and is not null.
         let qpn = unsafe { (*object).qp_num };
         let none = ffi::DvQueue { buf: null_mut(), wqe_cnt: 0, stride: 0 };
         let mut qp = ffi::DvQp {
@@ -379,7 +384,8 @@ impl Device for Hardware {
         let send = SendParts {
             ring: ring(&qp.sq)?,
             record: record(qp.dbrec, 1)?,
-            // SAFETY: mapped by the library while the queue pair lives. Others may share it: a doorbell is one store.
+            // SAFETY: the library maps the register, and the handle in the parts keeps it mapped. Queue pairs may share it, because a
+            // plain doorbell is one store.
             register: unsafe { DoorbellRegister::new(register) },
             qpn,
             transport: attr.transport,
@@ -401,12 +407,12 @@ impl Device for Hardware {
         let mut gid = [0; 16];
         let (port, index) = (self.settings.port, self.settings.gid_index as c_int);
         if self.ethernet {
-            // SAFETY: the context is open, and the answer has 16 bytes.
+            // SAFETY: `self.context` keeps the device open, and `gid` has the 16 bytes that the call writes.
             let status =
                 unsafe { (self.context.api.verbs.ibv_query_gid)(self.context.object, port, index, &raw mut gid) };
             check_status(status, "ibv_query_gid")?;
         }
-        // SAFETY: the queue pair lives.
+        // SAFETY: `qp` owns the queue pair.
         let qpn = unsafe { (*qp.object).qp_num };
         Ok(Endpoint { qpn, psn: qp.psn, lid: self.lid, gid })
     }

@@ -1,7 +1,7 @@
-//! What the card reads and writes, byte for byte.
+//! The formats that the card reads and writes, byte for byte.
 //!
-//! Raw views: any bytes are a value of every type here, unknown codes included; [`crate::wqe`] and [`crate::cq`] have the
-//! types that cannot be illegal. All integers are big endian. The layouts are those of `mlx5dv.h` (rdma-core 64) and of
+//! Raw views: any bytes are a value of every type here, unknown codes included; [`crate::wqe`] and [`crate::cq`] have types whose
+//! values are always valid. All integers are big endian. The layouts are those of `mlx5dv.h` (rdma-core 64) and of
 //! the ConnectX programmer's reference manual (PRM), chapters "Work queue" and "Completion queue"; each definition
 //! names its struct.
 

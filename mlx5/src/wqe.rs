@@ -1,10 +1,9 @@
-//! Work requests of a send queue as a meaning, emitted to bytes and parsed from them.
+//! Work requests of a send queue: valid values, emitted to bytes and parsed from bytes.
 //!
-//! [`WorkRequest`] is what a caller hands over; it borrows its lists. [`Wqe`] is what a card reads back from the bytes; it owns
-//! them. Both are an [`Op`] and the flags of the control segment. A queue emits through [`SegmentWriter`], which knows where
-//! the ring ends; [`emit`] does the same into a slice.
+//! A caller passes a [`WorkRequest`], which borrows its lists. A card parses bytes into a [`Wqe`], which owns its lists. Both
+//! contain an [`Op`]. A queue emits through a [`SegmentWriter`], which wraps at the end of the ring; [`emit`] writes into a slice.
 //!
-//! Byte truth is `tests/vectors/mlx5_wqe.json`, taken from rdma-core's `providers/mlx5/qp.c`.
+//! The bytes are checked by `tests/vectors/mlx5_wqe.json`, taken from rdma-core's `providers/mlx5/qp.c`.
 
 mod address;
 mod parse;
@@ -21,7 +20,7 @@ use crate::wire::{
 use zerocopy::big_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
-/// A local buffer. The order of the fields lets key and length travel as one word.
+/// A local buffer. Key and length are adjacent, so that one load reads both.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sge {
@@ -29,7 +28,7 @@ pub struct Sge {
     pub addr: u64,
     /// Local key.
     pub lkey: u32,
-    /// Bytes, below 2^31. A buffer of none is left out of the request.
+    /// Bytes, below 2^31. An empty buffer is left out of the work request.
     pub length: u32,
 }
 
@@ -50,7 +49,7 @@ pub struct Remote {
     pub rkey: u32,
 }
 
-/// The 8 local bytes that an atomic fills with the old value.
+/// The 8 local bytes that receive the old value of an atomic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AtomicResult {
     /// Address.
@@ -59,31 +58,31 @@ pub struct AtomicResult {
     pub lkey: u32,
 }
 
-/// What goes with a message beside its data.
+/// The part of a message beside its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum With {
     /// Nothing.
     #[default]
     Nothing,
-    /// Immediate data; the value whose big-endian form is sent.
+    /// Immediate data, sent in big-endian order.
     Imm(u32),
-    /// A key of the peer that becomes invalid when the message arrives.
+    /// A key of the peer that the message invalidates when it arrives.
     Invalidate(u32),
 }
 
-/// Data of a message or write: buffers (`S`: a list of [`Sge`]) or the bytes themselves (`I`).
+/// The data of a message or write: buffers (`S`, a list of [`Sge`]) or inline bytes (`I`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Data<S, I> {
     /// Buffers, in order.
     Sges(S),
-    /// Bytes that are copied into the request.
+    /// Bytes that are copied into the work request.
     Inline(I),
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Destination {
-    /// The way there; [`AhAttr::address_vector`] makes one. Its queue key and number are not looked at.
+    /// The address vector, made by [`AhAttr::address_vector`]. Its queue key and number are ignored.
     pub av: AddressVector,
     /// Queue pair number of the peer.
     pub qpn: u32,
@@ -91,21 +90,21 @@ pub struct Destination {
     pub qkey: u32,
 }
 
-/// What a request asks.
+/// The operation of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op<S, I> {
-    /// Nothing.
+    /// No operation.
     Nop,
     /// A message over a connection.
     Send {
         /// The message.
         data: Data<S, I>,
-        /// What goes with it.
+        /// The part beside the data.
         with: With,
     },
     /// A message as a datagram.
     Datagram {
-        /// Where it goes.
+        /// The destination.
         to: Destination,
         /// The message.
         data: Data<S, I>,
@@ -114,66 +113,66 @@ pub enum Op<S, I> {
     },
     /// A write to the peer's memory.
     Write {
-        /// Where.
+        /// The remote memory.
         remote: Remote,
-        /// What.
+        /// The data.
         data: Data<S, I>,
         /// Immediate data: the peer gets a completion.
         imm: Option<u32>,
     },
     /// A read from the peer's memory.
     Read {
-        /// From where.
+        /// The remote memory.
         remote: Remote,
-        /// To where.
+        /// The local buffers.
         into: S,
     },
     /// Stores `swap` if the peer's word equals `compare`.
     CompareSwap {
         /// The peer's word, 8-byte aligned.
         remote: Remote,
-        /// What it must be.
+        /// The value to compare with.
         compare: u64,
-        /// What it becomes.
+        /// The value to store.
         swap: u64,
-        /// Takes what it was.
+        /// Receives the old value.
         into: AtomicResult,
     },
     /// Adds to the peer's word.
     FetchAdd {
         /// The peer's word, 8-byte aligned.
         remote: Remote,
-        /// What is added.
+        /// The value to add.
         add: u64,
-        /// Takes what it was.
+        /// Receives the old value.
         into: AtomicResult,
     },
     /// Binds or invalidates a window.
     Umr {
-        /// What becomes of the key.
+        /// The change of the key.
         umr: Umr,
-        /// What the completion is for: the card's code is the same for both.
+        /// The purpose: the card's completions of both have the same code.
         kind: UmrKind,
     },
 }
 
-/// What a caller posts.
+/// A work request that a caller posts.
 pub type WorkRequest<'a> = Op<&'a [Sge], &'a [&'a [u8]]>;
-/// What a card reads.
+/// An operation that a card parsed.
 pub type Parsed = Op<Vec<Sge>, Vec<u8>>;
 
-/// Data of a [`WorkRequest`].
+/// The data of a [`WorkRequest`].
 pub type RequestData<'a> = Data<&'a [Sge], &'a [&'a [u8]]>;
 
-/// Where the segments of one request go.
+/// The memory that receives the segments of one work request.
 pub trait SegmentWriter {
-    /// Stores `value` at segment `index` of the request. No value crosses the end of a block.
+    /// Stores `value` at segment `index` of the work request. Callers let no value cross the end of a block.
     fn put<T: IntoBytes + Immutable>(&mut self, index: usize, value: T);
-    /// Stores bytes from byte `offset` of the request on.
+    /// Stores bytes from byte `offset` of the work request on.
     fn put_bytes(&mut self, offset: usize, bytes: &[u8]);
 }
 
-/// What a queue pair can take in one request.
+/// The limits of one work request of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Inline bytes.
@@ -182,37 +181,37 @@ pub struct Limits {
     pub max_sge: u32,
 }
 
-/// Why a request cannot be built. Nothing was written.
+/// Why a work request cannot be built. Nothing was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
-    /// More inline data than the queue takes.
-    #[error("{length} bytes of inline data, but the queue pair takes {max}; send them from registered memory")]
+    /// The inline data are longer than the queue pair allows.
+    #[error("{length} bytes of inline data: the queue pair allows {max}; send the bytes from registered memory")]
     InlineTooLong {
-        /// Bytes given.
+        /// Inline bytes of the work request.
         length: usize,
-        /// Bytes that the queue takes.
+        /// Inline bytes that the queue pair allows.
         max: u32,
     },
-    /// More buffers than the queue takes.
-    #[error("{count} buffers, but the queue pair takes {max}; split the request")]
+    /// The work request has more buffers than the queue pair allows.
+    #[error("a work request of {count} buffers: the queue pair allows {max}; split the work request")]
     TooManySges {
-        /// Buffers given.
+        /// Buffers of the work request.
         count: usize,
-        /// Buffers that the queue takes.
+        /// Buffers that the queue pair allows.
         max: u32,
     },
-    /// A buffer whose length does not fit its 31 bits.
-    #[error("a buffer of {length} bytes: one holds less than 2^31; split it")]
+    /// The length of a buffer does not fit 31 bits.
+    #[error("a buffer of {length} bytes: the limit is 2^31 - 1; split the buffer")]
     SgeTooLong {
-        /// Its length.
+        /// The length of the buffer.
         length: u32,
     },
-    /// The operation does not exist on this kind of queue pair.
-    #[error("the operation does not exist on this kind of queue pair; use a connected one, and datagrams on UD only")]
+    /// The transport of the queue pair lacks the operation.
+    #[error("the transport of this queue pair lacks the operation; datagrams need UD, all other operations RC")]
     Transport,
 }
 
-/// Header segments, then data segments of a request: its `ds`.
+/// The size of a work request: all of its segments, the `ds` field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// 16-byte units.
@@ -220,14 +219,14 @@ pub struct Size {
 }
 
 impl Size {
-    /// Blocks of the ring that the request takes.
+    /// Blocks of the ring that the work request occupies.
     #[inline(always)]
     pub const fn blocks(self) -> u32 {
         (self.ds as u32).div_ceil(BLOCK_SEGMENTS as u32)
     }
 }
 
-/// Bytes of all pieces together.
+/// The total bytes of all pieces.
 #[inline(always)]
 fn inline_length(pieces: &[&[u8]]) -> usize {
     pieces.iter().map(|piece| piece.len()).sum()
@@ -298,7 +297,7 @@ fn put_data(sink: &mut impl SegmentWriter, at: usize, data: &RequestData<'_>) {
             if length == 0 {
                 return;
             }
-            // The queue's limit is below 2^31.
+            // The limits of a queue are below 2^31 (`Limits::fit`).
             sink.put(at, InlineHeader { byte_count: U32::new(length as u32 | INLINE_FLAG) });
             let mut offset = at * SEGMENT + size_of::<InlineHeader>();
             for piece in *pieces {
@@ -309,14 +308,14 @@ fn put_data(sink: &mut impl SegmentWriter, at: usize, data: &RequestData<'_>) {
     }
 }
 
-/// Segments before the data of each kind.
+/// The number of segments before the data, by operation.
 const CONTROL: usize = 1;
 const REMOTE: usize = CONTROL + 1;
 const ATOMIC: usize = REMOTE + 1;
 const DATAGRAM: usize = CONTROL + size_of::<AddressVector>() / SEGMENT;
 
 impl WorkRequest<'_> {
-    /// Checks against the limits and gives the size.
+    /// Checks the work request against the limits and returns its size.
     #[inline(always)]
     pub fn size(&self, limits: &Limits) -> Result<Size, BuildError> {
         let ds = match self {
@@ -328,13 +327,13 @@ impl WorkRequest<'_> {
             Op::CompareSwap { .. } | Op::FetchAdd { .. } => ATOMIC + 1,
             Op::Umr { umr, .. } => umr.segments(),
         };
-        // Limits of a queue are such that this holds; see `max_ds`.
+        // Queues have limits that ensure this (`Limits::fit`).
         debug_assert!(ds <= MAX_DS);
         Ok(Size { ds: ds as u8 })
     }
 
-    /// The size of a request of the common kind: over a connection, with one buffer that is not empty, so that it fits a
-    /// block and any queue's limits. `None` for all others.
+    /// The size of a work request for the fast path: on RC, with one buffer that is not empty, so that it fits one block and the limits
+    /// of any queue. `None` for all others.
     #[inline(always)]
     pub fn simple_size(&self) -> Option<Size> {
         let (ds, sges) = match self {
@@ -344,7 +343,7 @@ impl WorkRequest<'_> {
             _ => return None,
         };
         match sges {
-            // As a signed number: the length is neither 0 nor has the inline flag.
+            // One signed comparison: the length is not 0 and has no inline flag.
             [one] if one.word() as i64 > u32::MAX as i64 => Some(Size { ds: ds as u8 }),
             _ => None,
         }
@@ -371,7 +370,7 @@ impl WorkRequest<'_> {
         }
     }
 
-    /// Stores all segments after the control segment. [`WorkRequest::size`] must have said yes.
+    /// Stores all segments after the control segment. Call [`WorkRequest::size`] before, which checks the limits.
     #[inline(always)]
     pub fn put(&self, sink: &mut impl SegmentWriter) {
         let raddr = |remote: Remote| RaddrSeg::words(remote.addr, remote.rkey);
@@ -407,7 +406,7 @@ impl WorkRequest<'_> {
         }
     }
 
-    /// The same with owned lists: what a card reads back. Empty buffers are left out, as they are on the wire.
+    /// The operation as a card parses it: with owned lists, and without empty buffers, which are not emitted.
     pub fn to_parsed(&self) -> Parsed {
         let list = |sges: &[Sge]| sges.iter().copied().filter(|sge| sge.length != 0).collect::<Vec<_>>();
         let data = |data: &RequestData<'_>| match data {
@@ -429,20 +428,20 @@ impl WorkRequest<'_> {
 }
 
 impl Limits {
-    /// The largest `ds` that a request within these limits has.
+    /// The largest `ds` of a work request within these limits.
     pub fn max_ds(&self) -> usize {
         let inline = (size_of::<InlineHeader>() + self.max_inline as usize).div_ceil(SEGMENT);
         let data = inline.max(self.max_sge as usize);
         (DATAGRAM + data).max(Umr::BIND_SEGMENTS)
     }
 
-    /// Whether every request within these limits fits the 6 bits of `ds`.
+    /// Whether every work request within these limits fits the 6 bits of `ds`.
     pub fn fit(&self) -> bool {
         self.max_inline < INLINE_FLAG && self.max_ds() <= MAX_DS
     }
 }
 
-/// A slice as a sink, for formats in tests and tools.
+/// Writes segments into a slice, for tests and tools.
 struct Slice<'a>(&'a mut [u8]);
 
 impl SegmentWriter for Slice<'_> {
@@ -455,8 +454,8 @@ impl SegmentWriter for Slice<'_> {
     }
 }
 
-/// Emits a request into a slice and gives its bytes; `None` if `out` is too short for it. `index` is the 16-bit index of
-/// its first block, `qpn` the queue pair that posts it.
+/// Emits a work request into a slice and returns its bytes; `None` if `out` is too short. `index` is the 16-bit index of the first
+/// block, `qpn` the queue pair.
 pub fn emit<'a>(
     post: &WorkRequest<'_>,
     limits: &Limits,

@@ -1,4 +1,4 @@
-//! Arbitrary bytes: parsers and the poller take all of them. Seeded; `FERROGIN_ARBITRARY=N` sets how many.
+//! Parsers and the poller accept arbitrary bytes. The bytes come from a seed; `FERROGIN_ARBITRARY=N` sets the number of rounds.
 
 mod common;
 
@@ -17,8 +17,8 @@ fn fill(random: &mut Random, bytes: &mut [u8]) {
     bytes.iter_mut().for_each(|byte| *byte = random.next_u32() as u8);
 }
 
-/// Borrows what was parsed, to post it again.
-fn again<'a>(parsed: &'a Parsed, pieces: &'a mut Vec<&'a [u8]>) -> WorkRequest<'a> {
+/// The parsed operation as a work request, to emit it.
+fn to_work_request<'a>(parsed: &'a Parsed, pieces: &'a mut Vec<&'a [u8]>) -> WorkRequest<'a> {
     let mut data = |data: &'a Data<Vec<_>, Vec<u8>>| match data {
         Data::Sges(sges) => Data::Sges(&sges[..]),
         Data::Inline(bytes) => {
@@ -46,9 +46,9 @@ fn again<'a>(parsed: &'a Parsed, pieces: &'a mut Vec<&'a [u8]>) -> WorkRequest<'
     }
 }
 
-/// Every byte string is a request or an error, and a request that is emitted again reads back the same.
+/// Every byte string parses as a work request or an error, and a parsed work request round-trips.
 #[test]
-fn requests_from_arbitrary_bytes() {
+fn arbitrary_bytes_parse_or_fail() {
     let mut random = Random::new(1);
     let opcodes = [0x00, 0x01, 0x08, 0x09, 0x0a, 0x0b, 0x10, 0x11, 0x12, 0x25];
     let limits = Limits { max_inline: 900, max_sge: MAX_DS as u32 };
@@ -77,7 +77,7 @@ fn requests_from_arbitrary_bytes() {
             let Ok(wqe) = parse(&bytes, transport) else { continue };
             good += 1;
             let mut pieces = Vec::new();
-            let post = again(&wqe.op, &mut pieces);
+            let post = to_work_request(&wqe.op, &mut pieces);
             let mut out = [0; 16 * MAX_DS];
             let flags = FmCeSe::new(bytes[11]);
             // What was read may be more than a queue's limits; no more is asked here than that nothing breaks.
@@ -89,9 +89,9 @@ fn requests_from_arbitrary_bytes() {
     assert!(good > rounds() / 20, "hardly any request: {good}");
 }
 
-/// A card that writes anything anywhere at any time: every poll ends and gives at most what was asked.
+/// A card writes arbitrary bytes at arbitrary times: every poll ends and returns at most the requested number of completions.
 #[test]
-fn completion_queues_of_arbitrary_bytes() {
+fn polls_of_arbitrary_bytes_end() {
     let mut random = Random::new(2);
     for round in 0..rounds() / 200 {
         let log = random.below(6);

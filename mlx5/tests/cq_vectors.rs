@@ -1,4 +1,4 @@
-//! `mlx5_cqe_zip.json`: ring images and what a correct consumer returns from them.
+//! `mlx5_cqe_zip.json`: images of rings and the completions that a consumer must return.
 
 mod common;
 
@@ -54,7 +54,7 @@ const FIELDS: &[&str] = &[
     "vendor_err",
 ];
 
-fn check_good(want: &Value, got: &mlx5::cq::Completion<'_>) {
+fn check_completion(want: &Value, got: &mlx5::cq::Completion<'_>) {
     assert_eq!(hex(got.to_cqe().as_bytes()), text(want, "hex"));
     assert_eq!(got.opcode().code(), u8_of(want, "opcode"));
     assert!(!matches!(got.opcode(), CqeOpcode::Unknown(_)));
@@ -66,7 +66,7 @@ fn check_good(want: &Value, got: &mlx5::cq::Completion<'_>) {
     assert_eq!(got.request_opcode(), u8_of(want, "s_wqe_opcode"));
 }
 
-fn check_failure(want: &Value, got: &CompletionError) {
+fn check_error(want: &Value, got: &CompletionError) {
     assert_eq!(hex(got.cqe.as_bytes()), text(want, "hex"));
     let side = match got.side {
         Side::Requester => CqeOpcode::ReqErr,
@@ -91,7 +91,7 @@ impl Bench {
         self.slots.write(u64_of(slot, "slot") as usize * SLOT, &bytes);
     }
 
-    /// The slot is free for the card as soon as it is polled, as the vectors have it.
+    /// Polls and releases at once, as the vectors require.
     fn poll(&mut self, want: &Value) {
         let index = self.queue.consumer();
         let polled = self.queue.poll().expect("no nonsense");
@@ -103,8 +103,8 @@ impl Bench {
         only_fields(want, FIELDS);
         assert_eq!(index, u32_of(want, "index"), "index");
         match (text(want, "kind"), polled) {
-            ("regular" | "mini", Polled::Done(entry)) => check_good(want, &entry),
-            ("error", Polled::Failed(failure)) => check_failure(want, &failure),
+            ("regular" | "mini", Polled::Done(entry)) => check_completion(want, &entry),
+            ("error", Polled::Failed(failure)) => check_error(want, &failure),
             (other, polled) => panic!("{other} expected at {index}, got {polled:?}"),
         }
         assert_eq!(self.queue.consumer(), index.wrapping_add(1));
@@ -113,7 +113,7 @@ impl Bench {
         assert_eq!(record, index.wrapping_add(1) & 0xff_ffff, "consumer index in the doorbell record");
     }
 
-    /// The same entries in one call, where entries follow one another.
+    /// Drains the entries that follow one another in one call.
     fn drain(&mut self, wants: &[Value]) {
         let mut at = 0;
         let mut next = self.queue.consumer();
@@ -124,9 +124,9 @@ impl Bench {
             match one {
                 Ok(entry) => {
                     assert_ne!(text(want, "kind"), "error");
-                    check_good(want, &entry);
+                    check_completion(want, &entry);
                 }
-                Err(failure) => check_failure(want, &failure),
+                Err(failure) => check_error(want, &failure),
             }
             at += 1;
             next = next.wrapping_add(1);
@@ -153,15 +153,15 @@ fn each_step(case: &Value, poll: impl Fn(&mut Bench, &[Value])) {
 }
 
 #[test]
-fn one_by_one() {
+fn polling_one_by_one_matches_the_vectors() {
     each_case("mlx5_cqe_zip.json", |case| {
         each_step(case, |bench, wants| wants.iter().for_each(|want| bench.poll(want)));
     });
 }
 
-/// Polls of one step are one call: the title is then taken from its slot, not from a copy.
+/// All polls of a step are one call, which takes the title from its slot instead of from the copy.
 #[test]
-fn in_batches() {
+fn draining_matches_the_vectors() {
     each_case("mlx5_cqe_zip.json", |case| each_step(case, Bench::drain));
 }
 

@@ -1,5 +1,5 @@
-//! Send queues of all sizes against a model: what is posted, refused, taken back and completed, over many laps. Seeded;
-//! `FERROGIN_POSTS=N` sets how many batches each size gets at least.
+//! Send queues of all sizes against a model: posts, refusals, dropped batches and completions over many laps. The operations come from a
+//! seed; `FERROGIN_POSTS=N` sets the minimum number of batches for each size.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn posts() -> u32 {
     std::env::var("FERROGIN_POSTS").map_or(1000, |n| n.parse().expect("FERROGIN_POSTS is a number"))
 }
 
-/// A request that the queue has taken.
+/// A work request that the queue accepted.
 #[derive(Debug, Clone, Copy)]
 struct Taken {
     token: u64,
@@ -32,12 +32,12 @@ struct Taken {
     kind: RequestKind,
 }
 
-/// What the queue should be.
+/// The expected state of the queue.
 #[derive(Debug)]
 struct Model {
     producer: u32,
     fence: bool,
-    /// Blocks of what is outstanding.
+    /// Blocks of the outstanding work requests.
     blocks: u32,
     outstanding: VecDeque<Taken>,
 }
@@ -84,7 +84,7 @@ fn bench(log: u32, transport: Transport, seed: u64) -> Bench {
     Bench { transport, blocks: 1 << log, max_posts, ring, record, _register: register, queue, model, random, token: 0 }
 }
 
-/// A request, and why it cannot be built if it cannot.
+/// A random work request, valid or not.
 fn request<'a>(random: &mut Random, sges: &'a [Sge], pieces: &'a [&'a [u8]], transport: Transport) -> WorkRequest<'a> {
     let remote = Remote { addr: 0x1000, rkey: 0x77 };
     let into = AtomicResult { addr: 0x2000, lkey: 0x88 };
@@ -117,8 +117,8 @@ fn request<'a>(random: &mut Random, sges: &'a [Sge], pieces: &'a [&'a [u8]], tra
     }
 }
 
-/// What is wrong with a request in itself.
-fn wrong(post: &WorkRequest<'_>, transport: Transport) -> Option<BuildError> {
+/// The error of a work request that no queue accepts.
+fn expected_error(post: &WorkRequest<'_>, transport: Transport) -> Option<BuildError> {
     let own = match post {
         Op::Nop => true,
         Op::Datagram { .. } => transport == Transport::Ud,
@@ -148,7 +148,7 @@ fn wrong(post: &WorkRequest<'_>, transport: Transport) -> Option<BuildError> {
     }
 }
 
-/// The blocks around the next request: all of a small ring.
+/// The blocks around the next work request; of a small ring all blocks.
 fn near(ring: &Memory, producer: u32) -> Vec<u8> {
     let from = (producer.wrapping_sub(4) as usize * BLOCK) % ring.len();
     ring.read_wrapped(from, ring.len().min(20 * BLOCK))
@@ -162,7 +162,7 @@ impl Bench {
         assert_eq!((self.queue.producer(), self.queue.pending_fence()), (producer, self.model.pending()));
     }
 
-    /// A batch of posts, some of them refused; rung, or dropped.
+    /// A batch of posts, some of them refused, that is rung or dropped.
     fn batch(&mut self) {
         let before = (self.model.producer, self.model.fence, self.model.blocks, self.model.outstanding.len());
         let record = self.record.read(0, 8);
@@ -178,7 +178,7 @@ impl Bench {
             self.token += 1;
             let room = (self.blocks - self.model.blocks, self.max_posts - self.model.outstanding.len() as u32);
             let ring = near(&self.ring, self.model.producer);
-            let refused = match (wrong(&post, self.transport), post.size(&LIMITS)) {
+            let refused = match (expected_error(&post, self.transport), post.size(&LIMITS)) {
                 (Some(error), _) => Some(PostError::Build(error)),
                 (None, Ok(size)) if size.blocks() > room.0 || room.1 == 0 => {
                     Some(PostError::Full { free_blocks: room.0, free_posts: room.1 })
@@ -232,7 +232,7 @@ impl Bench {
         }
     }
 
-    /// The completion of some outstanding request: all before it are done too.
+    /// The completion of an outstanding work request, which covers all earlier ones.
     fn complete(&mut self) {
         let outstanding = self.model.outstanding.len();
         let beyond = self.model.producer as u16;
@@ -253,7 +253,7 @@ impl Bench {
 }
 
 #[test]
-fn queues_of_all_sizes_do_what_the_model_says() {
+fn send_queues_of_all_sizes_match_the_model() {
     let mut laps = Vec::new();
     for log in 2..=12 {
         for (transport, seed) in [(Transport::Rc, 1), (Transport::Rc, 2), (Transport::Ud, 3)] {

@@ -1,4 +1,4 @@
-//! Receive queues, own and shared: descriptors byte for byte, order, and what is refused.
+//! Receive queues and shared receive queues: descriptors byte for byte, order, refusals.
 
 mod common;
 
@@ -12,7 +12,7 @@ use mlx5::wqe::Sge;
 
 const SGE: Sge = Sge { addr: 0x0000_1111_2222_3333, length: 0x44, lkey: 0x5555_6666 };
 const SGE_BYTES: &str = "00000044555566660000111122223333";
-/// A descriptor's list ends early: no bytes, the invalid key.
+/// The terminating segment of a descriptor: no bytes, the invalid key.
 const END_BYTES: &str = "00000000000001000000000000000000";
 
 fn own() -> (RecvQueue<u32>, Memory, Memory) {
@@ -22,7 +22,7 @@ fn own() -> (RecvQueue<u32>, Memory, Memory) {
 }
 
 #[test]
-fn descriptors_are_as_rdma_core_writes_them() {
+fn descriptors_equal_those_of_rdma_core() {
     let (mut queue, ring, record) = own();
     queue.post(0, &[SGE]).expect("room");
     queue.post(1, &[SGE, SGE]).expect("room");
@@ -40,7 +40,7 @@ fn descriptors_are_as_rdma_core_writes_them() {
 }
 
 #[test]
-fn a_full_queue_gives_the_token_back_and_goes_on() {
+fn a_full_queue_returns_the_token_and_stays_usable() {
     let (mut queue, _ring, record) = own();
     (0..4).for_each(|token| queue.post(token, &[SGE]).expect("room"));
     let rejected = queue.post(99, &[SGE]).unwrap_err();
@@ -60,7 +60,7 @@ fn a_full_queue_gives_the_token_back_and_goes_on() {
 }
 
 #[test]
-fn bad_lists_are_refused() {
+fn invalid_buffer_lists_are_refused() {
     let (mut queue, ring, _record) = own();
     let three = queue.post(1, &[SGE; 3]).unwrap_err();
     assert_eq!(three.error, RecvError::TooManySges { count: 3, max: 2 });
@@ -77,7 +77,7 @@ fn shared() -> (SharedRecvQueue<u32>, Memory, Memory) {
 }
 
 #[test]
-fn the_card_can_walk_the_list_in_any_order_of_completions() {
+fn the_list_stays_intact_in_any_order_of_completions() {
     let (mut queue, ring, record) = shared();
     assert_eq!((queue.capacity(), queue.max_sge()), (7, 3));
     let next = |at: u16| {

@@ -1,9 +1,9 @@
-//! Hardware through rdma-core: what can be checked without a device, and with one what it says of itself.
+//! Hardware through rdma-core: checks without a device, and, if there is one, of its capabilities.
 
 use mlx5::device::{Device, DeviceError};
 use mlx5::verbs::{Hardware, Settings, devices};
 
-/// The devices, or `None` where rdma-core is not installed.
+/// The devices; `None` if rdma-core is not installed.
 fn found() -> Option<Vec<mlx5::verbs::DeviceEntry>> {
     match devices() {
         Ok(found) => Some(found),
@@ -24,19 +24,19 @@ fn libraries_load_and_list_devices() {
 }
 
 #[test]
-fn a_missing_device_is_named() {
+fn opening_a_missing_device_fails_and_names_it() {
     let Some(found) = found() else { return };
     let error = Hardware::open(Some("mlx5_no_such"), Settings::default()).unwrap_err();
     let others = found.iter().map(|device| device.name.clone()).collect();
     assert_eq!(error, DeviceError::NoDevice { name: "mlx5_no_such".into(), others });
-    assert!(error.to_string().starts_with("non_null is no mlx5_no_such here; the system has "), "{error}");
+    assert!(error.to_string().starts_with("device mlx5_no_such was not found; the system has "), "{error}");
 }
 
 #[test]
-fn a_device_opens_and_makes_queues() {
+fn a_device_opens_and_creates_queues() {
     let Some(found) = found() else { return };
     let Some(device) = found.iter().find(|device| device.mlx5) else {
-        println!("SKIP a_device_opens_and_makes_queues: non_null is no mlx5 device");
+        println!("SKIP a_device_opens_and_creates_queues: the system has no mlx5 device");
         return;
     };
     let hardware = Hardware::open(Some(&device.name), Settings::default()).expect("an open device");

@@ -1,4 +1,4 @@
-//! Windows as owned values: keys and tags, and every misuse a typed error before anything is posted.
+//! Memory windows: keys and tags, and an error for every misuse before a work request is posted.
 #![allow(unsafe_code)]
 
 mod common;
@@ -56,7 +56,7 @@ impl Bench {
         bind.commit()
     }
 
-    /// The request at a block of the ring, as the card reads it.
+    /// The work request at a block of the ring, parsed as by a card.
     fn request(&self, block: usize) -> Parsed {
         let ring = self.fake.rings.lock().expect("not poisoned")[0];
         parse(&ring.read_wrapped(block * 64, 192), Transport::Rc).expect("a request").op
@@ -71,7 +71,7 @@ impl Bench {
 }
 
 #[test]
-fn each_bind_steps_the_tag_and_keeps_the_index() {
+fn each_bind_changes_the_tag_and_keeps_the_index() {
     let mut bench = bench();
     let mut window = bench.window(WindowType::Type2);
     assert_eq!(window.rkey(), None);
@@ -99,7 +99,7 @@ fn each_bind_steps_the_tag_and_keeps_the_index() {
 }
 
 #[test]
-fn a_type_1_window_is_bound_again_and_freed_by_unbinding() {
+fn a_bound_type_1_window_can_be_rebound_and_unbound() {
     let mut bench = bench();
     let mut window = bench.window(WindowType::Type1);
     let first = bench.bind(&mut window);
@@ -114,7 +114,7 @@ fn a_type_1_window_is_bound_again_and_freed_by_unbinding() {
 }
 
 #[test]
-fn misuse_is_refused_and_changes_nothing() {
+fn misuse_is_refused_without_effect() {
     let mut bench = bench();
     let mut window = bench.window(WindowType::Type2);
     let range = bench.range();
@@ -182,7 +182,7 @@ fn misuse_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_window_being_freed_is_bound_on_the_same_queue_pair_only() {
+fn before_its_completion_an_invalidated_window_can_be_bound_on_its_queue_pair_only() {
     let mut bench = bench();
     let mut window = bench.window(WindowType::Type2);
     bench.bind(&mut window);
@@ -199,7 +199,7 @@ fn a_window_being_freed_is_bound_on_the_same_queue_pair_only() {
 }
 
 #[test]
-fn a_bind_that_is_not_posted_leaves_window_and_fence_alone() {
+fn an_unposted_bind_changes_neither_window_nor_fence() {
     let mut bench = bench();
     let mut window = bench.window(WindowType::Type2);
     // 14 of 16 blocks: a bind of three has no room.

@@ -1,4 +1,4 @@
-//! `mlx5_wqe.json`: requests, indices, fences and doorbells as rdma-core makes them, through the send queue.
+//! `mlx5_wqe.json`: the send queue writes the same work requests, indices, fences and doorbells as rdma-core.
 
 mod common;
 
@@ -16,10 +16,10 @@ use serde_json::Value;
 use zerocopy::{FromBytes, IntoBytes};
 
 const BLOCK: usize = 64;
-/// What the doorbell register holds before a call: no byte of a ring that was not written.
+/// The content of the doorbell register before a call, which differs from the poison of an unwritten ring.
 const UNTOUCHED: u8 = !POISON;
 
-/// The queue pair of a case with all its memory.
+/// The queue pair of a case and its memory.
 struct Bench<'v> {
     queue: SendQueue<u64>,
     limits: Limits,
@@ -28,7 +28,7 @@ struct Bench<'v> {
     ring: Memory,
     record: Memory,
     register: Memory,
-    /// Posts that have not completed.
+    /// Outstanding posts.
     outstanding: Vec<&'v Value>,
 }
 
@@ -84,14 +84,14 @@ fn bench<'v>(qp: &Value) -> Bench<'v> {
     Bench { queue, limits, transport, signal_all, ring, record, register, outstanding: Vec::new() }
 }
 
-/// What a post asks, with its lists owned.
+/// A post of the vectors, with owned lists.
 struct Asked {
     sges: Vec<Sge>,
     inline: Option<Vec<Vec<u8>>>,
     post: Value,
 }
 
-/// Fields of a post that say what is expected of it.
+/// The fields of a post with the expected result.
 const OUTCOME: &[&str] = &[
     "errno",
     "wqe_hex",
@@ -166,7 +166,7 @@ impl Asked {
         Remote { addr: u64_of(&self.post, "remote_addr"), rkey: u32_of(&self.post, "rkey") }
     }
 
-    /// Where an atomic's old value goes: it is 8 bytes whatever the length of the buffer says.
+    /// The buffer for the old value of an atomic: always 8 bytes, whatever length the vectors give.
     fn word(&self) -> AtomicResult {
         match self.sges[..] {
             [Sge { addr, length, lkey }] if length != 0 => AtomicResult { addr, lkey },
@@ -259,7 +259,7 @@ impl Asked {
     }
 }
 
-/// The vector made of the attributes, which must be the one that rdma-core made.
+/// Makes the address vector of the attributes and compares it with that of rdma-core.
 fn address_vector(ah: &Value) -> AddressVector {
     only_fields(ah, &["link_layer", "gid_type", "dmac", "dlid", "sl", "src_path_bits", "static_rate", "grh", "av_hex"]);
     let grh = optional(ah, "grh", |grh| {
@@ -304,7 +304,7 @@ fn fence(bits: u8) -> Fence {
     }
 }
 
-/// The errno that rdma-core gives for what we refuse.
+/// The errno of rdma-core for a post that this crate refuses.
 fn errno(refused: &Refused) -> &'static str {
     match refused {
         Refused::Bind(BindError::TooLong { .. }) => "EOPNOTSUPP",
@@ -322,12 +322,12 @@ fn errno(refused: &Refused) -> &'static str {
 enum Refused {
     Bind(BindError),
     WorkRequest(PostError),
-    /// `ibv_bind_mw` is for type-1 windows; here a bind says its type, so the mistake cannot be made.
+    /// `ibv_bind_mw` is for type-1 windows; in this crate a bind names its type, so this error cannot occur.
     NoSuchCall,
 }
 
 impl<'v> Bench<'v> {
-    /// One posting call: its posts in one batch.
+    /// One call of the vectors: its posts in one batch.
     fn call(&mut self, posts: &[&'v Value]) {
         let [first, ..] = posts else { panic!("a call without posts") };
         self.make_room(posts);
@@ -396,8 +396,7 @@ impl<'v> Bench<'v> {
         self.check_doorbell(posts[posts.len() - 1]);
     }
 
-    /// Requests complete no sooner than others need their room: a case in which nothing completes is right so, and one in
-    /// which all that is earlier has completed too.
+    /// Completes work requests only when later ones need their room: the vectors do not depend on when they complete.
     fn make_room(&mut self, posts: &[&Value]) {
         let good = || posts.iter().take_while(|post| post["errno"].is_null());
         let blocks: u64 = good().map(|post| u64_of(post, "wqebb_count")).sum();
@@ -406,7 +405,7 @@ impl<'v> Bench<'v> {
         }
     }
 
-    /// The requests of a call in the ring, and nothing else; they are outstanding now.
+    /// Checks that the ring holds the work requests of a call and is otherwise unchanged. They are outstanding from now on.
     fn check_ring(&mut self, posts: &[&'v Value], before: Vec<u8>) {
         let mut expected = before;
         for post in posts {
@@ -416,7 +415,7 @@ impl<'v> Bench<'v> {
         self.outstanding.extend(posts);
     }
 
-    /// The bytes of one request in the ring; `expected` gets them.
+    /// Checks the bytes of one work request in the ring, and writes them into `expected`.
     fn check_bytes(&self, post: &Value, expected: &mut [u8]) {
         let mut want = bytes_of(post, "wqe_hex");
         assert_eq!(want.len(), u64_of(post, "ds") as usize * 16, "ds");
@@ -437,7 +436,7 @@ impl<'v> Bench<'v> {
         self.check_formats(post, &want);
     }
 
-    /// The same request emitted into a slice, and parsed back.
+    /// Checks the same work request emitted into a slice, and parsed.
     fn check_formats(&self, post: &Value, want: &[u8]) {
         let asked = Asked::new(post, self.transport);
         let pieces: Vec<&[u8]> = asked.inline.iter().flatten().map(|piece| &piece[..]).collect();
@@ -485,7 +484,7 @@ impl<'v> Bench<'v> {
         assert_eq!(fence(u8_of(last, "next_fence")), self.queue.pending_fence(), "next fence");
     }
 
-    /// Everything that was posted completes with the last.
+    /// Completes all outstanding work requests through the last one.
     fn complete(&mut self) {
         let posts = std::mem::take(&mut self.outstanding);
         let Some(last) = posts.last() else { return };
@@ -524,13 +523,13 @@ fn check_case(case: &Value) {
 }
 
 #[test]
-fn requests() {
+fn work_requests_match_the_vectors() {
     each_case("mlx5_wqe.json", check_case);
 }
 
-/// What the vectors cannot show: an address vector read from bytes is the one that was written.
+/// A parsed address vector equals the emitted one; the vectors do not cover this.
 #[test]
-fn no_file_of_vectors_goes_unread() {
+fn every_file_of_vectors_has_a_test() {
     only_known_files();
 }
 

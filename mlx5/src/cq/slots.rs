@@ -1,5 +1,5 @@
-//! The memory of a completion queue. The card writes to it at any time: it is read through raw pointers, validity bytes
-//! with acquire loads, and never becomes a reference.
+//! The memory of a completion queue. The card writes to it at any time, so this module reads it through raw pointers, the
+//! validity bytes with acquire loads, and never makes a reference to it.
 
 use crate::wire::{Cqe, CqeOpcode, MAX_MINIS, MiniCqe, OpOwn};
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ pub struct Slots {
     log: u32,
 }
 
-// SAFETY: the memory belongs to one queue, as `new` was promised; the card is no thread.
+// SAFETY: the caller of `new` gives the memory to one queue only, so moving the queue moves the only access of this process.
 unsafe impl Send for Slots {}
 
 impl Slots {
@@ -30,41 +30,41 @@ impl Slots {
         Self { base, mask: (1 << log) - 1, log }
     }
 
-    /// Slots.
+    /// The number of slots.
     #[allow(clippy::len_without_is_empty, reason = "a queue has at least one slot")]
     pub const fn len(&self) -> u32 {
         self.mask + 1
     }
 
-    /// Fills all slots with [`Cqe::INITIAL`], as a device must before the card may write.
+    /// Fills all slots with [`Cqe::INITIAL`]. A device does so before the card may write.
     pub fn initialise(&mut self) {
         for slot in 0..self.len() {
             let at = self.slot(slot).0.cast_mut();
-            // SAFETY: inside the queue's memory.
+            // SAFETY: `slot` masks the index, so `at` is a slot; the caller of `new` keeps all slots mapped.
             unsafe { at.write_volatile(Cqe::INITIAL) };
         }
     }
 
-    /// The slot of an index, which counts on past the end.
+    /// The slot of an index. Indices do not wrap at the end of the ring.
     #[inline(always)]
     pub(super) fn slot(&self, index: u32) -> Slot {
         Slot(self.base.as_ptr().wrapping_add((index & self.mask) as usize))
     }
 
-    /// How often the queue was passed before `index`.
+    /// The number of whole laps before `index`.
     #[inline(always)]
     pub(super) fn lap(&self, index: u32) -> u32 {
         index >> self.log
     }
 
-    /// Slots from `index` to the end of its lap.
+    /// The number of slots from `index` to the end of its lap.
     #[inline(always)]
     pub(super) fn rest_of_lap(&self, index: u32) -> u32 {
         self.len() - (index & self.mask)
     }
 
-    /// Gives `count` slots from `index` on, which a block covers, each the mark of its own lap, so that no old mark is
-    /// taken for a new one.
+    /// Writes the lap mark of its own lap into each of the `count` slots from `index` on, which a block covers, so that an old
+    /// mark is never taken for a new one.
     #[inline(always)]
     pub(super) fn mark_covered(&mut self, index: u32, count: u32) {
         let here = self.rest_of_lap(index).min(count);
@@ -78,65 +78,68 @@ impl Slots {
     fn mark_covered_in_lap(&mut self, index: u32, count: u32) {
         let mark = self.lap(index) as u8;
         let first = self.slot(index);
-        // A block covers fewer than its minis; with a constant bound this is a row of stores.
+        // A block covers fewer slots than it has mini completions; with a constant bound the loop becomes a row of stores.
         for covered in 0..MAX_MINIS as u32 - 1 {
             if covered == count {
                 break;
             }
-            // SAFETY: inside the queue's memory: the slots do not pass the end of the lap.
+            // SAFETY: `mark_covered` stops at the end of the lap, so the slot lies in the ring, which the caller of `Slots::new`
+            // keeps mapped.
             unsafe { first.after(covered).field::<u8>(offset_of!(Cqe, signature)).write_volatile(mark) };
         }
     }
 }
 
-/// A pointer to a slot, or to a completion of our own.
+/// A pointer to a slot, or to the copy of a title.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Slot(*const Cqe);
 
 impl Slot {
-    /// The slot `slots` after it, which may be past the end.
+    /// The slot `slots` further on, which may lie past the end of the ring.
     #[inline(always)]
     pub fn after(self, slots: u32) -> Self {
         Self(self.0.wrapping_add(slots as usize))
     }
 
-    /// Slots from `first`, which is not after it, to this.
+    /// The number of slots from `first`, which is not after this slot, to this slot.
     #[inline(always)]
     pub fn since(self, first: Self) -> u32 {
         ((self.0.addr() - first.0.addr()) / size_of::<Cqe>()) as u32
     }
 
-    /// Its last byte.
+    /// The last byte.
     #[inline(always)]
     pub fn op_own(self) -> u8 {
-        // SAFETY: inside the queue's memory; an atomic may be shared with the card.
+        // SAFETY: callers pass slots of the ring, which `Slots::new`'s caller keeps mapped, or the title copy; the card may write to an
+        // atomic at the same time.
         unsafe { AtomicU8::from_ptr(self.field(offset_of!(Cqe, op_own))) }.load(Ordering::Acquire)
     }
 
-    /// Its last two bytes: signature (low) and `op_own` (high).
+    /// The last two bytes: signature (low) and `op_own` (high).
     #[inline(always)]
     pub fn tail(self) -> u16 {
-        // SAFETY: inside the queue's memory and even; an atomic may be shared with the card.
+        // SAFETY: callers pass slots of the ring, which `Slots::new`'s caller keeps mapped and aligned, so the offset is even; the card may
+        // write to an atomic at the same time.
         u16::from_le(unsafe { AtomicU16::from_ptr(self.field(offset_of!(Cqe, signature))) }.load(Ordering::Acquire))
     }
 
-    /// The first `N` words. One by one, as a volatile read of more goes byte by byte or through the stack.
+    /// The first `N` words, read one by one: a wider volatile read would go byte by byte or through the stack.
     #[inline(always)]
     fn words<const N: usize>(self) -> [u64; N] {
         const { assert!(N * size_of::<u64>() <= size_of::<Cqe>()) };
         std::array::from_fn(|word| {
-            // SAFETY: inside the queue's memory and aligned; any bytes are a word.
+            // SAFETY: the assertion keeps the word inside the slot, which is mapped and aligned to 64 bytes; any bytes are a word.
             unsafe { self.0.cast::<u64>().wrapping_add(word).read_volatile() }
         })
     }
 
-    /// All of it.
+    /// The whole completion.
     #[inline(always)]
     pub fn copy(self) -> Cqe {
         zerocopy::transmute!(self.words::<8>())
     }
 
-    /// The minis of a compressed completion.
+    /// The mini completions of a block.
     #[inline(always)]
     pub fn minis(self) -> [MiniCqe; MAX_MINIS] {
         zerocopy::transmute!(self.words::<MAX_MINIS>())
@@ -148,8 +151,8 @@ impl Slot {
     }
 }
 
-/// A completion of our own, in a place that does not move: the title, with what the last mini replaced. Entries point
-/// to it, so it is reached by pointer only.
+/// The title of the open block, with the fields that the last mini completion replaced. Completions point to it, so it is on the
+/// heap and reached by pointer only.
 #[derive(Debug)]
 pub(super) struct TitleCopy(NonNull<Aligned>);
 
@@ -160,7 +163,7 @@ struct Aligned {
     _cqe: Cqe,
 }
 
-// SAFETY: the allocation belongs to this value alone.
+// SAFETY: this value owns the allocation, and completions that point to it borrow the queue.
 unsafe impl Send for TitleCopy {}
 
 impl TitleCopy {
@@ -168,20 +171,20 @@ impl TitleCopy {
         Self(NonNull::from(Box::leak(Box::new(Aligned { _cqe: Cqe::INITIAL }))))
     }
 
-    /// In place of a slot.
+    /// The copy as a slot.
     #[inline(always)]
     pub fn slot(&self) -> Slot {
         Slot(self.0.as_ptr().cast())
     }
 
-    /// Makes the completion in `title` the title.
+    /// Copies the completion in `title`.
     #[inline(always)]
     pub fn set(&mut self, title: Slot) {
-        // SAFETY: our own allocation, aligned.
+        // SAFETY: this value owns the allocation, which is 64 bytes long and aligned.
         unsafe { self.0.as_ptr().cast::<[u64; 8]>().write(title.words()) };
     }
 
-    /// Its fields, as a pointer that stays in a register.
+    /// The fields, as a pointer that stays in a register.
     #[inline(always)]
     pub fn fields(&mut self) -> TitleFields<'_> {
         TitleFields { at: self.slot(), title_copy: PhantomData }
@@ -190,47 +193,47 @@ impl TitleCopy {
 
 impl Drop for TitleCopy {
     fn drop(&mut self) {
-        // SAFETY: it came from a box, and nothing else frees it.
+        // SAFETY: `new` leaked a box, and only this drop frees it.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
-/// The fields of [`TitleCopy`] that minis replace.
+/// The fields of [`TitleCopy`] that mini completions replace.
 pub(super) struct TitleFields<'s> {
     at: Slot,
     title_copy: PhantomData<&'s mut TitleCopy>,
 }
 
 impl TitleFields<'_> {
-    /// In place of a slot.
+    /// The copy as a slot.
     #[inline(always)]
     pub fn slot(&self) -> Slot {
         self.at
     }
 
-    /// Bytes that came, as the mini has them.
+    /// Sets the received bytes, in the mini completion's byte order.
     #[inline(always)]
     pub fn set_byte_cnt(&mut self, count: U32) {
-        // SAFETY: an aligned field of our own allocation.
+        // SAFETY: an aligned field of the allocation that `TitleCopy` owns and `self` borrows.
         unsafe { self.at.field::<u32>(offset_of!(Cqe, byte_cnt)).write_volatile(zerocopy::transmute!(count)) };
     }
 
-    /// The request's index, as the mini has it.
+    /// Sets the index of the work request, in the mini completion's byte order.
     #[inline(always)]
     pub fn set_wqe_counter(&mut self, counter: U16) {
-        // SAFETY: an aligned field of our own allocation.
+        // SAFETY: an aligned field of the allocation that `TitleCopy` owns and `self` borrows.
         unsafe { self.at.field::<u16>(offset_of!(Cqe, wqe_counter)).write_volatile(zerocopy::transmute!(counter)) };
     }
 
-    /// The request's operation code, the high byte of `sop_drop_qpn`.
+    /// Sets the operation code of the work request, the high byte of `sop_drop_qpn`.
     #[inline(always)]
     pub fn set_request_opcode(&mut self, opcode: u8) {
-        // SAFETY: the first byte of a field of our own allocation.
+        // SAFETY: the first byte of a field of the allocation that `TitleCopy` owns and `self` borrows.
         unsafe { self.at.field::<u8>(offset_of!(Cqe, sop_drop_qpn)).write_volatile(opcode) };
     }
 }
 
-/// A good completion. It borrows the queue: what it shows stays until the queue is touched again.
+/// A completion without error. It borrows the queue, so its fields do not change before the next call on the queue.
 #[derive(Debug, Clone, Copy)]
 pub struct Completion<'q> {
     at: Slot,
@@ -243,7 +246,8 @@ macro_rules! fields {
         #[inline(always)]
         pub fn $name(&self) -> $int {
             const { assert!(offset_of!(Cqe, $field) % align_of::<$int>() == 0) };
-            // SAFETY: an aligned field of a completion in the queue's memory or our own; any bytes are a value.
+            // SAFETY: an aligned field of a slot that `Slots::new`'s caller keeps mapped, or of the title copy, both of which the
+            // borrow `'q` keeps alive; any bytes are a value.
             <$int>::from_be(unsafe { self.at.field::<$int>(offset_of!(Cqe, $field)).read_volatile() })
         }
     )*};
@@ -256,17 +260,17 @@ impl<'q> Completion<'q> {
     }
 
     fields! {
-        /// Index of the request that is done: its first block in a send queue, its descriptor in a receive queue.
+        /// Index of the completed work request: its first block in a send queue, its descriptor in a receive queue.
         wqe_counter: u16 = wqe_counter;
-        /// Bytes that came.
+        /// Received bytes.
         byte_cnt: u32 = byte_cnt;
-        /// Immediate data, or the key that the peer made invalid: [`Completion::opcode`] tells which.
+        /// Immediate data, or the key that the peer invalidated, depending on [`Completion::opcode`].
         imm_or_key: u32 = imm_inval_pkey;
         /// Shared receive queue number, or the user's index of the queue pair.
         srqn_or_index: u32 = srqn_uidx;
-        /// The card's clock. Under compression that of the title.
+        /// The card's clock; with compression the clock of the title.
         timestamp: u64 = timestamp;
-        /// Operation code (high byte) and queue pair number in one.
+        /// Operation code (high byte) and queue pair number.
         sop_drop_qpn: u32 = sop_drop_qpn;
         /// Flags and source queue pair of a datagram.
         flags_rqpn: u32 = flags_rqpn;
@@ -278,19 +282,19 @@ impl<'q> Completion<'q> {
         self.sop_drop_qpn() & crate::wire::MAX_24_BITS
     }
 
-    /// Operation code of the send queue's request; of no meaning for receives.
+    /// Operation code of a send queue's work request; without meaning for receives.
     #[inline(always)]
     pub fn request_opcode(&self) -> u8 {
         (self.sop_drop_qpn() >> 24) as u8
     }
 
-    /// What the completion tells.
+    /// The operation code of the completion.
     #[inline(always)]
     pub fn opcode(&self) -> CqeOpcode {
         OpOwn(self.at.op_own()).opcode()
     }
 
-    /// All of it. Under compression the title's bytes with what the mini replaces.
+    /// The whole completion; with compression the title with the fields of the mini completion.
     pub fn to_cqe(&self) -> Cqe {
         self.at.copy()
     }

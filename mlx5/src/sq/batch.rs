@@ -1,4 +1,4 @@
-//! Several requests with one doorbell.
+//! Several work requests with one doorbell.
 
 use super::store::StoreWriter;
 use super::{AdmittedRequest, Core, FixedFields, Flags, PostState, Rejected, RequestKind};
@@ -6,18 +6,18 @@ use crate::wire::CtrlSeg;
 use crate::wqe::{Data, Op, Size, WorkRequest};
 use std::mem::ManuallyDrop;
 
-/// Requests that are in the ring and not yet rung. Dropping it takes them back.
+/// Work requests that are in the ring and not rung yet. Dropping the batch removes them.
 #[derive(Debug)]
-#[must_use = "requests of a batch that is not rung never happen"]
+#[must_use = "a batch that is not rung posts nothing"]
 pub struct Batch<'q, T> {
     writer: StoreWriter<'q, T>,
     core: &'q mut Core,
-    /// What the queue will be when the batch is rung. Until then `core` is as it was before.
+    /// The state of the queue after the batch is rung. Until then `core` is unchanged.
     state: PostState,
     fixed: FixedFields,
-    /// The first 8 bytes of the last request's control segment.
+    /// The first 8 bytes of the last work request's control segment.
     first: u64,
-    /// Some request has inline data.
+    /// At least one work request has inline data.
     inline: bool,
 }
 
@@ -28,7 +28,7 @@ impl<'q, T> Batch<'q, T> {
         Self { writer, core, state, fixed, first: 0, inline: false }
     }
 
-    /// Adds a request. A refused one leaves the batch as it was.
+    /// Adds a work request. A refused work request leaves the batch unchanged.
     #[inline(always)]
     pub fn post(&mut self, token: T, flags: Flags, post: &WorkRequest<'_>) -> Result<(), Rejected<T>> {
         if let Some(size) = post.simple_size()
@@ -39,7 +39,7 @@ impl<'q, T> Batch<'q, T> {
             self.first = self.state.put(&mut self.writer, head, always.with(flags.0), token, &admitted);
             return Ok(());
         }
-        // By value and with a copy of the state, so that they lie in memory on this path only.
+        // The work request by value and a copy of the state, so that both are in memory on this path only.
         let mut state = self.state;
         self.first = self.core.place_any(&mut state, self.writer.reborrow(), token, flags, *post)?;
         self.state = state;
@@ -47,22 +47,22 @@ impl<'q, T> Batch<'q, T> {
         Ok(())
     }
 
-    /// Blocks of all requests so far.
+    /// The blocks of all work requests so far.
     #[inline(always)]
     fn blocks(&self) -> u32 {
         self.state.producer.wrapping_sub(self.core.state.producer)
     }
 
-    /// No request so far.
+    /// True if the batch has no work request.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.blocks() == 0
     }
 
-    /// Hands all requests to the card.
+    /// Rings the doorbell for all work requests.
     #[inline(always)]
     pub fn ring(self) {
-        // Not dropped, so that nothing is taken back.
+        // Without the drop, which would remove the work requests.
         let this = &mut *ManuallyDrop::new(self);
         let blocks = this.blocks();
         if blocks == 0 {
@@ -71,7 +71,7 @@ impl<'q, T> Batch<'q, T> {
         let core = &mut *this.core;
         core.state = this.state;
         core.record.set(this.state.producer & 0xffff);
-        // One request: all blocks are the last's. One of a control segment alone gains nothing from a copy.
+        // A copy needs a batch of one work request, which then has all blocks. A control segment alone gains nothing from a copy.
         let size = Size { ds: CtrlSeg::ds_of(this.first) };
         if core.register.copies(blocks, this.inline) && size.ds > 1 && blocks == size.blocks() {
             core.copy_last(this.writer.reborrow(), size);

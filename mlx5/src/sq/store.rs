@@ -1,4 +1,4 @@
-//! A send queue's memory: the ring that the card reads, and beside it what the driver remembers of each block.
+//! The memory of a send queue: the ring that the card reads, and the driver's record of the outstanding work requests.
 
 use super::RequestKind;
 use crate::ring::{BlockRing, Ring, RingPosition};
@@ -6,10 +6,10 @@ use crate::wire::BLOCK;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-/// The outstanding request that begins in a block.
+/// The outstanding work request that starts in a block.
 #[derive(Debug, Clone, Copy)]
 struct Outstanding {
-    /// Its blocks; 0 when there is none.
+    /// The number of its blocks; 0 if no work request starts in the block.
     blocks: u8,
     kind: RequestKind,
 }
@@ -18,12 +18,12 @@ impl Outstanding {
     const NOTHING: Self = Self { blocks: 0, kind: RequestKind::Plain };
 }
 
-/// Ring and what is remembered of each block, equally many of all.
+/// The ring, and for each of its blocks an entry in `requests` and in `tokens`.
 #[derive(Debug)]
 pub(super) struct Store<T> {
     ring: Ring,
     requests: Box<[Outstanding]>,
-    /// Initialised where `requests` has blocks.
+    /// Initialised where `requests` has a number of blocks other than 0.
     tokens: Box<[MaybeUninit<T>]>,
 }
 
@@ -36,30 +36,30 @@ impl<T> Store<T> {
         (ring.entry_size() == BLOCK).then_some(Self { ring, requests, tokens })
     }
 
-    /// Blocks of the ring, a power of two.
+    /// The number of blocks, a power of two.
     pub fn blocks(&self) -> u32 {
         self.requests.len() as u32
     }
 
-    /// Blocks and kind of the outstanding request that begins in block `index`, which counts on past the end.
+    /// Blocks and kind of the outstanding work request that starts in block `index`. Indices do not wrap at the end of the ring.
     #[inline]
     pub fn outstanding(&self, index: u32) -> Option<(u32, RequestKind)> {
         let requests = self.requests[index as usize & (self.requests.len() - 1)];
         (requests.blocks != 0).then_some((requests.blocks as u32, requests.kind))
     }
 
-    /// Forgets the request that begins in block `index`.
+    /// Removes the work request that starts in block `index` and returns its token.
     #[inline]
     pub fn take(&mut self, index: u32) -> Option<T> {
         let at = index as usize & (self.requests.len() - 1);
         if std::mem::replace(&mut self.requests[at], Outstanding::NOTHING).blocks == 0 {
             return None;
         }
-        // SAFETY: there were blocks, so the token is there; there are none now, so nobody reads it again.
+        // SAFETY: `requests` had blocks here, so the token is initialised; the entry has none now, so the token is read once.
         Some(unsafe { self.tokens[at].assume_init_read() })
     }
 
-    /// The same as values that stay in registers.
+    /// The same memory as values that stay in registers.
     #[inline(always)]
     pub fn writer(&mut self) -> StoreWriter<'_, T> {
         let (requests, tokens) = (self.requests.as_mut_ptr(), self.tokens.as_mut_ptr());
@@ -85,39 +85,40 @@ pub(super) struct StoreWriter<'s, T> {
 }
 
 impl<T> StoreWriter<'_, T> {
-    /// A copy to lend, so that this one need not lie in memory.
+    /// A copy for a call that is not inlined, so that this value need not be in memory.
     #[inline(always)]
     pub fn reborrow(&mut self) -> StoreWriter<'_, T> {
         StoreWriter { ring: self.ring, requests: self.requests, tokens: self.tokens, store: PhantomData }
     }
 
-    /// Where the request that begins at block `index` goes.
+    /// The position of the work request that starts at block `index`.
     #[inline(always)]
     pub fn at(&self, index: u32) -> RingPosition<'_> {
         self.ring.at(index)
     }
 
-    /// Remembers the request at `index`, of more than 0 blocks. Nothing outstanding begins there.
+    /// Records an outstanding work request of at least one block at `index`. No other one may start there.
     #[inline(always)]
     pub fn record_outstanding(&mut self, index: u32, token: T, blocks: u8, kind: RequestKind) {
         let at = self.ring.block(index);
-        // SAFETY: there are as many tokens as blocks (`Store::new`); what is not outstanding is not initialised.
+        // SAFETY: `block` masks the index and `Store::new` allocates a token for each block; the caller keeps outstanding work requests
+        // apart, so no initialised token is overwritten.
         unsafe { self.tokens.wrapping_add(at).write(MaybeUninit::new(token)) };
-        // SAFETY: the same for what has begun.
+        // SAFETY: `block` masks the index, and `Store::new` allocates an entry of `requests` for each block.
         unsafe { self.requests.wrapping_add(at).write(Outstanding { blocks, kind }) };
     }
 
-    /// Forgets `blocks` blocks from `first` on.
+    /// Removes the work requests that start in the `blocks` blocks from `first` on.
     #[cold]
     pub fn discard(self, first: u32, blocks: u32) {
         for index in 0..blocks {
             let at = self.ring.block(first.wrapping_add(index));
-            // SAFETY: as in `record_outstanding`; the pen is the only way to the store while it lives.
+            // SAFETY: `block` masks the index, `Store::new` allocates an entry for each block, and the writer borrows the store mutably.
             let requests = unsafe { self.requests.wrapping_add(at).replace(Outstanding::NOTHING) };
             if requests.blocks != 0 {
-                // SAFETY: in range as above.
+                // SAFETY: `block` masks the index, and `Store::new` allocates a token for each block.
                 let token = unsafe { self.tokens.wrapping_add(at).read() };
-                // SAFETY: it is there, as blocks were; nobody reads it again.
+                // SAFETY: the entry had blocks, so the token is initialised; the entry has none now, so the token is read once.
                 drop(unsafe { token.assume_init() });
             }
         }

@@ -4,7 +4,7 @@
 use crate::assert_layout;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// A type that only the library looks into.
+/// A type whose fields only the library uses.
 macro_rules! opaque {
     ($($name:ident),*) => {$(
         #[repr(C)]
@@ -15,7 +15,7 @@ macro_rules! opaque {
 }
 opaque!(Device, Pd, Cq);
 
-/// The head of `ibv_context`; the rest is the library's.
+/// The first fields of `ibv_context`; the others are private to the library.
 #[repr(C)]
 pub(super) struct Context {
     pub device: *mut Device,
@@ -51,7 +51,7 @@ pub(super) struct Mw {
 }
 assert_layout!(Mw, size 32, align 8, { rkey @ 16, handle @ 20, kind @ 24 });
 
-/// The head of `ibv_qp`.
+/// The first fields of `ibv_qp`.
 #[repr(C)]
 pub(super) struct Qp {
     context: *mut Context,
@@ -106,7 +106,7 @@ assert_layout!(SrqInitAttr, size 24, align 8, { max_wr @ 8, max_sge @ 12, srq_li
 #[repr(C)]
 #[derive(Default)]
 pub(super) struct GlobalRoute {
-    /// As two words: the C union has the alignment of one.
+    /// Two words, because the C union is aligned to a word.
     pub dgid: [u64; 2],
     pub flow_label: u32,
     pub sgid_index: u8,
@@ -217,7 +217,7 @@ impl DeviceAttr {
     };
 }
 
-/// One pair of `mlx5dv_obj`: what is asked about, and where the answer goes.
+/// One pair of `mlx5dv_obj`: the object, and the struct that receives its layout.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct DvPair {
@@ -283,9 +283,9 @@ assert_layout!(DvSrq, size 48, align 8, { dbrec @ 8, stride @ 16, head @ 20, tai
 pub(super) const DV_QP: u64 = 1 << 0;
 pub(super) const DV_CQ: u64 = 1 << 1;
 pub(super) const DV_SRQ: u64 = 1 << 2;
-/// `MLX5DV_SRQ_MASK_SRQN`: the number is asked for too.
+/// `MLX5DV_SRQ_MASK_SRQN`: asks for the number of the queue too.
 pub(super) const DV_SRQ_MASK_SRQN: u64 = 1 << 0;
-/// `MLX5_CQ_DOORBELL`: where in the user page a queue is armed.
+/// `MLX5_CQ_DOORBELL`: offset of the arm register in the user page.
 pub(super) const CQ_DOORBELL: usize = 0x20;
 
 pub(super) const QPT_RC: c_int = 2;
@@ -299,7 +299,7 @@ pub(super) const LINK_LAYER_ETHERNET: u8 = 2;
 pub(super) const DEVICE_MEM_WINDOW: c_uint = 1 << 17;
 pub(super) const DEVICE_MEM_WINDOW_TYPE_2B: c_uint = 1 << 24;
 
-/// `IBV_QP_*`: which attributes count.
+/// `IBV_QP_*`: the attributes that a call changes.
 pub(super) mod mask {
     use std::ffi::c_int;
 
@@ -321,7 +321,7 @@ pub(super) mod mask {
     pub const DEST_QPN: c_int = 1 << 20;
 }
 
-/// The calls, by their names in the libraries.
+/// Declares the calls of a library by their names.
 macro_rules! calls {
     ($name:ident; $($call:ident: fn($($arg:ty),*) -> $ret:ty;)*) => {
         /// Entry points of a library.
@@ -337,7 +337,7 @@ macro_rules! calls {
                 Ok(Self {
                     $($call: {
                         let name = concat!(stringify!($call), "\0");
-                        // SAFETY: the symbol has this type in the library's header.
+                        // SAFETY: the header of the library declares the symbol with this type.
                         let symbol = unsafe { library.get(name.as_bytes()) };
                         *symbol.map_err(|error| format!("{} is missing: {error}", stringify!($call)))?
                     },)*

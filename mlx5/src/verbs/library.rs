@@ -1,4 +1,4 @@
-//! Loading rdma-core, and owned handles of what it makes.
+//! Loads rdma-core, and owns the objects that it creates.
 
 use super::ffi;
 use crate::device::{DeviceError, Handle};
@@ -6,11 +6,11 @@ use std::ffi::{CStr, c_int};
 use std::sync::Arc;
 
 const VERBS: &str = "libibverbs.so.1";
-/// "Function not implemented": what the library says when the kernel has no RDMA.
+/// "Function not implemented": the error of the library if the kernel has no RDMA support.
 const ENOSYS: i32 = 38;
 const DV: &str = "libmlx5.so.1";
 
-/// Both libraries.
+/// The entry points of both libraries.
 pub(super) struct Api {
     pub verbs: ffi::Verbs,
     pub dv: ffi::Dv,
@@ -18,7 +18,7 @@ pub(super) struct Api {
 
 fn library<T>(name: &'static str, find: fn(libloading::Library) -> Result<T, String>) -> Result<T, DeviceError> {
     let missing = |why: String| DeviceError::Library { library: name, why };
-    // SAFETY: rdma-core's initialisers register drivers and do nothing else.
+    // SAFETY: the initialisers of rdma-core only register drivers.
     let library = unsafe { libloading::Library::new(name) }.map_err(|error| missing(error.to_string()))?;
     find(library).map_err(missing)
 }
@@ -28,16 +28,16 @@ impl Api {
         Ok(Arc::new(Self { verbs: library(VERBS, ffi::Verbs::find)?, dv: library(DV, ffi::Dv::find)? }))
     }
 
-    /// Calls `each` with every device, its name, and whether it is one of ours, until it gives something.
+    /// Calls `each` with every device, its name, and whether it is an mlx5 device, until `each` returns a value.
     pub(super) fn find_device<R>(
         &self,
         mut each: impl FnMut(*mut ffi::Device, &str, bool) -> Option<R>,
     ) -> Result<Option<R>, DeviceError> {
         let mut count: c_int = 0;
-        // SAFETY: the count outlives the call.
+        // SAFETY: `count` outlives the call.
         let list = unsafe { (self.verbs.ibv_get_device_list)(&raw mut count) };
         if list.is_null() {
-            // Without RDMA in the kernel there is no device: that is no failure of the call.
+            // A kernel without RDMA support has no devices, which is not an error of the call.
             return match last_error() {
                 0 | ENOSYS => Ok(None),
                 errno => Err(DeviceError::Call { call: "ibv_get_device_list", errno }),
@@ -45,39 +45,39 @@ impl Api {
         }
         let mut found = None;
         for at in 0..count.max(0) as usize {
-            // SAFETY: the list has `count` entries.
+            // SAFETY: the library returned a list of `count` entries, which is freed below.
             let device = unsafe { list.wrapping_add(at).read() };
-            // SAFETY: a device of the list.
+            // SAFETY: `device` is an entry of the list, which is freed below.
             let name = unsafe { (self.verbs.ibv_get_device_name)(device) };
             if name.is_null() {
                 continue;
             }
-            // SAFETY: a string of the library, valid while the list is.
+            // SAFETY: the library returned a string that is valid until the list is freed below.
             let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-            // SAFETY: a device of the list.
+            // SAFETY: `device` is an entry of the list, which is freed below.
             let ours = unsafe { (self.dv.mlx5dv_is_supported)(device) };
             found = each(device, &name, ours);
             if found.is_some() {
                 break;
             }
         }
-        // SAFETY: the list came from the library, and nothing of it is used after.
+        // SAFETY: the library returned the list, and no entry is used after this call.
         unsafe { (self.verbs.ibv_free_device_list)(list) };
         Ok(found)
     }
 }
 
-/// The number of the last system error, which is what these calls leave behind.
+/// The last system error, which these calls set.
 pub(super) fn last_error() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// `pointer`, or the error that the call left.
+/// `pointer`, or, if it is null, the system error that the call set.
 pub(super) fn check_pointer<T>(pointer: *mut T, call: &'static str) -> Result<*mut T, DeviceError> {
     if pointer.is_null() { Err(DeviceError::Call { call, errno: last_error() }) } else { Ok(pointer) }
 }
 
-/// Success, or the error that the call returned.
+/// The result of a call that returns an error number.
 pub(super) fn check_status(status: c_int, call: &'static str) -> Result<(), DeviceError> {
     match status {
         0 => Ok(()),
@@ -86,7 +86,7 @@ pub(super) fn check_status(status: c_int, call: &'static str) -> Result<(), Devi
     }
 }
 
-/// An owned object of the library: destroyed when dropped, before what it is made on.
+/// An owned object of the library. Dropping it destroys the object, before the objects that it depends on.
 macro_rules! owned {
     ($($(#[$attr:meta])* $name:ident($object:ty), $destroy:ident, keeps { $($keep_alive:ident: $kept:ty),* };)*) => {$(
         $(#[$attr])*
@@ -96,14 +96,14 @@ macro_rules! owned {
             $(pub $keep_alive: $kept,)*
         }
 
-        // SAFETY: verbs calls are thread-safe, and the object is reached through them alone.
+        // SAFETY: verbs calls are thread-safe, and this crate passes the object to verbs calls only.
         unsafe impl Send for $name {}
-        // SAFETY: the same.
+        // SAFETY: verbs calls are thread-safe, and this crate passes the object to verbs calls only.
         unsafe impl Sync for $name {}
 
         impl Drop for $name {
             fn drop(&mut self) {
-                // SAFETY: made by the library, destroyed once. A failure leaves nothing to do: the object is leaked.
+                // SAFETY: the library created the object, and only this drop destroys it. After an error the object is leaked.
                 let _ = unsafe { (self.context.api.verbs.$destroy)(self.object) };
             }
         }
@@ -116,14 +116,14 @@ pub(super) struct Context {
     pub api: Arc<Api>,
 }
 
-// SAFETY: verbs calls are thread-safe, and the context is reached through them alone.
+// SAFETY: verbs calls are thread-safe, and this crate passes the context to verbs calls only.
 unsafe impl Send for Context {}
-// SAFETY: the same.
+// SAFETY: verbs calls are thread-safe, and this crate passes the context to verbs calls only.
 unsafe impl Sync for Context {}
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: opened by the library, closed once, after all that was made on it.
+        // SAFETY: the library opened the device; every object keeps the context alive, so this drop closes it once and last.
         let _ = unsafe { (self.api.verbs.ibv_close_device)(self.object) };
     }
 }
@@ -136,24 +136,24 @@ owned! {
     Qp(ffi::Qp), ibv_destroy_qp, keeps { datagram: bool, psn: u32, _on: Vec<Handle> };
 }
 
-/// A window; its calls are the driver's.
+/// A window, allocated and freed by calls of the driver.
 pub(super) struct Mw {
     pub object: *mut ffi::Mw,
     pub context: Arc<Context>,
     pub _pd: Handle,
 }
 
-// SAFETY: the driver's calls are thread-safe, and the object is reached through them alone.
+// SAFETY: the driver's calls are thread-safe, and this crate passes the object to those calls only.
 unsafe impl Send for Mw {}
-// SAFETY: the same.
+// SAFETY: the driver's calls are thread-safe, and this crate passes the object to those calls only.
 unsafe impl Sync for Mw {}
 
 impl Drop for Mw {
     fn drop(&mut self) {
-        // SAFETY: the context is open.
+        // SAFETY: `self.context` keeps the device open, so its context struct is valid.
         let dealloc = unsafe { (*self.context.object).dealloc_mw };
         if let Some(dealloc) = dealloc {
-            // SAFETY: allocated by the driver, freed once.
+            // SAFETY: the driver allocated the window, and only this drop frees it.
             let _ = unsafe { dealloc(self.object) };
         }
     }

@@ -1,13 +1,13 @@
 //! Operation codes, completion codes and syndromes.
 
-/// A code of one byte with named values; others are kept as they are.
+/// A code of one byte with named values; an unknown code keeps its value.
 macro_rules! code {
     ($(#[$attr:meta])* $name:ident; $($(#[$value_attr:meta])* $value:ident = $code:literal,)*) => {
         $(#[$attr])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum $name {
             $($(#[$value_attr])* $value,)*
-            /// A code without a name here.
+            /// Any other code.
             Unknown(u8),
         }
 
@@ -34,15 +34,15 @@ macro_rules! code {
 }
 
 code! {
-    /// What a send queue's request asks: `MLX5_OPCODE_*`.
+    /// Operation of a send queue's work request: `MLX5_OPCODE_*`.
     Opcode;
-    /// Does nothing.
+    /// No operation.
     Nop = 0x00,
-    /// A message, and the peer's key named by it becomes invalid.
+    /// A message that invalidates a key of the peer.
     SendInval = 0x01,
     /// Write to the peer's memory.
     RdmaWrite = 0x08,
-    /// The same, and the peer gets a completion with immediate data.
+    /// Write to the peer's memory that gives the peer a completion with immediate data.
     RdmaWriteImm = 0x09,
     /// A message.
     Send = 0x0a,
@@ -59,17 +59,17 @@ code! {
 }
 
 code! {
-    /// What a completion tells: `MLX5_CQE_*`, the high four bits of `op_own`.
+    /// Kind of a completion: `MLX5_CQE_*`, the high four bits of `op_own`.
     CqeOpcode;
-    /// A request of the send queue is done.
+    /// A work request of the send queue completed.
     Req = 0,
     /// The peer wrote with immediate data.
     RespWrImm = 1,
-    /// A message came.
+    /// A message arrived.
     RespSend = 2,
-    /// A message with immediate data came.
+    /// A message with immediate data arrived.
     RespSendImm = 3,
-    /// A message came and made a key invalid.
+    /// A message arrived and invalidated a key.
     RespSendInv = 4,
     /// The queue was resized.
     ResizeCq = 5,
@@ -77,42 +77,42 @@ code! {
     NoPacket = 6,
     /// A signature check failed.
     SigErr = 12,
-    /// A request of the send queue failed.
+    /// A work request of the send queue failed.
     ReqErr = 13,
-    /// A request of the receive queue failed.
+    /// A receive failed.
     RespErr = 14,
     /// The slot was never written.
     Invalid = 15,
 }
 
 code! {
-    /// Why a request failed: `MLX5_CQE_SYNDROME_*`.
+    /// Reason of a failure: `MLX5_CQE_SYNDROME_*`.
     Syndrome;
-    /// The message is longer than what was to hold it.
+    /// The message is longer than the buffers posted for it.
     LocalLength = 0x01,
-    /// The request itself is malformed.
+    /// The work request is malformed.
     LocalQpOp = 0x02,
-    /// A local key does not allow it.
+    /// A local key does not allow the access.
     LocalProt = 0x04,
-    /// The queue is in error; the request was not looked at.
+    /// The queue pair was in error; the work request was not executed.
     WrFlush = 0x05,
     /// A window could not be bound.
     MwBind = 0x06,
-    /// The peer answered with what was not asked.
+    /// The peer answered with an unexpected packet.
     BadResp = 0x10,
     /// An incoming write failed on local memory.
     LocalAccess = 0x11,
-    /// The peer found the request invalid.
+    /// The peer rejected the request as invalid.
     RemoteInvalReq = 0x12,
-    /// A remote key does not allow it.
+    /// A remote key does not allow the access.
     RemoteAccess = 0x13,
-    /// The peer failed to do it.
+    /// The peer failed to execute the operation.
     RemoteOp = 0x14,
-    /// No answer, after all retries.
+    /// The peer did not answer after all retries.
     TransportRetryExceeded = 0x15,
     /// The peer had no receive posted, after all retries.
     RnrRetryExceeded = 0x16,
-    /// The peer gave up.
+    /// The peer aborted the operation.
     RemoteAborted = 0x22,
 }
 
@@ -122,7 +122,7 @@ impl std::fmt::Display for Syndrome {
             Self::LocalLength => "local length error: the message is longer than the buffers posted for it",
             Self::LocalQpOp => "local operation error: the work request is malformed or not allowed on this queue pair",
             Self::LocalProt => "local protection error: an lkey is invalid, of another domain, or does not cover the range",
-            Self::WrFlush => "flushed: the queue pair was in error before this request; look at the first failure",
+            Self::WrFlush => "flushed: the queue pair was in error before this work request; the first failure tells the reason",
             Self::MwBind => "window bind error: the region, the key or the queue pair does not allow this bind",
             Self::BadResp => "bad response: the peer answered with an unexpected packet",
             Self::LocalAccess => "local access error: an incoming RDMA write failed on local memory",
@@ -142,12 +142,12 @@ impl std::fmt::Display for Syndrome {
 /// Bits 2..4 of a completion's `op_own` (`MLX5_INLINE_SCATTER_*`, and compression).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CqeFormat {
-    /// The completion has no data.
+    /// A completion without data.
     Plain,
     /// The data are in the first 32 bytes.
     Inline32,
     /// The data are in the first 64 bytes of a 128-byte completion.
     Inline64,
-    /// Compressed: mini completions.
+    /// A block of mini completions.
     Compressed,
 }

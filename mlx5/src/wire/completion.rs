@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const INITIAL_OP_OWN: u8 = 0xf1;
 /// `signature` of a slot that was never written.
 pub const INITIAL_SIGNATURE: u8 = 0xff;
-/// Most mini completions that one compressed completion holds.
+/// Mini completions of the largest block.
 pub const MAX_MINIS: usize = 7;
 
 /// The last byte of a completion: operation code or number of minis, format, event and owner bits.
@@ -23,12 +23,12 @@ impl OpOwn {
         Self(opcode.code() << 4 | owner as u8)
     }
 
-    /// A compressed completion's byte; `minis` from 1 to 16.
+    /// The byte of a block; `minis` from 1 to 16.
     pub const fn compressed(minis: u8) -> Self {
         Self((minis - 1) << 4 | 0x0c)
     }
 
-    /// What the completion tells; of no meaning when it is compressed.
+    /// The kind of the completion; without meaning in a block.
     #[inline(always)]
     pub const fn opcode(self) -> CqeOpcode {
         CqeOpcode::from_code(self.0 >> 4)
@@ -45,13 +45,13 @@ impl OpOwn {
         }
     }
 
-    /// Mini completions of a compressed completion: 1 to 16, of which at most [`MAX_MINIS`] are legal.
+    /// The number of mini completions of a block: 1 to 16; at most [`MAX_MINIS`] are legal.
     #[inline(always)]
     pub const fn minis(self) -> usize {
         (self.0 >> 4) as usize + 1
     }
 
-    /// Without compression: whose slot it is, as the parity of the lap.
+    /// Without compression: the owner bit, which equals the parity of the lap in a new completion.
     #[inline(always)]
     pub const fn owner(self) -> bool {
         self.0 & 1 != 0
@@ -92,15 +92,15 @@ pub struct Cqe {
     pub app_op: u8,
     /// Application fields.
     pub app_info: U16,
-    /// Bytes that came.
+    /// Received bytes.
     pub byte_cnt: U32,
     /// The card's clock.
     pub timestamp: U64,
-    /// Operation code of the request (high byte) and queue pair number.
+    /// Operation code of the work request (high byte) and queue pair number.
     pub sop_drop_qpn: U32,
-    /// Index of the request that is done.
+    /// Index of the completed work request.
     pub wqe_counter: U16,
-    /// With compression the low byte of the lap: the slot is valid when it matches.
+    /// With compression the low byte of the lap: the slot is valid if it matches.
     pub signature: u8,
     /// Operation code, format, owner.
     pub op_own: OpOwn,
@@ -112,7 +112,7 @@ assert_layout!(Cqe, size 64, align 1, {
 });
 
 impl Cqe {
-    /// What a queue is filled with before the card may write to it.
+    /// The initial content of a slot, before the card may write to it.
     pub const INITIAL: Self = Self {
         rsvd0: [0; 2],
         wqe_id: U16::ZERO,
@@ -148,13 +148,13 @@ pub struct ErrCqe {
     pub srqn: U32,
     /// Not defined.
     pub rsvd1: [u8; 18],
-    /// The vendor's own code.
+    /// The vendor's error code.
     pub vendor_err_synd: u8,
-    /// Why: [`Syndrome`].
+    /// The [`Syndrome`].
     pub syndrome: u8,
-    /// Operation code of the request (high byte) and queue pair number.
+    /// Operation code of the work request (high byte) and queue pair number.
     pub s_wqe_opcode_qpn: U32,
-    /// Index of the request that failed.
+    /// Index of the failed work request.
     pub wqe_counter: U16,
     /// As in [`Cqe`].
     pub signature: u8,
@@ -172,17 +172,17 @@ impl ErrCqe {
     }
 }
 
-/// One of the completions that a compressed one holds (`mlx5_mini_cqe8` of a requester).
+/// A mini completion of a block (`mlx5_mini_cqe8` of a requester).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct MiniCqe {
-    /// Index of the request that is done; of no meaning under a responder's title.
+    /// Index of the completed work request; without meaning after a responder's title.
     pub wqe_counter: U16,
-    /// Operation code of the request; of no meaning under a responder's title.
+    /// Operation code of the work request; without meaning after a responder's title.
     pub s_wqe_opcode: u8,
     /// Not defined.
     pub reserved: u8,
-    /// Bytes that came.
+    /// Received bytes.
     pub byte_cnt: U32,
 }
 assert_layout!(MiniCqe, size 8, align 1, { wqe_counter @ 0, s_wqe_opcode @ 2, reserved @ 3, byte_cnt @ 4 });

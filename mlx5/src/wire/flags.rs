@@ -32,14 +32,14 @@ macro_rules! bits {
                 self.0.to_int()
             }
 
-            /// Bits of either.
+            /// The union of both.
             #[inline(always)]
             #[must_use]
             pub const fn with(self, other: Self) -> Self {
                 Self::new(self.bits() | other.bits())
             }
 
-            /// `other` if `on`, beside the bits that are set.
+            /// The union of both if `on`.
             #[inline(always)]
             #[must_use]
             pub const fn with_if(self, other: Self, on: bool) -> Self {
@@ -90,11 +90,11 @@ impl Word {
 }
 
 bits! {
-    /// `fm_ce_se` of the control segment: fence mode, completion wanted, solicited event.
+    /// `fm_ce_se` of the control segment: fence mode, completion, solicited event.
     FmCeSe(u8 as Byte);
     /// The peer's completion raises an event (`MLX5_WQE_CTRL_SOLICITED`).
     SOLICITED = 0x02;
-    /// A completion is wanted (`MLX5_WQE_CTRL_CQ_UPDATE`).
+    /// The work request gets a completion (`MLX5_WQE_CTRL_CQ_UPDATE`).
     CQ_UPDATE = 0x08;
     /// Wait for earlier changes of memory keys (`MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`).
     SMALL_FENCE = 0x20;
@@ -105,14 +105,14 @@ bits! {
 /// The three bits of fence mode in [`FmCeSe`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Fence {
-    /// May begin before earlier requests have had their effect on memory keys.
+    /// May start before earlier UMRs have taken effect.
     #[default]
     None,
-    /// Begins after earlier UMR requests have had their effect.
+    /// Starts after earlier UMRs have taken effect.
     Small,
-    /// Begins after all earlier requests, reads and atomics included.
+    /// Starts after all earlier work requests, reads and atomics included.
     Full,
-    /// A mode without a name here: the three bits.
+    /// Any other mode: the three bits.
     Unknown(u8),
 }
 
@@ -136,11 +136,11 @@ bits! {
     UmrFlags(u8 as Byte);
     /// Only the queue pair that bound the window may free it.
     CHECK_QPN = 0x08;
-    /// The translation offset counts.
+    /// The translation offset is valid.
     TRANSLATION_OFFSET = 0x10;
     /// The key must be free.
     CHECK_FREE = 0x20;
-    /// The translation entries are in the request itself.
+    /// The translation entries are inside the work request.
     INLINE = 0x80;
 }
 

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Set in the length of an inline header, never in that of a data segment (`MLX5_INLINE_SEG`).
 pub const INLINE_FLAG: u32 = 0x8000_0000;
 
-/// The first segment of every request (`mlx5_wqe_ctrl_seg`).
+/// The first segment of every work request (`mlx5_wqe_ctrl_seg`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct CtrlSeg {
@@ -35,7 +35,7 @@ impl CtrlSeg {
         zerocopy::transmute!(Self::words(CtrlHead::new(qpn), CtrlTail::new(fm_ce_se), opcode, index, ds, imm))
     }
 
-    /// A control segment as words in memory order, built in registers from what is fixed for a queue pair and what is not.
+    /// A control segment as words in memory order, built in registers from the fixed parts of a queue pair and the variable fields.
     #[inline(always)]
     pub const fn words(head: CtrlHead, tail: CtrlTail, opcode: u8, index: u16, ds: u8, imm: u32) -> [u64; 2] {
         let first = head.0 | (index as u64) << 40 | (opcode as u64) << 32 | ds as u64;
@@ -79,7 +79,7 @@ impl CtrlSeg {
 pub struct CtrlHead(u64);
 
 impl CtrlHead {
-    /// Of a queue pair, whose number has 24 bits.
+    /// The part of a queue pair, whose number has 24 bits.
     pub const fn new(qpn: u32) -> Self {
         Self(((qpn & super::MAX_24_BITS) as u64) << 8)
     }
@@ -90,20 +90,20 @@ impl CtrlHead {
     }
 }
 
-/// `fm_ce_se` in its place in a control segment's second word.
+/// `fm_ce_se` at its position in a control segment's second word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CtrlTail(u32);
 
 impl CtrlTail {
     const SHIFT: u32 = 24;
 
-    /// Of flags.
+    /// The word of `flags`.
     #[inline(always)]
     pub const fn new(flags: FmCeSe) -> Self {
         Self((flags.bits() as u32) << Self::SHIFT)
     }
 
-    /// With more flags.
+    /// The same word with additional flags.
     #[inline(always)]
     #[must_use]
     pub const fn with(self, flags: FmCeSe) -> Self {
@@ -136,9 +136,9 @@ impl RaddrSeg {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct AtomicSeg {
-    /// What to store if the comparison holds, or what to add.
+    /// The value to store if the comparison succeeds, or the value to add.
     pub swap_add: U64,
-    /// What to compare with; not used by fetch and add.
+    /// The value to compare with; unused by fetch and add.
     pub compare: U64,
 }
 assert_layout!(AtomicSeg, size 16, align 1, { swap_add @ 0, compare @ 8 });
@@ -164,7 +164,7 @@ impl DataSeg {
     }
 }
 
-/// Begins inline data (`mlx5_wqe_inl_data_seg`); the bytes follow directly.
+/// The header of inline data (`mlx5_wqe_inl_data_seg`); the bytes follow directly.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct InlineHeader {
@@ -173,7 +173,7 @@ pub struct InlineHeader {
 }
 assert_layout!(InlineHeader, size 4, align 1, { byte_count @ 0 });
 
-/// Where a datagram goes (`mlx5_wqe_av`).
+/// The destination of a datagram (`mlx5_wqe_av`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct AddressVector {
@@ -181,7 +181,7 @@ pub struct AddressVector {
     pub qkey: U32,
     /// Zero (the key is 64 bits wide for DC).
     pub reserved: U32,
-    /// Queue pair number of the peer; bit 31 ([`AddressVector::EXTENDED`]) says that all 48 bytes are there.
+    /// Queue pair number of the peer; bit 31 ([`AddressVector::EXTENDED`]) marks the 48-byte form.
     pub dqp_dct: U32,
     /// Static rate (high four bits) and service level; on Ethernet the level is shifted left by one.
     pub stat_rate_sl: u8,
@@ -214,7 +214,7 @@ impl AddressVector {
     pub const GRH: u32 = 1 << 30;
 }
 
-/// What a UMR does (`mlx5_wqe_umr_ctrl_seg`).
+/// The control segment of a UMR (`mlx5_wqe_umr_ctrl_seg`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct UmrCtrlSeg {
@@ -222,12 +222,12 @@ pub struct UmrCtrlSeg {
     pub flags: UmrFlags,
     /// Zero.
     pub rsvd0: [u8; 3],
-    /// Size of the translation entries in 16-byte units, padded to a block: 4 for one KLM, 0 for none. A wrong value
-    /// completes well and leaves the window without effect.
+    /// Size of the translation entries in 16-byte units, padded to a block: 4 for one KLM, 0 for none. A UMR with a wrong
+    /// value completes without an error and has no effect.
     pub klm_octowords: U16,
-    /// Where the entries go in the key's translation table.
+    /// Offset of the entries in the key's translation table.
     pub translation_offset: U16,
-    /// Which fields of the context count.
+    /// The fields of the context that the UMR changes.
     pub mkey_mask: MkeyMask,
     /// Zero.
     pub rsvd1: [u8; 32],
@@ -240,7 +240,7 @@ assert_layout!(UmrCtrlSeg, size 48, align 1, {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct MkeyContext {
-    /// [`MkeyContext::FREE`] when the key becomes free.
+    /// [`MkeyContext::FREE`] if the key becomes free.
     pub free: u8,
     /// Zero.
     pub reserved1: u8,
@@ -256,7 +256,7 @@ pub struct MkeyContext {
     pub flags_pd: U32,
     /// First address that the key covers.
     pub start_addr: U64,
-    /// Bytes that it covers.
+    /// Bytes that the key covers.
     pub len: U64,
     /// Zero.
     pub bsf_octword_size: U32,
@@ -313,7 +313,7 @@ assert_layout!(KlmSeg, size 16, align 1, { byte_count @ 0, mkey @ 4, address @ 8
 pub struct SrqNextSeg {
     /// Zero.
     pub rsvd0: [u8; 2],
-    /// Descriptor that the card takes after this one.
+    /// The next descriptor of the list.
     pub next_wqe_index: U16,
     /// Zero.
     pub signature: u8,

@@ -1,15 +1,15 @@
-//! From address attributes to the address vector of a datagram.
+//! Makes the address vector of a datagram from address attributes.
 
 use crate::wire::AddressVector;
 
-/// The network layer under a datagram.
+/// The link layer of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinkLayer {
     /// InfiniBand.
     Infiniband {
         /// Destination LID.
         dlid: u16,
-        /// Path bits of the source; seven count.
+        /// Path bits of the source, seven bits.
         src_path_bits: u8,
     },
     /// RoCE version 1: a global header directly on Ethernet.
@@ -17,7 +17,7 @@ pub enum LinkLayer {
         /// Destination MAC address.
         dmac: [u8; 6],
     },
-    /// RoCE version 2: over UDP, whose source port is made of the flow label.
+    /// RoCE version 2: over UDP, with a source port derived from the flow label.
     RoceV2 {
         /// Destination MAC address.
         dmac: [u8; 6],
@@ -29,7 +29,7 @@ pub enum LinkLayer {
 pub struct Grh {
     /// Destination GID.
     pub dgid: [u8; 16],
-    /// Flow label; 20 bits count. With RoCE v2 it must not be zero: the source port is made of it.
+    /// Flow label of 20 bits. RoCE v2 derives the source port from it and needs a value other than zero.
     pub flow_label: u32,
     /// Index of the source GID.
     pub sgid_index: u8,
@@ -39,10 +39,10 @@ pub struct Grh {
     pub traffic_class: u8,
 }
 
-/// What `ibv_ah_attr` says: where a datagram goes.
+/// The address attributes of a datagram, as in `ibv_ah_attr`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AhAttr {
-    /// Layer underneath.
+    /// The link layer.
     pub link: LinkLayer,
     /// Service level: four bits on InfiniBand, three on Ethernet.
     pub sl: u8,
@@ -52,13 +52,13 @@ pub struct AhAttr {
     pub grh: Option<Grh>,
 }
 
-/// `MLX5_STAT_RATE_OFFSET`: the card's number of a rate is `enum ibv_rate` and this.
+/// `MLX5_STAT_RATE_OFFSET`: the card's number of a rate is `enum ibv_rate` plus this offset.
 const RATE_OFFSET: u8 = 5;
 const FLOW_LABEL_BITS: u32 = 20;
 const FLOW_LABEL: u32 = (1 << FLOW_LABEL_BITS) - 1;
 const GID_INDEX_SHIFT: u32 = 20;
 
-/// The UDP source port of a RoCE v2 flow: its label folded to 14 bits, in the port range from 0xc000 on
+/// The UDP source port of a RoCE v2 flow: the flow label folded to 14 bits, in the port range from 0xc000 on
 /// (`ibv_flow_label_to_udp_sport`).
 fn udp_source_port(flow_label: u32) -> u16 {
     let label = flow_label & FLOW_LABEL;
@@ -66,7 +66,7 @@ fn udp_source_port(flow_label: u32) -> u16 {
 }
 
 impl AhAttr {
-    /// The vector, with queue key and queue pair number still zero. `None` where Ethernet lacks a global route.
+    /// The address vector, with queue key and queue pair number zero. `None` if the link is Ethernet and the global route is missing.
     pub fn address_vector(&self) -> Option<AddressVector> {
         let rate = if self.static_rate == 0 { 0 } else { self.static_rate.wrapping_add(RATE_OFFSET) };
         let mut av = AddressVector::default();

@@ -1,4 +1,4 @@
-//! Bytes of a send queue's request, read as the card reads them.
+//! Parses the bytes of a send queue's work request, as a card does.
 
 use super::{
     ATOMIC, AtomicResult, CONTROL, DATAGRAM, Data, Destination, Op, Parsed, REMOTE, Remote, Sge, Umr, UmrKind, With,
@@ -9,7 +9,7 @@ use crate::wire::{
 };
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-/// Kind of queue pair: it decides what follows the control segment.
+/// The transport of a queue pair, which determines the segments after the control segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// Reliable connection.
@@ -18,57 +18,57 @@ pub enum Transport {
     Ud,
 }
 
-/// A request with a meaning, read from bytes.
+/// A valid work request, parsed from bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wqe {
-    /// Index of its first block.
+    /// Index of the first block.
     pub index: u16,
-    /// Queue pair it says it is of.
+    /// The queue pair number in the work request.
     pub qpn: u32,
     /// Size in 16-byte units.
     pub ds: u8,
-    /// What it waits for.
+    /// The fence mode.
     pub fence: Fence,
-    /// A completion is wanted.
+    /// The work request gets a completion.
     pub signaled: bool,
     /// The peer's completion raises an event.
     pub solicited: bool,
-    /// What is asked.
+    /// The operation.
     pub op: Parsed,
 }
 
-/// Why bytes are not a request.
+/// Why bytes are not a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// Fewer bytes than the request says it has.
-    #[error("the request has {ds} segments of 16 bytes, but only {bytes} bytes are there")]
+    /// The bytes end before the work request does.
+    #[error("the work request has {ds} segments of 16 bytes, but only {bytes} bytes are available")]
     Short {
-        /// Segments it says.
+        /// The size in the work request.
         ds: u8,
-        /// Bytes given.
+        /// The available bytes.
         bytes: usize,
     },
-    /// A size that no request of this operation has.
+    /// No work request of this operation has that size.
     #[error("{ds} segments are too few or too many for operation {opcode:#04x}")]
     Size {
-        /// Segments it says.
+        /// The size in the work request.
         ds: u8,
-        /// Its operation.
+        /// The operation code.
         opcode: u8,
     },
-    /// An operation that this kind of queue pair does not have.
-    #[error("operation {opcode:#04x} with modifier {opmod:#04x} does not exist on this kind of queue pair")]
+    /// The transport of the queue pair lacks the operation.
+    #[error("the transport of this queue pair lacks operation {opcode:#04x} with modifier {opmod:#04x}")]
     Opcode {
-        /// Operation.
+        /// The operation code.
         opcode: u8,
-        /// Modifier.
+        /// The modifier.
         opmod: u8,
     },
-    /// A data segment of no bytes, inline data that is not alone, or inline data beyond the end of the request.
+    /// A data segment is empty, or inline data are not alone or extend beyond the end of the work request.
     #[error("the data segments are malformed")]
     Data,
-    /// A datagram whose address vector is not the 48-byte form.
-    #[error("the address vector is not an extended one")]
+    /// The address vector of a datagram does not have the 48-byte form.
+    #[error("the address vector lacks the extended flag")]
     AddressVector,
 }
 
@@ -76,8 +76,8 @@ fn read<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8], index:
     T::read_from_prefix(bytes.get(index * SEGMENT..)?).ok().map(|(value, _)| value)
 }
 
-/// Reads the request at the start of `bytes`, which may be longer. A request that crosses the end of a ring must be put
-/// together first.
+/// Parses the work request at the start of `bytes`, which may be longer. The caller first joins a work request that crosses the end of
+/// a ring.
 pub fn parse(bytes: &[u8], transport: Transport) -> Result<Wqe, ParseError> {
     let ctrl: CtrlSeg = read(bytes, 0).ok_or(ParseError::Short { ds: 1, bytes: bytes.len() })?;
     let (ds, opcode) = (ctrl.ds(), ctrl.opcode());
@@ -132,7 +132,7 @@ pub fn parse(bytes: &[u8], transport: Transport) -> Result<Wqe, ParseError> {
     })
 }
 
-/// Data from segment `at` to the end of the request: buffers, or inline bytes alone.
+/// The data from segment `at` to the end of the work request: buffers, or inline bytes alone.
 fn data(whole: &[u8], at: usize) -> Result<Data<Vec<Sge>, Vec<u8>>, ParseError> {
     let rest = whole.get(at * SEGMENT..).ok_or(ParseError::Data)?;
     if let Ok((header, bytes)) = InlineHeader::read_from_prefix(rest)
@@ -178,7 +178,7 @@ fn atomic(whole: &[u8], bad_size: ParseError) -> Result<(AtomicSeg, AtomicResult
     }
 }
 
-/// The segments as they are: what is wrong in them is the card's business, which is silent about some of it.
+/// The segments without further checks: the card checks them, and ignores some errors silently.
 fn umr(whole: &[u8], key: u32, bad_size: ParseError) -> Result<Parsed, ParseError> {
     let ctrl: UmrCtrlSeg = read(whole, super::umr::CTRL_AT).ok_or(bad_size)?;
     let mkey: MkeyContext = read(whole, super::umr::MKEY_AT).ok_or(bad_size)?;

@@ -1,4 +1,4 @@
-//! Changes of a memory key: binding and freeing windows.
+//! UMR work requests, which change a memory key: binding and freeing windows.
 
 use super::SegmentWriter;
 use crate::wire::{BLOCK_SEGMENTS, CtrlSeg, KlmSeg, MkeyAccess, MkeyContext, MkeyMask, SEGMENT, UmrCtrlSeg, UmrFlags};
@@ -13,31 +13,31 @@ pub const MAX_BIND: u64 = 1 << 31;
 /// The two kinds of memory windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WindowType {
-    /// Belongs to a protection domain: every queue pair of it may use the key.
+    /// Belongs to a protection domain: every queue pair of the domain may use the key.
     Type1,
     /// Belongs to the queue pair that bound it.
     Type2,
 }
 
-/// What a completed UMR was for; the card's completions of both have the same code.
+/// The purpose of a UMR; the card's completions of both purposes have the same code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum UmrKind {
-    /// A bind, also one that frees the window (`IBV_WC_BIND_MW`).
+    /// A bind, including a bind that frees the window (`IBV_WC_BIND_MW`).
     Bind,
     /// An invalidation by key (`IBV_WC_LOCAL_INV`).
     LocalInv,
 }
 
-/// A window's new place and rights.
+/// The new range and rights of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bind {
-    /// Kind of the window.
+    /// Type of the window.
     pub window: WindowType,
-    /// The window's key before.
+    /// The old key of the window.
     pub rkey: u32,
-    /// The low byte of the key afterwards.
+    /// The low byte of the new key.
     pub tag: u8,
-    /// Local key of the region underneath.
+    /// Local key of the region.
     pub lkey: u32,
     /// Address of the first byte.
     pub addr: u64,
@@ -45,37 +45,37 @@ pub struct Bind {
     pub length: u64,
     /// Rights.
     pub access: MkeyAccess,
-    /// The peer names bytes by their offset in the window instead of their address. Type 2 only.
+    /// The peer addresses bytes by their offset in the window instead of their address. Type 2 only.
     pub zero_based: bool,
 }
 
 /// Why a bind cannot be built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
-    /// A bind of no bytes would free the window.
-    #[error("a bind of zero bytes would free the window; unbind or invalidate it instead")]
+    /// A bind of zero bytes would free the window.
+    #[error("a bind of zero bytes would free the window; use unbind or invalidate")]
     ZeroLength,
-    /// More bytes than a translation entry holds.
-    #[error("a window of {length} bytes: at most 2^31 can be bound; use several windows")]
+    /// The range is longer than one translation entry covers.
+    #[error("a window of {length} bytes: the limit is 2^31 bytes; use several windows")]
     TooLong {
-        /// Bytes asked for.
+        /// Bytes of the range.
         length: u64,
     },
-    /// Type-1 windows have no zero-based addresses.
+    /// A type-1 window cannot be zero-based.
     #[error("a type-1 window cannot be zero-based; use a type-2 window")]
     ZeroBasedType1,
 }
 
-/// A request to change a memory key, segment for segment.
+/// A UMR, segment by segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Umr {
-    /// The key as it was: the fourth word of the control segment.
+    /// The old key: the fourth word of the control segment.
     pub key: u32,
-    /// What is done.
+    /// The control segment of the UMR.
     pub ctrl: UmrCtrlSeg,
-    /// New values.
+    /// The new values of the memory key.
     pub mkey: MkeyContext,
-    /// The translation entry, when there is one.
+    /// The translation entry of a bind.
     pub klm: Option<KlmSeg>,
 }
 
@@ -94,12 +94,12 @@ pub(super) const KLM_AT: usize = MKEY_AT + size_of::<MkeyContext>() / SEGMENT;
 const _: () = assert!(CTRL_AT * SEGMENT == size_of::<CtrlSeg>());
 
 impl Umr {
-    /// `ds` of a request with a translation entry.
+    /// `ds` of a UMR with a translation entry.
     pub const BIND_SEGMENTS: usize = KLM_AT + BLOCK_SEGMENTS;
-    /// `ds` of a request without.
+    /// `ds` of a UMR without a translation entry.
     pub const FREE_SEGMENTS: usize = KLM_AT;
 
-    /// Binds a window through queue pair `qpn`, which a type-2 window then belongs to.
+    /// Binds a window on queue pair `qpn`. A type-2 window then belongs to that queue pair.
     pub fn bind(bind: &Bind, qpn: u32) -> Result<Self, BindError> {
         match bind.length {
             0 => return Err(BindError::ZeroLength),
@@ -124,13 +124,13 @@ impl Umr {
             len: bind.length.into(),
             ..Default::default()
         };
-        // At most 2^31, checked above.
+        // At most 2^31 bytes, checked above.
         let klm =
             KlmSeg { byte_count: U32::new(bind.length as u32), mkey: bind.lkey.into(), address: bind.addr.into() };
         Ok(Self { key: bind.rkey, ctrl, mkey, klm: Some(klm) })
     }
 
-    /// Frees a window as a bind of no bytes does: its key becomes invalid and its tag `tag`.
+    /// Frees a window by a bind of zero bytes: the key becomes invalid, and its tag becomes `tag`.
     pub fn unbind(window: WindowType, rkey: u32, tag: u8) -> Self {
         let (extra_flags, extra_mask) = match window {
             WindowType::Type1 => (UmrFlags::NONE, MkeyMask::NONE),
@@ -149,12 +149,12 @@ impl Umr {
         Self { key: rkey, ctrl, mkey, klm: None }
     }
 
-    /// Invalidates the type-2 window that has this key (LOCAL_INV).
+    /// Invalidates the type-2 window with this key (LOCAL_INV).
     pub fn local_inv(rkey: u32) -> Self {
         Self::unbind(WindowType::Type2, rkey, 0)
     }
 
-    /// `ds` of the request.
+    /// `ds` of the UMR.
     #[inline(always)]
     pub(super) fn segments(&self) -> usize {
         if self.klm.is_some() { Self::BIND_SEGMENTS } else { Self::FREE_SEGMENTS }

@@ -1,4 +1,4 @@
-//! A device without a card: queues in plain memory, keys that count up. Nothing is executed.
+//! A device without a card: queues in plain memory and sequential keys. It executes no work request.
 #![allow(unsafe_code)]
 
 use super::memory::Memory;
@@ -40,7 +40,7 @@ impl Fake {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Memory that is never freed: queues point into it.
+    /// Memory that is never freed, because queues point into it.
     fn memory(&self, bytes: usize) -> &'static Memory {
         Box::leak(Box::new(Memory::new(bytes)))
     }
@@ -62,7 +62,7 @@ impl Device for Fake {
     }
 
     fn alloc_window(&self, pd: &Pd, window: WindowType) -> Result<RawWindow, DeviceError> {
-        // The tag begins where its next step wraps.
+        // The tag starts at 0xfe, so that it wraps after two binds.
         Ok(RawWindow { handle: Handle::new(()), pd: pd.clone(), window, rkey: self.number() << 8 | 0xfe })
     }
 

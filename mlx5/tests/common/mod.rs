@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 /// All files of vectors that the tests read.
 const FILES: [&str; 2] = ["mlx5_wqe.json", "mlx5_cqe_zip.json"];
 
-/// The directory of vectors. A relative one is looked for from where tests run, and from the top of the repository, where
-/// `cargo test` was likely started.
+/// The directory of vectors. A relative one is relative to the working directory of the tests, or to the top of the repository,
+/// from which `cargo test` was likely started.
 fn vectors() -> PathBuf {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     match std::env::var_os("FERROGIN_VECTORS").map(PathBuf::from) {
@@ -23,7 +23,7 @@ fn vectors() -> PathBuf {
     }
 }
 
-/// Fails if there are mlx5 vectors that no test reads.
+/// Fails if the directory has mlx5 vectors that no test reads.
 pub fn only_known_files() {
     let dir = vectors();
     let entries = std::fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
@@ -41,7 +41,7 @@ pub fn file(name: &str) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Runs `check` on every case of a file, all of them also after a failure; failures name their cases.
+/// Runs `check` on every case of a file, and then fails with the names of the failed cases.
 pub fn each_case(name: &str, mut check: impl FnMut(&Value)) {
     let all = file(name);
     only_fields(&all, &["format", "source", "cases"]);
@@ -59,7 +59,7 @@ pub fn each_case(name: &str, mut check: impl FnMut(&Value)) {
     assert!(failed.is_empty(), "{name}: failed cases: {failed:#?}");
 }
 
-/// Fails if `value` has a field that the test does not know: it would go untested. Notes are for people.
+/// Fails if `value` has a field that the test does not know, which would remain untested. The field `note` is ignored.
 pub fn only_fields(value: &Value, known: &[&str]) {
     for key in value.as_object().unwrap_or_else(|| panic!("not an object: {value}")).keys() {
         assert!(key == "note" || known.contains(&key.as_str()), "field {key:?} is not known to this test");
@@ -122,7 +122,7 @@ pub fn bytes_of(value: &Value, key: &str) -> Vec<u8> {
     unhex(text(value, key))
 }
 
-/// Hex bytes of a known number.
+/// A fixed number of hex bytes.
 pub fn array_of<const N: usize>(value: &Value, key: &str) -> [u8; N] {
     bytes_of(value, key).try_into().unwrap_or_else(|_| panic!("{key} has not {N} bytes"))
 }
