@@ -104,6 +104,7 @@ impl Card {
             scratch_peers: vec![(0x5000_0000, 0x99); RANKS],
             value_lkey: 0x77,
             max_rdma_size: 1 << 30,
+            progress: None,
         };
         let spec = BlockSpec { contexts: vec![context], layout: Layout::V1, policy, abort_flag: place(8) };
         let table = place(size_of::<Table>()) as *mut Table;

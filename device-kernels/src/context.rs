@@ -139,6 +139,13 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// Waits a moment, in a loop in which the caller polls for something that this context's card writes. `round` counts the
+    /// calls of one wait, from 0.
+    #[cfg(feature = "host")]
+    pub fn relax(&self, round: u32) {
+        crate::platform::relax(round, || self.limits().progress());
+    }
+
     /// Writes `bytes` from `src` at `src_off` on this rank to `dst` at `dst_off` on `peer`.
     ///
     /// Returns when it is posted; [`Context::flush`] says when the source may be reused. With no bytes only the action
@@ -408,5 +415,13 @@ impl Limit for ExtLimits<'_> {
     #[inline]
     fn timeout_ns(&self) -> u64 {
         self.timeout_word().map_or(0, |word| word.load_outside(Ordering::Relaxed))
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[inline]
+    fn progress(&self) -> bool {
+        // SAFETY: the plugin filled both fields from one table of the provider, and keeps the domain that the argument names
+        // open until the context is destroyed.
+        self.0.progress.is_some_and(|progress| unsafe { progress(self.0.progress_arg) })
     }
 }

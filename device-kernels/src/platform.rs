@@ -1,17 +1,14 @@
 //! What the processor gives: a clock, how to wait a moment, and the atomics of a CTA.
 
-#[cfg(all(feature = "host", not(loom)))]
-pub mod help;
-
 #[cfg(target_arch = "nvptx64")]
 use crate::sync::AtomicU64;
 
 /// Rounds of a wait in which a CPU keeps the processor.
 #[cfg(all(feature = "host", not(loom)))]
 const SPINS: u32 = 32;
-/// The same while each round is a look at the software card, which takes much longer.
+/// The same while each round makes progress for a software card, which takes much longer.
 #[cfg(all(feature = "host", not(loom)))]
-const HELPING_SPINS: u32 = 8;
+const PROGRESS_SPINS: u32 = 8;
 /// Rounds after which a CPU sleeps.
 #[cfg(all(feature = "host", not(loom)))]
 const YIELDS: u32 = 2_000;
@@ -34,47 +31,48 @@ pub fn clock_ns() -> u64 {
     now
 }
 
-/// Waits a moment; `round` counts the calls of one wait.
+/// Waits a moment; `round` counts the calls of one wait, and `progress` lets a software card work in this thread, or returns
+/// false where no card needs it.
 ///
-/// The card's engine and the peers need the processor that we spin on, so a CPU spins briefly, then yields, and sleeps
-/// when that has not helped: yielding alone collapses when neighbours are busy. Until then it does the software card's work,
-/// if there is one in this process.
+/// The card's engine and the peers may need the processor that this thread spins on. So a CPU spins briefly, then yields, and
+/// sleeps when neither has helped: yielding alone collapses when neighbours are busy. A thread that sleeps leaves progress to
+/// the card's engine.
 #[cfg(all(feature = "host", not(loom)))]
 #[inline]
-pub fn relax(round: u32) {
-    match rest(round, help::help) {
-        Rest::Spin => core::hint::spin_loop(),
-        Rest::Yield => std::thread::yield_now(),
-        Rest::Sleep => std::thread::sleep(std::time::Duration::from_micros(20)),
+pub fn relax(round: u32, progress: impl FnOnce() -> bool) {
+    match pause(round, progress) {
+        Pause::Spin => core::hint::spin_loop(),
+        Pause::Yield => std::thread::yield_now(),
+        Pause::Sleep => std::thread::sleep(std::time::Duration::from_micros(20)),
     }
 }
 
 /// What a CPU does in a round of a wait.
 #[cfg(all(feature = "host", not(loom)))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rest {
+enum Pause {
     Spin,
     Yield,
     Sleep,
 }
 
-/// Helps, unless the round is one to sleep in, and says how to rest then.
+/// Makes progress, unless the round is one to sleep in, and chooses the pause.
 #[cfg(all(feature = "host", not(loom)))]
 #[inline]
-fn rest(round: u32, help: impl FnOnce() -> bool) -> Rest {
+fn pause(round: u32, progress: impl FnOnce() -> bool) -> Pause {
     if round >= YIELDS {
-        Rest::Sleep
-    } else if round < if help() { HELPING_SPINS } else { SPINS } {
-        Rest::Spin
+        Pause::Sleep
+    } else if round < if progress() { PROGRESS_SPINS } else { SPINS } {
+        Pause::Spin
     } else {
-        Rest::Yield
+        Pause::Yield
     }
 }
 
-/// Waits a moment; `round` counts the calls of one wait.
+/// Waits a moment; `round` counts the calls of one wait. A GPU has no software card to drive.
 #[cfg(all(not(feature = "host"), target_arch = "nvptx64"))]
 #[inline]
-pub fn relax(round: u32) {
+pub fn relax(round: u32, _progress: impl FnOnce() -> bool) {
     if round > 8 {
         // SAFETY: suspends this thread for about 100 ns and touches no memory.
         unsafe { core::arch::asm!("nanosleep.u32 100;", options(nomem, nostack)) };
@@ -83,7 +81,7 @@ pub fn relax(round: u32) {
 
 /// Lets another thread of the model go on.
 #[cfg(loom)]
-pub fn relax(_round: u32) {
+pub fn relax(_round: u32, _progress: impl FnOnce() -> bool) {
     loom::thread::yield_now();
 }
 
@@ -145,20 +143,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_helps_until_it_sleeps() {
+    fn wait_makes_progress_until_it_sleeps() {
         for useful in [false, true] {
-            let spins = if useful { HELPING_SPINS } else { SPINS };
+            let spins = if useful { PROGRESS_SPINS } else { SPINS };
             for (round, expected) in
-                [(0, Rest::Spin), (spins - 1, Rest::Spin), (spins, Rest::Yield), (YIELDS - 1, Rest::Yield)]
+                [(0, Pause::Spin), (spins - 1, Pause::Spin), (spins, Pause::Yield), (YIELDS - 1, Pause::Yield)]
             {
-                let mut helped = 0;
-                let rest = rest(round, || {
-                    helped += 1;
+                let mut calls = 0;
+                let pause = pause(round, || {
+                    calls += 1;
                     useful
                 });
-                assert_eq!((rest, helped), (expected, 1), "round {round}");
+                assert_eq!((pause, calls), (expected, 1), "round {round}");
             }
-            assert_eq!(rest(YIELDS, || panic!("the card's own thread does it")), Rest::Sleep);
+            assert_eq!(pause(YIELDS, || panic!("the engine makes progress")), Pause::Sleep);
         }
     }
 }

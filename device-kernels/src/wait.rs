@@ -11,6 +11,11 @@ pub trait Limit: Copy {
     fn aborted(&self) -> bool;
     /// Nanoseconds that one wait may take; 0 is no limit.
     fn timeout_ns(&self) -> u64;
+    /// Lets a software card work in this thread. False when no card needs it.
+    #[inline]
+    fn progress(&self) -> bool {
+        false
+    }
 }
 
 /// Limits that are at hand.
@@ -64,7 +69,7 @@ impl<L: Limit> Spin<L> {
                 return Err(Status::Timeout);
             }
         }
-        platform::relax(self.round);
+        platform::relax(self.round, || self.limits.progress());
         self.round = self.round.saturating_add(1);
         Ok(())
     }

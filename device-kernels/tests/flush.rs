@@ -6,7 +6,7 @@ mod common;
 
 use common::{EndpointSpec, Made, Spec, WindowSpec, make, window};
 use efa_dp_direct::wqe::Destination;
-use ferrogin_device::{Action, Coop, Flags, FlushRequest, Status, Window};
+use ferrogin_device::{Action, Context, Coop, Flags, FlushRequest, Status, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
@@ -190,4 +190,21 @@ fn a_part_of_no_group_is_refused() {
         assert_eq!(made.context.flush_part(rank, size), Err(Status::InvalidArgument));
     }
     made.context.flush_part(u32::MAX - 1, u32::MAX).unwrap();
+}
+
+#[test]
+fn waits_of_context_call_its_progress_function() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let (made, _) = context(policy);
+        raise(&made, 1, Flags::NONE);
+        assert_eq!(made.progress_calls.load(Ordering::Relaxed), 0, "a post that has room waits for nothing");
+        made.context.set_timeout_ns(1_000_000);
+        let mut calls = 0;
+        for wait in [|context: &Context<'_>| context.flush(), |context: &Context<'_>| context.wait_signal(0, 1)] {
+            assert_eq!(wait(&made.context), Err(Status::Timeout));
+            let now = made.progress_calls.load(Ordering::Relaxed);
+            assert!(now > calls);
+            calls = now;
+        }
+    }
 }

@@ -6,13 +6,19 @@
 //! [`ContextExt`] for each context and from there to one [`EndpointExt`] for each endpoint.
 
 use crate::assert_layout;
+use core::ffi::c_void;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// `HandleHeader::magic`.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
 /// `HandleHeader::version`: raised whenever a struct of this module changes.
-pub const HEADER_VERSION: u32 = 2;
+pub const HEADER_VERSION: u32 = 3;
+
+/// Lets a software card work in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns
+/// false when the call did nothing because the card has a processor of its own. It returns soon, any number of threads may
+/// call it at once, and it does not unwind.
+pub type ProgressFn = unsafe extern "C" fn(arg: *mut c_void) -> bool;
 
 /// Posting policy: reserve, write and mark in parallel; one poster rings for all that is ready.
 pub const POLICY_COMBINING: u32 = 0;
@@ -88,13 +94,18 @@ pub struct ContextExt {
     pub abort_flag: *mut u32,
     /// Nanoseconds after which a wait of the device API gives up; 0 is never. Kernels may change the word.
     pub timeout_ns: *mut u64,
+    /// What a CPU thread calls in each round of a wait on this context. Null on a GPU, and where the provider makes
+    /// progress by itself. It may be called until the context is destroyed.
+    pub progress: Option<ProgressFn>,
+    /// The argument of `progress`.
+    pub progress_arg: *mut c_void,
     /// Zero.
-    pub reserved: [u64; 3],
+    pub reserved: u64,
 }
 assert_layout!(ContextExt, size 128, align 128, {
     endpoints @ 0, values @ 8, targets @ 16, nranks @ 24, n_slots @ 28, n_counters @ 32, n_signals @ 36, short_put @ 40,
     rail_id @ 48, scratch_lkey @ 52, policy @ 56, value_way @ 60, scratch_local_addr @ 64, dev @ 72, n_endpoints @ 80,
-    max_rdma_size @ 84, abort_flag @ 88, timeout_ns @ 96, reserved @ 104,
+    max_rdma_size @ 84, abort_flag @ 88, timeout_ns @ 96, progress @ 104, progress_arg @ 112, reserved @ 120,
 });
 
 /// Where a work request goes: the three numbers of its address.

@@ -15,6 +15,7 @@ use ferrogin_ffi::ext::{
     ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
     STATE_RUNG_SHIFT, Target, TargetWords, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL, VALUE_STRIDE,
 };
+use ferrogin_libfabric::progress::Progress;
 use std::marker::PhantomData;
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr::null_mut;
@@ -110,6 +111,8 @@ pub struct ContextSpec {
     pub value_lkey: u32,
     /// Largest transfer of one request, bytes.
     pub max_rdma_size: u32,
+    /// What CPU threads call while they wait; none for kernels on a GPU.
+    pub progress: Option<Progress>,
 }
 
 /// All contexts of one `createContext`.
@@ -408,7 +411,9 @@ fn fill_context(
             abort_flag: spec.abort_flag as *mut u32,
             // Zero: waits for a peer's compute may take any time; set-up alone has a deadline.
             timeout_ns: image.at(places.timeout, 0),
-            reserved: [0; 3],
+            progress: context.progress.map(|progress| progress.function),
+            progress_arg: context.progress.map_or(null_mut(), |progress| progress.arg),
+            reserved: 0,
         },
     );
     Ok(())

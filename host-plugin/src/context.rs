@@ -4,7 +4,7 @@ use crate::block::{BlockSpec, ContextSpec, Layout, Plan};
 use crate::comm::CollComm;
 use crate::config::Policy;
 use crate::control::Step;
-use crate::device::{self, Device, DeviceBuffer, Use};
+use crate::device::{self, Device, DeviceBuffer, DeviceKind, Use};
 use crate::endpoint::{COUNTER_STRIDE, Cells, CounterMemory, Endpoint, Role, floor_power_of_two};
 use crate::error::Error;
 use crate::fault::ErrorCounter;
@@ -494,6 +494,10 @@ impl Context {
                 scratch_peers: parts.iter().map(|part| part.contexts[id].scratch).collect(),
                 value_lkey: regions.values_lkey,
                 max_rdma_size: rail.info.max_msg_size().clamp(1, RDMA_MAX) as u32,
+                progress: match coll.device.kind() {
+                    DeviceKind::Cpu => rail.domain.progress(),
+                    DeviceKind::Cuda => None,
+                },
             });
         }
         span.note("av_insertions", inserted() - inserted_before);

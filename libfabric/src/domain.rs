@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::bindings::{self, fi_threading, fid_domain, fid_fabric};
+use crate::progress::{self, Progress, ProgressOps};
 use crate::{Error, GdaOps, Info, Libfabric};
 use crate::{entry, table};
 
@@ -125,6 +126,14 @@ impl Domain {
     pub(crate) fn open_ops(&self, name: &CStr) -> Option<*mut std::ffi::c_void> {
         // SAFETY: `raw` is open until drop, and the fid is its first member.
         unsafe { table::open_ops(self.library(), self.raw.cast(), name) }
+    }
+
+    /// How a thread lets the domain's card work while the thread waits; `None` for providers that need no such call.
+    pub fn progress(&self) -> Option<Progress> {
+        let table: *const ProgressOps = self.open_ops(progress::OPS)?.cast();
+        // SAFETY: the provider's constant table of this name, which has this one entry.
+        let function = unsafe { (*table).progress }?;
+        Some(Progress { function, arg: self.raw.cast() })
     }
 
     pub(crate) fn ops(&self) -> *mut bindings::fi_ops_domain {

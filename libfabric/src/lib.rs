@@ -54,6 +54,8 @@ mod library;
 #[allow(unsafe_code)]
 mod memory;
 #[allow(unsafe_code)]
+pub mod progress;
+#[allow(unsafe_code)]
 pub mod table;
 #[allow(unsafe_code)]
 mod tagged_queue;

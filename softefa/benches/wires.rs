@@ -22,6 +22,7 @@ use efa_dp_direct::wqe::{Destination, RemoteMem};
 use ferrogin_datagram::{Config, Event, MessageEndpoint};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_libfabric::bindings as fi;
+use ferrogin_libfabric::progress::Progress;
 
 /// Bytes of a bare message in the stream: as many as the card puts into one.
 const PIECE: usize = 64 << 10;
@@ -53,6 +54,7 @@ fn main() {
 /// One side of everything.
 struct Side {
     rig: Rig,
+    progress: Progress,
     /// Posts by doorbell.
     device: End,
     /// Posts by `fi_write`.
@@ -81,13 +83,11 @@ fn unhex(text: &str) -> Vec<u8> {
 impl Side {
     fn open() -> Self {
         let rig = Rig::open();
-        // The card is linked in here.
-        ferrogin_device::platform::help::set(softefa_fi::softefa_help);
         let (device, host) = (End::open(&rig), End::open(&rig));
         let (source, target) = (rig.buffer(PEER_BUFFER), rig.buffer(PEER_BUFFER));
         let config = Config { max_payload: PIECE, max_header: 48, ..Config::default() };
         let bare = MessageEndpoint::open(&Libfabric::already_loaded().unwrap(), &config).unwrap();
-        Self { rig, device, host, source, target, bare }
+        Self { progress: rig.progress(), rig, device, host, source, target, bare }
     }
 
     /// All its names in one line.
@@ -155,7 +155,7 @@ impl Side {
                     seen
                 });
             }
-            Way::Device => wait_until(|| self.arrived(value)),
+            Way::Device => wait_until(self.progress, || self.arrived(value)),
             Way::Memory => relax_until(|| self.arrived(value)),
             Way::Host => relax_until(|| {
                 self.read();
@@ -245,10 +245,10 @@ fn serve() {
 }
 
 /// Waits as device code on a CPU does.
-fn wait_until(mut done: impl FnMut() -> bool) {
+fn wait_until(progress: Progress, mut done: impl FnMut() -> bool) {
     let mut round = 0;
     while !done() {
-        ferrogin_device::platform::relax(round);
+        ferrogin_device::platform::relax(round, || unsafe { (progress.function)(progress.arg) });
         round += 1;
         assert!(round < 10_000_000, "waited in vain");
     }
@@ -328,7 +328,7 @@ fn bare_stream(side: &mut Side, peer: &mut Peer, other: &Other, count: u64) -> f
 fn device_stream(side: &mut Side, other: &Other, count: u64) -> f64 {
     let (start, first) = (Instant::now(), side.device.local());
     let mut posted = 0;
-    wait_until(|| {
+    wait_until(side.progress, || {
         let done = side.device.local() - first;
         while posted < count && posted - done < 16 {
             side.device.post(other.to, write(other.memory, side.source.sge(0, LARGE)));

@@ -1,4 +1,5 @@
-//! The operations for those who drive the queues themselves (`fi_efa(7)`, "efa gda ops"), and what says which there are.
+//! The operation tables of `fi_open_ops`: those for queues that a device drives (`fi_efa(7)`, "efa gda ops"), the query that
+//! names the entries there are, and the one for manual progress.
 //!
 //! The table has no size field. The real provider's users go by `fi_version()`, which says nothing about this
 //! provider: ours ask the feature operations for `softefa_gda_cntr_open_ext`.
@@ -6,8 +7,10 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use ferrogin_libfabric::bindings as fi;
+use ferrogin_libfabric::progress::{self, ProgressOps};
 
 use super::cq::Cq;
+use super::domain::Domain;
 use super::ep::Ep;
 use super::guard::{Code, entry, entry_or};
 use super::library::text;
@@ -26,18 +29,22 @@ static GDA: fi::fi_efa_ops_gda = fi::fi_efa_ops_gda {
 
 static FEATURES: fi::fi_efa_feature_ops = fi::fi_efa_feature_ops { query: Some(query_feature) };
 
+static PROGRESS: ProgressOps = ProgressOps { progress: Some(make_progress) };
+
 const GDA_OPS: &CStr = c"efa gda ops";
 const FEATURE_OPS: &CStr = c"efa feature ops";
 
 /// # Safety
 /// `name` is null or terminated, `ops` null or where the application wants the table.
-unsafe fn open_ops(name: *const c_char, ops: *mut *mut c_void, gda: bool) -> Result<(), Code> {
+unsafe fn open_ops(name: *const c_char, ops: *mut *mut c_void, of_domain: bool) -> Result<(), Code> {
     // SAFETY: this function's caller passes null or a terminated string that lives as long as the result.
     let name = unsafe { text(name) }.ok_or(Code::INVAL)?;
     let found: *const c_void = if name == FEATURE_OPS {
         (&raw const FEATURES).cast()
-    } else if gda && name == GDA_OPS {
+    } else if of_domain && name == GDA_OPS {
         (&raw const GDA).cast()
+    } else if of_domain && name == progress::OPS {
+        (&raw const PROGRESS).cast()
     } else {
         return Err(Code::INVAL);
     };
@@ -66,6 +73,13 @@ pub(super) unsafe fn open_domain_ops(name: *const c_char, ops: *mut *mut c_void)
 unsafe extern "C" fn query_feature(feature: *const c_char) -> bool {
     // SAFETY: the application passes null or a terminated string, which lives during the call.
     entry_or("query", false, || unsafe { text(feature) } == Some(c"softefa_gda_cntr_open_ext"))
+}
+
+unsafe extern "C" fn make_progress(domain: *mut c_void) -> bool {
+    entry_or("progress", false, || {
+        // SAFETY: the application passes a domain that it keeps open during the call.
+        unsafe { object::<Domain, _>(domain) }.is_ok_and(|domain| domain.card.progress())
+    })
 }
 
 unsafe extern "C" fn query_addr(

@@ -74,11 +74,3 @@ pub extern "C" fn fi_prov_ini() -> *mut fi::fi_provider {
         })
         .0
 }
-
-/// Lets a card of this process work in the calling thread for one look. For threads that wait for memory that a card
-/// writes, and make no call of libfabric: on a small machine they have the processor that the card's own thread needs. Any
-/// number of threads may call it at any time. False when it did nothing: no card, or cores enough for its thread.
-#[unsafe(no_mangle)]
-pub extern "C" fn softefa_help() -> bool {
-    guard::entry_or("softefa_help", false, soft_nic::card::help::help)
-}

@@ -2,7 +2,6 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use ferrogin_libfabric::bindings as fi;
@@ -10,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::guard::Code;
-use soft_nic::card::seat::is_crowded;
+use soft_nic::card::pace::shares_a_core;
 use soft_nic::card::signal::Signal;
 
 /// How an application wants to wait.
@@ -113,8 +112,7 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// Nothing was there: lets others run where cores are few, for those who look for completions have the card's.
 pub(super) fn relax() {
-    static CROWDED: OnceLock<bool> = OnceLock::new();
-    if *CROWDED.get_or_init(is_crowded) {
+    if shares_a_core() {
         std::thread::yield_now();
     }
 }

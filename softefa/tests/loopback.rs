@@ -1,4 +1,5 @@
 //! One process: the card talks to itself.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 
 mod common;
 
@@ -34,6 +35,20 @@ fn a_write_arrives_and_is_counted() {
     b.close();
     source.close();
     target.close();
+    rig.close();
+}
+
+#[test]
+fn progress_operation_drives_the_card_where_cores_are_few() {
+    if !have_libfabric("progress_operation_drives_the_card_where_cores_are_few") {
+        return;
+    }
+    let rig = Rig::open();
+    let progress = rig.progress();
+    let has_few_cores = std::thread::available_parallelism().unwrap().get() < 8;
+    assert_eq!(unsafe { (progress.function)(progress.arg) }, has_few_cores);
+    assert!(!unsafe { (progress.function)(std::ptr::null_mut()) }, "null is no domain");
+    assert!(!unsafe { (progress.function)(rig.fabric.cast()) }, "a fabric is no domain");
     rig.close();
 }
 

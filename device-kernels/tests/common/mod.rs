@@ -10,9 +10,10 @@ use ferrogin_ffi::ext::{
     ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
     QueueMemory, STATE_RUNG_SHIFT, TargetWords, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL,
 };
+use std::ffi::c_void;
 use std::mem::zeroed;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Largest transfer of one request here.
 pub const MAX_RDMA: u32 = 1 << 30;
@@ -94,6 +95,14 @@ pub struct Made {
     pub rings: Vec<Ring>,
     pub signals: Vec<&'static AtomicU64>,
     pub counters: Vec<&'static AtomicU64>,
+    /// Calls of the context's progress function.
+    pub progress_calls: &'static AtomicU64,
+}
+
+unsafe extern "C" fn count_call(calls: *mut c_void) -> bool {
+    // SAFETY: the counter that `make` leaked for this context.
+    unsafe { &*calls.cast::<AtomicU64>() }.fetch_add(1, Ordering::Relaxed);
+    false
 }
 
 pub fn leak<T>(value: T) -> *mut T {
@@ -261,6 +270,7 @@ pub fn make(spec: &Spec) -> Made {
     let (addrs, rkeys): (Vec<u64>, Vec<u32>) = spec.scratch.peers.iter().copied().unzip();
     dev.scratch_remote_addrs = addrs.leak().as_mut_ptr();
     dev.scratch_remote_rkeys = rkeys.leak().as_mut_ptr();
+    let progress_calls: &'static AtomicU64 = Box::leak(Box::default());
     // SAFETY: leaked memory for it.
     unsafe {
         context.write(ContextExt {
@@ -283,7 +293,9 @@ pub fn make(spec: &Spec) -> Made {
             abort_flag: ptr::null_mut(),
             // Longer than whatever keeps a busy machine from what is waited for.
             timeout_ns: leak(120_000_000_000),
-            reserved: [0; 3],
+            progress: Some(count_call),
+            progress_arg: ptr::from_ref(progress_calls).cast_mut().cast(),
+            reserved: 0,
         })
     };
     // SAFETY: the leaked block.
@@ -295,5 +307,5 @@ pub fn make(spec: &Spec) -> Made {
     let handle: *mut DevHandle = dev;
     // SAFETY: a handle of the form that the plugin makes, alive for good.
     let context = unsafe { Context::from_handle(handle.cast(), 0) }.unwrap();
-    Made { context, rings, signals, counters }
+    Made { context, rings, signals, counters, progress_calls }
 }

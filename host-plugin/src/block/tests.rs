@@ -62,6 +62,10 @@ fn endpoint(i: u64, wide: bool, signal: bool) -> EndpointSpec {
     }
 }
 
+unsafe extern "C" fn no_progress(_: *mut std::ffi::c_void) -> bool {
+    false
+}
+
 fn spec(layout: Layout) -> BlockSpec {
     let context = |rail| {
         let endpoints = (0..7).map(|i| endpoint(i, i == 1 && layout == Layout::V1, i >= 5)).collect();
@@ -77,6 +81,7 @@ fn spec(layout: Layout) -> BlockSpec {
             scratch_peers: vec![(1, 2), (3, 4), (5, 6)],
             value_lkey: 88,
             max_rdma_size: 1 << 30,
+            progress: (rail == 1).then_some(Progress { function: no_progress, arg: 0x9000_0000 as *mut _ }),
         }
     };
     BlockSpec { contexts: vec![context(0), context(1)], layout, policy: POLICY_LOCKED, abort_flag: 0x8000_0000 }
@@ -106,6 +111,10 @@ fn the_header_lies_before_the_handles() {
             assert_eq!((ext.max_rdma_size, ext.short_put, *device.get(ext.timeout_ns)), (1 << 30, 0, 0));
             assert_eq!((ext.nranks, ext.n_counters, ext.n_signals, ext.rail_id as usize), (3, 3, 2, i));
             assert_eq!((ext.scratch_lkey, ext.scratch_local_addr), (77, 0x7000_0000));
+            assert_eq!(
+                (ext.progress.is_some(), ext.progress_arg as u64),
+                (i == 1, if i == 1 { 0x9000_0000 } else { 0 })
+            );
         }
     }
 }

@@ -12,11 +12,9 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::core::Core;
-use super::help;
 use super::pace::{Pace, Pause, Seen, YIELD};
 use super::qp::Token;
 use super::reorder::{Moment, Step};
-use super::seat::Seat;
 
 /// The state and those who want it.
 pub(crate) struct Shared {
@@ -100,14 +98,12 @@ impl Engine {
             }
         };
         let thread = std::thread::Builder::new().name(format!("softefa{card}")).spawn(body)?;
-        help::offer(shared);
         Ok(Self { thread: Some(thread), stop: StopFlag(shared.clone()) })
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        help::withdraw(&self.stop.0);
         self.stop.0.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             // An engine that panicked has said so; what it left is closed all the same.
@@ -129,7 +125,6 @@ fn run(shared: &Shared, events: &OwnedFd) {
     // Rests shorter than the default slack of 50 µs. If it cannot be had they are longer.
     let _ = nix::sys::prctl::set_timerslack(1000);
     let mut pace = Pace::new(Instant::now());
-    let mut seat = Seat::take();
     let mut driven = 0;
     while !shared.stop.load(Ordering::Acquire) {
         while shared.waiting.load(Ordering::Relaxed) > 0 {
@@ -157,9 +152,6 @@ fn run(shared: &Shared, events: &OwnedFd) {
                 let before = Instant::now();
                 std::thread::yield_now();
                 pace.yielded(before.elapsed());
-                if let Some(seat) = &mut seat {
-                    seat.sit(!pace.is_crowded_out());
-                }
             }
             Pause::Nap(rest) => std::thread::sleep(rest),
             Pause::Doze(rest) => doze(shared, events, rest),
@@ -246,5 +238,32 @@ impl Core {
             moved |= self.pump(at);
         }
         moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Wires;
+    use super::*;
+    use crate::address::Gid;
+    use crate::config::Config;
+
+    #[test]
+    fn setup_call_takes_precedence_over_progress_call() {
+        let gid = Gid { host: 1, ip: std::net::Ipv4Addr::LOCALHOST, port: 0, nonce: 1 };
+        let core = Core::new(0, gid, Config::default(), Wires { listener: None, datagrams: None }).unwrap();
+        let card = Shared::new(core);
+        card.look();
+        assert_eq!(card.looks(), 1);
+        let lock = card.lock();
+        card.look();
+        drop(lock);
+        assert_eq!(card.looks(), 1, "a set-up call has the card");
+        card.set_waiting(1);
+        card.look();
+        assert_eq!(card.looks(), 1, "a set-up call waits for the card");
+        card.set_waiting(0);
+        card.look();
+        assert_eq!(card.looks(), 2);
     }
 }

@@ -9,16 +9,14 @@ mod datagram_wire;
 mod egress;
 mod engine;
 mod fetch;
-pub mod help;
 mod ingress;
-mod pace;
+pub mod pace;
 mod qp;
 pub mod queue;
 mod recv_queue;
 pub mod region;
 mod reorder;
 mod request;
-pub mod seat;
 mod setup;
 pub mod signal;
 mod slab;
@@ -88,6 +86,16 @@ impl Card {
     /// while they wait: they have the processor, which on a small machine the engine would have to be given first.
     pub fn look(&self) {
         self.shared.look();
+    }
+
+    /// The same for threads that wait for memory which the card writes, and make no call of libfabric. False, and nothing
+    /// is done, where the engine has a processor of its own.
+    pub fn progress(&self) -> bool {
+        let shared = pace::shares_a_core();
+        if shared {
+            self.look();
+        }
+        shared
     }
 
     /// A number for a new protection domain.

@@ -6,6 +6,8 @@
 //! for short slices, goes before one that computes.
 #![allow(unsafe_code)]
 
+use std::num::NonZero;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// What to do now.
@@ -50,13 +52,20 @@ const STARVED: Duration = Duration::from_millis(1);
 /// again after a few naps, and after twice as many each time that it was in vain. Each nap is short enough for a busy wire.
 const FIRST_NAPS: u32 = 8;
 const MOST_NAPS: u32 = 4096;
-/// So many mean that it was no accident.
-const CROWDED_OUT: u32 = 64;
 /// Yields in a row, none of them in vain, after which the thread that computed is forgotten.
 const GOOD_YIELDS: u32 = 1024;
 const NAP: Duration = Duration::from_micros(10);
 /// Nanoseconds: the shortest slice that the scheduler gives.
 const SHORT_SLICE_NS: u64 = 100_000;
+
+/// With as many cores, threads that do not sleep find one each.
+const CORES: usize = 8;
+
+/// The machine has so few cores that an engine shares one with the threads that wait for it.
+pub fn shares_a_core() -> bool {
+    static SHARES: OnceLock<bool> = OnceLock::new();
+    *SHARES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get) < CORES)
+}
 
 /// The engine's pace.
 #[derive(Debug)]
@@ -75,18 +84,12 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new(now: Instant) -> Self {
-        let crowded = super::seat::is_crowded();
-        Self { crowded, idle: 0, idle_since: now, quiet: Duration::ZERO, naps: 0, lesson: 0, good: 0 }
+        Self { crowded: shares_a_core(), idle: 0, idle_since: now, quiet: Duration::ZERO, naps: 0, lesson: 0, good: 0 }
     }
 
     /// How long nothing has moved.
     pub(super) fn quiet(&self) -> Duration {
         self.quiet
-    }
-
-    /// A thread on this core computes and does not stop, as far as yields tell.
-    pub(super) fn is_crowded_out(&self) -> bool {
-        self.lesson >= CROWDED_OUT
     }
 
     /// A yield took this long.
@@ -182,7 +185,6 @@ mod tests {
             pace.yielded(STARVED);
             assert_eq!(naps(&mut pace), wanted);
             assert_eq!(pace.pause(BUSY, start), Pause::Yield, "it tries again");
-            assert_eq!(pace.is_crowded_out(), wanted >= CROWDED_OUT);
             wanted = (2 * wanted).min(MOST_NAPS);
         }
         for _ in 0..GOOD_YIELDS {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use efa_dp_direct::wire::{CdescCommon, CompStatus, RxDesc, TxCdesc};
 use efa_dp_direct::wqe::{Destination, Geometry, Inline, Operation, RemoteMem, SendWqe, Sge, WriteData};
 use ferrogin_libfabric::bindings as fi;
+use ferrogin_libfabric::progress::{self, Progress, ProgressOps};
 
 pub use ferrogin_test_support::have_libfabric;
 
@@ -103,6 +104,14 @@ impl Rig {
         let mut ops: *mut c_void = ptr::null_mut();
         call!((*domain).fid.ops, ops_open, domain.cast(), c"efa gda ops".as_ptr(), 0, &raw mut ops, ptr::null_mut());
         Self { info, fabric, domain, gda: ops.cast() }
+    }
+
+    /// How a thread that waits lets the card work.
+    pub fn progress(&self) -> Progress {
+        let (fid, mut ops): (_, *mut c_void) = (self.domain.cast(), ptr::null_mut());
+        call!((*self.domain).fid.ops, ops_open, fid, progress::OPS.as_ptr(), 0, &raw mut ops, ptr::null_mut());
+        let function = unsafe { (*ops.cast::<ProgressOps>()).progress }.unwrap();
+        Progress { function, arg: self.domain.cast() }
     }
 
     pub fn domain_name(&self) -> &CStr {

@@ -6,7 +6,7 @@
 //! sent", signal `nranks + s` "rank `s` has read"; so every context needs [`signals`] of them.
 
 use crate::plan::{INBOX, LANE, LARGEST, OUTBOX, Pattern, Plan, Program, Report, Turn, Verdict};
-use ferrogin_device::platform::{clock_ns, relax};
+use ferrogin_device::platform::clock_ns;
 use ferrogin_device::{Action, Context, Flags, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -223,7 +223,7 @@ impl Run<'_> {
             r if r % 64 == 0 && clock_ns().wrapping_sub(*began) > self.plan.deadline_ns => return true,
             _ => {}
         }
-        relax(*round);
+        self.context.relax(*round);
         *round = round.saturating_add(1);
         false
     }
