@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Instructions of a post against their budgets: check.sh [DIST]. Doorbells per post depend on who runs when: see the bench. DIST is not used: the benches
-# link the device code.
+# Instructions of a post against their budgets: check.sh [DIST]. The benches link the device code and do not use DIST. The bench
+# `doorbells` has no budget, because doorbells per post depend on the scheduler.
 #
-# One line for each budget and a last one with the counts; status 1 when one is exceeded. Says aloud what is left out
-# where valgrind, PyPI or a C++ compiler is missing.
+# Prints one line for each budget and a last line with the counts; the status is 1 when a budget is exceeded. Where valgrind, PyPI
+# or a C++ compiler is missing, a SKIP line names what is left out.
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1

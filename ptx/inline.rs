@@ -1,19 +1,19 @@
 // Writes functions of the PTX module as a CUDA C++ header of inline assembly. Included by tests/ptx.rs.
 //
-// A call of a linked function costs a kernel its register budget and some hundred instructions, for the ABI. What every
-// post runs through is short and calls nothing, so a kernel can have the very instructions instead: the text of the
-// function's body, in a scope of its own, with its parameters moved in and its results, 64-bit words, moved out.
+// A call of a linked function costs a kernel its register budget and about a hundred instructions, for the ABI. The fast path is
+// short and calls no function, so a kernel can have its instructions instead: the text of the function's body in a scope of its
+// own, with moves for its parameters and for its results, which are 64-bit words.
 
 use std::fmt::Write;
 
 /// `source`'s functions whose names begin with `prefix`, as a header.
 pub fn header(source: &str, prefix: &str) -> Result<String, String> {
     let mut text = String::from(
-        "// ferrogin: the hot paths of the device code as inline PTX. Written from ptx/ferrogin_device.ptx by tests/ptx.rs\n\
+        "// ferrogin: the fast path of the device code as inline PTX. Written from ptx/ferrogin_device.ptx by tests/ptx.rs\n\
          // (FERROGIN_REFRESH=1 cargo test -p ferrogin --test ptx): do not edit.\n\
          //\n\
          // SPDX-License-Identifier: Apache-2.0\n\
-         #ifndef FERROGIN_HOT_CUH\n#define FERROGIN_HOT_CUH\n\n#include <stdint.h>\n",
+         #ifndef FERROGIN_FAST_PATH_CUH\n#define FERROGIN_FAST_PATH_CUH\n\n#include <stdint.h>\n",
     );
     let mut functions = 0;
     for function in source.split("\n.visible .func ").skip(1) {
@@ -27,7 +27,7 @@ pub fn header(source: &str, prefix: &str) -> Result<String, String> {
     if functions == 0 {
         return Err(format!("no function begins with {prefix}"));
     }
-    text.push_str("\n#endif  // FERROGIN_HOT_CUH\n");
+    text.push_str("\n#endif  // FERROGIN_FAST_PATH_CUH\n");
     Ok(text)
 }
 
@@ -90,8 +90,8 @@ fn inline(name: &str, function: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// A load through a pointer, of which the compiler does not know where it leads. All that posting reads lies in global memory;
-/// without knowing that, every fence has to order shared memory too.
+/// A load through a generic pointer, as a load from global memory, where everything lies that a post reads. After a generic load
+/// every fence has to order shared memory too.
 fn in_global_memory(line: String) -> String {
     match line.strip_prefix("ld.") {
         Some(rest) if rest.starts_with('b') || rest.starts_with('v') => format!("ld.global.{rest}"),
@@ -99,7 +99,7 @@ fn in_global_memory(line: String) -> String {
     }
 }
 
-/// Registers and labels under names that no compiler gives to its own, percent signs doubled for the others.
+/// Renames registers and labels, so that they differ from those of a compiler, and doubles other percent signs.
 fn with_own_names(line: &str) -> String {
     let mut out = String::new();
     let line = line.replace("$L__", "fgin_L");

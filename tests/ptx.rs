@@ -1,4 +1,4 @@
-//! The device code as PTX: the checked-in file is what the sources give, and what the tool prints can be linked.
+//! The device code as PTX: the checked-in file is made from the sources, and the tool prints a module that can be linked.
 
 #[path = "../ptx/compile.rs"]
 #[allow(dead_code)]
@@ -18,11 +18,11 @@ fn checked_in() -> PathBuf {
     root().join("ptx/ferrogin_device.ptx")
 }
 
-/// Functions that the C++ headers have inline.
-const HOT: &str = "fgin_hot_";
+/// Functions that the C++ headers have inline begin with this prefix.
+const INLINE_PREFIX: &str = "fgin_fast_";
 
-fn hot_header() -> PathBuf {
-    root().join("ffi-headers/include/ferrogin/hot.cuh")
+fn inline_header() -> PathBuf {
+    root().join("ffi-headers/include/ferrogin/fast_path.cuh")
 }
 
 fn refreshing() -> bool {
@@ -34,10 +34,10 @@ fn compiler() -> Result<Compiler, String> {
     Compiler::find((std::env::var_os("RUSTC").map_or("rustc".into(), PathBuf::from), cargo))
 }
 
-/// With the compiler that made it, the file has to be what that compiler makes now. With another one, or none, the
-/// sources have to be the ones it was made from: if they are not, nothing here can tell whether that matters.
+/// With the compiler that made the file, the file has to equal what that compiler makes now. With another compiler, or none, the
+/// sources have to be those that the file was made from; if they are not, the test cannot tell whether that matters.
 #[test]
-fn the_checked_in_ptx_is_not_stale() {
+fn checked_in_ptx_is_that_of_the_sources() {
     let sources = compile::source_hash(root()).unwrap();
     let compiler = compiler();
     let compiled = |compiler: &Compiler| compiler.compile(root(), &Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
@@ -45,7 +45,7 @@ fn the_checked_in_ptx_is_not_stale() {
         let compiler = compiler.as_ref().expect("refreshing needs a compiler");
         let ptx = compiled(compiler).unwrap();
         std::fs::write(checked_in(), compile::with_provenance(&ptx, sources, &compiler.version)).unwrap();
-        std::fs::write(hot_header(), inline::header(&ptx, HOT).unwrap()).unwrap();
+        std::fs::write(inline_header(), inline::header(&ptx, INLINE_PREFIX).unwrap()).unwrap();
         return;
     }
     let file = std::fs::read_to_string(checked_in()).unwrap();
@@ -67,18 +67,18 @@ fn the_checked_in_ptx_is_not_stale() {
 }
 
 #[test]
-fn the_inline_functions_are_those_of_the_checked_in_ptx() {
+fn inline_functions_are_those_of_checked_in_ptx() {
     if refreshing() {
         return;
     }
-    let wanted = inline::header(&std::fs::read_to_string(checked_in()).unwrap(), HOT).unwrap();
-    let found = std::fs::read_to_string(hot_header()).unwrap();
-    assert!(found == wanted, "ferrogin/hot.cuh is stale: FERROGIN_REFRESH=1 cargo test -p ferrogin --test ptx");
+    let wanted = inline::header(&std::fs::read_to_string(checked_in()).unwrap(), INLINE_PREFIX).unwrap();
+    let found = std::fs::read_to_string(inline_header()).unwrap();
+    assert!(found == wanted, "ferrogin/fast_path.cuh is stale: FERROGIN_REFRESH=1 cargo test -p ferrogin --test ptx");
 }
 
-/// What the headers declare beyond gin.h lies there too.
+/// The PTX has the functions that post.cuh declares beyond gin.h.
 #[test]
-fn the_ptx_has_what_the_inline_functions_leave_to_do() {
+fn ptx_has_every_continuation_function() {
     if refreshing() {
         return;
     }
@@ -93,7 +93,7 @@ fn the_ptx_has_what_the_inline_functions_leave_to_do() {
 }
 
 #[test]
-fn the_tool_prints_every_function_of_the_c_header() {
+fn tool_prints_every_function_of_c_header() {
     let output = Command::new(env!("CARGO_BIN_EXE_ferrogin")).arg("ptx").output().unwrap();
     assert!(output.status.success());
     let ptx = String::from_utf8(output.stdout).unwrap();
@@ -111,7 +111,7 @@ fn the_tool_prints_every_function_of_the_c_header() {
 }
 
 #[test]
-fn the_tool_says_where_its_ptx_comes_from() {
+fn tool_names_source_and_compiler_of_its_ptx() {
     let output = Command::new(env!("CARGO_BIN_EXE_ferrogin")).args(["ptx", "--about"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("compiler: rustc ") && text.contains("source: "), "{text}");

@@ -188,21 +188,21 @@ fn ours(by_lock: bool, time: Duration) -> Measured {
     Measured { rate: posts as f64 / seconds, doorbells: endpoint.rings.load(Relaxed) as f64 / posts as f64 }
 }
 
-fn theirs(library: &Path, time: Duration) -> Result<Measured, Box<dyn std::error::Error>> {
+fn measure_nccl(library: &Path, time: Duration) -> Result<Measured, Box<dyn std::error::Error>> {
     let card = Card::new(POLICY_COMBINING, Values::Inline)?;
     let nccl = Nccl::open(library, &card)?;
-    // SAFETY: its type in posts.cpp.
+    // SAFETY: posts.cpp defines the function with this type.
     let put: Loop = unsafe { nccl.function("nccl_inline_put") }?;
-    // SAFETY: as above.
+    // SAFETY: posts.cpp defines the function with this type.
     let doorbells: unsafe extern "C" fn() -> u64 = unsafe { nccl.function("nccl_doorbells") }?;
     let list = nccl::posts(&card);
-    // SAFETY: it takes nothing.
+    // SAFETY: the function reads a counter and has no precondition.
     let before = unsafe { doorbells() };
     let (posts, seconds) = all_at_once(time, || {
-        // SAFETY: the context lives, and its windows; any thread may post.
+        // SAFETY: the card keeps context and windows alive during the bench, and any thread may post.
         unsafe { put(nccl.handle(), list.as_ptr(), POSTS as u32 - 1, POSTS as u32) }
     });
-    // SAFETY: as above.
+    // SAFETY: the function reads a counter and has no precondition.
     let rings = unsafe { doorbells() } - before;
     Ok(Measured { rate: posts as f64 / seconds, doorbells: rings as f64 / posts as f64 })
 }
@@ -222,7 +222,7 @@ fn main() -> ExitCode {
     println!("{:<12}{:>20}{:>14}{:>14}", "", "doorbells per post", "M posts/s", "of NCCL's");
     let mut fewest = f64::MAX;
     for _ in 0..ROUNDS {
-        let baseline = library.as_ref().ok().and_then(|library| match theirs(library, time) {
+        let baseline = library.as_ref().ok().and_then(|library| match measure_nccl(library, time) {
             Ok(result) => Some(result),
             Err(error) => {
                 println!("SKIP the baseline: {error}");

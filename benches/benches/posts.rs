@@ -25,7 +25,7 @@ const DEFAULT: u32 = 0;
 const AGGREGATE: u32 = 2;
 /// Sharing modes of the C ABI.
 const GPU: u32 = 0;
-const ALONE: u32 = 0x200;
+const SHARING_THREAD: u32 = 0x200;
 
 /// Ways to post, by their columns.
 const C: &str = "C";
@@ -172,10 +172,10 @@ fn count_all(library: Option<&Path>) -> Result<(), Failure> {
     let locked_slots = Card::new(POLICY_LOCKED, Values::Slots)?;
     loops(&inline);
     by_call(C, GPU, &inline, &slots)?;
-    by_call(THREAD_C, ALONE, &inline, &slots)?;
+    by_call(THREAD_C, SHARING_THREAD, &inline, &slots)?;
     by_call(LOCKED, GPU, &locked, &locked_slots)?;
     inlined(&inline, &slots)?;
-    alone(&inline, &slots)?;
+    exclusive(&inline, &slots)?;
     match library {
         Some(library) => baseline(library),
         None => Ok(()),
@@ -246,7 +246,7 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
         move |n: u32| {
             for i in 0..n {
                 let p = post(&list, i);
-                // SAFETY: the context lives, and its windows.
+                // SAFETY: the card keeps context and windows alive during the bench.
                 let code = unsafe { put(ctx, p.peer, p.dst.0, p.dst_off, p.src.0, p.src_off, p.bytes, action, flags) };
                 assert!(code == 0);
             }
@@ -262,7 +262,7 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
         count(row, column, |n| {
             for i in 0..n {
                 let p = post(&list, i);
-                // SAFETY: as above.
+                // SAFETY: the card keeps context and windows alive during the bench.
                 let code = unsafe { put_value(ctx, p.peer, p.dst.0, p.dst_off, p.value, bytes, action, flags) };
                 assert!(code == 0);
             }
@@ -272,7 +272,7 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
     count("get", column, |n| {
         for i in 0..n {
             let p = post(&list, i);
-            // SAFETY: as above.
+            // SAFETY: the card keeps context and windows alive during the bench.
             let code = unsafe { get(ctx, p.peer, p.dst.0, p.dst_off, p.src.0, p.src_off, p.bytes, flags) };
             assert!(code == 0);
         }
@@ -280,7 +280,7 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
     let action = black_box(Action::signal_inc(1).bits());
     count("signal", column, |n| {
         for i in 0..n {
-            // SAFETY: as above.
+            // SAFETY: the card keeps context and windows alive during the bench.
             let code = unsafe { signal(ctx, post(&list, i).peer, action, flags) };
             assert!(code == 0);
         }
@@ -317,22 +317,29 @@ macro_rules! streams {
             const PLAIN: Flags = Flags::sharing($sharing);
             const AGGREGATED: Flags = Flags::AGGREGATE.shared($sharing);
 
-            stream!(put, c, p, c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::NONE, PLAIN));
+            stream!(put, c, p, c.put(p.peer, p.dst.at(p.dst_off), p.src.at(p.src_off), p.bytes, Action::NONE, PLAIN));
             stream!(
                 put_agg,
                 c,
                 p,
-                c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::NONE, AGGREGATED)
+                c.put(p.peer, p.dst.at(p.dst_off), p.src.at(p.src_off), p.bytes, Action::NONE, AGGREGATED)
             );
             stream!(
                 put_signal,
                 c,
                 p,
-                c.put(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, Action::signal_inc(p.signal as u16), PLAIN)
+                c.put(
+                    p.peer,
+                    p.dst.at(p.dst_off),
+                    p.src.at(p.src_off),
+                    p.bytes,
+                    Action::signal_inc(p.signal as u16),
+                    PLAIN
+                )
             );
-            stream!(value_inline, c, p, c.put_value(p.peer, p.dst, p.dst_off, p.value, 8, Action::NONE, PLAIN));
-            stream!(value_slots, c, p, c.put_value(p.peer, p.dst, p.dst_off, p.value, 8, Action::NONE, PLAIN));
-            stream!(get, c, p, c.get(p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, PLAIN));
+            stream!(value_inline, c, p, c.put_value(p.peer, p.dst.at(p.dst_off), p.value, 8, Action::NONE, PLAIN));
+            stream!(value_slots, c, p, c.put_value(p.peer, p.dst.at(p.dst_off), p.value, 8, Action::NONE, PLAIN));
+            stream!(get, c, p, c.get(p.peer, p.dst.at(p.dst_off), p.src.at(p.src_off), p.bytes, PLAIN));
             stream!(signal, c, p, c.signal(p.peer, Action::signal_inc(p.signal as u16), PLAIN));
         }
 
@@ -353,7 +360,7 @@ macro_rules! streams {
 }
 
 streams!(gpu, inlined, INLINE, Sharing::Gpu);
-streams!(thread, alone, THREAD, Sharing::Thread);
+streams!(thread, exclusive, THREAD, Sharing::Thread);
 
 /// NCCL's code, on a context of its own.
 fn baseline(library: &Path) -> Result<(), Failure> {
@@ -367,34 +374,34 @@ fn baseline(library: &Path) -> Result<(), Failure> {
         ("put with signal", "nccl_put_signal", 1),
         ("get", "nccl_get", DEFAULT),
     ] {
-        // SAFETY: its type in posts.cpp.
+        // SAFETY: posts.cpp defines the function with this type.
         let function: Put = unsafe { nccl.function(name) }?;
         let last = black_box(last);
         count(row, NCCL_C, |n| {
             for i in 0..n {
                 let p = post(&list, i);
-                // SAFETY: the context lives, and its windows.
+                // SAFETY: the card keeps context and windows alive during the bench.
                 unsafe { function(handle, p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, last) };
             }
         });
     }
-    // SAFETY: its type in posts.cpp.
+    // SAFETY: posts.cpp defines the function with this type.
     let signal: Put = unsafe { nccl.function("nccl_put_signal") }?;
     let id = black_box(1);
     count("signal", NCCL_C, |n| {
         for i in 0..n {
             let p = post(&list, i);
-            // SAFETY: as above; no bytes.
+            // SAFETY: the card keeps context and windows alive during the bench; a signal has no bytes.
             unsafe { signal(handle, p.peer, p.dst, p.dst_off, p.src, p.src_off, 0, id) };
         }
     });
-    // SAFETY: its type in posts.cpp.
+    // SAFETY: posts.cpp defines the function with this type.
     let put_value: PutValue = unsafe { nccl.function("nccl_put_value") }?;
     let flags = black_box(0);
     count("putValue, inline", NCCL_C, |n| {
         for i in 0..n {
             let p = post(&list, i);
-            // SAFETY: as above.
+            // SAFETY: the card keeps context and windows alive during the bench.
             unsafe { put_value(handle, p.peer, p.dst, p.dst_off, p.value, flags) };
         }
     });
@@ -406,9 +413,9 @@ fn baseline(library: &Path) -> Result<(), Failure> {
         ("get", "nccl_inline_get"),
         ("signal", "nccl_inline_signal"),
     ] {
-        // SAFETY: its type in posts.cpp.
+        // SAFETY: posts.cpp defines the function with this type.
         let function: Loop = unsafe { nccl.function(name) }?;
-        // SAFETY: as above.
+        // SAFETY: the card keeps context and windows alive during the bench.
         count(row, NCCL_INLINE, |n| unsafe { function(handle, list.as_ptr(), POSTS as u32 - 1, n) });
     }
     Ok(())

@@ -113,7 +113,7 @@ impl Card {
         // SAFETY: fresh memory of that size, aligned to a line.
         unsafe { table.write(Table { head, peers }) };
         let rails = place(8) as *mut *mut Table;
-        // SAFETY: as above.
+        // SAFETY: fresh memory of that size, aligned to a line.
         unsafe { rails.write(table) };
 
         let plan = Plan::new(&spec);

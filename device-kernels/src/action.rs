@@ -1,4 +1,4 @@
-//! What an operation announces when it has landed, and how it is posted.
+//! Actions: the signal and the counter of an operation. Flags: how an operation is posted.
 
 use crate::post::Sharing;
 
@@ -11,10 +11,10 @@ use crate::post::Sharing;
 pub struct Action(u64);
 
 impl Action {
-    /// Announce nothing.
+    /// No signal and no counter.
     pub const NONE: Action = Action(0);
 
-    /// Reads a word made by the C header.
+    /// The action in a word that the C header made.
     pub const fn from_bits(bits: u64) -> Action {
         Action(bits)
     }
@@ -29,7 +29,7 @@ impl Action {
         Action::NONE.with_signal(id, 1)
     }
 
-    /// Raises the peer's signal `id` (at most 65533) by `n`; with `n` = 0 it raises nothing.
+    /// Raises the peer's signal `id` (at most 65533) by `n`; an `n` of 0 raises no signal.
     pub const fn signal_add(id: u16, n: u32) -> Action {
         Action::NONE.with_signal(id, n)
     }
@@ -39,35 +39,35 @@ impl Action {
         Action::NONE.with_counter(id)
     }
 
-    /// The same, and a signal raised by `n`.
+    /// This action, and a signal raised by `n`.
     pub const fn with_signal(self, id: u16, n: u32) -> Action {
         Action((self.0 & 0xffff_0000) | (id.saturating_add(1) as u64) | ((n as u64) << 32))
     }
 
-    /// The same, and a counter.
+    /// This action, and a counter.
     pub const fn with_counter(self, id: u16) -> Action {
         Action((self.0 & !0xffff_0000) | ((id.saturating_add(1) as u64) << 16))
     }
 
-    /// Announces nothing.
+    /// Returns whether there is neither signal nor counter.
     #[inline(always)]
     pub const fn is_none(self) -> bool {
         self.0 == 0
     }
 
-    /// What the signal is raised by, if one is named.
+    /// The amount that the signal is raised by, if there is one.
     #[inline(always)]
     pub(crate) const fn amount(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
-    /// The target slot of the signal that is named, even where it is raised by nothing; 0 if none is.
+    /// The target slot of the named signal, even if it is raised by 0; 0 without a signal.
     #[inline(always)]
     pub(crate) const fn named_slot(self) -> u32 {
         self.0 as u16 as u32
     }
 
-    /// Counter id, if one is named.
+    /// The counter's id, if there is one.
     #[inline(always)]
     pub(crate) const fn local_counter(self) -> Option<u32> {
         match (self.0 >> 16) as u32 & 0xffff {
@@ -92,25 +92,25 @@ impl Flags {
     const CTA: u32 = 0x100;
     const THREAD: u32 = 0x200;
 
-    /// Reads NCCL's flags and the sharing mode; those that mean nothing here are ignored.
+    /// The flags in a word of NCCL's flags and the sharing mode. Unknown flags are ignored.
     #[inline(always)]
     pub const fn from_bits(bits: u32) -> Flags {
         Flags(bits & (Flags::AGGREGATE.0 | Flags::SHARING))
     }
 
-    /// Any bits, for those who look at the mode no more.
+    /// Unchecked bits, for callers that have checked the mode.
     #[inline(always)]
     pub(crate) const fn raw(bits: u32) -> Flags {
         Flags(bits)
     }
 
-    /// No other flag, in that mode.
+    /// No flag, in that mode.
     #[inline(always)]
     pub const fn sharing(mode: Sharing) -> Flags {
         Flags::NONE.shared(mode)
     }
 
-    /// The same, in that mode.
+    /// These flags, in that mode.
     #[inline(always)]
     pub const fn shared(self, mode: Sharing) -> Flags {
         Flags(
@@ -123,7 +123,7 @@ impl Flags {
         )
     }
 
-    /// Who else may use the endpoint meanwhile; two modes at once are the widest.
+    /// The sharing mode; two modes at once are the widest.
     #[inline(always)]
     pub const fn mode(self) -> Sharing {
         match self.0 & Flags::SHARING {
@@ -133,20 +133,20 @@ impl Flags {
         }
     }
 
-    /// It may not be the widest mode.
+    /// Returns whether the mode may be another than the widest.
     #[inline(always)]
-    pub(crate) const fn is_narrowed(self) -> bool {
+    pub(crate) const fn has_sharing_mode(self) -> bool {
         self.0 & Flags::SHARING != 0
     }
 
-    /// It is in the widest mode; and there is no action, for which the C functions have a way apart on a CPU.
+    /// Returns whether the mode is the widest and, on a CPU, there is no action: there the C functions pass other operations on.
     #[inline(always)]
-    pub(crate) const fn is_plainest(self, action: Action) -> bool {
+    pub(crate) const fn is_default_without_action(self, action: Action) -> bool {
         let action = if cfg!(target_arch = "nvptx64") { 0 } else { action.0 };
         (self.0 & Flags::SHARING) as u64 | action == 0
     }
 
-    /// The doorbell is left to a later operation.
+    /// Returns whether the doorbell is left to a later operation.
     #[inline(always)]
     pub const fn is_aggregate(self) -> bool {
         self.0 & Flags::AGGREGATE.0 != 0
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_independent() {
+    fn signal_and_counter_of_action_are_independent() {
         let a = Action::counter(7).with_signal(3, 5);
         assert_eq!((a.named_slot(), a.amount(), a.local_counter()), (4, 5, Some(7)));
         let b = Action::signal_inc(0).with_counter(0);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_is_independent_of_the_other_flags() {
+    fn mode_is_independent_of_other_flags() {
         for mode in [Sharing::Gpu, Sharing::Cta, Sharing::Thread] {
             let flags = Flags::AGGREGATE.shared(mode);
             assert_eq!((flags.mode(), flags.is_aggregate()), (mode, true));

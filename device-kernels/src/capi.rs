@@ -21,7 +21,7 @@ macro_rules! context {
         if $ctx.is_null() {
             return Status::InvalidArgument as c_int;
         }
-        // SAFETY: the caller passes what `fgin_open` gave it, while the context lives.
+        // SAFETY: not null; the caller passes a context that `fgin_open` gave, and keeps it alive.
         unsafe { Context::from_ptr($ctx) }
     }};
 }
@@ -31,7 +31,7 @@ macro_rules! read_into {
         match $result {
             Ok(_) if $out.is_null() => Status::InvalidArgument as c_int,
             Ok(value) => {
-                // SAFETY: not null; the caller gives room for 8 bytes.
+                // SAFETY: not null; the caller of the C function vouches for room for 8 bytes.
                 unsafe { $out.write(value) };
                 0
             }
@@ -50,10 +50,10 @@ pub unsafe extern "C" fn fgin_open(handle: *mut c_void, context_id: u32, out: *m
     if out.is_null() {
         return Status::InvalidArgument as c_int;
     }
-    // SAFETY: the caller vouches for the handle.
+    // SAFETY: the caller vouches that the handle is null or a live one of the ferrogin plugin.
     match unsafe { Context::from_handle(handle, context_id) } {
         Ok(context) => {
-            // SAFETY: not null; the caller gives room.
+            // SAFETY: not null; the caller vouches for room for the value.
             unsafe { out.write(context.as_ptr()) };
             0
         }
@@ -61,9 +61,9 @@ pub unsafe extern "C" fn fgin_open(handle: *mut c_void, context_id: u32, out: *m
     }
 }
 
-/// The hot functions pass on by jumps, so that what is unusual keeps nothing of the usual: the same arguments to a
-/// function of the same kind. A GPU has no such jump, and gets one function.
-const BY_JUMPS: bool = !cfg!(target_arch = "nvptx64");
+/// On a CPU the posting functions pass rare cases on by a tail call, to a function of the same signature, so that the rare case
+/// costs the usual one nothing. A GPU has no tail calls, and gets one function.
+const HAS_TAIL_CALLS: bool = !cfg!(target_arch = "nvptx64");
 
 /// See `fgin_put` in `ferrogin/gin.h`.
 ///
@@ -84,15 +84,15 @@ pub unsafe extern "C" fn fgin_put(
 ) -> c_int {
     let context = context!(ctx);
     let raw = Flags::raw(flags);
-    if !raw.is_plainest(Action::from_bits(action)) {
-        return put_of_any_kind(ctx, peer, dst, dst_off, src, src_off, bytes, action, flags);
+    if !raw.is_default_without_action(Action::from_bits(action)) {
+        return put_any(ctx, peer, dst, dst_off, src, src_off, bytes, action, flags);
     }
-    let action = if BY_JUMPS { Action::NONE } else { Action::from_bits(action) };
-    code(context.put_as::<Gpu>(peer, Window(dst), dst_off, Window(src), src_off, bytes, action, raw))
+    let action = if HAS_TAIL_CALLS { Action::NONE } else { Action::from_bits(action) };
+    code(context.put_as::<Gpu>(peer, Window(dst).at(dst_off), Window(src).at(src_off), bytes, action, raw))
 }
 
 #[inline(never)]
-extern "C" fn put_of_any_kind(
+extern "C" fn put_any(
     ctx: *const ContextExt,
     peer: u32,
     dst: *mut c_void,
@@ -104,7 +104,7 @@ extern "C" fn put_of_any_kind(
     flags: u32,
 ) -> c_int {
     let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
-    code(context!(ctx).put(peer, Window(dst), dst_off, Window(src), src_off, bytes, action, flags))
+    code(context!(ctx).put(peer, Window(dst).at(dst_off), Window(src).at(src_off), bytes, action, flags))
 }
 
 /// See `fgin_put_value` in `ferrogin/gin.h`.
@@ -126,33 +126,33 @@ pub unsafe extern "C" fn fgin_put_value(
     let context = context!(ctx);
     #[cfg(not(target_arch = "nvptx64"))]
     {
-        let put = VALUE_WAYS[context.plain_value_way() as usize % VALUE_WAYS.len()];
+        let put = PUT_VALUE_BY_PATH[context.plain_value_path() as usize % PUT_VALUE_BY_PATH.len()];
         put(ctx, peer, dst, dst_off, value, bytes, action, flags)
     }
     #[cfg(target_arch = "nvptx64")]
     {
         let (raw, action) = (Flags::raw(flags), Action::from_bits(action));
-        if raw.is_narrowed() {
-            return put_value_of_any_kind(ctx, peer, dst, dst_off, value, bytes, action.bits(), flags);
+        if raw.has_sharing_mode() {
+            return put_value_any(ctx, peer, dst, dst_off, value, bytes, action.bits(), flags);
         }
-        code(context.put_value_as::<Gpu>(None, peer, Window(dst), dst_off, value, bytes, action, raw))
+        code(context.put_value_as::<Gpu>(None, peer, Window(dst).at(dst_off), (value, bytes), action, raw))
     }
 }
 
-/// The functions by `VALUE_*`; a power of two of them.
+/// The functions by `VALUE_*`; their number is a power of two.
 #[cfg(not(target_arch = "nvptx64"))]
-static VALUE_WAYS: [PutValue; 4] = {
-    let mut ways: [PutValue; 4] = [put_value_of_any_kind; 4];
-    ways[VALUE_POOL as usize] = put_value_pooled;
-    ways[VALUE_INLINE as usize] = put_value_inline;
-    ways
+static PUT_VALUE_BY_PATH: [PutValue; 4] = {
+    let mut by_path: [PutValue; 4] = [put_value_any; 4];
+    by_path[VALUE_POOL as usize] = put_value_pooled;
+    by_path[VALUE_INLINE as usize] = put_value_inline;
+    by_path
 };
 #[cfg(not(target_arch = "nvptx64"))]
 type PutValue = extern "C" fn(*const ContextExt, u32, *mut c_void, u64, u64, u32, u64, u32) -> c_int;
 
 macro_rules! put_value_by {
-    ($name:ident, $way:expr) => {
-        /// A value without an action, in the widest mode, by this way.
+    ($name:ident, $path:expr) => {
+        /// A value without an action, in GPU mode, on this path.
         #[cfg(not(target_arch = "nvptx64"))]
         extern "C" fn $name(
             ctx: *const ContextExt,
@@ -164,13 +164,20 @@ macro_rules! put_value_by {
             action: u64,
             flags: u32,
         ) -> c_int {
-            // SAFETY: `fgin_put_value`, which alone calls this, has looked at it.
+            // SAFETY: `fgin_put_value`, the only caller, has checked that it is not null; its caller vouches for the rest.
             let context = unsafe { Context::from_ptr(ctx) };
             let raw = Flags::raw(flags);
-            if !raw.is_plainest(Action::from_bits(action)) {
-                return put_value_of_any_kind(ctx, peer, dst, dst_off, value, bytes, action, flags);
+            if !raw.is_default_without_action(Action::from_bits(action)) {
+                return put_value_any(ctx, peer, dst, dst_off, value, bytes, action, flags);
             }
-            code(context.put_value_as::<Gpu>(Some($way), peer, Window(dst), dst_off, value, bytes, Action::NONE, raw))
+            code(context.put_value_as::<Gpu>(
+                Some($path),
+                peer,
+                Window(dst).at(dst_off),
+                (value, bytes),
+                Action::NONE,
+                raw,
+            ))
         }
     };
 }
@@ -179,7 +186,7 @@ put_value_by!(put_value_inline, VALUE_INLINE);
 put_value_by!(put_value_pooled, VALUE_POOL);
 
 #[inline(never)]
-extern "C" fn put_value_of_any_kind(
+extern "C" fn put_value_any(
     ctx: *const ContextExt,
     peer: u32,
     dst: *mut c_void,
@@ -190,7 +197,7 @@ extern "C" fn put_value_of_any_kind(
     flags: u32,
 ) -> c_int {
     let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
-    code(context!(ctx).put_value(peer, Window(dst), dst_off, value, bytes, action, flags))
+    code(context!(ctx).put_value(peer, Window(dst).at(dst_off), value, bytes, action, flags))
 }
 
 /// See `fgin_get` in `ferrogin/gin.h`.
@@ -211,14 +218,14 @@ pub unsafe extern "C" fn fgin_get(
 ) -> c_int {
     let context = context!(ctx);
     let raw = Flags::raw(flags);
-    if raw.is_narrowed() {
-        return get_of_any_kind(ctx, peer, remote, remote_off, local, local_off, bytes, flags);
+    if raw.has_sharing_mode() {
+        return get_any(ctx, peer, remote, remote_off, local, local_off, bytes, flags);
     }
-    code(context.get_as::<Gpu>(peer, Window(remote), remote_off, Window(local), local_off, bytes, raw))
+    code(context.get_as::<Gpu>(peer, Window(remote).at(remote_off), Window(local).at(local_off), bytes, raw))
 }
 
 #[inline(never)]
-extern "C" fn get_of_any_kind(
+extern "C" fn get_any(
     ctx: *const ContextExt,
     peer: u32,
     remote: *mut c_void,
@@ -229,7 +236,7 @@ extern "C" fn get_of_any_kind(
     flags: u32,
 ) -> c_int {
     let flags = Flags::from_bits(flags);
-    code(context!(ctx).get(peer, Window(remote), remote_off, Window(local), local_off, bytes, flags))
+    code(context!(ctx).get(peer, Window(remote).at(remote_off), Window(local).at(local_off), bytes, flags))
 }
 
 /// See `fgin_signal` in `ferrogin/gin.h`.
@@ -241,14 +248,14 @@ extern "C" fn get_of_any_kind(
 pub unsafe extern "C" fn fgin_signal(ctx: *const ContextExt, peer: u32, action: u64, flags: u32) -> c_int {
     let context = context!(ctx);
     let (action, raw) = (Action::from_bits(action), Flags::raw(flags));
-    if raw.is_narrowed() {
-        return signal_of_any_kind(ctx, peer, action.bits(), flags);
+    if raw.has_sharing_mode() {
+        return signal_any(ctx, peer, action.bits(), flags);
     }
     code(context.signal_as::<Gpu>(peer, action, raw))
 }
 
 #[inline(never)]
-extern "C" fn signal_of_any_kind(ctx: *const ContextExt, peer: u32, action: u64, flags: u32) -> c_int {
+extern "C" fn signal_any(ctx: *const ContextExt, peer: u32, action: u64, flags: u32) -> c_int {
     code(context!(ctx).signal(peer, Action::from_bits(action), Flags::from_bits(flags)))
 }
 
@@ -284,7 +291,7 @@ pub unsafe extern "C" fn fgin_flush_async(ctx: *const ContextExt, out: *mut Flus
     }
     match context!(ctx).flush_async() {
         Ok(request) => {
-            // SAFETY: not null; the caller gives room.
+            // SAFETY: not null; the caller vouches for room for the value.
             unsafe { out.write(request) };
             0
         }
@@ -323,7 +330,7 @@ pub unsafe extern "C" fn fgin_test_request(
     // SAFETY: not null; any bits are a request, and its numbers are checked.
     match context!(ctx).test_flush(unsafe { &*request }) {
         Ok(is_done) => {
-            // SAFETY: not null; the caller gives room.
+            // SAFETY: not null; the caller vouches for room for the value.
             unsafe { done.write(is_done.into()) };
             0
         }

@@ -1,35 +1,35 @@
-//! One GIN context: which endpoint an operation is posted on, and which of the peer's it is sent to.
+//! One GIN context: which of our endpoints an operation is posted on, and to which of the peer's endpoints it goes.
 //!
 //! The poster is a local choice, the target a remote one. A counter is the poster's completion count, so an operation
-//! that names counter `c` is posted on `c`'s endpoint, and nothing else is. Without a counter, one that raises signal
-//! `s` rides `s`'s endpoint, and one that does neither the data endpoint (the value endpoint, for a value). The target is
-//! the peer's endpoint of the signal, or its data endpoint, where nothing is observed.
+//! that names counter `c` is posted on `c`'s endpoint, and no other operation is. Without a counter, an operation that raises
+//! signal `s` is posted on `s`'s endpoint. An operation with neither is posted on the data endpoint, or a value on the value
+//! endpoint. The target is the peer's endpoint of the signal, or its data endpoint, where no signal is raised.
 //!
-//! A put, get or value of the usual kind takes a short way that is inlined: one work request by the `combining` policy.
-//! Everything else ([`general`]) is a call.
+//! An operation of one work request by the `combining` policy takes the fast path ([`fast_path`]), which is inlined. Every
+//! other operation is a call ([`slow_path`]).
 
-mod counting;
-mod general;
+mod completion;
 #[cfg(any(feature = "host", feature = "ptx"))]
-pub mod hot;
-mod short;
+pub mod continuation;
+mod fast_path;
+mod slow_path;
 mod tables;
 
-pub use counting::FlushRequest;
+pub use completion::FlushRequest;
 
 use crate::action::{Action, Flags};
 use crate::post::{Cta, Gpu, Share, Sharing, Thread};
 use crate::status::Status;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, Outside};
+use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::Limit;
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::ptr;
 use efa_dp_direct::wqe::words::ValueSize;
+use fast_path::{Empty, Get, InlineValue, Path, PooledValue, Put};
 use ferrogin_ffi::ext::{
     ContextExt, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, TargetWords, VALUE_INLINE, VALUE_POOL,
 };
-use short::{Empty, Get, InlineValue, PooledValue, Put, To};
 
 const DATA: u32 = 0;
 const VALUE: u32 = 1;
@@ -41,29 +41,52 @@ const FIRST_COUNTER: u32 = 2;
 pub struct Window(pub *mut c_void);
 
 impl Window {
+    /// The place `offset` bytes into the window.
     #[inline(always)]
-    fn is_null(self) -> bool {
-        self.0.is_null()
+    pub const fn at(self, offset: u64) -> Span {
+        Span { window: self, offset }
     }
 }
 
-// SAFETY: a window is the address of tables that nobody writes while it is registered.
+// SAFETY: a window is the address of tables that the plugin keeps constant while the window is registered.
 unsafe impl Send for Window {}
-// SAFETY: as above.
+// SAFETY: a window is the address of tables that the plugin keeps constant while the window is registered.
 unsafe impl Sync for Window {}
 
-/// One GIN context of a rank; copies are views of the same context, and all of it may be used by any thread.
+/// Where the bytes of an operation begin: on this rank or on the peer, as the parameter says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The window.
+    pub window: Window,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+impl Span {
+    #[inline(always)]
+    fn is_null(self) -> bool {
+        self.window.0.is_null()
+    }
+
+    /// The place `bytes` further.
+    #[inline(always)]
+    fn skip(self, bytes: u64) -> Span {
+        Span { offset: self.offset.wrapping_add(bytes), ..self }
+    }
+}
+
+/// One GIN context of a rank. Copies are views of the same context, and any thread may use it.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     ext: &'a ContextExt,
 }
 
-// SAFETY: everything behind the context is constant, or accessed atomically by all threads.
+// SAFETY: everything behind the context is constant, or all threads access it atomically.
 unsafe impl Send for Context<'_> {}
-// SAFETY: as above.
+// SAFETY: everything behind the context is constant, or all threads access it atomically.
 unsafe impl Sync for Context<'_> {}
 
-/// A call in the sharing mode of its flags: constant flags leave one of the three.
+/// A call in the sharing mode of its flags. With constant flags the compiler keeps one of the three.
 macro_rules! in_mode {
     ($flags:ident, $context:ident.$method:ident($($arg:expr),*)) => {
         match $flags.mode() {
@@ -84,8 +107,8 @@ impl<'a> Context<'a> {
     ///
     /// # Safety
     ///
-    /// `handle` is null or was returned by a GIN plugin's `createContext`, and is not destroyed during `'a`. The word
-    /// range before it must be readable, as it is for every handle of the ferrogin plugin.
+    /// `handle` is null or a GIN plugin's `createContext` returned it, and is not destroyed during `'a`. The bytes before it
+    /// must be readable, as they are for every handle of the ferrogin plugin.
     pub unsafe fn from_handle(handle: *mut c_void, id: u32) -> Result<Self, Status> {
         if handle.is_null() {
             return Err(Status::InvalidArgument);
@@ -99,7 +122,8 @@ impl<'a> Context<'a> {
         if id >= header.n_contexts {
             return Err(Status::InvalidArgument);
         }
-        // SAFETY: the header is ours: it points to `n_contexts` of these, constant while the context lives.
+        // SAFETY: magic and version say that the ferrogin plugin made the header: it points to `n_contexts` of these, and `id`
+        // is below that; they stay while the context lives.
         let ext = unsafe { &*header.contexts.wrapping_add(id as usize) };
         Ok(Context { ext })
     }
@@ -111,7 +135,7 @@ impl<'a> Context<'a> {
     /// `ext` came from `as_ptr` of a context that lives for `'a`.
     #[inline(always)]
     pub unsafe fn from_ptr(ext: *const ContextExt) -> Self {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller vouches that `ext` came from a live context.
         Context { ext: unsafe { &*ext } }
     }
 
@@ -131,8 +155,8 @@ impl<'a> Context<'a> {
         unsafe { (*self.ext.dev).rank as u32 }
     }
 
-    /// Nanoseconds after which a wait of this context gives up with [`Status::Timeout`]; 0 is never. Holds for the calls
-    /// that begin after it, of all threads.
+    /// Sets the time after which a wait of this context fails with [`Status::Timeout`], in nanoseconds; 0 is no limit. It
+    /// applies to later calls of all threads.
     pub fn set_timeout_ns(&self, ns: u64) {
         if let Some(word) = self.limits().timeout_word() {
             word.store(ns, Ordering::Relaxed);
@@ -146,159 +170,124 @@ impl<'a> Context<'a> {
         crate::platform::relax(round, || self.limits().progress());
     }
 
-    /// Writes `bytes` from `src` at `src_off` on this rank to `dst` at `dst_off` on `peer`.
+    /// Writes `bytes` from `src` on this rank to `dst` on `peer`.
     ///
-    /// Returns when it is posted; [`Context::flush`] says when the source may be reused. With no bytes only the action
-    /// takes place. More than one card operation can carry (1 GiB) is split: then a signal or counter still means that
-    /// all of it has landed, and this call waits for the first parts.
+    /// Returns when the operation is posted. After a [`Context::flush`] the source may be reused. With 0 bytes only the action
+    /// takes place. An operation of more than one work request's bytes (1 GiB) is split: a signal or counter still means that
+    /// all bytes have landed, and this call waits for the first parts.
     ///
     /// # Errors
     ///
     /// [`Status::InvalidArgument`]: peer, signal, counter or window out of range, or the peer has no such signal.
     /// Otherwise what ended a wait for room.
-    #[allow(clippy::too_many_arguments)]
     #[inline(always)]
-    pub fn put(
-        &self,
-        peer: u32,
-        dst: Window,
-        dst_off: u64,
-        src: Window,
-        src_off: u64,
-        bytes: u64,
-        action: Action,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        in_mode!(flags, self.put_as(peer, dst, dst_off, src, src_off, bytes, action, flags))
+    pub fn put(&self, peer: u32, dst: Span, src: Span, bytes: u64, action: Action, flags: Flags) -> Result<(), Status> {
+        in_mode!(flags, self.put_as(peer, dst, src, bytes, action, flags))
     }
 
-    #[allow(clippy::too_many_arguments)]
     #[inline(always)]
     pub(crate) fn put_as<S: Share>(
         &self,
         peer: u32,
-        dst: Window,
-        dst_off: u64,
-        src: Window,
-        src_off: u64,
+        dst: Span,
+        src: Span,
         bytes: u64,
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        // None, too many, or a policy without a short way.
-        if bytes.wrapping_sub(1) >= self.ext.short_put {
-            return self.put_general(peer, dst, dst_off, src, src_off, bytes, action, flags);
+        // No bytes, too many, or a policy without a fast path.
+        if bytes.wrapping_sub(1) >= self.ext.fast_put_limit {
+            return self.put_slow(peer, dst, src, bytes, action, flags);
         }
-        let Some(route) = self.short_route(peer, action, DATA)? else {
-            return self.put_general(peer, dst, dst_off, src, src_off, bytes, action, flags);
+        let Some(route) = self.fast_route(peer, action, DATA)? else {
+            return self.put_slow(peer, dst, src, bytes, action, flags);
         };
         if dst.is_null() || src.is_null() {
             return Err(Status::InvalidArgument);
         }
-        let to = To { target: self.target(peer, route)?, poster: self.poster(route) };
-        let (far, near) = (self.far(dst, peer), self.near(src));
-        short::post::<S>(Put { to, far, dst_off, near, src_off, bytes: bytes as u32 }, flags)
+        let path = Path { target: self.target(peer, route)?, poster: self.poster(route) };
+        let (remote, local) = (self.remote_span(dst, peer), self.local_span(src));
+        fast_path::post::<S>(Put { path, remote, local, bytes: bytes as u32 }, flags)
     }
 
-    /// Writes the low `bytes` (1, 2, 4 or 8) of `value` to `dst` at `dst_off` on `peer`.
+    /// Writes the low `bytes` (1, 2, 4 or 8) of `value` to `dst` on `peer`.
     ///
     /// # Errors
     ///
-    /// As for [`Context::put`]; also [`Status::InvalidArgument`] for another size or an action with a counter, which
-    /// values cannot name, and [`Status::Unsupported`] where the card takes no values.
-    #[allow(clippy::too_many_arguments)]
+    /// As for [`Context::put`]; also [`Status::InvalidArgument`] for another size, or for an action with a counter, which
+    /// values cannot name; and [`Status::Unsupported`] where the card takes no values.
     #[inline(always)]
     pub fn put_value(
         &self,
         peer: u32,
-        dst: Window,
-        dst_off: u64,
+        dst: Span,
         value: u64,
         bytes: u32,
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        in_mode!(flags, self.put_value_as(None, peer, dst, dst_off, value, bytes, action, flags))
+        in_mode!(flags, self.put_value_as(None, peer, dst, (value, bytes), action, flags))
     }
 
-    /// The short way of the endpoint may be known.
-    #[allow(clippy::too_many_arguments)]
+    /// `value_path` is the endpoint's [`VALUE_POOL`] or [`VALUE_INLINE`], where the caller knows it.
     #[inline(always)]
     pub(crate) fn put_value_as<S: Share>(
         &self,
-        way: Option<u32>,
+        value_path: Option<u32>,
         peer: u32,
-        dst: Window,
-        dst_off: u64,
-        value: u64,
-        bytes: u32,
+        dst: Span,
+        (value, bytes): (u64, u32),
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
         let size = ValueSize::new(bytes).ok_or(Status::InvalidArgument)?;
-        let Some(route) = self.short_route(peer, action, VALUE)? else {
-            return self.put_value_general(peer, dst, dst_off, value, bytes, action, flags);
+        let Some(route) = self.fast_route(peer, action, VALUE)? else {
+            return self.put_value_slow(peer, dst, value, bytes, action, flags);
         };
         if dst.is_null() {
             return Err(Status::InvalidArgument);
         }
-        let to = To { target: self.target(peer, route)?, poster: self.poster(route) };
-        let far = self.far(dst, peer);
-        match way.unwrap_or_else(|| to.poster.value_way()) {
-            VALUE_POOL => short::post::<S>(PooledValue { to, far, dst_off, value, bytes: size.bytes() }, flags),
-            VALUE_INLINE => short::post::<S>(InlineValue { to, far, dst_off, value, size }, flags),
-            _ => self.put_value_general(peer, dst, dst_off, value, bytes, action, flags),
+        let path = Path { target: self.target(peer, route)?, poster: self.poster(route) };
+        let remote = self.remote_span(dst, peer);
+        match value_path.unwrap_or_else(|| path.poster.value_path()) {
+            VALUE_POOL => fast_path::post::<S>(PooledValue { path, remote, value, bytes: size.bytes() }, flags),
+            VALUE_INLINE => fast_path::post::<S>(InlineValue { path, remote, value, size }, flags),
+            _ => self.put_value_slow(peer, dst, value, bytes, action, flags),
         }
     }
 
-    /// Reads `bytes` from `remote` at `remote_off` on `peer` to `local` at `local_off` on this rank. They are there
-    /// after the next [`Context::flush`].
+    /// Reads `bytes` from `remote` on `peer` to `local` on this rank. They have arrived after the next [`Context::flush`].
     ///
     /// # Errors
     ///
     /// As for [`Context::put`].
-    #[allow(clippy::too_many_arguments)]
     #[inline(always)]
-    pub fn get(
-        &self,
-        peer: u32,
-        remote: Window,
-        remote_off: u64,
-        local: Window,
-        local_off: u64,
-        bytes: u64,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        in_mode!(flags, self.get_as(peer, remote, remote_off, local, local_off, bytes, flags))
+    pub fn get(&self, peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Result<(), Status> {
+        in_mode!(flags, self.get_as(peer, remote, local, bytes, flags))
     }
 
-    #[allow(clippy::too_many_arguments)]
     #[inline(always)]
     pub(crate) fn get_as<S: Share>(
         &self,
         peer: u32,
-        remote: Window,
-        remote_off: u64,
-        local: Window,
-        local_off: u64,
+        remote: Span,
+        local: Span,
         bytes: u64,
         flags: Flags,
     ) -> Result<(), Status> {
-        if bytes.wrapping_sub(1) >= self.ext.short_put {
-            return self.get_general(peer, remote, remote_off, local, local_off, bytes, flags);
+        if bytes.wrapping_sub(1) >= self.ext.fast_put_limit {
+            return self.get_slow(peer, remote, local, bytes, flags);
         }
         let route = self.route(peer, Action::NONE, DATA)?;
         if remote.is_null() || local.is_null() {
             return Err(Status::InvalidArgument);
         }
-        let to = To { target: self.target(peer, route)?, poster: self.poster(route) };
-        let (far, near) = (self.far(remote, peer), self.near(local));
-        let get = Get { to, far, far_off: remote_off, near, near_off: local_off, bytes: bytes as u32 };
-        short::post::<S>(get, flags)
+        let path = Path { target: self.target(peer, route)?, poster: self.poster(route) };
+        let (remote, local) = (self.remote_span(remote, peer), self.local_span(local));
+        fast_path::post::<S>(Get { path, remote, local, bytes: bytes as u32 }, flags)
     }
 
-    /// Carries out `action` on `peer` with no bytes. An empty action still rings what was aggregated on the data
-    /// endpoint.
+    /// Carries out `action` on `peer`, without bytes. An empty action still rings what was aggregated on the data endpoint.
     ///
     /// # Errors
     ///
@@ -310,30 +299,30 @@ impl<'a> Context<'a> {
 
     #[inline(always)]
     pub(crate) fn signal_as<S: Share>(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        if self.ext.short_put == 0 {
-            return self.signal_general(peer, action, flags);
+        if self.ext.fast_put_limit == 0 {
+            return self.signal_slow(peer, action, flags);
         }
-        let Some(route) = self.short_route(peer, action, DATA)? else {
-            return self.signal_general(peer, action, flags);
+        let Some(route) = self.fast_route(peer, action, DATA)? else {
+            return self.signal_slow(peer, action, flags);
         };
-        let to = To { target: self.target(peer, route)?, poster: self.poster(route) };
-        short::post::<S>(Empty { to, context: *self, peer }, flags)
+        let path = Path { target: self.target(peer, route)?, poster: self.poster(route) };
+        fast_path::post::<S>(Empty { path, context: *self, peer }, flags)
     }
 }
 
-/// Where an operation goes.
+/// Our endpoint and the kind of the peer's endpoint.
 #[derive(Clone, Copy)]
 struct Route {
-    /// The row of the peers' endpoints in the table of targets: that of their data endpoints, or that of a signal.
+    /// The row of the table of targets: the peers' data endpoints, or their endpoints of one signal.
     row: *const TargetWords,
     /// Our endpoint.
     poster: *const EndpointExt,
-    /// What the signal is raised by; 0 if none is.
+    /// The amount that the signal is raised by; 0 without a signal.
     raised_by: u32,
 }
 
 impl<'a> Context<'a> {
-    /// Checks peer and action, and says where the operation goes; `plain` is the endpoint for an empty action.
+    /// Checks peer and action, and chooses the route; `plain` is the endpoint for an empty action.
     #[inline(always)]
     fn route(&self, peer: u32, action: Action, plain: u32) -> Result<Route, Status> {
         if peer >= self.ext.nranks {
@@ -342,9 +331,9 @@ impl<'a> Context<'a> {
         if action.is_none() { Ok(self.plain_route(plain)) } else { self.route_of(action, plain) }
     }
 
-    /// The same; nothing if it takes more than one post, or a value with a counter.
+    /// The same; `None` for an operation of more than one post, and for a value with a counter.
     #[inline(always)]
-    fn short_route(&self, peer: u32, action: Action, plain: u32) -> Result<Option<Route>, Status> {
+    fn fast_route(&self, peer: u32, action: Action, plain: u32) -> Result<Option<Route>, Status> {
         if peer >= self.ext.nranks {
             return Err(Status::InvalidArgument);
         }
@@ -352,11 +341,11 @@ impl<'a> Context<'a> {
             return Ok(Some(self.plain_route(plain)));
         }
         let route = self.route_of(action, plain)?;
-        let long = route.raised_by > 1 || plain == VALUE && action.local_counter().is_some();
-        Ok(if long { None } else { Some(route) })
+        let is_slow = route.raised_by > 1 || plain == VALUE && action.local_counter().is_some();
+        Ok(if is_slow { None } else { Some(route) })
     }
 
-    /// A signal that is raised by nothing must exist all the same.
+    /// A signal that is raised by 0 must exist all the same.
     #[inline(always)]
     fn route_of(&self, action: Action, plain: u32) -> Result<Route, Status> {
         let counter_exists = action.local_counter().is_none_or(|counter| counter < self.ext.n_counters);
@@ -366,7 +355,7 @@ impl<'a> Context<'a> {
         let (named, ext) = (action.named_slot(), self.ext);
         let raised_by = if named == 0 { 0 } else { action.amount() };
         let slot = if raised_by == 0 { 0 } else { named };
-        // A signal that only peers have has no endpoint here.
+        // This rank has no endpoint for a signal that only peers have.
         let poster = match action.local_counter() {
             Some(counter) => FIRST_COUNTER + counter,
             None if slot.wrapping_sub(1) < ext.n_signals => FIRST_COUNTER - 1 + ext.n_counters + slot,
@@ -388,7 +377,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// What ends a context's waits; read only when something is waited for.
+/// What ends a context's waits. The words are read only by a wait.
 #[derive(Clone, Copy)]
 struct ExtLimits<'a>(&'a ContextExt);
 
@@ -397,7 +386,7 @@ impl<'a> ExtLimits<'a> {
         if self.0.timeout_ns.is_null() {
             return None;
         }
-        // SAFETY: an aligned word of the context, which lives for 'a and is accessed atomically by all.
+        // SAFETY: an aligned word of the context, which lives for 'a; host and kernels access it atomically.
         Some(unsafe { AtomicU64::from_ptr(self.0.timeout_ns) })
     }
 }
@@ -409,12 +398,12 @@ impl Limit for ExtLimits<'_> {
             return false;
         }
         // SAFETY: an aligned word of the context, which outlives this; host and kernels access it atomically.
-        unsafe { AtomicU32::from_ptr(self.0.abort_flag) }.load_outside(Ordering::Relaxed) != 0
+        unsafe { AtomicU32::from_ptr(self.0.abort_flag) }.load_external(Ordering::Relaxed) != 0
     }
 
     #[inline]
     fn timeout_ns(&self) -> u64 {
-        self.timeout_word().map_or(0, |word| word.load_outside(Ordering::Relaxed))
+        self.timeout_word().map_or(0, |word| word.load_external(Ordering::Relaxed))
     }
 
     #[cfg(not(target_arch = "nvptx64"))]

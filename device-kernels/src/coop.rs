@@ -1,12 +1,12 @@
-//! Threads that make a call together: one alone, a warp, a CTA, or any other group.
+//! Threads that make a call together: one thread, a warp, a CTA, or any other group.
 //!
-//! The group meets before and after the call. What the card has one queue for is done by the thread of rank 0, so that an
-//! operation is posted once; what can be divided, a flush, is.
+//! The group synchronises before and after the call. The thread of rank 0 carries an operation out, so that it is posted once.
+//! The threads divide a flush among them.
 
 use crate::context::Context;
 use crate::status::Status;
 
-/// A group of threads. Each of them has its own value of it, and all make the same calls.
+/// A group of threads. Each thread has its own value of the type, and all threads make the same calls.
 pub trait Coop {
     /// This thread's number in the group, below `size`.
     fn rank(&self) -> u32;
@@ -53,11 +53,11 @@ mod gpu {
         }};
     }
 
-    /// The 32 threads of a warp, all of which must be there.
+    /// The 32 threads of a warp, all of which make the call.
     #[derive(Debug, Clone, Copy, Default)]
     pub struct Warp;
 
-    /// The threads of a CTA, all of which must be there.
+    /// The threads of a CTA, all of which make the call.
     #[derive(Debug, Clone, Copy, Default)]
     pub struct Cta;
 
@@ -74,7 +74,7 @@ mod gpu {
 
         #[inline(always)]
         fn sync(&self) {
-            // SAFETY: the lanes of the warp meet, as `Warp` asks for; memory between them is ordered by it.
+            // SAFETY: all lanes of the warp make this call, as `Warp` demands; the barrier orders memory between them.
             unsafe { asm!("bar.warp.sync 0xffffffff;", options(nostack)) }
         }
     }
@@ -94,14 +94,14 @@ mod gpu {
 
         #[inline(always)]
         fn sync(&self) {
-            // SAFETY: the threads of the CTA meet, as `Cta` asks for.
+            // SAFETY: all threads of the CTA make this call, as `Cta` demands.
             unsafe { asm!("bar.sync 0;", options(nostack)) }
         }
     }
 }
 
 impl Context<'_> {
-    /// Carries out `operation` once for the group, by the thread of rank 0, whose result it is: the others have no error.
+    /// Carries out `operation` once for the group, in the thread of rank 0, which gets its result; the others get `Ok`.
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ impl Context<'_> {
     ///
     /// # Errors
     ///
-    /// As for [`Context::flush`], to the threads whose part it was.
+    /// As for [`Context::flush`], in the thread whose part failed.
     pub fn flush_with(&self, coop: &impl Coop) -> Result<(), Status> {
         coop.sync();
         let outcome = self.flush_part(coop.rank(), coop.size());

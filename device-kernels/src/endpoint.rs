@@ -1,12 +1,12 @@
 //! One endpoint: the queue that an operation is posted on.
 //!
-//! Ring, doorbell, counters and cursors are memory that the card, NCCL's device code and other threads use too: they
-//! are reached through raw pointers and atomics only, and all of that is in this file.
+//! The card, NCCL's device code and other threads use ring, doorbell, counters and cursors too. Only this file accesses them,
+//! through raw pointers and atomics.
 
-use crate::post::combining::{After, NoRoom};
-use crate::post::{COUNT_MASK, Gpu, Queue, Share, Write, combining, locked, pause};
+use crate::post::combining::{AfterMark, NoRoom};
+use crate::post::{COUNT_MASK, EncodeWqe, Gpu, Queue, Share, combining, locked, pause};
 use crate::status::Status;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, Outside};
+use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::{Limit, Spin};
 use core::mem::offset_of;
 use efa_dp_direct::arch;
@@ -16,11 +16,9 @@ pub use efa_dp_direct::wqe::RemoteMem as Remote;
 pub use efa_dp_direct::wqe::Sge;
 use efa_dp_direct::wqe::words::{self, NARROW, WIDE};
 use ferrogin_ffi::device::EndpointHandle;
-use ferrogin_ffi::ext::{
-    ContextExt, EndpointExt, POLICY_LOCKED, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL, VALUE_STRIDE,
-};
+use ferrogin_ffi::ext::{ContextExt, EndpointExt, POLICY_LOCKED, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE};
 
-/// A work request as far as it does not depend on its number; the rest of a wide one is zeros.
+/// The part of a work request that does not depend on its number; the second half of a wide request is zeros.
 pub type Request = [u64; NARROW];
 
 /// One endpoint of a context.
@@ -34,70 +32,75 @@ impl<'a> Endpoint<'a> {
     ///
     /// # Safety
     ///
-    /// `ext` was filled by the host plugin and stays, with all that it points to, for `'a`.
+    /// The host plugin filled `ext`, and keeps it, with all that it points to, for `'a`.
     #[inline(always)]
     pub unsafe fn new(ext: &'a EndpointExt) -> Self {
         Endpoint { ext }
     }
 
-    /// How values are posted by the short way: `VALUE_*`.
+    /// How values take the fast path: `VALUE_*`.
     #[inline(always)]
-    pub fn value_way(&self) -> u32 {
-        self.ext.cold.value_way
+    pub fn value_path(&self) -> u32 {
+        self.ext.cold.value_path
     }
 
-    /// The context that it belongs to.
+    /// The context of this endpoint.
     #[inline(always)]
     pub fn context(&self) -> *const ContextExt {
         self.ext.cold.context
     }
 
-    /// How values are posted here, whatever the policy: `VALUE_*`, where `VALUE_GENERAL` says that they cannot be.
+    /// How this endpoint posts values by either policy: `VALUE_*`, or `VALUE_NONE` if it cannot.
     pub fn takes_values(&self) -> u32 {
         match (self.ext.cold.write_inline >= 8, self.ext.cold.value_slots != 0) {
             (true, _) => VALUE_INLINE,
             (false, true) => VALUE_POOL,
-            (false, false) => VALUE_GENERAL,
+            (false, false) => VALUE_NONE,
         }
     }
 
-    /// Posts by the `combining` policy what `request` puts in place.
+    /// Posts `request` by the `combining` policy.
     #[inline(always)]
-    pub fn combine<S: Share>(&self, limits: impl Limit, aggregate: bool, request: impl Write) -> Result<(), Status> {
-        combining::post::<S, _>(*self, limits, aggregate, request)
-    }
-
-    /// The same, if there is room at once.
-    #[inline(always)]
-    pub fn combine_at_once<S: Share>(&self, aggregate: bool, request: impl Write) -> Result<(), NoRoom> {
-        combining::post_at_once::<S, _>(*self, aggregate, request)
-    }
-
-    /// The same, with what is left to do as the result.
-    #[inline(always)]
-    pub fn combine_without_calls<S: Share>(&self, aggregate: bool, request: impl Write) -> Result<After, NoRoom> {
-        combining::post_without_calls::<S, _>(*self, aggregate, request)
-    }
-
-    /// Goes on with what [`Self::combine_at_once`] could not post.
-    #[inline(always)]
-    pub fn combine_late<S: Share>(
+    pub fn post_combining<S: Share>(
         &self,
         limits: impl Limit,
         aggregate: bool,
-        request: impl Write,
-        reserved: u64,
+        request: impl EncodeWqe,
     ) -> Result<(), Status> {
-        combining::post_late::<S, _>(*self, limits, reserved, aggregate, request)
+        combining::post::<S, _>(*self, limits, aggregate, request)
     }
 
-    /// Posts by either policy, in the widest mode but for the lock. With a `pooled` value and its size, the local side of
-    /// the request is the value's slot.
+    /// Posts `request` by the `combining` policy, if there is room at once.
+    #[inline(always)]
+    pub fn try_post_combining<S: Share>(&self, aggregate: bool, request: impl EncodeWqe) -> Result<(), NoRoom> {
+        combining::try_post::<S, _>(*self, aggregate, request)
+    }
+
+    /// The same without a call: the result says what remains to be done.
+    #[inline(always)]
+    pub fn try_post_uncalled<S: Share>(&self, aggregate: bool, request: impl EncodeWqe) -> Result<AfterMark, NoRoom> {
+        combining::try_post_uncalled::<S, _>(*self, aggregate, request)
+    }
+
+    /// Posts `request` under the reservation for which [`Self::try_post_combining`] found no room.
+    #[inline(always)]
+    pub fn post_reserved<S: Share>(
+        &self,
+        limits: impl Limit,
+        aggregate: bool,
+        request: impl EncodeWqe,
+        reserved: u64,
+    ) -> Result<(), Status> {
+        combining::post_reserved::<S, _>(*self, limits, reserved, aggregate, request)
+    }
+
+    /// Posts by either policy, in GPU mode; in an `exclusive` mode the `locked` policy takes no lock. With a `pooled` value and
+    /// its size, the local side of the request is the value's slot.
     #[inline(never)]
     pub fn post(
         self,
         policy: u32,
-        alone: bool,
+        exclusive: bool,
         limits: impl Limit,
         aggregate: bool,
         request: Request,
@@ -109,14 +112,14 @@ impl<'a> Endpoint<'a> {
         };
         if policy == POLICY_LOCKED {
             let place = |idx| self.place_in_batch(numbered(idx));
-            locked::post(&self, self.locked_words(), limits, alone, aggregate, place)
+            locked::post(&self, self.locked_words(), limits, exclusive, aggregate, place)
         } else {
             combining::post::<Gpu, _>(self, limits, aggregate, |idx| self.place(numbered(idx), idx))
         }
     }
 
-    /// Rings and makes countable what was posted here before: the number to give to [`Self::is_flushed`], or nothing if
-    /// it has all completed.
+    /// Rings every earlier post on this endpoint and begins a flush of it. Returns the number to give to [`Self::is_flushed`],
+    /// or `None` if every earlier post has completed.
     pub fn begin_flush(&self, policy: u32, limits: impl Limit) -> Result<Option<u32>, Status> {
         if self.failed() {
             return Err(Status::CardError);
@@ -132,7 +135,7 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// Everything below `at` has completed.
+    /// Returns whether every post below `at` has completed.
     pub fn is_flushed(&self, policy: u32, at: u32) -> Result<bool, Status> {
         if policy == POLICY_LOCKED {
             Ok(locked::is_flushed(self, at))
@@ -141,7 +144,7 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// Waits until everything below `at` has completed.
+    /// Waits until every post below `at` has completed.
     pub fn wait_flushed(&self, policy: u32, limits: impl Limit, at: u32) -> Result<(), Status> {
         let mut spin = Spin::new(limits);
         while !self.is_flushed(policy, at)? {
@@ -150,8 +153,8 @@ impl<'a> Endpoint<'a> {
         if self.failed() { Err(Status::CardError) } else { Ok(()) }
     }
 
-    /// Rings what was deferred here, for a wait that depends on it; and says if that can no longer complete.
-    pub fn nudge(&self, policy: u32, limits: impl Limit) -> Result<(), Status> {
+    /// Rings deferred posts on this endpoint, for a wait that depends on them. Fails if they can no longer complete.
+    pub fn ring_deferred(&self, policy: u32, limits: impl Limit) -> Result<(), Status> {
         if self.failed() {
             return Err(Status::CardError);
         }
@@ -175,14 +178,15 @@ impl<'a> Endpoint<'a> {
 
     #[inline(always)]
     fn atomic_u64(&self, at: *mut u64) -> &'a AtomicU64 {
-        // SAFETY: `new`'s caller vouches that the structs behind the handle live for 'a; every word that is reached
-        // this way is 8-aligned (the layouts are asserted) and only ever accessed atomically while kernels run.
+        // SAFETY: the caller of `new` vouches that the structs behind the handle live for 'a. Callers of this method pass an
+        // 8-aligned word of them (the layouts are asserted), which host and kernels access only atomically while kernels run.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
     #[inline(always)]
     fn atomic_u32(&self, at: *mut u32) -> &'a AtomicU32 {
-        // SAFETY: as for `atomic_u64`, with 4-byte alignment.
+        // SAFETY: the caller of `new` vouches that the structs behind the handle live for 'a. Callers of this method pass a
+        // 4-aligned word of them (the layouts are asserted), which host and kernels access only atomically while kernels run.
         unsafe { AtomicU32::from_ptr(at) }
     }
 
@@ -196,12 +200,12 @@ impl<'a> Endpoint<'a> {
     pub fn pool(&self, idx: u32, value: u64, bytes: u32) -> Sge {
         let cold = &self.ext.cold;
         let addr = cold.value_base + u64::from(idx & cold.value_mask) * u64::from(VALUE_STRIDE);
-        // The whole slot: its other bytes are nobody's.
+        // The store covers the whole slot, whose other bytes are unused.
         self.atomic_u64(addr as *mut u64).store(value, Ordering::Relaxed);
         Sge { addr, lkey: cold.value_lkey, length: bytes }
     }
 
-    /// The slot of request `idx`, and the bit that its first word has in this lap.
+    /// The slot of request `idx`, and the phase bit of its first word in this lap.
     #[inline(always)]
     pub fn slot(&self, idx: u32) -> (Slot, u64) {
         let cold = &self.ext.cold;
@@ -210,7 +214,7 @@ impl<'a> Endpoint<'a> {
         (Slot(cold.sq_buf.wrapping_byte_add(offset as usize).cast()), phase)
     }
 
-    /// Requests have 128 bytes.
+    /// Returns whether requests have 128 bytes.
     #[inline(always)]
     pub fn is_wide(&self) -> bool {
         self.ext.cold.wqe_size == 128
@@ -227,28 +231,28 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// The slot is the last of the batch that `start` made room in.
+    /// Writes a request into the last slot of the batch, in which `start` made room.
     #[inline(always)]
     fn place_in_batch(&self, request: Request) {
         let (wq, last) = (self.wq(), locked::Batch::pending(self).wrapping_sub(1));
         if self.is_wide() {
             let mut wide = [0; WIDE];
             wide[..NARROW].copy_from_slice(&request);
-            // SAFETY: a live queue of 128-byte requests; the holder of the lock started this one.
+            // SAFETY: a live queue of 128-byte requests; this thread has the lock and started this request.
             unsafe { sq::place(wq, last, wide) };
         } else {
-            // SAFETY: a live queue of 64-byte requests; the holder of the lock started this one.
+            // SAFETY: a live queue of 64-byte requests; this thread has the lock and started this request.
             unsafe { sq::place(wq, last, request) };
         }
     }
 }
 
-/// Where a request is written.
+/// The place of a request in the ring.
 #[derive(Clone, Copy)]
 pub struct Slot(*mut u64);
 
 impl Slot {
-    /// Writes words from the `first` of the request on. A post writes each as soon as it knows it, and so needs few
+    /// Writes words of the request from word `first` on. A post writes each word as soon as it knows it, and so needs few
     /// registers.
     #[inline(always)]
     pub fn put<const N: usize>(self, first: usize, words: [u64; N]) {
@@ -260,11 +264,12 @@ impl Slot {
         }
     }
 
-    /// The second half of a request of 128 bytes.
+    /// Writes zeros into the second half of a request of 128 bytes.
     #[inline(always)]
     pub fn pad(self) {
         const { assert!(WIDE - NARROW == 8) };
-        // SAFETY: as in `put`, for the slots of 128 bytes that callers have.
+        // SAFETY: the slot lies in the ring, which lives as long as the endpoint and is 8-aligned; callers have slots of 128
+        // bytes; the policy admitted the request's number, so no other poster writes the slot and the card has fetched it.
         unsafe { arch::mmio_zero_64(self.0.wrapping_add(NARROW)) };
     }
 }
@@ -272,13 +277,13 @@ impl Slot {
 impl Queue for Endpoint<'_> {
     #[inline(always)]
     fn completed(&self) -> u32 {
-        self.atomic_u64(self.ext.cold.completed.cast_mut()).load_outside(Ordering::Acquire) as u32 & COUNT_MASK
+        self.atomic_u64(self.ext.cold.completed.cast_mut()).load_external(Ordering::Acquire) as u32 & COUNT_MASK
     }
 
     #[inline(always)]
     fn failed(&self) -> bool {
         !self.ext.cold.errors.is_null()
-            && self.atomic_u64(self.ext.cold.errors.cast_mut()).load_outside(Ordering::Relaxed)
+            && self.atomic_u64(self.ext.cold.errors.cast_mut()).load_external(Ordering::Relaxed)
                 != self.ext.cold.errors_base
     }
 
@@ -304,7 +309,7 @@ impl Queue for Endpoint<'_> {
 
     #[inline(always)]
     fn doorbell(&self, count: u32) {
-        // SAFETY: the endpoint's doorbell, alive for 'a; only the one poster that holds the turn writes it.
+        // SAFETY: the endpoint's doorbell, alive for 'a; only the active ringer, or the poster that has the lock, writes it.
         unsafe { arch::mmio_store_u32(self.ext.cold.sq_db, count) };
     }
 
@@ -357,15 +362,15 @@ impl locked::Batch for Endpoint<'_> {
     fn start(&self) {
         let pending = self.pending();
         if pending >= self.ext.cold.max_batch {
-            // `start_batch` would ring too, but NCCL's cursors would not learn of it.
+            // `start_batch` would ring too, but would not update NCCL's cursors.
             self.ring();
         } else if pending == 0 {
-            // The queue's phase is that of the slot at `pc`, which NCCL's device code moves without it.
+            // The queue's phase belongs to the slot at `pc`. NCCL's device code moves `pc` without the phase.
             let pc = self.wq_field(offset_of!(WqV0, pc)).load(Ordering::Relaxed);
             let phase = u32::from(pc & self.ext.cold.phase_bit != 0);
             self.wq_field(offset_of!(WqV0, phase)).store(phase, Ordering::Relaxed);
         }
-        // SAFETY: a live queue; the holder of the lock alone starts and flushes.
+        // SAFETY: a live queue; only the thread that has the lock starts and flushes.
         unsafe { sq::start_batch(self.wq(), 1) };
     }
 
@@ -376,10 +381,10 @@ impl locked::Batch for Endpoint<'_> {
             return;
         }
         if self.pending() != 0 {
-            // SAFETY: as in `start`.
+            // SAFETY: a live queue; only the thread that has the lock starts and flushes.
             unsafe { sq::flush(self.wq()) };
         } else {
-            // SAFETY: the endpoint's doorbell, rung by the holder of the lock alone.
+            // SAFETY: the endpoint's doorbell; only the thread that has the lock rings it.
             unsafe { sq::ring(self.ext.cold.sq_db, next) };
         }
         self.publish(next);

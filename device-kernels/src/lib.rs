@@ -1,13 +1,18 @@
 //! The GIN device API: put, putValue, get, signal, flush, on the handles that the host plugin hands out.
 //!
 //! The same code runs on CPU threads (tests, the software card) and on the GPU. A [`Context`] is made from the handle
-//! that `createContext` returned and a context id; every operation returns a [`Status`] and no wait hangs: each spin
-//! looks at the abort flag, the endpoint's error counter and a deadline.
+//! that `createContext` returned and a context id. Every operation returns a [`Status`], and no wait hangs: each round checks
+//! the abort flag, the endpoint's error counter and a deadline.
 //!
-//! Where things are: [`action`] says what an operation announces (signal, counter); [`context`] routes an operation to
-//! an endpoint and a target; [`coop`] is for threads that call together; [`endpoint`] is the queue that it is posted on; [`post`] holds the two posting policies,
-//! `combining` and `locked`, over a small trait; [`wait`] is the only place that spins; [`sync`] the one atomics shim: with
-//! `--cfg loom` only the posting code is built, and a model runs it.
+//! | module | what |
+//! |---|---|
+//! | [`action`] | the signal and the counter of an operation, and its flags |
+//! | [`context`] | routes an operation to an endpoint and a target; fast path and slow path |
+//! | [`coop`] | threads that make a call together |
+//! | [`endpoint`] | the queue that an operation is posted on |
+//! | [`post`] | the two posting policies, `combining` and `locked`, over a small trait |
+//! | [`wait`] | the only loop that spins |
+//! | [`sync`] | the one atomics shim; with `--cfg loom` only the posting code is built, and a model runs it |
 #![cfg_attr(not(any(test, feature = "host")), no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 
@@ -38,7 +43,7 @@ pub mod wait;
 #[cfg(not(loom))]
 pub use action::{Action, Flags};
 #[cfg(not(loom))]
-pub use context::{Context, FlushRequest, Window};
+pub use context::{Context, FlushRequest, Span, Window};
 #[cfg(not(loom))]
 pub use coop::Coop;
 pub use post::Sharing;

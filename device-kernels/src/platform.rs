@@ -1,4 +1,4 @@
-//! What the processor gives: a clock, how to wait a moment, and the atomics of a CTA.
+//! What depends on the processor: a clock, a pause of a wait, and the atomics of a CTA.
 
 #[cfg(target_arch = "nvptx64")]
 use crate::sync::AtomicU64;
@@ -85,10 +85,10 @@ pub fn relax(_round: u32, _progress: impl FnOnce() -> bool) {
     loom::thread::yield_now();
 }
 
-/// One, as far as the assembler can tell a number of each thread's own.
+/// The number 1, in a form that the assembler takes for a number of each thread's own.
 ///
-/// For an add of the same constant to the same word, ptxas has a warp elect a leader, who adds for all and shares the result
-/// out: 17 instructions and two shuffles behind the atomic, which a post by one thread has for nothing.
+/// For an add of one constant to one word, ptxas makes a warp elect a leader that adds for all lanes and distributes the result.
+/// That takes 17 instructions and two shuffles behind the atomic, which a post by one thread has no use for.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 pub fn one() -> u64 {
@@ -106,13 +106,13 @@ pub fn one() -> u64 {
     1
 }
 
-/// Adds to a word that the threads of one CTA share, and returns what was there: an acquire.
+/// Adds to a word that the threads of one CTA share, and returns the old value: an acquire.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 pub fn cta_add(word: &AtomicU64, value: u64) -> u64 {
     let at = word.as_ptr();
     let old: u64;
-    // SAFETY: an atomic's own address.
+    // SAFETY: the address of a live atomic, whose type keeps it aligned and in global memory.
     unsafe {
         core::arch::asm!(
             "atom.acquire.cta.add.u64 {old}, [{at}], {value};",
@@ -122,13 +122,13 @@ pub fn cta_add(word: &AtomicU64, value: u64) -> u64 {
     old
 }
 
-/// Replaces a word that the threads of one CTA share if it is `from`, and returns what was there: acquire and release.
+/// Replaces a word that the threads of one CTA share if it is `from`, and returns the old value: acquire and release.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 pub fn cta_replace(word: &AtomicU64, from: u64, to: u64) -> u64 {
     let at = word.as_ptr();
     let old: u64;
-    // SAFETY: an atomic's own address.
+    // SAFETY: the address of a live atomic, whose type keeps it aligned and in global memory.
     unsafe {
         core::arch::asm!(
             "atom.acq_rel.cta.cas.b64 {old}, [{at}], {from}, {to};",

@@ -1,11 +1,11 @@
-//! What a PTX module needs beside the functions of [`capi`](crate::capi).
+//! The panic handler of the PTX module.
 
 use core::arch::asm;
 use core::panic::PanicInfo;
 
-/// Ends the kernel; the host's next CUDA call says so. Nothing on the device's paths is meant to come here.
+/// Ends the kernel with a trap, which the host's next CUDA call reports. No path of the device code panics.
 #[panic_handler]
 fn panic(_: &PanicInfo<'_>) -> ! {
-    // SAFETY: nothing runs after it.
+    // SAFETY: the trap ends the kernel and does not return.
     unsafe { asm!("trap;", options(noreturn, nostack)) }
 }

@@ -12,30 +12,30 @@ mod nvptx64;
 pub use nvptx64::{AtomicU32, AtomicU64, Ordering};
 
 /// A word that the card or the host writes, and threads only read.
-pub trait Outside {
+pub trait LoadExternal {
     /// Its integer.
     type Value;
 
-    /// Loads it from where its writer puts it: beyond the GPU's caches.
-    fn load_outside(&self, order: Ordering) -> Self::Value;
+    /// Loads the word from memory, past the GPU's caches.
+    fn load_external(&self, order: Ordering) -> Self::Value;
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
-impl Outside for AtomicU32 {
+impl LoadExternal for AtomicU32 {
     type Value = u32;
 
     #[inline(always)]
-    fn load_outside(&self, order: Ordering) -> u32 {
+    fn load_external(&self, order: Ordering) -> u32 {
         self.load(order)
     }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
-impl Outside for AtomicU64 {
+impl LoadExternal for AtomicU64 {
     type Value = u64;
 
     #[inline(always)]
-    fn load_outside(&self, order: Ordering) -> u64 {
+    fn load_external(&self, order: Ordering) -> u64 {
         self.load(order)
     }
 }

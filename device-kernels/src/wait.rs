@@ -1,13 +1,13 @@
-//! The only place that spins.
+//! Waiting: the only loop that spins.
 
 use crate::platform;
 use crate::status::Status;
 use crate::sync::{AtomicU32, Ordering};
 
-/// What ends a wait that is not satisfied: the host's abort flag, or a time limit. The endpoint's error counter is the
-/// third; the loop that waits on an endpoint looks at it. Asked for only when something must be waited for.
+/// What ends a wait whose condition does not come true: the host's abort flag, or a time limit. The loop that waits on an
+/// endpoint also checks the endpoint's error counter. Only a wait calls these methods.
 pub trait Limit: Copy {
-    /// The host wants every wait to end.
+    /// Returns whether the host has raised the abort flag.
     fn aborted(&self) -> bool;
     /// Nanoseconds that one wait may take; 0 is no limit.
     fn timeout_ns(&self) -> u64;
@@ -18,10 +18,10 @@ pub trait Limit: Copy {
     }
 }
 
-/// Limits that are at hand.
+/// Limits by value, for tests and programs without a context.
 #[derive(Clone, Copy)]
 pub struct Limits<'a> {
-    /// Ends every wait when it is not 0.
+    /// The abort flag: every wait ends when it is not 0.
     pub abort: Option<&'a AtomicU32>,
     /// Nanoseconds; 0 is no limit.
     pub timeout_ns: u64,
@@ -39,7 +39,7 @@ impl Limit for Limits<'_> {
     }
 }
 
-/// One wait: counts its rounds, and knows when it began.
+/// One wait: the number of its rounds, and when it began.
 pub struct Spin<L> {
     limits: L,
     round: u32,
@@ -47,13 +47,13 @@ pub struct Spin<L> {
 }
 
 impl<L: Limit> Spin<L> {
-    /// Begins a wait. The clock is first read when the wait turns out not to be over at once.
+    /// Begins a wait. The first [`Self::pause`] reads the clock.
     #[inline(always)]
     pub fn new(limits: L) -> Self {
         Spin { limits, round: 0, began_ns: 0 }
     }
 
-    /// Waits a moment, unless the wait must end.
+    /// Waits a moment. Fails if the wait must end.
     #[cfg_attr(not(target_arch = "nvptx64"), cold, inline(never))]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn pause(&mut self) -> Result<(), Status> {
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn abort_and_deadline_end_a_wait() {
+    fn abort_flag_and_deadline_end_wait() {
         let flag = AtomicU32::new(1);
         let mut spin = Spin::new(Limits { abort: Some(&flag), timeout_ns: 0 });
         assert_eq!(spin.pause(), Err(Status::Aborted));

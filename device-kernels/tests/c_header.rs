@@ -1,4 +1,4 @@
-//! `ferrogin/gin.h` against the Rust definitions: the header is compiled and asked.
+//! `ferrogin/gin.h` against the Rust definitions: a C program prints what the header defines.
 
 use ferrogin_device::{Action, Flags, FlushRequest, Sharing, Status};
 use std::path::Path;
@@ -52,7 +52,7 @@ fn ask(compiler: &str, language: &str) -> Option<Vec<u64>> {
 }
 
 #[test]
-fn the_header_and_the_crate_agree() {
+fn c_header_agrees_with_crate() {
     let statuses = [
         Status::InvalidArgument,
         Status::Unsupported,
@@ -68,7 +68,7 @@ fn the_header_and_the_crate_agree() {
         Action::signal_add(7, u32::MAX),
         Action::signal_add(7, 0),
         Action::counter(3).with_signal(9, 1),
-        // Out of range, and not the first one again.
+        // An id out of range, which must not wrap to the first id.
         Action::signal_inc(65535),
         Action::counter(65535),
     ];

@@ -1,7 +1,7 @@
-//! Cursors near every wrap, both policies, against an oracle that counts in 64 bits and never wraps.
+//! Cursors near every wrap, with both policies, against an oracle that counts in 64 bits and never wraps.
 //!
-//! One thread posts and flushes in a random sequence; a card completes in random order, whenever somebody looks at its
-//! count. The oracle knows by number which requests are complete, where the posting code only has counts.
+//! One thread posts and flushes in a random sequence. A card completes in random order, at each read of its count. The oracle
+//! knows by number which requests are complete; the posting code only has counts.
 #![cfg(not(loom))]
 
 use ferrogin_device::post::{COUNT_MASK, Cta, Gpu, Queue, Share, Sharing, Thread, combining, locked};
@@ -12,7 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// A wait that does not end shows as this status.
+/// The status of a wait that does not end.
 const LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 120_000_000_000 };
 
 #[derive(Debug, Clone, Copy)]
@@ -22,15 +22,15 @@ struct Geometry {
     slots: u32,
 }
 
-/// What the oracle knows, in numbers that do not wrap: low 32 bits are the cursors'.
+/// The oracle's numbers, which do not wrap; their low 32 bits are those of the cursors.
 struct Oracle {
     /// The next request to be written.
     next: u64,
     /// The next to be rung.
     rung: u64,
-    /// Completed, in all.
+    /// The number of completed requests.
     completed: u64,
-    /// Written and not complete: number, token. The card may still read their slots.
+    /// Requests that are written and not complete: number, token. The card may still read their slots.
     open: BTreeMap<u64, u64>,
 }
 
@@ -80,7 +80,7 @@ impl Card {
         (x >> 33) as usize % below
     }
 
-    /// Completes some of what was rung, in any order, having read the value slots once more.
+    /// Completes some rung requests, in any order, after it has read their value slots once more.
     fn run(&self) {
         let mut oracle = self.oracle.borrow_mut();
         let rung = oracle.rung;
@@ -119,7 +119,7 @@ impl Card {
     fn post<S: Share>(&self, aggregate: bool) {
         let write = |idx| self.write(idx);
         let posted = if self.by_lock {
-            locked::post(self, self.locked(), LIMITS, S::ALONE, aggregate, write)
+            locked::post(self, self.locked(), LIMITS, S::EXCLUSIVE, aggregate, write)
         } else {
             combining::post::<S, _>(self, LIMITS, aggregate, write)
         };
@@ -245,7 +245,7 @@ enum Step {
     Flush,
 }
 
-/// Steps, each in a sharing mode: they may follow one another in any order.
+/// Steps, each in a sharing mode, in any order.
 fn steps() -> impl Strategy<Value = Vec<(Step, Sharing)>> {
     let step = prop_oneof![
         4 => Just(Step::Post { aggregate: false }),
@@ -263,7 +263,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn cursors_agree_with_numbers_that_do_not_wrap(
+    fn cursors_agree_with_unwrapped_numbers(
         by_lock: bool,
         start in starts(),
         geometry in geometries(),
@@ -282,7 +282,7 @@ proptest! {
     }
 }
 
-/// The oracle must notice what the guards are for.
+/// The oracle must find each error that a guard prevents.
 mod noticed {
     use super::*;
 
@@ -294,14 +294,14 @@ mod noticed {
 
     #[test]
     #[should_panic(expected = "before the lap before is complete")]
-    fn a_lap_that_begins_early() {
+    fn oracle_finds_early_reuse_of_slot() {
         let card = card();
         (0..3).for_each(|i| card.write((1u32 << 31).wrapping_sub(2) + i));
     }
 
     #[test]
     #[should_panic(expected = "rung before it was written")]
-    fn a_doorbell_that_is_early() {
+    fn oracle_finds_early_doorbell() {
         let card = card();
         card.write((1 << 31) - 2);
         Queue::doorbell(&card, 1 << 31);
@@ -309,7 +309,7 @@ mod noticed {
 
     #[test]
     #[should_panic(expected = "the doorbell went")]
-    fn a_doorbell_that_goes_back() {
+    fn oracle_finds_doorbell_that_goes_back() {
         let card = card();
         card.write((1 << 31) - 2);
         Queue::doorbell(&card, (1 << 31) - 3);

@@ -1,4 +1,4 @@
-//! Flushes: what they wait for and what they do not, in one piece, in two steps, and by a group.
+//! Flushes: which posts they wait for, in one call, in two steps, and by a group.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-/// Data, values, and more signals than a request keeps endpoints apart.
+/// More signals than a request has entries for endpoints.
 const SIGNALS: u32 = 20;
 
 fn context(policy: u32) -> (Made, Window) {
@@ -39,7 +39,7 @@ fn raise(made: &Made, n: u32, flags: Flags) {
     }
 }
 
-/// What was rung on the endpoint completes.
+/// Completes every rung request of the endpoint.
 fn complete(made: &Made, endpoint: usize) {
     let ring = &made.rings[endpoint];
     ring.completed.store(ring.doorbell.load(Ordering::Acquire).into(), Ordering::Release);
@@ -50,11 +50,11 @@ fn complete_all(made: &Made) {
 }
 
 #[test]
-fn a_request_stands_for_what_was_posted_before_it() {
+fn flush_request_covers_earlier_posts_only() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
         let (made, win) = context(policy);
         let context = made.context;
-        let put = |flags| context.put(0, win, 0, win, 0, 8, Action::NONE, flags).unwrap();
+        let put = |flags| context.put(0, win.at(0), win.at(0), 8, Action::NONE, flags).unwrap();
         put(Flags::AGGREGATE);
         put(Flags::AGGREGATE);
         let request = context.flush_async().unwrap();
@@ -62,7 +62,7 @@ fn a_request_stands_for_what_was_posted_before_it() {
         assert_eq!(context.test_flush(&request), Ok(false));
         complete(&made, 0);
         put(Flags::NONE);
-        // One more is under way, which the request is not about.
+        // One more post is incomplete, which the request does not cover.
         assert_eq!(context.test_flush(&request), Ok(true), "policy {policy}");
         context.wait_flush(&request).unwrap();
         context.wait_flush(&request).unwrap();
@@ -74,7 +74,7 @@ fn a_request_stands_for_what_was_posted_before_it() {
 }
 
 #[test]
-fn an_idle_context_is_flushed() {
+fn flush_of_idle_context_returns_at_once() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
         let (made, _) = context(policy);
         made.context.flush().unwrap();
@@ -85,9 +85,9 @@ fn an_idle_context_is_flushed() {
     }
 }
 
-/// More endpoints have work than a request has room for: the wait sees to the rest.
+/// More endpoints have incomplete posts than a request has entries: the wait flushes the others.
 #[test]
-fn every_endpoint_is_waited_for() {
+fn wait_covers_endpoints_without_an_entry() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
         for late in 2..2 + SIGNALS as usize {
             let (made, _) = context(policy);
@@ -105,9 +105,9 @@ fn every_endpoint_is_waited_for() {
     }
 }
 
-/// The memory of a request is its caller's, and may hold anything.
+/// A request lies in the caller's memory, which may have any bytes.
 #[test]
-fn a_request_of_nobody_is_refused() {
+fn request_of_no_context_is_refused() {
     let (made, _) = context(POLICY_COMBINING);
     raise(&made, 2, Flags::NONE);
     let (few, _) = context(POLICY_COMBINING);
@@ -147,7 +147,7 @@ impl Coop for Threads<'_> {
 }
 
 #[test]
-fn a_group_posts_once_and_divides_a_flush() {
+fn group_posts_once_and_divides_flush() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
         for size in [1, 3, 40] {
             let (made, _) = context(policy);
@@ -166,7 +166,7 @@ fn a_group_posts_once_and_divides_a_flush() {
                         })
                     })
                     .collect();
-                // Nobody comes back before the last endpoint has completed, which the flush has to ring first.
+                // No thread returns before the last endpoint has completed, which the flush has to ring first.
                 while made.rings[2..].iter().any(|ring| ring.doorbell.load(Ordering::Acquire) == 0) {
                     (0..made.rings.len() - 1).for_each(|i| complete(&made, i));
                     thread::yield_now();
@@ -184,7 +184,7 @@ fn a_group_posts_once_and_divides_a_flush() {
 }
 
 #[test]
-fn a_part_of_no_group_is_refused() {
+fn flush_part_beyond_group_is_refused() {
     let (made, _) = context(POLICY_COMBINING);
     for (rank, size) in [(0, 0), (1, 1), (u32::MAX, 3)] {
         assert_eq!(made.context.flush_part(rank, size), Err(Status::InvalidArgument));

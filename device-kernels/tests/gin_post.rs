@@ -1,9 +1,9 @@
-//! What NCCL's own device code posted for a sequence of calls (`gin_post` of `efa_dp.json`), against what ours posts for
-//! the same calls: the bytes of every request, where it lies, and the cursors that both kinds of code share.
+//! Compares what NCCL's own device code posted for a sequence of calls (`gin_post` of `efa_dp.json`) with what ours posts for
+//! the same calls: the bytes of every request, its slot, and the cursors that both kinds of code share.
 //!
-//! Left out of the comparison, since it is ours to choose: the request id (the peer's rank here, for errors to name it),
-//! the table a target is taken from (one for a context here, one for each endpoint there), and when an aggregated post
-//! is rung. `FERROGIN_VECTORS` replaces the directory.
+//! The comparison leaves out what ferrogin may choose: the request id (the peer's rank here, so that errors name it), the
+//! table that a target comes from (one for a context here, one for each endpoint there), and the time at which an aggregated
+//! post is rung. `FERROGIN_VECTORS` replaces the directory.
 #![allow(unsafe_code)]
 
 mod common;
@@ -24,7 +24,7 @@ const ID_TOP: std::ops::Range<usize> = 26..32;
 const QPN: std::ops::Range<usize> = 4..6;
 const AH: std::ops::Range<usize> = 12..14;
 const QKEY: std::ops::Range<usize> = 16..20;
-/// The address of what is sent.
+/// The address of the sent bytes.
 const LOCAL_ADDR: std::ops::Range<usize> = 56..64;
 
 /// Value slots at most.
@@ -73,7 +73,7 @@ struct Replay<'v> {
     windows: Vec<Window>,
     names: Vec<&'v str>,
     targets: Vec<Vec<Destination>>,
-    /// Our value slots, where theirs begin at `pool_addr`.
+    /// Our value slots; NCCL's begin at `pool_addr`.
     pool: *const u64,
     mode: Sharing,
 }
@@ -126,7 +126,7 @@ impl<'v> Replay<'v> {
             rail,
             n_counters: entries.len() as u32 - 2,
             endpoints: endpoints.collect(),
-            // Signals that only peers have: then what raises one has no endpoint of its own, as in the vectors.
+            // Only peers have the signals, so a signal has no endpoint of its own here, as in the vectors.
             n_signals: 0,
             targets: targets[0].clone(),
             value_lkey: number(&case["putvalue"]["lkey"]) as u32,
@@ -146,7 +146,7 @@ impl<'v> Replay<'v> {
         let stop = AtomicBool::new(false);
         let cards: Vec<_> = self.made.rings.iter().map(|ring| (ring.doorbell, ring.completed)).collect();
         thread::scope(|scope| {
-            // What is rung completes at once.
+            // Rung requests complete at once.
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     for (doorbell, completed) in &cards {
@@ -174,7 +174,7 @@ impl<'v> Replay<'v> {
             "flush" => self.made.context.flush().expect("it ends"),
             // NCCL 2.31 posts nothing for it.
             "get" if self.case["release"] == "2.31.2" => return,
-            // They have a test of their own.
+            // These calls have a test of their own.
             "read_signal" | "reset_signal" | "read_counter" | "reset_counter" => return,
             name => {
                 for lane in list(&call["lanes"]) {
@@ -198,22 +198,21 @@ impl<'v> Replay<'v> {
         }
         let flags = if lane["aggregate"] == true { Flags::AGGREGATE } else { Flags::NONE }.shared(self.mode);
         let peer = number(&lane["peer"]) as u32;
-        let window = |name: &str| self.windows[number(&lane[name]) as usize];
         let offset = |name: &str| number(&lane[name]);
+        let span = |window: &str, at: &str| self.windows[number(&lane[window]) as usize].at(offset(at));
         let posted = match call {
             "put" if lane["has_windows"] == false => context.signal(peer, action, flags),
             "put" => {
-                let (dst, src) = (window("dst_window"), window("src_window"));
-                context.put(peer, dst, offset("dst_off"), src, offset("src_off"), offset("bytes"), action, flags)
+                let (dst, src) = (span("dst_window", "dst_off"), span("src_window", "src_off"));
+                context.put(peer, dst, src, offset("bytes"), action, flags)
             }
             "get" => {
-                let (remote, local) = (window("remote_window"), window("local_window"));
-                let (remote_off, local_off) = (offset("remote_off"), offset("local_off"));
-                context.get(peer, remote, remote_off, local, local_off, offset("bytes"), flags)
+                let (remote, local) = (span("remote_window", "remote_off"), span("local_window", "local_off"));
+                context.get(peer, remote, local, offset("bytes"), flags)
             }
             "put_value" => {
                 let (value, bytes) = (offset("value"), number(size) as u32);
-                context.put_value(peer, window("dst_window"), offset("dst_off"), value, bytes, action, flags)
+                context.put_value(peer, span("dst_window", "dst_off"), value, bytes, action, flags)
             }
             other => panic!("{other:?} is not known to this test"),
         };
@@ -246,14 +245,14 @@ impl<'v> Replay<'v> {
         }
         for staged in expect["staged"].as_array().into_iter().flatten() {
             let at = number(&staged["addr"]) - number(&self.case["putvalue"]["pool_addr"]);
-            // SAFETY: leaked slots, and nobody posts now.
+            // SAFETY: leaked slots, and no thread posts now.
             let slot = unsafe { self.pool.wrapping_byte_add(at as usize).read_volatile() }.to_le_bytes();
             let want = bytes(&staged["bytes"]);
             assert_eq!(slot[..want.len()], want, "value slot at {at}");
         }
     }
 
-    /// A request of theirs with the target out of our table and the address of our value slots.
+    /// NCCL's request with the target of our table and the address of our value slots.
     fn as_ours(&self, endpoint: usize, event: &Value) -> Vec<u8> {
         let mut wqe = without_id(bytes(&event["wqe"]));
         let qpn = u16::from_le_bytes(wqe[QPN].try_into().unwrap());
@@ -296,7 +295,7 @@ fn cases() -> Value {
 }
 
 #[test]
-fn our_requests_are_those_of_nccls_device_code() {
+fn requests_equal_those_of_nccl_device_code() {
     let cases = cases();
     let mut kinds = BTreeSet::new();
     for case in list(&cases) {
@@ -313,7 +312,7 @@ fn our_requests_are_those_of_nccls_device_code() {
 
 /// `offset` is what the caller subtracts from the count, modulo 2^31.
 #[test]
-fn signals_and_counters_are_counted_from_where_nccls_are() {
+fn signal_and_counter_offsets_agree_with_nccl() {
     for case in list(&cases()) {
         let endpoint = || EndpointSpec { entries: 16, wide: false, max_batch: 4, value_base: 0, start: 0 };
         let scratch = WindowSpec { lkey: 0, addr: 0, peers: vec![(0, 0)] };

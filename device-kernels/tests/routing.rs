@@ -1,4 +1,4 @@
-//! A context made by hand: which endpoint an operation is posted on, where it goes, and the bytes that the card finds.
+//! Routing in a context made by hand: the endpoint and the target of each operation, and the bytes that the card finds.
 #![allow(unsafe_code)]
 
 mod common;
@@ -51,7 +51,7 @@ fn bench(policy: u32, wide_values: bool) -> Bench {
 }
 
 impl Bench {
-    /// Requests that were rung on each endpoint, parsed as the card does, with nothing left of the poison.
+    /// The rung requests of each endpoint, parsed as the card does, without a byte of the poison.
     fn rung(&self) -> Vec<Vec<SendWqe>> {
         self.rings.iter().map(rung).collect()
     }
@@ -68,10 +68,10 @@ fn counts(rung: &[Vec<SendWqe>]) -> [usize; ENDPOINTS] {
 }
 
 #[test]
-fn an_operation_rides_the_endpoint_of_what_it_announces() {
+fn operation_is_posted_on_endpoint_of_its_counter_or_signal() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
         let b = bench(policy, false);
-        let put = |action| b.context.put(1, b.window, 0x10, b.window, 0x20, 96, action, Flags::NONE).unwrap();
+        let put = |action| b.context.put(1, b.window.at(0x10), b.window.at(0x20), 96, action, Flags::NONE).unwrap();
         put(Action::NONE);
         assert_eq!(counts(&b.rung()), [1, 0, 0, 0, 0]);
         put(Action::signal_inc(1));
@@ -89,9 +89,9 @@ fn an_operation_rides_the_endpoint_of_what_it_announces() {
 }
 
 #[test]
-fn adding_n_ticks_the_counter_once_and_shares_doorbells() {
+fn signal_add_ticks_counter_once_and_shares_doorbells() {
     let b = bench(POLICY_COMBINING, false);
-    b.context.put(1, b.window, 0, b.window, 0, 8, Action::counter(0).with_signal(0, 3), Flags::NONE).unwrap();
+    b.context.put(1, b.window.at(0), b.window.at(0), 8, Action::counter(0).with_signal(0, 3), Flags::NONE).unwrap();
     assert_eq!(counts(&b.rung()), [0, 0, 1, 2, 0]);
     b.context.signal(1, Action::signal_add(0, 0), Flags::NONE).unwrap();
     assert_eq!(counts(&b.rung()), [1, 0, 1, 2, 0], "adding nothing raises nothing");
@@ -99,14 +99,14 @@ fn adding_n_ticks_the_counter_once_and_shares_doorbells() {
 }
 
 #[test]
-fn values_go_through_slots_or_inline() {
+fn values_travel_through_slots_or_inline() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
         let narrow = bench(policy, false);
         let wide = bench(policy, true);
         for b in [&narrow, &wide] {
             for (i, bytes) in [1, 2, 4, 8].into_iter().enumerate() {
                 let value = 0x1122_3344_5566_7788 + i as u64;
-                b.context.put_value(1, b.window, 8, value, bytes, Action::NONE, Flags::NONE).unwrap();
+                b.context.put_value(1, b.window.at(8), value, bytes, Action::NONE, Flags::NONE).unwrap();
             }
             assert_eq!(counts(&b.rung()), [0, 4, 0, 0, 0]);
         }
@@ -119,22 +119,22 @@ fn values_go_through_slots_or_inline() {
 }
 
 #[test]
-fn aggregated_operations_wait_for_the_next_or_for_the_batch() {
+fn aggregated_operations_are_rung_by_next_operation_or_full_batch() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
         let b = bench(policy, false);
-        let value = |flags| b.context.put_value(1, b.window, 0, 1, 4, Action::NONE, flags);
+        let value = |flags| b.context.put_value(1, b.window.at(0), 1, 4, Action::NONE, flags);
         for _ in 0..3 {
             value(Flags::AGGREGATE).unwrap();
         }
         assert_eq!(counts(&b.rung())[VALUE], 0);
         value(Flags::NONE).unwrap();
         assert_eq!(counts(&b.rung())[VALUE], 4);
-        // The fifth deferred one would exceed the batch of four.
+        // A fifth deferred request would exceed the batch of four.
         for _ in 0..5 {
             value(Flags::AGGREGATE).unwrap();
         }
         assert_eq!(counts(&b.rung())[VALUE], 8);
-        // A flush rings the rest, and waits for the card.
+        // A flush rings the other requests, and waits for the card.
         let completed = b.rings[VALUE].completed;
         let card = std::thread::spawn(move || {
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -147,10 +147,10 @@ fn aggregated_operations_wait_for_the_next_or_for_the_batch() {
 }
 
 #[test]
-fn what_is_out_of_range_is_refused_and_nothing_is_posted() {
+fn arguments_out_of_range_are_refused_without_a_post() {
     let b = bench(POLICY_COMBINING, false);
     let none = Window(ptr::null_mut());
-    let put = |peer, dst, action| b.context.put(peer, dst, 0, b.window, 0, 8, action, Flags::NONE);
+    let put = |peer, dst: Window, action| b.context.put(peer, dst.at(0), b.window.at(0), 8, action, Flags::NONE);
     let bad = Err(Status::InvalidArgument);
     assert_eq!(put(2, b.window, Action::NONE), bad);
     assert_eq!(put(u32::MAX, b.window, Action::NONE), bad);
@@ -159,9 +159,9 @@ fn what_is_out_of_range_is_refused_and_nothing_is_posted() {
     assert_eq!(put(1, b.window, Action::signal_inc(u16::MAX - 1)), bad);
     assert_eq!(put(1, b.window, Action::counter(1)), bad);
     for bytes in [0, 3, 5, 9, 16] {
-        assert_eq!(b.context.put_value(1, b.window, 0, 1, bytes, Action::NONE, Flags::NONE), bad);
+        assert_eq!(b.context.put_value(1, b.window.at(0), 1, bytes, Action::NONE, Flags::NONE), bad);
     }
-    assert_eq!(b.context.put_value(1, b.window, 0, 1, 8, Action::counter(0), Flags::NONE), bad);
+    assert_eq!(b.context.put_value(1, b.window.at(0), 1, 8, Action::counter(0), Flags::NONE), bad);
     assert_eq!(b.context.wait_signal(2, 1), bad);
     assert_eq!(b.context.read_counter(1), Err(Status::InvalidArgument));
     assert_eq!(counts(&b.rung()), [0; ENDPOINTS]);
@@ -171,7 +171,7 @@ fn what_is_out_of_range_is_refused_and_nothing_is_posted() {
 }
 
 #[test]
-fn signals_count_from_their_reset_and_past_the_wrap() {
+fn signals_count_from_reset_and_past_wrap() {
     let b = bench(POLICY_COMBINING, false);
     let set = |value: u64| b.signal_counts[0].store(value, Ordering::Release);
     set(0x7fff_fffe);

@@ -1,10 +1,10 @@
-//! Tens of thousands of schedules of three posters and a card: the posting code itself, one thread of the test at a time.
+//! Tens of thousands of random schedules of three posters and a card, with the real posting code in one thread.
 //!
-//! Each poster is a coroutine that stops before nearly every access to a shared word; a random scheduler chooses who goes
-//! on, and when the card takes a doorbell or completes one of its requests, in any order. All memory is sequentially
-//! consistent here: orderings are the loom model's matter (`post/model.rs`). What this adds is width: more posters and
-//! posts, other posters' requests under a flush, every wrap. A failure names its seed: FERROGIN_SCHEDULE=SEED repeats it,
-//! FERROGIN_SCHEDULES=N runs so many (3,000) of each configuration.
+//! Each poster is a coroutine that stops before nearly every access to a shared word. A random scheduler chooses the next
+//! poster, and when the card takes a doorbell or completes one of its requests, in any order. Memory is sequentially
+//! consistent here; the loom model (`post/model.rs`) checks orderings. This test adds width: more posters and posts, other
+//! posters' requests under a flush, every wrap. A failure names its seed: FERROGIN_SCHEDULE=SEED repeats it, and
+//! FERROGIN_SCHEDULES=N runs N schedules (default 3,000) of each configuration.
 #![cfg(not(loom))]
 
 use corosensei::{Coroutine, CoroutineResult, Yielder};
@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Steps of one schedule: more is a wait without end.
+/// Most steps of one schedule: a schedule with more has a wait without end.
 const MOST_STEPS: u32 = 200_000;
 
 /// One step of a poster.
@@ -28,22 +28,22 @@ enum Op {
 }
 use Op::{Agg, Flush, Put};
 
-/// What is wrong on purpose.
+/// A guard that is taken out on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// The policy is not told of the value slots.
+    /// The policy does not know of the value slots.
     NoSlotGuard,
-    /// The policy is told of a larger ring than there is.
+    /// The policy believes that the ring is larger than it is.
     NoRingGuard,
-    /// The policy is told of a larger batch than the card takes.
+    /// The policy believes that the card takes a larger batch than it does.
     NoBatchBound,
     /// A fence before the doorbell does nothing.
     NoWriteFence,
     /// A fence after the doorbell does nothing.
     NoDoorbellFence,
-    /// The flush barrier is taken away before each post.
+    /// The flush barrier is removed before each post.
     NoBarrier,
-    /// Aggregated posts hide from the one who rings that they are ready, until the next doorbell.
+    /// The active ringer does not see the ready bits of aggregated posts, until the next doorbell.
     LostDoorbell,
 }
 
@@ -71,11 +71,11 @@ struct World {
     pending: AtomicU32,
     published: AtomicU32,
     completed: AtomicU32,
-    /// What the card sees.
+    /// The memory that the card sees.
     doorbell: Cell<u32>,
     ring: Vec<Cell<u32>>,
     values: Vec<Cell<u32>>,
-    /// Doorbells on their way, of all posters; those of one arrive in order.
+    /// Doorbells of all posters that have not arrived; those of one poster arrive in order.
     late: RefCell<Vec<(usize, u32)>>,
     /// Requests that the card has taken and not completed: number, token.
     open: RefCell<Vec<(u32, u32)>>,
@@ -84,7 +84,7 @@ struct World {
     returned: RefCell<Vec<bool>>,
     done: RefCell<Vec<bool>>,
     random: Cell<u64>,
-    /// Places that a poster passes, on average, before others go on.
+    /// The average number of stops that a poster passes before the next poster runs.
     haste: usize,
 }
 
@@ -137,7 +137,7 @@ impl World {
         self.doorbell.set(count);
     }
 
-    /// A doorbell arrives, or requests are taken, or one completes. Whether anything was there to do.
+    /// A doorbell arrives, or the card takes requests, or one request completes. Returns false when there was nothing to do.
     fn card(&self) -> bool {
         let late = self.late.borrow().len();
         if late != 0 && self.random(3) == 0 {
@@ -183,7 +183,7 @@ impl World {
     }
 }
 
-/// A poster's way to the world: every method is a place where others may go on.
+/// A poster's view of the world; every method is a stop, at which another poster may run.
 struct Port<'a> {
     world: &'a World,
     me: usize,
@@ -255,16 +255,16 @@ impl Port<'_> {
         locked::Words { lock: &self.world.lock, barrier: &self.world.barrier }
     }
 
-    /// The card does what the lost doorbell was for, and no more.
+    /// Makes the card act on the lost doorbell, and on no other.
     fn forget(&self) -> bool {
         self.world.faulty(Fault::LostDoorbell) && self.world.random(4) == 0
     }
 }
 
-/// Every round of a wait asks.
+/// The limits of a wait, which every round reads.
 impl Limit for &Port<'_> {
     fn aborted(&self) -> bool {
-        // Somebody else has to go on.
+        // Another poster has to run.
         self.yielder.suspend(());
         false
     }
@@ -410,7 +410,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// Many schedules; a failure names its seed.
+/// Runs many schedules; a failure names its seed.
 fn explore(config: Config) {
     let seeds = match number("FERROGIN_SCHEDULE") {
         Some(seed) => seed..seed + 1,
@@ -433,7 +433,7 @@ fn explore_all(config: Config) {
     }
 }
 
-/// Some schedule must break a rule, and that one.
+/// Some schedule must break a rule, and it must be the rule `why`.
 fn must_fail(config: Config, why: &str) {
     for by_lock in [false, true] {
         let hook = std::panic::take_hook();
@@ -451,37 +451,37 @@ fn must_fail(config: Config, why: &str) {
 const MIXED: &[&[Op]] = &[&[Put, Agg, Flush, Put], &[Agg, Put, Agg, Flush], &[Put, Put, Flush, Agg, Put]];
 
 #[test]
-fn three_posters_mix_posts_and_flushes() {
+fn three_posters_with_posts_and_flushes_keep_the_rules() {
     explore_all(Config { posters: MIXED, ..BASE });
 }
 
 #[test]
-fn three_posters_and_few_value_slots() {
+fn three_posters_with_few_value_slots_keep_the_rules() {
     explore_all(Config { slots: 2, posters: MIXED, ..BASE });
     explore_all(Config { slots: 4, max_batch: 2, posters: MIXED, ..BASE });
 }
 
 #[test]
-fn a_ring_of_two_and_batches_of_one() {
+fn ring_of_two_with_batches_of_one_keeps_the_rules() {
     explore_all(Config { sq_size: 2, max_batch: 2, posters: MIXED, ..BASE });
     explore_all(Config { max_batch: 1, posters: MIXED, ..BASE });
 }
 
 #[test]
-fn aggregated_posts_and_one_flush() {
+fn aggregated_posts_with_one_flush_keep_the_rules() {
     let posters: &[&[Op]] = &[&[Agg, Agg, Agg, Flush], &[Agg, Agg, Flush], &[Agg, Flush]];
     explore_all(Config { posters, ..BASE });
     explore_all(Config { slots: 2, max_batch: 2, posters, ..BASE });
 }
 
 #[test]
-fn four_posters_flush_at_once() {
+fn four_concurrent_flushes_keep_the_rules() {
     let posters: &[&[Op]] = &[&[Put, Flush], &[Put, Flush, Put, Flush], &[Agg, Flush], &[Flush, Put]];
     explore_all(Config { posters, ..BASE });
 }
 
 #[test]
-fn what_is_missing_is_noticed() {
+fn every_missing_guard_breaks_a_rule() {
     let config = Config { posters: MIXED, ..BASE };
     let fault = |fault, config: Config| Config { fault: Some(fault), ..config };
     must_fail(fault(Fault::NoSlotGuard, Config { slots: 2, ..config }), "was overwritten");

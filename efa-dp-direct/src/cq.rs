@@ -1,8 +1,8 @@
-//! Polling a completion queue, and what its entries say.
+//! Polling a completion queue, and the meaning of its entries.
 //!
-//! [`poll`] and [`pop`] follow the device convention: an entry is there when its phase bit is that of its lap; entries are
-//! copied out before they are looked at. [`Cqe`] is the meaning of an entry; [`reader`] reads one field by field as the
-//! device API of each release and the host providers do, for those who must agree with them.
+//! [`poll`] and [`pop`] follow the device convention: the card has written an entry when the entry's phase bit is that of its
+//! lap, and the caller copies an entry before it reads it. [`Cqe`] is the meaning of an entry. [`reader`] reads an entry field by
+//! field as the device API of each release and the host providers do, for code that must agree with them.
 
 #![allow(unsafe_code)]
 
@@ -43,7 +43,7 @@ fn entry(queue: Shared<CqV0>, slot: u32) -> *const u8 {
 /// `cq` is a live completion queue whose ring is 8-byte aligned, on which no other thread pops meanwhile.
 #[inline(always)]
 pub unsafe fn poll(cq: *const CqV0, position: u32) -> Option<u32> {
-    // SAFETY: live, and only read.
+    // SAFETY: the caller vouches that the queue is live; this function only reads it.
     let queue = unsafe { Shared::new(cq.cast_mut()) };
     let cc = queue.get(offset_of!(CqV0, cc));
     let slot = sq::slot(cc.wrapping_add(position), queue.get(offset_of!(CqV0, queue_mask)));
@@ -63,7 +63,7 @@ pub unsafe fn poll(cq: *const CqV0, position: u32) -> Option<u32> {
 /// `cq` is a live completion queue whose ring is 8-byte aligned, and `slot` one of its slots ([`poll`] gave it).
 #[inline(always)]
 pub unsafe fn read(cq: *const CqV0, slot: u32) -> RawCqe {
-    // SAFETY: live, and only read.
+    // SAFETY: the caller vouches that the queue is live; this function only reads it.
     let queue = unsafe { Shared::new(cq.cast_mut()) };
     let words = queue.get(offset_of!(CqV0, entry_size)) as usize / size_of::<u64>();
     let from = entry(queue, slot).cast::<u64>();
@@ -75,13 +75,13 @@ pub unsafe fn read(cq: *const CqV0, slot: u32) -> RawCqe {
     RawCqe::from_words(entry_words)
 }
 
-/// Hands `amount` entries back to the card; more than are there is the caller's mistake, as in the reference.
+/// Returns `amount` entries to the card. As in the reference, the caller must not return more than there are.
 ///
 /// # Safety
 /// `cq` is a live completion queue, on which no other thread polls or pops meanwhile.
 #[inline(always)]
 pub unsafe fn pop(cq: *mut CqV0, amount: u32) {
-    // SAFETY: live, and its cursor is this thread's.
+    // SAFETY: the caller vouches that the queue is live and that no other thread moves its cursor.
     let queue = unsafe { Shared::new(cq) };
     let phase = phase_ahead(queue, amount);
     queue.set(offset_of!(CqV0, phase), phase);

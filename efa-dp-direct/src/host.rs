@@ -1,4 +1,4 @@
-//! What the host providers (rdma-core, libfabric) do differently from the device API.
+//! The convention of the host providers (rdma-core, libfabric), where it differs from the device API.
 //!
 //! * [`post`]: lists of requests, one doorbell at the end of a list, and the doorbell carries 16 bits;
 //! * [`cq_doorbell`]: the completion queue's doorbell word;

@@ -1,16 +1,16 @@
 //! EFA queue formats and the direct data path: rings, WQE building, posting, CQE parsing.
 //!
-//! The same code runs on the host, on a GPU (nvptx64) and inside the software card; it knows no allocator, no
-//! operating system, no libfabric and no CUDA.
+//! The same code runs on the host, on a GPU (nvptx64) and inside the software card. It uses no allocator, no operating system, no
+//! libfabric and no CUDA.
 //!
 //! * [`wire`]: what the card reads and writes, byte for byte: work requests, receive descriptors, completions.
-//! * [`wqe`]: a work request as a meaning ([`wqe::SendWqe`]), emitted to bytes and parsed from them; and the same bytes
+//! * [`wqe`]: the meaning of a work request ([`wqe::SendWqe`]), emitted to bytes and parsed from them; and the same bytes
 //!   as 64-bit words built in registers ([`wqe::words`]) for the posting path.
 //! * [`queue`]: the queue structs that kernels share with NCCL's device code, and their initialisers.
 //! * [`sq`], [`rq`], [`cq`]: the device convention of posting and polling over those structs.
-//! * [`host`]: what the host providers (rdma-core, libfabric) do differently: 16-bit doorbells, lists of requests,
+//! * [`host`]: the convention of the host providers (rdma-core, libfabric): 16-bit doorbells, lists of requests,
 //!   completion queue doorbells, queue limits.
-//! * [`arch`]: the only place with MMIO stores and fences; all that differs between the host and nvptx64.
+//! * [`arch`]: MMIO stores and fences, the only code that differs between the host and nvptx64.
 #![cfg_attr(not(test), no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 

@@ -291,7 +291,7 @@ pub struct CqAttrs {
 }
 assert_layout!(CqAttrs, size 32, align 8, { comp_mask @ 0, flags @ 8, buffer @ 16, num_entries @ 24, entry_size @ 28 });
 
-/// Why attributes make no queue.
+/// The reason why attributes make no queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InitError {
     /// A ring size is not a power of two.
@@ -451,7 +451,7 @@ bytes_of!(CqV0);
 bytes_of!(WrCtxV0);
 
 impl QpV0 {
-    /// As the initialiser of release 1.1.0 fills it for API version 0.
+    /// The queue pair that the initialiser of release 1.1.0 makes for API version 0.
     ///
     /// # Errors
     /// The attribute that this layout cannot have.
@@ -468,7 +468,7 @@ impl QpV0 {
         })
     }
 
-    /// As the initialiser of release 0.0.1 fills it: limits of 32 inline bytes and 2 buffers, whatever the card has.
+    /// The queue pair that the initialiser of release 0.0.1 makes: limits of 32 inline bytes and 2 buffers, whatever the card has.
     ///
     /// # Errors
     /// The attribute that this layout cannot have.
@@ -495,7 +495,7 @@ impl QpV0 {
 }
 
 impl QpV1 {
-    /// As the initialiser of release 1.1.0 fills it for API version 1.
+    /// The queue pair that the initialiser of release 1.1.0 makes for API version 1.
     ///
     /// # Errors
     /// The attribute that this layout cannot have; the send queue must have 64-bit request ids.
@@ -511,7 +511,7 @@ impl QpV1 {
 }
 
 impl CqV0 {
-    /// A fresh completion queue; both releases fill it alike. Entry sizes are not checked, as there they are not.
+    /// A fresh completion queue, as both releases make it. As in these releases, entry sizes are not checked.
     ///
     /// # Errors
     /// A ring size that is not a power of two, or reserved bits.

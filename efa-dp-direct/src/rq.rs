@@ -25,11 +25,11 @@ pub const fn host_length(length: u32) -> u16 {
 /// `wq` is a live receive queue's, on which no other thread posts or flushes meanwhile.
 #[inline(always)]
 pub unsafe fn post(wq: *mut WqV0, desc: &RxDesc) {
-    // SAFETY: live, and its cursors are this thread's.
+    // SAFETY: the caller vouches that the queue is live and that no other thread moves its cursors.
     let queue = unsafe { Shared::new(wq) };
     let (pc, mask) = (queue.get(offset_of!(WqV0, pc)), queue.get(offset_of!(WqV0, queue_mask)));
     let buf = queue.pointer(offset_of!(WqV0, buf));
-    // SAFETY: the ring has `mask + 1` slots of a descriptor's size, and the one at `pc` is the poster's.
+    // SAFETY: the ring has `mask + 1` slots of a descriptor's size, and the caller vouches that no other thread posts meanwhile.
     unsafe { sq::store(buf, sq::slot(pc, mask), &desc.to_words()) };
     let pc = pc.wrapping_add(1);
     queue.set(offset_of!(WqV0, pc), pc);
@@ -39,25 +39,25 @@ pub unsafe fn post(wq: *mut WqV0, desc: &RxDesc) {
     let pending = queue.get(offset_of!(WqV0, wqes_pending)).wrapping_add(1);
     queue.set(offset_of!(WqV0, wqes_pending), pending);
     if pending == queue.get(offset_of!(WqV0, max_batch)) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller vouches for what `flush` demands: a live queue on which no other thread posts or flushes.
         unsafe { flush(wq) };
     }
 }
 
-/// Rings everything pending, if anything is.
+/// Rings the pending descriptors, if there are any.
 ///
 /// # Safety
 /// As [`post`].
 #[inline(always)]
 pub unsafe fn flush(wq: *mut WqV0) {
-    // SAFETY: live, and its cursors are this thread's.
+    // SAFETY: the caller vouches that the queue is live and that no other thread moves its cursors.
     let queue = unsafe { Shared::new(wq) };
     if queue.get(offset_of!(WqV0, wqes_pending)) == 0 {
         return;
     }
     let db = queue.pointer(offset_of!(WqV0, db));
     arch::fence_system();
-    // SAFETY: the queue's doorbell; this thread's turn.
+    // SAFETY: the queue's doorbell; the caller vouches that no other thread rings it meanwhile.
     unsafe { arch::mmio_store_u32(db, queue.get(offset_of!(WqV0, pc))) };
     queue.set(offset_of!(WqV0, wqes_pending), 0);
 }

@@ -1,4 +1,4 @@
-//! Queue structs that other threads and devices share: their words, one access at a time, without a reference.
+//! Queue structs that other threads and devices share: access to single words, without a reference.
 
 use crate::arch;
 
@@ -26,14 +26,14 @@ impl<T> Shared<T> {
     /// The 32-bit word at `offset`, which is that of a `u32` or `i32` field.
     #[inline(always)]
     pub(crate) fn get(self, offset: usize) -> u32 {
-        // SAFETY: a field of a live struct (promised to `new`).
+        // SAFETY: a field of a struct that the caller of `new` vouches is live, and accessed only atomically where it changes.
         unsafe { arch::load_u32(self.0.wrapping_byte_add(offset).cast()) }
     }
 
     /// Replaces the 32-bit word at `offset`, which is that of a `u32` or `i32` field.
     #[inline(always)]
     pub(crate) fn set(self, offset: usize, value: u32) {
-        // SAFETY: a field of a live struct (promised to `new`).
+        // SAFETY: a field of a struct that the caller of `new` vouches is live, and accessed only atomically where it changes.
         unsafe { arch::store_u32(self.0.wrapping_byte_add(offset).cast(), value) }
     }
 
@@ -41,7 +41,7 @@ impl<T> Shared<T> {
     #[inline(always)]
     pub(crate) fn pointer<U>(self, offset: usize) -> *mut U {
         let field = self.0.wrapping_byte_add(offset).cast::<*mut U>();
-        // SAFETY: a field of a live struct (promised to `new`), constant since the struct was made.
+        // SAFETY: a field of a struct that the caller of `new` vouches is live; the field is constant since the struct was made.
         unsafe { field.read() }
     }
 }

@@ -1,11 +1,10 @@
 //! Posting on a send queue by the device convention: start a batch, place its requests, flush.
 //!
-//! The queue struct is shared with other threads and with NCCL's device code, the ring and the doorbell are the card's:
-//! all three are raw pointers, and every access is one atomic word. None of this takes a lock: one thread at a time
-//! may call [`start_batch`] and [`flush`] on a queue, and the threads of one batch may [`place`] together.
+//! Other threads and NCCL's device code share the queue struct, and the card reads the ring and the doorbell: all three are raw
+//! pointers, and every access is one atomic word. No function here takes a lock: one thread at a time may call
+//! [`start_batch`] and [`flush`] on a queue, and the threads of one batch may [`place`] together.
 //!
-//! Whether the ring has room is not asked here, as the reference does not ask: a poster that counts its completions
-//! knows.
+//! As in the reference, no function here checks the ring for room: a poster knows it from its completions.
 
 #![allow(unsafe_code)]
 
@@ -42,7 +41,7 @@ pub const fn ring_phase(phase: u32, cursor: u32, queue_mask: u32, queue_size_shi
 #[inline(always)]
 pub unsafe fn store<const N: usize>(ring: *mut u8, slot: u32, wqe: &[u64; N]) {
     let offset = slot as usize * size_of::<[u64; N]>();
-    // SAFETY: the slot is inside the ring (the caller's promise).
+    // SAFETY: the caller vouches that the ring has this slot.
     let at = unsafe { ring.add(offset) }.cast::<u64>();
     for (i, &word) in wqe.iter().enumerate() {
         // SAFETY: word `i` is inside the slot.
@@ -59,13 +58,13 @@ pub unsafe fn store<const N: usize>(ring: *mut u8, slot: u32, wqe: &[u64; N]) {
 #[inline(always)]
 pub unsafe fn ring(db: *mut u32, pc: u32) {
     arch::fence_system();
-    // SAFETY: the caller vouches for the doorbell.
+    // SAFETY: the caller vouches that the doorbell is valid, aligned, and not rung by another thread meanwhile.
     unsafe { arch::mmio_store_u32(db, pc) };
     arch::fence_system();
 }
 
-/// Opens room for `n` requests in the batch; rings what is pending first if they would exceed `max_batch`. A batch
-/// larger than `max_batch` is let pass, as the reference lets it.
+/// Makes room for `n` requests in the batch. If they would exceed `max_batch`, it rings pending requests first. As in the
+/// reference, a batch may itself be larger than `max_batch`.
 ///
 /// The requests go to indexes `wqes_pending - n ..` of the batch ([`place`]).
 ///
@@ -73,10 +72,10 @@ pub unsafe fn ring(db: *mut u32, pc: u32) {
 /// `wq` is a live send queue's, on which no other thread starts or flushes meanwhile.
 #[inline(always)]
 pub unsafe fn start_batch(wq: *mut WqV0, n: u32) {
-    // SAFETY: live, and its cursors are this thread's.
+    // SAFETY: the caller vouches that the queue is live and that no other thread moves its cursors.
     let queue = unsafe { Shared::new(wq) };
     if queue.get(offset_of!(WqV0, wqes_pending)).wrapping_add(n) > queue.get(offset_of!(WqV0, max_batch)) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller vouches for what `flush` demands: a live queue on which no other thread starts, places or flushes.
         unsafe { flush(wq) };
     }
     queue.set(offset_of!(WqV0, wqes_pending), queue.get(offset_of!(WqV0, wqes_pending)).wrapping_add(n));
@@ -85,26 +84,26 @@ pub unsafe fn start_batch(wq: *mut WqV0, n: u32) {
 /// Places a request of `N` words (8 or 16: the queue's request size) at an index of the open batch, in its lap's phase.
 ///
 /// # Safety
-/// `wq` is a live send queue's whose requests have `N` words; the index was started and is this thread's, and nobody
-/// flushes meanwhile.
+/// `wq` is a live send queue's whose requests have `N` words; this thread started the index, and no
+/// thread flushes meanwhile.
 #[inline(always)]
 pub unsafe fn place<const N: usize>(wq: *const WqV0, index_in_batch: u32, mut wqe: [u64; N]) {
-    // SAFETY: live, and only read.
+    // SAFETY: the caller vouches that the queue is live; this function only reads it.
     let queue = unsafe { Shared::new(wq.cast_mut()) };
     let (pc, mask) = (queue.get(offset_of!(WqV0, pc)), queue.get(offset_of!(WqV0, queue_mask)));
     wqe[0] = words::with_phase(wqe[0], phase_ahead(queue, index_in_batch) & 1 != 0);
     let buf = queue.pointer(offset_of!(WqV0, buf));
-    // SAFETY: the ring has `mask + 1` slots of this size, and this one is the caller's.
+    // SAFETY: the ring has `mask + 1` slots of this size, and the caller vouches that no other thread writes this one.
     unsafe { store(buf, slot(pc.wrapping_add(index_in_batch), mask), &wqe) };
 }
 
-/// Rings everything pending, if anything is.
+/// Rings the pending requests, if there are any.
 ///
 /// # Safety
 /// `wq` is a live send queue's, on which no other thread starts, places or flushes meanwhile.
 #[inline(always)]
 pub unsafe fn flush(wq: *mut WqV0) {
-    // SAFETY: live, and its cursors are this thread's.
+    // SAFETY: the caller vouches that the queue is live and that no other thread moves its cursors.
     let queue = unsafe { Shared::new(wq) };
     let pending = queue.get(offset_of!(WqV0, wqes_pending));
     if pending == 0 {
@@ -115,7 +114,7 @@ pub unsafe fn flush(wq: *mut WqV0) {
     queue.set(offset_of!(WqV0, pc), pc);
     queue.set(offset_of!(WqV0, wqes_pending), 0);
     let db = queue.pointer(offset_of!(WqV0, db));
-    // SAFETY: the queue's doorbell; this thread's turn.
+    // SAFETY: the queue's doorbell; the caller vouches that no other thread rings it meanwhile.
     unsafe { ring(db, pc) };
 }
 

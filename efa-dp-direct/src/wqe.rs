@@ -1,7 +1,7 @@
-//! A work request as a meaning, and its bytes.
+//! The meaning of a work request, and its bytes.
 //!
-//! [`SendWqe`] says what a request asks and cannot be illegal for its operation; [`SendWqe::emit`] writes it, [`parse`]
-//! reads what a poster wrote, as a card does: strictly. [`Builder`] fills a buffer step by step as the device API of
+//! [`SendWqe`] cannot hold a request that is illegal for its operation. [`SendWqe::emit`] writes it, and [`parse`] reads what a
+//! poster wrote, as strictly as a card does. [`Builder`] fills a buffer step by step as the device API of
 //! efa-dp-direct does. [`words`] makes the same bytes as 64-bit words in registers, for the posting path.
 
 mod builder;
@@ -53,7 +53,7 @@ impl WqeSize {
     }
 }
 
-/// How many bits of a request id come back with the completion.
+/// The number of bits of a request id that the completion returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RequestIds {
     /// 16 (API version 0).
@@ -62,7 +62,7 @@ pub enum RequestIds {
     Bits64,
 }
 
-/// What requests of one send queue look like.
+/// The form of one send queue's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Geometry {
     /// Bytes of a request.
@@ -242,7 +242,7 @@ impl WriteData {
     }
 }
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Two-sided send.
@@ -326,7 +326,7 @@ pub struct SendWqe {
     pub phase: bool,
     /// Peer.
     pub dest: Destination,
-    /// What is asked.
+    /// The operation.
     pub op: Operation,
     /// Hints.
     pub hints: Hints,
@@ -335,7 +335,7 @@ pub struct SendWqe {
 }
 
 impl SendWqe {
-    /// A request in phase 0, without hints, with a completion: what every known poster makes.
+    /// A request in phase 0, without hints, with a completion, as every known poster makes it.
     pub const fn new(wr_id: u64, dest: Destination, op: Operation) -> Self {
         Self { wr_id, phase: false, dest, op, hints: Hints::NONE, completion: true }
     }

@@ -83,7 +83,7 @@ fn check_meaning(raw: &RawCqe, device: &DeviceWc) {
 }
 
 #[test]
-fn cqe() {
+fn completions_are_read_as_in_vectors() {
     each_case("cqe", |case| {
         only_fields(case, &["id", "kind", "entry_size", "entry", "next_entry", "fields", "expect"]);
         let mut bytes = bytes_of(case, "entry");
@@ -125,7 +125,7 @@ fn cqe() {
 }
 
 #[test]
-fn cq() {
+fn polling_matches_vectors() {
     each_case("cq", |case| {
         only_fields(case, &["id", "kind", "api", "entries", "entry_size", "start", "steps", "initial_ring", "note"]);
         request_ids(case);

@@ -15,7 +15,7 @@ use efa_dp_direct::wqe::{Destination, SendWqe, WqeSize};
 use serde_json::{Value, json};
 
 #[test]
-fn limits() {
+fn queue_limits_match_vectors() {
     each_case("limits", |case| {
         let inline = (u32_of(case, "max_inline_data"), bool_of(case, "inline_write"));
         match text(case, "kind") {
@@ -55,7 +55,7 @@ fn limits() {
 }
 
 #[test]
-fn cq_doorbell_word() {
+fn completion_doorbell_matches_vectors() {
     each_case("cq_doorbell", |case| {
         only_fields(case, &["id", "kind", "consumer_counter", "cmd_sn", "arm", "expect"]);
         only_fields(&case["expect"], &["word"]);
@@ -116,7 +116,7 @@ fn check_host_sq<const N: usize>(case: &Value) {
 }
 
 #[test]
-fn host_sq() {
+fn host_send_queue_matches_vectors() {
     each_case("host_sq", |case| {
         only_fields(case, &["id", "kind", "provider", "wqe_size", "entries", "max_batch", "start", "steps", "expect"]);
         match wqe_size(case) {

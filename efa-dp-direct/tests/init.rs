@@ -60,7 +60,7 @@ fn wr_ctx_json(ctx: &WrCtxV0) -> Value {
 }
 
 #[test]
-fn qp_init() {
+fn queue_pair_initialisers_match_vectors() {
     each_case("qp_init", |case| {
         only_fields(case, &["id", "kind", "api", "initializer", "attrs", "expect"]);
         let attrs = &case["attrs"];
@@ -105,7 +105,7 @@ fn qp_init() {
 }
 
 #[test]
-fn cq_init() {
+fn completion_queue_initialiser_matches_vectors() {
     each_case("cq_init", |case| {
         only_fields(case, &["id", "kind", "attrs", "expect"]);
         only_fields(&case["attrs"], &["buffer", "num_entries", "entry_size"]);

@@ -403,7 +403,7 @@ fn check_group(ours: &Group, theirs: &Value) {
 }
 
 #[test]
-fn layouts() {
+fn layouts_match_vectors() {
     let all = file("efa_layout.json");
     let mut ours = groups();
     for theirs in list(&all, "groups").iter().filter(|g| text(g, "name").starts_with("efa-dp-direct")) {
@@ -415,7 +415,7 @@ fn layouts() {
 }
 
 #[test]
-fn request_geometries() {
+fn request_geometries_match_vectors() {
     for theirs in list(&file("efa_layout.json"), "wr_ctx") {
         let size = WqeSize::from_bytes(u64_of(theirs, "wqe_size") as usize).expect("64 or 128 bytes");
         let geometry = if size == WqeSize::Wide { Geometry::WIDE } else { Geometry::NARROW };

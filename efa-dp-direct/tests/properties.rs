@@ -118,7 +118,7 @@ fn inline_length(op: &Operation) -> Option<usize> {
 
 proptest! {
     #[test]
-    fn requests_survive_the_wire(geometry in geometry(), mut wqe in any_wqe()) {
+    fn emitted_requests_parse_to_themselves(geometry in geometry(), mut wqe in any_wqe()) {
         if geometry.request_ids == RequestIds::Bits16 {
             wqe.wr_id &= 0xffff;
         }
@@ -144,13 +144,13 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_parse_panic(geometry in geometry(), bytes in vec(any::<u8>(), 0..200)) {
+    fn parse_takes_any_bytes(geometry in geometry(), bytes in vec(any::<u8>(), 0..200)) {
         let _ = parse(&bytes, &geometry);
     }
 
     /// Near a legal request most bytes matter: what parses says all that the head says, and nothing is coerced.
     #[test]
-    fn what_parses_is_emitted_again(
+    fn parsed_requests_emit_the_same_bytes(
         geometry in geometry(),
         wqe in any_wqe(),
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
@@ -172,13 +172,13 @@ proptest! {
     }
 
     #[test]
-    fn a_wrong_size_is_no_request(geometry in geometry(), bytes in vec(any::<u8>(), 0..200)) {
+    fn request_of_wrong_size_is_refused(geometry in geometry(), bytes in vec(any::<u8>(), 0..200)) {
         prop_assume!(bytes.len() != geometry.wqe_size.bytes());
         prop_assert!(parse(&bytes, &geometry).is_err());
     }
 
     #[test]
-    fn completions_survive_the_wire(
+    fn completions_parse_to_themselves(
         (qp_num, wr_id, op, status, phase) in any::<(u16, u64, u8, u8, bool)>(),
         (length, imm, unsolicited, src_qp_num, ah, gid) in any::<(u32, Option<u32>, bool, u16, u16, [u8; 16])>(),
     ) {
@@ -208,7 +208,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_readers_panic(bytes in any::<[u8; 32]>()) {
+    fn readers_take_any_bytes(bytes in any::<[u8; 32]>()) {
         let raw = RawCqe(bytes);
         let known = QueueType::from_raw(raw.common().flags.q_type()).is_some();
         prop_assert_eq!(Cqe::parse(&raw, RequestIds::Bits64).is_ok(), known);
@@ -240,7 +240,7 @@ proptest! {
     }
 
     #[test]
-    fn bits_have_their_own_places((a, b) in any::<(u8, u8)>(), (c, d) in any::<(u32, u32)>()) {
+    fn bit_fields_are_independent((a, b) in any::<(u8, u8)>(), (c, d) in any::<(u32, u32)>()) {
         let flags = CdescFlags(a);
         prop_assert_eq!(flags.with_q_type(b).q_type(), b & 3);
         prop_assert_eq!(flags.with_q_type(b).with_q_type(flags.q_type()), flags);
@@ -255,7 +255,7 @@ proptest! {
     }
 
     #[test]
-    fn codes_are_never_coerced(raw in any::<u8>()) {
+    fn unknown_codes_stay_unknown(raw in any::<u8>()) {
         prop_assert_eq!(CompStatus::from_raw(raw).is_some(), raw <= 15 || raw == 18);
         prop_assert_eq!(SendOp::from_raw(raw).is_some(), raw <= 4);
         prop_assert_eq!(QueueType::from_raw(raw).is_some(), raw == 1 || raw == 2);

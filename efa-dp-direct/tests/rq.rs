@@ -12,7 +12,7 @@ use efa_dp_direct::wire::RxDesc;
 use std::cell::UnsafeCell;
 
 #[test]
-fn rq() {
+fn receive_queue_matches_vectors() {
     each_case("rq", |case| {
         only_fields(case, &["id", "kind", "api", "entries", "max_batch", "start", "steps", "expect"]);
         request_ids(case);
@@ -77,7 +77,7 @@ fn rq() {
 }
 
 #[test]
-fn lengths_by_convention() {
+fn receive_lengths_follow_their_convention() {
     assert_eq!((rq::device_length(65_536), rq::host_length(65_536)), (0, 65_535));
     assert_eq!((rq::device_length(8192), rq::host_length(8192)), (8192, 8192));
 }

@@ -36,7 +36,7 @@ fn broken(op: Operation, geometry: &Geometry, change: impl Fn(&mut [u8])) -> Wqe
 }
 
 #[test]
-fn each_rule_is_checked() {
+fn request_that_breaks_a_rule_is_refused() {
     let write_one = write(WriteData::One(SGE));
     for geometry in [Geometry::V0, Geometry::NARROW, Geometry::WIDE] {
         let g = &geometry;
@@ -73,7 +73,7 @@ fn each_rule_is_checked() {
 }
 
 #[test]
-fn inline_rules_are_checked() {
+fn request_with_illegal_inline_data_is_refused() {
     let data = Inline::new(&[7; 8]).expect("8 bytes");
     let narrow_write = broken(write(WriteData::One(SGE)), &Geometry::NARROW, |w| w[2] |= 0x20);
     assert_eq!(narrow_write, WqeError::InlineNotPossible(SendOp::RdmaWrite));
@@ -93,20 +93,20 @@ fn inline_rules_are_checked() {
 }
 
 #[test]
-fn errors_have_the_status_of_the_card() {
+fn parse_errors_have_the_status_of_the_card() {
     assert_eq!(WqeError::NotMeta.status(), CompStatus::LocalQpInternalError);
     assert_eq!(WqeError::UnknownOp(9).status(), CompStatus::LocalUnsupportedOp);
     assert_eq!(WqeError::TooManyBuffers(2).status(), CompStatus::LocalBadLength);
 }
 
 #[test]
-fn completions_have_the_ids_of_their_queue() {
+fn completions_have_request_ids_of_their_queue() {
     let op = Ok(SendOp::RdmaWrite);
     let sent = SendCqe { qp_num: 9, wr_id: 0x1122_3344_5566_7788, op, status: Status::Known(CompStatus::Ok) };
     let raw = Cqe::Send(sent).emit(true);
     assert_eq!(Cqe::parse(&raw, RequestIds::Bits64), Ok(Cqe::Send(sent)));
     assert_eq!(Cqe::parse(&raw, RequestIds::Bits16), Ok(Cqe::Send(SendCqe { wr_id: 0x7788, ..sent })));
-    let mut nobody = RawCqe::ZERO;
-    nobody.0[3] = 0x06;
-    assert_eq!(Cqe::parse(&nobody, RequestIds::Bits64), Err(CqeError::QueueType(3)));
+    let mut unknown_queue = RawCqe::ZERO;
+    unknown_queue.0[3] = 0x06;
+    assert_eq!(Cqe::parse(&unknown_queue, RequestIds::Bits64), Err(CqeError::QueueType(3)));
 }

@@ -165,7 +165,7 @@ fn check_step(queue: &mut Queue, wqes: &[Vec<u8>], step: &Value, rung: &mut Vec<
 }
 
 #[test]
-fn sq() {
+fn send_queue_matches_vectors() {
     each_case("sq", |case| {
         only_fields(
             case,
@@ -209,7 +209,7 @@ fn with_id(template: &[u8], id: u64, ids: RequestIds) -> Vec<u8> {
 }
 
 #[test]
-fn sq_long() {
+fn long_send_queue_runs_match_vectors() {
     each_case("sq_long", |case| {
         only_fields(
             case,

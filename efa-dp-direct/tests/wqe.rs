@@ -112,12 +112,12 @@ fn check_wqe(case: &Value) {
 }
 
 #[test]
-fn wqe() {
+fn requests_match_vectors() {
     each_case("wqe", check_wqe);
 }
 
 #[test]
-fn send_2sge() {
+fn sends_of_two_buffers_match_vectors() {
     each_case("send_2sge", |case| {
         only_fields(case, &["id", "kind", "wqe_size", "op", "wr_id", "imm", "sges", "remote", "expect", "same_bytes"]);
         only_fields(&case["expect"], &["wqe"]);
@@ -141,9 +141,9 @@ fn digest_is_sha256() {
     assert_eq!(sha256_hex(b""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
 }
 
-/// What a test here, or `gin_post` of ferrogin-device, goes through; a section of another name would go untested.
+/// The sections that tests here, or `gin_post` of ferrogin-device, read. A section of another name would have no test.
 #[test]
-fn every_section_has_a_test() {
+fn every_section_of_vectors_has_a_test() {
     let all = common::file("efa_dp.json");
     let tested = [
         "schema",

@@ -2,7 +2,7 @@
 //!
 //! Source: `nccl_device/gin/efa_gda/gin_efa_gda_dev.h`, NCCL 2.31.2 and 2.32.3 (the same in both). All pointers are
 //! device addresses. Tables are indexed `[slot * nranks + peer]`: slot 0 is the peer's data endpoint, slot `1 + s`
-//! its endpoint for signal `s`; an entry that a peer lacks is 0.
+//! its endpoint for signal `s`. The entry is 0 where the peer has no such endpoint.
 
 use crate::assert_layout;
 use core::ffi::c_void;
@@ -21,7 +21,7 @@ pub struct EndpointHandle {
     pub target_remote_qpns: *mut u16,
     /// Remote queue keys, `[slots * nranks]`.
     pub target_qkey: *mut u32,
-    /// Spin lock for posters that serialise a whole post; 0 is free.
+    /// Spin lock for posters that serialise a whole post; 0 while no thread has it.
     pub sq_lock: u32,
     /// The card's completion counter for this queue pair: counts completed work requests, wraps at 2^31.
     pub local_cntr_value: *mut u64,
@@ -47,7 +47,7 @@ pub struct CounterHandle {
     pub base: EndpointHandle,
     /// The card's counter: completed writes (counter) or received writes (signal).
     pub cntr_value: *mut u64,
-    /// Value that reads and waits subtract; a reset moves it, since the card alone writes the counter.
+    /// Value that reads and waits subtract. A reset changes this value, because only the card writes the counter.
     pub cntr_offset: u64,
 }
 assert_layout!(CounterHandle, size 96, align 8, { base @ 0, cntr_value @ 80, cntr_offset @ 88 });
@@ -99,7 +99,7 @@ assert_layout!(DevHandle, size 240, align 8, {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MrPeer {
-    /// Address that the peer's card knows the window's first byte by.
+    /// Address of the window's first byte, as the peer's card knows it.
     pub remote_addr: u64,
     /// The peer's remote key.
     pub rkey: u32,
@@ -110,7 +110,7 @@ assert_layout!(MrPeer, size 16, align 8, { remote_addr @ 0, rkey @ 8, pad @ 12 }
 
 /// `nccl_ofi_gin_gdaki_mr_handle`: a window on one rail. `nranks` entries of [`MrPeer`] follow.
 ///
-/// What a kernel gets as `ncclGinWindow_t` is the address of an array of pointers to these, one for each rail.
+/// A kernel's `ncclGinWindow_t` is the address of an array of pointers to these, one for each rail.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct MrHandle {

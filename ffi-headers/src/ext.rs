@@ -1,4 +1,4 @@
-//! ferrogin's own device state, beside the NCCL-visible structs.
+//! ferrogin's own device state, which lies beside the structs that NCCL sees.
 //!
 //! `createContext` allocates one block: a [`HandleHeader`], and directly behind it the array of
 //! [`DevHandle`](crate::device::DevHandle)s. `ncclNetDeviceHandle->handle` points at the array, so NCCL's device code
@@ -20,7 +20,7 @@ pub const HEADER_VERSION: u32 = 3;
 /// call it at once, and it does not unwind.
 pub type ProgressFn = unsafe extern "C" fn(arg: *mut c_void) -> bool;
 
-/// Posting policy: reserve, write and mark in parallel; one poster rings for all that is ready.
+/// Posting policy: posters reserve, write and mark in parallel; one of them rings for all ready requests.
 pub const POLICY_COMBINING: u32 = 0;
 /// Posting policy: the whole post under the endpoint's `sq_lock`.
 pub const POLICY_LOCKED: u32 = 1;
@@ -37,7 +37,7 @@ pub struct HandleHeader {
     pub n_contexts: u32,
     /// `[n_contexts]`.
     pub contexts: *mut ContextExt,
-    /// A word that ends every wait of these contexts when it is not 0; the host writes it when it gives up.
+    /// A word that ends every wait of these contexts when it is not 0; the host writes it to abort.
     pub abort_flag: *mut u32,
     /// [`POLICY_COMBINING`] or [`POLICY_LOCKED`].
     pub policy: u32,
@@ -51,18 +51,18 @@ assert_layout!(HandleHeader, size 64, align 64, {
     reserved @ 40,
 });
 
-/// One GIN context, as ferrogin's kernels use it: what every post reads, then the rest.
+/// One GIN context, as ferrogin's kernels use it: the fields that every post reads, then the others.
 ///
-/// `endpoints` is ordered: data, value, then one for each counter, then one for each signal. Numbers that the
-/// NCCL-visible half has too are repeated, so that a post reads one line.
+/// `endpoints` is ordered: data, value, then one for each counter, then one for each signal. Some numbers are also in the
+/// struct that NCCL sees; they are repeated here so that a post reads one cache line.
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy)]
 pub struct ContextExt {
     /// `[n_endpoints]`.
     pub endpoints: *mut EndpointExt,
-    /// The one for values: `endpoints` and one.
+    /// The value endpoint: `endpoints` plus one.
     pub values: *mut EndpointExt,
-    /// `[slot * nranks + peer]`; a target that a peer lacks is all zero.
+    /// `[slot * nranks + peer]`; all zero where a peer has no such target.
     pub targets: *const TargetWords,
     /// Ranks of the communicator.
     pub nranks: u32,
@@ -72,19 +72,19 @@ pub struct ContextExt {
     pub n_counters: u32,
     /// Signals of this context.
     pub n_signals: u32,
-    /// Longest put that takes the short way: `max_rdma_size`, or 0 with the `locked` policy, for which there is none.
-    pub short_put: u64,
+    /// Longest put or get that takes the fast path: `max_rdma_size`, or 0 with the `locked` policy, which has no fast path.
+    pub fast_put_limit: u64,
     /// Index into a window's array of per-rail memory handles.
     pub rail_id: u32,
     /// Local key of the scratch buffer.
     pub scratch_lkey: u32,
     /// Same as [`HandleHeader::policy`].
     pub policy: u32,
-    /// [`EndpointCold::value_way`] of the value endpoint.
-    pub value_way: u32,
+    /// [`EndpointCold::value_path`] of the value endpoint.
+    pub value_path: u32,
     /// Scratch buffer: source of writes that carry no bytes.
     pub scratch_local_addr: u64,
-    /// The NCCL-visible half.
+    /// The device handle, which NCCL sees.
     pub dev: *mut crate::device::DevHandle,
     /// `2 + n_counters + n_signals`.
     pub n_endpoints: u32,
@@ -103,12 +103,12 @@ pub struct ContextExt {
     pub reserved: u64,
 }
 assert_layout!(ContextExt, size 128, align 128, {
-    endpoints @ 0, values @ 8, targets @ 16, nranks @ 24, n_slots @ 28, n_counters @ 32, n_signals @ 36, short_put @ 40,
-    rail_id @ 48, scratch_lkey @ 52, policy @ 56, value_way @ 60, scratch_local_addr @ 64, dev @ 72, n_endpoints @ 80,
+    endpoints @ 0, values @ 8, targets @ 16, nranks @ 24, n_slots @ 28, n_counters @ 32, n_signals @ 36, fast_put_limit @ 40,
+    rail_id @ 48, scratch_lkey @ 52, policy @ 56, value_path @ 60, scratch_local_addr @ 64, dev @ 72, n_endpoints @ 80,
     max_rdma_size @ 84, abort_flag @ 88, timeout_ns @ 96, progress @ 104, progress_arg @ 112, reserved @ 120,
 });
 
-/// Where a work request goes: the three numbers of its address.
+/// The address of a work request: three numbers.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Target {
@@ -121,8 +121,8 @@ pub struct Target {
 }
 assert_layout!(Target, size 8, align 8, { ah @ 0, qpn @ 2, qkey @ 4 });
 
-/// What the work requests to one [`Target`] have in common, in the form that posting copies: the fields of
-/// `efa_dp_direct::wqe::words::Stamp`. All zero where a peer has no such target.
+/// What the work requests to one [`Target`] have in common, in the form that a post copies: the fields of
+/// `efa_dp_direct::wqe::words::WqeTemplate`. All zero where a peer has no such target.
 #[repr(C, align(16))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TargetWords {
@@ -135,9 +135,9 @@ pub struct TargetWords {
 }
 assert_layout!(TargetWords, size 16, align 16, { head @ 0, second @ 8, third @ 12 });
 
-/// One endpoint, as ferrogin's kernels use it: what posting reads, then what posting writes, on lines of their own.
+/// One endpoint, as ferrogin's kernels use it: the fields that a post reads and those that it writes, on separate cache lines.
 ///
-/// The reservation cursor is not here: it is the queue struct's `pc`, which NCCL's device code reserves from too.
+/// The reservation cursor is the queue struct's `pc`, because NCCL's device code reserves from it too.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct EndpointExt {
@@ -145,32 +145,32 @@ pub struct EndpointExt {
     pub cold: EndpointCold,
     /// Written by posters.
     pub hot: EndpointHot,
-    /// The NCCL-visible queue pair, which [`EndpointHandle::qp`](crate::device::EndpointHandle::qp) points at.
+    /// The queue pair that NCCL sees, which [`EndpointHandle::qp`](crate::device::EndpointHandle::qp) points at.
     pub queue: QueueMemory,
 }
 assert_layout!(EndpointExt, size 384, align 128, { cold @ 0, hot @ 128, queue @ 192 });
 
-/// Room for `efa_cuda_qp` or `efa_cuda_qp_v1`. Posters of both kinds change its cursors.
+/// Room for `efa_cuda_qp` or `efa_cuda_qp_v1`. ferrogin's and NCCL's posts change its cursors.
 #[repr(C, align(8))]
 #[derive(Debug)]
 pub struct QueueMemory(pub [AtomicU64; 18]);
 const _: () = assert!(size_of::<QueueMemory>() == 144);
 
-/// [`EndpointCold::value_way`]: no short way. The policy has none, or the endpoint takes no values.
-pub const VALUE_GENERAL: u32 = 0;
-/// [`EndpointCold::value_way`]: values go through the slot pool.
+/// [`EndpointCold::value_path`]: no fast path. The policy has none, or the endpoint takes no values.
+pub const VALUE_NONE: u32 = 0;
+/// [`EndpointCold::value_path`]: values travel through the slot pool.
 pub const VALUE_POOL: u32 = 1;
-/// [`EndpointCold::value_way`]: values travel inline.
+/// [`EndpointCold::value_path`]: values travel inline.
 pub const VALUE_INLINE: u32 = 2;
 
 /// Bytes from one value slot to the next.
 pub const VALUE_STRIDE: u32 = 8;
 
-/// The constant half of an [`EndpointExt`]: what every post reads, then what waits and values need.
+/// The constant half of an [`EndpointExt`]: fields that every post reads, then those that waits and values need.
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy)]
 pub struct EndpointCold {
-    /// The NCCL-visible half.
+    /// The endpoint handle, which NCCL sees.
     pub handle: *mut crate::device::EndpointHandle,
     /// Send queue ring.
     pub sq_buf: *mut u8,
@@ -180,9 +180,9 @@ pub struct EndpointCold {
     pub ring_mask: u32,
     /// Bytes of one work request: 64 or 128.
     pub wqe_size: u32,
-    /// Entries of the ring: the bit of a request's number that is its phase.
+    /// Entries of the ring. As a mask it selects the bit of a request's number that is its phase.
     pub phase_bit: u32,
-    /// What `phase_bit` is multiplied by to become the phase bit of a request's first word.
+    /// The factor that turns `phase_bit` into the phase bit of a request's first word.
     pub phase_scale: u32,
     /// First value slot of this endpoint, or 0.
     pub value_base: u64,
@@ -190,8 +190,8 @@ pub struct EndpointCold {
     pub value_mask: u32,
     /// Local key of the value slot pool.
     pub value_lkey: u32,
-    /// One of [`VALUE_GENERAL`], [`VALUE_POOL`], [`VALUE_INLINE`].
-    pub value_way: u32,
+    /// One of [`VALUE_NONE`], [`VALUE_POOL`], [`VALUE_INLINE`].
+    pub value_path: u32,
     /// Value slots of this endpoint; a power of two, or 0 where values travel inline or not at all.
     pub value_slots: u32,
     /// Work requests that may be outstanding at once.
@@ -202,40 +202,40 @@ pub struct EndpointCold {
     pub completed: *const u64,
     /// The card's error counter, or null.
     pub errors: *const u64,
-    /// What the error counter held before the first post.
+    /// The error counter's value before the first post.
     pub errors_base: u64,
-    /// Bytes that a write may carry inline: 0 where it cannot.
+    /// Bytes that a write may carry inline; 0 without inline writes.
     pub write_inline: u32,
     /// Zero.
     pub reserved: u32,
-    /// The context that it belongs to.
+    /// The context of this endpoint.
     pub context: *const ContextExt,
     /// Zero.
     pub reserved2: u64,
 }
 assert_layout!(EndpointCold, size 128, align 128, {
     handle @ 0, sq_buf @ 8, sq_db @ 16, ring_mask @ 24, wqe_size @ 28, phase_bit @ 32, phase_scale @ 36,
-    value_base @ 40, value_mask @ 48, value_lkey @ 52, value_way @ 56, value_slots @ 60, sq_size @ 64, max_batch @ 68,
+    value_base @ 40, value_mask @ 48, value_lkey @ 52, value_path @ 56, value_slots @ 60, sq_size @ 64, max_batch @ 68,
     completed @ 72, errors @ 80, errors_base @ 88, write_inline @ 96, reserved @ 100, context @ 104,
     reserved2 @ 112,
 });
 
-/// Where the `combining` policy keeps its rung count in [`EndpointHot::state`].
+/// The lowest bit of the `combining` policy's rung count in [`EndpointHot::state`].
 pub const STATE_RUNG_SHIFT: u32 = 32;
 
-/// The changing part of an [`EndpointExt`]. All zero at first, unless the card's counter does not begin at 0: then every
-/// cursor begins where the counter does, for posts are compared with completions modulo 2^31.
+/// The changing part of an [`EndpointExt`]. Every cursor begins at the card's counter, which is 0 on hardware, because posts are
+/// compared with completions modulo 2^31.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct EndpointHot {
     /// Posting state of the `combining` policy: see `ferrogin-device`.
     pub state: AtomicU64,
-    /// `combining`: posts up to this number are known to have room, while the flush barrier is the one beside it; one
-    /// less than the first at first.
+    /// `combining`: posts up to this number are admitted, as long as the flush barrier is the one beside it. It begins at one
+    /// less than the first post.
     pub bound: AtomicU64,
     /// Flush barrier of the `locked` policy: posts from this index on wait until all before it have completed.
     pub barrier: AtomicU32,
-    /// Not 0 when a reservation was given up: nothing may be posted any more.
+    /// Not 0 after a reservation was given up; every later post fails.
     pub poison: AtomicU32,
     /// Zero.
     pub reserved: [u64; 5],

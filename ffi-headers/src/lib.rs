@@ -2,12 +2,12 @@
 //!
 //! * [`nccl`]: the structs that NCCL and a GIN plugin exchange (`ncclGin_v14_t`, `ncclGin_v13_t`, properties,
 //!   device handles).
-//! * [`device`]: what `createContext` and `regMrSym` hand to kernels: NCCL's EFA device code reads exactly these.
+//! * [`device`]: the structs that `createContext` and `regMrSym` give to kernels; NCCL's EFA device code reads exactly these.
 //! * [`ext`]: ferrogin's own device state, placed beside those structs and never inside them, so that NCCL's device
 //!   code runs on the same handles unaware.
 //!
-//! Every size, alignment and offset is asserted where the struct is defined; `tests/layout.rs` holds the same numbers
-//! against `tests/vectors/efa_layout.json`, which was read from the foreign headers with a C++ compiler.
+//! Every size, alignment and offset is asserted under the struct's definition. `tests/layout.rs` compares the same numbers with
+//! `tests/vectors/efa_layout.json`, which a C++ compiler made from the foreign headers.
 #![cfg_attr(not(test), no_std)]
 
 pub mod device;

@@ -274,7 +274,7 @@ assert_layout!(GinV14, size 136, align 8, {
     create_context @ 56, reg_mr_sym @ 64, reg_mr_sym_dma_buf @ 72, dereg_mr_sym @ 80, destroy_context @ 88,
     close_coll @ 96, close_listen @ 104, gin_progress @ 112, query_last_error @ 120, finalize @ 128,
 });
-// SAFETY: a table of function pointers and one pointer to a constant string; nothing is ever written through it.
+// SAFETY: a table of function pointers and one pointer to a constant string; no code writes through it.
 #[allow(unsafe_code)]
 unsafe impl Sync for GinV14 {}
 
@@ -331,6 +331,6 @@ assert_layout!(GinV13, size 168, align 8, {
     close_listen @ 96, iput @ 104, iput_signal @ 112, iget @ 120, iflush @ 128, test @ 136, gin_progress @ 144,
     query_last_error @ 152, finalize @ 160,
 });
-// SAFETY: as for `GinV14`.
+// SAFETY: a table of function pointers and one pointer to a constant string; no code writes through it.
 #[allow(unsafe_code)]
 unsafe impl Sync for GinV13 {}

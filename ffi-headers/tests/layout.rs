@@ -251,7 +251,7 @@ fn assert_group(file: &Value, name: &str, structs: &[Struct]) {
 }
 
 #[test]
-fn device_handles_match_both_releases() {
+fn device_handles_match_vectors_of_both_releases() {
     let file = vectors();
     for release in ["GIN EFA device handle, NCCL 2.31.2", "GIN EFA device handle, NCCL 2.32.3"] {
         let ours = device_structs();
@@ -262,7 +262,7 @@ fn device_handles_match_both_releases() {
 }
 
 #[test]
-fn plugin_api_matches() {
+fn plugin_api_matches_vectors() {
     let file = vectors();
     let aws = "NCCL plugin API, aws-ofi-nccl headers";
     assert_group(&file, aws, &common_plugin_structs());
@@ -283,7 +283,7 @@ fn every_gin_struct_of_v13_and_v14_is_covered() {
 }
 
 #[test]
-fn constants_match() {
+fn constants_match_vectors() {
     let file = vectors();
     let number_of = |group_name: &str, kind: &str, name: &str| -> i64 {
         let group = group(&file, group_name);
@@ -334,7 +334,7 @@ fn constants_match() {
 }
 
 #[test]
-fn a_wrong_layout_is_noticed() {
+fn wrong_layout_is_found() {
     let file = vectors();
     let group = group(&file, "GIN EFA device handle, NCCL 2.32.3");
     let peer = || device_structs().into_iter().find(|s| s.c_name.ends_with("mr_peer")).expect("listed above");

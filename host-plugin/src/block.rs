@@ -8,12 +8,12 @@ use crate::device::bytes_of;
 use efa_dp_direct::queue::{
     CqAttrs, CqV0, InitError, QpAttrs, QpAttrsV0, QpV0, QpV1, SQ_WQ_OFFSET, WQ_CAPS_64_BIT_REQ_ID, WqV0,
 };
-use efa_dp_direct::wqe::words::{Stamp, phase_scale};
+use efa_dp_direct::wqe::words::{WqeTemplate, phase_scale};
 use efa_dp_direct::wqe::{Destination, Hints};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle};
 use ferrogin_ffi::ext::{
     ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    STATE_RUNG_SHIFT, Target, TargetWords, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL, VALUE_STRIDE,
+    STATE_RUNG_SHIFT, Target, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE,
 };
 use ferrogin_libfabric::progress::Progress;
 use std::marker::PhantomData;
@@ -387,7 +387,7 @@ fn fill_context(
             putvalue_slot_size: VALUE_STRIDE,
         },
     );
-    let short = spec.policy == POLICY_COMBINING;
+    let has_fast_path = spec.policy == POLICY_COMBINING;
     image.put(
         places.ext,
         0,
@@ -399,11 +399,11 @@ fn fill_context(
             n_slots: (context.targets.len() / context.nranks.max(1)) as u32,
             n_counters: context.n_counters as u32,
             n_signals: context.n_signals as u32,
-            short_put: if short { context.max_rdma_size.into() } else { 0 },
+            fast_put_limit: if has_fast_path { context.max_rdma_size.into() } else { 0 },
             rail_id: context.rail,
             scratch_lkey: context.scratch.0,
             policy: spec.policy,
-            value_way: context.endpoints.get(1).map_or(VALUE_GENERAL, |endpoint| value_way(endpoint, spec.policy)),
+            value_path: context.endpoints.get(1).map_or(VALUE_NONE, |endpoint| value_path(endpoint, spec.policy)),
             scratch_local_addr: context.scratch.1,
             dev: image.at(devs, index),
             n_endpoints: context.endpoints.len() as u32,
@@ -443,7 +443,7 @@ fn target_words(target: &Target, peer: usize) -> TargetWords {
         return TargetWords::default();
     }
     let dest = Destination { ah: target.ah, qpn: target.qpn, qkey: target.qkey };
-    let Stamp { head, second, third } = Stamp::new(peer as u16, dest, Hints::BURST_PPS_SENSITIVE);
+    let WqeTemplate { head, second, third } = WqeTemplate::new(peer as u16, dest, Hints::BURST_PPS_SENSITIVE);
     TargetWords { head, second, third }
 }
 
@@ -452,12 +452,12 @@ fn write_inline(endpoint: &EndpointSpec) -> u32 {
     if endpoint.wqe_size == 128 { endpoint.max_inline } else { 0 }
 }
 
-/// How values are posted by the short way, which the `locked` policy has not.
-fn value_way(endpoint: &EndpointSpec, policy: u32) -> u32 {
+/// How values take the fast path, which the `locked` policy does not have.
+fn value_path(endpoint: &EndpointSpec, policy: u32) -> u32 {
     match policy {
         POLICY_COMBINING if write_inline(endpoint) >= 8 => VALUE_INLINE,
         POLICY_COMBINING if endpoint.values.1 != 0 && endpoint.wqe_size == 64 => VALUE_POOL,
-        _ => VALUE_GENERAL,
+        _ => VALUE_NONE,
     }
 }
 
@@ -480,7 +480,7 @@ fn cold(
         value_base,
         value_mask: value_slots.saturating_sub(1),
         value_lkey: if value_slots != 0 { lkey } else { 0 },
-        value_way: value_way(endpoint, policy),
+        value_path: value_path(endpoint, policy),
         value_slots,
         sq_size: endpoint.sq_size,
         max_batch: endpoint.max_batch,

@@ -248,10 +248,10 @@ fn peers_out_of_stride_are_not_reached() {
             comm.barrier().expect("all ranks");
             let other = (rank as u32 + 2) % 4;
             let value = 0x2000 + rank as u64;
-            kernel.put_value(other, target, 64, value, 8, Action::signal_inc(0), Flags::NONE).expect("in stride");
+            kernel.put_value(other, target.at(64), value, 8, Action::signal_inc(0), Flags::NONE).expect("in stride");
             kernel.wait_signal(0, 1).expect("a signal");
             assert_eq!(memory.load(64), 0x2000 + u64::from(other));
-            let refused = kernel.put_value((rank as u32 + 1) % 4, target, 64, 1, 8, Action::NONE, Flags::NONE);
+            let refused = kernel.put_value((rank as u32 + 1) % 4, target.at(64), 1, 8, Action::NONE, Flags::NONE);
             assert!(refused.is_err(), "out of stride");
             kernel.flush().expect("a flush");
             comm.barrier().expect("all ranks");

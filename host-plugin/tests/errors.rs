@@ -33,11 +33,15 @@ fn post_by_turn(
 ) -> (Result<(), Status>, &'static str, &'static str) {
     let plain = Flags::NONE;
     match turn % 5 {
-        0 => (kernel.put(peer, target, 0, target, 8, 8, Action::NONE, plain), "write to", "endpoint data"),
-        1 => (kernel.put_value(peer, target, 0, 7, 8, Action::NONE, plain), "write to", "endpoint value"),
-        2 => (kernel.put_value(peer, target, 0, 7, 8, Action::signal_inc(1), plain), "write to", "endpoint"),
-        3 => (kernel.put(peer, target, 0, target, 8, 8, Action::counter(0), plain), "write to", "endpoint counter 0"),
-        _ => (kernel.get(peer, target, 0, target, 8, 8, plain), "read from", "endpoint data"),
+        0 => (kernel.put(peer, target.at(0), target.at(8), 8, Action::NONE, plain), "write to", "endpoint data"),
+        1 => (kernel.put_value(peer, target.at(0), 7, 8, Action::NONE, plain), "write to", "endpoint value"),
+        2 => (kernel.put_value(peer, target.at(0), 7, 8, Action::signal_inc(1), plain), "write to", "endpoint"),
+        3 => (
+            kernel.put(peer, target.at(0), target.at(8), 8, Action::counter(0), plain),
+            "write to",
+            "endpoint counter 0",
+        ),
+        _ => (kernel.get(peer, target.at(0), target.at(8), 8, plain), "read from", "endpoint data"),
     }
 }
 
@@ -101,8 +105,9 @@ fn an_error_behind_many_completions_is_told_with_its_peer() {
             let (kernel, target) = (device(&context, 0), DeviceWindow(window.gin_handle()));
             if rank == 0 {
                 // Posts go on until one is refused.
-                let refused = (0..1_000_000u32)
-                    .find_map(|_| kernel.put(1, target, 0, target, 8, 8, Action::NONE, Flags::NONE).and(Ok(())).err());
+                let refused = (0..1_000_000u32).find_map(|_| {
+                    kernel.put(1, target.at(0), target.at(8), 8, Action::NONE, Flags::NONE).and(Ok(())).err()
+                });
                 assert!(refused.is_some(), "posting ends with the error");
                 told("queryLastError", || context.query_last_error().expect("a query"));
                 told("the WARN line", || log::last_warn().is_some());

@@ -1,4 +1,4 @@
-// The kernels of gin_kernel.cu, called as functions: a context that is none is refused by every operation.
+// Calls the kernels of gin_kernel.cu as functions: every operation refuses a null context.
 #include <ferrogin/gin.cuh>
 
 #include <stdio.h>

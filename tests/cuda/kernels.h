@@ -1,4 +1,4 @@
-// How the examples are compiled: as kernels by nvcc, as plain functions by a host compiler.
+// Compiles the examples as kernels with nvcc, and as plain functions with a host compiler.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// A kernel for NCCL's device API, as anyone would write it: nothing of ferrogin is named here.
+// An ordinary kernel for NCCL's device API, which does not name ferrogin.
 #include <nccl_device.h>
 
 extern "C" __global__ void nccl_put_value(ncclDevComm comm, ncclTeam team, int peer, ncclWindow_t win, size_t off,

@@ -1,4 +1,4 @@
-// What must not compile: -DREFUSED=N picks one, and run.sh knows what the compiler has to say.
+// Sources that must not compile: -DREFUSED=N selects one, and run.sh checks the compiler's message.
 #if REFUSED == 5
 #include <nccl_device.h>
 #endif

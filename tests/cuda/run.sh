@@ -2,10 +2,10 @@
 # Compiles kernels with nvcc against ferrogin's CUDA C++ headers and counts what they cost: run.sh [DIST]
 #
 # DIST (default: dist) holds the ferrogin tool and libferrogin_device.so. Fetches the compiler and NCCL's headers from
-# PyPI once (into .cache/). No GPU is needed: what is compiled is linked and disassembled; where there is one, the program
-# is run too. One line for each test, and a last one with the counts; status 1 when one failed.
+# PyPI once (into .cache/). It links and disassembles what it compiles, which needs no GPU; with a GPU it also runs the program.
+# It prints one line for each test, and a last line with the counts; its status is 1 when a test failed.
 #
-#   CUDA_REFRESH=1          writes sass.txt, the table of what hot paths cost, from what was counted
+#   CUDA_REFRESH=1          writes sass.txt, the table of what the fast path costs, from the counts
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -32,7 +32,7 @@ skip() {
     skipped=$((skipped + 1))
 }
 
-# check NAME COMMAND...: passes when the command does, and says otherwise what it said first.
+# check NAME COMMAND...: passes when the command does; otherwise prints the command's first errors.
 check() {
     local name=$1
     shift
@@ -85,21 +85,21 @@ esac
 export PATH=$cuda/bin:$PATH
 "$dist/ferrogin" ptx >"$out/ferrogin_device.ptx"
 
-# What the tool prints, and the file that is checked in where the tool was built by another compiler. The hot paths use
-# no stack; a function that calls others keeps its return address and a few values, which ptxas counts as spilled.
+# The PTX that the tool prints, and the checked-in file where the tool was built by another compiler. The fast path uses no
+# stack. A function that calls others keeps its return address and a few values, which ptxas counts as spilled.
 cd "$out" || exit 1
 assemble() {
     ptxas -c -v -arch="$1" "$2" -o "$out/assembled.$1" >"$out/assembled.log" 2>&1 || cat "$out/assembled.log"
     awk '/Function properties/ { name = $NF; n++ }
-         /bytes stack frame/ && name ~ /^fgin_hot_/ { hot++; if ($1 > 0) { print "error: " name ": " $0; bad = 1 } }
+         /bytes stack frame/ && name ~ /^fgin_fast_/ { fast++; if ($1 > 0) { print "error: " name ": " $0; bad = 1 } }
          /bytes stack frame/ && $5 > 24 { print "error: " name ": " $0; bad = 1 }
          /error|fatal/ { bad = 1 }
-         END { exit bad || n < 12 || hot < 3 }' "$out/assembled.log"
+         END { exit bad || n < 12 || fast < 3 }' "$out/assembled.log"
 }
 for n in 75 80 90 100 103 120; do
     for ptx in "$out/ferrogin_device.ptx" "$root/ptx/ferrogin_device.ptx"; do
         name="PTX $([ "$ptx" = "$out/ferrogin_device.ptx" ] && echo of the tool || echo checked in)"
-        check "$name: assembled for sm_$n, hot paths without stack" assemble "sm_$n" "$ptx"
+        check "$name: assembled for sm_$n, fast path without stack" assemble "sm_$n" "$ptx"
     done
 done
 check "relocatable objects" "$here/objects.sh" "$cuda" "$out/ferrogin_device.ptx" "$out/objects"
@@ -144,7 +144,7 @@ for block in manual*.cu; do
     check "README.md and docs/kernels.md, $block" "${compile[@]}" -I"$root/.cache/nccl-2.32.3/include" -dc "$block" -o manual.o
 done
 
-# What must not compile.
+# Sources that must not compile.
 messages=(
     [1]="putValue writes 1, 2, 4 or 8 bytes"
     [2]="VA signals need remote atomics"
@@ -164,8 +164,7 @@ for i in "${!messages[@]}"; do
     fi
 done
 
-# What posting costs, beside NCCL's own backend: kernel, instructions, registers, stack, spilled, shape (sass.py says what
-# that is).
+# The cost of a post, beside NCCL's own backend: kernel, instructions, registers, stack, spilled, shape (see sass.py).
 cubin() {
     nvcc -std=c++17 -arch=sm_90 -rdc=true -cubin -Xptxas -v "${@:2}" -o "$1.cubin" >"$1.log" 2>&1
 }
@@ -180,7 +179,7 @@ costs() {
         python3 "$here/sass.py" nvdisasm own.cubin own.log nccl_put_value nccl_put nccl_flush | sed 's/^nccl/own_nccl/'
     } >sass.txt
 }
-# The limits are promises; the table is how it was when somebody last looked.
+# The limits are promises; the table has the last counts.
 within_limits() {
     awk -F '\t' '$1 ~ /^(gin|nccl)_put_value$/ {
                      within += $2 <= 240 && $3 <= 40 && $4 == 0 && $5 == 0 && $6 ~ /^A W[0-9]+ F A D F A$/
@@ -204,9 +203,9 @@ if check "kernels disassembled" costs; then
     fi
 fi
 
-# NCCL's device code, unchanged, over ferrogin on the CPU: the clients of tests/foreign with the other backend, posting by
-# the functions that a kernel has inline. What the generic code of 2.31 does differently is little, so a part of the
-# scenarios will do for it; values go through the pool there, and in the requests with 2.32.
+# NCCL's device code, unchanged, over ferrogin on the CPU: the clients of tests/foreign with ferrogin's backend, which post by
+# the functions that a kernel has inline. The generic code of 2.31 differs little, so it runs a part of the scenarios. Values
+# travel through the pool with 2.31, and inline with 2.32.
 declare -A scenarios=(
     [2.31.2]="put_value_signal signal_add counters aggregate"
     [2.32.3]="put put_signal put_value put_value_signal get windows signal_add counters reset barrier contexts asymmetric \
@@ -216,7 +215,7 @@ for release in $releases; do
     built=$out/foreign-$release
     link=-Wl,--no-as-needed,$dist/libferrogin_device.so,-rpath,$dist
     if ! make --no-print-directory -s -j2 -C "$root" -f tests/foreign/Makefile RELEASE="$release" OUT="$built" \
-        HEADERS="$root/.cache/nccl-$release/include" CXXFLAGS="-O2 -DFOREIGN_FERROGIN -DFGIN_HOT_CALLS -I$include $link" \
+        HEADERS="$root/.cache/nccl-$release/include" CXXFLAGS="-O2 -DFOREIGN_FERROGIN -DFGIN_FAST_PATH_CALLS -I$include $link" \
         "$built/foreign" >"$out/log" 2>&1; then
         fail "NCCL $release over ferrogin on the CPU: $(grep -E 'error|undefined' "$out/log" | head -n 1)"
         continue

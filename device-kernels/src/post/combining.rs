@@ -1,57 +1,58 @@
-//! The `combining` policy: reserve with one add, write and fence in parallel, mark ready; one poster rings for all
-//! that is ready.
+//! The `combining` policy: a post reserves a slot with one add, writes and fences its work request in parallel with other
+//! posts, and marks it ready. One poster then rings the doorbell for every request that is ready.
 //!
 //! # State
 //!
-//! * `cursor`, 64 bits: low half the reservation cursor (the queue struct's `pc`, which NCCL's code reserves from
-//!   too), high half the flush barrier (the neighbouring `phase`, which nobody else reads).
-//! * `state`, 64 bits: ready bitmap (16 bits, slot `idx & 15`), posters at work on the doorbell (16 bits), rung count
-//!   `R` (32 bits, wraps out of the top). At most 16 posts are reserved-and-admitted beyond `R`, so a slot's bit is
-//!   unambiguous and the workers do not overflow.
-//! * `bound`, 64 bits: a value of `cursor`. Posts whose reservation is it, or lies less than 16 below it, are admitted
-//!   without another look: completion count and `R` only grow, so what had room once has room for good; and the flush barrier is
-//!   part of the comparison, so a barrier that was raised since is noticed. Every 16th post at the latest looks again.
+//! * `cursor`, 64 bits. The low half is the reservation cursor: the queue struct's `pc`, from which NCCL's code reserves too.
+//!   The high half is the flush barrier: the neighbouring `phase`, which no other code reads.
+//! * `state`, 64 bits: the ready bitmap (16 bits, slot `idx & 15`), the number of ringers (16 bits), and the rung count `R`
+//!   (32 bits, which wrap out of the top). At most 16 posts are reserved and admitted beyond `R`, so a slot's bit is
+//!   unambiguous and the number of ringers does not overflow.
+//! * `bound`, 64 bits: a value of `cursor`. A post whose reservation equals it, or lies less than 16 below it, is admitted
+//!   without a check of the counts. The completion count and `R` only grow, so room that was there once stays. The flush
+//!   barrier is part of the comparison, so a barrier that was raised since makes the post check. At least every 16th post
+//!   checks.
 //!
-//! When the cursor wraps at 2^32 it carries one into the barrier. Moved up by one it holds back no less, and no `bound`
-//! reaches across; nor does a flush take a barrier at its own snapshot for one that was raised there.
+//! When the cursor wraps at 2^32 it carries one into the barrier. A barrier that moved up by one holds back no less, and no
+//! `bound` reaches across the wrap. A flush does not take a barrier at its own snapshot for one that was raised there.
 //!
-//! # Why nothing stays unrung
+//! # Why no request stays unrung
 //!
-//! A plain post adds its ready bit and one worker in one operation. If it was the first worker it takes a turn: it rings
-//! the contiguous ready run from `R`, then takes off, in one add, the workers that it has seen. Workers that came
-//! meanwhile left at once, so if some are left it takes another turn. An aggregated post brings no worker: if it makes
-//! something behind it ringable, it helps, that is takes a turn if nobody is at one, and leaves it to the worker
-//! otherwise; hence who takes the last worker off looks whether `R` is ready, and helps again. Every wait helps too, so
-//! deferred posts are rung by whoever needs room, and by a flush.
+//! A plain post adds its ready bit and one ringer in one operation. The first ringer takes a turn at the doorbell: it rings
+//! the contiguous ready run from `R`, then subtracts in one add the ringers that it has seen. A poster that adds itself
+//! meanwhile leaves at once, so the first ringer takes another turn while any ringer is left. An aggregated post adds no
+//! ringer. If it makes a request behind it ringable, it takes a turn when no ringer is active, and leaves the request to
+//! the active ringer otherwise. So the poster that subtracts the last ringer checks whether `R` is ready, and takes
+//! another turn if it is. Every wait takes turns too, so a flush, or a post that needs room, rings deferred posts.
 //!
 //! # Orderings
 //!
-//! Reserving is relaxed: a reservation only hands out numbers. The one system fence after a work request orders it (and
-//! its value, and all that its poster had seen before) before the mark, for the card, the host and every thread: it is
-//! the release of the mark, at the widest scope, so no narrower release that a caller asks for is missing. The mark is
-//! an acquire: a turn's doorbell comes after the fences of all the work requests that it covers. The fence after the
-//! doorbell orders it before other threads' later work requests, and is the release of the add that ends the turn. The
-//! completion count is read with acquire, and so is `bound`, which passes it on: what is written into a reclaimed slot
+//! A reservation is relaxed: it only hands out a number. One system fence after a work request orders the request, its value,
+//! and everything that its poster had seen, before the mark, for the card, the host and every thread. The fence is the
+//! release of the mark, at the widest scope, so it covers any narrower release that a caller asks for. The mark is an
+//! acquire: a turn's doorbell comes after the fences of all work requests that it covers. The fence after the doorbell
+//! orders the doorbell before later work requests of other threads, and is the release of the add that ends the turn. The
+//! completion count is read with acquire, and so is `bound`, which passes the count on: a write into a reclaimed slot
 //! comes after the card's last read of it.
 
-use super::{MAX_BATCH, Queue, Share, Thread, Write, admitted, outstanding, pause, reached};
+use super::{EncodeWqe, MAX_BATCH, Queue, Share, Thread, admitted, outstanding, pause, reached};
 use crate::platform::one;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wait::{Limit, Spin};
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 
-const WORKER: u64 = 1 << 16;
-const WORKERS: u64 = 0xffff << 16;
+const RINGER: u64 = 1 << 16;
+const RINGERS: u64 = 0xffff << 16;
 const RUNG_SHIFT: u32 = STATE_RUNG_SHIFT;
-/// The bitmap.
+/// The ready bitmap.
 const READY: u32 = (1 << MAX_BATCH) - 1;
-/// A barrier this far behind is raised, so that the cursor never laps it.
+/// A barrier that lies this far behind is raised, so that the cursor never laps it.
 const OLD_BARRIER: u32 = 1 << 30;
 
-/// A queue with the words that its posters share.
+/// A queue whose posters share [`Words`].
 pub trait Ring: Queue {
-    /// Where they are.
+    /// The shared words.
     fn words(&self) -> Words<'_>;
 }
 
@@ -67,11 +68,11 @@ impl<Q: Ring> Ring for &Q {
 pub struct Words<'a> {
     /// Reservation cursor (low half) and flush barrier (high half).
     pub cursor: &'a AtomicU64,
-    /// Workers, ready bitmap, rung count.
+    /// Ready bitmap, ringers, rung count.
     pub state: &'a AtomicU64,
-    /// Admitted without another look.
+    /// The reservation up to which posts are admitted without a check.
     pub bound: &'a AtomicU64,
-    /// Not 0 once a reservation was given up.
+    /// Not 0 once a poster gave up a reservation.
     pub poison: &'a AtomicU32,
 }
 
@@ -92,209 +93,217 @@ fn all_rung(idx: u32) -> u64 {
     u64::from(idx) << RUNG_SHIFT
 }
 
-/// The mark of a plain post. On a CPU a look-up is shorter than the shift.
+/// The mark of a plain post. On a CPU a table takes fewer instructions than the shift.
 #[inline(always)]
-fn ready_and_worker(idx: u32) -> u64 {
-    if cfg!(target_arch = "nvptx64") { ready_bit(idx) + WORKER } else { MARKS[(idx % MAX_BATCH) as usize] }
+fn ready_and_ringer(idx: u32) -> u64 {
+    if cfg!(target_arch = "nvptx64") { ready_bit(idx) + RINGER } else { MARKS[(idx % MAX_BATCH) as usize] }
 }
 
 const MARKS: [u64; MAX_BATCH as usize] = {
     let mut marks = [0; MAX_BATCH as usize];
     let mut slot = 0;
     while slot < marks.len() {
-        marks[slot] = (1 << slot) + WORKER;
+        marks[slot] = (1 << slot) + RINGER;
         slot += 1;
     }
     marks
 };
 
-/// Half a cursor word each.
+/// The reservation cursor and the flush barrier of a cursor word.
 #[inline(always)]
 fn halves(cursor: u64) -> (u32, u32) {
     (cursor as u32, (cursor >> 32) as u32)
 }
 
-/// Takes the next number: the cursor word as it was.
+/// Reserves the next number, and returns the cursor word from before.
 #[inline(always)]
 fn reserve<S: Share>(words: Words<'_>) -> u64 {
     S::add(words.cursor, one(), Ordering::Relaxed)
 }
 
-/// Posts one work request: `write` puts it, and its value, in place.
+/// Posts one work request, which `wqe` encodes into its slot.
 ///
 /// # Errors
-/// What ended a wait for room; the endpoint is poisoned then, unless the call had it alone.
+/// What ended a wait for room. The endpoint is poisoned then, unless the mode is exclusive.
 #[inline(always)]
 pub fn post<S: Share, Q: Ring + Copy>(
     queue: Q,
     limits: impl Limit,
     aggregate: bool,
-    write: impl Write,
+    wqe: impl EncodeWqe,
 ) -> Result<(), Status> {
-    if S::ALONE {
-        return post_alone(queue, limits, aggregate, write);
+    if S::EXCLUSIVE {
+        return post_exclusive(queue, limits, aggregate, wqe);
     }
     if cfg!(target_arch = "nvptx64") {
-        return post_in_a_loop::<S, Q>(queue, limits, aggregate, write);
+        return post_compact::<S, Q>(queue, limits, aggregate, wqe);
     }
-    match post_at_once::<S, Q>(queue, aggregate, write) {
+    match try_post::<S, Q>(queue, aggregate, wqe) {
         Ok(()) => Ok(()),
-        Err(NoRoom { reserved }) => post_late::<S, Q>(queue, limits, reserved, aggregate, write),
+        Err(NoRoom { reserved }) => post_reserved::<S, Q>(queue, limits, reserved, aggregate, wqe),
     }
 }
 
-/// A post that has a number, and nothing more: [`post_late`] goes on with it, and must be called.
+/// A reservation without room in the ring. The caller must continue with [`post_reserved`].
 #[derive(Debug, Clone, Copy)]
 #[must_use]
 pub struct NoRoom {
-    /// The cursor word as the reservation found it.
+    /// The cursor word from before the reservation.
     pub reserved: u64,
 }
 
-/// As [`post`], if there is room at once: what usually happens, in a straight line. What is left to do is called, last, so
-/// that nothing is kept for its return. Few instructions are executed.
+/// As [`post`], if there is room at once. The usual case is a straight line of code, and rare cases are calls at its end, so
+/// that the usual case keeps no registers for their return.
+///
+/// # Errors
+/// There is no room at once.
 #[inline(always)]
-pub fn post_at_once<S: Share, Q: Ring + Copy>(queue: Q, aggregate: bool, write: impl Write) -> Result<(), NoRoom> {
+pub fn try_post<S: Share, Q: Ring + Copy>(queue: Q, aggregate: bool, wqe: impl EncodeWqe) -> Result<(), NoRoom> {
     let reserved = reserve::<S>(queue.words());
     if !has_room(queue, reserved) {
         return Err(NoRoom { reserved });
     }
-    write_and_mark::<S, Q>(queue, reserved, aggregate, write);
+    encode_and_ring::<S, Q>(queue, reserved, aggregate, wqe);
     Ok(())
 }
 
 /// What a poster has to do after its mark.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
-pub struct After {
-    /// What.
+pub struct AfterMark {
+    /// The next step.
     pub next: Next,
-    /// The state word as the poster left it: what [`Next::Work`] goes on from.
+    /// The state word as the poster left it, from which [`Next::ContinueTurn`] continues.
     pub state: u64,
 }
 
-/// See [`After`].
+/// See [`AfterMark`].
 #[derive(Debug, Clone, Copy)]
 #[repr(u32)]
 pub enum Next {
-    /// Nothing: it is rung, or will be.
+    /// Nothing: the request is rung, or another poster rings it.
     Nothing,
-    /// Something may have become ringable: it helps.
-    Help,
-    /// It is the one at the doorbell, or was and has left something to ring.
-    Work,
+    /// A request may have become ringable: the poster takes a turn if no ringer is active.
+    TakeTurn,
+    /// The poster is the active ringer, or was it and left a request to ring.
+    ContinueTurn,
 }
 
-/// As [`post_at_once`], with what is left to do as the result, for [`finish`]: nothing is called.
+/// As [`try_post`], without a call: the result says what [`finish`] has to do.
 ///
 /// # Errors
 /// There is no room at once.
 #[inline(always)]
-pub fn post_without_calls<S: Share, Q: Ring + Copy>(
+pub fn try_post_uncalled<S: Share, Q: Ring + Copy>(
     queue: Q,
     aggregate: bool,
-    write: impl Write,
-) -> Result<After, NoRoom> {
+    wqe: impl EncodeWqe,
+) -> Result<AfterMark, NoRoom> {
     let reserved = reserve::<S>(queue.words());
     if has_room(queue, reserved) {
-        Ok(mark::<S, Q>(queue, reserved, aggregate, write))
+        Ok(encode_and_mark::<S, Q>(queue, reserved, aggregate, wqe))
     } else {
         Err(NoRoom { reserved })
     }
 }
 
-/// Does what a mark has left to do.
+/// Carries out the step that follows a mark.
 #[inline(always)]
-pub fn finish<S: Share, Q: Ring + Copy>(queue: Q, after: After) {
+pub fn finish<S: Share, Q: Ring + Copy>(queue: Q, after: AfterMark) {
     match after.next {
         Next::Nothing => {}
-        Next::Help => help::<S, Q>(queue),
-        Next::Work => work::<S, Q>(queue, after.state),
+        Next::TakeTurn => take_turns::<S, Q>(queue),
+        Next::ContinueTurn => continue_turn::<S, Q>(queue, after.state),
     }
 }
 
 #[inline(always)]
-fn write_and_mark<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: bool, write: impl Write) {
-    let after = mark::<S, Q>(queue, reserved, aggregate, write);
+fn encode_and_ring<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: bool, wqe: impl EncodeWqe) {
+    let after = encode_and_mark::<S, Q>(queue, reserved, aggregate, wqe);
     finish::<S, Q>(queue, after);
 }
 
-/// Writes, fences, marks, and if nobody is near rings.
+/// Encodes the request, fences and marks it, and rings it if no other poster is active.
 #[inline(always)]
-fn mark<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: bool, write: impl Write) -> After {
+fn encode_and_mark<S: Share, Q: Ring + Copy>(
+    queue: Q,
+    reserved: u64,
+    aggregate: bool,
+    wqe: impl EncodeWqe,
+) -> AfterMark {
     let (idx, _) = halves(reserved);
-    write.write(idx);
+    wqe.encode(idx);
     queue.fence();
     if aggregate {
         let old = S::add(queue.words().state, ready_bit(idx), Ordering::Acquire);
-        let next = if old & ready_bit(idx.wrapping_add(1)) != 0 { Next::Help } else { Next::Nothing };
-        return After { next, state: old };
+        let next = if old & ready_bit(idx.wrapping_add(1)) != 0 { Next::TakeTurn } else { Next::Nothing };
+        return AfterMark { next, state: old };
     }
-    let mark = ready_and_worker(idx);
+    let mark = ready_and_ringer(idx);
     let old = S::add(queue.words().state, mark, Ordering::Acquire);
     if old != all_rung(idx) {
-        let next = if old & WORKERS != 0 { Next::Nothing } else { Next::Work };
-        return After { next, state: old + mark };
+        let next = if old & RINGERS != 0 { Next::Nothing } else { Next::ContinueTurn };
+        return AfterMark { next, state: old + mark };
     }
-    // Nobody is near: the turn is this post alone.
+    // No other poster is active: the turn rings this post alone.
     let target = idx.wrapping_add(1);
     ring(queue, target);
-    // A CPU tries the shortest: that nobody has come meanwhile.
+    // A CPU tries the shortest way first, in which no poster has come meanwhile.
     let short = !cfg!(target_arch = "nvptx64");
     if short && S::replace(queue.words().state, old + mark, all_rung(target), Ordering::Acquire) {
-        return After { next: Next::Nothing, state: all_rung(target) };
+        return AfterMark { next: Next::Nothing, state: all_rung(target) };
     }
-    let state = if short { end_turn_apart::<S, Q>(queue, idx) } else { end_turn::<S, Q>(queue, idx) };
-    let next = if is_quiet(state) { Next::Nothing } else { Next::Work };
-    After { next, state }
+    let state = if short { end_turn_called::<S, Q>(queue, idx) } else { end_turn::<S, Q>(queue, idx) };
+    let next = if is_quiet(state) { Next::Nothing } else { Next::ContinueTurn };
+    AfterMark { next, state }
 }
 
 /// Ends the turn that rang for `idx` alone.
 #[inline(always)]
 fn end_turn<S: Share, Q: Ring + Copy>(queue: Q, idx: u32) -> u64 {
-    let change = all_rung(1) - ready_bit(idx) - WORKER;
+    let change = all_rung(1) - ready_bit(idx) - RINGER;
     S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
 }
 
 #[cold]
 #[inline(never)]
-fn end_turn_apart<S: Share, Q: Ring + Copy>(queue: Q, idx: u32) -> u64 {
+fn end_turn_called<S: Share, Q: Ring + Copy>(queue: Q, idx: u32) -> u64 {
     end_turn::<S, Q>(queue, idx)
 }
 
-/// Posts what has the number `reserved` already: waits for room first.
+/// Posts under the reservation `reserved`, and waits for room first.
 ///
 /// # Errors
 /// As for [`post`].
 #[inline(always)]
-pub fn post_late<S: Share, Q: Ring + Copy>(
+pub fn post_reserved<S: Share, Q: Ring + Copy>(
     queue: Q,
     limits: impl Limit,
     reserved: u64,
     aggregate: bool,
-    write: impl Write,
+    wqe: impl EncodeWqe,
 ) -> Result<(), Status> {
-    if !look_for_room::<S, Q>(queue, reserved) {
+    if !check_room::<S, Q>(queue, reserved) {
         let mut spin = Spin::new(limits);
         loop {
-            help::<S, Q>(queue);
-            if look_for_room::<S, Q>(queue, reserved) {
+            take_turns::<S, Q>(queue);
+            if check_room::<S, Q>(queue, reserved) {
                 break;
             }
-            give_up_or_wait(queue, &mut spin)?;
+            wait_or_poison(queue, &mut spin)?;
         }
     }
-    write_and_mark::<S, Q>(queue, reserved, aggregate, write);
+    encode_and_ring::<S, Q>(queue, reserved, aggregate, wqe);
     Ok(())
 }
 
-/// The same in one loop, so that the doorbell's code is there but once: few instructions are there.
+/// As [`post`], in one loop with one copy of the doorbell's code: the fewest instructions in memory, for a GPU.
 #[inline(always)]
-pub(super) fn post_in_a_loop<S: Share, Q: Ring + Copy>(
+pub(super) fn post_compact<S: Share, Q: Ring + Copy>(
     queue: Q,
     limits: impl Limit,
     aggregate: bool,
-    write: impl Write,
+    wqe: impl EncodeWqe,
 ) -> Result<(), Status> {
     let words = queue.words();
     let reserved = reserve::<S>(words);
@@ -302,13 +311,13 @@ pub(super) fn post_in_a_loop<S: Share, Q: Ring + Copy>(
     let mut spin = Spin::new(limits);
     let mut marked = false;
     loop {
-        let now = !marked && (has_room(queue, reserved) || look_for_room::<S, Q>(queue, reserved));
+        let now = !marked && (has_room(queue, reserved) || check_room::<S, Q>(queue, reserved));
         let mut state;
         if now {
-            write.write(idx);
+            wqe.encode(idx);
             queue.fence();
             marked = true;
-            let mark = if aggregate { ready_bit(idx) } else { ready_bit(idx) + WORKER };
+            let mark = if aggregate { ready_bit(idx) } else { ready_bit(idx) + RINGER };
             let old = S::add(words.state, mark, Ordering::Acquire);
             if aggregate {
                 if old & ready_bit(idx.wrapping_add(1)) == 0 {
@@ -316,25 +325,25 @@ pub(super) fn post_in_a_loop<S: Share, Q: Ring + Copy>(
                 }
                 continue;
             }
-            if old & WORKERS != 0 {
+            if old & RINGERS != 0 {
                 return Ok(());
             }
             state = old + mark;
         } else {
             state = words.state.load(Ordering::Acquire);
-            if !wants_turn(queue, state) {
+            if !needs_turn(queue, state) {
                 if marked {
                     return Ok(());
                 }
-                give_up_or_wait(queue, &mut spin)?;
+                wait_or_poison(queue, &mut spin)?;
                 continue;
             }
-            if !S::replace(words.state, state, state + WORKER, Ordering::Acquire) {
+            if !S::replace(words.state, state, state + RINGER, Ordering::Acquire) {
                 continue;
             }
-            state += WORKER;
+            state += RINGER;
         }
-        while state & WORKERS != 0 {
+        while state & RINGERS != 0 {
             state = turn::<S, Q>(queue, state);
         }
         if marked && is_quiet(state) {
@@ -343,47 +352,53 @@ pub(super) fn post_in_a_loop<S: Share, Q: Ring + Copy>(
     }
 }
 
-/// As [`post`], when nobody else uses the endpoint: all that was reserved is ready.
+/// As [`post`], when no other thread uses the endpoint. Every reserved request is ready then.
 #[inline(always)]
-fn post_alone<Q: Ring + Copy>(queue: Q, limits: impl Limit, aggregate: bool, write: impl Write) -> Result<(), Status> {
+fn post_exclusive<Q: Ring + Copy>(
+    queue: Q,
+    limits: impl Limit,
+    aggregate: bool,
+    wqe: impl EncodeWqe,
+) -> Result<(), Status> {
     let mut reserved = queue.words().cursor.load(Ordering::Relaxed);
     while !has_room(queue, reserved) {
-        reserved = wait_alone(queue, limits, reserved)?;
+        reserved = wait_exclusive(queue, limits, reserved)?;
     }
     let (idx, _) = halves(reserved);
     queue.words().cursor.store(reserved.wrapping_add(1), Ordering::Relaxed);
-    write.write(idx);
+    wqe.encode(idx);
     queue.fence();
     if aggregate {
         let state = queue.words().state;
         state.store(state.load(Ordering::Relaxed) | ready_bit(idx), Ordering::Relaxed);
     } else {
-        ring_alone(queue, idx.wrapping_add(1));
+        ring_exclusive(queue, idx.wrapping_add(1));
     }
     Ok(())
 }
 
 #[inline(always)]
-fn ring_alone<Q: Ring + Copy>(queue: Q, target: u32) {
+fn ring_exclusive<Q: Ring + Copy>(queue: Q, target: u32) {
     ring(queue, target);
     queue.words().state.store(all_rung(target), Ordering::Relaxed);
 }
 
-/// Returns the cursor word, in which the barrier may be another. Nothing is reserved yet, so giving up leaves no hole.
+/// Waits for room, and returns the cursor word, whose barrier may have changed. Nothing is reserved yet, so an error leaves no
+/// hole.
 #[cold]
 #[inline(never)]
-fn wait_alone<Q: Ring + Copy>(queue: Q, limits: impl Limit, reserved: u64) -> Result<u64, Status> {
+fn wait_exclusive<Q: Ring + Copy>(queue: Q, limits: impl Limit, reserved: u64) -> Result<u64, Status> {
     let words = queue.words();
     let (idx, _) = halves(reserved);
     let mut spin = Spin::new(limits);
-    while !look_for_room::<Thread, Q>(queue, reserved) {
+    while !check_room::<Thread, Q>(queue, reserved) {
         if words.poison.load(Ordering::Relaxed) != 0 {
             return Err(Status::Poisoned);
         }
         if queue.published() != idx {
-            ring_alone(queue, idx);
+            ring_exclusive(queue, idx);
         } else if rung(words.state.load(Ordering::Relaxed)) != idx {
-            // NCCL's device code posted and rang here.
+            // NCCL's device code posted and rang on this endpoint.
             words.state.store(all_rung(idx), Ordering::Relaxed);
         } else {
             pause(queue, &mut spin)?;
@@ -392,19 +407,19 @@ fn wait_alone<Q: Ring + Copy>(queue: Q, limits: impl Limit, reserved: u64) -> Re
     Ok(words.cursor.load(Ordering::Relaxed))
 }
 
-/// `bound` lies less than 16 ahead, with the same barrier beside it. Acquire: it stands for the completion count that
-/// another poster has read.
+/// `bound` lies less than 16 ahead of `reserved`, beside the same barrier. Acquire: `bound` stands for the completion count
+/// that another poster has read.
 #[inline(always)]
 fn has_room<Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
     queue.words().bound.load(Ordering::Acquire).wrapping_sub(reserved) < u64::from(MAX_BATCH)
 }
 
-/// Looks at counts and barrier; says whether `reserved` is admitted, and tells others how far they would be.
+/// Checks counts and barrier. Returns whether `reserved` is admitted, and publishes in `bound` how far other posts would be.
 ///
-/// Nothing is admitted after an error, or a ring that never fills would take posts for ever: at most what `bound` had
-/// admitted before goes out behind it, and its completion entry stays in the queue for the host to read.
+/// No post is admitted after an error, because a ring that never fills would take posts for ever. At most the posts that
+/// `bound` admitted before the error follow it, and the error's completion stays in the queue for the host to read.
 #[inline(always)]
-fn look_for_room<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
+fn check_room<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
     let words = queue.words();
     let known = words.bound.load(Ordering::Acquire);
     if words.poison.load(Ordering::Relaxed) != 0 || queue.failed() {
@@ -417,32 +432,33 @@ fn look_for_room<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
     if unrung >= batch || open > admitted(queue, idx, barrier) {
         return false;
     }
-    // Not past the wrap of the cursor, which carries into the barrier: that one has not been looked at yet.
+    // The wrap of the cursor carries into the barrier, which this call has not checked: `bound` stops before it.
     let to_wrap = (u32::MAX - idx).saturating_add(1);
     let mut room = (batch - unrung).min(queue.sq_size() - open).min(to_wrap);
     let slots = queue.value_slots();
     if slots != 0 {
         room = room.min(slots - (idx & (slots - 1)));
     }
-    // Who gives up takes `bound` away after its poison: against that, a plain store could bring it back.
+    // A poster that gives up resets `bound` after its poison. A plain store here could undo the reset.
     S::replace(words.bound, known, reserved.wrapping_add(u64::from(room - 1)), Ordering::AcqRel);
     if idx.wrapping_sub(barrier) >= OLD_BARRIER {
-        raise::<S>(words, words.cursor.load(Ordering::Relaxed));
+        raise_barrier::<S>(words, words.cursor.load(Ordering::Relaxed));
     }
     true
 }
 
-/// Raises the barrier to the cursor, if the word is still as it was.
+/// Raises the barrier to the cursor, unless the word has changed since it was `seen`.
 #[inline(always)]
-fn raise<S: Share>(words: Words<'_>, seen: u64) -> bool {
+fn raise_barrier<S: Share>(words: Words<'_>, seen: u64) -> bool {
     let (cursor, _) = halves(seen);
     S::replace(words.cursor, seen, u64::from(cursor) << 32 | u64::from(cursor), Ordering::Relaxed)
 }
 
-/// A reservation that is given up leaves a hole for ever, hence the poison, which every wait reads.
+/// Waits once more, or gives the reservation up. A reservation that is given up leaves a hole for ever, so it poisons the
+/// endpoint; every wait reads the poison.
 #[cfg_attr(not(target_arch = "nvptx64"), cold, inline(never))]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn give_up_or_wait<Q: Ring + Copy, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
+fn wait_or_poison<Q: Ring + Copy, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
     let words = queue.words();
     let ended = match words.poison.load(Ordering::Relaxed) {
         0 => pause(queue, spin),
@@ -450,17 +466,17 @@ fn give_up_or_wait<Q: Ring + Copy, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Re
     };
     if ended.is_err() {
         words.poison.store(1, Ordering::Relaxed);
-        // Far behind every reservation: nobody is admitted without a look any more.
+        // Far behind every reservation: no post is admitted without a check any more.
         let behind = words.cursor.load(Ordering::Relaxed).wrapping_sub(1 << 31);
         words.bound.store(behind, Ordering::Release);
     }
     ended
 }
 
-/// Nobody is at the doorbell, and there is something to ring or to take over.
+/// No ringer is active, and there is a request to ring, or a cursor of NCCL's to take over.
 #[inline(always)]
-fn wants_turn<Q: Ring>(queue: Q, state: u64) -> bool {
-    state & WORKERS == 0 && (is_ready(state) || queue.released().wrapping_sub(rung(state)) != 0)
+fn needs_turn<Q: Ring>(queue: Q, state: u64) -> bool {
+    state & RINGERS == 0 && (is_ready(state) || queue.released().wrapping_sub(rung(state)) != 0)
 }
 
 /// The first work request that is not rung is ready.
@@ -469,44 +485,44 @@ fn is_ready(state: u64) -> bool {
     state & ready_bit(rung(state)) != 0
 }
 
-/// No worker, nothing ready.
+/// No ringer is active, and no request is ready.
 #[inline(always)]
 fn is_quiet(state: u64) -> bool {
     state as u32 == 0
 }
 
-/// Goes on as the one at the doorbell, who left `state`, or looks whether one is wanted.
+/// Continues the turns of the active ringer, which left `state`; without an active ringer, takes turns if they are needed.
 #[cold]
 #[inline(never)]
-fn work<S: Share, Q: Ring + Copy>(queue: Q, mut state: u64) {
-    while state & WORKERS != 0 {
+fn continue_turn<S: Share, Q: Ring + Copy>(queue: Q, mut state: u64) {
+    while state & RINGERS != 0 {
         state = turn::<S, Q>(queue, state);
     }
     if !is_quiet(state) {
-        help::<S, Q>(queue);
+        take_turns::<S, Q>(queue);
     }
 }
 
-/// Takes turns as long as one is wanted.
+/// Takes turns at the doorbell as long as one is needed.
 #[cold]
 #[inline(never)]
-fn help<S: Share, Q: Ring + Copy>(queue: Q) {
+fn take_turns<S: Share, Q: Ring + Copy>(queue: Q) {
     loop {
         let state = queue.words().state;
         let mut seen = state.load(Ordering::Acquire);
-        if !wants_turn(queue, seen) {
+        if !needs_turn(queue, seen) {
             return;
         }
-        if S::replace(state, seen, seen + WORKER, Ordering::Acquire) {
-            seen += WORKER;
-            while seen & WORKERS != 0 {
+        if S::replace(state, seen, seen + RINGER, Ordering::Acquire) {
+            seen += RINGER;
+            while seen & RINGERS != 0 {
                 seen = turn::<S, Q>(queue, seen);
             }
         }
     }
 }
 
-/// The fence is the release of what ends the turn: of the cursors as well.
+/// Rings the doorbell and publishes the cursors. The fence is the release of both, and of the add that ends the turn.
 #[inline(always)]
 fn ring<Q: Queue>(queue: Q, target: u32) {
     queue.doorbell(target);
@@ -514,31 +530,31 @@ fn ring<Q: Queue>(queue: Q, target: u32) {
     queue.fence();
 }
 
-/// One turn at the doorbell. The caller is the only one at it, `state` the word as it left it. Returns the word as this
-/// turn leaves it: while it shows a worker, the caller is still the one.
+/// One turn at the doorbell. The caller is the active ringer, and `state` is the word as it left it. Returns the word as this
+/// turn leaves it: while that shows a ringer, the caller is still the active one.
 #[inline(always)]
 fn turn<S: Share, Q: Ring + Copy>(queue: Q, state: u64) -> u64 {
     let from = rung(state);
-    // The bitmap twice, one above the other, is the bitmap turned by any number of bits.
+    // Two copies of the bitmap, one above the other, shifted by n bits, are the bitmap rotated by n.
     let ready = state as u32 & READY;
     let run = ((ready | ready << MAX_BATCH) >> (from % MAX_BATCH)).trailing_ones().min(MAX_BATCH);
     let (moved, cleared, target, unrung) = if run != 0 {
         let mask = ((1 << run) - 1) << (from % MAX_BATCH);
         (run, (mask | mask >> MAX_BATCH) & READY, from.wrapping_add(run), true)
     } else {
-        // NCCL's device code posted here meanwhile: take over its cursor, and ring what it has deferred. The cursors
-        // are ours while we are at the doorbell.
+        // NCCL's device code posted on this endpoint meanwhile: take over its cursor, and ring what it has deferred. Only
+        // the active ringer changes the cursors.
         let released = queue.released();
         (released.wrapping_sub(from), 0, released, queue.published() != released)
     };
     if unrung {
         ring(queue, target);
     }
-    let change = all_rung(moved).wrapping_sub(cleared.into()).wrapping_sub(state & WORKERS);
+    let change = all_rung(moved).wrapping_sub(cleared.into()).wrapping_sub(state & RINGERS);
     S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
 }
 
-/// Waits until every post made before this call has completed. Others may go on posting: the wait still ends.
+/// Waits until every post made before this call has completed. The wait ends while other threads go on posting.
 ///
 /// # Errors
 /// What ended the wait.
@@ -553,37 +569,37 @@ pub fn flush<S: Share, Q: Ring + Copy>(queue: Q, limits: impl Limit) -> Result<(
     Ok(())
 }
 
-/// Makes what was posted before this call countable: the number to wait for with [`is_flushed`], or nothing if all has
+/// Raises the flush barrier. Returns the number to wait for with [`is_flushed`], or `None` if every earlier post has
 /// completed.
 ///
-/// Snapshot and barrier are one compare-and-swap: a post in between would be counted in place of an earlier one.
+/// Snapshot and barrier are one compare-and-swap, because a post in between would be counted in place of an earlier one.
 pub fn begin_flush<S: Share, Q: Ring + Copy>(queue: Q) -> Option<u32> {
     let words = queue.words();
     let (target, _) = halves(words.cursor.load(Ordering::Relaxed));
     loop {
-        // The count before the cursor: the other way round, later posts' completions would stand in for earlier ones.
+        // The count is read before the cursor. In the other order, completions of later posts would count as earlier ones.
         let completed = queue.completed();
         let now = words.cursor.load(Ordering::Acquire);
         let (cursor, barrier) = halves(now);
         if outstanding(cursor, completed) == 0 {
             return None;
         }
-        // Raised by somebody since, or standing where we would raise it. Not at the target itself: the cursor's wrap may
-        // have carried it there from below.
+        // Another flush has raised the barrier since, or it stands where this flush would raise it. A barrier at the target
+        // itself does not count: the cursor's wrap may have carried it there from below.
         let raised = barrier.wrapping_sub(target).wrapping_sub(1) < cursor.wrapping_sub(target);
         if raised || barrier == cursor {
             return Some(barrier);
         }
-        if raise::<S>(words, now) {
+        if raise_barrier::<S>(words, now) {
             return Some(cursor);
         }
     }
 }
 
-/// Whether everything below `at`, which [`begin_flush`] gave, has completed. If not, rings what is ready.
+/// Returns whether every post below `at`, which [`begin_flush`] gave, has completed. If not, rings what is ready.
 ///
 /// # Errors
-/// [`Status::Poisoned`]: it never will.
+/// [`Status::Poisoned`]: a post below `at` can never complete.
 pub fn is_flushed<S: Share, Q: Ring + Copy>(queue: Q, at: u32) -> Result<bool, Status> {
     let completed = queue.completed();
     let (cursor, _) = halves(queue.words().cursor.load(Ordering::Acquire));
@@ -594,12 +610,12 @@ pub fn is_flushed<S: Share, Q: Ring + Copy>(queue: Q, at: u32) -> Result<bool, S
     Ok(false)
 }
 
-/// Rings what is ready: for waits that depend on it.
+/// Rings what is ready, for a wait that depends on it.
 ///
 /// # Errors
-/// [`Status::Poisoned`]: something will never be.
+/// [`Status::Poisoned`]: a post can never become ready.
 pub fn ring_ready<S: Share, Q: Ring + Copy>(queue: Q) -> Result<(), Status> {
-    help::<S, Q>(queue);
+    take_turns::<S, Q>(queue);
     match queue.words().poison.load(Ordering::Relaxed) {
         0 => Ok(()),
         _ => Err(Status::Poisoned),

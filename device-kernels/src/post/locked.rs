@@ -1,38 +1,40 @@
-//! The `locked` policy: the whole post under the endpoint's `sq_lock`, through start / place / flush of the direct data
-//! path; deferral leaves work requests pending. The simple reference, and the baseline of the benches.
+//! The `locked` policy: the whole post under the endpoint's `sq_lock`, through start, place and flush of the direct data path.
+//! An aggregated post leaves its work request pending. This policy is the simple reference, and the baseline of the benches.
 //!
-//! What is pending is not in NCCL's cursors: before NCCL's device code posts on an endpoint, a plain post or a flush must
-//! have rung it.
+//! NCCL's cursors do not cover pending requests. Before NCCL's device code posts on an endpoint, a plain post or a flush must
+//! have rung them.
 
-use super::{MAX_BATCH, Queue, Write, admitted, outstanding, pause, reached};
+use super::{EncodeWqe, MAX_BATCH, Queue, admitted, outstanding, pause, reached};
 use crate::status::Status;
 use crate::sync::{AtomicU32, Ordering};
 use crate::wait::{Limit, Spin};
 
-/// What the lock guards: the ring's own cursors. Called only by the holder, but for `next` and `pending`.
+/// The ring's own cursors, which the lock guards. Any thread may call `next` and `pending`; only the thread that has the lock
+/// calls the others.
 pub trait Batch {
     /// The number that the next post gets: `pc` and what is pending beyond it.
     fn next(&self) -> u32;
-    /// Work requests placed and not yet rung.
+    /// Work requests that are placed and not yet rung.
     fn pending(&self) -> u32;
-    /// Makes room for one more in the batch, ringing first when it is full.
+    /// Makes room for one more request in the batch; rings first when the batch is full.
     fn start(&self);
-    /// Rings what is pending, or what NCCL's device code has deferred, and brings NCCL's cursors up to date.
+    /// Rings pending requests, or those that NCCL's device code has deferred, and updates NCCL's cursors.
     fn ring(&self);
 }
 
 /// The words that posters of one endpoint share.
 #[derive(Clone, Copy)]
 pub struct Words<'a> {
-    /// 0 is free.
+    /// 0 while no thread has the lock.
     pub lock: &'a AtomicU32,
     /// Flush barrier.
     pub barrier: &'a AtomicU32,
 }
 
-struct Held<'a>(Option<&'a AtomicU32>);
+/// Releases the lock on drop; `None` in the exclusive mode, which takes no lock.
+struct LockGuard<'a>(Option<&'a AtomicU32>);
 
-impl Drop for Held<'_> {
+impl Drop for LockGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(lock) = self.0 {
@@ -41,21 +43,26 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Where nobody else uses the endpoint meanwhile, there is nothing to hold.
+/// Takes the lock, unless the mode is exclusive.
 #[inline(always)]
-fn lock<'a, Q: Queue>(queue: &Q, words: Words<'a>, limits: impl Limit, alone: bool) -> Result<Held<'a>, Status> {
-    if alone {
-        return Ok(Held(None));
+fn lock<'a, Q: Queue>(
+    queue: &Q,
+    words: Words<'a>,
+    limits: impl Limit,
+    exclusive: bool,
+) -> Result<LockGuard<'a>, Status> {
+    if exclusive {
+        return Ok(LockGuard(None));
     }
     let mut spin = Spin::new(limits);
     while words.lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
         pause(queue, &mut spin)?;
     }
-    Ok(Held(Some(words.lock)))
+    Ok(LockGuard(Some(words.lock)))
 }
 
-/// Posts one work request: `write` puts it, and its value, in place. Nothing is reserved before it is admitted, so
-/// giving up leaves no hole.
+/// Posts one work request, which `wqe` encodes into its slot. Nothing is reserved before the request is admitted, so an error
+/// leaves no hole.
 ///
 /// # Errors
 /// What ended a wait for the lock or for room.
@@ -64,19 +71,19 @@ pub fn post<Q: Queue + Batch>(
     queue: &Q,
     words: Words<'_>,
     limits: impl Limit,
-    alone: bool,
+    exclusive: bool,
     aggregate: bool,
-    write: impl Write,
+    wqe: impl EncodeWqe,
 ) -> Result<(), Status> {
-    let _held = lock(queue, words, limits, alone)?;
+    let _lock = lock(queue, words, limits, exclusive)?;
     let idx = queue.next();
-    // Or a ring that never fills would take posts for ever after an error.
+    // Without this check a ring that never fills would take posts for ever after an error.
     if idx.is_multiple_of(MAX_BATCH) && queue.failed() {
         return Err(Status::CardError);
     }
     let limit = admitted(queue, idx, words.barrier.load(Ordering::Relaxed));
     if outstanding(idx, queue.completed()) > limit {
-        // What we wait for may be pending ourselves.
+        // The requests that this wait depends on may be pending.
         queue.ring();
         let mut spin = Spin::new(limits);
         while outstanding(idx, queue.completed()) > limit {
@@ -84,9 +91,9 @@ pub fn post<Q: Queue + Batch>(
         }
     }
     queue.start();
-    write.write(idx);
+    wqe.encode(idx);
     if aggregate {
-        // Who rings for it later fences its own stores, not ours.
+        // The poster that rings for this request later fences only its own stores.
         queue.fence();
     } else {
         queue.ring();
@@ -94,7 +101,7 @@ pub fn post<Q: Queue + Batch>(
     Ok(())
 }
 
-/// Waits until every post made before this call has completed. Others may go on posting: the wait still ends.
+/// Waits until every post made before this call has completed. The wait ends while other threads go on posting.
 ///
 /// # Errors
 /// What ended the wait.
@@ -109,13 +116,13 @@ pub fn flush<Q: Queue + Batch>(queue: &Q, words: Words<'_>, limits: impl Limit) 
     Ok(())
 }
 
-/// Rings everything that was posted before this call, and makes it countable: the number to wait for with
-/// [`is_flushed`], or nothing if all has completed.
+/// Rings every earlier post and raises the flush barrier. Returns the number to wait for with [`is_flushed`], or `None` if
+/// every earlier post has completed.
 ///
 /// # Errors
 /// What ended a wait for the lock.
 pub fn begin_flush<Q: Queue + Batch>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<Option<u32>, Status> {
-    let _held = lock(queue, words, limits, false)?;
+    let _lock = lock(queue, words, limits, false)?;
     queue.ring();
     let target = queue.next();
     if outstanding(target, queue.completed()) == 0 {
@@ -125,20 +132,20 @@ pub fn begin_flush<Q: Queue + Batch>(queue: &Q, words: Words<'_>, limits: impl L
     Ok(Some(target))
 }
 
-/// Whether everything below `at`, which [`begin_flush`] gave, has completed.
+/// Returns whether every post below `at`, which [`begin_flush`] gave, has completed.
 pub fn is_flushed<Q: Queue + Batch>(queue: &Q, at: u32) -> bool {
-    // The count before the cursor, and `pc`, which is never behind the count, before what is pending beyond it.
+    // The count is read before the cursor; and `pc`, which is never behind the count, before the pending requests.
     let completed = queue.completed();
     reached(queue.next(), completed, at)
 }
 
-/// Rings what is pending: for waits that depend on it.
+/// Rings pending requests, for a wait that depends on them.
 ///
 /// # Errors
 /// What ended a wait for the lock.
 pub fn ring_ready<Q: Queue + Batch>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<(), Status> {
     if queue.pending() != 0 {
-        let _held = lock(queue, words, limits, false)?;
+        let _lock = lock(queue, words, limits, false)?;
         queue.ring();
     }
     Ok(())

@@ -1,18 +1,18 @@
 //! Posting: two policies over one trait.
 //!
-//! A policy takes a work request from reservation to doorbell and answers three questions that an unordered card makes
-//! hard, for it only counts completions: when may a ring slot or a value slot be written again, when has everything
-//! before a flush completed, and who rings.
+//! A policy takes a work request from reservation to doorbell. It answers three questions, which are hard because the card
+//! completes in any order and only counts completions: when a ring slot or a value slot may be written again, when every
+//! post before a flush has completed, and which poster rings.
 //!
-//! What both rely on, with `idx` a post's number on its endpoint and `C` the card's completion count: a post is
-//! *admitted* when the posts before it that are not complete, `idx - C`, are at most
+//! Both policies rely on admission. Let `idx` be a post's number on its endpoint, and `C` the card's completion count. A post
+//! is *admitted* when the number of earlier posts that are not complete, `idx - C`, is at most
 //!
-//! * `sq_size - 1`, so that the ring does not overflow (the card fetches in order, a count is enough);
-//! * `idx mod V` where the endpoint has `V` value slots: then every post of earlier laps has completed, whichever of
-//!   this lap finished early, and the slot is no longer read. Every post on such an endpoint obeys it, or an early
-//!   plain put would satisfy the count in place of a value;
-//! * `idx - B` where a flush has raised a barrier at `B`: then nothing from `B` on is admitted, and counted, before
-//!   everything below `B` has completed, and the flush can trust the count.
+//! * `sq_size - 1`, so that the ring does not overflow. The card fetches in order, so a count is enough;
+//! * `idx mod V`, where the endpoint has `V` value slots. Then every post of earlier laps has completed, whichever post of this
+//!   lap finished early, and the card no longer reads the slot. Every post on such an endpoint obeys this bound, because an
+//!   early plain put would satisfy the count in place of a value;
+//! * `idx - B`, where a flush has raised a barrier at `B`. Then no post from `B` on is admitted, and counted, before every post
+//!   below `B` has completed, and the flush can trust the count.
 
 pub mod combining;
 pub mod locked;
@@ -31,11 +31,11 @@ pub const COUNT_MASK: u32 = 0x7fff_ffff;
 /// Most work requests that the `combining` policy leaves unrung, whatever the card takes.
 const MAX_BATCH: u32 = 16;
 
-/// What a policy needs of an endpoint. All of it is cheap, and safe to call from any thread.
+/// What a policy needs of an endpoint. Every method is cheap, and may be called from any thread.
 pub trait Queue {
     /// The card's completion count, counted from the first post: low 31 bits, acquire.
     fn completed(&self) -> u32;
-    /// The card has completed a work request of this endpoint in error.
+    /// Returns whether the card has completed a work request of this endpoint in error.
     fn failed(&self) -> bool;
     /// Work requests that may be outstanding at once.
     fn sq_size(&self) -> u32;
@@ -47,26 +47,27 @@ pub trait Queue {
     fn fence(&self);
     /// Tells the card that all work requests below `count` are written.
     fn doorbell(&self, count: u32);
-    /// Shows NCCL's cursors that everything below `rung` was written and rung. Called by the one who rang, before it
-    /// lets go.
+    /// Sets NCCL's cursors: every request below `rung` was written and rung. The poster that rang calls it, before it ends its
+    /// turn or releases the lock.
     fn publish(&self, rung: u32);
-    /// NCCL's cursor of what was rung: ahead of ours when NCCL's device code posted here meanwhile.
+    /// NCCL's cursor of rung requests. It is ahead of ours when NCCL's device code posted on this endpoint meanwhile.
     fn published(&self) -> u32;
-    /// NCCL's cursor of what was written: ahead of `published` when NCCL's device code has deferred posts.
+    /// NCCL's cursor of written requests. It is ahead of `published` when NCCL's device code has deferred posts.
     fn released(&self) -> u32 {
         self.published()
     }
 }
 
-/// A work request that gets its number from the policy. A closure will do; what is inlined for certain is no closure.
-pub trait Write: Copy {
-    /// Puts request `idx`, and its value, in place.
-    fn write(self, idx: u32);
+/// Encodes a work request whose number the policy chooses. A closure is one; the fast path uses structs instead, because only
+/// their `encode` is certain to be inlined.
+pub trait EncodeWqe: Copy {
+    /// Writes request `idx` into its ring slot, and its value, if any, into its value slot.
+    fn encode(self, idx: u32);
 }
 
-impl<F: Fn(u32) + Copy> Write for F {
+impl<F: Fn(u32) + Copy> EncodeWqe for F {
     #[inline(always)]
-    fn write(self, idx: u32) {
+    fn encode(self, idx: u32) {
         self(idx);
     }
 }
@@ -114,7 +115,7 @@ impl<Q: Queue> Queue for &Q {
     }
 }
 
-/// Posts that are not complete may number this many when `idx` is admitted.
+/// The greatest number of incomplete earlier posts with which `idx` is admitted.
 #[inline(always)]
 fn admitted<Q: Queue>(queue: Q, idx: u32, barrier: u32) -> u32 {
     let mut limit = queue.sq_size() - 1;
@@ -125,15 +126,16 @@ fn admitted<Q: Queue>(queue: Q, idx: u32, barrier: u32) -> u32 {
     limit.min(idx.wrapping_sub(barrier))
 }
 
-/// Posts before `idx` that are not complete.
+/// The number of posts before `idx` that are not complete.
 #[inline(always)]
 fn outstanding(idx: u32, completed: u32) -> u32 {
     idx.wrapping_sub(completed) & COUNT_MASK
 }
 
-/// The count has reached `at`, at which a barrier stands or stood. `cursor` was read after `completed`.
+/// Returns whether the count has reached `at`, at which a barrier stands or stood. `cursor` was read after `completed`.
 ///
-/// From the barrier on nothing is admitted before the count has reached it, so the count cannot run past unproven.
+/// No post from the barrier on is admitted before the count has reached the barrier, so the count proves that every earlier
+/// post has completed.
 #[inline(always)]
 fn reached(cursor: u32, completed: u32, at: u32) -> bool {
     outstanding(cursor, completed) <= cursor.wrapping_sub(at)

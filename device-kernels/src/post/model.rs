@@ -1,12 +1,12 @@
-//! The posting code itself under loom, with a small card: all interleavings of a few threads, within loom's bound on
+//! The real posting code under loom, with a small card: all interleavings of a few threads, within loom's bound on
 //! preemptions.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p ferrogin-device --lib`
 //!
-//! What a poster writes for the card stays with the poster until it fences: so a request that is rung before it was
-//! fenced is seen stale. A doorbell reaches the card at once, or as late as the poster's next fence: both are run. The
-//! card completes in an order of the configuration's choosing, and reads a value only when it completes its request, as a
-//! retransmission does. Each property is shown to be watched by a configuration that breaks it and must fail.
+//! A poster's stores for the card stay with the poster until its next fence, so the card sees stale bytes of a request that is
+//! rung before its fence. A doorbell reaches the card at once, or as late as the poster's next fence; both are run. The card
+//! completes in the configuration's order. It reads a value only when it completes the request, as a retransmission does. For
+//! each property, a configuration that breaks it must fail.
 
 mod checks;
 
@@ -19,9 +19,9 @@ use loom::thread;
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::AtomicU32 as Tally;
 
-/// Rounds of one wait after which its schedule is no longer branched.
+/// Rounds of one wait after which loom no longer branches its schedule.
 const PATIENCE: u32 = 1;
-/// Rounds of one wait: more is a wait without end.
+/// Most rounds of one wait: more are a wait without end.
 const MOST_ROUNDS: u32 = 400;
 
 /// One step of a thread.
@@ -31,37 +31,37 @@ enum Op {
     Put,
     /// A post with the aggregate flag.
     Agg,
-    /// A flush; all that this thread posted before must have completed, and what it knew of others'.
+    /// A flush. Every earlier post of this thread must have completed, and every post of others that this thread had seen.
     Flush,
 }
 use Op::{Agg, Flush, Put};
 
-/// Which of the requests in flight completes first.
+/// The request in flight that completes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     Oldest,
     Newest,
-    /// Oldest and newest in turn.
+    /// Oldest and newest alternately.
     Alternating,
 }
 
-/// When a doorbell reaches the card.
+/// The time at which a doorbell reaches the card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doorbell {
-    /// At once: before what was not fenced.
+    /// At once, before stores that are not fenced.
     Early,
     /// With the poster's next fence.
     Late,
 }
 
-/// What is wrong on purpose.
+/// A guard that is taken out on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// The policy is not told of the value slots.
+    /// The policy does not know of the value slots.
     NoSlotGuard,
-    /// The policy is told of more room in the ring than there is.
+    /// The policy believes that the ring is larger than it is.
     NoRingGuard,
-    /// The policy is told of a larger batch than the card takes.
+    /// The policy believes that the card takes a larger batch than it does.
     NoBatchBound,
     /// A fence before the doorbell does nothing.
     NoWriteFence,
@@ -69,7 +69,7 @@ enum Fault {
     NoDoorbellFence,
     /// A doorbell leaves out the last request.
     ShortDoorbell,
-    /// The flush barrier is taken away before each post.
+    /// The flush barrier is removed before each post.
     NoBarrier,
     /// The completion count is read one too high when something is in flight.
     EarlyCount,
@@ -124,9 +124,9 @@ struct Card {
     completed: AtomicU32,
     ring: Vec<AtomicU32>,
     values: Vec<AtomicU32>,
-    /// By token: the card has completed it. Who has seen the count that says so must see this too.
+    /// By token: the card has completed the request. A thread that has seen the count must see this too.
     done: Vec<AtomicBool>,
-    /// Posters that have left. The model's own notes are not loom's: they branch nothing.
+    /// Posters that have finished. Loom does not know of this word, so it branches no schedule.
     finished: Tally,
 }
 
@@ -162,7 +162,8 @@ impl Card {
         (slots != 0).then(|| &self.values[(idx & (slots - 1)) as usize])
     }
 
-    /// Runs until all is delivered, or the posters have left and ring no more; the tokens in their order of completion.
+    /// Runs until every request is delivered, or the posters have finished and ring no more. Returns the tokens in their order of
+    /// completion.
     fn run(&self) -> Vec<u32> {
         let Config { start, sq_size, order, threads, .. } = self.config;
         let (mut fetched, mut open, mut delivered) = (start, Vec::<(u32, u32)>::new(), Vec::new());
@@ -179,7 +180,7 @@ impl Card {
             assert!(open.len() as u32 <= sq_size, "ring overflow");
             let at = match (open.len(), order) {
                 (0, _) if delivered.len() as u32 == self.config.posts() => return delivered,
-                // A few looks, for a doorbell that was rung may not be seen at once.
+                // A few polls, because a rung doorbell may not be visible at once.
                 (0, _) if all_left && idle > 3 => return delivered,
                 (0, _) => {
                     idle = if all_left { idle + 1 } else { 0 };
@@ -207,14 +208,14 @@ impl Card {
     }
 }
 
-/// One poster's way to the card.
+/// One poster's view of the card.
 struct Port<'a> {
     card: &'a Card,
     /// Ring and value stores that are not fenced yet: idx, token.
     written: RefCell<Vec<(u32, u32)>>,
     /// A doorbell that has not reached the card.
     late: Cell<Option<u32>>,
-    /// The last thing was a doorbell.
+    /// The last action was a doorbell.
     rang: Cell<bool>,
     rounds: Cell<u32>,
 }
@@ -233,7 +234,7 @@ impl<'a> Port<'a> {
         self.rang.set(false);
     }
 
-    /// The value is there from when it was written: an overwriter does not wait for its own fence.
+    /// The value is visible at once, because an overwriter does not wait for its own fence.
     fn write_value(&self, idx: u32, token: u32) {
         if let Some(value) = self.card.value(idx) {
             value.store(token, Relaxed);
@@ -250,7 +251,7 @@ impl<'a> Port<'a> {
     }
 
     fn ring_now(&self, count: u32) {
-        // Release: a doorbell does not pass what its thread has seen others fence.
+        // Release: a doorbell does not pass stores that its thread has seen other threads fence.
         let old = self.card.doorbell.swap(count, AcqRel);
         let step = count.wrapping_sub(old);
         let most = self.card.config.max_batch;
@@ -287,7 +288,7 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// All steps of a thread, whose first token is `first`.
+    /// Runs all steps of a thread, whose first token is `first`.
     fn run(&self, ops: &[Op], first: u32) {
         let card = self.card;
         let mut token = first;
@@ -307,13 +308,13 @@ impl<'a> Port<'a> {
     }
 }
 
-/// Every round of a wait asks.
+/// The limits of a wait, which every round reads.
 impl Limit for &Port<'_> {
     fn aborted(&self) -> bool {
         self.rounds.set(self.rounds.get() + 1);
         assert!(self.rounds.get() < MOST_ROUNDS, "a wait does not end");
         if self.rounds.get() > PATIENCE {
-            // An unfair schedule may go on for ever: from here on loom takes one, a fair one.
+            // An unfair schedule may never end, so from here on loom takes one fair schedule.
             loom::skip_branch();
         }
         false
@@ -346,7 +347,7 @@ impl Queue for Port<'_> {
         if !self.faulty(missing) {
             self.settle();
         }
-        // What is missing is what the card needs, not what threads owe one another.
+        // The missing fence is missing for the card, and still orders threads.
         fence(AcqRel);
         self.rang.set(false);
     }
@@ -357,7 +358,7 @@ impl Queue for Port<'_> {
             Doorbell::Early => self.ring_now(count),
             Doorbell::Late => {
                 let passed = self.late.replace(Some(count));
-                // Two in one thread reach the card in order.
+                // Two doorbells of one thread reach the card in order.
                 passed.into_iter().for_each(|count| self.ring_now(count));
             }
         }
@@ -424,7 +425,7 @@ fn explore(config: Config) -> u32 {
                 thread::spawn(move || Port::new(&card).run(ops, token))
             })
             .collect();
-        // The card is this thread.
+        // This thread is the card.
         let mut delivered = card.run();
         for poster in posters {
             poster.join().unwrap();

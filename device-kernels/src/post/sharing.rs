@@ -1,29 +1,29 @@
-//! Who else may use an endpoint while a call lasts, and what the shared words cost because of it.
+//! Sharing modes: which threads may use an endpoint while a call lasts. The fewer they are, the cheaper the shared words.
 //!
-//! All modes keep the same words in the same state, so calls in different modes may follow one another; only calls at the
-//! same time must agree. The caller orders them, as it orders any use of memory by two threads.
+//! Every mode keeps the same words in the same state, so calls in different modes may follow one another. Only calls at the
+//! same time must use one mode. The caller orders calls of different modes, as it orders any use of memory by two threads.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// How a call shares the endpoint that it posts on.
+/// The threads with which a call shares the endpoint that it posts on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sharing {
-    /// With all threads of the device, and of the process on a CPU.
+    /// All threads of the device, or of the process on a CPU.
     #[default]
     Gpu,
-    /// With the threads of one CTA.
+    /// The threads of one CTA.
     Cta,
-    /// With nobody.
+    /// No other thread.
     Thread,
 }
 
 /// The read-modify-writes of one mode.
 pub trait Share: Copy {
-    /// Nobody else uses the endpoint: no read-modify-write is needed at all.
-    const ALONE: bool;
-    /// Adds, and returns what was there.
+    /// No other thread uses the endpoint, so no read-modify-write is needed.
+    const EXCLUSIVE: bool;
+    /// Adds, and returns the old value.
     fn add(word: &AtomicU64, value: u64, order: Ordering) -> u64;
-    /// Replaces `from` by `to`, or says that something else was there.
+    /// Replaces `from` by `to`. Returns false when the word had another value.
     fn replace(word: &AtomicU64, from: u64, to: u64, order: Ordering) -> bool;
 }
 
@@ -38,7 +38,7 @@ pub struct Cta;
 pub struct Thread;
 
 impl Share for Gpu {
-    const ALONE: bool = false;
+    const EXCLUSIVE: bool = false;
 
     #[inline(always)]
     fn add(word: &AtomicU64, value: u64, order: Ordering) -> u64 {
@@ -54,7 +54,7 @@ impl Share for Gpu {
 /// A CPU has no narrower scope.
 #[cfg(not(target_arch = "nvptx64"))]
 impl Share for Cta {
-    const ALONE: bool = false;
+    const EXCLUSIVE: bool = false;
 
     #[inline(always)]
     fn add(word: &AtomicU64, value: u64, order: Ordering) -> u64 {
@@ -70,7 +70,7 @@ impl Share for Cta {
 /// The scope is that of the CTA. Every add is an acquire: that costs nothing to speak of in this scope.
 #[cfg(target_arch = "nvptx64")]
 impl Share for Cta {
-    const ALONE: bool = false;
+    const EXCLUSIVE: bool = false;
 
     #[inline(always)]
     fn add(word: &AtomicU64, value: u64, _: Ordering) -> u64 {
@@ -84,7 +84,7 @@ impl Share for Cta {
 }
 
 impl Share for Thread {
-    const ALONE: bool = true;
+    const EXCLUSIVE: bool = true;
 
     #[inline(always)]
     fn add(word: &AtomicU64, value: u64, _: Ordering) -> u64 {

@@ -1,5 +1,5 @@
-//! Both policies, in each form and mode, against a small card that completes in any order: nothing is lost, rung early,
-//! overwritten or flushed early.
+//! Both policies, in each form and mode, against a small card that completes in any order: no request is lost, rung early or
+//! overwritten, and no flush returns early.
 
 use super::*;
 use crate::wait::Limits;
@@ -9,7 +9,7 @@ use std::thread;
 
 const NO_LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 60_000_000_000 };
 
-/// How posts are made.
+/// The posting function of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// `combining` as a CPU runs it.
@@ -17,13 +17,13 @@ enum Way {
     /// `combining` as a GPU runs it.
     Loop,
     Locked,
-    /// Either policy, when one thread has the endpoint.
+    /// Either policy in the exclusive mode, for one thread.
     Alone,
     LockedAlone,
 }
 use Way::{Alone, Line, Locked, LockedAlone, Loop};
 
-/// What the card has of one post: the value slot is read when the post is executed, in any order.
+/// One post as the card sees it. The card reads the value slot when it executes the post, in any order.
 struct Shared {
     sq_size: u32,
     max_batch: u32,
@@ -42,7 +42,7 @@ struct Shared {
     rings: AtomicU32,
     values: Vec<AtomicU64>,
     ring: Vec<AtomicU64>,
-    /// Tokens that the card has delivered.
+    /// The delivered tokens.
     delivered: Mutex<Vec<u64>>,
     failed: AtomicBool,
 }
@@ -77,7 +77,7 @@ impl Shared {
         locked::Words { lock: &self.lock, barrier: &self.barrier }
     }
 
-    /// A post writes its token in its value slot and in its ring slot.
+    /// Writes a post's token into its value slot and its ring slot.
     fn write(&self, idx: u32, token: u64) {
         if self.slots != 0 {
             self.values[(idx & (self.slots - 1)) as usize].store(token, Relaxed);
@@ -88,11 +88,11 @@ impl Shared {
     fn post(&self, way: Way, aggregate: bool, token: u64) -> Result<(), Status> {
         let write = |idx| self.write(idx, token);
         match way {
-            Line => match combining::post_at_once::<Gpu, _>(self, aggregate, write) {
+            Line => match combining::try_post::<Gpu, _>(self, aggregate, write) {
                 Ok(()) => Ok(()),
-                Err(none) => combining::post_late::<Gpu, _>(self, NO_LIMITS, none.reserved, aggregate, write),
+                Err(none) => combining::post_reserved::<Gpu, _>(self, NO_LIMITS, none.reserved, aggregate, write),
             },
-            Loop => combining::post_in_a_loop::<Cta, _>(self, NO_LIMITS, aggregate, write),
+            Loop => combining::post_compact::<Cta, _>(self, NO_LIMITS, aggregate, write),
             Alone => combining::post::<Thread, _>(self, NO_LIMITS, aggregate, write),
             Locked => locked::post(self, self.locked(), NO_LIMITS, false, aggregate, write),
             LockedAlone => locked::post(self, self.locked(), NO_LIMITS, true, aggregate, write),
@@ -177,7 +177,7 @@ impl locked::Batch for Shared {
     }
 }
 
-/// Executes rung posts in random order: reads the value slot late, as a retransmission does, and delivers what it finds.
+/// Executes rung posts in random order. The card reads the value slot late, as a retransmission does, and delivers its token.
 fn card(shared: &Shared, start: u32, stop: &AtomicBool, mut seed: u64) {
     let mut fetched = start;
     let mut open: Vec<(u32, u64)> = Vec::new();
@@ -264,7 +264,7 @@ fn posts_are_exact_in_any_completion_order() {
 }
 
 #[test]
-fn a_thread_that_is_alone_is_exact_too() {
+fn posts_are_exact_in_exclusive_mode() {
     for way in [Alone, LockedAlone] {
         for (start, slots) in STARTS {
             run(way, start, 8, 4, slots, 1, 1_000);
@@ -273,9 +273,9 @@ fn a_thread_that_is_alone_is_exact_too() {
     }
 }
 
-/// Whatever one mode leaves, deferred posts included, the next goes on from.
+/// Each mode continues from the state that the last mode left, deferred posts included.
 #[test]
-fn modes_follow_one_another() {
+fn calls_in_different_modes_follow_one_another() {
     for (ways, starts) in [([Line, Alone, Loop], STARTS), ([Locked, LockedAlone, Locked], STARTS)] {
         for (start, slots) in starts {
             let shared = Shared::new(start, 16, 8, slots);
@@ -299,11 +299,11 @@ fn modes_follow_one_another() {
     }
 }
 
-/// The model must notice a policy without the guard that it is about.
+/// The card of this test must find a policy without the guard of value slots.
 #[test]
-fn the_model_catches_reuse_by_count() {
+fn reuse_of_value_slot_by_count_is_found() {
     let shared = Shared::new(0, 8, 4, 8);
-    // Eight posts ring; the card completes the last first. By count alone slot 0 would be free for post 8.
+    // Eight posts are rung; the card completes the last one first. By the count alone slot 0 would be free for post 8.
     for token in 0..8u64 {
         shared.post(Line, false, token).unwrap();
     }
@@ -313,7 +313,7 @@ fn the_model_catches_reuse_by_count() {
 }
 
 #[test]
-fn an_error_ends_every_wait() {
+fn card_error_ends_every_wait() {
     for way in [Line, Loop, Locked, Alone, LockedAlone] {
         let shared = Shared::new(0, 4, 4, 0);
         for token in 0..4 {
@@ -321,7 +321,7 @@ fn an_error_ends_every_wait() {
         }
         shared.failed.store(true, Relaxed);
         assert_eq!(shared.post(way, false, 4), Err(Status::CardError), "{way:?}");
-        // A reservation that was given up leaves a hole: nothing may be posted over it, in whatever mode.
+        // A reservation that was given up leaves a hole, over which no mode may post.
         let hole = matches!(way, Line | Loop);
         assert_eq!(shared.flush(way), Err(if hole { Status::Poisoned } else { Status::CardError }), "{way:?}");
         if hole {
@@ -335,9 +335,9 @@ fn an_error_ends_every_wait() {
     }
 }
 
-/// A card that keeps up never makes a post wait.
+/// With a fast card no post ever waits.
 #[test]
-fn an_error_is_noticed_without_a_wait() {
+fn card_error_is_found_without_a_wait() {
     for way in [Line, Loop, Locked, Alone, LockedAlone] {
         let shared = Shared::new(0, 64, 16, 0);
         let post = |token: u32| {
@@ -355,7 +355,7 @@ fn an_error_is_noticed_without_a_wait() {
 }
 
 #[test]
-fn deferred_posts_share_a_doorbell() {
+fn deferred_posts_share_one_doorbell() {
     for way in [Line, Loop, Locked, Alone, LockedAlone] {
         let shared = Shared::new(0, 64, 16, 0);
         for token in 0..7 {
@@ -367,7 +367,7 @@ fn deferred_posts_share_a_doorbell() {
     }
 }
 
-/// NCCL's code reserves, writes and hands over `n` posts of its own, and rings for them or not.
+/// NCCL's code reserves, writes and releases `n` posts of its own, and rings them if `rings`.
 fn nccl_posts(shared: &Shared, n: u32, rings: bool) {
     let end = (shared.cursor.fetch_add(u64::from(n), Relaxed) as u32).wrapping_add(n);
     shared.released.store(end, Relaxed);
@@ -378,7 +378,7 @@ fn nccl_posts(shared: &Shared, n: u32, rings: bool) {
 }
 
 #[test]
-fn posts_by_nccl_in_between_are_taken_over() {
+fn posts_by_nccl_in_between_are_rung_once() {
     for way in [Line, Loop, Alone, Locked] {
         let shared = Shared::new(0, 64, 16, 0);
         shared.post(way, false, 0).unwrap();
@@ -390,7 +390,7 @@ fn posts_by_nccl_in_between_are_taken_over() {
         shared.post(way, true, 45).unwrap();
         shared.post(way, false, 46).unwrap();
         assert_eq!(shared.doorbell.load(Relaxed), 47, "{way:?}");
-        // What NCCL's code has deferred leaves with our next post, or with a flush.
+        // Our next post, or a flush, rings what NCCL's code has deferred.
         nccl_posts(&shared, 5, false);
         shared.post(way, false, 52).unwrap();
         assert_eq!(shared.doorbell.load(Relaxed), 53, "{way:?}");
@@ -407,9 +407,9 @@ fn posts_by_nccl_in_between_are_taken_over() {
     }
 }
 
-/// A barrier is never taken for one of 2^32 posts later: it is raised before it is that old.
+/// A barrier is raised before it is so old that it would be taken for one of 2^32 posts later.
 #[test]
-fn an_old_barrier_is_raised() {
+fn old_barrier_is_raised() {
     for way in [Line, Loop, Alone] {
         let shared = Shared::new(0, 64, 16, 0);
         let cursor = 0x7000_0000u32;

@@ -1,30 +1,30 @@
-//! The GPU's atomics: words in global memory that threads of one GPU share, at GPU scope; and
-//! loads, at system scope, of those that the card and the host write.
+//! The GPU's atomics: words in global memory that threads of one GPU share, at GPU scope; and loads, at system scope, of words
+//! that the card and the host write.
 //!
-//! Rust's own are all of system scope and take generic addresses, for which the GPU has to ask where the word lies.
+//! Rust's own atomics have system scope and take generic addresses, whose memory the GPU has to find out at each access.
 
 use core::arch::asm;
 use core::cell::UnsafeCell;
 pub use core::sync::atomic::Ordering;
 
-/// `$op.ORDER$rest`, relaxed if that is asked for and `$strong` otherwise.
+/// `$op.ORDER$rest`: relaxed for `Ordering::Relaxed`, `$strong` for every other ordering.
 macro_rules! ordered {
     ($given:expr, $op:literal, $strong:literal, $rest:expr, $($operands:tt)*) => {
         if matches!($given, Ordering::Relaxed) {
-            // SAFETY: one access to an aligned word in global memory, for which `from_ptr`'s caller vouched.
+            // SAFETY: one access to an aligned word in global memory, for which the caller of `from_ptr` vouches.
             unsafe { asm!(concat!($op, ".relaxed", $rest), $($operands)*, options(nostack)) }
         } else {
-            // SAFETY: as above.
+            // SAFETY: one access to an aligned word in global memory, for which the caller of `from_ptr` vouches.
             unsafe { asm!(concat!($op, ".", $strong, $rest), $($operands)*, options(nostack)) }
         }
     };
 }
 
-/// An atomic operation: acquire if that is asked for, relaxed or both otherwise.
+/// A read-modify-write: acquire, relaxed, or acquire and release for every other ordering.
 macro_rules! operation {
     ($given:expr, $rest:expr, $($operands:tt)*) => {
         if matches!($given, Ordering::Acquire) {
-            // SAFETY: as above.
+            // SAFETY: one access to an aligned word in global memory, for which the caller of `from_ptr` vouches.
             unsafe { asm!(concat!("atom.acquire", $rest), $($operands)*, options(nostack)) }
         } else {
             ordered!($given, "atom", "acq_rel", $rest, $($operands)*)
@@ -47,14 +47,14 @@ macro_rules! atomic {
             ///
             /// # Safety
             ///
-            /// It is aligned, lies in global memory, lives for `'a`, and is only accessed atomically.
+            /// The word is aligned, lies in global memory, lives for `'a`, and is only accessed atomically.
             #[inline(always)]
             pub unsafe fn from_ptr<'a>(at: *mut $int) -> &'a Self {
-                // SAFETY: the caller vouches for it; the layout is that of the integer.
+                // SAFETY: the caller vouches for the word; the layout is that of the integer.
                 unsafe { &*at.cast() }
             }
 
-            /// Where the word is.
+            /// The word's address.
             #[inline(always)]
             pub const fn as_ptr(&self) -> *mut $int {
                 self.0.get()
@@ -78,7 +78,7 @@ macro_rules! atomic {
                     p = in(reg64) self.0.get(), v = in($reg) value);
             }
 
-            /// Adds to the word, and returns what it was.
+            /// Adds to the word, and returns the old value.
             #[inline(always)]
             pub fn fetch_add(&self, value: $int, order: Ordering) -> $int {
                 let old: $int;
@@ -88,7 +88,7 @@ macro_rules! atomic {
                 old
             }
 
-            /// Replaces `current` by `new`, or returns what was there instead.
+            /// Replaces `current` by `new`, or returns the other value that the word had.
             #[inline(always)]
             pub fn compare_exchange(
                 &self,
@@ -104,7 +104,7 @@ macro_rules! atomic {
                 if old == current { Ok(old) } else { Err(old) }
             }
 
-            /// As `compare_exchange`.
+            /// As `compare_exchange`; it never fails spuriously.
             #[inline(always)]
             pub fn compare_exchange_weak(
                 &self,
@@ -117,11 +117,11 @@ macro_rules! atomic {
             }
         }
 
-        impl super::Outside for $name {
+        impl super::LoadExternal for $name {
             type Value = $int;
 
             #[inline(always)]
-            fn load_outside(&self, order: Ordering) -> $int {
+            fn load_external(&self, order: Ordering) -> $int {
                 let value: $int;
                 ordered!(order, "ld", "acquire",
                     concat!(".sys.global.b", $bits, " {v}, [{p}];"),

@@ -2,13 +2,13 @@
 #![allow(dead_code)]
 
 use efa_dp_direct::queue::{QpV0, SqV0, WqV0};
-use efa_dp_direct::wqe::words::{Stamp, phase_scale};
+use efa_dp_direct::wqe::words::{WqeTemplate, phase_scale};
 use efa_dp_direct::wqe::{Destination, Hints};
 use ferrogin_device::{Context, Window};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
 use ferrogin_ffi::ext::{
     ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    QueueMemory, STATE_RUNG_SHIFT, TargetWords, VALUE_GENERAL, VALUE_INLINE, VALUE_POOL,
+    QueueMemory, STATE_RUNG_SHIFT, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL,
 };
 use std::ffi::c_void;
 use std::mem::zeroed;
@@ -56,7 +56,7 @@ pub struct Spec {
     pub scratch: WindowSpec,
 }
 
-/// What stands for one endpoint's card.
+/// The memory of one endpoint that a card would read and write.
 #[derive(Debug, Clone, Copy)]
 pub struct Ring {
     words: *mut u64,
@@ -75,21 +75,21 @@ impl Ring {
     /// The bytes of one slot.
     pub fn slot(&self, i: usize) -> Vec<u8> {
         let words = self.bytes() / 8;
-        // SAFETY: leaked memory of so many slots, which nobody writes now.
+        // SAFETY: leaked memory of so many slots, which no thread writes now.
         let slot = unsafe { std::slice::from_raw_parts(self.words.wrapping_add(i % self.spec_entries * words), words) };
         slot.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// What NCCL's device code sees of the cursors: reserved, released, rung.
+    /// The cursors that NCCL's device code sees: reserved, released, rung.
     pub fn cursors(&self) -> [u32; 3] {
-        // SAFETY: leaked memory of this struct, which nobody writes now.
+        // SAFETY: leaked memory of this struct, which no thread writes now.
         let wq = unsafe { self.queue.read_volatile() };
-        // The `locked` policy counts what it has not rung beside `pc`.
+        // The `locked` policy counts its pending requests beside `pc`.
         [wq.pc.wrapping_add(wq.wqes_pending), wq.wqes_completed, wq.wqes_posted]
     }
 }
 
-/// A context, what it posts to, and the counts of its signals and counters. All of it is leaked: tests are short.
+/// A context, its rings, and the counts of its signals and counters. All of it is leaked, because tests are short.
 pub struct Made {
     pub context: Context<'static>,
     pub rings: Vec<Ring>,
@@ -120,11 +120,11 @@ struct Block {
     dev: DevHandle,
 }
 
-fn value_way(policy: u32, endpoint: &EndpointSpec) -> u32 {
+fn value_path(policy: u32, endpoint: &EndpointSpec) -> u32 {
     match (policy == POLICY_COMBINING, endpoint.wide, endpoint.value_base != 0) {
         (true, true, _) => VALUE_INLINE,
         (true, _, true) => VALUE_POOL,
-        _ => VALUE_GENERAL,
+        _ => VALUE_NONE,
     }
 }
 
@@ -149,7 +149,7 @@ pub fn window(spec: &WindowSpec, rail: u32) -> Window {
 /// The endpoint and the handle that NCCL's device code would use.
 fn endpoint(spec: &Spec, of: &EndpointSpec, context: *const ContextExt) -> (EndpointExt, Ring, *mut CounterHandle) {
     let wqe_size = if of.wide { 128 } else { 64 };
-    // Poison: a request must overwrite all of its slot.
+    // Poison, which a request must overwrite in all of its slot.
     let words = leak_all(0xa5a5_a5a5_a5a5_a5a5u64, (of.entries * wqe_size / 8) as usize);
     let start = u64::from(of.start);
     let (doorbell, completed) = (leak(AtomicU32::new(of.start)), leak(AtomicU64::new(start & 0x7fff_ffff)));
@@ -186,7 +186,7 @@ fn endpoint(spec: &Spec, of: &EndpointSpec, context: *const ContextExt) -> (Endp
         value_base: of.value_base,
         value_mask: of.entries - 1,
         value_lkey: spec.value_lkey,
-        value_way: value_way(spec.policy, of),
+        value_path: value_path(spec.policy, of),
         value_slots: if of.value_base == 0 { 0 } else { of.entries },
         sq_size: of.entries,
         max_batch: of.max_batch,
@@ -234,7 +234,7 @@ pub fn make(spec: &Spec) -> Made {
     }
     let counted = |handle: *mut CounterHandle| {
         let count: &'static AtomicU64 = Box::leak(Box::new(AtomicU64::new(0)));
-        // SAFETY: a leaked handle that nobody else has yet.
+        // SAFETY: a leaked handle that no other thread has yet.
         unsafe { (*handle).cntr_value = count.as_ptr() };
         count
     };
@@ -253,7 +253,7 @@ pub fn make(spec: &Spec) -> Made {
         .enumerate()
         .map(|(i, &dest)| {
             let peer = (i % spec.nranks as usize) as u16;
-            let Stamp { head, second, third } = Stamp::new(peer, dest, Hints::BURST_PPS_SENSITIVE);
+            let WqeTemplate { head, second, third } = WqeTemplate::new(peer, dest, Hints::BURST_PPS_SENSITIVE);
             TargetWords { head, second, third }
         })
         .collect();
@@ -281,17 +281,17 @@ pub fn make(spec: &Spec) -> Made {
             nranks: spec.nranks,
             n_counters: spec.n_counters,
             n_signals: spec.n_signals,
-            short_put: if spec.policy == POLICY_COMBINING { MAX_RDMA.into() } else { 0 },
+            fast_put_limit: if spec.policy == POLICY_COMBINING { MAX_RDMA.into() } else { 0 },
             rail_id: spec.rail,
             scratch_lkey: spec.scratch.lkey,
             policy: spec.policy,
-            value_way: value_way(spec.policy, &spec.endpoints[VALUE]),
+            value_path: value_path(spec.policy, &spec.endpoints[VALUE]),
             scratch_local_addr: spec.scratch.addr,
             dev,
             n_endpoints: spec.endpoints.len() as u32,
             max_rdma_size: MAX_RDMA,
             abort_flag: ptr::null_mut(),
-            // Longer than whatever keeps a busy machine from what is waited for.
+            // Long enough for a busy machine.
             timeout_ns: leak(120_000_000_000),
             progress: Some(count_call),
             progress_arg: ptr::from_ref(progress_calls).cast_mut().cast(),

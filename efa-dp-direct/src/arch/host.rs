@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 /// `ptr` is valid for writes, 4-byte aligned, and only accessed atomically or by a device meanwhile.
 #[inline(always)]
 pub unsafe fn mmio_store_u32(ptr: *mut u32, value: u32) {
-    // SAFETY: validity, alignment and the absence of plain accesses are the caller's.
+    // SAFETY: the caller vouches for validity and alignment, and that other threads access the bytes only atomically.
     let cell = unsafe { AtomicU32::from_ptr(ptr) };
     cell.store(value, Ordering::Relaxed);
 }
@@ -19,7 +19,7 @@ pub unsafe fn mmio_store_u32(ptr: *mut u32, value: u32) {
 /// `ptr` is valid for writes, 8-byte aligned, and only accessed atomically or by a device meanwhile.
 #[inline(always)]
 pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
-    // SAFETY: validity, alignment and the absence of plain accesses are the caller's.
+    // SAFETY: the caller vouches for validity and alignment, and that other threads access the bytes only atomically.
     let cell = unsafe { AtomicU64::from_ptr(ptr) };
     cell.store(value, Ordering::Relaxed);
 }
@@ -32,7 +32,8 @@ pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
 pub unsafe fn mmio_zero_64(ptr: *mut u64) {
     // Half the stores of 8 bytes each. In assembly, since no atomic type has 16 bytes.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: validity and the absence of plain accesses are the caller's; SSE is part of every x86-64.
+    // SAFETY: the caller vouches that the 64 bytes are valid for writes and that other threads access them only atomically; SSE
+    // is part of every x86-64.
     unsafe {
         core::arch::asm!(
             "xorps {z}, {z}",
@@ -56,7 +57,8 @@ pub unsafe fn mmio_zero_64(ptr: *mut u64) {
     };
     #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
     for i in 0..8 {
-        // SAFETY: the caller vouches for 64 bytes, and this is one of their eight words.
+        // SAFETY: the caller vouches that the eight words are valid for writes and aligned, and that other threads access them
+        // only atomically.
         unsafe { mmio_store_u64(ptr.wrapping_add(i), 0) };
     }
 }
@@ -67,7 +69,7 @@ pub unsafe fn mmio_zero_64(ptr: *mut u64) {
 /// `ptr` is valid for reads, 4-byte aligned, and only accessed atomically or by a device meanwhile.
 #[inline(always)]
 pub unsafe fn load_u32(ptr: *const u32) -> u32 {
-    // SAFETY: validity, alignment and the absence of plain accesses are the caller's; the cell is only read.
+    // SAFETY: the caller vouches for validity and alignment, and that other threads access the bytes only atomically; this function only reads.
     let cell = unsafe { AtomicU32::from_ptr(ptr.cast_mut()) };
     cell.load(Ordering::Relaxed)
 }
@@ -78,7 +80,7 @@ pub unsafe fn load_u32(ptr: *const u32) -> u32 {
 /// `ptr` is valid for reads, 8-byte aligned, and only accessed atomically or by a device meanwhile.
 #[inline(always)]
 pub unsafe fn load_u64(ptr: *const u64) -> u64 {
-    // SAFETY: validity, alignment and the absence of plain accesses are the caller's; the cell is only read.
+    // SAFETY: the caller vouches for validity and alignment, and that other threads access the bytes only atomically; this function only reads.
     let cell = unsafe { AtomicU64::from_ptr(ptr.cast_mut()) };
     cell.load(Ordering::Relaxed)
 }
@@ -89,7 +91,7 @@ pub unsafe fn load_u64(ptr: *const u64) -> u64 {
 /// As [`mmio_store_u32`].
 #[inline(always)]
 pub unsafe fn store_u32(ptr: *mut u32, value: u32) {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller vouches for validity and alignment, and that other threads access the bytes only atomically.
     unsafe { mmio_store_u32(ptr, value) };
 }
 

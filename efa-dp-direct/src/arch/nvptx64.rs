@@ -8,7 +8,7 @@ use core::arch::asm;
 /// `ptr` is a 4-byte aligned global address that is valid for writes.
 #[inline(always)]
 pub unsafe fn mmio_store_u32(ptr: *mut u32, value: u32) {
-    // SAFETY: the caller vouches for the address.
+    // SAFETY: the caller vouches that the address is valid and aligned for this access.
     unsafe {
         asm!("st.mmio.relaxed.sys.global.u32 [{p}], {v};", p = in(reg64) ptr, v = in(reg32) value, options(nostack))
     };
@@ -20,7 +20,7 @@ pub unsafe fn mmio_store_u32(ptr: *mut u32, value: u32) {
 /// `ptr` is an 8-byte aligned global address that is valid for writes.
 #[inline(always)]
 pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
-    // SAFETY: the caller vouches for the address.
+    // SAFETY: the caller vouches that the address is valid and aligned for this access.
     unsafe {
         asm!("st.mmio.relaxed.sys.global.u64 [{p}], {v};", p = in(reg64) ptr, v = in(reg64) value, options(nostack))
     };
@@ -33,7 +33,7 @@ pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
 #[inline(always)]
 pub unsafe fn mmio_zero_64(ptr: *mut u64) {
     for i in 0..8 {
-        // SAFETY: the caller vouches for the eight words.
+        // SAFETY: the caller vouches that the eight words are valid for writes and aligned.
         unsafe { mmio_store_u64(ptr.wrapping_add(i), 0) };
     }
 }
@@ -45,7 +45,7 @@ pub unsafe fn mmio_zero_64(ptr: *mut u64) {
 #[inline(always)]
 pub unsafe fn load_u32(ptr: *const u32) -> u32 {
     let value: u32;
-    // SAFETY: the caller vouches for the address.
+    // SAFETY: the caller vouches that the address is valid and aligned for this access.
     unsafe { asm!("ld.relaxed.sys.u32 {v}, [{p}];", p = in(reg64) ptr, v = out(reg32) value, options(nostack)) };
     value
 }
@@ -57,7 +57,7 @@ pub unsafe fn load_u32(ptr: *const u32) -> u32 {
 #[inline(always)]
 pub unsafe fn load_u64(ptr: *const u64) -> u64 {
     let value: u64;
-    // SAFETY: the caller vouches for the address.
+    // SAFETY: the caller vouches that the address is valid and aligned for this access.
     unsafe { asm!("ld.relaxed.sys.u64 {v}, [{p}];", p = in(reg64) ptr, v = out(reg64) value, options(nostack)) };
     value
 }
@@ -68,7 +68,7 @@ pub unsafe fn load_u64(ptr: *const u64) -> u64 {
 /// `ptr` is a 4-byte aligned address that is valid for writes.
 #[inline(always)]
 pub unsafe fn store_u32(ptr: *mut u32, value: u32) {
-    // SAFETY: the caller vouches for the address.
+    // SAFETY: the caller vouches that the address is valid and aligned for this access.
     unsafe { asm!("st.relaxed.sys.u32 [{p}], {v};", p = in(reg64) ptr, v = in(reg32) value, options(nostack)) };
 }
 

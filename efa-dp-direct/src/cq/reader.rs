@@ -32,8 +32,8 @@ pub struct DeviceWc {
 
 /// Reads an entry as the device API does: [`RequestIds::Bits16`] for version 0, [`RequestIds::Bits64`] for version 1.
 ///
-/// Behind a 16-byte entry the reference reads on into the next one (for the length of a write with immediate); who wants
-/// that gives those bytes as the second half.
+/// For the length of a write with immediate data, the reference reads past a 16-byte entry into the next entry. A caller that
+/// needs the same passes those bytes as the second half.
 pub fn device(raw: &RawCqe, request_ids: RequestIds) -> DeviceWc {
     let entry = raw.rx();
     let common = entry.base.common;

@@ -25,7 +25,8 @@ pub struct HostSq<const N: usize> {
     unrung: u32,
 }
 
-// SAFETY: the struct owns its cursors, and the ring and the doorbell are the card's: any one thread may use them.
+// SAFETY: the struct owns its cursors, and the caller of `new` vouches that no other code writes ring or doorbell, so any one
+// thread may use them.
 unsafe impl<const N: usize> Send for HostSq<N> {}
 
 impl<const N: usize> HostSq<N> {
@@ -65,7 +66,7 @@ impl<const N: usize> HostSq<N> {
                 self.ring_doorbell();
             }
             wqe[0] = words::with_phase(wqe[0], self.phase & 1 != 0);
-            // SAFETY: the slot is inside the ring, which is this queue's (promised to `new`).
+            // SAFETY: the slot is inside the ring, which the caller of `new` vouches is valid and written by this queue only.
             unsafe { crate::sq::store(self.ring, u32::from(self.pc & self.mask), &wqe) };
             self.pc = self.pc.wrapping_add(1);
             if self.pc & self.mask == 0 {
@@ -83,7 +84,7 @@ impl<const N: usize> HostSq<N> {
 
     fn ring_doorbell(&mut self) {
         arch::fence_system();
-        // SAFETY: the doorbell is this queue's (promised to `new`).
+        // SAFETY: the caller of `new` vouches that the doorbell is valid and written by this queue only.
         unsafe { arch::mmio_store_u32(self.doorbell, self.pc.into()) };
         arch::fence_system();
         self.unrung = 0;

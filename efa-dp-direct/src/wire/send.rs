@@ -329,7 +329,7 @@ impl TxData128 {
 wire_struct! {
     /// `efa_io_tx_wqe`: a 64-byte work request. Aligned so that a GPU copies it in words.
     TxWqe, size 64, align 8 aligned 8;
-    /// What is asked, of whom.
+    /// The operation and the peer.
     meta: TxMetaDesc = 0,
     /// Where the data is.
     data: TxData = 32,
@@ -338,7 +338,7 @@ wire_struct! {
 wire_struct! {
     /// `efa_io_tx_wqe_128`: a 128-byte work request (since 1.1.0).
     TxWqe128, size 128, align 8 aligned 8;
-    /// What is asked, of whom.
+    /// The operation and the peer.
     meta: TxMetaDesc = 0,
     /// Where the data is.
     data: TxData128 = 32,

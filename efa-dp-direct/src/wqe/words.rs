@@ -1,7 +1,7 @@
 //! Requests as 64-bit words in memory order, built in registers for the posting path: the phase bit is 0 until
 //! [`crate::sq::place`] or [`with_phase`] sets it. The bytes are those that [`super::SendWqe::emit`] writes.
 //!
-//! Nothing is checked here; what a queue allows is settled when it is made.
+//! This module checks nothing: the limits of a queue are checked when it is made.
 
 use super::{Destination, Hints, RemoteMem, Sge};
 use crate::wire::{Ctrl1, Ctrl2, Ctrl3, ReqIdEx, SendOp, TxBufDesc, TxMetaDesc};
@@ -14,7 +14,7 @@ pub const WIDE: usize = 16;
 /// Where the phase bit is in a request's first word.
 const PHASE: u64 = (Ctrl2::PHASE as u64) << 24;
 
-/// What every request says first.
+/// The parts that every request begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     /// Request id; its upper 48 bits must be 0 on a queue with 16-bit ids.
@@ -113,10 +113,10 @@ pub const fn send<const N: usize>(head: Head, from: Sge) -> [u64; N] {
 }
 
 /// What all requests of one poster to one peer have in common, made once so that a post only copies it: the request id
-/// (16 bits), the address and the hints. Requests made from it carry no immediate data, and their local keys have 24 bits,
-/// as the card's have: nothing is dropped here.
+/// (16 bits), the address and the hints. Requests made from it carry no immediate data. Their local keys must have 24 bits,
+/// as the card's keys have, because they are not masked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Stamp {
+pub struct WqeTemplate {
     /// First word of a write of one buffer.
     pub head: u64,
     /// Upper half of the second word; the lower is the immediate, which is 0.
@@ -125,11 +125,11 @@ pub struct Stamp {
     pub third: u32,
 }
 
-impl Stamp {
-    /// What turns the first word of a write into that of a read.
+impl WqeTemplate {
+    /// The difference (XOR) between the first word of a write and that of a read.
     const READ: u64 = first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp::RdmaRead, false, 0);
 
-    /// The stamp of requests with that id to that peer.
+    /// The template of requests with that id to that peer.
     pub const fn new(wr_id: u16, dest: Destination, hints: Hints) -> Self {
         let [head, second, third, _] =
             Head { wr_id: wr_id as u64, dest, imm: None, hints }.words(SendOp::RdmaWrite, false, 1);
@@ -148,7 +148,7 @@ impl Stamp {
         self.meta(self.head ^ Self::READ)
     }
 
-    /// The first half of a write of a value that lies in the request.
+    /// The first half of a write of an inline value.
     #[inline(always)]
     pub const fn value_meta(self, size: ValueSize) -> [u64; 4] {
         self.meta(self.head ^ size.change)
@@ -171,25 +171,25 @@ impl Stamp {
         rdma(self.read_meta(), remote_words(remote, into.length), local_words(into))
     }
 
-    /// The first half of a 128-byte write of the low bytes of `value`; the other half is zeros. What `value` has above
-    /// them lies in the request and is not sent.
+    /// The first half of a 128-byte write of the low bytes of `value`; the other half is zeros. The higher bytes of `value` lie
+    /// in the request, and the card does not send them.
     #[inline(always)]
     pub const fn write_value(self, remote: RemoteMem, value: u64, size: ValueSize) -> [u64; NARROW] {
         rdma(self.value_meta(size), remote_words(remote, size.bytes), [value, 0])
     }
 }
 
-/// How many bytes a value has: 1, 2, 4 or 8.
+/// The size of a value: 1, 2, 4 or 8 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValueSize {
     bytes: u32,
-    /// What turns the first word of a write of one buffer into that of an inline write of so many bytes; never 0.
+    /// The difference (XOR) between the first word of a write of one buffer and that of an inline write of this size; never 0.
     change: u64,
 }
 
 impl ValueSize {
-    /// The change for each number of bytes; 0 where values have not so many. A look-up is shorter than the checks on a
-    /// CPU.
+    /// The difference for each number of bytes; 0 for sizes that values cannot have. On a CPU a table takes fewer instructions
+    /// than the checks.
     const CHANGES: [u64; 9] = {
         let mut changes = [0; 9];
         let mut bytes = 1;
@@ -201,7 +201,7 @@ impl ValueSize {
         changes
     };
 
-    /// That many, if a value can have them.
+    /// The size of that many bytes; `None` if values cannot have it.
     #[inline(always)]
     pub const fn new(bytes: u32) -> Option<Self> {
         if bytes > 8 {
@@ -223,7 +223,7 @@ impl ValueSize {
         INLINE ^ (bytes as u64) << LENGTH_SHIFT
     }
 
-    /// The number.
+    /// The number of bytes.
     #[inline(always)]
     pub const fn bytes(self) -> u32 {
         self.bytes
@@ -238,19 +238,19 @@ const _: () = {
     }
 };
 
-/// The remote side of a request made from a [`Stamp`].
+/// The remote side of a request made from a [`WqeTemplate`].
 #[inline(always)]
 pub const fn remote_words(remote: RemoteMem, length: u32) -> [u64; 2] {
     remote.desc(length).to_words()
 }
 
-/// The local side of a request made from a [`Stamp`].
+/// The local side of a request made from a [`WqeTemplate`].
 #[inline(always)]
 pub const fn local_words(sge: Sge) -> [u64; 2] {
     [sge.length as u64 | (sge.lkey as u64) << 32, sge.addr]
 }
 
-/// The request, one of a single buffer, with another buffer.
+/// A request of one buffer, with its buffer replaced by `sge`.
 #[inline(always)]
 pub const fn with_local(mut request: [u64; NARROW], sge: Sge) -> [u64; NARROW] {
     let [length, addr] = TxBufDesc::new(sge.addr, sge.length, sge.lkey).to_words();
@@ -263,8 +263,8 @@ const fn first_word(op: SendOp, inline: bool, length: u16) -> u64 {
     Head::new(0, Destination { ah: 0, qpn: 0, qkey: 0 }).words(op, inline, length)[0]
 }
 
-/// What the bit of a request's number that is its phase, which is the number of ring `entries`, is multiplied by to become
-/// the phase bit of its first word. `entries` is a power of two, at most 2^24.
+/// The factor that turns the phase bit of a request's number (`number & entries`) into the phase bit of its first word. `entries`
+/// is a power of two, at most 2^24.
 pub const fn phase_scale(entries: u32) -> u32 {
     PHASE as u32 / entries
 }

@@ -4,12 +4,13 @@
 //   gin.putValue(peer, window, offset, value, ferrogin::SignalInc{0});
 //   gin.flush();
 //
-// Every operation takes a coop: the threads that call it together. They are synchronised before and after it, and the
-// one of rank 0 carries it out, but for flush(), which they divide; what any of them wrote before the call is what the card reads. Thread, Warp and Block are
-// here, and any other type with thread_rank(), size() and sync() will do, such as the groups of cooperative_groups.
+// Every operation takes a coop: the threads that call it together. The coop synchronises before and after the operation. The
+// thread of rank 0 carries the operation out; the threads divide a flush() among them. The card reads what any of the threads
+// wrote before the call. A coop is Thread, Warp, Block, or any other type with thread_rank(), size() and sync(), such as the
+// groups of cooperative_groups.
 //
-// The result is an fgin_status: that of the operation in the threads that carried it out, FGIN_OK in the others. A kernel has to be
-// linked with the relocatable object of libferrogin_device for its architecture (-rdc=true), a host program with
+// The result is an fgin_status: that of the operation in the threads that carried it out, FGIN_OK in the others. Link a kernel
+// with the relocatable object of libferrogin_device for its architecture (-rdc=true), and a host program with
 // libferrogin_device.so.
 //
 // SPDX-License-Identifier: Apache-2.0
@@ -25,7 +26,7 @@
 
 namespace ferrogin {
 
-// Coops. On the CPU every thread is alone in its warp and block.
+// Coops. On the CPU a warp and a block have one thread.
 
 struct Thread {
   FGIN_DEVICE unsigned thread_rank() const {
@@ -70,8 +71,8 @@ struct Block : Thread {};
 
 #endif
 
-// What an operation announces: on the peer (None, SignalInc, SignalAdd), and here when the source may be reused (None,
-// CounterInc). An id that is out of range makes the operation do nothing and give FGIN_INVALID_ARGUMENT.
+// Actions of an operation: on the peer (None, SignalInc, SignalAdd), and on this rank when the source may be reused (None,
+// CounterInc). With an id out of range the operation does nothing and returns FGIN_INVALID_ARGUMENT.
 
 struct None {};
 
@@ -79,7 +80,7 @@ struct SignalInc {
   uint32_t signal;
 };
 
-// Adding 0 adds nothing.
+// With 0 no signal is raised.
 struct SignalAdd {
   uint32_t signal;
   uint32_t value;
@@ -89,7 +90,7 @@ struct CounterInc {
   uint32_t counter;
 };
 
-// Signals in memory of a window: refused at compile time.
+// Signals in a window's memory, which do not compile.
 struct VASignalInc {
   fgin_window window;
   uint64_t offset;
@@ -101,10 +102,10 @@ struct VASignalAdd {
   uint64_t value;
 };
 
-// Who uses the context: anyone, threads of one block, or one thread. Less sharing needs fewer atomics.
+// The threads that use the context: all, those of one block, or one. Less sharing needs fewer atomics.
 enum class Sharing : uint32_t { Gpu = FGIN_SHARING_GPU, Cta = FGIN_SHARING_CTA, Thread = FGIN_SHARING_THREAD };
 
-// How far memory has been released, or has to be, before a put; ordered by reach.
+// The scope of a release before a put, made or required; in order of reach.
 enum class Scope : uint32_t { System, Device, Block, Thread };
 
 namespace detail {
@@ -116,7 +117,7 @@ constexpr bool is_va<VASignalInc> = true;
 template <>
 constexpr bool is_va<VASignalAdd> = true;
 
-// Depends on its parameter, so that it fails only where it is used.
+// Depends on its parameter, so that it fails only where a program uses it.
 template <typename>
 constexpr bool no = false;
 
@@ -157,13 +158,13 @@ FGIN_DEVICE void local(Named& named, CounterInc inc) {
 template <Sharing sharing = Sharing::Gpu>
 class Gin {
  public:
-  // The context `id` of the array that createContext returned in ncclNetDeviceHandle->handle. When it cannot be opened,
-  // status() says why, and every operation gives FGIN_INVALID_ARGUMENT.
+  // The context `id` of the array that createContext returned in ncclNetDeviceHandle->handle. If it cannot be opened, status()
+  // is the reason, and every operation returns FGIN_INVALID_ARGUMENT.
   FGIN_DEVICE Gin(void* handle, uint32_t id) {
     status_ = fgin_open(handle, id, &ctx_);
   }
 
-  // What an fgin_open gave.
+  // A context that fgin_open gave.
   FGIN_DEVICE explicit Gin(const fgin_context* ctx)
     : ctx_(ctx), status_(ctx ? FGIN_OK : FGIN_INVALID_ARGUMENT) {}
 
@@ -175,8 +176,8 @@ class Gin {
   }
 
   // Writes `bytes` from `src` at `srcOff` on this rank to `dst` at `dstOff` on `peer`. The source may be reused after a
-  // flush, or when the counter of a CounterInc says so. `flags` is FGIN_DEFAULT or FGIN_AGGREGATE. Every post fences at
-  // system scope before the card is told, so a release of any scope that is asked for has been made.
+  // flush, or when the counter of a CounterInc has counted the operation. `flags` is FGIN_DEFAULT or FGIN_AGGREGATE. Every post
+  // fences at system scope before its doorbell, so it covers a release of any scope.
   template <typename Remote = None, typename Local = None, typename Coop = Thread>
   FGIN_DEVICE int put(uint32_t peer, fgin_window dst, uint64_t dstOff, fgin_window src, uint64_t srcOff, uint64_t bytes,
                       Remote remote = {}, Local local = {}, Coop coop = {}, uint32_t flags = FGIN_DEFAULT,
@@ -205,14 +206,14 @@ class Gin {
     });
   }
 
-  // Reads `bytes` from `remote` at `remoteOff` on `peer` to `local` at `localOff`; they are there after a flush.
+  // Reads `bytes` from `remote` at `remoteOff` on `peer` to `local` at `localOff`; they have arrived after a flush.
   template <typename Coop = Thread>
   FGIN_DEVICE int get(uint32_t peer, fgin_window remote, uint64_t remoteOff, fgin_window local, uint64_t localOff,
                       uint64_t bytes, Coop coop = {}, uint32_t flags = FGIN_DEFAULT) const {
     return lead(coop, [&] { return fgin_get(ctx_, peer, remote, remoteOff, local, localOff, bytes, with(flags)); });
   }
 
-  // Raises a signal of `peer`, with no bytes.
+  // Raises a signal of `peer`, without bytes.
   template <typename Remote, typename Coop = Thread>
   FGIN_DEVICE int signal(uint32_t peer, Remote remote, Coop coop = {}, uint32_t flags = FGIN_DEFAULT,
                          Scope /*given*/ = Scope::Thread, Scope /*required*/ = Scope::Device) const {
@@ -221,8 +222,8 @@ class Gin {
     });
   }
 
-  // Waits until everything that was posted on this context before has completed. Each thread of the group waits for a part
-  // of the endpoints, and has the status of that part.
+  // Waits until every earlier post on this context has completed. Each thread of the group waits for a part of the endpoints,
+  // and gets the status of that part.
   template <typename Coop = Thread>
   FGIN_DEVICE int flush(Coop coop = {}) const {
     coop.sync();
@@ -231,8 +232,8 @@ class Gin {
     return status;
   }
 
-  // A flush in two halves: `request` stands for everything posted before flushAsync, and wait() waits for it. Both are
-  // called by the same thread of the group, that of rank 0, whose `request` it is.
+  // A flush in two steps: `request` stands for every post before flushAsync, and wait() waits for them. The same thread of the
+  // group, that of rank 0, calls both with its own `request`.
   template <typename Coop = Thread>
   FGIN_DEVICE int flushAsync(fgin_request& request, Coop coop = {}) const {
     return lead(coop, [&] { return fgin_flush_async(ctx_, &request); });
@@ -243,19 +244,19 @@ class Gin {
     return lead(coop, [&] { return fgin_wait_request(ctx_, &request); });
   }
 
-  // Whether wait() would return at once.
+  // Returns whether wait() would return at once.
   FGIN_DEVICE int test(const fgin_request& request, bool& done) const {
     int is_done = 0, status = fgin_test_request(ctx_, &request, &is_done);
     done = is_done;
     return status;
   }
 
-  // Waits that begin from now on, of all threads, give up after `ns` with FGIN_TIMEOUT; 0 is never.
+  // Later waits of all threads fail after `ns` nanoseconds with FGIN_TIMEOUT; 0 is no limit.
   FGIN_DEVICE int setTimeout(uint64_t ns) const {
     return fgin_set_timeout(ctx_, ns);
   }
 
-  // Signals and counters: times raised since the last reset, modulo 2^31, as the waits compare.
+  // Signals and counters: the count since the last reset, modulo 2^31; waits compare modulo 2^31.
 
   FGIN_DEVICE int readSignal(uint32_t signal, uint64_t& out) const {
     return fgin_read_signal(ctx_, signal, &out);

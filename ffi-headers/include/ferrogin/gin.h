@@ -1,7 +1,7 @@
 /* ferrogin: the GIN device API for C and for everything that can call C.
  *
- * Every function returns FGIN_OK or another fgin_status; none hangs: each wait also looks at the abort flag, the
- * endpoint's error counter and the context's deadline. All functions may be called from any thread.
+ * Every function returns FGIN_OK or another fgin_status, and none hangs: each wait also checks the abort flag, the endpoint's
+ * error counter and the context's deadline. Any thread may call any function.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef FERROGIN_GIN_H
@@ -27,7 +27,7 @@ typedef enum fgin_status {
     FGIN_ABORTED = 3,          /* the host raised the abort flag */
     FGIN_TIMEOUT = 4,          /* the deadline passed */
     FGIN_CARD_ERROR = 5,       /* a work request completed in error; the host's log names it */
-    FGIN_POISONED = 6          /* an earlier operation gave up half-way: destroy the context */
+    FGIN_POISONED = 6          /* an earlier operation failed after its reservation: destroy the context */
 } fgin_status;
 
 /* One GIN context. */
@@ -36,8 +36,8 @@ typedef struct fgin_context fgin_context;
 /* A registered window: what regMrSym gave as ginHandle (ncclGinWindow_t). */
 typedef void *fgin_window;
 
-/* What an operation announces; add (|) a signal and a counter, or pass FGIN_NONE. Ids are at most 65533; what is out of
- * range is refused by the operation. */
+/* The signal and the counter of an operation, combined with |, or FGIN_NONE. Ids are at most 65533; an operation refuses ids
+ * that are out of range. */
 typedef uint64_t fgin_action;
 #define FGIN_NONE ((fgin_action)0)
 #define FGIN_ID_(id) ((uint64_t)(id) < 65534u ? (fgin_action)(id) + 1 : (fgin_action)65535)
@@ -45,10 +45,10 @@ typedef uint64_t fgin_action;
 #define FGIN_SIGNAL_INC(id) FGIN_SIGNAL_ADD(id, 1)
 #define FGIN_COUNTER(id) (FGIN_ID_(id) << 16)
 
-/* Flags: FGIN_AGGREGATE, or not, and who else may use the same context while the call lasts: all threads (GPU), those of
- * one CTA, or nobody. The narrower, the cheaper. Calls in different modes may follow one another.
- * FGIN_AGGREGATE leaves the doorbell to the next operation without it on the same queue, or to a flush: every counter has a
- * queue, every signal has one for operations that name no counter, values have one, and what names nothing has another. */
+/* Flags: FGIN_AGGREGATE or not, and the threads that may use the same context while the call lasts: all threads (GPU), those
+ * of one CTA, or no other thread (THREAD). A narrower mode is cheaper. Calls in different modes may follow one another.
+ * FGIN_AGGREGATE leaves the doorbell to the next operation without it on the same queue, or to a flush. Every counter has a
+ * queue, every signal has one for operations without a counter, values have one, and other operations have one. */
 #define FGIN_DEFAULT 0u
 #define FGIN_AGGREGATE 2u
 #define FGIN_SHARING_GPU 0u
@@ -66,20 +66,20 @@ FGIN_API int fgin_put(const fgin_context *ctx, uint32_t peer, fgin_window dst, u
 FGIN_API int fgin_put_value(const fgin_context *ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
                             uint32_t bytes, fgin_action action, uint32_t flags);
 
-/* Reads bytes from remote at remote_off on peer to local at local_off; they are there after fgin_flush. */
+/* Reads bytes from remote at remote_off on peer to local at local_off; they have arrived after fgin_flush. */
 FGIN_API int fgin_get(const fgin_context *ctx, uint32_t peer, fgin_window remote, uint64_t remote_off,
                       fgin_window local, uint64_t local_off, uint64_t bytes, uint32_t flags);
 
-/* Carries out action on peer, with no bytes. */
+/* Carries out action on peer, without bytes. */
 FGIN_API int fgin_signal(const fgin_context *ctx, uint32_t peer, fgin_action action, uint32_t flags);
 
-/* Waits until everything posted on this context before has completed. */
+/* Waits until every earlier post on this context has completed. */
 FGIN_API int fgin_flush(const fgin_context *ctx);
-/* The part of it that thread rank of a group of size threads does; the flush has ended when all of them have. */
+/* The part of a flush that thread rank of a group of size threads does; the flush has ended when all have done their parts. */
 FGIN_API int fgin_flush_part(const fgin_context *ctx, uint32_t rank, uint32_t size);
 
-/* The same in two steps. fgin_flush_async rings what was aggregated and says in *out what is to complete; the wait ends when
- * that has, however much is posted meanwhile. A request needs no release, and any thread may wait for it. */
+/* A flush in two steps. fgin_flush_async rings aggregated operations and writes to *out which posts have to complete. The wait
+ * ends when these have, whatever is posted meanwhile. A request needs no release, and any thread may wait for it. */
 typedef struct fgin_request {
     uint32_t words[32];
 } fgin_request;
@@ -88,15 +88,15 @@ FGIN_API int fgin_wait_request(const fgin_context *ctx, const fgin_request *requ
 /* *done becomes 1 where fgin_wait_request would return at once, otherwise 0. */
 FGIN_API int fgin_test_request(const fgin_context *ctx, const fgin_request *request, int *done);
 
-/* Waits of this context that begin from now on give up after ns nanoseconds with FGIN_TIMEOUT; 0 is never. */
+/* Later waits of this context fail after ns nanoseconds with FGIN_TIMEOUT; 0 is no limit. */
 FGIN_API int fgin_set_timeout(const fgin_context *ctx, uint64_t ns);
 
-/* Signals: times raised since the last reset, modulo 2^31; least is compared modulo 2^31. */
+/* Signals: the count since the last reset, modulo 2^31; least is compared modulo 2^31. */
 FGIN_API int fgin_read_signal(const fgin_context *ctx, uint32_t id, uint64_t *out);
 FGIN_API int fgin_wait_signal(const fgin_context *ctx, uint32_t id, uint64_t least);
 FGIN_API int fgin_reset_signal(const fgin_context *ctx, uint32_t id);
 
-/* Counters: completed operations that named it since the last reset, modulo 2^31. */
+/* Counters: the completed operations that named it since the last reset, modulo 2^31. */
 FGIN_API int fgin_read_counter(const fgin_context *ctx, uint32_t id, uint64_t *out);
 FGIN_API int fgin_wait_counter(const fgin_context *ctx, uint32_t id, uint64_t least);
 FGIN_API int fgin_reset_counter(const fgin_context *ctx, uint32_t id);

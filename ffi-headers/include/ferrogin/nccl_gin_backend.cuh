@@ -1,12 +1,12 @@
 // ferrogin: the EFA_GDA backend of NCCL's device API, releases 2.31 and 2.32.
 //
-// To be included after <nccl.h> and before NCCL's device headers; ferrogin/nccl_gin.cuh does both. It stands where NCCL's
-// own EFA backend would: every ncclGinApi_* of EFA_GDA is here, and the include guard of the other is taken.
+// Include it after <nccl.h> and before NCCL's device headers; ferrogin/nccl_gin.cuh does both. It replaces NCCL's own EFA
+// backend: it defines every ncclGinApi_* of EFA_GDA, and the include guard of NCCL's file.
 //
 // The operations are those of ferrogin/gin.h, on the handles that the ferrogin plugin returned. NCCL's functions return
-// nothing, so an operation that cannot be meant (a peer, signal or counter out of range, a VA signal, a handle of another
-// plugin) ends the kernel: FGIN_ON_MISUSE(status) says how. A failed card, an abort or a deadline makes the operation
-// return; the host learns of it from queryLastError.
+// nothing, so a misuse (a peer, signal or counter out of range, a VA signal, a handle of another plugin) ends the kernel by
+// FGIN_ON_MISUSE(status). After a card error, an abort or a deadline the operation returns, and queryLastError reports it to
+// the host.
 //
 // SPDX-License-Identifier: Apache-2.0
 #ifndef FERROGIN_NCCL_GIN_BACKEND_CUH
@@ -42,7 +42,7 @@ FGIN_HANDLE_LAYOUTS(FGIN_ASSERT_TYPE, FGIN_ASSERT_FIELD)
 
 #ifdef __CUDACC__
 
-// What to do about a call that cannot be meant.
+// The action on a misuse.
 #ifndef FGIN_ON_MISUSE
 #ifdef __CUDA_ARCH__
 #define FGIN_ON_MISUSE(status) __trap()
@@ -74,7 +74,7 @@ NCCL_DEVICE_INLINE T constant(const char* at) {
 // fgin_open, inline: the header before the handles leads to the contexts.
 NCCL_DEVICE_INLINE const fgin_context* context(const ncclGinCtx& ctx) {
   const char* header = static_cast<const char*>(ctx.handle) - FGIN_HEADER_SIZE;
-  // Both are read at once: a load is longer than a comparison.
+  // Both are read at once, because a load takes longer than a comparison.
   bool ours = (constant<unsigned long long>(header + FGIN_HEADER_MAGIC_OFFSET) == FGIN_HEADER_MAGIC) &
               (constant<unsigned>(header + FGIN_HEADER_VERSION_OFFSET) == FGIN_HEADER_VERSION);
   if (!ours) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
@@ -86,9 +86,9 @@ NCCL_DEVICE_INLINE nccl_ofi_gin_gdaki_dev_handle& handle(const ncclGinCtx& ctx) 
   return static_cast<nccl_ofi_gin_gdaki_dev_handle*>(ctx.handle)[ctx.contextId];
 }
 
-// NCCL lets a request wait for the next one that does not, whatever that one names. With ferrogin a signal or a counter
-// has a queue of its own, whose requests wait for the next on that queue: so here none waits. Those of several threads share
-// a doorbell all the same.
+// In NCCL an aggregated request waits for the next plain one, whatever that names. In ferrogin each signal and counter has a
+// queue of its own, and a request waits for the next plain one on that queue. So this backend does not aggregate; requests
+// of several threads share a doorbell all the same.
 NCCL_DEVICE_INLINE uint32_t flags(const ncclGinCtx& ctx) {
   return uint32_t(ctx.resourceSharingMode) << 8;
 }
@@ -108,23 +108,23 @@ NCCL_DEVICE_INLINE detail::Named named(const ncclGinSignalDescriptor& signal, nc
   return all;
 }
 
-// Posts. A strong signal says that everything before it has settled: EFA keeps no order, so it has to have settled first. If
-// it cannot, for the card or an abort, there is nothing to say.
+// Posts. A strong signal means that everything before it has settled. EFA keeps no order, so this function flushes first. If the
+// flush fails, it raises no signal.
 template <typename Post>
 NCCL_DEVICE_INLINE void after(const fgin_context* ctx, const ncclGinSignalDescriptor& signal, Post post) {
   if (signal.type != NCCL_GIN_SIGNAL_TYPE_NONE && signal.isStrong && fgin_flush(ctx) != FGIN_OK) return;
   check(post());
 }
 
-// A request has 128 bytes: functions that have one are called, so that the kernel needs no stack for it.
+// A request has 128 bytes. Functions with a request are not inlined, so that the kernel needs no stack for it.
 #ifdef __CUDA_ARCH__
 #define FGIN_APART __device__ __noinline__
 #else
 #define FGIN_APART NCCL_DEVICE_INLINE
 #endif
 
-// Flushes as NCCL does: until all is done, `*abortFlag` is raised, or the cycles are over. What ends a wait of ferrogin
-// (the card's error, the plugin's own abort flag) ends it too.
+// Flushes as NCCL does: until every post has completed, `*abortFlag` is raised, or the cycles are over. A card error and the
+// plugin's own abort flag end it too.
 template <bool HasTimeout>
 FGIN_APART ncclResult_t flush(const fgin_context* ctx, uint32_t* abortFlag, uint64_t timeoutCycles) {
   fgin_request request;
@@ -152,7 +152,7 @@ NCCL_DEVICE_INLINE ncclResult_t flush(const ncclGinCtx& ctx, Coop& coop, uint32_
   return result;
 }
 
-// The first half of a flush.
+// The first step of a flush.
 struct Flush {
   FGIN_APART static void begin(const fgin_context* ctx) {
     fgin_request request;
@@ -225,9 +225,9 @@ struct ncclGinApi_Get<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   }
 };
 
-// A request of NCCL has room for two words, and a flush has a number for each endpoint. So flushAsync rings what was
-// deferred and raises the flush's barriers, and wait() waits for everything that was posted before the wait: no less than
-// it is asked for, and still without end only if the card stops.
+// NCCL's request has room for two words, and a flush has a number for each endpoint. So flushAsync rings deferred requests and
+// raises the flush's barriers, and wait() waits for every post before the wait. That is no less than NCCL asks for, and the
+// wait ends unless the card stops.
 template <>
 struct ncclGinApi_FlushAsync<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, uint32_t, ncclGinRequest_t* outRequest, bool,

@@ -1,5 +1,6 @@
-// ferrogin: how the C++ headers post. In a kernel the usual post is inline (hot.cuh); what it leaves to do, and everything
-// else, is a call. On the CPU everything is a call; FGIN_HOT_CALLS, for tests, makes it those that a kernel has inline.
+// ferrogin: how the C++ headers post. In a kernel the fast path is inline (fast_path.cuh); its continuation, and every other
+// operation, is a call. On the CPU every operation is a call. With FGIN_FAST_PATH_CALLS, for tests, the CPU calls the functions
+// that a kernel has inline.
 //
 // SPDX-License-Identifier: Apache-2.0
 #ifndef FERROGIN_POST_CUH
@@ -15,49 +16,49 @@
 #define FGIN_DEVICE inline
 #endif
 
-#if defined(__CUDA_ARCH__) || defined(FGIN_HOT_CALLS)
-#define FGIN_HAS_HOT_PATHS 1
+#if defined(__CUDA_ARCH__) || defined(FGIN_FAST_PATH_CALLS)
+#define FGIN_HAS_FAST_PATH 1
 
 extern "C" {
-FGIN_API int fgin_rest_put(const fgin_context* ctx, fgin_window dst, uint64_t dst_off, fgin_window src,
-                           uint64_t src_off, uint64_t bytes, uint64_t word, uint64_t meta);
-FGIN_API int fgin_rest_put_value(const fgin_context* ctx, fgin_window dst, uint64_t dst_off, uint64_t value,
-                                 uint64_t word, uint64_t meta);
-FGIN_API int fgin_rest_signal(const fgin_context* ctx, uint64_t word, uint64_t meta);
+FGIN_API int fgin_continue_put(const fgin_context* ctx, fgin_window dst, uint64_t dst_off, fgin_window src,
+                           uint64_t src_off, uint64_t bytes, uint64_t word, uint64_t operation);
+FGIN_API int fgin_continue_put_value(const fgin_context* ctx, fgin_window dst, uint64_t dst_off, uint64_t value,
+                                 uint64_t word, uint64_t operation);
+FGIN_API int fgin_continue_signal(const fgin_context* ctx, uint64_t word, uint64_t operation);
 }
 
 #endif
 
 #ifdef __CUDA_ARCH__
 
-#include "hot.cuh"
+#include "fast_path.cuh"
 
-#elif defined(FGIN_HOT_CALLS)
+#elif defined(FGIN_FAST_PATH_CALLS)
 
 extern "C" {
-struct fgin_hot_rest {
+struct fgin_continuation {
   uint64_t word;
-  uint32_t what;
+  uint32_t kind;
 };
-fgin_hot_rest fgin_hot_put(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t src, uint64_t src_off,
+fgin_continuation fgin_fast_put(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t src, uint64_t src_off,
                            uint64_t bytes, uint32_t named, uint32_t aggregate);
-fgin_hot_rest fgin_hot_put_value(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t value,
+fgin_continuation fgin_fast_put_value(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t value,
                                  uint32_t bytes, uint32_t raises, uint32_t signal, uint32_t aggregate);
-fgin_hot_rest fgin_hot_signal(uint64_t ctx, uint32_t peer, uint32_t raises, uint32_t signal, uint32_t aggregate);
+fgin_continuation fgin_fast_signal(uint64_t ctx, uint32_t peer, uint32_t raises, uint32_t signal, uint32_t aggregate);
 }
 
-#define FGIN_HOT_CALL(name)                                           \
+#define FGIN_FAST_PATH_CALL(name)                                     \
   template <typename... Args>                                         \
-  inline void name(uint64_t& word, uint64_t& what, Args... args) {    \
-    fgin_hot_rest rest = ::name(args...);                             \
-    word = rest.word;                                                 \
-    what = rest.what;                                                 \
+  inline void name(uint64_t& word, uint64_t& kind, Args... args) {    \
+    fgin_continuation next = ::name(args...);                         \
+    word = next.word;                                                 \
+    kind = next.kind;                                                 \
   }
 namespace ferrogin {
 namespace detail {
-FGIN_HOT_CALL(fgin_hot_put)
-FGIN_HOT_CALL(fgin_hot_put_value)
-FGIN_HOT_CALL(fgin_hot_signal)
+FGIN_FAST_PATH_CALL(fgin_fast_put)
+FGIN_FAST_PATH_CALL(fgin_fast_put_value)
+FGIN_FAST_PATH_CALL(fgin_fast_signal)
 }  // namespace detail
 }  // namespace ferrogin
 
@@ -66,17 +67,18 @@ FGIN_HOT_CALL(fgin_hot_signal)
 namespace ferrogin {
 namespace detail {
 
-// What an operation announces: ids, and whether they are meant.
+// The signal and the counter of an operation: ids, and whether there are any.
 struct Named {
   bool raises, counts;
   uint32_t signal, amount, counter;
 
-  // In the word an id has 16 bits, one more than it is: the largest stands for those that are too large, and is itself.
+  // In the word an id has 16 bits and is one more than the id. The largest stands for every id that is too large, and is too
+  // large itself.
   FGIN_DEVICE static uint32_t slot_of(bool is_meant, uint32_t id) {
     return !is_meant ? 0 : id < 65534 ? id + 1 : 65535;
   }
 
-  // For what a hot path leaves, which has looked at the id.
+  // For a continuation, whose fast path has checked the id.
   FGIN_DEVICE uint32_t slot() const {
     return raises ? signal + 1 : 0;
   }
@@ -90,16 +92,17 @@ struct Named {
   }
 };
 
-#ifdef FGIN_HAS_HOT_PATHS
+#ifdef FGIN_HAS_FAST_PATH
 
-// Shared by the GPU, and a signal that is raised by one if any: what the hot paths are for. They leave 0 when all is done.
-FGIN_DEVICE bool is_usual(Named named, uint32_t flags) {
+// The fast path takes operations in GPU mode that raise a signal by at most one. Its continuation is 0 when nothing remains to
+// be done.
+FGIN_DEVICE bool takes_fast_path(Named named, uint32_t flags) {
   return !(flags & (FGIN_SHARING_CTA | FGIN_SHARING_THREAD)) && (named.amount == 1 || !named.raises);
 }
 
-// What fgin_rest_* want to know in one word.
-FGIN_DEVICE uint64_t meta(uint32_t peer, uint32_t what, uint32_t flags, uint32_t named) {
-  return peer | what << 24 | uint32_t((flags & FGIN_AGGREGATE) != 0) << 31 | uint64_t(named) << 32;
+// The operation in one word, for fgin_continue_*.
+FGIN_DEVICE uint64_t packed(uint32_t peer, uint32_t kind, uint32_t flags, uint32_t named) {
+  return peer | kind << 24 | uint32_t((flags & FGIN_AGGREGATE) != 0) << 31 | uint64_t(named) << 32;
 }
 
 FGIN_DEVICE uint64_t address(const void* p) {
@@ -110,14 +113,14 @@ FGIN_DEVICE uint64_t address(const void* p) {
 
 FGIN_DEVICE int put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
                     uint64_t src_off, uint64_t bytes, Named named, uint32_t flags) {
-#ifdef FGIN_HAS_HOT_PATHS
-  if (is_usual(named, flags)) {
-    uint64_t word, what;
+#ifdef FGIN_HAS_FAST_PATH
+  if (takes_fast_path(named, flags)) {
+    uint64_t word, kind;
     uint32_t names = named.slots();
-    fgin_hot_put(word, what, address(ctx), peer, address(dst), dst_off, address(src), src_off, bytes, names,
+    fgin_fast_put(word, kind, address(ctx), peer, address(dst), dst_off, address(src), src_off, bytes, names,
                  flags & FGIN_AGGREGATE);
-    if (!uint32_t(what)) return FGIN_OK;
-    return fgin_rest_put(ctx, dst, dst_off, src, src_off, bytes, word, meta(peer, uint32_t(what), flags, names));
+    if (!uint32_t(kind)) return FGIN_OK;
+    return fgin_continue_put(ctx, dst, dst_off, src, src_off, bytes, word, packed(peer, uint32_t(kind), flags, names));
   }
 #endif
   return fgin_put(ctx, peer, dst, dst_off, src, src_off, bytes, named.action(), flags);
@@ -125,25 +128,25 @@ FGIN_DEVICE int put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uin
 
 FGIN_DEVICE int put_value(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
                           uint32_t bytes, Named named, uint32_t flags) {
-#ifdef FGIN_HAS_HOT_PATHS
-  if (is_usual(named, flags) && !named.counts) {
-    uint64_t word, what;
-    fgin_hot_put_value(word, what, address(ctx), peer, address(dst), dst_off, value, bytes, named.raises, named.signal,
+#ifdef FGIN_HAS_FAST_PATH
+  if (takes_fast_path(named, flags) && !named.counts) {
+    uint64_t word, kind;
+    fgin_fast_put_value(word, kind, address(ctx), peer, address(dst), dst_off, value, bytes, named.raises, named.signal,
                        flags & FGIN_AGGREGATE);
-    if (!uint32_t(what)) return FGIN_OK;
-    return fgin_rest_put_value(ctx, dst, dst_off, value, word, meta(peer, uint32_t(what), flags, named.slot() | bytes << 16));
+    if (!uint32_t(kind)) return FGIN_OK;
+    return fgin_continue_put_value(ctx, dst, dst_off, value, word, packed(peer, uint32_t(kind), flags, named.slot() | bytes << 16));
   }
 #endif
   return fgin_put_value(ctx, peer, dst, dst_off, value, bytes, named.action(), flags);
 }
 
 FGIN_DEVICE int signal(const fgin_context* ctx, uint32_t peer, Named named, uint32_t flags) {
-#ifdef FGIN_HAS_HOT_PATHS
-  if (is_usual(named, flags) && !named.counts) {
-    uint64_t word, what;
-    fgin_hot_signal(word, what, address(ctx), peer, named.raises, named.signal, flags & FGIN_AGGREGATE);
-    if (!uint32_t(what)) return FGIN_OK;
-    return fgin_rest_signal(ctx, word, meta(peer, uint32_t(what), flags, named.slot()));
+#ifdef FGIN_HAS_FAST_PATH
+  if (takes_fast_path(named, flags) && !named.counts) {
+    uint64_t word, kind;
+    fgin_fast_signal(word, kind, address(ctx), peer, named.raises, named.signal, flags & FGIN_AGGREGATE);
+    if (!uint32_t(kind)) return FGIN_OK;
+    return fgin_continue_signal(ctx, word, packed(peer, uint32_t(kind), flags, named.slot()));
   }
 #endif
   return fgin_signal(ctx, peer, named.action(), flags);

@@ -107,8 +107,8 @@ fn the_header_lies_before_the_handles() {
             let ext = device.get(header.contexts.wrapping_add(i));
             assert_eq!(ext.dev as u64, devs.wrapping_add(i) as u64);
             assert_eq!((ext.n_endpoints, ext.n_slots, ext.policy), (7, 4, POLICY_LOCKED));
-            // The spec's policy has no short way.
-            assert_eq!((ext.max_rdma_size, ext.short_put, *device.get(ext.timeout_ns)), (1 << 30, 0, 0));
+            // The spec's policy has no fast path.
+            assert_eq!((ext.max_rdma_size, ext.fast_put_limit, *device.get(ext.timeout_ns)), (1 << 30, 0, 0));
             assert_eq!((ext.nranks, ext.n_counters, ext.n_signals, ext.rail_id as usize), (3, 3, 2, i));
             assert_eq!((ext.scratch_lkey, ext.scratch_local_addr), (77, 0x7000_0000));
             assert_eq!(
@@ -195,7 +195,7 @@ fn our_half_agrees_with_nccls() {
         assert_eq!(cold.ring_mask, entries * cold.wqe_size - 1);
         assert_eq!((cold.wqe_size, cold.write_inline), if wide { (128, 80) } else { (64, 0) });
         assert_eq!((cold.value_slots, cold.value_mask, cold.value_lkey), if wide { (0, 0, 0) } else { (64, 63, 88) });
-        assert_eq!(cold.value_way, VALUE_GENERAL, "the spec's policy has no short way");
+        assert_eq!(cold.value_path, VALUE_NONE, "the spec's policy has no fast path");
         let EndpointHot { state, bound, barrier, poison, reserved } = hot;
         assert_eq!(bound.load(Ordering::Relaxed), 5 << 32 | 4, "nothing is admitted without a look");
         assert_eq!((state.load(Ordering::Relaxed), barrier.load(Ordering::Relaxed)), (5 << STATE_RUNG_SHIFT, 5));
@@ -204,11 +204,11 @@ fn our_half_agrees_with_nccls() {
     // Slot 2, peer 1.
     let TargetWords { head, second, third } = device.list(ext.targets, 7);
     let dest = Destination { ah: 7, qpn: 107, qkey: 1007 };
-    assert_eq!(Stamp { head, second, third }, Stamp::new(1, dest, Hints::BURST_PPS_SENSITIVE));
+    assert_eq!(WqeTemplate { head, second, third }, WqeTemplate::new(1, dest, Hints::BURST_PPS_SENSITIVE));
 }
 
 #[test]
-fn only_the_combining_policy_has_a_short_way() {
+fn only_combining_policy_has_fast_path() {
     let mut spec = spec(Layout::V1);
     spec.policy = POLICY_COMBINING;
     spec.contexts[0].targets[3] = Target::default();
@@ -217,10 +217,10 @@ fn only_the_combining_policy_has_a_short_way() {
     let devs = (BASE + plan.handles_offset() as u64) as *const DevHandle;
     let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
     let ext = device.get(header.contexts);
-    assert_eq!((ext.short_put, ext.value_way), (1 << 30, VALUE_INLINE));
+    assert_eq!((ext.fast_put_limit, ext.value_path), (1 << 30, VALUE_INLINE));
     assert_eq!(ext.values, ext.endpoints.wrapping_add(1));
-    let ways: Vec<u32> = (0..7).map(|e| device.get(ext.endpoints.wrapping_add(e)).cold.value_way).collect();
-    assert_eq!(ways[..3], [VALUE_POOL, VALUE_INLINE, VALUE_POOL]);
+    let paths: Vec<u32> = (0..7).map(|e| device.get(ext.endpoints.wrapping_add(e)).cold.value_path).collect();
+    assert_eq!(paths[..3], [VALUE_POOL, VALUE_INLINE, VALUE_POOL]);
     assert_eq!(device.list(ext.targets, 3), TargetWords::default(), "a target that a peer lacks");
     assert_ne!(device.list(ext.targets, 4), TargetWords::default());
 }

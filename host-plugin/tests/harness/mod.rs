@@ -134,7 +134,7 @@ pub fn pass_round(comm: &Comm, context: &GinContext, id: u32, window: &Window, m
     let before = device.read_signal(signal.into()).expect("a signal");
     comm.barrier().expect("all ranks");
     let target = DeviceWindow(window.gin_handle());
-    device.put_value(next, target, 64, 0x1000 + rank, 8, Action::signal_inc(signal), Flags::NONE).expect("a value");
+    device.put_value(next, target.at(64), 0x1000 + rank, 8, Action::signal_inc(signal), Flags::NONE).expect("a value");
     device.wait_signal(signal.into(), before + 1).expect("a signal");
     assert_eq!(memory.load(64), 0x1000 + (rank + n - 1) % n);
     device.flush().expect("a flush");

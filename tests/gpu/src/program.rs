@@ -148,13 +148,13 @@ impl Run<'_> {
 
     fn put_value(&self, peer: u32, offset: u64, value: u64, bytes: u32, action: Action, flags: Flags) -> Step {
         let window = self.plan.window;
-        let posted = self.context.put_value(peer, window, offset, value, bytes, action, flags);
+        let posted = self.context.put_value(peer, window.at(offset), value, bytes, action, flags);
         posted.map_err(|status| Failure::of(status, peer))
     }
 
     fn put(&self, peer: u32, to: u64, from: u64, bytes: u64, action: Action, flags: Flags) -> Step {
         let window = self.plan.window;
-        let posted = self.context.put(peer, window, to, window, from, bytes, action, flags);
+        let posted = self.context.put(peer, window.at(to), window.at(from), bytes, action, flags);
         posted.map_err(|status| Failure::of(status, peer))
     }
 
@@ -414,7 +414,7 @@ impl Run<'_> {
         for source in self.plan.sources() {
             let inbox = self.plan.inbox(source);
             self.await_signal(source, u64::from(rep) + 1, source)?;
-            let got = self.context.get(source, window, self.plan.outbox(), window, inbox, bytes, Flags::NONE);
+            let got = self.context.get(source, window.at(self.plan.outbox()), window.at(inbox), bytes, Flags::NONE);
             got.map_err(|status| Failure::of(status, source))?;
             self.flush()?;
             self.expect_buffer(inbox, bytes, source, rep, 0, 0)?;

@@ -132,7 +132,7 @@ impl OnCopy {
                 let mut context = unsafe { *header.contexts.wrapping_add(id) };
                 if self.edit == Edit::SmallRequests {
                     context.max_rdma_size = 1000;
-                    context.short_put = context.short_put.min(1000);
+                    context.fast_put_limit = context.fast_put_limit.min(1000);
                 }
                 let mut endpoints = Vec::new();
                 for i in 0..context.n_endpoints as usize {

@@ -1,21 +1,21 @@
-//! The configurations, and for each property one that breaks it.
+//! The configurations, and for each property a configuration that breaks it.
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 const ALL: [Order; 3] = [Order::Oldest, Order::Newest, Order::Alternating];
-/// Where a single post is in flight at a time, or the order matters to no guard.
+/// For configurations with one post in flight at a time, or in which no guard depends on the order.
 const ONE: [Order; 1] = [Order::Newest];
 
-/// Both policies.
+/// Checks both policies.
 fn check(orders: &[Order], config: Config) {
     for by_lock in [false, true] {
         check_one(by_lock, orders, config);
     }
 }
 
-/// Both kinds of doorbell, except in the largest configurations.
+/// Checks both kinds of doorbell, except in the largest configurations.
 fn check_one(by_lock: bool, orders: &[Order], config: Config) {
     for &order in orders {
         let both = [Doorbell::Early, Doorbell::Late];
@@ -38,50 +38,50 @@ fn must_fail(config: Config, why: &str) {
     std::panic::set_hook(Box::new(|_| {}));
     let found = catch_unwind(AssertUnwindSafe(|| explore(config)));
     std::panic::set_hook(hook);
-    let Err(found) = found else { panic!("the model does not notice {:?}", config.fault) };
+    let Err(found) = found else { panic!("the model does not find {:?}", config.fault) };
     let text = found.downcast_ref::<String>().map(String::as_str).or(found.downcast_ref::<&str>().copied());
     let text = text.unwrap_or_default();
     assert!(text.contains(why), "{:?} was found by another rule: {text}", config.fault);
 }
 
 #[test]
-fn plain_posts_of_two() {
+fn plain_posts_of_two_threads_are_delivered_once() {
     check(&ALL, Config { threads: &[&[Put], &[Put]], ..BASE });
 }
 
 #[test]
-fn a_flush_while_another_posts() {
+fn flush_is_exact_while_another_thread_posts() {
     check(&ONE, Config { threads: &[&[Put, Flush], &[Put]], ..BASE });
 }
 
 #[test]
-fn plain_and_aggregated_posts() {
+fn plain_and_aggregated_posts_are_delivered_once() {
     check(&ONE, Config { threads: &[&[Put], &[Agg, Flush]], ..BASE });
 }
 
 #[test]
-fn aggregated_posts_are_rung_by_a_flush() {
+fn flush_rings_aggregated_posts() {
     check(&ONE, Config { preemptions: 1, threads: &[&[Agg, Flush], &[Agg, Flush]], ..BASE });
 }
 
 #[test]
-fn a_batch_of_one() {
+fn batch_of_one_is_respected() {
     check(&ONE, Config { max_batch: 1, preemptions: 1, threads: &[&[Put], &[Agg, Put]], ..BASE });
 }
 
 #[test]
-fn value_slots_of_two_laps() {
+fn value_slots_are_not_reused_early() {
     check_one(false, &ALL, Config { max_batch: 4, slots: 2, threads: &[&[Put, Put, Put]], ..BASE });
     check(&[Order::Newest], Config { slots: 2, preemptions: 1, threads: &[&[Put, Put], &[Put]], ..BASE });
 }
 
 #[test]
-fn a_ring_of_two() {
+fn ring_of_two_does_not_overflow() {
     check(&ONE, Config { sq_size: 2, preemptions: 1, threads: &[&[Put, Put], &[Put]], ..BASE });
 }
 
 #[test]
-fn counters_wrap() {
+fn posts_are_delivered_across_counter_wrap() {
     for start in [0x03ff_ffff, 0x7fff_ffff, 0xffff_ffff] {
         check(&ONE, Config { start, slots: 1, preemptions: 1, threads: &[&[Put], &[Agg, Put]], ..BASE });
         check(&ONE, Config { start, preemptions: 1, threads: &[&[Put, Flush], &[Put]], ..BASE });
@@ -91,7 +91,7 @@ fn counters_wrap() {
 const FAULTY: Config = Config { threads: &[&[Put, Put], &[Put]], ..BASE };
 
 #[test]
-fn reuse_of_a_value_slot_is_noticed() {
+fn model_finds_early_reuse_of_value_slot() {
     for by_lock in [false, true] {
         let fault = Some(Fault::NoSlotGuard);
         must_fail(Config { by_lock, fault, slots: 2, ..FAULTY }, "overwritten");
@@ -99,7 +99,7 @@ fn reuse_of_a_value_slot_is_noticed() {
 }
 
 #[test]
-fn a_ring_that_overflows_is_noticed() {
+fn model_finds_ring_overflow() {
     for by_lock in [false, true] {
         let fault = Some(Fault::NoRingGuard);
         must_fail(Config { by_lock, fault, sq_size: 2, ..FAULTY }, "before it was written");
@@ -107,7 +107,7 @@ fn a_ring_that_overflows_is_noticed() {
 }
 
 #[test]
-fn too_large_a_batch_is_noticed() {
+fn model_finds_too_large_batch() {
     for by_lock in [false, true] {
         let fault = Some(Fault::NoBatchBound);
         must_fail(Config { by_lock, fault, threads: &[&[Agg, Agg, Agg, Put]], ..BASE }, "may be unrung");
@@ -115,7 +115,7 @@ fn too_large_a_batch_is_noticed() {
 }
 
 #[test]
-fn missing_fences_are_noticed() {
+fn model_finds_missing_fences() {
     for by_lock in [false, true] {
         let config = Config { by_lock, threads: &[&[Put], &[Put]], ..BASE };
         must_fail(Config { fault: Some(Fault::NoWriteFence), ..config }, "before it was written");
@@ -125,13 +125,13 @@ fn missing_fences_are_noticed() {
 }
 
 #[test]
-fn a_lost_doorbell_is_noticed() {
+fn model_finds_lost_doorbell() {
     let fault = Some(Fault::ShortDoorbell);
     must_fail(Config { fault, threads: &[&[Put], &[Put]], ..BASE }, "");
 }
 
 #[test]
-fn an_early_flush_is_noticed() {
+fn model_finds_early_flush() {
     let threads: &[&[Op]] = &[&[Put, Flush], &[Put]];
     for by_lock in [false, true] {
         must_fail(Config { by_lock, fault: Some(Fault::EarlyCount), threads, ..BASE }, "a flush returned before");

@@ -14,9 +14,12 @@ impl Run<'_> {
         let last_signal = signals(nranks) as u16;
         let (no_signal, no_counter) = (Action::signal_inc(last_signal), Action::counter(COUNTERS as u16));
         for target in self.plan.targets() {
-            let put = |peer, dst, src, action| context.put(peer, dst, to, src, from, 64, action, flags);
-            let value = |peer, dst, bytes, action| context.put_value(peer, dst, to, !0, bytes, action, flags);
-            let get = |peer, remote, local| context.get(peer, remote, from, local, from, 8, flags);
+            let put =
+                |peer, dst: Window, src: Window, action| context.put(peer, dst.at(to), src.at(from), 64, action, flags);
+            let value =
+                |peer, dst: Window, bytes, action| context.put_value(peer, dst.at(to), !0, bytes, action, flags);
+            let get =
+                |peer, remote: Window, local: Window| context.get(peer, remote.at(from), local.at(from), 8, flags);
             let results = [
                 put(nranks, window, window, Action::NONE),
                 put(u32::MAX, window, window, self.sent()),

@@ -46,7 +46,7 @@ impl Run<'_> {
             self.put_value(target, there + u64::from(k) * 8, value(rank, lane, round, k), 8, action, flags)?;
         }
         self.flush()?;
-        let got = self.context.get(target, window, there, window, here, u64::from(length) * 8, Flags::NONE);
+        let got = self.context.get(target, window.at(there), window.at(here), u64::from(length) * 8, Flags::NONE);
         got.map_err(|status| Failure::of(status, target))?;
         self.flush()?;
         for k in 0..length {

@@ -1,31 +1,31 @@
-//! What has completed: flushes, signals and counters.
+//! Completion: flushes, signals and counters.
 
 use super::{Context, FIRST_COUNTER};
 use crate::endpoint::Endpoint;
 use crate::post::COUNT_MASK;
 use crate::status::Status;
-use crate::sync::{AtomicU64, Ordering, Outside};
+use crate::sync::{AtomicU64, LoadExternal, Ordering};
 use crate::wait::Spin;
 use ferrogin_ffi::assert_layout;
 use ferrogin_ffi::device::CounterHandle;
 
-/// Endpoints that a [`FlushRequest`] keeps apart.
-const KEPT: usize = 15;
+/// Endpoints that a [`FlushRequest`] has entries for.
+const ENTRIES: usize = 15;
 
-/// A flush under way: what [`Context::flush_async`] began, `fgin_request` in C.
+/// A flush that [`Context::flush_async`] began; `fgin_request` in C.
 ///
-/// It holds for each endpoint that had work the number of posts that must complete. A context with more such endpoints
-/// than fit has the rest flushed by the wait, which then also waits for what was posted there meanwhile.
+/// It has an entry for each endpoint with incomplete posts: the number that the endpoint must reach. When more endpoints than
+/// entries have incomplete posts, the wait flushes the others, and so also waits for what was posted there meanwhile.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct FlushRequest {
     /// Entries in use.
-    kept: u32,
-    /// First endpoint that is left to the wait; 0 if none is.
-    rest: u32,
-    entries: [Entry; KEPT],
+    n_entries: u32,
+    /// The first endpoint without an entry, which the wait flushes; 0 if there is none.
+    first_without: u32,
+    entries: [Entry; ENTRIES],
 }
-assert_layout!(FlushRequest, size 128, align 4, { kept @ 0, rest @ 4, entries @ 8 });
+assert_layout!(FlushRequest, size 128, align 4, { n_entries @ 0, first_without @ 4, entries @ 8 });
 
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
@@ -35,8 +35,8 @@ struct Entry {
 }
 
 impl<'a> Context<'a> {
-    /// Waits until everything that was posted on this context before has completed: sources may be reused, gets are
-    /// there, and signals raised from now on come after it. It ends while other threads go on posting.
+    /// Waits until every earlier post on this context has completed. Then sources may be reused, gets have arrived, and signals
+    /// raised from now on come after those posts. The wait ends while other threads go on posting.
     ///
     /// # Errors
     ///
@@ -45,8 +45,8 @@ impl<'a> Context<'a> {
         self.flush_part(0, 1)
     }
 
-    /// The part of a flush that the thread `rank` of `size` does: every `size`th endpoint. The flush has ended when all of
-    /// them have.
+    /// The part of a flush that thread `rank` of `size` threads does: every `size`th endpoint. The flush has ended when all
+    /// threads have done their parts.
     ///
     /// # Errors
     ///
@@ -63,8 +63,8 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Begins a flush of everything that was posted on this context before, and rings what was aggregated. It has ended
-    /// when [`Context::wait_flush`] returns.
+    /// Begins a flush of every earlier post on this context, and rings what was aggregated. The flush has ended when
+    /// [`Context::wait_flush`] returns.
     ///
     /// # Errors
     ///
@@ -74,12 +74,12 @@ impl<'a> Context<'a> {
         for i in 0..self.ext.n_endpoints {
             let endpoint = self.endpoint(i);
             if let Some(at) = endpoint.begin_flush(self.ext.policy, self.limits())? {
-                match request.entries.get_mut(request.kept as usize) {
+                match request.entries.get_mut(request.n_entries as usize) {
                     Some(entry) => {
                         *entry = Entry { endpoint: i, at };
-                        request.kept += 1;
+                        request.n_entries += 1;
                     }
-                    None if request.rest == 0 => request.rest = i,
+                    None if request.first_without == 0 => request.first_without = i,
                     None => {}
                 }
             }
@@ -87,23 +87,23 @@ impl<'a> Context<'a> {
         Ok(request)
     }
 
-    /// Waits until what `request` stands for has completed; not for what was posted after it, and not longer because
-    /// others go on posting. It may be called any number of times, by any thread.
+    /// Waits until the posts of `request` have completed, but not for later posts. It ends while other threads go on posting.
+    /// Any thread may call it, any number of times.
     ///
     /// # Errors
     ///
-    /// [`Status::InvalidArgument`]: no request of this context. Otherwise as for [`Context::flush`].
+    /// [`Status::InvalidArgument`]: `request` is no request of this context. Otherwise as for [`Context::flush`].
     pub fn wait_flush(&self, request: &FlushRequest) -> Result<(), Status> {
         for entry in self.entries(request)? {
             self.endpoint(entry.endpoint).wait_flushed(self.ext.policy, self.limits(), entry.at)?;
         }
-        match request.rest {
+        match request.first_without {
             0 => Ok(()),
-            rest => (rest..self.ext.n_endpoints).try_for_each(|i| self.flush_endpoint(i)),
+            first => (first..self.ext.n_endpoints).try_for_each(|i| self.flush_endpoint(i)),
         }
     }
 
-    /// Whether [`Context::wait_flush`] would return at once.
+    /// Returns whether [`Context::wait_flush`] would return at once.
     ///
     /// # Errors
     ///
@@ -113,12 +113,12 @@ impl<'a> Context<'a> {
         for entry in self.entries(request)? {
             let endpoint = self.endpoint(entry.endpoint);
             if !endpoint.is_flushed(policy, entry.at)? {
-                endpoint.nudge(policy, self.limits())?;
+                endpoint.ring_deferred(policy, self.limits())?;
                 return Ok(false);
             }
         }
-        if request.rest != 0 {
-            for i in request.rest..self.ext.n_endpoints {
+        if request.first_without != 0 {
+            for i in request.first_without..self.ext.n_endpoints {
                 if self.endpoint(i).begin_flush(policy, self.limits())?.is_some() {
                     return Ok(false);
                 }
@@ -127,15 +127,16 @@ impl<'a> Context<'a> {
         Ok(true)
     }
 
-    /// A request comes back from the caller's memory, so its numbers are checked.
+    /// The entries of a request. It comes from the caller's memory, so its numbers are checked.
     fn entries<'r>(&self, request: &'r FlushRequest) -> Result<&'r [Entry], Status> {
         let n = self.ext.n_endpoints;
-        let kept = request.entries.get(..request.kept as usize);
-        kept.filter(|kept| request.rest < n && kept.iter().all(|entry| entry.endpoint < n))
+        let entries = request.entries.get(..request.n_entries as usize);
+        entries
+            .filter(|entries| request.first_without < n && entries.iter().all(|entry| entry.endpoint < n))
             .ok_or(Status::InvalidArgument)
     }
 
-    /// Times that signal `id` was raised since its last reset, modulo 2^31.
+    /// The number of times that signal `id` was raised since its last reset, modulo 2^31.
     ///
     /// # Errors
     ///
@@ -154,7 +155,7 @@ impl<'a> Context<'a> {
         self.wait_count(self.signal_count(id)?, least)
     }
 
-    /// Counts signal `id` from here. To be called when no signal is under way.
+    /// Resets signal `id` to 0. The caller makes sure that no signal is under way.
     ///
     /// # Errors
     ///
@@ -164,7 +165,7 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Operations naming counter `id` that have completed since its last reset, modulo 2^31.
+    /// The number of operations naming counter `id` that have completed since its last reset, modulo 2^31.
     ///
     /// # Errors
     ///
@@ -182,7 +183,7 @@ impl<'a> Context<'a> {
         self.wait_count(self.counter_count(id)?, least)
     }
 
-    /// Counts counter `id` from here. To be called when no operation that names it is under way.
+    /// Resets counter `id` to 0. The caller makes sure that no operation that names it is under way.
     ///
     /// # Errors
     ///
@@ -192,78 +193,79 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// What is waited for may depend on what is deferred on the same endpoint, and ends with it.
-    fn wait_count(&self, counting: Counting<'_>, least: u64) -> Result<(), Status> {
+    /// Waits for a count. The count may depend on deferred posts of the same endpoint, so each round rings them.
+    fn wait_count(&self, count: EventCount<'_>, least: u64) -> Result<(), Status> {
         let mut spin = Spin::new(self.limits());
-        while !counting.has(least) {
-            counting.endpoint.nudge(self.ext.policy, self.limits())?;
+        while !count.has_reached(least) {
+            count.endpoint.ring_deferred(self.ext.policy, self.limits())?;
             spin.pause()?;
         }
         Ok(())
     }
 
-    fn signal_count(&self, id: u32) -> Result<Counting<'a>, Status> {
+    fn signal_count(&self, id: u32) -> Result<EventCount<'a>, Status> {
         if id >= self.ext.n_signals {
             return Err(Status::InvalidArgument);
         }
-        // SAFETY: a constant field of the handle.
+        // SAFETY: the plugin made the device handle and keeps it, constant in this field, as long as the context.
         let handles = unsafe { (*self.ext.dev).signal_handles };
-        // SAFETY: `n_signals` entries.
+        // SAFETY: the list has `n_signals` entries, and `id` is below that.
         let handle = unsafe { *handles.wrapping_add(id as usize) };
         let endpoint = self.endpoint(FIRST_COUNTER + self.ext.n_counters + id);
-        // SAFETY: lives as long as the context.
-        Ok(unsafe { Counting::new(handle, endpoint) })
+        // SAFETY: the plugin keeps the handles of a context as long as the context.
+        Ok(unsafe { EventCount::new(handle, endpoint) })
     }
 
-    fn counter_count(&self, id: u32) -> Result<Counting<'a>, Status> {
+    fn counter_count(&self, id: u32) -> Result<EventCount<'a>, Status> {
         if id >= self.ext.n_counters {
             return Err(Status::InvalidArgument);
         }
-        // SAFETY: a constant field of the handle.
+        // SAFETY: the plugin made the device handle and keeps it, constant in this field, as long as the context.
         let handles = unsafe { (*self.ext.dev).counter_handles };
-        // SAFETY: `n_counters` entries.
+        // SAFETY: the list has `n_counters` entries, and `id` is below that.
         let handle = unsafe { *handles.wrapping_add(id as usize) };
-        // SAFETY: lives as long as the context.
-        Ok(unsafe { Counting::new(handle, self.endpoint(FIRST_COUNTER + id)) })
+        // SAFETY: the plugin keeps the handles of a context as long as the context.
+        Ok(unsafe { EventCount::new(handle, self.endpoint(FIRST_COUNTER + id)) })
     }
 }
 
-/// A signal or counter: the card's count, and what it is counted from.
-struct Counting<'a> {
+/// A signal or counter: the card's count, and the count at its last reset.
+struct EventCount<'a> {
     count: &'a AtomicU64,
-    from: &'a AtomicU64,
+    reset_at: &'a AtomicU64,
     endpoint: Endpoint<'a>,
 }
 
-impl<'a> Counting<'a> {
+impl<'a> EventCount<'a> {
     /// # Safety
     ///
     /// `handle` is a handle of a context that lives for `'a`.
     unsafe fn new(handle: *mut CounterHandle, endpoint: Endpoint<'a>) -> Self {
-        // SAFETY: the pointer is constant while the context lives.
+        // SAFETY: the caller vouches for the handle; the plugin keeps this field constant while the context lives.
         let count = unsafe { (*handle).cntr_value };
-        // SAFETY: the field's address, in a live handle.
-        let from = unsafe { &raw mut (*handle).cntr_offset };
-        // SAFETY: aligned, alive, and accessed atomically by all.
+        // SAFETY: the caller vouches for the handle, in which the field lies.
+        let reset_at = unsafe { &raw mut (*handle).cntr_offset };
+        // SAFETY: the plugin made the count 8-aligned and keeps it with the context; host and kernels only access it atomically.
         let count = unsafe { AtomicU64::from_ptr(count) };
-        // SAFETY: as above.
-        let from = unsafe { AtomicU64::from_ptr(from) };
-        Counting { count, from, endpoint }
+        // SAFETY: an 8-aligned field (the layout is asserted) of a handle that the plugin keeps with the context; kernels only
+        // access it atomically.
+        let reset_at = unsafe { AtomicU64::from_ptr(reset_at) };
+        EventCount { count, reset_at, endpoint }
     }
 
-    /// Acquire: what the counted writes brought is visible after it.
+    /// The count since the last reset. Acquire: the data of the counted writes is visible after it.
     fn read(&self) -> u64 {
-        let count = self.count.load_outside(Ordering::Acquire) as u32;
-        u64::from(count.wrapping_sub(self.from.load(Ordering::Relaxed) as u32) & COUNT_MASK)
+        let count = self.count.load_external(Ordering::Acquire) as u32;
+        u64::from(count.wrapping_sub(self.reset_at.load(Ordering::Relaxed) as u32) & COUNT_MASK)
     }
 
-    /// The count, modulo 2^31, is at or past `least` rather than before it.
-    fn has(&self, least: u64) -> bool {
+    /// Returns whether the count is at or past `least`, modulo 2^31.
+    fn has_reached(&self, least: u64) -> bool {
         (self.read() as u32).wrapping_sub(least as u32) & COUNT_MASK <= COUNT_MASK / 2
     }
 
-    /// The card alone writes the count, so a reset moves what is subtracted.
+    /// Only the card writes the count, so a reset changes the number that is subtracted.
     fn reset(&self) {
-        self.from.store(self.count.load_outside(Ordering::Acquire), Ordering::Relaxed);
+        self.reset_at.store(self.count.load_external(Ordering::Acquire), Ordering::Relaxed);
     }
 }

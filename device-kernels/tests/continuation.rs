@@ -1,4 +1,5 @@
-//! The hot paths of the PTX module, on the CPU: they post what the whole operations post, and refuse what those refuse.
+//! `fgin_fast_*` and `fgin_continue_*` on the CPU: together they post what the ordinary operations post, and refuse what those
+//! refuse.
 
 #![allow(unsafe_code)]
 
@@ -6,9 +7,9 @@ mod common;
 
 use common::{EndpointSpec, Made, Spec, WindowSpec, make, window};
 use efa_dp_direct::wqe::Destination;
-use ferrogin_device::context::hot::{
-    GENERAL, INVALID, Rest, fgin_hot_put, fgin_hot_put_value, fgin_hot_signal, fgin_rest_put, fgin_rest_put_value,
-    fgin_rest_signal,
+use ferrogin_device::context::continuation::{
+    Continuation, INVALID, SLOW_PATH, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal, fgin_fast_put,
+    fgin_fast_put_value, fgin_fast_signal,
 };
 use ferrogin_device::{Action, Context, Flags, Status, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
@@ -18,7 +19,7 @@ use std::sync::atomic::Ordering;
 const RANKS: u32 = 3;
 const SIGNALS: u32 = 2;
 
-/// What a hot path leaves when it is done.
+/// The kind of a continuation with nothing to do.
 const NOTHING: u32 = 0;
 
 /// Two contexts of one kind that share a value pool, so that equal posts have equal bytes.
@@ -43,7 +44,7 @@ fn two(policy: u32, wide: bool) -> ([Made; 2], Window) {
     ([made(), made()], window(&WindowSpec { lkey: 6, addr: 0x3000, peers: peers(0x4000) }, 0))
 }
 
-/// An operation: what it does, to whom, and the signal that it raises by one, if any.
+/// An operation, its peer, and the signal that it raises by one, if any.
 #[derive(Debug, Clone, Copy)]
 struct Op {
     kind: Kind,
@@ -63,58 +64,58 @@ enum Kind {
 const VALUE: u64 = 0x1234;
 
 impl Op {
-    /// The hot path: what it leaves.
-    fn hot(self, context: Context<'_>) -> Rest {
+    /// Calls the fast path.
+    fn call_fast(self, context: Context<'_>) -> Continuation {
         let (ctx, win, peer) = (context.as_ptr(), self.window.0, self.peer);
         let (raises, id) = (self.signal.is_some().into(), self.signal.unwrap_or(0));
         let aggregate = self.aggregate.into();
         match self.kind {
-            // SAFETY: a context and a window that live for good, or what is refused before it is followed.
+            // SAFETY: context and window are leaked; null and arguments out of range are refused before they are used.
             Kind::Value { bytes } => unsafe {
-                fgin_hot_put_value(ctx, peer, win, 8, VALUE, bytes, raises, id, aggregate)
+                fgin_fast_put_value(ctx, peer, win, 8, VALUE, bytes, raises, id, aggregate)
             },
-            // SAFETY: as above.
-            Kind::Put { bytes } => unsafe { fgin_hot_put(ctx, peer, win, 8, win, 16, bytes, self.slot(), aggregate) },
-            // SAFETY: as above.
-            Kind::Signal => unsafe { fgin_hot_signal(ctx, peer, raises, id, aggregate) },
+            // SAFETY: context and window are leaked; null and arguments out of range are refused before they are used.
+            Kind::Put { bytes } => unsafe { fgin_fast_put(ctx, peer, win, 8, win, 16, bytes, self.slot(), aggregate) },
+            // SAFETY: context and window are leaked; null and arguments out of range are refused before they are used.
+            Kind::Signal => unsafe { fgin_fast_signal(ctx, peer, raises, id, aggregate) },
         }
     }
 
-    /// What the headers name in 16 bits.
+    /// The signal as the C++ headers pack it in 16 bits.
     fn slot(self) -> u32 {
         self.signal.map_or(0, |id| id.saturating_add(1).min(65535))
     }
 
-    /// As a kernel calls it: the hot path, and what it leaves.
+    /// As a kernel calls it: the fast path, then its continuation.
     fn call(self, context: Context<'_>) -> i32 {
-        let Rest { word, what } = self.hot(context);
-        if what == NOTHING {
+        let Continuation { word, kind } = self.call_fast(context);
+        if kind == NOTHING {
             return 0;
         }
         let (ctx, win) = (context.as_ptr(), self.window.0);
-        let meta =
-            |named: u32| u64::from(self.peer | what << 24 | u32::from(self.aggregate) << 31) | u64::from(named) << 32;
-        // SAFETY: any bits are a number, if one that means nothing, which is then not read.
-        let word = if what < GENERAL { unsafe { word.assume_init() } } else { 0 };
+        let packed =
+            |named: u32| u64::from(self.peer | kind << 24 | u32::from(self.aggregate) << 31) | u64::from(named) << 32;
+        // SAFETY: continuations of these kinds have a word.
+        let word = if kind < SLOW_PATH { unsafe { word.assume_init() } } else { 0 };
         match self.kind {
-            // SAFETY: as in `hot`, with its result.
+            // SAFETY: the arguments of the fast path, which are leaked or refused, with its result.
             Kind::Value { bytes } => unsafe {
-                fgin_rest_put_value(ctx, win, 8, VALUE, word, meta(self.slot() | bytes << 16))
+                fgin_continue_put_value(ctx, win, 8, VALUE, word, packed(self.slot() | bytes << 16))
             },
-            // SAFETY: as above.
-            Kind::Put { bytes } => unsafe { fgin_rest_put(ctx, win, 8, win, 16, bytes, word, meta(self.slot())) },
-            // SAFETY: as above.
-            Kind::Signal => unsafe { fgin_rest_signal(ctx, word, meta(self.slot())) },
+            // SAFETY: the arguments of the fast path, which are leaked or refused, with its result.
+            Kind::Put { bytes } => unsafe { fgin_continue_put(ctx, win, 8, win, 16, bytes, word, packed(self.slot())) },
+            // SAFETY: the arguments of the fast path, which are leaked or refused, with its result.
+            Kind::Signal => unsafe { fgin_continue_signal(ctx, word, packed(self.slot())) },
         }
     }
 
-    /// The operation whole.
-    fn whole(self, context: Context<'_>) -> Result<(), Status> {
+    /// Calls the ordinary operation.
+    fn call_ordinary(self, context: Context<'_>) -> Result<(), Status> {
         let action = self.signal.map_or(Action::NONE, |id| Action::signal_inc(id as u16));
         let flags = if self.aggregate { Flags::AGGREGATE } else { Flags::NONE };
         match self.kind {
-            Kind::Value { bytes } => context.put_value(self.peer, self.window, 8, VALUE, bytes, action, flags),
-            Kind::Put { bytes } => context.put(self.peer, self.window, 8, self.window, 16, bytes, action, flags),
+            Kind::Value { bytes } => context.put_value(self.peer, self.window.at(8), VALUE, bytes, action, flags),
+            Kind::Put { bytes } => context.put(self.peer, self.window.at(8), self.window.at(16), bytes, action, flags),
             Kind::Signal => context.signal(self.peer, action, flags),
         }
     }
@@ -130,18 +131,18 @@ fn ops(window: Window) -> Vec<Op> {
 }
 
 #[test]
-fn they_post_what_the_whole_operations_post() {
+fn fast_path_and_continuation_post_the_bytes_of_ordinary_operations() {
     for (policy, wide) in [(POLICY_COMBINING, true), (POLICY_COMBINING, false), (POLICY_LOCKED, true)] {
-        let ([hot, whole], window) = two(policy, wide);
+        let ([fast, ordinary], window) = two(policy, wide);
         for op in ops(window) {
-            assert_eq!((op.call(hot.context), op.whole(whole.context)), (0, Ok(())), "{op:?}");
-            for (hot, whole) in hot.rings.iter().zip(&whole.rings) {
-                assert_eq!(hot.cursors(), whole.cursors(), "{op:?}");
+            assert_eq!((op.call(fast.context), op.call_ordinary(ordinary.context)), (0, Ok(())), "{op:?}");
+            for (fast, ordinary) in fast.rings.iter().zip(&ordinary.rings) {
+                assert_eq!(fast.cursors(), ordinary.cursors(), "{op:?}");
                 let bytes = |ring: &common::Ring| (0..ring.spec_entries).map(|i| ring.slot(i)).collect::<Vec<_>>();
-                assert_eq!(bytes(hot), bytes(whole), "{op:?}");
-                let rung = hot.doorbell.load(Ordering::Relaxed);
-                assert_eq!(rung, whole.doorbell.load(Ordering::Relaxed), "{op:?}");
-                for ring in [hot, whole] {
+                assert_eq!(bytes(fast), bytes(ordinary), "{op:?}");
+                let rung = fast.doorbell.load(Ordering::Relaxed);
+                assert_eq!(rung, ordinary.doorbell.load(Ordering::Relaxed), "{op:?}");
+                for ring in [fast, ordinary] {
                     ring.completed.store(rung.into(), Ordering::Release);
                 }
             }
@@ -150,24 +151,24 @@ fn they_post_what_the_whole_operations_post() {
 }
 
 #[test]
-fn a_post_with_room_leaves_nothing() {
+fn post_with_room_needs_no_continuation() {
     let ([made, _], window) = two(POLICY_COMBINING, true);
     let op = Op { kind: Kind::Value { bytes: 4 }, peer: 1, signal: Some(0), window, aggregate: false };
     assert_eq!(op.call(made.context), 0);
-    assert_eq!(op.hot(made.context).what, NOTHING, "the first found how much room there is");
+    assert_eq!(op.call_fast(made.context).kind, NOTHING, "the first post checked the room");
 }
 
 #[test]
-fn what_is_out_of_range_is_refused_and_posts_nothing() {
+fn arguments_out_of_range_are_refused_without_a_post() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
         let ([made, _], window) = two(policy, true);
         for kind in [Kind::Value { bytes: 4 }, Kind::Put { bytes: 100 }, Kind::Signal] {
             let good = Op { kind, peer: 0, signal: Some(0), window, aggregate: false };
-            // With the bits that the headers put beside the peer, and ids whose slot wraps.
+            // Peers with the bits that the headers put beside the peer, and ids whose slot wraps.
             let peers = [RANKS, 1 << 24, 1 << 25, 1 << 31, u32::MAX].map(|peer| Op { peer, ..good });
             let signals = [SIGNALS + 1, 65534, u32::MAX].map(|id| Op { signal: Some(id), ..good });
             for op in peers.into_iter().chain(signals) {
-                assert_eq!(op.hot(made.context).what, INVALID, "{op:?}");
+                assert_eq!(op.call_fast(made.context).kind, INVALID, "{op:?}");
                 assert_eq!(op.call(made.context), Status::InvalidArgument as i32, "{op:?}");
             }
             if kind != Kind::Signal {
