@@ -1,7 +1,7 @@
 //! Doorbells per post when many threads post on one endpoint: `cargo bench -p ferrogin-bench --bench doorbells`.
 //!
-//! Eight threads post without a pause; the card completes what is rung at once. Both posting policies and NCCL's device
-//! code run one after another, five rounds, in one process, FERROGIN_BENCH_MS (500) milliseconds each: rates are given as ratios to NCCL's. With `--check` the
+//! Eight threads post without a pause; the card completes rung requests at once. Both posting policies and NCCL's device code run
+//! one after another, five rounds, in one process, FERROGIN_BENCH_MS (500) milliseconds each. Rates are ratios to NCCL's. With `--check` the
 //! program prints PASS or FAIL: at most half a doorbell for each post in the round with the fewest, for threads that the
 //! system ran one after another did not meet.
 #![allow(unsafe_code)]
@@ -26,7 +26,7 @@ const MAX_BATCH: u32 = 16;
 /// Most doorbells for each post of the combining policy.
 const BUDGET: f64 = 0.5;
 
-/// A line of its own, so that threads do not meet where they need not.
+/// A word on a cache line of its own, so that threads do not share lines without need.
 #[repr(align(128))]
 struct Apart<T>(T);
 

@@ -1,8 +1,8 @@
 //! Instructions of one post: `cargo bench -p ferrogin-bench --bench posts [-- --check]`.
 //!
-//! Each figure is the mean of many posts and counts all that is executed for one: putting the arguments in place, the call,
-//! its return and the look at the status. The card takes no instruction. The loop around the post, with the loads of the
-//! arguments from a list, is counted by itself and taken off; so it is from NCCL's. With `--check` the program prints PASS, FAIL or
+//! Each figure is the mean of many posts and counts every instruction of one post: arguments, call, return and the check of the
+//! status. The card takes no instruction. The loop around the post, with the loads of the arguments from a list, is counted by
+//! itself and subtracted, from NCCL's figures too. With `--check` the program prints PASS, FAIL or
 //! SKIP for each budget, and fails when one is exceeded.
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Posts that are counted; a multiple of the largest batch.
+/// The number of counted posts; a multiple of the largest batch.
 const REPS: u32 = 8192;
 
 /// Flags of the C ABI, and NCCL's.
@@ -27,7 +27,7 @@ const AGGREGATE: u32 = 2;
 const GPU: u32 = 0;
 const SHARING_THREAD: u32 = 0x200;
 
-/// Ways to post, by their columns.
+/// Posting functions, by their columns.
 const C: &str = "C";
 const INLINE: &str = "inlined";
 const THREAD: &str = "THREAD";
@@ -37,7 +37,7 @@ const LOCKED: &str = "locked C";
 const THREAD_C: &str = "THREAD C";
 const COLUMNS: [&str; 7] = [C, INLINE, THREAD_C, THREAD, LOCKED, NCCL_C, NCCL_INLINE];
 
-/// What is posted, by rows.
+/// Operations, by their rows.
 const ROWS: [&str; 7] =
     ["put", "put, aggregated", "putValue, inline", "putValue, slots", "put with signal", "get", "signal"];
 
@@ -106,18 +106,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// All that was counted for it.
+/// The count of a row and column, with the loop.
 fn raw(counts: &[Count], row: &str, column: &str) -> Option<f64> {
     let name = format!("{row}/{column}");
     counts.iter().find(|count| count.name == name).map(|count| count.each)
 }
 
-/// The loop that a row is in.
+/// The loop of a row.
 fn loop_of(row: &str) -> &'static str {
     LOOPS.into_iter().rev().find(|name| row.starts_with(name)).unwrap_or(LOOPS[0])
 }
 
-/// Without the loop.
+/// The count of a row and column, without the loop.
 fn find(counts: &[Count], row: &str, column: &str) -> Option<f64> {
     Some(raw(counts, row, column)? - raw(counts, loop_of(row), LOOP)?)
 }
@@ -164,7 +164,7 @@ fn within_budgets(counts: &[Count]) -> bool {
 
 type Failure = Box<dyn std::error::Error>;
 
-/// In the process under valgrind: counts everything.
+/// Counts everything, in the process under valgrind.
 fn count_all(library: Option<&Path>) -> Result<(), Failure> {
     let inline = Card::new(POLICY_COMBINING, Values::Inline)?;
     let slots = Card::new(POLICY_COMBINING, Values::Slots)?;
@@ -192,7 +192,7 @@ fn post(posts: &[Post; POSTS], i: u32) -> &Post {
     &posts[i as usize % POSTS]
 }
 
-/// A loop that loads what a post would take, and posts nothing.
+/// A loop that loads the arguments of a post, and does not post.
 macro_rules! empty_loop {
     ($name:ident, $($field:expr),+) => {
         #[inline(never)]
@@ -205,10 +205,10 @@ macro_rules! empty_loop {
     };
 }
 
-/// Has the value in a register.
+/// Keeps the value in a register.
 #[inline(always)]
 fn consume(value: u64) {
-    // SAFETY: no instruction.
+    // SAFETY: the block emits no instruction.
     unsafe { std::arch::asm!("/* {0} */", in(reg) value, options(nomem, nostack, preserves_flags)) };
 }
 
@@ -232,7 +232,7 @@ fn loops(card: &Card) {
     count("signal", LOOP, |n| loop_of_signals(&list, n));
 }
 
-/// Through the C ABI: `fgin_*` by their addresses, so that nothing is inlined.
+/// Posts by the C ABI: `fgin_*` by their addresses, so that the compiler inlines nothing.
 fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), Failure> {
     let put = black_box(capi::fgin_put as unsafe extern "C" fn(_, _, _, _, _, _, _, _, _) -> _);
     let put_value = black_box(capi::fgin_put_value as unsafe extern "C" fn(_, _, _, _, _, _, _, _) -> _);

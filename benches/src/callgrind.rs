@@ -1,10 +1,10 @@
-//! Instruction counts: the program asks valgrind's callgrind, under which it runs, to count between two points.
+//! Instruction counts: the program runs under valgrind's callgrind and makes it count between two points.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What a run under callgrind is told by.
+/// The environment variable of a run under callgrind.
 const DIR: &str = "FERROGIN_BENCH_CALLGRIND";
 
 /// Client requests, by their numbers in valgrind's callgrind.h.
@@ -22,7 +22,7 @@ pub struct Count {
     pub each: f64,
 }
 
-/// Why nothing could be counted.
+/// The reason why there are no counts.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Client requests are known for one processor only.
@@ -31,7 +31,7 @@ pub enum Error {
     /// No valgrind.
     #[error("valgrind cannot be started ({0}): install valgrind")]
     Missing(io::Error),
-    /// It did not end well.
+    /// Valgrind failed.
     #[error("the run under valgrind failed: {0}")]
     Failed(String),
     /// Its output.
@@ -44,7 +44,7 @@ pub enum Error {
     },
 }
 
-/// Whether this process runs under callgrind, started by [`run_again`].
+/// Returns whether [`run_again`] started this process, under callgrind.
 pub fn running() -> bool {
     std::env::var_os(DIR).is_some()
 }
@@ -52,8 +52,8 @@ pub fn running() -> bool {
 #[cfg(target_arch = "x86_64")]
 fn request(number: usize, argument: usize) {
     let arguments = [number, argument, 0, 0, 0, 0];
-    // SAFETY: valgrind's marker: four rotations that together change nothing and an exchange of a register with itself;
-    // valgrind reads the six words and leaves its answer in rdx.
+    // SAFETY: valgrind's marker is four rotations that together change nothing, and an exchange of a register with itself;
+    // valgrind reads the six words and returns its answer in rdx.
     unsafe {
         core::arch::asm!(
             "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",
@@ -65,12 +65,12 @@ fn request(number: usize, argument: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 fn request(_number: usize, _argument: usize) {}
 
-/// Counts the instructions of `work`, which repeats something `reps` times; a short run of it goes before, uncounted.
+/// Counts the instructions of `work`, which repeats an operation `reps` times, after a short run that is not counted.
 pub fn count(name: &str, reps: u32, mut work: impl FnMut(u32)) {
     let label = std::ffi::CString::new(format!("{name}|{reps}")).unwrap_or_default();
     work(reps.min(64));
     request(START_INSTRUMENTATION, 0);
-    // Once under instrumentation as well: what was translated is what is counted.
+    // A second run under instrumentation, so that the translation is not counted.
     work(reps.min(64));
     request(ZERO_STATS, 0);
     work(reps);

@@ -1,7 +1,7 @@
 //! A device context in plain memory, made by the plugin's own code, with a card that takes no time.
 //!
-//! The doorbell of each queue *is* the low half of its completion counter: ringing for `n` requests completes them. So
-//! nothing has to run beside the code that is measured, and no instruction is added to it.
+//! The doorbell of each queue *is* the low half of its completion counter, so a doorbell for `n` requests completes them. No code
+//! has to run beside the measured code, and the card adds no instruction to it.
 
 use efa_dp_direct::queue::InitError;
 use ferrogin_device::{Context, Status, Window};
@@ -12,7 +12,7 @@ use std::ffi::c_void;
 
 /// Ranks of the context.
 pub const RANKS: usize = 2;
-/// The rank that posts are for.
+/// The peer of every post.
 pub const PEER: u32 = 1;
 /// Slots of a ring.
 const ENTRIES: u32 = 256;
@@ -35,7 +35,7 @@ pub struct Card {
     block: Box<[Line]>,
     handles_offset: usize,
     window: *mut c_void,
-    /// What else the block points to.
+    /// The other memory that the block points to.
     _rest: Vec<Box<[Line]>>,
 }
 
@@ -58,7 +58,7 @@ impl Card {
     /// A context with that `policy` (`POLICY_*`).
     ///
     /// # Errors
-    /// What the plugin's code refuses.
+    /// A layout that the plugin's code refuses.
     pub fn new(policy: u32, values: Values) -> Result<Card, InitError> {
         let mut rest = Vec::new();
         let mut place = |bytes: usize| {
@@ -125,7 +125,7 @@ impl Card {
         Ok(Card { handles_offset: plan.handles_offset(), block, window: rails.cast(), _rest: rest })
     }
 
-    /// What `createContext` would give as the array of device handles.
+    /// The array of device handles, as `createContext` would give it.
     pub fn handle(&self) -> *mut c_void {
         self.block.as_ptr().wrapping_byte_add(self.handles_offset).cast_mut().cast()
     }
@@ -133,7 +133,7 @@ impl Card {
     /// The context, as the device API opens it.
     ///
     /// # Errors
-    /// When it refuses the handle.
+    /// The device API refuses the handle.
     pub fn context(&self) -> Result<Context<'_>, Status> {
         // SAFETY: the plugin's code made the block, with its header; it lives as long as `self`.
         unsafe { Context::from_handle(self.handle(), 0) }

@@ -1,7 +1,7 @@
 //! Instruction counts and rates, each beside its baseline.
 //!
-//! [`card`] is a device context in plain memory whose card completes what is rung at once, at no cost; [`callgrind`]
-//! counts instructions; [`nccl`] is NCCL's own device code, compiled for this processor, on the same context.
+//! [`card`] is a device context in plain memory, whose card completes rung requests at once, at no cost. [`callgrind`] counts
+//! instructions. [`nccl`] is NCCL's own device code, compiled for this processor, on the same context.
 
 #[allow(unsafe_code)]
 pub mod callgrind;
@@ -13,10 +13,10 @@ pub mod nccl;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A directory of that name where cargo built this program, made if it is not there.
+/// A directory of that name beside this program, created if it does not exist.
 ///
 /// # Errors
-/// When it cannot be made.
+/// The directory cannot be created.
 pub fn target_dir(name: &str) -> io::Result<PathBuf> {
     let program = std::env::current_exe()?;
     // In target/release/deps.

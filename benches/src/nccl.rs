@@ -1,7 +1,7 @@
 //! NCCL's own device code, compiled for this processor: the baseline.
 //!
-//! The headers come from NCCL's PyPI package, fetched when this runs and never stored here; the shim in `tests/foreign`
-//! stands for what nvcc knows.
+//! The headers come from NCCL's PyPI package, which the bench fetches when it runs. The shim in `tests/foreign` defines what nvcc
+//! would.
 
 use crate::card::{Card, PEER, RANKS};
 use ferrogin_device::Window;
@@ -31,7 +31,7 @@ pub struct Post {
     pub src_off: u64,
     /// Bytes of a put or get.
     pub bytes: u64,
-    /// What a putValue writes.
+    /// The value of a putValue.
     pub value: u64,
 }
 
@@ -56,18 +56,18 @@ pub fn posts(card: &Card) -> [Post; POSTS] {
     })
 }
 
-/// Why there is no baseline.
+/// The reason why there is no baseline.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A program that makes it.
+    /// A program that builds it failed.
     #[error("{program}: {why}")]
     Make {
         /// The program.
         program: String,
-        /// What it said.
+        /// Its output.
         why: String,
     },
-    /// The library that was made.
+    /// The library cannot be loaded.
     #[error("cannot load NCCL's device code: {0}")]
     Load(#[from] libloading::Error),
     /// An opened context is null.
@@ -147,7 +147,7 @@ pub struct Nccl<'card> {
 unsafe impl Sync for Nccl<'_> {}
 
 impl<'card> Nccl<'card> {
-    /// Loads what [`make`] made and opens the card's context.
+    /// Loads the library that [`make`] built, and opens the card's context.
     ///
     /// # Errors
     /// When it cannot be loaded.
@@ -175,7 +175,7 @@ impl<'card> Nccl<'card> {
         Ok(*symbol)
     }
 
-    /// What its functions take first.
+    /// The first argument of its functions.
     pub fn handle(&self) -> *mut c_void {
         self.handle
     }
