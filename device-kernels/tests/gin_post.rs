@@ -258,8 +258,8 @@ impl<'v> Replay<'v> {
         let qpn = u16::from_le_bytes(wqe[QPN].try_into().unwrap());
         let table = &self.targets[endpoint];
         let at = table.iter().position(|target| target.qpn == qpn).expect("a target out of the table");
-        let (theirs, ours) = (table[at], self.targets[0][at]);
-        assert_eq!((&wqe[AH], &wqe[QKEY]), (&theirs.ah.to_le_bytes()[..], &theirs.qkey.to_le_bytes()[..]), "{event}");
+        let (nccl, ours) = (table[at], self.targets[0][at]);
+        assert_eq!((&wqe[AH], &wqe[QKEY]), (&nccl.ah.to_le_bytes()[..], &nccl.qkey.to_le_bytes()[..]), "{event}");
         wqe[QPN].copy_from_slice(&ours.qpn.to_le_bytes());
         wqe[AH].copy_from_slice(&ours.ah.to_le_bytes());
         wqe[QKEY].copy_from_slice(&ours.qkey.to_le_bytes());

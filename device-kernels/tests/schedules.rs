@@ -386,11 +386,11 @@ fn run(config: Config, seed: u64) {
         })
         .collect();
     for _ in 0..MOST_STEPS {
-        let who = world.random(posters.len() + 1);
-        match posters.get_mut(who) {
+        let next = world.random(posters.len() + 1);
+        match posters.get_mut(next) {
             Some(poster) => {
                 if let CoroutineResult::Return(()) = poster.resume(()) {
-                    drop(posters.swap_remove(who));
+                    drop(posters.swap_remove(next));
                 }
             }
             None => {

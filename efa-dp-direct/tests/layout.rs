@@ -376,51 +376,55 @@ fn numbers(object: Option<&Value>) -> BTreeMap<&str, u64> {
     object.iter().map(|(name, value)| (name.as_str(), value.as_u64().expect("a number"))).collect()
 }
 
-fn check_group(ours: &Group, theirs: &Value) {
-    let names = |key| entries(theirs, key).iter().map(|s| text(s, "name")).collect::<Vec<_>>();
+fn check_group(ours: &Group, foreign: &Value) {
+    let names = |key| entries(foreign, key).iter().map(|s| text(s, "name")).collect::<Vec<_>>();
     for name in ours.structs.keys() {
         assert!(names("structs").contains(name), "{name} is not in the file");
     }
-    for theirs in entries(theirs, "structs") {
-        let name = text(theirs, "name");
+    for foreign in entries(foreign, "structs") {
+        let name = text(foreign, "name");
         let ours = ours.structs.get(name).unwrap_or_else(|| panic!("{name} is not in Rust"));
-        let fields: BTreeMap<_, _> = list(theirs, "fields")
+        let fields: BTreeMap<_, _> = list(foreign, "fields")
             .iter()
             .map(|f| (text(f, "name"), (u64_of(f, "offset") as usize, u64_of(f, "size") as usize)))
             .collect();
-        assert_eq!((ours.size as u64, ours.align as u64), (u64_of(theirs, "size"), u64_of(theirs, "align")), "{name}");
+        assert_eq!(
+            (ours.size as u64, ours.align as u64),
+            (u64_of(foreign, "size"), u64_of(foreign, "align")),
+            "{name}"
+        );
         assert_eq!(ours.fields, fields, "fields of {name}: offset, size");
     }
     for name in ours.enums.keys() {
         assert!(names("enums").contains(name), "{name} is not in the file");
     }
-    for theirs in entries(theirs, "enums") {
-        let name = text(theirs, "name");
+    for foreign in entries(foreign, "enums") {
+        let name = text(foreign, "name");
         let ours = ours.enums.get(name).unwrap_or_else(|| panic!("{name} is not in Rust"));
-        assert_eq!(*ours, numbers(theirs.get("values")), "{name}");
+        assert_eq!(*ours, numbers(foreign.get("values")), "{name}");
     }
-    assert_eq!(ours.constants, numbers(theirs.get("constants")), "constants");
+    assert_eq!(ours.constants, numbers(foreign.get("constants")), "constants");
 }
 
 #[test]
 fn layouts_match_vectors() {
     let all = file("efa_layout.json");
     let mut ours = groups();
-    for theirs in list(&all, "groups").iter().filter(|g| text(g, "name").starts_with("efa-dp-direct")) {
-        let name = text(theirs, "name");
+    for foreign in list(&all, "groups").iter().filter(|g| text(g, "name").starts_with("efa-dp-direct")) {
+        let name = text(foreign, "name");
         let ours = ours.remove(name).unwrap_or_else(|| panic!("group {name:?} is not known to this test"));
-        check_group(&ours, theirs);
+        check_group(&ours, foreign);
     }
     assert!(ours.is_empty(), "groups missing in the file: {:?}", ours.keys());
 }
 
 #[test]
 fn request_geometries_match_vectors() {
-    for theirs in list(&file("efa_layout.json"), "wr_ctx") {
-        let size = WqeSize::from_bytes(u64_of(theirs, "wqe_size") as usize).expect("64 or 128 bytes");
+    for foreign in list(&file("efa_layout.json"), "wr_ctx") {
+        let size = WqeSize::from_bytes(u64_of(foreign, "wqe_size") as usize).expect("64 or 128 bytes");
         let geometry = if size == WqeSize::Wide { Geometry::WIDE } else { Geometry::NARROW };
         let ctx = geometry.wr_ctx();
-        let field = |name| u32_of(theirs, name);
+        let field = |name| u32_of(foreign, name);
         assert_eq!(u32::from(ctx.remote_mem_offset), field("remote_mem_offset"));
         assert_eq!(u32::from(ctx.local_mem_offset), field("local_mem_offset"));
         assert_eq!(u32::from(ctx.sgl_offset), field("sgl_offset"));

@@ -200,18 +200,18 @@ fn differences(group: &Value, ours: &Struct) -> Vec<String> {
     let group_name = group["name"].as_str().unwrap_or_default();
     let at = |what: &str| format!("{group_name}: {}{what}", ours.c_name);
     let structs = group["structs"].as_array().expect("structs is a list");
-    let Some(theirs) = structs.iter().find(|s| s["name"] == ours.c_name) else {
+    let Some(foreign) = structs.iter().find(|s| s["name"] == ours.c_name) else {
         return vec![at(": not in the vectors")];
     };
     let mut found = Vec::new();
-    let mut compare = |what: String, ours: usize, theirs: usize| {
-        if ours != theirs {
-            found.push(format!("{what}: {ours} here, {theirs} in the foreign header"));
+    let mut compare = |what: String, ours: usize, foreign: usize| {
+        if ours != foreign {
+            found.push(format!("{what}: {ours} here, {foreign} in the foreign header"));
         }
     };
-    compare(at(" size"), ours.size, number(&theirs["size"], "size"));
-    compare(at(" align"), ours.align, number(&theirs["align"], "align"));
-    let fields = theirs["fields"].as_array().expect("fields is a list");
+    compare(at(" size"), ours.size, number(&foreign["size"], "size"));
+    compare(at(" align"), ours.align, number(&foreign["align"], "align"));
+    let fields = foreign["fields"].as_array().expect("fields is a list");
     for field in fields {
         let name = field["name"].as_str().expect("a field has a name");
         let Some(mine) = ours.fields.iter().find(|f| f.c_name == name) else {
