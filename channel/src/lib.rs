@@ -21,21 +21,9 @@
 //! **Layers.** `proto` is the protocol, without I/O and threads. `transport` carries tagged messages: with tags that the provider matches, or
 //! with software matching over datagrams. `reactor` is the thread that drives both; `shared` is the way of requests to it.
 //!
-//! **Protocol.** Message `id` of a direction is two tagged messages: its length (8 bytes, little endian) with tag `1 << 32 | id`, and its payload
-//! with tag `1 << 33 | id`. Ids count up and wrap at 2^32. The reader posts receives for lengths with the ignore mask `0xffff_ffff`, learns the
-//! id from the tag, and posts a receive for exactly that payload. Completions arrive in any order and only mark their message; callbacks run
-//! in the order of ids. Control messages with a third kind of tag open, watch and close channels.
-//!
-//! **Peers.** All peers use the same tags and ids. Receives for lengths and payloads are directed (`FI_DIRECTED_RECV`): each matches messages
-//! of one peer. Two endpoints have at most one channel between them at a time. The ids of the next channel begin far from those of the one
-//! before, so stale messages are recognised and dropped; the same holds for a new endpoint at the address of one that is gone.
-//!
-//! **Flow.** At most [`Config::depth`] writes and as many reads of a channel are in flight; more wait in order. At most 256 messages of a channel
-//! are sent and not read; further writes wait for reads.
-//!
-//! **Ends.** Every callback runs once: with the message or the buffer, or with an error that names the peer. A peer that is quiet for
-//! [`Config::ping_after`] gets a ping, and is given up [`Config::lost_after`] later. A message that has begun and does not continue for that long,
-//! plus one second for each 4 MiB in flight, ends its channel too.
+//! **Manual.** `docs/channel.md` has the protocol, its promises and limits. In short: a message is two tagged messages, its length and its
+//! payload; completions arrive in any order, and callbacks run in the order of messages, once each, with the message or with an error that
+//! names the peer; two endpoints have at most one channel between them at a time.
 
 mod buffer_pool;
 mod config;

@@ -36,12 +36,6 @@ pub(crate) enum Request {
 
 fn serve(engine: &mut Engine, request: Request) {
     match request {
-        Request::Connect { .. } | Request::Close { .. } | Request::Release { .. } | Request::CloseAll { .. } => {
-            engine.advance_clock(Instant::now());
-        }
-        _ => {}
-    }
-    match request {
         Request::Write { channel, ticket, body, done } => engine.write(channel, ticket, body, done),
         Request::Read { channel, ticket, buffer, done } => engine.read(channel, ticket, buffer, done),
         Request::Connect { address, start, limit, done } => engine.connect(&address, start, limit, done),
@@ -136,6 +130,8 @@ impl Shared {
             self.has_requests.store(false, Ordering::SeqCst);
             mem::take(&mut *inbox)
         };
+        // Limits of the requests count from now.
+        engine.advance_clock(Instant::now());
         for request in requests {
             serve(engine, request);
         }

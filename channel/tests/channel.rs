@@ -1,19 +1,18 @@
 //! Channels over real providers: every byte arrives once and in order; peers close, die, or do not exist.
-#![allow(unsafe_code)]
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use common::traffic::{Exchange, Outcome, Random, exchange};
-use common::{card, libraries};
-use ferrogin_channel::{Address, Channel, ChannelError, Config, Matching, Reactor, Reason};
+use common::traffic::{Exchange, Outcome, exchange};
+use common::{is_silence, libraries};
+use ferrogin_channel::{ADDRESS_MAX, Address, Channel, ChannelError, Config, Matching, Reactor, Reason};
 use ferrogin_libfabric::{Libfabric, Version};
+use ferrogin_test_support::Random;
+use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// Messages each way between a server and its four clients together; more with FERROGIN_CHANNEL_MESSAGES, over one provider alone with
@@ -74,58 +73,20 @@ fn outcomes(exchange: Exchange, count: u64) -> [Outcome; 2] {
     [exchange.writes, exchange.reads].map(|direction| direction.recv_timeout(limit).expect("all callbacks come"))
 }
 
-/// The peer was given up because it did not answer, by the channel or by the datagrams below.
-fn is_silence(error: &ChannelError) -> bool {
-    error.to_string().contains("has not answered")
+/// Starts a child process with one of the roles below.
+fn start_peer(lib: &Libfabric, provider: &str, role: &str, more: &[(&str, String)]) -> Process {
+    let library = lib.path().to_str().unwrap().to_owned();
+    let common = [
+        ("FERROGIN_TEST_ROLE", role.to_owned()),
+        ("FERROGIN_TEST_LIBRARY", library),
+        ("FERROGIN_TEST_PROVIDER", provider.to_owned()),
+    ];
+    Process::start(&[&common[..], more].concat())
 }
 
-/// A child process that runs one of the roles below.
-struct Peered {
-    child: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Peered {
-    fn start(lib: &Libfabric, provider: &str, role: &str, more: &[(&str, String)]) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
-            .env("FERROGIN_TEST_ROLE", role)
-            .env("FERROGIN_TEST_LIBRARY", lib.path())
-            .env("FERROGIN_TEST_PROVIDER", provider)
-            .envs(more.iter().map(|(name, value)| (name, value)))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, output }
-    }
-
-    fn address(&mut self) -> Address {
-        let line = self.output.by_ref().lines().map(Result::unwrap).find(|line| line.contains("ADDRESS "));
-        let line = line.expect("an address");
-        unhex(line.split("ADDRESS ").nth(1).unwrap().trim())
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: our own child, not yet waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
-    }
-}
-
-impl Drop for Peered {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn hex(address: &Address) -> String {
-    address.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(hex: &str) -> Address {
-    let bytes: Vec<u8> = (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
-    assert!(bytes.len() <= 128);
+fn parse(digits: &str) -> Address {
+    let bytes = unhex(digits);
+    assert!(bytes.len() <= ADDRESS_MAX);
     Address::parse(&bytes).unwrap()
 }
 
@@ -141,7 +102,7 @@ fn child() {
         "client" => {
             let start_id = number("FERROGIN_TEST_START") as u32;
             let reactor = Reactor::open(&lib, &Config { start_id, ..config }).unwrap();
-            let channel = reactor.connect(&unhex(&var("FERROGIN_TEST_ADDRESS").unwrap())).wait().unwrap();
+            let channel = reactor.connect(&parse(&var("FERROGIN_TEST_ADDRESS").unwrap())).wait().unwrap();
             let (seed, count) = (number("FERROGIN_TEST_SEED"), number("FERROGIN_TEST_COUNT"));
             channel.send(seed.to_le_bytes().to_vec()).wait_for(LIMIT).unwrap();
             settle(exchange(&channel, seed, seed + 1000, count, 16), count);
@@ -151,7 +112,7 @@ fn child() {
             let (start_id, count) = (number("FERROGIN_TEST_START") as u32, number("FERROGIN_TEST_COUNT"));
             let reactor = Reactor::open(&lib, &Config { start_id, ..config }).unwrap();
             let listener = reactor.listen().unwrap();
-            println!("ADDRESS {}", hex(listener.address()));
+            println!("ADDRESS {}", hex(&listener.address().to_bytes()));
             let running: Vec<_> = (0..4)
                 .map(|_| {
                     let channel = listener.accept().wait_for(LIMIT).unwrap();
@@ -170,10 +131,10 @@ fn child() {
         "forever" => {
             let reactor = Reactor::open(&lib, &config).unwrap();
             let channel = match var("FERROGIN_TEST_ADDRESS") {
-                Some(address) => reactor.connect(&unhex(&address)).wait().unwrap(),
+                Some(address) => reactor.connect(&parse(&address)).wait().unwrap(),
                 None => {
                     let listener = reactor.listen().unwrap();
-                    println!("ADDRESS {}", hex(listener.address()));
+                    println!("ADDRESS {}", hex(&listener.address().to_bytes()));
                     listener.accept().wait().unwrap()
                 }
             };
@@ -189,16 +150,16 @@ fn four_peers(lib: &Libfabric, provider: &str, count: u64, more: &[(&str, String
     let begin = Instant::now();
     let start = ("FERROGIN_TEST_START", (u32::MAX - 999).to_string());
     let common = [&[start, ("FERROGIN_TEST_COUNT", count.to_string())], more].concat();
-    let mut server = Peered::start(lib, provider, "server", &common);
-    let address = ("FERROGIN_TEST_ADDRESS", hex(&server.address()));
+    let mut server = start_peer(lib, provider, "server", &common);
+    let address = ("FERROGIN_TEST_ADDRESS", server.wait_for("ADDRESS "));
     let clients = (0..4u64).map(|seed| {
         let of_one = [address.clone(), ("FERROGIN_TEST_SEED", seed.to_string())];
-        Peered::start(lib, provider, "client", &[&common[..], &of_one].concat())
+        start_peer(lib, provider, "client", &[&common[..], &of_one].concat())
     });
     for mut client in clients.collect::<Vec<_>>() {
-        assert!(client.child.wait().unwrap().success(), "a client over {provider}");
+        assert!(client.succeeds(), "a client over {provider}");
     }
-    assert!(server.child.wait().unwrap().success(), "the server over {provider}");
+    assert!(server.succeeds(), "the server over {provider}");
     println!("libfabric {} over {provider}: 4 x {count} messages each way in {:?}", lib.version(), begin.elapsed());
 }
 
@@ -216,7 +177,7 @@ fn four_peers_exchange_every_byte_in_order() {
 #[test]
 fn four_peers_exchange_every_byte_in_order_over_the_software_card() {
     let test = "four_peers_exchange_every_byte_in_order_over_the_software_card";
-    let Some(dist) = card::provider_path(test) else { return };
+    let Some(dist) = ferrogin_test_support::dist(test, &["libsoftefa-fi.so"]) else { return };
     let dist = ("FI_PROVIDER_PATH", dist.to_string_lossy().into_owned());
     // A count of a million or more is used in full; a lower one is halved.
     let count = env_count("FERROGIN_CHANNEL_MESSAGES", MESSAGES / 2) / 4;
@@ -341,25 +302,25 @@ fn callbacks_end_when_peer_dies() {
 
 /// Exchanges with a child, kills it at a random moment, and waits for all callbacks; gives the time of that wait.
 fn kill_once(lib: &Arc<Libfabric>, provider: &str, moment: u64) -> Duration {
-    let mut random = Random(moment);
+    let mut random = Random::new(moment);
     let reactor = Reactor::open(lib, &config_for_death(provider)).unwrap();
-    let (peered, channel) = if random.next().is_multiple_of(2) {
+    let (process, channel) = if random.next_u64().is_multiple_of(2) {
         let listener = reactor.listen().unwrap();
-        let address = [("FERROGIN_TEST_ADDRESS", hex(listener.address()))];
-        let peered = Peered::start(lib, provider, "forever", &address);
-        (peered, listener.accept().wait_for(LIMIT).unwrap())
+        let address = [("FERROGIN_TEST_ADDRESS", hex(&listener.address().to_bytes()))];
+        let process = start_peer(lib, provider, "forever", &address);
+        (process, listener.accept().wait_for(LIMIT).unwrap())
     } else {
-        let mut peered = Peered::start(lib, provider, "forever", &[]);
-        let address = peered.address();
+        let mut process = start_peer(lib, provider, "forever", &[]);
+        let address = parse(&process.wait_for("ADDRESS "));
         match reactor.connect(&address).wait_for(LIMIT) {
             // The peer has had no time to answer.
             Err(error) if is_silence(&error) => return kill_once(lib, provider, moment),
-            opened => (peered, opened.unwrap()),
+            opened => (process, opened.unwrap()),
         }
     };
     let exchange = exchange(&channel, 2, 1, u64::MAX, 16);
-    std::thread::sleep(Duration::from_micros(random.next() % 60_000));
-    peered.signal(libc::SIGKILL);
+    std::thread::sleep(Duration::from_micros(random.next_u64() % 60_000));
+    process.signal(libc::SIGKILL);
     ended(&exchange, &channel, Instant::now())
 }
 
@@ -376,8 +337,8 @@ fn stopped_peer_is_given_up_alone() {
 fn stop_one_of_two(lib: &Arc<Libfabric>, lost_after: Duration) -> bool {
     let reactor = Reactor::open(lib, &Config { lost_after, ..config("tcp") }).unwrap();
     let listener = reactor.listen().unwrap();
-    let address = [("FERROGIN_TEST_ADDRESS", hex(listener.address()))];
-    let start = || (Peered::start(lib, "tcp", "forever", &address), listener.accept().wait_for(LIMIT).unwrap());
+    let address = [("FERROGIN_TEST_ADDRESS", hex(&listener.address().to_bytes()))];
+    let start = || (start_peer(lib, "tcp", "forever", &address), listener.accept().wait_for(LIMIT).unwrap());
     let ((stopped, silent), (_running, lively)) = (start(), start());
     let running = exchange(&lively, 2, 1, 3000, 16);
     stopped.signal(libc::SIGSTOP);

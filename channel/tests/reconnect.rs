@@ -1,18 +1,17 @@
 //! Clients one after the other at one address: each connects, and gets no message of an earlier one.
-#![allow(unsafe_code)]
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::traffic::Random;
 use common::{card, libraries};
 use ferrogin_channel::{Address, Channel, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
+use ferrogin_test_support::Random;
+use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// Clients at one address.
@@ -32,14 +31,14 @@ fn config(way: &str, source: &str) -> Config {
 }
 
 fn body(life: u64, from_client: bool, number: u64) -> Vec<u8> {
-    let mut random = Random(life * 1_000_003 + number * 2 + u64::from(from_client));
-    let len = match random.next() % 16 {
+    let mut random = Random::new(life * 1_000_003 + number * 2 + u64::from(from_client));
+    let len = match random.next_u64() % 16 {
         0 => 0,
         1 => 200_000,
-        _ => random.next() % 3000,
+        _ => random.next_u64() % 3000,
     };
     let tag = [life, u64::from(from_client), number].map(u64::to_le_bytes).concat();
-    tag.into_iter().chain((0..len).map(|_| random.next() as u8)).collect()
+    tag.into_iter().chain((0..len).map(|_| random.next_u64() as u8)).collect()
 }
 
 fn write(channel: &Channel, life: u64, from_client: bool, count: u64) {
@@ -69,9 +68,7 @@ fn child() {
     let lib = Libfabric::load(Some(Path::new(&library))).unwrap();
     let config = config(&var("FERROGIN_TEST_PROVIDER").unwrap(), &var("FERROGIN_TEST_SOURCE").unwrap());
     let reactor = Reactor::open(&lib, &config).unwrap();
-    let bytes: Vec<u8> =
-        (0..address.len() / 2).map(|i| u8::from_str_radix(&address[2 * i..2 * i + 2], 16).unwrap()).collect();
-    let channel = reactor.connect(&Address::parse(&bytes).unwrap()).wait().unwrap();
+    let channel = reactor.connect(&Address::parse(&unhex(&address)).unwrap()).wait().unwrap();
     channel.send(life.to_le_bytes().to_vec()).wait_for(LIMIT).unwrap();
     read(&channel, life, false, UNREAD / 2);
     write(&channel, life, true, UNREAD);
@@ -85,49 +82,21 @@ fn child() {
     assert!(reactor.shutdown(LIMIT));
 }
 
-struct Client {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Client {
-    fn start(lib: &Libfabric, way: &str, source: &(String, u16), address: &Address, life: u64) -> Self {
-        let hex: String = address.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        let (host, port) = source;
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        // The same port for each client: tcp, and net of 1.17, take it from a range.
-        for provider in ["TCP", "NET"] {
-            for end in ["LOW", "HIGH"] {
-                command.env(format!("FI_{provider}_PORT_{end}_RANGE"), port.to_string());
-            }
-        }
-        let mut child = command
-            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
-            .env("FERROGIN_TEST_LIBRARY", lib.path())
-            .env("FERROGIN_TEST_PROVIDER", way)
-            .env("FERROGIN_TEST_ADDRESS", hex)
-            .env("FERROGIN_TEST_SOURCE", host)
-            .env("FERROGIN_TEST_LIFE", life.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Self { child, input, output }
+/// Starts client number `life`.
+fn start_client(lib: &Libfabric, way: &str, source: &(String, u16), address: &Address, life: u64) -> Process {
+    let (host, port) = source;
+    let mut environment = vec![
+        ("FERROGIN_TEST_LIBRARY", lib.path().to_str().unwrap().to_owned()),
+        ("FERROGIN_TEST_PROVIDER", way.to_owned()),
+        ("FERROGIN_TEST_ADDRESS", hex(&address.to_bytes())),
+        ("FERROGIN_TEST_SOURCE", host.clone()),
+        ("FERROGIN_TEST_LIFE", life.to_string()),
+    ];
+    // The same port for each client: tcp, and net of 1.17, take it from a range.
+    for name in ["FI_TCP_PORT_LOW_RANGE", "FI_TCP_PORT_HIGH_RANGE", "FI_NET_PORT_LOW_RANGE", "FI_NET_PORT_HIGH_RANGE"] {
+        environment.push((name, port.to_string()));
     }
-
-    fn wait_for_the_middle(&mut self) {
-        let line = self.output.by_ref().lines().map(Result::unwrap).find(|line| line.contains("MIDDLE"));
-        assert!(line.is_some(), "the client ended before");
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    Process::start(&environment)
 }
 
 /// Clients over one provider, one after the other. `same_name`: the address gives them the same endpoint name.
@@ -136,7 +105,7 @@ fn lives(lib: &Arc<Libfabric>, way: &str, source: &(String, u16), same_name: boo
     let listener = reactor.listen().unwrap();
     let mut before: Option<(Channel, u64)> = None;
     for life in 0..LIVES {
-        let mut client = Client::start(lib, way, source, listener.address(), life);
+        let mut client = start_client(lib, way, source, listener.address(), life);
         let channel = listener.accept().wait_for(LIMIT).unwrap();
         if let Some((before, life)) = before.take() {
             assert_eq!(same_name, before.peer() == channel.peer(), "{} and {}", before.peer(), channel.peer());
@@ -151,19 +120,18 @@ fn lives(lib: &Arc<Libfabric>, way: &str, source: &(String, u16), same_name: boo
         write(&channel, life, false, UNREAD / 2);
         read(&channel, life, true, UNREAD / 2);
         write(&channel, life, false, UNREAD);
-        client.wait_for_the_middle();
+        client.wait_for("MIDDLE");
         if ends_cleanly(life) {
-            client.input.write_all(b"\n").unwrap();
+            client.send_line();
             for number in UNREAD / 2..UNREAD {
                 assert!(channel.receive().wait_for(LIMIT).unwrap() == body(life, true, number));
             }
-            assert!(client.child.wait().unwrap().success());
+            assert!(client.succeeds());
         } else {
             // This message is never read.
             write(&channel, life, false, UNREAD);
-            // SAFETY: our own child, not yet waited for.
-            assert_eq!(unsafe { libc::kill(client.child.id() as i32, libc::SIGKILL) }, 0);
-            client.child.wait().unwrap();
+            client.signal(libc::SIGKILL);
+            assert!(!client.succeeds());
         }
         before = Some((channel, life));
     }

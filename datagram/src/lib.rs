@@ -1,14 +1,14 @@
 //! Reliable datagrams between processes, over any provider with reliable datagram endpoints and `FI_MSG`.
 //!
-//! A [`MessageEndpoint`] belongs to one thread at a time, which sends with [`MessageEndpoint::send`] and drives everything with
+//! A [`MessageEndpoint`] belongs to one thread at a time, which sends with [`Outbox::send`] and drives everything with
 //! [`MessageEndpoint::poll`]. Nothing blocks and nothing is allocated per message. A message is a small header and a payload; with
-//! [`MessageEndpoint::send_borrowed`] the payload is sent from where it lies.
+//! [`Outbox::send_borrowed`] the payload is sent from where it lies.
 //!
 //! **Order.** Messages may arrive in any order: a short one may overtake a long one.
 //!
 //! **Dead peers.** libfabric does not report the death of a peer to which nothing is sent. So a peer that is quiet for [`Config::ping_after`]
 //! gets a ping. A peer that does not answer within [`Config::lost_after`], or to which a send fails, is reported as [`Event::Lost`], once,
-//! and stays lost (until [`MessageEndpoint::forget`]). A later endpoint at its address is another peer: neither gets messages for the
+//! and stays lost (until [`Outbox::forget`]). A later endpoint at its address is another peer: neither gets messages for the
 //! other. `poll` answers pings: the owner of an endpoint must call it more often than `lost_after`.
 //!
 //! **Closing.** [`MessageEndpoint::shutdown`] sends everything and closes; peers then see [`LostReason::Closed`]. An endpoint that is only
@@ -112,14 +112,14 @@ pub enum Event<'a> {
     Sent {
         /// The receiver.
         peer: Peer,
-        /// The token given to [`MessageEndpoint::send_borrowed`].
+        /// The token given to [`Outbox::send_borrowed`].
         token: u64,
     },
     /// The endpoint does not use a borrowed payload any more: the message was not sent completely.
     SendFailed {
         /// The receiver, which is lost.
         peer: Peer,
-        /// The token given to [`MessageEndpoint::send_borrowed`].
+        /// The token given to [`Outbox::send_borrowed`].
         token: u64,
     },
     /// A peer is lost. Messages to it may or may not have arrived.

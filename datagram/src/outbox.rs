@@ -172,7 +172,7 @@ impl Outbox {
         })
     }
 
-    /// The address of this endpoint, which peers give to [`super::MessageEndpoint::add_peer`].
+    /// The address of this endpoint, which peers give to [`Outbox::add_peer`].
     pub fn address(&self) -> &[u8] {
         &self.name
     }

@@ -5,15 +5,15 @@
 mod common;
 
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::libraries;
 use ferrogin_datagram::{Config, Event, LostReason, MessageEndpoint, Outbox, Peer, SendError};
 use ferrogin_libfabric::Libfabric;
+use ferrogin_test_support::Random;
+use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -55,22 +55,9 @@ fn with_longer_limits(test: impl Fn(Duration) -> Result<(), TooBusy>) {
     assert!(passed, "living peers are given up");
 }
 
-/// A small reproducible random sequence (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
-
 /// The size of message `number` of a sender: all magnitudes, the largest and 0 among them.
 fn size_of_message(seed: u64, number: u64) -> usize {
-    let random = Random(seed ^ (number << 20)).next();
+    let random = Random::new(seed ^ (number << 20)).next_u64();
     match number % 16 {
         0 => 0,
         1 => 64 << 10,
@@ -79,11 +66,11 @@ fn size_of_message(seed: u64, number: u64) -> usize {
 }
 
 fn payload_of_message(seed: u64, number: u64) -> Vec<u8> {
-    let mut random = Random(seed.wrapping_mul(31) + number);
+    let mut random = Random::new(seed.wrapping_mul(31) + number);
     let mut bytes: Vec<u8> = Vec::new();
     let len = size_of_message(seed, number);
     while bytes.len() < len {
-        bytes.extend_from_slice(&random.next().to_le_bytes());
+        bytes.extend_from_slice(&random.next_u64().to_le_bytes());
     }
     bytes.truncate(len);
     bytes
@@ -237,42 +224,12 @@ fn limits_are_enforced() {
     }
 }
 
-/// A child process that runs one of the `child_*` roles below.
-struct Peered {
-    child: Child,
-    /// Kept open, for the child prints to it.
-    _output: BufReader<ChildStdout>,
-    address: Vec<u8>,
-}
-
-impl Peered {
-    fn start(lib: &Arc<Libfabric>, role: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
-            .env("FERROGIN_TEST_ROLE", role)
-            .env("FERROGIN_TEST_LIBRARY", lib.path())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        let line =
-            output.by_ref().lines().map(Result::unwrap).find(|line| line.contains("ADDRESS ")).expect("an address");
-        let hex = line.split("ADDRESS ").nth(1).unwrap().trim();
-        let address = (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
-        Self { child, _output: output, address }
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: our own child, not yet waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
-    }
-}
-
-impl Drop for Peered {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts a child process with one of the roles below; gives its address too.
+fn start_peer(lib: &Arc<Libfabric>, role: &str) -> (Process, Vec<u8>) {
+    let library = lib.path().to_str().unwrap().to_owned();
+    let mut process = Process::start(&[("FERROGIN_TEST_ROLE", role.to_owned()), ("FERROGIN_TEST_LIBRARY", library)]);
+    let address = unhex(&process.wait_for("ADDRESS "));
+    (process, address)
 }
 
 /// Not a test: what the children run.
@@ -283,8 +240,7 @@ fn child() {
     };
     let lib = Libfabric::load(Some(Path::new(&library))).unwrap();
     let mut endpoint = MessageEndpoint::open(&lib, &config()).unwrap();
-    let hex: String = endpoint.address().iter().map(|byte| format!("{byte:02x}")).collect();
-    println!("ADDRESS {hex}");
+    println!("ADDRESS {}", hex(endpoint.address()));
     match role.as_str() {
         "exchange" => {
             exchange(&mut endpoint, None, 4, 3, 2000);
@@ -310,12 +266,12 @@ fn child() {
 #[test]
 fn two_processes_exchange_every_byte() {
     for lib in libraries("two_processes_exchange_every_byte") {
-        let mut peered = Peered::start(&lib, "exchange");
+        let (mut process, address) = start_peer(&lib, "exchange");
         let mut endpoint = MessageEndpoint::open(&lib, &config()).unwrap();
-        let peer = endpoint.add_peer(&peered.address).unwrap();
+        let peer = endpoint.add_peer(&address).unwrap();
         let closed = exchange(&mut endpoint, Some(peer), 3, 4, 2000);
         hear_closing(&mut endpoint, closed);
-        assert!(peered.child.wait().unwrap().success());
+        assert!(process.succeeds());
     }
 }
 
@@ -367,9 +323,9 @@ fn echo_once(endpoint: &mut MessageEndpoint, peer: Peer) -> Result<(), TooBusy> 
 fn killed_peer_is_reported_to_quiet_endpoint() {
     for lib in libraries("killed_peer_is_reported_to_quiet_endpoint") {
         with_longer_limits(|lost_after| {
-            let peered = Peered::start(&lib, "echo");
+            let (process, address) = start_peer(&lib, "echo");
             let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
-            let peer = endpoint.add_peer(&peered.address).unwrap();
+            let peer = endpoint.add_peer(&address).unwrap();
             echo_once(&mut endpoint, peer)?;
             // Alive and quiet for longer than the deadline: not lost, because it answers.
             let start = Instant::now();
@@ -385,7 +341,7 @@ fn killed_peer_is_reported_to_quiet_endpoint() {
                 }
                 std::thread::yield_now();
             }
-            peered.signal(libc::SIGKILL);
+            process.signal(libc::SIGKILL);
             wait_for_loss(&mut endpoint, lost_after, |_| ());
             assert_eq!(endpoint.send(peer, &[], &[]), Err(SendError::Gone));
             Ok(())
@@ -397,19 +353,19 @@ fn killed_peer_is_reported_to_quiet_endpoint() {
 fn killed_peer_is_reported_to_sender() {
     for lib in libraries("killed_peer_is_reported_to_sender") {
         with_longer_limits(|lost_after| {
-            let peered = Peered::start(&lib, "echo");
+            let (process, address) = start_peer(&lib, "echo");
             let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
-            let peer = endpoint.add_peer(&peered.address).unwrap();
+            let peer = endpoint.add_peer(&address).unwrap();
             echo_once(&mut endpoint, peer)?;
-            peered.signal(libc::SIGKILL);
+            process.signal(libc::SIGKILL);
             let payload = vec![1; 50_000];
             wait_for_loss(&mut endpoint, lost_after, |endpoint| {
                 let _ = endpoint.send(peer, b"x", &payload);
             });
 
             // Messages to other peers use all slots: the dead peer keeps none.
-            let other = Peered::start(&lib, "echo");
-            let other_peer = endpoint.add_peer(&other.address).unwrap();
+            let (_other, address) = start_peer(&lib, "echo");
+            let other_peer = endpoint.add_peer(&address).unwrap();
             echo_once(&mut endpoint, other_peer)?;
             let start = Instant::now();
             while endpoint.free_slots() < 32 {
@@ -427,11 +383,11 @@ fn killed_peer_is_reported_to_sender() {
 fn stopped_peer_is_reported() {
     for lib in libraries("stopped_peer_is_reported") {
         with_longer_limits(|lost_after| {
-            let peered = Peered::start(&lib, "echo");
+            let (process, address) = start_peer(&lib, "echo");
             let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
-            let peer = endpoint.add_peer(&peered.address).unwrap();
+            let peer = endpoint.add_peer(&address).unwrap();
             echo_once(&mut endpoint, peer)?;
-            peered.signal(libc::SIGSTOP);
+            process.signal(libc::SIGSTOP);
             let (reason, after) = wait_for_loss(&mut endpoint, lost_after, |_| ());
             assert!(matches!(reason, LostReason::Silent(_)), "{reason}");
             assert!(after > lost_after / 2, "{after:?}");

@@ -5,6 +5,7 @@ mod corpus;
 mod dist;
 mod input;
 mod libfabric;
+pub mod peer;
 mod random;
 
 pub use corpus::replay;

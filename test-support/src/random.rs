@@ -24,6 +24,11 @@ impl Random {
         (((self.next_u64() >> 32) * bound as u64) >> 32) as u32
     }
 
+    /// An index of `len` items; 0 if there are none.
+    pub fn index(&mut self, len: usize) -> usize {
+        (self.next_u64() % len.max(1) as u64) as usize
+    }
+
     /// 32 bits.
     pub fn next_u32(&mut self) -> u32 {
         (self.next_u64() >> 32) as u32

@@ -122,11 +122,6 @@ impl Engine {
         find(&mut self.channels, channel)
     }
 
-    /// A number for a new channel.
-    fn free_number(&self) -> Option<u32> {
-        u32::try_from(self.channels.len()).ok().filter(|number| *number < NO_CHANNEL)
-    }
-
     /// Work remains that no event of the transport announces.
     pub fn has_work(&self) -> bool {
         !(self.callbacks.is_empty()

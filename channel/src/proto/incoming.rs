@@ -57,7 +57,7 @@ pub(crate) struct Incoming {
     /// While no message has begun: the id of a payload without a length, and when a peek first found it.
     orphan_payload: Option<(u32, Instant)>,
     /// A channel with the same endpoint existed before: its messages may arrive.
-    follows_prior: bool,
+    pub follows_prior: bool,
 }
 
 impl Incoming {
@@ -84,15 +84,6 @@ impl Incoming {
     /// Sets the id of the peer's first message.
     pub fn start_at(&mut self, id: u32) {
         (self.next, self.reported) = (id, id);
-    }
-
-    /// Notes that a channel with the same endpoint existed before: its messages may arrive.
-    pub fn set_follows_prior(&mut self) {
-        self.follows_prior = true;
-    }
-
-    pub fn follows_prior(&self) -> bool {
-        self.follows_prior
     }
 
     /// Message `id` belongs to an earlier channel.

@@ -3,27 +3,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use ferrogin_test_support::Random;
+
 use crate::proto::tags::Pattern;
 use crate::proto::transport::{Addr, Event, ReceiveError, ReceiveResult, SendResult, Transport};
 use crate::{Matching, Payload};
 use ferrogin_libfabric::{Error, bindings};
-
-/// A small reproducible random sequence (splitmix64).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit.max(1) as u64) as usize
-    }
-}
 
 struct Message {
     from: usize,
@@ -83,7 +68,7 @@ impl Net {
     /// `hostile` reorders, delays and asks for retries; otherwise everything is prompt.
     pub fn new(seed: u64, hostile: bool) -> Self {
         let state = State {
-            random: Random(seed),
+            random: Random::new(seed),
             ports: Vec::new(),
             by_name: HashMap::new(),
             in_flight: Vec::new(),
@@ -147,7 +132,7 @@ impl Net {
 
 impl State {
     fn must_retry(&mut self) -> bool {
-        self.hostile && self.random.below(5) == 0
+        self.hostile && self.random.index(5) == 0
     }
 
     /// Ends one send, chosen at random.
@@ -155,7 +140,7 @@ impl State {
         if self.sending.is_empty() {
             return;
         }
-        let at = self.random.below(self.sending.len());
+        let at = self.random.index(self.sending.len());
         let (mut message, body, token) = self.sending.swap_remove(at);
         // The bytes are read as late as possible, as a retransmission does.
         message.bytes = body.as_slice().to_vec();
@@ -172,7 +157,7 @@ impl State {
         if self.in_flight.is_empty() {
             return;
         }
-        let at = if self.hostile { self.random.below(self.in_flight.len()) } else { 0 };
+        let at = if self.hostile { self.random.index(self.in_flight.len()) } else { 0 };
         let message = self.in_flight.remove(at);
         let port = &mut self.ports[message.to];
         let fits = |posted: &Posted| {
@@ -226,7 +211,7 @@ impl Transport for Fake {
             return SendResult::Retry(body);
         }
         let message = Message { from: self.port, to: to.0 as usize, tag, bytes: Vec::new() };
-        if state.hostile && body.is_word() && state.random.below(2) == 0 {
+        if state.hostile && body.is_word() && state.random.index(2) == 0 {
             let bytes = body.as_slice().to_vec();
             state.in_flight.push(Message { bytes, ..message });
             return SendResult::Done(body);
@@ -295,16 +280,16 @@ impl Transport for Fake {
         let broken = self.net.state().ports[self.port].broken;
         assert!(!broken, "as it was told");
         let mut state = self.net.state();
-        let rounds = if state.hostile { state.random.below(6) } else { 1000 };
+        let rounds = if state.hostile { state.random.index(6) } else { 1000 };
         for _ in 0..rounds {
             state.end_a_send();
             state.deliver();
         }
         let State { random, ports, hostile, .. } = &mut *state;
         let waiting = &mut ports[self.port].events;
-        let told = if *hostile { random.below(waiting.len() + 1) } else { waiting.len() };
+        let told = if *hostile { random.index(waiting.len() + 1) } else { waiting.len() };
         for _ in 0..told {
-            let at = if *hostile { random.below(waiting.len()) } else { 0 };
+            let at = if *hostile { random.index(waiting.len()) } else { 0 };
             events.push(waiting.remove(at));
         }
         Ok(())

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::fake_network::{Net, Random};
+use ferrogin_test_support::Random;
+
+use super::fake_network::Net;
 use crate::proto::{callback::Callback, engine::Engine};
 use crate::{ChannelError, Config};
 
@@ -26,13 +28,13 @@ pub struct End {
 pub type Shared = Arc<Mutex<End>>;
 
 pub fn body(channel: usize, number: u64) -> Vec<u8> {
-    let mut random = Random(channel as u64 * 7919 + number);
-    let len = match random.below(8) {
+    let mut random = Random::new(channel as u64 * 7919 + number);
+    let len = match random.index(8) {
         0 => 0,
         1 => 5000,
-        _ => random.below(100),
+        _ => random.index(100),
     };
-    (0..len).map(|_| random.next() as u8).collect()
+    (0..len).map(|_| random.next_u64() as u8).collect()
 }
 
 pub struct World {
@@ -131,7 +133,7 @@ pub fn read(engine: &mut Engine, number: u32, end: &Shared) -> u64 {
 fn run(seed: u64, peers: usize, steps: usize, depth: usize, start_id: u32) {
     let config = Config { depth, start_id, max_message: 1 << 16, ..Config::default() };
     let mut world = World::new(seed, true, peers + 1, &config);
-    let mut random = Random(!seed);
+    let mut random = Random::new(!seed);
     // For each channel: engine and number at both sides.
     let channels: Vec<[(usize, u32); 2]> = (1..=peers)
         .map(|peer| {
@@ -142,10 +144,10 @@ fn run(seed: u64, peers: usize, steps: usize, depth: usize, start_id: u32) {
     let ends: Vec<[Shared; 2]> = (0..peers).map(|_| Default::default()).collect();
     let mut open: VecDeque<(usize, u32, u64)> = VecDeque::new();
     for _ in 0..steps {
-        let (channel, side) = (random.below(peers), random.below(2));
+        let (channel, side) = (random.index(peers), random.index(2));
         let (engine, number) = channels[channel][side];
         let (end, engine) = (&ends[channel][side], &mut world.engines[engine]);
-        match random.below(10) {
+        match random.index(10) {
             0..=3 => write(engine, number, end, 2 * channel + side),
             4..=6 => {
                 let ticket = read(engine, number, end);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::fake_network::Random;
+use ferrogin_test_support::Random;
+
 use super::model::{Shared, World, body, read, write};
 use crate::proto::engine::Engine;
 use crate::{ChannelError, Config, Reason};
@@ -22,11 +23,11 @@ enum End {
 
 /// Writes and reads at random on both sides of channel `number`.
 fn traffic(world: &mut World, random: &mut Random, sides: [(usize, u32); 2], ends: &[Shared; 2], number: usize) {
-    for _ in 0..random.below(200) {
-        let side = random.below(2);
+    for _ in 0..random.index(200) {
+        let side = random.index(2);
         let (engine, channel) = sides[side];
         let engine = &mut world.engines[engine];
-        match random.below(8) {
+        match random.index(8) {
             0..=3 => write(engine, channel, &ends[side], 2 * number + side),
             4..=6 => drop(read(engine, channel, &ends[side])),
             _ => world.step(STEP),
@@ -74,16 +75,16 @@ fn all_called(end: &Shared) -> bool {
 }
 
 fn run(seed: u64) {
-    let mut random = Random(!seed);
-    let start_id = if random.below(2) == 0 { 0 } else { u32::MAX - 20 };
-    let config = Config { depth: 1 + random.below(16), start_id, max_message: 1 << 16, ..Config::default() };
+    let mut random = Random::new(!seed);
+    let start_id = if random.index(2) == 0 { 0 } else { u32::MAX - 20 };
+    let config = Config { depth: 1 + random.index(16), start_id, max_message: 1 << 16, ..Config::default() };
     let mut world = World::new(seed, true, 2, &config);
     for number in 0..6 {
         let (local, remote) = world.connect(1);
         let (sides, ends) = ([(0, local), (1, remote)], <[Shared; 2]>::default());
         traffic(&mut world, &mut random, sides, &ends, number);
-        let end = [End::Closed, End::ClosedAndGone, End::Dead][random.below(3)];
-        if end != End::Dead || random.below(2) == 0 {
+        let end = [End::Closed, End::ClosedAndGone, End::Dead][random.index(3)];
+        if end != End::Dead || random.index(2) == 0 {
             finish(&mut world, sides, &ends);
             check(&ends, number);
         }

@@ -218,16 +218,7 @@ impl ProviderTags {
         let bytes = body.as_slice();
         let bytes = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let (index, context) = self.begin(token, Usage::Copied);
-        let message = fi_msg_tagged {
-            msg_iov: &bytes,
-            desc: ptr::null_mut(),
-            iov_count: 1,
-            addr: to.0,
-            tag,
-            ignore: 0,
-            context,
-            data: 0,
-        };
+        let message = fi_msg_tagged { msg_iov: &bytes, iov_count: 1, addr: to.0, tag, context, ..Default::default() };
         let flags = bindings::FI_INJECT | bindings::FI_MORE | bindings::FI_COMPLETION;
         // SAFETY: the endpoint is open; message and bytes live over the call, which copies them (FI_INJECT); the context lives until
         // the endpoint is closed.
@@ -363,16 +354,7 @@ impl Transport for ProviderTags {
         let (Some(peek), endpoint) = (self.peek, self.endpoint.as_ptr()) else { return false };
         let (index, context) = self.begin(token, Usage::Peek);
         let addr = from.map_or(bindings::FI_ADDR_UNSPEC, |addr| addr.0);
-        let message = fi_msg_tagged {
-            msg_iov: ptr::null(),
-            desc: ptr::null_mut(),
-            iov_count: 0,
-            addr,
-            tag: pattern.tag,
-            ignore: pattern.ignore,
-            context,
-            data: 0,
-        };
+        let message = fi_msg_tagged { addr, tag: pattern.tag, ignore: pattern.ignore, context, ..Default::default() };
         // SAFETY: the endpoint is open; the message has no buffers and lives over the call; the context lives until the endpoint is closed.
         let code = unsafe { peek(endpoint, &message, bindings::FI_PEEK | bindings::FI_COMPLETION) };
         if code == 0 {

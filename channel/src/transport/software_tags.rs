@@ -604,11 +604,8 @@ impl Transport for SoftwareTags {
     ) -> ReceiveResult {
         let posted = Posted { pattern, buffer, len, token, directed: from.is_some() };
         let Some(from) = from else {
-            let peers = 0..self.state.peers.len() as u32;
-            let found = peers
-                .map(|peer| Peer::from_index(peer as usize))
-                .find_map(|peer| Some((peer, self.state.unmatched(peer, pattern)?)));
-            match found {
+            let mut peers = (0..self.state.peers.len()).map(Peer::from_index);
+            match peers.find_map(|peer| Some((peer, self.state.unmatched(peer, pattern)?))) {
                 Some((peer, message)) => self.state.match_message(self.endpoint.outbox(), peer, posted, message),
                 None => self.state.any_source.push_back(posted),
             }
@@ -630,9 +627,8 @@ impl Transport for SoftwareTags {
     }
 
     fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
-        let all = 0..self.state.peers.len() as u32;
-        let peers = from.map_or(all, |from| from.0 as u32..from.0 as u32 + 1);
-        let found = peers.map(|peer| Peer::from_index(peer as usize)).find_map(|peer| {
+        let peers = from.map_or(0..self.state.peers.len(), |from| from.0 as usize..from.0 as usize + 1);
+        let found = peers.map(Peer::from_index).find_map(|peer| {
             let waiting = &self.state.peers.get(peer.index())?.unmatched;
             let tag = waiting.iter().map(Unmatched::tag).find(|tag| pattern.matches(*tag))?;
             Some((tag, Some(addr(peer))))

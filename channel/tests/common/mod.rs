@@ -8,3 +8,9 @@ mod libfabric;
 pub mod traffic;
 
 pub use libfabric::libraries;
+
+/// The peer was given up because it did not answer, by the channel or by the datagrams below.
+#[allow(dead_code)]
+pub fn is_silence(error: &ferrogin_channel::ChannelError) -> bool {
+    error.to_string().contains("has not answered")
+}

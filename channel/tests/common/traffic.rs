@@ -4,48 +4,36 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use ferrogin_channel::{Channel, ChannelError};
-
-/// A small reproducible random sequence (splitmix64).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
+use ferrogin_test_support::Random;
 
 /// Bytes of message `number` of the sender `seed`: every magnitude up to 8 MiB, the larger the rarer; 0 and the largest among them.
 pub fn size_of(seed: u64, number: u64) -> usize {
-    let mut random = Random(seed.wrapping_mul(0x1234_5678_9abc_def1) ^ number);
-    let magnitude = random.next().trailing_zeros().min(11);
+    let mut random = Random::new(seed.wrapping_mul(0x1234_5678_9abc_def1) ^ number);
+    let magnitude = random.next_u64().trailing_zeros().min(11);
     match (number % 64, number % 4096) {
         (_, 77) => 8 << 20,
         (0, _) => 0,
-        _ => (random.next() % (16u64 << (2 * magnitude))).min(8 << 20) as usize,
+        _ => (random.next_u64() % (16u64 << (2 * magnitude))).min(8 << 20) as usize,
     }
 }
 
 /// The bytes of message `number` of the sender `seed`, in the memory of `room`.
 pub fn fill(mut room: Vec<u8>, seed: u64, number: u64) -> Vec<u8> {
     let len = size_of(seed, number);
-    let mut random = Random(seed.wrapping_mul(31).wrapping_add(number));
+    let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(number));
     room.clear();
     room.reserve(len + 8);
     while room.len() < len {
-        room.extend_from_slice(&random.next().to_le_bytes());
+        room.extend_from_slice(&random.next_u64().to_le_bytes());
     }
     room.truncate(len);
     room
 }
 
 fn is_right(bytes: &[u8], seed: u64, number: u64) -> bool {
-    let mut random = Random(seed.wrapping_mul(31).wrapping_add(number));
+    let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(number));
     bytes.len() == size_of(seed, number)
-        && bytes.chunks(8).all(|chunk| *chunk == random.next().to_le_bytes()[..chunk.len()])
+        && bytes.chunks(8).all(|chunk| *chunk == random.next_u64().to_le_bytes()[..chunk.len()])
 }
 
 /// The outcome of one direction.

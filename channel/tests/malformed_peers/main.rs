@@ -12,7 +12,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use common::{card, libraries};
+use common::{card, is_silence, libraries};
 use ferrogin_channel::{Address, Channel, ChannelError, Config, Listener, Matching, Reactor, Reason, Violation};
 use ferrogin_libfabric::Libfabric;
 use raw::{CONTROL, Datagrams, Raw, Tagged};
@@ -240,11 +240,6 @@ fn echo(channel: Channel) {
             echo(channel);
         }
     });
-}
-
-/// A peer was given up because it did not answer, by the channel or by the datagrams below.
-fn is_silence(error: &ChannelError) -> bool {
-    error.to_string().contains("has not answered")
 }
 
 /// What a peer does on its open channel, and the violation that must be detected.

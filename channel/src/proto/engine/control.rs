@@ -136,7 +136,7 @@ impl Engine {
         {
             self.callbacks.push(Callback::Open(done, Ok(opened)));
         }
-        if self.state_of(channel).is_some_and(|state| state.incoming.follows_prior()) {
+        if self.state_of(channel).is_some_and(|state| state.incoming.follows_prior) {
             self.peek_payload(channel);
         }
     }

@@ -78,7 +78,7 @@ impl Engine {
     pub(super) fn path_challenge(&mut self, channel: u32, message: &Control<'_>) {
         let Some(state) = self.state_of(channel) else { return };
         state.outgoing.start_at(message.id);
-        state.incoming.set_follows_prior();
+        state.incoming.follows_prior = true;
         let addr = state.addr;
         let response = Control { from: channel, ..Control::new(Kind::PathResponse, 0, message.sender_secret) };
         self.send_control_to(addr, channel, &response);
@@ -101,7 +101,7 @@ impl Engine {
         if let Some(channel) = self.admit(&hello)
             && let Some(state) = self.state_of(channel)
         {
-            state.incoming.set_follows_prior();
+            state.incoming.follows_prior = true;
             self.peek_payload(channel);
         }
     }

@@ -9,6 +9,7 @@ use crate::proto::channel_state::{ChannelState, Closing, Phase, RemoteChannel};
 use crate::proto::hello::PriorChannel;
 use crate::proto::incoming::Incoming;
 use crate::proto::listening::Listening;
+use crate::proto::operation::NO_CHANNEL;
 use crate::proto::outgoing::Outgoing;
 use crate::proto::secret::secret;
 use crate::proto::transport::Addr;
@@ -247,7 +248,7 @@ impl Engine {
                         let Some(state) = self.state_of(channel) else { return };
                         state.phase = Phase::Connecting { done, deadline, limit };
                         if prior.is_some() {
-                            state.incoming.set_follows_prior();
+                            state.incoming.follows_prior = true;
                         }
                         let hello = Control {
                             from: channel,
@@ -280,7 +281,7 @@ impl Engine {
     }
 
     pub(super) fn add_channel(&mut self, addr: Addr, name: &[u8], start: u32) -> Option<u32> {
-        let channel = self.free_number()?;
+        let channel = u32::try_from(self.channels.len()).ok().filter(|number| *number < NO_CHANNEL)?;
         let state = ChannelState {
             peer: wire::label(name),
             name: name.into(),

@@ -231,9 +231,9 @@ impl State {
             let result = Err(ReceiveError::Cancelled);
             self.events.push(Event::Received { token, bytes, tag: 0, from: None, result });
         }
-        for peer in 0..self.peers.len() as u32 {
-            if self.peers[peer as usize].lost.is_some() {
-                self.cancel_abandoned(outbox, Peer::from_index(peer as usize));
+        for peer in 0..self.peers.len() {
+            if self.peers[peer].lost.is_some() {
+                self.cancel_abandoned(outbox, Peer::from_index(peer));
             }
         }
     }
