@@ -260,7 +260,7 @@ impl Bare {
         let receive = unsafe { (*table).recv }.unwrap();
         let (data, context) = (self.buffers[buffer].as_mut_ptr().cast(), self.context(4 * DEPTH + buffer));
         let from = bindings::FI_ADDR_UNSPEC;
-        // SAFETY: buffer and context live as long as the endpoint; nobody looks into the buffer meanwhile.
+        // SAFETY: buffer and context live as long as the endpoint; nothing reads the buffer meanwhile.
         let code =
             unsafe { receive(self.endpoint.as_ptr(), data, len, std::ptr::null_mut(), from, tag, ignore, context) };
         assert_eq!(code, 0, "fi_trecv");
@@ -489,8 +489,8 @@ fn ping(channel: Channel, room: Vec<u8>, left: usize, done: mpsc::Sender<()>) {
     if left == 0 {
         return done.send(()).unwrap();
     }
-    let again = channel.clone();
-    channel.read_into(room, move |result| ping(again, result.unwrap(), left - 1, done));
+    let next_channel = channel.clone();
+    channel.read_into(room, move |result| ping(next_channel, result.unwrap(), left - 1, done));
     channel.write(b"12345678", |result| drop(result.unwrap()));
 }
 
@@ -502,8 +502,8 @@ fn feed(channel: Channel, bytes: Payload, left: Arc<Mutex<usize>>) {
         }
         *left -= 1;
     }
-    let again = channel.clone();
-    channel.write(bytes, move |result| feed(again, result.unwrap(), left));
+    let next_channel = channel.clone();
+    channel.write(bytes, move |result| feed(next_channel, result.unwrap(), left));
 }
 
 type Next = Box<dyn FnOnce(Channel, Rooms) + Send>;
@@ -535,7 +535,7 @@ fn drain_one(channel: Channel, room: Vec<u8>, batch: Arc<Mutex<Batch>>) {
         }
         batch.unread -= 1;
     }
-    let again = channel.clone();
+    let next_channel = channel.clone();
     channel.read_into(room, move |result| {
         let Ok(bytes) = result else { std::process::exit(0) };
         {
@@ -545,10 +545,10 @@ fn drain_one(channel: Channel, room: Vec<u8>, batch: Arc<Mutex<Batch>>) {
                 now.rooms.push(bytes);
                 let (next, rooms) = (now.next.take().unwrap(), std::mem::take(&mut now.rooms));
                 drop(now);
-                return next(again, rooms);
+                return next(next_channel, rooms);
             }
         }
-        drain_one(again, bytes, batch);
+        drain_one(next_channel, bytes, batch);
     });
 }
 
@@ -561,11 +561,11 @@ fn serve(channel: Channel, rooms: Rooms) {
         };
         let large = move |channel: Channel, rooms| {
             answer(&channel);
-            let again = move |channel: Channel, rooms| {
+            let next_channel = move |channel: Channel, rooms| {
                 answer(&channel);
                 serve(channel, rooms);
             };
-            drain(&channel, large, rooms, Box::new(again));
+            drain(&channel, large, rooms, Box::new(next_channel));
         };
         drain(&channel, small, rooms, Box::new(large));
     });
@@ -575,11 +575,11 @@ fn echo(channel: Channel, room: Vec<u8>, left: usize, next: impl FnOnce(Channel)
     if left == 0 {
         return next(channel);
     }
-    let again = channel.clone();
+    let next_channel = channel.clone();
     channel.read_into(room, move |result| {
         let Ok(bytes) = result else { std::process::exit(0) };
-        again.write(b"12345678", |_| ());
-        echo(again, bytes, left - 1, next);
+        next_channel.write(b"12345678", |_| ());
+        echo(next_channel, bytes, left - 1, next);
     });
 }
 

@@ -209,22 +209,22 @@ pub enum Violation {
         expected: u32,
     },
     /// A payload shorter than its length.
-    #[error("message {id} has {got} bytes but its length said {said}")]
+    #[error("message {id} has {got} bytes but its length states {stated}")]
     PayloadLength {
         /// Id of the message.
         id: u32,
         /// Bytes in the length message.
-        said: usize,
+        stated: usize,
         /// Bytes of the payload.
         got: usize,
     },
     /// A payload longer than its length.
-    #[error("message {id} is longer than its length said ({said} bytes)")]
+    #[error("message {id} is longer than its length states ({stated} bytes)")]
     PayloadTooLong {
         /// Id of the message.
         id: u32,
         /// Bytes in the length message.
-        said: usize,
+        stated: usize,
     },
     /// A part of a message did not arrive.
     #[error("message {id} has begun, but its {missing} did not arrive for {waited:.1?}")]

@@ -217,8 +217,8 @@ fn futures_and_waits_work_in_one_process() {
             a.close(LIMIT).wait().unwrap();
             assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"even later");
             assert!(matches!(b.receive().wait_for(LIMIT), Err(ChannelError::Closed { .. })));
-            assert!(matches!(b.send(b"to nobody").wait_for(LIMIT), Err(ChannelError::Closed { .. })));
-            assert!(matches!(a.send(b"from nobody").wait_for(LIMIT), Err(ChannelError::ClosedHere { .. })));
+            assert!(matches!(b.send(b"after the close").wait_for(LIMIT), Err(ChannelError::Closed { .. })));
+            assert!(matches!(a.send(b"after the close").wait_for(LIMIT), Err(ChannelError::ClosedHere { .. })));
             assert!(there.shutdown(LIMIT));
         }
     }
@@ -236,15 +236,15 @@ fn refusal_gives_its_reason() {
         longest.wait_for(LIMIT).unwrap();
 
         let listener = here.listen().unwrap();
-        let again = there.connect(listener.address()).wait().unwrap_err();
-        assert!(matches!(again, ChannelError::Refused { reason: Reason::PairInUse, .. }), "{again}");
+        let second = there.connect(listener.address()).wait().unwrap_err();
+        assert!(matches!(second, ChannelError::Refused { reason: Reason::PairInUse, .. }), "{second}");
         let own = here.connect(listener.address()).wait().unwrap_err();
         assert!(matches!(own, ChannelError::BadAddress { .. }), "{own}");
         let gone = listener.address().clone();
         drop(listener);
         let third = Reactor::open(&lib, &config).unwrap();
-        let nobody = third.connect(&gone).wait().unwrap_err();
-        assert!(matches!(nobody, ChannelError::Refused { reason: Reason::NotListening, .. }), "{nobody}");
+        let refused = third.connect(&gone).wait().unwrap_err();
+        assert!(matches!(refused, ChannelError::Refused { reason: Reason::NotListening, .. }), "{refused}");
         // The refusals do not affect the channel.
         b.send(b"still here").wait_for(LIMIT).unwrap();
         assert_eq!(a.receive().wait_for(LIMIT).unwrap(), b"still here");

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The wake-up of a channel's thread under loom: models.sh [DIST]. DIST is not used.
 #
-# Built with --cfg loom into a target directory of its own, so that nothing else is built again. Ends with libtest's count.
+# Built with --cfg loom into a target directory of its own, which keeps the other builds. Ends with libtest's count.
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1

@@ -80,20 +80,20 @@ fn wait_in_callback_is_refused() {
     for lib in libraries("wait_in_callback_is_refused") {
         let (here, there, a, b) = pair(&lib, &patient());
         let (sender, receiver) = mpsc::channel();
-        let (again, of_end) = (a.clone(), sender.clone());
+        let (clone, of_end) = (a.clone(), sender.clone());
         a.write(b"first", move |sent| {
             sent.unwrap();
-            drop(sender.send(again.send(b"second").wait().map(drop)));
+            drop(sender.send(clone.send(b"second").wait().map(drop)));
         });
         let error = receiver.recv_timeout(LIMIT).unwrap().unwrap_err();
         assert!(matches!(error, ChannelError::OwnThread { .. }) && error.to_string().contains(a.peer()), "{error}");
         // The write continues.
         assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"first");
         assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"second");
-        let again = a.clone();
+        let clone = a.clone();
         a.read(move |ended| {
             assert!(ended.is_err());
-            drop(of_end.send(again.receive().wait().map(drop)));
+            drop(of_end.send(clone.receive().wait().map(drop)));
         });
         drop(there);
         assert!(receiver.recv_timeout(LIMIT).unwrap().is_err());

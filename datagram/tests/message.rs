@@ -85,22 +85,22 @@ fn header_of_message(seed: u64, number: u64) -> Vec<u8> {
 
 /// Sends `count` messages to the peer, every other one borrowed, and receives `count` messages of it, until every borrowed payload is
 /// released. Without a peer it takes the first sender. True when the peer has closed already.
-fn exchange(endpoint: &mut MessageEndpoint, mut peer: Option<Peer>, mine: u64, theirs: u64, count: u64) -> bool {
+fn exchange(endpoint: &mut MessageEndpoint, mut peer: Option<Peer>, local: u64, remote: u64, count: u64) -> bool {
     let start = Instant::now();
     let mut seen = HashSet::new();
-    let mut lent: Vec<Option<Vec<u8>>> = (0..count).map(|_| None).collect();
+    let mut payloads: Vec<Option<Vec<u8>>> = (0..count).map(|_| None).collect();
     let (mut sent, mut returned, mut borrowed, mut closed) = (0, 0, 0, false);
     while sent < count || returned < borrowed || (seen.len() as u64) < count {
         assert!(start.elapsed() < LIMIT, "sent {sent}, returned {returned}/{borrowed}, seen {}", seen.len());
         while let Some(to) = peer
             && sent < count
         {
-            let (header, payload) = (header_of_message(mine, sent), payload_of_message(mine, sent));
+            let (header, payload) = (header_of_message(local, sent), payload_of_message(local, sent));
             let result = if sent % 2 == 0 {
                 endpoint.send(to, &header, &payload)
             } else {
-                let payload = &*lent[sent as usize].insert(payload);
-                // SAFETY: `lent` keeps the payload until its Sent event.
+                let payload = &*payloads[sent as usize].insert(payload);
+                // SAFETY: `payloads` keeps the payload until its Sent event.
                 unsafe { endpoint.send_borrowed(to, &header, payload.as_ptr(), payload.len(), sent) }
             };
             match result {
@@ -117,12 +117,12 @@ fn exchange(endpoint: &mut MessageEndpoint, mut peer: Option<Peer>, mine: u64, t
                 Event::Message { from, header, payload } => {
                     assert_eq!(*peer.get_or_insert(from), from);
                     let number = u64::from_le_bytes(header[8..16].try_into().unwrap());
-                    assert_eq!(header, header_of_message(theirs, number));
-                    assert!(payload == payload_of_message(theirs, number), "payload of message {number}");
+                    assert_eq!(header, header_of_message(remote, number));
+                    assert!(payload == payload_of_message(remote, number), "payload of message {number}");
                     assert!(seen.insert(number), "message {number} came twice");
                 }
                 Event::Sent { token, .. } => {
-                    assert!(lent[token as usize].take().is_some(), "payload {token} returned twice");
+                    assert!(payloads[token as usize].take().is_some(), "payload {token} returned twice");
                     returned += 1;
                 }
                 // The peer has got everything, but here something may still be on its way up.

@@ -202,10 +202,10 @@ impl Engine {
         }
         let (transport, callbacks) = (&mut *self.transport, &mut self.callbacks);
         let outgoing = state.outgoing.pump(transport, state.addr, callbacks);
-        let result = outgoing.and_then(|again| Ok(state.incoming.pump(transport, state.addr, callbacks)? | again));
+        let result = outgoing.and_then(|retry| Ok(state.incoming.pump(transport, state.addr, callbacks)? | retry));
         match result {
-            Ok(again) => {
-                if again && !state.scheduled {
+            Ok(retry) => {
+                if retry && !state.scheduled {
                     state.scheduled = true;
                     self.scheduled.push(channel);
                 }

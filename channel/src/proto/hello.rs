@@ -39,7 +39,7 @@ pub(crate) struct PendingHello {
     pub max: u64,
     /// Id of the sender's first message.
     pub read: u32,
-    /// Id of our first message; 0 for any id.
+    /// Id of the first message of this end; 0 for any id.
     pub write: u32,
     /// The challenge, once it was sent.
     pub challenge: Option<PathChallenge>,

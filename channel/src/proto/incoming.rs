@@ -185,10 +185,10 @@ impl Incoming {
             return Ok(());
         }
         let word = bytes.as_slice().try_into().map_err(|_| Violation::LengthSize { id, bytes: bytes.len() })?;
-        let said = u64::from_le_bytes(word);
+        let stated = u64::from_le_bytes(word);
         self.length_buffers.push(bytes);
-        let too_long = Violation::TooLong { id, len: said, max: self.max_message };
-        let len = usize::try_from(said).ok().filter(|len| *len <= self.max_message).ok_or(too_long)?;
+        let too_long = Violation::TooLong { id, len: stated, max: self.max_message };
+        let len = usize::try_from(stated).ok().filter(|len| *len <= self.max_message).ok_or(too_long)?;
         let ahead = id.wrapping_sub(self.next) as usize;
         if ahead >= REORDER_WINDOW {
             return Err(Violation::OutOfTurn { id, expected: self.next });
@@ -209,9 +209,9 @@ impl Incoming {
     pub fn payload(&mut self, id: u32, bytes: Vec<u8>, callbacks: &mut Vec<Callback>) -> Result<(), Violation> {
         let entry = self.window.get_mut(id.wrapping_sub(self.next) as usize).and_then(Option::as_mut);
         let Some(entry) = entry else { return Ok(()) };
-        let Arrival::Posted(said) = *entry else { return Ok(()) };
-        if bytes.len() != said {
-            return Err(Violation::PayloadLength { id, said, got: bytes.len() });
+        let Arrival::Posted(stated) = *entry else { return Ok(()) };
+        if bytes.len() != stated {
+            return Err(Violation::PayloadLength { id, stated, got: bytes.len() });
         }
         *entry = Arrival::Complete(bytes);
         self.deliver(callbacks);
@@ -220,11 +220,11 @@ impl Incoming {
 
     /// The violation of a payload that is longer than its length.
     pub fn too_long(&self, id: u32) -> Violation {
-        let said = match self.window.get(id.wrapping_sub(self.next) as usize) {
-            Some(Some(Arrival::Posted(said))) => *said,
+        let stated = match self.window.get(id.wrapping_sub(self.next) as usize) {
+            Some(Some(Arrival::Posted(stated))) => *stated,
             _ => 0,
         };
-        Violation::PayloadTooLong { id, said }
+        Violation::PayloadTooLong { id, stated }
     }
 
     /// Takes back a delivered message.

@@ -61,7 +61,7 @@ pub struct Fake {
 }
 
 fn refused() -> Error {
-    Error::Call { call: "fi_tsend", code: bindings::FI_ECONNREFUSED, text: "nobody there".to_owned() }
+    Error::Call { call: "fi_tsend", code: bindings::FI_ECONNREFUSED, text: "no such endpoint".to_owned() }
 }
 
 impl Net {
@@ -278,7 +278,7 @@ impl Transport for Fake {
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
         // Not under the lock, which other endpoints need.
         let broken = self.net.state().ports[self.port].broken;
-        assert!(!broken, "as it was told");
+        assert!(!broken, "the test asked for a panic");
         let mut state = self.net.state();
         let rounds = if state.hostile { state.random.index(6) } else { 1000 };
         for _ in 0..rounds {
@@ -287,8 +287,8 @@ impl Transport for Fake {
         }
         let State { random, ports, hostile, .. } = &mut *state;
         let waiting = &mut ports[self.port].events;
-        let told = if *hostile { random.index(waiting.len() + 1) } else { waiting.len() };
-        for _ in 0..told {
+        let reported = if *hostile { random.index(waiting.len() + 1) } else { waiting.len() };
+        for _ in 0..reported {
             let at = if *hostile { random.index(waiting.len()) } else { 0 };
             events.push(waiting.remove(at));
         }

@@ -205,7 +205,7 @@ fn payload_longer_than_its_length_ends_channel() {
     let mut peers = Peers::new();
     peers.send(LENGTH, 3u64.to_le_bytes().to_vec());
     peers.send(PAYLOAD, b"abcd".to_vec());
-    peers.ended(|error| broken(error, |v| *v == Violation::PayloadTooLong { id: 0, said: 3 }));
+    peers.ended(|error| broken(error, |v| *v == Violation::PayloadTooLong { id: 0, stated: 3 }));
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn payload_shorter_than_its_length_ends_channel() {
     let mut peers = Peers::new();
     peers.send(LENGTH, 3u64.to_le_bytes().to_vec());
     peers.send(PAYLOAD, b"ab".to_vec());
-    peers.ended(|error| broken(error, |v| *v == Violation::PayloadLength { id: 0, said: 3, got: 2 }));
+    peers.ended(|error| broken(error, |v| *v == Violation::PayloadLength { id: 0, stated: 3, got: 2 }));
 }
 
 #[test]

@@ -141,26 +141,28 @@ fn lost_path_challenge_is_repeated() {
         peer.send(to, CONTROL | control.kind as u64, Payload::from(control.emit()), 0, false);
     };
     // Kind and sender's secret of the next control message.
-    let hear = |world: &mut World, peer: &mut super::fake_network::Fake| {
+    let next_control = |world: &mut World, peer: &mut super::fake_network::Fake| {
         let pattern = Pattern { tag: CONTROL, ignore: 0xff };
         let posted = peer.receive(None, pattern, Vec::new(), 4096, 1);
         assert!(matches!(posted, ReceiveResult::Posted));
         for _ in 0..10_000 {
             let mut events = Vec::new();
             peer.poll(&mut events).unwrap();
-            let heard = events.iter().find_map(|event| match event {
-                Event::Received { bytes, .. } => Control::parse(bytes).map(|heard| (heard.kind, heard.sender_secret)),
+            let received = events.iter().find_map(|event| match event {
+                Event::Received { bytes, .. } => {
+                    Control::parse(bytes).map(|received| (received.kind, received.sender_secret))
+                }
                 _ => None,
             });
-            if let Some(heard) = heard.filter(|(kind, _)| *kind != Kind::Ping) {
-                return heard;
+            if let Some(received) = received.filter(|(kind, _)| *kind != Kind::Ping) {
+                return received;
             }
             if !events.is_empty() {
                 assert!(matches!(peer.receive(None, pattern, Vec::new(), 4096, 1), ReceiveResult::Posted));
             }
             world.step(Duration::from_millis(1));
         }
-        panic!("nothing is heard");
+        panic!("no control message arrives");
     };
     let hello = |from: u32| Control {
         from,
@@ -171,14 +173,14 @@ fn lost_path_challenge_is_repeated() {
         ..Control::new(Kind::Hello, address.listener, address.secret)
     };
     send(&mut peer, &hello(3));
-    assert_eq!(hear(&mut world, &mut peer).0, Kind::Welcome);
+    assert_eq!(next_control(&mut world, &mut peer).0, Kind::Welcome);
     send(&mut peer, &hello(4));
-    let (first, nonce) = hear(&mut world, &mut peer);
-    assert_eq!((first, hear(&mut world, &mut peer)), (Kind::PathChallenge, (Kind::PathChallenge, nonce)));
+    let (first, nonce) = next_control(&mut world, &mut peer);
+    assert_eq!((first, next_control(&mut world, &mut peer)), (Kind::PathChallenge, (Kind::PathChallenge, nonce)));
     send(&mut peer, &Control::new(Kind::PathResponse, 0, nonce));
-    let heard: Vec<_> =
-        (0..3).map(|_| hear(&mut world, &mut peer).0).take_while(|kind| *kind == Kind::PathChallenge).collect();
-    assert!(heard.len() < 3, "it is let in");
+    let received: Vec<_> =
+        (0..3).map(|_| next_control(&mut world, &mut peer).0).take_while(|kind| *kind == Kind::PathChallenge).collect();
+    assert!(received.len() < 3, "the hello is admitted");
 }
 
 /// A hello with the name of another endpoint opens no channel and ends none.

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 fn nothing(reactor: &Reactor) -> Channel {
     let (sender, receiver) = mpsc::channel();
     let open = Channel::opening(reactor.shared(), move |channel| sender.send(channel.unwrap()).unwrap());
-    open(Ok(Opened { channel: 0, peer: "nobody".into(), max_write: 0 }));
+    open(Ok(Opened { channel: 0, peer: "none".into(), max_write: 0 }));
     receiver.recv().unwrap()
 }
 
@@ -148,10 +148,10 @@ fn message_of_dropped_read_goes_to_next_read() {
     drop((second, first));
     // One message comes back twice, before one that came back once.
     let (sender, receiver) = mpsc::channel();
-    let again = b.receive();
+    let fourth = b.receive();
     b.read(move |result| sender.send(result.unwrap()).unwrap());
     assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), [1]);
-    drop((third, again));
+    drop((third, fourth));
     assert_eq!((next(&b), next(&b)), (0, 2));
     // Also after the end of the peer.
     let last = [b.receive(), b.receive()];

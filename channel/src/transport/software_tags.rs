@@ -356,10 +356,10 @@ impl State {
                 self.append_record(outbox, peer, &header, &[])
             } else if long {
                 // Records for other messages do not wait behind the payload.
-                let said = if self.can_wait(peer) { Ok(()) } else { self.flush_to(outbox, peer) };
+                let flushed = if self.can_wait(peer) { Ok(()) } else { self.flush_to(outbox, peer) };
                 // SAFETY: the payload's bytes are on the heap or static, because `send` copies words inline; `sends` keeps them
                 // until every send of them has completed.
-                said.and_then(|()| unsafe { outbox.send_long(peer, tag, data, len, token | LONG) })
+                flushed.and_then(|()| unsafe { outbox.send_long(peer, tag, data, len, token | LONG) })
             } else {
                 // SAFETY: the payload's bytes are on the heap or static, because `send` copies words inline; `sends` keeps them
                 // until every send of them has completed.

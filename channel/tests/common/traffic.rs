@@ -106,10 +106,10 @@ pub struct Exchange {
     pub reads: mpsc::Receiver<Outcome>,
 }
 
-/// Writes `count` messages as `mine` and reads `count` of `theirs`, `depth` at a time each way. `record` is called for each message.
-pub fn exchange(channel: &Channel, mine: u64, theirs: u64, count: u64, depth: u64) -> Exchange {
-    let (out, writes) = Direction::new(mine, count);
-    let (inc, reads) = Direction::new(theirs, count);
+/// Writes `count` messages as `local` and reads `count` of `remote`, `depth` at a time each way. `record` is called for each message.
+pub fn exchange(channel: &Channel, local: u64, remote: u64, count: u64, depth: u64) -> Exchange {
+    let (out, writes) = Direction::new(local, count);
+    let (inc, reads) = Direction::new(remote, count);
     for _ in 0..depth.min(count) {
         read(channel.clone(), Arc::clone(&inc), Vec::new());
         write(channel.clone(), Arc::clone(&out), Vec::new());

@@ -156,8 +156,8 @@ impl<R: Raw> MalformedPeer<R> {
         wait("an answer", || self.receive())
     }
 
-    fn length(&mut self, id: u32, said: u64) {
-        self.raw.send(LENGTH | u64::from(id), &said.to_le_bytes());
+    fn length(&mut self, id: u32, stated: u64) {
+        self.raw.send(LENGTH | u64::from(id), &stated.to_le_bytes());
     }
 
     fn payload(&mut self, id: u32, bytes: &[u8]) {
@@ -282,7 +282,7 @@ fn violations<R: Raw>() -> Vec<Case<R>> {
                 s.length(0, 3);
                 s.payload(0, b"abcd");
             },
-            PayloadTooLong { id: 0, said: 3 }
+            PayloadTooLong { id: 0, stated: 3 }
         ),
         case!(
             "a payload much longer than its length",
@@ -290,7 +290,7 @@ fn violations<R: Raw>() -> Vec<Case<R>> {
                 s.length(0, 3);
                 s.payload(0, &[5; 300_000]);
             },
-            PayloadTooLong { id: 0, said: 3 }
+            PayloadTooLong { id: 0, stated: 3 }
         ),
         case!(
             "a payload where there is none",
@@ -298,7 +298,7 @@ fn violations<R: Raw>() -> Vec<Case<R>> {
                 s.length(0, 0);
                 s.payload(0, b"a");
             },
-            PayloadTooLong { id: 0, said: 0 }
+            PayloadTooLong { id: 0, stated: 0 }
         ),
         case!(
             "a payload shorter than its length",
@@ -306,7 +306,7 @@ fn violations<R: Raw>() -> Vec<Case<R>> {
                 s.payload(0, b"abc");
                 s.length(0, 4);
             },
-            PayloadLength { id: 0, said: 4, got: 3 }
+            PayloadLength { id: 0, stated: 4, got: 3 }
         ),
         case!("a length of 2^63", |s| s.length(0, 1 << 63), TooLong { id: 0, len: 0x8000_0000_0000_0000, max: MAX }),
         case!("a length of one too many", |s| s.length(0, MAX as u64 + 1), TooLong { id: 0, len: 0x10_0001, max: MAX }),
@@ -520,13 +520,13 @@ fn malformed_peers<R: Raw>(lib: &Arc<Libfabric>, config: &Config, open: &dyn Fn(
     let good = Good::start(lib, config, &listener);
     hellos_are_refused(&listener, open);
     good.lives();
-    assert!(run_all(&listener, violations(), open), "somebody is given up for silence in less than {LIMIT:?}");
+    assert!(run_all(&listener, violations(), open), "a peer is given up as silent in less than {LIMIT:?}");
     // If the machine is too busy for an answer, the next try has a longer limit.
     let noticed = [3, 12, 60].map(Duration::from_secs).into_iter().any(|lost_after| {
         let reactor = Reactor::open(lib, &Config { lost_after, ..config.clone() }).unwrap();
         run_all(&reactor.listen().unwrap(), missing_parts(), open)
     });
-    assert!(noticed, "those who answer are given up for silence");
+    assert!(noticed, "peers that answer are given up as silent");
     malformed_answers_end_connects(lib, config, open);
     good.end();
 }

@@ -141,7 +141,7 @@ impl Engine {
         }
     }
 
-    /// The peer closes: it has written everything before message `end`, and has read everything before our message `unread`.
+    /// The peer closes: it has written everything before message `end`, and has read everything before message `unread` of this end.
     fn closed_by_peer(&mut self, channel: u32, end: u32, unread: u32) {
         let now = self.now;
         self.send_control(channel, Kind::CloseAck, 0, 0);

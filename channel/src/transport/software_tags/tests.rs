@@ -134,7 +134,7 @@ struct RawPeer {
     endpoint: MessageEndpoint,
     to: Peer,
     /// Records that arrived, and events of the other end.
-    heard: Vec<Header>,
+    replies: Vec<Header>,
     ended: Vec<Event>,
 }
 
@@ -150,7 +150,7 @@ impl RawPeer {
         let mut endpoint = MessageEndpoint::open_with_long(lib, &config).unwrap();
         let to = endpoint.add_peer(&other.name.clone()).unwrap();
         let from = other.insert(endpoint.address()).unwrap();
-        (Self { endpoint, to, heard: Vec::new(), ended: Vec::new() }, from)
+        (Self { endpoint, to, replies: Vec::new(), ended: Vec::new() }, from)
     }
 
     fn append_record(&mut self, header: Header, payload: &[u8]) {
@@ -159,10 +159,10 @@ impl RawPeer {
 
     /// Polls both ends until the answer to RTS `number` arrives.
     fn reply(&mut self, other: &mut SoftwareTags, number: u32) -> Header {
-        let is = |heard: &Header| heard.number == number && matches!(heard.kind, Kind::Cts | Kind::Decline);
-        self.drive(other, |heard, _| heard.iter().any(is));
-        let at = self.heard.iter().position(is).unwrap();
-        self.heard.remove(at)
+        let is = |replies: &Header| replies.number == number && matches!(replies.kind, Kind::Cts | Kind::Decline);
+        self.drive(other, |replies, _| replies.iter().any(is));
+        let at = self.replies.iter().position(is).unwrap();
+        self.replies.remove(at)
     }
 
     /// Sends an RTS of `total` bytes and waits for its CTS; gives the number of the receive.
@@ -177,19 +177,19 @@ impl RawPeer {
 
     /// Polls both ends until `done`, for the records here and the events there.
     fn drive(&mut self, other: &mut SoftwareTags, mut done: impl FnMut(&[Header], &[Event]) -> bool) {
-        self.until(other, |this, _| done(&this.heard, &this.ended));
+        self.until(other, |this, _| done(&this.replies, &this.ended));
     }
 
     /// Polls both ends until `done`.
     fn until(&mut self, other: &mut SoftwareTags, mut done: impl FnMut(&Self, &SoftwareTags) -> bool) {
         let begin = Instant::now();
         while !done(self, other) {
-            assert!(begin.elapsed() < LIMIT, "{:?} {:?}", self.heard, self.ended);
+            assert!(begin.elapsed() < LIMIT, "{:?} {:?}", self.replies, self.ended);
             other.poll(&mut self.ended).unwrap();
             self.endpoint
                 .poll(|_, event| {
                     if let ferrogin_datagram::Event::Message { header, payload, .. } = event {
-                        self.heard.extend(Records::new(header, payload).map(|(header, _)| header));
+                        self.replies.extend(Records::new(header, payload).map(|(header, _)| header));
                     }
                 })
                 .unwrap();

@@ -105,7 +105,7 @@ fn flood_keeps_every_message_in_order() {
         a.flush();
         assert!(
             unsent_records(&a) > 0 && a.state.full && a.wait_fd().is_none(),
-            "nobody sleeps while records find no slot"
+            "records without a slot keep the reactor awake"
         );
         let count = sent + 100;
         for token in 0..count as u64 {
@@ -317,8 +317,8 @@ fn waiting_long_message_is_not_overtaken() {
             peer.send_long(*number, &body[..MIB]);
             peer.drive(&mut b, |_, events| received(events, at as u64 + 1).is_some());
         }
-        peer.drive(&mut b, |heard, _| heard.len() == 2);
-        assert_eq!(peer.heard.iter().map(|heard| heard.number).collect::<Vec<_>>(), [4, 5]);
+        peer.drive(&mut b, |replies, _| replies.len() == 2);
+        assert_eq!(peer.replies.iter().map(|replies| replies.number).collect::<Vec<_>>(), [4, 5]);
     }
 }
 
@@ -374,7 +374,7 @@ fn records_before_a_malformed_one_are_used() {
     for lib in libraries("records_before_a_malformed_one_are_used") {
         let mut b = open(&lib);
         let (mut peer, from) = RawPeer::new(&lib, &mut b);
-        let whole = |tag: u64, bytes: &[u8]| {
+        let eager = |tag: u64, bytes: &[u8]| {
             let header = Header { inline: true, ..Header::new(Kind::Eager, 0, tag, bytes.len()) };
             [&header.emit()[..], bytes].concat()
         };
@@ -384,9 +384,9 @@ fn records_before_a_malformed_one_are_used() {
         // Answers without an RTS are dropped.
         let answers = [Kind::Cts, Kind::Decline].map(|kind| Header::new(kind, 0, 5, 5).emit()).concat();
         let senseless = [0xee; HEADER];
-        let records = [&whole(1, b"one")[..], &answers, &whole(2, b""), &senseless, &whole(3, b"three")].concat();
+        let records = [&eager(1, b"one")[..], &answers, &eager(2, b""), &senseless, &eager(3, b"three")].concat();
         peer.endpoint.send(peer.to, &records, b"and a payload").unwrap();
-        let records = [&whole(4, b"four")[..], &whole(9, b"nobody's")].concat();
+        let records = [&eager(4, b"four")[..], &eager(9, b"dropped")].concat();
         peer.endpoint.send(peer.to, &records, &[]).unwrap();
         let mut seen = Vec::new();
         peer.drive(&mut b, |_, events| {
@@ -461,9 +461,9 @@ fn lost_peer_ends_its_operations() {
         // To the peer: more direct payloads than the window, one with CTS; batched RTS behind it; short messages.
         send_long(&mut b, to, 20..26);
         peer.reply(&mut b, 2);
-        let rts_bytes = |heard: &&Header| heard.kind == Kind::Rts;
-        peer.drive(&mut b, |heard, _| heard.iter().filter(rts_bytes).count() == 6);
-        let number = peer.heard.iter().find(rts_bytes).unwrap().number;
+        let rts_bytes = |replies: &&Header| replies.kind == Kind::Rts;
+        peer.drive(&mut b, |replies, _| replies.iter().filter(rts_bytes).count() == 6);
+        let number = peer.replies.iter().find(rts_bytes).unwrap().number;
         peer.append_record(Header { direct: true, ..Header::new(Kind::Cts, number, 77, MIB) }, &[]);
         let index = to.0 as usize;
         peer.until(&mut b, |_, b| b.state.peers[index].direct.bytes() > 0);
@@ -509,7 +509,7 @@ fn transport_with_unreported_events_must_not_sleep() {
             b.poll(&mut Vec::new()).unwrap();
         }
         post(&mut b, from, 1, 100, 1);
-        assert!(!b.may_wait(), "the receive is over, and no descriptor will tell of it");
+        assert!(!b.may_wait(), "no descriptor announces the end of the receive");
         let mut events = Vec::new();
         b.poll(&mut events).unwrap();
         assert_eq!(in_order(&events), [(1, &b"one"[..])]);
