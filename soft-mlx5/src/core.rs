@@ -10,20 +10,20 @@ use mlx5::wire::Syndrome;
 use soft_nic::random::Random;
 
 use super::Settings;
+use super::connection::{Address, Connection};
 use super::cq::{Completion, CompletionQueue};
 use super::frame::{Frame, Kind, VERSION};
 use super::keys::Keys;
-use super::link::{Address, Link};
 use super::qp::{Issued, Progress, QueuePair, State};
 use super::receive::{Receive, ReceiveQueue};
 
-/// The card's connection with itself: requests go out on the one, come in on the other.
+/// The card's connection with itself: requests are sent on the first end and arrive on the second.
 pub(super) const LOOP_OUT: u32 = 0;
 pub(super) const LOOP_IN: u32 = 1;
-/// After this many lines a card is quiet: a broken program breaks the same rule a million times.
+/// A card logs this many lines at most: a broken program breaks the same rule a million times.
 const MAX_LINES: u32 = 200;
-/// Looks between two for who calls: each costs a system call that makes a socket first.
-const CALLERS_EVERY: u32 = 32;
+/// Polls between two calls of accept.
+const ACCEPT_EVERY: u32 = 32;
 /// Queue pair numbers have 24 bits; the low ones are special.
 const FIRST_QPN: u32 = 0x40;
 const MAX_QPN: u32 = 0x00ff_fffe;
@@ -37,12 +37,12 @@ pub(super) struct Core {
     pub qps: BTreeMap<u32, QueuePair>,
     /// Receive queues; a queue pair's own has its number.
     pub receives: BTreeMap<u32, ReceiveQueue>,
-    pub links: BTreeMap<u32, Link>,
-    pub link_of: HashMap<Address, u32>,
+    pub connections: BTreeMap<u32, Connection>,
+    pub connection_of: HashMap<Address, u32>,
     listener: TcpListener,
     next: u32,
     lines: u32,
-    rounds: u32,
+    polls: u32,
 }
 
 impl Core {
@@ -50,7 +50,7 @@ impl Core {
         let mut random = settings.seed.map_or_else(Random::from_system, Random::seeded);
         let keys = Keys::new(random.next_u32());
         let next = FIRST_QPN + random.next_u32() % (MAX_QPN / 2);
-        let links = BTreeMap::from([(LOOP_OUT, Link::memory()), (LOOP_IN, Link::memory())]);
+        let connections = BTreeMap::from([(LOOP_OUT, Connection::memory()), (LOOP_IN, Connection::memory())]);
         Self {
             address,
             settings,
@@ -59,25 +59,25 @@ impl Core {
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
             receives: BTreeMap::new(),
-            links,
-            link_of: HashMap::new(),
+            connections,
+            connection_of: HashMap::new(),
             listener,
             next,
             lines: 0,
-            rounds: 0,
+            polls: 0,
         }
     }
 
-    pub(super) fn line(&mut self, what: fmt::Arguments<'_>) {
+    pub(super) fn log(&mut self, what: fmt::Arguments<'_>) {
         self.lines += 1;
         match self.lines {
             0..MAX_LINES => soft_nic::log::line(format_args!("softefa mlx5: {what}")),
-            MAX_LINES => soft_nic::log::line(format_args!("softefa mlx5: {what}; the card says no more")),
+            MAX_LINES => soft_nic::log::line(format_args!("softefa mlx5: {what}; no more lines from this card")),
             _ => {}
         }
     }
 
-    /// A number that nothing of the card has.
+    /// A number that no object of the card has.
     pub(super) fn number(&mut self) -> u32 {
         loop {
             self.next = if self.next >= MAX_QPN { FIRST_QPN } else { self.next + 1 };
@@ -89,21 +89,21 @@ impl Core {
         }
     }
 
-    pub(super) fn add_link(&mut self, link: Link) -> u32 {
-        let id = self.links.keys().next_back().map_or(0, |last| last + 1);
-        self.links.insert(id, link);
+    pub(super) fn add_connection(&mut self, connection: Connection) -> u32 {
+        let id = self.connections.keys().next_back().map_or(0, |last| last + 1);
+        self.connections.insert(id, connection);
         id
     }
 
-    /// How long the next change of a key takes to have its effect.
+    /// The delay of the effect of the next key change.
     pub(super) fn lateness(&mut self) -> Duration {
         let most = self.settings.late_bind.as_micros().min(u128::from(u32::MAX - 1)) as u32;
         Duration::from_micros(self.random.below(u64::from(most) + 1))
     }
 
-    pub(super) fn tell(&mut self, cq: u32, completion: Completion) {
+    pub(super) fn push_completion(&mut self, cq: u32, completion: Completion) {
         if let Some(queue) = self.cqs.get_mut(&cq) {
-            queue.tell(completion);
+            queue.push_completion(completion);
         }
     }
 
@@ -133,31 +133,31 @@ impl Core {
         self.flush_receives(qpn);
     }
 
-    /// Receives of a shared queue are for the others.
+    /// Flushes the receives of a queue pair in error, but not those of a shared queue.
     fn flush_receives(&mut self, qpn: u32) -> bool {
         let Some(qp) = self.qps.get(&qpn) else { return false };
         let (cq, own) = (qp.recv_cq, qp.receives == qpn);
         let mut moved = false;
         while own && let Some(receive) = self.take_receive(qpn) {
             let (index, syndrome) = (receive.index, Syndrome::WrFlush);
-            self.tell(cq, Completion::Failed { qpn, srqn: 0, index, opcode: 0, syndrome, receive: true });
+            self.push_completion(cq, Completion::Failed { qpn, srqn: 0, index, opcode: 0, syndrome, receive: true });
             moved = true;
         }
         moved
     }
 
-    /// One look at everything; true if something moved.
-    pub(super) fn round(&mut self) -> bool {
-        self.rounds = self.rounds.wrapping_add(1);
-        let mut moved = self.rounds.is_multiple_of(CALLERS_EVERY) && self.accept();
-        let ids: Vec<u32> = self.links.keys().copied().collect();
+    /// Polls everything once. True when something moved.
+    pub(super) fn poll(&mut self) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        let mut moved = self.polls.is_multiple_of(ACCEPT_EVERY) && self.accept();
+        let ids: Vec<u32> = self.connections.keys().copied().collect();
         for id in &ids {
             moved |= self.receive(*id);
         }
         let now = Instant::now();
         let qpns: Vec<u32> = self.qps.keys().copied().collect();
         for qpn in qpns {
-            moved |= self.attend(qpn, now);
+            moved |= self.poll_queue_pair(qpn, now);
         }
         moved |= self.exchange_loop();
         for id in ids {
@@ -166,7 +166,7 @@ impl Core {
         moved | self.complete()
     }
 
-    /// Writes completions. A queue whose consumer does not keep up is lost, and with it who completes into it.
+    /// Writes completions. A full queue is overrun, and the queue pairs that complete into it go to the error state.
     fn complete(&mut self) -> bool {
         let (mut moved, mut lost) = (false, Vec::new());
         for (cqn, queue) in &mut self.cqs {
@@ -177,7 +177,7 @@ impl Core {
             }
         }
         for cqn in lost {
-            self.line(format_args!("CQ {cqn:#x}: overrun: all slots hold completions that were not taken"));
+            self.log(format_args!("CQ {cqn:#x}: overrun: all slots hold completions that were not taken"));
             let uses = |qp: &QueuePair| qp.send_cq == cqn || qp.recv_cq == cqn;
             let users: Vec<u32> = self.qps.iter().filter(|(_, qp)| uses(qp)).map(|(qpn, _)| *qpn).collect();
             users.into_iter().for_each(|qpn| self.break_qp(qpn));
@@ -185,13 +185,13 @@ impl Core {
         moved
     }
 
-    fn attend(&mut self, qpn: u32, now: Instant) -> bool {
+    fn poll_queue_pair(&mut self, qpn: u32, now: Instant) -> bool {
         let Some(qp) = self.qps.get_mut(&qpn) else { return false };
         let mut moved = false;
         match qp.take_doorbell(qpn) {
             Ok(rung) => qp.rung |= rung,
             Err(value) => {
-                self.line(format_args!("QP {qpn:#x}: {value:#018x} in its doorbell register is no request of it"));
+                self.log(format_args!("QP {qpn:#x}: {value:#018x} in its doorbell register is no request of it"));
                 self.break_qp(qpn);
             }
         }
@@ -202,8 +202,8 @@ impl Core {
             moved |= self.issue(qpn);
         }
         let Some(qp) = self.qps.get_mut(&qpn) else { return moved };
-        let full = qp.held || !qp.issued.is_empty();
-        // Once all that was rung for is taken, the next look is for the next doorbell.
+        let full = qp.blocked || !qp.issued.is_empty();
+        // When all requests of the doorbell are taken, the next poll waits for the next doorbell.
         qp.rung &= full || qp.state == State::Error;
         if qp.state == State::Error {
             moved |= self.flush_receives(qpn);
@@ -211,12 +211,12 @@ impl Core {
         moved
     }
 
-    /// Takes connections that wait; true if there was one.
+    /// Accepts connections. True when there was one.
     pub(super) fn accept(&mut self) -> bool {
         let mut moved = false;
         while let Ok((stream, _)) = self.listener.accept() {
-            if let Ok(link) = Link::accepted(stream) {
-                self.add_link(link);
+            if let Ok(connection) = Connection::accepted(stream) {
+                self.add_connection(connection);
                 moved = true;
             }
         }
@@ -224,19 +224,19 @@ impl Core {
     }
 
     fn receive(&mut self, id: u32) -> bool {
-        let Some(link) = self.links.get_mut(&id) else { return false };
-        let came = link.fill();
+        let Some(connection) = self.connections.get_mut(&id) else { return false };
+        let came = connection.fill();
         let mut moved = matches!(came, Ok(true));
         loop {
-            let Some(link) = self.links.get_mut(&id) else { return true };
-            match link.next() {
+            let Some(connection) = self.connections.get_mut(&id) else { return true };
+            match connection.next() {
                 Ok(Some(frame)) => {
                     moved = true;
                     self.dispatch(id, frame);
                 }
                 Ok(None) => break,
                 Err(header) => {
-                    self.line(format_args!("a connection brought what no card of this version sends: {header:?}"));
+                    self.log(format_args!("a connection sent a malformed frame and is closed: {header:?}"));
                     self.lose(id);
                     return true;
                 }
@@ -250,20 +250,20 @@ impl Core {
     }
 
     fn dispatch(&mut self, id: u32, frame: Frame) {
-        let Some(link) = self.links.get_mut(&id) else { return };
-        if !link.known {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if !connection.authenticated {
             let header = &frame.header;
             let (version, nonce) = (header.rkey.get(), header.operand.get());
             if frame.kind == Kind::Hello && version == VERSION && nonce == self.address.nonce {
-                link.known = true;
+                connection.authenticated = true;
                 return;
             }
             if frame.kind == Kind::Hello && version != VERSION {
-                self.line(format_args!(
-                    "a card of version {version} called, this is version {VERSION}: use one release"
+                self.log(format_args!(
+                    "a card of version {version} connected, this is version {VERSION}: use the same release on both sides"
                 ));
             } else {
-                self.line(format_args!("a caller does not know this card's address: refused"));
+                self.log(format_args!("refused a connection: it does not know the nonce of this card's address"));
             }
             self.lose(id);
             return;
@@ -285,16 +285,16 @@ impl Core {
     }
 
     fn no_answer(&mut self, id: u32, frame: &Frame) {
-        if let Some(link) = self.links.get_mut(&id) {
+        if let Some(connection) = self.connections.get_mut(&id) {
             let (src, dst) = (frame.header.dst_qpn.get(), frame.header.src_qpn.get());
             let status = Syndrome::TransportRetryExceeded.code();
             let header = super::frame::Header::new(Kind::Ack, src, dst, frame.header.token.get());
-            link.push(&super::frame::Header { status, ..header });
+            connection.push(&super::frame::Header { status, ..header });
         }
     }
 
     fn send(&mut self, id: u32) -> bool {
-        match self.links.get_mut(&id).map(Link::flush) {
+        match self.connections.get_mut(&id).map(Connection::flush) {
             Some(Ok(moved)) => moved,
             Some(Err(_)) => {
                 self.lose(id);
@@ -304,26 +304,26 @@ impl Core {
         }
     }
 
-    /// Hands over what the card's two ends of the connection with itself have queued.
+    /// Moves the queued bytes between both ends of the card's connection with itself.
     fn exchange_loop(&mut self) -> bool {
         let mut moved = false;
         for (from, to) in [(LOOP_OUT, LOOP_IN), (LOOP_IN, LOOP_OUT)] {
-            let bytes = self.links.get_mut(&from).map(Link::take_out).unwrap_or_default();
-            if let Some(link) = self.links.get_mut(&to)
+            let bytes = self.connections.get_mut(&from).map(Connection::take_out).unwrap_or_default();
+            if let Some(connection) = self.connections.get_mut(&to)
                 && !bytes.is_empty()
             {
-                link.give(&bytes);
+                connection.give(&bytes);
                 moved = true;
             }
         }
         moved
     }
 
-    /// A connection is over: whoever waits for answers on it learns it.
+    /// Closes a connection: the requests that wait for its answers fail.
     fn lose(&mut self, id: u32) {
-        self.links.remove(&id);
-        self.link_of.retain(|_, link| *link != id);
-        let concerned = |qp: &QueuePair| qp.peer.is_some_and(|peer| peer.link == id) && !qp.issued.is_empty();
+        self.connections.remove(&id);
+        self.connection_of.retain(|_, connection| *connection != id);
+        let concerned = |qp: &QueuePair| qp.peer.is_some_and(|peer| peer.connection == id) && !qp.issued.is_empty();
         let qpns: Vec<u32> = self.qps.iter().filter(|(_, qp)| concerned(qp)).map(|(qpn, _)| *qpn).collect();
         for qpn in qpns {
             if let Some(qp) = self.qps.get_mut(&qpn) {
@@ -339,16 +339,16 @@ impl Core {
     }
 
     /// The connection to a card, made if there is none.
-    pub(super) fn adopt(&mut self, to: Address, made: Option<Link>) -> Result<u32, DeviceError> {
+    pub(super) fn adopt(&mut self, to: Address, made: Option<Connection>) -> Result<u32, DeviceError> {
         if to == self.address {
             return Ok(LOOP_OUT);
         }
-        if let Some(link) = self.link_of.get(&to) {
-            return Ok(*link);
+        if let Some(connection) = self.connection_of.get(&to) {
+            return Ok(*connection);
         }
-        let link = made.map_or_else(|| Link::connect(&to), Ok)?;
-        let id = self.add_link(link);
-        self.link_of.insert(to, id);
+        let connection = made.map_or_else(|| Connection::connect(&to), Ok)?;
+        let id = self.add_connection(connection);
+        self.connection_of.insert(to, id);
         Ok(id)
     }
 }

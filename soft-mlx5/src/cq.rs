@@ -16,14 +16,14 @@ use super::shared::Shared;
 pub(super) const RING: usize = 4096;
 /// The consumer's index, 24 bits.
 pub(super) const CONSUMER: usize = 0;
-/// What the consumer wants to be woken by.
+/// The arm word of the consumer.
 pub(super) const ARM: usize = 4;
 /// Register that a driver writes to when it arms.
 pub(super) const ARM_REGISTER: usize = 64;
 /// In the arm record: only solicited completions and errors wake.
 const SOLICITED_ONLY: u32 = 1 << 24;
 
-/// What the card tells.
+/// A completion of the card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Completion {
     /// A request of the send queue is done.
@@ -97,14 +97,14 @@ impl CompletionQueue {
     }
 
     /// Tells one completion. It is in the ring after [`CompletionQueue::flush`].
-    pub(super) fn tell(&mut self, completion: Completion) {
+    pub(super) fn push_completion(&mut self, completion: Completion) {
         self.writer.push(completion.to_cqe());
         if self.armed && (completion.wakes_solicited() || self.memory.record(ARM) & SOLICITED_ONLY == 0) {
             self.wake();
         }
     }
 
-    /// Writes what was told and looks whether the consumer arms; true if something moved. An overrun is for ever.
+    /// Writes the pending completions and checks whether the consumer armed. True when something moved. An overrun is permanent.
     pub(super) fn flush(&mut self) -> bool {
         let before = self.writer.producer();
         self.overrun |= self.writer.flush().is_err();

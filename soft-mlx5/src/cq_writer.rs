@@ -1,4 +1,4 @@
-//! The card's side of a completion queue: what writes the completions that [`mlx5::cq`] polls.
+//! The card's side of a completion queue: it writes the completions that [`mlx5::cq`] polls.
 //!
 //! The software card and the tests produce completions with it. It knows the format, and nothing of the poller: what may
 //! be compressed is decided from the completions' bytes, and how, by seeded chance.
@@ -73,7 +73,7 @@ pub struct CqWriter {
 }
 
 impl CqWriter {
-    /// A writer at index `producer` of a queue; compresses if told how.
+    /// A writer at index `producer` of a queue, with or without compression.
     pub fn new(memory: CqMemory, producer: u32, compression: Option<Compression>) -> Self {
         let log = memory.log();
         Self { memory, log, producer, pending: VecDeque::new(), compression, title: None, minis: 0 }
@@ -99,7 +99,10 @@ impl CqWriter {
         self.pending.push_back(cqe);
     }
 
-    /// Writes pending completions as far as slots are free, and says so if some are left.
+    /// Writes pending completions as far as slots are free.
+    ///
+    /// # Errors
+    /// Some completions have no free slot.
     pub fn flush(&mut self) -> Result<(), Overrun> {
         while !self.pending.is_empty() {
             let free = self.free();

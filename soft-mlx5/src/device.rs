@@ -14,11 +14,11 @@ use mlx5::wire::{BLOCK, SEGMENT};
 use mlx5::wqe::{Limits, Transport, Umr, WindowType};
 use soft_nic::random::Random;
 
+use super::connection::Address;
 use super::cq::{self, CompletionQueue};
-use super::link::Address;
 use super::qp::{self, Peer, QueuePair, SendRing, State};
 use super::receive::{Order, ReceiveQueue};
-use super::respond::ENDLESS_MS;
+use super::responder::ENDLESS_MS;
 use super::shared::Shared;
 use super::{Alive, Card, system};
 
@@ -310,7 +310,7 @@ impl Device for Card {
                 incoming: None,
                 answered: 0,
                 unready: None,
-                held: false,
+                blocked: false,
             },
         );
         drop(core);
@@ -344,11 +344,11 @@ impl Device for Card {
 
     fn connect(&self, qp: &Handle, peer: &Endpoint) -> Result<(), DeviceError> {
         let pair = self.pair(qp)?;
-        let link = self.alive.inner.link(Address::from_bytes(&peer.gid))?;
+        let connection = self.alive.inner.connection(Address::from_bytes(&peer.gid))?;
         let mut core = self.alive.inner.lock();
         match core.qps.get_mut(&pair.qpn) {
             Some(own) if own.transport == Transport::Rc && own.state == State::New => {
-                own.peer = Some(Peer { link, qpn: peer.qpn });
+                own.peer = Some(Peer { connection, qpn: peer.qpn });
                 own.state = State::Working;
                 own.rung = true;
                 Ok(())

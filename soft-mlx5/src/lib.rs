@@ -1,10 +1,10 @@
-//! A software ConnectX card: it executes the bytes of mlx5 work requests as the hardware does, silent traps included.
+//! A software ConnectX card, which executes the bytes of mlx5 work requests as the hardware does, its silent failures included.
 //!
 //! A [`Card`] is an [`mlx5::device::Device`]. It gives out queues as plain memory: rings, doorbell records, doorbell
 //! registers. The driver writes requests there and rings; the engine, one thread, reads them and answers with
-//! completions. Cards of one process or of several are connected by what `Device::endpoint` says.
+//! completions. `Device::endpoint` gives what other cards, of this process or of another, connect to.
 //!
-//! What it is strict about, and what it is silent about:
+//! Rules that the card checks, and failures that it does not report:
 //!
 //! * A doorbell counts only when both the record and the register were written. A request must carry the index of its
 //!   slot and the number of its queue pair.
@@ -18,22 +18,22 @@
 //! * A compressing queue writes blocks of 1 to 7 completions at random where a title allows it, across the end of the
 //!   queue too, and only the first slot of a block.
 //!
-//! Every rule that is broken is a line on standard error with the queue pair, the request and the rule.
+//! Each violation is a line on standard error with the queue pair, the request and the rule.
 
+mod connection;
 mod core;
 mod cq;
 pub mod cq_writer;
 mod device;
 mod frame;
 mod keys;
-mod link;
 mod qp;
 mod receive;
-mod request;
-mod respond;
+mod requester;
+mod responder;
 mod shared;
 
-pub use link::Address;
+pub use connection::Address;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -46,8 +46,8 @@ use std::time::Duration;
 use mlx5::device::{Caps, DeviceError, Handle};
 use nix::poll::{PollFd, PollFlags, ppoll};
 
+use self::connection::Connection;
 use self::core::Core;
-use self::link::Link;
 use soft_nic::random::Random;
 
 /// Bytes that a datagram may have.
@@ -56,13 +56,13 @@ pub const DATAGRAM_MTU: usize = 4096;
 /// How a card behaves.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Decides everything that is left to chance; `None`: the system's choice.
+    /// Seed of all random choices; `None`: a random seed.
     pub seed: Option<u64>,
-    /// How late a change of a key has its effect, at most.
+    /// Delay of the effect of a key change, at most.
     pub late_bind: Duration,
     /// How long a message may wait for the peer to post a receive; `None`: for ever.
     pub patience: Option<Duration>,
-    /// The address that other cards find this one at.
+    /// The IP address for other cards.
     pub listen: Ipv4Addr,
 }
 
@@ -85,17 +85,17 @@ impl Inner {
     }
 
     /// The connection to the card at `to`, made if there is none. The engine goes on meanwhile.
-    fn link(&self, to: Address) -> Result<u32, DeviceError> {
+    fn connection(&self, to: Address) -> Result<u32, DeviceError> {
         let known = {
             let core = self.lock();
-            to == core.address || core.link_of.contains_key(&to)
+            to == core.address || core.connection_of.contains_key(&to)
         };
-        let made = if known { None } else { Some(Link::connect(&to)?) };
+        let made = if known { None } else { Some(Connection::connect(&to)?) };
         self.lock().adopt(to, made)
     }
 }
 
-/// Keeps the engine going. The card and everything that was made from it hold one.
+/// Keeps the engine running. The card and all objects that were made from it have one.
 struct Alive {
     inner: Arc<Inner>,
     engine: Option<JoinHandle<()>>,
@@ -105,7 +105,7 @@ impl Drop for Alive {
     fn drop(&mut self) {
         self.inner.stop.store(true, Ordering::Release);
         if let Some(engine) = self.engine.take() {
-            // A panic of the engine has said its word on standard error.
+            // A panic of the engine is on standard error already.
             let _ = engine.join();
         }
     }
@@ -118,41 +118,44 @@ pub struct Card {
     caps: Caps,
 }
 
-/// Looks without a result before the engine rests.
-const RESTLESS: u32 = 300;
-/// Its first rests and its longest.
-const SHORT_REST: Duration = Duration::from_micros(50);
-const LONG_REST: Duration = Duration::from_millis(1);
-/// Rests before they become long.
-const SHORT_RESTS: u32 = 2000;
+/// Idle polls before the engine sleeps.
+const SPIN_POLLS: u32 = 300;
+/// Its first sleeps, and its longest.
+const SHORT_SLEEP: Duration = Duration::from_micros(50);
+const LONG_SLEEP: Duration = Duration::from_millis(1);
+/// Short sleeps before the long ones.
+const SHORT_SLEEPS: u32 = 2000;
 
 fn run(inner: &Inner) {
     let mut idle = 0_u32;
     while !inner.stop.load(Ordering::Acquire) {
-        if inner.lock().round() {
+        if inner.lock().poll() {
             idle = 0;
             continue;
         }
         idle = idle.saturating_add(1);
-        if idle < RESTLESS {
+        if idle < SPIN_POLLS {
             std::thread::yield_now();
         } else {
-            rest(inner, if idle < RESTLESS + SHORT_RESTS { SHORT_REST } else { LONG_REST });
+            sleep(inner, if idle < SPIN_POLLS + SHORT_SLEEPS { SHORT_SLEEP } else { LONG_SLEEP });
         }
     }
 }
 
-/// Until something comes from a peer, or a moment is over: doorbells are memory and wake nobody.
-fn rest(inner: &Inner, at_most: Duration) {
+/// Sleeps until a frame arrives or the time is over. A doorbell is memory and does not wake the engine.
+fn sleep(inner: &Inner, at_most: Duration) {
     let mut core = inner.lock();
     if core.accept() {
         return;
     }
-    let sockets: Vec<OwnedFd> =
-        core.links.values().filter_map(|link| link.socket()?.as_fd().try_clone_to_owned().ok()).collect();
+    let sockets: Vec<OwnedFd> = core
+        .connections
+        .values()
+        .filter_map(|connection| connection.socket()?.as_fd().try_clone_to_owned().ok())
+        .collect();
     drop(core);
     let mut polled: Vec<PollFd<'_>> = sockets.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
-    // Interrupted or not: the next look will tell.
+    // The next poll follows in any case.
     let _ = ppoll(&mut polled, Some(at_most.into()), None);
 }
 
@@ -184,7 +187,7 @@ impl Card {
         Ok(Card { alive, address, caps: device::caps() })
     }
 
-    /// Where other cards find it.
+    /// The address for other cards.
     pub fn address(&self) -> Address {
         self.address
     }
@@ -193,9 +196,9 @@ impl Card {
     /// vector.
     ///
     /// # Errors
-    /// [`DeviceError::Peer`]: nobody answers there.
+    /// [`DeviceError::Peer`]: no card answers at the address.
     pub fn create_ah(&self, to: Address) -> Result<(), DeviceError> {
-        self.alive.inner.link(to).map(drop)
+        self.alive.inner.connection(to).map(drop)
     }
 
     /// A descriptor that is readable after an event of a completion queue: one that the consumer armed for.

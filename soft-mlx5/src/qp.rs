@@ -1,4 +1,4 @@
-//! Queue pairs: their rings, what is under way, what has come.
+//! Queue pairs: their rings, their requests in flight, and the requests of peers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) const SEND_RING: usize = 4096;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer {
     /// The connection that requests go out on.
-    pub link: u32,
+    pub connection: u32,
     pub qpn: u32,
 }
 
@@ -114,7 +114,7 @@ pub(super) struct QueuePair {
     /// Since when the head of the inbox waits for a receive.
     pub unready: Option<Instant>,
     /// The request at the head of the ring waits for a fence or for room.
-    pub held: bool,
+    pub blocked: bool,
 }
 
 /// The next request of a send ring.
@@ -142,7 +142,7 @@ impl QueuePair {
         (receive + (1 << (log_entries + log_stride)), receive)
     }
 
-    /// Whether the driver rang since the last look. What it wrote must name this queue pair.
+    /// Whether the driver rang since the last poll. The value must name this queue pair.
     pub(super) fn take_doorbell(&mut self, qpn: u32) -> Result<bool, u64> {
         let mut rung = false;
         for half in 0..2 {

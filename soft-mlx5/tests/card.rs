@@ -221,7 +221,7 @@ fn all_operations_move_bytes() {
 }
 
 #[test]
-fn a_window_of_the_right_size_works_until_invalidated() {
+fn window_works_until_invalidated() {
     let (cards, mut a, mut b) = pair(true, 4096);
     let window = cards[1].alloc_window(&b.pd, WindowType::Type2).unwrap();
     let (rkey, umr) = b.bind(window.rkey, 1024, 512);
@@ -249,7 +249,7 @@ fn a_window_of_the_right_size_works_until_invalidated() {
 }
 
 #[test]
-fn wrong_octowords_complete_well_and_move_nothing() {
+fn bind_of_wrong_size_succeeds_and_moves_nothing() {
     let (cards, mut a, mut b) = pair(true, 4096);
     let window = cards[1].alloc_window(&b.pd, WindowType::Type2).unwrap();
     let (rkey, mut umr) = b.bind(window.rkey, 0, 4096);
@@ -269,7 +269,7 @@ fn wrong_octowords_complete_well_and_move_nothing() {
 
 /// The responder binds and tells; the peer writes at once. With a fence it always works, without one it loses now and then.
 #[test]
-fn what_has_no_fence_overtakes_the_bind() {
+fn request_without_fence_overtakes_the_bind() {
     let race = |fence: FmCeSe, seed: u64| {
         let late = |seed| {
             let settings = Settings { seed: Some(seed), late_bind: Duration::from_millis(200), ..Settings::default() };
@@ -325,7 +325,7 @@ fn rights_bounds_tags_and_owners_are_checked() {
 }
 
 #[test]
-fn a_bind_that_cannot_be_fails() {
+fn invalid_bind_fails() {
     type Twist = fn(&mut Umr);
     let cases: [(&str, Twist); 4] = [
         ("beyond the region", |umr| {
@@ -352,7 +352,7 @@ fn a_bind_that_cannot_be_fails() {
 }
 
 #[test]
-fn a_window_of_another_domain_is_neither_bound_nor_invalidated() {
+fn window_of_another_domain_is_neither_bound_nor_invalidated() {
     let (cards, mut a, mut b) = pair(true, 4096);
     let other = cards[1].alloc_pd().unwrap();
     let stranger = cards[1].alloc_window(&other, WindowType::Type2).unwrap();
@@ -372,7 +372,7 @@ fn a_window_of_another_domain_is_neither_bound_nor_invalidated() {
 }
 
 #[test]
-fn a_window_is_bound_once() {
+fn bound_window_cannot_be_bound_again() {
     let (cards, _a, mut b) = pair(false, 4096);
     let window = cards[0].alloc_window(&b.pd, WindowType::Type2).unwrap();
     let (rkey, umr) = b.bind(window.rkey, 0, 64);
@@ -388,7 +388,7 @@ fn a_window_is_bound_once() {
 }
 
 #[test]
-fn bytes_that_are_no_request_are_an_error() {
+fn malformed_requests_fail() {
     let (_cards, mut a, _b) = pair(false, 4096);
     a.send.next = 5;
     a.send.post(&Op::Nop, SIGNAL);
@@ -396,7 +396,7 @@ fn bytes_that_are_no_request_are_an_error() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_fails_on_both_sides() {
+fn message_longer_than_its_receive_fails_on_both_sides() {
     let (_cards, mut a, mut b) = pair(true, 4096);
     b.receive(0, 3);
     let message: WorkRequest<'_> = Op::Send { data: Data::Inline(&[&b"hello"[..]]), with: With::Nothing };
@@ -406,7 +406,7 @@ fn a_message_that_does_not_fit_fails_on_both_sides() {
 }
 
 #[test]
-fn patience_ends() {
+fn send_without_receive_fails_after_its_time() {
     let cards = [0, 1].map(|seed| {
         let settings = Settings { seed: Some(seed), patience: Some(Duration::from_millis(20)), ..Settings::default() };
         Card::open(settings).unwrap()
@@ -418,7 +418,7 @@ fn patience_ends() {
 }
 
 #[test]
-fn a_peer_that_goes_is_noticed() {
+fn dropped_peer_fails_requests() {
     let (mut cards, mut a, b) = pair(true, 64);
     drop(b);
     cards.pop();
@@ -431,7 +431,7 @@ fn a_peer_that_goes_is_noticed() {
 }
 
 #[test]
-fn datagrams_carry_a_header_and_get_lost() {
+fn datagrams_carry_a_header_and_may_be_lost() {
     let cards = [card(1), card(2)];
     let (mut a, mut b) =
         (End::new(&cards[0], Transport::Ud, 4096, false), End::new(&cards[1], Transport::Ud, 4096, false));
@@ -455,7 +455,7 @@ fn datagrams_carry_a_header_and_get_lost() {
 }
 
 #[test]
-fn a_shared_receive_queue_serves_two() {
+fn shared_receive_queue_serves_two_queue_pairs() {
     let card = card(3);
     let (mut a, mut c) = (End::new(&card, Transport::Rc, 4096, false), End::new(&card, Transport::Rc, 4096, false));
     let pd = card.alloc_pd().unwrap();
@@ -499,7 +499,7 @@ fn a_shared_receive_queue_serves_two() {
 }
 
 #[test]
-fn an_event_is_raised_for_who_armed() {
+fn armed_queue_raises_an_event() {
     let card = card(5);
     let pd = card.alloc_pd().unwrap();
     let raw = card.create_cq(&CqAttr { entries: 16, compression: false }).unwrap();

@@ -138,7 +138,7 @@ fn connected() -> (End, End) {
 }
 
 #[test]
-fn a_window_is_lent_used_and_taken_back_many_times() {
+fn window_is_bound_used_and_invalidated_many_times() {
     let (mut peer, mut owner) = connected();
     let mut window = Window::alloc(&*owner.device, &owner.pd, WindowType::Type2).expect("a window");
     let base = owner.mr.addr;
@@ -188,7 +188,7 @@ fn a_window_is_lent_used_and_taken_back_many_times() {
 }
 
 #[test]
-fn a_dropped_window_is_a_stale_key() {
+fn key_of_a_dropped_window_is_stale() {
     let (mut peer, mut owner) = connected();
     let mut window = Window::alloc(&*owner.device, &owner.pd, WindowType::Type2).expect("a window");
     peer.receive();
@@ -225,7 +225,7 @@ fn a_type_1_window_serves_every_queue_pair_and_is_bound_again() {
 }
 
 #[test]
-fn a_queue_pair_of_no_size_has_the_least() {
+fn queue_pair_of_size_0_has_the_least_size() {
     let end = End::new(13);
     let cq = end.device.create_cq(&CqAttr { entries: 0, compression: false }).expect("a queue");
     let attr = QpAttr {

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_followed() {
+    fn settings_are_parsed() {
         let config =
             config(&[("SOFTEFA_NICS", "3"), ("SOFTEFA_WIRE", "tcp;ofi_rxm"), ("SOFTEFA_IFADDR", "10.1.2.3")]).unwrap();
         assert_eq!(config.nics, 3);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn misspelt_variables_are_found() {
+    fn unknown_variable_is_refused() {
         let check = |name: &str| Config::refuse_unknown(std::iter::once((name.to_owned(), "2".to_owned())));
         for name in ["SOFTEFA_NICS", "SOFTEFA_FAULTS", "SOFTEFA_TEST_CHILD", "SOFTEFA", "PATH", "MY_SOFTEFA_X"] {
             assert_eq!(check(name), Ok(()), "{name}");
@@ -152,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_contradict_each_other_are_refused() {
+    fn contradictory_settings_are_refused() {
         let error = config(&[("SOFTEFA_WIRE", "shm"), ("SOFTEFA_IFADDR", "10.1.2.3")]).unwrap_err();
         assert!(error.to_string().contains("unset one of them"), "{error}");
         assert!(config(&[("SOFTEFA_WIRE", "shm")]).is_ok() && config(&[("SOFTEFA_IFADDR", "10.1.2.3")]).is_ok());
     }
 
     #[test]
-    fn nonsense_is_refused_by_name() {
+    fn invalid_setting_is_refused_by_name() {
         for (name, value) in [
             ("SOFTEFA_NICS", "0"),
             ("SOFTEFA_NICS", "two"),

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_driver_it_is_said() {
+    fn missing_driver_is_named() {
         let error = Driver::load("libcuda-that-is-not-there.so").map(drop).unwrap_err();
         assert!(error.to_string().contains("cannot be loaded") && error.to_string().contains("installed?"), "{error}");
         let error = Driver::load("libm.so.6").map(drop).unwrap_err();
@@ -245,11 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_to_a_gpu_and_back() {
+    fn bytes_round_trip_through_a_gpu() {
         let driver = match Driver::get() {
             Ok(driver) => driver,
             Err(error) => {
-                println!("SKIP bytes_go_to_a_gpu_and_back: {error}");
+                println!("SKIP bytes_round_trip_through_a_gpu: {error}");
                 return;
             }
         };

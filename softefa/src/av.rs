@@ -42,7 +42,7 @@ pub(super) struct AvTable {
 #[derive(Default)]
 struct Entries {
     table: HashMap<u64, Entry>,
-    /// By address, and by what a completion says of its sender.
+    /// By address, and by the sender of a completion.
     number_of: HashMap<Address, u64>,
     number_of_handle: HashMap<(u16, u16), u64>,
     next: u64,
@@ -242,7 +242,7 @@ unsafe extern "C" fn lookup(av: *mut fi::fid_av, fi_addr: u64, addr: *mut c_void
     })
 }
 
-/// Copies as much as there is room for and says how much there is.
+/// Copies as much as fits, and sets the length to the whole.
 ///
 /// # Safety
 /// `len` is null or points to the bytes that `to` has room for.

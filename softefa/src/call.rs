@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_through_buffers_in_order() {
+    fn bytes_pass_through_buffers_in_order() {
         let (mut a, mut b, mut c) = ([1, 2, 3], [4], [5, 6]);
         let whole = buffers(&mut [&mut a, &mut b, &mut c]);
         assert_eq!(whole.len(), 6);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_buffers_are_refused() {
         let null = std::ptr::null_mut();
         assert!(Buffers::one(null, 1, null).is_err());
         assert!(Buffers::one(null, 0, null).is_ok());

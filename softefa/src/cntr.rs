@@ -291,7 +291,7 @@ unsafe extern "C" fn seterr(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
     }
 }
 
-/// Looks that only yield before a waiter sleeps between looks, and how long.
+/// Polls that only yield before a waiting thread sleeps between polls, and the time of that sleep.
 const YIELDS: u32 = 200;
 const REST: Duration = Duration::from_micros(50);
 

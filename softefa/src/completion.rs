@@ -14,7 +14,7 @@ use ferrogin_libfabric::bindings as fi;
 use super::queue_pair::RingReader;
 use soft_nic::card::signal::Signal;
 
-/// Why an operation failed.
+/// The error of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Failure {
     /// Positive libfabric error number.
@@ -63,7 +63,7 @@ pub(super) struct Entry {
     /// `FI_SEND | FI_MSG` and the like.
     pub flags: u64,
     pub len: usize,
-    /// Where a message was put, if that is not clear from the context.
+    /// The buffer of a message, where the context does not identify it.
     pub buf: *mut c_void,
     pub data: u64,
     pub tag: u64,
@@ -72,7 +72,7 @@ pub(super) struct Entry {
     pub failure: Option<Failure>,
 }
 
-// SAFETY: the pointers are the application's and are only handed back to it.
+// SAFETY: the pointers are contexts and buffers of the application, which this provider only returns to it.
 unsafe impl Send for Entry {}
 
 impl Entry {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_prefixes() {
+    fn formats_are_prefixes_of_the_longest() {
         for (format, words) in [
             (fi::fi_cq_format::FI_CQ_FORMAT_CONTEXT, 1),
             (fi::fi_cq_format::FI_CQ_FORMAT_MSG, 3),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_read_apart() {
+    fn failures_are_read_by_readerr() {
         let queue = queue(fi::fi_cq_format::FI_CQ_FORMAT_CONTEXT);
         let mut room = [0u64; 4];
         // SAFETY: the array holds four entries.

@@ -389,7 +389,7 @@ unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void
     })
 }
 
-/// What a status means, for those too who give no room for it.
+/// The text of a status, also without a buffer for it.
 fn status_text(raw: c_int) -> &'static CStr {
     static TEXTS: OnceLock<Vec<CString>> = OnceLock::new();
     let texts = TEXTS.get_or_init(|| {

@@ -15,7 +15,7 @@ use super::guard::Code;
 use super::queue_pair::QueuePair;
 use soft_nic::card::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 
-/// A request under way.
+/// A request in flight.
 #[derive(Debug)]
 struct Sent {
     context: *mut c_void,
@@ -42,7 +42,7 @@ pub(super) struct Direct {
     descs: u32,
 }
 
-// SAFETY: the pointers are the application's and are only handed back to it.
+// SAFETY: the pointers are contexts and buffers of the application, which this provider only returns to it.
 unsafe impl Send for Direct {}
 
 impl Direct {
@@ -157,7 +157,7 @@ impl Direct {
         Ok(())
     }
 
-    /// The meaning of a ring's entry, if it gives one to read.
+    /// The completion of a ring entry, if the application gets one.
     pub(super) fn complete(&mut self, bindings: &Bindings, raw: &RawCqe) -> Option<Entry> {
         match Cqe::parse(raw, RequestIds::Bits64).ok()? {
             Cqe::Send(cqe) => {
@@ -192,7 +192,7 @@ impl Direct {
     }
 }
 
-/// Immediate data has 32 bits, as the domain's `cq_data_size` says.
+/// Immediate data has 32 bits: the `cq_data_size` of the domain.
 fn immediate(data: Option<u64>) -> Option<u32> {
     data.map(|data| data as u32)
 }
@@ -207,7 +207,7 @@ fn inline(buffers: &Buffers, limit: usize) -> Result<Inline, Code> {
     Inline::new(room).ok_or(Code::INVAL)
 }
 
-/// The buffers that have bytes, as the card names them; how many.
+/// Writes the buffers that have bytes as the card names them, and returns their number.
 fn gather<const N: usize>(buffers: &Buffers, sges: &mut [Sge; N]) -> Result<usize, Code> {
     let mut count = 0;
     for segment in buffers.segments().iter().filter(|s| s.len > 0) {

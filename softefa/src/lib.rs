@@ -3,7 +3,7 @@
 //! `libsoftefa-fi.so` in a directory of `FI_PROVIDER_PATH` gives libfabric the provider. The card itself is the crate `soft-nic`.
 //!
 //! It has the two fabrics of the real one. `efa-direct` is the card as it is: messages of one packet, remote memory, and
-//! the queues themselves for those who drive them. `efa` puts a protocol on top: messages of any length, in order, tags.
+//! the queues themselves for programs that drive them. `efa` puts a protocol on top: messages of any length, in order, tags.
 //!
 //! Layouts and rules: libfabric's public headers; `fi_efa(7)` for the GDA operations.
 #![allow(unsafe_code)]
@@ -44,10 +44,10 @@ use std::sync::OnceLock;
 
 use ferrogin_libfabric::bindings as fi;
 
-/// Where the provider struct lives: the core keeps the pointer and writes to its context.
+/// The address of the provider struct: libfabric keeps the pointer and writes to the context.
 struct Provider(*mut fi::fi_provider);
 
-// SAFETY: written once here; afterwards only the core touches it, under its own locks.
+// SAFETY: written once, in `fi_prov_ini`; afterwards only libfabric touches it, under its own locks.
 unsafe impl Send for Provider {}
 // SAFETY: written once, in `fi_prov_ini`; afterwards only libfabric touches it, under its own locks.
 unsafe impl Sync for Provider {}

@@ -34,7 +34,7 @@ impl Library {
     /// The core of this process.
     ///
     /// # Errors
-    /// `ENOSYS` when there is none: then nobody can have called.
+    /// `ENOSYS` when libfabric is not loaded.
     pub(super) fn get() -> Result<Self, Code> {
         static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
         (*LIBRARY.get_or_init(Self::find)).ok_or(Code::NOSYS)
@@ -104,13 +104,13 @@ pub(super) unsafe fn text<'a>(text: *const std::ffi::c_char) -> Option<&'a CStr>
     Some(unsafe { CStr::from_ptr(text) })
 }
 
-/// Says on standard error why a call of the application fails.
+/// Logs why a call of the application fails.
 pub(super) fn refuse(call: &str, why: std::fmt::Arguments<'_>) -> Code {
     log::line(format_args!("softefa: {call}: {why}"));
     Code::INVAL
 }
 
-/// The same for a setting that is not understood: programs ask `fi_getinfo` many times, and one line says it.
+/// [`refuse`] for an invalid setting. Programs call `fi_getinfo` many times, so the same line is logged once.
 pub(super) fn refuse_setting(call: &str, error: &ConfigError) -> Code {
     static SAID: Mutex<String> = Mutex::new(String::new());
     let why = error.to_string();

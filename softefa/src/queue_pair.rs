@@ -1,4 +1,4 @@
-//! The host's end of a queue pair: requests written into the rings as a driver does, entries read back.
+//! The host side of a queue pair: it writes work requests into the rings, as a driver does, and reads completions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -10,14 +10,14 @@ use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendWqe};
 use soft_nic::card::queue::{CQ_ENTRY_LEN, RQ_ENTRY_LEN, WorkQueue};
 use soft_nic::memory;
 
-/// Both work queues of a queue pair, with a `T` for each request under way.
+/// Both work queues of a queue pair, with a `T` for each request in flight.
 #[derive(Debug)]
 pub(super) struct QueuePair<T> {
     sq: Arc<WorkQueue>,
     rq: Arc<WorkQueue>,
     geometry: Geometry,
     max_batch: u32,
-    /// Producer count, and how many of it are not rung.
+    /// Producer count, and the requests of it that are not rung.
     pc: u32,
     unrung: u32,
     /// By request id.
@@ -44,7 +44,7 @@ impl<T> QueuePair<T> {
         }
     }
 
-    /// The same queues for requests of another kind; none are under way yet.
+    /// The same queues for requests of another type. No request may be in flight.
     pub(super) fn with_requests<U>(self) -> QueuePair<U> {
         let Self { sq, rq, max_batch, pc, .. } = self;
         QueuePair::new(sq, rq, max_batch, pc)
@@ -55,7 +55,7 @@ impl<T> QueuePair<T> {
         self.free.len()
     }
 
-    /// Requests under way.
+    /// Requests in flight.
     pub(super) fn outstanding(&self) -> usize {
         self.requests.len() - self.free.len()
     }
@@ -70,7 +70,7 @@ impl<T> QueuePair<T> {
         if self.geometry == Geometry::WIDE { self.max_inline() } else { 0 }
     }
 
-    /// Writes a request; [`ring`](Self::ring) hands it over. `None` when there is no room or it does not fit.
+    /// Writes a request, which [`ring`](Self::ring) gives to the card. `None` when there is no room or it does not fit.
     pub(super) fn post(&mut self, to: Destination, op: Operation, request: T) -> Option<()> {
         let id = self.free.last().copied()?;
         let mut wqe = SendWqe::new(u64::from(id), to, op);
@@ -97,7 +97,7 @@ impl<T> QueuePair<T> {
         }
     }
 
-    /// A request completed: what it was.
+    /// Removes a completed request and returns it.
     pub(super) fn complete(&mut self, id: u64) -> Option<T> {
         let id = u32::try_from(id).ok()?;
         let request = self.requests.get_mut(id as usize)?.take()?;
@@ -105,7 +105,7 @@ impl<T> QueuePair<T> {
         Some(request)
     }
 
-    /// Writes the descriptors of one receive. The caller sees to it that the ring has room.
+    /// Writes the descriptors of one receive. The caller checks that the ring has room.
     pub(super) fn post_receive(&mut self, buffers: &[RxDesc]) {
         for desc in buffers {
             let [addr, rest] = desc.to_words();
@@ -152,7 +152,7 @@ pub(super) struct RingReader {
     next: u32,
 }
 
-// SAFETY: an address of a ring that is only read atomically.
+// SAFETY: the caller of `new` keeps the ring mapped; this value only reads it, atomically.
 unsafe impl Send for RingReader {}
 
 impl RingReader {
@@ -171,7 +171,7 @@ impl RingReader {
     pub(super) fn next(&mut self) -> Option<RawCqe> {
         let slot = self.buffer.wrapping_add((self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize);
         let word = |i: usize| {
-            // SAFETY: the slot lies in the ring by `new`'s contract; acquire orders the first word before the others.
+            // SAFETY: the caller of `new` keeps the ring mapped, and the slot lies in it; acquire orders the first word before the others.
             unsafe { memory::load_acquire(slot.wrapping_add(8 * i).cast()) }
         };
         let first = RawCqe::from_words([word(0), 0, 0, 0]);

@@ -92,13 +92,13 @@ impl Sleep {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    /// Sleeps until the bell rings. False when the time is over or somebody wants the sleeper to return.
+    /// Sleeps until the signal is raised. False when the time is over or the sleep was interrupted.
     pub(super) fn on(&mut self, signal: &Signal) -> bool {
         let rest = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if rest.is_some_and(|rest| rest.is_zero()) {
             return false;
         }
-        // Some work has no bell, like asking whether a peer is there: look now and then.
+        // Some work raises no signal, such as a ping of a peer: poll now and then.
         let rest = rest.unwrap_or(LOOK).min(LOOK);
         let mut fds = [PollFd::new(signal.fd(), PollFlags::POLLIN)];
         // An interrupted sleep is a short one.
@@ -107,7 +107,7 @@ impl Sleep {
     }
 }
 
-/// Longest sleep without a look.
+/// The longest sleep between two polls.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Nothing was there: lets others run where cores are few, for those who look for completions have the card's.

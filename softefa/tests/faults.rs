@@ -69,8 +69,8 @@ fn post_many(pair: &mut Pair, n: u64, window: u64) -> Vec<u16> {
 }
 
 #[test]
-fn reorder() {
-    run("reorder", &[("SOFTEFA_FAULTS", "seed=3,reorder=16")], || {
+fn writes_are_delivered_and_completed_in_random_order() {
+    run("writes_are_delivered_and_completed_in_random_order", &[("SOFTEFA_FAULTS", "seed=3,reorder=16")], || {
         let mut pair = Pair::open();
         let order = post_many(&mut pair, 1000, 64);
         assert!(!order.is_sorted(), "nothing passed anything");
@@ -120,8 +120,8 @@ fn orders(burst: u32) -> String {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_order() {
-    let name = "the_same_seed_gives_the_same_order";
+fn equal_seeds_give_equal_orders() {
+    let name = "equal_seeds_give_equal_orders";
     let once = |faults: &str| {
         let faults = format!("{faults},max_batch=512");
         let errors = run(name, &[("SOFTEFA_FAULTS", &faults)], || eprintln!("{}", orders(200)))?;
@@ -135,8 +135,8 @@ fn the_same_seed_gives_the_same_order() {
 }
 
 #[test]
-fn delay() {
-    run("delay", &[("SOFTEFA_FAULTS", "delay_us=3000..5000")], || {
+fn delivery_and_completion_are_delayed() {
+    run("delivery_and_completion_are_delayed", &[("SOFTEFA_FAULTS", "delay_us=3000..5000")], || {
         let mut pair = Pair::open();
         let start = std::time::Instant::now();
         pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
@@ -149,8 +149,8 @@ fn delay() {
 }
 
 #[test]
-fn reread() {
-    run("reread", &[("SOFTEFA_FAULTS", "reread=1,seed=9")], || {
+fn source_is_read_again_after_a_delay() {
+    run("source_is_read_again_after_a_delay", &[("SOFTEFA_FAULTS", "reread=1,seed=9")], || {
         let mut pair = Pair::open();
         let (mut late, mut n) = (0, 0u64);
         // How many it takes depends on who of the two runs when.
@@ -171,23 +171,27 @@ fn reread() {
 }
 
 #[test]
-fn error_every() {
-    run("error_every", &[("SOFTEFA_FAULTS", "error_every=3,error_status=12")], || {
-        let mut pair = Pair::open();
-        for n in 1..=9u64 {
-            pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
-            let expected = if n % 3 == 0 { CompStatus::RemoteBadStatus } else { CompStatus::Ok };
-            assert_eq!(pair.a.next_status().1, expected);
-        }
-        pair.a.wait_done(9);
-        assert_eq!((pair.a.local(), pair.a.errors(), pair.b.remote()), (6, 3, 6));
-        pair.close();
-    });
+fn every_nth_request_fails_with_the_given_status() {
+    run(
+        "every_nth_request_fails_with_the_given_status",
+        &[("SOFTEFA_FAULTS", "error_every=3,error_status=12")],
+        || {
+            let mut pair = Pair::open();
+            for n in 1..=9u64 {
+                pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
+                let expected = if n % 3 == 0 { CompStatus::RemoteBadStatus } else { CompStatus::Ok };
+                assert_eq!(pair.a.next_status().1, expected);
+            }
+            pair.a.wait_done(9);
+            assert_eq!((pair.a.local(), pair.a.errors(), pair.b.remote()), (6, 3, 6));
+            pair.close();
+        },
+    );
 }
 
 #[test]
-fn cntr_start() {
-    run("cntr_start", &[("SOFTEFA_FAULTS", "cntr_start=2147483640")], || {
+fn counters_and_producer_index_begin_at_cntr_start() {
+    run("counters_and_producer_index_begin_at_cntr_start", &[("SOFTEFA_FAULTS", "cntr_start=2147483640")], || {
         let mut pair = Pair::open();
         assert_eq!((pair.a.local(), pair.a.pc, pair.a.errors()), (2_147_483_640, 2_147_483_640, 0));
         for n in 1..=20u64 {
@@ -201,8 +205,8 @@ fn cntr_start() {
 }
 
 #[test]
-fn max_batch() {
-    let errors = run("max_batch", &[("SOFTEFA_FAULTS", "max_batch=4")], || {
+fn more_unrung_requests_than_max_batch_are_refused() {
+    let errors = run("more_unrung_requests_than_max_batch_are_refused", &[("SOFTEFA_FAULTS", "max_batch=4")], || {
         let mut pair = Pair::open();
         assert_eq!(pair.a.sq.max_batch, 4);
         let op = write(pair.target.remote(0), pair.source.sge(0, 8));
@@ -227,26 +231,30 @@ fn max_batch() {
 }
 
 #[test]
-fn sq_size_and_overflow() {
-    let errors = run("sq_size_and_overflow", &[("SOFTEFA_FAULTS", "sq_size=16,delay_us=5000000..5000000")], || {
-        let mut pair = Pair::open();
-        assert_eq!(pair.a.sq.num_entries, 16);
-        let op = write(pair.target.remote(0), pair.source.sge(0, 8));
-        for _ in 0..16 {
+fn more_outstanding_requests_than_sq_size_are_refused() {
+    let errors = run(
+        "more_outstanding_requests_than_sq_size_are_refused",
+        &[("SOFTEFA_FAULTS", "sq_size=16,delay_us=5000000..5000000")],
+        || {
+            let mut pair = Pair::open();
+            assert_eq!(pair.a.sq.num_entries, 16);
+            let op = write(pair.target.remote(0), pair.source.sge(0, 8));
+            for _ in 0..16 {
+                pair.a.post(pair.to, op);
+            }
             pair.a.post(pair.to, op);
-        }
-        pair.a.post(pair.to, op);
-        wait_for("the error", || pair.a.errors() >= 1);
-        pair.close();
-    });
+            wait_for("the error", || pair.a.errors() >= 1);
+            pair.close();
+        },
+    );
     if let Some(errors) = errors {
         assert!(errors.contains("the ring has 16 entries"), "{errors}");
     }
 }
 
 #[test]
-fn wqe_size() {
-    run("wqe_size", &[("SOFTEFA_FAULTS", "wqe_size=64")], || {
+fn narrow_card_refuses_wide_inline_data() {
+    run("narrow_card_refuses_wide_inline_data", &[("SOFTEFA_FAULTS", "wqe_size=64")], || {
         let wide = getinfo(|hints| unsafe_inject(hints, 33));
         assert_eq!(wide.unwrap_err(), -61);
         assert!(getinfo(|hints| unsafe_inject(hints, 32)).is_ok());
@@ -254,8 +262,8 @@ fn wqe_size() {
 }
 
 #[test]
-fn die_after() {
-    run("die_after", &[], || {
+fn card_stops_answering_after_die_after_requests() {
+    run("card_stops_answering_after_die_after_requests", &[], || {
         let rig = Rig::open();
         let mut a = End::open(&rig);
         let buffer = rig.buffer(64);
@@ -284,8 +292,8 @@ fn die_after() {
 }
 
 #[test]
-fn cntr_budget() {
-    let errors = run("cntr_budget", &[("SOFTEFA_FAULTS", "cntr_budget=3")], || {
+fn more_counters_than_cntr_budget_are_refused() {
+    let errors = run("more_counters_than_cntr_budget_are_refused", &[("SOFTEFA_FAULTS", "cntr_budget=3")], || {
         let rig = Rig::open();
         let a = End::open(&rig);
         let third = open_counter(&rig).unwrap();
@@ -302,8 +310,8 @@ fn cntr_budget() {
 }
 
 #[test]
-fn nonsense() {
-    let errors = run("nonsense", &[("SOFTEFA_FAULTS", "reorder=16,sede=1")], || {
+fn unknown_fault_key_fails_getinfo() {
+    let errors = run("unknown_fault_key_fails_getinfo", &[("SOFTEFA_FAULTS", "reorder=16,sede=1")], || {
         assert_eq!(getinfo(|_| {}).unwrap_err(), -22);
     });
     if let Some(errors) = errors {
@@ -312,8 +320,8 @@ fn nonsense() {
 }
 
 #[test]
-fn several_cards() {
-    run("several_cards", &[("SOFTEFA_NICS", "2")], || {
+fn cards_of_one_process_exchange_writes() {
+    run("cards_of_one_process_exchange_writes", &[("SOFTEFA_NICS", "2")], || {
         let first = getinfo(|_| {}).unwrap();
         let rigs = [Rig::of(first), Rig::of(next_info(first))];
         assert_eq!(rigs[0].domain_name(), c"softefa0-rdm");

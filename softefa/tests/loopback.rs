@@ -10,8 +10,8 @@ use efa_dp_direct::wire::{CompStatus, SendOp};
 use efa_dp_direct::wqe::{Destination, RemoteMem, Sge};
 
 #[test]
-fn a_write_arrives_and_is_counted() {
-    if !have_libfabric("a_write_arrives_and_is_counted") {
+fn write_arrives_and_is_counted() {
+    if !have_libfabric("write_arrives_and_is_counted") {
         return;
     }
     let rig = Rig::open();
@@ -53,8 +53,8 @@ fn progress_operation_drives_the_card_where_cores_are_few() {
 }
 
 #[test]
-fn the_ring_wraps_many_times() {
-    if !have_libfabric("the_ring_wraps_many_times") {
+fn ring_wraps_many_times() {
+    if !have_libfabric("ring_wraps_many_times") {
         return;
     }
     for inject in [0, 80] {

@@ -20,7 +20,7 @@ use nix::sys::socket::{self, AddressFamily, Backlog, ControlMessageOwned, MsgFla
 const OURS: u8 = 2;
 const OTHER: u8 = 3;
 const NONCE: u32 = 0x0bad_cafe;
-const STRANGER: &str = "SOFTEFA_TEST_STRANGER";
+const MALFORMED_PEER: &str = "SOFTEFA_TEST_MALFORMED_PEER";
 
 /// The address of a card that nobody has: a GID with this port and nonce, queue pair 1.
 fn address(port: u16, nonce: u32) -> [u8; 32] {
@@ -66,9 +66,9 @@ fn say(line: &str) {
 
 /// The second process: a stranger that begins when it is told a card's address, and answers as its variable says.
 #[test]
-fn stranger() {
-    let Ok(how) = std::env::var(STRANGER) else { return };
-    assert!(have_libfabric("stranger"));
+fn malformed_peer() {
+    let Ok(how) = std::env::var(MALFORMED_PEER) else { return };
+    assert!(have_libfabric("malformed_peer"));
     let (sender, told) = channel();
     std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
     match how.split_once(' ').unwrap() {
@@ -196,10 +196,10 @@ fn take_file(card: &OwnedFd) -> std::fs::File {
 
 fn start(wire: &str, what: &str) -> Peer {
     let how = format!("{wire} {what}");
-    Peer::start_with(&["--exact", "stranger", "--nocapture", "--test-threads=1"], &[(STRANGER, &how)])
+    Peer::start_with(&["--exact", "malformed_peer", "--nocapture", "--test-threads=1"], &[(MALFORMED_PEER, &how)])
 }
 
-/// A card asks a stranger: how its request ends, and what it says.
+/// A card sends a request to a malformed peer: how its request ends, and what it says.
 fn asks(test: &str, wire: &'static str, what: &'static str, status: CompStatus, line: &str) {
     let errors = run(test, &[("SOFTEFA_WIRE", wire)], || {
         let rig = Rig::open();
@@ -224,7 +224,7 @@ fn asks(test: &str, wire: &'static str, what: &'static str, status: CompStatus, 
     }
 }
 
-/// A stranger asks a card: what it answers, and what it says.
+/// A malformed peer connects to a card: what it answers, and what it says.
 fn is_asked(test: &str, wire: &'static str, what: &'static str, line: &str) {
     let errors = run(test, &[("SOFTEFA_WIRE", wire)], || {
         let rig = Rig::open();
@@ -251,53 +251,65 @@ fn is_asked(test: &str, wire: &'static str, what: &'static str, line: &str) {
 const VERSION_LINE: &str = "the other card speaks wire version 3, this one 2: use the same release on both sides";
 
 #[test]
-fn another_version_answers_over_shared_memory() {
-    let test = "another_version_answers_over_shared_memory";
+fn request_to_another_version_fails_over_shared_memory() {
+    let test = "request_to_another_version_fails_over_shared_memory";
     asks(test, "shm", "answers", CompStatus::RemoteFeatureMismatch, VERSION_LINE);
 }
 
 #[test]
-fn another_version_answers_over_messages() {
-    let test = "another_version_answers_over_messages";
+fn request_to_another_version_fails_over_datagrams() {
+    let test = "request_to_another_version_fails_over_datagrams";
     asks(test, "tcp", "answers", CompStatus::RemoteFeatureMismatch, VERSION_LINE);
 }
 
 #[test]
-fn another_version_asks_over_shared_memory() {
-    is_asked("another_version_asks_over_shared_memory", "shm", "asks", VERSION_LINE);
+fn hello_of_another_version_is_refused_over_shared_memory() {
+    is_asked("hello_of_another_version_is_refused_over_shared_memory", "shm", "asks", VERSION_LINE);
 }
 
 #[test]
-fn another_version_asks_over_messages() {
-    is_asked("another_version_asks_over_messages", "tcp", "asks", VERSION_LINE);
+fn hello_of_another_version_is_refused_over_datagrams() {
+    is_asked("hello_of_another_version_is_refused_over_datagrams", "tcp", "asks", VERSION_LINE);
 }
 
 #[test]
-fn noise_instead_of_a_hello_over_shared_memory() {
+fn malformed_hello_is_refused_over_shared_memory() {
     let line = "refused a connection: the other side does not speak this protocol";
-    is_asked("noise_instead_of_a_hello_over_shared_memory", "shm", "noise", line);
+    is_asked("malformed_hello_is_refused_over_shared_memory", "shm", "noise", line);
 }
 
 #[test]
-fn noise_instead_of_a_hello_over_messages() {
+fn malformed_hello_is_refused_over_datagrams() {
     let line = "refused a connection: the other side does not speak this protocol";
-    is_asked("noise_instead_of_a_hello_over_messages", "tcp", "noise", line);
+    is_asked("malformed_hello_is_refused_over_datagrams", "tcp", "noise", line);
 }
 
 #[test]
-fn corrupt_rings() {
-    asks("corrupt_rings", "shm", "corrupt", CompStatus::LocalUnresponsiveRemote, "it sent a corrupt packet; ");
+fn corrupt_ring_fails_requests() {
+    asks(
+        "corrupt_ring_fails_requests",
+        "shm",
+        "corrupt",
+        CompStatus::LocalUnresponsiveRemote,
+        "it sent a corrupt packet; ",
+    );
 }
 
 #[test]
-fn corrupt_messages() {
-    asks("corrupt_messages", "tcp", "corrupt", CompStatus::LocalUnresponsiveRemote, "it sent a corrupt packet; ");
+fn corrupt_datagram_fails_requests() {
+    asks(
+        "corrupt_datagram_fails_requests",
+        "tcp",
+        "corrupt",
+        CompStatus::LocalUnresponsiveRemote,
+        "it sent a corrupt packet; ",
+    );
 }
 
 /// Data of another length than was asked for, a read that ends without any, and data for a write.
 #[test]
-fn lies_about_requests() {
-    let errors = run("lies_about_requests", &[("SOFTEFA_WIRE", "tcp")], || {
+fn answers_that_do_not_fit_the_request_are_refused() {
+    let errors = run("answers_that_do_not_fit_the_request_are_refused", &[("SOFTEFA_WIRE", "tcp")], || {
         let rig = Rig::open();
         let mut a = End::open(&rig);
         let buffer = rig.buffer(64);

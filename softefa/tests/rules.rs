@@ -531,18 +531,18 @@ fn own_number(end: &End) -> u16 {
 }
 
 #[test]
-fn requests_that_are_refused() {
-    refused("requests_that_are_refused", REFUSED, 0);
+fn refused_requests_complete_in_error() {
+    refused("refused_requests_complete_in_error", REFUSED, 0);
 }
 
 #[test]
-fn wide_requests_that_are_refused() {
-    refused("wide_requests_that_are_refused", REFUSED_WIDE, 80);
+fn refused_wide_requests_complete_in_error() {
+    refused("refused_wide_requests_complete_in_error", REFUSED_WIDE, 80);
 }
 
 #[test]
-fn requests_that_end_the_queue_pair() {
-    check("requests_that_end_the_queue_pair", &names(FATAL), || {
+fn malformed_requests_put_the_queue_pair_in_error() {
+    check("malformed_requests_put_the_queue_pair_in_error", &names(FATAL), || {
         for (name, make, expected, _) in FATAL {
             let mut world = World::open(0);
             let bytes = make(&mut world);
@@ -560,9 +560,9 @@ fn requests_that_end_the_queue_pair() {
 }
 
 #[test]
-fn receives_that_break_rules() {
+fn malformed_receives_fail_the_send() {
     let rows: Vec<(&str, &str)> = RECEIVES.iter().map(|(name, _, _, line)| (*name, *line)).collect();
-    check("receives_that_break_rules", &rows, || {
+    check("malformed_receives_fail_the_send", &rows, || {
         for (name, make, expected, _) in RECEIVES {
             let mut world = World::open(0);
             let descs = make(&world);
@@ -580,8 +580,8 @@ fn receives_that_break_rules() {
 }
 
 #[test]
-fn a_broken_receive_ends_the_queue_pair() {
-    check("a_broken_receive_ends_the_queue_pair", &[], || {
+fn malformed_receive_puts_the_queue_pair_in_error() {
+    check("malformed_receive_puts_the_queue_pair_in_error", &[], || {
         let mut world = World::open(0);
         let mut broken = receive(&world, 64);
         broken.lkey_ctrl.0 |= 1 << 29;
@@ -601,22 +601,26 @@ fn a_broken_receive_ends_the_queue_pair() {
 }
 
 #[test]
-fn receive_doorbell_too_far() {
-    check("receive_doorbell_too_far", &[("receive: doorbell", "the receive doorbell went from 0 to 100000")], || {
-        let mut world = World::open(0);
-        world.b.ring_receives(100_000);
-        let bytes = world.send(SendData::One(world.sge()));
-        world.a.place(&bytes);
-        world.a.ring();
-        assert_eq!(world.a.next_status().1, RemoteBadDestQpn);
-        assert_eq!(world.b.next_status().1, LocalQpInternalError);
-        world.close();
-    });
+fn receive_doorbell_beyond_the_ring_is_refused() {
+    check(
+        "receive_doorbell_beyond_the_ring_is_refused",
+        &[("receive: doorbell", "the receive doorbell went from 0 to 100000")],
+        || {
+            let mut world = World::open(0);
+            world.b.ring_receives(100_000);
+            let bytes = world.send(SendData::One(world.sge()));
+            world.a.place(&bytes);
+            world.a.ring();
+            assert_eq!(world.a.next_status().1, RemoteBadDestQpn);
+            assert_eq!(world.b.next_status().1, LocalQpInternalError);
+            world.close();
+        },
+    );
 }
 
 #[test]
-fn a_send_waits_for_a_receive() {
-    check("a_send_waits_for_a_receive", &[], || {
+fn send_waits_for_a_receive() {
+    check("send_waits_for_a_receive", &[], || {
         let mut world = World::open(0);
         world.buffer.word(0).store(99, Ordering::Relaxed);
         let bytes = world.send(SendData::One(world.sge()));
@@ -638,8 +642,8 @@ fn a_send_waits_for_a_receive() {
 const COMP_REQ: u8 = 0x10;
 
 #[test]
-fn only_those_who_ask_get_a_completion_but_for_errors() {
-    check("only_those_who_ask_get_a_completion_but_for_errors", &[], || {
+fn unsignaled_requests_complete_only_in_error() {
+    check("unsignaled_requests_complete_only_in_error", &[], || {
         let mut world = World::open(0);
         let silent = |bytes: Vec<u8>| changed(bytes, |b| b[3] &= !COMP_REQ);
         let number = world.a.pc as u16;
@@ -664,8 +668,8 @@ fn only_those_who_ask_get_a_completion_but_for_errors() {
 
 /// `FI_OPT_EFA_RNR_RETRY` says how often.
 #[test]
-fn a_send_without_a_receive_is_given_up_when_asked() {
-    check("a_send_without_a_receive_is_given_up_when_asked", &[], || {
+fn rnr_send_fails_after_its_retries() {
+    check("rnr_send_fails_after_its_retries", &[], || {
         let mut world = World::open(0);
         for times in [0, 1, 6] {
             let mut end = End::open_after(&world.rig, |ep| {
@@ -690,7 +694,7 @@ fn a_send_without_a_receive_is_given_up_when_asked() {
 
 /// The table and the tests name the same rules.
 #[test]
-fn the_table_is_complete() {
+fn documented_rules_are_all_tested() {
     let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/software-card.md");
     let page = std::fs::read_to_string(page).unwrap();
     let table = page.split("<!-- rules -->").nth(1).expect("the table of rules");
@@ -705,8 +709,8 @@ fn the_table_is_complete() {
 
 /// Inline data that fits is as good as any other.
 #[test]
-fn what_keeps_the_rules_is_done() {
-    check("what_keeps_the_rules_is_done", &[], || {
+fn well_formed_requests_succeed() {
+    check("well_formed_requests_succeed", &[], || {
         let mut world = World::open(80);
         world.a.post(world.to, write_inline(world.buffer.remote(0), &[9; 64]));
         wait_for("the write", || world.b.remote() == 1);

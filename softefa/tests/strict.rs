@@ -39,8 +39,8 @@ fn is_flushed(end: &mut End, to: Destination, buffer: &Buffer) {
 }
 
 #[test]
-fn doorbell_back() {
-    rule("doorbell_back", "the doorbell went back from 0 to 4294967295", |a, to, buffer| {
+fn doorbell_that_goes_back_is_refused() {
+    rule("doorbell_that_goes_back_is_refused", "the doorbell went back from 0 to 4294967295", |a, to, buffer| {
         a.doorbell().store(u32::MAX, Ordering::Release);
         assert_eq!(a.next_status().1, CompStatus::LocalQpInternalError);
         wait_for("the error counter", || a.errors() == 1);
@@ -50,16 +50,20 @@ fn doorbell_back() {
 }
 
 #[test]
-fn doorbell_too_far() {
-    rule("doorbell_too_far", "the doorbell went from 0 to 4097 while 0 requests were outstanding", |a, _, _| {
-        a.doorbell().store(4097, Ordering::Release);
-        wait_for("the others to be flushed", || a.errors() == 4097);
-    });
+fn doorbell_beyond_the_ring_is_refused() {
+    rule(
+        "doorbell_beyond_the_ring_is_refused",
+        "the doorbell went from 0 to 4097 while 0 requests were outstanding",
+        |a, _, _| {
+            a.doorbell().store(4097, Ordering::Release);
+            wait_for("the others to be flushed", || a.errors() == 4097);
+        },
+    );
 }
 
 #[test]
-fn a_broken_request_ends_those_rung_with_it() {
-    rule("a_broken_request_ends_those_rung_with_it", "slot 0: a reserved bit is set", |a, to, buffer| {
+fn malformed_request_flushes_those_rung_with_it() {
+    rule("malformed_request_flushes_those_rung_with_it", "slot 0: a reserved bit is set", |a, to, buffer| {
         for n in 0..3 {
             let mut bytes = a.bytes(to, write(buffer.remote(8), buffer.sge(0, 8)));
             if n == 0 {
@@ -79,9 +83,9 @@ fn a_broken_request_ends_those_rung_with_it() {
 
 /// A request of many packets is refused once, and none of its bytes is written.
 #[test]
-fn a_long_write_is_refused_once() {
+fn refused_long_write_is_logged_once() {
     const LEN: u32 = 300_000;
-    let errors = run("a_long_write_is_refused_once", &[], || {
+    let errors = run("refused_long_write_is_logged_once", &[], || {
         let rig = Rig::open();
         let long = rig.buffer(LEN as usize);
         let mut end = End::open(&rig);
@@ -102,8 +106,8 @@ fn a_long_write_is_refused_once() {
 }
 
 #[test]
-fn memory_that_is_not_there() {
-    if !have_libfabric("memory_that_is_not_there") {
+fn unmapped_memory_cannot_be_registered() {
+    if !have_libfabric("unmapped_memory_cannot_be_registered") {
         return;
     }
     let rig = Rig::open();
@@ -117,8 +121,8 @@ fn memory_that_is_not_there() {
 }
 
 #[test]
-fn what_is_used_cannot_be_closed() {
-    if !have_libfabric("what_is_used_cannot_be_closed") {
+fn objects_in_use_cannot_be_closed() {
+    if !have_libfabric("objects_in_use_cannot_be_closed") {
         return;
     }
     let rig = Rig::open();
@@ -135,8 +139,8 @@ fn what_is_used_cannot_be_closed() {
 /// Memory of a GPU is copied by the CUDA driver. Without one the registration says so; with one, bytes that are no GPU's
 /// are refused.
 #[test]
-fn memory_of_a_gpu_needs_a_driver() {
-    let errors = run("memory_of_a_gpu_needs_a_driver", &[], || {
+fn gpu_memory_without_a_driver_cannot_be_registered() {
+    let errors = run("gpu_memory_without_a_driver_cannot_be_registered", &[], || {
         let info = getinfo(|hints| hints.caps = fi::FI_RMA | fi::FI_HMEM).unwrap();
         let rig = Rig::of(info);
         let mut bytes = [0u64; 8];

@@ -20,8 +20,8 @@ fn at(memory: RemoteMem, offset: u64) -> RemoteMem {
 }
 
 #[test]
-fn writes_and_reads_cross() {
-    if !have_libfabric("writes_and_reads_cross") {
+fn writes_and_reads_cross_processes() {
+    if !have_libfabric("writes_and_reads_cross_processes") {
         return;
     }
     let rig = Rig::open();
@@ -57,8 +57,8 @@ fn writes_and_reads_cross() {
 }
 
 #[test]
-fn who_leaves_has_answered() {
-    if !have_libfabric("who_leaves_has_answered") {
+fn closing_card_answers_first() {
+    if !have_libfabric("closing_card_answers_first") {
         return;
     }
     let rig = Rig::open();
@@ -81,8 +81,8 @@ fn who_leaves_has_answered() {
 }
 
 #[test]
-fn refusals_come_back() {
-    if !have_libfabric("refusals_come_back") {
+fn refusals_reach_the_requester() {
+    if !have_libfabric("refusals_reach_the_requester") {
         return;
     }
     let rig = Rig::open();
@@ -111,8 +111,8 @@ fn refusals_come_back() {
 }
 
 #[test]
-fn a_killed_peer_gives_errors() {
-    if !have_libfabric("a_killed_peer_gives_errors") {
+fn requests_to_a_killed_peer_fail() {
+    if !have_libfabric("requests_to_a_killed_peer_fail") {
         return;
     }
     let rig = Rig::open();
@@ -144,8 +144,8 @@ fn a_killed_peer_gives_errors() {
 }
 
 #[test]
-fn nobody_there_is_unreachable() {
-    if !have_libfabric("nobody_there_is_unreachable") {
+fn connect_to_missing_card_fails() {
+    if !have_libfabric("connect_to_missing_card_fails") {
         return;
     }
     let rig = Rig::open();
@@ -162,8 +162,8 @@ fn nobody_there_is_unreachable() {
 }
 
 #[test]
-fn another_version_is_refused_in_the_address() {
-    if !have_libfabric("another_version_is_refused_in_the_address") {
+fn address_of_another_version_is_refused() {
+    if !have_libfabric("address_of_another_version_is_refused") {
         return;
     }
     let rig = Rig::open();
@@ -177,12 +177,16 @@ fn another_version_is_refused_in_the_address() {
 
 /// The same over the wire that leads to other hosts.
 #[test]
-fn the_same_over_tcp() {
-    if !have_libfabric("the_same_over_tcp") {
+fn everything_works_over_tcp() {
+    if !have_libfabric("everything_works_over_tcp") {
         return;
     }
-    let tests =
-        ["writes_and_reads_cross", "refusals_come_back", "a_killed_peer_gives_errors", "who_leaves_has_answered"];
+    let tests = [
+        "writes_and_reads_cross_processes",
+        "refusals_reach_the_requester",
+        "requests_to_a_killed_peer_fail",
+        "closing_card_answers_first",
+    ];
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     let output = command.args(["--exact", "--test-threads=1"]).args(tests).env("SOFTEFA_WIRE", "tcp").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);

@@ -139,7 +139,7 @@ impl World {
 }
 
 #[test]
-fn only_the_card_that_was_asked_answers() {
+fn answer_of_another_card_is_ignored() {
     let mut world = World::open();
     let operation = world.read();
     let token = world.post(operation, false).unwrap();
@@ -164,7 +164,7 @@ fn only_the_card_that_was_asked_answers() {
 }
 
 #[test]
-fn every_counter_of_the_queue_pair_learns_that_it_is_dead() {
+fn every_counter_of_a_dead_queue_pair_counts_an_error() {
     let mut world = World::open();
     let operation = world.write(Sge { lkey: 0x7777, ..world.sge() });
     assert_eq!(world.post(operation, false), None);
@@ -182,7 +182,7 @@ fn every_counter_of_the_queue_pair_learns_that_it_is_dead() {
 }
 
 #[test]
-fn a_closed_queue_pair_takes_back_what_it_sent_in_part() {
+fn closed_queue_pair_aborts_partly_sent_requests() {
     let mut world = World::open();
     let operation = world.write(world.sge());
     let whole = world.post(operation, false).unwrap();
@@ -201,7 +201,7 @@ fn a_closed_queue_pair_takes_back_what_it_sent_in_part() {
 }
 
 #[test]
-fn nothing_is_kept_back_for_a_closed_queue_pair() {
+fn closed_queue_pair_leaves_the_reorder_buffer() {
     let mut world = World::with(Faults::parse("seed=1,reorder=8").unwrap());
     let operation = world.write(world.sge());
     assert_eq!(world.post(operation, false), None, "it is kept back");
@@ -211,7 +211,7 @@ fn nothing_is_kept_back_for_a_closed_queue_pair() {
 }
 
 #[test]
-fn memory_that_is_gone_when_a_read_is_served_ends_it() {
+fn read_of_deregistered_memory_ends() {
     let mut world = World::open();
     let qkey = world.core.qp(world.qpn).unwrap().qkey;
     let asked = Header {
@@ -233,7 +233,7 @@ fn memory_that_is_gone_when_a_read_is_served_ends_it() {
 }
 
 #[test]
-fn a_held_completion_is_not_of_the_connection_that_came_after() {
+fn delayed_completion_does_not_touch_a_later_connection() {
     let mut world = World::with(Faults::parse("seed=1,reorder=8").unwrap());
     let operation = world.write(world.sge());
     world.post(operation, false);
@@ -256,7 +256,7 @@ fn a_held_completion_is_not_of_the_connection_that_came_after() {
 }
 
 #[test]
-fn a_dead_queue_pair_breaks_no_more_rules() {
+fn dead_queue_pair_is_not_checked() {
     let mut world = World::with(Faults::parse("sq_size=16,max_batch=2").unwrap());
     let operation = world.write(world.sge());
     world.post(operation, true);
@@ -271,7 +271,7 @@ fn a_dead_queue_pair_breaks_no_more_rules() {
 }
 
 #[test]
-fn pieces_of_a_write_are_forgotten_when_it_is_given_up() {
+fn aborted_write_is_forgotten() {
     let mut world = World::open();
     let (dst_qpn, qkey) = (world.qpn, world.core.qp(world.qpn).unwrap().qkey);
     let (rkey, addr) = (world.keys.rkey, world.bytes.as_ptr() as u64);
@@ -291,7 +291,7 @@ fn pieces_of_a_write_are_forgotten_when_it_is_given_up() {
 }
 
 #[test]
-fn what_a_queue_pair_uses_cannot_be_closed() {
+fn bound_objects_cannot_be_closed() {
     let mut world = World::open();
     let unused = world.core.open_qp(PD, 64, 16, 16).unwrap();
     world.core.close_qp(unused);
@@ -304,7 +304,7 @@ fn what_a_queue_pair_uses_cannot_be_closed() {
 }
 
 #[test]
-fn a_card_is_known_as_long_as_somebody_has_a_handle_for_it() {
+fn peer_has_a_handle_until_its_last_user_closes() {
     let mut world = World::open();
     let known = |world: &World| world.core.connections.get(world.asked).unwrap().has_handle;
     assert_eq!(world.core.open_handle(gid(2)), Ok(world.to.ah));
@@ -315,7 +315,7 @@ fn a_card_is_known_as_long_as_somebody_has_a_handle_for_it() {
 }
 
 #[test]
-fn a_send_that_nobody_was_ready_for_goes_out_again_as_a_whole() {
+fn rnr_send_is_retried_in_full() {
     let mut world = World::open();
     let operation = Operation::Send { data: SendData::One(world.sge()), imm: None };
     let token = world.post(operation, false).unwrap();
@@ -335,7 +335,7 @@ fn a_send_that_nobody_was_ready_for_goes_out_again_as_a_whole() {
 }
 
 #[test]
-fn a_closed_regions_keys_close_no_other() {
+fn keys_of_a_closed_region_close_no_other() {
     let mut world = World::open();
     let old = world.keys;
     let memory = world.core.regions.remove(old).unwrap();

@@ -93,7 +93,7 @@ pub(super) unsafe extern "C" fn getinfo(
                     }
                     Err(Code::NODATA) => {}
                     Err(code) => {
-                        // SAFETY: the list is ours alone.
+                        // SAFETY: this function made the list and has the only pointer to it.
                         unsafe { library.free_info(first) };
                         return Err(code);
                     }
@@ -156,7 +156,7 @@ fn build(
     wanted.meet(offer, config)?;
     let depths = depths(offer, wanted, &config.faults).ok_or(Code::NODATA)?;
     let raw = library.new_info()?;
-    // SAFETY: the core made this info with all its parts, and nobody else has it.
+    // SAFETY: libfabric made this info with all its parts, and this function has the only pointer to it.
     let info = unsafe { &mut *raw };
     let filled = fill(info, offer, config, wanted, &depths)
         .and_then(|()| fill_fabric(info, api, offer))
@@ -171,7 +171,7 @@ fn build(
             Ok(raw)
         }
         Err(code) => {
-            // SAFETY: made above and given to nobody.
+            // SAFETY: `new_info` made it, and this function has the only pointer to it.
             unsafe { library.free_info(raw) };
             Err(code)
         }
@@ -179,7 +179,7 @@ fn build(
 }
 
 fn fill(info: &mut fi::fi_info, offer: &Offer, config: &Config, wanted: &Hints, depths: &Depths) -> Result<(), Code> {
-    // SAFETY: the core made it with the info, and nobody else has it.
+    // SAFETY: libfabric made this part with the info, and this function has the only pointer to it.
     let tx = unsafe { info.tx_attr.as_mut() }.ok_or(Code::OTHER)?;
     // SAFETY: libfabric made this part with the info, and this function has the only pointer to it.
     let rx = unsafe { info.rx_attr.as_mut() }.ok_or(Code::OTHER)?;
@@ -202,7 +202,7 @@ fn fill(info: &mut fi::fi_info, offer: &Offer, config: &Config, wanted: &Hints, 
     rx.op_flags = wanted.rx_flags.unwrap_or(fi::FI_COMPLETION);
     rx.msg_order = offer.msg_order & wanted.rx_order.unwrap_or(u64::MAX);
     (rx.size, rx.iov_limit) = (depths.rx, offer.iov_limit);
-    // SAFETY: the core made it with the info, at least as long.
+    // SAFETY: libfabric made this part with the info, at least as long, and this function has the only pointer to it.
     let ep = unsafe { info.ep_attr.cast::<EpAttr>().as_mut() }.ok_or(Code::OTHER)?;
     (ep.kind, ep.protocol, ep.protocol_version) = (fi::fi_ep_type::FI_EP_RDM, fi::FI_PROTO_EFA, 1);
     ep.max_msg_size = wanted.max_msg_size_of(offer);
@@ -212,7 +212,7 @@ fn fill(info: &mut fi::fi_info, offer: &Offer, config: &Config, wanted: &Hints, 
 }
 
 fn fill_fabric(info: &mut fi::fi_info, api: u32, offer: &Offer) -> Result<(), Code> {
-    // SAFETY: the core made it with the info, and nobody else has it.
+    // SAFETY: libfabric made this part with the info, and this function has the only pointer to it.
     let fabric = unsafe { info.fabric_attr.as_mut() }.ok_or(Code::OTHER)?;
     fabric.name = strdup(offer.kind.name())?;
     fabric.prov_version = version(1, 0);
@@ -227,7 +227,7 @@ fn fill_domain(
     config: &Config,
     wanted: &Hints,
 ) -> Result<(), Code> {
-    // SAFETY: the core made it with the info, at least as long.
+    // SAFETY: libfabric made this part with the info, at least as long, and this function has the only pointer to it.
     let domain = unsafe { info.domain_attr.cast::<DomainAttr>().as_mut() }.ok_or(Code::OTHER)?;
     let auto =
         if offer.auto_progress { fi::fi_progress::FI_PROGRESS_AUTO } else { fi::fi_progress::FI_PROGRESS_MANUAL };

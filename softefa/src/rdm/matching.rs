@@ -12,7 +12,7 @@ use soft_nic::address::Address;
 pub(super) struct Receive {
     pub buffers: Buffers,
     pub context: *mut c_void,
-    /// Whose messages, if not anybody's.
+    /// The sender, if the receive takes messages of one sender only.
     pub from: Option<Address>,
     pub tag: u64,
     /// Bits of the tag that do not matter.
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_that_fits_is_taken() {
+    fn first_matching_receive_is_taken() {
         let mut space = Space::default();
         space.post(receive(Some(7), 1, 0));
         space.post(receive(None, 2, 0));
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_wait_in_order() {
+    fn unexpected_messages_match_in_order() {
         let mut space = Space::default();
         space.keep(head(1, 5), b"first");
         space.keep(head(2, 5), b"second");

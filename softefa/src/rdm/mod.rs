@@ -40,7 +40,7 @@ use sending::Send;
 
 /// Receives that are always posted.
 pub(super) const RECEIVES: u16 = 256;
-/// Packets that can be under way.
+/// Packets in flight at most.
 const PACKETS: u16 = 256;
 /// Entries of the send queue.
 pub(super) const REQUESTS: u32 = 1024;
@@ -48,12 +48,12 @@ pub(super) const REQUESTS: u32 = 1024;
 pub(super) const RING: u32 = 4096;
 /// Requests and buffers that calls of the application leave to the protocol itself.
 const RESERVE: usize = 8;
-/// Entries of the ring dealt with at once.
+/// Entries of the ring that one poll takes.
 const BURST: usize = 256;
-/// How often a peer that was to read a message is asked whether it is still there.
+/// Time between two pings of a peer that is to read a message.
 const PING_EVERY: Duration = Duration::from_secs(1);
 
-/// What a request of the card was for.
+/// The purpose of a request of the card.
 #[derive(Debug)]
 enum Request {
     Packet {
@@ -82,7 +82,7 @@ struct Peer {
     /// Number of the next message to it, and of the next from it.
     next_to: u32,
     next_from: u32,
-    /// Messages from it that came before their turn.
+    /// Messages from it that arrived out of order.
     early: BTreeMap<u32, Early>,
 }
 
@@ -152,7 +152,7 @@ impl Rdm {
         self.queue_pair.post_receive(&[RxDesc::single(buffer, at, BUFFER_LEN as u16, lkey)]);
     }
 
-    /// The peer at an address, whom a packet or a call named.
+    /// The peer at the address of a packet or a call.
     fn peer(&mut self, bindings: &Bindings, address: Address) -> Result<u32, Code> {
         if let Some(peer) = self.peer_of.get(&address) {
             return Ok(*peer);
@@ -181,7 +181,7 @@ impl Rdm {
         room(self)
     }
 
-    /// Sends a packet whose payload `fill` writes; the card hears of it with [`QueuePair::ring`]. False when there is no room.
+    /// Sends a packet whose payload `fill` writes; [`QueuePair::ring`] gives it to the card. False when there is no room.
     fn send_packet(
         &mut self,
         peer: u32,
@@ -213,7 +213,7 @@ impl Rdm {
         true
     }
 
-    /// Looks at the card and does what can be done.
+    /// Takes the completions of the card and continues all operations.
     pub(super) fn progress(&mut self, bindings: &Bindings) {
         let mut reposted = false;
         for _ in 0..BURST {
@@ -227,7 +227,7 @@ impl Rdm {
         self.ping(bindings);
     }
 
-    /// Deals with one entry of the ring. True when a receive was posted again.
+    /// Handles one entry of the ring. True when a receive was reposted.
     fn complete(&mut self, bindings: &Bindings, raw: &RawCqe) -> bool {
         match Cqe::parse(raw, RequestIds::Bits64) {
             Ok(Cqe::Send(cqe)) => {
@@ -283,13 +283,13 @@ impl Rdm {
         self.queue_pair.ring();
     }
 
-    /// A packet of the protocol itself.
+    /// Sends a control packet of the protocol.
     fn tell(&mut self, bindings: &Bindings, peer: u32, kind: Kind, id: u64, data: u64) {
         let head = Head { kind, flags: 0, seq: 0, from: bindings.address, len: 0, tag: 0, data, id };
         self.jobs.push_back(Job::Packet { peer, head });
     }
 
-    /// Asks those who were to read a message whether they are there: nobody else tells when they are gone.
+    /// Pings the peers that are to read a message: a dead peer is found by the failed ping.
     fn ping(&mut self, bindings: &Bindings) {
         if self.sends.is_empty() {
             return;
@@ -308,7 +308,7 @@ impl Rdm {
         self.run_jobs();
     }
 
-    /// Forgets a receive.
+    /// Removes a receive.
     pub(super) fn cancel(&mut self, bindings: &Bindings, context: *mut c_void) -> Result<(), Code> {
         let cancelled = self.spaces.iter_mut().enumerate().find_map(|(i, space)| Some((i, space.cancel(context)?)));
         let (space, receive) = cancelled.ok_or(Code(fi::FI_ENOENT))?;
@@ -319,12 +319,12 @@ impl Rdm {
         Ok(())
     }
 
-    /// Nothing that others wait for is still to go out.
+    /// Whether nothing that a peer waits for is still to be sent.
     pub(super) fn is_quiet(&self) -> bool {
         self.queue_pair.outstanding() == 0 && self.jobs.is_empty()
     }
 
-    /// The ring is not looked at any more.
+    /// Stops polling the ring.
     pub(super) fn close(&mut self, bindings: &Bindings) {
         self.ring = None;
         let handles: Vec<u16> = self.peers.iter().map(|(_, peer)| peer.ahn).collect();
@@ -334,7 +334,7 @@ impl Rdm {
         }
     }
 
-    /// Gives back what the card has of this endpoint, whose queue pair is gone.
+    /// Frees this endpoint's objects on the card after its queue pair is closed.
     pub(super) fn free(&mut self, bindings: &Bindings) {
         let mut keys = vec![self.packets.keys(), self.receives.keys()];
         keys.extend(self.sends.iter().flat_map(|(_, send)| send.keys.iter().copied()));
@@ -350,7 +350,7 @@ impl Rdm {
     }
 }
 
-/// A ring for an endpoint of its own on the card.
+/// Makes a completion ring for one endpoint on the card.
 ///
 /// # Errors
 /// No memory.

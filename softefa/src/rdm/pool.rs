@@ -19,7 +19,7 @@ pub(super) struct Pool {
     free: Vec<u16>,
 }
 
-/// Registers memory of the application or of the provider itself, without a look at its pages.
+/// Registers memory of the application or of the provider, without a check of its pages.
 pub(super) fn register(card: &Card, pd: u32, at: *mut u8, len: usize, access: Access) -> Result<Keys, Code> {
     let mut core = card.lock();
     let soft_nic::card::Core { regions, random, .. } = &mut *core;
@@ -78,7 +78,7 @@ impl Pool {
     /// The buffer was taken and is not with the card.
     pub(super) unsafe fn fill(&mut self, buffer: u16, len: usize) -> &mut [u8] {
         let len = len.min(BUFFER_LEN);
-        // SAFETY: `len` bytes of the mapping that nobody else touches, by contract.
+        // SAFETY: `len` bytes of the mapping; this function's caller took the buffer, so the card does not use it.
         unsafe { std::slice::from_raw_parts_mut(self.at(buffer), len) }
     }
 

@@ -35,7 +35,7 @@ pub(super) struct Multi {
     closed: bool,
 }
 
-/// What will be told of a receive when its message is there.
+/// The completion of a receive, for when its message is complete.
 #[derive(Debug, Clone, Copy)]
 struct Outcome {
     entry: Entry,
@@ -103,7 +103,7 @@ impl Rdm {
         Ok(())
     }
 
-    /// `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD`: looks at a message that waits, keeps it, throws it away.
+    /// `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD`: reports an unexpected message, keeps it for the caller, drops it.
     fn peek(&mut self, bindings: &Bindings, call: &RecvCall, space: usize, receive: Receive) -> Result<(), Code> {
         let has = |flag: u64| call.flags & flag != 0;
         if space == 0 || has(fi::FI_CLAIM) && has(fi::FI_DISCARD) && has(fi::FI_PEEK) {
@@ -168,7 +168,7 @@ impl Rdm {
         }
     }
 
-    /// Where a message goes, and what will be told.
+    /// The buffers of a message, and its completion.
     fn outcome(&mut self, bindings: &Bindings, receive: &Receive, head: &Head) -> (Buffers, Outcome) {
         let mut entry = self.entry(bindings, receive.context, head);
         let mut buffers = receive.buffers;
@@ -311,7 +311,7 @@ impl Rdm {
             return false;
         }
         if !cqe.status.is_ok() {
-            // The queue pair failed; its line said why. Nothing can be received any more.
+            // The queue pair failed, with a log line of the card. It receives nothing from now on.
             return false;
         }
         let buffer = cqe.req_id;

@@ -27,7 +27,7 @@ pub(super) struct Rma {
     buffer: Option<u16>,
     /// Requests under way.
     parts: u32,
-    /// Data to be told to the peer when all parts are there.
+    /// Data for the completion of the peer, sent after all parts.
     tail: Option<(u32, RemoteMem, u32)>,
     failure: Option<Failure>,
 }

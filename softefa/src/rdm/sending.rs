@@ -93,11 +93,11 @@ impl Rdm {
                 room.copy_from_slice(remote.as_bytes());
             }
         });
-        // The caller says that another call follows at once: one ring is enough for both. If none does, the next look at a queue rings.
+        // With `FI_MORE` another call follows, and one doorbell is enough for both. Without one the next poll of a queue rings.
         if call.flags & fi::FI_MORE == 0 {
             self.queue_pair.ring();
         }
-        // `room` saw to that there is some.
+        // `room` checked that there is some.
         if posted { Ok(()) } else { Err(Code::OTHER) }
     }
 
@@ -122,7 +122,7 @@ impl Rdm {
         self.finish_send(bindings, at);
     }
 
-    /// A peer is gone: who waits for it waits in vain.
+    /// Fails the operations that wait for a dead peer.
     pub(super) fn peer_failed(&mut self, bindings: &Bindings, peer: u32, failure: Failure) {
         let waiting = self.sends.iter().filter(|(_, s)| s.peer == peer && s.awaits_receipt());
         for at in waiting.map(|(at, _)| at).collect::<Vec<_>>() {

@@ -1,19 +1,19 @@
-//! The asking side: takes requests from the ring, sends them, completes them in order.
+//! The requester: takes requests from the ring, sends them, and completes them in order.
 
 use std::time::Instant;
 
 use mlx5::wire::{Fence, Opcode, Syndrome};
 use mlx5::wqe::{Data, Op, Sge, With, Wqe};
 
+use super::connection::Address;
 use super::core::{Core, LOOP_OUT};
 use super::cq::Completion;
 use super::frame::{self, Header, Kind, MAX_PAYLOAD};
-use super::link::Address;
 use super::qp::{Fetched, Issued, Progress, State};
 use super::shared::{copy_from, copy_to};
 
-/// Requests of a queue pair that may be under way.
-const UNDER_WAY: usize = 256;
+/// Requests of a queue pair in flight at most.
+const MAX_IN_FLIGHT: usize = 256;
 /// Bytes that may wait for a connection to take them.
 pub(super) const BACKLOG: usize = 4 << 20;
 
@@ -59,24 +59,28 @@ impl Core {
             State::Working => {}
             State::Error => return self.flush_one(qpn),
         }
-        if qp.issued.len() >= UNDER_WAY || qp.issued.iter().any(|issued| matches!(issued.progress, Progress::Failed(_)))
+        if qp.issued.len() >= MAX_IN_FLIGHT
+            || qp.issued.iter().any(|issued| matches!(issued.progress, Progress::Failed(_)))
         {
             return None;
         }
-        let link = qp.peer.map(|peer| peer.link);
-        if link.and_then(|link| self.links.get(&link)).is_some_and(|link| link.unsent() > BACKLOG) {
+        let connection = qp.peer.map(|peer| peer.connection);
+        if connection
+            .and_then(|connection| self.connections.get(&connection))
+            .is_some_and(|connection| connection.unsent() > BACKLOG)
+        {
             return None;
         }
         let qp = self.qps.get_mut(&qpn)?;
         let wqe = match qp.fetch(qpn) {
             Fetched::Nothing => {
-                qp.held = false;
+                qp.blocked = false;
                 return None;
             }
             Fetched::Request(wqe) => wqe,
             Fetched::Bad { index, opcode, why } => {
                 qp.pass();
-                self.line(format_args!("QP {qpn:#x} request {index}: {why}"));
+                self.log(format_args!("QP {qpn:#x} request {index}: {why}"));
                 let progress = Progress::Failed(Syndrome::LocalQpOp);
                 self.enqueue(
                     qpn,
@@ -88,10 +92,10 @@ impl Core {
         let fenced = !matches!(wqe.fence, Fence::None);
         let fetching = qp.issued.iter().any(|issued| issued.fetches && matches!(issued.progress, Progress::Waiting));
         if fetching && fenced && wqe.fence != Fence::Small {
-            qp.held = true;
+            qp.blocked = true;
             return None;
         }
-        qp.held = false;
+        qp.blocked = false;
         if fenced {
             self.settle(qpn, None);
         }
@@ -105,7 +109,7 @@ impl Core {
         let (progress, into) = match self.carry_out(qpn, token, *wqe) {
             Ok(done) => done,
             Err(Refused(syndrome, why)) => {
-                self.line(format_args!("QP {qpn:#x} request {index}: {why}"));
+                self.log(format_args!("QP {qpn:#x} request {index}: {why}"));
                 (Progress::Failed(syndrome), Vec::new())
             }
         };
@@ -124,7 +128,10 @@ impl Core {
         let qp = self.qps.get_mut(&qpn)?;
         let (index, opcode) = qp.next_flushed()?;
         let cq = qp.send_cq;
-        self.tell(cq, Completion::Failed { qpn, srqn: 0, index, opcode, syndrome: Syndrome::WrFlush, receive: false });
+        self.push_completion(
+            cq,
+            Completion::Failed { qpn, srqn: 0, index, opcode, syndrome: Syndrome::WrFlush, receive: false },
+        );
         Some(())
     }
 
@@ -148,7 +155,7 @@ impl Core {
             };
         }
         if let Some((index, why)) = broken {
-            self.line(format_args!("QP {qpn:#x} request {index}: {why}"));
+            self.log(format_args!("QP {qpn:#x} request {index}: {why}"));
         }
         if moved {
             self.retire(qpn);
@@ -185,7 +192,7 @@ impl Core {
             Some(peer) => peer,
             None => return Err(Refused(Syndrome::LocalQpOp, "the queue pair is not connected".into())),
         };
-        if !self.links.contains_key(&peer.link) {
+        if !self.connections.contains_key(&peer.connection) {
             return Err(Refused(Syndrome::TransportRetryExceeded, "the connection to the peer is gone".into()));
         }
         let base = |kind| Header::new(kind, qpn, peer.qpn, token);
@@ -198,7 +205,7 @@ impl Core {
                 };
                 let header =
                     Header { flags: flag | solicited, imm: imm.into(), operand: patience.into(), ..base(Kind::Send) };
-                self.send_pieces(pd, peer.link, header, &data)?;
+                self.send_pieces(pd, peer.connection, header, &data)?;
                 waiting
             }
             Op::Write { remote, data, imm } => {
@@ -210,7 +217,7 @@ impl Core {
                     operand: patience.into(),
                     ..base(Kind::Write)
                 };
-                self.send_pieces(pd, peer.link, header, &data)?;
+                self.send_pieces(pd, peer.connection, header, &data)?;
                 waiting
             }
             Op::Read { remote, into } => {
@@ -225,7 +232,7 @@ impl Core {
                     total: (bytes as u32).into(),
                     ..base(Kind::Read)
                 };
-                self.push(peer.link, &header);
+                self.push(peer.connection, &header);
                 Ok((Progress::Waiting, into))
             }
             Op::CompareSwap { remote, compare, swap, into } => {
@@ -238,7 +245,7 @@ impl Core {
                     second: swap.into(),
                     ..base(Kind::CompareSwap)
                 };
-                self.push(peer.link, &header);
+                self.push(peer.connection, &header);
                 Ok((Progress::Waiting, into))
             }
             Op::FetchAdd { remote, add, into } => {
@@ -250,16 +257,16 @@ impl Core {
                     operand: add.into(),
                     ..base(Kind::FetchAdd)
                 };
-                self.push(peer.link, &header);
+                self.push(peer.connection, &header);
                 Ok((Progress::Waiting, into))
             }
             Op::Nop | Op::Umr { .. } | Op::Datagram { .. } => Ok((Progress::Done { bytes: 0 }, Vec::new())),
         }
     }
 
-    fn push(&mut self, link: u32, header: &Header) {
-        if let Some(link) = self.links.get_mut(&link) {
-            link.push(header);
+    fn push(&mut self, connection: u32, header: &Header) {
+        if let Some(connection) = self.connections.get_mut(&connection) {
+            connection.push(header);
         }
     }
 
@@ -267,7 +274,7 @@ impl Core {
     fn send_pieces(
         &mut self,
         pd: u32,
-        link: u32,
+        connection: u32,
         header: Header,
         data: &Data<Vec<Sge>, Vec<u8>>,
     ) -> Result<(), Refused> {
@@ -281,19 +288,19 @@ impl Core {
         if bytes > 1 << 31 {
             return Err(Refused(Syndrome::LocalLength, format!("a request of {bytes} bytes: at most 2^31 go at once")));
         }
-        let Some(link) = self.links.get_mut(&link) else { return Ok(()) };
+        let Some(connection) = self.connections.get_mut(&connection) else { return Ok(()) };
         let mut offset = 0;
         loop {
             let len = (bytes - offset).min(MAX_PAYLOAD as u64) as usize;
             let last = offset + len as u64 == bytes;
-            link.push(&Header {
+            connection.push(&Header {
                 total: (bytes as u32).into(),
                 offset: (offset as u32).into(),
                 len: (len as u32).into(),
                 flags: header.flags | if last { frame::LAST } else { 0 },
                 ..header
             });
-            let payload = link.payload(len);
+            let payload = connection.payload(len);
             match data {
                 Data::Sges(sges) => walk(sges, offset, len, |addr, range| copy_from(addr, &mut payload[range])),
                 Data::Inline(inline) => payload.copy_from_slice(&inline[offset as usize..][..len]),
@@ -305,7 +312,7 @@ impl Core {
         }
     }
 
-    /// A datagram is done when it is sent; if nobody takes it, nobody knows.
+    /// A datagram completes when it is sent; a lost one is not noticed.
     fn datagram(
         &mut self,
         qpn: u32,
@@ -316,7 +323,8 @@ impl Core {
         solicited: u8,
     ) -> Result<(Progress, Vec<Sge>), Refused> {
         let address = Address::from_bytes(&to.av.rgid);
-        let link = if address == self.address { Some(LOOP_OUT) } else { self.link_of.get(&address).copied() };
+        let connection =
+            if address == self.address { Some(LOOP_OUT) } else { self.connection_of.get(&address).copied() };
         let bytes = match &data {
             Data::Sges(sges) => total(sges),
             Data::Inline(inline) => inline.len() as u64,
@@ -331,9 +339,9 @@ impl Core {
             rkey: to.qkey.into(),
             ..Header::new(Kind::Datagram, qpn, to.qpn, 0)
         };
-        match link {
-            Some(link) => self.send_pieces(pd, link, header, &data)?,
-            None => self.line(format_args!("QP {qpn:#x}: a datagram to a card that no address handle was made for")),
+        match connection {
+            Some(connection) => self.send_pieces(pd, connection, header, &data)?,
+            None => self.log(format_args!("QP {qpn:#x}: a datagram to a card that no address handle was made for")),
         }
         Ok((Progress::Done { bytes: 0 }, Vec::new()))
     }
@@ -398,7 +406,7 @@ impl Core {
             };
             qp.issued.pop_front();
             if let Some(told) = told {
-                self.tell(cq, told);
+                self.push_completion(cq, told);
             }
         }
     }
@@ -408,7 +416,7 @@ impl Core {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             qp.issued.pop_front();
             let cq = qp.send_cq;
-            self.tell(cq, told);
+            self.push_completion(cq, told);
         }
         self.break_qp(qpn);
     }

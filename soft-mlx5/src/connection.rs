@@ -1,40 +1,56 @@
-//! Connections between cards: streams of frames. The side that has requests connects; answers come back on the same
-//! connection, so two cards that talk both ways have two, and simultaneous connects need no arbitration.
+//! Connections between cards: streams of frames. The card that has requests connects, and answers use the same connection. Two
+//! cards with requests in both directions have two connections, so simultaneous connects need no arbitration.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use mlx5::device::DeviceError;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::big_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::frame::{Frame, HEADER, Header, Kind, VERSION};
 
-/// Where a card is found, in 16 bytes: they stand where a GID would.
+/// The address of a card: 16 bytes, in place of a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Address {
     /// IPv4 address.
     pub ip: [u8; 4],
     /// TCP port.
     pub port: u16,
-    /// Chosen at random: a card refuses who does not know it.
+    /// A random number: a card refuses connections that do not know it.
     pub nonce: u64,
 }
 
+/// An [`Address`] as bytes.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawAddress {
+    ip: [u8; 4],
+    port: U16,
+    reserved: [u8; 2],
+    nonce: U64,
+}
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<RawAddress>() == 16 && offset_of!(RawAddress, port) == 4 && offset_of!(RawAddress, nonce) == 8);
+};
+
 impl Address {
-    /// As bytes that another process can be given.
+    /// The bytes of the address, for another process.
     pub fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..4].copy_from_slice(&self.ip);
-        bytes[4..6].copy_from_slice(&self.port.to_be_bytes());
-        bytes[8..].copy_from_slice(&self.nonce.to_be_bytes());
-        bytes
+        zerocopy::transmute!(RawAddress {
+            ip: self.ip,
+            port: self.port.into(),
+            reserved: [0; 2],
+            nonce: self.nonce.into(),
+        })
     }
 
-    /// The same back; any bytes are some address.
+    /// The address of these bytes. Any bytes are an address.
     pub fn from_bytes(bytes: &[u8; 16]) -> Address {
-        let [a, b, c, d, p, q, _, _, nonce @ ..] = *bytes;
-        Address { ip: [a, b, c, d], port: u16::from_be_bytes([p, q]), nonce: u64::from_be_bytes(nonce) }
+        let raw: RawAddress = zerocopy::transmute!(*bytes);
+        Address { ip: raw.ip, port: raw.port.get(), nonce: raw.nonce.get() }
     }
 
     fn socket(&self) -> SocketAddr {
@@ -42,70 +58,70 @@ impl Address {
     }
 }
 
-/// How long a connection may take.
+/// Time that connecting may take.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Bytes asked of a socket at once.
 const READ: usize = 256 << 10;
 
 #[derive(Debug)]
-enum Path {
+enum Stream {
     Socket(TcpStream),
-    /// Within one card: bytes are handed over by the engine.
+    /// Within one card: the engine moves the bytes.
     Memory,
 }
 
 /// One connection.
 #[derive(Debug)]
-pub(super) struct Link {
-    path: Path,
+pub(super) struct Connection {
+    stream: Stream,
     out: Vec<u8>,
     sent: usize,
-    /// What came and was not taken is at `taken..filled`; the rest is room, kept so that no look at the socket clears it anew.
+    /// Bytes `taken..filled` have arrived and are not parsed; the rest is room, which is cleared once.
     read: Vec<u8>,
     taken: usize,
     filled: usize,
-    /// The other side has shown that it knows the nonce. A link that connected needs no proof.
-    pub known: bool,
+    /// The peer has shown that it knows the nonce. A connection that this card opened needs no proof.
+    pub authenticated: bool,
 }
 
-impl Link {
-    fn new(path: Path, known: bool) -> Self {
-        Self { path, out: Vec::new(), sent: 0, read: Vec::new(), taken: 0, filled: 0, known }
+impl Connection {
+    fn new(stream: Stream, authenticated: bool) -> Self {
+        Self { stream, out: Vec::new(), sent: 0, read: Vec::new(), taken: 0, filled: 0, authenticated }
     }
 
     pub(super) fn memory() -> Self {
-        Self::new(Path::Memory, true)
+        Self::new(Stream::Memory, true)
     }
 
     pub(super) fn accepted(stream: TcpStream) -> io::Result<Self> {
         prepare(&stream)?;
-        Ok(Self::new(Path::Socket(stream), false))
+        Ok(Self::new(Stream::Socket(stream), false))
     }
 
     pub(super) fn connect(to: &Address) -> Result<Self, DeviceError> {
         let stream = TcpStream::connect_timeout(&to.socket(), CONNECT)
             .and_then(|stream| prepare(&stream).map(|()| stream))
             .map_err(|error| DeviceError::Peer { why: format!("no card answers at {}: {error}", to.socket()) })?;
-        let mut link = Self::new(Path::Socket(stream), true);
+        let mut connection = Self::new(Stream::Socket(stream), true);
         let hello = Header { rkey: VERSION.into(), operand: to.nonce.into(), ..Header::new(Kind::Hello, 0, 0, 0) };
-        link.push(&hello);
-        Ok(link)
+        connection.push(&hello);
+        Ok(connection)
     }
 
     /// The socket, for waiting.
     pub(super) fn socket(&self) -> Option<&TcpStream> {
-        match &self.path {
-            Path::Socket(stream) => Some(stream),
-            Path::Memory => None,
+        match &self.stream {
+            Stream::Socket(stream) => Some(stream),
+            Stream::Memory => None,
         }
     }
 
-    /// Bytes that the other side has not taken.
+    /// Bytes that the socket has not taken.
     pub(super) fn unsent(&self) -> usize {
         self.out.len() - self.sent
     }
 
-    /// Queues a header; its payload, if any, is to follow by [`Link::payload`].
+    /// Queues a header; its payload, if any, is to follow by [`Connection::payload`].
     pub(super) fn push(&mut self, header: &Header) {
         self.out.extend_from_slice(header.as_bytes());
     }
@@ -117,9 +133,9 @@ impl Link {
         &mut self.out[at..]
     }
 
-    /// Sends what it can; true if something went.
+    /// Sends as much as the socket takes. True when something was sent.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
-        let Path::Socket(stream) = &mut self.path else { return Ok(false) };
+        let Stream::Socket(stream) = &mut self.stream else { return Ok(false) };
         let mut moved = false;
         while self.sent < self.out.len() {
             match stream.write(&self.out[self.sent..]) {
@@ -138,7 +154,7 @@ impl Link {
         Ok(moved)
     }
 
-    /// Room for `bytes` more of what comes.
+    /// Room for `bytes` more bytes that arrive.
     fn room(&mut self, bytes: usize) -> &mut [u8] {
         if self.taken == self.filled {
             (self.taken, self.filled) = (0, 0);
@@ -152,13 +168,13 @@ impl Link {
         &mut self.read[self.filled..]
     }
 
-    /// Takes what came; true if something did.
+    /// Reads from the socket. True when something arrived.
     pub(super) fn fill(&mut self) -> io::Result<bool> {
-        if matches!(self.path, Path::Memory) {
+        if matches!(self.stream, Stream::Memory) {
             return Ok(false);
         }
         self.room(READ);
-        let Path::Socket(stream) = &mut self.path else { return Ok(false) };
+        let Stream::Socket(stream) = &mut self.stream else { return Ok(false) };
         loop {
             match stream.read(&mut self.read[self.filled..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
@@ -173,19 +189,22 @@ impl Link {
         }
     }
 
-    /// What is queued, for the other end of a link within one card.
+    /// Takes the queued bytes, for the other end of a connection within one card.
     pub(super) fn take_out(&mut self) -> Vec<u8> {
         self.sent = 0;
         std::mem::take(&mut self.out)
     }
 
-    /// The other half of [`Link::take_out`].
+    /// The other half of [`Connection::take_out`].
     pub(super) fn give(&mut self, bytes: &[u8]) {
         self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
         self.filled += bytes.len();
     }
 
-    /// The next whole frame; an error when the bytes are no frame.
+    /// The next whole frame.
+    ///
+    /// # Errors
+    /// The header of a frame that no card sends.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, Header> {
         let bytes = &self.read[self.taken..self.filled];
         let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };
@@ -207,25 +226,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_as_bytes() {
+    fn address_round_trips() {
         let address = Address { ip: [10, 0, 0, 7], port: 4711, nonce: 0x0123_4567_89ab_cdef };
-        assert_eq!(Address::from_bytes(&address.to_bytes()), address);
+        let golden = [10, 0, 0, 7, 0x12, 0x67, 0, 0, 0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef];
+        assert_eq!(address.to_bytes(), golden);
+        assert_eq!(Address::from_bytes(&golden), address);
     }
 
     #[test]
-    fn frames_come_whole_or_not_at_all() {
-        let mut link = Link::memory();
+    fn frame_is_returned_when_it_is_complete() {
+        let mut connection = Connection::memory();
         let header = Header { total: 3.into(), len: 3.into(), ..Header::new(Kind::Send, 1, 2, 3) };
-        link.push(&header);
-        link.payload(3).copy_from_slice(b"abc");
-        let bytes = link.take_out();
+        connection.push(&header);
+        connection.payload(3).copy_from_slice(b"abc");
+        let bytes = connection.take_out();
         for cut in 0..bytes.len() {
-            link.give(&bytes[..cut]);
-            assert!(link.next().unwrap().is_none());
-            link.give(&bytes[cut..]);
-            let frame = link.next().unwrap().unwrap();
+            connection.give(&bytes[..cut]);
+            assert!(connection.next().unwrap().is_none());
+            connection.give(&bytes[cut..]);
+            let frame = connection.next().unwrap().unwrap();
             assert_eq!((frame.header, &frame.payload[..]), (header, &b"abc"[..]));
-            assert!(link.next().unwrap().is_none());
+            assert!(connection.next().unwrap().is_none());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The asked side: carries out what peers ask, in order for each queue pair.
+//! The responder: executes the requests of peers, in order for each queue pair.
 
 use std::time::Instant;
 
@@ -10,22 +10,22 @@ use super::frame::{self, Frame, Header, Kind, MAX_PAYLOAD};
 use super::keys::{Place, Right};
 use super::qp::{Incoming, State};
 use super::receive::Receive;
-use super::request::{BACKLOG, walk};
+use super::requester::{BACKLOG, walk};
 use super::shared::{atomic, copy_from, copy_to};
 
-/// How a request at the head of the inbox fares.
+/// The state of the request at the head of the inbox.
 enum Outcome {
-    /// It is dealt with; an answer goes out if this says so.
+    /// The request is finished, with the status of the answer, if it gets one.
     Finished(Option<u8>),
-    /// More of it is to come, or to go out.
+    /// More of the request is to arrive, or more of the answer is to be sent.
     Continues,
-    /// It waits: for a receive, or for the connection to take more.
+    /// The request waits for a receive, or for room on the connection.
     Waits,
 }
 
 /// Bytes of the header in front of a datagram's data in a receive.
 const GRH: u64 = 40;
-/// A peer that says so waits for ever for a receive.
+/// The time of a peer that waits for ever for a receive.
 pub(super) const ENDLESS_MS: u64 = u64::MAX;
 
 impl Core {
@@ -38,43 +38,43 @@ impl Core {
                 qp.inbox.clear();
                 return moved;
             }
-            let Some((link, frame)) = qp.inbox.pop_front() else { return moved };
-            match self.serve(qpn, link, &frame) {
+            let Some((connection, frame)) = qp.inbox.pop_front() else { return moved };
+            match self.serve(qpn, connection, &frame) {
                 Outcome::Finished(status) => {
                     moved = true;
                     if let Some(status) = status {
-                        self.answer(link, &frame.header, status);
+                        self.answer(connection, &frame.header, status);
                     }
                 }
                 Outcome::Continues => {
                     moved = true;
-                    self.put_back(qpn, link, frame);
+                    self.put_back(qpn, connection, frame);
                 }
                 Outcome::Waits => {
-                    self.put_back(qpn, link, frame);
+                    self.put_back(qpn, connection, frame);
                     return moved;
                 }
             }
         }
     }
 
-    fn put_back(&mut self, qpn: u32, link: u32, frame: Frame) {
+    fn put_back(&mut self, qpn: u32, connection: u32, frame: Frame) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
-            qp.inbox.push_front((link, frame));
+            qp.inbox.push_front((connection, frame));
         }
     }
 
-    fn answer(&mut self, link: u32, asked: &Header, status: u8) {
-        if let Some(link) = self.links.get_mut(&link) {
+    fn answer(&mut self, connection: u32, asked: &Header, status: u8) {
+        if let Some(connection) = self.connections.get_mut(&connection) {
             let (src, dst) = (asked.dst_qpn.get(), asked.src_qpn.get());
-            link.push(&Header { status, ..Header::new(Kind::Ack, src, dst, asked.token.get()) });
+            connection.push(&Header { status, ..Header::new(Kind::Ack, src, dst, asked.token.get()) });
         }
     }
 
-    /// Refuses a request: the peer is told, and this queue pair is broken, as after a negative acknowledgement.
+    /// Refuses a request: the peer gets a negative acknowledgement, and this queue pair goes to the error state.
     fn refuse(&mut self, qpn: u32, frame: &Frame, syndrome: Syndrome, why: &str) -> Outcome {
         let header = &frame.header;
-        self.line(format_args!(
+        self.log(format_args!(
             "QP {qpn:#x}: {:?} of {} bytes at {:#x} with rkey {:#x} from QP {:#x}: {why}",
             frame.kind,
             header.total.get(),
@@ -86,7 +86,7 @@ impl Core {
         Outcome::Finished(Some(syndrome.code()))
     }
 
-    fn serve(&mut self, qpn: u32, link: u32, frame: &Frame) -> Outcome {
+    fn serve(&mut self, qpn: u32, connection: u32, frame: &Frame) -> Outcome {
         let Some(qp) = self.qps.get(&qpn) else { return Outcome::Finished(None) };
         let from = frame.header.src_qpn.get();
         match (frame.kind, qp.peer) {
@@ -94,7 +94,7 @@ impl Core {
             // The peer is faster: it is connected, this side is about to be.
             (_, None) => return Outcome::Waits,
             (_, Some(peer)) if peer.qpn != from => {
-                self.line(format_args!("QP {qpn:#x}: a request of QP {from:#x}, to which it is not connected"));
+                self.log(format_args!("QP {qpn:#x}: a request of QP {from:#x}, to which it is not connected"));
                 return Outcome::Finished(Some(Syndrome::TransportRetryExceeded.code()));
             }
             _ => {}
@@ -102,8 +102,8 @@ impl Core {
         match frame.kind {
             Kind::Send => self.take_message(qpn, frame),
             Kind::Write => self.take_write(qpn, frame),
-            Kind::Read => self.give(qpn, link, frame),
-            Kind::CompareSwap | Kind::FetchAdd => self.take_atomic(qpn, link, frame),
+            Kind::Read => self.give(qpn, connection, frame),
+            Kind::CompareSwap | Kind::FetchAdd => self.take_atomic(qpn, connection, frame),
             Kind::Hello | Kind::Ack | Kind::Data | Kind::Datagram => Outcome::Finished(None),
         }
     }
@@ -178,7 +178,10 @@ impl Core {
     fn receive_failed(&mut self, qpn: u32, receive: &Receive, syndrome: Syndrome) {
         if let Some(qp) = self.qps.get(&qpn) {
             let (cq, srqn) = (qp.recv_cq, qp.srqn(qpn));
-            self.tell(cq, Completion::Failed { qpn, srqn, index: receive.index, opcode: 0, syndrome, receive: true });
+            self.push_completion(
+                cq,
+                Completion::Failed { qpn, srqn, index: receive.index, opcode: 0, syndrome, receive: true },
+            );
         }
     }
 
@@ -187,7 +190,7 @@ impl Core {
         qp.incoming = None;
         let (cq, srqn) = (qp.recv_cq, qp.srqn(qpn));
         let (imm, bytes, solicited) = (header.imm.get(), header.total.get(), header.has(frame::SOLICITED));
-        self.tell(cq, Completion::Received { qpn, srqn, index, how, imm, bytes, solicited });
+        self.push_completion(cq, Completion::Received { qpn, srqn, index, how, imm, bytes, solicited });
     }
 
     fn place(&self, qpn: u32, header: &Header, bytes: u32, right: Right) -> Result<Place, &'static str> {
@@ -227,27 +230,27 @@ impl Core {
         Outcome::Finished(Some(0))
     }
 
-    fn give(&mut self, qpn: u32, link: u32, frame: &Frame) -> Outcome {
+    fn give(&mut self, qpn: u32, connection: u32, frame: &Frame) -> Outcome {
         let header = &frame.header;
         let total = header.total.get();
         let place = match self.place(qpn, header, total, Right::Read) {
             Ok(place) => place,
             Err(why) => return self.refuse(qpn, frame, Syndrome::RemoteAccess, why),
         };
-        let (Some(qp), Some(link)) = (self.qps.get_mut(&qpn), self.links.get_mut(&link)) else {
+        let (Some(qp), Some(connection)) = (self.qps.get_mut(&qpn), self.connections.get_mut(&connection)) else {
             return Outcome::Finished(None);
         };
-        if link.unsent() > BACKLOG {
+        if connection.unsent() > BACKLOG {
             return Outcome::Waits;
         }
         let offset = qp.answered;
         let len = match place {
             Place::At(_) => (total - offset).min(MAX_PAYLOAD as u32),
-            // No byte moves, and nobody is told.
+            // No byte moves, and no error is reported.
             Place::Nowhere => 0,
         };
         let last = matches!(place, Place::Nowhere) || offset + len == total;
-        link.push(&Header {
+        connection.push(&Header {
             total: total.into(),
             offset: offset.into(),
             len: len.into(),
@@ -255,13 +258,13 @@ impl Core {
             ..Header::new(Kind::Data, qpn, header.src_qpn.get(), header.token.get())
         });
         if let Place::At(address) = place {
-            copy_from(address + u64::from(offset), link.payload(len as usize));
+            copy_from(address + u64::from(offset), connection.payload(len as usize));
         }
         qp.answered = if last { 0 } else { offset + len };
         if last { Outcome::Finished(None) } else { Outcome::Continues }
     }
 
-    fn take_atomic(&mut self, qpn: u32, link: u32, frame: &Frame) -> Outcome {
+    fn take_atomic(&mut self, qpn: u32, connection: u32, frame: &Frame) -> Outcome {
         let header = &frame.header;
         if !header.addr.get().is_multiple_of(8) {
             return self.refuse(qpn, frame, Syndrome::RemoteInvalReq, "an atomic on an address that is not 8-aligned");
@@ -278,14 +281,14 @@ impl Core {
             Kind::CompareSwap => atomic(place, |now| if now == first { second } else { now }),
             _ => atomic(place, |now| now.wrapping_add(first)),
         };
-        if let Some(link) = self.links.get_mut(&link) {
-            link.push(&Header {
+        if let Some(connection) = self.connections.get_mut(&connection) {
+            connection.push(&Header {
                 total: 8.into(),
                 len: 8.into(),
                 flags: frame::LAST,
                 ..Header::new(Kind::Data, qpn, header.src_qpn.get(), header.token.get())
             });
-            link.payload(8).copy_from_slice(&before.to_ne_bytes());
+            connection.payload(8).copy_from_slice(&before.to_ne_bytes());
         }
         Outcome::Finished(None)
     }
@@ -301,7 +304,7 @@ impl Core {
         let Some(receive) = self.take_receive(qpn) else { return done };
         let bytes = header.total.get() + GRH as u32;
         if let Err((local, _, why)) = self.check_receive(qpn, &receive, u64::from(bytes)) {
-            self.line(format_args!("QP {qpn:#x}: a datagram of {} bytes: {why}", header.total.get()));
+            self.log(format_args!("QP {qpn:#x}: a datagram of {} bytes: {why}", header.total.get()));
             self.receive_failed(qpn, &receive, local);
             self.break_qp(qpn);
             return done;
