@@ -267,7 +267,7 @@ mod tests {
         let mut back = [0u8; 64];
         // SAFETY: 64 bytes of the device and of both arrays.
         unsafe { driver.write(0, at, host.as_ptr(), 64) }.unwrap();
-        // SAFETY: as above.
+        // SAFETY: 64 bytes of the device and of both arrays.
         unsafe { driver.read(0, back.as_mut_ptr(), at, 64) }.unwrap();
         assert_eq!(host, back);
     }

@@ -80,7 +80,7 @@ impl Cntr {
 
     fn progress(&self) {
         // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
-        unsafe { &*self.domain }.card.look();
+        unsafe { &*self.domain }.card.poll();
         let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for endpoint in endpoints {
             endpoint.settle();
@@ -304,7 +304,7 @@ unsafe extern "C" fn wait(cntr: *mut fi::fid_cntr, threshold: u64, timeout: c_in
         }
         let errors = cntr.errors();
         let sleep = Sleep::until(timeout);
-        let mut looks = 0u32;
+        let mut polls = 0u32;
         loop {
             if cntr.polled_value() >= threshold {
                 return Ok(0);
@@ -315,8 +315,8 @@ unsafe extern "C" fn wait(cntr: *mut fi::fid_cntr, threshold: u64, timeout: c_in
             if sleep.is_over() {
                 return Err(Code(fi::FI_ETIMEDOUT));
             }
-            looks = looks.saturating_add(1);
-            if looks < YIELDS {
+            polls = polls.saturating_add(1);
+            if polls < YIELDS {
                 std::thread::yield_now();
             } else {
                 std::thread::sleep(REST);

@@ -101,7 +101,7 @@ impl DataPath {
         if let Body::Rdm(rdm) = &self.body {
             let deadline = std::time::Instant::now() + limit;
             while !lock(rdm).is_quiet() && std::time::Instant::now() < deadline {
-                self.bindings.card.look();
+                self.bindings.card.poll();
                 lock(rdm).progress(&self.bindings);
                 std::thread::yield_now();
             }
@@ -120,7 +120,7 @@ impl Completer for DataPath {
     }
 
     fn poll_card(&self) {
-        self.bindings.card.look();
+        self.bindings.card.poll();
     }
 
     fn complete(&self, raw: &RawCqe) -> Option<Entry> {

@@ -483,7 +483,7 @@ const ELSEWHERE: &[&str] = &[
     "receive not ready",
     "unknown peer",
     "dead peer",
-    "nobody there",
+    "missing card",
 ];
 
 fn receive(w: &World, length: u16) -> RxDesc {

@@ -84,13 +84,13 @@ pub struct Core {
     /// Microseconds that the process has run. A stopped process does not count.
     pub(crate) clock_us: u64,
     /// Time of the latest poll.
-    pub(crate) looked_at: Instant,
+    pub(crate) polled_at: Instant,
     /// Requests that the card has taken, of all queue pairs.
     pub(crate) requests: u64,
     /// Polls of the card.
-    pub(crate) looks: u32,
+    pub(crate) polls: u32,
     /// The latest polls in a row that found nothing to do.
-    pub(crate) quiet_looks: u32,
+    pub(crate) idle_polls: u32,
     /// The card stopped answering (`die_after`).
     pub(crate) dead: bool,
     lines: u32,
@@ -131,10 +131,10 @@ impl Core {
             staging: Vec::new(),
             reorder_buffer,
             clock_us: 0,
-            looked_at: Instant::now(),
+            polled_at: Instant::now(),
             requests: 0,
-            looks: 0,
-            quiet_looks: 0,
+            polls: 0,
+            idle_polls: 0,
             dead: false,
             lines: 0,
         };

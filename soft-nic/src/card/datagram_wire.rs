@@ -183,7 +183,7 @@ impl Core {
             return;
         }
         // Without its acknowledgement a finished request of a peer would fail.
-        self.looks = self.looks.wrapping_add(super::egress::MOST_LOOKS);
+        self.polls = self.polls.wrapping_add(super::egress::MOST_POLLS);
         let start = Instant::now();
         loop {
             for at in 0..self.connections.bound() {

@@ -20,10 +20,10 @@ use crate::wire::ring;
 const MAX_PAYLOAD: u32 = 64 * 1024;
 const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= datagram::MAX_PAYLOAD);
 
-/// Where a packet is expensive, answers wait for a packet to the same card, or for [`QUIET_LOOKS`] idle polls in a row: a
-/// program that was just served mostly posts at once. After [`MOST_LOOKS`] polls they are sent in any case.
-const QUIET_LOOKS: u32 = 3;
-pub(super) const MOST_LOOKS: u32 = 16;
+/// Where a packet is expensive, answers wait for a packet to the same card, or for [`QUIET_POLLS`] idle polls in a row: a
+/// program that was just served mostly posts at once. After [`MOST_POLLS`] polls they are sent in any case.
+const QUIET_POLLS: u32 = 3;
+pub(super) const MOST_POLLS: u32 = 16;
 
 /// The packet kind of a request.
 fn kind_of(operation: Operation) -> Kind {
@@ -92,13 +92,13 @@ impl Core {
 
     /// Sends one packet; `None` when nothing is queued.
     fn pump_one(&mut self, at: u32) -> Option<Sent> {
-        let (quiet, looks) = (self.quiet_looks, self.looks);
+        let (quiet, polls) = (self.idle_polls, self.polls);
         let connection = self.connections.get_mut(at)?;
         let expensive = matches!(connection.transport, Transport::Datagram { .. });
         if let Some(header) = connection.answers.front().copied() {
-            let waited = looks.wrapping_sub(connection.answers_since);
+            let waited = polls.wrapping_sub(connection.answers_since);
             let enough = connection.answers.len() >= datagram::MAX_ACKS;
-            if !expensive || enough || quiet.min(waited) >= QUIET_LOOKS || waited >= MOST_LOOKS {
+            if !expensive || enough || quiet.min(waited) >= QUIET_POLLS || waited >= MOST_POLLS {
                 let acks = expensive && header.kind() == Some(Kind::Ack);
                 let sent = self.emit(at, &if acks { Header::new(Kind::Acks, 0) } else { header }, Payload::Nothing);
                 if sent == Sent::Yes && !acks {
@@ -260,10 +260,10 @@ impl Core {
 
     /// Queues an answer without payload.
     pub(crate) fn answer(&mut self, at: u32, header: Header) {
-        let looks = self.looks;
+        let polls = self.polls;
         if let Some(connection) = self.connections.get_mut(at) {
             if connection.answers.is_empty() {
-                connection.answers_since = looks;
+                connection.answers_since = polls;
             }
             connection.answers.push_back(header);
         }

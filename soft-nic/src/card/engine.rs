@@ -1,4 +1,4 @@
-//! The engine: the thread that is the card. It looks at doorbells, at the wire and at the clock, and rests when
+//! The engine: the thread that executes work requests. It polls doorbells, wires and the clock, and sleeps when
 //! there is nothing, because on a small machine it shares its core with those it works for.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,13 +16,13 @@ use super::pace::{Pace, Pause, Seen, YIELD};
 use super::qp::Token;
 use super::reorder::{Moment, Step};
 
-/// The state and those who want it.
+/// The state of a card, and the threads that use it.
 pub(crate) struct Shared {
     core: Mutex<Core>,
     /// Set-up calls that wait for the lock: a busy engine would take it again before they wake up.
     waiting: AtomicU32,
-    /// Looks by others than the engine.
-    looks: AtomicU32,
+    /// Polls by other threads than the engine.
+    external_polls: AtomicU32,
     stop: AtomicBool,
 }
 
@@ -31,7 +31,7 @@ impl Shared {
         Arc::new(Self {
             core: Mutex::new(core),
             waiting: AtomicU32::new(0),
-            looks: AtomicU32::new(0),
+            external_polls: AtomicU32::new(0),
             stop: AtomicBool::new(false),
         })
     }
@@ -44,23 +44,23 @@ impl Shared {
         guard
     }
 
-    /// A look by somebody who waits anyhow and has the processor: the engine rests meanwhile. Nothing if it is looking, or a
+    /// Polls in the thread of a waiting caller, and the engine sleeps meanwhile. Does nothing while the engine polls, or when a
     /// set-up call wants to.
-    pub(crate) fn look(&self) {
+    pub(crate) fn poll(&self) {
         if self.waiting.load(Ordering::Relaxed) > 0 {
             return;
         }
         if let Ok(mut core) = self.core.try_lock() {
-            core.look(Instant::now(), false);
-            self.looks.fetch_add(1, Ordering::Relaxed);
+            core.poll(Instant::now(), false);
+            self.external_polls.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
 #[cfg(test)]
 impl Shared {
-    pub(crate) fn looks(&self) -> u32 {
-        self.looks.load(Ordering::Relaxed)
+    pub(crate) fn external_polls(&self) -> u32 {
+        self.external_polls.load(Ordering::Relaxed)
     }
 
     /// As if so many set-up calls waited.
@@ -106,19 +106,19 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.stop.0.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // An engine that panicked has said so; what it left is closed all the same.
+            // The panic of an engine is on standard error already; its card is closed all the same.
             let _ = thread.join();
         }
     }
 }
 
-/// Looks at doorbells and rings between two looks at sockets.
+/// Polls of doorbells and rings between two polls of sockets.
 const SOCKET_EVERY: u32 = 64;
-/// Looks by applications between two of the engine's that make its own needless for a while.
+/// Polls by application threads between two of the engine's, from which on the engine sleeps for a while.
 const DRIVING: u32 = 4;
 /// Long, for going to sleep and waking up takes many microseconds of the core that it may share with them.
 const DRIVEN_NAP: Duration = Duration::from_micros(250);
-/// A gap in the clock beyond this was not time that anybody could have answered in: the process was stopped.
+/// A larger step of the clock does not count as waiting time: the process was stopped.
 const MAX_STEP_US: u64 = 50_000;
 
 fn run(shared: &Shared, events: &OwnedFd) {
@@ -130,11 +130,11 @@ fn run(shared: &Shared, events: &OwnedFd) {
         while shared.waiting.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();
         }
-        let by_others = shared.looks.load(Ordering::Relaxed);
+        let by_others = shared.external_polls.load(Ordering::Relaxed);
         let looks = by_others.wrapping_sub(driven);
         driven = by_others;
         if looks >= DRIVING {
-            // Not even a look: it would take the lock from those who wait for what it finds.
+            // A poll would take the lock from the threads that wait for its result.
             std::thread::sleep(DRIVEN_NAP);
             continue;
         }
@@ -142,7 +142,7 @@ fn run(shared: &Shared, events: &OwnedFd) {
         let mut seen = Seen::default();
         {
             let mut core = shared.core.lock().unwrap_or_else(PoisonError::into_inner);
-            seen.moved = core.look(now, pace.quiet() >= YIELD);
+            seen.moved = core.poll(now, pace.quiet() >= YIELD);
             seen.held = core.reorder_buffer.as_ref().is_some_and(|h| !h.is_empty());
             seen.soon = !core.connection_of.is_empty() || !core.unready.is_empty();
         }
@@ -160,7 +160,7 @@ fn run(shared: &Shared, events: &OwnedFd) {
     shared.core.lock().unwrap_or_else(PoisonError::into_inner).drain();
 }
 
-/// Rests until a socket has something to say or the time is over.
+/// Sleeps until a socket has an event or the time is over.
 fn doze(shared: &Shared, events: &OwnedFd, rest: Duration) {
     let lock = || shared.core.lock().unwrap_or_else(PoisonError::into_inner);
     if lock().prepare_sleep() {
@@ -171,19 +171,19 @@ fn doze(shared: &Shared, events: &OwnedFd, rest: Duration) {
 }
 
 impl Core {
-    /// Looks at everything once; at sockets only now and then, unless `thoroughly`. True when something moved.
-    pub(crate) fn look(&mut self, now: Instant, thoroughly: bool) -> bool {
-        let step = (now - self.looked_at).as_micros() as u64;
+    /// Polls everything once; sockets only now and then, unless `thoroughly`. True when something moved.
+    pub(crate) fn poll(&mut self, now: Instant, thoroughly: bool) -> bool {
+        let step = (now - self.polled_at).as_micros() as u64;
         if step > 0 {
-            self.looked_at += Duration::from_micros(step);
+            self.polled_at += Duration::from_micros(step);
         }
         self.clock_us += step.min(MAX_STEP_US);
         if self.dead {
             return false;
         }
-        self.looks = self.looks.wrapping_add(1);
-        let thoroughly = thoroughly || self.looks.is_multiple_of(SOCKET_EVERY);
-        // What was rung goes out first: a look at other hosts takes longer than all else.
+        self.polls = self.polls.wrapping_add(1);
+        let thoroughly = thoroughly || self.polls.is_multiple_of(SOCKET_EVERY);
+        // Rung requests are sent first: a poll of the datagram wire takes longer than everything else.
         let mut moved = self.poll_doorbells();
         if moved {
             self.pump_all();
@@ -207,12 +207,12 @@ impl Core {
             moved |= self.poll_sockets();
             self.check_batches();
         }
-        self.quiet_looks = if moved { 0 } else { self.quiet_looks.saturating_add(1) };
+        self.idle_polls = if moved { 0 } else { self.idle_polls.saturating_add(1) };
         moved
     }
 
     pub(crate) fn now(&self) -> Moment {
-        Moment { us: self.clock_us, look: self.looks }
+        Moment { us: self.clock_us, poll: self.polls }
     }
 
     fn next_released(&mut self) -> Option<(Token, Step)> {
@@ -253,17 +253,17 @@ mod tests {
         let gid = Gid { host: 1, ip: std::net::Ipv4Addr::LOCALHOST, port: 0, nonce: 1 };
         let core = Core::new(0, gid, Config::default(), Wires { listener: None, datagrams: None }).unwrap();
         let card = Shared::new(core);
-        card.look();
-        assert_eq!(card.looks(), 1);
+        card.poll();
+        assert_eq!(card.external_polls(), 1);
         let lock = card.lock();
-        card.look();
+        card.poll();
         drop(lock);
-        assert_eq!(card.looks(), 1, "a set-up call has the card");
+        assert_eq!(card.external_polls(), 1, "a set-up call has the card");
         card.set_waiting(1);
-        card.look();
-        assert_eq!(card.looks(), 1, "a set-up call waits for the card");
+        card.poll();
+        assert_eq!(card.external_polls(), 1, "a set-up call waits for the card");
         card.set_waiting(0);
-        card.look();
-        assert_eq!(card.looks(), 2);
+        card.poll();
+        assert_eq!(card.external_polls(), 2);
     }
 }

@@ -82,10 +82,10 @@ impl Card {
         self.shared.lock()
     }
 
-    /// Lets the card work in this thread for one look, unless its engine just does. For calls that applications make
+    /// Polls the card once in this thread, unless the engine is polling. For calls that applications make
     /// while they wait: they have the processor, which on a small machine the engine would have to be given first.
-    pub fn look(&self) {
-        self.shared.look();
+    pub fn poll(&self) {
+        self.shared.poll();
     }
 
     /// The same for threads that wait for memory which the card writes, and make no call of libfabric. False, and nothing
@@ -93,7 +93,7 @@ impl Card {
     pub fn progress(&self) -> bool {
         let shared = pace::shares_a_core();
         if shared {
-            self.look();
+            self.poll();
         }
         shared
     }

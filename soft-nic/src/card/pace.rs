@@ -1,6 +1,6 @@
-//! What the engine does between two looks, so that those it works for get the processor.
+//! The pace of the engine: what it does between two polls, so that the threads of the application get the processor.
 //!
-//! Mostly it yields: on a small machine whoever waits for what the engine just did waits for the engine's core. A yield
+//! Mostly it yields: on a small machine the thread that waits for the result of a poll waits for the engine's core too. A yield
 //! costs little while all others on the core yield too, but beside a thread that only computes it costs a slice of the
 //! scheduler, milliseconds. Then the engine takes short sleeps: a thread that wakes with time to its credit, and asks
 //! for short slices, goes before one that computes.
@@ -13,28 +13,28 @@ use std::time::{Duration, Instant};
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pause {
-    /// Look again at once.
+    /// Poll again at once.
     Spin,
     /// Let others run.
     Yield,
-    /// Sleep; what arrives meanwhile waits.
+    /// Sleep for this time.
     Nap(Duration),
-    /// Sleep until there is something, but no longer.
+    /// Sleep until a socket has an event, but no longer than this.
     Doze(Duration),
 }
 
-/// What the engine saw in a look.
+/// The result of a poll.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Seen {
     /// Something moved.
     pub moved: bool,
-    /// Requests are kept back until a time.
+    /// Requests are delayed until a time.
     pub held: bool,
-    /// Cards of other hosts are connected, whose messages wake nobody, or a send is to be tried again.
+    /// Cards of other hosts are connected, whose datagrams do not wake the engine, or a send is to be retried.
     pub soon: bool,
 }
 
-/// Looks of an idle engine that only spin, where there are cores enough.
+/// Polls of an idle engine that only spin, where there are enough cores.
 const SPINS: u32 = 20;
 /// How long an idle engine only yields.
 pub(super) const YIELD: Duration = Duration::from_micros(200);
@@ -48,7 +48,7 @@ const RESTS: [(Duration, Duration); 3] = [
 const SHORT_REST: Duration = Duration::from_micros(50);
 /// A yield that took this long went to a thread that does not yield.
 const STARVED: Duration = Duration::from_millis(1);
-/// A thread that ran this long in its stead and one that computes all the time look alike at first: yielding is tried
+/// A thread that ran this long in place of the engine may or may not compute all the time: yielding is tried
 /// again after a few naps, and after twice as many each time that it was in vain. Each nap is short enough for a busy wire.
 const FIRST_NAPS: u32 = 8;
 const MOST_NAPS: u32 = 4096;
@@ -106,7 +106,7 @@ impl Pace {
         }
     }
 
-    /// What to do after a look.
+    /// What the engine does after a poll.
     pub(super) fn pause(&mut self, seen: Seen, now: Instant) -> Pause {
         if seen.moved {
             (self.idle, self.quiet) = (0, Duration::ZERO);
@@ -147,7 +147,7 @@ fn short_slices(short: bool) {
         return;
     }
     attr.sched_runtime = if short { SHORT_SLICE_NS } else { 0 };
-    // SAFETY: as above; only read.
+    // SAFETY: the structure is ours and as large as stated; the kernel only reads it.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
 }
 

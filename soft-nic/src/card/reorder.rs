@@ -23,8 +23,8 @@ pub(crate) enum Step {
 
 /// Without arrivals for this time and this many polls, a window is emptied: software may wait for what the window has. Polls
 /// count too, because requests that were posted while the engine slept must enter first.
-const IDLE: Moment = Moment { us: 20, look: 4 };
-const IDLE_COMPLETIONS: Moment = Moment { us: 10_000, look: 256 };
+const IDLE: Moment = Moment { us: 20, poll: 4 };
+const IDLE_COMPLETIONS: Moment = Moment { us: 10_000, poll: 256 };
 /// A retransmission happens up to this much later, and up to this many requests overtake it.
 const REREAD_US: u64 = 200;
 const REREAD_RANKS: u64 = 32;
@@ -33,7 +33,7 @@ const REREAD_RANKS: u64 = 32;
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Moment {
     pub us: u64,
-    pub look: u32,
+    pub poll: u32,
 }
 
 /// A delayed request. The smallest rank is released first.
@@ -63,7 +63,7 @@ impl Window {
         let Reverse(first) = self.delayed.peek()?;
         // The rank of a later request is not below its number.
         let last = self.last_arrival;
-        let idle = now.us.saturating_sub(last.us) >= idle.us && now.look.wrapping_sub(last.look) >= idle.look;
+        let idle = now.us.saturating_sub(last.us) >= idle.us && now.poll.wrapping_sub(last.poll) >= idle.poll;
         let decided = first.rank <= self.count || coming == Some(0) || idle;
         if !decided || first.due > now.us {
             return None;
@@ -149,7 +149,7 @@ mod tests {
 
     /// A moment, with so many polls that only the time decides.
     fn at(us: u64) -> Moment {
-        Moment { us, look: us as u32 * IDLE_COMPLETIONS.look }
+        Moment { us, poll: us as u32 * IDLE_COMPLETIONS.poll }
     }
 
     /// The order of 256 requests that enter in bursts, with pauses shorter than the idle time.

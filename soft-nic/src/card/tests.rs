@@ -242,7 +242,7 @@ fn delayed_completion_does_not_touch_a_later_connection() {
         .reorder_buffer
         .as_mut()
         .unwrap()
-        .pop(super::reorder::Moment { us: 1_000_000, look: 1_000_000 }, |_| 1);
+        .pop(super::reorder::Moment { us: 1_000_000, poll: 1_000_000 }, |_| 1);
     let (token, _) = held.unwrap();
     world.core.send(token);
     assert_eq!(world.awaited(), [token]);

@@ -193,10 +193,10 @@ impl TestCard {
         self.ring(which, true, self.produced[which].1);
     }
 
-    fn look(&mut self, looks: u8) {
-        for _ in 0..=looks {
+    fn poll(&mut self, times: u8) {
+        for _ in 0..=times {
             self.now += Duration::from_micros(30);
-            self.core.look(self.now, true);
+            self.core.poll(self.now, true);
         }
         self.check();
     }
@@ -271,9 +271,9 @@ pub fn rings(data: &[u8]) {
     let mut card = TestCard::new(&mut input, own, None, own);
     while !input.is_empty() {
         card.software(&mut input);
-        card.look(input.u8() % 4);
+        card.poll(input.u8() % 4);
     }
-    card.look(40);
+    card.poll(40);
 }
 
 /// The other end of the wire, which says what it likes.
@@ -380,7 +380,7 @@ pub fn wires(data: &[u8]) {
     let mut card = TestCard::new(&mut input, own, Some(listener), peer);
     let links = RingPair::connect(&peer, &own).ok().flatten().into_iter().collect();
     let mut peer_side = MaliciousPeer { links, accepting: Vec::new(), listener: theirs };
-    card.look(0);
+    card.poll(0);
     while !input.is_empty() {
         match input.u8() % 4 {
             0 => card.software(&mut input),
@@ -393,9 +393,9 @@ pub fn wires(data: &[u8]) {
             }
             _ => peer_side.say(&mut card, &mut input),
         }
-        card.look(input.u8() % 4);
+        card.poll(input.u8() % 4);
         peer_side.progress(&peer);
     }
     drop(peer_side);
-    card.look(20);
+    card.poll(20);
 }

@@ -175,7 +175,7 @@ impl Rdm {
             if rdm.jobs.is_empty() { room } else { 0 }
         };
         if room(self) == 0 {
-            bindings.card.look();
+            bindings.card.poll();
             self.progress(bindings);
         }
         room(self)
