@@ -52,7 +52,8 @@ impl Status {
             Self::Cancelled => CANCELLED,
             Self::ShuttingDown => SHUTTING_DOWN,
             Self::Failed { code, text } if max_body >= 4 => {
-                let end = text.floor_char_boundary(max_body - 4);
+                let longest = text.len().min(max_body - 4);
+                let end = (0..=longest).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
                 return (FAILED, [&code.to_le_bytes()[..], &text.as_bytes()[..end]].concat());
             }
             Self::Failed { .. } | Self::NoAnswer => NO_ANSWER,

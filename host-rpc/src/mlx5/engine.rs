@@ -12,19 +12,19 @@ use mlx5::mw::{Range, Window, WindowError};
 use mlx5::qp::QueuePair;
 use mlx5::sq::{Flags, PostError};
 use mlx5::wire::{CqeOpcode, MkeyAccess};
-use mlx5::wqe::{Data, Limits, Op, Remote, Sge, Transport, Umr, WindowType, With, WorkRequest};
+use mlx5::wqe::{Data, Limits, Op, Remote, Transport, Umr, WindowType, With, WorkRequest};
 
 use super::frame::{Frame, HEADER};
+use super::incoming::{Incoming, Read};
 use super::memory::{ExposedPayload, ReadBuffer, Slots};
+use super::outgoing::{Exposed, Outgoing};
 use super::{Config, ConnectError, Request, Shared};
-use crate::{ReceiveDone, SendDone, TransportError};
+use crate::{SendDone, TransportError};
 
 /// Work requests for READs, FIN and close frames, beside those for messages.
 const CONTROL_REQUESTS: u32 = 64;
 /// Blocks of the send queue that a bind takes. A message takes one.
 const BIND_BLOCKS: u32 = Umr::BIND_SEGMENTS.div_ceil(4) as u32;
-/// Bytes that one MAX_READ fetches at most.
-const MAX_READ: u64 = 1 << 30;
 /// Time that an invalidation waits for a message that can carry it.
 const INVALIDATE_DELAY: Duration = Duration::from_micros(200);
 /// Time without a completion after which the engine probes the peer.
@@ -46,32 +46,12 @@ enum Token {
     Slot { slot: u16, finishes: Option<u64> },
     /// A bind.
     Bind,
-    /// The last MAX_READ of the incoming message of this number.
+    /// The last READ of the incoming message of this number.
     LastRead(u64),
-    /// An earlier MAX_READ, a FIN frame or a probe.
+    /// An earlier READ, a FIN frame or a probe.
     Ignored,
     /// The close frame.
     Close,
-}
-
-/// A message that is posted, or whose callback waits for an earlier one.
-struct Outgoing {
-    done: Option<SendDone>,
-    finished: bool,
-    /// Of a rendezvous message: the bytes that the peer reads, and the index of the window.
-    exposed: Option<(ExposedPayload, usize)>,
-}
-
-/// A message of the peer.
-enum Incoming {
-    Eager(Vec<u8>),
-    /// `requested` bytes are in posted READs; `complete` once the last MAX_READ is.
-    Rendezvous {
-        buffer: ReadBuffer,
-        rkey: u32,
-        requested: u64,
-        complete: bool,
-    },
 }
 
 /// Why a message cannot be sent by rendezvous.
@@ -82,7 +62,7 @@ enum ExposeError {
     #[error(transparent)]
     Window(#[from] WindowError),
     #[error(transparent)]
-    WorkRequest(#[from] PostError),
+    Post(#[from] PostError),
 }
 
 /// A key of the peer that the next message invalidates, or a FIN frame after `deadline`.
@@ -112,16 +92,9 @@ pub(super) struct Engine {
     windows: Vec<Window>,
     /// Messages that are not posted yet.
     unposted: VecDeque<(Payload, SendDone)>,
-    /// In the order of sends. The first has the number `first_outgoing`.
-    outgoing: VecDeque<Outgoing>,
-    first_outgoing: u64,
-    /// In the order of arrival. The first has the number `first_incoming`.
-    incoming: VecDeque<Incoming>,
-    first_incoming: u64,
-    /// Numbers of incoming messages whose READs are not all posted.
-    unread: VecDeque<u64>,
+    outgoing: Outgoing,
+    incoming: Incoming,
     invalidations: VecDeque<Invalidation>,
-    receivers: VecDeque<ReceiveDone>,
     /// Work requests that the send queue holds.
     max_posts: u32,
     /// The time of the last completion or probe.
@@ -182,13 +155,9 @@ impl Engine {
             free_send_slots: (0..config.sends).collect(),
             windows: Vec::new(),
             unposted: VecDeque::new(),
-            outgoing: VecDeque::new(),
-            first_outgoing: 0,
-            incoming: VecDeque::new(),
-            first_incoming: 0,
-            unread: VecDeque::new(),
+            outgoing: Outgoing::default(),
+            incoming: Incoming::default(),
             invalidations: VecDeque::new(),
-            receivers: VecDeque::new(),
             max_posts,
             last_activity: Instant::now(),
             closing: None,
@@ -227,7 +196,7 @@ impl Engine {
             }
             progress |= self.poll();
             progress |= self.post();
-            progress |= self.deliver();
+            progress |= self.incoming.deliver();
             self.close_if_due();
             if self.ended.is_some() {
                 self.finish_callbacks();
@@ -247,7 +216,7 @@ impl Engine {
     fn accept(&mut self, request: Request) {
         match request {
             Request::Send(message, done) => self.unposted.push_back((message, done)),
-            Request::Receive(done) => self.receivers.push_back(done),
+            Request::Receive(done) => self.incoming.add_receiver(done),
             Request::Close(_) if self.close_sent => {}
             Request::Close(by) => self.closing = Some(self.closing.map_or(by, |before| before.min(by))),
         }
@@ -264,14 +233,10 @@ impl Engine {
         let end = self.ended.clone().unwrap_or(TransportError::Closed);
         self.windows.clear();
         // Messages that are complete are still delivered.
-        self.deliver();
-        for outgoing in self.outgoing.drain(..) {
-            if let Some(done) = outgoing.done {
-                done(if outgoing.finished { Ok(()) } else { Err(end.clone()) });
-            }
-        }
+        self.incoming.deliver();
+        self.outgoing.fail(&end);
         self.unposted.drain(..).for_each(|(_, done)| done(Err(end.clone())));
-        self.receivers.drain(..).for_each(|done| done(Err(end.clone())));
+        self.incoming.fail(&end);
     }
 
     fn post_receive(&mut self, slot: u16) {
@@ -328,25 +293,12 @@ impl Engine {
                 Token::Slot { slot, finishes } => {
                     self.free_send_slots.push(slot);
                     if let Some(number) = finishes {
-                        self.finish_send(number);
+                        self.outgoing.finish(number);
                     }
                 }
                 Token::LastRead(number) => self.on_last_read(number),
                 Token::Close => self.ended = Some(TransportError::Closed),
                 Token::Bind | Token::Ignored => {}
-            }
-        }
-    }
-
-    /// A send is finished. The callbacks of earlier sends run first.
-    fn finish_send(&mut self, number: u64) {
-        if let Some(outgoing) = self.outgoing.get_mut((number - self.first_outgoing) as usize) {
-            outgoing.finished = true;
-        }
-        while self.outgoing.front().is_some_and(|outgoing| outgoing.finished) {
-            self.first_outgoing += 1;
-            if let Some(done) = self.outgoing.pop_front().and_then(|outgoing| outgoing.done) {
-                done(Ok(()));
             }
         }
     }
@@ -365,7 +317,7 @@ impl Engine {
         match Frame::parse(&message) {
             Some(Frame::Eager { .. }) => {
                 message.drain(..HEADER);
-                self.incoming.push_back(Incoming::Eager(message));
+                self.incoming.push_eager(message);
             }
             Some(Frame::Rts { length, rkey }) => self.on_rts(length, rkey),
             Some(Frame::Fin) if invalidated.is_some() => {}
@@ -380,10 +332,7 @@ impl Engine {
             return self.fail(&format!("the peer announced a message of {length} bytes, which no window can cover"));
         }
         match ReadBuffer::new(&*self.device, &self.pd, length as usize) {
-            Ok(buffer) => {
-                self.unread.push_back(self.first_incoming + self.incoming.len() as u64);
-                self.incoming.push_back(Incoming::Rendezvous { buffer, rkey, requested: 0, complete: false });
-            }
+            Ok(buffer) => self.incoming.push_rendezvous(buffer, rkey),
             Err(error) => self.fail(&error.to_string()),
         }
     }
@@ -396,39 +345,13 @@ impl Engine {
         if let Err(error) = self.windows[window].invalidated(rkey) {
             return self.fail(&error.to_string());
         }
-        let uses_window = |outgoing: &Outgoing| outgoing.exposed.as_ref().is_some_and(|(_, index)| *index == window);
-        if let Some(at) = self.outgoing.iter().position(uses_window) {
-            self.outgoing[at].exposed = None;
-            self.finish_send(self.first_outgoing + at as u64);
-        }
+        self.outgoing.finish_exposed(window);
     }
 
     fn on_last_read(&mut self, number: u64) {
-        let Some(at) = number.checked_sub(self.first_incoming) else { return };
-        if let Some(Incoming::Rendezvous { rkey, complete, .. }) = self.incoming.get_mut(at as usize) {
-            *complete = true;
-            self.invalidations.push_back(Invalidation { rkey: *rkey, deadline: Instant::now() + INVALIDATE_DELAY });
+        if let Some(rkey) = self.incoming.complete(number) {
+            self.invalidations.push_back(Invalidation { rkey, deadline: Instant::now() + INVALIDATE_DELAY });
         }
-    }
-
-    /// Runs the callbacks of receives with the messages that are complete, in order.
-    fn deliver(&mut self) -> bool {
-        let mut progress = false;
-        while !self.receivers.is_empty()
-            && matches!(self.incoming.front(), Some(Incoming::Eager(_) | Incoming::Rendezvous { complete: true, .. }))
-        {
-            let bytes = match self.incoming.pop_front() {
-                Some(Incoming::Eager(bytes)) => bytes,
-                Some(Incoming::Rendezvous { buffer, .. }) => buffer.into_bytes(),
-                None => return progress,
-            };
-            self.first_incoming += 1;
-            progress = true;
-            if let Some(done) = self.receivers.pop_front() {
-                done(Ok(bytes));
-            }
-        }
-        progress
     }
 
     /// Whether the send queue has room for `posts` more work requests, each as large as a bind.
@@ -437,8 +360,8 @@ impl Engine {
         send.free_posts() >= posts && send.free_blocks() >= posts * BIND_BLOCKS
     }
 
-    fn submit(&mut self, token: Token, post: &WorkRequest<'_>) {
-        if let Err(rejected) = self.qp.send().post(token, Flags::default(), post) {
+    fn submit(&mut self, token: Token, request: &WorkRequest<'_>) {
+        if let Err(rejected) = self.qp.send().post(token, Flags::default(), request) {
             self.fail(&rejected.error.to_string());
         }
     }
@@ -464,12 +387,11 @@ impl Engine {
             progress = true;
         }
         while self.has_room(1)
-            && let Some(number) = self.unread.front().copied()
+            && let Some(Read { remote, into, completes }) = self.incoming.next_read()
         {
+            let token = completes.map_or(Token::Ignored, Token::LastRead);
+            self.submit(token, &Op::Read { remote, into: &[into] });
             progress = true;
-            if self.post_read(number) {
-                self.unread.pop_front();
-            }
         }
         while !(self.closing.is_some() && self.close_sent)
             && self.has_room(2)
@@ -485,53 +407,36 @@ impl Engine {
         progress
     }
 
-    /// Posts the next READ of an incoming message. Returns true if it was the last one.
-    fn post_read(&mut self, number: u64) -> bool {
-        let at = (number - self.first_incoming) as usize;
-        let Some(Incoming::Rendezvous { buffer, rkey, requested, .. }) = self.incoming.get_mut(at) else { return true };
-        let (from, piece) = (*requested, (buffer.mr.length - *requested).min(MAX_READ));
-        *requested += piece;
-        let is_last = *requested == buffer.mr.length;
-        let into = [Sge { addr: buffer.mr.addr + from, length: piece as u32, lkey: buffer.mr.lkey }];
-        let remote = Remote { addr: from, rkey: *rkey };
-        let token = if is_last { Token::LastRead(number) } else { Token::Ignored };
-        self.submit(token, &Op::Read { remote, into: &into });
-        is_last
-    }
-
     fn post_message(&mut self, slot: u16, message: Payload, done: SendDone) {
-        let number = self.first_outgoing + self.outgoing.len() as u64;
         let length = message.len();
-        let mut outgoing = Outgoing { done: Some(done), finished: false, exposed: None };
         let (finishes, total) = if length <= self.eager {
             let frame = Frame::Eager { length: length as u64 };
             self.send_slots.write(slot, [&frame.emit(), message.as_slice()]);
-            (Some(number), HEADER + length)
+            (Some(self.outgoing.push(done, None)), HEADER + length)
         } else {
             match self.expose(message) {
                 Ok((rkey, exposed)) => {
-                    outgoing.exposed = Some(exposed);
                     let frame = Frame::Rts { length: length as u64, rkey };
                     self.send_slots.write(slot, [&frame.emit(), &[]]);
+                    self.outgoing.push(done, Some(exposed));
                     (None, HEADER)
                 }
                 Err(error) => {
                     self.free_send_slots.push(slot);
-                    self.outgoing.push_back(outgoing);
+                    self.outgoing.push(done, None);
                     return self.fail(&error.to_string());
                 }
             }
         };
-        self.outgoing.push_back(outgoing);
         let sge = [self.send_slots.sge(slot, total)];
         let with = self.invalidations.pop_front().map_or(With::Nothing, |next| With::Invalidate(next.rkey));
         // After a bind the send queue itself adds the fence that the RTS frame needs.
-        let post = Op::Send { data: Data::Sges(&sge[..]), with };
-        self.submit(Token::Slot { slot, finishes }, &post);
+        let request = Op::Send { data: Data::Sges(&sge[..]), with };
+        self.submit(Token::Slot { slot, finishes }, &request);
     }
 
     /// Binds a window to the bytes. Returns its key, and what must live until the peer invalidates the window.
-    fn expose(&mut self, message: Payload) -> Result<(u32, (ExposedPayload, usize)), ExposeError> {
+    fn expose(&mut self, message: Payload) -> Result<(u32, Exposed), ExposeError> {
         let at = match self.windows.iter().position(|window| window.rkey().is_none()) {
             Some(at) => at,
             None => {

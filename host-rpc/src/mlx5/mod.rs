@@ -10,7 +10,9 @@
 
 mod engine;
 mod frame;
+mod incoming;
 mod memory;
+mod outgoing;
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
