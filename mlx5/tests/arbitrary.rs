@@ -57,7 +57,7 @@ fn arbitrary_bytes_parse_or_fail() {
         let mut bytes = vec![0; random.below(1100) as usize];
         fill(&mut random, &mut bytes);
         if bytes.len() >= 16 && round % 8 != 0 {
-            // Mostly what could be one: a known operation, a size that fits, lengths without or with the inline bit.
+            // Mostly plausible bytes: a known operation, a size that fits, lengths with or without the inline bit.
             bytes[0] = 0;
             bytes[3] = opcodes[random.below(opcodes.len() as u32) as usize];
             let most = (bytes.len() / 16).min(MAX_DS) as u32;
@@ -80,13 +80,13 @@ fn arbitrary_bytes_parse_or_fail() {
             let post = to_work_request(&wqe.op, &mut pieces);
             let mut out = [0; 16 * MAX_DS];
             let flags = FmCeSe::new(bytes[11]);
-            // What was read may be more than a queue's limits; no more is asked here than that nothing breaks.
+            // The parsed work request may exceed the limits of a queue; this test requires only that nothing panics.
             let Ok(Some(emitted)) = emit(&post, &limits, wqe.index, wqe.qpn, flags, &mut out) else { continue };
             assert_eq!(parse(emitted, transport), Ok(mlx5::wqe::Wqe { ds: emitted[7], ..wqe.clone() }));
         }
     }
-    println!("{good} requests among {} byte strings", rounds());
-    assert!(good > rounds() / 20, "hardly any request: {good}");
+    println!("{good} work requests in {} byte strings", rounds());
+    assert!(good > rounds() / 20, "only {good} work requests parsed");
 }
 
 /// A card writes arbitrary bytes at arbitrary times: every poll ends and returns at most the requested number of completions.
@@ -114,7 +114,7 @@ fn polls_of_arbitrary_bytes_end() {
                 fill(&mut random, &mut bytes);
                 let slot = random.below(1 << log);
                 if random.below(4) != 0 {
-                    // Mostly valid in the lap at hand, and a block of a legal size half of the time.
+                    // Mostly valid in the current lap, and half of the time a block of a legal size.
                     bytes[62] = (queue.consumer().wrapping_add(slot) >> log) as u8;
                     if random.below(2) == 0 {
                         bytes[63] = (random.below(7) << 4) as u8 | 0x0c;
@@ -133,7 +133,7 @@ fn polls_of_arbitrary_bytes_end() {
             });
             match drained {
                 Ok(taken) => assert_eq!((taken, queue.consumer().wrapping_sub(before)), (seen, seen)),
-                // The queue is finished: it says so again and again.
+                // A corrupt queue returns the same error from every later poll.
                 Err(corrupt) => {
                     assert_eq!(seen, 0);
                     assert_eq!(queue.drain(1, |_| panic!("{corrupt}")), Err(corrupt));

@@ -63,7 +63,7 @@ struct Bench {
 
 fn bench(log: u32, transport: Transport, seed: u64) -> Bench {
     let mut random = Random::new(seed);
-    // Indices begin near the end of 16 bits, or of 32.
+    // Indices start near the wrap at 16 bits or at 32 bits.
     let start_index = [0, 0xffff_0000 | 0xff00, 0xfff0, random.next_u32()][random.below(4) as usize];
     let (ring, record, register) = (Memory::new(BLOCK << log), Memory::new(8), Memory::new(512));
     let max_posts = [1 << log, (1 << log) / 2 + 1][random.below(2) as usize];
@@ -101,7 +101,7 @@ fn request<'a>(random: &mut Random, sges: &'a [Sge], pieces: &'a [&'a [u8]], tra
     };
     let connected = transport == Transport::Rc;
     match random.below(12) {
-        // Now and then one that is for the other kind of queue pair.
+        // Sometimes a work request for the other transport.
         11 => Op::Datagram { to: Destination::default(), data, imm: None },
         _ if !connected && random.below(8) != 0 => Op::Datagram { to: Destination::default(), data, imm: Some(5) },
         0 => Op::Nop,
@@ -112,7 +112,7 @@ fn request<'a>(random: &mut Random, sges: &'a [Sge], pieces: &'a [&'a [u8]], tra
         5 => Op::CompareSwap { remote, compare: 1, swap: 2, into },
         6 | 7 => Op::Umr { umr: Umr::bind(&window, QPN).expect("legal"), kind: UmrKind::Bind },
         8 => Op::Umr { umr: Umr::local_inv(0x501), kind: UmrKind::LocalInv },
-        // The common kind, which has a way of its own through the queue.
+        // A work request for the fast path.
         _ => Op::Write { remote, data: Data::Sges(&sges[..1]), imm: None },
     }
 }
@@ -184,11 +184,11 @@ impl Bench {
                     Some(PostError::Full { free_blocks: room.0, free_posts: room.1 })
                 }
                 (None, Ok(_)) => None,
-                (None, Err(error)) => panic!("{error} was not foreseen"),
+                (None, Err(error)) => panic!("{error} is unexpected"),
             };
             match (batch.post(self.token, flags, &post), refused) {
                 (Err(rejected), Some(error)) => {
-                    assert_eq!((rejected.token, rejected.error), (self.token, error), "the caller's value comes back");
+                    assert_eq!((rejected.token, rejected.error), (self.token, error), "the token is returned");
                     assert_eq!(near(&self.ring, self.model.producer), ring, "nothing is written");
                 }
                 (Ok(()), None) => {
@@ -212,7 +212,7 @@ impl Bench {
                     self.model.fence = kind != RequestKind::Plain;
                     placed.push(bytes);
                 }
-                (outcome, refused) => panic!("{outcome:?}, but {refused:?} was foreseen for {post:?}"),
+                (outcome, refused) => panic!("{outcome:?}, but {refused:?} is expected for {post:?}"),
             }
         }
         assert_eq!(self.record.read(0, 8), record, "no doorbell before the batch is rung");
@@ -228,7 +228,7 @@ impl Bench {
             let rung = (self.model.producer & 0xffff).to_be_bytes();
             let shown = if empty { &record[4..] } else { &rung };
             assert_eq!(self.record.read(4, 4), shown);
-            assert_eq!(self.record.read(0, 4), [POISON; 4], "the receive queue's record is not ours");
+            assert_eq!(self.record.read(0, 4), [POISON; 4], "the receive queue's doorbell record is unchanged");
         }
     }
 

@@ -28,15 +28,15 @@ fn descriptors_equal_those_of_rdma_core() {
     queue.post(1, &[SGE, SGE]).expect("room");
     queue.post(2, &[]).expect("room");
     queue.post(3, &[Sge { length: 0, ..SGE }, SGE]).expect("room");
-    assert_eq!(record.read(0, 4), [POISON; 4], "nothing is shown before the doorbell");
+    assert_eq!(record.read(0, 4), [POISON; 4], "the doorbell record is unchanged before the doorbell");
     assert_eq!(hex(&ring.read(0, 32)), [SGE_BYTES, END_BYTES].concat());
-    assert_eq!(hex(&ring.read(32, 32)), [SGE_BYTES, SGE_BYTES].concat(), "a full list has no end");
+    assert_eq!(hex(&ring.read(32, 32)), [SGE_BYTES, SGE_BYTES].concat(), "a full list has no terminating segment");
     assert_eq!(hex(&ring.read(64, 16)), END_BYTES);
-    assert_eq!(ring.read(80, 16), [POISON; 16], "what follows the end is not written");
+    assert_eq!(ring.read(80, 16), [POISON; 16], "bytes after the terminating segment are not written");
     assert_eq!(hex(&ring.read(96, 32)), [SGE_BYTES, END_BYTES].concat(), "an empty buffer is left out");
     queue.ring();
     assert_eq!(record.read(0, 4), unhex("00000004"));
-    assert_eq!(record.read(4, 4), [POISON; 4], "the send queue's record is not ours");
+    assert_eq!(record.read(4, 4), [POISON; 4], "the send queue's doorbell record is unchanged");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn the_list_stays_intact_in_any_order_of_completions() {
         let bytes = ring.read(at as usize * 64 + 2, 2);
         u16::from_be_bytes([bytes[0], bytes[1]])
     };
-    // The card's place in the list, and the tokens it will meet.
+    // The card's position in the list, and the tokens of the descriptors ahead.
     let (mut walk, mut token, mut taken) = (0, 0, Vec::new());
     let mut random = ferrogin_test_support::Random::new(3);
     let mut waiting = std::collections::VecDeque::new();

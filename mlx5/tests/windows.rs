@@ -202,7 +202,7 @@ fn before_its_completion_an_invalidated_window_can_be_bound_on_its_queue_pair_on
 fn an_unposted_bind_changes_neither_window_nor_fence() {
     let mut bench = bench();
     let mut window = bench.window(WindowType::Type2);
-    // 14 of 16 blocks: a bind of three has no room.
+    // 14 of 16 blocks are in use: a bind of three blocks does not fit.
     for _ in 0..14 {
         bench.qp.send().post(0, Flags::NONE, &Op::Nop).expect("room");
     }
@@ -218,7 +218,7 @@ fn an_unposted_bind_changes_neither_window_nor_fence() {
     assert_eq!(rkey as u8, 0xff, "the tag was not stepped by the bind that failed");
     let send = bench.qp.send();
     assert_eq!(send.pending_fence(), Fence::Small);
-    // Neither a refused request nor a batch that is dropped takes the fence.
+    // Neither a refused work request nor a dropped batch consumes the pending fence.
     let long = [0_u8; 125];
     let message: WorkRequest<'_> = Op::Send { data: Data::Inline(&[&long[..]]), with: With::Nothing };
     assert!(send.post(0, Flags::NONE, &message).is_err());

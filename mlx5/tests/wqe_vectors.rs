@@ -133,7 +133,7 @@ fn check_fields(post: &Value, transport: Transport) {
         other => panic!("unknown opcode {other}"),
     };
     only_fields(post, &known);
-    // How the extended API was told the buffers; here there is one way.
+    // The call of the extended API that set the buffers; this crate has only one.
     let setter = post.get("setter").map_or("list", |_| text(post, "setter"));
     assert!(["list", "single"].contains(&setter), "unknown setter {setter}");
 }
@@ -365,12 +365,12 @@ impl<'v> Bench<'v> {
                 }
             }
         }
-        // A list keeps what came before the bad request; a batch of the extended API is all or nothing.
+        // A list posts the work requests before the bad one; a batch of the extended API posts all or none.
         match (refused, api) {
             (Some(_), "wr_api") => drop(batch),
             _ => batch.ring(),
         }
-        // What is expected of a request that was not posted, or of a doorbell that was not rung, would go unchecked.
+        // Expected bytes of a work request that was not posted, or of a doorbell that was not rung, would stay unchecked.
         let unrung = OUTCOME.iter().filter(|field| field.starts_with("doorbell") || field.starts_with("next"));
         for post in &posts[..posts.len() - 1] {
             assert!(post["errno"].is_string() || unrung.clone().all(|field| post[*field].is_null()), "{post}");
@@ -387,7 +387,7 @@ impl<'v> Bench<'v> {
                 assert_eq!(self.register.read(0, self.register.len()), vec![UNTOUCHED; self.register.len()]);
                 return;
             }
-            // The doorbell of what came before it has no expected bytes; its record has.
+            // The doorbell of the earlier work requests has no expected bytes; its doorbell record has.
             self.check_ring(&posts[..good], before);
             assert_eq!(self.record.read(4, 4), (self.queue.producer() & 0xffff).to_be_bytes(), "doorbell record");
             return;
@@ -456,7 +456,7 @@ impl<'v> Bench<'v> {
         let parsed = parse(want, self.transport).expect("a request");
         let mut meant = op.to_parsed();
         if let (Op::Umr { kind: meant, .. }, Op::Umr { kind: parsed, .. }) = (&mut meant, &parsed.op) {
-            // The bytes of a freeing bind and of an invalidation do not differ in this.
+            // A freeing bind and an invalidation have the same bytes here.
             *meant = *parsed;
         }
         if let (Op::Datagram { to, .. }, Op::Datagram { to: read, .. }) = (&meant, &parsed.op) {
