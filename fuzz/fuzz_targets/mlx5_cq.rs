@@ -1,10 +1,10 @@
-//! A card that writes anything into a completion queue at any time: every poll ends, gives no more than was asked, and a
-//! queue that is corrupt stays so.
+//! A card writes arbitrary bytes into a completion queue at arbitrary times: every poll ends and returns at most the requested number
+//! of completions, and a corrupt queue stays corrupt.
 #![no_main]
 
 use mlx5::cq::{CompletionQueue, CqParts, Slots};
 use mlx5::device::Handle;
-use mlx5::mmio::{ArmRegister, Record};
+use mlx5::mmio::{ArmRegister, DoorbellRecord};
 use mlx5::wire::Cqe;
 use std::ptr::NonNull;
 
@@ -25,16 +25,16 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let (slots, first, second, arm) = unsafe {
         (&raw mut (*memory).slots, &raw mut (*memory).record[0], &raw mut (*memory).record[1], &raw mut (*memory).arm)
     };
-    fn there<T>(at: *mut T) -> NonNull<T> {
-        NonNull::new(at).expect("a field is somewhere")
+    fn field<T>(at: *mut T) -> NonNull<T> {
+        NonNull::new(at).expect("a field has an address")
     }
     // SAFETY: aligned, mapped, and used by this queue alone.
     let (slots_part, record, arm_record, arm) = unsafe {
         (
-            Slots::new(there(slots).cast::<Cqe>(), log),
-            Record::new(there(first)),
-            Record::new(there(second)),
-            ArmRegister::new(there(arm)),
+            Slots::new(field(slots).cast::<Cqe>(), log),
+            DoorbellRecord::new(field(first)),
+            DoorbellRecord::new(field(second)),
+            ArmRegister::new(field(arm)),
         )
     };
     let mut queue = CompletionQueue::new(CqParts {
@@ -47,7 +47,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         start_index,
         keep_alive: Handle::new(()),
     });
-    // Steps: a slot and its bytes, of which byte 62 may be put right; or a poll.
+    // Each step writes the bytes of a slot, with or without a valid lap mark in byte 62, or polls.
     while let Some((&[step, slot], after)) = rest.split_first_chunk::<2>() {
         rest = after;
         if step & 3 != 0 {
