@@ -7,7 +7,7 @@ use crate::config_error::ConfigError;
 const VARIABLE: &str = "SOFTEFA_FAULTS";
 const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, cntr_start, max_batch, sq_size, \
                     wqe_size, die_after, cntr_budget, qp_caps";
-const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass";
+const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass, no_wait_fd, close_drops";
 
 /// The faults of one process's cards. The default is a card that works.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,6 +46,10 @@ pub struct Faults {
     pub refuse_tclass: bool,
     /// Traffic classes of hints are all ignored, as by libfabric 2.6.0.
     pub ignore_tclass: bool,
+    /// Completion queues have no descriptor to wait for (`FI_WAIT_FD`), as with libfabric's `efa` provider while its shared memory is on.
+    pub no_wait_fd: bool,
+    /// An endpoint that is closed drops what the card has not delivered yet, as with libfabric's `efa` provider.
+    pub close_drops: bool,
 }
 
 impl Default for Faults {
@@ -68,6 +72,8 @@ impl Default for Faults {
             no_hmem: false,
             refuse_tclass: false,
             ignore_tclass: false,
+            no_wait_fd: false,
+            close_drops: false,
         }
     }
 }
@@ -112,6 +118,8 @@ impl Faults {
                     "narrow_only" => faults.wqe_size = 64,
                     "no_counters" => faults.no_counters = true,
                     "no_hmem" => faults.no_hmem = true,
+                    "no_wait_fd" => faults.no_wait_fd = true,
+                    "close_drops" => faults.close_drops = true,
                     "refuse_tclass" => faults.refuse_tclass = true,
                     "ignore_tclass" => faults.ignore_tclass = true,
                     _ => {
@@ -193,7 +201,8 @@ mod tests {
     fn every_key_is_read() {
         let faults = Faults::parse(
             "seed=5,reorder=32,delay_us=1..20,reread=0.25,error_every=100,error_status=7,cntr_start=2147483640,\
-             max_batch=4,sq_size=64,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,no_counters,no_hmem,refuse_tclass,ignore_tclass",
+             max_batch=4,sq_size=64,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,no_counters,no_hmem,refuse_tclass,ignore_tclass,\
+             no_wait_fd,close_drops",
         )
         .unwrap();
         let expected = Faults {
@@ -214,6 +223,8 @@ mod tests {
             no_hmem: true,
             refuse_tclass: true,
             ignore_tclass: true,
+            no_wait_fd: true,
+            close_drops: true,
         };
         assert_eq!(faults, expected);
         assert_eq!(Faults::parse("narrow_only"), Faults::parse("wqe_size=64"));

@@ -207,6 +207,9 @@ unsafe fn publish(
     context: *mut c_void,
     out: *mut *mut fi::fid_cq,
 ) -> Result<i32, Code> {
+    if wanted.wait == WaitObject::Fd && domain.card.lock().config.faults.no_wait_fd {
+        return Err(Code::NOSYS);
+    }
     let signal = if wanted.wait == WaitObject::None { None } else { Some(Arc::new(Signal::new()?)) };
     let (ring, reader) = match ring {
         None => (None, None),

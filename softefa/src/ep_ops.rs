@@ -382,7 +382,8 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         let state = ep.state();
         let completer = ep.path.get().map(|path| path.clone() as Arc<dyn Completer>);
         if let Some((path, completer)) = ep.path.get().zip(completer.as_ref()) {
-            path.close(DRAIN_LIMIT);
+            let drops = domain.card.lock().config.faults.close_drops;
+            path.close(if drops { Duration::ZERO } else { DRAIN_LIMIT });
             for queue in [&path.bindings.send.queue, &path.bindings.recv.queue].into_iter().flatten() {
                 queue.detach(completer);
             }
