@@ -19,6 +19,28 @@ pub(crate) enum Wait {
     Set(WaitSet),
 }
 
+/// Which kind of [`Wait`] a provider supports.
+#[derive(Debug, PartialEq, Eq)]
+enum Way {
+    Never,
+    Queue,
+    Set,
+}
+
+impl Way {
+    fn of(provider: &str, version: Version) -> Self {
+        match provider {
+            // fi_trywait of a queue does not consume the signal of a completion, and the descriptor stays readable. fi_wait of a
+            // wait set consumes it.
+            "net" | "tcp" if version < Version::new(2, 0) => Self::Set,
+            // fi_trywait does not consume the event of the card (only fi_cq_sread does, which may block), and the descriptor stays
+            // readable from the first completion on. While its shared memory is on, the provider refuses FI_WAIT_FD.
+            "efa" => Self::Never,
+            _ => Self::Queue,
+        }
+    }
+}
+
 impl Wait {
     /// Opens a queue of `provider` with `open`, such that it can be waited for if that is possible.
     ///
@@ -31,21 +53,25 @@ impl Wait {
         open: impl Fn(fi_cq_attr) -> Result<*mut fid_cq, Error>,
     ) -> Result<(*mut fid_cq, Self), Error> {
         let lib = domain.library();
-        if ["net", "tcp"].contains(&provider) && lib.version() < Version::new(2, 0) {
-            // There fi_trywait of a queue does not take the signal back that a completion left: the descriptor would be
-            // readable for ever. A wait set does.
-            let in_set = WaitSet::open(domain.fabric()).and_then(|set| {
-                let wait_obj = fi_wait_obj::FI_WAIT_SET;
-                let raw = open(fi_cq_attr { wait_obj, wait_set: set.raw, ..attr })?;
-                Ok((raw, Self::Set(set)))
-            });
-            if let Ok(opened) = in_set {
-                return Ok(opened);
+        match Way::of(provider, lib.version()) {
+            Way::Set => {
+                let in_set = WaitSet::open(domain.fabric()).and_then(|set| {
+                    let wait_obj = fi_wait_obj::FI_WAIT_SET;
+                    let raw = open(fi_cq_attr { wait_obj, wait_set: set.raw, ..attr })?;
+                    Ok((raw, Self::Set(set)))
+                });
+                if let Ok(opened) = in_set {
+                    return Ok(opened);
+                }
             }
-        } else if let Ok(raw) = open(fi_cq_attr { wait_obj: fi_wait_obj::FI_WAIT_FD, ..attr }) {
-            // SAFETY: just opened, and owned by the caller from here on.
-            let fd = unsafe { descriptor(lib, raw.cast()) };
-            return Ok((raw, fd.map_or(Self::Never, Self::Queue)));
+            Way::Queue => {
+                if let Ok(raw) = open(fi_cq_attr { wait_obj: fi_wait_obj::FI_WAIT_FD, ..attr }) {
+                    // SAFETY: just opened, and owned by the caller from here on.
+                    let fd = unsafe { descriptor(lib, raw.cast()) };
+                    return Ok((raw, fd.map_or(Self::Never, Self::Queue)));
+                }
+            }
+            Way::Never => {}
         }
         Ok((open(fi_cq_attr { wait_obj: fi_wait_obj::FI_WAIT_NONE, ..attr })?, Self::Never))
     }
@@ -135,5 +161,18 @@ impl Drop for WaitSet {
     fn drop(&mut self) {
         // SAFETY: open; the queue in it is closed before (`CompletionQueue`), or was never opened.
         unsafe { table::close(self.fabric.library(), self.raw.cast(), "a wait set") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn providers_whose_descriptor_stays_readable_are_waited_for_in_another_way() {
+        let of = |provider, major, minor| Way::of(provider, Version::new(major, minor));
+        assert_eq!((of("tcp", 1, 17), of("net", 1, 17)), (Way::Set, Way::Set));
+        assert_eq!((of("tcp", 2, 0), of("softefa", 1, 17), of("shm", 2, 6)), (Way::Queue, Way::Queue, Way::Queue));
+        assert_eq!((of("efa", 1, 17), of("efa", 2, 6)), (Way::Never, Way::Never));
     }
 }
