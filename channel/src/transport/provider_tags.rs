@@ -58,6 +58,7 @@ pub(crate) struct ProviderTags {
     known: HashMap<Box<[u8]>, Addr>,
     send: TaggedSend,
     recv: TaggedRecv,
+    /// None where the close of the endpoint may lose a message that was injected.
     inject: Option<Inject>,
     /// For providers that post several sends with one doorbell (`FI_MORE`).
     send_message: Option<WithMessage>,
@@ -103,9 +104,9 @@ impl ProviderTags {
         let table = unsafe { (*endpoint.as_ptr()).tagged };
         let send = entry!(lib, table, fi_ops_tagged, send, "fi_tsend")?;
         let recv = entry!(lib, table, fi_ops_tagged, recv, "fi_trecv")?;
-        let inject = entry!(lib, table, fi_ops_tagged, inject, "fi_tinject").ok();
-        let send_message = entry!(lib, table, fi_ops_tagged, sendmsg, "fi_tsendmsg").ok();
-        let send_message = send_message.filter(|_| ONE_DOORBELL.contains(&info.provider().as_str()));
+        let is_card = CARDS.contains(&info.provider().as_str());
+        let inject = entry!(lib, table, fi_ops_tagged, inject, "fi_tinject").ok().filter(|_| !is_card);
+        let send_message = entry!(lib, table, fi_ops_tagged, sendmsg, "fi_tsendmsg").ok().filter(|_| is_card);
         let peek = entry!(lib, table, fi_ops_tagged, recvmsg, "fi_trecvmsg").ok();
         Ok(Self {
             name: endpoint.name()?,
@@ -244,8 +245,9 @@ impl ProviderTags {
     }
 }
 
-/// Providers that ring the doorbell of the card once for several sends (`FI_MORE`).
-const ONE_DOORBELL: [&str; 2] = ["efa", "softefa"];
+/// Providers of EFA cards. They ring the doorbell of the card once for several sends (`FI_MORE`). `efa` drops what the card has not
+/// delivered when an endpoint is closed: an injected message, which has no completion, may be lost.
+const CARDS: [&str; 2] = ["efa", "softefa"];
 
 const RETRY: isize = -(bindings::FI_EAGAIN as isize);
 
