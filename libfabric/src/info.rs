@@ -234,6 +234,18 @@ impl Info {
         read!(self.raw().rx_attr, size)
     }
 
+    /// Endpoints that are opened with it have at most `entries` in their send and in their receive queue.
+    pub fn limit_queues(&mut self, entries: usize) {
+        // SAFETY: null or a live part of the info.
+        if let Some(tx) = unsafe { self.raw_mut().tx_attr.as_mut() } {
+            tx.size = tx.size.min(entries);
+        }
+        // SAFETY: as above.
+        if let Some(rx) = unsafe { self.raw_mut().rx_attr.as_mut() } {
+            rx.size = rx.size.min(entries);
+        }
+    }
+
     /// Scatter-gather elements of one send.
     pub fn tx_iov_limit(&self) -> usize {
         read!(self.raw().tx_attr, iov_limit)

@@ -90,7 +90,10 @@ impl ProviderTags {
         let needed = bindings::FI_TAGGED | bindings::FI_DIRECTED_RECV;
         let knowing = find_datagrams(lib, provider, source, needed | bindings::FI_SOURCE);
         let knows_senders = knowing.is_ok();
-        let info = knowing.or_else(|_| find_datagrams(lib, provider, source, needed))?;
+        let mut info = knowing.or_else(|_| find_datagrams(lib, provider, source, needed))?;
+        if info.provider() == "efa" {
+            info.limit_queues(EFA_QUEUE);
+        }
         let fabric = Fabric::open(&info)?;
         let domain = Domain::open(&fabric, &info)?;
         let av = AddressVector::open(&domain, peers.min(64))?;
@@ -244,6 +247,10 @@ impl ProviderTags {
         self.endpoint.domain().library().failure(call, code)
     }
 }
+
+/// Entries of each queue of an `efa` endpoint. The provider allocates and registers a packet buffer of 9 KB for each entry before the
+/// first message, and has 12288 entries unless an application asks for less.
+const EFA_QUEUE: usize = 1024;
 
 /// Providers of EFA cards. They ring the doorbell of the card once for several sends (`FI_MORE`). `efa` drops what the card has not
 /// delivered when an endpoint is closed: an injected message, which has no completion, may be lost.
