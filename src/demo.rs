@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
-    /// Ranks.
+    /// Number of ranks.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: u32,
     /// Repetitions of each part of a phase.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     reps: u32,
-    /// Who starts the ranks.
+    /// Launcher of the ranks.
     #[arg(long, value_enum, default_value_t = Launcher::Auto)]
     launcher: Launcher,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Launcher {
-    /// mpirun if it is on PATH, else builtin.
+    /// mpirun if it is on PATH, otherwise builtin.
     Auto,
     /// mpirun.
     Mpirun,
@@ -37,7 +37,7 @@ enum Launcher {
 pub fn launch(args: &DemoArgs) -> ExitCode {
     let program = match std::env::current_exe() {
         Ok(program) => program,
-        Err(error) => return failed(&format!("cannot find this program: {error}")),
+        Err(error) => return failed(&format!("the path of this program is unknown: {error}")),
     };
     let launcher = match args.launcher {
         Launcher::Auto => launch::Launcher::Auto,
@@ -60,17 +60,17 @@ pub fn launch(args: &DemoArgs) -> ExitCode {
         None => ExitCode::SUCCESS,
         Some(failure) => {
             println!("FAIL");
-            failed(&format!("{failure}; `ferrogin doctor` says what is missing"))
+            failed(&format!("{failure}; run `ferrogin doctor` to see what this machine lacks"))
         }
     }
 }
 
-fn failed(why: &str) -> ExitCode {
-    eprintln!("ferrogin demo: {why}");
+fn failed(reason: &str) -> ExitCode {
+    eprintln!("ferrogin demo: {reason}");
     ExitCode::FAILURE
 }
 
-/// One rank of it.
+/// Runs one rank of the demo.
 pub fn rank(args: &DemoArgs) -> ExitCode {
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -83,15 +83,15 @@ fn run(args: &DemoArgs) -> Result<(), RunError> {
     let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env())?;
     let began = Instant::now();
     let world = World::open(&config, bootstrap, Box::new(CpuThreads))?;
-    let say = |text: std::fmt::Arguments<'_>| {
+    let print = |text: std::fmt::Arguments<'_>| {
         if world.rank() == 0 {
             println!("{text}");
         }
     };
     let plugin = world.comm().plugin();
-    say(format_args!("plugin {} ({:?}) from {}", plugin.name(), plugin.abi(), plugin.path().display()));
-    say(format_args!(
-        "{} ranks on card {}, kernels on {}, rings of {} slots, set up in {:.0?}\n",
+    print(format_args!("plugin {} ({:?}) from {}", plugin.name(), plugin.abi(), plugin.path().display()));
+    print(format_args!(
+        "{} ranks on card {}, kernels on {}, send queues of {} slots, set up in {:.0?}\n",
         world.nranks(),
         world.comm().device_name(),
         world.runner().name(),
@@ -103,7 +103,7 @@ fn run(args: &DemoArgs) -> Result<(), RunError> {
         let began = Instant::now();
         scenario::run(&world, scenario, args.reps)?;
         let parts = scenario.steps.len();
-        say(format_args!(
+        print(format_args!(
             "PASS ({phase}) {}\n         {parts} x {} repetitions in {}",
             scenario.what,
             args.reps,
@@ -111,8 +111,8 @@ fn run(args: &DemoArgs) -> Result<(), RunError> {
         ));
     }
     let rows = measure::table(&world, args.reps)?;
-    say(format_args!("\nBetween ranks 0 and 1, measured just now; latency is one way, rates are of a stream:\n"));
-    say(format_args!("{}", measure::render(&rows)));
+    print(format_args!("\nMeasured between ranks 0 and 1; latency is one way, rates are those of a stream:\n"));
+    print(format_args!("{}", measure::render(&rows)));
     world.close()
 }
 

@@ -1,69 +1,49 @@
-//! `ferrogin doctor`: what is found, what is missing, what to do.
+//! `ferrogin doctor`: a report of what this machine has, what it lacks, and how to get it.
 
-use crate::cards::Said;
-use crate::{cards, gpu, probe};
+use crate::mlx5_cards::Report;
+use crate::{gpu, mlx5_cards, probe};
+use ferrogin_ffi::settings;
 use ferrogin_libfabric::{Libfabric, Version};
 use mini_nccl::launch;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Since which release the `efa` provider has all the operations that kernels need.
+/// The first libfabric whose `efa` provider has all operations that kernels need.
 const EFA_NEEDS: Version = Version::new(2, 6);
 
-/// Settings of ferrogin; see README.md.
-const KNOWN: [&str; 17] = [
-    "FERROGIN_BOOTSTRAP",
-    "FERROGIN_CONTROL",
-    "FERROGIN_DEVICE",
-    "FERROGIN_DIST",
-    "FERROGIN_LIBFABRIC",
-    "FERROGIN_LIBFABRIC_ALT",
-    "FERROGIN_NRANKS",
-    "FERROGIN_POST",
-    "FERROGIN_PROVIDER",
-    "FERROGIN_RANK",
-    "FERROGIN_TIMEOUT",
-    "FERROGIN_TRACE",
-    "FERROGIN_VECTORS",
-    "SOFTEFA_FAULTS",
-    "SOFTEFA_IFADDR",
-    "SOFTEFA_NICS",
-    "SOFTEFA_WIRE",
-];
+/// Prefixes of other programs' variables that change how the plugin works.
+const OTHER_PREFIXES: [&str; 5] = ["NCCL_GIN_", "NCCL_SYM_GIN_", "FI_PROVIDER", "FI_EFA_", "FI_HMEM"];
 
-/// Beginnings of other programs' settings that decide what happens.
-const WATCHED: [&str; 5] = ["NCCL_GIN_", "NCCL_SYM_GIN_", "FI_PROVIDER", "FI_EFA_", "FI_HMEM"];
-
-/// Prints all of it.
+/// Prints the report. The exit code is 0 if NCCL could use the plugin.
 pub fn run() -> ExitCode {
     println!("ferrogin {}", env!("CARGO_PKG_VERSION"));
     libfabrics();
     card("EFA card", "efa");
     card("software card", "softefa");
-    for said in cards::report() {
-        match said {
-            Said::Line(text) => line("mlx5 card", &text),
-            Said::Cure(text) => cure(&text),
+    for entry in mlx5_cards::report() {
+        match entry {
+            Report::Line(text) => line("mlx5 card", &text),
+            Report::Cure(text) => cure(&text),
         }
     }
     match gpu::list() {
         Ok(names) => names.iter().for_each(|name| line("GPU", name)),
-        Err(why) => {
-            line("GPU", &format!("none: {why}"));
-            cure("without one, kernels run on CPU threads: FERROGIN_DEVICE=cpu (auto does the same)");
+        Err(reason) => {
+            line("GPU", &format!("none: {reason}"));
+            cure("without a GPU, kernels run on CPU threads with the software card (FERROGIN_DEVICE=cpu, or auto)");
         }
     }
     match launch::find_mpirun() {
         Some(path) => line("mpirun", &path.display().to_string()),
-        None => line("mpirun", "none; the built-in launcher serves one host"),
+        None => line("mpirun", "none: the built-in launcher starts the ranks of a demo on one host"),
     }
     settings();
     programs();
     verdict()
 }
 
-fn line(what: &str, text: &str) {
-    println!("{what:<15} {text}");
+fn line(subject: &str, text: &str) {
+    println!("{subject:<15} {text}");
 }
 
 fn cure(text: &str) {
@@ -83,25 +63,27 @@ fn libfabrics() {
         line("libfabric", &format!("{} from {}", library.version(), library.path().display()));
         let mut providers: Vec<String> =
             library.providers().into_iter().map(|(name, version)| format!("{name} {version}")).collect();
-        // Hooks are wrappers around other providers.
+        // Hooks wrap other providers and reach no network themselves.
         providers.retain(|name| !name.starts_with("ofi_hook"));
         providers.sort();
         providers.dedup();
         line("  providers", &providers.join(", "));
         if library.version() < EFA_NEEDS {
-            cure(&format!("EFA hardware needs {EFA_NEEDS} or newer: name it in FERROGIN_LIBFABRIC"));
+            cure(&format!(
+                "EFA hardware needs libfabric {EFA_NEEDS} or newer: install it and name it in FERROGIN_LIBFABRIC"
+            ));
         } else if std::env::var("FI_EFA_USE_HW_CNTR").as_deref() != Ok("1") {
-            cure("whether it counts completions in hardware shows below; stock 2.6.0 needs FI_EFA_USE_HW_CNTR=1");
+            cure("completion counters in hardware are off in stock libfabric 2.6.0: set FI_EFA_USE_HW_CNTR=1 there");
         }
     }
 }
 
-fn card(what: &str, provider: &str) {
+fn card(subject: &str, provider: &str) {
     let found = probe::with_provider(Some(provider));
     if found.usable {
-        line(what, &format!("usable: {}", found.lines.get(1..).unwrap_or_default().join(", ")));
+        line(subject, &format!("usable: {}", found.lines.get(1..).unwrap_or_default().join(", ")));
     } else {
-        line(what, "not usable");
+        line(subject, "not usable");
         found.lines.iter().skip(usize::from(found.lines.len() > 1)).for_each(|text| cure(text));
     }
 }
@@ -114,16 +96,17 @@ fn settings() {
     all.sort();
     for (name, value) in all {
         let ours = name.starts_with("FERROGIN_") || name.starts_with("SOFTEFA_");
-        if !ours && !WATCHED.iter().any(|prefix| name.starts_with(prefix)) {
+        if !ours && !OTHER_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
             continue;
         }
         found = true;
         line("setting", &format!("{name}={value}"));
-        if ours && !KNOWN.contains(&name.as_str()) {
-            cure("ferrogin has no such setting");
+        let known = [&settings::PLUGIN[..], &settings::SOFTWARE_CARD, &settings::TESTS].concat();
+        if ours && !known.contains(&name.as_str()) {
+            cure("ferrogin has no such setting: check the spelling (README.md lists the settings), or unset it");
         }
         if name == "FI_PROVIDER" {
-            cure("it hides the provider that carries the software card's wire too: unset it");
+            cure("FI_PROVIDER also hides the provider of the software card's wire: unset it");
         }
     }
     if !found {
@@ -131,13 +114,13 @@ fn settings() {
     }
 }
 
-/// What programs must set so that NCCL lets them use a plugin for EFA. The quoted lines are NCCL 2.32's.
+/// The requirements that a program must change so that NCCL accepts a plugin for EFA. The quoted lines are from NCCL 2.32.
 fn programs() {
     line("programs", "set in ncclDevCommRequirements: ginStrongSignalsRequired = false, ginVaSignalsRequired = false");
     cure(
-        "EFA has neither, and NCCL's default asks for both: \"GIN strong signals are required, but the GIN plugin does not support them.\"",
+        "EFA has neither, but NCCL's defaults require both and NCCL reports: \"GIN strong signals are required, but the GIN plugin does not support them.\"",
     );
-    cure("the same for \"GIN VA signals are required, but the GIN plugin does not support them.\"");
+    cure("or \"GIN VA signals are required, but the GIN plugin does not support them.\"");
     let kernels = std::env::var("NCCL_SYM_GIN_KERNELS_ENABLE").ok();
     line("", "set in the environment, for windows across hosts: NCCL_SYM_GIN_KERNELS_ENABLE=0");
     if let Some(value) = kernels.filter(|value| value != "0") {
@@ -145,20 +128,20 @@ fn programs() {
     }
 }
 
-/// What NCCL would see with the settings in force.
+/// Tells whether NCCL could use the plugin with the present settings.
 fn verdict() -> ExitCode {
     let found = probe::with_provider(None);
     line("plugin", &probe::plugin_path());
     if found.usable {
-        line("", "NCCL could use it with the settings in force");
+        line("", "NCCL could use it with the present settings");
         return ExitCode::SUCCESS;
     }
-    line("", "NCCL could not use it with the settings in force");
-    if let Some(why) = found.lines.last() {
-        cure(why);
+    line("", "NCCL could not use it with the present settings");
+    if let Some(reason) = found.lines.last() {
+        cure(reason);
     }
     if std::env::var_os("FERROGIN_PROVIDER").is_none() {
-        cure("on a machine without EFA: FERROGIN_PROVIDER=softefa");
+        cure("set FERROGIN_PROVIDER=softefa on a machine without EFA");
     }
     ExitCode::FAILURE
 }

@@ -1,4 +1,4 @@
-//! Whether there is a GPU: asked of the CUDA driver, which is loaded at run time.
+//! The GPUs of this machine, from the CUDA driver, which is loaded at run time.
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, c_char, c_int, c_uint};
@@ -12,14 +12,14 @@ type GetCount = unsafe extern "C" fn(*mut c_int) -> c_int;
 type GetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
 type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
 
-/// Names and compute capabilities of the GPUs, or why there are none.
+/// Names and compute capabilities of the GPUs, or the reason why there is none.
 pub fn list() -> Result<Vec<String>, String> {
-    // SAFETY: runs the initialisers of the CUDA driver.
+    // SAFETY: loading runs the initialisers of NVIDIA's driver library, which any process may run.
     let driver = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) };
     let driver = driver.map_err(|_| format!("no CUDA driver ({LIBRARY})"))?;
     macro_rules! symbol {
         ($name:literal, $type:ty) => {{
-            // SAFETY: the type is the one that cuda.h declares for this name.
+            // SAFETY: `$type` is the type that cuda.h declares for this name.
             let symbol = unsafe { driver.get::<$type>(concat!($name, "\0").as_bytes()) };
             symbol.map_err(|_| format!("{LIBRARY} has no {}", $name))?
         }};
@@ -28,27 +28,27 @@ pub fn list() -> Result<Vec<String>, String> {
     let get_count = symbol!("cuDeviceGetCount", GetCount);
     let get_name = symbol!("cuDeviceGetName", GetName);
     let get_attribute = symbol!("cuDeviceGetAttribute", GetAttribute);
-    // SAFETY: 0 is the only value that it takes.
+    // SAFETY: cuInit takes no pointers; 0 is its only valid argument.
     check("cuInit", unsafe { init(0) })?;
     let mut count = 0;
-    // SAFETY: a valid place for an int.
+    // SAFETY: the driver writes one int into a local variable.
     check("cuDeviceGetCount", unsafe { get_count(&mut count) })?;
     let mut names = Vec::new();
     for device in 0..count {
         let mut name = [0 as c_char; 128];
-        // SAFETY: 128 bytes of room; the driver ends the string within them.
+        // SAFETY: the driver writes at most 128 bytes into the array, with a NUL.
         check("cuDeviceGetName", unsafe { get_name(name.as_mut_ptr(), 128, device) })?;
-        // SAFETY: ended within the array, as above.
+        // SAFETY: the driver wrote a NUL-terminated string into the array.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-        let attribute = |which| {
+        let attribute = |number| {
             let mut value = 0;
-            // SAFETY: a valid place for an int.
-            check("cuDeviceGetAttribute", unsafe { get_attribute(&mut value, which, device) }).map(|()| value)
+            // SAFETY: the driver writes one int into a local variable.
+            check("cuDeviceGetAttribute", unsafe { get_attribute(&mut value, number, device) }).map(|()| value)
         };
         let (major, minor) = (attribute(COMPUTE_CAPABILITY_MAJOR)?, attribute(COMPUTE_CAPABILITY_MINOR)?);
         names.push(format!("{name}, compute capability {major}.{minor}"));
     }
-    if names.is_empty() { Err("the CUDA driver sees no GPU".into()) } else { Ok(names) }
+    if names.is_empty() { Err("the CUDA driver finds no GPU".into()) } else { Ok(names) }
 }
 
 fn check(call: &str, code: c_int) -> Result<(), String> {

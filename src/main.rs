@@ -1,11 +1,10 @@
-//! The ferrogin command line tool: shows that it works here (`demo`), and what is missing where it does not
-//! (`doctor`).
+//! The ferrogin command line tool: `demo` exchanges values between ranks, `doctor` reports what a machine lacks.
 
-mod cards;
 mod demo;
 mod doctor;
 #[allow(unsafe_code)]
 mod gpu;
+mod mlx5_cards;
 mod probe;
 mod ptx;
 
@@ -23,23 +22,24 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Exchanges values between ranks through the plugin, on the software card unless FERROGIN_PROVIDER says otherwise;
-    /// then measures.
-    Demo(demo::DemoArgs),
-    /// Says what is found on this machine, what is missing, and what to do about it.
+    /// Exchanges values between ranks through the plugin, and measures latencies and rates.
     ///
-    /// Exits with 0 if NCCL could use the plugin with the settings that are in force.
+    /// The demo uses the software card unless FERROGIN_PROVIDER is set.
+    Demo(demo::DemoArgs),
+    /// Reports what this machine has, what it lacks, and how to get it.
+    ///
+    /// Exits with 0 if NCCL could use the plugin with the present settings.
     Doctor,
-    /// Prints the device code as PTX: the functions of ferrogin/gin.h, for linking with kernels.
+    /// Prints the device code as PTX: the functions of ferrogin/gin.h, to be linked with kernels.
     Ptx {
-        /// Prints where the PTX comes from instead.
+        /// Prints the origin of the PTX instead: its compiler and sources.
         #[arg(long)]
         about: bool,
     },
-    /// One rank of a demo.
+    /// Runs one rank of a demo.
     #[command(hide = true)]
     Rank(demo::DemoArgs),
-    /// Loads the plugin and asks for its devices.
+    /// Loads the plugin and lists its devices.
     #[command(hide = true)]
     Probe,
 }
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A file of the distribution, which lies beside this program.
+/// The path of a file of the distribution, in this program's directory.
 fn beside(name: &str) -> PathBuf {
     let directory = std::env::current_exe().ok().and_then(|path| Some(path.parent()?.to_path_buf()));
     directory.unwrap_or_default().join(name)

@@ -1,14 +1,14 @@
-//! The device code as PTX, for those who link it themselves: Triton, Numba, CuTe, nvJitLink, the driver's linker.
+//! The device code as PTX, for kernels that are linked by Triton, Numba, CuTe, nvJitLink or the CUDA driver.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 /// The module: the functions of `ferrogin/gin.h`.
 const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/ferrogin_device.ptx"));
-/// Whether it was compiled with the tool, and if not, why.
+/// The origin of the PTX: compiled with the tool, or checked in and the reason.
 const ORIGIN: &str = env!("FERROGIN_PTX_ORIGIN");
 
-/// Prints the module, or with `about` where it comes from.
+/// Prints the module, or with `about` its origin.
 pub fn run(about: bool) -> ExitCode {
     let mut out = std::io::stdout().lock();
     let written = if about {
@@ -20,7 +20,7 @@ pub fn run(about: bool) -> ExitCode {
     match written.and_then(|()| out.flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("ferrogin ptx: cannot write: {error}");
+            eprintln!("ferrogin ptx: cannot write to standard output: {error}");
             ExitCode::FAILURE
         }
     }

@@ -1,4 +1,4 @@
-//! The tool as people use it, on what `make build` left in dist/ (or FERROGIN_DIST).
+//! The tool's subcommands, with the plugin that `make build` leaves in dist/ (or FERROGIN_DIST).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -41,8 +41,8 @@ fn demo_passes_three_phases_and_measures() {
 }
 
 #[test]
-fn demo_fails_aloud() {
-    let Some(plugin) = dist("demo_fails_aloud") else { return };
+fn demo_failure_is_reported() {
+    let Some(plugin) = dist("demo_failure_is_reported") else { return };
     let (output, text) = ferrogin(
         &plugin,
         &["demo", "--launcher", "builtin"],
@@ -53,8 +53,8 @@ fn demo_fails_aloud() {
 }
 
 #[test]
-fn doctor_says_whether_the_plugin_is_usable() {
-    let Some(plugin) = dist("doctor_says_whether_the_plugin_is_usable") else { return };
+fn doctor_reports_whether_the_plugin_is_usable() {
+    let Some(plugin) = dist("doctor_reports_whether_the_plugin_is_usable") else { return };
     let (output, text) = ferrogin(&plugin, &["doctor"], &[("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_TYPO", "1")]);
     assert!(output.status.success(), "{text}");
     for part in [
@@ -72,8 +72,8 @@ fn doctor_says_whether_the_plugin_is_usable() {
 }
 
 #[test]
-fn doctor_says_no_where_init_would_fail() {
-    let Some(plugin) = dist("doctor_says_no_where_init_would_fail") else { return };
+fn doctor_fails_where_init_would_fail() {
+    let Some(plugin) = dist("doctor_fails_where_init_would_fail") else { return };
     let doctor =
         |faults: &str| ferrogin(&plugin, &["doctor"], &[("FERROGIN_PROVIDER", "softefa"), ("SOFTEFA_FAULTS", faults)]);
     let (output, text) = doctor("no_counters");
@@ -88,8 +88,8 @@ fn doctor_says_no_where_init_would_fail() {
 }
 
 #[test]
-fn doctor_says_what_programs_must_set() {
-    let Some(plugin) = dist("doctor_says_what_programs_must_set") else { return };
+fn doctor_lists_what_programs_must_set() {
+    let Some(plugin) = dist("doctor_lists_what_programs_must_set") else { return };
     let (_, text) = ferrogin(&plugin, &["doctor"], &[("FERROGIN_PROVIDER", "softefa")]);
     for part in [
         "ginStrongSignalsRequired = false",
@@ -102,11 +102,11 @@ fn doctor_says_what_programs_must_set() {
 }
 
 #[test]
-fn doctor_tells_of_mlx5_cards_or_why_there_is_none() {
+fn doctor_reports_mlx5_cards_or_the_reason_for_none() {
     let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor"], &[]);
-    let said: Vec<_> = text.lines().filter(|line| line.starts_with("mlx5 card ")).collect();
-    assert!(!said.is_empty(), "{text}");
-    // rdma-core as if it were not there: a library of no bytes is found first.
+    let lines: Vec<_> = text.lines().filter(|line| line.starts_with("mlx5 card ")).collect();
+    assert!(!lines.is_empty(), "{text}");
+    // An empty library hides that of rdma-core.
     let empty = std::env::temp_dir().join(format!("ferrogin-no-mlx5-{}", std::process::id()));
     std::fs::create_dir_all(&empty).expect("a directory");
     std::fs::write(empty.join("libmlx5.so.1"), b"").expect("a file");
@@ -114,8 +114,24 @@ fn doctor_tells_of_mlx5_cards_or_why_there_is_none() {
     let path = empty.to_string_lossy().into_owned();
     let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor"], &[("LD_LIBRARY_PATH", &path)]);
     std::fs::remove_dir_all(&empty).expect("the directory goes");
-    assert!(text.contains("mlx5 card       cannot be looked for: libibverbs.so.1"), "{text}");
+    assert!(text.contains("mlx5 card       unknown: cannot load libibverbs.so.1"), "{text}");
     assert!(text.contains("apt-get install libibverbs1 ibverbs-providers"), "{text}");
+}
+
+/// The software card reports its settings when it refuses an unknown one.
+#[test]
+fn doctor_knows_the_settings_of_the_software_card() {
+    let Some(plugin) = dist("doctor_knows_the_settings_of_the_software_card") else { return };
+    let (_, text) = ferrogin(&plugin, &["probe"], &[("FERROGIN_PROVIDER", "softefa"), ("SOFTEFA_TYPO", "1")]);
+    let report = text.lines().find(|line| line.contains("SOFTEFA_TYPO") && line.contains("SOFTEFA_NICS"));
+    let report = report.unwrap_or_else(|| panic!("no line with the card's settings: {text}"));
+    let is_name = |c: char| c.is_ascii_uppercase() || c == '_';
+    let mut settings: Vec<&str> =
+        report.split(|c| !is_name(c)).filter(|word| word.starts_with("SOFTEFA_") && *word != "SOFTEFA_TYPO").collect();
+    settings.sort_unstable();
+    let mut expected = ferrogin_ffi::settings::SOFTWARE_CARD;
+    expected.sort_unstable();
+    assert_eq!(settings, expected, "{report}");
 }
 
 #[test]

@@ -3,77 +3,83 @@
 use mlx5::device::{Caps, Device, DeviceError};
 use mlx5::verbs::{DeviceEntry, Hardware, Settings, devices};
 
-/// A line of the report, or what to do about the line before.
+/// An entry of the report: a line, or the cure for the line before.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum Report {
     Line(String),
     Cure(String),
 }
 
-/// What is said of the cards of this machine.
-pub fn report() -> Vec<Said> {
+/// The report of the cards of this machine.
+pub fn report() -> Vec<Report> {
     describe(devices(), |name| Hardware::open(Some(name), Settings::default()).map(|card| card.caps().clone()))
 }
 
 fn describe(
     found: Result<Vec<DeviceEntry>, DeviceError>,
     caps: impl Fn(&str) -> Result<Caps, DeviceError>,
-) -> Vec<Said> {
-    let line = |text: String| Said::Line(text);
+) -> Vec<Report> {
+    let line = |text: String| Report::Line(text);
     let found = match found {
         Ok(found) => found,
-        Err(DeviceError::Library { library, why }) => {
+        Err(DeviceError::Library { library, why: reason }) => {
             return vec![
-                line(format!("cannot be looked for: {library}: {why}")),
-                Said::Cure("install rdma-core: apt-get install libibverbs1 ibverbs-providers".into()),
+                line(format!("unknown: cannot load {library}: {reason}")),
+                Report::Cure("install rdma-core: apt-get install libibverbs1 ibverbs-providers".into()),
                 without_a_card(),
             ];
         }
-        Err(error) => return vec![line(format!("cannot be looked for: {error}"))],
+        Err(error) => return vec![line(format!("unknown: {error}"))],
     };
-    let mut said = Vec::new();
+    let mut report = Vec::new();
     for device in found.iter().filter(|device| device.mlx5) {
         match caps(&device.name) {
-            Ok(caps) => said.extend(abilities(&caps)),
+            Ok(caps) => report.extend(capabilities(&caps)),
             Err(error) => {
-                said.push(line(format!("{} cannot be opened: {error}", device.name)));
-                said.push(Said::Cure("is its device file there and readable? see /dev/infiniband/uverbs*".into()));
+                report.push(line(format!("{} cannot be opened: {error}", device.name)));
+                report.push(Report::Cure(
+                    "check that the device file /dev/infiniband/uverbs* exists and is readable for this user".into(),
+                ));
             }
         }
     }
-    if said.is_empty() {
+    if report.is_empty() {
         let others: Vec<&str> = found.iter().map(|device| &*device.name).collect();
         let others = if others.is_empty() { "no RDMA device".into() } else { others.join(", ") };
-        said = vec![line(format!("none: rdma-core is installed, and this machine has {others}")), without_a_card()];
+        report = vec![line(format!("none: rdma-core is installed, and this machine has {others}")), without_a_card()];
     }
-    said
+    report
 }
 
-fn without_a_card() -> Said {
-    Said::Cure("without one, host-rpc runs over message channels, or on the software card (crate softefa)".into())
+fn without_a_card() -> Report {
+    Report::Cure(
+        "without an mlx5 card, host-rpc runs over message channels, or on the software card (crate soft-mlx5)".into(),
+    )
 }
 
-/// What a card can do.
-fn abilities(caps: &Caps) -> [Said; 3] {
+/// The capabilities of a card.
+fn capabilities(caps: &Caps) -> [Report; 3] {
     let yes = |able: bool| if able { "yes" } else { "no" };
     let Caps { name, max_posts, max_cqes, limits, .. } = caps;
     [
-        Said::Line(format!(
-            "{name}: windows of type 1 {}, of type 2 {}; atomics {}; compressed completions {}; BlueFlame {}",
+        Report::Line(format!(
+            "{name}: memory windows of type 1 {}, of type 2 {}; atomics {}; compressed completions {}; BlueFlame {}",
             yes(caps.type1_windows),
             yes(caps.type2_windows),
             yes(caps.atomics),
             yes(caps.compression),
             yes(caps.blueflame)
         )),
-        Said::Line(format!(
-            "{name}: at most {max_posts} requests a queue, {max_cqes} completions; of one request {} buffers, {} bytes inline",
+        Report::Line(format!(
+            "{name}: at most {max_posts} requests in a queue, {max_cqes} completions, {} buffers in a request, {} bytes inline",
             limits.max_sge, limits.max_inline
         )),
         if caps.type2_windows {
-            Said::Cure("host-rpc can use it".into())
+            Report::Cure("host-rpc can use it".into())
         } else {
-            Said::Cure("host-rpc needs windows of type 2 for long messages, which it has not: use channels".into())
+            Report::Cure(
+                "host-rpc needs memory windows of type 2 for long messages: use message channels with this card".into(),
+            )
         },
     ]
 }
@@ -97,25 +103,25 @@ mod tests {
         }
     }
 
-    fn text(said: &[Said]) -> String {
-        said.iter().map(|said| format!("{said:?}\n")).collect()
+    fn text(report: &[Report]) -> String {
+        report.iter().map(|entry| format!("{entry:?}\n")).collect()
     }
 
     #[test]
-    fn cards_are_shown_with_what_they_can_do() {
+    fn report_has_the_capabilities_of_each_card() {
         let found = |name: &str, mlx5| DeviceEntry { name: name.into(), mlx5 };
         let list = vec![found("mlx5_0", true), found("rxe0", false), found("mlx5_1", true), found("mlx5_2", true)];
-        let said = describe(Ok(list), |name| match name {
+        let report = describe(Ok(list), |name| match name {
             "mlx5_2" => Err(DeviceError::Call { call: "ibv_open_device", errno: 13 }),
             name => Ok(caps(name)),
         });
-        let all = text(&said);
+        let all = text(&report);
         for part in [
-            "mlx5_0: windows of type 1 yes, of type 2 yes; atomics yes; compressed completions no; BlueFlame no",
-            "mlx5_0: at most 32768 requests a queue, 4194303 completions; of one request 30 buffers, 512 bytes inline",
+            "mlx5_0: memory windows of type 1 yes, of type 2 yes; atomics yes; compressed completions no; BlueFlame no",
+            "mlx5_0: at most 32768 requests in a queue, 4194303 completions, 30 buffers in a request, 512 bytes inline",
             "host-rpc can use it",
-            "mlx5_1: windows of type 1 yes, of type 2 no;",
-            "which it has not: use channels",
+            "mlx5_1: memory windows of type 1 yes, of type 2 no;",
+            "use message channels with this card",
             "mlx5_2 cannot be opened: ibv_open_device failed: Permission denied",
             "/dev/infiniband/uverbs",
         ] {
@@ -125,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn no_card_and_no_library_are_told_apart() {
+    fn missing_card_and_missing_library_have_own_reports() {
         let never = |name: &str| -> Result<Caps, DeviceError> { panic!("{name} was opened") };
         let none = text(&describe(Ok(Vec::new()), never));
         assert!(none.contains("none: rdma-core is installed, and this machine has no RDMA device"), "{none}");
