@@ -1,7 +1,7 @@
 //! The symbols that NCCL looks for, and the C functions behind them.
 //!
-//! Every function checks its pointers, turns handles into objects through the [registry](crate::registry), and lets
-//! neither a panic nor an error out other than as a code and one WARN line.
+//! Every function checks its pointers and looks its handles up in the [registry](crate::registry). An error or a panic leaves
+//! a function as a code and one WARN line, in no other way.
 #![allow(unsafe_code)]
 
 use crate::comm::{CollComm, ListenComm};
@@ -19,10 +19,10 @@ use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// More ranks than any job has: a length that is read from a caller's memory is checked first.
+/// The largest number of ranks. The check comes before the plugin reads so many pointers from the caller's memory.
 const RANKS_MAX: c_int = 1 << 20;
 
-/// What NCCL loads first.
+/// The symbol that NCCL loads first.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclGinPlugin_v14: GinV14 = GinV14 {
@@ -45,7 +45,7 @@ pub static ncclGinPlugin_v14: GinV14 = GinV14 {
     finalize: Some(finalize),
 };
 
-/// What a NCCL before v14 loads. It takes v13 plugins to have strong and VA signals, which EFA lacks.
+/// The symbol that NCCL loads before v14. NCCL assumes that v13 plugins have strong and VA signals, which EFA lacks.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclGinPlugin_v13: GinV13 = GinV13 {
@@ -72,7 +72,7 @@ pub static ncclGinPlugin_v13: GinV13 = GinV13 {
     finalize: Some(finalize),
 };
 
-/// Runs a call's body: errors become codes, each with its WARN line; a panic becomes an internal error.
+/// Runs a call's body. An error becomes a code and one WARN line; a panic becomes an internal error.
 fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => nccl::SUCCESS,
@@ -81,16 +81,16 @@ fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
             error.result()
         }
         Err(panic) => {
-            let what = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let what = what.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            // Logging is what may have panicked.
-            let _ = catch_unwind(|| warn!("{call}: internal error, please report it: {what}"));
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            // The logger itself may have panicked, and may panic again.
+            let _ = catch_unwind(|| warn!("{call}: internal error, please report it: {text}"));
             nccl::INTERNAL_ERROR
         }
     }
 }
 
-/// A place for a result.
+/// An output pointer, checked.
 struct Out<T>(*mut T);
 
 impl<T> Out<T> {
@@ -103,22 +103,25 @@ impl<T> Out<T> {
     }
 
     fn set(&self, value: T) {
-        // SAFETY: checked not null and aligned; by NCCL's contract a place for a `T`, valid over the call.
+        // SAFETY: `new` checked that the pointer is aligned and not null. NCCL passes the address of a `T` that is valid for
+        // writes during the call.
         unsafe { self.0.write(value) }
     }
 }
 
-/// A struct that NCCL passes in.
+/// Reads a struct that NCCL passes by pointer.
 fn read<T: Copy>(pointer: *const T, what: &'static str) -> Result<T, Error> {
     if pointer.is_null() || !pointer.addr().is_multiple_of(align_of::<T>()) {
         return Err(Error::Null(what));
     }
-    // SAFETY: checked not null and aligned; by NCCL's contract a live `T`. All types that come here are plain integers.
+    // SAFETY: the pointer is aligned and not null, as just checked. NCCL passes the address of a `T` that is valid for reads
+    // during the call; every `T` here consists of integers and pointers, which have no invalid value.
     Ok(unsafe { pointer.read() })
 }
 
 fn keep<T: Send + Sync + 'static>(kind: Kind, object: Arc<T>) -> Result<*mut c_void, Error> {
-    registry::insert(kind, object).ok_or_else(|| Error::Usage(format!("too many live {}s", kind.name())))
+    registry::insert(kind, object)
+        .ok_or_else(|| Error::Usage(format!("too many {}s are open in this process: close some of them", kind.name())))
 }
 
 unsafe extern "C" fn init(ctx: *mut *mut c_void, comm_hash: u64, logger: DebugLogger) -> nccl::Result {
@@ -126,7 +129,7 @@ unsafe extern "C" fn init(ctx: *mut *mut c_void, comm_hash: u64, logger: DebugLo
     guard("init", || {
         let ctx = Out::new(ctx, "ctx")?;
         ctx.set(std::ptr::null_mut());
-        crate::trace!("init for communicator {comm_hash:#x}");
+        crate::trace!("init of communicator {comm_hash:#x}");
         ctx.set(keep(Kind::Plugin, Plugin::open()?)?);
         Ok(())
     })
@@ -189,12 +192,15 @@ unsafe extern "C" fn connect(
         let plugin = registry::get::<Plugin>(ctx, Kind::Plugin)?;
         let listener = registry::get::<ListenComm>(listen_comm, Kind::Listen)?;
         if !(1..=RANKS_MAX).contains(&nranks) || !(0..nranks).contains(&rank) {
-            return Err(Error::Argument(format!("rank {rank} of {nranks} ranks: there is no such rank")));
+            return Err(Error::Argument(format!(
+                "rank {rank} is not one of {nranks} ranks (at least 1, at most {RANKS_MAX})"
+            )));
         }
         let mut all = Vec::with_capacity(nranks as usize);
         read(handles, "handles")?;
         for r in 0..nranks as usize {
-            // SAFETY: by NCCL's contract an array of `nranks` pointers, checked not null and aligned.
+            // SAFETY: NCCL passes the address of an array of `nranks` pointers. The address is aligned and not null, as `read`
+            // checked, and `r` is below `nranks`.
             let handle = unsafe { handles.wrapping_add(r).read() };
             all.push(read(handle.cast::<[u8; HANDLE_MAXSIZE]>(), "handle of a rank")?);
         }
@@ -204,12 +210,12 @@ unsafe extern "C" fn connect(
     })
 }
 
-/// What a call is told whose communicator another thread has closed meanwhile.
+/// The error of a call whose communicator another thread closed meanwhile.
 fn closed(call: &str) -> Error {
-    Error::Usage(format!("closeColl came before {call} had ended"))
+    Error::Usage(format!("NCCL called closeColl before {call} had returned"))
 }
 
-/// Registers a window and remembers it with its communicator.
+/// Registers a window and adds it to its communicator.
 fn register(
     coll_comm: *mut c_void,
     (data, size): (*mut c_void, usize),
@@ -271,7 +277,7 @@ unsafe extern "C" fn dereg_mr_sym(coll_comm: *mut c_void, mhandle: *mut c_void) 
         let coll = registry::get::<CollComm>(coll_comm, Kind::Coll)?;
         registry::get::<Window>(mhandle, Kind::Window)?;
         if !coll.windows.take(mhandle) {
-            return Err(Error::Argument("the memory handle is of another communicator".to_owned()));
+            return Err(Error::Argument("the memory handle belongs to another communicator".to_owned()));
         }
         let _span = trace::span("deregMrSym", coll.rank);
         drop(registry::remove::<Window>(mhandle, Kind::Window)?);
@@ -353,10 +359,10 @@ unsafe extern "C" fn close_coll(coll_comm: *mut c_void) -> nccl::Result {
         let _span = trace::span("closeColl", coll.rank);
         let contexts = coll.contexts.close();
         if !contexts.is_empty() {
-            crate::info!("closeColl: destroying {} context(s) that were not", contexts.len());
+            crate::info!("closeColl destroys {} context(s) of rank {} that are still open", contexts.len(), coll.rank);
         }
         for handle in contexts {
-            // One that is being destroyed by another thread just now is gone already.
+            // Another thread may have removed this handle just now.
             if let Ok(context) = registry::remove::<Context>(handle, Kind::Context) {
                 context.close(handle);
             }
@@ -376,8 +382,7 @@ unsafe extern "C" fn close_listen(listen_comm: *mut c_void) -> nccl::Result {
 }
 
 unsafe extern "C" fn gin_progress(gin_ctx: *mut c_void) -> nccl::Result {
-    // Nothing to do: cards and watcher go on by themselves. A wrong handle must not stop NCCL's thread, which serves
-    // other contexts too, more than with its code.
+    // The card and the watcher need no help from NCCL's thread. The call only checks the handle.
     guard("ginProgress", || registry::fault(gin_ctx).map(drop).map_err(Error::from))
 }
 

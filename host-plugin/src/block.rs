@@ -1,8 +1,9 @@
-//! The device block of a `createContext`: what kernels read, laid out and filled on the host, then copied once.
+//! The device block of a `createContext`: all structs that kernels read. The host lays the block out, fills it, and copies it to the
+//! device once.
 //!
-//! Pure: numbers and addresses in, bytes and addresses out, so that the rules that NCCL's device code relies on are
-//! tested without a card. Order in memory: header and array of device handles, which NCCL's code indexes; then for each
-//! context its tables, and on lines of their own the structs that posters write.
+//! This module computes bytes and addresses from numbers and addresses, so its tests check the rules of NCCL's device code without
+//! a card. The block begins with the header and the array of device handles, which NCCL's code indexes. The tables of each context
+//! follow, and the structs that posting threads write, each on its own cache lines.
 
 use crate::device::bytes_of;
 use efa_dp_direct::queue::{
@@ -20,20 +21,20 @@ use std::marker::PhantomData;
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr::null_mut;
 
-/// Bytes that posters of different endpoints must not share.
+/// Bytes of an aligned unit that threads which post on different endpoints must not share.
 const LINE: usize = 128;
 
-/// Layout of the queue structs, as NCCL's `backendVersion` asks for it.
+/// Layout of the queue structs, which NCCL's `backendVersion` selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// `efa_cuda_qp_v0`: kernels built with NCCL 2.31; asked for as 0 or 1.
+    /// `efa_cuda_qp_v0`, for kernels built with NCCL 2.31: backendVersion 0 or 1.
     V0,
-    /// `efa_cuda_qp_v1`: kernels built with NCCL 2.32; asked for as 2.
+    /// `efa_cuda_qp_v1`, for kernels built with NCCL 2.32: backendVersion 2.
     V1,
 }
 
 impl Layout {
-    /// The layout for a `backendVersion`, if there is one.
+    /// The layout of a `backendVersion`; `None` for an unknown one.
     pub fn of(backend_version: i32) -> Option<Self> {
         match backend_version {
             0 | 1 => Some(Self::V0),
@@ -42,7 +43,7 @@ impl Layout {
         }
     }
 
-    /// The number that stands for it.
+    /// The `backendVersion` of this layout.
     pub fn backend_version(self) -> u32 {
         match self {
             Self::V0 => 1,
@@ -62,7 +63,7 @@ pub struct EndpointSpec {
     pub sq_entries: u32,
     /// Requests that may be outstanding; a power of two, at most `sq_entries`.
     pub sq_size: u32,
-    /// Requests that may be written and not yet rung.
+    /// Requests that may be written before a doorbell.
     pub max_batch: u32,
     /// Bytes of a send request.
     pub wqe_size: u32,
@@ -70,42 +71,42 @@ pub struct EndpointSpec {
     pub max_inline: u32,
     /// Slots of the receive ring, a power of two.
     pub rq_entries: u32,
-    /// Completion ring, or 0 where kernels cannot see it.
+    /// Completion ring, or 0 if kernels cannot access it.
     pub cq_buf: u64,
     /// Slots of the completion ring, a power of two.
     pub cq_entries: u32,
     /// Bytes of a completion.
     pub cq_entry_size: u32,
-    /// Completion counter, and what it holds now.
+    /// Completion counter, and its present value.
     pub completed: (u64, u64),
-    /// Error counter, and what it holds now.
+    /// Error counter, and its present value.
     pub errors: (u64, u64),
-    /// Counter of received writes, and what it holds now; signal endpoints only.
+    /// Counter of received writes, and its present value; signal endpoints only.
     pub signal: Option<(u64, u64)>,
-    /// First value slot and number of slots; 0 and 0 where values do not go through the pool.
+    /// First value slot and number of slots; 0 and 0 if the endpoint does not post values from the pool.
     pub values: (u64, u32),
 }
 
 /// One context.
 #[derive(Debug, Clone, Default)]
 pub struct ContextSpec {
-    /// Data, value, counters, signals.
+    /// The data endpoint, the value endpoint, those of counters, those of signals.
     pub endpoints: Vec<EndpointSpec>,
-    /// Counters among them.
+    /// Number of counters.
     pub n_counters: usize,
-    /// Signals among them.
+    /// Number of signals.
     pub n_signals: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub nranks: usize,
     /// This rank.
     pub rank: usize,
     /// Rail of the context.
     pub rail: u32,
-    /// `[slot * nranks + peer]`.
+    /// Targets at `[slot * nranks + peer]`.
     pub targets: Vec<Target>,
-    /// Local key and address of the scratch bytes.
+    /// Local key and address of the scratch page.
     pub scratch: (u32, u64),
-    /// Address and remote key of each rank's.
+    /// Address and remote key of each rank's scratch page.
     pub scratch_peers: Vec<(u64, u32)>,
     /// Local key of the value pool.
     pub value_lkey: u32,
@@ -120,7 +121,7 @@ pub struct ContextSpec {
 pub struct BlockSpec {
     /// By context id.
     pub contexts: Vec<ContextSpec>,
-    /// Of the queue structs.
+    /// Layout of the queue structs.
     pub layout: Layout,
     /// `POLICY_*`.
     pub policy: u32,
@@ -128,7 +129,7 @@ pub struct BlockSpec {
     pub abort_flag: u64,
 }
 
-/// Room for `count` values of `T` in a block.
+/// The place of `count` values of `T` in a block.
 #[derive(Debug)]
 struct Place<T> {
     offset: usize,
@@ -144,18 +145,18 @@ impl<T> Clone for Place<T> {
 impl<T> Copy for Place<T> {}
 
 impl<T> Place<T> {
-    /// A part of element `i`, that many bytes into it.
+    /// The place of a field of element `i`, at `offset` in the element.
     fn part<P>(self, i: usize, offset: usize) -> Place<P> {
         Place { offset: self.offset + i * size_of::<T>() + offset, count: 1, of: PhantomData }
     }
 }
 
-/// Hands out places.
+/// Assigns places.
 #[derive(Debug, Default)]
 struct Cursor(usize);
 
 impl Cursor {
-    /// On `align` at least.
+    /// The next place, aligned to at least `align`.
     fn place<T>(&mut self, count: usize, align: usize) -> Place<T> {
         let offset = self.0.next_multiple_of(align.max(align_of::<T>()));
         self.0 = offset + count * size_of::<T>();
@@ -163,7 +164,7 @@ impl Cursor {
     }
 }
 
-/// Where one context's parts are.
+/// The places of one context.
 #[derive(Debug)]
 struct ContextPlaces {
     ext: Place<ContextExt>,
@@ -182,14 +183,14 @@ struct ContextPlaces {
 
 #[derive(Debug)]
 struct QueuePlaces {
-    /// Room for either layout, in the endpoint's own struct.
+    /// Has room for either layout, within the endpoint's struct.
     qp: Place<QpV1>,
     cq: Place<CqV0>,
-    /// Counter and signal endpoints only; the others are in the device handle.
+    /// Counter and signal endpoints only; the device handle contains those of the data and value endpoints.
     handle: Option<Place<CounterHandle>>,
 }
 
-/// The layout of a block: made from a spec, before the block's address is known.
+/// The layout of a block, which does not depend on the block's address.
 #[derive(Debug)]
 pub struct Plan {
     header: Place<HandleHeader>,
@@ -200,12 +201,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Lays out what `spec` needs.
+    /// The layout for `spec`.
     pub fn new(spec: &BlockSpec) -> Self {
         let mut cursor = Cursor::default();
         let n = spec.contexts.len();
         let header = cursor.place(1, LINE);
-        // Directly behind the header: both are multiples of 8, and kernels count back from the array.
+        // The array follows the header without a gap, because kernels find the header before the array.
         let devs = cursor.place(n, 1);
         let exts: Place<ContextExt> = cursor.place(n, LINE);
         let contexts = spec.contexts.iter().enumerate().map(|(i, context)| {
@@ -249,7 +250,7 @@ impl Plan {
     /// Fills the block for the device address `base`.
     ///
     /// # Errors
-    /// A queue that the layout cannot express.
+    /// The layout of the queue structs cannot express a queue.
     pub fn fill(&self, spec: &BlockSpec, base: u64) -> Result<Image, InitError> {
         let mut image = Image { base, bytes: vec![MaybeUninit::new(0); self.len] };
         image.put(
@@ -286,18 +287,18 @@ impl Image {
         &self.bytes
     }
 
-    /// Device address of element `i`; null for a place without elements.
+    /// The device address of element `i`; null for a place without elements.
     fn at<T>(&self, place: Place<T>, i: usize) -> *mut T {
         if place.count == 0 { null_mut() } else { (self.base + (place.offset + i * size_of::<T>()) as u64) as *mut T }
     }
 
-    /// A struct may go to a place that has room for a larger one.
+    /// Writes element `i`. The place may be for a larger type than `T`.
     fn put<T: Copy, P>(&mut self, place: Place<P>, i: usize, value: T) {
         let offset = place.offset + i * size_of::<P>();
         self.bytes[offset..offset + size_of::<T>()].copy_from_slice(bytes_of(&[value]));
     }
 
-    /// A field, `offset` bytes into an element.
+    /// Writes a field, at `offset` in the place.
     fn put_field<T: Copy, P>(&mut self, place: Place<P>, offset: usize, value: T) {
         let at = place.offset + offset;
         self.bytes[at..at + size_of::<T>()].copy_from_slice(bytes_of(&[value]));
@@ -347,7 +348,7 @@ fn fill_context(
             putvalue_pad: 0,
             putvalue_slice_base: endpoint.values.0,
         };
-        // In the device handle the data endpoint comes first, then the value endpoint.
+        // The device handle begins with the data endpoint and the value endpoint.
         let mut at = image.at(devs, index).cast::<EndpointHandle>().wrapping_add(e);
         if let Some(place) = queue.handle {
             let (value, offset) = endpoint.signal.unwrap_or(endpoint.completed);
@@ -419,9 +420,9 @@ fn fill_context(
     Ok(())
 }
 
-/// Cursors are congruent with the card's counter (0 on hardware, where all of this stays zero).
+/// Sets the cursors to the card's completion counter, which is 0 on hardware.
 fn start_at<Q>(image: &mut Image, qp: Place<Q>, (exts, e): (Place<EndpointExt>, usize), start: u32) {
-    // The lap's phase follows from `pc`; its word holds the flush barrier.
+    // The device code derives the lap's phase from `pc`; the word `phase` has the flush barrier.
     for field in
         [offset_of!(WqV0, wqes_posted), offset_of!(WqV0, wqes_completed), offset_of!(WqV0, pc), offset_of!(WqV0, phase)]
     {
@@ -437,7 +438,7 @@ fn start_at<Q>(image: &mut Image, qp: Place<Q>, (exts, e): (Place<EndpointExt>, 
     image.put_field(exts, hot + offset_of!(EndpointHot, barrier), start);
 }
 
-/// The form in which posts copy a target. The request id is the peer's rank, by which a failed request is named.
+/// A target in the form that posts copy. The request id is the peer's rank, for the message of a failed request.
 fn target_words(target: &Target, peer: usize) -> TargetWords {
     if *target == Target::default() {
         return TargetWords::default();
@@ -447,7 +448,7 @@ fn target_words(target: &Target, peer: usize) -> TargetWords {
     TargetWords { head, second, third }
 }
 
-/// Only wide requests have room for a write's inline bytes.
+/// Inline bytes of a write: only 128-byte requests have room for them.
 fn write_inline(endpoint: &EndpointSpec) -> u32 {
     if endpoint.wqe_size == 128 { endpoint.max_inline } else { 0 }
 }
@@ -461,7 +462,7 @@ fn value_path(endpoint: &EndpointSpec, policy: u32) -> u32 {
     }
 }
 
-/// The constant half.
+/// The constant half of an endpoint's device state.
 fn cold(
     endpoint: &EndpointSpec,
     handle: *mut EndpointHandle,
@@ -511,8 +512,8 @@ fn qp_v0(endpoint: &EndpointSpec) -> Result<QpV0, InitError> {
     })
 }
 
-/// The reference initialiser wants queues with 64-bit request ids, and no byte of the struct depends on them. Device code, NCCL's
-/// and ours, fills 16 bits of an id and leaves the others 0, which every queue takes.
+/// The reference initialiser requires queues with 64-bit request ids, on which no byte of the struct depends. The device code of
+/// NCCL and of ferrogin writes 16 bits of an id and leaves the others 0, which is valid on every queue.
 fn qp_v1(endpoint: &EndpointSpec) -> Result<QpV1, InitError> {
     QpV1::new(&QpAttrs {
         sq_buffer: endpoint.sq_buf as *mut u8,

@@ -1,44 +1,45 @@
-//! The proof of a card in `init`.
+//! The check of a card in `init`.
 
-use super::{Memory, RailRegions, Sections};
+use crate::cards::CardQuery;
 use crate::device::{self, Device};
-use crate::endpoint::{COUNTER_STRIDE, Cells, Endpoint, Role};
+use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role};
 use crate::error::Error;
+use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
 use crate::platform::Platform;
-use crate::plugin::Plugin;
-use crate::rail::{QueueWish, Rail};
+use crate::rail::{QueueOptions, Rail};
 use ferrogin_libfabric::{Info, Version, bindings};
 
-/// Requests in flight of the endpoint that proves a card.
-const PROOF_DEPTH: usize = 16;
+/// Requests in flight of the endpoint that the check opens.
+const DEPTH: usize = 16;
 
-/// Does on one card, for this rank alone, what `createContext` does: what a driver, a libfabric or a GPU lacks is found out in
-/// `init`, where NCCL can still go on without the plugin. Closes all of it again.
+/// Does on one card, for this rank alone, what `createContext` does, and closes everything again. A defect of a driver, a
+/// libfabric or a GPU shows in `init`, where NCCL can still continue without the plugin.
 ///
 /// # Errors
-/// The first step that fails, with the cause that is known for it.
+/// The first step that fails, with its cause where the cause is known.
 #[allow(unsafe_code)]
-pub fn prove(plugin: &Plugin, device: &dyn Device, card: &Info) -> Result<(), Error> {
+pub fn check(query: &CardQuery, device: &dyn Device, card: &Info) -> Result<(), Error> {
     let rail = Rail::open(0, card, 1)?;
-    let wish = QueueWish { depth: PROOF_DEPTH, wide: false, tclass: 0 };
+    let options = QueueOptions { depth: DEPTH, wide: false, tclass: 0 };
     let info = rail
-        .endpoint_info(plugin, wish)
+        .endpoint_info(query, options)
         .map_err(Error::fabric(format!("asking card {} for queue pairs", rail.name())))?;
-    let sections = Sections { page: device::page_size(), endpoints: 1, counters: 2, slots: PROOF_DEPTH };
-    let memory = Memory::allocate(device, sections)?;
-    let _regions = RailRegions::register(&rail, &memory, sections)?;
-    let cells = Cells { completed: sections.completed(), errors: COUNTER_STRIDE };
-    // One after the other: a card with few counters is not asked for more than the smallest context needs.
+    let layout = MemoryLayout { page: device::page_size(), endpoints: 1, counters: 2, slots: DEPTH };
+    let memory = ContextMemory::allocate(device, layout)?;
+    let _registered = RegisteredMemory::register(&rail, &memory, layout)?;
+    let offsets = CounterOffsets { completed: layout.completed(), errors: COUNTER_STRIDE };
+    // One endpoint at a time, so that the check uses no more counters than the smallest context.
     for role in [Role::Data, Role::Signal(0)] {
-        let queue = (role, &info, PROOF_DEPTH);
-        // SAFETY: `memory` outlives the endpoint, which is closed at once; one endpoint at a time has the places.
-        let opened = unsafe { Endpoint::open(&rail, device, plugin.config.provider, queue, memory.counters(), cells) };
-        opened.map_err(|error| explain_counters(error, card, plugin.lib.version()))?;
+        let queue = (role, &info, DEPTH);
+        // SAFETY: `memory` outlives the endpoint, which ends in this round of the loop. Only this endpoint uses `offsets`
+        // meanwhile.
+        let opened = unsafe { Endpoint::open(&rail, device, query.provider, queue, memory.counters(), offsets) };
+        opened.map_err(|error| explain_counters(error, card, query.lib.version()))?;
     }
     Ok(())
 }
 
-/// Adds what is known about completion counters that do not open.
+/// Adds the known cause to an error of a completion counter that does not open.
 fn explain_counters(error: Error, card: &Info, libfabric: Version) -> Error {
     let Error::Fabric { what, source: source @ ferrogin_libfabric::Error::Call { call: "cntr_open_ext", code, .. } } =
         error
@@ -51,7 +52,7 @@ fn explain_counters(error: Error, card: &Info, libfabric: Version) -> Error {
     Error::Usage(format!("{what}: {source}: {cause}"))
 }
 
-/// Why the card has no completion counter for kernels, and the cure.
+/// The reason why the card has no completion counter for kernels, and the cure.
 fn counter_cause(
     code: i32,
     highest: u64,
@@ -59,13 +60,13 @@ fn counter_cause(
     libfabric: Version,
     platform: Option<String>,
 ) -> String {
-    if let Some(why) = platform {
-        return why;
+    if let Some(reason) = platform {
+        return reason;
     }
     match (code, switch) {
         (bindings::FI_ENOSYS, _) => format!(
-            "this libfabric {libfabric} was built with an rdma-core that has no completion counters: install the AWS EFA installer's \
-             libfabric and rdma-core, and name the former in FERROGIN_LIBFABRIC"
+            "this libfabric {libfabric} was built with an rdma-core that has no completion counters: install libfabric and rdma-core \
+             with the AWS EFA installer, and name that libfabric in FERROGIN_LIBFABRIC"
         ),
         (bindings::FI_EOPNOTSUPP, _) if highest == u64::MAX => {
             "the card, its driver or rdma-core has no completion counters in hardware: update the EFA driver, firmware and rdma-core \
@@ -79,7 +80,7 @@ fn counter_cause(
             "this libfabric is {libfabric}, and stock 2.6.0 has completion counters in hardware off: set FI_EFA_USE_HW_CNTR=1, or \
              install a libfabric that has them on (main and the 2.6 branch since August 2026)"
         ),
-        _ => "check the EFA driver, and the kernel's log".to_owned(),
+        _ => "check the EFA driver and the kernel's log".to_owned(),
     }
 }
 
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_counter_has_its_cause_named() {
+    fn counter_error_names_its_cause() {
         let off = cause(OFF, FINITE, None);
         assert!(off.contains("set FI_EFA_USE_HW_CNTR=1") && off.contains("2.6.0"), "{off}");
         let switched = cause(OFF, FINITE, Some("0"));

@@ -1,4 +1,4 @@
-//! Communicators: the listening one, which lives for one `connect`, and the collective one, which owns the rails.
+//! Communicators: the listen communicator, which serves one `connect`, and the collective communicator, which owns the rails.
 
 use crate::control::{Listener, Ring, Step};
 use crate::device::{self, Device};
@@ -10,8 +10,10 @@ use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use zerocopy::little_endian::U16;
+use zerocopy::{Immutable, IntoBytes};
 
-/// From `listen` to `closeListen`.
+/// The listen communicator, from `listen` to `closeListen`.
 pub struct ListenComm {
     listener: Listener,
     device: c_int,
@@ -21,47 +23,57 @@ impl ListenComm {
     /// Listens for NCCL device `device`.
     ///
     /// # Errors
-    /// No such device; no socket.
+    /// There is no such device, or the control plane's endpoint does not open.
     pub fn open(plugin: Arc<Plugin>, device: c_int) -> Result<Self, Error> {
         plugin.device(device)?;
         let _span = trace::span("listen", 0);
         let config = &plugin.config;
-        Ok(Self { listener: Listener::open(&plugin.lib, config.control(), config.timeout)?, device })
+        Ok(Self { listener: Listener::open(&plugin.query.lib, config.control(), config.timeout)?, device })
     }
 
-    /// The bytes for the other ranks.
+    /// The handle for the other ranks.
     pub fn handle(&self) -> [u8; HANDLE_MAXSIZE] {
         self.listener.handle()
     }
 }
 
-/// From `connect` to `closeColl`.
+/// The collective communicator, from `connect` to `closeColl`.
 pub struct CollComm {
-    /// Windows that were not deregistered.
+    /// Windows that are not deregistered yet.
     pub windows: Handles,
-    /// Contexts that were not destroyed.
+    /// Contexts that are not destroyed yet.
     pub contexts: Handles,
     /// One for each card of the device.
     pub rails: Vec<Arc<Rail>>,
-    /// Where kernels run.
+    /// The device that kernels run on.
     pub device: Arc<dyn Device>,
     /// This rank.
     pub rank: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub nranks: usize,
-    /// What `init` found.
+    /// The plugin context.
     pub plugin: Arc<Plugin>,
     ring: Mutex<Ring>,
 }
 
-/// What ranks tell each other at connect, to find out early that they do not fit.
-const GREETING: u16 = 1;
+/// The block of `connect`'s allgather. Ranks with different greetings cannot work together.
+#[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
+#[repr(C)]
+struct Greeting {
+    version: U16,
+    rails: U16,
+}
+
+ferrogin_ffi::assert_layout!(Greeting, size 4, align 1, { version @ 0, rails @ 2 });
+
+/// Version of the blocks that ranks exchange.
+const VERSION: u16 = 1;
 
 impl CollComm {
     /// Opens the rails and joins the other ranks.
     ///
     /// # Errors
-    /// A card that does not open; a rank that does not come, or has another number of rails.
+    /// A card does not open; a rank does not connect, or has another version or number of rails.
     pub fn connect(
         plugin: Arc<Plugin>,
         listen: &ListenComm,
@@ -77,23 +89,23 @@ impl CollComm {
             Ok::<_, Error>((device, rails.collect::<Result<Vec<_>, _>>()?))
         })();
         if opened.is_err() {
-            // Who waits for this rank learns at once.
+            // Ranks that wait for this rank are refused at once.
             listen.listener.close();
         }
         let (device, rails) = opened?;
         let mut ring = Ring::connect(&listen.listener, handles, rank, plugin.config.timeout)?;
-        let greeting = [GREETING.to_le_bytes(), (rails.len() as u16).to_le_bytes()].concat();
-        let greetings = match ring.allgather(Step::Connect, Some(&greeting)) {
+        let greeting = Greeting { version: VERSION.into(), rails: (rails.len() as u16).into() };
+        let greetings = match ring.allgather(Step::Connect, Some(greeting.as_bytes())) {
             Ok(greetings) => greetings,
             Err(error) => {
-                listen.listener.park(ring);
+                listen.listener.keep_failed(ring);
                 return Err(error.into());
             }
         };
-        if let Some(other) = greetings.iter().position(|other| *other != greeting) {
+        if let Some(other) = greetings.iter().position(|other| *other != greeting.as_bytes()) {
             return Err(Error::Usage(format!(
-                "rank {other} has another version of ferrogin or another number of rails for its device than rank \
-                 {rank} ({}); run the same ferrogin on the same kind of machine everywhere",
+                "rank {other} has another version of ferrogin than rank {rank}, or not {} rail(s) for its device as rank \
+                 {rank} has; run the same ferrogin on the same kind of machine on all ranks",
                 rails.len()
             )));
         }
@@ -107,11 +119,11 @@ impl CollComm {
         Ok(Arc::new(Self { windows, contexts, rails, device, rank, nranks, plugin, ring: Mutex::new(ring) }))
     }
 
-    /// Every rank brings its part of `step`, or the error that kept it from one; each gets all parts, by rank.
-    /// `encode` makes the bytes of a part.
+    /// Exchanges the parts of all ranks in `step`, by rank. A rank that failed passes its error as `part`; then the call fails on
+    /// all ranks. `encode` makes the bytes of a part.
     ///
     /// # Errors
-    /// The own one, or that of the set-up; see [`Ring::allgather`].
+    /// The error in `part`, or one of [`Ring::allgather`].
     pub fn agree<T>(
         &self,
         step: Step,
@@ -125,7 +137,7 @@ impl CollComm {
                 Ok((part, all))
             }
             Err(error) => {
-                // The others learn that this rank failed; what it failed of is the error to report here.
+                // Reports the failure to the other ranks. The result is ignored, because this rank reports its own error.
                 let _ = ring.allgather(step, None);
                 Err(error)
             }
@@ -133,7 +145,7 @@ impl CollComm {
     }
 }
 
-/// Handles that a communicator has given out and must sweep; none any more once it is closed.
+/// Handles of a communicator that `closeColl` must close; empty once the communicator is closed.
 #[derive(Debug)]
 pub struct Handles(Mutex<Option<BTreeSet<usize>>>);
 
@@ -144,24 +156,24 @@ impl Default for Handles {
 }
 
 impl Handles {
-    fn open(&self) -> MutexGuard<'_, Option<BTreeSet<usize>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<BTreeSet<usize>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers one; false when the communicator was closed meanwhile, and nobody will sweep.
+    /// Adds a handle; false if the communicator is closed, so that the caller must close the handle.
     #[must_use]
     pub fn add(&self, handle: *mut c_void) -> bool {
-        self.open().as_mut().is_some_and(|all| all.insert(handle as usize))
+        self.lock().as_mut().is_some_and(|all| all.insert(handle as usize))
     }
 
-    /// Forgets one; false if it is not here.
+    /// Removes a handle; false if the communicator does not have it.
     pub fn take(&self, handle: *mut c_void) -> bool {
-        self.open().as_mut().is_some_and(|all| all.remove(&(handle as usize)))
+        self.lock().as_mut().is_some_and(|all| all.remove(&(handle as usize)))
     }
 
-    /// Forgets all, latest first, and takes no more.
+    /// Removes all handles, the latest first, and refuses later ones.
     pub fn close(&self) -> Vec<*mut c_void> {
-        let all = self.open().take().unwrap_or_default();
+        let all = self.lock().take().unwrap_or_default();
         all.into_iter().rev().map(|handle| handle as *mut c_void).collect()
     }
 }
@@ -171,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_communicator_takes_no_handles() {
+    fn closed_communicator_refuses_handles() {
         let handles = Handles::default();
         let at = |n: usize| n as *mut c_void;
         assert!(handles.add(at(8)) && handles.add(at(16)) && handles.add(at(24)));

@@ -1,15 +1,16 @@
-//! Settings, all from the environment. Read at every `init`, so that a process may change them between communicators.
+//! Settings from the environment. Each `init` reads them, so a process may change them between communicators.
 
+use ferrogin_ffi::settings;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Which libfabric provider drives the card.
+/// The libfabric provider that drives the card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Provider {
     /// AWS EFA hardware.
     Efa,
-    /// The software card, found beside the plugin.
+    /// The software card, whose library lies beside the plugin.
     SoftEfa,
 }
 
@@ -23,10 +24,10 @@ impl Provider {
     }
 }
 
-/// Where kernels run and device memory lies, as asked for.
+/// FERROGIN_DEVICE: the processor that kernels run on, whose memory is device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// A GPU if there is one; see [`crate::device::open`].
+    /// A GPU if the machine has one; see [`crate::device::open`].
     Auto,
     /// A GPU.
     Cuda,
@@ -34,13 +35,23 @@ pub enum DeviceChoice {
     Cpu,
 }
 
-/// How kernels share an endpoint.
+/// The posting policy: how threads of a kernel share an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// One poster rings for all that is ready.
+    /// One thread rings the doorbell for all requests that are ready.
     Combining,
-    /// The whole post under a lock.
+    /// Each post runs under a lock.
     Locked,
+}
+
+impl Policy {
+    /// The value of FERROGIN_POST.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Combining => "combining",
+            Self::Locked => "locked",
+        }
+    }
 }
 
 /// All settings.
@@ -52,45 +63,36 @@ pub struct Config {
     pub device: DeviceChoice,
     /// FERROGIN_POST.
     pub policy: Policy,
-    /// FERROGIN_CONTROL: libfabric provider that carries set-up's messages, if another than usual; see [`Config::control`].
+    /// FERROGIN_CONTROL: a libfabric provider for the control plane; the default is in [`Config::control`].
     pub control: Option<String>,
-    /// FERROGIN_TIMEOUT: how long set-up waits for a peer.
+    /// FERROGIN_TIMEOUT: the limit of each wait for a peer during set-up.
     pub timeout: Duration,
-    /// FERROGIN_TRACE: file for the set-up trace.
+    /// FERROGIN_TRACE: the file for the set-up trace.
     pub trace: Option<PathBuf>,
-    /// Variables that begin as settings do and are none: misspelt ones, or those of another program.
+    /// Variables that begin with FERROGIN_ and are no setting of the plugin: misspelt, or of another program.
     pub unknown: Vec<String>,
 }
 
-/// All settings of the plugin.
-pub const SETTINGS: [&str; 7] = [
-    "FERROGIN_PROVIDER",
-    "FERROGIN_DEVICE",
-    "FERROGIN_POST",
-    "FERROGIN_TIMEOUT",
-    "FERROGIN_CONTROL",
-    "FERROGIN_LIBFABRIC",
-    "FERROGIN_TRACE",
-];
-
-/// A variable has a value that means nothing.
+/// A variable has an invalid value.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{variable}={value} is not understood: allowed are {allowed}")]
+#[error("{variable}={value} is not valid: set it to {allowed}, or unset it for the default {default}")]
 pub struct ConfigError {
     /// The variable.
     pub variable: &'static str,
-    /// Its value, as far as it is text.
+    /// Its value, lossily converted to text.
     pub value: String,
-    /// What it may be.
+    /// The valid values.
     pub allowed: &'static str,
+    /// The default.
+    pub default: &'static str,
 }
 
-/// Longest wait that FERROGIN_TIMEOUT may ask for: a day.
+/// The largest FERROGIN_TIMEOUT in seconds: a day.
 const TIMEOUT_MAX: u64 = 86_400;
 
 impl Config {
-    /// The libfabric provider that carries set-up's messages: the card's own on hardware, tcp beside the software card, whose
-    /// faults are for kernels' traffic.
+    /// The libfabric provider of the control plane. Hardware uses its own provider. The software card uses tcp, because its
+    /// faults are meant for the kernels' traffic.
     pub fn control(&self) -> &str {
         match (&self.control, self.provider) {
             (Some(provider), _) => provider,
@@ -102,39 +104,32 @@ impl Config {
     /// Reads the process environment.
     pub fn from_env() -> Result<Self, ConfigError> {
         let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-        let unknown = names.filter(|name| name.starts_with("FERROGIN_") && !SETTINGS.contains(&&**name)).collect();
+        let unknown =
+            names.filter(|name| name.starts_with("FERROGIN_") && !settings::PLUGIN.contains(&&**name)).collect();
         Ok(Self { unknown, ..Self::from_lookup(|name| std::env::var_os(name))? })
     }
 
-    /// Reads settings through `lookup`. An empty value counts as unset.
+    /// Reads the settings through `lookup`. An empty value counts as unset.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
-        let get = |name| lookup(name).filter(|value| !value.is_empty());
-        let choice = |variable, allowed, default, table: &[(&str, usize)]| match get(variable) {
-            None => Ok(default),
-            Some(value) => table
-                .iter()
-                .find(|(name, _)| value.to_str() == Some(name))
-                .map(|(_, index)| *index)
-                .ok_or_else(|| error(variable, value, allowed)),
-        };
-        let provider = choice("FERROGIN_PROVIDER", "efa, softefa", 0, &[("efa", 0), ("softefa", 1)])?;
-        let device = choice("FERROGIN_DEVICE", "auto, cuda, cpu", 0, &[("auto", 0), ("cuda", 1), ("cpu", 2)])?;
-        let policy = choice("FERROGIN_POST", "combining, locked", 0, &[("combining", 0), ("locked", 1)])?;
+        let get = |name: &str| lookup(name).filter(|value| !value.is_empty());
+        let provider = choice(&get, "FERROGIN_PROVIDER", "efa or softefa", &PROVIDERS)?;
+        let device = choice(&get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
+        let policy = choice(&get, "FERROGIN_POST", "combining or locked", &POLICIES)?;
         let timeout = match get("FERROGIN_TIMEOUT") {
             None => 60,
             Some(value) => value
                 .to_str()
                 .and_then(|text| text.parse::<u64>().ok())
                 .filter(|seconds| (1..=TIMEOUT_MAX).contains(seconds))
-                .ok_or_else(|| error("FERROGIN_TIMEOUT", value, "whole seconds from 1 to 86400"))?,
+                .ok_or_else(|| error("FERROGIN_TIMEOUT", value, ("whole seconds from 1 to 86400", "60")))?,
         };
         Ok(Self {
-            provider: [Provider::Efa, Provider::SoftEfa][provider],
-            device: [DeviceChoice::Auto, DeviceChoice::Cuda, DeviceChoice::Cpu][device],
-            policy: [Policy::Combining, Policy::Locked][policy],
+            provider,
+            device,
+            policy,
             control: match get("FERROGIN_CONTROL").map(OsString::into_string).transpose() {
                 Ok(control) => control,
-                Err(value) => return Err(error("FERROGIN_CONTROL", value, "names of libfabric providers")),
+                Err(value) => return Err(error("FERROGIN_CONTROL", value, ("a libfabric provider", "of the card"))),
             },
             timeout: Duration::from_secs(timeout),
             trace: get("FERROGIN_TRACE").map(PathBuf::from),
@@ -143,8 +138,25 @@ impl Config {
     }
 }
 
-fn error(variable: &'static str, value: OsString, allowed: &'static str) -> ConfigError {
-    ConfigError { variable, value: value.to_string_lossy().into_owned(), allowed }
+/// Values of the settings with a fixed choice; the first is the default.
+const PROVIDERS: [(&str, Provider); 2] = [("efa", Provider::Efa), ("softefa", Provider::SoftEfa)];
+const DEVICES: [(&str, DeviceChoice); 3] =
+    [("auto", DeviceChoice::Auto), ("cuda", DeviceChoice::Cuda), ("cpu", DeviceChoice::Cpu)];
+const POLICIES: [(&str, Policy); 2] = [("combining", Policy::Combining), ("locked", Policy::Locked)];
+
+fn choice<T: Copy>(
+    get: impl Fn(&str) -> Option<OsString>,
+    variable: &'static str,
+    allowed: &'static str,
+    table: &'static [(&'static str, T)],
+) -> Result<T, ConfigError> {
+    let Some(value) = get(variable) else { return Ok(table[0].1) };
+    let found = table.iter().find(|(name, _)| value.to_str() == Some(name));
+    found.map(|(_, choice)| *choice).ok_or_else(|| error(variable, value, (allowed, table[0].0)))
+}
+
+fn error(variable: &'static str, value: OsString, (allowed, default): (&'static str, &'static str)) -> ConfigError {
+    ConfigError { variable, value: value.to_string_lossy().into_owned(), allowed, default }
 }
 
 #[cfg(test)]
@@ -156,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_hardware() {
+    fn defaults_select_hardware() {
         let config = read(&[]).unwrap();
         assert_eq!(config.provider, Provider::Efa);
         assert_eq!(config.device, DeviceChoice::Auto);
@@ -167,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_is_read() {
+    fn valid_values_are_read() {
         let config = read(&[
             ("FERROGIN_PROVIDER", "softefa"),
             ("FERROGIN_DEVICE", "cpu"),
@@ -185,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_values_name_variable_value_and_cure() {
+    fn invalid_value_error_names_variable_value_and_cure() {
         for (variable, value, hint) in [
             ("FERROGIN_PROVIDER", "EFA", "softefa"),
             ("FERROGIN_DEVICE", "gpu", "cuda"),

@@ -1,76 +1,76 @@
-//! GIN contexts: endpoints on the rails, the peers' addresses, and the device block that describes it all to kernels.
+//! GIN contexts: endpoints on the rails, the peers' addresses, and the device block that describes both to kernels.
 
 use crate::block::{BlockSpec, ContextSpec, Layout, Plan};
 use crate::comm::CollComm;
 use crate::config::Policy;
 use crate::control::Step;
-use crate::device::{self, Device, DeviceBuffer, DeviceKind, Use};
-use crate::endpoint::{COUNTER_STRIDE, Cells, CounterMemory, Endpoint, Role, floor_power_of_two};
+use crate::device::{self, DeviceBuffer, DeviceKind, Use};
+use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role, floor_power_of_two};
 use crate::error::Error;
 use crate::fault::ErrorCounter;
-use crate::rail::{CounterBudget, Peer, QueueWish, Rail};
+use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
+use crate::rail::{CounterBudget, Peer, QueueOptions, Rail};
 use crate::watcher::{self, CqReader, Guard, Report, RingView, Watch, WatchedEndpoint};
-use crate::{registry, trace, window};
+use crate::{registry, trace};
 use ferrogin_ffi::device::DevHandle;
-use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED, Target, VALUE_STRIDE};
+use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED, Target};
 use ferrogin_ffi::nccl::{GinConfigV14, NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
-use ferrogin_libfabric::{Info, MemoryRegion, Region, bindings};
+use ferrogin_libfabric::{Info, bindings};
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-mod proof;
 mod wire;
 
-pub use proof::prove;
-
-/// Requests in flight when NCCL leaves it to the plugin.
+/// Requests in flight when NCCL passes queueDepth 0.
 const DEPTH_DEFAULT: usize = 1024;
-/// More than any card has queue pairs for.
+/// The limit of each number of signals, counters and contexts. No card has so many queue pairs.
 const COUNT_MAX: i32 = 1 << 16;
-/// One op's limit on EFA, whatever the card says above it.
+/// Largest transfer of one request on EFA, even if the card reports more.
 const RDMA_MAX: usize = 1 << 30;
 
-/// What `createContext` asks for, checked.
+/// The checked configuration of a `createContext`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Of each context.
+    /// Signals of each context.
     pub n_signals: usize,
-    /// Of each context.
+    /// Counters of each context.
     pub n_counters: usize,
-    /// At least one.
+    /// Contexts, at least one.
     pub n_contexts: usize,
-    /// 0 is the default.
+    /// NCCL's queueDepth; 0 means the default.
     pub depth: usize,
     /// libfabric's traffic class, or 0.
     pub tclass: u32,
-    /// Of the queue structs.
+    /// Layout of the queue structs.
     pub layout: Layout,
-    /// As NCCL gave it.
+    /// NCCL's backendVersion.
     pub backend_version: i32,
-    /// Only peers that are a multiple of this away are posted to. At least 1; 1 where it does not divide the ranks.
+    /// Kernels post only to peers whose distance is a multiple of this. At least 1; 1 if it does not divide the ranks.
     pub rank_stride: usize,
 }
 
 impl Shape {
-    /// Checks NCCL's numbers.
+    /// Checks NCCL's configuration.
     ///
     /// # Errors
-    /// Negative or absurd counts; a backend version that this plugin does not know.
+    /// A count is negative or above any card's limit; this plugin does not know the backend version.
     pub fn new(config: &GinConfigV14) -> Result<Self, Error> {
         let count = |name: &str, value: i32| {
             let valid = (0..=COUNT_MAX).contains(&value);
-            valid.then_some(value as usize).ok_or_else(|| Error::Argument(format!("{name} = {value} cannot be")))
+            valid
+                .then_some(value as usize)
+                .ok_or_else(|| Error::Argument(format!("{name} = {value} is not in 0..={COUNT_MAX}")))
         };
         let layout = Layout::of(config.backend_version).ok_or_else(|| {
             Error::Usage(format!(
-                "backendVersion {} is not known: this ferrogin builds versions 0 to 2 (kernels built with NCCL 2.31 and \
-                 2.32); install a newer ferrogin, or build the kernels with an older NCCL",
+                "backendVersion {} is not known: this ferrogin supports 0 to 2 (kernels built with NCCL 2.31 and 2.32); \
+                 install a newer ferrogin, or build the kernels with an older NCCL",
                 config.backend_version
             ))
         })?;
         if config.queue_depth < 0 {
-            return Err(Error::Argument(format!("queueDepth = {} cannot be", config.queue_depth)));
+            return Err(Error::Argument(format!("queueDepth = {} is negative", config.queue_depth)));
         }
         // An InfiniBand traffic class carries the DSCP in its upper six bits.
         let tclass = match config.traffic_class {
@@ -90,7 +90,7 @@ impl Shape {
         })
     }
 
-    /// Whether this rank may post to `peer`, as far as it was told.
+    /// True if kernels of `rank` may post to `peer`.
     fn reaches(&self, rank: usize, peer: usize) -> bool {
         rank.abs_diff(peer).is_multiple_of(self.rank_stride)
     }
@@ -106,133 +106,43 @@ impl Shape {
     }
 }
 
-/// One `createContext`. Fields are in the order in which they must end.
+/// The result of one `createContext`. Fields are dropped in this order, users before what they use.
 pub struct Context {
     watch: Mutex<Option<Guard>>,
     handle: Box<NetDeviceHandleV11>,
     block: Option<Box<dyn DeviceBuffer>>,
     contexts: Vec<OneContext>,
-    regions: Vec<RailRegions>,
-    memory: Memory,
+    registered: Vec<RegisteredMemory>,
+    memory: ContextMemory,
     budgets: Vec<CounterBudget>,
-    sections: Sections,
+    layout: MemoryLayout,
     coll: Weak<CollComm>,
     rank: usize,
     nranks: usize,
 }
 
-// SAFETY: the device handle's pointer is a number for kernels; everything else is safe to share by itself.
+// SAFETY: the raw pointer in the device handle is the only field that is not `Send`. The host never dereferences it: it is a
+// device address that NCCL passes to kernels.
 #[allow(unsafe_code)]
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: the raw pointer in the device handle is the only field that is not `Sync`. The host never dereferences it, and
+// nothing changes it while the context is shared.
 #[allow(unsafe_code)]
 unsafe impl Sync for Context {}
 
-/// One of the contexts.
+/// One context of a `createContext`.
 struct OneContext {
     endpoints: Vec<Endpoint>,
-    /// Closed after the endpoints that post to them.
+    /// Removed after the endpoints that post to them are closed.
     peers: Vec<Peer>,
     targets: Vec<Target>,
 }
 
-/// Memory that cards and kernels share.
-struct Memory {
-    /// Scratch, then value slots, then completion counters.
-    card: Box<dyn DeviceBuffer>,
-    /// The abort flag, then error counters.
-    shared: Box<dyn DeviceBuffer>,
-}
-
-impl Memory {
-    fn allocate(device: &dyn Device, sections: Sections) -> Result<Self, Error> {
-        Ok(Self {
-            card: device.allocate(sections.card_len(), Use::Card)?,
-            shared: device.allocate(sections.shared_len(), Use::Shared)?,
-        })
-    }
-
-    fn counters(&self) -> CounterMemory<'_> {
-        CounterMemory { card: &*self.card, shared: &*self.shared }
-    }
-}
-
-/// Where the parts of [`Memory`] are.
-#[derive(Debug, Clone, Copy)]
-struct Sections {
-    /// Bytes of a page: regions begin on one. The scratch target has the first; writes to it carry nothing.
-    page: usize,
-    endpoints: usize,
-    counters: usize,
-    /// Value slots of each endpoint: as many as the deepest queue has requests.
-    slots: usize,
-}
-
-impl Sections {
-    fn values(&self) -> usize {
-        self.page
-    }
-
-    fn values_len(&self) -> usize {
-        self.endpoints * self.slots * VALUE_STRIDE as usize
-    }
-
-    fn completed(&self) -> usize {
-        (self.values() + self.values_len()).next_multiple_of(self.page)
-    }
-
-    fn card_len(&self) -> usize {
-        self.completed() + self.counters * COUNTER_STRIDE
-    }
-
-    /// The abort flag has the first line.
-    fn shared_len(&self) -> usize {
-        (1 + self.endpoints) * COUNTER_STRIDE
-    }
-
-    fn value_slice(&self, endpoint: usize) -> usize {
-        self.values() + endpoint * self.slots * VALUE_STRIDE as usize
-    }
-}
-
-/// What a rail knows of [`Memory`]: regions and their keys.
-struct RailRegions {
-    _scratch: MemoryRegion,
-    _values: MemoryRegion,
-    /// Local and remote.
-    scratch_keys: (u32, u32),
-    values_lkey: u32,
-}
-
-impl RailRegions {
-    #[allow(unsafe_code)]
-    fn register(rail: &Rail, memory: &Memory, sections: Sections) -> Result<Self, Error> {
-        let register = |offset: usize, len: usize, access: u64| {
-            let base = memory.card.device_address() as *mut u8;
-            let region = match memory.card.dma_buf() {
-                Some(dma_buf) => {
-                    // The card is given addresses from the first byte of the dma-buf on.
-                    let base = base.wrapping_sub(dma_buf.offset as usize);
-                    Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset + offset as u64, len, base }
-                }
-                None => Region::Va { addr: base.wrapping_add(offset), len },
-            };
-            let what = format!("registering value slots with card {}", rail.name());
-            // SAFETY: the buffer outlives the region (order of `Context`'s fields), and is reached by address only.
-            unsafe { MemoryRegion::register(&rail.domain, region, access, 0) }.map_err(Error::fabric(what))
-        };
-        let local = bindings::FI_READ | bindings::FI_WRITE;
-        let scratch = register(0, sections.page, local | bindings::FI_REMOTE_WRITE)?;
-        let values = register(sections.values(), sections.values_len(), local)?;
-        let (values_lkey, _) = window::keys(rail, &values)?;
-        Ok(Self { scratch_keys: window::keys(rail, &scratch)?, values_lkey, _scratch: scratch, _values: values })
-    }
-}
-
-/// How a rail's endpoints are opened.
+/// Infos that open a rail's endpoints, each with the queue depth.
 struct RailInfo {
+    /// For endpoints with 64-byte requests.
     narrow: (Info, usize),
-    /// For the value endpoint, where it is another.
+    /// For the value endpoint, if it has 128-byte requests.
     wide: Option<(Info, usize)>,
 }
 
@@ -240,43 +150,52 @@ impl RailInfo {
     fn find(coll: &CollComm, rail: &Rail, shape: &Shape) -> Result<Self, Error> {
         let failed = |what: &str| Error::fabric(format!("asking card {} for {what}", rail.name()));
         let wanted = if shape.depth == 0 { DEPTH_DEFAULT } else { shape.depth.next_power_of_two() };
+        let query = &coll.plugin.query;
         let find =
-            |wide: bool, depth: usize, tclass: u32| rail.endpoint_info(&coll.plugin, QueueWish { depth, wide, tclass });
+            |wide: bool, depth: usize, tclass: u32| rail.endpoint_info(query, QueueOptions { depth, wide, tclass });
         let limit = |info: &Info| floor_power_of_two(info.tx_size().clamp(1, 1 << 30) as u32) as usize;
         let depth = wanted.min(limit(&rail.info));
         if shape.depth != 0 && depth != shape.depth {
-            crate::info!("queueDepth {} becomes {depth} on card {}", shape.depth, rail.name());
+            crate::info!(
+                "card {} has no queues of exactly queueDepth {}: they get {depth} requests",
+                rail.name(),
+                shape.depth
+            );
         }
         let mut classes = tclass_choices(shape.tclass).into_iter();
         let (narrow, tclass) = loop {
             let tclass = classes.next().unwrap_or(0);
-            // Some libfabrics refuse a class that they do not know, others leave it out and succeed.
+            // Some libfabrics refuse an unknown class, others ignore it and succeed.
             match find(false, depth, tclass) {
                 Ok(info) if tclass == 0 || info.tclass() == tclass => break (info, tclass),
-                Ok(_) => crate::trace!("traffic class {tclass:#x} is ignored"),
+                Ok(_) => crate::trace!("libfabric ignores traffic class {tclass:#x}"),
                 Err(error) if tclass == 0 => return Err(failed("queue pairs")(error)),
-                Err(error) => crate::trace!("no queue pairs with traffic class {tclass:#x}: {error}"),
+                Err(error) => crate::trace!("libfabric offers no queue pairs with traffic class {tclass:#x}: {error}"),
             }
         };
         if tclass != shape.tclass {
-            let instead = if tclass == 0 { "it is left out" } else { "low latency takes its place" };
-            crate::info!("card {} does not know the traffic class asked for: {instead}", rail.name());
+            let instead = if tclass == 0 { "the default class" } else { "the low-latency class" };
+            crate::info!(
+                "card {} does not know the requested traffic class {:#x}: its queues use {instead}",
+                rail.name(),
+                shape.tclass
+            );
         }
         let wide = match shape.layout {
             Layout::V0 => None,
-            // Wide requests leave room for fewer: the card says for how many when asked for no number.
+            // A queue of 128-byte requests has fewer slots. The card reports how many when the hints name no number.
             Layout::V1 => match find(true, 0, tclass) {
                 Ok(info) => {
                     let depth = depth.min(limit(&info));
                     Some((find(true, depth, tclass).map_err(failed("wide queue pairs"))?, depth))
                 }
                 Err(error) => {
-                    crate::trace!("no wide requests: {error}");
+                    crate::trace!("libfabric offers no 128-byte requests: {error}");
                     if first_time(NARROW, &rail.name()) {
                         crate::warn!(
-                            "card {} has no 128-byte requests (libfabric 2.6.0 offers none): putValue of kernels built with \
-                             NCCL 2.32 headers needs them and will not work; ferrogin's own device code, and put, signals \
-                             and gets of any, do",
+                            "card {} has no 128-byte requests: putValue of kernels built with NCCL 2.32 headers will fail; put, \
+                             signal and get work, and so does all of ferrogin's own device code. Install a libfabric newer \
+                             than 2.6.0 to use 128-byte requests",
                             rail.name()
                         );
                     }
@@ -295,8 +214,8 @@ impl RailInfo {
     }
 }
 
-/// libfabric's traffic classes to try for one that was asked for, best first. EFA knows low latency and nothing else: it
-/// stands in for expedited forwarding (DSCP 46) and what is above it.
+/// The traffic classes to try for a requested class, best first. EFA knows only the low-latency class, which replaces expedited
+/// forwarding (DSCP 46) and every higher DSCP.
 fn tclass_choices(tclass: u32) -> Vec<u32> {
     let mut choices = vec![tclass];
     if tclass != 0 {
@@ -310,24 +229,26 @@ fn tclass_choices(tclass: u32) -> Vec<u32> {
 const NARROW: &str = "no wide requests";
 const SHORT_IDS: &str = "no 64-bit request ids";
 
-/// True once for each message and card of the process.
+/// True at the first call with this message and card in the process.
 fn first_time(message: &'static str, card: &str) -> bool {
-    static SAID: Mutex<BTreeSet<(&'static str, String)>> = Mutex::new(BTreeSet::new());
-    SAID.lock().unwrap_or_else(PoisonError::into_inner).insert((message, card.to_owned()))
+    static REPORTED: Mutex<BTreeSet<(&'static str, String)>> = Mutex::new(BTreeSet::new());
+    REPORTED.lock().unwrap_or_else(PoisonError::into_inner).insert((message, card.to_owned()))
 }
 
 impl Context {
     /// Collective: builds the contexts.
     ///
     /// # Errors
-    /// Too little of a card; a rank that failed; a queue that the layout asked for cannot express.
+    /// A card has too few counters or queues; another rank failed; the requested layout cannot express a queue.
     pub fn create(coll: &Arc<CollComm>, shape: &Shape) -> Result<Self, Error> {
         let mut span = trace::span("createContext", coll.rank);
-        // A hint, which all peers obey too.
+        // The stride is a hint that all ranks follow alike.
         let stride = if coll.nranks.is_multiple_of(shape.rank_stride) { shape.rank_stride } else { 1 };
         if stride != shape.rank_stride {
             let (given, nranks) = (shape.rank_stride, coll.nranks);
-            crate::info!("rankStride {given} does not divide the {nranks} ranks: all of them can be reached");
+            crate::info!(
+                "rankStride {given} does not divide the {nranks} ranks: the plugin ignores it and reaches all ranks"
+            );
         }
         let shape = &Shape { rank_stride: stride, ..*shape };
         let (mut context, all) = coll.agree(Step::CreateContext, Self::build(coll, shape), |(_, own)| own.emit())?;
@@ -363,9 +284,9 @@ impl Context {
         Ok(context)
     }
 
-    /// Everything of this rank alone: memory, endpoints; and what the other ranks must know of it.
+    /// Builds this rank's memory and endpoints, and the description of them for the other ranks.
     #[allow(unsafe_code)]
-    fn build(coll: &Arc<CollComm>, shape: &Shape) -> Result<(Self, wire::Part), Error> {
+    fn build(coll: &Arc<CollComm>, shape: &Shape) -> Result<(Self, wire::RankContexts), Error> {
         let _span = trace::span("createContext: endpoints", coll.rank);
         let rails = &coll.rails;
         // Contexts take the rails in turn.
@@ -374,46 +295,46 @@ impl Context {
         let budgets = used.iter().enumerate().map(|(i, rail)| rail.reserve_counters(on_rail(i) * shape.counters()));
         let budgets = budgets.collect::<Result<Vec<_>, _>>()?;
         let infos = used.iter().map(|rail| RailInfo::find(coll, rail, shape)).collect::<Result<Vec<_>, _>>()?;
-        let sections = Sections {
+        let layout = MemoryLayout {
             page: device::page_size(),
             endpoints: shape.n_contexts * shape.endpoints(),
             counters: shape.n_contexts * shape.counters(),
             slots: infos.iter().map(|info| info.narrow.1).max().unwrap_or(1),
         };
-        let memory = Memory::allocate(&*coll.device, sections)?;
-        let regions = used.iter().map(|rail| RailRegions::register(rail, &memory, sections));
-        let regions = regions.collect::<Result<Vec<_>, _>>()?;
+        let memory = ContextMemory::allocate(&*coll.device, layout)?;
+        let registered = used.iter().map(|rail| RegisteredMemory::register(rail, &memory, layout));
+        let registered = registered.collect::<Result<Vec<_>, _>>()?;
 
         let (mut contexts, mut parts) = (Vec::new(), Vec::new());
-        let (mut completed, mut errors) = (sections.completed(), COUNTER_STRIDE);
+        let (mut completed, mut errors) = (layout.completed(), COUNTER_STRIDE);
         for id in 0..shape.n_contexts {
             let at = id % rails.len();
             let (rail, info) = (&rails[at], &infos[at]);
             let mut endpoints = Vec::with_capacity(shape.endpoints());
             for role in Role::all(shape.n_counters, shape.n_signals) {
                 let (info, depth) = info.of(role);
-                let cells = Cells { completed, errors };
+                let offsets = CounterOffsets { completed, errors };
                 completed += COUNTER_STRIDE * if matches!(role, Role::Signal(_)) { 2 } else { 1 };
                 errors += COUNTER_STRIDE;
                 let provider = coll.plugin.config.provider;
-                // SAFETY: the memory outlives the endpoints (order of `Context`'s fields); `completed` and `errors` give
-                // every counter a place of its own.
+                // SAFETY: `Context` drops its endpoints before its memory (field order). `completed` and `errors` advance
+                // with each endpoint, so no two counters share memory.
                 let endpoint = unsafe {
-                    Endpoint::open(rail, &*coll.device, provider, (role, info, *depth), memory.counters(), cells)
+                    Endpoint::open(rail, &*coll.device, provider, (role, info, *depth), memory.counters(), offsets)
                 };
                 let endpoint = endpoint?;
                 if shape.layout == Layout::V1 && !endpoint.request_ids_64() && first_time(SHORT_IDS, &rail.name()) {
                     crate::info!(
-                        "card {} reports no 64-bit request ids (libfabric 2.6 never does): requests of NCCL's and of \
-                         ferrogin's device code need 16 bits, and leave the others 0",
+                        "card {} has no 64-bit request ids (libfabric 2.6 never reports them); the device code of NCCL and of \
+                         ferrogin works without, since it uses 16 bits and leaves the others 0",
                         rail.name()
                     );
                 }
                 endpoints.push(endpoint);
             }
             let targets = endpoints.iter().filter(|e| matches!(e.role, Role::Data | Role::Signal(_)));
-            parts.push(wire::ContextPart {
-                scratch: (memory.card.device_address(), regions[at].scratch_keys.1),
+            parts.push(wire::PeerContext {
+                scratch: (memory.card.device_address(), registered[at].scratch_keys.1),
                 addresses: targets.map(Endpoint::address).collect::<Result<_, _>>()?,
             });
             contexts.push(OneContext { endpoints, peers: Vec::new(), targets: Vec::new() });
@@ -430,18 +351,18 @@ impl Context {
             handle: Box::new(handle),
             block: None,
             contexts,
-            regions,
+            registered,
             memory,
             budgets,
-            sections,
+            layout,
             coll: Arc::downgrade(coll),
             rank: coll.rank,
             nranks: coll.nranks,
         };
-        Ok((context, wire::Part { contexts: parts }))
+        Ok((context, wire::RankContexts { contexts: parts }))
     }
 
-    /// Everything that needs the other ranks' addresses. Gives the address of the device handles, and their block.
+    /// Resolves the other ranks' addresses and fills the device block. Returns the address of the device handles, and the block.
     fn finish(
         coll: &CollComm,
         shape: &Shape,
@@ -452,36 +373,37 @@ impl Context {
         let inserted = || coll.rails.iter().map(|rail| rail.av.insertions()).sum::<u64>();
         let inserted_before = inserted();
         let parts = all.iter().enumerate().map(|(rank, bytes)| {
-            let part = wire::Part::parse(bytes).filter(|part| part.contexts.len() == shape.n_contexts);
+            let part = wire::RankContexts::parse(bytes).filter(|part| part.contexts.len() == shape.n_contexts);
             part.ok_or_else(|| {
                 Error::Usage(format!(
-                    "rank {rank} creates another number of contexts than the {} here",
-                    shape.n_contexts
+                    "rank {rank} creates another number of contexts than the {} of rank {}: pass the same nContexts on all \
+                     ranks",
+                    shape.n_contexts, coll.rank
                 ))
             })
         });
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        let sections = context.sections;
+        let layout = context.layout;
         let mut specs = Vec::with_capacity(shape.n_contexts);
         for (id, one) in context.contexts.iter_mut().enumerate() {
             let at = id % coll.rails.len();
             let rail = &coll.rails[at];
             let peers = parts.iter().map(|part| &part.contexts[id]).enumerate();
             resolve(rail, one, coll.nranks, peers.filter(|(peer, _)| shape.reaches(coll.rank, *peer)))?;
-            let memory = CounterMemory { card: &*context.memory.card, shared: &*context.memory.shared };
+            let memory = context.memory.counters();
             let base = context.memory.card.device_address();
             let mut endpoints = Vec::with_capacity(one.endpoints.len());
             for (e, endpoint) in one.endpoints.iter().enumerate() {
-                // Values go over the value endpoint, inline where they can, and over the signals' endpoints.
+                // The value endpoint and the signal endpoints post values: inline in 128-byte requests, else from the pool.
                 let pooled = match endpoint.role {
                     Role::Value => !endpoint.wide(),
                     Role::Signal(_) => true,
                     Role::Data | Role::Counter(_) => false,
                 };
-                let slice = base + sections.value_slice(id * shape.endpoints() + e) as u64;
+                let slice = base + layout.value_slice(id * shape.endpoints() + e) as u64;
                 endpoints.push(endpoint.spec(memory, if pooled { slice } else { 0 })?);
             }
-            let regions = &context.regions[at];
+            let registered = &context.registered[at];
             specs.push(ContextSpec {
                 endpoints,
                 n_counters: shape.n_counters,
@@ -490,9 +412,9 @@ impl Context {
                 rank: coll.rank,
                 rail: rail.index,
                 targets: one.targets.clone(),
-                scratch: (regions.scratch_keys.0, base),
+                scratch: (registered.scratch_keys.0, base),
                 scratch_peers: parts.iter().map(|part| part.contexts[id].scratch).collect(),
-                value_lkey: regions.values_lkey,
+                value_lkey: registered.values_lkey,
                 max_rdma_size: rail.info.max_msg_size().clamp(1, RDMA_MAX) as u32,
                 progress: match coll.device.kind() {
                     DeviceKind::Cpu => rail.domain.progress(),
@@ -513,37 +435,40 @@ impl Context {
         let plan = Plan::new(&spec);
         let block = coll.device.allocate(plan.size(), Use::Tables)?;
         let image = plan.fill(&spec, block.device_address());
-        let image = image.map_err(|source| Error::Queue { endpoint: "of this card".to_owned(), source })?;
+        let image = image.map_err(|source| Error::Queue { backend_version: shape.backend_version, source })?;
         block.write(0, image.bytes())?;
         Ok(((block.device_address() + plan.handles_offset() as u64) as *mut c_void, block))
     }
 
-    /// NCCL's view; lives until the context is destroyed.
+    /// The device handle for NCCL, valid until the context is dropped.
     pub fn device_handle(&self) -> *mut NetDeviceHandleV11 {
         std::ptr::from_ref(&*self.handle).cast_mut()
     }
 
-    /// Watches the context's queues from now on; `handle` is what queries will name it by.
+    /// Starts watching the context's queues. `handle` is NCCL's handle of the context.
     ///
     /// # Errors
-    /// No thread for it.
+    /// The watcher's thread does not start.
     #[allow(unsafe_code)]
     pub fn watch(&self, handle: *mut c_void) -> Result<(), Error> {
         let Some(abort) = self.memory.shared.host_address() else {
-            return Err(Error::Usage("this device's shared memory has no host address".to_owned()));
+            return Err(Error::Usage(
+                "the device's memory for error counters has no host address: please report it".to_owned(),
+            ));
         };
         let (mut endpoints, mut counters) = (Vec::new(), Vec::new());
         for (id, one) in self.contexts.iter().enumerate() {
             for endpoint in &one.endpoints {
-                // SAFETY: the counter's place in shared memory, 8-byte aligned, which outlives the guard in `self.watch`
-                // and the handle: NCCL's handle is removed before the context is dropped.
+                // SAFETY: the counter lies 8-byte aligned in `self.memory`, and only the card writes it. Its readers end
+                // earlier: the guard in `self.watch` is dropped before the memory, and the registry forgets the counters
+                // when it removes NCCL's handle, before it drops its reference to the context.
                 let errors = unsafe { ErrorCounter::new(endpoint.errors(self.memory.counters())) };
                 counters.push(errors);
                 let (cq, sq) = (endpoint.cq, endpoint.sq);
                 endpoints.push(WatchedEndpoint {
                     name: (id, endpoint.role),
-                    // SAFETY: the ring lives until the endpoint is dropped, which the guard in `self.watch` precedes;
-                    // nothing was posted before the context was given to NCCL.
+                    // SAFETY: the ring stays mapped until the endpoint is dropped, after the guard in `self.watch`. The ring
+                    // holds no completion: kernels get the context only after this function.
                     cq: unsafe { CqReader::new(cq.buffer, cq.entry_size, cq.num_entries) },
                     errors,
                     ring: endpoint.host_ring.then_some(RingView {
@@ -564,13 +489,14 @@ impl Context {
             abort: abort.cast(),
             report: Report::Clean,
         };
-        let guard = watcher::watch(watch).map_err(|source| Error::System { call: "starting a thread", source })?;
+        let guard =
+            watcher::watch(watch).map_err(|source| Error::System { call: "starting the watcher's thread", source })?;
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(guard);
-        registry::look_at(handle, counters)?;
+        registry::set_error_counters(handle, counters)?;
         Ok(())
     }
 
-    /// Ends the watch and forgets the context; the rest ends when the last reference is dropped.
+    /// Stops the watch and removes the context from its communicator. Dropping the last reference closes the endpoints.
     pub fn close(&self, handle: *mut c_void) {
         let _span = trace::span("destroyContext", self.rank);
         drop(self.watch.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -582,24 +508,24 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // Counted by field order, but for the watch, which sits behind a lock.
+        // The watch ends first, even if another thread left its lock poisoned.
         drop(self.watch.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
-/// Puts the endpoints of those peers that are posted to into the rail's address vector, each once, and looks up what
-/// requests name them by.
+/// Inserts the endpoints of the given peers into the rail's address vector, each once, and resolves the targets that requests
+/// name.
 fn resolve<'a>(
     rail: &Arc<Rail>,
     one: &mut OneContext,
     nranks: usize,
-    peers: impl Iterator<Item = (usize, &'a wire::ContextPart)> + Clone,
+    peers: impl Iterator<Item = (usize, &'a wire::PeerContext)> + Clone,
 ) -> Result<(), Error> {
     let slots = peers.clone().map(|(_, part)| part.addresses.len()).max().unwrap_or(0);
     one.targets = vec![Target::default(); slots * nranks];
     for (rank, part) in peers {
         for (slot, address) in part.addresses.iter().enumerate() {
-            let what = || format!("looking up rank {rank} on card {}", rail.name());
+            let what = || format!("resolving the address of rank {rank} on card {}", rail.name());
             let peer = rail.peer(address).map_err(Error::fabric(what()))?;
             let found = rail.gda.query_addr(&one.endpoints[0].qp, peer.number).map_err(Error::fabric(what()))?;
             one.targets[slot * nranks + rank] = Target { ah: found.ah, qpn: found.qpn, qkey: found.qkey };

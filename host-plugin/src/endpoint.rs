@@ -12,30 +12,30 @@ use ferrogin_libfabric::{
 use std::ffi::c_void;
 use std::fmt;
 
-/// What an endpoint is for.
+/// The role of an endpoint in its context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Puts and gets without a signal or counter of their own.
+    /// Puts and gets without a signal or counter.
     Data,
     /// Values without a signal.
     Value,
-    /// Posts that tick this counter.
+    /// Posts that increment this counter.
     Counter(usize),
-    /// Target of this signal, and values that carry it.
+    /// Target of this signal, and posts of values with it.
     Signal(usize),
 }
 
 impl Role {
-    /// All endpoints of a context, in their order.
+    /// The roles of all endpoints of a context, in the order of kernels' indices.
     pub fn all(n_counters: usize, n_signals: usize) -> impl Iterator<Item = Self> {
         let first = [Self::Data, Self::Value].into_iter();
         first.chain((0..n_counters).map(Self::Counter)).chain((0..n_signals).map(Self::Signal))
     }
 
-    /// Operations whose completion the local counter counts.
-    fn counts(self) -> u64 {
+    /// The operations whose completions the endpoint's counter counts.
+    fn counted_operations(self) -> u64 {
         match self {
-            // Gets go over the data endpoint.
+            // Kernels post gets on the data endpoint.
             Self::Data => bindings::FI_WRITE | bindings::FI_READ,
             _ => bindings::FI_WRITE,
         }
@@ -53,19 +53,19 @@ impl fmt::Display for Role {
     }
 }
 
-/// Bytes between two counters: the card writes one while kernels read another.
+/// Bytes between two counters: a cache line, because the card writes one counter while kernels read another.
 pub const COUNTER_STRIDE: usize = 64;
 
-/// Where an endpoint's counters go: offsets into two allocations.
+/// Offsets of an endpoint's counters in [`CounterMemory`].
 #[derive(Debug, Clone, Copy)]
-pub struct Cells {
-    /// Of the completion counter, in card memory; the signal counter lies one stride behind.
+pub struct CounterOffsets {
+    /// The completion counter, in `card`; the signal counter follows one stride later.
     pub completed: usize,
-    /// Of the error counter, in shared memory.
+    /// The error counter, in `shared`.
     pub errors: usize,
 }
 
-/// The allocations that counters lie in.
+/// The allocations of counters.
 #[derive(Clone, Copy)]
 pub struct CounterMemory<'a> {
     /// Completion and signal counters.
@@ -74,28 +74,28 @@ pub struct CounterMemory<'a> {
     pub shared: &'a dyn DeviceBuffer,
 }
 
-/// An open endpoint. Fields are in the order in which they must end: mappings, queue pair, queues and counters.
+/// An open endpoint. Fields are dropped in this order: the mappings before the queue pair, which owns its queues and counters.
 pub struct Endpoint {
     sq_map: Box<dyn DeviceMapping>,
     db_map: Box<dyn DeviceMapping>,
-    /// The queue pair, which keeps what is bound to it.
+    /// The queue pair, which owns the completion queue and the counters that are bound to it.
     pub qp: QueuePair,
-    /// What it is for.
+    /// The role.
     pub role: Role,
-    /// Send ring, as the host sees it.
+    /// The send ring, in the host's address space.
     pub sq: WqMemory,
-    /// Completion ring, as the host sees it.
+    /// The completion ring, in the host's address space.
     pub cq: CqMemory,
-    /// Send ring and doorbell are ordinary host memory.
+    /// True if the send ring and the doorbell are host memory.
     pub host_ring: bool,
     rq_entries: u32,
     max_inline: usize,
     depth: u32,
     cq_visible: bool,
-    cells: Cells,
+    offsets: CounterOffsets,
 }
 
-/// Where kernels find memory of one allocation.
+/// A place in an allocation, in libfabric's terms.
 fn location<'a>(buffer: &'a dyn DeviceBuffer, offset: usize) -> Location<'a> {
     let host = buffer.host_address().map_or(std::ptr::null_mut(), |base| base.wrapping_add(offset).cast::<u64>());
     match buffer.dma_buf() {
@@ -105,59 +105,59 @@ fn location<'a>(buffer: &'a dyn DeviceBuffer, offset: usize) -> Location<'a> {
 }
 
 impl Endpoint {
-    /// Opens, binds and enables an endpoint as `info` describes it, for `depth` requests in flight.
+    /// Opens, binds and enables an endpoint with `info`, for `depth` requests in flight.
     ///
     /// # Errors
-    /// libfabric's, with the endpoint's and the card's name; the device's, when kernels cannot see the queues.
+    /// A libfabric call fails, or the device cannot map the queues for kernels.
     ///
     /// # Safety
-    /// `memory` outlives the endpoint, and nothing but the card writes at `cells`.
+    /// `memory` outlives the endpoint, and only the card writes the counters at `offsets`.
     pub unsafe fn open(
         rail: &Rail,
         device: &dyn Device,
         provider: Provider,
         (role, info, depth): (Role, &Info, usize),
         memory: CounterMemory<'_>,
-        cells: Cells,
+        offsets: CounterOffsets,
     ) -> Result<Self, Error> {
         let failed = |what: &str| Error::fabric(format!("{what} of endpoint {role} on card {}", rail.name()));
-        let errors = location(memory.shared, cells.errors);
-        let completed = location(memory.card, cells.completed);
-        // SAFETY: the caller keeps both places, and gives them to this endpoint alone.
+        let errors = location(memory.shared, offsets.errors);
+        let completed = location(memory.card, offsets.completed);
+        // SAFETY: the caller keeps the memory alive, and gives `offsets` to this endpoint alone.
         let local = unsafe { Counter::open_ext(&rail.gda, completed, Some(errors)) };
         let local = local.map_err(failed("opening the completion counter"))?;
         let signal = match role {
             Role::Signal(_) => {
-                let place = location(memory.card, cells.completed + COUNTER_STRIDE);
-                // SAFETY: as above.
+                let place = location(memory.card, offsets.completed + COUNTER_STRIDE);
+                // SAFETY: the caller keeps the memory alive, and gives `offsets` and the stride after it to this endpoint alone.
                 let signal = unsafe { Counter::open_ext(&rail.gda, place, None) };
                 Some(signal.map_err(failed("opening the signal counter"))?)
             }
             _ => None,
         };
-        // Twice the send queue: while the host drains one half, the card can fill the other.
+        // Twice the send queue: the card fills one half while the host drains the other.
         let cq = CompletionQueue::open(&rail.domain, &CqAttr { size: 2 * info.tx_size().max(depth) })
             .map_err(failed("opening the completion queue"))?;
         let mut qp = QueuePair::open(&rail.domain, info).map_err(failed("opening the queue pair"))?;
         qp.bind_av(&rail.av).map_err(failed("binding the address vector"))?;
         let both = bindings::FI_TRANSMIT | bindings::FI_RECV;
         qp.bind_cq(&cq, both).map_err(failed("binding the completion queue"))?;
-        qp.bind_counter(&local, role.counts()).map_err(failed("binding the completion counter"))?;
+        qp.bind_counter(&local, role.counted_operations()).map_err(failed("binding the completion counter"))?;
         if let Some(signal) = &signal {
             qp.bind_counter(signal, bindings::FI_REMOTE_WRITE).map_err(failed("binding the signal counter"))?;
         }
         qp.enable().map_err(failed("enabling the queue pair"))?;
-        let (sq, rq) = rail.gda.query_qp(&qp).map_err(failed("asking for the queues"))?;
-        let cq_memory = rail.gda.query_cq(&cq).map_err(failed("asking for the completion queue"))?;
+        let (sq, rq) = rail.gda.query_qp(&qp).map_err(failed("querying the queues"))?;
+        let cq_memory = rail.gda.query_cq(&cq).map_err(failed("querying the completion queue"))?;
 
         let mapping = match provider {
             Provider::Efa => Mapping::Mmio,
             Provider::SoftEfa => Mapping::Host,
         };
         let bytes = sq.num_entries as usize * sq.entry_size as usize;
-        // SAFETY: the ring lives as long as the queue pair, which is closed after the mapping (order of fields).
+        // SAFETY: the queue pair keeps the ring mapped, and `Self` drops the mapping before the queue pair (field order).
         let sq_map = unsafe { device.map(sq.buffer.cast::<c_void>(), bytes, mapping) }?;
-        // SAFETY: as above, for the doorbell register.
+        // SAFETY: the queue pair keeps the doorbell mapped, and `Self` drops the mapping before the queue pair (field order).
         let db_map = unsafe { device.map(sq.doorbell.cast::<c_void>(), size_of::<u32>(), mapping) }?;
         Ok(Self {
             sq_map,
@@ -171,42 +171,42 @@ impl Endpoint {
             max_inline: info.inject_size(),
             depth: depth as u32,
             cq_visible: device.kind() == DeviceKind::Cpu,
-            cells,
+            offsets,
         })
     }
 
-    /// The name that peers insert.
+    /// The address that peers insert into their address vectors.
     ///
     /// # Errors
-    /// libfabric's.
+    /// The libfabric call fails.
     pub fn address(&self) -> Result<Vec<u8>, Error> {
-        self.qp.name().map_err(Error::fabric(format!("asking for the address of endpoint {}", self.role)))
+        self.qp.name().map_err(Error::fabric(format!("querying the address of endpoint {}", self.role)))
     }
 
-    /// Requests that may be outstanding: a power of two that the ring has room for.
+    /// Requests in flight: a power of two, at most the ring's slots.
     pub fn sq_size(&self) -> u32 {
         floor_power_of_two(self.sq.num_entries).min(floor_power_of_two(self.depth))
     }
 
-    /// Requests carry a write's bytes inline.
+    /// True for 128-byte requests, which carry a write's bytes inline.
     pub fn wide(&self) -> bool {
         self.sq.entry_size == 128
     }
 
-    /// Requests may have ids of more than 16 bits.
+    /// True if request ids may have more than 16 bits.
     pub fn request_ids_64(&self) -> bool {
         self.sq.caps & bindings::fi_efa_wq_caps::FI_EFA_WQ_CAPS_64_BIT_REQ_ID as u16 != 0
     }
 
-    /// Where the card counts its errors, for the host.
+    /// The host address of the error counter.
     pub fn errors(&self, memory: CounterMemory<'_>) -> *const u64 {
-        memory.shared.host_address().map_or(std::ptr::null(), |base| base.wrapping_add(self.cells.errors).cast())
+        memory.shared.host_address().map_or(std::ptr::null(), |base| base.wrapping_add(self.offsets.errors).cast())
     }
 
-    /// What kernels are told of this endpoint. `values` is its slice of the value pool, or zero.
+    /// The description of this endpoint for kernels. `values` is the address of its value slots, or 0.
     ///
     /// # Errors
-    /// The counters cannot be read.
+    /// The device cannot read the counters.
     pub fn spec(&self, memory: CounterMemory<'_>, values: u64) -> Result<EndpointSpec, Error> {
         let now = |buffer: &dyn DeviceBuffer, offset: usize| {
             let mut bytes = [0; 8];
@@ -215,7 +215,7 @@ impl Endpoint {
         };
         let sq_size = self.sq_size();
         let signal = match self.role {
-            Role::Signal(_) => Some(now(memory.card, self.cells.completed + COUNTER_STRIDE)?),
+            Role::Signal(_) => Some(now(memory.card, self.offsets.completed + COUNTER_STRIDE)?),
             _ => None,
         };
         Ok(EndpointSpec {
@@ -223,7 +223,7 @@ impl Endpoint {
             sq_db: self.db_map.device_address(),
             sq_entries: self.sq.num_entries,
             sq_size,
-            // 0 is a card without a bound.
+            // 0 means that the card has no bound.
             max_batch: if self.sq.max_batch == 0 { sq_size } else { self.sq.max_batch.min(sq_size) },
             wqe_size: self.sq.entry_size,
             max_inline: (self.max_inline as u32).min(if self.wide() { 80 } else { 32 }),
@@ -231,15 +231,15 @@ impl Endpoint {
             cq_buf: if self.cq_visible { self.cq.buffer as u64 } else { 0 },
             cq_entries: self.cq.num_entries,
             cq_entry_size: self.cq.entry_size,
-            completed: now(memory.card, self.cells.completed)?,
-            errors: now(memory.shared, self.cells.errors)?,
+            completed: now(memory.card, self.offsets.completed)?,
+            errors: now(memory.shared, self.offsets.errors)?,
             signal,
             values: if values == 0 { (0, 0) } else { (values, sq_size) },
         })
     }
 }
 
-/// The greatest power of two that is at most `n`; 1 for 0.
+/// The largest power of two that is at most `n`; 1 for 0.
 pub fn floor_power_of_two(n: u32) -> u32 {
     1 << n.max(1).ilog2()
 }
@@ -249,11 +249,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_come_in_the_order_that_kernels_index() {
+    fn endpoint_order_matches_kernel_indices() {
         let names: Vec<_> = Role::all(2, 1).map(|role| role.to_string()).collect();
         assert_eq!(names, ["data", "value", "counter 0", "counter 1", "signal 0"]);
-        assert_eq!(Role::Data.counts(), bindings::FI_WRITE | bindings::FI_READ);
-        assert_eq!(Role::Signal(3).counts(), bindings::FI_WRITE);
+        assert_eq!(Role::Data.counted_operations(), bindings::FI_WRITE | bindings::FI_READ);
+        assert_eq!(Role::Signal(3).counted_operations(), bindings::FI_WRITE);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Why a call of the plugin failed, and what NCCL is told.
+//! The error of a failed call, and NCCL's code for it.
 
 use crate::config::ConfigError;
 use crate::control::ControlError;
@@ -7,61 +7,63 @@ use crate::registry::HandleError;
 use efa_dp_direct::queue::InitError;
 use ferrogin_ffi::nccl;
 
-/// A failed call. Its text is the one WARN line that NCCL's user sees.
+/// The error of a call. Its text is the call's one WARN line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A pointer that NCCL must give is NULL.
-    #[error("the {0} pointer is NULL")]
+    /// A pointer argument is NULL or misaligned.
+    #[error("the pointer {0} is NULL or misaligned")]
     Null(&'static str),
-    /// A handle that is none, or is closed.
+    /// A handle is not valid, or was closed.
     #[error(transparent)]
     Handle(#[from] HandleError),
-    /// An argument has a value that cannot be.
+    /// An argument has an invalid value.
     #[error("{0}")]
     Argument(String),
-    /// A call that is not allowed with this configuration.
+    /// This machine or configuration does not allow the call.
     #[error("{0}")]
     Usage(String),
-    /// A variable of the environment.
+    /// An environment variable has an invalid value.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Set-up with the other ranks.
+    /// Set-up with the other ranks failed.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// Device memory.
+    /// A device memory call failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// libfabric or its provider.
+    /// A libfabric call failed.
     #[error("{what}: {source}")]
     Fabric {
-        /// What was being done.
+        /// The operation.
         what: String,
-        /// What came back.
+        /// libfabric's error.
         source: ferrogin_libfabric::Error,
     },
-    /// A queue that NCCL's structs cannot describe.
-    #[error("endpoint {endpoint} has {source}")]
+    /// NCCL's structs cannot describe a queue.
+    #[error(
+        "the queue structs of backendVersion {backend_version} cannot describe a queue of the card: {source}; pass another backendVersion"
+    )]
     Queue {
-        /// Which.
-        endpoint: String,
-        /// What is wrong with it.
+        /// NCCL's backendVersion.
+        backend_version: i32,
+        /// The value that does not fit.
         source: InitError,
     },
-    /// More was asked for than a card has.
+    /// A card has too few completion counters.
     #[error("{0}")]
     Budget(String),
-    /// A failure of the system.
+    /// A system call failed.
     #[error("{call} failed: {source}")]
     System {
         /// The call.
         call: &'static str,
-        /// Why.
+        /// Its error.
         source: std::io::Error,
     },
 }
 
 impl Error {
-    /// NCCL's code for it.
+    /// NCCL's code for the error.
     pub fn result(&self) -> nccl::Result {
         match self {
             Self::Null(_) | Self::Handle(_) | Self::Argument(_) => nccl::INVALID_ARGUMENT,
@@ -71,6 +73,7 @@ impl Error {
                 ControlError::Socket { .. } | ControlError::Endpoint { .. } | ControlError::NoInterface { .. } => {
                     nccl::SYSTEM_ERROR
                 }
+                ControlError::BlockTooLarge { .. } => nccl::INVALID_USAGE,
                 _ => nccl::REMOTE_ERROR,
             },
             Self::Device(error) => match error {
@@ -84,7 +87,7 @@ impl Error {
         }
     }
 
-    /// For `map_err`: libfabric failed while `what` was being done.
+    /// For `map_err`: libfabric failed in the operation `what`.
     pub fn fabric(what: impl Into<String>) -> impl FnOnce(ferrogin_libfabric::Error) -> Self {
         let what = what.into();
         move |source| Self::Fabric { what, source }
@@ -97,9 +100,9 @@ mod tests {
     use crate::control::Step;
 
     #[test]
-    fn codes_tell_whose_fault_it_is() {
-        let gone = ControlError::PeerGone { rank: 3, at: "10.0.0.7:80".into(), step: Step::Connect };
-        assert_eq!(Error::from(gone).result(), nccl::REMOTE_ERROR);
+    fn error_codes_distinguish_arguments_peers_and_system() {
+        let closed = ControlError::PeerClosed { rank: 3, at: "10.0.0.7:80".into(), step: Step::Connect };
+        assert_eq!(Error::from(closed).result(), nccl::REMOTE_ERROR);
         assert_eq!(Error::Null("ctx").result(), nccl::INVALID_ARGUMENT);
         assert_eq!(Error::from(DeviceError::NotMapped { address: 1, len: 1 }).result(), nccl::INVALID_ARGUMENT);
         assert_eq!(Error::Budget(String::new()).result(), nccl::SYSTEM_ERROR);

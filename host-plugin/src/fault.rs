@@ -1,30 +1,30 @@
-//! Whether a GIN context has failed, to be asked by any thread without a lock.
+//! The failure flag of a GIN context, which any thread can read without a lock.
 //!
-//! A failure is known when the watcher says so, or when one of the context's error counters has ticked. Kernels look at the
-//! same counters: who heard of a failure from a kernel hears the same from here.
+//! A context has failed when the watcher raised its flag, or when one of its error counters changed. Kernels read the same
+//! counters, so a query after a kernel's error always returns true.
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// A card's counter of errors.
+/// An error counter that a card writes.
 #[derive(Debug, Clone, Copy)]
 pub struct ErrorCounter {
     address: *const u64,
     first: u64,
 }
 
-// SAFETY: the counter outlives its readers (see `new`), and is only read, atomically.
+// SAFETY: any thread may read the counter. The caller of `new` keeps the memory alive, and all reads are atomic.
 unsafe impl Send for ErrorCounter {}
-// SAFETY: as above.
+// SAFETY: several threads may read the counter at once. The caller of `new` keeps the memory alive, and all reads are atomic.
 unsafe impl Sync for ErrorCounter {}
 
 impl ErrorCounter {
-    /// The counter at `address`; what it holds now counts as no error.
+    /// The counter at `address`. Its present value means no error.
     ///
     /// # Safety
-    /// 8-byte aligned memory that the card alone writes and that outlives every use of the result: of a [`Cell`], until
-    /// [`Cell::close`] has returned.
+    /// `address` is 8-byte aligned memory that only the card writes, and that outlives every use of the result. A
+    /// [`FailureFlag`] uses its counters until [`FailureFlag::close`] returns.
     pub unsafe fn new(address: *const u64) -> Self {
         let mut counter = Self { address, first: 0 };
         counter.first = counter.read();
@@ -32,39 +32,40 @@ impl ErrorCounter {
     }
 
     fn read(&self) -> u64 {
-        // SAFETY: alive and aligned by `new`'s contract; the card writes it any time.
+        // SAFETY: the caller of `new` keeps the memory alive and aligned. The card may write it at any time, and the access is
+        // atomic.
         unsafe { AtomicU64::from_ptr(self.address.cast_mut()) }.load(Ordering::Relaxed)
     }
 
-    /// The card has counted an error.
-    pub fn has_ticked(&self) -> bool {
+    /// True if the card has counted an error.
+    pub fn has_changed(&self) -> bool {
         self.read() != self.first
     }
 }
 
-/// The place of one context at a time. Contexts have generations that differ, above 0.
+/// The flag of one context at a time. Contexts have different generations, above 0.
 #[derive(Debug, Default)]
-pub struct Cell {
-    /// Generation << 1 | failed; 0 without a context.
+pub struct FailureFlag {
+    /// `generation << 1 | failed`; 0 without a context.
     word: AtomicU64,
-    /// The context's counters, owned; null before they are known.
+    /// The context's counters, which this flag owns; null before `set_counters`.
     counters: AtomicPtr<Vec<ErrorCounter>>,
-    /// Threads that may be reading them.
+    /// Threads that may read the counters now.
     readers: AtomicUsize,
 }
 
-impl Cell {
-    /// A context begins, without a failure.
+impl FailureFlag {
+    /// Starts a context, without a failure.
     pub fn open(&self, generation: u64) {
         self.word.store(generation << 1, Ordering::SeqCst);
     }
 
-    /// Error counters that [`Cell::failed`] looks at from now on, of the context that is here.
-    pub fn look_at(&self, counters: Vec<ErrorCounter>) {
+    /// Sets the error counters of the present context, which [`FailureFlag::failed`] reads.
+    pub fn set_counters(&self, counters: Vec<ErrorCounter>) {
         self.replace(Box::into_raw(Box::new(counters)));
     }
 
-    /// The context ends. After that nobody reads its counters any more.
+    /// Ends the context. After this call no thread reads its counters.
     pub fn close(&self) {
         self.word.store(0, Ordering::SeqCst);
         self.replace(null_mut());
@@ -75,50 +76,51 @@ impl Cell {
         if old.is_null() {
             return;
         }
-        // Whoever comes from here on sees the new list; who came before is through in a moment.
+        // Later readers load the new list. Earlier readers finish soon, since they wait for nothing.
         while self.readers.load(Ordering::SeqCst) != 0 {
             std::thread::yield_now();
         }
-        // SAFETY: made by `look_at` from a box, taken out by this call alone, and read by nobody any more.
+        // SAFETY: `set_counters` made the pointer from a box, and the swap above gave it to this call alone. No reader has it,
+        // since the number of readers was 0 after the swap.
         drop(unsafe { Box::from_raw(old) });
     }
 
-    /// Marks the context of `generation` as failed, for good; another one is left alone.
+    /// Marks the context of `generation` as failed for ever. Does nothing for another context.
     pub fn raise(&self, generation: u64) {
-        // Fails when the context is gone, or was marked already: nothing to do then.
+        // The exchange fails if the context ended or is marked already.
         let _ = self.word.compare_exchange(generation << 1, generation << 1 | 1, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Whether the context of `generation` has failed; `None` when it is not here.
+    /// True if the context of `generation` has failed; `None` if the flag belongs to another context.
     pub fn failed(&self, generation: u64) -> Option<bool> {
-        // A stranger is turned away before it could keep `close` waiting.
-        if self.known(generation)? {
+        // A stale generation returns here, so that it never keeps `close` waiting.
+        if self.state(generation)? {
             return Some(true);
         }
         self.readers.fetch_add(1, Ordering::SeqCst);
-        let ticked = self.has_ticked();
+        let changed = self.has_changed();
         self.readers.fetch_sub(1, Ordering::SeqCst);
-        if ticked {
-            // Of the context that was here when the counters were: another one's mark is not touched.
+        if changed {
+            // `raise` changes nothing if another context began meanwhile.
             self.raise(generation);
         }
-        self.known(generation)
+        self.state(generation)
     }
 
-    fn known(&self, generation: u64) -> Option<bool> {
+    fn state(&self, generation: u64) -> Option<bool> {
         let word = self.word.load(Ordering::SeqCst);
         (word >> 1 == generation && generation != 0).then_some(word & 1 == 1)
     }
 
-    /// The caller counts as a reader.
-    fn has_ticked(&self) -> bool {
+    /// The caller is counted in `readers`.
+    fn has_changed(&self) -> bool {
         let counters = self.counters.load(Ordering::SeqCst);
-        // SAFETY: null, or a list that `replace` keeps as long as there are readers.
-        unsafe { counters.as_ref() }.is_some_and(|counters| counters.iter().any(ErrorCounter::has_ticked))
+        // SAFETY: the pointer is null or a list that `replace` frees only when `readers` is 0; the caller is counted there.
+        unsafe { counters.as_ref() }.is_some_and(|counters| counters.iter().any(ErrorCounter::has_changed))
     }
 }
 
-impl Drop for Cell {
+impl Drop for FailureFlag {
     fn drop(&mut self) {
         self.close();
     }
@@ -129,49 +131,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_counter_that_ticks_is_a_failure_for_good() {
+    fn changed_counter_fails_the_context_for_ever() {
         let memory = [AtomicU64::new(7), AtomicU64::new(9)];
-        // SAFETY: the memory outlives the cell, which is closed below.
+        // SAFETY: the memory is aligned and outlives the flag, which is closed below.
         let counters = memory.each_ref().map(|word| unsafe { ErrorCounter::new(word.as_ptr()) });
-        let cell = Cell::default();
-        assert_eq!(cell.failed(0), None);
-        cell.open(3);
-        assert_eq!(cell.failed(3), Some(false));
-        cell.look_at(counters.to_vec());
-        assert_eq!((cell.failed(3), cell.failed(2)), (Some(false), None));
+        let flag = FailureFlag::default();
+        assert_eq!(flag.failed(0), None);
+        flag.open(3);
+        assert_eq!(flag.failed(3), Some(false));
+        flag.set_counters(counters.to_vec());
+        assert_eq!((flag.failed(3), flag.failed(2)), (Some(false), None));
         memory[1].store(10, Ordering::Relaxed);
-        assert_eq!(cell.failed(3), Some(true));
+        assert_eq!(flag.failed(3), Some(true));
         memory[1].store(9, Ordering::Relaxed);
-        assert_eq!(cell.failed(3), Some(true), "sticky");
-        cell.close();
-        assert_eq!(cell.failed(3), None);
-        cell.open(4);
-        cell.raise(3);
-        assert_eq!(cell.failed(4), Some(false), "the next context's");
-        cell.raise(4);
-        assert_eq!(cell.failed(4), Some(true));
+        assert_eq!(flag.failed(3), Some(true), "sticky");
+        flag.close();
+        assert_eq!(flag.failed(3), None);
+        flag.open(4);
+        flag.raise(3);
+        assert_eq!(flag.failed(4), Some(false), "the flag belongs to the next context");
+        flag.raise(4);
+        assert_eq!(flag.failed(4), Some(true));
     }
 
     #[test]
-    fn nobody_reads_counters_of_a_closed_context() {
-        let (cell, latest, stop) = (Cell::default(), AtomicU64::new(1), AtomicU64::new(0));
+    fn counters_of_a_closed_context_are_not_read() {
+        let (flag, latest, stop) = (FailureFlag::default(), AtomicU64::new(1), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
                     while stop.load(Ordering::Relaxed) == 0 {
-                        let failed = cell.failed(latest.load(Ordering::Relaxed));
-                        assert_ne!(failed, Some(true), "the memory was not its own any more");
+                        let failed = flag.failed(latest.load(Ordering::Relaxed));
+                        assert_ne!(failed, Some(true), "a read after the context ended");
                     }
                 });
             }
             for generation in 1..20_000 {
                 let memory = Box::new(AtomicU64::new(generation));
-                cell.open(generation);
+                flag.open(generation);
                 latest.store(generation, Ordering::Relaxed);
-                // SAFETY: the box outlives `close`.
-                cell.look_at(vec![unsafe { ErrorCounter::new(memory.as_ptr()) }; 4]);
-                cell.close();
-                // What would be another's by now.
+                // SAFETY: the box is aligned and outlives `close`.
+                flag.set_counters(vec![unsafe { ErrorCounter::new(memory.as_ptr()) }; 4]);
+                flag.close();
+                // A later read of this memory would see another value.
                 memory.store(0, Ordering::Relaxed);
             }
             stop.store(1, Ordering::Relaxed);

@@ -1,14 +1,22 @@
 //! NCCL's GIN plugin for AWS EFA: `ncclGinPlugin_v14` and `_v13`.
 //!
-//! [`abi`] is the face to NCCL; every call goes through it. `init` makes a [`plugin`] (settings, libfabric, cards);
-//! `listen` and `connect` a [`comm`], whose ranks meet over the [`control`] ring and whose cards are its [`rail`]s;
-//! `regMrSym` a [`window`]; `createContext` a [`context`] of [`endpoint`]s, described to kernels by the device [`block`].
-//! The [`watcher`] drains completion queues and tells the truth about errors, which [`fault`] keeps; [`device`] is where kernels' memory comes
-//! from; NCCL holds everything by handles of the [`registry`].
+//! NCCL calls the functions of [`abi`], and gets handles of the [`registry`].
 //!
-//! The plugin knows libfabric and its EFA operations, nothing else: hardware and the software card take the same path.
+//! | call | makes | of |
+//! |---|---|---|
+//! | `init` | a [`plugin`] | settings ([`config`]), libfabric and its [`cards`], which [`card_check`] tries |
+//! | `listen`, `connect` | a [`comm`] | the ring of the [`control`] plane, and a [`rail`] for each card |
+//! | `regMrSym` | a [`window`] | regions of all rails |
+//! | `createContext` | a [`context`] | [`endpoint`]s, their [`memory`], and the device [`block`] that kernels read |
+//!
+//! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports errors,
+//! which [`fault`] keeps for `queryLastError`.
+//!
+//! The plugin uses libfabric and its EFA operations only, so hardware and the software card take the same path.
 pub mod abi;
 pub mod block;
+pub mod card_check;
+pub mod cards;
 pub mod comm;
 pub mod config;
 pub mod context;
@@ -18,6 +26,7 @@ pub mod endpoint;
 pub mod error;
 pub mod fault;
 pub mod log;
+pub mod memory;
 pub mod platform;
 pub mod plugin;
 pub mod rail;

@@ -1,7 +1,6 @@
 //! NCCL's logger, or standard error where NCCL gave none.
 //!
-//! One failure makes one WARN line, written where the call leaves the plugin (see [`crate::abi`]); everything else is
-//! INFO or TRACE.
+//! Each failed call writes one WARN line, when it returns to NCCL (see [`crate::abi`]). All other lines are INFO or TRACE.
 #![allow(unsafe_code)]
 
 use ferrogin_ffi::nccl::{self, DebugLogger};
@@ -9,29 +8,29 @@ use std::ffi::CString;
 use std::fmt::Arguments;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Address of the function that NCCL passed to the latest `init`, or 0. NCCL passes the same one every time; calls such
-/// as `devices` bring no context to find another by.
+/// Address of the logger that NCCL passed to the latest `init`, or 0. NCCL passes the same function each time, and passes no
+/// context to calls such as `devices`.
 static LOGGER: AtomicUsize = AtomicUsize::new(0);
 
-/// How loud a line is.
+/// The level of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// Something failed.
+    /// A failure.
     Warn,
-    /// Set-up facts that a user may want to see.
+    /// A fact about set-up.
     Info,
-    /// Every call.
+    /// A detail, for debugging.
     Trace,
 }
 
-/// Sends later lines to `logger`; `None` keeps the one there is.
+/// Sends later lines to `logger`; `None` keeps the present logger.
 pub fn set(logger: DebugLogger) {
     if let Some(function) = logger {
         LOGGER.store(function as usize, Ordering::Release);
     }
 }
 
-/// Writes one line. `file` and `line` say where in the plugin it comes from.
+/// Writes one line. `file` and `line` are its place in the plugin's source.
 pub fn write(level: Level, file: &'static str, line: u32, message: Arguments<'_>) {
     let address = LOGGER.load(Ordering::Acquire);
     if address == 0 {
@@ -47,26 +46,27 @@ pub fn write(level: Level, file: &'static str, line: u32, message: Arguments<'_>
     };
     let text = CString::new(format!("GIN/ferrogin: {message}").replace('\0', "?")).unwrap_or_default();
     let file = CString::new(file).unwrap_or_default();
-    // SAFETY: the only value other than 0 ever stored is a `DebugLogger` function pointer, by `set`.
+    // SAFETY: `address` is not 0, and `set` stores only the addresses of `DebugLogger` functions.
     let logger: DebugLogger = unsafe { std::mem::transmute::<usize, DebugLogger>(address) };
     let Some(logger) = logger else { return };
-    // SAFETY: NCCL's logger takes a printf format and its arguments; "%s" takes one string, alive during the call.
+    // SAFETY: NCCL's logger takes a printf format and its arguments. The format "%s" takes one NUL-terminated string, and
+    // `text` lives until the call returns.
     unsafe { logger(level, subsystem, file.as_ptr(), line as i32, c"%s".as_ptr(), text.as_ptr()) };
 }
 
-/// A line that is always shown: what failed, and what to do.
+/// Writes a line that NCCL always shows: the failure, its cause and the cure.
 #[macro_export]
 macro_rules! warn {
     ($($arg:tt)*) => { $crate::log::write($crate::log::Level::Warn, file!(), line!(), format_args!($($arg)*)) };
 }
 
-/// A line shown with NCCL_DEBUG=INFO.
+/// Writes a line that NCCL shows with NCCL_DEBUG=INFO.
 #[macro_export]
 macro_rules! info {
     ($($arg:tt)*) => { $crate::log::write($crate::log::Level::Info, file!(), line!(), format_args!($($arg)*)) };
 }
 
-/// A line shown with NCCL_DEBUG=TRACE.
+/// Writes a line that NCCL shows with NCCL_DEBUG=TRACE.
 #[macro_export]
 macro_rules! trace {
     ($($arg:tt)*) => { $crate::log::write($crate::log::Level::Trace, file!(), line!(), format_args!($($arg)*)) };

@@ -1,9 +1,9 @@
-//! A rail: one card as a communicator uses it. Everything of the communicator on that card shares one domain and one
-//! address vector, so that each peer endpoint is looked up once, whoever posts to it.
+//! A rail: one card as a communicator uses it. All contexts and windows of the communicator share the card's domain and its
+//! address vector, so that each peer endpoint is inserted once, however many endpoints post to it.
 
+use crate::cards::CardQuery;
 use crate::error::Error;
-use crate::plugin::Plugin;
-use ferrogin_libfabric::{AddressVector, Domain, Fabric, FiAddr, GdaOps, Info, bindings};
+use ferrogin_libfabric::{AddressVector, Domain, Fabric, FiAddr, GdaOps, Info, MemoryRegion, bindings};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,11 +14,11 @@ pub struct Rail {
     pub index: u32,
     /// The card.
     pub info: Info,
-    /// What queues, memory and addresses are opened on.
+    /// The domain of all queues, regions and addresses.
     pub domain: Arc<Domain>,
-    /// Operations for queues that a device drives.
+    /// Operations for queues that kernels drive.
     pub gda: GdaOps,
-    /// Peers.
+    /// Addresses of the peers' endpoints.
     pub av: Arc<AddressVector>,
 }
 
@@ -26,14 +26,14 @@ impl Rail {
     /// Opens a card for a communicator of `nranks`.
     ///
     /// # Errors
-    /// libfabric's, with the card's name.
+    /// The libfabric call that failed, and the card's name.
     pub fn open(index: u32, info: &Info, nranks: usize) -> Result<Arc<Self>, Error> {
         let name = info.domain_name();
         let failed = |what: &str| Error::fabric(format!("{what} {name}"));
         let fabric = Fabric::open(info).map_err(failed("opening the fabric of card"))?;
         let domain = Domain::open(&fabric, info).map_err(failed("opening card"))?;
         let gda = domain.gda().map_err(failed("asking for GPU-driven queues on card"))?;
-        // The data endpoint and some signals of each rank; it grows.
+        // Room for the data endpoint and some signals of each rank; the vector grows.
         let av = AddressVector::open(&domain, nranks * 16).map_err(failed("opening the address vector of card"))?;
         Ok(Arc::new(Self { index, info: info.clone(), domain, gda, av }))
     }
@@ -43,29 +43,46 @@ impl Rail {
         self.info.domain_name()
     }
 
-    /// Adds a peer's endpoint; it is taken out again when the result is dropped.
+    /// Inserts a peer's endpoint into the address vector until the result is dropped.
     ///
     /// # Errors
-    /// libfabric's.
+    /// libfabric refuses the address.
     pub fn peer(self: &Arc<Self>, address: &[u8]) -> Result<Peer, ferrogin_libfabric::Error> {
         Ok(Peer { number: self.av.insert(address)?, rail: self.clone() })
     }
 
-    /// Sets `count` completion counters aside before the first of them is opened.
+    /// Local and remote key of a region. Keys of EFA have 32 bits.
     ///
     /// # Errors
-    /// The card has not so many left, as far as this process knows.
+    /// The provider gives no key, or one that is longer than 32 bits.
+    pub fn keys(&self, region: &MemoryRegion) -> Result<(u32, u32), Error> {
+        let lkey = self.gda.lkey(region).map_err(Error::fabric(format!("asking card {} for a key", self.name())))?;
+        let rkey = u32::try_from(region.key()).map_err(|_| {
+            Error::Usage(format!(
+                "card {} gave the remote key {:#x}, but EFA keys have 32 bits: check that libfabric provider is efa or \
+                 softefa",
+                self.name(),
+                region.key()
+            ))
+        })?;
+        Ok((lkey, rkey))
+    }
+
+    /// Reserves `count` completion counters before the first of them is opened.
+    ///
+    /// # Errors
+    /// The card has fewer free counters, as far as this process knows.
     pub fn reserve_counters(&self, count: usize) -> Result<CounterBudget, Error> {
         let card = self.name();
         let limit = self.info.counter_count();
         let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
         let used_here = used.entry(card.clone()).or_default();
-        // 0 is a provider that does not say.
+        // 0 means that the provider reports no limit.
         if limit != 0 && count > limit.saturating_sub(*used_here) {
             return Err(Error::Budget(format!(
                 "{count} completion counters are needed on card {card} (for each context on it: 2, one for each \
-                 counter, two for each signal), but it has {limit}, of which this process uses {used_here}; ask for \
-                 fewer signals, counters or contexts"
+                 counter, two for each signal), but the card has {limit}, and this process uses {used_here} of them: \
+                 request fewer signals, counters or contexts"
             )));
         }
         *used_here += count;
@@ -76,14 +93,14 @@ impl Rail {
 /// Completion counters in use by this process, by card.
 static USED: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 
-/// Completion counters set aside; given back when dropped.
+/// Reserved completion counters; released when dropped.
 #[derive(Debug)]
 pub struct CounterBudget {
     card: String,
     count: usize,
-    /// In use with these, when they were set aside.
+    /// Counters of the card that this process uses, with these.
     pub used: usize,
-    /// That the card has, or 0.
+    /// Counters that the card has; 0 if unknown.
     pub limit: usize,
 }
 
@@ -107,7 +124,7 @@ impl Drop for CounterBudget {
 
 /// A peer's endpoint in the address vector.
 pub struct Peer {
-    /// Its number.
+    /// Its number in the address vector.
     pub number: FiAddr,
     rail: Arc<Rail>,
 }
@@ -120,38 +137,39 @@ impl Drop for Peer {
     }
 }
 
-/// Send queue, inline size and traffic class that an endpoint asks a card for.
+/// Options of an endpoint's queues.
 #[derive(Debug, Clone, Copy)]
-pub struct QueueWish {
+pub struct QueueOptions {
     /// Requests in flight; a power of two.
     pub depth: usize,
-    /// Wide requests, which can carry a write's bytes inline.
+    /// 128-byte requests, which can carry a write's bytes inline.
     pub wide: bool,
     /// libfabric's traffic class, or 0.
     pub tclass: u32,
 }
 
-/// Inline bytes of a wide request.
+/// Inline bytes of a 128-byte request.
 const WIDE_INLINE: usize = 80;
 
 impl Rail {
-    /// How to open endpoints on this card as `wish` says.
+    /// The info that opens endpoints with `options` on this card.
     ///
     /// # Errors
     /// The card has no such queues.
-    pub fn endpoint_info(&self, plugin: &Plugin, wish: QueueWish) -> Result<Info, ferrogin_libfabric::Error> {
+    pub fn endpoint_info(&self, query: &CardQuery, options: QueueOptions) -> Result<Info, ferrogin_libfabric::Error> {
         let name = self.name();
-        let mut hints = plugin.hints(Some(&name)).tx_size(wish.depth).tclass(wish.tclass);
-        if wish.wide {
+        let mut hints = query.hints(Some(&name)).tx_size(options.depth).tclass(options.tclass);
+        if options.wide {
             hints = hints.inject_size(WIDE_INLINE);
         }
-        let mut found = plugin.lib.getinfo(&hints)?.into_iter();
+        let mut found = query.lib.getinfo(&hints)?.into_iter();
         let matching = found.find(|info| info.domain_name() == name && info.fabric_name() == self.info.fabric_name());
-        let mut info =
-            matching.ok_or_else(|| ferrogin_libfabric::Error::Argument { what: format!("card {name} is gone") })?;
-        // libfabric 2.6 ignores this class in hints and takes it from the info that opens an endpoint: see fi_efa(7).
-        if wish.tclass == bindings::FI_TC_LOW_LATENCY {
-            info.set_tclass(wish.tclass);
+        let mut info = matching.ok_or_else(|| ferrogin_libfabric::Error::Argument {
+            what: format!("libfabric offers card {name} no more"),
+        })?;
+        // libfabric 2.6 ignores this class in hints and reads it from the info that opens an endpoint: see fi_efa(7).
+        if options.tclass == bindings::FI_TC_LOW_LATENCY {
+            info.set_tclass(options.tclass);
         }
         Ok(info)
     }

@@ -1,14 +1,14 @@
-//! The handles that NCCL holds.
+//! The handles that NCCL gets.
 //!
-//! A handle is not an address but a number: kind, slot and generation. So a handle that is wrong, stale or of another
-//! kind is refused without touching memory, and one that was closed never comes back to life in a new object.
+//! A handle is a number of kind, slot and generation, and no address. The registry refuses a wrong or stale handle, or one of
+//! another kind, without reading memory at it, and a closed handle never names a later object.
 
-use crate::fault::{Cell, ErrorCounter};
+use crate::fault::{ErrorCounter, FailureFlag};
 use std::any::Any;
 use std::ffi::c_void;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-/// What a handle stands for.
+/// The kind of object that a handle names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -25,7 +25,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name that messages use.
+    /// The name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plugin => "plugin context",
@@ -36,36 +36,36 @@ impl Kind {
         }
     }
 
-    fn of(bits: u64) -> Option<Self> {
+    fn from_bits(bits: u64) -> Option<Self> {
         [Self::Plugin, Self::Listen, Self::Coll, Self::Window, Self::Context].into_iter().find(|k| *k as u64 == bits)
     }
 }
 
-/// A handle was refused.
+/// A refused handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HandleError {
-    /// Null.
+    /// The handle is NULL.
     #[error("the {} is NULL", .0.name())]
     Null(Kind),
-    /// A live or former handle of another kind.
-    #[error("a {} was passed where a {} is needed", .found.name(), .wanted.name())]
+    /// An open or closed handle of another kind.
+    #[error("NCCL passed the handle of a {} where the call takes a {}", .found.name(), .wanted.name())]
     WrongKind {
-        /// Kind that the handle says it has.
+        /// The kind in the handle.
         found: Kind,
-        /// Kind that the call takes.
+        /// The kind that the call takes.
         wanted: Kind,
     },
-    /// Closed before, or never made by this plugin.
-    #[error("{address:#x} is no {} of this plugin, or was closed already", .wanted.name())]
+    /// The handle was closed, or this plugin did not make it.
+    #[error("{address:#x} is no open {} of this plugin: it was closed, or another plugin made it", .wanted.name())]
     Unknown {
         /// The value passed.
         address: u64,
-        /// Kind that the call takes.
+        /// The kind that the call takes.
         wanted: Kind,
     },
 }
 
-/// Token: kind in bits 0..4, slot in 4..24, generation in 24..62, bit 62 set so that no token is a small number.
+/// A handle has the kind in bits 0..4, the slot in 4..24, the generation in 24..62, and bit 62 set, so that it is never small.
 const SLOT_BITS: u32 = 20;
 const SLOT_SHIFT: u32 = 4;
 const GENERATION_SHIFT: u32 = SLOT_SHIFT + SLOT_BITS;
@@ -87,13 +87,13 @@ struct Table {
 
 static TABLE: RwLock<Table> = RwLock::new(Table { slots: Vec::new(), free: Vec::new(), generation: 0 });
 
-/// What [`fault`] looks at, in blocks that are never freed, so that it needs no lock.
-const CELLS: usize = 1024;
-static FAULTS: [OnceLock<Box<[Cell]>>; (1 << SLOT_BITS) / CELLS] =
-    [const { OnceLock::new() }; (1 << SLOT_BITS) / CELLS];
+/// Failure flags of contexts by slot, in blocks that are never freed, so that [`fault`] needs no lock.
+const FLAGS_PER_BLOCK: usize = 1024;
+static FLAGS: [OnceLock<Box<[FailureFlag]>>; (1 << SLOT_BITS) / FLAGS_PER_BLOCK] =
+    [const { OnceLock::new() }; (1 << SLOT_BITS) / FLAGS_PER_BLOCK];
 
-fn cell(slot: usize) -> Option<&'static Cell> {
-    FAULTS.get(slot / CELLS)?.get()?.get(slot % CELLS)
+fn flag(slot: usize) -> Option<&'static FailureFlag> {
+    FLAGS.get(slot / FLAGS_PER_BLOCK)?.get()?.get(slot % FLAGS_PER_BLOCK)
 }
 
 fn parse(handle: *const c_void, wanted: Kind) -> Result<(usize, u64), HandleError> {
@@ -107,14 +107,14 @@ fn parse(handle: *const c_void, wanted: Kind) -> Result<(usize, u64), HandleErro
     }
     let slot = (bits >> SLOT_SHIFT) as usize & ((1 << SLOT_BITS) - 1);
     let generation = bits >> GENERATION_SHIFT & ((1 << GENERATION_BITS) - 1);
-    match Kind::of(bits & 0xf) {
+    match Kind::from_bits(bits & 0xf) {
         Some(kind) if kind == wanted => Ok((slot, generation)),
         Some(found) => Err(HandleError::WrongKind { found, wanted }),
         None => Err(unknown),
     }
 }
 
-/// Makes a handle for `object`. `None` when a million handles are live.
+/// Makes a handle for `object`; `None` if a million handles are open.
 pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c_void> {
     let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
     let slot = match table.free.pop() {
@@ -129,9 +129,9 @@ pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c
     let generation = table.generation;
     table.slots[slot] = Some(Entry { generation, kind, object });
     if kind == Kind::Context {
-        FAULTS[slot / CELLS].get_or_init(|| (0..CELLS).map(|_| Cell::default()).collect());
-        if let Some(cell) = cell(slot) {
-            cell.open(generation);
+        FLAGS[slot / FLAGS_PER_BLOCK].get_or_init(|| (0..FLAGS_PER_BLOCK).map(|_| FailureFlag::default()).collect());
+        if let Some(flag) = flag(slot) {
+            flag.open(generation);
         }
     }
     Some((MARK | generation << GENERATION_SHIFT | (slot as u64) << SLOT_SHIFT | kind as u64) as *mut c_void)
@@ -146,7 +146,7 @@ pub fn get<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Ar
     entry.ok_or(unknown)?.object.clone().downcast::<T>().map_err(|_| unknown)
 }
 
-/// Ends a handle and gives its object back. Of two threads that try, one gets it.
+/// Closes a handle and returns its object. If several threads close a handle, one of them succeeds.
 pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
     let (slot, generation) = parse(handle, kind)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
@@ -156,43 +156,43 @@ pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result
         return Err(unknown);
     }
     let object = entry.take().map(|entry| entry.object);
-    if let (Kind::Context, Some(cell)) = (kind, cell(slot)) {
-        cell.close();
+    if let (Kind::Context, Some(flag)) = (kind, flag(slot)) {
+        flag.close();
     }
     table.free.push(slot);
     object.and_then(|object| object.downcast::<T>().ok()).ok_or(unknown)
 }
 
-/// Lets [`fault`] look at a GIN context's error counters, until its handle is removed.
+/// Sets the error counters of a GIN context, which [`fault`] reads until the handle is removed.
 ///
 /// # Errors
 /// The handle was removed meanwhile.
-pub fn look_at(handle: *const c_void, counters: Vec<ErrorCounter>) -> Result<(), HandleError> {
+pub fn set_error_counters(handle: *const c_void, counters: Vec<ErrorCounter>) -> Result<(), HandleError> {
     let (slot, generation) = parse(handle, Kind::Context)?;
-    // Handles are removed under the same lock.
+    // `remove` takes the same lock, so the handle stays open until the counters are set.
     let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
     let live = table.slots.get(slot).and_then(Option::as_ref).is_some_and(|entry| entry.generation == generation);
-    match cell(slot).filter(|_| live) {
-        Some(cell) => cell.look_at(counters),
+    match flag(slot).filter(|_| live) {
+        Some(flag) => flag.set_counters(counters),
         None => return Err(HandleError::Unknown { address: handle as u64, wanted: Kind::Context }),
     }
     Ok(())
 }
 
-/// Marks a GIN context as failed, for good.
+/// Marks a GIN context as failed for ever.
 pub fn raise_fault(handle: *const c_void) {
     if let Ok((slot, generation)) = parse(handle, Kind::Context)
-        && let Some(cell) = cell(slot)
+        && let Some(flag) = flag(slot)
     {
-        cell.raise(generation);
+        flag.raise(generation);
     }
 }
 
-/// Whether a GIN context has failed. Takes no lock: NCCL asks from any thread while others close contexts.
+/// True if a GIN context has failed. Takes no lock: NCCL asks from any thread while other threads close contexts.
 pub fn fault(handle: *const c_void) -> Result<bool, HandleError> {
     let (slot, generation) = parse(handle, Kind::Context)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: Kind::Context };
-    cell(slot).and_then(|cell| cell.failed(generation)).ok_or(unknown)
+    flag(slot).and_then(|flag| flag.failed(generation)).ok_or(unknown)
 }
 
 #[cfg(test)]
@@ -213,7 +213,7 @@ mod tests {
         assert!(get::<u32>(a, Kind::Coll).is_err());
         assert!(remove::<u32>(a, Kind::Coll).is_err());
         let b = insert(Kind::Coll, Arc::new(8u32)).unwrap();
-        assert_ne!(a, b, "a slot that is used again has another handle");
+        assert_ne!(a, b, "a reused slot has another handle");
         assert!(get::<u32>(a, Kind::Coll).is_err());
         remove::<u32>(b, Kind::Coll).unwrap();
     }
@@ -231,14 +231,14 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_sticky_and_end_with_the_handle() {
+    fn fault_is_sticky_and_ends_with_the_handle() {
         let a = insert(Kind::Context, Arc::new(1u8)).unwrap();
         assert_eq!(fault(a), Ok(false));
         raise_fault(a);
         raise_fault(a);
         assert_eq!(fault(a), Ok(true));
         remove::<u8>(a, Kind::Context).unwrap();
-        assert!(fault(a).is_err() && look_at(a, Vec::new()).is_err());
+        assert!(fault(a).is_err() && set_error_counters(a, Vec::new()).is_err());
         raise_fault(a);
         let b = insert(Kind::Context, Arc::new(1u8)).unwrap();
         assert_eq!(fault(b), Ok(false));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_many_removers_wins() {
+    fn handle_is_removed_by_one_of_many_threads() {
         let handle = insert(Kind::Plugin, Arc::new(3u16)).unwrap() as usize;
         let threads: Vec<_> = (0..8)
             .map(|_| std::thread::spawn(move || remove::<u16>(handle as *const c_void, Kind::Plugin).is_ok()))

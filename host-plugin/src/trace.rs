@@ -1,7 +1,7 @@
 //! FERROGIN_TRACE: set-up steps with their durations, as a Chrome trace (chrome://tracing, ui.perfetto.dev).
 //!
-//! One file for all ranks that name it: a JSON array that is whole after every step, to which each process adds under a
-//! file lock. What an earlier run left there is added to as well.
+//! All processes with the same FERROGIN_TRACE share one file: a JSON array, complete after every step. Each process appends under
+//! a file lock, also to the steps of an earlier run.
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::time::{ClockId, clock_gettime};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How a trace ends.
+/// The last bytes of a trace.
 const END: &[u8] = b"\n]\n";
 
 struct Sink {
@@ -19,47 +19,47 @@ struct Sink {
 }
 
 impl Sink {
-    /// Opens or makes the file.
+    /// Opens or creates the file.
     fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         let mut sink = Self { file };
-        let held = sink.lock()?;
-        sink.place()?;
-        drop(held);
+        let guard = sink.lock()?;
+        sink.append_position()?;
+        drop(guard);
         Ok(sink)
     }
 
-    /// Keeps other processes out until dropped.
+    /// Locks the file against other processes until the result is dropped.
     fn lock(&self) -> io::Result<Flock<File>> {
         Flock::lock(self.file.try_clone()?, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
     }
 
-    /// Where the next step goes, and what must stand before it. The lock is held.
-    fn place(&mut self) -> io::Result<(u64, &'static str)> {
+    /// The offset of the next step, and the separator before it. The caller has the lock.
+    fn append_position(&mut self) -> io::Result<(u64, &'static str)> {
         let len = self.file.seek(SeekFrom::End(0))?;
         if len == 0 {
             return Ok((0, "[\n"));
         }
         let at = len.checked_sub(END.len() as u64);
-        let at = at.ok_or_else(|| io::Error::new(io::ErrorKind::AlreadyExists, "the file is there and is no trace"))?;
+        let at = at.ok_or_else(|| io::Error::new(io::ErrorKind::AlreadyExists, "the file exists and is no trace"))?;
         let mut tail = [0; END.len()];
         self.file.seek(SeekFrom::Start(at))?;
         self.file.read_exact(&mut tail)?;
         if tail != END {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the file is there and is no trace"));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the file exists and is no trace"));
         }
         Ok((at, ",\n"))
     }
 
     fn add(&mut self, event: &str) -> io::Result<()> {
-        let _held = self.lock()?;
-        let (at, before) = self.place()?;
+        let _guard = self.lock()?;
+        let (at, before) = self.append_position()?;
         self.file.seek(SeekFrom::Start(at))?;
         self.file.write_all(&[before.as_bytes(), event.as_bytes(), END].concat())
     }
 }
 
-/// What FERROGIN_TRACE asks for, and the file, unless it failed.
+/// The value of FERROGIN_TRACE, and the open file; no file after an error.
 struct Trace {
     path: Option<PathBuf>,
     sink: Option<Sink>,
@@ -67,15 +67,15 @@ struct Trace {
 
 static TRACE: Mutex<Trace> = Mutex::new(Trace { path: None, sink: None });
 
-/// The trace's clock, by a steady one: both at the same moment. Ranks of one host, and of hosts whose clocks agree, stand
-/// beside each other.
+/// One moment on the system clock, which the trace shows, and on the steady clock, which measures. The steps of ranks line up on
+/// hosts whose system clocks agree.
 fn origin() -> (Duration, Instant) {
     static ORIGIN: OnceLock<(Duration, Instant)> = OnceLock::new();
     *ORIGIN.get_or_init(|| (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Instant::now()))
 }
 
-/// Starts writing to `path`; `None` stops. A file that cannot be written is one WARN line and no trace: it must not cost the job
-/// its cards.
+/// Starts writing to `path`; `None` stops. A file that cannot be written makes one WARN line, and the job continues without a
+/// trace.
 pub fn start(path: Option<&Path>) {
     let mut trace = TRACE.lock().unwrap_or_else(PoisonError::into_inner);
     if trace.path.as_deref() != path {
@@ -83,24 +83,24 @@ pub fn start(path: Option<&Path>) {
         *trace = Trace { path: path.map(Path::to_owned), sink: None };
         match path.map(Sink::open).transpose() {
             Ok(sink) => trace.sink = sink,
-            Err(error) => give_up(&mut trace, &error),
+            Err(error) => stop_after(&mut trace, &error),
         }
     }
 }
 
-/// Says once why there is no trace, or no more of it.
-fn give_up(trace: &mut Trace, error: &io::Error) {
+/// Stops the trace and writes the WARN line.
+fn stop_after(trace: &mut Trace, error: &io::Error) {
     trace.sink = None;
     let path = trace.path.as_deref().unwrap_or(Path::new("")).display();
-    crate::warn!("FERROGIN_TRACE={path} cannot be written ({error}): going on without a trace");
+    crate::warn!("FERROGIN_TRACE={path} cannot be written: {error}. The job continues without a trace");
 }
 
-/// CPU time that this thread has used.
+/// CPU time of this thread.
 fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// One step, from its making to its drop.
+/// One step, from its creation to its drop.
 #[derive(Debug)]
 pub struct Span {
     name: &'static str,
@@ -110,13 +110,13 @@ pub struct Span {
     notes: Vec<(&'static str, u64)>,
 }
 
-/// Begins a step of `rank`.
+/// Starts a step of `rank`.
 pub fn span(name: &'static str, rank: usize) -> Span {
     Span { name, rank, started: Instant::now(), cpu: thread_time(), notes: Vec::new() }
 }
 
 impl Span {
-    /// Adds a number to what is written of the step.
+    /// Adds a number to the step's arguments in the trace.
     pub fn note(&mut self, key: &'static str, value: u64) {
         self.notes.push((key, value));
     }
@@ -130,7 +130,7 @@ impl Drop for Span {
         let begin = (time + self.started.saturating_duration_since(steady)).as_micros();
         let duration = self.started.elapsed().as_micros();
         let (name, rank, process) = (self.name, self.rank, std::process::id());
-        // What the step cost by itself, without waits for other ranks and other threads.
+        // CPU time excludes waits for other ranks and threads.
         self.notes.push(("cpu_us", thread_time().saturating_sub(self.cpu).as_micros() as u64));
         let notes: Vec<_> = self.notes.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
         let event = format!(
@@ -138,9 +138,9 @@ impl Drop for Span {
              \"tid\":{rank},\"args\":{{{}}}}}",
             notes.join(",")
         );
-        // A full disk must not end a job.
+        // A full disk ends the trace, not the job.
         if let Err(error) = sink.add(&event) {
-            give_up(&mut trace, &error);
+            stop_after(&mut trace, &error);
         }
     }
 }
@@ -150,15 +150,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_written_as_they_end() {
+    fn each_step_is_written_when_it_ends() {
         let path = std::env::temp_dir().join(format!("ferrogin-trace-{}.json", std::process::id()));
-        // Of a process that was killed and had this number.
+        // A killed process with the same id may have left a file.
         let _ = std::fs::remove_file(&path);
         start(Some(&path));
         drop(span("outer", 3));
         start(None);
         drop(span("unseen", 3));
-        // Another process, or a later run.
+        // Like another process, or a later run.
         start(Some(&path));
         let mut second = span("second", 4);
         second.note("addresses", 12);

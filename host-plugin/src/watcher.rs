@@ -1,9 +1,9 @@
-//! The host's eye on queues that kernels drive.
+//! The watcher: a thread of the host that drains the completion queues of all contexts and reports failed requests.
 //!
-//! Kernels poll no completion queue, so one thread of the process drains them all: entries would pile up otherwise, and
-//! the entry of a failed request says what went wrong. Error counters tell of failures even if an entry is lost. The
-//! first failure of a context is reported in one WARN line, raises its fault flag for good, and ends every wait of its
-//! kernels through the abort flag. The thread runs while there is a context.
+//! Kernels poll no completion queue. The watcher reads the entries, because the entry of a failed request has the reason. Error
+//! counters show a failure even if its entry is lost. The first failure of a context makes one WARN line, raises the context's
+//! fault flag for ever, and ends every wait of the context's kernels through the abort flag. The thread runs while the process
+//! has a context.
 #![allow(unsafe_code)]
 
 use crate::endpoint::Role;
@@ -18,14 +18,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Pause between two rounds when there was something to drain.
+/// Pause after a round that found completions.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Longest pause, when nothing happens.
+/// Longest pause while no completions come.
 const PAUSE_IDLE: Duration = Duration::from_millis(8);
-/// Rounds that wait for the entry of a failure that a counter has told of.
-const PATIENCE: u32 = 20;
+/// Rounds that the watcher waits for the entry of a failure after an error counter changed.
+const ENTRY_ROUNDS: u32 = 20;
 
-/// A completion queue in memory that the card writes.
+/// A reader of a completion queue, whose memory the card writes.
 #[derive(Debug)]
 pub struct CqReader {
     buffer: *const u8,
@@ -39,14 +39,14 @@ impl CqReader {
     /// A reader of a fresh ring of `entries` (a power of two) of `entry_size` bytes.
     ///
     /// # Safety
-    /// The ring stays mapped as long as the reader reads, and holds no completion yet.
+    /// The ring stays mapped while the reader exists, and has no completion yet.
     pub unsafe fn new(buffer: *const u8, entry_size: u32, entries: u32) -> Self {
         let mask = entries - 1;
         Self { buffer, entry_size: entry_size as usize, mask, shift: entries.trailing_zeros(), consumed: 0 }
     }
 
-    /// Phase of entries in the lap of the `n`th entry; the first lap has phase 1.
-    fn phase_of(&self, n: u32) -> bool {
+    /// The phase of the lap of entry number `n`; the first lap has phase 1.
+    fn expected_phase(&self, n: u32) -> bool {
         (n >> self.shift) & 1 == 0
     }
 
@@ -54,58 +54,59 @@ impl CqReader {
         self.buffer.wrapping_add((n & self.mask) as usize * self.entry_size)
     }
 
-    /// The phase that is in the slot of the `n`th entry now.
+    /// The phase that the slot of entry number `n` has now.
     fn phase_at(&self, n: u32) -> bool {
         let flags_at = self.slot(n).wrapping_add(core::mem::offset_of!(CdescCommon, flags));
-        // SAFETY: within the ring, by the mask. The card writes it meanwhile, last of an entry: an atomic read of one byte.
+        // SAFETY: the mask keeps the address within the ring, which the caller of `new` keeps mapped. The card may write the
+        // byte now, and the access is atomic. The card writes this byte last, so the acquire orders the reads of the entry.
         unsafe { AtomicU8::from_ptr(flags_at.cast_mut()) }.load(Ordering::Acquire) & 1 == 1
     }
 
-    /// What is in the slot of the `n`th entry now. The caller has seen its phase.
+    /// The entry in the slot of entry number `n`. The caller has read its phase.
     fn entry(&self, n: u32) -> CdescCommon {
         let mut bytes = [0; CdescCommon::SIZE];
         for (i, byte) in bytes.iter_mut().enumerate() {
             let at = self.slot(n).wrapping_add(i).cast_mut();
-            // SAFETY: the first bytes of an entry within the ring. A card that goes round meanwhile makes them a mixture of
-            // two entries, both of them its own.
+            // SAFETY: the mask keeps the address within the ring, which the caller of `new` keeps mapped. The access is atomic,
+            // because the card may write the next lap's entry now; the bytes may then come from two entries.
             *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
         }
         CdescCommon::from_bytes(&bytes)
     }
 
-    /// The head of the next completion, if the card has written one.
+    /// The head of the next completion, if the card has written it.
     pub fn poll(&mut self) -> Option<CdescCommon> {
-        if self.phase_at(self.consumed) != self.phase_of(self.consumed) {
-            // Empty, if the slot before is as it was read.
+        if self.phase_at(self.consumed) != self.expected_phase(self.consumed) {
+            // The queue is empty if the slot before still has the phase that was read.
             let before = self.consumed.wrapping_sub(1);
-            if self.phase_at(before) == self.phase_of(before) {
+            if self.phase_at(before) == self.expected_phase(before) {
                 return None;
             }
-            self.catch_up();
+            self.skip_overwritten();
         }
         let entry = self.entry(self.consumed);
         self.consumed = self.consumed.wrapping_add(1);
         Some(entry)
     }
 
-    /// The card has gone round the ring since the last look: goes on with the oldest entry that is left. The card wrote
-    /// the slots before it in the lap that it is in, and those from it on in the lap before.
-    fn catch_up(&mut self) {
+    /// Continues with the oldest entry in the ring after the card overwrote unread entries. The card wrote the slots before that
+    /// entry in its present lap, and the others in the lap before.
+    fn skip_overwritten(&mut self) {
         let newest = self.phase_at(0);
         let oldest = (1..=self.mask).find(|slot| self.phase_at(*slot) != newest).unwrap_or(0);
         let lap = if self.phase_at(oldest) { 2 } else { 1 };
         self.consumed = (lap << self.shift) + oldest;
     }
 
-    /// A failed request among all entries that the ring still holds.
+    /// A failed request among all entries in the ring.
     fn failure(&self) -> Option<CdescCommon> {
         let failed = (0..=self.mask).map(|slot| self.entry(slot)).filter(|entry| entry.status != CompStatus::Ok.raw());
-        // Flushed requests are what follows a failure, or a queue pair's end.
+        // The card flushes requests after a failure, so another status is the cause.
         failed.min_by_key(|entry| entry.status == CompStatus::Flushed.raw())
     }
 }
 
-/// A send ring that the host can read back: which peers have requests with a given id in it.
+/// A send ring in host memory, whose requests name their peers.
 #[derive(Debug, Clone, Copy)]
 pub struct RingView {
     /// First slot.
@@ -123,8 +124,8 @@ impl RingView {
             let mut bytes = [0; TxMetaDesc::SIZE];
             for (i, byte) in bytes.iter_mut().enumerate() {
                 let at = slot.wrapping_add(i).cast_mut();
-                // SAFETY: within the ring, which is mapped while its endpoint is watched. Kernels may write it
-                // meanwhile; whatever is read only makes a guess better.
+                // SAFETY: the address is within the ring, which the endpoint keeps mapped until its watch ends. The access is
+                // atomic, because kernels may write the ring now. The result is only a hint for a message.
                 *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
             }
             TxMetaDesc::from_bytes(&bytes)
@@ -132,65 +133,65 @@ impl RingView {
     }
 }
 
-/// An endpoint under watch.
+/// A watched endpoint.
 #[derive(Debug)]
 pub struct WatchedEndpoint {
     /// Context id and role, for messages.
     pub name: (usize, Role),
-    /// Its completion queue.
+    /// The completion queue.
     pub cq: CqReader,
-    /// The card's count of errors.
+    /// The error counter.
     pub errors: ErrorCounter,
-    /// Its send ring, if the host can read it.
+    /// The send ring, if it is host memory.
     pub ring: Option<RingView>,
     /// Index into the watch's target tables.
     pub context: usize,
 }
 
-/// A context's endpoints under watch.
+/// The watched endpoints of a `createContext`.
 #[derive(Debug)]
 pub struct Watch {
     /// The GIN context's handle.
     pub handle: usize,
     /// This rank.
     pub rank: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub nranks: usize,
-    /// All endpoints of all its contexts.
+    /// The endpoints of all contexts.
     pub endpoints: Vec<WatchedEndpoint>,
-    /// By context: `[slot * nranks + peer]`.
+    /// By context id: targets at `[slot * nranks + peer]`.
     pub targets: Vec<Vec<Target>>,
-    /// Word that ends the waits of kernels.
+    /// The abort flag, which ends the waits of kernels.
     pub abort: *mut u32,
-    /// Progress of the report.
+    /// The state of the report.
     pub report: Report,
 }
 
-/// How far the report of a context's first failure is.
+/// The state of the report of a context's first failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Report {
     /// No failure.
     #[default]
     Clean,
-    /// A counter told of one, this many rounds ago, on that endpoint.
+    /// So many rounds ago, the error counter of the endpoint with that index changed.
     Counted(u32, usize),
-    /// The line was written.
+    /// The WARN line is written.
     Done,
 }
 
-// SAFETY: the pointers lead to rings, counters and a flag that outlive the watch (`Guard` ends it before they go), and
-// are read with atomic or volatile accesses under the table's lock.
+// SAFETY: any thread may use the pointers to rings, counters and the abort flag. The context drops its `Guard`, which ends the
+// watch, before it frees them, and every access is atomic.
 unsafe impl Send for Watch {}
 
 impl Watch {
-    /// One round: drains every queue, looks at every counter. True if anything was there.
+    /// Drains every queue and reads every error counter once. True if a queue had completions.
     fn round(&mut self) -> bool {
         let mut busy = false;
         let mut failure = None;
         for (i, endpoint) in self.endpoints.iter_mut().enumerate() {
             while let Some(entry) = endpoint.cq.poll() {
                 busy = true;
-                // Flushed requests are what follows a failure, or a queue pair's end.
+                // The card flushes requests after a failure, so another status is the cause.
                 if entry.status != CompStatus::Ok.raw() {
                     let better = failure.is_none_or(|(_, first): (usize, CdescCommon)| {
                         first.status == CompStatus::Flushed.raw() && entry.status != first.status
@@ -211,20 +212,21 @@ impl Watch {
         }
         match self.report {
             Report::Clean => {
-                if let Some(i) = self.endpoints.iter().position(|endpoint| endpoint.errors.has_ticked()) {
+                if let Some(i) = self.endpoints.iter().position(|endpoint| endpoint.errors.has_changed()) {
                     self.fail();
                     self.report = Report::Counted(0, i);
                 }
             }
-            Report::Counted(rounds, i) if rounds >= PATIENCE => {
+            Report::Counted(rounds, i) if rounds >= ENTRY_ROUNDS => {
                 self.report = Report::Done;
                 let (context, role) = self.endpoints[i].name;
-                // The card may have gone round the ring by whole laps, which the phase does not show.
+                // The card may have overwritten whole laps, which the phase does not show, so the search covers the whole ring.
                 let text = match self.endpoints[i].cq.failure() {
                     Some(entry) => self.describe(i, entry),
                     None => format!(
-                        "rank {}: a request on endpoint {role} of context {context} failed; its completion was lost, so \
-                         neither the peer nor the reason is known. The communicator cannot be used any more",
+                        "rank {}: a request on endpoint {role} of context {context} failed; its completion was overwritten, so \
+                         the peer and the reason are unknown. Check the peers' logs and the card (its driver's log), and \
+                         close the communicator, which is unusable now",
                         self.rank
                     ),
                 };
@@ -238,7 +240,7 @@ impl Watch {
 
     fn fail(&self) {
         registry::raise_fault(self.handle as *const c_void);
-        // SAFETY: the context's flag, 4-byte aligned, alive while it is watched; all accesses to it are atomic.
+        // SAFETY: the abort flag is 4-byte aligned and the context frees it after the watch. Kernels access it atomically too.
         unsafe { AtomicU32::from_ptr(self.abort) }.store(1, Ordering::Release);
     }
 
@@ -247,14 +249,14 @@ impl Watch {
         let (context, role) = self.endpoints[i].name;
         let status = CompStatus::from_raw(entry.status);
         let reason = status.map_or("a status that this version does not know", CompStatus::text);
-        let what = match SendOp::from_raw(entry.flags.op_type()) {
+        let operation = match SendOp::from_raw(entry.flags.op_type()) {
             Some(SendOp::RdmaWrite) => "a write to",
             Some(SendOp::RdmaRead) => "a read from",
             _ => "a request to",
         };
         format!(
-            "rank {}: {what} {} on endpoint {role} of context {context} failed: {reason} (status {}); {}. The \
-             communicator cannot be used any more",
+            "rank {}: {operation} {} on endpoint {role} of context {context} failed: {reason} (status {}); {}. Close the \
+             communicator, which is unusable now",
             self.rank,
             self.peers(i, entry.req_id),
             entry.status,
@@ -262,18 +264,18 @@ impl Watch {
         )
     }
 
-    /// The peer of request `id`: ferrogin's device code makes the rank its id. Other device code does not, so a ring
-    /// that can be read is asked first.
+    /// The peer of request `id`, for messages. ferrogin's device code uses the peer's rank as id. NCCL's device code does not, so
+    /// the requests in a readable ring come first.
     fn peers(&self, i: usize, id: u16) -> String {
         let endpoint = &self.endpoints[i];
         let targets = &self.targets[endpoint.context];
         let mut found = BTreeSet::new();
         for request in endpoint.ring.into_iter().flat_map(RingView::requests) {
-            let place =
+            let matches =
                 |target: &Target| target.ah == request.ah && target.qpn == request.dest_qp_num && target.qkey != 0;
             if request.req_id == id
                 && request.qkey != 0
-                && let Some(index) = targets.iter().position(place)
+                && let Some(index) = targets.iter().position(matches)
             {
                 found.insert(index % self.nranks);
             }
@@ -281,14 +283,14 @@ impl Watch {
         let ranks: Vec<_> = found.iter().map(ToString::to_string).collect();
         match ranks.len() {
             0 if usize::from(id) < self.nranks => format!("rank {id}"),
-            0 => "a rank that is not known".to_owned(),
+            0 => "an unknown rank".to_owned(),
             1..4 => format!("rank {}", ranks.join(" or ")),
             n => format!("one of {n} ranks"),
         }
     }
 }
 
-/// What to check first.
+/// The first thing to check.
 fn advice(status: Option<CompStatus>) -> &'static str {
     use CompStatus::*;
     match status {
@@ -299,7 +301,7 @@ fn advice(status: Option<CompStatus>) -> &'static str {
             "check that the window is still registered on the peer and covers the target bytes"
         }
         Some(RemoteBadDestQpn | RemoteAbort | RemoteUnknownPeer | RemoteBadStatus) => {
-            "check that the peer still has its context (it may have ended: see its log)"
+            "check in the peer's log that it still runs and has its context"
         }
         Some(LocalUnresponsiveRemote | LocalUnreachableRemote) => {
             "check that the peer runs, and that the network and its security group let the hosts talk"
@@ -323,20 +325,20 @@ fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends a watch when dropped: after that, nothing of its endpoints is touched.
+/// Ends a watch when dropped: afterwards the watcher accesses none of its endpoints.
 #[derive(Debug)]
 pub struct Guard(u64);
 
-/// Watches a context from now on.
+/// Starts a watch.
 ///
 /// # Errors
-/// No thread can be started.
+/// The thread does not start.
 pub fn watch(watch: Watch) -> std::io::Result<Guard> {
     let mut table = table();
     if table.thread.is_none() {
         let stop = Arc::new(AtomicBool::new(false));
-        let seen = stop.clone();
-        let thread = std::thread::Builder::new().name("ferrogin-watch".to_owned()).spawn(move || run(&seen))?;
+        let stop_flag = stop.clone();
+        let thread = std::thread::Builder::new().name("ferrogin-watch".to_owned()).spawn(move || run(&stop_flag))?;
         table.thread = Some((stop, thread));
     }
     let id = table.next;
@@ -356,7 +358,7 @@ impl Drop for Guard {
         drop(table);
         stop.store(true, Ordering::Release);
         WAKE.notify_all();
-        // The last user may unload this library next: the thread must be gone.
+        // NCCL may unload this library next, so the thread must have ended.
         let _ = thread.join();
     }
 }

@@ -1,4 +1,4 @@
-//! Windows: memory that peers may reach, registered on every rail, with what kernels need to address it.
+//! Windows: memory that peers may access, registered on every rail, and the tables that kernels address it by.
 #![allow(unsafe_code)]
 
 use crate::comm::CollComm;
@@ -11,58 +11,67 @@ use ferrogin_ffi::nccl;
 use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, BorrowedFd};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// How NCCL describes a window's memory.
+/// NCCL's description of a window's memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Source {
     /// `NCCL_PTR_*`.
     pub ptr_type: c_int,
     /// `NCCL_NET_MR_FLAG_*`.
     pub flags: u64,
-    /// A dma-buf, and where the window's first byte is in it.
+    /// A dma-buf, and the offset of the window's first byte in it.
     pub dma_buf: Option<(c_int, u64)>,
 }
 
 /// A registered window.
 pub struct Window {
-    /// What kernels read; first, so that it is gone before what it speaks of.
+    /// The tables for kernels. The first field, so that they end before the regions that they name.
     table: Box<dyn DeviceBuffer>,
     /// By rail.
     _regions: Vec<MemoryRegion>,
 }
 
-/// Access that windows give: local source and target, remote source and target.
+/// Access to windows: local source and target, remote source and target.
 const ACCESS: u64 = bindings::FI_READ | bindings::FI_WRITE | bindings::FI_REMOTE_READ | bindings::FI_REMOTE_WRITE;
 
-/// One rank's part of a window on one rail, on the wire: address 8, key 4, bytes 8.
-const PART: usize = 20;
+/// One rank's window on one rail, on the wire. A rank's block of the allgather has one for each rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RailWindow {
+    addr: U64,
+    rkey: U32,
+    size: U64,
+}
+
+ferrogin_ffi::assert_layout!(RailWindow, size 20, align 1, { addr @ 0, rkey @ 8, size @ 12 });
 
 impl Window {
-    /// Collective: registers `size` bytes at `data` and learns where the others' are.
+    /// Collective: registers `size` bytes at `data` and exchanges addresses and keys with the other ranks.
     ///
     /// # Errors
-    /// Memory that is not there; a card that refuses it; a rank that failed.
+    /// The memory is not mapped; a card refuses it; another rank failed.
     pub fn register(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Result<Self, Error> {
         let _span = trace::span("regMrSym", coll.rank);
         check(data, size, source)?;
-        // Before the other ranks are involved: what is wrong with the arguments is no failure of the rank.
+        // An invalid argument fails here, before the exchange, and does not fail the other ranks.
         let memory = memory(coll, data, size, source)?;
         let registered = register_rails(coll, data, size, &memory);
         drop(memory);
         let (regions, parts) = coll.agree(Step::RegisterWindow, registered, |regions| {
-            let parts = regions.iter().map(|(_, _, key)| {
-                [(data as u64).to_le_bytes().as_slice(), &key.to_le_bytes(), &(size as u64).to_le_bytes()].concat()
-            });
-            parts.collect::<Vec<_>>().concat()
+            let (addr, size) = (U64::new(data as u64), U64::new(size as u64));
+            let windows = regions.iter().map(|(_, _, rkey)| RailWindow { addr, rkey: U32::new(*rkey), size });
+            windows.collect::<Vec<_>>().as_bytes().to_vec()
         })?;
         let lkeys: Vec<u32> = regions.iter().map(|(_, lkey, _)| *lkey).collect();
         let peers = (0..lkeys.len()).map(|rail| peers(&parts, rail)).collect::<Result<Vec<_>, _>>()?;
         let table = table(coll, data as u64, &lkeys, &peers)?;
-        crate::trace!("window of {size} bytes at {data:p} on {} rail(s)", lkeys.len());
+        crate::trace!("registered a window of {size} bytes at {data:p} on {} rail(s)", lkeys.len());
         Ok(Self { table, _regions: regions.into_iter().map(|(region, _, _)| region).collect() })
     }
 
-    /// What kernels get as `ncclGinWindow_t`: the device address of an array of [`MrHandle`] pointers, one for each rail.
+    /// The `ncclGinWindow_t` for kernels: the device address of an array of [`MrHandle`] pointers, one for each rail.
     pub fn device_address(&self) -> u64 {
         self.table.device_address()
     }
@@ -73,27 +82,32 @@ fn check(data: *mut c_void, size: usize, source: Source) -> Result<(), Error> {
         return Err(Error::Null("data"));
     }
     if size == 0 || size > isize::MAX as usize || (data as usize).checked_add(size).is_none() {
-        return Err(Error::Argument(format!("a window of {size} bytes at {data:p} cannot be")));
+        return Err(Error::Argument(format!(
+            "a window of {size} bytes at {data:p}: the size must be above 0, and the end within the address space"
+        )));
     }
     if !matches!(source.ptr_type, nccl::PTR_HOST | nccl::PTR_CUDA) {
         return Err(Error::Argument(format!(
-            "memory of type {}: NCCL_PTR_HOST and NCCL_PTR_CUDA can be registered",
-            source.ptr_type
+            "memory type {} cannot be registered: use NCCL_PTR_HOST ({}) or NCCL_PTR_CUDA ({})",
+            source.ptr_type,
+            nccl::PTR_HOST,
+            nccl::PTR_CUDA
         )));
     }
     Ok(())
 }
 
-/// The window's memory as the card is given it.
+/// The form in which the card registers the window's memory.
 fn memory(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Result<WindowMemory, Error> {
     let Some((fd, offset)) = source.dma_buf else {
         return Ok(coll.device.window(data, size, source.ptr_type)?);
     };
-    let bad = || Error::Argument(format!("descriptor {fd} with offset {offset} is no dma-buf to register"));
+    let bad =
+        || Error::Argument(format!("file descriptor {fd} with offset {offset} is no open dma-buf of this window"));
     if fd < 0 || offset > data as u64 {
         return Err(bad());
     }
-    // SAFETY: used for the one call below, which refuses a descriptor that is not open.
+    // SAFETY: the descriptor may not be open. The only use is the dup in the next line, which then fails.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let fd = borrowed.try_clone_to_owned().map_err(|_| bad())?;
     Ok(WindowMemory::DmaBuf { fd, offset })
@@ -126,37 +140,27 @@ fn register_rails(
             WindowMemory::CudaAddress(ordinal) => MemoryKind::Cuda(*ordinal),
             WindowMemory::Address | WindowMemory::DmaBuf { .. } => MemoryKind::System,
         };
-        // SAFETY: by NCCL's contract the memory stays until deregMrSym or closeColl, which drop the region, and is
-        // there for kernels and peers to write.
+        // SAFETY: NCCL keeps the memory allocated until deregMrSym or closeColl, which drop the region. The user of NCCL
+        // registers the memory for kernels and peers to write, and this library holds no reference into it.
         let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, ACCESS, 0, kind) }
             .map_err(Error::fabric(what()))?;
-        let keys = keys(rail, &region)?;
+        let keys = rail.keys(&region)?;
         Ok((region, keys.0, keys.1))
     };
     coll.rails.iter().map(register).collect()
 }
 
-/// Local and remote key of a region; EFA's have 32 bits.
-pub fn keys(rail: &crate::rail::Rail, region: &MemoryRegion) -> Result<(u32, u32), Error> {
-    let lkey = rail.gda.lkey(region).map_err(Error::fabric(format!("asking card {} for a key", rail.name())))?;
-    let rkey = u32::try_from(region.key()).map_err(|_| {
-        Error::Usage(format!("card {} gave the remote key {:#x}, longer than 32 bits", rail.name(), region.key()))
-    })?;
-    Ok((lkey, rkey))
-}
-
-/// Everybody's part on `rail`.
+/// The windows of all ranks on `rail`.
 fn peers(parts: &[Vec<u8>], rail: usize) -> Result<Vec<MrPeer>, Error> {
     let peer = |(rank, part): (usize, &Vec<u8>)| {
-        let part: &[u8; PART] = part
-            .get(rail * PART..)
-            .and_then(|part| part.first_chunk())
-            .ok_or_else(|| Error::Usage(format!("rank {rank} registered its window on fewer rails")))?;
-        let mut addr = [0; 8];
-        addr.copy_from_slice(&part[..8]);
-        let mut rkey = [0; 4];
-        rkey.copy_from_slice(&part[8..12]);
-        Ok(MrPeer { remote_addr: u64::from_le_bytes(addr), rkey: u32::from_le_bytes(rkey), pad: 0 })
+        let windows = <[RailWindow]>::ref_from_bytes(part).ok();
+        let window = windows.and_then(|windows| windows.get(rail)).ok_or_else(|| {
+            Error::Usage(format!(
+                "rank {rank} did not register its window on rail {rail}: run the same ferrogin on the same kind of \
+                 machine on all ranks"
+            ))
+        })?;
+        Ok(MrPeer { remote_addr: window.addr.get(), rkey: window.rkey.get(), pad: 0 })
     };
     parts.iter().enumerate().map(peer).collect()
 }
@@ -181,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_that_cannot_be_are_refused() {
+    fn invalid_windows_are_refused() {
         let source = |ptr_type| Source { ptr_type, flags: 0, dma_buf: None };
         let here = 4096 as *mut c_void;
         assert!(check(here, 1, source(nccl::PTR_CUDA)).is_ok());
@@ -194,14 +198,17 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_read_by_rail_and_rank() {
-        let part = |addr: u64, key: u32| [addr.to_le_bytes().as_slice(), &key.to_le_bytes(), &[0; 8]].concat();
-        let parts = vec![[part(1, 2), part(3, 4)].concat(), [part(5, 6), part(7, 8)].concat()];
+    fn peer_windows_round_trip_by_rail_and_rank() {
+        let window = |addr: u64, rkey: u32| RailWindow { addr: addr.into(), rkey: rkey.into(), size: 9.into() };
+        assert_eq!(window(1, 2).as_bytes(), b"\x01\0\0\0\0\0\0\0\x02\0\0\0\x09\0\0\0\0\0\0\0");
+        let rank = |windows: [RailWindow; 2]| windows.as_bytes().to_vec();
+        let parts = vec![rank([window(1, 2), window(3, 4)]), rank([window(5, 6), window(7, 8)])];
         let second = peers(&parts, 1).unwrap();
         assert_eq!(
             second,
             vec![MrPeer { remote_addr: 3, rkey: 4, pad: 0 }, MrPeer { remote_addr: 7, rkey: 8, pad: 0 }]
         );
         assert!(peers(&parts, 2).is_err());
+        assert!(peers(&[parts[0][..39].to_vec()], 0).is_err(), "truncated");
     }
 }

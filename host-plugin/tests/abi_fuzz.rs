@@ -1,5 +1,5 @@
-//! Random calls of the C ABI: whatever comes in whatever order, a call gives an error code and one WARN line, or works,
-//! and the process lives. Pointers are valid or NULL, as a C caller's are; handles, sizes and numbers are anything.
+//! Random calls of the C ABI: in any order and with any arguments, a call succeeds, or returns an error code and writes one WARN
+//! line. Pointers are valid or NULL, as a C caller's are; handles, sizes and numbers are random.
 //!
 //! FERROGIN_FUZZ_SEED (a whole number) and FERROGIN_FUZZ_CALLS repeat or widen a run; a failure names the seed.
 #![allow(unsafe_code)]
@@ -17,12 +17,12 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Barrier, Mutex};
 
 thread_local! {
-    /// Warnings of calls of this thread.
+    /// WARN lines of the present call of this thread.
     static WARNINGS: Cell<usize> = const { Cell::new(0) };
     static LAST_CALL: Cell<&'static str> = const { Cell::new("") };
 }
 
-/// NCCL's logger is variadic; the level is all that is looked at.
+/// A logger that counts WARN lines. NCCL's logger is variadic, but this one reads the level only.
 unsafe extern "C" fn count_warnings(level: c_int, _: c_ulong, _: *const c_char, _: c_int, _: *const c_char) {
     if level == nccl::LOG_WARN {
         WARNINGS.with(|count| count.set(count.get() + 1));
@@ -30,7 +30,7 @@ unsafe extern "C" fn count_warnings(level: c_int, _: c_ulong, _: *const c_char, 
 }
 
 fn logger() -> nccl::DebugLogger {
-    // SAFETY: on the ABIs that NCCL runs on, a variadic caller passes fixed arguments as to any other function.
+    // SAFETY: on the ABIs of NCCL's platforms, a variadic call passes its fixed arguments as any other call does.
     Some(unsafe {
         std::mem::transmute::<
             unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char),
@@ -39,7 +39,7 @@ fn logger() -> nccl::DebugLogger {
     })
 }
 
-/// xorshift64*: the same calls for the same seed.
+/// xorshift64*: a seed determines the calls.
 struct Random(u64);
 
 impl Random {
@@ -63,15 +63,15 @@ impl Random {
     }
 }
 
-/// Everything that was given out, of all threads.
+/// The handles of all threads.
 #[derive(Default)]
 struct Pool {
-    /// In the order of [`Kind`]. Contexts and windows that ended with their communicator are among them.
+    /// Open handles, in the order of [`Kind`]. Contexts and windows stay here after their communicator closed them.
     handles: [Vec<usize>; 5],
     closed: Vec<usize>,
     /// Listen handles, for connect.
     listening: Vec<([u8; HANDLE_MAXSIZE], usize)>,
-    /// By entry: calls, and those that succeeded.
+    /// By function: number of calls, and of successes.
     tally: BTreeMap<&'static str, (usize, usize)>,
 }
 
@@ -89,7 +89,7 @@ struct Caller<'a> {
     random: Random,
     pool: &'a Mutex<Pool>,
     memory: &'a DeviceMemory,
-    /// Calls that wait for another rank take a second each.
+    /// Remaining calls that wait for another rank, which take a second each.
     waits_left: usize,
     seed: u64,
     calls: usize,
@@ -100,21 +100,21 @@ macro_rules! call {
         let entry = $caller.table.$entry.expect(stringify!($entry));
         LAST_CALL.with(|last| last.set(stringify!($entry)));
         WARNINGS.with(|count| count.set(0));
-        // SAFETY: what this test is about: the entries take anything but pointers that lead nowhere.
+        // SAFETY: every pointer is NULL, misaligned or valid, and the test shows that the plugin checks all other arguments.
         let code = unsafe { entry($($arg),*) };
         $caller.judge(code)
     }};
 }
 
 impl Caller<'_> {
-    /// A code that NCCL knows, with one line if it is an error and none if it is not.
+    /// Checks the code, and that an error writes one WARN line and a success none.
     fn judge(&mut self, code: c_int) -> bool {
         self.calls += 1;
-        let (said, name) = (WARNINGS.with(Cell::get), LAST_CALL.with(Cell::get));
+        let (lines, name) = (WARNINGS.with(Cell::get), LAST_CALL.with(Cell::get));
         let place = format!("call {} ({name}) of seed {}", self.calls, self.seed);
         assert!((nccl::SUCCESS..=nccl::REMOTE_ERROR).contains(&code), "{place} gave {code}");
         assert_ne!(code, nccl::INTERNAL_ERROR, "{place} panicked");
-        assert_eq!(said, usize::from(code != nccl::SUCCESS), "lines of {place}, which gave {code}");
+        assert_eq!(lines, usize::from(code != nccl::SUCCESS), "lines of {place}, which gave {code}");
         let mut pool = self.pool.lock().expect("a pool");
         let tally = pool.tally.entry(name).or_default();
         *tally = (tally.0 + 1, tally.1 + usize::from(code == nccl::SUCCESS));
@@ -145,7 +145,7 @@ impl Caller<'_> {
         self.pool.lock().expect("a pool").handles[kind as usize].push(handle as usize);
     }
 
-    /// After a call that ended `handle`.
+    /// Records that a call closed `handle`.
     fn closed(&mut self, kind: Kind, handle: *mut c_void, done: bool) {
         if done {
             let mut pool = self.pool.lock().expect("a pool");
@@ -154,12 +154,12 @@ impl Caller<'_> {
         }
     }
 
-    /// `usual`, or one of the others.
+    /// `usual`, and sometimes one of `others`.
     fn mostly<T: Copy>(&mut self, usual: T, others: &[T]) -> T {
         if self.random.one_in(10) { self.random.of(others) } else { usual }
     }
 
-    /// `place`, now and then NULL or misaligned.
+    /// `place`, and sometimes a NULL or misaligned pointer.
     fn out<T>(&mut self, place: *mut T) -> *mut T {
         match self.random.below(24) {
             0 => null_mut(),
@@ -205,7 +205,7 @@ impl Caller<'_> {
                 let mut failed = 7u8;
                 let (context, out) = (self.handle(Kind::Context), self.out(&mut failed));
                 if call!(self, query_last_error(context, out)) {
-                    assert_eq!(failed, 0, "nothing has failed on a card");
+                    assert_eq!(failed, 0, "no request has failed");
                 }
             }
             20 => {
@@ -324,7 +324,7 @@ impl Caller<'_> {
         }
     }
 
-    /// Ends everything that is left, in an order that NCCL would not choose.
+    /// Closes all handles, in another order than NCCL's.
     fn end(&mut self) {
         let handles = std::mem::take(&mut self.pool.lock().expect("a pool").handles);
         for (kind, all) in [Kind::Plugin, Kind::Listen, Kind::Coll].into_iter().map(|k| (k, &handles[k as usize])) {
@@ -337,15 +337,15 @@ impl Caller<'_> {
                 };
             }
         }
-        // What belonged to a communicator is gone with it.
+        // closeColl has closed windows and contexts.
         for window in &handles[Kind::Window as usize] {
             assert!(!call!(self, dereg_mr_sym(null_mut(), *window as *mut c_void)));
         }
         for context in &handles[Kind::Context as usize] {
-            assert!(!call!(self, destroy_context(*context as *mut c_void)), "closeColl sweeps contexts");
+            assert!(!call!(self, destroy_context(*context as *mut c_void)), "closeColl closes contexts");
         }
         let mut n = 0;
-        assert!(!call!(self, devices(&mut n)), "all is finalized");
+        assert!(!call!(self, devices(&mut n)), "all plugin contexts are finalized");
     }
 }
 
@@ -361,7 +361,7 @@ fn fuzz(plugin: &Arc<Plugin>, seed: u64, calls: usize, threads: usize) {
         seed,
         calls: 0,
     };
-    // Before the first init no logger is known.
+    // The plugin has no logger before the first init.
     let (mut first, mut ctx) = (caller(seed), null_mut());
     assert!(call!(first, init(&mut ctx, 0, logger())) && call!(first, finalize(ctx)));
     std::thread::scope(|scope| {
@@ -372,16 +372,16 @@ fn fuzz(plugin: &Arc<Plugin>, seed: u64, calls: usize, threads: usize) {
     });
     caller(seed).end();
     let tally = std::mem::take(&mut pool.lock().expect("a pool").tally);
-    println!("{}seed {seed}, {threads} thread(s): {tally:?}", harness::TELL);
-    // Refusals alone would prove little. A short run may have no more.
+    println!("{}seed {seed}, {threads} thread(s): {tally:?}", harness::REPORT);
+    // Each function must fail and succeed at least once; a short run may not reach that.
     let enough = tally.values().map(|(all, _)| all).sum::<usize>() >= 3000;
     let covered = tally.len() == 16 && tally.values().all(|(all, good)| (1..*all).contains(good));
     assert!(covered || !enough, "seed {seed}: {tally:?}");
 }
 
 #[test]
-fn calls_in_any_order_are_answered() {
-    alone("calls_in_any_order_are_answered", &[("FERROGIN_TIMEOUT", "1")], |plugin| {
+fn random_calls_succeed_or_fail_with_one_warning() {
+    alone("random_calls_succeed_or_fail_with_one_warning", &[("FERROGIN_TIMEOUT", "1")], |plugin| {
         let (seed, calls) = (rounds("FERROGIN_FUZZ_SEED", 1) as u64, rounds("FERROGIN_FUZZ_CALLS", 3000));
         for seed in seed..seed + 3 {
             fuzz(&plugin, seed, calls, 1);
@@ -390,8 +390,8 @@ fn calls_in_any_order_are_answered() {
 }
 
 #[test]
-fn calls_of_threads_at_once_are_answered() {
-    alone("calls_of_threads_at_once_are_answered", &[("FERROGIN_TIMEOUT", "1")], |plugin| {
+fn random_calls_of_threads_succeed_or_fail_with_one_warning() {
+    alone("random_calls_of_threads_succeed_or_fail_with_one_warning", &[("FERROGIN_TIMEOUT", "1")], |plugin| {
         let (seed, calls) = (rounds("FERROGIN_FUZZ_SEED", 1) as u64, rounds("FERROGIN_FUZZ_CALLS", 3000));
         for (seed, threads) in [(seed, 2), (seed + 1, 2), (seed + 2, 4)] {
             fuzz(&plugin, seed, calls / threads, threads);

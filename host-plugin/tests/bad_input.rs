@@ -1,4 +1,4 @@
-//! The C ABI under wrong calls: codes and one WARN line each, never a crash.
+//! Wrong calls of the C ABI: each returns an error code and writes one WARN line.
 #![allow(unsafe_code)]
 
 mod harness;
@@ -10,10 +10,10 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Warnings since the test began. One test in this program uses the logger.
+/// WARN lines since the test began. Only one test of this program uses the logger.
 static WARNINGS: Mutex<usize> = Mutex::new(0);
 
-/// NCCL's logger is variadic; the fixed arguments are all that is looked at.
+/// A logger that counts WARN lines. NCCL's logger is variadic, but this one reads the level only.
 unsafe extern "C" fn count_warnings(level: c_int, _: c_ulong, _: *const c_char, _: c_int, _: *const c_char) {
     if level == nccl::LOG_WARN {
         *WARNINGS.lock().expect("a count") += 1;
@@ -21,7 +21,7 @@ unsafe extern "C" fn count_warnings(level: c_int, _: c_ulong, _: *const c_char, 
 }
 
 fn logger() -> nccl::DebugLogger {
-    // SAFETY: on the ABIs that NCCL runs on, a variadic caller passes fixed arguments as to any other function.
+    // SAFETY: on the ABIs of NCCL's platforms, a variadic call passes its fixed arguments as any other call does.
     Some(unsafe {
         std::mem::transmute::<
             unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char),
@@ -30,25 +30,25 @@ fn logger() -> nccl::DebugLogger {
     })
 }
 
-/// The plugin's table; entries are unwrapped by name.
+/// The plugin's table of functions.
 struct Table(&'static GinV14);
 
 macro_rules! call {
     ($table:expr, $entry:ident ( $($arg:expr),* $(,)? )) => {{
         let entry = $table.0.$entry.expect(stringify!($entry));
-        // SAFETY: what this test is about: the entries take anything but pointers that lead nowhere.
+        // SAFETY: every pointer is NULL or valid, and the test shows that the plugin checks all other arguments.
         unsafe { entry($($arg),*) }
     }};
 }
 
-/// `expected`, and exactly one warning.
+/// Asserts that a call returns one of the codes `expected` and writes one WARN line.
 macro_rules! refused {
     ($expected:expr, $table:expr, $entry:ident ( $($arg:expr),* $(,)? )) => {{
         let before = *WARNINGS.lock().expect("a count");
         let code = call!($table, $entry($($arg),*));
         assert!($expected.contains(&code), "{}({}) = {code}", stringify!($entry), stringify!($($arg),*));
-        let said = *WARNINGS.lock().expect("a count") - before;
-        assert_eq!(said, 1, "warnings of {}({})", stringify!($entry), stringify!($($arg),*));
+        let lines = *WARNINGS.lock().expect("a count") - before;
+        assert_eq!(lines, 1, "warnings of {}({})", stringify!($entry), stringify!($($arg),*));
     }};
 }
 
@@ -57,12 +57,12 @@ const ARGUMENT_OR_USAGE: &[c_int] = &[nccl::INVALID_ARGUMENT, nccl::INVALID_USAG
 
 fn load(test: &str) -> Option<Table> {
     let path = plugin_path(test)?;
-    // SAFETY: the built plugin, whose initialisers are Rust's own.
+    // SAFETY: the built plugin has only the initialisers of Rust's standard library.
     let library = unsafe { libloading::Library::new(path) }.expect("the built plugin loads");
     let library = Box::leak(Box::new(library));
-    // SAFETY: by NCCL's contract the symbol is a `ncclGin_v14_t`.
+    // SAFETY: the plugin defines the symbol as a `GinV14`.
     let table = unsafe { library.get::<*const GinV14>(b"ncclGinPlugin_v14\0") }.expect("the symbol");
-    // SAFETY: a constant of a library that stays loaded.
+    // SAFETY: the symbol is a constant, and the leaked library stays loaded.
     Some(Table(unsafe { &**table }))
 }
 
@@ -73,24 +73,24 @@ fn config() -> GinConfigV14 {
 #[test]
 fn wrong_calls_are_refused() {
     let Some(table) = load("wrong_calls_are_refused") else { return };
-    // SAFETY: the only test of this program that reads or writes the environment, before it has other threads.
+    // SAFETY: no other thread accesses the environment: this is the program's only test, and the plugin has no threads yet.
     unsafe { std::env::set_var("FERROGIN_PROVIDER", "softefa") };
-    // SAFETY: as above.
+    // SAFETY: no other thread accesses the environment: this is the program's only test, and the plugin has no threads yet.
     unsafe { std::env::set_var("FERROGIN_DEVICE", "cpu") };
-    // SAFETY: as above.
+    // SAFETY: no other thread accesses the environment: this is the program's only test, and the plugin has no threads yet.
     unsafe { std::env::set_var("FERROGIN_TIMEOUT", "2") };
     let mut out: *mut c_void = null_mut();
     let mut count = 0;
     let mut properties = std::mem::MaybeUninit::<NetPropertiesV12>::zeroed();
 
-    // Before init. The logger is not known yet: what is said goes to standard error.
+    // Before init the plugin has no logger: its lines go to standard error.
     assert_ne!(call!(table, devices(&mut count)), nccl::SUCCESS);
     assert_ne!(call!(table, get_properties(0, properties.as_mut_ptr())), nccl::SUCCESS);
-    // SAFETY: as above.
+    // SAFETY: no other thread accesses the environment: the plugin starts threads in connect at the earliest.
     unsafe { std::env::set_var("FERROGIN_POST", "sometimes") };
     refused!(&[nccl::INVALID_USAGE], table, init(&mut out, 1, logger()));
     assert!(out.is_null());
-    // SAFETY: as above.
+    // SAFETY: no other thread accesses the environment: the plugin starts threads in connect at the earliest.
     unsafe { std::env::remove_var("FERROGIN_POST") };
     refused!(ARGUMENT, table, init(null_mut(), 1, logger()));
 
@@ -196,7 +196,7 @@ fn wrong_calls_are_refused() {
     refused!(ARGUMENT, table, close_coll(coll));
     refused!(ARGUMENT, table, create_context(coll, &mut good, g, d));
 
-    // A peer that listens and never connects: an error by the deadline.
+    // A peer listens and never connects: the call fails at the deadline.
     let mut other_handle = [0u8; HANDLE_MAXSIZE];
     let other_at: *mut c_void = other_handle.as_mut_ptr().cast();
     let (mut one, mut other) = (null_mut(), null_mut());
@@ -206,7 +206,7 @@ fn wrong_calls_are_refused() {
     let started = Instant::now();
     refused!(&[nccl::REMOTE_ERROR], table, connect(ctx, both.as_mut_ptr(), 2, 0, one, &mut coll));
     assert!(started.elapsed() >= Duration::from_secs(1), "a peer may be late");
-    // Bytes that are no handle.
+    // Bytes of another plugin.
     let mut garbage = [0xa5u8; HANDLE_MAXSIZE];
     both[0] = garbage.as_mut_ptr().cast();
     refused!(ARGUMENT, table, connect(ctx, both.as_mut_ptr(), 2, 1, other, &mut coll));

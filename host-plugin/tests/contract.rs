@@ -1,4 +1,4 @@
-//! The contract through the built plugin's C ABI, on the software card: lifetimes, shapes, rails, versions.
+//! The NCCL contract, through the C ABI of the built plugin on the software card: lifetimes, shapes, rails, versions.
 #![allow(unsafe_code)]
 
 mod harness;
@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 /// The device handle of context 0, as NCCL's own kernels read it.
 fn handle(context: &GinContext) -> DevHandle {
-    // SAFETY: on the CPU the handle is an address of this process; the context is borrowed.
+    // SAFETY: on the CPU the handle is an address in this process, which the borrowed context keeps valid.
     unsafe { context.handle().cast::<DevHandle>().read() }
 }
 
-/// Lines for people since the last call, one rank's at a time.
+/// INFO lines since the last call.
 fn infos() -> Vec<String> {
     log::take().into_iter().filter(|line| line.level == nccl::LOG_INFO).map(|line| line.text).collect()
 }
@@ -27,7 +27,7 @@ fn signals_and_counters_may_differ_by_rank() {
     alone("signals_and_counters_may_differ_by_rank", &[], |plugin| {
         ranks(&plugin, 3, |rank, comm| {
             let (memory, window) = window(&comm, 4096);
-            // Rank 0 has fewest signals: everyone may use only what the target has.
+            // A rank may use only the signals of the target rank, and rank 0 has the fewest.
             let context = comm.create_context(&config(1 + 2 * rank as i32, 2 - rank as i32)).expect("a context");
             pass_round(&comm, &context, 0, &window, &memory, 0);
             let device = device(&context, 0);
@@ -35,7 +35,7 @@ fn signals_and_counters_may_differ_by_rank() {
             assert!(of_rank_0.is_err(), "rank 0 has no signal 1");
             device.signal(2, Action::signal_inc(4), Flags::NONE).expect("rank 2 has a signal 4");
             if rank == 2 {
-                device.wait_signal(4, 3).expect("a signal from each");
+                device.wait_signal(4, 3).expect("a signal from each rank");
             }
             device.flush().expect("a flush");
             comm.barrier().expect("all ranks");
@@ -60,8 +60,8 @@ fn contexts_take_the_rails_in_turn() {
 }
 
 #[test]
-fn the_same_memory_may_be_registered_twice() {
-    alone("the_same_memory_may_be_registered_twice", &[], |plugin| {
+fn memory_may_be_registered_twice() {
+    alone("memory_may_be_registered_twice", &[], |plugin| {
         ranks(&plugin, 2, |_, comm| {
             let (memory, first) = window(&comm, 4096);
             let second = comm.register(&memory, 0).expect("a second window");
@@ -76,8 +76,8 @@ fn the_same_memory_may_be_registered_twice() {
 }
 
 #[test]
-fn counters_are_budgeted_before_the_first_is_opened() {
-    alone("counters_are_budgeted_before_the_first_is_opened", &[("SOFTEFA_FAULTS", "cntr_budget=20")], |plugin| {
+fn too_many_counters_are_refused_before_the_first_opens() {
+    alone("too_many_counters_are_refused_before_the_first_opens", &[("SOFTEFA_FAULTS", "cntr_budget=20")], |plugin| {
         ranks(&plugin, 2, |_, comm| {
             // 2 + 2 + 2 * 9 = 22.
             let error = comm.create_context(&config(9, 2)).expect_err("too many counters").to_string();
@@ -88,12 +88,12 @@ fn counters_are_budgeted_before_the_first_is_opened() {
 }
 
 #[test]
-fn a_rank_that_asks_for_another_number_of_contexts_fails_all() {
-    alone("a_rank_that_asks_for_another_number_of_contexts_fails_all", &[], |plugin| {
+fn different_numbers_of_contexts_fail_on_all_ranks() {
+    alone("different_numbers_of_contexts_fail_on_all_ranks", &[], |plugin| {
         ranks(&plugin, 2, |rank, comm| {
             let shape = GinConfigV14 { n_contexts: 1 + rank as i32, ..config(1, 0) };
             comm.create_context(&shape).expect_err("other numbers of contexts");
-            // The communicator is as it was.
+            // The communicator stays usable.
             let (memory, window) = window(&comm, 4096);
             let context = comm.create_context(&config(1, 0)).expect("a context");
             pass_round(&comm, &context, 0, &window, &memory, 0);
@@ -102,8 +102,8 @@ fn a_rank_that_asks_for_another_number_of_contexts_fails_all() {
 }
 
 #[test]
-fn the_older_symbol_leads_to_the_same_plugin() {
-    alone("the_older_symbol_leads_to_the_same_plugin", &[("FERROGIN_POST", "locked")], |plugin| {
+fn v13_symbol_works_like_v14() {
+    alone("v13_symbol_works_like_v14", &[("FERROGIN_POST", "locked")], |plugin| {
         let plugin = Plugin::load_v13(plugin.path()).expect("ncclGinPlugin_v13");
         ranks(&plugin, 2, |_, comm| {
             let (memory, window) = window(&comm, 4096);
@@ -114,13 +114,13 @@ fn the_older_symbol_leads_to_the_same_plugin() {
 }
 
 #[test]
-fn settings_are_traced() {
+fn set_up_steps_are_traced() {
     let trace = TraceFile::new("settings");
-    alone("settings_are_traced", &[trace.setting()], |plugin| {
+    alone("set_up_steps_are_traced", &[trace.setting()], |plugin| {
         ranks(&plugin, 2, move |_, comm| {
             let (_memory, _window) = window(&comm, 4096);
             let _context = comm.create_context(&config(1, 0)).expect("a context");
-            // Whole after every step: who is killed leaves what there is until then.
+            // The file is complete after every step, in case the process is killed.
             assert!(TraceFile::steps().len() > 4);
         });
         let steps = TraceFile::steps();
@@ -135,9 +135,9 @@ fn settings_are_traced() {
 }
 
 #[test]
-fn a_trace_that_cannot_be_written_is_one_warning() {
+fn unwritable_trace_is_one_warning() {
     let settings = ["/nonexistent/trace.json", "/dev/full"].map(|path| vec![("FERROGIN_TRACE", path)]);
-    alone_each("a_trace_that_cannot_be_written_is_one_warning", &settings, |plugin| {
+    alone_each("unwritable_trace_is_one_warning", &settings, |plugin| {
         ranks(&plugin, 2, |_, comm| {
             let (memory, window) = window(&comm, 4096);
             let context = comm.create_context(&config(1, 0)).expect("a context");
@@ -153,21 +153,21 @@ fn a_trace_that_cannot_be_written_is_one_warning() {
 }
 
 #[test]
-fn a_variable_that_is_no_setting_is_told() {
-    alone("a_variable_that_is_no_setting_is_told", &[("FERROGIN_TIMOUT", "3")], |plugin| {
+fn unknown_setting_is_reported() {
+    alone("unknown_setting_is_reported", &[("FERROGIN_TIMOUT", "3")], |plugin| {
         assert_eq!(Comm::probe(&plugin).expect("an init").len(), 1);
-        let told =
+        let reports =
             infos().into_iter().filter(|line| line.contains("FERROGIN_TIMOUT") && line.contains("FERROGIN_TIMEOUT"));
-        assert_eq!(told.count(), 1);
+        assert_eq!(reports.count(), 1);
     });
 }
 
-/// A later failure would end the job, where NCCL can do without a plugin that does not come up.
+/// NCCL continues without a plugin whose init fails, but a later failure ends the job.
 #[test]
-fn init_knows_whether_ranks_can_meet() {
+fn init_fails_without_a_control_plane() {
     let settings = [vec![("FERROGIN_CONTROL", "nothing")], vec![("NCCL_SOCKET_IFNAME", "nowhere")]];
-    alone_each("init_knows_whether_ranks_can_meet", &settings, |plugin| {
-        Comm::probe(&plugin).expect_err("no way to meet");
+    alone_each("init_fails_without_a_control_plane", &settings, |plugin| {
+        Comm::probe(&plugin).expect_err("no control plane");
         let line = log::last_warn().expect("a line");
         let (cure, value) = match std::env::var("FERROGIN_CONTROL") {
             Ok(value) => ("FERROGIN_CONTROL", value),
@@ -178,10 +178,10 @@ fn init_knows_whether_ranks_can_meet() {
 }
 
 #[test]
-fn addresses_are_inserted_once_for_each_endpoint_of_a_peer() {
+fn each_peer_endpoint_is_inserted_once() {
     let trace = TraceFile::new("insertions");
     let settings = [("SOFTEFA_NICS", "2"), trace.setting()];
-    alone("addresses_are_inserted_once_for_each_endpoint_of_a_peer", &settings, |plugin| {
+    alone("each_peer_endpoint_is_inserted_once", &settings, |plugin| {
         const RANKS: usize = 4;
         for (signals, contexts, stride) in [(64, 1, 1), (0, 1, 1), (3, 4, 1), (5, 2, 2)] {
             ranks(&plugin, RANKS, move |_, comm| {
@@ -192,7 +192,7 @@ fn addresses_are_inserted_once_for_each_endpoint_of_a_peer() {
             let peers = steps.iter().filter(|event| event["name"] == "createContext: peers");
             let inserted: Vec<_> = peers.map(|event| event["args"]["av_insertions"].clone()).collect();
             let newest = &inserted[inserted.len() - RANKS..];
-            // Each context is on one rail: all endpoints that peers may target there, of all ranks in reach, once.
+            // Each context is on one rail and inserts each endpoint there that is a target, of each rank in its stride.
             let expected = contexts * (1 + signals) * (RANKS as i32 / stride);
             assert!(newest.iter().all(|n| *n == expected), "{newest:?}, not {expected}");
         }
@@ -200,46 +200,50 @@ fn addresses_are_inserted_once_for_each_endpoint_of_a_peer() {
 }
 
 #[test]
-fn one_line_says_what_was_set_up() {
-    alone("one_line_says_what_was_set_up", &[("SOFTEFA_NICS", "2"), ("SOFTEFA_FAULTS", "cntr_budget=100")], |plugin| {
-        ranks(&plugin, 2, |rank, comm| {
-            let context = comm.create_context(&GinConfigV14 { n_contexts: 2, ..config(1, 3) }).expect("contexts");
-            comm.barrier().expect("all ranks");
-            let lines = (rank == 0).then(infos).unwrap_or_default();
-            if rank == 0 {
-                for r in 0..2 {
-                    let begin = format!("rank {r} of 2: 2 context(s) of 1 signal(s) and 3 counter(s)");
-                    let of_rank: Vec<_> = lines.iter().filter(|line| line.contains(&begin)).collect();
-                    assert_eq!(of_rank.len(), 1, "{lines:?}");
-                    for part in [
-                        "kernels on cpu",
-                        "provider softefa",
-                        "2 rail(s)",
-                        "softefa0-rdm+softefa1-rdm",
-                        "backendVersion 2",
-                        "64 requests in flight",
-                        "requests of 64 bytes and for values of 128",
-                        // 2 + 3 + 2 * 1 of each rank on each card.
-                        "of 100 on softefa0-rdm",
-                        "of 100 on softefa1-rdm",
-                        "8 peer addresses",
-                    ] {
-                        assert!(of_rank[0].contains(part), "{part} in {}", of_rank[0]);
+fn one_line_describes_each_context() {
+    alone(
+        "one_line_describes_each_context",
+        &[("SOFTEFA_NICS", "2"), ("SOFTEFA_FAULTS", "cntr_budget=100")],
+        |plugin| {
+            ranks(&plugin, 2, |rank, comm| {
+                let context = comm.create_context(&GinConfigV14 { n_contexts: 2, ..config(1, 3) }).expect("contexts");
+                comm.barrier().expect("all ranks");
+                let lines = (rank == 0).then(infos).unwrap_or_default();
+                if rank == 0 {
+                    for r in 0..2 {
+                        let begin = format!("rank {r} of 2: 2 context(s) of 1 signal(s) and 3 counter(s)");
+                        let of_rank: Vec<_> = lines.iter().filter(|line| line.contains(&begin)).collect();
+                        assert_eq!(of_rank.len(), 1, "{lines:?}");
+                        for part in [
+                            "kernels on cpu",
+                            "provider softefa",
+                            "2 rail(s)",
+                            "softefa0-rdm+softefa1-rdm",
+                            "backendVersion 2",
+                            "64 requests in flight",
+                            "requests of 64 bytes and for values of 128",
+                            // 2 + 3 + 2 * 1 of each rank on each card.
+                            "of 100 on softefa0-rdm",
+                            "of 100 on softefa1-rdm",
+                            "8 peer addresses",
+                        ] {
+                            assert!(of_rank[0].contains(part), "{part} in {}", of_rank[0]);
+                        }
                     }
                 }
-            }
-            comm.barrier().expect("all ranks");
-            drop(context);
-        });
-    });
+                comm.barrier().expect("all ranks");
+                drop(context);
+            });
+        },
+    );
 }
 
 #[test]
-fn peers_out_of_stride_are_not_reached() {
-    alone("peers_out_of_stride_are_not_reached", &[], |plugin| {
+fn peers_outside_the_stride_are_refused() {
+    alone("peers_outside_the_stride_are_refused", &[], |plugin| {
         ranks(&plugin, 4, |rank, comm| {
             let (memory, window) = window(&comm, 4096);
-            // 3 does not divide 4: the hint means nothing, and the next rank can be reached.
+            // 3 does not divide 4, so the plugin ignores the stride and the next rank is reachable.
             let all = comm.create_context(&GinConfigV14 { rank_stride: 3, ..config(1, 0) }).expect("a context");
             pass_round(&comm, &all, 0, &window, &memory, 0);
             all.destroy().expect("destroyed");
@@ -260,8 +264,8 @@ fn peers_out_of_stride_are_not_reached() {
 }
 
 #[test]
-fn queues_are_as_deep_as_asked_for() {
-    alone("queues_are_as_deep_as_asked_for", &[("SOFTEFA_FAULTS", "sq_size=2048")], |plugin| {
+fn queue_depth_is_honoured() {
+    alone("queue_depth_is_honoured", &[("SOFTEFA_FAULTS", "sq_size=2048")], |plugin| {
         ranks(&plugin, 1, |_, comm| {
             for (asked, got) in [(0, 1024), (1, 1), (16, 16), (100, 128), (1024, 1024), (1 << 20, 2048)] {
                 for backend_version in [0, 1, 2] {
@@ -275,14 +279,14 @@ fn queues_are_as_deep_as_asked_for() {
 }
 
 #[test]
-fn backend_versions_are_built_exactly_or_refused() {
-    alone("backend_versions_are_built_exactly_or_refused", &[], |plugin| {
+fn backend_versions_are_honoured_or_refused() {
+    alone("backend_versions_are_honoured_or_refused", &[], |plugin| {
         ranks(&plugin, 2, |_, comm| {
             let (memory, window) = window(&comm, 4096);
             for version in [0, 1, 2] {
                 let context = comm.create_context(&GinConfigV14 { backend_version: version, ..config(1, 0) });
                 let context = context.expect("a context");
-                // SAFETY: what createContext gave, alive as long as the context.
+                // SAFETY: createContext returned the pointer, which the context keeps valid.
                 let device = unsafe { context.net_device_handle().read() };
                 assert_eq!((device.net_device_version, device.needs_proxy_progress), (version, 0));
                 assert_eq!(context.stride(), size_of::<DevHandle>());
@@ -298,8 +302,8 @@ fn backend_versions_are_built_exactly_or_refused() {
 }
 
 #[test]
-fn traffic_classes_are_taken() {
-    alone("traffic_classes_are_taken", &[], |plugin| {
+fn all_traffic_classes_are_accepted() {
+    alone("all_traffic_classes_are_accepted", &[], |plugin| {
         ranks(&plugin, 2, |_, comm| {
             let (memory, window) = window(&comm, 4096);
             for traffic_class in [-1, 0, 104, 184, 255, 1 << 20] {
@@ -311,38 +315,38 @@ fn traffic_classes_are_taken() {
 }
 
 #[test]
-fn communicators_share_an_init_and_end_in_any_order() {
-    alone("communicators_share_an_init_and_end_in_any_order", &[], |plugin| {
+fn communicators_share_a_plugin_and_close_in_any_order() {
+    alone("communicators_share_a_plugin_and_close_in_any_order", &[], |plugin| {
         let pairs = Arc::new(std::sync::Mutex::new(
             [(); 2].map(|()| Bootstrap::threads(2, harness::PATIENCE).into_iter().map(Some).collect::<Vec<_>>()),
         ));
         ranks(&plugin, 4, move |rank, comm| {
             let (memory, first_window) = window(&comm, 4096);
             let first = comm.create_context(&config(1, 1)).expect("a context");
-            // A second connection of the same ranks, and a split into odd and even ones.
-            let again = comm.share(comm.bootstrap_handle(), 0).expect("a second connection");
-            let seat = pairs.lock().expect("seats")[rank % 2][rank / 2].take().expect("a seat");
-            let split = comm.share(Arc::new(seat), 0).expect("a split");
+            // A second communicator of the same ranks, and a split into odd and even ranks.
+            let same = comm.share(comm.bootstrap_handle(), 0).expect("a second communicator");
+            let bootstrap = pairs.lock().expect("bootstraps")[rank % 2][rank / 2].take().expect("a bootstrap");
+            let split = comm.share(Arc::new(bootstrap), 0).expect("a split");
             assert_eq!((split.nranks(), split.rank()), (2, rank / 2));
             let (split_memory, split_window) = window(&split, 4096);
-            let (of_again, of_split) = (
-                again.register(&memory, 0).expect("a window"),
+            let (of_same, of_split) = (
+                same.register(&memory, 0).expect("a window"),
                 [0, 1].map(|_| split.create_context(&config(2, 0)).expect("a context")),
             );
-            let second = again.create_context(&config(1, 0)).expect("a context");
+            let second = same.create_context(&config(1, 0)).expect("a context");
             pass_round(&comm, &first, 0, &first_window, &memory, 0);
-            pass_round(&again, &second, 0, &of_again, &memory, 0);
+            pass_round(&same, &second, 0, &of_same, &memory, 0);
             for context in &of_split {
                 pass_round(&split, context, 0, &split_window, &split_memory, 1);
             }
-            // Teardown in another order on each rank; what is left goes on working.
+            // The ranks close in different orders, and the remaining communicators still work.
             let [a, b] = of_split;
             if rank % 2 == 0 {
-                drop((a, second, of_again))
+                drop((a, second, of_same))
             } else {
-                drop((of_again, second, a))
+                drop((of_same, second, a))
             }
-            drop(again);
+            drop(same);
             pass_round(&split, &b, 0, &split_window, &split_memory, 0);
             pass_round(&comm, &first, 0, &first_window, &memory, 0);
             if rank < 2 {
@@ -354,7 +358,7 @@ fn communicators_share_an_init_and_end_in_any_order() {
             }
             drop(split_memory);
         });
-        // The last of them has finalized: the plugin knows no context any more.
+        // The last communicator has finalized the plugin.
         assert!(plugin.devices().is_err());
         assert_eq!(Comm::probe(&plugin).expect("another init").len(), 1);
     });
@@ -365,7 +369,7 @@ fn host_memory_is_registered_by_address_and_by_descriptor() {
     alone("host_memory_is_registered_by_address_and_by_descriptor", &[], |plugin| {
         ranks(&plugin, 2, |_, comm| {
             let context = comm.create_context(&config(1, 0)).expect("a context");
-            // NCCL_NET_MR_FLAG_FORCE_SO is for VA signals, which are refused elsewhere: the window is as any other.
+            // Flag 1 is NCCL_NET_MR_FLAG_FORCE_SO, for VA signals. The plugin refuses VA signals and ignores the flag.
             for (flags, by_descriptor) in [(0, false), (1, false), (0, true), (1, true)] {
                 let memory = Arc::new(mini_nccl::DeviceMemory::alloc(3 << 16).expect("memory"));
                 let window = match by_descriptor {

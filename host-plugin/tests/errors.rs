@@ -1,4 +1,4 @@
-//! The truth about errors: what the card fails of reaches queryLastError and one WARN line, and nothing else does.
+//! Error reports: each failed request makes queryLastError true and writes one WARN line, and no other event does.
 #![allow(unsafe_code)]
 
 mod harness;
@@ -12,19 +12,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Waits until a failure is told, and says after how long: within a second by the plugin's contract, to which a test cannot hold
-/// a busy machine.
-fn told(what: &str, done: impl Fn() -> bool) {
+/// Waits for the report of a failure, and prints its delay. The plugin promises a second, but a busy machine may need longer.
+fn await_report(report: &str, done: impl Fn() -> bool) {
     let began = Instant::now();
-    wait_for(what, PATIENCE, done);
-    println!("{}{what} after {:.1?}", harness::TELL, began.elapsed());
+    wait_for(report, PATIENCE, done);
+    println!("{}{report} after {:.1?}", harness::REPORT, began.elapsed());
 }
 
 fn warnings() -> Vec<String> {
     log::take().into_iter().filter(|line| line.is_warn()).map(|line| line.text).collect()
 }
 
-/// Posts by way of each kind of endpoint in turn; gives what the WARN line must call the operation and the endpoint.
+/// Posts on each kind of endpoint in turn. Returns the names of the operation and the endpoint in the WARN line.
 fn post_by_turn(
     kernel: &Context<'_>,
     turn: u8,
@@ -46,17 +45,17 @@ fn post_by_turn(
 }
 
 #[test]
-fn every_status_is_told_with_its_peer() {
-    // All that the card's documentation names, and one that nobody knows.
+fn every_failed_status_is_reported_with_its_peer() {
+    // All documented statuses, and an unknown one.
     let statuses: Vec<u8> = (1..=18).chain([200]).collect();
     let faults: Vec<_> = statuses.iter().map(|s| (format!("error_every=1,error_status={s}"), s.to_string())).collect();
     let settings: Vec<_> =
         faults.iter().map(|(faults, status)| vec![("SOFTEFA_FAULTS", faults.as_str()), ("STATUS", status)]).collect();
-    alone_each("every_status_is_told_with_its_peer", &settings, |plugin| {
+    alone_each("every_failed_status_is_reported_with_its_peer", &settings, |plugin| {
         let status: u8 = std::env::var("STATUS").expect("set").parse().expect("a status");
         ranks(&plugin, 3, move |rank, comm| {
             let (_memory, window) = window(&comm, 4096);
-            // Either layout of the queues.
+            // Both layouts of the queues.
             let backend_version = 1 + i32::from(status) % 2;
             let context = comm.create_context(&GinConfigV14 { backend_version, ..config(2, 1) }).expect("a context");
             let kernel = device(&context, 0);
@@ -64,53 +63,54 @@ fn every_status_is_told_with_its_peer() {
             comm.barrier().expect("all ranks");
             if rank == 1 {
                 let peer = u32::from(status) % 3;
-                let (posted, what, endpoint) = post_by_turn(&kernel, status, peer, DeviceWindow(window.gin_handle()));
+                let (posted, operation, endpoint) =
+                    post_by_turn(&kernel, status, peer, DeviceWindow(window.gin_handle()));
                 posted.expect("a post before the error");
                 if status.is_multiple_of(2) {
-                    // What a kernel knows, the query knows: at once.
+                    // A query after a kernel's error returns true at once.
                     assert!(kernel.flush().is_err());
-                    assert!(context.query_last_error().expect("a query"), "kernels know already");
+                    assert!(context.query_last_error().expect("a query"), "after a kernel's error");
                 }
-                told("queryLastError", || context.query_last_error().expect("a query"));
-                told("the WARN line", || log::last_warn().is_some());
+                await_report("queryLastError", || context.query_last_error().expect("a query"));
+                await_report("the WARN line", || log::last_warn().is_some());
                 let lines = warnings();
                 assert_eq!(lines.len(), 1, "one line for one failure: {lines:?}");
                 let text =
                     CompStatus::from_raw(status).map_or("a status that this version does not know", |s| s.text());
-                let peer = format!("{what} rank {peer} on");
+                let peer = format!("{operation} rank {peer} on");
                 for part in ["rank 1:", &peer, endpoint, "context 0", text, &format!("status {status}"), "check"] {
                     assert!(lines[0].contains(part), "{part:?} in {}", lines[0]);
                 }
-                // No wait hangs, on this endpoint or another.
+                // No wait hangs, on this endpoint or on another.
                 assert!(kernel.flush().is_err());
                 assert!(kernel.wait_signal(0, 1).is_err());
                 assert!(context.query_last_error().expect("a query"), "sticky");
             }
             comm.barrier().expect("all ranks");
             assert_eq!(context.query_last_error().expect("a query"), rank == 1);
-            assert_eq!(warnings(), [""; 0], "the failure has had its line");
+            assert_eq!(warnings(), [""; 0], "one line for one failure");
             comm.barrier().expect("all ranks");
         });
     });
 }
 
 #[test]
-fn an_error_behind_many_completions_is_told_with_its_peer() {
-    // Far more completions than a queue holds, faster than the watcher looks.
+fn error_after_many_completions_is_reported_with_its_peer() {
+    // More completions than a queue has slots, faster than the watcher drains them.
     let faults = [("SOFTEFA_FAULTS", "error_every=150001,error_status=7")];
-    alone("an_error_behind_many_completions_is_told_with_its_peer", &faults, |plugin| {
+    alone("error_after_many_completions_is_reported_with_its_peer", &faults, |plugin| {
         ranks(&plugin, 2, |rank, comm| {
             let (_memory, window) = window(&comm, 4096);
             let context = comm.create_context(&GinConfigV14 { queue_depth: 16, ..config(1, 1) }).expect("a context");
             let (kernel, target) = (device(&context, 0), DeviceWindow(window.gin_handle()));
             if rank == 0 {
-                // Posts go on until one is refused.
+                // Posts until the device code refuses one.
                 let refused = (0..1_000_000u32).find_map(|_| {
                     kernel.put(1, target.at(0), target.at(8), 8, Action::NONE, Flags::NONE).and(Ok(())).err()
                 });
-                assert!(refused.is_some(), "posting ends with the error");
-                told("queryLastError", || context.query_last_error().expect("a query"));
-                told("the WARN line", || log::last_warn().is_some());
+                assert!(refused.is_some(), "a post fails after the error");
+                await_report("queryLastError", || context.query_last_error().expect("a query"));
+                await_report("the WARN line", || log::last_warn().is_some());
                 let line = log::last_warn().expect("a line");
                 for part in ["write to rank 1", "endpoint data", "status 7"] {
                     assert!(line.contains(part), "{part} in {line}");
@@ -122,8 +122,8 @@ fn an_error_behind_many_completions_is_told_with_its_peer() {
 }
 
 #[test]
-fn clean_set_ups_tell_of_no_error() {
-    alone("clean_set_ups_tell_of_no_error", &[], |plugin| {
+fn clean_set_ups_report_no_error() {
+    alone("clean_set_ups_report_no_error", &[], |plugin| {
         let whole = rounds("FERROGIN_TEST_SETUPS", 100);
         for i in 0..whole {
             let comm_plugin = plugin.clone();
@@ -134,7 +134,7 @@ fn clean_set_ups_tell_of_no_error() {
                 quiet();
                 pass_round(&comm, &context, 0, &window, &memory, (i % 2) as u16);
                 quiet();
-                // One rank is gone while the other still looks.
+                // One rank destroys its context while the other still queries its own.
                 if comm.rank() == i % 2 {
                     context.destroy().expect("destroyed");
                 } else {
@@ -143,23 +143,23 @@ fn clean_set_ups_tell_of_no_error() {
             });
             assert_eq!(warnings(), [""; 0], "set-up {i}");
         }
-        println!("{}{whole} set-ups without an error", harness::TELL);
+        println!("{}{whole} set-ups without an error", harness::REPORT);
     });
 }
 
-/// Rank 1 goes away, or stays away, before `step`; what the others are told, and when.
-fn a_missing_rank(test: &'static str, step: &'static str, vanishes: bool) {
-    // Who is gone is missed at once. Who stays away is missed at the deadline, by which everyone has connected before.
-    let deadline = if vanishes { "60" } else { "8" };
+/// Rank 1 closes its communicator before `step`, or does not call it. The other ranks report rank 1.
+fn missing_rank(test: &'static str, step: &'static str, closes: bool) {
+    // The other ranks notice a closed rank at once, and a hanging rank at the deadline, which is long enough for connect.
+    let deadline = if closes { "60" } else { "8" };
     alone(test, &[("FERROGIN_TIMEOUT", deadline)], move |plugin| {
-        let told = Arc::new(AtomicUsize::new(0));
+        let finished = Arc::new(AtomicUsize::new(0));
         let took = ranks(&plugin, 3, move |rank, comm| {
             let memory = Arc::new(DeviceMemory::alloc(4096).expect("memory"));
             comm.barrier().expect("all ranks");
             if rank == 1 {
                 // Dropping the communicator closes it.
-                if !vanishes {
-                    wait_for("the others", PATIENCE, || told.load(Ordering::Acquire) == 2);
+                if !closes {
+                    wait_for("the others", PATIENCE, || finished.load(Ordering::Acquire) == 2);
                 }
                 return Duration::ZERO;
             }
@@ -169,46 +169,46 @@ fn a_missing_rank(test: &'static str, step: &'static str, vanishes: bool) {
                 _ => comm.create_context(&config(1, 1)).map(drop),
             };
             let took = began.elapsed();
-            told.fetch_add(1, Ordering::AcqRel);
+            finished.fetch_add(1, Ordering::AcqRel);
             let error = error.expect_err("a rank is missing").to_string();
             assert!(error.contains("rank 1") && error.contains(step), "{error}");
-            assert!(!(vanishes && error.contains("did not answer")), "{error}");
-            // The communicator is of no use any more, says why, and can be closed.
-            let again = comm.register(&memory, 0).expect_err("dead").to_string();
-            assert!(again.contains("rank 1"), "{again}");
+            assert!(!(closes && error.contains("did not answer")), "{error}");
+            // The communicator is unusable, names the cause, and can be closed.
+            let later = comm.register(&memory, 0).expect_err("unusable").to_string();
+            assert!(later.contains("rank 1"), "{later}");
             took
         });
         let longest = took.iter().max().copied().unwrap_or_default();
-        println!("{}the last rank knew after {longest:.1?} of {deadline} s", harness::TELL);
+        println!("{}the last rank reported it after {longest:.1?} of {deadline} s", harness::REPORT);
         let deadline = Duration::from_secs(deadline.parse().expect("seconds"));
-        assert!(vanishes || longest >= deadline, "{longest:?}: a rank may be late");
+        assert!(closes || longest >= deadline, "{longest:?}: a rank may be late");
     });
 }
 
 #[test]
-fn a_rank_that_goes_before_a_window_is_named() {
-    a_missing_rank("a_rank_that_goes_before_a_window_is_named", "regMrSym", true);
+fn rank_closed_before_window_is_named() {
+    missing_rank("rank_closed_before_window_is_named", "regMrSym", true);
 }
 
 #[test]
-fn a_rank_that_goes_before_a_context_is_named() {
-    a_missing_rank("a_rank_that_goes_before_a_context_is_named", "createContext", true);
+fn rank_closed_before_context_is_named() {
+    missing_rank("rank_closed_before_context_is_named", "createContext", true);
 }
 
 #[test]
-fn a_rank_that_hangs_before_a_window_is_named() {
-    a_missing_rank("a_rank_that_hangs_before_a_window_is_named", "regMrSym", false);
+fn rank_hanging_before_window_is_named() {
+    missing_rank("rank_hanging_before_window_is_named", "regMrSym", false);
 }
 
 #[test]
-fn a_rank_that_hangs_before_a_context_is_named() {
-    a_missing_rank("a_rank_that_hangs_before_a_context_is_named", "createContext", false);
+fn rank_hanging_before_context_is_named() {
+    missing_rank("rank_hanging_before_context_is_named", "createContext", false);
 }
 
 #[test]
-fn a_rank_that_fails_alone_fails_all_and_breaks_nothing() {
-    // The first context takes so many counters that a second one fits one rank only.
-    let test = "a_rank_that_fails_alone_fails_all_and_breaks_nothing";
+fn failure_of_one_rank_fails_the_call_on_all_and_keeps_the_communicator() {
+    // Rank 1 requests more counters than the card has.
+    let test = "failure_of_one_rank_fails_the_call_on_all_and_keeps_the_communicator";
     alone(test, &[("SOFTEFA_FAULTS", "cntr_budget=40")], |plugin| {
         ranks(&plugin, 2, |rank, comm| {
             let signals = if rank == 0 { 1 } else { 60 };
@@ -218,8 +218,8 @@ fn a_rank_that_fails_alone_fails_all_and_breaks_nothing() {
             let (memory, window) = window(&comm, 4096);
             let context = comm.create_context(&config(1, 0)).expect("a context");
             pass_round(&comm, &context, 0, &window, &memory, 0);
-            let said = warnings().len();
-            assert!(said <= 2, "{said} lines for two failed calls");
+            let lines = warnings().len();
+            assert!(lines <= 2, "{lines} lines for two failed calls");
             comm.barrier().expect("all ranks");
         });
     });

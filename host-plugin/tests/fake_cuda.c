@@ -1,4 +1,4 @@
-/* A CUDA driver with one GPU, as far as opening the GPU needs one: for tests of what comes before the first allocation. */
+/* A CUDA driver with one GPU, for tests that fail before the first allocation. */
 #include <stddef.h>
 
 static int context;

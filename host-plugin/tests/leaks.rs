@@ -1,4 +1,4 @@
-//! What is taken is given back: descriptors, mappings, threads and bytes, over many cycles.
+//! Leak tests: file descriptors, mappings, threads and bytes, over many cycles.
 #![allow(unsafe_code)]
 
 mod harness;
@@ -8,30 +8,30 @@ use mini_nccl::Plugin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a process holds.
+/// Resources of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Holdings {
+struct Resources {
     descriptors: usize,
-    /// Of files and memfds.
+    /// Mappings of files and memfds.
     file_mappings: usize,
     threads: usize,
 }
 
-fn holdings() -> Holdings {
+fn resources() -> Resources {
     let count = |dir: &str| std::fs::read_dir(dir).map_or(0, Iterator::count);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     // The last column is a path or a name in brackets; heaps and stacks have none or the latter.
     let named = |line: &&str| line.split_whitespace().nth(5).is_some_and(|name| name.starts_with('/'));
-    Holdings {
+    Resources {
         descriptors: count("/proc/self/fd"),
         file_mappings: maps.lines().filter(named).count(),
         threads: count("/proc/self/task"),
     }
 }
 
-impl Holdings {
-    /// The less of each.
-    fn least(self, other: Self) -> Self {
+impl Resources {
+    /// The minimum of each.
+    fn min(self, other: Self) -> Self {
         Self {
             descriptors: self.descriptors.min(other.descriptors),
             file_mappings: self.file_mappings.min(other.file_mappings),
@@ -39,18 +39,17 @@ impl Holdings {
         }
     }
 
-    /// Nothing is more than before.
+    /// True if no number is larger than in `before`.
     fn within(self, before: Self) -> bool {
-        self.least(before) == self
+        self.min(before) == self
     }
 }
 
-/// What is held once it is no more than `before`, or at last. A thread that was joined is counted until the kernel has
-/// taken it away.
-fn holdings_within(before: Holdings) -> Holdings {
+/// The resources once they are within `before`, or at the limit of time. The kernel counts a joined thread until it removes it.
+fn resources_within(before: Resources) -> Resources {
     let began = Instant::now();
     loop {
-        let held = holdings();
+        let held = resources();
         if held.within(before) || began.elapsed() > harness::PATIENCE {
             return held;
         }
@@ -58,24 +57,23 @@ fn holdings_within(before: Holdings) -> Holdings {
     }
 }
 
-/// Bytes that are allocated and not freed, in all arenas and by mmap. The plugin, the provider and libfabric share one
-/// allocator with this program. [`EXACT`] makes its books say what is freed as soon as it is.
+/// Allocated bytes, in all arenas and by mmap. The plugin, the provider and libfabric use this program's allocator. With
+/// [`EXACT`] the number falls as soon as memory is freed.
 fn bytes() -> usize {
-    // SAFETY: no arguments; reads the allocator's own books.
+    // SAFETY: mallinfo2 takes no arguments and only reads the allocator's statistics.
     let info = unsafe { libc::mallinfo2() };
     info.uordblks + info.hblkhd
 }
 
-/// glibc counts what a thread keeps for its own next allocations as in use, and what an arena is managed by: let threads keep
-/// nothing, and share one arena however many run at once.
+/// Settings of glibc. It counts the threads' caches and the arenas' own data as allocated, so the tests use no caches and one arena.
 const EXACT: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1");
 const CYCLES: usize = 1000;
-/// What a cycle may leave, which is one of two ranks: less than any forgotten allocation of each, since the smallest takes 32.
+/// Bytes that a cycle of two ranks may leave on average: less than one leaked allocation, whose smallest size is 32.
 const LEFT: usize = 32;
 
 fn check_bytes(cycles: usize, before: usize, after: usize) {
     let left = after as isize - before as isize;
-    println!("{}{cycles} cycles: {before}, then {after} bytes: {left} more", harness::TELL);
+    println!("{}{cycles} cycles: {before}, then {after} bytes: {left} more", harness::REPORT);
     assert!(left < (LEFT * cycles) as isize, "{left} bytes more after {cycles} cycles");
 }
 
@@ -86,7 +84,7 @@ fn communicators(plugin: &Arc<Plugin>, times: usize) {
             let (memory, window) = window(&comm, 4096);
             let context = comm.create_context(&config(2, 1)).expect("a context");
             pass_round(&comm, &context, 0, &window, &memory, 1);
-            // Every other time, closeColl has to sweep.
+            // In every other cycle closeColl closes the context.
             if i % 2 == 0 {
                 context.abandon();
             } else {
@@ -98,22 +96,22 @@ fn communicators(plugin: &Arc<Plugin>, times: usize) {
 }
 
 #[test]
-fn cycles_leak_nothing() {
-    alone("cycles_leak_nothing", &[], |plugin| {
+fn communicators_leak_no_resources() {
+    alone("communicators_leak_no_resources", &[], |plugin| {
         let n = rounds("FERROGIN_TEST_CYCLES", CYCLES / 5);
         communicators(&plugin, 10);
-        let held = holdings();
+        let held = resources();
         communicators(&plugin, n);
-        let still_held = holdings_within(held);
-        println!("{}{n} cycles: {held:?}, then {still_held:?}", harness::TELL);
+        let still_held = resources_within(held);
+        println!("{}{n} cycles: {held:?}, then {still_held:?}", harness::REPORT);
         assert!(still_held.within(held), "{held:?}, after {n} cycles {still_held:?}");
     });
 }
 
-/// libfabric 1.17 loses some hundred bytes for each endpoint of its messages that is opened; a newer one loses none.
+/// libfabric 1.17 itself leaks some hundred bytes for each message endpoint; newer ones do not.
 #[test]
-fn cycles_leak_no_byte() {
-    const TEST: &str = "cycles_leak_no_byte";
+fn communicators_leak_no_memory() {
+    const TEST: &str = "communicators_leak_no_memory";
     let newer = std::env::var("FERROGIN_LIBFABRIC_ALT").or_else(|_| std::env::var("FERROGIN_LIBFABRIC"));
     let Ok(newer) = newer else {
         let why = "FERROGIN_LIBFABRIC_ALT names no libfabric newer than 1.17, which leaks by itself";
@@ -144,14 +142,14 @@ fn contexts_of_one_communicator_leak_nothing() {
                     window.deregister().expect("deregistered");
                     drop(mini_nccl::log::take());
                 }
-                // The other rank's part is counted too, and counting opens a descriptor itself.
+                // The count includes the other rank's resources, and reading them opens a descriptor.
                 comm.barrier().expect("all ranks");
-                let held = (rank == 0).then(|| (holdings(), bytes()));
+                let held = (rank == 0).then(|| (resources(), bytes()));
                 comm.barrier().expect("all ranks");
                 held
             };
-            // Least of several looks: what the other rank and the watcher hold just now comes and goes.
-            let least = |one: (Holdings, usize), other: (Holdings, usize)| (one.0.least(other.0), one.1.min(other.1));
+            // The minimum of several counts, because the other rank and the watcher hold some resources for a short time.
+            let least = |one: (Resources, usize), other: (Resources, usize)| (one.0.min(other.0), one.1.min(other.1));
             let settled = || (0..8).filter_map(|_| cycle(5)).reduce(least);
             let n = rounds("FERROGIN_TEST_CYCLES", CYCLES);
             cycle(n);

@@ -1,4 +1,4 @@
-//! How set-up grows with the ranks: address insertions, time, memory and descriptors of `createContext`.
+//! Growth of set-up with the number of ranks: address insertions, time, memory and descriptors of `createContext`.
 //!
 //! FERROGIN_SCALE_RANKS (a comma list) chooses the numbers of ranks, which are threads of one process here.
 #![allow(unsafe_code)]
@@ -6,7 +6,7 @@
 mod harness;
 
 use ferrogin_ffi::nccl::GinConfigV14;
-use harness::{TELL, TraceFile, alone, config, ranks};
+use harness::{REPORT, TraceFile, alone, config, ranks};
 use std::time::{Duration, Instant};
 
 const SIGNALS: i32 = 64;
@@ -14,7 +14,7 @@ const SIGNALS: i32 = 64;
 /// CPU time of this thread.
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes `time`; the clock is always there.
+    // SAFETY: clock_gettime writes `time`, a local variable.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -29,14 +29,14 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn set_up_grows_with_the_ranks_alone() {
+fn set_up_grows_with_ranks_only() {
     let trace = TraceFile::new("scale");
-    // All ranks share one card here: it needs the counters of as many.
+    // All ranks share one card, which needs the counters of all.
     let settings = [trace.setting(), ("FERROGIN_TIMEOUT", "300"), ("SOFTEFA_FAULTS", "cntr_budget=65536")];
-    alone("set_up_grows_with_the_ranks_alone", &settings, |plugin| {
+    alone("set_up_grows_with_ranks_only", &settings, |plugin| {
         let list = std::env::var("FERROGIN_SCALE_RANKS").unwrap_or_else(|_| "2,4,8".to_owned());
         println!(
-            "{TELL}| ranks | insertions | wall ms | CPU ms of a rank: endpoints | peers | all | MiB | descriptors |"
+            "{REPORT}| ranks | insertions | wall ms | CPU ms of a rank: endpoints | peers | all | MiB | descriptors |"
         );
         for n in list.split(',').map(|n| n.parse::<usize>().expect("a number of ranks")) {
             let each = ranks(&plugin, n, move |rank, comm| {
@@ -58,8 +58,12 @@ fn set_up_grows_with_the_ranks_alone() {
             };
             let (peers, endpoints) = (newest("createContext: peers"), newest("createContext: endpoints"));
             let inserted: Vec<_> = peers.iter().filter_map(|event| event["args"]["av_insertions"].as_u64()).collect();
-            assert_eq!(inserted, vec![(1 + SIGNALS as u64) * n as u64; n], "each peer endpoint once, on each rank");
-            // Steps wait for nobody, but threads share the cores: CPU time says what a rank costs.
+            assert_eq!(
+                inserted,
+                vec![(1 + SIGNALS as u64) * n as u64; n],
+                "one insertion for each peer endpoint, on each rank"
+            );
+            // The steps wait for no other rank, but the threads share the cores, so CPU time is the cost of a rank.
             let mean = |events: &[&serde_json::Value]| {
                 let all: u64 = events.iter().filter_map(|event| event["args"]["cpu_us"].as_u64()).sum();
                 all as f64 / n as f64 / 1e3
@@ -68,7 +72,7 @@ fn set_up_grows_with_the_ranks_alone() {
             let all = each.iter().map(|(_, used, _)| used.as_secs_f64()).sum::<f64>() / n as f64 * 1e3;
             let (mib, fds) = each.iter().find_map(|(.., held)| *held).expect("rank 0's");
             println!(
-                "{TELL}| {n} | {} | {wall:.1} | {:.2} | {:.2} | {all:.2} | {mib} | {fds} |",
+                "{REPORT}| {n} | {} | {wall:.1} | {:.2} | {:.2} | {all:.2} | {mib} | {fds} |",
                 inserted[0],
                 mean(&endpoints),
                 mean(&peers)

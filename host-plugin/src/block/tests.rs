@@ -10,7 +10,7 @@ struct Chunk {
     _bytes: [u8; 128],
 }
 
-/// Reads structs out of an image by their device addresses, as a kernel would.
+/// A block on the device, which reads structs by device address, as a kernel does.
 struct Device {
     base: u64,
     words: Vec<Chunk>,
@@ -19,7 +19,7 @@ struct Device {
 impl Device {
     fn of(image: &Image) -> Self {
         let mut words = vec![Chunk { _bytes: [0; 128] }; image.bytes.len().div_ceil(size_of::<Chunk>())];
-        // SAFETY: the image fits into the words; both are plain memory.
+        // SAFETY: `words` has at least as many bytes as the image, and the two do not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(image.bytes.as_ptr(), words.as_mut_ptr().cast(), image.bytes.len());
         }
@@ -30,8 +30,8 @@ impl Device {
         let offset = (address as u64).checked_sub(self.base).expect("an address within the block") as usize;
         assert!(offset + size_of::<T>() <= self.words.len() * size_of::<Chunk>(), "an address within the block");
         assert_eq!(address as usize % align_of::<T>(), 0, "aligned on the device");
-        // SAFETY: within the words, as asserted; every field of these structs is valid for any bits. The chunks
-        // are aligned as the block is.
+        // SAFETY: the asserts check that the address is within `words` and aligned; the chunks have the block's alignment. The
+        // structs' fields are valid for any bits.
         unsafe { &*self.words.as_ptr().wrapping_byte_add(offset).cast::<T>() }
     }
 
@@ -96,7 +96,7 @@ fn build(layout: Layout) -> (Device, *const DevHandle) {
 }
 
 #[test]
-fn the_header_lies_before_the_handles() {
+fn header_precedes_the_device_handles() {
     for layout in [Layout::V0, Layout::V1] {
         let (device, devs) = build(layout);
         let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
@@ -120,7 +120,7 @@ fn the_header_lies_before_the_handles() {
 }
 
 #[test]
-fn nccls_half_is_what_its_device_code_expects() {
+fn nccl_structs_match_its_device_code() {
     for layout in [Layout::V0, Layout::V1] {
         let (device, devs) = build(layout);
         for context in 0..2 {
@@ -138,7 +138,7 @@ fn nccls_half_is_what_its_device_code_expects() {
             let sets: Vec<CounterHandle> = counters.chain(signals).collect();
             for (i, set) in sets.iter().enumerate() {
                 let e = i as u64 + 2;
-                // A counter is the local one, a signal the one of received writes.
+                // A counter handle names the local counter, a signal handle the counter of received writes.
                 let (value, offset) = if i < 3 { (0x3000_0000 + e * 64, 5) } else { (0x5000_0000 + e * 64, 9) };
                 assert_eq!((set.cntr_value as u64, set.cntr_offset), (value, offset));
             }
@@ -176,7 +176,7 @@ fn nccls_half_is_what_its_device_code_expects() {
 }
 
 #[test]
-fn our_half_agrees_with_nccls() {
+fn ext_structs_agree_with_nccl_structs() {
     let (device, devs) = build(Layout::V1);
     let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
     let ext = device.get(header.contexts.wrapping_add(1));
@@ -184,7 +184,7 @@ fn our_half_agrees_with_nccls() {
         let EndpointExt { cold, hot, .. } = device.get(ext.endpoints.wrapping_add(e));
         let handle = device.get(cold.handle);
         let queue = ext.endpoints.wrapping_add(e).wrapping_byte_add(offset_of!(EndpointExt, queue));
-        assert_eq!(handle.qp, queue.cast(), "endpoint {e} leads to its own handle");
+        assert_eq!(handle.qp, queue.cast(), "endpoint {e} names its own handle");
         assert_eq!(cold.context.cast_mut(), header.contexts.wrapping_add(1));
         assert_eq!(handle.local_cntr_value.cast_const(), cold.completed);
         assert_eq!(cold.errors_base, 1);
@@ -226,7 +226,7 @@ fn only_combining_policy_has_fast_path() {
 }
 
 #[test]
-fn nothing_overlaps_what_posters_write() {
+fn block_parts_do_not_overlap() {
     let spec = spec(Layout::V0);
     let plan = Plan::new(&spec);
     let mut ranges: Vec<(usize, usize)> = vec![
@@ -238,7 +238,7 @@ fn nothing_overlaps_what_posters_write() {
         ranges.push((places.endpoints.offset, places.endpoints.count * size_of::<EndpointExt>()));
         for (e, queue) in places.queues.iter().enumerate() {
             let ext = places.endpoints.offset + e * size_of::<EndpointExt>();
-            assert_eq!(queue.qp.offset, ext + offset_of!(EndpointExt, queue), "the queue pair lies in its endpoint");
+            assert_eq!(queue.qp.offset, ext + offset_of!(EndpointExt, queue), "the queue pair is within its endpoint");
         }
         ranges.push((places.counters.offset, places.counters.count * 8));
         ranges.push((places.signals.offset, places.signals.count * 8));
@@ -261,7 +261,7 @@ fn nothing_overlaps_what_posters_write() {
 }
 
 #[test]
-fn a_context_without_counters_and_signals_has_null_lists() {
+fn context_without_counters_and_signals_has_null_lists() {
     let mut spec = spec(Layout::V0);
     for context in &mut spec.contexts {
         context.endpoints.truncate(2);
@@ -275,7 +275,7 @@ fn a_context_without_counters_and_signals_has_null_lists() {
 }
 
 #[test]
-fn queues_that_the_layout_cannot_express_are_refused() {
+fn inexpressible_queues_are_refused() {
     let mut wide = spec(Layout::V0);
     wide.contexts[0].endpoints[1].wqe_size = 128;
     assert_eq!(Plan::new(&wide).fill(&wide, BASE).unwrap_err(), InitError::WqeSize(128));
@@ -285,7 +285,7 @@ fn queues_that_the_layout_cannot_express_are_refused() {
 }
 
 #[test]
-fn backend_versions_are_known_or_refused() {
+fn unknown_backend_versions_have_no_layout() {
     assert_eq!([0, 1, 2].map(Layout::of), [Some(Layout::V0), Some(Layout::V0), Some(Layout::V1)]);
     assert_eq!([-1, 3, 99].map(Layout::of), [None; 3]);
 }

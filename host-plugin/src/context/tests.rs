@@ -5,7 +5,7 @@ fn config() -> GinConfigV14 {
 }
 
 #[test]
-fn shapes_are_checked() {
+fn invalid_configurations_are_refused() {
     let shape = Shape::new(&config()).unwrap();
     assert_eq!((shape.endpoints(), shape.counters(), shape.tclass, shape.depth), (7, 10, 0, 0));
     assert_eq!(Shape::new(&GinConfigV14 { n_contexts: 0, ..config() }).unwrap().n_contexts, 1);
@@ -26,20 +26,7 @@ fn shapes_are_checked() {
 }
 
 #[test]
-fn sections_begin_on_pages_and_do_not_overlap() {
-    for page in [1 << 12, 1 << 16] {
-        let sections = Sections { page, endpoints: 14, counters: 20, slots: 64 };
-        assert_eq!(sections.value_slice(0), page);
-        assert_eq!(sections.value_slice(1) - sections.value_slice(0), 64 * 8);
-        assert!(sections.value_slice(13) + 64 * 8 <= sections.completed());
-        assert_eq!(sections.completed() % page, 0);
-        assert_eq!(sections.card_len() - sections.completed(), 20 * 64);
-        assert_eq!(sections.shared_len(), 15 * 64);
-    }
-}
-
-#[test]
-fn a_stride_leaves_peers_out() {
+fn rank_stride_excludes_other_peers() {
     let shape = Shape::new(&GinConfigV14 { rank_stride: 4, ..config() }).unwrap();
     let reached: Vec<_> = (0..16).filter(|peer| shape.reaches(5, *peer)).collect();
     assert_eq!(reached, [1, 5, 9, 13]);
@@ -48,7 +35,7 @@ fn a_stride_leaves_peers_out() {
 }
 
 #[test]
-fn traffic_classes_fall_back_to_what_a_card_may_know() {
+fn traffic_classes_fall_back_to_known_ones() {
     let class = |value| Shape::new(&GinConfigV14 { traffic_class: value, ..config() }).unwrap().tclass;
     assert_eq!(tclass_choices(class(-1)), [0]);
     assert_eq!(tclass_choices(class(104)), [bindings::FI_TC_DSCP | 26, 0]);

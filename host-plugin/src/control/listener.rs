@@ -1,75 +1,73 @@
-//! The endpoint of a rank, and the 128 bytes that lead other ranks to it.
+//! The endpoint of a rank between `listen` and `connect`, and the handle that leads peers to it.
 
-use super::{ControlError, Ring};
-use ferrogin_channel::{self as channel, Address, Config, Reactor};
+use super::error::ControlError;
+use super::interface::source_address;
+use super::ring::{BLOCK_MAX, Ring};
+use ferrogin_channel::{self as channel, Config, Reactor};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_libfabric::Libfabric;
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
 use std::io;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Version of the handle and of the protocol behind it.
+/// Version of the handle and of the protocol that it leads to.
 pub(super) const VERSION: u16 = 2;
-/// Largest block of an allgather: far above any that set-up makes.
-pub(super) const BLOCK_MAX: usize = 256 << 20;
-/// A neighbour that is quiet for so long is asked whether it lives.
+/// A neighbour that is silent for this long gets a ping.
 const PING_AFTER: Duration = Duration::from_millis(500);
-/// And given up when it has not answered for so long, or a quarter of FERROGIN_TIMEOUT if that is longer, and at the latest after
-/// half of FERROGIN_TIMEOUT: its neighbours, which alone know that it is silent, tell the others before these run out of time and
-/// take the wrong one for the cause. An endpoint that does not answer a connect at all gets as long: it was there before its handle was.
-const LOST_AFTER: Duration = Duration::from_secs(10);
-/// But not sooner, since a busy machine may let a process wait.
-const LOST_AFTER_LEAST: Duration = Duration::from_secs(2);
+/// The least time for an answer, because a busy machine may stop a process for a while.
+const ANSWER_MIN: Duration = Duration::from_secs(2);
 
 const _: () = assert!(channel::ADDRESS_MAX <= HANDLE_MAXSIZE);
 
-/// The listener's address in a handle; `None` if it is no address that this version made.
-pub(super) fn address(handle: &[u8; HANDLE_MAXSIZE]) -> Option<Address> {
-    Address::parse(handle).ok()
+/// The time that a silent neighbour has for an answer: a quarter of FERROGIN_TIMEOUT. Only the neighbours of a rank notice that
+/// it is silent. They report it before the other ranks reach their own deadlines, which would name a wrong rank.
+fn answer_limit(timeout: Duration) -> Duration {
+    (timeout / 4).max(ANSWER_MIN)
+}
+
+/// The time that a peer has to answer the first connect: half of FERROGIN_TIMEOUT. The peer's endpoint exists before its handle.
+fn connect_limit(timeout: Duration) -> Duration {
+    (timeout / 2).max(ANSWER_MIN)
 }
 
 /// A rank's endpoint while it waits for `connect`.
 pub(super) struct Endpoint {
-    // First, so that nobody is let in any more when the reactor ends.
+    // The first field: the listener refuses peers before the reactor ends.
     pub listener: channel::Listener,
     pub reactor: Reactor,
 }
 
-/// A listening endpoint. Nothing of it is needed once `connect` has returned.
+/// A listening endpoint. A ring does not need it after `connect`.
 pub struct Listener {
-    /// None once `connect` took it, or failed: who waits for this rank learns it so.
+    /// `None` after `connect` took it, or failed: peers that still wait for this rank are refused.
     pub(super) endpoint: Mutex<Option<Endpoint>>,
-    /// A ring that failed in `connect`, whose last words are on their way.
-    parted: Mutex<Option<Ring>>,
+    /// A ring that failed in `connect`, whose abort frames are still under way.
+    failed_ring: Mutex<Option<Ring>>,
     handle: [u8; HANDLE_MAXSIZE],
 }
 
 impl Listener {
-    /// Listens with an endpoint of the provider `provider`: a socket provider (`tcp`) at the first address that
-    /// NCCL_SOCKET_IFNAME allows, any other where it likes.
+    /// Listens with an endpoint of `provider`. A socket provider (`tcp`) uses the first address that NCCL_SOCKET_IFNAME allows;
+    /// any other provider chooses its own.
     ///
     /// # Errors
-    /// No such provider, no interface.
+    /// There is no such provider, or no such interface.
     pub fn open(lib: &Arc<Libfabric>, provider: &str, timeout: Duration) -> Result<Self, ControlError> {
         let source = if provider.contains("tcp") {
             let filter = std::env::var("NCCL_SOCKET_IFNAME").unwrap_or_default();
-            Some(source(&filter)?.to_string())
+            Some(source_address(&filter)?.to_string())
         } else {
             None
         };
-        let lost_after = LOST_AFTER.max(timeout / 4);
         let config = Config {
             provider: provider.to_owned(),
             source,
-            // One block, a head, an abort.
+            // A block, a hello or welcome, and an abort may be under way at once.
             depth: 4,
             max_message: BLOCK_MAX + 64,
             ping_after: PING_AFTER,
-            lost_after: (timeout / 2).max(LOST_AFTER_LEAST).min(lost_after),
-            connect_within: timeout.min(lost_after),
+            lost_after: answer_limit(timeout),
+            connect_within: connect_limit(timeout),
             ..Config::default()
         };
         let failed = |source: io::Error| ControlError::Endpoint { provider: provider.to_owned(), source };
@@ -78,102 +76,45 @@ impl Listener {
         let mut handle = [0; HANDLE_MAXSIZE];
         let bytes = listener.address().to_bytes();
         handle[..bytes.len()].copy_from_slice(&bytes);
-        Ok(Self { endpoint: Mutex::new(Some(Endpoint { listener, reactor })), parted: Mutex::new(None), handle })
+        Ok(Self { endpoint: Mutex::new(Some(Endpoint { listener, reactor })), failed_ring: Mutex::new(None), handle })
     }
 
-    /// The bytes for the other ranks.
+    /// The handle for the other ranks.
     pub fn handle(&self) -> [u8; HANDLE_MAXSIZE] {
         self.handle
     }
 
-    /// Keeps a ring that has failed until this listener ends: nobody waits in `connect` for its farewell.
-    pub fn park(&self, ring: Ring) {
-        *self.parted.lock().unwrap_or_else(PoisonError::into_inner) = Some(ring);
+    /// Keeps a failed ring until this listener ends, so that `connect` need not wait for the ring's abort frames.
+    pub fn keep_failed(&self, ring: Ring) {
+        *self.failed_ring.lock().unwrap_or_else(PoisonError::into_inner) = Some(ring);
     }
 
-    /// Stops listening: who is waiting for this rank is refused.
+    /// Stops listening: peers that wait for this rank are refused.
     pub fn close(&self) {
         *self.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// The address to be reached by: of an interface that is up and that `filter` allows, IPv4 before IPv6. Falls back to the
-/// loopback, which serves one host, when nothing is set and there is no other.
-fn source(filter: &str) -> Result<IpAddr, ControlError> {
-    let interfaces = getifaddrs().map_err(|errno| ControlError::Socket { call: "getifaddrs", source: errno.into() })?;
-    let mut v6 = None;
-    for interface in interfaces {
-        if !interface.flags.contains(InterfaceFlags::IFF_UP) || !allowed(filter, &interface.interface_name) {
-            continue;
-        }
-        let Some(address) = interface.address.as_ref() else { continue };
-        if let Some(v4) = address.as_sockaddr_in() {
-            return Ok(IpAddr::V4(v4.ip()));
-        }
-        // A link-local address means nothing without its interface.
-        let usable = address.as_sockaddr_in6().map(|v6| v6.ip()).filter(|ip| !ip.is_unicast_link_local());
-        v6 = v6.or(usable);
-    }
-    match v6 {
-        Some(address) => Ok(IpAddr::V6(address)),
-        None if filter.is_empty() => Ok(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)),
-        None => Err(ControlError::NoInterface { filter: filter.to_owned() }),
-    }
-}
-
-/// NCCL_SOCKET_IFNAME: a comma list of name prefixes, of whole names with a leading `=`, of what to avoid with a
-/// leading `^`. Unset: everything but loopback and container bridges.
-pub(super) fn allowed(filter: &str, name: &str) -> bool {
-    if filter.is_empty() {
-        return name != "lo" && !name.starts_with("docker") && !name.starts_with("virbr");
-    }
-    let (avoid, rest) = match filter.strip_prefix('^') {
-        Some(rest) => (true, rest),
-        None => (false, filter),
-    };
-    let (whole, rest) = match rest.strip_prefix('=') {
-        Some(rest) => (true, rest),
-        None => (false, rest),
-    };
-    let named = rest.split(',').filter(|entry| !entry.is_empty()).any(|entry| {
-        // NCCL lists may give port numbers after a colon.
-        let entry = entry.split(':').next().unwrap_or(entry);
-        if whole { name == entry } else { name.starts_with(entry) }
-    });
-    named != avoid
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::neighbors::handle_address;
     use super::*;
 
     #[test]
-    fn handles_are_addresses() {
+    fn handles_contain_addresses() {
         let lib = Libfabric::load(None).expect("a libfabric");
         let listener = Listener::open(&lib, "tcp", Duration::from_secs(1)).expect("a listener");
-        assert!(address(&listener.handle()).is_some());
-        assert!(address(&[0xa5; HANDLE_MAXSIZE]).is_none());
-        assert!(address(&[0; HANDLE_MAXSIZE]).is_none());
+        assert!(handle_address(&listener.handle()).is_some());
+        assert!(handle_address(&[0xa5; HANDLE_MAXSIZE]).is_none());
+        assert!(handle_address(&[0; HANDLE_MAXSIZE]).is_none());
     }
 
     #[test]
-    fn interface_filters_are_nccls() {
-        for (filter, name, expected) in [
-            ("", "eth0", true),
-            ("", "lo", false),
-            ("", "docker0", false),
-            ("eth", "eth0", true),
-            ("eth", "ens5", false),
-            ("eth,ens", "ens5", true),
-            ("=eth0", "eth0", true),
-            ("=eth0", "eth01", false),
-            ("^eth", "eth0", false),
-            ("^eth", "ens5", true),
-            ("^=eth0", "eth01", true),
-            ("^=eth0", "eth0", false),
-            ("lo", "lo", true),
-        ] {
-            assert_eq!(allowed(filter, name), expected, "{filter} {name}");
-        }
+    fn silent_peers_are_given_up_before_the_deadline() {
+        let seconds = Duration::from_secs;
+        let limits = |timeout| (answer_limit(seconds(timeout)), connect_limit(seconds(timeout)));
+        assert_eq!(limits(60), (seconds(15), seconds(30)));
+        assert_eq!(limits(300), (seconds(75), seconds(150)));
+        assert_eq!(limits(1), (seconds(2), seconds(2)));
     }
 }

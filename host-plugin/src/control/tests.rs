@@ -1,4 +1,4 @@
-use super::handle::address;
+use super::neighbors::handle_address;
 use super::{ControlError, Listener, Ring, Step};
 use ferrogin_channel::{Config, Reactor};
 use ferrogin_libfabric::Libfabric;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longer than any step takes, on a machine that stands still for a while too.
+/// Longer than any step takes, even on a machine that stands still for a while.
 const LONG: Duration = Duration::from_secs(120);
 
 fn listeners(n: usize, timeout: Duration) -> (Vec<Arc<Listener>>, Vec<[u8; 128]>) {
@@ -19,7 +19,7 @@ fn listeners(n: usize, timeout: Duration) -> (Vec<Arc<Listener>>, Vec<[u8; 128]>
     (listeners, handles)
 }
 
-/// Runs `body` as each rank in a thread of its own. A neighbour that does not answer is given up after half of `patience`.
+/// Runs `body` as each rank in its own thread. The ranks give up a silent neighbour after a quarter of `patience`.
 fn ranks<T: Send + 'static>(
     n: usize,
     patience: Duration,
@@ -42,14 +42,14 @@ fn ranks<T: Send + 'static>(
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
-/// Rank `rank`'s block: sizes differ, one is empty, one exceeds every socket buffer.
+/// The block of rank `rank`: sizes differ, one is empty, one is larger than a socket buffer.
 fn block(rank: usize) -> Vec<u8> {
     let len = [0, 5, 3_000_000, 17, 100_000][rank % 5];
     (0..len).map(|i| (i * 31 + rank) as u8).collect()
 }
 
 #[test]
-fn every_rank_gets_every_block() {
+fn allgather_gives_each_rank_all_blocks() {
     for n in [1, 2, 3, 5, 8] {
         ranks(n, LONG, move |rank, ring| {
             let mut ring = ring.unwrap();
@@ -66,7 +66,7 @@ fn every_rank_gets_every_block() {
 }
 
 #[test]
-fn a_rank_that_could_not_do_its_part_fails_all_and_breaks_nothing() {
+fn failed_part_is_reported_to_all_ranks_and_ring_stays_usable() {
     ranks(4, LONG, |rank, ring| {
         let mut ring = ring.unwrap();
         let part = (rank != 2).then_some(&[1u8, 2, 3][..]);
@@ -77,37 +77,37 @@ fn a_rank_that_could_not_do_its_part_fails_all_and_breaks_nothing() {
 }
 
 #[test]
-fn a_rank_that_vanishes_is_named_by_all() {
+fn closed_rank_is_named_by_all_ranks() {
     let started = Instant::now();
     ranks(5, LONG, |rank, ring| {
         let mut ring = ring.unwrap();
-        // Rank 3 may be done connecting before others are: let it vanish in a later step than theirs.
+        // Rank 3 may finish connect before the others: it closes in a later step.
         ring.allgather(Step::Connect, Some(&[0])).unwrap();
         if rank == 3 {
             return;
         }
         let error = ring.allgather(Step::CreateContext, Some(&[0; 64])).unwrap_err();
-        assert_eq!(error.culprit(), Some(3), "rank {rank}: {error}");
+        assert_eq!(error.failed_rank(), Some(3), "rank {rank}: {error}");
         let again = ring.allgather(Step::CreateContext, Some(&[0; 64])).unwrap_err();
-        assert!(matches!(again, ControlError::Dead { culprit: 3 }), "{again}");
+        assert!(matches!(again, ControlError::AlreadyFailed { failed: 3 }), "{again}");
     });
-    assert!(started.elapsed() < LONG / 2, "nobody waited for the deadline");
+    assert!(started.elapsed() < LONG / 2, "no rank waits for the deadline");
 }
 
-/// Whoever runs out of time first names it, and tells the others.
+/// The rank whose deadline passes first names the hanging rank and tells the others.
 #[test]
-fn a_rank_that_hangs_is_named_at_the_deadline() {
+fn hanging_rank_is_named_at_the_deadline() {
     let deadline = Duration::from_secs(1);
-    let (started, told) = (Instant::now(), Barrier::new(3));
+    let (started, finished) = (Instant::now(), Barrier::new(3));
     ranks(3, LONG, move |rank, ring| {
         let mut ring = ring.unwrap();
         if rank == 2 {
             ring.set_timeout(deadline);
         }
         let error = (rank != 1).then(|| ring.allgather(Step::CreateContext, Some(&[0; 64])).unwrap_err());
-        told.wait();
+        finished.wait();
         let Some(error) = error else { return };
-        assert_eq!(error.culprit(), Some(1), "rank {rank}: {error}");
+        assert_eq!(error.failed_rank(), Some(1), "rank {rank}: {error}");
         assert_eq!(matches!(error, ControlError::Timeout { .. }), rank == 2, "rank {rank}: {error}");
         let text = error.to_string();
         assert!(text.contains("rank 1") && text.contains("log"), "{text}");
@@ -115,24 +115,24 @@ fn a_rank_that_hangs_is_named_at_the_deadline() {
     assert!(started.elapsed() >= deadline);
 }
 
-/// The others miss blocks of ranks that live, which the silent one should have passed on.
+/// The other ranks miss blocks of running ranks, which the stopped rank should have passed on.
 #[test]
-fn a_rank_that_stops_between_two_blocks_is_named_by_all() {
+fn rank_stopped_between_two_blocks_is_named_by_all_ranks() {
     let (together, (running, others)) = (Barrier::new(5), channel());
     let ends = Mutex::new((Some(running), Some(others)));
-    ranks(5, Duration::from_secs(8), move |rank, ring| {
+    ranks(5, Duration::from_secs(16), move |rank, ring| {
         let mut ring = ring.unwrap();
         ring.allgather(Step::Connect, Some(&[0])).unwrap();
         together.wait();
         if rank == 2 {
             let others = ends.lock().unwrap().1.take().unwrap();
-            ring.stop_behind_own_block(Step::RegisterWindow, others);
+            ring.stop_after_own_block(Step::RegisterWindow, others);
         } else {
             let error = ring.allgather(Step::RegisterWindow, Some(&[])).map(drop);
-            let culprit = error.as_ref().err().and_then(ControlError::culprit);
+            let failed = error.as_ref().err().and_then(ControlError::failed_rank);
             together.wait();
-            // Rank 1 has what it wants by the other way round.
-            assert!(culprit == Some(2) || rank == 1 && error.is_ok(), "rank {rank}: {error:?}");
+            // Rank 1 needs no block from rank 2, so it may succeed.
+            assert!(failed == Some(2) || rank == 1 && error.is_ok(), "rank {rank}: {error:?}");
             return;
         }
         together.wait();
@@ -141,20 +141,20 @@ fn a_rank_that_stops_between_two_blocks_is_named_by_all() {
 }
 
 #[test]
-fn ranks_in_different_calls_are_told() {
+fn different_calls_are_reported() {
     ranks(2, LONG, |rank, ring| {
         let mut ring = ring.unwrap();
         let step = if rank == 0 { Step::RegisterWindow } else { Step::CreateContext };
         let error = ring.allgather(step, Some(&[0; 64])).unwrap_err();
-        let told = matches!(error, ControlError::OutOfStep { .. } | ControlError::Aborted { .. });
-        assert!(told || matches!(error, ControlError::PeerGone { .. }), "{error}");
+        let reported = matches!(error, ControlError::DifferentCall { .. } | ControlError::Aborted { .. });
+        assert!(reported || matches!(error, ControlError::PeerClosed { .. }), "{error}");
     });
 }
 
 #[test]
-fn a_rank_that_died_before_connect_fails_the_others_at_once() {
-    // An endpoint that is gone does not refuse: it gets 10 s.
-    let (mut listeners, handles) = listeners(4, LONG / 4);
+fn rank_closed_before_connect_fails_the_others_early() {
+    // A closed endpoint does not refuse a connect, which ends after half of the listener's timeout.
+    let (mut listeners, handles) = listeners(4, LONG / 6);
     drop(listeners.remove(2));
     let started = Instant::now();
     let threads: Vec<_> = [0, 1, 3]
@@ -176,35 +176,35 @@ fn a_rank_that_died_before_connect_fails_the_others_at_once() {
         if rank == 1 {
             assert!(matches!(error, ControlError::Unreachable { rank: 2, .. }), "{error}");
         }
-        assert!(error.culprit().is_some(), "rank {rank}: {error}");
+        assert!(error.failed_rank().is_some(), "rank {rank}: {error}");
     }
-    assert!(started.elapsed() < LONG / 2, "nobody waited for the deadline");
+    assert!(started.elapsed() < LONG / 2, "no rank waits for the deadline");
 }
 
 #[test]
-fn a_rank_that_never_connects_is_named_at_the_deadline() {
+fn missing_rank_is_named_at_the_deadline() {
     let (listeners, handles) = listeners(2, LONG);
     let error = Ring::connect(&listeners[0], &handles, 0, Duration::from_secs(1)).unwrap_err();
     assert!(matches!(error, ControlError::Timeout { rank: 1, step: Step::Connect, seconds: 1, .. }), "{error}");
-    let place = address(&handles[1]).unwrap().endpoint();
+    let place = handle_address(&handles[1]).unwrap().endpoint();
     assert!(error.to_string().contains(&*place), "{place} in {error}");
 }
 
 #[test]
-fn strangers_are_turned_away() {
+fn peers_without_the_secret_are_refused() {
     let (listeners, handles) = listeners(2, LONG);
-    let at = address(&handles[1]).unwrap();
-    // Some only make connections, and some of those say something.
-    let mut strangers: Vec<_> = (0..20).map(|_| TcpStream::connect(&*at.endpoint()).unwrap()).collect();
-    for stranger in strangers.iter_mut().step_by(2) {
-        stranger.write_all(&[0xa5; 50]).unwrap();
+    let at = handle_address(&handles[1]).unwrap();
+    // Plain TCP connections: half of them send nothing, half send other bytes.
+    let mut sockets: Vec<_> = (0..20).map(|_| TcpStream::connect(&*at.endpoint()).unwrap()).collect();
+    for socket in sockets.iter_mut().step_by(2) {
+        socket.write_all(&[0xa5; 50]).unwrap();
     }
-    // Some speak the protocol and do not know the secret.
+    // A peer that speaks the protocol and does not know the secret.
     let mut forged = handles[1];
     forged[16..24].fill(7);
     let lib = Libfabric::load(None).unwrap();
-    let stranger = Reactor::open(&lib, &Config::default()).unwrap();
-    let refused = stranger.connect(&address(&forged).unwrap()).wait().unwrap_err();
+    let reactor = Reactor::open(&lib, &Config::default()).unwrap();
+    let refused = reactor.connect(&handle_address(&forged).unwrap()).wait().unwrap_err();
     assert!(refused.to_string().contains("no listener"), "{refused}");
     let threads: Vec<_> = listeners
         .into_iter()
@@ -220,11 +220,11 @@ fn strangers_are_turned_away() {
     for thread in threads {
         assert_eq!(thread.join().unwrap(), vec![vec![0], vec![1]]);
     }
-    drop(strangers);
+    drop(sockets);
 }
 
 #[test]
-fn handles_in_another_order_are_refused() {
+fn handles_in_wrong_order_are_refused() {
     let (listeners, mut handles) = listeners(3, LONG);
     handles.swap(0, 1);
     let error = Ring::connect(&listeners[0], &handles, 0, LONG).unwrap_err();

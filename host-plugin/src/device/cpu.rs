@@ -1,4 +1,4 @@
-//! The CPU as device: host memory behind a memfd, whose descriptor plays the dma-buf.
+//! The CPU as device: host memory behind a memfd, which cards register as they register a GPU's dma-buf.
 #![allow(unsafe_code)]
 
 use super::{
@@ -16,12 +16,12 @@ use std::ptr::NonNull;
 /// Host memory as device memory.
 #[derive(Debug)]
 pub struct CpuDevice {
-    /// Cards take memory as the memfd (the software card) and not by address (hardware, which knows no memfd).
+    /// True if cards register memory as the memfd (the software card), false if by address (hardware, which takes no memfd).
     export: bool,
 }
 
 impl CpuDevice {
-    /// `export`: give cards the memfd.
+    /// With `export`, cards register memory as the memfd.
     pub fn new(export: bool) -> Self {
         Self { export }
     }
@@ -44,7 +44,8 @@ impl Device for CpuDevice {
         let file = memfd_create(c"ferrogin", MFdFlags::MFD_CLOEXEC).map_err(system("memfd_create", len))?;
         nix::unistd::ftruncate(&file, size.get() as i64).map_err(system("ftruncate", len))?;
         let flags = MapFlags::MAP_SHARED;
-        // SAFETY: a fresh mapping of a file that only this process has; no address is forced.
+        // SAFETY: the kernel chooses the address, so the mapping replaces no other. Only this process has the file, so its size
+        // stays.
         let base = unsafe { mmap(None, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags, &file, 0) }
             .map_err(system("mmap", len))?;
         let export = self.export && usage != Use::Tables;
@@ -70,19 +71,19 @@ impl Device for CpuDevice {
     }
 }
 
-/// Whether each page of `len` bytes from `address` is mapped.
+/// Checks that each page of `len` bytes from `address` is mapped.
 pub(super) fn check_mapped(address: usize, len: usize) -> Result<(), DeviceError> {
-    let gone = DeviceError::NotMapped { address, len };
+    let not_mapped = DeviceError::NotMapped { address, len };
     let start = address & !(page_size() - 1);
-    let Some(end) = address.checked_add(len) else { return Err(gone) };
+    let Some(end) = address.checked_add(len) else { return Err(not_mapped) };
     let mut pages = [0u8; 1024];
     let mut at = start;
     while at < end {
         let span = (end - at).min(pages.len() * page_size());
-        // SAFETY: mincore writes one byte for each page of `span`, which `pages` has room for; it reads no user memory.
+        // SAFETY: mincore writes one byte for each page of `span`, and `pages` has room for them. It reads no user memory.
         let result = unsafe { libc::mincore(at as *mut c_void, span, pages.as_mut_ptr()) };
         if result != 0 {
-            return Err(gone);
+            return Err(not_mapped);
         }
         at += span;
     }
@@ -96,9 +97,10 @@ struct CpuBuffer {
     file: Option<OwnedFd>,
 }
 
-// SAFETY: the mapping belongs to this object alone and is reached through raw pointers only.
+// SAFETY: this object alone owns the mapping, and any thread may access and unmap it.
 unsafe impl Send for CpuBuffer {}
-// SAFETY: as for `Send`; `write` and `read` copy bytes, and their callers order them.
+// SAFETY: shared methods access the mapping through raw pointers, never through references. Set-up calls `write` and `read` of a
+// buffer from one thread at a time.
 unsafe impl Sync for CpuBuffer {}
 
 impl DeviceBuffer for CpuBuffer {
@@ -120,18 +122,18 @@ impl DeviceBuffer for CpuBuffer {
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
         bounds(offset, bytes.len(), self.len)?;
-        // SAFETY: `offset` is within the mapping, by `bounds`.
+        // SAFETY: `bounds` checked that `offset` is within the mapping.
         let to = unsafe { self.base.as_ptr().add(offset) };
-        // SAFETY: `bytes.len()` bytes from `to` are within the mapping, which no Rust reference overlaps.
+        // SAFETY: `bounds` checked that the bytes from `to` are within the mapping, and no Rust reference covers the mapping.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
         Ok(())
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         bounds(offset, bytes.len(), self.len)?;
-        // SAFETY: `offset` is within the mapping, by `bounds`.
+        // SAFETY: `bounds` checked that `offset` is within the mapping.
         let from = unsafe { self.base.as_ptr().add(offset) };
-        // SAFETY: as in `write`, the other way round.
+        // SAFETY: `bounds` checked that the bytes from `from` are within the mapping, and no Rust reference covers the mapping.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -139,9 +141,9 @@ impl DeviceBuffer for CpuBuffer {
 
 impl Drop for CpuBuffer {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `allocate`, ended once; cards that were given its address hold Arcs of it.
+        // SAFETY: `allocate` made this mapping, and only this drop ends it. The owner drops the cards' registrations of it first.
         if let Err(errno) = unsafe { munmap(self.base.cast(), self.size) } {
-            crate::warn!("munmap of {} bytes failed: {errno}", self.size);
+            crate::warn!("munmap of {} bytes of device memory failed: {errno}", self.size);
         }
     }
 }
@@ -160,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn allocations_are_zeroed_aligned_and_shared_with_the_descriptor() {
+    fn allocation_is_zeroed_aligned_and_shared_with_its_descriptor() {
         let device = CpuDevice::new(true);
         let buffer = device.allocate(5000, Use::Card).unwrap();
         assert_eq!(buffer.device_address() % page_size() as u64, 0);
@@ -177,13 +179,13 @@ mod tests {
     }
 
     #[test]
-    fn tables_and_hardware_get_no_descriptor() {
+    fn tables_and_hardware_memory_have_no_descriptor() {
         assert!(CpuDevice::new(true).allocate(1, Use::Tables).unwrap().dma_buf().is_none());
         assert!(CpuDevice::new(false).allocate(1, Use::Card).unwrap().dma_buf().is_none());
     }
 
     #[test]
-    fn accesses_are_bounded() {
+    fn out_of_bounds_access_is_refused() {
         let buffer = CpuDevice::new(true).allocate(8, Use::Tables).unwrap();
         assert!(buffer.write(1, bytes_of(&[0u64])).is_err());
         assert!(buffer.read(usize::MAX, &mut [0u8; 2]).is_err());
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn unmapped_windows_are_found() {
+    fn unmapped_window_is_refused() {
         let device = CpuDevice::new(true);
         let buffer = device.allocate(3 * page_size(), Use::Tables).unwrap();
         let base = buffer.device_address() as *mut c_void;
@@ -200,7 +202,7 @@ mod tests {
         assert!(device.window(16 as *mut c_void, 8, nccl::PTR_HOST).is_err());
         assert!(device.window(base, usize::MAX, nccl::PTR_HOST).is_err());
         drop(buffer);
-        // Other tests may map here meanwhile, but none 64 GiB.
+        // Another test may map this address meanwhile, but not 64 GiB.
         assert!(device.window(base, 64 << 30, nccl::PTR_CUDA).is_err());
     }
 }

@@ -1,8 +1,8 @@
 //! The GPU as device, through the CUDA driver, which is loaded at run time.
 //!
-//! On hardware, what the card works with is GPU memory from `cuMemCreate` with the GPUDirect RDMA property, given to
-//! the card as a dma-buf, and rings and doorbells are the card's, mapped into the GPU. With the software card, which
-//! is a thread of this process, both are host memory mapped into the GPU.
+//! An EFA card works with GPU memory from `cuMemCreate` with the GPUDirect RDMA property, which it registers as a dma-buf; its
+//! rings and doorbells are mapped into the GPU. The software card is a thread of this process: its memory, rings and doorbells
+//! are host memory that is mapped into the GPU.
 #![allow(unsafe_code)]
 
 use super::{
@@ -22,10 +22,10 @@ fn check(call: &'static str, result: cu::CUresult) -> Result<(), DeviceError> {
         return Ok(());
     }
     let mut name = std::ptr::null();
-    // SAFETY: writes a pointer to a constant string of the driver.
+    // SAFETY: the driver writes the address of a constant string into `name`, a local variable.
     let found = unsafe { cu::cuGetErrorName(result, &mut name) };
     let text = if found == cu::CUresult::CUDA_SUCCESS && !name.is_null() {
-        // SAFETY: the driver's constant string, checked for null.
+        // SAFETY: the driver succeeded, so `name`, which is not null, is its NUL-terminated constant string.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     } else {
         "unknown".to_owned()
@@ -33,33 +33,33 @@ fn check(call: &'static str, result: cu::CUresult) -> Result<(), DeviceError> {
     Err(DeviceError::Cuda { call, code: result as u32, text })
 }
 
-/// What every object of the device needs: the CUDA context and a stream that waits for no kernel.
+/// The CUDA context and a non-blocking stream, which all objects of the device share.
 struct Core {
     context: cu::CUcontext,
     device: cu::CUdevice,
-    /// The device's primary context was retained here.
+    /// True if `open` retained the device's primary context.
     retained: bool,
     stream: cu::CUstream,
 }
 
-// SAFETY: CUDA contexts and streams may be used from any thread; every use makes the context current first.
+// SAFETY: the driver allows any thread to use a context and a stream, and every use makes the context current first.
 unsafe impl Send for Core {}
-// SAFETY: as for `Send`; the driver locks.
+// SAFETY: the driver's calls on a context and a stream are thread-safe, and no field changes after `open`.
 unsafe impl Sync for Core {}
 
-/// Makes a context current; the one before is current again when this is dropped.
+/// Keeps a context current on this thread until dropped, which restores the previous context.
 struct Current;
 
 impl Core {
     fn enter(&self) -> Result<Current, DeviceError> {
-        // SAFETY: a context that the user keeps (current when we found it) or that we retained.
+        // SAFETY: the context is valid: `open` retained it, or it was current in `open` and the program keeps it.
         check("cuCtxPushCurrent", unsafe { cu::cuCtxPushCurrent_v2(self.context) })?;
         Ok(Current)
     }
 
-    /// Waits for copies that were started on our stream.
-    fn settle(&self) -> Result<(), DeviceError> {
-        // SAFETY: our stream, alive as long as `self`.
+    /// Waits for the copies on the stream.
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        // SAFETY: `self` owns the stream and destroys it on drop.
         check("cuStreamSynchronize", unsafe { cu::cuStreamSynchronize(self.stream) })
     }
 }
@@ -67,7 +67,7 @@ impl Core {
 impl Drop for Current {
     fn drop(&mut self) {
         let mut context = std::ptr::null_mut();
-        // SAFETY: pops what `enter` pushed on this thread.
+        // SAFETY: `enter` pushed a context on this thread; the driver writes its address into a local variable.
         let _ = unsafe { cu::cuCtxPopCurrent_v2(&mut context) };
     }
 }
@@ -75,23 +75,23 @@ impl Drop for Current {
 impl Drop for Core {
     fn drop(&mut self) {
         if let Ok(_current) = self.enter() {
-            // SAFETY: made in `open`, ended once. A context that the user destroyed makes this fail harmlessly.
+            // SAFETY: `open` made the stream, and only this drop destroys it. If the program destroyed the context, the driver
+            // returns an error.
             let _ = unsafe { cu::cuStreamDestroy_v2(self.stream) };
         }
         if self.retained {
-            // SAFETY: balances the retain in `open`.
+            // SAFETY: `open` retained the primary context once, and only this drop releases it.
             let _ = unsafe { cu::cuDevicePrimaryCtxRelease_v2(self.device) };
         }
     }
 }
 
-/// Host pages registered with the driver, by address and size, of all communicators: doorbells of several queues may share
-/// a page, which the driver registers once in a process.
+/// Host pages that this process registered with the driver, by address and size. Doorbells of several queues may share a page,
+/// which the driver registers only once in a process.
 static REGISTERED: LazyLock<Mutex<RegisteredPages>> = LazyLock::new(Mutex::default);
 type RegisteredPages = HashMap<(usize, usize), Weak<Registered>>;
 
-/// What a GPU must have: the driver's attribute, its least value, whether the software card needs it too, and what to
-/// tell who lacks it.
+/// Required GPU attributes: the attribute, its least value, true if the software card needs it too, and the message.
 const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
     use cu::CUdevice_attribute::*;
     [
@@ -118,7 +118,7 @@ const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
             CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
             1,
             false,
-            "the driver exports no dma-buf, which gives GPU memory to the card: it needs the open kernel modules and Linux \
+            "the driver exports no dma-buf, by which cards register GPU memory: install the open kernel modules and Linux \
              5.12 or newer",
         ),
     ]
@@ -127,20 +127,20 @@ const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
 /// A GPU.
 pub struct CudaDevice {
     core: Arc<Core>,
-    /// The card is the software card.
+    /// True for the software card.
     software: bool,
 }
 
 impl CudaDevice {
-    /// Opens the GPU whose context is current on this thread, or the first one.
+    /// Opens the GPU whose context is current on this thread, or else the first GPU.
     ///
     /// # Errors
-    /// [`DeviceError::NoGpu`] without a driver or a GPU; the driver's failure otherwise.
+    /// [`DeviceError::NoGpu`] without a driver or a suitable GPU; otherwise a failure of the driver.
     pub fn open(software: bool) -> Result<Self, DeviceError> {
-        // cudarc panics when the library or a symbol of it is missing.
-        // SAFETY: loads the driver library, whose initialisers are made to be run.
+        // cudarc panics if the library or one of its symbols is missing.
+        // SAFETY: the call loads NVIDIA's driver library, whose initialisers any process may run.
         if !unsafe { cu::is_culib_present() } {
-            return Err(DeviceError::NoGpu { reason: "the CUDA driver library libcuda.so.1 is not there".to_owned() });
+            return Err(DeviceError::NoGpu { reason: "the CUDA driver library libcuda.so.1 is missing".to_owned() });
         }
         catch_unwind(AssertUnwindSafe(|| Self::open_driver(software))).unwrap_or_else(|_| {
             Err(DeviceError::NoGpu { reason: "the CUDA driver is too old: it lacks a function".to_owned() })
@@ -149,30 +149,30 @@ impl CudaDevice {
 
     fn open_driver(software: bool) -> Result<Self, DeviceError> {
         let none = |error: DeviceError| DeviceError::NoGpu { reason: error.to_string() };
-        // SAFETY: no pointers; may be called again and again.
+        // SAFETY: cuInit takes no pointers and may be called repeatedly.
         check("cuInit", unsafe { cu::cuInit(0) }).map_err(none)?;
         let mut count = 0;
-        // SAFETY: writes one int.
+        // SAFETY: the driver writes one int into a local variable.
         check("cuDeviceGetCount", unsafe { cu::cuDeviceGetCount(&mut count) }).map_err(none)?;
         if count < 1 {
             return Err(DeviceError::NoGpu { reason: "the CUDA driver finds no GPU".to_owned() });
         }
         let mut context = std::ptr::null_mut();
-        // SAFETY: writes one pointer.
+        // SAFETY: the driver writes one pointer into a local variable.
         check("cuCtxGetCurrent", unsafe { cu::cuCtxGetCurrent(&mut context) })?;
         let mut device = 0;
         let retained = context.is_null();
         if retained {
-            // SAFETY: device 0 is there, since the count is not 0.
+            // SAFETY: device 0 exists, since the count is not 0. The driver writes one pointer into a local variable.
             check("cuDevicePrimaryCtxRetain", unsafe { cu::cuDevicePrimaryCtxRetain(&mut context, device) })?;
         } else {
-            // SAFETY: a context is current.
+            // SAFETY: a context is current. The driver writes one int into a local variable.
             check("cuCtxGetDevice", unsafe { cu::cuCtxGetDevice(&mut device) })?;
         }
         let mut core = Core { context, device, retained, stream: std::ptr::null_mut() };
         for (attribute, least, for_software, reason) in NEEDS {
             let mut value = 0;
-            // SAFETY: writes one int; the device is there.
+            // SAFETY: the device exists. The driver writes one int into a local variable.
             let result = unsafe { cu::cuDeviceGetAttribute(&mut value, attribute, device) };
             check("cuDeviceGetAttribute", result)?;
             if value < least && (for_software || !software) {
@@ -182,7 +182,7 @@ impl CudaDevice {
         let current = core.enter()?;
         let flags = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut stream = std::ptr::null_mut();
-        // SAFETY: the context is current; writes one pointer.
+        // SAFETY: the context is current. The driver writes one pointer into a local variable.
         check("cuStreamCreate", unsafe { cu::cuStreamCreate(&mut stream, flags) })?;
         core.stream = stream;
         drop(current);
@@ -195,22 +195,22 @@ impl CudaDevice {
         let size = round_up(len, page_size())?;
         let mut host: *mut c_void = std::ptr::null_mut();
         let flags = cu::CU_MEMHOSTALLOC_PORTABLE | cu::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: writes one pointer.
+        // SAFETY: the driver writes one pointer into a local variable.
         check("cuMemHostAlloc", unsafe { cu::cuMemHostAlloc(&mut host, size, flags) })?;
         let mut buffer = HostBuffer { core: self.core.clone(), host: host.cast(), device: 0, len };
-        // SAFETY: pinned memory just allocated, mapped.
+        // SAFETY: `host` is mapped pinned memory from the call above. The driver writes one address into `buffer`.
         check("cuMemHostGetDevicePointer", unsafe { cu::cuMemHostGetDevicePointer_v2(&mut buffer.device, host, 0) })?;
-        // SAFETY: `size` bytes just allocated, which nobody else knows yet.
+        // SAFETY: `buffer.host` has `size` bytes, and no other thread has its address yet.
         unsafe { std::ptr::write_bytes(buffer.host, 0, size) };
         Ok(Box::new(buffer))
     }
 
-    /// GPU memory; `export` as a dma-buf.
+    /// GPU memory, with `export` also as a dma-buf.
     fn gpu(&self, len: usize, export: bool) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
         let _current = self.core.enter()?;
         let location =
             cu::CUmemLocation { type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.core.device };
-        // SAFETY: a C struct of integers and a pointer, for which zero is valid.
+        // SAFETY: the C struct consists of integers and a pointer, for which zero is valid.
         let mut prop: cu::CUmemAllocationProp = unsafe { std::mem::zeroed() };
         prop.type_ = cu::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         prop.requestedHandleTypes = cu::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -218,55 +218,55 @@ impl CudaDevice {
         prop.allocFlags.gpuDirectRDMACapable = u8::from(export);
         let mut granularity = 0;
         let recommended = cu::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-        // SAFETY: writes one size.
+        // SAFETY: the driver reads `prop` and writes one size into a local variable.
         let result = unsafe { cu::cuMemGetAllocationGranularity(&mut granularity, &prop, recommended) };
         check("cuMemGetAllocationGranularity", result)?;
         let size = round_up(len, granularity.max(page_size()))?;
         let mut buffer =
             GpuBuffer { core: self.core.clone(), handle: None, base: 0, mapped: false, size, len, fd: None };
         let mut handle = 0;
-        // SAFETY: writes one handle.
+        // SAFETY: the driver reads `prop` and writes one handle into a local variable.
         check("cuMemCreate", unsafe { cu::cuMemCreate(&mut handle, size, &prop, 0) })?;
         buffer.handle = Some(handle);
         let mut base = 0;
-        // SAFETY: writes one address.
+        // SAFETY: the driver writes one address into a local variable.
         check("cuMemAddressReserve", unsafe { cu::cuMemAddressReserve(&mut base, size, granularity, 0, 0) })?;
         buffer.base = base;
-        // SAFETY: an address range just reserved and memory just created, both of `size` bytes.
+        // SAFETY: the reserved address range and the memory have `size` bytes each, and this buffer owns both.
         check("cuMemMap", unsafe { cu::cuMemMap(base, size, 0, handle, 0) })?;
         buffer.mapped = true;
         let access = cu::CUmemAccessDesc { location, flags: cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-        // SAFETY: the mapping just made; one descriptor.
+        // SAFETY: the range is mapped by the call above; the driver reads one descriptor.
         check("cuMemSetAccess", unsafe { cu::cuMemSetAccess(base, size, &access, 1) })?;
-        // SAFETY: `size` bytes just mapped.
+        // SAFETY: `size` bytes at `base` are mapped by the calls above.
         check("cuMemsetD8Async", unsafe { cu::cuMemsetD8Async(base, 0, size, self.core.stream) })?;
-        self.core.settle()?;
+        self.core.synchronize()?;
         if export {
             buffer.fd = Some(self.export(base, size)?);
         }
         Ok(Box::new(buffer))
     }
 
-    /// A dma-buf of GPU memory; both numbers are multiples of the host page.
+    /// Exports GPU memory as a dma-buf. `base` and `size` are multiples of the host's page size.
     fn export(&self, base: u64, size: usize) -> Result<OwnedFd, DeviceError> {
-        export_by_first(|flags| {
+        export_for_pcie_or_plain(|flags| {
             let mut fd = -1i32;
             let kind = cu::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-            // SAFETY: writes one descriptor; the driver checks the range.
+            // SAFETY: the driver checks the range and writes one descriptor into a local variable.
             let result = unsafe { cu::cuMemGetHandleForAddressRange((&raw mut fd).cast(), base, size, kind, flags) };
             check("cuMemGetHandleForAddressRange", result)?;
-            // SAFETY: a descriptor that the driver just opened for us.
+            // SAFETY: the driver succeeded and opened this descriptor for the caller, who alone has it.
             Ok(unsafe { OwnedFd::from_raw_fd(fd) })
         })
     }
 }
 
-/// Exports with the mapping type PCIe first: where CPU and GPU share coherent memory (GB200, B300), the card reaches GPU memory by
-/// PCIe only through such a mapping. Older drivers refuse the flag, and then the plain export is right.
-fn export_by_first<T>(export: impl Fn(u64) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+/// Exports with the mapping type PCIe, or without it if the driver refuses the flag. On machines with coherent memory of CPU and
+/// GPU (GB200, B300), a card reaches GPU memory over PCIe only through such a mapping. Older drivers refuse the flag.
+fn export_for_pcie_or_plain<T>(export: impl Fn(u64) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
     let pcie = cu::CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64;
     export(pcie).or_else(|error| {
-        crate::trace!("no dma-buf of mapping type PCIe: {error}");
+        crate::trace!("the CUDA driver exports no dma-buf of mapping type PCIe: {error}");
         export(0)
     })
 }
@@ -307,11 +307,12 @@ impl Device for CudaDevice {
         if mapping == Mapping::Mmio {
             flags |= cu::CU_MEMHOSTREGISTER_IOMEMORY;
         }
-        // SAFETY: the caller keeps the bytes mapped; whole pages of them are pinned.
+        // SAFETY: the caller keeps the bytes mapped until the mapping is dropped, which unregisters them. Whole pages are mapped
+        // or not, so rounding to pages adds no unmapped byte.
         let result = unsafe { cu::cuMemHostRegister_v2(start as *mut c_void, size, flags) };
         check("cuMemHostRegister", result)?;
         let mut pages = Registered { core: self.core.clone(), start, device: 0 };
-        // SAFETY: registered memory; writes one address.
+        // SAFETY: the call above registered the memory. The driver writes one address into `pages`.
         let result = unsafe { cu::cuMemHostGetDevicePointer_v2(&mut pages.device, start as *mut c_void, 0) };
         check("cuMemHostGetDevicePointer", result)?;
         let pages = Arc::new(pages);
@@ -327,14 +328,14 @@ impl Device for CudaDevice {
         let _current = self.core.enter()?;
         let wrong = || DeviceError::WrongMemory {
             address: address as usize,
-            what: "not GPU memory of the given size",
-            cure: "register what ncclMemAlloc or cuMemCreate gave, or pass NCCL_PTR_HOST for host memory",
+            problem: "not GPU memory of the given size",
+            cure: "register memory of ncclMemAlloc or cuMemCreate, or pass NCCL_PTR_HOST for host memory",
         };
-        // A window may be mapped from several allocations, one behind the other.
+        // Several adjacent allocations may make up a window.
         let (mut at, end) = (address as u64, (address as u64).checked_add(len as u64).ok_or_else(wrong)?);
         while at < end {
             let (mut base, mut size) = (0, 0);
-            // SAFETY: writes an address and a size; the driver looks the address up.
+            // SAFETY: the driver looks `at` up without access to it, and writes an address and a size into local variables.
             let result = unsafe { cu::cuMemGetAddressRange_v2(&mut base, &mut size, at) };
             let next = base.saturating_add(size as u64);
             if result != cu::CUresult::CUDA_SUCCESS || !(base..next).contains(&at) {
@@ -363,9 +364,10 @@ struct HostBuffer {
     len: usize,
 }
 
-// SAFETY: the allocation belongs to this object alone and is reached through raw pointers only.
+// SAFETY: this object alone owns the allocation, and any thread may access and free it.
 unsafe impl Send for HostBuffer {}
-// SAFETY: as for `Send`; `write` and `read` copy bytes, and their callers order them.
+// SAFETY: shared methods access the allocation through raw pointers, never through references. Set-up calls `write` and `read` of
+// a buffer from one thread at a time.
 unsafe impl Sync for HostBuffer {}
 
 impl DeviceBuffer for HostBuffer {
@@ -387,18 +389,18 @@ impl DeviceBuffer for HostBuffer {
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
         bounds(offset, bytes.len(), self.len)?;
-        // SAFETY: `offset` is within the allocation, by `bounds`.
+        // SAFETY: `bounds` checked that `offset` is within the allocation.
         let to = unsafe { self.host.add(offset) };
-        // SAFETY: `bytes.len()` bytes from `to` are within the allocation, which no Rust reference overlaps.
+        // SAFETY: `bounds` checked that the bytes from `to` are within the allocation, and no Rust reference covers it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
         Ok(())
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         bounds(offset, bytes.len(), self.len)?;
-        // SAFETY: `offset` is within the allocation, by `bounds`.
+        // SAFETY: `bounds` checked that `offset` is within the allocation.
         let from = unsafe { self.host.add(offset) };
-        // SAFETY: as in `write`, the other way round.
+        // SAFETY: `bounds` checked that the bytes from `from` are within the allocation, and no Rust reference covers it.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -407,9 +409,9 @@ impl DeviceBuffer for HostBuffer {
 impl Drop for HostBuffer {
     fn drop(&mut self) {
         if let Ok(_current) = self.core.enter() {
-            // SAFETY: allocated in `host`, freed once.
+            // SAFETY: `CudaDevice::host` allocated the memory, and only this drop frees it.
             let _ = check("cuMemFreeHost", unsafe { cu::cuMemFreeHost(self.host.cast()) })
-                .inspect_err(|error| crate::warn!("{error}"));
+                .inspect_err(|error| crate::warn!("freeing device memory: {error}"));
         }
     }
 }
@@ -445,21 +447,23 @@ impl DeviceBuffer for GpuBuffer {
         bounds(offset, bytes.len(), self.len)?;
         let _current = self.core.enter()?;
         let to = self.base + offset as u64;
-        // SAFETY: the range is within the allocation, by `bounds`; the source lives until `settle` returns.
+        // SAFETY: `bounds` checked that the range is within the allocation. The borrow keeps `bytes` alive until `synchronize`
+        // returns, after the copy.
         let result = unsafe { cu::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.core.stream) };
         check("cuMemcpyHtoDAsync", result)?;
-        self.core.settle()
+        self.core.synchronize()
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         bounds(offset, bytes.len(), self.len)?;
         let _current = self.core.enter()?;
         let from = self.base + offset as u64;
-        // SAFETY: as in `write`, the other way round.
+        // SAFETY: `bounds` checked that the range is within the allocation. The borrow keeps `bytes` alive and exclusive until
+        // `synchronize` returns, after the copy.
         let result =
             unsafe { cu::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.core.stream) };
         check("cuMemcpyDtoHAsync", result)?;
-        self.core.settle()
+        self.core.synchronize()
     }
 }
 
@@ -468,19 +472,19 @@ impl Drop for GpuBuffer {
         self.fd = None;
         let Ok(_current) = self.core.enter() else { return };
         if self.mapped {
-            // SAFETY: mapped in `gpu`, unmapped once.
+            // SAFETY: `CudaDevice::gpu` mapped the range, and only this drop unmaps it.
             let _ = check("cuMemUnmap", unsafe { cu::cuMemUnmap(self.base, self.size) })
-                .inspect_err(|error| crate::warn!("{error}"));
+                .inspect_err(|error| crate::warn!("freeing device memory: {error}"));
         }
         if self.base != 0 {
-            // SAFETY: reserved in `gpu`, freed once.
+            // SAFETY: `CudaDevice::gpu` reserved the range, and only this drop frees it.
             let _ = check("cuMemAddressFree", unsafe { cu::cuMemAddressFree(self.base, self.size) })
-                .inspect_err(|error| crate::warn!("{error}"));
+                .inspect_err(|error| crate::warn!("freeing device memory: {error}"));
         }
         if let Some(handle) = self.handle {
-            // SAFETY: created in `gpu`, released once.
-            let _ =
-                check("cuMemRelease", unsafe { cu::cuMemRelease(handle) }).inspect_err(|error| crate::warn!("{error}"));
+            // SAFETY: `CudaDevice::gpu` created the handle, and only this drop releases it.
+            let _ = check("cuMemRelease", unsafe { cu::cuMemRelease(handle) })
+                .inspect_err(|error| crate::warn!("freeing device memory: {error}"));
         }
     }
 }
@@ -495,9 +499,10 @@ struct Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         if let Ok(_current) = self.core.enter() {
-            // SAFETY: registered in `map`, ended once, while the bytes are still mapped (see `Device::map`).
+            // SAFETY: `CudaDevice::map` registered the pages, and only this drop unregisters them. The caller of `map` keeps them
+            // mapped until now.
             let _ = check("cuMemHostUnregister", unsafe { cu::cuMemHostUnregister(self.start as *mut c_void) })
-                .inspect_err(|error| crate::warn!("{error}"));
+                .inspect_err(|error| crate::warn!("freeing device memory: {error}"));
         }
     }
 }
@@ -519,7 +524,7 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// Past the test runner's capture: a skip must be seen.
+    /// Writes past the test runner's capture, so that a skip is always shown.
     fn skip(name: &str, why: &DeviceError) {
         let _ = writeln!(std::io::stdout(), "SKIP {name}: {why}");
     }
@@ -551,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn dma_bufs_are_exported_for_pcie_first() {
+    fn dma_buf_export_tries_pcie_first() {
         let refused = |flags| DeviceError::Cuda { call: "export", code: 1, text: format!("flags {flags}") };
         let tried = std::cell::RefCell::new(Vec::new());
         let driver = |least: u64| {
@@ -560,17 +565,17 @@ mod tests {
                 tried.borrow_mut().push(flags);
                 if flags <= least { Ok(flags) } else { Err(refused(flags)) }
             };
-            export_by_first(export).map_err(|error| error.to_string())
+            export_for_pcie_or_plain(export).map_err(|error| error.to_string())
         };
         assert_eq!((driver(1), tried.borrow().clone()), (Ok(1), vec![1]), "a driver with the mapping type");
         assert_eq!((driver(0), tried.borrow().clone()), (Ok(0), vec![1, 0]), "an older driver");
-        let none = export_by_first(|flags| Err::<(), _>(refused(flags))).unwrap_err().to_string();
-        assert!(none.contains("flags 0"), "the plain export's error is the one that is told: {none}");
+        let none = export_for_pcie_or_plain(|flags| Err::<(), _>(refused(flags))).unwrap_err().to_string();
+        assert!(none.contains("flags 0"), "the message has the plain export's error: {none}");
     }
 
     #[test]
-    fn the_software_card_gets_host_memory() {
-        let Some(device) = open("the_software_card_gets_host_memory", true) else { return };
+    fn software_card_memory_is_host_memory() {
+        let Some(device) = open("software_card_memory_is_host_memory", true) else { return };
         let buffer = device.allocate(8, Use::Card).unwrap();
         assert!(buffer.host_address().is_some() && buffer.dma_buf().is_none());
         assert!(device.window(16 as *mut c_void, 8, nccl::PTR_CUDA).is_err());

@@ -1,4 +1,4 @@
-//! Memory that kernels see: one narrow trait, a CPU back end ([`cpu`]) and a CUDA back end ([`cuda`]).
+//! Device memory: the trait [`Device`] with a CPU back end ([`cpu`]) and a CUDA back end ([`cuda`]).
 
 pub mod cpu;
 pub mod cuda;
@@ -8,17 +8,17 @@ use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, LazyLock};
 
-/// Where kernels run.
+/// The kind of device that kernels run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceKind {
-    /// On CPU threads; device memory is host memory.
+    /// CPU threads; device memory is host memory.
     Cpu,
-    /// On a GPU.
+    /// A GPU.
     Cuda,
 }
 
 impl DeviceKind {
-    /// The name that messages use.
+    /// The name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -27,7 +27,7 @@ impl DeviceKind {
     }
 }
 
-/// Who works with an allocation besides kernels; decides where it lies.
+/// The users of an allocation besides kernels, which determine the kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// The host, during set-up only: handles and tables.
@@ -38,72 +38,74 @@ pub enum Use {
     Shared,
 }
 
-/// What a pointer that is mapped into the device points at.
+/// The kind of memory that is mapped into the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mapping {
     /// Registers or device memory of a card.
     Mmio,
-    /// Ordinary host memory that plays a card's.
+    /// Host memory, which the software card uses as its own.
     Host,
 }
 
 /// A device memory call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// FERROGIN_DEVICE asks for a GPU that is not there.
+    /// The machine has no usable GPU.
     #[error(
-        "no GPU to use: {reason}. Set FERROGIN_DEVICE=cpu to run kernels on the CPU with FERROGIN_PROVIDER=softefa"
+        "no usable GPU: {reason}. Set FERROGIN_DEVICE=cpu to run kernels on the CPU with FERROGIN_PROVIDER=softefa"
     )]
     NoGpu {
-        /// What is missing.
+        /// The reason.
         reason: String,
     },
     /// A system call failed.
     #[error("{call} of {len} bytes failed: {source}")]
     System {
-        /// Its name.
+        /// The call.
         call: &'static str,
-        /// Bytes asked for.
+        /// Its size argument.
         len: usize,
-        /// Why.
+        /// Its error.
         source: std::io::Error,
     },
     /// A CUDA driver call failed.
     #[error("{call} failed: {text} (CUresult {code})")]
     Cuda {
-        /// Its name.
+        /// The call.
         call: &'static str,
-        /// `CUresult`.
+        /// Its `CUresult`.
         code: u32,
-        /// The driver's name of it.
+        /// The driver's name of the result.
         text: String,
     },
-    /// A write or read beyond an allocation.
+    /// A write or read outside an allocation.
     #[error("{len} bytes at {offset} are outside an allocation of {size} bytes")]
     Bounds {
         /// First byte.
         offset: usize,
         /// Bytes.
         len: usize,
-        /// Bytes there are.
+        /// Bytes of the allocation.
         size: usize,
     },
-    /// Memory that a window names is not there.
-    #[error("{len} bytes at {address:#x} are not mapped in this process")]
+    /// A window's memory is not mapped.
+    #[error(
+        "{len} bytes at {address:#x} are not mapped in this process: register memory that is allocated, and its size"
+    )]
     NotMapped {
         /// First byte.
         address: usize,
         /// Bytes.
         len: usize,
     },
-    /// Memory of a kind that this device has not.
-    #[error("memory at {address:#x} is {what}: {cure}")]
+    /// The device cannot use memory of this kind.
+    #[error("memory at {address:#x} is {problem}: {cure}")]
     WrongMemory {
         /// First byte.
         address: usize,
-        /// What it is.
-        what: &'static str,
-        /// What to do.
+        /// The problem.
+        problem: &'static str,
+        /// The cure.
         cure: &'static str,
     },
 }
@@ -111,80 +113,80 @@ pub enum DeviceError {
 /// An allocation as a dma-buf.
 #[derive(Debug, Clone, Copy)]
 pub struct DmaBuf<'a> {
-    /// Open as long as the allocation lives.
+    /// Open while the allocation exists.
     pub fd: BorrowedFd<'a>,
-    /// First byte of the allocation within the dma-buf.
+    /// Offset of the allocation's first byte in the dma-buf.
     pub offset: u64,
     /// Bytes.
     pub len: usize,
 }
 
-/// An allocation that kernels can use, zeroed at first. Ends when dropped.
+/// An allocation that kernels can use, zeroed when made, freed when dropped.
 pub trait DeviceBuffer: Send + Sync {
-    /// Address that kernels use; on a page of its own.
+    /// The address for kernels, on a page boundary.
     fn device_address(&self) -> u64;
-    /// Address that the host may use, where there is one. Always there for [`Use::Shared`].
+    /// The address for the host, if there is one. [`Use::Shared`] always has one.
     fn host_address(&self) -> Option<*mut u8>;
     /// Bytes.
     fn len(&self) -> usize;
-    /// Whether there are none.
+    /// True if the allocation has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// The allocation as a dma-buf, where cards shall be given one.
+    /// The allocation as a dma-buf, if cards use it in this form.
     fn dma_buf(&self) -> Option<DmaBuf<'_>>;
     /// Copies host bytes in. Not ordered against running kernels.
     ///
     /// # Errors
-    /// Out of bounds, or the driver's failure.
+    /// The range is out of bounds, or the driver fails.
     fn write(&self, offset: usize, bytes: &[std::mem::MaybeUninit<u8>]) -> Result<(), DeviceError>;
     /// Copies bytes out. Not ordered against running kernels.
     ///
     /// # Errors
-    /// Out of bounds, or the driver's failure.
+    /// The range is out of bounds, or the driver fails.
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
 }
 
-/// How a window's memory is to be given to the card.
+/// The form in which a card registers a window's memory.
 #[derive(Debug)]
 pub enum WindowMemory {
-    /// By its address.
+    /// By address.
     Address,
-    /// By its address on the CUDA device of that number.
+    /// By address on the CUDA device of that number.
     CudaAddress(i32),
     /// As a dma-buf.
     DmaBuf {
-        /// Closed when dropped; a registration keeps its own reference.
+        /// Closed when dropped; the registration keeps its own reference.
         fd: OwnedFd,
-        /// Where the window's first byte is in it.
+        /// Offset of the window's first byte in the dma-buf.
         offset: u64,
     },
 }
 
-/// Host memory made visible to kernels; the mapping ends when dropped.
+/// Memory that is mapped for kernels until this is dropped.
 pub trait DeviceMapping: Send + Sync {
     /// Device address of the first byte.
     fn device_address(&self) -> u64;
 }
 
-/// A device: allocates, and maps what cards own.
+/// A device: allocates memory, and maps the cards' memory for kernels.
 pub trait Device: Send + Sync {
-    /// Which.
+    /// The kind of device.
     fn kind(&self) -> DeviceKind;
 
     /// Allocates `len` zeroed bytes; `len` is not 0.
     ///
     /// # Errors
-    /// Out of memory.
+    /// The device is out of memory.
     fn allocate(&self, len: usize, usage: Use) -> Result<Box<dyn DeviceBuffer>, DeviceError>;
 
-    /// Makes `len` bytes at `address` visible to kernels: rings and doorbells.
+    /// Maps `len` bytes at `address`, a ring or a doorbell, for kernels.
     ///
     /// # Safety
-    /// The bytes are mapped in this process, and stay so until the result is dropped.
+    /// The bytes stay mapped in this process until the result is dropped.
     ///
     /// # Errors
-    /// The driver's failure.
+    /// The driver fails.
     #[allow(unsafe_code)]
     unsafe fn map(
         &self,
@@ -193,23 +195,23 @@ pub trait Device: Send + Sync {
         mapping: Mapping,
     ) -> Result<Box<dyn DeviceMapping>, DeviceError>;
 
-    /// Finds out how a user's memory, `len` bytes from `address` of NCCL's type `ptr_type`, reaches the card.
+    /// The form in which a card registers `len` bytes at `address`, of NCCL's memory type `ptr_type`.
     ///
     /// # Errors
-    /// Memory that is not there, or not of this device's kind.
+    /// The memory is not mapped, or the device cannot use it.
     fn window(&self, address: *mut c_void, len: usize, ptr_type: i32) -> Result<WindowMemory, DeviceError>;
 
-    /// What NCCL may register: a sum of `PTR_*`.
+    /// The memory types that NCCL may register: a sum of `PTR_*`.
     fn ptr_support(&self) -> i32;
 }
 
-/// Opens the device that the settings ask for.
+/// Opens the device of the setting FERROGIN_DEVICE.
 ///
-/// `auto` is a GPU if a driver and a GPU are there. Without one it is the CPU for the software card, which was chosen
-/// by name; for hardware it is an error, since kernels on CPU threads are no substitute for a GPU job.
+/// `auto` is a GPU if the machine has a driver and a GPU. Otherwise it is the CPU for the software card, which the user chose by
+/// name, and an error for hardware, because CPU threads do not replace a GPU in a job.
 ///
 /// # Errors
-/// [`DeviceError::NoGpu`], or the driver's failure.
+/// [`DeviceError::NoGpu`], or a failure of the driver.
 pub fn open(choice: DeviceChoice, provider: Provider) -> Result<Arc<dyn Device>, DeviceError> {
     let software = provider == Provider::SoftEfa;
     match choice {
@@ -227,7 +229,7 @@ pub fn open(choice: DeviceChoice, provider: Provider) -> Result<Arc<dyn Device>,
 pub fn page_size() -> usize {
     static SIZE: LazyLock<usize> = LazyLock::new(|| {
         let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
-        // Linux always answers. The largest page that it has is right wherever a smaller one is.
+        // Linux always answers. Otherwise the largest page size is right for smaller pages too.
         size.and_then(|size| usize::try_from(size).ok()).filter(|size| size.is_power_of_two()).unwrap_or(1 << 16)
     });
     *SIZE
@@ -240,9 +242,9 @@ fn bounds(offset: usize, len: usize, size: usize) -> Result<(), DeviceError> {
     }
 }
 
-/// Bytes of `value` for [`DeviceBuffer::write`]. Padding may be uninitialised, hence `MaybeUninit`.
+/// The bytes of `value` for [`DeviceBuffer::write`]. `MaybeUninit`, because padding may be uninitialised.
 #[allow(unsafe_code)]
 pub fn bytes_of<T: Copy>(value: &[T]) -> &[std::mem::MaybeUninit<u8>] {
-    // SAFETY: the bytes of a live slice, borrowed as long as it; `MaybeUninit<u8>` has no invalid value.
+    // SAFETY: pointer and size are those of a slice that the result borrows, and `MaybeUninit<u8>` has no invalid value.
     unsafe { std::slice::from_raw_parts(value.as_ptr().cast(), size_of_val(value)) }
 }

@@ -3,7 +3,7 @@ use crate::registry::{self, Kind};
 use efa_dp_direct::wire::CdescFlags;
 use std::time::Instant;
 
-/// Memory of a ring that plays the card's.
+/// A completion queue that a test fills as the card does.
 struct Ring {
     words: Vec<u64>,
     entry_size: usize,
@@ -17,7 +17,7 @@ impl Ring {
     }
 
     fn reader(&mut self) -> CqReader {
-        // SAFETY: each test keeps the ring as long as the reader.
+        // SAFETY: each test drops the ring after the reader, and the ring has no completion yet.
         unsafe { CqReader::new(self.words.as_mut_ptr().cast(), self.entry_size as u32, self.entries) }
     }
 
@@ -28,9 +28,9 @@ impl Ring {
         let slot = (self.produced % self.entries) as usize * self.entry_size;
         let to = self.words.as_mut_ptr().cast::<u8>().wrapping_add(slot);
         let bytes = entry.to_bytes();
-        // The byte with the phase goes last.
+        // The byte with the phase comes last.
         for i in [0, 1, 2, 4, 5, 3] {
-            // SAFETY: within the ring, which the watcher reads by atomics too.
+            // SAFETY: the address is within the ring, whose bytes the watcher reads atomically too.
             unsafe { AtomicU8::from_ptr(to.wrapping_add(i)) }.store(bytes[i], Ordering::Release);
         }
         self.produced += 1;
@@ -38,7 +38,7 @@ impl Ring {
 }
 
 #[test]
-fn completions_are_read_once_and_over_many_laps() {
+fn completions_are_read_once_over_many_laps() {
     let mut ring = Ring::new(8, 32);
     let mut reader = ring.reader();
     assert_eq!(reader.poll(), None);
@@ -55,7 +55,7 @@ fn completions_are_read_once_and_over_many_laps() {
 }
 
 #[test]
-fn a_reader_that_was_lapped_goes_on_with_the_oldest_entry_left() {
+fn overtaken_reader_continues_with_the_oldest_entry() {
     for read in [0, 1, 5, 8, 11] {
         for more in [8, 9, 12, 15] {
             let mut ring = Ring::new(8, 32);
@@ -78,21 +78,21 @@ fn a_reader_that_was_lapped_goes_on_with_the_oldest_entry_left() {
 }
 
 #[test]
-fn a_failure_is_found_although_whole_laps_went_by() {
+fn failure_is_found_after_whole_laps() {
     let (mut ring, errors, mut abort) = (Ring::new(8, 32), Box::into_raw(Box::new(0)), 0);
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
     let mut watch = watch_of(&mut ring, errors, &mut abort, handle as usize);
     for i in 0..16 {
         ring.push(1, if i == 12 { CompStatus::RemoteAbort } else { CompStatus::Ok });
     }
-    // SAFETY: plays the card, which counts an error.
+    // SAFETY: the box is live. This write stands for the card's error count.
     unsafe { errors.write_volatile(1) };
     while watch.report != Report::Done {
         watch.round();
     }
     assert_eq!(watch.endpoints[0].cq.failure().map(|entry| entry.status), Some(CompStatus::RemoteAbort.raw()));
     registry::remove::<()>(handle, Kind::Context).unwrap();
-    // SAFETY: of the box above, which nobody looks at any more.
+    // SAFETY: the pointer is from the box above, and the watch no longer reads it.
     drop(unsafe { Box::from_raw(errors) });
 }
 
@@ -104,7 +104,7 @@ fn watch_of(ring: &mut Ring, errors: *mut u64, abort: &mut u32, handle: usize) -
         endpoints: vec![WatchedEndpoint {
             name: (0, Role::Signal(4)),
             cq: ring.reader(),
-            // SAFETY: the test's word, which outlives its watch.
+            // SAFETY: each test frees its word after the watch.
             errors: unsafe { ErrorCounter::new(errors) },
             ring: None,
             context: 0,
@@ -116,7 +116,7 @@ fn watch_of(ring: &mut Ring, errors: *mut u64, abort: &mut u32, handle: usize) -
 }
 
 #[test]
-fn a_failed_request_is_described() {
+fn failed_request_message_names_peer_endpoint_and_cure() {
     let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
     let mut watch = watch_of(&mut ring, &mut errors, &mut abort, 0);
     ring.push(2, CompStatus::RemoteBadAddress);
@@ -125,12 +125,12 @@ fn a_failed_request_is_described() {
     for part in ["write to rank 2", "endpoint signal 4", "status 7", CompStatus::RemoteBadAddress.text(), "window"] {
         assert!(text.contains(part), "{part} in {text}");
     }
-    // A foreign id leads nowhere without a ring to look into.
-    assert_eq!(watch.peers(0, 77), "a rank that is not known");
+    // Without a readable ring, an id that is no rank names no peer.
+    assert_eq!(watch.peers(0, 77), "an unknown rank");
 }
 
 #[test]
-fn the_peer_is_found_in_a_ring_that_can_be_read() {
+fn peer_is_found_in_a_readable_ring() {
     let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
     let mut watch = watch_of(&mut ring, &mut errors, &mut abort, 0);
     let mut requests = vec![0u8; 4 * 64];
@@ -146,30 +146,30 @@ fn the_peer_is_found_in_a_ring_that_can_be_read() {
 }
 
 #[test]
-fn a_counter_alone_raises_the_fault_and_the_abort_flag() {
+fn error_counter_alone_raises_fault_and_abort_flag() {
     let (mut ring, errors, mut abort) = (Ring::new(8, 32), Box::into_raw(Box::new(0)), 0);
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
     let mut watch = watch_of(&mut ring, errors, &mut abort, handle as usize);
     watch.round();
     assert_eq!((registry::fault(handle), watch.report), (Ok(false), Report::Clean));
-    // SAFETY: plays the card, which counts an error.
+    // SAFETY: the box is live. This write stands for the card's error count.
     unsafe { errors.write_volatile(1) };
     watch.round();
     assert_eq!(registry::fault(handle), Ok(true));
-    // SAFETY: the flag of this test.
+    // SAFETY: the pointer is to this test's local variable.
     assert_eq!(unsafe { watch.abort.read_volatile() }, 1);
-    for _ in 0..=PATIENCE {
+    for _ in 0..=ENTRY_ROUNDS {
         assert!(matches!(watch.report, Report::Counted(..)));
         watch.round();
     }
     assert_eq!(watch.report, Report::Done);
     registry::remove::<()>(handle, Kind::Context).unwrap();
-    // SAFETY: of the box above, which nobody looks at any more.
+    // SAFETY: the pointer is from the box above, and the watch no longer reads it.
     drop(unsafe { Box::from_raw(errors) });
 }
 
 #[test]
-fn the_thread_drains_and_reports_and_ends_with_the_last_watch() {
+fn thread_reports_failures_and_ends_with_the_last_watch() {
     let mut ring = Ring::new(8, 32);
     let (mut errors, mut abort) = (Box::new(0), Box::new(0));
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
@@ -185,7 +185,7 @@ fn the_thread_drains_and_reports_and_ends_with_the_last_watch() {
         assert!(started.elapsed() < Duration::from_secs(60), "reported");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Within a second by contract, which a test cannot hold a busy machine to.
+    // The plugin promises a second, but a busy machine may delay the thread.
     println!("reported after {:?}", started.elapsed());
     drop(guard);
     assert!(!table().watches.values().any(|watch| watch.handle == handle as usize));

@@ -1,4 +1,4 @@
-//! What the tests through the built plugin share: finding it, processes of their own, ranks as threads.
+//! Shared parts of the tests of the built plugin: its path, child processes, ranks as threads.
 #![allow(dead_code)]
 
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longer than any step takes that ends, on a machine that is busy or stands still for a while too.
+/// Longer than any finite step takes, even on a busy machine or one that stands still for a while.
 pub const PATIENCE: Duration = Duration::from_secs(240);
 const CHILD: &str = "FERROGIN_TEST_CHILD";
 
@@ -22,8 +22,8 @@ pub fn plugin_path(test: &str) -> Option<PathBuf> {
     Some(ferrogin_test_support::dist(test, &[plugin, "libsoftefa-fi.so"])?.join(plugin))
 }
 
-/// Runs `body` in a process of its own, with `settings` in its environment: faults and providers are chosen once in a
-/// process, and leaks are counted of a whole one. `test` is the name of the calling test.
+/// Runs `body` in a child process with `settings` in its environment, because a process chooses its provider and faults once, and
+/// the leak tests count the resources of a whole process. `test` is the name of the calling test.
 pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce(Arc<Plugin>)) {
     alone_each(test, &[settings.to_vec()], body);
 }
@@ -42,32 +42,32 @@ pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<P
         command.env("FERROGIN_TIMEOUT", "120").envs(settings.iter().copied());
         let output = command.output().expect("a process for the test");
         let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-        assert!(output.status.success(), "{test} in its own process, {settings:?}: {}\n{text}", output.status);
-        assert!(text.contains("1 passed"), "{test} did run in its own process:\n{text}");
-        // What a test tells besides: past the test runner's capture.
-        for (_, line) in text.lines().filter_map(|line| line.split_once(TELL)) {
+        assert!(output.status.success(), "{test} in a child process, {settings:?}: {}\n{text}", output.status);
+        assert!(text.contains("1 passed"), "{test} did not run in the child process:\n{text}");
+        // The child's reports go past the test runner's capture.
+        for (_, line) in text.lines().filter_map(|line| line.split_once(REPORT)) {
             let _ = writeln!(std::io::stdout(), "{test}: {line}");
         }
     }
 }
 
-/// A set-up trace for a test in its own process: the parent names the file and removes it.
+/// A set-up trace for a test in a child process. The parent names the file and removes it.
 pub struct TraceFile(PathBuf);
 
 impl TraceFile {
-    /// A file of `test`'s own, which is not there yet: a process that was killed may have had this one's number.
+    /// A new file for `test`. A killed process with the same id may have left one.
     pub fn new(test: &str) -> Self {
         let path = std::env::temp_dir().join(format!("ferrogin-{test}-{}.json", std::process::id()));
         let _ = std::fs::remove_file(&path);
         Self(path)
     }
 
-    /// The setting that asks for it.
+    /// The setting that selects the file.
     pub fn setting(&self) -> (&'static str, &str) {
         ("FERROGIN_TRACE", self.0.to_str().expect("a path of text"))
     }
 
-    /// In the test's process: all steps until now. Ranks may be adding to them: they hold the file's lock meanwhile.
+    /// All steps until now, in the child process. The file lock excludes ranks that append steps now.
     pub fn steps() -> Vec<serde_json::Value> {
         let trace = File::open(std::env::var_os("FERROGIN_TRACE").expect("set")).expect("a trace");
         let trace = Flock::lock(trace, FlockArg::LockShared).expect("a lock");
@@ -82,15 +82,15 @@ impl Drop for TraceFile {
     }
 }
 
-/// Begins a line that the parent of a test in its own process passes on.
-pub const TELL: &str = "tell: ";
+/// The prefix of a line that the parent of a child process prints.
+pub const REPORT: &str = "report: ";
 
-/// A number of rounds: the variable's, or `default`.
+/// A number of rounds: the value of `variable`, or `default`.
 pub fn rounds(variable: &str, default: usize) -> usize {
     std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a whole number of rounds"))
 }
 
-/// One context, of backend version 2.
+/// The configuration of one context of backendVersion 2.
 pub fn config(n_signals: i32, n_counters: i32) -> GinConfigV14 {
     GinConfigV14 {
         n_signals,
@@ -103,7 +103,7 @@ pub fn config(n_signals: i32, n_counters: i32) -> GinConfigV14 {
     }
 }
 
-/// Fresh memory and a window of it.
+/// New memory and a window of it.
 pub fn window(comm: &Comm, bytes: usize) -> (Arc<DeviceMemory>, Window) {
     let memory = Arc::new(DeviceMemory::alloc(bytes).expect("memory"));
     let window = comm.register(&memory, 0).expect("a window");
@@ -113,20 +113,20 @@ pub fn window(comm: &Comm, bytes: usize) -> (Arc<DeviceMemory>, Window) {
 /// The kernel's view of a context.
 #[allow(unsafe_code)]
 pub fn device(context: &GinContext, id: u32) -> Context<'_> {
-    // SAFETY: the handle is of a context that is borrowed as long as the view.
+    // SAFETY: the result borrows the context, which keeps the handle valid.
     unsafe { Context::from_handle(context.handle(), id) }.expect("a handle of this plugin")
 }
 
-/// Looks again and again until `done`.
-pub fn wait_for(what: &str, limit: Duration, done: impl Fn() -> bool) {
+/// Polls until `done`, for at most `limit`.
+pub fn wait_for(event: &str, limit: Duration, done: impl Fn() -> bool) {
     let started = Instant::now();
     while !done() {
-        assert!(started.elapsed() < limit, "{what} within {limit:?}");
+        assert!(started.elapsed() < limit, "{event} within {limit:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// One value with signal `signal` of the next rank, and one from the one before.
+/// Sends one value with signal `signal` to the next rank, and receives one from the previous rank.
 pub fn pass_round(comm: &Comm, context: &GinContext, id: u32, window: &Window, memory: &DeviceMemory, signal: u16) {
     let (rank, n) = (comm.rank() as u64, comm.nranks() as u64);
     let device = device(context, id);
@@ -141,7 +141,7 @@ pub fn pass_round(comm: &Comm, context: &GinContext, id: u32, window: &Window, m
     comm.barrier().expect("all ranks");
 }
 
-/// A communicator of `n` ranks, each in a thread; gives what `body` gives, by rank.
+/// Runs `body` on each rank of a communicator of `n` ranks, each in a thread. Returns the results by rank.
 pub fn ranks<T: Send + 'static>(
     plugin: &Arc<Plugin>,
     n: usize,
@@ -156,5 +156,5 @@ pub fn ranks<T: Send + 'static>(
             std::thread::spawn(move || body(rank, Comm::init(&plugin, Arc::new(bootstrap), 0).expect("a communicator")))
         })
         .collect();
-    threads.into_iter().map(|thread| thread.join().expect("a rank that ends well")).collect()
+    threads.into_iter().map(|thread| thread.join().expect("a rank without a panic")).collect()
 }

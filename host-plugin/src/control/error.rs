@@ -1,0 +1,176 @@
+//! Errors of the control plane.
+
+use super::step::Step;
+use std::io;
+use std::sync::Arc;
+
+/// Set-up failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// A system call about this host's network failed.
+    #[error("{call} failed: {source}; check that this host has a network interface for NCCL (NCCL_SOCKET_IFNAME)")]
+    Socket {
+        /// The call.
+        call: &'static str,
+        /// Its error.
+        source: io::Error,
+    },
+    /// The endpoint of the control plane does not open.
+    #[error(
+        "libfabric's provider {provider} opens no endpoint for the control plane: {source}; set FERROGIN_CONTROL to a \
+         provider with reliable datagrams (tcp is in every libfabric)"
+    )]
+    Endpoint {
+        /// The provider.
+        provider: String,
+        /// libfabric's error.
+        source: io::Error,
+    },
+    /// No interface is up that the filter allows.
+    #[error(
+        "NCCL_SOCKET_IFNAME={filter:?} allows no network interface of this host that is up; compare it with `ip address`"
+    )]
+    NoInterface {
+        /// NCCL_SOCKET_IFNAME.
+        filter: String,
+    },
+    /// The handle of a rank was not made by this plugin.
+    #[error(
+        "the handle of rank {rank} was not made by listen of this plugin (protocol version {version}); run the same \
+         ferrogin on all ranks"
+    )]
+    BadHandle {
+        /// The rank.
+        rank: usize,
+        /// This plugin's version of the protocol.
+        version: u16,
+    },
+    /// This rank's handle is not at its own place in NCCL's list.
+    #[error(
+        "handle number {rank} is not the handle of the listen communicator that rank {rank} passes to connect: NCCL's \
+         handles and ranks are in different orders, or the listen communicator was used before; please report it"
+    )]
+    WrongOrder {
+        /// This rank.
+        rank: usize,
+    },
+    /// No channel to a peer opens.
+    #[error(
+        "cannot connect to rank {rank} at {at}: {source}; check that rank {rank} still runs, and that the firewall, the \
+         security group and NCCL_SOCKET_IFNAME let the hosts connect"
+    )]
+    Unreachable {
+        /// The peer.
+        rank: usize,
+        /// Its address.
+        at: Arc<str>,
+        /// The channel's error.
+        source: io::Error,
+    },
+    /// A peer did not do its part before the deadline.
+    #[error(
+        "rank {rank} at {at} did not answer in {} within {seconds} s: it has ended, hangs, or did not make the same call; \
+         see the log of rank {rank}, and raise FERROGIN_TIMEOUT if it only starts slowly",
+        step.name()
+    )]
+    Timeout {
+        /// The peer.
+        rank: usize,
+        /// Its address.
+        at: Arc<str>,
+        /// The step.
+        step: Step,
+        /// The timeout.
+        seconds: u64,
+    },
+    /// The channel to a peer closed, or the peer was silent for too long.
+    #[error("rank {rank} at {at} closed its connection in {}; look for the first error in the log of rank {rank}", step.name())]
+    PeerClosed {
+        /// The peer.
+        rank: usize,
+        /// Its address.
+        at: Arc<str>,
+        /// The step.
+        step: Step,
+    },
+    /// A neighbour reports that another rank failed.
+    #[error(
+        "rank {reporter} aborted {} because rank {failed} failed; look for the first error in the log of rank {failed}",
+        step.name()
+    )]
+    Aborted {
+        /// The neighbour.
+        reporter: usize,
+        /// The rank that failed.
+        failed: usize,
+        /// The step.
+        step: Step,
+    },
+    /// A peer could not do its part and took part in the exchange to say so.
+    #[error("rank {rank} failed in {}; the log of rank {rank} has the reason", step.name())]
+    PeerFailed {
+        /// The peer.
+        rank: usize,
+        /// The step.
+        step: Step,
+    },
+    /// A peer is in another step.
+    #[error(
+        "rank {rank} is in {remote}, but this rank is in {}: NCCL made its calls in different orders on the two ranks; \
+         all ranks must make the same collective calls",
+        step.name()
+    )]
+    DifferentCall {
+        /// The peer.
+        rank: usize,
+        /// This rank's step.
+        step: Step,
+        /// The peer's step.
+        remote: String,
+    },
+    /// A peer sent bytes that are no valid frame here.
+    #[error("rank {rank} sent an invalid frame in {}; run the same ferrogin on all ranks", step.name())]
+    InvalidFrame {
+        /// The peer.
+        rank: usize,
+        /// The step.
+        step: Step,
+    },
+    /// This rank's own block is too large to send.
+    #[error("this rank sends {bytes} bytes in {}, more than {limit}; request fewer contexts or signals", step.name())]
+    BlockTooLarge {
+        /// Its size.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+        /// The step.
+        step: Step,
+    },
+    /// An earlier failure ended this communicator.
+    #[error("this communicator failed earlier because rank {failed} failed; close it, and see its first error")]
+    AlreadyFailed {
+        /// The rank that failed.
+        failed: usize,
+    },
+}
+
+impl ControlError {
+    /// The rank that failed, if it is known.
+    pub fn failed_rank(&self) -> Option<usize> {
+        match self {
+            Self::Unreachable { rank, .. }
+            | Self::Timeout { rank, .. }
+            | Self::PeerClosed { rank, .. }
+            | Self::PeerFailed { rank, .. }
+            | Self::DifferentCall { rank, .. }
+            | Self::BadHandle { rank, .. }
+            | Self::InvalidFrame { rank, .. } => Some(*rank),
+            Self::Aborted { failed, .. } | Self::AlreadyFailed { failed } => Some(*failed),
+            Self::Socket { .. }
+            | Self::Endpoint { .. }
+            | Self::NoInterface { .. }
+            | Self::WrongOrder { .. }
+            | Self::BlockTooLarge { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Collective steps of set-up.
+
+/// A collective step. Two ranks in different steps have made different calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Step {
+    /// `connect`.
+    Connect = 1,
+    /// `regMrSym`.
+    RegisterWindow = 2,
+    /// `createContext`: shapes, addresses and keys.
+    CreateContext = 3,
+    /// `createContext`: every rank is ready for traffic.
+    ContextReady = 4,
+}
+
+impl Step {
+    /// The name of NCCL's call.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::RegisterWindow => "regMrSym",
+            Self::CreateContext | Self::ContextReady => "createContext",
+        }
+    }
+
+    /// The step with this code; `None` for an unknown code.
+    pub(super) fn from_code(code: u16) -> Option<Self> {
+        [Self::Connect, Self::RegisterWindow, Self::CreateContext, Self::ContextReady]
+            .into_iter()
+            .find(|step| *step as u16 == code)
+    }
+}

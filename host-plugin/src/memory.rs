@@ -1,0 +1,136 @@
+//! Memory that a card shares with the kernels of a context, and its registration with the rails.
+
+use crate::device::{Device, DeviceBuffer, Use};
+use crate::endpoint::{COUNTER_STRIDE, CounterMemory};
+use crate::error::Error;
+use crate::rail::Rail;
+use ferrogin_ffi::ext::VALUE_STRIDE;
+use ferrogin_libfabric::{MemoryRegion, Region, bindings};
+
+/// The two allocations of a `createContext`.
+pub struct ContextMemory {
+    /// Scratch page, then value slots, then completion counters.
+    pub card: Box<dyn DeviceBuffer>,
+    /// The abort flag, then error counters.
+    pub shared: Box<dyn DeviceBuffer>,
+}
+
+impl ContextMemory {
+    /// Allocates zeroed memory for `layout`.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn allocate(device: &dyn Device, layout: MemoryLayout) -> Result<Self, Error> {
+        Ok(Self {
+            card: device.allocate(layout.card_len(), Use::Card)?,
+            shared: device.allocate(layout.shared_len(), Use::Shared)?,
+        })
+    }
+
+    /// The memory that endpoints place their counters in.
+    pub fn counters(&self) -> CounterMemory<'_> {
+        CounterMemory { card: &*self.card, shared: &*self.shared }
+    }
+}
+
+/// Sizes that determine the offsets within [`ContextMemory`].
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryLayout {
+    /// Bytes of a page: a registered region begins on a page. The first page is the scratch target, which only receives
+    /// writes without bytes.
+    pub page: usize,
+    /// Endpoints of all contexts.
+    pub endpoints: usize,
+    /// Completion and signal counters of all contexts.
+    pub counters: usize,
+    /// Value slots of each endpoint: as many as the deepest queue has requests.
+    pub slots: usize,
+}
+
+impl MemoryLayout {
+    fn values(&self) -> usize {
+        self.page
+    }
+
+    fn values_len(&self) -> usize {
+        self.endpoints * self.slots * VALUE_STRIDE as usize
+    }
+
+    /// Offset of the first completion counter.
+    pub fn completed(&self) -> usize {
+        (self.values() + self.values_len()).next_multiple_of(self.page)
+    }
+
+    /// Bytes of [`ContextMemory::card`].
+    pub fn card_len(&self) -> usize {
+        self.completed() + self.counters * COUNTER_STRIDE
+    }
+
+    /// Bytes of [`ContextMemory::shared`]: one stride for the abort flag, then one for each error counter.
+    pub fn shared_len(&self) -> usize {
+        (1 + self.endpoints) * COUNTER_STRIDE
+    }
+
+    /// Offset of the value slots of endpoint number `endpoint`.
+    pub fn value_slice(&self, endpoint: usize) -> usize {
+        self.values() + endpoint * self.slots * VALUE_STRIDE as usize
+    }
+}
+
+/// [`ContextMemory`] as one rail's card has it registered.
+pub struct RegisteredMemory {
+    _scratch: MemoryRegion,
+    _values: MemoryRegion,
+    /// Local and remote key of the scratch page.
+    pub scratch_keys: (u32, u32),
+    /// Local key of the value slots.
+    pub values_lkey: u32,
+}
+
+impl RegisteredMemory {
+    /// Registers the scratch page and the value slots with the card of `rail`.
+    ///
+    /// # Errors
+    /// The card refuses the memory.
+    #[allow(unsafe_code)]
+    pub fn register(rail: &Rail, memory: &ContextMemory, layout: MemoryLayout) -> Result<Self, Error> {
+        let register = |offset: usize, len: usize, access: u64| {
+            let base = memory.card.device_address() as *mut u8;
+            let region = match memory.card.dma_buf() {
+                Some(dma_buf) => {
+                    // The card counts addresses from the first byte of the dma-buf.
+                    let base = base.wrapping_sub(dma_buf.offset as usize);
+                    Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset + offset as u64, len, base }
+                }
+                None => Region::Va { addr: base.wrapping_add(offset), len },
+            };
+            let what = format!("registering {len} bytes of context memory with card {}", rail.name());
+            // SAFETY: the owner of `memory` drops the regions before the memory (the field order of `Context`, the order of
+            // locals in `card_check`), and no Rust reference covers the memory.
+            unsafe { MemoryRegion::register(&rail.domain, region, access, 0) }.map_err(Error::fabric(what))
+        };
+        let local = bindings::FI_READ | bindings::FI_WRITE;
+        let scratch = register(0, layout.page, local | bindings::FI_REMOTE_WRITE)?;
+        let values = register(layout.values(), layout.values_len(), local)?;
+        let (values_lkey, _) = rail.keys(&values)?;
+        Ok(Self { scratch_keys: rail.keys(&scratch)?, values_lkey, _scratch: scratch, _values: values })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_begin_on_pages_and_do_not_overlap() {
+        for page in [1 << 12, 1 << 16] {
+            let layout = MemoryLayout { page, endpoints: 14, counters: 20, slots: 64 };
+            assert_eq!(layout.value_slice(0), page);
+            assert_eq!(layout.value_slice(1) - layout.value_slice(0), 64 * 8);
+            assert!(layout.value_slice(13) + 64 * 8 <= layout.completed());
+            assert_eq!(layout.completed() % page, 0);
+            assert_eq!(layout.card_len() - layout.completed(), 20 * 64);
+            assert_eq!(layout.shared_len(), 15 * 64);
+        }
+    }
+}
