@@ -1,8 +1,8 @@
 //! The out-of-band exchange between the ranks of a job: an allgather and a barrier, with deadlines.
 //!
-//! NCCL has such an exchange of its own and uses it for the 128-byte listen handles. Here ranks are processes that
-//! our launcher or an mpirun started, or threads. Rank 0 is the hub: it gathers a block from each rank and sends all
-//! of them to everyone. Nothing is put on the file system: within one host the ranks meet at an abstract Unix socket.
+//! NCCL has its own exchange for the 128-byte listen handles. Here, ranks are processes of the built-in launcher or of an mpirun, or
+//! threads. Rank 0 is the hub: it gathers a block from each rank and sends all blocks to each rank. Ranks of one host connect over an
+//! abstract Unix socket, which leaves no file behind.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -10,113 +10,50 @@
 //! | OMPI_COMM_WORLD_RANK, …_SIZE; PMI_RANK, PMI_SIZE | set by an mpirun |
 //! | FERROGIN_BOOTSTRAP | `host:port` of rank 0, or the name of an abstract Unix socket |
 
+mod connection;
 mod hub;
+mod identity;
+mod message;
 mod threads;
+
+pub use identity::Identity;
 
 use crate::error::BootstrapError;
 use std::time::Duration;
 
-/// This rank's end of the exchange. Its calls are collective: every rank makes the same ones in the same order.
+/// A rank's part of the exchange. Its calls are collective: all ranks make the same calls in the same order.
 #[derive(Debug)]
 pub struct Bootstrap {
     rank: usize,
     nranks: usize,
     timeout: Duration,
-    link: Link,
+    transport: Transport,
 }
 
 #[derive(Debug)]
-enum Link {
+enum Transport {
     Single,
     Sockets(hub::Sockets),
-    Threads(threads::Seat),
-}
-
-/// Who this process is in its job.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// This rank.
-    pub rank: usize,
-    /// Ranks of the job.
-    pub nranks: usize,
-    /// Where rank 0 listens: `host:port`, or the name of an abstract Unix socket.
-    pub address: String,
-}
-
-impl Identity {
-    /// Reads the environment that a launcher left, or `None` if none did.
-    ///
-    /// # Errors
-    /// When it is incomplete or contradicts itself.
-    pub fn from_env() -> Result<Option<Identity>, BootstrapError> {
-        Identity::from_variables(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
-    }
-
-    /// The same from any source of variables; `get` answers `None` for one that is not set.
-    ///
-    /// # Errors
-    /// As for [`from_env`](Identity::from_env).
-    pub fn from_variables(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Identity>, BootstrapError> {
-        const SOURCES: [(&str, &str); 3] = [
-            ("FERROGIN_RANK", "FERROGIN_NRANKS"),
-            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-            ("PMI_RANK", "PMI_SIZE"),
-        ];
-        let Some((rank_name, size_name)) = SOURCES.into_iter().find(|(rank, _)| get(rank).is_some()) else {
-            return Ok(None);
-        };
-        let number = |name: &str| -> Result<usize, BootstrapError> {
-            let value = get(name).ok_or_else(|| {
-                BootstrapError::Environment(format!("{rank_name} is set but {name} is not: set both, or neither"))
-            })?;
-            value.parse().map_err(|_| BootstrapError::Environment(format!("{name}={value}: want a number")))
-        };
-        let (rank, nranks) = (number(rank_name)?, number(size_name)?);
-        if rank >= nranks {
-            return Err(BootstrapError::Environment(format!(
-                "{rank_name}={rank} and {size_name}={nranks}: a rank is less than the number of ranks"
-            )));
-        }
-        let address = match get("FERROGIN_BOOTSTRAP") {
-            Some(address) => address,
-            None => Identity::same_host_address(get, nranks)?,
-        };
-        Ok(Some(Identity { rank, nranks, address }))
-    }
-
-    /// The abstract name that the ranks of one mpirun on one host agree on by themselves.
-    fn same_host_address(get: &dyn Fn(&str) -> Option<String>, nranks: usize) -> Result<String, BootstrapError> {
-        if let Some(local) = get("OMPI_COMM_WORLD_LOCAL_SIZE").or_else(|| get("MPI_LOCALNRANKS"))
-            && local != nranks.to_string()
-        {
-            return Err(BootstrapError::Environment(format!(
-                "{local} of {nranks} ranks are on this host: set FERROGIN_BOOTSTRAP=host:port (a free port of rank 0's \
-                 host), for example with mpirun -x FERROGIN_BOOTSTRAP=host:port"
-            )));
-        }
-        let job = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"].into_iter().find_map(get);
-        let job = job.unwrap_or_else(|| format!("parent-{}", std::os::unix::process::parent_id()));
-        Ok(format!("ferrogin-bootstrap-{job}"))
-    }
+    Threads(threads::Member),
 }
 
 impl Bootstrap {
     /// A job of one rank.
     pub fn single() -> Bootstrap {
-        Bootstrap { rank: 0, nranks: 1, timeout: Duration::from_secs(60), link: Link::Single }
+        Bootstrap { rank: 0, nranks: 1, timeout: Duration::from_secs(60), transport: Transport::Single }
     }
 
-    /// A job whose `nranks` ranks are threads of this process: one element for each.
+    /// A job whose `nranks` ranks are threads of this process: one element for each rank.
     pub fn threads(nranks: usize, timeout: Duration) -> Vec<Bootstrap> {
-        let seats = threads::Seat::row(nranks);
-        let make = |(rank, seat)| Bootstrap { rank, nranks, timeout, link: Link::Threads(seat) };
-        seats.into_iter().enumerate().map(make).collect()
+        let members = threads::Member::all(nranks);
+        let make = |(rank, member)| Bootstrap { rank, nranks, timeout, transport: Transport::Threads(member) };
+        members.into_iter().enumerate().map(make).collect()
     }
 
-    /// Joins the job that the environment describes; alone if it describes none.
+    /// Joins the job of the launcher's variables; without a launcher it is a job of one rank.
     ///
     /// # Errors
-    /// When the environment is wrong, or not all ranks have come before `timeout`.
+    /// The variables are wrong, or a rank does not connect before `timeout`.
     pub fn from_env(timeout: Duration) -> Result<Bootstrap, BootstrapError> {
         match Identity::from_env()? {
             Some(identity) => Bootstrap::join(&identity, timeout),
@@ -124,17 +61,17 @@ impl Bootstrap {
         }
     }
 
-    /// Meets the other ranks at the identity's address.
+    /// Connects to the other ranks at the identity's address.
     ///
     /// # Errors
-    /// When the address cannot be used, or not all ranks have come before `timeout`.
+    /// The address is unusable, or a rank does not connect before `timeout`.
     pub fn join(identity: &Identity, timeout: Duration) -> Result<Bootstrap, BootstrapError> {
         let &Identity { rank, nranks, .. } = identity;
-        let link = match nranks {
-            1 => Link::Single,
-            _ => Link::Sockets(hub::Sockets::meet(identity, timeout)?),
+        let transport = match nranks {
+            1 => Transport::Single,
+            _ => Transport::Sockets(hub::Sockets::connect(identity, timeout)?),
         };
-        Ok(Bootstrap { rank, nranks, timeout, link })
+        Ok(Bootstrap { rank, nranks, timeout, transport })
     }
 
     /// This rank.
@@ -142,47 +79,47 @@ impl Bootstrap {
         self.rank
     }
 
-    /// Ranks of the job.
+    /// Number of ranks.
     pub fn nranks(&self) -> usize {
         self.nranks
     }
 
-    /// The same with another time that calls wait for the other ranks.
+    /// Changes the timeout of calls.
     pub fn with_timeout(self, timeout: Duration) -> Bootstrap {
         Bootstrap { timeout, ..self }
     }
 
-    /// Time that a call waits for the other ranks.
+    /// The timeout of calls.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Gives every rank's `block`, in rank order. Blocks may differ in size.
+    /// Returns the `block` of each rank, by rank. Blocks may differ in size.
     ///
     /// # Errors
-    /// When a rank does not come in time, or has ended. The job is then over: later calls fail too.
+    /// A rank ended, or did not call before the timeout. Later calls fail too.
     pub fn allgather(&self, block: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        match &self.link {
-            Link::Single => Ok(vec![block.to_vec()]),
-            Link::Sockets(sockets) => sockets.allgather(block, self.timeout),
-            Link::Threads(seat) => seat.allgather(self.rank, block, self.timeout),
+        match &self.transport {
+            Transport::Single => Ok(vec![block.to_vec()]),
+            Transport::Sockets(sockets) => sockets.allgather(block, self.timeout),
+            Transport::Threads(member) => member.allgather(self.rank, block, self.timeout),
         }
     }
 
-    /// Returns when every rank has come here.
+    /// Returns when all ranks have called it.
     ///
     /// # Errors
-    /// As for [`allgather`](Bootstrap::allgather).
+    /// Those of [`allgather`](Bootstrap::allgather).
     pub fn barrier(&self) -> Result<(), BootstrapError> {
         self.allgather(&[]).map(drop)
     }
 
-    /// True on every rank if it is true on each of them.
+    /// True on each rank if `own` is true on all ranks.
     ///
     /// # Errors
-    /// As for [`allgather`](Bootstrap::allgather).
-    pub fn all(&self, mine: bool) -> Result<bool, BootstrapError> {
-        Ok(self.allgather(&[u8::from(mine)])?.iter().all(|block| block == &[1]))
+    /// Those of [`allgather`](Bootstrap::allgather).
+    pub fn all(&self, own: bool) -> Result<bool, BootstrapError> {
+        Ok(self.allgather(&[u8::from(own)])?.iter().all(|block| block == &[1]))
     }
 }
 

@@ -1,7 +1,7 @@
-//! A GIN context, and the thread that calls `ginProgress` for it where its handle asks so.
+//! GIN contexts, and the thread that calls `ginProgress` if a device handle requires it.
 #![allow(unsafe_code)]
 
-use crate::comm::Connection;
+use crate::connection::Connection;
 use crate::error::Error;
 use crate::ffi;
 use crate::plugin::{CreateContext, check};
@@ -15,11 +15,11 @@ use std::time::Duration;
 /// Pause between two calls of `ginProgress`.
 const PROGRESS_PAUSE: Duration = Duration::from_micros(50);
 
-/// One `createContext`: the device contexts of one connection. Destroyed on drop.
+/// The result of one `createContext`, destroyed on drop.
 #[derive(Debug)]
 pub struct GinContext {
     gin_ctx: *mut c_void,
-    /// What `createContext` gave: NCCL's lookup key, which stays the plugin's.
+    /// The device handle, which the plugin owns.
     dev_handle: *mut NetDeviceHandleV11,
     device: NetDeviceHandleV11,
     contexts: usize,
@@ -28,9 +28,9 @@ pub struct GinContext {
     connection: Arc<Connection>,
 }
 
-// SAFETY: the handles are the plugin's, whose calls are safe from any thread.
+// SAFETY: this crate only reads the pointers in `create`, and NCCL's contract lets any thread pass the handle to the plugin.
 unsafe impl Send for GinContext {}
-// SAFETY: as above.
+// SAFETY: this crate only reads the pointers in `create`, and NCCL's contract lets several threads pass the handle to the plugin.
 unsafe impl Sync for GinContext {}
 
 impl GinContext {
@@ -40,7 +40,7 @@ impl GinContext {
         let code = match connection.plugin.table.create_context {
             CreateContext::V14(create) => {
                 let mut config = *config;
-                // SAFETY: `coll` is open, `config` and the out pointers live until the call returns.
+                // SAFETY: the connection keeps `coll` open; `config` and the outputs are local variables.
                 unsafe { create(connection.coll, &mut config, &mut gin_ctx, &mut dev_handle) }
             }
             CreateContext::V13(create) => {
@@ -51,12 +51,12 @@ impl GinContext {
                     queue_depth: config.queue_depth,
                     traffic_class: config.traffic_class,
                 };
-                // SAFETY: as above.
+                // SAFETY: the connection keeps `coll` open; `config` and the outputs are local variables.
                 unsafe { create(connection.coll, &mut config, &mut gin_ctx, &mut dev_handle) }
             }
         };
         check(CALL, code)?;
-        let broken = |what: String| Error::Contract { call: CALL, what };
+        let broken = |violation: String| Error::Contract { call: CALL, violation };
         if gin_ctx.is_null() {
             return Err(broken("ginCtx is null".into()));
         }
@@ -67,7 +67,11 @@ impl GinContext {
             return Err(broken("devHandle->handle is null".into()));
         }
         if device.net_device_type != nccl::NET_DEVICE_GIN_EFA_GDA {
-            return Err(broken(format!("devHandle has type {}", device.net_device_type)));
+            return Err(broken(format!(
+                "devHandle has type {}, not {}",
+                device.net_device_type,
+                nccl::NET_DEVICE_GIN_EFA_GDA
+            )));
         }
         if device.needs_proxy_progress != 0 {
             let entry = context.connection.plugin.table.gin_progress;
@@ -77,63 +81,62 @@ impl GinContext {
         Ok(context)
     }
 
-    /// Device address of the array of contexts, indexed by context id: what kernels get.
+    /// The device address of the array of contexts for kernels, indexed by context id.
     pub fn handle(&self) -> *mut c_void {
         self.device.handle
     }
 
-    /// What `createContext` gave as device handle.
+    /// The device handle that `createContext` returned.
     pub fn net_device_handle(&self) -> *mut NetDeviceHandleV11 {
         self.dev_handle
     }
 
-    /// Bytes of one element of the array, as the plugin says.
+    /// Bytes of one element of the array, from the device handle.
     pub fn stride(&self) -> usize {
         self.device.size
     }
 
-    /// Contexts that were asked for.
+    /// Number of contexts.
     pub fn contexts(&self) -> usize {
         self.contexts
     }
 
-    /// `queryLastError`; true too when `ginProgress` failed.
+    /// `queryLastError`; also true after `ginProgress` failed.
     ///
     /// # Errors
-    /// When the call itself fails.
+    /// The call itself fails.
     pub fn query_last_error(&self) -> Result<bool, Error> {
         if self.progress.as_ref().is_some_and(|progress| progress.result.load(Ordering::Acquire) != nccl::SUCCESS) {
             return Ok(true);
         }
         let mut has_error = 0u8;
         let query = self.connection.plugin.table.query_last_error;
-        // SAFETY: `gin_ctx` is open, `has_error` a valid place for a C bool.
+        // SAFETY: `gin_ctx` is open while `self` exists; the plugin writes one byte into a local variable.
         check("queryLastError", unsafe { query(self.gin_ctx, &mut has_error) })?;
         Ok(has_error != 0)
     }
 
-    /// `destroyContext`. Dropping does the same and prints what fails.
+    /// `destroyContext`. Dropping does the same and prints an error.
     ///
     /// # Errors
-    /// When the call fails.
+    /// The call fails.
     pub fn destroy(mut self) -> Result<(), Error> {
         self.close()
     }
 
-    /// Forgets the context without `destroyContext`, as a user who skips ncclDevCommDestroy does: `closeColl` must
-    /// sweep it.
+    /// Drops the context without `destroyContext`, like a program that skips ncclDevCommDestroy. `closeColl` must close it.
     pub fn abandon(mut self) {
         self.progress = None;
         self.open = false;
     }
 
     fn close(&mut self) -> Result<(), Error> {
-        // ginProgress never runs once destroyContext has begun.
+        // The progress thread ends before destroyContext begins.
         self.progress = None;
         if !std::mem::replace(&mut self.open, false) {
             return Ok(());
         }
-        // SAFETY: `gin_ctx` is what `createContext` gave, destroyed once.
+        // SAFETY: `createContext` returned `gin_ctx`, and `open` makes this its only destruction.
         check("destroyContext", unsafe { (self.connection.plugin.table.destroy_context)(self.gin_ctx) })
     }
 }
@@ -146,7 +149,7 @@ impl Drop for GinContext {
     }
 }
 
-/// Calls `ginProgress` until dropped; a failure stops it for good.
+/// A thread that calls `ginProgress` until dropped, or until the call fails.
 #[derive(Debug)]
 struct Progress {
     stop: Arc<AtomicBool>,
@@ -158,21 +161,21 @@ impl Progress {
     fn start(entry: nccl::HandleFn, gin_ctx: *mut c_void) -> Result<Progress, Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let result = Arc::new(AtomicI32::new(nccl::SUCCESS));
-        let (seen, out) = (Arc::clone(&stop), Arc::clone(&result));
+        let (stop_flag, last) = (Arc::clone(&stop), Arc::clone(&result));
         let address = gin_ctx as usize;
         let run = move || {
-            while !seen.load(Ordering::Acquire) {
-                // SAFETY: the context is open: `GinContext::close` joins this thread before it destroys it.
+            while !stop_flag.load(Ordering::Acquire) {
+                // SAFETY: the context is open, because `GinContext::close` joins this thread before it destroys the context.
                 let code = unsafe { entry(address as *mut c_void) };
                 if code != nccl::SUCCESS {
-                    out.store(code, Ordering::Release);
+                    last.store(code, Ordering::Release);
                     return;
                 }
                 std::thread::sleep(PROGRESS_PAUSE);
             }
         };
         let thread = std::thread::Builder::new().name("gin-progress".into()).spawn(run);
-        let thread = thread.map_err(|error| Error::Usage(format!("cannot start the progress thread: {error}")))?;
+        let thread = thread.map_err(|error| Error::Usage(format!("the progress thread does not start: {error}")))?;
         Ok(Progress { stop, result, thread: Some(thread) })
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,12 +9,12 @@ pub enum Error {
     /// The dynamic loader refused the plugin.
     #[error("cannot load plugin {path}: {text}", path = path.display())]
     Load {
-        /// What was to be loaded.
+        /// The library.
         path: PathBuf,
-        /// The dynamic loader's words.
+        /// The dynamic loader's message.
         text: String,
     },
-    /// The library has neither of the symbols that NCCL looks for.
+    /// The library has none of NCCL's symbols.
     #[error("{path} exports no {symbol}: it is not a GIN plugin of that version", path = path.display())]
     NoSymbol {
         /// The library.
@@ -22,41 +22,41 @@ pub enum Error {
         /// The symbol.
         symbol: &'static str,
     },
-    /// An entry of the plugin's table that NCCL calls is null.
-    #[error("the plugin's table has a null {entry}")]
+    /// A function that NCCL calls is missing in the plugin's table.
+    #[error("the plugin's table has no function {entry}")]
     NullEntry {
-        /// Name of the entry.
+        /// Name of the function.
         entry: &'static str,
     },
     /// A call of the plugin failed.
     #[error("{call} failed: {name} ({code}){warn}", name = result_name(*code), warn = after_colon(warn))]
     Call {
-        /// Name of the table's entry.
+        /// Name of the function.
         call: &'static str,
         /// `ncclResult_t`.
         code: i32,
-        /// The last WARN line of the plugin, or nothing.
+        /// The last WARN line of the plugin, or an empty string.
         warn: String,
     },
-    /// The plugin answered success but broke the contract.
-    #[error("{call}: the plugin broke the contract: {what}")]
+    /// A call of the plugin succeeded but broke NCCL's contract.
+    #[error("{call}: the plugin broke the contract: {violation}")]
     Contract {
-        /// Name of the table's entry.
+        /// Name of the function.
         call: &'static str,
-        /// What NCCL relies on and did not get.
-        what: String,
+        /// The violation.
+        violation: String,
     },
-    /// The caller asked for something that cannot be.
+    /// An argument of the caller is not valid.
     #[error("{0}")]
     Usage(String),
-    /// Memory could not be had.
+    /// A system call for memory failed.
     #[error("{call} of {bytes} bytes failed: {source}")]
     Memory {
         /// The system call.
         call: &'static str,
         /// Its size.
         bytes: usize,
-        /// What the system said.
+        /// Its error.
         source: std::io::Error,
     },
     /// The exchange between ranks failed.
@@ -67,50 +67,50 @@ pub enum Error {
 /// Failure of the exchange between the ranks of a job.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum BootstrapError {
-    /// The environment does not say which rank this is, or says it badly.
+    /// The launcher's variables are missing or contradictory.
     #[error("{0}")]
     Environment(String),
-    /// Rank 0 cannot be reached, or cannot listen.
-    #[error("rank {rank} cannot {what} {address}: {text}")]
+    /// Rank 0 cannot listen, or another rank cannot connect.
+    #[error("rank {rank} cannot {action} {address}: {text}")]
     Socket {
         /// This rank.
         rank: usize,
         /// "listen on" or "connect to".
-        what: &'static str,
-        /// The rendezvous address.
+        action: &'static str,
+        /// The address of rank 0.
         address: String,
-        /// What the system said.
+        /// The system's message.
         text: String,
     },
-    /// A rank did not come in time.
-    #[error("rank {rank} waited {waited:?} in {step} for {missing}")]
+    /// A rank did not take part in a step before the deadline.
+    #[error("rank {rank} waited {waited:?} in {step} for {missing}; see the log of that rank")]
     Timeout {
         /// This rank.
         rank: usize,
         /// Step of the exchange.
         step: &'static str,
-        /// Who did not come.
+        /// The missing ranks.
         missing: String,
-        /// The deadline.
+        /// The timeout.
         waited: Duration,
     },
     /// A rank ended, or left the job.
-    #[error("rank {rank}: {gone} in {step}")]
-    PeerGone {
+    #[error("rank {rank}: {event} in {step}")]
+    PeerClosed {
         /// This rank.
         rank: usize,
-        /// Who went, and what was seen of it.
-        gone: String,
+        /// The rank that ended, and the sign of its end.
+        event: String,
         /// Step of the exchange.
         step: &'static str,
     },
-    /// Bytes that no rank of this job sends.
-    #[error("rank {rank}: {what}; are two jobs using one FERROGIN_BOOTSTRAP?")]
+    /// A message that no rank of this job sends.
+    #[error("rank {rank}: {problem}; check that no other job uses the same FERROGIN_BOOTSTRAP")]
     Protocol {
         /// This rank.
         rank: usize,
-        /// What came.
-        what: String,
+        /// The message.
+        problem: String,
     },
 }
 

@@ -1,4 +1,4 @@
-//! The C half: the logger's entry, and the one place that dereferences what a plugin returns.
+//! C interfaces: the logger, and reads of memory that a plugin returns.
 
 use ferrogin_ffi::nccl;
 use std::ffi::{CStr, c_char, c_int, c_ulong};
@@ -9,10 +9,10 @@ unsafe extern "C" {
     pub fn mini_nccl_logger(level: c_int, flags: c_ulong, file: *const c_char, line: c_int, format: *const c_char, ...);
 }
 
-/// The logger to hand to `init`.
+/// The logger for `init`.
 pub const LOGGER: nccl::DebugLogger = Some(mini_nccl_logger);
 
-/// Called by logger.c with the formatted line.
+/// logger.c calls this function with a formatted line.
 #[unsafe(no_mangle)]
 extern "C" fn mini_nccl_log_line(level: c_int, flags: c_ulong, file: *const c_char, line: c_int, text: *const c_char) {
     crate::log::push(crate::log::Line {
@@ -24,13 +24,13 @@ extern "C" fn mini_nccl_log_line(level: c_int, flags: c_ulong, file: *const c_ch
     });
 }
 
-/// Copies a C string that a plugin, or our logger, owns; `None` if the pointer is null.
+/// Copies a C string of a plugin or of logger.c; `None` if the pointer is null.
 pub fn text_of(pointer: *const c_char) -> Option<String> {
     if pointer.is_null() {
         return None;
     }
-    // SAFETY: the contract says that these pointers are NUL-terminated strings that live as long as the plugin (names)
-    // or the call (log lines).
+    // SAFETY: the pointer is not null. The plugin's names are NUL-terminated constants, and logger.c passes NUL-terminated
+    // strings that live until the call returns.
     Some(unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 
@@ -39,6 +39,7 @@ pub fn read<T: Copy>(pointer: *const T) -> Option<T> {
     if pointer.is_null() || !pointer.is_aligned() {
         return None;
     }
-    // SAFETY: not null, aligned, and by the contract a `T` that lives until the object it came with is destroyed.
+    // SAFETY: the pointer is aligned and not null. NCCL's contract makes it a `T` that the plugin keeps until the object of the
+    // call is closed, which is after this copy.
     Some(unsafe { *pointer })
 }

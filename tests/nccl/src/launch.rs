@@ -1,8 +1,8 @@
-//! Launchers: N ranks of one command on this host, by ourselves or by an mpirun that is on PATH.
+//! Launchers: start N ranks of a command on this host, as child processes or through an mpirun on PATH.
 //!
-//! The built-in one sets FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP (an abstract socket name that no other
-//! job has), so that [`Bootstrap::from_env`](crate::Bootstrap::from_env) finds the others. When a rank fails, the
-//! rest get a grace period to notice by themselves, and are then killed; when the launcher dies, so do its ranks.
+//! The built-in launcher sets FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP (an abstract socket name that no other job has),
+//! which [`Bootstrap::from_env`](crate::Bootstrap::from_env) reads. When a rank fails, the other ranks have a grace period to end by
+//! themselves, and the launcher kills them afterwards. The ranks die with the launcher.
 
 pub use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
@@ -17,13 +17,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Exit code of a job that ran past its time, as timeout(1) has it.
+/// Exit code of a job that exceeded its time limit, as of timeout(1).
 pub const EXIT_TIMEOUT: i32 = 124;
 
-/// Who starts the ranks.
+/// The launcher of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Launcher {
-    /// mpirun where it is on PATH, else the built-in one.
+    /// mpirun if it is on PATH, otherwise the built-in launcher.
     #[default]
     Auto,
     /// mpirun, or an error.
@@ -32,55 +32,55 @@ pub enum Launcher {
     Builtin,
 }
 
-/// Where the ranks' output goes.
+/// The destination of the ranks' output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Output {
-    /// To the launcher's own, unchanged.
+    /// The launcher's own output, unchanged.
     #[default]
     Inherit,
-    /// To the launcher's own, each line behind its rank's number.
+    /// The launcher's own output, each line with its rank's number.
     Prefix,
-    /// Into [`Outcome::lines`].
+    /// [`Outcome::lines`].
     Capture,
 }
 
-/// Failure to start a job.
+/// A job did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// There is no mpirun.
+    /// PATH has no mpirun.
     #[error("mpirun is not on PATH: install openmpi-bin, or use the built-in launcher")]
     NoMpirun,
-    /// A rank cannot be started.
+    /// A rank does not start.
     #[error("cannot start {program}: {source}", program = program.display())]
     Spawn {
         /// The command.
         program: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// A line that a rank wrote.
+/// A line of output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// The rank; `None` under mpirun, which mixes them.
+    /// The rank; `None` under mpirun, which mixes the ranks' output.
     pub rank: Option<usize>,
-    /// It came on standard error.
+    /// True for a line on standard error.
     pub stderr: bool,
-    /// The line, without its end.
+    /// The text, without the line's end.
     pub text: String,
 }
 
-/// How a job ended.
+/// The end of a job.
 #[derive(Debug)]
 pub struct Outcome {
-    /// 0 when all ranks gave 0; else the first failure's code (128 + n for signal n; [`EXIT_TIMEOUT`]).
+    /// 0 if all ranks returned 0; otherwise the code of the first failure (128 + n for signal n; [`EXIT_TIMEOUT`]).
     pub code: i32,
-    /// What the first failure was.
+    /// The first failure.
     pub failure: Option<String>,
-    /// How each process ended, in rank order; one under mpirun.
+    /// The exit status of each rank; under mpirun one, that of mpirun.
     pub statuses: Vec<Option<ExitStatus>>,
-    /// What was captured, in the order it came.
+    /// The captured lines, in order of arrival.
     pub lines: Vec<Line>,
 }
 
@@ -90,13 +90,13 @@ impl Outcome {
         self.lines.iter().map(|line| format!("{}\n", line.text)).collect()
     }
 
-    /// All ranks gave 0.
+    /// True if all ranks returned 0.
     pub fn success(&self) -> bool {
         self.code == 0
     }
 }
 
-/// A job to be started.
+/// The description of a job.
 #[derive(Debug, Clone)]
 pub struct Job {
     program: PathBuf,
@@ -110,7 +110,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// `ranks` times `program`, with an hour as time limit and, after a failure, 5 s of grace.
+    /// `ranks` ranks of `program`, with a time limit of an hour, and 5 s of grace after a failure.
     pub fn new(program: impl Into<PathBuf>, ranks: usize) -> Job {
         Job {
             program: program.into(),
@@ -142,31 +142,31 @@ impl Job {
         self
     }
 
-    /// Takes an environment variable away from the ranks.
+    /// Removes an environment variable of the ranks.
     pub fn env_remove(mut self, name: impl AsRef<OsStr>) -> Job {
         self.env.push((name.as_ref().to_os_string(), None));
         self
     }
 
-    /// Chooses the launcher.
+    /// Sets the launcher.
     pub fn launcher(mut self, launcher: Launcher) -> Job {
         self.launcher = launcher;
         self
     }
 
-    /// Chooses where output goes.
+    /// Sets the destination of the output.
     pub fn output(mut self, output: Output) -> Job {
         self.output = output;
         self
     }
 
-    /// Limits the job's time.
+    /// Sets the time limit.
     pub fn timeout(mut self, timeout: Duration) -> Job {
         self.timeout = timeout;
         self
     }
 
-    /// Sets the time that the other ranks have after a failure.
+    /// Sets the time that the other ranks have to end after a failure.
     pub fn grace(mut self, grace: Duration) -> Job {
         self.grace = grace;
         self
@@ -175,15 +175,15 @@ impl Job {
     /// Starts the job and waits for its end.
     ///
     /// # Errors
-    /// When it cannot be started; a job that fails is an [`Outcome`].
+    /// The job does not start. A job that fails is an [`Outcome`].
     pub fn run(self) -> Result<Outcome, LaunchError> {
         Ok(self.start()?.wait())
     }
 
-    /// Starts the job. The calling thread must stay: the ranks die with it.
+    /// Starts the job. The ranks die with the calling thread.
     ///
     /// # Errors
-    /// When a rank cannot be started; those that were are killed.
+    /// A rank does not start; the launcher kills the others.
     pub fn start(self) -> Result<Running, LaunchError> {
         let mpirun = match self.launcher {
             Launcher::Builtin => None,
@@ -239,7 +239,7 @@ impl Job {
             if self.output == Output::Prefix {
                 command.arg("--tag-output");
             }
-            // Ranks of this host inherit the environment; those of others get only what is named.
+            // Ranks on this host inherit the environment; ranks on other hosts get only the variables of -x.
             let own = std::env::vars_os().map(|(name, _)| name).chain(self.env.iter().map(|(name, _)| name.clone()));
             let mut names: Vec<String> = own
                 .filter_map(|name| name.into_string().ok())
@@ -255,7 +255,7 @@ impl Job {
         }
         command.arg(&self.program).args(&self.args);
         self.apply_env(&mut command);
-        // A job inside of a job: mpirun's ranks are not ours.
+        // In a job within a job, mpirun sets the ranks' identity.
         for name in INHERITED_IDENTITY {
             command.env_remove(name);
         }
@@ -263,10 +263,10 @@ impl Job {
     }
 }
 
-/// What the built-in launcher sets.
+/// The variables that identify a rank of the built-in launcher.
 const INHERITED_IDENTITY: [&str; 2] = ["FERROGIN_RANK", "FERROGIN_NRANKS"];
 
-/// A started job; dropping it kills what still runs.
+/// A running job; dropping it kills the remaining ranks.
 #[derive(Debug)]
 pub struct Running {
     children: Vec<Process>,
@@ -291,7 +291,7 @@ impl Process {
 
     fn signal(&self, signal: Signal) {
         if self.status.is_none() {
-            // Not yet waited for, so the number is still this child's.
+            // The child is not reaped yet, so the process id is still its own.
             let _ = kill(Pid::from_raw(self.child.id().cast_signed()), signal);
         }
     }
@@ -309,7 +309,7 @@ impl Running {
         if output != Output::Inherit {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
-        die_with_parent(command);
+        set_parent_death_signal(command);
         let mut child =
             command.spawn().map_err(|source| LaunchError::Spawn { program: program.to_path_buf(), source })?;
         if let Some(stream) = child.stdout.take() {
@@ -338,7 +338,7 @@ impl Running {
                     Some(rank) => format!("[{rank}] {text}\n"),
                     None => format!("{text}\n"),
                 };
-                // A closed output is no reason to stop a job.
+                // The job continues if the output is closed.
                 let _ = match stderr {
                     true => std::io::stderr().write_all(line.as_bytes()),
                     false => std::io::stdout().write_all(line.as_bytes()),
@@ -347,7 +347,7 @@ impl Running {
         }));
     }
 
-    /// Sends a signal to one rank; nothing under mpirun or when it has ended.
+    /// Sends a signal to one rank. Does nothing under mpirun, or after the rank ended.
     pub fn signal(&mut self, rank: usize, signal: Signal) {
         self.poll();
         if let Some(process) = self.children.iter().find(|process| process.rank == Some(rank)) {
@@ -355,15 +355,15 @@ impl Running {
         }
     }
 
-    /// What has been captured so far.
+    /// The lines captured so far.
     pub fn captured(&self) -> Vec<Line> {
         self.sink.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Looks once for processes that have ended; true when all have.
+    /// Reaps the processes that have ended; true if all have.
     fn poll(&mut self) -> bool {
         for process in self.children.iter_mut().filter(|process| process.status.is_none()) {
-            // An error means that there is no such child any more: it ended, how is not known.
+            // An error means that the child was reaped elsewhere, so its status is unknown.
             process.status = process.child.try_wait().unwrap_or_else(|_| Some(ExitStatus::from_raw(1 << 8)));
         }
         self.children.iter().all(|process| process.status.is_some())
@@ -372,7 +372,7 @@ impl Running {
     /// Waits for the end of the job.
     pub fn wait(mut self) -> Outcome {
         let mut failure: Option<(i32, String)> = None;
-        let mut give_up = self.deadline;
+        let mut kill_at = self.deadline;
         loop {
             let done = self.poll();
             if failure.is_none() {
@@ -381,17 +381,17 @@ impl Running {
                     && let Some(status) = process.status
                 {
                     failure = Some((code_of(status), format!("{}: {}", process.name(), describe(status))));
-                    give_up = give_up.min(Instant::now() + self.grace);
+                    kill_at = kill_at.min(Instant::now() + self.grace);
                 }
             }
             if done {
                 break;
             }
-            if Instant::now() >= give_up {
+            if Instant::now() >= kill_at {
                 let names = self.children.iter().filter(|p| p.status.is_none()).map(Process::name);
                 let names = names.collect::<Vec<_>>().join(", ");
                 failure.get_or_insert_with(|| {
-                    (EXIT_TIMEOUT, format!("{names}: still running after {:?}, killed", self.timeout))
+                    (EXIT_TIMEOUT, format!("{names}: killed after the time limit of {:?}", self.timeout))
                 });
                 self.kill_all();
                 break;
@@ -406,7 +406,7 @@ impl Running {
         Outcome { code, failure, statuses, lines: self.captured() }
     }
 
-    /// mpirun gets time to end its ranks and to remove its files; a rank has none to remove.
+    /// Kills all processes. mpirun first has time to end its ranks and to remove its files.
     fn kill_all(&mut self) {
         if self.children.iter().any(|process| process.rank.is_none()) {
             self.children.iter().for_each(|process| process.signal(Signal::SIGTERM));
@@ -448,7 +448,7 @@ fn unique_name() -> String {
     format!("ferrogin-job-{}-{}-{nanos:x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The mpirun on PATH, if there is one.
+/// The mpirun on PATH.
 pub fn find_mpirun() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|dir| dir.join("mpirun")).find(|candidate| {
@@ -463,20 +463,20 @@ fn is_open_mpi(mpirun: &Path) -> bool {
 }
 
 #[allow(unsafe_code)]
-fn die_with_parent(command: &mut Command) {
+fn set_parent_death_signal(command: &mut Command) {
     let parent = std::process::id();
     let hook = move || {
-        // SAFETY: a system call without pointers, safe between fork and exec.
+        // SAFETY: prctl takes no pointers here, and is async-signal-safe, as a function between fork and exec must be.
         if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // The parent may have died before that.
+        // The parent may have died before the prctl call.
         if std::os::unix::process::parent_id() != parent {
             return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
         }
         Ok(())
     };
-    // SAFETY: the hook makes two system calls and allocates nothing.
+    // SAFETY: the hook is async-signal-safe: it makes two system calls, and its errors allocate no memory.
     unsafe { command.pre_exec(hook) };
 }
 

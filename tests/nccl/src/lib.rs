@@ -1,6 +1,6 @@
-//! A small NCCL: loads a GIN plugin and calls it in the order of the contract.
+//! A small NCCL: loads a GIN plugin and calls it in NCCL's order.
 //!
-//! It has what the tests, the tool and the benches need of NCCL and no more: the loader's symbol search
+//! It has the parts of NCCL that the tests, the tool and the benches need: the loader's symbol search
 //! ([`Plugin`]), the call order of a communicator ([`Comm`]: init, devices, properties, listen, connect, closeListen,
 //! …, closeColl, finalize), windows ([`Window`]), GIN contexts ([`GinContext`]), a debug logger ([`log`]), an
 //! out-of-band exchange between the ranks of a job ([`Bootstrap`]) and launchers for such a job ([`launch`]).
@@ -8,16 +8,17 @@
 //! ```
 //! use mini_nccl::{Bootstrap, Plugin};
 //!
-//! // One rank alone: an allgather gives back what went in.
-//! let alone = Bootstrap::single();
-//! assert_eq!(alone.allgather(b"handle").unwrap(), vec![b"handle".to_vec()]);
-//! // A plugin that is not there is an error that names the path.
+//! // In a job of one rank, an allgather returns the rank's own block.
+//! let single = Bootstrap::single();
+//! assert_eq!(single.allgather(b"handle").unwrap(), vec![b"handle".to_vec()]);
+//! // The error of a missing plugin names the path.
 //! let error = Plugin::load("/nonexistent/libnccl-gin-x.so").unwrap_err();
 //! assert!(error.to_string().contains("/nonexistent/libnccl-gin-x.so"));
 //! ```
 
 pub mod bootstrap;
 pub mod comm;
+mod connection;
 pub mod context;
 mod error;
 #[allow(unsafe_code)]
@@ -36,8 +37,8 @@ pub use memory::DeviceMemory;
 pub use plugin::Plugin;
 pub use window::Window;
 
-/// Time that a step between ranks may take: FERROGIN_TIMEOUT in seconds, or 60 s. A value that means nothing counts as
-/// unset here; the plugin, whose setting it is, refuses it.
+/// The limit of a step between ranks: FERROGIN_TIMEOUT in seconds, default 60. This function ignores an invalid value, which the
+/// plugin reports.
 pub fn timeout_from_env() -> std::time::Duration {
     let seconds = std::env::var("FERROGIN_TIMEOUT").ok().and_then(|text| text.parse().ok());
     std::time::Duration::from_secs(seconds.filter(|seconds| (1..=86_400).contains(seconds)).unwrap_or(60))

@@ -1,8 +1,7 @@
-//! The debug logger: collects what a plugin says, and prints it as NCCL does.
+//! The debug logger: collects the lines of a plugin, and prints them as NCCL does.
 //!
-//! NCCL's logger has no user pointer, so there is one log for a process, whichever rank of it a line comes from.
-//! NCCL_DEBUG (NONE, WARN, INFO, TRACE; default WARN) chooses what is printed on standard error; all that comes is
-//! collected, up to [`CAPACITY`] lines.
+//! NCCL's logger has no user pointer, so all ranks of a process share one log. NCCL_DEBUG (NONE, WARN, INFO, TRACE; default WARN)
+//! selects the lines that go to standard error. The log keeps all lines, up to [`CAPACITY`].
 
 use ferrogin_ffi::nccl;
 use std::collections::VecDeque;
@@ -10,7 +9,7 @@ use std::ffi::{c_int, c_ulong};
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Lines that are kept; older ones are dropped.
+/// The number of lines that the log keeps; it drops older ones.
 pub const CAPACITY: usize = 4096;
 
 /// One line of a plugin.
@@ -20,16 +19,16 @@ pub struct Line {
     pub level: c_int,
     /// NCCL_DEBUG_SUBSYS bits.
     pub subsystems: c_ulong,
-    /// Source file that the plugin named.
+    /// The plugin's source file.
     pub file: String,
-    /// Line in it.
+    /// The line in the source file.
     pub line: c_int,
     /// The formatted message.
     pub text: String,
 }
 
 impl Line {
-    /// It is a warning.
+    /// True for a WARN line.
     pub fn is_warn(&self) -> bool {
         self.level == nccl::LOG_WARN
     }
@@ -58,7 +57,7 @@ pub(crate) fn push(line: Line) {
             nccl::LOG_INFO => "INFO",
             _ => "TRACE",
         };
-        // One write for a line, so that lines of several ranks do not mix.
+        // One write for each line, so that lines of several ranks do not mix.
         let whole = format!("{} NCCL {name} {}\n", std::process::id(), line.text);
         let _ = std::io::stderr().write_all(whole.as_bytes());
     }
@@ -69,17 +68,17 @@ pub(crate) fn push(line: Line) {
     lines.push_back(line);
 }
 
-/// All lines so far that were not taken.
+/// All lines in the log.
 pub fn all() -> Vec<Line> {
     lines().iter().cloned().collect()
 }
 
-/// All lines since the last call of this function.
+/// Removes and returns all lines in the log.
 pub fn take() -> Vec<Line> {
     lines().drain(..).collect()
 }
 
-/// The newest warning that is still collected.
+/// The newest WARN line in the log.
 pub fn last_warn() -> Option<String> {
     lines().iter().rev().find(|line| line.is_warn()).map(|line| line.text.clone())
 }
@@ -90,9 +89,9 @@ mod tests {
 
     #[test]
     #[allow(unsafe_code)]
-    fn the_c_logger_formats_and_collects() {
+    fn c_logger_formats_and_collects_lines() {
         let logger = crate::ffi::LOGGER.expect("the logger");
-        // SAFETY: the arguments match the format.
+        // SAFETY: the arguments match the conversions of the format.
         unsafe {
             logger(
                 nccl::LOG_WARN,

@@ -1,4 +1,4 @@
-/* The logger that mini-nccl gives to a plugin: formats the line, as a variadic function must be C, and hands it on. */
+/* The logger that mini-nccl passes to a plugin. Stable Rust cannot define a variadic function, so this one formats the line. */
 #include <stdarg.h>
 #include <stdio.h>
 

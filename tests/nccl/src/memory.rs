@@ -1,7 +1,7 @@
-//! Memory to make windows of: page-aligned, zeroed, written by a card and its owner at once.
+//! Memory for windows: page-aligned, zeroed, and written by a card and its owner at once.
 //!
-//! It is host memory behind a memfd, which plays the part that a dma-buf has for device memory. All access is by
-//! offset, checked, and through raw pointers: no reference into memory that a peer can write ever exists.
+//! It is host memory behind a memfd, which cards register as they register a GPU's dma-buf. All access is by checked offset and
+//! through raw pointers, because a peer can write the memory at any time.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Sizes are rounded up to this many bytes, as device memory is to its granularity.
+/// Sizes are rounded up to a multiple of this, like those of device memory.
 pub const GRANULARITY: usize = 64 << 10;
 
 /// One allocation; unmapped on drop.
@@ -23,34 +23,34 @@ pub struct DeviceMemory {
     fd: OwnedFd,
 }
 
-// SAFETY: the mapping belongs to this value alone and is reached through raw pointers and atomics only.
+// SAFETY: this value alone owns the mapping, and any thread may access and unmap it.
 unsafe impl Send for DeviceMemory {}
-// SAFETY: as above; concurrent access is what the type is for.
+// SAFETY: shared methods access the mapping through raw pointers and atomics, never through references to plain memory.
 unsafe impl Sync for DeviceMemory {}
 
 impl DeviceMemory {
     /// Allocates at least `bytes`, zeroed.
     ///
     /// # Errors
-    /// When the system has no such memory.
+    /// The system has too little memory.
     pub fn alloc(bytes: usize) -> Result<DeviceMemory, Error> {
         let failed = |call| Error::Memory { call, bytes, source: io::Error::last_os_error() };
         let len = bytes.max(1).checked_next_multiple_of(GRANULARITY);
         let len = len.filter(|&len| isize::try_from(len).is_ok());
-        let len = len.ok_or_else(|| Error::Usage(format!("cannot allocate {bytes} bytes")))?;
-        // SAFETY: the name is a C string.
+        let len = len.ok_or_else(|| Error::Usage(format!("{bytes} bytes are more than an address space has")))?;
+        // SAFETY: the name is a NUL-terminated constant.
         let raw = unsafe { libc::memfd_create(c"mini-nccl".as_ptr(), libc::MFD_CLOEXEC) };
         if raw < 0 {
             return Err(failed("memfd_create"));
         }
-        // SAFETY: memfd_create gave this descriptor to us alone.
+        // SAFETY: memfd_create opened this descriptor, and no other code has it.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        // SAFETY: a descriptor of ours, no memory involved.
+        // SAFETY: ftruncate takes no pointers, and `fd` keeps the descriptor open.
         if unsafe { libc::ftruncate(raw, len as libc::off_t) } != 0 {
             return Err(failed("ftruncate"));
         }
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address, so the mapping replaces no other.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         match NonNull::new(at.cast::<u8>()) {
             Some(base) if at != libc::MAP_FAILED => Ok(DeviceMemory { base, len, fd }),
@@ -68,17 +68,17 @@ impl DeviceMemory {
         self.len
     }
 
-    /// Never.
+    /// Always false.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The descriptor behind it, for `regMrSymDmaBuf`.
+    /// The file descriptor, for `regMrSymDmaBuf`.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// What to give as `type` to `regMrSym`.
+    /// The argument `type` of `regMrSym`.
     pub fn kind(&self) -> c_int {
         nccl::PTR_HOST
     }
@@ -86,23 +86,24 @@ impl DeviceMemory {
     fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.len);
         assert!(inside, "{bytes} bytes at {offset} are outside of an allocation of {}", self.len);
-        // SAFETY: inside of the mapping, as was just checked.
+        // SAFETY: the assert checked that the offset is within the mapping.
         unsafe { self.base.as_ptr().add(offset) }
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
         let at = self.at(offset, 8).cast::<u64>();
         assert!(at.is_aligned(), "offset {offset} is not a multiple of 8");
-        // SAFETY: aligned, mapped for as long as `self` lives; concurrent writers are what an atomic allows.
+        // SAFETY: the assert checked the alignment, `at` the bounds, and `self` keeps the memory mapped. Concurrent writers, the card
+        // among them, write whole words.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
-    /// Reads the 8-byte word at `offset`; what was written before it is seen too. Panics out of bounds.
+    /// Reads the 8-byte word at `offset` with acquire ordering. Panics out of bounds.
     pub fn load(&self, offset: usize) -> u64 {
         self.word(offset).load(Ordering::Acquire)
     }
 
-    /// Writes the 8-byte word at `offset`. Panics out of bounds.
+    /// Writes the 8-byte word at `offset` with release ordering. Panics out of bounds.
     pub fn store(&self, offset: usize, value: u64) {
         self.word(offset).store(value, Ordering::Release);
     }
@@ -110,27 +111,27 @@ impl DeviceMemory {
     /// Copies `bytes` to `offset`. Panics out of bounds.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let to = self.at(offset, bytes.len());
-        // SAFETY: `to` has room, and a borrowed slice cannot overlap memory that nothing borrows.
+        // SAFETY: `at` checked the bounds of `to`. A borrowed slice does not overlap the mapping, of which no references exist.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
     /// Copies from `offset` to `bytes`. Panics out of bounds.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         let from = self.at(offset, bytes.len());
-        // SAFETY: as for `write`.
+        // SAFETY: `at` checked the bounds of `from`. A borrowed slice does not overlap the mapping, of which no references exist.
         unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), bytes.as_mut_ptr(), bytes.len()) };
     }
 
     /// Sets all bytes to `byte`.
     pub fn fill(&self, byte: u8) {
-        // SAFETY: the whole mapping.
+        // SAFETY: `base` and `len` are those of the mapping.
         unsafe { std::ptr::write_bytes(self.base.as_ptr(), byte, self.len) };
     }
 }
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `alloc` made; nobody can reach it any more.
+        // SAFETY: `alloc` made this mapping, and only this drop ends it; borrows of `self` have ended.
         unsafe { libc::munmap(self.as_ptr(), self.len) };
     }
 }
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_bytes() {
+    fn words_and_bytes_share_the_memory() {
         let memory = DeviceMemory::alloc(10).unwrap();
         assert_eq!(memory.len(), GRANULARITY);
         memory.fill(0xa5);

@@ -1,4 +1,4 @@
-//! The loader: dlopen, the symbols that NCCL looks for, and the table behind them.
+//! The loader: dlopen, NCCL's symbols, and the plugin's table of functions.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// Which of the plugin ABI's versions a table has.
+/// The version of a plugin's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AbiVersion {
     /// `ncclGinPlugin_v14`.
@@ -19,63 +19,63 @@ pub enum AbiVersion {
     V13,
 }
 
-/// The entry that creates a context: the one entry whose type differs between the versions.
+/// `createContext`, the one function whose type differs between the versions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CreateContext {
     V14(nccl::CreateContextV14Fn),
     V13(nccl::CreateContextV13Fn),
 }
 
-/// The entries that NCCL calls, none of them null.
+/// The functions of a plugin. NCCL requires those that are not optional.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Table {
     pub init: nccl::InitFn,
     pub devices: nccl::DevicesFn,
-    /// v13 has none.
+    /// `None` for v13.
     pub get_gin_properties: Option<nccl::GetGinPropertiesFn>,
     pub get_properties: nccl::GetPropertiesFn,
     pub listen: nccl::ListenFn,
     pub connect: nccl::ConnectFn,
     pub create_context: CreateContext,
     pub reg_mr_sym: nccl::RegMrSymFn,
-    /// NCCL itself never calls it.
+    /// NCCL never calls this function.
     pub reg_mr_sym_dma_buf: Option<nccl::RegMrSymDmaBufFn>,
     pub dereg_mr_sym: nccl::DeregMrSymFn,
     pub destroy_context: nccl::HandleFn,
     pub close_coll: nccl::HandleFn,
     pub close_listen: nccl::HandleFn,
-    /// Called only where a device handle asks for it.
+    /// NCCL calls this function only if a device handle requires it.
     pub gin_progress: Option<nccl::HandleFn>,
     pub query_last_error: nccl::QueryLastErrorFn,
     pub finalize: nccl::HandleFn,
 }
 
-/// Requires an entry of a table.
+/// A required function of a table.
 macro_rules! entry {
     ($table:ident . $field:ident) => {
         $table.$field.ok_or(Error::NullEntry { entry: stringify!($field) })?
     };
 }
 
-/// A loaded GIN plugin. It stays loaded until the last clone of the `Arc` is gone.
+/// A loaded GIN plugin, which stays loaded until the last reference is dropped.
 #[derive(Debug)]
 pub struct Plugin {
     pub(crate) table: Table,
     abi: AbiVersion,
     name: String,
     path: PathBuf,
-    /// Devices, asked for once by the loader; -1 before.
+    /// Number of devices, which the loader asks for once; -1 before.
     devices: AtomicI32,
-    /// Last, so that the table is gone before the code it points to.
+    /// The last field, because the table points to the library's code.
     library: Library,
 }
 
 impl Plugin {
-    /// Loads the library at `path` (or of that name, by the loader's search) as NCCL does: `ncclGinPlugin_v14`, and
-    /// where that is missing `ncclGinPlugin_v13`.
+    /// Loads a library as NCCL does, with `ncclGinPlugin_v14`, or else `ncclGinPlugin_v13`. The dynamic loader searches for a `path`
+    /// without a slash.
     ///
     /// # Errors
-    /// When the library cannot be loaded, has neither symbol, or a table with null entries.
+    /// The library does not load, has neither symbol, or has a table without a required function.
     pub fn load(path: impl AsRef<Path>) -> Result<Arc<Plugin>, Error> {
         let path = path.as_ref();
         let library = open(path)?;
@@ -85,20 +85,20 @@ impl Plugin {
         }
     }
 
-    /// Loads the library by `ncclGinPlugin_v13` alone, as a NCCL without v14 would.
+    /// Loads a library with `ncclGinPlugin_v13` only, like a NCCL without v14.
     ///
     /// # Errors
-    /// As for [`load`](Plugin::load).
+    /// Those of [`load`](Plugin::load).
     pub fn load_v13(path: impl AsRef<Path>) -> Result<Arc<Plugin>, Error> {
         let path = path.as_ref();
         Plugin::from_v13_library(path, open(path)?)
     }
 
-    /// Loads the first plugin of a NCCL_GIN_PLUGIN list: each entry is tried as a library's name or path, then as
-    /// `libnccl-gin-<entry>.so`.
+    /// Loads the first plugin of a NCCL_GIN_PLUGIN list that loads. Each entry is a library's name or path, or the NAME of
+    /// `libnccl-gin-NAME.so`.
     ///
     /// # Errors
-    /// The error of the last entry, when none could be loaded; an empty list, and `none`, are errors too.
+    /// The error of the last entry, if no entry loads. An empty list and `none` are errors too.
     pub fn find(list: &str) -> Result<Arc<Plugin>, Error> {
         let mut last = Error::Usage(format!("NCCL_GIN_PLUGIN={list} names no plugin"));
         for entry in list.split(',').filter(|entry| !entry.is_empty() && *entry != "none").take(13) {
@@ -141,7 +141,7 @@ impl Plugin {
     }
 
     fn from_v13_library(path: &Path, library: Library) -> Result<Arc<Plugin>, Error> {
-        // SAFETY: the symbol of that name is by NCCL's contract a `ncclGin_v13_t`.
+        // SAFETY: NCCL's contract makes the symbol of this name a `ncclGin_v13_t`, whose layout `GinV13` has.
         let symbol = unsafe { library.get::<*const GinV13>(b"ncclGinPlugin_v13\0") };
         let pointer = symbol.map(|symbol| symbol.into_raw().cast::<GinV13>().cast_const()).ok();
         let t = pointer
@@ -180,27 +180,27 @@ impl Plugin {
         Ok(Arc::new(Plugin { table, abi, name, path: path.to_path_buf(), devices, library }))
     }
 
-    /// A copy of the v14 table, for calls that NCCL would not make; `None` for a v13 plugin.
+    /// A copy of the v14 table, for calls that NCCL does not make; `None` for a v13 plugin.
     pub fn raw_table(&self) -> Option<GinV14> {
         v14_table(&self.library)?.ok()
     }
 
-    /// The plugin's own name.
+    /// The plugin's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it was loaded by.
+    /// The path or name of the library.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Version of its table.
+    /// The version of the plugin's table.
     pub fn abi(&self) -> AbiVersion {
         self.abi
     }
 
-    /// The loader's question: how many devices, asked of the plugin once, after the first `init`.
+    /// The number of devices, which the loader asks for once, after the first `init`.
     pub(crate) fn devices_once(&self) -> Result<i32, Error> {
         let known = self.devices.load(Ordering::Acquire);
         if known >= 0 {
@@ -211,22 +211,25 @@ impl Plugin {
         Ok(n)
     }
 
-    /// Asks the plugin for its number of devices.
+    /// `devices`.
     ///
     /// # Errors
-    /// When the call fails or there is no device, either of which makes NCCL drop the plugin.
+    /// The call fails or the plugin has no device. NCCL does not use the plugin then.
     pub fn devices(&self) -> Result<i32, Error> {
         let mut n = 0;
-        // SAFETY: `n` is a valid int for the duration of the call.
+        // SAFETY: the plugin writes one int into a local variable.
         check("devices", unsafe { (self.table.devices)(&mut n) })?;
         if n <= 0 {
-            return Err(Error::Contract { call: "devices", what: format!("{n} devices: NCCL would drop the plugin") });
+            return Err(Error::Contract {
+                call: "devices",
+                violation: format!("{n} devices, with which NCCL does not use the plugin"),
+            });
         }
         Ok(n)
     }
 }
 
-/// Turns a plugin's result into ours, with its last warning.
+/// Converts a result of the plugin. The error has the plugin's last WARN line.
 pub(crate) fn check(call: &'static str, code: nccl::Result) -> Result<(), Error> {
     match code {
         nccl::SUCCESS => Ok(()),
@@ -235,20 +238,20 @@ pub(crate) fn check(call: &'static str, code: nccl::Result) -> Result<(), Error>
 }
 
 fn open(path: &Path) -> Result<Library, Error> {
-    // SAFETY: loading runs the library's initialisers: the caller named this library as a plugin to run.
+    // SAFETY: loading runs the library's initialisers, and the caller names a library that is made to be loaded.
     unsafe { Library::open(Some(AsRef::<OsStr>::as_ref(path)), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
         let mut text = error.to_string();
         if let Some(source) = std::error::Error::source(&error) {
             text = source.to_string();
         }
-        // The dynamic loader begins with the path, which the error names too.
+        // The dynamic loader's message begins with the path, which the error already has.
         let text = text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text).to_string();
         Error::Load { path: path.to_path_buf(), text }
     })
 }
 
 fn v14_table(library: &Library) -> Option<Result<GinV14, Error>> {
-    // SAFETY: the symbol of that name is by NCCL's contract a `ncclGin_v14_t`.
+    // SAFETY: NCCL's contract makes the symbol of this name a `ncclGin_v14_t`, whose layout `GinV14` has.
     let symbol = unsafe { library.get::<*const GinV14>(b"ncclGinPlugin_v14\0") }.ok()?;
     let pointer = symbol.into_raw().cast::<GinV14>().cast_const();
     Some(ffi::read(pointer).ok_or(Error::NullEntry { entry: "ncclGinPlugin_v14" }))
@@ -259,13 +262,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_without_the_symbols_is_refused() {
+    fn library_without_the_symbols_is_refused() {
         let error = Plugin::load("libc.so.6").unwrap_err();
         assert!(matches!(error, Error::NoSymbol { symbol: "ncclGinPlugin_v13", .. }), "{error}");
     }
 
     #[test]
-    fn lists_are_tried_in_order() {
+    fn plugin_list_is_tried_in_order() {
         assert!(matches!(Plugin::find("none").unwrap_err(), Error::Usage(_)));
         assert!(matches!(Plugin::find("").unwrap_err(), Error::Usage(_)));
         let error = Plugin::find("nosuchplugin,libc.so.6").unwrap_err();

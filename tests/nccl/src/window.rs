@@ -1,7 +1,7 @@
-//! A registered window.
+//! Registered windows.
 #![allow(unsafe_code)]
 
-use crate::comm::Connection;
+use crate::connection::Connection;
 use crate::error::Error;
 use crate::memory::DeviceMemory;
 use crate::plugin::check;
@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-/// One window; deregistered on drop. It keeps its memory and its communicator.
+/// A window, deregistered on drop. It keeps its memory and its communicator alive.
 #[derive(Debug)]
 pub struct Window {
     connection: Arc<Connection>,
@@ -19,9 +19,9 @@ pub struct Window {
     open: bool,
 }
 
-// SAFETY: the handles are the plugin's, whose calls are safe from any thread.
+// SAFETY: this crate never dereferences the handles, and NCCL's contract lets any thread pass them to the plugin.
 unsafe impl Send for Window {}
-// SAFETY: as above.
+// SAFETY: this crate never dereferences the handles, and NCCL's contract lets several threads pass them to the plugin at once.
 unsafe impl Sync for Window {}
 
 impl Window {
@@ -32,7 +32,8 @@ impl Window {
     ) -> Result<Window, Error> {
         let (mut mhandle, mut gin_handle) = (std::ptr::null_mut(), std::ptr::null_mut());
         let register = connection.plugin.table.reg_mr_sym;
-        // SAFETY: `coll` is open, the memory is mapped and outlives the window, the out pointers are valid.
+        // SAFETY: the connection keeps `coll` open. The window keeps the memory mapped until it deregisters it. The outputs are local
+        // variables.
         let code = unsafe {
             register(
                 connection.coll,
@@ -55,7 +56,8 @@ impl Window {
         let (mut mhandle, mut gin_handle) = (std::ptr::null_mut(), std::ptr::null_mut());
         let entry = connection.plugin.table.reg_mr_sym_dma_buf;
         let register = entry.ok_or(Error::NullEntry { entry: "regMrSymDmaBuf" })?;
-        // SAFETY: as for `register`; the descriptor covers the memory from its first byte.
+        // SAFETY: the connection keeps `coll` open. The window keeps the memory mapped until it deregisters it, and the descriptor
+        // covers the memory from its first byte. The outputs are local variables.
         let code = unsafe {
             register(
                 connection.coll,
@@ -82,16 +84,16 @@ impl Window {
     ) -> Result<Window, Error> {
         check(call, code)?;
         if mhandle.is_null() {
-            return Err(Error::Contract { call, what: "mhandle is null".into() });
+            return Err(Error::Contract { call, violation: "mhandle is null".into() });
         }
         let window = Window { connection, memory: Arc::clone(memory), mhandle, gin_handle, open: true };
         if gin_handle.is_null() {
-            return Err(Error::Contract { call, what: "ginHandle is null".into() });
+            return Err(Error::Contract { call, violation: "ginHandle is null".into() });
         }
         Ok(window)
     }
 
-    /// What a kernel gets as `ncclGinWindow_t`.
+    /// The `ncclGinWindow_t` for kernels.
     pub fn gin_handle(&self) -> *mut c_void {
         self.gin_handle
     }
@@ -101,10 +103,10 @@ impl Window {
         &self.memory
     }
 
-    /// `deregMrSym`. Dropping does the same and prints what fails.
+    /// `deregMrSym`. Dropping does the same and prints an error.
     ///
     /// # Errors
-    /// When the call fails.
+    /// The call fails.
     pub fn deregister(mut self) -> Result<(), Error> {
         self.close()
     }
@@ -113,7 +115,7 @@ impl Window {
         if !std::mem::replace(&mut self.open, false) {
             return Ok(());
         }
-        // SAFETY: `mhandle` is of this `coll`, deregistered once.
+        // SAFETY: `mhandle` belongs to `coll`, and `open` makes this its only deregistration.
         let code = unsafe { (self.connection.plugin.table.dereg_mr_sym)(self.connection.coll, self.mhandle) };
         check("deregMrSym", code)
     }

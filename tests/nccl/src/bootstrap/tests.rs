@@ -6,7 +6,7 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Longer than any step takes, on a machine that stands still for a while too.
+/// Longer than any step takes, even on a machine that stands still for a while.
 const LONG: Duration = Duration::from_secs(120);
 
 fn identity(variables: &[(&str, &str)]) -> Result<Option<Identity>, BootstrapError> {
@@ -15,10 +15,10 @@ fn identity(variables: &[(&str, &str)]) -> Result<Option<Identity>, BootstrapErr
 }
 
 #[test]
-fn launchers_are_recognised() {
+fn launcher_variables_are_read() {
     assert_eq!(identity(&[]).unwrap(), None);
-    let ours = identity(&[("FERROGIN_RANK", "1"), ("FERROGIN_NRANKS", "4"), ("FERROGIN_BOOTSTRAP", "x")]).unwrap();
-    assert_eq!(ours, Some(Identity { rank: 1, nranks: 4, address: "x".into() }));
+    let builtin = identity(&[("FERROGIN_RANK", "1"), ("FERROGIN_NRANKS", "4"), ("FERROGIN_BOOTSTRAP", "x")]).unwrap();
+    assert_eq!(builtin, Some(Identity { rank: 1, nranks: 4, address: "x".into() }));
     let ompi = [
         ("OMPI_COMM_WORLD_RANK", "0"),
         ("OMPI_COMM_WORLD_SIZE", "2"),
@@ -33,8 +33,8 @@ fn launchers_are_recognised() {
 }
 
 #[test]
-fn bad_environments_are_named() {
-    for (variables, want) in [
+fn invalid_launcher_variables_are_reported() {
+    for (variables, expected) in [
         (vec![("FERROGIN_RANK", "0")], "FERROGIN_NRANKS"),
         (vec![("FERROGIN_RANK", "2"), ("FERROGIN_NRANKS", "2")], "less than"),
         (vec![("PMI_RANK", "x"), ("PMI_SIZE", "2")], "PMI_RANK=x"),
@@ -44,7 +44,7 @@ fn bad_environments_are_named() {
         ),
     ] {
         let error = identity(&variables).unwrap_err().to_string();
-        assert!(error.contains(want), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }
 
@@ -52,8 +52,8 @@ fn unique(name: &str) -> String {
     format!("ferrogin-test-{name}-{}", std::process::id())
 }
 
-/// A loopback address and port of this process alone. A port that the system picks would be another's by the time that it is
-/// listened on: the system gives it to whoever connects, and a process forked meanwhile keeps it open until it runs a program.
+/// A loopback address and port that only this process uses. The system could give a port that it picks to another socket before
+/// rank 0 listens on it, and a process that is forked meanwhile keeps the port open until exec.
 fn own_port() -> String {
     static NEXT: AtomicU16 = AtomicU16::new(7700);
     let [_, high, middle, low] = std::process::id().to_be_bytes();
@@ -75,8 +75,8 @@ fn with_processes<T: Send>(address: &str, n: usize, f: impl Fn(Bootstrap) -> T +
 
 fn exercise(bootstrap: Bootstrap) {
     for round in 0..200usize {
-        let mine = vec![bootstrap.rank() as u8; (round * 37 + bootstrap.rank()) % 5000];
-        let all = bootstrap.allgather(&mine).unwrap();
+        let own = vec![bootstrap.rank() as u8; (round * 37 + bootstrap.rank()) % 5000];
+        let all = bootstrap.allgather(&own).unwrap();
         assert_eq!(all.len(), bootstrap.nranks());
         for (rank, block) in all.iter().enumerate() {
             assert_eq!(*block, vec![rank as u8; (round * 37 + rank) % 5000]);
@@ -88,7 +88,7 @@ fn exercise(bootstrap: Bootstrap) {
 }
 
 #[test]
-fn blocks_arrive_over_unix_tcp_and_threads() {
+fn allgather_works_over_unix_tcp_and_threads() {
     with_processes(&unique("gather"), 4, exercise);
     with_processes(&own_port(), 3, exercise);
     std::thread::scope(|scope| {
@@ -106,52 +106,52 @@ fn large_blocks_do_not_deadlock() {
     });
 }
 
-/// Rank 1 leaves: every other rank gets an error at once, and again on the next call.
-fn one_leaves(bootstrap: Bootstrap) {
+/// Rank 1 leaves. Each other rank gets an error at once, and another one from the next call.
+fn rank_1_leaves(bootstrap: Bootstrap) {
     bootstrap.barrier().unwrap();
     if bootstrap.rank() == 1 {
         return;
     }
-    // It is the one who left, and not the deadline, that ends the call.
+    // The end of rank 1 ends the call, and not the deadline.
     let error = bootstrap.allgather(b"x").unwrap_err();
-    assert!(matches!(error, BootstrapError::PeerGone { .. }), "{error}");
+    assert!(matches!(error, BootstrapError::PeerClosed { .. }), "{error}");
     assert!(error.to_string().contains("rank 1"), "{error}");
     assert!(bootstrap.barrier().is_err());
 }
 
 #[test]
-fn a_rank_that_leaves_is_an_error_for_the_others() {
-    with_processes(&unique("leave"), 4, one_leaves);
+fn leaving_rank_fails_the_others() {
+    with_processes(&unique("leave"), 4, rank_1_leaves);
     std::thread::scope(|scope| {
         for bootstrap in Bootstrap::threads(4, LONG) {
-            scope.spawn(move || one_leaves(bootstrap));
+            scope.spawn(move || rank_1_leaves(bootstrap));
         }
     });
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_a_timeout() {
+fn missing_rank_is_a_timeout() {
     let short = Duration::from_millis(200);
-    let alone = |rank, name| Identity { rank, nranks: 3, address: unique(name) };
-    let error = Bootstrap::join(&alone(0, "late"), short).unwrap_err();
+    let identity = |rank, name| Identity { rank, nranks: 3, address: unique(name) };
+    let error = Bootstrap::join(&identity(0, "late"), short).unwrap_err();
     assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if missing == "rank 1, rank 2"), "{error}");
-    // Elsewhere: a process that another test forked may have the first one's socket, until it runs its program.
-    let error = Bootstrap::join(&alone(1, "nobody"), short).unwrap_err();
-    assert!(matches!(&error, BootstrapError::Socket { what: "connect to", .. }), "{error}");
-    let seats = Bootstrap::threads(2, short);
-    let error = seats[0].barrier().unwrap_err();
+    // At another address, because a process that another test forked may keep the first socket open until exec.
+    let error = Bootstrap::join(&identity(1, "no-hub"), short).unwrap_err();
+    assert!(matches!(&error, BootstrapError::Socket { action: "connect to", .. }), "{error}");
+    let members = Bootstrap::threads(2, short);
+    let error = members[0].barrier().unwrap_err();
     assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if missing == "rank 1"), "{error}");
 }
 
-/// Rank 0 knows who is missing, and tells the others.
+/// Rank 0 names the missing rank to the others.
 #[test]
-fn a_late_barrier_is_a_timeout_for_all() {
+fn barrier_timeout_names_the_missing_rank_on_all_ranks() {
     let address = unique("hang");
-    let told = Barrier::new(3);
+    let finished = Barrier::new(3);
     std::thread::scope(|scope| {
         for rank in 0..3 {
             let identity = Identity { rank, nranks: 3, address: address.clone() };
-            let told = &told;
+            let finished = &finished;
             scope.spawn(move || {
                 let bootstrap = Bootstrap::join(&identity, LONG).unwrap();
                 let bootstrap = match rank {
@@ -159,7 +159,7 @@ fn a_late_barrier_is_a_timeout_for_all() {
                     _ => bootstrap,
                 };
                 let error = (rank != 2).then(|| bootstrap.barrier().unwrap_err().to_string());
-                told.wait();
+                finished.wait();
                 assert!(error.as_ref().is_none_or(|error| error.contains("rank 2")), "{error:?}");
             });
         }
@@ -167,7 +167,7 @@ fn a_late_barrier_is_a_timeout_for_all() {
 }
 
 #[test]
-fn strangers_are_ignored_and_impostors_refused() {
+fn other_connections_are_ignored_and_wrong_hellos_refused() {
     let address = own_port();
     std::thread::scope(|scope| {
         let at = address.clone();
@@ -175,18 +175,18 @@ fn strangers_are_ignored_and_impostors_refused() {
             let identity = Identity { rank: 0, nranks: 2, address: at };
             Bootstrap::join(&identity, LONG).unwrap().barrier().unwrap();
         });
-        let mut stranger = loop {
+        let mut socket = loop {
             match std::net::TcpStream::connect(&address) {
                 Ok(stream) => break stream,
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        stranger.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").unwrap();
+        socket.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").unwrap();
         let identity = Identity { rank: 1, nranks: 2, address: address.clone() };
         Bootstrap::join(&identity, LONG).unwrap().barrier().unwrap();
     });
 
-    let address = unique("impostor");
+    let address = unique("wrong-hello");
     std::thread::scope(|scope| {
         let join = |rank, nranks| {
             let identity = Identity { rank, nranks, address: address.clone() };
@@ -200,18 +200,18 @@ fn strangers_are_ignored_and_impostors_refused() {
 }
 
 #[test]
-fn two_jobs_at_one_address_are_an_error() {
+fn second_job_at_an_address_is_refused() {
     let address = unique("twice");
     let listening = SocketAddr::from_abstract_name(&address).unwrap();
     let rank = |rank| Identity { rank, nranks: 2, address: address.clone() };
     std::thread::scope(|scope| {
         let first = scope.spawn(|| Bootstrap::join(&rank(0), LONG));
-        // Who leaves without a word is a stranger to the first job.
+        // The first job ignores a connection that closes without a hello.
         while UnixStream::connect_addr(&listening).is_err() {
             std::thread::sleep(Duration::from_millis(1));
         }
         let error = Bootstrap::join(&rank(0), LONG).unwrap_err();
-        assert!(matches!(error, BootstrapError::Socket { what: "listen on", .. }), "{error}");
+        assert!(matches!(error, BootstrapError::Socket { action: "listen on", .. }), "{error}");
         let second = Bootstrap::join(&rank(1), LONG).unwrap();
         assert_eq!((first.join().unwrap().unwrap().rank(), second.rank()), (0, 1));
     });

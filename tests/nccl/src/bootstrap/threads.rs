@@ -4,15 +4,15 @@ use crate::error::BootstrapError;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One rank's place in the exchange; leaving it ends the exchange for all.
+/// One rank's part of the exchange. Dropping it ends the exchange for all ranks.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Member {
     rank: usize,
-    table: Arc<Table>,
+    shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
-struct Table {
+struct Shared {
     round: Mutex<Round>,
     changed: Condvar,
 }
@@ -21,42 +21,42 @@ struct Table {
 struct Round {
     number: u64,
     blocks: Vec<Option<Vec<u8>>>,
-    /// Blocks of the round before, which ranks may still be taking.
+    /// Blocks of the previous round, which slower ranks still read.
     finished: Arc<Vec<Vec<u8>>>,
-    gone: Option<usize>,
+    left: Option<usize>,
 }
 
-impl Seat {
-    /// One seat for each of `n` ranks.
-    pub fn row(n: usize) -> Vec<Seat> {
-        let round = Round { number: 0, blocks: vec![None; n], finished: Arc::default(), gone: None };
-        let table = Arc::new(Table { round: Mutex::new(round), changed: Condvar::new() });
-        (0..n).map(|rank| Seat { rank, table: Arc::clone(&table) }).collect()
+impl Member {
+    /// One member for each of `n` ranks.
+    pub fn all(n: usize) -> Vec<Member> {
+        let round = Round { number: 0, blocks: vec![None; n], finished: Arc::default(), left: None };
+        let shared = Arc::new(Shared { round: Mutex::new(round), changed: Condvar::new() });
+        (0..n).map(|rank| Member { rank, shared: Arc::clone(&shared) }).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Round> {
-        self.table.round.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.round.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// See [`Bootstrap::allgather`](super::Bootstrap::allgather).
     pub fn allgather(&self, rank: usize, block: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let deadline = Instant::now() + timeout;
         let mut round = self.lock();
-        let mine = round.number;
+        let own = round.number;
         round.blocks[rank] = Some(block.to_vec());
         if round.blocks.iter().all(Option::is_some) {
             let blocks = round.blocks.iter_mut().filter_map(Option::take).collect();
             round.finished = Arc::new(blocks);
             round.number += 1;
-            self.table.changed.notify_all();
+            self.shared.changed.notify_all();
         }
         loop {
-            if round.number != mine {
+            if round.number != own {
                 return Ok(round.finished.to_vec());
             }
-            if let Some(gone) = round.gone {
-                let gone = format!("rank {gone} left the job");
-                return Err(BootstrapError::PeerGone { rank, gone, step: "allgather" });
+            if let Some(left) = round.left {
+                let event = format!("rank {left} left the job");
+                return Err(BootstrapError::PeerClosed { rank, event, step: "allgather" });
             }
             let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
                 let missing: Vec<String> = (0..round.blocks.len())
@@ -66,14 +66,14 @@ impl Seat {
                 let missing = missing.join(", ");
                 return Err(BootstrapError::Timeout { rank, step: "allgather", missing, waited: timeout });
             };
-            round = self.table.changed.wait_timeout(round, left).unwrap_or_else(PoisonError::into_inner).0;
+            round = self.shared.changed.wait_timeout(round, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
-impl Drop for Seat {
+impl Drop for Member {
     fn drop(&mut self) {
-        self.lock().gone.get_or_insert(self.rank);
-        self.table.changed.notify_all();
+        self.lock().left.get_or_insert(self.rank);
+        self.shared.changed.notify_all();
     }
 }

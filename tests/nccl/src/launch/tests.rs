@@ -1,6 +1,6 @@
 use super::*;
 
-/// Longer than any step takes, on a machine that stands still for a while too.
+/// Longer than any step takes, even on a machine that stands still for a while.
 const LONG: Duration = Duration::from_secs(200);
 
 fn sh(script: &str, ranks: usize) -> Job {
@@ -8,7 +8,7 @@ fn sh(script: &str, ranks: usize) -> Job {
 }
 
 #[test]
-fn ranks_see_who_they_are() {
+fn ranks_get_their_identity() {
     let outcome = sh("echo r=$FERROGIN_RANK n=$FERROGIN_NRANKS b=$FERROGIN_BOOTSTRAP x=$X; echo e >&2", 3)
         .env("X", "7")
         .run()
@@ -23,7 +23,7 @@ fn ranks_see_who_they_are() {
 }
 
 #[test]
-fn the_first_failure_ends_the_job() {
+fn first_failure_ends_the_job() {
     let job = sh("if [ $FERROGIN_RANK = 1 ]; then exit 7; fi; exec sleep 300", 3).grace(Duration::from_millis(100));
     let outcome = job.run().unwrap();
     assert_eq!(outcome.code, 7);
@@ -33,7 +33,7 @@ fn the_first_failure_ends_the_job() {
 }
 
 #[test]
-fn the_others_may_end_by_themselves() {
+fn other_ranks_may_end_during_the_grace_period() {
     let job = sh("if [ $FERROGIN_RANK = 1 ]; then exit 7; fi; sleep 0.3; echo noticed", 2);
     let outcome = job.grace(LONG).run().unwrap();
     assert_eq!(outcome.code, 7);
@@ -41,7 +41,7 @@ fn the_others_may_end_by_themselves() {
 }
 
 #[test]
-fn a_killed_rank_and_a_late_job_are_named() {
+fn killed_rank_and_time_limit_are_reported() {
     let mut running = sh("exec sleep 300", 2).grace(Duration::from_millis(50)).start().unwrap();
     running.signal(1, Signal::SIGKILL);
     let outcome = running.wait();
@@ -53,15 +53,15 @@ fn a_killed_rank_and_a_late_job_are_named() {
 }
 
 #[test]
-fn a_command_that_is_missing_is_an_error() {
+fn missing_program_is_an_error() {
     let error = Job::new("/nonexistent/x", 2).run().unwrap_err();
     assert!(error.to_string().contains("/nonexistent/x"), "{error}");
 }
 
 #[test]
-fn mpirun_starts_ranks_too() {
+fn mpirun_starts_ranks() {
     if find_mpirun().is_none() {
-        println!("SKIP mpirun_starts_ranks_too: mpirun is not on PATH (apt-get install openmpi-bin)");
+        println!("SKIP mpirun_starts_ranks: mpirun is not on PATH (apt-get install openmpi-bin)");
         return;
     }
     let script = "echo r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} f=$FERROGIN_RANK x=$X; exit ${CODE:-0}";
@@ -74,7 +74,7 @@ fn mpirun_starts_ranks_too() {
 }
 
 #[test]
-fn ranks_of_a_dropped_job_are_killed() {
+fn dropped_job_kills_its_ranks() {
     let running = sh("exec sleep 300", 1).start().unwrap();
     let pid = Pid::from_raw(running.children[0].child.id().cast_signed());
     drop(running);
