@@ -105,7 +105,7 @@ fn run(args: &DemoArgs) -> Result<(), RunError> {
         let parts = scenario.steps.len();
         print(format_args!(
             "PASS ({phase}) {}\n         {parts} x {} repetitions in {}",
-            scenario.what,
+            scenario.description,
             args.reps,
             seconds(began.elapsed())
         ));

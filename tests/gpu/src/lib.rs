@@ -1,11 +1,10 @@
 //! Scenarios for two and more ranks, run on CPU threads through the plugin.
 //!
-//! A scenario is a row of [`scenario::SCENARIOS`]: a few steps, each of which sets up the window, runs a device
-//! [`program`] on every rank at once, and compares notes. Programs use the device API and plain memory alone and take
-//! all they need from a [`plan::Plan`], so the same list can be run by another [`runner::Runner`], on a GPU.
+//! A scenario is a row of [`scenario::SCENARIOS`]: a few steps. Each step sets up the window, runs a device [`program`] on all ranks
+//! at once, and compares the ranks' results. Programs use only the device API, plain memory and their [`plan::Plan`], so another
+//! [`runner::Runner`] can run the same list on a GPU.
 //!
-//! Who: [`world`] is a rank's communicator, window and context. What: [`scenario`]. How: [`runner`]. How fast:
-//! [`measure`].
+//! [`world`] is a rank's communicator, window and contexts. [`measure`] measures latencies and rates.
 
 pub mod measure;
 pub mod plan;
@@ -17,21 +16,21 @@ pub mod world;
 
 use mini_nccl::{BootstrapError, Error};
 
-/// Why a run of scenarios ended early.
+/// The error of a run of scenarios.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The plugin, or the exchange between ranks.
+    /// A call of the plugin, or the exchange between ranks, failed.
     #[error(transparent)]
     Nccl(#[from] Error),
-    /// The device API refused the context.
-    #[error("the device code does not accept context {id} of the plugin: {status}")]
+    /// The device API refused a context.
+    #[error("the device code refuses context {id} of the plugin: {status}")]
     Context {
         /// Context id.
         id: u32,
-        /// What it said.
+        /// The status.
         status: ferrogin_device::Status,
     },
-    /// A program failed on some rank.
+    /// A program failed on a rank.
     #[error("{name}: {}", failures.join("; "))]
     Failed {
         /// The scenario and its step.
@@ -39,7 +38,7 @@ pub enum RunError {
         /// One line for each rank that failed.
         failures: Vec<String>,
     },
-    /// The caller asked for something that cannot be.
+    /// An argument is not valid.
     #[error("{0}")]
     Usage(String),
 }

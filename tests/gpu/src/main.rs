@@ -1,4 +1,4 @@
-//! Runs the scenarios: as one rank of a job when a launcher says so, else as the launcher of one.
+//! Runs the scenarios, as one rank of a launcher's job, or as the launcher of a new job.
 
 use clap::Parser;
 use gpu_scenarios::runner::CpuThreads;
@@ -11,12 +11,12 @@ use mini_nccl::{Bootstrap, Error};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Scenarios between the ranks of a job, through the plugin of NCCL_GIN_PLUGIN (or FERROGIN_DIST, or beside this
-/// program). Under an mpirun it is a rank; started by hand it launches ranks itself.
+/// Runs scenarios between the ranks of a job, through the plugin of NCCL_GIN_PLUGIN, of FERROGIN_DIST, or of this program's
+/// directory. Under an mpirun the program is one rank; otherwise it launches the ranks.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Print the scenarios and end.
+    /// Print the scenarios and exit.
     #[arg(long)]
     list: bool,
     /// Run only this scenario; may be given several times.
@@ -31,13 +31,13 @@ struct Args {
     /// Work requests in flight.
     #[arg(long, default_value_t = 64)]
     queue_depth: i32,
-    /// Seconds that one wait may take [default: 30, or FERROGIN_TIMEOUT if less].
+    /// Limit of one wait in seconds [default: 30, or FERROGIN_TIMEOUT if less].
     #[arg(long)]
     deadline: Option<u64>,
-    /// Measure latencies and rates too.
+    /// Also measure latencies and rates.
     #[arg(long)]
     measure: bool,
-    /// Ranks to launch.
+    /// Number of ranks to launch.
     #[arg(long, default_value_t = 2)]
     ranks: usize,
     /// Launch with mpirun.
@@ -48,8 +48,8 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     if args.list {
-        for Scenario { name, what, .. } in SCENARIOS {
-            println!("{name:<14} {what}");
+        for Scenario { name, description, .. } in SCENARIOS {
+            println!("{name:<14} {description}");
         }
         return ExitCode::SUCCESS;
     }
@@ -71,7 +71,7 @@ fn launch(args: &Args) -> ExitCode {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => {
-            eprintln!("gpu-scenarios: cannot find myself: {error}");
+            eprintln!("gpu-scenarios: the path of this program is unknown: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -91,16 +91,16 @@ fn launch(args: &Args) -> ExitCode {
     }
 }
 
-fn chosen(args: &Args) -> Result<Vec<&'static Scenario>, RunError> {
+fn selected(args: &Args) -> Result<Vec<&'static Scenario>, RunError> {
     if args.only.is_empty() {
         return Ok(SCENARIOS.iter().collect());
     }
-    let unknown = |name: &String| RunError::Usage(format!("there is no scenario {name}: see --list"));
+    let unknown = |name: &String| RunError::Usage(format!("there is no scenario {name}: --list prints all"));
     args.only.iter().map(|name| scenario::find(name).ok_or_else(|| unknown(name))).collect()
 }
 
 fn run_rank(args: &Args, identity: &Identity) -> Result<(), RunError> {
-    let scenarios = chosen(args)?;
+    let scenarios = selected(args)?;
     let defaults = Config::from_env();
     let config = Config {
         backend_version: args.backend_version,
@@ -114,7 +114,7 @@ fn run_rank(args: &Args, identity: &Identity) -> Result<(), RunError> {
     if first {
         let device = world.comm().device_name();
         let (ranks, slots) = (world.nranks(), world.ring_slots());
-        println!("{ranks} ranks on {device}, {slots} slots in a ring, {}", world.runner().name());
+        println!("{ranks} ranks on {device}, send queues of {slots} slots, {}", world.runner().name());
     }
     for scenario in scenarios {
         let began = Instant::now();

@@ -9,23 +9,23 @@ use std::fmt::Write;
 /// One line of the table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// What was measured.
+    /// The operation.
     pub operation: String,
     /// Bytes of one operation.
     pub bytes: u32,
-    /// One way, nanoseconds: median and 99th percentile. None where only the rate makes sense.
+    /// One-way latency in nanoseconds: median and 99th percentile. `None` if only the rate is meaningful.
     pub latency_ns: Option<(u64, u64)>,
-    /// Operations of a stream, each second.
+    /// Operations of a stream per second.
     pub rate: f64,
 }
 
-/// Sizes of the puts that are measured.
+/// Sizes of the measured puts.
 pub const SIZES: [u32; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
 
 /// Collective: measures all rows, with about `reps` repetitions of the small operations; rank 0 gets them.
 ///
 /// # Errors
-/// When an operation fails.
+/// An operation fails.
 pub fn table(world: &World, reps: u32) -> Result<Vec<Row>, RunError> {
     let reps = reps.clamp(100, 100_000) / 8 * 8;
     let mut rows = Vec::new();
@@ -35,7 +35,7 @@ pub fn table(world: &World, reps: u32) -> Result<Vec<Row>, RunError> {
     let rate = stream(world, Program::StreamValue, 8, 8, reps * 4)?;
     rows.push(Row { operation: "putValue, 8 aggregated".into(), bytes: 8, latency_ns: None, rate });
     for bytes in SIZES {
-        // Large puts take as long as many small ones.
+        // One large put takes as long as many small ones.
         let reps = (reps / (bytes / (16 << 10)).max(1)).max(50);
         let latency = one_way(world, Program::PingPongPut, bytes, reps)?;
         let rate = stream(world, Program::StreamPut, bytes, 1, reps)?;
@@ -58,7 +58,7 @@ fn one_way(world: &World, program: Program, bytes: u32, reps: u32) -> Result<(u6
     Ok((percentile(&samples, 50) / 2, percentile(&samples, 99) / 2))
 }
 
-/// Operations each second, as rank 0 sees it from the first post to the end of the flush.
+/// Operations per second on rank 0, from the first post to the end of the flush.
 fn stream(world: &World, program: Program, bytes: u32, burst: u32, reps: u32) -> Result<f64, RunError> {
     let plan = Plan { burst, aggregate: u32::from(burst > 1), ..plan(world, program, bytes, reps) };
     let reports = world.run("measurement", &[plan])?;
@@ -71,7 +71,7 @@ fn percentile(sorted: &[u64], percent: usize) -> u64 {
     sorted.get(index).copied().unwrap_or(0)
 }
 
-/// The table for people.
+/// The table as text.
 pub fn render(rows: &[Row]) -> String {
     let mut text = format!(
         "{:<24} {:>9} {:>11} {:>11} {:>12} {:>9}\n",
@@ -102,14 +102,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_members_of_the_sample() {
+    fn percentiles_are_sample_values() {
         let sorted: Vec<u64> = (1..=200).collect();
         assert_eq!((percentile(&sorted, 50), percentile(&sorted, 99)), (100, 198));
         assert_eq!((percentile(&[7], 50), percentile(&[7], 99), percentile(&[], 50)), (7, 7, 0));
     }
 
     #[test]
-    fn the_table_has_a_line_for_each_row() {
+    fn table_has_a_line_for_each_row() {
         let row = Row { operation: "put".into(), bytes: 1 << 20, latency_ns: Some((1500, 2_000_000)), rate: 1000.0 };
         let text = render(&[row.clone(), Row { latency_ns: None, ..row }]);
         let lines: Vec<_> = text.lines().collect();

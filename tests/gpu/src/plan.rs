@@ -1,15 +1,15 @@
-//! What a device program is told and what it tells: plain data, the same for CPU threads and for a kernel launch.
+//! The arguments and the result of a device program: plain data, the same for CPU threads and for a kernel launch.
 
 use ferrogin_device::Window;
 use std::ffi::c_void;
 
 /// Bytes of the window that each peer may write on a rank.
 pub const INBOX: u64 = 2 << 20;
-/// Last bytes of each inbox: nobody may write them.
+/// Last bytes of each inbox, which no program writes.
 pub const GUARD: u64 = 4096;
-/// Byte of the guards.
+/// The value of each byte of the guards.
 pub const GUARD_BYTE: u8 = 0xa5;
-/// Bytes of the window that a rank sends from, behind the inboxes.
+/// Bytes of the window that a rank sends from, after the inboxes.
 pub const OUTBOX: u64 = 2 << 20;
 /// Bytes of an inbox that one lane uses, where a program has lanes.
 pub const LANE: u64 = 64 << 10;
@@ -28,7 +28,7 @@ pub enum Program {
     ValueSizes,
     /// Buffers of many sizes with a signal.
     PutSignal,
-    /// Puts whose source changes right after a flush, then a signal.
+    /// Puts whose source changes immediately after a flush, then a signal.
     FlushReuse,
     /// Many times more posts than the ring has slots, without a pause.
     Flood,
@@ -36,11 +36,11 @@ pub enum Program {
     SignalReset,
     /// Signals raised by five, and by nothing.
     SignalAdd,
-    /// Buffers of many sizes that the receiver gets, once a signal says that they are ready.
+    /// Buffers of many sizes, which the receiver gets after a signal.
     Get,
-    /// Values to and fro; samples round trips.
+    /// Values in both directions in turn; samples round trips.
     PingPongValue,
-    /// Puts with a signal to and fro; samples round trips.
+    /// Puts with a signal in both directions in turn; samples round trips.
     PingPongPut,
     /// Rank 0 posts values, aggregated by `burst`, then flushes; measures the time of all.
     StreamValue,
@@ -49,15 +49,15 @@ pub enum Program {
     /// Threads of a rank post values on one endpoint and flush at different times; after each flush the values are read
     /// back from the peer.
     ValueStorm,
-    /// The same, each value with a signal.
+    /// As `ValueStorm`, each value with a signal.
     ValueStormSignal,
-    /// Puts whose source changes after the wait for a flush that was begun before more was posted.
+    /// Puts whose source changes after the wait for an earlier asynchronous flush; more puts follow the flush.
     FlushAsync,
-    /// Operations that must be refused, and do nothing.
+    /// Operations that the device API must refuse.
     BadInput,
 }
 
-/// Whether a rank of a round sends before it receives.
+/// The order of sending and receiving in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Turn {
@@ -67,13 +67,13 @@ pub enum Turn {
     Second,
 }
 
-/// Who sends to whom.
+/// The pairs of ranks that communicate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Pattern {
-    /// To the next rank, from the one before.
+    /// Each rank sends to the next rank.
     Ring = 0,
-    /// To and from every other rank.
+    /// Each rank sends to each other rank.
     AllPairs,
 }
 
@@ -81,15 +81,15 @@ pub enum Pattern {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Plan {
-    /// What to run.
+    /// The program.
     pub program: Program,
     /// Order within a round.
     pub turn: Turn,
-    /// Who sends to whom.
+    /// The pairs of ranks that communicate.
     pub pattern: Pattern,
     /// Context of the handle.
     pub context_id: u32,
-    /// Device contexts, as the plugin gave them.
+    /// The plugin's device contexts.
     pub handle: *mut c_void,
     /// The window, on every rank: [`INBOX`] bytes for each rank, then [`OUTBOX`] bytes.
     pub window: Window,
@@ -97,13 +97,13 @@ pub struct Plan {
     pub memory: *mut u8,
     /// This rank.
     pub rank: u32,
-    /// Ranks.
+    /// Number of ranks.
     pub nranks: u32,
-    /// Rounds.
+    /// Number of rounds.
     pub reps: u32,
     /// Values or puts of a round.
     pub burst: u32,
-    /// Not 0: all but the last of a round's values are posted with the aggregate flag.
+    /// If not 0, all values of a round but the last have the aggregate flag.
     pub aggregate: u32,
     /// Sharing mode, as flags of the device API: see [`ferrogin_device::Flags`].
     pub sharing: u32,
@@ -111,27 +111,28 @@ pub struct Plan {
     pub lane: u32,
     /// Threads of each rank.
     pub lanes: u32,
-    /// Bytes of a put, where the program does not choose.
+    /// Bytes of a put, if the program does not choose them.
     pub bytes: u32,
-    /// Rounds that are not sampled.
+    /// Rounds without samples.
     pub warmup: u32,
-    /// Nanoseconds that one wait may last.
+    /// Limit of one wait in nanoseconds.
     pub deadline_ns: u64,
     /// `[reps - warmup]` times in nanoseconds, or null.
     pub samples: *mut u64,
 }
 
-// SAFETY: a plan is addresses that outlive the run of it; the program's accesses are volatile or atomic.
+// SAFETY: any thread may use the addresses in a plan. `World` keeps them valid during the run, and the program's accesses are
+// volatile or atomic.
 #[allow(unsafe_code)]
 unsafe impl Send for Plan {}
 
 impl Plan {
-    /// First byte, in every window, of what `rank` may write.
+    /// Offset, in every window, of the inbox that `rank` may write.
     pub fn inbox(&self, rank: u32) -> u64 {
         u64::from(rank) * INBOX + u64::from(self.lane) * LANE
     }
 
-    /// First byte, in every window, of what its owner sends from.
+    /// Offset, in every window, of the outbox, which its owner sends from.
     pub fn outbox(&self) -> u64 {
         u64::from(self.nranks) * INBOX
     }
@@ -156,19 +157,19 @@ impl Plan {
     }
 }
 
-/// Why a program stopped.
+/// The reason why a program stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Verdict {
-    /// It did not: all repetitions passed.
+    /// All repetitions passed.
     Passed = 0,
-    /// An operation of the device API returned a status; `got` is it.
+    /// An operation of the device API failed with the status `got`.
     Status,
-    /// Memory did not take the expected value in time.
+    /// Memory did not have the expected value before the deadline.
     Late,
-    /// Memory has a value that nobody should have put there.
+    /// Memory has a wrong value.
     Wrong,
-    /// A signal or counter did not reach its value in time.
+    /// A signal or counter did not reach its value before the deadline.
     CountLate,
     /// A signal or counter is beyond its value.
     CountWrong,
@@ -178,45 +179,45 @@ pub enum Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Report {
-    /// Why it stopped.
+    /// The reason.
     pub verdict: Verdict,
-    /// Repetition in which it did.
+    /// The repetition.
     pub rep: u32,
-    /// The peer concerned.
+    /// The peer.
     pub peer: u32,
     /// Thread of the rank.
     pub lane: u32,
     /// Offset in the window; or the number of the signal or counter.
     pub at: u64,
-    /// What should have been there.
+    /// The expected value.
     pub expected: u64,
-    /// What was.
+    /// The value found.
     pub got: u64,
-    /// Nanoseconds from the first operation to the last, where the program measures.
+    /// Nanoseconds from the first operation to the last, if the program measures.
     pub elapsed_ns: u64,
 }
 
 impl Report {
-    /// Nothing happened yet.
+    /// The report of a program that passed.
     pub const PASSED: Report =
         Report { verdict: Verdict::Passed, rep: 0, peer: 0, lane: 0, at: 0, expected: 0, got: 0, elapsed_ns: 0 };
 
-    /// It passed.
+    /// True if the program passed.
     pub fn passed(&self) -> bool {
         self.verdict == Verdict::Passed
     }
 
-    /// One line for people; `rank` is the one that reports.
+    /// The message of rank `rank`.
     pub fn describe(&self, rank: usize) -> String {
         let Report { rep, peer, lane, at, expected, got, .. } = *self;
-        let who = format!("rank {rank} (thread {lane}), repetition {rep}, with rank {peer}");
+        let place = format!("rank {rank} (thread {lane}), repetition {rep}, with rank {peer}");
         match self.verdict {
             Verdict::Passed => format!("rank {rank} passed"),
-            Verdict::Status => format!("{who}: status {got} of the device API: {}", status_text(got)),
-            Verdict::Late => format!("{who}: window offset {at}: waited for {expected:#018x}, still has {got:#018x}"),
-            Verdict::Wrong => format!("{who}: window offset {at}: expected {expected:#018x}, got {got:#018x}"),
-            Verdict::CountLate => format!("{who}: signal or counter {at}: waited for {expected}, still at {got}"),
-            Verdict::CountWrong => format!("{who}: signal or counter {at}: expected exactly {expected}, got {got}"),
+            Verdict::Status => format!("{place}: status {got} of the device API: {}", status_text(got)),
+            Verdict::Late => format!("{place}: window offset {at}: waited for {expected:#018x}, still has {got:#018x}"),
+            Verdict::Wrong => format!("{place}: window offset {at}: expected {expected:#018x}, got {got:#018x}"),
+            Verdict::CountLate => format!("{place}: signal or counter {at}: waited for {expected}, still at {got}"),
+            Verdict::CountWrong => format!("{place}: signal or counter {at}: expected exactly {expected}, got {got}"),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The device programs: what each rank does on the device, with the device API and plain memory alone.
+//! The device programs, which use only the device API and plain memory.
 //!
-//! Most are made of rounds: send to the targets, receive from the sources, acknowledge, wait for acknowledgements.
-//! EFA delivers in any order, so a receiver may only conclude from a signal's count what the count proves: nobody
-//! sends the next round before this one was acknowledged. Signal `s` (less than the number of ranks) means "rank `s`
-//! sent", signal `nranks + s` "rank `s` has read"; so every context needs [`signals`] of them.
+//! Most programs consist of rounds: send to the targets, receive from the sources, acknowledge, wait for acknowledgements. EFA
+//! delivers in any order, and a signal's count proves only how many messages arrived. Therefore no rank sends the next round before
+//! the present round is acknowledged. Signal `s`, less than the number of ranks, means that rank `s` has sent; signal `nranks + s`
+//! means that rank `s` has read. Each context needs [`signals`] signals.
 
 use crate::plan::{INBOX, LANE, LARGEST, OUTBOX, Pattern, Plan, Program, Report, Turn, Verdict};
 use ferrogin_device::platform::clock_ns;
@@ -22,16 +22,16 @@ pub const fn signals(nranks: u32) -> u32 {
 /// Counters that the programs need of each context.
 pub const COUNTERS: u32 = 1;
 
-/// Words of a lane that rounds take in turn.
+/// Words of a lane, which the rounds use in turn.
 const SLOTS: u64 = 512;
 
-/// Sizes of puts, the large ones rarer.
+/// Sizes of puts; large sizes are rarer.
 const SIZES: [u64; 16] = [8, 1, 64, 7, 4096, 16, 100, 8, 3, 4097, 65_536, 8, 64, 9, 1000, LARGEST];
 
 /// Runs a plan to its end, or to the first failure.
 pub fn run(plan: &Plan) -> Report {
     let mut report = Report { lane: plan.lane, ..Report::PASSED };
-    // SAFETY: the plan's maker holds the context open until the run is over.
+    // SAFETY: the `World` that made the plan keeps the context open until the run ends.
     let context = unsafe { Context::from_handle(plan.handle, plan.context_id) };
     let result = context.map_err(|status| Failure::of(status, plan.rank)).and_then(|context| {
         let run = Run { plan, context };
@@ -162,12 +162,12 @@ impl Run<'_> {
         self.context.signal(peer, action, Flags::NONE).map_err(|status| Failure::of(status, peer))
     }
 
-    /// "I sent."
+    /// The signal that this rank has sent.
     fn sent(&self) -> Action {
         Action::signal_inc(self.plan.rank as u16)
     }
 
-    /// "I have read."
+    /// The signal that this rank has read.
     fn ack(&self, source: u32) -> Step {
         self.raise(source, Action::signal_inc((self.plan.nranks + self.plan.rank) as u16))
     }
@@ -187,7 +187,8 @@ impl Run<'_> {
     fn word(&self, offset: u64) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.plan.outbox() + OUTBOX);
         let at = self.plan.memory.wrapping_add(offset as usize).cast::<u64>();
-        // SAFETY: an aligned word of the window, which is mapped during the run; the card writes it concurrently.
+        // SAFETY: the word is aligned and within the window, which `World` keeps mapped during the run. The access is volatile,
+        // because the card writes the word concurrently.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
@@ -199,7 +200,7 @@ impl Run<'_> {
         self.word(offset).store(value, Ordering::Relaxed);
     }
 
-    /// Polls a word until it has `expected`; until then it may only have `before`.
+    /// Polls a word until it has the value `expected`. Before that it may only have the value `before`.
     fn poll_word(&self, offset: u64, expected: u64, before: u64, peer: u32) -> Step {
         let (mut round, mut began) = (0u32, 0);
         loop {
@@ -353,7 +354,7 @@ impl Run<'_> {
         }
     }
 
-    /// Compares a buffer of `bytes`; behind it, up to a whole word, must be the bytes of `behind`.
+    /// Compares a buffer of `bytes`. The bytes after it, up to a whole word, must be those of `behind`.
     fn expect_buffer(&self, offset: u64, bytes: u64, source: u32, rep: u32, k: u32, behind: u64) -> Step {
         for i in 0..bytes.div_ceil(8) {
             let word = pattern_word(source, rep, k, i);
@@ -391,7 +392,7 @@ impl Run<'_> {
             let inbox = self.plan.inbox(source);
             self.await_signal(source, u64::from(rep) + 1, source)?;
             self.expect_buffer(inbox, bytes, source, rep, 0, 0)?;
-            // What a shorter put leaves behind must be zero again in the next round.
+            // Clears the words for the next round, whose put may be shorter.
             for i in 0..bytes.div_ceil(8) {
                 self.store(inbox + i * 8, 0);
             }
@@ -441,7 +442,7 @@ impl Run<'_> {
                     self.store(from + i * 8, !0);
                 }
             }
-            // After a flush a weak signal says that everything before it is there.
+            // A weak signal after a flush proves that all earlier data arrived.
             self.raise(target, self.sent())?;
         }
         Ok(())
@@ -503,7 +504,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Everyone posts all at once: values and puts with a signal in turn, then puts that tick a counter.
+    /// All ranks post at once: values and puts with a signal in turn, then puts with a counter.
     fn flood(&self, rep: &mut u32) -> Step {
         let Plan { rank, reps, .. } = *self.plan;
         let outbox = self.plan.outbox();
@@ -548,12 +549,12 @@ impl Run<'_> {
     fn sample(&self, rep: u32, nanoseconds: u64) {
         if rep >= self.plan.warmup && !self.plan.samples.is_null() {
             let at = self.plan.samples.wrapping_add((rep - self.plan.warmup) as usize);
-            // SAFETY: the plan has room for a sample of each repetition after the warm-up.
+            // SAFETY: `samples` has one element for each repetition after the warm-up, and `rep` is below the number of repetitions.
             unsafe { at.write(nanoseconds) };
         }
     }
 
-    /// Rank 0 samples round trips with rank 1; other ranks stand by.
+    /// Rank 0 samples round trips with rank 1. Other ranks do nothing.
     fn ping_pong(&self, rep: &mut u32) -> Result<u64, Failure> {
         let Plan { rank, reps, warmup, .. } = *self.plan;
         let began = &mut 0;
@@ -619,7 +620,7 @@ impl Run<'_> {
     }
 }
 
-// A put of the largest size, and all that a flood writes, stays clear of the next inbox's guard.
+// A put of the largest size, and all writes of a flood, end before the inbox's guard.
 const _: () = assert!(LARGEST + crate::plan::GUARD <= INBOX && LANE >= SLOTS * 8 && LARGEST <= OUTBOX);
-// Ranks that only send to the next one are never more than the ranks ahead of it, less than a lap.
+// In a ring, a rank is ahead of its source by less than the number of ranks, which is less than a lap.
 const _: () = assert!(SLOTS >= 64 && Pattern::Ring as u32 == 0);

@@ -1,14 +1,14 @@
-//! What runs device programs.
+//! Runners of device programs.
 
 use crate::plan::{Plan, Report, Verdict};
 use crate::program;
 
-/// Runs the device programs of one rank: all plans at once, each in a thread or block of its own.
+/// Runs the device programs of one rank at once, each in its own thread or block.
 pub trait Runner {
-    /// What it runs on, for people.
+    /// The name for messages.
     fn name(&self) -> String;
 
-    /// Runs all plans to their end; one report for each, in order.
+    /// Runs all plans to their end. Returns one report for each plan, in order.
     fn run(&self, plans: &[Plan]) -> Vec<Report>;
 }
 

@@ -4,19 +4,19 @@ use crate::RunError;
 use crate::plan::{Pattern, Program, Turn};
 use crate::world::World;
 
-/// Who sends before receiving.
+/// The ranks that send before they receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Rank 0 begins, and each other rank answers: one message is under way at a time.
+    /// Rank 0 sends first and each other rank answers, so that one message is under way at a time.
     FirstBegins,
-    /// The last rank begins.
+    /// The last rank sends first.
     LastBegins,
-    /// All at once.
+    /// All ranks send first.
     AllBegin,
 }
 
 impl Order {
-    /// What that is for one rank.
+    /// The turn of one rank.
     pub fn turn(self, rank: usize, nranks: usize) -> Turn {
         let begins = match self {
             Order::FirstBegins => rank == 0,
@@ -30,15 +30,15 @@ impl Order {
 /// One program on all ranks.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
-    /// What each rank runs.
+    /// The program of each rank.
     pub program: Program,
-    /// Who begins.
+    /// The ranks that send first.
     pub order: Order,
-    /// Who sends to whom.
+    /// The pairs of ranks that communicate.
     pub pattern: Pattern,
     /// Values or puts of a round.
     pub burst: u32,
-    /// All but a round's last value carry the aggregate flag.
+    /// All values of a round but the last have the aggregate flag.
     pub aggregate: bool,
     /// Threads of each rank.
     pub lanes: u32,
@@ -46,7 +46,7 @@ pub struct Step {
     pub spread: bool,
     /// Sharing mode of the values of a storm, as flags of the device API.
     pub sharing: u32,
-    /// Rounds are the asked repetitions divided by this.
+    /// The number of rounds is the number of repetitions divided by this.
     pub divisor: u32,
 }
 
@@ -55,7 +55,7 @@ const CTA: u32 = 0x100;
 const THREAD: u32 = 0x200;
 
 impl Step {
-    /// One thread, one value a round, all begin, to the next rank.
+    /// One thread, one value a round to the next rank; all ranks send first.
     pub const fn new(program: Program) -> Step {
         Step {
             program,
@@ -102,41 +102,41 @@ impl Step {
 /// A row of the list.
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
-    /// Name, as `--only` takes it.
+    /// The name for `--only`.
     pub name: &'static str,
-    /// What it shows.
-    pub what: &'static str,
-    /// One of the three phases that `ferrogin demo` shows.
+    /// The description.
+    pub description: &'static str,
+    /// The phase in `ferrogin demo`, if it is one of the three.
     pub phase: Option<char>,
-    /// Programs, one after another.
+    /// The programs, which run one after another.
     pub steps: &'static [Step],
 }
 
 const POLL: Step = Step::new(Program::ValuePoll);
 const SIGNAL: Step = Step::new(Program::ValueSignal);
 
-/// Values between two flushes of a thread, at most, and threads of a rank in `value-storm`.
+/// Maximum of values between two flushes of a thread in `value-storm`.
 pub const STORM_BURST: u32 = 500;
-/// See [`STORM_BURST`].
+/// Threads of a rank in `value-storm`.
 pub const STORM_LANES: u32 = 4;
 
 /// All scenarios, in order of difficulty.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "value-poll",
-        what: "putValue without a signal; the peer polls memory",
+        description: "putValue without a signal; the peer polls memory",
         phase: Some('a'),
         steps: &[POLL.order(Order::FirstBegins), POLL.order(Order::LastBegins), POLL],
     },
     Scenario {
         name: "value-signal",
-        what: "putValue with signal inc; the peer waits for the signal, then finds the value",
+        description: "putValue with a signal increment; the peer waits for the signal, then reads the value",
         phase: Some('b'),
         steps: &[SIGNAL.order(Order::FirstBegins), SIGNAL.order(Order::LastBegins), SIGNAL, SIGNAL.burst(16)],
     },
     Scenario {
         name: "aggregate",
-        what: "8 putValues, the aggregate flag on seven, distinct sentinels; all land",
+        description: "8 putValues with distinct sentinels, seven with the aggregate flag; all arrive",
         phase: Some('c'),
         steps: &[
             POLL.burst(8).aggregated().order(Order::FirstBegins),
@@ -147,61 +147,61 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "value-sizes",
-        what: "values of 1, 2, 4 and 8 bytes; the bytes beside them stay",
+        description: "values of 1, 2, 4 and 8 bytes; the neighbouring bytes keep their values",
         phase: None,
         steps: &[Step::new(Program::ValueSizes)],
     },
     Scenario {
         name: "put-signal",
-        what: "puts of 1 byte to 1 MiB with a signal; the peer finds every byte",
+        description: "puts of 1 byte to 1 MiB with a signal; the peer checks every byte",
         phase: None,
         steps: &[Step::new(Program::PutSignal)],
     },
     Scenario {
         name: "get",
-        what: "a signal says that a buffer is ready; the peer gets it and flushes",
+        description: "a signal announces a buffer; the peer gets it and flushes",
         phase: None,
         steps: &[Step::new(Program::Get), Step::new(Program::Get).all_pairs().divided(4)],
     },
     Scenario {
         name: "flush-reuse",
-        what: "the source changes right after a flush; a signal after it means that all is there",
+        description: "the source changes immediately after a flush; a signal after the flush proves that all data arrived",
         phase: None,
         steps: &[Step::new(Program::FlushReuse).burst(8).divided(4)],
     },
     Scenario {
         name: "flood",
-        what: "many more posts than slots without a pause; signals and counters count exactly",
+        description: "many more posts than slots, without a pause; signals and counters count exactly",
         phase: None,
         steps: &[Step::new(Program::Flood), Step::new(Program::Flood).all_pairs()],
     },
     Scenario {
         name: "signal-reset",
-        what: "a signal starts again from 0 after a reset",
+        description: "a signal starts again from 0 after a reset",
         phase: None,
         steps: &[Step::new(Program::SignalReset)],
     },
     Scenario {
         name: "signal-add",
-        what: "signals raised by 4, 1 and 0 in one round; their sum is exact",
+        description: "signals raised by 4, 1 and 0 in one round; their sum is exact",
         phase: None,
         steps: &[Step::new(Program::SignalAdd)],
     },
     Scenario {
         name: "all-pairs",
-        what: "every rank sends to every other at once, by memory and by signal",
+        description: "each rank sends to each other rank at once, by memory and by signal",
         phase: None,
         steps: &[POLL.all_pairs(), SIGNAL.burst(4).all_pairs(), Step::new(Program::PutSignal).all_pairs().divided(4)],
     },
     Scenario {
         name: "threads",
-        what: "two threads of a rank post on the same endpoints",
+        description: "two threads of a rank post on the same endpoints",
         phase: None,
         steps: &[POLL.burst(8).aggregated().lanes(2, false)],
     },
     Scenario {
         name: "value-storm",
-        what: "values from four threads on one endpoint, flushed at different times and read back; signals count exactly",
+        description: "values from four threads on one endpoint, flushed at different times and read back; signals count exactly",
         phase: None,
         steps: &[
             Step::new(Program::ValueStorm).burst(STORM_BURST).lanes(STORM_LANES, false).divided(20),
@@ -210,7 +210,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "sharing",
-        what: "values in mode CTA from four threads; in mode THREAD from one, and from two with a context each",
+        description: "values in mode CTA from four threads; in mode THREAD from one thread, and from two threads with a context each",
         phase: None,
         steps: &[
             Step::new(Program::ValueStormSignal).burst(100).lanes(STORM_LANES, false).shared(CTA).divided(20),
@@ -220,7 +220,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "flush-async",
-        what: "the source changes after the wait for a flush that was begun earlier; more was posted meanwhile",
+        description: "the source changes after the wait for an asynchronous flush, with more posts meanwhile",
         phase: None,
         steps: &[
             Step::new(Program::FlushAsync).burst(8).divided(4),
@@ -229,19 +229,19 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "bad-input",
-        what: "peers, ids, windows and sizes out of range are refused and do nothing",
+        description: "peers, ids, windows and sizes out of range are refused without effect",
         phase: None,
         steps: &[Step::new(Program::BadInput).divided(20), Step::new(Program::BadInput).all_pairs().divided(20)],
     },
     Scenario {
         name: "contexts",
-        what: "two threads of a rank, each on a context of its own",
+        description: "two threads of a rank, each on its own context",
         phase: None,
         steps: &[SIGNAL.burst(4).lanes(2, true)],
     },
 ];
 
-/// The scenario of that name.
+/// The scenario with this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {
     SCENARIOS.iter().find(|scenario| scenario.name == name)
 }
@@ -249,7 +249,7 @@ pub fn find(name: &str) -> Option<&'static Scenario> {
 /// Collective: runs one scenario with `reps` repetitions of each step.
 ///
 /// # Errors
-/// When it fails on any rank.
+/// The scenario fails on a rank.
 pub fn run(world: &World, scenario: &'static Scenario, reps: u32) -> Result<(), RunError> {
     for (index, step) in scenario.steps.iter().enumerate() {
         let reps = (reps / step.divisor).max(1);
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_the_phases_complete() {
+    fn names_are_unique_and_phases_complete() {
         for (i, scenario) in SCENARIOS.iter().enumerate() {
             assert_eq!(SCENARIOS.iter().position(|other| other.name == scenario.name), Some(i));
             assert!(!scenario.steps.is_empty());
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_always_begins() {
+    fn at_least_one_rank_sends_first() {
         for order in [Order::FirstBegins, Order::LastBegins, Order::AllBegin] {
             for nranks in 2..5 {
                 assert!((0..nranks).any(|rank| order.turn(rank, nranks) == Turn::First));

@@ -1,4 +1,4 @@
-//! A rank: its communicator, window and contexts, and how a step is run on all ranks at once.
+//! A rank: its communicator, window and contexts, and the run of a step on all ranks at once.
 
 use crate::RunError;
 use crate::plan::{GUARD, GUARD_BYTE, INBOX, OUTBOX, Plan, Report, Verdict};
@@ -13,22 +13,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What to run with.
+/// The configuration of a run.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// NCCL_GIN_PLUGIN: a path, a name, or a list.
     pub plugin: String,
     /// Layout of the device structs: 0, 1 or 2.
     pub backend_version: i32,
-    /// Work requests in flight; small, so that rings wrap often. 0 is the plugin's default.
+    /// Work requests in flight; small, so that rings wrap often. 0 means the plugin's default.
     pub queue_depth: i32,
-    /// Time that one wait of a program may take.
+    /// Limit of one wait of a program.
     pub deadline: Duration,
 }
 
 impl Config {
-    /// The plugin of NCCL_GIN_PLUGIN, else of FERROGIN_DIST, else beside the executable; layout 2, 64 slots, a deadline
-    /// of 30 s or FERROGIN_TIMEOUT if that is less.
+    /// The plugin of NCCL_GIN_PLUGIN, of FERROGIN_DIST, or of the executable's directory, in this order; layout 2, 64 slots, and a
+    /// deadline of 30 s, or FERROGIN_TIMEOUT if that is less.
     pub fn from_env() -> Config {
         let beside = || std::env::current_exe().ok()?.parent().map(PathBuf::from);
         let plugin = std::env::var("NCCL_GIN_PLUGIN").ok().filter(|list| !list.is_empty()).unwrap_or_else(|| {
@@ -40,7 +40,7 @@ impl Config {
     }
 }
 
-/// Contexts of the handle.
+/// Number of contexts.
 const CONTEXTS: u32 = 2;
 
 /// One rank of a job. Fields are dropped in the order of NCCL's teardown.
@@ -54,17 +54,17 @@ pub struct World {
 }
 
 impl World {
-    /// Collective: loads the plugin, connects, makes a window and [`CONTEXTS`] contexts.
+    /// Collective: loads the plugin, connects, registers a window and creates [`CONTEXTS`] contexts.
     ///
     /// # Errors
-    /// When a call of the plugin fails, or a rank is missing.
+    /// A call of the plugin fails, or a rank is missing.
     pub fn open(config: &Config, bootstrap: Bootstrap, runner: Box<dyn Runner>) -> Result<World, RunError> {
         let nranks = bootstrap.nranks();
         if !(2..=64).contains(&nranks) {
-            return Err(RunError::Usage(format!("scenarios need 2 to 64 ranks, this job has {nranks}")));
+            return Err(RunError::Usage(format!("scenarios need 2 to 64 ranks, but this job has {nranks}")));
         }
         let plugin = Plugin::find(&config.plugin)?;
-        // A step is as long as its slowest rank; a rank that dies is noticed at once all the same.
+        // A step takes as long as its slowest rank. The bootstrap notices a rank that dies at once.
         let bootstrap = bootstrap.with_timeout(config.deadline * 4 + Duration::from_secs(300));
         let comm = Comm::init(&plugin, Arc::new(bootstrap), 0)?;
         let memory = Arc::new(DeviceMemory::alloc(nranks * INBOX as usize + OUTBOX as usize)?);
@@ -87,7 +87,7 @@ impl World {
         self.comm.rank()
     }
 
-    /// Ranks.
+    /// Number of ranks.
     pub fn nranks(&self) -> usize {
         self.comm.nranks()
     }
@@ -97,27 +97,27 @@ impl World {
         &self.comm
     }
 
-    /// Work requests that the value endpoint takes at once, where the host can read the handle.
+    /// Work requests in flight of the value endpoint.
     #[allow(unsafe_code)]
     pub fn ring_slots(&self) -> u32 {
         let handle = self.context.handle().cast::<DevHandle>();
-        // SAFETY: programs run on this CPU, so the handle is host memory; the context is open.
+        // SAFETY: kernels run on the CPU here, so the handle is an address in this process. `self` keeps the context open.
         unsafe { (*handle).pvdata.sq_size }
     }
 
-    /// What runs the programs.
+    /// The runner of the programs.
     pub fn runner(&self) -> &dyn Runner {
         &*self.runner
     }
 
     #[allow(unsafe_code)]
     fn device_context(&self, id: u32) -> Result<Context<'_>, RunError> {
-        // SAFETY: the handle is from createContext and lives as long as `self`.
+        // SAFETY: createContext returned the handle, which the borrowed `self` keeps valid.
         let context = unsafe { Context::from_handle(self.context.handle(), id) };
         context.map_err(|status| RunError::Context { id, status })
     }
 
-    /// Collective: zeroes the window but for its guards, and signals and counters; on return all ranks have.
+    /// Collective: zeroes the window except its guards, and resets signals and counters. Returns when all ranks have done so.
     fn prepare(&self) -> Result<(), RunError> {
         self.comm.barrier()?;
         self.memory.fill(0);
@@ -141,7 +141,7 @@ impl World {
         (1..=self.nranks() as u64).map(|end| (end * INBOX - GUARD) as usize)
     }
 
-    /// A plan of this rank for a step, for thread `lane` of the rank.
+    /// The plan of a step for thread `lane` of this rank.
     pub fn plan(&self, step: &Step, reps: u32, lane: u32) -> Plan {
         Plan {
             program: step.program,
@@ -166,16 +166,16 @@ impl World {
         }
     }
 
-    /// Collective: runs `plans` on this rank, as every rank does with its own, and agrees on the result.
+    /// Collective: runs this rank's `plans`, and exchanges the results of all ranks.
     ///
     /// # Errors
-    /// When a program failed on any rank, a guard was written, or the plugin reports an error.
+    /// A program failed on a rank, a guard was written, or the plugin reports an error.
     pub fn run(&self, name: &str, plans: &[Plan]) -> Result<Vec<Report>, RunError> {
         self.prepare()?;
         let reports = self.runner.run(plans);
         let mut failures: Vec<String> =
             reports.iter().filter(|report| !report.passed()).map(|report| report.describe(self.rank())).collect();
-        // Others may still be sending to us: look at the guards when all are done.
+        // Other ranks may still send to this one, so the check of the guards waits for all.
         self.comm.barrier()?;
         failures.extend(self.broken_guard());
         match self.context.query_last_error() {
@@ -196,14 +196,14 @@ impl World {
             let at = bytes.iter().position(|&byte| byte != GUARD_BYTE)?;
             let report = Report { verdict: Verdict::Wrong, at: (guard + at) as u64, ..Report::PASSED };
             let report = Report { expected: GUARD_BYTE.into(), got: bytes[at].into(), ..report };
-            Some(format!("{} (a byte that nobody may write)", report.describe(self.rank())))
+            Some(format!("{} (a guard byte, which no rank may write)", report.describe(self.rank())))
         })
     }
 
-    /// Collective: destroyContext, deregister, closeColl, finalize, each with its result looked at.
+    /// Collective: destroyContext, deregMrSym, closeColl and finalize, with a check of each result.
     ///
     /// # Errors
-    /// When a call fails.
+    /// A call fails.
     pub fn close(self) -> Result<(), RunError> {
         let World { context, window, comm, .. } = self;
         comm.barrier()?;

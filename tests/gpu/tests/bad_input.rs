@@ -1,8 +1,8 @@
-//! What must not work: a WARN that names cause and cure, an error, no hang and no crash.
+//! Invalid settings and arguments: each makes an error and a WARN line with cause and cure, and no hang or crash.
 
 mod common;
 
-use common::{again, dist, part, report, scenarios};
+use common::{child, dist, report, role, scenarios};
 use ferrogin_ffi::nccl::{self, GinConfigV14, GinV14};
 use mini_nccl::launch::{Job, Outcome};
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, Plugin};
@@ -11,10 +11,10 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time that the other ranks have to end by themselves after the first, on a busy machine too.
+/// Time that the other ranks have to end after the first, even on a busy machine.
 const GRACE: Duration = Duration::from_secs(120);
 
-/// Every rank must end with an error of its own and, if `words` are given, a WARN line with all of them.
+/// Asserts that each rank ends with an error, and that a WARN line has all `words`, if there are any.
 fn must_fail(job: Job, words: &[&str]) -> Outcome {
     let outcome = job.grace(GRACE).run().expect("the job starts");
     let text = report(&outcome);
@@ -32,8 +32,8 @@ fn must_fail(job: Job, words: &[&str]) -> Outcome {
 }
 
 #[test]
-fn settings_that_mean_nothing() {
-    let Some(dist) = dist("settings_that_mean_nothing") else { return };
+fn invalid_settings_are_refused() {
+    let Some(dist) = dist("invalid_settings_are_refused") else { return };
     for (name, value, cure) in [
         ("FERROGIN_PROVIDER", "efb", "softefa"),
         ("FERROGIN_DEVICE", "gpu", "cuda"),
@@ -42,7 +42,7 @@ fn settings_that_mean_nothing() {
     ] {
         must_fail(scenarios(&dist, 2).env(name, value).args(["--only", "value-poll"]), &[name, value, cure]);
     }
-    // The card itself has no way to NCCL's log: the plugin names the setting, the card says what it may be.
+    // The card cannot write to NCCL's log: the plugin names the setting there, and the card its valid values on standard error.
     for (name, value, cure) in [
         ("SOFTEFA_WIRE", "pigeon", "allowed are shm, tcp"),
         ("SOFTEFA_FAULTS", "gremlins=1", "reorder"),
@@ -50,14 +50,14 @@ fn settings_that_mean_nothing() {
     ] {
         let job = scenarios(&dist, 2).env(name, value).args(["--only", "value-poll"]);
         let outcome = must_fail(job, &[name, value, "check or unset"]);
-        let said = outcome.lines.iter().any(|line| line.text.starts_with("softefa") && line.text.contains(cure));
-        assert!(said, "the card does not say {cure}: {}", report(&outcome));
+        let reported = outcome.lines.iter().any(|line| line.text.starts_with("softefa") && line.text.contains(cure));
+        assert!(reported, "the card does not report {cure}: {}", report(&outcome));
     }
 }
 
 #[test]
-fn no_card() {
-    let name = "no_card";
+fn missing_card_is_reported() {
+    let name = "missing_card_is_reported";
     let Some(dist) = dist(name) else { return };
     if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut cards| cards.next().is_some()) {
         println!("SKIP {name}: this machine has RDMA cards");
@@ -67,17 +67,17 @@ fn no_card() {
 }
 
 #[test]
-fn no_libfabric() {
-    let Some(dist) = dist("no_libfabric") else { return };
+fn missing_libfabric_is_reported() {
+    let Some(dist) = dist("missing_libfabric_is_reported") else { return };
     let missing = "/nonexistent/libfabric.so.1";
     must_fail(scenarios(&dist, 2).env("FERROGIN_LIBFABRIC", missing), &[missing, "libfabric1"]);
-    // A library, but not libfabric.
+    // Another library than libfabric.
     must_fail(scenarios(&dist, 2).env("FERROGIN_LIBFABRIC", "libm.so.6"), &["libm.so.6", "FERROGIN_LIBFABRIC"]);
 }
 
 #[test]
-fn layouts_from_the_future() {
-    let Some(dist) = dist("layouts_from_the_future") else { return };
+fn unknown_backend_versions_are_refused() {
+    let Some(dist) = dist("unknown_backend_versions_are_refused") else { return };
     for version in ["99", "3", "-1"] {
         let job = scenarios(&dist, 2).arg(format!("--backend-version={version}"));
         must_fail(job, &["backendVersion", version]);
@@ -85,10 +85,10 @@ fn layouts_from_the_future() {
 }
 
 #[test]
-fn a_peer_that_dies_in_connect() {
-    let name = "a_peer_that_dies_in_connect";
-    match part().as_deref() {
-        Some(_) if std::env::var("FERROGIN_RANK").as_deref() == Ok("1") => dies_in_connect(),
+fn rank_killed_in_connect_is_named() {
+    let name = "rank_killed_in_connect_is_named";
+    match role().as_deref() {
+        Some(_) if std::env::var("FERROGIN_RANK").as_deref() == Ok("1") => exit_in_connect(),
         Some(_) => {
             let plugin = Plugin::find(&std::env::var("NCCL_GIN_PLUGIN").unwrap()).unwrap();
             let bootstrap = Bootstrap::from_env(GRACE).unwrap();
@@ -97,55 +97,55 @@ fn a_peer_that_dies_in_connect() {
             assert!(error.to_string().contains("connect failed"), "{error}");
             println!("{error} after {:?}", began.elapsed());
             assert!(mini_nccl::log::take().iter().any(|line| line.is_warn() && line.text.contains("rank 1")));
-            println!("rank 0 noticed");
+            println!("rank 0 named rank 1");
         }
         None => {
             let Some(dist) = dist(name) else { return };
-            let job = again(&dist, name, "rank", 2).env("FERROGIN_TIMEOUT", "3");
+            let job = child(&dist, name, "rank", 2).env("FERROGIN_TIMEOUT", "3");
             let outcome = job.grace(GRACE).timeout(2 * GRACE).run().unwrap();
-            assert!(outcome.text().contains("rank 0 noticed"), "{}", report(&outcome));
+            assert!(outcome.text().contains("rank 0 named rank 1"), "{}", report(&outcome));
         }
     }
 }
 
-/// Does what `Comm::init` does up to the exchange of handles, and ends.
+/// Calls the plugin as `Comm::init` does, up to the exchange of handles, and exits.
 #[allow(unsafe_code)]
-fn dies_in_connect() -> ! {
+fn exit_in_connect() -> ! {
     let plugin = Plugin::find(&std::env::var("NCCL_GIN_PLUGIN").unwrap()).unwrap();
     let bootstrap = Bootstrap::from_env(GRACE).unwrap();
     let table = plugin.raw_table().unwrap();
     let (mut ctx, mut listen, mut handle) = (null_mut(), null_mut(), [0u8; nccl::HANDLE_MAXSIZE]);
-    // SAFETY: the arguments are what the contract asks for.
+    // SAFETY: the plugin writes one pointer into a local variable.
     assert_eq!(unsafe { table.init.unwrap()(&mut ctx, 1, None) }, nccl::SUCCESS);
     bootstrap.allgather(&nccl::NET_DEVICE_GIN_EFA_GDA.to_le_bytes()).unwrap();
-    // SAFETY: as above.
+    // SAFETY: `init` returned `ctx`. The plugin writes a handle and a pointer into local variables.
     assert_eq!(unsafe { table.listen.unwrap()(ctx, 0, handle.as_mut_ptr().cast(), &mut listen) }, nccl::SUCCESS);
     bootstrap.allgather(&handle).unwrap();
     std::process::exit(0);
 }
 
 #[test]
-fn null_and_nonsense_arguments() {
-    let name = "null_and_nonsense_arguments";
-    if part().is_some() {
-        return nonsense();
+fn invalid_arguments_are_refused() {
+    let name = "invalid_arguments_are_refused";
+    if role().is_some() {
+        return pass_invalid_arguments();
     }
     let Some(dist) = dist(name) else { return };
-    let outcome = again(&dist, name, "caller", 1).run().unwrap();
+    let outcome = child(&dist, name, "caller", 1).run().unwrap();
     common::must_pass(&outcome);
 }
 
-/// The call must be refused.
+/// Asserts that a call is refused.
 macro_rules! refused {
     ($table:ident . $entry:ident ( $($arg:expr),* )) => {{
-        // SAFETY: what is wrong with these arguments is what the plugin must notice.
+        // SAFETY: every pointer is NULL or valid, and the test shows that the plugin checks all other arguments.
         let code = unsafe { $table.$entry.unwrap()($($arg),*) };
         assert_ne!(code, nccl::SUCCESS, "{}({}) was accepted", stringify!($entry), stringify!($($arg),*));
     }};
 }
 
 #[allow(unsafe_code)]
-fn nonsense() {
+fn pass_invalid_arguments() {
     let plugin = Plugin::find(&std::env::var("NCCL_GIN_PLUGIN").unwrap()).unwrap();
     let t: GinV14 = plugin.raw_table().unwrap();
     let bogus = 0xdead_0000usize as *mut c_void;
@@ -168,9 +168,9 @@ fn nonsense() {
     refused!(t.create_context(bogus, &mut config, &mut out, &mut dev));
 
     let mut ctx = null_mut();
-    // SAFETY: valid arguments.
+    // SAFETY: the plugin writes one pointer into a local variable.
     assert_eq!(unsafe { t.init.unwrap()(&mut ctx, 1, None) }, nccl::SUCCESS);
-    // SAFETY: valid arguments.
+    // SAFETY: the plugin writes one int into a local variable.
     assert_eq!(unsafe { t.devices.unwrap()(&mut number) }, nccl::SUCCESS);
     let mut properties = std::mem::MaybeUninit::zeroed();
     refused!(t.get_properties(-1, properties.as_mut_ptr()));
@@ -178,7 +178,7 @@ fn nonsense() {
     refused!(t.listen(ctx, -1, handle.as_mut_ptr().cast(), &mut out));
     refused!(t.listen(ctx, 0, null_mut(), &mut out));
     refused!(t.listen(ctx, 0, handle.as_mut_ptr().cast(), null_mut()));
-    // SAFETY: `ctx` is open.
+    // SAFETY: `init` returned `ctx`, and this is its only close.
     assert_eq!(unsafe { t.finalize.unwrap()(ctx) }, nccl::SUCCESS);
 
     let comm = Comm::init(&plugin, Arc::new(Bootstrap::single()), 0).unwrap();
@@ -198,7 +198,7 @@ fn nonsense() {
     let twice = comm.register(&memory, 0).unwrap();
     twice.deregister().unwrap();
     window.deregister().unwrap();
-    // The context is abandoned: closeColl sweeps it.
+    // closeColl closes the abandoned context.
     comm.create_context(&config).unwrap().abandon();
     comm.close().unwrap();
     assert!(!mini_nccl::log::take().is_empty());

@@ -1,4 +1,4 @@
-//! SIGKILL of a rank at any moment, set-up included: the other ends by itself, with an error, within its deadline.
+//! SIGKILL of a rank at any moment, also during set-up: the other rank ends by itself, with an error, before its deadline.
 
 mod common;
 
@@ -9,16 +9,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Kills; FERROGIN_KILLS says another number.
+/// Number of kills; FERROGIN_KILLS overrides it.
 const KILLS: u64 = 50;
-/// At the same time: most of a run is waiting.
+/// Jobs at the same time, because a run mostly waits.
 const JOBS: usize = 4;
-/// A survivor may wait for its deadline, and set-up for its timeout; the rest is a busy machine's.
+/// Limit for the end of the other rank: its deadline, the timeout of set-up, and the delays of a busy machine.
 const LIMIT: Duration = Duration::from_secs(180);
 
 #[test]
-fn at_any_moment() {
-    let Some(dist) = dist("at_any_moment") else { return };
+fn rank_killed_at_any_moment_fails_the_other() {
+    let Some(dist) = dist("rank_killed_at_any_moment_fails_the_other") else { return };
     let kills = std::env::var("FERROGIN_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS);
     let (next, failures) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
@@ -41,7 +41,7 @@ fn at_any_moment() {
 }
 
 fn kill(dist: &Path, number: u64) -> Result<(), String> {
-    // splitmix64's multiplier: moments are spread, and the same in each run.
+    // splitmix64's multiplier spreads the moments, which are the same in each run.
     let moment = Duration::from_micros(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44);
     let (victim, wire) = ((number % 2) as usize, if number % 4 < 3 { "shm" } else { "tcp" });
     let job = scenarios(dist, 2).args(["--reps", "20000", "--deadline", "3"]).output(Output::Capture);

@@ -1,23 +1,23 @@
-//! Nothing is left in /dev/shm or /tmp: not after success, nor when a rank is killed. Looked at in a mount namespace
-//! of its own, where both are empty at first.
+//! No files remain in /dev/shm or /tmp after success or after a rank is killed. The test runs in its own mount namespace, where both
+//! directories are empty at first.
 
 mod common;
 
-use common::{dist, part, report};
+use common::{dist, report, role};
 use mini_nccl::launch::{Job, Output, Running, Signal};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longer than set-up and the end of a survivor take on a busy machine.
+/// Longer than set-up and the end of the other rank take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Where the namespace sees the programs.
+/// The directory of the programs in the namespace.
 const STAGE: &str = "/mnt";
 
 #[test]
-fn success_and_sigkill_leave_nothing() {
-    let name = "success_and_sigkill_leave_nothing";
-    if part().is_some() {
+fn success_and_sigkill_leave_no_files() {
+    let name = "success_and_sigkill_leave_no_files";
+    if role().is_some() {
         return in_namespace();
     }
     let Some(dist) = dist(name) else { return };
@@ -33,12 +33,12 @@ fn success_and_sigkill_leave_nothing() {
          exec {STAGE}/test --exact {name} --nocapture",
         work.display()
     );
-    // A user namespace makes it work for everybody; root may do without where there are none (a chroot).
+    // Any user may use a user namespace. Root may work without one where they are not available, as in a chroot.
     let attempts: [&[&str]; 2] = [&["--mount", "--user", "--map-root-user"], &["--mount"]];
     let mut refusals = Vec::new();
     let output = attempts.iter().find_map(|flags| {
         let mut command = Command::new("unshare");
-        command.args(*flags).args(["sh", "-c", &script]).env(common::PART, "inside").env_remove("TMPDIR");
+        command.args(*flags).args(["sh", "-c", &script]).env(common::ROLE, "inside").env_remove("TMPDIR");
         match command.stdin(Stdio::null()).output() {
             Ok(output) if !matches!(output.status.code(), Some(1 | 77)) => Some(output),
             Ok(output) => {
@@ -53,24 +53,24 @@ fn success_and_sigkill_leave_nothing() {
     });
     std::fs::remove_dir_all(&work).unwrap();
     let Some(output) = output else {
-        println!("SKIP {name}: no mount namespace can be made here: {}", refusals.join("; "));
+        println!("SKIP {name}: this machine allows no mount namespace: {}", refusals.join("; "));
         return;
     };
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && text.contains("nothing was left"), "{text}");
+    assert!(output.status.success() && text.contains("no files remain"), "{text}");
 }
 
 fn scenarios(reps: &str) -> Job {
     let job = common::on_software_card(Job::new(format!("{STAGE}/gpu-scenarios"), 2), Path::new(STAGE));
-    job.args(["--reps", reps]).env_remove(common::PART)
+    job.args(["--reps", reps]).env_remove(common::ROLE)
 }
 
-/// As [`scenarios`], with waits that end soon: one rank will be killed.
+/// As [`scenarios`], with short waits, because the test kills one rank.
 fn to_be_killed(wire: &str) -> Job {
     scenarios("20000").args(["--deadline", "2"]).env("SOFTEFA_WIRE", wire)
 }
 
-fn nothing_left(after: &str) {
+fn assert_no_files(after: &str) {
     for dir in ["/tmp", "/dev/shm"] {
         let left: Vec<_> = std::fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()).collect();
         assert!(left.is_empty(), "after {after}: {left:?}");
@@ -78,21 +78,21 @@ fn nothing_left(after: &str) {
 }
 
 fn in_namespace() {
-    nothing_left("nothing");
+    assert_no_files("the start");
     for wire in ["shm", "tcp"] {
         common::must_pass(&scenarios("200").env("SOFTEFA_WIRE", wire).output(Output::Capture).run().unwrap());
-        nothing_left("success");
+        assert_no_files("success");
         for victim in [0, 1] {
             killed(to_be_killed(wire), victim);
-            nothing_left("SIGKILL");
+            assert_no_files("SIGKILL");
         }
         common::must_pass(&scenarios("200").env("SOFTEFA_WIRE", wire).run().unwrap());
-        nothing_left("a rerun");
+        assert_no_files("a rerun");
     }
-    println!("nothing was left");
+    println!("no files remain");
 }
 
-/// Kills one rank in the middle of the scenarios: the other must end by itself, with an error.
+/// Kills one rank during the scenarios. The other rank must end by itself, with an error.
 fn killed(job: Job, victim: usize) {
     let mut running: Running = job.grace(LIMIT).start().unwrap();
     let began = Instant::now();
@@ -104,5 +104,5 @@ fn killed(job: Job, victim: usize) {
     running.signal(victim, Signal::SIGKILL);
     let outcome = running.wait();
     let survivor = outcome.statuses[1 - victim].and_then(|status| status.code());
-    assert_eq!(survivor, Some(1), "the survivor must end with an error: {}", report(&outcome));
+    assert_eq!(survivor, Some(1), "the other rank must end with an error: {}", report(&outcome));
 }

@@ -1,8 +1,8 @@
-//! Ranks that are threads of one process, as with several GPUs in a process: one plugin, one card, and the scenarios.
+//! The scenarios with ranks that are threads of one process, as with several GPUs in a process.
 
 mod common;
 
-use common::{again, dist, must_pass, part};
+use common::{child, dist, must_pass, role};
 use gpu_scenarios::runner::CpuThreads;
 use gpu_scenarios::scenario::{self, SCENARIOS};
 use gpu_scenarios::world::{Config, World};
@@ -10,13 +10,13 @@ use mini_nccl::Bootstrap;
 use std::time::Duration;
 
 #[test]
-fn ranks_are_threads() {
-    if part().is_some() {
+fn scenarios_pass_between_threads() {
+    if role().is_some() {
         return run_ranks(3);
     }
-    let Some(dist) = dist("ranks_are_threads") else { return };
-    // A process of its own, for the settings are read from its environment.
-    must_pass(&again(&dist, "ranks_are_threads", "all ranks", 1).run().expect("the job starts"));
+    let Some(dist) = dist("scenarios_pass_between_threads") else { return };
+    // In a child process, because the plugin reads its settings from the environment.
+    must_pass(&child(&dist, "scenarios_pass_between_threads", "all ranks", 1).run().expect("the job starts"));
 }
 
 fn run_ranks(nranks: usize) {

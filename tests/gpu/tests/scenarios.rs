@@ -1,4 +1,4 @@
-//! The list of scenarios between processes, on both wires, with both layouts, both policies and both launchers.
+//! All scenarios between processes, on both wires, with both layouts, both policies and both launchers.
 
 mod common;
 
@@ -17,8 +17,8 @@ fn passes(outcome: &Outcome) -> usize {
 }
 
 #[test]
-fn all_of_them_between_two_ranks() {
-    let Some(dist) = dist("all_of_them_between_two_ranks") else { return };
+fn all_scenarios_pass_between_two_ranks() {
+    let Some(dist) = dist("all_scenarios_pass_between_two_ranks") else { return };
     for layout in ["2", "1", "0"] {
         let outcome = run(scenarios(&dist, 2).args(["--backend-version", layout]));
         assert_eq!(passes(&outcome), SCENARIOS.len());
@@ -26,8 +26,8 @@ fn all_of_them_between_two_ranks() {
 }
 
 #[test]
-fn all_of_them_between_four_ranks() {
-    let Some(dist) = dist("all_of_them_between_four_ranks") else { return };
+fn all_scenarios_pass_between_four_ranks() {
+    let Some(dist) = dist("all_scenarios_pass_between_four_ranks") else { return };
     for layout in ["2", "1"] {
         let outcome = run(scenarios(&dist, 4).args(["--backend-version", layout]));
         assert_eq!(passes(&outcome), SCENARIOS.len());
@@ -35,22 +35,22 @@ fn all_of_them_between_four_ranks() {
 }
 
 #[test]
-fn three_ranks_and_deep_rings() {
-    let Some(dist) = dist("three_ranks_and_deep_rings") else { return };
+fn scenarios_pass_with_three_ranks_and_deep_queues() {
+    let Some(dist) = dist("scenarios_pass_with_three_ranks_and_deep_queues") else { return };
     run(scenarios(&dist, 3).args(["--reps", "300", "--queue-depth", "0"]));
 }
 
 #[test]
-fn over_tcp() {
-    let Some(dist) = dist("over_tcp") else { return };
+fn scenarios_pass_over_tcp() {
+    let Some(dist) = dist("scenarios_pass_over_tcp") else { return };
     let outcome = run(scenarios(&dist, 2).env("SOFTEFA_WIRE", "tcp"));
     assert_eq!(passes(&outcome), SCENARIOS.len());
 }
 
-/// Cards that deliver late, in any order, from re-read sources; small ones; counters that wrap in the middle.
+/// Cards that deliver late and in any order, read sources again, have small queues, or whose counters wrap during the run.
 #[test]
-fn with_faults() {
-    let Some(dist) = dist("with_faults") else { return };
+fn scenarios_pass_with_faults() {
+    let Some(dist) = dist("scenarios_pass_with_faults") else { return };
     let small = "sq_size=16,max_batch=4";
     let unordered = "seed=7,reorder=32,delay_us=0..200,reread=0.2";
     for (wire, layout, reps, faults) in [
@@ -68,14 +68,14 @@ fn with_faults() {
 }
 
 #[test]
-fn under_the_lock() {
-    let Some(dist) = dist("under_the_lock") else { return };
+fn scenarios_pass_with_the_locked_policy() {
+    let Some(dist) = dist("scenarios_pass_with_the_locked_policy") else { return };
     run(scenarios(&dist, 2).env("FERROGIN_POST", "locked"));
 }
 
 #[test]
-fn on_a_second_libfabric() {
-    let name = "on_a_second_libfabric";
+fn scenarios_pass_on_a_second_libfabric() {
+    let name = "scenarios_pass_on_a_second_libfabric";
     let Some(dist) = dist(name) else { return };
     let Some(other) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") else {
         println!("SKIP {name}: FERROGIN_LIBFABRIC_ALT is not set: scripts/fetch-libfabric-alt.sh fetches one");
@@ -87,8 +87,8 @@ fn on_a_second_libfabric() {
 }
 
 #[test]
-fn under_mpirun() {
-    let name = "under_mpirun";
+fn scenarios_pass_under_mpirun() {
+    let name = "scenarios_pass_under_mpirun";
     let Some(dist) = dist(name) else { return };
     if find_mpirun().is_none() {
         println!("SKIP {name}: mpirun is not on PATH (apt-get install openmpi-bin)");
@@ -100,10 +100,10 @@ fn under_mpirun() {
     }
 }
 
-/// Nothing but the plugin and the provider is set: the device is found, the provider lies beside the plugin.
+/// Only the plugin and the provider are set: the plugin finds the device, and the provider in its own directory.
 #[test]
-fn with_the_fewest_settings() {
-    let name = "with_the_fewest_settings";
+fn scenarios_pass_with_default_settings() {
+    let name = "scenarios_pass_with_default_settings";
     let Some(dist) = dist(name) else { return };
     if std::path::Path::new("/dev/nvidiactl").exists() {
         println!("SKIP {name}: with a GPU FERROGIN_DEVICE=auto is not the CPU, where these programs run");

@@ -1,5 +1,5 @@
-//! Two ranks that share nothing but a network: each in a network namespace of its own, as on two hosts. Abstract
-//! sockets do not cross it, so the cards must find their way by address.
+//! Two ranks on two hosts, which are network namespaces here. Abstract sockets do not cross them, so the cards must connect by
+//! address.
 
 mod common;
 
@@ -7,7 +7,7 @@ use common::dist;
 use gpu_scenarios::scenario::SCENARIOS;
 use std::process::{Command, Stdio};
 
-/// Runs in a fresh user and network namespace, which ends with it; $1 is the program.
+/// The script of a new user and network namespace, which ends with the script; $1 is the program.
 const SCRIPT: &str = r#"
 unshare --net sleep 300 & peer=$!
 trap 'kill $peer' EXIT
@@ -21,8 +21,8 @@ wait $other
 "#;
 
 #[test]
-fn across_network_namespaces() {
-    let name = "across_network_namespaces";
+fn scenarios_pass_across_network_namespaces() {
+    let name = "scenarios_pass_across_network_namespaces";
     let Some(dist) = dist(name) else { return };
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--net", "bash", "-c", SCRIPT, "bash"]);
@@ -38,18 +38,18 @@ fn across_network_namespaces() {
         .env("FERROGIN_DEVICE", "cpu")
         .env("FERROGIN_NRANKS", "2")
         .env("FERROGIN_BOOTSTRAP", "192.0.2.1:7700");
-    let may = |program: &str, args: &[&str]| {
+    let succeeds = |program: &str, args: &[&str]| {
         let status = Command::new(program).args(args).stdin(Stdio::null()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
     };
-    if !may("unshare", &["--user", "--map-root-user", "--net", "true"]) {
-        println!("SKIP {name}: no network namespace can be made here");
+    if !succeeds("unshare", &["--user", "--map-root-user", "--net", "true"]) {
+        println!("SKIP {name}: this machine allows no network namespace");
         return;
     }
     let output = command.stdin(Stdio::null()).output().expect("unshare starts");
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.code() == Some(77) {
-        println!("SKIP {name}: no pair of interfaces can be made here (is `ip` there? apt-get install iproute2)");
+        println!("SKIP {name}: this machine allows no pair of interfaces, or has no `ip` (apt-get install iproute2)");
         return;
     }
     assert!(output.status.success(), "{text}");

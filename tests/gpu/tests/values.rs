@@ -1,9 +1,9 @@
-//! Values from four threads on one endpoint, on a card that completes in any order and reads sources again, across the
-//! wrap of its counters; and that the run would notice a slot that is used too early.
+//! Values from four threads on one endpoint, on a card that completes in any order and reads sources again, across the wrap of its
+//! counters. Another test shows that such a run detects a value slot that is reused too early.
 
 mod common;
 
-use common::{again, dist, must_pass, part, report, scenarios};
+use common::{child, dist, must_pass, report, role, scenarios};
 use ferrogin_device::Context;
 use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::ext::{ContextExt, EndpointExt, HandleHeader};
@@ -18,68 +18,68 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Values of one run: FERROGIN_VALUES (a million takes a minute or two), or 100,000.
+/// Values of one run: FERROGIN_VALUES (a million takes a minute or two), default 100,000.
 fn values() -> u32 {
     std::env::var("FERROGIN_VALUES").ok().and_then(|text| text.parse().ok()).unwrap_or(100_000)
 }
 
-/// A card that completes in any order and reads again; its counters wrap in the middle of the posts of an endpoint.
-fn on_a_hard_card(job: Job, values: u32) -> Job {
+/// Settings of a card that completes in any order and reads sources again, and whose counters wrap during the posts of an endpoint.
+fn with_hard_faults(job: Job, values: u32) -> Job {
     let start = (1u32 << 31) - values / 4;
     job.env("SOFTEFA_FAULTS", format!("seed=11,reorder=64,reread=0.2,cntr_start={start}"))
 }
 
 fn storm(policy: &str, layout: &str) {
     let Some(dist) = dist(&format!("values, {policy}, layout {layout}")) else { return };
-    // Two steps; a round has a divisor of 20, and three quarters of the burst on average.
+    // Two steps; a step's divisor is 20, and a round has three quarters of the burst on average.
     let rounds = (values() / (2 * STORM_LANES * STORM_BURST * 3 / 4)).max(1);
     let job = scenarios(&dist, 2).env("FERROGIN_POST", policy);
     let job = job.args(["--only", "value-storm", "--backend-version", layout, "--reps", &(rounds * 20).to_string()]);
-    must_pass(&on_a_hard_card(job, values()).run().expect("the job starts"));
+    must_pass(&with_hard_faults(job, values()).run().expect("the job starts"));
 }
 
 #[test]
-fn each_arrives_through_slots() {
+fn values_arrive_through_slots() {
     storm("combining", "1");
 }
 
 #[test]
-fn each_arrives_inline() {
+fn values_arrive_inline() {
     storm("combining", "2");
 }
 
 #[test]
-fn each_arrives_under_the_lock() {
+fn values_arrive_with_the_locked_policy() {
     storm("locked", "1");
 }
 
-/// The same run when posts do not wait for the lap before: a slot is written while the card may still read it. It must
-/// fail, and on an unchanged copy it must not.
+/// A run whose posts do not wait for the previous lap, so that a slot is written while the card may still read it. The run must
+/// fail, and must pass on an unchanged copy.
 #[test]
-fn a_slot_that_is_used_too_early_is_noticed() {
-    let name = "a_slot_that_is_used_too_early_is_noticed";
-    if let Some(part) = part() {
+fn early_slot_reuse_is_detected() {
+    let name = "early_slot_reuse_is_detected";
+    if let Some(role) = role() {
         let edit = if part == "guarded" { Edit::Nothing } else { Edit::NoSlotGuard };
         return rank_on_a_copy(edit, &["value-storm"], 200);
     }
     let Some(dist) = dist(name) else { return };
-    let job = |part| on_a_hard_card(again(&dist, name, part, 2), 1 << 20);
+    let job = |role| with_hard_faults(child(&dist, name, role, 2), 1 << 20);
     must_pass(&job("guarded").run().expect("the job starts"));
     let outcome = job("unguarded").run().expect("the job starts");
     assert!(!outcome.success() && outcome.text().contains("expected 0x"), "{}", report(&outcome));
 }
 
-/// As with operations over 1 GiB, without the memory for it: what one request carries is 1000 bytes.
+/// Like operations over 1 GiB, with less memory: one request carries at most 1000 bytes.
 #[test]
 fn large_operations_are_split() {
     let name = "large_operations_are_split";
-    if part().is_some() {
+    if role().is_some() {
         return rank_on_a_copy(Edit::SmallRequests, &["put-signal", "get", "flush-reuse", "flood", "all-pairs"], 64);
     }
     let Some(dist) = dist(name) else { return };
     for policy in ["combining", "locked"] {
-        let job = again(&dist, name, "rank", 2).env("FERROGIN_POST", policy);
-        must_pass(&on_a_hard_card(job, 1 << 20).run().expect("the job starts"));
+        let job = child(&dist, name, "rank", 2).env("FERROGIN_POST", policy);
+        must_pass(&with_hard_faults(job, 1 << 20).run().expect("the job starts"));
     }
 }
 
@@ -95,13 +95,13 @@ fn rank_on_a_copy(edit: Edit, names: &[&str], reps: u32) {
     world.close().expect("teardown");
 }
 
-/// What is different in a copy of our part of the device block.
+/// The change in a copy of ferrogin's part of the device block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Edit {
     Nothing,
-    /// The policy does not know that values go through slots.
+    /// The policy does not know that values use slots.
     NoSlotGuard,
-    /// One request carries 1000 bytes.
+    /// One request carries at most 1000 bytes.
     SmallRequests,
 }
 
@@ -114,7 +114,7 @@ struct OnCopy {
 #[repr(C)]
 struct Block {
     header: HandleHeader,
-    /// What a handle's address is counted from; nothing of it is read.
+    /// The array that handles are computed from; no code reads it.
     devs: [u8; size_of::<DevHandle>()],
 }
 
@@ -122,13 +122,13 @@ impl OnCopy {
     #[allow(unsafe_code)]
     fn copy(&self, handle: *mut c_void) -> *mut c_void {
         let header = handle.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>();
-        // SAFETY: the handle is our plugin's: its header lies before it.
+        // SAFETY: the handle is that of ferrogin's plugin, which places the header before it.
         let mut header = unsafe { ptr::read_unaligned(header) };
-        // SAFETY: checked as every user of a handle does.
+        // SAFETY: the plugin keeps the header readable while the context is open.
         unsafe { Context::from_handle(handle, 0) }.expect("a handle of this plugin");
         let contexts: Vec<ContextExt> = (0..header.n_contexts as usize)
             .map(|id| {
-                // SAFETY: `n_contexts` of them.
+                // SAFETY: `contexts` has `n_contexts` elements.
                 let mut context = unsafe { *header.contexts.wrapping_add(id) };
                 if self.edit == Edit::SmallRequests {
                     context.max_rdma_size = 1000;
@@ -136,7 +136,7 @@ impl OnCopy {
                 }
                 let mut endpoints = Vec::new();
                 for i in 0..context.n_endpoints as usize {
-                    // SAFETY: `n_endpoints` of them, and nobody posts yet.
+                    // SAFETY: `endpoints` has `n_endpoints` elements, and no thread posts yet.
                     let mut endpoint: EndpointExt = unsafe { ptr::read(context.endpoints.wrapping_add(i)) };
                     if self.edit == Edit::NoSlotGuard {
                         endpoint.cold.value_slots = 0;
@@ -144,7 +144,7 @@ impl OnCopy {
                     endpoints.push(endpoint);
                 }
                 context.endpoints = endpoints.leak().as_mut_ptr();
-                // Values are posted by this pointer: left alone it would lead two halves of a run to two states of one queue.
+                // Posts of values use this pointer, which must lead to the copy too, because a queue must have one state.
                 context.values = context.endpoints.wrapping_add(1);
                 context
             })

@@ -1,4 +1,4 @@
-//! Flushes that are begun now and waited for later.
+//! Asynchronous flushes.
 
 use super::{Failure, Run, Step};
 use crate::plan::{LANE, Plan};
@@ -8,8 +8,8 @@ use ferrogin_device::{Action, Flags, Status};
 const BYTES: u64 = 256;
 
 impl Run<'_> {
-    /// `burst` puts, a flush begun, `burst` puts more; when the wait for that flush ends, the sources of the first puts
-    /// change at once.
+    /// Posts `burst` puts, starts a flush, and posts `burst` more puts. The sources of the first puts change immediately after the
+    /// wait for the flush.
     pub(super) fn send_async(&self, rep: u32) -> Step {
         let Plan { rank, burst, .. } = *self.plan;
         let failed = |status: Status| Failure::of(status, rank);
@@ -21,7 +21,7 @@ impl Run<'_> {
             for i in 0..u64::from(burst) * BYTES / 8 {
                 self.store(self.plan.outbox() + i * 8, !0);
             }
-            // It has ended for good, however often it is asked for.
+            // A second wait for a finished flush returns at once.
             self.context.wait_flush(&begun).map_err(failed)?;
             let ended = self.context.test_flush(&begun).map_err(failed)?;
             self.exactly(0, 1, Ok(ended.into()), target)?;
@@ -31,7 +31,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Puts number `first` and the next ones, each from its own source.
+    /// Posts put number `first` and the following ones, each with its own source.
     fn put_row(&self, target: u32, rep: u32, first: u32) -> Step {
         let Plan { rank, burst, .. } = *self.plan;
         for k in first..first + burst {

@@ -1,4 +1,4 @@
-//! What a kernel must not ask for.
+//! Invalid operations of a kernel.
 
 use super::{COUNTERS, Failure, Run, Step, signals};
 use crate::plan::{Plan, Verdict};
@@ -6,7 +6,8 @@ use ferrogin_device::{Action, Flags, Status, Window};
 use std::ptr::null_mut;
 
 impl Run<'_> {
-    /// Everything that is out of range, then a signal: whatever was not refused would be counted or seen.
+    /// Calls each operation with arguments out of range, then sends a signal. An operation that is not refused would change a counter
+    /// or memory.
     pub(super) fn send_refused(&self, _rep: u32) -> Step {
         let Plan { rank, nranks, window, .. } = *self.plan;
         let (context, none) = (&self.context, Window(null_mut()));
@@ -60,7 +61,7 @@ impl Run<'_> {
         self.flush()
     }
 
-    /// One signal came, nothing was written, and no counter moved.
+    /// Checks that one signal arrived, and that memory and counters are unchanged.
     pub(super) fn take_nothing(&self, rep: u32) -> Step {
         for source in self.plan.sources() {
             let raised = u64::from(rep) + 1;

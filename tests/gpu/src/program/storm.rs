@@ -1,4 +1,4 @@
-//! Values from several threads on one endpoint: where slots are used again and again, and flushes overlap posts.
+//! Values from several threads on one endpoint, which reuse value slots and flush while others post.
 
 use super::{Failure, Run, Step, value};
 use crate::plan::{LANE, Plan};
@@ -9,10 +9,10 @@ const AGGREGATE: u32 = 2;
 const CELLS: u32 = (LANE / 8) as u32;
 
 impl Run<'_> {
-    /// Posts `reps` rounds of at most `burst` values to each target, all different; a thread's rounds have a length of
-    /// their own. After each round a flush, then the target's words are got and compared: a flush that returned early, or
-    /// a slot that was written while the card still needed it, shows as a wrong value. A signal, if values carry one, has
-    /// counted every value of every thread at the end, and nothing else.
+    /// Posts `reps` rounds of at most `burst` different values to each target; the lengths of the rounds differ between threads. A
+    /// flush ends each round; then the thread gets the target's words and compares them. A flush that returns early, or a slot that
+    /// is overwritten while the card still needs it, results in a wrong value. If values carry a signal, its count at the end is
+    /// the number of values of all threads.
     pub(super) fn storm(&self, rep: &mut u32, signalled: bool) -> Step {
         let Plan { lane, lanes, burst, reps, .. } = *self.plan;
         let action = if signalled { self.sent() } else { Action::NONE };
@@ -40,7 +40,7 @@ impl Run<'_> {
         let there = self.plan.inbox(rank);
         let here = self.plan.outbox() + u64::from(lane) * LANE;
         for k in 0..length {
-            // Runs of aggregated posts between plain ones, longer than a small batch.
+            // Sequences of aggregated posts, longer than a small batch, between plain posts.
             let plain = (k + lane).is_multiple_of(7) || (lane == 0 && lanes > 1);
             let flags = Flags::from_bits(sharing | if plain { 0 } else { AGGREGATE });
             self.put_value(target, there + u64::from(k) * 8, value(rank, lane, round, k), 8, action, flags)?;
