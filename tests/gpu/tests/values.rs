@@ -59,7 +59,7 @@ fn values_arrive_with_the_locked_policy() {
 fn early_slot_reuse_is_detected() {
     let name = "early_slot_reuse_is_detected";
     if let Some(role) = role() {
-        let edit = if part == "guarded" { Edit::Nothing } else { Edit::NoSlotGuard };
+        let edit = if role == "guarded" { Edit::Nothing } else { Edit::NoSlotGuard };
         return rank_on_a_copy(edit, &["value-storm"], 200);
     }
     let Some(dist) = dist(name) else { return };

@@ -194,9 +194,7 @@ fn accept_all(identity: &Identity, deadline: Instant, timeout: Duration) -> Resu
     while peers.iter().any(Option::is_none) {
         let stream = match listener.accept() {
             Ok(stream) => stream,
-            Err(error)
-                if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) =>
-            {
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
                 continue;
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
