@@ -1,8 +1,8 @@
-//! `cargo xtask faults`: the scenarios on cards that misbehave, one run for each seed.
+//! `cargo xtask faults`: the scenarios on cards with faults, one run for each seed.
 //!
-//! A seed decides everything: the faults, the wire, the sizes of queues, the posting policy, the layout. Three kinds of
-//! runs: most must find every byte where it belongs, whatever the card does; some have requests that fail, and whoever
-//! posted one must be told; a few have a card that dies, and all must end.
+//! The seed determines the faults, the wire, the sizes of queues, the posting policy and the layout. Most runs must deliver every byte
+//! despite the faults. In some runs requests fail, and each rank that posted one must report it. In a few runs a card stops answering,
+//! and all ranks must end.
 
 use std::fmt::Write as _;
 use std::io::Read;
@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 const USAGE: &str =
     "usage: cargo xtask faults [--seeds N] [--first N] [--scenario NAME]... [--reps N] [--jobs N] [--dist DIR]
 
---seeds N        how many seeds [default: 200]
---first N        the first of them [default: 0]; `--first 17 --seeds 1` repeats one
---scenario NAME  only this scenario, may be given several times [default: all]
---reps N         repetitions of each step [default: chosen by the seed]
---jobs N         runs at the same time [default: the cores]
---dist DIR       what `make build` left [default: FERROGIN_DIST, else dist]";
+--seeds N        number of seeds [default: 200]
+--first N        the first seed [default: 0]; `--first 17 --seeds 1` repeats one run
+--scenario NAME  run only this scenario; may be given several times [default: all]
+--reps N         repetitions of each step [default: the seed's]
+--jobs N         runs at the same time [default: the number of cores]
+--dist DIR       the directory of `make build` [default: FERROGIN_DIST, else dist]";
 
-/// No run may last longer.
+/// The limit of one run.
 const LIMIT: Duration = Duration::from_secs(300);
 
 struct Options {
@@ -57,14 +57,14 @@ impl Options {
     }
 }
 
-/// What a run must show.
+/// The expected result of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Nothing is lost and nothing is wrong.
+    /// All data arrives.
     Exact,
-    /// Requests fail; each rank that posted one says so.
+    /// Requests fail, and each rank that posted one reports it.
     Errors,
-    /// A card stops answering; all ranks end.
+    /// A card stops answering, and all ranks end.
     Death,
 }
 
@@ -81,26 +81,26 @@ struct Run {
     reps: u32,
 }
 
-/// splitmix64: a run depends on its seed alone.
-struct Dice(u64);
+/// splitmix64: the seed alone determines a run.
+struct Random(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % sides
+        (z ^ (z >> 31)) % n
     }
 
     fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.roll(choices.len() as u64) as usize]
+        choices[self.below(choices.len() as u64) as usize]
     }
 }
 
 impl Run {
     fn of_seed(seed: u64) -> Run {
-        let mut dice = Dice(seed);
+        let mut random = Random(seed);
         let kind = match seed % 40 {
             n if n % 8 == 5 => Kind::Errors,
             18 => Kind::Death,
@@ -112,39 +112,43 @@ impl Run {
                 let _ = write!(faults, ",{text}");
             }
         };
-        fault(dice.of(&["", "reorder=2", "reorder=8", "reorder=16", "reorder=64"]).into());
-        let delay = dice.of(&["", "", "delay_us=0..5", "delay_us=0..50", "delay_us=20..200"]);
+        fault(random.of(&["", "reorder=2", "reorder=8", "reorder=16", "reorder=64"]).into());
+        let delay = random.of(&["", "", "delay_us=0..5", "delay_us=0..50", "delay_us=20..200"]);
         fault(delay.into());
-        fault(dice.of(&["", "reread=0.01", "reread=0.2", "reread=1"]).into());
-        // Around both ends of a counter's range, and anywhere.
-        let start = match dice.roll(4) {
+        fault(random.of(&["", "reread=0.01", "reread=0.2", "reread=1"]).into());
+        // Counter starts near both ends of the range, and anywhere.
+        let start = match random.below(4) {
             0 => String::new(),
-            1 => format!("cntr_start={}", 0x7fff_ffff - dice.roll(600)),
-            2 => format!("cntr_start={}", dice.roll(0x8000_0000)),
-            _ => format!("cntr_start={}", 0x8000_0000u64 - 4096 - dice.roll(64)),
+            1 => format!("cntr_start={}", 0x7fff_ffff - random.below(600)),
+            2 => format!("cntr_start={}", random.below(0x8000_0000)),
+            _ => format!("cntr_start={}", 0x8000_0000u64 - 4096 - random.below(64)),
         };
         fault(start);
-        let sq = dice.of(&[4096, 16, 32, 64]);
-        let batch = dice.of(&[1, 2, 4, 16]);
+        let sq = random.of(&[4096, 16, 32, 64]);
+        let batch = random.of(&[1, 2, 4, 16]);
         fault(format!("sq_size={sq},max_batch={batch}"));
-        fault(dice.of(&["", "wqe_size=64"]).into());
-        fault(dice.of(&["", "qp_caps=0"]).into());
+        fault(random.of(&["", "wqe_size=64"]).into());
+        fault(random.of(&["", "qp_caps=0"]).into());
         match kind {
             Kind::Exact => {}
             Kind::Errors => {
-                fault(format!("error_every={},error_status={}", 5 + dice.roll(400), dice.of(&[7, 8, 9, 11, 12, 13])));
+                fault(format!(
+                    "error_every={},error_status={}",
+                    5 + random.below(400),
+                    random.of(&[7, 8, 9, 11, 12, 13])
+                ));
             }
-            Kind::Death => fault(format!("die_after={}", 1 + dice.roll(300))),
+            Kind::Death => fault(format!("die_after={}", 1 + random.below(300))),
         }
-        // A delay takes its time on every request.
-        let reps = if delay.ends_with("200") { 6 } else { dice.of(&[12, 20, 30]) };
+        // A run with long delays has fewer repetitions.
+        let reps = if delay.ends_with("200") { 6 } else { random.of(&[12, 20, 30]) };
         Run {
             seed,
             kind,
-            wire: dice.of(&["shm", "shm", "shm", "tcp"]),
-            post: dice.of(&["combining", "combining", "locked"]),
-            layout: dice.of(&["1", "2"]),
-            depth: dice.of(&[8, 16, 64]),
+            wire: random.of(&["shm", "shm", "shm", "tcp"]),
+            post: random.of(&["combining", "combining", "locked"]),
+            layout: random.of(&["1", "2"]),
+            depth: random.of(&[8, 16, 64]),
             reps,
             faults,
         }
@@ -178,9 +182,9 @@ impl Run {
     }
 }
 
-/// How a run ended.
+/// The end of a run.
 struct Outcome {
-    /// `None`: it had to be stopped.
+    /// `None` if the run exceeded its limit.
     success: Option<bool>,
     text: String,
 }
@@ -215,7 +219,7 @@ fn execute(mut command: Command) -> std::io::Result<Outcome> {
     })
 }
 
-/// What is wrong with how a run ended.
+/// Checks the end of a run against its kind.
 fn judge(run: &Run, outcome: &Outcome) -> Result<(), String> {
     let Some(success) = outcome.success else { return Err(format!("still running after {LIMIT:?}")) };
     let injected = |rank: usize| {
@@ -229,23 +233,26 @@ fn judge(run: &Run, outcome: &Outcome) -> Result<(), String> {
     }
     match run.kind {
         Kind::Exact if success => Ok(()),
-        Kind::Exact => Err("it failed".into()),
+        Kind::Exact => Err("the run failed".into()),
         Kind::Errors => {
             let posters: Vec<usize> = (0..2).filter(|rank| injected(*rank)).collect();
             if success != posters.is_empty() {
                 return Err(format!("requests of ranks {posters:?} failed and the run {}", passed(success)));
             }
             for rank in posters {
-                let told = [format!("rank {rank}: queryLastError reports an error"), format!("rank {rank} (thread ")];
+                let reports =
+                    [format!("rank {rank}: queryLastError reports an error"), format!("rank {rank} (thread ")];
                 let card_error = "the card completed a work request in error";
                 let mut parts = outcome.text.lines().flat_map(|line| line.split("; "));
-                if !parts.any(|part| part.contains(&told[0]) || part.contains(&told[1]) && part.contains(card_error)) {
-                    return Err(format!("a request of rank {rank} failed and it was not told"));
+                if !parts
+                    .any(|part| part.contains(&reports[0]) || part.contains(&reports[1]) && part.contains(card_error))
+                {
+                    return Err(format!("a request of rank {rank} failed, but rank {rank} did not report it"));
                 }
             }
             Ok(())
         }
-        // A card that dies in the middle of the last step may have done all that was asked.
+        // A card that stops during the last step may have completed all requests.
         Kind::Death => Ok(()),
     }
 }
@@ -254,7 +261,7 @@ fn passed(success: bool) -> &'static str {
     if success { "passed" } else { "failed" }
 }
 
-/// Runs the campaign: `PASS` or `FAIL` for each seed, and a line with the counts.
+/// Runs all seeds: prints `PASS` or `FAIL` for each seed, and a line with the counts.
 pub fn run(args: &[&str], root: &Path) -> ExitCode {
     let options = match Options::parse(args, root) {
         Ok(options) => options,
@@ -286,16 +293,16 @@ pub fn run(args: &[&str], root: &Path) -> ExitCode {
                     let run = Run::of_seed(seed);
                     let outcome = execute(run.command(&program, &options));
                     let verdict = match &outcome {
-                        Ok(outcome) => judge(&run, outcome).map_err(|why| (why, outcome.text.as_str())),
+                        Ok(outcome) => judge(&run, outcome).map_err(|reason| (reason, outcome.text.as_str())),
                         Err(error) => Err((error.to_string(), "")),
                     };
-                    // Whole lines, whatever the others print.
+                    // The lock keeps the lines of one run together.
                     let mut failures = failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     match verdict {
                         Ok(()) => println!("PASS {}", run.describe()),
-                        Err((why, text)) => {
+                        Err((reason, text)) => {
                             *failures += 1;
-                            println!("FAIL {}: {why}", run.describe());
+                            println!("FAIL {}: {reason}", run.describe());
                             text.lines()
                                 .rev()
                                 .take(12)
@@ -323,10 +330,10 @@ fn build(root: &Path) -> Result<PathBuf, String> {
     match command.status() {
         Ok(status) if status.success() => {}
         Ok(status) => return Err(format!("cargo build --package gpu-scenarios: {status}")),
-        Err(error) => return Err(format!("cargo cannot be run: {error}")),
+        Err(error) => return Err(format!("cargo does not start: {error}")),
     }
-    // It lies beside this one.
-    let here = std::env::current_exe().map_err(|error| format!("cannot find myself: {error}"))?;
+    // cargo places it beside this program.
+    let here = std::env::current_exe().map_err(|error| format!("the path of this program is unknown: {error}"))?;
     Ok(here.with_file_name("gpu-scenarios"))
 }
 
@@ -335,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_is_a_run() {
+    fn seed_determines_the_run() {
         assert_eq!(Run::of_seed(17), Run::of_seed(17));
         let kinds: Vec<Kind> = (0..200).map(|seed| Run::of_seed(seed).kind).collect();
         let count = |kind| kinds.iter().filter(|k| **k == kind).count();
@@ -352,15 +359,15 @@ mod tests {
     }
 
     #[test]
-    fn errors_must_be_reported_to_who_posted() {
+    fn failed_requests_must_be_reported_by_their_rank() {
         let run = Run::of_seed(5);
         let injected = "[1] softefa0: QP 3 slot 4: fails by error_every with status 8; request 4: 00\n";
-        let told = format!("{injected}[0] gpu-scenarios: flood: rank 1: queryLastError reports an error\n");
+        let reported = format!("{injected}[0] gpu-scenarios: flood: rank 1: queryLastError reports an error\n");
         let other = format!("{injected}[0] gpu-scenarios: flood: rank 0: queryLastError reports an error\n");
-        assert_eq!(judge(&run, &outcome(Some(false), &told)), Ok(()));
+        assert_eq!(judge(&run, &outcome(Some(false), &reported)), Ok(()));
         assert!(judge(&run, &outcome(Some(false), &other)).unwrap_err().contains("rank 1"));
-        assert!(judge(&run, &outcome(Some(true), injected)).is_err(), "nobody was told");
-        assert!(judge(&run, &outcome(Some(false), "")).is_err(), "it failed by itself");
+        assert!(judge(&run, &outcome(Some(true), injected)).is_err(), "not reported");
+        assert!(judge(&run, &outcome(Some(false), "")).is_err(), "a failure without an injected error");
         assert_eq!(judge(&run, &outcome(Some(true), "")), Ok(()));
         assert!(judge(&run, &outcome(None, "")).is_err());
     }

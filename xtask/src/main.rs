@@ -1,4 +1,4 @@
-//! Chores of the ferrogin repository: `cargo xtask test`, `cargo xtask faults`.
+//! Tasks of the ferrogin repository: `cargo xtask test`, `cargo xtask faults`.
 
 mod faults;
 mod stage;
@@ -12,13 +12,13 @@ use tally::Tally;
 
 const USAGE: &str = "usage: cargo xtask test | faults
 
-test   formatting, lints, the tests of the workspace and the foreign clients, against what `make build` left in dist/ (or FERROGIN_DIST);
-       the last line counts what passed, failed and was skipped
-faults the scenarios on cards that misbehave, one run for each seed; `cargo xtask faults --help` has its options";
+test   checks format and lints, and runs the tests of the workspace and all test scripts with the plugin in dist/ (or FERROGIN_DIST);
+       the last line has the numbers of passed, failed and skipped tests
+faults runs the scenarios on cards with faults, once for each seed; `cargo xtask faults --help` prints its options";
 
-/// What is tested by other means than `cargo test`. A script gets the directory of what was built, prints `PASS name`,
-/// `FAIL name` or `SKIP name: why` for each test, and last `label: P passed, F failed, S skipped`.
-/// The most telling ones come first: what is left after [`MINUTES`] is skipped aloud.
+/// Test scripts beside `cargo test`. A script gets the directory of the built files, prints `PASS name`, `FAIL name` or
+/// `SKIP name: reason` for each test, and a last line `label: P passed, F failed, S skipped`. The most important scripts come first:
+/// after [`MINUTES`] the run skips the others and counts them.
 const SCRIPTS: &[(&str, &str)] = &[
     ("CUDA kernels", "tests/cuda/run.sh"),
     ("instructions of a post", "benches/check.sh"),
@@ -33,7 +33,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("aarch64", "scripts/check-aarch64.sh"),
 ];
 
-/// A script begins only within this time, so that a slow machine comes to an end too.
+/// The run starts no script after this time, so that it also ends on a slow machine.
 const MINUTES: u64 = 35;
 
 fn main() -> ExitCode {
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The repository, found from where this program was built.
+/// The repository that this program was built from.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()
@@ -74,18 +74,18 @@ fn test() -> ExitCode {
 
     let mut tests = cargo(&["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]);
     tests.env("FERROGIN_DIST", &dist);
-    match other_libfabric(&root) {
+    match second_libfabric(&root) {
         Ok(path) => {
             tests.env("FERROGIN_LIBFABRIC_ALT", path);
         }
-        Err(why) => tally.skip(format!("tests on a second libfabric: {why}")),
+        Err(reason) => tally.skip(format!("tests on a second libfabric: {reason}")),
     }
     Stage::new("cargo test", tests).of_tests().run(&mut tally, &mut out);
 
     for (name, script) in SCRIPTS {
         if began.elapsed() > minutes {
             tally.skip(format!(
-                "{name} ({script}): {} minutes are over; FERROGIN_TEST_MINUTES gives more",
+                "{name} ({script}): the limit of {} minutes is over; raise FERROGIN_TEST_MINUTES",
                 minutes.as_secs() / 60
             ));
             continue;
@@ -98,8 +98,8 @@ fn test() -> ExitCode {
     if tally.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// A newer libfabric than the system's: FERROGIN_LIBFABRIC_ALT, or what the script fetches.
-fn other_libfabric(root: &Path) -> Result<PathBuf, String> {
+/// A newer libfabric than the system's: FERROGIN_LIBFABRIC_ALT, or the one that the script fetches.
+fn second_libfabric(root: &Path) -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") {
         return Ok(path.into());
     }

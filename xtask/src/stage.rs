@@ -1,11 +1,11 @@
-//! One command of the test run, its output shown as it comes and counted.
+//! One command of the test run, whose output is shown and counted.
 
 use crate::tally::{Counts, Tally, closing_line, ignored, libtest_result, skip_reason};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// A command to run and to count.
+/// A command of the test run.
 pub struct Stage {
     name: &'static str,
     command: Command,
@@ -13,25 +13,25 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A command that passes or fails as one.
+    /// A command that counts as one test.
     pub fn new(name: &'static str, command: Command) -> Stage {
         Stage { name, command, has_tests: false }
     }
 
-    /// Its output says how many tests there were.
+    /// Counts the tests in the command's output.
     pub fn of_tests(self) -> Stage {
         Stage { has_tests: true, ..self }
     }
 
-    /// Runs it, shows its output on `show`, and adds what it counts.
+    /// Runs the command, copies its output to `show`, and adds its counts to `tally`.
     pub fn run(mut self, tally: &mut Tally, show: &mut dyn Write) {
-        // Here and below: a closed output is no reason to stop.
+        // The run continues if its own output is closed.
         let _ = writeln!(show, "==> {}", self.name);
         let began = Instant::now();
         let child = self.command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         let mut child = match child {
             Ok(child) => child,
-            Err(error) => return tally.fail(format!("{}: cannot be started: {error}", self.name)),
+            Err(error) => return tally.fail(format!("{}: the command does not start: {error}", self.name)),
         };
         let mut output = Output::default();
         if let Some(stdout) = child.stdout.take() {
@@ -51,7 +51,7 @@ impl Stage {
 #[derive(Default)]
 struct Output {
     libtest: Counts,
-    /// A runner's own total, instead of libtest's.
+    /// The total in a script's last line, which replaces libtest's counts.
     closing: Option<Counts>,
     skips: Vec<String>,
     ignored: Vec<String>,
@@ -79,7 +79,7 @@ impl Output {
         let skipped = self.skips.len() as u64;
         let counts = match self.closing {
             Some(counts) => counts,
-            // libtest knows no skip: a test that printed one returned, and counts as passed there.
+            // libtest has no skips: it counts a test that prints SKIP and returns as passed.
             None => Counts {
                 passed: self.libtest.passed.saturating_sub(skipped),
                 failed: self.libtest.failed,
@@ -89,12 +89,12 @@ impl Output {
         let ran = stage.has_tests && counts.total() > 0;
         match (ran, success) {
             (true, _) => tally.counts += counts,
-            (false, true) if stage.has_tests => tally.fail(format!("{}: ran no test", stage.name)),
+            (false, true) if stage.has_tests => tally.fail(format!("{}: the command ran no test", stage.name)),
             (false, true) => tally.counts.passed += 1,
             (false, false) => tally.fail(stage.name.to_string()),
         }
         if ran && !success && counts.failed == 0 {
-            tally.fail(format!("{}: ended with an error", stage.name));
+            tally.fail(format!("{}: the command failed, but no test did", stage.name));
         }
         tally.failures.extend(self.failures.into_iter().map(|name| format!("{}: {name}", stage.name)));
         tally.skips.extend(self.skips.into_iter().chain(self.ignored));
@@ -114,13 +114,13 @@ mod tests {
     }
 
     #[test]
-    fn commands_count_as_one() {
+    fn command_counts_as_one_test() {
         assert_eq!(run("true", false).counts, Counts { passed: 1, failed: 0, skipped: 0 });
         assert_eq!(run("false", false).counts, Counts { passed: 0, failed: 1, skipped: 0 });
     }
 
     #[test]
-    fn runs_of_libtest_are_added_up() {
+    fn libtest_results_are_added_up() {
         let script = "echo 'test a::b ... FAILED'; echo 'SKIP c: no card'; \
             echo 'test result: FAILED. 5 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.0s'; \
             echo 'test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s'; exit 1";
@@ -132,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn a_closing_line_counts_by_itself() {
+    fn last_line_replaces_other_counts() {
         let tally = run("echo 'SKIP c: no card'; echo 'foreign: 7 passed, 0 failed, 1 skipped'", true);
         assert_eq!(tally.counts, Counts { passed: 7, failed: 0, skipped: 1 });
         assert!(tally.success());
     }
 
     #[test]
-    fn no_tests_and_broken_builds_are_failures() {
+    fn missing_tests_and_failed_builds_are_failures() {
         assert!(!run("true", true).success());
         assert!(!run("exit 101", true).success());
         let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out'; exit 101";

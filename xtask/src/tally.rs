@@ -1,4 +1,4 @@
-//! What was counted, and how counts are read from the output of test runners.
+//! Counts of tests, and their parsing from the output of test runners.
 
 use std::fmt::Write;
 use std::ops::AddAssign;
@@ -10,12 +10,12 @@ pub struct Counts {
     pub passed: u64,
     /// Failed.
     pub failed: u64,
-    /// Not run, aloud.
+    /// Skipped, with a reason in the output.
     pub skipped: u64,
 }
 
 impl Counts {
-    /// All of them.
+    /// The number of tests.
     pub fn total(self) -> u64 {
         self.passed + self.failed + self.skipped
     }
@@ -29,36 +29,36 @@ impl AddAssign for Counts {
     }
 }
 
-/// The whole run.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// Totals.
     pub counts: Counts,
-    /// `name: why` of each skip.
+    /// `name: reason` of each skip.
     pub skips: Vec<String>,
-    /// What failed.
+    /// The names of failed tests.
     pub failures: Vec<String>,
 }
 
 impl Tally {
     /// Adds a failure.
-    pub fn fail(&mut self, what: String) {
+    pub fn fail(&mut self, name: String) {
         self.counts.failed += 1;
-        self.failures.push(what);
+        self.failures.push(name);
     }
 
     /// Adds a skip.
-    pub fn skip(&mut self, what: String) {
+    pub fn skip(&mut self, reason: String) {
         self.counts.skipped += 1;
-        self.skips.push(what);
+        self.skips.push(reason);
     }
 
-    /// Something ran and nothing failed.
+    /// True if a test passed and no test failed.
     pub fn success(&self) -> bool {
         self.counts.failed == 0 && self.counts.passed > 0
     }
 
-    /// What was skipped and what failed; the last line has the totals.
+    /// The skipped and failed tests; the last line has the totals.
     pub fn summary(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
@@ -83,7 +83,7 @@ pub fn libtest_result(line: &str) -> Option<Counts> {
     Some(Counts { passed: number(" passed")?, failed: number(" failed")?, skipped: number(" ignored")? })
 }
 
-/// Counts of a line `3 passed, 0 failed, 1 skipped`; a word and a colon may stand before it.
+/// Counts of a line `3 passed, 0 failed, 1 skipped`, which may begin with a word and a colon.
 pub fn closing_line(line: &str) -> Option<Counts> {
     let counts = match line.split_once(": ") {
         Some((word, rest)) if !word.contains(char::is_whitespace) => rest,
@@ -95,14 +95,14 @@ pub fn closing_line(line: &str) -> Option<Counts> {
     parts.next().is_none().then_some(result)
 }
 
-/// `name: why` of a line `test name ... ignored, why`: libtest counts these itself.
+/// `name: reason` of a line `test name ... ignored, reason`, which libtest counts itself.
 pub fn ignored(line: &str) -> Option<String> {
-    let (name, why) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
-    let why = why.strip_prefix(", ").unwrap_or("not part of the test run");
-    Some(format!("{name}: {why}"))
+    let (name, reason) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
+    let reason = reason.strip_prefix(", ").unwrap_or("not part of the test run");
+    Some(format!("{name}: {reason}"))
 }
 
-/// `name: why` of a line `SKIP name: why`.
+/// `name: reason` of a line `SKIP name: reason`.
 pub fn skip_reason(line: &str) -> Option<String> {
     let reason = line.trim().strip_prefix("SKIP ")?;
     reason.contains(':').then(|| reason.to_string())
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read() {
+    fn result_lines_are_parsed() {
         let line = "test result: ok. 13 passed; 2 failed; 1 ignored; 0 measured; 12 filtered out; finished in 2.64s";
         assert_eq!(libtest_result(line), Some(Counts { passed: 13, failed: 2, skipped: 1 }));
         assert_eq!(libtest_result("test result: "), None);
