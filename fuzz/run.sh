@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Runs the fuzz targets with the address sanitizer: run.sh [DIST] (DIST is not used).
 #
-# `cargo fuzz run TARGET` does the same where cargo-fuzz and a nightly compiler are; this needs neither. What is found
-# goes to fuzz/artifacts/; what is new and interesting stays in the build directory, the checked-in corpus is only read.
-# Where the sanitizer cannot be linked or the crate cannot be fetched, says so and counts the targets as skipped.
+# `cargo fuzz run TARGET` does the same with cargo-fuzz and a nightly compiler; this script needs neither. Inputs that fail go to
+# fuzz/artifacts/. New inputs for the corpus stay in the build directory; the script only reads the checked-in corpus. If the sanitizer
+# does not link, or a crate is not available, the script prints the reason and counts the targets as skipped.
 #
 #   FUZZ_SECONDS=N        seconds for each target [10]
-#   FUZZ_TARGETS="a b"    only these
+#   FUZZ_TARGETS="a b"    only these targets
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,7 +17,7 @@ triple=$(uname -m)-unknown-linux-gnu
 passed=0 failed=0 skipped=0
 
 export CARGO_TARGET_DIR=$build
-# The flags of the sanitizer and of coverage are for nightly compilers only, by name; the compiler is the same.
+# RUSTC_BOOTSTRAP makes a stable compiler accept the unstable flags of sanitizer and coverage.
 export RUSTC_BOOTSTRAP=1
 export RUSTFLAGS="--cfg fuzzing -Cdebug-assertions -Zsanitizer=address -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
@@ -30,7 +30,7 @@ if ! (cd "$here" && "${CARGO:-cargo}" build --quiet --release --target "$triple"
         echo "SKIP fuzz $target: the targets cannot be built here: $why"
         skipped=$((skipped + 1))
     done
-    # What does not compile is no matter of the machine.
+    # A compile error is a failure, and no defect of the machine.
     if grep -qE '^error(\[E[0-9]+\])?: ' "$log" && grep -qE '^ *--> ' "$log"; then
         cat "$log"
         echo "FAIL fuzz: the targets do not compile"
@@ -41,7 +41,7 @@ else
     for target in $targets; do
         corpus=$build/corpus/$target
         mkdir -p "$corpus"
-        # Leaks: libfabric and the fixtures keep what they have until the process ends.
+        # No leak detection: libfabric and the fixtures keep memory until the process ends.
         if ASAN_OPTIONS=detect_leaks=0 nice "$build/$triple/release/$target" -max_total_time="$seconds" -max_len=2048 \
             -timeout=100 -rss_limit_mb=4096 -artifact_prefix="$here/artifacts/$target-" -print_final_stats=1 \
             "$corpus" "$here/corpus/$target" >"$log" 2>&1; then

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing to run the demo or the tests, with apt-get, and says what it does. Does nothing when all is
-# there. Usage: install-deps.sh demo|test
+# Installs missing packages for the demo or the tests with apt-get, and prints its commands. Usage: install-deps.sh demo|test
 set -euo pipefail
 
 purpose=${1:?usage: install-deps.sh demo|test}
@@ -45,7 +44,7 @@ fi
 missing=("${required[@]}" "${wanted[@]}")
 [ $((${#missing[@]} + ${#cross[@]})) -eq 0 ] && exit 0
 
-# Without the required ones there is no going on; tests that need the others are skipped aloud.
+# The script fails without a required package. Tests that need an optional one are skipped with a message.
 give_up() {
   echo "install-deps: $1. Please install: ${missing[*]} ${cross[*]}" >&2
   [ ${#required[@]} -eq 0 ] || exit 1
@@ -65,7 +64,7 @@ install_all() {
   echo "install-deps: missing for $purpose: $*"
   echo "install-deps: running: ${install[*]}"
   "${install[@]}" >/dev/null 2>&1 && return
-  echo 'install-deps: that failed; updating the package lists and trying again'
+  echo 'install-deps: apt-get failed; updating the package lists for another attempt'
   "${as_root[@]}" apt-get update >/dev/null && "${install[@]}"
 }
 [ ${#missing[@]} -eq 0 ] || install_all "${missing[@]}" || give_up 'apt-get failed'

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The fault campaign against what lies in DIST: run.sh DIST [OPTION...], options as of `cargo xtask faults`.
+# Runs `cargo xtask faults` with the plugin in DIST: run.sh DIST [OPTION...], with the options of that command.
 #
-#   FAULT_SEEDS=N   as many seeds instead of 200
+#   FAULT_SEEDS=N   number of seeds [200]
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Fetches the headers of one NCCL release from PyPI: fetch-headers.sh VERSION CACHE
 #
-# CACHE/nccl-VERSION/include gets the headers; the rest of the wheel is thrown away. Does nothing when they are there.
-# Status 3 when PyPI cannot be reached.
+# Places the headers in CACHE/nccl-VERSION/include and deletes the rest of the wheel. Does nothing if the headers exist. Status 3 if
+# PyPI is not reachable.
 set -euo pipefail
 
 if [ $# -ne 2 ]; then

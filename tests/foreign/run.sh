@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Drives the plugin with NCCL's own device code: run.sh [DIST] [-- SCENARIO...]
+# Tests the plugin with NCCL's own device code: run.sh [DIST] [-- SCENARIO...]
 #
-# DIST (default: dist) holds libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release: fetches its headers
-# from PyPI once (into .cache/), compiles layout_check, gin_post and foreign against them (into target/foreign/), and runs
-# every scenario with 2, 3 and 4 ranks, and then on cards with faults. One line for each, and a last one with the counts;
-# status 1 when one failed. Where PyPI, pip or a compiler is missing, says so and counts what it leaves out as skipped.
+# DIST (default: dist) has libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release the script fetches the headers from
+# PyPI once (into .cache/), compiles layout_check, gin_post and foreign against them (into target/foreign/), and runs all scenarios
+# with 2, 3 and 4 ranks, then on cards with faults. Prints a line for each test and a last line with the counts; status 1 if a test
+# failed. Without PyPI, pip or a compiler it prints the reason and counts the tests as skipped.
 #
-#   SOFTEFA_FAULTS=...      these faults alone
-#   FOREIGN_RANKS="2 4"     other numbers of ranks
-#   FOREIGN_RELEASES=...    one of the releases only
-#   FERROGIN_VECTORS=DIR    other vectors than tests/vectors
+#   SOFTEFA_FAULTS=...      only these faults
+#   FOREIGN_RANKS="2 4"     the numbers of ranks
+#   FOREIGN_RELEASES=...    only these releases
+#   FERROGIN_VECTORS=DIR    the vectors, instead of tests/vectors
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -26,7 +26,7 @@ ranks=${FOREIGN_RANKS:-2 3 4}
 vectors=${FERROGIN_VECTORS:-$root/tests/vectors}
 passed=0 failed=0 skipped=0
 
-# Prints the lines of a program and counts them; a program that dies without a word has failed too.
+# Prints and counts the lines of a program. A program that ends without a line has failed.
 count() {
     local line before=$failed
     while IFS= read -r line; do
@@ -67,7 +67,7 @@ if [ ! -f "$plugin" ]; then
     finish
 fi
 
-# run RANKS SCENARIO, of the release that is at hand.
+# run RANKS SCENARIO, with the present release.
 run() {
     "$out/foreign" "$plugin" --ranks "$1" --scenario "$2" >"$log"
     count "$log" $? "NCCL $release, $1 ranks, ${SOFTEFA_FAULTS:-no faults}, $2"
@@ -106,8 +106,8 @@ for release in $releases; do
         done
     done
     [ -z "${SOFTEFA_FAULTS:-}" ] || continue
-    # Deliveries and completions that pass one another, with 16-bit request ids; a card without wide requests; counters that begin elsewhere than
-    # at 0, and that end on the way: there, what reads a signal or a counter is left out (README.md).
+    # Deliveries and completions in any order, with 16-bit request ids; a card without 128-byte requests; counters that begin above 0, and
+    # counters that wrap during the run, where scenarios that read a signal or counter are excluded (README.md).
     for scenario in "${scenarios[@]}"; do
         SOFTEFA_FAULTS=seed=7,reorder=64,qp_caps=0 run 3 "$scenario"
         SOFTEFA_FAULTS=wqe_size=64 run 2 "$scenario"

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs programs that know nothing of this repository on the provider softefa: run.sh [DIST]
+# Runs ordinary libfabric programs on the provider softefa: run.sh [DIST]
 #
-# DIST (default: dist) holds libsoftefa-fi.so. With each libfabric that there is (the system's; another one, which
-# scripts/fetch-libfabric-alt.sh fetches) and over each wire: fi_info, fi_pingpong with data checked, and the clients of
-# this directory, also on cards with faults. With FABTESTS_DIR, a directory of programs of libfabric's fabtests (fi_rdm,
-# fi_rma_bw, ...), those too, as many of the list below as it holds. One line for each, and a last one with the counts;
-# status 1 when one failed. What is not there is said and counted as skipped.
+# DIST (default: dist) has libsoftefa-fi.so. With the system's libfabric and with the one that scripts/fetch-libfabric-alt.sh fetches,
+# and over each wire, the script runs fi_info, fi_pingpong with a check of the data, and the clients of this directory, also on cards
+# with faults. FABTESTS_DIR names a directory with programs of libfabric's fabtests (fi_rdm, fi_rma_bw, ...); the script then runs those
+# of the list below too. Prints a line for each test and a last line with the counts; status 1 if a test failed. It prints and counts a
+# missing program as skipped.
 #
-#   FERROGIN_LIBFABRIC_ALT=FILE   another libfabric.so.1 than the one that is fetched
-#   LIBFABRIC_WIRES="shm tcp"     other wires
-#   LIBFABRIC_FAULTS="..."        other faults than the list below, separated by blanks
+#   FERROGIN_LIBFABRIC_ALT=FILE   the second libfabric.so.1, instead of the fetched one
+#   LIBFABRIC_WIRES="shm tcp"     the wires
+#   LIBFABRIC_FAULTS="..."        the faults, separated by blanks, instead of the list below
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -27,7 +27,7 @@ pass() {
     passed=$((passed + 1))
 }
 
-# fail NAME FILE...: with the ends of what was written to the files.
+# fail NAME FILE...: prints the last lines of the files.
 fail() {
     echo "FAIL $1"
     failed=$((failed + 1))
@@ -53,14 +53,14 @@ if [ ! -f "$dist/libsoftefa-fi.so" ]; then
 fi
 export FI_PROVIDER_PATH=$dist
 
-# Somebody listens on this TCP port.
+# Succeeds if a process listens on this TCP port.
 listens() {
     local hex
     hex=$(printf ':%04X' "$1")
     awk -v port="$hex" '$4 == "0A" && index($2, port) { found = 1 } END { exit !found }' /proc/net/tcp /proc/net/tcp6 2>/dev/null
 }
 
-# Below those that the kernel gives to connections.
+# Ports below the range that the kernel uses for connections.
 next_port=$((15000 + $$ % 15000))
 
 # two NAME SERVER-OPTION CLIENT-OPTION PROGRAM ARGS...: a server and a client; the options get the port appended.
@@ -82,7 +82,7 @@ two() {
     if [ "$status" -eq 0 ]; then pass "$name"; else fail "$name: status $status" "$work/server" "$work/client"; fi
 }
 
-# clients NAME: those of this directory, each a line of their own.
+# clients NAME: runs the clients of this directory, which print a line for each test.
 clients() {
     local line status
     timeout 600 "$work/clients" >"$work/out" 2>"$work/err"
@@ -96,7 +96,7 @@ clients() {
     [ -s "$work/out" ] || fail "$1: status $status" "$work/err"
 }
 
-# Programs of fabtests, with what they are told. -E exchanges addresses beside the fabric, as real EFA needs it too.
+# Programs of fabtests with their arguments. -E exchanges addresses outside the fabric, as real EFA needs it.
 fabtests() {
     cat <<'LIST'
 fi_rdm
@@ -126,7 +126,7 @@ fi_rdm_multi_client -C 3
 fi_av_xfer
 fi_resmgmt_test
 LIST
-    # Newer ones offer FI_CONTEXT2, and can run on the card without a protocol.
+    # Newer programs offer FI_CONTEXT2 and can use the card without a protocol.
     [ -x "$FABTESTS_DIR/fi_flood" ] || return
     cat <<'LIST'
 fi_flood
@@ -171,7 +171,7 @@ run_fabtests() {
     [ "$found" -eq 1 ] || skip "$name: fabtests: $FABTESTS_DIR holds none of the programs"
 }
 
-# Everything with the libfabric that the environment leads to.
+# Runs all tests with the libfabric of the environment.
 with_libfabric() {
     local label=$1 wire fault
     for wire in $wires; do

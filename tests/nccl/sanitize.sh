@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The plugin's tests with a sanitizer in the plugin, the software card and the tests: sanitize.sh [DIST] [address|thread]
 #
-# DIST is not used: everything is built once more, into target/sanitize-KIND. `address` (the default) takes a minute or two;
-# `thread` compiles the standard library too, for which the toolchain needs its source (rustup component add rust-src), and
-# takes several. Prints a line for each test, and a last one with the counts; status 1 when one failed. Skips aloud where
-# the toolchain has no sanitizer.
+# The script ignores DIST and builds everything into target/sanitize-KIND. `address` (the default) takes a minute or two. `thread`
+# takes several minutes, because it compiles the standard library too, whose source must be installed (rustup component add
+# rust-src). Prints a line for each test and a last line with the counts; status 1 if a test failed. Without a sanitizer in the
+# toolchain it prints SKIP.
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -40,8 +40,8 @@ if [ "$kind" = thread ]; then
     std=(-Zbuild-std)
 fi
 
-# Sanitizers are unstable flags, which a stable compiler takes with this. The runtime is in the tests' programs: the plugin
-# and the card, which they load, find it there.
+# RUSTC_BOOTSTRAP makes a stable compiler accept the unstable sanitizer flags. The test programs contain the runtime, which the
+# plugin and the software card use when they are loaded.
 export RUSTC_BOOTSTRAP=1
 export RUSTFLAGS="-Zsanitizer=$kind -Clink-arg=-Wl,--export-dynamic -Cforce-frame-pointers=yes"
 export CARGO_TARGET_DIR=$root/target/sanitize-$kind
@@ -51,7 +51,7 @@ trap 'rm -f "$log"' EXIT
 
 if ! cargo build --release --locked "${std[@]}" --target "$host" -p nccl-gin-ferrogin -p softefa >"$log" 2>&1; then
     tail -n 20 "$log"
-    # Sources of the standard library's dependencies come from the registry, once.
+    # cargo fetches the sources of the standard library's dependencies from the registry once.
     grep -qiE "download|network|resolve host" "$log" && skip "the crates of the standard library cannot be fetched"
     echo "FAIL $kind sanitizer: building"
     failed=1
@@ -67,14 +67,14 @@ if ! nm -D --undefined-only "$FERROGIN_DIST/libnccl-gin-ferrogin.so" | grep "__$
     finish
 fi
 
-# What leaks is counted by the tests themselves; libfabric's own leaks are not ours to mend.
+# The tests count leaks themselves. The leak sanitizer is off, because it reports libfabric's own leaks.
 export ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 RUST_BACKTRACE=0
 export FERROGIN_TEST_SETUPS=${FERROGIN_TEST_SETUPS:-20} FERROGIN_TEST_CYCLES=${FERROGIN_TEST_CYCLES:-100}
-# Not the examples in comments: rustdoc compiles them without the sanitizer.
+# Doc tests are excluded, because rustdoc compiles them without the sanitizer.
 cargo test --release --locked "${std[@]}" --target "$host" -p nccl-gin-ferrogin --lib --tests --no-fail-fast -- --test-threads=2 \
     >"$log" 2>&1
 status=$?
-# A failed test in a process of its own shows that process's lines too: the first line of a test counts.
+# A failed test prints the lines of its child process too, so only the first line of each test counts.
 declare -A seen
 while IFS= read -r line; do
     name=${line#test }

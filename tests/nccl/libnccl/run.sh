@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The real libnccl with the plugin, two ranks on one GPU: run.sh [DIST]
 #
-# DIST (default: dist) holds libnccl-gin-ferrogin.so and libsoftefa-fi.so. For NCCL 2.31.2 and 2.32.3: fetches compiler and
-# headers (tests/cuda/fetch-tools.sh) and compiles two_ranks.cu, which needs no GPU. Where there is one: fetches the
-# library from PyPI (into .cache/), and runs the program over the software card; passes when NCCL loaded and selected the
-# plugin and all data arrived. One line for each, and a last one with the counts; status 1 when one failed. What is
-# missing is skipped aloud. The logs stay in target/libnccl/.
+# DIST (default: dist) has libnccl-gin-ferrogin.so and libsoftefa-fi.so. For NCCL 2.31.2 and 2.32.3 the script fetches compiler and
+# headers (tests/cuda/fetch-tools.sh) and compiles two_ranks.cu, which needs no GPU. On a machine with a GPU it fetches the library
+# from PyPI (into .cache/) and runs the program over the software card. A run passes if NCCL loads and selects the plugin and all
+# data arrives. Prints a line for each run and a last line with the counts; status 1 if a run failed. Prints SKIP for a missing
+# requirement. The logs stay in target/libnccl/.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -30,7 +30,7 @@ finish() {
     exit
 }
 
-# The library itself, beside the headers that the other tests share.
+# The library, in the directory of the headers that the other tests share.
 fetch_library() {
     local version=$1 target=$root/.cache/libnccl-$1 work
     [ -f "$target/libnccl.so.2" ] && return

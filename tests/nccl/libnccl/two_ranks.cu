@@ -1,6 +1,6 @@
-// Two ranks on one GPU through the real libnccl: a kernel of NCCL's device API over whatever GIN plugin NCCL selected.
+// Two ranks on one GPU with the real libnccl: a kernel uses NCCL's device API over the GIN plugin that NCCL selected.
 //
-// Status 0: all data arrived; 77: no GPU; anything else is a failure, with a line that says of what.
+// Status 0: all data arrived; 77: no GPU; any other status is a failure, which a line describes.
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <nccl_device.h>
@@ -38,7 +38,7 @@ struct Shared {
     }                                                                                      \
   } while (0)
 
-// Values, then blocks, each with a signal; what arrived is looked at when its signal has. `wrong` counts what differs.
+// Sends values, then blocks, each with a signal, and checks the received data after the signal. `wrong` counts the differences.
 __global__ void exchange(ncclDevComm comm, ncclWindow_t to, ncclWindow_t from, unsigned char* mine, unsigned char* got,
                          unsigned long long* wrong) {
   ncclGin gin{comm, 0};
@@ -58,7 +58,7 @@ __global__ void exchange(ncclDevComm comm, ncclWindow_t to, ncclWindow_t from, u
     for (size_t i = 0; i < block; i += 8) bad += *(volatile uint64_t*)(got + block + i) != expected + i;
     gin.waitCounter(ncclCoopThread(), 0, uint64_t(round) + 1);
     gin.flush(ncclCoopThread());
-    // Nobody overwrites what the other still looks at.
+    // The barrier keeps a rank from overwriting data that the other still checks.
     gin.signal(world, peer, ncclGin_WeakSignalInc{2});
     gin.waitSignal(ncclCoopThread(), 2, uint64_t(round) + 1);
   }
@@ -117,7 +117,7 @@ int main() {
   auto* shared =
     (Shared*)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return 1;
-  // CUDA does not survive a fork: nothing of it is touched before.
+  // CUDA does not work after a fork, so the program uses it only afterwards.
   pid_t children[ranks];
   for (int rank = 0; rank < ranks; rank++) {
     children[rank] = fork();
