@@ -112,9 +112,9 @@ impl Config {
     /// Reads the settings through `lookup`. An empty value counts as unset.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
         let get = |name: &str| lookup(name).filter(|value| !value.is_empty());
-        let provider = choice(&get, "FERROGIN_PROVIDER", "efa or softefa", &PROVIDERS)?;
-        let device = choice(&get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
-        let policy = choice(&get, "FERROGIN_POST", "combining or locked", &POLICIES)?;
+        let provider = choice(get, "FERROGIN_PROVIDER", "efa or softefa", &PROVIDERS)?;
+        let device = choice(get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
+        let policy = choice(get, "FERROGIN_POST", "combining or locked", &POLICIES)?;
         let timeout = match get("FERROGIN_TIMEOUT") {
             None => 60,
             Some(value) => value

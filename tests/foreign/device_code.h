@@ -24,7 +24,7 @@
 #include "nccl_device/impl/gin__funcs.h"
 #include "nccl_device/impl/gin_barrier__funcs.h"
 
-// What NCCL's library asks a plugin for when an application was compiled with these headers.
+// The backendVersion that NCCL's library requests for an application compiled with these headers.
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 32, 0)
 #define FOREIGN_BACKEND_VERSION 2
 #define FOREIGN_HAS_GET 1
@@ -33,5 +33,5 @@
 #define FOREIGN_HAS_GET 0
 #endif
 
-// Requests of ncclGin methods whose defaults stand before the flags.
+// Requests of ncclGin methods that have defaults before the flags.
 inline constexpr uint32_t foreign_aggregate = ncclGinOptFlagsAggregateRequests;

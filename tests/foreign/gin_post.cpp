@@ -1,8 +1,8 @@
 // gin_post VECTORS/efa_dp.json
 //
-// Proves the shim: replays the vectors of section gin_post, which were recorded from NCCL's device code elsewhere, with
-// the same code as it is compiled here. Every request that reaches a ring, every doorbell and every cursor has to be
-// the listed one. The card is a hook under the MMIO stores: it completes all that is rung at once.
+// Tests the shim: replays the vectors of section gin_post, which were recorded from NCCL's device code, with the same code as compiled
+// here. Every request in a ring, every doorbell and every cursor must match. The card is a hook under the MMIO stores, which completes
+// requests at once.
 #include "device_code.h"
 #include "json.h"
 
@@ -113,7 +113,7 @@ std::vector<std::unique_ptr<Endpoint>> endpoints;
 std::vector<Event> events;
 std::mutex events_lock;
 
-// The card: notes what is written, and completes what is rung.
+// The card: records stores, and completes requests at a doorbell.
 void on_store(uint64_t addr, uint64_t value, unsigned bytes) {
   std::lock_guard<std::mutex> guard(events_lock);
   for (auto& ep : endpoints) {
@@ -143,7 +143,7 @@ struct Replay {
   std::vector<uint64_t> signal_values;
   std::vector<uint64_t> remote_addrs;
   std::vector<uint32_t> remote_rkeys;
-  // [window][rail], and the blocks those point at.
+  // [window][rail], and the blocks that the elements point to.
   std::vector<std::vector<void*>> windows;
   std::vector<std::vector<uint64_t>> blocks;
   ncclGinCtx ctx = {};
@@ -250,7 +250,7 @@ struct Replay {
     }
   }
 
-  // Lanes of one warp run as threads that meet where the device code meets.
+  // Lanes of one warp run as threads that synchronize where the device code does.
   void lanes(const Json& call) {
     const auto& all = call["lanes"].items;
     if (all.size() == 1) return lane(call, all[0]);
@@ -279,7 +279,7 @@ struct Replay {
     }
     for (const Event& e : events) add(got, e.endpoint->name, e.text);
     if (!one_lane) {
-      // Lanes write at the same time: between two doorbells, and between queues, there is no order.
+      // Lanes write at the same time, so requests between two doorbells, and on different queues, have no order.
       for (auto* list : {&expected, &got}) {
         std::stable_sort(list->begin(), list->end(), [](const std::string& a, const std::string& b) {
           return a.substr(0, a.find(':')) < b.substr(0, b.find(':'));
@@ -376,7 +376,7 @@ int main(int argc, char** argv) {
   int cases = 0, calls = 0;
   for (const Json& v : vectors["gin_post"].items) {
     if (v["release"].text != release) continue;
-    // Requests of 2.31 carry the address of the value pool: it has to lie where it lay.
+    // Requests of 2.31 contain the address of the value pool, which must be the recorded address.
     auto* wanted = (void*)v["putvalue"]["pool_addr"].number();
     auto* pool = (unsigned char*)mmap(wanted, 1 << 20, PROT_READ | PROT_WRITE,
                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);

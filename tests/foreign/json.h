@@ -1,4 +1,4 @@
-// Reads the JSON of the test vectors. Numbers stay text until they are asked for; a 64-bit value is a string with 0x.
+// Reads the JSON of the test vectors. Numbers stay text until a caller reads them; a 64-bit value is a string with 0x.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// Compiles only when NCCL's structs, as this release declares them, the plugin ABI of plugin_abi.h, and the layout
+// Compiles only if NCCL's structs of this release, the plugin ABI of plugin_abi.h, and the layout
 // vectors agree in every size, alignment, offset, enum value and constant.
 #include "device_code.h"
 #include "plugin_abi.h"
@@ -9,7 +9,7 @@
 #include FOREIGN_VERSION_HEADER
 #endif
 
-// The masks of the wire structs are written with this macro, which NCCL's header takes back.
+// The masks of the wire structs use this macro, which NCCL's header undefines.
 #define BIT(nr) (1UL << (nr))
 
 #include "layout_table.h"

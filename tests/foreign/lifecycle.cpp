@@ -1,4 +1,4 @@
-// What is refused, and every order of tearing down that NCCL may use.
+// Refused calls, and every order of teardown that NCCL may use.
 #include "scenarios.h"
 
 #include <dirent.h>
@@ -35,8 +35,8 @@ static int open_files() {
   return n;
 }
 
-// Communicators one after the other in one process: full teardown, without destroyContext, without either; nothing
-// grows with their number.
+// Consecutive communicators in one process, with full teardown, without destroyContext, and without deregMrSym too. Resources do not
+// grow with their number.
 static void teardown(Rank& rank) {
   int files[2] = {};
   for (int round = 0; round < 9; round++) {
@@ -45,11 +45,11 @@ static void teardown(Rank& rank) {
     needs.connections = 1 + round % 2;
     Session s(rank, needs);
     exchange_once(s);
-    // Operations in flight when the communicator goes are no reason to hang or to crash.
+    // Closing the communicator with operations in flight must neither hang nor crash.
     if (round % 3 == 2) {
       for (int i = 0; i < 10; i++) s.gin().put(s.world(), rank.rank, s.dst->handle(), 0, s.src->handle(), 0, 4096);
     }
-    // NCCL tells no rank that another is still posting to it; here all have what they waited for.
+    // NCCL does not tell a rank that another still posts to it. Here all ranks have received their data.
     rank.barrier();
     s.close(round % 3 == 0, round % 3 != 2);
     if (round == 2) files[0] = open_files();
@@ -73,7 +73,7 @@ static void two_communicators(Rank& rank) {
   b.close();
 }
 
-// Every backend version that this release can drive: 0 is as 1.
+// Every backend version that this release supports; 0 means 1.
 static void versions(Rank& rank) {
   Needs needs;
   needs.backend_version = FOREIGN_BACKEND_VERSION == 1 ? 0 : 2;
@@ -91,7 +91,7 @@ static void versions(Rank& rank) {
     CHECK(rank, warnings > before_, "%s was refused without a line why", #call); \
   } while (0)
 
-// Wrong arguments give an error and a line in the log, and the plugin goes on working.
+// Wrong arguments make an error and a log line, and the plugin still works.
 static void bad_arguments(Rank& rank) {
   setenv("FERROGIN_TIMEOUT", "5", 1);
   expect_warnings = true;
@@ -143,7 +143,7 @@ static void bad_arguments(Rank& rank) {
   REFUSED(rank, p->destroyContext(nullptr));
   REFUSED(rank, p->queryLastError(nullptr, nullptr));
 
-  // Handles that are no handles: nobody is asked to connect, all see an error.
+  // Invalid handles: no rank connects, and all get an error.
   void* listener = nullptr;
   GIN_CALL(s, listen(s.ctx, 0, blob, &listener));
   unsigned char garbage[max_ranks][FOREIGN_HANDLE_BYTES];
@@ -159,7 +159,7 @@ static void bad_arguments(Rank& rank) {
   s.close();
 }
 
-// A rank that dies between listen and connect: the others get an error within FERROGIN_TIMEOUT, and can start again.
+// A rank dies between listen and connect: the other ranks get an error within FERROGIN_TIMEOUT, and can connect later.
 static void dead_peer(Rank& rank) {
   setenv("FERROGIN_TIMEOUT", "2", 1);
   expect_warnings = true;
@@ -182,14 +182,14 @@ static void dead_peer(Rank& rank) {
   long long took = clock64() - start;
   CHECK(rank, result != ncclSuccess, "connect with a dead peer succeeded");
   CHECK(rank, warnings > 0, "connect failed without a line why");
-  // Far above FERROGIN_TIMEOUT, since a busy machine may let a process wait; far below a hang.
+  // Far above FERROGIN_TIMEOUT, because a busy machine delays processes; far below a hang.
   CHECK(rank, took < 60ll * 1000 * 1000 * 1000, "connect took %lld ms with FERROGIN_TIMEOUT=2", took / 1000000);
   CHECK(rank, plugin->closeListen(listener) == ncclSuccess, "closeListen");
   CHECK(rank, plugin->finalize(ctx) == ncclSuccess, "finalize");
 }
 
-// A rank that dies in the middle: whoever writes to it learns so from queryLastError, for good, and can still tear down;
-// what goes to the others arrives.
+// A rank dies during traffic: queryLastError of a rank that writes to it returns true for ever, and this rank can still close. Data to
+// the other ranks arrives.
 static void peer_dies(Rank& rank) {
   expect_warnings = true;
   Session s(rank, Needs());
@@ -198,7 +198,7 @@ static void peer_dies(Rank& rank) {
   rank.allgather(&own, sizeof(own), pids);
   int dead = rank.nranks - 1;
   if (rank.rank == dead) _exit(0);
-  // Until the parent has taken note of its end.
+  // Waits until the parent has seen the end of the rank.
   while (kill(pids[dead], 0) == 0) usleep(1000);
   ncclGin gin = s.gin();
   int right = (rank.rank + 1) % dead;
@@ -207,7 +207,7 @@ static void peer_dies(Rank& rank) {
   gin.put(s.world(), right, s.dst->handle(), 64, s.src->handle(), 8192, 8, ncclGin_WeakSignalInc{2});
   WAIT_SIGNAL(s, gin, 2, 1);
   CHECK(rank, s.dst->load<uint64_t>(64) == 7777, "the value from a living rank is wrong");
-  // Who closes now may take back what is still on its way to a living rank.
+  // A rank that closes now could cancel data on its way to a live rank.
   Rank living = rank;
   living.nranks--;
   living.barrier();
@@ -216,7 +216,7 @@ static void peer_dies(Rank& rank) {
     CHECK(rank, clock64() < deadline, "two minutes after a peer's death queryLastError knows nothing of it");
     usleep(1000);
   }
-  // The host finds the reason in the completion queue, a little later than the counter tells of it.
+  // The host reads the reason from the completion queue, a little later than the counter changes.
   deadline = clock64() + (long long)patience;
   while (__atomic_load_n(&warnings, __ATOMIC_RELAXED) == 0) {
     CHECK(rank, clock64() < deadline, "an operation failed and no line says why");
@@ -226,8 +226,8 @@ static void peer_dies(Rank& rank) {
   s.close();
 }
 
-// A rank is killed at any moment of set-up, in the middle of a call as likely as between two: the others get an error
-// within FERROGIN_TIMEOUT, and can tear down.
+// A rank is killed at any moment of set-up, during a call or between two: the other ranks get an error within FERROGIN_TIMEOUT, and
+// can close.
 static void killed_in_setup(Rank& rank) {
   constexpr int rounds = 3;
   constexpr long long second = 1000ll * 1000 * 1000;
@@ -246,7 +246,7 @@ static void killed_in_setup(Rank& rank) {
     CHECK(rank, plugin->listen(ctx, 0, mine, &listeners[round]) == ncclSuccess, "listen");
     rank.allgather(mine, sizeof(mine), all[round]);
   }
-  // Some time from the first connect on, or from the first call behind the last one.
+  // A time after the first connect, or after the first call that follows the last one.
   std::thread killer;
   bool late = clock64() / 1000 % 2;
   auto kill_within = [&](unsigned microseconds) {
@@ -270,7 +270,7 @@ static void killed_in_setup(Rank& rank) {
   const char* call = "";
   void* coll = nullptr;
   long long began = 0;
-  // One collective call, timed: whoever is dead, it ends.
+  // One timed collective call, which ends whichever rank is dead.
   auto collective = [&](const char* name, auto&& body) {
     if (result != ncclSuccess) return false;
     call = name;
@@ -305,7 +305,7 @@ static void killed_in_setup(Rank& rank) {
     }
     if (registered) CHECK(rank, plugin->deregMrSym(coll, mhandle) == ncclSuccess, "deregMrSym");
   }
-  // On a machine so busy that a call ran out of time before, nobody was to be killed yet.
+  // On a very busy machine a call may time out before the kill.
   if (killer.joinable()) killer.join();
   CHECK(rank, warnings == 1, "%d lines for one failure (%s)", warnings, call);
   if (coll) CHECK(rank, plugin->closeColl(coll) == ncclSuccess, "closeColl");
@@ -316,7 +316,7 @@ static void killed_in_setup(Rank& rank) {
   if (getenv("FOREIGN_DEBUG")) fprintf(stderr, "  [%d] the rank was killed in %s\n", rank.rank, call);
 }
 
-// init and finalize without a communicator, as when NCCL passes a plugin over.
+// init and finalize without a communicator, as when NCCL does not use a plugin.
 static void init_finalize(Rank& rank) {
   void* library = dlopen(plugin_path.c_str(), RTLD_NOW | RTLD_LOCAL);
   CHECK(rank, library, "dlopen: %s", dlerror());

@@ -1,7 +1,7 @@
 // foreign PLUGIN [--ranks N] [--scenario NAME|all] [--list]
 //
-// Loads a GIN plugin as NCCL does and drives what it hands out with NCCL's own device code. One line for each scenario:
-// PASS, FAIL or SKIP; status 1 when one failed, 2 when the arguments are wrong.
+// Loads a GIN plugin as NCCL does and uses its handles with NCCL's own device code. Prints PASS, FAIL or SKIP for each scenario; status
+// 1 if a scenario failed, 2 for wrong arguments.
 #include "scenarios.h"
 
 #include <stdio.h>
@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (plugin_path.empty() || ranks < 2 || ranks > max_ranks) return usage();
-  // dlopen would search the library path for a name without a slash.
+  // dlopen searches the library path for a name without a slash.
   char* absolute = realpath(plugin_path.c_str(), nullptr);
   if (!absolute) {
     fprintf(stderr, "foreign: %s: no such file\n", plugin_path.c_str());
@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
   plugin_path = absolute;
   free(absolute);
 
-  // The plugin says once for each card that its requests are narrow.
+  // The plugin reports once for each card that it has 64-byte requests only.
   expect_warnings = !values_work();
   int run = 0, failed = 0;
   for (const Scenario& s : all) {

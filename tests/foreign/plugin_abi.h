@@ -1,7 +1,7 @@
-/* The GIN plugin ABI as NCCL sees it, for a program that loads a plugin the way NCCL does.
+/* The GIN plugin ABI, for a program that loads a plugin as NCCL does.
  *
  * Written by hand from the layouts in ../vectors/efa_layout.json (group "NCCL plugin API, aws-ofi-nccl headers") and
- * from nothing of ferrogin's own: a view from the other side. nccl.h and nccl_device/net_device.h of the NCCL release
+ * not from ferrogin's code, so that it is an independent check. nccl.h and nccl_device/net_device.h of the NCCL release
  * under test come first; they have ncclResult_t, ncclNetDeviceType and ncclNetDeviceHandle_v11_t. */
 #ifndef FOREIGN_PLUGIN_ABI_H
 #define FOREIGN_PLUGIN_ABI_H

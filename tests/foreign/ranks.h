@@ -1,4 +1,4 @@
-// Ranks as forked processes, with the little that NCCL's bootstrap gives a communicator: barrier and allgather.
+// Ranks as forked processes, with the operations of NCCL's bootstrap: barrier and allgather.
 #pragma once
 
 #include <stddef.h>
@@ -6,7 +6,7 @@
 
 constexpr int max_ranks = 16;
 
-// One page of anonymous shared memory that the ranks inherit: it has no name, so nothing is left behind.
+// One page of anonymous shared memory that the ranks inherit. It has no name, so no file remains.
 struct Shared {
   uint32_t failed;
   uint32_t arrived;
@@ -20,9 +20,9 @@ struct Rank {
   const char* scenario;
   Shared* shared;
 
-  // Waits until every rank is here; ends the process when another rank has failed.
+  // Waits for all ranks; ends the process if another rank failed.
   void barrier() const;
-  // `all[r]` gets the `bytes` (at most 1024) that rank r gave.
+  // `all[r]` gets the `bytes` (at most 1024) of rank r.
   void allgather(const void* mine, size_t bytes, void* all) const;
   // Prints one line that names scenario and rank, and ends the process with status 1.
   [[noreturn]] void fail(const char* file, int line, const char* format, ...) const
@@ -34,10 +34,10 @@ struct Rank {
     if (!(condition)) (rank).fail(__FILE__, __LINE__, __VA_ARGS__); \
   } while (0)
 
-// Runs `body` in `nranks` processes; true when all of them ended with status 0 within `seconds`, five
-// times over: they keep a hung rank from staying, and a busy machine is no hang.
+// Runs `body` in `nranks` processes; true when all of them ended with status 0 within five times
+// `seconds`. The limit ends a hung rank, and leaves time on a busy machine.
 bool run_ranks(const char* scenario, int nranks, unsigned seconds, void (*body)(Rank&));
-// Called in a rank whose time is up, from a signal handler: say where it stands.
+// A signal handler calls this function in a rank whose time is over, to print its state.
 extern void (*on_timeout)();
 // This process's rank, for lines in a log.
 extern int this_rank;

@@ -1,4 +1,4 @@
-// The scenarios: what each rank does with a session. A wrong result ends the rank through CHECK.
+// The scenarios, which each rank runs with a session. A wrong result ends the rank through CHECK.
 #pragma once
 
 #include "session.h"
@@ -9,21 +9,21 @@
 struct Scenario {
   const char* name;
   void (*body)(Rank&);
-  // Several times what a rank takes on an idle machine; run_ranks gives a busy one more.
+  // Several times the duration on an idle machine; run_ranks allows more on a busy one.
   unsigned seconds;
-  // Why this build or this many ranks cannot run it; null when it can.
+  // The reason why this build or number of ranks cannot run the scenario, or null.
   const char* (*skip)(int nranks);
   // Calls putValue.
   bool values = false;
 };
 
-// The faults that the card plays, as SOFTEFA_FAULTS has them; empty for none.
+// The card's faults, from SOFTEFA_FAULTS; empty without faults.
 inline const char* faults() {
   const char* text = getenv("SOFTEFA_FAULTS");
   return text ? text : "";
 }
 
-// NCCL 2.32's putValue needs 128-byte requests, and ends in an assertion on a card that has none.
+// NCCL 2.32's putValue needs 128-byte requests, and fails an assertion on a card without them.
 inline bool values_work() {
   return FOREIGN_BACKEND_VERSION == 1 || !strstr(faults(), "wqe_size=64");
 }
@@ -35,7 +35,7 @@ extern const std::vector<Scenario> lifecycle_scenarios;
 
 // Bytes that depend on every part of `seed` and on their position.
 void fill(void* where, size_t bytes, uint64_t seed);
-// Index of the first byte that differs from what `fill` wrote, or -1.
+// Index of the first byte that differs from the bytes of `fill`, or -1.
 ptrdiff_t first_difference(const void* where, size_t bytes, uint64_t seed);
 // One number for (from, to, round).
 inline uint64_t seed_of(int from, int to, int round) {
@@ -49,7 +49,7 @@ inline void poll_until(const T* p, T value) {
   shim::progressed();
 }
 
-// Waits that end with a line that says what was awaited, not by the alarm: NCCL counts `cycles`, the shim nanoseconds.
+// Waits that end before the alarm with a line about the event: NCCL counts `cycles`, the shim nanoseconds.
 constexpr uint64_t patience = 120ull * 1000 * 1000 * 1000;
 
 #define WAIT_SIGNAL(session, gin, signal, least)                                                                    \

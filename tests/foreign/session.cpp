@@ -19,9 +19,9 @@ void plugin_logger(int level, unsigned long, const char*, int, const char* forma
   va_start(args, format);
   vsnprintf(text, sizeof(text), format, args);
   va_end(args);
-  // What a card cannot do is said once, and is no failure.
+  // The plugin reports a missing capability of a card once, which is no failure.
   bool remark = strstr(text, "has no 128-byte requests");
-  // The plugin's own threads log too.
+  // The plugin's threads write log lines too.
   if (level == FOREIGN_LOG_WARN && !remark) __atomic_add_fetch(&warnings, 1, __ATOMIC_RELAXED);
   if ((level > FOREIGN_LOG_WARN || expect_warnings) && !getenv("FOREIGN_DEBUG")) return;
   fprintf(stderr, "  [%d] plugin %s: %s\n", this_rank, level == FOREIGN_LOG_WARN ? "WARN" : "INFO", text);
@@ -79,7 +79,7 @@ void Session::connect() {
     for (int r = 0; r < rank.nranks; r++) handles.push_back(&all[size_t(r) * FOREIGN_HANDLE_BYTES]);
     void* coll = nullptr;
     GIN_CALL(*this, connect(ctx, handles.data(), rank.nranks, rank.rank, listener, &coll));
-    // connect may keep nothing of the listener nor of the handles.
+    // The plugin must not use the listener or the handles after connect.
     GIN_CALL(*this, closeListen(listener));
     memset(all.data(), 0xa5, all.size());
     CHECK(rank, coll, "connect gave no communicator");
@@ -108,7 +108,7 @@ Window* Session::register_window(size_t bytes, void* base, int type) {
     window->view.ginWinsDefaultBackend[c] = gin_handle;
   }
   windows.push_back(window);
-  // NCCL closes a collective registration with a barrier.
+  // NCCL ends a collective registration with a barrier.
   rank.barrier();
   return window;
 }
@@ -207,7 +207,7 @@ void Session::close(bool destroy_contexts, bool deregister_all) {
     if (window->owned) munmap(window->base, window->bytes);
     delete window;
   }
-  // NCCL closes a plugin's library when its last user goes.
+  // NCCL closes a plugin's library after its last use.
   dlclose(library);
 }
 

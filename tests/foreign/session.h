@@ -1,5 +1,4 @@
-// One rank's use of a GIN plugin, in the order of calls that NCCL keeps, down to what a kernel is given: an ncclDevComm
-// with contexts and windows.
+// One rank's use of a GIN plugin, in NCCL's order of calls, up to the arguments of a kernel: an ncclDevComm with contexts and windows.
 #pragma once
 
 #include "device_code.h"
@@ -9,7 +8,7 @@
 #include <string>
 #include <vector>
 
-// What a scenario needs of a session.
+// The requirements of a scenario.
 struct Needs {
   int signals = 4;
   int counters = 4;
@@ -20,7 +19,7 @@ struct Needs {
   int backend_version = FOREIGN_BACKEND_VERSION;
 };
 
-// A window: memory registered on every connection, and what NCCL's device code knows it by.
+// A window: memory registered on every connection, and its handles for NCCL's device code.
 struct Window {
   unsigned char* base = nullptr;
   size_t bytes = 0;
@@ -39,11 +38,11 @@ struct Window {
 
 // The path of the plugin under test.
 extern std::string plugin_path;
-// Warnings that the plugin gave its logger in this process.
+// The number of WARN lines of the plugin in this process.
 extern int warnings;
-// The scenario provokes warnings: they are counted and not printed.
+// Set by a scenario that causes warnings: the logger counts but does not print them.
 extern bool expect_warnings;
-// What `init` is given: counts warnings and prints them; with FOREIGN_DEBUG in the environment, prints everything.
+// The logger for `init`: counts and prints warnings; with FOREIGN_DEBUG it prints all lines.
 void plugin_logger(int level, unsigned long flags, const char* file, int line, const char* format, ...);
 
 class Session {
@@ -65,12 +64,12 @@ class Session {
     return ncclTeamWorld(dev);
   }
   nccl_ofi_gin_gdaki_dev_handle* device_handle(int context = 0) const;
-  // What queryLastError says, over all contexts.
+  // True if queryLastError of any context returns true.
   bool has_error() const;
   // Fails the scenario when a context has seen an error.
   void expect_no_error() const;
-  // Flushes every context and waits for the other ranks: nobody writes to a rank that goes. No error has been
-  // seen, and no warning given that was not provoked.
+  // Flushes every context and waits for the other ranks, so that no rank writes to a closed one. Checks that there was no error, and no
+  // unexpected warning.
   void settle() const;
   void dump() const;
 
@@ -80,7 +79,7 @@ class Session {
   void* ctx = nullptr;
   std::vector<void*> colls;
   ncclDevComm dev = {};
-  // The first signal of the barrier that NCCL adds to the signals asked for; those come before it.
+  // The first signal of NCCL's barrier, which follows the requested signals.
   ncclGinBarrierHandle barrier = {};
   Window* src = nullptr;
   Window* dst = nullptr;

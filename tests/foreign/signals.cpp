@@ -1,9 +1,9 @@
-// Signals, counters and NCCL's barrier: each ticks for what names it and for nothing else.
+// Signals, counters and NCCL's barrier: each counts only the operations that name it.
 #include "scenarios.h"
 
 #include <string.h>
 
-// Signal add n, which NCCL's EFA backend makes of n writes, without and with bytes.
+// Signal add n, for which NCCL's EFA backend posts n writes, without and with bytes.
 static void signal_add(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -39,8 +39,7 @@ static void signal_add(Rank& rank) {
   s.close();
 }
 
-// A counter ticks once for each put that names it, whatever signal goes with it, and no signal of the peer ticks for a
-// put that names none.
+// A counter counts each put that names it once, with any signal. No signal of the peer counts a put without a signal.
 static void counters(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -57,7 +56,7 @@ static void counters(Rank& rank) {
     expected[2]++, signalled[3]++;
     gin.put(s.world(), right, dst, 192, src, 192, 64, ncclGin_WeakSignalInc{2});
     signalled[2]++;
-    // Five signals, one tick.
+    // Five signals, one increment of the counter.
     gin.put(s.world(), right, dst, 256, src, 256, 64, ncclGin_WeakSignalAdd{1, 5}, ncclGin_WeakCounterInc{0});
     expected[0]++, signalled[1] += 5;
     // No bytes.
@@ -76,14 +75,14 @@ static void counters(Rank& rank) {
     CHECK(rank, gin.readSignal(i) == signalled[i], "signal %u is %llu and not %llu", i,
           (unsigned long long)gin.readSignal(i), (unsigned long long)signalled[i]);
   }
-  // A reset counter starts from 0, and only that one does.
+  // Only the reset counter starts from 0.
   gin.resetCounter(0);
   CHECK(rank, gin.readCounter(0) == 0, "counter 0 is %llu after a reset", (unsigned long long)gin.readCounter(0));
   CHECK(rank, gin.readCounter(1) == expected[1], "the reset of counter 0 has changed counter 1");
   gin.put(s.world(), right, dst, 0, src, 0, 8, ncclGin_None{}, ncclGin_WeakCounterInc{0});
   WAIT_COUNTER(s, gin, 0, 1);
   CHECK(rank, gin.readCounter(0) == 1, "counter 0 is %llu", (unsigned long long)gin.readCounter(0));
-  // The bytes may be overwritten once the counter has ticked.
+  // The source may be overwritten after the counter changed.
   for (int round = 0; round < 200; round++) {
     fill(s.src->base + 4096, 4096, seed_of(rank.rank, right, round));
     gin.put(s.world(), right, dst, 4096 * size_t(1 + round % 200), src, 4096, 4096, ncclGin_None{},
@@ -101,7 +100,7 @@ static void counters(Rank& rank) {
   s.close();
 }
 
-// Resets, shadows and reads of signals while they move.
+// Resets, shadows and reads of signals while they change.
 static void reset(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -129,14 +128,14 @@ static void reset(Rank& rank) {
   for (int i = 0; i < 10; i++) gin.signal(s.world(), right, ncclGin_WeakSignalInc{1});
   gin.waitSignalMeetShadow(ncclCoopThread(), 1);
   CHECK(rank, gin.readSignal(1) == 210, "%llu", (unsigned long long)gin.readSignal(1));
-  // A wait with a deadline for a signal that nobody raises ends.
+  // A wait with a deadline ends if the signal does not arrive.
   ncclResult_t result = gin.waitSignal(ncclCoopThread(), 2, 1, 64, cuda::memory_order_acquire, 20 * 1000 * 1000);
   CHECK(rank, result == ncclTimeout, "a wait for nothing returned %d", int(result));
   s.settle();
   s.close();
 }
 
-// NCCL's own barrier, on one context and over all of them, with puts that have to be visible behind it.
+// NCCL's own barrier, on one context and over all contexts, with puts that must be visible after it.
 static void barrier(Rank& rank) {
   Needs needs;
   needs.contexts = 2;
@@ -163,7 +162,7 @@ static void barrier(Rank& rank) {
   s.close();
 }
 
-// Contexts of several connections: signals, counters and values of one are not those of another.
+// Contexts of several connections have separate signals, counters and values.
 static void contexts(Rank& rank) {
   Needs needs;
   needs.contexts = 3;
@@ -212,13 +211,13 @@ static void asymmetric(Rank& rank) {
   needs.counters = rank.rank;
   Session s(rank, needs);
   ncclGin gin = s.gin();
-  // NCCL's barrier signals stand behind the others, so their numbers differ here: the host's barrier serves.
+  // NCCL's barrier signals follow the others, so their numbers differ here, and the test uses the host's barrier.
   int rounds = 100;
   for (int peer = 0; peer < rank.nranks; peer++) {
     unsigned last = unsigned(2 + 3 * peer + rank.nranks) - 1;
     for (int round = 0; round < rounds; round++) {
       size_t slot = size_t(rank.rank) * rounds + size_t(round);
-      // The device code checks a put's signal number against its own count, but not a value's.
+      // The device code checks the signal number of a put against its own count, but not that of a value.
       gin.putValue(s.world(), peer, s.dst->handle(), 8 * slot, seed_of(rank.rank, peer, round),
                    ncclGin_WeakSignalInc{last});
     }

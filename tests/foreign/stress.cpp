@@ -5,7 +5,7 @@
 
 #include <thread>
 
-// Eight puts of which seven are aggregated: all land, with and without a signal, and whatever ends the row.
+// Eight puts, seven of them aggregated: all arrive, with and without a signal, whatever operation ends the sequence.
 static void aggregate(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -28,7 +28,7 @@ static void aggregate(Rank& rank) {
     WAIT_SIGNAL(s, gin, 2, uint64_t(round) + 1);
     FLUSH(s, gin);
   }
-  // Without signals: the receiver looks at memory. A put of no bytes rings for those before it.
+  // Without signals the receiver polls memory. A put without bytes rings the doorbell for the puts before it.
   memset(s.dst->base, 0, s.dst->bytes);
   rank.barrier();
   for (int round = 0; round < 200; round++) {
@@ -43,7 +43,7 @@ static void aggregate(Rank& rank) {
     FLUSH(s, gin);
     rank.barrier();
   }
-  // Aggregated puts with counters wait on each counter's own endpoint until one rings there.
+  // Aggregated puts with counters stay on each counter's endpoint until a plain post rings its doorbell.
   for (int round = 0; round < 100; round++) {
     for (int i = 0; i < 8; i++) {
       put_flags(gin, s.world(), right, dst, 0, src, 0, 64, ncclGin_None{}, ncclGin_WeakCounterInc{unsigned(i) % 2},
@@ -56,14 +56,14 @@ static void aggregate(Rank& rank) {
   s.close();
 }
 
-// A flush means that the sources may be overwritten: nothing that is written behind it arrives.
+// After a flush the sources may be overwritten: later writes to the sources do not arrive.
 static void flush(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
   int right = (rank.rank + 1) % rank.nranks;
   int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   constexpr size_t block = 2048;
-  // A flush with nothing posted ends.
+  // A flush without posts ends.
   FLUSH(s, gin);
   for (int round = 0; round < 30; round++) {
     for (int i = 0; i < 256; i++) {
@@ -85,7 +85,7 @@ static void flush(Rank& rank) {
     }
     rank.barrier();
   }
-  // After a flush the counters of all endpoints stand still.
+  // After a flush the counters of all endpoints do not change.
   for (unsigned c = 0; c < 4; c++) {
     uint64_t value = gin.readCounter(c);
     CHECK(rank, value == 16 * 30, "counter %u is %llu behind the flush", c, (unsigned long long)value);
@@ -94,15 +94,14 @@ static void flush(Rank& rank) {
   s.close();
 }
 
-// NCCL 2.31 takes a value's slot again when as many values have completed as the queue is long, whichever they were.
-// A card that lets completions pass one another breaks that, and neither plugin nor card can mend it: there, the laps
-// are kept apart here.
+// NCCL 2.31 reuses a value's slot after as many completions as the queue has slots, of any values. With completions out of order this
+// is wrong, and neither plugin nor card can correct it, so the test separates the laps there.
 static bool values_need_care() {
   const char* f = faults();
   return FOREIGN_BACKEND_VERSION == 1 && (strstr(f, "reorder") || strstr(f, "delay_us") || strstr(f, "reread"));
 }
 
-// Many laps of every ring; with a small queue too.
+// Many laps of every ring, also with a small queue.
 static void wrap_with(Rank& rank, int queue_depth, int posts) {
   Needs needs;
   needs.queue_depth = queue_depth;
@@ -112,7 +111,7 @@ static void wrap_with(Rank& rank, int queue_depth, int posts) {
   int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   constexpr int slots = 4096;
   for (int i = 0; i < slots; i++) *(uint64_t*)(s.src->base + 8 * i) = seed_of(rank.rank, 0, i);
-  // The value ends in its number, so that no old value passes for a new one.
+  // The value contains its number, which distinguishes it from older values.
   auto value_of = [](int from, int i) { return seed_of(from, 1, 0) << 32 | uint32_t(i); };
   int value_lap = int(s.device_handle()->pvdata.sq_size);
   for (int i = 0; i < posts; i++) {
@@ -123,7 +122,7 @@ static void wrap_with(Rank& rank, int queue_depth, int posts) {
     gin.putValue(s.world(), right, s.dst->handle(), 8 * slots * 4 + at, value_of(rank.rank, i),
                  ncclGin_WeakSignalInc{2});
     if (values_need_care() && i % value_lap == value_lap - 1) FLUSH(s, gin);
-    // One slot is written again only when its last value has arrived: values may pass one another.
+    // Values arrive in any order, so a word is written only after its last value arrived.
     if (i % slots == slots - 1) {
       WAIT_SIGNAL(s, gin, 2, uint64_t(i) + 1);
       rank.barrier();
@@ -156,8 +155,8 @@ static void small_queue(Rank& rank) {
   wrap_with(rank, 16, 5000);
 }
 
-// Many laps of the data endpoint's ring and, with cntr_start near it, over the end of its 31-bit counter: no signal or
-// counter is read, for NCCL reads all 64 bits of those.
+// Many laps of the data endpoint's ring and, with cntr_start near it, across the wrap of its 31-bit counter. The test
+// reads no signal or counter, because NCCL reads all 64 bits of them.
 static void plain_laps(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -191,7 +190,7 @@ static void plain_laps(Rank& rank) {
   s.close();
 }
 
-// Four threads post on one context: no post is lost, none counts twice.
+// Four threads post on one context: no post is lost or counted twice.
 static void threads_with(Rank& rank, int posters, int posts) {
   Session s(rank, Needs());
   std::vector<std::thread> threads;
@@ -215,7 +214,7 @@ static void threads_with(Rank& rank, int posters, int posts) {
             gin.putValue(s.world(), peer, s.dst->handle(), slot, seed_of(rank.rank, t, i), ncclGin_WeakSignalInc{1});
             break;
           default:
-            // The next plain post of any thread on this queue, or the last line of this loop, rings for it.
+            // The next plain post of any thread on this queue, or the last line of this loop, rings the doorbell.
             put_flags(gin, s.world(), peer, s.dst->handle(), slot, s.src->handle(), slot, 8, ncclGin_WeakSignalInc{1},
                       ncclGin_None{}, foreign_aggregate);
         }
@@ -229,7 +228,7 @@ static void threads_with(Rank& rank, int posters, int posts) {
   for (std::thread& t : threads) t.join();
   ncclGin gin = s.gin();
   FLUSH(s, gin);
-  // Who was posted to, by the same rule.
+  // The targets of the posts, by the same rule.
   uint64_t expected = 0;
   for (int from = 0; from < rank.nranks; from++) {
     for (int t = 0; t < posters; t++) {
@@ -262,7 +261,7 @@ static void threads(Rank& rank) {
   threads_with(rank, 4, 3000);
 }
 
-// The lanes of a warp post together: NCCL's code takes one row of slots for all lanes on a queue, in pieces of max_batch.
+// The lanes of a warp post together: NCCL's code reserves slots for all lanes on a queue at once, in parts of max_batch.
 static void warp(Rank& rank) {
   constexpr int lanes = 24, rounds = 60;
   Session s(rank, Needs());
@@ -281,7 +280,7 @@ static void warp(Rank& rank) {
         *(uint64_t*)(s.src->base + slot) = seed_of(rank.rank, lane, round);
         put_flags(gin, s.world(), right, s.dst->handle(), slot, s.src->handle(), slot, 8, ncclGin_WeakSignalInc{1},
                   ncclGin_None{}, round % 3 ? foreign_aggregate : 0);
-        // The lanes part here: two counters are two queues.
+        // The lanes use different queues here, because they name two counters.
         gin.put(s.world(), right, s.dst->handle(), 262144 + slot, s.src->handle(), slot, 8, ncclGin_None{},
                 ncclGin_WeakCounterInc{unsigned(lane) % 2});
         gin.putValue(s.world(), right, s.dst->handle(), 524288 + slot, seed_of(rank.rank, lane, round),

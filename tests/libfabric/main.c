@@ -1,4 +1,4 @@
-// Runs each test in two processes of its own: PASS or FAIL and its name, one a line.
+// Runs each test in two child processes, and prints PASS or FAIL with its name.
 #include "pair.h"
 
 #include <signal.h>

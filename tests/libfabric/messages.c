@@ -1,4 +1,4 @@
-// Messages: of the protocol, and of the card.
+// Messages of libfabric's protocol, and of the card.
 #include "pair.h"
 
 #include <unistd.h>
@@ -28,7 +28,7 @@ static void one_way(struct pair *pair, bool sender) {
       POST(pair, fi_send(pair->ep, out, len, NULL, pair->peer, &contexts[i]));
       CHECK(pair_wait(pair->tx, NULL).op_context == &contexts[i], "another context");
     } else {
-      // Every other message comes before its receive.
+      // Every second message arrives before its receive.
       if (i % 2) pair_progress(pair);
       POST(pair, fi_recv(pair->ep, in, LONGEST, NULL, FI_ADDR_UNSPEC, &contexts[i]));
       expect(pair, FI_RECV | FI_MSG, len, i, &contexts[i]);
@@ -89,7 +89,7 @@ static void truncated(struct pair *pair) {
   }
 }
 
-// The card need not hear of messages before the last that is said to be followed; one that is not followed goes with the next look.
+// With FI_MORE the provider may delay the doorbell until the last message; a message without a successor goes out at the next poll.
 static void with_more(struct pair *pair) {
   enum { COUNT = 40 };
   static uint32_t numbers[COUNT];
@@ -112,7 +112,7 @@ static void with_more(struct pair *pair) {
   }
 }
 
-// More at once than anything holds, so that order and patience count.
+// More messages at once than any queue has room for, so that order and retries matter.
 static void many(struct pair *pair) {
   enum { COUNT = 3000 };
   static uint32_t numbers[COUNT];
@@ -168,7 +168,7 @@ void test_tagged(void) {
     POST(&pair, fi_tsend(pair.ep, out, 30, NULL, pair.peer, 0x44, &context));
     for (int i = 0; i < 3; i++) pair_wait(pair.tx, NULL);
   } else {
-    // The last first: order matters only among those that a receive fits.
+    // In reverse order: order matters only among messages that match the same receive.
     POST(&pair, fi_trecv(pair.ep, in, LONGEST, NULL, pair.peer, 0x44, 0, &context[0]));
     CHECK(pair_wait(pair.rx, NULL).len == 30, "the message with tag 0x44");
     POST(&pair, fi_trecv(pair.ep, in, LONGEST, NULL, pair.self, 0x22, 0, &context[1]));
@@ -208,7 +208,7 @@ void test_direct_messages(void) {
   for (int i = 0; i < LENGTHS && lengths[i] <= longest; i++) {
     size_t len = lengths[i];
     if (pair_rank == 0) {
-      // The receiver is late: the card tries again.
+      // The receiver is late, so the card retries.
       pair_fill(out, len, i);
       struct iovec halves[2] = {{out, len / 3}, {out + len / 3, len - len / 3}};
       void *descs[2] = {from, from};
@@ -249,7 +249,7 @@ void test_multi_recv(void) {
   char context;
   if (pair_rank == 0) {
     for (int i = 0; i < COUNT; i++) {
-      // Long ones among them, which come by another way.
+      // Some are long, which the rendezvous protocol sends.
       size_t len = i % 5 == 4 ? 20000 : 500;
       pair_fill(out, len, i);
       POST(&pair, fi_send(pair.ep, out, len, NULL, pair.peer, NULL));
@@ -290,7 +290,7 @@ void test_cancel(void) {
   pair_close(&pair);
 }
 
-// The receiver dies with a message announced and not fetched: the sender learns of it, and so does the next message.
+// The receiver dies after the announcement of a message: the sender gets an error for this message and for the next one.
 void test_dead_peer(void) {
   struct pair pair;
   struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_DATA, FI_WAIT_UNSPEC, FI_SEND, 0, 0};
@@ -299,7 +299,7 @@ void test_dead_peer(void) {
   if (pair_rank == 1) {
     pair_barrier();
     struct fi_cq_data_entry entry;
-    // Time for the announcement to come.
+    // Time for the announcement to arrive.
     CHECK(fi_cq_sread(pair.rx, &entry, 1, NULL, 200) == -FI_EAGAIN, "nothing was posted");
     _exit(0);
   }

@@ -1,4 +1,4 @@
-// Two processes with an endpoint each, as every test here needs them.
+// Two processes with an endpoint each, for all tests.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -30,7 +30,7 @@
     long long rc_ = (call);                                             \
     CHECK(rc_ >= 0, "%s gave %lld (%s)", #call, rc_, fi_strerror((int)-rc_)); \
   } while (0)
-// Calls that may ask for patience.
+// Calls that may return -FI_EAGAIN.
 #define POST(pair, call)                                                \
   do {                                                                  \
     long long rc_;                                                      \
@@ -38,7 +38,7 @@
     CHECK(rc_ == 0, "%s gave %lld (%s)", #call, rc_, fi_strerror((int)-rc_)); \
   } while (0)
 
-// What a test wants of its endpoints.
+// The requirements of a test.
 struct wish {
   const char *fabric;
   uint64_t caps;
@@ -47,7 +47,7 @@ struct wish {
   // FI_SEND, FI_REMOTE_WRITE, ...: a counter for each.
   uint64_t counters;
   uint64_t cq_flags;
-  // Bytes that operations are to carry inline.
+  // Inline bytes of operations.
   size_t inject;
 };
 
@@ -69,24 +69,24 @@ extern int pair_rank;
 // Opens an endpoint, exchanges addresses with the other process.
 void pair_open(struct pair *pair, const struct wish *wish);
 void pair_close(struct pair *pair);
-// The same when the other process is gone.
+// Closes the endpoint after the other process ended.
 void pair_leave(struct pair *pair);
-// Both processes are here; bytes go over.
+// A barrier of both processes, and an exchange of `len` bytes.
 void pair_barrier(void);
 void pair_swap(const void *mine, void *theirs, size_t len);
 // The counter of one event.
 struct fid_cntr *pair_counter(struct pair *pair, uint64_t event);
-// Lets the provider work.
+// Drives the provider's progress.
 void pair_progress(struct pair *pair);
-// Waits for one completion, which must be good.
+// Waits for one completion without an error.
 struct fi_cq_tagged_entry pair_wait(struct fid_cq *cq, fi_addr_t *source);
-// Waits for one that must have failed.
+// Waits for one completion with an error.
 struct fi_cq_err_entry pair_wait_error(struct fid_cq *cq);
 // Waits until a counter has at least this value.
 void pair_wait_count(struct pair *pair, struct fid_cntr *counter, uint64_t value);
-// Registers memory for everything.
+// Registers memory for all operations.
 struct fid_mr *pair_register(struct pair *pair, void *buf, size_t len, uint64_t access);
-// Bytes that tell one message from another.
+// Bytes that distinguish messages.
 void pair_fill(void *buf, size_t len, uint32_t seed);
 bool pair_matches(const void *buf, size_t len, uint32_t seed);
 

@@ -27,7 +27,7 @@ static void write_and_read(const char *fabric) {
   pair_open(&pair, &wish);
   struct fid_mr *mine = pair_register(&pair, target, LEN, ALL);
   struct fid_mr *source = pair_register(&pair, local, LEN, ALL);
-  // The protocol registers what is not; the card wants it done.
+  // The protocol registers memory itself; the card requires registered memory.
   void *desc = direct ? fi_mr_desc(source) : NULL;
   struct window there = swap_windows(mine);
   char context;
@@ -148,7 +148,7 @@ void test_rma_errors(void) {
       }
       POST(&pair, fi_read(pair.ep, local, 8, desc, pair.peer, there.addr, there.key, &context));
       pair_wait(pair.tx, NULL);
-      // What the card itself refuses is counted as what it is, too.
+      // A request that the card refuses is counted too.
       void *nothing = (void *)0x123456;
       POST(&pair, fi_write(pair.ep, local, 8, nothing, pair.peer, there.addr, there.key, &context));
       struct fi_cq_err_entry error = pair_wait_error(pair.tx);

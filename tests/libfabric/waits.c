@@ -1,4 +1,4 @@
-// Waiting for completions without looking.
+// Blocking waits for completions.
 #include "pair.h"
 
 #include <poll.h>
@@ -48,7 +48,7 @@ void test_sread(void) {
   pair_close(&pair);
 }
 
-// As fi_trywait(3) tells applications to wait.
+// The wait that fi_trywait(3) describes.
 static struct fi_cq_msg_entry wait_on(struct pair *pair, struct fid_cq *cq) {
   struct fi_cq_msg_entry entry;
   int fd;
