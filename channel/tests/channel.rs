@@ -199,7 +199,7 @@ fn four_peers_exchange_every_byte_in_order_over_the_software_card() {
 #[test]
 fn close_is_confirmed_although_the_endpoint_of_the_peer_drops_undelivered_messages() {
     let test = "close_is_confirmed_although_the_endpoint_of_the_peer_drops_undelivered_messages";
-    let Some(dist) = card::provider_path(test) else { return };
+    let Some(dist) = ferrogin_test_support::dist(test, &["libsoftefa-fi.so"]) else { return };
     let dist = ("FI_PROVIDER_PATH", dist.to_string_lossy().into_owned());
     let faults = ("SOFTEFA_FAULTS", "close_drops,delay_us=20000..30000".to_owned());
     for lib in libraries(test) {

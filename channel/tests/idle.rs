@@ -6,9 +6,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{card, libraries};
+use common::libraries;
 use ferrogin_channel::{Channel, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
+use ferrogin_test_support::dist;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long the reactors are idle.
@@ -64,7 +65,7 @@ fn idle_reactors_leave_the_processor_alone() {
 #[test]
 fn idle_reactors_leave_the_processor_alone_where_there_is_no_descriptor_to_wait_for() {
     let test = "idle_reactors_leave_the_processor_alone_where_there_is_no_descriptor_to_wait_for";
-    let Some(dist) = card::provider_path(test) else { return };
+    let Some(dist) = dist(test, &["libsoftefa-fi.so"]) else { return };
     for faults in ["seed=1", "no_wait_fd"] {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args(["--exact", "idle_reactors_leave_the_processor_alone", "--nocapture"]);
