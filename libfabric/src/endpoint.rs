@@ -69,6 +69,23 @@ impl Endpoint {
         self.bind(counter.as_ptr().cast(), flags, Arc::clone(counter) as _)
     }
 
+    /// `fi_setopt` of the endpoint level with a boolean value, before [`enable`](Self::enable).
+    ///
+    /// # Errors
+    /// What the provider answers; `ENOPROTOOPT` for an option that it does not have.
+    pub fn set_option(&mut self, option: u32, value: bool) -> Result<(), Error> {
+        let lib = self.domain.library();
+        // SAFETY: the endpoint is open until it is dropped.
+        let ops = unsafe { (*self.raw).ops };
+        let set = entry!(lib, ops, fi_ops_ep, setopt, "fi_setopt")?;
+        let level = bindings::FI_OPT_ENDPOINT as std::ffi::c_int;
+        let value = ptr::from_ref(&value);
+        // SAFETY: the endpoint is open; a C bool, which has the layout of a Rust one, lives over the call.
+        let code = unsafe { set(self.raw.cast(), level, option as std::ffi::c_int, value.cast(), size_of::<bool>()) };
+        lib.check("fi_setopt", code)?;
+        Ok(())
+    }
+
     /// `fi_enable`: from now on it can send and receive, and it has its name.
     ///
     /// # Errors

@@ -102,6 +102,13 @@ impl ProviderTags {
         let mut endpoint = Endpoint::open(&domain, &info)?;
         endpoint.bind_av(&av)?;
         endpoint.bind_cq(queue.queue(), bindings::FI_TRANSMIT | bindings::FI_RECV)?;
+        if info.provider() == "efa" {
+            // Within a host the provider takes a shortcut through its shared memory, which crashes when one of two endpoints of a
+            // process closes (libfabric 2.6 main). Messages take the card, as across hosts. An older libfabric does not have the option.
+            if let Err(error) = endpoint.set_option(bindings::FI_OPT_SHARED_MEMORY_PERMITTED, false) {
+                log::debug!("shared memory of the provider stays in use: {error}");
+            }
+        }
         endpoint.enable()?;
         // SAFETY: `endpoint` is open until it is dropped, and its operations tables live as long.
         let table = unsafe { (*endpoint.as_ptr()).tagged };
