@@ -1,4 +1,4 @@
-//! The PTX that the tool prints, linked with a kernel by the CUDA driver and run: where there is a GPU.
+//! The CUDA driver links the PTX that the tool prints with a kernel, and runs the kernel, on machines with a GPU.
 #![allow(unsafe_code)]
 
 use cudarc::driver::sys;
@@ -12,29 +12,29 @@ const REFUSED: u32 = 1;
 
 macro_rules! cuda {
     ($function:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: the driver is there, and every pointer is to a live variable of the type that the call asks for.
+        // SAFETY: the driver is loaded, and every pointer leads to a live variable of the type that the call takes.
         let result = unsafe { sys::$function($($arg),*) };
         assert_eq!(result, sys::CUresult::CUDA_SUCCESS, "{}", stringify!($function));
     }};
 }
 
-/// Whether the driver is there and has a GPU.
+/// True if the machine has a CUDA driver and a GPU.
 fn has_gpu() -> bool {
-    // SAFETY: loads the driver's library, whose initialisers do nothing to us.
+    // SAFETY: the call loads NVIDIA's driver library, whose initialisers any process may run.
     if !unsafe { sys::is_culib_present() } {
         return false;
     }
     let mut count = 0;
-    // SAFETY: 0 is the only value that it takes.
+    // SAFETY: cuInit takes no pointers; 0 is its only valid argument.
     let ready = unsafe { sys::cuInit(0) } == sys::CUresult::CUDA_SUCCESS;
-    // SAFETY: a valid place for an int.
+    // SAFETY: the driver writes one int into a local variable.
     ready && unsafe { sys::cuDeviceGetCount(&mut count) } == sys::CUresult::CUDA_SUCCESS && count > 0
 }
 
 #[test]
-fn the_driver_links_the_module_with_a_kernel_and_runs_it() {
+fn driver_links_the_ptx_with_a_kernel_and_runs_it() {
     if !has_gpu() {
-        println!("SKIP the PTX on a GPU: there is none here");
+        println!("SKIP the PTX on a GPU: this machine has no GPU");
         return;
     }
     let (mut device, mut context) = (0, null_mut());
