@@ -375,9 +375,10 @@ impl Engine {
     /// after the messages that arrived before.
     fn unreachable(&mut self, peer: Addr, source: Error) {
         let Some(&channel) = self.by_addr.get(&peer) else { return };
+        let watched = self.transport.watches_peers();
         let Some(state) = self.state_of(channel) else { return };
-        if state.remote_close.is_none() && (state.closing.is_some() || matches!(state.phase, Phase::Connecting { .. }))
-        {
+        let waits_for_peer = state.closing.is_some() || matches!(state.phase, Phase::Connecting { .. });
+        if state.remote_close.is_none() && (waits_for_peer || watched) {
             self.connection_failed(channel, source);
         }
     }

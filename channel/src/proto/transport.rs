@@ -112,6 +112,10 @@ pub(crate) trait Transport: Send + 'static {
     fn can_discard_stale(&self) -> bool {
         true
     }
+    /// The transport notices by itself when a peer stops answering, and reports that as [`Event::Lost`]: the engine sends no pings.
+    fn watches_peers(&self) -> bool {
+        false
+    }
     /// Makes a peer known by its address.
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error>;
     /// Sends `body` to `to`, at once or with the next [`Transport::flush`]. `more`: the caller sends more to `to` at once, and the receiver

@@ -545,6 +545,10 @@ impl Transport for SoftwareTags {
         Matching::Software
     }
 
+    fn watches_peers(&self) -> bool {
+        true
+    }
+
     fn max_message(&self) -> usize {
         MAX_MESSAGE
     }

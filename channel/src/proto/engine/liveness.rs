@@ -1,4 +1,4 @@
-//! Timers: pings to quiet peers, and limits for everything that a peer must do.
+//! Timers: limits for everything that a peer must do, and pings to quiet peers where the transport does not watch them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,8 +32,11 @@ impl Engine {
         }
         (self.now, self.last_timers) = (now, now);
         self.repeat_challenges();
+        let (ping_after, lost_after) = (self.config.ping_after, self.config.lost_after);
+        let watched = self.transport.watches_peers();
+        // A silent peer is no violator of the protocol: its silence is noticed first, by whichever of the two sends the pings.
+        let overdue_after = lost_after + if watched { 2 * ping_after } else { Duration::ZERO };
         for channel in 0..self.channels.len() as u32 {
-            let (ping_after, lost_after) = (self.config.ping_after, self.config.lost_after);
             let Some(state) = self.state_of(channel).filter(|state| state.is_live()) else { continue };
             let peer = Arc::clone(&state.peer);
             if away {
@@ -56,9 +59,8 @@ impl Engine {
                 self.abort_with(channel, error, Reason::Stopped);
                 continue;
             }
-            // A peer that answers no ping is silent, and not a violator of the protocol.
             if state.pinged_at.is_none()
-                && let Some(violation) = state.incoming.overdue(now, |bytes| lost_after + transfer_time(bytes))
+                && let Some(violation) = state.incoming.overdue(now, |bytes| overdue_after + transfer_time(bytes))
             {
                 self.protocol_violation(channel, violation);
                 continue;
@@ -85,7 +87,7 @@ impl Engine {
                         self.abort_with(channel, ChannelError::Silent { peer, silent }, Reason::Stopped);
                     }
                 }
-                None if late(state.last_heard, ping_after) => {
+                None if !watched && late(state.last_heard, ping_after) => {
                     state.pinged_at = Some(now);
                     self.send_control(channel, Kind::Ping, 0, 0);
                 }
