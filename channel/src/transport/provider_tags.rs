@@ -13,7 +13,7 @@ use ferrogin_libfabric::{
     TaggedQueue, TaggedRecv, TaggedSend, entry, find_datagrams,
 };
 
-use crate::proto::tags::Pattern;
+use crate::proto::tags::{CONTROL, Pattern};
 use crate::proto::transport::{Addr, Event, PAYLOAD_WINDOW, ReceiveError, ReceiveResult, SendResult, Transport};
 use crate::{Matching, Payload};
 
@@ -58,8 +58,10 @@ pub(crate) struct ProviderTags {
     known: HashMap<Box<[u8]>, Addr>,
     send: TaggedSend,
     recv: TaggedRecv,
-    /// None where the close of the endpoint may lose a message that was injected.
     inject: Option<Inject>,
+    /// Control messages may be injected. Not where the close of the endpoint may lose what was injected: the confirmation of a close is
+    /// often the last message of an endpoint.
+    injects_control: bool,
     /// For providers that post several sends with one doorbell (`FI_MORE`).
     send_message: Option<WithMessage>,
     /// None where the provider has no `FI_PEEK`.
@@ -115,7 +117,7 @@ impl ProviderTags {
         let send = entry!(lib, table, fi_ops_tagged, send, "fi_tsend")?;
         let recv = entry!(lib, table, fi_ops_tagged, recv, "fi_trecv")?;
         let is_card = CARDS.contains(&info.provider().as_str());
-        let inject = entry!(lib, table, fi_ops_tagged, inject, "fi_tinject").ok().filter(|_| !is_card);
+        let inject = entry!(lib, table, fi_ops_tagged, inject, "fi_tinject").ok();
         let send_message = entry!(lib, table, fi_ops_tagged, sendmsg, "fi_tsendmsg").ok().filter(|_| is_card);
         let peek = entry!(lib, table, fi_ops_tagged, recvmsg, "fi_trecvmsg").ok();
         Ok(Self {
@@ -127,6 +129,7 @@ impl ProviderTags {
             send,
             recv,
             inject,
+            injects_control: !is_card,
             send_message,
             peek,
             inject_size: info.inject_size(),
@@ -316,7 +319,8 @@ impl Transport for ProviderTags {
         if let Some(send) = self.send_message.filter(|_| small && more) {
             return self.send_with_more(send, to, tag, body, token);
         }
-        if let Some(inject) = self.inject.filter(|_| small) {
+        let may_inject = small && (self.injects_control || tag & CONTROL == 0);
+        if let Some(inject) = self.inject.filter(|_| may_inject) {
             let bytes = body.as_slice();
             // SAFETY: the endpoint is open; the bytes live over the call, which copies them.
             let code = unsafe { inject(endpoint, bytes.as_ptr().cast(), bytes.len(), to.0, tag) };
