@@ -93,7 +93,8 @@ impl ProviderTags {
         let knowing = find_datagrams(lib, provider, source, needed | bindings::FI_SOURCE);
         let knows_senders = knowing.is_ok();
         let mut info = knowing.or_else(|_| find_datagrams(lib, provider, source, needed))?;
-        if info.provider() == "efa" {
+        let is_efa = info.provider() == "efa";
+        if is_efa {
             info.limit_queues(EFA_QUEUE);
         }
         let fabric = Fabric::open(&info)?;
@@ -104,7 +105,7 @@ impl ProviderTags {
         let mut endpoint = Endpoint::open(&domain, &info)?;
         endpoint.bind_av(&av)?;
         endpoint.bind_cq(queue.queue(), bindings::FI_TRANSMIT | bindings::FI_RECV)?;
-        if info.provider() == "efa" {
+        if is_efa {
             // Within a host the provider takes a shortcut through its shared memory, which crashes when one of two endpoints of a
             // process closes (libfabric 2.6 main). Messages take the card, as across hosts. An older libfabric does not have the option.
             if let Err(error) = endpoint.set_option(bindings::FI_OPT_SHARED_MEMORY_PERMITTED, false) {

@@ -51,11 +51,11 @@ pub unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) {
         unsafe { ascending(dst, src, head) };
         // SAFETY: the lines behind the head lie in both ranges, there is at least one, and `dst` is now on a line.
         unsafe { blocks::stream(dst.wrapping_add(head), src.wrapping_add(head), count) };
-        // SAFETY: this is what is left of both ranges.
+        // SAFETY: these are the bytes of both ranges behind `done`; the caller vouches for the ranges.
         unsafe { ascending(dst.wrapping_add(done), src.wrapping_add(done), len - done) };
         return;
     }
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller vouches for both ranges of `len` bytes.
     unsafe { ascending(dst, src, len) };
 }
 
@@ -70,7 +70,7 @@ unsafe fn ascending(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: so many blocks lie in both ranges, for which the caller vouches.
         unsafe { blocks::copy(dst, src, count) };
     }
-    // SAFETY: this is what is left of both ranges.
+    // SAFETY: these are the bytes of both ranges behind `done`; the caller vouches for the ranges.
     unsafe { words(dst.wrapping_add(done), src.wrapping_add(done), len - done) };
 }
 
@@ -212,7 +212,7 @@ mod blocks {
     /// # Safety
     /// As for [`super::ascending`], for `count` blocks.
     pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, count: usize) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller vouches for both ranges of `len` bytes.
         unsafe { super::words(dst, src, count * super::BLOCK) };
     }
 }
