@@ -1,4 +1,4 @@
-// foreign PLUGIN [--ranks N] [--scenario NAME|all] [--list]
+// foreign PLUGIN [--ranks N] [--scenario NAME|all] [--except NAME]... [--list]
 //
 // Loads a GIN plugin as NCCL does and uses its handles with NCCL's own device code. Prints PASS, FAIL or SKIP for each scenario; status
 // 1 if a scenario failed, 2 for wrong arguments.
@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <set>
 
 static uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
@@ -35,7 +37,7 @@ ptrdiff_t first_difference(const void* where, size_t bytes, uint64_t seed) {
 }
 
 static int usage() {
-  fprintf(stderr, "usage: foreign PLUGIN [--ranks N] [--scenario NAME|all] [--list]\n");
+  fprintf(stderr, "usage: foreign PLUGIN [--ranks N] [--scenario NAME|all] [--except NAME]... [--list]\n");
   return 2;
 }
 
@@ -43,12 +45,15 @@ int main(int argc, char** argv) {
   int ranks = 2;
   bool list = false;
   std::string wanted = "all";
+  std::set<std::string> except;
   for (int i = 1; i < argc; i++) {
     std::string arg = argv[i];
     if (arg == "--ranks" && i + 1 < argc) {
       ranks = atoi(argv[++i]);
     } else if (arg == "--scenario" && i + 1 < argc) {
       wanted = argv[++i];
+    } else if (arg == "--except" && i + 1 < argc) {
+      except.insert(argv[++i]);
     } else if (arg == "--list") {
       list = true;
     } else if (plugin_path.empty() && arg[0] != '-') {
@@ -79,7 +84,7 @@ int main(int argc, char** argv) {
   expect_warnings = !values_work();
   int run = 0, failed = 0;
   for (const Scenario& s : all) {
-    if (wanted != "all" && wanted != s.name) continue;
+    if ((wanted != "all" && wanted != s.name) || except.count(s.name)) continue;
     run++;
     char name[256];
     snprintf(name, sizeof(name), "NCCL %d.%d.%d, %d ranks, %s%s%s", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH, ranks, faults(),

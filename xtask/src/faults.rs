@@ -12,49 +12,27 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const USAGE: &str =
-    "usage: cargo xtask faults [--seeds N] [--first N] [--scenario NAME]... [--reps N] [--jobs N] [--dist DIR]
-
---seeds N        number of seeds [default: 200]
---first N        the first seed [default: 0]; `--first 17 --seeds 1` repeats one run
---scenario NAME  run only this scenario; may be given several times [default: all]
---reps N         repetitions of each step [default: the seed's]
---jobs N         runs at the same time [default: the number of cores]
---dist DIR       the directory of `make build` [default: FERROGIN_DIST, else dist]";
-
 /// The limit of one run.
 const LIMIT: Duration = Duration::from_secs(300);
 
-struct Options {
+/// Options of the campaign.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Number of seeds.
+    #[arg(long, value_name = "N", default_value_t = 200)]
     seeds: u64,
+    /// The first seed; `--first 17 --seeds 1` repeats one run.
+    #[arg(long, value_name = "N", default_value_t = 0)]
     first: u64,
+    /// Run only this scenario; may be given several times.
+    #[arg(long = "scenario", value_name = "NAME")]
     scenarios: Vec<String>,
+    /// Repetitions of each step [default: the seed's].
+    #[arg(long, value_name = "N")]
     reps: Option<u32>,
-    jobs: usize,
-    dist: PathBuf,
-}
-
-impl Options {
-    fn parse(args: &[&str], root: &Path) -> Result<Options, String> {
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        let dist = std::env::var_os("FERROGIN_DIST").map_or(root.join("dist"), PathBuf::from);
-        let mut options = Options { seeds: 200, first: 0, scenarios: Vec::new(), reps: None, jobs: cores, dist };
-        let mut args = args.iter();
-        while let Some(name) = args.next() {
-            let value = args.next().ok_or(format!("{name} needs a value\n{USAGE}"))?;
-            let number = || value.parse::<u64>().map_err(|_| format!("{name} {value:?} is not a number"));
-            match *name {
-                "--seeds" => options.seeds = number()?,
-                "--first" => options.first = number()?,
-                "--scenario" => options.scenarios.push((*value).to_string()),
-                "--reps" => options.reps = Some(u32::try_from(number()?).map_err(|error| error.to_string())?),
-                "--jobs" => options.jobs = number()?.max(1) as usize,
-                "--dist" => options.dist = PathBuf::from(value),
-                _ => return Err(format!("unknown option {name}\n{USAGE}")),
-            }
-        }
-        Ok(options)
-    }
+    /// Runs at the same time [default: the number of cores].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
 }
 
 /// The expected result of a run.
@@ -159,7 +137,7 @@ impl Run {
         format!("seed {seed} ({kind:?}: {faults}; {wire}, {post}, layout {layout}, depth {depth}, {reps} repetitions)")
     }
 
-    fn command(&self, program: &Path, options: &Options) -> Command {
+    fn command(&self, program: &Path, dist: &Path, options: &Options) -> Command {
         let mut command = Command::new(program);
         command.args(["--reps", &options.reps.unwrap_or(self.reps).to_string()]);
         command.args(["--backend-version", self.layout, "--queue-depth", &self.depth.to_string()]);
@@ -176,7 +154,7 @@ impl Run {
             ("SOFTEFA_WIRE", self.wire),
             ("SOFTEFA_FAULTS", &self.faults),
         ];
-        command.envs(settings).env("FERROGIN_DIST", &options.dist).env_remove("SOFTEFA_NICS");
+        command.envs(settings).env("FERROGIN_DIST", dist).env_remove("SOFTEFA_NICS");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -262,14 +240,9 @@ fn passed(success: bool) -> &'static str {
 }
 
 /// Runs all seeds: prints `PASS` or `FAIL` for each seed, and a line with the counts.
-pub fn run(args: &[&str], root: &Path) -> ExitCode {
-    let options = match Options::parse(args, root) {
-        Ok(options) => options,
-        Err(problem) => {
-            eprintln!("{problem}");
-            return ExitCode::from(2);
-        }
-    };
+pub fn run(root: &Path, dist: &Path, options: &Options) -> ExitCode {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let jobs = options.jobs.map_or(cores, usize::from);
     let program = match build(root) {
         Ok(program) => program,
         Err(problem) => {
@@ -283,7 +256,7 @@ pub fn run(args: &[&str], root: &Path) -> ExitCode {
     let end = options.first.saturating_add(options.seeds);
     let failures = Mutex::new(0u64);
     std::thread::scope(|scope| {
-        for _ in 0..options.jobs {
+        for _ in 0..jobs {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -291,7 +264,7 @@ pub fn run(args: &[&str], root: &Path) -> ExitCode {
                         return;
                     }
                     let run = Run::of_seed(seed);
-                    let outcome = execute(run.command(&program, &options));
+                    let outcome = execute(run.command(&program, dist, options));
                     let verdict = match &outcome {
                         Ok(outcome) => judge(&run, outcome).map_err(|reason| (reason, outcome.text.as_str())),
                         Err(error) => Err((error.to_string(), "")),
@@ -370,15 +343,5 @@ mod tests {
         assert!(judge(&run, &outcome(Some(false), "")).is_err(), "a failure without an injected error");
         assert_eq!(judge(&run, &outcome(Some(true), "")), Ok(()));
         assert!(judge(&run, &outcome(None, "")).is_err());
-    }
-
-    #[test]
-    fn options_are_read() {
-        let options = Options::parse(&["--seeds", "3", "--scenario", "get", "--dist", "d"], Path::new("/")).unwrap();
-        assert_eq!((options.seeds, options.first, options.dist), (3, 0, PathBuf::from("d")));
-        assert_eq!(options.scenarios, ["get"]);
-        for bad in [&["--seeds"][..], &["--seeds", "many"], &["--sneeds", "1"]] {
-            assert!(Options::parse(bad, Path::new("/")).is_err());
-        }
     }
 }

@@ -1,21 +1,46 @@
-//! One command of the test run, whose output is shown and counted.
+//! One command of a test run. Its output goes to a file and is counted.
 
 use crate::tally::{Counts, Tally, closing_line, ignored, libtest_result, skip_reason};
+use std::ffi::OsString;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// A command of the test run.
+/// A command of a test run.
 pub struct Stage {
-    name: &'static str,
-    command: Command,
-    has_tests: bool,
+    /// Its name, unique in a run.
+    pub name: &'static str,
+    /// The stage that must have ended before.
+    pub after: Option<&'static str>,
+    /// The program with its arguments.
+    pub command: Vec<OsString>,
+    /// Variables of its environment.
+    pub envs: Vec<(&'static str, OsString)>,
+    /// The command's output has the results of tests. Otherwise the command counts as one test.
+    pub has_tests: bool,
+    /// The command is killed after this time, and the stage has failed.
+    pub limit: Duration,
+}
+
+/// The end of a stage.
+pub struct Outcome {
+    /// What was counted.
+    pub tally: Tally,
+    /// The command succeeded.
+    pub success: bool,
+    /// The file with the output.
+    pub log: PathBuf,
+    /// How long the command ran.
+    pub time: Duration,
 }
 
 impl Stage {
     /// A command that counts as one test.
-    pub fn new(name: &'static str, command: Command) -> Stage {
-        Stage { name, command, has_tests: false }
+    pub fn new<A: Into<OsString>>(name: &'static str, command: impl IntoIterator<Item = A>) -> Stage {
+        let command = command.into_iter().map(Into::into).collect();
+        Stage { name, after: None, command, envs: Vec::new(), has_tests: false, limit: Duration::from_secs(1200) }
     }
 
     /// Counts the tests in the command's output.
@@ -23,28 +48,62 @@ impl Stage {
         Stage { has_tests: true, ..self }
     }
 
-    /// Runs the command, copies its output to `show`, and adds its counts to `tally`.
-    pub fn run(mut self, tally: &mut Tally, show: &mut dyn Write) {
-        // The run continues if its own output is closed.
-        let _ = writeln!(show, "==> {}", self.name);
+    /// Starts the command only when stage `name` has ended.
+    pub fn after(self, name: &'static str) -> Stage {
+        Stage { after: Some(name), ..self }
+    }
+
+    /// Sets a variable of the command's environment.
+    pub fn env(mut self, name: &'static str, value: impl Into<OsString>) -> Stage {
+        self.envs.push((name, value.into()));
+        self
+    }
+
+    /// Sets the time after which the command is killed.
+    pub fn limit(self, limit: Duration) -> Stage {
+        Stage { limit, ..self }
+    }
+
+    /// Runs the command in `root`, with its output in `logs`/NAME.log.
+    pub fn run(&self, root: &Path, logs: &Path) -> Outcome {
+        let log = logs.join(self.name.replace([' ', '\''], "-") + ".log");
         let began = Instant::now();
-        let child = self.command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-        let mut child = match child {
-            Ok(child) => child,
-            Err(error) => return tally.fail(format!("{}: the command does not start: {error}", self.name)),
-        };
         let mut output = Output::default();
-        if let Some(stdout) = child.stdout.take() {
-            for line in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
-                let line = String::from_utf8_lossy(&line);
-                let _ = writeln!(show, "{line}");
-                output.take(&line);
+        let result = self.execute(root, &log, &mut output);
+        let mut tally = Tally::default();
+        let success = match result {
+            Ok(success) => {
+                output.count(self, success, &mut tally);
+                success
             }
+            Err(error) => {
+                tally.fail(format!("{}: {error}", self.name));
+                false
+            }
+        };
+        if !success && began.elapsed() >= self.limit {
+            tally.fail(format!("{}: killed after its limit of {:?}", self.name, self.limit));
         }
-        let success = child.wait().is_ok_and(|status| status.success());
-        output.count(&self, success, tally);
-        let result = if success { "passed" } else { "FAILED" };
-        let _ = writeln!(show, "==> {}: {result} after {:.0?}", self.name, began.elapsed());
+        Outcome { success: success && tally.counts.failed == 0, tally, log, time: began.elapsed() }
+    }
+
+    fn execute(&self, root: &Path, log: &Path, output: &mut Output) -> std::io::Result<bool> {
+        let mut file = File::create(log)?;
+        let (from, to) = std::io::pipe()?;
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=10", &self.limit.as_secs().to_string()]).args(&self.command);
+        command.envs(self.envs.iter().cloned()).current_dir(root).stdin(Stdio::null());
+        command.stdout(to.try_clone()?).stderr(to);
+        let mut child = command.spawn()?;
+        // The pipe ends when the children of the stage, and not this process, have closed it.
+        drop(command);
+        for line in BufReader::new(from).split(b'\n') {
+            let line = line?;
+            file.write_all(&line)?;
+            file.write_all(b"\n")?;
+            output.take(&String::from_utf8_lossy(&line));
+        }
+        Ok(child.wait()?.success())
     }
 }
 
@@ -56,6 +115,9 @@ struct Output {
     skips: Vec<String>,
     ignored: Vec<String>,
     failures: Vec<String>,
+    /// The test program of the present lines of cargo.
+    program: String,
+    tests: Vec<String>,
 }
 
 impl Output {
@@ -65,6 +127,7 @@ impl Output {
         } else if let Some(counts) = closing_line(line) {
             self.closing = Some(counts);
         } else if let Some(reason) = skip_reason(line) {
+            self.tests.push(reason.clone());
             self.skips.push(reason);
         } else if let Some(name) = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED")) {
             self.failures.push(name.to_string());
@@ -72,6 +135,12 @@ impl Output {
             self.ignored.push(reason);
         } else if let Some(name) = line.strip_prefix("FAIL ") {
             self.failures.push(name.to_string());
+        } else if let Some(name) = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... ok")) {
+            self.tests.push(format!("{} {name}", self.program));
+        } else if let Some(name) = line.strip_prefix("PASS ") {
+            self.tests.push(name.to_string());
+        } else if let Some(program) = program_of_cargo(line) {
+            self.program = program;
         }
     }
 
@@ -98,7 +167,20 @@ impl Output {
         }
         tally.failures.extend(self.failures.into_iter().map(|name| format!("{}: {name}", stage.name)));
         tally.skips.extend(self.skips.into_iter().chain(self.ignored));
+        tally.tests.extend(self.tests.into_iter().map(|name| format!("{}: {}", stage.name, name.trim())));
     }
+}
+
+/// `softefa tests/all` of cargo's line `     Running tests/all/main.rs (target/release/deps/all-0123)`: the program's name without its hash.
+fn program_of_cargo(line: &str) -> Option<String> {
+    let line = line.trim_start();
+    if let Some(name) = line.strip_prefix("Doc-tests ") {
+        return Some(format!("doc {name}"));
+    }
+    let (source, program) = line.strip_prefix("Running ")?.split_once(" (")?;
+    let program = Path::new(program.strip_suffix(')')?).file_name()?.to_str()?;
+    let (name, _hash) = program.rsplit_once('-')?;
+    Some(format!("{name} {}", source.trim_start_matches("unittests ")))
 }
 
 #[cfg(test)]
@@ -106,11 +188,12 @@ mod tests {
     use super::*;
 
     fn run(script: &str, has_tests: bool) -> Tally {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]);
-        let mut tally = Tally::default();
-        Stage { name: "it", command, has_tests }.run(&mut tally, &mut std::io::sink());
-        tally
+        let logs = std::env::temp_dir();
+        let name: &'static str = Box::leak(format!("xtask-{:?}", std::thread::current().id()).into_boxed_str());
+        let stage = Stage { has_tests, ..Stage::new(name, ["sh", "-c", script]) };
+        let outcome = stage.run(&logs, &logs);
+        std::fs::remove_file(outcome.log).unwrap();
+        outcome.tally
     }
 
     #[test]
@@ -121,13 +204,15 @@ mod tests {
 
     #[test]
     fn libtest_results_are_added_up() {
-        let script = "echo 'test a::b ... FAILED'; echo 'SKIP c: no card'; \
+        let script = "echo '     Running tests/a.rs (target/deps/a-b-0f)' >&2; echo 'test a::b ... FAILED'; echo 'test a::d ... ok'; \
+            echo 'SKIP c: no card'; \
             echo 'test result: FAILED. 5 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.0s'; \
             echo 'test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s'; exit 1";
         let tally = run(script, true);
         assert_eq!(tally.counts, Counts { passed: 6, failed: 1, skipped: 2 });
-        assert_eq!(tally.failures, ["it: a::b"]);
+        assert!(tally.failures[0].ends_with(": a::b"), "{:?}", tally.failures);
         assert_eq!(tally.skips, ["c: no card"]);
+        assert!(tally.tests[0].ends_with(": a-b tests/a.rs a::d"), "{:?}", tally.tests);
         assert!(tally.summary().ends_with("\n6 passed, 1 failed, 2 skipped"), "{}", tally.summary());
     }
 
@@ -144,8 +229,16 @@ mod tests {
         assert!(!run("exit 101", true).success());
         let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out'; exit 101";
         assert_eq!(run(script, true).counts, Counts { passed: 2, failed: 1, skipped: 0 });
-        let mut tally = Tally::default();
-        Stage::new("x", Command::new("/nonexistent/x")).run(&mut tally, &mut std::io::sink());
-        assert!(!tally.success());
+        let missing = Stage::new("xtask-missing", ["/nonexistent/x"]).run(&std::env::temp_dir(), &std::env::temp_dir());
+        assert!(!missing.success && !missing.tally.success());
+    }
+
+    #[test]
+    fn stage_is_killed_after_its_limit() {
+        let logs = std::env::temp_dir();
+        let stage = Stage::new("xtask-limit", ["sleep", "60"]).limit(Duration::from_secs(1));
+        let outcome = stage.run(&logs, &logs);
+        assert!(!outcome.success && outcome.time < Duration::from_secs(30));
+        assert!(outcome.tally.failures.iter().any(|failure| failure.contains("limit")), "{:?}", outcome.tally.failures);
     }
 }

@@ -38,6 +38,17 @@ pub struct Tally {
     pub skips: Vec<String>,
     /// The names of failed tests.
     pub failures: Vec<String>,
+    /// `stage: name` of each test that passed or was skipped.
+    pub tests: Vec<String>,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.counts += other.counts;
+        self.skips.extend(other.skips);
+        self.failures.extend(other.failures);
+        self.tests.extend(other.tests);
+    }
 }
 
 impl Tally {

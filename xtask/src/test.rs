@@ -1,0 +1,218 @@
+//! `cargo xtask test`: all stages of the test run, two at a time.
+//!
+//! A stage that waits for timers leaves its core to a stage that builds. Each stage writes its output to `target/test-logs/`.
+
+use crate::stage::{Outcome, Stage};
+use crate::tally::Tally;
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+/// Stages that run at the same time.
+const WORKERS: usize = 2;
+
+/// Tests that `--quick` leaves out, by a part of their names: each takes more than about two seconds.
+const SLOW: &[&str] = &[];
+
+/// The stages in the order in which they start. A stage that many others need comes first, then the longest ones.
+fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
+    let script = |name, path: &str| Stage::new(name, [root.join(path).as_os_str(), dist.as_os_str()]).of_tests();
+    let build = cargo(&["test", "--quiet", "--release", "--workspace", "--locked", "--no-run"]);
+    let docs = cargo(&["doc", "--quiet", "--release", "--workspace", "--no-deps", "--locked"]);
+    vec![
+        Stage::new("build of the tests", build),
+        script("foreign clients", "tests/foreign/run.sh"),
+        workspace_tests("cargo test", dist, libfabric, &[]).after("build of the tests"),
+        Stage::new("format", cargo(&["fmt", "--all", "--check"])),
+        lint().after("build of the tests"),
+        script("CUDA kernels", "tests/cuda/run.sh"),
+        script("models", "device-kernels/tests/models.sh"),
+        script("faults", "tests/faults/run.sh").after("build of the tests"),
+        script("libfabric programs", "tests/libfabric/run.sh"),
+        script("aarch64", "scripts/check-aarch64.sh"),
+        script("model of the channel's wake-up", "channel/tests/models.sh").after("models"),
+        script("instructions of a post", "benches/check.sh").after("cargo test"),
+        script("mlx5 instructions", "soft-mlx5/benches/check.sh").after("cargo test"),
+        Stage::new("documentation", docs).after("cargo test").env("RUSTDOCFLAGS", "-D warnings"),
+    ]
+}
+
+/// The stages of `--quick`.
+fn quick_stages(dist: &Path) -> Vec<Stage> {
+    let skips: Vec<&str> = SLOW.iter().flat_map(|name| ["--skip", name]).collect();
+    vec![
+        Stage::new("format", cargo(&["fmt", "--all", "--check"])),
+        workspace_tests("cargo test", dist, None, &skips),
+        lint(),
+    ]
+}
+
+fn cargo(arguments: &[&str]) -> Vec<OsString> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    std::iter::once(cargo).chain(arguments.iter().map(OsString::from)).collect()
+}
+
+fn lint() -> Stage {
+    Stage::new(
+        "lint",
+        cargo(&["clippy", "--release", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]),
+    )
+}
+
+/// The tests of the workspace, with more arguments for the test programs.
+pub fn workspace_tests(name: &'static str, dist: &Path, libfabric: Option<&Path>, more: &[&str]) -> Stage {
+    let arguments = ["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"];
+    let stage = Stage::new(name, cargo(&[&arguments, more].concat())).of_tests().env("FERROGIN_DIST", dist);
+    match libfabric {
+        Some(path) => stage.env("FERROGIN_LIBFABRIC_ALT", path),
+        None => stage,
+    }
+}
+
+/// Runs the stages whose names contain one of `only`, or all.
+pub fn run(root: &Path, dist: &Path, quick: bool, only: &[String]) -> ExitCode {
+    let mut tally = Tally::default();
+    let mut stages = if quick {
+        quick_stages(dist)
+    } else {
+        let libfabric = second_libfabric(root);
+        if let Err(reason) = &libfabric {
+            tally.skip(format!("tests on a second libfabric: {reason}"));
+        }
+        stages(root, dist, libfabric.ok().as_deref())
+    };
+    if !only.is_empty() {
+        stages.retain(|stage| only.iter().any(|part| stage.name.contains(part)));
+        let names: HashSet<&str> = stages.iter().map(|stage| stage.name).collect();
+        stages.iter_mut().for_each(|stage| stage.after = stage.after.filter(|name| names.contains(name)));
+    }
+    if stages.is_empty() {
+        eprintln!("no stage has a name with one of {only:?}");
+        return ExitCode::from(2);
+    }
+    let logs = root.join("target/test-logs");
+    if let Err(error) = std::fs::create_dir_all(&logs) {
+        eprintln!("{}: {error}", logs.display());
+        return ExitCode::FAILURE;
+    }
+    let began = Instant::now();
+    tally += run_stages(stages, root, &logs);
+    let list = logs.join("tests.txt");
+    tally.tests.sort();
+    if let Err(error) = std::fs::write(&list, tally.tests.join("\n") + "\n") {
+        eprintln!("{}: {error}", list.display());
+    }
+    println!(
+        "{} stages in {:.0?}; outputs and the list of tests are in {}",
+        if quick { "quick" } else { "all" },
+        began.elapsed(),
+        logs.display()
+    );
+    println!("{}", tally.summary());
+    if tally.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What the workers share.
+struct Schedule {
+    waiting: Vec<Stage>,
+    ended: HashSet<&'static str>,
+    tally: Tally,
+}
+
+impl Schedule {
+    /// The first stage that need not wait.
+    fn next(&mut self) -> Option<Stage> {
+        let ready = |stage: &Stage| stage.after.is_none_or(|name| self.ended.contains(name));
+        let at = self.waiting.iter().position(ready)?;
+        Some(self.waiting.remove(at))
+    }
+}
+
+/// Runs all stages, `WORKERS` at a time, each after the one that it waits for.
+fn run_stages(stages: Vec<Stage>, root: &Path, logs: &Path) -> Tally {
+    let schedule = Mutex::new(Schedule { waiting: stages, ended: HashSet::new(), tally: Tally::default() });
+    let lock = || schedule.lock().unwrap_or_else(PoisonError::into_inner);
+    let changed = Condvar::new();
+    std::thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| {
+                let mut now = lock();
+                while !now.waiting.is_empty() {
+                    let Some(stage) = now.next() else {
+                        now = changed.wait(now).unwrap_or_else(PoisonError::into_inner);
+                        continue;
+                    };
+                    drop(now);
+                    println!("==> {}: starts", stage.name);
+                    let outcome = stage.run(root, logs);
+                    // The lock keeps the lines of one stage together.
+                    now = lock();
+                    report(&stage, &outcome);
+                    now.tally += outcome.tally;
+                    now.ended.insert(stage.name);
+                    changed.notify_all();
+                }
+            });
+        }
+    });
+    schedule.into_inner().unwrap_or_else(PoisonError::into_inner).tally
+}
+
+/// Prints the result of a stage, and the output of one that failed.
+fn report(stage: &Stage, outcome: &Outcome) {
+    let Outcome { tally, success, log, time } = outcome;
+    if !success {
+        print!("{}", std::fs::read_to_string(log).unwrap_or_else(|error| format!("{}: {error}\n", log.display())));
+    }
+    let crate::tally::Counts { passed, failed, skipped } = tally.counts;
+    let result = if *success { "passed" } else { "FAILED" };
+    println!("==> {}: {result} after {time:.0?} ({passed} passed, {failed} failed, {skipped} skipped)", stage.name);
+}
+
+/// A newer libfabric than the system's: FERROGIN_LIBFABRIC_ALT, or the one that the script fetches.
+pub fn second_libfabric(root: &Path) -> Result<PathBuf, String> {
+    if let Some(path) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") {
+        return Ok(path.into());
+    }
+    let script = root.join("scripts/fetch-libfabric-alt.sh");
+    let output = Command::new(&script).stdin(Stdio::null()).output().map_err(|error| format!("{script:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().into());
+    }
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(text.lines().last().unwrap_or("the script failed").to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_stage_waits_for_an_earlier_one_of_the_list() {
+        let stages = stages(Path::new("/"), Path::new("/dist"), None);
+        for (at, stage) in stages.iter().enumerate() {
+            assert!(
+                stage.after.is_none_or(|name| stages[..at].iter().any(|stage| stage.name == name)),
+                "{}",
+                stage.name
+            );
+        }
+    }
+
+    #[test]
+    fn stage_starts_after_the_one_it_waits_for() {
+        let place = std::env::temp_dir().join(format!("xtask-test-{}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        let stages = vec![
+            Stage::new("first", ["sh", "-c", "sleep 0.3; touch first"]),
+            Stage::new("second", ["test", "-e", "first"]).after("first"),
+            Stage::new("third", ["true"]),
+        ];
+        let tally = run_stages(stages, &place, &place);
+        std::fs::remove_dir_all(&place).unwrap();
+        assert_eq!((tally.counts.passed, tally.counts.failed), (3, 0), "{:?}", tally.failures);
+    }
+}
