@@ -1,6 +1,6 @@
 //! The symbols that NCCL looks for, and the C functions behind them.
 //!
-//! Every function checks its pointers and looks its handles up in the [registry](crate::registry). An error or a panic leaves
+//! Every function checks its pointers and looks its handles up in the [`registry`]. An error or a panic leaves
 //! a function as a code and one WARN line, in no other way.
 #![allow(unsafe_code)]
 

@@ -54,7 +54,7 @@ pub struct World {
 }
 
 impl World {
-    /// Collective: loads the plugin, connects, registers a window and creates [`CONTEXTS`] contexts.
+    /// Collective: loads the plugin, connects, registers a window and creates `CONTEXTS` contexts.
     ///
     /// # Errors
     /// A call of the plugin fails, or a rank is missing.
