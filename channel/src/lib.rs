@@ -1,22 +1,8 @@
-//! Message channels: whole messages, in order, over a network that delivers and completes out of order.
+#![doc = include_str!("../README.md")]
 //!
 //! A [`Reactor`] is a libfabric endpoint and the thread that drives it. A [`Listener`] has an [`Address`] of at most 128 bytes, which the
 //! application carries to the other side; [`Reactor::connect`] opens a [`Channel`] to it. [`Channel::write`] and [`Channel::read`] move whole
 //! buffers and call back. [`Channel::send`] and [`Channel::receive`] do the same as futures, which can be waited for without an executor.
-//!
-//! ```no_run
-//! use ferrogin_channel::{Config, Reactor};
-//! use ferrogin_libfabric::Libfabric;
-//!
-//! let lib = Libfabric::load(None)?;
-//! let (server, client) = (Reactor::open(&lib, &Config::default())?, Reactor::open(&lib, &Config::default())?);
-//! let listener = server.listen()?;
-//! let (a, b) = (client.connect(listener.address()), listener.accept());
-//! let (a, b) = (a.wait()?, b.wait()?);
-//! a.write(b"hello", |sent| assert!(sent.is_ok()));
-//! assert_eq!(b.receive().wait()?, b"hello");
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 //!
 //! **Layers.** `proto` is the protocol, without I/O and threads. `transport` carries tagged messages: with tags that the provider matches, or
 //! with software matching over datagrams. `reactor` is the thread that drives both; `shared` is the way of requests to it.

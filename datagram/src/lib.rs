@@ -1,4 +1,4 @@
-//! Reliable datagrams between processes, over any provider with reliable datagram endpoints and `FI_MSG`.
+#![doc = include_str!("../README.md")]
 //!
 //! A [`MessageEndpoint`] belongs to one thread at a time, which sends with [`Outbox::send`] and drives everything with
 //! [`MessageEndpoint::poll`]. Nothing blocks and nothing is allocated per message. A message is a small header and a payload; with

@@ -1,25 +1,8 @@
-//! Request and response between CPUs, over any transport that carries whole messages in order: the message channel, or mlx5 queue pairs.
+#![doc = include_str!("../README.md")]
 //!
 //! A [`Server`] has numbered methods; a [`Client`] calls them, many at a time. A call has a deadline and can be cancelled. The server grants
 //! credits; a call without a credit waits at the client. Bodies of any length are sent from the memory of the caller and handed over in the
 //! memory that received them.
-//!
-//! ```no_run
-//! use ferrogin_channel::{Config, Reactor};
-//! use ferrogin_libfabric::Libfabric;
-//! use host_rpc::{Client, Server, Settings};
-//! use std::time::Duration;
-//!
-//! let lib = Libfabric::load(None)?;
-//! let (server_side, client_side) = (Reactor::open(&lib, &Config::default())?, Reactor::open(&lib, &Config::default())?);
-//! let server = Server::new(Settings::default()).method(1, |_, body| Ok(body.into_vec().into()));
-//! let server = server.start();
-//! let address = server.listen(server_side.listen()?);
-//! let client = Client::new(client_side.connect(&address).wait()?, Settings::default());
-//! let answer = client.call(1, b"hello".to_vec(), Duration::from_secs(1)).wait()?;
-//! assert_eq!(answer.into_vec(), b"hello");
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 //!
 //! **One call** passes through four modules on its way out and back: the client, the connection, which makes frames ([`frame`]) of calls and
 //! answers, the transport, and the server.

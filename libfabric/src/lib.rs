@@ -1,4 +1,4 @@
-//! libfabric, loaded at run time: bindings, owned handles, and the EFA provider's GDA operations.
+#![doc = include_str!("../README.md")]
 //!
 //! Nothing is linked: [`Libfabric::load`] takes six functions from the shared library, and everything else goes through the
 //! operations tables of the objects themselves, so that one build runs with libfabric 1.17 as with the newest.

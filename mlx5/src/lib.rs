@@ -1,4 +1,4 @@
-//! ConnectX queues driven directly: work requests, completion queues with compression, memory windows.
+#![doc = include_str!("../README.md")]
 //!
 //! The driver writes work requests into the card's ring, rings its doorbell and reads completions, without a system call or a
 //! library in between. One trait, [`device::Device`], creates the queues: [`verbs::Hardware`] uses a card through rdma-core,

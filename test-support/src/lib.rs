@@ -1,4 +1,4 @@
-//! What the tests of several crates share: seeded random numbers, processes of their own, libraries to run on, skips.
+#![doc = include_str!("../README.md")]
 
 pub mod child;
 mod corpus;

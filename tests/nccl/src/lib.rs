@@ -1,20 +1,9 @@
-//! A small NCCL: loads a GIN plugin and calls it in NCCL's order.
+#![doc = include_str!("../README.md")]
 //!
 //! It has the parts of NCCL that the tests, the tool and the benches need: the loader's symbol search
 //! ([`Plugin`]), the call order of a communicator ([`Comm`]: init, devices, properties, listen, connect, closeListen,
 //! …, closeColl, finalize), windows ([`Window`]), GIN contexts ([`GinContext`]), a debug logger ([`log`]), an
 //! out-of-band exchange between the ranks of a job ([`Bootstrap`]) and launchers for such a job ([`launch`]).
-//!
-//! ```
-//! use mini_nccl::{Bootstrap, Plugin};
-//!
-//! // In a job of one rank, an allgather returns the rank's own block.
-//! let single = Bootstrap::single();
-//! assert_eq!(single.allgather(b"handle").unwrap(), vec![b"handle".to_vec()]);
-//! // The error of a missing plugin names the path.
-//! let error = Plugin::load("/nonexistent/libnccl-gin-x.so").unwrap_err();
-//! assert!(error.to_string().contains("/nonexistent/libnccl-gin-x.so"));
-//! ```
 
 pub mod bootstrap;
 pub mod comm;

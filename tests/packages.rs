@@ -1,0 +1,79 @@
+//! Every package of the workspace says what it is, and can be packaged.
+
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Command;
+
+/// What a package's manifest and README lack, one line each.
+fn faults(package: &Value) -> Vec<String> {
+    let name = package["name"].as_str().expect("a package has a name");
+    let mut faults = Vec::new();
+    for key in ["description", "license", "repository", "rust_version", "readme"] {
+        if package[key].as_str().is_none_or(str::is_empty) {
+            faults.push(format!("{name}: {key} is missing"));
+        }
+    }
+    for key in ["keywords", "categories"] {
+        let count = package[key].as_array().map_or(0, Vec::len);
+        if !(1..=5).contains(&count) {
+            faults.push(format!("{name}: {count} {key}, where a registry takes 1 to 5"));
+        }
+    }
+    for dependency in package["dependencies"].as_array().into_iter().flatten() {
+        if dependency.get("path").is_some() && dependency["req"] == "*" {
+            faults.push(format!("{name}: the path dependency {} has no version", dependency["name"]));
+        }
+    }
+    if let (Some(manifest), Some(readme)) = (package["manifest_path"].as_str(), package["readme"].as_str()) {
+        let text = std::fs::read_to_string(Path::new(manifest).with_file_name(readme)).unwrap_or_default();
+        if text.lines().next() != Some(&format!("# {name}")) {
+            faults.push(format!("{name}: the first line of {readme} is not \"# {name}\""));
+        }
+    }
+    faults
+}
+
+/// The packages of the workspace, as cargo reads their manifests.
+fn packages() -> Vec<Value> {
+    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo starts");
+    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
+    metadata["packages"].as_array().expect("a list of packages").clone()
+}
+
+#[test]
+fn every_package_has_its_metadata() {
+    let packages = packages();
+    assert!(packages.iter().any(|package| package["name"] == "efa-dp-direct"), "the workspace's packages are read");
+    let faults: Vec<String> = packages.iter().flat_map(faults).collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn package_without_metadata_is_reported() {
+    let bare = json!({
+        "name": "bare",
+        "dependencies": [
+            { "name": "with", "path": "/with", "req": "^0.1.0" },
+            { "name": "without", "path": "/without", "req": "*" },
+        ],
+    });
+    let faults = faults(&bare);
+    assert_eq!(faults.len(), 8, "{faults:#?}");
+    assert_eq!(faults.last().unwrap(), "bare: the path dependency \"without\" has no version");
+}
+
+#[test]
+fn architecture_names_every_package() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md");
+    let text = std::fs::read_to_string(&path).expect("ARCHITECTURE.md is readable");
+    for package in packages() {
+        let name = package["name"].as_str().expect("a package has a name");
+        assert!(text.contains(&format!("| {name} |")), "the table of crates in ARCHITECTURE.md lacks {name}");
+    }
+}
