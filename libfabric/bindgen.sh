@@ -12,7 +12,7 @@ for header in fabric fi_domain fi_endpoint fi_cm fi_eq fi_rma fi_tagged fi_errno
 done >"$work/wrapper.h"
 echo '#include "fi_ext_efa.h"' >>"$work/wrapper.h"
 
-# Casts are not evaluated by bindgen, so the constants that are casts are written out.
+# bindgen evaluates no casts, so the constants that are casts are written out here.
 bindgen "$work/wrapper.h" --rust-edition 2024 --rust-target 1.85 --wrap-unsafe-ops --use-core \
     --no-doc-comments --no-layout-tests --no-prepend-enum-name --default-enum-style moduleconsts \
     --with-derive-default --no-derive-debug \

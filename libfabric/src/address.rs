@@ -13,7 +13,7 @@ use crate::{entry, table};
 pub struct FiAddr(pub u64);
 
 impl FiAddr {
-    /// No peer in particular.
+    /// No peer.
     pub const UNSPEC: Self = Self(bindings::FI_ADDR_UNSPEC);
 }
 
@@ -24,22 +24,22 @@ pub struct AddressVector {
     domain: Arc<Domain>,
 }
 
-// SAFETY: the domain is FI_THREAD_SAFE (`Domain::open`), so the provider serialises access; closed by the last owner alone.
+// SAFETY: `Domain::open` demands FI_THREAD_SAFE, so the provider serialises access; the last owner alone closes the object.
 unsafe impl Send for AddressVector {}
-// SAFETY: as above.
+// SAFETY: the provider serialises access from several threads (FI_THREAD_SAFE).
 unsafe impl Sync for AddressVector {}
 
 impl AddressVector {
-    /// `fi_av_open` for about `count` peers (a hint; it grows), as a table: numbers are given in order of insertion.
+    /// `fi_av_open` for about `count` peers (a hint; the table grows), as a table: numbers are given in order of insertion.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn open(domain: &Arc<Domain>, count: usize) -> Result<Arc<Self>, Error> {
         let lib = domain.library();
         let open = entry!(lib, domain.ops(), fi_ops_domain, av_open, "fi_av_open")?;
         let mut attr = fi_av_attr { type_: fi_av_type::FI_AV_TABLE, count, ..Default::default() };
         let mut raw = ptr::null_mut();
-        // SAFETY: open domain, live attributes; `raw` is written on success only.
+        // SAFETY: the domain is open and the attributes are live; the provider writes `raw` on success only.
         let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
         lib.check("fi_av_open", code)?;
         Ok(Arc::new(Self { raw, insertions: AtomicU64::new(0), domain: Arc::clone(domain) }))
@@ -48,9 +48,9 @@ impl AddressVector {
     /// Adds the peer whose endpoint name ([`crate::Endpoint::name`]) is `address`.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the address is not a name (too short for any format); what the provider answers.
+    /// [`Error::Argument`] when the address has no byte, or more bytes than any format; [`Error::Call`] with the provider's error.
     pub fn insert(&self, address: &[u8]) -> Result<FiAddr, Error> {
-        // Providers read as many bytes as their format has and are not told how many there are.
+        // Providers read as many bytes as their format has, and get no length.
         let mut padded = [0u8; bindings::FI_NAME_MAX as usize];
         let Some(room) = padded.get_mut(..address.len()).filter(|room| !room.is_empty()) else {
             return Err(Error::Argument {
@@ -59,11 +59,11 @@ impl AddressVector {
         };
         room.copy_from_slice(address);
         let lib = self.domain.library();
-        // SAFETY: open until drop.
+        // SAFETY: `raw` is open until drop.
         let ops = unsafe { (*self.raw).ops };
         let insert = entry!(lib, ops, fi_ops_av, insert, "fi_av_insert")?;
         let mut number = bindings::FI_ADDR_NOTAVAIL;
-        // SAFETY: open vector; the address buffer is at least as long as any fixed format.
+        // SAFETY: the vector is open; the address buffer is at least as long as any fixed format.
         let count = unsafe { insert(self.raw, padded.as_ptr().cast(), 1, &mut number, 0, ptr::null_mut()) };
         lib.check("fi_av_insert", count)?;
         if count != 1 || number == bindings::FI_ADDR_NOTAVAIL {
@@ -73,22 +73,22 @@ impl AddressVector {
         Ok(FiAddr(number))
     }
 
-    /// Peers added so far, whether or not they were taken out again: set-up that adds one twice shows here.
+    /// Peers added so far, whether or not they were removed again. A test sees by this count that set-up added a peer twice.
     pub fn insertions(&self) -> u64 {
         self.insertions.load(Ordering::Relaxed)
     }
 
-    /// Takes a peer out again. Nothing may be under way to it.
+    /// Removes a peer. No operation to the peer may be outstanding.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn remove(&self, peer: FiAddr) -> Result<(), Error> {
         let lib = self.domain.library();
-        // SAFETY: open until drop.
+        // SAFETY: `raw` is open until drop.
         let ops = unsafe { (*self.raw).ops };
         let remove = entry!(lib, ops, fi_ops_av, remove, "fi_av_remove")?;
         let mut number = peer.0;
-        // SAFETY: open vector, one number.
+        // SAFETY: the vector is open; the array has the one number that the call states.
         lib.check("fi_av_remove", unsafe { remove(self.raw, &mut number, 1, 0) })?;
         Ok(())
     }
@@ -101,7 +101,7 @@ impl AddressVector {
 
 impl Drop for AddressVector {
     fn drop(&mut self) {
-        // SAFETY: open, and endpoints bound to it hold an Arc of us, so none is left.
+        // SAFETY: `raw` is open. Endpoints bound to it hold an Arc of this object, so none is left.
         unsafe { table::close(self.domain.library(), self.raw.cast(), "an address vector") }
     }
 }

@@ -13,10 +13,10 @@ use crate::wait::Wait;
 use crate::{Domain, Error, GdaOps, Libfabric};
 use crate::{entry, table};
 
-/// Attributes of a completion queue. Entries have the format of [`Completion`]; there is no wait object.
+/// Attributes of a completion queue. Entries have the format of [`Completion`]; the queue has no wait object.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqAttr {
-    /// Entries; 0 leaves it to the provider.
+    /// Entries; 0 leaves the number to the provider.
     pub size: usize,
 }
 
@@ -24,13 +24,13 @@ pub struct CqAttr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
-    /// What the operation was posted with; null for a completion on behalf of a peer.
+    /// The context that the operation was posted with; null for a completion on behalf of a peer.
     pub context: *mut c_void,
-    /// What kind of operation it was, `FI_SEND`, `FI_RECV`, …
+    /// The kind of the operation, `FI_SEND`, `FI_RECV`, …
     pub flags: u64,
     /// Bytes received; undefined for other operations.
     pub len: usize,
-    /// Where a multi-receive buffer took it.
+    /// Where the message lies in a multi-receive buffer.
     pub buffer: *mut c_void,
     /// The peer's immediate data, if flags has `FI_REMOTE_CQ_DATA`.
     pub data: u64,
@@ -46,25 +46,25 @@ const _: () = {
 };
 
 impl Completion {
-    /// An empty entry, to make room with.
+    /// An empty entry: the initial value of arrays that [`CompletionQueue::read`] fills.
     pub const EMPTY: Self = Self { context: ptr::null_mut(), flags: 0, len: 0, buffer: ptr::null_mut(), data: 0 };
 }
 
-/// What [`CompletionQueue::read`] found.
+/// The result of [`CompletionQueue::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// This many entries, 0 when there are none.
+    /// This many entries; 0 when the queue is empty.
     Entries(usize),
-    /// The next entry is a failed operation: [`CompletionQueue::read_error`] gives it.
+    /// The next entry is a failed operation, which [`CompletionQueue::read_error`] returns.
     Failure,
 }
 
 /// An operation that failed.
 #[derive(Clone, Debug)]
 pub struct CompletionError {
-    /// What the operation was posted with.
+    /// The context that the operation was posted with.
     pub context: *mut c_void,
-    /// What kind of operation it was.
+    /// The kind of the operation.
     pub flags: u64,
     /// libfabric's error code, positive.
     pub code: i32,
@@ -77,7 +77,7 @@ pub struct CompletionError {
 }
 
 impl CompletionError {
-    /// As an error of the call that the operation was posted with.
+    /// The same as an error of the call that posted the operation.
     pub fn into_error(self, call: &'static str) -> Error {
         Error::Call { call, code: self.code, text: format!("{} (provider code {})", self.text, self.provider_code) }
     }
@@ -88,25 +88,25 @@ impl CompletionError {
 pub struct CqDmaBuf<'a> {
     /// The dma-buf.
     pub fd: BorrowedFd<'a>,
-    /// Where in the dma-buf the entries start, bytes.
+    /// Offset of the entries in the dma-buf, in bytes.
     pub offset: u64,
     /// Bytes.
     pub length: u64,
-    /// Where the CPU sees it; null when it does not, and then the queue can be read by the device alone.
+    /// The CPU's address of the entries; null without one, and then the device alone can read the queue.
     pub buffer: *mut u8,
 }
 
 /// A completion queue.
 pub struct CompletionQueue {
     raw: *mut fid_cq,
-    // Closed after the queue.
+    // Dropped after the queue is closed.
     wait: Wait,
     domain: Arc<Domain>,
 }
 
-// SAFETY: the domain is FI_THREAD_SAFE (`Domain::open`), so the provider serialises access; closed by the last owner alone.
+// SAFETY: `Domain::open` demands FI_THREAD_SAFE, so the provider serialises access; the last owner alone closes the object.
 unsafe impl Send for CompletionQueue {}
-// SAFETY: as above.
+// SAFETY: the provider serialises access from several threads (FI_THREAD_SAFE).
 unsafe impl Sync for CompletionQueue {}
 
 fn raw_attr(attr: &CqAttr) -> fi_cq_attr {
@@ -122,7 +122,7 @@ fn open_raw(domain: &Domain, mut attr: fi_cq_attr) -> Result<*mut fid_cq, Error>
     let lib = domain.library();
     let open = entry!(lib, domain.ops(), fi_ops_domain, cq_open, "fi_cq_open")?;
     let mut raw = ptr::null_mut();
-    // SAFETY: open domain, live attributes; `raw` is written on success only.
+    // SAFETY: the domain is open and the attributes are live; the provider writes `raw` on success only.
     let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
     lib.check("fi_cq_open", code)?;
     Ok(raw)
@@ -132,7 +132,7 @@ impl CompletionQueue {
     /// `fi_cq_open`.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn open(domain: &Arc<Domain>, attr: &CqAttr) -> Result<Arc<Self>, Error> {
         let (raw, wait) = (open_raw(domain, raw_attr(attr))?, Wait::Never);
         Ok(Arc::new(Self { raw, wait, domain: Arc::clone(domain) }))
@@ -141,7 +141,7 @@ impl CompletionQueue {
     /// `fi_cq_open` of a queue with a descriptor to wait for, where `provider` has one; entries have the format `format`.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn open_to_wait(
         domain: &Arc<Domain>,
         provider: &str,
@@ -153,12 +153,12 @@ impl CompletionQueue {
         Ok(Arc::new(Self { raw, wait, domain: Arc::clone(domain) }))
     }
 
-    /// The descriptor that becomes readable when there is something to read, if there is one.
+    /// The descriptor that becomes readable when there is something to read, if the queue has one.
     pub fn wait_fd(&self) -> Option<RawFd> {
         self.wait.fd()
     }
 
-    /// True when the descriptor may be waited for now; otherwise there is something to read.
+    /// True when a thread may sleep on the descriptor now; false when there is something to read.
     pub fn may_wait(&self) -> bool {
         self.wait.may_wait(self)
     }
@@ -166,10 +166,10 @@ impl CompletionQueue {
     /// `cq_open_ext` of the EFA operations: a queue whose entries lie in the caller's memory.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     ///
     /// # Safety
-    /// The memory stays valid, and nobody but the card writes it, until the queue is dropped.
+    /// The memory stays valid, and only the card writes it, until the queue is dropped.
     pub unsafe fn open_ext(gda: &GdaOps, attr: &CqAttr, memory: &CqDmaBuf<'_>) -> Result<Arc<Self>, Error> {
         let domain = gda.domain();
         let open = gda.cq_open_ext()?;
@@ -183,13 +183,14 @@ impl CompletionQueue {
         init.ext_mem_dmabuf.offset = memory.offset;
         init.ext_mem_dmabuf.fd = memory.fd.as_raw_fd().cast_unsigned();
         let mut raw = ptr::null_mut();
-        // SAFETY: open domain, live attributes, memory by the caller's promise; `raw` is written on success only.
+        // SAFETY: the domain is open and the attributes are live. The caller keeps the memory valid until the queue is dropped. The
+        // provider writes `raw` on success only.
         let code = unsafe { open(domain.as_ptr(), &mut attr, &mut init, &mut raw, ptr::null_mut()) };
         domain.library().check("cq_open_ext", code)?;
         Ok(Arc::new(Self { raw, wait: Wait::Never, domain: Arc::clone(domain) }))
     }
 
-    /// The domain that it was opened on.
+    /// The domain that the queue was opened on.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
@@ -200,31 +201,31 @@ impl CompletionQueue {
     }
 
     fn ops(&self) -> *mut bindings::fi_ops_cq {
-        // SAFETY: open until drop.
+        // SAFETY: `raw` is open until drop.
         unsafe { (*self.raw).ops }
     }
 
-    /// Takes entries out, as many as fit, without waiting. Drives the provider's progress.
+    /// Takes out as many entries as fit, without waiting. Drives the provider's progress.
     ///
     /// # Errors
-    /// What the provider answers, other than "nothing there" and "a failed operation is next".
+    /// [`Error::Call`] with the provider's error, other than "nothing there" and "a failed operation is next".
     pub fn read(&self, entries: &mut [Completion]) -> Result<Read, Error> {
         let lib = self.domain.library();
         let read = entry!(lib, self.ops(), fi_ops_cq, read, "fi_cq_read")?;
-        // SAFETY: open queue, created for entries of this layout; room for that many.
+        // SAFETY: the queue is open and was created for entries of this layout; the array has room for that many.
         let count = unsafe { read(self.raw, entries.as_mut_ptr().cast(), entries.len()) };
         read_result(lib, count)
     }
 
-    /// Takes the failed operation out that [`CompletionQueue::read`] told of; None when there is none.
+    /// Takes out the failed operation that [`CompletionQueue::read`] reported; None when there is none.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn read_error(&self) -> Result<Option<CompletionError>, Error> {
         let lib = self.domain.library();
         let read = entry!(lib, self.ops(), fi_ops_cq, readerr, "fi_cq_readerr")?;
         let mut raw = fi_cq_err_entry::default();
-        // SAFETY: open queue; the entry is of the newest size, older libraries write less; it brings no buffer for
+        // SAFETY: the queue is open. The entry has the newest size, and older libraries write less. The entry has no buffer for
         // provider data.
         let count = unsafe { read(self.raw, &mut raw, 0) };
         match (count, i32::try_from(-count)) {
@@ -248,18 +249,18 @@ impl CompletionQueue {
             return general;
         };
         let mut buffer = [0; 256];
-        // SAFETY: open queue, an error entry that it wrote, a buffer of that length.
+        // SAFETY: the queue is open and wrote the error entry; the buffer has the stated length.
         let text = unsafe { strerror(self.raw, error.prov_errno, error.err_data, buffer.as_mut_ptr(), buffer.len()) };
         if text.is_null() {
             return general;
         }
-        // SAFETY: a NUL-terminated string, ours or the provider's static one.
+        // SAFETY: the text is a NUL-terminated string: the buffer above, or a static string of the provider.
         let special = unsafe { CStr::from_ptr(text) }.to_string_lossy();
         if special.is_empty() || special == general { general } else { format!("{general}: {special}") }
     }
 }
 
-/// What a read call of a completion queue returned.
+/// The result of a read call that returned `count`.
 pub(crate) fn read_result(lib: &Libfabric, count: isize) -> Result<Read, Error> {
     match (count, i32::try_from(-count)) {
         (0.., _) => Ok(Read::Entries(count.cast_unsigned())),
@@ -271,7 +272,7 @@ pub(crate) fn read_result(lib: &Libfabric, count: isize) -> Result<Read, Error> 
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: open, and endpoints bound to it hold an Arc of us, so none is left.
+        // SAFETY: `raw` is open. Endpoints bound to it hold an Arc of this object, so none is left.
         unsafe { table::close(self.domain.library(), self.raw.cast(), "a completion queue") }
     }
 }

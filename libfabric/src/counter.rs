@@ -11,7 +11,7 @@ use crate::bindings::{
 use crate::{Domain, Error, GdaOps};
 use crate::{entry, table};
 
-/// Where the card keeps a counter: 8 bytes that it alone writes.
+/// Where the card keeps a counter: 8 bytes that only the card writes.
 #[derive(Clone, Copy, Debug)]
 pub enum Location<'a> {
     /// In memory that the CPU can address.
@@ -20,9 +20,9 @@ pub enum Location<'a> {
     DmaBuf {
         /// The dma-buf.
         fd: BorrowedFd<'a>,
-        /// Bytes from its start.
+        /// Offset in the dma-buf, in bytes.
         offset: u64,
-        /// Where the CPU sees it; null when it does not, and then [`Counter::read`] does not work.
+        /// The CPU's address of the counter; null without one, and then [`Counter::read`] does not work.
         ptr: *mut u64,
     },
 }
@@ -44,15 +44,15 @@ impl Location<'_> {
     }
 }
 
-/// A completion counter. Endpoints that it is bound to hold an `Arc` of it, so it outlives them.
+/// A completion counter. Endpoints that are bound to it hold an `Arc` of it, so the counter outlives them.
 pub struct Counter {
     raw: *mut fid_cntr,
     domain: Arc<Domain>,
 }
 
-// SAFETY: the domain is FI_THREAD_SAFE (`Domain::open`), so the provider serialises access; closed by the last owner alone.
+// SAFETY: `Domain::open` demands FI_THREAD_SAFE, so the provider serialises access; the last owner alone closes the object.
 unsafe impl Send for Counter {}
-// SAFETY: as above.
+// SAFETY: the provider serialises access from several threads (FI_THREAD_SAFE).
 unsafe impl Sync for Counter {}
 
 fn raw_attr() -> fi_cntr_attr {
@@ -67,25 +67,25 @@ impl Counter {
     /// `fi_cntr_open`: a counter in the provider's memory.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn open(domain: &Arc<Domain>) -> Result<Arc<Self>, Error> {
         let lib = domain.library();
         let open = entry!(lib, domain.ops(), fi_ops_domain, cntr_open, "fi_cntr_open")?;
         let mut attr = raw_attr();
         let mut raw = ptr::null_mut();
-        // SAFETY: open domain, live attributes; `raw` is written on success only.
+        // SAFETY: the domain is open and the attributes are live; the provider writes `raw` on success only.
         let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
         lib.check("fi_cntr_open", code)?;
         Ok(Arc::new(Self { raw, domain: Arc::clone(domain) }))
     }
 
-    /// `cntr_open_ext` of the EFA operations: a counter in the caller's memory, and, if given, one for errors beside it.
+    /// `cntr_open_ext` of the EFA operations: a counter in the caller's memory, and, with `error`, a counter for errors beside it.
     ///
     /// # Errors
-    /// [`Error::TooOld`] when the provider's table does not have it; what the provider answers.
+    /// [`Error::TooOld`] when the provider's table lacks the entry; [`Error::Call`] with the provider's error.
     ///
     /// # Safety
-    /// The memory is 8-byte aligned, stays valid and is written by nobody but the card until the counter is dropped.
+    /// The memory is 8-byte aligned and stays valid, and only the card writes it, until the counter is dropped.
     pub unsafe fn open_ext(gda: &GdaOps, value: Location<'_>, error: Option<Location<'_>>) -> Result<Arc<Self>, Error> {
         let domain = gda.domain();
         let open = gda.cntr_open_ext()?;
@@ -100,7 +100,8 @@ impl Counter {
             init.err_cntr_ext_mem = error.raw();
         }
         let mut raw = ptr::null_mut();
-        // SAFETY: open domain, live attributes, memory by the caller's promise; `raw` is written on success only.
+        // SAFETY: the domain is open and the attributes are live. The caller keeps the memory valid until the counter is dropped. The
+        // provider writes `raw` on success only.
         let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut(), &mut init) };
         domain.library().check("cntr_open_ext", code)?;
         Ok(Arc::new(Self { raw, domain: Arc::clone(domain) }))
@@ -109,24 +110,24 @@ impl Counter {
     /// The number of completions, through the provider.
     ///
     /// # Errors
-    /// When the provider does not implement it.
+    /// [`Error::Call`] when the provider does not implement the call.
     pub fn read(&self) -> Result<u64, Error> {
-        // SAFETY: open until drop.
+        // SAFETY: `raw` is open until drop.
         let ops = unsafe { (*self.raw).ops };
         let read = entry!(self.domain.library(), ops, fi_ops_cntr, read, "fi_cntr_read")?;
-        // SAFETY: open until drop.
+        // SAFETY: `raw` is open until drop.
         Ok(unsafe { read(self.raw) })
     }
 
     /// The number of failed operations, through the provider.
     ///
     /// # Errors
-    /// When the provider does not implement it.
+    /// [`Error::Call`] when the provider does not implement the call.
     pub fn read_error(&self) -> Result<u64, Error> {
-        // SAFETY: open until drop.
+        // SAFETY: `raw` is open until drop.
         let ops = unsafe { (*self.raw).ops };
         let read = entry!(self.domain.library(), ops, fi_ops_cntr, readerr, "fi_cntr_readerr")?;
-        // SAFETY: open until drop.
+        // SAFETY: `raw` is open until drop.
         Ok(unsafe { read(self.raw) })
     }
 
@@ -138,7 +139,7 @@ impl Counter {
 
 impl Drop for Counter {
     fn drop(&mut self) {
-        // SAFETY: open, and endpoints bound to it hold an Arc of us, so none is left.
+        // SAFETY: `raw` is open. Endpoints bound to it hold an Arc of this object, so none is left.
         unsafe { table::close(self.domain.library(), self.raw.cast(), "a counter") }
     }
 }

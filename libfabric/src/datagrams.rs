@@ -1,4 +1,4 @@
-//! Which of a provider's endpoints carry messages: its own reliable datagrams, or those layered over it.
+//! The choice among a provider's endpoints for messages: its own reliable datagrams, or those layered over it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use crate::{Error, Hints, Info, Libfabric};
 
 /// Reliable datagrams of `provider` with the capabilities `caps`, at the local address `source`.
 ///
-/// The provider's own rather than those of rxm over it: when a peer dies, rxm keeps some of the sends to it for
-/// ever. libfabric 1.17 has its own for tcp under the name `net`; tagged messages are not given to that one, for it crashes when many
-/// come unexpected. `FI_MR_LOCAL` is not offered: buffers are not registered.
+/// The provider's own are preferred to those of rxm over it: when a peer dies, rxm keeps some of the sends to that peer for ever.
+/// libfabric 1.17 has its own for tcp under the name `net`. Tagged messages do not use `net`, which crashes when many of them come
+/// unexpected. The hints do not offer `FI_MR_LOCAL`: buffers are not registered.
 ///
 /// # Errors
-/// [`Error::NoMatch`] when the provider has no such endpoints; what libfabric answers otherwise.
+/// [`Error::NoMatch`] when the provider has no such endpoints; [`Error::Call`] with libfabric's error otherwise.
 pub fn find_datagrams(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>, caps: u64) -> Result<Info, Error> {
     let ask = |provider: &str| {
         let hints = Hints::new(provider)

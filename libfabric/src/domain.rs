@@ -15,17 +15,17 @@ pub struct Fabric {
     lib: Arc<Libfabric>,
 }
 
-// SAFETY: a fabric is only used to open domains and operation tables, which libfabric allows from any thread at a time;
-// it is closed by the last owner alone.
+// SAFETY: this crate uses a fabric only to open domains and operation tables, which libfabric allows from several threads at once. The
+// last owner alone closes it.
 unsafe impl Send for Fabric {}
-// SAFETY: as above.
+// SAFETY: opening domains and operation tables from several threads at once is allowed.
 unsafe impl Sync for Fabric {}
 
 impl Fabric {
     /// `fi_fabric` for the info's fabric.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn open(info: &Info) -> Result<Arc<Self>, Error> {
         let lib = Arc::clone(info.library());
         // SAFETY: the attribute belongs to a live info of this library.
@@ -33,7 +33,7 @@ impl Fabric {
         Ok(Arc::new(Self { raw, lib }))
     }
 
-    /// The library that it belongs to.
+    /// The library of the fabric.
     pub fn library(&self) -> &Arc<Libfabric> {
         &self.lib
     }
@@ -51,7 +51,7 @@ impl Fabric {
 
 impl Drop for Fabric {
     fn drop(&mut self) {
-        // SAFETY: open, and every domain holds an Arc of us, so none is left.
+        // SAFETY: `raw` is open. Every domain holds an Arc of this fabric, so none is left.
         unsafe { table::close(&self.lib, self.raw.cast(), "a fabric") }
     }
 }
@@ -63,17 +63,17 @@ pub struct Domain {
     fabric: Arc<Fabric>,
 }
 
-// SAFETY: `open` demands FI_THREAD_SAFE, under which the provider serialises access to the domain and to everything opened
-// on it; it is closed by the last owner alone.
+// SAFETY: `open` demands FI_THREAD_SAFE, under which the provider serialises access to the domain and to everything opened on it. The
+// last owner alone closes it.
 unsafe impl Send for Domain {}
-// SAFETY: as above.
+// SAFETY: the provider serialises access from several threads (FI_THREAD_SAFE).
 unsafe impl Sync for Domain {}
 
 impl Domain {
     /// `fi_domain` for the info's domain.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the info's threading level is not `FI_THREAD_SAFE`; what the provider answers.
+    /// [`Error::Argument`] when the info's threading level is not `FI_THREAD_SAFE`; [`Error::Call`] with the provider's error.
     pub fn open(fabric: &Arc<Fabric>, info: &Info) -> Result<Arc<Self>, Error> {
         if info.threading() != fi_threading::FI_THREAD_SAFE {
             return Err(Error::Argument {
@@ -89,18 +89,18 @@ impl Domain {
         let ops = unsafe { (*fabric.as_ptr()).ops };
         let open = entry!(lib, ops, fi_ops_fabric, domain, "fi_domain")?;
         let mut raw = ptr::null_mut();
-        // SAFETY: open fabric, live info; `raw` is written on success only.
+        // SAFETY: the fabric is open and the info is live; the provider writes `raw` on success only.
         let code = unsafe { open(fabric.as_ptr(), info.as_ptr(), &mut raw, ptr::null_mut()) };
         lib.check("fi_domain", code)?;
         Ok(Arc::new(Self { raw, mr_mode: info.mr_mode(), fabric: Arc::clone(fabric) }))
     }
 
-    /// The fabric that it was opened on.
+    /// The fabric that the domain was opened on.
     pub fn fabric(&self) -> &Arc<Fabric> {
         &self.fabric
     }
 
-    /// The library that it belongs to.
+    /// The library of the domain.
     pub fn library(&self) -> &Arc<Libfabric> {
         self.fabric.library()
     }
@@ -118,7 +118,7 @@ impl Domain {
     /// The EFA operations for queues that a device drives itself.
     ///
     /// # Errors
-    /// [`Error::TooOld`] or [`Error::Call`] when the provider does not have them.
+    /// [`Error::TooOld`] or [`Error::Call`] when the provider lacks them.
     pub fn gda(self: &Arc<Self>) -> Result<GdaOps, Error> {
         GdaOps::open(self)
     }
@@ -128,10 +128,10 @@ impl Domain {
         unsafe { table::open_ops(self.library(), self.raw.cast(), name) }
     }
 
-    /// How a thread lets the domain's card work while the thread waits; `None` for providers that need no such call.
+    /// The function by which a waiting thread makes the domain's card progress; `None` for providers that need no such call.
     pub fn progress(&self) -> Option<Progress> {
         let table: *const ProgressOps = self.open_ops(progress::OPS)?.cast();
-        // SAFETY: the provider's constant table of this name, which has this one entry.
+        // SAFETY: a provider's table of this name is constant data and has this one entry.
         let function = unsafe { (*table).progress }?;
         Some(Progress { function, arg: self.raw.cast() })
     }
@@ -144,7 +144,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: open, and everything opened on it holds an Arc of us, so nothing is left.
+        // SAFETY: `raw` is open. Everything opened on the domain holds an Arc of it, so nothing is left.
         unsafe { table::close(self.fabric.library(), self.raw.cast(), "a domain") }
     }
 }

@@ -8,46 +8,45 @@ use crate::bindings::{self, fid, fid_ep};
 use crate::{AddressVector, CompletionQueue, Counter, Domain, Error, Info};
 use crate::{entry, table};
 
-/// An endpoint and all that is bound to it.
+/// An endpoint and the objects that are bound to it.
 pub struct Endpoint {
     raw: *mut fid_ep,
-    /// What is bound, kept so that it is closed after the endpoint.
+    /// The bound objects. The endpoint is closed before they are.
     bound: Vec<Arc<dyn Any + Send + Sync>>,
     domain: Arc<Domain>,
 }
 
-// SAFETY: the domain is FI_THREAD_SAFE (`Domain::open`), so the provider serialises access; binding and enabling take
-// `&mut self`.
+// SAFETY: `Domain::open` demands FI_THREAD_SAFE, so the provider serialises access. Binding and enabling take `&mut self`.
 unsafe impl Send for Endpoint {}
-// SAFETY: as above.
+// SAFETY: the provider serialises access from several threads (FI_THREAD_SAFE).
 unsafe impl Sync for Endpoint {}
 
 impl Endpoint {
-    /// `fi_endpoint` as the info describes it: not yet usable until bound and enabled.
+    /// `fi_endpoint` as the info describes it. The endpoint is usable once it is bound and enabled.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn open(domain: &Arc<Domain>, info: &Info) -> Result<Self, Error> {
         let lib = domain.library();
         let open = entry!(lib, domain.ops(), fi_ops_domain, endpoint, "fi_endpoint")?;
         let mut raw = ptr::null_mut();
-        // SAFETY: open domain, live info; `raw` is written on success only.
+        // SAFETY: the domain is open and the info is live; the provider writes `raw` on success only.
         let code = unsafe { open(domain.as_ptr(), info.as_ptr(), &mut raw, ptr::null_mut()) };
         lib.check("fi_endpoint", code)?;
         Ok(Self { raw, bound: Vec::new(), domain: Arc::clone(domain) })
     }
 
     fn bind(&mut self, other: *mut fid, flags: u64, keep: Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
-        // Kept even if the provider refuses: it may have taken a reference before it found the fault.
+        // Kept even if the provider refuses, because it may have taken a reference before it refused.
         self.bound.push(keep);
-        // SAFETY: the endpoint is open; `other` is kept open by `bound`, which is dropped after the endpoint is closed.
+        // SAFETY: the endpoint is open. `bound` keeps `other` open, and is dropped after the endpoint is closed.
         unsafe { table::bind(self.domain.library(), self.raw.cast(), other, flags, "fi_ep_bind") }
     }
 
     /// Binds the address vector that gives peers their numbers.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn bind_av(&mut self, av: &Arc<AddressVector>) -> Result<(), Error> {
         self.bind(av.as_ptr().cast(), 0, Arc::clone(av) as _)
     }
@@ -55,7 +54,7 @@ impl Endpoint {
     /// Binds a completion queue for `FI_TRANSMIT`, `FI_RECV` or both, perhaps with `FI_SELECTIVE_COMPLETION`.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn bind_cq(&mut self, cq: &Arc<CompletionQueue>, flags: u64) -> Result<(), Error> {
         self.bind(cq.as_ptr().cast(), flags, Arc::clone(cq) as _)
     }
@@ -64,7 +63,7 @@ impl Endpoint {
     /// `FI_REMOTE_WRITE`, `FI_REMOTE_READ`.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn bind_counter(&mut self, counter: &Arc<Counter>, flags: u64) -> Result<(), Error> {
         self.bind(counter.as_ptr().cast(), flags, Arc::clone(counter) as _)
     }
@@ -72,54 +71,54 @@ impl Endpoint {
     /// `fi_setopt` of the endpoint level with a boolean value, before [`enable`](Self::enable).
     ///
     /// # Errors
-    /// What the provider answers; `ENOPROTOOPT` for an option that it does not have.
+    /// [`Error::Call`] with the provider's error; the code is `ENOPROTOOPT` for an option that the provider lacks.
     pub fn set_option(&mut self, option: u32, value: bool) -> Result<(), Error> {
         let lib = self.domain.library();
-        // SAFETY: the endpoint is open until it is dropped.
+        // SAFETY: `raw` is open until drop.
         let ops = unsafe { (*self.raw).ops };
         let set = entry!(lib, ops, fi_ops_ep, setopt, "fi_setopt")?;
         let level = bindings::FI_OPT_ENDPOINT as std::ffi::c_int;
         let value = ptr::from_ref(&value);
-        // SAFETY: the endpoint is open; a C bool, which has the layout of a Rust one, lives over the call.
+        // SAFETY: the endpoint is open; `value` is a C bool, which has the layout of a Rust one, and outlives the call.
         let code = unsafe { set(self.raw.cast(), level, option as std::ffi::c_int, value.cast(), size_of::<bool>()) };
         lib.check("fi_setopt", code)?;
         Ok(())
     }
 
-    /// `fi_enable`: from now on it can send and receive, and it has its name.
+    /// `fi_enable`. From then on the endpoint sends and receives, and has a name.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn enable(&mut self) -> Result<(), Error> {
         let lib = self.domain.library();
-        // SAFETY: open until drop.
+        // SAFETY: `raw` is open until drop.
         let ops = unsafe { (*self.raw).fid.ops };
         let control = entry!(lib, ops, fi_ops, control, "fi_enable")?;
-        // SAFETY: open until drop; FI_ENABLE takes no argument.
+        // SAFETY: `raw` is open until drop; FI_ENABLE takes no argument.
         let code = unsafe { control(self.raw.cast(), bindings::FI_ENABLE, ptr::null_mut()) };
         lib.check("fi_enable", code)?;
         Ok(())
     }
 
-    /// The address that peers insert to reach this endpoint; of the info's address format.
+    /// The address by which peers reach this endpoint, in the info's address format.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn name(&self) -> Result<Vec<u8>, Error> {
         let lib = self.domain.library();
-        // SAFETY: open until drop.
+        // SAFETY: `raw` is open until drop.
         let ops = unsafe { (*self.raw).cm };
         let getname = entry!(lib, ops, fi_ops_cm, getname, "fi_getname")?;
         let mut name = vec![0u8; 256];
         let mut len = name.len();
-        // SAFETY: open endpoint; `len` tells the room and takes the length.
+        // SAFETY: the endpoint is open; `len` is the size of the buffer, and the provider sets it to the length of the name.
         let code = unsafe { getname(self.raw.cast(), name.as_mut_ptr().cast(), &mut len) };
         lib.check("fi_getname", code)?;
         name.truncate(len);
         Ok(name)
     }
 
-    /// The domain that it was opened on.
+    /// The domain that the endpoint was opened on.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
@@ -132,7 +131,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // SAFETY: open; what is bound to it is still open, and dropped after.
+        // SAFETY: `raw` is open. The objects bound to it are open until they are dropped after this call.
         unsafe { table::close(self.domain.library(), self.raw.cast(), "an endpoint") }
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong between us and libfabric.
+//! Errors of libfabric and of the search for it.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ pub enum Error {
          FERROGIN_LIBFABRIC to libfabric.so.1"
     )]
     LibraryMissing {
-        /// What was asked of the dynamic linker.
+        /// The argument of the dynamic linker.
         path: PathBuf,
         /// The dynamic linker's answer.
         reason: String,
@@ -27,7 +27,7 @@ pub enum Error {
         /// The first symbol that it lacks.
         symbol: &'static str,
     },
-    /// This libfabric, or the provider in it, lacks something that newer ones have.
+    /// The loaded libfabric, or the provider in it, lacks something that newer releases have.
     #[error(
         "{feature} needs libfabric {needed} or newer, but {found} is loaded; install a newer one and name it in FERROGIN_LIBFABRIC"
     )]
@@ -39,7 +39,7 @@ pub enum Error {
         /// The release that is loaded.
         found: Version,
     },
-    /// A provider directory was named after libfabric had read FI_PROVIDER_PATH.
+    /// The caller named a provider directory after libfabric had read FI_PROVIDER_PATH.
     #[error(
         "libfabric was initialised before the provider directory {dir} was named; start the program with \
          FI_PROVIDER_PATH={dir}",
@@ -49,7 +49,7 @@ pub enum Error {
         /// The directory.
         dir: PathBuf,
     },
-    /// The provider is not known to this process's libfabric although its directory was named.
+    /// This process's libfabric has no such provider although the caller named its directory.
     #[error(
         "libfabric knows no provider {provider} although FI_PROVIDER_PATH was set to find it in {dir}: either no \
          lib*-fi.so that provides it lies there, or something in this process initialised libfabric first; in that \
@@ -57,7 +57,7 @@ pub enum Error {
         dir = dir.display()
     )]
     ProviderNotLoaded {
-        /// The provider asked for.
+        /// The provider in the hints.
         provider: String,
         /// The directory given to [`crate::Libfabric::use_provider_dir`].
         dir: PathBuf,
@@ -72,10 +72,10 @@ pub enum Error {
         /// Names of all providers that are registered.
         known: String,
     },
-    /// An argument cannot be passed on.
+    /// An argument cannot be passed to libfabric.
     #[error("{what}")]
     Argument {
-        /// What was wrong, and with what.
+        /// The invalid argument, and the reason.
         what: String,
     },
     /// A call into libfabric or a provider failed.

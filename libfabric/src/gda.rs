@@ -1,8 +1,8 @@
 //! The EFA provider's operations for queues that a device drives itself ("efa gda ops").
 //!
-//! Layouts are those of `fi_ext_efa.h` (libfabric 2.6); they are held against `tests/vectors/efa_layout.json` by a test.
-//! The table has no size field. Which entries it has follows from the release: five since 2.3, `cntr_open_ext` since 2.6. A
-//! provider that does not come with its libfabric, as our own `softefa`, says what it has through its feature query.
+//! Layouts are those of `fi_ext_efa.h` (libfabric 2.6); a test compares them with `tests/vectors/efa_layout.json`. The table has no
+//! size field. The libfabric release tells its entries: five since 2.3, `cntr_open_ext` since 2.6. A provider that is not part of a
+//! libfabric release, such as `softefa`, names its entries through its feature query.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::bindings::{self, fi_efa_cq_attr, fi_efa_feature_ops, fi_efa_ops_gda, fi_efa_wq_attr};
 use crate::{CompletionQueue, Domain, Endpoint, Error, FiAddr, MemoryRegion, Version};
 
-/// The feature name under which a provider says that its table has `cntr_open_ext`, whatever the libfabric release.
+/// The feature by which a provider states that its table has `cntr_open_ext`, whatever the libfabric release.
 pub const FEATURE_CNTR_OPEN_EXT: &CStr = c"softefa_gda_cntr_open_ext";
 
 const GDA_OPS: &CStr = name(bindings::FI_EFA_GDA_OPS);
@@ -23,9 +23,9 @@ const fn name(bytes: &'static [u8]) -> &'static CStr {
     }
 }
 
-/// `cntr_open_ext` has its place in the table since this release.
+/// The first release whose table has `cntr_open_ext`.
 const CNTR_SINCE: Version = Version::new(2, 6);
-/// The table exists since this release.
+/// The first release that has the table.
 const GDA_SINCE: Version = Version::new(2, 3);
 
 pub(crate) type CqOpenExt = unsafe extern "C" fn(
@@ -44,7 +44,7 @@ pub(crate) type CntrOpenExt = unsafe extern "C" fn(
     *mut bindings::fi_efa_comp_cntr_init_attr,
 ) -> std::ffi::c_int;
 
-/// How a queue entry names a peer's endpoint.
+/// The three numbers by which a work request names a peer's endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Target {
     /// Address handle number, local to the card.
@@ -68,7 +68,7 @@ pub struct WqMemory {
     pub doorbell: *mut u32,
     /// Entries that may be written and not yet rung; 0 when there is no bound.
     pub max_batch: u32,
-    /// `FI_EFA_WQ_CAPS_*`; 0 from releases that do not tell.
+    /// `FI_EFA_WQ_CAPS_*`; 0 from releases that do not report them.
     pub caps: u16,
 }
 
@@ -91,16 +91,16 @@ pub struct GdaOps {
     domain: Arc<Domain>,
 }
 
-// SAFETY: the table is constant data of the provider, alive as long as the domain; what its functions do to the domain's objects
-// is serialised by the provider (FI_THREAD_SAFE).
+// SAFETY: the table is constant data of the provider, alive as long as the domain. The provider serialises access to the domain's
+// objects (FI_THREAD_SAFE).
 unsafe impl Send for GdaOps {}
-// SAFETY: as above.
+// SAFETY: the table is constant, and the provider serialises access from several threads.
 unsafe impl Sync for GdaOps {}
 
 /// `function!(self, name)`: an entry that every release with this table has.
 macro_rules! function {
     ($self:ident, $name:ident) => {{
-        // SAFETY: the table is there as long as the domain, and long enough for the five entries of its first release.
+        // SAFETY: the table is alive as long as the domain, and has the five entries of its first release.
         let function = unsafe { (*$self.table).$name };
         function.ok_or_else(|| $self.lib().failure(stringify!($name), bindings::FI_ENOSYS))
     }};
@@ -127,7 +127,7 @@ impl GdaOps {
         self.domain.library()
     }
 
-    /// The domain that they act on.
+    /// The domain of the operations.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
@@ -152,14 +152,14 @@ impl GdaOps {
         function!(self, cntr_open_ext)
     }
 
-    /// How queue entries of `endpoint` name the peer.
+    /// The numbers by which work requests of `endpoint` name the peer.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn query_addr(&self, endpoint: &Endpoint, peer: FiAddr) -> Result<Target, Error> {
         let query = function!(self, query_addr)?;
         let mut target = Target::default();
-        // SAFETY: open endpoint; three live results.
+        // SAFETY: the endpoint is open and the three results are live.
         let code = unsafe { query(endpoint.as_ptr(), peer.0, &mut target.ah, &mut target.qpn, &mut target.qkey) };
         self.lib().check("query_addr", code)?;
         Ok(target)
@@ -168,11 +168,11 @@ impl GdaOps {
     /// The send queue and the receive queue of an enabled endpoint.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn query_qp(&self, endpoint: &Endpoint) -> Result<(WqMemory, WqMemory), Error> {
         let query = function!(self, query_qp_wqs)?;
         let (mut sq, mut rq) = (fi_efa_wq_attr::default(), fi_efa_wq_attr::default());
-        // SAFETY: open endpoint; two live results, of the newest size (older providers write less).
+        // SAFETY: the endpoint is open and the two results are live. They have the newest size; older providers write less.
         let code = unsafe { query(endpoint.as_ptr(), &mut sq, &mut rq) };
         self.lib().check("query_qp_wqs", code)?;
         let memory = |raw: &fi_efa_wq_attr| WqMemory {
@@ -189,39 +189,39 @@ impl GdaOps {
     /// The ring of a completion queue.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn query_cq(&self, cq: &CompletionQueue) -> Result<CqMemory, Error> {
         let query = function!(self, query_cq)?;
         let mut raw = fi_efa_cq_attr::default();
-        // SAFETY: open queue; live result.
+        // SAFETY: the queue is open and the result is live.
         let code = unsafe { query(cq.as_ptr(), &mut raw) };
         self.lib().check("query_cq", code)?;
         Ok(CqMemory { buffer: raw.buffer, entry_size: raw.entry_size, num_entries: raw.num_entries })
     }
 
-    /// The key by which local queue entries name the region.
+    /// The key by which local work requests name the region.
     ///
     /// # Errors
-    /// When the provider has none for it.
+    /// [`Error::Call`] when the provider has no key for the region.
     pub fn lkey(&self, region: &MemoryRegion) -> Result<u32, Error> {
         let get = function!(self, get_mr_lkey)?;
-        // SAFETY: open region.
+        // SAFETY: the region is open.
         let key = unsafe { get(region.as_ptr()) };
-        // FI_KEY_NOTAVAIL does not fit either.
+        // FI_KEY_NOTAVAIL does not fit into 32 bits either.
         u32::try_from(key).map_err(|_| self.lib().failure("get_mr_lkey", bindings::FI_ENODATA))
     }
 }
 
-/// Asks the provider's feature query, which it has on its fabric (libfabric's `efa`) or its domain.
+/// Calls the provider's feature query, which is an operation of its fabric (libfabric's `efa`) or of its domain.
 fn has_feature(domain: &Domain, feature: &CStr) -> bool {
     let Some(table) = domain.fabric().open_ops(FEATURE_OPS).or_else(|| domain.open_ops(FEATURE_OPS)) else {
         return false;
     };
     let table: *const fi_efa_feature_ops = table.cast();
-    // SAFETY: the provider's constant table of this name, which has had this entry since it exists.
+    // SAFETY: a provider's table of this name is constant data and has had this entry from the first release on.
     let Some(query) = (unsafe { (*table).query }) else {
         return false;
     };
-    // SAFETY: a NUL-terminated name.
+    // SAFETY: `feature` is a NUL-terminated name.
     unsafe { query(feature.as_ptr()) }
 }

@@ -1,4 +1,4 @@
-//! What is asked of `fi_getinfo`.
+//! The hints of `fi_getinfo`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::bindings::{self, fi_ep_type, fi_progress, fi_threading};
 use crate::library::c_string;
 use crate::{Error, Info, Libfabric, Version};
 
-/// The `mr_mode` bits of today's interface that a caller usually can live with: local memory registered, virtual addresses,
+/// The `mr_mode` bits of the current interface that callers usually support: local memory registered, virtual addresses,
 /// backed by pages, keys chosen by the provider, registered before bound.
 pub const MR_MODE_ALL: i32 = bindings::FI_MR_LOCAL
     | bindings::FI_MR_RAW
@@ -19,7 +19,7 @@ pub const MR_MODE_ALL: i32 = bindings::FI_MR_LOCAL
     | bindings::FI_MR_ENDPOINT
     | bindings::FI_MR_HMEM;
 
-/// Hints for [`Libfabric::getinfo`]: a builder. What is not set leaves the choice to the provider.
+/// Hints for [`Libfabric::getinfo`]: a builder. A field that is not set leaves the choice to the provider.
 ///
 /// ```
 /// use ferrogin_libfabric::{Hints, bindings};
@@ -91,25 +91,25 @@ impl Hints {
         ep_type: u32,
         /// Capabilities, `FI_MSG`, `FI_RMA`, …
         caps: u64,
-        /// Mode bits that the caller is ready to serve, `FI_CONTEXT2`, …
+        /// Mode bits that the caller supports, `FI_CONTEXT2`, …
         mode: u64,
         /// Address format, `FI_ADDR_EFA`, `FI_SOCKADDR_IN`, …
         addr_format: u32,
-        /// Memory registration modes that the caller is ready to serve, `FI_MR_*`.
+        /// Memory registration modes that the caller supports, `FI_MR_*`.
         mr_mode: i32,
-        /// Bytes that an operation can carry inline; the provider may give more.
+        /// Bytes that an operation carries inline at least; the provider may give more.
         inject_size: usize,
         /// Entries of the send queue.
         tx_size: usize,
         /// Entries of the receive queue.
         rx_size: usize,
-        /// Message ordering that is relied on, `FI_ORDER_*`.
+        /// Message ordering that the caller needs, `FI_ORDER_*`.
         msg_order: u64,
         /// Traffic class, `FI_TC_*`.
         tclass: u32,
         /// Threading level, `fi_threading::FI_THREAD_*`. The owned handles demand the default, `FI_THREAD_SAFE`.
         threading: u32,
-        /// Who makes progress, for control and data, `fi_progress::FI_PROGRESS_*`.
+        /// Progress model of control and data, `fi_progress::FI_PROGRESS_*`.
         progress: u32,
         /// Flags of fi_getinfo itself, `FI_SOURCE`, …
         flags: u64,
@@ -129,7 +129,7 @@ impl Hints {
         self
     }
 
-    /// The node (host name or address) that fi_getinfo resolves: a peer, or with `FI_SOURCE` ourselves.
+    /// The node (host name or address) that fi_getinfo resolves: a peer, or the local host with `FI_SOURCE`.
     #[must_use]
     pub fn node(mut self, node: &str) -> Self {
         self.node = Some(node.to_owned());
@@ -150,15 +150,15 @@ impl Hints {
         self.node(node).flags(flags)
     }
 
-    /// The API version to ask for; without it [`Libfabric::api_version`].
+    /// The API version that fi_getinfo gets; without it [`Libfabric::api_version`].
     #[must_use]
     pub fn api(mut self, version: Version) -> Self {
         self.api = Some(version);
         self
     }
 
-    /// The hints as an `fi_info` that the library itself allocated, so that its parts have the library's sizes. Only fields
-    /// that every supported release has are written.
+    /// The hints as an `fi_info` that the library itself allocated, so that its parts have the library's sizes. Only fields that every
+    /// supported release has are written.
     pub(crate) fn to_info(&self, lib: &Arc<Libfabric>) -> Result<Info, Error> {
         let mut info = Info::empty(lib)?;
         let raw = info.raw_mut();
@@ -166,28 +166,28 @@ impl Hints {
         raw.mode = self.mode;
         raw.addr_format = self.addr_format;
         let (tx, rx, ep, domain) = (raw.tx_attr, raw.rx_attr, raw.ep_attr, raw.domain_attr);
-        // SAFETY: `Info::empty` made sure that the parts are there; nobody else knows them yet.
+        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*tx).inject_size = self.inject_size };
-        // SAFETY: as above.
+        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*tx).size = self.tx_size };
-        // SAFETY: as above.
+        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*tx).msg_order = self.msg_order };
-        // SAFETY: as above; the field is there since 1.9.
+        // SAFETY: `Info::empty` made this part, and no other pointer to it exists; libfabric has the field since 1.9.
         unsafe { (*tx).tclass = self.tclass };
-        // SAFETY: as above.
+        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*rx).size = self.rx_size };
-        // SAFETY: as above.
+        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*rx).msg_order = self.msg_order };
-        // SAFETY: as above.
+        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*ep).type_ = self.ep_type };
-        // SAFETY: as above.
+        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*domain).threading = self.threading };
-        // SAFETY: as above.
+        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*domain).mr_mode = self.mr_mode };
-        // SAFETY: as above.
+        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*domain).control_progress = self.progress };
         let progress = bindings::fi_domain_attr__bindgen_ty_1 { data_progress: self.progress };
-        // SAFETY: as above.
+        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*domain).__bindgen_anon_1 = progress };
         info.set_names(
             self.provider.as_deref().map(|name| c_string("provider", name)).transpose()?,
@@ -201,9 +201,9 @@ impl Hints {
 impl fmt::Display for Hints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "provider {}", self.provider.as_deref().unwrap_or("any"))?;
-        for (what, name) in [("fabric", &self.fabric), ("domain", &self.domain), ("node", &self.node)] {
+        for (key, name) in [("fabric", &self.fabric), ("domain", &self.domain), ("node", &self.node)] {
             if let Some(name) = name {
-                write!(f, ", {what} {name}")?;
+                write!(f, ", {key} {name}")?;
             }
         }
         write!(f, ", endpoint type {}, caps {:#x}, mode {:#x}", self.ep_type, self.caps, self.mode)?;

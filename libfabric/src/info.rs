@@ -1,4 +1,4 @@
-//! One way to reach the network: an owned `fi_info`.
+//! An owned `fi_info`: one way to reach the network.
 
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use crate::bindings::{self, fi_bus_type, fi_info, fi_threading};
 use crate::{Error, Libfabric, Version};
 
-/// An `fi_info` and all that hangs on it, allocated and freed by the library that it came from.
+/// An `fi_info` and its parts, which the library that it came from allocates and frees.
 ///
-/// The parts (`tx_attr`, …) are as large as in that library's release: fields at their ends that newer headers have may not
-/// be there, so no reference to a whole part is ever made.
+/// The parts (`tx_attr`, …) have the size that they have in that library's release. Fields that newer headers added at their ends may
+/// be missing, so no reference to a whole part is ever made.
 pub struct Info {
     raw: NonNull<fi_info>,
     lib: Arc<Libfabric>,
@@ -19,7 +19,7 @@ pub struct Info {
 
 // SAFETY: an fi_info is plain heap data, owned by this object; shared access only reads.
 unsafe impl Send for Info {}
-// SAFETY: as above.
+// SAFETY: shared access only reads.
 unsafe impl Sync for Info {}
 
 /// A PCI address.
@@ -48,7 +48,7 @@ macro_rules! read {
         if pointer.is_null() {
             Default::default()
         } else {
-            // SAFETY: parts of a live fi_info are live or null; the field is one that all supported releases have.
+            // SAFETY: a part of a live fi_info is live or null; all supported releases have the field.
             unsafe { (*pointer).$field }
         }
     }};
@@ -56,7 +56,7 @@ macro_rules! read {
 
 impl Info {
     pub(crate) fn empty(lib: &Arc<Libfabric>) -> Result<Self, Error> {
-        // SAFETY: null asks for an empty info with all parts.
+        // SAFETY: with null, fi_dupinfo returns an empty info with all its parts.
         let info = unsafe { Self::duplicate(lib, std::ptr::null()) }?;
         let raw = info.raw();
         let parts = [
@@ -75,34 +75,34 @@ impl Info {
     /// # Safety
     /// `source` is null or an entry made by `lib`.
     pub(crate) unsafe fn duplicate(lib: &Arc<Libfabric>, source: *const fi_info) -> Result<Self, Error> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: this function's caller passes null or an entry that `lib` made.
         let raw = unsafe { lib.duplicate_info(source) };
         let raw = NonNull::new(raw).ok_or_else(|| lib.failure("fi_dupinfo", -bindings::FI_ENOMEM))?;
         Ok(Self { raw, lib: Arc::clone(lib) })
     }
 
-    /// The library that it belongs to.
+    /// The library that the info belongs to.
     pub fn library(&self) -> &Arc<Libfabric> {
         &self.lib
     }
 
-    /// For calls that take an `fi_info`; they do not change or keep it.
+    /// The pointer for calls that take an `fi_info` and neither change nor keep it.
     pub fn as_ptr(&self) -> *mut fi_info {
         self.raw.as_ptr()
     }
 
     /// The top struct, which has had the same size since 1.5.
     pub fn raw(&self) -> &fi_info {
-        // SAFETY: owned and live; changed only through `&mut self`.
+        // SAFETY: this object owns the info, which is live, and changes it only through `&mut self`.
         unsafe { self.raw.as_ref() }
     }
 
     pub(crate) fn raw_mut(&mut self) -> &mut fi_info {
-        // SAFETY: owned and live; `&mut self` is exclusive.
+        // SAFETY: this object owns the info, which is live; `&mut self` is exclusive.
         unsafe { self.raw.as_mut() }
     }
 
-    /// Sets the names that are given; fi_freeinfo frees them with free(), hence strdup.
+    /// Sets the names that are given. They are copies by strdup, because fi_freeinfo frees them with free().
     pub(crate) fn set_names(
         &mut self,
         provider: Option<CString>,
@@ -112,15 +112,15 @@ impl Info {
         let fabric_attr = self.raw().fabric_attr;
         let domain_attr = self.raw().domain_attr;
         if let Some(name) = provider {
-            // SAFETY: the part is there (`empty`), and its name was null.
+            // SAFETY: `empty` made this part, and its name was null.
             unsafe { (*fabric_attr).prov_name = self.duplicate_string(&name)? };
         }
         if let Some(name) = fabric {
-            // SAFETY: as above.
+            // SAFETY: `empty` made this part, and its name was null.
             unsafe { (*fabric_attr).name = self.duplicate_string(&name)? };
         }
         if let Some(name) = domain {
-            // SAFETY: as above.
+            // SAFETY: `empty` made this part, and its name was null.
             unsafe { (*domain_attr).name = self.duplicate_string(&name)? };
         }
         Ok(())
@@ -158,7 +158,7 @@ impl Info {
         if raw.src_addr.is_null() {
             return Vec::new();
         }
-        // SAFETY: the provider gives `src_addrlen` bytes there.
+        // SAFETY: the provider's address has `src_addrlen` bytes.
         unsafe { std::slice::from_raw_parts(raw.src_addr.cast::<u8>(), raw.src_addrlen) }.to_vec()
     }
 
@@ -172,12 +172,12 @@ impl Info {
         self.raw().caps
     }
 
-    /// Mode bits that the provider demands of its user.
+    /// Mode bits that the application must support.
     pub fn mode(&self) -> u64 {
         self.raw().mode
     }
 
-    /// Memory registration modes that the provider demands of its user.
+    /// Memory registration modes that the application must support.
     pub fn mr_mode(&self) -> i32 {
         read!(self.raw().domain_attr, mr_mode)
     }
@@ -195,17 +195,17 @@ impl Info {
         read!(self.raw().domain_attr, max_cntr_value)
     }
 
-    /// Completion counters that the domain can have, as the provider says.
+    /// Completion counters that the domain can have, by the provider's account.
     pub fn counter_count(&self) -> usize {
         read!(self.raw().domain_attr, cntr_cnt)
     }
 
-    /// Endpoints that the domain can have, as the provider says.
+    /// Endpoints that the domain can have, by the provider's account.
     pub fn endpoint_count(&self) -> usize {
         read!(self.raw().domain_attr, ep_cnt)
     }
 
-    /// Threading level that the objects keep, `fi_threading::FI_THREAD_*`.
+    /// Threading level of the objects, `fi_threading::FI_THREAD_*`.
     pub fn threading(&self) -> fi_threading::Type {
         read!(self.raw().domain_attr, threading)
     }
@@ -215,16 +215,16 @@ impl Info {
         read!(self.raw().tx_attr, size)
     }
 
-    /// Traffic class of the send queue, `FI_TC_*`: what the provider gives, which need not be what was asked for.
+    /// Traffic class of the send queue, `FI_TC_*`. The provider may give another class than the hints name.
     pub fn tclass(&self) -> u32 {
         read!(self.raw().tx_attr, tclass)
     }
 
-    /// Sets the traffic class with which endpoints are opened, whatever the provider answered to hints.
+    /// Sets the traffic class of endpoints that are opened with this info, whatever class the provider gave.
     pub fn set_tclass(&mut self, tclass: u32) {
         let attr = self.raw().tx_attr;
         if !attr.is_null() {
-            // SAFETY: a part of our own entry, which `&mut self` makes ours alone; all supported releases have the field.
+            // SAFETY: `attr` is a part of this entry, and `&mut self` is exclusive; all supported releases have the field.
             unsafe { (*attr).tclass = tclass };
         }
     }
@@ -234,13 +234,13 @@ impl Info {
         read!(self.raw().rx_attr, size)
     }
 
-    /// Endpoints that are opened with it have at most `entries` in their send and in their receive queue.
+    /// Limits the send and the receive queue of endpoints that are opened with this info to `entries` each.
     pub fn limit_queues(&mut self, entries: usize) {
-        // SAFETY: null or a live part of the info.
+        // SAFETY: the pointer is null or a live part of the info, and `&mut self` is exclusive.
         if let Some(tx) = unsafe { self.raw_mut().tx_attr.as_mut() } {
             tx.size = tx.size.min(entries);
         }
-        // SAFETY: as above.
+        // SAFETY: the pointer is null or a live part of the info, and `&mut self` is exclusive.
         if let Some(rx) = unsafe { self.raw_mut().rx_attr.as_mut() } {
             rx.size = rx.size.min(entries);
         }
@@ -261,7 +261,7 @@ impl Info {
         read!(self.raw().ep_attr, max_msg_size)
     }
 
-    /// Where the card is on the PCI bus, if the provider says.
+    /// The card's PCI address, if the provider gives it.
     pub fn pci_address(&self) -> Option<PciAddress> {
         let bus = read_pointer(self.raw().nic, read_bus)?;
         // SAFETY: `bus` is a live part of the nic attributes.
@@ -269,17 +269,17 @@ impl Info {
         if kind != fi_bus_type::FI_BUS_PCI {
             return None;
         }
-        // SAFETY: as above.
+        // SAFETY: `bus` is a live part of the nic attributes.
         let attr = unsafe { (*bus).attr };
-        // SAFETY: for a PCI bus the union holds the PCI address.
+        // SAFETY: the bus is a PCI bus, so the union holds a PCI address.
         let pci = unsafe { attr.pci };
         Some(PciAddress { domain: pci.domain_id, bus: pci.bus_id, device: pci.device_id, function: pci.function_id })
     }
 
-    /// The link's speed in bits per second, if the provider says.
+    /// The link's speed in bits per second, if the provider gives it.
     pub fn link_speed(&self) -> Option<u64> {
         let link = read_pointer(self.raw().nic, |nic| {
-            // SAFETY: the nic part of a live fi_info.
+            // SAFETY: `nic` is a part of a live fi_info.
             unsafe { (*nic).link_attr }
         })?;
         // SAFETY: `link` is a live part of the nic attributes.
@@ -289,10 +289,10 @@ impl Info {
         }
     }
 
-    /// The card's device name (`rdmap0s6`), if the provider says.
+    /// The card's device name (`rdmap0s6`), if the provider gives it.
     pub fn device_name(&self) -> Option<String> {
         let device = read_pointer(self.raw().nic, |nic| {
-            // SAFETY: the nic part of a live fi_info.
+            // SAFETY: `nic` is a part of a live fi_info.
             unsafe { (*nic).device_attr }
         })?;
         // SAFETY: `device` is a live part of the nic attributes.
@@ -302,11 +302,11 @@ impl Info {
 }
 
 fn read_bus(nic: *mut bindings::fid_nic) -> *mut bindings::fi_bus_attr {
-    // SAFETY: the nic part of a live fi_info.
+    // SAFETY: `nic` is a part of a live fi_info.
     unsafe { (*nic).bus_attr }
 }
 
-/// The pointer that `read` finds behind `part`, if neither is null.
+/// The pointer that `read` reads from `part`, if neither is null.
 fn read_pointer<T, U>(part: *mut T, read: impl Fn(*mut T) -> *mut U) -> Option<*mut U> {
     if part.is_null() {
         return None;
@@ -329,14 +329,14 @@ fn text(string: *const c_char) -> String {
 
 impl Clone for Info {
     fn clone(&self) -> Self {
-        // SAFETY: our own entry, made by this library.
+        // SAFETY: this library made the entry.
         unsafe { Self::duplicate(&self.lib, self.as_ptr()) }.expect("fi_dupinfo copies an info it made")
     }
 }
 
 impl Drop for Info {
     fn drop(&mut self) {
-        // SAFETY: made by this library and not used after.
+        // SAFETY: this library made the info, and this is its last use.
         unsafe { self.lib.free_info(self.as_ptr()) }
     }
 }

@@ -1,4 +1,4 @@
-//! The shared library: found and loaded at run time, six functions taken from it.
+//! The shared library, found and loaded at run time, and the six functions taken from it.
 
 use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
 use std::fmt;
@@ -31,12 +31,12 @@ impl Version {
         Self { major, minor }
     }
 
-    /// From libfabric's form: major in the upper half, minor in the lower.
+    /// From libfabric's encoding: major in the upper half, minor in the lower.
     pub const fn from_raw(raw: u32) -> Self {
         Self { major: (raw >> 16) as u16, minor: raw as u16 }
     }
 
-    /// libfabric's form.
+    /// libfabric's encoding.
     pub const fn raw(self) -> u32 {
         (self.major as u32) << 16 | self.minor as u32
     }
@@ -57,7 +57,7 @@ type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
 
 /// A loaded libfabric.
 ///
-/// One object per library in the process: loading the same file again gives the same object. It is never unloaded, because
+/// Each library is one object of the process: loading the same file again gives the same object. It is never unloaded, because
 /// providers leave threads and exit handlers behind.
 pub struct Libfabric {
     path: PathBuf,
@@ -67,7 +67,7 @@ pub struct Libfabric {
     fabric: OpenFabric,
     version: GetVersion,
     strerror: StrError,
-    /// We have called fi_getinfo: this library has read its environment.
+    /// fi_getinfo was called, so this library has read its environment.
     initialised: AtomicBool,
     provider_dirs: Mutex<Vec<PathBuf>>,
 }
@@ -96,7 +96,7 @@ impl Libfabric {
         Self::open(path, 0)
     }
 
-    /// The libfabric that is in this process already: for a provider, which must use the core that loaded it.
+    /// The libfabric that is in this process already. A provider must use the core that loaded it.
     ///
     /// Looks for the library that [`Libfabric::load`] would load, then for any libfabric by its soname, and loads nothing.
     ///
@@ -107,20 +107,20 @@ impl Libfabric {
     }
 
     fn open(path: PathBuf, more_flags: c_int) -> Result<Arc<Self>, Error> {
-        // RTLD_LOCAL: a second libfabric in the process (NCCL's own network plugin may bring one) must not resolve its
-        // symbols to ours, nor ours to it.
+        // RTLD_LOCAL: the process may have a second libfabric, such as that of NCCL's own network plugin. Neither library may resolve
+        // its symbols to the other.
         let flags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | more_flags;
         // SAFETY: runs the initialisers of a library that the user named or the system installed as libfabric.
         let library = unsafe { Library::open(Some(&path), flags) };
         let library = library.map_err(|error| {
-            // The dynamic linker's own words, which name the file, are the source.
+            // The source is the dynamic linker's text, which names the file.
             let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
             Error::LibraryMissing { path: path.clone(), reason }
         })?;
         macro_rules! symbol {
             ($name:literal, $type:ty) => {{
-                // SAFETY: the type is the one that rdma/fabric.h declares for this name; plain dlsym gives the default
-                // symbol version, which takes the current structs of that library.
+                // SAFETY: rdma/fabric.h declares the symbol with this type. Plain dlsym gives the default symbol version, which takes
+                // the current structs of that library.
                 let symbol = unsafe { library.get::<$type>(concat!($name, "\0").as_bytes()) };
                 *symbol.map_err(|_| Error::SymbolMissing { path: path.clone(), symbol: $name })?
             }};
@@ -147,33 +147,33 @@ impl Libfabric {
         Ok(loaded)
     }
 
-    /// What the library was loaded as.
+    /// The path that the library was loaded by.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The release of the library.
     pub fn version(&self) -> Version {
-        // SAFETY: fi_version takes nothing and returns a constant.
+        // SAFETY: fi_version takes no argument and returns a constant.
         Version::from_raw(unsafe { (self.version)() })
     }
 
-    /// The API version to ask for: the library's, but no newer than what the bindings describe.
+    /// The API version of calls: the library's, but no newer than the bindings.
     pub fn api_version(&self) -> Version {
         self.version().min(Version::NEWEST_KNOWN)
     }
 
-    /// Makes libfabric look for providers (`lib*-fi.so`) in `dir` too, by putting it first in `FI_PROVIDER_PATH`.
+    /// Makes libfabric search `dir` for providers (`lib*-fi.so`) too, by putting it first in `FI_PROVIDER_PATH`.
     ///
-    /// libfabric reads the variable once, at the first fi_getinfo of the process: call this before. Setting the variable
-    /// switches off libfabric's search for its own loadable providers (not for those built into it), unless it names their
+    /// libfabric reads the variable once, at the first fi_getinfo of the process: call this function before. Setting the variable
+    /// switches off libfabric's search for its own loadable providers (not for those built into it), unless the variable names their
     /// directory too.
     ///
     /// # Errors
-    /// [`Error::TooLateForProviderDir`] when this library has been asked for information already.
+    /// [`Error::TooLateForProviderDir`] after the first fi_getinfo of this library.
     ///
     /// # Safety
-    /// No other thread reads or writes the process environment through the C library meanwhile.
+    /// No other thread reads or writes the process environment through the C library during the call.
     pub unsafe fn use_provider_dir(&self, dir: &Path) -> Result<(), Error> {
         let mut dirs = self.provider_dirs.lock().unwrap_or_else(PoisonError::into_inner);
         let old = std::env::var_os("FI_PROVIDER_PATH").unwrap_or_default();
@@ -181,7 +181,7 @@ impl Libfabric {
             if self.initialised.load(Ordering::Relaxed) {
                 return Err(Error::TooLateForProviderDir { dir: dir.to_owned() });
             }
-            // SAFETY: no concurrent access to the environment, by the caller's promise.
+            // SAFETY: this function's caller keeps other threads from the environment.
             unsafe { std::env::set_var("FI_PROVIDER_PATH", prepend(&old, dir)) };
         }
         if !dirs.iter().any(|known| known == dir) {
@@ -190,11 +190,11 @@ impl Libfabric {
         Ok(())
     }
 
-    /// Every way to reach the network that matches the hints, libfabric's preferred one first. Never empty.
+    /// Every info that matches the hints, libfabric's preferred one first. Never empty.
     ///
     /// # Errors
-    /// [`Error::NoMatch`] when there is none, [`Error::ProviderNotLoaded`] when the provider asked for is unknown although
-    /// a directory for it was given, [`Error::Call`] for anything else.
+    /// [`Error::NoMatch`] when there is none, [`Error::ProviderNotLoaded`] when libfabric lacks the provider of the hints although the
+    /// caller named its directory, [`Error::Call`] for anything else.
     pub fn getinfo(self: &Arc<Self>, hints: &Hints) -> Result<Vec<Info>, Error> {
         let node = hints.node.as_deref().map(|node| c_string("node", node)).transpose()?;
         let service = hints.service.as_deref().map(|service| c_string("service", service)).transpose()?;
@@ -230,19 +230,18 @@ impl Libfabric {
         let node = node.map_or(ptr::null(), CStr::as_ptr);
         let service = service.map_or(ptr::null(), CStr::as_ptr);
         let hints = hints.map_or(ptr::null_mut(), Info::as_ptr);
-        // SAFETY: strings and hints live over the call (hints were allocated by this library); `list` is written on
-        // success only.
+        // SAFETY: strings and hints outlive the call, and this library allocated the hints; fi_getinfo writes `list` on success only.
         let code = unsafe { (self.getinfo)(api.raw(), node, service, flags, hints, &mut list) };
         self.check("fi_getinfo", code)?;
         let mut infos = Vec::new();
         let mut next = list;
         while !next.is_null() {
-            // SAFETY: `next` is an entry of the list that fi_getinfo gave us and that is freed below.
+            // SAFETY: `next` is an entry of the list that fi_getinfo returned, which is freed below.
             infos.push(unsafe { Info::duplicate(self, next) });
-            // SAFETY: as above.
+            // SAFETY: `next` is an entry of the list that fi_getinfo returned, which is freed below.
             next = unsafe { (*next).next };
         }
-        // SAFETY: the list came from this library's fi_getinfo and is not used any more.
+        // SAFETY: this library's fi_getinfo returned the list, and this is its last use.
         unsafe { (self.freeinfo)(list) };
         infos.into_iter().collect()
     }
@@ -266,7 +265,7 @@ impl Libfabric {
         if text.is_null() {
             return String::new();
         }
-        // SAFETY: a NUL-terminated string, as checked not null.
+        // SAFETY: the pointer is not null, as checked, and fi_strerror returns NUL-terminated strings.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
@@ -285,14 +284,14 @@ impl Libfabric {
     /// # Safety
     /// `source` is null or an entry made by this library.
     pub(crate) unsafe fn duplicate_info(&self, source: *const fi_info) -> *mut fi_info {
-        // SAFETY: by the caller's promise.
+        // SAFETY: this function's caller passes null or an entry that this library made.
         unsafe { (self.dupinfo)(source) }
     }
 
     /// # Safety
     /// `info` was made by this library and is not used afterwards.
     pub(crate) unsafe fn free_info(&self, info: *mut fi_info) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: this function's caller passes an info that this library made, for the last time.
         unsafe { (self.freeinfo)(info) }
     }
 
@@ -300,7 +299,8 @@ impl Libfabric {
     /// `attr` is the fabric attribute of an info made by this library.
     pub(crate) unsafe fn open_fabric(&self, attr: *mut fi_fabric_attr) -> Result<*mut fid_fabric, Error> {
         let mut fabric = ptr::null_mut();
-        // SAFETY: by the caller's promise; `fabric` is written on success only.
+        // SAFETY: this function's caller passes the fabric attribute of an info that this library made; the provider writes `fabric`
+        // on success only.
         let code = unsafe { (self.fabric)(attr, &mut fabric, ptr::null_mut()) };
         self.check("fi_fabric", code)?;
         Ok(fabric)
@@ -317,7 +317,7 @@ fn default_path() -> PathBuf {
 }
 
 pub(crate) fn c_string(what: &str, text: &str) -> Result<CString, Error> {
-    CString::new(text).map_err(|_| Error::Argument { what: format!("{what} {text:?} has a NUL byte in it") })
+    CString::new(text).map_err(|_| Error::Argument { what: format!("{what} {text:?} has a NUL byte in it: remove it") })
 }
 
 /// True when the provider search path `path` names `dir`.
@@ -327,7 +327,7 @@ fn lists(path: &OsStr, dir: &Path) -> bool {
     path.split(|&byte| byte == b':').any(|entry| entry == dir.as_os_str().as_bytes())
 }
 
-/// `path` with `dir` before its first entry; a leading `@` (first found wins over newest) stays in front.
+/// `path` with `dir` before its first entry; a leading `@`, which prefers the first provider found to the newest, stays in front.
 fn prepend(path: &OsStr, dir: &Path) -> OsString {
     let (mark, rest) = match path.as_bytes().strip_prefix(b"@") {
         Some(rest) => ("@", rest),
@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn provider_path_is_extended_in_front() {
+    fn provider_directory_is_put_before_other_directories() {
         let dir = Path::new("/a/b");
         assert_eq!(prepend(OsStr::new(""), dir), "/a/b");
         assert_eq!(prepend(OsStr::new("/x:/y"), dir), "/a/b:/x:/y");
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_order_and_print() {
+    fn versions_are_ordered_and_printed() {
         assert!(Version::new(1, 17) < Version::new(2, 1));
         assert_eq!(Version::from_raw(0x0001_0011), Version::new(1, 17));
         assert_eq!(Version::new(2, 6).raw(), 0x0002_0006);
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_library_says_what_to_do() {
+    fn missing_library_error_names_path_and_setting() {
         let error = Libfabric::load(Some(Path::new("/nonexistent/libfabric.so.1"))).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("/nonexistent/libfabric.so.1"), "{text}");

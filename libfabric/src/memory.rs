@@ -23,16 +23,16 @@ pub enum Region<'a> {
     DmaBuf {
         /// The dma-buf.
         fd: BorrowedFd<'a>,
-        /// Where the region starts in it, bytes.
+        /// Offset of the region in the dma-buf, in bytes.
         offset: u64,
         /// Bytes.
         len: usize,
-        /// The address by which peers and queue entries name the first byte of the dma-buf.
+        /// The address by which peers and work requests name the first byte of the dma-buf.
         base: *mut u8,
     },
 }
 
-/// What kind of memory a region is.
+/// The kind of a region's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Host memory.
@@ -42,47 +42,48 @@ pub enum MemoryKind {
     Cuda(i32),
 }
 
-/// A memory region: closed, and so no longer reachable for peers, on drop.
+/// A memory region. Drop closes it, and peers reach it no longer.
 pub struct MemoryRegion {
     raw: *mut fid_mr,
     domain: Arc<Domain>,
 }
 
-// SAFETY: the domain is FI_THREAD_SAFE (`Domain::open`), so the provider serialises access; after registration only constant
-// fields are read.
+// SAFETY: `Domain::open` demands FI_THREAD_SAFE, so the provider serialises access. After registration this crate reads constant
+// fields only.
 unsafe impl Send for MemoryRegion {}
-// SAFETY: as above.
+// SAFETY: after registration this crate reads constant fields only.
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// `fi_mr_regattr` for `access` (`FI_READ`, `FI_WRITE`, `FI_REMOTE_READ`, `FI_REMOTE_WRITE`, `FI_SEND`, `FI_RECV`).
     ///
-    /// `requested_key` counts only where keys are not the provider's choice (`FI_MR_PROV_KEY`). A dma-buf needs `FI_MR_DMABUF`,
-    /// which libfabric has since 1.20; our own provider `softefa` takes it with older ones too.
+    /// `requested_key` counts only where the provider does not choose keys (`FI_MR_PROV_KEY`). A dma-buf needs `FI_MR_DMABUF`, which
+    /// libfabric has since 1.20; ferrogin's provider `softefa` takes a dma-buf with older releases too.
     ///
     /// # Errors
-    /// What the provider answers; for a dma-buf with an old library a hint at its age.
+    /// [`Error::Call`] with the provider's error; [`Error::TooOld`] for a dma-buf with an older library.
     ///
     /// # Safety
-    /// The memory stays valid until the region is dropped. Peers and the card read and write it as `access` allows: no Rust
-    /// reference to it may exist that this would invalidate.
+    /// The memory stays valid until the region is dropped. Peers and the card read and write it as `access` allows: no Rust reference
+    /// may exist that their access would invalidate.
     pub unsafe fn register(
         domain: &Arc<Domain>,
         region: Region<'_>,
         access: u64,
         requested_key: u64,
     ) -> Result<Self, Error> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: this function's caller keeps the memory valid until the region is dropped, with no reference that access by peers
+        // invalidates.
         unsafe { Self::register_kind(domain, region, access, requested_key, MemoryKind::System) }
     }
 
-    /// As [`MemoryRegion::register`], for memory of another kind than the host's.
+    /// [`MemoryRegion::register`] for another kind of memory than the host's.
     ///
     /// # Errors
-    /// As [`MemoryRegion::register`].
+    /// Those of [`MemoryRegion::register`].
     ///
     /// # Safety
-    /// As [`MemoryRegion::register`].
+    /// The conditions of [`MemoryRegion::register`].
     pub unsafe fn register_kind(
         domain: &Arc<Domain>,
         region: Region<'_>,
@@ -91,7 +92,7 @@ impl MemoryRegion {
         kind: MemoryKind,
     ) -> Result<Self, Error> {
         let lib = domain.library();
-        // SAFETY: open as long as its Arc.
+        // SAFETY: the domain is open as long as its Arc lives.
         let ops = unsafe { (*domain.as_ptr()).mr };
         let register = entry!(lib, ops, fi_ops_mr, regattr, "fi_mr_regattr")?;
         let mut attr = fi_mr_attr {
@@ -124,7 +125,8 @@ impl MemoryRegion {
             }
         };
         let mut raw = ptr::null_mut();
-        // SAFETY: open domain; the attributes and what they point to live over the call; memory by the caller's promise.
+        // SAFETY: the domain is open. The attributes and their targets outlive the call. The caller keeps the memory valid until the
+        // region is dropped.
         let code = unsafe { register(domain.as_ptr().cast(), &attr, flags, &mut raw) };
         let needed = Version::new(1, 20);
         if code < 0 && flags != 0 && lib.version() < needed {
@@ -141,17 +143,17 @@ impl MemoryRegion {
 
     /// The key by which peers name the region.
     pub fn key(&self) -> u64 {
-        // SAFETY: open until drop; the field is constant.
+        // SAFETY: `raw` is open until drop; the field is constant.
         unsafe { (*self.raw).key }
     }
 
     /// The descriptor that local operations on the region carry where the provider demands one (`FI_MR_LOCAL`).
     pub fn descriptor(&self) -> *mut c_void {
-        // SAFETY: open until drop; the field is constant.
+        // SAFETY: `raw` is open until drop; the field is constant.
         unsafe { (*self.raw).mem_desc }
     }
 
-    /// The domain that it is registered with.
+    /// The domain that the region is registered with.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
@@ -164,7 +166,7 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: open, and not used after.
+        // SAFETY: `raw` is open, and this is its last use.
         unsafe { table::close(self.domain.library(), self.raw.cast(), "a memory region") }
     }
 }

@@ -1,4 +1,4 @@
-//! Completion queues for tagged messages, which can be waited for.
+//! Completion queues for tagged messages, with a descriptor to wait for.
 
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
@@ -36,13 +36,13 @@ pub type TaggedRecv = unsafe extern "C" fn(
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TaggedCompletion {
-    /// What the operation was posted with.
+    /// The context that the operation was posted with.
     pub context: *mut c_void,
-    /// What kind of operation it was.
+    /// The kind of the operation.
     pub flags: u64,
     /// Bytes received; undefined for other operations.
     pub len: usize,
-    /// Where a multi-receive buffer took it.
+    /// Where the message lies in a multi-receive buffer.
     pub buffer: *mut c_void,
     /// The peer's immediate data.
     pub data: u64,
@@ -61,7 +61,7 @@ const _: () = {
 };
 
 impl TaggedCompletion {
-    /// An empty entry, to make room with.
+    /// An empty entry: the initial value of arrays that [`TaggedQueue::read`] fills.
     pub const EMPTY: Self =
         Self { context: ptr::null_mut(), flags: 0, len: 0, buffer: ptr::null_mut(), data: 0, tag: 0 };
 }
@@ -75,50 +75,50 @@ impl TaggedQueue {
     /// `fi_cq_open`, with a descriptor to wait for where `provider` has one.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn open(domain: &Arc<Domain>, provider: &str, size: usize) -> Result<Self, Error> {
         let format = fi_cq_format::FI_CQ_FORMAT_TAGGED;
         Ok(Self { queue: CompletionQueue::open_to_wait(domain, provider, size, format)? })
     }
 
-    /// The queue, to bind it to an endpoint.
+    /// The queue, for binding it to an endpoint.
     pub fn queue(&self) -> &Arc<CompletionQueue> {
         &self.queue
     }
 
-    /// Takes entries out, as many as fit, without waiting; with the senders of received messages, where the provider can
-    /// tell (`FI_SOURCE`). Drives the provider's progress.
+    /// Takes out as many entries as fit, without waiting, with the senders of received messages where the provider reports them
+    /// (`FI_SOURCE`). Drives the provider's progress.
     ///
     /// # Errors
-    /// What the provider answers, other than "nothing there" and "a failed operation is next".
+    /// [`Error::Call`] with the provider's error, other than "nothing there" and "a failed operation is next".
     pub fn read(
         &self,
         entries: &mut [TaggedCompletion],
         senders: Option<&mut [bindings::fi_addr_t]>,
     ) -> Result<Read, Error> {
         let lib = self.queue.domain().library();
-        // SAFETY: open until drop.
+        // SAFETY: the queue is open until drop.
         let ops = unsafe { (*self.queue.as_ptr()).ops };
         let count = match senders {
             Some(senders) => {
                 let read = entry!(lib, ops, fi_ops_cq, readfrom, "fi_cq_readfrom")?;
                 let room = entries.len().min(senders.len());
-                // SAFETY: open queue, created for entries of this layout; room for that many in both.
+                // SAFETY: the queue is open and was created for entries of this layout; both arrays have room for that many.
                 unsafe { read(self.queue.as_ptr(), entries.as_mut_ptr().cast(), room, senders.as_mut_ptr()) }
             }
             None => {
                 let read = entry!(lib, ops, fi_ops_cq, read, "fi_cq_read")?;
-                // SAFETY: open queue, created for entries of this layout; room for that many.
+                // SAFETY: the queue is open and was created for entries of this layout; the array has room for that many.
                 unsafe { read(self.queue.as_ptr(), entries.as_mut_ptr().cast(), entries.len()) }
             }
         };
         crate::completion::read_result(lib, count)
     }
 
-    /// Takes a failed operation out; None when there is none.
+    /// Takes out a failed operation; None when there is none.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn read_error(&self) -> Result<Option<CompletionError>, Error> {
         self.queue.read_error()
     }

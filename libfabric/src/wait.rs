@@ -1,4 +1,4 @@
-//! Waiting for a completion queue: the descriptor to sleep on, and the question whether one may.
+//! Waiting for a completion queue: the descriptor that a thread sleeps on, and the check that it may sleep.
 
 use std::ffi::c_void;
 use std::os::fd::RawFd;
@@ -9,25 +9,25 @@ use crate::bindings::{self, fi_cq_attr, fi_wait_attr, fi_wait_obj, fid, fid_cq, 
 use crate::{CompletionQueue, Domain, Error, Fabric, Libfabric, Version};
 use crate::{entry, table};
 
-/// How a queue is waited for.
+/// How a thread waits for a queue.
 pub(crate) enum Wait {
-    /// Not at all.
+    /// The thread polls.
     Never,
     /// By its own descriptor, after `fi_trywait`.
     Queue(RawFd),
-    /// By a wait set that holds it alone.
+    /// By a wait set of this queue alone.
     Set(WaitSet),
 }
 
-/// Which kind of [`Wait`] a provider supports.
+/// The kind of [`Wait`] that a provider supports.
 #[derive(Debug, PartialEq, Eq)]
-enum Way {
+enum WaitKind {
     Never,
     Queue,
     Set,
 }
 
-impl Way {
+impl WaitKind {
     fn of(provider: &str, version: Version) -> Self {
         match provider {
             // fi_trywait of a queue does not consume the signal of a completion, and the descriptor stays readable. fi_wait of a
@@ -42,10 +42,10 @@ impl Way {
 }
 
 impl Wait {
-    /// Opens a queue of `provider` with `open`, such that it can be waited for if that is possible.
+    /// Opens a queue of `provider` with `open`, with a wait object if the provider supports one.
     ///
     /// # Errors
-    /// What the provider answers.
+    /// [`Error::Call`] with the provider's error.
     pub fn open(
         domain: &Domain,
         provider: &str,
@@ -53,8 +53,8 @@ impl Wait {
         open: impl Fn(fi_cq_attr) -> Result<*mut fid_cq, Error>,
     ) -> Result<(*mut fid_cq, Self), Error> {
         let lib = domain.library();
-        match Way::of(provider, lib.version()) {
-            Way::Set => {
+        match WaitKind::of(provider, lib.version()) {
+            WaitKind::Set => {
                 let in_set = WaitSet::open(domain.fabric()).and_then(|set| {
                     let wait_obj = fi_wait_obj::FI_WAIT_SET;
                     let raw = open(fi_cq_attr { wait_obj, wait_set: set.raw, ..attr })?;
@@ -64,19 +64,19 @@ impl Wait {
                     return Ok(opened);
                 }
             }
-            Way::Queue => {
+            WaitKind::Queue => {
                 if let Ok(raw) = open(fi_cq_attr { wait_obj: fi_wait_obj::FI_WAIT_FD, ..attr }) {
-                    // SAFETY: just opened, and owned by the caller from here on.
+                    // SAFETY: `open` just opened the queue, which no other code closes.
                     let fd = unsafe { descriptor(lib, raw.cast()) };
                     return Ok((raw, fd.map_or(Self::Never, Self::Queue)));
                 }
             }
-            Way::Never => {}
+            WaitKind::Never => {}
         }
         Ok((open(fi_cq_attr { wait_obj: fi_wait_obj::FI_WAIT_NONE, ..attr })?, Self::Never))
     }
 
-    /// What to sleep on.
+    /// The descriptor to sleep on, if there is one.
     pub fn fd(&self) -> Option<RawFd> {
         match self {
             Self::Never => None,
@@ -85,10 +85,10 @@ impl Wait {
         }
     }
 
-    /// True when one may sleep until the descriptor of `queue`, whose wait this is, becomes readable.
+    /// True when a thread may sleep until the descriptor of `queue`, whose wait this is, becomes readable.
     pub fn may_wait(&self, queue: &CompletionQueue) -> bool {
         match self {
-            // Providers do not expect the question about a queue that cannot be waited for.
+            // Providers do not expect fi_trywait of a queue without a wait object.
             Self::Never => false,
             Self::Queue(_) => may_wait_for(queue),
             Self::Set(set) => set.is_quiet(),
@@ -99,11 +99,11 @@ impl Wait {
 /// `fi_trywait`.
 fn may_wait_for(queue: &CompletionQueue) -> bool {
     let fabric = queue.domain().fabric();
-    // SAFETY: open as long as its Arc.
+    // SAFETY: the fabric is open as long as its Arc lives.
     let ops = unsafe { (*fabric.as_ptr()).ops };
     let Ok(trywait) = entry!(fabric.library(), ops, fi_ops_fabric, trywait, "fi_trywait") else { return false };
     let mut fids: [*mut fid; 1] = [queue.as_ptr().cast()];
-    // SAFETY: open fabric, one open object.
+    // SAFETY: the fabric is open, and the array has the one open object that the call states.
     unsafe { trywait(fabric.as_ptr(), fids.as_mut_ptr(), 1) == 0 }
 }
 
@@ -112,11 +112,11 @@ fn may_wait_for(queue: &CompletionQueue) -> bool {
 /// # Safety
 /// `object` is open.
 unsafe fn descriptor(lib: &Libfabric, object: *mut fid) -> Option<RawFd> {
-    // SAFETY: open by the caller's promise.
+    // SAFETY: this function's caller keeps the object open.
     let ops = unsafe { (*object).ops };
     let control = entry!(lib, ops, fi_ops, control, "fi_control").ok()?;
     let mut fd: RawFd = -1;
-    // SAFETY: open; FI_GETWAIT of an object with FI_WAIT_FD writes an int.
+    // SAFETY: the object is open; FI_GETWAIT of an object with FI_WAIT_FD writes an int.
     let code = unsafe { control(object, bindings::FI_GETWAIT as i32, (&raw mut fd).cast::<c_void>()) };
     (code == 0 && fd >= 0).then_some(fd)
 }
@@ -131,27 +131,27 @@ pub(crate) struct WaitSet {
 impl WaitSet {
     fn open(fabric: &Arc<Fabric>) -> Result<Self, Error> {
         let lib = fabric.library();
-        // SAFETY: open as long as its Arc.
+        // SAFETY: the fabric is open as long as its Arc lives.
         let ops = unsafe { (*fabric.as_ptr()).ops };
         let open = entry!(lib, ops, fi_ops_fabric, wait_open, "fi_wait_open")?;
         let mut attr = fi_wait_attr { wait_obj: fi_wait_obj::FI_WAIT_FD, ..Default::default() };
         let mut raw = ptr::null_mut();
-        // SAFETY: open fabric, live attributes; `raw` is written on success only.
+        // SAFETY: the fabric is open and the attributes are live; the provider writes `raw` on success only.
         let code = unsafe { open(fabric.as_ptr(), &mut attr, &mut raw) };
         lib.check("fi_wait_open", code)?;
         let mut set = Self { raw, fd: -1, fabric: Arc::clone(fabric) };
-        // SAFETY: just opened.
+        // SAFETY: the set was just opened.
         let fd = unsafe { descriptor(lib, raw.cast()) };
         set.fd = fd.ok_or_else(|| lib.failure("fi_control", -bindings::FI_ENOSYS))?;
         Ok(set)
     }
 
-    /// `fi_wait` that does not wait: takes the signal back and looks into the queue.
+    /// `fi_wait` with time-out 0: consumes the signal and polls the queue. True when the queue is empty.
     fn is_quiet(&self) -> bool {
-        // SAFETY: open until drop.
+        // SAFETY: `raw` is open until drop.
         let ops = unsafe { (*self.raw).ops };
         let Ok(wait) = entry!(self.fabric.library(), ops, fi_ops_wait, wait, "fi_wait") else { return false };
-        // SAFETY: open set.
+        // SAFETY: the set is open.
         let code = unsafe { wait(self.raw, 0) };
         code == -bindings::FI_ETIMEDOUT
     }
@@ -159,7 +159,7 @@ impl WaitSet {
 
 impl Drop for WaitSet {
     fn drop(&mut self) {
-        // SAFETY: open; the queue in it is closed before (`CompletionQueue`), or was never opened.
+        // SAFETY: `raw` is open. `CompletionQueue` closes the set's queue before, or the queue was never opened.
         unsafe { table::close(self.fabric.library(), self.raw.cast(), "a wait set") }
     }
 }
@@ -169,10 +169,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn providers_whose_descriptor_stays_readable_are_waited_for_in_another_way() {
-        let of = |provider, major, minor| Way::of(provider, Version::new(major, minor));
-        assert_eq!((of("tcp", 1, 17), of("net", 1, 17)), (Way::Set, Way::Set));
-        assert_eq!((of("tcp", 2, 0), of("softefa", 1, 17), of("shm", 2, 6)), (Way::Queue, Way::Queue, Way::Queue));
-        assert_eq!((of("efa", 1, 17), of("efa", 2, 6)), (Way::Never, Way::Never));
+    fn providers_whose_descriptor_stays_readable_do_not_use_it() {
+        let of = |provider, major, minor| WaitKind::of(provider, Version::new(major, minor));
+        assert_eq!((of("tcp", 1, 17), of("net", 1, 17)), (WaitKind::Set, WaitKind::Set));
+        assert_eq!(
+            (of("tcp", 2, 0), of("softefa", 1, 17), of("shm", 2, 6)),
+            (WaitKind::Queue, WaitKind::Queue, WaitKind::Queue)
+        );
+        assert_eq!((of("efa", 1, 17), of("efa", 2, 6)), (WaitKind::Never, WaitKind::Never));
     }
 }

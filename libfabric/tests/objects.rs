@@ -1,4 +1,4 @@
-//! Finding a card and opening everything on it, with the libraries at hand.
+//! Finding a card and opening every kind of object on it, with the installed libraries.
 #![allow(unsafe_code)]
 
 mod common;
@@ -21,8 +21,8 @@ fn tcp(lib: &Arc<Libfabric>) -> Info {
 }
 
 #[test]
-fn info_is_what_was_asked_for() {
-    for lib in libraries("info_is_what_was_asked_for") {
+fn info_matches_the_hints() {
+    for lib in libraries("info_matches_the_hints") {
         let info = tcp(&lib);
         println!("{info:?}");
         assert!(info.provider().starts_with("tcp"));
@@ -40,8 +40,8 @@ fn info_is_what_was_asked_for() {
 }
 
 #[test]
-fn what_does_not_exist_is_an_error_that_names_it() {
-    for lib in libraries("what_does_not_exist_is_an_error_that_names_it") {
+fn missing_provider_and_fabric_are_named_in_the_error() {
+    for lib in libraries("missing_provider_and_fabric_are_named_in_the_error") {
         let error = lib.getinfo(&Hints::new("nonesuch")).unwrap_err();
         assert!(matches!(error, Error::NoMatch { .. }), "{error}");
         let text = error.to_string();
@@ -54,8 +54,8 @@ fn what_does_not_exist_is_an_error_that_names_it() {
 }
 
 #[test]
-fn objects_open_and_close_in_any_order() {
-    for lib in libraries("objects_open_and_close_in_any_order") {
+fn objects_can_be_closed_in_any_order() {
+    for lib in libraries("objects_can_be_closed_in_any_order") {
         let info = tcp(&lib);
         let fabric = Fabric::open(&info).unwrap();
         let domain = Domain::open(&fabric, &info).unwrap();
@@ -85,7 +85,7 @@ fn objects_open_and_close_in_any_order() {
             assert_eq!(region.key(), 0x77);
         }
 
-        // Parents first: each child keeps what it needs.
+        // Parents are dropped first: each child keeps them open.
         drop((fabric, domain, av, cq, counter));
         assert_eq!(endpoint.name().unwrap(), name);
         drop(endpoint);
@@ -94,8 +94,8 @@ fn objects_open_and_close_in_any_order() {
 }
 
 #[test]
-fn device_queues_need_a_provider_that_has_them() {
-    for lib in libraries("device_queues_need_a_provider_that_has_them") {
+fn gda_operations_of_tcp_are_an_error() {
+    for lib in libraries("gda_operations_of_tcp_are_an_error") {
         let info = tcp(&lib);
         let domain = Domain::open(&Fabric::open(&info).unwrap(), &info).unwrap();
         match domain.gda().map(|_| ()).unwrap_err() {
@@ -110,9 +110,9 @@ fn device_queues_need_a_provider_that_has_them() {
 }
 
 #[test]
-fn threads_need_a_domain_that_is_safe_for_them() {
+fn domain_without_thread_safety_is_refused() {
     use bindings::fi_threading::FI_THREAD_DOMAIN;
-    for lib in libraries("threads_need_a_domain_that_is_safe_for_them") {
+    for lib in libraries("domain_without_thread_safety_is_refused") {
         let hints = Hints::new("tcp").caps(bindings::FI_MSG).source("127.0.0.1").threading(FI_THREAD_DOMAIN);
         let info = lib.getinfo(&hints).unwrap().remove(0);
         let opened = Domain::open(&Fabric::open(&info).unwrap(), &info);

@@ -1,5 +1,5 @@
-//! Naming a provider directory: before the first question to libfabric, or not at all. One test, in a process of its own, because
-//! the environment and libfabric's initialisation are the process's.
+//! A provider directory counts only before the first call of libfabric. This file has one test, in a process of its own, because the
+//! environment and libfabric's initialisation belong to the process.
 #![allow(unsafe_code)]
 
 mod common;
@@ -10,8 +10,8 @@ use common::libraries;
 use ferrogin_libfabric::{Error, Hints};
 
 #[test]
-fn provider_directory_comes_first_or_too_late() {
-    for lib in libraries("provider_directory_comes_first_or_too_late") {
+fn provider_directory_after_getinfo_is_refused() {
+    for lib in libraries("provider_directory_after_getinfo_is_refused") {
         let dir = std::env::temp_dir();
         // SAFETY: this process has one test, so no other thread uses the environment.
         unsafe { lib.use_provider_dir(&dir) }.unwrap();
@@ -23,15 +23,15 @@ fn provider_directory_comes_first_or_too_late() {
         let text = error.to_string();
         assert!(text.contains("softefa") && text.contains(&format!("FI_PROVIDER_PATH={}", dir.display())), "{text}");
 
-        // The same directory again is no change; another one comes too late.
-        // SAFETY: as above.
+        // The same directory again is accepted; another one is refused.
+        // SAFETY: this process has one test, so no other thread uses the environment.
         unsafe { lib.use_provider_dir(&dir) }.unwrap();
-        // SAFETY: as above.
+        // SAFETY: this process has one test, so no other thread uses the environment.
         let error = unsafe { lib.use_provider_dir(Path::new("/nonexistent")) }.unwrap_err();
         assert!(matches!(error, Error::TooLateForProviderDir { .. }), "{error}");
         assert!(error.to_string().contains("FI_PROVIDER_PATH=/nonexistent"), "{error}");
-        // What this library has read must not count for the next.
-        // SAFETY: as above.
+        // The next library must not find the directory of this one.
+        // SAFETY: this process has one test, so no other thread uses the environment.
         unsafe { std::env::remove_var("FI_PROVIDER_PATH") };
     }
 }

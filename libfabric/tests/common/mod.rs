@@ -1,11 +1,11 @@
-//! What the tests share: which libraries to run on.
+//! The libraries that the tests run with.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use ferrogin_libfabric::Libfabric;
 
-/// The installed libfabric, and the one in FERROGIN_LIBFABRIC_ALT; says aloud what is missing.
+/// The installed libfabric, and the one in FERROGIN_LIBFABRIC_ALT. Prints which one is missing.
 pub fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
     let mut found = Vec::new();
     match Libfabric::load(None) {
