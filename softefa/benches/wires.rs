@@ -1,9 +1,9 @@
 //! The card beside bare messages of the provider that carries its packets: `cargo bench -p softefa --bench wires`.
 //!
-//! Two processes, as two ranks of one host. Four ways of an exchange, in turns within one run, so that whatever else
-//! the machine does meets all of them: bare messages of the `tcp` provider; writes that are posted by doorbell and awaited
-//! as device code on a CPU does it; the same, awaited by a thread that polls memory and lets no card work; writes by
-//! `fi_write`, found by polling memory between `fi_cq_read`s.
+//! Two processes play two ranks of one host. The bench runs four ways of an exchange in turns within one run, so that other load of
+//! the machine meets all of them: bare messages of the `tcp` provider; writes that are posted by doorbell and awaited as device code
+//! on a CPU does it; the same, awaited by a thread that polls memory and makes no progress call; writes by `fi_write`, found by
+//! polling memory between `fi_cq_read`s.
 //!
 //! `-- --rounds N` exchanges of each turn (default 4000), `-- --wire shm|tcp` one wire only, `-- --turns N` (default 5).
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
@@ -24,8 +24,8 @@ use ferrogin_libfabric::Libfabric;
 use ferrogin_libfabric::bindings as fi;
 use ferrogin_libfabric::progress::Progress;
 
-/// Bytes of a bare message in the stream: as many as the card puts into one.
-const PIECE: usize = 64 << 10;
+/// Bytes of a bare message in the stream: the payload of one packet of the card.
+const PACKET: usize = 64 << 10;
 const LARGE: u32 = 1 << 20;
 
 fn main() {
@@ -51,7 +51,7 @@ fn main() {
     measure(&wire, option("--turns").and_then(|n| n.parse().ok()).unwrap_or(5), rounds);
 }
 
-/// One side of everything.
+/// One process with its endpoints and buffers.
 struct Side {
     rig: Rig,
     progress: Progress,
@@ -64,7 +64,7 @@ struct Side {
     bare: MessageEndpoint,
 }
 
-/// The other side, as this one names it.
+/// The peer, as this process names it.
 struct Other {
     to: Destination,
     addr: u64,
@@ -85,12 +85,12 @@ impl Side {
         let rig = Rig::open();
         let (device, host) = (End::open(&rig), End::open(&rig));
         let (source, target) = (rig.buffer(PEER_BUFFER), rig.buffer(PEER_BUFFER));
-        let config = Config { max_payload: PIECE, max_header: 48, ..Config::default() };
+        let config = Config { max_payload: PACKET, max_header: 48, ..Config::default() };
         let bare = MessageEndpoint::open(&Libfabric::already_loaded().unwrap(), &config).unwrap();
         Self { progress: rig.progress(), rig, device, host, source, target, bare }
     }
 
-    /// All its names in one line.
+    /// All names of this side in one line.
     fn names(&self) -> String {
         let names = [&self.device.name()[..], &self.host.name(), self.bare.address()].map(hex);
         format!("{} {} {}", names.join(" "), self.target.at as u64, self.target.region.rkey)
@@ -110,7 +110,7 @@ impl Side {
         self.target.word(0).load(Ordering::Acquire) == value
     }
 
-    /// Takes completions, which lets the card work in this thread.
+    /// Takes completions, which makes the card progress in this thread.
     fn read(&self) -> u64 {
         let mut entries = [fi::fi_cq_entry::default(); 16];
         let read = unsafe { (*(*self.host.cq).ops).read.unwrap() };
@@ -119,7 +119,7 @@ impl Side {
         count.max(0) as u64
     }
 
-    /// False when there is no room now.
+    /// False when the queue is full now.
     fn write(&self, other: &Other, len: usize) -> bool {
         let (desc, ep) = (unsafe { (*self.source.region.mr).mem_desc }, self.host.ep);
         let from: *const c_void = self.source.at.cast();
@@ -221,12 +221,12 @@ fn serve() {
                     side.receive(way, value);
                     side.send(way, other.as_ref().unwrap(), value);
                 }
-                // What is under way is not lost with the last look.
+                // The last read must not lose requests that are under way.
                 relax_for(200, || {
                     side.read();
                 });
             }
-            // Bare messages, answered by one when all are there.
+            // Bare messages; one message answers when all have arrived.
             "sink" => {
                 let (mut seen, wanted) = (0u64, words[1].parse::<u64>().unwrap());
                 println!("@ok");
@@ -313,7 +313,7 @@ fn measure(wire: &str, turns: usize, rounds: u64) {
 
 fn bare_stream(side: &mut Side, peer: &mut Peer, other: &Other, count: u64) -> f64 {
     assert_eq!(peer.ask(&format!("sink {count}")), "ok");
-    let payload = vec![7u8; PIECE];
+    let payload = vec![7u8; PACKET];
     let (mut sent, mut answered, start) = (0, false, Instant::now());
     relax_until(|| {
         while sent < count && side.bare.send(other.bare, &[0; 48], &payload).is_ok() {
@@ -322,7 +322,7 @@ fn bare_stream(side: &mut Side, peer: &mut Peer, other: &Other, count: u64) -> f
         side.bare.poll(|_, event| answered |= matches!(event, Event::Message { .. })).unwrap();
         answered
     });
-    count as f64 * PIECE as f64 / start.elapsed().as_secs_f64() / 1e9
+    count as f64 * PACKET as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
 fn device_stream(side: &mut Side, other: &Other, count: u64) -> f64 {

@@ -15,12 +15,12 @@ use super::unsupported;
 use soft_nic::address::{ADDRESS_LEN, Address};
 use soft_nic::card::Card;
 
-/// An address and the handle that leads there.
+/// An address and the number of its address handle.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     pub address: Address,
     pub ahn: u16,
-    /// How often it was inserted: the same address gives the same number.
+    /// Insertions of the address: the same address gets the same number.
     uses: u32,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Av {
     fid: fi::fid_av,
     domain: *const Domain,
     pub table: Arc<AvTable>,
-    /// Endpoints bound to it.
+    /// Endpoints bound to the vector.
     pub uses: Uses,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct AvTable {
 #[derive(Default)]
 struct Entries {
     table: HashMap<u64, Entry>,
-    /// By address, and by the sender of a completion.
+    /// Numbers by address, and by the sender of a completion.
     number_of: HashMap<Address, u64>,
     number_of_handle: HashMap<(u16, u16), u64>,
     next: u64,
@@ -161,7 +161,7 @@ pub(super) unsafe extern "C" fn open(
         if attr.is_null() {
             return Err(Code::INVAL);
         }
-        // SAFETY: the application's attributes, alive for the call; the struct never grew.
+        // SAFETY: null, or the application's attributes, alive during the call; all libfabric versions have the same fields.
         let attr = unsafe { &mut *attr };
         if attr.flags & !fi::FI_SYMMETRIC != 0 || !attr.name.is_null() {
             return Err(Code::NOSYS);
@@ -198,12 +198,12 @@ unsafe extern "C" fn insert(
         let mut inserted = 0;
         for i in 0..count {
             let at: *const [u8; ADDRESS_LEN] = addr.cast();
-            // SAFETY: `count` addresses of 32 bytes, by the interface.
+            // SAFETY: the application states that `addr` holds `count` addresses, and each has 32 bytes (FI_ADDR_EFA).
             let bytes = unsafe { at.wrapping_add(i).read_unaligned() };
             let result = av.table.insert(&bytes);
             inserted += i32::from(result.is_ok());
             if !fi_addr.is_null() {
-                // SAFETY: not null, and the application's array or entry has the index, by its stated size.
+                // SAFETY: not null, and the application's array has `count` entries, of which this is one.
                 unsafe { fi_addr.wrapping_add(i).write(result.unwrap_or(fi::FI_ADDR_NOTAVAIL)) };
             }
             if !errors.is_null() {
@@ -223,7 +223,7 @@ unsafe extern "C" fn remove(av: *mut fi::fid_av, fi_addr: *mut fi::fi_addr_t, co
             return Err(Code::INVAL);
         }
         for i in 0..count {
-            // SAFETY: not null, and the application's array or entry has the index, by its stated size.
+            // SAFETY: not null, and the application's array has `count` entries, of which this is one.
             let at = unsafe { fi_addr.wrapping_add(i).read() };
             av.table.remove(at)?;
         }
@@ -236,16 +236,16 @@ unsafe extern "C" fn lookup(av: *mut fi::fid_av, fi_addr: u64, addr: *mut c_void
         // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let av: &Av = unsafe { object(av) }?;
         let entry = av.table.get(fi_addr).ok_or(Code::INVAL)?;
-        // SAFETY: `len` holds the size of `addr`, by the interface.
+        // SAFETY: `len` is null or holds the size of `addr`, which the application keeps writable during the call.
         unsafe { copy_out(&entry.address.to_bytes(), addr, len) }?;
         Ok(0)
     })
 }
 
-/// Copies as much as fits, and sets the length to the whole.
+/// Copies as many bytes as fit, and sets the length to that of the whole.
 ///
 /// # Safety
-/// `len` is null or points to the bytes that `to` has room for.
+/// `len` is null or points to the number of bytes that `to` has room for.
 pub(super) unsafe fn copy_out(bytes: &[u8], to: *mut c_void, len: *mut usize) -> Result<(), Code> {
     if len.is_null() {
         return Err(Code::INVAL);
@@ -255,7 +255,7 @@ pub(super) unsafe fn copy_out(bytes: &[u8], to: *mut c_void, len: *mut usize) ->
     // SAFETY: null or checked not to be null; the application keeps its length variable valid during the call.
     unsafe { len.write(bytes.len()) };
     if !to.is_null() {
-        // SAFETY: `room` bytes by contract.
+        // SAFETY: this function's caller has room for `room` bytes at `to`, and `n` is no more.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), room.min(bytes.len())) };
     }
     Ok(())
@@ -272,7 +272,7 @@ unsafe extern "C" fn straddr(
         if unsafe { object::<Av, _>(av) }.is_err() || addr.is_null() {
             return ptr::null();
         }
-        // SAFETY: an address of 32 bytes, by the interface.
+        // SAFETY: not null, and addresses of this provider have 32 bytes (FI_ADDR_EFA).
         let bytes = unsafe { addr.cast::<[u8; ADDRESS_LEN]>().read_unaligned() };
         let text = match Address::from_bytes(&bytes) {
             Ok(address) => address.text(),
@@ -284,7 +284,7 @@ unsafe extern "C" fn straddr(
         let room = unsafe { len.as_ref() }.copied().unwrap_or(0);
         // SAFETY: `len` is null or holds the size of the buffer, which the application keeps writable during the call.
         if unsafe { copy_out(bytes, buf.cast(), len) }.is_ok() && room > 0 && room < bytes.len() {
-            // SAFETY: `room` bytes, so the last one is there.
+            // SAFETY: the buffer has `room` bytes, so its last one exists.
             unsafe { buf.wrapping_add(room - 1).write(0) };
         }
         buf

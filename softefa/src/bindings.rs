@@ -39,7 +39,7 @@ impl CqBinding {
         self.queue.as_ref().is_none_or(|queue| queue.reserve())
     }
 
-    /// Gives the room of a completion back: it was read, or will not be written.
+    /// Returns the room of a completion: the application read it, or none will be written.
     pub(super) fn release(&self) {
         if let Some(queue) = &self.queue {
             queue.release();

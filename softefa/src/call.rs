@@ -1,4 +1,4 @@
-//! What an application asks for, read out of the arguments of a call.
+//! The arguments of an application's calls, read and checked.
 
 use std::ffi::c_void;
 
@@ -122,13 +122,13 @@ impl Buffers {
     pub(super) unsafe fn gather(&self, mut to: &mut [u8]) {
         for segment in self.segments() {
             let (room, rest) = to.split_at_mut(segment.len.min(to.len()));
-            // SAFETY: readable by contract, and `room` is a buffer of our own.
+            // SAFETY: this function's caller keeps the buffers readable, and `room` is a local buffer.
             unsafe { std::ptr::copy_nonoverlapping(segment.addr, room.as_mut_ptr(), room.len()) };
             to = rest;
         }
     }
 
-    /// Copies `from` into the buffers, as much as they hold; how much that was.
+    /// Copies as much of `from` into the buffers as they hold, and returns the number of bytes.
     ///
     /// # Safety
     /// The buffers are writable.
@@ -136,7 +136,7 @@ impl Buffers {
         let mut done = 0;
         for segment in self.segments() {
             let piece = &from[done..from.len().min(done + segment.len)];
-            // SAFETY: writable by contract, and `piece` is no longer than the segment.
+            // SAFETY: this function's caller keeps the buffers writable, and `piece` is no longer than the segment.
             unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), segment.addr, piece.len()) };
             done += piece.len();
         }
@@ -149,7 +149,7 @@ fn key_of(desc: *mut c_void) -> Option<u32> {
     u32::try_from(desc as usize).ok().filter(|key| *key != 0)
 }
 
-/// `fi_send` and its kin.
+/// `fi_send` and its variants.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SendCall {
     pub buffers: Buffers,
@@ -163,18 +163,18 @@ pub(super) struct SendCall {
     pub silent: bool,
 }
 
-/// `fi_recv` and its kin.
+/// `fi_recv` and its variants.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RecvCall {
     pub buffers: Buffers,
     pub from: u64,
     pub context: *mut c_void,
-    /// Tag and the bits of it that do not matter.
+    /// The tag, and the bits of the tag that are ignored.
     pub tag: Option<(u64, u64)>,
     pub flags: u64,
 }
 
-/// `fi_read`, `fi_write` and their kin.
+/// `fi_read`, `fi_write` and their variants.
 #[derive(Clone, Copy)]
 pub(super) struct RmaCall {
     pub read: bool,
@@ -194,7 +194,7 @@ mod tests {
     fn buffers(parts: &mut [&mut [u8]]) -> Buffers {
         let iov: Vec<fi::iovec> =
             parts.iter_mut().map(|p| fi::iovec { iov_base: p.as_mut_ptr().cast(), iov_len: p.len() }).collect();
-        // SAFETY: as many as the vector holds.
+        // SAFETY: the array is that of the vector, whose length is stated.
         unsafe { Buffers::read(iov.as_ptr(), std::ptr::null_mut(), iov.len()) }.unwrap()
     }
 
@@ -225,9 +225,9 @@ mod tests {
         assert!(Buffers::one(null, 1, null).is_err());
         assert!(Buffers::one(null, 0, null).is_ok());
         let iov = [fi::iovec { iov_base: null, iov_len: 0 }; 5];
-        // SAFETY: as many as the array holds.
+        // SAFETY: the array holds as many buffers as stated.
         assert!(unsafe { Buffers::read(iov.as_ptr(), std::ptr::null_mut(), 5) }.is_err());
-        // SAFETY: null is refused.
+        // SAFETY: the function refuses null.
         assert!(unsafe { Buffers::read(std::ptr::null(), std::ptr::null_mut(), 1) }.is_err());
     }
 }

@@ -31,11 +31,11 @@ pub(super) struct Cntr {
     completions: *const u64,
     errors: *const u64,
     may_wait: bool,
-    /// What software counts beside the card.
+    /// Events that the protocol counts in software beside the card.
     pub soft: Arc<SoftCount>,
-    /// Endpoints that it counts for, which may have something to do first.
+    /// Endpoints whose events it counts. Their completions are processed before a read.
     endpoints: Mutex<Vec<Arc<dyn Completer>>>,
-    /// Endpoints bound to it.
+    /// Endpoints bound to the counter.
     pub uses: Uses,
 }
 
@@ -50,7 +50,7 @@ impl Cntr {
     }
 
     fn value(&self) -> u64 {
-        // SAFETY: the word lives as long as the counter.
+        // SAFETY: the counter's word is mapped until the counter is closed, which drops this object.
         let card = unsafe { memory::load_acquire(self.completions) };
         card.wrapping_add(self.soft.completions.load(Ordering::Acquire)) & COUNTER_MASK
     }
@@ -72,7 +72,7 @@ impl Cntr {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).retain(|p| !Arc::ptr_eq(p, endpoint));
     }
 
-    /// The value after a poll of the card and the endpoints: a thread that asks mostly waits for a change.
+    /// The value after a poll of the card and the endpoints. An application that reads a counter mostly waits for a change.
     fn polled_value(&self) -> u64 {
         self.progress();
         self.value()
@@ -110,7 +110,7 @@ static CNTR_OPS: fi::fi_ops_cntr = fi::fi_ops_cntr {
     export_xpu: Some(unsupported::cntr_export_xpu),
 };
 
-/// The beginning of `fi_cntr_attr`, as old as the call.
+/// The fields of `fi_cntr_attr` that every version has.
 #[repr(C)]
 struct CntrAttrHead {
     events: fi::fi_cntr_events::Type,
@@ -141,11 +141,11 @@ pub(super) unsafe extern "C" fn open(
     out: *mut *mut fi::fid_cntr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: `name` is null or terminated, and `ops` is null or writable: the caller's contract is this call's.
+    // SAFETY: null, or attributes that the application keeps alive during the call.
     unsafe { open_ext(domain, attr, out, context, ptr::null_mut()) }
 }
 
-/// `cntr_open_ext` of the GDA operations: the counts lie in memory of the application.
+/// `cntr_open_ext` of the GDA operations: the counts lie in the application's memory.
 pub(super) unsafe extern "C" fn open_ext(
     domain: *mut fi::fid_domain,
     attr: *mut fi::fi_cntr_attr,
@@ -174,7 +174,7 @@ pub(super) unsafe extern "C" fn open_ext(
                 }
                 let word = |flag, location: &fi::fi_efa_memory_location, start| {
                     if init.flags & flag != 0 {
-                        // SAFETY: the application keeps the memory until it closes the counter.
+                        // SAFETY: the application keeps the memory mapped until it closes the counter.
                         unsafe { word_at(location, start) }
                     } else {
                         Ok(Word::own(start)?)
@@ -213,7 +213,7 @@ pub(super) unsafe extern "C" fn open_ext(
 }
 
 /// # Safety
-/// The location is the application's and stays until the counter is closed.
+/// The application keeps the location's memory mapped and writable until it closes the counter.
 unsafe fn word_at(location: &fi::fi_efa_memory_location, start: u64) -> Result<Word, Code> {
     const LEN: usize = size_of::<u64>();
     match u32::from(location.type_) {
@@ -223,7 +223,7 @@ unsafe fn word_at(location: &fi::fi_efa_memory_location, start: u64) -> Result<W
                 return Err(Code::INVAL);
             }
             memory::populate(at as usize, LEN, true)?;
-            // SAFETY: aligned and writable as just checked, and it stays by contract.
+            // SAFETY: the address is aligned and writable, as just checked; this function's caller keeps the memory mapped.
             Ok(unsafe { Word::at(at, start) })
         }
         fi::fi_efa_memory_location_type::FI_EFA_MEMORY_LOCATION_DMABUF => {
@@ -291,7 +291,7 @@ unsafe extern "C" fn seterr(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
     }
 }
 
-/// Polls that only yield before a waiting thread sleeps between polls, and the time of that sleep.
+/// Polls that only yield before a waiting thread sleeps between polls, and the length of that sleep.
 const YIELDS: u32 = 200;
 const REST: Duration = Duration::from_micros(50);
 

@@ -111,9 +111,9 @@ const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, buf) == offset_of!(fi::
 pub(super) trait Completer: Send + Sync {
     /// Number of the queue pair.
     fn qpn(&self) -> u16;
-    /// The completion that an entry of the application's ring means, if the application gets one.
+    /// The completion for the application of an entry of the ring; `None` if the application gets none.
     fn complete(&self, raw: &RawCqe) -> Option<Entry>;
-    /// Lets the card work in this thread.
+    /// Makes the card progress in this thread.
     fn poll_card(&self);
     /// Processes what the card has completed already.
     fn settle(&self);
@@ -122,15 +122,15 @@ pub(super) trait Completer: Send + Sync {
 /// A completion queue: the entries that the application can read, and the sources of more.
 pub(super) struct CqQueue {
     ready: Mutex<VecDeque<Entry>>,
-    /// Raised when an entry is added, if a thread may wait.
+    /// Raised when an entry is added, if threads may wait.
     pub signal: Option<Arc<Signal>>,
-    /// Bytes of an entry as the application reads it.
+    /// Bytes of an entry in the application's format.
     entry_size: usize,
-    /// Entries that the application asked room for.
+    /// Entries that the application requested.
     capacity: usize,
-    /// The card's ring, if the application's queue is one.
+    /// The card's ring, on `efa-direct`.
     ring: Option<Mutex<RingReader>>,
-    /// Entries of the ring that no request under way needs.
+    /// Free entries of the ring: those that no outstanding request needs.
     room: AtomicU32,
     /// Endpoints that complete here.
     endpoints: Mutex<Vec<Arc<dyn Completer>>>,
@@ -166,7 +166,7 @@ impl CqQueue {
     }
 
     pub(super) fn detach(&self, endpoint: &Arc<dyn Completer>) {
-        // `settle` holds the ring: its entries are processed before the endpoint is gone.
+        // `settle` holds the lock of the ring, so the endpoint's entries are processed before it is removed.
         let _ring = self.ring.as_ref().map(lock);
         lock(&self.endpoints).retain(|p| !Arc::ptr_eq(p, endpoint));
     }
@@ -176,12 +176,12 @@ impl CqQueue {
         self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1)).is_ok()
     }
 
-    /// The entry of a request was read.
+    /// The application read the entry of a request.
     pub(super) fn release(&self) {
         self.room.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// No room for more until the application has read.
+    /// True when there is no room for more completions until the application reads.
     pub(super) fn is_full(&self) -> bool {
         lock(&self.ready).len() >= self.capacity
     }
@@ -193,7 +193,7 @@ impl CqQueue {
         }
     }
 
-    /// Something can be read.
+    /// True when the application can read an entry.
     pub(super) fn has_entries(&self) -> bool {
         !lock(&self.ready).is_empty()
     }
@@ -202,7 +202,7 @@ impl CqQueue {
         lock(&self.ready).len()
     }
 
-    /// Polls the card in this thread, because a thread that reads mostly waits, and takes the completions.
+    /// Polls the card in this thread, and takes its completions. An application that reads mostly waits.
     pub(super) fn progress(&self) {
         let first = lock(&self.endpoints).first().cloned();
         if let Some(endpoint) = first {
@@ -227,7 +227,7 @@ impl CqQueue {
             }
             return;
         }
-        // Not under the lock: an endpoint's progress may push here and into its other queue.
+        // After the lock is released: an endpoint's progress may push to this queue and to its other one.
         let count = lock(&self.endpoints).len();
         for i in 0..count {
             let endpoint = lock(&self.endpoints).get(i).cloned();
@@ -237,10 +237,10 @@ impl CqQueue {
         }
     }
 
-    /// Up to `count` entries, and their sources.
+    /// Reads up to `count` entries, and their sources.
     ///
     /// # Errors
-    /// The error to return: nothing there, or the next entry is of an operation that failed.
+    /// The error code for the application: the queue is empty, or the next entry is of a failed operation.
     ///
     /// # Safety
     /// `buf` holds `count` entries of this queue's format, `source` is null or holds as many addresses.
@@ -262,7 +262,7 @@ impl CqQueue {
                     // SAFETY: this function's caller gives room for `count` entries of `entry_size`; every format is a prefix of the longest.
                     unsafe { ptr::copy_nonoverlapping((&raw const whole).cast(), to, self.entry_size) };
                     if !source.is_null() {
-                        // SAFETY: not null, and the application's array or entry has the index, by its stated size.
+                        // SAFETY: not null, and this function's caller gives room for `count` sources, of which this is one.
                         unsafe { source.wrapping_add(read).write(entry.source) };
                     }
                     ready.pop_front();

@@ -1,5 +1,5 @@
-//! `fid_cq`: a completion queue. On `efa-direct` it is a ring of the card, which those who drive queues themselves read
-//! from memory; `fi_cq_read` reads the same entries.
+//! `fid_cq`: a completion queue. On `efa-direct` it is a ring of the card, which programs that drive queues themselves read from
+//! memory; `fi_cq_read` reads the same entries.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -31,9 +31,9 @@ pub(super) struct Cq {
     ring: Option<Ring>,
     pub queue: Arc<CqQueue>,
     wait: WaitObject,
-    /// Failed operations have a source in their entry.
+    /// Entries of failed operations have a source (libfabric 1.20).
     has_source: bool,
-    /// Endpoints bound to it.
+    /// Endpoints bound to the queue.
     pub uses: Uses,
 }
 
@@ -58,7 +58,7 @@ impl Cq {
         self.ring.as_ref().map(|ring| ring.id)
     }
 
-    /// Whether sleeping is in order: nothing is there, and what comes rings.
+    /// Whether a thread may sleep: the queue is empty, and the next completion raises the signal.
     pub(super) fn may_sleep(&self) -> bool {
         if let Some(signal) = &self.queue.signal {
             signal.arm();
@@ -101,8 +101,8 @@ const MIN_ENTRIES: usize = 16;
 const MAX_ENTRIES: usize = 1 << 20;
 const DEFAULT_ENTRIES: usize = 8192;
 
-/// What is asked of a queue.
-struct Wanted {
+/// The attributes of a queue, checked.
+struct Attributes {
     entries: u32,
     entry_size: usize,
     wait: WaitObject,
@@ -112,11 +112,11 @@ struct Wanted {
 ///
 /// # Safety
 /// `attr` is null or the application's attributes.
-unsafe fn wanted(attr: *mut fi::fi_cq_attr) -> Result<Wanted, Code> {
+unsafe fn check(attr: *mut fi::fi_cq_attr) -> Result<Attributes, Code> {
     // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
     let Some(attr) = (unsafe { attr.cast::<CqAttrHead>().as_mut() }) else {
         let entry_size = size_of::<fi::fi_cq_entry>();
-        return Ok(Wanted { entries: DEFAULT_ENTRIES as u32, entry_size, wait: WaitObject::None });
+        return Ok(Attributes { entries: DEFAULT_ENTRIES as u32, entry_size, wait: WaitObject::None });
     };
     if attr.flags & !fi::FI_AFFINITY != 0 {
         return Err(Code::BADFLAGS);
@@ -130,10 +130,10 @@ unsafe fn wanted(attr: *mut fi::fi_cq_attr) -> Result<Wanted, Code> {
     if size > MAX_ENTRIES {
         return Err(Code::INVAL);
     }
-    Ok(Wanted { entries: size.max(MIN_ENTRIES).next_power_of_two() as u32, entry_size, wait })
+    Ok(Attributes { entries: size.max(MIN_ENTRIES).next_power_of_two() as u32, entry_size, wait })
 }
 
-/// The beginning of `fi_cq_attr`.
+/// The fields of `fi_cq_attr` that every version has.
 #[repr(C)]
 struct CqAttrHead {
     size: usize,
@@ -153,13 +153,13 @@ pub(super) unsafe extern "C" fn open(
         // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let domain: &Domain = unsafe { object(domain) }?;
         // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
-        let wanted = unsafe { wanted(attr) }?;
+        let attributes = unsafe { check(attr) }?;
         let ring = match domain.fabric_kind() {
-            Kind::Direct => Some(CompletionRing::new(wanted.entries)?),
+            Kind::Direct => Some(CompletionRing::new(attributes.entries)?),
             Kind::Rdm => None,
         };
         // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
-        unsafe { publish(domain, &wanted, ring, context, out) }
+        unsafe { publish(domain, &attributes, ring, context, out) }
     })
 }
 
@@ -179,44 +179,44 @@ pub(super) unsafe extern "C" fn open_ext(
         if init.flags != u64::from(fi::FI_EFA_CQ_INIT_FLAGS_EXT_MEM_DMABUF) || attr.is_null() {
             return Err(Code::INVAL);
         }
-        // SAFETY: the application's attributes.
-        let wanted = unsafe { wanted(attr) }?;
+        // SAFETY: null, or attributes that the application keeps alive during the call.
+        let attributes = unsafe { check(attr) }?;
         if domain.fabric_kind() != Kind::Direct {
             return Err(Code::UNSUPPORTED);
         }
         let memory = &init.ext_mem_dmabuf;
-        let needed = u64::from(wanted.entries) * u64::from(CQ_ENTRY_LEN);
+        let needed = u64::from(attributes.entries) * u64::from(CQ_ENTRY_LEN);
         if memory.length < needed {
             return Err(Code::INVAL);
         }
         // SAFETY: the application keeps the descriptor open during the call.
         let fd = unsafe { BorrowedFd::borrow_raw(i32::try_from(memory.fd).map_err(|_| Code::INVAL)?) };
         let map = Mapping::shared(fd, memory.offset, needed as usize)?;
-        let ring = CompletionRing::in_memory(map, wanted.entries)?;
+        let ring = CompletionRing::in_memory(map, attributes.entries)?;
         // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
-        unsafe { publish(domain, &wanted, Some(ring), context, out) }
+        unsafe { publish(domain, &attributes, Some(ring), context, out) }
     })
 }
 
 /// # Safety
-/// `out` is where the application wants the queue.
+/// `out` is null, or a pointer of the application that is writable during the call.
 unsafe fn publish(
     domain: &Domain,
-    wanted: &Wanted,
+    attributes: &Attributes,
     ring: Option<CompletionRing>,
     context: *mut c_void,
     out: *mut *mut fi::fid_cq,
 ) -> Result<i32, Code> {
-    if wanted.wait == WaitObject::Fd && domain.card.lock().config.faults.no_wait_fd {
+    if attributes.wait == WaitObject::Fd && domain.card.lock().config.faults.no_wait_fd {
         return Err(Code::NOSYS);
     }
-    let signal = if wanted.wait == WaitObject::None { None } else { Some(Arc::new(Signal::new()?)) };
+    let signal = if attributes.wait == WaitObject::None { None } else { Some(Arc::new(Signal::new()?)) };
     let (ring, reader) = match ring {
         None => (None, None),
         Some(mut ring) => {
             ring.signals.extend(signal.clone());
             let (buffer, entries) = (ring.buffer(), ring.entries);
-            // SAFETY: the ring stays on the card until this object is closed, and with it all that reads here.
+            // SAFETY: the ring stays on the card until this object is closed, which drops the reader.
             let reader = unsafe { RingReader::new(buffer, entries) };
             (Some(Ring { id: domain.card.lock().cqs.insert(ring), buffer, entries }), Some(reader))
         }
@@ -226,8 +226,8 @@ unsafe fn publish(
         fid: fi::fid_cq { fid: head(fi::FI_CLASS_CQ, context, &OPS), ops: table(&CQ_OPS) },
         domain: ptr::from_ref(domain),
         ring,
-        queue: Arc::new(CqQueue::new(wanted.entry_size, wanted.entries as usize, reader, signal)),
-        wait: wanted.wait,
+        queue: Arc::new(CqQueue::new(attributes.entry_size, attributes.entries as usize, reader, signal)),
+        wait: attributes.wait,
         has_source: domain.api_version() >= version(1, 20),
         uses: Uses::default(),
     };
@@ -243,7 +243,7 @@ unsafe fn publish(
 }
 
 /// # Safety
-/// As [`CqQueue::read`], and `cq` is the application's fid.
+/// The conditions of [`CqQueue::read`], and the application keeps `cq` open during the call.
 unsafe fn read_now(
     cq: *mut fi::fid_cq,
     buf: *mut c_void,
@@ -294,10 +294,10 @@ unsafe extern "C" fn readerr(cq: *mut fi::fid_cq, to: *mut fi::fi_cq_err_entry, 
         }
         cq.queue.progress();
         let (entry, failure) = cq.queue.take_failed().ok_or(Code::AGAIN)?;
-        // There is never more to tell than the entry holds; a buffer for more stays the application's.
+        // The entry holds the whole error, so an error buffer of the application stays as it is.
         let room: *const usize = to.wrapping_byte_add(offset_of!(fi::fi_cq_err_entry, err_data_size)).cast();
         let err_data: *const *mut c_void = to.wrapping_byte_add(offset_of!(fi::fi_cq_err_entry, err_data)).cast();
-        // SAFETY: the application's entry, whose beginning every version has.
+        // SAFETY: the application's entry begins with the fields of every version, of which this is one.
         let has_room = unsafe { room.read() } > 0;
         // SAFETY: the application's entry begins with the fields of every version, of which this is one.
         let err_data = if has_room { unsafe { err_data.read() } } else { ptr::null_mut() };
@@ -317,7 +317,7 @@ unsafe extern "C" fn readerr(cq: *mut fi::fid_cq, to: *mut fi::fi_cq_err_entry, 
         };
         // Applications of older versions have a shorter struct.
         let len = if cq.has_source { size_of_val(&whole) } else { offset_of!(fi::fi_cq_err_entry, src_addr) };
-        // SAFETY: the application's entry, of its version.
+        // SAFETY: the application's entry has the size of its version, which is `len` at least.
         unsafe { ptr::copy_nonoverlapping((&raw const whole).cast::<u8>(), to.cast(), len) };
         Ok(1)
     };
@@ -325,7 +325,7 @@ unsafe extern "C" fn readerr(cq: *mut fi::fid_cq, to: *mut fi::fi_cq_err_entry, 
 }
 
 /// # Safety
-/// As [`read_now`].
+/// The conditions of [`read_now`].
 unsafe fn read_later(
     cq: *mut fi::fid_cq,
     buf: *mut c_void,
@@ -334,21 +334,10 @@ unsafe fn read_later(
     timeout: c_int,
 ) -> Result<i32, Code> {
     // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-    let queue: &Cq = unsafe { object(cq) }?;
-    let signal = queue.queue.signal.as_ref().ok_or(Code::NOSYS)?;
-    let mut sleep = wait::Sleep::until(timeout);
-    loop {
-        // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
-        match unsafe { read_now(cq, buf, count, source) } {
-            Err(Code::AGAIN) => {}
-            done => return done,
-        }
-        if queue.may_sleep() && !sleep.on(signal) {
-            // Rung by fi_cq_signal, or it took too long.
-            // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
-            return unsafe { read_now(cq, buf, count, source) };
-        }
-    }
+    let open: &Cq = unsafe { object(cq) }?;
+    let signal = open.queue.signal.as_ref().ok_or(Code::NOSYS)?;
+    // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
+    wait::read_with_timeout(signal, timeout, || open.may_sleep(), || unsafe { read_now(cq, buf, count, source) })
 }
 
 unsafe extern "C" fn sread(
@@ -387,12 +376,12 @@ unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void
     entry("fi_control(cq)", || {
         // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let cq: &Cq = unsafe { object(fid) }?;
-        // SAFETY: `arg` is what `fi_control(3)` asks for the command: a variable of the application.
+        // SAFETY: `arg` is null or a variable of the type that the command requires (`fi_control(3)`).
         unsafe { wait::control(cq.wait, cq.queue.signal.as_deref(), command, arg) }
     })
 }
 
-/// The text of a status, also without a buffer for it.
+/// The text of a status. It is static, because applications may pass no buffer.
 fn status_text(raw: c_int) -> &'static CStr {
     static TEXTS: OnceLock<Vec<CString>> = OnceLock::new();
     let texts = TEXTS.get_or_init(|| {
@@ -415,9 +404,9 @@ unsafe extern "C" fn strerror(
             return text.as_ptr();
         }
         let n = text.count_bytes().min(len - 1);
-        // SAFETY: `len` bytes at `buf`, by the interface.
+        // SAFETY: not null, and the application states that the buffer has `len` bytes, of which `n` are fewer.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr(), buf, n) };
-        // SAFETY: not null, and the application's array or entry has the index, by its stated size.
+        // SAFETY: not null, and the application states that the buffer has `len` bytes, of which `n` are fewer.
         unsafe { buf.wrapping_add(n).write(0) };
         buf
     })
@@ -428,7 +417,7 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let cq: &Cq = unsafe { object(fid) }?;
         cq.uses.none()?;
-        // SAFETY: a domain outlives its queues.
+        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
         let domain = unsafe { &*cq.domain };
         if let Some(id) = cq.ring_id() {
             let ring = domain.card.lock().close_cq(id)?;

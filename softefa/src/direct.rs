@@ -197,7 +197,7 @@ fn immediate(data: Option<u64>) -> Option<u32> {
     data.map(|data| data as u32)
 }
 
-/// The buffers' bytes, to travel in the request.
+/// The buffers' bytes, as inline data of a request.
 fn inline(buffers: &Buffers, limit: usize) -> Result<Inline, Code> {
     let mut bytes = [0; efa_dp_direct::wire::TX_DESC_INLINE_MAX_SIZE_128];
     let len = buffers.len();
@@ -207,7 +207,7 @@ fn inline(buffers: &Buffers, limit: usize) -> Result<Inline, Code> {
     Inline::new(room).ok_or(Code::INVAL)
 }
 
-/// Writes the buffers that have bytes as the card names them, and returns their number.
+/// Writes the non-empty buffers as scatter-gather entries, and returns their number.
 fn gather<const N: usize>(buffers: &Buffers, sges: &mut [Sge; N]) -> Result<usize, Code> {
     let mut count = 0;
     for segment in buffers.segments().iter().filter(|s| s.len > 0) {

@@ -28,13 +28,13 @@ unsafe impl Object for Domain {
 impl Domain {
     /// The kind of the fabric that the domain belongs to.
     pub(super) fn fabric_kind(&self) -> Kind {
-        // SAFETY: a fabric cannot be closed while it has domains.
+        // SAFETY: a fabric counts its domains in `uses` and cannot be closed before them.
         unsafe { &*self.fabric }.kind
     }
 
     /// The API version that the application asked for.
     pub(super) fn api_version(&self) -> u32 {
-        // SAFETY: a fabric cannot be closed while it has domains.
+        // SAFETY: a fabric counts its domains in `uses` and cannot be closed before them.
         unsafe { &*self.fabric }.api_version()
     }
 }

@@ -1,6 +1,6 @@
 //! `fi_domain`, and the calls of a domain.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use ferrogin_libfabric::bindings as fi;
@@ -20,7 +20,7 @@ static OPS: fi::fi_ops = fi::fi_ops {
     close: Some(close),
     bind: Some(unsupported::bind),
     control: Some(unsupported::control),
-    ops_open: Some(ops_open),
+    ops_open: Some(gda::ops_open::<Domain>),
     tostr: Some(unsupported::tostr),
     ops_set: Some(unsupported::ops_set),
 };
@@ -58,7 +58,7 @@ pub(super) unsafe extern "C" fn open2(
     if flags != 0 {
         return Code(fi::FI_EBADFLAGS).negative();
     }
-    // SAFETY: the caller's arguments are passed on unchanged, so the contract of this function is that of the callee.
+    // SAFETY: the application's arguments are passed on unchanged, and it keeps them valid during the call.
     unsafe { open(fabric, info, out, context) }
 }
 
@@ -102,26 +102,10 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let domain: &Domain = unsafe { object(fid) }?;
         domain.uses.none()?;
-        // SAFETY: the fabric outlives its domains.
+        // SAFETY: a fabric counts its domains in `uses` and cannot be closed before them.
         unsafe { &*domain.fabric }.uses.end();
         // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
         drop(unsafe { take_back::<Domain, _>(fid) });
-        Ok(0)
-    })
-}
-
-unsafe extern "C" fn ops_open(
-    fid: *mut fi::fid,
-    name: *const c_char,
-    _flags: u64,
-    ops: *mut *mut c_void,
-    _context: *mut c_void,
-) -> c_int {
-    entry("fi_open_ops(domain)", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        unsafe { object::<Domain, _>(fid) }?;
-        // SAFETY: `name` is null or terminated, and `ops` is null or writable: the caller's contract is this call's.
-        unsafe { gda::open_domain_ops(name, ops) }?;
         Ok(0)
     })
 }

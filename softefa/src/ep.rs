@@ -25,7 +25,7 @@ pub(super) struct Ep {
     pub caps: u64,
     pub inject_size: usize,
     pub path: OnceLock<Arc<DataPath>>,
-    /// Flags of operations that name none: of sends and of receives.
+    /// Default operation flags of sends and of receives.
     pub tx_flags: AtomicU64,
     pub rx_flags: AtomicU64,
 }
@@ -54,7 +54,7 @@ pub(super) struct State {
     pub av: *const Av,
     pub send: Queue,
     pub recv: Queue,
-    /// An endpoint without connections has no events, but the event queue cannot be closed before it.
+    /// The bound event queue. An endpoint without connections has no events, but the event queue cannot be closed before the endpoint.
     pub eq: *const Eq,
     pub counters: [Vec<*const Cntr>; EVENTS],
     pub qpn: Option<u16>,
@@ -69,19 +69,19 @@ impl Ep {
     /// The data path.
     ///
     /// # Errors
-    /// `EOPBADSTATE` before it is enabled.
+    /// `EOPBADSTATE` before the endpoint is enabled.
     pub(super) fn path(&self) -> Result<&Arc<DataPath>, Code> {
         self.path.get().ok_or(Code::STATE)
     }
 
-    /// Flags of operations that name none.
+    /// Default operation flags.
     pub(super) fn op_flags(&self, receive: bool) -> u64 {
         let flags = if receive { &self.rx_flags } else { &self.tx_flags };
         flags.load(Ordering::Relaxed)
     }
 
     pub(super) fn domain(&self) -> &Domain {
-        // SAFETY: a domain outlives its endpoints.
+        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
         unsafe { &*self.domain }
     }
 

@@ -75,7 +75,7 @@ pub(super) unsafe extern "C" fn open2(
     if flags != 0 {
         return Code(fi::FI_EBADFLAGS).negative();
     }
-    // SAFETY: the caller's arguments are passed on unchanged, so the contract of this function is that of the callee.
+    // SAFETY: the application's arguments are passed on unchanged, and it keeps them valid during the call.
     unsafe { open(domain, info, out, context) }
 }
 
@@ -271,7 +271,7 @@ fn enable(ep: &Ep) -> Result<i32, Code> {
     // SAFETY: null or bound to this endpoint, and a bound object cannot be closed before the endpoint.
     let cq_of = |queue: &Queue| unsafe { queue.cq.as_ref() };
     let (send, recv) = (cq_of(&state.send), cq_of(&state.recv));
-    // The card needs a completion queue, and the protocol at least a counter.
+    // The card needs a completion queue, the protocol a completion queue or a counter.
     let direct = domain.fabric_kind() == Kind::Direct;
     if send.is_none() && (direct || recv.is_none() && state.counters.iter().all(Vec::is_empty)) {
         return Err(Code(fi::FI_ENOCQ));
@@ -321,7 +321,7 @@ fn enable(ep: &Ep) -> Result<i32, Code> {
         Kind::Rdm => {
             let signals = [send, recv].into_iter().flatten().filter_map(|cq| cq.queue.signal.clone()).collect();
             let (ring_id, ring) = rdm::open_ring(&mut core, signals).map_err(|error| close(&mut core, error))?;
-            // The card alone sees remote accesses; the protocol counts the other events.
+            // Only the card sees remote accesses. The protocol counts the other events.
             let events = ep.caps & fi::FI_RMA_EVENT != 0;
             let remote = ids(if events { &[Event::RemoteWrite, Event::RemoteRead] } else { &[] });
             if let Err(error) = core.enable_qp(qpn, ring_id, Some(ring_id), remote) {
@@ -369,9 +369,9 @@ unsafe extern "C" fn getname(fid: fi::fid_t, addr: *mut c_void, len: *mut usize)
     })
 }
 
-/// Time that a closing endpoint has to send what was posted.
+/// The time limit for a closing endpoint to send posted requests.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
-/// Least room of a multi-receive buffer that gets another message.
+/// Default of the least room of a multi-receive buffer that takes another message.
 const DEFAULT_MIN_MULTI_RECV: usize = 64;
 
 unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {

@@ -1,4 +1,4 @@
-//! `fid_eq`: an event queue. Nothing here has events to tell, so that what the application writes itself is all there is.
+//! `fid_eq`: an event queue. This provider has no events of its own, so the queue holds only those that the application writes.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -11,7 +11,7 @@ use super::fabric::Fabric;
 use super::guard::{Code, entry, entry_or};
 use super::object::{Object, Uses, give, head, object, table, take_back};
 use super::unsupported;
-use super::wait::{self, Sleep, WaitObject};
+use super::wait::{self, WaitObject};
 use soft_nic::card::signal::Signal;
 
 #[repr(C)]
@@ -24,7 +24,7 @@ pub(super) struct Eq {
     writable: bool,
     wait: WaitObject,
     signal: Signal,
-    /// What is bound to it.
+    /// Endpoints bound to the queue.
     pub uses: Uses,
 }
 
@@ -33,9 +33,9 @@ unsafe impl Object for Eq {
     const CLASS: u32 = fi::FI_CLASS_EQ;
 }
 
-/// Events of a queue that were not asked for by number.
+/// Events of a queue without a stated size.
 const DEFAULT_SIZE: usize = 256;
-/// More is a mistake.
+/// Events of a queue at most.
 const MAX_SIZE: usize = 1 << 20;
 
 static OPS: fi::fi_ops = fi::fi_ops {
@@ -66,7 +66,7 @@ impl Eq {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether sleeping is in order.
+    /// Whether a thread may sleep: the queue is empty, and the next event raises the signal.
     pub(super) fn may_sleep(&self) -> bool {
         self.signal.arm();
         self.events().is_empty()
@@ -112,7 +112,7 @@ pub(super) unsafe extern "C" fn open(
 }
 
 /// # Safety
-/// `eq` is the application's fid, `event` null or its variable, `buf` null or `len` bytes.
+/// The application keeps `eq` open. `event` is null or writable, and `buf` is null or has `len` writable bytes.
 unsafe fn read_now(
     eq: *mut fi::fid_eq,
     event: *mut u32,
@@ -134,7 +134,7 @@ unsafe fn read_now(
         // SAFETY: not null, and this function's caller keeps the variable writable.
         unsafe { event.write(*kind) };
     }
-    // SAFETY: `buf` has room, by contract and as just checked.
+    // SAFETY: `buf` has `len` writable bytes, as this function's caller states, and the event has no more, as just checked.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast(), bytes.len()) };
     let read = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
     if flags & fi::FI_PEEK == 0 {
@@ -162,23 +162,14 @@ unsafe extern "C" fn sread(
         if eq.wait == WaitObject::None {
             return Err(Code::NOSYS);
         }
-        let mut sleep = Sleep::until(timeout);
-        loop {
-            // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
-            match unsafe { read_now(fid, event, buf, len, flags) } {
-                Err(Code::AGAIN) => {}
-                done => return done,
-            }
-            if eq.may_sleep() && !sleep.on(&eq.signal) {
-                // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
-                return unsafe { read_now(fid, event, buf, len, flags) };
-            }
-        }
+        // SAFETY: the application keeps the fid open during the call, and its variables writable.
+        let read = || unsafe { read_now(fid, event, buf, len, flags) };
+        wait::read_with_timeout(&eq.signal, timeout, || eq.may_sleep(), read)
     };
     entry("fi_eq_sread", call) as isize
 }
 
-/// No event is ever an error.
+/// No event is an error.
 unsafe extern "C" fn readerr(eq: *mut fi::fid_eq, _to: *mut fi::fi_eq_err_entry, _flags: u64) -> isize {
     // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     entry("fi_eq_readerr", || unsafe { object::<Eq, _>(eq) }.and(Err(Code::AGAIN))) as isize
@@ -199,7 +190,7 @@ unsafe extern "C" fn write(eq: *mut fi::fid_eq, event: u32, buf: *const c_void, 
             return Err(Code(fi::FI_EAGAIN));
         }
         let mut bytes = vec![0; len];
-        // SAFETY: `len` bytes, by the interface.
+        // SAFETY: not null, or empty; the application states that `buf` has `len` bytes.
         unsafe { ptr::copy_nonoverlapping(buf.cast(), bytes.as_mut_ptr(), len) };
         events.push_back((event, bytes));
         drop(events);
@@ -223,7 +214,7 @@ unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void
     entry("fi_control(eq)", || {
         // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let eq: &Eq = unsafe { object(fid) }?;
-        // SAFETY: `arg` is what `fi_control(3)` asks for the command: a variable of the application.
+        // SAFETY: `arg` is null or a variable of the type that the command requires (`fi_control(3)`).
         unsafe { wait::control(eq.wait, Some(&eq.signal), command, arg) }
     })
 }
@@ -233,7 +224,7 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let eq: &Eq = unsafe { object(fid) }?;
         eq.uses.none()?;
-        // SAFETY: a fabric outlives its queues.
+        // SAFETY: a fabric counts its queues in `uses` and cannot be closed before them.
         unsafe { &*eq.fabric }.uses.end();
         // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
         drop(unsafe { take_back::<Eq, _>(fid) });

@@ -9,7 +9,7 @@ use super::object::{Object, Uses};
 /// The kind of a fabric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `efa-direct`: the operations of the card, and no more.
+    /// `efa-direct`: the operations of the card alone.
     Direct,
     /// `efa`: messages of any length, in order, with tags.
     Rdm,
@@ -40,7 +40,7 @@ unsafe impl Object for Fabric {
 }
 
 impl Fabric {
-    /// The API version that the application asked for; the core writes it after the fabric was opened.
+    /// The API version that the application requested; libfabric's core writes it after `fi_fabric` returns.
     pub(super) fn api_version(&self) -> u32 {
         // SAFETY: a field of this object; volatile because libfabric writes it after `fi_fabric` returned it.
         unsafe { (&raw const self.fid.api_version).read_volatile() }

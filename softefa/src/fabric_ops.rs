@@ -1,6 +1,6 @@
 //! `fi_fabric`, and the calls of a fabric.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 
 use ferrogin_libfabric::bindings as fi;
 
@@ -15,7 +15,7 @@ static OPS: fi::fi_ops = fi::fi_ops {
     close: Some(close),
     bind: Some(unsupported::bind),
     control: Some(unsupported::control),
-    ops_open: Some(ops_open),
+    ops_open: Some(gda::ops_open::<Fabric>),
     tostr: Some(unsupported::tostr),
     ops_set: Some(unsupported::ops_set),
 };
@@ -40,7 +40,7 @@ pub(super) unsafe extern "C" fn open(
         if attr.is_null() {
             return Err(Code::INVAL);
         }
-        // SAFETY: the application's attributes, alive for the call.
+        // SAFETY: not null, and the application keeps its attributes alive during the call.
         let attr = unsafe { &*attr };
         // SAFETY: the application passes null or a terminated string, which lives during the call.
         let name = unsafe { text(attr.name) };
@@ -66,7 +66,7 @@ unsafe extern "C" fn trywait(fabric: *mut fi::fid_fabric, fids: *mut *mut fi::fi
             return Err(Code::INVAL);
         }
         for i in 0..count {
-            // SAFETY: `count` fids, by the interface.
+            // SAFETY: not null, and the application states that the array has `count` fids.
             let fid = unsafe { fids.wrapping_add(i).read() };
             // SAFETY: the application keeps the fid open during the call; `object` checks its class.
             let may_sleep = if let Ok(cq) = unsafe { object::<cq::Cq, _>(fid) } {
@@ -95,22 +95,6 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
         fabric.uses.none()?;
         // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
         drop(unsafe { take_back::<Fabric, _>(fid) });
-        Ok(0)
-    })
-}
-
-unsafe extern "C" fn ops_open(
-    fid: *mut fi::fid,
-    name: *const c_char,
-    _flags: u64,
-    ops: *mut *mut c_void,
-    _context: *mut c_void,
-) -> c_int {
-    entry("fi_open_ops(fabric)", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        unsafe { object::<Fabric, _>(fid) }?;
-        // SAFETY: `name` is null or terminated, and `ops` is null or writable: the caller's contract is this call's.
-        unsafe { gda::open_fabric_ops(name, ops) }?;
         Ok(0)
     })
 }

@@ -1,8 +1,8 @@
-//! The operation tables of `fi_open_ops`: those for queues that a device drives (`fi_efa(7)`, "efa gda ops"), the query that
-//! names the entries there are, and the one for manual progress.
+//! The operation tables of `fi_open_ops`: those for queues that a device drives (`fi_efa(7)`, "efa gda ops"), the query for their
+//! entries, and the one for manual progress.
 //!
-//! The table has no size field. The real provider's users go by `fi_version()`, which says nothing about this
-//! provider: ours ask the feature operations for `softefa_gda_cntr_open_ext`.
+//! The GDA table has no size field. Programs derive its entries from libfabric's version, which means nothing for this provider, so
+//! ferrogin's plugin queries the feature `softefa_gda_cntr_open_ext`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -15,7 +15,7 @@ use super::ep::Ep;
 use super::guard::{Code, entry, entry_or};
 use super::library::text;
 use super::mr::Mr;
-use super::object::object;
+use super::object::{Object, object};
 use super::{cntr, cq};
 
 static GDA: fi::fi_efa_ops_gda = fi::fi_efa_ops_gda {
@@ -34,40 +34,36 @@ static PROGRESS: ProgressOps = ProgressOps { progress: Some(make_progress) };
 const GDA_OPS: &CStr = c"efa gda ops";
 const FEATURE_OPS: &CStr = c"efa feature ops";
 
-/// # Safety
-/// `name` is null or terminated, `ops` null or where the application wants the table.
-unsafe fn open_ops(name: *const c_char, ops: *mut *mut c_void, of_domain: bool) -> Result<(), Code> {
-    // SAFETY: this function's caller passes null or a terminated string that lives as long as the result.
-    let name = unsafe { text(name) }.ok_or(Code::INVAL)?;
-    let found: *const c_void = if name == FEATURE_OPS {
-        (&raw const FEATURES).cast()
-    } else if of_domain && name == GDA_OPS {
-        (&raw const GDA).cast()
-    } else if of_domain && name == progress::OPS {
-        (&raw const PROGRESS).cast()
-    } else {
-        return Err(Code::INVAL);
-    };
-    if ops.is_null() {
-        return Err(Code::INVAL);
-    }
-    // SAFETY: not null, and the application keeps its variable writable during the call.
-    unsafe { ops.write(found.cast_mut()) };
-    Ok(())
-}
-
-/// # Safety
-/// As [`open_ops`].
-pub(super) unsafe fn open_fabric_ops(name: *const c_char, ops: *mut *mut c_void) -> Result<(), Code> {
-    // SAFETY: `name` is null or terminated, and `ops` is null or writable: the caller's contract is this call's.
-    unsafe { open_ops(name, ops, false) }
-}
-
-/// # Safety
-/// As [`open_ops`].
-pub(super) unsafe fn open_domain_ops(name: *const c_char, ops: *mut *mut c_void) -> Result<(), Code> {
-    // SAFETY: `name` is null or terminated, and `ops` is null or writable: the caller's contract is this call's.
-    unsafe { open_ops(name, ops, true) }
+/// `fi_open_ops` of a fabric or a domain.
+pub(super) unsafe extern "C" fn ops_open<T: Object>(
+    fid: *mut fi::fid,
+    name: *const c_char,
+    _flags: u64,
+    ops: *mut *mut c_void,
+    _context: *mut c_void,
+) -> c_int {
+    entry("fi_open_ops", || {
+        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
+        unsafe { object::<T, _>(fid) }?;
+        // SAFETY: the application passes null or a terminated string, which lives during the call.
+        let name = unsafe { text(name) }.ok_or(Code::INVAL)?;
+        let of_domain = T::CLASS == fi::FI_CLASS_DOMAIN;
+        let found: *const c_void = if name == FEATURE_OPS {
+            (&raw const FEATURES).cast()
+        } else if of_domain && name == GDA_OPS {
+            (&raw const GDA).cast()
+        } else if of_domain && name == progress::OPS {
+            (&raw const PROGRESS).cast()
+        } else {
+            return Err(Code::INVAL);
+        };
+        if ops.is_null() {
+            return Err(Code::INVAL);
+        }
+        // SAFETY: not null, and the application keeps its variable writable during the call.
+        unsafe { ops.write(found.cast_mut()) };
+        Ok(0)
+    })
 }
 
 unsafe extern "C" fn query_feature(feature: *const c_char) -> bool {
@@ -134,7 +130,7 @@ unsafe extern "C" fn query_cq(cq: *mut fi::fid_cq, attr: *mut fi::fi_efa_cq_attr
             return Err(Code::INVAL);
         }
         let memory = cq.memory().ok_or(Code::UNSUPPORTED)?;
-        // SAFETY: the application's variable.
+        // SAFETY: not null, and the application keeps its variable writable during the call.
         unsafe { attr.write(memory) };
         Ok(0)
     })

@@ -1,4 +1,4 @@
-//! What stands between C and this library: nothing unwinds into a caller, and errors become codes.
+//! The border between C and this library: no panic unwinds into a caller, and errors become codes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,7 +6,7 @@ use ferrogin_libfabric::bindings as fi;
 
 use soft_nic::log;
 
-/// A libfabric error, as the positive number that its header gives it.
+/// A libfabric error: the positive number of its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Code(pub i32);
 
@@ -23,7 +23,7 @@ impl Code {
     pub(super) const BADFLAGS: Self = Self(fi::FI_EBADFLAGS);
     pub(super) const OTHER: Self = Self(fi::FI_EOTHER);
 
-    /// As functions of the interface return it.
+    /// The negative number that functions of the interface return.
     pub(super) fn negative(self) -> i32 {
         -self.0
     }
@@ -46,7 +46,7 @@ impl From<soft_nic::card::SetupError> for Code {
     }
 }
 
-/// Runs the body of an entry point: 0 or what it returns, or a negative code.
+/// Runs the body of an entry point and returns its result or a negative code.
 pub(super) fn entry(call: &str, body: impl FnOnce() -> Result<i32, Code>) -> i32 {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,
@@ -63,7 +63,7 @@ pub(super) fn data_entry(call: &str, body: impl FnOnce() -> Result<(), Code>) ->
     entry(call, || body().map(|()| 0)) as isize
 }
 
-/// The same for entry points that return something else.
+/// The same for entry points with another type of result.
 pub(super) fn entry_or<T>(call: &str, otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         log::line(format_args!("softefa: {call} failed inside the provider: this is a bug of softefa"));

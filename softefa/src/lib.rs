@@ -2,8 +2,8 @@
 //!
 //! `libsoftefa-fi.so` in a directory of `FI_PROVIDER_PATH` gives libfabric the provider. The card itself is the crate `soft-nic`.
 //!
-//! It has the two fabrics of the real one. `efa-direct` is the card as it is: messages of one packet, remote memory, and
-//! the queues themselves for programs that drive them. `efa` puts a protocol on top: messages of any length, in order, tags.
+//! It has the two fabrics of libfabric's `efa` provider. `efa-direct` is the bare card: messages of one packet, remote memory, and the
+//! queues themselves for programs that drive them. `efa` adds a protocol: messages of any length, in order, with tags.
 //!
 //! Layouts and rules: libfabric's public headers; `fi_efa(7)` for the GDA operations.
 #![allow(unsafe_code)]
@@ -54,9 +54,9 @@ unsafe impl Sync for Provider {}
 
 extern "C" fn cleanup() {}
 
-/// The entry point that libfabric looks for in `*fi.so`.
+/// The entry point that libfabric loads from `*fi.so`.
 ///
-/// The result lives as long as the library, which is linked never to be unloaded.
+/// The result is valid until the process ends, because the library is linked never to be unloaded.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut fi::fi_provider {
     static PROVIDER_STRUCT: OnceLock<Provider> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! The libfabric that loaded this provider: `fi_info` must come from its allocator, in its layout.
+//! The libfabric that loaded this provider. `fi_info` must come from its allocator, in its layout.
 
 use std::ffi::CStr;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -42,15 +42,15 @@ impl Library {
 
     fn find() -> Option<Self> {
         let name = c"libfabric.so.1";
-        // SAFETY: with RTLD_NOLOAD nothing is loaded and no initialiser runs. The handle is kept for ever, as the
-        // core itself is by this library's own mapping.
+        // SAFETY: with RTLD_NOLOAD nothing is loaded and no initialiser runs. The handle is never closed, and this library's mapping
+        // keeps the core loaded.
         let mut handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         if handle.is_null() {
-            // Linked in, or under another name but with global symbols.
+            // The core is linked in, or loaded under another name with global symbols.
             handle = libc::RTLD_DEFAULT;
         }
         let symbol = |name: &CStr| {
-            // SAFETY: a live handle and a terminated name.
+            // SAFETY: the handle is live and the name terminated.
             let at = unsafe { libc::dlsym(handle, name.as_ptr()) };
             (!at.is_null()).then_some(at)
         };
@@ -68,7 +68,7 @@ impl Library {
 
     /// An empty `fi_info` with all its parts.
     pub(super) fn new_info(&self) -> Result<*mut fi::fi_info, Code> {
-        // SAFETY: null asks for an empty one.
+        // SAFETY: with null, fi_dupinfo returns an empty info.
         let info = unsafe { (self.dupinfo)(std::ptr::null()) };
         if info.is_null() { Err(Code::NOMEM) } else { Ok(info) }
     }
@@ -87,12 +87,12 @@ impl Library {
 
 /// A copy of `text` that the core may `free`.
 pub(super) fn strdup(text: &CStr) -> Result<*mut std::ffi::c_char, Code> {
-    // SAFETY: terminated.
+    // SAFETY: `text` is terminated.
     let copy = unsafe { libc::strdup(text.as_ptr()) };
     if copy.is_null() { Err(Code::NOMEM) } else { Ok(copy) }
 }
 
-/// The text behind a pointer of the application, if there is one.
+/// The text at a pointer of the application; `None` for null.
 ///
 /// # Safety
 /// `text` is null or a terminated string that lives as long as the result.

@@ -53,11 +53,11 @@ fn access_of(asked: u64) -> Result<Access, Code> {
     if asked & !RIGHTS != 0 {
         return Err(Code::INVAL);
     }
-    // As the efa provider: no rights at all mean those of messages.
+    // No rights mean the rights of messages, as in libfabric's efa provider.
     let asked = if asked == 0 { fi::FI_SEND | fi::FI_RECV } else { asked };
     let has = |bits: u64| asked & bits != 0;
     Ok(Access {
-        // To let others write implies writing.
+        // Remote writing implies local writing.
         local_write: has(fi::FI_RECV | fi::FI_READ | fi::FI_REMOTE_WRITE),
         remote_read: has(fi::FI_REMOTE_READ),
         remote_write: has(fi::FI_REMOTE_WRITE),
@@ -104,7 +104,7 @@ pub(super) unsafe extern "C" fn regv(
     }
     // SAFETY: not null, and the application states one iovec, which it keeps alive during the call.
     let iov = unsafe { *iov };
-    // SAFETY: the caller's arguments are passed on unchanged, so the contract of this function is that of the callee.
+    // SAFETY: the application's arguments are passed on unchanged, and it keeps them valid during the call.
     unsafe { reg(fid, iov.iov_base, iov.iov_len, access, offset, key, flags, out, context) }
 }
 
@@ -123,7 +123,7 @@ pub(super) unsafe extern "C" fn regattr(
         if flags & !(fi::FI_MR_DMABUF | fi::FI_HMEM_DEVICE_ONLY | fi::FI_HMEM_HOST_ALLOC) != 0 {
             return Err(Code(fi::FI_EBADFLAGS));
         }
-        // SAFETY: the part of the attributes that every version has.
+        // SAFETY: null, or attributes of the application, whose first fields every version has.
         let head = unsafe { attr.cast::<MrAttrHead>().read_unaligned() };
         let MrAttrHead { which, iov_count: count, access: asked, context, .. } = head;
         let access = access_of(asked)?;
@@ -131,7 +131,7 @@ pub(super) unsafe extern "C" fn regattr(
             if which.is_null() {
                 return Err(Code::INVAL);
             }
-            // SAFETY: the flag says that this is a fi_mr_dmabuf.
+            // SAFETY: the flag states that this union member is a fi_mr_dmabuf.
             by_dmabuf(unsafe { &*which.cast::<fi::fi_mr_dmabuf>() })?
         } else {
             if which.is_null() || count != 1 {
@@ -140,7 +140,7 @@ pub(super) unsafe extern "C" fn regattr(
             let mut on_gpu = false;
             if domain.caps & fi::FI_HMEM != 0 && domain.api_version() >= version(1, 9) {
                 let iface = attr.wrapping_byte_add(offset_of!(fi::fi_mr_attr, iface));
-                // SAFETY: applications of this version have the field.
+                // SAFETY: attributes of this API version have the field.
                 let iface = unsafe { iface.cast::<fi::fi_hmem_iface::Type>().read_unaligned() };
                 on_gpu = match iface {
                     fi::fi_hmem_iface::FI_HMEM_SYSTEM => false,
@@ -161,7 +161,7 @@ pub(super) unsafe extern "C" fn regattr(
     })
 }
 
-/// The beginning of `fi_mr_attr`, as old as the call.
+/// The fields of `fi_mr_attr` that every version has.
 #[repr(C)]
 struct MrAttrHead {
     which: *const c_void,
@@ -180,7 +180,7 @@ fn by_address(addr: usize, len: usize, access: Access) -> Result<Memory, Code> {
     Ok(Memory { base: addr as u64, len: len as u64, at: Location::Host(addr as *mut u8), _map: None })
 }
 
-/// Memory of a GPU, which the CUDA driver copies.
+/// GPU memory, which the CUDA driver copies.
 fn by_gpu_address(addr: u64, len: usize) -> Result<Memory, Code> {
     if len == 0 {
         return Err(Code::INVAL);
@@ -206,7 +206,7 @@ fn by_dmabuf(dmabuf: &fi::fi_mr_dmabuf) -> Result<Memory, Code> {
 }
 
 /// # Safety
-/// `out` is where the application wants the region.
+/// `out` is null, or a pointer of the application that is writable during the call.
 unsafe fn register(
     domain: &Domain,
     memory: Memory,
@@ -238,9 +238,9 @@ unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
     entry("fi_close(mr)", || {
         // SAFETY: the application keeps the fid open during the call; `object` checks its class.
         let mr: &Mr = unsafe { object(fid) }?;
-        // SAFETY: a domain outlives its regions.
+        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
         let domain = unsafe { &*mr.domain };
-        // From here on no packet finds the memory; requests under way that need it are answered with an error.
+        // From here on packets do not reach the memory. Outstanding requests that need it complete in error.
         let memory = domain.card.lock().regions.remove(mr.keys);
         drop(memory);
         domain.uses.end();
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rights_follow_the_interface() {
+    fn rights_are_mapped_to_the_card() {
         let of = |bits: u64| access_of(bits).unwrap();
         assert_eq!(of(fi::FI_WRITE | fi::FI_SEND), Access::default());
         assert!(of(fi::FI_READ).local_write && of(0).local_write && of(fi::FI_RECV).local_write);

@@ -1,4 +1,4 @@
-//! Objects that libfabric sees as `struct fid_*` and that are more behind it.
+//! Objects that libfabric uses as `struct fid_*` and that hold this provider's state.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,37 +22,37 @@ pub(super) unsafe trait Object: Sized {
 /// `EINVAL` for null and for a fid of another class.
 ///
 /// # Safety
-/// `fid` is null or a live fid of this provider; the object is not closed while the reference is used. Both are the
-/// application's duty by the interface.
+/// `fid` is null or a live fid of this provider, and the object is not closed while the reference is used. libfabric's interface
+/// makes the application keep both.
 pub(super) unsafe fn object<'a, T: Object, F>(fid: *const F) -> Result<&'a T, Code> {
     let head: *const fi::fid = fid.cast();
     if head.is_null() {
         return Err(Code::INVAL);
     }
-    // SAFETY: a live fid by this function's contract.
+    // SAFETY: not null, and this function's caller passes a live fid.
     let class = unsafe { (*head).fclass };
     if class != T::CLASS as usize {
         return Err(Code::INVAL);
     }
-    // SAFETY: the class says that this is a `T`, whose first field the fid is.
+    // SAFETY: the class shows that the fid is the first field of a `T`, which this function's caller keeps open.
     Ok(unsafe { &*fid.cast() })
 }
 
-/// Gives a new object to the application.
+/// Passes a new object to the application.
 ///
 /// # Safety
-/// `out` is null or where the application wants the pointer.
+/// `out` is null, or a pointer of the application that is writable during the call.
 pub(super) unsafe fn give<T: Object, F>(object: T, out: *mut *mut F) -> Result<(), Code> {
     if out.is_null() {
         return Err(Code::INVAL);
     }
     let raw: *mut T = Box::into_raw(Box::new(object));
-    // SAFETY: not null, and the application's by contract.
+    // SAFETY: not null, and this function's caller keeps the variable writable.
     unsafe { out.write(raw.cast()) };
     Ok(())
 }
 
-/// Takes an object back for good.
+/// Takes an object back from the application, to drop it.
 ///
 /// # Safety
 /// `fid` was made by [`give`] with this type and is not used any more.
@@ -66,12 +66,12 @@ pub(super) fn head(class: u32, context: *mut c_void, ops: &'static fi::fi_ops) -
     fi::fid { fclass: class as usize, context, ops: table(ops) }
 }
 
-/// A table, as the structs of libfabric want it. Nobody writes to it.
+/// A table as the structs of libfabric hold it. No code writes to the table.
 pub(super) fn table<T>(ops: &'static T) -> *mut T {
     (&raw const *ops).cast_mut()
 }
 
-/// How many objects were made from this one and still live.
+/// The number of objects that were made from this one and are open.
 #[derive(Debug, Default)]
 pub(super) struct Uses(AtomicU32);
 
@@ -85,7 +85,7 @@ impl Uses {
     }
 
     /// # Errors
-    /// `EBUSY` while there are any.
+    /// `EBUSY` while some are open.
     pub(super) fn none(&self) -> Result<(), Code> {
         if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(Code::BUSY) }
     }

@@ -15,37 +15,37 @@ type Void = *mut c_void;
 
 /// Flags that a receive may have.
 const RECV_FLAGS: u64 = fi::FI_COMPLETION | fi::FI_MORE | fi::FI_MULTI_RECV;
-/// And a tagged one.
+/// Flags that a tagged receive may have.
 const TRECV_FLAGS: u64 = fi::FI_COMPLETION | fi::FI_MORE | fi::FI_PEEK | fi::FI_CLAIM | fi::FI_DISCARD;
 
 /// # Safety
-/// `ep` is the application's fid.
+/// The application keeps `ep` open during the call.
 unsafe fn send(ep: FidEp, call: &SendCall) -> Result<(), Code> {
     // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     unsafe { object::<Ep, _>(ep) }?.path()?.send(call)
 }
 
 /// # Safety
-/// As [`send`].
+/// The conditions of [`send`].
 unsafe fn recv(ep: FidEp, call: &RecvCall) -> Result<(), Code> {
     // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     unsafe { object::<Ep, _>(ep) }?.path()?.recv(call)
 }
 
-/// Flags of calls that have none themselves.
+/// The default flags, for calls without flags.
 ///
 /// # Safety
-/// As [`send`].
+/// The conditions of [`send`].
 unsafe fn defaults(ep: FidEp, receive: bool) -> Result<u64, Code> {
     // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     Ok(unsafe { object::<Ep, _>(ep) }?.op_flags(receive))
 }
 
-/// A plain send, with the endpoint's flags.
+/// A send with the endpoint's default flags.
 ///
 /// # Safety
-/// As [`send`].
-unsafe fn plain(
+/// The conditions of [`send`].
+unsafe fn send_default(
     ep: FidEp,
     buffers: Buffers,
     to: Addr,
@@ -60,22 +60,28 @@ unsafe fn plain(
     unsafe { send(ep, &call) }
 }
 
-/// A send without completion whose buffer is free at once.
+/// A send without completion. Its buffer is free when the call returns.
 ///
 /// # Safety
-/// As [`send`].
-unsafe fn quick(ep: FidEp, buffers: Buffers, to: Addr, tag: Option<u64>, data: Option<u64>) -> Result<(), Code> {
+/// The conditions of [`send`].
+unsafe fn inject(ep: FidEp, buffers: Buffers, to: Addr, tag: Option<u64>, data: Option<u64>) -> Result<(), Code> {
     let context = std::ptr::null_mut();
     let call = SendCall { buffers, to, context, tag, data, flags: fi::FI_INJECT, silent: true };
     // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
     unsafe { send(ep, &call) }
 }
 
-/// A plain receive, with the endpoint's flags.
+/// A receive with the endpoint's default flags.
 ///
 /// # Safety
-/// As [`send`].
-unsafe fn take(ep: FidEp, buffers: Buffers, from: Addr, context: Void, tag: Option<(u64, u64)>) -> Result<(), Code> {
+/// The conditions of [`send`].
+unsafe fn recv_default(
+    ep: FidEp,
+    buffers: Buffers,
+    from: Addr,
+    context: Void,
+    tag: Option<(u64, u64)>,
+) -> Result<(), Code> {
     // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
     let flags = unsafe { defaults(ep, true) }?;
     let flags = if tag.is_some() { flags & !fi::FI_MULTI_RECV } else { flags };
@@ -90,7 +96,7 @@ fn check(flags: u64, known: u64) -> Result<(), Code> {
 unsafe extern "C" fn fi_recv(ep: FidEp, buf: Void, len: usize, desc: Void, from: Addr, context: Void) -> isize {
     data_entry("fi_recv", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { take(ep, Buffers::one(buf, len, desc)?, from, context, None) }
+        unsafe { recv_default(ep, Buffers::one(buf, len, desc)?, from, context, None) }
     })
 }
 
@@ -106,7 +112,7 @@ unsafe extern "C" fn fi_recvv(
         // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(iov, desc, count) }?;
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { take(ep, buffers, from, context, None) }
+        unsafe { recv_default(ep, buffers, from, context, None) }
     })
 }
 
@@ -126,7 +132,7 @@ unsafe extern "C" fn fi_recvmsg(ep: FidEp, msg: *const fi::fi_msg, flags: u64) -
 unsafe extern "C" fn fi_send(ep: FidEp, buf: *const c_void, len: usize, desc: Void, to: Addr, context: Void) -> isize {
     data_entry("fi_send", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { plain(ep, Buffers::one(buf, len, desc)?, to, context, None, None) }
+        unsafe { send_default(ep, Buffers::one(buf, len, desc)?, to, context, None, None) }
     })
 }
 
@@ -142,7 +148,7 @@ unsafe extern "C" fn fi_sendv(
         // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(iov, desc, count) }?;
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { plain(ep, buffers, to, context, None, None) }
+        unsafe { send_default(ep, buffers, to, context, None, None) }
     })
 }
 
@@ -163,7 +169,7 @@ unsafe extern "C" fn fi_sendmsg(ep: FidEp, msg: *const fi::fi_msg, flags: u64) -
 unsafe extern "C" fn fi_inject(ep: FidEp, buf: *const c_void, len: usize, to: Addr) -> isize {
     data_entry("fi_inject", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, None, None) }
+        unsafe { inject(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, None, None) }
     })
 }
 
@@ -178,14 +184,14 @@ unsafe extern "C" fn fi_senddata(
 ) -> isize {
     data_entry("fi_senddata", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { plain(ep, Buffers::one(buf, len, desc)?, to, context, None, Some(data)) }
+        unsafe { send_default(ep, Buffers::one(buf, len, desc)?, to, context, None, Some(data)) }
     })
 }
 
 unsafe extern "C" fn fi_injectdata(ep: FidEp, buf: *const c_void, len: usize, data: u64, to: Addr) -> isize {
     data_entry("fi_injectdata", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, None, Some(data)) }
+        unsafe { inject(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, None, Some(data)) }
     })
 }
 
@@ -201,7 +207,7 @@ unsafe extern "C" fn fi_trecv(
 ) -> isize {
     data_entry("fi_trecv", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { take(ep, Buffers::one(buf, len, desc)?, from, context, Some((tag, ignore))) }
+        unsafe { recv_default(ep, Buffers::one(buf, len, desc)?, from, context, Some((tag, ignore))) }
     })
 }
 
@@ -219,7 +225,7 @@ unsafe extern "C" fn fi_trecvv(
         // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(iov, desc, count) }?;
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { take(ep, buffers, from, context, Some((tag, ignore))) }
+        unsafe { recv_default(ep, buffers, from, context, Some((tag, ignore))) }
     })
 }
 
@@ -248,7 +254,7 @@ unsafe extern "C" fn fi_tsend(
 ) -> isize {
     data_entry("fi_tsend", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { plain(ep, Buffers::one(buf, len, desc)?, to, context, Some(tag), None) }
+        unsafe { send_default(ep, Buffers::one(buf, len, desc)?, to, context, Some(tag), None) }
     })
 }
 
@@ -265,7 +271,7 @@ unsafe extern "C" fn fi_tsendv(
         // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
         let buffers = unsafe { Buffers::read(iov, desc, count) }?;
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { plain(ep, buffers, to, context, Some(tag), None) }
+        unsafe { send_default(ep, buffers, to, context, Some(tag), None) }
     })
 }
 
@@ -286,7 +292,7 @@ unsafe extern "C" fn fi_tsendmsg(ep: FidEp, msg: *const fi::fi_msg_tagged, flags
 unsafe extern "C" fn fi_tinject(ep: FidEp, buf: *const c_void, len: usize, to: Addr, tag: u64) -> isize {
     data_entry("fi_tinject", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, Some(tag), None) }
+        unsafe { inject(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, Some(tag), None) }
     })
 }
 
@@ -302,14 +308,14 @@ unsafe extern "C" fn fi_tsenddata(
 ) -> isize {
     data_entry("fi_tsenddata", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { plain(ep, Buffers::one(buf, len, desc)?, to, context, Some(tag), Some(data)) }
+        unsafe { send_default(ep, Buffers::one(buf, len, desc)?, to, context, Some(tag), Some(data)) }
     })
 }
 
 unsafe extern "C" fn fi_tinjectdata(ep: FidEp, buf: *const c_void, len: usize, data: u64, to: Addr, tag: u64) -> isize {
     data_entry("fi_tinjectdata", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, Some(tag), Some(data)) }
+        unsafe { inject(ep, Buffers::one(buf, len, std::ptr::null_mut())?, to, Some(tag), Some(data)) }
     })
 }
 
@@ -327,7 +333,7 @@ pub(super) static MSG: fi::fi_ops_msg = fi::fi_ops_msg {
     injectdata: Some(fi_injectdata),
 };
 
-/// Messages with tags: of the `efa` fabric; the card itself knows none, and answers so.
+/// Messages with tags, which only the fabric `efa` has. On `efa-direct` these calls return `ENOSYS`.
 pub(super) static TAGGED: fi::fi_ops_tagged = fi::fi_ops_tagged {
     size: size_of::<fi::fi_ops_tagged>(),
     recv: Some(fi_trecv),

@@ -16,76 +16,96 @@ type Void = *mut c_void;
 /// Flags that a read may have.
 const READ_FLAGS: u64 = fi::FI_COMPLETION | fi::FI_MORE | fi::FI_TRANSMIT_COMPLETE | fi::FI_DELIVERY_COMPLETE;
 
-/// Where in the peer's memory.
+/// An address in a peer's memory.
 #[derive(Clone, Copy)]
-struct There {
+struct Remote {
     peer: Addr,
     addr: u64,
     key: u64,
 }
 
 /// # Safety
-/// `ep` is the application's fid.
+/// The application keeps `ep` open during the call, and the buffers valid as `fi_rma(3)` requires.
 unsafe fn rma(ep: FidEp, call: &RmaCall) -> Result<(), Code> {
     // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     unsafe { object::<Ep, _>(ep) }?.path()?.rma(call)
 }
 
-/// A call without flags of its own.
+/// A call with the endpoint's default flags.
 ///
 /// # Safety
-/// As [`rma`].
-unsafe fn plain(
+/// The conditions of [`rma`].
+unsafe fn rma_default(
     ep: FidEp,
     read: bool,
     buffers: Buffers,
-    there: There,
+    to: Remote,
     context: Void,
     data: Option<u64>,
 ) -> Result<(), Code> {
     // SAFETY: the application keeps the fid open during the call; `object` checks its class.
     let flags = unsafe { object::<Ep, _>(ep) }?.op_flags(false);
     let flags = if read { flags & !fi::FI_INJECT } else { flags };
-    let remote = fi::fi_rma_iov { addr: there.addr, len: buffers.len(), key: there.key };
-    let call = RmaCall { read, buffers, peer: there.peer, remote, context, data, flags, silent: false };
+    let remote = fi::fi_rma_iov { addr: to.addr, len: buffers.len(), key: to.key };
+    let call = RmaCall { read, buffers, peer: to.peer, remote, context, data, flags, silent: false };
     // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
     unsafe { rma(ep, &call) }
 }
 
-/// A write without completion whose buffer is free at once.
+/// A write without completion. Its buffer is free when the call returns.
 ///
 /// # Safety
-/// As [`rma`].
-unsafe fn quick(ep: FidEp, buffers: Buffers, there: There, data: Option<u64>) -> Result<(), Code> {
-    let remote = fi::fi_rma_iov { addr: there.addr, len: buffers.len(), key: there.key };
-    let (peer, context) = (there.peer, std::ptr::null_mut());
+/// The conditions of [`rma`].
+unsafe fn write_inject(ep: FidEp, buffers: Buffers, to: Remote, data: Option<u64>) -> Result<(), Code> {
+    let remote = fi::fi_rma_iov { addr: to.addr, len: buffers.len(), key: to.key };
+    let (peer, context) = (to.peer, std::ptr::null_mut());
     let call = RmaCall { read: false, buffers, peer, remote, context, data, flags: fi::FI_INJECT, silent: true };
     // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
     unsafe { rma(ep, &call) }
 }
 
-/// # Safety
-/// As [`rma`], and `msg` is null or the application's.
-unsafe fn message(ep: FidEp, read: bool, msg: *const fi::fi_msg_rma, flags: u64) -> Result<(), Code> {
-    if flags & !(if read { READ_FLAGS } else { SEND_FLAGS }) != 0 {
-        return Err(Code::BADFLAGS);
-    }
-    // SAFETY: null, or a message that the application keeps alive during the call.
-    let msg = unsafe { msg.as_ref() }.ok_or(Code::INVAL)?;
-    // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
-    let buffers = unsafe { Buffers::read(msg.msg_iov, msg.desc, msg.iov_count) }?;
-    if msg.rma_iov.is_null() || msg.rma_iov_count != 1 {
-        return Err(Code::INVAL);
-    }
-    // SAFETY: one, by the interface.
-    let remote = unsafe { msg.rma_iov.read() };
-    if remote.len != buffers.len() {
-        return Err(Code::INVAL);
-    }
-    let data = (flags & fi::FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
-    let (peer, context) = (msg.addr, msg.context);
-    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
-    unsafe { rma(ep, &RmaCall { read, buffers, peer, remote, context, data, flags, silent: false }) }
+/// `fi_readmsg` and `fi_writemsg`.
+unsafe extern "C" fn message<const READ: bool>(ep: FidEp, msg: *const fi::fi_msg_rma, flags: u64) -> isize {
+    data_entry(if READ { "fi_readmsg" } else { "fi_writemsg" }, || {
+        if flags & !(if READ { READ_FLAGS } else { SEND_FLAGS }) != 0 {
+            return Err(Code::BADFLAGS);
+        }
+        // SAFETY: null, or a message that the application keeps alive during the call.
+        let msg = unsafe { msg.as_ref() }.ok_or(Code::INVAL)?;
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
+        let buffers = unsafe { Buffers::read(msg.msg_iov, msg.desc, msg.iov_count) }?;
+        if msg.rma_iov.is_null() || msg.rma_iov_count != 1 {
+            return Err(Code::INVAL);
+        }
+        // SAFETY: not null, and the application states one range, which it keeps alive during the call.
+        let remote = unsafe { msg.rma_iov.read() };
+        if remote.len != buffers.len() {
+            return Err(Code::INVAL);
+        }
+        let data = (flags & fi::FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
+        let (peer, context) = (msg.addr, msg.context);
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_rma(3)` asks.
+        unsafe { rma(ep, &RmaCall { read: READ, buffers, peer, remote, context, data, flags, silent: false }) }
+    })
+}
+
+/// `fi_readv` and `fi_writev`.
+unsafe extern "C" fn vector<const READ: bool>(
+    ep: FidEp,
+    iov: *const fi::iovec,
+    desc: *mut Void,
+    count: usize,
+    peer: Addr,
+    addr: u64,
+    key: u64,
+    context: Void,
+) -> isize {
+    data_entry(if READ { "fi_readv" } else { "fi_writev" }, || {
+        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
+        let buffers = unsafe { Buffers::read(iov, desc, count) }?;
+        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
+        unsafe { rma_default(ep, READ, buffers, Remote { peer, addr, key }, context, None) }
+    })
 }
 
 unsafe extern "C" fn read(
@@ -100,31 +120,8 @@ unsafe extern "C" fn read(
 ) -> isize {
     data_entry("fi_read", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { plain(ep, true, Buffers::one(buf, len, desc)?, There { peer, addr, key }, context, None) }
+        unsafe { rma_default(ep, true, Buffers::one(buf, len, desc)?, Remote { peer, addr, key }, context, None) }
     })
-}
-
-unsafe extern "C" fn readv(
-    ep: FidEp,
-    iov: *const fi::iovec,
-    desc: *mut Void,
-    count: usize,
-    peer: Addr,
-    addr: u64,
-    key: u64,
-    context: Void,
-) -> isize {
-    data_entry("fi_readv", || {
-        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
-        let buffers = unsafe { Buffers::read(iov, desc, count) }?;
-        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { plain(ep, true, buffers, There { peer, addr, key }, context, None) }
-    })
-}
-
-unsafe extern "C" fn readmsg(ep: FidEp, msg: *const fi::fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
-    data_entry("fi_readmsg", || unsafe { message(ep, true, msg, flags) })
 }
 
 unsafe extern "C" fn write(
@@ -139,37 +136,14 @@ unsafe extern "C" fn write(
 ) -> isize {
     data_entry("fi_write", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { plain(ep, false, Buffers::one(buf, len, desc)?, There { peer, addr, key }, context, None) }
+        unsafe { rma_default(ep, false, Buffers::one(buf, len, desc)?, Remote { peer, addr, key }, context, None) }
     })
-}
-
-unsafe extern "C" fn writev(
-    ep: FidEp,
-    iov: *const fi::iovec,
-    desc: *mut Void,
-    count: usize,
-    peer: Addr,
-    addr: u64,
-    key: u64,
-    context: Void,
-) -> isize {
-    data_entry("fi_writev", || {
-        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
-        let buffers = unsafe { Buffers::read(iov, desc, count) }?;
-        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { plain(ep, false, buffers, There { peer, addr, key }, context, None) }
-    })
-}
-
-unsafe extern "C" fn writemsg(ep: FidEp, msg: *const fi::fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
-    data_entry("fi_writemsg", || unsafe { message(ep, false, msg, flags) })
 }
 
 unsafe extern "C" fn inject(ep: FidEp, buf: *const c_void, len: usize, peer: Addr, addr: u64, key: u64) -> isize {
     data_entry("fi_inject_write", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, There { peer, addr, key }, None) }
+        unsafe { write_inject(ep, Buffers::one(buf, len, std::ptr::null_mut())?, Remote { peer, addr, key }, None) }
     })
 }
 
@@ -186,7 +160,9 @@ unsafe extern "C" fn writedata(
 ) -> isize {
     data_entry("fi_writedata", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { plain(ep, false, Buffers::one(buf, len, desc)?, There { peer, addr, key }, context, Some(data)) }
+        unsafe {
+            rma_default(ep, false, Buffers::one(buf, len, desc)?, Remote { peer, addr, key }, context, Some(data))
+        }
     })
 }
 
@@ -201,7 +177,9 @@ unsafe extern "C" fn injectdata(
 ) -> isize {
     data_entry("fi_inject_writedata", || {
         // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { quick(ep, Buffers::one(buf, len, std::ptr::null_mut())?, There { peer, addr, key }, Some(data)) }
+        unsafe {
+            write_inject(ep, Buffers::one(buf, len, std::ptr::null_mut())?, Remote { peer, addr, key }, Some(data))
+        }
     })
 }
 
@@ -209,11 +187,11 @@ unsafe extern "C" fn injectdata(
 pub(super) static RMA: fi::fi_ops_rma = fi::fi_ops_rma {
     size: size_of::<fi::fi_ops_rma>(),
     read: Some(read),
-    readv: Some(readv),
-    readmsg: Some(readmsg),
+    readv: Some(vector::<true>),
+    readmsg: Some(message::<true>),
     write: Some(write),
-    writev: Some(writev),
-    writemsg: Some(writemsg),
+    writev: Some(vector::<false>),
+    writemsg: Some(message::<false>),
     inject: Some(inject),
     writedata: Some(writedata),
     injectdata: Some(injectdata),

@@ -75,7 +75,7 @@ fn set_number(ep: &Ep, name: c_int, number: usize) -> Result<i32, Code> {
     Ok(0)
 }
 
-/// Options that change nothing about a card that has what they ask for anyway.
+/// Options that the card fulfils in any case are accepted and change nothing.
 pub(super) unsafe extern "C" fn setopt(
     fid: fi::fid_t,
     level: c_int,
@@ -96,14 +96,14 @@ pub(super) unsafe extern "C" fn setopt(
             if len != size_of::<usize>() {
                 return Err(Code::INVAL);
             }
-            // SAFETY: as many bytes, by the interface.
+            // SAFETY: not null, and the application states that the value has as many bytes.
             let number = unsafe { value.cast::<usize>().read_unaligned() };
             return set_number(ep, name, number);
         }
-        // SAFETY: `len` bytes, at least one, by the interface.
+        // SAFETY: not null, and the application states that the value has `len` bytes, at least one.
         let enable = unsafe { value.cast::<u8>().read() } != 0;
         match name {
-            // Without device RDMA and with emulation there would be another card.
+            // The card has device RDMA and no emulation, so the opposite values are refused.
             fi::FI_OPT_EFA_USE_DEVICE_RDMA if enable => Ok(0),
             fi::FI_OPT_EFA_HOMOGENEOUS_PEERS => Ok(0),
             _ if u32::try_from(name).is_ok_and(|n| {

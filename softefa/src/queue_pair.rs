@@ -17,7 +17,7 @@ pub(super) struct QueuePair<T> {
     rq: Arc<WorkQueue>,
     geometry: Geometry,
     max_batch: u32,
-    /// Producer count, and the requests of it that are not rung.
+    /// Producer count, and the written requests that are not rung.
     pc: u32,
     unrung: u32,
     /// By request id.
@@ -70,7 +70,8 @@ impl<T> QueuePair<T> {
         if self.geometry == Geometry::WIDE { self.max_inline() } else { 0 }
     }
 
-    /// Writes a request, which [`ring`](Self::ring) gives to the card. `None` when there is no room or it does not fit.
+    /// Writes a request, which the card takes at the next [`ring`](Self::ring). `None` when there is no room or the request is too
+    /// long.
     pub(super) fn post(&mut self, to: Destination, op: Operation, request: T) -> Option<()> {
         let id = self.free.last().copied()?;
         let mut wqe = SendWqe::new(u64::from(id), to, op);
@@ -89,7 +90,7 @@ impl<T> QueuePair<T> {
         Some(())
     }
 
-    /// Rings the doorbell for what was written.
+    /// Rings the doorbell for the written requests.
     pub(super) fn ring(&mut self) {
         if self.unrung > 0 {
             self.unrung = 0;
@@ -128,7 +129,7 @@ impl<T> QueuePair<T> {
     }
 }
 
-/// Stores an entry in words, as the card reads them.
+/// Stores an entry word by word, as the card reads it.
 fn store(queue: &WorkQueue, index: u32, bytes: &[u8]) {
     let slot = queue.buffer().wrapping_add(queue.slot_of(index) as usize * queue.entry_size as usize);
     for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Operations that this provider does not have. Every entry of every table can be called, and these return `ENOSYS`.
+//! Operations that this provider lacks. Every entry of every table can be called, and these return `ENOSYS`.
 
 use std::ffi::{c_char, c_int, c_void};
 

@@ -12,20 +12,20 @@ use super::guard::Code;
 use soft_nic::card::pace::shares_a_core;
 use soft_nic::card::signal::Signal;
 
-/// How an application wants to wait.
+/// The wait object of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitObject {
-    /// Not at all.
+    /// The queue has none.
     None,
-    /// In the calls that wait.
+    /// Only calls such as `fi_cq_sread` wait.
     Unspecified,
-    /// On a descriptor.
+    /// A descriptor.
     Fd,
 }
 
 impl WaitObject {
     /// # Errors
-    /// `ENOSYS` for objects that are not offered.
+    /// `ENOSYS` for objects that this provider lacks.
     pub(super) fn of(object: fi::fi_wait_obj::Type) -> Result<Self, Code> {
         match object {
             fi::fi_wait_obj::FI_WAIT_NONE => Ok(Self::None),
@@ -47,10 +47,10 @@ impl WaitObject {
 /// `FI_GETWAIT` and `FI_GETWAITOBJ`.
 ///
 /// # Errors
-/// `ENOSYS` for other commands, `ENODATA` where there is no descriptor to give.
+/// `ENOSYS` for other commands, `ENODATA` for a queue without a descriptor.
 ///
 /// # Safety
-/// `arg` is null or has room for what the command gives.
+/// `arg` is null or a variable of the type that the command requires.
 pub(super) unsafe fn control(
     object: WaitObject,
     signal: Option<&Signal>,
@@ -65,29 +65,29 @@ pub(super) unsafe fn control(
         return Err(Code::INVAL);
     }
     if is(fi::FI_GETWAITOBJ) {
-        // SAFETY: not null, and a variable of the application of the type that the command asks (`fi_control(3)`).
+        // SAFETY: not null, and this function's caller passes a variable of the command's type.
         unsafe { arg.cast::<fi::fi_wait_obj::Type>().write(object.raw()) };
         return Ok(0);
     }
     let signal = signal.filter(|_| object == WaitObject::Fd).ok_or(Code::NODATA)?;
-    // SAFETY: not null, and a variable of the application of the type that the command asks (`fi_control(3)`).
+    // SAFETY: not null, and this function's caller passes a variable of the command's type.
     unsafe { arg.cast::<c_int>().write(signal.fd().as_raw_fd()) };
     Ok(0)
 }
 
-/// The time that a call may wait.
+/// The time limit of a call that waits.
 pub(super) struct Sleep {
     deadline: Option<Instant>,
 }
 
 impl Sleep {
-    /// `timeout` in milliseconds; negative: for ever.
+    /// `timeout` in milliseconds; a negative one is no limit.
     pub(super) fn until(timeout: c_int) -> Self {
         let deadline = u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
         Self { deadline }
     }
 
-    /// The time is over.
+    /// True when the time is over.
     pub(super) fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
@@ -98,19 +98,41 @@ impl Sleep {
         if rest.is_some_and(|rest| rest.is_zero()) {
             return false;
         }
-        // Some work raises no signal, such as a ping of a peer: poll now and then.
-        let rest = rest.unwrap_or(LOOK).min(LOOK);
+        // Some work raises no signal, such as a ping of a peer, so the caller polls at least this often.
+        let rest = rest.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL);
         let mut fds = [PollFd::new(signal.fd(), PollFlags::POLLIN)];
-        // An interrupted sleep is a short one.
+        // The result is ignored: an interrupted sleep only ends early.
         let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(rest)), None);
         !signal.take_interrupt()
     }
 }
 
-/// The longest sleep between two polls.
-const LOOK: Duration = Duration::from_millis(200);
+/// Reads until there is something or the time is over: `fi_cq_sread` and `fi_eq_sread`. `timeout` is that of [`Sleep::until`].
+///
+/// # Errors
+/// Those of `read`; `EAGAIN` when the time is over or the sleep was interrupted.
+pub(super) fn read_with_timeout(
+    signal: &Signal,
+    timeout: c_int,
+    may_sleep: impl Fn() -> bool,
+    mut read: impl FnMut() -> Result<i32, Code>,
+) -> Result<i32, Code> {
+    let mut sleep = Sleep::until(timeout);
+    loop {
+        match read() {
+            Err(Code::AGAIN) => {}
+            done => return done,
+        }
+        if may_sleep() && !sleep.on(signal) {
+            return read();
+        }
+    }
+}
 
-/// Nothing was there: lets others run where cores are few, for those who look for completions have the card's.
+/// The longest sleep between two polls.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Yields after a read that found nothing, on machines where threads share a core with the engine.
 pub(super) fn relax() {
     if shares_a_core() {
         std::thread::yield_now();

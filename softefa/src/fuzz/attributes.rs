@@ -1,4 +1,4 @@
-//! Attributes of the provider's calls: what an application can say that is memory-safe, and nonsense.
+//! Attributes of the provider's calls: any values that an application can pass and that are memory-safe.
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -26,9 +26,9 @@ static FIXTURE: Mutex<Option<Fixture>> = Mutex::new(None);
 
 macro_rules! call {
     ($table:expr, $op:ident, $($arg:expr),*) => {{
-        // SAFETY: the table is the provider's, the object open, the arguments as its interface wants them.
+        // SAFETY: the table is the provider's and the object is open; the caller passes arguments of the function's types.
         match unsafe { (*$table).$op } {
-            // SAFETY: as above.
+            // SAFETY: the table is the provider's and the object is open; the caller passes arguments of the function's types.
             Some(op) => unsafe { op($($arg),*) },
             None => -fi::FI_ENOSYS,
         }
@@ -50,10 +50,10 @@ fn fixture() -> Option<Fixture> {
     if call!(provider, getinfo, api, ptr::null(), ptr::null(), 0, ptr::null(), &raw mut info) != 0 {
         return None;
     }
-    // SAFETY: a list that getinfo gave.
+    // SAFETY: an info of the list that getinfo returned.
     let fabric_attr = unsafe { (*info).fabric_attr };
     assert_eq!(call!(provider, fabric, fabric_attr, &raw mut fabric, none), 0);
-    // SAFETY: the core sets it after the call.
+    // SAFETY: a field of the open fabric, which the core sets after `fi_fabric` returns.
     unsafe { (*fabric).api_version = api };
     // SAFETY: an open fabric.
     let ops = unsafe { (*fabric).ops };
@@ -120,12 +120,12 @@ impl Fixture {
         let rc = call!(provider, getinfo, api, node, service, flags, &raw const hints, &raw mut info);
         assert_eq!(rc == 0, !info.is_null(), "a list is given with success and only then");
         if !info.is_null() {
-            // SAFETY: libfabric's own function, loaded with the fixture; the list is getinfo's.
+            // SAFETY: the function is libfabric's own, loaded with the fixture.
             let free = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"fi_freeinfo".as_ptr()) };
             if !free.is_null() {
-                // SAFETY: its type, by libfabric's headers.
+                // SAFETY: libfabric's headers declare the function with this type.
                 let free: unsafe extern "C" fn(*mut fi::fi_info) = unsafe { std::mem::transmute(free) };
-                // SAFETY: nobody else has the list.
+                // SAFETY: getinfo returned the list, and this is its last use.
                 unsafe { free(info) };
             }
         }
@@ -268,10 +268,10 @@ pub fn attributes(data: &[u8]) {
             }
         }
     }
-    // What is used by another closes after it: as often as it takes.
+    // An object that another one uses closes after it, so the loop repeats as often as there are objects.
     for _ in 0..open.len() + 1 {
         open.retain(|fid| {
-            // SAFETY: an object of the provider that is open still.
+            // SAFETY: an object of the provider that is still open.
             let ops = unsafe { (**fid).ops };
             call!(ops, close, *fid) != 0
         });

@@ -1,7 +1,7 @@
 //! The hints of an application, borrowed for one call of `fi_getinfo`.
 //!
-//! libfabric copies hints of an older ABI into its own layout before a provider sees them. So each part has the layout of the
-//! loaded libfabric, which may be older than the one that this provider was built for.
+//! libfabric copies hints of an older ABI into its own layout before it calls a provider. So each part has the layout of the loaded
+//! libfabric, which may be older than the one that this provider was built for.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::offset_of;
@@ -67,13 +67,13 @@ impl<'a> Given<'a> {
         (len == ADDRESS_LEN).then(|| self.part(at.cast::<[u8; ADDRESS_LEN]>()).copied()).flatten()
     }
 
-    /// The destination: `None` without one, `Some(None)` when it is no EFA address.
+    /// The destination: `None` without one, `Some(None)` when it is not an EFA address.
     pub(crate) fn destination(self) -> Option<Option<[u8; ADDRESS_LEN]>> {
         let Self { info, .. } = self;
         (!info.dest_addr.is_null()).then(|| self.address(info.dest_addr, info.dest_addrlen))
     }
 
-    /// The source, as [`destination`](Self::destination).
+    /// The source, in the form of [`destination`](Self::destination).
     pub(crate) fn source(self) -> Option<Option<[u8; ADDRESS_LEN]>> {
         let Self { info, .. } = self;
         (!info.src_addr.is_null()).then(|| self.address(info.src_addr, info.src_addrlen))
@@ -83,7 +83,7 @@ impl<'a> Given<'a> {
         self.part(self.info.tx_attr.cast())
     }
 
-    /// The traffic class; unspecified where libfabric is older than the field.
+    /// The traffic class; unspecified in a libfabric that is older than the field.
     pub(crate) fn tclass(self) -> u32 {
         let tx = self.info.tx_attr.cast_const();
         if self.core < version(1, 9) || tx.is_null() {
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn traffic_class_is_read_where_libfabric_has_it() {
+    fn traffic_class_is_ignored_before_abi_1_3() {
         let tx = fi::fi_tx_attr { tclass: fi::FI_TC_LOW_LATENCY, size: 7, ..Default::default() };
         let info = fi::fi_info { tx_attr: (&raw const tx).cast_mut(), ..fi::fi_info::default() };
         // SAFETY: local values in the newest layout, which contains the older ones; all other pointers are null.

@@ -20,7 +20,7 @@ const MR_BASIC: i32 = 1;
 const MR_SCALABLE: i32 = 2;
 /// Bits that matter only to applications whose memory peers access.
 const MR_TARGET: i32 = fi::FI_MR_VIRT_ADDR | fi::FI_MR_ALLOCATED | fi::FI_MR_PROV_KEY;
-/// Capabilities that an application gets only when it asks for them.
+/// Capabilities that an application gets only on request.
 pub(super) const PRIMARY: u64 = fi::FI_MSG
     | fi::FI_RMA
     | fi::FI_TAGGED
@@ -28,7 +28,7 @@ pub(super) const PRIMARY: u64 = fi::FI_MSG
     | fi::FI_MULTICAST
     | fi::FI_DIRECTED_RECV
     | fi::FI_HMEM
-    // A counter of remote accesses takes the place of a counter of messages, so it is not given unasked.
+    // A counter of remote accesses takes the place of a counter of messages, so an application gets it only on request.
     | fi::FI_RMA_EVENT
     | DIRECTIONS;
 const MESSAGE_DIRECTIONS: u64 = fi::FI_SEND | fi::FI_RECV;
@@ -39,7 +39,7 @@ const DIRECTIONS: u64 = MESSAGE_DIRECTIONS | RMA_DIRECTIONS;
 /// The hints, or defaults without hints.
 #[derive(Debug, Default)]
 pub(super) struct Hints {
-    /// The application gave hints.
+    /// False when the application passed no hints.
     given: bool,
     pub caps: u64,
     mode: u64,
@@ -183,7 +183,7 @@ impl Hints {
     pub(super) fn caps_of(&self, offer: &Offer) -> u64 {
         let all = offer.tx_caps | offer.rx_caps | DOMAIN_CAPS;
         if self.caps == 0 {
-            // An application without the registration modes of remote memory gets no remote memory.
+            // Without the registration modes of remote memory, an application gets no remote memory.
             let no_target = self.mr_mode.is_some_and(|mode| MR_TARGET & !mode != 0);
             return if no_target { all & !(fi::FI_RMA | fi::FI_RMA_EVENT | RMA_DIRECTIONS) } else { all };
         }
@@ -208,14 +208,14 @@ impl Hints {
         offer.mr_mode
             | if target { MR_TARGET } else { 0 }
             | if caps & HMEM != 0 { fi::FI_MR_HMEM } else { 0 }
-            // Not needed, but used where the application supports it.
+            // Optional: used when the application supports it.
             | self.mr_mode.map_or(0, |mode| mode & fi::FI_MR_LOCAL)
     }
 
     /// Takes node and service: this host with `FI_SOURCE`, else a peer.
     ///
     /// # Errors
-    /// `ENODATA` for names that are not those of a card.
+    /// `ENODATA` for names of no card.
     pub(super) fn take_node(
         &mut self,
         node: Option<&CStr>,
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn primary_capabilities_are_given_when_asked_for() {
+    fn primary_capabilities_are_given_on_request() {
         let rdm = offer(Kind::Rdm);
         let caps = hints(fi::FI_MSG).caps_of(&rdm);
         assert_eq!(caps & (fi::FI_TAGGED | fi::FI_RMA | fi::FI_DIRECTED_RECV), 0);

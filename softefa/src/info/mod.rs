@@ -26,7 +26,7 @@ use soft_nic::card;
 use soft_nic::config::Config;
 use soft_nic::fault::{COUNTER_MASK, Faults};
 
-/// Bytes of a work request on a queue that carries `inject` bytes inline; `None` when no size of the card does.
+/// Bytes of a work request on a queue that carries `inject` bytes inline; `None` when the card has no such size.
 pub(super) fn wqe_size(inject: usize, faults: &Faults) -> Option<u32> {
     match inject {
         0..=NARROW_INLINE => Some(64),
@@ -40,7 +40,7 @@ pub(super) fn max_sq(wqe_size: u32, faults: &Faults) -> u32 {
     if wqe_size == 128 { (faults.sq_size / 2).max(1) } else { faults.sq_size }
 }
 
-/// Entries of a queue when `asked` are wanted; `None` when that is more than `max`.
+/// Entries of a queue when the application requests `asked`; `None` when that is more than `max`.
 pub(super) fn queue_size(asked: usize, max: u32) -> Option<u32> {
     if asked == 0 {
         return Some(max);
@@ -88,7 +88,7 @@ pub(super) unsafe extern "C" fn getinfo(
                     Ok(info) => {
                         // SAFETY: `last` points to `first` or to the `next` of the last info, which is ours.
                         unsafe { last.write(info) };
-                        // SAFETY: a new info.
+                        // SAFETY: this function just made the info and has the only pointer to it.
                         last = unsafe { &raw mut (*info).next };
                     }
                     Err(Code::NODATA) => {}
@@ -129,8 +129,8 @@ fn depths(offer: &Offer, wanted: &Hints, faults: &Faults) -> Option<Depths> {
     Some(Depths { inject, tx: chosen(wanted.tx_size, tx)?, rx: chosen(wanted.rx_size, rx)? })
 }
 
-/// The traffic class of queues for which `asked` was asked. As libfabric's `efa` provider does since August 2026, this one knows
-/// best effort and low latency, and ignores others.
+/// The traffic class of queues when the hints name `asked`. Like libfabric's `efa` provider since August 2026, this provider has best
+/// effort and low latency, and ignores others.
 fn known_class(asked: u32, faults: &Faults) -> Result<u32, Code> {
     match asked {
         _ if faults.ignore_tclass => Ok(fi::FI_TC_UNSPEC),
@@ -249,11 +249,11 @@ fn fill_domain(
     Ok(())
 }
 
-/// Sets the limits of counters, which newer versions have.
+/// Sets the limits of counters, which libfabric has since 2.5.
 fn fill_counter_limits(info: &mut fi::fi_info) {
     for at in [offset_of!(fi::fi_domain_attr, max_cntr_value), offset_of!(fi::fi_domain_attr, max_err_cntr_value)] {
         let field: *mut u64 = info.domain_attr.wrapping_byte_add(at).cast();
-        // SAFETY: cores from 2.5 on have these fields.
+        // SAFETY: libfabric made this part with the info, and since 2.5 it has these fields.
         unsafe { field.write(COUNTER_MASK) };
     }
 }
@@ -265,7 +265,7 @@ fn bytes(from: &[u8]) -> Result<*mut c_void, Code> {
     if copy.is_null() {
         return Err(Code::NOMEM);
     }
-    // SAFETY: `copy` holds as many bytes and is new.
+    // SAFETY: `malloc` just allocated as many bytes at `copy`.
     unsafe { ptr::copy_nonoverlapping(from.as_ptr(), copy.cast(), from.len()) };
     Ok(copy)
 }
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn domain_names() {
+    fn domain_names_round_trip() {
         assert_eq!(card_of("softefa0-rdm"), Some(0));
         assert_eq!(card_of("softefa12-rdm"), Some(12));
         for name in ["softefa-rdm", "softefa00-rdm", "softefa1", "rdmap0-rdm", "softefa+1-rdm"] {
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_queues_are_half_as_long() {
+    fn wide_queues_have_half_the_entries() {
         let faults = Faults::default();
         assert_eq!(wqe_size(0, &faults), Some(64));
         assert_eq!(wqe_size(32, &faults), Some(64));

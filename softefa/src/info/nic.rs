@@ -56,7 +56,7 @@ pub(super) fn nic(number: u32, config: &Config) -> Result<*mut fi::fid_nic, Code
     Ok(assemble(texts))
 }
 
-/// The description with these texts, its pointers into itself.
+/// The description with these texts. Its pointers lead into itself.
 fn assemble(texts: [CString; 8]) -> *mut fi::fid_nic {
     let mut nic = Box::new(Nic {
         fid: fi::fid_nic { fid: head(fi::FI_CLASS_NIC, ptr::null_mut(), &NIC_OPS), ..fi::fid_nic::default() },
@@ -86,7 +86,7 @@ fn assemble(texts: [CString; 8]) -> *mut fi::fid_nic {
     Box::into_raw(nic).cast()
 }
 
-/// fi_dupinfo asks for a copy of the description, and shares the original where it gets none.
+/// `FI_DUP`, which `fi_dupinfo` sends for a copy of the description. Without it, infos would share the original.
 unsafe extern "C" fn control_nic(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int {
     entry("fi_control(nic)", || {
         if fid.is_null() || arg.is_null() {
@@ -95,9 +95,9 @@ unsafe extern "C" fn control_nic(fid: *mut fi::fid, command: c_int, arg: *mut c_
         if command != fi::FI_DUP as c_int {
             return Err(Code::NOSYS);
         }
-        // SAFETY: the core calls this with what `assemble` made and has not closed.
+        // SAFETY: the core passes a description that `assemble` made and that is open.
         let texts = unsafe { (*fid.cast::<Nic>()).texts.clone() };
-        // SAFETY: FI_DUP's argument is where the copy's address goes.
+        // SAFETY: the argument of FI_DUP is a pointer variable for the copy.
         unsafe { arg.cast::<*mut fi::fid_nic>().write(assemble(texts)) };
         Ok(0)
     })
@@ -108,7 +108,7 @@ unsafe extern "C" fn close_nic(fid: *mut fi::fid) -> c_int {
         if fid.is_null() {
             return Err(Code::INVAL);
         }
-        // SAFETY: the core calls this once for each that `assemble` made.
+        // SAFETY: `assemble` made the description from a box, and the core closes it once.
         drop(unsafe { Box::from_raw(fid.cast::<Nic>()) });
         Ok(0)
     })

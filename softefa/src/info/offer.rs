@@ -32,7 +32,7 @@ pub(super) struct Offer {
     pub kind: Kind,
     pub tx_caps: u64,
     pub rx_caps: u64,
-    /// Capabilities that an application gets only when it asks for them.
+    /// Capabilities that an application gets only on request.
     pub optional_caps: u64,
     /// Mode bits that applications must support.
     pub mode: u64,

@@ -1,4 +1,4 @@
-//! Which receive a message goes to: receives wait for messages and messages for receives, each in order.
+//! Matching of messages with receives. Receives wait for messages and messages for receives, each in order.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -15,10 +15,10 @@ pub(super) struct Receive {
     /// The sender, if the receive takes messages of one sender only.
     pub from: Option<Address>,
     pub tag: u64,
-    /// Bits of the tag that do not matter.
+    /// Bits of the tag that are ignored.
     pub ignore: u64,
     pub wanted: bool,
-    /// It takes several messages: which of the multi-receive buffers it is.
+    /// The number of the multi-receive buffer, if the receive is one.
     pub multi: Option<u32>,
 }
 
@@ -32,11 +32,11 @@ impl Receive {
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub head: Head,
-    /// What followed the head.
+    /// The bytes behind the head.
     pub payload: Vec<u8>,
 }
 
-/// One matching space: tagged messages and others never meet.
+/// One matching space: tagged and untagged messages are matched apart.
 #[derive(Debug, Default)]
 pub(super) struct Space {
     receives: VecDeque<Receive>,
@@ -44,7 +44,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// The receive that a message goes to, which stays where it is if it is a multi-receive.
+    /// The receive that a message matches. It stays in its place.
     pub(super) fn find_receive(&self, head: &Head) -> Option<usize> {
         self.receives.iter().position(|receive| receive.takes(head))
     }
@@ -61,7 +61,7 @@ impl Space {
         self.receives.push_back(receive);
     }
 
-    /// The message that a receive gets.
+    /// The message that a receive matches.
     pub(super) fn find_message(&self, receive: &Receive) -> Option<usize> {
         self.messages.iter().position(|message| receive.takes(&message.head))
     }
@@ -78,7 +78,7 @@ impl Space {
         self.messages.push_back(Waiting { head, payload: payload.to_vec() });
     }
 
-    /// The receive with this context is not wanted any more.
+    /// Removes the receive with this context.
     pub(super) fn cancel(&mut self, context: *mut c_void) -> Option<Receive> {
         let at = self.receives.iter().position(|receive| receive.context == context)?;
         self.receives.remove(at)

@@ -1,9 +1,8 @@
 //! The data path of the `efa` fabric: messages of any length, in order, with tags, over the card's sends and reads.
 //!
-//! A message that fits goes in one packet and is copied on both sides. A longer one is registered and announced; the
-//! receiver reads it out of the sender's memory into its own and says when that is done. Messages of one endpoint to
-//! another are numbered, because the card does not keep their order. Everything moves when the application looks at a
-//! queue or a counter, or posts.
+//! A short message travels in one packet and is copied on both sides. For a longer one, the sender registers and announces its
+//! buffers; the receiver reads them into its own memory and then sends a receipt. Messages of one endpoint to another are numbered,
+//! because the card does not keep their order. The protocol progresses when the application posts or reads a queue or a counter.
 
 mod matching;
 mod packet;
@@ -46,11 +45,11 @@ const PACKETS: u16 = 256;
 pub(super) const REQUESTS: u32 = 1024;
 /// Entries of the completion ring: one for each request and receive, the others for peers' writes with data.
 pub(super) const RING: u32 = 4096;
-/// Requests and buffers that calls of the application leave to the protocol itself.
+/// Requests and buffers that the protocol keeps from calls of the application.
 const RESERVE: usize = 8;
 /// Entries of the ring that one poll takes.
 const BURST: usize = 256;
-/// Time between two pings of a peer that is to read a message.
+/// Time between two pings of a peer that has to read a message.
 const PING_EVERY: Duration = Duration::from_secs(1);
 
 /// The purpose of a request of the card.
@@ -79,14 +78,14 @@ enum Job {
 struct Peer {
     address: Address,
     ahn: u16,
-    /// Number of the next message to it, and of the next from it.
+    /// Numbers of the next message to the peer, and of the next from it.
     next_to: u32,
     next_from: u32,
-    /// Messages from it that arrived out of order.
+    /// Messages of the peer that arrived out of order.
     early: BTreeMap<u32, Early>,
 }
 
-/// What is needed to build one.
+/// The parts of an [`Rdm`].
 pub(super) struct Parts {
     pub queue_pair: QueuePair<()>,
     pub ring: RingReader,
@@ -104,23 +103,23 @@ pub(super) struct Rdm {
     peer_of: HashMap<Address, u32>,
     jobs: VecDeque<Job>,
     spaces: [Space; 2],
-    /// Messages that the application has laid its hand on, and may take later.
+    /// Messages that the application claimed and may receive later.
     claimed: Vec<(*mut c_void, matching::Waiting)>,
     sends: Slab<Send>,
     fetches: Slab<Fetch>,
     multis: Slab<Multi>,
     rmas: Slab<Rma>,
-    /// Multi-receive buffers with less room are given back.
+    /// The least room of a multi-receive buffer that takes another message.
     pub(super) min_multi_recv: usize,
     next_ping: Instant,
 }
 
-// SAFETY: pointers of the application are followed only while its operations last, under the path's lock.
+// SAFETY: pointers of the application are followed only while their operations are outstanding, under the data path's lock.
 unsafe impl std::marker::Send for Rdm {}
 
 impl Rdm {
     /// # Errors
-    /// No memory.
+    /// `ENOMEM` when there is no memory.
     pub(super) fn new(bindings: &Bindings, parts: Parts) -> Result<Self, Code> {
         let mut rdm = Self {
             queue_pair: parts.queue_pair.with_requests(),
@@ -168,7 +167,7 @@ impl Rdm {
         self.peers.get(peer).map_or(Destination::default(), |peer| destination(&peer.address, peer.ahn))
     }
 
-    /// Room for calls of the application: requests that it may post now.
+    /// Requests that the application may post now.
     fn room(&mut self, bindings: &Bindings) -> usize {
         let room = |rdm: &Self| {
             let room = rdm.queue_pair.room().min(rdm.packets.free()).saturating_sub(RESERVE);
@@ -275,7 +274,7 @@ impl Rdm {
                 Job::Fetch { peer, fetch, from, into } => {
                     let op = Operation::Read { remote: from, into: Some(into) };
                     let to = self.destination(peer);
-                    // There is room, and reads always fit.
+                    // There is room, as checked, and a read always fits into a request.
                     let _ = self.queue_pair.post(to, op, Request::Fetch(fetch));
                 }
             }
@@ -289,7 +288,7 @@ impl Rdm {
         self.jobs.push_back(Job::Packet { peer, head });
     }
 
-    /// Pings the peers that are to read a message: a dead peer is found by the failed ping.
+    /// Pings the peers that have to read a message. A dead peer fails the ping.
     fn ping(&mut self, bindings: &Bindings) {
         if self.sends.is_empty() {
             return;
@@ -319,7 +318,7 @@ impl Rdm {
         Ok(())
     }
 
-    /// Whether nothing that a peer waits for is still to be sent.
+    /// True when no packet that a peer waits for is unsent.
     pub(super) fn is_quiet(&self) -> bool {
         self.queue_pair.outstanding() == 0 && self.jobs.is_empty()
     }
@@ -341,7 +340,7 @@ impl Rdm {
         keys.extend(self.fetches.iter().flat_map(|(_, fetch)| fetch.keys.iter().copied()));
         keys.extend(self.rmas.iter().flat_map(|(_, rma)| rma.keys.iter().copied()));
         self.release(bindings, &keys);
-        // A queue pair that is gone holds no ring.
+        // A closed queue pair uses no ring.
         let _ = bindings.card.lock().close_cq(self.ring_id);
     }
 
@@ -353,7 +352,7 @@ impl Rdm {
 /// Makes a completion ring for one endpoint on the card.
 ///
 /// # Errors
-/// No memory.
+/// `ENOMEM` when there is no memory.
 pub(super) fn open_ring(
     core: &mut Core,
     signals: Vec<std::sync::Arc<soft_nic::card::signal::Signal>>,

@@ -12,7 +12,7 @@ use soft_nic::card::MAX_SEND_SIZE;
 pub(super) enum Kind {
     /// A whole message, with payload.
     Eager = 1,
-    /// A message that the receiver reads from memory of the sender: its [`RemoteBuffer`]s follow.
+    /// The announcement of a message that the receiver reads from memory of the sender: its [`RemoteBuffer`]s follow.
     Rendezvous = 2,
     /// The receiver has the message; `data` is the status.
     Done = 3,
@@ -39,7 +39,7 @@ pub(super) struct Head {
     pub kind: Kind,
     /// Sum of [`TAGGED`], [`DATA`] and [`RECEIPT`].
     pub flags: u8,
-    /// Number of the message from this sender to this receiver; 0 in packets that are no messages.
+    /// Number of the message from this sender to this receiver; 0 in control packets.
     pub seq: u32,
     /// The sender.
     pub from: Address,
@@ -47,7 +47,7 @@ pub(super) struct Head {
     pub len: u64,
     pub tag: u64,
     pub data: u64,
-    /// The sender's name of the message.
+    /// The sender's identifier of the message.
     pub id: u64,
 }
 
@@ -114,7 +114,7 @@ impl Head {
         })
     }
 
-    /// Head and payload of a packet; `None` for bytes that no endpoint sends.
+    /// Head and payload of a packet; `None` for malformed bytes.
     pub(super) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (raw, payload) = RawHead::ref_from_prefix(bytes).ok()?;
         let head = Self {

@@ -1,4 +1,4 @@
-//! Messages from others.
+//! Messages of peers.
 
 use std::cmp::Ordering;
 use std::ffi::c_void;
@@ -18,20 +18,20 @@ use super::{Job, Rdm, pool};
 use soft_nic::card::MAX_RDMA_SIZE;
 use soft_nic::card::region::{Access, Keys};
 
-/// Messages before their turn that are kept for one peer: an honest one has no more under way.
+/// Messages that arrived before their turn and are kept for one peer, at most. A correct peer has no more outstanding.
 const MAX_EARLY: usize = 4096;
 
-/// A message before its turn.
+/// A message that arrived before its turn.
 pub(super) type Early = Waiting;
 
 /// A buffer that takes several messages.
 #[derive(Debug)]
 pub(super) struct Multi {
-    /// What is left of it.
+    /// The unused rest of the buffer.
     rest: Buffers,
-    /// Messages on their way into it.
+    /// Messages that are being read into it.
     active: u32,
-    /// It takes no more.
+    /// The buffer takes no further message.
     closed: bool,
 }
 
@@ -48,9 +48,9 @@ struct Outcome {
 pub(super) struct Fetch {
     outcome: Outcome,
     peer: u32,
-    /// The sender's name for it.
+    /// The sender's identifier of the message.
     id: u64,
-    /// Reads under way.
+    /// Outstanding reads.
     parts: u32,
     pub keys: Vec<Keys>,
     failure: Option<Failure>,
@@ -93,7 +93,7 @@ impl Rdm {
             let multi = receive.multi;
             let outcome = self.outcome(bindings, &receive, &message.head);
             self.begin(bindings, &message.head, &message.payload, outcome);
-            // A buffer for several messages goes on until it is full.
+            // A multi-receive buffer takes messages until it is full.
             match multi {
                 Some(multi) if self.multis.get(multi).is_some_and(|m| !m.closed) => {}
                 _ => break,
@@ -111,7 +111,7 @@ impl Rdm {
         }
         let kind = fi::FI_RECV | fi::FI_TAGGED;
         if !has(fi::FI_PEEK) {
-            // What was claimed before is taken or thrown away.
+            // A claimed message is received or discarded.
             let at = self.claimed.iter().position(|(context, _)| *context == call.context).ok_or(Code::INVAL)?;
             let (_, message) = self.claimed.swap_remove(at);
             if has(fi::FI_DISCARD) {
@@ -147,7 +147,7 @@ impl Rdm {
         Ok(())
     }
 
-    /// Nobody takes a message: its sender is set free.
+    /// Drops a message, and sends its sender the receipt.
     fn discard(&mut self, bindings: &Bindings, message: &Waiting) {
         if message.head.flags & RECEIPT != 0
             && let Ok(peer) = self.peer(bindings, message.head.from)
@@ -191,10 +191,10 @@ impl Rdm {
         (buffers, Outcome { entry, wanted: receive.wanted, multi: receive.multi })
     }
 
-    /// Brings a message to its receive.
+    /// Copies or reads a message into the buffers of its receive.
     fn begin(&mut self, bindings: &Bindings, head: &Head, payload: &[u8], (buffers, outcome): (Buffers, Outcome)) {
         if head.kind == Kind::Eager {
-            // SAFETY: the application's buffers, writable by the interface until the receive completes.
+            // SAFETY: the application keeps the buffers of a receive writable until the receive completes (`fi_msg(3)`).
             unsafe { buffers.scatter(payload) };
             if head.flags & RECEIPT != 0
                 && let Ok(peer) = self.peer(bindings, head.from)
@@ -288,14 +288,14 @@ impl Rdm {
             if multi.closed && multi.active == 0 {
                 self.multis.remove(at);
                 entry.flags |= fi::FI_MULTI_RECV;
-                // The application gets the buffer back with this entry.
+                // This entry returns the buffer to the application.
                 wanted = true;
             }
         }
         bindings.report_received(wanted, entry);
     }
 
-    /// Deals with an entry of the receive queue. True when the buffer was posted again.
+    /// Handles an entry of the receive queue. True when the buffer was posted again.
     pub(super) fn received(&mut self, bindings: &Bindings, cqe: &RecvCqe) -> bool {
         if cqe.op == Ok(SendOp::RdmaWrite) {
             let source = match cqe.sender {
@@ -311,11 +311,11 @@ impl Rdm {
             return false;
         }
         if !cqe.status.is_ok() {
-            // The queue pair failed, with a log line of the card. It receives nothing from now on.
+            // The queue pair failed and receives nothing from now on. The card logged the reason.
             return false;
         }
         let buffer = cqe.req_id;
-        // SAFETY: the card has completed this receive, and it is posted again only below.
+        // SAFETY: the card has completed this receive, and the buffer is posted again only below.
         let bytes = unsafe { self.receives.filled(buffer, cqe.length as usize) };
         if let Some((head, payload)) = Head::parse(bytes).filter(|(head, _)| head.from.qpn == cqe.src_qp_num)
             && let Ok(peer) = self.peer(bindings, head.from)
@@ -330,11 +330,11 @@ impl Rdm {
         true
     }
 
-    /// Takes a message when it is its turn, and keeps it until then.
+    /// Delivers a message when it is its turn, and keeps it until then.
     fn in_turn(&mut self, bindings: &Bindings, peer: u32, head: Head, payload: &[u8]) {
         let Some(entry) = self.peers.get_mut(peer) else { return };
         match (head.seq.wrapping_sub(entry.next_from) as i32).cmp(&0) {
-            // It was here already.
+            // A duplicate of a message that was delivered.
             Ordering::Less => return,
             Ordering::Greater => {
                 if entry.early.len() < MAX_EARLY {
@@ -352,7 +352,7 @@ impl Rdm {
         }
     }
 
-    /// A message meets its receive, or waits for one.
+    /// Matches a message with a receive, or keeps it.
     fn deliver(&mut self, bindings: &Bindings, head: &Head, payload: &[u8]) {
         let space = space_of(head);
         let Some(at) = self.spaces[space].find_receive(head) else {

@@ -1,4 +1,4 @@
-//! Remote memory: each call becomes one or more requests of the card.
+//! Remote memory: each call of the application becomes one or more requests of the card.
 
 use std::ffi::c_void;
 
@@ -15,7 +15,7 @@ use soft_nic::card::MAX_RDMA_SIZE;
 use soft_nic::card::counter::Event;
 use soft_nic::card::region::{Access, Keys};
 
-/// A call under way.
+/// An outstanding call.
 #[derive(Debug)]
 pub(super) struct Rma {
     context: *mut c_void,
@@ -25,7 +25,7 @@ pub(super) struct Rma {
     event: Event,
     pub keys: Vec<Keys>,
     buffer: Option<u16>,
-    /// Requests under way.
+    /// Outstanding requests.
     parts: u32,
     /// Data for the completion of the peer, sent after all parts.
     tail: Option<(u32, RemoteMem, u32)>,
@@ -98,11 +98,11 @@ impl Rdm {
             posted &= post(operation(call.read, remote, Some(part.sge), imm)).is_some();
         }
         self.queue_pair.ring();
-        // `room` saw to that there is some.
+        // `room` checked that there is a free buffer.
         if posted { Ok(()) } else { Err(Code::OTHER) }
     }
 
-    /// A short write's bytes in a buffer of our own.
+    /// Copies the bytes of a short write into a buffer of the provider.
     fn copied(&mut self, call: &RmaCall, rma: &mut Rma) -> Result<Part, Code> {
         let buffer = self.packets.take().ok_or(Code::AGAIN)?;
         rma.buffer = Some(buffer);
@@ -143,7 +143,7 @@ impl Rdm {
     }
 }
 
-/// The application's own memory, registered where it is not yet.
+/// The application's memory as parts, registered if it is not yet.
 fn in_place(bindings: &Bindings, call: &RmaCall, keys: &mut Vec<Keys>) -> Result<Vec<Part>, Code> {
     let access = Access { local_write: call.read, ..Access::default() };
     let mut parts = Vec::with_capacity(1);

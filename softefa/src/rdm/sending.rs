@@ -1,4 +1,4 @@
-//! Messages to others.
+//! Messages to peers.
 
 use std::ffi::c_void;
 
@@ -15,7 +15,7 @@ use super::{Rdm, pool};
 use soft_nic::card::counter::Event;
 use soft_nic::card::region::{Access, Keys};
 
-/// A message under way.
+/// An outstanding message.
 #[derive(Debug)]
 pub(super) struct Send {
     context: *mut c_void,
@@ -25,15 +25,15 @@ pub(super) struct Send {
     wanted: bool,
     pub peer: u32,
     pub keys: Vec<Keys>,
-    /// The packet is with the card.
+    /// The card has not completed the packet.
     packet: bool,
-    /// The receiver is to say that it has the message.
+    /// The receiver's receipt is outstanding.
     receipt: bool,
     failure: Option<Failure>,
 }
 
 impl Send {
-    /// Only the receiver knows how it goes on.
+    /// True when only the receiver's packets can continue the message.
     pub(super) fn awaits_receipt(&self) -> bool {
         self.receipt && !self.packet
     }
@@ -93,15 +93,15 @@ impl Rdm {
                 room.copy_from_slice(remote.as_bytes());
             }
         });
-        // With `FI_MORE` another call follows, and one doorbell is enough for both. Without one the next poll of a queue rings.
+        // With `FI_MORE` another call follows, and one doorbell serves both. If none follows, the next poll of a queue rings.
         if call.flags & fi::FI_MORE == 0 {
             self.queue_pair.ring();
         }
-        // `room` checked that there is some.
+        // `room` checked that there is a free buffer.
         if posted { Ok(()) } else { Err(Code::OTHER) }
     }
 
-    /// The card has delivered a message's packet, or could not.
+    /// The card has delivered a message's packet, or failed to.
     pub(super) fn packet_sent(&mut self, bindings: &Bindings, at: u32, failure: Option<Failure>) {
         let Some(send) = self.sends.get_mut(at) else { return };
         send.packet = false;
@@ -111,7 +111,7 @@ impl Rdm {
         self.finish_send(bindings, at);
     }
 
-    /// The receiver has a message, or could not take it.
+    /// The receiver has the message, or failed to receive it.
     pub(super) fn receipt_came(&mut self, bindings: &Bindings, peer: u32, head: &Head) {
         let Ok(at) = u32::try_from(head.id) else { return };
         let Some(send) = self.sends.get_mut(at).filter(|send| send.peer == peer && send.receipt) else { return };

@@ -30,7 +30,7 @@ pub fn relax_until(mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Longer than whatever keeps a busy machine from what is waited for.
+/// A limit for any wait of a test, also on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
@@ -106,7 +106,7 @@ impl Rig {
         Self { info, fabric, domain, gda: ops.cast() }
     }
 
-    /// How a thread that waits lets the card work.
+    /// The function by which a waiting thread makes the card progress.
     pub fn progress(&self) -> Progress {
         let (fid, mut ops): (_, *mut c_void) = (self.domain.cast(), ptr::null_mut());
         call!((*self.domain).fid.ops, ops_open, fid, progress::OPS.as_ptr(), 0, &raw mut ops, ptr::null_mut());
@@ -125,7 +125,7 @@ impl Rig {
         if rc == 0 { Ok(Region::of(mr, self)) } else { Err(rc) }
     }
 
-    /// `fi_mr_regattr`; what is registered is closed at once.
+    /// Calls `fi_mr_regattr`, closes the region and returns the code.
     pub fn register_attr(&self, attr: &fi::fi_mr_attr) -> i32 {
         let mut mr = ptr::null_mut();
         let reg = unsafe { (*(*self.domain).mr).regattr.unwrap() };
@@ -235,7 +235,7 @@ impl End {
         Self::open_after(rig, |_| {})
     }
 
-    /// With what is to be done before it is enabled.
+    /// Opens an endpoint; `first` runs before it is enabled.
     pub fn open_after(rig: &Rig, first: impl FnOnce(*mut fi::fid_ep)) -> Self {
         let counts: Box<Counts> = Box::default();
         let (mut ep, mut av, mut cq) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
@@ -284,7 +284,7 @@ impl End {
         name
     }
 
-    /// How many were inserted, and as what.
+    /// Inserts a name; returns the count and the number.
     pub fn insert(&self, name: &[u8; 32]) -> (i32, u64) {
         let mut addr = 0;
         let rc = call!((*self.av).ops, insert, self.av, name.as_ptr().cast(), 1, &raw mut addr, 0, ptr::null_mut());
@@ -340,7 +340,7 @@ impl End {
         self.ring();
     }
 
-    /// Posts receive descriptors as they are and rings once.
+    /// Posts the receive descriptors and rings once.
     pub fn post_receives(&mut self, descs: &[RxDesc]) {
         for desc in descs {
             let slot = (self.rq_pc & (self.rq.num_entries - 1)) as usize * size_of::<RxDesc>();
@@ -358,7 +358,7 @@ impl End {
         unsafe { AtomicU32::from_ptr(self.rq.doorbell) }.store(pc, Ordering::Release);
     }
 
-    /// Waits until `n` requests have completed since the start, well or badly.
+    /// Waits until `n` requests have completed since the start, with any status.
     pub fn wait_done(&self, n: u64) {
         wait_for("completions", || self.local() + self.errors() >= n);
     }
