@@ -1,4 +1,4 @@
-//! What the environment says about the software cards: how many, over which wire, with which faults.
+//! The settings of the software cards, from the environment: their number, their wire, their faults.
 
 use std::net::Ipv4Addr;
 
@@ -30,19 +30,19 @@ pub struct Config {
     pub faults: Faults,
 }
 
-/// What follows `SOFTEFA_` in the variables that are read.
+/// The variables, without the prefix `SOFTEFA_`.
 const VARIABLES: [&str; 4] = ["NICS", "WIRE", "IFADDR", "FAULTS"];
-/// What begins the names of those that tests use among themselves.
+/// Prefixes of variables that tests use, without the prefix `SOFTEFA_`.
 const OF_TESTS: [&str; 2] = ["TEST_", "FUZZ_"];
 
-/// More cards than a machine has slots are a typing error.
+/// Most cards of a process. A larger number is a typing error.
 const MAX_NICS: u32 = 64;
 
 impl Config {
     /// Reads the environment.
     ///
     /// # Errors
-    /// A value that is not understood: nothing is guessed, a test that misspells a fault must not pass without it.
+    /// An invalid value. No value is guessed: a test that misspells a fault must not pass without the fault.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::refuse_unknown(
             std::env::vars_os()
@@ -51,7 +51,7 @@ impl Config {
         Self::from_lookup(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
     }
 
-    /// A misspelt variable would silently do nothing.
+    /// Refuses unknown variables, because a misspelt variable would do nothing.
     fn refuse_unknown(variables: impl Iterator<Item = (String, String)>) -> Result<(), ConfigError> {
         for (name, value) in variables {
             let ours = name.strip_prefix("SOFTEFA_");
@@ -65,7 +65,7 @@ impl Config {
 
     /// The settings that `lookup` gives by name.
     ///
-    /// # Errors
+    /// An invalid setting.
     /// A setting that cannot be followed.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         let set = |name: &'static str| lookup(name).filter(|v| !v.is_empty());
@@ -109,7 +109,7 @@ impl Config {
     }
 }
 
-/// A wire provider is named as libfabric names it (`tcp`, `tcp;ofi_rxm`); ourselves would be a circle.
+/// True for the name of a libfabric provider that carries messages (`tcp`, `tcp;ofi_rxm`). `softefa` is not one of them.
 fn is_provider_name(name: &str) -> bool {
     let first = name.split(';').next().unwrap_or_default();
     matches!(first, "tcp" | "udp" | "sockets" | "verbs" | "net")
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults() {
+    fn defaults_are_one_card_and_automatic_wire() {
         let config = config(&[]).unwrap();
         assert_eq!((config.nics, config.wire, config.ifaddr), (1, WireChoice::Auto, None));
         assert_eq!(config.faults, Faults::default());

@@ -10,7 +10,7 @@ pub struct ConfigError {
     pub variable: Cow<'static, str>,
     /// Its value.
     pub value: String,
-    /// What is wrong, and what is allowed.
+    /// The problem, and the valid values.
     pub problem: String,
 }
 

@@ -1,5 +1,5 @@
-//! Memory of a GPU, by address: the CUDA driver copies to and from it. The driver is loaded when such memory is first
-//! registered; without one that fails and says so.
+//! GPU memory, by address: the CUDA driver copies to and from it. The driver is loaded when GPU memory is first registered. Without a
+//! driver the registration fails with an error that names it.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -30,9 +30,9 @@ pub enum CudaError {
     /// The range is not within one allocation.
     #[error("{len} bytes at {addr:#x} are not one allocation of GPU memory")]
     Range {
-        /// The first byte.
+        /// First byte.
         addr: u64,
-        /// How many bytes there should be.
+        /// Bytes of the range.
         len: usize,
     },
 }
@@ -59,13 +59,13 @@ struct Entries {
 const DEVICE_ORDINAL: c_int = 9;
 const RANGE_START: c_int = 11;
 const RANGE_SIZE: c_int = 12;
-/// A stream that waits for no other: a kernel of the default stream may spin until the card has copied.
+/// A stream that waits for no other stream: a kernel of the default stream may spin until the card has copied.
 const NON_BLOCKING: u32 = 1;
 
 /// The loaded driver.
 pub struct Driver {
     entries: Entries,
-    /// Primary context and own stream of each device in use, by ordinal.
+    /// The primary context and the driver's own stream of each device in use, by ordinal.
     devices: Mutex<Vec<Option<Device>>>,
     _library: Library,
 }
@@ -76,25 +76,25 @@ struct Device {
     stream: Stream,
 }
 
-// SAFETY: handles of the driver, which any thread may use.
+// SAFETY: contexts and streams are handles of the driver, which any thread may use.
 unsafe impl Send for Device {}
 
 impl Driver {
     /// The driver of this process, loaded on first use.
     ///
     /// # Errors
-    /// There is none; it stays so.
+    /// The error of the first call, which every later call returns too.
     pub fn get() -> Result<&'static Self, CudaError> {
         static DRIVER: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
         DRIVER.get_or_init(|| Self::load("libcuda.so.1")).as_ref().map_err(Clone::clone)
     }
 
     fn load(name: &str) -> Result<Self, CudaError> {
-        // SAFETY: the driver's library initialises nothing but itself.
+        // SAFETY: the initialisers of the driver's library change nothing else in the process.
         let library = unsafe { Library::new(name) }.map_err(|error| CudaError::Absent(error.to_string()))?;
         macro_rules! entry {
             ($name:literal) => {{
-                // SAFETY: the type of the field is that of the driver's function, by its header.
+                // SAFETY: cuda.h declares the function with the type of the field.
                 let symbol = unsafe { library.get(concat!($name, "\0").as_bytes()) };
                 *symbol.map_err(|_| CudaError::Missing($name))?
             }};
@@ -113,7 +113,7 @@ impl Driver {
             synchronize: entry!("cuStreamSynchronize"),
         };
         let driver = Self { entries, devices: Mutex::default(), _library: library };
-        // SAFETY: the first call of the driver; may be repeated.
+        // SAFETY: cuInit is the first call of the driver and may be repeated.
         driver.check("cuInit", unsafe { (driver.entries.init)(0) })?;
         Ok(driver)
     }
@@ -123,12 +123,12 @@ impl Driver {
             return Ok(());
         }
         let mut text = ptr::null();
-        // SAFETY: `text` is written with a constant of the driver or null.
+        // SAFETY: the driver sets `text` to a constant of its own or to null.
         unsafe { (self.entries.text)(code, &raw mut text) };
         let text = if text.is_null() {
             "unknown".to_owned()
         } else {
-            // SAFETY: a terminated constant.
+            // SAFETY: not null, and constants of the driver are terminated.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         Err(CudaError::Failed { call, code, text })
@@ -137,7 +137,7 @@ impl Driver {
     /// The device whose memory lies at `addr`, for `len` bytes of one allocation.
     ///
     /// # Errors
-    /// It is not memory of a GPU, or not so much.
+    /// The range is not GPU memory, or not within one allocation.
     pub fn owner(&self, addr: u64, len: usize) -> Result<u32, CudaError> {
         let range = CudaError::Range { addr, len };
         let (mut ordinal, mut start, mut size) = (0 as c_int, 0u64, 0usize);
@@ -146,7 +146,7 @@ impl Driver {
             (RANGE_START, (&raw mut start).cast()),
             (RANGE_SIZE, (&raw mut size).cast()),
         ] {
-            // SAFETY: each attribute has the type that `to` points to, by the driver's header.
+            // SAFETY: `to` points to a variable of the attribute's type by cuda.h.
             if unsafe { (self.entries.attribute)(to, attribute, addr) } != 0 {
                 return Err(range);
             }
@@ -167,13 +167,13 @@ impl Driver {
             return Ok(device);
         }
         let (mut number, mut context, mut stream) = (0, ptr::null_mut(), ptr::null_mut());
-        // SAFETY: `number` is written on success.
+        // SAFETY: `number` is a local variable, which the driver sets on success.
         self.check("cuDeviceGet", unsafe { (self.entries.device)(&raw mut number, ordinal as c_int) })?;
-        // SAFETY: `context` is written on success. It is kept until the process ends, as the library is.
+        // SAFETY: `context` is a local variable, which the driver sets on success. The context is retained until the process ends.
         let code = unsafe { (self.entries.retain)(&raw mut context, number) };
         self.check("cuDevicePrimaryCtxRetain", code)?;
         self.within(context, || {
-            // SAFETY: the context is current; `stream` is written on success.
+            // SAFETY: the context is current; `stream` is a local variable, which the driver sets on success.
             self.check("cuStreamCreate", unsafe { (self.entries.stream)(&raw mut stream, NON_BLOCKING) })
         })?;
         let device = Device { context, stream };
@@ -184,49 +184,49 @@ impl Driver {
         Ok(device)
     }
 
-    /// Does something with `context` current, and leaves this thread as it was.
+    /// Runs `act` with `context` current, and restores the thread's context.
     fn within(&self, context: Context, act: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
-        // SAFETY: a context that is retained.
+        // SAFETY: the context is retained until the process ends.
         self.check("cuCtxPushCurrent", unsafe { (self.entries.push)(context) })?;
         let result = act();
         let mut popped = ptr::null_mut();
-        // SAFETY: what was pushed above.
+        // SAFETY: the context on top is the one that was pushed above.
         let code = unsafe { (self.entries.pop)(&raw mut popped) };
         result.and(self.check("cuCtxPopCurrent", code))
     }
 
-    /// Copies to GPU memory; the bytes are there on return.
+    /// Copies to GPU memory. The bytes are there when the call returns.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the CUDA driver.
     ///
     /// # Safety
     /// `from` is readable and `to` is memory of the device, for `len` bytes.
     pub unsafe fn write(&self, ordinal: u32, to: u64, from: *const u8, len: usize) -> Result<(), CudaError> {
         let Device { context, stream } = self.device(ordinal)?;
         self.within(context, || {
-            // SAFETY: by this function's contract.
+            // SAFETY: this function's caller keeps `len` bytes at `from` readable and at `to` mapped in the device's memory.
             let code = unsafe { (self.entries.to_device)(to, from.cast(), len, stream) };
             self.check("cuMemcpyHtoDAsync", code)?;
-            // SAFETY: our own stream.
+            // SAFETY: the stream was created on this context and is never destroyed.
             self.check("cuStreamSynchronize", unsafe { (self.entries.synchronize)(stream) })
         })
     }
 
-    /// Copies from GPU memory; the bytes are there on return.
+    /// Copies from GPU memory. The bytes are there when the call returns.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the CUDA driver.
     ///
     /// # Safety
     /// `to` is writable and `from` is memory of the device, for `len` bytes.
     pub unsafe fn read(&self, ordinal: u32, to: *mut u8, from: u64, len: usize) -> Result<(), CudaError> {
         let Device { context, stream } = self.device(ordinal)?;
         self.within(context, || {
-            // SAFETY: by this function's contract.
+            // SAFETY: this function's caller keeps `len` bytes at `to` writable and at `from` mapped in the device's memory.
             let code = unsafe { (self.entries.from_device)(to.cast(), from, len, stream) };
             self.check("cuMemcpyDtoHAsync", code)?;
-            // SAFETY: our own stream.
+            // SAFETY: the stream was created on this context and is never destroyed.
             self.check("cuStreamSynchronize", unsafe { (self.entries.synchronize)(stream) })
         })
     }
@@ -245,18 +245,18 @@ mod tests {
     }
 
     #[test]
-    fn bytes_round_trip_through_a_gpu() {
+    fn bytes_round_trip_through_gpu_memory() {
         let driver = match Driver::get() {
             Ok(driver) => driver,
             Err(error) => {
-                println!("SKIP bytes_round_trip_through_a_gpu: {error}");
+                println!("SKIP bytes_round_trip_through_gpu_memory: {error}");
                 return;
             }
         };
         let host = [7u8; 64];
         assert!(driver.owner(host.as_ptr() as u64, 64).is_err(), "host memory is no GPU's");
         let device = driver.device(0).unwrap();
-        // SAFETY: the types are those of the driver's header.
+        // SAFETY: cuda.h declares the functions with these types.
         let alloc: libloading::Symbol<'_, unsafe extern "C" fn(*mut u64, usize) -> c_int> =
             unsafe { driver._library.get(b"cuMemAlloc_v2\0") }.unwrap();
         let mut at = 0;
@@ -265,9 +265,9 @@ mod tests {
         assert_eq!(driver.owner(at, 64), Ok(0));
         assert!(driver.owner(at, 1 << 40).is_err());
         let mut back = [0u8; 64];
-        // SAFETY: 64 bytes of the device and of both arrays.
+        // SAFETY: the device memory and both arrays have 64 bytes.
         unsafe { driver.write(0, at, host.as_ptr(), 64) }.unwrap();
-        // SAFETY: 64 bytes of the device and of both arrays.
+        // SAFETY: the device memory and both arrays have 64 bytes.
         unsafe { driver.read(0, back.as_mut_ptr(), at, 64) }.unwrap();
         assert_eq!(host, back);
     }

@@ -9,22 +9,22 @@ const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, 
                     wqe_size, die_after, cntr_budget, qp_caps";
 const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass, no_wait_fd, close_drops";
 
-/// The faults of one process's cards. The default is a card that works.
+/// The faults of one process's cards. The default has none.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Faults {
     /// Seed of every random choice.
     pub seed: u64,
-    /// Deliver and complete in random order within this many outstanding requests; 0 and 1 keep the order.
+    /// Requests are delivered and completed in random order within this many outstanding requests; 0 and 1 keep the order.
     pub reorder: u32,
-    /// Delay of each delivery and of each completion, microseconds, from..=to.
+    /// Delay of each delivery and of each completion, in microseconds, from..=to.
     pub delay_us: (u64, u64),
-    /// Probability that the source of a request is read (again) at a later time, and that is what arrives.
+    /// Probability that the card reads the source of a request again at a later time, and delivers the later contents.
     pub reread: f64,
-    /// Every Nth request completes in error, undelivered; 0 is never.
+    /// Every Nth request completes in error and is not delivered; 0 is never.
     pub error_every: u64,
-    /// The status of those.
+    /// The status of the requests that `error_every` fails.
     pub error_status: u8,
-    /// Counters, and with them the producer index of send queues, begin here.
+    /// The first value of counters and of the producer index of send queues.
     pub cntr_start: u32,
     /// Requests that may be written and not yet rung.
     pub max_batch: u32,
@@ -87,12 +87,12 @@ pub const MAX_SQ_SIZE: u32 = 4096;
 pub const COUNTER_MASK: u64 = 0x7fff_ffff;
 
 impl Faults {
-    /// True when requests do not go straight to the wire.
+    /// True when requests wait in the reorder buffer before the wire.
     pub fn hold(&self) -> bool {
         self.reorder > 1 || self.delay_us.1 > 0 || self.reread > 0.0
     }
 
-    /// Bits of request ids that queues take.
+    /// Bits of request ids that queues support.
     pub fn request_ids(&self) -> RequestIds {
         if self.qp_caps & CAPS_64_BIT_REQUEST_IDS != 0 { RequestIds::Bits64 } else { RequestIds::Bits16 }
     }
@@ -100,7 +100,7 @@ impl Faults {
     /// Reads the value of `SOFTEFA_FAULTS`.
     ///
     /// # Errors
-    /// An unknown key, or a value that is not allowed.
+    /// An unknown key or an invalid value.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut faults = Self::default();
         let mut seen: Vec<&str> = Vec::new();
@@ -184,7 +184,11 @@ impl Faults {
             faults.max_batch = faults.max_batch.min(faults.sq_size);
         }
         if seen.contains(&"narrow_only") && seen.contains(&"wqe_size") {
-            return Err(ConfigError::new(VARIABLE, text, "narrow_only and wqe_size say the same: give one of them"));
+            return Err(ConfigError::new(
+                VARIABLE,
+                text,
+                "narrow_only and wqe_size are the same fault: give one of them",
+            ));
         }
         if faults.max_batch > faults.sq_size {
             return Err(ConfigError::new(VARIABLE, text, "max_batch is greater than sq_size"));
@@ -198,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_is_read() {
+    fn every_key_is_parsed() {
         let faults = Faults::parse(
             "seed=5,reorder=32,delay_us=1..20,reread=0.25,error_every=100,error_status=7,cntr_start=2147483640,\
              max_batch=4,sq_size=64,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,no_counters,no_hmem,refuse_tclass,ignore_tclass,\
@@ -231,13 +235,13 @@ mod tests {
     }
 
     #[test]
-    fn a_small_queue_has_small_batches() {
+    fn small_queue_limits_the_batch() {
         let faults = Faults::parse("sq_size=4").unwrap();
         assert_eq!((faults.sq_size, faults.max_batch), (4, 4));
     }
 
     #[test]
-    fn nonsense_is_refused_and_named() {
+    fn invalid_faults_are_refused_by_name() {
         for (text, named) in [
             ("sed=1", "unknown key \"sed\""),
             ("seed", "neither key=value nor a flag"),

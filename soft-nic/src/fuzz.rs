@@ -1,7 +1,6 @@
 //! Entry points for arbitrary bytes: libFuzzer (`fuzz/`) uses them, and so do the tests with the corpus and seeded bytes.
 //!
-//! Each entry point runs the bytes as a small program and checks what must hold for all of them. Only tests and the
-//! feature `fuzz` have it.
+//! Each entry point runs the bytes as a small program and checks the invariants. Only tests and the feature `fuzz` have this module.
 #![allow(missing_docs)]
 
 mod card;
@@ -20,7 +19,7 @@ use crate::wire::packet::Header;
 
 pub use card::{rings, wires};
 
-/// Variables of the environment: four lines.
+/// Four lines: values of the environment's variables.
 pub fn settings(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let lines: Vec<&str> = text.splitn(4, '\n').collect();
@@ -42,7 +41,7 @@ pub fn settings(data: &[u8]) {
     }
 }
 
-/// Bytes of cards, peers and software, given to every parser of them.
+/// Bytes of cards, peers and software, for every parser.
 pub fn formats(data: &[u8]) {
     for geometry in [Geometry::V0, Geometry::NARROW, Geometry::WIDE] {
         let size = geometry.wqe_size.bytes();
@@ -52,7 +51,7 @@ pub fn formats(data: &[u8]) {
         if let Ok(request) = wqe::parse(&slot, &geometry) {
             // A parsed request emits and parses to the same.
             let mut emitted = vec![0xa5; size];
-            request.emit(&geometry, &mut emitted).expect("what was parsed fits");
+            request.emit(&geometry, &mut emitted).expect("a parsed request fits");
             assert_eq!(wqe::parse(&emitted, &geometry), Ok(request));
         }
         let _ = wqe::parse(data, &geometry);
@@ -88,7 +87,7 @@ pub fn formats(data: &[u8]) {
         for value in data.chunks(8) {
             word.add(value.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
         }
-        // SAFETY: the word is alive.
+        // SAFETY: the word is mapped until the end of the block.
         let value = unsafe { crate::memory::load_acquire(word.address()) };
         assert!(value <= COUNTER_MASK);
     }

@@ -6,7 +6,7 @@ use std::os::linux::fs::MetadataExt;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-/// Boot and network namespace in 32 bits: abstract sockets reach exactly as far.
+/// Boot and network namespace in 32 bits. Abstract sockets connect processes with the same number.
 pub fn host_id() -> u32 {
     let mut hash = Fnv::default();
     // Without a boot id, the host name and the address identify the host.
@@ -24,7 +24,7 @@ pub fn host_id() -> u32 {
     (hash.0 ^ (hash.0 >> 32)) as u32
 }
 
-/// FNV-1a: every build must compute the same number, which the standard library's hasher does not promise.
+/// FNV-1a. Every build must compute the same number, which the standard library's hasher does not guarantee.
 struct Fnv(u64);
 
 impl Default for Fnv {

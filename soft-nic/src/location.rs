@@ -1,4 +1,4 @@
-//! The location of registered bytes: in this process or in a GPU, and copies to and from it.
+//! The location of registered bytes, in this process or in a GPU, and copies to and from it.
 #![allow(unsafe_code)]
 
 use crate::cuda::{CudaError, Driver};
@@ -13,7 +13,7 @@ pub enum Location {
     Cuda(u32, u64),
 }
 
-// SAFETY: an address is a plain number; `read` and `write` are unsafe, and their callers keep the memory registered.
+// SAFETY: an address is a plain number. `read` and `write` are unsafe, and their callers keep the memory registered.
 unsafe impl Send for Location {}
 
 impl Location {
@@ -28,7 +28,7 @@ impl Location {
     /// Copies `len` bytes from `from` to here.
     ///
     /// # Errors
-    /// Of the CUDA driver.
+    /// The error of the CUDA driver.
     ///
     /// # Safety
     /// `from` is readable for `len` bytes, and as many here are registered for writing.
@@ -47,7 +47,7 @@ impl Location {
     /// Copies `len` bytes from here to `to`.
     ///
     /// # Errors
-    /// Of the CUDA driver.
+    /// The error of the CUDA driver.
     ///
     /// # Safety
     /// `to` is writable for `len` bytes, and as many here are registered.

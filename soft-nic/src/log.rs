@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::Write;
 
-/// Writes a line. A closed standard error is no reason to fail.
+/// Writes a line. An error of standard error is ignored.
 pub fn line(what: fmt::Arguments<'_>) {
     let text = format!("{what}\n");
     let _ = std::io::stderr().write_all(text.as_bytes());

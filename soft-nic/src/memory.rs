@@ -1,6 +1,6 @@
-//! Memory that others write while the card looks at it: mappings, copies, and the few atomic accesses.
+//! Memory that applications and peers write while the card reads it: mappings, copies, and the few atomic accesses.
 //!
-//! Nothing here becomes a reference to such memory: applications, peers and the card access it at the same time.
+//! No reference to such memory is made here: applications, peers and the card access it at the same time.
 #![allow(unsafe_code)]
 
 mod copy;
@@ -16,7 +16,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// Bytes of a page: 4 KiB on x86-64, up to 64 KiB on aarch64.
 pub fn page_size() -> usize {
-    // SAFETY: the call has no precondition. It fails for unknown names only, which this is not.
+    // SAFETY: the call has no precondition. It fails for unknown names only, and this name is known.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
@@ -25,11 +25,11 @@ pub fn page_size() -> usize {
 pub struct Mapping {
     base: NonNull<u8>,
     mapped: usize,
-    /// Where the caller's bytes begin: a file offset need not lie on a page.
+    /// Offset of the caller's bytes in the mapping: a file offset need not be a multiple of a page.
     skip: usize,
 }
 
-// SAFETY: a mapping is a range of addresses; all access through it is by raw pointer under its users' rules.
+// SAFETY: a mapping is a range of addresses. Its users access it by raw pointer and keep to their own rules.
 unsafe impl Send for Mapping {}
 // SAFETY: a shared mapping gives out its address and its length, and no reference to its bytes.
 unsafe impl Sync for Mapping {}
@@ -40,14 +40,14 @@ impl Mapping {
         Self::map(len, 0, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     }
 
-    /// `len` bytes of `fd` from `offset`, shared with whoever else maps it.
+    /// `len` bytes of `fd` from `offset`, shared with other mappings of the file.
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         let page = page_size();
         let skip = (offset % page as u64) as usize;
         let total = len.checked_add(skip).ok_or(io::ErrorKind::InvalidInput)?;
         let start = i64::try_from(offset - skip as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // Beyond the end of a file a mapping exists but faults: refuse what the file does not hold. What has no size
-        // of its own (a device's buffer) is judged by its own mmap.
+        // A mapping beyond the end of a file faults, so a range beyond the end is refused here. The mmap of a device's buffer, which
+        // has no size of its own, checks the range itself.
         let stat = nix::sys::stat::fstat(fd)?;
         let regular = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
         if regular && offset.checked_add(len as u64).is_none_or(|end| end > stat.st_size as u64) {
@@ -60,7 +60,7 @@ impl Mapping {
         if len == skip {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
+        // SAFETY: the kernel chooses a free address, so the new mapping replaces no memory in use.
         let base = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, offset) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -69,12 +69,12 @@ impl Mapping {
         Ok(Self { base, mapped: len, skip })
     }
 
-    /// The first of the caller's bytes.
+    /// The first byte of the caller's range.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.skip)
     }
 
-    /// The caller's bytes.
+    /// Bytes of the caller's range.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
         self.mapped - self.skip
@@ -83,8 +83,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map` and its owner is going; whoever copied the pointer out of it keeps
-        // this value alive meanwhile.
+        // SAFETY: `map` mapped the range, and this value is its owner. Users of a copy of the pointer keep this value alive.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }
@@ -109,7 +108,7 @@ pub fn is_sealed_memfd(fd: BorrowedFd<'_>, len: usize) -> bool {
 /// Checks that `len` bytes at `addr` are mapped (and writable, if `write`), and makes them present, as pinning does.
 ///
 /// # Errors
-/// `EFAULT` when some page is not.
+/// `EFAULT` when a page is not.
 pub fn populate(addr: usize, len: usize, write: bool) -> io::Result<()> {
     let page = page_size();
     let start = addr & !(page - 1);
@@ -123,7 +122,7 @@ pub fn populate(addr: usize, len: usize, write: bool) -> io::Result<()> {
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     match advise(start, end, advice) {
         Ok(()) => Ok(()),
-        // Rights that are missing, an old kernel, or a mapping that is not ordinary memory.
+        // A right is missing, the kernel is old, or the mapping is not ordinary memory.
         Err(libc::EINVAL) => permitted(start, end, write),
         Err(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
     }
@@ -142,7 +141,7 @@ fn advise(start: usize, end: usize, advice: i32) -> Result<(), i32> {
     }
 }
 
-/// Whether the kernel's list of mappings has all of the range, with the rights that are needed.
+/// Whether the kernel's list of mappings has the whole range with the needed rights.
 fn permitted(start: usize, end: usize, write: bool) -> io::Result<()> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let covered = covered(&maps, start, end, write);
@@ -179,35 +178,35 @@ fn covered(maps: &str, start: usize, end: usize, write: bool) -> bool {
 pub unsafe fn load_words<const N: usize>(src: *const u8) -> [u64; N] {
     std::array::from_fn(|i| {
         let word: *mut u64 = src.cast_mut().wrapping_add(8 * i).cast();
-        // SAFETY: the caller vouches for the range and its alignment.
+        // SAFETY: this function's caller keeps the range mapped and aligned.
         unsafe { AtomicU64::from_ptr(word) }.load(Ordering::Relaxed)
     })
 }
 
-/// Stores what was written before it, too, becomes visible no later than this.
+/// Stores a word. Stores that come before in the program become visible no later than this one.
 ///
 /// # Safety
 /// 8 bytes at `dst` are mapped and 8-byte aligned.
 pub unsafe fn store_release(dst: *mut u64, value: u64) {
-    // SAFETY: the caller vouches for the word.
+    // SAFETY: this function's caller keeps the word mapped and aligned.
     unsafe { AtomicU64::from_ptr(dst) }.store(value, Ordering::Release);
 }
 
-/// A counter, as an application reads it.
+/// Loads a counter, as an application reads it.
 ///
 /// # Safety
 /// 8 bytes at `src` are mapped and 8-byte aligned.
 pub unsafe fn load_acquire(src: *const u64) -> u64 {
-    // SAFETY: the caller vouches for the word.
+    // SAFETY: this function's caller keeps the word mapped and aligned.
     unsafe { AtomicU64::from_ptr(src.cast_mut()) }.load(Ordering::Acquire)
 }
 
-/// A doorbell, as the card reads it.
+/// Loads a doorbell, as the card reads it.
 ///
 /// # Safety
 /// 4 bytes at `src` are mapped and 4-byte aligned.
 pub unsafe fn load_doorbell(src: *const u32) -> u32 {
-    // SAFETY: the caller vouches for the word.
+    // SAFETY: this function's caller keeps the word mapped and aligned.
     unsafe { AtomicU32::from_ptr(src.cast_mut()) }.load(Ordering::Acquire)
 }
 
@@ -222,7 +221,7 @@ mod tests {
         let start = map.as_ptr() as usize;
         assert!(populate(start + 5, 2 * page_size(), true).is_ok());
         drop(map);
-        // Not where the mapping was: another thread may have one there by now. Nobody has one so low.
+        // A low address, which nothing maps. At the address of the old mapping another thread may have a new one by now.
         let error = populate(page_size(), 8, false).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
         assert!(populate(0, 8, false).is_err());
@@ -233,14 +232,14 @@ mod tests {
     fn memory_without_rights_is_found() {
         let len = 2 * page_size();
         let map = Mapping::anonymous(len).unwrap();
-        // SAFETY: our own mapping; its rights are taken away and nobody touches it.
+        // SAFETY: the mapping belongs to this test, which does not access it after it took the rights away.
         assert_eq!(unsafe { libc::mprotect(map.as_ptr().cast(), len, libc::PROT_NONE) }, 0);
         assert!(populate(map.as_ptr() as usize, len, false).is_err());
         assert!(populate(map.as_ptr() as usize, len, true).is_err());
     }
 
     #[test]
-    fn mappings_side_by_side_cover_a_range() {
+    fn adjacent_mappings_cover_a_range() {
         let maps =
             "1000-3000 rw-p 0 0:0 0 a\n3000-4000 rw-s 0 0:0 0 b\n5000-6000 r--p 0 0:0 0 c\n6000-7000 ---p 0 0:0 0";
         assert!(covered(maps, 0x1000, 0x4000, true) && covered(maps, 0x2000, 0x3000, true));
@@ -251,21 +250,21 @@ mod tests {
     }
 
     #[test]
-    fn read_only_memory_is_not_writable() {
+    fn read_only_memory_is_refused_for_writing() {
         let text = c"constant";
         assert!(populate(text.as_ptr() as usize, 8, false).is_ok());
         assert!(populate(text.as_ptr() as usize, 8, true).is_err());
     }
 
     #[test]
-    fn file_offsets_need_no_page() {
+    fn file_offset_need_not_be_a_multiple_of_a_page() {
         let fd = sealed_memfd("softefa test", 8192).unwrap();
         let whole = Mapping::shared(fd.as_fd(), 0, 8192).unwrap();
         let part = Mapping::shared(fd.as_fd(), 4100, 16).unwrap();
         let value = 0x1122_3344_u32;
         // SAFETY: both mappings are alive and hold these bytes.
         unsafe { copy(whole.as_ptr().wrapping_add(4100), (&raw const value).cast(), 4) };
-        // SAFETY: as above; 4100 is a multiple of 4.
+        // SAFETY: both mappings are alive and hold these bytes; 4100 is a multiple of 4.
         assert_eq!(unsafe { load_doorbell(part.as_ptr().cast()) }, value);
         assert_eq!(part.len(), 16);
         assert!(Mapping::shared(fd.as_fd(), 8000, 400).is_err(), "beyond the end");

@@ -1,6 +1,6 @@
-//! A small seeded generator: faults must be reproducible, and keys must be hard to guess by accident.
+//! A small seeded generator. Faults must be reproducible, and keys hard to guess by accident.
 
-/// xorshift64*: one word of state, full period, good enough to choose orders and keys.
+/// xorshift64*: one word of state, full period, sufficient to choose orders and keys.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 

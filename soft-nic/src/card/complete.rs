@@ -22,7 +22,7 @@ fn event_of(op_type: u8) -> Option<Event> {
 }
 
 impl Core {
-    /// Completes a request, now or, with faults, later.
+    /// Completes a request, at once or, with faults, later.
     pub(crate) fn finish(&mut self, token: Token, status: u8) {
         let now = self.now();
         match &mut self.reorder_buffer {
@@ -58,7 +58,7 @@ impl Core {
         let fatal = matches!(status, CompStatus::LocalQpInternalError | CompStatus::Flushed);
         match event_of(meta.ctrl1.op_type()).filter(|_| !fatal) {
             Some(event) => self.tick(qpn, event, true),
-            // The request is unknown or the queue pair is dead: every counter of the queue pair counts the error.
+            // The request is unknown or the queue pair is in error: every counter of the queue pair counts the error.
             None => self.tick_all_errors(qpn),
         }
     }

@@ -22,7 +22,7 @@ use crate::wire::datagram::Wire;
 use crate::wire::hello::Welcome;
 use crate::wire::shm::Listener;
 
-/// An address handle: a card that requests may be sent to.
+/// An address handle: names a card that requests go to.
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub gid: Gid,
@@ -34,11 +34,11 @@ pub(crate) struct Handle {
 pub(crate) struct RemoteCard {
     /// The connection that carries requests to the card.
     pub connection: Option<u32>,
-    /// The card is gone for good. Requests to it complete with this status.
+    /// Set when the card is gone for good. Requests to it complete with this status.
     pub dead: Option<CompStatus>,
 }
 
-/// The wires that a card is reached by.
+/// The wires of a card.
 pub(crate) struct Wires {
     pub listener: Option<Listener>,
     pub datagrams: Option<Wire>,
@@ -54,7 +54,7 @@ pub struct Core {
     /// Source of keys.
     pub random: Random,
     pub(crate) qps: Slab<Box<Qp>>,
-    /// Queue pairs whose doorbells are read.
+    /// The queue pairs whose doorbells the card reads.
     pub(crate) active: Vec<Watch>,
     /// Completion queues.
     pub cqs: Slab<CompletionRing>,
@@ -77,11 +77,11 @@ pub struct Core {
     pub(crate) epoll: Epoll,
     /// Sends whose peer had no receive, with the time of the next try.
     pub(crate) unready: Vec<(u64, Token)>,
-    /// A copy of GPU memory that is being sent.
+    /// A copy of the GPU memory that is being sent.
     pub(crate) staging: Vec<u8>,
     /// Requests that faults delay or reorder; `None` without such faults.
     pub(crate) reorder_buffer: Option<ReorderBuffer>,
-    /// Microseconds that the process has run. A stopped process does not count.
+    /// Microseconds that the process has run. Time in which it was stopped does not count.
     pub(crate) clock_us: u64,
     /// Time of the latest poll.
     pub(crate) polled_at: Instant,
@@ -91,7 +91,7 @@ pub struct Core {
     pub(crate) polls: u32,
     /// The latest polls in a row that found nothing to do.
     pub(crate) idle_polls: u32,
-    /// The card stopped answering (`die_after`).
+    /// The card stopped answering (fault `die_after`).
     pub(crate) dead: bool,
     lines: u32,
 }
@@ -100,7 +100,7 @@ pub struct Core {
 pub(crate) const LISTENER: u64 = u64::MAX;
 /// Connection 0 leads to the card itself.
 pub(crate) const LOOPBACK: u32 = 0;
-/// A card logs this many lines at most: a broken program breaks the same rule a million times.
+/// Log lines of a card at most. A broken program can violate one rule a million times.
 const MAX_LINES: u32 = 200;
 
 impl Core {
@@ -149,7 +149,7 @@ impl Core {
 
     /// Adds a socket to the epoll set.
     pub(crate) fn watch(&self, fd: BorrowedFd<'_>, data: u64) {
-        // Without the event a dead peer is found by its silence.
+        // Without the event, the card still detects a dead peer by its silence.
         let _ = self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP, data));
     }
 
@@ -169,7 +169,7 @@ impl Core {
         }
     }
 
-    /// Logs nothing from now on.
+    /// Ends logging.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn mute_log(&mut self) {
         self.lines = MAX_LINES + 1;

@@ -6,7 +6,7 @@ use std::io;
 use crate::fault::COUNTER_MASK;
 use crate::memory::{self, Mapping};
 
-/// One counted number. The card keeps a shadow and only stores to the memory: it never reads it back.
+/// One counted number. The card keeps a shadow of it, stores to the memory and never reads it back.
 #[derive(Debug)]
 pub struct Word {
     at: *mut u64,
@@ -14,8 +14,8 @@ pub struct Word {
     _map: Option<Mapping>,
 }
 
-// SAFETY: `at` is a word of the owned mapping, or memory that the caller of `Word::at` keeps mapped; the card uses it
-// under its lock alone.
+// SAFETY: `at` is a word of the owned mapping, or memory that the caller of `Word::at` keeps mapped; the card uses it only under its
+// lock.
 unsafe impl Send for Word {}
 
 impl Word {
@@ -68,7 +68,7 @@ impl Word {
 /// A counter: completions, and completions in error.
 #[derive(Debug)]
 pub struct Counter {
-    /// Requests that completed well.
+    /// Requests that completed without error.
     pub completions: Word,
     /// Requests that failed.
     pub errors: Word,
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn count_wraps_at_31_bits() {
         let mut word = Word::own(COUNTER_MASK - 1).unwrap();
-        // SAFETY: the word is alive.
+        // SAFETY: the word is mapped until the end of this test.
         let read = |word: &Word| unsafe { memory::load_acquire(word.address()) };
         assert_eq!(read(&word), 0x7fff_fffe);
         word.add(1);

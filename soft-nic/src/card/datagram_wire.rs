@@ -61,7 +61,7 @@ impl Core {
     pub(crate) fn poll_datagrams(&mut self) -> bool {
         let Some(mut wire) = self.datagrams.take() else { return false };
         let polled = wire.poll(|arrival| self.arrived(arrival));
-        // The callback has no wire: removals and answers to hellos are done here.
+        // The callback cannot use the wire, so removals and answers to hellos follow here.
         for peer in std::mem::take(&mut self.forgotten) {
             wire.forget(peer);
         }
@@ -182,7 +182,7 @@ impl Core {
         if self.dead {
             return;
         }
-        // Without its acknowledgement a finished request of a peer would fail.
+        // A peer's finished request would fail without its acknowledgement.
         self.polls = self.polls.wrapping_add(super::egress::MOST_POLLS);
         let start = Instant::now();
         loop {

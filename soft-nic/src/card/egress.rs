@@ -20,8 +20,8 @@ use crate::wire::ring;
 const MAX_PAYLOAD: u32 = 64 * 1024;
 const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= datagram::MAX_PAYLOAD);
 
-/// Where a packet is expensive, answers wait for a packet to the same card, or for [`QUIET_POLLS`] idle polls in a row: a
-/// program that was just served mostly posts at once. After [`MOST_POLLS`] polls they are sent in any case.
+/// Where a packet is expensive, answers wait for a packet to the same card, or for [`QUIET_POLLS`] idle polls in a row: a program
+/// whose request was just answered often posts the next one at once. After [`MOST_POLLS`] polls the card sends them in any case.
 const QUIET_POLLS: u32 = 3;
 pub(super) const MOST_POLLS: u32 = 16;
 
@@ -315,7 +315,7 @@ impl Core {
         }
     }
 
-    /// Stops the requests of a closing queue pair on one connection; the peer forgets those that were sent in part.
+    /// Stops the requests of a closing queue pair on one connection. The peer drops those that were sent in part.
     pub(crate) fn abort_on(&mut self, at: u32, qpn: u16) {
         let Some(qp) = self.qp(qpn) else { return };
         let tokens = qp.tokens_on(at);

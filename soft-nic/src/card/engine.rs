@@ -1,5 +1,5 @@
-//! The engine: the thread that executes work requests. It polls doorbells, wires and the clock, and sleeps when
-//! there is nothing, because on a small machine it shares its core with those it works for.
+//! The engine: the thread that executes work requests. It polls doorbells, wires and the clock. Without work it sleeps, because on a
+//! small machine it shares its core with the application's threads.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,14 +12,14 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::core::Core;
-use super::pace::{Pace, Pause, Seen, YIELD};
+use super::pace::{Pace, Pause, PollResult, YIELD};
 use super::qp::Token;
 use super::reorder::{Moment, Step};
 
 /// The state of a card, and the threads that use it.
 pub(crate) struct Shared {
     core: Mutex<Core>,
-    /// Set-up calls that wait for the lock: a busy engine would take it again before they wake up.
+    /// Set-up calls that wait for the lock. A busy engine would take the lock again before they wake up.
     waiting: AtomicU32,
     /// Polls by other threads than the engine.
     external_polls: AtomicU32,
@@ -36,7 +36,7 @@ impl Shared {
         })
     }
 
-    /// The card's state, for a set-up call. A panic of the engine leaves tables that are still tables.
+    /// The card's state, for a set-up call. A panic of the engine leaves the tables usable.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let guard = self.core.lock().unwrap_or_else(PoisonError::into_inner);
@@ -44,8 +44,8 @@ impl Shared {
         guard
     }
 
-    /// Polls in the thread of a waiting caller, and the engine sleeps meanwhile. Does nothing while the engine polls, or when a
-    /// set-up call wants to.
+    /// Polls in the thread of a waiting caller, while the engine sleeps. Does nothing while the engine polls or a set-up call waits
+    /// for the lock.
     pub(crate) fn poll(&self) {
         if self.waiting.load(Ordering::Relaxed) > 0 {
             return;
@@ -63,7 +63,7 @@ impl Shared {
         self.external_polls.load(Ordering::Relaxed)
     }
 
-    /// As if so many set-up calls waited.
+    /// Pretends that so many set-up calls wait.
     pub(crate) fn set_waiting(&self, calls: u32) {
         self.waiting.store(calls, Ordering::Relaxed);
     }
@@ -86,7 +86,7 @@ impl std::fmt::Debug for StopFlag {
 
 impl Engine {
     /// # Errors
-    /// No thread can be had.
+    /// The system has no thread left.
     pub(crate) fn start(shared: &Arc<Shared>, card: u32) -> std::io::Result<Self> {
         let events = shared.lock().socket_events()?;
         let state = shared.clone();
@@ -106,7 +106,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.stop.0.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // The panic of an engine is on standard error already; its card is closed all the same.
+            // The panic of an engine is on standard error already. Its card is closed in any case.
             let _ = thread.join();
         }
     }
@@ -114,15 +114,15 @@ impl Drop for Engine {
 
 /// Polls of doorbells and rings between two polls of sockets.
 const SOCKET_EVERY: u32 = 64;
-/// Polls by application threads between two of the engine's, from which on the engine sleeps for a while.
-const DRIVING: u32 = 4;
-/// Long, for going to sleep and waking up takes many microseconds of the core that it may share with them.
-const DRIVEN_NAP: Duration = Duration::from_micros(250);
-/// A larger step of the clock does not count as waiting time: the process was stopped.
+/// From this many polls by application threads between two of the engine's on, the engine sleeps for a while.
+const DRIVEN_POLLS: u32 = 4;
+/// Long, because falling asleep and waking up take many microseconds of a core that the engine may share with those threads.
+const DRIVEN_SLEEP: Duration = Duration::from_micros(250);
+/// A larger step of the clock does not count as waiting time, because the process was stopped.
 const MAX_STEP_US: u64 = 50_000;
 
 fn run(shared: &Shared, events: &OwnedFd) {
-    // Rests shorter than the default slack of 50 µs. If it cannot be had they are longer.
+    // Allows sleeps below the default timer slack of 50 µs. Without it they are longer.
     let _ = nix::sys::prctl::set_timerslack(1000);
     let mut pace = Pace::new(Instant::now());
     let mut driven = 0;
@@ -131,47 +131,47 @@ fn run(shared: &Shared, events: &OwnedFd) {
             std::thread::yield_now();
         }
         let by_others = shared.external_polls.load(Ordering::Relaxed);
-        let looks = by_others.wrapping_sub(driven);
+        let polls = by_others.wrapping_sub(driven);
         driven = by_others;
-        if looks >= DRIVING {
+        if polls >= DRIVEN_POLLS {
             // A poll would take the lock from the threads that wait for its result.
-            std::thread::sleep(DRIVEN_NAP);
+            std::thread::sleep(DRIVEN_SLEEP);
             continue;
         }
         let now = Instant::now();
-        let mut seen = Seen::default();
+        let mut result = PollResult::default();
         {
             let mut core = shared.core.lock().unwrap_or_else(PoisonError::into_inner);
-            seen.moved = core.poll(now, pace.quiet() >= YIELD);
-            seen.held = core.reorder_buffer.as_ref().is_some_and(|h| !h.is_empty());
-            seen.soon = !core.connection_of.is_empty() || !core.unready.is_empty();
+            result.moved = core.poll(now, pace.idle_time() >= YIELD);
+            result.delayed = core.reorder_buffer.as_ref().is_some_and(|buffer| !buffer.is_empty());
+            result.short_wait = !core.connection_of.is_empty() || !core.unready.is_empty();
         }
-        match pace.pause(seen, now) {
+        match pace.pause(result, now) {
             Pause::Spin => std::hint::spin_loop(),
             Pause::Yield => {
                 let before = Instant::now();
                 std::thread::yield_now();
                 pace.yielded(before.elapsed());
             }
-            Pause::Nap(rest) => std::thread::sleep(rest),
-            Pause::Doze(rest) => doze(shared, events, rest),
+            Pause::Sleep(time) => std::thread::sleep(time),
+            Pause::WaitForEvent(time) => wait_for_event(shared, events, time),
         }
     }
     shared.core.lock().unwrap_or_else(PoisonError::into_inner).drain();
 }
 
 /// Sleeps until a socket has an event or the time is over.
-fn doze(shared: &Shared, events: &OwnedFd, rest: Duration) {
+fn wait_for_event(shared: &Shared, events: &OwnedFd, time: Duration) {
     let lock = || shared.core.lock().unwrap_or_else(PoisonError::into_inner);
     if lock().prepare_sleep() {
         let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLIN)];
-        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(rest)), None);
+        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(time)), None);
     }
     lock().finish_sleep();
 }
 
 impl Core {
-    /// Polls everything once; sockets only now and then, unless `thoroughly`. True when something moved.
+    /// Polls everything once; the sockets only now and then, unless `thoroughly`. True when there was work.
     pub(crate) fn poll(&mut self, now: Instant, thoroughly: bool) -> bool {
         let step = (now - self.polled_at).as_micros() as u64;
         if step > 0 {
@@ -183,7 +183,7 @@ impl Core {
         }
         self.polls = self.polls.wrapping_add(1);
         let thoroughly = thoroughly || self.polls.is_multiple_of(SOCKET_EVERY);
-        // Rung requests are sent first: a poll of the datagram wire takes longer than everything else.
+        // Rung requests go first, because a poll of the datagram wire takes longer than everything else.
         let mut moved = self.poll_doorbells();
         if moved {
             self.pump_all();

@@ -55,7 +55,7 @@ impl Core {
 
     /// Checks that at most `max_batch` requests are written beyond the doorbell.
     ///
-    /// The card reads the doorbell again after the slot: if the doorbell moved meanwhile, the slot was rung in time.
+    /// The card reads the doorbell again after the slot. If the doorbell moved meanwhile, the slot was rung in time.
     fn check_batch(&mut self, qpn: u16, rung: u32) {
         let Some(qp) = self.qp(qpn) else { return };
         let index = rung.wrapping_add(qp.max_batch);
@@ -183,7 +183,8 @@ impl Core {
         }
     }
 
-    /// Logs a line about an outstanding request. Software must not reuse the slot before the completion, so its bytes are there.
+    /// Logs a line about an outstanding request. Software must not reuse the slot before the completion, so the slot still has its
+    /// bytes.
     fn report_of(&mut self, token: Token, rule: &str) {
         let Some(index) = self.outstanding(token).map(|entry| entry.index) else { return };
         let Some(qp) = self.qp(token.qpn()) else { return };

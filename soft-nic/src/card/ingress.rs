@@ -15,7 +15,7 @@ use super::request::{Local, MAX_RDMA_SIZE, Operation};
 use crate::location::Location;
 use crate::wire::packet::{Acknowledgement, Header, Kind};
 
-/// Unfinished writes of one peer at most: more than all of its queues hold come from a malformed peer.
+/// Unfinished writes of one peer at most. All queues of a correct peer hold fewer requests.
 const MAX_PARTIALS: usize = 1 << 20;
 /// Packets taken from one connection before the next connection is polled.
 const BURST: usize = 64;
@@ -65,7 +65,7 @@ impl Core {
                     connection.partials.remove(&header.token);
                 }
             }
-            // The datagram wire handles these before; no other wire has them.
+            // The datagram wire handles these kinds before; no other wire has them.
             Some(Kind::Hello | Kind::Welcome | Kind::Acks) | None => {}
         }
     }
@@ -74,7 +74,7 @@ impl Core {
     pub(crate) fn receive_ack(&mut self, at: u32, ack: Acknowledgement) {
         let token = Token(ack.token());
         let Some(entry) = self.outstanding(token).filter(|entry| entry.connection == Some(at)) else { return };
-        // A read ends with data: an acknowledgement of success is invalid.
+        // A read ends with data, so an acknowledgement of success is invalid.
         let invalid = entry.request.operation == Operation::Read && ack.status == OK;
         let status = if invalid { CompStatus::RemoteBadStatus.raw() } else { ack.status };
         if !(status == NOT_READY && self.retry_send(token)) {
@@ -136,7 +136,7 @@ impl Core {
 
     fn receive_write(&mut self, at: u32, header: &Header, payload: *const u8) {
         let whole = header.len == header.total;
-        // Further packets of a refused write are not checked again: one log line and one status.
+        // Further packets of a refused write are not checked again, so that the write has one log line and one status.
         let refused = if whole {
             None
         } else {

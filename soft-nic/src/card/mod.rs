@@ -1,4 +1,4 @@
-//! The card: its tables, its rings, its engine.
+//! The card: its tables, its rings and its engine.
 
 mod complete;
 mod connect;
@@ -52,14 +52,14 @@ pub struct Card {
     domains: std::sync::atomic::AtomicU32,
 }
 
-/// Cards in use, by number. An unused card is dropped; a later card with the number has another GID.
+/// Cards in use, by number. An unused card is dropped; a later card with its number has another GID.
 static CARDS: Mutex<Option<HashMap<u32, Weak<Card>>>> = Mutex::new(None);
 
 impl Card {
-    /// The card with this number, made on first use.
+    /// The card with this number, created on first use.
     ///
     /// # Errors
-    /// The system gives no socket or memory.
+    /// The system has no socket or memory left.
     pub fn open(number: u32, config: &Config) -> std::io::Result<Arc<Self>> {
         let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
         let cards = cards.get_or_insert_default();
@@ -82,14 +82,14 @@ impl Card {
         self.shared.lock()
     }
 
-    /// Polls the card once in this thread, unless the engine is polling. For calls that applications make
-    /// while they wait: they have the processor, which on a small machine the engine would have to be given first.
+    /// Polls the card once in this thread, unless the engine is polling. For calls that applications make while they wait: on a small
+    /// machine the engine needs the core that the caller uses.
     pub fn poll(&self) {
         self.shared.poll();
     }
 
-    /// The same for threads that wait for memory which the card writes, and make no call of libfabric. False, and nothing
-    /// is done, where the engine has a processor of its own.
+    /// The same for threads that wait for memory which the card writes, and call nothing of libfabric. Returns false and does nothing
+    /// where the engine has a core of its own.
     pub fn progress(&self) -> bool {
         let shared = pace::shares_a_core();
         if shared {
@@ -103,7 +103,7 @@ impl Card {
         self.domains.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Starts the engine unless it runs.
+    /// Starts the engine unless it runs already.
     pub fn start(&self) -> std::io::Result<()> {
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         if engine.is_none() {

@@ -6,7 +6,8 @@ use super::counter::EVENTS;
 use super::queue::WorkQueue;
 use super::request::Request;
 
-/// Identifies a request on the wire and in time: its queue pair, its entry, and the serial number of the request in the entry.
+/// Identifies a request on the wire and in the reorder buffer: its queue pair, its entry, and the serial number of the request in the
+/// entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token(pub u64);
 
@@ -54,7 +55,7 @@ pub const RNR_FOR_EVER: u8 = 7;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Ready,
-    /// The queue pair executes no requests: what is posted is flushed.
+    /// The queue pair executes no requests: the card flushes what software posts.
     Error,
 }
 
@@ -73,7 +74,7 @@ pub struct Qp {
     pub taken: u32,
     /// Index up to which receives were taken.
     pub rq_taken: u32,
-    /// How often a send is tried again when the peer has no receive.
+    /// How often the card retries a send whose peer has no receive.
     pub rnr_retry: u8,
     /// Requests taken and not completed.
     pub outstanding: u32,
@@ -110,7 +111,7 @@ impl Qp {
         }
     }
 
-    /// Enters a request into the table. The ring bounds their number, so the table stops growing.
+    /// Adds a request to the table. The ring bounds their number, so the table stops growing.
     pub(crate) fn admit(&mut self, request: Request, index: u32) -> Token {
         self.serial = self.serial.wrapping_add(1);
         let entry = Outstanding {
@@ -156,7 +157,7 @@ impl Qp {
         entries.map(|(at, e)| Token::new(self.qpn, at as u16, e.serial)).collect()
     }
 
-    /// Requests have 128 bytes.
+    /// True when requests have 128 bytes.
     pub(crate) fn is_wide(&self) -> bool {
         self.sq.entry_size == 128
     }

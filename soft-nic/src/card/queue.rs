@@ -28,7 +28,7 @@ impl WorkQueue {
     /// `slot` spreads the doorbells of many queues over cache sets.
     ///
     /// # Errors
-    /// No memory.
+    /// The system has no memory left.
     pub fn new(entry_size: u32, entries: u32, slot: u16) -> io::Result<Self> {
         let page = page_size();
         let ring = (entry_size as usize * entries as usize).next_multiple_of(page);

@@ -13,7 +13,7 @@ use crate::wire::packet::{Header, Kind};
 
 /// Buffers of one receive at most.
 const MAX_BUFFERS: usize = 2;
-/// Least and most time before a send that found no receive is tried again.
+/// Least and most time before a send that found no receive is retried.
 const RNR_DELAY_US: (u64, u64) = (20, 1280);
 
 /// The next entry of a receive queue.

@@ -4,7 +4,7 @@ use crate::location::Location;
 use crate::memory::Mapping;
 use crate::random::Random;
 
-/// What a region may be used for. Reading it as the source of a request is always allowed, as on hardware.
+/// The rights to a region. Reading it as the source of a request is always allowed, as on hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Access {
     /// Data of RDMA reads and receives may be placed there.
@@ -15,14 +15,14 @@ pub struct Access {
     pub remote_write: bool,
 }
 
-/// What is registered: the addresses that requests use, and the memory behind them.
+/// The memory of a region, and its addresses in requests.
 #[derive(Debug)]
 pub struct Memory {
     /// Address of the first byte in requests.
     pub base: u64,
     /// Bytes.
     pub len: u64,
-    /// Where the card finds the first byte.
+    /// Location of the first byte.
     pub at: Location,
     /// The card's own mapping of a dma-buf.
     pub _map: Option<Mapping>,
@@ -31,11 +31,11 @@ pub struct Memory {
 /// One registration.
 #[derive(Debug)]
 pub struct Region {
-    /// Protection domain: queue pairs of others cannot use it.
+    /// Protection domain. Queue pairs of other domains cannot use the region.
     pub pd: u32,
-    /// What the region may be used for.
+    /// Rights.
     pub access: Access,
-    /// Where the bytes are.
+    /// The memory.
     pub memory: Memory,
     lkey: u32,
     rkey: u32,
@@ -80,7 +80,7 @@ pub struct Regions {
 
 impl Default for Regions {
     fn default() -> Self {
-        // Index 0 stays empty so that no key is 0.
+        // Index 0 stays empty, so that no key is 0.
         Self { entries: vec![None], free: Vec::new(), generation: 0 }
     }
 }
@@ -103,7 +103,7 @@ impl Regions {
         Some(Keys { lkey, rkey })
     }
 
-    /// Ends a registration, and returns the memory for the caller to unmap.
+    /// Ends a registration and returns the memory, which the caller unmaps.
     pub fn remove(&mut self, keys: Keys) -> Option<Memory> {
         let index = keys.lkey & INDEX_MASK;
         let entry = self.entries.get_mut(index as usize)?;

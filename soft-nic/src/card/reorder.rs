@@ -21,11 +21,11 @@ pub(crate) enum Step {
     Complete(u8),
 }
 
-/// Without arrivals for this time and this many polls, a window is emptied: software may wait for what the window has. Polls
-/// count too, because requests that were posted while the engine slept must enter first.
+/// After this time and this many polls without arrivals, the buffer releases a whole window, because software may wait for its
+/// requests. Polls count too, because requests that were posted while the engine slept must enter first.
 const IDLE: Moment = Moment { us: 20, poll: 4 };
 const IDLE_COMPLETIONS: Moment = Moment { us: 10_000, poll: 256 };
-/// A retransmission happens up to this much later, and up to this many requests overtake it.
+/// The second read of a source happens up to this much later, and up to this many requests overtake the request.
 const REREAD_US: u64 = 200;
 const REREAD_RANKS: u64 = 32;
 
@@ -58,10 +58,10 @@ struct Window {
 }
 
 impl Window {
-    /// Releases the next request, if it is due; at most `coming` requests may still enter, if that is known.
+    /// Releases the next request if it is due. At most `coming` requests may still enter, if their number is known.
     fn pop(&mut self, now: Moment, idle: Moment, coming: Option<u64>) -> Option<(Token, Step)> {
         let Reverse(first) = self.delayed.peek()?;
-        // The rank of a later request is not below its number.
+        // The rank of a later request is at least its number.
         let last = self.last_arrival;
         let idle = now.us.saturating_sub(last.us) >= idle.us && now.poll.wrapping_sub(last.poll) >= idle.poll;
         let decided = first.rank <= self.count || coming == Some(0) || idle;
@@ -80,7 +80,7 @@ pub(crate) struct ReorderBuffer {
     reorder: u64,
     delay_us: (u64, u64),
     reread: f64,
-    /// By queue pair, and whether the step is a completion.
+    /// By queue pair and by kind: true for completions.
     windows: BTreeMap<(u16, bool), Window>,
 }
 
@@ -108,7 +108,7 @@ impl ReorderBuffer {
         let mut due = now.us + if to == 0 { 0 } else { from + random.below(to - from + 1) };
         let mut rank = window.count + random.below(self.reorder);
         if !completion && random.chance(self.reread) {
-            // The first transmission is lost: the peer gets the contents of the source at a later read.
+            // The first transmission is lost. The peer gets the contents that the source has at a later read.
             due += 1 + random.below(REREAD_US);
             rank += 1 + random.below(REREAD_RANKS);
         }

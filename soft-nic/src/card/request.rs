@@ -58,7 +58,7 @@ impl Request {
 pub(crate) struct Violation {
     pub rule: String,
     pub status: CompStatus,
-    /// The queue pair goes to the error state: the card cannot know what the request was.
+    /// The queue pair goes to the error state, because the bytes do not tell the request.
     pub fatal: bool,
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn meta_of(bytes: &[u8; 128]) -> TxMetaDesc {
     TxMetaDesc::from_bytes(&head)
 }
 
-/// Reads a request out of its slot's bytes: as many as requests of this geometry have.
+/// Reads a request from the bytes of its slot, which are as many as requests of this geometry have.
 pub(crate) fn decode(bytes: &[u8; 128], geometry: &Geometry) -> Result<Request, Violation> {
     let wqe = wqe::parse(&bytes[..geometry.wqe_size.bytes()], geometry).map_err(|error| {
         let status = error.status();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_is_kept() {
+    fn well_formed_requests_are_decoded() {
         let request = decode(&write(8), &Geometry::NARROW).unwrap();
         assert_eq!(request.operation, Operation::Write);
         assert_eq!(request.local, Local::Region { addr: 0x2000, lkey: 9 });
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_done_is_named() {
+    fn unsupported_requests_are_refused_with_their_status() {
         let mut inline = write(8);
         inline[2] |= 0x20;
         assert_eq!(decode(&inline, &Geometry::NARROW).unwrap_err().status, CompStatus::LocalUnsupportedOp);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_fatal() {
+    fn malformed_requests_are_fatal() {
         let mut reserved = write(8);
         reserved[15] = 1;
         for bytes in [reserved, [0; 128], [0xff; 128]] {

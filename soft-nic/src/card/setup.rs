@@ -11,7 +11,7 @@ use crate::address::Gid;
 /// Queue pair and handle numbers are 16 bits; 0 is none, 0xffff is no handle.
 const MAX_NUMBER: u32 = 0xfffe;
 
-/// Set-up that the card refuses.
+/// Why the card refuses a set-up call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SetupError {
     /// Every queue pair number is in use.
@@ -20,10 +20,10 @@ pub enum SetupError {
     /// Every address handle number is in use.
     #[error("the card has no address handles left")]
     Handles,
-    /// As many counters as the card has are in use.
+    /// All counters of the card are in use.
     #[error("the card has {0} completion counters, all in use")]
     Counters(u32),
-    /// The system gives no memory for a ring.
+    /// The system has no memory left for a ring.
     #[error("no memory")]
     Memory,
     /// Something that is open still uses the object.
@@ -32,10 +32,10 @@ pub enum SetupError {
 }
 
 impl Core {
-    /// Makes a queue pair. The card reads its doorbell after [`enable_qp`](Self::enable_qp).
+    /// Creates a queue pair. The card reads its doorbell after [`enable_qp`](Self::enable_qp).
     ///
     /// # Errors
-    /// No number or no memory is left.
+    /// [`SetupError::QueuePairs`] or [`SetupError::Memory`].
     pub fn open_qp(&mut self, pd: u32, entry_size: u32, sq: u32, rq: u32) -> Result<u16, SetupError> {
         if self.qps.len() as u32 >= MAX_NUMBER {
             return Err(SetupError::QueuePairs);
@@ -116,7 +116,7 @@ impl Core {
     /// Adds a counter.
     ///
     /// # Errors
-    /// As many counters as the card has are in use.
+    /// All counters of the card are in use.
     pub fn open_counter(&mut self, counter: Counter) -> Result<u32, SetupError> {
         let budget = self.config.faults.cntr_budget;
         if self.counters.len() as u32 >= budget {
@@ -125,10 +125,10 @@ impl Core {
         Ok(self.counters.insert(counter))
     }
 
-    /// Takes a counter out.
+    /// Removes a counter.
     ///
     /// # Errors
-    /// A queue pair still uses it.
+    /// [`SetupError::Busy`] while a queue pair uses it.
     pub fn close_counter(&mut self, id: u32) -> Result<Option<Counter>, SetupError> {
         match self.counters.get(id) {
             Some(counter) if counter.attached > 0 => Err(SetupError::Busy),
@@ -136,10 +136,10 @@ impl Core {
         }
     }
 
-    /// Takes a completion queue out.
+    /// Removes a completion queue.
     ///
     /// # Errors
-    /// A queue pair still uses it.
+    /// [`SetupError::Busy`] while a queue pair uses it.
     pub fn close_cq(&mut self, id: u32) -> Result<Option<CompletionRing>, SetupError> {
         match self.cqs.get(id) {
             Some(cq) if cq.bound > 0 => Err(SetupError::Busy),

@@ -16,15 +16,15 @@ pub struct Signal {
 
 impl Signal {
     /// # Errors
-    /// No descriptor can be had.
+    /// The system has no descriptor left.
     pub fn new() -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Self { armed: AtomicBool::new(false), interrupted: AtomicBool::new(false), event })
     }
 
-    /// Makes the next [`raise`](Self::raise) signal the descriptor. The caller polls for completions once more after arming.
+    /// Makes the next [`raise`](Self::raise) signal the descriptor. The caller polls for completions once more after it armed.
     pub fn arm(&self) {
-        // An earlier event is obsolete: the caller polls after this.
+        // An earlier event is obsolete, because the caller polls after this call.
         if !self.interrupted.load(Ordering::Acquire) {
             let _ = self.event.read();
         }

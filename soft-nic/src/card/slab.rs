@@ -1,8 +1,8 @@
-//! Entries with numbers that can be reused.
+//! Entries with numbers that are used again.
 
 use std::collections::VecDeque;
 
-/// Entries that can be numbered and given back.
+/// Entries with numbers. A removed entry's number is used again.
 #[derive(Debug)]
 pub struct Slab<T> {
     entries: Vec<Option<T>>,
@@ -16,7 +16,7 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Numbers are reused oldest first, so that a stale one is noticed.
+    /// Adds an entry. The number that was free the longest is used first, so that stale numbers are noticed.
     pub fn insert(&mut self, value: T) -> u32 {
         if let Some(at) = self.free.pop_front() {
             self.entries[at as usize] = Some(value);
@@ -26,7 +26,7 @@ impl<T> Slab<T> {
         self.entries.len() as u32 - 1
     }
 
-    /// Takes an entry out.
+    /// Removes an entry.
     pub fn remove(&mut self, at: u32) -> Option<T> {
         let value = self.entries.get_mut(at as usize)?.take()?;
         self.free.push_back(at);
@@ -53,12 +53,12 @@ impl<T> Slab<T> {
         self.entries.len() as u32
     }
 
-    /// Whether there is no entry.
+    /// True when there is no entry.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }

@@ -1,4 +1,4 @@
-//! The card's tables without an engine and without a wire: packets are handed to them as they would arrive.
+//! The card's tables without an engine and without a wire: the tests pass packets to the card as they would arrive.
 
 use std::net::Ipv4Addr;
 
@@ -36,7 +36,7 @@ struct World {
     bytes: Box<[u8; 8]>,
     keys: Keys,
     to: Destination,
-    /// Connection to the card that requests go to, and to another.
+    /// Connections to the card that requests go to, and to another.
     asked: u32,
     other: u32,
     posted: u32,
@@ -93,7 +93,7 @@ impl World {
         Operation::Write { remote: RemoteMem::default(), data: WriteData::One(from), imm: None }
     }
 
-    /// Posts a request, with the phase bit of the other lap if it is to be broken; the card takes it.
+    /// Posts a request, malformed with the phase bit of the other lap if `broken`. The card takes it.
     fn post(&mut self, operation: Operation, broken: bool) -> Option<Token> {
         self.place(operation, broken);
         let qp = self.core.qp(self.qpn).unwrap();
@@ -102,7 +102,7 @@ impl World {
         self.awaited().first().copied()
     }
 
-    /// Writes a request and does not ring.
+    /// Writes a request without ringing.
     fn place(&mut self, operation: Operation, broken: bool) {
         let mut wqe = SendWqe::new(u64::from(self.posted), self.to, operation);
         let qp = self.core.qp(self.qpn).unwrap();
@@ -115,13 +115,13 @@ impl World {
         self.posted += 1;
     }
 
-    /// Requests that the card which was asked has not answered.
+    /// Requests that the target card has not answered.
     fn awaited(&mut self) -> Vec<Token> {
         let asked = self.asked;
         self.core.qp(self.qpn).unwrap().tokens_on(asked)
     }
 
-    /// Requests that a connection is counted to owe answers for.
+    /// Answers that a connection is counted to owe.
     fn waiting(&mut self, at: u32) -> u32 {
         self.core.connections.get(at).unwrap().waiting
     }
@@ -132,7 +132,7 @@ impl World {
 
     /// Completions and errors of the counters.
     fn counts(&mut self) -> [(u64, u64); 5] {
-        // SAFETY: the words are the counters' own and alive.
+        // SAFETY: the words belong to the counters, which are open.
         let load = |word: &Word| unsafe { memory::load_acquire(word.address()) };
         self.counters.map(|id| self.core.counters.get(id).map(|c| (load(&c.completions), load(&c.errors))).unwrap())
     }
@@ -178,7 +178,7 @@ fn every_counter_of_a_dead_queue_pair_counts_an_error() {
     );
     let operation = world.read();
     assert_eq!(world.post(operation, false), None);
-    assert_eq!(world.counts(), [(0, 2), (0, 3), (0, 2), (0, 3), (0, 0)], "what is flushed too");
+    assert_eq!(world.counts(), [(0, 2), (0, 3), (0, 2), (0, 3), (0, 0)], "flushed requests count too");
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn aborted_write_is_forgotten() {
     assert_eq!((begun(&world), *world.bytes), (1, [9, 9, 9, 9, 0, 0, 0, 0]));
     world.arrives(world.asked, Header::new(Kind::Abort, 7));
     assert_eq!(begun(&world), 0);
-    // The next with this token needs all of its bytes.
+    // The next write with this token needs all of its bytes.
     world.arrives(world.asked, Header { offset: 4, ..write });
     assert_eq!(begun(&world), 1);
     world.arrives(world.asked, write);

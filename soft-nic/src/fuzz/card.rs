@@ -1,4 +1,4 @@
-//! A card on a card: its rings written, its doorbells rung and its wire spoken to by arbitrary bytes.
+//! A card whose rings, doorbells and wire get arbitrary bytes.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +22,7 @@ use crate::wire::shm::{Accepting, Listener, RingPair};
 use ferrogin_test_support::Input;
 
 const PD: u32 = 1;
-/// Bytes of a region, between guards of as many.
+/// Bytes of a region, and of the guard on each side of it.
 const LEN: usize = 4096;
 const GUARD: u8 = 0xa5;
 
@@ -39,7 +39,7 @@ const FAULTS: [&str; 6] = [
 struct Guarded {
     bytes: Box<[u8]>,
     keys: Keys,
-    /// Nobody may write it.
+    /// Without the right to write: the bytes must not change.
     constant: bool,
 }
 
@@ -61,7 +61,7 @@ impl Guarded {
     fn check(&self) {
         let (before, rest) = self.bytes.split_at(LEN);
         let (own, after) = rest.split_at(LEN);
-        // Whole slices: a loop over bytes would be most of a fuzzer's work.
+        // Whole slices, because a loop over bytes would take most of a fuzzer's time.
         assert!(before == [GUARD; LEN] && after == [GUARD; LEN], "a guard was written");
         assert!(!self.constant || own == [1; LEN], "memory without the right was written");
     }
@@ -90,7 +90,7 @@ impl TestCard {
             Guarded::new(&mut core, PD, Access { remote_read: true, ..Access::default() }),
             Guarded::new(&mut core, PD + 1, all),
         ];
-        // Of the other domain: whatever comes, no queue pair of this one may touch it.
+        // A region of the other domain, which no queue pair of this domain may use.
         let handle = core.open_handle(peer).expect("a handle");
         let start = u64::from(core.config.faults.cntr_start);
         let (mut qps, mut produced) = (Vec::new(), Vec::new());
@@ -130,7 +130,7 @@ impl TestCard {
         }
     }
 
-    /// A request that is well-formed, whatever its keys and ranges.
+    /// A well-formed request with any keys and ranges.
     fn request(&mut self, which: usize, input: &mut Input<'_>) -> Vec<u8> {
         let target = self.qps[usize::from(input.u8()) % self.qps.len()];
         let qkey = self.core.qp(target).map_or(0, |qp| qp.qkey);
@@ -153,7 +153,7 @@ impl TestCard {
         let mut wqe = SendWqe::new(u64::from(index), dest, op);
         wqe.phase = self.core.qp(self.qps[which]).is_some_and(|qp| qp.sq.phase_of(index) == 1);
         let mut bytes = vec![0; geometry.wqe_size.bytes()];
-        // What does not fit leaves a request without payload: as good as any other.
+        // Data that does not fit is left out, so the request has no payload.
         let _ = wqe.emit(&geometry, &mut bytes);
         bytes
     }
@@ -164,7 +164,7 @@ impl TestCard {
         let Some(qp) = self.core.qp(self.qps[which]) else { return };
         let slot = (qp.sq.slot_of(index) * qp.sq.entry_size) as usize;
         let len = bytes.len().min(qp.sq.entry_size as usize);
-        // SAFETY: the slot lies in the ring and is as long.
+        // SAFETY: the slot lies in the ring and holds the bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), qp.sq.buffer().wrapping_add(slot), len) };
     }
 
@@ -212,7 +212,7 @@ impl TestCard {
         }
     }
 
-    /// What software does to its queues.
+    /// Actions of software on its queues.
     fn software(&mut self, input: &mut Input<'_>) {
         let which = usize::from(input.u8()) % 2;
         match input.u8() % 9 {
@@ -258,7 +258,7 @@ impl TestCard {
     }
 }
 
-/// A name that no other card of this machine has.
+/// A GID that no other card of this machine has.
 fn gid(card: u32, side: u32) -> Gid {
     let nonce = std::process::id().rotate_left(12) ^ card.rotate_left(1) ^ side;
     Gid { host: 0xf022, ip: Ipv4Addr::LOCALHOST, port: 0, nonce }
@@ -276,9 +276,9 @@ pub fn rings(data: &[u8]) {
     card.poll(40);
 }
 
-/// The other end of the wire, which says what it likes.
+/// The peer of the wire, which sends arbitrary bytes.
 struct MaliciousPeer {
-    /// That it opened, and that the card opened to it.
+    /// Connections of the peer and of the card.
     links: Vec<RingPair>,
     accepting: Vec<Accepting>,
     listener: Listener,
@@ -294,7 +294,7 @@ impl MaliciousPeer {
         }
         self.links.retain_mut(|link| link.proceed().is_ok());
         for link in &mut self.links {
-            // It reads what comes, or the card would have no room.
+            // The peer reads everything, or the card would have no room.
             while let Ok(Some((header, _))) = link.rx.peek() {
                 link.rx.pop(header.len);
             }
@@ -309,7 +309,7 @@ impl MaliciousPeer {
         let Some(link) = self.links.get_mut(at) else { return };
         match input.u8() % 8 {
             0 => {
-                // Anything, anywhere, cursors included.
+                // A word with any value at any place, cursors included.
                 let (memory, len) = link.memory();
                 let (area, shift, value) = (input.u8(), input.u16(), input.u64());
                 let at = match area % 4 {
@@ -317,11 +317,11 @@ impl MaliciousPeer {
                     1 => (usize::from(shift) % 512) & !63,
                     _ => 2 * 4096 + usize::from(shift) * 8 % (len - 2 * 4096),
                 } & !7;
-                // SAFETY: a word of the link's mapping.
+                // SAFETY: the word lies in the mapping of the connection.
                 unsafe { crate::memory::store_release(memory.wrapping_add(at).cast(), value) };
             }
             1 => drop(self.links.swap_remove(at)),
-            // SAFETY: no packet has more payload than `payload`.
+            // SAFETY: `payload` holds the most bytes that a packet has.
             _ => drop(unsafe { link.tx.push(&header, payload.as_ptr()) }),
         }
         if let Some(link) = self.links.get_mut(at) {
@@ -330,7 +330,7 @@ impl MaliciousPeer {
     }
 }
 
-/// A packet that may be meant for one of the card's queues or requests.
+/// A packet that may name a queue or a request of the card.
 fn packet(card: &mut TestCard, input: &mut Input<'_>) -> Header {
     let target = card.qps[usize::from(input.u8()) % card.qps.len()];
     let qkey = card.core.qp(target).map_or(0, |qp| qp.qkey);
@@ -370,7 +370,7 @@ fn packet(card: &mut TestCard, input: &mut Input<'_>) -> Header {
     header
 }
 
-/// A card whose peer lies: over the rings of the same host, and in packets of the other wire.
+/// A card with a malicious peer: over shared memory, and by packets of the datagram wire.
 pub fn wires(data: &[u8]) {
     static BENCHES: AtomicU32 = AtomicU32::new(1);
     let number = BENCHES.fetch_add(1, Ordering::Relaxed);

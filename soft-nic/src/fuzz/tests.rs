@@ -1,4 +1,4 @@
-//! The corpus and seeded bytes: what a fuzzer found stays fixed.
+//! The corpus and seeded bytes: inputs that a fuzzer found are checked in every run.
 
 use ferrogin_test_support::replay;
 

@@ -1,9 +1,8 @@
 //! Copies of bytes that other threads, processes and devices may read or write at the same time.
 //!
-//! A plain copy of such bytes would be a data race, which Rust does not define. Every access here is a relaxed atomic
-//! ([`words`]) or an instruction of an assembly block ([`blocks`]). The compiler knows nothing about the accesses of an
-//! assembly block: it treats them as relaxed atomic accesses of unknown order to the two ranges, so a race with them gives
-//! mixed bytes and nothing worse. Other processors and Miri copy blocks with [`words`], too.
+//! A plain copy of such bytes would be a data race, which Rust does not define. Every access here is a relaxed atomic ([`words`]) or
+//! an instruction of an assembly block ([`blocks`]). The compiler treats an assembly block as relaxed atomic accesses of unknown order
+//! to both ranges, so a race with them gives mixed bytes and nothing worse. Other processors and Miri use [`words`] for blocks too.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -14,70 +13,70 @@ const BLOCK: usize = 16;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LINE: usize = 64;
 
-/// From this many bytes on [`copy_away`] goes around the cache, and [`copy`] leaves the loop to the processor.
+/// From this many bytes on, [`copy_away`] bypasses the cache, and [`copy`] uses the processor's own copy loop.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LONG: usize = 2048;
 
 /// Copies between memory that others may access at the same time.
 ///
-/// Naturally aligned values of 1, 2, 4 or 8 bytes are seen whole, as a card's writes are.
+/// Naturally aligned values of 1, 2, 4 or 8 bytes are copied whole, as a card's writes are.
 ///
 /// # Safety
 /// Both ranges are mapped, `src` readable and `dst` writable. They may overlap: a work request may write to its own source.
 pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     if (dst as usize).wrapping_sub(src as usize) >= len {
-        // SAFETY: the caller vouches for both ranges, and `dst` does not begin within `src`.
+        // SAFETY: this function's caller keeps both ranges mapped, and `dst` does not begin within `src`.
         unsafe { ascending(dst, src, len) };
     } else {
-        // SAFETY: the caller vouches for both ranges.
+        // SAFETY: this function's caller keeps both ranges mapped.
         unsafe { descending(dst, src, len) };
     }
 }
 
-/// Copies to memory that a thread of another core reads next, and this core does not: `dst` and `src` do not overlap.
+/// Copies to memory that a thread of another core reads next, and this core does not read: `dst` and `src` do not overlap.
 ///
-/// Where cores share no cache, taking lines that another core has written costs several times what memory costs, so a long
-/// copy leaves none.
+/// Between cores without a common cache, a line that another core has written costs several times as much as memory, so a long copy
+/// leaves no line in the cache.
 ///
 /// # Safety
-/// As for [`copy`].
+/// The conditions of [`copy`].
 pub unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if len >= LONG {
         let head = (dst as usize).wrapping_neg() % LINE;
         let count = (len - head) / LINE * (LINE / BLOCK);
         let done = head + count * BLOCK;
-        // SAFETY: the caller vouches for both ranges; the head is shorter than a line, so it lies in them.
+        // SAFETY: this function's caller keeps both ranges mapped; the head is shorter than a line, so it lies in them.
         unsafe { ascending(dst, src, head) };
         // SAFETY: the lines behind the head lie in both ranges, there is at least one, and `dst` is now on a line.
         unsafe { blocks::stream(dst.wrapping_add(head), src.wrapping_add(head), count) };
-        // SAFETY: these are the bytes of both ranges behind `done`; the caller vouches for the ranges.
+        // SAFETY: these are the bytes of both ranges behind `done`, which this function's caller keeps mapped.
         unsafe { ascending(dst.wrapping_add(done), src.wrapping_add(done), len - done) };
         return;
     }
-    // SAFETY: the caller vouches for both ranges of `len` bytes.
+    // SAFETY: this function's caller keeps `len` bytes of both ranges mapped.
     unsafe { ascending(dst, src, len) };
 }
 
 /// Copies from the first byte to the last.
 ///
 /// # Safety
-/// As for [`copy`], and `dst` does not begin within `src`.
+/// The conditions of [`copy`], and `dst` does not begin within `src`.
 unsafe fn ascending(dst: *mut u8, src: *const u8, len: usize) {
     let count = len / BLOCK;
     let done = count * BLOCK;
     if count > 0 {
-        // SAFETY: so many blocks lie in both ranges, for which the caller vouches.
+        // SAFETY: this many blocks lie in both ranges, which this function's caller keeps mapped.
         unsafe { blocks::copy(dst, src, count) };
     }
-    // SAFETY: these are the bytes of both ranges behind `done`; the caller vouches for the ranges.
+    // SAFETY: these are the bytes of both ranges behind `done`, which this function's caller keeps mapped.
     unsafe { words(dst.wrapping_add(done), src.wrapping_add(done), len - done) };
 }
 
 /// Copies from the last bytes to the first, through a buffer.
 ///
 /// # Safety
-/// As for [`copy`].
+/// The conditions of [`copy`].
 unsafe fn descending(dst: *mut u8, src: *const u8, len: usize) {
     let mut buffer = [0u8; 2048];
     let mut left = len;
@@ -86,7 +85,8 @@ unsafe fn descending(dst: *mut u8, src: *const u8, len: usize) {
         left -= part;
         // SAFETY: `part` bytes from `left` on lie in the source, and the buffer has as many.
         unsafe { ascending(buffer.as_mut_ptr(), src.wrapping_add(left), part) };
-        // SAFETY: likewise in the destination; source bytes that this overwrites are in the buffer or were copied before.
+        // SAFETY: `part` bytes from `left` on lie in the destination. Source bytes that the copy overwrites are in the buffer or were
+        // copied before.
         unsafe { ascending(dst.wrapping_add(left), buffer.as_ptr(), part) };
     }
 }
@@ -94,13 +94,14 @@ unsafe fn descending(dst: *mut u8, src: *const u8, len: usize) {
 /// Copies from the first byte to the last, each time the largest word to which both sides are aligned.
 ///
 /// # Safety
-/// As for [`ascending`].
+/// The conditions of [`ascending`].
 unsafe fn words(dst: *mut u8, src: *const u8, len: usize) {
     macro_rules! word {
         ($atomic:ty, $at:expr) => {{
-            // SAFETY: the caller vouches for the word's bytes in the source; the match below checked their alignment.
+            // SAFETY: the word lies in the source, which this function's caller keeps mapped; the match below checked the alignment.
             let from = unsafe { <$atomic>::from_ptr(src.wrapping_add($at).cast_mut().cast()) };
-            // SAFETY: likewise in the destination.
+            // SAFETY: the word lies in the destination, which this function's caller keeps mapped; the match below checked the
+            // alignment.
             let to = unsafe { <$atomic>::from_ptr(dst.wrapping_add($at).cast()) };
             to.store(from.load(Relaxed), Relaxed);
             size_of::<$atomic>()
@@ -124,11 +125,11 @@ mod blocks {
     use std::arch::asm;
 
     /// # Safety
-    /// As for [`super::ascending`], for `count` blocks, at least 1.
+    /// The conditions of [`super::ascending`], for `count` blocks, at least 1.
     pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, count: usize) {
         if count >= super::LONG / super::BLOCK {
-            // SAFETY: the caller vouches for both ranges; the copy is byte by byte in effect, so `dst` may begin before
-            // `src` and overlap it.
+            // SAFETY: this function's caller keeps `count` blocks of both ranges mapped. The copy has the effect of one byte by byte,
+            // so `dst` may begin before `src` and overlap it.
             unsafe {
                 asm!(
                     "rep movsb",
@@ -138,8 +139,8 @@ mod blocks {
             };
             return;
         }
-        // SAFETY: the caller vouches for both ranges; a block is read whole before it is written, so `dst` may begin before
-        // `src` and overlap it. SSE is part of every x86-64.
+        // SAFETY: this function's caller keeps `count` blocks of both ranges mapped. A block is read whole before it is written, so
+        // `dst` may begin before `src` and overlap it. SSE is part of every x86-64.
         unsafe {
             asm!(
                 "2:",
@@ -156,13 +157,13 @@ mod blocks {
         };
     }
 
-    /// Goes around the cache.
+    /// Copies blocks and bypasses the cache.
     ///
     /// # Safety
-    /// As for [`copy`], and `dst` is 16-byte aligned.
+    /// The conditions of [`copy`], and `dst` is 16-byte aligned.
     pub(super) unsafe fn stream(dst: *mut u8, src: *const u8, count: usize) {
-        // SAFETY: the caller vouches for both ranges and the alignment; SSE2 is part of every x86-64. A release store does
-        // not wait for such stores, so the block ends with a fence that does: none of them leaves the block.
+        // SAFETY: this function's caller keeps `count` blocks of both ranges mapped, and `dst` aligned; SSE2 is part of every x86-64.
+        // A release store does not wait for such stores, so the block ends with a fence that does.
         unsafe {
             asm!(
                 "2:",
@@ -187,10 +188,10 @@ mod blocks {
     use std::arch::asm;
 
     /// # Safety
-    /// As for [`super::ascending`], for `count` blocks, at least 1.
+    /// The conditions of [`super::ascending`], for `count` blocks, at least 1.
     pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, count: usize) {
-        // SAFETY: the caller vouches for both ranges; a block is read whole before it is written, so `dst` may begin before
-        // `src` and overlap it. Ordinary memory needs no alignment for these loads and stores.
+        // SAFETY: this function's caller keeps `count` blocks of both ranges mapped. A block is read whole before it is written, so
+        // `dst` may begin before `src` and overlap it. Ordinary memory needs no alignment for these loads and stores.
         unsafe {
             asm!(
                 "2:",
@@ -210,9 +211,9 @@ mod blocks {
 #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod blocks {
     /// # Safety
-    /// As for [`super::ascending`], for `count` blocks.
+    /// The conditions of [`super::ascending`], for `count` blocks.
     pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, count: usize) {
-        // SAFETY: the caller vouches for both ranges of `len` bytes.
+        // SAFETY: this function's caller keeps `count` blocks of both ranges mapped.
         unsafe { super::words(dst, src, count * super::BLOCK) };
     }
 }
@@ -222,7 +223,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    /// Lengths around every border of [`words`], blocks, lines, the buffer of [`descending`] and the long copies.
+    /// Lengths around every limit of [`words`], of blocks, of lines, of the buffer of [`descending`] and of the long copies.
     fn lengths() -> impl Iterator<Item = usize> {
         (0..=193).chain([2047, 2048, 2049, 2111, 2112, 2113, 4095, 4096, 6000])
     }
@@ -233,7 +234,7 @@ mod tests {
 
     const LINE: usize = 64;
 
-    /// Copies with `copy` between buffers, each way of lying in a line; nothing else of the target may change.
+    /// Copies with `copy` between buffers at each offset within a line. No other byte of the target may change.
     fn check(copy: unsafe fn(*mut u8, *const u8, usize), steps: (usize, usize)) {
         let source = pattern();
         let from_line = source.as_ptr().align_offset(LINE);
@@ -243,7 +244,8 @@ mod tests {
             for from in (0..LINE).step_by(steps.1) {
                 for len in lengths() {
                     let (to, from) = (to_line + to, from_line + from);
-                    // SAFETY: both lie in their vectors: a line for its alignment, one for the shift, and `len`.
+                    // SAFETY: both ranges lie in their vectors, which have a line for the alignment, one for the offset, and `len`
+                    // bytes.
                     unsafe { copy(target.as_mut_ptr().wrapping_add(to), source.as_ptr().wrapping_add(from), len) };
                     assert!(target[to..][..len] == source[from..][..len], "{len} bytes from {from} to {to}");
                     target[to..][..len].fill(0xa5);
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_ranges_arrive_as_the_source_was() {
+    fn overlapping_copy_keeps_the_source_bytes() {
         for distance in [0, 1, 3, 8, 16, 63, 64, 65, 100, 2047, 2048, 2049] {
             for len in lengths() {
                 for (to, from) in [(distance, 0), (0, distance)] {
@@ -278,7 +280,7 @@ mod tests {
                     let mut expected = bytes.clone();
                     expected.copy_within(from..from + len, to);
                     let start = bytes.as_mut_ptr();
-                    // SAFETY: both ranges lie in the vector: at most 2049 + 6000 bytes.
+                    // SAFETY: both ranges lie in the vector, because they have at most 2049 + 6000 bytes.
                     unsafe { copy(start.wrapping_add(to), start.wrapping_add(from), len) };
                     assert!(bytes == expected, "{len} bytes from {from} to {to}");
                 }
@@ -286,7 +288,7 @@ mod tests {
         }
     }
 
-    /// Another thread writes the source meanwhile: an aligned value arrives as one of those that were written.
+    /// Another thread writes the source meanwhile. An aligned value arrives as one of the written values.
     #[test]
     fn aligned_values_are_seen_whole() {
         macro_rules! race {
