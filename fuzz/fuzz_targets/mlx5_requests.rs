@@ -29,8 +29,8 @@ fn fixture() -> &'static Fixture {
     FIXTURE.get_or_init(|| {
         let settings = Settings {
             seed: Some(1),
-            patience: Some(Duration::from_millis(1)),
-            late_bind: Duration::from_micros(20),
+            rnr_timeout: Some(Duration::from_millis(1)),
+            max_bind_delay: Duration::from_micros(20),
             ..Settings::default()
         };
         let card = Card::open(settings).expect("a card");

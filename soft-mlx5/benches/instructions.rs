@@ -1,12 +1,12 @@
 //! Instructions of an mlx5 post and poll: `cargo bench -p soft-mlx5 --bench instructions [-- --check]`.
 //!
-//! Each figure is the mean over many and counts all that is executed: the loop around, the arguments' loads from memory,
-//! the doorbell, and for polls the reading of each completion's byte count and request index and the release of the
-//! slots. The card takes no instruction: completions are in the queue before. With `--check` the program prints PASS,
-//! FAIL or SKIP for each budget, and fails when one is exceeded.
+//! Each figure is the mean over many and counts all executed instructions: the loop, the loads of the arguments from memory, the
+//! doorbell, and for polls the reads of each completion's byte count and request index and the release of the slots. The card executes
+//! no instruction, because the completions are in the queue before. With `--check` the program prints PASS, FAIL or SKIP for each
+//! budget, and fails when one is exceeded.
 #![allow(unsafe_code)]
 
-// The tests in that file are run where it is at home.
+// That file's tests run in its own crate.
 #[path = "../../benches/src/callgrind.rs"]
 #[allow(unused_imports)]
 mod callgrind;
@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use std::ptr::NonNull;
 use std::slice::from_ref;
 
-/// Most instructions, and what the usual driver takes where it is known (UCX for polls, rdma-core for posts).
+/// Budgets, and the instructions of the usual driver (UCX for polls, rdma-core for posts).
 const ROWS: &[(&str, Option<f64>, &str)] = &[
     ("poll, plain", Some(18.0), "25.3"),
     ("poll, plain, one by one", None, "25.3"),
@@ -42,7 +42,7 @@ const ROWS: &[(&str, Option<f64>, &str)] = &[
     ("complete a write", None, "-"),
 ];
 
-/// Of the lines that the test run reads: one word (`xtask`'s `closing_line`).
+/// The name in the last line, which the test run parses: one word (`xtask`'s `closing_line`).
 const LABEL: &str = "mlx5";
 
 fn main() -> ExitCode {
@@ -67,13 +67,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Where cargo built this program.
+/// The directory that cargo built this program in.
 fn target_dir() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     program.ancestors().nth(3).map_or_else(std::env::temp_dir, Path::to_path_buf)
 }
 
-/// Prints every row, or with `check` the verdict on each budget; gives the number of failures.
+/// Prints every row, or with `check` the verdict on each budget. Returns the number of failures.
 fn report(counts: &[Count], check: bool) -> u32 {
     let (mut passed, mut failed) = (0, 0);
     if !check {
@@ -117,28 +117,28 @@ fn memory(bytes: usize) -> NonNull<u8> {
 
 /// A doorbell record in such memory.
 fn record_at(word: NonNull<u32>) -> DoorbellRecord {
-    // SAFETY: aligned, and lives until the program ends.
+    // SAFETY: the word is aligned and mapped until the program ends.
     unsafe { DoorbellRecord::new(word) }
 }
 
-/// Slots of the completion queues, of which every run takes fewer: a lap is never full.
+/// Slots of the completion queues. Every run takes fewer completions, so no lap is full.
 const LOG_SLOTS: u32 = 16;
 /// Completions that are counted; a multiple of whole blocks and batches.
 const POLLS: u32 = 64 * 7 * 80;
-/// Completions that one call hands out.
+/// Completions that one call returns.
 const BATCH: u32 = 64;
 
-/// A queue in which completions lie: all of one kind, the request index counting on.
+/// A queue that holds completions of one kind with consecutive request indices.
 fn completions(blocks: Option<Blocks>, opcode: CqeOpcode) -> CompletionQueue {
     let slots = memory(64 << LOG_SLOTS);
     let record = memory(8).cast::<u32>();
     let arm = memory(8).cast();
-    // SAFETY: aligned, and lives until the program ends.
+    // SAFETY: the memory is aligned and mapped until the program ends, and no other queue uses it.
     let mut ring = unsafe { Slots::new(slots.cast(), LOG_SLOTS) };
-    // SAFETY: the same.
+    // SAFETY: the memory is aligned and mapped until the program ends, and no other queue uses it.
     let arm = unsafe { ArmRegister::new(arm) };
     ring.initialise();
-    // SAFETY: the same memory, as the card sees it.
+    // SAFETY: the queue's memory, aligned and mapped until the program ends; driver and card access it by the format's rules.
     let card = unsafe { CqMemory::new(slots.cast(), LOG_SLOTS, record) };
     let compression = blocks.is_some();
     let mut writer = CqWriter::new(card, 0, blocks.map(|blocks| Compression { blocks, across_laps: false }));
@@ -171,7 +171,7 @@ fn drain(queue: &mut CompletionQueue, count: u32) -> u64 {
             Ok(entry) => sum += entry.byte_cnt() as u64 + entry.wqe_counter() as u64,
             Err(failure) => panic!("{failure}"),
         });
-        left -= taken.expect("no nonsense");
+        left -= taken.expect("a valid completion");
     }
     sum
 }
@@ -205,9 +205,9 @@ const POST_BATCH: usize = 16;
 
 fn send_queue(blueflame: BlueFlame) -> SendQueue<u64> {
     let (ring, register) = (memory(64 << LOG_BLOCKS), memory(512).cast());
-    // SAFETY: aligned, and lives until the program ends.
+    // SAFETY: the memory is aligned and mapped until the program ends, and no other queue uses it.
     let ring = unsafe { Ring::new(ring, LOG_BLOCKS, 6) };
-    // SAFETY: the same.
+    // SAFETY: the memory is aligned and mapped until the program ends, and no other queue uses it.
     let register = unsafe { DoorbellRegister::new(DoorbellRegisterParts { register, buf_size: 256, blueflame }) };
     SendQueue::new(SendParts {
         ring,
@@ -224,10 +224,10 @@ fn send_queue(blueflame: BlueFlame) -> SendQueue<u64> {
     .expect("legal sizes")
 }
 
-/// Posts all.
+/// A function that posts all writes.
 type PostAll = fn(&mut SendQueue<u64>, &[Write]) -> bool;
 
-/// Arguments of one write, read from memory for each post.
+/// The arguments of one write, which are read from memory for each post.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Write {

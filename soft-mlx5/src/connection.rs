@@ -11,14 +11,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::frame::{Frame, HEADER, Header, Kind, VERSION};
 
-/// The address of a card: 16 bytes, in place of a GID.
+/// The address of a card: 16 bytes, which take the place of a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Address {
     /// IPv4 address.
     pub ip: [u8; 4],
     /// TCP port.
     pub port: u16,
-    /// A random number: a card refuses connections that do not know it.
+    /// A random number. The card refuses connections of cards that send another number.
     pub nonce: u64,
 }
 
@@ -58,15 +58,15 @@ impl Address {
     }
 }
 
-/// Time that connecting may take.
+/// Time limit of a connect.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Bytes asked of a socket at once.
+/// Bytes of one read from a socket.
 const READ: usize = 256 << 10;
 
 #[derive(Debug)]
 enum Stream {
     Socket(TcpStream),
-    /// Within one card: the engine moves the bytes.
+    /// The card's connection with itself. The engine moves the bytes.
     Memory,
 }
 
@@ -76,11 +76,11 @@ pub(super) struct Connection {
     stream: Stream,
     out: Vec<u8>,
     sent: usize,
-    /// Bytes `taken..filled` have arrived and are not parsed; the rest is room, which is cleared once.
+    /// Bytes `taken..filled` have arrived and are not parsed. The rest is free; it is zeroed once.
     read: Vec<u8>,
     taken: usize,
     filled: usize,
-    /// The peer has shown that it knows the nonce. A connection that this card opened needs no proof.
+    /// The peer has sent the nonce. A connection that this card opened needs no proof.
     pub authenticated: bool,
 }
 
@@ -121,7 +121,7 @@ impl Connection {
         self.out.len() - self.sent
     }
 
-    /// Queues a header; its payload, if any, is to follow by [`Connection::payload`].
+    /// Queues a header. Its payload, if any, must follow by [`Connection::payload`].
     pub(super) fn push(&mut self, header: &Header) {
         self.out.extend_from_slice(header.as_bytes());
     }
@@ -154,7 +154,7 @@ impl Connection {
         Ok(moved)
     }
 
-    /// Room for `bytes` more bytes that arrive.
+    /// Room for `bytes` arriving bytes.
     fn room(&mut self, bytes: usize) -> &mut [u8] {
         if self.taken == self.filled {
             (self.taken, self.filled) = (0, 0);
@@ -195,7 +195,7 @@ impl Connection {
         std::mem::take(&mut self.out)
     }
 
-    /// The other half of [`Connection::take_out`].
+    /// Appends arriving bytes: the other half of [`Connection::take_out`].
     pub(super) fn give(&mut self, bytes: &[u8]) {
         self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
         self.filled += bytes.len();
@@ -204,7 +204,7 @@ impl Connection {
     /// The next whole frame.
     ///
     /// # Errors
-    /// The header of a frame that no card sends.
+    /// The header of a malformed frame.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, Header> {
         let bytes = &self.read[self.taken..self.filled];
         let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };

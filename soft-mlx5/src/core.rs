@@ -13,18 +13,18 @@ use super::Settings;
 use super::connection::{Address, Connection};
 use super::cq::{Completion, CompletionQueue};
 use super::frame::{Frame, Kind, VERSION};
-use super::keys::Keys;
+use super::mkey::MkeyTable;
 use super::qp::{Issued, Progress, QueuePair, State};
 use super::receive::{Receive, ReceiveQueue};
 
 /// The card's connection with itself: requests are sent on the first end and arrive on the second.
 pub(super) const LOOP_OUT: u32 = 0;
 pub(super) const LOOP_IN: u32 = 1;
-/// A card logs this many lines at most: a broken program breaks the same rule a million times.
+/// Log lines of a card at most. A broken program can violate one rule a million times.
 const MAX_LINES: u32 = 200;
 /// Polls between two calls of accept.
 const ACCEPT_EVERY: u32 = 32;
-/// Queue pair numbers have 24 bits; the low ones are special.
+/// Queue pair numbers have 24 bits; the lowest are reserved.
 const FIRST_QPN: u32 = 0x40;
 const MAX_QPN: u32 = 0x00ff_fffe;
 
@@ -32,10 +32,10 @@ pub(super) struct Core {
     pub address: Address,
     pub settings: Settings,
     pub random: Random,
-    pub keys: Keys,
+    pub mkeys: MkeyTable,
     pub cqs: BTreeMap<u32, CompletionQueue>,
     pub qps: BTreeMap<u32, QueuePair>,
-    /// Receive queues; a queue pair's own has its number.
+    /// Receive queues by number. A queue pair's own queue has the queue pair's number.
     pub receives: BTreeMap<u32, ReceiveQueue>,
     pub connections: BTreeMap<u32, Connection>,
     pub connection_of: HashMap<Address, u32>,
@@ -48,14 +48,14 @@ pub(super) struct Core {
 impl Core {
     pub(super) fn new(address: Address, listener: TcpListener, settings: Settings) -> Self {
         let mut random = settings.seed.map_or_else(Random::from_system, Random::seeded);
-        let keys = Keys::new(random.next_u32());
+        let mkeys = MkeyTable::new(random.next_u32());
         let next = FIRST_QPN + random.next_u32() % (MAX_QPN / 2);
         let connections = BTreeMap::from([(LOOP_OUT, Connection::memory()), (LOOP_IN, Connection::memory())]);
         Self {
             address,
             settings,
             random,
-            keys,
+            mkeys,
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
             receives: BTreeMap::new(),
@@ -77,7 +77,7 @@ impl Core {
         }
     }
 
-    /// A number that no object of the card has.
+    /// A number that no object of the card uses.
     pub(super) fn number(&mut self) -> u32 {
         loop {
             self.next = if self.next >= MAX_QPN { FIRST_QPN } else { self.next + 1 };
@@ -95,9 +95,9 @@ impl Core {
         id
     }
 
-    /// The delay of the effect of the next key change.
+    /// The random delay of the next key change.
     pub(super) fn lateness(&mut self) -> Duration {
-        let most = self.settings.late_bind.as_micros().min(u128::from(u32::MAX - 1)) as u32;
+        let most = self.settings.max_bind_delay.as_micros().min(u128::from(u32::MAX - 1)) as u32;
         Duration::from_micros(self.random.below(u64::from(most) + 1))
     }
 
@@ -107,7 +107,7 @@ impl Core {
         }
     }
 
-    /// A receive is posted for a queue pair.
+    /// Whether a receive is posted for a queue pair.
     pub(super) fn has_receive(&self, qpn: u32) -> bool {
         let queue = self.qps.get(&qpn).and_then(|qp| self.receives.get(&qp.receives));
         queue.is_some_and(ReceiveQueue::is_ready)
@@ -119,7 +119,7 @@ impl Core {
         self.receives.get_mut(&receives)?.take()
     }
 
-    /// Puts a queue pair into error: what is posted, now or later, is flushed.
+    /// Puts a queue pair into the error state: the card flushes requests that are posted or will be posted.
     pub(super) fn break_qp(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         if qp.state == State::Error {
@@ -146,7 +146,7 @@ impl Core {
         moved
     }
 
-    /// Polls everything once. True when something moved.
+    /// Polls everything once. True when there was work.
     pub(super) fn poll(&mut self) -> bool {
         self.polls = self.polls.wrapping_add(1);
         let mut moved = self.polls.is_multiple_of(ACCEPT_EVERY) && self.accept();
@@ -177,7 +177,9 @@ impl Core {
             }
         }
         for cqn in lost {
-            self.log(format_args!("CQ {cqn:#x}: overrun: all slots hold completions that were not taken"));
+            self.log(format_args!(
+                "CQ {cqn:#x}: overrun: all slots hold completions that were not polled; poll more often or make the queue larger"
+            ));
             let uses = |qp: &QueuePair| qp.send_cq == cqn || qp.recv_cq == cqn;
             let users: Vec<u32> = self.qps.iter().filter(|(_, qp)| uses(qp)).map(|(qpn, _)| *qpn).collect();
             users.into_iter().for_each(|qpn| self.break_qp(qpn));
@@ -191,7 +193,9 @@ impl Core {
         match qp.take_doorbell(qpn) {
             Ok(rung) => qp.rung |= rung,
             Err(value) => {
-                self.log(format_args!("QP {qpn:#x}: {value:#018x} in its doorbell register is no request of it"));
+                self.log(format_args!(
+                    "QP {qpn:#x}: {value:#018x} in its doorbell register is not one of its requests"
+                ));
                 self.break_qp(qpn);
             }
         }
@@ -236,7 +240,7 @@ impl Core {
                 }
                 Ok(None) => break,
                 Err(header) => {
-                    self.log(format_args!("a connection sent a malformed frame and is closed: {header:?}"));
+                    self.log(format_args!("closed a connection after a malformed frame: {header:?}"));
                     self.lose(id);
                     return true;
                 }
@@ -263,7 +267,7 @@ impl Core {
                     "a card of version {version} connected, this is version {VERSION}: use the same release on both sides"
                 ));
             } else {
-                self.log(format_args!("refused a connection: it does not know the nonce of this card's address"));
+                self.log(format_args!("refused a connection that did not send the nonce of this card's address"));
             }
             self.lose(id);
             return;
@@ -276,7 +280,7 @@ impl Core {
                 let qpn = frame.header.dst_qpn.get();
                 match self.qps.get_mut(&qpn) {
                     Some(qp) if qp.state != State::Error => qp.inbox.push_back((id, frame)),
-                    // A queue pair that is gone or broken does not answer: the peer's retries run out.
+                    // A closed or failed queue pair does not answer, so the peer's retries run out.
                     _ if frame.kind != Kind::Datagram => self.no_answer(id, &frame),
                     _ => {}
                 }
@@ -319,7 +323,7 @@ impl Core {
         moved
     }
 
-    /// Closes a connection: the requests that wait for its answers fail.
+    /// Closes a connection. Requests that wait for its answers fail.
     fn lose(&mut self, id: u32) {
         self.connections.remove(&id);
         self.connection_of.retain(|_, connection| *connection != id);
@@ -338,7 +342,7 @@ impl Core {
         }
     }
 
-    /// The connection to a card, made if there is none.
+    /// The connection to a card: `made`, unless there is one already.
     pub(super) fn adopt(&mut self, to: Address, made: Option<Connection>) -> Result<u32, DeviceError> {
         if to == self.address {
             return Ok(LOOP_OUT);

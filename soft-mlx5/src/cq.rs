@@ -1,4 +1,4 @@
-//! Completion queues as the card fills them.
+//! Completion queues on the card's side.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,23 +12,23 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::shared::Shared;
 
-/// The ring begins behind a page with the doorbell record.
+/// Offset of the ring: behind a page with the doorbell record.
 pub(super) const RING: usize = 4096;
 /// The consumer's index, 24 bits.
 pub(super) const CONSUMER: usize = 0;
-/// The arm word of the consumer.
+/// Offset of the consumer's arm word.
 pub(super) const ARM: usize = 4;
-/// Register that a driver writes to when it arms.
+/// Offset of the register that arms the queue.
 pub(super) const ARM_REGISTER: usize = 64;
-/// In the arm record: only solicited completions and errors wake.
+/// Bit of the arm word: only solicited completions and errors raise an event.
 const SOLICITED_ONLY: u32 = 1 << 24;
 
 /// A completion of the card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Completion {
-    /// A request of the send queue is done.
+    /// A request of the send queue completed.
     Sent { qpn: u32, index: u16, opcode: u8, bytes: u32 },
-    /// A receive was used; `srqn` is 0 for one of the queue pair's own.
+    /// A receive completed; `srqn` is 0 for a receive of the queue pair's own queue.
     Received { qpn: u32, srqn: u32, index: u16, how: CqeOpcode, imm: u32, bytes: u32, solicited: bool },
     /// A request failed.
     Failed { qpn: u32, srqn: u32, index: u16, opcode: u8, syndrome: Syndrome, receive: bool },
@@ -58,7 +58,7 @@ impl Completion {
             }
             Completion::Failed { qpn, srqn, index, opcode, syndrome, receive } => {
                 let how = if receive { CqeOpcode::RespErr } else { CqeOpcode::ReqErr };
-                // The two have the same size: this is never refused.
+                // Both have the same size, so the conversion succeeds.
                 if let Ok(error) = ErrCqe::mut_from_bytes(cqe.as_mut_bytes()) {
                     error.srqn = srqn.into();
                     error.syndrome = syndrome.code();
@@ -77,7 +77,7 @@ pub(super) struct CompletionQueue {
     pub memory: Arc<Shared>,
     writer: CqWriter,
     event: EventFd,
-    /// The consumer armed, and no event was raised since.
+    /// The consumer armed the queue, and no event was raised since.
     armed: bool,
     pub overrun: bool,
 }
@@ -91,12 +91,12 @@ impl CompletionQueue {
         Ok(Self { memory, writer, event, armed: false, overrun: false })
     }
 
-    /// Readable after an event.
+    /// The descriptor that becomes readable after an event.
     pub(super) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Tells one completion. It is in the ring after [`CompletionQueue::flush`].
+    /// Queues one completion. [`CompletionQueue::flush`] writes it into the ring.
     pub(super) fn push_completion(&mut self, completion: Completion) {
         self.writer.push(completion.to_cqe());
         if self.armed && (completion.wakes_solicited() || self.memory.record(ARM) & SOLICITED_ONLY == 0) {
@@ -104,14 +104,14 @@ impl CompletionQueue {
         }
     }
 
-    /// Writes the pending completions and checks whether the consumer armed. True when something moved. An overrun is permanent.
+    /// Writes the pending completions and checks whether the consumer armed. True when there was work. An overrun is permanent.
     pub(super) fn flush(&mut self) -> bool {
         let before = self.writer.producer();
         self.overrun |= self.writer.flush().is_err();
         if self.memory.take_register(ARM_REGISTER) != 0 {
             self.armed = true;
             let command = self.memory.record(ARM);
-            // What came before the consumer armed and after it polled must not be slept over.
+            // A completion between the consumer's last poll and its arming must raise an event.
             if command & MAX_24_BITS != self.writer.producer() & MAX_24_BITS && command & SOLICITED_ONLY == 0 {
                 self.wake();
             }
@@ -121,7 +121,7 @@ impl CompletionQueue {
 
     fn wake(&mut self) {
         self.armed = false;
-        // A full counter is a wake-up too.
+        // The only failure is a full counter, and then the descriptor is readable already.
         let _ = self.event.write(1);
     }
 }

@@ -1,7 +1,7 @@
 //! The card's side of a completion queue: it writes the completions that [`mlx5::cq`] polls.
 //!
-//! The software card and the tests produce completions with it. It knows the format, and nothing of the poller: what may
-//! be compressed is decided from the completions' bytes, and how, by seeded chance.
+//! The software card and the tests produce completions with it. It shares the format with the poller, but no state: the completions'
+//! bytes decide whether they can be compressed, and seeded chance decides whether they are.
 
 #[allow(unsafe_code)]
 mod memory;
@@ -14,33 +14,33 @@ use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 use zerocopy::big_endian::U32;
 
-/// How a card compresses.
+/// A card's use of compression.
 #[derive(Debug, Clone)]
 pub struct Compression {
-    /// What goes into a block.
+    /// The size of blocks.
     pub blocks: Blocks,
-    /// Blocks may cross the end of the queue, and follow a title of the lap before.
+    /// Blocks may cross the end of the queue, and may follow a title of the previous lap.
     pub across_laps: bool,
 }
 
-/// Which completions a card puts into a block.
+/// The size of the blocks that a card writes.
 #[derive(Debug, Clone)]
 pub enum Blocks {
     /// None: the queue has the compressed layout, and all completions are regular.
     Never,
-    /// As many as are alike, up to seven.
+    /// As many similar completions as possible, up to seven.
     Full,
-    /// By chance: 1 to 7, and now and then none.
+    /// Random: 1 to 7, and sometimes none.
     Random(Random),
 }
 
 impl Blocks {
-    /// How many of `run` alike completions go into the next block.
+    /// The number of the `run` similar completions that go into the next block.
     fn take(&mut self, run: usize) -> usize {
         match self {
             Self::Never => 0,
             Self::Full => run.min(MAX_MINIS),
-            // One in eight stays regular, so that titles are renewed in the midst of what could be compressed.
+            // One in eight stays regular, so that titles also change between completions that could be compressed.
             Self::Random(random) => match random.below(8) {
                 0 => 0,
                 most => run.min(most as usize),
@@ -49,7 +49,7 @@ impl Blocks {
     }
 }
 
-/// The consumer did not release slots in time: the completion would overwrite one that was not polled.
+/// The consumer did not release slots in time: the next completion would overwrite one that was not polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("completion queue overrun: {pending} completions wait, but {free} slots are free; make the queue larger")]
 pub struct Overrun {
@@ -67,7 +67,7 @@ pub struct CqWriter {
     producer: u32,
     pending: VecDeque<Cqe>,
     compression: Option<Compression>,
-    /// The last regular completion, and how many minis came under it; `None` after an error.
+    /// The last regular completion, and the number of mini completions that followed it; `None` after an error.
     title: Option<(Cqe, u32, u16)>,
     minis: u64,
 }
@@ -94,7 +94,7 @@ impl CqWriter {
         self.pending.len()
     }
 
-    /// Adds a completion; [`Self::flush`] writes it. Signature and owner bits of `op_own` are filled in then.
+    /// Adds a completion, which [`Self::flush`] writes. Signature and owner bits of `op_own` are set then.
     pub fn push(&mut self, cqe: Cqe) {
         self.pending.push_back(cqe);
     }
@@ -157,7 +157,7 @@ impl CqWriter {
         self.producer = self.producer.wrapping_add(1);
     }
 
-    /// Writes the first slot of a block only: the others keep what they hold.
+    /// Writes the first slot of a block only: the other slots keep their bytes.
     fn write_block(&mut self, minis: usize) {
         let lap = self.producer >> self.log;
         let mut block = Cqe { signature: lap as u8, op_own: OpOwn::compressed(minis as u8), ..Cqe::INITIAL };
@@ -180,7 +180,7 @@ impl CqWriter {
     }
 }
 
-/// Whether `cqe` can be the `number`th mini under a title: it differs only in what a mini holds.
+/// Whether `cqe` can be the `number`th mini completion after a title: it differs only in fields of a mini completion.
 fn compresses(title: &Cqe, number: u32, cqe: &Cqe) -> bool {
     let bad = [CqeOpcode::ReqErr, CqeOpcode::RespErr, CqeOpcode::Invalid];
     if bad.contains(&cqe.op_own.opcode()) || cqe.op_own.format() != CqeFormat::Plain {

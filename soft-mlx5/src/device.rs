@@ -1,4 +1,4 @@
-//! The card as a device of the crate `mlx5`.
+//! The card as an `mlx5::device::Device`.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ struct Domain {
     pd: u32,
 }
 
-/// A region or window: its key goes with it.
+/// The key of a region or window, which is removed on drop.
 struct Key {
     alive: Arc<Alive>,
     key: u32,
@@ -57,7 +57,7 @@ struct Key {
 
 impl Drop for Key {
     fn drop(&mut self) {
-        self.alive.inner.lock().keys.remove(self.key);
+        self.alive.inner.lock().mkeys.remove(self.key);
     }
 }
 
@@ -90,7 +90,7 @@ struct Pair {
     alive: Arc<Alive>,
     qpn: u32,
     _memory: Arc<Shared>,
-    /// What it uses stays as long as it does.
+    /// The objects that the queue pair uses, which stay open as long as it is.
     _uses: [Option<Handle>; 4],
 }
 
@@ -130,7 +130,7 @@ impl Card {
     }
 }
 
-/// log2 of the smallest power of two that holds `asked`, at least `least`.
+/// log2 of the smallest power of two that is no less than `asked` and `least`.
 fn log_of(what: &'static str, asked: u64, least: u64, max: u32) -> Result<u32, DeviceError> {
     let size = asked.max(least).next_power_of_two();
     if size > u64::from(max) {
@@ -182,7 +182,7 @@ impl Device for Card {
         populated.map_err(system("registering memory"))?;
         let mut core = self.alive.inner.lock();
         let tag = core.random.next_u32() as u8;
-        let key = core.keys.add_region(number, address as u64, length as u64, access, tag)?;
+        let key = core.mkeys.add_region(number, address as u64, length as u64, access, tag)?;
         drop(core);
         let handle = Handle::new(Key { alive: self.alive.clone(), key, _domain: pd.handle.clone() });
         let (addr, length) = (address as u64, length as u64);
@@ -193,7 +193,7 @@ impl Device for Card {
         let number = self.pd(pd)?;
         let mut core = self.alive.inner.lock();
         let tag = core.random.next_u32() as u8;
-        let rkey = core.keys.add_window(number, window, tag)?;
+        let rkey = core.mkeys.add_window(number, window, tag)?;
         drop(core);
         let handle = Handle::new(Key { alive: self.alive.clone(), key: rkey, _domain: pd.handle.clone() });
         Ok(RawWindow { handle, pd: pd.clone(), window, rkey })
@@ -225,7 +225,7 @@ impl Device for Card {
 
     fn create_srq(&self, pd: &Pd, attr: &SrqAttr) -> Result<SrqParts, DeviceError> {
         self.pd(pd)?;
-        // One descriptor ends the list.
+        // One descriptor is the end of the list and holds no receive.
         let log = log_of("receives of a shared queue", u64::from(attr.entries) + 1, 2, MAX_RING)?;
         let stride = log_stride(attr.max_sge, 1)?;
         let memory = Arc::new(Shared::new(qp::SEND_RING + (1 << (log + stride))).map_err(system("mmap"))?);
@@ -288,7 +288,7 @@ impl Device for Card {
                 },
             );
         }
-        let patience_ms = core.settings.patience.map_or(ENDLESS_MS, |patience| patience.as_millis() as u64);
+        let rnr_timeout_ms = core.settings.rnr_timeout.map_or(ENDLESS_MS, |rnr_timeout| rnr_timeout.as_millis() as u64);
         core.qps.insert(
             qpn,
             QueuePair {
@@ -302,7 +302,7 @@ impl Device for Card {
                 state: State::New,
                 peer: None,
                 qkey: 0,
-                patience_ms,
+                rnr_timeout_ms,
                 rung: false,
                 issued: Default::default(),
                 token: 0,
@@ -354,7 +354,7 @@ impl Device for Card {
                 Ok(())
             }
             _ => Err(DeviceError::Call {
-                call: "connecting a queue pair that is no new, connected one",
+                call: "connecting a queue pair that is connected already or is for datagrams",
                 errno: libc::EINVAL,
             }),
         }
@@ -371,7 +371,7 @@ impl Device for Card {
                 Ok(())
             }
             _ => Err(DeviceError::Call {
-                call: "opening a queue pair that is no new one for datagrams",
+                call: "opening for datagrams a queue pair that is open already or is for connections",
                 errno: libc::EINVAL,
             }),
         }

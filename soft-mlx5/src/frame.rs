@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// The first frame of a connection: the address of the card that connects.
+    /// The first frame of a connection: the address of the connecting card.
     Hello = 1,
     /// A part of a message, with payload.
     Send = 2,
@@ -62,7 +62,7 @@ pub(super) struct Header {
     pub len: U32,
     /// Immediate data, or the key to invalidate.
     pub imm: U32,
-    /// The requester's name of the request.
+    /// The requester's identifier of the request.
     pub token: U64,
     /// Address of the whole request in the peer's memory.
     pub addr: U64,
@@ -70,7 +70,7 @@ pub(super) struct Header {
     pub total: U32,
     /// Offset of this frame's payload in the request.
     pub offset: U32,
-    /// First operand of an atomic; in a message the milliseconds that it may wait for a receive.
+    /// First operand of an atomic; in a message the RNR timeout in milliseconds.
     pub operand: U64,
     /// Second operand of an atomic.
     pub second: U64,
@@ -89,7 +89,7 @@ const _: () = {
 
 /// Payload bytes of one frame at most.
 pub(super) const MAX_PAYLOAD: usize = 64 << 10;
-/// Version of the frames. Both ends run the same release.
+/// Version of the frames. Cards connect only to cards of the same version.
 pub(super) const VERSION: u32 = 1;
 
 /// The frame has immediate data.
@@ -116,7 +116,7 @@ impl Header {
         self.flags & flag != 0
     }
 
-    /// The kind, if a card of this version sends such a frame.
+    /// The kind; `None` for a frame that no card of this version sends.
     pub(super) fn check(&self) -> Option<Kind> {
         let kind = Kind::from_raw(self.kind)?;
         let end = u64::from(self.offset.get()) + u64::from(self.len.get());

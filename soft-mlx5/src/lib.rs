@@ -1,22 +1,22 @@
 //! A software ConnectX card, which executes the bytes of mlx5 work requests as the hardware does, its silent failures included.
 //!
-//! A [`Card`] is an [`mlx5::device::Device`]. It gives out queues as plain memory: rings, doorbell records, doorbell
-//! registers. The driver writes requests there and rings; the engine, one thread, reads them and answers with
-//! completions. `Device::endpoint` gives what other cards, of this process or of another, connect to.
+//! A [`Card`] is an [`mlx5::device::Device`]. Its queues are plain memory: rings, doorbell records, doorbell registers. The driver
+//! writes requests there and rings; the engine, one thread, reads them and writes completions. Other cards, of this process or of
+//! another, connect to a queue pair by the value of `Device::endpoint`.
 //!
-//! Rules that the card checks, and failures that it does not report:
+//! Rules that the card checks, and failures that it does not report, as on hardware:
 //!
 //! * A doorbell counts only when both the record and the register were written. A request must carry the index of its
 //!   slot and the number of its queue pair.
-//! * A bind or invalidation has its effect a little later ([`Settings::late_bind`]); a request with a fence waits for
-//!   it, one without overtakes it.
-//! * A bind whose translation has the wrong size completes well, and so does every operation through that window. No
+//! * A bind or invalidation takes effect a little later ([`Settings::max_bind_delay`]). A request with a fence waits for it; a request
+//!   without one may overtake it.
+//! * A bind whose translation has the wrong size completes without an error, and so does every operation through that window. No
 //!   byte moves.
-//! * Stale tags, windows of another queue pair, bounds and rights: the peer gets "remote access error", both queue pairs
-//!   are in error, what else is posted is flushed.
-//! * A message waits for a receive as long as the sender's patience lasts ([`Settings::patience`]).
-//! * A compressing queue writes blocks of 1 to 7 completions at random where a title allows it, across the end of the
-//!   queue too, and only the first slot of a block.
+//! * For a stale tag, a window of another queue pair, a range outside or a missing right, the peer gets "remote access error". Both
+//!   queue pairs go to the error state, and their other requests are flushed.
+//! * A message waits for a receive for the sender's RNR timeout ([`Settings::rnr_timeout`]).
+//! * A compressing queue writes blocks of 1 to 7 completions at random where a title allows it, also across the end of the queue, and
+//!   writes only the first slot of a block.
 //!
 //! Each violation is a line on standard error with the queue pair, the request and the rule.
 
@@ -26,7 +26,7 @@ mod cq;
 pub mod cq_writer;
 mod device;
 mod frame;
-mod keys;
+mod mkey;
 mod qp;
 mod receive;
 mod requester;
@@ -50,25 +50,25 @@ use self::connection::Connection;
 use self::core::Core;
 use soft_nic::random::Random;
 
-/// Bytes that a datagram may have.
+/// Most bytes of a datagram.
 pub const DATAGRAM_MTU: usize = 4096;
 
-/// How a card behaves.
+/// The behaviour of a card.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Seed of all random choices; `None`: a random seed.
+    /// Seed of all random choices; `None` for a random seed.
     pub seed: Option<u64>,
-    /// Delay of the effect of a key change, at most.
-    pub late_bind: Duration,
-    /// How long a message may wait for the peer to post a receive; `None`: for ever.
-    pub patience: Option<Duration>,
+    /// The longest delay of a key change.
+    pub max_bind_delay: Duration,
+    /// The time for which a message waits for the peer to post a receive; `None` for no limit.
+    pub rnr_timeout: Option<Duration>,
     /// The IP address for other cards.
     pub listen: Ipv4Addr,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { seed: None, late_bind: Duration::from_micros(200), patience: None, listen: Ipv4Addr::LOCALHOST }
+        Self { seed: None, max_bind_delay: Duration::from_micros(200), rnr_timeout: None, listen: Ipv4Addr::LOCALHOST }
     }
 }
 
@@ -79,12 +79,12 @@ struct Inner {
 }
 
 impl Inner {
-    /// A panic of the engine leaves the state whole enough to be freed.
+    /// Locks the state. A panic of the engine leaves it consistent enough to be freed.
     fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection to the card at `to`, made if there is none. The engine goes on meanwhile.
+    /// The connection to the card at `to`, opened if there is none. The engine keeps running meanwhile.
     fn connection(&self, to: Address) -> Result<u32, DeviceError> {
         let known = {
             let core = self.lock();
@@ -95,7 +95,7 @@ impl Inner {
     }
 }
 
-/// Keeps the engine running. The card and all objects that were made from it have one.
+/// Keeps the engine running. The card and all objects made from it hold one.
 struct Alive {
     inner: Arc<Inner>,
     engine: Option<JoinHandle<()>>,
@@ -111,7 +111,7 @@ impl Drop for Alive {
     }
 }
 
-/// A card. It works until it and everything that was made from it is dropped.
+/// A card. It works until the card and all objects made from it are dropped.
 pub struct Card {
     alive: Arc<Alive>,
     address: Address,
@@ -120,10 +120,10 @@ pub struct Card {
 
 /// Idle polls before the engine sleeps.
 const SPIN_POLLS: u32 = 300;
-/// Its first sleeps, and its longest.
+/// The first sleeps, and the longest.
 const SHORT_SLEEP: Duration = Duration::from_micros(50);
 const LONG_SLEEP: Duration = Duration::from_millis(1);
-/// Short sleeps before the long ones.
+/// Short sleeps before long ones.
 const SHORT_SLEEPS: u32 = 2000;
 
 fn run(inner: &Inner) {
@@ -155,7 +155,7 @@ fn sleep(inner: &Inner, at_most: Duration) {
         .collect();
     drop(core);
     let mut polled: Vec<PollFd<'_>> = sockets.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
-    // The next poll follows in any case.
+    // An error is ignored: the next poll follows in any case.
     let _ = ppoll(&mut polled, Some(at_most.into()), None);
 }
 
@@ -164,10 +164,10 @@ fn system(call: &'static str) -> impl Fn(io::Error) -> DeviceError {
 }
 
 impl Card {
-    /// A card that others can reach.
+    /// Opens a card that other cards can reach.
     ///
     /// # Errors
-    /// [`DeviceError::Call`]: the system refused a socket or a thread.
+    /// [`DeviceError::Call`]: the system has no socket or thread left.
     pub fn open(settings: Settings) -> Result<Card, DeviceError> {
         let listener = TcpListener::bind(SocketAddr::new(IpAddr::V4(settings.listen), 0))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
@@ -192,8 +192,7 @@ impl Card {
         self.address
     }
 
-    /// Makes the card at `to` reachable by datagrams. The bytes of its address stand where a GID would in the address
-    /// vector.
+    /// Makes the card at `to` reachable by datagrams. The bytes of its address take the place of the GID in the address vector.
     ///
     /// # Errors
     /// [`DeviceError::Peer`]: no card answers at the address.
@@ -201,10 +200,10 @@ impl Card {
         self.alive.inner.connection(to).map(drop)
     }
 
-    /// A descriptor that is readable after an event of a completion queue: one that the consumer armed for.
+    /// The descriptor that becomes readable after an event of a completion queue that the consumer armed.
     ///
     /// # Errors
-    /// [`DeviceError::Foreign`]: the queue is of another card. [`DeviceError::Call`]: no descriptor is left.
+    /// [`DeviceError::Foreign`]: the queue belongs to another card. [`DeviceError::Call`]: no descriptor is left.
     pub fn events(&self, cq: &Handle) -> Result<OwnedFd, DeviceError> {
         let cqn = self.cqn(cq)?;
         let core = self.alive.inner.lock();

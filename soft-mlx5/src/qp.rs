@@ -1,4 +1,4 @@
-//! Queue pairs: their rings, their requests in flight, and the requests of peers.
+//! Queue pairs: their rings, their outstanding requests, and the requests of peers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,30 +12,30 @@ use super::frame::Frame;
 use super::receive::Receive;
 use super::shared::Shared;
 
-/// Doorbell record: producer of the receive queue, then of the send queue.
+/// Offsets in the doorbell record: producer index of the receive queue, then of the send queue.
 pub(super) const RECEIVE_RECORD: usize = 0;
 pub(super) const SEND_RECORD: usize = 4;
-/// Doorbell register: two halves.
+/// Offset of the doorbell register, which has two halves.
 pub(super) const REGISTER: usize = 1024;
 /// Bytes of a half.
 pub(super) const REGISTER_HALF: usize = 256;
-/// The send ring, and behind it the receive ring.
+/// Offset of the send ring. The receive ring follows it.
 pub(super) const SEND_RING: usize = 4096;
 
-/// Where a connected queue pair sends.
+/// The peer of a connected queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer {
-    /// The connection that requests go out on.
+    /// The connection for requests.
     pub connection: u32,
     pub qpn: u32,
 }
 
-/// What becomes of a request that was taken from the ring.
+/// The state of a request that was taken from the ring.
 #[derive(Debug)]
 pub(super) enum Progress {
-    /// The peer has not answered.
+    /// The peer has not answered yet.
     Waiting,
-    /// A change of a key that has not had its effect.
+    /// A key change that has not taken effect.
     Pending {
         umr: Box<Umr>,
         due: Instant,
@@ -46,43 +46,43 @@ pub(super) enum Progress {
     Failed(Syndrome),
 }
 
-/// A request that was taken and has not completed. They complete in order.
+/// An outstanding request. Requests complete in order.
 #[derive(Debug)]
 pub(super) struct Issued {
     pub index: u16,
     pub opcode: u8,
     pub signaled: bool,
     pub token: u64,
-    /// A read or an atomic: a full fence waits for it.
+    /// The request is a read or an atomic, which a full fence waits for.
     pub fetches: bool,
     pub progress: Progress,
-    /// Where the answer's bytes go.
+    /// The buffers for the answer's bytes.
     pub into: Vec<Sge>,
 }
 
-/// A message or write that has come in part.
+/// A message or write that has arrived in part.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    /// Of a message: the receive that takes it.
+    /// The receive that a message uses.
     pub receive: Option<Receive>,
-    /// Of a write.
-    pub place: Option<super::keys::Place>,
+    /// The memory of a write.
+    pub target: Option<super::mkey::Target>,
 }
 
-/// A send ring as the card reads it.
+/// A send ring on the card's side.
 #[derive(Debug)]
 pub(super) struct SendRing {
     pub log_blocks: u32,
-    /// The next block to be read.
+    /// Index of the next block.
     pub next: u16,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// Not connected yet: takes receives, and keeps what is posted.
+    /// Not connected: it accepts receives, and requests wait.
     New,
     Working,
-    /// Everything that is posted is flushed.
+    /// All requests are flushed.
     Error,
 }
 
@@ -94,26 +94,26 @@ pub(super) struct QueuePair {
     pub recv_cq: u32,
     pub memory: Arc<Shared>,
     pub send: SendRing,
-    /// The receive queue: its own has its number, a shared one another.
+    /// The number of the receive queue: the queue pair's own, or a shared one's.
     pub receives: u32,
     pub state: State,
     pub peer: Option<Peer>,
-    /// Queue key, of a datagram queue pair.
+    /// Queue key of a datagram queue pair.
     pub qkey: u32,
-    /// How long this side's messages may wait for a receive.
-    pub patience_ms: u64,
-    /// The driver rang.
+    /// The RNR timeout of this side's messages, in milliseconds.
+    pub rnr_timeout_ms: u64,
+    /// The driver rang the doorbell.
     pub rung: bool,
     pub issued: VecDeque<Issued>,
     pub token: u64,
-    /// What has come and was not dealt with, with the connection that the answer goes to.
+    /// Frames that arrived and were not handled, with the connection for the answer.
     pub inbox: VecDeque<(u32, Frame)>,
     pub incoming: Option<Incoming>,
-    /// Bytes of the read at the head of the inbox that were answered.
+    /// Answered bytes of the read at the head of the inbox.
     pub answered: u32,
-    /// Since when the head of the inbox waits for a receive.
+    /// The time since which the head of the inbox waits for a receive.
     pub unready: Option<Instant>,
-    /// The request at the head of the ring waits for a fence or for room.
+    /// The request at the head of the ring waits for a fence or for room on the connection.
     pub blocked: bool,
 }
 
@@ -122,7 +122,7 @@ pub(super) struct QueuePair {
 pub(super) enum Fetched {
     Nothing,
     Request(Box<Wqe>),
-    /// Bytes that are no request of this queue; where and why.
+    /// A malformed request: its index and the violated rule.
     Bad {
         index: u16,
         opcode: u8,
@@ -131,18 +131,18 @@ pub(super) enum Fetched {
 }
 
 impl QueuePair {
-    /// What completions of receives say: the shared queue, or 0. `own` is this queue pair's number.
+    /// The receive queue's number in completions: that of a shared queue, or 0. `own` is this queue pair's number.
     pub(super) fn srqn(&self, own: u32) -> u32 {
         if self.receives == own { 0 } else { self.receives }
     }
 
-    /// Bytes of a queue pair's memory, and where its receive ring begins.
+    /// Bytes of a queue pair's memory, and the offset of its receive ring.
     pub(super) fn layout(log_blocks: u32, log_entries: u32, log_stride: u32) -> (usize, usize) {
         let receive = SEND_RING + (BLOCK << log_blocks);
         (receive + (1 << (log_entries + log_stride)), receive)
     }
 
-    /// Whether the driver rang since the last poll. The value must name this queue pair.
+    /// Whether the driver rang since the last poll. An `Err` is a value that does not name this queue pair.
     pub(super) fn take_doorbell(&mut self, qpn: u32) -> Result<bool, u64> {
         let mut rung = false;
         for half in 0..2 {
@@ -169,7 +169,7 @@ impl QueuePair {
         SEND_RING + (index as usize & ((1 << self.send.log_blocks) - 1)) * BLOCK
     }
 
-    /// Blocks of the request at the head, at least 1, for going past it.
+    /// Blocks of the request at the head, at least 1.
     fn blocks_of(ds: u8) -> u16 {
         u16::from(ds).div_ceil(4).max(1)
     }
@@ -180,7 +180,7 @@ impl QueuePair {
         CtrlSeg::read_from_bytes(&bytes).unwrap_or_default()
     }
 
-    /// Reads the request at the head of the ring and leaves it there.
+    /// Reads the request at the head of the ring and does not remove it.
     pub(super) fn fetch(&self, qpn: u32) -> Fetched {
         let index = self.send.next;
         let written = self.produced().wrapping_sub(index);
@@ -192,7 +192,7 @@ impl QueuePair {
         let bad = |why: String| Fetched::Bad { index, opcode, why };
         let blocks = Self::blocks_of(ds);
         if usize::from(written) > 1 << self.send.log_blocks {
-            return bad(format!("{written} blocks are said to be written, the ring has {}", 1 << self.send.log_blocks));
+            return bad(format!("the doorbell counts {written} blocks, the ring has {}", 1 << self.send.log_blocks));
         }
         if blocks > written {
             return bad(format!("a request of {blocks} blocks, of which {written} are written"));
@@ -204,19 +204,19 @@ impl QueuePair {
         match parse(&bytes, self.transport) {
             Err(ParseError::Data) => bad("malformed data segments".into()),
             Err(error) => bad(error.to_string()),
-            Ok(wqe) if wqe.index != index => bad(format!("the request says that its index is {}", wqe.index)),
-            Ok(wqe) if wqe.qpn != qpn => bad(format!("the request says that it is of queue pair {:#x}", wqe.qpn)),
+            Ok(wqe) if wqe.index != index => bad(format!("the request has the index {}", wqe.index)),
+            Ok(wqe) if wqe.qpn != qpn => bad(format!("the request has the number of queue pair {:#x}", wqe.qpn)),
             Ok(wqe) => Fetched::Request(Box::new(wqe)),
         }
     }
 
-    /// Goes past the request at the head.
+    /// Removes the request at the head.
     pub(super) fn pass(&mut self) {
         let blocks = Self::blocks_of(self.control(self.send.next).ds() & MAX_DS as u8);
         self.send.next = self.send.next.wrapping_add(blocks);
     }
 
-    /// In error: index and operation of the next request that is flushed.
+    /// Index and operation of the next request of a failed queue pair, to flush it.
     pub(super) fn next_flushed(&mut self) -> Option<(u16, u8)> {
         let index = self.send.next;
         let written = self.produced().wrapping_sub(index);

@@ -1,4 +1,4 @@
-//! Receive queues as the card reads them: the ring of one queue pair, or the list that several share.
+//! Receive queues on the card's side: the ring of one queue pair, or the list that several queue pairs share.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ impl Receive {
     }
 }
 
-/// Where the next descriptor is.
+/// The order of descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// One after the other.
+    /// One after the other in the ring.
     Ring,
-    /// Each names the next; this is the one to be taken.
+    /// Each descriptor names the next; this is the next one to take.
     List(u16),
 }
 
@@ -40,12 +40,12 @@ pub(super) struct ReceiveQueue {
     pub log_entries: u32,
     pub log_stride: u32,
     pub order: Order,
-    /// Descriptors that were taken.
+    /// Taken descriptors.
     pub taken: u16,
 }
 
 impl ReceiveQueue {
-    /// A receive is posted.
+    /// Whether a receive is posted.
     pub(super) fn is_ready(&self) -> bool {
         let posted = (self.memory.record(self.record) as u16).wrapping_sub(self.taken);
         posted != 0 && usize::from(posted) <= 1 << self.log_entries

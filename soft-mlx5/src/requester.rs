@@ -1,4 +1,4 @@
-//! The requester: takes requests from the ring, sends them, and completes them in order.
+//! The requester takes requests from the ring, sends them, and completes them in order.
 
 use std::time::Instant;
 
@@ -12,19 +12,19 @@ use super::frame::{self, Header, Kind, MAX_PAYLOAD};
 use super::qp::{Fetched, Issued, Progress, State};
 use super::shared::{copy_from, copy_to};
 
-/// Requests of a queue pair in flight at most.
+/// Outstanding requests of a queue pair at most.
 const MAX_IN_FLIGHT: usize = 256;
-/// Bytes that may wait for a connection to take them.
+/// Bytes that may wait in a connection.
 pub(super) const BACKLOG: usize = 4 << 20;
 
-/// A request that this side refuses by itself.
+/// A request that this side refuses.
 struct Refused(Syndrome, String);
 
 fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
-/// Bytes `from..from + bytes.len()` of a list of buffers, to or from the user's memory.
+/// Calls `each` for bytes `from..from + len` of a list of buffers, with the address and the range of each part.
 pub(super) fn walk(sges: &[Sge], from: u64, len: usize, mut each: impl FnMut(u64, std::ops::Range<usize>)) {
     let (mut skip, mut done) = (from, 0);
     for sge in sges {
@@ -43,7 +43,7 @@ pub(super) fn walk(sges: &[Sge], from: u64, len: usize, mut each: impl FnMut(u64
 }
 
 impl Core {
-    /// Takes what the driver posted; true if something moved.
+    /// Takes posted requests. True when there was one.
     pub(super) fn issue(&mut self, qpn: u32) -> bool {
         let mut moved = false;
         while self.issue_one(qpn).is_some() {
@@ -106,7 +106,7 @@ impl Core {
         let (index, signaled) = (wqe.index, wqe.signaled);
         let code = opcode(&wqe.op);
         let fetches = matches!(wqe.op, Op::Read { .. } | Op::CompareSwap { .. } | Op::FetchAdd { .. });
-        let (progress, into) = match self.carry_out(qpn, token, *wqe) {
+        let (progress, into) = match self.execute(qpn, token, *wqe) {
             Ok(done) => done,
             Err(Refused(syndrome, why)) => {
                 self.log(format_args!("QP {qpn:#x} request {index}: {why}"));
@@ -135,9 +135,9 @@ impl Core {
         Some(())
     }
 
-    /// Lets changes of keys have their effect: those that are due, or all when `now` is none.
+    /// Completes key changes: those that are due, or all if `now` is `None`.
     pub(super) fn settle(&mut self, qpn: u32, now: Option<Instant>) -> bool {
-        let Core { qps, keys, .. } = self;
+        let Core { qps, mkeys, .. } = self;
         let Some(qp) = qps.get_mut(&qpn) else { return false };
         let (mut moved, mut broken) = (false, None);
         for issued in &mut qp.issued {
@@ -146,7 +146,7 @@ impl Core {
                 break;
             }
             moved = true;
-            issued.progress = match keys.umr(qp.pd, qpn, umr) {
+            issued.progress = match mkeys.umr(qp.pd, qpn, umr) {
                 Ok(()) => Progress::Done { bytes: 0 },
                 Err(why) => {
                     broken = Some((issued.index, why));
@@ -165,7 +165,7 @@ impl Core {
 
     fn check_local(&self, pd: u32, sges: &[Sge], write: bool) -> Result<(), Refused> {
         sges.iter().try_for_each(|sge| {
-            self.keys.local(pd, sge.lkey, sge.addr, u64::from(sge.length), write).map_err(|why| {
+            self.mkeys.local(pd, sge.lkey, sge.addr, u64::from(sge.length), write).map_err(|why| {
                 Refused(
                     Syndrome::LocalProt,
                     format!("lkey {:#x}, {} bytes at {:#x}: {why}", sge.lkey, sge.length, sge.addr),
@@ -174,9 +174,9 @@ impl Core {
         })
     }
 
-    fn carry_out(&mut self, qpn: u32, token: u64, wqe: Wqe) -> Result<(Progress, Vec<Sge>), Refused> {
+    fn execute(&mut self, qpn: u32, token: u64, wqe: Wqe) -> Result<(Progress, Vec<Sge>), Refused> {
         let Some(qp) = self.qps.get(&qpn) else { return Ok((Progress::Done { bytes: 0 }, Vec::new())) };
-        let (pd, patience) = (qp.pd, qp.patience_ms);
+        let (pd, rnr_timeout) = (qp.pd, qp.rnr_timeout_ms);
         let waiting = Ok((Progress::Waiting, Vec::new()));
         let solicited = if wqe.solicited { frame::SOLICITED } else { 0 };
         match wqe.op {
@@ -203,9 +203,13 @@ impl Core {
                     With::Imm(imm) => (frame::HAS_IMM, imm),
                     With::Invalidate(key) => (frame::INVALIDATE, key),
                 };
-                let header =
-                    Header { flags: flag | solicited, imm: imm.into(), operand: patience.into(), ..base(Kind::Send) };
-                self.send_pieces(pd, peer.connection, header, &data)?;
+                let header = Header {
+                    flags: flag | solicited,
+                    imm: imm.into(),
+                    operand: rnr_timeout.into(),
+                    ..base(Kind::Send)
+                };
+                self.send_frames(pd, peer.connection, header, &data)?;
                 waiting
             }
             Op::Write { remote, data, imm } => {
@@ -214,10 +218,10 @@ impl Core {
                     imm: imm.unwrap_or(0).into(),
                     rkey: remote.rkey.into(),
                     addr: remote.addr.into(),
-                    operand: patience.into(),
+                    operand: rnr_timeout.into(),
                     ..base(Kind::Write)
                 };
-                self.send_pieces(pd, peer.connection, header, &data)?;
+                self.send_frames(pd, peer.connection, header, &data)?;
                 waiting
             }
             Op::Read { remote, into } => {
@@ -270,8 +274,8 @@ impl Core {
         }
     }
 
-    /// Sends a message or write in pieces. The source is copied now, so it may be reused after the completion.
-    fn send_pieces(
+    /// Sends a message or write in frames. The source is copied now, so the user may reuse it after the completion.
+    fn send_frames(
         &mut self,
         pd: u32,
         connection: u32,
@@ -312,7 +316,7 @@ impl Core {
         }
     }
 
-    /// A datagram completes when it is sent; a lost one is not noticed.
+    /// Sends a datagram, which completes at once. Its loss is not noticed.
     fn datagram(
         &mut self,
         qpn: u32,
@@ -340,13 +344,13 @@ impl Core {
             ..Header::new(Kind::Datagram, qpn, to.qpn, 0)
         };
         match connection {
-            Some(connection) => self.send_pieces(pd, connection, header, &data)?,
-            None => self.log(format_args!("QP {qpn:#x}: a datagram to a card that no address handle was made for")),
+            Some(connection) => self.send_frames(pd, connection, header, &data)?,
+            None => self.log(format_args!("QP {qpn:#x}: a datagram to a card without an address handle")),
         }
         Ok((Progress::Done { bytes: 0 }, Vec::new()))
     }
 
-    /// Bytes of an answer.
+    /// Handles the bytes of an answer.
     pub(super) fn arrived(&mut self, frame: &frame::Frame) {
         let header = &frame.header;
         let (qpn, token) = (header.dst_qpn.get(), header.token.get());
@@ -363,7 +367,7 @@ impl Core {
         }
     }
 
-    /// The peer has carried out a request, or refused it.
+    /// Handles an acknowledgement: the peer executed a request, or refused it.
     pub(super) fn acknowledged(&mut self, header: &Header) {
         let (qpn, token) = (header.dst_qpn.get(), header.token.get());
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
@@ -377,7 +381,7 @@ impl Core {
         }
     }
 
-    /// Completes what is done, in order. After a failure the rest is flushed.
+    /// Completes finished requests in order. After a failure the later ones are flushed.
     pub(super) fn retire(&mut self, qpn: u32) {
         loop {
             let Some(qp) = self.qps.get_mut(&qpn) else { return };
@@ -391,7 +395,7 @@ impl Core {
                 receive: false,
             };
             let Some(head) = qp.issued.front() else { return };
-            let told = match head.progress {
+            let completion = match head.progress {
                 _ if qp.state == State::Error => Some(failed(head, Syndrome::WrFlush)),
                 Progress::Waiting | Progress::Pending { .. } => return,
                 Progress::Done { bytes } if head.signaled => {
@@ -399,24 +403,24 @@ impl Core {
                 }
                 Progress::Done { .. } => None,
                 Progress::Failed(syndrome) => {
-                    let told = failed(head, syndrome);
-                    self.fail(qpn, told);
+                    let completion = failed(head, syndrome);
+                    self.fail(qpn, completion);
                     continue;
                 }
             };
             qp.issued.pop_front();
-            if let Some(told) = told {
-                self.push_completion(cq, told);
+            if let Some(completion) = completion {
+                self.push_completion(cq, completion);
             }
         }
     }
 
-    /// Tells the failure of the request at the head and puts the queue pair into error.
-    fn fail(&mut self, qpn: u32, told: Completion) {
+    /// Completes the request at the head in error and puts the queue pair into the error state.
+    fn fail(&mut self, qpn: u32, completion: Completion) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             qp.issued.pop_front();
             let cq = qp.send_cq;
-            self.push_completion(cq, told);
+            self.push_completion(cq, completion);
         }
         self.break_qp(qpn);
     }

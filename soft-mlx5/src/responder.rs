@@ -1,4 +1,4 @@
-//! The responder: executes the requests of peers, in order for each queue pair.
+//! The responder executes the requests of peers, in order for each queue pair.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use mlx5::wire::{CqeOpcode, Syndrome};
 use super::core::Core;
 use super::cq::Completion;
 use super::frame::{self, Frame, Header, Kind, MAX_PAYLOAD};
-use super::keys::{Place, Right};
+use super::mkey::{Right, Target};
 use super::qp::{Incoming, State};
 use super::receive::Receive;
 use super::requester::{BACKLOG, walk};
@@ -25,11 +25,11 @@ enum Outcome {
 
 /// Bytes of the header in front of a datagram's data in a receive.
 const GRH: u64 = 40;
-/// The time of a peer that waits for ever for a receive.
+/// The RNR timeout of a peer that waits without limit.
 pub(super) const ENDLESS_MS: u64 = u64::MAX;
 
 impl Core {
-    /// Deals with what came for a queue pair; true if something moved.
+    /// Handles the frames that arrived for a queue pair. True when there was work.
     pub(super) fn respond(&mut self, qpn: u32) -> bool {
         let mut moved = false;
         loop {
@@ -91,10 +91,10 @@ impl Core {
         let from = frame.header.src_qpn.get();
         match (frame.kind, qp.peer) {
             (Kind::Datagram, _) => return self.take_datagram(qpn, frame),
-            // The peer is faster: it is connected, this side is about to be.
+            // The peer connected before this side did.
             (_, None) => return Outcome::Waits,
             (_, Some(peer)) if peer.qpn != from => {
-                self.log(format_args!("QP {qpn:#x}: a request of QP {from:#x}, to which it is not connected"));
+                self.log(format_args!("QP {qpn:#x}: a request of QP {from:#x}, which it is not connected to"));
                 return Outcome::Finished(Some(Syndrome::TransportRetryExceeded.code()));
             }
             _ => {}
@@ -102,18 +102,18 @@ impl Core {
         match frame.kind {
             Kind::Send => self.take_message(qpn, frame),
             Kind::Write => self.take_write(qpn, frame),
-            Kind::Read => self.give(qpn, connection, frame),
+            Kind::Read => self.take_read(qpn, connection, frame),
             Kind::CompareSwap | Kind::FetchAdd => self.take_atomic(qpn, connection, frame),
             Kind::Hello | Kind::Ack | Kind::Data | Kind::Datagram => Outcome::Finished(None),
         }
     }
 
-    /// Waits for a receive as long as the peer has patience.
+    /// Waits for a receive until the peer's RNR timeout.
     fn without_receive(&mut self, qpn: u32, frame: &Frame) -> Outcome {
-        let patience = frame.header.operand.get();
+        let rnr_timeout = frame.header.operand.get();
         let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::Finished(None) };
         let since = *qp.unready.get_or_insert_with(Instant::now);
-        if patience == ENDLESS_MS || since.elapsed().as_millis() < u128::from(patience) {
+        if rnr_timeout == ENDLESS_MS || since.elapsed().as_millis() < u128::from(rnr_timeout) {
             return Outcome::Waits;
         }
         self.refuse(qpn, frame, Syndrome::RnrRetryExceeded, "no receive was posted in time")
@@ -125,7 +125,7 @@ impl Core {
             let Some(receive) = self.take_receive(qpn) else { return self.without_receive(qpn, frame) };
             if let Some(qp) = self.qps.get_mut(&qpn) {
                 qp.unready = None;
-                qp.incoming = Some(Incoming { receive: Some(receive), place: None });
+                qp.incoming = Some(Incoming { receive: Some(receive), target: None });
             }
         }
         let incoming = self.qps.get(&qpn).and_then(|qp| qp.incoming.as_ref());
@@ -146,7 +146,7 @@ impl Core {
         let imm = header.imm.get();
         let how = if header.has(frame::INVALIDATE) {
             let pd = self.qps.get(&qpn).map_or(0, |qp| qp.pd);
-            if let Err(why) = self.keys.invalidate(pd, qpn, imm, None) {
+            if let Err(why) = self.mkeys.invalidate(pd, qpn, imm, None) {
                 self.receive_failed(qpn, &receive, Syndrome::RemoteInvalReq);
                 let why = format!("invalidation of key {imm:#x}: {why}");
                 return self.refuse(qpn, frame, Syndrome::RemoteOp, &why);
@@ -161,7 +161,7 @@ impl Core {
         Outcome::Finished(Some(0))
     }
 
-    /// Whether `bytes` fit into a receive whose keys are good: else this side's and the peer's syndrome.
+    /// Checks the keys and the length of a receive for `bytes`. An error has the syndromes of this side and of the peer.
     fn check_receive(&self, qpn: u32, receive: &Receive, bytes: u64) -> Result<(), (Syndrome, Syndrome, &'static str)> {
         let pd = self.qps.get(&qpn).map_or(0, |qp| qp.pd);
         if bytes > receive.capacity() {
@@ -169,7 +169,7 @@ impl Core {
             return Err((Syndrome::LocalLength, Syndrome::RemoteInvalReq, why));
         }
         for sge in &receive.sges {
-            let checked = self.keys.local(pd, sge.lkey, sge.addr, u64::from(sge.length), true);
+            let checked = self.mkeys.local(pd, sge.lkey, sge.addr, u64::from(sge.length), true);
             checked.map_err(|why| (Syndrome::LocalProt, Syndrome::RemoteOp, why))?;
         }
         Ok(())
@@ -193,12 +193,12 @@ impl Core {
         self.push_completion(cq, Completion::Received { qpn, srqn, index, how, imm, bytes, solicited });
     }
 
-    fn place(&self, qpn: u32, header: &Header, bytes: u32, right: Right) -> Result<Place, &'static str> {
+    fn target(&self, qpn: u32, header: &Header, bytes: u32, right: Right) -> Result<Target, &'static str> {
         let pd = self.qps.get(&qpn).map_or(0, |qp| qp.pd);
         if bytes == 0 && right != Right::Atomic {
-            return Ok(Place::Nowhere);
+            return Ok(Target::Untranslated);
         }
-        self.keys.remote(pd, qpn, header.rkey.get(), header.addr.get(), u64::from(bytes), right)
+        self.mkeys.remote(pd, qpn, header.rkey.get(), header.addr.get(), u64::from(bytes), right)
     }
 
     fn take_write(&mut self, qpn: u32, frame: &Frame) -> Outcome {
@@ -208,16 +208,16 @@ impl Core {
             return self.without_receive(qpn, frame);
         }
         if header.offset.get() == 0 {
-            let place = match self.place(qpn, header, header.total.get(), Right::Write) {
-                Ok(place) => place,
+            let target = match self.target(qpn, header, header.total.get(), Right::Write) {
+                Ok(target) => target,
                 Err(why) => return self.refuse(qpn, frame, Syndrome::RemoteAccess, why),
             };
             if let Some(qp) = self.qps.get_mut(&qpn) {
-                qp.incoming = Some(Incoming { receive: None, place: Some(place) });
+                qp.incoming = Some(Incoming { receive: None, target: Some(target) });
             }
         }
         let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::Finished(None) };
-        if let Some(Place::At(address)) = qp.incoming.as_ref().and_then(|incoming| incoming.place) {
+        if let Some(Target::Address(address)) = qp.incoming.as_ref().and_then(|incoming| incoming.target) {
             copy_to(address + u64::from(header.offset.get()), &frame.payload);
         }
         if !last {
@@ -230,11 +230,11 @@ impl Core {
         Outcome::Finished(Some(0))
     }
 
-    fn give(&mut self, qpn: u32, connection: u32, frame: &Frame) -> Outcome {
+    fn take_read(&mut self, qpn: u32, connection: u32, frame: &Frame) -> Outcome {
         let header = &frame.header;
         let total = header.total.get();
-        let place = match self.place(qpn, header, total, Right::Read) {
-            Ok(place) => place,
+        let target = match self.target(qpn, header, total, Right::Read) {
+            Ok(target) => target,
             Err(why) => return self.refuse(qpn, frame, Syndrome::RemoteAccess, why),
         };
         let (Some(qp), Some(connection)) = (self.qps.get_mut(&qpn), self.connections.get_mut(&connection)) else {
@@ -244,12 +244,12 @@ impl Core {
             return Outcome::Waits;
         }
         let offset = qp.answered;
-        let len = match place {
-            Place::At(_) => (total - offset).min(MAX_PAYLOAD as u32),
+        let len = match target {
+            Target::Address(_) => (total - offset).min(MAX_PAYLOAD as u32),
             // No byte moves, and no error is reported.
-            Place::Nowhere => 0,
+            Target::Untranslated => 0,
         };
-        let last = matches!(place, Place::Nowhere) || offset + len == total;
+        let last = matches!(target, Target::Untranslated) || offset + len == total;
         connection.push(&Header {
             total: total.into(),
             offset: offset.into(),
@@ -257,7 +257,7 @@ impl Core {
             flags: if last { frame::LAST } else { 0 },
             ..Header::new(Kind::Data, qpn, header.src_qpn.get(), header.token.get())
         });
-        if let Place::At(address) = place {
+        if let Target::Address(address) = target {
             copy_from(address + u64::from(offset), connection.payload(len as usize));
         }
         qp.answered = if last { 0 } else { offset + len };
@@ -269,17 +269,17 @@ impl Core {
         if !header.addr.get().is_multiple_of(8) {
             return self.refuse(qpn, frame, Syndrome::RemoteInvalReq, "an atomic on an address that is not 8-aligned");
         }
-        let place = match self.place(qpn, header, 8, Right::Atomic) {
-            Ok(Place::At(address)) if address % 8 != 0 => {
+        let target = match self.target(qpn, header, 8, Right::Atomic) {
+            Ok(Target::Address(address)) if address % 8 != 0 => {
                 return self.refuse(qpn, frame, Syndrome::RemoteInvalReq, "the word under the window is not 8-aligned");
             }
-            Ok(place) => place,
+            Ok(target) => target,
             Err(why) => return self.refuse(qpn, frame, Syndrome::RemoteAccess, why),
         };
         let (first, second) = (header.operand.get(), header.second.get());
         let before = match frame.kind {
-            Kind::CompareSwap => atomic(place, |now| if now == first { second } else { now }),
-            _ => atomic(place, |now| now.wrapping_add(first)),
+            Kind::CompareSwap => atomic(target, |now| if now == first { second } else { now }),
+            _ => atomic(target, |now| now.wrapping_add(first)),
         };
         if let Some(connection) = self.connections.get_mut(&connection) {
             connection.push(&Header {
@@ -293,7 +293,7 @@ impl Core {
         Outcome::Finished(None)
     }
 
-    /// Takes a datagram if all fits, and drops it otherwise.
+    /// Receives a datagram if it fits, and drops it otherwise.
     fn take_datagram(&mut self, qpn: u32, frame: &Frame) -> Outcome {
         let header = &frame.header;
         let done = Outcome::Finished(None);

@@ -1,5 +1,5 @@
-//! Memory that the driver and the card both use: rings, doorbell records, registers; and the user's buffers. Every
-//! access by raw address of the mlx5 face is in this file.
+//! Memory that the driver and the card both use: rings, doorbell records, registers; and the user's buffers. This file has every
+//! access of the mlx5 face by raw address.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,10 +11,10 @@ use mlx5::cq::Slots;
 use mlx5::mmio::{ArmRegister, BlueFlame, DoorbellRecord, DoorbellRegister, DoorbellRegisterParts};
 use mlx5::ring::Ring;
 
-use super::keys::Place;
+use super::mkey::Target;
 use soft_nic::memory::{self, Mapping};
 
-/// Zeroed memory of a queue, page aligned. Whoever gives parts of it to a driver gives a handle with them that keeps it.
+/// Zeroed, page-aligned memory of a queue. Parts that the driver gets come with a handle that keeps the memory mapped.
 #[derive(Debug)]
 pub(super) struct Shared(Mapping);
 
@@ -32,21 +32,21 @@ impl Shared {
     /// A ring for the driver, at `at`.
     pub(super) fn ring(&self, at: usize, log_entries: u32, log_entry: u32) -> Ring {
         let base = self.address(at, 1 << (log_entries + log_entry));
-        // SAFETY: within the mapping, aligned by the queues' layout; only the driver that gets it writes there.
+        // SAFETY: the ring lies in the mapping and is aligned by the queues' layout; only the driver that gets it writes there.
         unsafe { Ring::new(base, log_entries, log_entry) }
     }
 
     /// A word of a doorbell record for the driver.
     pub(super) fn driver_record(&self, at: usize) -> DoorbellRecord {
         let word = self.address(at, 4).cast();
-        // SAFETY: within the mapping, 4-aligned by the queues' layout.
+        // SAFETY: the word lies in the mapping and is 4-byte aligned by the queues' layout.
         unsafe { DoorbellRecord::new(word) }
     }
 
     /// The doorbell register for the driver: two halves of `half` bytes.
     pub(super) fn register(&self, at: usize, half: usize) -> DoorbellRegister {
         let register = self.address(at, 2 * half).cast();
-        // SAFETY: within the mapping, aligned by the queues' layout; the driver of one queue gets it.
+        // SAFETY: the register lies in the mapping and is aligned by the queues' layout; the driver of one queue gets it.
         unsafe {
             DoorbellRegister::new(DoorbellRegisterParts {
                 register,
@@ -56,68 +56,68 @@ impl Shared {
         }
     }
 
-    /// The register that arms, for the driver.
+    /// The arm register for the driver.
     pub(super) fn arm_register(&self, at: usize) -> ArmRegister {
         let register = self.address(at, 8).cast();
-        // SAFETY: within the mapping, aligned by the queues' layout.
+        // SAFETY: the register lies in the mapping and is aligned by the queues' layout.
         unsafe { ArmRegister::new(register) }
     }
 
     /// The slots of a completion queue for the driver, initialised.
     pub(super) fn slots(&self, at: usize, log: u32) -> Slots {
         let base = self.address(at, 64 << log).cast();
-        // SAFETY: within the mapping, page aligned; driver and card write by the format's rules.
+        // SAFETY: the slots lie in the mapping and are page aligned; driver and card write them by the format's rules.
         let mut slots = unsafe { Slots::new(base, log) };
         slots.initialise();
         slots
     }
 
-    /// The same slots for the card, and where the consumer's index is.
+    /// The same slots for the card, and the word with the consumer's index.
     pub(super) fn completions(&self, at: usize, log: u32, record: usize) -> CqMemory {
         let (slots, record) = (self.address(at, 64 << log).cast(), self.address(record, 4).cast());
-        // SAFETY: as for `slots`; the completion queue that holds the writer holds the mapping too.
+        // SAFETY: the slots lie in the mapping and are page aligned; the completion queue that holds the writer keeps the mapping.
         unsafe { CqMemory::new(slots, log, record) }
     }
 
     /// A big-endian word of a doorbell record.
     pub(super) fn record(&self, at: usize) -> u32 {
-        // SAFETY: within the mapping, 4-aligned by the queues' layout, and accessed atomically by both sides.
+        // SAFETY: the word lies in the mapping and is 4-byte aligned by the queues' layout; both sides access it atomically.
         let word = unsafe { AtomicU32::from_ptr(self.address(at, 4).as_ptr().cast()) };
         u32::from_be(word.load(Ordering::Acquire))
     }
 
-    /// What was written into a register since the last look, as it lies in memory; 0 for nothing.
+    /// The value that was written into a register since the last call, in memory order; 0 for none.
     pub(super) fn take_register(&self, at: usize) -> u64 {
-        // SAFETY: within the mapping, 8-aligned by the queues' layout; the driver stores whole words.
+        // SAFETY: the register lies in the mapping and is 8-byte aligned by the queues' layout; the driver stores whole words.
         let word = unsafe { AtomicU64::from_ptr(self.address(at, 8).as_ptr().cast()) };
         if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
     }
 
-    /// Copies what the driver wrote.
+    /// Copies bytes that the driver wrote.
     pub(super) fn read(&self, at: usize, into: &mut [u8]) {
         let from = self.address(at, into.len()).as_ptr();
-        // SAFETY: `from` lies within the mapping for as many bytes as `into` has.
+        // SAFETY: `from` lies in the mapping for as many bytes as `into` has.
         unsafe { memory::copy(into.as_mut_ptr(), from, into.len()) };
     }
 }
 
 /// Copies from the user's memory at `address`.
 pub(super) fn copy_from(address: u64, into: &mut [u8]) {
-    // SAFETY: a memory key covers the range; the caller of `register` keeps it mapped until the key is gone.
+    // SAFETY: a memory key covers the range, and the caller of `register` keeps it mapped until the key is removed.
     unsafe { memory::copy(into.as_mut_ptr(), address as *const u8, into.len()) };
 }
 
 /// Copies to the user's memory at `address`.
 pub(super) fn copy_to(address: u64, bytes: &[u8]) {
-    // SAFETY: a memory key that allows writing covers the range; the caller of `register` keeps it mapped until the key is
-    // gone.
+    // SAFETY: a memory key that allows writing covers the range, and the caller of `register` keeps it mapped until the key is
+    // removed.
     unsafe { memory::copy(address as *mut u8, bytes.as_ptr(), bytes.len()) };
 }
 
-/// An atomic on 8 aligned bytes of the user's memory: what they were.
-pub(super) fn atomic(place: Place, change: impl Fn(u64) -> u64) -> u64 {
-    let Place::At(address) = place else { return 0 };
-    // SAFETY: a memory key covers the 8 bytes, the caller checked that they are aligned.
+/// Executes an atomic on 8 aligned bytes of the user's memory and returns their old value.
+pub(super) fn atomic(target: Target, change: impl Fn(u64) -> u64) -> u64 {
+    let Target::Address(address) = target else { return 0 };
+    // SAFETY: a memory key covers the 8 bytes, and the caller checked their alignment.
     let word = unsafe { AtomicU64::from_ptr(address as *mut u64) };
     let mut seen = word.load(Ordering::Acquire);
     while let Err(now) = word.compare_exchange_weak(seen, change(seen), Ordering::AcqRel, Ordering::Acquire) {

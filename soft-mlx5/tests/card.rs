@@ -1,4 +1,4 @@
-//! The mlx5 face, driven by hand: what is silent, what is an error, what overtakes what.
+//! The software ConnectX card with requests built by hand: silent failures, errors, and the order of requests.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -19,7 +19,7 @@ use soft_mlx5::{Card, Settings};
 const LIMITS: Limits = Limits { max_inline: 128, max_sge: 4 };
 const RIGHTS: Access = Access(0x1f);
 
-/// A send queue that writes what it is told, fences included.
+/// A send queue that writes any request and any flags, fences included.
 struct Raw {
     parts: SendParts,
     next: u32,
@@ -59,8 +59,9 @@ struct End {
     send: Raw,
     recv: Option<RecvQueue<u32>>,
     cq: CompletionQueue,
-    memory: Box<[u8]>,
+    // Declared before `memory`, so that the region is dropped first.
     mr: Mr,
+    memory: Box<[u8]>,
 }
 
 fn attr(cq: &Handle, transport: Transport) -> QpAttr {
@@ -84,7 +85,7 @@ impl End {
         let qp = card.create_qp(&pd, &attr(&cq.handle, transport)).unwrap();
         let mut memory = vec![0; bytes].into_boxed_slice();
         let base = NonNull::new(memory.as_mut_ptr()).unwrap();
-        // SAFETY: the box outlives the region, which lies before it in the struct's order of use.
+        // SAFETY: the memory is boxed, and `End` drops the region before the box.
         let mr = unsafe { card.register(&pd, base, bytes, RIGHTS) }.unwrap();
         End {
             qp: qp.handle,
@@ -92,8 +93,8 @@ impl End {
             send: Raw { parts: qp.send, next: 0 },
             recv: qp.recv.and_then(RecvQueue::new),
             cq: CompletionQueue::new(cq.parts),
-            memory,
             mr,
+            memory,
         }
     }
 
@@ -112,7 +113,7 @@ impl End {
         recv.ring();
     }
 
-    /// The next completion: operation, bytes, what came with it; or the syndrome.
+    /// The next completion: operation, bytes, and immediate data; or the syndrome.
     fn next(&mut self) -> Result<(CqeOpcode, u32, u32), Syndrome> {
         let start = Instant::now();
         loop {
@@ -195,7 +196,7 @@ fn all_operations_move_bytes() {
         assert!(a.memory[400_000..470_000] == a.memory[..70_000]);
         assert!(a.memory[600_000..700_000] == a.memory[70_000..170_000]);
 
-        // The message waits until there is a receive.
+        // The message waits for a receive.
         let message: WorkRequest<'_> = Op::Send { data: Data::Inline(&[&b"hello"[..]]), with: With::Imm(77) };
         a.send.post(&message, SIGNAL);
         std::thread::sleep(Duration::from_millis(5));
@@ -237,7 +238,7 @@ fn window_works_until_invalidated() {
     a.next().unwrap();
     assert_eq!(&a.memory[100..108], b"contents");
 
-    // The peer invalidates it with its message, and must not use it again.
+    // The peer's message invalidates the key, and the peer's next access with it fails.
     b.receive(0, 16);
     a.send.post(&Op::Send { data: Data::Inline(&[&b"done"[..]]), with: With::Invalidate(rkey) }, SIGNAL);
     assert_eq!(b.next(), Ok((CqeOpcode::RespSendInv, 4, rkey)));
@@ -267,12 +268,14 @@ fn bind_of_wrong_size_succeeds_and_moves_nothing() {
     assert_eq!(&a.memory[..8], b"contents");
 }
 
-/// The responder binds and tells; the peer writes at once. With a fence it always works, without one it loses now and then.
+/// The responder binds and sends the key, and the peer writes at once. With a fence the write always succeeds; without one it
+/// sometimes fails.
 #[test]
 fn request_without_fence_overtakes_the_bind() {
     let race = |fence: FmCeSe, seed: u64| {
         let late = |seed| {
-            let settings = Settings { seed: Some(seed), late_bind: Duration::from_millis(200), ..Settings::default() };
+            let settings =
+                Settings { seed: Some(seed), max_bind_delay: Duration::from_millis(200), ..Settings::default() };
             Card::open(settings).unwrap()
         };
         let cards = [late(seed), late(seed + 1000)];
@@ -291,7 +294,7 @@ fn request_without_fence_overtakes_the_bind() {
     };
     assert!((0..20).all(|seed| race(FmCeSe::SMALL_FENCE, seed)));
     let won = (0..200).take_while(|seed| race(FmCeSe::NONE, *seed)).count();
-    assert!(won < 200, "nothing ever overtook the bind");
+    assert!(won < 200, "no request overtook the bind");
 }
 
 #[test]
@@ -408,7 +411,8 @@ fn message_longer_than_its_receive_fails_on_both_sides() {
 #[test]
 fn send_without_receive_fails_after_its_time() {
     let cards = [0, 1].map(|seed| {
-        let settings = Settings { seed: Some(seed), patience: Some(Duration::from_millis(20)), ..Settings::default() };
+        let settings =
+            Settings { seed: Some(seed), rnr_timeout: Some(Duration::from_millis(20)), ..Settings::default() };
         Card::open(settings).unwrap()
     });
     let (mut a, b) = (End::new(&cards[0], Transport::Rc, 64, false), End::new(&cards[1], Transport::Rc, 64, false));
@@ -514,8 +518,8 @@ fn armed_queue_raises_an_event() {
         nix::poll::poll(&mut fds, wait).unwrap() == 1
     };
     send.post(&Op::Nop, SIGNAL);
-    assert!(!readable(30), "nobody armed");
-    // What came before arming wakes at once.
+    assert!(!readable(30), "the queue is not armed");
+    // A completion from before the arming raises an event at once.
     cq.arm(mlx5::cq::Arm::Any);
     assert!(readable(60_000));
 }

@@ -1,5 +1,5 @@
-//! Seeded random completions against an oracle: what the card pushed is what the poller must return, in order, whatever
-//! was compressed, wherever the queue wrapped. `FERROGIN_ZIP_CQES=N` sets how many completions in all (default 10 million).
+//! Seeded random completions against an oracle: the poller must return the completions that the card pushed, in order, with any
+//! compression and at any wrap. `FERROGIN_ZIP_CQES=N` sets the total number of completions (default 10 million).
 
 #[path = "../../mlx5/tests/common/memory.rs"]
 #[allow(dead_code)]
@@ -15,16 +15,16 @@ use soft_nic::random::Random as CardRandom;
 use std::collections::VecDeque;
 use zerocopy::FromZeros;
 
-/// The slots as the card sees them, with the first word of `record`.
+/// The slots on the card's side, with the first word of `record`.
 #[allow(unsafe_code)]
 fn card_side(slots: &Memory, record: &Memory) -> CqMemory {
     let entries = slots.len() / size_of::<Cqe>();
     let base = slots.base().cast();
-    // SAFETY: both are aligned, and each test keeps both alive as long as the writer.
+    // SAFETY: both are aligned, and each test keeps both mapped as long as the writer.
     unsafe { CqMemory::new(base, entries.trailing_zeros(), record.base().cast()) }
 }
 
-/// Makes completions: runs that compress, with breaks of every kind between.
+/// Produces completions: runs that can be compressed, with interruptions of every kind.
 struct Source {
     random: Random,
     last: Cqe,
@@ -73,7 +73,7 @@ impl Source {
     }
 }
 
-/// All bytes that do not say how the completion was written.
+/// The completion without the bytes that depend on compression.
 fn meaning(mut cqe: Cqe) -> Cqe {
     cqe.signature = 0;
     cqe.op_own = OpOwn(cqe.op_own.0 & 0xf0);
@@ -81,7 +81,7 @@ fn meaning(mut cqe: Cqe) -> Cqe {
 }
 
 fn check(want: Option<Cqe>, got: Result<Completion<'_>, CompletionError>) {
-    let want = want.expect("a completion that nobody pushed");
+    let want = want.expect("a completion that was pushed");
     let got = match got {
         Ok(entry) => entry.to_cqe(),
         Err(failure) => failure.cqe,
@@ -114,7 +114,7 @@ fn run(log: u32, start: u32, count: u64, seed: u64, zip: bool, across_laps: bool
     let mut queue = CompletionQueue::new(parts);
     queue.release();
     if !zip && start >> log & 1 != 0 {
-        // A queue that was passed an odd number of times holds the owner bit of the lap before.
+        // A queue that was passed an odd number of times holds the owner bit of the previous lap.
         for slot in 0..1_usize << log {
             slots.write(slot * 64 + 63, &[0xf0]);
         }
@@ -136,15 +136,15 @@ fn run(log: u32, start: u32, count: u64, seed: u64, zip: bool, across_laps: bool
                 tally.written += 1;
             }
         }
-        // Full is no mistake here: the rest comes when slots are free.
+        // An overrun is expected here: the remaining completions follow when slots are free.
         let _ = writer.flush();
         tally.minis = writer.minis();
-        // Sometimes more than is there, sometimes the midst of a block, sometimes nothing.
+        // Sometimes more than there are, sometimes up to the middle of a block, sometimes none.
         let most = random.below(2 << log.min(7));
         let taken = if random.below(4) == 0 {
             let mut taken = 0;
             while taken < most {
-                let polled = queue.poll().expect("no nonsense");
+                let polled = queue.poll().expect("a valid completion");
                 match polled {
                     mlx5::cq::Polled::Empty => break,
                     mlx5::cq::Polled::Done(entry) => check(oracle.pop_front(), Ok(entry)),
@@ -158,10 +158,10 @@ fn run(log: u32, start: u32, count: u64, seed: u64, zip: bool, across_laps: bool
             queue.release();
             taken
         } else {
-            queue.drain(most, |one| check(oracle.pop_front(), one)).expect("no nonsense")
+            queue.drain(most, |one| check(oracle.pop_front(), one)).expect("a valid completion")
         };
         tally.polled += taken as u64;
-        // Nothing that was written may stay unseen: with all slots looked at, only pending ones are left.
+        // Every written completion must have been returned: with all slots polled, only pending ones are left.
         if most > writer.producer().wrapping_sub(queue.consumer()) + taken {
             assert_eq!(queue.consumer(), writer.producer(), "the poller stalled");
         }
@@ -171,7 +171,7 @@ fn run(log: u32, start: u32, count: u64, seed: u64, zip: bool, across_laps: bool
     tally
 }
 
-/// The slots that a block covers, also across the end of the queue, carry the marks of their own laps.
+/// The slots that a block covers carry the marks of their own laps, also across the end of the queue.
 #[test]
 fn covered_slots_are_marked_with_their_own_lap() {
     let slots = Memory::new(64 << 3);
@@ -214,7 +214,7 @@ fn total() -> u64 {
     std::env::var("FERROGIN_ZIP_CQES").map_or(10_000_000, |n| n.parse().expect("FERROGIN_ZIP_CQES is a number"))
 }
 
-/// Where queues begin: at the start, before the 8-bit lap mark comes round, before the index does.
+/// First indices of queues: 0, near the wrap of the 8-bit lap mark, near the wrap of the index.
 fn starts(log: u32) -> [u32; 3] {
     [0, (254_u32 << log).wrapping_add(1), 0_u32.wrapping_sub(3 << log)]
 }
@@ -233,7 +233,7 @@ fn compressed_queues_of_all_sizes() {
             }
         }
     }
-    println!("{polled} completions, {minis} of them compressed, none missed, none wrong");
+    println!("{polled} completions, {minis} of them compressed, all in order and equal to the oracle's");
     assert!(minis > polled / 2, "little was compressed");
 }
 

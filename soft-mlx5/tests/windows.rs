@@ -1,4 +1,4 @@
-//! Windows of the crate mlx5 on the software card: lent, used by the peer, taken back, lent again.
+//! Windows of the crate mlx5 on the software card: bound, used by the peer, invalidated, bound again.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -47,20 +47,20 @@ impl End {
         let memory = Box::leak(vec![0_u8; BYTES].into_boxed_slice()).as_mut_ptr();
         let base = NonNull::new(memory).expect("memory");
         let access = Access::LOCAL_WRITE.with(Access::MW_BIND);
-        // SAFETY: leaked, and reached by pointer only.
+        // SAFETY: the memory is leaked, and reached by pointer only.
         let mr = unsafe { device.register(&pd, base, BYTES, access) }.expect("a region");
         Self { device, pd, qp, cq: CompletionQueue::new(cq.parts), mr, memory }
     }
 
     fn byte(&self, at: usize) -> u8 {
         assert!(at < BYTES);
-        // SAFETY: inside the memory.
+        // SAFETY: the byte lies in the memory.
         unsafe { self.memory.wrapping_add(at).read_volatile() }
     }
 
     fn set(&self, at: usize, byte: u8) {
         assert!(at < BYTES);
-        // SAFETY: inside the memory.
+        // SAFETY: the byte lies in the memory.
         unsafe { self.memory.wrapping_add(at).write_volatile(byte) };
     }
 
@@ -71,11 +71,11 @@ impl End {
         recv.ring();
     }
 
-    /// The next completion; requests that it frees are given back.
+    /// The next completion, with the kinds of the requests that it completes.
     fn next(&mut self) -> Result<(Cqe, Vec<RequestKind>), CompletionError> {
         let start = Instant::now();
         loop {
-            let seen = match self.cq.poll().expect("no nonsense") {
+            let seen = match self.cq.poll().expect("a valid completion") {
                 Polled::Empty => None,
                 Polled::Done(entry) => Some(Ok(entry.to_cqe())),
                 Polled::Failed(failure) => Some(Err(failure)),
@@ -87,7 +87,7 @@ impl End {
                 let kinds = match cqe.op_own.opcode() {
                     CqeOpcode::Req => self.qp.send().complete(counter).expect("ours").map(|done| done.kind).collect(),
                     _ => {
-                        self.qp.recv().expect("its own queue").complete(counter).expect("ours");
+                        self.qp.recv().expect("its own queue").complete(counter).expect("an outstanding receive");
                         Vec::new()
                     }
                 };
@@ -115,7 +115,7 @@ impl End {
         self.byte(100)
     }
 
-    /// Lends `length` bytes and tells the peer the key in one batch; gives the key.
+    /// Binds a window of `length` bytes and sends the peer the key in one batch. Returns the key.
     fn lend(&mut self, window: &mut Window, addr: u64, length: u64, zero_based: bool) -> u32 {
         let range = Range { addr, length, zero_based };
         let bind = window.bind(&self.qp, &self.mr, range, RIGHTS).expect("legal");
@@ -147,7 +147,7 @@ fn window_is_bound_used_and_invalidated_many_times() {
         let zero_based = round % 2 == 0;
         peer.receive();
         let rkey = owner.lend(&mut window, base + 1000, 500, zero_based);
-        // The key was told by a message that comes after the bind: the fence sees to it.
+        // The message with the key comes after the bind, which the fence ensures.
         let (told, _) = peer.next().expect("the key");
         assert_eq!(told.byte_cnt.get(), 4);
         assert_eq!(owner.next().expect("done").1, [RequestKind::Bind, RequestKind::Plain]);
@@ -159,7 +159,7 @@ fn window_is_bound_used_and_invalidated_many_times() {
         owner.set(1000, byte ^ 0xff);
         assert_eq!(peer.read(rkey, at(0)), byte ^ 0xff);
         match round % 3 {
-            // The owner takes it back by key, or by a bind of no bytes.
+            // The owner frees the window by its key, or by a bind of no bytes.
             0 | 1 => {
                 let change = if round % 3 == 0 { window.invalidate(&owner.qp) } else { window.unbind(&owner.qp) };
                 let change = change.expect("bound");
@@ -169,7 +169,7 @@ fn window_is_bound_used_and_invalidated_many_times() {
                 assert_eq!(owner.next().expect("done").1, [kind]);
                 window.mark_completed();
             }
-            // The peer gives it back with its message.
+            // The peer's message invalidates the window.
             _ => {
                 owner.receive();
                 let bye: WorkRequest<'_> = Op::Send { data: Data::Inline(&[b"bye"]), with: With::Invalidate(rkey) };
@@ -182,7 +182,7 @@ fn window_is_bound_used_and_invalidated_many_times() {
         }
         assert_eq!(window.rkey(), None);
     }
-    assert_eq!(keys.len(), 60, "a tag comes back after 256 steps, not before");
+    assert_eq!(keys.len(), 60, "a tag is used again after 256 binds, not before");
     let stale = *keys.iter().next().expect("keys");
     assert_eq!(peer.write(stale, 0, 1), Err(Syndrome::RemoteAccess));
 }
@@ -203,7 +203,7 @@ fn key_of_a_dropped_window_is_stale() {
 }
 
 #[test]
-fn a_type_1_window_serves_every_queue_pair_and_is_bound_again() {
+fn type_1_window_serves_every_queue_pair_and_can_be_rebound() {
     let (mut peer, mut owner) = connected();
     let mut window = Window::alloc(&*owner.device, &owner.pd, WindowType::Type1).expect("a window");
     let base = owner.mr.addr;
@@ -225,7 +225,7 @@ fn a_type_1_window_serves_every_queue_pair_and_is_bound_again() {
 }
 
 #[test]
-fn queue_pair_of_size_0_has_the_least_size() {
+fn queue_pair_of_size_0_has_room_for_one_request() {
     let end = End::new(13);
     let cq = end.device.create_cq(&CqAttr { entries: 0, compression: false }).expect("a queue");
     let attr = QpAttr {
@@ -247,7 +247,7 @@ fn queue_pair_of_size_0_has_the_least_size() {
         qp.send().post(token, Flags::NONE, &post).expect("room for one");
         assert_eq!(qp.send().post(99, Flags::NONE, &post).expect_err("room for one").token, 99);
         let counter = loop {
-            match cq.poll().expect("no nonsense") {
+            match cq.poll().expect("a valid completion") {
                 Polled::Empty => std::thread::yield_now(),
                 Polled::Done(entry) => break entry.wqe_counter(),
                 Polled::Failed(failure) => panic!("{failure}"),

@@ -1,4 +1,4 @@
-//! The memory of a completion queue as the card sees it.
+//! The memory of a completion queue on the card's side.
 
 use mlx5::wire::Cqe;
 use std::mem::offset_of;
@@ -14,10 +14,10 @@ pub struct CqMemory {
     record: NonNull<AtomicU32>,
 }
 
-// SAFETY: slots are written by this value alone, the record is read as an atomic.
+// SAFETY: only this value writes the slots, and it reads the record as an atomic.
 unsafe impl Send for CqMemory {}
 
-/// The last two bytes, which make a completion valid, are stored by themselves.
+/// Offset of the last two bytes, which make a completion valid and are stored separately.
 const TAIL: usize = offset_of!(Cqe, signature);
 
 impl CqMemory {
@@ -37,20 +37,20 @@ impl CqMemory {
 
     /// Completions that the driver released: 24 bits of the index.
     pub fn consumer(&self) -> u32 {
-        // SAFETY: mapped and aligned, as `new` was promised; an atomic may be shared with the driver.
+        // SAFETY: the caller of `new` keeps the word mapped and aligned; the driver may write an atomic at the same time.
         u32::from_be(unsafe { self.record.as_ref() }.load(Ordering::Acquire)) & mlx5::wire::MAX_24_BITS
     }
 
-    /// Writes a slot, the two bytes that make it valid last.
+    /// Writes a slot, and last the two bytes that make it valid.
     pub fn write(&mut self, index: u32, cqe: &Cqe) {
         let slot = index as usize & ((1 << self.log) - 1);
         let to = self.slots.as_ptr().wrapping_add(slot).cast::<u8>();
         for (at, byte) in cqe.as_bytes().iter().take(TAIL).enumerate() {
-            // SAFETY: inside the slot; the driver does not read it before the tail says so.
+            // SAFETY: the bytes lie in the slot, and the driver does not read them before the tail is valid.
             unsafe { to.wrapping_add(at).write_volatile(*byte) };
         }
         let tail = u16::from_le_bytes([cqe.signature, cqe.op_own.0]).to_le();
-        // SAFETY: inside the slot and even; an atomic may be shared with the driver.
+        // SAFETY: the address lies in the slot and is even; the driver may read an atomic at the same time.
         unsafe { AtomicU16::from_ptr(to.wrapping_add(TAIL).cast()) }.store(tail, Ordering::Release);
     }
 }

@@ -1,4 +1,4 @@
-//! Memory keys: regions, and windows as a UMR leaves them.
+//! Memory keys (mkeys): regions, and windows that UMRs bind.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use mlx5::device::{Access, DeviceError};
 use mlx5::wire::{MkeyAccess, MkeyContext, UmrFlags};
 use mlx5::wqe::{Umr, WINDOW_OCTOWORDS, WindowType};
 
-/// What a peer wants to do.
+/// The access of a peer to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Right {
     Write,
@@ -32,16 +32,16 @@ impl Right {
     }
 }
 
-/// The rule that a key broke; the text goes into the card's line.
+/// The violated rule, for the card's log line.
 pub(super) type Denied = &'static str;
 
-/// Memory behind a remote key.
+/// The memory of a remote key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// Its address in this process.
-    At(u64),
-    /// A window whose translation was given a wrong size: all is granted, and no byte moves.
-    Nowhere,
+pub(super) enum Target {
+    /// The address in this process.
+    Address(u64),
+    /// A window whose translation has a wrong size: every access succeeds, and no byte moves.
+    Untranslated,
 }
 
 #[derive(Debug)]
@@ -61,19 +61,19 @@ struct Window {
     bound: Option<Bound>,
 }
 
-/// What a bound window covers.
+/// The range of a bound window.
 #[derive(Debug, Clone, Copy)]
 struct Bound {
-    /// The queue pair that may use it; any of the protection domain for a type-1 window.
+    /// The queue pair that may use the window; for a type-1 window any of the protection domain.
     qpn: Option<u32>,
-    /// The first address that peers name.
+    /// The first address for peers.
     start: u64,
     len: u64,
     access: MkeyAccess,
-    /// Index of the region underneath.
+    /// Index of the region.
     region: u32,
     address: u64,
-    /// The translation entry has the size that the card reads.
+    /// The translation entry has the size that the card requires.
     in_effect: bool,
 }
 
@@ -85,7 +85,7 @@ enum Key {
 
 /// All keys of a card, by index: the upper 24 bits of a key. The low byte is its tag.
 #[derive(Debug)]
-pub(super) struct Keys {
+pub(super) struct MkeyTable {
     keys: HashMap<u32, Key>,
     next: u32,
 }
@@ -102,8 +102,8 @@ fn covers(start: u64, len: u64, addr: u64, bytes: u64) -> bool {
     addr >= start && addr.checked_add(bytes).is_some_and(|end| end <= start.saturating_add(len))
 }
 
-impl Keys {
-    /// Numbers begin somewhere else for each card, so that a key of another card is noticed.
+impl MkeyTable {
+    /// The first number is different for each card, so that keys of other cards are noticed.
     pub(super) fn new(start: u32) -> Self {
         Self { keys: HashMap::new(), next: FIRST + start % (INDICES - FIRST) }
     }
@@ -143,7 +143,7 @@ impl Keys {
         Ok(index << 8 | u32::from(tag))
     }
 
-    /// Forgets a key. Windows on a region that is gone grant nothing.
+    /// Removes a key. Windows on a removed region grant no access.
     pub(super) fn remove(&mut self, key: u32) {
         self.keys.remove(&split(key).0);
     }
@@ -158,7 +158,7 @@ impl Keys {
         }
     }
 
-    /// Whether this side may use `bytes` at `addr`.
+    /// Checks that this side may use `bytes` at `addr`.
     pub(super) fn local(&self, pd: u32, lkey: u32, addr: u64, bytes: u64, write: bool) -> Result<(), Denied> {
         let region = self.region(pd, lkey)?;
         if write && !region.access.has(Access::LOCAL_WRITE) {
@@ -167,7 +167,7 @@ impl Keys {
         if covers(region.addr, region.len, addr, bytes) { Ok(()) } else { Err("the range is not within the region") }
     }
 
-    /// Whether a peer of `qpn` may use `bytes` at `addr`, and where they are.
+    /// Checks that a peer of `qpn` may use `bytes` at `addr`, and returns their location.
     pub(super) fn remote(
         &self,
         pd: u32,
@@ -176,17 +176,17 @@ impl Keys {
         addr: u64,
         bytes: u64,
         right: Right,
-    ) -> Result<Place, Denied> {
+    ) -> Result<Target, Denied> {
         let (index, tag) = split(rkey);
         let window = match self.keys.get(&index) {
             Some(Key::Window(window)) => window,
             _ => {
                 let region = self.region(pd, rkey)?;
                 if !region.access.has(right.of_region()) {
-                    return Err("the region does not allow it to peers");
+                    return Err("the region was registered without this right for peers");
                 }
                 let within = covers(region.addr, region.len, addr, bytes);
-                return if within { Ok(Place::At(addr)) } else { Err("the range is not within the region") };
+                return if within { Ok(Target::Address(addr)) } else { Err("the range is not within the region") };
             }
         };
         if window.pd != pd {
@@ -200,18 +200,18 @@ impl Keys {
             return Err("the window belongs to another queue pair");
         }
         if !bound.access.has(right.of_window()) {
-            return Err("the window does not allow it");
+            return Err("the window was bound without this right");
         }
         if !covers(bound.start, bound.len, addr, bytes) {
             return Err("the range is not within the window");
         }
         if !bound.in_effect {
-            return Ok(Place::Nowhere);
+            return Ok(Target::Untranslated);
         }
         if !matches!(self.keys.get(&bound.region), Some(Key::Region(_))) {
             return Err("the region under the window is gone");
         }
-        Ok(Place::At(bound.address + (addr - bound.start)))
+        Ok(Target::Address(bound.address + (addr - bound.start)))
     }
 
     /// Invalidates the window of `rkey`, on behalf of a peer's SEND with invalidate or of this side.
@@ -236,7 +236,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Carries out a UMR that queue pair `qpn` of `pd` posted.
+    /// Executes a UMR that queue pair `qpn` of `pd` posted.
     pub(super) fn umr(&mut self, pd: u32, qpn: u32, umr: &Umr) -> Result<(), Denied> {
         let (index, _) = split(umr.key);
         if umr.mkey.free & MkeyContext::FREE != 0 {
@@ -249,7 +249,7 @@ impl Keys {
         }
         let Some(klm) = umr.klm else { return Err("a bind without a translation entry") };
         if !umr.ctrl.flags.has(UmrFlags::INLINE) {
-            return Err("the translation entry is not said to be inline");
+            return Err("the translation entry lacks the inline flag");
         }
         let region = self.region(pd, klm.mkey.get())?;
         if !region.access.has(Access::MW_BIND) {
