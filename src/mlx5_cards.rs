@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn report_has_the_capabilities_of_each_card() {
+    fn report_has_capabilities_of_each_card() {
         let found = |name: &str, mlx5| DeviceEntry { name: name.into(), mlx5 };
         let list = vec![found("mlx5_0", true), found("rxe0", false), found("mlx5_1", true), found("mlx5_2", true)];
         let report = describe(Ok(list), |name| match name {

@@ -118,7 +118,7 @@ fn header() -> String {
 }
 
 #[test]
-fn the_c_header_has_the_layouts_of_the_rust_definitions() {
+fn c_header_matches_rust_layouts() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("ffi-headers/include/ferrogin/layout.h");
     let wanted = header();
     if std::env::var_os("FERROGIN_REFRESH").is_some() {

@@ -37,7 +37,7 @@ fn compiler() -> Result<Compiler, String> {
 /// With the compiler that made the file, the file has to equal what that compiler makes now. With another compiler, or none, the
 /// sources have to be those that the file was made from; if they are not, the test cannot tell whether that matters.
 #[test]
-fn checked_in_ptx_is_that_of_the_sources() {
+fn checked_in_ptx_matches_sources() {
     let sources = compile::source_hash(root()).unwrap();
     let compiler = compiler();
     let compiled = |compiler: &Compiler| compiler.compile(root(), &Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
@@ -67,7 +67,7 @@ fn checked_in_ptx_is_that_of_the_sources() {
 }
 
 #[test]
-fn inline_functions_are_those_of_checked_in_ptx() {
+fn inline_functions_match_checked_in_ptx() {
     if refreshing() {
         return;
     }

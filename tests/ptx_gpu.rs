@@ -32,7 +32,7 @@ fn has_gpu() -> bool {
 }
 
 #[test]
-fn driver_links_the_ptx_with_a_kernel_and_runs_it() {
+fn driver_links_and_runs_ptx_with_kernel() {
     if !has_gpu() {
         println!("SKIP the PTX on a GPU: this machine has no GPU");
         return;

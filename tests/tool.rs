@@ -53,8 +53,8 @@ fn demo_failure_is_reported() {
 }
 
 #[test]
-fn doctor_reports_whether_the_plugin_is_usable() {
-    let Some(plugin) = dist("doctor_reports_whether_the_plugin_is_usable") else { return };
+fn doctor_reports_whether_plugin_is_usable() {
+    let Some(plugin) = dist("doctor_reports_whether_plugin_is_usable") else { return };
     let (output, text) = ferrogin(&plugin, &["doctor"], &[("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_TYPO", "1")]);
     assert!(output.status.success(), "{text}");
     for part in [
@@ -88,8 +88,8 @@ fn doctor_fails_where_init_would_fail() {
 }
 
 #[test]
-fn doctor_lists_what_programs_must_set() {
-    let Some(plugin) = dist("doctor_lists_what_programs_must_set") else { return };
+fn doctor_lists_required_program_settings() {
+    let Some(plugin) = dist("doctor_lists_required_program_settings") else { return };
     let (_, text) = ferrogin(&plugin, &["doctor"], &[("FERROGIN_PROVIDER", "softefa")]);
     for part in [
         "ginStrongSignalsRequired = false",
@@ -102,7 +102,7 @@ fn doctor_lists_what_programs_must_set() {
 }
 
 #[test]
-fn doctor_reports_mlx5_cards_or_the_reason_for_none() {
+fn doctor_reports_mlx5_cards_or_reason_for_none() {
     let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor"], &[]);
     let lines: Vec<_> = text.lines().filter(|line| line.starts_with("mlx5 card ")).collect();
     assert!(!lines.is_empty(), "{text}");
@@ -120,8 +120,8 @@ fn doctor_reports_mlx5_cards_or_the_reason_for_none() {
 
 /// The software card reports its settings when it refuses an unknown one.
 #[test]
-fn doctor_knows_the_settings_of_the_software_card() {
-    let Some(plugin) = dist("doctor_knows_the_settings_of_the_software_card") else { return };
+fn doctor_lists_settings_of_software_card() {
+    let Some(plugin) = dist("doctor_lists_settings_of_software_card") else { return };
     let (_, text) = ferrogin(&plugin, &["probe"], &[("FERROGIN_PROVIDER", "softefa"), ("SOFTEFA_TYPO", "1")]);
     let report = text.lines().find(|line| line.contains("SOFTEFA_TYPO") && line.contains("SOFTEFA_NICS"));
     let report = report.unwrap_or_else(|| panic!("no line with the card's settings: {text}"));

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changed_counter_fails_the_context_for_ever() {
+    fn changed_counter_fails_context_for_ever() {
         let memory = [AtomicU64::new(7), AtomicU64::new(9)];
         // SAFETY: the memory is aligned and outlives the flag, which is closed below.
         let counters = memory.each_ref().map(|word| unsafe { ErrorCounter::new(word.as_ptr()) });
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_a_closed_context_are_not_read() {
+    fn counters_of_closed_context_are_not_read() {
         let (flag, latest, stop) = (FailureFlag::default(), AtomicU64::new(1), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for _ in 0..3 {

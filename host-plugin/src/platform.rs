@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_without_a_name_is_unknown() {
+    fn machine_without_name_is_unknown() {
         assert_eq!(Platform::read(Path::new("/nonexistent")), platform(""));
     }
 }

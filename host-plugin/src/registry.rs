@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn fault_is_sticky_and_ends_with_the_handle() {
+    fn fault_is_sticky_and_ends_with_handle() {
         let a = insert(Kind::Context, Arc::new(1u8)).unwrap();
         assert_eq!(fault(a), Ok(false));
         raise_fault(a);

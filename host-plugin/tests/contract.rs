@@ -44,8 +44,8 @@ fn signals_and_counters_may_differ_by_rank() {
 }
 
 #[test]
-fn contexts_take_the_rails_in_turn() {
-    alone("contexts_take_the_rails_in_turn", &[("SOFTEFA_NICS", "2")], |plugin| {
+fn contexts_use_rails_in_turn() {
+    alone("contexts_use_rails_in_turn", &[("SOFTEFA_NICS", "2")], |plugin| {
         ranks(&plugin, 2, |_, comm| {
             assert_eq!(comm.device_name(), "softefa0-rdm+softefa1-rdm");
             let (memory, window) = window(&comm, 4096);
@@ -76,8 +76,8 @@ fn memory_may_be_registered_twice() {
 }
 
 #[test]
-fn too_many_counters_are_refused_before_the_first_opens() {
-    alone("too_many_counters_are_refused_before_the_first_opens", &[("SOFTEFA_FAULTS", "cntr_budget=20")], |plugin| {
+fn too_many_counters_are_refused_before_first_opens() {
+    alone("too_many_counters_are_refused_before_first_opens", &[("SOFTEFA_FAULTS", "cntr_budget=20")], |plugin| {
         ranks(&plugin, 2, |_, comm| {
             // 2 + 2 + 2 * 9 = 22.
             let error = comm.create_context(&config(9, 2)).expect_err("too many counters").to_string();
@@ -164,9 +164,9 @@ fn unknown_setting_is_reported() {
 
 /// NCCL continues without a plugin whose init fails, but a later failure ends the job.
 #[test]
-fn init_fails_without_a_control_plane() {
+fn init_fails_without_control_plane() {
     let settings = [vec![("FERROGIN_CONTROL", "nothing")], vec![("NCCL_SOCKET_IFNAME", "nowhere")]];
-    alone_each("init_fails_without_a_control_plane", &settings, |plugin| {
+    alone_each("init_fails_without_control_plane", &settings, |plugin| {
         Comm::probe(&plugin).expect_err("no control plane");
         let line = log::last_warn().expect("a line");
         let (cure, value) = match std::env::var("FERROGIN_CONTROL") {
@@ -239,8 +239,8 @@ fn one_line_describes_each_context() {
 }
 
 #[test]
-fn peers_outside_the_stride_are_refused() {
-    alone("peers_outside_the_stride_are_refused", &[], |plugin| {
+fn peers_outside_stride_are_refused() {
+    alone("peers_outside_stride_are_refused", &[], |plugin| {
         ranks(&plugin, 4, |rank, comm| {
             let (memory, window) = window(&comm, 4096);
             // 3 does not divide 4, so the plugin ignores the stride and the next rank is reachable.
@@ -315,8 +315,8 @@ fn all_traffic_classes_are_accepted() {
 }
 
 #[test]
-fn communicators_share_a_plugin_and_close_in_any_order() {
-    alone("communicators_share_a_plugin_and_close_in_any_order", &[], |plugin| {
+fn communicators_share_plugin_and_close_in_any_order() {
+    alone("communicators_share_plugin_and_close_in_any_order", &[], |plugin| {
         let pairs = Arc::new(std::sync::Mutex::new(
             [(); 2].map(|()| Bootstrap::threads(2, harness::PATIENCE).into_iter().map(Some).collect::<Vec<_>>()),
         ));

@@ -206,9 +206,9 @@ fn rank_hanging_before_context_is_named() {
 }
 
 #[test]
-fn failure_of_one_rank_fails_the_call_on_all_and_keeps_the_communicator() {
+fn failure_of_one_rank_fails_call_on_all_ranks_and_keeps_communicator() {
     // Rank 1 requests more counters than the card has.
-    let test = "failure_of_one_rank_fails_the_call_on_all_and_keeps_the_communicator";
+    let test = "failure_of_one_rank_fails_call_on_all_ranks_and_keeps_communicator";
     alone(test, &[("SOFTEFA_FAULTS", "cntr_budget=40")], |plugin| {
         ranks(&plugin, 2, |rank, comm| {
             let signals = if rank == 0 { 1 } else { 60 };

@@ -13,33 +13,29 @@ fn lines_with(part: &str) -> Vec<String> {
 }
 
 #[test]
-fn init_fails_without_hardware_counters_and_names_the_switch() {
-    alone(
-        "init_fails_without_hardware_counters_and_names_the_switch",
-        &[("SOFTEFA_FAULTS", "no_counters")],
-        |plugin| {
-            let error = Comm::probe(&plugin).expect_err("no counters").to_string();
-            let lines = lines_with("FI_EFA_USE_HW_CNTR=1");
-            assert_eq!(lines.len(), 1, "{error}: {:?}", log::all());
-            for part in ["completion counter", "softefa0-rdm", "2.6.0", "cntr_open_ext failed"] {
-                assert!(lines[0].contains(part), "{part}: {}", lines[0]);
-            }
-        },
-    );
+fn init_fails_without_hardware_counters_and_names_switch() {
+    alone("init_fails_without_hardware_counters_and_names_switch", &[("SOFTEFA_FAULTS", "no_counters")], |plugin| {
+        let error = Comm::probe(&plugin).expect_err("no counters").to_string();
+        let lines = lines_with("FI_EFA_USE_HW_CNTR=1");
+        assert_eq!(lines.len(), 1, "{error}: {:?}", log::all());
+        for part in ["completion counter", "softefa0-rdm", "2.6.0", "cntr_open_ext failed"] {
+            assert!(lines[0].contains(part), "{part}: {}", lines[0]);
+        }
+    });
 }
 
 #[test]
-fn init_fails_if_the_counter_switch_is_off() {
+fn init_fails_if_counter_switch_is_off() {
     let settings = [("SOFTEFA_FAULTS", "no_counters"), ("FI_EFA_USE_HW_CNTR", "0")];
-    alone("init_fails_if_the_counter_switch_is_off", &settings, |plugin| {
+    alone("init_fails_if_counter_switch_is_off", &settings, |plugin| {
         Comm::probe(&plugin).expect_err("no counters");
         assert_eq!(lines_with("FI_EFA_USE_HW_CNTR=0 switches").len(), 1, "{:?}", log::all());
     });
 }
 
 #[test]
-fn init_passes_with_counters_for_the_smallest_context_only() {
-    let test = "init_passes_with_counters_for_the_smallest_context_only";
+fn init_passes_with_counters_for_smallest_context_only() {
+    let test = "init_passes_with_counters_for_smallest_context_only";
     alone(test, &[("SOFTEFA_FAULTS", "cntr_budget=4")], |plugin| {
         assert_eq!(Comm::probe(&plugin).expect("enough counters"), ["softefa0-rdm"]);
         assert_eq!(Comm::probe(&plugin).expect("still enough counters"), ["softefa0-rdm"]);
@@ -94,8 +90,8 @@ fn unknown_traffic_classes_fall_back_on_every_libfabric() {
 }
 
 #[test]
-fn libfabric_without_cuda_is_named_as_the_cause() {
-    let test = "libfabric_without_cuda_is_named_as_the_cause";
+fn libfabric_without_cuda_is_named_as_cause() {
+    let test = "libfabric_without_cuda_is_named_as_cause";
     if plugin_path(test).is_none() {
         return;
     }

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn header_has_the_golden_bytes() {
+    fn header_has_golden_bytes() {
         let mut bytes = [0xa5; HEADER];
         bytes.copy_from_slice(&header().emit());
         assert_eq!(bytes[..16], *b"hr\x02\x82\x02\0\0\0\x03\0\0\0\0\0\0\0");
@@ -283,7 +283,7 @@ mod tests {
         }
 
         #[test]
-        fn a_parsed_header_emits_the_bytes_it_came_from(mut bytes in any::<[u8; HEADER]>()) {
+        fn parsed_header_emits_its_bytes(mut bytes in any::<[u8; HEADER]>()) {
             bytes[..2].copy_from_slice(&MAGIC);
             bytes[2] = VERSION;
             if let Ok(header) = Header::parse(&bytes) {
@@ -334,7 +334,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_messages_neither_panic_nor_exceed_the_limit(
+        fn arbitrary_messages_neither_panic_nor_exceed_limit(
             messages in proptest::collection::vec(
                 (proptest::collection::vec(any::<u8>(), 0..80), any::<bool>(), 0u64..2000, any::<bool>()), 0..20),
         ) {

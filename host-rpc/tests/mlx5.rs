@@ -128,7 +128,7 @@ fn invalid_hellos_and_sizes_are_rejected() {
 }
 
 #[test]
-fn every_call_ends_when_the_peer_dies() {
+fn every_call_ends_when_peer_dies() {
     let mut child = example(&["server"]);
     let address = first_line(&mut child);
     let stream = TcpStream::connect(address.trim()).unwrap();
@@ -143,7 +143,7 @@ fn every_call_ends_when_the_peer_dies() {
 
 /// No work request is outstanding, so none fails: the connection probes its peer.
 #[test]
-fn an_idle_end_detects_a_dead_peer() {
+fn idle_end_detects_dead_peer() {
     let mut child = example(&["server"]);
     let address = first_line(&mut child);
     let stream = TcpStream::connect(address.trim()).unwrap();
@@ -157,7 +157,7 @@ fn an_idle_end_detects_a_dead_peer() {
 
 /// The window of a long message is valid until the message that invalidates it, and no longer.
 #[test]
-fn a_window_is_invalid_after_the_reply() {
+fn window_is_invalid_after_reply() {
     for (late, before_reply) in
         [(LateAccess::Read, true), (LateAccess::Read, false), (LateAccess::Write, true), (LateAccess::Write, false)]
     {
@@ -194,7 +194,7 @@ enum LateAccess {
 }
 
 #[test]
-fn invalidating_a_wrong_key_breaks_the_connection() {
+fn invalidating_wrong_key_breaks_connection() {
     let connector = Connector::new(&card(25), &Config::default()).unwrap();
     let mut peer = Peer::new(card(26), &connector.hello());
     let end = connector.connect(&peer.hello(), "the peer").unwrap();
@@ -222,7 +222,7 @@ fn first_line(child: &mut std::process::Child) -> String {
 }
 
 #[test]
-fn the_example_echoes_between_two_processes() {
+fn example_echoes_between_two_processes() {
     let mut server = example(&["server"]);
     let address = first_line(&mut server);
     let output = example(&["client", address.trim(), "hello there"]).wait_with_output().unwrap();
@@ -258,7 +258,7 @@ fn two_processes_echo_short_and_long_bodies() {
 
 /// A stream that ends early is an error and no hang.
 #[test]
-fn a_missing_hello_is_an_error() {
+fn missing_hello_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     drop(listener.accept().unwrap());

@@ -64,10 +64,10 @@ fn many_clients_get_their_answers_over_channels() {
 }
 
 #[test]
-fn the_examples_echo() {
+fn examples_echo() {
     let here = std::env::current_exe().unwrap();
     let examples = here.parent().and_then(|deps| deps.parent()).unwrap().join("examples");
-    for lib in libraries("the_examples_echo") {
+    for lib in libraries("examples_echo") {
         let start = |name: &str| {
             let mut command = Command::new(examples.join(name));
             command.env("FERROGIN_LIBFABRIC", lib.path()).stdout(Stdio::piped()).stdin(Stdio::piped());

@@ -94,7 +94,7 @@ fn unread_answers_are_bounded() {
 
 /// Dropping a server cancels its methods, even if the transport does not close its connections.
 #[test]
-fn dropping_a_server_cancels_its_methods() {
+fn dropping_server_cancels_its_methods() {
     let (started, has_started) = mpsc::channel();
     let server = Server::new(Settings { workers: 1, ..Settings::default() })
         .method(1, move |context, _| {

@@ -16,8 +16,8 @@ const LONG: usize = 20 << 20;
 
 /// If a shutdown returns true, the transport may be dropped: every answer is sent.
 #[test]
-fn shutdown_returns_after_the_answers_are_sent() {
-    for lib in libraries("shutdown_returns_after_the_answers_are_sent") {
+fn shutdown_returns_after_answers_are_sent() {
+    for lib in libraries("shutdown_returns_after_answers_are_sent") {
         for (round, len) in [0, 100, LONG].into_iter().cycle().take(12).enumerate() {
             let reactor = || Reactor::open(&lib, &patient_config()).unwrap();
             let (here, there) = (reactor(), reactor());
@@ -75,8 +75,8 @@ fn shutdown_does_not_wait_for_endless_methods() {
 
 /// A wait on the thread that delivers the answer is refused, and so is a wait there for the end of a server's calls.
 #[test]
-fn waiting_in_a_callback_is_refused() {
-    for lib in libraries("waiting_in_a_callback_is_refused") {
+fn waiting_in_callback_is_refused() {
+    for lib in libraries("waiting_in_callback_is_refused") {
         let reactor = || Reactor::open(&lib, &patient_config()).unwrap();
         let (here, there) = (reactor(), reactor());
         let (ended, has_ended) = mpsc::channel();
@@ -108,7 +108,7 @@ fn waiting_in_a_callback_is_refused() {
 }
 
 #[test]
-fn debug_output_of_a_body_is_short() {
+fn debug_output_of_body_is_short() {
     let text = format!("{:?}", Body::default());
     assert_eq!(text, "Body(0 bytes in 0 pieces)");
 }

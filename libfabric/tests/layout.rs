@@ -83,7 +83,7 @@ fn number(value: &Value) -> usize {
 }
 
 #[test]
-fn structs_are_laid_out_as_in_the_header() {
+fn structs_match_header_layouts() {
     let theirs: BTreeMap<String, Layout> = group()["structs"]
         .as_array()
         .unwrap()
@@ -100,7 +100,7 @@ fn structs_are_laid_out_as_in_the_header() {
 }
 
 #[test]
-fn constants_are_those_of_the_header() {
+fn constants_match_header() {
     let group = group();
     let theirs = group["constants"].as_object().unwrap();
     let theirs: BTreeMap<String, u64> =

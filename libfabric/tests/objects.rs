@@ -21,8 +21,8 @@ fn tcp(lib: &Arc<Libfabric>) -> Info {
 }
 
 #[test]
-fn info_matches_the_hints() {
-    for lib in libraries("info_matches_the_hints") {
+fn info_matches_hints() {
+    for lib in libraries("info_matches_hints") {
         let info = tcp(&lib);
         println!("{info:?}");
         assert!(info.provider().starts_with("tcp"));
@@ -40,8 +40,8 @@ fn info_matches_the_hints() {
 }
 
 #[test]
-fn missing_provider_and_fabric_are_named_in_the_error() {
-    for lib in libraries("missing_provider_and_fabric_are_named_in_the_error") {
+fn missing_provider_and_fabric_are_named_in_error() {
+    for lib in libraries("missing_provider_and_fabric_are_named_in_error") {
         let error = lib.getinfo(&Hints::new("nonesuch")).unwrap_err();
         assert!(matches!(error, Error::NoMatch { .. }), "{error}");
         let text = error.to_string();
@@ -94,8 +94,8 @@ fn objects_can_be_closed_in_any_order() {
 }
 
 #[test]
-fn gda_operations_of_tcp_are_an_error() {
-    for lib in libraries("gda_operations_of_tcp_are_an_error") {
+fn gda_operations_of_tcp_are_refused() {
+    for lib in libraries("gda_operations_of_tcp_are_refused") {
         let info = tcp(&lib);
         let domain = Domain::open(&Fabric::open(&info).unwrap(), &info).unwrap();
         match domain.gda().map(|_| ()).unwrap_err() {

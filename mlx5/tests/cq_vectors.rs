@@ -153,7 +153,7 @@ fn each_step(case: &Value, poll: impl Fn(&mut Bench, &[Value])) {
 }
 
 #[test]
-fn polling_one_by_one_matches_the_vectors() {
+fn polling_one_by_one_matches_vectors() {
     each_case("mlx5_cqe_zip.json", |case| {
         each_step(case, |bench, wants| wants.iter().for_each(|want| bench.poll(want)));
     });
@@ -161,12 +161,12 @@ fn polling_one_by_one_matches_the_vectors() {
 
 /// All polls of a step are one call, which takes the title from its slot instead of from the copy.
 #[test]
-fn draining_matches_the_vectors() {
+fn draining_matches_vectors() {
     each_case("mlx5_cqe_zip.json", |case| each_step(case, Bench::drain));
 }
 
 #[test]
-fn a_new_slot_has_the_initial_bytes() {
+fn new_slot_has_initial_bytes() {
     let initial = Cqe::INITIAL;
     assert_eq!((initial.as_bytes()[62], initial.as_bytes()[63]), (0xff, 0xf1));
     assert!(initial.as_bytes()[..62].iter().all(|byte| *byte == 0));

@@ -253,7 +253,7 @@ impl Bench {
 }
 
 #[test]
-fn send_queues_of_all_sizes_match_the_model() {
+fn send_queues_of_all_sizes_match_model() {
     let mut laps = Vec::new();
     for log in 2..=12 {
         for (transport, seed) in [(Transport::Rc, 1), (Transport::Rc, 2), (Transport::Ud, 3)] {

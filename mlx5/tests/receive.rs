@@ -40,7 +40,7 @@ fn descriptors_equal_those_of_rdma_core() {
 }
 
 #[test]
-fn a_full_queue_returns_the_token_and_stays_usable() {
+fn full_queue_returns_token_and_stays_usable() {
     let (mut queue, _ring, record) = own();
     (0..4).for_each(|token| queue.post(token, &[SGE]).expect("room"));
     let rejected = queue.post(99, &[SGE]).unwrap_err();
@@ -77,7 +77,7 @@ fn shared() -> (SharedRecvQueue<u32>, Memory, Memory) {
 }
 
 #[test]
-fn the_list_stays_intact_in_any_order_of_completions() {
+fn free_list_stays_intact_in_any_order_of_completions() {
     let (mut queue, ring, record) = shared();
     assert_eq!((queue.capacity(), queue.max_sge()), (7, 3));
     let next = |at: u16| {

@@ -24,7 +24,7 @@ fn libraries_load_and_list_devices() {
 }
 
 #[test]
-fn opening_a_missing_device_fails_and_names_it() {
+fn opening_missing_device_fails_and_names_it() {
     let Some(found) = found() else { return };
     let error = Hardware::open(Some("mlx5_no_such"), Settings::default()).unwrap_err();
     let others = found.iter().map(|device| device.name.clone()).collect();
@@ -33,10 +33,10 @@ fn opening_a_missing_device_fails_and_names_it() {
 }
 
 #[test]
-fn a_device_opens_and_creates_queues() {
+fn device_opens_and_creates_queues() {
     let Some(found) = found() else { return };
     let Some(device) = found.iter().find(|device| device.mlx5) else {
-        println!("SKIP a_device_opens_and_creates_queues: the system has no mlx5 device");
+        println!("SKIP device_opens_and_creates_queues: the system has no mlx5 device");
         return;
     };
     let hardware = Hardware::open(Some(&device.name), Settings::default()).expect("an open device");

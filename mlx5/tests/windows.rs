@@ -71,7 +71,7 @@ impl Bench {
 }
 
 #[test]
-fn each_bind_changes_the_tag_and_keeps_the_index() {
+fn each_bind_changes_tag_and_keeps_index() {
     let mut bench = bench();
     let mut window = bench.window(WindowType::Type2);
     assert_eq!(window.rkey(), None);
@@ -99,7 +99,7 @@ fn each_bind_changes_the_tag_and_keeps_the_index() {
 }
 
 #[test]
-fn a_bound_type_1_window_can_be_rebound_and_unbound() {
+fn bound_type_1_window_can_be_rebound_and_unbound() {
     let mut bench = bench();
     let mut window = bench.window(WindowType::Type1);
     let first = bench.bind(&mut window);
@@ -182,7 +182,7 @@ fn misuse_is_refused_without_effect() {
 }
 
 #[test]
-fn before_its_completion_an_invalidated_window_can_be_bound_on_its_queue_pair_only() {
+fn window_under_invalidation_can_be_bound_on_its_queue_pair_only() {
     let mut bench = bench();
     let mut window = bench.window(WindowType::Type2);
     bench.bind(&mut window);
@@ -199,7 +199,7 @@ fn before_its_completion_an_invalidated_window_can_be_bound_on_its_queue_pair_on
 }
 
 #[test]
-fn an_unposted_bind_changes_neither_window_nor_fence() {
+fn unposted_bind_changes_neither_window_nor_fence() {
     let mut bench = bench();
     let mut window = bench.window(WindowType::Type2);
     // 14 of 16 blocks are in use: a bind of three blocks does not fit.

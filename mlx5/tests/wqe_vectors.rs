@@ -523,13 +523,13 @@ fn check_case(case: &Value) {
 }
 
 #[test]
-fn work_requests_match_the_vectors() {
+fn work_requests_match_vectors() {
     each_case("mlx5_wqe.json", check_case);
 }
 
 /// A parsed address vector equals the emitted one; the vectors do not cover this.
 #[test]
-fn every_file_of_vectors_has_a_test() {
+fn every_file_of_vectors_has_test() {
     only_known_files();
 }
 

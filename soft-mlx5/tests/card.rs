@@ -271,7 +271,7 @@ fn bind_of_wrong_size_succeeds_and_moves_nothing() {
 /// The responder binds and sends the key, and the peer writes at once. With a fence the write always succeeds; without one it
 /// sometimes fails.
 #[test]
-fn request_without_fence_overtakes_the_bind() {
+fn request_without_fence_overtakes_bind() {
     let race = |fence: FmCeSe, seed: u64| {
         let late = |seed| {
             let settings =
@@ -435,7 +435,7 @@ fn dropped_peer_fails_requests() {
 }
 
 #[test]
-fn datagrams_carry_a_header_and_may_be_lost() {
+fn datagrams_carry_header_and_may_be_lost() {
     let cards = [card(1), card(2)];
     let (mut a, mut b) =
         (End::new(&cards[0], Transport::Ud, 4096, false), End::new(&cards[1], Transport::Ud, 4096, false));
@@ -503,7 +503,7 @@ fn shared_receive_queue_serves_two_queue_pairs() {
 }
 
 #[test]
-fn armed_queue_raises_an_event() {
+fn armed_queue_raises_event() {
     let card = card(5);
     let pd = card.alloc_pd().unwrap();
     let raw = card.create_cq(&CqAttr { entries: 16, compression: false }).unwrap();

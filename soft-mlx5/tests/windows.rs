@@ -188,7 +188,7 @@ fn window_is_bound_used_and_invalidated_many_times() {
 }
 
 #[test]
-fn key_of_a_dropped_window_is_stale() {
+fn key_of_dropped_window_is_stale() {
     let (mut peer, mut owner) = connected();
     let mut window = Window::alloc(&*owner.device, &owner.pd, WindowType::Type2).expect("a window");
     peer.receive();

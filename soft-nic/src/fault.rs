@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn small_queue_limits_the_batch() {
+    fn small_queue_limits_batch() {
         let faults = Faults::parse("sq_size=4").unwrap();
         assert_eq!((faults.sq_size, faults.max_batch), (4, 4));
     }

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn adjacent_mappings_cover_a_range() {
+    fn adjacent_mappings_cover_range() {
         let maps =
             "1000-3000 rw-p 0 0:0 0 a\n3000-4000 rw-s 0 0:0 0 b\n5000-6000 r--p 0 0:0 0 c\n6000-7000 ---p 0 0:0 0";
         assert!(covered(maps, 0x1000, 0x4000, true) && covered(maps, 0x2000, 0x3000, true));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn file_offset_need_not_be_a_multiple_of_a_page() {
+    fn file_offset_need_not_be_multiple_of_page() {
         let fd = sealed_memfd("softefa test", 8192).unwrap();
         let whole = Mapping::shared(fd.as_fd(), 0, 8192).unwrap();
         let part = Mapping::shared(fd.as_fd(), 4100, 16).unwrap();

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_prefixes_of_the_longest() {
+    fn formats_are_prefixes_of_longest_format() {
         for (format, words) in [
             (fi::fi_cq_format::FI_CQ_FORMAT_CONTEXT, 1),
             (fi::fi_cq_format::FI_CQ_FORMAT_MSG, 3),

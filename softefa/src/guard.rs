@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn panic_does_not_cross_the_abi() {
+    fn panic_does_not_cross_abi() {
         std::panic::set_hook(Box::new(|_| {}));
         assert_eq!(entry("test", || panic!("inside")), -256);
         assert_eq!(entry_or("test", 7, || panic!("inside")), 7);

@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rights_are_mapped_to_the_card() {
+    fn rights_are_mapped_to_card() {
         let of = |bits: u64| access_of(bits).unwrap();
         assert_eq!(of(fi::FI_WRITE | fi::FI_SEND), Access::default());
         assert!(of(fi::FI_READ).local_write && of(0).local_write && of(fi::FI_RECV).local_write);

@@ -149,8 +149,8 @@ fn delivery_and_completion_are_delayed() {
 }
 
 #[test]
-fn source_is_read_again_after_a_delay() {
-    run("source_is_read_again_after_a_delay", &[("SOFTEFA_FAULTS", "reread=1,seed=9")], || {
+fn source_is_read_again_after_delay() {
+    run("source_is_read_again_after_delay", &[("SOFTEFA_FAULTS", "reread=1,seed=9")], || {
         let mut pair = Pair::open();
         let (mut late, mut n) = (0, 0u64);
         // How many it takes depends on who of the two runs when.
@@ -171,22 +171,18 @@ fn source_is_read_again_after_a_delay() {
 }
 
 #[test]
-fn every_nth_request_fails_with_the_given_status() {
-    run(
-        "every_nth_request_fails_with_the_given_status",
-        &[("SOFTEFA_FAULTS", "error_every=3,error_status=12")],
-        || {
-            let mut pair = Pair::open();
-            for n in 1..=9u64 {
-                pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
-                let expected = if n % 3 == 0 { CompStatus::RemoteBadStatus } else { CompStatus::Ok };
-                assert_eq!(pair.a.next_status().1, expected);
-            }
-            pair.a.wait_done(9);
-            assert_eq!((pair.a.local(), pair.a.errors(), pair.b.remote()), (6, 3, 6));
-            pair.close();
-        },
-    );
+fn every_nth_request_fails_with_given_status() {
+    run("every_nth_request_fails_with_given_status", &[("SOFTEFA_FAULTS", "error_every=3,error_status=12")], || {
+        let mut pair = Pair::open();
+        for n in 1..=9u64 {
+            pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
+            let expected = if n % 3 == 0 { CompStatus::RemoteBadStatus } else { CompStatus::Ok };
+            assert_eq!(pair.a.next_status().1, expected);
+        }
+        pair.a.wait_done(9);
+        assert_eq!((pair.a.local(), pair.a.errors(), pair.b.remote()), (6, 3, 6));
+        pair.close();
+    });
 }
 
 #[test]

@@ -45,8 +45,8 @@ fn fi_info(dir: &Dir, environment: &[(&str, &str)], args: &[&str]) -> (bool, Str
 }
 
 #[test]
-fn fi_info_lists_the_cards() {
-    let name = "fi_info_lists_the_cards";
+fn fi_info_lists_cards() {
+    let name = "fi_info_lists_cards";
     if !have_libfabric(name) {
         return;
     }

@@ -39,8 +39,8 @@ fn write_arrives_and_is_counted() {
 }
 
 #[test]
-fn progress_operation_drives_the_card_where_cores_are_few() {
-    if !have_libfabric("progress_operation_drives_the_card_where_cores_are_few") {
+fn progress_operation_drives_card_where_cores_are_few() {
+    if !have_libfabric("progress_operation_drives_card_where_cores_are_few") {
         return;
     }
     let rig = Rig::open();

@@ -308,8 +308,8 @@ fn corrupt_datagram_fails_requests() {
 
 /// Data of another length than was asked for, a read that ends without any, and data for a write.
 #[test]
-fn answers_that_do_not_fit_the_request_are_refused() {
-    let errors = run("answers_that_do_not_fit_the_request_are_refused", &[("SOFTEFA_WIRE", "tcp")], || {
+fn answers_that_do_not_fit_request_are_refused() {
+    let errors = run("answers_that_do_not_fit_request_are_refused", &[("SOFTEFA_WIRE", "tcp")], || {
         let rig = Rig::open();
         let mut a = End::open(&rig);
         let buffer = rig.buffer(64);

@@ -541,8 +541,8 @@ fn refused_wide_requests_complete_in_error() {
 }
 
 #[test]
-fn malformed_requests_put_the_queue_pair_in_error() {
-    check("malformed_requests_put_the_queue_pair_in_error", &names(FATAL), || {
+fn malformed_requests_put_queue_pair_in_error() {
+    check("malformed_requests_put_queue_pair_in_error", &names(FATAL), || {
         for (name, make, expected, _) in FATAL {
             let mut world = World::open(0);
             let bytes = make(&mut world);
@@ -560,9 +560,9 @@ fn malformed_requests_put_the_queue_pair_in_error() {
 }
 
 #[test]
-fn malformed_receives_fail_the_send() {
+fn malformed_receives_fail_send() {
     let rows: Vec<(&str, &str)> = RECEIVES.iter().map(|(name, _, _, line)| (*name, *line)).collect();
-    check("malformed_receives_fail_the_send", &rows, || {
+    check("malformed_receives_fail_send", &rows, || {
         for (name, make, expected, _) in RECEIVES {
             let mut world = World::open(0);
             let descs = make(&world);
@@ -580,8 +580,8 @@ fn malformed_receives_fail_the_send() {
 }
 
 #[test]
-fn malformed_receive_puts_the_queue_pair_in_error() {
-    check("malformed_receive_puts_the_queue_pair_in_error", &[], || {
+fn malformed_receive_puts_queue_pair_in_error() {
+    check("malformed_receive_puts_queue_pair_in_error", &[], || {
         let mut world = World::open(0);
         let mut broken = receive(&world, 64);
         broken.lkey_ctrl.0 |= 1 << 29;
@@ -601,9 +601,9 @@ fn malformed_receive_puts_the_queue_pair_in_error() {
 }
 
 #[test]
-fn receive_doorbell_beyond_the_ring_is_refused() {
+fn receive_doorbell_beyond_ring_is_refused() {
     check(
-        "receive_doorbell_beyond_the_ring_is_refused",
+        "receive_doorbell_beyond_ring_is_refused",
         &[("receive: doorbell", "the receive doorbell went from 0 to 100000")],
         || {
             let mut world = World::open(0);
@@ -619,8 +619,8 @@ fn receive_doorbell_beyond_the_ring_is_refused() {
 }
 
 #[test]
-fn send_waits_for_a_receive() {
-    check("send_waits_for_a_receive", &[], || {
+fn send_waits_for_receive() {
+    check("send_waits_for_receive", &[], || {
         let mut world = World::open(0);
         world.buffer.word(0).store(99, Ordering::Relaxed);
         let bytes = world.send(SendData::One(world.sge()));

@@ -50,9 +50,9 @@ fn doorbell_that_goes_back_is_refused() {
 }
 
 #[test]
-fn doorbell_beyond_the_ring_is_refused() {
+fn doorbell_beyond_ring_is_refused() {
     rule(
-        "doorbell_beyond_the_ring_is_refused",
+        "doorbell_beyond_ring_is_refused",
         "the doorbell went from 0 to 4097 while 0 requests were outstanding",
         |a, _, _| {
             a.doorbell().store(4097, Ordering::Release);
@@ -139,8 +139,8 @@ fn objects_in_use_cannot_be_closed() {
 /// Memory of a GPU is copied by the CUDA driver. Without one the registration says so; with one, bytes that are no GPU's
 /// are refused.
 #[test]
-fn gpu_memory_without_a_driver_cannot_be_registered() {
-    let errors = run("gpu_memory_without_a_driver_cannot_be_registered", &[], || {
+fn gpu_memory_without_driver_cannot_be_registered() {
+    let errors = run("gpu_memory_without_driver_cannot_be_registered", &[], || {
         let info = getinfo(|hints| hints.caps = fi::FI_RMA | fi::FI_HMEM).unwrap();
         let rig = Rig::of(info);
         let mut bytes = [0u64; 8];

@@ -81,8 +81,8 @@ fn closing_card_answers_first() {
 }
 
 #[test]
-fn refusals_reach_the_requester() {
-    if !have_libfabric("refusals_reach_the_requester") {
+fn refusals_reach_requester() {
+    if !have_libfabric("refusals_reach_requester") {
         return;
     }
     let rig = Rig::open();
@@ -111,8 +111,8 @@ fn refusals_reach_the_requester() {
 }
 
 #[test]
-fn requests_to_a_killed_peer_fail() {
-    if !have_libfabric("requests_to_a_killed_peer_fail") {
+fn requests_to_killed_peer_fail() {
+    if !have_libfabric("requests_to_killed_peer_fail") {
         return;
     }
     let rig = Rig::open();
@@ -183,8 +183,8 @@ fn everything_works_over_tcp() {
     }
     let tests = [
         "writes_and_reads_cross_processes",
-        "refusals_reach_the_requester",
-        "requests_to_a_killed_peer_fail",
+        "refusals_reach_requester",
+        "requests_to_killed_peer_fail",
         "closing_card_answers_first",
     ];
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());

@@ -96,7 +96,7 @@ fn build(layout: Layout) -> (Device, *const DevHandle) {
 }
 
 #[test]
-fn header_precedes_the_device_handles() {
+fn header_precedes_device_handles() {
     for layout in [Layout::V0, Layout::V1] {
         let (device, devs) = build(layout);
         let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_peers_are_given_up_before_the_deadline() {
+    fn silent_peers_are_given_up_before_deadline() {
         let seconds = Duration::from_secs;
         let limits = |timeout| (answer_limit(seconds(timeout)), connect_limit(seconds(timeout)));
         assert_eq!(limits(60), (seconds(15), seconds(30)));

@@ -96,7 +96,7 @@ fn closed_rank_is_named_by_all_ranks() {
 
 /// The rank whose deadline passes first names the hanging rank and tells the others.
 #[test]
-fn hanging_rank_is_named_at_the_deadline() {
+fn hanging_rank_is_named_at_deadline() {
     let deadline = Duration::from_secs(1);
     let (started, finished) = (Instant::now(), Barrier::new(3));
     ranks(3, LONG, move |rank, ring| {
@@ -152,7 +152,7 @@ fn different_calls_are_reported() {
 }
 
 #[test]
-fn rank_closed_before_connect_fails_the_others_early() {
+fn rank_closed_before_connect_fails_other_ranks_early() {
     // A closed endpoint does not refuse a connect, which ends after half of the listener's timeout.
     let (mut listeners, handles) = listeners(4, LONG / 6);
     drop(listeners.remove(2));
@@ -182,7 +182,7 @@ fn rank_closed_before_connect_fails_the_others_early() {
 }
 
 #[test]
-fn missing_rank_is_named_at_the_deadline() {
+fn missing_rank_is_named_at_deadline() {
     let (listeners, handles) = listeners(2, LONG);
     let error = Ring::connect(&listeners[0], &handles, 0, Duration::from_secs(1)).unwrap_err();
     assert!(matches!(error, ControlError::Timeout { rank: 1, step: Step::Connect, seconds: 1, .. }), "{error}");
@@ -191,7 +191,7 @@ fn missing_rank_is_named_at_the_deadline() {
 }
 
 #[test]
-fn peers_without_the_secret_are_refused() {
+fn peers_without_secret_are_refused() {
     let (listeners, handles) = listeners(2, LONG);
     let at = handle_address(&handles[1]).unwrap();
     // Plain TCP connections: half of them send nothing, half send other bytes.

@@ -55,7 +55,7 @@ fn completions_are_read_once_over_many_laps() {
 }
 
 #[test]
-fn overtaken_reader_continues_with_the_oldest_entry() {
+fn overtaken_reader_continues_with_oldest_entry() {
     for read in [0, 1, 5, 8, 11] {
         for more in [8, 9, 12, 15] {
             let mut ring = Ring::new(8, 32);
@@ -130,7 +130,7 @@ fn failed_request_message_names_peer_endpoint_and_cure() {
 }
 
 #[test]
-fn peer_is_found_in_a_readable_ring() {
+fn peer_is_found_in_readable_ring() {
     let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
     let mut watch = watch_of(&mut ring, &mut errors, &mut abort, 0);
     let mut requests = vec![0u8; 4 * 64];
@@ -169,7 +169,7 @@ fn error_counter_alone_raises_fault_and_abort_flag() {
 }
 
 #[test]
-fn thread_reports_failures_and_ends_with_the_last_watch() {
+fn thread_reports_failures_and_ends_with_last_watch() {
     let mut ring = Ring::new(8, 32);
     let (mut errors, mut abort) = (Box::new(0), Box::new(0));
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();

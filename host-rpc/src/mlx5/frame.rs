@@ -90,7 +90,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn rts_has_the_golden_bytes() {
+    fn rts_has_golden_bytes() {
         let mut bytes = [0xa5; HEADER];
         bytes.copy_from_slice(&Frame::Rts { length: 0x0102_0304_0506_0708, rkey: 0x090a_0b0c }.emit());
         assert_eq!(bytes, *b"\x02\0\0\0\x0c\x0b\x0a\x09\x08\x07\x06\x05\x04\x03\x02\x01\0\0\0\0\0\0\0\0");

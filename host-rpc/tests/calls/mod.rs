@@ -23,11 +23,11 @@ macro_rules! calls {
             long_bodies_are_sent_and_received_in_pieces,
             failures_are_reported_with_their_status,
             failure_messages_are_truncated_to_max_body,
-            a_panicking_callback_affects_no_other_call,
-            open_calls_never_exceed_the_credits,
+            panicking_callback_affects_no_other_call,
+            open_calls_never_exceed_credits,
             deadlines_and_cancellation_free_workers_and_credits,
             shutdown_answers_running_calls_and_refuses_new_ones,
-            every_call_ends_with_the_connection,
+            every_call_ends_with_connection,
             servers_disconnect_malformed_clients_and_serve_others,
             clients_disconnect_malformed_servers,
             calls_can_be_awaited,
@@ -163,7 +163,7 @@ pub fn failure_messages_are_truncated_to_max_body<W: TransportFactory>(factory: 
     }
 }
 
-pub fn a_panicking_callback_affects_no_other_call<W: TransportFactory>(factory: &W) {
+pub fn panicking_callback_affects_no_other_call<W: TransportFactory>(factory: &W) {
     let (_running, client) = connected(factory, &Settings { credits: 2, ..Settings::default() });
     for (method, limit) in [(SLOW, Duration::from_millis(1)), (ECHO, LIMIT)] {
         let (sender, receiver) = mpsc::channel();
@@ -179,7 +179,7 @@ pub fn a_panicking_callback_affects_no_other_call<W: TransportFactory>(factory: 
     assert_eq!(client.call(ECHO, "on", LIMIT).wait().unwrap().into_vec(), b"on");
 }
 
-pub fn open_calls_never_exceed_the_credits<W: TransportFactory>(factory: &W) {
+pub fn open_calls_never_exceed_credits<W: TransportFactory>(factory: &W) {
     let (running_now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let of_method = (Arc::clone(&running_now), Arc::clone(&most));
     let settings = Settings { credits: 3, workers: 8, ..Settings::default() };
@@ -257,7 +257,7 @@ pub fn shutdown_answers_running_calls_and_refuses_new_ones<W: TransportFactory>(
     assert!(refused || matches!(error, RpcError::Disconnected { .. }), "{error}");
 }
 
-pub fn every_call_ends_with_the_connection<W: TransportFactory>(factory: &W) {
+pub fn every_call_ends_with_connection<W: TransportFactory>(factory: &W) {
     let (running, client) = connected(factory, &Settings { credits: 2, ..Settings::default() });
     let calls: Vec<_> = (0..10).map(|_| client.call(SLOW, Vec::new(), LIMIT)).collect();
     let killer = thread::spawn(move || drop(running));

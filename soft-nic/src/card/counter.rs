@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_caller_is_written_and_never_read() {
+    fn caller_memory_is_written_and_never_read() {
         let mut value = 77u64;
         // SAFETY: `value` lives until the end of this test.
         let mut word = unsafe { Word::at(&raw mut value, 3) };

@@ -164,7 +164,7 @@ fn answer_of_another_card_is_ignored() {
 }
 
 #[test]
-fn every_counter_of_a_dead_queue_pair_counts_an_error() {
+fn every_counter_of_dead_queue_pair_counts_error() {
     let mut world = World::open();
     let operation = world.write(Sge { lkey: 0x7777, ..world.sge() });
     assert_eq!(world.post(operation, false), None);
@@ -201,7 +201,7 @@ fn closed_queue_pair_aborts_partly_sent_requests() {
 }
 
 #[test]
-fn closed_queue_pair_leaves_the_reorder_buffer() {
+fn closed_queue_pair_leaves_reorder_buffer() {
     let mut world = World::with(Faults::parse("seed=1,reorder=8").unwrap());
     let operation = world.write(world.sge());
     assert_eq!(world.post(operation, false), None, "it is kept back");
@@ -233,7 +233,7 @@ fn read_of_deregistered_memory_ends() {
 }
 
 #[test]
-fn delayed_completion_does_not_touch_a_later_connection() {
+fn delayed_completion_does_not_touch_later_connection() {
     let mut world = World::with(Faults::parse("seed=1,reorder=8").unwrap());
     let operation = world.write(world.sge());
     world.post(operation, false);
@@ -304,7 +304,7 @@ fn bound_objects_cannot_be_closed() {
 }
 
 #[test]
-fn peer_has_a_handle_until_its_last_user_closes() {
+fn peer_has_handle_until_last_user_closes() {
     let mut world = World::open();
     let known = |world: &World| world.core.connections.get(world.asked).unwrap().has_handle;
     assert_eq!(world.core.open_handle(gid(2)), Ok(world.to.ah));
@@ -335,7 +335,7 @@ fn rnr_send_is_retried_in_full() {
 }
 
 #[test]
-fn keys_of_a_closed_region_close_no_other() {
+fn keys_of_closed_region_close_no_other_region() {
     let mut world = World::open();
     let old = world.keys;
     let memory = world.core.regions.remove(old).unwrap();

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_copy_keeps_the_source_bytes() {
+    fn overlapping_copy_keeps_source_bytes() {
         for distance in [0, 1, 3, 8, 16, 63, 64, 65, 100, 2047, 2048, 2049] {
             for len in lengths() {
                 for (to, from) in [(distance, 0), (0, distance)] {

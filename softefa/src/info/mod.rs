@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_queues_have_half_the_entries() {
+    fn wide_queues_have_half_entries() {
         let faults = Faults::default();
         assert_eq!(wqe_size(0, &faults), Some(64));
         assert_eq!(wqe_size(32, &faults), Some(64));

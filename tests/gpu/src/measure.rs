@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn table_has_a_line_for_each_row() {
+    fn table_has_line_for_each_row() {
         let row = Row { operation: "put".into(), bytes: 1 << 20, latency_ns: Some((1500, 2_000_000)), rate: 1000.0 };
         let text = render(&[row.clone(), Row { latency_ns: None, ..row }]);
         let lines: Vec<_> = text.lines().collect();

@@ -17,8 +17,8 @@ const JOBS: usize = 4;
 const LIMIT: Duration = Duration::from_secs(180);
 
 #[test]
-fn rank_killed_at_any_moment_fails_the_other() {
-    let Some(dist) = dist("rank_killed_at_any_moment_fails_the_other") else { return };
+fn rank_killed_at_any_moment_fails_other_rank() {
+    let Some(dist) = dist("rank_killed_at_any_moment_fails_other_rank") else { return };
     let kills = std::env::var("FERROGIN_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS);
     let (next, failures) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {

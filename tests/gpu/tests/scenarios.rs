@@ -68,14 +68,14 @@ fn scenarios_pass_with_faults() {
 }
 
 #[test]
-fn scenarios_pass_with_the_locked_policy() {
-    let Some(dist) = dist("scenarios_pass_with_the_locked_policy") else { return };
+fn scenarios_pass_with_locked_policy() {
+    let Some(dist) = dist("scenarios_pass_with_locked_policy") else { return };
     run(scenarios(&dist, 2).env("FERROGIN_POST", "locked"));
 }
 
 #[test]
-fn scenarios_pass_on_a_second_libfabric() {
-    let name = "scenarios_pass_on_a_second_libfabric";
+fn scenarios_pass_on_second_libfabric() {
+    let name = "scenarios_pass_on_second_libfabric";
     let Some(dist) = dist(name) else { return };
     let Some(other) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") else {
         println!("SKIP {name}: FERROGIN_LIBFABRIC_ALT is not set: scripts/fetch-libfabric-alt.sh fetches one");

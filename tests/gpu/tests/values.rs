@@ -49,7 +49,7 @@ fn values_arrive_inline() {
 }
 
 #[test]
-fn values_arrive_with_the_locked_policy() {
+fn values_arrive_with_locked_policy() {
     storm("locked", "1");
 }
 

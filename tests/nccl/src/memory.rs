@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_bytes_share_the_memory() {
+    fn words_and_bytes_share_memory() {
         let memory = DeviceMemory::alloc(10).unwrap();
         assert_eq!(memory.len(), GRANULARITY);
         memory.fill(0xa5);

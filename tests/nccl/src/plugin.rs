@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn library_without_the_symbols_is_refused() {
+    fn library_without_symbols_is_refused() {
         let error = Plugin::load("libc.so.6").unwrap_err();
         assert!(matches!(error, Error::NoSymbol { symbol: "ncclGinPlugin_v13", .. }), "{error}");
     }

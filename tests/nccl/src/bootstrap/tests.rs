@@ -120,7 +120,7 @@ fn rank_1_leaves(bootstrap: Bootstrap) {
 }
 
 #[test]
-fn leaving_rank_fails_the_others() {
+fn leaving_rank_fails_other_ranks() {
     with_processes(&unique("leave"), 4, rank_1_leaves);
     std::thread::scope(|scope| {
         for bootstrap in Bootstrap::threads(4, LONG) {
@@ -130,7 +130,7 @@ fn leaving_rank_fails_the_others() {
 }
 
 #[test]
-fn missing_rank_is_a_timeout() {
+fn missing_rank_times_out() {
     let short = Duration::from_millis(200);
     let identity = |rank, name| Identity { rank, nranks: 3, address: unique(name) };
     let error = Bootstrap::join(&identity(0, "late"), short).unwrap_err();
@@ -145,7 +145,7 @@ fn missing_rank_is_a_timeout() {
 
 /// Rank 0 names the missing rank to the others.
 #[test]
-fn barrier_timeout_names_the_missing_rank_on_all_ranks() {
+fn barrier_timeout_names_missing_rank_on_all_ranks() {
     let address = unique("hang");
     let finished = Barrier::new(3);
     std::thread::scope(|scope| {
@@ -200,7 +200,7 @@ fn other_connections_are_ignored_and_wrong_hellos_refused() {
 }
 
 #[test]
-fn second_job_at_an_address_is_refused() {
+fn second_job_at_address_is_refused() {
     let address = unique("twice");
     let listening = SocketAddr::from_abstract_name(&address).unwrap();
     let rank = |rank| Identity { rank, nranks: 2, address: address.clone() };

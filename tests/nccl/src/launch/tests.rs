@@ -23,7 +23,7 @@ fn ranks_get_their_identity() {
 }
 
 #[test]
-fn first_failure_ends_the_job() {
+fn first_failure_ends_job() {
     let job = sh("if [ $FERROGIN_RANK = 1 ]; then exit 7; fi; exec sleep 300", 3).grace(Duration::from_millis(100));
     let outcome = job.run().unwrap();
     assert_eq!(outcome.code, 7);
@@ -33,7 +33,7 @@ fn first_failure_ends_the_job() {
 }
 
 #[test]
-fn other_ranks_may_end_during_the_grace_period() {
+fn other_ranks_may_end_during_grace_period() {
     let job = sh("if [ $FERROGIN_RANK = 1 ]; then exit 7; fi; sleep 0.3; echo noticed", 2);
     let outcome = job.grace(LONG).run().unwrap();
     assert_eq!(outcome.code, 7);
@@ -53,7 +53,7 @@ fn killed_rank_and_time_limit_are_reported() {
 }
 
 #[test]
-fn missing_program_is_an_error() {
+fn missing_program_is_reported() {
     let error = Job::new("/nonexistent/x", 2).run().unwrap_err();
     assert!(error.to_string().contains("/nonexistent/x"), "{error}");
 }
