@@ -1,4 +1,4 @@
-//! The symbols that NCCL looks for, and the C functions behind them.
+//! The symbols that NCCL loads, and their C functions.
 //!
 //! Every function checks its pointers and looks its handles up in the [`registry`]. An error or a panic leaves
 //! a function as a code and one WARN line, in no other way.

@@ -112,7 +112,7 @@ pub struct ContextSpec {
     pub value_lkey: u32,
     /// Largest transfer of one request, bytes.
     pub max_rdma_size: u32,
-    /// What CPU threads call while they wait; none for kernels on a GPU.
+    /// The function by which waiting CPU threads make the card progress; none for kernels on a GPU.
     pub progress: Option<Progress>,
 }
 

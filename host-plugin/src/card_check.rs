@@ -12,7 +12,7 @@ use ferrogin_libfabric::{Info, Version, bindings};
 /// Requests in flight of the endpoint that the check opens.
 const DEPTH: usize = 16;
 
-/// Does on one card, for this rank alone, what `createContext` does, and closes everything again. A defect of a driver, a
+/// Runs the steps of `createContext` on one card, for this rank alone, and closes everything again. A defect of a driver, a
 /// libfabric or a GPU shows in `init`, where NCCL can still continue without the plugin.
 ///
 /// # Errors

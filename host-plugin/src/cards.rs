@@ -111,7 +111,7 @@ impl CardQuery {
         })
     }
 
-    /// Asks libfabric for the cards. An own error reports a libfabric that offers the cards but refuses GPU memory.
+    /// Queries libfabric for the cards. A separate error reports a libfabric that offers the cards but refuses GPU memory.
     fn ask(&self, no_card: impl FnOnce() -> String) -> Result<Vec<Info>, Error> {
         let found = self.lib.getinfo(&self.hints(None));
         let without_gpu_memory = Self { kind: DeviceKind::Cpu, ..self.clone() };
@@ -136,7 +136,7 @@ impl CardQuery {
 #[allow(unsafe_code)]
 fn enable_fork_safety() {
     const NAME: &str = "FI_EFA_FORK_SAFE";
-    // The provider refuses fork safety together with huge pages: a user who sets the latter has chosen.
+    // The provider refuses fork safety together with huge pages, so a user's choice of huge pages stays.
     if std::env::var_os(NAME).is_none() && std::env::var_os("FI_EFA_USE_HUGE_PAGE").is_none() {
         // SAFETY: no other thread accesses the environment now. NCCL calls `init` under a process-wide mutex and the plugin
         // has no threads yet; the program keeps its own threads from changing the environment during NCCL's set-up, as for

@@ -15,6 +15,7 @@ use crate::{registry, trace};
 use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED, Target};
 use ferrogin_ffi::nccl::{GinConfigV14, NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
+use ferrogin_libfabric::progress::Progress;
 use ferrogin_libfabric::{Info, bindings};
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -416,10 +417,7 @@ impl Context {
                 scratch_peers: parts.iter().map(|part| part.contexts[id].scratch).collect(),
                 value_lkey: registered.values_lkey,
                 max_rdma_size: rail.info.max_msg_size().clamp(1, RDMA_MAX) as u32,
-                progress: match coll.device.kind() {
-                    DeviceKind::Cpu => rail.domain.progress(),
-                    DeviceKind::Cuda => None,
-                },
+                progress: progress_for(coll.device.kind(), || rail.domain.progress()),
             });
         }
         span.note("av_insertions", inserted() - inserted_before);
@@ -511,6 +509,12 @@ impl Drop for Context {
         // The watch ends first, even if another thread left its lock poisoned.
         drop(self.watch.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
+}
+
+/// The function of the handle by which a waiting thread makes the card progress: the provider's, if it offers one. A GPU cannot call
+/// a function of the host.
+fn progress_for(device: DeviceKind, offered: impl FnOnce() -> Option<Progress>) -> Option<Progress> {
+    if device == DeviceKind::Cpu { offered() } else { None }
 }
 
 /// Inserts the endpoints of the given peers into the rail's address vector, each once, and resolves the targets that requests

@@ -1,4 +1,4 @@
-//! The result of `init`: settings, libfabric, and the cards in groups that NCCL sees as devices.
+//! The result of `init`: settings, libfabric, and the cards in groups, which are NCCL's devices.
 
 use crate::cards::CardQuery;
 use crate::config::Config;

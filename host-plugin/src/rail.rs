@@ -71,7 +71,7 @@ impl Rail {
     /// Reserves `count` completion counters before the first of them is opened.
     ///
     /// # Errors
-    /// The card has fewer free counters, as far as this process knows.
+    /// The card has fewer free counters, by the count of this process.
     pub fn reserve_counters(&self, count: usize) -> Result<CounterBudget, Error> {
         let card = self.name();
         let limit = self.info.counter_count();

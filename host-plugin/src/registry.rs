@@ -188,7 +188,7 @@ pub fn raise_fault(handle: *const c_void) {
     }
 }
 
-/// True if a GIN context has failed. Takes no lock: NCCL asks from any thread while other threads close contexts.
+/// True if a GIN context has failed. Takes no lock: NCCL calls it from any thread while other threads close contexts.
 pub fn fault(handle: *const c_void) -> Result<bool, HandleError> {
     let (slot, generation) = parse(handle, Kind::Context)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: Kind::Context };

@@ -60,6 +60,26 @@ fn contexts_use_rails_in_turn() {
 }
 
 #[test]
+fn contexts_on_cpu_get_progress_function_of_software_card() {
+    alone("contexts_on_cpu_get_progress_function_of_software_card", &[("SOFTEFA_NICS", "2")], |plugin| {
+        ranks(&plugin, 2, |_, comm| {
+            let context = comm.create_context(&GinConfigV14 { n_contexts: 2, ..config(1, 0) }).expect("contexts");
+            let domains = [0, 1].map(|id| {
+                // SAFETY: on the CPU the description is in this process, and `context` keeps it valid.
+                let ext = unsafe { &*device(&context, id).as_ptr() };
+                let (progress, domain) = (ext.progress.expect("the provider's function"), ext.progress_arg);
+                let has_few_cores = std::thread::available_parallelism().expect("a number").get() < 8;
+                // SAFETY: the domain is open while the context is.
+                assert_eq!(unsafe { progress(domain) }, has_few_cores, "the call reaches the card");
+                domain
+            });
+            assert!(!domains[0].is_null() && domains[0] != domains[1], "each context has the domain of its rail");
+            comm.barrier().expect("all ranks");
+        });
+    });
+}
+
+#[test]
 fn memory_may_be_registered_twice() {
     alone("memory_may_be_registered_twice", &[], |plugin| {
         ranks(&plugin, 2, |_, comm| {

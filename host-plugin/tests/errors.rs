@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Waits for the report of a failure, and prints its delay. The plugin promises a second, but a busy machine may need longer.
+/// Waits for the report of a failure, and prints its delay. The documented limit is a second, but a busy machine may need longer.
 fn await_report(report: &str, done: impl Fn() -> bool) {
     let began = Instant::now();
     wait_for(report, PATIENCE, done);

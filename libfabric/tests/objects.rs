@@ -110,6 +110,15 @@ fn gda_operations_of_tcp_are_refused() {
 }
 
 #[test]
+fn tcp_offers_no_progress_function() {
+    for lib in libraries("tcp_offers_no_progress_function") {
+        let info = tcp(&lib);
+        let domain = Domain::open(&Fabric::open(&info).unwrap(), &info).unwrap();
+        assert!(domain.progress().is_none());
+    }
+}
+
+#[test]
 fn domain_without_thread_safety_is_refused() {
     use bindings::fi_threading::FI_THREAD_DOMAIN;
     for lib in libraries("domain_without_thread_safety_is_refused") {

@@ -25,6 +25,18 @@ fn invalid_configurations_are_refused() {
     }
 }
 
+extern "C" fn no_work(_: *mut c_void) -> bool {
+    false
+}
+
+#[test]
+fn progress_function_is_for_cpu_threads_of_cards_that_offer_it() {
+    let offered = || Some(Progress { function: no_work, arg: 0x1000 as *mut c_void });
+    assert_eq!(progress_for(DeviceKind::Cpu, offered).map(|progress| progress.arg as usize), Some(0x1000));
+    assert!(progress_for(DeviceKind::Cpu, || None).is_none());
+    assert!(progress_for(DeviceKind::Cuda, offered).is_none());
+}
+
 #[test]
 fn rank_stride_excludes_other_peers() {
     let shape = Shape::new(&GinConfigV14 { rank_stride: 4, ..config() }).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! `listen` opens a libfabric endpoint for message channels ([`ferrogin_channel`]) and writes its address, with a secret, into
 //! NCCL's 128-byte handle. `connect` builds a ring: each rank sends to the next rank and receives from the previous one. A peer
-//! that does not know the secret cannot connect. Every wait has a deadline. A rank that fails tells both neighbours which rank
+//! without the secret cannot connect. Every wait has a deadline. A rank that fails tells both neighbours which rank
 //! failed, and they pass the report on, so that all ranks name the same rank without waiting for their own deadlines.
 
 mod connect;

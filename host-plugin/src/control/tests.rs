@@ -199,7 +199,7 @@ fn peers_without_secret_are_refused() {
     for socket in sockets.iter_mut().step_by(2) {
         socket.write_all(&[0xa5; 50]).unwrap();
     }
-    // A peer that speaks the protocol and does not know the secret.
+    // A peer that speaks the protocol, without the secret.
     let mut forged = handles[1];
     forged[16..24].fill(7);
     let lib = Libfabric::load(None).unwrap();

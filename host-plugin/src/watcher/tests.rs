@@ -185,7 +185,7 @@ fn thread_reports_failures_and_ends_with_last_watch() {
         assert!(started.elapsed() < Duration::from_secs(60), "reported");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // The plugin promises a second, but a busy machine may delay the thread.
+    // The documented limit is a second, but a busy machine may delay the thread.
     println!("reported after {:?}", started.elapsed());
     drop(guard);
     assert!(!table().watches.values().any(|watch| watch.handle == handle as usize));
