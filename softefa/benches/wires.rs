@@ -131,12 +131,14 @@ impl Side {
     }
 
     /// Half of an exchange.
-    fn send(&mut self, way: Way, other: &Other, value: u64) {
+    fn send(&mut self, method: Method, other: &Other, value: u64) {
         self.source.word(0).store(value, Ordering::Release);
-        match way {
-            Way::Bare => self.bare.send(other.bare, &[0; 48], &value.to_ne_bytes()).unwrap(),
-            Way::Device | Way::Memory => self.device.post(other.to, write(other.memory, self.source.sge(0, 8))),
-            Way::Host => relax_until(|| {
+        match method {
+            Method::BareMessages => self.bare.send(other.bare, &[0; 48], &value.to_ne_bytes()).unwrap(),
+            Method::Doorbell | Method::PollingOnly => {
+                self.device.post(other.to, write(other.memory, self.source.sge(0, 8)))
+            }
+            Method::FiWrite => relax_until(|| {
                 let posted = self.write(other, 8);
                 if !posted {
                     self.read();
@@ -146,18 +148,18 @@ impl Side {
         }
     }
 
-    fn receive(&mut self, way: Way, value: u64) {
-        match way {
-            Way::Bare => {
+    fn receive(&mut self, method: Method, value: u64) {
+        match method {
+            Method::BareMessages => {
                 let mut seen = false;
                 relax_until(|| {
                     self.bare.poll(|_, event| seen |= matches!(event, Event::Message { .. })).unwrap();
                     seen
                 });
             }
-            Way::Device => wait_until(self.progress, || self.arrived(value)),
-            Way::Memory => relax_until(|| self.arrived(value)),
-            Way::Host => relax_until(|| {
+            Method::Doorbell => wait_until(self.progress, || self.arrived(value)),
+            Method::PollingOnly => relax_until(|| self.arrived(value)),
+            Method::FiWrite => relax_until(|| {
                 self.read();
                 self.arrived(value)
             }),
@@ -174,27 +176,27 @@ impl Side {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Bare,
-    Device,
-    Memory,
-    Host,
+enum Method {
+    BareMessages,
+    Doorbell,
+    PollingOnly,
+    FiWrite,
 }
 
-impl Way {
-    const ALL: [Way; 4] = [Way::Bare, Way::Device, Way::Memory, Way::Host];
+impl Method {
+    const ALL: [Method; 4] = [Method::BareMessages, Method::Doorbell, Method::PollingOnly, Method::FiWrite];
 
     fn name(self) -> &'static str {
         match self {
-            Way::Bare => "bare messages",
-            Way::Device => "by doorbell",
-            Way::Memory => "polling only",
-            Way::Host => "by fi_write",
+            Method::BareMessages => "bare messages",
+            Method::Doorbell => "by doorbell",
+            Method::PollingOnly => "polling only",
+            Method::FiWrite => "by fi_write",
         }
     }
 
-    fn of(name: &str) -> Way {
-        Way::ALL.into_iter().find(|way| format!("{way:?}") == name).unwrap()
+    fn of(name: &str) -> Method {
+        Method::ALL.into_iter().find(|method| format!("{method:?}") == name).unwrap()
     }
 }
 
@@ -212,16 +214,16 @@ fn serve() {
                 other = Some(side.connect(&words[1..]));
                 println!("@ok");
             }
-            // way first rounds
+            // method first rounds
             "echo" => {
-                let (way, first, rounds) =
-                    (Way::of(words[1]), words[2].parse::<u64>().unwrap(), words[3].parse::<u64>().unwrap());
+                let (method, first, rounds) =
+                    (Method::of(words[1]), words[2].parse::<u64>().unwrap(), words[3].parse::<u64>().unwrap());
                 println!("@ok");
                 for value in first..first + rounds {
-                    side.receive(way, value);
-                    side.send(way, other.as_ref().unwrap(), value);
+                    side.receive(method, value);
+                    side.send(method, other.as_ref().unwrap(), value);
                 }
-                // The last read must not lose requests that are under way.
+                // The last read must not lose requests that are outstanding.
                 relax_for(200, || {
                     side.read();
                 });
@@ -234,7 +236,7 @@ fn serve() {
                     side.bare.poll(|_, event| seen += u64::from(matches!(event, Event::Message { .. }))).unwrap();
                     seen >= wanted
                 });
-                side.send(Way::Bare, other.as_ref().unwrap(), 1);
+                side.send(Method::BareMessages, other.as_ref().unwrap(), 1);
                 relax_for(50, || drop(side.bare.poll(|_, _| {})));
             }
             "exit" => break,
@@ -275,12 +277,12 @@ fn measure(wire: &str, turns: usize, rounds: u64) {
     let mut times: [Vec<f64>; 4] = Default::default();
     let mut value = 1;
     for _ in 0..turns {
-        for (way, times) in Way::ALL.into_iter().zip(&mut times) {
-            assert_eq!(peer.ask(&format!("echo {way:?} {value} {rounds}")), "ok");
+        for (method, times) in Method::ALL.into_iter().zip(&mut times) {
+            assert_eq!(peer.ask(&format!("echo {method:?} {value} {rounds}")), "ok");
             for n in value..value + rounds {
                 let start = Instant::now();
-                side.send(way, &other, n);
-                side.receive(way, n);
+                side.send(method, &other, n);
+                side.receive(method, n);
                 times.push(start.elapsed().as_nanos() as f64 / 2000.0);
             }
             value += rounds;
@@ -288,11 +290,11 @@ fn measure(wire: &str, turns: usize, rounds: u64) {
     }
     println!("{wire}, 8 bytes one way, median (first decile) of {turns} turns of {rounds}:");
     let medians = times.each_mut().map(|times| median(times));
-    for (at, way) in Way::ALL.into_iter().enumerate() {
+    for (at, method) in Method::ALL.into_iter().enumerate() {
         let ratio = medians[at] / medians[0];
         println!(
             "  {:<14} {:>8.2} µs ({:.2}), {ratio:.2} x bare",
-            way.name(),
+            method.name(),
             medians[at],
             times[at][times[at].len() / 10]
         );

@@ -45,7 +45,7 @@ impl Pair {
     }
 }
 
-/// Posts `n` writes of distinct words, at most `window` outstanding, and gives the order of their completions.
+/// Posts `n` writes of distinct words, at most `window` outstanding, and returns the order of their completions.
 fn post_many(pair: &mut Pair, n: u64, window: u64) -> Vec<u16> {
     let mut order = Vec::new();
     for i in 0..n {
@@ -85,7 +85,7 @@ fn writes_are_delivered_and_completed_in_random_order() {
     });
 }
 
-/// Rings 200 writes with immediate data at once, several times; the order in which they arrived and completed.
+/// Rings 200 writes with immediate data at once, several times. Returns the orders of arrivals and of completions.
 fn orders(burst: u32) -> String {
     let mut pair = Pair::open();
     let (mut delivered, mut completed) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! What comes with libfabric finds and lists the provider.
+//! libfabric's own programs find and list the provider.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 
 mod common;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use common::have_libfabric;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// A directory that goes with the test.
+/// A directory that is removed with the test.
 struct Dir(PathBuf);
 
 impl Drop for Dir {
@@ -19,7 +19,7 @@ impl Drop for Dir {
     }
 }
 
-/// The provider's library, which cargo builds beside this test, under the name that libfabric looks for.
+/// A directory with the provider's library, which cargo builds beside this test, under the name that libfabric loads.
 fn provider_dir() -> Option<Dir> {
     let built = std::env::current_exe().unwrap().with_file_name("libsoftefa_fi.so");
     if !built.exists() {
@@ -72,7 +72,7 @@ fn fi_info_lists_cards() {
     assert!(!good, "there are no connected endpoints");
 }
 
-/// Functions of the provider that a handle has stay callable.
+/// A handle may have functions of the provider, so the library stays loaded.
 #[test]
 fn provider_library_stays_loaded_when_closed() {
     let Some(dir) = provider_dir() else {

@@ -1,4 +1,5 @@
-//! A card whose other end, in another process, is of another version or sends nonsense: over both wires, whoever begins.
+//! A card whose peer, in another process, has another version or sends malformed packets: over both wires, with either side
+//! connecting.
 #![allow(unsafe_code)]
 
 mod common;
@@ -16,13 +17,13 @@ use ferrogin_datagram::{Config, Event, MessageEndpoint};
 use ferrogin_libfabric::Libfabric;
 use nix::sys::socket::{self, AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr};
 
-/// The version that the cards of this build speak, and another.
+/// The wire version of the cards of this build, and another.
 const OURS: u8 = 2;
 const OTHER: u8 = 3;
 const NONCE: u32 = 0x0bad_cafe;
 const MALFORMED_PEER: &str = "SOFTEFA_TEST_MALFORMED_PEER";
 
-/// The address of a card that nobody has: a GID with this port and nonce, queue pair 1.
+/// The address of a card that does not exist: a GID with this port and nonce, queue pair 1.
 fn address(port: u16, nonce: u32) -> [u8; 32] {
     let mut bytes = [0; 32];
     (bytes[0], bytes[1]) = (0x5e, OURS);
@@ -41,7 +42,7 @@ fn welcome(version: u8) -> Vec<u8> {
     [b"softef".as_slice(), &[version, 0]].concat()
 }
 
-/// A packet's header: a hello is of kind 6, its answer 7.
+/// A packet's header: kind 6 is a hello, kind 7 its answer.
 fn header(kind: u8, len: usize) -> [u8; 48] {
     let mut bytes = [0; 48];
     bytes[0] = kind;
@@ -59,39 +60,39 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     println!("@{line}");
     std::io::stdout().flush().unwrap();
 }
 
-/// The second process: a stranger that begins when it is told a card's address, and answers as its variable says.
+/// The second process: a malformed peer, which starts when it gets a card's address, and behaves as its variable says.
 #[test]
 fn malformed_peer() {
     let Ok(how) = std::env::var(MALFORMED_PEER) else { return };
     assert!(have_libfabric("malformed_peer"));
-    let (sender, told) = channel();
+    let (sender, commands) = channel();
     std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
     match how.split_once(' ').unwrap() {
-        ("shm", what) => over_shared_memory(what, &told),
-        (_, what) => over_messages(what, &told),
+        ("shm", what) => over_shared_memory(what, &commands),
+        (_, what) => over_messages(what, &commands),
     }
 }
 
-fn over_messages(what: &str, told: &Receiver<String>) {
+fn over_messages(what: &str, commands: &Receiver<String>) {
     let config = Config { max_header: 48, max_payload: (64 << 10) + 512, ..Config::default() };
     let mut endpoint = MessageEndpoint::open(&Libfabric::already_loaded().unwrap(), &config).unwrap();
     let port = u16::from_be_bytes(endpoint.address()[2..4].try_into().unwrap());
     let own = address(port, NONCE);
-    say(&format!("{} 0 0", hex(&own)));
+    print_line(&format!("{} 0 0", hex(&own)));
     let mut reads = 0;
     loop {
-        match told.try_recv().as_deref() {
+        match commands.try_recv().as_deref() {
             Ok("exit") => return,
             Ok(card) => {
                 let card = unhex(card);
                 let name = [&[2, 0], &card[10..12], &card[6..10], &[0; 8]].concat();
                 let peer = endpoint.add_peer(&name).unwrap();
-                let first = if what == "noise" { vec![7; 40] } else { hello(OTHER, &own, &card) };
+                let first = if what == "malformed" { vec![7; 40] } else { hello(OTHER, &own, &card) };
                 endpoint.send(peer, &header(6, first.len()), &first).unwrap();
             }
             Err(_) => {}
@@ -103,7 +104,7 @@ fn over_messages(what: &str, told: &Receiver<String>) {
             if let Event::Message { from, header, payload } = event {
                 match header[0] {
                     6 => greeted = Some(from),
-                    7 => say(&hex(payload)),
+                    7 => print_line(&hex(payload)),
                     1 | 3 => asked.push((from, header[0], header[40..48].to_vec())),
                     _ => {}
                 }
@@ -118,7 +119,7 @@ fn over_messages(what: &str, told: &Receiver<String>) {
             }
         }
         if let Some(card) = greeted {
-            let answer = welcome(if corrupt || what == "lies" { OURS } else { OTHER });
+            let answer = welcome(if corrupt || what == "inconsistent" { OURS } else { OTHER });
             endpoint.send(card, &header(7, answer.len()), &answer).unwrap();
             if corrupt {
                 endpoint.send(card, &[0xee; 48], b"nonsense").unwrap();
@@ -128,7 +129,7 @@ fn over_messages(what: &str, told: &Receiver<String>) {
     }
 }
 
-/// What a liar says to a write (of kind 1), and to its first and second read: data are of kind 4, an end of kind 2.
+/// The inconsistent answers to a write (kind 1), and to its first and second read: kind 4 is data, kind 2 an acknowledgement.
 fn answers(kind: u8, reads: &mut u32) -> Vec<[u8; 48]> {
     *reads += u32::from(kind == 3);
     match (kind, *reads) {
@@ -138,7 +139,7 @@ fn answers(kind: u8, reads: &mut u32) -> Vec<[u8; 48]> {
     }
 }
 
-fn over_shared_memory(what: &str, told: &Receiver<String>) {
+fn over_shared_memory(what: &str, commands: &Receiver<String>) {
     let new = || socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
     let name = |host: &[u8], nonce: &[u8]| {
         UnixAddr::new_abstract(format!("softefa/{}/{}", hex(host), hex(nonce)).as_bytes()).unwrap()
@@ -147,7 +148,7 @@ fn over_shared_memory(what: &str, told: &Receiver<String>) {
     let listener = new();
     socket::bind(listener.as_raw_fd(), &name(&own[2..6], &own[12..16])).unwrap();
     socket::listen(&listener, Backlog::new(4).unwrap()).unwrap();
-    say(&format!("{} 0 0", hex(&own)));
+    print_line(&format!("{} 0 0", hex(&own)));
     let corrupt = what == "corrupt";
     std::thread::spawn(move || {
         // What is connected stays so until the end of the process.
@@ -165,22 +166,22 @@ fn over_shared_memory(what: &str, told: &Receiver<String>) {
             kept.push((card, file));
         }
     });
-    for line in told {
+    for line in commands {
         if line == "exit" {
             return;
         }
         let card = unhex(&line);
         let socket = new();
         socket::connect(socket.as_raw_fd(), &name(&card[2..6], &card[12..16])).unwrap();
-        let first = if what == "noise" { vec![7; 40] } else { hello(OTHER, &own, &card) };
+        let first = if what == "malformed" { vec![7; 40] } else { hello(OTHER, &own, &card) };
         socket::send(socket.as_raw_fd(), &first, MsgFlags::empty()).unwrap();
         let mut answer = [0; 64];
         let len = socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
-        say(&hex(&answer[..len]));
+        print_line(&hex(&answer[..len]));
     }
 }
 
-/// The rings that come with a hello.
+/// The rings that arrive with a hello.
 fn take_file(card: &OwnedFd) -> std::fs::File {
     let (mut bytes, mut control) = ([0; 64], nix::cmsg_space!([RawFd; 1]));
     let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -199,8 +200,8 @@ fn start(wire: &str, what: &str) -> Peer {
     Peer::start_with(&["--exact", "malformed_peer", "--nocapture", "--test-threads=1"], &[(MALFORMED_PEER, &how)])
 }
 
-/// A card sends a request to a malformed peer: how its request ends, and what it says.
-fn asks(test: &str, wire: &'static str, what: &'static str, status: CompStatus, line: &str) {
+/// A card sends a request to a malformed peer. `status` is that of the completion, `line` a part of the log.
+fn request_fails(test: &str, wire: &'static str, what: &'static str, status: CompStatus, line: &str) {
     let errors = run(test, &[("SOFTEFA_WIRE", wire)], || {
         let rig = Rig::open();
         let mut a = End::open(&rig);
@@ -224,8 +225,8 @@ fn asks(test: &str, wire: &'static str, what: &'static str, status: CompStatus, 
     }
 }
 
-/// A malformed peer connects to a card: what it answers, and what it says.
-fn is_asked(test: &str, wire: &'static str, what: &'static str, line: &str) {
+/// A malformed peer connects to a card, which refuses the hello with `line` in its log.
+fn hello_is_refused(test: &str, wire: &'static str, what: &'static str, line: &str) {
     let errors = run(test, &[("SOFTEFA_WIRE", wire)], || {
         let rig = Rig::open();
         let (mut a, b) = (End::open(&rig), End::open(&rig));
@@ -253,40 +254,40 @@ const VERSION_LINE: &str = "the other card speaks wire version 3, this one 2: us
 #[test]
 fn request_to_another_version_fails_over_shared_memory() {
     let test = "request_to_another_version_fails_over_shared_memory";
-    asks(test, "shm", "answers", CompStatus::RemoteFeatureMismatch, VERSION_LINE);
+    request_fails(test, "shm", "version", CompStatus::RemoteFeatureMismatch, VERSION_LINE);
 }
 
 #[test]
 fn request_to_another_version_fails_over_datagrams() {
     let test = "request_to_another_version_fails_over_datagrams";
-    asks(test, "tcp", "answers", CompStatus::RemoteFeatureMismatch, VERSION_LINE);
+    request_fails(test, "tcp", "version", CompStatus::RemoteFeatureMismatch, VERSION_LINE);
 }
 
 #[test]
 fn hello_of_another_version_is_refused_over_shared_memory() {
-    is_asked("hello_of_another_version_is_refused_over_shared_memory", "shm", "asks", VERSION_LINE);
+    hello_is_refused("hello_of_another_version_is_refused_over_shared_memory", "shm", "version", VERSION_LINE);
 }
 
 #[test]
 fn hello_of_another_version_is_refused_over_datagrams() {
-    is_asked("hello_of_another_version_is_refused_over_datagrams", "tcp", "asks", VERSION_LINE);
+    hello_is_refused("hello_of_another_version_is_refused_over_datagrams", "tcp", "version", VERSION_LINE);
 }
 
 #[test]
 fn malformed_hello_is_refused_over_shared_memory() {
     let line = "refused a connection: the other side does not speak this protocol";
-    is_asked("malformed_hello_is_refused_over_shared_memory", "shm", "noise", line);
+    hello_is_refused("malformed_hello_is_refused_over_shared_memory", "shm", "malformed", line);
 }
 
 #[test]
 fn malformed_hello_is_refused_over_datagrams() {
     let line = "refused a connection: the other side does not speak this protocol";
-    is_asked("malformed_hello_is_refused_over_datagrams", "tcp", "noise", line);
+    hello_is_refused("malformed_hello_is_refused_over_datagrams", "tcp", "malformed", line);
 }
 
 #[test]
 fn corrupt_ring_fails_requests() {
-    asks(
+    request_fails(
         "corrupt_ring_fails_requests",
         "shm",
         "corrupt",
@@ -297,7 +298,7 @@ fn corrupt_ring_fails_requests() {
 
 #[test]
 fn corrupt_datagram_fails_requests() {
-    asks(
+    request_fails(
         "corrupt_datagram_fails_requests",
         "tcp",
         "corrupt",
@@ -306,14 +307,14 @@ fn corrupt_datagram_fails_requests() {
     );
 }
 
-/// Data of another length than was asked for, a read that ends without any, and data for a write.
+/// Data of another length than requested, a read that ends without data, and data for a write.
 #[test]
 fn answers_that_do_not_fit_request_are_refused() {
     let errors = run("answers_that_do_not_fit_request_are_refused", &[("SOFTEFA_WIRE", "tcp")], || {
         let rig = Rig::open();
         let mut a = End::open(&rig);
         let buffer = rig.buffer(64);
-        let peer = start("tcp", "lies");
+        let peer = start("tcp", "inconsistent");
         let to = a.connect(&peer.name);
         for n in 1..=2 {
             a.post(to, read(buffer.remote(0), buffer.sge(0, 8)));
@@ -321,7 +322,7 @@ fn answers_that_do_not_fit_request_are_refused() {
             a.wait_done(n);
         }
         a.post(to, write(buffer.remote(0), buffer.sge(8, 8)));
-        assert_eq!(a.next_status().1, CompStatus::Ok, "what it says beside the truth is ignored");
+        assert_eq!(a.next_status().1, CompStatus::Ok, "further answers are ignored");
         a.wait_done(3);
         assert_eq!((a.local(), a.errors()), (1, 2));
         let words = [0, 1].map(|n| buffer.word(n).load(std::sync::atomic::Ordering::Relaxed));

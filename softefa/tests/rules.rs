@@ -1,5 +1,5 @@
-//! The table of rules in docs/software-card.md, row by row: what a request that breaks the rule completes with, and the
-//! line that names queue pair, slot, rule and bytes.
+//! The rows of the table of rules in docs/software-card.md: the completion of a request that breaks the rule, and the log line, which
+//! names queue pair, slot, rule and bytes.
 
 mod common;
 
@@ -88,7 +88,7 @@ fn changed(mut bytes: Vec<u8>, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
     bytes
 }
 
-/// A row of the table: its name, the request, how it ends, and what the line says.
+/// A row of the table: its name, the request, the status of its completion, and a part of the log line.
 type Row = (&'static str, fn(&mut World) -> Vec<u8>, CompStatus, &'static str);
 
 use CompStatus::{
@@ -96,7 +96,7 @@ use CompStatus::{
     RemoteBadDestQpn,
 };
 
-/// Of these the queue pair recovers.
+/// Requests after which the queue pair goes on.
 const REFUSED: &[Row] = &[
     (
         "unknown operation",
@@ -342,7 +342,7 @@ const REFUSED: &[Row] = &[
     ),
 ];
 
-/// The same on a queue with requests of 128 bytes.
+/// The same for a queue with requests of 128 bytes.
 const REFUSED_WIDE: &[Row] = &[
     (
         "too much inline data: wide write",
@@ -371,7 +371,7 @@ const REFUSED_WIDE: &[Row] = &[
     ("two buffers in a wide write", |w| changed(w.write(), |b| b[6] = 2), LocalBadLength, "2 buffers are more than"),
 ];
 
-/// After these the queue pair does nothing any more.
+/// Requests after which the queue pair is dead.
 const FATAL: &[Row] = &[
     ("phase", |w| changed(w.write(), |b| b[3] ^= 1), LocalQpInternalError, "the phase bit is not that of this lap"),
     ("unwritten slot", |w| vec![0; w.write().len()], LocalQpInternalError, "the meta descriptor bit is clear"),
@@ -410,7 +410,7 @@ const FATAL: &[Row] = &[
     ("reserved bits: lkey", |w| changed(w.write(), |b| b[55] = 1), LocalQpInternalError, "a reserved bit is set"),
 ];
 
-/// How a rule of the receive queue is broken; gives the number of requests whose completions are to be seen.
+/// A violation of a rule of the receive queue: its name, the receives to post, the status of the completion, and a part of the log line.
 type Receive = (&'static str, fn(&World) -> Vec<RxDesc>, CompStatus, &'static str);
 
 const RECEIVES: &[Receive] = &[
@@ -473,7 +473,7 @@ const RECEIVES: &[Receive] = &[
     ),
 ];
 
-/// Rows of the table that other tests are about.
+/// Rows that tests in other files cover.
 const ELSEWHERE: &[&str] = &[
     "doorbell back",
     "doorbell too far",
@@ -490,7 +490,7 @@ fn receive(w: &World, length: u16) -> RxDesc {
     RxDesc::single(77, w.buffer.at as u64, length, w.buffer.region.lkey)
 }
 
-/// Runs `body` in a process of its own and looks for each row's line.
+/// Runs `body` in a process of its own and checks each row's log line.
 fn check(name: &str, rows: &[(&str, &str)], body: impl FnOnce()) {
     let Some(errors) = run(name, &[], body) else { return };
     let mut lines: Vec<&str> = errors.lines().filter(|l| l.starts_with("softefa")).collect();
@@ -638,7 +638,7 @@ fn send_waits_for_receive() {
     });
 }
 
-/// The third control byte's bit that asks for a completion.
+/// The bit of the third control byte that requests a completion.
 const COMP_REQ: u8 = 0x10;
 
 #[test]
@@ -666,7 +666,7 @@ fn unsignaled_requests_complete_only_in_error() {
     });
 }
 
-/// `FI_OPT_EFA_RNR_RETRY` says how often.
+/// `FI_OPT_EFA_RNR_RETRY` sets the number of retries.
 #[test]
 fn rnr_send_fails_after_its_retries() {
     check("rnr_send_fails_after_its_retries", &[], || {
@@ -707,7 +707,7 @@ fn documented_rules_are_all_tested() {
     assert_eq!(documented, tested);
 }
 
-/// Inline data that fits is as good as any other.
+/// The rules do not reject inline data that fits, or accesses with the needed rights only.
 #[test]
 fn well_formed_requests_succeed() {
     check("well_formed_requests_succeed", &[], || {

@@ -1,4 +1,4 @@
-//! Rules of doorbells and of set-up; those of requests are in `rules.rs`.
+//! Rules of doorbells and of set-up. `rules.rs` has those of requests.
 
 mod common;
 
@@ -10,7 +10,7 @@ use efa_dp_direct::wire::CompStatus;
 use efa_dp_direct::wqe::Destination;
 use ferrogin_libfabric::bindings as fi;
 
-/// Runs `body` on a card that talks to itself, in a process of its own, and looks for `line` on its standard error.
+/// Runs `body` on a card that talks to itself, in a process of its own, and checks that `line` is on its standard error.
 fn rule(name: &str, line: &str, body: impl FnOnce(&mut End, Destination, &Buffer)) {
     let errors = run(name, &[], || {
         let rig = Rig::open();
@@ -30,7 +30,7 @@ fn rule(name: &str, line: &str, body: impl FnOnce(&mut End, Destination, &Buffer
     }
 }
 
-/// After a fatal error nothing is executed.
+/// Checks that the card executes nothing after a fatal error.
 fn is_flushed(end: &mut End, to: Destination, buffer: &Buffer) {
     end.post(to, write(buffer.remote(8), buffer.sge(0, 8)));
     assert_eq!(end.next_status().1, CompStatus::Flushed);
@@ -136,8 +136,8 @@ fn objects_in_use_cannot_be_closed() {
     rig.close();
 }
 
-/// Memory of a GPU is copied by the CUDA driver. Without one the registration says so; with one, bytes that are no GPU's
-/// are refused.
+/// The CUDA driver copies GPU memory. Without a driver the registration fails and names the driver; with one, it refuses addresses
+/// that are not GPU memory.
 #[test]
 fn gpu_memory_without_driver_cannot_be_registered() {
     let errors = run("gpu_memory_without_driver_cannot_be_registered", &[], || {

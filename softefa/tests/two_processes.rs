@@ -175,7 +175,7 @@ fn address_of_another_version_is_refused() {
     rig.close();
 }
 
-/// The same over the wire that leads to other hosts.
+/// The same tests over the wire between hosts.
 #[test]
 fn everything_works_over_tcp() {
     if !have_libfabric("everything_works_over_tcp") {

@@ -36,7 +36,7 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < LIMIT, "waited in vain for {what}");
+        assert!(start.elapsed() < LIMIT, "no {what} within the limit");
         std::thread::yield_now();
     }
 }

@@ -1,4 +1,4 @@
-//! A second process: this test binary again, which does what it is told on its standard input.
+//! A second process: this test binary again, which executes commands from its standard input.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -10,7 +10,7 @@ use super::{End, LIMIT, Rig, wait_for, write};
 
 pub const ROLE: &str = "SOFTEFA_TEST_PEER";
 
-/// The other process, its endpoint and its buffer.
+/// The second process, its endpoint and its buffer.
 pub struct Peer {
     child: Child,
     input: ChildStdin,
@@ -115,12 +115,12 @@ impl Drop for Peer {
     }
 }
 
-/// What the second process says first.
+/// Prints the first line of the second process.
 pub fn hello(name: &[u8], buffer: &super::Buffer) {
     println!("@{} {} {}", hex(name), buffer.at as u64, buffer.region.rkey);
 }
 
-/// The body of the test `peer`: nothing unless this is the second process.
+/// The body of the test `peer`, which does nothing in the first process.
 pub fn serve() {
     if std::env::var_os(ROLE).is_none() {
         return;
