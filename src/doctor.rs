@@ -1,4 +1,4 @@
-//! `ferrogin doctor`: a report of what this machine has, what it lacks, and how to get it.
+//! `ferrogin doctor`: reports the parts that this machine has or lacks, and the cures.
 
 use crate::mlx5_cards::Report;
 use crate::{gpu, mlx5_cards, probe};
@@ -128,7 +128,7 @@ fn programs() {
     }
 }
 
-/// Tells whether NCCL could use the plugin with the present settings.
+/// Reports whether NCCL could use the plugin with the present settings.
 fn verdict() -> ExitCode {
     let found = probe::with_provider(None);
     line("plugin", &probe::plugin_path());

@@ -41,7 +41,7 @@ fn fixture() -> &'static Fixture {
         let mr = unsafe { card.register(&pd, base, BYTES, Access(0x1f)) }.expect("a region");
         let window = card.alloc_window(&pd, WindowType::Type2).expect("a window");
         let rkey = window.rkey;
-        // It lives as long as the card.
+        // The memory stays mapped as long as the card is open.
         std::mem::forget(window);
         Fixture { card, pd, mr, window: rkey, memory }
     })
@@ -106,7 +106,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         qp.send.ring.at(next).put_bytes(0, &request);
         next += bytes.div_ceil(64) as u32;
     }
-    // The last one asks for a completion; if the queue pair failed before, it is flushed with one.
+    // The last request is signaled; if the queue pair failed before, it is flushed with one.
     let nop = CtrlSeg::new(0, next as u16, qpn, 1, FmCeSe::CQ_UPDATE, 0);
     qp.send.ring.at(next).put(0, nop);
     qp.send.record.set((next + 1) & 0xffff);

@@ -87,13 +87,13 @@ impl Connection {
         &*self.transport
     }
 
-    /// Sends what is queued and ends the connection, after `limit` at the latest.
+    /// Sends queued frames and ends the connection, after `limit` at the latest.
     pub fn close(self: &Arc<Self>, limit: Duration) {
         self.flush(&mut self.sending());
         self.transport.close(limit.min(NO_LIMIT));
     }
 
-    /// Sends a frame. If the connection ends first, the handler learns of the end.
+    /// Sends a frame. If the connection ends first, the handler's `ended` reports the end.
     pub fn send(self: &Arc<Self>, header: Header, data: Data) {
         let len = data.as_slice().len();
         let inline = len <= self.inline;

@@ -19,7 +19,7 @@ const GOODBYE_TIME: Duration = Duration::from_millis(100);
 
 type Handler = Arc<dyn Fn(Context, Body, Responder) + Send + Sync>;
 
-/// What a method knows of its call.
+/// The data of a call for its method.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// The client's name, for log lines and errors.

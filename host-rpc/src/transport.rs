@@ -36,7 +36,7 @@ pub trait Transport: Send + Sync + 'static {
     fn send(&self, message: Payload, done: SendDone);
     /// Receives one message.
     fn receive(&self, done: ReceiveDone);
-    /// Sends what is queued and then ends the connection, after `limit` at the latest. Outstanding receives end with
+    /// Sends queued messages and then ends the connection, after `limit` at the latest. Outstanding receives end with
     /// [`TransportError::Closed`].
     fn close(&self, limit: Duration);
     /// True on the thread that runs the callbacks, if the transport can tell. A wait for an answer on that thread would never end.

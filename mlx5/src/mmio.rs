@@ -42,7 +42,7 @@ unsafe fn store_block(to: *mut u64, block: &[u64; 8]) {
     // In one instruction, as rdma-core's `mmio_memcpy_x64`: the card gets one packet of 64 bytes. The loads interleave the
     // words as the stores do.
     #[cfg(all(target_arch = "aarch64", not(miri)))]
-    // SAFETY: the caller vouches for the register, and the block is a whole one; NEON is part of this target.
+    // SAFETY: this function's caller keeps 64 bytes at `to` writable and aligned, and the block has as many; NEON is part of this target.
     unsafe {
         core::arch::asm!(
             "ld4 {{v0.2d, v1.2d, v2.2d, v3.2d}}, [{from}]",
@@ -54,7 +54,7 @@ unsafe fn store_block(to: *mut u64, block: &[u64; 8]) {
     }
     #[cfg(not(all(target_arch = "aarch64", not(miri))))]
     for (i, &word) in block.iter().enumerate() {
-        // SAFETY: the caller vouches for all eight words.
+        // SAFETY: this function's caller keeps all eight words at `to` writable and aligned.
         unsafe { to.wrapping_add(i).write_volatile(word) };
     }
 }

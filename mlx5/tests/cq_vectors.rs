@@ -94,7 +94,7 @@ impl Bench {
     /// Polls and releases at once, as the vectors require.
     fn poll(&mut self, want: &Value) {
         let index = self.queue.consumer();
-        let polled = self.queue.poll().expect("no nonsense");
+        let polled = self.queue.poll().expect("a valid completion");
         if want.is_null() {
             assert!(matches!(polled, Polled::Empty), "nothing expected at {index}, got {polled:?}");
             assert_eq!(self.queue.consumer(), index, "an empty poll stays");
@@ -131,7 +131,7 @@ impl Bench {
             at += 1;
             next = next.wrapping_add(1);
         });
-        let taken = taken.expect("no nonsense") as usize;
+        let taken = taken.expect("a valid completion") as usize;
         assert!(wants[taken..].iter().all(Value::is_null), "{taken} taken of {}", wants.len());
     }
 }

@@ -28,7 +28,7 @@ use self::frame::{HEADER, Hello};
 use crate::transport::deadline_after;
 use crate::{ReceiveDone, SendDone, Transport};
 
-/// Time that a dropped connection has to send what is queued.
+/// Time limit of a dropped connection for sending queued messages.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of the shortest and the longest eager limit.
 const EAGER_RANGE: std::ops::RangeInclusive<u32> = 64..=1 << 30;

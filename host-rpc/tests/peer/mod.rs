@@ -129,7 +129,7 @@ impl Peer {
         let mut header = [0; HEADER];
         header[..4].copy_from_slice(&EAGER_FRAME.to_le_bytes());
         header[8..16].copy_from_slice(&(body.len() as u64).to_le_bytes());
-        // The test looks for the failure at the other end.
+        // The test checks the failure at the other end.
         let _ = self.post(&Op::Send { data: Data::Inline(&[&header, body]), with });
     }
 }
