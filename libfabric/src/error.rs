@@ -62,7 +62,7 @@ pub enum Error {
         /// The directory given to [`crate::Libfabric::use_provider_dir`].
         dir: PathBuf,
     },
-    /// No provider offers what the hints ask for.
+    /// No provider has an info that matches the hints.
     #[error("libfabric {version} offers nothing that matches the hints ({hints}); providers it knows: {known}")]
     NoMatch {
         /// The loaded libfabric.

@@ -48,7 +48,7 @@ pub struct Faults {
     pub ignore_tclass: bool,
     /// Completion queues have no descriptor to wait for (`FI_WAIT_FD`), as with libfabric's `efa` provider while its shared memory is on.
     pub no_wait_fd: bool,
-    /// An endpoint that is closed drops what the card has not delivered yet, as with libfabric's `efa` provider.
+    /// A closed endpoint drops the requests that the card has not delivered yet, as with libfabric's `efa` provider.
     pub close_drops: bool,
 }
 

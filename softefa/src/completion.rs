@@ -115,7 +115,7 @@ pub(super) trait Completer: Send + Sync {
     fn complete(&self, raw: &RawCqe) -> Option<Entry>;
     /// Makes the card progress in this thread.
     fn poll_card(&self);
-    /// Processes what the card has completed already.
+    /// Processes the completions that the card has written.
     fn settle(&self);
 }
 

@@ -57,7 +57,7 @@ impl Core {
         }
     }
 
-    /// Handles what arrived on the datagram wire. True when there was something.
+    /// Handles the arrivals on the datagram wire. True when there was one.
     pub(crate) fn poll_datagrams(&mut self) -> bool {
         let Some(mut wire) = self.datagrams.take() else { return false };
         let polled = wire.poll(|arrival| self.arrived(arrival));

@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    /// Sends what is queued on a connection as far as there is room. True when a packet was sent.
+    /// Sends the packets that are queued on a connection as far as there is room. True when a packet was sent.
     pub(crate) fn pump(&mut self, at: u32) -> bool {
         let Some(connection) = self.connections.get(at) else { return false };
         if !connection.has_work() || !connection.is_open() {

@@ -1,4 +1,4 @@
-//! Doorbells and work requests: the card reads what software posted and checks it against the rules.
+//! Doorbells and work requests: the card reads posted requests and checks them against the rules.
 
 use std::fmt::Write;
 

@@ -21,7 +21,7 @@ static NIC_OPS: fi::fi_ops = fi::fi_ops {
     ops_set: Some(unsupported::ops_set),
 };
 
-/// A description of the card, and what its pointers point to.
+/// A description of the card, and the objects that its pointers lead to.
 #[repr(C)]
 struct Nic {
     fid: fi::fid_nic,

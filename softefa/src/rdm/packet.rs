@@ -144,7 +144,7 @@ pub(super) fn remote_buffers(payload: &[u8]) -> Option<&[RemoteBuffer]> {
     <[RemoteBuffer]>::ref_from_bytes(payload).ok().filter(|buffers| buffers.len() <= MAX_REMOTE_BUFFERS)
 }
 
-/// Parses any bytes as a packet: what is parsed emits and parses to the same.
+/// Parses any bytes as a packet. A parsed packet emits bytes that parse to the same packet.
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) fn check_packet(bytes: &[u8]) {
     if let Some((head, payload)) = Head::parse(bytes) {
