@@ -1,4 +1,4 @@
-// Compiles the device crate to one PTX module. Included by build.rs and by tests/ptx.rs.
+// Compiles the device crate to one PTX module. Included by build.rs and by tests/all/ptx.rs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -166,7 +166,7 @@ const COMPILER_LINE: &str = "// compiler: ";
 pub fn with_provenance(ptx: &str, source: u64, compiler: &str) -> String {
     format!(
         "// ferrogin device code: the functions of ferrogin/gin.h, for {GPU} and later.\n\
-         // Made from device-kernels, efa-dp-direct and ffi-headers; FERROGIN_REFRESH=1 cargo test -p ferrogin --test ptx\n\
+         // Made from device-kernels, efa-dp-direct and ffi-headers; FERROGIN_REFRESH=1 cargo test -p ferrogin --test all ptx\n\
          // writes this file again.\n\
          {SOURCE_LINE}{source:016x}\n{COMPILER_LINE}{compiler}\n//\n{ptx}"
     )

@@ -1,4 +1,4 @@
-// Writes functions of the PTX module as a CUDA C++ header of inline assembly. Included by tests/ptx.rs.
+// Writes functions of the PTX module as a CUDA C++ header of inline assembly. Included by tests/all/ptx.rs.
 //
 // A call of a linked function costs a kernel its register budget and about a hundred instructions, for the ABI. The fast path is
 // short and calls no function, so a kernel can have its instructions instead: the text of the function's body in a scope of its
@@ -9,8 +9,8 @@ use std::fmt::Write;
 /// `source`'s functions whose names begin with `prefix`, as a header.
 pub fn header(source: &str, prefix: &str) -> Result<String, String> {
     let mut text = String::from(
-        "// ferrogin: the fast path of the device code as inline PTX. Written from ptx/ferrogin_device.ptx by tests/ptx.rs\n\
-         // (FERROGIN_REFRESH=1 cargo test -p ferrogin --test ptx): do not edit.\n\
+        "// ferrogin: the fast path of the device code as inline PTX. Written from ptx/ferrogin_device.ptx by tests/all/ptx.rs\n\
+         // (FERROGIN_REFRESH=1 cargo test -p ferrogin --test all ptx): do not edit.\n\
          //\n\
          // SPDX-License-Identifier: Apache-2.0\n\
          #ifndef FERROGIN_FAST_PATH_CUH\n#define FERROGIN_FAST_PATH_CUH\n\n#include <stdint.h>\n",

@@ -8,7 +8,8 @@
 //! `-- --rounds N` exchanges of each turn (default 4000), `-- --wire shm|tcp` one wire only, `-- --turns N` (default 5).
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
 
-#[path = "../tests/common/mod.rs"]
+#[allow(dead_code)]
+#[path = "../tests/all/common/mod.rs"]
 mod common;
 
 use std::ffi::c_void;
@@ -270,7 +271,7 @@ fn median(times: &mut [f64]) -> f64 {
 
 fn measure(wire: &str, turns: usize, rounds: u64) {
     let mut side = Side::open();
-    let mut peer = Peer::start_with(&[], &[]);
+    let mut peer = Peer::spawn(&mut std::process::Command::new(std::env::current_exe().unwrap()));
     let names = peer.answer();
     let other = side.connect(&names.split(' ').collect::<Vec<_>>());
     assert_eq!(peer.ask(&format!("connect {}", side.names())), "ok");

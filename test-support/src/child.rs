@@ -1,6 +1,7 @@
-//! Tests that need an environment of their own run again in a child process that has it.
+//! Tests that need a process of their own run again in a child process.
 
 use std::process::Command;
+use std::sync::OnceLock;
 
 const ROLE: &str = "FERROGIN_TEST_ROLE";
 
@@ -14,14 +15,43 @@ pub fn run(name: &str, environment: &[(&str, &str)], body: impl FnOnce()) -> Opt
         body();
         return None;
     }
-    let program = std::env::current_exe().expect("the path of the test's program");
-    let mut command = Command::new(program);
-    command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(ROLE, name);
-    command.envs(environment.iter().copied());
+    let mut command = command(name);
+    command.env(ROLE, name).envs(environment.iter().copied());
     let output = command.output().expect("a child process");
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{name} with {environment:?} failed:\n{text}\n{errors}");
     assert!(text.contains("1 passed"), "{name} did not run in the child process:\n{text}");
     Some(errors)
+}
+
+/// The command that runs only the test `name` of this program.
+///
+/// # Panics
+/// As [`full_name`].
+pub fn command(name: &str) -> Command {
+    let mut command = Command::new(program());
+    command.args(["--exact", &full_name(name), "--nocapture", "--test-threads=1"]);
+    command
+}
+
+/// The name of the test `name` as the test runner has it, with the modules of the test.
+///
+/// # Panics
+/// This program has no test `name`, or several.
+pub fn full_name(name: &str) -> String {
+    static TESTS: OnceLock<String> = OnceLock::new();
+    let tests = TESTS.get_or_init(|| {
+        let output = Command::new(program()).args(["--list", "--format=terse"]).output().expect("a list of the tests");
+        String::from_utf8(output.stdout).expect("names of tests")
+    });
+    let is_module = |path: &str| path.is_empty() || path.ends_with("::");
+    let tests = tests.lines().filter_map(|line| line.strip_suffix(": test"));
+    let found: Vec<&str> = tests.filter(|test| test.strip_suffix(name).is_some_and(is_module)).collect();
+    assert_eq!(found.len(), 1, "tests of the name {name}: {found:?}; name the module of one of them");
+    found[0].to_owned()
+}
+
+fn program() -> std::path::PathBuf {
+    std::env::current_exe().expect("the path of the test's program")
 }

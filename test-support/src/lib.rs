@@ -7,12 +7,14 @@ mod input;
 mod libfabric;
 pub mod peer;
 mod random;
+mod soak;
 
 pub use corpus::replay;
 pub use dist::{dist, workspace};
 pub use input::Input;
 pub use libfabric::have_libfabric;
 pub use random::Random;
+pub use soak::{repetitions, soak};
 
 use std::fmt::Display;
 use std::io::Write;

@@ -1,56 +1,84 @@
 //! Child processes that play a role in a test of several processes.
 #![allow(unsafe_code)]
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
-/// A child process that runs the test named `child` of the same program. It is killed when this is dropped.
+use super::child;
+
+/// The limit of a wait for a line of output: longer than any delay of a busy machine.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// A child process with pipes for its standard input and output. It is killed when this is dropped.
 pub struct Peer {
     child: Child,
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    lines: Receiver<String>,
 }
 
 impl Peer {
-    /// Starts the process with additional environment variables.
+    /// Starts a process that runs the test `name` of this program, with additional environment variables.
+    ///
+    /// # Panics
+    /// The process cannot be started, or the program has no test `name`.
+    pub fn start(name: &str, environment: &[(&str, String)]) -> Self {
+        Self::spawn(child::command(name).envs(environment.iter().map(|(name, value)| (name, value))))
+    }
+
+    /// Starts the process of a command.
     ///
     /// # Panics
     /// The process cannot be started.
-    pub fn start(environment: &[(&str, String)]) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("the path of the test's program"))
-            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
-            .envs(environment.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a child process");
+    pub fn spawn(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a child process");
         let input = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self { child, input, output }
+        let (sender, lines) = channel();
+        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Self { child, input, lines }
     }
 
     /// Waits for a line of output with `word`, and returns the rest of the line.
     ///
     /// # Panics
-    /// The process ended before.
+    /// The process ended before, or four minutes are over.
     pub fn wait_for(&mut self, word: &str) -> String {
-        let mut lines = self.output.by_ref().lines().map(|line| line.expect("readable output"));
-        let line = lines.find(|line| line.contains(word)).expect("the child process printed the word");
-        line.split(word).nth(1).unwrap_or_default().trim().to_owned()
+        let began = Instant::now();
+        loop {
+            let left = LIMIT.saturating_sub(began.elapsed());
+            let line = self.lines.recv_timeout(left).unwrap_or_else(|error| panic!("no line with {word:?}: {error}"));
+            if let Some((_, rest)) = line.split_once(word) {
+                return rest.trim().to_owned();
+            }
+        }
     }
 
-    /// Sends an empty line to the standard input of the process.
+    /// Sends a line to the standard input of the process.
     ///
     /// # Panics
     /// The process ended before.
-    pub fn send_line(&mut self) {
-        self.input.write_all(b"\n").expect("the child process reads");
+    pub fn write_line(&mut self, line: &str) {
+        writeln!(self.input, "{line}").expect("the child process reads");
     }
 
     /// Sends a signal to the process.
     pub fn signal(&self, signal: i32) {
         // SAFETY: the process is a child that was not waited for, so its id belongs to it.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    /// Stops the process, and waits until all of its threads stand still.
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        // SAFETY: the kernel writes one int into a local variable.
+        let stopped = unsafe { libc::waitpid(self.child.id() as i32, &mut status, libc::WUNTRACED) };
+        assert!(
+            stopped == self.child.id() as i32 && libc::WIFSTOPPED(status),
+            "the process ended before it was stopped"
+        );
     }
 
     /// Waits for the end of the process; true if it succeeded.

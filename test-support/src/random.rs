@@ -29,6 +29,16 @@ impl Random {
         (self.next_u64() % len.max(1) as u64) as usize
     }
 
+    /// One of `choices`, which is not empty.
+    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.index(choices.len())]
+    }
+
+    /// True once in `n` times on average.
+    pub fn one_in(&mut self, n: u32) -> bool {
+        self.below(n) == 0
+    }
+
     /// 32 bits.
     pub fn next_u32(&mut self) -> u32 {
         (self.next_u64() >> 32) as u32

@@ -1,5 +1,5 @@
 /* ferrogin: layouts of what the plugin and device code share. Written from the Rust definitions by
- * tests/c_layout.rs (FERROGIN_REFRESH=1 cargo test -p ferrogin --test c_layout): do not edit.
+ * tests/all/c_layout.rs (FERROGIN_REFRESH=1 cargo test -p ferrogin --test all c_layout): do not edit.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef FERROGIN_LAYOUT_H

@@ -283,5 +283,5 @@ fn peer_that_dies_before_data_frees_buffers() {
 }
 
 mod batching;
-#[path = "../../../../libfabric/tests/common/mod.rs"]
+#[path = "../../../../libfabric/tests/all/common/mod.rs"]
 mod libfabric;

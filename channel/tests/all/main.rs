@@ -1,0 +1,8 @@
+//! The tests of channels over real providers.
+
+mod channel;
+mod common;
+mod idle;
+mod malformed_peers;
+mod reconnect;
+mod usage;

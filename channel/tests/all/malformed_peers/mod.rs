@@ -1,0 +1,562 @@
+//! Peers that violate the protocol, over real providers. A raw endpoint sends the documented bytes to a listener, and then a sequence that no
+//! channel sends: its channel must end with an error that names the peer and the violation. Meanwhile a good client and other malformed
+//! peers use the same listener.
+#![allow(unsafe_code)]
+
+mod raw;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::common::{card, is_silence, libraries};
+use ferrogin_channel::{Address, Channel, ChannelError, Config, Listener, Matching, Reactor, Reason, Violation};
+use ferrogin_libfabric::Libfabric;
+use raw::{CONTROL, Datagrams, Raw, Tagged};
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// Tag of the length of message 0.
+const LENGTH: u64 = 1 << 32;
+/// Tag of the payload of message 0.
+const PAYLOAD: u64 = 1 << 33;
+/// The longest message that the good side takes.
+const MAX: usize = 1 << 20;
+/// Reads at the good side that wait for a malformed peer.
+const READS: usize = 3;
+
+const VERSION: u8 = 5;
+const HELLO: u8 = 1;
+const WELCOME: u8 = 2;
+const REFUSE: u8 = 3;
+const PING: u8 = 4;
+const PONG: u8 = 5;
+const ABORT: u8 = 8;
+
+/// A control message of the documented form.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Control {
+    version: u8,
+    matching: u8,
+    kind: u8,
+    to: u32,
+    from: u32,
+    secret: u64,
+    sender_secret: u64,
+    value: u64,
+    id: u32,
+    name: Vec<u8>,
+}
+
+impl Control {
+    fn emit(&self) -> Vec<u8> {
+        let parts: [&[u8]; 11] = [
+            b"FGC1",
+            &[self.version, self.matching],
+            &[self.kind, self.name.len() as u8],
+            &self.to.to_le_bytes(),
+            &self.from.to_le_bytes(),
+            &self.secret.to_le_bytes(),
+            &self.sender_secret.to_le_bytes(),
+            &self.value.to_le_bytes(),
+            &self.id.to_le_bytes(),
+            &[0; 4],
+            &self.name,
+        ];
+        parts.concat()
+    }
+
+    fn parse(bytes: &[u8]) -> Self {
+        assert!(bytes.len() >= 48 && bytes[..4] == *b"FGC1", "{bytes:?}");
+        let (word, long) = (|at| word(bytes, at), |at| long(bytes, at));
+        assert_eq!(bytes.len(), 48 + usize::from(bytes[7]));
+        Self {
+            version: bytes[4],
+            matching: bytes[5],
+            kind: bytes[6],
+            to: word(8),
+            from: word(12),
+            secret: long(16),
+            sender_secret: long(24),
+            value: long(32),
+            id: word(40),
+            name: bytes[48..].to_vec(),
+        }
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+/// A raw peer and its channel.
+struct MalformedPeer<R> {
+    raw: R,
+    /// The other end's number of the channel and its secret.
+    remote: (u32, u64),
+    /// The reason in the abort of the other end.
+    aborted: Option<u64>,
+}
+
+const OWN_NUMBER: u32 = 7;
+const OWN_SECRET: u64 = 0x1234_5678_9abc_def0;
+
+impl<R: Raw> MalformedPeer<R> {
+    /// Sends a hello, modified by `change`, to the listener with that address.
+    fn hello(raw: R, address: &Address, change: impl FnOnce(&mut Control)) -> Self {
+        let bytes = address.to_bytes();
+        let mut hello = Control {
+            version: VERSION,
+            matching: R::MATCHING,
+            kind: HELLO,
+            to: word(&bytes, 8),
+            from: OWN_NUMBER,
+            secret: long(&bytes, 16),
+            sender_secret: OWN_SECRET,
+            value: 1 << 20,
+            id: 0,
+            name: raw.name(),
+        };
+        change(&mut hello);
+        let mut this = Self { raw, remote: (0, 0), aborted: None };
+        this.raw.set_peer(&bytes[24..24 + usize::from(bytes[6])]);
+        this.raw.send(CONTROL | u64::from(HELLO), &hello.emit());
+        this
+    }
+
+    /// The next control message other than a ping or an abort; answers pings.
+    fn receive(&mut self) -> Option<Control> {
+        let mut other = None;
+        for bytes in self.raw.receive() {
+            let received = Control::parse(&bytes);
+            assert_eq!((received.version, received.to, received.secret), (VERSION, OWN_NUMBER, OWN_SECRET));
+            match received.kind {
+                PING => self.send_control(PONG),
+                ABORT => self.aborted = Some(received.value),
+                _ => other = Some(received),
+            }
+        }
+        other
+    }
+
+    fn send_control(&mut self, kind: u8) {
+        let (to, secret) = self.remote;
+        let control = Control { version: VERSION, kind, to, from: OWN_NUMBER, secret, ..Control::default() };
+        self.raw.send(CONTROL | u64::from(kind), &control.emit());
+    }
+
+    /// Waits for the next control message.
+    fn answer(&mut self) -> Control {
+        wait("an answer", || self.receive())
+    }
+
+    fn length(&mut self, id: u32, stated: u64) {
+        self.raw.send(LENGTH | u64::from(id), &stated.to_le_bytes());
+    }
+
+    fn payload(&mut self, id: u32, bytes: &[u8]) {
+        self.raw.send(PAYLOAD | u64::from(id), bytes);
+    }
+}
+
+fn wait<T>(what: &str, mut peek: impl FnMut() -> Option<T>) -> T {
+    let since = Instant::now();
+    loop {
+        if let Some(found) = peek() {
+            return found;
+        }
+        assert!(since.elapsed() < LIMIT, "{what} does not come");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn config(provider: &str) -> Config {
+    Config {
+        provider: provider.to_owned(),
+        source: (provider == "tcp").then(|| "127.0.0.1".to_owned()),
+        max_message: MAX,
+        ping_after: Duration::from_millis(200),
+        // A busy machine does not reach this limit.
+        lost_after: LIMIT,
+        connect_within: LIMIT,
+        ..Config::default()
+    }
+}
+
+/// A client that exchanges messages with an echo all the time.
+struct Good {
+    rounds: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Good {
+    fn start(lib: &Arc<Libfabric>, config: &Config, listener: &Listener) -> Self {
+        let reactor = Reactor::open(lib, config).unwrap();
+        let accepted = listener.accept();
+        let channel = reactor.connect(listener.address()).wait_for(LIMIT).unwrap();
+        echo(accepted.wait_for(LIMIT).unwrap());
+        let (rounds, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (of_thread, until) = (Arc::clone(&rounds), Arc::clone(&stop));
+        let thread = thread::spawn(move || {
+            let _reactor = reactor;
+            while !until.load(Ordering::Relaxed) {
+                let round = of_thread.fetch_add(1, Ordering::Relaxed) as usize;
+                let bytes: Vec<u8> = (0..[0, 8, 3000, 200_000][round % 4]).map(|at| (at * 7 + round) as u8).collect();
+                let sent = channel.send(bytes.clone());
+                assert!(channel.receive().wait_for(LIMIT).unwrap() == bytes, "round {round}");
+                sent.wait_for(LIMIT).unwrap();
+            }
+        });
+        Self { rounds, stop, thread }
+    }
+
+    /// Asserts that it still gets its answers.
+    fn lives(&self) {
+        let before = self.rounds.load(Ordering::Relaxed);
+        wait("the good client's answer", || {
+            (self.rounds.load(Ordering::Relaxed) > before + 4 || self.thread.is_finished()).then_some(())
+        });
+        assert!(!self.thread.is_finished(), "the good client lives");
+    }
+
+    fn end(self) {
+        self.lives();
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap();
+    }
+}
+
+fn echo(channel: Channel) {
+    channel.clone().read(move |result| {
+        if let Ok(bytes) = result {
+            channel.write(bytes, |_| ());
+            echo(channel);
+        }
+    });
+}
+
+/// What a peer does on its open channel, and the violation that must be detected.
+struct Case<R> {
+    name: &'static str,
+    act: fn(&mut MalformedPeer<R>),
+    expected: fn(&Violation) -> bool,
+}
+
+macro_rules! case {
+    ($name:literal, $act:expr, $expected:pat) => {
+        Case { name: $name, act: $act, expected: |violation| matches!(violation, $expected) }
+    };
+}
+
+/// Violations that are detected after the limit for an answer.
+fn missing_parts<R: Raw>() -> Vec<Case<R>> {
+    use Violation::Missing;
+    vec![
+        case!("a length and no payload", |s| s.length(0, 100), Missing { id: 0, missing: "payload", .. }),
+        case!("a payload and no length", |s| s.payload(0, b"abc"), Missing { id: 0, missing: "length", .. }),
+        case!(
+            "a message left out",
+            |s| {
+                s.length(1, 3);
+                s.payload(1, b"abc");
+            },
+            Missing { id: 0, missing: "length", .. }
+        ),
+    ]
+}
+
+/// Violations that are detected at once.
+fn violations<R: Raw>() -> Vec<Case<R>> {
+    use Violation::{LengthSize, OutOfTurn, PayloadLength, PayloadTooLong, TooLong, UnknownTag};
+    vec![
+        case!(
+            "a payload longer than its length",
+            |s| {
+                s.length(0, 3);
+                s.payload(0, b"abcd");
+            },
+            PayloadTooLong { id: 0, stated: 3 }
+        ),
+        case!(
+            "a payload much longer than its length",
+            |s| {
+                s.length(0, 3);
+                s.payload(0, &[5; 300_000]);
+            },
+            PayloadTooLong { id: 0, stated: 3 }
+        ),
+        case!(
+            "a payload where there is none",
+            |s| {
+                s.length(0, 0);
+                s.payload(0, b"a");
+            },
+            PayloadTooLong { id: 0, stated: 0 }
+        ),
+        case!(
+            "a payload shorter than its length",
+            |s| {
+                s.payload(0, b"abc");
+                s.length(0, 4);
+            },
+            PayloadLength { id: 0, stated: 4, got: 3 }
+        ),
+        case!("a length of 2^63", |s| s.length(0, 1 << 63), TooLong { id: 0, len: 0x8000_0000_0000_0000, max: MAX }),
+        case!("a length of one too many", |s| s.length(0, MAX as u64 + 1), TooLong { id: 0, len: 0x10_0001, max: MAX }),
+        case!("a length of 7 bytes", |s| s.raw.send(LENGTH | 2, &[0; 7]), LengthSize { id: 2, bytes: 7 }),
+        case!("a length of 9 bytes", |s| s.raw.send(LENGTH, &[0; 9]), LengthSize { id: 0, bytes: 9 }),
+        case!("a length of 100 bytes", |s| s.raw.send(LENGTH | 1, &[0; 100]), LengthSize { id: 1, bytes: 17 }),
+        case!(
+            "an id twice",
+            |s| {
+                s.length(1, 3);
+                s.length(1, 3);
+            },
+            OutOfTurn { id: 1, expected: 0 }
+        ),
+        case!("an id from nowhere", |s| s.length(1 << 31, 3), OutOfTurn { id: 0x8000_0000, expected: 0 }),
+        case!("tag 0", |s| s.raw.send(0, b""), UnknownTag { tag: 0 }),
+        case!("a tag with two bits", |s| s.raw.send(3 << 32 | 5, b"abc"), UnknownTag { tag: 0x3_0000_0005 }),
+        case!("the highest tag", |s| s.raw.send(1 << 63, &[1; 100]), UnknownTag { tag: 0x8000_0000_0000_0000 }),
+        case!("a long unknown tag", |s| s.raw.send(1 << 40, &[1; 300_000]), UnknownTag { tag: 0x100_0000_0000 }),
+        case!("nonsense for control", |s| s.raw.send(CONTROL | 9, &[0xff; 60]), UnknownTag { .. }),
+        case!("too much for control", |s| s.raw.send(CONTROL | 9, &[0xff; 3000]), UnknownTag { .. }),
+    ]
+}
+
+/// A peer's channel at the good side.
+struct Session<R> {
+    case: Case<R>,
+    peer: MalformedPeer<R>,
+    channel: Channel,
+    ends: mpsc::Receiver<Result<Vec<u8>, ChannelError>>,
+    errors: Vec<ChannelError>,
+}
+
+impl<R: Raw> Session<R> {
+    /// Opens a channel, sends one correct message, and then violates the protocol. The `others` answer pings meanwhile. None when the peer is
+    /// given up as silent before.
+    fn begin(case: Case<R>, raw: R, listener: &Listener, others: &mut [Self]) -> Option<Self> {
+        let mut answer_pings = || {
+            for other in &mut *others {
+                other.has_ended();
+            }
+        };
+        let accepted = listener.accept();
+        // The next id is 0.
+        let mut peer = MalformedPeer::hello(raw, listener.address(), |hello| hello.id = u32::MAX);
+        let welcome = wait("a welcome", || {
+            answer_pings();
+            peer.receive()
+        });
+        assert_eq!((welcome.kind, welcome.value), (WELCOME, MAX as u64));
+        peer.remote = (welcome.from, welcome.sender_secret);
+        let channel = accepted.wait_for(LIMIT).unwrap();
+        peer.payload(u32::MAX, b"good");
+        peer.length(u32::MAX, 4);
+        let (sender, ends) = mpsc::channel();
+        for _ in 0..READS + 1 {
+            let sender = sender.clone();
+            // After a failed test there is no receiver.
+            channel.read(move |result| drop(sender.send(result)));
+        }
+        let mut this = Self { case, peer, channel, ends, errors: Vec::new() };
+        let good = wait("a good message", || {
+            answer_pings();
+            this.peer.receive();
+            this.ends.try_recv().ok()
+        });
+        match good {
+            Err(error) if is_silence(&error) => return None,
+            good => assert_eq!(good.unwrap(), b"good"),
+        }
+        (this.case.act)(&mut this.peer);
+        Some(this)
+    }
+
+    /// All reads have ended and the peer got an abort.
+    fn has_ended(&mut self) -> bool {
+        let name = self.case.name;
+        assert_eq!(self.peer.receive(), None, "{name}");
+        self.errors.extend(self.ends.try_iter().map(|end| end.expect_err(name)));
+        self.errors.len() == READS && self.peer.aborted.is_some()
+    }
+
+    fn is_silenced(&self) -> bool {
+        self.errors.iter().any(is_silence)
+    }
+
+    fn check(self) {
+        let name = self.case.name;
+        let later = self.channel.send(b"after the end").wait_for(LIMIT).expect_err(name);
+        println!("{name}: {later}");
+        for error in self.errors.iter().chain([&later]) {
+            let ChannelError::Protocol { violation, .. } = error else { panic!("{name}: {error}") };
+            assert!((self.case.expected)(violation), "{name}: {error}");
+            assert!(error.to_string().contains(self.channel.peer()), "{name}: {error}");
+        }
+        assert_eq!(self.peer.aborted, Some(Reason::Violation as u64), "{name}");
+    }
+}
+
+/// A modification of a hello.
+type Change = fn(&mut Control);
+
+/// A refused peer gets the reason, and malformed bytes in place of a hello affect no other peer.
+fn hellos_are_refused<R: Raw>(listener: &Listener, open: &dyn Fn() -> R) {
+    let cases: [(Change, Reason); 5] = [
+        (|hello| hello.version += 1, Reason::Version),
+        (|hello| hello.version = 0, Reason::Version),
+        (|hello| hello.matching ^= 3, Reason::Matching),
+        (|hello| hello.secret ^= 1, Reason::NotListening),
+        (|hello| hello.to += 1, Reason::NotListening),
+    ];
+    for (change, reason) in cases {
+        let refused = MalformedPeer::hello(open(), listener.address(), change).answer();
+        assert_eq!((refused.kind, refused.value), (REFUSE, reason as u64));
+    }
+    let mut malformed = MalformedPeer::hello(open(), listener.address(), |hello| hello.name.clear());
+    for bytes in [&b""[..], b"FGC1", &[0; 48], &[0xff; 148], &[7; 5000]] {
+        malformed.raw.send(CONTROL | u64::from(HELLO), bytes);
+    }
+    malformed.length(0, 3);
+    malformed.payload(0, b"abc");
+    malformed.raw.send(1 << 50, b"abc");
+    assert_eq!(malformed.receive(), None);
+}
+
+/// A raw listener that answers a connect as `answer` says; gives the error.
+fn connected_to<R: Raw>(reactor: &Reactor, mut raw: R, answer: impl Fn(&mut R, &Control)) -> ChannelError {
+    let name = raw.name();
+    let mut address = [&b"FGCA"[..], &[VERSION, 0], &[name.len() as u8, R::MATCHING]].concat();
+    address.extend([0; 8]);
+    address.extend(OWN_SECRET.to_le_bytes());
+    address.extend(&name);
+    let address = Address::parse(&address).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    reactor.connect_with(&address, move |result| sender.send(result).unwrap());
+    let hello = wait("a hello", || raw.receive().pop().map(Ok).or_else(|| receiver.try_recv().ok().map(Err)));
+    let hello = match hello {
+        Ok(hello) => Control::parse(&hello),
+        // The limit ended before the hello was sent.
+        Err(result) => return result.expect_err("no channel"),
+    };
+    assert_eq!((hello.kind, hello.to, hello.secret, hello.version), (HELLO, 0, OWN_SECRET, VERSION));
+    raw.set_peer(&hello.name);
+    answer(&mut raw, &hello);
+    let error = wait("an end of the connect", || {
+        raw.receive();
+        receiver.try_recv().ok()
+    });
+    let error = error.expect_err("no channel");
+    println!("connecting: {error}");
+    assert!(error.to_string().contains(&*address.endpoint()), "{error}");
+    error
+}
+
+fn malformed_answers_end_connects<R: Raw>(lib: &Arc<Libfabric>, config: &Config, open: &dyn Fn() -> R) {
+    let short_limit = Config { connect_within: Duration::from_secs(1), ..config.clone() };
+    let (reactor, short_limit) = (Reactor::open(lib, config).unwrap(), Reactor::open(lib, &short_limit).unwrap());
+    let send_control = |version: u8, kind: u8, value: u64| {
+        move |raw: &mut R, hello: &Control| {
+            let (to, secret) = (hello.from, hello.sender_secret);
+            let answer = Control { version, kind, to, secret, value, sender_secret: OWN_SECRET, ..Control::default() };
+            raw.send(CONTROL | u64::from(kind), &answer.emit());
+        }
+    };
+    let error = connected_to(&reactor, open(), send_control(VERSION + 1, WELCOME, 1000));
+    assert!(matches!(error, ChannelError::Refused { reason: Reason::Version, .. }), "{error}");
+    let error = connected_to(&reactor, open(), send_control(VERSION, REFUSE, 77));
+    assert!(matches!(error, ChannelError::Refused { reason: Reason::Unknown, .. }), "{error}");
+    let error = connected_to(&short_limit, open(), |_, _| ());
+    assert!(matches!(error, ChannelError::Timeout { .. }), "{error}");
+    let error = connected_to(&short_limit, open(), |raw, hello| {
+        let answer = Control {
+            version: VERSION,
+            kind: WELCOME,
+            to: hello.from,
+            secret: hello.sender_secret ^ 1,
+            ..Control::default()
+        };
+        raw.send(CONTROL | u64::from(WELCOME), &answer.emit());
+    });
+    assert!(matches!(error, ChannelError::Timeout { .. }), "{error}");
+}
+
+/// Runs all cases at once: each channel ends with its violation. False when a peer was given up because it had no time to answer.
+fn run_all<R: Raw>(listener: &Listener, violations: Vec<Case<R>>, open: &dyn Fn() -> R) -> bool {
+    let mut sessions: Vec<Session<R>> = Vec::new();
+    for case in violations {
+        let Some(session) = Session::begin(case, open(), listener, &mut sessions) else { return false };
+        sessions.push(session);
+    }
+    let since = Instant::now();
+    loop {
+        let left = sessions.iter_mut().filter_map(|v| (!v.has_ended()).then_some((v.case.name, &v.errors)));
+        let left: Vec<_> = left.collect();
+        if left.is_empty() {
+            break;
+        }
+        assert!(since.elapsed() < LIMIT, "not over: {left:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let fair = !sessions.iter().any(Session::is_silenced);
+    if fair {
+        sessions.into_iter().for_each(Session::check);
+    }
+    fair
+}
+
+fn malformed_peers<R: Raw>(lib: &Arc<Libfabric>, config: &Config, open: &dyn Fn() -> R) {
+    let reactor = Reactor::open(lib, config).unwrap();
+    let listener = reactor.listen().unwrap();
+    let good = Good::start(lib, config, &listener);
+    hellos_are_refused(&listener, open);
+    good.lives();
+    assert!(run_all(&listener, violations(), open), "a peer is given up as silent in less than {LIMIT:?}");
+    // If the machine is too busy for an answer, the next try has a longer limit.
+    let noticed = [3, 12, 60].map(Duration::from_secs).into_iter().any(|lost_after| {
+        let reactor = Reactor::open(lib, &Config { lost_after, ..config.clone() }).unwrap();
+        run_all(&reactor.listen().unwrap(), missing_parts(), open)
+    });
+    assert!(noticed, "peers that answer are given up as silent");
+    malformed_answers_end_connects(lib, config, open);
+    good.end();
+}
+
+#[test]
+fn malformed_peers_over_software_matching() {
+    for lib in libraries("malformed_peers_over_software_matching") {
+        let config = Config { matching: Some(Matching::Software), ..config("tcp") };
+        malformed_peers(&lib, &config, &|| Datagrams::open(&lib, "tcp"));
+    }
+}
+
+#[test]
+fn malformed_peers_over_provider_tags() {
+    let test = "malformed_peers_over_provider_tags";
+    let (able, others): (Vec<_>, Vec<_>) = libraries(test).into_iter().partition(|lib| lib.version().major >= 2);
+    for lib in others {
+        println!("tcp of libfabric {} has no tags that can be relied on", lib.version());
+    }
+    for lib in able {
+        let config = Config { matching: Some(Matching::Provider), ..config("tcp") };
+        malformed_peers(&lib, &config, &|| Tagged::open(&lib, "tcp"));
+    }
+}
+
+#[test]
+fn malformed_peers_over_the_software_card() {
+    let test = "malformed_peers_over_the_software_card";
+    if !card::is_here(test) {
+        return;
+    }
+    for lib in libraries(test) {
+        malformed_peers(&lib, &config("softefa"), &|| Tagged::open(&lib, "softefa"));
+    }
+}

@@ -1,0 +1,247 @@
+//! A raw peer: an endpoint that sends any tag with any bytes. Its knowledge of the protocol is from the documentation and not from the
+//! crate.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use ferrogin_datagram::{Event, MessageEndpoint, Peer, SendError};
+use ferrogin_libfabric::bindings::{self, fi_context2, fi_ops_tagged};
+use ferrogin_libfabric::{
+    AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Fabric, FiAddr, Hints, Libfabric, Read,
+};
+
+use super::LIMIT;
+
+/// Tag of control messages of kind 0.
+pub const CONTROL: u64 = 1 << 34;
+const IDS: u64 = 0xffff_ffff;
+/// Bytes of the buffer for a control message.
+const BUFFER_BYTES: usize = 256;
+/// Receives for them.
+const BUFFERS: usize = 8;
+
+/// Tagged messages to one peer. Only control messages are received.
+pub trait Raw {
+    /// The code of its tag matching in addresses and hellos.
+    const MATCHING: u8;
+    /// The name of the endpoint.
+    fn name(&self) -> Vec<u8>;
+    /// Sets the peer by its name.
+    fn set_peer(&mut self, name: &[u8]);
+    fn send(&mut self, tag: u64, bytes: &[u8]);
+    /// The control messages that have arrived.
+    fn receive(&mut self) -> Vec<Vec<u8>>;
+}
+
+struct ReceiveBuffer {
+    context: Box<fi_context2>,
+    bytes: Box<[u8; BUFFER_BYTES]>,
+}
+
+/// Tags that the provider matches.
+pub struct Tagged {
+    // First, so that it is closed before its buffers are freed.
+    endpoint: Endpoint,
+    queue: Arc<CompletionQueue>,
+    av: Arc<AddressVector>,
+    to: FiAddr,
+    buffers: Vec<ReceiveBuffer>,
+    /// Sent bytes and their contexts, kept until the end.
+    sending: Vec<(Box<[u8]>, Box<fi_context2>)>,
+    received: Vec<Vec<u8>>,
+}
+
+impl Tagged {
+    pub fn open(lib: &Arc<Libfabric>, provider: &str) -> Self {
+        let mut hints = Hints::new(provider)
+            .caps(bindings::FI_TAGGED | bindings::FI_DIRECTED_RECV)
+            .mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2)
+            .mr_mode(ferrogin_libfabric::MR_MODE_ALL & !bindings::FI_MR_LOCAL);
+        if provider == "tcp" {
+            hints = hints.source("127.0.0.1").addr_format(bindings::FI_SOCKADDR_IN);
+        }
+        let mut found = lib.getinfo(&hints).unwrap();
+        let sender_secret = found.iter().position(|info| !info.provider().contains(';')).unwrap();
+        let info = found.swap_remove(sender_secret);
+        let domain = Domain::open(&Fabric::open(&info).unwrap(), &info).unwrap();
+        let av = AddressVector::open(&domain, 4).unwrap();
+        let queue = CompletionQueue::open(&domain, &CqAttr { size: 256 }).unwrap();
+        let mut endpoint = Endpoint::open(&domain, &info).unwrap();
+        endpoint.bind_av(&av).unwrap();
+        endpoint.bind_cq(&queue, bindings::FI_TRANSMIT | bindings::FI_RECV).unwrap();
+        endpoint.enable().unwrap();
+        let room = || ReceiveBuffer { context: Box::default(), bytes: Box::new([0; BUFFER_BYTES]) };
+        let buffers = (0..BUFFERS).map(|_| room()).collect();
+        let mut this =
+            Self { endpoint, queue, av, to: FiAddr::UNSPEC, buffers, sending: Vec::new(), received: Vec::new() };
+        (0..BUFFERS).for_each(|at| this.post(at));
+        this
+    }
+
+    fn table(&self) -> &fi_ops_tagged {
+        // SAFETY: the endpoint is open, which its table outlives.
+        let table = unsafe { (*self.endpoint.as_ptr()).tagged };
+        // SAFETY: as above.
+        unsafe { &*table }
+    }
+
+    fn post(&mut self, at: usize) {
+        let (endpoint, receive) = (self.endpoint.as_ptr(), self.table().recv.unwrap());
+        let ReceiveBuffer { context, bytes } = &mut self.buffers[at];
+        let (data, context) = (bytes.as_mut_ptr().cast(), ptr::from_mut(&mut **context).cast());
+        let (desc, from) = (ptr::null_mut(), FiAddr::UNSPEC.0);
+        // SAFETY: open endpoint; the room lies on the heap until that is closed, and is read after its completion only.
+        let code = unsafe { receive(endpoint, data, BUFFER_BYTES, desc, from, CONTROL, IDS, context) };
+        assert_eq!(code, 0);
+    }
+
+    fn progress(&mut self) {
+        let mut done = [Completion::EMPTY; 16];
+        match self.queue.read(&mut done).unwrap() {
+            Read::Entries(count) => done[..count].iter().for_each(|entry| self.completed(entry.context, entry.len)),
+            // A send to a peer that is gone.
+            Read::Failure => drop(self.queue.read_error().unwrap()),
+        }
+    }
+
+    fn completed(&mut self, context: *mut c_void, len: usize) {
+        let is = |room: &ReceiveBuffer| ptr::eq(ptr::from_ref(&*room.context).cast(), context);
+        if let Some(at) = self.buffers.iter().position(is) {
+            self.received.push(self.buffers[at].bytes[..len].to_vec());
+            self.post(at);
+        }
+    }
+}
+
+impl Raw for Tagged {
+    const MATCHING: u8 = 1;
+
+    fn name(&self) -> Vec<u8> {
+        self.endpoint.name().unwrap()
+    }
+
+    fn set_peer(&mut self, name: &[u8]) {
+        self.to = self.av.insert(name).unwrap();
+    }
+
+    fn send(&mut self, tag: u64, bytes: &[u8]) {
+        let (endpoint, send) = (self.endpoint.as_ptr(), self.table().send.unwrap());
+        self.sending.push((bytes.into(), Box::default()));
+        let since = Instant::now();
+        loop {
+            let (bytes, context) = self.sending.last_mut().unwrap();
+            let (data, len, context) = (bytes.as_ptr().cast(), bytes.len(), ptr::from_mut(&mut **context).cast());
+            // SAFETY: open endpoint; bytes and context lie on the heap until it is closed.
+            let code = unsafe { send(endpoint, data, len, ptr::null_mut(), self.to.0, tag, context) };
+            if code == 0 {
+                return;
+            }
+            assert!(code == -(bindings::FI_EAGAIN as isize) && since.elapsed() < LIMIT, "fi_tsend: {code}");
+            self.progress();
+            thread::yield_now();
+        }
+    }
+
+    fn receive(&mut self) -> Vec<Vec<u8>> {
+        self.progress();
+        std::mem::take(&mut self.received)
+    }
+}
+
+/// Records in datagrams, as channels over `tcp` send them.
+pub struct Datagrams {
+    endpoint: MessageEndpoint,
+    to: Option<Peer>,
+    received: Vec<Vec<u8>>,
+}
+
+/// Bytes of a record's header, and of the longest eager message.
+const HEADER: usize = 32;
+const DATAGRAM: usize = 64 << 10;
+const EAGER: u8 = 1;
+const RTS: u8 = 2;
+/// Flag: the bytes follow the header.
+const INLINE: u8 = 2;
+
+/// The header of a record.
+fn header(kind: u8, tag: u64, total: u64) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[0] = kind;
+    header[8..16].copy_from_slice(&tag.to_le_bytes());
+    header[16..24].copy_from_slice(&total.to_le_bytes());
+    header
+}
+
+impl Datagrams {
+    pub fn open(lib: &Arc<Libfabric>, provider: &str) -> Self {
+        let config = ferrogin_datagram::Config {
+            provider: provider.to_owned(),
+            max_header: HEADER,
+            max_payload: DATAGRAM,
+            tx_depth: 16,
+            rx_depth: 16,
+            ..ferrogin_datagram::Config::default()
+        };
+        Self { endpoint: MessageEndpoint::open(lib, &config).unwrap(), to: None, received: Vec::new() }
+    }
+
+    /// Sends any datagram.
+    pub fn datagram(&mut self, header: &[u8], bytes: &[u8]) {
+        let since = Instant::now();
+        while let Err(error) = self.endpoint.send(self.to.unwrap(), header, bytes) {
+            assert!(error == SendError::Full && since.elapsed() < LIMIT, "{error}");
+            self.progress();
+            thread::yield_now();
+        }
+    }
+
+    /// Sends an RTS for a message whose bytes are never sent.
+    pub fn send_rts(&mut self, tag: u64, total: u64) {
+        self.datagram(&header(RTS, tag, total), &[]);
+    }
+
+    fn progress(&mut self) {
+        let received = &mut self.received;
+        let on_event = |_: &mut ferrogin_datagram::Outbox, event: Event<'_>| {
+            let Event::Message { header: mut records, payload, .. } = event else { return };
+            while let Some((header, rest)) = records.split_first_chunk::<HEADER>() {
+                let word = |at: usize| header[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);
+                let inline = header[0] == EAGER && header[1] & INLINE != 0;
+                let (bytes, rest) = rest.split_at(if inline { word(16) as usize } else { 0 });
+                records = rest;
+                if header[0] == EAGER && word(8) & !IDS == CONTROL {
+                    received.push(if inline { bytes } else { payload }.to_vec());
+                }
+            }
+        };
+        self.endpoint.poll(on_event).unwrap();
+    }
+}
+
+impl Raw for Datagrams {
+    const MATCHING: u8 = 2;
+
+    fn name(&self) -> Vec<u8> {
+        self.endpoint.address().to_vec()
+    }
+
+    fn set_peer(&mut self, name: &[u8]) {
+        self.to = Some(self.endpoint.add_peer(name).unwrap());
+    }
+
+    fn send(&mut self, tag: u64, bytes: &[u8]) {
+        if bytes.len() > DATAGRAM {
+            // No receive of these tests is as long.
+            return self.send_rts(tag, bytes.len() as u64);
+        }
+        self.datagram(&header(EAGER, tag, bytes.len() as u64), bytes);
+    }
+
+    fn receive(&mut self) -> Vec<Vec<u8>> {
+        self.progress();
+        std::mem::take(&mut self.received)
+    }
+}

@@ -1,0 +1,409 @@
+//! The message layer over tcp: between threads, between processes, with peers that die.
+#![allow(unsafe_code)]
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::common::libraries;
+use ferrogin_datagram::{Config, Event, LostReason, MessageEndpoint, Outbox, Peer, SendError};
+use ferrogin_libfabric::Libfabric;
+use ferrogin_test_support::Random;
+use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// For live peers: a busy machine does not reach this limit.
+fn config() -> Config {
+    Config {
+        tx_depth: 32,
+        rx_depth: 32,
+        ping_after: Duration::from_millis(200),
+        lost_after: LIMIT,
+        ..Config::default()
+    }
+}
+
+/// For a peer that dies, and must be given up after `lost_after`.
+fn config_for_death(lost_after: Duration) -> Config {
+    Config { lost_after, ..config() }
+}
+
+/// The longest time until a death is detected: many times the required time, for busy machines.
+fn detected_within(lost_after: Duration) -> Duration {
+    15 * lost_after
+}
+
+/// A peer was given up before its death, because the machine was too busy for its answer.
+struct TooBusy;
+
+/// Runs a test in which a peer must answer within `lost_after`, and is then given up. If the machine is too busy for the answer, the next
+/// try has a longer limit.
+fn with_longer_limits(test: impl Fn(Duration) -> Result<(), TooBusy>) {
+    let tries = [2, 10, 60].map(Duration::from_secs);
+    let passed = tries.iter().any(|&lost_after| {
+        let result = test(lost_after);
+        if result.is_err() {
+            println!("a living peer did not answer within {lost_after:?}");
+        }
+        result.is_ok()
+    });
+    assert!(passed, "living peers are given up");
+}
+
+/// The size of message `number` of a sender: all magnitudes, the largest and 0 among them.
+fn size_of_message(seed: u64, number: u64) -> usize {
+    let random = Random::new(seed ^ (number << 20)).next_u64();
+    match number % 16 {
+        0 => 0,
+        1 => 64 << 10,
+        _ => (random as usize) % (1usize << (1 + random.rotate_left(32) % 16)),
+    }
+}
+
+fn payload_of_message(seed: u64, number: u64) -> Vec<u8> {
+    let mut random = Random::new(seed.wrapping_mul(31) + number);
+    let mut bytes: Vec<u8> = Vec::new();
+    let len = size_of_message(seed, number);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&random.next_u64().to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+fn header_of_message(seed: u64, number: u64) -> Vec<u8> {
+    let mut header = seed.to_le_bytes().to_vec();
+    header.extend_from_slice(&number.to_le_bytes());
+    header.resize(16 + (number % 49) as usize, number as u8);
+    header
+}
+
+/// Sends `count` messages to the peer, every other one borrowed, and receives `count` messages of it, until every borrowed payload is
+/// released. Without a peer it takes the first sender. True when the peer has closed already.
+fn exchange(endpoint: &mut MessageEndpoint, mut peer: Option<Peer>, local: u64, remote: u64, count: u64) -> bool {
+    let start = Instant::now();
+    let mut seen = HashSet::new();
+    let mut payloads: Vec<Option<Vec<u8>>> = (0..count).map(|_| None).collect();
+    let (mut sent, mut returned, mut borrowed, mut closed) = (0, 0, 0, false);
+    while sent < count || returned < borrowed || (seen.len() as u64) < count {
+        assert!(start.elapsed() < LIMIT, "sent {sent}, returned {returned}/{borrowed}, seen {}", seen.len());
+        while let Some(to) = peer
+            && sent < count
+        {
+            let (header, payload) = (header_of_message(local, sent), payload_of_message(local, sent));
+            let result = if sent % 2 == 0 {
+                endpoint.send(to, &header, &payload)
+            } else {
+                let payload = &*payloads[sent as usize].insert(payload);
+                // SAFETY: `payloads` keeps the payload until its Sent event.
+                unsafe { endpoint.send_borrowed(to, &header, payload.as_ptr(), payload.len(), sent) }
+            };
+            match result {
+                Ok(()) => {
+                    borrowed += sent % 2;
+                    sent += 1;
+                }
+                Err(SendError::Full) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let events = endpoint
+            .poll(|_, event| match event {
+                Event::Message { from, header, payload } => {
+                    assert_eq!(*peer.get_or_insert(from), from);
+                    let number = u64::from_le_bytes(header[8..16].try_into().unwrap());
+                    assert_eq!(header, header_of_message(remote, number));
+                    assert!(payload == payload_of_message(remote, number), "payload of message {number}");
+                    assert!(seen.insert(number), "message {number} came twice");
+                }
+                Event::Sent { token, .. } => {
+                    assert!(payloads[token as usize].take().is_some(), "payload {token} returned twice");
+                    returned += 1;
+                }
+                // The peer has got everything, but here something may still be on its way up.
+                Event::Lost { reason: LostReason::Closed, .. } => closed = true,
+                other => panic!("{other:?}"),
+            })
+            .unwrap();
+        if events == 0 {
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(seen, (0..count).collect());
+    closed
+}
+
+/// Closes after an exchange.
+fn say_closing(endpoint: &mut MessageEndpoint) {
+    assert!(endpoint.shutdown(LIMIT, |_, event| panic!("{event:?}")).unwrap());
+}
+
+/// Waits for the close of the peer, and closes too.
+fn hear_closing(endpoint: &mut MessageEndpoint, mut closed: bool) {
+    let start = Instant::now();
+    while !closed {
+        assert!(start.elapsed() < LIMIT);
+        endpoint
+            .poll(|_, event| match event {
+                Event::Lost { reason: LostReason::Closed, .. } => closed = true,
+                other => panic!("{other:?}"),
+            })
+            .unwrap();
+        std::thread::yield_now();
+    }
+    say_closing(endpoint);
+}
+
+#[test]
+fn two_threads_exchange_every_byte() {
+    for lib in libraries("two_threads_exchange_every_byte") {
+        let mut a = MessageEndpoint::open(&lib, &config()).unwrap();
+        let mut b = MessageEndpoint::open(&lib, &config()).unwrap();
+        println!("provider {}", a.provider());
+        let address = a.address().to_vec();
+        let thread = std::thread::spawn(move || {
+            let peer = b.add_peer(&address).unwrap();
+            exchange(&mut b, Some(peer), 2, 1, 2000);
+            say_closing(&mut b);
+        });
+        // The first message makes `b` known here.
+        let closed = exchange(&mut a, None, 1, 2, 2000);
+        hear_closing(&mut a, closed);
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn endpoint_sends_to_itself() {
+    for lib in libraries("endpoint_sends_to_itself") {
+        let mut a = MessageEndpoint::open(&lib, &config()).unwrap();
+        let address = a.address().to_vec();
+        let me = a.add_peer(&address).unwrap();
+        exchange(&mut a, Some(me), 5, 5, 200);
+    }
+}
+
+#[test]
+fn limits_are_enforced() {
+    for lib in libraries("limits_are_enforced") {
+        let mut a = MessageEndpoint::open(&lib, &config()).unwrap();
+        let b = MessageEndpoint::open(&lib, &config()).unwrap();
+        let peer = a.add_peer(b.address()).unwrap();
+        assert_eq!(a.add_peer(b.address()).unwrap(), peer);
+        assert_eq!(a.peer_address(peer), b.address());
+        assert_eq!(a.send(peer, &[0; 65], &[]), Err(SendError::TooLong));
+        assert_eq!(a.send(peer, &[], &vec![0; (64 << 10) + 1]), Err(SendError::TooLong));
+        // `b` never polls, and `a` neither: at most every slot is taken.
+        for free in (0..32).rev() {
+            a.send(peer, &[1; 64], &[2; 100]).unwrap();
+            assert_eq!(a.free_slots(), free);
+        }
+        assert_eq!(a.send(peer, &[], &[]), Err(SendError::Full));
+        a.forget(peer);
+        assert!(!a.is_alive(peer));
+        assert_eq!(a.send(peer, &[], &[]), Err(SendError::Gone));
+        assert_ne!(a.add_peer(b.address()).unwrap(), peer);
+        assert!(a.add_peer(&[1, 2, 3]).is_err());
+
+        let wrong = Config { provider: "nonesuch".to_owned(), ..config() };
+        let error = MessageEndpoint::open(&lib, &wrong).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("nonesuch") && error.contains("tcp"), "{error}");
+        for wrong in [
+            Config { max_header: 1 << 16, ..config() },
+            Config { tx_depth: 0, ..config() },
+            Config { rx_depth: 0, ..config() },
+            Config { max_payload: 5 << 30, ..config() },
+        ] {
+            assert!(MessageEndpoint::open(&lib, &wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
+
+/// Starts a child process with one of the roles below; gives its address too.
+fn start_peer(lib: &Arc<Libfabric>, role: &str) -> (Process, Vec<u8>) {
+    let library = lib.path().to_str().unwrap().to_owned();
+    let mut process =
+        Process::start("child", &[("FERROGIN_TEST_ROLE", role.to_owned()), ("FERROGIN_TEST_LIBRARY", library)]);
+    let address = unhex(&process.wait_for("ADDRESS "));
+    (process, address)
+}
+
+/// Not a test: what the children run.
+#[test]
+fn child() {
+    let (Ok(role), Ok(library)) = (std::env::var("FERROGIN_TEST_ROLE"), std::env::var("FERROGIN_TEST_LIBRARY")) else {
+        return;
+    };
+    let lib = Libfabric::load(Some(Path::new(&library))).unwrap();
+    let mut endpoint = MessageEndpoint::open(&lib, &config()).unwrap();
+    println!("ADDRESS {}", hex(endpoint.address()));
+    match role.as_str() {
+        "exchange" => {
+            exchange(&mut endpoint, None, 4, 3, 2000);
+            say_closing(&mut endpoint);
+        }
+        "echo" => {
+            let start = Instant::now();
+            while start.elapsed() < LIMIT {
+                endpoint
+                    .poll(|outbox, event| {
+                        if let Event::Message { from, header, payload } = event {
+                            let _ = outbox.send(from, header, payload);
+                        }
+                    })
+                    .unwrap();
+                std::thread::yield_now();
+            }
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn two_processes_exchange_every_byte() {
+    for lib in libraries("two_processes_exchange_every_byte") {
+        let (mut process, address) = start_peer(&lib, "exchange");
+        let mut endpoint = MessageEndpoint::open(&lib, &config()).unwrap();
+        let peer = endpoint.add_peer(&address).unwrap();
+        let closed = exchange(&mut endpoint, Some(peer), 3, 4, 2000);
+        hear_closing(&mut endpoint, closed);
+        assert!(process.succeeds());
+    }
+}
+
+/// Polls until the peer is lost; gives the reason and the time.
+fn wait_for_loss(
+    endpoint: &mut MessageEndpoint,
+    lost_after: Duration,
+    mut each: impl FnMut(&mut MessageEndpoint),
+) -> (LostReason, Duration) {
+    let start = Instant::now();
+    let limit = detected_within(lost_after);
+    let mut lost = None;
+    while lost.is_none() {
+        assert!(start.elapsed() < limit, "the peer's death went unnoticed for {limit:?}");
+        each(endpoint);
+        endpoint
+            .poll(|_, event| {
+                if let Event::Lost { reason, .. } = event {
+                    assert!(lost.replace(reason).is_none(), "lost twice");
+                }
+            })
+            .unwrap();
+        std::thread::yield_now();
+    }
+    let (reason, after) = (lost.unwrap(), start.elapsed());
+    println!("lost after {after:?}, with {lost_after:?} to answer: {reason}");
+    (reason, after)
+}
+
+fn echo_once(endpoint: &mut MessageEndpoint, peer: Peer) -> Result<(), TooBusy> {
+    let start = Instant::now();
+    endpoint.send(peer, b"hello", &[7; 1000]).unwrap();
+    let (mut answered, mut hasty) = (false, false);
+    while !answered && !hasty {
+        assert!(start.elapsed() < LIMIT);
+        endpoint
+            .poll(|_, event| match event {
+                Event::Message { header: b"hello", payload, .. } => answered = payload == [7; 1000],
+                Event::Lost { reason: LostReason::Silent(_), .. } => hasty = true,
+                other => panic!("{other:?}"),
+            })
+            .unwrap();
+        std::thread::yield_now();
+    }
+    if hasty { Err(TooBusy) } else { Ok(()) }
+}
+
+#[test]
+fn killed_peer_is_reported_to_quiet_endpoint() {
+    for lib in libraries("killed_peer_is_reported_to_quiet_endpoint") {
+        with_longer_limits(|lost_after| {
+            let (process, address) = start_peer(&lib, "echo");
+            let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
+            let peer = endpoint.add_peer(&address).unwrap();
+            echo_once(&mut endpoint, peer)?;
+            // Alive and quiet for longer than the deadline: not lost, because it answers.
+            let start = Instant::now();
+            let mut hasty = false;
+            while start.elapsed() < lost_after * 5 / 4 {
+                let on_event = |_: &mut Outbox, event: Event<'_>| match event {
+                    Event::Lost { reason: LostReason::Silent(_), .. } => hasty = true,
+                    other => panic!("{other:?}"),
+                };
+                endpoint.poll(on_event).unwrap();
+                if hasty {
+                    return Err(TooBusy);
+                }
+                std::thread::yield_now();
+            }
+            process.signal(libc::SIGKILL);
+            wait_for_loss(&mut endpoint, lost_after, |_| ());
+            assert_eq!(endpoint.send(peer, &[], &[]), Err(SendError::Gone));
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn killed_peer_is_reported_to_sender() {
+    for lib in libraries("killed_peer_is_reported_to_sender") {
+        with_longer_limits(|lost_after| {
+            let (process, address) = start_peer(&lib, "echo");
+            let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
+            let peer = endpoint.add_peer(&address).unwrap();
+            echo_once(&mut endpoint, peer)?;
+            process.signal(libc::SIGKILL);
+            let payload = vec![1; 50_000];
+            wait_for_loss(&mut endpoint, lost_after, |endpoint| {
+                let _ = endpoint.send(peer, b"x", &payload);
+            });
+
+            // Messages to other peers use all slots: the dead peer keeps none.
+            let (_other, address) = start_peer(&lib, "echo");
+            let other_peer = endpoint.add_peer(&address).unwrap();
+            echo_once(&mut endpoint, other_peer)?;
+            let start = Instant::now();
+            while endpoint.free_slots() < 32 {
+                assert!(start.elapsed() < LIMIT, "{} of 32 slots are free", endpoint.free_slots());
+                endpoint.poll(|_, _| ()).unwrap();
+                std::thread::yield_now();
+            }
+            endpoint.forget(peer);
+            echo_once(&mut endpoint, other_peer)
+        });
+    }
+}
+
+#[test]
+fn stopped_peer_is_reported() {
+    for lib in libraries("stopped_peer_is_reported") {
+        with_longer_limits(|lost_after| {
+            let (process, address) = start_peer(&lib, "echo");
+            let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
+            let peer = endpoint.add_peer(&address).unwrap();
+            echo_once(&mut endpoint, peer)?;
+            process.signal(libc::SIGSTOP);
+            let (reason, after) = wait_for_loss(&mut endpoint, lost_after, |_| ());
+            assert!(matches!(reason, LostReason::Silent(_)), "{reason}");
+            assert!(after > lost_after / 2, "{after:?}");
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn missing_peer_is_reported() {
+    for lib in libraries("missing_peer_is_reported") {
+        let lost_after = Duration::from_secs(2);
+        let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
+        let mut address = endpoint.address().to_vec();
+        // Port 1 of this host has no listener.
+        (address[2], address[3]) = (0, 1);
+        let peer = endpoint.add_peer(&address).unwrap();
+        endpoint.send(peer, b"anyone", &[0; 10]).unwrap();
+        wait_for_loss(&mut endpoint, lost_after, |_| ());
+    }
+}

@@ -1,0 +1,311 @@
+//! Contexts made by hand, as `createContext` lays them out, over plain memory.
+#![allow(unsafe_code)]
+
+use efa_dp_direct::queue::{QpV0, SqV0, WqV0};
+use efa_dp_direct::wqe::words::{WqeTemplate, phase_scale};
+use efa_dp_direct::wqe::{Destination, Hints};
+use ferrogin_device::{Context, Window};
+use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
+use ferrogin_ffi::ext::{
+    ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
+    QueueMemory, STATE_RUNG_SHIFT, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL,
+};
+use std::ffi::c_void;
+use std::mem::zeroed;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Largest transfer of one request here.
+pub const MAX_RDMA: u32 = 1 << 30;
+/// Index of the endpoint for values.
+pub const VALUE: usize = 1;
+
+/// One endpoint.
+#[derive(Debug, Clone)]
+pub struct EndpointSpec {
+    pub entries: u32,
+    pub wide: bool,
+    pub max_batch: u32,
+    /// First value slot, or 0 where there are none.
+    pub value_base: u64,
+    /// Posts before the first.
+    pub start: u32,
+}
+
+/// This rank's part of a window, and its peers'.
+#[derive(Debug, Clone)]
+pub struct WindowSpec {
+    pub lkey: u32,
+    pub addr: u64,
+    /// Address and key for each rank.
+    pub peers: Vec<(u64, u32)>,
+}
+
+/// Endpoints are ordered as in a context: data, values, counters, signals.
+#[derive(Debug)]
+pub struct Spec {
+    pub policy: u32,
+    pub nranks: u32,
+    pub rail: u32,
+    pub endpoints: Vec<EndpointSpec>,
+    pub n_counters: u32,
+    pub n_signals: u32,
+    /// `[slot * nranks + peer]`.
+    pub targets: Vec<Destination>,
+    pub value_lkey: u32,
+    pub scratch: WindowSpec,
+}
+
+/// The memory of one endpoint that a card would read and write.
+#[derive(Debug, Clone, Copy)]
+pub struct Ring {
+    words: *mut u64,
+    pub spec_entries: usize,
+    pub wide: bool,
+    pub doorbell: &'static AtomicU32,
+    pub completed: &'static AtomicU64,
+    queue: *const WqV0,
+}
+
+impl Ring {
+    fn bytes(&self) -> usize {
+        if self.wide { 128 } else { 64 }
+    }
+
+    /// The bytes of one slot.
+    pub fn slot(&self, i: usize) -> Vec<u8> {
+        let words = self.bytes() / 8;
+        // SAFETY: leaked memory of so many slots, which no thread writes now.
+        let slot = unsafe { std::slice::from_raw_parts(self.words.wrapping_add(i % self.spec_entries * words), words) };
+        slot.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    /// The cursors that NCCL's device code sees: reserved, released, rung.
+    pub fn cursors(&self) -> [u32; 3] {
+        // SAFETY: leaked memory of this struct, which no thread writes now.
+        let wq = unsafe { self.queue.read_volatile() };
+        // The `locked` policy counts its pending requests beside `pc`.
+        [wq.pc.wrapping_add(wq.wqes_pending), wq.wqes_completed, wq.wqes_posted]
+    }
+}
+
+/// A context, its rings, and the counts of its signals and counters. All of it is leaked, because tests are short.
+pub struct Made {
+    pub context: Context<'static>,
+    pub rings: Vec<Ring>,
+    pub signals: Vec<&'static AtomicU64>,
+    pub counters: Vec<&'static AtomicU64>,
+    /// Calls of the context's progress function.
+    pub progress_calls: &'static AtomicU64,
+}
+
+unsafe extern "C" fn count_call(calls: *mut c_void) -> bool {
+    // SAFETY: the counter that `make` leaked for this context.
+    unsafe { &*calls.cast::<AtomicU64>() }.fetch_add(1, Ordering::Relaxed);
+    false
+}
+
+pub fn leak<T>(value: T) -> *mut T {
+    Box::leak(Box::new(value))
+}
+
+/// Memory of all `value`s.
+fn leak_all<T: Clone>(value: T, n: usize) -> *mut T {
+    vec![value; n].leak().as_mut_ptr()
+}
+
+#[repr(C)]
+struct Block {
+    header: HandleHeader,
+    dev: DevHandle,
+}
+
+fn value_path(policy: u32, endpoint: &EndpointSpec) -> u32 {
+    match (policy == POLICY_COMBINING, endpoint.wide, endpoint.value_base != 0) {
+        (true, true, _) => VALUE_INLINE,
+        (true, _, true) => VALUE_POOL,
+        _ => VALUE_NONE,
+    }
+}
+
+/// A window as `regMrSym` gives it: one entry for each rail, null but for `rail`.
+pub fn window(spec: &WindowSpec, rail: u32) -> Window {
+    let bytes = size_of::<MrHandle>() + spec.peers.len() * size_of::<MrPeer>();
+    let handle = leak_all(0u64, bytes.div_ceil(8)).cast::<MrHandle>();
+    let head = MrHandle { lkey: spec.lkey, nranks: spec.peers.len() as i32, local_addr: spec.addr, peers: [] };
+    // SAFETY: fresh memory with room for it.
+    unsafe { handle.write(head) };
+    let peers = handle.wrapping_add(1).cast::<MrPeer>();
+    for (i, &(remote_addr, rkey)) in spec.peers.iter().enumerate() {
+        // SAFETY: fresh memory with room for all of them behind the handle.
+        unsafe { peers.wrapping_add(i).write(MrPeer { remote_addr, rkey, pad: 0 }) };
+    }
+    let rails = leak_all(ptr::null_mut::<MrHandle>(), rail as usize + 1);
+    // SAFETY: the last of them.
+    unsafe { rails.wrapping_add(rail as usize).write(handle) };
+    Window(rails.cast())
+}
+
+/// The endpoint and the handle that NCCL's device code would use.
+fn endpoint(spec: &Spec, of: &EndpointSpec, context: *const ContextExt) -> (EndpointExt, Ring, *mut CounterHandle) {
+    let wqe_size = if of.wide { 128 } else { 64 };
+    // Poison, which a request must overwrite in all of its slot.
+    let words = leak_all(0xa5a5_a5a5_a5a5_a5a5u64, (of.entries * wqe_size / 8) as usize);
+    let start = u64::from(of.start);
+    let (doorbell, completed) = (leak(AtomicU32::new(of.start)), leak(AtomicU64::new(start & 0x7fff_ffff)));
+    // SAFETY: plain data.
+    let mut qp: QpV0 = unsafe { zeroed() };
+    qp.sq = SqV0 {
+        wq: WqV0 {
+            max_wqes: of.entries,
+            queue_mask: of.entries - 1,
+            queue_size_shift: of.entries.ilog2(),
+            max_batch: of.max_batch,
+            wqes_posted: of.start,
+            wqes_completed: of.start,
+            pc: of.start,
+            // The flush barrier, until the first flush.
+            phase: of.start as i32,
+            buf: words.cast(),
+            db: doorbell.cast(),
+            ..qp.sq.wq
+        },
+        ..qp.sq
+    };
+    // SAFETY: plain data.
+    let base = EndpointHandle { submitted_count: start, sq_size: of.entries, ..unsafe { zeroed() } };
+    let handle = leak(CounterHandle { base, cntr_value: completed.cast(), cntr_offset: 0 });
+    let cold = EndpointCold {
+        handle: handle.cast(),
+        sq_buf: words.cast(),
+        sq_db: doorbell.cast(),
+        ring_mask: of.entries * wqe_size - 1,
+        wqe_size,
+        phase_bit: of.entries,
+        phase_scale: phase_scale(of.entries),
+        value_base: of.value_base,
+        value_mask: of.entries - 1,
+        value_lkey: spec.value_lkey,
+        value_path: value_path(spec.policy, of),
+        value_slots: if of.value_base == 0 { 0 } else { of.entries },
+        sq_size: of.entries,
+        max_batch: of.max_batch,
+        completed: completed.cast(),
+        errors: ptr::null(),
+        errors_base: 0,
+        write_inline: if of.wide { 80 } else { 0 },
+        reserved: 0,
+        context,
+        reserved2: 0,
+    };
+    // SAFETY: plain data and atomics.
+    let mut hot: EndpointHot = unsafe { zeroed() };
+    hot.state = AtomicU64::new(start << STATE_RUNG_SHIFT);
+    hot.bound = AtomicU64::new((start << 32 | start).wrapping_sub(1));
+    hot.barrier = AtomicU32::new(of.start);
+    let queue = QueueMemory(std::array::from_fn(|_| AtomicU64::new(0)));
+    let ext = EndpointExt { cold, hot, queue };
+    // SAFETY: room for it, and aligned for it.
+    unsafe { ptr::from_ref(&ext.queue).cast_mut().cast::<QpV0>().write(qp) };
+    let ring = Ring {
+        words,
+        spec_entries: of.entries as usize,
+        wide: of.wide,
+        // SAFETY: leaked.
+        doorbell: unsafe { &*doorbell },
+        // SAFETY: leaked.
+        completed: unsafe { &*completed },
+        queue: ptr::null(),
+    };
+    (ext, ring, handle)
+}
+
+pub fn make(spec: &Spec) -> Made {
+    // SAFETY: every one of these structs is plain data for which zero is a value.
+    let block = leak(Block { header: unsafe { zeroed() }, dev: unsafe { zeroed() } });
+    // SAFETY: numbers and pointers, for which zero is a value.
+    let context: *mut ContextExt = leak(unsafe { zeroed() });
+    let (mut exts, mut rings, mut handles) = (Vec::new(), Vec::new(), Vec::new());
+    for of in &spec.endpoints {
+        let (ext, ring, handle) = endpoint(spec, of, context);
+        exts.push(ext);
+        rings.push(ring);
+        handles.push(handle);
+    }
+    let counted = |handle: *mut CounterHandle| {
+        let count: &'static AtomicU64 = Box::leak(Box::new(AtomicU64::new(0)));
+        // SAFETY: a leaked handle that no other thread has yet.
+        unsafe { (*handle).cntr_value = count.as_ptr() };
+        count
+    };
+    let first_signal = 2 + spec.n_counters as usize;
+    let counters = handles[2..first_signal].iter().map(|&handle| counted(handle)).collect();
+    let signals = handles[first_signal..].iter().map(|&handle| counted(handle)).collect();
+    let endpoints = exts.leak().as_mut_ptr();
+    for (i, ring) in rings.iter_mut().enumerate() {
+        // SAFETY: one of the leaked endpoints.
+        let queue = unsafe { &raw const (*endpoints.wrapping_add(i)).queue };
+        ring.queue = queue.cast::<u8>().wrapping_add(efa_dp_direct::queue::SQ_WQ_OFFSET).cast();
+    }
+    let targets: Vec<TargetWords> = spec
+        .targets
+        .iter()
+        .enumerate()
+        .map(|(i, &dest)| {
+            let peer = (i % spec.nranks as usize) as u16;
+            let WqeTemplate { head, second, third } = WqeTemplate::new(peer, dest, Hints::BURST_PPS_SENSITIVE);
+            TargetWords { head, second, third }
+        })
+        .collect();
+    let nranks = spec.nranks as usize;
+    // SAFETY: the leaked block.
+    let dev = unsafe { &mut (*block).dev };
+    dev.n_counters = spec.n_counters as i32;
+    dev.n_signals = spec.n_signals as i32;
+    dev.nranks = spec.nranks as i32;
+    dev.counter_handles = handles[2..first_signal].to_vec().leak().as_mut_ptr().cast();
+    dev.signal_handles = handles[first_signal..].to_vec().leak().as_mut_ptr().cast();
+    dev.scratch_lkey = spec.scratch.lkey;
+    dev.scratch_local_addr = spec.scratch.addr;
+    let (addrs, rkeys): (Vec<u64>, Vec<u32>) = spec.scratch.peers.iter().copied().unzip();
+    dev.scratch_remote_addrs = addrs.leak().as_mut_ptr();
+    dev.scratch_remote_rkeys = rkeys.leak().as_mut_ptr();
+    let progress_calls: &'static AtomicU64 = Box::leak(Box::default());
+    // SAFETY: leaked memory for it.
+    unsafe {
+        context.write(ContextExt {
+            endpoints,
+            values: endpoints.wrapping_add(VALUE),
+            n_slots: (targets.len() / nranks) as u32,
+            targets: targets.leak().as_ptr(),
+            nranks: spec.nranks,
+            n_counters: spec.n_counters,
+            n_signals: spec.n_signals,
+            fast_put_limit: if spec.policy == POLICY_COMBINING { MAX_RDMA.into() } else { 0 },
+            rail_id: spec.rail,
+            scratch_lkey: spec.scratch.lkey,
+            policy: spec.policy,
+            value_path: value_path(spec.policy, &spec.endpoints[VALUE]),
+            scratch_local_addr: spec.scratch.addr,
+            dev,
+            n_endpoints: spec.endpoints.len() as u32,
+            max_rdma_size: MAX_RDMA,
+            abort_flag: ptr::null_mut(),
+            // Long enough for a busy machine.
+            timeout_ns: leak(120_000_000_000),
+            progress: Some(count_call),
+            progress_arg: ptr::from_ref(progress_calls).cast_mut().cast(),
+            reserved: 0,
+        })
+    };
+    // SAFETY: the leaked block.
+    let header = unsafe { &mut (*block).header };
+    header.magic = HEADER_MAGIC;
+    header.version = HEADER_VERSION;
+    header.n_contexts = 1;
+    header.contexts = context;
+    let handle: *mut DevHandle = dev;
+    // SAFETY: a handle of the form that the plugin makes, alive for good.
+    let context = unsafe { Context::from_handle(handle.cast(), 0) }.unwrap();
+    Made { context, rings, signals, counters, progress_calls }
+}

@@ -1,0 +1,185 @@
+//! `fgin_fast_*` and `fgin_continue_*` on the CPU: together they post what the ordinary operations post, and refuse what those
+//! refuse.
+
+#![allow(unsafe_code)]
+
+use crate::common::{EndpointSpec, Made, Ring, Spec, WindowSpec, make, window};
+use efa_dp_direct::wqe::Destination;
+use ferrogin_device::context::continuation::{
+    Continuation, INVALID, SLOW_PATH, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal, fgin_fast_put,
+    fgin_fast_put_value, fgin_fast_signal,
+};
+use ferrogin_device::{Action, Context, Flags, Status, Window};
+use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+const RANKS: u32 = 3;
+const SIGNALS: u32 = 2;
+
+/// The kind of a continuation with nothing to do.
+const NOTHING: u32 = 0;
+
+/// Two contexts of one kind that share a value pool, so that equal posts have equal bytes.
+fn two(policy: u32, wide: bool) -> ([Made; 2], Window) {
+    let pool = if wide { 0 } else { Box::leak(Box::new([0u64; 64])).as_ptr() as u64 };
+    let endpoint = EndpointSpec { entries: 16, wide, max_batch: 8, value_base: pool, start: 0 };
+    let peers = |addr: u64| (0..RANKS).map(|rank| (addr + u64::from(rank), 7 + rank)).collect();
+    let made = || {
+        make(&Spec {
+            policy,
+            nranks: RANKS,
+            rail: 0,
+            endpoints: vec![endpoint.clone(); 2 + SIGNALS as usize],
+            n_counters: 0,
+            n_signals: SIGNALS,
+            // Peers have one signal more than this rank.
+            targets: (1..=RANKS as u16 * 4).map(|ah| Destination { ah, qpn: 2, qkey: 3 }).collect(),
+            value_lkey: 9,
+            scratch: WindowSpec { lkey: 4, addr: 0x1000, peers: peers(0x2000) },
+        })
+    };
+    ([made(), made()], window(&WindowSpec { lkey: 6, addr: 0x3000, peers: peers(0x4000) }, 0))
+}
+
+/// An operation, its peer, and the signal that it raises by one, if any.
+#[derive(Debug, Clone, Copy)]
+struct Op {
+    kind: Kind,
+    peer: u32,
+    signal: Option<u32>,
+    window: Window,
+    aggregate: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Value { bytes: u32 },
+    Put { bytes: u64 },
+    Signal,
+}
+
+const VALUE: u64 = 0x1234;
+
+impl Op {
+    /// Calls the fast path.
+    fn call_fast(self, context: Context<'_>) -> Continuation {
+        let (ctx, win, peer) = (context.as_ptr(), self.window.0, self.peer);
+        let (raises, id) = (self.signal.is_some().into(), self.signal.unwrap_or(0));
+        let aggregate = self.aggregate.into();
+        match self.kind {
+            // SAFETY: context and window are leaked; null and arguments out of range are refused before they are used.
+            Kind::Value { bytes } => unsafe {
+                fgin_fast_put_value(ctx, peer, win, 8, VALUE, bytes, raises, id, aggregate)
+            },
+            // SAFETY: context and window are leaked; null and arguments out of range are refused before they are used.
+            Kind::Put { bytes } => unsafe { fgin_fast_put(ctx, peer, win, 8, win, 16, bytes, self.slot(), aggregate) },
+            // SAFETY: context and window are leaked; null and arguments out of range are refused before they are used.
+            Kind::Signal => unsafe { fgin_fast_signal(ctx, peer, raises, id, aggregate) },
+        }
+    }
+
+    /// The signal as the C++ headers pack it in 16 bits.
+    fn slot(self) -> u32 {
+        self.signal.map_or(0, |id| id.saturating_add(1).min(65535))
+    }
+
+    /// As a kernel calls it: the fast path, then its continuation.
+    fn call(self, context: Context<'_>) -> i32 {
+        let Continuation { word, kind } = self.call_fast(context);
+        if kind == NOTHING {
+            return 0;
+        }
+        let (ctx, win) = (context.as_ptr(), self.window.0);
+        let packed =
+            |named: u32| u64::from(self.peer | kind << 24 | u32::from(self.aggregate) << 31) | u64::from(named) << 32;
+        // SAFETY: continuations of these kinds have a word.
+        let word = if kind < SLOW_PATH { unsafe { word.assume_init() } } else { 0 };
+        match self.kind {
+            // SAFETY: the arguments of the fast path, which are leaked or refused, with its result.
+            Kind::Value { bytes } => unsafe {
+                fgin_continue_put_value(ctx, win, 8, VALUE, word, packed(self.slot() | bytes << 16))
+            },
+            // SAFETY: the arguments of the fast path, which are leaked or refused, with its result.
+            Kind::Put { bytes } => unsafe { fgin_continue_put(ctx, win, 8, win, 16, bytes, word, packed(self.slot())) },
+            // SAFETY: the arguments of the fast path, which are leaked or refused, with its result.
+            Kind::Signal => unsafe { fgin_continue_signal(ctx, word, packed(self.slot())) },
+        }
+    }
+
+    /// Calls the ordinary operation.
+    fn call_ordinary(self, context: Context<'_>) -> Result<(), Status> {
+        let action = self.signal.map_or(Action::NONE, |id| Action::signal_inc(id as u16));
+        let flags = if self.aggregate { Flags::AGGREGATE } else { Flags::NONE };
+        match self.kind {
+            Kind::Value { bytes } => context.put_value(self.peer, self.window.at(8), VALUE, bytes, action, flags),
+            Kind::Put { bytes } => context.put(self.peer, self.window.at(8), self.window.at(16), bytes, action, flags),
+            Kind::Signal => context.signal(self.peer, action, flags),
+        }
+    }
+}
+
+fn ops(window: Window) -> Vec<Op> {
+    let kinds = [Kind::Value { bytes: 1 }, Kind::Value { bytes: 8 }, Kind::Put { bytes: 100 }, Kind::Signal];
+    let signals = [None, Some(0), Some(1), Some(SIGNALS)];
+    let all = (0..RANKS).flat_map(|peer| signals.map(|signal| (peer, signal)));
+    let all = all.flat_map(|(peer, signal)| kinds.map(|kind| (peer, signal, kind)));
+    all.flat_map(|(peer, signal, kind)| [true, false].map(|aggregate| Op { kind, peer, signal, window, aggregate }))
+        .collect()
+}
+
+#[test]
+fn fast_path_and_continuation_post_the_bytes_of_ordinary_operations() {
+    for (policy, wide) in [(POLICY_COMBINING, true), (POLICY_COMBINING, false), (POLICY_LOCKED, true)] {
+        let ([fast, ordinary], window) = two(policy, wide);
+        for op in ops(window) {
+            assert_eq!((op.call(fast.context), op.call_ordinary(ordinary.context)), (0, Ok(())), "{op:?}");
+            for (fast, ordinary) in fast.rings.iter().zip(&ordinary.rings) {
+                assert_eq!(fast.cursors(), ordinary.cursors(), "{op:?}");
+                let bytes = |ring: &Ring| (0..ring.spec_entries).map(|i| ring.slot(i)).collect::<Vec<_>>();
+                assert_eq!(bytes(fast), bytes(ordinary), "{op:?}");
+                let rung = fast.doorbell.load(Ordering::Relaxed);
+                assert_eq!(rung, ordinary.doorbell.load(Ordering::Relaxed), "{op:?}");
+                for ring in [fast, ordinary] {
+                    ring.completed.store(rung.into(), Ordering::Release);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn post_with_room_needs_no_continuation() {
+    let ([made, _], window) = two(POLICY_COMBINING, true);
+    let op = Op { kind: Kind::Value { bytes: 4 }, peer: 1, signal: Some(0), window, aggregate: false };
+    assert_eq!(op.call(made.context), 0);
+    assert_eq!(op.call_fast(made.context).kind, NOTHING, "the first post checked the room");
+}
+
+#[test]
+fn arguments_out_of_range_are_refused_without_a_post() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let ([made, _], window) = two(policy, true);
+        for kind in [Kind::Value { bytes: 4 }, Kind::Put { bytes: 100 }, Kind::Signal] {
+            let good = Op { kind, peer: 0, signal: Some(0), window, aggregate: false };
+            // Peers with the bits that the headers put beside the peer, and ids whose slot wraps.
+            let peers = [RANKS, 1 << 24, 1 << 25, 1 << 31, u32::MAX].map(|peer| Op { peer, ..good });
+            let signals = [SIGNALS + 1, 65534, u32::MAX].map(|id| Op { signal: Some(id), ..good });
+            for op in peers.into_iter().chain(signals) {
+                assert_eq!(op.call_fast(made.context).kind, INVALID, "{op:?}");
+                assert_eq!(op.call(made.context), Status::InvalidArgument as i32, "{op:?}");
+            }
+            if kind != Kind::Signal {
+                let op = Op { window: Window(ptr::null_mut()), ..good };
+                assert_eq!(op.call(made.context), Status::InvalidArgument as i32, "{op:?}");
+            }
+        }
+        for bytes in [0, 3, 9, 16] {
+            let op = Op { kind: Kind::Value { bytes }, peer: 0, signal: None, window, aggregate: false };
+            assert_eq!(op.call(made.context), Status::InvalidArgument as i32, "{op:?}");
+        }
+        for ring in &made.rings {
+            assert_eq!((ring.cursors(), ring.doorbell.load(Ordering::Relaxed)), ([0; 3], 0));
+        }
+    }
+}

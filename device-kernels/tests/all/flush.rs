@@ -1,0 +1,208 @@
+//! Flushes: which posts they wait for, in one call, in two steps, and by a group.
+
+#![allow(unsafe_code)]
+
+use crate::common::{EndpointSpec, Made, Spec, WindowSpec, make, window};
+use efa_dp_direct::wqe::Destination;
+use ferrogin_device::{Action, Context, Coop, Flags, FlushRequest, Status, Window};
+use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use std::sync::Barrier;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+/// More signals than a request has entries for endpoints.
+const SIGNALS: u32 = 20;
+
+fn context(policy: u32) -> (Made, Window) {
+    let endpoint = EndpointSpec { entries: 16, wide: true, max_batch: 8, value_base: 0, start: 0 };
+    let made = make(&Spec {
+        policy,
+        nranks: 1,
+        rail: 0,
+        endpoints: vec![endpoint; 2 + SIGNALS as usize],
+        n_counters: 0,
+        n_signals: SIGNALS,
+        targets: vec![Destination { ah: 1, qpn: 2, qkey: 3 }; 1 + SIGNALS as usize],
+        value_lkey: 0,
+        scratch: WindowSpec { lkey: 4, addr: 0x1000, peers: vec![(0x2000, 5)] },
+    });
+    (made, window(&WindowSpec { lkey: 6, addr: 0x3000, peers: vec![(0x4000, 7)] }, 0))
+}
+
+/// Raises each of the first `n` signals once.
+fn raise(made: &Made, n: u32, flags: Flags) {
+    for id in 0..n {
+        made.context.signal(0, Action::signal_inc(id as u16), flags).unwrap();
+    }
+}
+
+/// Completes every rung request of the endpoint.
+fn complete(made: &Made, endpoint: usize) {
+    let ring = &made.rings[endpoint];
+    ring.completed.store(ring.doorbell.load(Ordering::Acquire).into(), Ordering::Release);
+}
+
+fn complete_all(made: &Made) {
+    (0..made.rings.len()).for_each(|i| complete(made, i));
+}
+
+#[test]
+fn flush_request_covers_earlier_posts_only() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let (made, win) = context(policy);
+        let context = made.context;
+        let put = |flags| context.put(0, win.at(0), win.at(0), 8, Action::NONE, flags).unwrap();
+        put(Flags::AGGREGATE);
+        put(Flags::AGGREGATE);
+        let request = context.flush_async().unwrap();
+        assert_eq!(made.rings[0].doorbell.load(Ordering::Relaxed), 2, "it rings what was aggregated");
+        assert_eq!(context.test_flush(&request), Ok(false));
+        complete(&made, 0);
+        put(Flags::NONE);
+        // One more post is incomplete, which the request does not cover.
+        assert_eq!(context.test_flush(&request), Ok(true), "policy {policy}");
+        context.wait_flush(&request).unwrap();
+        context.wait_flush(&request).unwrap();
+        let next = context.flush_async().unwrap();
+        assert_eq!(context.test_flush(&next), Ok(false));
+        complete(&made, 0);
+        assert_eq!((context.test_flush(&next), context.test_flush(&request)), (Ok(true), Ok(true)));
+    }
+}
+
+#[test]
+fn flush_of_idle_context_returns_at_once() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let (made, _) = context(policy);
+        made.context.flush().unwrap();
+        let request = made.context.flush_async().unwrap();
+        assert_eq!(made.context.test_flush(&request), Ok(true));
+        made.context.wait_flush(&request).unwrap();
+        made.context.wait_flush(&FlushRequest::default()).unwrap();
+    }
+}
+
+/// More endpoints have incomplete posts than a request has entries: the wait flushes the others.
+#[test]
+fn wait_covers_endpoints_without_an_entry() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        for late in 2..2 + SIGNALS as usize {
+            let (made, _) = context(policy);
+            raise(&made, SIGNALS, Flags::AGGREGATE);
+            let request = made.context.flush_async().unwrap();
+            (0..made.rings.len()).filter(|&i| i != late).for_each(|i| complete(&made, i));
+            assert_eq!(made.context.test_flush(&request), Ok(false), "endpoint {late} has not completed");
+            made.context.set_timeout_ns(1_000_000);
+            assert_eq!(made.context.wait_flush(&request), Err(Status::Timeout), "endpoint {late}");
+            complete(&made, late);
+            made.context.set_timeout_ns(120_000_000_000);
+            assert_eq!(made.context.test_flush(&request), Ok(true), "endpoint {late}, policy {policy}");
+            made.context.wait_flush(&request).unwrap();
+        }
+    }
+}
+
+/// A request lies in the caller's memory, which may have any bytes.
+#[test]
+fn request_of_no_context_is_refused() {
+    let (made, _) = context(POLICY_COMBINING);
+    raise(&made, 2, Flags::NONE);
+    let (few, _) = context(POLICY_COMBINING);
+    let request = made.context.flush_async().unwrap();
+    let words = |word: u32, value: u32| {
+        // SAFETY: a plain struct of 32 numbers.
+        let mut words: [u32; 32] = unsafe { std::mem::transmute(request) };
+        words[word as usize] = value;
+        // SAFETY: any numbers are a request.
+        unsafe { std::mem::transmute::<[u32; 32], FlushRequest>(words) }
+    };
+    for wrong in [words(0, 16), words(0, u32::MAX), words(1, 2 + SIGNALS), words(2, 2 + SIGNALS), words(2, u32::MAX)] {
+        assert_eq!(few.context.wait_flush(&wrong), Err(Status::InvalidArgument), "{wrong:?}");
+        assert_eq!(few.context.test_flush(&wrong), Err(Status::InvalidArgument), "{wrong:?}");
+    }
+}
+
+/// Threads of the CPU as a group.
+struct Threads<'a> {
+    rank: u32,
+    size: u32,
+    barrier: &'a Barrier,
+}
+
+impl Coop for Threads<'_> {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn sync(&self) {
+        self.barrier.wait();
+    }
+}
+
+#[test]
+fn group_posts_once_and_divides_flush() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        for size in [1, 3, 40] {
+            let (made, _) = context(policy);
+            let barrier = Barrier::new(size as usize);
+            let flushed = thread::scope(|scope| {
+                let group: Vec<_> = (0..size)
+                    .map(|rank| {
+                        let (barrier, context) = (&barrier, made.context);
+                        scope.spawn(move || {
+                            let coop = Threads { rank, size, barrier };
+                            for id in 0..SIGNALS {
+                                let action = Action::signal_inc(id as u16);
+                                context.lead(&coop, |context| context.signal(0, action, Flags::AGGREGATE)).unwrap();
+                            }
+                            context.flush_with(&coop).unwrap();
+                        })
+                    })
+                    .collect();
+                // No thread returns before the last endpoint has completed, which the flush has to ring first.
+                while made.rings[2..].iter().any(|ring| ring.doorbell.load(Ordering::Acquire) == 0) {
+                    (0..made.rings.len() - 1).for_each(|i| complete(&made, i));
+                    thread::yield_now();
+                }
+                thread::sleep(Duration::from_millis(5));
+                let early = group.iter().filter(|thread| thread.is_finished()).count();
+                complete_all(&made);
+                early
+            });
+            assert_eq!(flushed, 0, "threads of {size} that were back early, policy {policy}");
+            let rung: Vec<u32> = made.rings.iter().map(|ring| ring.doorbell.load(Ordering::Relaxed)).collect();
+            assert_eq!((&rung[..2], rung[2..].iter().sum::<u32>()), (&[0, 0][..], SIGNALS), "{rung:?}");
+        }
+    }
+}
+
+#[test]
+fn flush_part_beyond_group_is_refused() {
+    let (made, _) = context(POLICY_COMBINING);
+    for (rank, size) in [(0, 0), (1, 1), (u32::MAX, 3)] {
+        assert_eq!(made.context.flush_part(rank, size), Err(Status::InvalidArgument));
+    }
+    made.context.flush_part(u32::MAX - 1, u32::MAX).unwrap();
+}
+
+#[test]
+fn waits_of_context_call_its_progress_function() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let (made, _) = context(policy);
+        raise(&made, 1, Flags::NONE);
+        assert_eq!(made.progress_calls.load(Ordering::Relaxed), 0, "a post that has room waits for nothing");
+        made.context.set_timeout_ns(1_000_000);
+        let mut calls = 0;
+        for wait in [|context: &Context<'_>| context.flush(), |context: &Context<'_>| context.wait_signal(0, 1)] {
+            assert_eq!(wait(&made.context), Err(Status::Timeout));
+            let now = made.progress_calls.load(Ordering::Relaxed);
+            assert!(now > calls);
+            calls = now;
+        }
+    }
+}

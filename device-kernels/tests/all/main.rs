@@ -1,0 +1,10 @@
+//! The tests of the device code on the CPU.
+
+mod c_header;
+mod common;
+mod continuation;
+mod cursors;
+mod flush;
+mod gin_post;
+mod routing;
+mod schedules;

@@ -1,0 +1,226 @@
+//! Error reports: each failed request makes queryLastError true and writes one WARN line, and no other event does.
+#![allow(unsafe_code)]
+
+use crate::harness::{
+    PATIENCE, REPORT, alone, alone_each, config, device, pass_round, ranks, rounds, wait_for, window,
+};
+use efa_dp_direct::wire::CompStatus;
+use ferrogin_device::{Action, Context, Flags, Status, Window as DeviceWindow};
+use ferrogin_ffi::nccl::GinConfigV14;
+use mini_nccl::{DeviceMemory, log};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Waits for the report of a failure, and prints its delay. The documented limit is a second, but a busy machine may need longer.
+fn await_report(report: &str, done: impl Fn() -> bool) {
+    let began = Instant::now();
+    wait_for(report, PATIENCE, done);
+    println!("{}{report} after {:.1?}", REPORT, began.elapsed());
+}
+
+fn warnings() -> Vec<String> {
+    log::take().into_iter().filter(|line| line.is_warn()).map(|line| line.text).collect()
+}
+
+/// Posts on each kind of endpoint in turn. Returns the names of the operation and the endpoint in the WARN line.
+fn post_by_turn(
+    kernel: &Context<'_>,
+    turn: u8,
+    peer: u32,
+    target: DeviceWindow,
+) -> (Result<(), Status>, &'static str, &'static str) {
+    let plain = Flags::NONE;
+    match turn % 5 {
+        0 => (kernel.put(peer, target.at(0), target.at(8), 8, Action::NONE, plain), "write to", "endpoint data"),
+        1 => (kernel.put_value(peer, target.at(0), 7, 8, Action::NONE, plain), "write to", "endpoint value"),
+        2 => (kernel.put_value(peer, target.at(0), 7, 8, Action::signal_inc(1), plain), "write to", "endpoint"),
+        3 => (
+            kernel.put(peer, target.at(0), target.at(8), 8, Action::counter(0), plain),
+            "write to",
+            "endpoint counter 0",
+        ),
+        _ => (kernel.get(peer, target.at(0), target.at(8), 8, plain), "read from", "endpoint data"),
+    }
+}
+
+#[test]
+fn every_failed_status_is_reported_with_its_peer() {
+    // All documented statuses, and an unknown one.
+    let statuses: Vec<u8> = (1..=18).chain([200]).collect();
+    let faults: Vec<_> = statuses.iter().map(|s| (format!("error_every=1,error_status={s}"), s.to_string())).collect();
+    let settings: Vec<_> =
+        faults.iter().map(|(faults, status)| vec![("SOFTEFA_FAULTS", faults.as_str()), ("STATUS", status)]).collect();
+    alone_each("every_failed_status_is_reported_with_its_peer", &settings, |plugin| {
+        let status: u8 = std::env::var("STATUS").expect("set").parse().expect("a status");
+        ranks(&plugin, 3, move |rank, comm| {
+            let (_memory, window) = window(&comm, 4096);
+            // Both layouts of the queues.
+            let backend_version = 1 + i32::from(status) % 2;
+            let context = comm.create_context(&GinConfigV14 { backend_version, ..config(2, 1) }).expect("a context");
+            let kernel = device(&context, 0);
+            assert!(!context.query_last_error().expect("a query"), "no error before the first");
+            comm.barrier().expect("all ranks");
+            if rank == 1 {
+                let peer = u32::from(status) % 3;
+                let (posted, operation, endpoint) =
+                    post_by_turn(&kernel, status, peer, DeviceWindow(window.gin_handle()));
+                posted.expect("a post before the error");
+                if status.is_multiple_of(2) {
+                    // A query after a kernel's error returns true at once.
+                    assert!(kernel.flush().is_err());
+                    assert!(context.query_last_error().expect("a query"), "after a kernel's error");
+                }
+                await_report("queryLastError", || context.query_last_error().expect("a query"));
+                await_report("the WARN line", || log::last_warn().is_some());
+                let lines = warnings();
+                assert_eq!(lines.len(), 1, "one line for one failure: {lines:?}");
+                let text =
+                    CompStatus::from_raw(status).map_or("a status that this version does not know", |s| s.text());
+                let peer = format!("{operation} rank {peer} on");
+                for part in ["rank 1:", &peer, endpoint, "context 0", text, &format!("status {status}"), "check"] {
+                    assert!(lines[0].contains(part), "{part:?} in {}", lines[0]);
+                }
+                // No wait hangs, on this endpoint or on another.
+                assert!(kernel.flush().is_err());
+                assert!(kernel.wait_signal(0, 1).is_err());
+                assert!(context.query_last_error().expect("a query"), "sticky");
+            }
+            comm.barrier().expect("all ranks");
+            assert_eq!(context.query_last_error().expect("a query"), rank == 1);
+            assert_eq!(warnings(), [""; 0], "one line for one failure");
+            comm.barrier().expect("all ranks");
+        });
+    });
+}
+
+#[test]
+fn error_after_many_completions_is_reported_with_its_peer() {
+    // More completions than a queue has slots, faster than the watcher drains them.
+    let faults = [("SOFTEFA_FAULTS", "error_every=150001,error_status=7")];
+    alone("error_after_many_completions_is_reported_with_its_peer", &faults, |plugin| {
+        ranks(&plugin, 2, |rank, comm| {
+            let (_memory, window) = window(&comm, 4096);
+            let context = comm.create_context(&GinConfigV14 { queue_depth: 16, ..config(1, 1) }).expect("a context");
+            let (kernel, target) = (device(&context, 0), DeviceWindow(window.gin_handle()));
+            if rank == 0 {
+                // Posts until the device code refuses one.
+                let refused = (0..1_000_000u32).find_map(|_| {
+                    kernel.put(1, target.at(0), target.at(8), 8, Action::NONE, Flags::NONE).and(Ok(())).err()
+                });
+                assert!(refused.is_some(), "a post fails after the error");
+                await_report("queryLastError", || context.query_last_error().expect("a query"));
+                await_report("the WARN line", || log::last_warn().is_some());
+                let line = log::last_warn().expect("a line");
+                for part in ["write to rank 1", "endpoint data", "status 7"] {
+                    assert!(line.contains(part), "{part} in {line}");
+                }
+            }
+            comm.barrier().expect("all ranks");
+        });
+    });
+}
+
+#[test]
+fn clean_set_ups_report_no_error() {
+    alone("clean_set_ups_report_no_error", &[], |plugin| {
+        let whole = rounds("FERROGIN_TEST_SETUPS", 100);
+        for i in 0..whole {
+            let comm_plugin = plugin.clone();
+            ranks(&comm_plugin, 2, move |_, comm| {
+                let (memory, window) = window(&comm, 4096);
+                let context = comm.create_context(&config(2, 1)).expect("a context");
+                let quiet = || assert!(!context.query_last_error().expect("a query"), "set-up {i}");
+                quiet();
+                pass_round(&comm, &context, 0, &window, &memory, (i % 2) as u16);
+                quiet();
+                // One rank destroys its context while the other still queries its own.
+                if comm.rank() == i % 2 {
+                    context.destroy().expect("destroyed");
+                } else {
+                    quiet();
+                }
+            });
+            assert_eq!(warnings(), [""; 0], "set-up {i}");
+        }
+        println!("{}{whole} set-ups without an error", REPORT);
+    });
+}
+
+/// Rank 1 closes its communicator before `step`, or does not call it. The other ranks report rank 1.
+fn missing_rank(test: &'static str, step: &'static str, closes: bool) {
+    // The other ranks notice a closed rank at once, and a hanging rank at the deadline, which is long enough for connect.
+    let deadline = if closes { "60" } else { "8" };
+    alone(test, &[("FERROGIN_TIMEOUT", deadline)], move |plugin| {
+        let finished = Arc::new(AtomicUsize::new(0));
+        let took = ranks(&plugin, 3, move |rank, comm| {
+            let memory = Arc::new(DeviceMemory::alloc(4096).expect("memory"));
+            comm.barrier().expect("all ranks");
+            if rank == 1 {
+                // Dropping the communicator closes it.
+                if !closes {
+                    wait_for("the others", PATIENCE, || finished.load(Ordering::Acquire) == 2);
+                }
+                return Duration::ZERO;
+            }
+            let began = Instant::now();
+            let error = match step {
+                "regMrSym" => comm.register(&memory, 0).map(drop),
+                _ => comm.create_context(&config(1, 1)).map(drop),
+            };
+            let took = began.elapsed();
+            finished.fetch_add(1, Ordering::AcqRel);
+            let error = error.expect_err("a rank is missing").to_string();
+            assert!(error.contains("rank 1") && error.contains(step), "{error}");
+            assert!(!(closes && error.contains("did not answer")), "{error}");
+            // The communicator is unusable, names the cause, and can be closed.
+            let later = comm.register(&memory, 0).expect_err("unusable").to_string();
+            assert!(later.contains("rank 1"), "{later}");
+            took
+        });
+        let longest = took.iter().max().copied().unwrap_or_default();
+        println!("{}the last rank reported it after {longest:.1?} of {deadline} s", REPORT);
+        let deadline = Duration::from_secs(deadline.parse().expect("seconds"));
+        assert!(closes || longest >= deadline, "{longest:?}: a rank may be late");
+    });
+}
+
+#[test]
+fn rank_closed_before_window_is_named() {
+    missing_rank("rank_closed_before_window_is_named", "regMrSym", true);
+}
+
+#[test]
+fn rank_closed_before_context_is_named() {
+    missing_rank("rank_closed_before_context_is_named", "createContext", true);
+}
+
+#[test]
+fn rank_hanging_before_window_is_named() {
+    missing_rank("rank_hanging_before_window_is_named", "regMrSym", false);
+}
+
+#[test]
+fn rank_hanging_before_context_is_named() {
+    missing_rank("rank_hanging_before_context_is_named", "createContext", false);
+}
+
+#[test]
+fn failure_of_one_rank_fails_call_on_all_ranks_and_keeps_communicator() {
+    // Rank 1 requests more counters than the card has.
+    let test = "failure_of_one_rank_fails_call_on_all_ranks_and_keeps_communicator";
+    alone(test, &[("SOFTEFA_FAULTS", "cntr_budget=40")], |plugin| {
+        ranks(&plugin, 2, |rank, comm| {
+            let signals = if rank == 0 { 1 } else { 60 };
+            let error = comm.create_context(&config(signals, 0)).expect_err("too many counters on rank 1").to_string();
+            let expected = if rank == 0 { "rank 1" } else { "completion counters" };
+            assert!(error.contains(expected), "{error}");
+            let (memory, window) = window(&comm, 4096);
+            let context = comm.create_context(&config(1, 0)).expect("a context");
+            pass_round(&comm, &context, 0, &window, &memory, 0);
+            let lines = warnings().len();
+            assert!(lines <= 2, "{lines} lines for two failed calls");
+            comm.barrier().expect("all ranks");
+        });
+    });
+}

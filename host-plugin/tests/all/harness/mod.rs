@@ -1,0 +1,158 @@
+//! Shared parts of the tests of the built plugin: its path, child processes, ranks as threads.
+
+use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
+use ferrogin_ffi::nccl::GinConfigV14;
+use ferrogin_test_support::child;
+use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, Window};
+use nix::fcntl::{Flock, FlockArg};
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longer than any finite step takes, even on a busy machine or one that stands still for a while.
+pub const PATIENCE: Duration = Duration::from_secs(240);
+const CHILD: &str = "FERROGIN_TEST_CHILD";
+
+/// The built plugin. Without it and the software card `test` is skipped.
+pub fn plugin_path(test: &str) -> Option<PathBuf> {
+    let plugin = "libnccl-gin-ferrogin.so";
+    Some(ferrogin_test_support::dist(test, &[plugin, "libsoftefa-fi.so"])?.join(plugin))
+}
+
+/// Runs `body` in a child process with `settings` in its environment, because a process chooses its provider and faults once, and
+/// the leak tests count the resources of a whole process. `test` is the name of the calling test.
+pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce(Arc<Plugin>)) {
+    alone_each(test, &[settings.to_vec()], body);
+}
+
+/// [`alone`], once for each of several settings.
+pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<Plugin>)) {
+    let Some(path) = plugin_path(test) else { return };
+    if std::env::var(CHILD).is_ok_and(|name| name == test) {
+        body(Plugin::load(path).expect("the built plugin loads"));
+        return;
+    }
+    for settings in all {
+        let mut command = child::command(test);
+        command.env(CHILD, test).env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu");
+        command.env("FERROGIN_TIMEOUT", "120").envs(settings.iter().copied());
+        let output = command.output().expect("a process for the test");
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        assert!(output.status.success(), "{test} in a child process, {settings:?}: {}\n{text}", output.status);
+        assert!(text.contains("1 passed"), "{test} did not run in the child process:\n{text}");
+        // The child's reports go past the test runner's capture.
+        for (_, line) in text.lines().filter_map(|line| line.split_once(REPORT)) {
+            let _ = writeln!(std::io::stdout(), "{test}: {line}");
+        }
+    }
+}
+
+/// A set-up trace for a test in a child process. The parent names the file and removes it.
+pub struct TraceFile(PathBuf);
+
+impl TraceFile {
+    /// A new file for `test`. A killed process with the same id may have left one.
+    pub fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("ferrogin-{test}-{}.json", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        Self(path)
+    }
+
+    /// The setting that selects the file.
+    pub fn setting(&self) -> (&'static str, &str) {
+        ("FERROGIN_TRACE", self.0.to_str().expect("a path of text"))
+    }
+
+    /// All steps until now, in the child process. The file lock excludes ranks that append steps now.
+    pub fn steps() -> Vec<serde_json::Value> {
+        let trace = File::open(std::env::var_os("FERROGIN_TRACE").expect("set")).expect("a trace");
+        let trace = Flock::lock(trace, FlockArg::LockShared).expect("a lock");
+        let text = std::io::read_to_string(&*trace).expect("text");
+        serde_json::from_str(&text).expect("an array of steps")
+    }
+}
+
+impl Drop for TraceFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The prefix of a line that the parent of a child process prints.
+pub const REPORT: &str = "report: ";
+
+/// A number of rounds: the value of `variable`, or `default`.
+pub fn rounds(variable: &str, default: usize) -> usize {
+    std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a whole number of rounds"))
+}
+
+/// The configuration of one context of backendVersion 2.
+pub fn config(n_signals: i32, n_counters: i32) -> GinConfigV14 {
+    GinConfigV14 {
+        n_signals,
+        n_counters,
+        n_contexts: 1,
+        queue_depth: 64,
+        traffic_class: -1,
+        backend_version: 2,
+        rank_stride: 1,
+    }
+}
+
+/// New memory and a window of it.
+pub fn window(comm: &Comm, bytes: usize) -> (Arc<DeviceMemory>, Window) {
+    let memory = Arc::new(DeviceMemory::alloc(bytes).expect("memory"));
+    let window = comm.register(&memory, 0).expect("a window");
+    (memory, window)
+}
+
+/// The kernel's view of a context.
+#[allow(unsafe_code)]
+pub fn device(context: &GinContext, id: u32) -> Context<'_> {
+    // SAFETY: the result borrows the context, which keeps the handle valid.
+    unsafe { Context::from_handle(context.handle(), id) }.expect("a handle of this plugin")
+}
+
+/// Polls until `done`, for at most `limit`.
+pub fn wait_for(event: &str, limit: Duration, done: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < limit, "{event} within {limit:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Sends one value with signal `signal` to the next rank, and receives one from the previous rank.
+pub fn pass_round(comm: &Comm, context: &GinContext, id: u32, window: &Window, memory: &DeviceMemory, signal: u16) {
+    let (rank, n) = (comm.rank() as u64, comm.nranks() as u64);
+    let device = device(context, id);
+    let next = ((rank + 1) % n) as u32;
+    let before = device.read_signal(signal.into()).expect("a signal");
+    comm.barrier().expect("all ranks");
+    let target = DeviceWindow(window.gin_handle());
+    device.put_value(next, target.at(64), 0x1000 + rank, 8, Action::signal_inc(signal), Flags::NONE).expect("a value");
+    device.wait_signal(signal.into(), before + 1).expect("a signal");
+    assert_eq!(memory.load(64), 0x1000 + (rank + n - 1) % n);
+    device.flush().expect("a flush");
+    comm.barrier().expect("all ranks");
+}
+
+/// Runs `body` on each rank of a communicator of `n` ranks, each in a thread. Returns the results by rank.
+pub fn ranks<T: Send + 'static>(
+    plugin: &Arc<Plugin>,
+    n: usize,
+    body: impl Fn(usize, Comm) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let body = Arc::new(body);
+    let threads: Vec<_> = Bootstrap::threads(n, PATIENCE)
+        .into_iter()
+        .enumerate()
+        .map(|(rank, bootstrap)| {
+            let (plugin, body) = (plugin.clone(), body.clone());
+            std::thread::spawn(move || body(rank, Comm::init(&plugin, Arc::new(bootstrap), 0).expect("a communicator")))
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().expect("a rank without a panic")).collect()
+}

@@ -1,0 +1,162 @@
+//! Leak tests: file descriptors, mappings, threads and bytes, over many cycles.
+#![allow(unsafe_code)]
+
+use crate::harness::{PATIENCE, REPORT, alone, config, pass_round, ranks, rounds, window};
+use mini_nccl::Plugin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Resources of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Resources {
+    descriptors: usize,
+    /// Mappings of files and memfds.
+    file_mappings: usize,
+    threads: usize,
+}
+
+fn resources() -> Resources {
+    let count = |dir: &str| std::fs::read_dir(dir).map_or(0, Iterator::count);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    // The last column is a path or a name in brackets; heaps and stacks have none or the latter.
+    let named = |line: &&str| line.split_whitespace().nth(5).is_some_and(|name| name.starts_with('/'));
+    Resources {
+        descriptors: count("/proc/self/fd"),
+        file_mappings: maps.lines().filter(named).count(),
+        threads: count("/proc/self/task"),
+    }
+}
+
+impl Resources {
+    /// The minimum of each.
+    fn min(self, other: Self) -> Self {
+        Self {
+            descriptors: self.descriptors.min(other.descriptors),
+            file_mappings: self.file_mappings.min(other.file_mappings),
+            threads: self.threads.min(other.threads),
+        }
+    }
+
+    /// True if no number is larger than in `before`.
+    fn within(self, before: Self) -> bool {
+        self.min(before) == self
+    }
+}
+
+/// The resources once they are within `before`, or at the limit of time. The kernel counts a joined thread until it removes it.
+fn resources_within(before: Resources) -> Resources {
+    let began = Instant::now();
+    loop {
+        let held = resources();
+        if held.within(before) || began.elapsed() > PATIENCE {
+            return held;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Allocated bytes, in all arenas and by mmap. The plugin, the provider and libfabric use this program's allocator. With
+/// [`EXACT`] the number falls as soon as memory is freed.
+fn bytes() -> usize {
+    // SAFETY: mallinfo2 takes no arguments and only reads the allocator's statistics.
+    let info = unsafe { libc::mallinfo2() };
+    info.uordblks + info.hblkhd
+}
+
+/// Settings of glibc. It counts the threads' caches and the arenas' own data as allocated, so the tests use no caches and one arena.
+const EXACT: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1");
+const CYCLES: usize = 1000;
+/// Bytes that a cycle of two ranks may leave on average: less than one leaked allocation, whose smallest size is 32.
+const LEFT: usize = 32;
+
+fn check_bytes(cycles: usize, before: usize, after: usize) {
+    let left = after as isize - before as isize;
+    println!("{}{cycles} cycles: {before}, then {after} bytes: {left} more", REPORT);
+    assert!(left < (LEFT * cycles) as isize, "{left} bytes more after {cycles} cycles");
+}
+
+/// Whole communicators of two ranks, one after the other.
+fn communicators(plugin: &Arc<Plugin>, times: usize) {
+    for i in 0..times {
+        ranks(plugin, 2, move |_, comm| {
+            let (memory, window) = window(&comm, 4096);
+            let context = comm.create_context(&config(2, 1)).expect("a context");
+            pass_round(&comm, &context, 0, &window, &memory, 1);
+            // In every other cycle closeColl closes the context.
+            if i % 2 == 0 {
+                context.abandon();
+            } else {
+                context.destroy().expect("destroyed");
+            }
+        });
+        drop(mini_nccl::log::take());
+    }
+}
+
+#[test]
+fn communicators_leak_no_resources() {
+    alone("communicators_leak_no_resources", &[], |plugin| {
+        let n = rounds("FERROGIN_TEST_CYCLES", CYCLES / 5);
+        communicators(&plugin, 10);
+        let held = resources();
+        communicators(&plugin, n);
+        let still_held = resources_within(held);
+        println!("{}{n} cycles: {held:?}, then {still_held:?}", REPORT);
+        assert!(still_held.within(held), "{held:?}, after {n} cycles {still_held:?}");
+    });
+}
+
+/// libfabric 1.17 itself leaks some hundred bytes for each message endpoint; newer ones do not.
+#[test]
+fn communicators_leak_no_memory() {
+    const TEST: &str = "communicators_leak_no_memory";
+    let newer = std::env::var("FERROGIN_LIBFABRIC_ALT").or_else(|_| std::env::var("FERROGIN_LIBFABRIC"));
+    let Ok(newer) = newer else {
+        let why = "FERROGIN_LIBFABRIC_ALT names no libfabric newer than 1.17, which leaks by itself";
+        ferrogin_test_support::skip(TEST, why);
+        return;
+    };
+    alone(TEST, &[("FERROGIN_LIBFABRIC", &newer), EXACT], |plugin| {
+        let n = rounds("FERROGIN_TEST_CYCLES", CYCLES / 5);
+        let after_cycles = || {
+            communicators(&plugin, n);
+            bytes()
+        };
+        after_cycles();
+        let (before, after) = (after_cycles(), after_cycles());
+        check_bytes(n, before, after);
+    });
+}
+
+#[test]
+fn contexts_of_one_communicator_leak_nothing() {
+    alone("contexts_of_one_communicator_leak_nothing", &[EXACT], |plugin| {
+        ranks(&plugin, 2, |rank, comm| {
+            let cycle = |times: usize| {
+                for _ in 0..times {
+                    let (_, window) = window(&comm, 4096);
+                    let context = comm.create_context(&config(2, 1)).expect("a context");
+                    context.destroy().expect("destroyed");
+                    window.deregister().expect("deregistered");
+                    drop(mini_nccl::log::take());
+                }
+                // The count includes the other rank's resources, and reading them opens a descriptor.
+                comm.barrier().expect("all ranks");
+                let held = (rank == 0).then(|| (resources(), bytes()));
+                comm.barrier().expect("all ranks");
+                held
+            };
+            // The minimum of several counts, because the other rank and the watcher hold some resources for a short time.
+            let least = |one: (Resources, usize), other: (Resources, usize)| (one.0.min(other.0), one.1.min(other.1));
+            let settled = || (0..8).filter_map(|_| cycle(5)).reduce(least);
+            let n = rounds("FERROGIN_TEST_CYCLES", CYCLES);
+            cycle(n);
+            let before = settled();
+            cycle(n);
+            if let (Some((held, before)), Some((still_held, after))) = (before, settled()) {
+                assert!(still_held.within(held), "{held:?}, after {n} cycles {still_held:?}");
+                check_bytes(n, before, after);
+            }
+        });
+    });
+}

@@ -1,0 +1,111 @@
+//! Machines with a defect, which the software card simulates: `init` fails with cause and cure, or the job works.
+
+use crate::harness::{alone, alone_each, config, pass_round, plugin_path, ranks, window};
+use ferrogin_ffi::nccl::GinConfigV14;
+use mini_nccl::{Comm, log};
+use std::path::Path;
+use std::process::Command;
+
+fn lines_with(part: &str) -> Vec<String> {
+    log::all().into_iter().map(|line| line.text).filter(|text| text.contains(part)).collect()
+}
+
+#[test]
+fn init_fails_without_hardware_counters_and_names_switch() {
+    alone("init_fails_without_hardware_counters_and_names_switch", &[("SOFTEFA_FAULTS", "no_counters")], |plugin| {
+        let error = Comm::probe(&plugin).expect_err("no counters").to_string();
+        let lines = lines_with("FI_EFA_USE_HW_CNTR=1");
+        assert_eq!(lines.len(), 1, "{error}: {:?}", log::all());
+        for part in ["completion counter", "softefa0-rdm", "2.6.0", "cntr_open_ext failed"] {
+            assert!(lines[0].contains(part), "{part}: {}", lines[0]);
+        }
+    });
+}
+
+#[test]
+fn init_fails_if_counter_switch_is_off() {
+    let settings = [("SOFTEFA_FAULTS", "no_counters"), ("FI_EFA_USE_HW_CNTR", "0")];
+    alone("init_fails_if_counter_switch_is_off", &settings, |plugin| {
+        Comm::probe(&plugin).expect_err("no counters");
+        assert_eq!(lines_with("FI_EFA_USE_HW_CNTR=0 switches").len(), 1, "{:?}", log::all());
+    });
+}
+
+#[test]
+fn init_passes_with_counters_for_smallest_context_only() {
+    let test = "init_passes_with_counters_for_smallest_context_only";
+    alone(test, &[("SOFTEFA_FAULTS", "cntr_budget=4")], |plugin| {
+        assert_eq!(Comm::probe(&plugin).expect("enough counters"), ["softefa0-rdm"]);
+        assert_eq!(Comm::probe(&plugin).expect("still enough counters"), ["softefa0-rdm"]);
+    });
+}
+
+#[test]
+fn queues_with_16_bit_request_ids_work_and_are_reported_once() {
+    let faults = ("SOFTEFA_FAULTS", "qp_caps=0,reorder=16");
+    let policies = ["combining", "locked"].map(|policy| vec![faults, ("FERROGIN_POST", policy)]);
+    alone_each("queues_with_16_bit_request_ids_work_and_are_reported_once", &policies, |plugin| {
+        ranks(&plugin, 2, |_, comm| {
+            let (memory, window) = window(&comm, 4096);
+            for backend_version in [2, 1, 2] {
+                let shape = GinConfigV14 { n_contexts: 2, backend_version, ..config(2, 1) };
+                let context = comm.create_context(&shape).expect("contexts");
+                // More rounds than the ring has slots.
+                for round in 0..80 {
+                    pass_round(&comm, &context, round % 2, &window, &memory, (round % 2) as u16);
+                }
+            }
+        });
+        assert_eq!(lines_with("no 64-bit request ids").len(), 1, "{:?}", log::all());
+    });
+}
+
+#[test]
+fn queues_with_64_bit_request_ids_are_not_reported() {
+    alone("queues_with_64_bit_request_ids_are_not_reported", &[], |plugin| {
+        ranks(&plugin, 2, |_, comm| drop(comm.create_context(&config(1, 0)).expect("a context")));
+        assert_eq!(lines_with("64-bit request ids"), [""; 0]);
+    });
+}
+
+/// Some libfabrics refuse an unknown class, others ignore it. The result is the same.
+#[test]
+fn unknown_traffic_classes_fall_back_on_every_libfabric() {
+    let test = "unknown_traffic_classes_fall_back_on_every_libfabric";
+    let ways = ["seed=1", "refuse_tclass", "ignore_tclass"].map(|faults| vec![("SOFTEFA_FAULTS", faults)]);
+    alone_each(test, &ways, |plugin| {
+        ranks(&plugin, 1, |_, comm| {
+            let reported = |dscp: i32| {
+                let before = lines_with("does not know the requested traffic class").len();
+                let shape = GinConfigV14 { traffic_class: dscp << 2, ..config(1, 0) };
+                drop(comm.create_context(&shape).expect("a context"));
+                lines_with("does not know the requested traffic class").split_off(before).join("; ")
+            };
+            assert!(reported(46).ends_with("the low-latency class"));
+            assert!(reported(26).ends_with("the default class"));
+        });
+    });
+}
+
+#[test]
+fn libfabric_without_cuda_is_named_as_cause() {
+    let test = "libfabric_without_cuda_is_named_as_cause";
+    if plugin_path(test).is_none() {
+        return;
+    }
+    let dir = std::env::temp_dir().join(format!("ferrogin-fake-cuda-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda.c");
+    let mut compiler = Command::new("cc");
+    let compiled = compiler.args(["-shared", "-fPIC", "-o"]).arg(dir.join("libcuda.so.1")).arg(source).status();
+    assert!(compiled.expect("a C compiler").success());
+    let path = dir.to_string_lossy().into_owned();
+    let settings = [("SOFTEFA_FAULTS", "no_hmem"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", path.as_str())];
+    alone(test, &settings, |plugin| {
+        Comm::probe(&plugin).expect_err("no GPU memory");
+        let lines = lines_with("FI_HMEM");
+        assert_eq!(lines.len(), 1, "{:?}", log::all());
+        assert!(lines[0].contains("built without CUDA") && lines[0].contains("FERROGIN_LIBFABRIC"), "{}", lines[0]);
+    });
+    let _ = std::fs::remove_dir_all(&dir);
+}

@@ -1,0 +1,10 @@
+//! The tests of the built plugin on the software card.
+
+mod abi_fuzz;
+mod bad_input;
+mod contract;
+mod errors;
+mod harness;
+mod leaks;
+mod machines;
+mod scale;

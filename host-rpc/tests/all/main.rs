@@ -1,0 +1,9 @@
+//! The tests of calls.
+
+mod calls;
+mod common;
+mod peer;
+mod queue_pairs;
+mod rpc;
+mod unread_answers;
+mod usage;

@@ -1,0 +1,6 @@
+//! The tests of the bindings.
+
+mod common;
+mod layout;
+mod objects;
+mod provider_path;

@@ -1,0 +1,10 @@
+//! The tests of the formats and queues.
+
+mod arbitrary;
+mod common;
+mod cq_vectors;
+mod posts;
+mod receive;
+mod verbs;
+mod windows;
+mod wqe_vectors;

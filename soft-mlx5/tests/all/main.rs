@@ -1,0 +1,5 @@
+//! The tests of the software ConnectX card.
+
+mod card;
+mod cq_random;
+mod windows;

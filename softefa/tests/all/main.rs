@@ -1,0 +1,10 @@
+//! The tests of the provider.
+
+mod common;
+mod faults;
+mod foreign;
+mod loopback;
+mod malformed_peers;
+mod rules;
+mod strict;
+mod two_processes;

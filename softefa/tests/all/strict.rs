@@ -1,0 +1,160 @@
+//! Rules of doorbells and of set-up. `rules.rs` has those of requests.
+
+use std::sync::atomic::Ordering;
+
+use crate::common::child::run;
+use crate::common::*;
+use efa_dp_direct::wire::CompStatus;
+use efa_dp_direct::wqe::Destination;
+use ferrogin_libfabric::bindings as fi;
+
+/// Runs `body` on a card that talks to itself, in a process of its own, and checks that `line` is on its standard error.
+fn rule(name: &str, line: &str, body: impl FnOnce(&mut End, Destination, &Buffer)) {
+    let errors = run(name, &[], || {
+        let rig = Rig::open();
+        let (mut a, b) = (End::open(&rig), End::open(&rig));
+        let buffer = rig.buffer(64);
+        let to = a.connect(&b.name());
+        body(&mut a, to, &buffer);
+        assert_eq!(b.remote(), 0, "nothing was delivered");
+        a.close();
+        b.close();
+        buffer.close();
+        rig.close();
+    });
+    if let Some(errors) = errors {
+        let found = errors.lines().filter(|l| l.contains(line)).count();
+        assert_eq!(found, 1, "{line:?} once in:\n{errors}");
+    }
+}
+
+/// Checks that the card executes nothing after a fatal error.
+fn is_flushed(end: &mut End, to: Destination, buffer: &Buffer) {
+    end.post(to, write(buffer.remote(8), buffer.sge(0, 8)));
+    assert_eq!(end.next_status().1, CompStatus::Flushed);
+    wait_for("the error counter", || end.errors() == 2);
+    assert_eq!(end.local(), 0);
+}
+
+#[test]
+fn doorbell_that_goes_back_is_refused() {
+    rule("doorbell_that_goes_back_is_refused", "the doorbell went back from 0 to 4294967295", |a, to, buffer| {
+        a.doorbell().store(u32::MAX, Ordering::Release);
+        assert_eq!(a.next_status().1, CompStatus::LocalQpInternalError);
+        wait_for("the error counter", || a.errors() == 1);
+        a.pc = u32::MAX;
+        is_flushed(a, to, buffer);
+    });
+}
+
+#[test]
+fn doorbell_beyond_ring_is_refused() {
+    rule(
+        "doorbell_beyond_ring_is_refused",
+        "the doorbell went from 0 to 4097 while 0 requests were outstanding",
+        |a, _, _| {
+            a.doorbell().store(4097, Ordering::Release);
+            wait_for("the others to be flushed", || a.errors() == 4097);
+        },
+    );
+}
+
+#[test]
+fn malformed_request_flushes_those_rung_with_it() {
+    rule("malformed_request_flushes_those_rung_with_it", "slot 0: a reserved bit is set", |a, to, buffer| {
+        for n in 0..3 {
+            let mut bytes = a.bytes(to, write(buffer.remote(8), buffer.sge(0, 8)));
+            if n == 0 {
+                bytes[15] = 0x80;
+            }
+            a.place(&bytes);
+        }
+        a.ring();
+        assert_eq!(a.next_status().1, CompStatus::LocalQpInternalError);
+        for _ in 0..2 {
+            assert_eq!(a.next_status().1, CompStatus::Flushed);
+        }
+        wait_for("the error counter", || a.errors() == 3);
+        assert_eq!(a.local(), 0);
+    });
+}
+
+/// A request of many packets is refused once, and none of its bytes is written.
+#[test]
+fn refused_long_write_is_logged_once() {
+    const LEN: u32 = 300_000;
+    let errors = run("refused_long_write_is_logged_once", &[], || {
+        let rig = Rig::open();
+        let long = rig.buffer(LEN as usize);
+        let mut end = End::open(&rig);
+        let itself = end.connect(&end.name());
+        long.word(0).store(5, Ordering::Relaxed);
+        end.post(itself, write(long.remote(8), long.sge(0, LEN)));
+        assert_eq!(end.next_status().1, CompStatus::RemoteBadAddress);
+        wait_for("the error counter", || end.errors() == 1);
+        assert_eq!((long.word(1).load(Ordering::Relaxed), end.remote()), (0, 0), "nothing was written");
+        end.close();
+        long.close();
+        rig.close();
+    });
+    if let Some(errors) = errors {
+        let refused = errors.lines().filter(|l| l.contains("was refused: the range leaves the region")).count();
+        assert_eq!(refused, 1, "{errors}");
+    }
+}
+
+#[test]
+fn unmapped_memory_cannot_be_registered() {
+    if !have_libfabric("unmapped_memory_cannot_be_registered") {
+        return;
+    }
+    let rig = Rig::open();
+    assert_eq!(rig.register(std::ptr::null_mut(), 8, ALL).err(), Some(-14));
+    assert_eq!(rig.register(0x1000 as *mut u8, 8, ALL).err(), Some(-14));
+    let constant = b"constant";
+    assert_eq!(rig.register(constant.as_ptr().cast_mut(), 8, ALL).err(), Some(-14), "not writable");
+    let region = rig.register(constant.as_ptr().cast_mut(), 8, ferrogin_libfabric::bindings::FI_WRITE).unwrap();
+    assert_eq!(close(region.mr), 0);
+    rig.close();
+}
+
+#[test]
+fn objects_in_use_cannot_be_closed() {
+    if !have_libfabric("objects_in_use_cannot_be_closed") {
+        return;
+    }
+    let rig = Rig::open();
+    let a = End::open(&rig);
+    assert_eq!(close(a.cq), -16);
+    assert_eq!(close(a.av), -16);
+    assert_eq!(close(a.counters[0]), -16);
+    assert_eq!(close(rig.domain), -16);
+    assert_eq!(close(rig.fabric), -16);
+    a.close();
+    rig.close();
+}
+
+/// The CUDA driver copies GPU memory. Without a driver the registration fails and names the driver; with one, it refuses addresses
+/// that are not GPU memory.
+#[test]
+fn gpu_memory_without_driver_cannot_be_registered() {
+    let errors = run("gpu_memory_without_driver_cannot_be_registered", &[], || {
+        let info = getinfo(|hints| hints.caps = fi::FI_RMA | fi::FI_HMEM).unwrap();
+        let rig = Rig::of(info);
+        let mut bytes = [0u64; 8];
+        let iov = fi::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 64 };
+        let rc = rig.register_attr(&fi::fi_mr_attr {
+            __bindgen_anon_1: fi::fi_mr_attr__bindgen_ty_1 { mr_iov: &raw const iov },
+            iov_count: 1,
+            access: ALL,
+            iface: fi::fi_hmem_iface::FI_HMEM_CUDA,
+            ..fi::fi_mr_attr::default()
+        });
+        assert!(matches!(rc, -22 | -95), "{rc}");
+        rig.close();
+    });
+    if let Some(errors) = errors {
+        let said = ["the CUDA driver cannot be loaded", "are not one allocation of GPU memory", "CUDA error"];
+        assert!(errors.contains("FI_HMEM_CUDA") && said.iter().any(|text| errors.contains(text)), "{errors}");
+    }
+}

@@ -1,0 +1,55 @@
+//! Shared parts of the multi-process tests: the built plugin, and jobs that use it.
+
+use ferrogin_test_support::child;
+use mini_nccl::launch::{Job, Outcome, Output};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The role of a child process that a test starts from its own executable.
+pub const ROLE: &str = "FERROGIN_TEST_ROLE";
+
+/// The directory that `make build` fills. Without the plugin there `test` is skipped.
+pub fn dist(test: &str) -> Option<PathBuf> {
+    ferrogin_test_support::dist(test, &["libnccl-gin-ferrogin.so"])
+}
+
+/// Adds the settings that a test of the plugin on the software card needs, and removes all others.
+pub fn on_software_card(job: Job, dist: &Path) -> Job {
+    let ours = |name: &str| ["FERROGIN_", "SOFTEFA_", "FI_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix));
+    let inherited = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| ours(name));
+    let job = inherited.fold(job, |job, name| job.env_remove(name));
+    job.env("NCCL_GIN_PLUGIN", dist.join("libnccl-gin-ferrogin.so"))
+        .env("FERROGIN_PROVIDER", "softefa")
+        .env("FERROGIN_DEVICE", "cpu")
+        .output(Output::Capture)
+        .timeout(Duration::from_secs(1200))
+}
+
+/// The scenarios' program with `ranks` ranks.
+pub fn scenarios(dist: &Path, ranks: usize) -> Job {
+    on_software_card(Job::new(env!("CARGO_BIN_EXE_gpu-scenarios"), ranks), dist)
+}
+
+/// The test `name` of this executable in child processes, as `ranks` ranks with the role `role`.
+pub fn child(dist: &Path, name: &str, role: &str, ranks: usize) -> Job {
+    let program = std::env::current_exe().expect("the path of this test");
+    let job = Job::new(program, ranks).args(["--exact", &child::full_name(name), "--nocapture"]);
+    on_software_card(job, dist).env(ROLE, role)
+}
+
+/// The role of this process; `None` in the test's own process.
+pub fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// Asserts that the job passed. The message has the ranks' output.
+pub fn must_pass(outcome: &Outcome) {
+    assert!(outcome.success(), "{}\n{}", outcome.failure.as_deref().unwrap_or_default(), report(outcome));
+}
+
+/// The ranks' output.
+pub fn report(outcome: &Outcome) -> String {
+    let line =
+        |line: &mini_nccl::launch::Line| format!("[{}] {}\n", line.rank.map_or(-1, |rank| rank as i64), line.text);
+    outcome.lines.iter().map(line).collect()
+}

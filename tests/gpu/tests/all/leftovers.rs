@@ -1,0 +1,108 @@
+//! No files remain in /dev/shm or /tmp after success or after a rank is killed. The test runs in its own mount namespace, where both
+//! directories are empty at first.
+
+use crate::common::{ROLE, dist, must_pass, on_software_card, report, role};
+use ferrogin_test_support::child::full_name;
+use mini_nccl::launch::{Job, Output, Running, Signal};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than set-up and the end of the other rank take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+/// The directory of the programs in the namespace.
+const STAGE: &str = "/mnt";
+
+#[test]
+fn success_and_sigkill_leave_no_files() {
+    let name = "success_and_sigkill_leave_no_files";
+    if role().is_some() {
+        return in_namespace();
+    }
+    let Some(dist) = dist(name) else { return };
+    let work = std::env::temp_dir().join(format!("ferrogin-leftovers-{}", std::process::id()));
+    std::fs::create_dir_all(&work).unwrap();
+    let copy = |from: &Path, to: &str| std::fs::copy(from, work.join(to)).unwrap();
+    copy(&dist.join("libnccl-gin-ferrogin.so"), "libnccl-gin-ferrogin.so");
+    copy(&dist.join("libsoftefa-fi.so"), "libsoftefa-fi.so");
+    copy(Path::new(env!("CARGO_BIN_EXE_gpu-scenarios")), "gpu-scenarios");
+    copy(&std::env::current_exe().unwrap(), "test");
+    let test = full_name(name);
+    let script = format!(
+        "mount --bind {} {STAGE} && mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm || exit 77; \
+         exec {STAGE}/test --exact {test} --nocapture",
+        work.display()
+    );
+    // Any user may use a user namespace. Root may work without one where they are not available, as in a chroot.
+    let attempts: [&[&str]; 2] = [&["--mount", "--user", "--map-root-user"], &["--mount"]];
+    let mut refusals = Vec::new();
+    let output = attempts.iter().find_map(|flags| {
+        let mut command = Command::new("unshare");
+        command.args(*flags).args(["sh", "-c", &script]).env(ROLE, "inside").env_remove("TMPDIR");
+        match command.stdin(Stdio::null()).output() {
+            Ok(output) if !matches!(output.status.code(), Some(1 | 77)) => Some(output),
+            Ok(output) => {
+                refusals.push(String::from_utf8_lossy(&output.stderr).trim().to_string());
+                None
+            }
+            Err(error) => {
+                refusals.push(format!("unshare: {error}"));
+                None
+            }
+        }
+    });
+    std::fs::remove_dir_all(&work).unwrap();
+    let Some(output) = output else {
+        println!("SKIP {name}: this machine allows no mount namespace: {}", refusals.join("; "));
+        return;
+    };
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("no files remain"), "{text}");
+}
+
+fn scenarios(reps: &str) -> Job {
+    let job = on_software_card(Job::new(format!("{STAGE}/gpu-scenarios"), 2), Path::new(STAGE));
+    job.args(["--reps", reps]).env_remove(ROLE)
+}
+
+/// As [`scenarios`], with short waits, because the test kills one rank.
+fn to_be_killed(wire: &str) -> Job {
+    scenarios("20000").args(["--deadline", "2"]).env("SOFTEFA_WIRE", wire)
+}
+
+fn assert_no_files(after: &str) {
+    for dir in ["/tmp", "/dev/shm"] {
+        let left: Vec<_> = std::fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()).collect();
+        assert!(left.is_empty(), "after {after}: {left:?}");
+    }
+}
+
+fn in_namespace() {
+    assert_no_files("the start");
+    for wire in ["shm", "tcp"] {
+        must_pass(&scenarios("200").env("SOFTEFA_WIRE", wire).output(Output::Capture).run().unwrap());
+        assert_no_files("success");
+        for victim in [0, 1] {
+            killed(to_be_killed(wire), victim);
+            assert_no_files("SIGKILL");
+        }
+        must_pass(&scenarios("200").env("SOFTEFA_WIRE", wire).run().unwrap());
+        assert_no_files("a rerun");
+    }
+    println!("no files remain");
+}
+
+/// Kills one rank during the scenarios. The other rank must end by itself, with an error.
+fn killed(job: Job, victim: usize) {
+    let mut running: Running = job.grace(LIMIT).start().unwrap();
+    let began = Instant::now();
+    while !running.captured().iter().any(|line| line.text.contains("2 ranks on")) {
+        assert!(began.elapsed() < LIMIT, "set-up takes too long: {:?}", running.captured());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    running.signal(victim, Signal::SIGKILL);
+    let outcome = running.wait();
+    let survivor = outcome.statuses[1 - victim].and_then(|status| status.code());
+    assert_eq!(survivor, Some(1), "the other rank must end with an error: {}", report(&outcome));
+}

@@ -1,0 +1,10 @@
+//! The tests of the scenarios.
+
+mod bad_input;
+mod common;
+mod killed;
+mod leftovers;
+mod one_process;
+mod scenarios;
+mod two_hosts;
+mod values;

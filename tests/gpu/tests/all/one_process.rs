@@ -1,0 +1,40 @@
+//! The scenarios with ranks that are threads of one process, as with several GPUs in a process.
+
+use crate::common::{child, dist, must_pass, role};
+use gpu_scenarios::runner::CpuThreads;
+use gpu_scenarios::scenario::{self, SCENARIOS};
+use gpu_scenarios::world::{Config, World};
+use mini_nccl::Bootstrap;
+use std::time::Duration;
+
+#[test]
+fn scenarios_pass_between_threads() {
+    if role().is_some() {
+        return run_ranks(3);
+    }
+    let Some(dist) = dist("scenarios_pass_between_threads") else { return };
+    // In a child process, because the plugin reads its settings from the environment.
+    must_pass(&child(&dist, "scenarios_pass_between_threads", "all ranks", 1).run().expect("the job starts"));
+}
+
+fn run_ranks(nranks: usize) {
+    let config = Config::from_env();
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = Bootstrap::threads(nranks, Duration::from_secs(60))
+            .into_iter()
+            .map(|bootstrap| {
+                let config = &config;
+                scope.spawn(move || {
+                    let world = World::open(config, bootstrap, Box::new(CpuThreads)).expect("the ranks connect");
+                    for one in SCENARIOS {
+                        scenario::run(&world, one, 200).expect(one.name);
+                    }
+                    world.close().expect("teardown");
+                })
+            })
+            .collect();
+        for rank in ranks {
+            rank.join().expect("no rank panics");
+        }
+    });
+}

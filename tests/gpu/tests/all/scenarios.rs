@@ -1,0 +1,111 @@
+//! All scenarios between processes, on both wires, with both layouts, both policies and both launchers.
+
+use crate::common::{dist, must_pass, scenarios};
+use gpu_scenarios::scenario::SCENARIOS;
+use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
+
+fn run(job: Job) -> Outcome {
+    let outcome = job.run().expect("the job starts");
+    must_pass(&outcome);
+    outcome
+}
+
+fn passes(outcome: &Outcome) -> usize {
+    outcome.lines.iter().filter(|line| line.text.starts_with("PASS ")).count()
+}
+
+#[test]
+fn all_scenarios_pass_between_two_ranks() {
+    let Some(dist) = dist("all_scenarios_pass_between_two_ranks") else { return };
+    for layout in ["2", "1", "0"] {
+        let outcome = run(scenarios(&dist, 2).args(["--backend-version", layout]));
+        assert_eq!(passes(&outcome), SCENARIOS.len());
+    }
+}
+
+#[test]
+fn all_scenarios_pass_between_four_ranks() {
+    let Some(dist) = dist("all_scenarios_pass_between_four_ranks") else { return };
+    for layout in ["2", "1"] {
+        let outcome = run(scenarios(&dist, 4).args(["--backend-version", layout]));
+        assert_eq!(passes(&outcome), SCENARIOS.len());
+    }
+}
+
+#[test]
+fn scenarios_pass_with_three_ranks_and_deep_queues() {
+    let Some(dist) = dist("scenarios_pass_with_three_ranks_and_deep_queues") else { return };
+    run(scenarios(&dist, 3).args(["--reps", "300", "--queue-depth", "0"]));
+}
+
+#[test]
+fn scenarios_pass_over_tcp() {
+    let Some(dist) = dist("scenarios_pass_over_tcp") else { return };
+    let outcome = run(scenarios(&dist, 2).env("SOFTEFA_WIRE", "tcp"));
+    assert_eq!(passes(&outcome), SCENARIOS.len());
+}
+
+/// Cards that deliver late and in any order, read sources again, have small queues, or whose counters wrap during the run.
+#[test]
+fn scenarios_pass_with_faults() {
+    let Some(dist) = dist("scenarios_pass_with_faults") else { return };
+    let small = "sq_size=16,max_batch=4";
+    let unordered = "seed=7,reorder=32,delay_us=0..200,reread=0.2";
+    for (wire, layout, reps, faults) in [
+        ("shm", "1", "200", format!("{unordered},{small}")),
+        ("shm", "2", "200", format!("{unordered},qp_caps=0")),
+        ("shm", "1", "800", "cntr_start=2147483000".to_string()),
+        ("shm", "2", "800", format!("cntr_start=2147483000,wqe_size=64,{small}")),
+        ("tcp", "1", "200", unordered.to_string()),
+        ("tcp", "2", "500", small.to_string()),
+    ] {
+        let job = scenarios(&dist, 2).args(["--reps", reps, "--backend-version", layout]);
+        let outcome = run(job.env("SOFTEFA_WIRE", wire).env("SOFTEFA_FAULTS", &faults));
+        assert_eq!(passes(&outcome), SCENARIOS.len());
+    }
+}
+
+#[test]
+fn scenarios_pass_with_locked_policy() {
+    let Some(dist) = dist("scenarios_pass_with_locked_policy") else { return };
+    run(scenarios(&dist, 2).env("FERROGIN_POST", "locked"));
+}
+
+#[test]
+fn scenarios_pass_on_second_libfabric() {
+    let name = "scenarios_pass_on_second_libfabric";
+    let Some(dist) = dist(name) else { return };
+    let Some(other) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") else {
+        println!("SKIP {name}: FERROGIN_LIBFABRIC_ALT is not set: scripts/fetch-libfabric-alt.sh fetches one");
+        return;
+    };
+    for wire in ["shm", "tcp"] {
+        run(scenarios(&dist, 2).env("FERROGIN_LIBFABRIC", &other).env("SOFTEFA_WIRE", wire));
+    }
+}
+
+#[test]
+fn scenarios_pass_under_mpirun() {
+    let name = "scenarios_pass_under_mpirun";
+    let Some(dist) = dist(name) else { return };
+    if find_mpirun().is_none() {
+        println!("SKIP {name}: mpirun is not on PATH (apt-get install openmpi-bin)");
+        return;
+    }
+    for ranks in [2, 4] {
+        let outcome = run(scenarios(&dist, ranks).args(["--reps", "300"]).launcher(Launcher::Mpirun));
+        assert_eq!(passes(&outcome), SCENARIOS.len());
+    }
+}
+
+/// Only the plugin and the provider are set: the plugin finds the device, and the provider in its own directory.
+#[test]
+fn scenarios_pass_with_default_settings() {
+    let name = "scenarios_pass_with_default_settings";
+    let Some(dist) = dist(name) else { return };
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        println!("SKIP {name}: with a GPU FERROGIN_DEVICE=auto is not the CPU, where these programs run");
+        return;
+    }
+    run(scenarios(&dist, 2).env_remove("FERROGIN_DEVICE").args(["--only", "value-signal"]));
+}

@@ -1,0 +1,167 @@
+//! Values from four threads on one endpoint, on a card that completes in any order and reads sources again, across the wrap of its
+//! counters. Another test shows that such a run detects a value slot that is reused too early.
+
+use crate::common::{child, dist, must_pass, report, role, scenarios};
+use ferrogin_device::Context;
+use ferrogin_ffi::device::DevHandle;
+use ferrogin_ffi::ext::{ContextExt, EndpointExt, HandleHeader};
+use gpu_scenarios::plan::{Plan, Report};
+use gpu_scenarios::runner::{CpuThreads, Runner};
+use gpu_scenarios::scenario::{self, STORM_BURST, STORM_LANES};
+use gpu_scenarios::world::{Config, World};
+use mini_nccl::Bootstrap;
+use mini_nccl::launch::Job;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Values of one run: FERROGIN_VALUES (a million takes a minute or two), default 100,000.
+fn values() -> u32 {
+    std::env::var("FERROGIN_VALUES").ok().and_then(|text| text.parse().ok()).unwrap_or(100_000)
+}
+
+/// Settings of a card that completes in any order and reads sources again, and whose counters wrap during the posts of an endpoint.
+fn with_hard_faults(job: Job, values: u32) -> Job {
+    let start = (1u32 << 31) - values / 4;
+    job.env("SOFTEFA_FAULTS", format!("seed=11,reorder=64,reread=0.2,cntr_start={start}"))
+}
+
+fn storm(policy: &str, layout: &str) {
+    let Some(dist) = dist(&format!("values, {policy}, layout {layout}")) else { return };
+    // Two steps; a step's divisor is 20, and a round has three quarters of the burst on average.
+    let rounds = (values() / (2 * STORM_LANES * STORM_BURST * 3 / 4)).max(1);
+    let job = scenarios(&dist, 2).env("FERROGIN_POST", policy);
+    let job = job.args(["--only", "value-storm", "--backend-version", layout, "--reps", &(rounds * 20).to_string()]);
+    must_pass(&with_hard_faults(job, values()).run().expect("the job starts"));
+}
+
+#[test]
+fn values_arrive_through_slots() {
+    storm("combining", "1");
+}
+
+#[test]
+fn values_arrive_inline() {
+    storm("combining", "2");
+}
+
+#[test]
+fn values_arrive_with_locked_policy() {
+    storm("locked", "1");
+}
+
+/// A run whose posts do not wait for the previous lap, so that a slot is written while the card may still read it. The run must
+/// fail, and must pass on an unchanged copy.
+#[test]
+fn early_slot_reuse_is_detected() {
+    let name = "early_slot_reuse_is_detected";
+    if let Some(role) = role() {
+        let edit = if role == "guarded" { Edit::Nothing } else { Edit::NoSlotGuard };
+        return rank_on_a_copy(edit, &["value-storm"], 200);
+    }
+    let Some(dist) = dist(name) else { return };
+    let job = |role| with_hard_faults(child(&dist, name, role, 2), 1 << 20);
+    must_pass(&job("guarded").run().expect("the job starts"));
+    let outcome = job("unguarded").run().expect("the job starts");
+    assert!(!outcome.success() && outcome.text().contains("expected 0x"), "{}", report(&outcome));
+}
+
+/// Like operations over 1 GiB, with less memory: one request carries at most 1000 bytes.
+#[test]
+fn large_operations_are_split() {
+    let name = "large_operations_are_split";
+    if role().is_some() {
+        return rank_on_a_copy(Edit::SmallRequests, &["put-signal", "get", "flush-reuse", "flood", "all-pairs"], 64);
+    }
+    let Some(dist) = dist(name) else { return };
+    for policy in ["combining", "locked"] {
+        let job = child(&dist, name, "rank", 2).env("FERROGIN_POST", policy);
+        must_pass(&with_hard_faults(job, 1 << 20).run().expect("the job starts"));
+    }
+}
+
+fn rank_on_a_copy(edit: Edit, names: &[&str], reps: u32) {
+    let config = Config { backend_version: 1, ..Config::from_env() };
+    let bootstrap = Bootstrap::from_env(Duration::from_secs(60)).expect("the ranks meet");
+    let runner = OnCopy { edit, handle: OnceLock::new() };
+    let world = World::open(&config, bootstrap, Box::new(runner)).expect("the ranks connect");
+    for name in names {
+        let scenario = scenario::find(name).expect("it is on the list");
+        scenario::run(&world, scenario, reps).expect("it passes");
+    }
+    world.close().expect("teardown");
+}
+
+/// The change in a copy of ferrogin's part of the device block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Edit {
+    Nothing,
+    /// The policy does not know that values use slots.
+    NoSlotGuard,
+    /// One request carries at most 1000 bytes.
+    SmallRequests,
+}
+
+/// Runs programs on such a copy.
+struct OnCopy {
+    edit: Edit,
+    handle: OnceLock<usize>,
+}
+
+#[repr(C)]
+struct Block {
+    header: HandleHeader,
+    /// The array that handles are computed from; no code reads it.
+    devs: [u8; size_of::<DevHandle>()],
+}
+
+impl OnCopy {
+    #[allow(unsafe_code)]
+    fn copy(&self, handle: *mut c_void) -> *mut c_void {
+        let header = handle.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>();
+        // SAFETY: the handle is that of ferrogin's plugin, which places the header before it.
+        let mut header = unsafe { ptr::read_unaligned(header) };
+        // SAFETY: the plugin keeps the header readable while the context is open.
+        unsafe { Context::from_handle(handle, 0) }.expect("a handle of this plugin");
+        let contexts: Vec<ContextExt> = (0..header.n_contexts as usize)
+            .map(|id| {
+                // SAFETY: `contexts` has `n_contexts` elements.
+                let mut context = unsafe { *header.contexts.wrapping_add(id) };
+                if self.edit == Edit::SmallRequests {
+                    context.max_rdma_size = 1000;
+                    context.fast_put_limit = context.fast_put_limit.min(1000);
+                }
+                let mut endpoints = Vec::new();
+                for i in 0..context.n_endpoints as usize {
+                    // SAFETY: `endpoints` has `n_endpoints` elements, and no thread posts yet.
+                    let mut endpoint: EndpointExt = unsafe { ptr::read(context.endpoints.wrapping_add(i)) };
+                    if self.edit == Edit::NoSlotGuard {
+                        endpoint.cold.value_slots = 0;
+                    }
+                    endpoints.push(endpoint);
+                }
+                context.endpoints = endpoints.leak().as_mut_ptr();
+                // Posts of values use this pointer, which must lead to the copy too, because a queue must have one state.
+                context.values = context.endpoints.wrapping_add(1);
+                context
+            })
+            .collect();
+        header.contexts = contexts.leak().as_mut_ptr();
+        let block = Box::leak(Box::new(Block { header, devs: [0; size_of::<DevHandle>()] }));
+        block.devs.as_mut_ptr().cast()
+    }
+}
+
+impl Runner for OnCopy {
+    fn name(&self) -> String {
+        "CPU threads on a copy".into()
+    }
+
+    fn run(&self, plans: &[Plan]) -> Vec<Report> {
+        let Some(first) = plans.first() else { return Vec::new() };
+        let handle = *self.handle.get_or_init(|| self.copy(first.handle) as usize) as *mut c_void;
+        let plans: Vec<Plan> = plans.iter().map(|plan| Plan { handle, ..*plan }).collect();
+        CpuThreads.run(&plans)
+    }
+}
