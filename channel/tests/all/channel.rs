@@ -9,20 +9,18 @@ use crate::common::traffic::{Exchange, Outcome, exchange};
 use crate::common::{is_silence, libraries};
 use ferrogin_channel::{ADDRESS_MAX, Address, Channel, ChannelError, Config, Matching, Reactor, Reason};
 use ferrogin_libfabric::{Libfabric, Version};
-use ferrogin_test_support::Random;
 use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
+use ferrogin_test_support::{Random, repetitions};
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// Messages each way between a server and its four clients together; more with FERROGIN_CHANNEL_MESSAGES, with one kind of faults of the
-/// software card alone with FERROGIN_CHANNEL_FAULTS.
-const MESSAGES: u64 = 20_000;
-/// Peers that are killed, each at a random moment; more with FERROGIN_CHANNEL_KILLS.
-const KILLS: u64 = 50;
+/// The id of the first message, so that ids wrap in every exchange.
+const START_ID: u32 = u32::MAX - 499;
 /// Peers that are killed at a time.
 const KILLERS: u64 = 5;
 
-fn env_count(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+/// Messages each way between a server and its four clients together. FERROGIN_CHANNEL_FAULTS chooses one kind of faults of the software card.
+fn messages(usual: u64, full: u64) -> u64 {
+    repetitions("FERROGIN_CHANNEL_MESSAGES", usual, full)
 }
 
 /// For live peers: a busy machine does not reach the limit.
@@ -152,7 +150,7 @@ fn child() {
 /// A server and four clients, all of them processes, with ids that soon wrap; `more` is for the environment of all.
 fn four_peers(lib: &Libfabric, provider: &str, count: u64, more: &[(&str, String)]) {
     let begin = Instant::now();
-    let start = ("FERROGIN_TEST_START", (u32::MAX - 999).to_string());
+    let start = ("FERROGIN_TEST_START", START_ID.to_string());
     let common = [&[start, ("FERROGIN_TEST_COUNT", count.to_string())], more].concat();
     let mut server = start_peer(lib, provider, "server", &common);
     let address = ("FERROGIN_TEST_ADDRESS", server.wait_for("ADDRESS "));
@@ -169,7 +167,7 @@ fn four_peers(lib: &Libfabric, provider: &str, count: u64, more: &[(&str, String
 
 #[test]
 fn four_peers_exchange_every_byte_in_order() {
-    let count = env_count("FERROGIN_CHANNEL_MESSAGES", MESSAGES) / 4;
+    let count = messages(8000, 20_000) / 4;
     for lib in libraries("four_peers_exchange_every_byte_in_order") {
         for provider in &providers(&lib) {
             four_peers(&lib, provider, count, &[]);
@@ -182,8 +180,7 @@ fn four_peers_exchange_every_byte_in_order_over_the_software_card() {
     let test = "four_peers_exchange_every_byte_in_order_over_the_software_card";
     let Some(dist) = ferrogin_test_support::dist(test, &["libsoftefa-fi.so"]) else { return };
     let dist = ("FI_PROVIDER_PATH", dist.to_string_lossy().into_owned());
-    // A count of a million or more is used in full; a lower one is halved.
-    let count = env_count("FERROGIN_CHANNEL_MESSAGES", MESSAGES / 2) / 4;
+    let count = messages(4000, 10_000) / 4;
     let only = std::env::var("FERROGIN_CHANNEL_FAULTS").ok();
     for lib in libraries(test) {
         for faults in
@@ -291,7 +288,7 @@ fn callbacks_end_when_peer_dies() {
     let libs = libraries(test);
     let combinations: Vec<_> =
         libs.iter().flat_map(|lib| providers(lib).into_iter().map(move |provider| (lib, provider))).collect();
-    let kills = env_count("FERROGIN_CHANNEL_KILLS", KILLS);
+    let kills = repetitions("FERROGIN_CHANNEL_KILLS", 20, 50);
     let longest = std::thread::scope(|scope| {
         let killers: Vec<_> = (0..KILLERS)
             .map(|killer| {

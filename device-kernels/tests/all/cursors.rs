@@ -7,8 +7,9 @@
 use ferrogin_device::post::{COUNT_MASK, Cta, Gpu, Queue, Share, Sharing, Thread, combining, locked};
 use ferrogin_device::wait::Limits;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
+use ferrogin_test_support::Random;
 use proptest::prelude::*;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
@@ -47,7 +48,7 @@ struct Card {
     published: AtomicU32,
     values: RefCell<Vec<u64>>,
     oracle: RefCell<Oracle>,
-    random: Cell<u64>,
+    random: RefCell<Random>,
 }
 
 impl Card {
@@ -67,17 +68,12 @@ impl Card {
             published: AtomicU32::new(low),
             values: RefCell::new(vec![0; geometry.slots as usize]),
             oracle: RefCell::new(Oracle { next: start, rung: start, completed: start, open: BTreeMap::new() }),
-            random: Cell::new(seed | 1),
+            random: RefCell::new(Random::new(seed)),
         }
     }
 
     fn random(&self, below: usize) -> usize {
-        let mut x = self.random.get();
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        self.random.set(x);
-        (x >> 33) as usize % below
+        self.random.borrow_mut().index(below)
     }
 
     /// Completes some rung requests, in any order, after it has read their value slots once more.

@@ -4,13 +4,15 @@
 //! poster, and when the card takes a doorbell or completes one of its requests, in any order. Memory is sequentially
 //! consistent here; the loom model (`post/model.rs`) checks orderings. This test adds width: more posters and posts, other
 //! posters' requests under a flush, every wrap. A failure names its seed: FERROGIN_SCHEDULE=SEED repeats it, and
-//! FERROGIN_SCHEDULES=N runs N schedules (default 3,000) of each configuration.
+//! FERROGIN_SCHEDULES=N runs N schedules of each configuration (default 1,000; in a soak run 3,000).
 #![cfg(not(loom))]
 
+use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use ferrogin_device::post::{COUNT_MASK, Gpu, Queue, combining, locked};
 use ferrogin_device::wait::Limit;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
+use ferrogin_test_support::{Random, child, repetitions};
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -83,7 +85,7 @@ struct World {
     /// By token.
     returned: RefCell<Vec<bool>>,
     done: RefCell<Vec<bool>>,
-    random: Cell<u64>,
+    random: RefCell<Random>,
     /// The average number of stops that a poster passes before the next poster runs.
     haste: usize,
 }
@@ -112,18 +114,13 @@ impl World {
             fetched: Cell::new(start),
             returned: RefCell::new(vec![false; tokens]),
             done: RefCell::new(vec![false; tokens]),
-            random: Cell::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            random: RefCell::new(Random::new(seed)),
             haste: [1, 2, 4, 16][seed as usize % 4],
         }
     }
 
     fn random(&self, below: usize) -> usize {
-        let mut x = self.random.get();
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        self.random.set(x);
-        (x >> 33) as usize % below
+        self.random.borrow_mut().index(below)
     }
 
     fn faulty(&self, fault: Fault) -> bool {
@@ -359,6 +356,11 @@ impl locked::Batch for Port<'_> {
     }
 }
 
+thread_local! {
+    /// Stacks of posters of earlier schedules: mapping a new stack takes longer than a schedule.
+    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+}
+
 /// One schedule.
 fn run(config: Config, seed: u64) {
     let world = Rc::new(World::new(config, seed));
@@ -370,7 +372,8 @@ fn run(config: Config, seed: u64) {
         .map(|(me, ops)| {
             let (world, mut token) = (world.clone(), first);
             first += ops.iter().filter(|op| **op != Flush).count() as u32;
-            Coroutine::new(move |yielder: &Yielder<(), ()>, ()| {
+            let stack = STACKS.with_borrow_mut(Vec::pop).unwrap_or_default();
+            Coroutine::with_stack(stack, move |yielder: &Yielder<(), ()>, ()| {
                 let port = Port { world: &world, me, yielder, written: RefCell::default(), rang: Cell::new(false) };
                 for op in *ops {
                     if *op == Flush {
@@ -390,7 +393,8 @@ fn run(config: Config, seed: u64) {
         match posters.get_mut(next) {
             Some(poster) => {
                 if let CoroutineResult::Return(()) = poster.resume(()) {
-                    drop(posters.swap_remove(next));
+                    let stack = posters.swap_remove(next).into_stack();
+                    STACKS.with_borrow_mut(|stacks| stacks.push(stack));
                 }
             }
             None => {
@@ -406,15 +410,11 @@ fn run(config: Config, seed: u64) {
     assert!(world.done.borrow()[1..].iter().all(|done| *done), "something was not completed");
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|text| text.parse().ok())
-}
-
 /// Runs many schedules; a failure names its seed.
 fn explore(config: Config) {
-    let seeds = match number("FERROGIN_SCHEDULE") {
+    let seeds = match std::env::var("FERROGIN_SCHEDULE").ok().map(|text| text.parse().expect("the seed is a number")) {
         Some(seed) => seed..seed + 1,
-        None => 0..number("FERROGIN_SCHEDULES").unwrap_or(3_000),
+        None => 0..repetitions("FERROGIN_SCHEDULES", 1_000, 3_000),
     };
     for seed in seeds {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(config, seed))) {
@@ -433,7 +433,7 @@ fn explore_all(config: Config) {
     }
 }
 
-/// Some schedule must break a rule, and it must be the rule `why`.
+/// Some schedule must break a rule, and it must be the rule `why`. Changes the panic hook of the process.
 fn must_fail(config: Config, why: &str) {
     for by_lock in [false, true] {
         let hook = std::panic::take_hook();
@@ -480,8 +480,13 @@ fn four_concurrent_flushes_keep_the_rules() {
     explore_all(Config { posters, ..BASE });
 }
 
+/// In a child process, because the panic hook belongs to the process.
 #[test]
 fn every_missing_guard_breaks_a_rule() {
+    child::run("every_missing_guard_breaks_a_rule", &[], break_every_rule);
+}
+
+fn break_every_rule() {
     let config = Config { posters: MIXED, ..BASE };
     let fault = |fault, config: Config| Config { fault: Some(fault), ..config };
     must_fail(fault(Fault::NoSlotGuard, Config { slots: 2, ..config }), "was overwritten");

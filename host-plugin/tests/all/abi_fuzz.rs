@@ -4,9 +4,9 @@
 //! FERROGIN_FUZZ_SEED (a whole number) and FERROGIN_FUZZ_CALLS repeat or widen a run; a failure names the seed.
 #![allow(unsafe_code)]
 
-use crate::harness::{REPORT, alone, rounds};
+use crate::harness::{REPORT, alone};
 use ferrogin_ffi::nccl::{self, GinConfigV14, GinPropertiesV14, GinV14, HANDLE_MAXSIZE, NetPropertiesV12};
-use ferrogin_test_support::Random;
+use ferrogin_test_support::{Random, repetitions};
 use mini_nccl::{DeviceMemory, Plugin};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -357,7 +357,8 @@ fn fuzz(plugin: &Arc<Plugin>, seed: u64, calls: usize, threads: usize) {
 #[test]
 fn random_calls_succeed_or_fail_with_one_warning() {
     alone("random_calls_succeed_or_fail_with_one_warning", &[("FERROGIN_TIMEOUT", "1")], |plugin| {
-        let (seed, calls) = (rounds("FERROGIN_FUZZ_SEED", 1) as u64, rounds("FERROGIN_FUZZ_CALLS", 3000));
+        let (seed, calls) =
+            (repetitions("FERROGIN_FUZZ_SEED", 1, 1), repetitions("FERROGIN_FUZZ_CALLS", 3000, 10_000) as usize);
         for seed in seed..seed + 3 {
             fuzz(&plugin, seed, calls, 1);
         }
@@ -367,7 +368,8 @@ fn random_calls_succeed_or_fail_with_one_warning() {
 #[test]
 fn random_calls_of_threads_succeed_or_fail_with_one_warning() {
     alone("random_calls_of_threads_succeed_or_fail_with_one_warning", &[("FERROGIN_TIMEOUT", "1")], |plugin| {
-        let (seed, calls) = (rounds("FERROGIN_FUZZ_SEED", 1) as u64, rounds("FERROGIN_FUZZ_CALLS", 3000));
+        let (seed, calls) =
+            (repetitions("FERROGIN_FUZZ_SEED", 1, 1), repetitions("FERROGIN_FUZZ_CALLS", 3000, 10_000) as usize);
         for (seed, threads) in [(seed, 2), (seed + 1, 2), (seed + 2, 4)] {
             fuzz(&plugin, seed, calls / threads, threads);
         }

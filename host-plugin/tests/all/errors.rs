@@ -1,12 +1,11 @@
 //! Error reports: each failed request makes queryLastError true and writes one WARN line, and no other event does.
 #![allow(unsafe_code)]
 
-use crate::harness::{
-    PATIENCE, REPORT, alone, alone_each, config, device, pass_round, ranks, rounds, wait_for, window,
-};
+use crate::harness::{PATIENCE, REPORT, alone, alone_each, config, device, pass_round, ranks, wait_for, window};
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_device::{Action, Context, Flags, Status, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
+use ferrogin_test_support::repetitions;
 use mini_nccl::{DeviceMemory, log};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -124,7 +123,7 @@ fn error_after_many_completions_is_reported_with_its_peer() {
 #[test]
 fn clean_set_ups_report_no_error() {
     alone("clean_set_ups_report_no_error", &[], |plugin| {
-        let whole = rounds("FERROGIN_TEST_SETUPS", 100);
+        let whole = repetitions("FERROGIN_TEST_SETUPS", 30, 100) as usize;
         for i in 0..whole {
             let comm_plugin = plugin.clone();
             ranks(&comm_plugin, 2, move |_, comm| {

@@ -1,7 +1,8 @@
 //! Leak tests: file descriptors, mappings, threads and bytes, over many cycles.
 #![allow(unsafe_code)]
 
-use crate::harness::{PATIENCE, REPORT, alone, config, pass_round, ranks, rounds, window};
+use crate::harness::{PATIENCE, REPORT, alone, config, pass_round, ranks, window};
+use ferrogin_test_support::repetitions;
 use mini_nccl::Plugin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,7 +66,6 @@ fn bytes() -> usize {
 
 /// Settings of glibc. It counts the threads' caches and the arenas' own data as allocated, so the tests use no caches and one arena.
 const EXACT: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1");
-const CYCLES: usize = 1000;
 /// Bytes that a cycle of two ranks may leave on average: less than one leaked allocation, whose smallest size is 32.
 const LEFT: usize = 32;
 
@@ -96,7 +96,7 @@ fn communicators(plugin: &Arc<Plugin>, times: usize) {
 #[test]
 fn communicators_leak_no_resources() {
     alone("communicators_leak_no_resources", &[], |plugin| {
-        let n = rounds("FERROGIN_TEST_CYCLES", CYCLES / 5);
+        let n = repetitions("FERROGIN_TEST_CYCLES", 60, 200) as usize;
         communicators(&plugin, 10);
         let held = resources();
         communicators(&plugin, n);
@@ -117,7 +117,7 @@ fn communicators_leak_no_memory() {
         return;
     };
     alone(TEST, &[("FERROGIN_LIBFABRIC", &newer), EXACT], |plugin| {
-        let n = rounds("FERROGIN_TEST_CYCLES", CYCLES / 5);
+        let n = repetitions("FERROGIN_TEST_CYCLES", 60, 200) as usize;
         let after_cycles = || {
             communicators(&plugin, n);
             bytes()
@@ -149,7 +149,7 @@ fn contexts_of_one_communicator_leak_nothing() {
             // The minimum of several counts, because the other rank and the watcher hold some resources for a short time.
             let least = |one: (Resources, usize), other: (Resources, usize)| (one.0.min(other.0), one.1.min(other.1));
             let settled = || (0..8).filter_map(|_| cycle(5)).reduce(least);
-            let n = rounds("FERROGIN_TEST_CYCLES", CYCLES);
+            let n = repetitions("FERROGIN_TEST_CYCLES", 300, 1000) as usize;
             cycle(n);
             let before = settled();
             cycle(n);

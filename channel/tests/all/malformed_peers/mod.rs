@@ -187,7 +187,7 @@ fn config(provider: &str) -> Config {
     }
 }
 
-/// A client that exchanges messages with an echo all the time.
+/// A client that exchanges messages with an echo, about a thousand each second.
 struct Good {
     rounds: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -210,6 +210,8 @@ impl Good {
                 let sent = channel.send(bytes.clone());
                 assert!(channel.receive().wait_for(LIMIT).unwrap() == bytes, "round {round}");
                 sent.wait_for(LIMIT).unwrap();
+                // The malformed peers need the processor too.
+                thread::sleep(Duration::from_millis(1));
             }
         });
         Self { rounds, stop, thread }

@@ -83,11 +83,6 @@ impl Drop for TraceFile {
 /// The prefix of a line that the parent of a child process prints.
 pub const REPORT: &str = "report: ";
 
-/// A number of rounds: the value of `variable`, or `default`.
-pub fn rounds(variable: &str, default: usize) -> usize {
-    std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a whole number of rounds"))
-}
-
 /// The configuration of one context of backendVersion 2.
 pub fn config(n_signals: i32, n_counters: i32) -> GinConfigV14 {
     GinConfigV14 {

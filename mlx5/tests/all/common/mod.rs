@@ -1,7 +1,5 @@
 //! Reads the vectors: `FERROGIN_VECTORS` names a directory with the same files, by default the one in the repository.
 
-// Each test crate uses a part of this.
-
 pub mod fake;
 pub mod memory;
 

@@ -1,14 +1,13 @@
 //! SIGKILL of a rank at any moment, also during set-up: the other rank ends by itself, with an error, before its deadline.
 
 use crate::common::{dist, report, scenarios};
+use ferrogin_test_support::repetitions;
 use mini_nccl::launch::{Output, Signal};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Number of kills; FERROGIN_KILLS overrides it.
-const KILLS: u64 = 50;
 /// Jobs at the same time, because a run mostly waits.
 const JOBS: usize = 4;
 /// Limit for the end of the other rank: its deadline, the timeout of set-up, and the delays of a busy machine.
@@ -17,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 #[test]
 fn rank_killed_at_any_moment_fails_other_rank() {
     let Some(dist) = dist("rank_killed_at_any_moment_fails_other_rank") else { return };
-    let kills = std::env::var("FERROGIN_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS);
+    let kills = repetitions("FERROGIN_KILLS", 50, 500);
     let (next, failures) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..JOBS {

@@ -1,7 +1,7 @@
 //! No files remain in /dev/shm or /tmp after success or after a rank is killed. The test runs in its own mount namespace, where both
 //! directories are empty at first.
 
-use crate::common::{ROLE, dist, must_pass, on_software_card, report, role};
+use crate::common::{ROLE, dist, must_pass, on_software_card, report, reps, role};
 use ferrogin_test_support::child::full_name;
 use mini_nccl::launch::{Job, Output, Running, Signal};
 use std::path::Path;
@@ -67,7 +67,7 @@ fn scenarios(reps: &str) -> Job {
 
 /// As [`scenarios`], with short waits, because the test kills one rank.
 fn to_be_killed(wire: &str) -> Job {
-    scenarios("20000").args(["--deadline", "2"]).env("SOFTEFA_WIRE", wire)
+    scenarios("20000").args(["--deadline", "2"]).env("FERROGIN_TIMEOUT", "5").env("SOFTEFA_WIRE", wire)
 }
 
 fn assert_no_files(after: &str) {
@@ -80,13 +80,13 @@ fn assert_no_files(after: &str) {
 fn in_namespace() {
     assert_no_files("the start");
     for wire in ["shm", "tcp"] {
-        must_pass(&scenarios("200").env("SOFTEFA_WIRE", wire).output(Output::Capture).run().unwrap());
+        must_pass(&scenarios(&reps(200).to_string()).env("SOFTEFA_WIRE", wire).output(Output::Capture).run().unwrap());
         assert_no_files("success");
         for victim in [0, 1] {
             killed(to_be_killed(wire), victim);
             assert_no_files("SIGKILL");
         }
-        must_pass(&scenarios("200").env("SOFTEFA_WIRE", wire).run().unwrap());
+        must_pass(&scenarios(&reps(200).to_string()).env("SOFTEFA_WIRE", wire).run().unwrap());
         assert_no_files("a rerun");
     }
     println!("no files remain");

@@ -1,6 +1,6 @@
 //! All scenarios between processes, on both wires, with both layouts, both policies and both launchers.
 
-use crate::common::{dist, must_pass, scenarios};
+use crate::common::{dist, must_pass, repeated, reps, scenarios};
 use gpu_scenarios::scenario::SCENARIOS;
 use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
 
@@ -18,7 +18,7 @@ fn passes(outcome: &Outcome) -> usize {
 fn all_scenarios_pass_between_two_ranks() {
     let Some(dist) = dist("all_scenarios_pass_between_two_ranks") else { return };
     for layout in ["2", "1", "0"] {
-        let outcome = run(scenarios(&dist, 2).args(["--backend-version", layout]));
+        let outcome = run(repeated(&dist, 2, 1000).args(["--backend-version", layout]));
         assert_eq!(passes(&outcome), SCENARIOS.len());
     }
 }
@@ -27,7 +27,7 @@ fn all_scenarios_pass_between_two_ranks() {
 fn all_scenarios_pass_between_four_ranks() {
     let Some(dist) = dist("all_scenarios_pass_between_four_ranks") else { return };
     for layout in ["2", "1"] {
-        let outcome = run(scenarios(&dist, 4).args(["--backend-version", layout]));
+        let outcome = run(repeated(&dist, 4, 1000).args(["--backend-version", layout]));
         assert_eq!(passes(&outcome), SCENARIOS.len());
     }
 }
@@ -35,13 +35,13 @@ fn all_scenarios_pass_between_four_ranks() {
 #[test]
 fn scenarios_pass_with_three_ranks_and_deep_queues() {
     let Some(dist) = dist("scenarios_pass_with_three_ranks_and_deep_queues") else { return };
-    run(scenarios(&dist, 3).args(["--reps", "300", "--queue-depth", "0"]));
+    run(repeated(&dist, 3, 300).args(["--queue-depth", "0"]));
 }
 
 #[test]
 fn scenarios_pass_over_tcp() {
     let Some(dist) = dist("scenarios_pass_over_tcp") else { return };
-    let outcome = run(scenarios(&dist, 2).env("SOFTEFA_WIRE", "tcp"));
+    let outcome = run(repeated(&dist, 2, 1000).env("SOFTEFA_WIRE", "tcp"));
     assert_eq!(passes(&outcome), SCENARIOS.len());
 }
 
@@ -51,15 +51,17 @@ fn scenarios_pass_with_faults() {
     let Some(dist) = dist("scenarios_pass_with_faults") else { return };
     let small = "sq_size=16,max_batch=4";
     let unordered = "seed=7,reorder=32,delay_us=0..200,reread=0.2";
-    for (wire, layout, reps, faults) in [
-        ("shm", "1", "200", format!("{unordered},{small}")),
-        ("shm", "2", "200", format!("{unordered},qp_caps=0")),
-        ("shm", "1", "800", "cntr_start=2147483000".to_string()),
-        ("shm", "2", "800", format!("cntr_start=2147483000,wqe_size=64,{small}")),
-        ("tcp", "1", "200", unordered.to_string()),
-        ("tcp", "2", "500", small.to_string()),
+    // Counters wrap at 2^31, after most of the repetitions.
+    let wrap = format!("cntr_start={}", (1 << 31) - reps(800) * 4 / 5);
+    for (wire, layout, full, faults) in [
+        ("shm", "1", 200, format!("{unordered},{small}")),
+        ("shm", "2", 200, format!("{unordered},qp_caps=0")),
+        ("shm", "1", 800, wrap.clone()),
+        ("shm", "2", 800, format!("{wrap},wqe_size=64,{small}")),
+        ("tcp", "1", 200, unordered.to_string()),
+        ("tcp", "2", 500, small.to_string()),
     ] {
-        let job = scenarios(&dist, 2).args(["--reps", reps, "--backend-version", layout]);
+        let job = repeated(&dist, 2, full).args(["--backend-version", layout]);
         let outcome = run(job.env("SOFTEFA_WIRE", wire).env("SOFTEFA_FAULTS", &faults));
         assert_eq!(passes(&outcome), SCENARIOS.len());
     }
@@ -68,7 +70,7 @@ fn scenarios_pass_with_faults() {
 #[test]
 fn scenarios_pass_with_locked_policy() {
     let Some(dist) = dist("scenarios_pass_with_locked_policy") else { return };
-    run(scenarios(&dist, 2).env("FERROGIN_POST", "locked"));
+    run(repeated(&dist, 2, 1000).env("FERROGIN_POST", "locked"));
 }
 
 #[test]
@@ -80,7 +82,7 @@ fn scenarios_pass_on_second_libfabric() {
         return;
     };
     for wire in ["shm", "tcp"] {
-        run(scenarios(&dist, 2).env("FERROGIN_LIBFABRIC", &other).env("SOFTEFA_WIRE", wire));
+        run(repeated(&dist, 2, 1000).env("FERROGIN_LIBFABRIC", &other).env("SOFTEFA_WIRE", wire));
     }
 }
 
@@ -93,7 +95,7 @@ fn scenarios_pass_under_mpirun() {
         return;
     }
     for ranks in [2, 4] {
-        let outcome = run(scenarios(&dist, ranks).args(["--reps", "300"]).launcher(Launcher::Mpirun));
+        let outcome = run(repeated(&dist, ranks, 300).launcher(Launcher::Mpirun));
         assert_eq!(passes(&outcome), SCENARIOS.len());
     }
 }

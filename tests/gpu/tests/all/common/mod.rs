@@ -1,6 +1,6 @@
 //! Shared parts of the multi-process tests: the built plugin, and jobs that use it.
 
-use ferrogin_test_support::child;
+use ferrogin_test_support::{child, repetitions};
 use mini_nccl::launch::{Job, Outcome, Output};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,6 +28,16 @@ pub fn on_software_card(job: Job, dist: &Path) -> Job {
 /// The scenarios' program with `ranks` ranks.
 pub fn scenarios(dist: &Path, ranks: usize) -> Job {
     on_software_card(Job::new(env!("CARGO_BIN_EXE_gpu-scenarios"), ranks), dist)
+}
+
+/// Repetitions of each step: `full` in a soak run, a fifth of that otherwise. FERROGIN_REPS sets another number.
+pub fn reps(full: u64) -> u64 {
+    repetitions("FERROGIN_REPS", full / 5, full)
+}
+
+/// As [`scenarios`], with [`reps`] of `full`.
+pub fn repeated(dist: &Path, ranks: usize, full: u64) -> Job {
+    scenarios(dist, ranks).args(["--reps", &reps(full).to_string()])
 }
 
 /// The test `name` of this executable in child processes, as `ranks` ranks with the role `role`.
