@@ -4,7 +4,8 @@
 //! Here the context is made by hand as in this crate's tests: its rings are plain memory, and this program plays the card.
 #![allow(unsafe_code)]
 
-#[path = "../tests/common/mod.rs"]
+#[allow(dead_code, reason = "the tests use more of it")]
+#[path = "../tests/all/common/mod.rs"]
 mod common;
 
 use common::{EndpointSpec, Spec, WindowSpec, make, window};
