@@ -1,15 +1,14 @@
 //! Puts the device code as PTX where the tool embeds it: compiled from the sources if a compiler is there that can, and
-//! otherwise the checked-in `ptx/ferrogin_device.ptx`. `FERROGIN_PTX=checked-in` always takes the latter.
+//! otherwise the checked-in `ptx/ferrogin_device.ptx`. `FERROGIN_PTX=checked-in` always takes the latter. A checked-in file that was
+//! made from other sources is a warning of the build.
 
 #[path = "ptx/compile.rs"]
 #[allow(dead_code)]
 mod compile;
 
-use compile::Compiler;
+use compile::{CHECKED_IN, Compiler};
 use std::env;
 use std::path::{Path, PathBuf};
-
-const CHECKED_IN: &str = "ptx/ferrogin_device.ptx";
 
 fn main() {
     println!("cargo::rerun-if-env-changed=FERROGIN_PTX");
@@ -19,16 +18,17 @@ fn main() {
     }
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let checked_in = std::fs::read_to_string(root.join(CHECKED_IN)).expect("the checked-in PTX is readable");
+    if let Err(stale) = compile::check_source_hash(&root, &checked_in) {
+        println!("cargo::warning={stale}");
+    }
     let compiled = match env::var("FERROGIN_PTX").as_deref() {
         Ok("checked-in") => Err("FERROGIN_PTX says so".to_string()),
         _ => compiled(&root, &out),
     };
     let (text, origin) = match compiled {
         Ok(text) => (text, "compiled with the tool".to_string()),
-        Err(why) => {
-            let text = std::fs::read_to_string(root.join(CHECKED_IN)).expect("the checked-in PTX is readable");
-            (text, format!("checked in, for {why}"))
-        }
+        Err(why) => (checked_in, format!("checked in, for {why}")),
     };
     std::fs::write(out.join("ferrogin_device.ptx"), text).expect("OUT_DIR is writable");
     println!("cargo::rustc-env=FERROGIN_PTX_ORIGIN={}", origin.replace('\n', " "));
@@ -36,7 +36,7 @@ fn main() {
 
 fn compiled(root: &Path, out: &Path) -> Result<String, String> {
     let tool = |name: &str| PathBuf::from(env::var_os(name).unwrap_or_default());
-    let compiler = Compiler::find((tool("RUSTC"), tool("CARGO")))?;
+    let compiler = &Compiler::all((tool("RUSTC"), tool("CARGO")))?[0];
     let ptx = compiler.compile(root, &out.join("nvptx64")).inspect_err(|why| {
         println!("cargo::warning=the checked-in PTX is embedded: {why}");
     })?;

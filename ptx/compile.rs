@@ -1,4 +1,4 @@
-// Compiles the device crate to one PTX module. Included by build.rs and by tests/all/ptx.rs.
+// Compiles the device crate to one PTX module. Included by build.rs, tests/all/ptx.rs and xtask/src/ptx.rs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,7 +8,12 @@ pub const GPU: &str = "sm_70";
 /// The first PTX ISA with `st.mmio`.
 pub const ISA: &str = "ptx82";
 
-/// What the PTX is made from, relative to the repository.
+/// The checked-in module, relative to the repository.
+pub const CHECKED_IN: &str = "ptx/ferrogin_device.ptx";
+/// The command that makes the checked-in module again.
+pub const REFRESH: &str = "cargo xtask ptx";
+
+/// What the PTX is made from, relative to the repository: files, and directories with `.rs` files.
 pub const SOURCES: [&str; 7] = [
     "device-kernels/src",
     "device-kernels/Cargo.toml",
@@ -28,27 +33,29 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// The first one that will do: of `preferred` (rustc, cargo), and Debian's.
-    pub fn find(preferred: (PathBuf, PathBuf)) -> Result<Compiler, String> {
-        let mut why = String::new();
-        for (rustc, cargo) in [preferred, ("/usr/bin/rustc".into(), "/usr/bin/cargo".into())] {
-            match Self::try_new(rustc, cargo) {
-                Ok(compiler) => return Ok(compiler),
-                Err(error) if why.is_empty() => why = error,
-                Err(_) => {}
-            }
+    /// Those of `own` (rustc, cargo) and Debian's that can compile the module, in this order.
+    ///
+    /// # Errors
+    /// None can: the reason is that of `own`.
+    pub fn all(own: (PathBuf, PathBuf)) -> Result<Vec<Compiler>, String> {
+        let own = Self::try_new(own.0, own.1);
+        let debian = Self::try_new("/usr/bin/rustc".into(), "/usr/bin/cargo".into());
+        match (own, debian) {
+            (Err(why), Err(_)) => Err(why),
+            (own, debian) => Ok(own.into_iter().chain(debian).collect()),
         }
-        Err(why)
     }
 
     fn try_new(rustc: PathBuf, cargo: PathBuf) -> Result<Compiler, String> {
-        let say = |args: &[&str]| {
-            let output = Command::new(&rustc).args(args).stdin(Stdio::null()).output();
-            let output = output.map_err(|error| format!("{}: {error}", rustc.display()))?;
+        let output = |program: &Path, args: &[&str]| {
+            let output = Command::new(program).args(args).stdin(Stdio::null()).output();
+            let output = output.map_err(|error| format!("{}: {error}", program.display()))?;
             Ok::<_, String>(String::from_utf8_lossy(&output.stdout).trim().to_string())
         };
-        let version = say(&["--version"])?;
-        let core = Path::new(&say(&["--print", "sysroot"])?).join("lib/rustlib/src/rust/library/core/src/lib.rs");
+        let version = output(&rustc, &["--version"])?;
+        output(&cargo, &["--version"])?;
+        let sysroot = output(&rustc, &["--print", "sysroot"])?;
+        let core = Path::new(&sysroot).join("lib/rustlib/src/rust/library/core/src/lib.rs");
         if core.is_file() {
             Ok(Compiler { rustc, cargo, version })
         } else {
@@ -130,7 +137,7 @@ fn without_crate_hashes(ptx: &str) -> String {
     out + rest
 }
 
-/// A hash (FNV-1a) of what the PTX is made from.
+/// A hash (FNV-1a) of the paths and contents of the sources, with the line ends of Unix.
 pub fn source_hash(root: &Path) -> Result<u64, String> {
     let mut files = Vec::new();
     for source in SOURCES {
@@ -140,21 +147,26 @@ pub fn source_hash(root: &Path) -> Result<u64, String> {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for file in files {
         let name = file.strip_prefix(root).unwrap_or(&file).to_string_lossy().into_owned();
-        let bytes = std::fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))?;
-        for byte in name.bytes().chain([0]).chain(bytes).chain([0]) {
+        let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        for byte in name.bytes().chain([0]).chain(text.replace("\r\n", "\n").bytes()).chain([0]) {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         }
     }
     Ok(hash)
 }
 
+/// Adds `path`, or the `.rs` files below it without the modules of tests, which no PTX contains.
 fn collect(path: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
     if path.is_file() {
         files.push(path.to_path_buf());
         return Ok(());
     }
     for entry in std::fs::read_dir(path)? {
-        collect(&entry?.path(), files)?;
+        let path = entry?.path();
+        let of_tests = path.file_stem().is_some_and(|name| name == "tests" || name == "model");
+        if !of_tests && (path.is_dir() || path.extension().is_some_and(|extension| extension == "rs")) {
+            collect(&path, files)?;
+        }
     }
     Ok(())
 }
@@ -166,8 +178,7 @@ const COMPILER_LINE: &str = "// compiler: ";
 pub fn with_provenance(ptx: &str, source: u64, compiler: &str) -> String {
     format!(
         "// ferrogin device code: the functions of ferrogin/gin.h, for {GPU} and later.\n\
-         // Made from device-kernels, efa-dp-direct and ffi-headers; FERROGIN_REFRESH=1 cargo test -p ferrogin --test all ptx\n\
-         // writes this file again.\n\
+         // Made from device-kernels, efa-dp-direct and ffi-headers by `{REFRESH}`; `source` is a hash of them.\n\
          {SOURCE_LINE}{source:016x}\n{COMPILER_LINE}{compiler}\n//\n{ptx}"
     )
 }
@@ -179,4 +190,20 @@ pub fn provenance(file: &str) -> Option<(u64, &str, &str)> {
     let compiler = field(COMPILER_LINE)?;
     let body = file.split_once(&format!("{COMPILER_LINE}{compiler}\n//\n"))?.1;
     Some((source, compiler, body))
+}
+
+/// Compares the hash in `checked_in` with that of the sources under `root`.
+///
+/// # Errors
+/// They differ: the file, both hashes and the cure.
+pub fn check_source_hash(root: &Path, checked_in: &str) -> Result<(), String> {
+    let now = source_hash(root)?;
+    match provenance(checked_in) {
+        Some((then, ..)) if then == now => Ok(()),
+        Some((then, ..)) => Err(format!(
+            "{CHECKED_IN} is stale: it was made from sources with the hash {then:016x}, and theirs is {now:016x} now; \
+             `{REFRESH}` makes it again"
+        )),
+        None => Err(format!("{CHECKED_IN} does not say what it was made from; `{REFRESH}` makes it again")),
+    }
 }

@@ -1,4 +1,4 @@
-// Writes functions of the PTX module as a CUDA C++ header of inline assembly. Included by tests/all/ptx.rs.
+// Writes functions of the PTX module as a CUDA C++ header of inline assembly. Included by tests/all/ptx.rs and xtask/src/ptx.rs.
 //
 // A call of a linked function costs a kernel its register budget and about a hundred instructions, for the ABI. The fast path is
 // short and calls no function, so a kernel can have its instructions instead: the text of the function's body in a scope of its
@@ -6,26 +6,30 @@
 
 use std::fmt::Write;
 
-/// `source`'s functions whose names begin with `prefix`, as a header.
-pub fn header(source: &str, prefix: &str) -> Result<String, String> {
+/// The header, relative to the repository.
+pub const HEADER: &str = "ffi-headers/include/ferrogin/fast_path.cuh";
+/// The functions that the header has begin with this prefix.
+const PREFIX: &str = "fgin_fast_";
+
+/// The functions of the fast path in `ptx`, as a header.
+pub fn header(ptx: &str) -> Result<String, String> {
     let mut text = String::from(
-        "// ferrogin: the fast path of the device code as inline PTX. Written from ptx/ferrogin_device.ptx by tests/all/ptx.rs\n\
-         // (FERROGIN_REFRESH=1 cargo test -p ferrogin --test all ptx): do not edit.\n\
+        "// ferrogin: the fast path of the device code as inline PTX. Written by `cargo xtask ptx`: do not edit.\n\
          //\n\
          // SPDX-License-Identifier: Apache-2.0\n\
          #ifndef FERROGIN_FAST_PATH_CUH\n#define FERROGIN_FAST_PATH_CUH\n\n#include <stdint.h>\n",
     );
     let mut functions = 0;
-    for function in source.split("\n.visible .func ").skip(1) {
+    for function in ptx.split("\n.visible .func ").skip(1) {
         let name = function.split_once(") ").and_then(|(_, rest)| rest.split('(').next()).unwrap_or_default();
-        if name.starts_with(prefix) {
+        if name.starts_with(PREFIX) {
             let end = function.find("\n}\n").ok_or_else(|| format!("{name} has no end"))?;
             text.push_str(&inline(name, &function[..end]).map_err(|why| format!("{name} cannot be inlined: {why}"))?);
             functions += 1;
         }
     }
     if functions == 0 {
-        return Err(format!("no function begins with {prefix}"));
+        return Err(format!("no function begins with {PREFIX}"));
     }
     text.push_str("\n#endif  // FERROGIN_FAST_PATH_CUH\n");
     Ok(text)

@@ -7,6 +7,8 @@ required=()
 wanted=()
 # What only the check for aarch64 needs, and not every system has under these names.
 cross=()
+# Debian's Rust with the source of std, which makes the bytes of the checked-in PTX and builds std for aarch64.
+rust=()
 
 has_library() { ldconfig -p 2>/dev/null | grep -q "$1 "; }
 PATH=$PATH:/sbin:/usr/sbin
@@ -28,11 +30,13 @@ if [ "$purpose" = test ]; then
   if [ "$(uname -m)" = x86_64 ]; then
     command -v aarch64-linux-gnu-gcc >/dev/null || cross+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
     command -v qemu-aarch64 >/dev/null || cross+=(qemu-user)
-    std=$(rustc --print target-libdir --target aarch64-unknown-linux-gnu 2>/dev/null || true)
-    # Not beside another rustc of the system: they exclude each other.
-    if [ ! -e /usr/bin/rustc ] && ! compgen -G "$std/libstd-*" >/dev/null; then
-      cross+=(rustc-web cargo-web rust-web-src)
-    fi
+  fi
+  # True if this compiler has the source of std.
+  has_source() { [ -f "$("$1" --print sysroot 2>/dev/null)/lib/rustlib/src/rust/library/core/src/lib.rs" ]; }
+  made_by=$(sed -n 's|^// compiler: ||p;20q' "$(dirname "$0")/../ptx/ferrogin_device.ptx")
+  if ! { [ "$(rustc --version 2>/dev/null)" = "$made_by" ] && has_source rustc; } &&
+     ! { [ -x /usr/bin/cargo ] && has_source /usr/bin/rustc; }; then
+    rust=(rustc-web cargo-web rust-web-src)
   fi
 fi
 
@@ -42,11 +46,14 @@ if ! command -v cargo >/dev/null; then
 fi
 
 missing=("${required[@]}" "${wanted[@]}")
-[ $((${#missing[@]} + ${#cross[@]})) -eq 0 ] && exit 0
+optional=("${cross[@]}" "${rust[@]}")
+[ $((${#missing[@]} + ${#optional[@]})) -eq 0 ] && exit 0
 
+no_rust='without a Rust that has the source of std, the test of the PTX compares the hash of the sources and skips the bytes'
 # The script fails without a required package. Tests that need an optional one are skipped with a message.
 give_up() {
-  echo "install-deps: $1. Please install: ${missing[*]} ${cross[*]}" >&2
+  echo "install-deps: $1. Please install: ${missing[*]} ${optional[*]}" >&2
+  [ ${#rust[@]} -eq 0 ] || echo "install-deps: $no_rust" >&2
   [ ${#required[@]} -eq 0 ] || exit 1
   exit 0
 }
@@ -70,4 +77,6 @@ install_all() {
 [ ${#missing[@]} -eq 0 ] || install_all "${missing[@]}" || give_up 'apt-get failed'
 [ ${#cross[@]} -eq 0 ] || install_all "${cross[@]}" ||
   echo 'install-deps: going on without; the check for aarch64 says what it leaves out'
+# apt-get refuses these packages beside another rustc of the system.
+[ ${#rust[@]} -eq 0 ] || install_all "${rust[@]}" || echo "install-deps: going on without; $no_rust"
 echo 'install-deps: done'

@@ -1,6 +1,7 @@
-//! Tasks of the ferrogin repository: `cargo xtask test`, `soak` and `faults`.
+//! Tasks of the ferrogin repository: `cargo xtask test`, `soak`, `faults` and `ptx`.
 
 mod faults;
+mod ptx;
 mod soak;
 mod stage;
 mod tally;
@@ -35,6 +36,9 @@ enum Task {
     Soak(soak::Options),
     /// The scenarios on cards with faults, one run for each seed.
     Faults(faults::Options),
+    /// Makes ptx/ferrogin_device.ptx and ferrogin/fast_path.cuh from the sources again. Debian's rustc-web, cargo-web and rust-web-src
+    /// make the same bytes everywhere.
+    Ptx,
 }
 
 fn main() -> ExitCode {
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
         Task::Test { quick, stages } => test::run(&root, &dist, quick, &stages),
         Task::Soak(options) => soak::run(&root, &dist, &options),
         Task::Faults(options) => faults::run(&root, &dist, &options),
+        Task::Ptx => ptx::refresh(&root),
     }
 }
 

@@ -1,5 +1,4 @@
-// ferrogin: the fast path of the device code as inline PTX. Written from ptx/ferrogin_device.ptx by tests/all/ptx.rs
-// (FERROGIN_REFRESH=1 cargo test -p ferrogin --test all ptx): do not edit.
+// ferrogin: the fast path of the device code as inline PTX. Written by `cargo xtask ptx`: do not edit.
 //
 // SPDX-License-Identifier: Apache-2.0
 #ifndef FERROGIN_FAST_PATH_CUH

@@ -1,0 +1,43 @@
+//! `cargo xtask ptx`: makes the checked-in PTX and the header of its inline functions again.
+
+#[path = "../../ptx/compile.rs"]
+#[allow(dead_code)]
+mod compile;
+#[path = "../../ptx/inline.rs"]
+mod inline;
+
+use compile::{CHECKED_IN, Compiler};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Compiles with the compiler that made the file before, or else Debian's, or else the caller's own.
+pub fn refresh(root: &Path) -> ExitCode {
+    match try_refresh(root) {
+        Ok(version) => {
+            println!("ptx: {CHECKED_IN} and {} are those of the sources now, made by {version}", inline::HEADER);
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("ptx: {CHECKED_IN} is as it was: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_refresh(root: &Path) -> Result<String, String> {
+    let own = |name: &str, command: &str| std::env::var_os(name).map_or(command.into(), PathBuf::from);
+    let mut compilers = Compiler::all((own("RUSTC", "rustc"), own("CARGO", "cargo")))?;
+    let before = std::fs::read_to_string(root.join(CHECKED_IN)).unwrap_or_default();
+    let made_by = compile::provenance(&before).map_or("", |(_, made_by, _)| made_by);
+    let chosen = compilers.iter().position(|compiler| compiler.version == made_by).unwrap_or(compilers.len() - 1);
+    let compiler = compilers.swap_remove(chosen);
+    let target = root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or("target".into()));
+    let ptx = compiler.compile(root, &target.join("ptx"))?;
+    let header = inline::header(&ptx)?;
+    let write = |file: &str, text: &str| {
+        std::fs::write(root.join(file), text).map_err(|error| format!("{file} cannot be written: {error}"))
+    };
+    write(inline::HEADER, &header)?;
+    write(CHECKED_IN, &compile::with_provenance(&ptx, compile::source_hash(root)?, &compiler.version))?;
+    Ok(compiler.version)
+}
