@@ -117,14 +117,14 @@ impl Queue for Endpoint {
     }
 }
 
-impl combining::Ring for Endpoint {
+impl combining::CombiningQueue for Endpoint {
     fn words(&self) -> combining::Words<'_> {
         let (cursor, state) = (&self.cursor.0, &self.state.0);
         combining::Words { cursor, state, bound: &self.bound, poison: &self.poison }
     }
 }
 
-impl locked::Batch for Endpoint {
+impl locked::LockedQueue for Endpoint {
     fn next(&self) -> u32 {
         (self.cursor.0.load(Relaxed) as u32).wrapping_add(self.pending.load(Relaxed))
     }

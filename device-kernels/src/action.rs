@@ -63,7 +63,7 @@ impl Action {
 
     /// The target slot of the named signal, even if it is raised by 0; 0 without a signal.
     #[inline(always)]
-    pub(crate) const fn named_slot(self) -> u32 {
+    pub(crate) const fn signal_slot(self) -> u32 {
         self.0 as u16 as u32
     }
 
@@ -160,9 +160,9 @@ mod tests {
     #[test]
     fn signal_and_counter_of_action_are_independent() {
         let a = Action::counter(7).with_signal(3, 5);
-        assert_eq!((a.named_slot(), a.amount(), a.local_counter()), (4, 5, Some(7)));
+        assert_eq!((a.signal_slot(), a.amount(), a.local_counter()), (4, 5, Some(7)));
         let b = Action::signal_inc(0).with_counter(0);
-        assert_eq!((b.named_slot(), b.amount(), b.local_counter()), (1, 1, Some(0)));
+        assert_eq!((b.signal_slot(), b.amount(), b.local_counter()), (1, 1, Some(0)));
         assert_eq!(b.bits(), 1 << 32 | 1 << 16 | 1);
         assert!(Action::NONE.is_none() && !a.is_none());
     }

@@ -1,4 +1,4 @@
-//! One GIN context: which of our endpoints an operation is posted on, and to which of the peer's endpoints it goes.
+//! One GIN context: the local endpoint on which an operation is posted, and the endpoint of the peer to which it goes.
 //!
 //! The poster is a local choice, the target a remote one. A counter is the poster's completion count, so an operation
 //! that names counter `c` is posted on `c`'s endpoint, and no other operation is. Without a counter, an operation that raises
@@ -310,12 +310,12 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Our endpoint and the kind of the peer's endpoint.
+/// The local endpoint, and the kind of the peer's endpoint.
 #[derive(Clone, Copy)]
 struct Route {
     /// The row of the table of targets: the peers' data endpoints, or their endpoints of one signal.
     row: *const TargetWords,
-    /// Our endpoint.
+    /// The local endpoint.
     poster: *const EndpointExt,
     /// The amount that the signal is raised by; 0 without a signal.
     raised_by: u32,
@@ -349,10 +349,10 @@ impl<'a> Context<'a> {
     #[inline(always)]
     fn route_of(&self, action: Action, plain: u32) -> Result<Route, Status> {
         let counter_exists = action.local_counter().is_none_or(|counter| counter < self.ext.n_counters);
-        if action.named_slot() >= self.ext.n_slots || !counter_exists {
+        if action.signal_slot() >= self.ext.n_slots || !counter_exists {
             return Err(Status::InvalidArgument);
         }
-        let (named, ext) = (action.named_slot(), self.ext);
+        let (named, ext) = (action.signal_slot(), self.ext);
         let raised_by = if named == 0 { 0 } else { action.amount() };
         let slot = if raised_by == 0 { 0 } else { named };
         // This rank has no endpoint for a signal that only peers have.

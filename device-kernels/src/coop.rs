@@ -18,9 +18,9 @@ pub trait Coop {
 
 /// One thread.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Alone;
+pub struct Thread;
 
-impl Coop for Alone {
+impl Coop for Thread {
     #[inline(always)]
     fn rank(&self) -> u32 {
         0
@@ -47,7 +47,7 @@ mod gpu {
     macro_rules! register {
         ($name:literal) => {{
             let value: u32;
-            // SAFETY: reads a register that every thread has.
+            // SAFETY: the instruction reads a register that every thread has, and touches no memory.
             unsafe { asm!(concat!("mov.u32 {}, ", $name, ";"), out(reg32) value, options(pure, nomem, nostack)) }
             value
         }};

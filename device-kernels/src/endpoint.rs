@@ -41,18 +41,18 @@ impl<'a> Endpoint<'a> {
     /// How values take the fast path: `VALUE_*`.
     #[inline(always)]
     pub fn value_path(&self) -> u32 {
-        self.ext.cold.value_path
+        self.ext.config.value_path
     }
 
     /// The context of this endpoint.
     #[inline(always)]
     pub fn context(&self) -> *const ContextExt {
-        self.ext.cold.context
+        self.ext.config.context
     }
 
     /// How this endpoint posts values by either policy: `VALUE_*`, or `VALUE_NONE` if it cannot.
     pub fn takes_values(&self) -> u32 {
-        match (self.ext.cold.write_inline >= 8, self.ext.cold.value_slots != 0) {
+        match (self.ext.config.write_inline >= 8, self.ext.config.value_slots != 0) {
             (true, _) => VALUE_INLINE,
             (false, true) => VALUE_POOL,
             (false, false) => VALUE_NONE,
@@ -76,10 +76,10 @@ impl<'a> Endpoint<'a> {
         combining::try_post::<S, _>(*self, aggregate, request)
     }
 
-    /// The same without a call: the result says what remains to be done.
+    /// The same without a call: the result names the step that remains.
     #[inline(always)]
-    pub fn try_post_uncalled<S: Share>(&self, aggregate: bool, request: impl EncodeWqe) -> Result<AfterMark, NoRoom> {
-        combining::try_post_uncalled::<S, _>(*self, aggregate, request)
+    pub fn try_post_unfinished<S: Share>(&self, aggregate: bool, request: impl EncodeWqe) -> Result<AfterMark, NoRoom> {
+        combining::try_post_unfinished::<S, _>(*self, aggregate, request)
     }
 
     /// Posts `request` under the reservation for which [`Self::try_post_combining`] found no room.
@@ -167,8 +167,8 @@ impl<'a> Endpoint<'a> {
 
     #[inline(always)]
     fn locked_words(&self) -> locked::Words<'a> {
-        let lock = self.ext.cold.handle.wrapping_byte_add(offset_of!(EndpointHandle, sq_lock)).cast();
-        locked::Words { lock: self.atomic_u32(lock), barrier: self.atomic_u32(self.ext.hot.barrier.as_ptr()) }
+        let lock = self.ext.config.handle.wrapping_byte_add(offset_of!(EndpointHandle, sq_lock)).cast();
+        locked::Words { lock: self.atomic_u32(lock), barrier: self.atomic_u32(self.ext.posting.barrier.as_ptr()) }
     }
 
     #[inline(always)]
@@ -198,26 +198,26 @@ impl<'a> Endpoint<'a> {
     /// Puts the value in the slot of request `idx`, and returns the slot.
     #[inline(always)]
     pub fn pool(&self, idx: u32, value: u64, bytes: u32) -> Sge {
-        let cold = &self.ext.cold;
-        let addr = cold.value_base + u64::from(idx & cold.value_mask) * u64::from(VALUE_STRIDE);
+        let config = &self.ext.config;
+        let addr = config.value_base + u64::from(idx & config.value_mask) * u64::from(VALUE_STRIDE);
         // The store covers the whole slot, whose other bytes are unused.
         self.atomic_u64(addr as *mut u64).store(value, Ordering::Relaxed);
-        Sge { addr, lkey: cold.value_lkey, length: bytes }
+        Sge { addr, lkey: config.value_lkey, length: bytes }
     }
 
     /// The slot of request `idx`, and the phase bit of its first word in this lap.
     #[inline(always)]
     pub fn slot(&self, idx: u32) -> (Slot, u64) {
-        let cold = &self.ext.cold;
-        let phase = u64::from((idx & cold.phase_bit).wrapping_mul(cold.phase_scale));
-        let offset = idx.wrapping_mul(cold.wqe_size) & cold.ring_mask;
-        (Slot(cold.sq_buf.wrapping_byte_add(offset as usize).cast()), phase)
+        let config = &self.ext.config;
+        let phase = u64::from((idx & config.phase_bit).wrapping_mul(config.phase_scale));
+        let offset = idx.wrapping_mul(config.wqe_size) & config.ring_mask;
+        (Slot(config.sq_buf.wrapping_byte_add(offset as usize).cast()), phase)
     }
 
     /// Returns whether requests have 128 bytes.
     #[inline(always)]
     pub fn is_wide(&self) -> bool {
-        self.ext.cold.wqe_size == 128
+        self.ext.config.wqe_size == 128
     }
 
     /// Writes request `idx` into the ring, in the phase of its lap.
@@ -234,7 +234,7 @@ impl<'a> Endpoint<'a> {
     /// Writes a request into the last slot of the batch, in which `start` made room.
     #[inline(always)]
     fn place_in_batch(&self, request: Request) {
-        let (wq, last) = (self.wq(), locked::Batch::pending(self).wrapping_sub(1));
+        let (wq, last) = (self.wq(), locked::LockedQueue::pending(self).wrapping_sub(1));
         if self.is_wide() {
             let mut wide = [0; WIDE];
             wide[..NARROW].copy_from_slice(&request);
@@ -277,29 +277,29 @@ impl Slot {
 impl Queue for Endpoint<'_> {
     #[inline(always)]
     fn completed(&self) -> u32 {
-        self.atomic_u64(self.ext.cold.completed.cast_mut()).load_external(Ordering::Acquire) as u32 & COUNT_MASK
+        self.atomic_u64(self.ext.config.completed.cast_mut()).load_external(Ordering::Acquire) as u32 & COUNT_MASK
     }
 
     #[inline(always)]
     fn failed(&self) -> bool {
-        !self.ext.cold.errors.is_null()
-            && self.atomic_u64(self.ext.cold.errors.cast_mut()).load_external(Ordering::Relaxed)
-                != self.ext.cold.errors_base
+        !self.ext.config.errors.is_null()
+            && self.atomic_u64(self.ext.config.errors.cast_mut()).load_external(Ordering::Relaxed)
+                != self.ext.config.errors_base
     }
 
     #[inline(always)]
     fn sq_size(&self) -> u32 {
-        self.ext.cold.sq_size
+        self.ext.config.sq_size
     }
 
     #[inline(always)]
     fn max_batch(&self) -> u32 {
-        self.ext.cold.max_batch
+        self.ext.config.max_batch
     }
 
     #[inline(always)]
     fn value_slots(&self) -> u32 {
-        self.ext.cold.value_slots
+        self.ext.config.value_slots
     }
 
     #[inline(always)]
@@ -310,7 +310,7 @@ impl Queue for Endpoint<'_> {
     #[inline(always)]
     fn doorbell(&self, count: u32) {
         // SAFETY: the endpoint's doorbell, alive for 'a; only the active ringer, or the poster that has the lock, writes it.
-        unsafe { arch::mmio_store_u32(self.ext.cold.sq_db, count) };
+        unsafe { arch::mmio_store_u32(self.ext.config.sq_db, count) };
     }
 
     /// NCCL's cursors: rung (`wqes_posted`), released (`wqes_completed`) and submitted.
@@ -318,7 +318,7 @@ impl Queue for Endpoint<'_> {
     fn publish(&self, rung: u32) {
         self.wq_field(offset_of!(WqV0, wqes_posted)).store(rung, Ordering::Relaxed);
         self.wq_field(offset_of!(WqV0, wqes_completed)).store(rung, Ordering::Relaxed);
-        let submitted = self.ext.cold.handle.wrapping_byte_add(offset_of!(EndpointHandle, submitted_count)).cast();
+        let submitted = self.ext.config.handle.wrapping_byte_add(offset_of!(EndpointHandle, submitted_count)).cast();
         self.atomic_u64(submitted).store(u64::from(rung), Ordering::Relaxed);
     }
 
@@ -333,21 +333,21 @@ impl Queue for Endpoint<'_> {
     }
 }
 
-impl combining::Ring for Endpoint<'_> {
+impl combining::CombiningQueue for Endpoint<'_> {
     #[inline(always)]
     fn words(&self) -> combining::Words<'_> {
-        let hot = &self.ext.hot;
+        let posting = &self.ext.posting;
         let cursor = self.wq().wrapping_byte_add(offset_of!(WqV0, pc)).cast::<u64>();
         combining::Words {
             cursor: self.atomic_u64(cursor),
-            state: self.atomic_u64(hot.state.as_ptr()),
-            bound: self.atomic_u64(hot.bound.as_ptr()),
-            poison: self.atomic_u32(hot.poison.as_ptr()),
+            state: self.atomic_u64(posting.state.as_ptr()),
+            bound: self.atomic_u64(posting.bound.as_ptr()),
+            poison: self.atomic_u32(posting.poison.as_ptr()),
         }
     }
 }
 
-impl locked::Batch for Endpoint<'_> {
+impl locked::LockedQueue for Endpoint<'_> {
     #[inline(always)]
     fn next(&self) -> u32 {
         self.wq_field(offset_of!(WqV0, pc)).load(Ordering::Relaxed).wrapping_add(self.pending())
@@ -361,13 +361,13 @@ impl locked::Batch for Endpoint<'_> {
     #[inline(always)]
     fn start(&self) {
         let pending = self.pending();
-        if pending >= self.ext.cold.max_batch {
+        if pending >= self.ext.config.max_batch {
             // `start_batch` would ring too, but would not update NCCL's cursors.
             self.ring();
         } else if pending == 0 {
             // The queue's phase belongs to the slot at `pc`. NCCL's device code moves `pc` without the phase.
             let pc = self.wq_field(offset_of!(WqV0, pc)).load(Ordering::Relaxed);
-            let phase = u32::from(pc & self.ext.cold.phase_bit != 0);
+            let phase = u32::from(pc & self.ext.config.phase_bit != 0);
             self.wq_field(offset_of!(WqV0, phase)).store(phase, Ordering::Relaxed);
         }
         // SAFETY: a live queue; only the thread that has the lock starts and flushes.
@@ -376,7 +376,7 @@ impl locked::Batch for Endpoint<'_> {
 
     #[inline(always)]
     fn ring(&self) {
-        let next = locked::Batch::next(self);
+        let next = locked::LockedQueue::next(self);
         if self.published() == next {
             return;
         }
@@ -385,7 +385,7 @@ impl locked::Batch for Endpoint<'_> {
             unsafe { sq::flush(self.wq()) };
         } else {
             // SAFETY: the endpoint's doorbell; only the thread that has the lock rings it.
-            unsafe { sq::ring(self.ext.cold.sq_db, next) };
+            unsafe { sq::ring(self.ext.config.sq_db, next) };
         }
         self.publish(next);
     }

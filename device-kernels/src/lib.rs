@@ -12,7 +12,7 @@
 //! | [`endpoint`] | the queue that an operation is posted on |
 //! | [`post`] | the two posting policies, `combining` and `locked`, over a small trait |
 //! | [`wait`] | the only loop that spins |
-//! | [`sync`] | the one atomics shim; with `--cfg loom` only the posting code is built, and a model runs it |
+//! | [`sync`] | the only shim of atomics; with `--cfg loom` only the posting code is built, and a model runs it |
 #![cfg_attr(not(any(test, feature = "host")), no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 

@@ -1,4 +1,4 @@
-//! The one atomics shim: the processor's atomics, the GPU's, or loom's in a model.
+//! The only shim of atomics: the processor's atomics, the GPU's, or loom's in a model.
 
 #[cfg(not(any(loom, target_arch = "nvptx64")))]
 pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -2,7 +2,7 @@
 //!
 //! [`poll`] and [`pop`] follow the device convention: the card has written an entry when the entry's phase bit is that of its
 //! lap, and the caller copies an entry before it reads it. [`Cqe`] is the meaning of an entry. [`reader`] reads an entry field by
-//! field as the device API of each release and the host providers do, for code that must agree with them.
+//! field as the device API of each release and the host providers do, for code that must give the same results.
 
 #![allow(unsafe_code)]
 

@@ -2,7 +2,7 @@
 //!
 //! * [`post`]: lists of requests, one doorbell at the end of a list, and the doorbell carries 16 bits;
 //! * [`cq_doorbell`]: the completion queue's doorbell word;
-//! * [`limits`]: how deep a queue can be, and what a created one reports.
+//! * [`limits`]: the greatest depth of a queue, and the limits that a created queue reports.
 
 #[allow(unsafe_code)]
 pub mod post;

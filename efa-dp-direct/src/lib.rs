@@ -3,7 +3,7 @@
 //! The same code runs on the host, on a GPU (nvptx64) and inside the software card. It uses no allocator, no operating system, no
 //! libfabric and no CUDA.
 //!
-//! * [`wire`]: what the card reads and writes, byte for byte: work requests, receive descriptors, completions.
+//! * [`wire`]: the formats that the card reads and writes, byte for byte: work requests, receive descriptors, completions.
 //! * [`wqe`]: the meaning of a work request ([`wqe::SendWqe`]), emitted to bytes and parsed from them; and the same bytes
 //!   as 64-bit words built in registers ([`wqe::words`]) for the posting path.
 //! * [`queue`]: the queue structs that kernels share with NCCL's device code, and their initialisers.

@@ -1,7 +1,7 @@
 //! The queue structs that kernels read and write, shared with NCCL's device code, and their initialisers.
 //!
 //! Source: `efa_cuda_dp_types.h` and the host API of efa-dp-direct 0.0.1 (NCCL 2.31.2, backend version 1: [`QpV0`]) and
-//! 1.1.0 (NCCL 2.32.3, backend version 2: [`QpV1`]). Padding is spelled out so that every byte has a value.
+//! 1.1.0 (NCCL 2.32.3, backend version 2: [`QpV1`]). Padding has fields, so that every byte has a value.
 
 #![allow(unsafe_code)]
 
@@ -304,7 +304,7 @@ pub enum InitError {
     RdmaSges(u32),
     /// Capability bits that the layout asked for needs, or cannot have.
     Caps(u32),
-    /// `comp_mask` or `flags` asks for what this release does not know.
+    /// `comp_mask` or `flags` has a bit that this release does not know.
     Reserved(u64),
 }
 

@@ -1,7 +1,7 @@
-//! What the card reads and writes, byte for byte.
+//! The formats that the card reads and writes, byte for byte.
 //!
-//! Raw views: any bytes are a value of every type here, unknown codes included. [`crate::wqe`] and [`crate::cq`] have types that
-//! cannot be illegal. All integers are little endian. The layouts are those of `efa_io_defs.h` (EFA device
+//! These are raw views: any bytes are a value of every type here, unknown codes included. [`crate::wqe`] and [`crate::cq`] have
+//! types that cannot be illegal. All integers are little endian. The layouts are those of `efa_io_defs.h` (EFA device
 //! interface) as released in NCCL 2.31.2 (efa-dp-direct 0.0.1) and NCCL 2.32.3 (efa-dp-direct 1.1.0); types that only the
 //! older release has end in `V0`.
 

@@ -109,7 +109,7 @@ pub struct Destination {
     pub qkey: u32,
 }
 
-/// Where in the peer's memory.
+/// A place in the peer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RemoteMem {
     /// Address of the first byte, as the peer's key knows it.
@@ -143,7 +143,7 @@ impl From<TxBufDesc> for Sge {
 }
 
 impl RemoteMem {
-    /// The descriptor for `length` bytes here.
+    /// The descriptor for `length` bytes at this place.
     #[inline(always)]
     pub const fn desc(self, length: u32) -> RemoteMemAddr {
         RemoteMemAddr::new(self.addr, length, self.rkey)
@@ -185,7 +185,7 @@ impl core::fmt::Debug for Inline {
     }
 }
 
-/// What a send carries.
+/// The data of a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendData {
     /// Nothing.
@@ -198,7 +198,7 @@ pub enum SendData {
     Inline(Inline),
 }
 
-/// What an RDMA write carries.
+/// The data of an RDMA write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteData {
     /// Nothing: no local buffer is named.
@@ -254,18 +254,18 @@ pub enum Operation {
     },
     /// One-sided write.
     Write {
-        /// Where to.
+        /// The target.
         remote: RemoteMem,
-        /// What.
+        /// The data.
         data: WriteData,
         /// Immediate data, which makes a completion at the peer.
         imm: Option<u32>,
     },
     /// One-sided read.
     Read {
-        /// Where from.
+        /// The source.
         remote: RemoteMem,
-        /// Where to; `None`: nowhere, no bytes.
+        /// The local buffer; `None` reads no bytes.
         into: Option<Sge>,
     },
 }
@@ -322,7 +322,7 @@ impl Hints {
 pub struct SendWqe {
     /// Request id that the completion carries back; 16 bits of it on queues with 16-bit ids.
     pub wr_id: u64,
-    /// Phase of the lap it is written in.
+    /// Phase of the lap in which it is written.
     pub phase: bool,
     /// Peer.
     pub dest: Destination,

@@ -80,7 +80,7 @@ pub struct ContextExt {
     pub scratch_lkey: u32,
     /// Same as [`HandleHeader::policy`].
     pub policy: u32,
-    /// [`EndpointCold::value_path`] of the value endpoint.
+    /// [`EndpointConfig::value_path`] of the value endpoint.
     pub value_path: u32,
     /// Scratch buffer: source of writes that carry no bytes.
     pub scratch_local_addr: u64,
@@ -94,7 +94,7 @@ pub struct ContextExt {
     pub abort_flag: *mut u32,
     /// Nanoseconds after which a wait of the device API gives up; 0 is never. Kernels may change the word.
     pub timeout_ns: *mut u64,
-    /// What a CPU thread calls in each round of a wait on this context. Null on a GPU, and where the provider makes
+    /// The function that a CPU thread calls in each round of a wait on this context. Null on a GPU, and where the provider makes
     /// progress by itself. It may be called until the context is destroyed.
     pub progress: Option<ProgressFn>,
     /// The argument of `progress`.
@@ -142,13 +142,13 @@ assert_layout!(TargetWords, size 16, align 16, { head @ 0, second @ 8, third @ 1
 #[derive(Debug)]
 pub struct EndpointExt {
     /// Written by the host before the first kernel, then constant.
-    pub cold: EndpointCold,
+    pub config: EndpointConfig,
     /// Written by posters.
-    pub hot: EndpointHot,
+    pub posting: PostingState,
     /// The queue pair that NCCL sees, which [`EndpointHandle::qp`](crate::device::EndpointHandle::qp) points at.
     pub queue: QueueMemory,
 }
-assert_layout!(EndpointExt, size 384, align 128, { cold @ 0, hot @ 128, queue @ 192 });
+assert_layout!(EndpointExt, size 384, align 128, { config @ 0, posting @ 128, queue @ 192 });
 
 /// Room for `efa_cuda_qp` or `efa_cuda_qp_v1`. ferrogin's and NCCL's posts change its cursors.
 #[repr(C, align(8))]
@@ -156,11 +156,11 @@ assert_layout!(EndpointExt, size 384, align 128, { cold @ 0, hot @ 128, queue @ 
 pub struct QueueMemory(pub [AtomicU64; 18]);
 const _: () = assert!(size_of::<QueueMemory>() == 144);
 
-/// [`EndpointCold::value_path`]: no fast path. The policy has none, or the endpoint takes no values.
+/// [`EndpointConfig::value_path`]: no fast path. The policy has none, or the endpoint takes no values.
 pub const VALUE_NONE: u32 = 0;
-/// [`EndpointCold::value_path`]: values travel through the slot pool.
+/// [`EndpointConfig::value_path`]: values travel through the slot pool.
 pub const VALUE_POOL: u32 = 1;
-/// [`EndpointCold::value_path`]: values travel inline.
+/// [`EndpointConfig::value_path`]: values travel inline.
 pub const VALUE_INLINE: u32 = 2;
 
 /// Bytes from one value slot to the next.
@@ -169,7 +169,7 @@ pub const VALUE_STRIDE: u32 = 8;
 /// The constant half of an [`EndpointExt`]: fields that every post reads, then those that waits and values need.
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy)]
-pub struct EndpointCold {
+pub struct EndpointConfig {
     /// The endpoint handle, which NCCL sees.
     pub handle: *mut crate::device::EndpointHandle,
     /// Send queue ring.
@@ -213,21 +213,21 @@ pub struct EndpointCold {
     /// Zero.
     pub reserved2: u64,
 }
-assert_layout!(EndpointCold, size 128, align 128, {
+assert_layout!(EndpointConfig, size 128, align 128, {
     handle @ 0, sq_buf @ 8, sq_db @ 16, ring_mask @ 24, wqe_size @ 28, phase_bit @ 32, phase_scale @ 36,
     value_base @ 40, value_mask @ 48, value_lkey @ 52, value_path @ 56, value_slots @ 60, sq_size @ 64, max_batch @ 68,
     completed @ 72, errors @ 80, errors_base @ 88, write_inline @ 96, reserved @ 100, context @ 104,
     reserved2 @ 112,
 });
 
-/// The lowest bit of the `combining` policy's rung count in [`EndpointHot::state`].
+/// The lowest bit of the `combining` policy's rung count in [`PostingState::state`].
 pub const STATE_RUNG_SHIFT: u32 = 32;
 
 /// The changing part of an [`EndpointExt`]. Every cursor begins at the card's counter, which is 0 on hardware, because posts are
 /// compared with completions modulo 2^31.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub struct EndpointHot {
+pub struct PostingState {
     /// Posting state of the `combining` policy: see `ferrogin-device`.
     pub state: AtomicU64,
     /// `combining`: posts up to this number are admitted, as long as the flush barrier is the one beside it. It begins at one
@@ -240,4 +240,4 @@ pub struct EndpointHot {
     /// Zero.
     pub reserved: [u64; 5],
 }
-assert_layout!(EndpointHot, size 64, align 64, { state @ 0, bound @ 8, barrier @ 16, poison @ 20, reserved @ 24 });
+assert_layout!(PostingState, size 64, align 64, { state @ 0, bound @ 8, barrier @ 16, poison @ 20, reserved @ 24 });

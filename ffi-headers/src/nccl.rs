@@ -1,4 +1,4 @@
-//! The NCCL GIN plugin ABI: `ncclGin_v14_t` and `ncclGin_v13_t` with what they pass around.
+//! The NCCL GIN plugin ABI: `ncclGin_v14_t` and `ncclGin_v13_t` with the structs that their functions exchange.
 //!
 //! Source: NCCL's plugin headers as carried by aws-ofi-nccl (August 2026); `ncclNetProperties_v12_t` and
 //! `ncclNetDeviceHandle_v11_t` also in the example plugins of NCCL 2.30.7.
@@ -262,11 +262,11 @@ pub struct GinV14 {
     pub close_coll: Option<HandleFn>,
     /// Closes a listening communicator.
     pub close_listen: Option<HandleFn>,
-    /// Progress call, made when a handle asked for it.
+    /// Progress call, made when a handle asks for it.
     pub gin_progress: Option<HandleFn>,
     /// See [`QueryLastErrorFn`].
     pub query_last_error: Option<QueryLastErrorFn>,
-    /// Ends what `init` began.
+    /// Releases what `init` created.
     pub finalize: Option<HandleFn>,
 }
 assert_layout!(GinV14, size 136, align 8, {
@@ -318,11 +318,11 @@ pub struct GinV13 {
     pub iflush: UnusedFn,
     /// Test of a host request.
     pub test: UnusedFn,
-    /// Progress call, made when a handle asked for it.
+    /// Progress call, made when a handle asks for it.
     pub gin_progress: Option<HandleFn>,
     /// See [`QueryLastErrorFn`].
     pub query_last_error: Option<QueryLastErrorFn>,
-    /// Ends what `init` began.
+    /// Releases what `init` created.
     pub finalize: Option<HandleFn>,
 }
 assert_layout!(GinV13, size 168, align 8, {

@@ -13,8 +13,8 @@ use efa_dp_direct::wqe::words::{WqeTemplate, phase_scale};
 use efa_dp_direct::wqe::{Destination, Hints};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle};
 use ferrogin_ffi::ext::{
-    ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    STATE_RUNG_SHIFT, Target, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE,
+    ContextExt, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
+    PostingState, STATE_RUNG_SHIFT, Target, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE,
 };
 use ferrogin_libfabric::progress::Progress;
 use std::marker::PhantomData;
@@ -361,7 +361,11 @@ fn fill_context(
             };
             image.put(list, i, image.at(place, 0) as u64);
         }
-        image.put(places.endpoints, e, cold(endpoint, at, image.at(places.ext, 0), (spec.policy, context.value_lkey)));
+        image.put(
+            places.endpoints,
+            e,
+            endpoint_config(endpoint, at, image.at(places.ext, 0), (spec.policy, context.value_lkey)),
+        );
         start_at(image, queue.qp, (places.endpoints, e), endpoint.completed.1 as u32);
         handles.push(handle);
     }
@@ -428,14 +432,14 @@ fn start_at<Q>(image: &mut Image, qp: Place<Q>, (exts, e): (Place<EndpointExt>, 
     {
         image.put_field(qp, SQ_WQ_OFFSET + field, start);
     }
-    let hot = e * size_of::<EndpointExt>() + offset_of!(EndpointExt, hot);
-    image.put_field(exts, hot + offset_of!(EndpointHot, state), u64::from(start) << STATE_RUNG_SHIFT);
+    let posting = e * size_of::<EndpointExt>() + offset_of!(EndpointExt, posting);
+    image.put_field(exts, posting + offset_of!(PostingState, state), u64::from(start) << STATE_RUNG_SHIFT);
     image.put_field(
         exts,
-        hot + offset_of!(EndpointHot, bound),
+        posting + offset_of!(PostingState, bound),
         (u64::from(start) << 32 | u64::from(start)).wrapping_sub(1),
     );
-    image.put_field(exts, hot + offset_of!(EndpointHot, barrier), start);
+    image.put_field(exts, posting + offset_of!(PostingState, barrier), start);
 }
 
 /// A target in the form that posts copy. The request id is the peer's rank, for the message of a failed request.
@@ -463,14 +467,14 @@ fn value_path(endpoint: &EndpointSpec, policy: u32) -> u32 {
 }
 
 /// The constant half of an endpoint's device state.
-fn cold(
+fn endpoint_config(
     endpoint: &EndpointSpec,
     handle: *mut EndpointHandle,
     context: *const ContextExt,
     (policy, lkey): (u32, u32),
-) -> EndpointCold {
+) -> EndpointConfig {
     let (value_base, value_slots) = endpoint.values;
-    EndpointCold {
+    EndpointConfig {
         handle,
         sq_buf: endpoint.sq_buf as *mut u8,
         sq_db: endpoint.sq_db as *mut u32,

@@ -50,8 +50,8 @@ fn checked_in_ptx_is_what_its_compiler_makes() {
     println!("SKIP bytes of {CHECKED_IN}: made by {made_by}, but {reason}; only the hash of its sources was compared");
 }
 
-/// The hash tells files with another name, other contents or one file more apart, and takes no notice of line ends, of editors'
-/// files and of modules of tests.
+/// The hash changes with a file's name and contents, and with each new file. It does not change with line ends, editors' files and
+/// modules of tests.
 #[test]
 fn source_hash_changes_with_sources_alone() {
     let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sources");

@@ -1,6 +1,6 @@
 //! The fast path in two functions, for CUDA C++. `fgin_fast_*` post one request in GPU mode by the `combining` policy, and call
-//! no other function; `fgin_continue_*` carry out the [`Continuation`] that they return. Kernels have the former as inline
-//! assembly (`ferrogin/fast_path.cuh`), and call the latter only for a continuation that is not 0.
+//! no other function; `fgin_continue_*` carry out the [`Continuation`] that the first returned. Kernels have `fgin_fast_*` as inline
+//! assembly (`ferrogin/fast_path.cuh`), and call `fgin_continue_*` only for a continuation that is not 0.
 
 use super::fast_path::{Empty, LOCAL, Path, Put, REMOTE};
 use super::tables::{RemoteSpan, limits_of};
@@ -40,7 +40,7 @@ impl Continuation {
 }
 
 /// The operation that `fgin_continue_*` continue, in one word: the peer (24 bits), the continuation's kind (7 bits), the
-/// aggregate flag, and the ids that the operation names (32 bits). A peer number of more bits, which no context has, makes the
+/// aggregate flag, and the ids of signal and counter (32 bits). A peer number of more bits, which no context has, makes the
 /// kind [`INVALID`] or an unknown one, and both are refused.
 #[derive(Clone, Copy)]
 struct PackedOperation(u64);
@@ -67,15 +67,15 @@ impl PackedOperation {
         if self.is_aggregate() { Flags::AGGREGATE } else { Flags::NONE }
     }
 
-    fn named(self) -> u32 {
+    fn ids(self) -> u32 {
         (self.0 >> 32) as u32
     }
 }
 
-/// The action that raises a signal by one (low half of `named`: its id + 1) and ticks a counter (high half: its id + 1).
+/// The action that raises a signal by one (low half of `ids`: its id + 1) and ticks a counter (high half: its id + 1).
 #[inline(always)]
-fn action(named: u32) -> Action {
-    Action::from_bits(1 << 32 | u64::from(named))
+fn action(ids: u32) -> Action {
+    Action::from_bits(1 << 32 | u64::from(ids))
 }
 
 /// A value, inline in its request or through the pool. One type for both keeps one copy of the code.
@@ -111,14 +111,14 @@ impl<'a> Context<'a> {
     #[inline(always)]
     fn route_to_signal(self, peer: u32, signal: Option<u32>, plain: u32) -> Result<Route, Status> {
         let ext = self.ext;
-        let (raises, id) = (signal.is_some(), signal.unwrap_or(0));
+        let (has_signal, id) = (signal.is_some(), signal.unwrap_or(0));
         // Slot 0 always exists. There is no short circuit, so that all loads begin at once.
-        if (peer >= ext.nranks) | (raises & (id >= ext.n_slots.wrapping_sub(1))) {
+        if (peer >= ext.nranks) | (has_signal & (id >= ext.n_slots.wrapping_sub(1))) {
             return Err(Status::InvalidArgument);
         }
-        let has_endpoint = raises & (id < ext.n_signals);
+        let has_endpoint = has_signal & (id < ext.n_signals);
         let poster = if has_endpoint { FIRST_COUNTER + ext.n_counters + id } else { plain };
-        let slot = if raises { id + 1 } else { 0 };
+        let slot = if has_signal { id + 1 } else { 0 };
         let row = ext.targets.wrapping_add((slot * ext.nranks) as usize);
         Ok(Route { row, poster: self.endpoint_ext(poster), raised_by: 0 })
     }
@@ -131,7 +131,7 @@ impl<'a> Context<'a> {
 
     #[inline(always)]
     fn post_fast(path: Path<'_>, aggregate: u32, request: impl EncodeWqe) -> Continuation {
-        match path.poster.try_post_uncalled::<Gpu>(aggregate != 0, request) {
+        match path.poster.try_post_unfinished::<Gpu>(aggregate != 0, request) {
             Ok(AfterMark { next, state }) => Continuation { word: MaybeUninit::new(state), kind: next as u32 },
             Err(NoRoom { reserved }) => Continuation { word: MaybeUninit::new(reserved), kind: WAIT_FOR_ROOM },
         }
@@ -157,7 +157,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Posts a value; `raises` is 1 to raise `signal` by one, and 0 for no signal.
+/// Posts a value; `has_signal` is 1 to raise `signal` by one, and 0 for no signal.
 ///
 /// # Safety
 ///
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn fgin_fast_put_value(
     dst_off: u64,
     value: u64,
     bytes: u32,
-    raises: u32,
+    has_signal: u32,
     signal: u32,
     aggregate: u32,
 ) -> Continuation {
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn fgin_fast_put_value(
     if dst.is_null() {
         return Continuation::INVALID;
     }
-    let Ok(route) = context.route_to_signal(peer, (raises != 0).then_some(signal), VALUE) else {
+    let Ok(route) = context.route_to_signal(peer, (has_signal != 0).then_some(signal), VALUE) else {
         return Continuation::INVALID;
     };
     let Ok(target) = context.target(peer, route) else { return Continuation::INVALID };
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn fgin_fast_put_value(
     Context::post_fast(path, aggregate, Value { path, remote, value, size, is_inline })
 }
 
-/// Carries out the continuation of [`fgin_fast_put_value`]; `operation` names slot (16 bits) and bytes.
+/// Carries out the continuation of [`fgin_fast_put_value`]; `operation` has the slot (16 bits) and the number of bytes.
 ///
 /// # Safety
 ///
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn fgin_continue_put_value(
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
     let (operation, dst) = (PackedOperation(operation), Window(dst).at(dst_off));
-    let (slot, bytes) = (operation.named() & 0xffff, operation.named() >> 16);
+    let (slot, bytes) = (operation.ids() & 0xffff, operation.ids() >> 16);
     if operation.is_refused() {
         return Status::InvalidArgument as c_int;
     }
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn fgin_continue_put_value(
     }))
 }
 
-/// Posts a put; `named` is the signal's id + 1 or 0, and in its upper half the same for the counter.
+/// Posts a put; `ids` is the signal's id + 1 or 0, and in its upper half the same for the counter.
 ///
 /// # Safety
 ///
@@ -241,12 +241,12 @@ pub unsafe extern "C" fn fgin_fast_put(
     src: *mut c_void,
     src_off: u64,
     bytes: u64,
-    named: u32,
+    ids: u32,
     aggregate: u32,
 ) -> Continuation {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
-    let Ok(route) = context.route(peer, action(named), DATA) else { return Continuation::INVALID };
+    let Ok(route) = context.route(peer, action(ids), DATA) else { return Continuation::INVALID };
     if bytes.wrapping_sub(1) >= context.ext.fast_put_limit {
         return Continuation::SLOW_PATH;
     }
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn fgin_fast_put(
     Context::post_fast(path, aggregate, Put { path, remote, local, bytes: bytes as u32 })
 }
 
-/// Carries out the continuation of [`fgin_fast_put`]; `operation` has the same `named`.
+/// Carries out the continuation of [`fgin_fast_put`]; `operation` has the same `ids`.
 ///
 /// # Safety
 ///
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn fgin_continue_put(
     let context = unsafe { Context::from_ptr(ctx) };
     let operation = PackedOperation(operation);
     let (dst, src) = (Window(dst).at(dst_off), Window(src).at(src_off));
-    let (peer, action) = (operation.peer(), action(operation.named()));
+    let (peer, action) = (operation.peer(), action(operation.ids()));
     if operation.is_refused() {
         return Status::InvalidArgument as c_int;
     }
@@ -303,13 +303,13 @@ pub unsafe extern "C" fn fgin_continue_put(
 pub unsafe extern "C" fn fgin_fast_signal(
     ctx: *const ContextExt,
     peer: u32,
-    raises: u32,
+    has_signal: u32,
     signal: u32,
     aggregate: u32,
 ) -> Continuation {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
-    let Ok(route) = context.route_to_signal(peer, (raises != 0).then_some(signal), DATA) else {
+    let Ok(route) = context.route_to_signal(peer, (has_signal != 0).then_some(signal), DATA) else {
         return Continuation::INVALID;
     };
     let Ok(target) = context.target(peer, route) else { return Continuation::INVALID };
@@ -320,7 +320,7 @@ pub unsafe extern "C" fn fgin_fast_signal(
     Context::post_fast(path, aggregate, Empty { path, context, peer })
 }
 
-/// Carries out the continuation of [`fgin_fast_signal`]; `operation` names the slot.
+/// Carries out the continuation of [`fgin_fast_signal`]; `operation` has the slot.
 ///
 /// # Safety
 ///
@@ -334,13 +334,13 @@ pub unsafe extern "C" fn fgin_continue_signal(ctx: *const ContextExt, word: u64,
         return Status::InvalidArgument as c_int;
     }
     if operation.kind() == SLOW_PATH {
-        let action = if operation.named() == 0 { Action::NONE } else { action(operation.named()) };
+        let action = if operation.ids() == 0 { Action::NONE } else { action(operation.ids()) };
         return code(context.signal(operation.peer(), action, operation.flags()));
     }
     let peer = operation.peer();
     code(
         context
-            .path_to_signal(peer, operation.named(), DATA)
+            .path_to_signal(peer, operation.ids(), DATA)
             .and_then(|path| Context::continue_fast(path, operation, word, Empty { path, context, peer })),
     )
 }

@@ -15,7 +15,7 @@ use ferrogin_ffi::ext::TargetWords;
 pub(super) const REMOTE: usize = 4;
 pub(super) const LOCAL: usize = 6;
 
-/// Our endpoint, and the peer's endpoint, which the peer has.
+/// The local endpoint, and the peer's endpoint, which exists.
 #[derive(Clone, Copy)]
 pub(super) struct Path<'a> {
     pub(super) poster: Endpoint<'a>,

@@ -42,7 +42,7 @@ impl<'a> Context<'a> {
         unsafe { Endpoint::new(ext) }
     }
 
-    /// The peer's endpoint on that route, which the peer must have.
+    /// The peer's endpoint on that route; an error where the peer has none.
     #[inline(always)]
     pub(super) fn target(&self, peer: u32, route: Route) -> Result<*const TargetWords, Status> {
         // `route` has bounded peer and slot, and the table has n_slots * nranks entries.

@@ -35,7 +35,7 @@
 //! completion count is read with acquire, and so is `bound`, which passes the count on: a write into a reclaimed slot
 //! comes after the card's last read of it.
 
-use super::{EncodeWqe, MAX_BATCH, Queue, Share, Thread, admitted, outstanding, pause, reached};
+use super::{EncodeWqe, MAX_BATCH, Queue, Share, Thread, max_outstanding, outstanding, pause, reached};
 use crate::platform::one;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -51,12 +51,12 @@ const READY: u32 = (1 << MAX_BATCH) - 1;
 const OLD_BARRIER: u32 = 1 << 30;
 
 /// A queue whose posters share [`Words`].
-pub trait Ring: Queue {
+pub trait CombiningQueue: Queue {
     /// The shared words.
     fn words(&self) -> Words<'_>;
 }
 
-impl<Q: Ring> Ring for &Q {
+impl<Q: CombiningQueue> CombiningQueue for &Q {
     #[inline(always)]
     fn words(&self) -> Words<'_> {
         (**self).words()
@@ -126,7 +126,7 @@ fn reserve<S: Share>(words: Words<'_>) -> u64 {
 /// # Errors
 /// What ended a wait for room. The endpoint is poisoned then, unless the mode is exclusive.
 #[inline(always)]
-pub fn post<S: Share, Q: Ring + Copy>(
+pub fn post<S: Share, Q: CombiningQueue + Copy>(
     queue: Q,
     limits: impl Limit,
     aggregate: bool,
@@ -158,7 +158,11 @@ pub struct NoRoom {
 /// # Errors
 /// There is no room at once.
 #[inline(always)]
-pub fn try_post<S: Share, Q: Ring + Copy>(queue: Q, aggregate: bool, wqe: impl EncodeWqe) -> Result<(), NoRoom> {
+pub fn try_post<S: Share, Q: CombiningQueue + Copy>(
+    queue: Q,
+    aggregate: bool,
+    wqe: impl EncodeWqe,
+) -> Result<(), NoRoom> {
     let reserved = reserve::<S>(queue.words());
     if !has_room(queue, reserved) {
         return Err(NoRoom { reserved });
@@ -189,12 +193,12 @@ pub enum Next {
     ContinueTurn,
 }
 
-/// As [`try_post`], without a call: the result says what [`finish`] has to do.
+/// As [`try_post`], without a call: the rare step after the mark is left to [`finish`], and the result names it.
 ///
 /// # Errors
 /// There is no room at once.
 #[inline(always)]
-pub fn try_post_uncalled<S: Share, Q: Ring + Copy>(
+pub fn try_post_unfinished<S: Share, Q: CombiningQueue + Copy>(
     queue: Q,
     aggregate: bool,
     wqe: impl EncodeWqe,
@@ -209,7 +213,7 @@ pub fn try_post_uncalled<S: Share, Q: Ring + Copy>(
 
 /// Carries out the step that follows a mark.
 #[inline(always)]
-pub fn finish<S: Share, Q: Ring + Copy>(queue: Q, after: AfterMark) {
+pub fn finish<S: Share, Q: CombiningQueue + Copy>(queue: Q, after: AfterMark) {
     match after.next {
         Next::Nothing => {}
         Next::TakeTurn => take_turns::<S, Q>(queue),
@@ -218,14 +222,14 @@ pub fn finish<S: Share, Q: Ring + Copy>(queue: Q, after: AfterMark) {
 }
 
 #[inline(always)]
-fn encode_and_ring<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64, aggregate: bool, wqe: impl EncodeWqe) {
+fn encode_and_ring<S: Share, Q: CombiningQueue + Copy>(queue: Q, reserved: u64, aggregate: bool, wqe: impl EncodeWqe) {
     let after = encode_and_mark::<S, Q>(queue, reserved, aggregate, wqe);
     finish::<S, Q>(queue, after);
 }
 
 /// Encodes the request, fences and marks it, and rings it if no other poster is active.
 #[inline(always)]
-fn encode_and_mark<S: Share, Q: Ring + Copy>(
+fn encode_and_mark<S: Share, Q: CombiningQueue + Copy>(
     queue: Q,
     reserved: u64,
     aggregate: bool,
@@ -253,21 +257,21 @@ fn encode_and_mark<S: Share, Q: Ring + Copy>(
     if short && S::replace(queue.words().state, old + mark, all_rung(target), Ordering::Acquire) {
         return AfterMark { next: Next::Nothing, state: all_rung(target) };
     }
-    let state = if short { end_turn_called::<S, Q>(queue, idx) } else { end_turn::<S, Q>(queue, idx) };
-    let next = if is_quiet(state) { Next::Nothing } else { Next::ContinueTurn };
+    let state = if short { end_turn_outlined::<S, Q>(queue, idx) } else { end_turn::<S, Q>(queue, idx) };
+    let next = if is_idle(state) { Next::Nothing } else { Next::ContinueTurn };
     AfterMark { next, state }
 }
 
 /// Ends the turn that rang for `idx` alone.
 #[inline(always)]
-fn end_turn<S: Share, Q: Ring + Copy>(queue: Q, idx: u32) -> u64 {
+fn end_turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, idx: u32) -> u64 {
     let change = all_rung(1) - ready_bit(idx) - RINGER;
     S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
 }
 
 #[cold]
 #[inline(never)]
-fn end_turn_called<S: Share, Q: Ring + Copy>(queue: Q, idx: u32) -> u64 {
+fn end_turn_outlined<S: Share, Q: CombiningQueue + Copy>(queue: Q, idx: u32) -> u64 {
     end_turn::<S, Q>(queue, idx)
 }
 
@@ -276,7 +280,7 @@ fn end_turn_called<S: Share, Q: Ring + Copy>(queue: Q, idx: u32) -> u64 {
 /// # Errors
 /// As for [`post`].
 #[inline(always)]
-pub fn post_reserved<S: Share, Q: Ring + Copy>(
+pub fn post_reserved<S: Share, Q: CombiningQueue + Copy>(
     queue: Q,
     limits: impl Limit,
     reserved: u64,
@@ -299,7 +303,7 @@ pub fn post_reserved<S: Share, Q: Ring + Copy>(
 
 /// As [`post`], in one loop with one copy of the doorbell's code: the fewest instructions in memory, for a GPU.
 #[inline(always)]
-pub(super) fn post_compact<S: Share, Q: Ring + Copy>(
+pub(super) fn post_compact<S: Share, Q: CombiningQueue + Copy>(
     queue: Q,
     limits: impl Limit,
     aggregate: bool,
@@ -346,7 +350,7 @@ pub(super) fn post_compact<S: Share, Q: Ring + Copy>(
         while state & RINGERS != 0 {
             state = turn::<S, Q>(queue, state);
         }
-        if marked && is_quiet(state) {
+        if marked && is_idle(state) {
             return Ok(());
         }
     }
@@ -354,7 +358,7 @@ pub(super) fn post_compact<S: Share, Q: Ring + Copy>(
 
 /// As [`post`], when no other thread uses the endpoint. Every reserved request is ready then.
 #[inline(always)]
-fn post_exclusive<Q: Ring + Copy>(
+fn post_exclusive<Q: CombiningQueue + Copy>(
     queue: Q,
     limits: impl Limit,
     aggregate: bool,
@@ -378,7 +382,7 @@ fn post_exclusive<Q: Ring + Copy>(
 }
 
 #[inline(always)]
-fn ring_exclusive<Q: Ring + Copy>(queue: Q, target: u32) {
+fn ring_exclusive<Q: CombiningQueue + Copy>(queue: Q, target: u32) {
     ring(queue, target);
     queue.words().state.store(all_rung(target), Ordering::Relaxed);
 }
@@ -387,7 +391,7 @@ fn ring_exclusive<Q: Ring + Copy>(queue: Q, target: u32) {
 /// hole.
 #[cold]
 #[inline(never)]
-fn wait_exclusive<Q: Ring + Copy>(queue: Q, limits: impl Limit, reserved: u64) -> Result<u64, Status> {
+fn wait_exclusive<Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit, reserved: u64) -> Result<u64, Status> {
     let words = queue.words();
     let (idx, _) = halves(reserved);
     let mut spin = Spin::new(limits);
@@ -410,7 +414,7 @@ fn wait_exclusive<Q: Ring + Copy>(queue: Q, limits: impl Limit, reserved: u64) -
 /// `bound` lies less than 16 ahead of `reserved`, beside the same barrier. Acquire: `bound` stands for the completion count
 /// that another poster has read.
 #[inline(always)]
-fn has_room<Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
+fn has_room<Q: CombiningQueue + Copy>(queue: Q, reserved: u64) -> bool {
     queue.words().bound.load(Ordering::Acquire).wrapping_sub(reserved) < u64::from(MAX_BATCH)
 }
 
@@ -419,7 +423,7 @@ fn has_room<Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
 /// No post is admitted after an error, because a ring that never fills would take posts for ever. At most the posts that
 /// `bound` admitted before the error follow it, and the error's completion stays in the queue for the host to read.
 #[inline(always)]
-fn check_room<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
+fn check_room<S: Share, Q: CombiningQueue + Copy>(queue: Q, reserved: u64) -> bool {
     let words = queue.words();
     let known = words.bound.load(Ordering::Acquire);
     if words.poison.load(Ordering::Relaxed) != 0 || queue.failed() {
@@ -429,7 +433,7 @@ fn check_room<S: Share, Q: Ring + Copy>(queue: Q, reserved: u64) -> bool {
     let batch = queue.max_batch().min(MAX_BATCH);
     let unrung = idx.wrapping_sub(rung(words.state.load(Ordering::Acquire)));
     let open = outstanding(idx, queue.completed());
-    if unrung >= batch || open > admitted(queue, idx, barrier) {
+    if unrung >= batch || open > max_outstanding(queue, idx, barrier) {
         return false;
     }
     // The wrap of the cursor carries into the barrier, which this call has not checked: `bound` stops before it.
@@ -458,7 +462,7 @@ fn raise_barrier<S: Share>(words: Words<'_>, seen: u64) -> bool {
 /// endpoint; every wait reads the poison.
 #[cfg_attr(not(target_arch = "nvptx64"), cold, inline(never))]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn wait_or_poison<Q: Ring + Copy, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
+fn wait_or_poison<Q: CombiningQueue + Copy, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
     let words = queue.words();
     let ended = match words.poison.load(Ordering::Relaxed) {
         0 => pause(queue, spin),
@@ -475,7 +479,7 @@ fn wait_or_poison<Q: Ring + Copy, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Res
 
 /// No ringer is active, and there is a request to ring, or a cursor of NCCL's to take over.
 #[inline(always)]
-fn needs_turn<Q: Ring>(queue: Q, state: u64) -> bool {
+fn needs_turn<Q: CombiningQueue>(queue: Q, state: u64) -> bool {
     state & RINGERS == 0 && (is_ready(state) || queue.released().wrapping_sub(rung(state)) != 0)
 }
 
@@ -487,18 +491,18 @@ fn is_ready(state: u64) -> bool {
 
 /// No ringer is active, and no request is ready.
 #[inline(always)]
-fn is_quiet(state: u64) -> bool {
+fn is_idle(state: u64) -> bool {
     state as u32 == 0
 }
 
 /// Continues the turns of the active ringer, which left `state`; without an active ringer, takes turns if they are needed.
 #[cold]
 #[inline(never)]
-fn continue_turn<S: Share, Q: Ring + Copy>(queue: Q, mut state: u64) {
+fn continue_turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, mut state: u64) {
     while state & RINGERS != 0 {
         state = turn::<S, Q>(queue, state);
     }
-    if !is_quiet(state) {
+    if !is_idle(state) {
         take_turns::<S, Q>(queue);
     }
 }
@@ -506,7 +510,7 @@ fn continue_turn<S: Share, Q: Ring + Copy>(queue: Q, mut state: u64) {
 /// Takes turns at the doorbell as long as one is needed.
 #[cold]
 #[inline(never)]
-fn take_turns<S: Share, Q: Ring + Copy>(queue: Q) {
+fn take_turns<S: Share, Q: CombiningQueue + Copy>(queue: Q) {
     loop {
         let state = queue.words().state;
         let mut seen = state.load(Ordering::Acquire);
@@ -533,7 +537,7 @@ fn ring<Q: Queue>(queue: Q, target: u32) {
 /// One turn at the doorbell. The caller is the active ringer, and `state` is the word as it left it. Returns the word as this
 /// turn leaves it: while that shows a ringer, the caller is still the active one.
 #[inline(always)]
-fn turn<S: Share, Q: Ring + Copy>(queue: Q, state: u64) -> u64 {
+fn turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, state: u64) -> u64 {
     let from = rung(state);
     // Two copies of the bitmap, one above the other, shifted by n bits, are the bitmap rotated by n.
     let ready = state as u32 & READY;
@@ -558,7 +562,7 @@ fn turn<S: Share, Q: Ring + Copy>(queue: Q, state: u64) -> u64 {
 ///
 /// # Errors
 /// What ended the wait.
-pub fn flush<S: Share, Q: Ring + Copy>(queue: Q, limits: impl Limit) -> Result<(), Status> {
+pub fn flush<S: Share, Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit) -> Result<(), Status> {
     let Some(at) = begin_flush::<S, Q>(queue) else {
         return Ok(());
     };
@@ -573,7 +577,7 @@ pub fn flush<S: Share, Q: Ring + Copy>(queue: Q, limits: impl Limit) -> Result<(
 /// completed.
 ///
 /// Snapshot and barrier are one compare-and-swap, because a post in between would be counted in place of an earlier one.
-pub fn begin_flush<S: Share, Q: Ring + Copy>(queue: Q) -> Option<u32> {
+pub fn begin_flush<S: Share, Q: CombiningQueue + Copy>(queue: Q) -> Option<u32> {
     let words = queue.words();
     let (target, _) = halves(words.cursor.load(Ordering::Relaxed));
     loop {
@@ -600,7 +604,7 @@ pub fn begin_flush<S: Share, Q: Ring + Copy>(queue: Q) -> Option<u32> {
 ///
 /// # Errors
 /// [`Status::Poisoned`]: a post below `at` can never complete.
-pub fn is_flushed<S: Share, Q: Ring + Copy>(queue: Q, at: u32) -> Result<bool, Status> {
+pub fn is_flushed<S: Share, Q: CombiningQueue + Copy>(queue: Q, at: u32) -> Result<bool, Status> {
     let completed = queue.completed();
     let (cursor, _) = halves(queue.words().cursor.load(Ordering::Acquire));
     if reached(cursor, completed, at) {
@@ -614,7 +618,7 @@ pub fn is_flushed<S: Share, Q: Ring + Copy>(queue: Q, at: u32) -> Result<bool, S
 ///
 /// # Errors
 /// [`Status::Poisoned`]: a post can never become ready.
-pub fn ring_ready<S: Share, Q: Ring + Copy>(queue: Q) -> Result<(), Status> {
+pub fn ring_ready<S: Share, Q: CombiningQueue + Copy>(queue: Q) -> Result<(), Status> {
     take_turns::<S, Q>(queue);
     match queue.words().poison.load(Ordering::Relaxed) {
         0 => Ok(()),

@@ -4,14 +4,14 @@
 //! NCCL's cursors do not cover pending requests. Before NCCL's device code posts on an endpoint, a plain post or a flush must
 //! have rung them.
 
-use super::{EncodeWqe, MAX_BATCH, Queue, admitted, outstanding, pause, reached};
+use super::{EncodeWqe, MAX_BATCH, Queue, max_outstanding, outstanding, pause, reached};
 use crate::status::Status;
 use crate::sync::{AtomicU32, Ordering};
 use crate::wait::{Limit, Spin};
 
-/// The ring's own cursors, which the lock guards. Any thread may call `next` and `pending`; only the thread that has the lock
-/// calls the others.
-pub trait Batch {
+/// A queue whose cursors the lock guards. Any thread may call `next` and `pending`; only the thread that has the lock calls the
+/// others.
+pub trait LockedQueue: Queue {
     /// The number that the next post gets: `pc` and what is pending beyond it.
     fn next(&self) -> u32;
     /// Work requests that are placed and not yet rung.
@@ -67,7 +67,7 @@ fn lock<'a, Q: Queue>(
 /// # Errors
 /// What ended a wait for the lock or for room.
 #[inline(always)]
-pub fn post<Q: Queue + Batch>(
+pub fn post<Q: LockedQueue>(
     queue: &Q,
     words: Words<'_>,
     limits: impl Limit,
@@ -81,7 +81,7 @@ pub fn post<Q: Queue + Batch>(
     if idx.is_multiple_of(MAX_BATCH) && queue.failed() {
         return Err(Status::CardError);
     }
-    let limit = admitted(queue, idx, words.barrier.load(Ordering::Relaxed));
+    let limit = max_outstanding(queue, idx, words.barrier.load(Ordering::Relaxed));
     if outstanding(idx, queue.completed()) > limit {
         // The requests that this wait depends on may be pending.
         queue.ring();
@@ -105,7 +105,7 @@ pub fn post<Q: Queue + Batch>(
 ///
 /// # Errors
 /// What ended the wait.
-pub fn flush<Q: Queue + Batch>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<(), Status> {
+pub fn flush<Q: LockedQueue>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<(), Status> {
     let Some(at) = begin_flush(queue, words, limits)? else {
         return Ok(());
     };
@@ -121,7 +121,7 @@ pub fn flush<Q: Queue + Batch>(queue: &Q, words: Words<'_>, limits: impl Limit) 
 ///
 /// # Errors
 /// What ended a wait for the lock.
-pub fn begin_flush<Q: Queue + Batch>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<Option<u32>, Status> {
+pub fn begin_flush<Q: LockedQueue>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<Option<u32>, Status> {
     let _lock = lock(queue, words, limits, false)?;
     queue.ring();
     let target = queue.next();
@@ -133,7 +133,7 @@ pub fn begin_flush<Q: Queue + Batch>(queue: &Q, words: Words<'_>, limits: impl L
 }
 
 /// Returns whether every post below `at`, which [`begin_flush`] gave, has completed.
-pub fn is_flushed<Q: Queue + Batch>(queue: &Q, at: u32) -> bool {
+pub fn is_flushed<Q: LockedQueue>(queue: &Q, at: u32) -> bool {
     // The count is read before the cursor; and `pc`, which is never behind the count, before the pending requests.
     let completed = queue.completed();
     reached(queue.next(), completed, at)
@@ -143,7 +143,7 @@ pub fn is_flushed<Q: Queue + Batch>(queue: &Q, at: u32) -> bool {
 ///
 /// # Errors
 /// What ended a wait for the lock.
-pub fn ring_ready<Q: Queue + Batch>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<(), Status> {
+pub fn ring_ready<Q: LockedQueue>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<(), Status> {
     if queue.pending() != 0 {
         let _lock = lock(queue, words, limits, false)?;
         queue.ring();

@@ -117,7 +117,7 @@ impl<Q: Queue> Queue for &Q {
 
 /// The greatest number of incomplete earlier posts with which `idx` is admitted.
 #[inline(always)]
-fn admitted<Q: Queue>(queue: Q, idx: u32, barrier: u32) -> u32 {
+fn max_outstanding<Q: Queue>(queue: Q, idx: u32, barrier: u32) -> u32 {
     let mut limit = queue.sq_size() - 1;
     let slots = queue.value_slots();
     if slots != 0 {

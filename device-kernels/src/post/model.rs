@@ -17,12 +17,12 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 use loom::thread;
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::AtomicU32 as Tally;
+use std::sync::atomic::AtomicU32 as StdAtomicU32;
 
-/// Rounds of one wait after which loom no longer branches its schedule.
-const PATIENCE: u32 = 1;
-/// Most rounds of one wait: more are a wait without end.
-const MOST_ROUNDS: u32 = 400;
+/// Rounds of one wait in which loom branches its schedule.
+const BRANCHING_ROUNDS: u32 = 1;
+/// The limit of rounds of one wait: a wait with more has no end.
+const MAX_ROUNDS: u32 = 400;
 
 /// One step of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,11 +30,11 @@ enum Op {
     /// A plain post.
     Put,
     /// A post with the aggregate flag.
-    Agg,
+    Aggregated,
     /// A flush. Every earlier post of this thread must have completed, and every post of others that this thread had seen.
     Flush,
 }
-use Op::{Agg, Flush, Put};
+use Op::{Aggregated, Flush, Put};
 
 /// The request in flight that completes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,14 +54,14 @@ enum Doorbell {
     Late,
 }
 
-/// A guard that is taken out on purpose.
+/// A guard that a test takes out, so that a property breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
-    /// The policy does not know of the value slots.
+enum Mutation {
+    /// The policy sees an endpoint without value slots.
     NoSlotGuard,
-    /// The policy believes that the ring is larger than it is.
+    /// The policy sees a larger ring than there is.
     NoRingGuard,
-    /// The policy believes that the card takes a larger batch than it does.
+    /// The policy sees a larger batch limit than the card's.
     NoBatchBound,
     /// A fence before the doorbell does nothing.
     NoWriteFence,
@@ -84,7 +84,7 @@ struct Config {
     slots: u32,
     order: Order,
     doorbell: Doorbell,
-    fault: Option<Fault>,
+    mutation: Option<Mutation>,
     /// Preemptions in one interleaving.
     preemptions: usize,
     threads: &'static [&'static [Op]],
@@ -98,7 +98,7 @@ const BASE: Config = Config {
     slots: 0,
     order: Order::Newest,
     doorbell: Doorbell::Early,
-    fault: None,
+    mutation: None,
     preemptions: 2,
     threads: &[],
 };
@@ -127,7 +127,7 @@ struct Card {
     /// By token: the card has completed the request. A thread that has seen the count must see this too.
     done: Vec<AtomicBool>,
     /// Posters that have finished. Loom does not know of this word, so it branches no schedule.
-    finished: Tally,
+    finished: StdAtomicU32,
 }
 
 impl Card {
@@ -149,7 +149,7 @@ impl Card {
             ring: (0..sq_size).map(|_| AtomicU32::new(0)).collect(),
             values: (0..slots).map(|_| AtomicU32::new(0)).collect(),
             done: (0..tokens).map(|_| AtomicBool::new(false)).collect(),
-            finished: Tally::new(0),
+            finished: StdAtomicU32::new(0),
         }
     }
 
@@ -209,29 +209,35 @@ impl Card {
 }
 
 /// One poster's view of the card.
-struct Port<'a> {
+struct PosterView<'a> {
     card: &'a Card,
     /// Ring and value stores that are not fenced yet: idx, token.
     written: RefCell<Vec<(u32, u32)>>,
     /// A doorbell that has not reached the card.
     late: Cell<Option<u32>>,
     /// The last action was a doorbell.
-    rang: Cell<bool>,
+    rang_last: Cell<bool>,
     rounds: Cell<u32>,
 }
 
-impl<'a> Port<'a> {
+impl<'a> PosterView<'a> {
     fn new(card: &'a Card) -> Self {
-        Port { card, written: RefCell::default(), late: Cell::new(None), rang: Cell::new(false), rounds: Cell::new(0) }
+        PosterView {
+            card,
+            written: RefCell::default(),
+            late: Cell::new(None),
+            rang_last: Cell::new(false),
+            rounds: Cell::new(0),
+        }
     }
 
-    fn faulty(&self, fault: Fault) -> bool {
-        self.card.config.fault == Some(fault)
+    fn mutated(&self, mutation: Mutation) -> bool {
+        self.card.config.mutation == Some(mutation)
     }
 
     fn write(&self, idx: u32, token: u32) {
         self.written.borrow_mut().push((idx, token));
-        self.rang.set(false);
+        self.rang_last.set(false);
     }
 
     /// The value is visible at once, because an overwriter does not wait for its own fence.
@@ -241,7 +247,7 @@ impl<'a> Port<'a> {
         }
     }
 
-    fn settle(&self) {
+    fn make_visible(&self) {
         for (idx, token) in self.written.borrow_mut().drain(..) {
             self.card.slot(idx).store(token, Relaxed);
         }
@@ -263,7 +269,7 @@ impl<'a> Port<'a> {
     }
 
     fn post(&self, aggregate: bool, token: u32) -> Result<(), Status> {
-        if self.faulty(Fault::NoBarrier) {
+        if self.mutated(Mutation::NoBarrier) {
             self.card.cursor.fetch_and(0xffff_ffff, Relaxed);
             self.card.barrier.store(self.card.config.start, Relaxed);
         }
@@ -299,21 +305,21 @@ impl<'a> Port<'a> {
                     assert!(card.done[t as usize].load(Relaxed), "a flush returned before post {t} had completed");
                 }
             } else {
-                self.post(*op == Agg, token).unwrap();
+                self.post(*op == Aggregated, token).unwrap();
                 token += 1;
             }
         }
-        self.settle();
+        self.make_visible();
         card.finished.fetch_add(1, SeqCst);
     }
 }
 
 /// The limits of a wait, which every round reads.
-impl Limit for &Port<'_> {
+impl Limit for &PosterView<'_> {
     fn aborted(&self) -> bool {
         self.rounds.set(self.rounds.get() + 1);
-        assert!(self.rounds.get() < MOST_ROUNDS, "a wait does not end");
-        if self.rounds.get() > PATIENCE {
+        assert!(self.rounds.get() < MAX_ROUNDS, "a wait does not end");
+        if self.rounds.get() > BRANCHING_ROUNDS {
             // An unfair schedule may never end, so from here on loom takes one fair schedule.
             loom::skip_branch();
         }
@@ -324,36 +330,36 @@ impl Limit for &Port<'_> {
     }
 }
 
-impl Queue for Port<'_> {
+impl Queue for PosterView<'_> {
     fn completed(&self) -> u32 {
         let count = self.card.completed.load(Acquire);
-        let ahead = self.faulty(Fault::EarlyCount) && count != self.card.doorbell.load(Relaxed) & COUNT_MASK;
+        let ahead = self.mutated(Mutation::EarlyCount) && count != self.card.doorbell.load(Relaxed) & COUNT_MASK;
         count.wrapping_add(u32::from(ahead)) & COUNT_MASK
     }
     fn failed(&self) -> bool {
         false
     }
     fn sq_size(&self) -> u32 {
-        if self.faulty(Fault::NoRingGuard) { 64 } else { self.card.config.sq_size }
+        if self.mutated(Mutation::NoRingGuard) { 64 } else { self.card.config.sq_size }
     }
     fn max_batch(&self) -> u32 {
-        if self.faulty(Fault::NoBatchBound) { 16 } else { self.card.config.max_batch }
+        if self.mutated(Mutation::NoBatchBound) { 16 } else { self.card.config.max_batch }
     }
     fn value_slots(&self) -> u32 {
-        if self.faulty(Fault::NoSlotGuard) { 0 } else { self.card.config.slots }
+        if self.mutated(Mutation::NoSlotGuard) { 0 } else { self.card.config.slots }
     }
     fn fence(&self) {
-        let missing = if self.rang.get() { Fault::NoDoorbellFence } else { Fault::NoWriteFence };
-        if !self.faulty(missing) {
-            self.settle();
+        let missing = if self.rang_last.get() { Mutation::NoDoorbellFence } else { Mutation::NoWriteFence };
+        if !self.mutated(missing) {
+            self.make_visible();
         }
         // The missing fence is missing for the card, and still orders threads.
         fence(AcqRel);
-        self.rang.set(false);
+        self.rang_last.set(false);
     }
     fn doorbell(&self, count: u32) {
-        self.rang.set(true);
-        let count = count.wrapping_sub(u32::from(self.faulty(Fault::ShortDoorbell)));
+        self.rang_last.set(true);
+        let count = count.wrapping_sub(u32::from(self.mutated(Mutation::ShortDoorbell)));
         match self.card.config.doorbell {
             Doorbell::Early => self.ring_now(count),
             Doorbell::Late => {
@@ -371,14 +377,14 @@ impl Queue for Port<'_> {
     }
 }
 
-impl combining::Ring for Port<'_> {
+impl combining::CombiningQueue for PosterView<'_> {
     fn words(&self) -> combining::Words<'_> {
         let Card { cursor, state, bound, poison, .. } = self.card;
         combining::Words { cursor, state, bound, poison }
     }
 }
 
-impl locked::Batch for Port<'_> {
+impl locked::LockedQueue for PosterView<'_> {
     fn next(&self) -> u32 {
         (self.card.cursor.load(Relaxed) as u32).wrapping_add(self.card.pending.load(Relaxed))
     }
@@ -410,7 +416,7 @@ fn explore(config: Config) -> u32 {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(config.preemptions);
     builder.max_branches = 100_000;
-    let count = std::sync::Arc::new(Tally::new(0));
+    let count = std::sync::Arc::new(StdAtomicU32::new(0));
     let counted = count.clone();
     builder.check(move || {
         counted.fetch_add(1, SeqCst);
@@ -422,7 +428,7 @@ fn explore(config: Config) -> u32 {
             .map(|ops| {
                 let (card, token) = (card.clone(), first);
                 first += ops.iter().filter(|op| **op != Flush).count() as u32;
-                thread::spawn(move || Port::new(&card).run(ops, token))
+                thread::spawn(move || PosterView::new(&card).run(ops, token))
             })
             .collect();
         // This thread is the card.

@@ -9,21 +9,22 @@ use std::thread;
 
 const NO_LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 60_000_000_000 };
 
-/// The posting function of a test.
+/// A form of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// `combining` as a CPU runs it.
-    Line,
-    /// `combining` as a GPU runs it.
+enum Variant {
+    /// `combining` as a CPU runs it: the usual case inline, waits in a call.
+    Inline,
+    /// `combining` as a GPU runs it: one loop.
     Loop,
+    /// `combining` in the exclusive mode, for one thread.
+    Exclusive,
     Locked,
-    /// Either policy in the exclusive mode, for one thread.
-    Alone,
-    LockedAlone,
+    /// `locked` in the exclusive mode, for one thread.
+    LockedExclusive,
 }
-use Way::{Alone, Line, Locked, LockedAlone, Loop};
+use Variant::{Exclusive, Inline, Locked, LockedExclusive, Loop};
 
-/// One post as the card sees it. The card reads the value slot when it executes the post, in any order.
+/// The endpoint that posters and card share. The card reads a value slot when it executes the post, in any order.
 struct Shared {
     sq_size: u32,
     max_batch: u32,
@@ -85,25 +86,25 @@ impl Shared {
         self.ring[(idx % self.sq_size) as usize].store(token, Relaxed);
     }
 
-    fn post(&self, way: Way, aggregate: bool, token: u64) -> Result<(), Status> {
+    fn post(&self, variant: Variant, aggregate: bool, token: u64) -> Result<(), Status> {
         let write = |idx| self.write(idx, token);
-        match way {
-            Line => match combining::try_post::<Gpu, _>(self, aggregate, write) {
+        match variant {
+            Inline => match combining::try_post::<Gpu, _>(self, aggregate, write) {
                 Ok(()) => Ok(()),
                 Err(none) => combining::post_reserved::<Gpu, _>(self, NO_LIMITS, none.reserved, aggregate, write),
             },
             Loop => combining::post_compact::<Cta, _>(self, NO_LIMITS, aggregate, write),
-            Alone => combining::post::<Thread, _>(self, NO_LIMITS, aggregate, write),
+            Exclusive => combining::post::<Thread, _>(self, NO_LIMITS, aggregate, write),
             Locked => locked::post(self, self.locked(), NO_LIMITS, false, aggregate, write),
-            LockedAlone => locked::post(self, self.locked(), NO_LIMITS, true, aggregate, write),
+            LockedExclusive => locked::post(self, self.locked(), NO_LIMITS, true, aggregate, write),
         }
     }
 
-    fn flush(&self, way: Way) -> Result<(), Status> {
-        match way {
-            Line | Loop => combining::flush::<Gpu, _>(self, NO_LIMITS),
-            Alone => combining::flush::<Thread, _>(self, NO_LIMITS),
-            Locked | LockedAlone => locked::flush(self, self.locked(), NO_LIMITS),
+    fn flush(&self, variant: Variant) -> Result<(), Status> {
+        match variant {
+            Inline | Loop => combining::flush::<Gpu, _>(self, NO_LIMITS),
+            Exclusive => combining::flush::<Thread, _>(self, NO_LIMITS),
+            Locked | LockedExclusive => locked::flush(self, self.locked(), NO_LIMITS),
         }
     }
 }
@@ -145,14 +146,14 @@ impl Queue for Shared {
     }
 }
 
-impl combining::Ring for Shared {
+impl combining::CombiningQueue for Shared {
     fn words(&self) -> combining::Words<'_> {
         let Shared { cursor, state, bound, poison, .. } = self;
         combining::Words { cursor, state, bound, poison }
     }
 }
 
-impl locked::Batch for Shared {
+impl locked::LockedQueue for Shared {
     fn next(&self) -> u32 {
         (self.cursor.load(Relaxed) as u32).wrapping_add(self.pending.load(Relaxed))
     }
@@ -166,7 +167,7 @@ impl locked::Batch for Shared {
         self.pending.fetch_add(1, Relaxed);
     }
     fn ring(&self) {
-        let pc = locked::Batch::next(self);
+        let pc = locked::LockedQueue::next(self);
         if pc != self.published() {
             self.cursor.store(u64::from(pc), Relaxed);
             self.pending.store(0, Relaxed);
@@ -209,7 +210,7 @@ fn card(shared: &Shared, start: u32, stop: &AtomicBool, mut seed: u64) {
     }
 }
 
-fn run(way: Way, start: u32, sq_size: u32, max_batch: u32, slots: u32, threads: u64, posts: u64) -> Shared {
+fn run(variant: Variant, start: u32, sq_size: u32, max_batch: u32, slots: u32, threads: u64, posts: u64) -> Shared {
     let shared = Shared::new(start, sq_size, max_batch, slots);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -220,15 +221,15 @@ fn run(way: Way, start: u32, sq_size: u32, max_batch: u32, slots: u32, threads: 
                 scope.spawn(move || {
                     for i in 0..posts {
                         let token = t << 32 | i;
-                        shared.post(way, i % 3 == t % 3, token).unwrap();
+                        shared.post(variant, i % 3 == t % 3, token).unwrap();
                         if i % 37 == 36 {
-                            shared.flush(way).unwrap();
+                            shared.flush(variant).unwrap();
                             let delivered = shared.delivered.lock().unwrap();
                             let mine = delivered.iter().filter(|&&d| d >> 32 == t).count() as u64;
                             assert_eq!(mine, i + 1, "flush of thread {t} returned early");
                         }
                     }
-                    shared.flush(way).unwrap();
+                    shared.flush(variant).unwrap();
                 })
             })
             .collect();
@@ -254,21 +255,21 @@ const STARTS: [(u32, u32); 6] =
     [(0, 0), (0, 8), (0x7fff_ff80, 8), (0xffff_ff80, 8), (0x03ff_fff0, 0), (0xffff_fff0, 0)];
 
 #[test]
-fn posts_are_exact_in_any_completion_order() {
-    for way in [Line, Loop, Locked] {
+fn posts_are_delivered_once_in_any_completion_order() {
+    for variant in [Inline, Loop, Locked] {
         for (start, slots) in STARTS {
-            run(way, start, 8, 4, slots, 3, 500);
-            run(way, start, 64, 16, if slots == 0 { 0 } else { 32 }, 4, 2_000);
+            run(variant, start, 8, 4, slots, 3, 500);
+            run(variant, start, 64, 16, if slots == 0 { 0 } else { 32 }, 4, 2_000);
         }
     }
 }
 
 #[test]
-fn posts_are_exact_in_exclusive_mode() {
-    for way in [Alone, LockedAlone] {
+fn posts_are_delivered_once_in_exclusive_mode() {
+    for variant in [Exclusive, LockedExclusive] {
         for (start, slots) in STARTS {
-            run(way, start, 8, 4, slots, 1, 1_000);
-            run(way, start, 64, 16, if slots == 0 { 0 } else { 32 }, 1, 4_000);
+            run(variant, start, 8, 4, slots, 1, 1_000);
+            run(variant, start, 64, 16, if slots == 0 { 0 } else { 32 }, 1, 4_000);
         }
     }
 }
@@ -276,21 +277,21 @@ fn posts_are_exact_in_exclusive_mode() {
 /// Each mode continues from the state that the last mode left, deferred posts included.
 #[test]
 fn calls_in_different_modes_follow_one_another() {
-    for (ways, starts) in [([Line, Alone, Loop], STARTS), ([Locked, LockedAlone, Locked], STARTS)] {
+    for (variants, starts) in [([Inline, Exclusive, Loop], STARTS), ([Locked, LockedExclusive, Locked], STARTS)] {
         for (start, slots) in starts {
             let shared = Shared::new(start, 16, 8, slots);
             let stop = AtomicBool::new(false);
             thread::scope(|scope| {
                 let card = scope.spawn(|| card(&shared, start, &stop, 7));
                 for i in 0..600u64 {
-                    let way = ways[(i / 7) as usize % 3];
-                    shared.post(way, i % 5 != 0, i).unwrap();
+                    let variant = variants[(i / 7) as usize % 3];
+                    shared.post(variant, i % 5 != 0, i).unwrap();
                     if i % 41 == 40 {
-                        shared.flush(ways[(i / 41) as usize % 3]).unwrap();
+                        shared.flush(variants[(i / 41) as usize % 3]).unwrap();
                         assert_eq!(shared.delivered.lock().unwrap().len() as u64, i + 1);
                     }
                 }
-                shared.flush(ways[0]).unwrap();
+                shared.flush(variants[0]).unwrap();
                 stop.store(true, Release);
                 card.join().unwrap();
             });
@@ -299,36 +300,35 @@ fn calls_in_different_modes_follow_one_another() {
     }
 }
 
-/// The card of this test must find a policy without the guard of value slots.
 #[test]
-fn reuse_of_value_slot_by_count_is_found() {
+fn guard_of_value_slots_is_stricter_than_count() {
     let shared = Shared::new(0, 8, 4, 8);
     // Eight posts are rung; the card completes the last one first. By the count alone slot 0 would be free for post 8.
     for token in 0..8u64 {
-        shared.post(Line, false, token).unwrap();
+        shared.post(Inline, false, token).unwrap();
     }
     shared.completed.fetch_add(1, Release);
     assert!(outstanding(8, shared.completed()) < shared.sq_size, "the count alone admits it");
-    assert!(outstanding(8, shared.completed()) > admitted(&shared, 8, 0), "the lap guard does not");
+    assert!(outstanding(8, shared.completed()) > max_outstanding(&shared, 8, 0), "the lap guard does not");
 }
 
 #[test]
 fn card_error_ends_every_wait() {
-    for way in [Line, Loop, Locked, Alone, LockedAlone] {
+    for variant in [Inline, Loop, Locked, Exclusive, LockedExclusive] {
         let shared = Shared::new(0, 4, 4, 0);
         for token in 0..4 {
-            shared.post(way, false, token).unwrap();
+            shared.post(variant, false, token).unwrap();
         }
         shared.failed.store(true, Relaxed);
-        assert_eq!(shared.post(way, false, 4), Err(Status::CardError), "{way:?}");
+        assert_eq!(shared.post(variant, false, 4), Err(Status::CardError), "{variant:?}");
         // A reservation that was given up leaves a hole, over which no mode may post.
-        let hole = matches!(way, Line | Loop);
-        assert_eq!(shared.flush(way), Err(if hole { Status::Poisoned } else { Status::CardError }), "{way:?}");
+        let hole = matches!(variant, Inline | Loop);
+        assert_eq!(shared.flush(variant), Err(if hole { Status::Poisoned } else { Status::CardError }), "{variant:?}");
         if hole {
             shared.failed.store(false, Relaxed);
             shared.completed.store(4, Relaxed);
-            for way in [Line, Loop, Alone] {
-                assert_eq!(shared.post(way, false, 5), Err(Status::Poisoned), "{way:?}");
+            for variant in [Inline, Loop, Exclusive] {
+                assert_eq!(shared.post(variant, false, 5), Err(Status::Poisoned), "{variant:?}");
             }
             assert_eq!(shared.doorbell.load(Relaxed), 4);
         }
@@ -337,33 +337,33 @@ fn card_error_ends_every_wait() {
 
 /// With a fast card no post ever waits.
 #[test]
-fn card_error_is_found_without_a_wait() {
-    for way in [Line, Loop, Locked, Alone, LockedAlone] {
+fn card_error_is_found_without_wait() {
+    for variant in [Inline, Loop, Locked, Exclusive, LockedExclusive] {
         let shared = Shared::new(0, 64, 16, 0);
         let post = |token: u32| {
-            let posted = shared.post(way, false, u64::from(token));
+            let posted = shared.post(variant, false, u64::from(token));
             shared.completed.store(shared.doorbell.load(Relaxed), Release);
             posted
         };
-        assert!((0..5).all(|token| post(token).is_ok()), "{way:?}");
+        assert!((0..5).all(|token| post(token).is_ok()), "{variant:?}");
         shared.failed.store(true, Relaxed);
         let refused = (5..1000).find_map(|token| post(token).err().map(|status| (token, status)));
         let (at, status) = refused.expect("a refusal");
-        assert_eq!(status, Status::CardError, "{way:?}");
-        assert!(at <= 5 + MAX_BATCH, "{way:?}: at {at}");
+        assert_eq!(status, Status::CardError, "{variant:?}");
+        assert!(at <= 5 + MAX_BATCH, "{variant:?}: at {at}");
     }
 }
 
 #[test]
 fn deferred_posts_share_one_doorbell() {
-    for way in [Line, Loop, Locked, Alone, LockedAlone] {
+    for variant in [Inline, Loop, Locked, Exclusive, LockedExclusive] {
         let shared = Shared::new(0, 64, 16, 0);
         for token in 0..7 {
-            shared.post(way, true, token).unwrap();
+            shared.post(variant, true, token).unwrap();
         }
         assert_eq!(shared.rings.load(Relaxed), 0);
-        shared.post(way, false, 7).unwrap();
-        assert_eq!((shared.rings.load(Relaxed), shared.doorbell.load(Relaxed)), (1, 8), "{way:?}");
+        shared.post(variant, false, 7).unwrap();
+        assert_eq!((shared.rings.load(Relaxed), shared.doorbell.load(Relaxed)), (1, 8), "{variant:?}");
     }
 }
 
@@ -379,26 +379,26 @@ fn nccl_posts(shared: &Shared, n: u32, rings: bool) {
 
 #[test]
 fn posts_by_nccl_in_between_are_rung_once() {
-    for way in [Line, Loop, Alone, Locked] {
+    for variant in [Inline, Loop, Exclusive, Locked] {
         let shared = Shared::new(0, 64, 16, 0);
-        shared.post(way, false, 0).unwrap();
+        shared.post(variant, false, 0).unwrap();
         nccl_posts(&shared, 3, true);
-        shared.post(way, false, 4).unwrap();
-        assert_eq!(shared.doorbell.load(Relaxed), 5, "{way:?}");
+        shared.post(variant, false, 4).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), 5, "{variant:?}");
         nccl_posts(&shared, 40, true);
         shared.completed.store(45, Relaxed);
-        shared.post(way, true, 45).unwrap();
-        shared.post(way, false, 46).unwrap();
-        assert_eq!(shared.doorbell.load(Relaxed), 47, "{way:?}");
+        shared.post(variant, true, 45).unwrap();
+        shared.post(variant, false, 46).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), 47, "{variant:?}");
         // Our next post, or a flush, rings what NCCL's code has deferred.
         nccl_posts(&shared, 5, false);
-        shared.post(way, false, 52).unwrap();
-        assert_eq!(shared.doorbell.load(Relaxed), 53, "{way:?}");
+        shared.post(variant, false, 52).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), 53, "{variant:?}");
         nccl_posts(&shared, 2, false);
         shared.completed.store(54, Relaxed);
-        assert_eq!(shared.doorbell.load(Relaxed), 53, "{way:?}");
+        assert_eq!(shared.doorbell.load(Relaxed), 53, "{variant:?}");
         thread::scope(|scope| {
-            scope.spawn(|| shared.flush(way).unwrap());
+            scope.spawn(|| shared.flush(variant).unwrap());
             while shared.doorbell.load(Relaxed) != 55 {
                 thread::yield_now();
             }
@@ -410,7 +410,7 @@ fn posts_by_nccl_in_between_are_rung_once() {
 /// A barrier is raised before it is so old that it would be taken for one of 2^32 posts later.
 #[test]
 fn old_barrier_is_raised() {
-    for way in [Line, Loop, Alone] {
+    for variant in [Inline, Loop, Exclusive] {
         let shared = Shared::new(0, 64, 16, 0);
         let cursor = 0x7000_0000u32;
         shared.cursor.store(u64::from(cursor), Relaxed);
@@ -418,12 +418,12 @@ fn old_barrier_is_raised() {
         for word in [&shared.doorbell, &shared.posted, &shared.released, &shared.completed] {
             word.store(cursor, Relaxed);
         }
-        shared.post(way, false, 1).unwrap();
+        shared.post(variant, false, 1).unwrap();
         let barrier = (shared.cursor.load(Relaxed) >> 32) as u32;
-        assert!(barrier.wrapping_sub(cursor) <= 1, "{way:?}: {barrier:#x}");
+        assert!(barrier.wrapping_sub(cursor) <= 1, "{variant:?}: {barrier:#x}");
         shared.completed.store(cursor + 1, Relaxed);
-        shared.flush(way).unwrap();
-        shared.post(way, false, 2).unwrap();
-        assert_eq!(shared.doorbell.load(Relaxed), cursor + 2, "{way:?}");
+        shared.flush(variant).unwrap();
+        shared.post(variant, false, 2).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), cursor + 2, "{variant:?}");
     }
 }

@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::common::{EndpointSpec, Made, Ring, Spec, WindowSpec, make, window};
+use crate::common::{EndpointSpec, Spec, TestContext, WindowSpec, make_context, window};
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::context::continuation::{
     Continuation, INVALID, SLOW_PATH, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal, fgin_fast_put,
@@ -21,12 +21,12 @@ const SIGNALS: u32 = 2;
 const NOTHING: u32 = 0;
 
 /// Two contexts of one kind that share a value pool, so that equal posts have equal bytes.
-fn two(policy: u32, wide: bool) -> ([Made; 2], Window) {
+fn twin_contexts(policy: u32, wide: bool) -> ([TestContext; 2], Window) {
     let pool = if wide { 0 } else { Box::leak(Box::new([0u64; 64])).as_ptr() as u64 };
     let endpoint = EndpointSpec { entries: 16, wide, max_batch: 8, value_base: pool, start: 0 };
     let peers = |addr: u64| (0..RANKS).map(|rank| (addr + u64::from(rank), 7 + rank)).collect();
-    let made = || {
-        make(&Spec {
+    let twin = || {
+        make_context(&Spec {
             policy,
             nranks: RANKS,
             rail: 0,
@@ -39,7 +39,7 @@ fn two(policy: u32, wide: bool) -> ([Made; 2], Window) {
             scratch: WindowSpec { lkey: 4, addr: 0x1000, peers: peers(0x2000) },
         })
     };
-    ([made(), made()], window(&WindowSpec { lkey: 6, addr: 0x3000, peers: peers(0x4000) }, 0))
+    ([twin(), twin()], window(&WindowSpec { lkey: 6, addr: 0x3000, peers: peers(0x4000) }, 0))
 }
 
 /// An operation, its peer, and the signal that it raises by one, if any.
@@ -129,9 +129,9 @@ fn ops(window: Window) -> Vec<Op> {
 }
 
 #[test]
-fn fast_path_and_continuation_post_the_bytes_of_ordinary_operations() {
+fn fast_path_and_continuation_post_bytes_of_ordinary_operations() {
     for (policy, wide) in [(POLICY_COMBINING, true), (POLICY_COMBINING, false), (POLICY_LOCKED, true)] {
-        let ([fast, ordinary], window) = two(policy, wide);
+        let ([fast, ordinary], window) = twin_contexts(policy, wide);
         for op in ops(window) {
             assert_eq!((op.call(fast.context), op.call_ordinary(ordinary.context)), (0, Ok(())), "{op:?}");
             for (fast, ordinary) in fast.rings.iter().zip(&ordinary.rings) {
@@ -150,35 +150,35 @@ fn fast_path_and_continuation_post_the_bytes_of_ordinary_operations() {
 
 #[test]
 fn post_with_room_needs_no_continuation() {
-    let ([made, _], window) = two(POLICY_COMBINING, true);
+    let ([test, _], window) = twin_contexts(POLICY_COMBINING, true);
     let op = Op { kind: Kind::Value { bytes: 4 }, peer: 1, signal: Some(0), window, aggregate: false };
-    assert_eq!(op.call(made.context), 0);
-    assert_eq!(op.call_fast(made.context).kind, NOTHING, "the first post checked the room");
+    assert_eq!(op.call(test.context), 0);
+    assert_eq!(op.call_fast(test.context).kind, NOTHING, "the first post checked the room");
 }
 
 #[test]
-fn arguments_out_of_range_are_refused_without_a_post() {
+fn arguments_out_of_range_are_refused_without_post() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
-        let ([made, _], window) = two(policy, true);
+        let ([test, _], window) = twin_contexts(policy, true);
         for kind in [Kind::Value { bytes: 4 }, Kind::Put { bytes: 100 }, Kind::Signal] {
             let good = Op { kind, peer: 0, signal: Some(0), window, aggregate: false };
             // Peers with the bits that the headers put beside the peer, and ids whose slot wraps.
             let peers = [RANKS, 1 << 24, 1 << 25, 1 << 31, u32::MAX].map(|peer| Op { peer, ..good });
             let signals = [SIGNALS + 1, 65534, u32::MAX].map(|id| Op { signal: Some(id), ..good });
             for op in peers.into_iter().chain(signals) {
-                assert_eq!(op.call_fast(made.context).kind, INVALID, "{op:?}");
-                assert_eq!(op.call(made.context), Status::InvalidArgument as i32, "{op:?}");
+                assert_eq!(op.call_fast(test.context).kind, INVALID, "{op:?}");
+                assert_eq!(op.call(test.context), Status::InvalidArgument as i32, "{op:?}");
             }
             if kind != Kind::Signal {
                 let op = Op { window: Window(ptr::null_mut()), ..good };
-                assert_eq!(op.call(made.context), Status::InvalidArgument as i32, "{op:?}");
+                assert_eq!(op.call(test.context), Status::InvalidArgument as i32, "{op:?}");
             }
         }
         for bytes in [0, 3, 9, 16] {
             let op = Op { kind: Kind::Value { bytes }, peer: 0, signal: None, window, aggregate: false };
-            assert_eq!(op.call(made.context), Status::InvalidArgument as i32, "{op:?}");
+            assert_eq!(op.call(test.context), Status::InvalidArgument as i32, "{op:?}");
         }
-        for ring in &made.rings {
+        for ring in &test.rings {
             assert_eq!((ring.cursors(), ring.doorbell.load(Ordering::Relaxed)), ([0; 3], 0));
         }
     }

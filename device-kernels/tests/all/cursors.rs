@@ -187,14 +187,14 @@ impl Queue for Card {
     }
 }
 
-impl combining::Ring for Card {
+impl combining::CombiningQueue for Card {
     fn words(&self) -> combining::Words<'_> {
         let Card { cursor, state, bound, poison, .. } = self;
         combining::Words { cursor, state, bound, poison }
     }
 }
 
-impl locked::Batch for Card {
+impl locked::LockedQueue for Card {
     fn next(&self) -> u32 {
         (self.cursor.load(Relaxed) as u32).wrapping_add(self.pending.load(Relaxed))
     }

@@ -1,8 +1,8 @@
-//! Flushes: which posts they wait for, in one call, in two steps, and by a group.
+//! Flushes in one call, in two steps, and by a group: the posts that each waits for.
 
 #![allow(unsafe_code)]
 
-use crate::common::{EndpointSpec, Made, Spec, WindowSpec, make, window};
+use crate::common::{EndpointSpec, Spec, TestContext, WindowSpec, make_context, window};
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::{Action, Context, Coop, Flags, FlushRequest, Status, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
@@ -14,9 +14,9 @@ use std::time::Duration;
 /// More signals than a request has entries for endpoints.
 const SIGNALS: u32 = 20;
 
-fn context(policy: u32) -> (Made, Window) {
+fn context(policy: u32) -> (TestContext, Window) {
     let endpoint = EndpointSpec { entries: 16, wide: true, max_batch: 8, value_base: 0, start: 0 };
-    let made = make(&Spec {
+    let test = make_context(&Spec {
         policy,
         nranks: 1,
         rail: 0,
@@ -27,38 +27,38 @@ fn context(policy: u32) -> (Made, Window) {
         value_lkey: 0,
         scratch: WindowSpec { lkey: 4, addr: 0x1000, peers: vec![(0x2000, 5)] },
     });
-    (made, window(&WindowSpec { lkey: 6, addr: 0x3000, peers: vec![(0x4000, 7)] }, 0))
+    (test, window(&WindowSpec { lkey: 6, addr: 0x3000, peers: vec![(0x4000, 7)] }, 0))
 }
 
 /// Raises each of the first `n` signals once.
-fn raise(made: &Made, n: u32, flags: Flags) {
+fn raise(test: &TestContext, n: u32, flags: Flags) {
     for id in 0..n {
-        made.context.signal(0, Action::signal_inc(id as u16), flags).unwrap();
+        test.context.signal(0, Action::signal_inc(id as u16), flags).unwrap();
     }
 }
 
 /// Completes every rung request of the endpoint.
-fn complete(made: &Made, endpoint: usize) {
-    let ring = &made.rings[endpoint];
+fn complete(test: &TestContext, endpoint: usize) {
+    let ring = &test.rings[endpoint];
     ring.completed.store(ring.doorbell.load(Ordering::Acquire).into(), Ordering::Release);
 }
 
-fn complete_all(made: &Made) {
-    (0..made.rings.len()).for_each(|i| complete(made, i));
+fn complete_all(test: &TestContext) {
+    (0..test.rings.len()).for_each(|i| complete(test, i));
 }
 
 #[test]
 fn flush_request_covers_earlier_posts_only() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
-        let (made, win) = context(policy);
-        let context = made.context;
+        let (test, win) = context(policy);
+        let context = test.context;
         let put = |flags| context.put(0, win.at(0), win.at(0), 8, Action::NONE, flags).unwrap();
         put(Flags::AGGREGATE);
         put(Flags::AGGREGATE);
         let request = context.flush_async().unwrap();
-        assert_eq!(made.rings[0].doorbell.load(Ordering::Relaxed), 2, "it rings what was aggregated");
+        assert_eq!(test.rings[0].doorbell.load(Ordering::Relaxed), 2, "it rings what was aggregated");
         assert_eq!(context.test_flush(&request), Ok(false));
-        complete(&made, 0);
+        complete(&test, 0);
         put(Flags::NONE);
         // One more post is incomplete, which the request does not cover.
         assert_eq!(context.test_flush(&request), Ok(true), "policy {policy}");
@@ -66,7 +66,7 @@ fn flush_request_covers_earlier_posts_only() {
         context.wait_flush(&request).unwrap();
         let next = context.flush_async().unwrap();
         assert_eq!(context.test_flush(&next), Ok(false));
-        complete(&made, 0);
+        complete(&test, 0);
         assert_eq!((context.test_flush(&next), context.test_flush(&request)), (Ok(true), Ok(true)));
     }
 }
@@ -74,31 +74,31 @@ fn flush_request_covers_earlier_posts_only() {
 #[test]
 fn flush_of_idle_context_returns_at_once() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
-        let (made, _) = context(policy);
-        made.context.flush().unwrap();
-        let request = made.context.flush_async().unwrap();
-        assert_eq!(made.context.test_flush(&request), Ok(true));
-        made.context.wait_flush(&request).unwrap();
-        made.context.wait_flush(&FlushRequest::default()).unwrap();
+        let (test, _) = context(policy);
+        test.context.flush().unwrap();
+        let request = test.context.flush_async().unwrap();
+        assert_eq!(test.context.test_flush(&request), Ok(true));
+        test.context.wait_flush(&request).unwrap();
+        test.context.wait_flush(&FlushRequest::default()).unwrap();
     }
 }
 
 /// More endpoints have incomplete posts than a request has entries: the wait flushes the others.
 #[test]
-fn wait_covers_endpoints_without_an_entry() {
+fn wait_covers_endpoints_without_entry() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
         for late in 2..2 + SIGNALS as usize {
-            let (made, _) = context(policy);
-            raise(&made, SIGNALS, Flags::AGGREGATE);
-            let request = made.context.flush_async().unwrap();
-            (0..made.rings.len()).filter(|&i| i != late).for_each(|i| complete(&made, i));
-            assert_eq!(made.context.test_flush(&request), Ok(false), "endpoint {late} has not completed");
-            made.context.set_timeout_ns(1_000_000);
-            assert_eq!(made.context.wait_flush(&request), Err(Status::Timeout), "endpoint {late}");
-            complete(&made, late);
-            made.context.set_timeout_ns(120_000_000_000);
-            assert_eq!(made.context.test_flush(&request), Ok(true), "endpoint {late}, policy {policy}");
-            made.context.wait_flush(&request).unwrap();
+            let (test, _) = context(policy);
+            raise(&test, SIGNALS, Flags::AGGREGATE);
+            let request = test.context.flush_async().unwrap();
+            (0..test.rings.len()).filter(|&i| i != late).for_each(|i| complete(&test, i));
+            assert_eq!(test.context.test_flush(&request), Ok(false), "endpoint {late} has not completed");
+            test.context.set_timeout_ns(1_000_000);
+            assert_eq!(test.context.wait_flush(&request), Err(Status::Timeout), "endpoint {late}");
+            complete(&test, late);
+            test.context.set_timeout_ns(120_000_000_000);
+            assert_eq!(test.context.test_flush(&request), Ok(true), "endpoint {late}, policy {policy}");
+            test.context.wait_flush(&request).unwrap();
         }
     }
 }
@@ -106,10 +106,10 @@ fn wait_covers_endpoints_without_an_entry() {
 /// A request lies in the caller's memory, which may have any bytes.
 #[test]
 fn request_of_no_context_is_refused() {
-    let (made, _) = context(POLICY_COMBINING);
-    raise(&made, 2, Flags::NONE);
+    let (test, _) = context(POLICY_COMBINING);
+    raise(&test, 2, Flags::NONE);
     let (few, _) = context(POLICY_COMBINING);
-    let request = made.context.flush_async().unwrap();
+    let request = test.context.flush_async().unwrap();
     let words = |word: u32, value: u32| {
         // SAFETY: a plain struct of 32 numbers.
         let mut words: [u32; 32] = unsafe { std::mem::transmute(request) };
@@ -148,12 +148,12 @@ impl Coop for Threads<'_> {
 fn group_posts_once_and_divides_flush() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
         for size in [1, 3, 40] {
-            let (made, _) = context(policy);
+            let (test, _) = context(policy);
             let barrier = Barrier::new(size as usize);
             let flushed = thread::scope(|scope| {
                 let group: Vec<_> = (0..size)
                     .map(|rank| {
-                        let (barrier, context) = (&barrier, made.context);
+                        let (barrier, context) = (&barrier, test.context);
                         scope.spawn(move || {
                             let coop = Threads { rank, size, barrier };
                             for id in 0..SIGNALS {
@@ -165,17 +165,17 @@ fn group_posts_once_and_divides_flush() {
                     })
                     .collect();
                 // No thread returns before the last endpoint has completed, which the flush has to ring first.
-                while made.rings[2..].iter().any(|ring| ring.doorbell.load(Ordering::Acquire) == 0) {
-                    (0..made.rings.len() - 1).for_each(|i| complete(&made, i));
+                while test.rings[2..].iter().any(|ring| ring.doorbell.load(Ordering::Acquire) == 0) {
+                    (0..test.rings.len() - 1).for_each(|i| complete(&test, i));
                     thread::yield_now();
                 }
                 thread::sleep(Duration::from_millis(5));
                 let early = group.iter().filter(|thread| thread.is_finished()).count();
-                complete_all(&made);
+                complete_all(&test);
                 early
             });
             assert_eq!(flushed, 0, "threads of {size} that were back early, policy {policy}");
-            let rung: Vec<u32> = made.rings.iter().map(|ring| ring.doorbell.load(Ordering::Relaxed)).collect();
+            let rung: Vec<u32> = test.rings.iter().map(|ring| ring.doorbell.load(Ordering::Relaxed)).collect();
             assert_eq!((&rung[..2], rung[2..].iter().sum::<u32>()), (&[0, 0][..], SIGNALS), "{rung:?}");
         }
     }
@@ -183,24 +183,24 @@ fn group_posts_once_and_divides_flush() {
 
 #[test]
 fn flush_part_beyond_group_is_refused() {
-    let (made, _) = context(POLICY_COMBINING);
+    let (test, _) = context(POLICY_COMBINING);
     for (rank, size) in [(0, 0), (1, 1), (u32::MAX, 3)] {
-        assert_eq!(made.context.flush_part(rank, size), Err(Status::InvalidArgument));
+        assert_eq!(test.context.flush_part(rank, size), Err(Status::InvalidArgument));
     }
-    made.context.flush_part(u32::MAX - 1, u32::MAX).unwrap();
+    test.context.flush_part(u32::MAX - 1, u32::MAX).unwrap();
 }
 
 #[test]
 fn waits_of_context_call_its_progress_function() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
-        let (made, _) = context(policy);
-        raise(&made, 1, Flags::NONE);
-        assert_eq!(made.progress_calls.load(Ordering::Relaxed), 0, "a post that has room waits for nothing");
-        made.context.set_timeout_ns(1_000_000);
+        let (test, _) = context(policy);
+        raise(&test, 1, Flags::NONE);
+        assert_eq!(test.progress_calls.load(Ordering::Relaxed), 0, "a post that has room waits for nothing");
+        test.context.set_timeout_ns(1_000_000);
         let mut calls = 0;
         for wait in [|context: &Context<'_>| context.flush(), |context: &Context<'_>| context.wait_signal(0, 1)] {
-            assert_eq!(wait(&made.context), Err(Status::Timeout));
-            let now = made.progress_calls.load(Ordering::Relaxed);
+            assert_eq!(wait(&test.context), Err(Status::Timeout));
+            let now = test.progress_calls.load(Ordering::Relaxed);
             assert!(now > calls);
             calls = now;
         }

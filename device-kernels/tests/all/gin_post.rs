@@ -1,12 +1,12 @@
-//! Compares what NCCL's own device code posted for a sequence of calls (`gin_post` of `efa_dp.json`) with what ours posts for
-//! the same calls: the bytes of every request, its slot, and the cursors that both kinds of code share.
+//! Compares what NCCL's own device code posted for a sequence of calls (`gin_post` of `efa_dp.json`) with what this crate posts
+//! for the same calls: the bytes of every request, its slot, and the cursors that both kinds of code share.
 //!
 //! The comparison leaves out what ferrogin may choose: the request id (the peer's rank here, so that errors name it), the
 //! table that a target comes from (one for a context here, one for each endpoint there), and the time at which an aggregated
 //! post is rung. `FERROGIN_VECTORS` replaces the directory.
 #![allow(unsafe_code)]
 
-use crate::common::{EndpointSpec, Made, Spec, VALUE, WindowSpec, leak, make, window};
+use crate::common::{EndpointSpec, Spec, TestContext, VALUE, WindowSpec, leak, make_context, window};
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::{Action, Flags, Sharing, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
@@ -64,14 +64,14 @@ fn window_spec(value: &Value) -> WindowSpec {
     WindowSpec { lkey: number(&value["lkey"]) as u32, addr: number(&value["local_addr"]), peers: peers.collect() }
 }
 
-/// A case of the vectors, and a context of ours for it.
+/// A case of the vectors, and a context for it.
 struct Replay<'v> {
     case: &'v Value,
-    made: Made,
+    test: TestContext,
     windows: Vec<Window>,
     names: Vec<&'v str>,
     targets: Vec<Vec<Destination>>,
-    /// Our value slots; NCCL's begin at `pool_addr`.
+    /// The value slots of this context; NCCL's begin at `pool_addr`.
     pool: *const u64,
     mode: Sharing,
 }
@@ -118,7 +118,7 @@ impl<'v> Replay<'v> {
         let addrs = list(&scratch["remote_addrs"]).iter().map(number);
         let rkeys = list(&scratch["remote_rkeys"]).iter().map(|key| number(key) as u32);
         let targets: Vec<_> = entries.iter().map(|endpoint| destinations(endpoint)).collect();
-        let made = make(&Spec {
+        let test = make_context(&Spec {
             policy,
             nranks: number(&case["nranks"]) as u32,
             rail,
@@ -137,12 +137,12 @@ impl<'v> Replay<'v> {
         let windows = list(&case["windows"]).iter();
         let windows = windows.map(|rails| window(&window_spec(&rails[rail as usize]), rail)).collect();
         let names = entries.iter().map(|endpoint| endpoint["name"].as_str().expect("a name")).collect();
-        Replay { case, made, windows, names, targets, pool, mode }
+        Replay { case, test, windows, names, targets, pool, mode }
     }
 
     fn run(&self) {
         let stop = AtomicBool::new(false);
-        let cards: Vec<_> = self.made.rings.iter().map(|ring| (ring.doorbell, ring.completed)).collect();
+        let cards: Vec<_> = self.test.rings.iter().map(|ring| (ring.doorbell, ring.completed)).collect();
         thread::scope(|scope| {
             // Rung requests complete at once.
             scope.spawn(|| {
@@ -166,10 +166,10 @@ impl<'v> Replay<'v> {
     }
 
     fn call(&self, call: &Value) {
-        let before: Vec<u32> = self.made.rings.iter().map(|ring| ring.cursors()[0]).collect();
+        let before: Vec<u32> = self.test.rings.iter().map(|ring| ring.cursors()[0]).collect();
         let mut aggregate = false;
         match call["call"].as_str().expect("a name") {
-            "flush" => self.made.context.flush().expect("it ends"),
+            "flush" => self.test.context.flush().expect("it ends"),
             // NCCL 2.31 posts nothing for it.
             "get" if self.case["release"] == "2.31.2" => return,
             // These calls have a test of their own.
@@ -185,7 +185,7 @@ impl<'v> Replay<'v> {
     }
 
     fn lane(&self, call: &str, size: &Value, lane: &Value) {
-        let context = self.made.context;
+        let context = self.test.context;
         let mut action = Action::NONE;
         if let Some(id) = lane["counter"].as_u64() {
             action = action.with_counter(id as u16);
@@ -220,10 +220,11 @@ impl<'v> Replay<'v> {
     fn compare(&self, call: &Value, before: &[u32], aggregate: bool) {
         let expect = &call["expect"];
         only_fields(expect, &["events", "state", "staged"]);
-        for (i, ring) in self.made.rings.iter().enumerate() {
+        for (i, ring) in self.test.rings.iter().enumerate() {
             let name = self.names[i];
             let events = list(&expect["events"]).iter().filter(|event| event["ep"] == name && !event["wqe"].is_null());
-            let want: Vec<_> = events.map(|event| (number(&event["slot"]) as usize, self.as_ours(i, event))).collect();
+            let want: Vec<_> =
+                events.map(|event| (number(&event["slot"]) as usize, self.expected_request(i, event))).collect();
             let [reserved, released, rung] = ring.cursors();
             let posts = reserved.wrapping_sub(before[i]);
             let slots = (0..posts).map(|k| before[i].wrapping_add(k) as usize % ring.spec_entries);
@@ -250,8 +251,8 @@ impl<'v> Replay<'v> {
         }
     }
 
-    /// NCCL's request with the target of our table and the address of our value slots.
-    fn as_ours(&self, endpoint: usize, event: &Value) -> Vec<u8> {
+    /// NCCL's request with the target of this context's table and the address of its value slots.
+    fn expected_request(&self, endpoint: usize, event: &Value) -> Vec<u8> {
         let mut wqe = without_id(bytes(&event["wqe"]));
         let qpn = u16::from_le_bytes(wqe[QPN].try_into().unwrap());
         let table = &self.targets[endpoint];
@@ -308,13 +309,13 @@ fn requests_equal_those_of_nccl_device_code() {
     println!("gin_post: {} cases of {} kinds", list(&cases).len(), kinds.len());
 }
 
-/// `offset` is what the caller subtracts from the count, modulo 2^31.
+/// `offset` is the number that the caller subtracts from the count, modulo 2^31.
 #[test]
 fn signal_and_counter_offsets_agree_with_nccl() {
     for case in list(&cases()) {
         let endpoint = || EndpointSpec { entries: 16, wide: false, max_batch: 4, value_base: 0, start: 0 };
         let scratch = WindowSpec { lkey: 0, addr: 0, peers: vec![(0, 0)] };
-        let made = make(&Spec {
+        let test = make_context(&Spec {
             policy: POLICY_COMBINING,
             nranks: 1,
             rail: 0,
@@ -326,7 +327,7 @@ fn signal_and_counter_offsets_agree_with_nccl() {
             scratch,
         });
         for call in list(&case["calls"]) {
-            for (i, counter) in made.counters.iter().enumerate() {
+            for (i, counter) in test.counters.iter().enumerate() {
                 if let Some(count) = call["expect"]["state"][format!("counter{i}")]["counter"].as_u64() {
                     counter.store(count, Ordering::Relaxed);
                 }
@@ -335,8 +336,8 @@ fn signal_and_counter_offsets_agree_with_nccl() {
             let Some((verb, what)) = name.split_once('_').filter(|(verb, _)| ["read", "reset"].contains(verb)) else {
                 continue;
             };
-            let (id, context) = (number(&call["id"]) as u32, made.context);
-            let counts = if what == "signal" { &made.signals } else { &made.counters };
+            let (id, context) = (number(&call["id"]) as u32, test.context);
+            let counts = if what == "signal" { &test.signals } else { &test.counters };
             if let Some(count) = call["counter"].as_u64() {
                 counts[id as usize].store(count, Ordering::Relaxed);
             }

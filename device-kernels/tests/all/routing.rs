@@ -1,7 +1,7 @@
-//! Routing in a context made by hand: the endpoint and the target of each operation, and the bytes that the card finds.
+//! Routing in a context made by hand: the endpoint and the target of each operation, and the bytes that the card reads.
 #![allow(unsafe_code)]
 
-use crate::common::{EndpointSpec, Made, Ring, Spec, VALUE, WindowSpec, leak, make, window};
+use crate::common::{EndpointSpec, Ring, Spec, TestContext, VALUE, WindowSpec, leak, make_context, window};
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendWqe, parse};
 use ferrogin_device::{Action, Context, Flags, Status, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
@@ -16,7 +16,7 @@ const ENDPOINTS: usize = 2 + COUNTERS + SIGNALS;
 const SIGNAL: usize = 3;
 
 /// A context of two ranks with a counter and two signals, and a window.
-struct Bench {
+struct Fixture {
     context: Context<'static>,
     rings: Vec<Ring>,
     signal_counts: Vec<&'static AtomicU64>,
@@ -24,7 +24,7 @@ struct Bench {
     pool: *const u64,
 }
 
-fn bench(policy: u32, wide_values: bool) -> Bench {
+fn fixture(policy: u32, wide_values: bool) -> Fixture {
     let pool: *const u64 = leak([0u64; ENTRIES * ENDPOINTS]).cast();
     let endpoints = (0..ENDPOINTS).map(|i| {
         let wide = i == VALUE && wide_values;
@@ -33,7 +33,7 @@ fn bench(policy: u32, wide_values: bool) -> Bench {
         EndpointSpec { entries: ENTRIES as u32, wide, max_batch: 4, value_base, start: 0 }
     });
     let targets = 0..((1 + SIGNALS) * NRANKS) as u16;
-    let Made { context, rings, signals, .. } = make(&Spec {
+    let TestContext { context, rings, signals, .. } = make_context(&Spec {
         policy,
         nranks: NRANKS as u32,
         rail: 0,
@@ -45,10 +45,10 @@ fn bench(policy: u32, wide_values: bool) -> Bench {
         scratch: WindowSpec { lkey: 0x88, addr: 0x4000_0000, peers: vec![(0x5000_0000, 0x99); NRANKS] },
     });
     let of_window = WindowSpec { lkey: 0x55, addr: 0x1000_0000, peers: vec![(0x2000_0000, 0x66); NRANKS] };
-    Bench { context, rings, signal_counts: signals, window: window(&of_window, 0), pool }
+    Fixture { context, rings, signal_counts: signals, window: window(&of_window, 0), pool }
 }
 
-impl Bench {
+impl Fixture {
     /// The rung requests of each endpoint, parsed as the card does, without a byte of the poison.
     fn rung(&self) -> Vec<Vec<SendWqe>> {
         self.rings.iter().map(rung).collect()
@@ -68,7 +68,7 @@ fn counts(rung: &[Vec<SendWqe>]) -> [usize; ENDPOINTS] {
 #[test]
 fn operation_is_posted_on_endpoint_of_its_counter_or_signal() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
-        let b = bench(policy, false);
+        let b = fixture(policy, false);
         let put = |action| b.context.put(1, b.window.at(0x10), b.window.at(0x20), 96, action, Flags::NONE).unwrap();
         put(Action::NONE);
         assert_eq!(counts(&b.rung()), [1, 0, 0, 0, 0]);
@@ -88,7 +88,7 @@ fn operation_is_posted_on_endpoint_of_its_counter_or_signal() {
 
 #[test]
 fn signal_add_ticks_counter_once_and_shares_doorbells() {
-    let b = bench(POLICY_COMBINING, false);
+    let b = fixture(POLICY_COMBINING, false);
     b.context.put(1, b.window.at(0), b.window.at(0), 8, Action::counter(0).with_signal(0, 3), Flags::NONE).unwrap();
     assert_eq!(counts(&b.rung()), [0, 0, 1, 2, 0]);
     b.context.signal(1, Action::signal_add(0, 0), Flags::NONE).unwrap();
@@ -99,8 +99,8 @@ fn signal_add_ticks_counter_once_and_shares_doorbells() {
 #[test]
 fn values_travel_through_slots_or_inline() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
-        let narrow = bench(policy, false);
-        let wide = bench(policy, true);
+        let narrow = fixture(policy, false);
+        let wide = fixture(policy, true);
         for b in [&narrow, &wide] {
             for (i, bytes) in [1, 2, 4, 8].into_iter().enumerate() {
                 let value = 0x1122_3344_5566_7788 + i as u64;
@@ -119,7 +119,7 @@ fn values_travel_through_slots_or_inline() {
 #[test]
 fn aggregated_operations_are_rung_by_next_operation_or_full_batch() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
-        let b = bench(policy, false);
+        let b = fixture(policy, false);
         let value = |flags| b.context.put_value(1, b.window.at(0), 1, 4, Action::NONE, flags);
         for _ in 0..3 {
             value(Flags::AGGREGATE).unwrap();
@@ -145,8 +145,8 @@ fn aggregated_operations_are_rung_by_next_operation_or_full_batch() {
 }
 
 #[test]
-fn arguments_out_of_range_are_refused_without_a_post() {
-    let b = bench(POLICY_COMBINING, false);
+fn arguments_out_of_range_are_refused_without_post() {
+    let b = fixture(POLICY_COMBINING, false);
     let none = Window(ptr::null_mut());
     let put = |peer, dst: Window, action| b.context.put(peer, dst.at(0), b.window.at(0), 8, action, Flags::NONE);
     let bad = Err(Status::InvalidArgument);
@@ -170,7 +170,7 @@ fn arguments_out_of_range_are_refused_without_a_post() {
 
 #[test]
 fn signals_count_from_reset_and_past_wrap() {
-    let b = bench(POLICY_COMBINING, false);
+    let b = fixture(POLICY_COMBINING, false);
     let set = |value: u64| b.signal_counts[0].store(value, Ordering::Release);
     set(0x7fff_fffe);
     b.context.reset_signal(0).unwrap();

@@ -18,26 +18,26 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Most steps of one schedule: a schedule with more has a wait without end.
-const MOST_STEPS: u32 = 200_000;
+/// The limit of steps of one schedule: a schedule with more has a wait without end.
+const MAX_STEPS: u32 = 200_000;
 
 /// One step of a poster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Op {
     Put,
-    Agg,
+    Aggregated,
     Flush,
 }
-use Op::{Agg, Flush, Put};
+use Op::{Aggregated, Flush, Put};
 
-/// A guard that is taken out on purpose.
+/// A guard that a test takes out, so that a property breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
-    /// The policy does not know of the value slots.
+enum Mutation {
+    /// The policy sees an endpoint without value slots.
     NoSlotGuard,
-    /// The policy believes that the ring is larger than it is.
+    /// The policy sees a larger ring than there is.
     NoRingGuard,
-    /// The policy believes that the card takes a larger batch than it does.
+    /// The policy sees a larger batch limit than the card's.
     NoBatchBound,
     /// A fence before the doorbell does nothing.
     NoWriteFence,
@@ -45,7 +45,7 @@ enum Fault {
     NoDoorbellFence,
     /// The flush barrier is removed before each post.
     NoBarrier,
-    /// The active ringer does not see the ready bits of aggregated posts, until the next doorbell.
+    /// Some doorbells do not reach the card.
     LostDoorbell,
 }
 
@@ -56,13 +56,14 @@ struct Config {
     sq_size: u32,
     max_batch: u32,
     slots: u32,
-    fault: Option<Fault>,
+    mutation: Option<Mutation>,
     posters: &'static [&'static [Op]],
 }
 
-const BASE: Config = Config { by_lock: false, start: 0, sq_size: 8, max_batch: 4, slots: 0, fault: None, posters: &[] };
+const BASE: Config =
+    Config { by_lock: false, start: 0, sq_size: 8, max_batch: 4, slots: 0, mutation: None, posters: &[] };
 
-struct World {
+struct Simulation {
     config: Config,
     cursor: AtomicU64,
     state: AtomicU64,
@@ -87,15 +88,15 @@ struct World {
     done: RefCell<Vec<bool>>,
     random: RefCell<Random>,
     /// The average number of stops that a poster passes before the next poster runs.
-    haste: usize,
+    mean_run: usize,
 }
 
-impl World {
+impl Simulation {
     fn new(config: Config, seed: u64) -> Self {
         let Config { start, sq_size, slots, posters, .. } = config;
         let tokens = posters.iter().flat_map(|ops| ops.iter()).filter(|op| **op != Flush).count() + 1;
         let both = u64::from(start) << 32 | u64::from(start);
-        World {
+        Simulation {
             config,
             cursor: AtomicU64::new(both),
             state: AtomicU64::new(u64::from(start) << STATE_RUNG_SHIFT),
@@ -115,7 +116,7 @@ impl World {
             returned: RefCell::new(vec![false; tokens]),
             done: RefCell::new(vec![false; tokens]),
             random: RefCell::new(Random::new(seed)),
-            haste: [1, 2, 4, 16][seed as usize % 4],
+            mean_run: [1, 2, 4, 16][seed as usize % 4],
         }
     }
 
@@ -123,8 +124,8 @@ impl World {
         self.random.borrow_mut().index(below)
     }
 
-    fn faulty(&self, fault: Fault) -> bool {
-        self.config.fault == Some(fault)
+    fn mutated(&self, mutation: Mutation) -> bool {
+        self.config.mutation == Some(mutation)
     }
 
     fn ring_now(&self, count: u32) {
@@ -139,10 +140,10 @@ impl World {
         let late = self.late.borrow().len();
         if late != 0 && self.random(3) == 0 {
             let at = self.random(late);
-            let mut on_their_way = self.late.borrow_mut();
-            let poster = on_their_way[at].0;
-            let first = on_their_way.iter().position(|bell| bell.0 == poster).unwrap_or(at);
-            let (_, count) = on_their_way.remove(first);
+            let mut doorbells = self.late.borrow_mut();
+            let poster = doorbells[at].0;
+            let first = doorbells.iter().position(|bell| bell.0 == poster).unwrap_or(at);
+            let (_, count) = doorbells.remove(first);
             self.ring_now(count);
             return true;
         }
@@ -180,52 +181,52 @@ impl World {
     }
 }
 
-/// A poster's view of the world; every method is a stop, at which another poster may run.
-struct Port<'a> {
-    world: &'a World,
-    me: usize,
+/// A poster's view of the simulation; every method is a stop, at which another poster may run.
+struct PosterView<'a> {
+    sim: &'a Simulation,
+    id: usize,
     yielder: &'a Yielder<(), ()>,
     /// Requests that are not fenced yet.
     written: RefCell<Vec<(u32, u32)>>,
-    rang: Cell<bool>,
+    rang_last: Cell<bool>,
 }
 
-impl Port<'_> {
+impl PosterView<'_> {
     fn stop(&self) {
-        if self.world.random(self.world.haste) == 0 {
+        if self.sim.random(self.sim.mean_run) == 0 {
             self.yielder.suspend(());
         }
     }
 
-    fn settle(&self) {
+    fn make_visible(&self) {
         for (idx, token) in self.written.borrow_mut().drain(..) {
-            self.world.ring[(idx & (self.world.config.sq_size - 1)) as usize].set(token);
+            self.sim.ring[(idx & (self.sim.config.sq_size - 1)) as usize].set(token);
         }
         loop {
-            let mut late = self.world.late.borrow_mut();
-            let Some(first) = late.iter().position(|bell| bell.0 == self.me) else { return };
+            let mut late = self.sim.late.borrow_mut();
+            let Some(first) = late.iter().position(|bell| bell.0 == self.id) else { return };
             let (_, count) = late.remove(first);
             drop(late);
-            self.world.ring_now(count);
+            self.sim.ring_now(count);
         }
     }
 
     fn write(&self, idx: u32, token: u32) {
         self.stop();
-        if let Some(slot) = self.world.slot(idx) {
-            self.world.values[slot].set(token);
+        if let Some(slot) = self.sim.slot(idx) {
+            self.sim.values[slot].set(token);
         }
         self.written.borrow_mut().push((idx, token));
-        self.rang.set(false);
+        self.rang_last.set(false);
     }
 
     fn post(&self, aggregate: bool, token: u32) {
-        if self.world.faulty(Fault::NoBarrier) {
-            self.world.cursor.fetch_and(0xffff_ffff, Relaxed);
-            self.world.bound.fetch_and(0xffff_ffff, Relaxed);
+        if self.sim.mutated(Mutation::NoBarrier) {
+            self.sim.cursor.fetch_and(0xffff_ffff, Relaxed);
+            self.sim.bound.fetch_and(0xffff_ffff, Relaxed);
         }
         let write = |idx| self.write(idx, token);
-        let posted = if self.world.config.by_lock {
+        let posted = if self.sim.config.by_lock {
             locked::post(self, self.locked(), self, false, aggregate, write)
         } else {
             combining::post::<Gpu, _>(self, self, aggregate, write)
@@ -235,31 +236,31 @@ impl Port<'_> {
 
     fn flush(&self) {
         let known: Vec<usize> =
-            self.world.returned.borrow().iter().enumerate().filter(|known| *known.1).map(|known| known.0).collect();
-        let flushed = if self.world.config.by_lock {
+            self.sim.returned.borrow().iter().enumerate().filter(|known| *known.1).map(|known| known.0).collect();
+        let flushed = if self.sim.config.by_lock {
             locked::flush(self, self.locked(), self)
         } else {
             combining::flush::<Gpu, _>(self, self)
         };
         assert_eq!(flushed, Ok(()));
         for token in known {
-            assert!(self.world.done.borrow()[token], "a flush returned before post {token} had completed");
+            assert!(self.sim.done.borrow()[token], "a flush returned before post {token} had completed");
         }
     }
 
     fn locked(&self) -> locked::Words<'_> {
         self.stop();
-        locked::Words { lock: &self.world.lock, barrier: &self.world.barrier }
+        locked::Words { lock: &self.sim.lock, barrier: &self.sim.barrier }
     }
 
-    /// Makes the card act on the lost doorbell, and on no other.
-    fn forget(&self) -> bool {
-        self.world.faulty(Fault::LostDoorbell) && self.world.random(4) == 0
+    /// Returns whether the next doorbell does not reach the card.
+    fn loses_doorbell(&self) -> bool {
+        self.sim.mutated(Mutation::LostDoorbell) && self.sim.random(4) == 0
     }
 }
 
 /// The limits of a wait, which every round reads.
-impl Limit for &Port<'_> {
+impl Limit for &PosterView<'_> {
     fn aborted(&self) -> bool {
         // Another poster has to run.
         self.yielder.suspend(());
@@ -270,85 +271,85 @@ impl Limit for &Port<'_> {
     }
 }
 
-impl Queue for Port<'_> {
+impl Queue for PosterView<'_> {
     fn completed(&self) -> u32 {
         self.stop();
-        self.world.completed.load(Relaxed)
+        self.sim.completed.load(Relaxed)
     }
     fn failed(&self) -> bool {
         self.stop();
         false
     }
     fn sq_size(&self) -> u32 {
-        if self.world.faulty(Fault::NoRingGuard) { 64 } else { self.world.config.sq_size }
+        if self.sim.mutated(Mutation::NoRingGuard) { 64 } else { self.sim.config.sq_size }
     }
     fn max_batch(&self) -> u32 {
-        if self.world.faulty(Fault::NoBatchBound) { 16 } else { self.world.config.max_batch }
+        if self.sim.mutated(Mutation::NoBatchBound) { 16 } else { self.sim.config.max_batch }
     }
     fn value_slots(&self) -> u32 {
-        if self.world.faulty(Fault::NoSlotGuard) { 0 } else { self.world.config.slots }
+        if self.sim.mutated(Mutation::NoSlotGuard) { 0 } else { self.sim.config.slots }
     }
     fn fence(&self) {
         self.stop();
-        let missing = if self.rang.get() { Fault::NoDoorbellFence } else { Fault::NoWriteFence };
-        if !self.world.faulty(missing) {
-            self.settle();
+        let missing = if self.rang_last.get() { Mutation::NoDoorbellFence } else { Mutation::NoWriteFence };
+        if !self.sim.mutated(missing) {
+            self.make_visible();
         }
-        self.rang.set(false);
+        self.rang_last.set(false);
     }
     fn doorbell(&self, count: u32) {
         self.stop();
-        self.rang.set(true);
-        if !self.forget() {
-            self.world.late.borrow_mut().push((self.me, count));
+        self.rang_last.set(true);
+        if !self.loses_doorbell() {
+            self.sim.late.borrow_mut().push((self.id, count));
         }
     }
     fn publish(&self, rung: u32) {
         self.stop();
-        self.world.published.store(rung, Relaxed);
+        self.sim.published.store(rung, Relaxed);
     }
     fn published(&self) -> u32 {
         self.stop();
-        self.world.published.load(Relaxed)
+        self.sim.published.load(Relaxed)
     }
     fn released(&self) -> u32 {
         self.published()
     }
 }
 
-impl combining::Ring for Port<'_> {
+impl combining::CombiningQueue for PosterView<'_> {
     fn words(&self) -> combining::Words<'_> {
         self.stop();
-        let World { cursor, state, bound, poison, .. } = self.world;
+        let Simulation { cursor, state, bound, poison, .. } = self.sim;
         combining::Words { cursor, state, bound, poison }
     }
 }
 
-impl locked::Batch for Port<'_> {
+impl locked::LockedQueue for PosterView<'_> {
     fn next(&self) -> u32 {
         self.stop();
-        if self.world.faulty(Fault::NoBarrier) {
-            self.world.barrier.store(self.world.config.start, Relaxed);
+        if self.sim.mutated(Mutation::NoBarrier) {
+            self.sim.barrier.store(self.sim.config.start, Relaxed);
         }
-        (self.world.cursor.load(Relaxed) as u32).wrapping_add(self.world.pending.load(Relaxed))
+        (self.sim.cursor.load(Relaxed) as u32).wrapping_add(self.sim.pending.load(Relaxed))
     }
     fn pending(&self) -> u32 {
-        self.world.pending.load(Relaxed)
+        self.sim.pending.load(Relaxed)
     }
     fn start(&self) {
-        if locked::Batch::pending(self) + 1 > Queue::max_batch(self) {
+        if locked::LockedQueue::pending(self) + 1 > Queue::max_batch(self) {
             self.ring();
         }
         self.stop();
-        self.world.pending.fetch_add(1, Relaxed);
+        self.sim.pending.fetch_add(1, Relaxed);
     }
     fn ring(&self) {
-        if locked::Batch::pending(self) == 0 {
+        if locked::LockedQueue::pending(self) == 0 {
             return;
         }
-        let rung = locked::Batch::next(self);
-        self.world.cursor.store(u64::from(rung), Relaxed);
-        self.world.pending.store(0, Relaxed);
+        let rung = locked::LockedQueue::next(self);
+        self.sim.cursor.store(u64::from(rung), Relaxed);
+        self.sim.pending.store(0, Relaxed);
         Queue::fence(self);
         self.doorbell(rung);
         self.publish(rung);
@@ -363,33 +364,34 @@ thread_local! {
 
 /// One schedule.
 fn run(config: Config, seed: u64) {
-    let world = Rc::new(World::new(config, seed));
+    let sim = Rc::new(Simulation::new(config, seed));
     let mut first = 1;
     let mut posters: Vec<_> = config
         .posters
         .iter()
         .enumerate()
-        .map(|(me, ops)| {
-            let (world, mut token) = (world.clone(), first);
+        .map(|(id, ops)| {
+            let (sim, mut token) = (sim.clone(), first);
             first += ops.iter().filter(|op| **op != Flush).count() as u32;
             let stack = STACKS.with_borrow_mut(Vec::pop).unwrap_or_default();
             Coroutine::with_stack(stack, move |yielder: &Yielder<(), ()>, ()| {
-                let port = Port { world: &world, me, yielder, written: RefCell::default(), rang: Cell::new(false) };
+                let view =
+                    PosterView { sim: &sim, id, yielder, written: RefCell::default(), rang_last: Cell::new(false) };
                 for op in *ops {
                     if *op == Flush {
-                        port.flush();
+                        view.flush();
                         continue;
                     }
-                    port.post(*op == Agg, token);
-                    world.returned.borrow_mut()[token as usize] = true;
+                    view.post(*op == Aggregated, token);
+                    sim.returned.borrow_mut()[token as usize] = true;
                     token += 1;
                 }
-                port.settle();
+                view.make_visible();
             })
         })
         .collect();
-    for _ in 0..MOST_STEPS {
-        let next = world.random(posters.len() + 1);
+    for _ in 0..MAX_STEPS {
+        let next = sim.random(posters.len() + 1);
         match posters.get_mut(next) {
             Some(poster) => {
                 if let CoroutineResult::Return(()) = poster.resume(()) {
@@ -398,16 +400,16 @@ fn run(config: Config, seed: u64) {
                 }
             }
             None => {
-                if !world.card() && posters.is_empty() {
+                if !sim.card() && posters.is_empty() {
                     break;
                 }
             }
         }
     }
     assert!(posters.is_empty(), "a wait does not end");
-    let rung = world.doorbell.get().wrapping_sub(config.start);
+    let rung = sim.doorbell.get().wrapping_sub(config.start);
     assert_eq!(rung, first - 1, "something stayed unrung");
-    assert!(world.done.borrow()[1..].iter().all(|done| *done), "something was not completed");
+    assert!(sim.done.borrow()[1..].iter().all(|done| *done), "something was not completed");
 }
 
 /// Runs many schedules; a failure names its seed.
@@ -441,59 +443,61 @@ fn must_fail(config: Config, why: &str) {
         let config = Config { by_lock, ..config };
         let found = (0..20_000).find_map(|seed| catch_unwind(AssertUnwindSafe(|| run(config, seed))).err());
         std::panic::set_hook(hook);
-        let Some(found) = found else { panic!("no schedule shows {:?}, locked: {by_lock}", config.fault) };
+        let Some(found) = found else { panic!("no schedule shows {:?}, locked: {by_lock}", config.mutation) };
         let text = found.downcast_ref::<String>().map(String::as_str).or(found.downcast_ref::<&str>().copied());
         let text = text.unwrap_or_default();
-        assert!(text.contains(why), "{:?} was found by another rule: {text}", config.fault);
+        assert!(text.contains(why), "{:?} was found by another rule: {text}", config.mutation);
     }
 }
 
-const MIXED: &[&[Op]] = &[&[Put, Agg, Flush, Put], &[Agg, Put, Agg, Flush], &[Put, Put, Flush, Agg, Put]];
+const MIXED: &[&[Op]] =
+    &[&[Put, Aggregated, Flush, Put], &[Aggregated, Put, Aggregated, Flush], &[Put, Put, Flush, Aggregated, Put]];
 
 #[test]
-fn three_posters_with_posts_and_flushes_keep_the_rules() {
+fn three_posters_with_posts_and_flushes_keep_invariants() {
     explore_all(Config { posters: MIXED, ..BASE });
 }
 
 #[test]
-fn three_posters_with_few_value_slots_keep_the_rules() {
+fn three_posters_with_few_value_slots_keep_invariants() {
     explore_all(Config { slots: 2, posters: MIXED, ..BASE });
     explore_all(Config { slots: 4, max_batch: 2, posters: MIXED, ..BASE });
 }
 
 #[test]
-fn ring_of_two_with_batches_of_one_keeps_the_rules() {
+fn ring_of_two_with_batches_of_one_keeps_invariants() {
     explore_all(Config { sq_size: 2, max_batch: 2, posters: MIXED, ..BASE });
     explore_all(Config { max_batch: 1, posters: MIXED, ..BASE });
 }
 
 #[test]
-fn aggregated_posts_with_one_flush_keep_the_rules() {
-    let posters: &[&[Op]] = &[&[Agg, Agg, Agg, Flush], &[Agg, Agg, Flush], &[Agg, Flush]];
+fn aggregated_posts_with_one_flush_keep_invariants() {
+    let posters: &[&[Op]] =
+        &[&[Aggregated, Aggregated, Aggregated, Flush], &[Aggregated, Aggregated, Flush], &[Aggregated, Flush]];
     explore_all(Config { posters, ..BASE });
     explore_all(Config { slots: 2, max_batch: 2, posters, ..BASE });
 }
 
 #[test]
-fn four_concurrent_flushes_keep_the_rules() {
-    let posters: &[&[Op]] = &[&[Put, Flush], &[Put, Flush, Put, Flush], &[Agg, Flush], &[Flush, Put]];
+fn four_concurrent_flushes_keep_invariants() {
+    let posters: &[&[Op]] = &[&[Put, Flush], &[Put, Flush, Put, Flush], &[Aggregated, Flush], &[Flush, Put]];
     explore_all(Config { posters, ..BASE });
 }
 
 /// In a child process, because the panic hook belongs to the process.
 #[test]
-fn every_missing_guard_breaks_a_rule() {
-    child::run("every_missing_guard_breaks_a_rule", &[], break_every_rule);
+fn every_missing_guard_breaks_invariant() {
+    child::run("every_missing_guard_breaks_invariant", &[], break_every_invariant);
 }
 
-fn break_every_rule() {
+fn break_every_invariant() {
     let config = Config { posters: MIXED, ..BASE };
-    let fault = |fault, config: Config| Config { fault: Some(fault), ..config };
-    must_fail(fault(Fault::NoSlotGuard, Config { slots: 2, ..config }), "was overwritten");
-    must_fail(fault(Fault::NoRingGuard, Config { sq_size: 2, max_batch: 2, ..config }), "before it was written");
-    must_fail(fault(Fault::NoBatchBound, Config { max_batch: 1, ..config }), "may be unrung");
-    must_fail(fault(Fault::NoWriteFence, config), "before it was written");
-    must_fail(fault(Fault::NoDoorbellFence, config), "the doorbell went");
-    must_fail(fault(Fault::NoBarrier, config), "a flush returned before");
-    must_fail(fault(Fault::LostDoorbell, config), "");
+    let mutation = |mutation, config: Config| Config { mutation: Some(mutation), ..config };
+    must_fail(mutation(Mutation::NoSlotGuard, Config { slots: 2, ..config }), "was overwritten");
+    must_fail(mutation(Mutation::NoRingGuard, Config { sq_size: 2, max_batch: 2, ..config }), "before it was written");
+    must_fail(mutation(Mutation::NoBatchBound, Config { max_batch: 1, ..config }), "may be unrung");
+    must_fail(mutation(Mutation::NoWriteFence, config), "before it was written");
+    must_fail(mutation(Mutation::NoDoorbellFence, config), "the doorbell went");
+    must_fail(mutation(Mutation::NoBarrier, config), "a flush returned before");
+    must_fail(mutation(Mutation::LostDoorbell, config), "");
 }

@@ -53,12 +53,12 @@ impl RawCqe {
     }
 }
 
-/// How a request ended.
+/// The status of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// A status that a release names.
     Known(CompStatus),
-    /// Another one: an error, of which only the number is known.
+    /// A status that no release names: an error of which only the number is known.
     Unknown(u8),
 }
 
@@ -79,7 +79,7 @@ impl Status {
         }
     }
 
-    /// Whether the request was done.
+    /// Returns whether the request succeeded.
     pub const fn is_ok(self) -> bool {
         matches!(self, Self::Known(CompStatus::Ok))
     }
@@ -101,13 +101,13 @@ pub struct SendCqe {
     pub qp_num: u16,
     /// The request's id; 16 bits of it on queues with 16-bit ids.
     pub wr_id: u64,
-    /// What it was; a code that no release names comes as the number.
+    /// The operation; a code that no release names comes as the number.
     pub op: Result<SendOp, u8>,
-    /// How it ended.
+    /// The status.
     pub status: Status,
 }
 
-/// Who a receive came from.
+/// The sender of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sender {
     /// A peer with an address handle here.
@@ -125,7 +125,7 @@ pub struct RecvCqe {
     pub req_id: u16,
     /// [`SendOp::RdmaWrite`] for a peer's write with immediate; a code that no release names comes as the number.
     pub op: Result<SendOp, u8>,
-    /// How it ended.
+    /// The status.
     pub status: Status,
     /// Bytes.
     pub length: u32,
@@ -148,10 +148,10 @@ pub enum Cqe {
     Recv(RecvCqe),
 }
 
-/// Why bytes are no completion.
+/// The reason why bytes are no completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CqeError {
-    /// Neither a send nor a receive queue's.
+    /// The queue type is neither send nor receive.
     QueueType(u8),
 }
 
@@ -179,10 +179,10 @@ const fn op_raw(op: Result<SendOp, u8>) -> u8 {
 }
 
 impl Cqe {
-    /// What an entry says; `request_ids` are those of the send queues that complete here.
+    /// The meaning of an entry; `request_ids` are those of the send queues that complete here.
     ///
     /// # Errors
-    /// The queue type is none; never panics.
+    /// The queue type does not exist; never panics.
     pub fn parse(raw: &RawCqe, request_ids: RequestIds) -> Result<Self, CqeError> {
         let common = raw.common();
         let (flags, status) = (common.flags, Status::from_raw(common.status));

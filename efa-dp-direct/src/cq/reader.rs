@@ -1,22 +1,22 @@
-//! Reads an entry field by field as others do: the device API of each release (`efa_cuda_wc_read_*`) and the host
-//! providers. Like them it answers whatever the bytes are; [`super::Cqe::parse`] is the reader that can say no.
+//! Reads an entry field by field as the device API of each release (`efa_cuda_wc_read_*`) and the host providers do. Like
+//! theirs, these functions give a result for any bytes; [`super::Cqe::parse`] refuses bytes that are no entry.
 
 use super::{RawCqe, Status};
 use crate::wire::{CompStatus, QueueType, SendOp, UNKNOWN_AH, WcOpcode};
 use crate::wqe::RequestIds;
 
-/// What the device-side readers return. Fields that the entry does not have hold what its bytes happen to be.
+/// The result of the device-side readers. A field that the entry does not have holds the bytes at its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceWc {
-    /// What it was.
+    /// The operation.
     pub opcode: WcOpcode,
     /// No receive was consumed.
     pub unsolicited: bool,
-    /// Request id: 16 bits in API version 0; in version 1 always 64, of receives too, where the upper 48 are others'.
+    /// Request id: 16 bits in API version 0; in version 1 always 64, of receives too, where the upper 48 belong to other fields.
     pub req_id: u64,
     /// Raw status.
     pub vendor_err: u32,
-    /// Immediate data came with it.
+    /// There is immediate data.
     pub has_imm: bool,
     /// Immediate data.
     pub imm_data: u32,
@@ -79,7 +79,7 @@ fn recv_length(raw: &RawCqe) -> u32 {
     u32::from(length_hi) << 16 | u32::from(entry.base.length)
 }
 
-/// `ibv_wc_status`: what the host providers make of a status.
+/// `ibv_wc_status`: the status that the host providers report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WcStatus {
     /// Done.
@@ -113,7 +113,7 @@ pub enum WcStatus {
 }
 
 impl WcStatus {
-    /// What the host providers make of a status.
+    /// The status that the host providers report for a status of the card.
     pub const fn from_status(status: Status) -> Self {
         let Status::Known(status) = status else { return Self::GeneralErr };
         match status {
@@ -156,7 +156,7 @@ impl WcStatus {
     }
 }
 
-/// What only one of the two kinds of completion has, as the host providers see it.
+/// The fields that only one kind of completion has, as the host providers report them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostDetail {
     /// Of a send queue.
@@ -181,16 +181,16 @@ pub enum HostDetail {
     },
 }
 
-/// What the host providers make of an entry.
+/// An entry as the host providers report it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostWc {
-    /// How it ended.
+    /// The status.
     pub status: WcStatus,
-    /// What it was; reads count as sends.
+    /// The operation; a read is reported as a send.
     pub opcode: WcOpcode,
     /// Raw status.
     pub vendor_err: u32,
-    /// The rest.
+    /// The other fields.
     pub detail: HostDetail,
 }
 

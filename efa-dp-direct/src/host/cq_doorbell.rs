@@ -2,7 +2,7 @@
 
 use crate::wire::CqDoorbell;
 
-/// The word that tells the card how far the host has consumed, and whether it wants an event for the next entry.
+/// The word that gives the card the host's consumer count, and whether the host wants an event for the next entry.
 ///
 /// `cmd_sn` counts the events that the host has seen; two bits of it are sent.
 pub const fn word(consumer_counter: u16, cmd_sn: u32, arm: bool) -> u32 {

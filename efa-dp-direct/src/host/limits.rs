@@ -1,9 +1,9 @@
-//! How deep a send queue can be, and what a created one reports (`efadv_get_max_sq_depth`, `efadv_query_qp_wqs`).
+//! The greatest depth of a send queue, and the limits that a created queue reports (`efadv_get_max_sq_depth`, `efadv_query_qp_wqs`).
 
 use crate::queue::WQ_CAPS_64_BIT_REQ_ID;
 use crate::wqe::WqeSize;
 
-/// Inline data was asked for that no request carries: this many bytes.
+/// More inline data than a request carries: this many bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InlineTooLong(pub u32);
 
@@ -50,7 +50,7 @@ pub const fn max_sq_depth(max_llq_size: u32, max_inline_data: u32, inline_write:
     }
 }
 
-/// What the card says about its send queues.
+/// The limits of a card for its send queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CardLimits {
     /// Units of 64 bytes that may be written and not yet rung; 0: any number.
@@ -59,10 +59,10 @@ pub struct CardLimits {
     pub min_sq_wr: u16,
 }
 
-/// What a created send queue reports.
+/// The limits that a created send queue reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SqReport {
-    /// Size of its requests.
+    /// Size of the requests.
     pub wqe_size: WqeSize,
     /// Depth.
     pub num_entries: u32,

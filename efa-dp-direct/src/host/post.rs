@@ -3,7 +3,7 @@
 use crate::arch;
 use crate::wqe::words;
 
-/// When a full batch is rung.
+/// The time at which a full batch is rung.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
     /// libfabric: before the request that would exceed it.

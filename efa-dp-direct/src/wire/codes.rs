@@ -36,7 +36,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// `efa_io_queue_type`: which queue a completion is for.
+    /// `efa_io_queue_type`: the kind of queue that a completion is for.
     QueueType(u8) {
         /// A send queue.
         Send = 1,
@@ -46,7 +46,7 @@ codes! {
 }
 
 codes! {
-    /// `efa_io_send_op_type`: what a work request asks for.
+    /// `efa_io_send_op_type`: the operation of a work request.
     SendOp(u8) {
         /// Two-sided send.
         Send = 0,
@@ -62,11 +62,11 @@ codes! {
 }
 
 codes! {
-    /// `efa_io_comp_status`: how a work request ended. Code 18 is known since efa-dp-direct 1.1.0.
+    /// `efa_io_comp_status`: the status of a completed work request. Code 18 is known since efa-dp-direct 1.1.0.
     CompStatus(u8) {
-        /// Done.
+        /// Success.
         Ok = 0,
-        /// Thrown away because the queue pair was destroyed.
+        /// Discarded because the queue pair was destroyed.
         Flushed = 1,
         /// The queue pair failed inside the card.
         LocalQpInternalError = 2,
@@ -102,7 +102,7 @@ codes! {
 }
 
 codes! {
-    /// `efa_io_frwr_pbl_mode`: where a fast registration's page list is.
+    /// `efa_io_frwr_pbl_mode`: the place of a fast registration's page list.
     FrwrPblMode(u8) {
         /// In the request.
         Inline = 0,
@@ -120,7 +120,7 @@ codes! {
 }
 
 codes! {
-    /// `efa_cuda_wc_opcode`: what the device-side readers say a completion is.
+    /// `efa_cuda_wc_opcode`: the kind of a completion, as the device-side readers report it.
     WcOpcode(u8) {
         /// A send, or anything else on a send queue that is neither write nor read.
         Send = 0,
@@ -136,7 +136,7 @@ codes! {
 }
 
 impl CompStatus {
-    /// One line for people: what happened and where to look.
+    /// One line for people.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Ok => "completed",

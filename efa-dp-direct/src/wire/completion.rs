@@ -8,9 +8,9 @@ bit_field! {
     CdescFlags(u8);
     /// Flips with every lap of the completion queue.
     flag PHASE, phase, with_phase = 0x01;
-    /// Which queue, see [`crate::wire::QueueType`].
+    /// The kind of queue, see [`crate::wire::QueueType`].
     field Q_TYPE, q_type, with_q_type = 0x06;
-    /// Immediate data came with it (receive queue).
+    /// There is immediate data (receive queue).
     flag HAS_IMM, has_imm, with_has_imm = 0x08;
     /// Operation code, see [`crate::wire::SendOp`].
     field OP_TYPE, op_type, with_op_type = 0x70;
@@ -34,7 +34,7 @@ wire_struct! {
     CdescCommon, size 6, align 2;
     /// Bits 0..16 of the request id.
     req_id: u16 = 0,
-    /// How it ended, see [`crate::wire::CompStatus`].
+    /// The status, see [`crate::wire::CompStatus`].
     status: u8 = 2,
     /// Phase, queue and operation.
     flags: CdescFlags = 3,
@@ -78,7 +78,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// `efa_io_rx_cdesc_rdma_write`: what a write with immediate adds.
+    /// `efa_io_rx_cdesc_rdma_write`: the extra field of a write with immediate.
     RxCdescRdmaWrite, size 2, align 2;
     /// Bits 16..32 of the length.
     length_hi: u16 = 0,
@@ -92,7 +92,7 @@ wire_struct! {
 }
 
 impl RxExtra {
-    /// As what a write with immediate adds.
+    /// As the extra field of a write with immediate.
     #[inline(always)]
     pub fn rdma_write(&self) -> RxCdescRdmaWrite {
         RxCdescRdmaWrite { length_hi: u16::from_le_bytes([self.bytes[0], self.bytes[1]]) }

@@ -8,7 +8,7 @@ bit_field! {
     Ctrl1(u8);
     /// Operation code, see [`crate::wire::SendOp`].
     field OP_TYPE, op_type, with_op_type = 0x0f;
-    /// `immediate_data` counts.
+    /// `immediate_data` is valid.
     flag HAS_IMM, has_imm, with_has_imm = 0x10;
     /// Inline data follows in place of buffer descriptors, and `length` counts bytes.
     flag INLINE_MSG, inline_msg, with_inline_msg = 0x20;
@@ -71,7 +71,7 @@ wire_struct! {
     TxMetaDesc, size 32, align 4;
     /// Bits 0..16 of the request id; its completion carries it back.
     req_id: u16 = 0,
-    /// What is asked.
+    /// The operation and its flags.
     ctrl1: Ctrl1 = 2,
     /// Phase and place in the request.
     ctrl2: Ctrl2 = 3,
@@ -331,7 +331,7 @@ wire_struct! {
     TxWqe, size 64, align 8 aligned 8;
     /// The operation and the peer.
     meta: TxMetaDesc = 0,
-    /// Where the data is.
+    /// The buffers, or inline data.
     data: TxData = 32,
 }
 
@@ -340,6 +340,6 @@ wire_struct! {
     TxWqe128, size 128, align 8 aligned 8;
     /// The operation and the peer.
     meta: TxMetaDesc = 0,
-    /// Where the data is.
+    /// The buffers, or inline data.
     data: TxData128 = 32,
 }

@@ -3,7 +3,7 @@
 use super::{Destination, Geometry, Hints, Operation, RemoteMem, RequestIds, Sge, WqeSize};
 use crate::wire::{Ctrl1, Ctrl2, Ctrl3, RemoteMemAddr, ReqIdEx, SendOp, TxBufDesc, TxMetaDesc};
 
-/// Why a payload cannot be attached. The device API returns -22 (invalid argument) for each.
+/// The reason why a payload cannot be attached. The device API returns -22 (invalid argument) for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PayloadError {
     /// More inline bytes than the queue allows.
@@ -13,7 +13,7 @@ pub enum PayloadError {
         /// Bytes allowed.
         max: u32,
     },
-    /// This operation has no inline data: reads never, writes only in 128-byte requests.
+    /// This operation has no inline data: a read never has any, a write only in 128-byte requests.
     InlineNotPossible(SendOp),
     /// Only sends gather two buffers.
     OneBufferOnly(SendOp),
@@ -44,9 +44,9 @@ pub struct Builder<'a> {
     out: &'a mut [u8],
 }
 
-/// Where the body begins.
+/// Offset of the body.
 const BODY: usize = TxMetaDesc::SIZE;
-/// Where the local side of an RDMA operation begins.
+/// Offset of the local side of an RDMA operation.
 const LOCAL: usize = BODY + RemoteMemAddr::SIZE;
 
 impl<'a> Builder<'a> {
@@ -119,7 +119,7 @@ impl<'a> Builder<'a> {
     /// Attaches one buffer.
     ///
     /// # Errors
-    /// None today; it is a `Result` as the other payloads are.
+    /// None today; the type is that of the other payloads' functions.
     pub fn set_sge(&mut self, sge: Sge) -> Result<(), PayloadError> {
         self.meta.length = 1;
         self.put_meta();

@@ -1,4 +1,4 @@
-//! Reads a request as a card does. Nothing is guessed: what the interface does not define is an error.
+//! Reads a request as a card does. Anything that the interface does not define is an error.
 
 use super::{
     Destination, Geometry, Hints, Inline, Operation, RemoteMem, RequestIds, SendData, SendWqe, Sge, WqeSize, WriteData,
@@ -7,18 +7,18 @@ use crate::wire::{
     CompStatus, Ctrl1, Ctrl2, Ctrl3, Lkey, ReqIdEx, SendOp, TX_DESC_NUM_BUFS, TxBufDesc, TxWqe, TxWqe128,
 };
 
-/// Why bytes are no work request.
+/// The reason why bytes are no work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WqeError {
-    /// As many bytes were given, but the queue's requests have another size.
+    /// The queue's requests do not have this many bytes.
     Size(usize),
     /// The meta descriptor bit is clear: the slot was probably never written.
     NotMeta,
     /// The request claims an extended descriptor, which no card has.
     MetaExtension,
-    /// The request does not both begin and end here.
+    /// The descriptor is not both the first and the last of its request.
     NotSingle,
-    /// A bit or byte that must be zero is not.
+    /// A bit or byte that must be zero is set.
     Reserved,
     /// Operation code that no release names.
     UnknownOp(u8),
@@ -83,7 +83,7 @@ impl core::error::Error for WqeError {}
 
 /// The request that `bytes` hold. The caller has copied them out of the ring; the ring may change meanwhile.
 ///
-/// Bytes behind the payload are not looked at: some posters leave them as they were.
+/// Bytes behind the payload are ignored, because some posters leave old bytes there.
 ///
 /// # Errors
 /// The first rule that the bytes break; never panics.
@@ -117,7 +117,7 @@ pub fn parse(bytes: &[u8], geometry: &Geometry) -> Result<SendWqe, WqeError> {
     }
 }
 
-/// The union of a request, read in every way.
+/// The union of a request, read as each of its members.
 struct Body<'a> {
     sgl: [TxBufDesc; TX_DESC_NUM_BUFS],
     remote: crate::wire::RemoteMemAddr,

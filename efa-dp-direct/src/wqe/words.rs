@@ -11,7 +11,7 @@ pub const NARROW: usize = 8;
 /// Words of a 128-byte request.
 pub const WIDE: usize = 16;
 
-/// Where the phase bit is in a request's first word.
+/// The phase bit in a request's first word.
 const PHASE: u64 = (Ctrl2::PHASE as u64) << 24;
 
 /// The parts that every request begins with.
@@ -84,7 +84,7 @@ pub const fn write<const N: usize>(head: Head, remote: RemoteMem, from: Sge) -> 
 
 /// An RDMA write that names no buffer and carries no bytes.
 #[inline(always)]
-pub const fn write_nothing<const N: usize>(head: Head, remote: RemoteMem) -> [u64; N] {
+pub const fn write_empty<const N: usize>(head: Head, remote: RemoteMem) -> [u64; N] {
     rdma(head.words(SendOp::RdmaWrite, false, 0), remote.desc(0).to_words(), [0; 2])
 }
 

@@ -1,4 +1,4 @@
-//! Sections `cqe` and `cq`: what completion entries say, and polling a completion queue.
+//! Sections `cqe` and `cq`: the meaning of completion entries, and polling a completion queue.
 
 #![allow(unsafe_code)]
 
@@ -52,7 +52,7 @@ fn host_json(raw: &RawCqe) -> Value {
     all
 }
 
-/// The meaning agrees with the readers, and goes back to the same bytes where it says all of them.
+/// Checks that the meaning agrees with the readers, and that it gives the same bytes again where it has all of them.
 fn check_meaning(raw: &RawCqe, device: &DeviceWc) {
     match Cqe::parse(raw, RequestIds::Bits64).expect("a send or receive queue's") {
         Cqe::Send(send) => {

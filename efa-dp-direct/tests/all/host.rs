@@ -1,4 +1,4 @@
-//! Sections `limits`, `host_sq` and `cq_doorbell`: what the host providers do differently.
+//! Sections `limits`, `host_sq` and `cq_doorbell`: where the host providers differ from the device convention.
 
 #![allow(unsafe_code)]
 
@@ -84,7 +84,7 @@ fn check_host_sq<const N: usize>(case: &Value) {
     };
     let entries = u32_of(case, "entries");
     let ring = Ring::new(entries as usize * N * 8, 0);
-    // Doorbells have 16 bits here, so it cannot be rung with this.
+    // Doorbells of host providers have 16 bits, so no doorbell has this value.
     let db = Doorbell::new(u32::MAX);
     only_fields(&case["start"], &["pc", "phase"]);
     let start = (u16_of(&case["start"], "pc"), u32_of(&case["start"], "phase"));
@@ -97,7 +97,7 @@ fn check_host_sq<const N: usize>(case: &Value) {
         only_fields(step, &["requests", "doorbells", "pc", "phase"]);
         let mut rung = Vec::new();
         let mut requests = list(step, "requests").iter();
-        // Asked for a request after each one written, at the list's end too: every doorbell is seen on its own.
+        // The queue takes a request after each write, and once more at the list's end, so this closure sees every doorbell.
         queue.post(std::iter::from_fn(|| {
             rung.extend(db.take());
             requests.next().map(|r| request(case, r))

@@ -1,7 +1,7 @@
 //! Holds the Rust types against the groups "efa-dp-direct …" of `efa_layout.json`, which a C++ compiler wrote from the
 //! foreign headers: size, alignment, every field, every enumerator, every constant; and the request geometries.
 //!
-//! What only one side has fails the test: a struct, field, enumerator or constant of the file that no line here names,
+//! Anything that only one side has fails the test: a struct, field, enumerator or constant of the file that no line here names,
 //! a line here that the file lacks, and (at compile time) a Rust field that no line here names.
 
 use crate::common::{file, list, text, u32_of, u64_of};
@@ -338,7 +338,7 @@ fn version(major: u64, minor: u64, subminor: u64) -> Numbers {
     ])
 }
 
-/// What Rust has of a group.
+/// The Rust types and constants of a group.
 struct Group {
     structs: Structs,
     enums: Enums,

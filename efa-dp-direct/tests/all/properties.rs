@@ -87,9 +87,9 @@ fn in_words(wqe: &SendWqe, size: WqeSize) -> Option<Vec<u64>> {
             words::write::<WIDE>(head, remote, from).to_vec()
         }
         Operation::Write { remote, data: WriteData::Empty, .. } if narrow => {
-            words::write_nothing::<NARROW>(head, remote).to_vec()
+            words::write_empty::<NARROW>(head, remote).to_vec()
         }
-        Operation::Write { remote, data: WriteData::Empty, .. } => words::write_nothing::<WIDE>(head, remote).to_vec(),
+        Operation::Write { remote, data: WriteData::Empty, .. } => words::write_empty::<WIDE>(head, remote).to_vec(),
         Operation::Write { remote, data: WriteData::Inline(data), .. } if data.data().len() <= 8 => {
             let mut value = [0xff; 8];
             value[..data.data().len()].copy_from_slice(data.data());
@@ -146,9 +146,9 @@ proptest! {
         let _ = parse(&bytes, &geometry);
     }
 
-    /// Near a legal request most bytes matter: what parses says all that the head says, and nothing is coerced.
+    /// Near a legal request most bytes matter: a request that parses has the whole meaning of its head.
     #[test]
-    fn parsed_requests_emit_the_same_bytes(
+    fn parsed_requests_emit_same_bytes(
         geometry in geometry(),
         wqe in any_wqe(),
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
@@ -163,7 +163,7 @@ proptest! {
             let mut again = vec![0xa5; bytes.len()];
             prop_assert_eq!(parsed.emit(&geometry, &mut again), Ok(()));
             prop_assert_eq!(parse(&again, &geometry), Ok(parsed));
-            // Immediate data without its flag says nothing; all else in the head does.
+            // Immediate data without its flag has no meaning; everything else in the head has one.
             prop_assert_eq!(&bytes[..8], &again[..8]);
             prop_assert_eq!(&bytes[12..32], &again[12..32]);
         }
@@ -263,13 +263,13 @@ proptest! {
     }
 }
 
-/// Where counters wrap, and elsewhere.
+/// Counts near every wrap, and elsewhere.
 fn start() -> impl Strategy<Value = u64> {
     let near = |at: u64| (at - 70..at + 70).boxed();
     prop_oneof![0..200u64, near(1 << 16), near(1 << 31), near(1 << 32), near(3 << 31), any::<u32>().prop_map(u64::from)]
 }
 
-/// A request that says its number.
+/// A request whose bytes hold its number.
 fn numbered<const N: usize>(number: u64) -> [u64; N] {
     let mut wqe = [number; N];
     wqe[0] = words::with_phase(number & 0xffff, false);
@@ -399,7 +399,7 @@ proptest! {
         }
     }
 
-    /// A card writes, a host polls and pops: it sees each entry once, in order, and none that is not there.
+    /// A card writes, and a host polls and pops: the host sees each entry once, in order, and no other entry.
     #[test]
     fn completion_rings_keep_count(
         start in start(),
@@ -419,7 +419,7 @@ proptest! {
         let write = |number: u64| {
             ring.write((number % entries * entry_size) as usize, &entry(number).0[..entry_size as usize]);
         };
-        // The lap before left its entries.
+        // The ring still has the entries of the lap before.
         for number in start.saturating_sub(entries)..start {
             write(number);
         }

@@ -1,5 +1,5 @@
-//! Each rule that the request parser checks, broken by one change to a legal request; and what a completion's reader
-//! makes of each kind of request id.
+//! Each rule that the request parser checks, broken by one change to a legal request; and both kinds of request ids in
+//! completions.
 
 use efa_dp_direct::cq::{Cqe, CqeError, RawCqe, SendCqe, Status};
 use efa_dp_direct::wire::{CompStatus, SendOp};
@@ -36,7 +36,7 @@ fn broken(op: Operation, geometry: &Geometry, change: impl Fn(&mut [u8])) -> Wqe
 }
 
 #[test]
-fn request_that_breaks_a_rule_is_refused() {
+fn request_that_breaks_rule_is_refused() {
     let write_one = write(WriteData::One(SGE));
     for geometry in [Geometry::V0, Geometry::NARROW, Geometry::WIDE] {
         let g = &geometry;
@@ -93,7 +93,7 @@ fn request_with_illegal_inline_data_is_refused() {
 }
 
 #[test]
-fn parse_errors_have_the_status_of_the_card() {
+fn parse_errors_have_status_of_card() {
     assert_eq!(WqeError::NotMeta.status(), CompStatus::LocalQpInternalError);
     assert_eq!(WqeError::UnknownOp(9).status(), CompStatus::LocalUnsupportedOp);
     assert_eq!(WqeError::TooManyBuffers(2).status(), CompStatus::LocalBadLength);

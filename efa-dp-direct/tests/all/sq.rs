@@ -93,7 +93,7 @@ impl Queue {
         [wq.pc, wq.phase as u32, wq.wqes_pending, wq.wqes_posted, wq.wqes_completed]
     }
 
-    /// The next doorbell cannot be mistaken for the resting value.
+    /// Chooses a resting value that the next doorbell cannot have.
     fn expect_doorbell(&mut self, value: Option<u32>) {
         self.db.rest_away_from(value);
         let mut wq = self.wq();

@@ -25,7 +25,7 @@ fn in_words(wqe: &SendWqe, size: WqeSize) -> Option<Vec<u8>> {
     let head = words::Head { wr_id: wqe.wr_id, dest: wqe.dest, imm: wqe.op.imm(), hints: wqe.hints };
     Some(match wqe.op {
         Operation::Write { remote, data: WriteData::One(sge), .. } => by_size!(write(head, remote, sge)),
-        Operation::Write { remote, data: WriteData::Empty, .. } => by_size!(write_nothing(head, remote)),
+        Operation::Write { remote, data: WriteData::Empty, .. } => by_size!(write_empty(head, remote)),
         Operation::Write { remote, data: WriteData::Inline(data), .. } if data.data().len() <= 8 => {
             let mut value = [0; 8];
             value[..data.data().len()].copy_from_slice(data.data());
@@ -141,7 +141,7 @@ fn digest_is_sha256() {
 
 /// The sections that tests here, or `gin_post` of ferrogin-device, read. A section of another name would have no test.
 #[test]
-fn every_section_of_vectors_has_a_test() {
+fn every_section_of_vectors_has_test() {
     let all = file("efa_dp.json");
     let tested = [
         "schema",

@@ -119,37 +119,37 @@ constexpr bool is_va<VASignalAdd> = true;
 
 // Depends on its parameter, so that it fails only where a program uses it.
 template <typename>
-constexpr bool no = false;
+constexpr bool always_false = false;
 
 template <typename Action>
-FGIN_DEVICE Named remote(Action) {
+FGIN_DEVICE ActionIds remote(Action) {
   static_assert(!is_va<Action>, "VA signals need remote atomics, which EFA lacks: use SignalInc or SignalAdd");
-  static_assert(is_va<Action> || no<Action>, "the remote action must be None, SignalInc or SignalAdd");
+  static_assert(is_va<Action> || always_false<Action>, "the remote action must be None, SignalInc or SignalAdd");
   return {};
 }
 
-FGIN_DEVICE Named remote(None) {
+FGIN_DEVICE ActionIds remote(None) {
   return {};
 }
 
-FGIN_DEVICE Named remote(SignalInc inc) {
+FGIN_DEVICE ActionIds remote(SignalInc inc) {
   return {true, false, inc.signal, 1, 0};
 }
 
-FGIN_DEVICE Named remote(SignalAdd add) {
+FGIN_DEVICE ActionIds remote(SignalAdd add) {
   return {true, false, add.signal, add.value, 0};
 }
 
 template <typename Action>
-FGIN_DEVICE void local(Named&, Action) {
-  static_assert(no<Action>, "the local action must be None or CounterInc");
+FGIN_DEVICE void local(ActionIds&, Action) {
+  static_assert(always_false<Action>, "the local action must be None or CounterInc");
 }
 
-FGIN_DEVICE void local(Named&, None) {}
+FGIN_DEVICE void local(ActionIds&, None) {}
 
-FGIN_DEVICE void local(Named& named, CounterInc inc) {
-  named.counts = true;
-  named.counter = inc.counter;
+FGIN_DEVICE void local(ActionIds& ids, CounterInc inc) {
+  ids.has_counter = true;
+  ids.counter = inc.counter;
 }
 
 }  // namespace detail
@@ -184,9 +184,9 @@ class Gin {
                       Scope /*given*/ = Scope::Thread, Scope /*required*/ = Scope::Device) const {
     return lead(coop, [&] {
       if (!ctx_) return int(FGIN_INVALID_ARGUMENT);
-      detail::Named named = detail::remote(remote);
-      detail::local(named, local);
-      return detail::put(ctx_, peer, dst, dstOff, src, srcOff, bytes, named, with(flags));
+      detail::ActionIds ids = detail::remote(remote);
+      detail::local(ids, local);
+      return detail::put(ctx_, peer, dst, dstOff, src, srcOff, bytes, ids, with_sharing(flags));
     });
   }
 
@@ -202,7 +202,7 @@ class Gin {
       if (!ctx_) return int(FGIN_INVALID_ARGUMENT);
       uint64_t word = 0;
       memcpy(&word, &value, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
-      return detail::put_value(ctx_, peer, dst, dstOff, word, sizeof(T), detail::remote(remote), with(flags));
+      return detail::put_value(ctx_, peer, dst, dstOff, word, sizeof(T), detail::remote(remote), with_sharing(flags));
     });
   }
 
@@ -210,7 +210,7 @@ class Gin {
   template <typename Coop = Thread>
   FGIN_DEVICE int get(uint32_t peer, fgin_window remote, uint64_t remoteOff, fgin_window local, uint64_t localOff,
                       uint64_t bytes, Coop coop = {}, uint32_t flags = FGIN_DEFAULT) const {
-    return lead(coop, [&] { return fgin_get(ctx_, peer, remote, remoteOff, local, localOff, bytes, with(flags)); });
+    return lead(coop, [&] { return fgin_get(ctx_, peer, remote, remoteOff, local, localOff, bytes, with_sharing(flags)); });
   }
 
   // Raises a signal of `peer`, without bytes.
@@ -218,7 +218,7 @@ class Gin {
   FGIN_DEVICE int signal(uint32_t peer, Remote remote, Coop coop = {}, uint32_t flags = FGIN_DEFAULT,
                          Scope /*given*/ = Scope::Thread, Scope /*required*/ = Scope::Device) const {
     return lead(coop, [&] {
-      return ctx_ ? detail::signal(ctx_, peer, detail::remote(remote), with(flags)) : int(FGIN_INVALID_ARGUMENT);
+      return ctx_ ? detail::signal(ctx_, peer, detail::remote(remote), with_sharing(flags)) : int(FGIN_INVALID_ARGUMENT);
     });
   }
 
@@ -280,7 +280,7 @@ class Gin {
   }
 
  private:
-  FGIN_DEVICE static uint32_t with(uint32_t flags) {
+  FGIN_DEVICE static uint32_t with_sharing(uint32_t flags) {
     return flags | uint32_t(sharing);
   }
 

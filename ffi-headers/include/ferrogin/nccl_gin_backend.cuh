@@ -74,10 +74,10 @@ NCCL_DEVICE_INLINE T constant(const char* at) {
 // fgin_open, inline: the header before the handles leads to the contexts.
 NCCL_DEVICE_INLINE const fgin_context* context(const ncclGinCtx& ctx) {
   const char* header = static_cast<const char*>(ctx.handle) - FGIN_HEADER_SIZE;
-  // Both are read at once, because a load takes longer than a comparison.
-  bool ours = (constant<unsigned long long>(header + FGIN_HEADER_MAGIC_OFFSET) == FGIN_HEADER_MAGIC) &
+  // Both words are read at once, because a load takes longer than a comparison.
+  bool is_ferrogin = (constant<unsigned long long>(header + FGIN_HEADER_MAGIC_OFFSET) == FGIN_HEADER_MAGIC) &
               (constant<unsigned>(header + FGIN_HEADER_VERSION_OFFSET) == FGIN_HEADER_VERSION);
-  if (!ours) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
+  if (!is_ferrogin) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
   auto contexts = constant<unsigned long long>(header + FGIN_HEADER_CONTEXTS_OFFSET);
   return reinterpret_cast<const fgin_context*>(contexts + size_t(ctx.contextId) * FGIN_CONTEXT_SIZE);
 }
@@ -86,47 +86,47 @@ NCCL_DEVICE_INLINE nccl_ofi_gin_gdaki_dev_handle& handle(const ncclGinCtx& ctx) 
   return static_cast<nccl_ofi_gin_gdaki_dev_handle*>(ctx.handle)[ctx.contextId];
 }
 
-// In NCCL an aggregated request waits for the next plain one, whatever that names. In ferrogin each signal and counter has a
-// queue of its own, and a request waits for the next plain one on that queue. So this backend does not aggregate; requests
-// of several threads share a doorbell all the same.
+// In NCCL an aggregated request waits for the next plain request, whatever signal or counter it names. In ferrogin each signal
+// and counter has a queue of its own, and a request waits for the next plain one on that queue. So this backend does not
+// aggregate; requests of several threads share a doorbell all the same.
 NCCL_DEVICE_INLINE uint32_t flags(const ncclGinCtx& ctx) {
   return uint32_t(ctx.resourceSharingMode) << 8;
 }
 
-NCCL_DEVICE_INLINE detail::Named named(const ncclGinSignalDescriptor& signal, ncclGinSignalOp_t op, uint64_t arg,
+NCCL_DEVICE_INLINE detail::ActionIds action_ids(const ncclGinSignalDescriptor& signal, ncclGinSignalOp_t op, uint64_t arg,
                                        bool hasCounter = false, ncclGinCounter_t counter = 0) {
-  detail::Named all = {};
-  all.counts = hasCounter;
-  all.counter = counter;
-  if (signal.type == NCCL_GIN_SIGNAL_TYPE_NONE) return all;
+  detail::ActionIds ids = {};
+  ids.has_counter = hasCounter;
+  ids.counter = counter;
+  if (signal.type == NCCL_GIN_SIGNAL_TYPE_NONE) return ids;
   if (signal.type != NCCL_GIN_SIGNAL_TYPE_INDEXED) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
   uint64_t amount = op == ncclGinSignalInc ? 1 : arg;
   if (amount > UINT32_MAX) FGIN_ON_MISUSE(FGIN_INVALID_ARGUMENT);
-  all.raises = true;
-  all.signal = signal.indexedSignal.signalId;
-  all.amount = uint32_t(amount);
-  return all;
+  ids.has_signal = true;
+  ids.signal = signal.indexedSignal.signalId;
+  ids.amount = uint32_t(amount);
+  return ids;
 }
 
-// Posts. A strong signal means that everything before it has settled. EFA keeps no order, so this function flushes first. If the
-// flush fails, it raises no signal.
+// Calls `post`. A strong signal means that everything before it has settled. EFA keeps no order, so this function flushes before a
+// strong signal. If the flush fails, it raises no signal.
 template <typename Post>
-NCCL_DEVICE_INLINE void after(const fgin_context* ctx, const ncclGinSignalDescriptor& signal, Post post) {
+NCCL_DEVICE_INLINE void post_in_order(const fgin_context* ctx, const ncclGinSignalDescriptor& signal, Post post) {
   if (signal.type != NCCL_GIN_SIGNAL_TYPE_NONE && signal.isStrong && fgin_flush(ctx) != FGIN_OK) return;
   check(post());
 }
 
 // A request has 128 bytes. Functions with a request are not inlined, so that the kernel needs no stack for it.
 #ifdef __CUDA_ARCH__
-#define FGIN_APART __device__ __noinline__
+#define FGIN_NOINLINE __device__ __noinline__
 #else
-#define FGIN_APART NCCL_DEVICE_INLINE
+#define FGIN_NOINLINE NCCL_DEVICE_INLINE
 #endif
 
 // Flushes as NCCL does: until every post has completed, `*abortFlag` is raised, or the cycles are over. A card error and the
 // plugin's own abort flag end it too.
 template <bool HasTimeout>
-FGIN_APART ncclResult_t flush(const fgin_context* ctx, uint32_t* abortFlag, uint64_t timeoutCycles) {
+FGIN_NOINLINE ncclResult_t flush(const fgin_context* ctx, uint32_t* abortFlag, uint64_t timeoutCycles) {
   fgin_request request;
   int status = fgin_flush_async(ctx, &request);
   uint32_t steps = 0;
@@ -152,9 +152,9 @@ NCCL_DEVICE_INLINE ncclResult_t flush(const ncclGinCtx& ctx, Coop& coop, uint32_
   return result;
 }
 
-// The first step of a flush.
+// The first step of a flush: rings deferred requests and raises the barriers.
 struct Flush {
-  FGIN_APART static void begin(const fgin_context* ctx) {
+  FGIN_NOINLINE static void begin(const fgin_context* ctx) {
     fgin_request request;
     check(fgin_flush_async(ctx, &request));
   }
@@ -175,11 +175,11 @@ struct ncclGinApi_Put<NCCL_NET_DEVICE_GIN_EFA_GDA> {
     coop.sync();
     if (coop.thread_rank() == 0) {
       const fgin_context* fgin = context(ctx);
-      auto names = named(signal, signalOp, signalOpArg, hasCounter, counterId);
-      uint32_t how = flags(ctx);
-      after(fgin, signal, [&] {
-        return hasWins ? ferrogin::detail::put(fgin, uint32_t(peer), dstWin, dstOff, srcWin, srcOff, bytes, names, how) :
-                         ferrogin::detail::signal(fgin, uint32_t(peer), names, how);
+      auto ids = action_ids(signal, signalOp, signalOpArg, hasCounter, counterId);
+      uint32_t sharing = flags(ctx);
+      post_in_order(fgin, signal, [&] {
+        return hasWins ? ferrogin::detail::put(fgin, uint32_t(peer), dstWin, dstOff, srcWin, srcOff, bytes, ids, sharing) :
+                         ferrogin::detail::signal(fgin, uint32_t(peer), ids, sharing);
       });
     }
     coop.sync();
@@ -199,11 +199,11 @@ struct ncclGinApi_PutValue<NCCL_NET_DEVICE_GIN_EFA_GDA> {
     coop.sync();
     if (coop.thread_rank() == 0) {
       const fgin_context* fgin = context(ctx);
-      auto names = named(signal, signalOp, signalOpArg);
+      auto ids = action_ids(signal, signalOp, signalOpArg);
       uint64_t word = 0;
       memcpy(&word, &srcData, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
-      after(fgin, signal, [&] {
-        return ferrogin::detail::put_value(fgin, uint32_t(peer), dstWin, dstOff, word, sizeof(T), names, flags(ctx));
+      post_in_order(fgin, signal, [&] {
+        return ferrogin::detail::put_value(fgin, uint32_t(peer), dstWin, dstOff, word, sizeof(T), ids, flags(ctx));
       });
     }
     coop.sync();

@@ -181,22 +181,25 @@ fn ext_structs_agree_with_nccl_structs() {
     let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
     let ext = device.get(header.contexts.wrapping_add(1));
     for e in 0..7 {
-        let EndpointExt { cold, hot, .. } = device.get(ext.endpoints.wrapping_add(e));
-        let handle = device.get(cold.handle);
+        let EndpointExt { config, posting, .. } = device.get(ext.endpoints.wrapping_add(e));
+        let handle = device.get(config.handle);
         let queue = ext.endpoints.wrapping_add(e).wrapping_byte_add(offset_of!(EndpointExt, queue));
         assert_eq!(handle.qp, queue.cast(), "endpoint {e} names its own handle");
-        assert_eq!(cold.context.cast_mut(), header.contexts.wrapping_add(1));
-        assert_eq!(handle.local_cntr_value.cast_const(), cold.completed);
-        assert_eq!(cold.errors_base, 1);
-        assert_eq!((handle.sq_size, handle.putvalue_slice_base), (cold.sq_size, cold.value_base));
+        assert_eq!(config.context.cast_mut(), header.contexts.wrapping_add(1));
+        assert_eq!(handle.local_cntr_value.cast_const(), config.completed);
+        assert_eq!(config.errors_base, 1);
+        assert_eq!((handle.sq_size, handle.putvalue_slice_base), (config.sq_size, config.value_base));
         let wide = e == 1;
         let entries = if wide { 64 } else { 128 };
-        assert_eq!((cold.phase_bit, cold.phase_bit * cold.phase_scale), (entries, 1 << 24));
-        assert_eq!(cold.ring_mask, entries * cold.wqe_size - 1);
-        assert_eq!((cold.wqe_size, cold.write_inline), if wide { (128, 80) } else { (64, 0) });
-        assert_eq!((cold.value_slots, cold.value_mask, cold.value_lkey), if wide { (0, 0, 0) } else { (64, 63, 88) });
-        assert_eq!(cold.value_path, VALUE_NONE, "the spec's policy has no fast path");
-        let EndpointHot { state, bound, barrier, poison, reserved } = hot;
+        assert_eq!((config.phase_bit, config.phase_bit * config.phase_scale), (entries, 1 << 24));
+        assert_eq!(config.ring_mask, entries * config.wqe_size - 1);
+        assert_eq!((config.wqe_size, config.write_inline), if wide { (128, 80) } else { (64, 0) });
+        assert_eq!(
+            (config.value_slots, config.value_mask, config.value_lkey),
+            if wide { (0, 0, 0) } else { (64, 63, 88) }
+        );
+        assert_eq!(config.value_path, VALUE_NONE, "the spec's policy has no fast path");
+        let PostingState { state, bound, barrier, poison, reserved } = posting;
         assert_eq!(bound.load(Ordering::Relaxed), 5 << 32 | 4, "nothing is admitted without a look");
         assert_eq!((state.load(Ordering::Relaxed), barrier.load(Ordering::Relaxed)), (5 << STATE_RUNG_SHIFT, 5));
         assert_eq!((poison.load(Ordering::Relaxed), reserved), (0, &[0; 5]));
@@ -219,7 +222,7 @@ fn only_combining_policy_has_fast_path() {
     let ext = device.get(header.contexts);
     assert_eq!((ext.fast_put_limit, ext.value_path), (1 << 30, VALUE_INLINE));
     assert_eq!(ext.values, ext.endpoints.wrapping_add(1));
-    let paths: Vec<u32> = (0..7).map(|e| device.get(ext.endpoints.wrapping_add(e)).cold.value_path).collect();
+    let paths: Vec<u32> = (0..7).map(|e| device.get(ext.endpoints.wrapping_add(e)).config.value_path).collect();
     assert_eq!(paths[..3], [VALUE_POOL, VALUE_INLINE, VALUE_POOL]);
     assert_eq!(device.list(ext.targets, 3), TargetWords::default(), "a target that a peer lacks");
     assert_ne!(device.list(ext.targets, 4), TargetWords::default());

@@ -7,15 +7,15 @@ use efa_dp_direct::wqe::{Destination, Hints};
 use ferrogin_device::{Context, Window};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
 use ferrogin_ffi::ext::{
-    ContextExt, EndpointCold, EndpointExt, EndpointHot, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    QueueMemory, STATE_RUNG_SHIFT, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL,
+    ContextExt, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
+    PostingState, QueueMemory, STATE_RUNG_SHIFT, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL,
 };
 use std::ffi::c_void;
 use std::mem::zeroed;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Largest transfer of one request here.
+/// Largest transfer of one request in these contexts.
 pub const MAX_RDMA: u32 = 1 << 30;
 /// Index of the endpoint for values.
 pub const VALUE: usize = 1;
@@ -28,7 +28,7 @@ pub struct EndpointSpec {
     pub max_batch: u32,
     /// First value slot, or 0 where there are none.
     pub value_base: u64,
-    /// Posts before the first.
+    /// The number of the first post.
     pub start: u32,
 }
 
@@ -75,14 +75,14 @@ impl Ring {
     /// The bytes of one slot.
     pub fn slot(&self, i: usize) -> Vec<u8> {
         let words = self.bytes() / 8;
-        // SAFETY: leaked memory of so many slots, which no thread writes now.
+        // SAFETY: leaked memory of `spec_entries` slots; no thread posts while a test reads.
         let slot = unsafe { std::slice::from_raw_parts(self.words.wrapping_add(i % self.spec_entries * words), words) };
         slot.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
     /// The cursors that NCCL's device code sees: reserved, released, rung.
     pub fn cursors(&self) -> [u32; 3] {
-        // SAFETY: leaked memory of this struct, which no thread writes now.
+        // SAFETY: the queue lies in the leaked endpoint; no thread posts while a test reads.
         let wq = unsafe { self.queue.read_volatile() };
         // The `locked` policy counts its pending requests beside `pc`.
         [wq.pc.wrapping_add(wq.wqes_pending), wq.wqes_completed, wq.wqes_posted]
@@ -90,7 +90,7 @@ impl Ring {
 }
 
 /// A context, its rings, and the counts of its signals and counters. All of it is leaked, because tests are short.
-pub struct Made {
+pub struct TestContext {
     pub context: Context<'static>,
     pub rings: Vec<Ring>,
     pub signals: Vec<&'static AtomicU64>,
@@ -100,7 +100,7 @@ pub struct Made {
 }
 
 unsafe extern "C" fn count_call(calls: *mut c_void) -> bool {
-    // SAFETY: the counter that `make` leaked for this context.
+    // SAFETY: the counter that `make_context` leaked for this context.
     unsafe { &*calls.cast::<AtomicU64>() }.fetch_add(1, Ordering::Relaxed);
     false
 }
@@ -109,7 +109,7 @@ pub fn leak<T>(value: T) -> *mut T {
     Box::leak(Box::new(value))
 }
 
-/// Memory of all `value`s.
+/// Leaked memory of `n` copies of `value`.
 fn leak_all<T: Clone>(value: T, n: usize) -> *mut T {
     vec![value; n].leak().as_mut_ptr()
 }
@@ -128,20 +128,20 @@ fn value_path(policy: u32, endpoint: &EndpointSpec) -> u32 {
     }
 }
 
-/// A window as `regMrSym` gives it: one entry for each rail, null but for `rail`.
+/// A window as `regMrSym` gives it: one pointer for each rail, null except that of `rail`.
 pub fn window(spec: &WindowSpec, rail: u32) -> Window {
     let bytes = size_of::<MrHandle>() + spec.peers.len() * size_of::<MrPeer>();
     let handle = leak_all(0u64, bytes.div_ceil(8)).cast::<MrHandle>();
     let head = MrHandle { lkey: spec.lkey, nranks: spec.peers.len() as i32, local_addr: spec.addr, peers: [] };
-    // SAFETY: fresh memory with room for it.
+    // SAFETY: the memory was allocated above, with room for the handle and its peers.
     unsafe { handle.write(head) };
     let peers = handle.wrapping_add(1).cast::<MrPeer>();
     for (i, &(remote_addr, rkey)) in spec.peers.iter().enumerate() {
-        // SAFETY: fresh memory with room for all of them behind the handle.
+        // SAFETY: the memory was allocated above, with room for `spec.peers.len()` entries behind the handle.
         unsafe { peers.wrapping_add(i).write(MrPeer { remote_addr, rkey, pad: 0 }) };
     }
     let rails = leak_all(ptr::null_mut::<MrHandle>(), rail as usize + 1);
-    // SAFETY: the last of them.
+    // SAFETY: the array was allocated above with `rail + 1` entries.
     unsafe { rails.wrapping_add(rail as usize).write(handle) };
     Window(rails.cast())
 }
@@ -149,11 +149,11 @@ pub fn window(spec: &WindowSpec, rail: u32) -> Window {
 /// The endpoint and the handle that NCCL's device code would use.
 fn endpoint(spec: &Spec, of: &EndpointSpec, context: *const ContextExt) -> (EndpointExt, Ring, *mut CounterHandle) {
     let wqe_size = if of.wide { 128 } else { 64 };
-    // Poison, which a request must overwrite in all of its slot.
+    // Poison: a request must overwrite all bytes of its slot.
     let words = leak_all(0xa5a5_a5a5_a5a5_a5a5u64, (of.entries * wqe_size / 8) as usize);
     let start = u64::from(of.start);
     let (doorbell, completed) = (leak(AtomicU32::new(of.start)), leak(AtomicU64::new(start & 0x7fff_ffff)));
-    // SAFETY: plain data.
+    // SAFETY: the struct has numbers and pointers, for which zero is a value.
     let mut qp: QpV0 = unsafe { zeroed() };
     qp.sq = SqV0 {
         wq: WqV0 {
@@ -172,10 +172,10 @@ fn endpoint(spec: &Spec, of: &EndpointSpec, context: *const ContextExt) -> (Endp
         },
         ..qp.sq
     };
-    // SAFETY: plain data.
+    // SAFETY: the struct has numbers and pointers, for which zero is a value.
     let base = EndpointHandle { submitted_count: start, sq_size: of.entries, ..unsafe { zeroed() } };
     let handle = leak(CounterHandle { base, cntr_value: completed.cast(), cntr_offset: 0 });
-    let cold = EndpointCold {
+    let config = EndpointConfig {
         handle: handle.cast(),
         sq_buf: words.cast(),
         sq_db: doorbell.cast(),
@@ -198,32 +198,32 @@ fn endpoint(spec: &Spec, of: &EndpointSpec, context: *const ContextExt) -> (Endp
         context,
         reserved2: 0,
     };
-    // SAFETY: plain data and atomics.
-    let mut hot: EndpointHot = unsafe { zeroed() };
-    hot.state = AtomicU64::new(start << STATE_RUNG_SHIFT);
-    hot.bound = AtomicU64::new((start << 32 | start).wrapping_sub(1));
-    hot.barrier = AtomicU32::new(of.start);
+    // SAFETY: the struct has atomic integers, for which zero is a value.
+    let mut posting: PostingState = unsafe { zeroed() };
+    posting.state = AtomicU64::new(start << STATE_RUNG_SHIFT);
+    posting.bound = AtomicU64::new((start << 32 | start).wrapping_sub(1));
+    posting.barrier = AtomicU32::new(of.start);
     let queue = QueueMemory(std::array::from_fn(|_| AtomicU64::new(0)));
-    let ext = EndpointExt { cold, hot, queue };
-    // SAFETY: room for it, and aligned for it.
+    let ext = EndpointExt { config, posting, queue };
+    // SAFETY: `QueueMemory` has more bytes than a `QpV0` and its alignment, and no other thread has `ext` yet.
     unsafe { ptr::from_ref(&ext.queue).cast_mut().cast::<QpV0>().write(qp) };
     let ring = Ring {
         words,
         spec_entries: of.entries as usize,
         wide: of.wide,
-        // SAFETY: leaked.
+        // SAFETY: the doorbell was leaked above, and all threads access it atomically.
         doorbell: unsafe { &*doorbell },
-        // SAFETY: leaked.
+        // SAFETY: the counter was leaked above, and all threads access it atomically.
         completed: unsafe { &*completed },
         queue: ptr::null(),
     };
     (ext, ring, handle)
 }
 
-pub fn make(spec: &Spec) -> Made {
-    // SAFETY: every one of these structs is plain data for which zero is a value.
+pub fn make_context(spec: &Spec) -> TestContext {
+    // SAFETY: both structs have numbers and pointers, for which zero is a value.
     let block = leak(Block { header: unsafe { zeroed() }, dev: unsafe { zeroed() } });
-    // SAFETY: numbers and pointers, for which zero is a value.
+    // SAFETY: the struct has numbers and pointers, for which zero is a value.
     let context: *mut ContextExt = leak(unsafe { zeroed() });
     let (mut exts, mut rings, mut handles) = (Vec::new(), Vec::new(), Vec::new());
     for of in &spec.endpoints {
@@ -234,7 +234,7 @@ pub fn make(spec: &Spec) -> Made {
     }
     let counted = |handle: *mut CounterHandle| {
         let count: &'static AtomicU64 = Box::leak(Box::new(AtomicU64::new(0)));
-        // SAFETY: a leaked handle that no other thread has yet.
+        // SAFETY: the handle is leaked, and no other thread has it yet.
         unsafe { (*handle).cntr_value = count.as_ptr() };
         count
     };
@@ -243,7 +243,7 @@ pub fn make(spec: &Spec) -> Made {
     let signals = handles[first_signal..].iter().map(|&handle| counted(handle)).collect();
     let endpoints = exts.leak().as_mut_ptr();
     for (i, ring) in rings.iter_mut().enumerate() {
-        // SAFETY: one of the leaked endpoints.
+        // SAFETY: `endpoints` are leaked, and `i` is below their number.
         let queue = unsafe { &raw const (*endpoints.wrapping_add(i)).queue };
         ring.queue = queue.cast::<u8>().wrapping_add(efa_dp_direct::queue::SQ_WQ_OFFSET).cast();
     }
@@ -258,7 +258,7 @@ pub fn make(spec: &Spec) -> Made {
         })
         .collect();
     let nranks = spec.nranks as usize;
-    // SAFETY: the leaked block.
+    // SAFETY: the block is leaked, and no other thread has it yet.
     let dev = unsafe { &mut (*block).dev };
     dev.n_counters = spec.n_counters as i32;
     dev.n_signals = spec.n_signals as i32;
@@ -271,7 +271,7 @@ pub fn make(spec: &Spec) -> Made {
     dev.scratch_remote_addrs = addrs.leak().as_mut_ptr();
     dev.scratch_remote_rkeys = rkeys.leak().as_mut_ptr();
     let progress_calls: &'static AtomicU64 = Box::leak(Box::default());
-    // SAFETY: leaked memory for it.
+    // SAFETY: the context was leaked above, and no other thread has it yet.
     unsafe {
         context.write(ContextExt {
             endpoints,
@@ -291,21 +291,21 @@ pub fn make(spec: &Spec) -> Made {
             n_endpoints: spec.endpoints.len() as u32,
             max_rdma_size: MAX_RDMA,
             abort_flag: ptr::null_mut(),
-            // Long enough for a busy machine.
+            // 120 s, long enough for a busy machine.
             timeout_ns: leak(120_000_000_000),
             progress: Some(count_call),
             progress_arg: ptr::from_ref(progress_calls).cast_mut().cast(),
             reserved: 0,
         })
     };
-    // SAFETY: the leaked block.
+    // SAFETY: the block is leaked, and no other thread has it yet.
     let header = unsafe { &mut (*block).header };
     header.magic = HEADER_MAGIC;
     header.version = HEADER_VERSION;
     header.n_contexts = 1;
     header.contexts = context;
     let handle: *mut DevHandle = dev;
-    // SAFETY: a handle of the form that the plugin makes, alive for good.
+    // SAFETY: the handle has the header and the tables that the plugin makes, all leaked.
     let context = unsafe { Context::from_handle(handle.cast(), 0) }.unwrap();
-    Made { context, rings, signals, counters, progress_calls }
+    TestContext { context, rings, signals, counters, progress_calls }
 }

@@ -40,14 +40,14 @@ impl Ring {
     }
 }
 
-/// A doorbell that tells whether it was rung.
+/// A doorbell that detects a ring.
 pub struct Doorbell {
     cell: AtomicU32,
     resting: u32,
 }
 
 impl Doorbell {
-    /// At rest it holds `resting`, a value that it is not rung with.
+    /// A doorbell that holds `resting` until it is rung; no ring has that value.
     pub fn new(resting: u32) -> Self {
         Self { cell: AtomicU32::new(resting), resting }
     }
@@ -56,13 +56,13 @@ impl Doorbell {
         self.cell.as_ptr()
     }
 
-    /// The value that it was rung with since the last question.
+    /// The value of the last ring since the last call.
     pub fn take(&self) -> Option<u32> {
         let value = self.cell.swap(self.resting, Ordering::Relaxed);
         (value != self.resting).then_some(value)
     }
 
-    /// Another value to rest at, for when `rung` may be rung next.
+    /// Takes another resting value, because the next ring may have the value `rung`.
     pub fn rest_away_from(&mut self, rung: Option<u32>) {
         self.resting = !rung.unwrap_or(0);
         self.cell.store(self.resting, Ordering::Relaxed);

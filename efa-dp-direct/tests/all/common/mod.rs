@@ -31,7 +31,7 @@ pub fn each_case(section: &str, mut check: impl FnMut(&Value)) {
     println!("{section}: {} cases", cases.len());
 }
 
-/// Fails if `value` has a field that the test does not know: it would go untested. Notes are for people.
+/// Fails if `value` has a field that the test does not know and so would not test. Notes are for people.
 pub fn only_fields(value: &Value, known: &[&str]) {
     for key in value.as_object().expect("an object").keys() {
         assert!(key == "note" || known.contains(&key.as_str()), "field {key:?} is not known to this test");
@@ -134,7 +134,7 @@ pub fn sge(value: &Value) -> Sge {
     Sge { addr: u64_of(value, "addr"), length: u32_of(value, "length"), lkey: u32_of(value, "lkey") }
 }
 
-/// What a case says it carries.
+/// The payload of a case.
 pub enum Payload {
     None,
     Sge(Sge),
@@ -195,7 +195,7 @@ pub fn with_payload(op: Operation, payload: &Payload) -> Option<Operation> {
     })
 }
 
-/// What the request reads back as: local keys have 24 bits.
+/// The request as it is parsed again: local keys have 24 bits.
 pub fn as_sent(mut wqe: SendWqe) -> SendWqe {
     let trim = |sge: &mut Sge| sge.lkey &= 0x00ff_ffff;
     match &mut wqe.op {

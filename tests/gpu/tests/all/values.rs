@@ -137,7 +137,7 @@ impl OnCopy {
                     // SAFETY: `endpoints` has `n_endpoints` elements, and no thread posts yet.
                     let mut endpoint: EndpointExt = unsafe { ptr::read(context.endpoints.wrapping_add(i)) };
                     if self.edit == Edit::NoSlotGuard {
-                        endpoint.cold.value_slots = 0;
+                        endpoint.config.value_slots = 0;
                     }
                     endpoints.push(endpoint);
                 }
