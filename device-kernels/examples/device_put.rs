@@ -8,7 +8,7 @@
 #[path = "../tests/all/common/mod.rs"]
 mod common;
 
-use common::{EndpointSpec, Spec, WindowSpec, make, window};
+use common::{EndpointSpec, Spec, WindowSpec, make_context, window};
 use efa_dp_direct::wqe::{Destination, Geometry, parse};
 use ferrogin_device::{Action, Flags, Status};
 use ferrogin_ffi::ext::POLICY_COMBINING;
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Two ranks. Each has an endpoint for data, one for values, and one for each signal; here, for one signal.
     let endpoint = EndpointSpec { entries: 16, wide: false, max_batch: 8, value_base: 0, start: 0 };
     let peer = |slot: u16| Destination { ah: 7, qpn: 100 + slot, qkey: 0x1234 };
-    let made = make(&Spec {
+    let made = make_context(&Spec {
         policy: POLICY_COMBINING,
         nranks: 2,
         rail: 0,
