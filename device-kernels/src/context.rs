@@ -5,8 +5,8 @@
 //! signal `s` is posted on `s`'s endpoint. An operation with neither is posted on the data endpoint, or a value on the value
 //! endpoint. The target is the peer's endpoint of the signal, or its data endpoint, where no signal is raised.
 //!
-//! An operation of one work request by the `combining` policy takes the fast path ([`fast_path`]), which is inlined. Every
-//! other operation is a call ([`slow_path`]).
+//! An operation of one work request by the `combining` policy takes the fast path (`fast_path`), which is inlined. Every
+//! other operation is a call (`slow_path`).
 
 mod completion;
 #[cfg(any(feature = "host", feature = "ptx"))]

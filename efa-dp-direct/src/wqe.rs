@@ -1,6 +1,6 @@
 //! The meaning of a work request, and its bytes.
 //!
-//! [`SendWqe`] cannot hold a request that is illegal for its operation. [`SendWqe::emit`] writes it, and [`parse`] reads what a
+//! [`SendWqe`] cannot hold a request that is illegal for its operation. [`SendWqe::emit`] writes it, and [`parse()`] reads what a
 //! poster wrote, as strictly as a card does. [`Builder`] fills a buffer step by step as the device API of
 //! efa-dp-direct does. [`words`] makes the same bytes as 64-bit words in registers, for the posting path.
 

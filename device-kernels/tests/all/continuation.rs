@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::common::{EndpointSpec, Spec, TestContext, WindowSpec, make_context, window};
+use crate::common::{EndpointSpec, Ring, Spec, TestContext, WindowSpec, make_context, window};
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::context::continuation::{
     Continuation, INVALID, SLOW_PATH, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal, fgin_fast_put,
