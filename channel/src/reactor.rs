@@ -101,7 +101,7 @@ fn end_after_panic(shared: &Shared, callbacks: &mut Vec<Callback>) {
     log::error!("{error}: all its channels end");
     {
         let mut engine = shared.engine();
-        mem::forget(engine.replace_transport(Box::new(Closed)));
+        mem::forget(engine.replace_transport(Box::new(Closed::new())));
         engine.stop(&ChannelError::Endpoint(error));
         engine.take_callbacks(callbacks);
     }
@@ -121,7 +121,7 @@ fn stop_channels(shared: &Shared, callbacks: &mut Vec<Callback>) {
         engine.take_callbacks(callbacks);
         if engine.is_idle() || begin.elapsed() > STOP_LIMIT {
             engine.stop(&ChannelError::Stopped);
-            let transport = engine.replace_transport(Box::new(Closed));
+            let transport = engine.replace_transport(Box::new(Closed::new()));
             engine.take_callbacks(callbacks);
             drop(engine);
             drop(transport);
@@ -177,7 +177,7 @@ impl Reactor {
                 text: error.to_string(),
             }
         };
-        let provider = transport.provider().to_owned();
+        let provider = transport.properties().provider.clone();
         let engine = Engine::new(transport, config.clone(), Instant::now());
         let shared = Arc::new(Shared::new(engine).map_err(failed("eventfd"))?);
         let (of_thread, busy_poll) = (Arc::clone(&shared), config.busy_poll);

@@ -375,7 +375,7 @@ impl Engine {
     /// after the messages that arrived before.
     fn unreachable(&mut self, peer: Addr, source: Error) {
         let Some(&channel) = self.by_addr.get(&peer) else { return };
-        let watched = self.transport.watches_peers();
+        let watched = self.transport.properties().watches_peers;
         let Some(state) = self.state_of(channel) else { return };
         let waits_for_peer = state.closing.is_some() || matches!(state.phase, Phase::Connecting { .. });
         if state.remote_close.is_none() && (waits_for_peer || watched) {

@@ -147,7 +147,7 @@ impl Outgoing {
         let Some(entry) = self.in_flight.get_mut(self.lengths_posted) else { return Ok(false) };
         let word = Payload::word(entry.bytes as u64);
         let token = token(Operation::SendLength, self.channel, id);
-        let more = self.payloads_in_flight.has_room(entry.bytes, transport.payload_window());
+        let more = self.payloads_in_flight.has_room(entry.bytes, transport.properties().payload_window);
         entry.length = match transport.send(peer, LENGTH | u64::from(id), word, token, more) {
             SendResult::Posted => SendState::Posted,
             SendResult::Done(_) => SendState::Done,
@@ -163,7 +163,7 @@ impl Outgoing {
         while self.payloads_posted < self.lengths_posted {
             let id = self.first.wrapping_add(self.payloads_posted as u32);
             let entry = &mut self.in_flight[self.payloads_posted];
-            if !self.payloads_in_flight.has_room(entry.bytes, transport.payload_window()) {
+            if !self.payloads_in_flight.has_room(entry.bytes, transport.properties().payload_window) {
                 return Ok(false);
             }
             let Some(body) = entry.body.take() else { return Ok(false) };

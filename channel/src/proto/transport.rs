@@ -92,30 +92,38 @@ impl InFlight {
     }
 }
 
+/// What a transport is and can do.
+pub(crate) struct Properties {
+    /// The address of this endpoint, which peers insert.
+    pub name: Box<[u8]>,
+    /// The provider, for people.
+    pub provider: String,
+    /// How tags are matched.
+    pub matching: Matching,
+    /// Bytes of the longest message.
+    pub max_message: usize,
+    /// Bytes of payloads of one channel that the transport should have at a time, if they are more than two payloads.
+    pub payload_window: usize,
+    /// A message of an endpoint that is gone can be received and dropped without harm to a new endpoint at its address.
+    pub can_discard_stale: bool,
+    /// The transport notices by itself when a peer stops answering, and reports that as [`Event::Lost`]: the engine sends no pings.
+    pub watches_peers: bool,
+}
+
+impl Properties {
+    /// Of a transport without a payload window, which does not watch peers.
+    pub fn new(name: Box<[u8]>, provider: String, matching: Matching, max_message: usize) -> Self {
+        let (payload_window, can_discard_stale, watches_peers) = (usize::MAX, true, false);
+        Self { name, provider, matching, max_message, payload_window, can_discard_stale, watches_peers }
+    }
+}
+
 /// Tagged messages of one endpoint. A buffer moves in with an operation and out with the event of that operation. The transport keeps it
 /// alive and unchanged meanwhile, even when the channel of the operation has ended. Sends and receives end in any order. Messages of
 /// one sender with equal tags match in the order of sending, if the network keeps that order.
 pub(crate) trait Transport: Send + 'static {
-    /// The address of this endpoint, which peers insert.
-    fn name(&self) -> &[u8];
-    /// The provider, for people.
-    fn provider(&self) -> &str;
-    /// How tags are matched.
-    fn matching(&self) -> Matching;
-    /// Bytes of the longest message.
-    fn max_message(&self) -> usize;
-    /// Bytes of payloads of one channel that the transport should have at a time, if they are more than two payloads.
-    fn payload_window(&self) -> usize {
-        usize::MAX
-    }
-    /// A message of an endpoint that is gone can be received and dropped without harm to a new endpoint at its address.
-    fn can_discard_stale(&self) -> bool {
-        true
-    }
-    /// The transport notices by itself when a peer stops answering, and reports that as [`Event::Lost`]: the engine sends no pings.
-    fn watches_peers(&self) -> bool {
-        false
-    }
+    /// What the transport is and can do. It stays the same.
+    fn properties(&self) -> &Properties;
     /// Makes a peer known by its address.
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error>;
     /// Sends `body` to `to`, at once or with the next [`Transport::flush`]. `more`: the caller sends more to `to` at once, and the receiver

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use ferrogin_test_support::Random;
 
 use crate::proto::tags::Pattern;
-use crate::proto::transport::{Addr, Event, ReceiveError, ReceiveResult, SendResult, Transport};
+use crate::proto::transport::{Addr, Event, Properties, ReceiveError, ReceiveResult, SendResult, Transport};
 use crate::{Matching, Payload};
 use ferrogin_libfabric::{Error, bindings};
 
@@ -56,8 +56,11 @@ pub struct Net(Arc<Mutex<State>>);
 pub struct Fake {
     net: Net,
     port: usize,
-    name: Vec<u8>,
-    limit: usize,
+    pub properties: Properties,
+    /// Bodies of so many bytes are copied: their sends are done at once.
+    pub copied: usize,
+    /// Tags of the sends that were taken.
+    pub sent: Vec<u64>,
 }
 
 fn refused() -> Error {
@@ -87,13 +90,14 @@ impl Net {
         let port = state.ports.len();
         state.ports.push(Port::default());
         let fake = self.fake(port);
-        state.by_name.insert(fake.name.clone(), port);
+        state.by_name.insert(fake.properties.name.to_vec(), port);
         fake
     }
 
     fn fake(&self, port: usize) -> Fake {
-        let name = format!("fake-{port}").into_bytes();
-        Fake { net: self.clone(), port, name, limit: 1 << 20 }
+        let name = format!("fake-{port}").into_bytes().into();
+        let properties = Properties::new(name, "fake".to_owned(), Matching::Provider, 1 << 20);
+        Fake { net: self.clone(), port, properties, copied: 0, sent: Vec::new() }
     }
 
     /// Kills an endpoint: it sends and receives nothing more, and sends to it fail.
@@ -112,19 +116,13 @@ impl Net {
     pub fn break_down(&self, port: usize) {
         self.state().ports[port].broken = true;
     }
-}
 
-impl Net {
     /// Replaces an endpoint by a new one with its name. Messages from and to the old one may still arrive.
     pub fn replace(&self, port: usize) -> Fake {
         let mut state = self.state();
-        let (gone, sending) =
-            std::mem::take(&mut state.sending).into_iter().partition(|(message, ..)| message.from == port);
-        state.sending = sending;
-        let gone: Vec<(Message, Payload, u64)> = gone;
-        for (message, body, _) in gone {
-            state.in_flight.push(Message { bytes: body.as_slice().to_vec(), ..message });
-        }
+        let State { sending, in_flight, .. } = &mut *state;
+        let gone = sending.extract_if(.., |(message, ..)| message.from == port);
+        in_flight.extend(gone.map(|(message, body, _)| Message { bytes: body.as_slice().to_vec(), ..message }));
         state.ports[port] = Port::default();
         self.fake(port)
     }
@@ -160,10 +158,7 @@ impl State {
         let at = if self.hostile { self.random.index(self.in_flight.len()) } else { 0 };
         let message = self.in_flight.remove(at);
         let port = &mut self.ports[message.to];
-        let fits = |posted: &Posted| {
-            posted.pattern.matches(message.tag) && posted.from.is_none_or(|from| from == message.from)
-        };
-        match port.posted.iter().position(fits) {
+        match port.posted.iter().position(|posted| fits(posted.from, posted.pattern, &message)) {
             Some(at) => {
                 let posted = port.posted.remove(at);
                 port.events.push(received(posted, message));
@@ -184,21 +179,13 @@ fn received(posted: Posted, message: Message) -> Event {
     Event::Received { token, bytes: buffer, tag: message.tag, from, result }
 }
 
+fn fits(from: Option<usize>, pattern: Pattern, message: &Message) -> bool {
+    pattern.matches(message.tag) && from.is_none_or(|from| from == message.from)
+}
+
 impl Transport for Fake {
-    fn name(&self) -> &[u8] {
-        &self.name
-    }
-
-    fn provider(&self) -> &str {
-        "fake"
-    }
-
-    fn matching(&self) -> Matching {
-        Matching::Provider
-    }
-
-    fn max_message(&self) -> usize {
-        self.limit
+    fn properties(&self) -> &Properties {
+        &self.properties
     }
 
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
@@ -211,7 +198,8 @@ impl Transport for Fake {
             return SendResult::Retry(body);
         }
         let message = Message { from: self.port, to: to.0 as usize, tag, bytes: Vec::new() };
-        if state.hostile && body.is_word() && state.random.index(2) == 0 {
+        self.sent.push(tag);
+        if body.len() <= self.copied || state.hostile && body.is_word() && state.random.index(2) == 0 {
             let bytes = body.as_slice().to_vec();
             state.in_flight.push(Message { bytes, ..message });
             return SendResult::Done(body);
@@ -234,9 +222,7 @@ impl Transport for Fake {
         }
         let posted = Posted { from: from.map(|from| from.0 as usize), pattern, buffer, len, token };
         let port = &mut state.ports[self.port];
-        let fits =
-            |message: &Message| pattern.matches(message.tag) && posted.from.is_none_or(|from| from == message.from);
-        match port.unexpected.iter().position(fits) {
+        match port.unexpected.iter().position(|message| fits(posted.from, pattern, message)) {
             Some(at) => {
                 let message = port.unexpected.remove(at);
                 port.events.push(received(posted, message));
@@ -252,10 +238,9 @@ impl Transport for Fake {
             return false;
         }
         let port = &mut state.ports[self.port];
-        let fits = |message: &&Message| {
-            pattern.matches(message.tag) && from.is_none_or(|from| from.0 as usize == message.from)
-        };
-        let found = port.unexpected.iter().find(fits).map(|message| (message.tag, Some(Addr(message.from as u64))));
+        let from = from.map(|from| from.0 as usize);
+        let found = port.unexpected.iter().find(|message| fits(from, pattern, message));
+        let found = found.map(|message| (message.tag, Some(Addr(message.from as u64))));
         port.events.push(Event::Peeked { token, found });
         true
     }
@@ -263,10 +248,7 @@ impl Transport for Fake {
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
         let mut state = self.net.state();
         let port = &mut state.ports[self.port];
-        let (hit, keep) = port.posted.drain(..).partition(|posted| which(posted.token));
-        port.posted = keep;
-        let hit: Vec<Posted> = hit;
-        port.events.extend(hit.into_iter().map(|posted| Event::Received {
+        port.events.extend(port.posted.extract_if(.., |posted| which(posted.token)).map(|posted| Event::Received {
             token: posted.token,
             bytes: posted.buffer,
             tag: 0,

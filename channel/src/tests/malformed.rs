@@ -73,7 +73,7 @@ impl Peers {
         };
         peers.good.connect(&address, 0, Duration::from_secs(10), Box::new(|opened| drop(opened.unwrap())));
         peers.run(10);
-        let name = peers.malformed.name().to_vec();
+        let name = peers.malformed.properties.name.to_vec();
         peers.send(CONTROL | 1, hello(&address, &name, VERSION));
         peers.run(10);
         let found = channels.lock().unwrap().clone();

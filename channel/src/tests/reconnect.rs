@@ -136,7 +136,7 @@ fn lost_path_challenge_is_repeated() {
     let mut world = World::new(1, false, 1, &Config::default());
     let (_, address) = world.engines[0].listen().unwrap();
     let mut peer = world.net.endpoint();
-    let (to, name) = (peer.insert(&address.name).unwrap(), peer.name().to_vec());
+    let (to, name) = (peer.insert(&address.name).unwrap(), peer.properties.name.to_vec());
     let send = |peer: &mut super::fake_network::Fake, control: &Control<'_>| {
         peer.send(to, CONTROL | control.kind as u64, Payload::from(control.emit()), 0, false);
     };

@@ -3,27 +3,21 @@
 use ferrogin_libfabric::Error;
 
 use crate::proto::tags::Pattern;
-use crate::proto::transport::{Addr, Event, ReceiveResult, SendResult, Transport};
+use crate::proto::transport::{Addr, Event, Properties, ReceiveResult, SendResult, Transport};
 use crate::{Matching, Payload};
 
 /// Takes the place of an endpoint that was closed.
-pub(crate) struct Closed;
+pub(crate) struct Closed(Properties);
+
+impl Closed {
+    pub fn new() -> Self {
+        Self(Properties::new(Box::default(), "none".to_owned(), Matching::Software, 0))
+    }
+}
 
 impl Transport for Closed {
-    fn name(&self) -> &[u8] {
-        &[]
-    }
-
-    fn provider(&self) -> &str {
-        "none"
-    }
-
-    fn matching(&self) -> Matching {
-        Matching::Software
-    }
-
-    fn max_message(&self) -> usize {
-        0
+    fn properties(&self) -> &Properties {
+        &self.0
     }
 
     fn insert(&mut self, _: &[u8]) -> Result<Addr, Error> {

@@ -14,7 +14,9 @@ use ferrogin_libfabric::{
 };
 
 use crate::proto::tags::{CONTROL, Pattern};
-use crate::proto::transport::{Addr, Event, PAYLOAD_WINDOW, ReceiveError, ReceiveResult, SendResult, Transport};
+use crate::proto::transport::{
+    Addr, Event, PAYLOAD_WINDOW, Properties, ReceiveError, ReceiveResult, SendResult, Transport,
+};
 use crate::{Matching, Payload};
 
 /// `fi_tsendmsg` and `fi_trecvmsg`.
@@ -77,10 +79,8 @@ pub(crate) struct ProviderTags {
     /// Buffers for completions and their senders.
     batch: Box<[TaggedCompletion; BATCH]>,
     senders: [bindings::fi_addr_t; BATCH],
-    name: Vec<u8>,
     names_are_text: bool,
-    provider: String,
-    max_message: usize,
+    properties: Properties,
 }
 
 // SAFETY: the function pointers are to code of the provider, which any thread may call; only the provider uses its part of the contexts.
@@ -93,15 +93,15 @@ impl ProviderTags {
         let knowing = find_datagrams(lib, provider, source, needed | bindings::FI_SOURCE);
         let knows_senders = knowing.is_ok();
         let mut info = knowing.or_else(|_| find_datagrams(lib, provider, source, needed))?;
-        let is_efa = info.provider() == "efa";
+        let provider = info.provider();
+        let is_efa = provider == "efa";
         if is_efa {
             info.limit_queues(EFA_QUEUE);
         }
         let fabric = Fabric::open(&info)?;
         let domain = Domain::open(&fabric, &info)?;
         let av = AddressVector::open(&domain, peers.min(64))?;
-        let queue =
-            TaggedQueue::open(&domain, &info.provider(), info.tx_size().saturating_add(info.rx_size()).min(1 << 16))?;
+        let queue = TaggedQueue::open(&domain, &provider, info.tx_size().saturating_add(info.rx_size()).min(1 << 16))?;
         let mut endpoint = Endpoint::open(&domain, &info)?;
         endpoint.bind_av(&av)?;
         endpoint.bind_cq(queue.queue(), bindings::FI_TRANSMIT | bindings::FI_RECV)?;
@@ -117,12 +117,18 @@ impl ProviderTags {
         let table = unsafe { (*endpoint.as_ptr()).tagged };
         let send = entry!(lib, table, fi_ops_tagged, send, "fi_tsend")?;
         let recv = entry!(lib, table, fi_ops_tagged, recv, "fi_trecv")?;
-        let is_card = CARDS.contains(&info.provider().as_str());
+        let is_card = CARDS.contains(&provider.as_str());
         let inject = entry!(lib, table, fi_ops_tagged, inject, "fi_tinject").ok();
         let send_message = entry!(lib, table, fi_ops_tagged, sendmsg, "fi_tsendmsg").ok().filter(|_| is_card);
         let peek = entry!(lib, table, fi_ops_tagged, recvmsg, "fi_trecvmsg").ok();
         Ok(Self {
-            name: endpoint.name()?,
+            properties: Properties {
+                // A stream carries one payload after the other. Other providers carry several payloads at a time.
+                payload_window: if provider.starts_with("tcp") { PAYLOAD_WINDOW } else { usize::MAX },
+                // rxm would read the payload of a long message from the new endpoint, whose connection breaks then.
+                can_discard_stale: !provider.contains("ofi_rxm"),
+                ..Properties::new(endpoint.name()?.into(), provider, Matching::Provider, info.max_msg_size())
+            },
             endpoint,
             queue,
             av,
@@ -141,8 +147,6 @@ impl ProviderTags {
             batch: Box::new([TaggedCompletion::EMPTY; BATCH]),
             senders: [bindings::FI_ADDR_NOTAVAIL; BATCH],
             names_are_text: info.addr_format() == bindings::FI_ADDR_STR,
-            provider: info.provider(),
-            max_message: info.max_msg_size(),
         })
     }
 
@@ -215,7 +219,7 @@ impl ProviderTags {
             }
             Usage::Peek => {
                 if failure.code != bindings::FI_ENOMSG {
-                    log::debug!("{} cannot peek: {}", self.provider, failure.into_error("fi_trecvmsg"));
+                    log::debug!("{} cannot peek: {}", self.properties.provider, failure.into_error("fi_trecvmsg"));
                     self.peek = None;
                 }
                 events.push(Event::Peeked { token, found: None });
@@ -270,39 +274,17 @@ const CARDS: [&str; 2] = ["efa", "softefa"];
 const RETRY: isize = -(bindings::FI_EAGAIN as isize);
 
 impl Transport for ProviderTags {
-    fn name(&self) -> &[u8] {
-        &self.name
-    }
-
-    fn provider(&self) -> &str {
-        &self.provider
-    }
-
-    fn matching(&self) -> Matching {
-        Matching::Provider
-    }
-
-    fn max_message(&self) -> usize {
-        self.max_message
-    }
-
-    fn payload_window(&self) -> usize {
-        // A stream carries one payload after the other. Other providers carry several payloads at a time.
-        if self.provider.starts_with("tcp") { PAYLOAD_WINDOW } else { usize::MAX }
-    }
-
-    fn can_discard_stale(&self) -> bool {
-        // rxm would read the payload of a long message from the new endpoint, whose connection breaks then.
-        !self.provider.contains("ofi_rxm")
+    fn properties(&self) -> &Properties {
+        &self.properties
     }
 
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
         // The provider reads as many bytes as its own address has.
-        if name.len() != self.name.len() && !self.names_are_text {
+        if name.len() != self.properties.name.len() && !self.names_are_text {
             let what = format!(
                 "a peer's address has {} bytes, this endpoint's {}: they are of different providers",
                 name.len(),
-                self.name.len()
+                self.properties.name.len()
             );
             return Err(Error::Argument { what });
         }
@@ -383,7 +365,7 @@ impl Transport for ProviderTags {
         }
         self.release(index);
         if code != RETRY {
-            log::debug!("{}: {}", self.provider, self.failure("fi_trecvmsg", code));
+            log::debug!("{}: {}", self.properties.provider, self.failure("fi_trecvmsg", code));
             self.peek = None;
         }
         false

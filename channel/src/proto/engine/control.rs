@@ -87,7 +87,7 @@ impl Engine {
             self.path_response(&message);
             return true;
         }
-        let (now, channel, local) = (self.now, message.to, self.transport.matching());
+        let (now, channel, local) = (self.now, message.to, self.transport.properties().matching);
         let Some(state) = self.state_of(channel).filter(|state| state.secret == message.secret && state.is_live())
         else {
             log::debug!("a {:?} for a channel that does not exist or has ended was dropped", message.kind);
@@ -126,7 +126,7 @@ impl Engine {
     }
 
     fn welcome(&mut self, channel: u32, message: &Control<'_>) {
-        let max = self.transport.max_message();
+        let max = self.transport.properties().max_message;
         let Some(state) = self.state_of(channel) else { return };
         state.remote = RemoteChannel { id: message.from, secret: message.sender_secret };
         state.max_write = usize::try_from(message.value).unwrap_or(usize::MAX).min(max);
@@ -163,12 +163,16 @@ impl Engine {
         let listening = listening.filter(|listening| listening.secret == message.secret);
         let refused = if message.version != VERSION {
             Some(Reason::Version)
-        } else if message.matching != self.transport.matching() as u8 {
+        } else if message.matching != self.transport.properties().matching as u8 {
             Some(Reason::Matching)
         } else if let Some(listening) = listening {
             let new = !self.by_name.contains_key(message.name);
             let busy = listening.arrived.len() >= BACKLOG || new && self.by_name.len() >= self.config.max_peers;
-            if *message.name == *self.transport.name() { Some(Reason::PairInUse) } else { busy.then_some(Reason::Busy) }
+            if *message.name == *self.transport.properties().name {
+                Some(Reason::PairInUse)
+            } else {
+                busy.then_some(Reason::Busy)
+            }
         } else {
             Some(Reason::NotListening)
         };
@@ -196,7 +200,7 @@ impl Engine {
     }
 
     fn refuse(&mut self, hello: &PendingHello, matching: u8, reason: Reason) {
-        let (local, peer, remote) = (self.transport.matching(), wire::label(&hello.name), hello.remote);
+        let (local, peer, remote) = (self.transport.properties().matching, wire::label(&hello.name), hello.remote);
         let id = if reason == Reason::Matching {
             let remote_matching =
                 Matching::from_code(matching).map_or("an unknown tag matching".to_owned(), |m| m.to_string());
@@ -220,7 +224,7 @@ impl Engine {
         }
         let start = if hello.write == 0 { self.config.start_id } else { hello.write };
         let channel = self.add_channel(hello.addr, &hello.name, start)?;
-        let (max, value) = (self.transport.max_message(), self.max_read() as u64);
+        let (max, value) = (self.transport.properties().max_message, self.max_read() as u64);
         if let Some(state) = self.state_of(channel) {
             state.remote = hello.remote;
             state.max_write = usize::try_from(hello.max).unwrap_or(usize::MAX).min(max);

@@ -33,7 +33,7 @@ impl Engine {
         (self.now, self.last_timers) = (now, now);
         self.repeat_challenges();
         let (ping_after, lost_after) = (self.config.ping_after, self.config.lost_after);
-        let watched = self.transport.watches_peers();
+        let watched = self.transport.properties().watches_peers;
         // A silent peer is no violator of the protocol: its silence is noticed first, by whichever of the two sends the pings.
         let overdue_after = lost_after + if watched { 2 * ping_after } else { Duration::ZERO };
         for channel in 0..self.channels.len() as u32 {

@@ -148,13 +148,13 @@ impl Engine {
         if let Some(ended) = &self.ended {
             return Err(ended.clone());
         }
-        let name = self.transport.name();
+        let name = &self.transport.properties().name;
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(ChannelError::BadAddress { what: "the provider's endpoint names do not fit into 128 bytes" });
         }
         let secret = secret();
         let listener = self.listeners.len() as u32;
-        let address = Address { matching: self.transport.matching(), listener, secret, name: name.into() };
+        let address = Address { matching: self.transport.properties().matching, listener, secret, name: name.clone() };
         self.listeners.push(Some(Listening::new(secret)));
         Ok((listener, address))
     }
@@ -228,10 +228,14 @@ impl Engine {
         let peer = address.endpoint();
         let error = if let Some(ended) = &self.ended {
             ended.clone()
-        } else if *address.name == *self.transport.name() {
+        } else if *address.name == *self.transport.properties().name {
             ChannelError::BadAddress { what: "it is an address of this reactor: a channel needs two reactors" }
-        } else if address.matching != self.transport.matching() {
-            ChannelError::MatchingDiffers { peer, local: self.transport.matching(), remote: address.matching }
+        } else if address.matching != self.transport.properties().matching {
+            ChannelError::MatchingDiffers {
+                peer,
+                local: self.transport.properties().matching,
+                remote: address.matching,
+            }
         } else if self.has_channel_with(&address.name) {
             ChannelError::Refused { peer, reason: Reason::PairInUse }
         } else {
@@ -244,7 +248,7 @@ impl Engine {
                     Some(channel) => {
                         let deadline = self.now + limit.min(MAX_LIMIT);
                         let value = self.max_read() as u64;
-                        let name: Box<[u8]> = self.transport.name().into();
+                        let name = self.transport.properties().name.clone();
                         let Some(state) = self.state_of(channel) else { return };
                         state.phase = Phase::Connecting { done, deadline, limit };
                         if prior.is_some() {
@@ -277,7 +281,7 @@ impl Engine {
 
     /// Bytes of the longest message that this end takes.
     pub(super) fn max_read(&self) -> usize {
-        self.config.max_message.min(self.transport.max_message())
+        self.config.max_message.min(self.transport.properties().max_message)
     }
 
     pub(super) fn add_channel(&mut self, addr: Addr, name: &[u8], start: u32) -> Option<u32> {

@@ -44,7 +44,7 @@ impl Engine {
     ) {
         let now = self.now;
         if operation == Operation::PeekPayload {
-            let discards = self.transport.can_discard_stale();
+            let discards = self.transport.properties().can_discard_stale;
             let Some(state) = self.state_of(channel).filter(|state| state.is_live()) else { return };
             let addr = state.addr;
             let id = found.map(|(tag, _)| (tag & ID_MASK) as u32);

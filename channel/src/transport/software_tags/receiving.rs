@@ -2,10 +2,20 @@
 
 use std::collections::VecDeque;
 
-use super::{
-    Error, Event, Header, Kind, MAX_UNMATCHED, Outbox, PAYLOAD_WINDOW, Pattern, Peer, Posted, RECEIVE_IDS,
-    ReceiveError, Rendezvous, State, Unmatched, addr, bindings, secret,
-};
+use ferrogin_datagram::{Outbox, Peer};
+use ferrogin_libfabric::{Error, bindings};
+
+use super::records::{Header, Kind};
+use super::state::{PeerState, Posted, Rendezvous, State, Unmatched, addr};
+use crate::proto::outgoing::UNREAD_WINDOW;
+use crate::proto::secret::secret;
+use crate::proto::tags::Pattern;
+use crate::proto::transport::{Event, PAYLOAD_WINDOW, ReceiveError};
+
+/// Unmatched messages of one peer, each of 64 KiB at most: several times the window of unread messages. Further messages are dropped.
+const MAX_UNMATCHED: usize = 16 * UNREAD_WINDOW as usize;
+/// Bits of a receive's number, which is a tag: providers use the highest bits of tags themselves.
+const RECEIVE_IDS: u64 = (1 << 62) - 1;
 
 /// Takes the entries out of a queue that `which` selects.
 fn take_out<T>(queue: &mut VecDeque<T>, which: impl Fn(&T) -> bool) -> VecDeque<T> {
@@ -15,14 +25,14 @@ fn take_out<T>(queue: &mut VecDeque<T>, which: impl Fn(&T) -> bool) -> VecDeque<
 }
 
 impl State {
-    pub(super) fn incoming_message(&mut self, outbox: &mut Outbox, from: Peer, header: Header, bytes: &[u8]) {
+    pub fn incoming_message(&mut self, outbox: &mut Outbox, from: Peer, header: Header, bytes: &[u8]) {
         match self.posted_for(from, header.tag) {
             Some(posted) if header.kind == Kind::Eager => self.deliver_eager(from, posted, header.tag, bytes),
             Some(posted) => self.receive_rts(outbox, from, posted, header),
             None => {
                 let unmatched = &mut self.peer(from).unmatched;
                 if unmatched.len() >= MAX_UNMATCHED {
-                    log::warn!("a message was dropped: its peer is {MAX_UNMATCHED} messages unstarted of its reader");
+                    log::warn!("a message was dropped: its peer is {MAX_UNMATCHED} messages ahead of its reader");
                 } else if header.kind == Kind::Eager {
                     unmatched.push_back(Unmatched::Eager(header.tag, bytes.to_vec()));
                 } else {
@@ -58,24 +68,22 @@ impl State {
         let total = usize::try_from(header.total).ok().filter(|total| posted.directed && *total <= posted.len);
         match total {
             None => self.decline(outbox, from, posted, &header),
-            Some(total)
-                if header.direct
-                    && !(state.matched_rts.is_empty() && state.inbound.has_room(total, PAYLOAD_WINDOW)) =>
-            {
+            Some(total) if header.direct => {
                 state.matched_rts.push_back((posted, header, total));
+                self.grant_waiting(outbox, from);
             }
             Some(total) => self.grant(outbox, from, posted, &header, total),
         }
     }
 
-    /// Sends the CTS of messages that waited for other payloads of that peer.
-    pub(super) fn grant_waiting(&mut self, outbox: &mut Outbox, from: Peer) {
+    /// Sends CTS for matched RTS of direct payloads, as many as the window permits.
+    fn grant_waiting(&mut self, outbox: &mut Outbox, from: Peer) {
         loop {
-            let state = self.peer(from);
-            if !state.matched_rts.front().is_some_and(|(_, _, total)| state.inbound.has_room(*total, PAYLOAD_WINDOW)) {
+            let PeerState { matched_rts, inbound, .. } = self.peer(from);
+            if !matched_rts.front().is_some_and(|(_, _, total)| inbound.has_room(*total, PAYLOAD_WINDOW)) {
                 return;
             }
-            let Some((posted, header, total)) = state.matched_rts.pop_front() else { return };
+            let Some((posted, header, total)) = matched_rts.pop_front() else { return };
             self.grant(outbox, from, posted, &header, total);
         }
     }
@@ -88,8 +96,8 @@ impl State {
         if direct {
             buffer.clear();
             buffer.reserve_exact(total);
-            // SAFETY: the heap buffer has `total` bytes; `rendezvous`, then `abandoned`, keeps it unused until the receive ends, and
-            // both are dropped after the endpoint.
+            // SAFETY: the heap buffer has `total` bytes; `State::rendezvous` keeps it unused until the receive ends, and is dropped
+            // after the endpoint.
             direct = unsafe { outbox.receive_long(rendezvous, buffer.as_mut_ptr(), total, rendezvous) };
         }
         if direct {
@@ -98,8 +106,8 @@ impl State {
             // Data records overwrite every byte of the buffer.
             buffer.resize(total, 0);
         }
-        self.rendezvous
-            .insert(rendezvous, Rendezvous { from, buffer, direct, total, missing: total, tag: header.tag, token });
+        let (missing, tag, token) = (total, header.tag, Some(token));
+        self.rendezvous.insert(rendezvous, Rendezvous { from, buffer, direct, total, missing, tag, token });
         let reply = Header { direct, ..Header::new(Kind::Cts, header.number, rendezvous, total) };
         self.reply(outbox, from, reply);
     }
@@ -118,7 +126,7 @@ impl State {
         self.send_replies(outbox);
     }
 
-    pub(super) fn data(&mut self, from: Peer, header: Header, bytes: &[u8]) {
+    pub fn data(&mut self, from: Peer, header: Header, bytes: &[u8]) {
         let rendezvous =
             self.rendezvous.get_mut(&header.tag).filter(|rendezvous| rendezvous.from == from && !rendezvous.direct);
         let Some(rendezvous) = rendezvous else { return };
@@ -132,22 +140,19 @@ impl State {
         place.copy_from_slice(bytes);
         rendezvous.missing = missing;
         if missing == 0
-            && let Some(Rendezvous { buffer, tag, token, .. }) = self.rendezvous.remove(&header.tag)
+            && let Some(Rendezvous { buffer, tag, token: Some(token), .. }) = self.rendezvous.remove(&header.tag)
         {
             self.events.push(Event::Received { token, bytes: buffer, tag, from: Some(addr(from)), result: Ok(()) });
         }
     }
 
     /// The receive of a direct payload ended.
-    pub(super) fn direct_received(&mut self, outbox: &mut Outbox, number: u64, result: Result<usize, Error>) {
-        if let Some((from, _, total)) = self.abandoned.remove(&number) {
-            self.inbound_done(outbox, from, total);
-            return;
-        }
-        let Some(Rendezvous { from, mut buffer, tag, token, total, .. }) = self.rendezvous.remove(&number) else {
-            return;
-        };
-        self.inbound_done(outbox, from, total);
+    pub fn direct_received(&mut self, outbox: &mut Outbox, number: u64, result: Result<usize, Error>) {
+        let Some(rendezvous) = self.rendezvous.remove(&number) else { return };
+        let Rendezvous { from, mut buffer, tag, token, total, .. } = rendezvous;
+        self.peer(from).inbound.end(total);
+        self.grant_waiting(outbox, from);
+        let Some(token) = token else { return };
         let result = match result {
             Ok(len) => {
                 // SAFETY: the provider initialised `len` bytes from the start of the buffer, and the length stays within its capacity.
@@ -160,34 +165,30 @@ impl State {
         self.events.push(Event::Received { token, bytes: buffer, tag, from: Some(addr(from)), result });
     }
 
-    fn inbound_done(&mut self, outbox: &mut Outbox, from: Peer, total: usize) {
-        self.peer(from).inbound.end(total);
-        self.grant_waiting(outbox, from);
-    }
-
     /// Abandons matched receives: gives their tokens, and their buffers unless the endpoint still uses them.
-    pub(super) fn abandon(&mut self, which: impl Fn(&Rendezvous) -> bool) -> Vec<(u64, Vec<u8>)> {
-        let Self { rendezvous, abandoned, .. } = self;
-        let over = rendezvous.extract_if(|_, rendezvous| which(rendezvous)).map(|(number, rendezvous)| {
-            let Rendezvous { from, buffer, direct, token, total, .. } = rendezvous;
-            if !direct {
-                return (token, buffer);
+    pub fn abandon(&mut self, which: impl Fn(&Rendezvous) -> bool) -> Vec<(u64, Vec<u8>)> {
+        let mut over = Vec::new();
+        self.rendezvous.retain(|_, rendezvous| {
+            if let Some(token) = rendezvous.token.filter(|_| which(rendezvous)) {
+                rendezvous.token = None;
+                let buffer = if rendezvous.direct { Vec::new() } else { std::mem::take(&mut rendezvous.buffer) };
+                over.push((token, buffer));
             }
-            abandoned.insert(number, (from, buffer, total));
-            (token, Vec::new())
+            rendezvous.token.is_some() || rendezvous.direct
         });
-        over.collect()
+        over
     }
 
     /// Cancels abandoned receives of a peer that is gone. Those of a live peer stay posted until its payload has arrived: without a
     /// receive the provider would stop to read from that peer.
-    pub(super) fn cancel_abandoned(&self, outbox: &Outbox, from: Peer) {
-        for (number, _) in self.abandoned.iter().filter(|(_, (of, ..))| *of == from) {
+    pub fn cancel_abandoned(&self, outbox: &Outbox, from: Peer) {
+        let is = |rendezvous: &Rendezvous| rendezvous.token.is_none() && rendezvous.from == from;
+        for (number, _) in self.rendezvous.iter().filter(|(_, rendezvous)| is(rendezvous)) {
             outbox.cancel_long(*number);
         }
     }
 
-    pub(super) fn match_message(&mut self, outbox: &mut Outbox, from: Peer, posted: Posted, message: Unmatched) {
+    pub fn match_message(&mut self, outbox: &mut Outbox, from: Peer, posted: Posted, message: Unmatched) {
         match message {
             Unmatched::Eager(tag, bytes) => self.deliver_eager(from, posted, tag, &bytes),
             Unmatched::Rts(header) => self.receive_rts(outbox, from, posted, header),
@@ -195,14 +196,14 @@ impl State {
     }
 
     /// Takes the first unmatched message of `from` that a pattern matches.
-    pub(super) fn unmatched(&mut self, from: Peer, pattern: Pattern) -> Option<Unmatched> {
+    pub fn unmatched(&mut self, from: Peer, pattern: Pattern) -> Option<Unmatched> {
         let queue = &mut self.peer(from).unmatched;
         let at = queue.iter().position(|message| pattern.matches(message.tag()))?;
         queue.remove(at)
     }
 
     /// Cancels receives.
-    pub(super) fn cancel(&mut self, outbox: &mut Outbox, which: &dyn Fn(u64) -> bool) {
+    pub fn cancel(&mut self, outbox: &mut Outbox, which: &dyn Fn(u64) -> bool) {
         let mut over = Vec::new();
         let queues = self.peers.iter_mut().map(|state| &mut state.posted).chain([&mut self.any_source]);
         for queue in queues {
@@ -226,7 +227,7 @@ impl State {
                 self.peers[index].unmatched.push_front(Unmatched::Rts(header));
             }
         }
-        over.extend(self.abandon(|rendezvous| which(rendezvous.token)));
+        over.extend(self.abandon(|rendezvous| rendezvous.token.is_some_and(which)));
         for (token, bytes) in over {
             let result = Err(ReceiveError::Cancelled);
             self.events.push(Event::Received { token, bytes, tag: 0, from: None, result });

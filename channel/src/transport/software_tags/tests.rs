@@ -1,9 +1,9 @@
 //! Software matching over real datagrams: two endpoints in one process, and raw peers that send any record.
 
-use std::time::Instant;
-
 use super::*;
+use crate::proto::transport::InFlight;
 use libfabric::libraries;
+use state::PeerState;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const LONG_BYTES: usize = 300_000;
@@ -16,6 +16,24 @@ fn open_with_limit(lib: &Arc<Libfabric>, lost_after: Duration) -> SoftwareTags {
 /// With a limit for silent peers that a busy machine does not reach.
 fn open(lib: &Arc<Libfabric>) -> SoftwareTags {
     open_with_limit(lib, LIMIT)
+}
+
+/// Two connected ends, each with the other's address.
+fn two(lib: &Arc<Libfabric>) -> ((SoftwareTags, Addr), (SoftwareTags, Addr)) {
+    let (mut a, mut b) = (open(lib), open(lib));
+    let to = a.insert(&b.properties.name).unwrap();
+    let from = b.insert(&a.properties.name).unwrap();
+    ((a, to), (b, from))
+}
+
+/// Asserts that no operation, record or count remains.
+fn assert_idle(end: &SoftwareTags) {
+    let State { sends, rendezvous, waiting, replies, unflushed, .. } = &end.state;
+    assert!(sends.is_empty() && rendezvous.is_empty() && waiting.is_empty() && replies.is_empty());
+    assert!(unflushed.is_empty());
+    for PeerState { records, matched_rts, inbound, .. } in &end.state.peers {
+        assert!(records.is_empty() && matched_rts.is_empty() && *inbound == InFlight::default());
+    }
 }
 
 /// Polls all ends until `done`; gives the events of each.
@@ -71,8 +89,7 @@ fn received(events: &[Event], token: u64) -> Option<(&[u8], &Result<(), ReceiveE
 #[test]
 fn long_messages_land_in_posted_buffers() {
     for lib in libraries("long_messages_land_in_posted_buffers") {
-        let (mut a, mut b) = (open(&lib), open(&lib));
-        let (to, from) = (a.insert(&b.name.clone()).unwrap(), b.insert(&a.name.clone()).unwrap());
+        let ((mut a, to), (mut b, from)) = two(&lib);
         let buffer = Vec::with_capacity(LONG_BYTES);
         let place = buffer.as_ptr();
         assert!(matches!(b.receive(Some(from), exact(5), buffer, LONG_BYTES, 1), ReceiveResult::Posted));
@@ -102,18 +119,16 @@ fn long_messages_land_in_posted_buffers() {
             let (got, result) = received(&events[1], tag).unwrap();
             assert!(result.is_ok() && got == bytes(tag as usize, 3 << 20), "{tag}");
         }
-        assert!(direct > 0, "{} has tagged messages beside datagrams", a.provider);
-        assert!(
-            a.state.sends.is_empty() && a.state.peers[0].direct == InFlight::default() && b.state.rendezvous.is_empty()
-        );
+        assert!(direct > 0, "{} has tagged messages beside datagrams", a.properties.provider);
+        assert_idle(&a);
+        assert_idle(&b);
     }
 }
 
 #[test]
 fn abandoned_receive_does_not_block_others() {
     for lib in libraries("abandoned_receive_does_not_block_others") {
-        let (mut a, mut b) = (open(&lib), open(&lib));
-        let (to, from) = (a.insert(&b.name.clone()).unwrap(), b.insert(&a.name.clone()).unwrap());
+        let ((mut a, to), (mut b, from)) = two(&lib);
         post(&mut b, from, 1, LONG_BYTES, 1);
         send(&mut a, to, 1, bytes(1, LONG_BYTES), 1);
         // Until the CTS is sent.
@@ -122,7 +137,7 @@ fn abandoned_receive_does_not_block_others() {
         post(&mut b, from, 2, LONG_BYTES, 2);
         send(&mut a, to, 2, bytes(2, LONG_BYTES), 2);
         let events = run(&mut [&mut a, &mut b], |ends, events| {
-            events[0].len() == 2 && received(&events[1], 2).is_some() && ends[1].state.abandoned.is_empty()
+            events[0].len() == 2 && received(&events[1], 2).is_some() && ends[1].state.rendezvous.is_empty()
         });
         assert!(matches!(received(&events[1], 1), Some((_, Err(ReceiveError::Cancelled)))));
         assert_eq!(received(&events[1], 2).unwrap().0, bytes(2, LONG_BYTES));
@@ -148,7 +163,7 @@ impl RawPeer {
             ..ferrogin_datagram::Config::default()
         };
         let mut endpoint = MessageEndpoint::open_with_long(lib, &config).unwrap();
-        let to = endpoint.add_peer(&other.name.clone()).unwrap();
+        let to = endpoint.add_peer(&other.properties.name).unwrap();
         let from = other.insert(endpoint.address()).unwrap();
         (Self { endpoint, to, replies: Vec::new(), ended: Vec::new() }, from)
     }
@@ -171,8 +186,15 @@ impl RawPeer {
         self.append_record(Header { direct, ..Header::new(Kind::Rts, number, tag, total) }, &[]);
         let cts = self.reply(other, number);
         assert_eq!(cts.kind, Kind::Cts);
-        assert_eq!(cts.direct, direct, "as it was rts_bytes");
+        assert_eq!(cts.direct, direct);
         cts.tag
+    }
+
+    /// Polls both ends until the receive `token` of the other end ended; gives its bytes and its result.
+    fn received(&mut self, other: &mut SoftwareTags, token: u64) -> (Vec<u8>, Result<(), ReceiveError>) {
+        self.drive(other, |_, events| received(events, token).is_some());
+        let (bytes, result) = received(&self.ended, token).unwrap();
+        (bytes.to_vec(), result.clone())
     }
 
     /// Polls both ends until `done`, for the records here and the events there.
@@ -214,23 +236,13 @@ fn direct_message_of_wrong_length_is_detected() {
         let header = Header::new(Kind::Data, 1, number, LONG_BYTES);
         shorter.append_record(header, &body[..1000]);
         shorter.send_long(number, &body[..LONG_BYTES - 1]);
-        let mut seen = None;
-        shorter.drive(&mut b, |_, events| {
-            seen = received(events, 1).map(|(bytes, result)| (bytes.to_vec(), result.clone()));
-            seen.is_some()
-        });
-        assert_eq!(seen, Some((body[..LONG_BYTES - 1].to_vec(), Ok(()))));
+        assert_eq!(shorter.received(&mut b, 1), (body[..LONG_BYTES - 1].to_vec(), Ok(())));
 
         let (mut longer, from) = RawPeer::new(&lib, &mut b);
         post(&mut b, from, 2, LONG_BYTES, 2);
         let number = longer.rts(&mut b, true, 2, LONG_BYTES);
         longer.send_long(number, &body);
-        let mut seen = None;
-        longer.drive(&mut b, |_, events| {
-            seen = received(events, 2).map(|(_, result)| result.clone());
-            seen.is_some()
-        });
-        assert_eq!(seen, Some(Err(ReceiveError::Truncated)));
+        assert_eq!(longer.received(&mut b, 2).1, Err(ReceiveError::Truncated));
     }
 }
 
@@ -246,12 +258,7 @@ fn peer_without_direct_sends_uses_data_records() {
             let offset = (at * 60_000) as u64;
             old.append_record(Header { offset, ..Header::new(Kind::Data, 1, tag, body.len()) }, data_bytes);
         }
-        let mut seen = None;
-        old.drive(&mut b, |_, events| {
-            seen = received(events, 1).map(|(bytes, result)| (bytes.to_vec(), result.clone()));
-            seen.is_some()
-        });
-        assert_eq!(seen, Some((body.clone(), Ok(()))));
+        assert_eq!(old.received(&mut b, 1), (body, Ok(())));
     }
 }
 
@@ -266,19 +273,17 @@ fn peer_that_dies_before_data_frees_buffers() {
         }
         drop(dying);
         let over = |events: &[Event]| [1, 2].iter().all(|token| received(events, *token).is_some());
-        let events = run(&mut [&mut b], |ends, events| over(&events[0]) && ends[0].state.abandoned.is_empty());
+        let events = run(&mut [&mut b], |ends, events| over(&events[0]) && ends[0].state.rendezvous.is_empty());
         for token in [1, 2] {
             assert!(matches!(received(&events[0], token), Some((_, Err(ReceiveError::Failed(_))))), "{events:?}");
         }
-        assert!(b.state.rendezvous.is_empty());
         // Messages of other peers arrive.
         let (mut living, from) = RawPeer::new(&lib, &mut b);
         post(&mut b, from, 3, LONG_BYTES, 3);
         let number = living.rts(&mut b, true, 3, LONG_BYTES);
         let body = bytes(3, LONG_BYTES);
         living.send_long(number, &body);
-        living
-            .drive(&mut b, |_, events| received(events, 3).is_some_and(|(got, result)| result.is_ok() && got == body));
+        assert_eq!(living.received(&mut b, 3), (body, Ok(())));
     }
 }
 
