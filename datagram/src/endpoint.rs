@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::long::Long;
-use super::outbox::{Notice, Outbox, message_size};
+use super::outbox::{Outbox, message_size};
 use super::pool::{Context, Operation, Pool};
 use super::wire::{Frame, Kind};
 use super::{Config, Event};
@@ -132,7 +132,7 @@ impl MessageEndpoint {
 
     /// The next poll must offer something to libfabric again, which the descriptor does not announce.
     pub fn must_retry(&self) -> bool {
-        !self.unposted.is_empty() || self.outbox.has_backlog()
+        !(self.unposted.is_empty() && self.outbox.blocked.is_empty())
     }
 
     /// True when no event is missed by a wait for the descriptor now. The descriptor does not announce events of calls other than a poll.
@@ -154,16 +154,10 @@ impl MessageEndpoint {
             let code = unsafe {
                 (self.recv)(endpoint, buffer, self.buffers.size(), ptr::null_mut(), bindings::FI_ADDR_UNSPEC, context)
             };
-            match i32::try_from(code) {
-                Ok(0) => {
-                    self.unposted.pop();
-                }
-                Ok(code) if code == -bindings::FI_EAGAIN => break,
-                other => {
-                    let lib = self.outbox.endpoint.domain().library();
-                    return Err(lib.failure("fi_recv", other.unwrap_or(bindings::FI_EOTHER)));
-                }
+            if !self.outbox.accepted("fi_recv", code)? {
+                break;
             }
+            self.unposted.pop();
         }
         Ok(())
     }
@@ -273,12 +267,7 @@ impl MessageEndpoint {
 
     fn report(&mut self, on_event: &mut impl FnMut(&mut Outbox, Event<'_>)) -> usize {
         let mut reported = 0;
-        while let Some(notice) = self.outbox.notices.pop_front() {
-            let event = match notice {
-                Notice::Sent { peer, token } => Event::Sent { peer, token },
-                Notice::SendFailed { peer, token } => Event::SendFailed { peer, token },
-                Notice::Lost { peer, reason } => Event::Lost { peer, reason },
-            };
+        while let Some(event) = self.outbox.notices.pop_front() {
             on_event(&mut self.outbox, event);
             reported += 1;
         }
@@ -335,7 +324,7 @@ fn find(lib: &Arc<Libfabric>, config: &Config) -> Result<Info, Error> {
     if info.max_msg_size() < largest {
         return Err(Error::Argument {
             what: format!(
-                "{} carries messages up to {} bytes, {largest} were pinged_at for: lower max_payload",
+                "{} carries messages up to {} bytes, not {largest}: lower max_payload",
                 info.provider(),
                 info.max_msg_size()
             ),

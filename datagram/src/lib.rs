@@ -26,6 +26,8 @@ mod endpoint;
 mod long;
 #[allow(unsafe_code)]
 mod outbox;
+mod peer;
+mod peers;
 #[allow(unsafe_code)]
 mod pool;
 mod wire;

@@ -1,4 +1,4 @@
-//! The sending half of a message endpoint: slots, peers, and the backlog of messages that libfabric has not taken.
+//! The sending half of a message endpoint: slots, and the backlog of messages that libfabric has not taken.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -6,15 +6,15 @@ use std::hash::{BuildHasher, Hasher};
 use std::mem::take;
 use std::ptr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::long::{Long, LongReceived};
+use super::peer::{PeerState, State};
 use super::pool::{Context, Operation, Pool};
-use super::wire::{CLOSE_ACK, CLOSING, FLAG_SETS, Frame, Kind, PING, PREFIX, Prefix};
-use super::{Config, LostReason, NAME_MAX, Peer, SendError};
+use super::wire::{FLAG_SETS, Kind, PREFIX, emit};
+use super::{Config, Event, LostReason, NAME_MAX, Peer, SendError};
 use ferrogin_libfabric::bindings::{self, iovec};
-use ferrogin_libfabric::entry;
-use ferrogin_libfabric::{AddressVector, Endpoint, Error, FiAddr};
+use ferrogin_libfabric::{AddressVector, Endpoint, Error, entry};
 
 type SendV = unsafe extern "C" fn(
     *mut bindings::fid_ep,
@@ -26,6 +26,7 @@ type SendV = unsafe extern "C" fn(
 ) -> isize;
 
 /// One message in flight or in the backlog.
+#[derive(Clone, Copy)]
 struct Slot {
     peer: u32,
     /// Bytes in the slot's own buffer: prefix, name, header, and the payload if it was copied.
@@ -37,80 +38,36 @@ struct Slot {
     token: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Alive,
-    /// The peer closes: nothing is sent to it, and messages that it sent before are still received.
-    Closed,
-    /// Reported as lost: nothing is sent to it or received from it.
-    Lost,
-    /// Forgotten: its name is free for a new peer. It leaves the address vector when nothing to it is in flight.
-    Forgotten,
-    /// Removed from the address vector.
-    Removed,
-}
-
-struct PeerState {
-    addr: FiAddr,
-    name: Box<[u8]>,
-    /// The number of the endpoint, which distinguishes endpoints with one name; None until a message of it arrives.
-    number: Option<u64>,
-    state: State,
-    /// Sends that libfabric has accepted and not completed, including control messages.
-    in_flight: u32,
-    /// Slots in the backlog.
-    waiting: u32,
-    /// The last pass over the backlog in which libfabric took no send to this peer.
-    blocked_in: u64,
-    /// A message was exchanged with the peer: its death must be detected.
-    in_use: bool,
-    last_heard: Instant,
-    /// When the ping was sent that is not answered yet.
-    pinged_at: Option<Instant>,
-    control: Box<Context>,
-    control_busy: bool,
-    /// The flags of a control message to send as soon as possible.
-    control_wanted: Option<u8>,
-    /// The close was announced to the peer, and the peer has not confirmed it.
-    close_unconfirmed: bool,
-}
-
-/// An event for the next report.
-pub(super) enum Notice {
-    Sent { peer: Peer, token: u64 },
-    SendFailed { peer: Peer, token: u64 },
-    Lost { peer: Peer, reason: LostReason },
-}
-
 /// The sending half of a [`super::MessageEndpoint`], with which a callback of its poll can answer at once.
 pub struct Outbox {
     // First, so that it is closed before the buffers go.
     pub(super) endpoint: Endpoint,
     sendv: SendV,
-    av: Arc<AddressVector>,
+    pub(super) av: Arc<AddressVector>,
     /// The provider sends two-part messages; otherwise borrowed payloads are copied.
     gather: bool,
-    name: Box<[u8]>,
+    pub(super) name: Box<[u8]>,
     /// Distinguishes this endpoint from earlier and later ones with its name.
-    number: u64,
+    pub(super) number: u64,
     slots: Box<[Slot]>,
     contexts: Box<[Context]>,
     buffers: Pool,
     /// The control message of each combination of flags.
-    control_buffers: Pool,
+    pub(super) control_buffers: Pool,
     free: Vec<u32>,
-    backlog: VecDeque<u32>,
-    pass: u64,
-    peers: Vec<PeerState>,
-    by_name: HashMap<Box<[u8]>, u32>,
+    /// Peers that have, or had, a backlog.
+    pub(super) blocked: Vec<u32>,
+    pub(super) peers: Vec<PeerState>,
+    pub(super) by_name: HashMap<Box<[u8]>, u32>,
     /// Names and numbers of endpoints that later endpoints replaced.
-    replaced: HashSet<(Box<[u8]>, u64)>,
-    pub(super) notices: VecDeque<Notice>,
+    pub(super) replaced: HashSet<(Box<[u8]>, u64)>,
+    /// Events for the next report.
+    pub(super) notices: VecDeque<Event<'static>>,
     /// Long messages, if they were asked for and the provider has them.
     pub(super) long: Option<Long>,
     /// The time of the last run of the timers: messages do not read the clock.
-    now: Instant,
-    config: Config,
+    pub(super) now: Instant,
+    pub(super) config: Config,
 }
 
 // SAFETY: the raw pointers are to buffers that the sending half owns, or that callers of `send_borrowed` keep valid for any thread; the
@@ -157,8 +114,7 @@ impl Outbox {
             buffers,
             control_buffers,
             free: (0..count).rev().collect(),
-            backlog: VecDeque::with_capacity(config.tx_depth),
-            pass: 0,
+            blocked: Vec::new(),
             peers: Vec::new(),
             by_name: HashMap::new(),
             replaced: HashSet::new(),
@@ -177,98 +133,9 @@ impl Outbox {
         &self.name
     }
 
-    /// Makes a peer known by its endpoint's address; a peer that is known already keeps its number.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] when there are too many peers or the address has the wrong length; what the provider answers.
-    pub fn add_peer(&mut self, address: &[u8]) -> Result<Peer, Error> {
-        if let Some(&known) = self.by_name.get(address) {
-            let state = &self.peers[known as usize];
-            if state.state == State::Alive {
-                return Ok(Peer(known));
-            }
-            let addr = state.addr;
-            return self.replace(known, addr, None);
-        }
-        if address.len() != self.name.len() {
-            return Err(Error::Argument {
-                what: format!("a peer's address has {} bytes, this endpoint's {}", address.len(), self.name.len()),
-            });
-        }
-        if self.by_name.len() >= self.config.max_peers {
-            return Err(Error::Argument {
-                what: format!("more than {} peers (Config::max_peers)", self.config.max_peers),
-            });
-        }
-        let addr = self.av.insert(address)?;
-        self.push_peer(addr, address, None)
-    }
-
-    fn push_peer(&mut self, addr: FiAddr, address: &[u8], number: Option<u64>) -> Result<Peer, Error> {
-        let index =
-            u32::try_from(self.peers.len()).map_err(|_| Error::Argument { what: "no peer numbers left".to_owned() })?;
-        self.peers.push(PeerState {
-            addr,
-            name: address.into(),
-            number,
-            state: State::Alive,
-            in_flight: 0,
-            waiting: 0,
-            blocked_in: 0,
-            in_use: false,
-            last_heard: self.now,
-            pinged_at: None,
-            control: Box::new(Context::new(Operation::Control(index))),
-            control_busy: false,
-            control_wanted: None,
-            close_unconfirmed: false,
-        });
-        self.by_name.insert(address.into(), index);
-        Ok(Peer(index))
-    }
-
-    /// Replaces the peer `before` by a new peer with the same address.
-    fn replace(&mut self, before: u32, addr: FiAddr, number: Option<u64>) -> Result<Peer, Error> {
-        self.mark_lost(before, LostReason::Replaced);
-        let state = &mut self.peers[before as usize];
-        // The new peer takes its place in the address vector.
-        state.state = State::Removed;
-        state.control_wanted = None;
-        let name = state.name.clone();
-        // Without both numbers, the new peer may be the same endpoint.
-        if let (Some(gone), Some(_)) = (state.number, number) {
-            self.replaced.insert((name.clone(), gone));
-        }
-        self.push_peer(addr, &name, number)
-    }
-
-    /// The address of a peer.
-    pub fn peer_address(&self, peer: Peer) -> &[u8] {
-        self.peers.get(peer.index()).map_or(&[], |state| &state.name)
-    }
-
-    /// False once the peer is lost or forgotten.
-    pub fn is_alive(&self, peer: Peer) -> bool {
-        self.peers.get(peer.index()).is_some_and(|state| state.state == State::Alive)
-    }
-
     /// Messages that may be sent before [`SendError::Full`].
     pub fn free_slots(&self) -> usize {
         self.free.len()
-    }
-
-    /// Forgets a peer: its number is not reused, and an endpoint with the same address is a new peer. Messages to it that are not sent are
-    /// dropped.
-    pub fn forget(&mut self, peer: Peer) {
-        let Some(state) = self.peers.get_mut(peer.index()) else { return };
-        if matches!(state.state, State::Forgotten | State::Removed) {
-            return;
-        }
-        state.state = State::Forgotten;
-        state.control_wanted = None;
-        self.by_name.remove(&state.name);
-        self.drop_backlog(peer.0);
-        self.remove_if_idle(peer.0);
     }
 
     /// Sends a copy of header and payload.
@@ -415,27 +282,35 @@ impl Outbox {
     /// Sends a filled slot, or queues it behind the backlog of its peer.
     fn submit(&mut self, index: u32) {
         let peer = self.slots[index as usize].peer as usize;
-        if self.peers[peer].waiting > 0 || !self.try_send(index) {
-            self.peers[peer].waiting += 1;
-            self.backlog.push_back(index);
+        let behind = !self.peers[peer].backlog.is_empty();
+        if behind || !self.try_send(index) {
+            if !behind {
+                self.blocked.push(peer as u32);
+            }
+            self.peers[peer].backlog.push_back(index);
         }
     }
 
     /// Offers a slot to libfabric. False when it must be retried; a failure marks the peer as lost and frees the slot.
     fn try_send(&mut self, index: u32) -> bool {
-        let slot = &self.slots[index as usize];
-        let peer = slot.peer;
+        let Slot { peer, borrowed: (data, len), buffered, tag, .. } = self.slots[index as usize];
         let context = &self.contexts[index as usize];
-        let taken = match (slot.tag, &self.long) {
-            (Some(tag), Some(long)) => self.send_tagged(long, slot.borrowed, peer, tag, context),
-            _ => self.send_parts(index),
+        let taken = if let (Some(tag), Some(long)) = (tag, &self.long) {
+            let to = self.peers[peer as usize].addr.0;
+            // SAFETY: `long` was made from this endpoint; the context belongs to the slot; the caller of `send_long` keeps the payload
+            // valid until the completion.
+            let code = unsafe { long.send(&self.endpoint, (data, len), to, tag, context) };
+            self.accepted("fi_tsend", code)
+        } else {
+            let own = iovec { iov_base: self.buffers.buffer(index as usize).cast(), iov_len: buffered };
+            let parts = [own, iovec { iov_base: data.cast_mut().cast(), iov_len: len }];
+            self.sendv(&parts[..1 + usize::from(len > 0)], peer, context)
         };
         match taken {
-            Ok(true) => {
-                self.peers[peer as usize].in_flight += 1;
-                true
+            Ok(taken) => {
+                self.peers[peer as usize].in_flight += u32::from(taken);
+                taken
             }
-            Ok(false) => false,
             Err(error) => {
                 self.release(index, false);
                 self.mark_lost(peer, LostReason::Failed(error));
@@ -444,33 +319,8 @@ impl Outbox {
         }
     }
 
-    /// Offers a datagram to libfabric; false when it must be retried.
-    fn send_parts(&self, index: u32) -> Result<bool, Error> {
-        let slot = &self.slots[index as usize];
-        let own = iovec { iov_base: self.buffers.buffer(index as usize).cast(), iov_len: slot.buffered };
-        let parts = [own, iovec { iov_base: slot.borrowed.0.cast_mut().cast(), iov_len: slot.borrowed.1 }];
-        let count = if slot.borrowed.1 == 0 { 1 } else { 2 };
-        self.sendv(&parts[..count], slot.peer, &self.contexts[index as usize])
-    }
-
-    /// Offers a long message to libfabric; false when it must be retried.
-    fn send_tagged(
-        &self,
-        long: &Long,
-        payload: (*const u8, usize),
-        peer: u32,
-        tag: u64,
-        context: &Context,
-    ) -> Result<bool, Error> {
-        let to = self.peers[peer as usize].addr.0;
-        // SAFETY: `long` was made from this endpoint; the context belongs to the slot; the caller of `send_long` keeps the payload valid
-        // until the completion.
-        let code = unsafe { long.send(&self.endpoint, payload, to, tag, context) };
-        self.accepted("fi_tsend", code)
-    }
-
     /// `fi_sendv`: false when it must be retried.
-    fn sendv(&self, parts: &[iovec], peer: u32, context: &Context) -> Result<bool, Error> {
+    pub(super) fn sendv(&self, parts: &[iovec], peer: u32, context: &Context) -> Result<bool, Error> {
         let addr = self.peers[peer as usize].addr.0;
         let endpoint = self.endpoint.as_ptr();
         // SAFETY: the endpoint is open. Buffers and contexts belong to this struct and are released by a completion or after the close;
@@ -481,8 +331,8 @@ impl Outbox {
         self.accepted("fi_sendv", code)
     }
 
-    /// The meaning of libfabric's code for a send: false when it must be retried.
-    fn accepted(&self, call: &'static str, code: isize) -> Result<bool, Error> {
+    /// The meaning of libfabric's code for an operation: false when it must be retried.
+    pub(super) fn accepted(&self, call: &'static str, code: isize) -> Result<bool, Error> {
         match i32::try_from(code) {
             Ok(0) => Ok(true),
             Ok(code) if code == -bindings::FI_EAGAIN => Ok(false),
@@ -496,7 +346,7 @@ impl Outbox {
         let peer = Peer(slot.peer);
         slot.borrowed = (ptr::null(), 0);
         if let Some(token) = slot.token.take() {
-            let notice = if sent { Notice::Sent { peer, token } } else { Notice::SendFailed { peer, token } };
+            let notice = if sent { Event::Sent { peer, token } } else { Event::SendFailed { peer, token } };
             self.notices.push_back(notice);
         }
         self.free.push(index);
@@ -524,211 +374,26 @@ impl Outbox {
         self.remove_if_idle(peer);
     }
 
-    /// The sender of a message; None when the message must be dropped.
-    pub(super) fn sender(&mut self, message: &Frame<'_>) -> Option<Peer> {
-        if message.to != 0 && message.to != self.number {
-            log::debug!("a message for an earlier endpoint of this address was dropped");
-            return None;
-        }
-        let known = self.by_name.get(message.name).map(|known| (*known, &self.peers[*known as usize]));
-        let peer = match known {
-            Some((known, state)) if state.number == Some(message.from) => Ok(Peer(known)),
-            _ if self.replaced.contains(&(message.name.into(), message.from)) => return None,
-            Some((known, PeerState { number: None, .. })) => Ok(Peer(known)),
-            Some((known, state)) => {
-                let addr = state.addr;
-                self.replace(known, addr, Some(message.from))
-            }
-            None => self.add_peer(message.name),
-        };
-        let peer = match peer {
-            Ok(peer) => peer,
-            Err(error) => {
-                log::warn!("a message from an unknown sender was dropped: {error}");
-                return None;
-            }
-        };
-        let state = &mut self.peers[peer.index()];
-        state.number = Some(message.from);
-        if !matches!(state.state, State::Alive | State::Closed) {
-            return None;
-        }
-        state.in_use = true;
-        state.pinged_at = None;
-        state.last_heard = self.now;
-        Some(peer)
-    }
-
-    /// Handles a control message.
-    pub(super) fn control(&mut self, from: Peer, flags: u8) {
-        if flags & CLOSE_ACK != 0 {
-            self.peers[from.index()].close_unconfirmed = false;
-        }
-        if flags & CLOSING != 0 {
-            self.mark_lost(from.0, LostReason::Closed);
-            self.request_control(from.0, CLOSE_ACK);
-        } else if flags & PING != 0 && self.is_alive(from) {
-            self.request_control(from.0, 0);
-        }
-    }
-
-    fn request_control(&mut self, peer: u32, flags: u8) {
-        let state = &mut self.peers[peer as usize];
-        state.control_wanted = Some(state.control_wanted.unwrap_or(0) | flags);
-        self.try_control(peer);
-    }
-
-    fn try_control(&mut self, peer: u32) {
-        let state = &self.peers[peer as usize];
-        let Some(flags) = state.control_wanted else { return };
-        if state.control_busy || !matches!(state.state, State::Alive | State::Closed) {
-            return;
-        }
-        let base = self.control_buffers.buffer(usize::from(flags % FLAG_SETS));
-        let part = iovec { iov_base: base.cast(), iov_len: self.control_buffers.size() };
-        match self.sendv(&[part], peer, &state.control) {
-            Ok(accepted) => {
-                let state = &mut self.peers[peer as usize];
-                if accepted {
-                    state.control_wanted = None;
-                    state.control_busy = true;
-                    state.in_flight += 1;
-                }
-            }
-            Err(error) => {
-                self.peers[peer as usize].control_wanted = None;
-                self.mark_lost(peer, LostReason::Failed(error));
-            }
-        }
-    }
-
-    /// Marks a peer as lost and reports it, once.
-    fn mark_lost(&mut self, peer: u32, reason: LostReason) {
-        let state = &mut self.peers[peer as usize];
-        if state.state != State::Alive {
-            return;
-        }
-        state.state = if reason == LostReason::Closed { State::Closed } else { State::Lost };
-        state.control_wanted = None;
-        log::debug!("peer {peer} is lost: {reason}");
-        self.notices.push_back(Notice::Lost { peer: Peer(peer), reason });
-        self.drop_backlog(peer);
-    }
-
-    fn drop_backlog(&mut self, peer: u32) {
-        if self.peers[peer as usize].waiting == 0 {
-            return;
-        }
-        self.peers[peer as usize].waiting = 0;
-        for _ in 0..self.backlog.len() {
-            let Some(index) = self.backlog.pop_front() else { break };
-            if self.slots[index as usize].peer == peer {
-                self.release(index, false);
-            } else {
-                self.backlog.push_back(index);
-            }
-        }
-    }
-
-    fn remove_if_idle(&mut self, peer: u32) {
-        let state = &mut self.peers[peer as usize];
-        if state.state == State::Forgotten && state.in_flight == 0 {
-            state.state = State::Removed;
-            if let Err(error) = self.av.remove(state.addr) {
-                log::debug!("forgetting peer {peer}: {error}");
-            }
+    /// Drops the backlog of a peer.
+    pub(super) fn drop_backlog(&mut self, peer: u32) {
+        for index in take(&mut self.peers[peer as usize].backlog) {
+            self.release(index, false);
         }
     }
 
     /// Offers the backlog to libfabric again, each peer's messages in their order.
     pub(super) fn retry(&mut self) {
-        if self.backlog.is_empty() {
-            return;
-        }
-        self.pass += 1;
-        let mut backlog = take(&mut self.backlog);
-        for _ in 0..backlog.len() {
-            let Some(index) = backlog.pop_front() else { break };
-            let peer = self.slots[index as usize].peer as usize;
-            if self.peers[peer].state != State::Alive {
-                self.release(index, false);
-            } else if self.peers[peer].blocked_in == self.pass || !self.try_send(index) {
-                self.peers[peer].blocked_in = self.pass;
-                backlog.push_back(index);
-            } else {
-                self.peers[peer].waiting = self.peers[peer].waiting.saturating_sub(1);
-            }
-        }
-        self.backlog = backlog;
-    }
-
-    /// Pings quiet peers, and gives up peers that do not answer.
-    pub(super) fn timers(&mut self, now: Instant) {
-        // After a long pause of the caller, an answer may be waiting unread: the deadline starts again.
-        let grace = now.duration_since(self.now) >= self.config.lost_after / 2;
-        self.now = now;
-        for peer in 0..self.peers.len() as u32 {
-            let state = &mut self.peers[peer as usize];
-            if state.state == State::Alive && state.in_use {
-                if grace && state.pinged_at.is_some() {
-                    state.pinged_at = Some(now);
-                }
-                match state.pinged_at {
-                    Some(pinged_at) if now.duration_since(pinged_at) >= self.config.lost_after => {
-                        let silent = now.duration_since(state.last_heard);
-                        self.mark_lost(peer, LostReason::Silent(silent));
-                        continue;
-                    }
-                    None if now.duration_since(state.last_heard) >= self.config.ping_after => {
-                        state.pinged_at = Some(now);
-                        self.request_control(peer, PING);
-                    }
-                    _ => {}
+        let mut blocked = take(&mut self.blocked);
+        blocked.retain(|&peer| {
+            while let Some(index) = self.peers[peer as usize].backlog.pop_front() {
+                if !self.try_send(index) {
+                    self.peers[peer as usize].backlog.push_front(index);
+                    return true;
                 }
             }
-            let is_silent = self.is_silent(&self.peers[peer as usize]);
-            let state = &mut self.peers[peer as usize];
-            if state.state == State::Closed && is_silent {
-                // The peer did not wait for the confirmation.
-                state.control_wanted = None;
-            }
-            self.try_control(peer);
-        }
-    }
-
-    /// Messages wait in the backlog.
-    pub(super) fn has_backlog(&self) -> bool {
-        !self.backlog.is_empty()
-    }
-
-    /// Messages wait in the backlog or are in flight.
-    pub(super) fn busy(&self) -> bool {
-        !self.backlog.is_empty()
-            || self.peers.iter().any(|peer| match peer.state {
-                State::Alive => peer.in_flight > 0 || peer.control_wanted.is_some() || peer.close_unconfirmed,
-                State::Closed => peer.control_wanted.is_some() || peer.control_busy && !self.is_silent(peer),
-                _ => false,
-            })
-    }
-
-    fn is_silent(&self, peer: &PeerState) -> bool {
-        self.now.duration_since(peer.last_heard) >= self.config.lost_after
-    }
-
-    /// Announces the close to all live peers. They must confirm before the endpoint is closed: a message from them at that moment may make
-    /// the host reset the connection, which destroys messages that they have not read.
-    pub(super) fn send_closing(&mut self) {
-        for peer in 0..self.peers.len() as u32 {
-            if self.peers[peer as usize].in_use && self.peers[peer as usize].state == State::Alive {
-                self.peers[peer as usize].close_unconfirmed = true;
-                self.request_control(peer, CLOSING);
-            }
-        }
-    }
-
-    /// The time between two runs of the timers.
-    pub(super) fn timer_interval(&self) -> Duration {
-        (self.config.ping_after / 4).min(self.config.lost_after / 8)
+            false
+        });
+        self.blocked = blocked;
     }
 }
 
@@ -737,24 +402,4 @@ pub(super) fn message_size(config: &Config, name_len: usize) -> Option<usize> {
     u16::try_from(config.max_header).ok()?;
     u32::try_from(config.max_payload).ok()?;
     (PREFIX + name_len + config.max_header).checked_add(config.max_payload)
-}
-
-/// Writes prefix, name and header; gives the offset of the payload. The caller has checked the lengths. `from` and `to` are the numbers of
-/// the two endpoints.
-fn emit(
-    buffer: &mut [u8],
-    kind: Kind,
-    name: &[u8],
-    (from, to): (u64, u64),
-    header: &[u8],
-    payload_len: usize,
-) -> usize {
-    let (name_len, header_len, payload_len) = (name.len() as u8, header.len() as u16, payload_len as u32);
-    let prefix = Prefix { kind, name_len, header_len, payload_len, from, to };
-    let mut end = 0;
-    for part in [&prefix.emit()[..], name, header] {
-        buffer[end..end + part.len()].copy_from_slice(part);
-        end += part.len();
-    }
-    end
 }

@@ -61,16 +61,6 @@ pub(super) enum Kind {
     Control(u8),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Prefix {
-    pub kind: Kind,
-    pub name_len: u8,
-    pub header_len: u16,
-    pub payload_len: u32,
-    pub from: u64,
-    pub to: u64,
-}
-
 /// A received message in parts.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Frame<'a> {
@@ -94,26 +84,38 @@ pub(super) enum FrameError {
     Length { stated: usize, actual: usize },
 }
 
-impl Prefix {
-    pub fn emit(&self) -> [u8; PREFIX] {
-        let (kind, flags) = match self.kind {
-            Kind::Data => (1, 0),
-            Kind::Control(flags) => (2, flags),
-        };
-        let raw = RawPrefix {
-            magic: MAGIC,
-            kind,
-            flags,
-            name_len: self.name_len,
-            reserved: 0,
-            header_len: self.header_len.into(),
-            reserved2: 0.into(),
-            payload_len: self.payload_len.into(),
-            from: self.from.into(),
-            to: self.to.into(),
-        };
-        zerocopy::transmute!(raw)
+/// Writes prefix, name and header into `buffer`; gives the offset of the payload. The caller has checked the lengths. `from` and `to` are
+/// the numbers of the two endpoints.
+pub(super) fn emit(
+    buffer: &mut [u8],
+    kind: Kind,
+    name: &[u8],
+    (from, to): (u64, u64),
+    header: &[u8],
+    payload_len: usize,
+) -> usize {
+    let (kind, flags) = match kind {
+        Kind::Data => (1, 0),
+        Kind::Control(flags) => (2, flags),
+    };
+    let prefix = RawPrefix {
+        magic: MAGIC,
+        kind,
+        flags,
+        name_len: name.len() as u8,
+        reserved: 0,
+        header_len: (header.len() as u16).into(),
+        reserved2: 0.into(),
+        payload_len: (payload_len as u32).into(),
+        from: from.into(),
+        to: to.into(),
+    };
+    let mut end = 0;
+    for part in [prefix.as_bytes(), name, header] {
+        buffer[end..end + part.len()].copy_from_slice(part);
+        end += part.len();
     }
+    end
 }
 
 impl<'a> Frame<'a> {
@@ -143,19 +145,17 @@ mod tests {
     use super::*;
 
     fn message() -> Vec<u8> {
-        let prefix = Prefix { kind: Kind::Data, name_len: 3, header_len: 2, payload_len: 4, from: 5, to: 6 };
-        let mut bytes = prefix.emit().to_vec();
-        bytes.extend_from_slice(b"abcHHpppp");
-        bytes
+        let mut bytes = vec![0xa5; PREFIX + 5];
+        assert_eq!(emit(&mut bytes, Kind::Data, b"abc", (5, 6), b"HH", 4), PREFIX + 5);
+        [&bytes[..], b"pppp"].concat()
     }
 
     #[test]
     fn prefix_has_golden_bytes() {
-        let kind = Kind::Control(3);
-        let prefix = Prefix { kind, name_len: 16, header_len: 0x0102, payload_len: 0x0304_0506, from: 0x0708, to: 9 };
-        let emitted = prefix.emit();
+        let mut emitted = [0xa5; PREFIX + 0x112];
+        emit(&mut emitted, Kind::Control(3), &[7; 16], (0x0708, 9), &[8; 0x0102], 0x0304_0506);
         assert_eq!(emitted[..16], *b"FGM2\x02\x03\x10\0\x02\x01\0\0\x06\x05\x04\x03");
-        assert_eq!(emitted[16..], *b"\x08\x07\0\0\0\0\0\0\x09\0\0\0\0\0\0\0");
+        assert_eq!(emitted[16..PREFIX], *b"\x08\x07\0\0\0\0\0\0\x09\0\0\0\0\0\0\0");
         assert_eq!(&message()[..16], b"FGM2\x01\0\x03\0\x02\0\0\0\x04\0\0\0");
     }
 
