@@ -129,6 +129,30 @@ pub fn read(engine: &mut Engine, number: u32, end: &Shared) -> u64 {
     (1 << 32) + at
 }
 
+/// Reads until every message that was written at either end of a channel has arrived.
+pub fn finish(world: &mut World, sides: [(usize, u32); 2], ends: &[Shared; 2]) {
+    for round in 0.. {
+        let mut done = true;
+        for side in 0..2 {
+            let written = ends[side].lock().unwrap().written;
+            let (wanted, got) = {
+                let end = ends[1 - side].lock().unwrap();
+                (end.asked - end.cancelled_reads, end.read_calls.len() as u64)
+            };
+            let (engine, channel) = sides[1 - side];
+            if wanted < written {
+                read(&mut world.engines[engine], channel, &ends[1 - side]);
+            }
+            done &= got >= written;
+        }
+        if done {
+            return;
+        }
+        assert!(round < 200_000, "the channel stands still: {:?}", ends[0].lock().unwrap().failures);
+        world.step(Duration::from_micros(50));
+    }
+}
+
 /// Runs `steps` random steps on `peers` channels, then completes all operations.
 fn run(seed: u64, peers: usize, steps: usize, depth: usize, start_id: u32) {
     let config = Config { depth, start_id, max_message: 1 << 16, ..Config::default() };
@@ -161,27 +185,17 @@ fn run(seed: u64, peers: usize, steps: usize, depth: usize, start_id: u32) {
             _ => world.step(Duration::from_micros(50)),
         }
     }
-    // A read for every message that is still expected.
-    for round in 0..200_000 {
-        let mut done = true;
-        for (channel, sides) in ends.iter().enumerate() {
-            for side in 0..2 {
-                let written = sides[side].lock().unwrap().written;
-                let (wanted, read_so_far) = {
-                    let other = sides[1 - side].lock().unwrap();
-                    (other.asked - other.cancelled_reads, other.read_calls.len() as u64)
-                };
-                let (engine, number) = channels[channel][1 - side];
-                if wanted < written {
-                    read(&mut world.engines[engine], number, &sides[1 - side]);
-                }
-                done &= read_so_far >= written && sides[side].lock().unwrap().write_calls.len() as u64 == written;
-            }
-        }
-        if done {
+    for (sides, ends) in channels.iter().zip(&ends) {
+        finish(&mut world, *sides, ends);
+    }
+    for _ in 0..100_000 {
+        let unfinished = |end: &Shared| {
+            let end = end.lock().unwrap();
+            (end.write_calls.len() as u64) < end.written
+        };
+        if !ends.iter().flatten().any(unfinished) {
             break;
         }
-        assert!(round < 199_999, "the channels stand still");
         world.step(Duration::from_micros(50));
     }
     for (channel, sides) in ends.iter().enumerate() {

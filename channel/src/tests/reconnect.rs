@@ -4,8 +4,13 @@ use std::time::Duration;
 
 use ferrogin_test_support::Random;
 
-use super::model::{Shared, World, body, read, write};
+use super::malformed::hello;
+use super::model::{Shared, World, body, finish, read, write};
+use crate::Payload;
 use crate::proto::engine::Engine;
+use crate::proto::tags::{CONTROL, Pattern};
+use crate::proto::transport::{Event, ReceiveResult, Transport};
+use crate::proto::wire::{Control, Kind};
 use crate::{ChannelError, Config, Reason};
 
 const STEP: Duration = Duration::from_micros(50);
@@ -41,30 +46,6 @@ fn check(ends: &[Shared; 2], number: usize) {
         for (at, (_, bytes)) in ends[1 - side].lock().unwrap().read_calls.iter().enumerate() {
             assert_eq!(*bytes, body(2 * number + side, at as u64), "message {at} of channel {number}");
         }
-    }
-}
-
-/// Reads until every written message has arrived.
-fn finish(world: &mut World, sides: [(usize, u32); 2], ends: &[Shared; 2]) {
-    for round in 0.. {
-        let mut done = true;
-        for side in 0..2 {
-            let written = ends[side].lock().unwrap().written;
-            let (asked, got) = {
-                let end = ends[1 - side].lock().unwrap();
-                (end.asked, end.read_calls.len() as u64)
-            };
-            let (engine, channel) = sides[1 - side];
-            if asked < written {
-                read(&mut world.engines[engine], channel, &ends[1 - side]);
-            }
-            done &= got >= written;
-        }
-        if done {
-            return;
-        }
-        assert!(round < 100_000, "the channel stands still: {:?}", ends[0].lock().unwrap().failures);
-        world.step(STEP);
     }
 }
 
@@ -127,12 +108,6 @@ fn next_channel_gets_no_message_of_the_last() {
 /// The first challenge may be lost with the connection to the earlier endpoint.
 #[test]
 fn lost_path_challenge_is_repeated() {
-    use crate::Payload;
-    use crate::proto::tags::CONTROL;
-    use crate::proto::tags::Pattern;
-    use crate::proto::transport::{Event, ReceiveResult, Transport};
-    use crate::proto::wire::{Control, Kind};
-
     let mut world = World::new(1, false, 1, &Config::default());
     let (_, address) = world.engines[0].listen().unwrap();
     let mut peer = world.net.endpoint();
@@ -164,17 +139,9 @@ fn lost_path_challenge_is_repeated() {
         }
         panic!("no control message arrives");
     };
-    let hello = |from: u32| Control {
-        from,
-        sender_secret: 9,
-        matching: address.matching as u8,
-        value: 1 << 20,
-        name: &name,
-        ..Control::new(Kind::Hello, address.listener, address.secret)
-    };
-    send(&mut peer, &hello(3));
+    send(&mut peer, &hello(&address, &name));
     assert_eq!(next_control(&mut world, &mut peer).0, Kind::Welcome);
-    send(&mut peer, &hello(4));
+    send(&mut peer, &Control { from: 8, ..hello(&address, &name) });
     let (first, nonce) = next_control(&mut world, &mut peer);
     assert_eq!((first, next_control(&mut world, &mut peer)), (Kind::PathChallenge, (Kind::PathChallenge, nonce)));
     send(&mut peer, &Control::new(Kind::PathResponse, 0, nonce));
@@ -186,27 +153,15 @@ fn lost_path_challenge_is_repeated() {
 /// A hello with the name of another endpoint opens no channel and ends none.
 #[test]
 fn forged_hello_ends_no_channel() {
-    use crate::Payload;
-    use crate::proto::tags::CONTROL;
-    use crate::proto::transport::Transport;
-    use crate::proto::wire::{Control, Kind};
-
     let mut world = World::new(1, false, 2, &Config::default());
     let (local, remote) = world.connect(1);
     let (_, address) = world.engines[0].listen().unwrap();
     let mut forger = world.net.endpoint();
     let to = forger.insert(&address.name).unwrap();
-    let hello = Control {
-        from: 3,
-        sender_secret: 9,
-        matching: address.matching as u8,
-        name: b"fake-1",
-        ..Control::new(Kind::Hello, address.listener, address.secret)
-    };
-    forger.send(to, CONTROL | Kind::Hello as u64, Payload::from(hello.emit()), 0, false);
+    forger.send(to, CONTROL | Kind::Hello as u64, hello(&address, b"fake-1").emit().into(), 0, false);
     for nonce in 0..100 {
-        let here = Control::new(Kind::PathResponse, 0, nonce);
-        forger.send(to, CONTROL | Kind::PathResponse as u64, Payload::from(here.emit()), 0, false);
+        let response = Control::new(Kind::PathResponse, 0, nonce).emit();
+        forger.send(to, CONTROL | Kind::PathResponse as u64, response.into(), 0, false);
         forger.poll(&mut Vec::new()).unwrap();
         world.step(STEP);
     }
