@@ -21,6 +21,9 @@ pub fn run(name: &str, environment: &[(&str, &str)], body: impl FnOnce()) -> Opt
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{name} with {environment:?} failed:\n{text}\n{errors}");
+    text.lines()
+        .filter_map(|line| line.strip_prefix("SKIP ")?.split_once(": "))
+        .for_each(|(test, why)| super::skip(test, why));
     assert!(text.contains("1 passed"), "{name} did not run in the child process:\n{text}");
     Some(errors)
 }

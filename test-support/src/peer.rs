@@ -2,14 +2,21 @@
 #![allow(unsafe_code)]
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use super::child;
 
+const LIBRARY: &str = "FERROGIN_TEST_LIBRARY";
 /// The limit of a wait for a line of output: longer than any delay of a busy machine.
 const LIMIT: Duration = Duration::from_secs(240);
+
+/// The library that [`Peer::start_on`] gave this process.
+pub fn library() -> Option<PathBuf> {
+    std::env::var_os(LIBRARY).map(PathBuf::from)
+}
 
 /// A child process with pipes for its standard input and output. It is killed when this is dropped.
 pub struct Peer {
@@ -38,6 +45,15 @@ impl Peer {
         let (sender, lines) = channel();
         std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         Self { child, input, lines }
+    }
+
+    /// [`Peer::start`], with a library whose path the process gets from [`library`].
+    ///
+    /// # Panics
+    /// As [`Peer::start`].
+    pub fn start_on(name: &str, library: &Path, environment: &[(&str, String)]) -> Self {
+        let library = library.to_str().expect("a path in UTF-8").to_owned();
+        Self::start(name, &[environment, &[(LIBRARY, library)]].concat())
     }
 
     /// Waits for a line of output with `word`, and returns the rest of the line.

@@ -34,7 +34,7 @@ pub fn body(channel: usize, number: u64) -> Vec<u8> {
         1 => 5000,
         _ => random.index(100),
     };
-    (0..len).map(|_| random.next_u64() as u8).collect()
+    random.bytes(len)
 }
 
 pub struct World {

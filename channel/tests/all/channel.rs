@@ -1,18 +1,16 @@
 //! Channels over real providers: every byte arrives once and in order; peers close, die, or do not exist.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::common::traffic::{Exchange, Outcome, exchange};
-use crate::common::{is_silence, libraries};
+use crate::common::{LIMIT, is_silence, libraries, pair};
 use ferrogin_channel::{ADDRESS_MAX, Address, Channel, ChannelError, Config, Matching, Reactor, Reason};
 use ferrogin_libfabric::{Libfabric, Version};
-use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
+use ferrogin_test_support::peer::{self, Peer as Process, hex, unhex};
 use ferrogin_test_support::{Random, repetitions};
 
-const LIMIT: Duration = Duration::from_secs(120);
 /// The id of the first message, so that ids wrap in every exchange.
 const START_ID: u32 = u32::MAX - 499;
 /// Peers that are killed at a time.
@@ -56,14 +54,6 @@ fn providers(lib: &Libfabric) -> Vec<String> {
     all.iter().map(ToString::to_string).collect()
 }
 
-fn pair(lib: &Arc<Libfabric>, config: &Config) -> (Reactor, Reactor, Channel, Channel) {
-    let (here, there) = (Reactor::open(lib, config).unwrap(), Reactor::open(lib, config).unwrap());
-    let listener = here.listen().unwrap();
-    let (a, b) = (listener.accept(), there.connect(listener.address()));
-    let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
-    (here, there, a, b)
-}
-
 fn settle(exchange: Exchange, count: u64) {
     for outcome in outcomes(exchange, count) {
         assert!(outcome.good == count && outcome.bad == 0, "{outcome:?}");
@@ -77,13 +67,8 @@ fn outcomes(exchange: Exchange, count: u64) -> [Outcome; 2] {
 
 /// Starts a child process with one of the roles below.
 fn start_peer(lib: &Libfabric, provider: &str, role: &str, more: &[(&str, String)]) -> Process {
-    let library = lib.path().to_str().unwrap().to_owned();
-    let common = [
-        ("FERROGIN_TEST_ROLE", role.to_owned()),
-        ("FERROGIN_TEST_LIBRARY", library),
-        ("FERROGIN_TEST_PROVIDER", provider.to_owned()),
-    ];
-    Process::start("channel::child", &[&common[..], more].concat())
+    let common = [("FERROGIN_TEST_ROLE", role.to_owned()), ("FERROGIN_TEST_PROVIDER", provider.to_owned())];
+    Process::start_on("channel::child", lib.path(), &[&common[..], more].concat())
 }
 
 fn parse(digits: &str) -> Address {
@@ -96,8 +81,8 @@ fn parse(digits: &str) -> Address {
 #[test]
 fn child() {
     let var = |name: &str| std::env::var(name).ok();
-    let (Some(role), Some(library)) = (var("FERROGIN_TEST_ROLE"), var("FERROGIN_TEST_LIBRARY")) else { return };
-    let lib = Libfabric::load(Some(Path::new(&library))).unwrap();
+    let (Some(role), Some(library)) = (var("FERROGIN_TEST_ROLE"), peer::library()) else { return };
+    let lib = Libfabric::load(Some(&library)).unwrap();
     let config = config(&var("FERROGIN_TEST_PROVIDER").unwrap());
     let number = |name: &str| var(name).and_then(|text| text.parse::<u64>().ok()).unwrap();
     match role.as_str() {

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::libraries;
-use ferrogin_channel::{Channel, Config, Reactor};
+use crate::common::{LIMIT, libraries, pair};
+use ferrogin_channel::{Channel, Config};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::child::run;
 use ferrogin_test_support::dist;
 
-const LIMIT: Duration = Duration::from_secs(60);
 /// How long the reactors are idle.
 const IDLE: Duration = Duration::from_secs(2);
 /// Share of a processor that two idle reactors may take: where they must poll, each does so a thousand times a second.
@@ -36,10 +35,7 @@ fn exchange(from: &Channel, to: &Channel) {
 fn idle_share(lib: &Arc<Libfabric>, provider: &str) -> f64 {
     let source = provider.contains("tcp").then(|| "127.0.0.1".to_owned());
     let config = Config { provider: provider.to_owned(), source, ..Config::default() };
-    let (here, there) = (Reactor::open(lib, &config).unwrap(), Reactor::open(lib, &config).unwrap());
-    let listener = here.listen().unwrap();
-    let (a, b) = (listener.accept(), there.connect(listener.address()));
-    let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
+    let (_here, _there, a, b) = pair(lib, &config);
     exchange(&a, &b);
     exchange(&b, &a);
     let before = reactor_time();

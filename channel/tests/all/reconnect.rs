@@ -1,17 +1,14 @@
 //! Clients one after the other at one address: each connects, and gets no message of an earlier one.
 
 use std::io::Write;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::common::{card, libraries};
+use crate::common::{LIMIT, libraries, with_card};
 use ferrogin_channel::{Address, Channel, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::Random;
-use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
+use ferrogin_test_support::peer::{self, Peer as Process, hex, unhex};
 
-const LIMIT: Duration = Duration::from_secs(120);
 /// Clients at one address.
 const LIVES: u64 = 4;
 /// Messages each way that are written and not all read when a client dies.
@@ -33,10 +30,9 @@ fn body(life: u64, from_client: bool, number: u64) -> Vec<u8> {
     let len = match random.next_u64() % 16 {
         0 => 0,
         1 => 200_000,
-        _ => random.next_u64() % 3000,
+        _ => random.index(3000),
     };
-    let tag = [life, u64::from(from_client), number].map(u64::to_le_bytes).concat();
-    tag.into_iter().chain((0..len).map(|_| random.next_u64() as u8)).collect()
+    [[life, u64::from(from_client), number].map(u64::to_le_bytes).concat(), random.bytes(len)].concat()
 }
 
 fn write(channel: &Channel, life: u64, from_client: bool, count: u64) {
@@ -61,10 +57,10 @@ fn ends_cleanly(life: u64) -> bool {
 #[test]
 fn child() {
     let var = |name: &str| std::env::var(name).ok();
-    let (Some(library), Some(address)) = (var("FERROGIN_TEST_LIBRARY"), var("FERROGIN_TEST_ADDRESS")) else { return };
+    let (Some(library), Some(address)) = (peer::library(), var("FERROGIN_TEST_ADDRESS")) else { return };
     let life: u64 = var("FERROGIN_TEST_LIFE").and_then(|text| text.parse().ok()).unwrap();
-    let lib = Libfabric::load(Some(Path::new(&library))).unwrap();
     let config = config(&var("FERROGIN_TEST_PROVIDER").unwrap(), &var("FERROGIN_TEST_SOURCE").unwrap());
+    let lib = Libfabric::load(Some(&library)).unwrap();
     let reactor = Reactor::open(&lib, &config).unwrap();
     let channel = reactor.connect(&Address::parse(&unhex(&address)).unwrap()).wait().unwrap();
     channel.send(life.to_le_bytes().to_vec()).wait_for(LIMIT).unwrap();
@@ -84,7 +80,6 @@ fn child() {
 fn start_client(lib: &Libfabric, way: &str, source: &(String, u16), address: &Address, life: u64) -> Process {
     let (host, port) = source;
     let mut environment = vec![
-        ("FERROGIN_TEST_LIBRARY", lib.path().to_str().unwrap().to_owned()),
         ("FERROGIN_TEST_PROVIDER", way.to_owned()),
         ("FERROGIN_TEST_ADDRESS", hex(&address.to_bytes())),
         ("FERROGIN_TEST_SOURCE", host.clone()),
@@ -94,7 +89,7 @@ fn start_client(lib: &Libfabric, way: &str, source: &(String, u16), address: &Ad
     for name in ["FI_TCP_PORT_LOW_RANGE", "FI_TCP_PORT_HIGH_RANGE", "FI_NET_PORT_LOW_RANGE", "FI_NET_PORT_HIGH_RANGE"] {
         environment.push((name, port.to_string()));
     }
-    Process::start("reconnect::child", &environment)
+    Process::start_on("reconnect::child", lib.path(), &environment)
 }
 
 /// Clients over one provider, one after the other. `same_name`: the address gives them the same endpoint name.
@@ -153,10 +148,5 @@ fn next_client_at_same_address_connects() {
 #[test]
 fn next_client_over_the_software_card_connects() {
     let test = "next_client_over_the_software_card_connects";
-    if !card::is_here(test) {
-        return;
-    }
-    for lib in libraries(test) {
-        lives(&lib, "softefa", &own_place(0), false);
-    }
+    with_card(test, || libraries(test).iter().for_each(|lib| lives(lib, "softefa", &own_place(0), false)));
 }

@@ -1,26 +1,16 @@
 //! Unusual uses of the interface, and the errors that they give.
 
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::common::libraries;
-use ferrogin_channel::{Channel, ChannelError, Config, Reactor};
-use ferrogin_libfabric::Libfabric;
+use crate::common::{LIMIT, libraries, pair};
+use ferrogin_channel::{ChannelError, Config, Reactor};
 
-const LIMIT: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_millis(50);
 
 /// For live ends: a busy machine does not reach the limit.
 fn patient() -> Config {
     Config { lost_after: Duration::from_secs(30), connect_within: LIMIT, ..Config::default() }
-}
-
-fn pair(lib: &Arc<Libfabric>, config: &Config) -> (Reactor, Reactor, Channel, Channel) {
-    let (here, there) = (Reactor::open(lib, config).unwrap(), Reactor::open(lib, config).unwrap());
-    let listener = here.listen().unwrap();
-    let (b, a) = (listener.accept(), there.connect(listener.address()));
-    let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
-    (here, there, a, b)
 }
 
 #[test]

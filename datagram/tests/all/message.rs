@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashSet;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use crate::common::libraries;
 use ferrogin_datagram::{Config, Event, LostReason, MessageEndpoint, Outbox, Peer, SendError};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::Random;
-use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
+use ferrogin_test_support::peer::{self, Peer as Process, hex, unhex};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -63,14 +62,7 @@ fn size_of_message(seed: u64, number: u64) -> usize {
 }
 
 fn payload_of_message(seed: u64, number: u64) -> Vec<u8> {
-    let mut random = Random::new(seed.wrapping_mul(31) + number);
-    let mut bytes: Vec<u8> = Vec::new();
-    let len = size_of_message(seed, number);
-    while bytes.len() < len {
-        bytes.extend_from_slice(&random.next_u64().to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
+    Random::new(seed.wrapping_mul(31) + number).bytes(size_of_message(seed, number))
 }
 
 fn header_of_message(seed: u64, number: u64) -> Vec<u8> {
@@ -223,9 +215,7 @@ fn limits_are_enforced() {
 
 /// Starts a child process with one of the roles below; gives its address too.
 fn start_peer(lib: &Arc<Libfabric>, role: &str) -> (Process, Vec<u8>) {
-    let library = lib.path().to_str().unwrap().to_owned();
-    let mut process =
-        Process::start("child", &[("FERROGIN_TEST_ROLE", role.to_owned()), ("FERROGIN_TEST_LIBRARY", library)]);
+    let mut process = Process::start_on("child", lib.path(), &[("FERROGIN_TEST_ROLE", role.to_owned())]);
     let address = unhex(&process.wait_for("ADDRESS "));
     (process, address)
 }
@@ -233,10 +223,8 @@ fn start_peer(lib: &Arc<Libfabric>, role: &str) -> (Process, Vec<u8>) {
 /// Not a test: what the children run.
 #[test]
 fn child() {
-    let (Ok(role), Ok(library)) = (std::env::var("FERROGIN_TEST_ROLE"), std::env::var("FERROGIN_TEST_LIBRARY")) else {
-        return;
-    };
-    let lib = Libfabric::load(Some(Path::new(&library))).unwrap();
+    let (Ok(role), Some(library)) = (std::env::var("FERROGIN_TEST_ROLE"), peer::library()) else { return };
+    let lib = Libfabric::load(Some(&library)).unwrap();
     let mut endpoint = MessageEndpoint::open(&lib, &config()).unwrap();
     println!("ADDRESS {}", hex(endpoint.address()));
     match role.as_str() {

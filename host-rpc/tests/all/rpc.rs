@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::calls::{LIMIT, TransportFactory, calls, hammer, server};
-use crate::common::{Pipe, libraries, patient_config, pipe};
+use crate::common::libfabric::libraries;
+use crate::common::{Pipe, patient_config, pipe};
 use ferrogin_channel::{Channel, Reactor};
 use ferrogin_libfabric::Libfabric;
 use host_rpc::{Client, Settings};

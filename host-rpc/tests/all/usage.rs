@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{libraries, patient_config};
+use crate::common::libfabric::libraries;
+use crate::common::patient_config;
 use ferrogin_channel::Reactor;
 use host_rpc::{Body, Client, RpcError, Server, ServerHandle, Settings, Status};
 

@@ -18,7 +18,7 @@ pub fn size_of(seed: u64, number: u64) -> usize {
 }
 
 /// The bytes of message `number` of the sender `seed`, in the memory of `room`.
-pub fn fill(mut room: Vec<u8>, seed: u64, number: u64) -> Vec<u8> {
+fn fill(mut room: Vec<u8>, seed: u64, number: u64) -> Vec<u8> {
     let len = size_of(seed, number);
     let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(number));
     room.clear();

@@ -84,7 +84,7 @@ impl Tagged {
     fn table(&self) -> &fi_ops_tagged {
         // SAFETY: the endpoint is open, which its table outlives.
         let table = unsafe { (*self.endpoint.as_ptr()).tagged };
-        // SAFETY: as above.
+        // SAFETY: the table belongs to the open endpoint, and nothing writes to it.
         unsafe { &*table }
     }
 

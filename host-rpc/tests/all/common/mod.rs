@@ -1,13 +1,14 @@
-//! A transport in memory, and channels over every installed libfabric, for several tests.
+//! A transport in memory, and the settings of channels, for several tests.
+
+#[path = "../../../../libfabric/tests/all/common/mod.rs"]
+pub mod libfabric;
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use ferrogin_channel::Config;
-use ferrogin_libfabric::Libfabric;
 use host_rpc::{Payload, ReceiveDone, SendDone, Transport, TransportError};
 
 #[derive(Default)]
@@ -95,18 +96,4 @@ impl Transport for Pipe {
 /// For tests in which both ends live: a peer that a busy machine delays is not given up.
 pub fn patient_config() -> Config {
     Config { lost_after: Duration::from_secs(30), connect_within: Duration::from_secs(120), ..Config::default() }
-}
-
-/// The installed libfabric, and the one in FERROGIN_LIBFABRIC_ALT; prints a SKIP line for each that is missing.
-pub fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
-    let mut found = Vec::new();
-    match Libfabric::load(None) {
-        Ok(lib) => found.push(lib),
-        Err(error) => println!("SKIP {test}: {error}"),
-    }
-    match std::env::var_os("FERROGIN_LIBFABRIC_ALT") {
-        Some(path) => found.push(Libfabric::load(Some(Path::new(&path))).expect("FERROGIN_LIBFABRIC_ALT loads")),
-        None => println!("SKIP {test} on a second libfabric: FERROGIN_LIBFABRIC_ALT names none"),
-    }
-    found
 }
