@@ -100,7 +100,8 @@ impl Channel {
     /// Cancels a read, or a write that has not begun: its callback gets [`ChannelError::Cancelled`]. The message for a cancelled read goes to
     /// the next read. An operation that has ended and a write in flight are not affected.
     pub fn cancel(&self, Ticket(ticket): Ticket) {
-        self.0.shared.submit(Request::Cancel { channel: self.0.number, ticket });
+        let channel = self.0.number;
+        self.0.shared.request(move |engine| engine.cancel(channel, ticket));
     }
 
     /// [`Channel::write`] as a future, which can also be waited for.
@@ -120,11 +121,12 @@ impl Channel {
     pub fn receive_into(&self, buffer: Vec<u8>) -> Pending<Vec<u8>> {
         let ticket = self.0.shared.ticket();
         let cancel = Cancel::Read(self.0.number, ticket);
-        let (pending, done) =
-            Pending::with_return(self.awaited("send a message"), cancel, |cancel, number, bytes| match cancel {
-                Cancel::Read(channel, _) => Some(Request::ReturnMessage { channel, number, bytes }),
-                _ => None,
-            });
+        let awaited = self.awaited("send a message");
+        let (pending, done) = Pending::with_return(awaited, cancel, |shared, cancel, number, bytes| {
+            if let Cancel::Read(channel, _) = cancel {
+                shared.request(move |engine| engine.return_message(channel, number, bytes));
+            }
+        });
         let done = |result| match result {
             Ok((number, bytes)) => done(Ok(bytes), number),
             Err(error) => done(Err(error), 0),
@@ -137,7 +139,8 @@ impl Channel {
     /// channel is aborted. The peer gets all messages before its reads end with [`ChannelError::Closed`].
     pub fn close(&self, limit: Duration) -> Pending<()> {
         let (pending, done) = Pending::new(self.awaited("confirm the close"), Cancel::Nothing);
-        self.0.shared.submit(Request::Close { channel: self.0.number, limit, done: Box::new(done) });
+        let channel = self.0.number;
+        self.0.shared.request(move |engine| engine.close(channel, limit, Some(Box::new(done))));
         pending
     }
 
@@ -157,7 +160,8 @@ impl Channel {
 
     /// Ends the channel at once; the peer's ends with [`ChannelError::Aborted`].
     pub fn abort(&self) {
-        self.0.shared.submit(Request::Abort { channel: self.0.number });
+        let channel = self.0.number;
+        self.0.shared.request(move |engine| engine.abort(channel));
     }
 }
 
@@ -170,7 +174,8 @@ impl std::fmt::Debug for Channel {
 impl Drop for Inner {
     fn drop(&mut self) {
         if !self.returned {
-            self.shared.submit(Request::Release { channel: self.number });
+            let channel = self.number;
+            self.shared.request(move |engine| engine.release(channel));
         }
     }
 }
@@ -204,7 +209,8 @@ impl Listener {
 
     fn accept_as(&self, ticket: u64, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
         let done = Channel::opening(&self.shared, done);
-        self.shared.submit(Request::Accept { listener: self.number, ticket, done });
+        let listener = self.number;
+        self.shared.request(move |engine| engine.accept(listener, ticket, done));
     }
 
     /// [`Listener::accept_with`] as a future, which can also be waited for.
@@ -212,9 +218,10 @@ impl Listener {
         let ticket = self.shared.ticket();
         let (shared, peer) = (Arc::downgrade(&self.shared), "a peer".into());
         let (awaited, cancel) = (Awaited { shared, peer, what: "connect" }, Cancel::Accept(self.number, ticket));
-        let (pending, done) = Pending::with_return(awaited, cancel, |cancel, _, channel: Channel| match cancel {
-            Cancel::Accept(listener, _) => Some(Request::ReturnChannel { listener, channel: channel.into_number()? }),
-            _ => None,
+        let (pending, done) = Pending::with_return(awaited, cancel, |shared, cancel, _, channel: Channel| {
+            if let (Cancel::Accept(listener, _), Some(channel)) = (cancel, channel.into_number()) {
+                shared.request(move |engine| engine.return_channel(listener, channel));
+            }
         });
         self.accept_as(ticket, |result| done(result, 0));
         pending
@@ -233,11 +240,13 @@ fn accept_next(shared: &Weak<Shared>, listener: u32, mut each: Each) {
             accept_next(&weak, listener, each);
         }
     });
-    strong.submit(Request::Accept { listener, ticket: strong.ticket(), done });
+    let ticket = strong.ticket();
+    strong.request(move |engine| engine.accept(listener, ticket, done));
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.shared.submit(Request::CloseListener { listener: self.number });
+        let listener = self.number;
+        self.shared.request(move |engine| engine.close_listener(listener));
     }
 }

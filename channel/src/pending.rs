@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::ChannelError;
-use crate::shared::{Request, Shared};
+use crate::shared::Shared;
 
 enum State<T> {
     Waiting(Option<Waker>),
@@ -34,8 +34,8 @@ pub(crate) enum Cancel {
     Accept(u32, u64),
 }
 
-/// The request that returns an unused result to the engine, if it can be returned.
-pub(crate) type Return<T> = fn(Cancel, u64, T) -> Option<Request>;
+/// Returns an unused result to the engine, if it can be returned.
+pub(crate) type Return<T> = fn(&Shared, Cancel, u64, T);
 
 struct Slot<T> {
     state: Mutex<State<T>>,
@@ -68,9 +68,8 @@ impl<T> Slot<T> {
     fn return_unused(&self, result: Result<T, ChannelError>, number: u64) {
         if let Ok(value) = result
             && let Some(shared) = self.awaited.shared.upgrade()
-            && let Some(request) = (self.return_unused)(self.cancel, number, value)
         {
-            shared.submit(request);
+            (self.return_unused)(&shared, self.cancel, number, value);
         }
     }
 }
@@ -91,7 +90,7 @@ impl<T: Send + 'static> Pending<T> {
         awaited: Awaited,
         cancel: Cancel,
     ) -> (Self, impl FnOnce(Result<T, ChannelError>) + Send + 'static) {
-        let (pending, done) = Self::with_return(awaited, cancel, |_, _, _| None);
+        let (pending, done) = Self::with_return(awaited, cancel, |_, _, _, _| ());
         (pending, move |result| done(result, 0))
     }
 
@@ -165,13 +164,14 @@ impl<T: Send + 'static> Pending<T> {
 impl<T> Pending<T> {
     /// Cancels the operation; true when its callback follows soon in any case.
     fn cancel(&self) -> bool {
-        let request = match self.slot.cancel {
-            Cancel::Nothing => return false,
-            Cancel::Read(channel, ticket) | Cancel::Write(channel, ticket) => Request::Cancel { channel, ticket },
-            Cancel::Accept(listener, ticket) => Request::CancelAccept { listener, ticket },
-        };
         let Some(shared) = self.slot.awaited.shared.upgrade() else { return false };
-        shared.submit(request);
+        match self.slot.cancel {
+            Cancel::Nothing => return false,
+            Cancel::Read(channel, ticket) | Cancel::Write(channel, ticket) => {
+                shared.request(move |engine| engine.cancel(channel, ticket));
+            }
+            Cancel::Accept(listener, ticket) => shared.request(move |engine| engine.cancel_accept(listener, ticket)),
+        }
         // A write that has begun continues, for as long as the peer takes.
         !matches!(self.slot.cancel, Cancel::Write(..))
     }

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle, ThreadId};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{hint, io, mem};
 
@@ -14,7 +14,7 @@ use crate::proto::callback::Callback;
 use crate::proto::engine::Engine;
 use crate::proto::transport::Transport;
 use crate::proto::wire::Address;
-use crate::shared::{Request, Shared, run};
+use crate::shared::{Shared, run};
 use crate::transport::{self, Closed};
 use crate::{ChannelError, Config};
 
@@ -155,7 +155,6 @@ fn leave(shared: &Shared, callbacks: &mut Vec<Callback>) {
 pub struct Reactor {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    id: ThreadId,
     config: Config,
     provider: String,
 }
@@ -185,8 +184,7 @@ impl Reactor {
             .name("channel".to_owned())
             .spawn(move || run_thread(&of_thread, busy_poll))
             .map_err(failed("thread"))?;
-        let id = thread.thread().id();
-        Ok(Self { shared, thread: Some(thread), id, config: config.clone(), provider })
+        Ok(Self { shared, thread: Some(thread), config: config.clone(), provider })
     }
 
     #[cfg(test)]
@@ -213,7 +211,8 @@ impl Reactor {
     pub fn connect_with(&self, address: &Address, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
         let done = Channel::opening(&self.shared, done);
         let (start, limit) = (self.config.start_id, self.config.connect_within);
-        self.shared.submit(Request::Connect { address: address.clone(), start, limit, done });
+        let address = address.clone();
+        self.shared.request(move |engine| engine.connect(&address, start, limit, done));
     }
 
     /// [`Reactor::connect_with`] as a future, which can also be waited for.
@@ -231,7 +230,7 @@ impl Reactor {
             return false;
         }
         let begin = Instant::now();
-        self.shared.submit(Request::CloseAll { limit });
+        self.shared.request(move |engine| engine.close_all(limit));
         loop {
             let idle = self.shared.with_engine(|engine| engine.is_idle()) && !self.shared.has_requests();
             if idle || begin.elapsed() >= limit {
@@ -247,7 +246,7 @@ impl Drop for Reactor {
         self.shared.stop();
         // A callback may drop its own reactor: the thread ends after the callback.
         if let Some(thread) = self.thread.take()
-            && thread::current().id() != self.id
+            && !self.shared.is_own_thread()
             && thread.join().is_err()
         {
             log::error!("the channel reactor panicked");

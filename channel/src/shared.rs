@@ -13,43 +13,14 @@ use std::{io, mem};
 use crate::Payload;
 use crate::event_fd::EventFd;
 use crate::parker::Parker;
-use crate::proto::callback::{Callback, CloseDone, OpenDone, ReadDone, WriteDone};
+use crate::proto::callback::{Callback, ReadDone, WriteDone};
 use crate::proto::engine::Engine;
-use crate::proto::wire::Address;
 
-/// A request of a user. `ReturnMessage` and `ReturnChannel` bring back what was handed out and not used.
+/// A request of a user. Reads and writes, which are many, need no allocation.
 pub(crate) enum Request {
     Write { channel: u32, ticket: u64, body: Payload, done: WriteDone },
     Read { channel: u32, ticket: u64, buffer: Vec<u8>, done: ReadDone },
-    Connect { address: Address, start: u32, limit: Duration, done: OpenDone },
-    Accept { listener: u32, ticket: u64, done: OpenDone },
-    Close { channel: u32, limit: Duration, done: CloseDone },
-    Abort { channel: u32 },
-    Release { channel: u32 },
-    Cancel { channel: u32, ticket: u64 },
-    CancelAccept { listener: u32, ticket: u64 },
-    ReturnMessage { channel: u32, number: u64, bytes: Vec<u8> },
-    ReturnChannel { listener: u32, channel: u32 },
-    CloseListener { listener: u32 },
-    CloseAll { limit: Duration },
-}
-
-fn serve(engine: &mut Engine, request: Request) {
-    match request {
-        Request::Write { channel, ticket, body, done } => engine.write(channel, ticket, body, done),
-        Request::Read { channel, ticket, buffer, done } => engine.read(channel, ticket, buffer, done),
-        Request::Connect { address, start, limit, done } => engine.connect(&address, start, limit, done),
-        Request::Accept { listener, ticket, done } => engine.accept(listener, ticket, done),
-        Request::Close { channel, limit, done } => engine.close(channel, limit, Some(done)),
-        Request::Abort { channel } => engine.abort(channel),
-        Request::Release { channel } => engine.release(channel),
-        Request::Cancel { channel, ticket } => engine.cancel(channel, ticket),
-        Request::CancelAccept { listener, ticket } => engine.cancel_accept(listener, ticket),
-        Request::ReturnMessage { channel, number, bytes } => engine.return_message(channel, number, bytes),
-        Request::ReturnChannel { listener, channel } => engine.return_channel(listener, channel),
-        Request::CloseListener { listener } => engine.close_listener(listener),
-        Request::CloseAll { limit } => engine.close_all(limit),
-    }
+    Other(Box<dyn FnOnce(&mut Engine) + Send>),
 }
 
 /// Runs callbacks. A callback that panics does not keep the others from running.
@@ -133,7 +104,11 @@ impl Shared {
         // Limits of the requests count from now.
         engine.advance_clock(Instant::now());
         for request in requests {
-            serve(engine, request);
+            match request {
+                Request::Write { channel, ticket, body, done } => engine.write(channel, ticket, body, done),
+                Request::Read { channel, ticket, buffer, done } => engine.read(channel, ticket, buffer, done),
+                Request::Other(call) => call(engine),
+            }
         }
     }
 
@@ -155,6 +130,11 @@ impl Shared {
     /// A number for an operation that may be cancelled.
     pub fn ticket(&self) -> u64 {
         self.next_ticket.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Puts a request other than a read or a write into the inbox.
+    pub fn request(&self, call: impl FnOnce(&mut Engine) + Send + 'static) {
+        self.submit(Request::Other(Box::new(call)));
     }
 
     /// Puts a request into the inbox.

@@ -17,7 +17,6 @@
 //! has the name now, and that sent the hello, answers with a path response, and is then welcomed. So a hello with the name of another
 //! endpoint, or a late hello, ends no channel.
 
-use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
 use std::sync::Arc;
 
@@ -243,13 +242,7 @@ pub(crate) fn label(name: &[u8]) -> Arc<str> {
     let text = name.strip_suffix(&[0]).unwrap_or(name);
     match std::str::from_utf8(text) {
         Ok(text) if !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic()) => text.into(),
-        _ => name
-            .iter()
-            .fold(String::from("endpoint "), |mut out, byte| {
-                let _ = write!(out, "{byte:02x}");
-                out
-            })
-            .into(),
+        _ => format!("endpoint {}", name.iter().map(|byte| format!("{byte:02x}")).collect::<String>()).into(),
     }
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::{Engine, find};
-use crate::proto::callback::Callback;
 use crate::proto::channel_state::{Phase, RemoteChannel};
 use crate::proto::hello::PendingHello;
 use crate::proto::operation::{NO_CHANNEL, Operation, token};
@@ -131,10 +130,8 @@ impl Engine {
         state.remote = RemoteChannel { id: message.from, secret: message.sender_secret };
         state.max_write = usize::try_from(message.value).unwrap_or(usize::MAX).min(max);
         state.incoming.start_at(message.id);
-        if let Phase::Connecting { done, .. } = std::mem::replace(&mut state.phase, Phase::Open)
-            && let Some(opened) = self.opened(channel)
-        {
-            self.callbacks.push(Callback::Open(done, Ok(opened)));
+        if let Phase::Connecting { done, .. } = std::mem::replace(&mut state.phase, Phase::Open) {
+            self.opened(channel, done);
         }
         if self.state_of(channel).is_some_and(|state| state.incoming.follows_prior) {
             self.peek_payload(channel);
@@ -218,7 +215,7 @@ impl Engine {
 
     /// Opens a channel to the sender of a hello; gives the number of the channel.
     pub(super) fn admit(&mut self, hello: &PendingHello) -> Option<u32> {
-        if self.listeners.get(hello.listener as usize).is_none_or(Option::is_none) {
+        if self.listening(hello.listener).is_none() {
             self.refuse(hello, 0, Reason::NotListening);
             return None;
         }
@@ -231,14 +228,10 @@ impl Engine {
             state.incoming.start_at(hello.read);
         }
         self.send_control(channel, Kind::Welcome, value, start);
-        let listening = self.listeners.get_mut(hello.listener as usize).and_then(Option::as_mut)?;
+        let listening = self.listening(hello.listener)?;
         match listening.waiting.pop_front() {
             None => listening.arrived.push_back(channel),
-            Some((_, done)) => {
-                if let Some(opened) = self.opened(channel) {
-                    self.callbacks.push(Callback::Open(done, Ok(opened)));
-                }
-            }
+            Some((_, done)) => self.opened(channel, done),
         }
         Some(channel)
     }

@@ -161,27 +161,23 @@ impl Engine {
 
     /// Hands out the next channel that a peer opens to the listener.
     pub fn accept(&mut self, listener: u32, ticket: u64, done: OpenDone) {
-        let Some(listening) = self.listeners.get_mut(listener as usize).and_then(Option::as_mut) else {
-            self.callbacks.push(Callback::Open(done, Err(ChannelError::Stopped)));
-            return;
-        };
-        if let Some(ended) = &self.ended {
-            self.callbacks.push(Callback::Open(done, Err(ended.clone())));
-            return;
-        }
-        match listening.arrived.pop_front() {
-            Some(channel) => {
-                if let Some(opened) = self.opened(channel) {
-                    self.callbacks.push(Callback::Open(done, Ok(opened)));
-                }
+        let ended = self.ended.clone();
+        let error = match (self.listening(listener), ended) {
+            (None, _) => ChannelError::Stopped,
+            (Some(_), Some(ended)) => ended,
+            (Some(listening), None) => {
+                return match listening.arrived.pop_front() {
+                    Some(channel) => self.opened(channel, done),
+                    None => listening.waiting.push_back((ticket, done)),
+                };
             }
-            None => listening.waiting.push_back((ticket, done)),
-        }
+        };
+        self.callbacks.push(Callback::Open(done, Err(error)));
     }
 
     /// Cancels an accept.
     pub fn cancel_accept(&mut self, listener: u32, ticket: u64) {
-        let Some(listening) = self.listeners.get_mut(listener as usize).and_then(Option::as_mut) else { return };
+        let Some(listening) = self.listening(listener) else { return };
         if let Some(at) = listening.waiting.iter().position(|(waiting, _)| *waiting == ticket)
             && let Some((_, done)) = listening.waiting.remove(at)
         {
@@ -193,18 +189,14 @@ impl Engine {
     /// Takes back a channel that was accepted and not used: the next accept gets it.
     pub fn return_channel(&mut self, listener: u32, channel: u32) {
         let live = self.state_of(channel).is_some_and(|state| state.is_live());
-        let listening = self.listeners.get_mut(listener as usize).and_then(Option::as_mut).filter(|_| live);
+        let listening = self.listening(listener).filter(|_| live);
         match listening.map(|listening| (listening.waiting.pop_front(), &mut listening.arrived)) {
             None => {
                 self.abort(channel);
                 self.release(channel);
             }
             Some((None, arrived)) => arrived.push_front(channel),
-            Some((Some((_, done)), _)) => {
-                if let Some(opened) = self.opened(channel) {
-                    self.callbacks.push(Callback::Open(done, Ok(opened)));
-                }
-            }
+            Some((Some((_, done)), _)) => self.opened(channel, done),
         }
     }
 
@@ -218,9 +210,16 @@ impl Engine {
         }
     }
 
-    pub(super) fn opened(&mut self, channel: u32) -> Option<Opened> {
-        let state = self.state_of(channel)?;
-        Some(Opened { channel, peer: Arc::clone(&state.peer), max_write: state.max_write })
+    pub(super) fn listening(&mut self, listener: u32) -> Option<&mut Listening> {
+        self.listeners.get_mut(listener as usize)?.as_mut()
+    }
+
+    /// Hands out a channel that opened.
+    pub(super) fn opened(&mut self, channel: u32, done: OpenDone) {
+        if let Some(state) = find(&mut self.channels, channel) {
+            let opened = Opened { channel, peer: Arc::clone(&state.peer), max_write: state.max_write };
+            self.callbacks.push(Callback::Open(done, Ok(opened)));
+        }
     }
 
     /// Opens a channel to a listener. `start` is the id of the first message.

@@ -10,7 +10,8 @@ use std::time::Instant;
 use ferrogin_datagram::{Event, MessageEndpoint, Peer, SendError};
 use ferrogin_libfabric::bindings::{self, fi_context2, fi_ops_tagged};
 use ferrogin_libfabric::{
-    AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Fabric, FiAddr, Hints, Libfabric, Read,
+    AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Fabric, FiAddr, Libfabric, Read,
+    find_datagrams,
 };
 
 use super::LIMIT;
@@ -56,16 +57,8 @@ pub struct Tagged {
 
 impl Tagged {
     pub fn open(lib: &Arc<Libfabric>, provider: &str) -> Self {
-        let mut hints = Hints::new(provider)
-            .caps(bindings::FI_TAGGED | bindings::FI_DIRECTED_RECV)
-            .mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2)
-            .mr_mode(ferrogin_libfabric::MR_MODE_ALL & !bindings::FI_MR_LOCAL);
-        if provider == "tcp" {
-            hints = hints.source("127.0.0.1").addr_format(bindings::FI_SOCKADDR_IN);
-        }
-        let mut found = lib.getinfo(&hints).unwrap();
-        let sender_secret = found.iter().position(|info| !info.provider().contains(';')).unwrap();
-        let info = found.swap_remove(sender_secret);
+        let source = (provider == "tcp").then_some("127.0.0.1");
+        let info = find_datagrams(lib, provider, source, bindings::FI_TAGGED | bindings::FI_DIRECTED_RECV).unwrap();
         let domain = Domain::open(&Fabric::open(&info).unwrap(), &info).unwrap();
         let av = AddressVector::open(&domain, 4).unwrap();
         let queue = CompletionQueue::open(&domain, &CqAttr { size: 256 }).unwrap();
