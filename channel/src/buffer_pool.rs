@@ -22,13 +22,12 @@ pub fn recycle(memory: Vec<u8>) {
     let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     pool.push(memory);
     let mut bytes: usize = pool.iter().map(Vec::capacity).sum();
-    let too_many = pool.iter().take_while(|oldest| {
-        let goes = bytes > CAPACITY;
-        bytes -= if goes { oldest.capacity() } else { 0 };
-        goes
-    });
-    let too_many = too_many.count();
-    let old: Vec<_> = pool.drain(..too_many).collect();
+    let mut old = Vec::new();
+    while bytes > CAPACITY {
+        let oldest = pool.remove(0);
+        bytes -= oldest.capacity();
+        old.push(oldest);
+    }
     // Freed without the lock.
     drop(pool);
     drop(old);

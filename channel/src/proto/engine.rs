@@ -18,7 +18,7 @@ use super::hello::{PendingHello, PriorChannel};
 use super::listening::Listening;
 use super::operation::{NO_CHANNEL, Operation, parse_token, token};
 use super::tags::{CONTROL, ID_MASK, LENGTH_BUFFER, Pattern, unknown_tags};
-use super::transport::{Addr, Event, ReceiveError, ReceiveResult, Transport};
+use super::transport::{Addr, Event, Receive, ReceiveError, ReceiveResult, Transport};
 use super::wire::{CONTROL_MAX, Kind};
 use crate::{ChannelError, Config, Payload, Reason, Violation};
 
@@ -280,7 +280,8 @@ impl Engine {
     fn post_endpoint_receives(&mut self) {
         while let Some((operation, index, buffer)) = self.unposted.pop() {
             let pattern = Pattern { tag: CONTROL, ignore: ID_MASK };
-            match self.transport.receive(None, pattern, buffer, CONTROL_BUFFER, token(operation, NO_CHANNEL, index)) {
+            let token = token(operation, NO_CHANNEL, index);
+            match self.transport.receive(Receive { from: None, pattern, buffer, len: CONTROL_BUFFER, token }) {
                 ReceiveResult::Posted => {}
                 ReceiveResult::Retry(buffer) => {
                     self.unposted.push((operation, index, buffer));

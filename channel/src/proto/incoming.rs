@@ -10,7 +10,7 @@ use super::callback::{Callback, ReadDone};
 use super::operation::{Operation, token};
 use super::outgoing::UNREAD_WINDOW;
 use super::tags::{ID_MASK, LENGTH, LENGTH_BUFFER, PAYLOAD, Pattern};
-use super::transport::{Addr, ReceiveResult, Transport};
+use super::transport::{Addr, Receive, ReceiveResult, Transport};
 use crate::{ChannelError, Violation, buffer_pool};
 
 /// Ids that a message may be ahead of the oldest incomplete one.
@@ -34,6 +34,7 @@ struct QueuedRead {
 }
 
 /// The reading half.
+#[derive(Default)]
 pub(crate) struct Incoming {
     channel: u32,
     /// Id of the next message to deliver: the front of `window`.
@@ -62,23 +63,7 @@ pub(crate) struct Incoming {
 
 impl Incoming {
     pub fn new(channel: u32, start: u32, depth: usize, max_message: usize) -> Self {
-        Self {
-            channel,
-            next: start,
-            reported: start,
-            window: VecDeque::new(),
-            reads: VecDeque::new(),
-            delivered: 0,
-            returned: VecDeque::new(),
-            length_receives: 0,
-            length_buffers: Vec::new(),
-            depth,
-            max_message,
-            next_length_receive: 0,
-            stalled_since: None,
-            orphan_payload: None,
-            follows_prior: false,
-        }
+        Self { channel, next: start, reported: start, depth, max_message, ..Self::default() }
     }
 
     /// Sets the id of the peer's first message.
@@ -142,7 +127,7 @@ impl Incoming {
             }
             let pattern = Pattern { tag: PAYLOAD | u64::from(id), ignore: 0 };
             let token = token(Operation::ReceivePayload, self.channel, id);
-            match transport.receive(Some(peer), pattern, buffer, len, token) {
+            match transport.receive(Receive { from: Some(peer), pattern, buffer, len, token }) {
                 ReceiveResult::Posted => *entry = Arrival::Posted(len),
                 ReceiveResult::Retry(buffer) => {
                     self.reads[ahead].buffer = buffer;
@@ -156,7 +141,7 @@ impl Incoming {
             let buffer = self.length_buffers.pop().unwrap_or_default();
             let pattern = Pattern { tag: LENGTH, ignore: ID_MASK };
             let token = token(Operation::ReceiveLength, self.channel, self.next_length_receive);
-            match transport.receive(Some(peer), pattern, buffer, LENGTH_BUFFER, token) {
+            match transport.receive(Receive { from: Some(peer), pattern, buffer, len: LENGTH_BUFFER, token }) {
                 ReceiveResult::Posted => {
                     self.length_receives += 1;
                     self.next_length_receive = self.next_length_receive.wrapping_add(1);

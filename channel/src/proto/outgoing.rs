@@ -42,6 +42,7 @@ struct QueuedWrite {
 pub(crate) const UNREAD_WINDOW: u32 = 256;
 
 /// The writing half.
+#[derive(Default)]
 pub(crate) struct Outgoing {
     channel: u32,
     /// Id of the front of `in_flight`.
@@ -62,18 +63,7 @@ pub(crate) struct Outgoing {
 
 impl Outgoing {
     pub fn new(channel: u32, start: u32, depth: usize) -> Self {
-        Self {
-            channel,
-            first: start,
-            in_flight: VecDeque::new(),
-            lengths_posted: 0,
-            payloads_posted: 0,
-            payloads_in_flight: InFlight::default(),
-            queued: VecDeque::new(),
-            depth,
-            read_by_peer: start,
-            peer_close: None,
-        }
+        Self { channel, first: start, read_by_peer: start, depth, ..Self::default() }
     }
 
     /// Sets the id of the first message; none was written yet.

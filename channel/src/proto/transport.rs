@@ -24,6 +24,18 @@ pub(crate) enum SendResult {
     Failed(Payload, Error),
 }
 
+/// A receive.
+pub(crate) struct Receive {
+    /// The sender; None for a short message from any peer.
+    pub from: Option<Addr>,
+    pub pattern: Pattern,
+    /// The memory for the message. Its contents are lost.
+    pub buffer: Vec<u8>,
+    /// Bytes of the longest message.
+    pub len: usize,
+    pub token: u64,
+}
+
 /// The result of a receive.
 #[derive(Debug)]
 pub(crate) enum ReceiveResult {
@@ -131,15 +143,8 @@ pub(crate) trait Transport: Send + 'static {
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> SendResult;
     /// Sends messages that were held back to travel together.
     fn flush(&mut self) {}
-    /// Receives a message of at most `len` bytes from `from` (None: a short message from any peer) into `buffer`, whose contents are lost.
-    fn receive(
-        &mut self,
-        from: Option<Addr>,
-        pattern: Pattern,
-        buffer: Vec<u8>,
-        len: usize,
-        token: u64,
-    ) -> ReceiveResult;
+    /// Receives a message.
+    fn receive(&mut self, receive: Receive) -> ReceiveResult;
     /// Looks for an unmatched message of `from` (None: of any peer) and leaves it there: [`Event::Peeked`] follows. False when the transport
     /// cannot peek.
     fn peek(&mut self, _from: Option<Addr>, _pattern: Pattern, _token: u64) -> bool {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use ferrogin_test_support::Random;
 
 use crate::proto::tags::Pattern;
-use crate::proto::transport::{Addr, Event, Properties, ReceiveError, ReceiveResult, SendResult, Transport};
+use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport};
 use crate::{Matching, Payload};
 use ferrogin_libfabric::{Error, bindings};
 
@@ -17,17 +17,9 @@ struct Message {
     bytes: Vec<u8>,
 }
 
-struct Posted {
-    from: Option<usize>,
-    pattern: Pattern,
-    buffer: Vec<u8>,
-    len: usize,
-    token: u64,
-}
-
 #[derive(Default)]
 struct Port {
-    posted: Vec<Posted>,
+    posted: Vec<Receive>,
     unexpected: Vec<Message>,
     /// Events that are not reported yet.
     events: Vec<Event>,
@@ -128,6 +120,13 @@ impl Net {
     }
 }
 
+impl Fake {
+    /// Receives a message of at most `len` bytes.
+    pub fn receive_bytes(&mut self, from: Option<Addr>, pattern: Pattern, len: usize) -> ReceiveResult {
+        self.receive(Receive { from, pattern, buffer: Vec::new(), len, token: 0 })
+    }
+}
+
 impl State {
     fn must_retry(&mut self) -> bool {
         self.hostile && self.random.index(5) == 0
@@ -168,8 +167,8 @@ impl State {
     }
 }
 
-fn received(posted: Posted, message: Message) -> Event {
-    let Posted { mut buffer, len, token, .. } = posted;
+fn received(posted: Receive, message: Message) -> Event {
+    let Receive { mut buffer, len, token, .. } = posted;
     buffer.clear();
     buffer.extend_from_slice(&message.bytes[..message.bytes.len().min(len)]);
     let fits = message.bytes.len() <= len;
@@ -179,8 +178,8 @@ fn received(posted: Posted, message: Message) -> Event {
     Event::Received { token, bytes: buffer, tag: message.tag, from, result }
 }
 
-fn fits(from: Option<usize>, pattern: Pattern, message: &Message) -> bool {
-    pattern.matches(message.tag) && from.is_none_or(|from| from == message.from)
+fn fits(from: Option<Addr>, pattern: Pattern, message: &Message) -> bool {
+    pattern.matches(message.tag) && from.is_none_or(|from| from.0 as usize == message.from)
 }
 
 impl Transport for Fake {
@@ -208,21 +207,13 @@ impl Transport for Fake {
         SendResult::Posted
     }
 
-    fn receive(
-        &mut self,
-        from: Option<Addr>,
-        pattern: Pattern,
-        buffer: Vec<u8>,
-        len: usize,
-        token: u64,
-    ) -> ReceiveResult {
+    fn receive(&mut self, posted: Receive) -> ReceiveResult {
         let mut state = self.net.state();
         if state.must_retry() {
-            return ReceiveResult::Retry(buffer);
+            return ReceiveResult::Retry(posted.buffer);
         }
-        let posted = Posted { from: from.map(|from| from.0 as usize), pattern, buffer, len, token };
         let port = &mut state.ports[self.port];
-        match port.unexpected.iter().position(|message| fits(posted.from, pattern, message)) {
+        match port.unexpected.iter().position(|message| fits(posted.from, posted.pattern, message)) {
             Some(at) => {
                 let message = port.unexpected.remove(at);
                 port.events.push(received(posted, message));
@@ -238,7 +229,6 @@ impl Transport for Fake {
             return false;
         }
         let port = &mut state.ports[self.port];
-        let from = from.map(|from| from.0 as usize);
         let found = port.unexpected.iter().find(|message| fits(from, pattern, message));
         let found = found.map(|message| (message.tag, Some(Addr(message.from as u64))));
         port.events.push(Event::Peeked { token, found });

@@ -76,7 +76,7 @@ impl Peers {
             self.world.step(Duration::from_millis(100));
             if answers {
                 let everything = Pattern { tag: CONTROL, ignore: ID_MASK };
-                self.malformed.receive(Some(self.to), everything, Vec::new(), 200, 0);
+                self.malformed.receive_bytes(Some(self.to), everything, 200);
                 let mut events = Vec::new();
                 self.malformed.poll(&mut events).unwrap();
                 for event in events {
@@ -263,7 +263,7 @@ fn answer_to(version: u8, spoil: impl Fn(&mut crate::Address)) -> Reason {
     spoil(&mut address);
     let bytes = Control { version, ..hello(&address, b"fake-1") }.emit();
     malformed.send(to, CONTROL | 1, bytes.into(), 0, false);
-    malformed.receive(Some(to), Pattern { tag: CONTROL, ignore: ID_MASK }, Vec::new(), 200, 0);
+    malformed.receive_bytes(Some(to), Pattern { tag: CONTROL, ignore: ID_MASK }, 200);
     for _ in 0..5 {
         world.step(Duration::ZERO);
         let mut events = Vec::new();

@@ -118,7 +118,7 @@ fn lost_path_challenge_is_repeated() {
     // Kind and sender's secret of the next control message.
     let next_control = |world: &mut World, peer: &mut super::fake_network::Fake| {
         let pattern = Pattern { tag: CONTROL, ignore: 0xff };
-        let posted = peer.receive(None, pattern, Vec::new(), 4096, 1);
+        let posted = peer.receive_bytes(None, pattern, 4096);
         assert!(matches!(posted, ReceiveResult::Posted));
         for _ in 0..10_000 {
             let mut events = Vec::new();
@@ -133,7 +133,7 @@ fn lost_path_challenge_is_repeated() {
                 return received;
             }
             if !events.is_empty() {
-                assert!(matches!(peer.receive(None, pattern, Vec::new(), 4096, 1), ReceiveResult::Posted));
+                assert!(matches!(peer.receive_bytes(None, pattern, 4096), ReceiveResult::Posted));
             }
             world.step(Duration::from_millis(1));
         }

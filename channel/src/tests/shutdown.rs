@@ -12,7 +12,6 @@ use super::fake_network::Net;
 use super::model::World;
 use crate::proto::callback::Callback;
 use crate::proto::callback::Opened;
-use crate::proto::transport::Transport;
 use crate::{Channel, ChannelError, Config, Listener, Reactor};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -28,8 +27,7 @@ fn nothing(reactor: &Reactor) -> Channel {
 /// A sender that finds the engine of an ended reactor locked leaves its request to the holder of the lock.
 #[test]
 fn request_to_locked_ended_engine_is_answered() {
-    let transport: Box<dyn Transport> = Box::new(Net::new(1, false).endpoint());
-    let reactor = Reactor::with_transport(transport, &Config::default()).unwrap();
+    let reactor = open(&Net::new(1, false));
     let channel = nothing(&reactor);
     let shared = Arc::clone(reactor.shared());
     drop(reactor);
@@ -42,8 +40,7 @@ fn request_to_locked_ended_engine_is_answered() {
 #[test]
 fn requests_during_thread_end_are_answered() {
     for seed in 0..50 {
-        let transport: Box<dyn Transport> = Box::new(Net::new(seed, false).endpoint());
-        let reactor = Reactor::with_transport(transport, &Config::default()).unwrap();
+        let reactor = open(&Net::new(seed, false));
         let channel = nothing(&reactor);
         let (asked, answered) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
         let (gone, answered_yet) = (AtomicUsize::new(0), Arc::clone(&answered));
@@ -117,11 +114,14 @@ fn limit_counts_from_its_request() {
     }
 }
 
+fn open(net: &Net) -> Reactor {
+    let config = Config { lost_after: LIMIT, connect_within: LIMIT, ..Config::default() };
+    Reactor::with_transport(Box::new(net.endpoint()), &config).unwrap()
+}
+
 /// Two reactors of one network, and a channel between them.
 fn connected(net: &Net) -> (Reactor, Reactor, Listener, Channel, Channel) {
-    let config = Config { lost_after: LIMIT, connect_within: LIMIT, ..Config::default() };
-    let open = || Reactor::with_transport(Box::new(net.endpoint()), &config).unwrap();
-    let (here, there) = (open(), open());
+    let (here, there) = (open(net), open(net));
     let listener = here.listen().unwrap();
     let (b, a) = (listener.accept(), there.connect(listener.address()));
     let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
@@ -202,12 +202,10 @@ fn polled_and_dropped_reads_lose_no_message() {
 #[test]
 fn channel_of_dropped_accept_goes_to_next_accept() {
     let net = Net::new(1, false);
-    let config = Config { lost_after: LIMIT, connect_within: LIMIT, ..Config::default() };
-    let open = || Reactor::with_transport(Box::new(net.endpoint()), &config).unwrap();
-    let here = open();
+    let here = open(&net);
     let listener = here.listen().unwrap();
     for _ in 0..20 {
-        let there = open();
+        let there = open(&net);
         let accept = listener.accept();
         let a = there.connect(listener.address()).wait_for(LIMIT).unwrap();
         drop(accept);

@@ -2,8 +2,7 @@
 
 use ferrogin_libfabric::Error;
 
-use crate::proto::tags::Pattern;
-use crate::proto::transport::{Addr, Event, Properties, ReceiveResult, SendResult, Transport};
+use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveResult, SendResult, Transport};
 use crate::{Matching, Payload};
 
 /// Takes the place of an endpoint that was closed.
@@ -28,8 +27,8 @@ impl Transport for Closed {
         SendResult::Retry(body)
     }
 
-    fn receive(&mut self, _: Option<Addr>, _: Pattern, buffer: Vec<u8>, _: usize, _: u64) -> ReceiveResult {
-        ReceiveResult::Retry(buffer)
+    fn receive(&mut self, receive: Receive) -> ReceiveResult {
+        ReceiveResult::Retry(receive.buffer)
     }
 
     fn cancel(&mut self, _: &dyn Fn(u64) -> bool) {}

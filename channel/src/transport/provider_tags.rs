@@ -15,7 +15,7 @@ use ferrogin_libfabric::{
 
 use crate::proto::tags::{CONTROL, Pattern};
 use crate::proto::transport::{
-    Addr, Event, PAYLOAD_WINDOW, Properties, ReceiveError, ReceiveResult, SendResult, Transport,
+    Addr, Event, PAYLOAD_WINDOW, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport,
 };
 use crate::{Matching, Payload};
 
@@ -326,14 +326,8 @@ impl Transport for ProviderTags {
         }
     }
 
-    fn receive(
-        &mut self,
-        from: Option<Addr>,
-        pattern: Pattern,
-        mut buffer: Vec<u8>,
-        len: usize,
-        token: u64,
-    ) -> ReceiveResult {
+    fn receive(&mut self, receive: Receive) -> ReceiveResult {
+        let Receive { from, pattern, mut buffer, len, token } = receive;
         buffer.clear();
         buffer.reserve_exact(len);
         let (endpoint, recv) = (self.endpoint.as_ptr(), self.recv);

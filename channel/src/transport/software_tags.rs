@@ -20,10 +20,10 @@ use ferrogin_datagram::{LostReason, MessageEndpoint, Outbox, Peer, SendError};
 use ferrogin_libfabric::{Error, Libfabric, bindings, find_datagrams};
 
 use crate::proto::tags::Pattern;
-use crate::proto::transport::{Addr, Event, Properties, ReceiveError, ReceiveResult, SendResult, Transport};
+use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport};
 use crate::{Config, Matching, Payload};
 use records::{HEADER, Header, Kind, MAX_INLINE, RECORDS, Records};
-use state::{Posted, State, Unmatched, addr, reset};
+use state::{State, Unmatched, addr, reset};
 
 /// Payload bytes of a datagram, if the provider carries that many.
 const DATA_BYTES: usize = 64 << 10;
@@ -157,16 +157,9 @@ impl Transport for SoftwareTags {
         SendResult::Posted
     }
 
-    fn receive(
-        &mut self,
-        from: Option<Addr>,
-        pattern: Pattern,
-        buffer: Vec<u8>,
-        len: usize,
-        token: u64,
-    ) -> ReceiveResult {
-        let posted = Posted { pattern, buffer, len, token, directed: from.is_some() };
-        let Some(from) = from else {
+    fn receive(&mut self, posted: Receive) -> ReceiveResult {
+        let pattern = posted.pattern;
+        let Some(from) = posted.from else {
             let mut peers = (0..self.state.peers.len()).map(Peer::from_index);
             match peers.find_map(|peer| Some((peer, self.state.unmatched(peer, pattern)?))) {
                 Some((peer, message)) => self.state.match_message(self.endpoint.outbox(), peer, posted, message),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::libraries;
-use ferrogin_datagram::{Config, Event, LostReason, MessageEndpoint, Outbox, Peer, SendError};
+use ferrogin_datagram::{Config, Event, LostReason, MessageEndpoint, Peer, SendError};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::Random;
 use ferrogin_test_support::peer::{self, Peer as Process, hex, unhex};
@@ -132,19 +132,23 @@ fn say_closing(endpoint: &mut MessageEndpoint) {
     assert!(endpoint.shutdown(LIMIT, |_, event| panic!("{event:?}")).unwrap());
 }
 
-/// Waits for the close of the peer, and closes too.
-fn hear_closing(endpoint: &mut MessageEndpoint, mut closed: bool) {
-    let start = Instant::now();
-    while !closed {
-        assert!(start.elapsed() < LIMIT);
-        endpoint
-            .poll(|_, event| match event {
-                Event::Lost { reason: LostReason::Closed, .. } => closed = true,
-                other => panic!("{other:?}"),
-            })
-            .unwrap();
+/// Polls until `stop` gives true for an event; false after `limit`.
+fn poll_for(endpoint: &mut MessageEndpoint, limit: Duration, mut stop: impl FnMut(Event<'_>) -> bool) -> bool {
+    let (start, mut stopped) = (Instant::now(), false);
+    while !stopped && start.elapsed() < limit {
+        endpoint.poll(|_, event| stopped |= stop(event)).unwrap();
         std::thread::yield_now();
     }
+    stopped
+}
+
+/// Waits for the close of the peer, and closes too.
+fn hear_closing(endpoint: &mut MessageEndpoint, closed: bool) {
+    let is_close = |event: Event<'_>| match event {
+        Event::Lost { reason: LostReason::Closed, .. } => true,
+        other => panic!("{other:?}"),
+    };
+    assert!(closed || poll_for(endpoint, LIMIT, is_close));
     say_closing(endpoint);
 }
 
@@ -288,51 +292,50 @@ fn wait_for_loss(
 }
 
 fn echo_once(endpoint: &mut MessageEndpoint, peer: Peer) -> Result<(), TooBusy> {
-    let start = Instant::now();
     endpoint.send(peer, b"hello", &[7; 1000]).unwrap();
-    let (mut answered, mut hasty) = (false, false);
-    while !answered && !hasty {
-        assert!(start.elapsed() < LIMIT);
-        endpoint
-            .poll(|_, event| match event {
-                Event::Message { header: b"hello", payload, .. } => answered = payload == [7; 1000],
-                Event::Lost { reason: LostReason::Silent(_), .. } => hasty = true,
-                other => panic!("{other:?}"),
-            })
-            .unwrap();
-        std::thread::yield_now();
-    }
-    if hasty { Err(TooBusy) } else { Ok(()) }
+    let mut answered = false;
+    let ended = poll_for(endpoint, LIMIT, |event| {
+        match event {
+            Event::Message { header: b"hello", payload, .. } => answered = payload == [7; 1000],
+            Event::Lost { reason: LostReason::Silent(_), .. } => return true,
+            other => panic!("{other:?}"),
+        }
+        answered
+    });
+    assert!(ended, "no answer");
+    if answered { Ok(()) } else { Err(TooBusy) }
 }
 
-#[test]
-fn killed_peer_is_reported_to_quiet_endpoint() {
-    for lib in libraries("killed_peer_is_reported_to_quiet_endpoint") {
+/// Runs `test` with each library, a child process that echoes, an endpoint that has exchanged a message with it, and the time after
+/// which that endpoint gives its peer up.
+fn with_echo(name: &str, test: impl Fn(&Process, &mut MessageEndpoint, Peer, Duration) -> Result<(), TooBusy>) {
+    for lib in libraries(name) {
         with_longer_limits(|lost_after| {
             let (process, address) = start_peer(&lib, "echo");
             let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
             let peer = endpoint.add_peer(&address).unwrap();
             echo_once(&mut endpoint, peer)?;
-            // Alive and quiet for longer than the deadline: not lost, because it answers.
-            let start = Instant::now();
-            let mut hasty = false;
-            while start.elapsed() < lost_after * 5 / 4 {
-                let on_event = |_: &mut Outbox, event: Event<'_>| match event {
-                    Event::Lost { reason: LostReason::Silent(_), .. } => hasty = true,
-                    other => panic!("{other:?}"),
-                };
-                endpoint.poll(on_event).unwrap();
-                if hasty {
-                    return Err(TooBusy);
-                }
-                std::thread::yield_now();
-            }
-            process.signal(libc::SIGKILL);
-            wait_for_loss(&mut endpoint, lost_after, |_| ());
-            assert_eq!(endpoint.send(peer, &[], &[]), Err(SendError::Gone));
-            Ok(())
+            test(&process, &mut endpoint, peer, lost_after)
         });
     }
+}
+
+#[test]
+fn killed_peer_is_reported_to_quiet_endpoint() {
+    with_echo("killed_peer_is_reported_to_quiet_endpoint", |process, endpoint, peer, lost_after| {
+        // Alive and quiet for longer than the deadline: not lost, because it answers.
+        let hasty = poll_for(endpoint, lost_after * 5 / 4, |event| match event {
+            Event::Lost { reason: LostReason::Silent(_), .. } => true,
+            other => panic!("{other:?}"),
+        });
+        if hasty {
+            return Err(TooBusy);
+        }
+        process.signal(libc::SIGKILL);
+        wait_for_loss(endpoint, lost_after, |_| ());
+        assert_eq!(endpoint.send(peer, &[], &[]), Err(SendError::Gone));
+        Ok(())
+    });
 }
 
 #[test]
@@ -367,19 +370,13 @@ fn killed_peer_is_reported_to_sender() {
 
 #[test]
 fn stopped_peer_is_reported() {
-    for lib in libraries("stopped_peer_is_reported") {
-        with_longer_limits(|lost_after| {
-            let (process, address) = start_peer(&lib, "echo");
-            let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
-            let peer = endpoint.add_peer(&address).unwrap();
-            echo_once(&mut endpoint, peer)?;
-            process.signal(libc::SIGSTOP);
-            let (reason, after) = wait_for_loss(&mut endpoint, lost_after, |_| ());
-            assert!(matches!(reason, LostReason::Silent(_)), "{reason}");
-            assert!(after > lost_after / 2, "{after:?}");
-            Ok(())
-        });
-    }
+    with_echo("stopped_peer_is_reported", |process, endpoint, _, lost_after| {
+        process.signal(libc::SIGSTOP);
+        let (reason, after) = wait_for_loss(endpoint, lost_after, |_| ());
+        assert!(matches!(reason, LostReason::Silent(_)), "{reason}");
+        assert!(after > lost_after / 2, "{after:?}");
+        Ok(())
+    });
 }
 
 #[test]

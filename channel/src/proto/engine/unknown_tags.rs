@@ -4,7 +4,7 @@ use super::Engine;
 use crate::Violation;
 use crate::proto::operation::{NO_CHANNEL, Operation, parse_token, token};
 use crate::proto::tags::{ID_MASK, PAYLOAD, Pattern};
-use crate::proto::transport::{Addr, ReceiveResult};
+use crate::proto::transport::{Addr, Receive, ReceiveResult};
 
 /// Bytes of the receive buffer for a message with an unknown tag. Its contents are not used.
 const UNKNOWN_BUFFER: usize = 8;
@@ -29,9 +29,14 @@ impl Engine {
     /// Receives a message with an unknown tag, where the transport cannot peek or the message belongs to no peer. The next peek
     /// cancels the receive: a receive that stays posted slows the matching of every other message.
     fn receive_unknown(&mut self, index: usize) {
-        let token = token(Operation::ReceiveUnknown, NO_CHANNEL, index as u32);
-        let posted = self.transport.receive(None, self.unknown[index], Vec::new(), UNKNOWN_BUFFER, token);
-        self.peeking[index] = matches!(posted, ReceiveResult::Posted);
+        self.peeking[index] = self.receive_and_drop(Operation::ReceiveUnknown, index as u32, None, self.unknown[index]);
+    }
+
+    /// Receives a message whose contents are not used; false when that is not possible now.
+    fn receive_and_drop(&mut self, operation: Operation, index: u32, from: Option<Addr>, pattern: Pattern) -> bool {
+        let (token, buffer) = (token(operation, NO_CHANNEL, index), Vec::new());
+        let receive = Receive { from, pattern, buffer, len: UNKNOWN_BUFFER, token };
+        matches!(self.transport.receive(receive), ReceiveResult::Posted)
     }
 
     /// A peek ended.
@@ -84,8 +89,7 @@ impl Engine {
 
     /// Receives and drops a message that a peek found. If that fails now, a later peek finds the message again.
     fn discard(&mut self, from: Addr, tag: u64) {
-        let token = token(Operation::Discard, NO_CHANNEL, 0);
-        self.transport.receive(Some(from), Pattern { tag, ignore: 0 }, Vec::new(), UNKNOWN_BUFFER, token);
+        self.receive_and_drop(Operation::Discard, 0, Some(from), Pattern { tag, ignore: 0 });
     }
 
     /// Looks for payloads of the channel's peer that no receive matches.

@@ -6,11 +6,11 @@ use ferrogin_datagram::{Outbox, Peer};
 use ferrogin_libfabric::{Error, bindings};
 
 use super::records::{Header, Kind};
-use super::state::{PeerState, Posted, Rendezvous, State, Unmatched, addr};
+use super::state::{PeerState, Rendezvous, State, Unmatched, addr};
 use crate::proto::outgoing::UNREAD_WINDOW;
 use crate::proto::secret::secret;
 use crate::proto::tags::Pattern;
-use crate::proto::transport::{Event, PAYLOAD_WINDOW, ReceiveError};
+use crate::proto::transport::{Event, PAYLOAD_WINDOW, Receive, ReceiveError};
 
 /// Unmatched messages of one peer, each of 64 KiB at most: several times the window of unread messages. Further messages are dropped.
 const MAX_UNMATCHED: usize = 16 * UNREAD_WINDOW as usize;
@@ -43,16 +43,16 @@ impl State {
     }
 
     /// Takes the receive that a message of `from` matches.
-    fn posted_for(&mut self, from: Peer, tag: u64) -> Option<Posted> {
-        let take = |queue: &mut VecDeque<Posted>| {
+    fn posted_for(&mut self, from: Peer, tag: u64) -> Option<Receive> {
+        let take = |queue: &mut VecDeque<Receive>| {
             let at = queue.iter().position(|posted| posted.pattern.matches(tag))?;
             queue.remove(at)
         };
         take(&mut self.peer(from).posted).or_else(|| take(&mut self.any_source))
     }
 
-    fn deliver_eager(&mut self, from: Peer, posted: Posted, tag: u64, bytes: &[u8]) {
-        let Posted { mut buffer, len, token, .. } = posted;
+    fn deliver_eager(&mut self, from: Peer, posted: Receive, tag: u64, bytes: &[u8]) {
+        let Receive { mut buffer, len, token, .. } = posted;
         let fits = bytes.len() <= len;
         buffer.clear();
         buffer.extend_from_slice(&bytes[..bytes.len().min(len)]);
@@ -62,10 +62,10 @@ impl State {
 
     /// A receive matches an RTS. Few messages get their CTS at a time: further payloads in the stream would only delay records of other
     /// messages, and leave the cache before they are read.
-    fn receive_rts(&mut self, outbox: &mut Outbox, from: Peer, posted: Posted, header: Header) {
+    fn receive_rts(&mut self, outbox: &mut Outbox, from: Peer, posted: Receive, header: Header) {
         let state = self.peer(from);
         // Receives for any peer are few and for short messages: an RTS without its payload must not occupy one.
-        let total = usize::try_from(header.total).ok().filter(|total| posted.directed && *total <= posted.len);
+        let total = usize::try_from(header.total).ok().filter(|total| posted.from.is_some() && *total <= posted.len);
         match total {
             None => self.decline(outbox, from, posted, &header),
             Some(total) if header.direct => {
@@ -88,8 +88,8 @@ impl State {
         }
     }
 
-    fn grant(&mut self, outbox: &mut Outbox, from: Peer, posted: Posted, header: &Header, total: usize) {
-        let Posted { mut buffer, token, .. } = posted;
+    fn grant(&mut self, outbox: &mut Outbox, from: Peer, posted: Receive, header: &Header, total: usize) {
+        let Receive { mut buffer, token, .. } = posted;
         // A number that no other peer can guess: a sender that knows the tag can write the buffer.
         let rendezvous = secret() & RECEIVE_IDS;
         let mut direct = header.direct && !self.rendezvous.contains_key(&rendezvous);
@@ -113,8 +113,8 @@ impl State {
     }
 
     /// Ends a receive that is too short for a long message.
-    fn decline(&mut self, outbox: &mut Outbox, from: Peer, posted: Posted, header: &Header) {
-        let Posted { token, buffer: bytes, .. } = posted;
+    fn decline(&mut self, outbox: &mut Outbox, from: Peer, posted: Receive, header: &Header) {
+        let Receive { token, buffer: bytes, .. } = posted;
         let (tag, result) = (header.tag, Err(ReceiveError::Truncated));
         self.events.push(Event::Received { token, bytes, tag, from: Some(addr(from)), result });
         let reply = Header { total: header.total, ..Header::new(Kind::Decline, header.number, 0, 0) };
@@ -188,7 +188,7 @@ impl State {
         }
     }
 
-    pub fn match_message(&mut self, outbox: &mut Outbox, from: Peer, posted: Posted, message: Unmatched) {
+    pub fn match_message(&mut self, outbox: &mut Outbox, from: Peer, posted: Receive, message: Unmatched) {
         match message {
             Unmatched::Eager(tag, bytes) => self.deliver_eager(from, posted, tag, &bytes),
             Unmatched::Rts(header) => self.receive_rts(outbox, from, posted, header),

@@ -7,18 +7,7 @@ use ferrogin_libfabric::{Error, bindings};
 
 use super::records::Header;
 use crate::Payload;
-use crate::proto::tags::Pattern;
-use crate::proto::transport::{Addr, Event, InFlight};
-
-/// A receive that waits for a message.
-pub(super) struct Posted {
-    pub pattern: Pattern,
-    pub buffer: Vec<u8>,
-    pub len: usize,
-    pub token: u64,
-    /// The receive matches messages of one peer.
-    pub directed: bool,
-}
+use crate::proto::transport::{Addr, Event, InFlight, Receive};
 
 /// A message that waits for a receive.
 pub(super) enum Unmatched {
@@ -74,9 +63,9 @@ pub(super) struct PeerState {
     pub records: Vec<u8>,
     /// The peer is in [`State::unflushed`].
     pub queued: bool,
-    pub posted: VecDeque<Posted>,
+    pub posted: VecDeque<Receive>,
     /// Receives with the RTS that they matched and its bytes. They get a CTS when fewer direct payloads are `inbound`.
-    pub matched_rts: VecDeque<(Posted, Header, usize)>,
+    pub matched_rts: VecDeque<(Receive, Header, usize)>,
     pub inbound: InFlight,
     pub unmatched: VecDeque<Unmatched>,
     /// The peer cannot be reached any more.
@@ -96,7 +85,7 @@ pub(super) struct State {
     /// Peers with records that are not sent.
     pub unflushed: Vec<Peer>,
     /// Receives for messages of any peer.
-    pub any_source: VecDeque<Posted>,
+    pub any_source: VecDeque<Receive>,
     pub sends: HashMap<u32, PendingSend>,
     pub rendezvous: HashMap<u64, Rendezvous>,
     pub next_number: u32,

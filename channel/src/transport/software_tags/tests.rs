@@ -61,7 +61,15 @@ fn bytes(seed: usize, len: usize) -> Vec<u8> {
 }
 
 fn post(end: &mut SoftwareTags, from: Addr, tag: u64, len: usize, token: u64) {
-    assert!(matches!(end.receive(Some(from), exact(tag), Vec::new(), len, token), ReceiveResult::Posted));
+    let receive = Receive { from: Some(from), pattern: exact(tag), buffer: Vec::new(), len, token };
+    assert!(matches!(end.receive(receive), ReceiveResult::Posted));
+}
+
+/// Posts a receive for any message of at most `len` bytes.
+fn post_any(end: &mut SoftwareTags, from: Option<Addr>, len: usize, token: u64) {
+    let pattern = Pattern { tag: 0, ignore: u64::MAX };
+    let posted = end.receive(Receive { from, pattern, buffer: Vec::new(), len, token });
+    assert!(matches!(posted, ReceiveResult::Posted));
 }
 
 fn send(end: &mut SoftwareTags, to: Addr, tag: u64, body: Vec<u8>, token: u64) {
@@ -92,7 +100,10 @@ fn long_messages_land_in_posted_buffers() {
         let ((mut a, to), (mut b, from)) = two(&lib);
         let buffer = Vec::with_capacity(LONG_BYTES);
         let place = buffer.as_ptr();
-        assert!(matches!(b.receive(Some(from), exact(5), buffer, LONG_BYTES, 1), ReceiveResult::Posted));
+        assert!(matches!(
+            b.receive(Receive { from: Some(from), pattern: exact(5), buffer, len: LONG_BYTES, token: 1 }),
+            ReceiveResult::Posted
+        ));
         // More messages than the window has, received in another order, some of them late.
         let last = 12u64;
         send(&mut a, to, 5, bytes(5, LONG_BYTES), 1);

@@ -74,8 +74,8 @@ impl Direction {
         Some(number)
     }
 
-    /// Callback `number` ran: it must be the next one. True when another operation may begin.
-    fn called(&self, number: u64, error: Option<ChannelError>) -> bool {
+    /// Callback `number` ran: it must be the next one.
+    fn called(&self, number: u64, error: Option<&ChannelError>) {
         let mut slot = self.outcome.lock().unwrap();
         let outcome = slot.as_mut().expect("no callback comes after the last");
         assert_eq!(number, outcome.good + outcome.bad, "callbacks are called in order, once each");
@@ -86,7 +86,7 @@ impl Direction {
             }
             Some(error) => {
                 outcome.bad += 1;
-                outcome.error.get_or_insert(error);
+                outcome.error.get_or_insert_with(|| error.clone());
             }
         }
         let done = outcome.good + outcome.bad;
@@ -96,7 +96,6 @@ impl Direction {
         {
             let _ = self.over.send(outcome);
         }
-        true
     }
 }
 
@@ -106,7 +105,7 @@ pub struct Exchange {
     pub reads: mpsc::Receiver<Outcome>,
 }
 
-/// Writes `count` messages as `local` and reads `count` of `remote`, `depth` at a time each way. `record` is called for each message.
+/// Writes `count` messages as `local` and reads `count` of `remote`, `depth` at a time each way.
 pub fn exchange(channel: &Channel, local: u64, remote: u64, count: u64, depth: u64) -> Exchange {
     let (out, writes) = Direction::new(local, count);
     let (inc, reads) = Direction::new(remote, count);
@@ -122,17 +121,13 @@ fn write(channel: Channel, direction: Arc<Direction>, room: Vec<u8>) {
     let _order = of_order.order.lock().unwrap();
     let Some(number) = direction.begin() else { return };
     let bytes = fill(room, direction.seed, number);
-    channel.clone().write(bytes, move |result| match result {
-        Ok(body) => {
+    channel.clone().write(bytes, move |result| {
+        direction.called(number, result.as_ref().err());
+        if let Ok(body) = result {
             // The buffer came back: the peer must not see a later change of it.
             let mut bytes = body.into_vec();
             bytes.fill(0xa5);
-            if direction.called(number, None) {
-                write(channel, direction, bytes);
-            }
-        }
-        Err(error) => {
-            direction.called(number, Some(error));
+            write(channel, direction, bytes);
         }
     });
 }
@@ -141,15 +136,11 @@ fn read(channel: Channel, direction: Arc<Direction>, room: Vec<u8>) {
     let of_order = Arc::clone(&direction);
     let _order = of_order.order.lock().unwrap();
     let Some(number) = direction.begin() else { return };
-    channel.clone().read_into(room, move |result| match result {
-        Ok(bytes) => {
+    channel.clone().read_into(room, move |result| {
+        direction.called(number, result.as_ref().err());
+        if let Ok(bytes) = result {
             assert!(is_right(&bytes, direction.seed, number), "message {number}: {} bytes", bytes.len());
-            if direction.called(number, None) {
-                read(channel, direction, bytes);
-            }
-        }
-        Err(error) => {
-            direction.called(number, Some(error));
+            read(channel, direction, bytes);
         }
     });
 }

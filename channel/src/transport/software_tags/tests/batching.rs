@@ -4,7 +4,6 @@ use super::*;
 use crate::proto::transport::PAYLOAD_WINDOW;
 
 const MIB: usize = 1 << 20;
-const ANYTHING: Pattern = Pattern { tag: 0, ignore: u64::MAX };
 
 /// Datagrams in flight.
 fn datagrams(end: &mut SoftwareTags) -> usize {
@@ -45,7 +44,7 @@ fn short_messages_share_a_datagram() {
         // A poll sends the batch, too.
         assert!(matches!(a.send(to, 211, body(211).into(), 211, true), SendResult::Done(_)));
         for token in 0..212 {
-            assert!(matches!(b.receive(Some(from), ANYTHING, Vec::new(), 5000, token), ReceiveResult::Posted));
+            post_any(&mut b, Some(from), 5000, token);
         }
         let events = run(&mut [&mut a, &mut b], |_, events| events[1].len() == 212 && events[0].len() == 1);
         for (tag, (got, bytes_got)) in (0..212).zip(in_order(&events[1])) {
@@ -88,7 +87,7 @@ fn flood_keeps_every_message_in_order() {
         assert!(unsent_records(&a) > 0 && a.wait_fd().is_none(), "records without a slot keep the reactor awake");
         let count = sent + 100;
         for token in 0..count as u64 {
-            assert!(matches!(b.receive(Some(from), ANYTHING, Vec::new(), 5000, token), ReceiveResult::Posted));
+            post_any(&mut b, Some(from), 5000, token);
         }
         let mut events = [Vec::new(), Vec::new()];
         let begin = Instant::now();
@@ -344,7 +343,7 @@ fn impossible_rts_harms_no_other_peer() {
         }
         // An RTS without its payload does not occupy a receive from any peer.
         for (number, total) in [(4, 0), (5, 100), (6, 1 << 20)] {
-            assert!(matches!(b.receive(None, ANYTHING, Vec::new(), 4096, number), ReceiveResult::Posted));
+            post_any(&mut b, None, 4096, number);
             peer.offer(number as u32, 1 << 34, total);
             assert_eq!(peer.reply(&mut b, number as u32).kind, Kind::Decline);
         }
@@ -419,7 +418,8 @@ fn lost_peer_ends_its_operations() {
         assert_idle(&b);
         // An eager message can still be received, a long one cannot, and no message can be sent.
         post(&mut b, to, 5, 100, 5);
-        assert!(matches!(b.receive(Some(to), exact(4), Vec::new(), 3 * MIB, 4), ReceiveResult::Failed(..)));
+        let receive = Receive { from: Some(to), pattern: exact(4), buffer: Vec::new(), len: 3 * MIB, token: 4 };
+        assert!(matches!(b.receive(receive), ReceiveResult::Failed(..)));
         assert!(matches!(b.send(to, 31, b"short".to_vec().into(), 31, false), SendResult::Failed(..)));
         let events = run(&mut [&mut b], |_, events| !events[0].is_empty());
         assert_eq!(in_order(&events[0]), [(5, &b"five"[..])]);
