@@ -186,13 +186,12 @@ impl MessageEndpoint {
                     continue;
                 }
                 // SAFETY: this endpoint posted all operations of the queue, with contexts that live until the endpoint is closed.
-                match unsafe { Context::operation(completion.context) } {
+                match unsafe { Context::note(completion.context) } {
                     Operation::Receive(index) => {
                         events += usize::from(self.receive(index, completion.len, &mut on_event));
                         self.unposted.push(index);
                     }
-                    Operation::ReceiveLong(index) => self.received_long(index, Ok(completion.len)),
-                    sent => self.outbox.complete(sent, None),
+                    other => self.outbox.complete(other, Ok(completion.len)),
                 }
             }
             self.post_receives()?;
@@ -247,22 +246,16 @@ impl MessageEndpoint {
             return Ok(());
         }
         // SAFETY: this endpoint posted all operations of the queue, with contexts that live until the endpoint is closed.
-        match unsafe { Context::operation(failure.context) } {
+        match unsafe { Context::note(failure.context) } {
             Operation::Receive(index) => {
                 // The message was longer than the buffer, or was cut off with its connection.
                 log::debug!("a receive failed: {}", failure.into_error("fi_recv"));
                 self.unposted.push(index);
             }
-            Operation::ReceiveLong(index) => self.received_long(index, Err(failure.into_error("fi_trecv"))),
-            sent => self.outbox.complete(sent, Some(failure.into_error("fi_sendv"))),
+            other @ Operation::ReceiveLong(_) => self.outbox.complete(other, Err(failure.into_error("fi_trecv"))),
+            other => self.outbox.complete(other, Err(failure.into_error("fi_sendv"))),
         }
         Ok(())
-    }
-
-    fn received_long(&mut self, index: u32, result: Result<usize, Error>) {
-        if let Some(long) = &mut self.outbox.long {
-            long.complete(index, result);
-        }
     }
 
     fn report(&mut self, on_event: &mut impl FnMut(&mut Outbox, Event<'_>)) -> usize {

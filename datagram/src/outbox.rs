@@ -352,23 +352,28 @@ impl Outbox {
         self.free.push(index);
     }
 
-    /// Handles a completion, successful or `failed`.
-    pub(super) fn complete(&mut self, operation: Operation, failed: Option<Error>) {
+    /// Handles the completion of a send or of a receive for a long message.
+    pub(super) fn complete(&mut self, operation: Operation, result: Result<usize, Error>) {
         let peer = match operation {
             Operation::Send(index) => {
                 let peer = self.slots[index as usize].peer;
-                self.release(index, failed.is_none());
+                self.release(index, result.is_ok());
                 peer
             }
             Operation::Control(peer) => {
                 self.peers[peer as usize].control_busy = false;
                 peer
             }
-            Operation::Receive(_) | Operation::ReceiveLong(_) => return,
+            Operation::ReceiveLong(index) => {
+                return if let Some(long) = &mut self.long {
+                    long.complete(index, result)
+                };
+            }
+            Operation::Receive(_) => return,
         };
         let state = &mut self.peers[peer as usize];
         state.in_flight = state.in_flight.saturating_sub(1);
-        if let Some(error) = failed {
+        if let Err(error) = result {
             self.mark_lost(peer, LostReason::Failed(error));
         }
         self.remove_if_idle(peer);

@@ -1,11 +1,7 @@
 //! Buffers that the provider reads and writes during operations: raw memory, never borrowed meanwhile.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::cell::UnsafeCell;
-use std::ffi::c_void;
 use std::ptr::NonNull;
-
-use ferrogin_libfabric::bindings::fi_context2;
 
 /// Buffers of one size in one allocation. Unused pages are never touched.
 pub(super) struct Pool {
@@ -86,35 +82,7 @@ pub(super) enum Operation {
     ReceiveLong(u32),
 }
 
-/// The context of an operation: first the provider's part (`FI_CONTEXT2`), then its kind.
-#[repr(C)]
-pub(super) struct Context {
-    provider: UnsafeCell<fi_context2>,
-    operation: Operation,
-}
-
-// SAFETY: only the provider uses its part; the rest is constant.
-unsafe impl Send for Context {}
-
-impl Context {
-    pub fn new(operation: Operation) -> Self {
-        Self { provider: UnsafeCell::new(fi_context2::default()), operation }
-    }
-
-    pub fn as_ptr(&self) -> *mut c_void {
-        std::ptr::from_ref(self).cast_mut().cast()
-    }
-
-    /// The operation that was posted with `context`.
-    ///
-    /// # Safety
-    /// `context` came from [`Context::as_ptr`] of a context that still exists.
-    pub unsafe fn operation(context: *const c_void) -> Operation {
-        let context: *const Self = context.cast();
-        // SAFETY: the caller passes a live context; this field is never written after its creation.
-        unsafe { (*context).operation }
-    }
-}
+pub(super) type Context = ferrogin_libfabric::Context<Operation>;
 
 #[cfg(test)]
 mod tests {
@@ -133,12 +101,5 @@ mod tests {
         }
         assert!(Pool::new(0, 8).is_none());
         assert!(Pool::new(usize::MAX, 4096).is_none());
-    }
-
-    #[test]
-    fn context_gives_its_operation() {
-        let context = Box::new(Context::new(Operation::Control(7)));
-        // SAFETY: the context exists.
-        assert_eq!(unsafe { Context::operation(context.as_ptr()) }, Operation::Control(7));
     }
 }

@@ -36,6 +36,8 @@ mod address;
 #[allow(unsafe_code)]
 mod completion;
 #[allow(unsafe_code)]
+mod context;
+#[allow(unsafe_code)]
 mod counter;
 mod datagrams;
 #[allow(unsafe_code)]
@@ -64,6 +66,7 @@ mod wait;
 
 pub use address::{AddressVector, FiAddr};
 pub use completion::{Completion, CompletionError, CompletionQueue, CqAttr, CqDmaBuf, Read};
+pub use context::Context;
 pub use counter::{Counter, Location};
 pub use datagrams::find_datagrams;
 pub use domain::{Domain, Fabric};

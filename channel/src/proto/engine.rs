@@ -48,8 +48,7 @@ pub(crate) struct Engine {
     /// Receives of the endpoint that the transport has not taken yet.
     unposted: Vec<(Operation, u32, Vec<u8>)>,
     /// Patterns of unknown tags, and whether a peek for each is in progress.
-    unknown: Vec<Pattern>,
-    peeking: Vec<bool>,
+    unknown: Vec<(Pattern, bool)>,
     /// The last unknown tag that a peek found without its sender; peeks for every peer followed.
     suspected_tag: Option<u64>,
     /// Channels to pump in [`Engine::run_scheduled`], and the list that it works on.
@@ -77,7 +76,6 @@ fn find(channels: &mut [Option<Box<ChannelState>>], channel: u32) -> Option<&mut
 impl Engine {
     pub fn new(transport: Box<dyn Transport>, config: Config, now: Instant) -> Self {
         let config = Config { depth: config.depth.max(1), lost_after: config.lost_after.min(MAX_LIMIT), ..config };
-        let unknown: Vec<_> = unknown_tags().collect();
         let control = (0..CONTROL_RECEIVES).map(|index| (Operation::ReceiveControl, index, Vec::new()));
         let mut this = Self {
             transport,
@@ -89,9 +87,8 @@ impl Engine {
             by_addr: HashMap::new(),
             unsent_control: VecDeque::new(),
             unposted: control.collect(),
-            peeking: vec![false; unknown.len()],
             suspected_tag: None,
-            unknown,
+            unknown: unknown_tags().map(|pattern| (pattern, false)).collect(),
             scheduled: Vec::new(),
             pumping: Vec::new(),
             events: Vec::new(),
@@ -337,7 +334,7 @@ impl Engine {
                     self.endpoint_received(operation, &bytes, tag, from, result);
                     if operation == Operation::ReceiveControl {
                         self.unposted.push((operation, index, bytes));
-                    } else if let Some(peeking) = self.peeking.get_mut(index as usize) {
+                    } else if let Some((_, peeking)) = self.unknown.get_mut(index as usize) {
                         *peeking = false;
                     }
                 }

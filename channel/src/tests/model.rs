@@ -83,12 +83,13 @@ impl World {
     }
 }
 
+fn count_up(count: &mut u64) -> u64 {
+    *count += 1;
+    *count - 1
+}
+
 pub fn write(engine: &mut Engine, number: u32, end: &Shared, which: usize) {
-    let at = {
-        let mut end = end.lock().unwrap();
-        end.written += 1;
-        end.written - 1
-    };
+    let at = count_up(&mut end.lock().unwrap().written);
     let of_call = Arc::clone(end);
     let expected = body(which, at);
     engine.write(
@@ -107,11 +108,7 @@ pub fn write(engine: &mut Engine, number: u32, end: &Shared, which: usize) {
 }
 
 pub fn read(engine: &mut Engine, number: u32, end: &Shared) -> u64 {
-    let at = {
-        let mut end = end.lock().unwrap();
-        end.asked += 1;
-        end.asked - 1
-    };
+    let at = count_up(&mut end.lock().unwrap().asked);
     let of_call = Arc::clone(end);
     engine.read(
         number,

@@ -1,16 +1,15 @@
 //! Tags that the provider matches: every provider with reliable datagrams, `FI_TAGGED` and `FI_DIRECTED_RECV`.
 
-use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
 
-use ferrogin_libfabric::bindings::{self, fi_context2, fi_msg_tagged, fid_ep, iovec};
+use ferrogin_libfabric::bindings::{self, fi_msg_tagged, fid_ep, iovec};
 use ferrogin_libfabric::{
-    AddressVector, CompletionError, Domain, Endpoint, Error, Fabric, FiAddr, Libfabric, Read, TaggedCompletion,
-    TaggedQueue, TaggedRecv, TaggedSend, entry, find_datagrams,
+    AddressVector, CompletionError, Context, Domain, Endpoint, Error, Fabric, FiAddr, Libfabric, Read,
+    TaggedCompletion, TaggedQueue, TaggedRecv, TaggedSend, entry, find_datagrams,
 };
 
 use crate::proto::tags::{CONTROL, Pattern};
@@ -35,13 +34,6 @@ enum Usage {
     Copied,
     Receive(Vec<u8>),
     Peek,
-}
-
-/// The context of an operation: first the provider's part (`FI_CONTEXT2`), then the index of the operation.
-#[repr(C)]
-struct Context {
-    provider: UnsafeCell<fi_context2>,
-    index: u32,
 }
 
 /// An operation in flight and the memory that it uses.
@@ -74,7 +66,7 @@ pub(crate) struct ProviderTags {
     records: Vec<Record>,
     /// One for each record; boxed, because the provider keeps pointers to them.
     #[allow(clippy::vec_box)]
-    contexts: Vec<Box<Context>>,
+    contexts: Vec<Box<Context<u32>>>,
     free: Vec<u32>,
     /// Buffers for completions and their senders.
     batch: Box<[TaggedCompletion; BATCH]>,
@@ -156,11 +148,11 @@ impl ProviderTags {
         let index = self.free.pop().unwrap_or(self.records.len() as u32);
         if index as usize == self.records.len() {
             self.records.push(record);
-            self.contexts.push(Box::new(Context { provider: UnsafeCell::new(fi_context2::default()), index }));
+            self.contexts.push(Box::new(Context::new(index)));
         } else {
             self.records[index as usize] = record;
         }
-        (index, ptr::from_ref(&*self.contexts[index as usize]).cast_mut().cast())
+        (index, self.contexts[index as usize].as_ptr())
     }
 
     /// Ends an operation: its token and memory.
@@ -173,10 +165,8 @@ impl ProviderTags {
 
     /// The operation that was posted with `context`.
     fn index_of(context: *mut c_void) -> u32 {
-        let context: *const Context = context.cast_const().cast();
-        // SAFETY: every operation was posted with a pointer to one of `contexts`, which live until the endpoint is closed; this field is
-        // never written after its creation.
-        unsafe { (*context).index }
+        // SAFETY: every operation was posted with a pointer to one of `contexts`, which live until the endpoint is closed.
+        unsafe { Context::<u32>::note(context) }
     }
 
     fn complete(&mut self, completion: &TaggedCompletion, sender: bindings::fi_addr_t, events: &mut Vec<Event>) {
@@ -372,9 +362,8 @@ impl Transport for ProviderTags {
         let Ok(cancel) = entry!(lib, ops, fi_ops_ep, cancel, "fi_cancel") else { return };
         for (record, context) in self.records.iter().zip(&self.contexts) {
             if matches!(record.usage, Usage::Receive(_)) && which(record.token) {
-                let context = ptr::from_ref(&**context).cast_mut();
                 // SAFETY: the endpoint is open; the context belongs to an operation that was posted, and lives until the close.
-                let code = unsafe { cancel(self.endpoint.as_ptr().cast(), context.cast()) };
+                let code = unsafe { cancel(self.endpoint.as_ptr().cast(), context.as_ptr()) };
                 if code != 0 {
                     log::debug!("fi_cancel: {code}");
                 }

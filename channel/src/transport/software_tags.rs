@@ -78,7 +78,7 @@ impl SoftwareTags {
 impl State {
     /// A datagram arrived.
     fn datagram(&mut self, outbox: &mut Outbox, from: Peer, records: &[u8], payload: &[u8]) {
-        for (header, bytes) in Records::new(records, payload) {
+        for (header, bytes) in (Records { records, payload }) {
             match header.kind {
                 Kind::Eager | Kind::Rts => self.incoming_message(outbox, from, header, bytes),
                 Kind::Cts => self.clear_to_send(outbox, from, &header),

@@ -13,10 +13,10 @@ impl Engine {
     /// Looks for messages with unknown tags.
     pub(super) fn peek_unknown_tags(&mut self) {
         for index in 0..self.unknown.len() {
-            if !self.peeking[index] {
-                let token = token(Operation::PeekUnknown, NO_CHANNEL, index as u32);
-                self.peeking[index] = self.transport.peek(None, self.unknown[index], token);
-                if !self.peeking[index] {
+            let (pattern, peeking) = &mut self.unknown[index];
+            if !*peeking {
+                *peeking = self.transport.peek(None, *pattern, token(Operation::PeekUnknown, NO_CHANNEL, index as u32));
+                if !*peeking {
                     self.receive_unknown(index);
                 }
             }
@@ -29,7 +29,8 @@ impl Engine {
     /// Receives a message with an unknown tag, where the transport cannot peek or the message belongs to no peer. The next peek
     /// cancels the receive: a receive that stays posted slows the matching of every other message.
     fn receive_unknown(&mut self, index: usize) {
-        self.peeking[index] = self.receive_and_drop(Operation::ReceiveUnknown, index as u32, None, self.unknown[index]);
+        let pattern = self.unknown[index].0;
+        self.unknown[index].1 = self.receive_and_drop(Operation::ReceiveUnknown, index as u32, None, pattern);
     }
 
     /// Receives a message whose contents are not used; false when that is not possible now.
@@ -66,7 +67,7 @@ impl Engine {
         let index = index as usize;
         let peer_of_channel = self.state_of(channel).map(|state| state.addr);
         if peer_of_channel.is_none()
-            && let Some(peeking) = self.peeking.get_mut(index)
+            && let Some((_, peeking)) = self.unknown.get_mut(index)
         {
             *peeking = false;
         }

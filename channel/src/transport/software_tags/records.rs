@@ -111,15 +111,11 @@ impl Header {
 
 /// The records of a datagram, in order, each with its bytes. A malformed record ends the iteration, with a line in the log.
 pub(super) struct Records<'a> {
-    records: &'a [u8],
-    payload: &'a [u8],
+    pub records: &'a [u8],
+    pub payload: &'a [u8],
 }
 
 impl<'a> Records<'a> {
-    pub fn new(records: &'a [u8], payload: &'a [u8]) -> Self {
-        Self { records, payload }
-    }
-
     fn take(&mut self) -> Option<(Header, &'a [u8])> {
         let (header, rest) = RecordHeader::ref_from_prefix(self.records).ok()?;
         let header = Header::parse(header)?;
@@ -180,7 +176,7 @@ mod tests {
     }
 
     fn tags(records: &[u8], payload: &[u8]) -> Vec<(u64, Vec<u8>)> {
-        Records::new(records, payload).map(|(header, bytes)| (header.tag, bytes.to_vec())).collect()
+        Records { records, payload }.map(|(header, bytes)| (header.tag, bytes.to_vec())).collect()
     }
 
     #[test]

@@ -222,7 +222,7 @@ impl RawPeer {
             self.endpoint
                 .poll(|_, event| {
                     if let ferrogin_datagram::Event::Message { header, payload, .. } = event {
-                        self.replies.extend(Records::new(header, payload).map(|(header, _)| header));
+                        self.replies.extend(Records { records: header, payload }.map(|(header, _)| header));
                     }
                 })
                 .unwrap();
