@@ -251,7 +251,8 @@ fn control_message_with_wrong_secret_is_ignored() {
     }
     peers.run(5);
     peers.send(LENGTH, u64::MAX.to_le_bytes().to_vec());
-    peers.ended(|error| error.to_string().contains("more than 1000"));
+    let too_long = Violation::TooLong { id: 0, len: u64::MAX, max: 1000 };
+    peers.ended(|error| matches!(error, ChannelError::Protocol { violation, .. } if *violation == too_long));
 }
 
 /// What a listener answers to a hello of `version`.

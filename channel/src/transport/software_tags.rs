@@ -98,6 +98,7 @@ impl State {
         state.lost = Some(error.clone());
         state.closed = *reason == LostReason::Closed;
         state.records.clear();
+        state.cleared.clear();
         // A long message that the peer did not send will not arrive.
         state.unmatched.retain(|message| matches!(message, Unmatched::Eager(..)));
         let hit: Vec<u32> = self.sends.iter().filter(|(_, out)| out.to == peer).map(|(number, _)| *number).collect();
@@ -204,8 +205,8 @@ impl Transport for SoftwareTags {
             ferrogin_datagram::Event::Message { from, header, payload } => {
                 state.datagram(outbox, from, header, payload)
             }
-            ferrogin_datagram::Event::Sent { token, .. } => state.send_completed(token, true),
-            ferrogin_datagram::Event::SendFailed { token, .. } => state.send_completed(token, false),
+            ferrogin_datagram::Event::Sent { token, .. } => state.send_completed(outbox, token, true),
+            ferrogin_datagram::Event::SendFailed { token, .. } => state.send_completed(outbox, token, false),
             ferrogin_datagram::Event::Lost { peer, reason } => state.peer_lost(outbox, peer, &reason),
         })?;
         for over in endpoint.take_long() {

@@ -3,9 +3,9 @@
 use ferrogin_datagram::{Outbox, Peer, SendError};
 
 use super::records::{HEADER, Header, Kind};
-use super::state::{PendingSend, State, reset};
+use super::state::{PeerState, PendingSend, State, reset};
 use crate::Payload;
-use crate::proto::transport::Event;
+use crate::proto::transport::{Event, PAYLOAD_WINDOW};
 
 impl State {
     /// Begins a send; gives its number.
@@ -147,8 +147,11 @@ impl State {
     /// Ends a send when the endpoint has completed all its parts.
     pub fn settle(&mut self, number: u32) {
         if self.sends.get(&number).is_some_and(|out| out.over && out.in_flight == 0)
-            && let Some(PendingSend { body, token, error, .. }) = self.sends.remove(&number)
+            && let Some(PendingSend { to, body, token, direct, error, .. }) = self.sends.remove(&number)
         {
+            if direct {
+                self.peer(to).outbound.end(body.len());
+            }
             let result = error.map_or(Ok(()), Err);
             self.events.push(Event::Sent { token, body, result });
         }
@@ -186,8 +189,27 @@ impl State {
             && out.cts.is_none()
             && !out.over
         {
-            (out.cts, out.direct) = (Some((header.tag, 0)), header.direct && outbox.has_long());
-            self.continue_send(outbox, header.number);
+            out.cts = Some((header.tag, 0));
+            if header.direct && outbox.has_long() {
+                self.peer(from).cleared.push_back(header.number);
+                self.start_direct_sends(outbox, from);
+            } else {
+                self.continue_send(outbox, header.number);
+            }
+        }
+    }
+
+    /// Starts direct payloads to a peer, as many as the window permits.
+    fn start_direct_sends(&mut self, outbox: &mut Outbox, peer: Peer) {
+        while let Some(number) = self.peer(peer).cleared.pop_front() {
+            let Some(out) = self.sends.get_mut(&number) else { continue };
+            let PeerState { cleared, outbound, .. } = &mut self.peers[peer.index()];
+            if !outbound.has_room(out.body.len(), PAYLOAD_WINDOW) {
+                return cleared.push_front(number);
+            }
+            outbound.begin(out.body.len());
+            out.direct = true;
+            self.continue_send(outbox, number);
         }
     }
 
@@ -195,6 +217,7 @@ impl State {
     pub fn declined(&mut self, from: Peer, number: u32) {
         if let Some(out) = self.sends.get_mut(&number).filter(|out| out.to == from) {
             out.over = true;
+            self.peer(from).cleared.retain(|cleared| *cleared != number);
             self.settle(number);
         }
     }
@@ -209,15 +232,16 @@ impl State {
     }
 
     /// The endpoint completed the send of a payload.
-    pub fn send_completed(&mut self, token: u64, good: bool) {
+    pub fn send_completed(&mut self, outbox: &mut Outbox, token: u64, good: bool) {
         let number = token as u32;
-        if let Some(out) = self.sends.get_mut(&number) {
-            out.in_flight = out.in_flight.saturating_sub(1);
-            if !good {
-                out.over = true;
-                out.error.get_or_insert_with(|| reset("the datagram did not go out".to_owned()));
-            }
+        let Some(out) = self.sends.get_mut(&number) else { return };
+        out.in_flight = out.in_flight.saturating_sub(1);
+        if !good {
+            out.over = true;
+            out.error.get_or_insert_with(|| reset("the datagram did not go out".to_owned()));
         }
+        let to = out.to;
         self.settle(number);
+        self.start_direct_sends(outbox, to);
     }
 }

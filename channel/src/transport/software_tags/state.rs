@@ -45,7 +45,7 @@ pub(super) struct PendingSend {
     pub tag: u64,
     /// The receiver's number of the receive, and how many bytes were sent; None before the CTS.
     pub cts: Option<(u64, usize)>,
-    /// The payload goes as one tagged message of the provider.
+    /// The payload goes as one tagged message of the provider, and counts as `outbound` of its peer.
     pub direct: bool,
     /// Sends that the endpoint has not completed.
     pub in_flight: usize,
@@ -67,6 +67,10 @@ pub(super) struct PeerState {
     /// Receives with the RTS that they matched and its bytes. They get a CTS when fewer direct payloads are `inbound`.
     pub matched_rts: VecDeque<(Receive, Header, usize)>,
     pub inbound: InFlight,
+    /// Direct payloads that have their CTS and wait until fewer are `outbound`: a peer that grants every RTS and reads nothing must not
+    /// get all slots of the endpoint.
+    pub cleared: VecDeque<u32>,
+    pub outbound: InFlight,
     pub unmatched: VecDeque<Unmatched>,
     /// The peer cannot be reached any more.
     pub lost: Option<Error>,

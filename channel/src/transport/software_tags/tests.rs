@@ -31,8 +31,9 @@ fn assert_idle(end: &SoftwareTags) {
     let State { sends, rendezvous, waiting, replies, unflushed, .. } = &end.state;
     assert!(sends.is_empty() && rendezvous.is_empty() && waiting.is_empty() && replies.is_empty());
     assert!(unflushed.is_empty());
-    for PeerState { records, matched_rts, inbound, .. } in &end.state.peers {
-        assert!(records.is_empty() && matched_rts.is_empty() && *inbound == InFlight::default());
+    for PeerState { records, matched_rts, inbound, cleared, outbound, .. } in &end.state.peers {
+        assert!(records.is_empty() && matched_rts.is_empty() && cleared.is_empty());
+        assert_eq!([*inbound, *outbound], [InFlight::default(); 2]);
     }
 }
 

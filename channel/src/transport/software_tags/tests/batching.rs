@@ -223,6 +223,34 @@ fn cts_window_is_respected() {
     }
 }
 
+#[test]
+fn peer_that_grants_every_rts_leaves_slots_to_others() {
+    for lib in libraries("peer_that_grants_every_rts_leaves_slots_to_others") {
+        let ((mut a, to), (mut b, from)) = two(&lib);
+        let (mut stuck, to_stuck) = RawPeer::new(&lib, &mut a);
+        send_long(&mut a, to_stuck, 0..60);
+        stuck.drive(&mut a, |replies, _| replies.len() == 60);
+        // CTS without receives, and two that a decline follows.
+        let cts =
+            |rts: &Header| Header { direct: true, ..Header::new(Kind::Cts, rts.number, rts.tag + 1000, MIB) }.emit();
+        let decline = |rts: &Header| Header::new(Kind::Decline, rts.number, 0, 0).emit();
+        let grants = stuck.replies.iter().map(cts).chain(stuck.replies[58..].iter().map(decline));
+        stuck.endpoint.send(stuck.to, &grants.collect::<Vec<_>>().concat(), &[]).unwrap();
+        stuck.until(&mut a, |_, a| a.state.sends.len() == 58);
+        let PeerState { outbound, cleared, .. } = &a.state.peers[to_stuck.0 as usize];
+        assert_eq!((outbound.bytes(), cleared.len()), (PAYLOAD_WINDOW, 58 - PAYLOAD_WINDOW / MIB));
+        assert!(datagrams(&mut a) <= PAYLOAD_WINDOW / MIB + 1, "{} slots", datagrams(&mut a));
+        post(&mut b, from, 70, MIB, 70);
+        send_long(&mut a, to, 70..71);
+        let events = run(&mut [&mut a, &mut b], |_, events| received(&events[1], 70).is_some());
+        assert_eq!(received(&events[1], 70).unwrap().0, bytes(70, MIB));
+        // The other end of the stuck payloads is gone: all sends end.
+        drop(stuck);
+        run(&mut [&mut a, &mut b], |ends, _| ends[0].state.sends.is_empty());
+        assert_idle(&a);
+    }
+}
+
 impl RawPeer {
     /// Sends an RTS for a direct payload, under `number`.
     fn offer(&mut self, number: u32, tag: u64, total: u64) {
