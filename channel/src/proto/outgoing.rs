@@ -103,9 +103,14 @@ impl Outgoing {
         peer: Addr,
         callbacks: &mut Vec<Callback>,
     ) -> Result<bool, Error> {
-        let retry = self.post(transport, peer)?;
-        self.complete(callbacks);
-        Ok(retry)
+        loop {
+            let (first, retry) = (self.first, self.post(transport, peer)?);
+            self.complete(callbacks);
+            // Sends that are done at once end messages without an event, and the next ones begin.
+            if retry || self.first == first || self.queued.is_empty() {
+                return Ok(retry);
+            }
+        }
     }
 
     fn post(&mut self, transport: &mut dyn Transport, peer: Addr) -> Result<bool, Error> {

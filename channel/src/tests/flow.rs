@@ -32,6 +32,13 @@ fn short_messages_are_sent_at_once() {
 }
 
 #[test]
+fn short_messages_beyond_the_depth_are_sent_at_once() {
+    let (mut outgoing, mut fake, mut callbacks) = writer(40, 8);
+    assert!(!outgoing.pump(&mut fake, Addr(0), &mut callbacks).unwrap());
+    assert_eq!((fake.sent.len(), callbacks.len(), outgoing.is_idle()), (80, 40, true));
+}
+
+#[test]
 fn lengths_are_sent_before_long_payloads() {
     let (mut outgoing, mut fake, mut callbacks) = writer(6, 3 << 20);
     assert!(!outgoing.pump(&mut fake, Addr(0), &mut callbacks).unwrap());

@@ -236,6 +236,12 @@ proptest! {
     }
 }
 
+/// Messages that are sent at once leave no event that continues the queue.
+#[test]
+fn queue_of_depth_one_continues_after_sends_that_are_done_at_once() {
+    run(17626700024149260294, 2, 161, 1, 0);
+}
+
 #[test]
 fn ids_wrap() {
     run(1, 2, 6000, 16, u32::MAX - 999);
