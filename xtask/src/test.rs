@@ -15,7 +15,37 @@ use std::time::Instant;
 const WORKERS: usize = 2;
 
 /// Tests that `--quick` leaves out, by a part of their names: each takes more than about two seconds.
-const SLOW: &[&str] = &[];
+const SLOW: &[&str] = &[
+    "abi_fuzz::",
+    "all_scenarios_pass_between_four_ranks",
+    "callbacks_end_when_peer_dies",
+    "checked_in_ptx_is_what_its_compiler_makes",
+    "clean_set_ups",
+    "close_is_confirmed",
+    "demo_passes",
+    "doctor_fails_where",
+    "every_failed_status",
+    "four_peers",
+    "idle::",
+    "killed_peer_is_reported",
+    "killed::",
+    "leaks::",
+    "leftovers::",
+    "malformed_peers_over",
+    "missing_peer_is_reported",
+    "next_client",
+    "rank_closed",
+    "rank_hanging",
+    "scenarios_pass_across",
+    "scenarios_pass_on_second",
+    "scenarios_pass_over_tcp",
+    "scenarios_pass_under_mpirun",
+    "scenarios_pass_with",
+    "schedules::",
+    "stopped_peer",
+    "unknown_backend_versions",
+    "values::",
+];
 
 /// The stages in the order in which they start. A stage that many others need comes first, then the longest ones.
 fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
