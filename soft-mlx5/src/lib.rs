@@ -27,6 +27,9 @@ mod cq;
 pub mod cq_writer;
 mod device;
 mod frame;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod mkey;
 mod qp;
 mod receive;
