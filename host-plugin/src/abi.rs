@@ -72,9 +72,14 @@ pub static ncclGinPlugin_v13: GinV13 = GinV13 {
     finalize: Some(finalize),
 };
 
-/// Runs a call's body. An error becomes a code and one WARN line; a panic becomes an internal error.
+/// Runs a call's body. An error becomes a code and one WARN line; a panic becomes an internal error. In a fork of the process that has
+/// handles the body does not run: it would wait for threads and locks that only the other process has.
 fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
-    match catch_unwind(AssertUnwindSafe(body)) {
+    let checked = || match registry::forked_from() {
+        Some(parent) => Err(Error::Forked { parent, child: std::process::id() }),
+        None => body(),
+    };
+    match catch_unwind(AssertUnwindSafe(checked)) {
         Ok(Ok(())) => nccl::SUCCESS,
         Ok(Err(error)) => {
             warn!("{call}: {error}");

@@ -4,6 +4,7 @@ mod abi_fuzz;
 mod bad_input;
 mod contract;
 mod errors;
+mod fork;
 mod harness;
 mod leaks;
 mod machines;
