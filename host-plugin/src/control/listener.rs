@@ -25,6 +25,11 @@ fn answer_limit(timeout: Duration) -> Duration {
     (timeout / 4).max(ANSWER_MIN)
 }
 
+/// The time after which the neighbours of a silent rank have reported it to all ranks.
+pub(super) fn report_limit(timeout: Duration) -> Duration {
+    PING_AFTER + answer_limit(timeout) + Duration::from_millis(500)
+}
+
 /// The time that a peer has to answer the first connect: half of FERROGIN_TIMEOUT. The peer's endpoint exists before its handle.
 fn connect_limit(timeout: Duration) -> Duration {
     (timeout / 2).max(ANSWER_MIN)
