@@ -2,7 +2,7 @@
 
 use crate::stage::Stage;
 use crate::tally::Counts;
-use crate::test::{second_libfabric, workspace_tests};
+use crate::test::{cargo, second_libfabric, workspace_tests};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -29,11 +29,14 @@ pub struct Options {
 
 /// Seeds in a round of the stage `seeds`.
 const SEEDS: u64 = 100;
+/// Seeds in a round of the stage `kills`.
+const KILLS: u64 = 500;
 
 /// The stages and what a round of each does.
 const STAGES: &[(&str, &str)] = &[
     ("seeds", "100 more seeds of `cargo xtask faults`"),
     ("sizes", "the tests of the workspace with all repetitions and sizes"),
+    ("kills", "500 more ranks killed or stopped at seeded moments, half of them on a loaded machine"),
     ("foreign", "foreign clients: every scenario with every number of ranks and every fault"),
     ("fuzz", "live fuzzing, half a minute a target"),
     ("address", "the plugin's tests with the address sanitizer"),
@@ -51,7 +54,16 @@ fn stage(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
     let stage = match name {
         "seeds" => script("tests/faults/run.sh", &["--first", &(round * SEEDS).to_string()])
             .env("FAULT_SEEDS", SEEDS.to_string()),
-        "sizes" => workspace_tests(name, dist, second_libfabric(root).ok().as_deref(), &[]),
+        // The stage `kills` has the full number of kills.
+        "sizes" => workspace_tests(name, dist, second_libfabric(root).ok().as_deref(), &[]).env("FERROGIN_KILLS", "50"),
+        "kills" => {
+            let test = ["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all"];
+            Stage::new(name, cargo(&[&test[..], &["faults::", "--", "--show-output"]].concat()))
+                .of_tests()
+                .env("FERROGIN_DIST", dist)
+                .env("FERROGIN_KILLS", KILLS.to_string())
+                .env("FERROGIN_KILLS_FIRST", (round * KILLS).to_string())
+        }
         "foreign" => script("tests/foreign/run.sh", &[]),
         "fuzz" => script("fuzz/run.sh", &[]).env("FUZZ_SECONDS", "30"),
         "address" | "thread" => script("tests/nccl/sanitize.sh", &[name]),

@@ -80,7 +80,8 @@ fn quick_stages(dist: &Path) -> Vec<Stage> {
     ]
 }
 
-fn cargo(arguments: &[&str]) -> Vec<OsString> {
+/// The command of cargo with `arguments`.
+pub fn cargo(arguments: &[&str]) -> Vec<OsString> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     std::iter::once(cargo).chain(arguments.iter().map(OsString::from)).collect()
 }
