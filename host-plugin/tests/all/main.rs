@@ -7,5 +7,6 @@ mod errors;
 mod fork;
 mod harness;
 mod leaks;
+mod limits;
 mod machines;
 mod scale;
