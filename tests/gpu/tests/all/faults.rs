@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 const NAME: &str = "rank_killed_or_stopped_is_named_in_time";
 /// Jobs at the same time, because a job mostly waits.
-const JOBS: usize = 12;
+const JOBS: usize = 20;
 /// FERROGIN_TIMEOUT of the ranks, in seconds.
 const TIMEOUT: u64 = 12;
 /// Limit of a wait of the test itself: no job may come near it.
@@ -181,7 +181,7 @@ impl Trial {
         let survivors: Vec<usize> = (0..self.ranks).filter(|rank| *rank != self.victim).collect();
         let began = Instant::now();
         while !survivors.iter().all(|rank| has_line(&running, *rank, "end")) && began.elapsed() < LIMIT {
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(20));
         }
         let ended = survivors.iter().all(|rank| has_line(&running, *rank, "end"));
         (0..self.ranks).for_each(|rank| running.signal(rank, Signal::SIGKILL));
