@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Version of the handle and of the protocol that it leads to.
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 /// A neighbour that is silent for this long gets a ping.
 const PING_AFTER: Duration = Duration::from_millis(500);
 /// The least time for an answer, because a busy machine may stop a process for a while.
