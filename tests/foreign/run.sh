@@ -7,10 +7,10 @@
 # failed. Without PyPI, pip or a compiler it prints the reason and counts the tests as skipped.
 #
 #   SOFTEFA_FAULTS=...      only these faults
-#   FOREIGN_RANKS="2 4"     the numbers of ranks
+#   FOREIGN_RANKS="2 3 4"   the numbers of ranks on a card without faults [2 4]
 #   FOREIGN_RELEASES=...    only these releases
 #   FERROGIN_VECTORS=DIR    the vectors, instead of tests/vectors
-#   FERROGIN_SOAK=1         all scenarios on all cards with faults, also those that wait for seconds
+#   FERROGIN_SOAK=1         2, 3 and 4 ranks, and on cards with faults also the scenarios that wait for seconds
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,7 +23,7 @@ fi
 [ "${1:-}" = "--" ] && shift
 scenarios=("${@:-all}")
 releases=${FOREIGN_RELEASES:-2.31.2 2.32.3}
-ranks=${FOREIGN_RANKS:-2 3 4}
+ranks=${FOREIGN_RANKS:-2${FERROGIN_SOAK:+ 3} 4}
 vectors=${FERROGIN_VECTORS:-$root/tests/vectors}
 passed=0 failed=0 skipped=0
 

@@ -55,7 +55,9 @@ fn stage(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
         "seeds" => script("tests/faults/run.sh", &["--first", &(round * SEEDS).to_string()])
             .env("FAULT_SEEDS", SEEDS.to_string()),
         // The stage `kills` has the full number of kills.
-        "sizes" => workspace_tests(name, dist, second_libfabric(root).ok().as_deref(), &[]).env("FERROGIN_KILLS", "50"),
+        "sizes" => {
+            workspace_tests(name, dist, second_libfabric(root).ok().as_deref(), &[], &[]).env("FERROGIN_KILLS", "50")
+        }
         "kills" => {
             let test = ["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all"];
             Stage::new(name, cargo(&[&test[..], &["faults::", "--", "--show-output"]].concat()))
@@ -142,6 +144,7 @@ fn round(name: &str, root: &Path, dist: &Path, place: &Path, state: &mut State) 
     for skip in &outcome.tally.skips {
         println!("skipped: {skip}");
     }
+    std::fs::write(place.join(format!("{name}-tests.txt")), outcome.tally.tests.join("\n") + "\n")?;
     results.rounds += 1;
     results.passed += passed;
     results.failed += failed;

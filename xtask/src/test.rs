@@ -4,7 +4,7 @@
 
 use crate::stage::{Outcome, Stage};
 use crate::tally::Tally;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -36,6 +36,7 @@ const SLOW: &[&str] = &[
     "next_client",
     "rank_closed",
     "rank_hanging",
+    "rank_killed_or_stopped",
     "scenarios_pass_across",
     "scenarios_pass_on_second",
     "scenarios_pass_over_tcp",
@@ -47,26 +48,27 @@ const SLOW: &[&str] = &[
     "values::",
 ];
 
-/// The stages in the order in which they start. A stage that many others need comes first, then the longest ones.
+/// The stages in the order in which they start.
 fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
     let script = |name, path: &str| Stage::new(name, [root.join(path).as_os_str(), dist.as_os_str()]).of_tests();
     let build = cargo(&["test", "--quiet", "--release", "--workspace", "--locked", "--no-run"]);
     let docs = cargo(&["doc", "--quiet", "--release", "--workspace", "--no-deps", "--locked"]);
     vec![
-        Stage::new("build of the tests", build),
-        script("foreign clients", "tests/foreign/run.sh"),
-        workspace_tests("cargo test", dist, libfabric, &[]).after("build of the tests"),
         Stage::new("format", cargo(&["fmt", "--all", "--check"])),
-        lint().after("build of the tests"),
+        Stage::new("build of the tests", build),
         script("CUDA kernels", "tests/cuda/run.sh"),
+        // Stages whose processes poll run one after the other, beside stages that build.
+        workspace_tests("cargo test", dist, libfabric, &[], &[]).after("build of the tests"),
+        lint().after("build of the tests"),
         script("models", "device-kernels/tests/models.sh"),
-        script("faults", "tests/faults/run.sh").after("build of the tests"),
-        script("libfabric programs", "tests/libfabric/run.sh"),
+        script("foreign clients", "tests/foreign/run.sh").after("cargo test"),
         script("aarch64", "scripts/check-aarch64.sh"),
+        Stage::new("documentation", docs).after("lint").env("RUSTDOCFLAGS", "-D warnings"),
         script("model of the channel's wake-up", "channel/tests/models.sh").after("models"),
-        script("instructions of a post", "benches/check.sh").after("cargo test"),
-        script("mlx5 instructions", "soft-mlx5/benches/check.sh").after("cargo test"),
-        Stage::new("documentation", docs).after("cargo test").env("RUSTDOCFLAGS", "-D warnings"),
+        script("instructions of a post", "benches/check.sh").after("lint"),
+        script("mlx5 instructions", "soft-mlx5/benches/check.sh").after("lint"),
+        script("faults", "tests/faults/run.sh").after("foreign clients"),
+        script("libfabric programs", "tests/libfabric/run.sh").after("faults"),
     ]
 }
 
@@ -75,7 +77,8 @@ fn quick_stages(dist: &Path) -> Vec<Stage> {
     let skips: Vec<&str> = SLOW.iter().flat_map(|name| ["--skip", name]).collect();
     vec![
         Stage::new("format", cargo(&["fmt", "--all", "--check"])),
-        workspace_tests("cargo test", dist, None, &skips),
+        // No doc tests: they are compiled anew each time.
+        workspace_tests("cargo test", dist, None, &["--lib", "--bins", "--tests"], &skips),
         lint(),
     ]
 }
@@ -93,10 +96,17 @@ fn lint() -> Stage {
     )
 }
 
-/// The tests of the workspace, with more arguments for the test programs.
-pub fn workspace_tests(name: &'static str, dist: &Path, libfabric: Option<&Path>, more: &[&str]) -> Stage {
-    let arguments = ["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"];
-    let stage = Stage::new(name, cargo(&[&arguments, more].concat())).of_tests().env("FERROGIN_DIST", dist);
+/// The tests of the workspace, with more arguments for cargo and for the test programs.
+pub fn workspace_tests(
+    name: &'static str,
+    dist: &Path,
+    libfabric: Option<&Path>,
+    for_cargo: &[&str],
+    for_tests: &[&str],
+) -> Stage {
+    let arguments = ["test", "--release", "--workspace", "--locked", "--no-fail-fast"];
+    let arguments = [&arguments, for_cargo, &["--", "--show-output"], for_tests].concat();
+    let stage = Stage::new(name, cargo(&arguments)).of_tests().env("FERROGIN_DIST", dist);
     match libfabric {
         Some(path) => stage.env("FERROGIN_LIBFABRIC_ALT", path),
         None => stage,
@@ -132,8 +142,8 @@ pub fn run(root: &Path, dist: &Path, quick: bool, only: &[String]) -> ExitCode {
     let began = Instant::now();
     tally += run_stages(stages, root, &logs);
     let list = logs.join("tests.txt");
-    tally.tests.sort();
-    if let Err(error) = std::fs::write(&list, tally.tests.join("\n") + "\n") {
+    let lines: BTreeSet<String> = tally.tests.iter().map(|name| format!("{:<5} {name}\n", place(name))).collect();
+    if let Err(error) = std::fs::write(&list, String::from_iter(lines)) {
         eprintln!("{}: {error}", list.display());
     }
     println!(
@@ -144,6 +154,12 @@ pub fn run(root: &Path, dist: &Path, quick: bool, only: &[String]) -> ExitCode {
     );
     println!("{}", tally.summary());
     if tally.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Where a test of `make test` runs: also in `--quick`, or not.
+fn place(name: &str) -> &'static str {
+    let slow = SLOW.iter().any(|part| name.contains(part)) || name.starts_with("cargo test: doc ");
+    if name.starts_with("cargo test: ") && !slow { "quick" } else { "test" }
 }
 
 /// What the workers share.
@@ -231,6 +247,13 @@ mod tests {
                 stage.name
             );
         }
+    }
+
+    #[test]
+    fn slow_tests_and_scripts_are_not_in_the_quick_run() {
+        assert_eq!(place("cargo test: all tests/all/main.rs values::arrive"), "test");
+        assert_eq!(place("cargo test: soft_nic src/lib.rs wire::hello"), "quick");
+        assert_eq!(place("foreign clients: NCCL 2.31.2, 2 ranks, put"), "test");
     }
 
     #[test]
