@@ -3,7 +3,7 @@
 #
 # DIST (default: dist) has libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release the script fetches the headers from
 # PyPI once (into .cache/), compiles layout_check, gin_post and foreign against them (into target/foreign/), and runs all scenarios
-# with 2, 3 and 4 ranks, then on cards with faults. Prints a line for each test and a last line with the counts; status 1 if a test
+# with 2 and 4 ranks, then on cards with faults. Prints a line for each test and a last line with the counts; status 1 if a test
 # failed. Without PyPI, pip or a compiler it prints the reason and counts the tests as skipped.
 #
 #   SOFTEFA_FAULTS=...      only these faults
