@@ -57,7 +57,7 @@ fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
         Stage::new("format", cargo(&["fmt", "--all", "--check"])),
         Stage::new("build of the tests", build),
         script("CUDA kernels", "tests/cuda/run.sh"),
-        // Stages whose processes poll run one after the other, beside stages that build.
+        // Stages whose processes poll come after each other, beside stages that build.
         workspace_tests("cargo test", dist, libfabric, &[], &[]).after("build of the tests"),
         lint().after("build of the tests"),
         script("models", "device-kernels/tests/models.sh"),
@@ -67,8 +67,8 @@ fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
         script("model of the channel's wake-up", "channel/tests/models.sh").after("models"),
         script("instructions of a post", "benches/check.sh").after("lint"),
         script("mlx5 instructions", "soft-mlx5/benches/check.sh").after("lint"),
-        script("faults", "tests/faults/run.sh").after("foreign clients"),
-        script("libfabric programs", "tests/libfabric/run.sh").after("faults"),
+        script("faults", "tests/faults/run.sh").after("cargo test"),
+        script("libfabric programs", "tests/libfabric/run.sh").after("cargo test"),
     ]
 }
 
