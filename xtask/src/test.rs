@@ -106,7 +106,10 @@ pub fn workspace_tests(
 ) -> Stage {
     let arguments = ["test", "--release", "--workspace", "--locked", "--no-fail-fast"];
     let arguments = [&arguments, for_cargo, &["--", "--show-output"], for_tests].concat();
+    // Many tests wait for a time-out.
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).max(4);
     let stage = Stage::new(name, cargo(&arguments)).of_tests().env("FERROGIN_DIST", dist);
+    let stage = stage.env("RUST_TEST_THREADS", threads.to_string());
     match libfabric {
         Some(path) => stage.env("FERROGIN_LIBFABRIC_ALT", path),
         None => stage,
