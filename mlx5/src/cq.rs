@@ -302,26 +302,22 @@ impl CompletionQueue {
             let available = self.in_this_lap(left);
             let first = self.slots.slot(self.consumer);
             let end = first.after(available);
-            let (mut at, mut block) = (first, false);
+            let mut at = first;
             while at != end {
                 match plain_state(at, owner) {
                     SlotState::Regular => each(Next::Completed(at)),
                     SlotState::Error => each(Next::Error(at)),
-                    SlotState::Empty => break,
-                    SlotState::Block => {
-                        block = true;
-                        break;
-                    }
+                    SlotState::Empty | SlotState::Block => break,
                 }
                 at = at.after(1);
             }
             let taken = at.since(first);
             self.consumer = self.consumer.wrapping_add(taken);
             left -= taken;
-            if block {
-                self.end(CorruptQueue::NotCompressed { index: self.consumer });
-            }
             if taken != available {
+                if matches!(plain_state(at, owner), SlotState::Block) {
+                    self.end(CorruptQueue::NotCompressed { index: self.consumer });
+                }
                 break;
             }
         }
