@@ -54,7 +54,7 @@ fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
     let build = cargo(&["test", "--quiet", "--release", "--workspace", "--locked", "--no-run"]);
     let docs = cargo(&["doc", "--quiet", "--release", "--workspace", "--no-deps", "--locked"]);
     vec![
-        Stage::new("format", cargo(&["fmt", "--all", "--check"])),
+        format(),
         Stage::new("build of the tests", build),
         script("CUDA kernels", "tests/cuda/run.sh"),
         // Stages whose processes poll come after each other, beside stages that build.
@@ -76,7 +76,7 @@ fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
 fn quick_stages(dist: &Path) -> Vec<Stage> {
     let skips: Vec<&str> = SLOW.iter().flat_map(|name| ["--skip", name]).collect();
     vec![
-        Stage::new("format", cargo(&["fmt", "--all", "--check"])),
+        format(),
         // No doc tests: they are compiled anew each time.
         workspace_tests("cargo test", dist, None, &["--lib", "--bins", "--tests"], &skips),
         lint(),
@@ -87,6 +87,10 @@ fn quick_stages(dist: &Path) -> Vec<Stage> {
 pub fn cargo(arguments: &[&str]) -> Vec<OsString> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     std::iter::once(cargo).chain(arguments.iter().map(OsString::from)).collect()
+}
+
+fn format() -> Stage {
+    Stage::new("format", cargo(&["fmt", "--all", "--check"]))
 }
 
 fn lint() -> Stage {
