@@ -1,6 +1,6 @@
-//! Closes connections to this endpoint on which others say nothing.
+//! Closes silent connections to this endpoint.
 //!
-//! A provider keeps every TCP connection that it accepts until the other end closes it, so whoever reaches the port could use up
+//! A provider keeps every TCP connection that it accepts until the other end closes it, so a program that reaches the port could use up
 //! the descriptors of the process. A peer sends a message as soon as it is connected. The limit therefore ends connections with
 //! fewer bytes than the shortest message, if they are old or too many. It only shuts the socket down: the provider sees the end of
 //! the connection and closes its descriptor itself.

@@ -14,7 +14,7 @@
 //! **Closing.** [`MessageEndpoint::shutdown`] sends everything and closes; peers then see [`LostReason::Closed`]. An endpoint that is only
 //! dropped may lose messages in flight, and peers detect it like a dead peer.
 //!
-//! **Silent connections.** Over TCP the endpoint ends connections to its port on which nobody says anything for 10 s, and the oldest of
+//! **Silent connections.** Over TCP the endpoint ends connections to its port on which no byte arrives for 10 s, and the oldest of
 //! those without a byte that are more than a quarter of the process's limit of descriptors: they cannot use up all of them.
 //!
 //! **Providers.** Tested: `tcp` of libfabric 2.5; for 1.17, whose `tcp` has no reliable datagrams, its `net` is taken. Over `ofi_rxm`

@@ -283,7 +283,7 @@ impl Context {
             first[1].sq.entry_size,
             context.budgets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         );
-        if Layout::of(shape.backend_version) == Some(Layout::V0) && first_time(REUSED_SLOTS, "") {
+        if shape.layout == Layout::V0 && first_time(REUSED_SLOTS, "") {
             crate::info!(
                 "backendVersion {}: putValue of NCCL 2.31's own device code may deliver 0 in place of a value, because that code reuses a \
                  value slot when a later request has completed first. NCCL 2.32 and ferrogin's own headers have no such loss",

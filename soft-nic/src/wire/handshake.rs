@@ -116,7 +116,7 @@ pub(crate) fn abstract_name(gid: &Gid) -> String {
     format!("softefa/{WIRE_VERSION}/{}", blake3::Hash::from_bytes(hash).to_hex())
 }
 
-/// Encrypts or decrypts a initiator's GID, and gives the tag of the encrypted GID.
+/// Encrypts or decrypts an initiator's GID, and gives the tag of the encrypted GID.
 struct HelloKey([u8; 32]);
 
 impl HelloKey {
@@ -158,7 +158,7 @@ impl Initiator {
     /// The session, if `bytes` are the answer of the card that was called. Its first seal proves the initiator to that card.
     ///
     /// # Errors
-    /// [`Disagreement::Version`] and [`Disagreement::Refused`] come from whoever got the hello. The other errors may come from anyone.
+    /// [`Disagreement::Version`] and [`Disagreement::Refused`] come from a process that got the hello. The other errors may come from any process.
     pub(crate) fn welcomed(&self, bytes: &[u8]) -> Result<Session, Disagreement> {
         let head: &[u8; 24] = bytes.first_chunk().ok_or(Disagreement::Protocol)?;
         if head[..6] != WELCOME_MAGIC {

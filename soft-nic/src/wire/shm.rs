@@ -5,8 +5,8 @@
 //! connects by itself, so simultaneous connects need no arbitration. Nothing is on the file system, and the kernel closes
 //! the socket of a process that dies, so nothing is left behind and the other side knows.
 //!
-//! The kernel names the user at the other end, and either side leaves before it reads a byte of another user. Nobody else
-//! gets at the socket or the memory then, so packets in the rings carry no seals.
+//! The kernel names the user at the other end, and either side leaves before it reads a byte of another user. No other
+//! user reaches the socket or the memory then, so packets in the rings carry no seals.
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice, IoSliceMut};

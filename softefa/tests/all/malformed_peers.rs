@@ -129,7 +129,7 @@ fn over_shared_memory(what: &str, commands: &Receiver<String>) {
         // What is connected stays so until the end of the process.
         let mut kept: Vec<(Option<OwnedFd>, Option<std::fs::File>)> = Vec::new();
         while let Ok(fd) = socket::accept(listener.as_raw_fd()) {
-            // SAFETY: accept just made this descriptor and nobody else has it.
+            // SAFETY: accept just made this descriptor, and no other value owns it.
             let card = unsafe { OwnedFd::from_raw_fd(fd) };
             let mut hello = [0; 73];
             let len = socket::recv(card.as_raw_fd(), &mut hello, MsgFlags::empty()).unwrap();
