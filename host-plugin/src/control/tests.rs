@@ -115,57 +115,44 @@ fn hanging_rank_is_named_at_deadline() {
     assert!(started.elapsed() >= deadline);
 }
 
-/// The other ranks miss blocks of running ranks, which the stopped rank should have passed on.
-#[test]
-fn rank_stopped_between_two_blocks_is_named_by_all_ranks() {
+/// Rank 2 of five stops after it has sent its own block: every other rank names rank 2. Rank 4 has a timeout of its own, if one is given.
+fn stopped_rank_is_named(timeout: Duration, timeout_of_rank_4: Option<Duration>) {
     let (together, (running, others)) = (Barrier::new(5), channel());
     let ends = Mutex::new((Some(running), Some(others)));
-    ranks(5, Duration::from_secs(16), move |rank, ring| {
+    ranks(5, timeout, move |rank, ring| {
         let mut ring = ring.unwrap();
         ring.allgather(Step::Connect, Some(&[0])).unwrap();
         together.wait();
         if rank == 2 {
             let others = ends.lock().unwrap().1.take().unwrap();
             ring.stop_after_own_block(Step::RegisterWindow, others);
-        } else {
-            let error = ring.allgather(Step::RegisterWindow, Some(&[])).map(drop);
-            let failed = error.as_ref().err().and_then(ControlError::failed_rank);
             together.wait();
-            // Rank 1 needs no block from rank 2, so it may succeed.
-            assert!(failed == Some(2) || rank == 1 && error.is_ok(), "rank {rank}: {error:?}");
+            drop(ends.lock().unwrap().0.take());
             return;
         }
+        if rank == 4
+            && let Some(timeout) = timeout_of_rank_4
+        {
+            ring.set_timeout(timeout);
+        }
+        let error = ring.allgather(Step::RegisterWindow, Some(&[])).map(drop);
+        let failed = error.as_ref().err().and_then(ControlError::failed_rank);
         together.wait();
-        drop(ends.lock().unwrap().0.take());
+        // Rank 1 needs no block from rank 2, so it may succeed.
+        assert!(failed == Some(2) || rank == 1 && error.is_ok(), "rank {rank}: {error:?}");
     });
 }
 
-/// A deadline that passes before the neighbours of a stopped rank have reported it names no other rank.
+/// The other ranks miss blocks of running ranks, which the stopped rank should have passed on.
+#[test]
+fn rank_stopped_between_two_blocks_is_named_by_all_ranks() {
+    stopped_rank_is_named(Duration::from_secs(16), None);
+}
+
+/// A deadline that passes before the neighbours of a stopped rank have reported it names no other rank: they report rank 2 after 2.5 s.
 #[test]
 fn rank_stopped_just_before_deadline_is_named() {
-    let (together, (running, others)) = (Barrier::new(5), channel());
-    let ends = Mutex::new((Some(running), Some(others)));
-    ranks(5, Duration::from_secs(8), move |rank, ring| {
-        let mut ring = ring.unwrap();
-        ring.allgather(Step::Connect, Some(&[0])).unwrap();
-        together.wait();
-        if rank == 2 {
-            let others = ends.lock().unwrap().1.take().unwrap();
-            ring.stop_after_own_block(Step::RegisterWindow, others);
-        } else {
-            // Its neighbours report rank 2 after 2.5 s.
-            if rank == 4 {
-                ring.set_timeout(Duration::from_secs(2));
-            }
-            let error = ring.allgather(Step::RegisterWindow, Some(&[])).map(drop);
-            let failed = error.as_ref().err().and_then(ControlError::failed_rank);
-            together.wait();
-            assert!(failed == Some(2) || rank == 1 && error.is_ok(), "rank {rank}: {error:?}");
-            return;
-        }
-        together.wait();
-        drop(ends.lock().unwrap().0.take());
-    });
+    stopped_rank_is_named(Duration::from_secs(8), Some(Duration::from_secs(2)));
 }
 
 /// A rank that connects to one that has failed already gets the report of that rank.
