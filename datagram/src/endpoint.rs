@@ -7,11 +7,12 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::connection_limit::ConnectionLimit;
 use super::long::Long;
 use super::outbox::{Outbox, message_size};
 use super::pool::{Context, Operation, Pool};
 use super::wire::{Frame, Kind};
-use super::{Config, Event};
+use super::{Config, Event, Unadmitted};
 use ferrogin_libfabric::bindings::{self, fi_cq_format, fid_ep};
 use ferrogin_libfabric::entry;
 use ferrogin_libfabric::find_datagrams;
@@ -43,6 +44,7 @@ pub struct MessageEndpoint {
     unposted: Vec<u32>,
     polls: u32,
     clock: Instant,
+    connection_limit: Option<ConnectionLimit>,
     provider: String,
 }
 
@@ -114,8 +116,10 @@ impl MessageEndpoint {
             unposted: (0..count).rev().collect(),
             polls: 0,
             clock: Instant::now(),
+            connection_limit: None,
             provider: info.provider(),
         };
+        this.connection_limit = ConnectionLimit::of(this.outbox.address());
         this.post_receives()?;
         Ok(this)
     }
@@ -167,7 +171,19 @@ impl MessageEndpoint {
     ///
     /// # Errors
     /// Failures of the endpoint as a whole. A peer's failures are events.
-    pub fn poll(&mut self, mut on_event: impl FnMut(&mut Outbox, Event<'_>)) -> Result<usize, Error> {
+    pub fn poll(&mut self, on_event: impl FnMut(&mut Outbox, Event<'_>)) -> Result<usize, Error> {
+        self.poll_admitting(on_event, |_| {})
+    }
+
+    /// [`MessageEndpoint::poll`], which gives the messages of endpoints that were not admitted to `on_unadmitted`.
+    ///
+    /// # Errors
+    /// As [`MessageEndpoint::poll`].
+    pub fn poll_admitting(
+        &mut self,
+        mut on_event: impl FnMut(&mut Outbox, Event<'_>),
+        mut on_unadmitted: impl FnMut(Unadmitted<'_>),
+    ) -> Result<usize, Error> {
         let mut events = 0;
         let mut idle = true;
         for _ in 0..BATCHES {
@@ -188,7 +204,7 @@ impl MessageEndpoint {
                 // SAFETY: this endpoint posted all operations of the queue, with contexts that live until the endpoint is closed.
                 match unsafe { Context::note(completion.context) } {
                     Operation::Receive(index) => {
-                        events += usize::from(self.receive(index, completion.len, &mut on_event));
+                        events += usize::from(self.receive(index, completion.len, &mut on_event, &mut on_unadmitted));
                         self.unposted.push(index);
                     }
                     other => self.outbox.complete(other, Ok(completion.len)),
@@ -207,6 +223,9 @@ impl MessageEndpoint {
         self.polls = self.polls.wrapping_add(1);
         if idle || self.polls.is_multiple_of(POLLS_PER_CLOCK) {
             let now = Instant::now();
+            if let Some(connection_limit) = &mut self.connection_limit {
+                connection_limit.enforce(now);
+            }
             if now.duration_since(self.clock) >= self.outbox.timer_interval() {
                 self.clock = now;
                 self.outbox.timers(now);
@@ -216,7 +235,13 @@ impl MessageEndpoint {
     }
 
     /// Handles a received message; true when it is an event.
-    fn receive(&mut self, index: u32, len: usize, on_event: &mut impl FnMut(&mut Outbox, Event<'_>)) -> bool {
+    fn receive(
+        &mut self,
+        index: u32,
+        len: usize,
+        on_event: &mut impl FnMut(&mut Outbox, Event<'_>),
+        on_unadmitted: &mut impl FnMut(Unadmitted<'_>),
+    ) -> bool {
         // SAFETY: the receive has completed, and the buffer is posted again only after this function.
         let message = unsafe { self.buffers.bytes(index as usize, len) };
         let frame = match Frame::parse(message) {
@@ -226,7 +251,13 @@ impl MessageEndpoint {
                 return false;
             }
         };
-        let Some(from) = self.outbox.sender(&frame) else { return false };
+        let Some(from) = self.outbox.sender(&frame) else {
+            if self.outbox.is_unadmitted(&frame) {
+                let Frame { name: address, from: number, header, payload, .. } = frame;
+                on_unadmitted(Unadmitted { address, number, header, payload });
+            }
+            return false;
+        };
         match frame.kind {
             Kind::Data => {
                 on_event(&mut self.outbox, Event::Message { from, header: frame.header, payload: frame.payload });

@@ -14,12 +14,19 @@
 //! **Closing.** [`MessageEndpoint::shutdown`] sends everything and closes; peers then see [`LostReason::Closed`]. An endpoint that is only
 //! dropped may lose messages in flight, and peers detect it like a dead peer.
 //!
+//! **Silent connections.** Over TCP the endpoint ends connections to its port on which no byte arrives for 10 s, and the oldest of
+//! those without a byte that are more than a quarter of the process's limit of descriptors: they cannot use up all of them.
+//!
 //! **Providers.** Tested: `tcp` of libfabric 2.5; for 1.17, whose `tcp` has no reliable datagrams, its `net` is taken. Over `ofi_rxm`
 //! (asked for by name, or where nothing else exists) it works too, but some sends in flight to a peer that dies never complete: their slots
 //! and borrowed payloads are released when the endpoint is dropped.
 //!
-//! **Trust.** A message names its sender itself. Lengths of its parts are checked; the name is not proven.
+//! **Trust.** A message names its sender itself. Lengths of its parts are checked; the name is not proven. An owner that wants a proof
+//! sets [`Config::admission`]: a message of an endpoint that was not admitted then changes nothing here, and goes to the second callback of
+//! [`MessageEndpoint::poll_admitting`], which may admit the endpoint by [`Outbox::admit`].
 
+#[allow(unsafe_code)]
+mod connection_limit;
 #[allow(unsafe_code)]
 mod endpoint;
 #[allow(unsafe_code)]
@@ -64,6 +71,8 @@ pub struct Config {
     pub ping_after: Duration,
     /// A peer that does not answer a ping for this long is lost.
     pub lost_after: Duration,
+    /// Endpoints become peers by [`Outbox::admit`] alone, not by a message.
+    pub admission: bool,
 }
 
 impl Default for Config {
@@ -78,6 +87,7 @@ impl Default for Config {
             max_peers: 4096,
             ping_after: Duration::from_secs(1),
             lost_after: Duration::from_secs(10),
+            admission: false,
         }
     }
 }
@@ -131,6 +141,19 @@ pub enum Event<'a> {
         /// Why it counts as lost.
         reason: LostReason,
     },
+}
+
+/// A message of an endpoint that was not admitted ([`Config::admission`]).
+#[derive(Debug)]
+pub struct Unadmitted<'a> {
+    /// The address that the message gives as its sender's.
+    pub address: &'a [u8],
+    /// The number that the message gives as its sending endpoint's.
+    pub number: u64,
+    /// The header that the sender gave.
+    pub header: &'a [u8],
+    /// The payload that the sender gave.
+    pub payload: &'a [u8],
 }
 
 /// Why a peer is lost.

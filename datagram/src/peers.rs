@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::outbox::Outbox;
 use super::peer::{PeerState, State};
 use super::pool::{Context, Operation};
-use super::wire::{CLOSE_ACK, CLOSING, FLAG_SETS, Frame, PING};
+use super::wire::{CLOSE_ACK, CLOSING, FLAG_SETS, Frame, Kind, PING};
 use super::{Event, LostReason, Peer};
 use ferrogin_libfabric::bindings::iovec;
 use ferrogin_libfabric::{Error, FiAddr};
@@ -109,6 +109,7 @@ impl Outbox {
         let known = self.by_name.get(message.name).map(|known| (*known, &self.peers[*known as usize]));
         let peer = match known {
             Some((known, state)) if state.number == Some(message.from) => Ok(Peer(known)),
+            _ if self.config.admission => return None,
             _ if self.replaced.contains(&(message.name.into(), message.from)) => return None,
             Some((known, PeerState { number: None, .. })) => Ok(Peer(known)),
             Some((known, state)) => {
@@ -133,6 +134,40 @@ impl Outbox {
         state.pinged_at = None;
         state.last_heard = self.now;
         Some(peer)
+    }
+
+    /// Whether a message without a [`sender`](Self::sender) is for the owner of the endpoint, which may admit its sender.
+    pub(super) fn is_unadmitted(&self, message: &Frame<'_>) -> bool {
+        let admitted = || {
+            let known = self.by_name.get(message.name).map(|known| &self.peers[*known as usize]);
+            known.is_some_and(|state| state.number == Some(message.from))
+        };
+        self.config.admission
+            && message.kind == Kind::Data
+            && (message.to == 0 || message.to == self.number)
+            && !admitted()
+    }
+
+    /// Makes the endpoint with this address and number a peer, with [`Config::admission`]. A peer that was added by the address alone is
+    /// this endpoint from now on; a live peer of another number is replaced.
+    ///
+    /// # Errors
+    /// As [`Self::add_peer`].
+    pub fn admit(&mut self, address: &[u8], number: u64) -> Result<Peer, Error> {
+        let peer = self.add_peer(address)?;
+        let state = &self.peers[peer.index()];
+        let peer = match state.number {
+            Some(other) if other != number => {
+                let addr = state.addr;
+                self.replace(peer.0, addr, Some(number))?
+            }
+            _ => peer,
+        };
+        let state = &mut self.peers[peer.index()];
+        state.number = Some(number);
+        state.in_use = true;
+        state.last_heard = self.now;
+        Ok(peer)
     }
 
     /// Handles a control message.

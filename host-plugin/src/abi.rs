@@ -72,12 +72,31 @@ pub static ncclGinPlugin_v13: GinV13 = GinV13 {
     finalize: Some(finalize),
 };
 
-/// Runs a call's body. An error becomes a code and one WARN line; a panic becomes an internal error.
+/// False if the process cannot open the few files that a failed call may have held. libfabric reports this as other errors too.
+fn has_free_descriptors() -> bool {
+    let files: Vec<_> = (0..8).map(|_| std::fs::File::open("/dev/null")).collect();
+    !files
+        .iter()
+        .flat_map(|file| file.as_ref().err())
+        .any(|error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
+}
+
+/// Runs a call's body. An error becomes a code and one WARN line; a panic becomes an internal error. In a fork of the process that has
+/// handles the body does not run: it would wait for threads and locks that only the other process has.
 fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
-    match catch_unwind(AssertUnwindSafe(body)) {
+    let checked = || match registry::forked_from() {
+        Some(parent) => Err(Error::Forked { parent, child: std::process::id() }),
+        None => body(),
+    };
+    match catch_unwind(AssertUnwindSafe(checked)) {
         Ok(Ok(())) => nccl::SUCCESS,
         Ok(Err(error)) => {
-            warn!("{call}: {error}");
+            match error.result() {
+                nccl::SYSTEM_ERROR if !has_free_descriptors() => {
+                    warn!("{call}: {error}; this process has too many open files: raise `ulimit -n`")
+                }
+                _ => warn!("{call}: {error}"),
+            }
             error.result()
         }
         Err(panic) => {

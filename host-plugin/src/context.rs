@@ -227,10 +227,11 @@ fn tclass_choices(tclass: u32) -> Vec<u32> {
     choices
 }
 
+const REUSED_SLOTS: &str = "NCCL 2.31 reuses value slots";
 const NARROW: &str = "no wide requests";
 const SHORT_IDS: &str = "no 64-bit request ids";
 
-/// True at the first call with this message and card in the process.
+/// True at the first call with this message and card in the process. A message about no card has the card "".
 fn first_time(message: &'static str, card: &str) -> bool {
     static REPORTED: Mutex<BTreeSet<(&'static str, String)>> = Mutex::new(BTreeSet::new());
     REPORTED.lock().unwrap_or_else(PoisonError::into_inner).insert((message, card.to_owned()))
@@ -282,6 +283,13 @@ impl Context {
             first[1].sq.entry_size,
             context.budgets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         );
+        if shape.layout == Layout::V0 && first_time(REUSED_SLOTS, "") {
+            crate::info!(
+                "backendVersion {}: putValue of NCCL 2.31's own device code may deliver 0 in place of a value, because that code reuses a \
+                 value slot when a later request has completed first. NCCL 2.32 and ferrogin's own headers have no such loss",
+                shape.backend_version
+            );
+        }
         Ok(context)
     }
 

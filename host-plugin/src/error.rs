@@ -16,6 +16,17 @@ pub enum Error {
     /// A handle is not valid, or was closed.
     #[error(transparent)]
     Handle(#[from] HandleError),
+    /// This process inherited the plugin's state by `fork`.
+    #[error(
+        "process {child} is a fork() of process {parent}, and the plugin's threads run in process {parent} only: use the plugin in \
+         the process that called init, or start the new process with exec"
+    )]
+    Forked {
+        /// The process that called `init`.
+        parent: u32,
+        /// This process.
+        child: u32,
+    },
     /// An argument has an invalid value.
     #[error("{0}")]
     Argument(String),
@@ -67,7 +78,7 @@ impl Error {
     pub fn result(&self) -> nccl::Result {
         match self {
             Self::Null(_) | Self::Handle(_) | Self::Argument(_) => nccl::INVALID_ARGUMENT,
-            Self::Usage(_) | Self::Config(_) | Self::Queue { .. } => nccl::INVALID_USAGE,
+            Self::Usage(_) | Self::Forked { .. } | Self::Config(_) | Self::Queue { .. } => nccl::INVALID_USAGE,
             Self::Control(error) => match error {
                 ControlError::BadHandle { .. } | ControlError::WrongOrder { .. } => nccl::INVALID_ARGUMENT,
                 ControlError::Socket { .. } | ControlError::Endpoint { .. } | ControlError::NoInterface { .. } => {

@@ -6,6 +6,7 @@
 use crate::fault::{ErrorCounter, FailureFlag};
 use std::any::Any;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// The kind of object that a handle names.
@@ -85,6 +86,16 @@ struct Table {
     generation: u64,
 }
 
+/// The process that has open handles; 0 without one. A process that it forks inherits the memory, but not the threads behind the
+/// handles, and perhaps a lock that one of them held.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// The process whose open handles this process inherited by `fork`; `None` in that process, and if it had no open handle.
+pub fn forked_from() -> Option<u32> {
+    let owner = OWNER.load(Ordering::Relaxed);
+    (owner != 0 && owner != std::process::id()).then_some(owner)
+}
+
 static TABLE: RwLock<Table> = RwLock::new(Table { slots: Vec::new(), free: Vec::new(), generation: 0 });
 
 /// Failure flags of contexts by slot, in blocks that are never freed, so that [`fault`] needs no lock.
@@ -125,6 +136,7 @@ pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c
         }
         None => return None,
     };
+    OWNER.store(std::process::id(), Ordering::Relaxed);
     table.generation = (table.generation + 1) & ((1 << GENERATION_BITS) - 1);
     let generation = table.generation;
     table.slots[slot] = Some(Entry { generation, kind, object });
@@ -160,6 +172,9 @@ pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result
         flag.close();
     }
     table.free.push(slot);
+    if table.free.len() == table.slots.len() {
+        OWNER.store(0, Ordering::Relaxed);
+    }
     object.and_then(|object| object.downcast::<T>().ok()).ok_or(unknown)
 }
 

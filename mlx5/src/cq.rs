@@ -71,6 +71,15 @@ pub enum CorruptQueue {
         /// Index of the block.
         index: u32,
     },
+    /// The card wrote a block into a queue without compression.
+    #[error(
+        "the completion at index {index} is a compressed block, but the queue was created without compression; close the \
+         queue, and create the device's queue and this one with the same setting"
+    )]
+    NotCompressed {
+        /// Index of the block.
+        index: u32,
+    },
 }
 
 /// The result of a poll.
@@ -110,10 +119,11 @@ pub struct CqParts {
 pub struct CompletionQueue {
     slots: Slots,
     consumer: u32,
-    /// Completions of the open block that the caller has not received yet. A corrupt queue has a number other than 0 here, which
-    /// disables the fast path of [`Self::poll`].
+    /// Completions of the open block that the caller has not received yet.
     left: u32,
     title: Title,
+    /// The slots have the compressed layout. A corrupt queue has `compression` and `left` set, whatever its layout: both disable
+    /// the fast path of [`Self::poll`].
     compression: bool,
     corrupt: Option<CorruptQueue>,
     title_copy: TitleCopy,
@@ -305,6 +315,9 @@ impl CompletionQueue {
             self.consumer = self.consumer.wrapping_add(taken);
             left -= taken;
             if taken != available {
+                if matches!(plain_state(at, owner), SlotState::Block) {
+                    self.end(CorruptQueue::NotCompressed { index: self.consumer });
+                }
                 break;
             }
         }
@@ -384,8 +397,14 @@ impl CompletionQueue {
         } else {
             CorruptQueue::Block { index, minis }
         };
+        self.end(corrupt);
+    }
+
+    /// No poll reads the slots from now on.
+    #[cold]
+    fn end(&mut self, corrupt: CorruptQueue) {
         self.corrupt = Some(corrupt);
-        self.left = 1;
+        (self.compression, self.left) = (true, 1);
     }
 
     /// Passes completions of the open block to `each`, at most `most`, and returns their number.
@@ -437,7 +456,7 @@ const fn state_table(compressed: bool) -> [SlotState; 256] {
         state_table[op_own] = match OpOwn(op_own as u8).opcode() {
             // Without compression the index is `op_own` xor the expected owner bit: a set bit means that the slot is not new.
             _ if !compressed && op_own & 1 != 0 => SlotState::Empty,
-            _ if compressed && matches!(OpOwn(op_own as u8).format(), CqeFormat::Compressed) => SlotState::Block,
+            _ if matches!(OpOwn(op_own as u8).format(), CqeFormat::Compressed) => SlotState::Block,
             CqeOpcode::Invalid => SlotState::Empty,
             CqeOpcode::ReqErr | CqeOpcode::RespErr => SlotState::Error,
             _ => SlotState::Regular,

@@ -10,7 +10,8 @@
 //!   slot and the number of its queue pair.
 //! * A bind or invalidation takes effect a little later ([`Settings::max_bind_delay`]). A request with a fence waits for it; a request
 //!   without one may overtake it.
-//! * A bind whose translation has the wrong size completes without an error, and so does every operation through that window. No
+//! * A UMR changes the fields that its mask names, and no other. Its flags decide what is checked; a failed check is a bind error.
+//! * A bind whose translation has too small a size completes without an error, and so does every operation through that window. No
 //!   byte moves.
 //! * For a stale tag, a window of another queue pair, a range outside or a missing right, the peer gets "remote access error". Both
 //!   queue pairs go to the error state, and their other requests are flushed.
@@ -26,6 +27,9 @@ mod cq;
 pub mod cq_writer;
 mod device;
 mod frame;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod mkey;
 mod qp;
 mod receive;

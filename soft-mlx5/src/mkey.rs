@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use mlx5::device::{Access, DeviceError};
-use mlx5::wire::{MkeyAccess, MkeyContext, UmrFlags};
+use mlx5::wire::{KlmSeg, MkeyAccess, MkeyContext, MkeyMask, UmrFlags};
 use mlx5::wqe::{Umr, WINDOW_OCTOWORDS, WindowType};
 
 /// The access of a peer to memory.
@@ -53,28 +53,103 @@ struct Region {
     access: Access,
 }
 
-#[derive(Debug)]
+/// A window: the context of its memory key, of which a UMR changes the fields that its `mkey_mask` names, and its translation table.
+#[derive(Debug, Clone, Copy)]
 struct Window {
     pd: u32,
     kind: WindowType,
     tag: u8,
-    bound: Option<Bound>,
-}
-
-/// The range of a bound window.
-#[derive(Debug, Clone, Copy)]
-struct Bound {
-    /// The queue pair that may use the window; for a type-1 window any of the protection domain.
-    qpn: Option<u32>,
+    /// A free key gives no access.
+    free: bool,
+    /// The queue pair that may use the window, or [`MkeyContext::ANY_QPN`].
+    qpn: u32,
     /// The first address for peers.
     start: u64,
     len: u64,
     access: MkeyAccess,
-    /// Index of the region.
-    region: u32,
-    address: u64,
-    /// The translation entry has the size that the card requires.
-    in_effect: bool,
+    translation: Translation,
+}
+
+impl Window {
+    const fn new(pd: u32, kind: WindowType, tag: u8) -> Self {
+        let (access, qpn) = (MkeyAccess::NONE, MkeyContext::ANY_QPN);
+        Self { pd, kind, tag, free: true, qpn, start: 0, len: 0, access, translation: Translation::None }
+    }
+
+    /// Copies the fields of `context` that `mask` names.
+    fn apply(&mut self, mask: MkeyMask, context: &MkeyContext) {
+        if mask.has(MkeyMask::FREE) {
+            self.free = context.free & MkeyContext::FREE != 0;
+        }
+        if mask.has(MkeyMask::MKEY) {
+            self.tag = context.tag();
+        }
+        if mask.has(MkeyMask::QPN) {
+            self.qpn = context.qpn();
+        }
+        if mask.has(MkeyMask::START_ADDR) {
+            self.start = context.start_addr.get();
+        }
+        if mask.has(MkeyMask::LEN) {
+            self.len = context.len.get();
+        }
+        for (bit, right) in RIGHTS {
+            if mask.has(bit) {
+                let others = MkeyAccess::new(self.access.bits() & !right.bits());
+                self.access = others.with_if(right, context.access_flags.has(right));
+            }
+        }
+    }
+
+    /// Checks that the window is bound to `qpn` under the key with this tag.
+    fn check_owner(&self, qpn: u32, tag: u8) -> Result<(), Denied> {
+        if self.free {
+            return Err("the window is not bound, or was invalidated before");
+        }
+        if self.tag != tag {
+            return Err("the key's tag is stale: the window was bound again since");
+        }
+        if self.qpn != qpn {
+            return Err("the window does not belong to this queue pair");
+        }
+        Ok(())
+    }
+}
+
+/// The rights of a memory key, each with its bit of the mask.
+const RIGHTS: [(MkeyMask, MkeyAccess); 4] = [
+    (MkeyMask::ACCESS_LOCAL_WRITE, MkeyAccess::LOCAL_WRITE),
+    (MkeyMask::ACCESS_REMOTE_READ, MkeyAccess::REMOTE_READ),
+    (MkeyMask::ACCESS_REMOTE_WRITE, MkeyAccess::REMOTE_WRITE),
+    (MkeyMask::ACCESS_ATOMIC, MkeyAccess::ATOMIC),
+];
+
+/// The fields that the card's windows have.
+const KNOWN_FIELDS: MkeyMask = {
+    let mut fields = MkeyMask::FREE.with(MkeyMask::MKEY).with(MkeyMask::QPN).with(MkeyMask::START_ADDR);
+    fields = fields.with(MkeyMask::LEN);
+    let mut right = 0;
+    while right < RIGHTS.len() {
+        fields = fields.with(RIGHTS[right].0);
+        right += 1;
+    }
+    fields
+};
+const KNOWN_FLAGS: UmrFlags = UmrFlags::CHECK_QPN
+    .with(UmrFlags::TRANSLATION_OFFSET)
+    .with(UmrFlags::CHECK_FREE)
+    .with(UmrFlags::CHECK_BOUND)
+    .with(UmrFlags::INLINE);
+
+/// The translation table of a window.
+#[derive(Debug, Clone, Copy)]
+enum Translation {
+    /// Never written.
+    None,
+    /// Written with a wrong size: no byte moves.
+    WrongSize,
+    /// `len` bytes at `address`, of the region with this index.
+    Bytes { region: u32, address: u64, len: u64 },
 }
 
 #[derive(Debug)]
@@ -139,7 +214,7 @@ impl MkeyTable {
     }
 
     pub(super) fn add_window(&mut self, pd: u32, kind: WindowType, tag: u8) -> Result<u32, DeviceError> {
-        let index = self.insert(Key::Window(Window { pd, kind, tag, bound: None }))?;
+        let index = self.insert(Key::Window(Window::new(pd, kind, tag)))?;
         Ok(index << 8 | u32::from(tag))
     }
 
@@ -192,100 +267,106 @@ impl MkeyTable {
         if window.pd != pd {
             return Err("the window belongs to another protection domain");
         }
-        let Some(bound) = &window.bound else { return Err("the window is not bound") };
+        if window.free {
+            return Err("the window is not bound");
+        }
         if window.tag != tag {
             return Err("the key's tag is stale: the window was bound again or invalidated since");
         }
-        if bound.qpn.is_some_and(|owner| owner != qpn) {
+        if window.qpn != MkeyContext::ANY_QPN && window.qpn != qpn {
             return Err("the window belongs to another queue pair");
         }
-        if !bound.access.has(right.of_window()) {
+        if !window.access.has(right.of_window()) {
             return Err("the window was bound without this right");
         }
-        if !covers(bound.start, bound.len, addr, bytes) {
+        if !covers(window.start, window.len, addr, bytes) {
             return Err("the range is not within the window");
         }
-        if !bound.in_effect {
-            return Ok(Target::Untranslated);
+        let (region, address, len) = match window.translation {
+            Translation::Bytes { region, address, len } => (region, address, len),
+            Translation::None | Translation::WrongSize => return Ok(Target::Untranslated),
+        };
+        if !covers(window.start, len, addr, bytes) {
+            return Err("the range is not within the window's translation");
         }
-        if !matches!(self.keys.get(&bound.region), Some(Key::Region(_))) {
+        if !matches!(self.keys.get(&region), Some(Key::Region(_))) {
             return Err("the region under the window is gone");
         }
-        Ok(Target::Address(bound.address + (addr - bound.start)))
+        Ok(Target::Address(address + (addr - window.start)))
     }
 
-    /// Invalidates the window of `rkey`, on behalf of a peer's SEND with invalidate or of this side.
-    pub(super) fn invalidate(&mut self, pd: u32, qpn: u32, rkey: u32, new_tag: Option<u8>) -> Result<(), Denied> {
+    /// Invalidates the window of `rkey` on behalf of a peer's SEND with invalidate.
+    pub(super) fn invalidate(&mut self, pd: u32, qpn: u32, rkey: u32) -> Result<(), Denied> {
         let (index, tag) = split(rkey);
-        let Some(Key::Window(window)) = self.keys.get_mut(&index) else { return Err("no window has this key") };
-        if window.pd != pd {
-            return Err("the window belongs to another protection domain");
-        }
+        let window = self.window(pd, index)?;
         if window.kind == WindowType::Type1 {
             return Err("a type-1 window cannot be invalidated, only bound again");
         }
-        let Some(bound) = &window.bound else { return Err("the window is not bound, or was invalidated before") };
-        if window.tag != tag {
-            return Err("the key's tag is stale: the window was bound again since");
-        }
-        if bound.qpn != Some(qpn) {
-            return Err("the window belongs to another queue pair");
-        }
-        window.bound = None;
-        window.tag = new_tag.unwrap_or(tag);
+        window.check_owner(qpn, tag)?;
+        (window.free, window.qpn) = (true, MkeyContext::ANY_QPN);
         Ok(())
     }
 
-    /// Executes a UMR that queue pair `qpn` of `pd` posted.
+    /// Executes a UMR that queue pair `qpn` of `pd` posted. A UMR that fails changes nothing.
     pub(super) fn umr(&mut self, pd: u32, qpn: u32, umr: &Umr) -> Result<(), Denied> {
-        let (index, _) = split(umr.key);
-        if umr.mkey.free & MkeyContext::FREE != 0 {
-            if umr.ctrl.flags.has(UmrFlags::CHECK_QPN) {
-                return self.invalidate(pd, qpn, umr.key, Some(umr.mkey.tag()));
-            }
-            let window = self.window(pd, index)?;
-            (window.bound, window.tag) = (None, umr.mkey.tag());
-            return Ok(());
+        let (index, tag) = split(umr.key);
+        let (flags, mask) = (umr.ctrl.flags, umr.ctrl.mkey_mask);
+        let mut window = *self.window(pd, index)?;
+        if !KNOWN_FLAGS.has(flags) || flags.has(UmrFlags::CHECK_FREE.with(UmrFlags::CHECK_BOUND)) {
+            return Err("the UMR has reserved flags, or both checks of the free state");
         }
-        let Some(klm) = umr.klm else { return Err("a bind without a translation entry") };
-        if !umr.ctrl.flags.has(UmrFlags::INLINE) {
+        if !KNOWN_FIELDS.has(mask) {
+            return Err("the UMR's mask names fields that windows of this card do not have");
+        }
+        if flags.has(UmrFlags::CHECK_FREE) && !window.free {
+            return Err("the window is bound already: invalidate it first");
+        }
+        if flags.has(UmrFlags::CHECK_BOUND) && window.free {
+            return Err("the window is not bound, and the UMR requires that it is");
+        }
+        if flags.has(UmrFlags::CHECK_QPN) {
+            window.check_owner(qpn, tag)?;
+        }
+        window.apply(mask, &umr.mkey);
+        if umr.mkey.free & MkeyContext::FREE == 0 {
+            let Some(klm) = &umr.klm else { return Err("a bind without a translation entry") };
+            if window.kind == WindowType::Type2 && !flags.has(UmrFlags::CHECK_FREE) {
+                return Err("a type-2 window is bound without the check that it is free");
+            }
+            window.translation = self.translate(pd, umr, klm, window.access)?;
+        }
+        *self.window(pd, index)? = window;
+        Ok(())
+    }
+
+    /// The translation that a bind writes.
+    fn translate(&self, pd: u32, umr: &Umr, klm: &KlmSeg, access: MkeyAccess) -> Result<Translation, Denied> {
+        let flags = umr.ctrl.flags;
+        if !flags.has(UmrFlags::INLINE) {
             return Err("the translation entry lacks the inline flag");
         }
+        let offset = if flags.has(UmrFlags::TRANSLATION_OFFSET) { umr.ctrl.translation_offset.get() } else { 0 };
+        if u32::from(offset) + u32::from(umr.ctrl.klm_octowords.get()) > u32::from(WINDOW_OCTOWORDS) {
+            return Err("the translation entries are more than the window has");
+        }
         let region = self.region(pd, klm.mkey.get())?;
+        let (address, len) = (klm.address.get(), u64::from(klm.byte_count.get()));
         if !region.access.has(Access::MW_BIND) {
             return Err("the region does not allow windows");
         }
-        if !covers(region.addr, region.len, klm.address.get(), u64::from(klm.byte_count.get())) {
+        if !covers(region.addr, region.len, address, len) {
             return Err("the range is not within the region");
         }
-        let access = umr.mkey.access_flags;
         let writes = access.has(MkeyAccess::REMOTE_WRITE) || access.has(MkeyAccess::ATOMIC);
         if writes && !region.access.has(Access::LOCAL_WRITE) {
             return Err("a window that peers write to needs a region with local write");
         }
-        let owner = umr.mkey.qpn();
-        let window = self.window(pd, index)?;
-        if umr.ctrl.flags.has(UmrFlags::CHECK_FREE) && window.bound.is_some() {
-            return Err("the window is bound already: invalidate it first");
-        }
-        let qpn = match window.kind {
-            WindowType::Type1 => None,
-            WindowType::Type2 if !umr.ctrl.flags.has(UmrFlags::CHECK_FREE) => {
-                return Err("a type-2 window is bound without the check that it is free");
-            }
-            WindowType::Type2 => Some(owner),
-        };
-        window.tag = umr.mkey.tag();
-        window.bound = Some(Bound {
-            qpn,
-            start: umr.mkey.start_addr.get(),
-            len: umr.mkey.len.get().min(u64::from(klm.byte_count.get())),
-            access,
-            region: split(klm.mkey.get()).0,
-            address: klm.address.get(),
-            in_effect: umr.ctrl.klm_octowords.get() == WINDOW_OCTOWORDS,
-        });
-        Ok(())
+        // rdma-core leaves the size in the context 0.
+        let size = umr.mkey.translations_octword_size.get();
+        let right_size =
+            umr.ctrl.klm_octowords.get() == WINDOW_OCTOWORDS && (size == 0 || size == u32::from(WINDOW_OCTOWORDS));
+        let region = split(klm.mkey.get()).0;
+        Ok(if right_size { Translation::Bytes { region, address, len } } else { Translation::WrongSize })
     }
 
     fn window(&mut self, pd: u32, index: u32) -> Result<&mut Window, Denied> {

@@ -146,7 +146,7 @@ impl Core {
         let imm = header.imm.get();
         let how = if header.has(frame::INVALIDATE) {
             let pd = self.qps.get(&qpn).map_or(0, |qp| qp.pd);
-            if let Err(why) = self.mkeys.invalidate(pd, qpn, imm, None) {
+            if let Err(why) = self.mkeys.invalidate(pd, qpn, imm) {
                 self.receive_failed(qpn, &receive, Syndrome::RemoteInvalReq);
                 let why = format!("invalidation of key {imm:#x}: {why}");
                 return self.refuse(qpn, frame, Syndrome::RemoteOp, &why);

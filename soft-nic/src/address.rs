@@ -10,23 +10,23 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endi
 use crate::wire::assert_layout;
 
 /// Version of all that two cards must agree on: the GID, the hello and the packets.
-pub const WIRE_VERSION: u8 = 2;
+pub const WIRE_VERSION: u8 = 3;
 /// The first byte of a software card's GID; real ones begin with 0xfe (link local).
 const MAGIC: u8 = 0x5e;
 /// Bytes of an address.
 pub const ADDRESS_LEN: usize = 32;
 
-/// The name of a card.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// The name of a card, and the permission to reach it: a card accepts no connection of a card that does not know its GID.
+///
+/// A GID carries nothing of its host but the address: cards of one host find each other under a name that is made of the GID.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Gid {
-    /// Boot and network namespace; equal means that shared memory can be agreed on.
-    pub host: u32,
     /// IP address of the datagram wire.
     pub ip: Ipv4Addr,
     /// Port of the datagram wire; 0 without one.
     pub port: u16,
-    /// Distinguishes the cards of one host, and a card from a later card.
-    pub nonce: u32,
+    /// Random bytes, which a later card does not have. Logs never show them.
+    pub secret: [u8; 8],
 }
 
 /// A [`Gid`] as bytes.
@@ -35,12 +35,11 @@ pub struct Gid {
 struct RawGid {
     magic: u8,
     version: u8,
-    host: big_endian::U32,
     ip: [u8; 4],
     port: big_endian::U16,
-    nonce: big_endian::U32,
+    secret: [u8; 8],
 }
-assert_layout!(RawGid, 16, { magic @ 0, version @ 1, host @ 2, ip @ 6, port @ 10, nonce @ 12 });
+assert_layout!(RawGid, 16, { magic @ 0, version @ 1, ip @ 2, port @ 6, secret @ 8 });
 
 /// Why 16 or 32 bytes do not name a software card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -62,14 +61,13 @@ impl Gid {
         zerocopy::transmute!(RawGid {
             magic: MAGIC,
             version: WIRE_VERSION,
-            host: self.host.into(),
             ip: self.ip.octets(),
             port: self.port.into(),
-            nonce: self.nonce.into(),
+            secret: self.secret,
         })
     }
 
-    /// As IPv6 addresses are written, like the GID of a real card.
+    /// As IPv6 addresses are written, like the GID of a real card. It shows the secret.
     pub fn text(self) -> String {
         Ipv6Addr::from(self.to_bytes()).to_string()
     }
@@ -86,14 +84,22 @@ impl Gid {
         if raw.version != WIRE_VERSION {
             return Err(AddressError::Version(raw.version));
         }
-        let (host, port, nonce) = (raw.host.get(), raw.port.get(), raw.nonce.get());
-        Ok(Self { host, ip: raw.ip.into(), port, nonce })
+        Ok(Self { ip: raw.ip.into(), port: raw.port.get(), secret: raw.secret })
     }
 }
 
+/// For logs: address, port, and 32 bits of a hash in place of the secret.
 impl fmt::Display for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}:{:08x}@{}:{}", self.host, self.nonce, self.ip, self.port)
+        let hash = blake3::derive_key("softefa wire 3: card in a log", &self.to_bytes());
+        let short = u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]);
+        write!(f, "{short:08x}@{}:{}", self.ip, self.port)
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gid({self})")
     }
 }
 
@@ -168,7 +174,7 @@ mod tests {
     use super::*;
 
     fn address() -> Address {
-        let gid = Gid { host: 0x0102_0304, ip: Ipv4Addr::new(10, 0, 0, 9), port: 4791, nonce: 0xa1b2_c3d4 };
+        let gid = Gid { ip: Ipv4Addr::new(10, 0, 0, 9), port: 4791, secret: *b"8 bytes." };
         Address { gid, qpn: 0x1234, qkey: 0x89ab_cdef }
     }
 
@@ -178,9 +184,22 @@ mod tests {
     }
 
     #[test]
+    fn secret_is_not_logged() {
+        let Address { gid, .. } = address();
+        for text in [gid.to_string(), format!("{gid:?}"), format!("{:?}", address())] {
+            assert!(text.contains("@10.0.0.9:4791"), "{text}");
+            for secret in ["8 bytes", "3820", "56, 32", "8203"] {
+                assert!(!text.contains(secret), "{text}");
+            }
+        }
+    }
+
+    #[test]
     fn address_text_round_trips() {
         assert_eq!(Address::from_text(&address().text()), Some(address()));
-        for text in ["", "fi_addr_efa://[fe80::1]:1:2", "fi_addr_efa://[5e02::1]:1", "127.0.0.1"] {
+        for text in
+            ["", "fi_addr_efa://[fe80::1]:1:2", "fi_addr_efa://[5e02::1]:1:2", "fi_addr_efa://[5e03::1]:1", "127.0.0.1"]
+        {
             assert_eq!(Address::from_text(text), None, "{text}");
         }
     }
@@ -188,7 +207,7 @@ mod tests {
     #[test]
     fn address_is_emitted_as_golden_bytes() {
         let bytes = address().to_bytes();
-        assert_eq!(bytes[..16], [0x5e, 2, 1, 2, 3, 4, 10, 0, 0, 9, 0x12, 0xb7, 0xa1, 0xb2, 0xc3, 0xd4]);
+        assert_eq!(bytes[..16], *b"\x5e\x03\x0a\x00\x00\x09\x12\xb78 bytes.");
         assert_eq!(bytes[16..24], [0x34, 0x12, 0, 0, 0xef, 0xcd, 0xab, 0x89]);
         assert_eq!(bytes[24..], [0; 8]);
     }
@@ -202,7 +221,9 @@ mod tests {
             Address::from_bytes(&bytes)
         };
         assert_eq!(with(0, 0xfe), Err(AddressError::Foreign(0xfe)));
-        assert_eq!(with(1, 1), Err(AddressError::Version(1)));
+        assert_eq!(with(1, 2), Err(AddressError::Version(2)));
+        let text = AddressError::Version(2).to_string();
+        assert!(text.contains("version 2") && text.contains("version 3"), "{text}");
         let mut no_qp = good;
         no_qp[16..18].fill(0);
         assert_eq!(Address::from_bytes(&no_qp), Err(AddressError::NoQueuePair));

@@ -14,7 +14,7 @@ use crate::card::counter::Word;
 use crate::config::Config;
 use crate::fault::{COUNTER_MASK, Faults, MAX_SQ_SIZE};
 use crate::wire::datagram;
-use crate::wire::hello::{Hello, Welcome};
+use crate::wire::handshake::{self, Initiator};
 use crate::wire::packet::Header;
 
 pub use card::{rings, wires};
@@ -78,11 +78,9 @@ pub fn formats(data: &[u8]) {
         }
         if let Some(gid) = bytes.first_chunk::<16>().and_then(|gid| Gid::from_bytes(*gid).ok()) {
             assert_eq!(Gid::from_bytes(gid.to_bytes()), Ok(gid));
-            let _ = Hello::check(data, &gid);
-            assert_eq!(Hello::check(Hello::new(&gid, &gid).as_bytes(), &gid), Ok(gid));
+            handshakes(data, gid);
         }
     }
-    let _ = Welcome::check(data);
     if let Ok(mut word) = Word::own(0) {
         for value in data.chunks(8) {
             word.add(value.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
@@ -90,6 +88,26 @@ pub fn formats(data: &[u8]) {
         // SAFETY: the word is mapped until the end of the block.
         let value = unsafe { crate::memory::load_acquire(word.address()) };
         assert!(value <= COUNTER_MASK);
+    }
+}
+
+/// Bytes given to both sides of a handshake, and to a session.
+fn handshakes(data: &[u8], initiator: Gid) {
+    let mut responder = initiator;
+    responder.secret[0] ^= 1;
+    let nonce = |at: usize| std::array::from_fn(|i| data.get(at + i).copied().unwrap_or_default());
+    let calling = Initiator::new(initiator, responder, nonce(0));
+    let hello = calling.hello();
+    assert!(handshake::respond(data, &responder, nonce(8)).is_err(), "no hello");
+    assert!(calling.welcomed(data).is_err(), "no answer");
+    let mut accepted = handshake::respond(hello.as_bytes(), &responder, nonce(8)).expect("a good hello");
+    let mut session = calling.welcomed(accepted.welcome.as_bytes()).expect("a good answer");
+    if let Some((head, rest)) = data.split_at_checked(size_of::<Header>()) {
+        assert!(datagram::open(head, rest, &mut accepted.session).is_err(), "sealed by nobody");
+        let covered = &rest[..rest.len().min(64)];
+        let seal = session.seal(&[head, covered]);
+        assert_eq!(accepted.session.open(&seal, &[head, covered]), Ok(()));
+        assert!(accepted.session.open(&seal, &[head, covered]).is_err(), "twice");
     }
 }
 

@@ -88,10 +88,11 @@ impl Drop for Mapping {
     }
 }
 
-/// A memory file of `len` bytes that cannot shrink under its mappers.
+/// A memory file of `len` bytes that cannot shrink under its mappers, and that other users cannot open.
 pub fn sealed_memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     use nix::fcntl::{FcntlArg, SealFlag, fcntl};
     let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+    nix::sys::stat::fchmod(&fd, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR)?;
     nix::unistd::ftruncate(&fd, len as i64)?;
     fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL))?;
     Ok(fd)
@@ -269,6 +270,7 @@ mod tests {
         assert_eq!(part.len(), 16);
         assert!(Mapping::shared(fd.as_fd(), 8000, 400).is_err(), "beyond the end");
         assert!(is_sealed_memfd(fd.as_fd(), 8192));
+        assert_eq!(nix::sys::stat::fstat(&fd).unwrap().st_mode & 0o777, 0o600);
         assert!(!is_sealed_memfd(fd.as_fd(), 4096));
     }
 }

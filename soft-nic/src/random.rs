@@ -1,4 +1,14 @@
-//! A small seeded generator. Faults must be reproducible, and keys hard to guess by accident.
+//! Secrets from the system, and a small seeded generator. Faults must be reproducible, and keys hard to guess by accident.
+
+/// Bytes of the system's random source, for secrets.
+///
+/// # Errors
+/// The system has no random source.
+pub fn secret<const N: usize>() -> std::io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(std::io::Error::from)?;
+    Ok(bytes)
+}
 
 /// xorshift64*: one word of state, full period, sufficient to choose orders and keys.
 #[derive(Debug, Clone)]

@@ -73,8 +73,8 @@ impl AvTable {
     }
 
     fn insert(&self, bytes: &[u8; ADDRESS_LEN]) -> Result<u64, Code> {
-        let address = Address::from_bytes(bytes)
-            .map_err(|error| refuse("fi_av_insert", format_args!("the address {error}: {bytes:02x?}")))?;
+        let address =
+            Address::from_bytes(bytes).map_err(|error| refuse("fi_av_insert", format_args!("the address {error}")))?;
         let mut entries = self.lock();
         if let Some(at) = entries.number_of.get(&address).copied()
             && let Some(entry) = entries.table.get_mut(&at)

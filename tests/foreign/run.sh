@@ -3,14 +3,14 @@
 #
 # DIST (default: dist) has libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release the script fetches the headers from
 # PyPI once (into .cache/), compiles layout_check, gin_post and foreign against them (into target/foreign/), and runs all scenarios
-# with 2, 3 and 4 ranks, then on cards with faults. Prints a line for each test and a last line with the counts; status 1 if a test
+# with 2 and 4 ranks, then on cards with faults. Prints a line for each test and a last line with the counts; status 1 if a test
 # failed. Without PyPI, pip or a compiler it prints the reason and counts the tests as skipped.
 #
 #   SOFTEFA_FAULTS=...      only these faults
-#   FOREIGN_RANKS="2 4"     the numbers of ranks
+#   FOREIGN_RANKS="2 3 4"   the numbers of ranks on a card without faults [2 4]
 #   FOREIGN_RELEASES=...    only these releases
 #   FERROGIN_VECTORS=DIR    the vectors, instead of tests/vectors
-#   FERROGIN_SOAK=1         all scenarios on all cards with faults, also those that wait for seconds
+#   FERROGIN_SOAK=1         2, 3 and 4 ranks, and on cards with faults also the scenarios that wait for seconds
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,7 +23,7 @@ fi
 [ "${1:-}" = "--" ] && shift
 scenarios=("${@:-all}")
 releases=${FOREIGN_RELEASES:-2.31.2 2.32.3}
-ranks=${FOREIGN_RANKS:-2 3 4}
+ranks=${FOREIGN_RANKS:-2${FERROGIN_SOAK:+ 3} 4}
 vectors=${FERROGIN_VECTORS:-$root/tests/vectors}
 passed=0 failed=0 skipped=0
 
@@ -107,7 +107,8 @@ run_release() {
     # counters that wrap during the run, where scenarios that read a signal or counter are excluded (README.md).
     for scenario in "${scenarios[@]}"; do
         SOFTEFA_FAULTS=seed=7,reorder=64,qp_caps=0 run 3 "$scenario"
-        SOFTEFA_FAULTS=wqe_size=64 run 2 "$scenario" "${thin[@]}"
+        # NCCL 2.31 has no other requests.
+        [ ${#thin[@]} -gt 0 ] && [ "$release" = 2.31.2 ] || SOFTEFA_FAULTS=wqe_size=64 run 2 "$scenario" "${thin[@]}"
         SOFTEFA_FAULTS=cntr_start=2147400000 run 2 "$scenario" "${thin[@]}"
         case $scenario in
         all)

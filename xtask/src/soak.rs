@@ -2,7 +2,7 @@
 
 use crate::stage::Stage;
 use crate::tally::Counts;
-use crate::test::{second_libfabric, workspace_tests};
+use crate::test::{cargo, second_libfabric, workspace_tests};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -29,11 +29,17 @@ pub struct Options {
 
 /// Seeds in a round of the stage `seeds`.
 const SEEDS: u64 = 100;
+/// Seeds in a round of the stage `kills`.
+const KILLS: u64 = 500;
 
-/// The stages and what a round of each does.
-const STAGES: &[(&str, &str)] = &[
+/// The name of a stage, and what a round of it does.
+type Entry = (&'static str, &'static str);
+
+/// All stages.
+const STAGES: &[Entry] = &[
     ("seeds", "100 more seeds of `cargo xtask faults`"),
     ("sizes", "the tests of the workspace with all repetitions and sizes"),
+    ("kills", "500 more ranks killed or stopped at seeded moments, half of them on a loaded machine"),
     ("foreign", "foreign clients: every scenario with every number of ranks and every fault"),
     ("fuzz", "live fuzzing, half a minute a target"),
     ("address", "the plugin's tests with the address sanitizer"),
@@ -51,7 +57,18 @@ fn stage(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
     let stage = match name {
         "seeds" => script("tests/faults/run.sh", &["--first", &(round * SEEDS).to_string()])
             .env("FAULT_SEEDS", SEEDS.to_string()),
-        "sizes" => workspace_tests(name, dist, second_libfabric(root).ok().as_deref(), &[]),
+        // The stage `kills` has the full number of kills.
+        "sizes" => {
+            workspace_tests(name, dist, second_libfabric(root).ok().as_deref(), &[], &[]).env("FERROGIN_KILLS", "50")
+        }
+        "kills" => {
+            let test = ["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all"];
+            Stage::new(name, cargo(&[&test[..], &["faults::", "--", "--show-output"]].concat()))
+                .of_tests()
+                .env("FERROGIN_DIST", dist)
+                .env("FERROGIN_KILLS", KILLS.to_string())
+                .env("FERROGIN_KILLS_FIRST", (round * KILLS).to_string())
+        }
         "foreign" => script("tests/foreign/run.sh", &[]),
         "fuzz" => script("fuzz/run.sh", &[]).env("FUZZ_SECONDS", "30"),
         "address" | "thread" => script("tests/nccl/sanitize.sh", &[name]),
@@ -74,10 +91,10 @@ struct Results {
 
 type State = BTreeMap<String, Results>;
 
-/// The stage of `names` that has run for the shortest time.
-fn next<'a>(names: &[&'a str], state: &State) -> &'a str {
-    let seconds = |name: &str| state.get(name).map_or(0.0, |results| results.seconds);
-    names.iter().copied().min_by(|a, b| seconds(a).total_cmp(&seconds(b))).unwrap_or("seeds")
+/// The stage that has run for the shortest time; `None` if there are none.
+fn next(stages: &[Entry], state: &State) -> Option<Entry> {
+    let seconds = |entry: &Entry| state.get(entry.0).map_or(0.0, |results| results.seconds);
+    stages.iter().copied().min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
 }
 
 /// Runs rounds of the stages until the time is over, and prints the table.
@@ -95,17 +112,15 @@ pub fn run(root: &Path, dist: &Path, options: &Options) -> ExitCode {
         _ => State::new(),
     };
     let wanted = |name: &str| options.stages.is_empty() || options.stages.iter().any(|stage| stage == name);
-    let mut names: Vec<&'static str> = STAGES.iter().map(|(name, _)| *name).filter(|name| wanted(name)).collect();
+    let mut stages: Vec<Entry> = STAGES.iter().copied().filter(|(name, _)| !options.show && wanted(name)).collect();
     let began = Instant::now();
-    while !options.show && !names.is_empty() {
-        if options.minutes.is_some_and(|minutes| began.elapsed() >= Duration::from_secs(minutes * 60)) {
-            break;
+    while let Some(entry) = next(&stages, &state) {
+        match options.minutes {
+            Some(minutes) if began.elapsed() >= Duration::from_secs(minutes * 60) => break,
+            Some(_) => {}
+            None => stages.retain(|other| *other != entry),
         }
-        let name = next(&names, &state);
-        if options.minutes.is_none() {
-            names.retain(|other| *other != name);
-        }
-        if let Err(error) = round(name, root, dist, &place, &mut state) {
+        if let Err(error) = round(entry, root, dist, &place, &mut state) {
             eprintln!("{}: {error}", file.display());
             return ExitCode::FAILURE;
         }
@@ -115,10 +130,9 @@ pub fn run(root: &Path, dist: &Path, options: &Options) -> ExitCode {
 }
 
 /// Runs the next round of a stage, and writes the state.
-fn round(name: &str, root: &Path, dist: &Path, place: &Path, state: &mut State) -> std::io::Result<()> {
+fn round((name, what): Entry, root: &Path, dist: &Path, place: &Path, state: &mut State) -> std::io::Result<()> {
     std::fs::create_dir_all(place)?;
-    let Some((name, what)) = STAGES.iter().find(|(known, _)| *known == name) else { return Ok(()) };
-    let results = state.entry((*name).to_string()).or_default();
+    let results = state.entry(name.to_string()).or_default();
     println!("==> {name}, round {}: {what}", results.rounds + 1);
     let outcome = stage(name, results.rounds, root, dist).run(root, place);
     let Counts { passed, failed, skipped } = outcome.tally.counts;
@@ -130,6 +144,7 @@ fn round(name: &str, root: &Path, dist: &Path, place: &Path, state: &mut State) 
     for skip in &outcome.tally.skips {
         println!("skipped: {skip}");
     }
+    std::fs::write(place.join(format!("{name}-tests.txt")), outcome.tally.tests.join("\n") + "\n")?;
     results.rounds += 1;
     results.passed += passed;
     results.failed += failed;
@@ -169,8 +184,10 @@ mod tests {
     fn stage_with_the_least_time_is_next() {
         let of = |seconds| Results { seconds, ..Results::default() };
         let state = State::from([("seeds".to_string(), of(9.0)), ("fuzz".to_string(), of(3.0))]);
-        assert_eq!(next(&["seeds", "fuzz"], &state), "fuzz");
-        assert_eq!(next(&["seeds", "fuzz", "mpi"], &state), "mpi");
+        let [seeds, fuzz, mpi] = ["seeds", "fuzz", "mpi"].map(|name| (name, ""));
+        assert_eq!(next(&[seeds, fuzz], &state), Some(fuzz));
+        assert_eq!(next(&[seeds, fuzz, mpi], &state), Some(mpi));
+        assert_eq!(next(&[], &state), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use crate::stage::{Outcome, Stage};
 use crate::tally::Tally;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -15,28 +15,60 @@ use std::time::Instant;
 const WORKERS: usize = 2;
 
 /// Tests that `--quick` leaves out, by a part of their names: each takes more than about two seconds.
-const SLOW: &[&str] = &[];
+const SLOW: &[&str] = &[
+    "abi_fuzz::",
+    "all_scenarios_pass_between_four_ranks",
+    "callbacks_end_when_peer_dies",
+    "checked_in_ptx_is_what_its_compiler_makes",
+    "clean_set_ups",
+    "close_is_confirmed",
+    "demo_passes",
+    "doctor_fails_where",
+    "every_failed_status",
+    "four_peers",
+    "idle::",
+    "killed_peer_is_reported",
+    "killed::",
+    "leaks::",
+    "leftovers::",
+    "malformed_peers_over",
+    "missing_peer_is_reported",
+    "next_client",
+    "rank_closed",
+    "rank_hanging",
+    "rank_killed_or_stopped",
+    "scenarios_pass_across",
+    "scenarios_pass_on_second",
+    "scenarios_pass_over_tcp",
+    "scenarios_pass_under_mpirun",
+    "scenarios_pass_with",
+    "schedules::",
+    "stopped_peer",
+    "unknown_backend_versions",
+    "values::",
+];
 
-/// The stages in the order in which they start. A stage that many others need comes first, then the longest ones.
+/// The stages in the order in which they start.
 fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
     let script = |name, path: &str| Stage::new(name, [root.join(path).as_os_str(), dist.as_os_str()]).of_tests();
     let build = cargo(&["test", "--quiet", "--release", "--workspace", "--locked", "--no-run"]);
     let docs = cargo(&["doc", "--quiet", "--release", "--workspace", "--no-deps", "--locked"]);
     vec![
+        format(),
         Stage::new("build of the tests", build),
-        script("foreign clients", "tests/foreign/run.sh"),
-        workspace_tests("cargo test", dist, libfabric, &[]).after("build of the tests"),
-        Stage::new("format", cargo(&["fmt", "--all", "--check"])),
-        lint().after("build of the tests"),
         script("CUDA kernels", "tests/cuda/run.sh"),
+        // Stages whose processes poll come after each other, beside stages that build.
+        workspace_tests("cargo test", dist, libfabric, &[], &[]).after("build of the tests"),
+        lint().after("build of the tests"),
         script("models", "device-kernels/tests/models.sh"),
-        script("faults", "tests/faults/run.sh").after("build of the tests"),
-        script("libfabric programs", "tests/libfabric/run.sh"),
+        script("foreign clients", "tests/foreign/run.sh").after("cargo test"),
         script("aarch64", "scripts/check-aarch64.sh"),
+        Stage::new("documentation", docs).after("lint").env("RUSTDOCFLAGS", "-D warnings"),
         script("model of the channel's wake-up", "channel/tests/models.sh").after("models"),
-        script("instructions of a post", "benches/check.sh").after("cargo test"),
-        script("mlx5 instructions", "soft-mlx5/benches/check.sh").after("cargo test"),
-        Stage::new("documentation", docs).after("cargo test").env("RUSTDOCFLAGS", "-D warnings"),
+        script("instructions of a post", "benches/check.sh").after("lint"),
+        script("mlx5 instructions", "soft-mlx5/benches/check.sh").after("lint"),
+        script("faults", "tests/faults/run.sh").after("cargo test"),
+        script("libfabric programs", "tests/libfabric/run.sh").after("cargo test"),
     ]
 }
 
@@ -44,15 +76,21 @@ fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
 fn quick_stages(dist: &Path) -> Vec<Stage> {
     let skips: Vec<&str> = SLOW.iter().flat_map(|name| ["--skip", name]).collect();
     vec![
-        Stage::new("format", cargo(&["fmt", "--all", "--check"])),
-        workspace_tests("cargo test", dist, None, &skips),
+        format(),
+        // No doc tests: they are compiled anew each time.
+        workspace_tests("cargo test", dist, None, &["--lib", "--bins", "--tests"], &skips),
         lint(),
     ]
 }
 
-fn cargo(arguments: &[&str]) -> Vec<OsString> {
+/// The command of cargo with `arguments`.
+pub fn cargo(arguments: &[&str]) -> Vec<OsString> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     std::iter::once(cargo).chain(arguments.iter().map(OsString::from)).collect()
+}
+
+fn format() -> Stage {
+    Stage::new("format", cargo(&["fmt", "--all", "--check"]))
 }
 
 fn lint() -> Stage {
@@ -62,10 +100,20 @@ fn lint() -> Stage {
     )
 }
 
-/// The tests of the workspace, with more arguments for the test programs.
-pub fn workspace_tests(name: &'static str, dist: &Path, libfabric: Option<&Path>, more: &[&str]) -> Stage {
-    let arguments = ["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"];
-    let stage = Stage::new(name, cargo(&[&arguments, more].concat())).of_tests().env("FERROGIN_DIST", dist);
+/// The tests of the workspace, with more arguments for cargo and for the test programs.
+pub fn workspace_tests(
+    name: &'static str,
+    dist: &Path,
+    libfabric: Option<&Path>,
+    for_cargo: &[&str],
+    for_tests: &[&str],
+) -> Stage {
+    let arguments = ["test", "--release", "--workspace", "--locked", "--no-fail-fast"];
+    let arguments = [&arguments, for_cargo, &["--", "--show-output"], for_tests].concat();
+    // Many tests wait for a time-out.
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).max(4);
+    let stage = Stage::new(name, cargo(&arguments)).of_tests().env("FERROGIN_DIST", dist);
+    let stage = stage.env("RUST_TEST_THREADS", threads.to_string());
     match libfabric {
         Some(path) => stage.env("FERROGIN_LIBFABRIC_ALT", path),
         None => stage,
@@ -101,8 +149,8 @@ pub fn run(root: &Path, dist: &Path, quick: bool, only: &[String]) -> ExitCode {
     let began = Instant::now();
     tally += run_stages(stages, root, &logs);
     let list = logs.join("tests.txt");
-    tally.tests.sort();
-    if let Err(error) = std::fs::write(&list, tally.tests.join("\n") + "\n") {
+    let lines: BTreeSet<String> = tally.tests.iter().map(|name| format!("{:<5} {name}\n", place(name))).collect();
+    if let Err(error) = std::fs::write(&list, String::from_iter(lines)) {
         eprintln!("{}: {error}", list.display());
     }
     println!(
@@ -113,6 +161,12 @@ pub fn run(root: &Path, dist: &Path, quick: bool, only: &[String]) -> ExitCode {
     );
     println!("{}", tally.summary());
     if tally.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Where a test of `make test` runs: also in `--quick`, or not.
+fn place(name: &str) -> &'static str {
+    let slow = SLOW.iter().any(|part| name.contains(part)) || name.starts_with("cargo test: doc ");
+    if name.starts_with("cargo test: ") && !slow { "quick" } else { "test" }
 }
 
 /// What the workers share.
@@ -200,6 +254,13 @@ mod tests {
                 stage.name
             );
         }
+    }
+
+    #[test]
+    fn slow_tests_and_scripts_are_not_in_the_quick_run() {
+        assert_eq!(place("cargo test: all tests/all/main.rs values::arrive"), "test");
+        assert_eq!(place("cargo test: soft_nic src/lib.rs wire::hello"), "quick");
+        assert_eq!(place("foreign clients: NCCL 2.31.2, 2 ranks, put"), "test");
     }
 
     #[test]

@@ -56,6 +56,7 @@ impl SoftwareTags {
         let endpoint = MessageEndpoint::open_with_long(
             lib,
             &ferrogin_datagram::Config {
+                admission: false,
                 provider: config.provider.clone(),
                 source: config.source.clone(),
                 max_header: records,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::libraries;
-use ferrogin_datagram::{Config, Event, LostReason, MessageEndpoint, Peer, SendError};
+use ferrogin_datagram::{Config, Event, LostReason, MessageEndpoint, Peer, SendError, Unadmitted};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::Random;
 use ferrogin_test_support::peer::{self, Peer as Process, hex, unhex};
@@ -181,6 +181,130 @@ fn endpoint_sends_to_itself() {
     }
 }
 
+/// The process's limit of open descriptors; gives what it was.
+fn limit_descriptors(count: u64) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes to `limit` alone.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    let before = limit.rlim_cur;
+    limit.rlim_cur = count.min(limit.rlim_max);
+    // SAFETY: the call reads `limit` alone.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    before
+}
+
+/// Polls both endpoints until `done` has seen what it waits for; it gets messages of unadmitted endpoints to `a`, and events of `b`.
+fn poll_both(
+    (a, b): (&mut MessageEndpoint, &mut MessageEndpoint),
+    mut on_unadmitted: impl FnMut(Unadmitted<'_>),
+    mut done: impl FnMut(Option<Event<'_>>) -> bool,
+) {
+    let (start, mut over) = (Instant::now(), false);
+    while !over {
+        assert!(start.elapsed() < LIMIT);
+        a.poll_admitting(|_, event| over |= done(Some(event)), &mut on_unadmitted).unwrap();
+        b.poll(|_, event| panic!("{event:?}")).unwrap();
+        over |= done(None);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn only_admitted_endpoints_become_peers() {
+    for lib in libraries("only_admitted_endpoints_become_peers") {
+        let mut a = MessageEndpoint::open(&lib, &Config { admission: true, ..config() }).unwrap();
+        let mut b = MessageEndpoint::open(&lib, &config()).unwrap();
+        let to_a = b.add_peer(a.address()).unwrap();
+        // A peer by its address alone is not admitted either.
+        let to_b = a.add_peer(b.address()).unwrap();
+        for number in 0..3 {
+            b.send(to_a, &[number], b"first").unwrap();
+        }
+        let (seen, address) = (std::cell::RefCell::new(Vec::new()), b.address().to_vec());
+        let on_unadmitted = |message: Unadmitted<'_>| {
+            assert_eq!((message.address, message.payload), (&address[..], &b"first"[..]));
+            seen.borrow_mut().push((message.header.to_vec(), message.number));
+        };
+        poll_both((&mut a, &mut b), on_unadmitted, |event| {
+            assert!(event.is_none(), "{event:?}");
+            seen.borrow().len() == 3
+        });
+        let number = seen.borrow()[0].1;
+        let wrong = a.admit(&address, number ^ 1).unwrap();
+        assert_eq!(wrong, to_b, "the peer that was added");
+        b.send(to_a, &[3], b"first").unwrap();
+        poll_both((&mut a, &mut b), on_unadmitted, |event| {
+            assert!(event.is_none(), "another endpoint was admitted: {event:?}");
+            seen.borrow().len() == 4
+        });
+        // A live peer of another number is replaced only by an admission.
+        let right = a.admit(&address, number).unwrap();
+        assert_ne!(right, wrong);
+        b.send(to_a, &[4], b"second").unwrap();
+        let mut arrived = false;
+        poll_both(
+            (&mut a, &mut b),
+            |message| panic!("{message:?}"),
+            |event| {
+                match event {
+                    Some(Event::Message { from, header, payload }) => {
+                        assert_eq!((from, header, payload), (right, &[4][..], &b"second"[..]));
+                        arrived = true;
+                    }
+                    Some(Event::Lost { peer, reason }) => assert_eq!((peer, reason), (wrong, LostReason::Replaced)),
+                    Some(other) => panic!("{other:?}"),
+                    None => {}
+                }
+                arrived
+            },
+        );
+    }
+}
+
+#[test]
+fn silent_connections_do_not_use_up_descriptors() {
+    let test = "silent_connections_do_not_use_up_descriptors";
+    const SILENT: usize = 3000;
+    for lib in libraries(test) {
+        let before = limit_descriptors(SILENT as u64 + 1000);
+        let (process, address) = start_peer(&lib, "echo with few descriptors");
+        let port = u16::from_be_bytes(address[2..4].try_into().unwrap());
+        let connect = |_| std::net::TcpStream::connect(("127.0.0.1", port));
+        let silent: Vec<_> = match (0..SILENT).map(connect).collect() {
+            Ok(silent) => silent,
+            Err(error) => {
+                println!("SKIP {test}: {SILENT} connections are not possible here: {error}");
+                return;
+            }
+        };
+        // A peer that connects now is served, and goes on.
+        let mut endpoint = MessageEndpoint::open(&lib, &config()).unwrap();
+        let peer = endpoint.add_peer(&address).unwrap();
+        let (start, mut answers) = (Instant::now(), 0);
+        while answers < 100 {
+            assert!(start.elapsed() < LIMIT);
+            if endpoint.free_slots() == 32 {
+                endpoint.send(peer, b"header", b"payload").unwrap();
+            }
+            endpoint.poll(|_, event| answers += u32::from(matches!(event, Event::Message { .. }))).unwrap();
+            std::thread::yield_now();
+        }
+        println!("served after {:?}", start.elapsed());
+        let start = Instant::now();
+        let is_open = |mut stream: &std::net::TcpStream| {
+            stream.set_nonblocking(true).unwrap();
+            std::io::Read::read(&mut stream, &mut [0]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock)
+        };
+        while silent.iter().any(is_open) {
+            assert!(start.elapsed() < LIMIT, "silent connections are still open");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        println!("all closed after {:?}", start.elapsed());
+        process.signal(libc::SIGKILL);
+        limit_descriptors(before);
+    }
+}
+
 #[test]
 fn limits_are_enforced() {
     for lib in libraries("limits_are_enforced") {
@@ -229,6 +353,9 @@ fn start_peer(lib: &Arc<Libfabric>, role: &str) -> (Process, Vec<u8>) {
 fn child() {
     let (Ok(role), Some(library)) = (std::env::var("FERROGIN_TEST_ROLE"), peer::library()) else { return };
     let lib = Libfabric::load(Some(&library)).unwrap();
+    if role == "echo with few descriptors" {
+        limit_descriptors(512);
+    }
     let mut endpoint = MessageEndpoint::open(&lib, &config()).unwrap();
     println!("ADDRESS {}", hex(endpoint.address()));
     match role.as_str() {
@@ -236,7 +363,7 @@ fn child() {
             exchange(&mut endpoint, None, 4, 3, 2000);
             say_closing(&mut endpoint);
         }
-        "echo" => {
+        "echo" | "echo with few descriptors" => {
             let start = Instant::now();
             while start.elapsed() < LIMIT {
                 endpoint

@@ -6,6 +6,7 @@ use super::listener::{Endpoint, Listener, VERSION};
 use super::neighbors::{Deadline, Event, Neighbors, RankAddresses, Side, handle_address, unexpected};
 use super::ring::Ring;
 use super::step::Step;
+use ferrogin_channel::{ChannelError, Reason};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::io;
 use std::sync::PoisonError;
@@ -57,7 +58,11 @@ impl Ring {
             }
             Err(error) => {
                 let failed = error.failed_rank().unwrap_or(rank);
-                neighbors.send_abort(Step::Connect, 0, failed);
+                // The previous rank connects later: it gets the reason then. A rank that ended does not connect.
+                if accepts && neighbors.prev.is_none() && failed != ring.prev() {
+                    neighbors.keep_accepting(accepting);
+                }
+                neighbors.send_abort(Step::Connect, 0, failed, &error);
                 listener.keep_failed(Self { neighbors: Some(neighbors), failed: Some(failed), ..ring });
                 Err(error)
             }
@@ -92,11 +97,14 @@ impl Ring {
                     neighbors.receive_from(&channel, if self.nranks() == 2 { Side::Both } else { Side::Prev });
                     neighbors.prev = Some(channel);
                 }
+                Event::Connected(Err(ChannelError::Refused { reason: Reason::NotListening, .. })) => {
+                    return Err(ControlError::PeerLeft { rank: next, step });
+                }
                 Event::Connected(Err(error)) => {
                     let at = self.addresses.get(next);
                     return Err(ControlError::Unreachable { rank: next, at, source: io::Error::other(error) });
                 }
-                Event::Accepted(Err(_)) => return Err(self.addresses.closed(prev, step)),
+                Event::Accepted(Err(error)) => return Err(self.addresses.closed(prev, step, &error)),
                 Event::Received(side, Ok(bytes)) => match Frame::parse(&bytes) {
                     Some((Frame { kind: FrameKind::Welcome, .. }, _)) if side.is_next() && !next_ready => {
                         next_ready = true;
@@ -122,9 +130,9 @@ impl Ring {
                         return Err(unexpected(other.map(|(head, _)| head), rank, step));
                     }
                 },
-                Event::Received(side, Err(_)) => {
+                Event::Received(side, Err(end)) => {
                     let rank = if side.is_next() { next } else { prev };
-                    return Err(self.addresses.closed(rank, step));
+                    return Err(self.addresses.closed(rank, step, &end));
                 }
                 Event::Written(_) => {}
             }

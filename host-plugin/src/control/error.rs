@@ -93,6 +93,32 @@ pub enum ControlError {
         /// The step.
         step: Step,
     },
+    /// A peer that still runs closed its communicator before it did its part. It may have learned of another rank's failure.
+    #[error(
+        "rank {rank} closed its communicator before {} was done, for a reason that it did not send; look for the first error in the \
+         log of rank {rank}",
+        step.name()
+    )]
+    PeerLeft {
+        /// The peer.
+        rank: usize,
+        /// The step.
+        step: Step,
+    },
+    /// A neighbour reports that another rank closed its communicator.
+    #[error(
+        "rank {reporter} aborted {} because rank {left} closed its communicator, for a reason that it did not send; look for the \
+         first error in the log of rank {left}",
+        step.name()
+    )]
+    AbortedAfterClose {
+        /// The neighbour.
+        reporter: usize,
+        /// The rank that closed its communicator.
+        left: usize,
+        /// The step.
+        step: Step,
+    },
     /// A neighbour reports that another rank failed.
     #[error(
         "rank {reporter} aborted {} because rank {failed} failed; look for the first error in the log of rank {failed}",
@@ -147,7 +173,7 @@ pub enum ControlError {
         step: Step,
     },
     /// An earlier failure ended this communicator.
-    #[error("this communicator failed earlier because rank {failed} failed; close it, and see its first error")]
+    #[error("this communicator failed earlier because rank {failed} failed or left; close it, and see its first error")]
     AlreadyFailed {
         /// The rank that failed.
         failed: usize,
@@ -155,16 +181,18 @@ pub enum ControlError {
 }
 
 impl ControlError {
-    /// The rank that failed, if it is known.
+    /// The rank that failed or left, if it is known.
     pub fn failed_rank(&self) -> Option<usize> {
         match self {
             Self::Unreachable { rank, .. }
             | Self::Timeout { rank, .. }
             | Self::PeerClosed { rank, .. }
+            | Self::PeerLeft { rank, .. }
             | Self::PeerFailed { rank, .. }
             | Self::DifferentCall { rank, .. }
             | Self::BadHandle { rank, .. }
             | Self::InvalidFrame { rank, .. } => Some(*rank),
+            Self::AbortedAfterClose { left, .. } => Some(*left),
             Self::Aborted { failed, .. } | Self::AlreadyFailed { failed } => Some(*failed),
             Self::Socket { .. }
             | Self::Endpoint { .. }
@@ -172,5 +200,10 @@ impl ControlError {
             | Self::WrongOrder { .. }
             | Self::BlockTooLarge { .. } => None,
         }
+    }
+
+    /// True if a rank closed its communicator, so that the rank that failed first is not known.
+    pub fn is_after_close(&self) -> bool {
+        matches!(self, Self::PeerLeft { .. } | Self::AbortedAfterClose { .. })
     }
 }

@@ -42,6 +42,8 @@ pub(super) enum FrameKind {
     Failed = 1,
     /// The sender leaves the ring because rank `origin` failed. No body.
     Abort = 2,
+    /// The sender leaves the ring because rank `origin` closed its communicator. No body.
+    Left = 5,
     /// The answer to a hello. No body.
     Welcome = 3,
     /// The first frame of a channel: `origin` is the calling rank, `sequence` the number of ranks, the body the called rank.
@@ -50,7 +52,7 @@ pub(super) enum FrameKind {
 
 impl FrameKind {
     fn from_code(code: u16) -> Option<Self> {
-        [Self::Block, Self::Failed, Self::Abort, Self::Welcome, Self::Hello]
+        [Self::Block, Self::Failed, Self::Abort, Self::Welcome, Self::Hello, Self::Left]
             .into_iter()
             .find(|kind| *kind as u16 == code)
     }
@@ -101,6 +103,11 @@ impl Frame {
         Some((frame, body))
     }
 
+    /// The sender leaves the ring.
+    pub fn is_abort(&self) -> bool {
+        matches!(self.kind, FrameKind::Abort | FrameKind::Left)
+    }
+
     /// The name of the sender's step, for messages.
     pub fn step_name(&self) -> String {
         match Step::from_code(self.step) {
@@ -136,7 +143,7 @@ mod tests {
 
     #[test]
     fn frames_of_each_kind_round_trip_and_truncated_ones_are_refused() {
-        for code in 0..5 {
+        for code in 0..6 {
             let kind = FrameKind::from_code(code).unwrap();
             let frame = Frame { kind, step: 2, sequence: u32::MAX, origin: 7, len: 3 };
             let message = frame.emit(b"abc");

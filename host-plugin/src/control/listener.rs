@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Version of the handle and of the protocol that it leads to.
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 /// A neighbour that is silent for this long gets a ping.
 const PING_AFTER: Duration = Duration::from_millis(500);
 /// The least time for an answer, because a busy machine may stop a process for a while.
@@ -23,6 +23,11 @@ const _: () = assert!(channel::ADDRESS_MAX <= HANDLE_MAXSIZE);
 /// it is silent. They report it before the other ranks reach their own deadlines, which would name a wrong rank.
 fn answer_limit(timeout: Duration) -> Duration {
     (timeout / 4).max(ANSWER_MIN)
+}
+
+/// The time after which the neighbours of a silent rank have reported it to all ranks.
+pub(super) fn report_limit(timeout: Duration) -> Duration {
+    PING_AFTER + answer_limit(timeout) + Duration::from_millis(500)
 }
 
 /// The time that a peer has to answer the first connect: half of FERROGIN_TIMEOUT. The peer's endpoint exists before its handle.

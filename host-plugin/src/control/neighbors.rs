@@ -5,10 +5,9 @@ use super::frame::{Frame, FrameKind};
 use super::step::Step;
 use ferrogin_channel::{Address, Channel, ChannelError, Reactor};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
-use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time that a ring which ends has for its last frames to reach the neighbours, even if this process stood still meanwhile.
@@ -38,9 +37,14 @@ impl RankAddresses {
         Arc::clone(&self.0[rank])
     }
 
-    /// The error for a channel to `rank` that closed.
-    pub fn closed(&self, rank: usize, step: Step) -> ControlError {
-        ControlError::PeerClosed { rank, at: self.get(rank), step }
+    /// The error for a channel to `rank` that ended with `end`. Only a running process closes or refuses a channel.
+    pub fn closed(&self, rank: usize, step: Step, end: &ChannelError) -> ControlError {
+        match end {
+            ChannelError::Closed { .. } | ChannelError::Aborted { .. } | ChannelError::Refused { .. } => {
+                ControlError::PeerLeft { rank, step }
+            }
+            _ => ControlError::PeerClosed { rank, at: self.get(rank), step },
+        }
     }
 
     /// The error for a deadline that passed while this rank waited for `rank`.
@@ -67,12 +71,14 @@ impl Side {
     }
 }
 
+type OpenResult = Result<Channel, ChannelError>;
+
 /// An event that the reactor's thread reports.
 pub(super) enum Event {
     /// The channel to the next rank opened, or did not.
-    Connected(Result<Channel, ChannelError>),
+    Connected(OpenResult),
     /// The previous rank opened its channel, or the listener failed.
-    Accepted(Result<Channel, ChannelError>),
+    Accepted(OpenResult),
     /// A message came from a neighbour, or its channel ended.
     Received(Side, Result<Vec<u8>, ChannelError>),
     /// The next rank has a written message, or its channel ended.
@@ -92,19 +98,23 @@ pub(super) struct Neighbors {
     pub later_abort: Option<(Frame, usize)>,
     /// The next rank refuses messages.
     pub next_refuses: bool,
-    /// The channel from the next rank ended.
-    pub next_closed: bool,
-    /// The channel from the previous rank ended.
-    pub prev_closed: bool,
+    /// Why the channel from the next rank ended.
+    pub next_end: Option<ChannelError>,
+    /// Why the channel from the previous rank ended.
+    pub prev_end: Option<ChannelError>,
+    /// The abort frame of a ring that failed, for channels that open later.
+    abort: Arc<Mutex<Option<Frame>>>,
     /// The last field, so that it runs while the channels close.
     reactor: RunningReactor,
 }
 
 /// A reactor that closes its channels before it ends.
 struct RunningReactor {
+    /// The listener of a ring that failed before the previous rank connected.
+    accepting: Option<ferrogin_channel::Listener>,
     reactor: Option<Reactor>,
     /// The time of the abort frames, if the ring failed: they travel while the caller handles the error.
-    aborted_at: Cell<Option<Instant>>,
+    aborted_at: Option<Instant>,
 }
 
 impl std::fmt::Debug for RunningReactor {
@@ -116,7 +126,7 @@ impl std::fmt::Debug for RunningReactor {
 impl Drop for RunningReactor {
     fn drop(&mut self) {
         if let Some(reactor) = self.reactor.take() {
-            let passed = self.aborted_at.get().map_or(Duration::ZERO, |at| at.elapsed());
+            let passed = self.aborted_at.map_or(Duration::ZERO, |at| at.elapsed());
             reactor.shutdown(SHUTDOWN_LIMIT.saturating_sub(passed));
         }
     }
@@ -134,24 +144,37 @@ impl Neighbors {
             early: VecDeque::new(),
             later_abort: None,
             next_refuses: false,
-            next_closed: false,
-            prev_closed: false,
-            reactor: RunningReactor { reactor: Some(reactor), aborted_at: Cell::new(None) },
+            next_end: None,
+            prev_end: None,
+            abort: Arc::default(),
+            reactor: RunningReactor { accepting: None, reactor: Some(reactor), aborted_at: None },
         }
     }
 
     /// Starts to open the channel to the next rank.
     pub fn connect(&self, next: &Address) {
-        let sender = self.sender.clone();
+        let opened = self.opened(Event::Connected);
         if let Some(reactor) = &self.reactor.reactor {
-            reactor.connect_with(next, move |result| drop(sender.send(Event::Connected(result))));
+            reactor.connect_with(next, opened);
         }
     }
 
     /// Starts to accept the channel of the previous rank.
     pub fn accept(&self, listener: &ferrogin_channel::Listener) {
-        let sender = self.sender.clone();
-        listener.accept_with(move |result| drop(sender.send(Event::Accepted(result))));
+        listener.accept_with(self.opened(Event::Accepted));
+    }
+
+    /// Reports a channel that opened, and sends the abort frame on it if the ring has failed meanwhile.
+    fn opened(&self, event: fn(OpenResult) -> Event) -> impl FnOnce(OpenResult) + Send + 'static {
+        let (sender, abort) = (self.sender.clone(), Arc::clone(&self.abort));
+        move |result| {
+            // The lock orders the report before `send_abort` looks for reports, or this look at the frame after it.
+            let abort = abort.lock().unwrap_or_else(PoisonError::into_inner);
+            if let (Ok(channel), Some(frame)) = (&result, &*abort) {
+                channel.write(frame.emit(&[]), |_| ());
+            }
+            drop(sender.send(event(result)));
+        }
     }
 
     /// The next event; `None` at the deadline.
@@ -175,29 +198,69 @@ impl Neighbors {
     /// The reason why the next rank refuses messages: its abort frame, which may come after its refusal, or its end.
     pub fn refusal(&mut self, (prev, next): (usize, usize), addresses: &RankAddresses, step: Step) -> ControlError {
         let deadline = Deadline::after(SHUTDOWN_LIMIT);
-        while !self.next_closed
+        while self.next_end.is_none()
             && let Some(event) = self.wait(&deadline)
         {
             let Event::Received(side, result) = event else { continue };
             let rank = if side.is_next() { next } else { prev };
             match result.as_deref().map(Frame::parse) {
-                Ok(Some((head @ Frame { kind: FrameKind::Abort, .. }, _))) => {
-                    return unexpected(Some(head), rank, step);
-                }
+                Ok(Some((head, _))) if head.is_abort() => return unexpected(Some(head), rank, step),
                 Ok(_) => {}
-                Err(_) => self.next_closed |= side.is_next(),
+                Err(end) => self.ended(side, end),
             }
         }
-        addresses.closed(next, step)
+        addresses.closed(next, step, self.next_end.as_ref().unwrap_or(&ChannelError::Stopped))
     }
 
-    /// Tells both neighbours that the ring ends because rank `failed` failed.
-    pub fn send_abort(&self, step: Step, sequence: u32, failed: usize) {
-        let frame = Frame { kind: FrameKind::Abort, step: step as u16, sequence, origin: failed as u32, len: 0 };
+    /// Notes that a channel ended.
+    pub fn ended(&mut self, side: Side, end: &ChannelError) {
+        if side.is_next() {
+            self.next_end.get_or_insert_with(|| end.clone());
+        }
+        if side.is_prev() {
+            self.prev_end.get_or_insert_with(|| end.clone());
+        }
+    }
+
+    /// Tells both neighbours that the ring ends with `error` because of rank `failed`, also a neighbour whose channel opens later.
+    pub fn send_abort(&mut self, step: Step, sequence: u32, failed: usize, error: &ControlError) {
+        let kind = if error.is_after_close() { FrameKind::Left } else { FrameKind::Abort };
+        let frame = Frame { kind, step: step as u16, sequence, origin: failed as u32, len: 0 };
+        *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(frame);
+        while let Ok(event) = self.receiver.try_recv() {
+            match event {
+                Event::Connected(Ok(channel)) => self.next = Some(channel),
+                Event::Accepted(Ok(channel)) => self.prev = Some(channel),
+                _ => {}
+            }
+        }
         for channel in [&self.prev, &self.next].into_iter().flatten() {
             channel.write(frame.emit(&[]), |_| ());
         }
-        self.reactor.aborted_at.set(Some(Instant::now()));
+        self.reactor.aborted_at = Some(Instant::now());
+    }
+
+    /// Keeps the listener of a ring that failed, until the previous rank has connected and got the abort frame.
+    pub fn keep_accepting(&mut self, listener: ferrogin_channel::Listener) {
+        self.reactor.accepting = Some(listener);
+    }
+
+    /// Waits until the previous rank has connected and got the abort frame, but only until the shutdown's limit.
+    fn wait_for_prev(&self) {
+        let Some(aborted_at) = self.reactor.aborted_at.filter(|_| self.reactor.accepting.is_some()) else { return };
+        let deadline = Deadline(aborted_at + SHUTDOWN_LIMIT);
+        while let Some(event) = self.wait(&deadline) {
+            if matches!(event, Event::Accepted(_)) {
+                // Dropping the channel closes it after its messages.
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Neighbors {
+    fn drop(&mut self) {
+        self.wait_for_prev();
     }
 }
 
@@ -217,6 +280,9 @@ pub(super) fn unexpected(frame: Option<Frame>, rank: usize, step: Step) -> Contr
         Some(Frame { kind: FrameKind::Abort, origin, .. }) => {
             ControlError::Aborted { reporter: rank, failed: origin as usize, step }
         }
+        Some(Frame { kind: FrameKind::Left, origin, .. }) => {
+            ControlError::AbortedAfterClose { reporter: rank, left: origin as usize, step }
+        }
         _ => ControlError::InvalidFrame { rank, step },
     }
 }
@@ -228,6 +294,11 @@ pub(super) struct Deadline(Instant);
 impl Deadline {
     pub fn after(timeout: Duration) -> Self {
         Self(Instant::now() + timeout)
+    }
+
+    /// Moves the deadline to `more` after it.
+    pub fn extend(&mut self, more: Duration) {
+        self.0 += more;
     }
 
     fn left(&self) -> Duration {

@@ -2,6 +2,7 @@
 
 use super::error::ControlError;
 use super::frame::{Frame, FrameKind};
+use super::listener::report_limit;
 use super::neighbors::{Deadline, Event, Neighbors, RankAddresses, unexpected};
 use super::step::Step;
 use std::time::Duration;
@@ -61,8 +62,8 @@ impl Ring {
             Err(error) => {
                 let failed = error.failed_rank().unwrap_or(self.rank);
                 self.failed = Some(failed);
-                if let Some(neighbors) = &self.neighbors {
-                    neighbors.send_abort(step, sequence, failed);
+                if let Some(neighbors) = &mut self.neighbors {
+                    neighbors.send_abort(step, sequence, failed, &error);
                 }
                 Err(error)
             }
@@ -78,11 +79,16 @@ impl Ring {
         let n = self.nranks();
         let mut blocks: Vec<Option<Vec<u8>>> = vec![None; n];
         blocks[self.rank] = own.map(<[u8]>::to_vec);
-        let deadline = Deadline::after(self.timeout);
+        // The next rank of the one that is late names it at the deadline. This rank waits a little longer, as another rank may have
+        // stopped with the block: the neighbours of that one report it.
+        let mut deadline = Deadline::after(self.timeout);
         for round in 0..n - 1 {
             let out = (self.rank + n - round) % n;
             let incoming = (self.rank + n - round - 1) % n;
             let last = round == n - 2;
+            if round == 1 {
+                deadline.extend(report_limit(self.timeout));
+            }
             blocks[incoming] =
                 self.exchange_block(step, sequence, (out, blocks[out].as_deref()), (incoming, last), &deadline)?;
         }
@@ -112,15 +118,15 @@ impl Ring {
         if let Some((head, rank)) = neighbors.later_abort.take_if(|(head, _)| !is_later(head.sequence, sequence)) {
             return Err(unexpected(Some(head), rank, step));
         }
-        if neighbors.next_refuses || neighbors.next_closed {
+        if neighbors.next_refuses || neighbors.next_end.is_some() {
             return Err(neighbors.refusal((prev, next), &self.addresses, step));
         }
         neighbors.write_next(head.emit(body));
         let mut written = false;
         let mut arrived = neighbors.early.pop_front();
         while !written || arrived.is_none() {
-            if arrived.is_none() && neighbors.prev_closed {
-                return Err(self.addresses.closed(prev, step));
+            if let (None, Some(end)) = (&arrived, &neighbors.prev_end) {
+                return Err(self.addresses.closed(prev, step, end));
             }
             let Some(event) = neighbors.wait(deadline) else {
                 // Each block passes all ranks in turn, so the missing block names the rank that did not send it.
@@ -144,7 +150,7 @@ impl Ring {
                             neighbors.early.push_back(bytes);
                         }
                     }
-                    Some((head @ Frame { kind: FrameKind::Abort, .. }, _)) if is_later(head.sequence, sequence) => {
+                    Some((head, _)) if head.is_abort() && is_later(head.sequence, sequence) => {
                         neighbors.later_abort = Some((head, if side.is_prev() { prev } else { next }));
                     }
                     other => {
@@ -152,11 +158,8 @@ impl Ring {
                         return Err(unexpected(other.map(|(head, _)| head), rank, step));
                     }
                 },
-                Event::Received(side, Err(_)) => {
-                    // A neighbour that is done may close: only a frame that is still needed makes its end an error.
-                    neighbors.next_closed |= side.is_next();
-                    neighbors.prev_closed |= side.is_prev();
-                }
+                // A neighbour that is done may close: only a frame that is still needed makes its end an error.
+                Event::Received(side, Err(end)) => neighbors.ended(side, &end),
                 Event::Connected(_) | Event::Accepted(_) => {}
             }
         }

@@ -115,28 +115,76 @@ fn hanging_rank_is_named_at_deadline() {
     assert!(started.elapsed() >= deadline);
 }
 
-/// The other ranks miss blocks of running ranks, which the stopped rank should have passed on.
-#[test]
-fn rank_stopped_between_two_blocks_is_named_by_all_ranks() {
+/// Rank 2 of five stops after it has sent its own block: every other rank names rank 2. Rank 4 has a timeout of its own, if one is given.
+fn stopped_rank_is_named(timeout: Duration, timeout_of_rank_4: Option<Duration>) {
     let (together, (running, others)) = (Barrier::new(5), channel());
     let ends = Mutex::new((Some(running), Some(others)));
-    ranks(5, Duration::from_secs(16), move |rank, ring| {
+    ranks(5, timeout, move |rank, ring| {
         let mut ring = ring.unwrap();
         ring.allgather(Step::Connect, Some(&[0])).unwrap();
         together.wait();
         if rank == 2 {
             let others = ends.lock().unwrap().1.take().unwrap();
             ring.stop_after_own_block(Step::RegisterWindow, others);
-        } else {
-            let error = ring.allgather(Step::RegisterWindow, Some(&[])).map(drop);
-            let failed = error.as_ref().err().and_then(ControlError::failed_rank);
             together.wait();
-            // Rank 1 needs no block from rank 2, so it may succeed.
-            assert!(failed == Some(2) || rank == 1 && error.is_ok(), "rank {rank}: {error:?}");
+            drop(ends.lock().unwrap().0.take());
             return;
         }
+        if rank == 4
+            && let Some(timeout) = timeout_of_rank_4
+        {
+            ring.set_timeout(timeout);
+        }
+        let error = ring.allgather(Step::RegisterWindow, Some(&[])).map(drop);
+        let failed = error.as_ref().err().and_then(ControlError::failed_rank);
         together.wait();
-        drop(ends.lock().unwrap().0.take());
+        // Rank 1 needs no block from rank 2, so it may succeed.
+        assert!(failed == Some(2) || rank == 1 && error.is_ok(), "rank {rank}: {error:?}");
+    });
+}
+
+/// The other ranks miss blocks of running ranks, which the stopped rank should have passed on.
+#[test]
+fn rank_stopped_between_two_blocks_is_named_by_all_ranks() {
+    stopped_rank_is_named(Duration::from_secs(16), None);
+}
+
+/// A deadline that passes before the neighbours of a stopped rank have reported it names no other rank: they report rank 2 after 2.5 s.
+#[test]
+fn rank_stopped_just_before_deadline_is_named() {
+    stopped_rank_is_named(Duration::from_secs(8), Some(Duration::from_secs(2)));
+}
+
+/// A rank that connects to one that has failed already gets the report of that rank.
+#[test]
+fn late_rank_learns_which_rank_failed() {
+    let (mut listeners, handles) = listeners(4, Duration::from_secs(4));
+    drop(listeners.remove(2));
+    let (listener_0, listener_1) = (listeners[0].clone(), listeners[1].clone());
+    let error = Ring::connect(&listener_1, &handles, 1, LONG).unwrap_err();
+    assert!(matches!(error, ControlError::Unreachable { rank: 2, .. }), "{error}");
+    listeners.clear();
+    // Ends when rank 0 has the report.
+    let close = thread::spawn(move || drop(listener_1));
+    let error = match Ring::connect(&listener_0, &handles, 0, LONG) {
+        Err(error) => error,
+        Ok(mut ring) => ring.allgather(Step::Connect, Some(&[])).unwrap_err(),
+    };
+    assert!(matches!(error, ControlError::Aborted { reporter: 1, failed: 2, .. }), "{error}");
+    close.join().unwrap();
+}
+
+/// A rank that closes without an error is reported as one that closed, not as the one that failed.
+#[test]
+fn rank_that_closes_is_not_blamed() {
+    ranks(3, LONG, |rank, ring| {
+        let mut ring = ring.unwrap();
+        ring.allgather(Step::Connect, Some(&[0])).unwrap();
+        if rank == 1 {
+            return;
+        }
+        let error = ring.allgather(Step::CreateContext, Some(&[0; 64])).unwrap_err();
+        assert!(error.is_after_close() && error.failed_rank() == Some(1), "rank {rank}: {error}");
     });
 }
 
@@ -147,7 +195,7 @@ fn different_calls_are_reported() {
         let step = if rank == 0 { Step::RegisterWindow } else { Step::CreateContext };
         let error = ring.allgather(step, Some(&[0; 64])).unwrap_err();
         let reported = matches!(error, ControlError::DifferentCall { .. } | ControlError::Aborted { .. });
-        assert!(reported || matches!(error, ControlError::PeerClosed { .. }), "{error}");
+        assert!(reported || matches!(error, ControlError::PeerLeft { .. }), "{error}");
     });
 }
 

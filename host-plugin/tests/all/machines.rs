@@ -68,6 +68,21 @@ fn queues_with_64_bit_request_ids_are_not_reported() {
     });
 }
 
+/// The device code of NCCL 2.31, which selects backendVersion 0 or 1, reuses value slots too early. Newer code does not.
+#[test]
+fn reuse_of_value_slots_is_reported_once_and_only_with_nccl_2_31() {
+    alone("reuse_of_value_slots_is_reported_once_and_only_with_nccl_2_31", &[], |plugin| {
+        ranks(&plugin, 1, |_, comm| {
+            let reported = |backend_version| {
+                let shape = GinConfigV14 { backend_version, ..config(1, 0) };
+                drop(comm.create_context(&shape).expect("a context"));
+                lines_with("reuses a value slot").len()
+            };
+            assert_eq!([reported(2), reported(1), reported(0)], [0, 1, 1]);
+        });
+    });
+}
+
 /// Some libfabrics refuse an unknown class, others ignore it. The result is the same.
 #[test]
 fn unknown_traffic_classes_fall_back_on_every_libfabric() {

@@ -138,8 +138,10 @@ bits! {
     CHECK_QPN = 0x08;
     /// The translation offset is valid.
     TRANSLATION_OFFSET = 0x10;
-    /// The key must be free.
+    /// The key must be free (`MLX5_UMR_CHECK_NOT_FREE` of the kernel, which names the case that fails).
     CHECK_FREE = 0x20;
+    /// The key must not be free (`MLX5_UMR_CHECK_FREE` of the kernel). rdma-core has no name for it.
+    CHECK_BOUND = 0x40;
     /// The translation entries are inside the work request.
     INLINE = 0x80;
 }

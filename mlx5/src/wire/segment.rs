@@ -262,7 +262,7 @@ pub struct MkeyContext {
     pub bsf_octword_size: U32,
     /// Zero.
     pub reserved3: [U32; 4],
-    /// Equals the UMR's `klm_octowords`.
+    /// Zero, as rdma-core writes it, or the UMR's `klm_octowords`.
     pub translations_octword_size: U32,
     /// Zero.
     pub reserved4: [u8; 3],

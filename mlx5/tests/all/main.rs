@@ -2,6 +2,7 @@
 
 mod arbitrary;
 mod common;
+mod cq_states;
 mod cq_vectors;
 mod posts;
 mod receive;

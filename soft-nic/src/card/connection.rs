@@ -6,8 +6,13 @@ use ferrogin_datagram::Peer;
 
 use super::qp::Token;
 use crate::address::Gid;
+use crate::wire::handshake::{Initiator, Session};
 use crate::wire::packet::Header;
 use crate::wire::shm;
+
+/// A card that owes answers and has sent no packet for this long does not respond. A side that connects has this long to
+/// prove that it is a card.
+const SILENCE_US: u64 = 5_000_000;
 
 /// What carries the packets.
 pub(crate) enum Transport {
@@ -15,23 +20,24 @@ pub(crate) enum Transport {
     Loopback,
     /// The other card has not accepted yet.
     Connecting,
-    /// A peer has connected, and its hello has not arrived.
+    /// A peer has connected and is not proven.
     Accepting(shm::Accepting),
     /// Shared memory.
     Shm(Box<shm::RingPair>),
     /// Datagrams of a libfabric provider. Packets can be sent once the handshake is done.
-    Datagram { peer: Peer, handshake: Handshake },
+    Datagram { peer: Peer, stage: Stage },
 }
 
 /// How far the handshake of a datagram connection has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Handshake {
+#[derive(Debug)]
+pub(crate) enum Stage {
     /// The hello is still to be sent.
-    Pending,
+    Pending(Initiator),
     /// The hello is sent, and the answer has not arrived.
-    HelloSent,
-    /// Both cards agreed.
-    Done,
+    HelloSent(Initiator),
+    /// This card knows that the other card sent the hello or the answer. The first packet that the session opens proves that it
+    /// sent them for this session.
+    Agreed { session: Box<Session>, proven: bool },
 }
 
 /// A write of which some packets have not arrived. Packets arrive in any order, so the card counts bytes.
@@ -49,7 +55,7 @@ pub(crate) struct Serving {
 }
 
 pub(crate) struct Connection {
-    /// The other card; `None` before its hello.
+    /// The other card; `None` before a good hello.
     pub peer: Option<Gid>,
     pub transport: Transport,
     /// This card has an address handle for the other.
@@ -67,14 +73,14 @@ pub(crate) struct Connection {
     pub partials: HashMap<u64, Partial>,
     /// Requests given to this connection and not completed.
     pub waiting: u32,
-    /// The card's clock when a packet last arrived, or when the first unanswered request was queued.
+    /// The card's clock when the connection was made, a packet last arrived, or the first unanswered request was queued.
     pub heard_us: u64,
     /// A packet of the peer has arrived on this connection.
     pub responsive: bool,
 }
 
 impl Connection {
-    fn new(peer: Option<Gid>, transport: Transport, now_us: u64) -> Self {
+    pub(crate) fn new(peer: Option<Gid>, transport: Transport, now_us: u64) -> Self {
         Self {
             peer,
             transport,
@@ -98,8 +104,8 @@ impl Connection {
         Self::new(Some(peer), Transport::Connecting, now_us)
     }
 
-    pub(crate) fn datagram(gid: Gid, peer: Peer, handshake: Handshake, now_us: u64) -> Self {
-        Self::new(Some(gid), Transport::Datagram { peer, handshake }, now_us)
+    pub(crate) fn datagram(gid: Gid, peer: Peer, stage: Stage, now_us: u64) -> Self {
+        Self::new(Some(gid), Transport::Datagram { peer, stage }, now_us)
     }
 
     pub(crate) fn accepting(socket: shm::Accepting, now_us: u64) -> Self {
@@ -111,9 +117,28 @@ impl Connection {
         match &self.transport {
             Transport::Loopback => true,
             Transport::Shm(rings) => rings.is_open(),
-            Transport::Datagram { handshake, .. } => *handshake == Handshake::Done,
+            Transport::Datagram { stage, .. } => matches!(stage, Stage::Agreed { proven: true, .. }),
             Transport::Connecting | Transport::Accepting(_) => false,
         }
+    }
+
+    /// The other side connected, and has sent nothing that only a card knows.
+    pub(crate) fn is_silent(&self) -> bool {
+        matches!(&self.transport, Transport::Accepting(accepting) if accepting.is_silent())
+    }
+
+    /// The other side connected, and is not proven.
+    pub(crate) fn is_unproven(&self) -> bool {
+        match &self.transport {
+            Transport::Accepting(_) => true,
+            Transport::Datagram { stage, .. } => matches!(stage, Stage::Agreed { proven: false, .. }),
+            Transport::Loopback | Transport::Connecting | Transport::Shm(_) => false,
+        }
+    }
+
+    /// The other side had to say something and did not for [`SILENCE_US`].
+    pub(crate) fn is_late(&self, now_us: u64) -> bool {
+        (self.is_unproven() || self.waiting > 0) && now_us.saturating_sub(self.heard_us) > SILENCE_US
     }
 
     /// Something is queued for sending.

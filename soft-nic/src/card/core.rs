@@ -10,6 +10,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::connection::Connection;
 use super::counter::{Counter, Event};
+use super::datagram_wire::HandshakeMessage;
 use super::qp::{Qp, Token};
 use super::queue::{CompletionRing, Watch};
 use super::region::Regions;
@@ -19,7 +20,7 @@ use crate::address::Gid;
 use crate::config::{Config, WireChoice};
 use crate::random::Random;
 use crate::wire::datagram::Wire;
-use crate::wire::hello::Welcome;
+use crate::wire::handshake::Welcome;
 use crate::wire::shm::Listener;
 
 /// An address handle: names a card that requests go to.
@@ -71,9 +72,16 @@ pub struct Core {
     pub(crate) datagrams: Option<Wire>,
     /// Connections of that wire.
     pub(crate) connection_of: HashMap<ferrogin_datagram::Peer, u32>,
-    /// Peers to remove from the wire, and answers to hellos. Both wait until the wire is not being polled.
+    /// Peers to remove from the wire, and messages of handshakes. Both wait until the wire is not being polled.
     pub(crate) forgotten: Vec<ferrogin_datagram::Peer>,
+    pub(crate) handshake_messages: Vec<HandshakeMessage>,
+    /// Answers to hellos for which the wire had no room.
     pub(crate) welcomes: Vec<(ferrogin_datagram::Peer, Welcome)>,
+    /// The card's clock from which on connections are accepted again, after descriptors were used up.
+    pub(crate) accept_after: Option<u64>,
+    /// A line of the log has said that descriptors are used up.
+    exhausted: bool,
+    refusals: u32,
     pub(crate) epoll: Epoll,
     /// Sends whose peer had no receive, with the time of the next try.
     pub(crate) unready: Vec<(u64, Token)>,
@@ -102,6 +110,8 @@ pub(crate) const LISTENER: u64 = u64::MAX;
 pub(crate) const LOOPBACK: u32 = 0;
 /// Log lines of a card at most. A broken program can violate one rule a million times.
 const MAX_LINES: u32 = 200;
+/// Lines about refused connections and packets at most: others can cause as many as they like.
+const MAX_REFUSALS: u32 = 20;
 
 impl Core {
     pub(crate) fn new(card: u32, gid: Gid, config: Config, wires: Wires) -> std::io::Result<Self> {
@@ -125,7 +135,11 @@ impl Core {
             datagrams: None,
             connection_of: HashMap::new(),
             forgotten: Vec::new(),
+            handshake_messages: Vec::new(),
             welcomes: Vec::new(),
+            accept_after: None,
+            exhausted: false,
+            refusals: 0,
             epoll,
             unready: Vec::new(),
             staging: Vec::new(),
@@ -169,18 +183,42 @@ impl Core {
         }
     }
 
+    /// Logs one line about a connection or a packet that was not accepted.
+    pub(crate) fn log_refusal(&mut self, what: fmt::Arguments<'_>) {
+        self.refusals = self.refusals.saturating_add(1);
+        if self.refusals <= MAX_REFUSALS {
+            self.log(what);
+        }
+        if self.refusals == MAX_REFUSALS {
+            self.log(format_args!("no more lines about what this card refuses"));
+        }
+    }
+
+    /// Logs once that sockets cannot be had.
+    pub(crate) fn log_exhaustion(&mut self, what: fmt::Arguments<'_>) {
+        if !std::mem::replace(&mut self.exhausted, true) {
+            self.log(what);
+        }
+    }
+
     /// Ends logging.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn mute_log(&mut self) {
         self.lines = MAX_LINES + 1;
     }
 
-    /// Whether shared memory leads to `peer`.
-    pub(crate) fn same_host(&self, peer: &Gid) -> bool {
+    /// Whether this card looks for others on its own host first.
+    pub(crate) fn has_shared_memory(&self) -> bool {
+        !matches!(self.config.wire, WireChoice::Provider(_))
+    }
+
+    /// Whether a card that is not found on this host may be on another one.
+    pub(crate) fn may_be_elsewhere(&self, peer: &Gid) -> bool {
         match &self.config.wire {
-            WireChoice::Auto => peer.host == self.gid.host,
-            WireChoice::Shm => true,
-            WireChoice::Provider(_) => false,
+            // A card with this host's address is here, or nowhere.
+            WireChoice::Auto => peer.ip != self.gid.ip,
+            WireChoice::Shm => false,
+            WireChoice::Provider(_) => true,
         }
     }
 

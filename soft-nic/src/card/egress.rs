@@ -6,7 +6,7 @@ use efa_dp_direct::wqe::Sge;
 use ferrogin_datagram::SendError;
 
 use super::complete::OK;
-use super::connection::{Serving, Transport};
+use super::connection::{Serving, Stage, Transport};
 use super::core::Core;
 use super::counter::Event;
 use super::qp::Token;
@@ -291,7 +291,7 @@ impl Core {
                     Err(_) => Sent::Gone,
                 }
             }
-            Transport::Datagram { peer, .. } => {
+            Transport::Datagram { peer, stage: Stage::Agreed { session, proven: true } } => {
                 let Some(wire) = &mut self.datagrams else { return Sent::Gone };
                 let mut acks = [Acknowledgement::new(0, OK); datagram::MAX_ACKS];
                 let waiting = connection.answers.iter().take_while(|answer| answer.kind() == Some(Kind::Ack));
@@ -302,7 +302,7 @@ impl Core {
                 }
                 // SAFETY: the caller found `header.len` payload bytes in a region or in a request, and the card's lock keeps
                 // both during the call, in which the wire copies them.
-                match unsafe { wire.send(*peer, header, payload, &acks[..count]) } {
+                match unsafe { wire.send(*peer, header, payload, &acks[..count], session) } {
                     Ok(()) => {
                         connection.answers.drain(..count);
                         Sent::Yes
@@ -311,7 +311,7 @@ impl Core {
                     Err(SendError::Gone | SendError::TooLong) => Sent::Gone,
                 }
             }
-            Transport::Connecting | Transport::Accepting(_) => Sent::Full,
+            Transport::Connecting | Transport::Accepting(_) | Transport::Datagram { .. } => Sent::Full,
         }
     }
 

@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn setup_call_takes_precedence_over_progress_call() {
-        let gid = Gid { host: 1, ip: std::net::Ipv4Addr::LOCALHOST, port: 0, nonce: 1 };
+        let gid = Gid { ip: std::net::Ipv4Addr::LOCALHOST, port: 0, secret: [1; 8] };
         let core = Core::new(0, gid, Config::default(), Wires { listener: None, datagrams: None }).unwrap();
         let card = Shared::new(core);
         card.poll();

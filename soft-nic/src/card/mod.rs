@@ -40,10 +40,9 @@ pub use self::setup::SetupError;
 pub use self::slab::Slab;
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};
-use crate::random::Random;
 use crate::wire::datagram;
-use crate::wire::shm::{Listener, ShmError};
-use crate::{host, log};
+use crate::wire::shm::Listener;
+use crate::{host, log, random};
 
 /// A software card of this process.
 pub struct Card {
@@ -114,11 +113,11 @@ impl Card {
     }
 }
 
-/// Opens the wires of the settings, and finds a GID that no other card of this host has.
+/// Opens the wires of the settings, and draws the card's GID.
 fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
     let ip = config.ifaddr.unwrap_or_else(host::default_address);
-    let mut gid = Gid { host: host::host_id(), ip, port: 0, nonce: 0 };
-    let mut messages = None;
+    let mut gid = Gid { ip, port: 0, secret: random::secret()? };
+    let mut datagrams = None;
     let provider = match &config.wire {
         WireChoice::Auto => Some("tcp"),
         WireChoice::Shm => None,
@@ -126,7 +125,7 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
     };
     if let Some(provider) = provider {
         match datagram::Wire::open(provider, ip) {
-            Ok((wire, port)) => (messages, gid.port) = (Some(wire), port),
+            Ok((wire, port)) => (datagrams, gid.port) = (Some(wire), port),
             // Shared memory still works. A request to another host fails with a log line.
             Err(_) if config.wire == WireChoice::Auto => {}
             Err(error) => {
@@ -135,27 +134,19 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
             }
         }
     }
-    let mut random = Random::from_system();
     let mut listener = None;
-    while listener.is_none() {
-        gid.nonce = random.next_u32();
-        if matches!(config.wire, WireChoice::Provider(_)) {
-            break;
-        }
+    if !matches!(config.wire, WireChoice::Provider(_)) {
         match Listener::bind(&gid) {
             Ok(bound) => listener = Some(bound),
-            Err(ShmError::System(_, error)) if error.kind() == std::io::ErrorKind::AddrInUse => {}
-            Err(error) => {
-                log::line(format_args!("softefa: no shared-memory wire: {error}"));
-                break;
-            }
+            Err(error) => log::line(format_args!("softefa: no shared-memory wire: {error}")),
         }
     }
-    Ok((gid, Wires { listener, datagrams: messages }))
+    Ok((gid, Wires { listener, datagrams }))
 }
 
-/// The GID of a card before it is open: `fi_getinfo` gives addresses without opening a card.
+/// The GID of a card before it is open: `fi_getinfo` gives addresses without opening a card. It has the number of the host in
+/// place of a secret.
 pub fn advertised_gid(config: &Config) -> Gid {
     let ip = config.ifaddr.unwrap_or(Ipv4Addr::LOCALHOST);
-    Gid { host: host::host_id(), ip, port: 0, nonce: 0 }
+    Gid { ip, port: 0, secret: u64::from(host::host_id()).to_be_bytes() }
 }

@@ -171,6 +171,11 @@ impl Core {
         Ok(ahn as u16)
     }
 
+    /// The card of an address handle.
+    pub fn card_of(&self, ahn: u16) -> Option<Gid> {
+        self.handles.get(u32::from(ahn)).map(|handle| handle.gid)
+    }
+
     /// Gives an address handle back; the last user removes it.
     pub fn close_handle(&mut self, ahn: u16) {
         let Some(handle) = self.handles.get_mut(u32::from(ahn)) else { return };

@@ -1,14 +1,19 @@
 //! The wire to other hosts: reliable datagrams over another libfabric provider.
+//!
+//! A datagram names its sender itself, and anyone who reaches the port can send one. So only a handshake makes an endpoint a
+//! peer, and every datagram after it ends with a [`Seal`] of the session.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use ferrogin_datagram::{Config, Event, MessageEndpoint, Peer, SendError};
+use ferrogin_datagram::{Config, Event, MessageEndpoint, Peer, SendError, Unadmitted};
 use ferrogin_libfabric::{Error, Libfabric};
 
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::handshake::{BadSeal, SEAL_LEN, Seal, Session};
 use super::packet::{ACKNOWLEDGEMENT_LEN, Acknowledgement, HEADER_LEN, Header};
 use crate::address::Gid;
 use crate::memory;
@@ -17,6 +22,8 @@ use crate::memory;
 pub(crate) const MAX_PAYLOAD: usize = 64 * 1024;
 /// Acknowledgements in one datagram at most, behind its payload or alone.
 pub(crate) const MAX_ACKS: usize = 32;
+/// The seal covers payloads up to this many bytes; of a longer one it covers the header and the acknowledgements alone.
+const SEALED_PAYLOAD: usize = 64;
 /// Datagrams in flight, and buffers for those that arrive.
 const DEPTH: usize = 128;
 
@@ -31,17 +38,15 @@ pub(crate) enum Payload<'a> {
 
 /// An event of the wire.
 pub(crate) enum Arrival<'a> {
+    /// A datagram of an endpoint that is a peer, or of someone who knows the numbers of one.
     Packet {
         from: Peer,
-        header: Header,
-        payload: &'a [u8],
-        /// Behind the payload, one after the other.
-        acks: &'a [Acknowledgement],
+        header: &'a [u8],
+        /// Payload, acknowledgements and seal.
+        rest: &'a [u8],
     },
-    /// A datagram that no card sends.
-    Malformed {
-        from: Peer,
-    },
+    /// A datagram of any other endpoint.
+    Unadmitted(Unadmitted<'a>),
     Lost {
         peer: Peer,
         why: String,
@@ -60,6 +65,11 @@ pub(crate) enum WireError {
     Libfabric(#[from] Error),
     #[error("the endpoint's name is no IPv4 address and port: {0:02x?}")]
     Name(Vec<u8>),
+}
+
+/// The endpoint's address of a card.
+pub(crate) fn address_of(gid: &Gid) -> [u8; 16] {
+    socket_name(gid.ip, gid.port)
 }
 
 /// `sockaddr_in`.
@@ -88,7 +98,8 @@ impl Wire {
             provider: provider.to_owned(),
             source: Some(ip.to_string()),
             max_header: HEADER_LEN,
-            max_payload: MAX_PAYLOAD + MAX_ACKS * ACKNOWLEDGEMENT_LEN,
+            max_payload: MAX_PAYLOAD + MAX_ACKS * ACKNOWLEDGEMENT_LEN + SEAL_LEN,
+            admission: true,
             tx_depth: DEPTH,
             rx_depth: DEPTH,
             ..Config::default()
@@ -103,7 +114,15 @@ impl Wire {
     /// # Errors
     /// The provider refuses the address.
     pub(crate) fn peer(&mut self, gid: &Gid) -> Result<Peer, Error> {
-        self.endpoint.add_peer(&socket_name(gid.ip, gid.port))
+        self.endpoint.add_peer(&address_of(gid))
+    }
+
+    /// Makes an endpoint a peer that has proven to be the card of `gid`.
+    ///
+    /// # Errors
+    /// The provider refuses the address.
+    pub(crate) fn admit(&mut self, gid: &Gid, number: u64) -> Result<Peer, Error> {
+        self.endpoint.admit(&address_of(gid), number)
     }
 
     pub(crate) fn forget(&mut self, peer: Peer) {
@@ -126,6 +145,7 @@ impl Wire {
         header: &Header,
         payload: Payload<'_>,
         acks: &[Acknowledgement],
+        session: &mut Session,
     ) -> Result<(), SendError> {
         let len = match payload {
             Payload::Nothing => 0,
@@ -135,16 +155,19 @@ impl Wire {
         if len > MAX_PAYLOAD {
             return Err(SendError::TooLong);
         }
+        let header = header.to_bytes();
         let total = len + acks.len() * ACKNOWLEDGEMENT_LEN;
-        self.endpoint.send_with(to, &header.to_bytes(), total, |room| {
-            let (data, rest) = room.split_at_mut(len);
+        self.endpoint.send_with(to, &header, total + SEAL_LEN, |room| {
+            let (body, end) = room.split_at_mut(total);
+            let (data, rest) = body.split_at_mut(len);
             match payload {
                 Payload::Nothing => {}
                 Payload::Bytes(bytes) => data.copy_from_slice(bytes),
-                // SAFETY: the caller keeps `len` bytes at `at` readable; `data` is a buffer of as many bytes that only this call uses.
+                // SAFETY: the initiator keeps `len` bytes at `at` readable; `data` is a buffer of as many bytes that only this call uses.
                 Payload::Memory(at) => unsafe { memory::copy(data.as_mut_ptr(), at, len) },
             }
             rest.copy_from_slice(acks.as_bytes());
+            end.copy_from_slice(session.seal(&[&header, sealed_part(len, body)]).as_bytes());
         })
     }
 
@@ -158,15 +181,17 @@ impl Wire {
     /// # Errors
     /// The endpoint failed as a whole.
     pub(crate) fn poll(&mut self, mut handle: impl FnMut(Arrival<'_>)) -> Result<bool, Error> {
-        let events = self.endpoint.poll(|_, event| match event {
-            Event::Message { from, header, payload } => {
-                handle(parse(header, payload).map_or(Arrival::Malformed { from }, |(header, payload, acks)| {
-                    Arrival::Packet { from, header, payload, acks }
-                }));
+        let handle = RefCell::new(&mut handle);
+        let on_event = |event: Event<'_>| match event {
+            Event::Message { from, header, payload: rest } => {
+                handle.borrow_mut()(Arrival::Packet { from, header, rest })
             }
             Event::Sent { .. } | Event::SendFailed { .. } => {}
-            Event::Lost { peer, reason } => handle(Arrival::Lost { peer, why: reason.to_string() }),
-        })?;
+            Event::Lost { peer, reason } => handle.borrow_mut()(Arrival::Lost { peer, why: reason.to_string() }),
+        };
+        let events = self
+            .endpoint
+            .poll_admitting(|_, event| on_event(event), |message| handle.borrow_mut()(Arrival::Unadmitted(message)))?;
         Ok(events > 0)
     }
 
@@ -177,9 +202,26 @@ impl Wire {
     }
 }
 
+/// What a seal covers of payload and acknowledgements, where the payload has `len` bytes.
+fn sealed_part(len: usize, body: &[u8]) -> &[u8] {
+    let from = if len > SEALED_PAYLOAD { len } else { 0 };
+    body.get(from..).unwrap_or_default()
+}
+
+/// Opens the datagram of a peer with the peer's session: payload and acknowledgements, which [`parse`] takes.
+///
+/// # Errors
+/// The datagram is not one of the session, or came before.
+pub(crate) fn open<'a>(header: &[u8], rest: &'a [u8], session: &mut Session) -> Result<&'a [u8], BadSeal> {
+    let len = Header::read(header).ok_or(BadSeal::Forged)?.len as usize;
+    let (body, seal) = Seal::read_from_suffix(rest).map_err(|_| BadSeal::Forged)?;
+    session.open(&seal, &[header, sealed_part(len, body)])?;
+    Ok(body)
+}
+
 /// Header, payload and acknowledgements of a packet; `None` for bytes that no card sends.
 pub(crate) fn parse<'a>(header: &[u8], bytes: &'a [u8]) -> Option<(Header, &'a [u8], &'a [Acknowledgement])> {
-    let header = Header::from_bytes(header.try_into().ok()?);
+    let header = Header::read(header)?;
     let (payload, rest) = bytes.split_at_checked(header.len as usize)?;
     let acks = <[Acknowledgement]>::ref_from_bytes(rest).ok()?;
     (header.is_consistent() && acks.len() <= MAX_ACKS).then_some((header, payload, acks))

@@ -13,7 +13,8 @@ macro_rules! assert_layout {
 pub(crate) use assert_layout;
 
 pub(crate) mod datagram;
-pub(crate) mod hello;
+pub(crate) mod handshake;
 pub(crate) mod packet;
 pub(crate) mod ring;
 pub(crate) mod shm;
+pub(crate) mod window;

@@ -17,9 +17,9 @@ pub(crate) enum Kind {
     Data = 4,
     /// The sender gave up a request: the peer forgets the packets that it has of it.
     Abort = 5,
-    /// [`Hello`](super::hello::Hello), on a wire without connections of its own.
+    /// [`Hello`](super::handshake::Hello), on a wire without connections of its own.
     Hello = 6,
-    /// [`Welcome`](super::hello::Welcome): the answer to a hello.
+    /// [`Welcome`](super::handshake::Welcome): the answer to a hello.
     Welcome = 7,
     /// No packet but the [`Acknowledgement`]s behind it, which may follow every datagram.
     Acks = 8,
@@ -173,6 +173,11 @@ impl Header {
     pub(crate) fn from_bytes(bytes: [u8; HEADER_LEN]) -> Self {
         let raw: RawHeader = zerocopy::transmute!(bytes);
         raw.into()
+    }
+
+    /// The header in `bytes`; `None` when they are more or fewer than a header has.
+    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self::from_bytes)
     }
 
     /// Immediate data of a send or a write.

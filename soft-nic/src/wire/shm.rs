@@ -1,9 +1,12 @@
 //! The wire within one host: two rings in a memory file, agreed on over an abstract Unix socket.
 //!
-//! The side that has requests connects, creates the memory and sends it with its hello; requests travel in the first
-//! ring, answers in the second. A card that also asks in the other direction connects by itself, so simultaneous
-//! connects need no arbitration. Nothing is on the file system, and the kernel closes the socket of a process that
-//! dies, so nothing is left behind and the other side knows.
+//! The side that has requests connects and creates the memory. After the [`handshake`] it sends the memory's descriptor with
+//! its proof; requests travel in the first ring, answers in the second. A card that also asks in the other direction
+//! connects by itself, so simultaneous connects need no arbitration. Nothing is on the file system, and the kernel closes
+//! the socket of a process that dies, so nothing is left behind and the other side knows.
+//!
+//! The kernel names the user at the other end, and either side leaves before it reads a byte of another user. No other
+//! user reaches the socket or the memory then, so packets in the rings carry no seals.
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -15,14 +18,16 @@ use nix::sys::socket::{
     self, AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, sockopt,
 };
 
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::hello::{Disagreement, HELLO_LEN, Hello, WELCOME_LEN, Welcome};
+use super::handshake::{self, Disagreement, HELLO_LEN, Initiator, Response, Seal, Session, WELCOME_LEN};
 use super::ring::{CONTROL_LEN, Consumer, Corrupt, Producer, RING_LEN};
 use crate::address::Gid;
 use crate::memory::{self, Mapping};
+use crate::random;
 
 const FILE_LEN: usize = 2 * (CONTROL_LEN + RING_LEN);
+
 /// Why a connection could not be made or kept.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ShmError {
@@ -32,25 +37,48 @@ pub(crate) enum ShmError {
     Gone,
     #[error(transparent)]
     Disagreement(#[from] Disagreement),
-    #[error("the other process belongs to another user")]
-    Foreign,
+    #[error("the process at the other end belongs to user {0}, and this card accepts its own user and root alone")]
+    Foreign(u32),
     #[error(transparent)]
     Corrupt(#[from] Corrupt),
-    #[error("{0}: {1}")]
+    #[error("{0}: {1}{hint}", hint = cure(.1))]
     System(&'static str, io::Error),
+}
+
+impl ShmError {
+    /// The process or the system has no descriptor or no memory for one more socket.
+    pub(crate) fn is_exhaustion(&self) -> bool {
+        matches!(self, Self::System(_, error) if matches!(
+            error.raw_os_error(),
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+        ))
+    }
+}
+
+/// What to do about a failed system call.
+fn cure(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => "; raise the process's limit of open files (ulimit -n)",
+        Some(libc::ENFILE) => "; raise the system's limit of open files (sysctl fs.file-max)",
+        _ => "",
+    }
 }
 
 fn system(call: &'static str) -> impl Fn(Errno) -> ShmError {
     move |errno| ShmError::System(call, errno.into())
 }
 
-fn name_of(gid: &Gid) -> String {
-    format!("softefa/{:08x}/{:08x}", gid.host, gid.nonce)
+fn address_of(gid: &Gid, call: &'static str) -> Result<UnixAddr, ShmError> {
+    UnixAddr::new_abstract(handshake::abstract_name(gid).as_bytes()).map_err(system(call))
 }
 
 fn new_socket() -> Result<OwnedFd, ShmError> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(system("socket"))
+}
+
+fn sending(errno: Errno) -> ShmError {
+    if matches!(errno, Errno::EPIPE | Errno::ECONNRESET) { ShmError::Gone } else { system("send")(errno) }
 }
 
 /// The socket on which a card is found.
@@ -61,11 +89,10 @@ pub(crate) struct Listener {
 
 impl Listener {
     /// # Errors
-    /// `EADDRINUSE` when another card of this host has the same nonce.
+    /// The system's, for `bind` and the calls around it.
     pub(crate) fn bind(gid: &Gid) -> Result<Self, ShmError> {
         let socket = new_socket()?;
-        let address = UnixAddr::new_abstract(name_of(gid).as_bytes()).map_err(system("bind"))?;
-        socket::bind(socket.as_raw_fd(), &address).map_err(system("bind"))?;
+        socket::bind(socket.as_raw_fd(), &address_of(gid, "bind")?).map_err(system("bind"))?;
         socket::listen(&socket, Backlog::MAXCONN).map_err(system("listen"))?;
         Ok(Self { socket })
     }
@@ -74,29 +101,40 @@ impl Listener {
         self.socket.as_fd()
     }
 
-    /// The next card that connects; `None` when there is none now.
-    pub(crate) fn accept(&self) -> Option<Accepting> {
+    /// The next connection; `None` when there is none now.
+    ///
+    /// # Errors
+    /// [`ShmError::Foreign`]: the connection was of another user, and is closed. The system's, for `accept4`.
+    pub(crate) fn accept(&self) -> Result<Option<Accepting>, ShmError> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         loop {
-            match socket::accept4(self.socket.as_raw_fd(), flags) {
+            let socket = match socket::accept4(self.socket.as_raw_fd(), flags) {
                 // SAFETY: accept4 just returned this descriptor, and nothing else owns it.
-                Ok(fd) => return Some(Accepting { socket: Some(unsafe { OwnedFd::from_raw_fd(fd) }) }),
-                Err(Errno::EINTR | Errno::ECONNABORTED) => {}
-                Err(_) => return None,
-            }
+                Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd) },
+                Err(Errno::EINTR | Errno::ECONNABORTED) => continue,
+                Err(Errno::EAGAIN) => return Ok(None),
+                Err(errno) => return Err(system("accept4")(errno)),
+            };
+            check_user(&socket)?;
+            return Ok(Some(Accepting { socket: Some(socket), initiator: None }));
         }
     }
 }
 
-fn same_user(socket: &OwnedFd) -> bool {
-    socket::getsockopt(socket, sockopt::PeerCredentials).is_ok_and(|c| c.uid() == nix::unistd::geteuid().as_raw())
+/// Refuses a process of another user, unless the user is root, who may read this process's memory anyway.
+fn check_user(socket: &OwnedFd) -> Result<(), ShmError> {
+    let peer = socket::getsockopt(socket, sockopt::PeerCredentials).map_err(system("SO_PEERCRED"))?;
+    let trusted = peer.uid() == nix::unistd::geteuid().as_raw() || peer.uid() == 0;
+    if trusted { Ok(()) } else { Err(ShmError::Foreign(peer.uid())) }
 }
 
-/// A connection whose hello has not arrived.
+/// A connection whose other end is not proven.
 #[derive(Debug)]
 pub(crate) struct Accepting {
     /// Taken by the [`RingPair`] that follows.
     socket: Option<OwnedFd>,
+    /// The card that sent a good hello, and the session that its proof belongs to.
+    initiator: Option<(Gid, Session)>,
 }
 
 impl Accepting {
@@ -105,59 +143,74 @@ impl Accepting {
         self.socket.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Reads the hello, if it has arrived, and returns the peer's GID and the connection.
+    /// Nothing has arrived that only a card knows.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.initiator.is_none()
+    }
+
+    /// Reads what has arrived. Returns the peer's GID and the connection once the peer is proven.
     pub(crate) fn proceed(&mut self, own: &Gid) -> Result<Option<(Gid, RingPair)>, ShmError> {
-        let Some(socket) = &self.socket else { return Ok(None) };
-        let mut bytes = [0; HELLO_LEN + 1];
-        let mut control = cmsg_space!([RawFd; 4]);
-        let (len, fds) = {
-            let mut parts = [IoSliceMut::new(&mut bytes)];
-            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-            let message = match socket::recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags) {
-                Ok(message) => message,
-                Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
-                Err(errno) => return Err(system("recvmsg")(errno)),
-            };
-            let mut fds = Vec::new();
-            for part in message.cmsgs().map_err(system("recvmsg"))? {
-                if let ControlMessageOwned::ScmRights(raw) = part {
-                    // SAFETY: the kernel just installed these descriptors for this call alone.
-                    fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        loop {
+            let Some(socket) = &self.socket else { return Ok(None) };
+            let mut bytes = [0; HELLO_LEN + 1];
+            let Some((len, fds)) = receive(socket, &mut bytes)? else { return Ok(None) };
+            let Some((peer, session)) = &mut self.initiator else {
+                let nonce = random::secret().map_err(|e| ShmError::System("getrandom", e))?;
+                match handshake::respond(&bytes[..len], own, nonce) {
+                    Ok(Response { peer, welcome, session }) => {
+                        answer(socket, welcome.as_bytes());
+                        self.initiator = Some((peer, session));
+                    }
+                    Err(disagreement) => {
+                        answer(socket, handshake::refusal(&bytes[..len]).as_bytes());
+                        return Err(disagreement.into());
+                    }
                 }
-            }
-            (message.bytes, fds)
-        };
-        if len == 0 {
-            return Err(ShmError::Gone);
+                continue;
+            };
+            let seal = Seal::read_from_bytes(&bytes[..len]).map_err(|_| Disagreement::Protocol)?;
+            session.open(&seal, &[]).map_err(|_| Disagreement::Unproven)?;
+            let file = fds.first().filter(|fd| memory::is_sealed_memfd(fd.as_fd(), FILE_LEN));
+            let file = file.ok_or(Disagreement::Protocol)?;
+            let map = Mapping::shared(file.as_fd(), 0, FILE_LEN).map_err(|e| ShmError::System("mmap", e))?;
+            let peer = *peer;
+            return Ok(self.socket.take().map(|socket| (peer, RingPair::new(socket, map, None))));
         }
-        if !same_user(socket) {
-            return Err(ShmError::Foreign);
-        }
-        let file = fds.first().filter(|fd| memory::is_sealed_memfd(fd.as_fd(), FILE_LEN));
-        let verdict = Hello::check(&bytes[..len], own).and_then(|from| Ok((from, file.ok_or(Disagreement::Protocol)?)));
-        let (from, file) = match verdict {
-            Ok(found) => found,
-            Err(disagreement) => {
-                answer(socket, Err(disagreement));
-                return Err(disagreement.into());
-            }
-        };
-        let map = Mapping::shared(file.as_fd(), 0, FILE_LEN).map_err(|e| ShmError::System("mmap", e))?;
-        answer(socket, Ok(()));
-        let link = self.socket.take().map(|socket| (from, RingPair::new(socket, map, Side::Accepted)));
-        Ok(link)
     }
 }
 
-fn answer(socket: &OwnedFd, verdict: Result<(), Disagreement>) {
-    // If the answer cannot be sent, the peer sees the connection close.
-    let _ = socket::send(socket.as_raw_fd(), Welcome::new(verdict).as_bytes(), MsgFlags::MSG_NOSIGNAL);
+/// The next message and the descriptors that came with it; `None` when there is no message now.
+fn receive(socket: &OwnedFd, bytes: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>, ShmError> {
+    let mut control = cmsg_space!([RawFd; 4]);
+    let mut parts = [IoSliceMut::new(bytes)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = match socket::recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags) {
+        Ok(message) => message,
+        Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+        Err(Errno::ECONNRESET) => return Err(ShmError::Gone),
+        Err(errno) => return Err(system("recvmsg")(errno)),
+    };
+    let mut fds = Vec::new();
+    for part in message.cmsgs().map_err(system("recvmsg"))? {
+        if let ControlMessageOwned::ScmRights(raw) = part {
+            // SAFETY: the kernel just installed these descriptors for this call alone.
+            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    if message.bytes == 0 { Err(ShmError::Gone) } else { Ok(Some((message.bytes, fds))) }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side {
-    Connected,
-    Accepted,
+fn answer(socket: &OwnedFd, message: &[u8]) {
+    // If the answer cannot be sent, the peer sees the connection close.
+    let _ = socket::send(socket.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL);
+}
+
+/// What a card that connects keeps until it is welcome.
+#[derive(Debug)]
+struct Pending {
+    initiator: Initiator,
+    /// The memory of both rings.
+    file: OwnedFd,
 }
 
 /// A connection to one card: a ring of packets in each direction, and the socket that set it up.
@@ -168,20 +221,20 @@ pub(crate) struct RingPair {
     pub rx: Consumer,
     socket: OwnedFd,
     _map: Mapping,
-    welcomed: bool,
+    pending: Option<Box<Pending>>,
 }
 
 impl RingPair {
-    fn new(socket: OwnedFd, map: Mapping, side: Side) -> Self {
+    fn new(socket: OwnedFd, map: Mapping, pending: Option<Box<Pending>>) -> Self {
         let base = map.as_ptr();
         let control = |i: usize| base.wrapping_add(i * CONTROL_LEN);
         let data = |i: usize| base.wrapping_add(2 * CONTROL_LEN + i * RING_LEN);
-        let (out, back) = if side == Side::Connected { (0, 1) } else { (1, 0) };
+        let (out, back) = if pending.is_some() { (0, 1) } else { (1, 0) };
         // SAFETY: both areas lie in `map`, which this value keeps; the other process has the opposite ends.
         let tx = unsafe { Producer::new(control(out), data(out)) };
         // SAFETY: both areas lie in `map`, which this value keeps; the other process has the opposite ends.
         let rx = unsafe { Consumer::new(control(back), data(back)) };
-        Self { tx, rx, socket, _map: map, welcomed: side == Side::Accepted }
+        Self { tx, rx, socket, _map: map, pending }
     }
 
     /// Connects to `peer`; packets may be pushed when [`RingPair::is_open`].
@@ -190,25 +243,20 @@ impl RingPair {
     /// [`ShmError::Absent`] when no such card is alive; `Ok(None)` when its queue of connections is full: try later.
     pub(crate) fn connect(own: &Gid, peer: &Gid) -> Result<Option<Self>, ShmError> {
         let socket = new_socket()?;
-        let address = UnixAddr::new_abstract(name_of(peer).as_bytes()).map_err(system("connect"))?;
-        match socket::connect(socket.as_raw_fd(), &address) {
+        match socket::connect(socket.as_raw_fd(), &address_of(peer, "connect")?) {
             Ok(()) => {}
             Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
             Err(Errno::ECONNREFUSED | Errno::ENOENT) => return Err(ShmError::Absent),
             Err(errno) => return Err(system("connect")(errno)),
         }
-        if !same_user(&socket) {
-            return Err(ShmError::Foreign);
-        }
+        check_user(&socket)?;
         let file = memory::sealed_memfd("softefa wire", FILE_LEN).map_err(|e| ShmError::System("memfd_create", e))?;
         let map = Mapping::shared(file.as_fd(), 0, FILE_LEN).map_err(|e| ShmError::System("mmap", e))?;
-        let hello = Hello::new(own, peer);
-        let fds = [file.as_raw_fd()];
-        let control = [ControlMessage::ScmRights(&fds)];
-        let flags = MsgFlags::MSG_NOSIGNAL;
-        socket::sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(hello.as_bytes())], &control, flags, None)
-            .map_err(|errno| if errno == Errno::EPIPE { ShmError::Gone } else { system("sendmsg")(errno) })?;
-        Ok(Some(Self::new(socket, map, Side::Connected)))
+        let nonce = random::secret().map_err(|e| ShmError::System("getrandom", e))?;
+        let initiator = Initiator::new(*own, *peer, nonce);
+        let hello = initiator.hello();
+        socket::send(socket.as_raw_fd(), hello.as_bytes(), MsgFlags::MSG_NOSIGNAL).map_err(sending)?;
+        Ok(Some(Self::new(socket, map, Some(Box::new(Pending { initiator, file })))))
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -221,9 +269,9 @@ impl RingPair {
         (self._map.as_ptr(), self._map.len())
     }
 
-    /// Whether both cards agreed.
+    /// Both cards are proven to each other.
     pub(crate) fn is_open(&self) -> bool {
-        self.welcomed
+        self.pending.is_none()
     }
 
     /// Reads the socket: the answer to the hello, wake-ups, the end of the connection.
@@ -241,11 +289,16 @@ impl RingPair {
                 Err(Errno::ECONNRESET | Errno::EPIPE) => return Err(ShmError::Gone),
                 Err(errno) => return Err(system("recv")(errno)),
             };
-            if self.welcomed {
-                continue;
+            if let Some(Pending { initiator, file }) = self.pending.as_deref() {
+                let mut session = initiator.welcomed(&bytes[..len])?;
+                let proof = session.seal(&[]);
+                let fds = [file.as_raw_fd()];
+                let control = [ControlMessage::ScmRights(&fds)];
+                let parts = [IoSlice::new(proof.as_bytes())];
+                socket::sendmsg::<()>(self.socket.as_raw_fd(), &parts, &control, MsgFlags::MSG_NOSIGNAL, None)
+                    .map_err(sending)?;
+                self.pending = None;
             }
-            Welcome::check(&bytes[..len])?;
-            self.welcomed = true;
         }
     }
 
@@ -265,10 +318,9 @@ mod tests {
 
     use super::super::packet::{Header, Kind};
     use super::*;
-    use crate::random::Random;
 
     fn gid() -> Gid {
-        Gid { host: 0x7e57, ip: Ipv4Addr::LOCALHOST, port: 0, nonce: Random::from_system().next_u32() }
+        Gid { ip: Ipv4Addr::LOCALHOST, port: 0, secret: random::secret().unwrap() }
     }
 
     fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
@@ -286,14 +338,33 @@ mod tests {
         let (a, b) = (gid(), gid());
         let listener = Listener::bind(&b).unwrap();
         let mut link = RingPair::connect(&a, &b).unwrap().unwrap();
-        let mut accepting = until(|| listener.accept());
-        let (from, other) = until(|| accepting.proceed(&b).unwrap());
-        assert_eq!(from, a);
+        let mut accepting = until(|| listener.accept().unwrap());
+        assert!(accepting.is_silent() && accepting.proceed(&b).unwrap().is_none() && !accepting.is_silent());
+        assert!(!link.is_open());
         until(|| {
             link.proceed().unwrap();
             link.is_open().then_some(())
         });
+        let (from, other) = until(|| accepting.proceed(&b).unwrap());
+        assert_eq!(from, a);
         (link, other)
+    }
+
+    /// A process of this user connects to the card.
+    fn connected(card: &Gid) -> OwnedFd {
+        let socket = new_socket().unwrap();
+        socket::connect(socket.as_raw_fd(), &address_of(card, "connect").unwrap()).unwrap();
+        socket
+    }
+
+    fn sent(socket: &OwnedFd, message: &[u8]) {
+        socket::send(socket.as_raw_fd(), message, MsgFlags::empty()).unwrap();
+    }
+
+    fn received(socket: &OwnedFd) -> Vec<u8> {
+        let mut bytes = [0; 128];
+        let len = socket::recv(socket.as_raw_fd(), &mut bytes, MsgFlags::empty()).unwrap();
+        bytes[..len].to_vec()
     }
 
     #[test]
@@ -333,29 +404,59 @@ mod tests {
     fn hello_of_another_version_is_refused_by_name() {
         let b = gid();
         let listener = Listener::bind(&b).unwrap();
-        let socket = new_socket().unwrap();
-        socket::connect(socket.as_raw_fd(), &UnixAddr::new_abstract(name_of(&b).as_bytes()).unwrap()).unwrap();
-        let mut hello = Hello::new(&gid(), &b);
+        let socket = connected(&b);
+        let initiator = Initiator::new(gid(), b, random::secret().unwrap());
+        let mut hello = initiator.hello();
         hello.version = 9;
-        socket::send(socket.as_raw_fd(), hello.as_bytes(), MsgFlags::empty()).unwrap();
-        let mut accepting = until(|| listener.accept());
+        sent(&socket, hello.as_bytes());
+        let mut accepting = until(|| listener.accept().unwrap());
         let error = until(|| accepting.proceed(&b).err());
         assert!(error.to_string().contains("version 9"), "{error}");
-        let mut answer = [0; 16];
-        assert_eq!(socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()), Ok(WELCOME_LEN));
-        assert_eq!(Welcome::check(&answer[..WELCOME_LEN]), Err(Disagreement::Refused));
+        assert_eq!(initiator.welcomed(&received(&socket)).err(), Some(Disagreement::Refused));
     }
 
     #[test]
-    fn malformed_hello_and_missing_file_are_refused() {
+    fn malformed_hello_is_refused() {
         let b = gid();
         let listener = Listener::bind(&b).unwrap();
-        for hello in [b"GET / HTTP/1.1".to_vec(), Hello::new(&gid(), &b).as_bytes().to_vec()] {
-            let socket = new_socket().unwrap();
-            socket::connect(socket.as_raw_fd(), &UnixAddr::new_abstract(name_of(&b).as_bytes()).unwrap()).unwrap();
-            socket::send(socket.as_raw_fd(), &hello, MsgFlags::empty()).unwrap();
-            let mut accepting = until(|| listener.accept());
-            assert!(matches!(until(|| accepting.proceed(&b).err()), ShmError::Disagreement(Disagreement::Protocol)));
+        let unproven = Initiator::new(gid(), gid(), random::secret().unwrap()).hello();
+        for (hello, reason) in [
+            (b"GET / HTTP/1.1".to_vec(), Disagreement::Protocol),
+            (unproven.as_bytes().to_vec(), Disagreement::Unproven),
+            (unproven.as_bytes()[..40].to_vec(), Disagreement::Protocol),
+        ] {
+            sent(&connected(&b), &hello);
+            let mut accepting = until(|| listener.accept().unwrap());
+            let error = until(|| accepting.proceed(&b).err());
+            assert!(matches!(error, ShmError::Disagreement(seen) if seen == reason), "{error}");
         }
+    }
+
+    #[test]
+    fn repeated_hello_without_proof_is_refused() {
+        let b = gid();
+        let listener = Listener::bind(&b).unwrap();
+        let initiator = Initiator::new(gid(), b, random::secret().unwrap());
+        let mut session = None;
+        // The second connection repeats everything that the first sent.
+        for repeated in [false, true] {
+            let socket = connected(&b);
+            sent(&socket, initiator.hello().as_bytes());
+            let mut accepting = until(|| listener.accept().unwrap());
+            assert!(accepting.proceed(&b).unwrap().is_none());
+            let welcome = received(&socket);
+            let proof = *session.get_or_insert_with(|| initiator.welcomed(&welcome).unwrap().seal(&[]));
+            sent(&socket, proof.as_bytes());
+            let error = until(|| accepting.proceed(&b).err());
+            let expected = if repeated { Disagreement::Unproven } else { Disagreement::Protocol };
+            assert!(matches!(error, ShmError::Disagreement(seen) if seen == expected), "{error}: no memory came");
+        }
+    }
+
+    #[test]
+    fn exhaustion_names_its_cure() {
+        let error = system("accept4")(Errno::EMFILE);
+        assert!(error.is_exhaustion() && error.to_string().contains("ulimit -n"), "{error}");
+        assert!(!system("accept4")(Errno::EPERM).is_exhaustion());
     }
 }

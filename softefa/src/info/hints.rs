@@ -97,9 +97,9 @@ impl Hints {
             wanted.dest = Some(destination.ok_or(Code::NODATA)?);
         }
         if let Some(source) = given.source() {
-            // The GID of a card is complete only when the card is open; its host is known before.
-            let own = card::advertised_gid(config).to_bytes();
-            unless(source.ok_or(Code::NODATA)?[..HOST_PART] != own[..HOST_PART])?;
+            // The GID of a card is drawn when the card is opened; its IP address is known before.
+            let source = source.and_then(|bytes| Gid::from_bytes(*bytes.first_chunk()?).ok());
+            unless(source.is_none_or(|gid| !is_own_ip(gid.ip, config)))?;
         }
         unless(given.provider_name().is_some_and(|name| name != PROVIDER))?;
         wanted.fabric = given.fabric_name().map(Into::into);
@@ -228,7 +228,7 @@ impl Hints {
             let is_own = |node: &CStr| {
                 let node = node.to_string_lossy();
                 let ip = node.parse::<std::net::Ipv4Addr>().ok();
-                node == own.text() || ip.is_some_and(|ip| ip == own.ip || ip == host::default_address())
+                node == own.text() || ip.is_some_and(|ip| is_own_ip(ip, config))
             };
             return unless(node.is_some_and(|node| !is_own(node)));
         }
@@ -243,9 +243,10 @@ impl Hints {
     }
 }
 
-/// Bytes of a GID that name the host.
-const HOST_PART: usize = 6;
-const _: () = assert!(HOST_PART < size_of::<Gid>());
+/// Whether the cards of this process have this address, or had it if they were open.
+fn is_own_ip(ip: std::net::Ipv4Addr, config: &Config) -> bool {
+    ip == card::advertised_gid(config).ip || ip == host::default_address()
+}
 
 #[cfg(test)]
 mod tests {

@@ -99,7 +99,7 @@ mod tests {
     use soft_nic::address::Gid;
 
     fn address(qpn: u16) -> Address {
-        Address { gid: Gid { host: 1, ip: Ipv4Addr::LOCALHOST, port: 3, nonce: 4 }, qpn, qkey: 6 }
+        Address { gid: Gid { ip: Ipv4Addr::LOCALHOST, port: 3, secret: [4; 8] }, qpn, qkey: 6 }
     }
 
     fn head(from: u16, tag: u64) -> Head {

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-use efa_dp_direct::cq::{Cqe, RawCqe, SendCqe};
+use efa_dp_direct::cq::{Cqe, RawCqe, SendCqe, Sender};
 use efa_dp_direct::wire::RxDesc;
 use efa_dp_direct::wqe::{Destination, Operation, RemoteMem, RequestIds, SendData, Sge};
 use ferrogin_libfabric::bindings as fi;
@@ -26,7 +26,7 @@ use super::guard::Code;
 use super::queue_pair::{QueuePair, RingReader};
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use packet::check_packet;
-use soft_nic::address::Address;
+use soft_nic::address::{Address, Gid};
 use soft_nic::card::region::Keys;
 use soft_nic::card::{Core, Slab};
 
@@ -101,6 +101,8 @@ pub(super) struct Rdm {
     receives: Pool,
     peers: Slab<Peer>,
     peer_of: HashMap<Address, u32>,
+    /// Cards of the peers, by address handle.
+    card_of: HashMap<u16, Gid>,
     jobs: VecDeque<Job>,
     spaces: [Space; 2],
     /// Messages that the application claimed and may receive later.
@@ -129,6 +131,7 @@ impl Rdm {
             receives: Pool::new(&bindings.card, bindings.pd, RECEIVES)?,
             peers: Slab::default(),
             peer_of: HashMap::new(),
+            card_of: HashMap::new(),
             jobs: VecDeque::new(),
             spaces: Default::default(),
             claimed: Vec::new(),
@@ -160,7 +163,16 @@ impl Rdm {
         let peer = Peer { address, ahn, next_to: 0, next_from: 0, early: BTreeMap::new() };
         let peer = self.peers.insert(peer);
         self.peer_of.insert(address, peer);
+        self.card_of.insert(ahn, address.gid);
         Ok(peer)
+    }
+
+    /// The card that sent a packet.
+    fn sender_card(&self, bindings: &Bindings, sender: &Sender) -> Option<Gid> {
+        match *sender {
+            Sender::Ah(ahn) => self.card_of.get(&ahn).copied().or_else(|| bindings.card.lock().card_of(ahn)),
+            Sender::Gid(gid) => Gid::from_bytes(gid?).ok(),
+        }
     }
 
     fn destination(&self, peer: u32) -> Destination {

@@ -3,7 +3,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use soft_nic::address::{ADDRESS_LEN, Address};
+use soft_nic::address::{Address, Gid};
 use soft_nic::card::MAX_SEND_SIZE;
 
 /// The kind of a packet.
@@ -41,7 +41,7 @@ pub(super) struct Head {
     pub flags: u8,
     /// Number of the message from this sender to this receiver; 0 in control packets.
     pub seq: u32,
-    /// The sender.
+    /// The sender. Only its QKey travels: the card knows the rest, and a GID is never sent in clear.
     pub from: Address,
     /// Bytes of the whole message.
     pub len: u64,
@@ -59,7 +59,8 @@ struct RawHead {
     flags: u8,
     reserved: [u8; 2],
     seq: U32,
-    from: [u8; ADDRESS_LEN],
+    from_qkey: U32,
+    reserved2: [u8; 4],
     len: U64,
     tag: U64,
     data: U64,
@@ -70,9 +71,9 @@ struct RawHead {
 pub(super) const HEAD_LEN: usize = size_of::<RawHead>();
 const _: () = {
     use std::mem::offset_of;
-    assert!(HEAD_LEN == 72 && offset_of!(RawHead, kind) == 0 && offset_of!(RawHead, flags) == 1);
-    assert!(offset_of!(RawHead, seq) == 4 && offset_of!(RawHead, from) == 8 && offset_of!(RawHead, len) == 40);
-    assert!(offset_of!(RawHead, tag) == 48 && offset_of!(RawHead, data) == 56 && offset_of!(RawHead, id) == 64);
+    assert!(HEAD_LEN == 48 && offset_of!(RawHead, kind) == 0 && offset_of!(RawHead, flags) == 1);
+    assert!(offset_of!(RawHead, seq) == 4 && offset_of!(RawHead, from_qkey) == 8 && offset_of!(RawHead, len) == 16);
+    assert!(offset_of!(RawHead, tag) == 24 && offset_of!(RawHead, data) == 32 && offset_of!(RawHead, id) == 40);
 };
 /// Bytes of a message that a packet holds at most.
 pub(super) const MAX_MESSAGE: usize = MAX_SEND_SIZE as usize - HEAD_LEN;
@@ -106,7 +107,8 @@ impl Head {
             flags: self.flags,
             reserved: [0; 2],
             seq: self.seq.into(),
-            from: self.from.to_bytes(),
+            from_qkey: self.from.qkey.into(),
+            reserved2: [0; 4],
             len: self.len.into(),
             tag: self.tag.into(),
             data: self.data.into(),
@@ -114,14 +116,14 @@ impl Head {
         })
     }
 
-    /// Head and payload of a packet; `None` for malformed bytes.
-    pub(super) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
+    /// Head and payload of a packet that queue pair `qpn` of the card `gid` sent; `None` for malformed bytes.
+    pub(super) fn parse(bytes: &[u8], gid: Gid, qpn: u16) -> Option<(Self, &[u8])> {
         let (raw, payload) = RawHead::ref_from_prefix(bytes).ok()?;
         let head = Self {
             kind: Kind::from_raw(raw.kind)?,
             flags: raw.flags,
             seq: raw.seq.get(),
-            from: Address::from_bytes(&raw.from).ok()?,
+            from: Address { gid, qpn, qkey: raw.from_qkey.get() },
             len: raw.len.get(),
             tag: raw.tag.get(),
             data: raw.data.get(),
@@ -135,7 +137,8 @@ impl Head {
             }),
             Kind::Done | Kind::Ping => payload.is_empty(),
         };
-        (consistent && head.flags <= TAGGED | DATA | RECEIPT && raw.reserved == [0; 2]).then_some((head, payload))
+        let reserved = (raw.reserved, raw.reserved2) == ([0; 2], [0; 4]);
+        (consistent && head.flags <= TAGGED | DATA | RECEIPT && reserved).then_some((head, payload))
     }
 }
 
@@ -147,9 +150,10 @@ pub(super) fn remote_buffers(payload: &[u8]) -> Option<&[RemoteBuffer]> {
 /// Parses any bytes as a packet. A parsed packet emits bytes that parse to the same packet.
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) fn check_packet(bytes: &[u8]) {
-    if let Some((head, payload)) = Head::parse(bytes) {
+    let gid = Gid { ip: std::net::Ipv4Addr::LOCALHOST, port: 3, secret: [4; 8] };
+    if let Some((head, payload)) = Head::parse(bytes, gid, 5) {
         let emitted = [&head.to_bytes(), payload].concat();
-        assert_eq!(Head::parse(&emitted), Some((head, payload)));
+        assert_eq!(Head::parse(&emitted, gid, 5), Some((head, payload)));
         assert!(head.kind != Kind::Rendezvous || remote_buffers(payload).is_some());
     }
 }
@@ -159,11 +163,15 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use soft_nic::address::Gid;
+
+    const GID: Gid = Gid { ip: Ipv4Addr::LOCALHOST, port: 3, secret: [4; 8] };
+
+    fn parse(bytes: &[u8]) -> Option<(Head, &[u8])> {
+        Head::parse(bytes, GID, 5)
+    }
 
     fn head(kind: Kind, len: u64) -> Head {
-        let gid = Gid { host: 1, ip: Ipv4Addr::LOCALHOST, port: 3, nonce: 4 };
-        let from = Address { gid, qpn: 5, qkey: 6 };
+        let from = Address { gid: GID, qpn: 5, qkey: 6 };
         Head { kind, flags: TAGGED | RECEIPT, seq: 0xfffe, from, len, tag: 8, data: 9, id: u64::MAX }
     }
 
@@ -175,9 +183,9 @@ mod tests {
     fn head_is_emitted_as_golden_bytes() {
         let bytes = head(Kind::Eager, 0x0102).to_bytes();
         assert_eq!(bytes[..8], [1, 5, 0, 0, 0xfe, 0xff, 0, 0]);
-        assert_eq!(bytes[8..40], head(Kind::Eager, 0).from.to_bytes());
-        assert_eq!(bytes[40..56], [2, 1, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(bytes[56..], [9, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255]);
+        assert_eq!(bytes[8..16], [6, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[16..32], [2, 1, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[32..], [9, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255]);
         let buffer = RemoteBuffer::new(0x0102, 3, 0x0405_0607);
         assert_eq!(buffer.as_bytes(), [2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 7, 6, 5, 4, 0, 0, 0, 0]);
     }
@@ -185,29 +193,29 @@ mod tests {
     #[test]
     fn packets_round_trip() {
         let bytes = packet(head(Kind::Eager, 5), b"hello");
-        assert_eq!(Head::parse(&bytes), Some((head(Kind::Eager, 5), &b"hello"[..])));
+        assert_eq!(parse(&bytes), Some((head(Kind::Eager, 5), &b"hello"[..])));
         let buffer = RemoteBuffer::new(0x0102_0304_0506_0708, 1 << 33, 0xdead_beef);
         let bytes = packet(head(Kind::Rendezvous, 1 << 33), buffer.as_bytes());
-        let (parsed, payload) = Head::parse(&bytes).unwrap();
+        let (parsed, payload) = parse(&bytes).unwrap();
         assert_eq!((parsed.kind, remote_buffers(payload).unwrap()), (Kind::Rendezvous, &[buffer][..]));
-        assert!(Head::parse(&packet(head(Kind::Done, 0), b"")).is_some());
+        assert!(parse(&packet(head(Kind::Done, 0), b"")).is_some());
         assert_eq!(HEAD_LEN + MAX_MESSAGE, 8928);
         check_packet(&bytes);
     }
 
     #[test]
     fn malformed_packets_are_refused() {
-        assert!(Head::parse(&[]).is_none());
-        assert!(Head::parse(&[0xff; HEAD_LEN]).is_none());
-        assert!(Head::parse(&packet(head(Kind::Eager, 6), b"hello")).is_none(), "another length");
-        assert!(Head::parse(&packet(head(Kind::Done, 0), b"x")).is_none());
-        assert!(Head::parse(&packet(head(Kind::Rendezvous, 8), &[0; 23])).is_none());
+        assert!(parse(&[]).is_none());
+        assert!(parse(&[0xff; HEAD_LEN]).is_none());
+        assert!(parse(&packet(head(Kind::Eager, 6), b"hello")).is_none(), "another length");
+        assert!(parse(&packet(head(Kind::Done, 0), b"x")).is_none());
+        assert!(parse(&packet(head(Kind::Rendezvous, 8), &[0; 23])).is_none());
         let five = [0; 5 * REMOTE_BUFFER_LEN];
-        assert!(Head::parse(&packet(head(Kind::Rendezvous, 0), &five)).is_none(), "too many buffers");
+        assert!(parse(&packet(head(Kind::Rendezvous, 0), &five)).is_none(), "too many buffers");
         let huge = RemoteBuffer::new(0, u64::MAX, 0);
-        assert!(Head::parse(&packet(head(Kind::Rendezvous, u64::MAX - 1), [huge, huge].as_bytes())).is_none());
+        assert!(parse(&packet(head(Kind::Rendezvous, u64::MAX - 1), [huge, huge].as_bytes())).is_none());
         let mut unknown = packet(head(Kind::Eager, 0), b"");
         unknown[1] = 8;
-        assert!(Head::parse(&unknown).is_none(), "a flag that does not exist");
+        assert!(parse(&unknown).is_none(), "a flag that does not exist");
     }
 }

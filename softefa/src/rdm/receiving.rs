@@ -317,7 +317,8 @@ impl Rdm {
         let buffer = cqe.req_id;
         // SAFETY: the card has completed this receive, and the buffer is posted again only below.
         let bytes = unsafe { self.receives.filled(buffer, cqe.length as usize) };
-        if let Some((head, payload)) = Head::parse(bytes).filter(|(head, _)| head.from.qpn == cqe.src_qp_num)
+        if let Some(card) = self.sender_card(bindings, &cqe.sender)
+            && let Some((head, payload)) = Head::parse(bytes, card, cqe.src_qp_num)
             && let Ok(peer) = self.peer(bindings, head.from)
         {
             match head.kind {

@@ -8,3 +8,4 @@ mod malformed_peers;
 mod rules;
 mod strict;
 mod two_processes;
+mod untrusted_peers;

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use crate::common::child::run;
 use crate::common::peer::Peer;
+use crate::common::wire::{self, DATA, HELLO, OTHER, OURS, READ, Session, WELCOME, WRITE, header};
 use crate::common::*;
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_datagram::{Config, Event, MessageEndpoint};
@@ -16,39 +17,15 @@ use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::peer::{hex, unhex};
 use nix::sys::socket::{self, AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr};
 
-/// The wire version of the cards of this build, and another.
-const OURS: u8 = 2;
-const OTHER: u8 = 3;
-const NONCE: u32 = 0x0bad_cafe;
 const MALFORMED_PEER: &str = "SOFTEFA_TEST_MALFORMED_PEER";
+/// The secret of the card that the malformed peer plays.
+const SECRET: u64 = 0x0bad_cafe_0000_0000;
 
-/// The address of a card that does not exist: a GID with this port and nonce, queue pair 1.
-fn address(port: u16, nonce: u32) -> [u8; 32] {
-    let mut bytes = [0; 32];
-    (bytes[0], bytes[1]) = (0x5e, OURS);
-    bytes[6..10].copy_from_slice(&[127, 0, 0, 1]);
-    bytes[10..12].copy_from_slice(&port.to_be_bytes());
-    bytes[12..16].copy_from_slice(&nonce.to_be_bytes());
-    bytes[16..18].copy_from_slice(&1u16.to_ne_bytes());
-    bytes
-}
-
-fn hello(version: u8, from: &[u8], to: &[u8]) -> Vec<u8> {
-    [b"softefa".as_slice(), &[version], &from[..16], &to[..16]].concat()
-}
-
-fn welcome(version: u8) -> Vec<u8> {
-    [b"softef".as_slice(), &[version, 0]].concat()
-}
-
-/// A packet's header: kind 6 is a hello, kind 7 its answer.
-fn header(kind: u8, len: usize) -> [u8; 48] {
-    let mut bytes = [0; 48];
-    bytes[0] = kind;
-    for at in [24, 32] {
-        bytes[at..at + 4].copy_from_slice(&(len as u32).to_le_bytes());
-    }
-    bytes
+/// A nonce that no other handshake of this run has.
+fn nonce() -> [u8; 16] {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+    let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    [number.to_le_bytes(), u64::from(std::process::id()).to_le_bytes()].concat().try_into().unwrap()
 }
 
 fn print_line(line: &str) {
@@ -70,91 +47,103 @@ fn malformed_peer() {
 }
 
 fn over_messages(what: &str, commands: &Receiver<String>) {
-    let config = Config { max_header: 48, max_payload: (64 << 10) + 512, ..Config::default() };
+    let config = Config { max_header: 48, max_payload: (64 << 10) + 536, ..Config::default() };
     let mut endpoint = MessageEndpoint::open(&Libfabric::already_loaded().unwrap(), &config).unwrap();
     let port = u16::from_be_bytes(endpoint.address()[2..4].try_into().unwrap());
-    let own = address(port, NONCE);
+    let own = wire::address(port, SECRET | u64::from(std::process::id()));
     print_line(&format!("{} 0 0", hex(&own)));
     let mut reads = 0;
+    let mut session: Option<Session> = None;
     loop {
         match commands.try_recv().as_deref() {
             Ok("exit") => return,
             Ok(card) => {
-                let card = unhex(card);
-                let name = [&[2, 0], &card[10..12], &card[6..10], &[0; 8]].concat();
-                let peer = endpoint.add_peer(&name).unwrap();
-                let first = if what == "malformed" { vec![7; 40] } else { hello(OTHER, &own, &card) };
-                endpoint.send(peer, &header(6, first.len()), &first).unwrap();
+                let (card, nonce) = (unhex(card), nonce());
+                let peer = endpoint.add_peer(&wire::endpoint_of(&card)).unwrap();
+                let bad = if what == "malformed" { vec![7; 72] } else { wire::hello(OTHER, &own, &card, &nonce) };
+                endpoint.send(peer, &header(HELLO, bad.len()), &bad).unwrap();
+                // The answer to a good hello shows that the card has refused the bad one.
+                let good = wire::hello(OURS, &own, &card, &nonce);
+                endpoint.send(peer, &header(HELLO, good.len()), &good).unwrap();
             }
             Err(_) => {}
         }
-        let corrupt = what == "corrupt";
-        let mut greeted = None;
+        let mut hello = None;
         let mut asked = Vec::new();
         let polled = endpoint.poll(|_, event| {
             if let Event::Message { from, header, payload } = event {
                 match header[0] {
-                    6 => greeted = Some(from),
-                    7 => print_line(&hex(payload)),
-                    1 | 3 => asked.push((from, header[0], header[40..48].to_vec())),
+                    HELLO => hello = Some((from, payload.to_vec())),
+                    WELCOME => print_line(&hex(payload)),
+                    WRITE | READ => asked.push((from, header[0], header[40..48].to_vec())),
                     _ => {}
                 }
             }
         });
         polled.unwrap();
         for (card, kind, token) in asked {
+            let session = session.as_mut().unwrap();
+            if what == "corrupt" {
+                let nonsense = [0xee; 48];
+                endpoint.send(card, &nonsense, &session.seal(&[&nonsense])).unwrap();
+                continue;
+            }
             for mut lie in answers(kind, &mut reads) {
                 lie[40..48].copy_from_slice(&token);
                 let payload = &[9; 64][..usize::from(lie[32])];
-                endpoint.send(card, &lie, payload).unwrap();
+                let rest = session.sealed(&lie, payload);
+                endpoint.send(card, &lie, &rest).unwrap();
             }
         }
-        if let Some(card) = greeted {
-            let answer = welcome(if corrupt || what == "inconsistent" { OURS } else { OTHER });
-            endpoint.send(card, &header(7, answer.len()), &answer).unwrap();
-            if corrupt {
-                endpoint.send(card, &[0xee; 48], b"nonsense").unwrap();
-            }
+        if let Some((card, hello)) = hello {
+            let (answer, agreed) = wire::welcome(&own, &hello, &nonce());
+            let good = matches!(what, "corrupt" | "inconsistent");
+            let answer = if good { answer } else { wire::welcome_of_another_version(&hello) };
+            endpoint.send(card, &header(WELCOME, answer.len()), &answer).unwrap();
+            session = Some(agreed);
         }
         std::thread::yield_now();
     }
 }
 
-/// The inconsistent answers to a write (kind 1), and to its first and second read: kind 4 is data, kind 2 an acknowledgement.
+/// The inconsistent answers to a write, and to its first and second read: data, or an acknowledgement.
 fn answers(kind: u8, reads: &mut u32) -> Vec<[u8; 48]> {
-    *reads += u32::from(kind == 3);
+    *reads += u32::from(kind == READ);
     match (kind, *reads) {
-        (1, _) => vec![header(4, 8), header(2, 0)],
-        (_, 1) => vec![header(4, 4)],
-        _ => vec![header(2, 0)],
+        (WRITE, _) => vec![header(DATA, 8), header(wire::ACK, 0)],
+        (_, 1) => vec![header(DATA, 4)],
+        _ => vec![header(wire::ACK, 0)],
     }
 }
 
 fn over_shared_memory(what: &str, commands: &Receiver<String>) {
     let new = || socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    let name = |host: &[u8], nonce: &[u8]| {
-        UnixAddr::new_abstract(format!("softefa/{}/{}", hex(host), hex(nonce)).as_bytes()).unwrap()
-    };
-    let own = address(0, std::process::id() | 1 << 31);
+    let name = |card: &[u8]| UnixAddr::new_abstract(wire::abstract_name(card).as_bytes()).unwrap();
+    let own = wire::address(0, SECRET | u64::from(std::process::id()));
     let listener = new();
-    socket::bind(listener.as_raw_fd(), &name(&own[2..6], &own[12..16])).unwrap();
+    socket::bind(listener.as_raw_fd(), &name(&own)).unwrap();
     socket::listen(&listener, Backlog::new(4).unwrap()).unwrap();
     print_line(&format!("{} 0 0", hex(&own)));
     let corrupt = what == "corrupt";
     std::thread::spawn(move || {
         // What is connected stays so until the end of the process.
-        let mut kept = Vec::new();
+        let mut kept: Vec<(Option<OwnedFd>, Option<std::fs::File>)> = Vec::new();
         while let Ok(fd) = socket::accept(listener.as_raw_fd()) {
-            // SAFETY: accept just made this descriptor and nobody else has it.
+            // SAFETY: accept just made this descriptor, and no other value owns it.
             let card = unsafe { OwnedFd::from_raw_fd(fd) };
-            let file = take_file(&card);
-            let answer = welcome(if corrupt { OURS } else { OTHER });
+            let mut hello = [0; 73];
+            let len = socket::recv(card.as_raw_fd(), &mut hello, MsgFlags::empty()).unwrap();
+            assert_eq!(len, 72, "a hello");
+            let (answer, _) = wire::welcome(&own, &hello[..len], &nonce());
+            let answer = if corrupt { answer } else { wire::welcome_of_another_version(&hello) };
             socket::send(card.as_raw_fd(), &answer, MsgFlags::empty()).unwrap();
             if corrupt {
+                let file = take_file(&card);
                 // The tail of the ring of answers is no multiple of a record.
                 file.write_all_at(&63u64.to_le_bytes(), 4096).unwrap();
+                kept.push((None, Some(file)));
             }
-            kept.push((card, file));
+            kept.push((Some(card), None));
         }
     });
     for line in commands {
@@ -163,8 +152,8 @@ fn over_shared_memory(what: &str, commands: &Receiver<String>) {
         }
         let card = unhex(&line);
         let socket = new();
-        socket::connect(socket.as_raw_fd(), &name(&card[2..6], &card[12..16])).unwrap();
-        let first = if what == "malformed" { vec![7; 40] } else { hello(OTHER, &own, &card) };
+        socket::connect(socket.as_raw_fd(), &name(&card)).unwrap();
+        let first = if what == "malformed" { vec![7; 40] } else { wire::hello(OTHER, &own, &card, &nonce()) };
         socket::send(socket.as_raw_fd(), &first, MsgFlags::empty()).unwrap();
         let mut answer = [0; 64];
         let len = socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
@@ -172,7 +161,7 @@ fn over_shared_memory(what: &str, commands: &Receiver<String>) {
     }
 }
 
-/// The rings that arrive with a hello.
+/// The rings that arrive with a card's proof.
 fn take_file(card: &OwnedFd) -> std::fs::File {
     let (mut bytes, mut control) = ([0; 64], nix::cmsg_space!([RawFd; 1]));
     let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -182,7 +171,7 @@ fn take_file(card: &OwnedFd) -> std::fs::File {
         ControlMessageOwned::ScmRights(fds) => Some(unsafe { std::fs::File::from_raw_fd(fds[0]) }),
         _ => None,
     });
-    assert_eq!(message.bytes, 40, "a hello");
+    assert_eq!(message.bytes, 24, "a proof");
     file.unwrap()
 }
 
@@ -224,7 +213,12 @@ fn hello_is_refused(test: &str, wire: &'static str, what: &'static str, line: &s
         let buffer = rig.buffer(64);
         let mut peer = start(wire, what);
         let answer = unhex(&peer.ask(&hex(&a.name())));
-        assert_eq!(answer, [b"softef".as_slice(), &[OURS, 1]].concat(), "its version, and no");
+        // Over datagrams the bad hello gets no answer: the answer is to a good hello behind it.
+        assert_eq!(
+            answer[..8],
+            [b"softef".as_slice(), &[OURS, u8::from(wire == "shm")]].concat(),
+            "its version, and no"
+        );
         // It goes on with others.
         let to = a.connect(&b.name());
         a.post(to, write(buffer.remote(0), buffer.sge(8, 8)));
@@ -240,7 +234,7 @@ fn hello_is_refused(test: &str, wire: &'static str, what: &'static str, line: &s
     }
 }
 
-const VERSION_LINE: &str = "the other card speaks wire version 3, this one 2: use the same release on both sides";
+const VERSION_LINE: &str = "the other card speaks wire version 4, this one 3: use the same release on both sides";
 
 #[test]
 fn request_to_another_version_fails_over_shared_memory() {

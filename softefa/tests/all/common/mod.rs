@@ -15,6 +15,7 @@ pub use ferrogin_test_support::have_libfabric;
 
 pub mod child;
 pub mod peer;
+pub mod wire;
 
 /// Waits as device code on a CPU does: spins, then yields.
 pub fn relax_until(mut done: impl FnMut() -> bool) {

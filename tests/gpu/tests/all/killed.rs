@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 #[test]
 fn rank_killed_at_any_moment_fails_other_rank() {
     let Some(dist) = dist("rank_killed_at_any_moment_fails_other_rank") else { return };
-    let kills = repetitions("FERROGIN_KILLS", 50, 500);
+    let kills = repetitions("FERROGIN_KILLS_OF_SCENARIOS", 16, 160);
     let (next, failures) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..JOBS {

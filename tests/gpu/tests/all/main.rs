@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod common;
+mod faults;
 mod killed;
 mod leftovers;
 mod one_process;

@@ -1,0 +1,375 @@
+//! A card beside processes that are no cards: of another user, over tcp without the card's secret, and silent ones by the thousand.
+#![allow(unsafe_code)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::common::child::run;
+use crate::common::peer::Peer;
+use crate::common::wire::{self, ACK, HELLO, OURS, WELCOME, WRITE, header};
+use crate::common::*;
+use efa_dp_direct::wire::CompStatus;
+use ferrogin_datagram::{Config, Event, MessageEndpoint, SendError};
+use ferrogin_libfabric::Libfabric;
+use ferrogin_test_support::Random;
+use ferrogin_test_support::child::full_name;
+use ferrogin_test_support::peer::{hex, unhex};
+use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr};
+
+const ATTACKER: &str = "SOFTEFA_TEST_ATTACKER";
+/// Neither wire is chosen: the card listens on both.
+const BOTH_WIRES: [(&str, &str); 1] = [("SOFTEFA_WIRE", "")];
+/// Silent connections, and descriptors that the card's process may have.
+const SILENT: usize = 3000;
+const FEW: u64 = 512;
+
+/// The limit of open descriptors; false when the system refuses it.
+fn limit_descriptors(count: u64) -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes to `limit` alone.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    limit.rlim_cur = count.min(limit.rlim_max);
+    // SAFETY: the call reads `limit` alone.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    limit.rlim_cur == count
+}
+
+/// Bytes of memory that this process uses.
+fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+/// The process of a attacker: what it does, and what it is told.
+struct Attacker {
+    process: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Attacker {
+    /// As the user `nobody` if `as_nobody`, which needs root.
+    fn start(does: &str, as_nobody: bool) -> Self {
+        let program = std::env::current_exe().unwrap();
+        let mut command = Command::new(if as_nobody { "setpriv".as_ref() } else { program.as_os_str() });
+        if as_nobody {
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program);
+        }
+        command.args(["--exact", &full_name("attacker"), "--nocapture", "--test-threads=1"]).env(ATTACKER, does);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap());
+        Self { process, lines }
+    }
+
+    /// What it says next.
+    fn says(&mut self) -> String {
+        let mut line = String::new();
+        while !line.contains('@') {
+            line.clear();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the attacker ended");
+        }
+        line[line.find('@').unwrap() + 1..].trim_end().to_owned()
+    }
+
+    fn finish(mut self) {
+        drop(self.process.stdin.take());
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+impl Drop for Attacker {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn say(line: &str) {
+    println!("@{line}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// What the other process runs.
+#[test]
+fn attacker() {
+    let Ok(does) = std::env::var(ATTACKER) else { return };
+    let words: Vec<&str> = does.split(' ').collect();
+    let card = unhex(words[1]);
+    match words[0] {
+        "calls" => call_as_another_user(&card),
+        "holds-sockets" => hold(|| connect(&wire::abstract_name(&card)).ok()),
+        "holds-tcp" => hold(|| TcpStream::connect(wire::socket_of(&card)).ok()),
+        "attacks" => attack(&card, words[2].parse().unwrap(), words[3].parse().unwrap()),
+        "claims" => claim_this_host(&card),
+        other => panic!("{other}"),
+    }
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+fn connect(name: &str) -> nix::Result<OwnedFd> {
+    let socket = socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+    socket::connect(socket.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
+    Ok(socket)
+}
+
+/// Holds as many connections as it can get.
+fn hold<T>(mut connect: impl FnMut() -> Option<T>) {
+    assert!(limit_descriptors(SILENT as u64 + 100), "no room for {SILENT} descriptors");
+    let held: Vec<T> = (0..SILENT).filter_map(|_| connect()).collect();
+    say(&held.len().to_string());
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// Knows everything, even the secret, and is another user.
+fn call_as_another_user(card: &[u8]) {
+    let names = std::fs::read_to_string("/proc/net/unix").unwrap();
+    assert!(names.contains(&wire::abstract_name(card)), "the card listens");
+    assert!(!names.contains(&hex(&card[8..16])) && !names.contains(&hex(&card[8..12])), "no secret is in a name");
+    let socket = connect(&wire::abstract_name(card)).unwrap();
+    let own = wire::address(1, 77);
+    let sent = socket::send(socket.as_raw_fd(), &wire::hello(OURS, &own, card, &[1; 16]), MsgFlags::MSG_NOSIGNAL);
+    let received = socket::recv(socket.as_raw_fd(), &mut [0; 64], MsgFlags::empty());
+    // The card closes at once, so the hello may not have been sent either.
+    assert!(matches!(received, Ok(0) | Err(nix::errno::Errno::ECONNRESET)), "{sent:?} {received:?}");
+    say("refused");
+}
+
+fn endpoint_beside(card: &[u8]) -> (MessageEndpoint, ferrogin_datagram::Peer, Vec<u8>) {
+    let ip = wire::socket_of(card).ip().to_string();
+    let config = Config { source: Some(ip), max_header: 48, max_payload: 64 << 10, ..Config::default() };
+    let mut endpoint = MessageEndpoint::open(&Libfabric::already_loaded().unwrap(), &config).unwrap();
+    let peer = endpoint.add_peer(&wire::endpoint_of(card)).unwrap();
+    // The GID that this endpoint would have as a card.
+    let mut own = wire::address(u16::from_be_bytes(endpoint.address()[2..4].try_into().unwrap()), 77);
+    own[2..6].copy_from_slice(&card[2..6]);
+    (endpoint, peer, own.to_vec())
+}
+
+fn send(endpoint: &mut MessageEndpoint, to: ferrogin_datagram::Peer, header: &[u8], payload: &[u8]) {
+    let answered = |_: &mut ferrogin_datagram::Outbox, event: Event<'_>| {
+        assert!(!matches!(event, Event::Message { .. }), "the card answers a attacker: {event:?}");
+    };
+    while endpoint.send(to, header, payload) == Err(SendError::Full) {
+        endpoint.poll(answered).unwrap();
+    }
+    endpoint.poll(answered).unwrap();
+}
+
+/// Knows the card's address without its secret, a queue pair with its QKey, and memory with its key.
+fn attack(card: &[u8], addr: u64, rkey: u32) {
+    assert!(have_libfabric("attacker"));
+    let (mut endpoint, to, own) = endpoint_beside(card);
+    let mut random = Random::new(16);
+    let mut session = wire::session(&own, card, &[1; 16], &[3; 24]);
+    let mut write = header(WRITE, 8);
+    write[4..6].copy_from_slice(&card[16..18]);
+    write[8..12].copy_from_slice(&card[20..24]);
+    write[12..16].copy_from_slice(&rkey.to_le_bytes());
+    write[16..24].copy_from_slice(&addr.to_le_bytes());
+    let hello = wire::hello(OURS, &own, card, &[1; 16]);
+    for round in 0..3000usize {
+        send(&mut endpoint, to, &header(HELLO, hello.len()), &hello);
+        let cut = &hello[..round % hello.len()];
+        send(&mut endpoint, to, &header(HELLO, cut.len()), cut);
+        let welcome = [b"softef".as_slice(), &[OURS, u8::from(round % 2 == 0)], &[3; 32]].concat();
+        send(&mut endpoint, to, &header(WELCOME, welcome.len()), &welcome);
+        let mut ack = header(ACK, 0);
+        ack[40..48].copy_from_slice(&random.next_u64().to_le_bytes());
+        if round % 2 == 0 {
+            ack[40..48].copy_from_slice(&(round as u64).to_le_bytes());
+        }
+        for (head, payload) in [(&write, &b"attacked"[..]), (&ack, b"")] {
+            send(&mut endpoint, to, head, payload);
+            let rest = session.sealed(head, payload);
+            send(&mut endpoint, to, head, &rest);
+            send(&mut endpoint, to, &head[..round % 48], &rest);
+        }
+        let noise: Vec<u8> = (0..random.next_u64() % 600).map(|_| random.next_u64() as u8).collect();
+        send(&mut endpoint, to, &noise[..noise.len().min(48)], &noise);
+    }
+    // Bytes that no provider sends.
+    for round in 0..100u64 {
+        let mut stream = TcpStream::connect(wire::socket_of(card)).unwrap();
+        let noise: Vec<u8> = (0..round * 40).map(|_| random.next_u64() as u8).collect();
+        let _ = stream.write_all(&noise);
+    }
+    say("done");
+}
+
+/// Knows the card's secret, and says over tcp that it is a card of the same host.
+fn claim_this_host(card: &[u8]) {
+    assert!(have_libfabric("attacker"));
+    let (mut endpoint, to, own) = endpoint_beside(card);
+    let hello = wire::hello(OURS, &own, card, &[1; 16]);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        send(&mut endpoint, to, &header(HELLO, hello.len()), &hello);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    say("refused");
+}
+
+/// A new peer connects in both directions, and exchanges.
+fn exchange(a: &mut End, buffer: &Buffer) {
+    let mut peer = Peer::start(&BOTH_WIRES);
+    peer.connect(&a.name());
+    let to = a.connect(&peer.name);
+    let (done, remote) = (a.local() + 1, a.remote());
+    buffer.word(0).store(42, Ordering::Relaxed);
+    a.post(to, write(peer.memory, buffer.sge(0, 8)));
+    a.wait_done(done);
+    assert_eq!(a.next_status().1, CompStatus::Ok);
+    assert_eq!(peer.ask("word 0"), "42");
+    let command = format!("write {} {} 64 7", buffer.at as u64, buffer.region.rkey);
+    assert_eq!(peer.ask(&command), "1 0");
+    assert_eq!((a.remote(), a.errors()), (remote + 1, 0));
+    peer.finish();
+}
+
+/// A card with an endpoint and memory, beside `body`; gives what it logged.
+fn with_card(test: &str, body: impl FnOnce(&mut End, &Buffer)) -> Option<String> {
+    run(test, &BOTH_WIRES, || {
+        let rig = Rig::open();
+        let mut a = End::open(&rig);
+        let buffer = rig.buffer(64);
+        body(&mut a, &buffer);
+        a.close();
+        buffer.close();
+        rig.close();
+    })
+}
+
+/// Root may become another user.
+fn have_second_user(test: &str) -> bool {
+    let have = nix::unistd::geteuid().is_root()
+        && Command::new("setpriv").args(["--reuid=65534", "true"]).status().is_ok_and(|status| status.success());
+    if !have {
+        println!("SKIP {test} as another user: needs root and setpriv (apt-get install util-linux)");
+    }
+    have
+}
+
+#[test]
+fn second_user_is_refused_even_with_the_secret() {
+    let test = "second_user_is_refused_even_with_the_secret";
+    if !have_second_user(test) {
+        return;
+    }
+    let errors = with_card(test, |a, buffer| {
+        let mut attacker = Attacker::start(&format!("calls {}", hex(&a.name())), true);
+        assert_eq!(attacker.says(), "refused");
+        exchange(a, buffer);
+        attacker.finish();
+    });
+    if let Some(errors) = errors {
+        assert!(errors.contains("belongs to user 65534"), "{errors}");
+    }
+}
+
+#[test]
+fn attacker_on_tcp_changes_nothing() {
+    let test = "attacker_on_tcp_changes_nothing";
+    for as_nobody in [false, true] {
+        if as_nobody && !have_second_user(test) {
+            continue;
+        }
+        let errors = with_card(test, |a, buffer| {
+            exchange(a, buffer);
+            buffer.fill(1);
+            let mut without_secret = a.name();
+            without_secret[8..16].fill(0);
+            let does =
+                |what: &str| format!("{what} {} {} {}", hex(&without_secret), buffer.at as u64, buffer.region.rkey);
+            // The first round warms up what the provider keeps.
+            let mut grown = 0;
+            for _ in 0..2 {
+                let before = resident();
+                let mut attacker = Attacker::start(&does("attacks"), as_nobody);
+                assert_eq!(attacker.says(), "done");
+                attacker.finish();
+                grown = resident().saturating_sub(before);
+            }
+            assert!(buffer.matches(1), "a attacker wrote");
+            assert_eq!((a.errors(), a.remote()), (0, 1));
+            assert!(grown < 4 << 20, "{grown} bytes more");
+            exchange(a, buffer);
+        });
+        if let Some(errors) = errors {
+            assert!(errors.contains("did not prove that it knows the GIDs of both cards"), "{errors}");
+            assert!(errors.lines().count() < 60, "{errors}");
+        }
+    }
+}
+
+#[test]
+fn hello_over_tcp_that_claims_this_host_is_refused() {
+    let errors = with_card("hello_over_tcp_that_claims_this_host_is_refused", |a, buffer| {
+        let mut attacker = Attacker::start(&format!("claims {}", hex(&a.name())), false);
+        assert_eq!(attacker.says(), "refused");
+        exchange(a, buffer);
+        attacker.finish();
+    });
+    if let Some(errors) = errors {
+        assert!(errors.contains("a card of this host connects by shared memory"), "{errors}");
+    }
+}
+
+/// The card's process has few descriptors, and a new peer connects while all of them are wanted.
+fn is_held(test: &str, does: &str, as_nobody: bool) {
+    if as_nobody && !have_second_user(test) {
+        return;
+    }
+    let _ = with_card(test, |a, buffer| {
+        assert!(limit_descriptors(FEW));
+        exchange(a, buffer);
+        let mut attacker = Attacker::start(&format!("{does} {}", hex(&a.name())), as_nobody);
+        assert_eq!(attacker.says(), SILENT.to_string());
+        let start = Instant::now();
+        for _ in 0..3 {
+            exchange(a, buffer);
+        }
+        println!("{test}: three peers after {:?}", start.elapsed());
+        let open = || std::fs::read_dir("/proc/self/fd").map_or(FEW as usize, Iterator::count);
+        wait_for("free descriptors", || open() < FEW as usize - 150);
+        attacker.finish();
+    });
+}
+
+#[test]
+fn peers_connect_beside_silent_sockets() {
+    is_held("peers_connect_beside_silent_sockets", "holds-sockets", false);
+}
+
+#[test]
+fn peers_connect_beside_silent_sockets_of_another_user() {
+    is_held("peers_connect_beside_silent_sockets_of_another_user", "holds-sockets", true);
+}
+
+#[test]
+fn peers_connect_beside_silent_tcp_connections() {
+    is_held("peers_connect_beside_silent_tcp_connections", "holds-tcp", true);
+}
+
+#[test]
+fn peer_connects_once_there_are_descriptors_again() {
+    let errors = with_card("peer_connects_once_there_are_descriptors_again", |a, buffer| {
+        let mut peer = Peer::start(&BOTH_WIRES);
+        peer.connect(&a.name());
+        a.connect(&peer.name);
+        assert!(limit_descriptors(FEW));
+        let held: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+        peer.tell(&format!("write {} {} 64 7", buffer.at as u64, buffer.region.rkey));
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(a.remote(), 0);
+        drop(held);
+        assert_eq!(peer.answer(), "1 0");
+        assert_eq!(a.remote(), 1);
+        peer.finish();
+    });
+    if let Some(errors) = errors {
+        assert!(errors.contains("accepts no connections for now") && errors.contains("ulimit -n"), "{errors}");
+    }
+}
