@@ -3,10 +3,15 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
+/// Bytes of a page.
+const PAGE: usize = 4096;
+
 /// Buffers of one size in one allocation. Unused pages are never touched.
 pub(super) struct Pool {
-    base: NonNull<u8>,
+    allocation: NonNull<u8>,
     layout: Layout,
+    /// The first buffer, at the start of a page.
+    base: *mut u8,
     stride: usize,
     size: usize,
     count: usize,
@@ -19,14 +24,16 @@ impl Pool {
     /// `count` buffers of `size` bytes, zeroed. None when that overflows or is empty.
     pub fn new(count: usize, size: usize) -> Option<Self> {
         let stride = size.checked_next_multiple_of(64)?;
-        let layout = Layout::from_size_align(stride.checked_mul(count)?, 4096).ok()?;
-        if layout.size() == 0 {
-            return None;
-        }
+        let bytes = stride.checked_mul(count).filter(|bytes| *bytes > 0)?;
+        // std zeroes memory of a larger alignment itself, which touches every page.
+        let layout = Layout::from_size_align(bytes.checked_add(PAGE - 1)?, 16).ok()?;
         // SAFETY: the size is not zero.
-        let base = unsafe { alloc_zeroed(layout) };
-        let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
-        Some(Self { base, layout, stride, size, count })
+        let allocation = unsafe { alloc_zeroed(layout) };
+        let allocation = NonNull::new(allocation).unwrap_or_else(|| handle_alloc_error(layout));
+        let to_page = allocation.addr().get().wrapping_neg() % PAGE;
+        // SAFETY: inside the allocation, which has PAGE - 1 bytes more than the buffers.
+        let base = unsafe { allocation.as_ptr().add(to_page) };
+        Some(Self { allocation, layout, base, stride, size, count })
     }
 
     /// Bytes of one buffer.
@@ -38,7 +45,7 @@ impl Pool {
     pub fn buffer(&self, index: usize) -> *mut u8 {
         assert!(index < self.count, "buffer {index} of {}", self.count);
         // SAFETY: inside the allocation, as just checked.
-        unsafe { self.base.as_ptr().add(index * self.stride) }
+        unsafe { self.base.add(index * self.stride) }
     }
 
     /// The first `len` bytes of a buffer.
@@ -65,7 +72,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout in `new`.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }
 
@@ -101,5 +108,21 @@ mod tests {
         }
         assert!(Pool::new(0, 8).is_none());
         assert!(Pool::new(usize::MAX, 4096).is_none());
+    }
+
+    fn resident_pages() -> usize {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn pool_starts_at_a_page_and_touches_no_pages() {
+        let before = resident_pages();
+        let pool = Pool::new(4096, 60_000).unwrap();
+        assert_eq!(pool.buffer(0).addr() % PAGE, 0);
+        let touched = resident_pages().saturating_sub(before);
+        assert!(touched < 30_000, "{touched} of 60,000 pages");
+        // SAFETY: no operation is under way on a new pool.
+        assert!(unsafe { pool.bytes(4095, 60_000) }.iter().all(|byte| *byte == 0));
     }
 }
