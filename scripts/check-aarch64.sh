@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Builds ferrogin's libraries for aarch64 Linux: check-aarch64.sh [DIST] (DIST is not used). Installs nothing.
 #
-# In an emulator it runs the tests of the formats and layouts.
-#
-#   FERROGIN_AARCH64_TESTS=1   builds the whole workspace, and runs all tests that need nothing but a processor, which takes minutes
+#   FERROGIN_AARCH64_TESTS=1   builds the whole workspace, and runs all tests that need nothing but a processor in an emulator, which
+#                              takes minutes
 #
 # One line for each part, and a last one with the counts; status 1 when something failed. Says aloud what it leaves out
 # where a tool is missing. It takes the first of
@@ -78,6 +77,10 @@ if ! "$cargo" build "${packages[@]}" "${options[@]}" >"$log" 2>&1; then
     finish
 fi
 pass "aarch64 build: $what"
+if [ -z "$tests" ]; then
+    skip "aarch64 tests: they take minutes; FERROGIN_AARCH64_TESTS=1 or \`cargo xtask soak aarch64\` runs them in an emulator"
+    finish
+fi
 
 # Runs `cargo test` with these arguments, for the target, and adds up libtest's totals.
 run_tests() {
@@ -104,11 +107,6 @@ if [ ! -e "/usr/$gnu/lib/ld-linux-aarch64.so.1" ]; then
     finish
 fi
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="timeout 300 $emulator -L /usr/$gnu"
-if [ -z "$tests" ]; then
-    run_tests -p efa-dp-direct -p ferrogin-ffi --lib --tests
-    skip "aarch64 tests of mlx5, ferrogin-device and soft-nic: they take minutes; FERROGIN_AARCH64_TESTS=1 runs them"
-    finish
-fi
 run_tests -p efa-dp-direct -p ferrogin-ffi -p mlx5 -p ferrogin-device --lib --tests
 run_tests -p soft-nic --lib memory::copy
 finish
