@@ -138,6 +138,8 @@ impl Output {
         } else if let Some(name) = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... ok")) {
             self.tests.push(format!("{} {name}", self.program));
         } else if let Some(name) = line.strip_prefix("PASS ") {
+            // Not the time of this run: `(0.4 s)`.
+            let (name, _) = name.rsplit_once(" (").filter(|(_, time)| time.ends_with(" s)")).unwrap_or((name, ""));
             self.tests.push(name.to_string());
         } else if let Some(program) = program_of_cargo(line) {
             self.program = program;
