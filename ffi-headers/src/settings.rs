@@ -1,4 +1,4 @@
-//! Names of ferrogin's environment variables. README.md describes each.
+//! Names of ferrogin's environment variables. README.md describes the settings of the plugin and of the software card; CONTRIBUTING.md those of the tests.
 //!
 //! The plugin warns of a `FERROGIN_` variable that is no setting of its own; `ferrogin doctor` warns of a variable that is in
 //! none of these lists.
