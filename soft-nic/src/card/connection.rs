@@ -12,7 +12,7 @@ use crate::wire::shm;
 
 /// A card that owes answers and has sent no packet for this long does not respond. A side that connects has this long to
 /// prove that it is a card.
-const SILENCE_US: u64 = 5_000_000;
+pub(crate) const SILENCE_US: u64 = 5_000_000;
 
 /// What carries the packets.
 pub(crate) enum Transport {

@@ -99,8 +99,8 @@ pub struct Core {
     pub(crate) polls: u32,
     /// The latest polls in a row that found nothing to do.
     pub(crate) idle_polls: u32,
-    /// The card stopped answering (fault `die_after`).
-    pub(crate) dead: bool,
+    /// The card's clock when the card stopped answering (fault `die_after`, or a failure of the engine).
+    pub(crate) dead_since: Option<u64>,
     lines: u32,
 }
 
@@ -149,7 +149,7 @@ impl Core {
             requests: 0,
             polls: 0,
             idle_polls: 0,
-            dead: false,
+            dead_since: None,
             lines: 0,
         };
         core.connections.insert(Connection::loopback(gid));

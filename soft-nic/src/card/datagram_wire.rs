@@ -290,7 +290,7 @@ impl Core {
 
     /// Sends the queued answers before the card closes.
     pub(crate) fn drain(&mut self) {
-        if self.dead {
+        if self.dead_since.is_some() {
             return;
         }
         // A peer's finished request would fail without its acknowledgement.

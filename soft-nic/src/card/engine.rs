@@ -93,7 +93,7 @@ impl Engine {
         let body = move || {
             if catch_unwind(AssertUnwindSafe(|| run(&state, &events))).is_err() {
                 let mut core = state.core.lock().unwrap_or_else(PoisonError::into_inner);
-                core.dead = true;
+                core.dead_since = Some(core.clock_us);
                 core.log(format_args!("the engine failed: this is a bug of softefa; the card answers no more"));
             }
         };
@@ -178,8 +178,8 @@ impl Core {
             self.polled_at += Duration::from_micros(step);
         }
         self.clock_us += step.min(MAX_STEP_US);
-        if self.dead {
-            return false;
+        if let Some(since) = self.dead_since {
+            return self.poll_dead(since);
         }
         self.polls = self.polls.wrapping_add(1);
         let thoroughly = thoroughly || self.polls.is_multiple_of(SOCKET_EVERY);
@@ -221,7 +221,7 @@ impl Core {
         self.reorder_buffer.as_mut()?.pop(now, outstanding)
     }
 
-    fn poll_doorbells(&mut self) -> bool {
+    pub(crate) fn poll_doorbells(&mut self) -> bool {
         let mut moved = false;
         for i in 0..self.active.len() {
             if self.active[i].is_rung() {

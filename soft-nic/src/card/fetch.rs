@@ -5,6 +5,7 @@ use std::fmt::Write;
 use efa_dp_direct::wire::CompStatus;
 use efa_dp_direct::wqe::Geometry;
 
+use super::connection::SILENCE_US;
 use super::core::Core;
 use super::qp::{State, Token};
 use super::reorder::Step;
@@ -39,11 +40,49 @@ impl Core {
             self.fail_queue(qpn, from, advance, &rule);
         } else {
             for n in 0..advance {
-                self.take_request(qpn, from.wrapping_add(n));
+                let index = from.wrapping_add(n);
+                if self.dies() {
+                    if let Some(qp) = self.qp(qpn) {
+                        qp.taken = index;
+                    }
+                    return index;
+                }
+                self.take_request(qpn, index);
             }
             self.check_batch(qpn, rung);
         }
         rung
+    }
+
+    /// Whether the card stops before the next request (fault `die_after`).
+    fn dies(&mut self) -> bool {
+        let after = self.config.faults.die_after;
+        if self.dead_since.is_none() && after != 0 && self.requests >= after {
+            self.dead_since = Some(self.clock_us);
+            self.log(format_args!("the card stops answering after {after} requests (SOFTEFA_FAULTS=die_after)"));
+        }
+        self.dead_since.is_some()
+    }
+
+    /// The driver's part where the card answers no more: after [`SILENCE_US`] it fails all requests, and later ones at once.
+    pub(crate) fn poll_dead(&mut self, since: u64) -> bool {
+        if self.clock_us.saturating_sub(since) < SILENCE_US {
+            return false;
+        }
+        for i in 0..self.active.len() {
+            let qpn = self.active[i].qpn;
+            let Some(qp) = self.qp(qpn).filter(|qp| qp.state == State::Ready) else { continue };
+            let (from, rung) = (qp.taken, qp.sq.rung());
+            qp.taken = rung;
+            for token in qp.tokens(|_| true) {
+                self.retire(token, INTERNAL.raw());
+            }
+            match rung.wrapping_sub(from) {
+                0 => self.set_error(qpn),
+                advance => self.fail_queue(qpn, from, advance, "the card answers no more"),
+            }
+        }
+        self.poll_doorbells()
     }
 
     /// Checks every queue for requests that are written and not rung.
@@ -74,10 +113,6 @@ impl Core {
 
     fn take_request(&mut self, qpn: u16, index: u32) {
         self.requests += 1;
-        if self.config.faults.die_after != 0 && self.requests > self.config.faults.die_after {
-            self.dead = true;
-            return;
-        }
         let Some(qp) = self.qp(qpn) else { return };
         if qp.state == State::Error {
             self.flush(qpn, index, 1);

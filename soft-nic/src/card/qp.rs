@@ -152,9 +152,13 @@ impl Qp {
 
     /// Tokens of the requests that are queued on `connection`.
     pub(crate) fn tokens_on(&self, connection: u32) -> Vec<Token> {
-        let on = |e: &Outstanding| e.live && e.connection == Some(connection);
-        let entries = self.table.iter().enumerate().filter(|(_, e)| on(e));
-        entries.map(|(at, e)| Token::new(self.qpn, at as u16, e.serial)).collect()
+        self.tokens(|entry| entry.connection == Some(connection))
+    }
+
+    /// Tokens of the requests that are `wanted`.
+    pub(crate) fn tokens(&self, wanted: impl Fn(&Outstanding) -> bool) -> Vec<Token> {
+        let entries = self.table.iter().enumerate().filter(|(_, entry)| entry.live && wanted(entry));
+        entries.map(|(at, entry)| Token::new(self.qpn, at as u16, entry.serial)).collect()
     }
 
     /// True when requests have 128 bytes.

@@ -8,7 +8,7 @@ use ferrogin_datagram::Peer;
 use zerocopy::IntoBytes;
 
 use super::complete::OK;
-use super::connection::{Connection, Stage, Transport};
+use super::connection::{Connection, SILENCE_US, Stage, Transport};
 use super::core::{LOOPBACK, RemoteCard};
 use super::counter::{Counter, EVENTS, Event, Word};
 use super::qp::Token;
@@ -182,6 +182,30 @@ fn every_counter_of_dead_queue_pair_counts_error() {
     let operation = world.read();
     assert_eq!(world.post(operation, false), None);
     assert_eq!(world.counts(), [(0, 2), (0, 3), (0, 2), (0, 3), (0, 0)], "flushed requests count too");
+}
+
+#[test]
+fn dead_card_fails_its_requests_after_5_s() {
+    let mut world = World::with(Faults { die_after: 1, ..Faults::default() });
+    let operation = world.write(world.sge());
+    assert!(world.post(operation, false).is_some());
+    let ring = |world: &mut World, more: u32| {
+        (0..more).for_each(|_| world.place(operation, false));
+        let (qpn, posted) = (world.qpn, world.posted);
+        world.core.qp(qpn).unwrap().sq.preset(posted);
+    };
+    ring(&mut world, 2);
+    assert_eq!(world.core.take_rung(world.qpn), 1, "the card takes none of them");
+    let since = world.core.dead_since.unwrap();
+    for (clock_us, errors) in [(SILENCE_US - 1, 0), (SILENCE_US, 3), (SILENCE_US + 1, 3)] {
+        world.core.clock_us = since + clock_us;
+        world.core.poll_dead(since);
+        assert_eq!(world.counts()[3], (0, errors), "after {clock_us} µs");
+    }
+    assert_eq!(world.counts()[1], (0, 3));
+    ring(&mut world, 1);
+    world.core.poll_dead(since);
+    assert_eq!(world.counts()[3], (0, 4), "a later request fails at once");
 }
 
 #[test]
