@@ -3,6 +3,7 @@
 //! All processes with the same FERROGIN_TRACE share one file: a JSON array, complete after every step. Each process appends under
 //! a file lock, also to the steps of an earlier run.
 
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::time::{ClockId, clock_gettime};
 use std::fs::{File, OpenOptions};
@@ -13,6 +14,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The last bytes of a trace.
 const END: &[u8] = b"\n]\n";
+/// Time that a step waits for the file's lock.
+const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
 struct Sink {
     file: File,
@@ -29,9 +32,21 @@ impl Sink {
         Ok(sink)
     }
 
-    /// Locks the file against other processes until the result is dropped.
+    /// Locks the file against other processes until the result is dropped. A process that is stopped may have the lock.
     fn lock(&self) -> io::Result<Flock<File>> {
-        Flock::lock(self.file.try_clone()?, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
+        let (mut file, began) = (self.file.try_clone()?, Instant::now());
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(lock),
+                Err((unlocked, Errno::EAGAIN | Errno::EINTR)) if began.elapsed() < LOCK_LIMIT => file = unlocked,
+                Err((_, Errno::EAGAIN)) => {
+                    let text = format!("another process has had the lock of the file for {LOCK_LIMIT:?}");
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+                }
+                Err((_, errno)) => return Err(errno.into()),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The offset of the next step, and the separator before it. The caller has the lock.
@@ -174,6 +189,15 @@ mod tests {
         );
         assert!(lines[2].starts_with("{\"name\":\"second\""), "{text}");
         assert!(lines[2].contains("\"tid\":4,\"args\":{\"addresses\":12,\"endpoints\":3,\"cpu_us\":"), "{text}");
+        // Like a process that is stopped while it has the lock.
+        start(Some(&path));
+        let other = Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusive).unwrap();
+        let began = Instant::now();
+        (0..100).for_each(|_| drop(span("unseen", 5)));
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+        drop(other);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        start(None);
         std::fs::write(&path, "something else").unwrap();
         start(Some(&path));
         drop(span("unseen", 3));
