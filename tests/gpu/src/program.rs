@@ -229,13 +229,17 @@ impl Run<'_> {
         false
     }
 
-    /// Waits for a signal with this program's deadline, so that its number can be reported, then as kernels do.
+    /// Waits for a signal with this program's deadline, so that its number can be reported, then as kernels do. The deadline begins
+    /// again with each increment, because the peer may have a whole program to run before the last one.
     fn await_signal(&self, id: u32, least: u64, peer: u32) -> Step {
-        let (mut round, mut began) = (0u32, 0);
+        let (mut round, mut began, mut before) = (0u32, 0, 0);
         loop {
             let got = self.context.read_signal(id).map_err(|status| Failure::of(status, peer))?;
             if got >= least {
                 break;
+            }
+            if got != before {
+                (before, began) = (got, clock_ns());
             }
             if self.late(&mut round, &mut began) {
                 return Err(Failure { verdict: Verdict::CountLate, peer, at: id.into(), expected: least, got });

@@ -1,8 +1,12 @@
 //! All scenarios between processes, on both wires, with both layouts, both policies and both launchers.
 
-use crate::common::{dist, must_pass, repeated, reps, scenarios};
-use gpu_scenarios::scenario::SCENARIOS;
+use crate::common::{child, dist, must_pass, repeated, reps, role, scenarios};
+use gpu_scenarios::runner::CpuThreads;
+use gpu_scenarios::scenario::{self, SCENARIOS};
+use gpu_scenarios::world::{Config, World};
+use mini_nccl::Bootstrap;
 use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
+use std::time::Duration;
 
 fn run(job: Job) -> Outcome {
     let outcome = job.run().expect("the job starts");
@@ -65,6 +69,30 @@ fn scenarios_pass_with_faults() {
         let outcome = run(job.env("SOFTEFA_WIRE", wire).env("SOFTEFA_FAULTS", &faults));
         assert_eq!(passes(&outcome), SCENARIOS.len());
     }
+}
+
+/// At the end of a storm a rank waits for all values of the others. The card of one rank is so slow that this takes longer than the deadline.
+#[test]
+fn wait_for_slow_rank_outlasts_deadline_while_signals_arrive() {
+    let name = "wait_for_slow_rank_outlasts_deadline_while_signals_arrive";
+    if role().is_some() {
+        return storm_with_slow_rank();
+    }
+    let Some(dist) = dist(name) else { return };
+    run(child(&dist, name, "rank", 2).env("SOFTEFA_WIRE", "shm"));
+}
+
+#[allow(unsafe_code)]
+fn storm_with_slow_rank() {
+    let bootstrap = Bootstrap::from_env(Duration::from_secs(60)).unwrap();
+    if bootstrap.rank() == 1 {
+        // SAFETY: the test runner's thread, the only other one, waits and uses no environment.
+        unsafe { std::env::set_var("SOFTEFA_FAULTS", "sq_size=16,max_batch=4,delay_us=5000..5000") };
+    }
+    let config = Config { deadline: Duration::from_secs(1), ..Config::from_env() };
+    let world = World::open(&config, bootstrap, Box::new(CpuThreads)).unwrap();
+    scenario::run(&world, scenario::find("value-storm").unwrap(), 40).unwrap();
+    world.close().unwrap();
 }
 
 #[test]
