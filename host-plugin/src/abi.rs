@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::plugin::{NAME, Plugin};
 use crate::registry::{self, Kind};
 use crate::window::{Source, Window};
-use crate::{log, trace, warn};
+use crate::{log, shortage, trace, warn};
 use ferrogin_ffi::nccl::{
     self, DebugLogger, GinConfigV13, GinConfigV14, GinPropertiesV14, GinV13, GinV14, HANDLE_MAXSIZE,
     NetDeviceHandleV11, NetPropertiesV12,
@@ -72,15 +72,6 @@ pub static ncclGinPlugin_v13: GinV13 = GinV13 {
     finalize: Some(finalize),
 };
 
-/// False if the process cannot open the few files that a failed call may have held. libfabric reports this as other errors too.
-fn has_free_descriptors() -> bool {
-    let files: Vec<_> = (0..8).map(|_| std::fs::File::open("/dev/null")).collect();
-    !files
-        .iter()
-        .flat_map(|file| file.as_ref().err())
-        .any(|error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
-}
-
 /// Runs a call's body. An error becomes a code and one WARN line; a panic becomes an internal error. In a fork of the process that has
 /// handles the body does not run: it would wait for threads and locks that only the other process has.
 fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
@@ -91,11 +82,12 @@ fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
     match catch_unwind(AssertUnwindSafe(checked)) {
         Ok(Ok(())) => nccl::SUCCESS,
         Ok(Err(error)) => {
-            match error.result() {
-                nccl::SYSTEM_ERROR if !has_free_descriptors() => {
-                    warn!("{call}: {error}; this process has too many open files: raise `ulimit -n`")
+            match shortage::of(&error) {
+                // The cure of the error itself, behind its first semicolon, is wrong then.
+                Some(shortage) => {
+                    warn!("{call}: {}; {shortage}", error.to_string().split("; ").next().unwrap_or_default())
                 }
-                _ => warn!("{call}: {error}"),
+                None => warn!("{call}: {error}"),
             }
             error.result()
         }

@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
 use crate::platform::Platform;
 use crate::rail::{QueueOptions, Rail};
+use crate::shortage;
 use ferrogin_libfabric::{Info, Version, bindings};
 
 /// Requests in flight of the endpoint that the check opens.
@@ -46,6 +47,9 @@ fn explain_counters(error: Error, card: &Info, libfabric: Version) -> Error {
     else {
         return error;
     };
+    if shortage::now().is_some() {
+        return Error::Fabric { what, source };
+    }
     let switch = std::env::var("FI_EFA_USE_HW_CNTR").ok();
     let cause =
         counter_cause(code, card.max_counter_value(), switch.as_deref(), libfabric, Platform::this().lacks_counters());

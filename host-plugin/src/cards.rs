@@ -161,7 +161,7 @@ fn software_card_settings() -> String {
     match settings.is_empty() {
         true => String::new(),
         false => format!(
-            ", or the software card refused a setting and named it on standard error: check or unset {}",
+            "; or the software card refused a setting and named it on standard error: check or unset {}",
             settings.join(", ")
         ),
     }

@@ -10,7 +10,7 @@
 //! | `createContext` | a [`context`] | [`endpoint`]s, their [`memory`], and the device [`block`] that kernels read |
 //!
 //! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports errors,
-//! which [`fault`] keeps for `queryLastError`.
+//! which [`fault`] keeps for `queryLastError`. [`shortage`] finds the limit of the process behind a failure.
 //!
 //! The plugin uses libfabric and its EFA operations only, so hardware and the software card take the same path.
 pub mod abi;
@@ -31,6 +31,7 @@ pub mod platform;
 pub mod plugin;
 pub mod rail;
 pub mod registry;
+pub mod shortage;
 pub mod trace;
 pub mod watcher;
 pub mod window;

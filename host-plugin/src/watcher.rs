@@ -8,7 +8,7 @@
 
 use crate::endpoint::Role;
 use crate::fault::ErrorCounter;
-use crate::registry;
+use crate::{registry, shortage};
 use efa_dp_direct::wire::{CdescCommon, CompStatus, SendOp, TxMetaDesc};
 use ferrogin_ffi::ext::Target;
 use std::collections::{BTreeMap, BTreeSet};
@@ -254,13 +254,16 @@ impl Watch {
             Some(SendOp::RdmaRead) => "a read from",
             _ => "a request to",
         };
+        // A software card that lacks what a connection takes completes the request like one to a dead peer.
+        let is_software = self.endpoints[i].ring.is_some();
+        let shortage = (is_software && is_unreachable(status)).then(shortage::of_software_card).flatten();
         format!(
             "rank {}: {operation} {} on endpoint {role} of context {context} failed: {reason} (status {}); {}. Close the \
              communicator, which is unusable now",
             self.rank,
             self.peers(i, entry.req_id),
             entry.status,
-            advice(status),
+            shortage.map_or(advice(status).to_owned(), |shortage| shortage.to_string()),
         )
     }
 
@@ -290,6 +293,11 @@ impl Watch {
     }
 }
 
+/// True if the peer did not answer.
+fn is_unreachable(status: Option<CompStatus>) -> bool {
+    matches!(status, Some(CompStatus::LocalUnresponsiveRemote | CompStatus::LocalUnreachableRemote))
+}
+
 /// The first thing to check.
 fn advice(status: Option<CompStatus>) -> &'static str {
     use CompStatus::*;
@@ -304,7 +312,7 @@ fn advice(status: Option<CompStatus>) -> &'static str {
             "check in the peer's log that it still runs and has its context"
         }
         Some(LocalUnresponsiveRemote | LocalUnreachableRemote) => {
-            "check that the peer runs, and that the network and its security group let the hosts talk"
+            "check that the peer runs, its log, and that the network and its security group let the hosts talk"
         }
         Some(LocalInvalidAh) => "check that the peer number is below the number of ranks",
         _ => "check the card (its driver's log) and the peer's log",

@@ -8,12 +8,23 @@ use crate::Version;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The shared library was not found or does not load.
+    /// The shared library, or one that it needs, was not found.
     #[error(
         "libfabric cannot be loaded ({reason}); install it (Debian: apt-get install libfabric1) or point \
          FERROGIN_LIBFABRIC to libfabric.so.1"
     )]
     LibraryMissing {
+        /// The argument of the dynamic linker.
+        path: PathBuf,
+        /// The dynamic linker's answer.
+        reason: String,
+    },
+    /// The shared library is there but does not load: it is none, or the process has too little memory or too few descriptors.
+    #[error(
+        "libfabric cannot be loaded ({reason}); check FERROGIN_LIBFABRIC, and the limits of memory and of open files (`ulimit -v`, \
+         `ulimit -n`)"
+    )]
+    LibraryRefused {
         /// The argument of the dynamic linker.
         path: PathBuf,
         /// The dynamic linker's answer.
@@ -51,8 +62,8 @@ pub enum Error {
     },
     /// This process's libfabric has no such provider although the caller named its directory.
     #[error(
-        "libfabric knows no provider {provider} although FI_PROVIDER_PATH was set to find it in {dir}: either no \
-         lib*-fi.so that provides it lies there, or something in this process initialised libfabric first; in that \
+        "libfabric knows no provider {provider} although FI_PROVIDER_PATH was set to find it in {dir}; either no \
+         lib*-fi.so that provides it lies there, or something in this process initialised libfabric first: in that \
          case start the program with FI_PROVIDER_PATH={dir} (FI_LOG_LEVEL=info shows what libfabric loads)",
         dir = dir.display()
     )]

@@ -87,7 +87,7 @@ impl Libfabric {
     /// Loads `path`, or the library named by `FERROGIN_LIBFABRIC`, or `libfabric.so.1` from the dynamic linker's path.
     ///
     /// # Errors
-    /// [`Error::LibraryMissing`] or [`Error::SymbolMissing`].
+    /// [`Error::LibraryMissing`], [`Error::LibraryRefused`] or [`Error::SymbolMissing`].
     pub fn load(path: Option<&Path>) -> Result<Arc<Self>, Error> {
         let path = match path {
             Some(path) => path.to_owned(),
@@ -115,7 +115,10 @@ impl Libfabric {
         let library = library.map_err(|error| {
             // The source is the dynamic linker's text, which names the file.
             let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-            Error::LibraryMissing { path: path.clone(), reason }
+            match more_flags & libc::RTLD_NOLOAD != 0 || is_missing(&reason) {
+                true => Error::LibraryMissing { path: path.clone(), reason },
+                false => Error::LibraryRefused { path: path.clone(), reason },
+            }
         })?;
         macro_rules! symbol {
             ($name:literal, $type:ty) => {{
@@ -307,6 +310,12 @@ impl Libfabric {
     }
 }
 
+/// True if a file was not found, by the dynamic linker's text, which ends with the system's: the dynamic linker reports no code.
+fn is_missing(reason: &str) -> bool {
+    let text = std::io::Error::from_raw_os_error(libc::ENOENT).to_string();
+    text.split(" (os error").next().is_some_and(|text| reason.contains(text))
+}
+
 const SONAME: &str = "libfabric.so.1";
 
 fn default_path() -> PathBuf {
@@ -372,7 +381,12 @@ mod tests {
         let error = Libfabric::load(Some(Path::new("/nonexistent/libfabric.so.1"))).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("/nonexistent/libfabric.so.1"), "{text}");
-        assert!(text.contains("FERROGIN_LIBFABRIC"), "{text}");
+        assert!(text.contains("FERROGIN_LIBFABRIC") && text.contains("install it"), "{text}");
+        // A file that is there need not be installed.
+        let error = Libfabric::load(Some(Path::new("/dev/null"))).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::LibraryRefused { .. }) && !text.contains("install"), "{text}");
+        assert!(text.contains("/dev/null") && text.contains("FERROGIN_LIBFABRIC"), "{text}");
     }
 
     #[test]

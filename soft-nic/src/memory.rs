@@ -13,6 +13,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::resource::{Resource, getrlimit};
 
 /// Bytes of a page: 4 KiB on x86-64, up to 64 KiB on aarch64.
 pub fn page_size() -> usize {
@@ -88,9 +89,19 @@ impl Drop for Mapping {
     }
 }
 
+/// Checks that a memory file may have `len` bytes. For a longer one the kernel would end the process by `SIGXFSZ`.
+///
+/// # Errors
+/// `EFBIG`: the process's limit of file sizes, which bounds memory files too, is lower.
+pub fn check_file_size(len: usize) -> io::Result<()> {
+    let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
+    if len as u64 <= limit { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EFBIG)) }
+}
+
 /// A memory file of `len` bytes that cannot shrink under its mappers, and that other users cannot open.
 pub fn sealed_memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+    check_file_size(len)?;
     let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     nix::sys::stat::fchmod(&fd, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR)?;
     nix::unistd::ftruncate(&fd, len as i64)?;

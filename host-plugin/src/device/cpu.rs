@@ -7,6 +7,7 @@ use super::{
 use ferrogin_ffi::nccl;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::resource::{Resource, getrlimit};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::num::NonZeroUsize;
@@ -41,6 +42,11 @@ impl Device for CpuDevice {
             .checked_next_multiple_of(page_size())
             .and_then(NonZeroUsize::new)
             .ok_or(DeviceError::Bounds { offset: 0, len, size: isize::MAX as usize })?;
+        // Beyond this limit the kernel would end the process by SIGXFSZ.
+        let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE).map_err(system("getrlimit", len))?;
+        if size.get() as u64 > limit {
+            return Err(system("ftruncate", len)(nix::Error::EFBIG));
+        }
         let file = memfd_create(c"ferrogin", MFdFlags::MFD_CLOEXEC).map_err(system("memfd_create", len))?;
         nix::unistd::ftruncate(&file, size.get() as i64).map_err(system("ftruncate", len))?;
         let flags = MapFlags::MAP_SHARED;

@@ -52,7 +52,7 @@ pub enum Mapping {
 pub enum DeviceError {
     /// The machine has no usable GPU.
     #[error(
-        "no usable GPU: {reason}. Set FERROGIN_DEVICE=cpu to run kernels on the CPU with FERROGIN_PROVIDER=softefa"
+        "no usable GPU: {reason}; set FERROGIN_DEVICE=cpu to run kernels on the CPU with FERROGIN_PROVIDER=softefa"
     )]
     NoGpu {
         /// The reason.

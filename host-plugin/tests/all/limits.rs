@@ -1,42 +1,166 @@
-//! A process without room for descriptors: `init` fails at once, with an error that names the limit, and passes once there is room.
+//! A process at one of its limits: each call of set-up fails in time, with an error that names the limit and its cure, and passes once there
+//! is room.
 #![allow(unsafe_code)]
 
-use crate::harness::alone;
-use mini_nccl::Comm;
+use crate::harness::{PATIENCE, REPORT, alone_each, config, pass_round, ranks};
+use mini_nccl::{Bootstrap, Comm, DeviceMemory, Error, log};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-/// Far below FERROGIN_TIMEOUT, far above what a busy machine needs.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Far above FERROGIN_TIMEOUT of these tests, and what a busy machine needs.
+const TIME: Duration = Duration::from_secs(60);
 
-/// Sets the soft limit of a resource, and returns the one before.
-fn set_limit(resource: libc::__rlimit_resource_t, value: u64) -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one struct into a local variable.
-    assert_eq!(unsafe { libc::getrlimit(resource, &mut limit) }, 0);
-    let before = std::mem::replace(&mut limit.rlim_cur, value);
-    // SAFETY: the kernel reads one struct from a local variable.
-    assert_eq!(unsafe { libc::setrlimit(resource, &limit) }, 0, "{}", std::io::Error::last_os_error());
-    before
+/// Cures of other causes.
+const WRONG: [&str; 6] = [
+    "install",
+    "NCCL_SOCKET_IFNAME",
+    "FERROGIN_CONTROL",
+    "kernel's log",
+    "check or unset",
+    "initialised libfabric first",
+];
+
+/// A limit: its resource, what a process uses of it now, the least step that is worth a try, and the cure.
+struct Limit {
+    name: &'static str,
+    resource: libc::__rlimit_resource_t,
+    used: fn() -> u64,
+    step: u64,
+    cure: &'static str,
+}
+
+const LIMITS: [Limit; 3] = [
+    Limit { name: "open files", resource: libc::RLIMIT_NOFILE, used: open_files, step: 1, cure: "raise `ulimit -n`" },
+    Limit { name: "memory", resource: libc::RLIMIT_AS, used: address_space, step: 256 << 10, cure: "`ulimit -v`" },
+    Limit { name: "file size", resource: libc::RLIMIT_FSIZE, used: || 0, step: 4 << 10, cure: "raise `ulimit -f`" },
+];
+
+/// The lowest free descriptor: the limit bounds their numbers.
+fn open_files() -> u64 {
+    std::fs::File::open("/dev/null").expect("a descriptor").as_raw_fd() as u64
+}
+
+fn address_space() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("sizes");
+    let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number of pages");
+    pages * nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).expect("a size").expect("a size") as u64
+}
+
+impl Limit {
+    /// The limit of this process's environment.
+    fn of_environment() -> &'static Self {
+        let name = std::env::var("LIMIT").expect("set");
+        LIMITS.iter().find(|limit| limit.name == name).expect("a limit")
+    }
+
+    /// Sets the soft limit, and returns the one before.
+    fn set(&self, value: u64) -> u64 {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel writes one struct into a local variable.
+        assert_eq!(unsafe { libc::getrlimit(self.resource, &mut limit) }, 0);
+        let before = std::mem::replace(&mut limit.rlim_cur, value.min(limit.rlim_max));
+        // SAFETY: the kernel reads one struct from a local variable.
+        assert_eq!(unsafe { libc::setrlimit(self.resource, &limit) }, 0, "{}", std::io::Error::last_os_error());
+        before
+    }
+
+    /// Makes a call on several ranks at once, with room for `more`. A failure on any of them is named. Each rank has one element of
+    /// `prepared`.
+    fn passes<T: Send>(
+        &self,
+        what: &str,
+        more: u64,
+        prepared: Vec<T>,
+        call: impl Fn(T) -> Result<(), Error> + Sync,
+    ) -> bool {
+        let [ready, start] = [(); 2].map(|()| Barrier::new(prepared.len() + 1));
+        let run = &|rank: T| {
+            ready.wait();
+            start.wait();
+            call(rank)
+        };
+        log::take();
+        let (passed, took) = std::thread::scope(|scope| {
+            let threads: Vec<_> = prepared.into_iter().map(|rank| scope.spawn(move || run(rank))).collect();
+            ready.wait();
+            let before = self.set((self.used)() + more);
+            let began = Instant::now();
+            start.wait();
+            let results: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+            self.set(before);
+            (results.iter().all(Result::is_ok), began.elapsed())
+        });
+        let lines: Vec<_> = log::take().into_iter().filter(|line| line.is_warn()).map(|line| line.text).collect();
+        let wrong = |line: &String| WRONG.iter().any(|cure| line.contains(cure));
+        assert!(
+            passed || took < TIME && lines.iter().any(|line| line.contains(self.cure)) && !lines.iter().any(wrong),
+            "{what} with {more} more of {}, after {took:.1?}: {lines:#?}",
+            self.name
+        );
+        passed
+    }
+
+    /// [`Limit::passes`] with more and more room, until the call passes.
+    fn sweep<T: Send>(&self, what: &str, prepare: impl Fn() -> Vec<T>, call: impl Fn(T) -> Result<(), Error> + Sync) {
+        let (mut more, mut failures, began) = (0, 0, Instant::now());
+        while !self.passes(what, more, prepare(), &call) {
+            failures += 1;
+            assert!(failures < 100, "{what} never passes");
+            more = (more + self.step).max(more * 3 / 2);
+        }
+        println!("{REPORT}{what} at the limit of {}: {failures} failures in {:.1?}", self.name, began.elapsed());
+    }
+}
+
+/// Settings of a child process for each limit.
+fn settings() -> Vec<Vec<(&'static str, &'static str)>> {
+    LIMITS.iter().map(|limit| vec![("LIMIT", limit.name), ("FERROGIN_TIMEOUT", "4")]).collect()
 }
 
 #[test]
-fn init_without_descriptors_names_limit() {
-    alone("init_without_descriptors_names_limit", &[], |plugin| {
-        let used = std::fs::read_dir("/proc/self/fd").expect("descriptors").count() as u64;
-        // With each descriptor more, `init` fails in a later step, until it passes.
-        for more in 0..200 {
-            let before = set_limit(libc::RLIMIT_NOFILE, used + more);
-            let began = Instant::now();
-            let result = Comm::probe(&plugin);
-            let took = began.elapsed();
-            set_limit(libc::RLIMIT_NOFILE, before);
-            let Err(error) = result else {
-                assert!(more > 3, "{more} limits were too low");
-                return;
-            };
-            assert!(took < LIMIT, "after {took:?}: {error}");
-            assert!(error.to_string().contains("raise `ulimit -n`"), "{more} more: {error}");
+fn init_at_limit_names_it() {
+    alone_each("init_at_limit_names_it", &settings(), |plugin| {
+        let limit = Limit::of_environment();
+        if limit.resource != libc::RLIMIT_AS {
+            limit.sweep("init", || vec![()], |()| Comm::probe(&plugin).map(drop));
         }
-        panic!("init never passes");
+    });
+}
+
+/// libfabric loads its providers once: a process in which that failed for want of memory never gets them. So each step is a process.
+#[test]
+fn init_without_memory_names_limit() {
+    let test = "init_without_memory_names_limit";
+    let mebibytes = ["0", "1", "2", "3", "4", "5", "6", "7", "64"];
+    let settings = mebibytes.map(|more| vec![("LIMIT", "memory"), ("MORE", more)]);
+    alone_each(test, &settings, |plugin| {
+        let more: u64 = std::env::var("MORE").expect("set").parse().expect("a number");
+        let limit = Limit::of_environment();
+        let passes = limit.passes("init", more << 20, vec![()], |()| Comm::probe(&plugin).map(drop));
+        assert!(passes || more < 64, "64 MiB are enough");
+        assert!(!passes || more > 0, "without room it fails");
+        println!("{REPORT}init with {more} MiB: passes: {passes}");
+    });
+}
+
+#[test]
+fn set_up_at_limit_names_it() {
+    alone_each("set_up_at_limit_names_it", &settings(), |plugin| {
+        let limit = Limit::of_environment();
+        Comm::probe(&plugin).expect("room");
+        let connect = |bootstrap| Comm::init(&plugin, Arc::new(bootstrap), 0).map(drop);
+        limit.sweep("connect", || Bootstrap::threads(2, PATIENCE), connect);
+        let both = ranks(&plugin, 2, |_, comm| (comm, Arc::new(DeviceMemory::alloc(4 << 20).expect("memory"))));
+        let all = || both.iter().collect::<Vec<_>>();
+        limit.sweep("regMrSym", all, |(comm, memory)| comm.register(memory, 0).map(drop));
+        limit.sweep("createContext", all, |(comm, _)| comm.create_context(&config(4, 2)).map(drop));
+        // The communicator works after all these failures.
+        let round = |(comm, memory): &(Comm, Arc<DeviceMemory>)| {
+            let window = comm.register(memory, 0).expect("a window");
+            let context = comm.create_context(&config(1, 0)).expect("a context");
+            pass_round(comm, &context, 0, &window, memory, 0);
+        };
+        std::thread::scope(|scope| both.iter().for_each(|rank| drop(scope.spawn(|| round(rank)))));
     });
 }

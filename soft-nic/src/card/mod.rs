@@ -41,7 +41,7 @@ pub use self::slab::Slab;
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};
 use crate::wire::datagram;
-use crate::wire::shm::Listener;
+use crate::wire::shm::{Listener, ShmError, is_exhaustion};
 use crate::{host, log, random};
 
 /// A software card of this process.
@@ -126,11 +126,13 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
     if let Some(provider) = provider {
         match datagram::Wire::open(provider, ip) {
             Ok((wire, port)) => (datagrams, gid.port) = (Some(wire), port),
-            // Shared memory still works. A request to another host fails with a log line.
-            Err(_) if config.wire == WireChoice::Auto => {}
             Err(error) => {
-                log::line(format_args!("softefa: SOFTEFA_WIRE={provider}: {error}"));
-                return Err(std::io::Error::from_raw_os_error(libc::ENODEV));
+                log::line(format_args!("softefa: no wire to other hosts (libfabric's provider {provider}): {error}"));
+                let exhausted = error.os_code().filter(|code| is_exhaustion(*code));
+                // Shared memory still works.
+                if config.wire != WireChoice::Auto || exhausted.is_some() {
+                    return Err(std::io::Error::from_raw_os_error(exhausted.unwrap_or(libc::ENODEV)));
+                }
             }
         }
     }
@@ -138,7 +140,14 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
     if !matches!(config.wire, WireChoice::Provider(_)) {
         match Listener::bind(&gid) {
             Ok(bound) => listener = Some(bound),
-            Err(error) => log::line(format_args!("softefa: no shared-memory wire: {error}")),
+            Err(error) => {
+                log::line(format_args!("softefa: no shared-memory wire: {error}"));
+                if let ShmError::System(_, source) = error
+                    && source.raw_os_error().is_some_and(is_exhaustion)
+                {
+                    return Err(source);
+                }
+            }
         }
     }
     Ok((gid, Wires { listener, datagrams }))

@@ -67,6 +67,16 @@ pub(crate) enum WireError {
     Name(Vec<u8>),
 }
 
+impl WireError {
+    /// libfabric's code, which is the system's for failures of the system.
+    pub(crate) fn os_code(&self) -> Option<i32> {
+        match self {
+            Self::Libfabric(error) => error.code(),
+            Self::Name(_) => None,
+        }
+    }
+}
+
 /// The endpoint's address of a card.
 pub(crate) fn address_of(gid: &Gid) -> [u8; 16] {
     socket_name(gid.ip, gid.port)

@@ -46,13 +46,15 @@ pub(crate) enum ShmError {
 }
 
 impl ShmError {
-    /// The process or the system has no descriptor or no memory for one more socket.
+    /// The process or the system has no descriptor or no memory for one more connection.
     pub(crate) fn is_exhaustion(&self) -> bool {
-        matches!(self, Self::System(_, error) if matches!(
-            error.raw_os_error(),
-            Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
-        ))
+        matches!(self, Self::System(_, error) if error.raw_os_error().is_some_and(is_exhaustion))
     }
+}
+
+/// True for the errors of a process or system without free descriptors or memory.
+pub(crate) fn is_exhaustion(errno: i32) -> bool {
+    matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EFBIG)
 }
 
 /// What to do about a failed system call.
@@ -60,6 +62,10 @@ fn cure(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => "; raise the process's limit of open files (ulimit -n)",
         Some(libc::ENFILE) => "; raise the system's limit of open files (sysctl fs.file-max)",
+        Some(libc::ENOBUFS | libc::ENOMEM) => {
+            "; raise the process's limit of memory (ulimit -v), or free memory of this machine"
+        }
+        Some(libc::EFBIG) => "; raise the process's limit of file sizes (ulimit -f), which bounds shared memory",
         _ => "",
     }
 }
@@ -89,8 +95,9 @@ pub(crate) struct Listener {
 
 impl Listener {
     /// # Errors
-    /// The system's, for `bind` and the calls around it.
+    /// The system's, for `bind` and the calls around it; no memory file of this process may be as long as a connection's.
     pub(crate) fn bind(gid: &Gid) -> Result<Self, ShmError> {
+        memory::check_file_size(FILE_LEN).map_err(|e| ShmError::System("memfd_create", e))?;
         let socket = new_socket()?;
         socket::bind(socket.as_raw_fd(), &address_of(gid, "bind")?).map_err(system("bind"))?;
         socket::listen(&socket, Backlog::MAXCONN).map_err(system("listen"))?;
@@ -190,12 +197,17 @@ fn receive(socket: &OwnedFd, bytes: &mut [u8]) -> Result<Option<(usize, Vec<Owne
         Err(Errno::ECONNRESET) => return Err(ShmError::Gone),
         Err(errno) => return Err(system("recvmsg")(errno)),
     };
+    let truncated = message.flags.contains(MsgFlags::MSG_CTRUNC);
     let mut fds = Vec::new();
     for part in message.cmsgs().map_err(system("recvmsg"))? {
         if let ControlMessageOwned::ScmRights(raw) = part {
             // SAFETY: the kernel just installed these descriptors for this call alone.
             fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
+    }
+    // The kernel leaves out the descriptors for which the process has no room.
+    if truncated && fds.is_empty() {
+        return Err(system("recvmsg")(Errno::EMFILE));
     }
     if message.bytes == 0 { Err(ShmError::Gone) } else { Ok(Some((message.bytes, fds))) }
 }
@@ -457,6 +469,11 @@ mod tests {
     fn exhaustion_names_its_cure() {
         let error = system("accept4")(Errno::EMFILE);
         assert!(error.is_exhaustion() && error.to_string().contains("ulimit -n"), "{error}");
+        for (errno, cure) in [(Errno::ENFILE, "fs.file-max"), (Errno::ENOMEM, "ulimit -v"), (Errno::EFBIG, "ulimit -f")]
+        {
+            let error = system("memfd_create")(errno);
+            assert!(error.is_exhaustion() && error.to_string().contains(cure), "{error}");
+        }
         assert!(!system("accept4")(Errno::EPERM).is_exhaustion());
     }
 }

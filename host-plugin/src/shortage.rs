@@ -1,0 +1,132 @@
+//! What a process lacks when a call fails: descriptors, memory, or room for shared memory.
+//!
+//! Many failures of a process at its limits come with another code or none: libfabric reports a provider that does not load as no
+//! provider, the dynamic linker a text, and a peer that cannot be accepted is silent. So the limits are tried where no code names them.
+#![allow(unsafe_code)]
+
+use crate::control::ControlError;
+use crate::device::DeviceError;
+use crate::error::Error;
+use nix::sys::resource::{Resource, getrlimit};
+use std::fmt;
+
+/// Descriptors that a failed call may have held and closed again.
+const DESCRIPTORS: usize = 32;
+/// Bytes that a failed call may have mapped and unmapped again: libfabric with its providers, the packet buffers of an endpoint, or the
+/// heap that the allocator reserves for a thread.
+const MEMORY: usize = 128 << 20;
+/// Above the bytes of a memory file between two software cards of a host.
+const SHARED_MEMORY: u64 = 2 << 20;
+
+/// What the process lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shortage {
+    /// Descriptors.
+    Descriptors,
+    /// Descriptors of the whole system.
+    SystemDescriptors,
+    /// Memory, or addresses for it.
+    Memory,
+    /// The limit of file sizes bounds shared memory.
+    FileSize,
+    /// Threads.
+    Threads,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Descriptors => "this process has too many open files: raise `ulimit -n`",
+            Self::SystemDescriptors => "this machine has too many open files: raise fs.file-max (sysctl)",
+            Self::Memory => {
+                "the system gave this process no memory: raise its limits of address space and of locked memory (`ulimit -v`, \
+                 `ulimit -l`), or free memory of this machine"
+            }
+            Self::FileSize => "this process's limit of file sizes is below what shared memory needs: raise `ulimit -f`",
+            Self::Threads => {
+                "the system gave this process no thread: raise its limit of processes (`ulimit -u`), or the container's (pids.max)"
+            }
+        })
+    }
+}
+
+/// The shortage that caused an error, if one did.
+pub fn of(error: &Error) -> Option<Shortage> {
+    let of_code = |code: Option<i32>| match code {
+        Some(libc::EMFILE) => Some(Shortage::Descriptors),
+        Some(libc::ENFILE) => Some(Shortage::SystemDescriptors),
+        Some(libc::ENOMEM) => Some(Shortage::Memory),
+        Some(libc::EFBIG) => Some(Shortage::FileSize),
+        // A thread without memory for its stack has this code too.
+        Some(libc::EAGAIN) => now().or(Some(Shortage::Threads)),
+        _ => now(),
+    };
+    match error {
+        Error::Fabric { source, .. } => of_code(source.code()),
+        Error::System { source, .. } | Error::Device(DeviceError::System { source, .. }) => {
+            of_code(source.raw_os_error())
+        }
+        Error::Control(ControlError::Socket { source, .. } | ControlError::Endpoint { source, .. }) => {
+            of_code(source.raw_os_error())
+        }
+        // The CUDA driver is a library that may not load either.
+        Error::Device(DeviceError::NoGpu { .. }) => now(),
+        // Without descriptors this process accepts no peer, and no peer that it connected to.
+        Error::Control(
+            ControlError::Unreachable { .. } | ControlError::Timeout { .. } | ControlError::PeerClosed { .. },
+        ) => descriptors(),
+        _ => None,
+    }
+}
+
+/// What the process lacks at this moment.
+pub fn now() -> Option<Shortage> {
+    descriptors().or_else(memory)
+}
+
+/// What a software card of this process lacks at this moment to connect to another.
+pub fn of_software_card() -> Option<Shortage> {
+    now().or_else(file_size)
+}
+
+fn descriptors() -> Option<Shortage> {
+    let files: Vec<_> = (0..DESCRIPTORS).map(|_| std::fs::File::open("/dev/null")).collect();
+    files.iter().find_map(|file| match file.as_ref().err()?.raw_os_error()? {
+        libc::EMFILE => Some(Shortage::Descriptors),
+        libc::ENFILE => Some(Shortage::SystemDescriptors),
+        _ => None,
+    })
+}
+
+fn memory() -> Option<Shortage> {
+    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: the kernel chooses the address, so the mapping replaces no other.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), MEMORY, access, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Some(Shortage::Memory);
+    }
+    // SAFETY: the mapping was made above, and no other code has its address.
+    unsafe { libc::munmap(at, MEMORY) };
+    None
+}
+
+fn file_size() -> Option<Shortage> {
+    let limit = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| soft);
+    (limit < SHARED_MEMORY).then_some(Shortage::FileSize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_name_their_shortage() {
+        for (code, cure) in [(libc::EMFILE, "ulimit -n"), (libc::ENOMEM, "ulimit -v"), (libc::EFBIG, "ulimit -f")] {
+            let source = std::io::Error::from_raw_os_error(code);
+            let shortage = of(&Error::System { call: "call", source }).expect("a shortage");
+            assert!(shortage.to_string().contains(cure), "{shortage}");
+        }
+        assert_eq!(of(&Error::Null("ctx")), None);
+        assert_eq!(of_software_card(), None);
+    }
+}
