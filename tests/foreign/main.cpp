@@ -1,5 +1,6 @@
-// foreign PLUGIN [--ranks N] [--scenario NAME|all] [--except NAME]... [--list]
+// foreign PLUGIN [--ranks N] [--scenario NAME|all|failures] [--except NAME]... [--list]
 //
+// `failures` are scenarios of two ranks, one of which has a fault or a limit of its own; `all` are the other scenarios.
 // Loads a GIN plugin as NCCL does and uses its handles with NCCL's own device code. Prints PASS, FAIL or SKIP for each scenario; status
 // 1 if a scenario failed, 2 for wrong arguments.
 #include "scenarios.h"
@@ -37,7 +38,7 @@ ptrdiff_t first_difference(const void* where, size_t bytes, uint64_t seed) {
 }
 
 static int usage() {
-  fprintf(stderr, "usage: foreign PLUGIN [--ranks N] [--scenario NAME|all] [--except NAME]... [--list]\n");
+  fprintf(stderr, "usage: foreign PLUGIN [--ranks N] [--scenario NAME|all|failures] [--except NAME]... [--list]\n");
   return 2;
 }
 
@@ -67,8 +68,16 @@ int main(int argc, char** argv) {
     all.insert(all.end(), group->begin(), group->end());
   }
   if (list) {
-    for (const Scenario& s : all) puts(s.name);
+    for (const auto& group : {all, failure_scenarios}) {
+      for (const Scenario& s : group) puts(s.name);
+    }
     return 0;
+  }
+  if (wanted == "failures") {
+    all = failure_scenarios;
+    wanted = "all";
+  } else if (wanted != "all") {
+    all.insert(all.end(), failure_scenarios.begin(), failure_scenarios.end());
   }
   if (plugin_path.empty() || ranks < 2 || ranks > max_ranks) return usage();
   // dlopen searches the library path for a name without a slash.

@@ -97,6 +97,12 @@ run_release() {
     echo "PASS NCCL $release, layouts: NCCL's headers, the plugin ABI and the vectors agree"
     "$out/gin_post" "$vectors/efa_dp.json" >"$log"
     count "$log" $? "NCCL $release, gin_post"
+    # Most of their time is waiting, so they run beside the other scenarios.
+    local failures=
+    if [ "${scenarios[*]}" = all ] && [ -z "${SOFTEFA_FAULTS:-}" ]; then
+        "$out/foreign" "$plugin" --scenario failures >"$log.failures" &
+        failures=$!
+    fi
     for n in $ranks; do
         for scenario in "${scenarios[@]}"; do
             run "$n" "$scenario"
@@ -118,6 +124,7 @@ run_release() {
         plain_laps | put_value) SOFTEFA_FAULTS=cntr_start=2147483640 run 2 "$scenario" ;;
         esac
     done
+    [ -z "$failures" ] || { wait "$failures"; count "$log.failures" $? "NCCL $release, failures"; }
 }
 
 export FERROGIN_PROVIDER=${FERROGIN_PROVIDER:-softefa}

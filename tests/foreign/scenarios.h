@@ -32,6 +32,8 @@ extern const std::vector<Scenario> data_scenarios;
 extern const std::vector<Scenario> signal_scenarios;
 extern const std::vector<Scenario> stress_scenarios;
 extern const std::vector<Scenario> lifecycle_scenarios;
+// Two ranks, of which one has a fault or a limit of its own.
+extern const std::vector<Scenario> failure_scenarios;
 
 // Bytes that depend on every part of `seed` and on their position.
 void fill(void* where, size_t bytes, uint64_t seed);

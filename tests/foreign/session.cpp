@@ -9,6 +9,7 @@
 
 std::string plugin_path;
 int warnings = 0;
+char last_warning[2048];
 bool expect_warnings = false;
 
 static Session* watched = nullptr;
@@ -22,7 +23,10 @@ void plugin_logger(int level, unsigned long, const char*, int, const char* forma
   // The plugin reports a missing capability of a card once, which is no failure.
   bool remark = strstr(text, "has no 128-byte requests");
   // The plugin's threads write log lines too.
-  if (level == FOREIGN_LOG_WARN && !remark) __atomic_add_fetch(&warnings, 1, __ATOMIC_RELAXED);
+  if (level == FOREIGN_LOG_WARN && !remark) {
+    memcpy(last_warning, text, sizeof(text));
+    __atomic_add_fetch(&warnings, 1, __ATOMIC_RELEASE);
+  }
   if ((level > FOREIGN_LOG_WARN || expect_warnings) && !getenv("FOREIGN_DEBUG")) return;
   fprintf(stderr, "  [%d] plugin %s: %s\n", this_rank, level == FOREIGN_LOG_WARN ? "WARN" : "INFO", text);
 }
@@ -135,7 +139,9 @@ void Session::create_contexts() {
     config.rankStride = 1;
     void* gin_context = nullptr;
     ncclNetDeviceHandle_v11_t* handle = nullptr;
-    GIN_CALL(*this, createContext(coll, &config, &gin_context, &handle));
+    ncclResult_t result = plugin->createContext(coll, &config, &gin_context, &handle);
+    CHECK(rank, (result == ncclSuccess) != needs.context_refused, "createContext returned %d", int(result));
+    if (needs.context_refused) return;
     CHECK(rank, gin_context && handle && handle->handle, "createContext left something null");
     CHECK(rank, handle->netDeviceType == NCCL_NET_DEVICE_GIN_EFA_GDA, "type %d", int(handle->netDeviceType));
     gin_contexts.push_back(gin_context);

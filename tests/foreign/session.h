@@ -17,6 +17,7 @@ struct Needs {
   int queue_depth = 0;  // 0: the plugin's default
   size_t window_bytes = 1 << 20;
   int backend_version = FOREIGN_BACKEND_VERSION;
+  bool context_refused = false;  // createContext fails on all ranks
 };
 
 // A window: memory registered on every connection, and its handles for NCCL's device code.
@@ -38,8 +39,9 @@ struct Window {
 
 // The path of the plugin under test.
 extern std::string plugin_path;
-// The number of WARN lines of the plugin in this process.
+// The number of WARN lines of the plugin in this process, and the last one.
 extern int warnings;
+extern char last_warning[2048];
 // Set by a scenario that causes warnings: the logger counts but does not print them.
 extern bool expect_warnings;
 // The logger for `init`: counts and prints warnings; with FOREIGN_DEBUG it prints all lines.

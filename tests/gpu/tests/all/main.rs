@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod common;
+mod failures;
 mod faults;
 mod killed;
 mod leftovers;

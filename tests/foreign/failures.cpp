@@ -1,0 +1,107 @@
+// A card that fails requests, stops or has too few counters, and a process at one of its limits: the plugin's line names cause and cure in
+// the time of docs/plugin.md, and no call hangs. tests/gpu/tests/all/failures.rs has the same table for ferrogin's device code.
+#include "scenarios.h"
+
+#include <stdio.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+constexpr long long second = 1000ll * 1000 * 1000;
+// Five times the 6 s of docs/plugin.md, because the machine may be busy.
+constexpr long long limit = 30 * second;
+
+// A failure of rank 0, and parts of the line that each rank sees.
+struct Failure {
+  const char* name;
+  // SOFTEFA_FAULTS of rank 0.
+  const char* faults;
+  // The limit that rank 0 sets before its first post.
+  void (*limit)();
+  std::vector<const char*> seen[2];
+};
+
+static void set_limit(__rlimit_resource resource, rlim_t value) {
+  struct rlimit now = {};
+  getrlimit(resource, &now);
+  now.rlim_cur = value;
+  setrlimit(resource, &now);
+}
+
+// Less room than a connection's shared memory takes.
+static void no_memory() {
+  long pages = 0;
+  FILE* statm = fopen("/proc/self/statm", "r");
+  if (!statm || fscanf(statm, "%ld", &pages) != 1) _exit(4);
+  fclose(statm);
+  set_limit(RLIMIT_AS, rlim_t(pages) * sysconf(_SC_PAGESIZE) + 512 * 1024);
+}
+
+static const std::vector<const char*> no_answer = {"write to rank 0", "the peer never answered",
+                                                   "check that the peer runs, its log"};
+
+static const std::vector<Failure> failures = {
+  {"failed_request", "error_every=20", nullptr,
+   {{"write to rank 1", "the peer reset the connection (status 8)", "check in the peer's log"}, {}}},
+  {"dead_card", "die_after=20", nullptr,
+   {{"write to rank 1", "the queue pair failed inside the local card", "check the card"},
+    {"write to rank 0", "answer", "check that the peer runs"}}},
+  {"few_counters", "cntr_budget=4", nullptr,
+   {{"createContext", "completion counters are needed on card softefa0-rdm", "request fewer signals"},
+    {"rank 0 failed in createContext", "the log of rank 0"}}},
+  {"no_descriptors", "", [] { set_limit(RLIMIT_NOFILE, 3); },
+   {{"write to rank 1", "the peer never answered", "too many open files: raise `ulimit -n`"}, no_answer}},
+  {"no_memory", "", no_memory,
+   {{"write to rank 1", "the peer never answered", "no memory: raise", "`ulimit -v`"}, no_answer}},
+  {"no_shared_memory", "", [] { set_limit(RLIMIT_FSIZE, 4096); },
+   {{"write to rank 1", "the peer never answered", "shared memory needs: raise `ulimit -f`"}, {}}},
+};
+
+static void failure(Rank& rank) {
+  const Failure* found = nullptr;
+  for (const Failure& one : failures) {
+    if (!strcmp(one.name, rank.scenario)) found = &one;
+  }
+  CHECK(rank, found, "no such failure");
+  setenv("FERROGIN_TIMEOUT", "20", 1);
+  setenv("SOFTEFA_WIRE", "shm", 1);
+  if (rank.rank == 0 && *found->faults) setenv("SOFTEFA_FAULTS", found->faults, 1);
+  expect_warnings = true;
+  Needs needs;
+  needs.context_refused = strstr(found->faults, "cntr_budget");
+  Session s(rank, needs);
+  const auto& seen = found->seen[rank.rank];
+  if (!needs.context_refused) {
+    ncclGin gin = s.gin();
+    long long began = clock64();
+    auto post = [&] {
+      for (int i = 0; i < 40; i++) {
+        gin.put(s.world(), 1 - rank.rank, s.dst->handle(), 0, s.src->handle(), 0, 64, ncclGin_WeakSignalInc{1});
+      }
+    };
+    if (rank.rank == 0) {
+      if (found->limit) found->limit();
+      post();
+    }
+    rank.barrier();
+    if (rank.rank == 1) post();
+    while (!seen.empty() && (!s.has_error() || !__atomic_load_n(&warnings, __ATOMIC_ACQUIRE))) {
+      CHECK(rank, clock64() - began < limit, "the failure is not reported after %lld s", limit / second);
+      usleep(1000);
+    }
+    if (seen.empty()) FLUSH(s, gin);
+    CHECK(rank, s.has_error() == !seen.empty(), "queryLastError");
+  }
+  for (const char* part : seen) CHECK(rank, strstr(last_warning, part), "\"%s\" is not in: %s", part, last_warning);
+  CHECK(rank, warnings == int(!seen.empty()), "%d lines, the last: %s", warnings, last_warning);
+  rank.barrier();
+  s.close();
+}
+
+static std::vector<Scenario> all_failures() {
+  std::vector<Scenario> all;
+  auto skip = [](int nranks) { return nranks == 2 ? nullptr : "it is for two ranks"; };
+  for (const Failure& one : failures) all.push_back({one.name, failure, 30, skip});
+  return all;
+}
+
+const std::vector<Scenario> failure_scenarios = all_failures();

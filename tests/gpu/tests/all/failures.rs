@@ -1,0 +1,176 @@
+//! A card that fails requests, stops or has too few counters, and a process at one of its limits: the error names cause and cure, in the
+//! time of docs/plugin.md, and no wait hangs. tests/foreign has the same table for NCCL's own device code.
+#![allow(unsafe_code)]
+
+use crate::common::{child, dist, report, role};
+use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
+use ferrogin_ffi::nccl::GinConfigV14;
+use mini_nccl::{Bootstrap, Comm, DeviceMemory, Plugin, log};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const NAME: &str = "failure_names_cause_and_cure";
+/// Limit of the device code's waits, and of the wait for a report: five times the 6 s of docs/plugin.md, because the machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A failure of rank 0, and what the ranks see of it.
+struct Failure {
+    name: &'static str,
+    /// SOFTEFA_FAULTS of rank 0.
+    faults: &'static str,
+    /// A limit that rank 0 sets before its first post: a resource, and the value.
+    limit: Option<(libc::__rlimit_resource_t, fn() -> u64)>,
+    /// Parts of the WARN line of rank 0 and of rank 1.
+    seen: [&'static [&'static str]; 2],
+}
+
+/// A rank that cannot accept a connection looks like this to the other.
+const NO_ANSWER: &[&str] = &["write to rank 0", "the peer never answered", "check that the peer runs, its log"];
+
+const FAILURES: [Failure; 7] = [
+    Failure {
+        name: "failed request",
+        faults: "error_every=20",
+        limit: None,
+        seen: [&["write to rank 1", "the peer reset the connection (status 8)", "check in the peer's log"], &[]],
+    },
+    Failure {
+        name: "dead card",
+        faults: "die_after=20",
+        limit: None,
+        seen: [
+            &["write to rank 1", "the queue pair failed inside the local card", "check the card"],
+            &["write to rank 0", "the peer stopped answering (status 13)", "check that the peer runs"],
+        ],
+    },
+    Failure {
+        name: "card that is dead from the start",
+        faults: "die_after=1",
+        limit: None,
+        seen: [
+            &["write to rank 1", "the queue pair failed inside the local card", "check the card"],
+            &["write to rank 0"],
+        ],
+    },
+    Failure {
+        name: "few counters",
+        faults: "cntr_budget=4",
+        limit: None,
+        seen: [
+            &["createContext", "completion counters are needed on card softefa0-rdm", "request fewer signals"],
+            &["rank 0 failed in createContext", "the log of rank 0"],
+        ],
+    },
+    Failure {
+        name: "no descriptors",
+        faults: "",
+        limit: Some((libc::RLIMIT_NOFILE, || 3)),
+        seen: [&["write to rank 1", "the peer never answered", "too many open files: raise `ulimit -n`"], NO_ANSWER],
+    },
+    Failure {
+        name: "no memory",
+        faults: "",
+        limit: Some((libc::RLIMIT_AS, || 1 << 20)),
+        seen: [&["write to rank 1", "the peer never answered", "no memory: raise", "`ulimit -v`"], NO_ANSWER],
+    },
+    Failure {
+        name: "no room for shared memory",
+        faults: "",
+        limit: Some((libc::RLIMIT_FSIZE, || 4096)),
+        seen: [&["write to rank 1", "the peer never answered", "shared memory needs: raise `ulimit -f`"], &[]],
+    },
+];
+
+#[test]
+fn failure_names_cause_and_cure() {
+    if let Some(role) = role() {
+        let failure = FAILURES.iter().find(|failure| failure.name == role).expect("a failure");
+        return rank(failure);
+    }
+    let Some(dist) = dist(NAME) else { return };
+    std::thread::scope(|scope| {
+        for failure in &FAILURES {
+            let dist = &dist;
+            scope.spawn(move || {
+                let job = child(dist, NAME, failure.name, 2).env("FERROGIN_TIMEOUT", "20").env("SOFTEFA_WIRE", "shm");
+                let outcome = job.run().expect("the job starts");
+                assert!(outcome.success(), "{}: {}", failure.name, report(&outcome));
+                for line in outcome.lines.iter().filter(|line| line.text.starts_with("saw")) {
+                    println!("{}, rank {:?}: {}", failure.name, line.rank, line.text);
+                }
+            });
+        }
+    });
+}
+
+/// Sets the soft limit of a resource.
+fn set_limit(resource: libc::__rlimit_resource_t, value: u64) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one struct into a local variable.
+    assert_eq!(unsafe { libc::getrlimit(resource, &mut limit) }, 0);
+    limit.rlim_cur = value;
+    // SAFETY: the kernel reads one struct from a local variable.
+    assert_eq!(unsafe { libc::setrlimit(resource, &limit) }, 0);
+}
+
+/// One rank: set-up, then posts to the other rank until the failure shows.
+fn rank(failure: &Failure) {
+    let bootstrap = Bootstrap::from_env(PATIENCE).expect("a launcher");
+    let me = bootstrap.rank();
+    if me == 0 && !failure.faults.is_empty() {
+        // SAFETY: the test runner's thread, the only other one, waits and uses no environment.
+        unsafe { std::env::set_var("SOFTEFA_FAULTS", failure.faults) };
+    }
+    let plugin = Plugin::find(&std::env::var("NCCL_GIN_PLUGIN").expect("set")).expect("the plugin");
+    let comm = Comm::init(&plugin, Arc::new(bootstrap), 0).expect("a communicator");
+    let memory = Arc::new(DeviceMemory::alloc(4096).expect("memory"));
+    let window = comm.register(&memory, 0).expect("a window");
+    let config = GinConfigV14 {
+        n_signals: 1,
+        n_counters: 1,
+        n_contexts: 1,
+        queue_depth: 64,
+        traffic_class: -1,
+        backend_version: 2,
+        rank_stride: 1,
+    };
+    let context = comm.create_context(&config);
+    if let Ok(context) = &context {
+        comm.barrier().expect("all ranks");
+        if let Some((resource, value)) = failure.limit.filter(|_| me == 0) {
+            set_limit(resource, value());
+        }
+        // SAFETY: `createContext` returned the handle, and the context is open.
+        let kernel = unsafe { Context::from_handle(context.handle(), 0) }.expect("a handle");
+        kernel.set_timeout_ns(PATIENCE.as_nanos() as u64);
+        let target = DeviceWindow(window.gin_handle());
+        let began = Instant::now();
+        let ends = || began.elapsed() > PATIENCE || failure.seen[me].is_empty() && log::last_warn().is_none();
+        // The rank that sees nothing sends some values too, which arrive.
+        for round in 0u64.. {
+            let sent = kernel.put_value(1 - me as u32, target.at(0), round, 8, Action::NONE, Flags::NONE);
+            let sent = sent.and_then(|_| if round % 8 == 7 { kernel.flush() } else { Ok(()) });
+            if sent.is_err() || round > 100 && ends() {
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        while log::last_warn().is_none() && !ends() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        println!("saw the end after {:.1?}", began.elapsed());
+        assert_eq!(context.query_last_error().expect("a query"), !failure.seen[me].is_empty());
+        assert!(began.elapsed() < PATIENCE, "no wait hangs");
+    }
+    let line = log::last_warn().unwrap_or_default();
+    println!("saw {line}");
+    for part in failure.seen[me] {
+        assert!(line.contains(part), "{part:?} in {line:?}");
+    }
+    assert!(!failure.seen[me].is_empty() || line.is_empty(), "{line}");
+    // A rank that closes takes its endpoints away from the other.
+    comm.barrier().expect("all ranks");
+    drop(context.map(|context| context.destroy().expect("destroyed")));
+    window.deregister().expect("deregistered");
+    comm.close().expect("closed");
+}
