@@ -112,6 +112,8 @@ pub struct Context {
     watch: Mutex<Option<Guard>>,
     handle: Box<NetDeviceHandleV11>,
     block: Option<Box<dyn DeviceBuffer>>,
+    /// Of [`Plan::cursors`].
+    cursors: Vec<Vec<[usize; 2]>>,
     contexts: Vec<OneContext>,
     registered: Vec<RegisteredMemory>,
     memory: ContextMemory,
@@ -359,6 +361,7 @@ impl Context {
             watch: Mutex::new(None),
             handle: Box::new(handle),
             block: None,
+            cursors: Vec::new(),
             contexts,
             registered,
             memory,
@@ -443,12 +446,35 @@ impl Context {
         let image = plan.fill(&spec, block.device_address());
         let image = image.map_err(|source| Error::Queue { backend_version: shape.backend_version, source })?;
         block.write(0, image.bytes())?;
+        context.cursors = plan.cursors();
         Ok(((block.device_address() + plan.handles_offset() as u64) as *mut c_void, block))
     }
 
     /// The device handle for NCCL, valid until the context is dropped.
     pub fn device_handle(&self) -> *mut NetDeviceHandleV11 {
         std::ptr::from_ref(&*self.handle).cast_mut()
+    }
+
+    /// The requests that kernels have posted and the card has not completed, on all endpoints.
+    ///
+    /// # Errors
+    /// The device cannot read its memory.
+    pub fn outstanding(&self) -> Result<u64, Error> {
+        let Some(block) = &self.block else { return Ok(0) };
+        let read = |offset: usize| {
+            let mut bytes = [0; 4];
+            block.read(offset, &mut bytes).map(|()| u32::from_le_bytes(bytes))
+        };
+        let mut outstanding = 0;
+        for (one, cursors) in self.contexts.iter().zip(&self.cursors) {
+            for (endpoint, [next, pending]) in one.endpoints.iter().zip(cursors) {
+                // The count is read first, so that it is not ahead of the cursor. Both wrap at 2^31.
+                let completed = endpoint.completed(self.memory.counters())? as u32;
+                let posted = read(*next)?.wrapping_add(read(*pending)?);
+                outstanding += u64::from(posted.wrapping_sub(completed) & (u32::MAX >> 1));
+            }
+        }
+        Ok(outstanding)
     }
 
     /// Starts watching the context's queues. `handle` is NCCL's handle of the context.

@@ -203,6 +203,16 @@ impl Endpoint {
         memory.shared.host_address().map_or(std::ptr::null(), |base| base.wrapping_add(self.offsets.errors).cast())
     }
 
+    /// The completion counter's value.
+    ///
+    /// # Errors
+    /// The device cannot read the counter.
+    pub fn completed(&self, memory: CounterMemory<'_>) -> Result<u64, Error> {
+        let mut bytes = [0; 8];
+        memory.card.read(self.offsets.completed, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
     /// The description of this endpoint for kernels. `values` is the address of its value slots, or 0.
     ///
     /// # Errors

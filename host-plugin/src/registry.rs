@@ -1,4 +1,4 @@
-//! The handles that NCCL gets.
+//! The handles that NCCL and the users of the host API get.
 //!
 //! A handle is a number of kind, slot and generation, and no address. The registry refuses a wrong or stale handle, or one of
 //! another kind, without reading memory at it, and a closed handle never names a later object.
@@ -23,6 +23,12 @@ pub enum Kind {
     Window = 4,
     /// From `createContext`.
     Context = 5,
+    /// A communicator of the host API.
+    HostComm = 6,
+    /// A window of the host API.
+    HostWindow = 7,
+    /// A context of the host API.
+    HostContext = 8,
 }
 
 impl Kind {
@@ -34,11 +40,16 @@ impl Kind {
             Self::Coll => "collective communicator",
             Self::Window => "memory handle",
             Self::Context => "GIN context",
+            Self::HostComm => "communicator",
+            Self::HostWindow => "window",
+            Self::HostContext => "context",
         }
     }
 
     fn from_bits(bits: u64) -> Option<Self> {
-        [Self::Plugin, Self::Listen, Self::Coll, Self::Window, Self::Context].into_iter().find(|k| *k as u64 == bits)
+        const NCCL: [Kind; 5] = [Kind::Plugin, Kind::Listen, Kind::Coll, Kind::Window, Kind::Context];
+        const HOST: [Kind; 3] = [Kind::HostComm, Kind::HostWindow, Kind::HostContext];
+        NCCL.into_iter().chain(HOST).find(|kind| *kind as u64 == bits)
     }
 }
 
@@ -49,7 +60,7 @@ pub enum HandleError {
     #[error("the {} is NULL", .0.name())]
     Null(Kind),
     /// An open or closed handle of another kind.
-    #[error("NCCL passed the handle of a {} where the call takes a {}", .found.name(), .wanted.name())]
+    #[error("the caller passed the handle of a {} where the call takes a {}", .found.name(), .wanted.name())]
     WrongKind {
         /// The kind in the handle.
         found: Kind,
@@ -57,7 +68,7 @@ pub enum HandleError {
         wanted: Kind,
     },
     /// The handle was closed, or this plugin did not make it.
-    #[error("{address:#x} is no open {} of this plugin: it was closed, or another plugin made it", .wanted.name())]
+    #[error("{address:#x} is no open {} of this library: it was closed, or another library made it", .wanted.name())]
     Unknown {
         /// The value passed.
         address: u64,

@@ -53,12 +53,32 @@ impl Window {
     /// # Errors
     /// The memory is not mapped; a card refuses it; another rank failed.
     pub fn register(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Result<Self, Error> {
-        let _span = trace::span("regMrSym", coll.rank);
-        check(data, size, source)?;
         // An invalid argument fails here, before the exchange, and does not fail the other ranks.
-        let memory = memory(coll, data, size, source)?;
-        let registered = register_rails(coll, data, size, &memory);
-        drop(memory);
+        let memory = Self::prepare(coll, data, size, source)?;
+        Self::exchange(coll, data, size, Ok(memory))
+    }
+
+    /// The first, local half of [`register`](Self::register): checks the arguments, and finds the form in which cards register the memory.
+    ///
+    /// # Errors
+    /// The arguments are invalid; the memory is not mapped.
+    pub fn prepare(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Result<WindowMemory, Error> {
+        check(data, size, source)?;
+        memory(coll, data, size, source)
+    }
+
+    /// The second, collective half of [`register`](Self::register). With an error as `memory` the call fails on all ranks.
+    ///
+    /// # Errors
+    /// The error in `memory`; a card refuses the memory; another rank failed.
+    pub fn exchange(
+        coll: &CollComm,
+        data: *mut c_void,
+        size: usize,
+        memory: Result<WindowMemory, Error>,
+    ) -> Result<Self, Error> {
+        let _span = trace::span("regMrSym", coll.rank);
+        let registered = memory.and_then(|memory| register_rails(coll, data, size, &memory));
         let (regions, parts) = coll.agree(Step::RegisterWindow, registered, |regions| {
             let (addr, size) = (U64::new(data as u64), U64::new(size as u64));
             let windows = regions.iter().map(|(_, _, rkey)| RailWindow { addr, rkey: U32::new(*rkey), size });

@@ -142,8 +142,8 @@ pub enum ControlError {
     },
     /// A peer is in another step.
     #[error(
-        "rank {rank} is in {remote}, but this rank is in {}: NCCL made its calls in different orders on the two ranks; \
-         all ranks must make the same collective calls",
+        "rank {rank} is in {remote}, but this rank is in {}: the two ranks made their collective calls in different orders; \
+         make the same collective calls in the same order on all ranks",
         step.name()
     )]
     DifferentCall {

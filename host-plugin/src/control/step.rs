@@ -12,21 +12,24 @@ pub enum Step {
     CreateContext = 3,
     /// `createContext`: every rank is ready for traffic.
     ContextReady = 4,
+    /// A barrier of the host API.
+    Barrier = 5,
 }
 
 impl Step {
-    /// The name of NCCL's call.
+    /// The name for messages: that of NCCL's call, if there is one.
     pub fn name(self) -> &'static str {
         match self {
             Self::Connect => "connect",
             Self::RegisterWindow => "regMrSym",
             Self::CreateContext | Self::ContextReady => "createContext",
+            Self::Barrier => "barrier",
         }
     }
 
     /// The step with this code; `None` for an unknown code.
     pub(super) fn from_code(code: u16) -> Option<Self> {
-        [Self::Connect, Self::RegisterWindow, Self::CreateContext, Self::ContextReady]
+        [Self::Connect, Self::RegisterWindow, Self::CreateContext, Self::ContextReady, Self::Barrier]
             .into_iter()
             .find(|step| *step as u16 == code)
     }

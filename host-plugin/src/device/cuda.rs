@@ -283,6 +283,7 @@ impl Device for CudaDevice {
     fn allocate(&self, len: usize, usage: Use) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
         match usage {
             Use::Tables => self.gpu(len, false),
+            Use::Window => self.gpu(len, !self.software),
             Use::Card if !self.software => self.gpu(len, true),
             Use::Card | Use::Shared => self.host(len),
         }

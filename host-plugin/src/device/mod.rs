@@ -32,6 +32,8 @@ impl DeviceKind {
 pub enum Use {
     /// The host, during set-up only: handles and tables.
     Tables,
+    /// The card, and the program that owns the window.
+    Window,
     /// The card: completion counters, value slots, scratch.
     Card,
     /// The card and, at any time, the host: error counters, the abort flag.
