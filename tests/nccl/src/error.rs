@@ -1,7 +1,7 @@
 //! Errors of this crate.
 
+use ferrogin_bootstrap::BootstrapError;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Failure of a call of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -62,56 +62,6 @@ pub enum Error {
     /// The exchange between ranks failed.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-}
-
-/// Failure of the exchange between the ranks of a job.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum BootstrapError {
-    /// The launcher's variables are missing or contradictory.
-    #[error("{0}")]
-    Environment(String),
-    /// Rank 0 cannot listen, or another rank cannot connect.
-    #[error("rank {rank} cannot {action} {address}: {text}")]
-    Socket {
-        /// This rank.
-        rank: usize,
-        /// "listen on" or "connect to".
-        action: &'static str,
-        /// The address of rank 0.
-        address: String,
-        /// The system's message.
-        text: String,
-    },
-    /// A rank did not take part in a step before the deadline.
-    #[error("rank {rank} waited {waited:?} in {step} for {missing}; see the log of that rank")]
-    Timeout {
-        /// This rank.
-        rank: usize,
-        /// Step of the exchange.
-        step: &'static str,
-        /// The missing ranks.
-        missing: String,
-        /// The timeout.
-        waited: Duration,
-    },
-    /// A rank ended, or left the job.
-    #[error("rank {rank}: {event} in {step}")]
-    PeerClosed {
-        /// This rank.
-        rank: usize,
-        /// The rank that ended, and the sign of its end.
-        event: String,
-        /// Step of the exchange.
-        step: &'static str,
-    },
-    /// A message that no rank of this job sends.
-    #[error("rank {rank}: {problem}; check that no other job uses the same FERROGIN_BOOTSTRAP")]
-    Protocol {
-        /// This rank.
-        rank: usize,
-        /// The message.
-        problem: String,
-    },
 }
 
 /// Name of a `ncclResult_t`.

@@ -1,25 +1,21 @@
-//! The out-of-band exchange between the ranks of a job: an allgather and a barrier, with deadlines.
+#![doc = include_str!("../README.md")]
 //!
-//! NCCL has its own exchange for the 128-byte listen handles. Here, ranks are processes of the built-in launcher or of an mpirun, or
-//! threads. Rank 0 is the hub: it gathers a block from each rank and sends all blocks to each rank. Ranks of one host connect over an
-//! abstract Unix socket, which leaves no file behind.
-//!
-//! | variable | meaning |
-//! |---|---|
-//! | FERROGIN_RANK, FERROGIN_NRANKS | set by the built-in launcher |
-//! | OMPI_COMM_WORLD_RANK, …_SIZE; PMI_RANK, PMI_SIZE | set by an mpirun |
-//! | FERROGIN_BOOTSTRAP | `host:port` of rank 0, or the name of an abstract Unix socket |
+//! Rank 0 is the hub: it gathers a block from each rank and sends all blocks to each rank. [`Identity`] reads the variables of launchers.
 
 mod connection;
+mod error;
 mod hub;
 mod identity;
 mod message;
 mod threads;
 
+pub use error::BootstrapError;
 pub use identity::Identity;
 
-use crate::error::BootstrapError;
 use std::time::Duration;
+
+/// The largest number of ranks.
+const RANKS_MAX: usize = 1 << 20;
 
 /// A rank's part of the exchange. Its calls are collective: all ranks make the same calls in the same order.
 #[derive(Debug)]
@@ -50,7 +46,7 @@ impl Bootstrap {
         members.into_iter().enumerate().map(make).collect()
     }
 
-    /// Joins the job of the launcher's variables; without a launcher it is a job of one rank.
+    /// Joins the job of a launcher's variables; without a launcher it is a job of one rank.
     ///
     /// # Errors
     /// The variables are wrong, or a rank does not connect before `timeout`.
@@ -64,9 +60,14 @@ impl Bootstrap {
     /// Connects to the other ranks at the identity's address.
     ///
     /// # Errors
-    /// The address is unusable, or a rank does not connect before `timeout`.
+    /// There is no such rank, the address is unusable, or a rank does not connect before `timeout`.
     pub fn join(identity: &Identity, timeout: Duration) -> Result<Bootstrap, BootstrapError> {
         let &Identity { rank, nranks, .. } = identity;
+        if rank >= nranks || nranks > RANKS_MAX {
+            return Err(BootstrapError::Environment(format!(
+                "rank {rank} is not one of {nranks} ranks (at least 1, at most {RANKS_MAX})"
+            )));
+        }
         let transport = match nranks {
             1 => Transport::Single,
             _ => Transport::Sockets(hub::Sockets::connect(identity, timeout)?),

@@ -7,6 +7,7 @@ use super::identity::Identity;
 use super::message::{Header, Hello, MessageKind, emit_blocks, parse_blocks};
 use crate::error::BootstrapError;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::io::ErrorKind::{ConnectionAborted, Interrupted, PermissionDenied};
 use std::io::{self, ErrorKind};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -194,9 +195,8 @@ fn accept_all(identity: &Identity, deadline: Instant, timeout: Duration) -> Resu
     while peers.iter().any(Option::is_none) {
         let stream = match listener.accept() {
             Ok(stream) => stream,
-            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
-                continue;
-            }
+            // A process of another user is no rank of this job.
+            Err(error) if matches!(error.kind(), Interrupted | ConnectionAborted | PermissionDenied) => continue,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if wait(listener.fd(), PollFlags::POLLIN, deadline).is_err() {
                     let missing = (1..nranks).filter(|rank| peers[rank - 1].is_none());
@@ -213,15 +213,19 @@ fn accept_all(identity: &Identity, deadline: Instant, timeout: Duration) -> Resu
         let Ok((Header { kind: MessageKind::Hello, .. }, hello)) = peer.receive(soon) else { continue };
         let Ok(Hello { rank, nranks: n }) = Hello::read_from_bytes(&hello) else { continue };
         let (rank, n) = (rank.get(), n.get());
-        if n != nranks as u64 || !(1..n).contains(&rank) {
-            let problem = format!("a process connected as rank {rank} of {n}, but this job has {nranks} ranks");
-            let _ = peer.send(MessageKind::Abort, 0, problem.as_bytes(), soon);
-            return Err(BootstrapError::Protocol { rank: 0, problem });
-        }
-        let place = rank as usize - 1;
-        if peers[place].is_some() {
-            let problem = format!("two processes connected as rank {rank}");
-            let _ = peer.send(MessageKind::Abort, 0, problem.as_bytes(), soon);
+        let place = (rank as usize).wrapping_sub(1);
+        let problem = match peers.get(place) {
+            _ if n != nranks as u64 => {
+                Some(format!("rank {rank} was started as one of {n} ranks, but rank 0 as one of {nranks}"))
+            }
+            None => Some(format!("a process connected as rank {rank} of {n}")),
+            Some(Some(_)) => Some(format!("two processes connected as rank {rank}")),
+            Some(None) => None,
+        };
+        if let Some(problem) = problem {
+            for peer in peers.iter_mut().flatten().chain([&mut peer]) {
+                let _ = peer.send(MessageKind::Abort, 0, problem.as_bytes(), soon);
+            }
             return Err(BootstrapError::Protocol { rank: 0, problem });
         }
         peers[place] = Some(peer);
@@ -242,7 +246,7 @@ fn connect_to_hub(identity: &Identity, deadline: Instant, timeout: Duration) -> 
         let attempt = connect_once(address, deadline);
         match attempt {
             Ok(stream) => break stream,
-            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+            Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | PermissionDenied) => {
                 return Err(socket_error(error.to_string()));
             }
             Err(error) if Instant::now() + pause >= deadline => return Err(socket_error(error.to_string())),

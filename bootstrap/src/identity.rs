@@ -3,6 +3,17 @@
 use crate::error::BootstrapError;
 
 /// The rank of this process in its job.
+///
+/// | launcher | rank and number of ranks |
+/// |---|---|
+/// | a script, `ferrogin`'s own launcher | FERROGIN_RANK, FERROGIN_NRANKS |
+/// | Open MPI | OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE |
+/// | MPICH, Intel MPI, Slurm with PMI | PMI_RANK, PMI_SIZE |
+/// | Slurm with PMIx | PMIX_RANK, SLURM_NTASKS |
+/// | torchrun | RANK, WORLD_SIZE |
+///
+/// The address of rank 0 is FERROGIN_BOOTSTRAP. Without it, torchrun's ranks use the port after MASTER_PORT at MASTER_ADDR, because
+/// torch's own store uses MASTER_PORT. The ranks of any other launcher then use an abstract Unix socket, if all of them are on one host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// This rank.
@@ -12,6 +23,16 @@ pub struct Identity {
     /// The address of rank 0: `host:port`, or the name of an abstract Unix socket.
     pub address: String,
 }
+
+/// The variables of rank and number of ranks, by launcher.
+const SOURCES: [(&str, &str); 5] = [
+    ("FERROGIN_RANK", "FERROGIN_NRANKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PMIX_RANK", "SLURM_NTASKS"),
+    TORCH,
+];
+const TORCH: (&str, &str) = ("RANK", "WORLD_SIZE");
 
 impl Identity {
     /// Reads a launcher's variables from the environment; `None` without a launcher.
@@ -27,17 +48,16 @@ impl Identity {
     /// # Errors
     /// Those of [`from_env`](Identity::from_env).
     pub fn from_variables(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Identity>, BootstrapError> {
-        const SOURCES: [(&str, &str); 3] = [
-            ("FERROGIN_RANK", "FERROGIN_NRANKS"),
-            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-            ("PMI_RANK", "PMI_SIZE"),
-        ];
-        let Some((rank_name, size_name)) = SOURCES.into_iter().find(|(rank, _)| get(rank).is_some()) else {
+        // RANK alone is too common a name to be a sign of torchrun.
+        let is_set = |source: &(&str, &str)| get(source.0).is_some() && (*source != TORCH || get(source.1).is_some());
+        let Some(source @ (rank_name, size_name)) = SOURCES.into_iter().find(is_set) else {
             return Ok(None);
         };
         let number = |name: &str| -> Result<usize, BootstrapError> {
             let value = get(name).ok_or_else(|| {
-                BootstrapError::Environment(format!("{rank_name} is set but {name} is not: set both, or neither"))
+                BootstrapError::Environment(format!(
+                    "{rank_name} is set but {name} is not: set both, or FERROGIN_RANK and FERROGIN_NRANKS"
+                ))
             })?;
             value.parse().map_err(|_| {
                 BootstrapError::Environment(format!(
@@ -51,16 +71,29 @@ impl Identity {
                 "{rank_name}={rank} and {size_name}={nranks} do not fit: a rank must be less than the number of ranks"
             )));
         }
-        let address = match get("FERROGIN_BOOTSTRAP") {
-            Some(address) => address,
-            None => Identity::same_host_address(get, nranks)?,
+        let address = match (get("FERROGIN_BOOTSTRAP"), get("MASTER_ADDR")) {
+            (Some(address), _) => address,
+            (None, Some(host)) if source == TORCH => Identity::beside_torch(get, &host)?,
+            _ => Identity::same_host_address(get, nranks)?,
         };
         Ok(Some(Identity { rank, nranks, address }))
     }
 
-    /// The abstract name that all ranks of one mpirun on one host derive.
+    /// The port after torch's own.
+    fn beside_torch(get: &dyn Fn(&str) -> Option<String>, host: &str) -> Result<String, BootstrapError> {
+        let port = get("MASTER_PORT").and_then(|port| port.parse::<u16>().ok()?.checked_add(1));
+        let port = port.ok_or_else(|| {
+            BootstrapError::Environment(format!(
+                "MASTER_ADDR={host} has no MASTER_PORT from 0 to 65534 beside it: set it, or FERROGIN_BOOTSTRAP=host:port"
+            ))
+        })?;
+        Ok(format!("{host}:{port}"))
+    }
+
+    /// The abstract name that all ranks of one launcher on one host derive.
     fn same_host_address(get: &dyn Fn(&str) -> Option<String>, nranks: usize) -> Result<String, BootstrapError> {
-        if let Some(local) = get("OMPI_COMM_WORLD_LOCAL_SIZE").or_else(|| get("MPI_LOCALNRANKS"))
+        let local = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"].into_iter().find_map(get);
+        if let Some(local) = local
             && local != nranks.to_string()
         {
             return Err(BootstrapError::Environment(format!(

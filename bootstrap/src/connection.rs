@@ -2,6 +2,9 @@
 
 use super::message::{Header, MessageKind};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::unistd::geteuid;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,6 +31,18 @@ impl Stream {
             Stream::Unix(s) => s.as_fd(),
             Stream::Tcp(s) => s.as_fd(),
         }
+    }
+
+    /// Refuses the process of another user at the other end of a Unix socket.
+    fn check_user(self) -> io::Result<Stream> {
+        if let Stream::Unix(stream) = &self {
+            let (other, own) = (getsockopt(stream, PeerCredentials)?.uid(), geteuid().as_raw());
+            if other != own {
+                let text = format!("a process of user {other} has this socket, and this process is of user {own}");
+                return Err(io::Error::new(ErrorKind::PermissionDenied, text));
+            }
+        }
+        Ok(self)
     }
 
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
@@ -178,7 +193,7 @@ impl Listener {
 
     pub fn accept(&self) -> io::Result<Stream> {
         match self {
-            Listener::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
+            Listener::Unix(listener) => Stream::Unix(listener.accept()?.0).check_user(),
             Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
         }
     }
@@ -188,7 +203,7 @@ impl Listener {
 pub(super) fn connect_once(address: &str, deadline: Instant) -> io::Result<Stream> {
     if !is_tcp(address) {
         let name = UnixAddr::from_abstract_name(address)?;
-        return UnixStream::connect_addr(&name).map(Stream::Unix);
+        return Stream::Unix(UnixStream::connect_addr(&name)?).check_user();
     }
     let mut last = io::Error::new(ErrorKind::NotFound, "the host name has no address");
     for candidate in address.to_socket_addrs()? {

@@ -1,0 +1,60 @@
+//! The error of the exchange.
+
+use std::time::Duration;
+
+/// Failure of the exchange between the ranks of a job.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum BootstrapError {
+    /// The launcher's variables are missing or contradictory.
+    #[error("{0}")]
+    Environment(String),
+    /// Rank 0 cannot listen, or another rank cannot connect.
+    #[error(
+        "rank {rank} cannot {action} {address}: {text}; all ranks need the same address: `host:port` with an address of rank 0's host and \
+         a free port there"
+    )]
+    Socket {
+        /// This rank.
+        rank: usize,
+        /// "listen on" or "connect to".
+        action: &'static str,
+        /// The address of rank 0.
+        address: String,
+        /// The system's message.
+        text: String,
+    },
+    /// A rank did not take part in a step before the deadline.
+    #[error(
+        "rank {rank} waited {waited:?} in {step} for {missing}: see the log of that rank, and raise FERROGIN_TIMEOUT if it only starts slowly"
+    )]
+    Timeout {
+        /// This rank.
+        rank: usize,
+        /// Step of the exchange.
+        step: &'static str,
+        /// The missing ranks.
+        missing: String,
+        /// The timeout.
+        waited: Duration,
+    },
+    /// A rank ended, or left the job.
+    #[error("rank {rank}: {event} in {step}")]
+    PeerClosed {
+        /// This rank.
+        rank: usize,
+        /// The rank that ended, and the sign of its end.
+        event: String,
+        /// Step of the exchange.
+        step: &'static str,
+    },
+    /// A message that no rank of this job sends.
+    #[error(
+        "rank {rank}: {problem}; start all ranks with the same number of ranks, and each job with an address of its own"
+    )]
+    Protocol {
+        /// This rank.
+        rank: usize,
+        /// The message.
+        problem: String,
+    },
+}
