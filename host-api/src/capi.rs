@@ -1,0 +1,473 @@
+//! The C ABI, declared in `ferrogin/host.h`.
+//!
+//! Every function checks its pointers. The handles are numbers of the plugin's [`registry`], so a wrong or closed handle is an error. An
+//! error or a panic leaves a function as a code, and a text for the calling thread.
+#![allow(unsafe_code)]
+
+use crate::comm::{Comm, Options};
+use crate::context::{Context, ContextOptions};
+use crate::error::{Error, Status};
+use crate::window::{Memory, Window};
+use ferrogin_ffi::nccl;
+use nccl_gin_ferrogin::comm::Handles;
+use nccl_gin_ferrogin::control::Step;
+use nccl_gin_ferrogin::error::Error as PluginError;
+use nccl_gin_ferrogin::registry::{self, Kind};
+use nccl_gin_ferrogin::window::Source;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// `ferrogin_options`: see [`Options`].
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct COptions {
+    /// Bytes of the struct that the caller knows.
+    pub size: u64,
+    /// [`Options::device`].
+    pub device: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+ferrogin_ffi::assert_layout!(COptions, size 16, align 8, { size @ 0, device @ 8, reserved @ 12 });
+
+/// `ferrogin_context_options`: see [`ContextOptions`].
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct CContextOptions {
+    /// Bytes of the struct that the caller knows.
+    pub size: u64,
+    /// [`ContextOptions::contexts`].
+    pub contexts: u32,
+    /// [`ContextOptions::signals`].
+    pub signals: u32,
+    /// [`ContextOptions::counters`].
+    pub counters: u32,
+    /// [`ContextOptions::depth`].
+    pub depth: u32,
+    /// [`ContextOptions::traffic_class`].
+    pub traffic_class: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+ferrogin_ffi::assert_layout!(CContextOptions, size 32, align 8, {
+    size @ 0, contexts @ 8, signals @ 12, counters @ 16, depth @ 20, traffic_class @ 24, reserved @ 28,
+});
+
+/// `ferrogin_allgather`: copies `bytes` at `own` of every rank to `all`, by rank. Returns 0, or another value if it failed.
+pub type AllgatherFn =
+    unsafe extern "C" fn(arg: *mut c_void, own: *const c_void, all: *mut c_void, bytes: usize) -> c_int;
+
+thread_local! {
+    /// The text of this thread's last error.
+    static ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// A communicator with the windows and contexts that the caller has not closed.
+struct OpenComm {
+    comm: Comm,
+    windows: Handles,
+    contexts: Handles,
+}
+
+struct OpenWindow {
+    window: Window,
+    comm: Arc<OpenComm>,
+}
+
+struct OpenContext {
+    context: Context,
+    comm: Arc<OpenComm>,
+}
+
+/// Keeps the error of `result` for `ferrogin_error`. Returns its code.
+fn report(result: std::thread::Result<Result<(), Error>>) -> c_int {
+    let (status, text) = match result {
+        Ok(Ok(())) => return nccl::SUCCESS,
+        Ok(Err(error)) => (error.status(), error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            (Status::Internal, format!("internal error, please report it: {text}"))
+        }
+    };
+    let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
+    let _ = ERROR.try_with(|last| last.replace(text));
+    status as c_int
+}
+
+/// Runs a call's body. In a fork of the process that has handles the body does not run: the threads behind the handles run in the other
+/// process only.
+fn guard(body: impl FnOnce() -> Result<(), Error>) -> c_int {
+    let checked = || match registry::forked_from() {
+        Some(parent) => Err(PluginError::Forked { parent, child: std::process::id() }.into()),
+        None => body(),
+    };
+    report(catch_unwind(AssertUnwindSafe(checked)))
+}
+
+/// [`guard`] for a call that returns a pointer; null if it failed.
+fn guard_pointer(body: impl FnOnce() -> Result<*mut c_void, Error>) -> *mut c_void {
+    let mut pointer = null_mut();
+    guard(|| {
+        pointer = body()?;
+        Ok(())
+    });
+    pointer
+}
+
+fn null(what: &'static str) -> Error {
+    PluginError::Null(what).into()
+}
+
+fn is_valid<T>(pointer: *const T) -> bool {
+    !pointer.is_null() && pointer.addr().is_multiple_of(align_of::<T>())
+}
+
+/// Writes an output. `what` is the parameter's name.
+fn set<T>(pointer: *mut T, value: T, what: &'static str) -> Result<(), Error> {
+    if !is_valid(pointer) {
+        return Err(null(what));
+    }
+    // SAFETY: aligned and not null, as just checked. The caller passes the address of a `T` that is valid for writes during the call.
+    unsafe { pointer.write(value) };
+    Ok(())
+}
+
+/// Reads a struct of options, which begins with its size. A caller of another version may know fewer fields, or more that are zero.
+fn options<T: Copy + Default>(pointer: *const T, what: &'static str) -> Result<T, Error> {
+    const SIZES: std::ops::RangeInclusive<u64> = 16..=4096;
+    let mut value = T::default();
+    if pointer.is_null() {
+        return Ok(value);
+    }
+    if !is_valid(pointer) {
+        return Err(null(what));
+    }
+    // SAFETY: aligned and not null, as just checked. The caller passes the address of a struct that begins with its size.
+    let size = unsafe { pointer.cast::<u64>().read() };
+    if !SIZES.contains(&size) {
+        return Err(Error::Argument(format!(
+            "{what}->size is {size}: set it to the size of the struct, as the initialiser in ferrogin/host.h does"
+        )));
+    }
+    let (size, known) = (size as usize, size_of::<T>());
+    // SAFETY: the struct has `size` bytes, as it says.
+    let bytes = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), size) };
+    if bytes.iter().skip(known).any(|byte| *byte != 0) {
+        return Err(Error::Usage(format!(
+            "{what} has options of a newer ferrogin/host.h than this library, {}: install the library of the header",
+            env!("CARGO_PKG_VERSION")
+        )));
+    }
+    // SAFETY: `value` and `bytes` have at least `min(size, known)` bytes and do not overlap. A `T` consists of integers.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut value).cast(), size.min(known)) };
+    Ok(value)
+}
+
+fn options_of_open(pointer: *const COptions) -> Result<Options, Error> {
+    Ok(Options { device: options(pointer, "options")?.device })
+}
+
+fn memory(comm: &Comm, kind: u32) -> Result<Memory, Error> {
+    [Memory::Host, Memory::Device].into_iter().find(|memory| *memory as u32 == kind).ok_or_else(|| {
+        let text =
+            format!("memory kind {kind} is unknown: pass FERROGIN_MEMORY_HOST (1) or FERROGIN_MEMORY_DEVICE (2)");
+        comm.fail(Step::RegisterWindow, Error::Argument(text))
+    })
+}
+
+fn keep<T: Send + Sync + 'static>(kind: Kind, object: Arc<T>) -> Result<*mut c_void, Error> {
+    registry::insert(kind, object)
+        .ok_or_else(|| Error::Usage(format!("too many {}s are open in this process: close some of them", kind.name())))
+}
+
+fn comm(handle: *const c_void) -> Result<Arc<OpenComm>, Error> {
+    Ok(registry::get(handle, Kind::HostComm)?)
+}
+
+/// The error of a call whose communicator another thread closed meanwhile.
+fn closed() -> Error {
+    Error::Usage("another thread closed the communicator during the call: close it after the last call".to_owned())
+}
+
+fn open(out: *mut *mut c_void, open: impl FnOnce() -> Result<Comm, Error>) -> c_int {
+    guard(|| {
+        set(out, null_mut(), "out")?;
+        let comm = OpenComm { comm: open()?, windows: Handles::default(), contexts: Handles::default() };
+        set(out, keep(Kind::HostComm, Arc::new(comm))?, "out")
+    })
+}
+
+/// The text of the calling thread's last error, valid until its next error; empty without one.
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrogin_error() -> *const c_char {
+    ERROR.try_with(|error| error.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// The release of this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrogin_version() -> *const c_char {
+    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(text) => text,
+        Err(_) => c"",
+    };
+    VERSION.as_ptr()
+}
+
+/// See [`Comm::open`].
+///
+/// # Safety
+/// Pointers are null or valid, as `ferrogin/host.h` says; `allgather` does not unwind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_open(
+    rank: u32,
+    ranks: u32,
+    allgather: Option<AllgatherFn>,
+    arg: *mut c_void,
+    options: *const COptions,
+    out: *mut *mut c_void,
+) -> c_int {
+    self::open(out, || {
+        let options = options_of_open(options)?;
+        let allgather = allgather.ok_or_else(|| null("allgather"))?;
+        Comm::open(rank as usize, ranks as usize, &options, |own| {
+            let mut all = vec![0u8; own.len() * ranks as usize];
+            // SAFETY: the caller's function reads `own.len()` bytes and writes `ranks` times as many, which `all` has room for.
+            let code = unsafe { allgather(arg, own.as_ptr().cast(), all.as_mut_ptr().cast(), own.len()) };
+            match code {
+                0 => Ok(all.chunks_exact(own.len()).map(<[u8]>::to_vec).collect()),
+                code => Err(Error::Allgather(format!("the function returned {code}"))),
+            }
+        })
+    })
+}
+
+/// See [`Comm::join`].
+///
+/// # Safety
+/// Pointers are null or valid, as `ferrogin/host.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_open_at(
+    address: *const c_char,
+    rank: u32,
+    ranks: u32,
+    options: *const COptions,
+    out: *mut *mut c_void,
+) -> c_int {
+    self::open(out, || {
+        let options = options_of_open(options)?;
+        if address.is_null() {
+            return Err(null("address"));
+        }
+        // SAFETY: not null; the caller passes a NUL-terminated string.
+        let address = unsafe { CStr::from_ptr(address) }.to_str();
+        let address =
+            address.map_err(|_| Error::Argument("address is not UTF-8: pass host:port of rank 0".to_owned()))?;
+        Comm::join(address, rank as usize, ranks as usize, &options)
+    })
+}
+
+/// See [`Comm::from_env`].
+///
+/// # Safety
+/// Pointers are null or valid, as `ferrogin/host.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_open_env(options: *const COptions, out: *mut *mut c_void) -> c_int {
+    self::open(out, || Comm::from_env(&options_of_open(options)?))
+}
+
+/// The rank and the number of ranks.
+///
+/// # Safety
+/// Pointers are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_rank(comm: *const c_void, rank: *mut u32, ranks: *mut u32) -> c_int {
+    guard(|| {
+        let open = self::comm(comm)?;
+        set(rank, open.comm.rank() as u32, "rank")?;
+        set(ranks, open.comm.ranks() as u32, "ranks")
+    })
+}
+
+/// See [`Comm::barrier`].
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrogin_barrier(comm: *mut c_void) -> c_int {
+    guard(|| self::comm(comm)?.comm.barrier())
+}
+
+/// Closes a communicator, and before it the contexts and windows that are still open.
+///
+/// # Safety
+/// No kernel uses a context or window of the communicator.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_close(comm: *mut c_void) -> c_int {
+    guard(|| {
+        let open = registry::remove::<OpenComm>(comm, Kind::HostComm)?;
+        for handle in open.contexts.close() {
+            drop(registry::remove::<OpenContext>(handle, Kind::HostContext));
+        }
+        for handle in open.windows.close() {
+            drop(registry::remove::<OpenWindow>(handle, Kind::HostWindow));
+        }
+        Ok(())
+    })
+}
+
+fn open_window(comm: *mut c_void, out: *mut *mut c_void, open: impl FnOnce(&Comm) -> Result<Window, Error>) -> c_int {
+    guard(|| {
+        set(out, null_mut(), "out")?;
+        let comm = self::comm(comm)?;
+        let window = OpenWindow { window: open(&comm.comm)?, comm: comm.clone() };
+        let handle = keep(Kind::HostWindow, Arc::new(window))?;
+        if !comm.windows.add(handle) {
+            drop(registry::remove::<OpenWindow>(handle, Kind::HostWindow));
+            return Err(closed());
+        }
+        set(out, handle, "out")
+    })
+}
+
+/// See [`Comm::allocate`].
+///
+/// # Safety
+/// Pointers are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_window_allocate(
+    comm: *mut c_void,
+    bytes: usize,
+    kind: u32,
+    out: *mut *mut c_void,
+) -> c_int {
+    open_window(comm, out, |comm| comm.allocate(bytes, memory(comm, kind)?))
+}
+
+/// See [`Comm::register`].
+///
+/// # Safety
+/// Pointers are null or valid; the memory stays allocated until the window is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_window_register(
+    comm: *mut c_void,
+    address: *mut c_void,
+    bytes: usize,
+    kind: u32,
+    out: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: the caller keeps the memory allocated.
+    open_window(comm, out, |comm| unsafe { comm.register(address, bytes, memory(comm, kind)?) })
+}
+
+/// See [`Comm::register_dma_buf`].
+///
+/// # Safety
+/// Pointers are null or valid; the memory stays allocated until the window is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_window_register_dma_buf(
+    comm: *mut c_void,
+    address: *mut c_void,
+    bytes: usize,
+    fd: c_int,
+    offset: u64,
+    out: *mut *mut c_void,
+) -> c_int {
+    let source = Source { ptr_type: nccl::PTR_CUDA, flags: 0, dma_buf: Some((fd, offset)) };
+    open_window(comm, out, |comm| comm.registered(address, bytes, source))
+}
+
+fn window(handle: *const c_void) -> Result<Arc<OpenWindow>, Error> {
+    Ok(registry::get(handle, Kind::HostWindow)?)
+}
+
+/// See [`Window::handle`].
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrogin_window_handle(window: *const c_void) -> *mut c_void {
+    guard_pointer(|| Ok(self::window(window)?.window.handle().0))
+}
+
+/// See [`Window::address`].
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrogin_window_address(window: *const c_void) -> *mut c_void {
+    guard_pointer(|| Ok(self::window(window)?.window.address()))
+}
+
+/// See [`Window::host_address`].
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrogin_window_host_address(window: *const c_void) -> *mut c_void {
+    guard_pointer(|| {
+        self::window(window)?.window.host_address().ok_or_else(|| {
+            Error::Usage("the window is in GPU memory, which the host does not address: copy it with CUDA".to_owned())
+        })
+    })
+}
+
+/// Deregisters a window, and frees its memory if `ferrogin_window_allocate` allocated it. An error leaves the window open.
+///
+/// # Safety
+/// No kernel uses the window.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_window_free(window: *mut c_void) -> c_int {
+    guard(|| {
+        let open = self::window(window)?;
+        open.window.check_unused()?;
+        open.comm.windows.take(window);
+        drop(registry::remove::<OpenWindow>(window, Kind::HostWindow)?);
+        Ok(())
+    })
+}
+
+/// See [`Comm::context`].
+///
+/// # Safety
+/// Pointers are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_context_create(
+    comm: *mut c_void,
+    options: *const CContextOptions,
+    out: *mut *mut c_void,
+) -> c_int {
+    guard(|| {
+        set(out, null_mut(), "out")?;
+        let comm = self::comm(comm)?;
+        let options = self::options(options, "options").map_err(|error| comm.comm.fail(Step::CreateContext, error))?;
+        let CContextOptions { contexts, signals, counters, depth, traffic_class, .. } = options;
+        let context = comm.comm.context(&ContextOptions { contexts, signals, counters, depth, traffic_class })?;
+        let handle = keep(Kind::HostContext, Arc::new(OpenContext { context, comm: comm.clone() }))?;
+        if !comm.contexts.add(handle) {
+            drop(registry::remove::<OpenContext>(handle, Kind::HostContext));
+            return Err(closed());
+        }
+        set(out, handle, "out")
+    })
+}
+
+fn context(handle: *const c_void) -> Result<Arc<OpenContext>, Error> {
+    Ok(registry::get(handle, Kind::HostContext)?)
+}
+
+/// See [`Context::handle`].
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrogin_context_handle(context: *const c_void) -> *mut c_void {
+    guard_pointer(|| Ok(self::context(context)?.context.handle()))
+}
+
+/// See [`Context::check`].
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrogin_context_check(context: *const c_void) -> c_int {
+    guard(|| self::context(context)?.context.check())
+}
+
+/// Destroys contexts.
+///
+/// # Safety
+/// No kernel uses them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_context_destroy(context: *mut c_void) -> c_int {
+    guard(|| {
+        let open = registry::remove::<OpenContext>(context, Kind::HostContext)?;
+        open.comm.contexts.take(context);
+        Ok(())
+    })
+}

@@ -1,0 +1,144 @@
+//! Communicators: the ranks of a job, connected.
+
+use crate::error::Error;
+use crate::introduction::Introduction;
+use ferrogin_bootstrap::{Bootstrap, BootstrapError, Identity};
+use nccl_gin_ferrogin::comm::{CollComm, ListenComm};
+use nccl_gin_ferrogin::config::Config;
+use nccl_gin_ferrogin::control::Step;
+use nccl_gin_ferrogin::plugin::Plugin;
+use nccl_gin_ferrogin::{context, registry};
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// The largest number of ranks.
+const RANKS_MAX: usize = 1 << 20;
+/// FERROGIN_TIMEOUT if a setting is invalid.
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+
+/// Options of open. The default is right on a machine with one card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Options {
+    /// The number of the card, or of the group of cards beside one GPU, that this rank uses: `ferrogin doctor` lists them.
+    pub device: u32,
+}
+
+/// This rank's end of a communicator. It is closed when it and its windows and contexts are dropped.
+///
+/// [`allocate`](Self::allocate), [`register`](Self::register), [`context`](Self::context) and [`barrier`](Self::barrier) are collective: all
+/// ranks make the same calls in the same order. Each ends after FERROGIN_TIMEOUT seconds at the latest (default 60) if a rank is missing.
+#[derive(Clone)]
+pub struct Comm {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub coll: Arc<CollComm>,
+    /// Open contexts, with their handles in the registry.
+    contexts: Mutex<Vec<(usize, Weak<context::Context>)>>,
+}
+
+impl Comm {
+    /// Opens as `rank` of `ranks`, with the caller's own exchange. `allgather` is called once, if `rank` is one of `ranks`; it returns the
+    /// blocks of all ranks, by rank. All blocks have the same size, below 1 KiB.
+    ///
+    /// # Errors
+    /// There is no such rank; a setting is invalid; there is no card; `allgather` or a rank failed; the ranks disagree.
+    pub fn open(
+        rank: usize,
+        ranks: usize,
+        options: &Options,
+        allgather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>, Error>,
+    ) -> Result<Self, Error> {
+        if rank >= ranks || ranks > RANKS_MAX {
+            return Err(Error::Argument(format!(
+                "rank {rank} is not one of {ranks} ranks (at least 1, at most {RANKS_MAX})"
+            )));
+        }
+        let listening = listen(options);
+        let ready = match &listening {
+            Ok((plugin, listener)) => Ok((&plugin.config, listener.handle())),
+            // The other ranks get the error too, and do not wait for this rank.
+            Err(error) => Err(error.to_string()),
+        };
+        let own = Introduction::new(rank, ranks, ready);
+        let blocks = allgather(own.as_bytes());
+        let (plugin, listener) = listening?;
+        let handles = own.compare(&blocks?)?;
+        let coll = CollComm::connect(plugin, &listener, &handles, rank)?;
+        Ok(Self { inner: Arc::new(Inner { coll, contexts: Mutex::default() }) })
+    }
+
+    /// Opens as `rank` of `ranks`, which meet at `address`: `host:port` of rank 0, or within a host any other text, which names an abstract Unix
+    /// socket. Any process that can connect to `host:port` can take the place of a rank.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open); a rank does not connect within FERROGIN_TIMEOUT.
+    pub fn join(address: &str, rank: usize, ranks: usize, options: &Options) -> Result<Self, Error> {
+        // Open reports an invalid setting, to the other ranks too.
+        let timeout = Config::from_env().map_or(TIMEOUT_DEFAULT, |config| config.timeout);
+        let bootstrap = Bootstrap::join(&Identity { rank, nranks: ranks, address: address.to_owned() }, timeout)?;
+        Self::open(rank, ranks, options, |block| Ok(bootstrap.allgather(block)?))
+    }
+
+    /// Opens the job that a launcher's environment variables describe: [`Identity`] lists them.
+    ///
+    /// # Errors
+    /// Those of [`join`](Self::join); the variables are missing or contradictory.
+    pub fn from_env(options: &Options) -> Result<Self, Error> {
+        let Some(identity) = Identity::from_env()? else {
+            return Err(BootstrapError::Environment(
+                "no launcher started this process: run it under mpirun or torchrun, or set FERROGIN_RANK, FERROGIN_NRANKS and, with \
+                 several hosts, FERROGIN_BOOTSTRAP=host:port of rank 0"
+                    .to_owned(),
+            )
+            .into());
+        };
+        Self::join(&identity.address, identity.rank, identity.nranks, options)
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.inner.coll.rank
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.inner.coll.nranks
+    }
+
+    /// Collective: returns when all ranks have called it. It orders no kernel's operations: flush them before.
+    ///
+    /// # Errors
+    /// A rank ended, made another collective call, or did not call it within FERROGIN_TIMEOUT. Later collective calls fail too.
+    pub fn barrier(&self) -> Result<(), Error> {
+        self.inner.coll.agree(Step::Barrier, Ok(()), |()| Vec::new())?;
+        Ok(())
+    }
+}
+
+impl Inner {
+    pub fn add_context(&self, handle: usize, context: &Arc<context::Context>) {
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        contexts.retain(|(_, context)| context.strong_count() > 0);
+        contexts.push((handle, Arc::downgrade(context)));
+    }
+
+    /// Requests that were posted on all contexts and are not complete. A failed context has none: its card has given them up.
+    pub fn outstanding(&self) -> Result<u64, Error> {
+        let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let working = contexts.iter().filter(|(handle, _)| registry::fault(*handle as *const _) == Ok(false));
+        let counts = working.filter_map(|(_, context)| context.upgrade()).map(|context| context.outstanding());
+        counts.sum::<Result<u64, _>>().map_err(Error::from)
+    }
+}
+
+/// Initialises the plugin and listens for the other ranks.
+fn listen(options: &Options) -> Result<(Arc<Plugin>, ListenComm), Error> {
+    let plugin = Plugin::open()?;
+    let device = c_int::try_from(options.device).unwrap_or(c_int::MAX);
+    let listener = ListenComm::open(plugin.clone(), device)?;
+    Ok((plugin, listener))
+}

@@ -1,0 +1,131 @@
+//! Contexts: the queues that kernels post on.
+#![allow(unsafe_code)]
+
+use crate::comm::{Comm, Inner};
+use crate::error::Error;
+use ferrogin_device as device;
+use ferrogin_ffi::nccl::GinConfigV14;
+use nccl_gin_ferrogin::context::{self, Shape};
+use nccl_gin_ferrogin::control::Step;
+use nccl_gin_ferrogin::device::DeviceKind;
+use nccl_gin_ferrogin::error::Error as PluginError;
+use nccl_gin_ferrogin::registry::{self, Kind};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// The layout of the queue structs: that of NCCL 2.32, whose device code can use the handles too.
+const BACKEND_VERSION: i32 = 2;
+
+/// Options of [`Comm::context`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ContextOptions {
+    /// Contexts, each with signals, counters and queues of its own; 0 is 1.
+    pub contexts: u32,
+    /// Signals of each context.
+    pub signals: u32,
+    /// Counters of each context.
+    pub counters: u32,
+    /// Requests in flight on each queue; 0 is the default, 1024.
+    pub depth: u32,
+    /// InfiniBand traffic class, whose upper six bits are the DSCP; 0 is the default class.
+    pub traffic_class: u32,
+}
+
+impl ContextOptions {
+    fn shape(&self) -> Result<Shape, PluginError> {
+        let number = |name: &str, value: u32| {
+            i32::try_from(value).map_err(|_| PluginError::Argument(format!("{name} = {value} is above {}", i32::MAX)))
+        };
+        if self.traffic_class > 255 {
+            let text = format!("traffic_class = {} is not in 0..=255", self.traffic_class);
+            return Err(PluginError::Argument(text));
+        }
+        Shape::new(&GinConfigV14 {
+            n_signals: number("signals", self.signals)?,
+            n_counters: number("counters", self.counters)?,
+            n_contexts: number("contexts", self.contexts)?,
+            queue_depth: number("depth", self.depth)?,
+            traffic_class: if self.traffic_class == 0 { -1 } else { self.traffic_class as i32 },
+            backend_version: BACKEND_VERSION,
+            rank_stride: 1,
+        })
+    }
+}
+
+/// Contexts of this rank, destroyed when dropped. No kernel uses them any more then.
+pub struct Context {
+    context: Arc<context::Context>,
+    /// In the registry, by which the watcher reports failures.
+    handle: *mut c_void,
+    /// The communicator outlives its contexts.
+    _comm: Arc<Inner>,
+}
+
+// SAFETY: the only field that is not `Send` is a number of the registry, and not the address of memory.
+unsafe impl Send for Context {}
+// SAFETY: the only field that is not `Sync` is a number of the registry, and not the address of memory.
+unsafe impl Sync for Context {}
+
+impl Comm {
+    /// Collective: creates contexts.
+    ///
+    /// # Errors
+    /// A number is too large; a card has too few counters or queues; another rank failed.
+    pub fn context(&self, options: &ContextOptions) -> Result<Context, Error> {
+        let inner = &self.inner;
+        let shape = options.shape().map_err(|error| self.fail(Step::CreateContext, error))?;
+        let context = Arc::new(context::Context::create(&inner.coll, &shape)?);
+        let handle = registry::insert(Kind::Context, context.clone())
+            .ok_or_else(|| Error::Usage("too many contexts are open in this process: close some of them".to_owned()))?;
+        let made = Context { context, handle, _comm: inner.clone() };
+        made.context.watch(handle)?;
+        inner.add_context(handle as usize, &made.context);
+        Ok(made)
+    }
+}
+
+impl Context {
+    /// The handle for kernels: the device address of the array of contexts, for `fgin_open` and `Gin`.
+    pub fn handle(&self) -> *mut c_void {
+        // SAFETY: the context owns the struct that the pointer names, and nothing changes it after `create`.
+        unsafe { (*self.context.device_handle()).handle }
+    }
+
+    /// Context number `id` for CPU threads.
+    ///
+    /// # Errors
+    /// There is no such context, or kernels run on a GPU.
+    pub fn device(&self, id: u32) -> Result<device::Context<'_>, Error> {
+        let kind = self._comm.coll.device.kind();
+        if kind != DeviceKind::Cpu {
+            let text =
+                format!("kernels run on {}: pass the handle to a kernel, or set FERROGIN_DEVICE=cpu", kind.name());
+            return Err(Error::Usage(text));
+        }
+        // SAFETY: kernels run on the CPU, so the handle is an address in this process. The result borrows `self`, which keeps it valid.
+        let context = unsafe { device::Context::from_handle(self.handle(), id) };
+        context.map_err(|status| Error::Argument(format!("context {id} does not exist ({status:?})")))
+    }
+
+    /// Checks that no request of these contexts has failed. A failure is written to standard error once, and ends every wait.
+    ///
+    /// # Errors
+    /// A request failed.
+    pub fn check(&self) -> Result<(), Error> {
+        if registry::fault(self.handle)? {
+            return Err(Error::Usage(
+                "a request of this context failed, which standard error names: destroy the context and create it again"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Ok(context) = registry::remove::<context::Context>(self.handle, Kind::Context) {
+            context.close(self.handle);
+        }
+    }
+}

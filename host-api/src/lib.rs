@@ -1,0 +1,25 @@
+#![doc = include_str!("../README.md")]
+//!
+//! | module | content |
+//! |---|---|
+//! | [`comm`] | open, barrier |
+//! | [`introduction`] | the block by which ranks agree before they connect |
+//! | [`window`], [`context`] | memory that peers access; the queues that kernels post on |
+//! | [`device`] | the device API, for kernels on CPU threads |
+//! | [`capi`] | the C ABI: `ferrogin/host.h` |
+//!
+//! The crate adds no networking of its own: the objects are those of the plugin, [`nccl_gin_ferrogin`], beneath its NCCL functions.
+
+pub mod capi;
+pub mod comm;
+pub mod context;
+pub mod error;
+pub mod introduction;
+pub mod window;
+
+pub use comm::{Comm, Options};
+pub use context::{Context, ContextOptions};
+pub use error::{Error, Status};
+pub use ferrogin_bootstrap as bootstrap;
+pub use ferrogin_device as device;
+pub use window::{Memory, Window};

@@ -1,0 +1,206 @@
+//! Windows: memory that the kernels of all ranks can name and peers can access.
+#![allow(unsafe_code)]
+
+use crate::comm::{Comm, Inner};
+use crate::error::Error;
+use ferrogin_device as device;
+use ferrogin_ffi::nccl;
+use nccl_gin_ferrogin::control::Step;
+use nccl_gin_ferrogin::device::{DeviceBuffer, DeviceKind, Use, bytes_of, page_size};
+use nccl_gin_ferrogin::error::Error as PluginError;
+use nccl_gin_ferrogin::window::{self, Source};
+use nix::unistd::{SysconfVar, sysconf};
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+/// The kind of a window's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Memory {
+    /// Host memory. Allocated with a GPU as the device, it is pinned, and kernels can access it.
+    Host = 1,
+    /// Memory of the device that kernels run on: of a GPU, or host memory if kernels run on CPU threads.
+    Device = 2,
+}
+
+impl Memory {
+    fn ptr_type(self) -> c_int {
+        match self {
+            Self::Host => nccl::PTR_HOST,
+            Self::Device => nccl::PTR_CUDA,
+        }
+    }
+}
+
+/// A window of this rank. Dropping it deregisters the memory and frees what [`Comm::allocate`] allocated. A card refuses what peers still
+/// write to it.
+pub struct Window {
+    /// Dropped before the memory.
+    window: window::Window,
+    memory: Option<Box<dyn DeviceBuffer>>,
+    address: *mut u8,
+    len: usize,
+    comm: Arc<Inner>,
+}
+
+// SAFETY: the only field that is not `Send` is the address of the window, and no method dereferences it.
+unsafe impl Send for Window {}
+// SAFETY: the only field that is not `Sync` is the address of the window, and no method dereferences it.
+unsafe impl Sync for Window {}
+
+impl Comm {
+    /// Collective: allocates `len` zeroed bytes on each rank and registers them. Ranks may allocate different sizes.
+    ///
+    /// # Errors
+    /// There is too little memory, here or on another rank.
+    pub fn allocate(&self, len: usize, kind: Memory) -> Result<Window, Error> {
+        let coll = &self.inner.coll;
+        let usage = match kind {
+            Memory::Host => Use::Shared,
+            Memory::Device => Use::Window,
+        };
+        let on_host = kind == Memory::Host || coll.device.kind() == DeviceKind::Cpu;
+        let memory = check_size(len, on_host)
+            .and_then(|()| Ok(coll.device.allocate(len, usage).map_err(PluginError::from)?))
+            .map_err(|error| self.fail(Step::RegisterWindow, error))?;
+        let address = match kind {
+            Memory::Host => memory.host_address().unwrap_or(std::ptr::null_mut()),
+            Memory::Device => memory.device_address() as *mut u8,
+        };
+        let dma_buf = memory.dma_buf().map(|buffer| (buffer.fd.as_raw_fd(), buffer.offset));
+        let source = Source { ptr_type: kind.ptr_type(), flags: 0, dma_buf };
+        let window = self.exchange(address, len, source)?;
+        Ok(Window { window, memory: Some(memory), address, len, comm: self.inner.clone() })
+    }
+
+    /// Collective: registers `len` bytes of the caller's memory at `address`.
+    ///
+    /// # Safety
+    /// The memory stays allocated until the window is dropped. Peers and kernels write to it at any time, so the caller accesses it
+    /// through raw pointers.
+    ///
+    /// # Errors
+    /// The bytes are not mapped, or are of another kind; a card refuses them; another rank failed.
+    pub unsafe fn register(&self, address: *mut c_void, len: usize, kind: Memory) -> Result<Window, Error> {
+        self.registered(address, len, Source { ptr_type: kind.ptr_type(), flags: 0, dma_buf: None })
+    }
+
+    /// Collective: registers `len` bytes of the caller's memory at the device address `address`, which are at `offset` in a dma-buf. The
+    /// registration keeps its own reference to the dma-buf.
+    ///
+    /// # Safety
+    /// As for [`register`](Self::register).
+    ///
+    /// # Errors
+    /// The card refuses the dma-buf; another rank failed.
+    pub unsafe fn register_dma_buf(
+        &self,
+        address: *mut c_void,
+        len: usize,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+    ) -> Result<Window, Error> {
+        let dma_buf = Some((fd.as_raw_fd(), offset));
+        self.registered(address, len, Source { ptr_type: nccl::PTR_CUDA, flags: 0, dma_buf })
+    }
+
+    pub(crate) fn registered(&self, address: *mut c_void, len: usize, source: Source) -> Result<Window, Error> {
+        let address = address.cast();
+        let window = self.exchange(address, len, source)?;
+        Ok(Window { window, memory: None, address, len, comm: self.inner.clone() })
+    }
+
+    fn exchange(&self, address: *mut u8, len: usize, source: Source) -> Result<window::Window, Error> {
+        let coll = &self.inner.coll;
+        let memory = window::Window::prepare(coll, address.cast(), len, source);
+        Ok(window::Window::exchange(coll, address.cast(), len, memory)?)
+    }
+
+    /// Reports to the other ranks that this rank could not do its part of `step`. Returns the error of this rank.
+    pub(crate) fn fail(&self, step: Step, error: impl Into<Error>) -> Error {
+        // The exchange carries no text, and its result is that this rank failed.
+        let _ = self.inner.coll.agree(step, Err::<(), _>(PluginError::Usage(String::new())), |()| Vec::new());
+        error.into()
+    }
+}
+
+/// Checks a size before memory is allocated: Linux would only fail when the memory is touched.
+fn check_size(len: usize, on_host: bool) -> Result<(), Error> {
+    let refused = |why: String| Err(Error::Argument(why));
+    let pages = sysconf(SysconfVar::_PHYS_PAGES).ok().flatten().and_then(|pages| u64::try_from(pages).ok());
+    match pages.map(|pages| pages * page_size() as u64) {
+        _ if len == 0 => refused("a window of 0 bytes cannot be allocated: pass a size above 0".to_owned()),
+        Some(has) if on_host && len as u64 > has => refused(format!(
+            "a window of {len} bytes cannot be allocated, because this host has {has} bytes of memory: pass a smaller size"
+        )),
+        _ => Ok(()),
+    }
+}
+
+impl Window {
+    /// The window for kernels: an argument of `put` and the other operations.
+    pub fn handle(&self) -> device::Window {
+        device::Window(self.window.device_address() as *mut c_void)
+    }
+
+    /// The address of the first byte for kernels. For allocated host memory it is the device's address of it.
+    pub fn address(&self) -> *mut c_void {
+        self.memory.as_ref().map_or(self.address.cast(), |memory| memory.device_address() as *mut c_void)
+    }
+
+    /// The address of the first byte for the host; `None` for memory of a GPU.
+    pub fn host_address(&self) -> Option<*mut c_void> {
+        let registered = || (self.comm.coll.device.kind() == DeviceKind::Cpu).then_some(self.address);
+        let address = self.memory.as_ref().map_or_else(registered, |memory| memory.host_address());
+        address.map(<*mut u8>::cast)
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Always false.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies `bytes` into allocated memory at `offset`. It is not ordered against kernels and peers.
+    ///
+    /// # Errors
+    /// The window's memory is the caller's own; the bytes are outside the window.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        Ok(self.allocated()?.write(offset, bytes_of(bytes)).map_err(PluginError::from)?)
+    }
+
+    /// Copies allocated memory at `offset` to `bytes`. It is not ordered against kernels and peers.
+    ///
+    /// # Errors
+    /// The window's memory is the caller's own; the bytes are outside the window.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        Ok(self.allocated()?.read(offset, bytes).map_err(PluginError::from)?)
+    }
+
+    fn allocated(&self) -> Result<&dyn DeviceBuffer, Error> {
+        self.memory.as_deref().ok_or_else(|| {
+            Error::Usage(
+                "the memory of this window is the caller's own: access it through the caller's pointer".to_owned(),
+            )
+        })
+    }
+
+    /// Checks that no request is outstanding which could use the window.
+    ///
+    /// # Errors
+    /// Kernels posted requests that are not complete.
+    pub fn check_unused(&self) -> Result<(), Error> {
+        match self.comm.outstanding()? {
+            0 => Ok(()),
+            n => Err(Error::Usage(format!(
+                "the window is in use: {n} requests of this communicator's contexts are not complete. Flush the contexts (fgin_flush), \
+                 or destroy them, before the window is freed"
+            ))),
+        }
+    }
+}

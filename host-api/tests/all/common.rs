@@ -1,0 +1,107 @@
+//! Shared parts: the built libraries, programs in C and C++, processes with settings, ranks as threads.
+
+use ferrogin::bootstrap::Bootstrap;
+use ferrogin::{Comm, Options};
+use ferrogin_test_support::child;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+/// Longer than any step takes, even on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(240);
+
+/// The directory with the libraries that `make build` makes. Without them `test` is skipped.
+pub fn dist(test: &str) -> Option<PathBuf> {
+    ferrogin_test_support::dist(test, &["libferrogin.so", "libsoftefa-fi.so"])
+}
+
+/// Compiles a program of `examples/` with the compiler in `variable`, or `default`. Without a compiler `test` is skipped.
+pub fn compile(test: &str, (variable, default): (&str, &str), flags: &[&str], source: &str) -> Option<PathBuf> {
+    let dist = dist(test)?;
+    let compiler = std::env::var(variable).ok().filter(|name| !name.is_empty()).unwrap_or_else(|| default.to_owned());
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+    let mut command = Command::new(&compiler);
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(flags).args(["-Wall", "-Wextra", "-Werror", source, "-o"]);
+    command.arg(&program).arg("-I").arg(include()).arg("-L").arg(&dist).arg("-lferrogin");
+    command.arg(format!("-Wl,-rpath,{}", dist.display()));
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => {
+            ferrogin_test_support::skip(test, format_args!("{compiler}: {error}"));
+            return None;
+        }
+    };
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Some(program)
+}
+
+/// The headers.
+pub fn include() -> PathBuf {
+    ferrogin_test_support::workspace().join("ffi-headers/include")
+}
+
+/// Sets what a rank on the software card needs, and removes all other settings.
+pub fn on_software_card(command: &mut Command) -> &mut Command {
+    let ours =
+        |name: &str| ["FERROGIN_", "SOFTEFA_", "FI_", "OMPI_", "PMI"].iter().any(|prefix| name.starts_with(prefix));
+    for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| ours(name)) {
+        command.env_remove(name);
+    }
+    command.env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu").env("FERROGIN_TIMEOUT", "120")
+}
+
+/// The outputs of the processes of a job, one for each rank, which all have ended.
+pub fn job(test: &str, ranks: usize, command: impl Fn(usize) -> Command) -> Vec<Output> {
+    let start = |rank: usize| {
+        let mut command = command(rank);
+        command.env("FERROGIN_RANK", rank.to_string()).env("FERROGIN_NRANKS", ranks.to_string());
+        command.env("FERROGIN_BOOTSTRAP", format!("ferrogin-{test}-{}", std::process::id()));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a process")
+    };
+    let children: Vec<_> = (0..ranks).map(start).collect();
+    children.into_iter().map(|child| child.wait_with_output().expect("an output")).collect()
+}
+
+/// Standard output and standard error.
+pub fn text(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
+}
+
+/// The command that runs only `test` of this program, as a rank on the software card.
+pub fn this_test(test: &str, dist: &Path) -> Command {
+    let mut command = child::command(test);
+    on_software_card(&mut command).env("FI_PROVIDER_PATH", dist).env(ROLE, test);
+    command
+}
+
+const ROLE: &str = "FERROGIN_HOST_TEST";
+
+/// True in a process of [`this_test`].
+pub fn is_child(test: &str) -> bool {
+    std::env::var(ROLE).is_ok_and(|name| name == test)
+}
+
+/// Runs `body` in a child process on the software card with more `settings`, because a process chooses its card and its faults once.
+pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
+    let Some(dist) = dist(test) else { return };
+    if is_child(test) {
+        return body();
+    }
+    let output = this_test(test, &dist).envs(settings.iter().copied()).output().expect("a process");
+    let text = text(&output);
+    assert!(output.status.success() && text.contains("1 passed"), "{test} in a child process, {settings:?}:\n{text}");
+}
+
+/// Runs `body` on ranks that are threads, and returns what each returned.
+pub fn ranks<T: Send>(n: usize, body: impl Fn(Comm) -> T + Sync) -> Vec<T> {
+    let body = &body;
+    std::thread::scope(|scope| {
+        let members = Bootstrap::threads(n, PATIENCE).into_iter().enumerate().map(|(rank, member)| {
+            scope.spawn(move || {
+                let comm = Comm::open(rank, n, &Options::default(), |block| Ok(member.allgather(block)?));
+                body(comm.expect("a communicator"))
+            })
+        });
+        members.collect::<Vec<_>>().into_iter().map(|rank| rank.join().expect("a rank")).collect()
+    })
+}

@@ -1,0 +1,104 @@
+//! The first exchange in C, C++ and Rust, as the documentation shows it.
+
+use crate::common::{alone, compile, dist, is_child, job, on_software_card, text, this_test};
+use std::path::Path;
+use std::process::{Command, Output};
+
+#[path = "../../examples/exchange.rs"]
+mod exchange;
+
+const C: (&str, &str) = ("CC", "cc");
+const CXX: (&str, &str) = ("CXX", "c++");
+
+fn passes(program: &Path, ranks: usize, test: &str) {
+    let outputs = job(test, ranks, |_| {
+        let mut command = Command::new(program);
+        on_software_card(&mut command);
+        command
+    });
+    received(&outputs);
+    let _ = std::fs::remove_file(program);
+}
+
+/// Checks that every rank received the value of the rank before.
+fn received(outputs: &[Output]) {
+    let ranks = outputs.len();
+    for (rank, output) in outputs.iter().enumerate() {
+        let line = format!("rank {rank} of {ranks} received {}", 100 + (rank + ranks - 1) % ranks);
+        assert!(output.status.success() && text(output).contains(&line), "rank {rank}: {}", text(output));
+    }
+}
+
+#[test]
+fn example_in_c_passes() {
+    let test = "example_in_c_passes";
+    if let Some(program) = compile(test, C, &["-std=c11"], "examples/exchange.c") {
+        passes(&program, 2, test);
+    }
+}
+
+#[test]
+fn example_in_cpp_passes() {
+    let test = "example_in_cpp_passes";
+    if let Some(program) = compile(test, CXX, &["-std=c++17", "-x", "c++"], "examples/exchange.cpp") {
+        passes(&program, 3, test);
+    }
+}
+
+#[test]
+fn example_in_rust_passes() {
+    let test = "example_in_rust_passes";
+    if is_child(test) {
+        return exchange::main().expect("an exchange");
+    }
+    if let Some(dist) = dist(test) {
+        received(&job(test, 2, |_| this_test(test, &dist)));
+    }
+}
+
+#[test]
+fn rank_without_card_is_reported_to_other_ranks() {
+    let test = "rank_without_card_is_reported_to_other_ranks";
+    let Some(program) = compile(test, C, &["-std=c11"], "examples/exchange.c") else { return };
+    let outputs = job(test, 2, |rank| {
+        let mut command = Command::new(&program);
+        // An invalid value fails on every machine.
+        on_software_card(&mut command).env("FERROGIN_POST", if rank == 1 { "nonsense" } else { "locked" });
+        command
+    });
+    let _ = std::fs::remove_file(program);
+    let own = "FERROGIN_POST=nonsense is not valid: set it to combining or locked";
+    for (rank, prefix) in [(0, "returned 6: rank 1 failed in open: "), (1, "returned 5: ")] {
+        let text = text(&outputs[rank]);
+        assert!(!outputs[rank].status.success() && text.contains(&format!("{prefix}{own}")), "rank {rank}: {text}");
+    }
+}
+
+#[test]
+fn program_without_launcher_is_refused() {
+    alone("program_without_launcher_is_refused", &[], || {
+        let error = exchange::main().expect_err("no launcher").to_string();
+        assert!(error.contains("no launcher started this process: run it under mpirun or torchrun"), "{error}");
+    });
+}
+
+#[test]
+fn documentation_has_the_examples() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(here.join(path)).unwrap_or_default();
+    for (page, language, source) in [
+        ("../docs/host-api.md", "c", "examples/exchange.c"),
+        ("../docs/host-api.md", "cpp", "examples/exchange.cpp"),
+        ("README.md", "rust,no_run", "examples/exchange.rs"),
+    ] {
+        let source = read(source);
+        assert!(source.lines().count() <= 45, "the first exchange is at most 45 lines");
+        // The comment of the file's module is not in the page.
+        let code =
+            source.split_once("\n\n").filter(|_| language.starts_with("rust")).map_or(&*source, |(_, code)| code);
+        assert!(
+            read(page).contains(&format!("```{language}\n{code}```\n")),
+            "{page} does not have the text of the {language} example"
+        );
+    }
+}

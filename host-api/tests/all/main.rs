@@ -1,0 +1,7 @@
+//! Tests of the host API on the software card, in Rust, C and C++.
+
+mod bad_input;
+mod c_layout;
+mod common;
+mod examples;
+mod windows;
