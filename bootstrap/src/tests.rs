@@ -28,6 +28,22 @@ fn launcher_variables_are_read() {
     assert_eq!(identity(&ompi).unwrap().unwrap().address, "ferrogin-bootstrap-77");
     let pmi = identity(&[("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("PMI_JOBID", "j9")]).unwrap().unwrap();
     assert_eq!((pmi.rank, pmi.nranks, pmi.address.as_str()), (3, 4, "ferrogin-bootstrap-j9"));
+    let slurm =
+        identity(&[("PMIX_RANK", "1"), ("SLURM_NTASKS", "2"), ("PMIX_NAMESPACE", "slurm.5.0")]).unwrap().unwrap();
+    assert_eq!((slurm.rank, slurm.nranks, slurm.address.as_str()), (1, 2, "ferrogin-bootstrap-slurm.5.0"));
+    let torch = [
+        ("RANK", "5"),
+        ("WORLD_SIZE", "16"),
+        ("MASTER_ADDR", "node0"),
+        ("MASTER_PORT", "29500"),
+        ("LOCAL_WORLD_SIZE", "8"),
+    ];
+    let expected = Identity { rank: 5, nranks: 16, address: "node0:29501".into() };
+    assert_eq!(identity(&torch).unwrap(), Some(expected));
+    let given = identity(&[&torch[..], &[("FERROGIN_BOOTSTRAP", "node0:7")]].concat()).unwrap().unwrap();
+    assert_eq!(given.address, "node0:7");
+    // Variables of these names may be of another program.
+    assert_eq!(identity(&[("RANK", "5")]).unwrap(), None);
     let by_parent = identity(&[("PMI_RANK", "3"), ("PMI_SIZE", "4")]).unwrap().unwrap();
     assert!(by_parent.address.contains("parent-"));
 }
@@ -38,6 +54,11 @@ fn invalid_launcher_variables_are_reported() {
         (vec![("FERROGIN_RANK", "0")], "FERROGIN_NRANKS"),
         (vec![("FERROGIN_RANK", "2"), ("FERROGIN_NRANKS", "2")], "less than"),
         (vec![("PMI_RANK", "x"), ("PMI_SIZE", "2")], "PMI_RANK=x"),
+        (vec![("PMIX_RANK", "1")], "SLURM_NTASKS is not: set both, or FERROGIN_RANK and FERROGIN_NRANKS"),
+        (vec![("RANK", "2"), ("WORLD_SIZE", "2")], "RANK=2 and WORLD_SIZE=2"),
+        (vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")], "no MASTER_PORT"),
+        (vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "65535")], "no MASTER_PORT"),
+        (vec![("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")], "FERROGIN_BOOTSTRAP=host:port"),
         (
             vec![("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")],
             "FERROGIN_BOOTSTRAP=host:port",

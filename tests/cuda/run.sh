@@ -150,6 +150,27 @@ for block in manual*.cu; do
     check "README.md and docs/kernels.md, $block" "${compile[@]}" -I"$root/.cache/nccl-2.32.3/include" -dc "$block" -o manual.o
 done
 
+# The examples: host and kernel from one source.
+two_ranks() {
+    local rank status=0 ranks=()
+    for rank in 0 1; do
+        FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cuda FERROGIN_RANK=$rank FERROGIN_NRANKS=2 timeout 120 "$1" &
+        ranks+=($!)
+    done
+    for rank in "${ranks[@]}"; do wait "$rank" || status=1; done
+    return $status
+}
+for example in "$root"/examples/*.cu; do
+    name=$(basename "$example" .cu)
+    check "examples/$name.cu" "${compile[@]}" "$example" "$object" -L"$dist" -lferrogin -Xlinker -rpath="$dist" -o "$name" ||
+        continue
+    if [ -e /dev/nvidia0 ]; then
+        check "examples/$name.cu on this GPU, two ranks" two_ranks "./$name"
+    else
+        skip "examples/$name.cu on a GPU: there is none here"
+    fi
+done
+
 # Sources that must not compile.
 messages=(
     [1]="putValue writes 1, 2, 4 or 8 bytes"

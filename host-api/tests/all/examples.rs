@@ -1,6 +1,7 @@
 //! The first exchange in C, C++ and Rust, as the documentation shows it.
 
-use crate::common::{alone, compile, dist, is_child, job, on_software_card, text, this_test};
+use crate::common::{PATIENCE, alone, compile, dist, is_child, job, on_software_card, text, this_test};
+use mini_nccl::launch::{Job, LaunchError, Launcher, Output as Destination};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -38,6 +39,24 @@ fn example_in_c_passes() {
 }
 
 #[test]
+fn example_in_c_passes_under_mpirun() {
+    let test = "example_in_c_passes_under_mpirun";
+    let Some(program) = compile(test, C, &["-std=c11"], "examples/exchange.c") else { return };
+    let job = Job::new(&program, 2).launcher(Launcher::Mpirun).output(Destination::Capture).timeout(PATIENCE);
+    let job = job.env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu").env("FERROGIN_TIMEOUT", "120");
+    match job.run() {
+        Ok(outcome) => {
+            let text = outcome.text();
+            let received = text.contains("rank 0 of 2 received 101") && text.contains("rank 1 of 2 received 100");
+            assert!(outcome.success() && received, "{:?}: {text}", outcome.failure);
+        }
+        Err(LaunchError::NoMpirun) => ferrogin_test_support::skip(test, LaunchError::NoMpirun),
+        Err(error) => panic!("{error}"),
+    }
+    let _ = std::fs::remove_file(program);
+}
+
+#[test]
 fn example_in_cpp_passes() {
     let test = "example_in_cpp_passes";
     if let Some(program) = compile(test, CXX, &["-std=c++17", "-x", "c++"], "examples/exchange.cpp") {
@@ -54,6 +73,31 @@ fn example_in_rust_passes() {
     if let Some(dist) = dist(test) {
         received(&job(test, 2, |_| this_test(test, &dist)));
     }
+}
+
+/// A program of the repository's `examples/`, on CPU threads over a card that reorders requests. Each rank prints that nothing differs.
+fn kernel_example_passes(test: &str, source: &str, ranks: usize) {
+    let Some(program) = compile(test, CXX, &["-std=c++17", "-O2", "-x", "c++"], source) else { return };
+    let outputs = job(test, ranks, |_| {
+        let mut command = Command::new(&program);
+        on_software_card(&mut command).env("SOFTEFA_FAULTS", "seed=5,reorder=32,reread=0.2");
+        command
+    });
+    for output in &outputs {
+        let text = text(output);
+        assert!(output.status.success() && text.contains(", 0 "), "{text}");
+    }
+    let _ = std::fs::remove_file(program);
+}
+
+#[test]
+fn halo_exchange_passes() {
+    kernel_example_passes("halo_exchange_passes", "../examples/halo.cu", 3);
+}
+
+#[test]
+fn all_to_all_passes() {
+    kernel_example_passes("all_to_all_passes", "../examples/alltoall.cu", 4);
 }
 
 #[test]
