@@ -26,12 +26,12 @@ use std::sync::Arc;
 pub struct COptions {
     /// Bytes of the struct that the caller knows.
     pub size: u64,
-    /// [`Options::device`].
-    pub device: u32,
+    /// [`Options::card`].
+    pub card: u32,
     /// Zero.
     pub reserved: u32,
 }
-ferrogin_ffi::assert_layout!(COptions, size 16, align 8, { size @ 0, device @ 8, reserved @ 12 });
+ferrogin_ffi::assert_layout!(COptions, size 16, align 8, { size @ 0, card @ 8, reserved @ 12 });
 
 /// `ferrogin_context_options`: see [`ContextOptions`].
 #[derive(Debug, Clone, Copy, Default)]
@@ -168,7 +168,7 @@ fn options<T: Copy + Default>(pointer: *const T, what: &'static str) -> Result<T
 }
 
 fn options_of_open(pointer: *const COptions) -> Result<Options, Error> {
-    Ok(Options { device: options(pointer, "options")?.device })
+    Ok(Options { card: options(pointer, "options")?.card })
 }
 
 fn memory(comm: &Comm, kind: u32) -> Result<Memory, Error> {

@@ -18,11 +18,12 @@ const RANKS_MAX: usize = 1 << 20;
 /// FERROGIN_TIMEOUT if a setting is invalid.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
-/// Options of open. The default is right on a machine with one card.
+/// Options of open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Options {
-    /// The number of the card, or of the group of cards beside one GPU, that this rank uses: `ferrogin doctor` lists them.
-    pub device: u32,
+    /// The card, or the group of cards below one PCI switch, that this rank uses: 0 is the nearest to the GPU that is current on this thread,
+    /// or the first without a GPU; any other number counts them from 1, in the order of their PCI addresses.
+    pub card: u32,
 }
 
 /// This rank's end of a communicator. It is closed when it and its windows and contexts are dropped.
@@ -138,7 +139,17 @@ impl Inner {
 /// Initialises the plugin and listens for the other ranks.
 fn listen(options: &Options) -> Result<(Arc<Plugin>, ListenComm), Error> {
     let plugin = Plugin::open()?;
-    let device = c_int::try_from(options.device).unwrap_or(c_int::MAX);
-    let listener = ListenComm::open(plugin.clone(), device)?;
+    let cards = plugin.devices.len();
+    let device = match options.card as usize {
+        0 => plugin.nearest,
+        card if card <= cards => card - 1,
+        card => {
+            let text = format!(
+                "card {card} does not exist: this machine has {cards}, where cards below one PCI switch are one; pass 0 for the nearest"
+            );
+            return Err(Error::Argument(text));
+        }
+    };
+    let listener = ListenComm::open(plugin.clone(), device as c_int)?;
     Ok((plugin, listener))
 }

@@ -12,6 +12,7 @@ use ferrogin_ffi::settings;
 use ferrogin_libfabric::{Info, Libfabric};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsString, c_char, c_int};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -28,6 +29,8 @@ pub struct Plugin {
     pub query: CardQuery,
     /// NCCL devices: groups of cards.
     pub devices: Vec<NetDevice>,
+    /// The number of the device whose cards are nearest to the GPU; 0 without a GPU.
+    pub nearest: usize,
     ptr_support: i32,
 }
 
@@ -67,7 +70,13 @@ impl Plugin {
         let query = CardQuery { lib, provider: config.provider, kind };
         let cards = query.find()?;
         let device = device?;
-        let plugin = Self { query, devices: group(cards), ptr_support: device.ptr_support(), config };
+        let devices = group(cards);
+        let nearest = device.gpu().and_then(|(ordinal, address)| {
+            let cards: Vec<_> = devices.iter().map(|device| sysfs_path(&device.cards[0])).collect();
+            nearest(&cards, &sysfs_of(address)?, ordinal)
+        });
+        let ptr_support = device.ptr_support();
+        let plugin = Self { query, devices, nearest: nearest.unwrap_or(0), ptr_support, config };
         plugin.check_cards(&*device)?;
         check_control(&plugin.query.lib, &plugin.config)?;
         crate::info!(
@@ -191,7 +200,22 @@ fn group(cards: Vec<Info>) -> Vec<NetDevice> {
 
 /// Sysfs directory of a card.
 fn sysfs_path(card: &Info) -> Option<PathBuf> {
-    std::fs::canonicalize(format!("/sys/bus/pci/devices/{}", card.pci_address()?)).ok()
+    sysfs_of(card.pci_address()?)
+}
+
+/// Sysfs directory of a PCI address. Its parents are the bridges above the device.
+fn sysfs_of(address: impl Display) -> Option<PathBuf> {
+    std::fs::canonicalize(format!("/sys/bus/pci/devices/{address}")).ok()
+}
+
+/// The place in `cards` of the card that shares the most bridges with the GPU. GPUs take cards that are equally near in turn, by `ordinal`.
+fn nearest(cards: &[Option<PathBuf>], gpu: &Path, ordinal: usize) -> Option<usize> {
+    let shared = |card: &Option<PathBuf>| {
+        card.as_ref().map(|card| card.iter().zip(gpu).take_while(|(card, gpu)| card == gpu).count())
+    };
+    let most = cards.iter().filter_map(shared).max()?;
+    let equal: Vec<usize> = (0..cards.len()).filter(|i| shared(&cards[*i]) == Some(most)).collect();
+    Some(equal[ordinal % equal.len()])
 }
 
 /// Sysfs directory of the PCI switch above the card's own port. The GPU beside the card is below the same switch.
@@ -227,6 +251,24 @@ pub const NAME: *const c_char = c"ferrogin".as_ptr();
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn card_below_switch_of_gpu_is_nearest() {
+        let card = |path: &str| Some(PathBuf::from(path));
+        let cards = [
+            card("/sys/pci0/a/s0/c0"),
+            None,
+            card("/sys/pci0/a/s1/c1"),
+            card("/sys/pci0/a/s1/c2"),
+            card("/sys/pci1/c3"),
+        ];
+        let of = |gpu: &str, ordinal| nearest(&cards, Path::new(gpu), ordinal);
+        assert_eq!(of("/sys/pci0/a/s0/gpu", 5), Some(0));
+        // Two cards are below this switch: GPUs take them in turn.
+        assert_eq!([of("/sys/pci0/a/s1/gpu", 6), of("/sys/pci0/a/s1/gpu", 7)], [Some(2), Some(3)]);
+        assert_eq!(of("/sys/pci1/gpu", 0), Some(4));
+        assert_eq!(nearest(&cards[1..2], Path::new("/sys/pci1/gpu"), 0), None);
+    }
 
     #[test]
     fn equal_strings_are_interned_once() {

@@ -42,7 +42,9 @@ const char *ferrogin_version(void);
  * ferrogin_options options = {FERROGIN_OPTIONS}; */
 typedef struct ferrogin_options {
     uint64_t size;
-    uint32_t device; /* number of the card, or of the group of cards beside one GPU: `ferrogin doctor` lists them */
+    /* The card, or the group of cards below one PCI switch. 0: the nearest to the GPU that is current on this thread, or the first without a
+     * GPU. Any other number counts them from 1, in the order of their PCI addresses. */
+    uint32_t card;
     uint32_t reserved;
 } ferrogin_options;
 #define FERROGIN_OPTIONS sizeof(ferrogin_options)

@@ -67,7 +67,7 @@ fn single() -> *mut c_void {
 fn invalid_arguments_of_open_are_refused() {
     alone("invalid_arguments_of_open_are_refused", &[("FERROGIN_TIMEOUT", "2")], || {
         let mut out = null_mut();
-        let sized = |size, device| COptions { size, device, reserved: 0 };
+        let sized = |size, card| COptions { size, card, reserved: 0 };
         let newer = [48u64, 0, 0, 0, 0, 1];
         refuse! { out;
             "rank 2 of 2" => ferrogin_open(2, 2, Some(copy), null_mut(), null(), &mut out) => ARGUMENT, "rank 2 is not one of 2 ranks";
@@ -81,7 +81,7 @@ fn invalid_arguments_of_open_are_refused() {
             "size 2^40" => ferrogin_open(0, 1, Some(copy), null_mut(), &sized(1 << 40, 0), &mut out) => ARGUMENT, "options->size is 1099511627776";
             "newer options" => ferrogin_open(0, 1, Some(copy), null_mut(), newer.as_ptr().cast(), &mut out) => USAGE, "install the library of the header";
             "misaligned options" => ferrogin_open(0, 1, Some(copy), null_mut(), (newer.as_ptr().addr() + 4) as *const _, &mut out) => ARGUMENT, "the pointer options";
-            "device 9" => ferrogin_open(0, 1, Some(copy), null_mut(), &sized(16, 9), &mut out) => ARGUMENT, "device 9 does not exist: this plugin has 1 device(s)";
+            "card 9" => ferrogin_open(0, 1, Some(copy), null_mut(), &sized(16, 9), &mut out) => ARGUMENT, "card 9 does not exist: this machine has 1, where cards below one PCI switch are one";
             "no address" => ferrogin_open_at(null(), 0, 1, null(), &mut out) => ARGUMENT, "the pointer address is NULL";
             "address of other bytes" => ferrogin_open_at(c"\xff:1".as_ptr(), 0, 1, null(), &mut out) => ARGUMENT, "address is not UTF-8";
             "rank 3 of 2 at an address" => ferrogin_open_at(c"127.0.0.1:1".as_ptr(), 3, 2, null(), &mut out) => USAGE, "rank 3 is not one of 2 ranks";
@@ -250,18 +250,15 @@ fn ranks_that_disagree_are_told_both_values() {
             ),
             (
                 [(2, 0), (2, 5)],
-                [
-                    "rank 1 failed in open: device 5 does not exist: this plugin has 1 device(s)",
-                    "device 5 does not exist",
-                ],
+                ["rank 1 failed in open: card 5 does not exist", "card 5 does not exist: this machine has 1"],
             ),
         ] {
             let members = Bootstrap::threads(2, PATIENCE);
             std::thread::scope(|scope| {
                 for (rank, member) in members.into_iter().enumerate() {
-                    let ((n, device), expected) = (case[rank], expected[rank]);
+                    let ((n, card), expected) = (case[rank], expected[rank]);
                     scope.spawn(move || {
-                        let open = Comm::open(rank, n, &Options { device }, |block| Ok(member.allgather(block)?));
+                        let open = Comm::open(rank, n, &Options { card }, |block| Ok(member.allgather(block)?));
                         let error = open.map(drop).unwrap_err().to_string();
                         assert!(error.contains(expected), "{error}");
                     });

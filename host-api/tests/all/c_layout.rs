@@ -20,7 +20,7 @@ macro_rules! layout {
 #[test]
 fn c_structs_and_numbers_are_those_of_rust() {
     let mut source = String::from("#include <ferrogin/host.h>\n");
-    layout!(source, "ferrogin_options", COptions, { size, device, reserved });
+    layout!(source, "ferrogin_options", COptions, { size, card, reserved });
     layout!(source, "ferrogin_context_options", CContextOptions, {
         size, contexts, signals, counters, depth, traffic_class, reserved
     });

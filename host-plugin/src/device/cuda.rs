@@ -356,6 +356,18 @@ impl Device for CudaDevice {
     fn ptr_support(&self) -> i32 {
         nccl::PTR_HOST | nccl::PTR_CUDA | nccl::PTR_DMABUF
     }
+
+    fn gpu(&self) -> Option<(usize, String)> {
+        let mut address = [0 as std::ffi::c_char; 32];
+        // SAFETY: the driver writes at most the given number of bytes into a local array.
+        let result =
+            unsafe { cu::cuDeviceGetPCIBusId(address.as_mut_ptr(), address.len() as i32 - 1, self.core.device) };
+        check("cuDeviceGetPCIBusId", result).ok()?;
+        // SAFETY: the array ends with a NUL byte, because the driver was given all bytes but the last.
+        let address = unsafe { CStr::from_ptr(address.as_ptr()) };
+        // The driver writes upper case; sysfs has lower case.
+        Some((usize::try_from(self.core.device).ok()?, address.to_str().ok()?.to_ascii_lowercase()))
+    }
 }
 
 struct HostBuffer {

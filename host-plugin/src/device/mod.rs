@@ -205,6 +205,11 @@ pub trait Device: Send + Sync {
 
     /// The memory types that NCCL may register: a sum of `PTR_*`.
     fn ptr_support(&self) -> i32;
+
+    /// The GPU's number and PCI address; `None` for the CPU.
+    fn gpu(&self) -> Option<(usize, String)> {
+        None
+    }
 }
 
 /// Opens the device of the setting FERROGIN_DEVICE.
