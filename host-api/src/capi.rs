@@ -471,3 +471,24 @@ pub unsafe extern "C" fn ferrogin_context_destroy(context: *mut c_void) -> c_int
         Ok(())
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last() -> String {
+        // SAFETY: the string lives until the next error of this thread.
+        unsafe { CStr::from_ptr(ferrogin_error()) }.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn panic_becomes_an_internal_error_of_this_thread() {
+        assert_eq!(last(), "");
+        assert_eq!(guard(|| panic!("the {} queue", "send")), Status::Internal as c_int);
+        assert_eq!(last(), "internal error, please report it: the send queue");
+        assert!(guard_pointer(|| Err(Error::Usage("a\0b".to_owned()))).is_null());
+        assert_eq!(last(), "a?b");
+        assert_eq!(std::thread::spawn(last).join().unwrap(), "");
+        assert_eq!((guard(|| Ok(())), last().as_str()), (0, "a?b"));
+    }
+}

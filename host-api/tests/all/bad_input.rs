@@ -207,31 +207,66 @@ fn closed_and_foreign_handles_are_refused_by_every_function() {
     });
 }
 
-#[test]
-fn window_in_use_is_not_freed() {
-    // Longer than the calls below take between the put and the flush.
-    alone("window_in_use_is_not_freed", &[("SOFTEFA_FAULTS", "delay_us=1500000..1500000")], || {
+/// A window and a context of `comm`, and the first of its contexts for this thread.
+fn window_and_context(comm: *mut c_void) -> (*mut c_void, *mut c_void, ferrogin::device::Context<'static>) {
+    let (mut window, mut context) = (null_mut(), null_mut());
+    // SAFETY: the pointers are valid.
+    assert_eq!(unsafe { ferrogin_window_allocate(comm, 4096, HOST, &mut window) }, 0, "{}", last_error());
+    // SAFETY: the pointers are valid.
+    assert_eq!(unsafe { ferrogin_context_create(comm, null(), &mut context) }, 0, "{}", last_error());
+    // SAFETY: the tests use the context until they close the communicator.
+    (window, context, unsafe { ferrogin::device::Context::from_handle(ferrogin_context_handle(context), 0) }.unwrap())
+}
+
+fn window_in_use_is_not_freed(test: &str, policy: &str) {
+    // Longer than the calls below take between the puts and the flush.
+    alone(test, &[("SOFTEFA_FAULTS", "delay_us=1500000..1500000"), ("FERROGIN_POST", policy)], || {
         let comm = single();
-        let (mut window, mut context) = (null_mut(), null_mut());
-        // SAFETY: the handle is open, and the pointers are valid.
-        assert_eq!(unsafe { ferrogin_window_allocate(comm, 4096, HOST, &mut window) }, 0);
-        // SAFETY: the handle is open, and the pointers are valid.
-        assert_eq!(unsafe { ferrogin_context_create(comm, null(), &mut context) }, 0);
-        // SAFETY: the context is open until the end.
-        let gin = unsafe { ferrogin::device::Context::from_handle(ferrogin_context_handle(context), 0) }.unwrap();
+        let (window, _, gin) = window_and_context(comm);
         let memory = ferrogin::device::Window(ferrogin_window_handle(window));
         gin.put_value(0, memory.at(0), 5, 8, Action::NONE, Flags::NONE).unwrap();
-        // SAFETY: the handle is open; the window stays open.
+        gin.put_value(0, memory.at(8), 6, 8, Action::NONE, Flags::AGGREGATE).unwrap();
+        // SAFETY: the window stays open.
         let code = unsafe { ferrogin_window_free(window) };
-        refused(
-            "free",
-            code,
-            (USAGE, "the window is in use: 1 requests of this communicator's contexts are not complete. Flush"),
-        );
+        let text =
+            "the window is in use: 2 requests of this communicator's contexts are not complete. Flush the contexts";
+        refused("free", code, (USAGE, text));
         gin.flush().unwrap();
-        // SAFETY: the handle is open, and no kernel uses the window.
+        // SAFETY: no kernel uses the window.
         assert_eq!(unsafe { ferrogin_window_free(window) }, 0, "{}", last_error());
-        // SAFETY: the handle is open.
+        // SAFETY: no kernel runs.
+        assert_eq!(unsafe { ferrogin_close(comm) }, 0);
+    });
+}
+
+#[test]
+fn window_in_use_is_not_freed_with_policy_combining() {
+    window_in_use_is_not_freed("window_in_use_is_not_freed_with_policy_combining", "combining");
+}
+
+#[test]
+fn window_in_use_is_not_freed_with_policy_locked() {
+    window_in_use_is_not_freed("window_in_use_is_not_freed_with_policy_locked", "locked");
+}
+
+#[test]
+fn failed_context_is_reported_and_keeps_no_window() {
+    alone("failed_context_is_reported_and_keeps_no_window", &[("SOFTEFA_FAULTS", "error_every=1")], || {
+        let comm = single();
+        let (window, context, gin) = window_and_context(comm);
+        assert_eq!(ferrogin_context_check(context), 0);
+        let memory = ferrogin::device::Window(ferrogin_window_handle(window));
+        gin.put_value(0, memory.at(0), 5, 8, Action::NONE, Flags::NONE).unwrap();
+        assert_eq!(gin.flush(), Err(ferrogin::device::Status::CardError));
+        let began = Instant::now();
+        while ferrogin_context_check(context) == 0 {
+            assert!(began.elapsed() < PATIENCE, "the failure is reported");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        refused("check", ferrogin_context_check(context), (USAGE, "a request of this context failed"));
+        // SAFETY: no kernel uses the window.
+        assert_eq!(unsafe { ferrogin_window_free(window) }, 0, "{}", last_error());
+        // SAFETY: no kernel runs.
         assert_eq!(unsafe { ferrogin_close(comm) }, 0);
     });
 }

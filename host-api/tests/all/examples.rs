@@ -75,6 +75,15 @@ fn example_in_rust_passes() {
     }
 }
 
+#[test]
+fn cpp_objects_own_their_handles() {
+    let test = "cpp_objects_own_their_handles";
+    let Some(program) = compile(test, CXX, &["-std=c++17", "-x", "c++"], "tests/raii.cpp") else { return };
+    let output = on_software_card(&mut Command::new(&program)).output().expect("a process");
+    assert!(output.status.success(), "{}", text(&output));
+    let _ = std::fs::remove_file(program);
+}
+
 /// A program of the repository's `examples/`, on CPU threads over a card that reorders requests. Each rank prints that nothing differs.
 fn kernel_example_passes(test: &str, source: &str, ranks: usize) {
     let Some(program) = compile(test, CXX, &["-std=c++17", "-O2", "-x", "c++"], source) else { return };
