@@ -69,7 +69,8 @@ export FERROGIN_PTX=checked-in
 [ -z "$tests" ] || export CARGO_PROFILE_DEV_OPT_LEVEL=1
 options=(--locked --target "$target" ${build_std[@]+"${build_std[@]}"})
 
-packages=(-p nccl-gin-ferrogin -p softefa -p ferrogin-device) what="the plugin, the software card and the device library"
+packages=(-p nccl-gin-ferrogin -p ferrogin-host -p softefa -p ferrogin-device)
+what="the plugin, the host API, the software card and the device library"
 [ -z "$tests" ] || { packages=(--workspace) what="the workspace"; }
 if ! "$cargo" build "${packages[@]}" "${options[@]}" >"$log" 2>&1; then
     cat "$log"

@@ -13,7 +13,6 @@ use nccl_gin_ferrogin::comm::Handles;
 use nccl_gin_ferrogin::control::Step;
 use nccl_gin_ferrogin::error::Error as PluginError;
 use nccl_gin_ferrogin::registry::{self, Kind};
-use nccl_gin_ferrogin::window::Source;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -373,8 +372,7 @@ pub unsafe extern "C" fn ferrogin_window_register_dma_buf(
     offset: u64,
     out: *mut *mut c_void,
 ) -> c_int {
-    let source = Source { ptr_type: nccl::PTR_CUDA, flags: 0, dma_buf: Some((fd, offset)) };
-    open_window(comm, out, |comm| comm.registered(address, bytes, source))
+    open_window(comm, out, |comm| comm.registered(address, bytes, Memory::Device, Some((fd, offset))))
 }
 
 fn window(handle: *const c_void) -> Result<Arc<OpenWindow>, Error> {

@@ -43,7 +43,7 @@ pub(crate) struct Inner {
 
 impl Comm {
     /// Opens as `rank` of `ranks`, with the caller's own exchange. `allgather` is called once, if `rank` is one of `ranks`; it returns the
-    /// blocks of all ranks, by rank. All blocks have the same size, below 1 KiB.
+    /// blocks of all ranks, by rank, or [`Error::Allgather`]. All blocks have the same size, below 1 KiB.
     ///
     /// # Errors
     /// There is no such rank; a setting is invalid; there is no card; `allgather` or a rank failed; the ranks disagree.

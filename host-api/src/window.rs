@@ -39,6 +39,7 @@ pub struct Window {
     /// Dropped before the memory.
     window: window::Window,
     memory: Option<Box<dyn DeviceBuffer>>,
+    kind: Memory,
     address: *mut u8,
     len: usize,
     comm: Arc<Inner>,
@@ -71,7 +72,7 @@ impl Comm {
         let dma_buf = memory.dma_buf().map(|buffer| (buffer.fd.as_raw_fd(), buffer.offset));
         let source = Source { ptr_type: kind.ptr_type(), flags: 0, dma_buf };
         let window = self.exchange(address, len, source)?;
-        Ok(Window { window, memory: Some(memory), address, len, comm: self.inner.clone() })
+        Ok(Window { window, memory: Some(memory), kind, address, len, comm: self.inner.clone() })
     }
 
     /// Collective: registers `len` bytes of the caller's memory at `address`.
@@ -83,7 +84,7 @@ impl Comm {
     /// # Errors
     /// The bytes are not mapped, or are of another kind; a card refuses them; another rank failed.
     pub unsafe fn register(&self, address: *mut c_void, len: usize, kind: Memory) -> Result<Window, Error> {
-        self.registered(address, len, Source { ptr_type: kind.ptr_type(), flags: 0, dma_buf: None })
+        self.registered(address, len, kind, None)
     }
 
     /// Collective: registers `len` bytes of the caller's memory at the device address `address`, which are at `offset` in a dma-buf. The
@@ -101,14 +102,19 @@ impl Comm {
         fd: BorrowedFd<'_>,
         offset: u64,
     ) -> Result<Window, Error> {
-        let dma_buf = Some((fd.as_raw_fd(), offset));
-        self.registered(address, len, Source { ptr_type: nccl::PTR_CUDA, flags: 0, dma_buf })
+        self.registered(address, len, Memory::Device, Some((fd.as_raw_fd(), offset)))
     }
 
-    pub(crate) fn registered(&self, address: *mut c_void, len: usize, source: Source) -> Result<Window, Error> {
+    pub(crate) fn registered(
+        &self,
+        address: *mut c_void,
+        len: usize,
+        kind: Memory,
+        dma_buf: Option<(c_int, u64)>,
+    ) -> Result<Window, Error> {
         let address = address.cast();
-        let window = self.exchange(address, len, source)?;
-        Ok(Window { window, memory: None, address, len, comm: self.inner.clone() })
+        let window = self.exchange(address, len, Source { ptr_type: kind.ptr_type(), flags: 0, dma_buf })?;
+        Ok(Window { window, memory: None, kind, address, len, comm: self.inner.clone() })
     }
 
     fn exchange(&self, address: *mut u8, len: usize, source: Source) -> Result<window::Window, Error> {
@@ -151,7 +157,8 @@ impl Window {
 
     /// The address of the first byte for the host; `None` for memory of a GPU.
     pub fn host_address(&self) -> Option<*mut c_void> {
-        let registered = || (self.comm.coll.device.kind() == DeviceKind::Cpu).then_some(self.address);
+        let on_host = self.kind == Memory::Host || self.comm.coll.device.kind() == DeviceKind::Cpu;
+        let registered = || on_host.then_some(self.address);
         let address = self.memory.as_ref().map_or_else(registered, |memory| memory.host_address());
         address.map(<*mut u8>::cast)
     }
