@@ -1,6 +1,7 @@
-// Ring halo exchange. A periodic grid is divided into bands of rows, one for each rank. In each step, a rank puts its first and last row into the
-// halo rows of its neighbours, waits for theirs, and replaces every cell by the mean of its neighbours. The kernel does all steps; the host does
-// nothing meanwhile. At the end each rank compares its band with the whole grid computed by itself.
+// Ring halo exchange. A periodic grid is divided into bands of rows, one for each rank. In each step, a rank puts its first
+// and last row into the halo rows of its neighbours, waits for theirs, and replaces every cell by the mean of its
+// neighbours. The kernel does all steps; the host does nothing meanwhile. At the end each rank compares its band with the
+// whole grid computed by itself.
 #include "example.h"
 
 #include <cmath>
@@ -10,8 +11,8 @@ using namespace ferrogin;
 
 constexpr int ROWS = 16, COLUMNS = 64, STEPS = 100;
 constexpr uint64_t ROW = COLUMNS * sizeof(float);
-// A band with a halo row above and below. There are two: a step reads one and writes the other, so the rows that a neighbour puts for the next
-// step never overwrite rows that this step reads.
+// A band with a halo row above and below. There are two: a step reads one and writes the other, so the rows that a neighbour
+// puts for the next step never overwrite rows that this step reads.
 constexpr int BAND = (ROWS + 2) * COLUMNS;
 
 enum : uint32_t { FROM_ABOVE, FROM_BELOW, SIGNALS };

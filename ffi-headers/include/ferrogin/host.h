@@ -1,9 +1,10 @@
 /* ferrogin: the host API for C. It opens a communicator without NCCL, and gives windows and contexts to kernels.
  *
- * Functions that return an int return FERROGIN_OK or another ferrogin_status; functions that return a pointer return NULL if they fail.
- * ferrogin_error has the text. Handles are numbers: a wrong or closed one is an error. Any thread may call any function. Collective functions
- * are called by all ranks in the same order; a rank that fails in one fails it on all ranks. No call waits longer for a rank than the seconds
- * of FERROGIN_TIMEOUT, and the time in which the failure of that rank spreads.
+ * Functions that return an int return FERROGIN_OK or another ferrogin_status; functions that return a pointer return NULL if
+ * they fail. ferrogin_error has the text. Handles are numbers: a wrong or closed one is an error. Any thread may call any
+ * function. Collective functions are called by all ranks in the same order; a rank that fails in one fails it on all ranks.
+ * No call waits longer for a rank than the seconds of FERROGIN_TIMEOUT, and the time in which the failure of that rank
+ * spreads.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef FERROGIN_HOST_H
@@ -38,12 +39,12 @@ const char *ferrogin_error(void);
 /* The release of the library, such as "0.1.0". */
 const char *ferrogin_version(void);
 
-/* Options of open; NULL is the default. A struct begins with its size, by which the library knows the fields of the caller's header:
- * ferrogin_options options = {FERROGIN_OPTIONS}; */
+/* Options of open; NULL is the default. A struct begins with its size, by which the library knows the fields of the caller's
+ * header: ferrogin_options options = {FERROGIN_OPTIONS}; */
 typedef struct ferrogin_options {
     uint64_t size;
-    /* The card, or the group of cards below one PCI switch. 0: the nearest to the GPU that is current on this thread, or the first without a
-     * GPU. Any other number counts them from 1, in the order of their PCI addresses. */
+    /* The card, or the group of cards below one PCI switch. 0: the nearest to the GPU that is current on this thread, or the
+     * first without a GPU. Any other number counts them from 1, in the order of their PCI addresses. */
     uint32_t card;
     uint32_t reserved;
 } ferrogin_options;
@@ -56,8 +57,8 @@ typedef int (*ferrogin_allgather)(void *arg, const void *own, void *all, size_t 
 int ferrogin_open(uint32_t rank, uint32_t ranks, ferrogin_allgather allgather, void *arg, const ferrogin_options *options,
                   ferrogin_comm **out);
 
-/* Collective: the ranks meet at host:port of rank 0. A text without a port is the name of an abstract Unix socket, for ranks of one host and
- * one user. Any process that can connect to host:port can take the place of a rank. */
+/* Collective: the ranks meet at host:port of rank 0. A text without a port is the name of an abstract Unix socket, for ranks
+ * of one host and one user. Any process that can connect to host:port can take the place of a rank. */
 int ferrogin_open_at(const char *address, uint32_t rank, uint32_t ranks, const ferrogin_options *options,
                      ferrogin_comm **out);
 
@@ -70,8 +71,8 @@ int ferrogin_rank(const ferrogin_comm *comm, uint32_t *rank, uint32_t *ranks);
 /* Collective: returns when all ranks have called it. It orders no operation of kernels: flush them before. */
 int ferrogin_barrier(ferrogin_comm *comm);
 
-/* Closes the contexts and windows that are still open, and the communicator. Peers may use this rank's windows until they return from a
- * barrier. */
+/* Closes the contexts and windows that are still open, and the communicator. Peers may use this rank's windows until they
+ * return from a barrier. */
 int ferrogin_close(ferrogin_comm *comm);
 
 typedef enum ferrogin_memory {
@@ -96,8 +97,8 @@ fgin_window ferrogin_window_handle(const ferrogin_window *window);
 void *ferrogin_window_address(const ferrogin_window *window);
 void *ferrogin_window_host_address(const ferrogin_window *window);
 
-/* Deregisters the window, and frees memory that ferrogin_window_allocate allocated. It fails, and the window stays open, while requests of
- * the communicator's contexts are not complete. */
+/* Deregisters the window, and frees memory that ferrogin_window_allocate allocated. It fails, and the window stays open,
+ * while requests of the communicator's contexts are not complete. */
 int ferrogin_window_free(ferrogin_window *window);
 
 /* Options of ferrogin_context_create; NULL is the default: ferrogin_context_options options = {FERROGIN_CONTEXT_OPTIONS}; */

@@ -110,6 +110,21 @@ fn all_to_all_passes() {
 }
 
 #[test]
+fn ring_all_gather_passes() {
+    kernel_example_passes("ring_all_gather_passes", "../examples/allgather.cu", 4);
+}
+
+#[test]
+fn kernel_barrier_passes() {
+    kernel_example_passes("kernel_barrier_passes", "../examples/barrier.cu", 3);
+}
+
+#[test]
+fn mixture_of_experts_passes() {
+    kernel_example_passes("mixture_of_experts_passes", "../examples/moe.cu", 3);
+}
+
+#[test]
 fn rank_without_card_is_reported_to_other_ranks() {
     let test = "rank_without_card_is_reported_to_other_ranks";
     let Some(program) = compile(test, C, &["-std=c11"], "examples/exchange.c") else { return };
