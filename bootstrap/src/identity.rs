@@ -12,8 +12,9 @@ use crate::error::BootstrapError;
 /// | Slurm with PMIx | PMIX_RANK, SLURM_NTASKS |
 /// | torchrun | RANK, WORLD_SIZE |
 ///
-/// The address of rank 0 is FERROGIN_BOOTSTRAP. Without it, torchrun's ranks use the port after MASTER_PORT at MASTER_ADDR, because
-/// torch's own store uses MASTER_PORT. The ranks of any other launcher then use an abstract Unix socket, if all of them are on one host.
+/// The address of rank 0 is FERROGIN_BOOTSTRAP. Without it, torchrun's ranks use the port after MASTER_PORT at MASTER_ADDR,
+/// because torch's own store uses MASTER_PORT. The ranks of any other launcher then use an abstract Unix socket, if all of them
+/// are on one host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// This rank.

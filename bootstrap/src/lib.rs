@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Rank 0 is the hub: it gathers a block from each rank and sends all blocks to each rank. [`Identity`] reads the variables of launchers.
+//! Rank 0 is the hub: it gathers a block from each rank and sends all blocks to each rank. [`Identity`] reads the variables of
+//! launchers.
 
 mod connection;
 mod error;

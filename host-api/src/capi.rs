@@ -1,7 +1,7 @@
 //! The C ABI, declared in `ferrogin/host.h`.
 //!
-//! Every function checks its pointers. The handles are numbers of the plugin's [`registry`], so a wrong or closed handle is an error. An
-//! error or a panic leaves a function as a code, and a text for the calling thread.
+//! Every function checks its pointers. The handles are numbers of the plugin's [`registry`], so a wrong or closed handle is an
+//! error. An error or a panic leaves a function as a code, and a text for the calling thread.
 #![allow(unsafe_code)]
 
 use crate::comm::{Comm, Options};
@@ -97,8 +97,8 @@ fn report(result: std::thread::Result<Result<(), Error>>) -> c_int {
     status as c_int
 }
 
-/// Runs a call's body. In a fork of the process that has handles the body does not run: the threads behind the handles run in the other
-/// process only.
+/// Runs a call's body. In a fork of the process that has handles the body does not run: the threads behind the handles run in
+/// the other process only.
 fn guard(body: impl FnOnce() -> Result<(), Error>) -> c_int {
     let checked = || match registry::forked_from() {
         Some(parent) => Err(PluginError::Forked { parent, child: std::process::id() }.into()),
@@ -130,7 +130,8 @@ fn set<T>(pointer: *mut T, value: T, what: &'static str) -> Result<(), Error> {
     if !is_valid(pointer) {
         return Err(null(what));
     }
-    // SAFETY: aligned and not null, as just checked. The caller passes the address of a `T` that is valid for writes during the call.
+    // SAFETY: aligned and not null, as just checked. The caller passes the address of a `T` that is valid for writes during the
+    // call.
     unsafe { pointer.write(value) };
     Ok(())
 }

@@ -21,15 +21,16 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 /// Options of open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Options {
-    /// The card, or the group of cards below one PCI switch, that this rank uses: 0 is the nearest to the GPU that is current on this thread,
-    /// or the first without a GPU; any other number counts them from 1, in the order of their PCI addresses.
+    /// The card, or the group of cards below one PCI switch, that this rank uses: 0 is the nearest to the GPU that is current
+    /// on this thread, or the first without a GPU; any other number counts them from 1, in the order of their PCI addresses.
     pub card: u32,
 }
 
 /// This rank's end of a communicator. It is closed when it and its windows and contexts are dropped.
 ///
-/// [`allocate`](Self::allocate), [`register`](Self::register), [`context`](Self::context) and [`barrier`](Self::barrier) are collective: all
-/// ranks make the same calls in the same order. Each ends after FERROGIN_TIMEOUT seconds at the latest (default 60) if a rank is missing.
+/// [`allocate`](Self::allocate), [`register`](Self::register), [`context`](Self::context) and [`barrier`](Self::barrier) are
+/// collective: all ranks make the same calls in the same order. If a rank is missing, they end soon after FERROGIN_TIMEOUT seconds
+/// (default 60).
 #[derive(Clone)]
 pub struct Comm {
     pub(crate) inner: Arc<Inner>,
@@ -42,8 +43,8 @@ pub(crate) struct Inner {
 }
 
 impl Comm {
-    /// Opens as `rank` of `ranks`, with the caller's own exchange. `allgather` is called once, if `rank` is one of `ranks`; it returns the
-    /// blocks of all ranks, by rank, or [`Error::Allgather`]. All blocks have the same size, below 1 KiB.
+    /// Opens as `rank` of `ranks`, with the caller's own exchange. `allgather` is called once, if `rank` is one of `ranks`; it
+    /// returns the blocks of all ranks, by rank, or [`Error::Allgather`]. All blocks have the same size, below 1 KiB.
     ///
     /// # Errors
     /// There is no such rank; a setting is invalid; there is no card; `allgather` or a rank failed; the ranks disagree.
@@ -72,8 +73,8 @@ impl Comm {
         Ok(Self { inner: Arc::new(Inner { coll, contexts: Mutex::default() }) })
     }
 
-    /// Opens as `rank` of `ranks`, which meet at `address`: `host:port` of rank 0, or within a host any other text, which names an abstract Unix
-    /// socket. Any process that can connect to `host:port` can take the place of a rank.
+    /// Opens as `rank` of `ranks`, which meet at `address`: `host:port` of rank 0, or within a host any other text, which names
+    /// an abstract Unix socket. Any process that can connect to `host:port` can take the place of a rank.
     ///
     /// # Errors
     /// Those of [`open`](Self::open); a rank does not connect within FERROGIN_TIMEOUT.

@@ -102,7 +102,8 @@ impl Context {
                 format!("kernels run on {}: pass the handle to a kernel, or set FERROGIN_DEVICE=cpu", kind.name());
             return Err(Error::Usage(text));
         }
-        // SAFETY: kernels run on the CPU, so the handle is an address in this process. The result borrows `self`, which keeps it valid.
+        // SAFETY: kernels run on the CPU, so the handle is an address in this process. The result borrows `self`, which keeps
+        // it valid.
         let context = unsafe { device::Context::from_handle(self.handle(), id) };
         context.map_err(|status| Error::Argument(format!("context {id} does not exist ({status:?})")))
     }

@@ -33,8 +33,8 @@ impl Memory {
     }
 }
 
-/// A window of this rank. Dropping it deregisters the memory and frees what [`Comm::allocate`] allocated. A card refuses what peers still
-/// write to it.
+/// A window of this rank. Dropping it deregisters the memory and frees what [`Comm::allocate`] allocated. A card refuses what
+/// peers still write to it.
 pub struct Window {
     /// Dropped before the memory.
     window: window::Window,
@@ -87,8 +87,8 @@ impl Comm {
         self.registered(address, len, kind, None)
     }
 
-    /// Collective: registers `len` bytes of the caller's memory at the device address `address`, which are at `offset` in a dma-buf. The
-    /// registration keeps its own reference to the dma-buf.
+    /// Collective: registers `len` bytes of the caller's memory at the device address `address`, which are at `offset` in a
+    /// dma-buf. The registration keeps its own reference to the dma-buf.
     ///
     /// # Safety
     /// As for [`register`](Self::register).

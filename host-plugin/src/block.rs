@@ -247,8 +247,8 @@ impl Plan {
         self.devs.offset
     }
 
-    /// Offsets of the send queue cursors of each context's endpoints: the number of the next request, and the requests beyond it that
-    /// an endpoint with the `locked` policy has not rung.
+    /// Offsets of the send queue cursors of each context's endpoints: the number of the next request, and the requests beyond it
+    /// that an endpoint with the `locked` policy has not rung.
     pub fn cursors(&self) -> Vec<Vec<[usize; 2]>> {
         let fields = [offset_of!(WqV0, pc), offset_of!(WqV0, wqes_pending)];
         let of = |queue: &QueuePlaces| fields.map(|field| queue.qp.offset + SQ_WQ_OFFSET + field);

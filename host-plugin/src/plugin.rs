@@ -208,7 +208,8 @@ fn sysfs_of(address: impl Display) -> Option<PathBuf> {
     std::fs::canonicalize(format!("/sys/bus/pci/devices/{address}")).ok()
 }
 
-/// The place in `cards` of the card that shares the most bridges with the GPU. GPUs take cards that are equally near in turn, by `ordinal`.
+/// The place in `cards` of the card that shares the most bridges with the GPU. GPUs take cards that are equally near in turn,
+/// by `ordinal`.
 fn nearest(cards: &[Option<PathBuf>], gpu: &Path, ordinal: usize) -> Option<usize> {
     let shared = |card: &Option<PathBuf>| {
         card.as_ref().map(|card| card.iter().zip(gpu).take_while(|(card, gpu)| card == gpu).count())

@@ -58,7 +58,8 @@ impl Window {
         Self::exchange(coll, data, size, Ok(memory))
     }
 
-    /// The first, local half of [`register`](Self::register): checks the arguments, and finds the form in which cards register the memory.
+    /// The first, local half of [`register`](Self::register): checks the arguments, and finds the form in which cards register
+    /// the memory.
     ///
     /// # Errors
     /// The arguments are invalid; the memory is not mapped.

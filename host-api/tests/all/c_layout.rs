@@ -1,4 +1,5 @@
-//! The structs and numbers of `ferrogin/host.h` are those of the Rust definitions, and every function of the header is in the library.
+//! The structs and numbers of `ferrogin/host.h` are those of the Rust definitions, and every function of the header is in the
+//! library.
 
 use crate::common::{dist, include};
 use ferrogin::capi::{CContextOptions, COptions};

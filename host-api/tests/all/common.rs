@@ -81,7 +81,8 @@ pub fn is_child(test: &str) -> bool {
     std::env::var(ROLE).is_ok_and(|name| name == test)
 }
 
-/// Runs `body` in a child process on the software card with more `settings`, because a process chooses its card and its faults once.
+/// Runs `body` in a child process on the software card with more `settings`, because a process chooses its card and its faults
+/// once.
 pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     let Some(dist) = dist(test) else { return };
     if is_child(test) {
