@@ -14,8 +14,9 @@
 //! **Closing.** [`MessageEndpoint::shutdown`] sends everything and closes; peers then see [`LostReason::Closed`]. An endpoint that is only
 //! dropped may lose messages in flight, and peers detect it like a dead peer.
 //!
-//! **Silent connections.** Over TCP the endpoint ends connections to its port on which no byte arrives for 10 s, and the oldest of
-//! those without a byte that are more than a quarter of the process's limit of descriptors: they cannot use up all of them.
+//! **Silent connections.** Over TCP the endpoint ends connections to its port on which no message arrives for 10 s, and connections that are quiet for
+//! longer than a live peer. Of connections without a byte beyond a quarter of the process's limit of descriptors, which its endpoints share, it ends
+//! the oldest at once, first those of the address that has the most. [`MessageEndpoint::close_port`] ignores later connects.
 //!
 //! **Providers.** Tested: `tcp` of libfabric 2.5; for 1.17, whose `tcp` has no reliable datagrams, its `net` is taken. Over `ofi_rxm`
 //! (asked for by name, or where nothing else exists) it works too, but some sends in flight to a peer that dies never complete: their slots

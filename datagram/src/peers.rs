@@ -146,6 +146,7 @@ impl Outbox {
             && message.kind == Kind::Data
             && (message.to == 0 || message.to == self.number)
             && !admitted()
+            && !self.replaced.contains(&(message.name.into(), message.from))
     }
 
     /// Makes the endpoint with this address and number a peer, with [`Config::admission`]. A peer that was added by the address alone is

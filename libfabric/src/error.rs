@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::Version;
+use crate::{Version, bindings};
 
 /// A failure of libfabric, or of the search for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -90,7 +90,7 @@ pub enum Error {
         what: String,
     },
     /// A call into libfabric or a provider failed.
-    #[error("{call} failed: {text} (error {code})")]
+    #[error("{call} failed: {text} (error {code}){}", cure(*code))]
     Call {
         /// The name of the libfabric function.
         call: &'static str,
@@ -108,5 +108,13 @@ impl Error {
             Self::Call { code, .. } => Some(*code),
             _ => None,
         }
+    }
+}
+
+/// The cure of a code that has one.
+fn cure(code: i32) -> &'static str {
+    match code {
+        bindings::FI_EMFILE => ": this process has too many open files, raise `ulimit -n`",
+        _ => "",
     }
 }

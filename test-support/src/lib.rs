@@ -8,6 +8,7 @@ mod libfabric;
 pub mod peer;
 mod random;
 mod soak;
+pub mod stranger;
 
 pub use corpus::replay;
 pub use dist::{dist, workspace};

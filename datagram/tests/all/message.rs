@@ -202,7 +202,7 @@ fn poll_both(
     let (start, mut over) = (Instant::now(), false);
     while !over {
         assert!(start.elapsed() < LIMIT);
-        a.poll_admitting(|_, event| over |= done(Some(event)), &mut on_unadmitted).unwrap();
+        a.poll_admitting(|_, event| over |= done(Some(event)), |_, message| on_unadmitted(message)).unwrap();
         b.poll(|_, event| panic!("{event:?}")).unwrap();
         over |= done(None);
         std::thread::yield_now();

@@ -199,9 +199,10 @@ impl Wire {
             Event::Sent { .. } | Event::SendFailed { .. } => {}
             Event::Lost { peer, reason } => handle.borrow_mut()(Arrival::Lost { peer, why: reason.to_string() }),
         };
-        let events = self
-            .endpoint
-            .poll_admitting(|_, event| on_event(event), |message| handle.borrow_mut()(Arrival::Unadmitted(message)))?;
+        let events = self.endpoint.poll_admitting(
+            |_, event| on_event(event),
+            |_, message| handle.borrow_mut()(Arrival::Unadmitted(message)),
+        )?;
         Ok(events > 0)
     }
 

@@ -1,0 +1,125 @@
+//! Processes that are no peers of the program under test, of another user where that is possible.
+#![allow(unsafe_code)]
+
+use std::io::Read;
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::{child, peer::Peer, skip, soak};
+
+const TASK: &str = "FERROGIN_TEST_STRANGER";
+/// Descriptors beside the connections, also those that libfabric left open for the process.
+const OTHERS: u64 = 1000;
+/// How often [`is_undisturbed`] tries again: the machine may be busy with other work.
+const TRIES: usize = 4;
+/// Runs of which the median counts.
+const RUNS: usize = 5;
+
+/// True if this process may start others as the user `nobody`; otherwise `test` is reported as skipped.
+pub fn have_second_user(test: &str) -> bool {
+    // SAFETY: the call has no arguments and cannot fail.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let switch =
+        || Command::new("setpriv").args(["--reuid=65534", "true"]).status().is_ok_and(|status| status.success());
+    let have = is_root && switch();
+    if !have {
+        skip(&format!("{test} as another user"), "needs root and setpriv (apt-get install util-linux)");
+    }
+    have
+}
+
+/// Runs the test `name` of this program in another process, as the user `nobody` if `as_nobody`. `task` is for [`task`].
+///
+/// # Panics
+/// The process cannot be started.
+pub fn start(name: &str, task: &str, as_nobody: bool) -> Peer {
+    let mut command = child::command(name);
+    if as_nobody {
+        let mut switched = Command::new("setpriv");
+        switched.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        switched.arg(command.get_program()).args(command.get_args());
+        command = switched;
+    }
+    Peer::spawn(command.env(TASK, task))
+}
+
+/// What the process has to do, if [`start`] started it.
+pub fn task() -> Option<String> {
+    std::env::var(TASK).ok()
+}
+
+/// Sets the limit of open descriptors; false when the system refuses it.
+pub fn limit_descriptors(count: u64) -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one struct into a local variable.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    limit.rlim_cur = count.min(limit.rlim_max);
+    // SAFETY: the kernel reads one struct from a local variable.
+    known && limit.rlim_cur == count && unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } == 0
+}
+
+/// Starts a process that holds `count` TCP connections to `addresses`, in turn, and sends nothing. They are there when this returns, and as long
+/// as the result lives. The test `name` of the program must call [`hold`].
+///
+/// # Panics
+/// The process cannot be started or cannot connect.
+pub fn start_silent(name: &str, addresses: &[SocketAddr], count: usize, as_nobody: bool) -> Peer {
+    let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+    let mut process = start(name, &format!("hold {count} {}", addresses.join(" ")), as_nobody);
+    assert_eq!(process.wait_for("stranger holds"), count.to_string());
+    // The kernel has accepted the last ones; the program under test does so in this time.
+    std::thread::sleep(Duration::from_millis(100));
+    process
+}
+
+/// Silent connections in a test.
+pub fn silent() -> usize {
+    if soak() { 3000 } else { 1000 }
+}
+
+/// Does what [`start_silent`] asks for, if this process was started for it.
+///
+/// # Panics
+/// The connections are not possible.
+pub fn hold() {
+    let Some(task) = task() else { return };
+    let words: Vec<&str> = task.split(' ').collect();
+    let ["hold", count, addresses @ ..] = &words[..] else { return };
+    let count: usize = count.parse().expect("a number");
+    assert!(limit_descriptors(count as u64 + OTHERS), "no room for {count} descriptors");
+    let connect = |(_, address): (usize, &&str)| TcpStream::connect(address).expect("a connection");
+    let held: Vec<TcpStream> = (0..count).zip(addresses.iter().cycle()).map(connect).collect();
+    println!("stranger holds {}", held.len());
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// The median of the times that some runs of `body` take.
+fn median_time(mut body: impl FnMut()) -> Duration {
+    let mut time = |_| {
+        let start = Instant::now();
+        body();
+        start.elapsed()
+    };
+    let mut times: Vec<_> = (0..RUNS).map(&mut time).collect();
+    times.sort();
+    times[RUNS / 2]
+}
+
+/// Runs `body` alone, and beside [`silent`] connections as [`start_silent`] makes them. True if it then takes at most twice the time, in one of a few
+/// tries. Prints the times of `what` to standard error.
+pub fn is_undisturbed(
+    what: &str,
+    name: &str,
+    addresses: &[SocketAddr],
+    as_nobody: bool,
+    mut body: impl FnMut(),
+) -> bool {
+    (0..TRIES).any(|_| {
+        let usual = median_time(&mut body);
+        let _silent = start_silent(name, addresses, silent(), as_nobody);
+        let beside = median_time(&mut body);
+        eprintln!("{what}: {usual:.1?}, beside {} silent connections {beside:.1?}", silent());
+        beside <= 2 * usual
+    })
+}
