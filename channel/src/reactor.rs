@@ -206,6 +206,12 @@ impl Reactor {
         Ok(Listener::new(&self.shared, number, address))
     }
 
+    /// Ignores programs that connect to this reactor's TCP port from now on, for a reactor that has all its peers. Open channels stay, and the
+    /// reactor may connect to others. False where the provider has no TCP port or the system does not allow it.
+    pub fn close_port(&self) -> bool {
+        self.shared.with_engine(Engine::close_port)
+    }
+
     /// Opens a channel to the listener at `address`. `done` gets the channel, or why it did not open, within
     /// [`Config::connect_within`].
     pub fn connect_with(&self, address: &Address, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {

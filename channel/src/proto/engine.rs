@@ -1,5 +1,6 @@
 //! All channels of one endpoint: requests of users and events of the transport go in, operations and callbacks come out.
 
+mod admission;
 mod control;
 mod liveness;
 mod reconnect;
@@ -38,6 +39,8 @@ pub(crate) struct Engine {
     pub(crate) config: Config,
     channels: Vec<Option<Box<ChannelState>>>,
     listeners: Vec<Option<Listening>>,
+    /// The secrets of all listeners, also of those that were closed.
+    secrets: Vec<u64>,
     /// The last channel with each endpoint name.
     by_name: HashMap<Box<[u8]>, PriorChannel>,
     /// Hellos from endpoint names that had a channel before, until their path response.
@@ -82,6 +85,7 @@ impl Engine {
             config,
             channels: Vec::new(),
             listeners: Vec::new(),
+            secrets: Vec::new(),
             by_name: HashMap::new(),
             pending_hellos: VecDeque::new(),
             by_addr: HashMap::new(),
@@ -107,6 +111,11 @@ impl Engine {
 
     pub fn transport(&self) -> &dyn Transport {
         &*self.transport
+    }
+
+    /// See [`crate::Reactor::close_port`].
+    pub fn close_port(&mut self) -> bool {
+        self.transport.close_port()
     }
 
     /// Takes the callbacks that are due, in their order.
@@ -299,7 +308,9 @@ impl Engine {
             return false;
         }
         let mut events = std::mem::take(&mut self.events);
-        if let Err(error) = self.transport.poll(&mut events) {
+        let Self { transport, secrets, channels, .. } = self;
+        let admits = |name: &[u8], message: &[u8]| admission::is_proven(secrets, channels, name, message);
+        if let Err(error) = transport.poll_admitting(&mut events, &admits) {
             self.stop(&ChannelError::Endpoint(error));
         }
         let busy = !events.is_empty();

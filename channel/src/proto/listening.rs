@@ -7,8 +7,6 @@ use crate::ChannelError;
 
 /// A listener.
 pub(crate) struct Listening {
-    /// Part of the listener's address: a hello must contain it.
-    pub secret: u64,
     /// Channels that opened and are not accepted yet.
     pub arrived: VecDeque<u32>,
     /// Accepts that wait for a channel, with their tickets.
@@ -16,8 +14,8 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    pub fn new(secret: u64) -> Self {
-        Self { secret, arrived: VecDeque::new(), waiting: VecDeque::new() }
+    pub fn new() -> Self {
+        Self { arrived: VecDeque::new(), waiting: VecDeque::new() }
     }
 
     /// Ends all accepts with `error`.

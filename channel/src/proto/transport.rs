@@ -154,6 +154,15 @@ pub(crate) trait Transport: Send + 'static {
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool);
     /// Makes progress and appends the events.
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error>;
+    /// [`Transport::poll`], which takes the first message of an endpoint only if `admits` is true of the endpoint's name and that message. A
+    /// transport whose provider knows the senders takes messages of inserted peers, and control messages of all.
+    fn poll_admitting(&mut self, events: &mut Vec<Event>, _admits: &dyn Fn(&[u8], &[u8]) -> bool) -> Result<(), Error> {
+        self.poll(events)
+    }
+    /// Ignores endpoints that connect from now on. False where the transport cannot.
+    fn close_port(&mut self) -> bool {
+        false
+    }
     /// A descriptor that becomes readable when a poll has work, if the transport has one.
     fn wait_fd(&self) -> Option<RawFd> {
         None

@@ -56,7 +56,7 @@ impl SoftwareTags {
         let endpoint = MessageEndpoint::open_with_long(
             lib,
             &ferrogin_datagram::Config {
-                admission: false,
+                admission: true,
                 provider: config.provider.clone(),
                 source: config.source.clone(),
                 max_header: records,
@@ -124,6 +124,12 @@ impl State {
             self.events.push(Event::Received { token, bytes, tag: 0, from: None, result });
         }
     }
+}
+
+/// The message that a datagram begins with; empty if it is a long one.
+fn first_message<'a>(records: &'a [u8], payload: &'a [u8]) -> &'a [u8] {
+    let first = Records { records, payload }.parse_next();
+    first.filter(|(header, _)| header.kind == Kind::Eager).map_or(&[], |(_, bytes)| bytes)
 }
 
 impl Transport for SoftwareTags {
@@ -200,15 +206,26 @@ impl Transport for SoftwareTags {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        self.poll_admitting(events, &|_, _| true)
+    }
+
+    fn poll_admitting(&mut self, events: &mut Vec<Event>, admits: &dyn Fn(&[u8], &[u8]) -> bool) -> Result<(), Error> {
         let Self { endpoint, state, .. } = self;
         state.flush(endpoint.outbox());
-        endpoint.poll(|outbox, event| match event {
+        let on_event = |outbox: &mut Outbox, event: ferrogin_datagram::Event<'_>| match event {
             ferrogin_datagram::Event::Message { from, header, payload } => {
                 state.datagram(outbox, from, header, payload)
             }
             ferrogin_datagram::Event::Sent { token, .. } => state.send_completed(outbox, token, true),
             ferrogin_datagram::Event::SendFailed { token, .. } => state.send_completed(outbox, token, false),
             ferrogin_datagram::Event::Lost { peer, reason } => state.peer_lost(outbox, peer, &reason),
+        };
+        endpoint.poll_admitting(on_event, |outbox, first| {
+            if admits(first.address, first_message(first.header, first.payload))
+                && let Err(error) = outbox.admit(first.address, first.number)
+            {
+                log::warn!("a peer cannot be answered: {error}");
+            }
         })?;
         for over in endpoint.take_long() {
             state.direct_received(endpoint.outbox(), over.token, over.result);
@@ -216,6 +233,10 @@ impl Transport for SoftwareTags {
         state.retry(endpoint.outbox());
         events.append(&mut state.events);
         Ok(())
+    }
+
+    fn close_port(&mut self) -> bool {
+        self.endpoint.close_port()
     }
 
     fn flush(&mut self) {
@@ -239,7 +260,10 @@ impl Drop for SoftwareTags {
     fn drop(&mut self) {
         let begin = Instant::now();
         let mut events = Vec::new();
-        while !self.state.unflushed.is_empty() && begin.elapsed() < CLOSE_GRACE && self.poll(&mut events).is_ok() {}
+        while !self.state.unflushed.is_empty()
+            && begin.elapsed() < CLOSE_GRACE
+            && self.poll_admitting(&mut events, &|_, _| false).is_ok()
+        {}
         if let Err(error) = self.endpoint.shutdown(CLOSE_GRACE, |_, _| ()) {
             log::debug!("closing the endpoint: {error}");
         }

@@ -1,28 +1,29 @@
 //! Reactors that have nothing to do, and the processor time that they take.
+#![allow(unsafe_code)]
 
+use std::fs::File;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{LIMIT, libraries, pair};
-use ferrogin_channel::{Channel, Config};
+use ferrogin_channel::{Channel, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::child::run;
 use ferrogin_test_support::dist;
+use ferrogin_test_support::stranger::limit_descriptors;
 
 /// How long the reactors are idle.
 const IDLE: Duration = Duration::from_secs(2);
 /// Share of a processor that two idle reactors may take: where they must poll, each does so a thousand times a second.
 const SHARE: f64 = 0.1;
 
-/// Processor time of the threads of all reactors of this process.
-fn reactor_time() -> Duration {
-    let of_thread = |task: std::io::Result<std::fs::DirEntry>| -> Option<u64> {
-        let path = task.ok()?.path();
-        let name = std::fs::read_to_string(path.join("comm")).ok()?;
-        let time = std::fs::read_to_string(path.join("schedstat")).ok()?;
-        (name.trim_end() == "channel").then_some(time.split(' ').next()?.parse().ok()?)
-    };
-    Duration::from_nanos(std::fs::read_dir("/proc/self/task").unwrap().filter_map(of_thread).sum())
+/// Processor time of this process, whose other threads sleep.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one struct into a local variable.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 fn exchange(from: &Channel, to: &Channel) {
@@ -31,26 +32,31 @@ fn exchange(from: &Channel, to: &Channel) {
     sent.wait_for(LIMIT).unwrap();
 }
 
-/// The share of a processor that two reactors take together while their channel is idle.
-fn idle_share(lib: &Arc<Libfabric>, provider: &str) -> f64 {
+/// The share of a processor that two reactors take together while their channel is idle. `disturb` gets the listener's place before.
+fn idle_share<T>(lib: &Arc<Libfabric>, provider: &str, disturb: impl FnOnce(&str) -> T) -> f64 {
     let source = provider.contains("tcp").then(|| "127.0.0.1".to_owned());
     let config = Config { provider: provider.to_owned(), source, ..Config::default() };
-    let (_here, _there, a, b) = pair(lib, &config);
+    let (here, _there, a, b) = pair(lib, &config);
+    let listener = here.listen().unwrap();
     exchange(&a, &b);
     exchange(&b, &a);
-    let before = reactor_time();
+    let disturbance = disturb(&listener.address().endpoint());
+    let before = processor_time();
     std::thread::sleep(IDLE);
-    let share = (reactor_time() - before).as_secs_f64() / IDLE.as_secs_f64();
+    let share = (processor_time() - before).as_secs_f64() / IDLE.as_secs_f64();
+    drop(disturbance);
     exchange(&a, &b);
+    let third = Reactor::open(lib, &config).unwrap();
+    third.connect(listener.address()).wait_for(LIMIT).unwrap();
     share
 }
 
 /// Measures in a child process, whose only reactors are the idle ones.
-fn idle_reactors_rest(test: &str, provider: &str, environment: &[(&str, &str)]) {
+fn idle_reactors_rest<T>(test: &str, provider: &str, environment: &[(&str, &str)], disturb: fn(&str) -> T) {
     let libraries = libraries(test);
     let report = run(test, environment, || {
         for lib in &libraries {
-            let share = idle_share(lib, provider);
+            let share = idle_share(lib, provider, disturb);
             eprintln!("{provider} of libfabric {}: {:.2} % of a processor", lib.version(), 100.0 * share);
             assert!(share < SHARE, "{provider}: {share}");
         }
@@ -64,7 +70,19 @@ fn idle_reactors_rest(test: &str, provider: &str, environment: &[(&str, &str)]) 
 #[test]
 fn idle_reactors_leave_the_processor_alone() {
     let provider = std::env::var("FERROGIN_CHANNEL_PROVIDER").unwrap_or("tcp".to_owned());
-    idle_reactors_rest("idle_reactors_leave_the_processor_alone", &provider, &[]);
+    idle_reactors_rest("idle_reactors_leave_the_processor_alone", &provider, &[], |_| ());
+}
+
+/// The listener cannot accept, and its socket stays readable.
+#[test]
+fn reactors_without_descriptors_leave_the_processor_alone() {
+    idle_reactors_rest("reactors_without_descriptors_leave_the_processor_alone", "tcp", &[], |listener| {
+        assert!(limit_descriptors(256));
+        let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        files.pop();
+        let stream = TcpStream::connect(listener).unwrap();
+        (files, stream)
+    });
 }
 
 #[test]
@@ -73,6 +91,6 @@ fn idle_reactors_leave_the_processor_alone_where_there_is_no_descriptor_to_wait_
     let Some(dist) = dist(test, &["libsoftefa-fi.so"]) else { return };
     let dist = dist.to_str().expect("a path of text");
     for faults in ["seed=1", "no_wait_fd"] {
-        idle_reactors_rest(test, "softefa", &[("FI_PROVIDER_PATH", dist), ("SOFTEFA_FAULTS", faults)]);
+        idle_reactors_rest(test, "softefa", &[("FI_PROVIDER_PATH", dist), ("SOFTEFA_FAULTS", faults)], |_| ());
     }
 }

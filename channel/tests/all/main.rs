@@ -5,4 +5,5 @@ mod common;
 mod idle;
 mod malformed_peers;
 mod reconnect;
+mod strangers;
 mod usage;

@@ -53,6 +53,7 @@ impl Ring {
         let deadline = Deadline::after(timeout);
         match ring.handshake(&mut neighbors, (connects, accepts), &deadline) {
             Ok(()) => {
+                neighbors.close_port();
                 ring.neighbors = Some(neighbors);
                 Ok(ring)
             }

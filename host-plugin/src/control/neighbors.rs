@@ -240,6 +240,13 @@ impl Neighbors {
         self.reactor.aborted_at = Some(Instant::now());
     }
 
+    /// Ignores programs that connect from now on: both neighbours are connected.
+    pub fn close_port(&self) {
+        if let Some(reactor) = &self.reactor.reactor {
+            reactor.close_port();
+        }
+    }
+
     /// Keeps the listener of a ring that failed, until the previous rank has connected and got the abort frame.
     pub fn keep_accepting(&mut self, listener: ferrogin_channel::Listener) {
         self.reactor.accepting = Some(listener);

@@ -1,9 +1,10 @@
 use super::neighbors::handle_address;
 use super::{ControlError, Listener, Ring, Step};
-use ferrogin_channel::{Config, Reactor};
+use ferrogin_channel::{ChannelError, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
-use std::io::Write;
-use std::net::TcpStream;
+use ferrogin_test_support::{child, stranger};
+use std::io::{ErrorKind, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
@@ -251,9 +252,10 @@ fn peers_without_secret_are_refused() {
     let mut forged = handles[1];
     forged[16..24].fill(7);
     let lib = Libfabric::load(None).unwrap();
-    let reactor = Reactor::open(&lib, &Config::default()).unwrap();
+    let config = Config { connect_within: Duration::from_millis(500), ..Config::default() };
+    let reactor = Reactor::open(&lib, &config).unwrap();
     let refused = reactor.connect(&handle_address(&forged).unwrap()).wait().unwrap_err();
-    assert!(refused.to_string().contains("no listener"), "{refused}");
+    assert!(matches!(refused, ChannelError::Timeout { .. }), "{refused}");
     let threads: Vec<_> = listeners
         .into_iter()
         .enumerate()
@@ -269,6 +271,74 @@ fn peers_without_secret_are_refused() {
         assert_eq!(thread.join().unwrap(), vec![vec![0], vec![1]]);
     }
     drop(sockets);
+}
+
+/// What the other process of [`silent_connections_do_not_delay_set_up`] runs.
+#[test]
+fn stranger() {
+    stranger::hold();
+}
+
+/// The time in which three ranks are set up, which have listeners before `disturb` gets their addresses. Then their ports are closed.
+fn time_to_set_up<T>(disturb: impl FnOnce(&[SocketAddr]) -> T) -> Duration {
+    let (listeners, handles) = listeners(3, LONG);
+    let addresses: Vec<SocketAddr> =
+        handles.iter().map(|handle| handle_address(handle).unwrap().endpoint().parse().unwrap()).collect();
+    let _disturbance = disturb(&addresses);
+    let start = Instant::now();
+    let rings: Vec<Ring> = thread::scope(|scope| {
+        let connect = |(rank, listener)| {
+            let (handles, listener): (_, &Listener) = (&handles, listener);
+            scope.spawn(move || {
+                let mut ring = Ring::connect(listener, handles, rank, LONG).unwrap();
+                assert_eq!(ring.allgather(Step::Connect, Some(&[rank as u8])).unwrap(), [[0], [1], [2]]);
+                ring
+            })
+        };
+        let threads: Vec<_> = listeners.iter().map(|listener| &**listener).enumerate().map(connect).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let time = start.elapsed();
+    for address in &addresses {
+        let late = TcpStream::connect_timeout(address, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::TimedOut, "{address} still accepts");
+    }
+    let mut rings = rings;
+    thread::scope(|scope| {
+        for ring in &mut rings {
+            scope.spawn(|| ring.allgather(Step::RegisterWindow, Some(&block(2))).unwrap());
+        }
+    });
+    time
+}
+
+/// The median of several set-ups.
+fn usual_set_up<T>(disturb: impl Fn(&[SocketAddr]) -> T) -> Duration {
+    let mut times: Vec<_> = (0..3).map(|_| time_to_set_up(&disturb)).collect();
+    times.sort();
+    times[1]
+}
+
+#[test]
+fn silent_connections_do_not_delay_set_up() {
+    let test = "silent_connections_do_not_delay_set_up";
+    let as_nobody = stranger::have_second_user(test);
+    let report = child::run(test, &[], || {
+        assert!(stranger::limit_descriptors(512));
+        let undisturbed = (0..4).any(|_| {
+            let usual = usual_set_up(|_| ());
+            let silent = |addresses: &[SocketAddr]| {
+                stranger::start_silent("control::tests::stranger", addresses, stranger::silent(), as_nobody)
+            };
+            let beside = usual_set_up(silent);
+            eprintln!("three ranks: {usual:.1?}, beside {} silent connections {beside:.1?}", stranger::silent());
+            beside <= 2 * usual
+        });
+        assert!(undisturbed, "silent connections slow down the set-up");
+    });
+    if let Some(report) = report {
+        println!("{report}");
+    }
 }
 
 #[test]

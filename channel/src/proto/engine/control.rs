@@ -156,8 +156,12 @@ impl Engine {
     }
 
     fn hello(&mut self, message: &Control<'_>) {
-        let listening = self.listeners.get_mut(message.to as usize).and_then(Option::as_mut);
-        let listening = listening.filter(|listening| listening.secret == message.secret);
+        if self.secrets.get(message.to as usize) != Some(&message.secret) {
+            // No answer: the sender may have written the name of any endpoint into the hello.
+            log::debug!("a hello without the secret of a listener was dropped");
+            return;
+        }
+        let listening = self.listeners.get(message.to as usize).and_then(Option::as_ref);
         let refused = if message.version != VERSION {
             Some(Reason::Version)
         } else if message.matching != self.transport.properties().matching as u8 {

@@ -23,6 +23,10 @@ const MAX_CHALLENGES: u32 = 10;
 impl Engine {
     /// Queues a hello from an endpoint name that had a channel before.
     pub(super) fn queue_hello(&mut self, hello: PendingHello) {
+        if self.pending_hellos.iter().any(|pending| (pending.addr, pending.remote) == (hello.addr, hello.remote)) {
+            // The same hello again.
+            return;
+        }
         if self.pending_hellos.len() >= MAX_PENDING_HELLOS {
             self.pending_hellos.pop_front();
         }

@@ -155,7 +155,8 @@ impl Engine {
         let secret = secret();
         let listener = self.listeners.len() as u32;
         let address = Address { matching: self.transport.properties().matching, listener, secret, name: name.clone() };
-        self.listeners.push(Some(Listening::new(secret)));
+        self.listeners.push(Some(Listening::new()));
+        self.secrets.push(secret);
         Ok((listener, address))
     }
 

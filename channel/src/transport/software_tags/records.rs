@@ -116,7 +116,8 @@ pub(super) struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    fn take(&mut self) -> Option<(Header, &'a [u8])> {
+    /// The next record, without a line in the log.
+    pub fn parse_next(&mut self) -> Option<(Header, &'a [u8])> {
         let (header, rest) = RecordHeader::ref_from_prefix(self.records).ok()?;
         let header = Header::parse(header)?;
         let len = if header.inline { usize::try_from(header.total).ok()? } else { 0 };
@@ -139,7 +140,7 @@ impl<'a> Iterator for Records<'a> {
         if self.records.is_empty() {
             return None;
         }
-        let next = self.take();
+        let next = self.parse_next();
         if next.is_none() {
             log::warn!("the rest of a datagram was dropped: its {} bytes are malformed", self.records.len());
             self.records = &[];

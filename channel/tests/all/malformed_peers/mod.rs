@@ -31,6 +31,7 @@ const REFUSE: u8 = 3;
 const PING: u8 = 4;
 const PONG: u8 = 5;
 const ABORT: u8 = 8;
+const PATH_CHALLENGE: u8 = 10;
 
 /// A control message of the documented form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -378,17 +379,20 @@ type Change = fn(&mut Control);
 
 /// A refused peer gets the reason, and malformed bytes in place of a hello affect no other peer.
 fn hellos_are_refused<R: Raw>(listener: &Listener, open: &dyn Fn() -> R) {
-    let cases: [(Change, Reason); 5] = [
+    let silenced: [Change; 3] =
+        [|hello| hello.secret ^= 1, |hello| hello.to += 1, |hello| (hello.secret, hello.version) = (0, 0)];
+    let mut silenced = silenced.map(|change| MalformedPeer::hello(open(), listener.address(), change));
+    let cases: [(Change, Reason); 3] = [
         (|hello| hello.version += 1, Reason::Version),
         (|hello| hello.version = 0, Reason::Version),
         (|hello| hello.matching ^= 3, Reason::Matching),
-        (|hello| hello.secret ^= 1, Reason::NotListening),
-        (|hello| hello.to += 1, Reason::NotListening),
     ];
     for (change, reason) in cases {
         let refused = MalformedPeer::hello(open(), listener.address(), change).answer();
         assert_eq!((refused.kind, refused.value), (REFUSE, reason as u64));
     }
+    // Without the secret there is no answer, also not one that comes later than those.
+    assert!(silenced.iter_mut().all(|peer| peer.receive().is_none()), "a hello without the secret is answered");
     let mut malformed = MalformedPeer::hello(open(), listener.address(), |hello| hello.name.clear());
     for bytes in [&b""[..], b"FGC1", &[0; 48], &[0xff; 148], &[7; 5000]] {
         malformed.raw.send(CONTROL | u64::from(HELLO), bytes);
@@ -496,6 +500,43 @@ fn malformed_peers<R: Raw>(lib: &Arc<Libfabric>, config: &Config, open: &dyn Fn(
     assert!(noticed, "peers that answer are given up as silent");
     malformed_answers_end_connects(lib, config, open);
     good.end();
+}
+
+#[test]
+fn replayed_hello_changes_nothing() {
+    for lib in libraries("replayed_hello_changes_nothing") {
+        let reactor = Reactor::open(&lib, &config("tcp")).unwrap();
+        let listener = reactor.listen().unwrap();
+        let (accepted, mut hello) = (listener.accept(), Vec::new());
+        let mut peer =
+            MalformedPeer::hello(Datagrams::open(&lib, "tcp"), listener.address(), |sent| hello = sent.emit());
+        assert_eq!(peer.answer().kind, WELCOME);
+        let channel = accepted.wait_for(LIMIT).unwrap();
+        let second = listener.accept();
+        let mut challenges = 0;
+        let mut count = |peer: &mut MalformedPeer<Datagrams>| {
+            let received = peer.raw.receive();
+            challenges += received.iter().filter(|bytes| Control::parse(bytes).kind == PATH_CHALLENGE).count();
+        };
+        for _ in 0..1000 {
+            peer.raw.send(CONTROL | u64::from(HELLO), &hello);
+            count(&mut peer);
+        }
+        peer.send(payload(0, b"abc"));
+        peer.send(length(0, 3));
+        let message = wait("a message", || {
+            count(&mut peer);
+            channel.receive().wait_for(Duration::from_millis(10)).ok()
+        });
+        assert_eq!(message, b"abc");
+        for _ in 0..100 {
+            count(&mut peer);
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(second.wait_for(Duration::from_millis(1)).is_err(), "a replayed hello opened a channel");
+        // One path challenge, which is repeated at most nine times.
+        assert!(challenges <= 10, "{challenges} answers to replayed hellos");
+    }
 }
 
 #[test]
