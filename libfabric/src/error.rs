@@ -114,7 +114,7 @@ impl Error {
 /// The cure of a code that has one.
 fn cure(code: i32) -> &'static str {
     match code {
-        bindings::FI_EMFILE => ": this process has too many open files, raise `ulimit -n`",
+        bindings::FI_EMFILE => "; this process has too many open files: raise `ulimit -n`",
         _ => "",
     }
 }
