@@ -193,3 +193,12 @@ fn arm_number_counts_events() {
     cq.queue.event_seen();
     expect(&mut cq, Arm::Any, 11 & 3, 1);
 }
+
+#[test]
+fn queue_reports_its_number_slots_and_consumer() {
+    let mut cq = Fixture::new(false, 0x0300_0005);
+    assert_eq!((cq.queue.cqn(), cq.queue.capacity(), cq.queue.consumer()), (0x56, 1 << LOG, 0x0300_0005));
+    // The card knows 24 bits of the consumer index.
+    cq.queue.release();
+    assert_eq!(cq.record.read(0, 4), [0, 0, 0, 5]);
+}
