@@ -132,3 +132,49 @@ fn reserved_attributes_are_refused() {
     let cq = CqAttrs { comp_mask: 0, flags: 0, buffer: null_mut(), num_entries: 8, entry_size: 32 };
     assert_eq!(CqV0::new(&CqAttrs { flags: 4, ..cq }), Err(InitError::Reserved(4)));
 }
+
+#[test]
+fn reserved_bits_do_not_cancel_out() {
+    let good = QpAttrs { sq_num_entries: 8, rq_num_entries: 8, sq_entry_size: 64, ..QpAttrs::ZERO };
+    assert_eq!(QpV0::new(&QpAttrs { comp_mask: 5, flags: 5, ..good }), Err(InitError::Reserved(5)));
+    assert_eq!(QpV0::new(&QpAttrs { comp_mask: 3, flags: 6, ..good }), Err(InitError::Reserved(7)));
+    let cq = CqAttrs { comp_mask: 5, flags: 5, buffer: null_mut(), num_entries: 8, entry_size: 32 };
+    assert_eq!(CqV0::new(&cq), Err(InitError::Reserved(5)));
+    assert_eq!(CqV0::new(&CqAttrs { flags: 6, ..cq }), Err(InitError::Reserved(7)));
+}
+
+#[test]
+fn first_release_refuses_reserved_attributes() {
+    let good = QpAttrsV0 {
+        comp_mask: 0,
+        flags: 0,
+        sq_buffer: null_mut(),
+        rq_buffer: null_mut(),
+        sq_doorbell: null_mut(),
+        rq_doorbell: null_mut(),
+        sq_num_entries: 8,
+        sq_entry_size: 64,
+        sq_max_batch: 8,
+        rq_num_entries: 8,
+        rq_entry_size: 16,
+        reserved: 0,
+    };
+    assert!(QpV0::new_v0(&good).is_ok());
+    assert_eq!(QpV0::new_v0(&QpAttrsV0 { comp_mask: 1, ..good }), Err(InitError::Reserved(1)));
+    assert_eq!(QpV0::new_v0(&QpAttrsV0 { flags: 2, ..good }), Err(InitError::Reserved(2)));
+}
+
+#[test]
+fn refusals_name_the_attribute_and_its_value() {
+    for (error, value, attribute) in [
+        (InitError::Entries(12), "12", "power of two"),
+        (InitError::WqeSize(96), "96", "byte requests"),
+        (InitError::InlineData(81), "81", "inline bytes"),
+        (InitError::RdmaSges(2), "2", "buffers"),
+        (InitError::Caps(8), "0x8", "capabilities"),
+        (InitError::Reserved(4), "0x4", "comp_mask or flags"),
+    ] {
+        let text = error.to_string();
+        assert!(text.contains(value) && text.contains(attribute), "{error:?}: {text}");
+    }
+}
