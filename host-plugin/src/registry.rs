@@ -272,6 +272,32 @@ mod tests {
     }
 
     #[test]
+    fn each_of_thousands_of_contexts_has_its_own_fault() {
+        let contexts: Vec<_> =
+            (0..2 * FLAGS_PER_BLOCK + 7).map(|n| insert(Kind::Context, Arc::new(n)).unwrap()).collect();
+        contexts.iter().step_by(3).for_each(|handle| raise_fault(*handle));
+        for (n, handle) in contexts.iter().enumerate() {
+            assert_eq!(fault(*handle), Ok(n % 3 == 0), "context {n}");
+            assert_eq!(*remove::<usize>(*handle, Kind::Context).unwrap(), n);
+        }
+    }
+
+    #[test]
+    fn refusals_name_the_kinds_of_handle() {
+        let listen = insert(Kind::Listen, Arc::new(1u8)).unwrap();
+        let text = |handle, wanted| get::<u8>(handle, wanted).unwrap_err().to_string();
+        assert_eq!(text(std::ptr::null_mut(), Kind::Window), "the memory handle is NULL");
+        let wrong = "NCCL passed the handle of a listen communicator where the call takes a GIN context";
+        assert_eq!(text(listen, Kind::Context), wrong);
+        remove::<u8>(listen, Kind::Listen).unwrap();
+        let closed = text(listen, Kind::Listen);
+        assert_eq!(closed.split_once(": ").unwrap().1, "it was closed, or another plugin made it");
+        assert!(closed.starts_with(&format!("{:#x} is no open listen communicator", listen as u64)), "{closed}");
+        let names = [Kind::Plugin, Kind::Coll].map(Kind::name);
+        assert_eq!(names, ["plugin context", "collective communicator"]);
+    }
+
+    #[test]
     fn handle_is_removed_by_one_of_many_threads() {
         let handle = insert(Kind::Plugin, Arc::new(3u16)).unwrap() as usize;
         let threads: Vec<_> = (0..8)

@@ -145,6 +145,62 @@ fn peer_is_found_in_readable_ring() {
     assert_eq!(watch.peers(0, 7), "rank 1");
 }
 
+/// Every peer whose request has the id is a suspect; free slots of the ring and unknown targets are none.
+#[test]
+fn peers_that_share_an_id_are_all_named() {
+    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
+    let mut watch = watch_of(&mut ring, &mut errors, &mut abort, 0);
+    watch.nranks = 6;
+    let requests_of = |peers: &[(u16, u32)]| {
+        let mut bytes = vec![0u8; 8 * 128];
+        for (i, (ah, qkey)) in peers.iter().enumerate() {
+            let meta = TxMetaDesc { req_id: 40, ah: *ah, dest_qp_num: 10 + *ah, qkey: *qkey, ..TxMetaDesc::ZERO };
+            bytes[i * 128..][..TxMetaDesc::SIZE].copy_from_slice(&meta.to_bytes());
+        }
+        bytes
+    };
+    for (peers, expected) in [
+        (&[(2, 1), (2, 1)][..], "rank 2"),
+        (&[(4, 1), (1, 1)], "rank 1 or 4"),
+        (&[(0, 1), (3, 1), (5, 1)], "rank 0 or 3 or 5"),
+        (&[(0, 1), (1, 1), (3, 1), (5, 1)], "one of 4 ranks"),
+        (&[(2, 0), (9, 1)], "an unknown rank"),
+    ] {
+        let requests = requests_of(peers);
+        watch.endpoints[0].ring = Some(RingView { buffer: requests.as_ptr(), entry_size: 128, entries: 8 });
+        assert_eq!(watch.peers(0, 40), expected);
+    }
+}
+
+#[test]
+fn message_has_operation_and_cure_of_the_failure() {
+    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
+    let watch = watch_of(&mut ring, &mut errors, &mut abort, 0);
+    let text = |op: u8, status: u8| {
+        let flags = CdescFlags(0).with_phase(true).with_op_type(op);
+        watch.describe(0, CdescCommon { req_id: 1, status, flags, qp_num: 9 })
+    };
+    let of = |status: CompStatus| text(SendOp::RdmaWrite.raw(), status.raw());
+    assert!(of(CompStatus::RemoteAbort).contains("a write to rank 1"));
+    assert!(text(SendOp::RdmaRead.raw(), 7).contains("a read from rank 1"));
+    assert!(text(SendOp::Send.raw(), 7).contains("a request to rank 1"));
+    assert!(text(SendOp::Send.raw(), 250).contains("a status that this version does not know (status 250)"));
+    for (status, cure) in [
+        (CompStatus::LocalInvalidLkey, "source window"),
+        (CompStatus::LocalBadLength, "source window"),
+        (CompStatus::RemoteBadLength, "registered on the peer"),
+        (CompStatus::RemoteBadDestQpn, "peer's log that it still runs"),
+        (CompStatus::RemoteAbort, "peer's log that it still runs"),
+        (CompStatus::RemoteUnknownPeer, "peer's log that it still runs"),
+        (CompStatus::LocalUnresponsiveRemote, "security group"),
+        (CompStatus::LocalUnreachableRemote, "security group"),
+        (CompStatus::LocalInvalidAh, "below the number of ranks"),
+        (CompStatus::LocalQpInternalError, "driver's log"),
+    ] {
+        assert!(of(status).contains(cure), "{}", of(status));
+    }
+}
+
 #[test]
 fn error_counter_alone_raises_fault_and_abort_flag() {
     let (mut ring, errors, mut abort) = (Ring::new(8, 32), Box::into_raw(Box::new(0)), 0);
