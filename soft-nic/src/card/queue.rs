@@ -196,3 +196,78 @@ impl CompletionRing {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn slots_and_phases_follow_the_index() {
+        let queue = WorkQueue::new(64, 8, 3).unwrap();
+        for index in [0, 7, 8, 15, 16, u32::MAX] {
+            assert_eq!((queue.slot_of(index), queue.phase_of(index)), (index % 8, (index / 8 % 2) as u8), "{index}");
+        }
+    }
+
+    #[test]
+    fn receive_is_read_from_its_slot_with_all_its_bits() {
+        let queue = WorkQueue::new(RQ_ENTRY_LEN, 8, 0).unwrap();
+        let desc = RxDesc::single(0x1234, 0x0123_4567_89ab_cdef, 0x5678, 0x9a_bcde);
+        let slot = queue.buffer().wrapping_add(5 * RQ_ENTRY_LEN as usize).cast::<[u64; 2]>();
+        // SAFETY: the ring has eight slots of 16 bytes.
+        unsafe { slot.write(desc.to_words()) };
+        assert_eq!(queue.fetch_receive(13), desc);
+        assert_ne!(queue.fetch_receive(12), desc);
+    }
+
+    #[test]
+    fn watch_sees_a_doorbell_until_it_is_taken() {
+        let queue = Arc::new(WorkQueue::new(64, 8, 0).unwrap());
+        let mut watch = Watch::new(4, queue.clone(), 0);
+        assert!(!watch.is_rung());
+        queue.preset(3);
+        assert!(watch.is_rung());
+        watch.seen = 3;
+        assert!(!watch.is_rung());
+    }
+
+    #[test]
+    fn application_memory_for_completions_is_checked_and_cleared() {
+        let page = page_size();
+        let file = memory::sealed_memfd("completions", page).unwrap();
+        let from = |offset: u64, len| Mapping::shared(file.as_fd(), offset, len).unwrap();
+        let refused = |map, entries| {
+            CompletionRing::in_memory(map, entries).is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
+        };
+        assert!(refused(from(0, 255), 8), "too small");
+        assert!(refused(from(16, 256), 8), "not aligned");
+        assert!(refused(from(0, 256), 6), "no power of two");
+        let map = from(32, 257);
+        // SAFETY: the mapping has 257 bytes.
+        unsafe { std::ptr::write_bytes(map.as_ptr(), 0xa5, 257) };
+        let ring = CompletionRing::in_memory(map, 8).unwrap();
+        // SAFETY: the ring has 256 bytes, and one follows.
+        let bytes = unsafe { ring.buffer().cast::<[u8; 257]>().read() };
+        assert_eq!((&bytes[..256], bytes[256]), (&[0; 256][..], 0xa5));
+    }
+
+    #[test]
+    fn completions_fill_the_slots_in_turn_with_the_phase_of_their_lap() {
+        let mut ring = CompletionRing::new(4).unwrap();
+        for n in 0..19u8 {
+            let mut phase_of_entry = None;
+            ring.append(|phase| {
+                phase_of_entry = Some(phase);
+                RawCqe([n; 32])
+            });
+            assert_eq!(phase_of_entry, Some(n / 4 % 2 == 0), "entry {n}");
+            // SAFETY: the ring has four slots of 32 bytes.
+            let slots = unsafe { ring.buffer().cast::<[[u8; 32]; 4]>().read() };
+            assert_eq!(slots[usize::from(n) % 4], [n; 32]);
+            let before = n.saturating_sub(1);
+            assert_eq!(slots[usize::from(before) % 4], [before; 32], "the entry before stays");
+        }
+    }
+}

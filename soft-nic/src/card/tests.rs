@@ -2,8 +2,9 @@
 
 use std::net::Ipv4Addr;
 
-use efa_dp_direct::wire::CompStatus;
-use efa_dp_direct::wqe::{Destination, Geometry, Operation, RemoteMem, SendData, SendWqe, Sge, WriteData};
+use efa_dp_direct::cq::{Cqe, RawCqe, Status};
+use efa_dp_direct::wire::{CompStatus, LkeyCtrl, RxDesc};
+use efa_dp_direct::wqe::{Destination, Geometry, Operation, RemoteMem, RequestIds, SendData, SendWqe, Sge, WriteData};
 use ferrogin_datagram::Peer;
 use zerocopy::IntoBytes;
 
@@ -15,6 +16,7 @@ use super::qp::Token;
 use super::queue::CompletionRing;
 use super::recv_queue::NOT_READY;
 use super::region::{Access, Keys, Memory};
+use super::request::MAX_SEND_SIZE;
 use super::{Core, SetupError, Wires};
 use crate::address::Gid;
 use crate::config::Config;
@@ -481,4 +483,181 @@ fn keys_of_closed_region_close_no_other_region() {
     let keys = world.core.regions.insert(PD, Access::default(), memory, &mut Random::seeded(2)).unwrap();
     assert!(world.core.regions.remove(old).is_none());
     assert!(world.core.regions.remove(keys).is_some());
+}
+
+/// Completions and errors of sends, which stand for every request of a queue pair in error.
+fn failed(world: &mut World) -> u64 {
+    world.counts()[0].1
+}
+
+/// The card cannot tell a doorbell that went back from one far ahead. Half the range of the counter is the border.
+#[test]
+fn doorbell_half_the_range_ahead_flushes_a_ring_of_requests() {
+    for (advance, errors) in [(i32::MAX as u32, 1 + 16), (1 << 31, 1), (u32::MAX, 1)] {
+        let mut world = World::open();
+        world.core.qp(world.qpn).unwrap().sq.preset(advance);
+        assert_eq!(world.core.take_rung(world.qpn), advance);
+        assert_eq!(failed(&mut world), errors, "{advance:#x} requests at once");
+    }
+}
+
+#[test]
+fn unrung_requests_beyond_the_batch_fail_the_queue() {
+    for (unrung, errors) in [(2, 0), (3, 1)] {
+        let mut world = World::with(Faults::parse("sq_size=16,max_batch=2").unwrap());
+        for _ in 0..unrung {
+            let operation = world.write(world.sge());
+            world.place(operation, false);
+        }
+        world.core.check_batches();
+        assert_eq!(failed(&mut world), errors, "{unrung} requests are written and not rung");
+    }
+    // The doorbell may come while the card looks at the slot.
+    let mut world = World::with(Faults::parse("sq_size=16,max_batch=2").unwrap());
+    for _ in 0..3 {
+        let operation = world.write(world.sge());
+        world.place(operation, false);
+    }
+    world.core.qp(world.qpn).unwrap().sq.preset(3);
+    world.core.check_batches();
+    assert_eq!(failed(&mut world), 0);
+}
+
+#[test]
+fn token_names_one_request_and_no_later_one_of_its_entry() {
+    let mut world = World::open();
+    let operation = world.write(world.sge());
+    let old = world.post(operation, false).unwrap();
+    let taken = |world: &mut World, token| world.core.qp(world.qpn).unwrap().take(token).is_some();
+    assert!(taken(&mut world, old) && !taken(&mut world, old));
+    let operation = world.write(world.sge());
+    let new = world.post(operation, false).unwrap();
+    assert_eq!(new.entry(), old.entry(), "the entry is used again");
+    assert!(!taken(&mut world, old) && taken(&mut world, new));
+}
+
+#[test]
+fn queue_pairs_of_128_byte_requests_are_wide() {
+    let mut world = World::open();
+    for (bytes, wide) in [(64, false), (128, true)] {
+        let qpn = world.core.open_qp(PD, bytes, 16, 16).unwrap();
+        assert_eq!(world.core.qp(qpn).unwrap().is_wide(), wide);
+    }
+}
+
+/// A queue pair that receives, and its descriptors.
+struct Receiver {
+    world: World,
+    qpn: u16,
+    qkey: u32,
+}
+
+impl Receiver {
+    fn open() -> Self {
+        let mut world = World::open();
+        let qpn = world.core.open_qp(PD, 64, 16, 16).unwrap();
+        let mut attached: [Vec<u32>; EVENTS] = Default::default();
+        attached[Event::Recv as usize] = vec![world.counters[4]];
+        world.core.enable_qp(qpn, world.cq, Some(world.cq), attached).unwrap();
+        let qkey = world.core.qp(qpn).unwrap().qkey;
+        Self { world, qpn, qkey }
+    }
+
+    /// Posts descriptors of a length and control bits each, of consecutive parts of the memory.
+    fn post(&mut self, descs: &[(u16, LkeyCtrl)]) {
+        let (mut at, lkey) = (self.world.bytes.as_ptr() as u64, self.world.keys.lkey);
+        let qp = self.world.core.qp(self.qpn).unwrap();
+        let rung = qp.rq.rung();
+        for (n, (length, control)) in descs.iter().enumerate() {
+            let desc = RxDesc { lkey_ctrl: control.with_lkey(lkey), ..RxDesc::single(40, at, *length, 0) };
+            at += u64::from(*length);
+            let slot = qp.rq.slot_of(rung + n as u32) as usize;
+            // SAFETY: the slot lies in the ring and has as many bytes.
+            unsafe { qp.rq.buffer().cast::<[u64; 2]>().wrapping_add(slot).write(desc.to_words()) };
+        }
+        qp.rq.preset(rung + descs.len() as u32);
+    }
+
+    /// A send of `total` bytes arrives. Returns the answer.
+    fn send(&mut self, total: u32) -> Option<CompStatus> {
+        let send =
+            Header { dst_qpn: self.qpn, qkey: self.qkey, total, len: total.min(8), ..Header::new(Kind::Send, 7) };
+        let asked = self.world.asked;
+        self.world.arrives(asked, send);
+        let answer = self.world.core.connections.get_mut(asked).unwrap().answers.pop_back();
+        answer.and_then(|answer| CompStatus::from_raw(answer.status))
+    }
+
+    /// Request id and status of the completions so far.
+    fn completions(&mut self) -> Vec<(u16, Status)> {
+        let ring = self.world.core.cqs.get_mut(self.world.cq).unwrap();
+        // SAFETY: the ring has 16 entries of 32 bytes.
+        let entries = unsafe { ring.buffer().cast::<[[u8; 32]; 16]>().read() };
+        let entries = entries.into_iter().map(RawCqe).filter(|entry| entry.phase());
+        let meaning = entries.map(|entry| Cqe::parse(&entry, RequestIds::Bits16).expect("a completion"));
+        meaning.filter_map(|cqe| if let Cqe::Recv(cqe) = cqe { Some((cqe.req_id, cqe.status)) } else { None }).collect()
+    }
+}
+
+const FIRST: LkeyCtrl = LkeyCtrl(0).with_first(true);
+const LAST: LkeyCtrl = LkeyCtrl(0).with_last(true);
+const WHOLE: LkeyCtrl = FIRST.with_last(true);
+
+#[test]
+fn send_fills_the_buffers_of_the_next_receive() {
+    for (descs, filled) in [(&[(8, WHOLE)][..], [9; 8]), (&[(3, FIRST), (5, LAST)], [9; 8])] {
+        let mut receiver = Receiver::open();
+        assert_eq!(receiver.send(8), Some(CompStatus::RemoteRnr), "before a receive is posted");
+        receiver.post(descs);
+        assert_eq!(receiver.send(8), Some(CompStatus::Ok));
+        assert_eq!(*receiver.world.bytes, filled);
+        assert_eq!(receiver.completions(), [(40, Status::Known(CompStatus::Ok))]);
+        assert_eq!(receiver.world.counts()[4], (1, 0));
+        assert_eq!(receiver.send(8), Some(CompStatus::RemoteRnr), "the receive is used");
+    }
+}
+
+#[test]
+fn malformed_receives_fail_the_queue_pair() {
+    for (name, descs) in [
+        ("no last buffer", &[(4, FIRST)][..]),
+        ("three buffers", &[(2, FIRST), (2, LkeyCtrl(0)), (2, LAST)]),
+        ("no first buffer", &[(8, LAST)]),
+        ("two first buffers", &[(4, FIRST), (4, WHOLE)]),
+        ("a reserved bit", &[(8, LkeyCtrl(WHOLE.0 | 1 << 29))]),
+    ] {
+        let mut receiver = Receiver::open();
+        receiver.post(descs);
+        assert_eq!(receiver.send(8), Some(CompStatus::RemoteBadDestQpn), "{name}");
+        assert_eq!(receiver.world.counts()[4].0, 0, "{name}");
+        let first = receiver.completions()[0];
+        assert_eq!(first, (40, Status::Known(CompStatus::LocalQpInternalError)), "{name}");
+        assert_eq!(*receiver.world.bytes, [0; 8], "{name}");
+    }
+}
+
+#[test]
+fn send_longer_than_a_packet_or_its_receive_is_refused() {
+    let mut receiver = Receiver::open();
+    assert_eq!(receiver.send(MAX_SEND_SIZE), Some(CompStatus::RemoteRnr));
+    assert_eq!(receiver.send(MAX_SEND_SIZE + 1), Some(CompStatus::RemoteBadLength));
+    assert_eq!(receiver.send(u32::MAX), Some(CompStatus::RemoteBadLength));
+    receiver.post(&[(7, WHOLE)]);
+    assert_eq!(receiver.send(8), Some(CompStatus::RemoteBadLength));
+    assert_eq!(receiver.completions(), [(40, Status::Known(CompStatus::LocalBadLength))]);
+    assert_eq!((*receiver.world.bytes, receiver.world.counts()[4]), ([0; 8], (0, 1)));
+}
+
+#[test]
+fn rnr_retries_wait_twice_as_long_each_time_up_to_a_bound() {
+    let mut world = World::open();
+    let operation = Operation::Send { data: SendData::One(world.sge()), imm: None };
+    let token = world.post(operation, false).unwrap();
+    for delay in [20, 40, 80, 160, 320, 640, 1280, 1280, 1280] {
+        assert!(world.core.retry_send(token));
+        world.core.clock_us += delay - 1;
+        assert!(!world.core.poll_unready(), "not before {delay} us");
+        world.core.clock_us += 1;
+        assert!(world.core.poll_unready(), "after {delay} us");
+    }
 }
