@@ -109,7 +109,11 @@ impl World {
 
     /// Writes a request without ringing.
     fn place(&mut self, operation: Operation, broken: bool) {
-        let mut wqe = SendWqe::new(u64::from(self.posted), self.to, operation);
+        self.place_with_id(u64::from(self.posted), operation, broken);
+    }
+
+    fn place_with_id(&mut self, id: u64, operation: Operation, broken: bool) {
+        let mut wqe = SendWqe::new(id, self.to, operation);
         let qp = self.core.qp(self.qpn).unwrap();
         wqe.phase = (qp.sq.phase_of(self.posted) == 1) != broken;
         let mut bytes = [0; 64];
@@ -536,6 +540,19 @@ fn token_names_one_request_and_no_later_one_of_its_entry() {
     assert!(!taken(&mut world, old) && taken(&mut world, new));
 }
 
+/// The bits beyond the low 16 of a request's id are reserved on a card without the capability for 64 bits.
+#[test]
+fn request_ids_have_the_bits_that_the_card_offers() {
+    for (caps, id, errors) in [(0, 0xffff, 0), (0, 0x1_0000, 1), (1, 0x1_0000, 0)] {
+        let mut world = World::with(Faults { qp_caps: caps, ..Faults::default() });
+        let operation = world.write(world.sge());
+        world.place_with_id(id, operation, false);
+        world.core.qp(world.qpn).unwrap().sq.preset(1);
+        world.core.take_rung(world.qpn);
+        assert_eq!(failed(&mut world), errors, "id {id:#x} with capabilities {caps}");
+    }
+}
+
 #[test]
 fn queue_pairs_of_128_byte_requests_are_wide() {
     let mut world = World::open();
@@ -605,15 +622,21 @@ const WHOLE: LkeyCtrl = FIRST.with_last(true);
 
 #[test]
 fn send_fills_the_buffers_of_the_next_receive() {
-    for (descs, filled) in [(&[(8, WHOLE)][..], [9; 8]), (&[(3, FIRST), (5, LAST)], [9; 8])] {
+    for (descs, len, filled) in [
+        (&[(8, WHOLE)][..], 8, [9; 8]),
+        (&[(3, FIRST), (5, LAST)], 8, [9; 8]),
+        (&[(3, FIRST), (5, LAST)], 5, [9, 9, 9, 9, 9, 0, 0, 0]),
+        (&[(3, FIRST), (5, LAST)], 3, [9, 9, 9, 0, 0, 0, 0, 0]),
+        (&[(8, WHOLE)], 1, [9, 0, 0, 0, 0, 0, 0, 0]),
+    ] {
         let mut receiver = Receiver::open();
-        assert_eq!(receiver.send(8), Some(CompStatus::RemoteRnr), "before a receive is posted");
+        assert_eq!(receiver.send(len), Some(CompStatus::RemoteRnr), "before a receive is posted");
         receiver.post(descs);
-        assert_eq!(receiver.send(8), Some(CompStatus::Ok));
+        assert_eq!(receiver.send(len), Some(CompStatus::Ok));
         assert_eq!(*receiver.world.bytes, filled);
         assert_eq!(receiver.completions(), [(40, Status::Known(CompStatus::Ok))]);
         assert_eq!(receiver.world.counts()[4], (1, 0));
-        assert_eq!(receiver.send(8), Some(CompStatus::RemoteRnr), "the receive is used");
+        assert_eq!(receiver.send(len), Some(CompStatus::RemoteRnr), "the receive is used");
     }
 }
 
