@@ -212,6 +212,21 @@ mod tests {
     }
 
     #[test]
+    fn request_has_the_bytes_of_its_slot_alone() {
+        for size in [64u8, 128] {
+            let queue = WorkQueue::new(size.into(), 2, 0).unwrap();
+            for at in 0..2 * usize::from(size) {
+                // SAFETY: the ring has two slots of `size` bytes.
+                unsafe { queue.buffer().wrapping_add(at).write(at as u8) };
+            }
+            let mut bytes = [0xa5; 128];
+            queue.fetch(3, &mut bytes);
+            let expected = std::array::from_fn(|at| if at < size.into() { size + at as u8 } else { 0 });
+            assert_eq!(bytes, expected);
+        }
+    }
+
+    #[test]
     fn receive_is_read_from_its_slot_with_all_its_bits() {
         let queue = WorkQueue::new(RQ_ENTRY_LEN, 8, 0).unwrap();
         let desc = RxDesc::single(0x1234, 0x0123_4567_89ab_cdef, 0x5678, 0x9a_bcde);

@@ -506,6 +506,22 @@ fn doorbell_half_the_range_ahead_flushes_a_ring_of_requests() {
 }
 
 #[test]
+fn doorbell_past_the_ring_fails_each_rung_request_once() {
+    let mut world = World::open();
+    for _ in 0..10 {
+        let operation = world.write(world.sge());
+        world.post(operation, false);
+    }
+    for _ in 0..7 {
+        let operation = world.write(world.sge());
+        world.place(operation, false);
+    }
+    world.core.qp(world.qpn).unwrap().sq.preset(world.posted);
+    world.core.take_rung(world.qpn);
+    assert_eq!(failed(&mut world), 7, "7 are rung while 10 of 16 slots are taken");
+}
+
+#[test]
 fn unrung_requests_beyond_the_batch_fail_the_queue() {
     for (unrung, errors) in [(2, 0), (3, 1)] {
         let mut world = World::with(Faults::parse("sq_size=16,max_batch=2").unwrap());
