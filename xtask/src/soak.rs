@@ -46,6 +46,7 @@ const STAGES: &[Entry] = &[
     ("thread", "the plugin's tests with the thread sanitizer"),
     ("aarch64", "all tests that need nothing but a processor, in an emulator of aarch64"),
     ("mpi", "two ranks under each MPI that the system or PyPI has"),
+    ("mutants", "the tests on 100 more mutants of the code; a mutant that no test fails on is a failure"),
 ];
 
 /// The command of round `round` of a stage.
@@ -72,6 +73,7 @@ fn stage(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
         "foreign" => script("tests/foreign/run.sh", &[]),
         "fuzz" => script("fuzz/run.sh", &[]).env("FUZZ_SECONDS", "30"),
         "address" | "thread" => script("tests/nccl/sanitize.sh", &[name]),
+        "mutants" => script("tests/mutants/run.py", &[&round.to_string()]),
         "aarch64" => script("scripts/check-aarch64.sh", &[]).env("FERROGIN_AARCH64_TESTS", "1"),
         _ => script("tests/gpu/mpi.sh", &[]),
     };
