@@ -131,7 +131,7 @@ fn programs() {
 /// Reports whether NCCL could use the plugin with the present settings.
 fn verdict() -> ExitCode {
     let found = probe::with_provider(None);
-    line("plugin", &probe::plugin_path());
+    line("plugin", &gpu_scenarios::world::plugin_from_env());
     if found.usable {
         line("", "NCCL could use it with the present settings");
         return ExitCode::SUCCESS;

@@ -9,7 +9,6 @@ mod probe;
 mod ptx;
 
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// GPU-initiated networking for AWS EFA.
@@ -52,10 +51,4 @@ fn main() -> ExitCode {
         Command::Ptx { about } => ptx::run(about),
         Command::Probe => probe::run(),
     }
-}
-
-/// The path of a file of the distribution, in this program's directory.
-fn beside(name: &str) -> PathBuf {
-    let directory = std::env::current_exe().ok().and_then(|path| Some(path.parent()?.to_path_buf()));
-    directory.unwrap_or_default().join(name)
 }

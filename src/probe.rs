@@ -1,18 +1,13 @@
 //! A probe of the plugin: NCCL's calls before `connect`, in a child process with the settings of the environment. A crash of the
 //! plugin ends only the child.
 
+use gpu_scenarios::world::plugin_from_env;
 use mini_nccl::{Comm, Plugin};
 use std::process::{Command, ExitCode, Stdio};
 
-/// The plugin's path: NCCL_GIN_PLUGIN, or the plugin in this program's directory.
-pub fn plugin_path() -> String {
-    let named = std::env::var("NCCL_GIN_PLUGIN").ok().filter(|list| !list.is_empty());
-    named.unwrap_or_else(|| crate::beside("libnccl-gin-ferrogin.so").to_string_lossy().into_owned())
-}
-
 /// The hidden subcommand `probe`: prints the names of the devices, or the error.
 pub fn run() -> ExitCode {
-    let result = Plugin::find(&plugin_path()).and_then(|plugin| {
+    let result = Plugin::find(&plugin_from_env()).and_then(|plugin| {
         println!("{} {:?}", plugin.name(), plugin.abi());
         Comm::probe(&plugin)
     });

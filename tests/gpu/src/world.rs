@@ -27,17 +27,28 @@ pub struct Config {
 }
 
 impl Config {
-    /// The plugin of NCCL_GIN_PLUGIN, of FERROGIN_DIST, or of the executable's directory, in this order; layout 2, 64 slots, and a
-    /// deadline of 30 s, or FERROGIN_TIMEOUT if that is less.
+    /// The plugin of [`plugin_from_env`]; layout 2, 64 slots, and a deadline of 30 s, or FERROGIN_TIMEOUT if that is less.
     pub fn from_env() -> Config {
-        let beside = || std::env::current_exe().ok()?.parent().map(PathBuf::from);
-        let plugin = std::env::var("NCCL_GIN_PLUGIN").ok().filter(|list| !list.is_empty()).unwrap_or_else(|| {
-            let dist = std::env::var_os("FERROGIN_DIST").map(PathBuf::from).or_else(beside).unwrap_or_default();
-            dist.join("libnccl-gin-ferrogin.so").to_string_lossy().into_owned()
-        });
         let deadline = mini_nccl::timeout_from_env().min(Duration::from_secs(30));
-        Config { plugin, backend_version: 2, queue_depth: 64, deadline }
+        Config { plugin: plugin_from_env(), backend_version: 2, queue_depth: 64, deadline }
     }
+}
+
+/// The value of NCCL_GIN_PLUGIN, or the path of the plugin in FERROGIN_DIST, in the executable's directory, or in the `lib` beside
+/// that directory, in this order. `make install` leaves the executable in `bin` and the plugin in `lib`.
+pub fn plugin_from_env() -> String {
+    const PLUGIN: &str = "libnccl-gin-ferrogin.so";
+    if let Some(list) = std::env::var("NCCL_GIN_PLUGIN").ok().filter(|list| !list.is_empty()) {
+        return list;
+    }
+    let beside = || {
+        let own = std::env::current_exe().ok()?.parent()?.to_path_buf();
+        let installed = own.parent()?.join("lib");
+        let is_installed = !own.join(PLUGIN).is_file() && installed.join(PLUGIN).is_file();
+        Some(if is_installed { installed } else { own })
+    };
+    let directory = std::env::var_os("FERROGIN_DIST").map(PathBuf::from).or_else(beside).unwrap_or_default();
+    directory.join(PLUGIN).to_string_lossy().into_owned()
 }
 
 /// Number of contexts.
