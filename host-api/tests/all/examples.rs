@@ -11,7 +11,8 @@ mod exchange;
 const C: (&str, &str) = ("CC", "cc");
 const CXX: (&str, &str) = ("CXX", "c++");
 
-fn passes(program: &Path, ranks: usize, test: &str) {
+/// Runs the first exchange on `ranks` ranks, and removes the program.
+pub fn passes(program: &Path, ranks: usize, test: &str) {
     let outputs = job(test, ranks, |_| {
         let mut command = Command::new(program);
         on_software_card(&mut command);

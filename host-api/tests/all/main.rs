@@ -4,4 +4,5 @@ mod bad_input;
 mod c_layout;
 mod common;
 mod examples;
+mod install;
 mod windows;

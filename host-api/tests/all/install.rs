@@ -1,0 +1,158 @@
+//! What `make install` installs: programs find it with pkg-config and CMake, at another place than its prefix too.
+
+use crate::common::{dist, on_software_card, text};
+use crate::examples::passes;
+use ferrogin_test_support::{skip, workspace};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const PREFIX: &str = "/opt/ferrogin";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+const SONAME: &str = concat!("libferrogin.so.", env!("CARGO_PKG_VERSION_MAJOR"));
+
+/// An installation below a temporary directory, which is removed at the end.
+struct Installed {
+    dist: PathBuf,
+    root: PathBuf,
+}
+
+impl Installed {
+    /// Installs what `make build` made. Without it, or without make, `test` is skipped.
+    fn new(test: &str) -> Option<Installed> {
+        let dist = dist(test)?;
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+        let installed = Installed { dist, root };
+        installed.make(test, "install").then_some(installed)
+    }
+
+    fn make(&self, test: &str, target: &str) -> bool {
+        let mut make = Command::new("make");
+        make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").arg("-C").arg(workspace()).arg(target);
+        let value = |name: &str, path: &Path| format!("{name}={}", path.display());
+        make.args([value("DIST", &self.dist), value("DESTDIR", &self.root), format!("PREFIX={PREFIX}")]);
+        succeeds(test, &mut make).is_some()
+    }
+
+    fn prefix(&self) -> PathBuf {
+        self.root.join(PREFIX.trim_start_matches('/'))
+    }
+
+    fn lib(&self) -> PathBuf {
+        self.prefix().join("lib")
+    }
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.root);
+    }
+}
+
+/// The output of a command that must succeed. Without its program `test` is skipped.
+fn succeeds(test: &str, command: &mut Command) -> Option<Output> {
+    match command.output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{command:?}: {}", text(&output));
+            Some(output)
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            skip(test, format_args!("{} is not installed", command.get_program().display()));
+            None
+        }
+        Err(error) => panic!("{command:?}: {error}"),
+    }
+}
+
+/// The files below `directory`.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn installed_library_has_its_soname() {
+    let test = "installed_library_has_its_soname";
+    let Some(installed) = Installed::new(test) else { return };
+    let lib = installed.lib();
+    let file = format!("libferrogin.so.{VERSION}");
+    assert_eq!(lib.join("libferrogin.so").canonicalize().expect("a link"), lib.canonicalize().unwrap().join(&file));
+    assert_eq!(std::fs::read_link(lib.join(SONAME)).expect("a link"), Path::new(&file));
+    if let Some(output) = succeeds(test, Command::new("readelf").arg("-d").arg(lib.join(file))) {
+        assert!(text(&output).contains(&format!("Library soname: [{SONAME}]")), "{}", text(&output));
+    }
+}
+
+#[test]
+fn installed_tool_finds_the_plugin_and_the_software_card() {
+    let test = "installed_tool_finds_the_plugin_and_the_software_card";
+    let Some(installed) = Installed::new(test) else { return };
+    let mut tool = Command::new(installed.prefix().join("bin/ferrogin"));
+    if let Some(output) = succeeds(test, on_software_card(tool.arg("doctor").env_remove("NCCL_GIN_PLUGIN"))) {
+        let plugin = installed.lib().join("libnccl-gin-ferrogin.so");
+        assert!(text(&output).contains(&*plugin.to_string_lossy()), "{}", text(&output));
+    }
+}
+
+#[test]
+fn uninstall_removes_what_install_installed() {
+    let test = "uninstall_removes_what_install_installed";
+    let Some(installed) = Installed::new(test) else { return };
+    assert!(files(&installed.root).len() > 10);
+    let of_others = installed.lib().join("libother.so");
+    std::fs::write(&of_others, "").expect("a file");
+    installed.make(test, "uninstall");
+    assert_eq!(files(&installed.root), [of_others]);
+}
+
+#[test]
+fn pkg_config_gives_the_flags_of_a_program() {
+    let test = "pkg_config_gives_the_flags_of_a_program";
+    let Some(installed) = Installed::new(test) else { return };
+    let pkg_config = |arguments: &[&str]| {
+        let mut command = Command::new("pkg-config");
+        let output = succeeds(test, command.env("PKG_CONFIG_PATH", installed.lib().join("pkgconfig")).args(arguments))?;
+        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(version) = pkg_config(&["--modversion", "ferrogin"]) else { return };
+    assert_eq!(version, VERSION);
+    let flags = pkg_config(&["--cflags", "--libs", "ferrogin"]).expect("flags");
+    let lib = pkg_config(&["--variable=libdir", "ferrogin"]).expect("a directory");
+    let program = installed.root.join("exchange");
+    let mut compiler = Command::new("cc");
+    compiler.current_dir(env!("CARGO_MANIFEST_DIR")).args(["-std=c11", "examples/exchange.c", "-o"]).arg(&program);
+    compiler.args(flags.split_whitespace()).arg(format!("-Wl,-rpath,{lib}"));
+    if succeeds(test, &mut compiler).is_some() {
+        passes(&program, 2, test);
+    }
+}
+
+#[test]
+fn cmake_package_gives_the_target_of_a_program() {
+    let test = "cmake_package_gives_the_target_of_a_program";
+    let Some(installed) = Installed::new(test) else { return };
+    let (source, build) = (installed.root.join("source"), installed.root.join("build"));
+    std::fs::create_dir(&source).expect("a directory");
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/exchange.c");
+    std::fs::copy(example, source.join("exchange.c")).expect("a copy");
+    let project = format!(
+        "cmake_minimum_required(VERSION 3.16)
+project(exchange C)
+find_package(ferrogin 99 QUIET)
+if(ferrogin_FOUND)
+  message(FATAL_ERROR \"the package takes itself for a later release\")
+endif()
+find_package(ferrogin {VERSION} REQUIRED)
+add_executable(exchange exchange.c)
+target_link_libraries(exchange PRIVATE ferrogin::ferrogin)
+"
+    );
+    std::fs::write(source.join("CMakeLists.txt"), project).expect("a file");
+    let mut configure = Command::new("cmake");
+    configure.arg("-S").arg(&source).arg("-B").arg(&build);
+    configure.arg(format!("-DCMAKE_PREFIX_PATH={}", installed.prefix().display()));
+    if succeeds(test, &mut configure).is_some() {
+        succeeds(test, Command::new("cmake").arg("--build").arg(&build));
+        passes(&build.join("exchange"), 2, test);
+    }
+}
