@@ -287,11 +287,11 @@ mod tests {
         let listen = insert(Kind::Listen, Arc::new(1u8)).unwrap();
         let text = |handle, wanted| get::<u8>(handle, wanted).unwrap_err().to_string();
         assert_eq!(text(std::ptr::null_mut(), Kind::Window), "the memory handle is NULL");
-        let wrong = "NCCL passed the handle of a listen communicator where the call takes a GIN context";
+        let wrong = "the caller passed the handle of a listen communicator where the call takes a GIN context";
         assert_eq!(text(listen, Kind::Context), wrong);
         remove::<u8>(listen, Kind::Listen).unwrap();
         let closed = text(listen, Kind::Listen);
-        assert_eq!(closed.split_once(": ").unwrap().1, "it was closed, or another plugin made it");
+        assert_eq!(closed.split_once(": ").unwrap().1, "it was closed, or another library made it");
         assert!(closed.starts_with(&format!("{:#x} is no open listen communicator", listen as u64)), "{closed}");
         let names = [Kind::Plugin, Kind::Coll].map(Kind::name);
         assert_eq!(names, ["plugin context", "collective communicator"]);
