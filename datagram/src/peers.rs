@@ -149,7 +149,7 @@ impl Outbox {
             && !self.replaced.contains(&(message.name.into(), message.from))
     }
 
-    /// Makes the endpoint with this address and number a peer, with [`Config::admission`]. A peer that was added by the address alone is
+    /// Makes the endpoint with this address and number a peer, with [`Config::admission`](super::Config::admission). A peer that was added by the address alone is
     /// this endpoint from now on; a live peer of another number is replaced.
     ///
     /// # Errors

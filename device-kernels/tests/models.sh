@@ -7,4 +7,5 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 export RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" RUST_BACKTRACE=0
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom
-exec "${CARGO:-cargo}" test --quiet --profile models --locked -p ferrogin-device --lib "${@:2}"
+# One model at a time: each interleaving maps stacks, and mapping threads of one process wait for each other.
+exec "${CARGO:-cargo}" test --quiet --profile models --locked -p ferrogin-device --lib -- --test-threads=1 "${@:2}"

@@ -70,7 +70,7 @@ const FAILURES: [Failure; 7] = [
     Failure {
         name: "no memory",
         faults: "",
-        limit: Some((libc::RLIMIT_AS, || 1 << 20)),
+        limit: Some((libc::RLIMIT_AS, || address_space() + (512 << 10))),
         seen: [&["write to rank 1", "the peer never answered", "no memory: raise", "`ulimit -v`"], NO_ANSWER],
     },
     Failure {
@@ -101,6 +101,12 @@ fn failure_names_cause_and_cure() {
             });
         }
     });
+}
+
+/// Bytes of the process's address space. Without any more, the C library ends a process whose thread needs some for its thread-local data.
+fn address_space() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("statm");
+    statm.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).expect("a number of pages") * 4096
 }
 
 /// Sets the soft limit of a resource.
