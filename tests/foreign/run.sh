@@ -116,9 +116,9 @@ run_release() {
     # counters that wrap during the run, where scenarios that read a signal or counter are excluded (README.md).
     for scenario in "${scenarios[@]}"; do
         SOFTEFA_FAULTS=seed=7,reorder=64,qp_caps=0 run 3 "$scenario"
-        # NCCL 2.31 has no other requests.
+        # NCCL 2.31 has no other requests, and posts on the same counters.
         [ ${#thin[@]} -gt 0 ] && [ "$release" = 2.31.2 ] || SOFTEFA_FAULTS=wqe_size=64 run 2 "$scenario" "${thin[@]}"
-        SOFTEFA_FAULTS=cntr_start=2147400000 run 2 "$scenario" "${thin[@]}"
+        [ ${#thin[@]} -gt 0 ] && [ "$release" = 2.31.2 ] || SOFTEFA_FAULTS=cntr_start=2147400000 run 2 "$scenario" "${thin[@]}"
         case $scenario in
         all)
             SOFTEFA_FAULTS=cntr_start=2147483640 run 2 plain_laps

@@ -31,9 +31,9 @@ pub fn scenarios(dist: &Path, ranks: usize) -> Job {
     on_software_card(Job::new(env!("CARGO_BIN_EXE_gpu-scenarios"), ranks), dist)
 }
 
-/// Repetitions of each step: `full` in a soak run, a tenth of that otherwise. FERROGIN_REPS sets another number.
+/// Repetitions of each step: `full` in a soak run, a twentieth of that otherwise. FERROGIN_REPS sets another number.
 pub fn reps(full: u64) -> u64 {
-    repetitions("FERROGIN_REPS", full / 10, full)
+    repetitions("FERROGIN_REPS", full / 20, full)
 }
 
 /// As [`scenarios`], with [`reps`] of `full`.
