@@ -5,6 +5,7 @@ mod corpus;
 mod dist;
 mod input;
 mod libfabric;
+mod memory;
 pub mod peer;
 mod random;
 mod soak;
@@ -14,6 +15,7 @@ pub use corpus::replay;
 pub use dist::{dist, workspace};
 pub use input::Input;
 pub use libfabric::have_libfabric;
+pub use memory::{address_space, resident_bytes};
 pub use random::Random;
 pub use soak::{repetitions, soak};
 

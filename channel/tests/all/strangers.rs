@@ -14,7 +14,7 @@ use ferrogin_libfabric::bindings::{self, fi_context2};
 use ferrogin_libfabric::{AddressVector, CompletionQueue, CqAttr, Domain, Endpoint, Fabric, Libfabric, find_datagrams};
 use ferrogin_test_support::child::run;
 use ferrogin_test_support::peer::{hex, unhex};
-use ferrogin_test_support::{Random, repetitions, soak, stranger};
+use ferrogin_test_support::{Random, repetitions, resident_bytes, soak, stranger};
 
 /// Descriptors that the listener's process may have: fewer than silent connections; in a soak run also more.
 const DESCRIPTORS: [u64; 2] = [512, 20_000];
@@ -79,12 +79,6 @@ fn silent_connections_do_not_delay_channels() {
     }
 }
 
-/// Bytes of memory that this process uses.
-fn resident() -> usize {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
-}
-
 /// A process that knows names and ports but no secret changes nothing.
 #[test]
 fn forged_messages_change_nothing() {
@@ -104,12 +98,12 @@ fn forged_messages_change_nothing() {
             // The first campaign warms up what the provider keeps.
             let mut grown = 0;
             for _ in 0..2 {
-                let before = resident();
+                let before = resident_bytes();
                 let mut forger = stranger::start("stranger", &task, as_nobody);
                 forger.wait_for("stranger forged");
                 exchange(&near, &far, 100);
                 exchange(&far, &near, 1 << 20);
-                grown = resident().saturating_sub(before);
+                grown = resident_bytes().saturating_sub(before);
             }
             assert!(grown < 4 << 20, "{grown} bytes more");
             assert!(accepted.wait_for(Duration::from_millis(1)).is_err(), "a stranger has a channel");

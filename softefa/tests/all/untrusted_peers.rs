@@ -15,9 +15,10 @@ use crate::common::*;
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_datagram::{Config, Event, MessageEndpoint, SendError};
 use ferrogin_libfabric::Libfabric;
-use ferrogin_test_support::Random;
 use ferrogin_test_support::child::full_name;
 use ferrogin_test_support::peer::{hex, unhex};
+use ferrogin_test_support::stranger::limit_descriptors;
+use ferrogin_test_support::{Random, resident_bytes};
 use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr};
 
 const ATTACKER: &str = "SOFTEFA_TEST_ATTACKER";
@@ -27,24 +28,7 @@ const BOTH_WIRES: [(&str, &str); 1] = [("SOFTEFA_WIRE", "")];
 const SILENT: usize = 3000;
 const FEW: u64 = 512;
 
-/// The limit of open descriptors; false when the system refuses it.
-fn limit_descriptors(count: u64) -> bool {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the call writes to `limit` alone.
-    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
-    limit.rlim_cur = count.min(limit.rlim_max);
-    // SAFETY: the call reads `limit` alone.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
-    limit.rlim_cur == count
-}
-
-/// Bytes of memory that this process uses.
-fn resident() -> usize {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
-}
-
-/// The process of a attacker: what it does, and what it is told.
+/// The process of an attacker: what it does, and what it is told.
 struct Attacker {
     process: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -286,11 +270,11 @@ fn attacker_on_tcp_changes_nothing() {
             // The first round warms up what the provider keeps.
             let mut grown = 0;
             for _ in 0..2 {
-                let before = resident();
+                let before = resident_bytes();
                 let mut attacker = Attacker::start(&does("attacks"), as_nobody);
                 assert_eq!(attacker.says(), "done");
                 attacker.finish();
-                grown = resident().saturating_sub(before);
+                grown = resident_bytes().saturating_sub(before);
             }
             assert!(buffer.matches(1), "a attacker wrote");
             assert_eq!((a.errors(), a.remote()), (0, 1));

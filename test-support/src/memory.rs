@@ -1,0 +1,22 @@
+//! Memory of this process, as /proc/self/statm has it.
+
+/// Bytes that are in memory.
+///
+/// # Panics
+/// /proc is missing.
+pub fn resident_bytes() -> usize {
+    statm(1)
+}
+
+/// Bytes of address space, which `RLIMIT_AS` bounds.
+///
+/// # Panics
+/// /proc is missing.
+pub fn address_space() -> usize {
+    statm(0)
+}
+
+fn statm(field: usize) -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("/proc/self/statm");
+    text.split(' ').nth(field).and_then(|pages| pages.parse::<usize>().ok()).expect("a number of pages") * 4096
+}
