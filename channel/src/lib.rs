@@ -15,13 +15,13 @@ mod buffer_pool;
 mod config;
 mod error;
 #[allow(unsafe_code)]
-mod event_fd;
 mod handle;
 mod parker;
 mod payload;
 mod pending;
 mod proto;
 mod reactor;
+#[allow(unsafe_code)]
 mod shared;
 mod transport;
 

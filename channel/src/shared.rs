@@ -3,6 +3,7 @@
 //! A request takes one way: its sender puts it into the inbox, and wakes the thread if it sleeps. The thread serves requests in their order.
 //! After the thread has ended, the senders serve them.
 
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -10,11 +11,15 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
 use crate::Payload;
-use crate::event_fd::EventFd;
 use crate::parker::Parker;
 use crate::proto::callback::{Callback, ReadDone, WriteDone};
 use crate::proto::engine::Engine;
+
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
 /// A request of a user. Reads and writes, which are many, need no allocation.
 pub(crate) enum Request {
@@ -59,7 +64,7 @@ impl Shared {
             inbox: Mutex::new(Vec::new()),
             has_requests: AtomicBool::new(false),
             parker: Parker::new(),
-            event_fd: EventFd::new()?,
+            event_fd: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             thread: OnceLock::new(),
             next_ticket: AtomicU64::new(1),
             stop: AtomicBool::new(false),
@@ -150,7 +155,8 @@ impl Shared {
 
     fn wake(&self) {
         if self.parker.must_wake() {
-            self.event_fd.signal();
+            // A full counter wakes the thread too.
+            let _ = self.event_fd.write(1);
         }
     }
 
@@ -211,11 +217,24 @@ impl Shared {
             };
             match fd {
                 _ if has_work => {}
-                Some(fd) if may_wait => self.event_fd.wait(Some(fd), limit),
+                Some(fd) if may_wait => self.wait(Some(fd), limit),
                 Some(_) => {}
-                None => self.event_fd.wait(None, poll_after.min(limit)),
+                None => self.wait(None, poll_after.min(limit)),
             }
         }
         self.parker.cancel();
+    }
+
+    /// Sleeps until the thread is woken, until the provider's `fd` is readable, or for `limit`.
+    fn wait(&self, fd: Option<RawFd>, limit: Duration) {
+        let own = self.event_fd.as_fd();
+        // SAFETY: the endpoint keeps its descriptor open, and only this thread closes the endpoint.
+        let fd = fd.map_or(own, |fd| unsafe { BorrowedFd::borrow_raw(fd) });
+        let mut fds = [own, fd].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        // An interrupted sleep is a short one.
+        let _ = ppoll(&mut fds, Some(limit.min(LONGEST_SLEEP).into()), None);
+        if fds[0].any() == Some(true) {
+            let _ = self.event_fd.read();
+        }
     }
 }

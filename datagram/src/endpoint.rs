@@ -7,7 +7,6 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection_limit::ConnectionLimit;
 use super::long::Long;
 use super::outbox::{Outbox, message_size};
 use super::pool::{Context, Operation, Pool};
@@ -17,7 +16,8 @@ use ferrogin_libfabric::bindings::{self, fi_cq_format, fid_ep};
 use ferrogin_libfabric::entry;
 use ferrogin_libfabric::find_datagrams;
 use ferrogin_libfabric::{
-    AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Error, Fabric, Info, Libfabric, Read,
+    AddressVector, Completion, CompletionQueue, ConnectionLimit, CqAttr, Domain, Endpoint, Error, Fabric, Info,
+    Libfabric, Read,
 };
 
 type Recv =

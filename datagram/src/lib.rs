@@ -27,8 +27,6 @@
 //! [`MessageEndpoint::poll_admitting`], which may admit the endpoint by [`Outbox::admit`].
 
 #[allow(unsafe_code)]
-mod connection_limit;
-#[allow(unsafe_code)]
 mod endpoint;
 #[allow(unsafe_code)]
 mod long;

@@ -9,7 +9,7 @@ mod memory;
 pub mod peer;
 mod random;
 mod soak;
-pub mod stranger;
+pub mod untrusted;
 
 pub use corpus::replay;
 pub use dist::{dist, workspace};

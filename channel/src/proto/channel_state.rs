@@ -80,13 +80,14 @@ impl ChannelState {
         self.remote_close.is_some_and(|(end, _)| end != self.incoming.next_id())
     }
 
-    /// The error that refuses further writes, if any.
-    pub fn refuses_writes(&self) -> Option<ChannelError> {
+    /// The error that refuses a write of `len` bytes, if any.
+    pub fn refuses_write(&self, len: usize) -> Option<ChannelError> {
+        let max = self.max_write;
         match &self.phase {
             Phase::Ended(error) => Some(error.clone()),
             _ if self.closing.is_some() => Some(self.closed_locally()),
             _ if self.remote_close.is_some() => Some(self.closed_by_remote()),
-            _ => None,
+            _ => (len > max).then(|| ChannelError::TooLong { peer: Arc::clone(&self.peer), len, max }),
         }
     }
 

@@ -53,10 +53,10 @@ pub(crate) struct PathChallenge {
 }
 
 impl PendingHello {
-    pub fn new(addr: Addr, message: &Control<'_>) -> Self {
+    pub fn new(addr: Addr, message: &Control, name: &[u8]) -> Self {
         Self {
             addr,
-            name: message.name.into(),
+            name: name.into(),
             listener: message.to,
             remote: RemoteChannel { id: message.from, secret: message.sender_secret },
             max: message.value,

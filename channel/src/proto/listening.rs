@@ -6,6 +6,7 @@ use super::callback::{Callback, OpenDone};
 use crate::ChannelError;
 
 /// A listener.
+#[derive(Default)]
 pub(crate) struct Listening {
     /// Channels that opened and are not accepted yet.
     pub arrived: VecDeque<u32>,
@@ -14,10 +15,6 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    pub fn new() -> Self {
-        Self { arrived: VecDeque::new(), waiting: VecDeque::new() }
-    }
-
     /// Ends all accepts with `error`.
     pub fn fail(&mut self, error: &ChannelError, callbacks: &mut Vec<Callback>) {
         callbacks.extend(self.waiting.drain(..).map(|(_, done)| Callback::Open(done, Err(error.clone()))));

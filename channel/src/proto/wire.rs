@@ -1,6 +1,6 @@
 //! Formats of the protocol: control messages, and addresses of listeners. All numbers are little endian.
 //!
-//! A control message is a [`ControlHeader`] and the sender's endpoint name, which only a hello has. Meaning of its fields by kind:
+//! A control message is a [`Control`] and the sender's endpoint name, which only a hello has. Meaning of its fields by kind:
 //!
 //! | field | in |
 //! |---|---|
@@ -17,13 +17,14 @@
 //! has the name now, and that sent the hello, answers with a path response, and is then welcomed. So a hello with the name of another
 //! endpoint, or a late hello, ends no channel.
 
-use std::mem::{offset_of, size_of};
+use std::mem::size_of;
 use std::sync::Arc;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 use crate::{ChannelError, Matching};
+use ferrogin_libfabric::socket_address;
 
 /// Version of the protocol and of the address.
 pub(crate) const VERSION: u8 = 5;
@@ -32,63 +33,13 @@ pub(crate) const NAME_MAX: usize = 100;
 /// Bytes of an address at most.
 pub const ADDRESS_MAX: usize = 128;
 /// Bytes of a control message at most.
-pub(crate) const CONTROL_MAX: usize = size_of::<ControlHeader>() + NAME_MAX;
+pub(crate) const CONTROL_MAX: usize = size_of::<Control>() + NAME_MAX;
 
 const MAGIC: [u8; 4] = *b"FGC1";
 const ADDRESS_MAGIC: [u8; 4] = *b"FGCA";
 
-/// The fixed part of a control message.
-#[derive(Clone, Copy, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
-#[repr(C)]
-struct ControlHeader {
-    magic: [u8; 4],
-    version: u8,
-    matching: u8,
-    kind: u8,
-    name_len: u8,
-    to: U32,
-    from: U32,
-    secret: U64,
-    sender_secret: U64,
-    value: U64,
-    id: U32,
-    start_id: U32,
-}
-
-const _: () = {
-    assert!(size_of::<ControlHeader>() == 48);
-    assert!(offset_of!(ControlHeader, version) == 4);
-    assert!(offset_of!(ControlHeader, kind) == 6);
-    assert!(offset_of!(ControlHeader, to) == 8);
-    assert!(offset_of!(ControlHeader, secret) == 16);
-    assert!(offset_of!(ControlHeader, value) == 32);
-    assert!(offset_of!(ControlHeader, start_id) == 44);
-};
-
-/// The fixed part of an address; the name of the endpoint follows.
-#[derive(Clone, Copy, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
-#[repr(C)]
-struct AddressHeader {
-    magic: [u8; 4],
-    /// Its upper byte is 0.
-    version: U16,
-    name_len: u8,
-    matching: u8,
-    listener: U32,
-    reserved: U32,
-    secret: U64,
-}
-
-const _: () = {
-    assert!(size_of::<AddressHeader>() == 24 && size_of::<AddressHeader>() + NAME_MAX <= ADDRESS_MAX);
-    assert!(offset_of!(AddressHeader, version) == 4);
-    assert!(offset_of!(AddressHeader, matching) == 7);
-    assert!(offset_of!(AddressHeader, listener) == 8);
-    assert!(offset_of!(AddressHeader, secret) == 16);
-};
-
 /// Kinds of control messages.
-#[derive(Clone, Copy, Debug, Immutable, KnownLayout, PartialEq, Eq, TryFromBytes)]
+#[derive(Clone, Copy, Debug, Immutable, IntoBytes, KnownLayout, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub(crate) enum Kind {
     Hello = 1,
@@ -104,12 +55,15 @@ pub(crate) enum Kind {
     PathResponse = 11,
 }
 
-/// A control message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Control<'a> {
+/// A control message, as it is sent; the sender's endpoint name follows.
+#[derive(Clone, Copy, Debug, Immutable, IntoBytes, KnownLayout, PartialEq, Eq, TryFromBytes)]
+#[repr(C)]
+pub(crate) struct Control {
+    pub magic: [u8; 4],
     pub version: u8,
     pub matching: u8,
     pub kind: Kind,
+    pub name_len: u8,
     pub to: u32,
     pub from: u32,
     pub secret: u64,
@@ -117,56 +71,47 @@ pub(crate) struct Control<'a> {
     pub value: u64,
     pub id: u32,
     pub start_id: u32,
-    pub name: &'a [u8],
 }
 
-impl<'a> Control<'a> {
+const _: () = assert!(cfg!(target_endian = "little"), "numbers are sent as they are in memory");
+
+impl Control {
     /// A message with a kind, a receiver and the receiver's secret. All other fields are 0.
     pub fn new(kind: Kind, to: u32, secret: u64) -> Self {
-        let (version, name) = (VERSION, &[][..]);
-        Self { version, matching: 0, kind, to, from: 0, secret, sender_secret: 0, value: 0, id: 0, start_id: 0, name }
+        let (magic, version, from, value, id) = (MAGIC, VERSION, 0, 0, 0);
+        let (matching, name_len, sender_secret, start_id) = (0, 0, 0, 0);
+        Self { magic, version, matching, kind, name_len, to, from, secret, sender_secret, value, id, start_id }
     }
 
-    pub fn emit(&self) -> Vec<u8> {
-        let header = ControlHeader {
-            magic: MAGIC,
-            version: self.version,
-            matching: self.matching,
-            kind: self.kind as u8,
-            name_len: self.name.len() as u8,
-            to: self.to.into(),
-            from: self.from.into(),
-            secret: self.secret.into(),
-            sender_secret: self.sender_secret.into(),
-            value: self.value.into(),
-            id: self.id.into(),
-            start_id: self.start_id.into(),
-        };
-        [header.as_bytes(), self.name].concat()
+    /// The bytes of the message from the endpoint `name`. Only a hello has a name.
+    pub fn emit(&self, name: &[u8]) -> Vec<u8> {
+        [Self { name_len: name.len() as u8, ..*self }.as_bytes(), name].concat()
     }
 
-    /// None when the bytes are not a control message. A message of another version is read like one of this version.
-    pub fn parse(bytes: &'a [u8]) -> Option<Self> {
-        let (header, name) = ControlHeader::ref_from_prefix(bytes).ok()?;
-        let kind = Kind::try_read_from_bytes(&[header.kind]).ok()?;
-        if header.magic != MAGIC || name.len() != usize::from(header.name_len) || name.len() > NAME_MAX {
-            return None;
-        }
-        Some(Self {
-            version: header.version,
-            matching: header.matching,
-            kind,
-            to: header.to.get(),
-            from: header.from.get(),
-            secret: header.secret.get(),
-            sender_secret: header.sender_secret.get(),
-            value: header.value.get(),
-            id: header.id.get(),
-            start_id: header.start_id.get(),
-            name,
-        })
+    /// The message and the endpoint name; None when the bytes are not a control message. A message of another version is read like one of
+    /// this version.
+    pub fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (control, name) = Self::try_read_from_prefix(bytes).ok()?;
+        let sound = control.magic == MAGIC && name.len() == usize::from(control.name_len) && name.len() <= NAME_MAX;
+        sound.then_some((control, name))
     }
 }
+
+/// The fixed part of an address; the name of the endpoint follows.
+#[derive(Clone, Copy, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+struct AddressHeader {
+    magic: [u8; 4],
+    /// Its upper byte is 0.
+    version: U16,
+    name_len: u8,
+    matching: u8,
+    listener: U32,
+    reserved: U32,
+    secret: U64,
+}
+
+const _: () = assert!(size_of::<AddressHeader>() + NAME_MAX <= ADDRESS_MAX);
 
 /// Where a listener can be reached: at most [`ADDRESS_MAX`] bytes, which the application carries to the other side. An address contains
 /// a secret: every process that has the address may connect.
@@ -228,16 +173,8 @@ impl Address {
 
 /// An endpoint name for people: host and port of a socket address, text as it is, anything else in hexadecimal.
 pub(crate) fn label(name: &[u8]) -> Arc<str> {
-    let family = name.first_chunk().map(|bytes| i32::from(u16::from_ne_bytes(*bytes)));
-    if let (Some(libc::AF_INET), 16) = (family, name.len()) {
-        let port = u16::from_be_bytes([name[2], name[3]]);
-        return format!("{}.{}.{}.{}:{port}", name[4], name[5], name[6], name[7]).into();
-    }
-    if let (Some(libc::AF_INET6), 28) = (family, name.len())
-        && let Some(octets) = name.get(8..).and_then(|rest| rest.first_chunk::<16>().copied())
-    {
-        let port = u16::from_be_bytes([name[2], name[3]]);
-        return format!("[{}]:{port}", std::net::Ipv6Addr::from(octets)).into();
+    if let Some(address) = socket_address(name) {
+        return address.to_string().into();
     }
     let text = name.strip_suffix(&[0]).unwrap_or(name);
     match std::str::from_utf8(text) {
@@ -251,21 +188,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn control(name: &[u8]) -> Control<'_> {
-        let (version, kind) = (1, Kind::Hello);
-        Control {
-            version,
-            matching: 9,
-            kind,
-            to: 2,
-            from: 3,
-            secret: 4,
-            sender_secret: 5,
-            value: 6,
-            id: 7,
-            start_id: 8,
-            name,
-        }
+    fn control() -> Control {
+        let numbers = Control { matching: 9, from: 3, sender_secret: 5, value: 6, ..Control::new(Kind::Hello, 2, 4) };
+        Control { version: 1, id: 7, start_id: 8, ..numbers }
     }
 
     fn address() -> Address {
@@ -274,11 +199,11 @@ mod tests {
 
     #[test]
     fn formats_have_their_golden_bytes() {
-        let bytes = control(b"ab").emit();
+        let bytes = control().emit(b"ab");
         assert_eq!(bytes[..16], *b"FGC1\x01\x09\x01\x02\x02\0\0\0\x03\0\0\0");
         assert_eq!(bytes[16..40], *b"\x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0");
         assert_eq!(bytes[40..], *b"\x07\0\0\0\x08\0\0\0ab");
-        assert_eq!(Control::parse(&bytes), Some(control(b"ab")));
+        assert_eq!(Control::parse(&bytes), Some((Control { name_len: 2, ..control() }, &b"ab"[..])));
         assert_eq!(address().to_bytes(), *b"FGCA\x05\0\x04\x02\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0name");
         let longest = Address { name: vec![7; NAME_MAX].into(), ..address() };
         assert!(longest.to_bytes().len() <= ADDRESS_MAX);
@@ -300,13 +225,9 @@ mod tests {
 
     #[test]
     fn labels_are_readable() {
-        let mut v4 = vec![0; 16];
-        v4[..8].copy_from_slice(&[2, 0, 0x1f, 0x90, 10, 0, 0, 1]);
+        let v4 = [&[2, 0, 0x1f, 0x90, 10, 0, 0, 1][..], &[0; 8]].concat();
         assert_eq!(&*label(&v4), "10.0.0.1:8080");
-        let mut v6 = vec![0; 28];
-        v6[0] = libc::AF_INET6 as u8;
-        v6[3] = 80;
-        v6[23] = 1;
+        let v6 = [&[10, 0, 0, 80][..], &[0; 19], &[1, 0, 0, 0, 0]].concat();
         assert_eq!(&*label(&v6), "[::1]:80");
         assert_eq!(&*label(b"fi_shm://12:0\0"), "fi_shm://12:0");
         assert_eq!(&*label(&[0xfe, 0x80]), "endpoint fe80");
@@ -318,14 +239,14 @@ mod tests {
             let mut bytes = bytes;
             if magic && bytes.len() > 4 {
                 bytes[..4].copy_from_slice(&MAGIC);
-                if bytes.len() >= size_of::<ControlHeader>() {
+                if bytes.len() >= size_of::<Control>() {
                     bytes[6] = 1 + bytes[6] % 11;
-                    bytes[7] = (bytes.len() - size_of::<ControlHeader>()) as u8;
+                    bytes[7] = (bytes.len() - size_of::<Control>()) as u8;
                 }
             }
-            if let Some(control) = Control::parse(&bytes) {
-                let emitted = control.emit();
-                prop_assert_eq!(Control::parse(&emitted), Some(control));
+            if let Some((control, name)) = Control::parse(&bytes) {
+                let emitted = control.emit(name);
+                prop_assert_eq!(Control::parse(&emitted), Some((control, name)));
             }
             if magic && bytes.len() > 8 {
                 bytes[..4].copy_from_slice(&ADDRESS_MAGIC);

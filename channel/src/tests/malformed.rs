@@ -25,13 +25,12 @@ struct Peers {
 }
 
 /// A hello to the listener at `address` from the endpoint `name`.
-pub fn hello<'a>(address: &crate::Address, name: &'a [u8]) -> Control<'a> {
+pub fn hello(address: &crate::Address) -> Control {
     Control {
         matching: address.matching as u8,
         from: 7,
         sender_secret: 1234,
         value: 1 << 20,
-        name,
         ..Control::new(Kind::Hello, address.listener, address.secret)
     }
 }
@@ -49,7 +48,7 @@ impl Peers {
         world.engines[0].accept(address.listener, 0, Box::new(accepted));
         let mut peers = Self { world, malformed, to, got: Arc::default(), honest_channel, channel: 0 };
         let name = peers.malformed.properties.name.clone();
-        peers.send(CONTROL | 1, hello(&address, &name).emit());
+        peers.send(CONTROL | 1, hello(&address).emit(&name));
         peers.run(10);
         peers.channel = opened.lock().unwrap().take().expect("the channel opens");
         for _ in 0..3 {
@@ -81,10 +80,11 @@ impl Peers {
                 self.malformed.poll(&mut events).unwrap();
                 for event in events {
                     if let Event::Received { bytes, .. } = event
-                        && let Some(ping) = Control::parse(&bytes).filter(|control| control.kind == Kind::Ping)
+                        && let Some((ping, _)) =
+                            Control::parse(&bytes).filter(|(control, _)| control.kind == Kind::Ping)
                     {
                         let secret = self.secret();
-                        let pong = Control { kind: Kind::Pong, to: ping.from, from: 7, secret, ..ping }.emit();
+                        let pong = Control { kind: Kind::Pong, to: ping.from, from: 7, secret, ..ping }.emit(&[]);
                         self.send(CONTROL | Kind::Pong as u64, pong);
                     }
                 }
@@ -116,26 +116,6 @@ impl Peers {
     }
 }
 
-/// Asserts that these messages of a peer end its channel with `expected`.
-fn assert_violation(messages: &[(u64, &[u8])], expected: Violation) {
-    let mut peers = Peers::new();
-    messages.iter().for_each(|(tag, bytes)| peers.send(*tag, bytes.to_vec()));
-    peers.ended(|error| matches!(error, ChannelError::Protocol { violation, .. } if *violation == expected));
-}
-
-/// Asserts that these messages of a peer that answers pings end its channel, because a part of message `expected` is missing.
-fn assert_missing(messages: &[(u64, &[u8])], part: &'static str, expected: u32) {
-    let mut peers = Peers::new();
-    messages.iter().for_each(|(tag, bytes)| peers.send(*tag, bytes.to_vec()));
-    peers.run_as(150, true);
-    peers.ended(|error| match error {
-        ChannelError::Protocol { violation: Violation::Missing { id, missing, .. }, .. } => {
-            (*id, *missing) == (expected, part)
-        }
-        _ => false,
-    });
-}
-
 #[test]
 fn well_formed_message_is_delivered() {
     let mut peers = Peers::new();
@@ -151,7 +131,7 @@ fn close_with_message_in_flight_ends_reads_in_order() {
     peers.send(LENGTH, 3u64.to_le_bytes().to_vec());
     let secret = peers.secret();
     let close = Control { from: 7, id: 1, ..Control::new(Kind::Close, peers.channel, secret) };
-    peers.send(CONTROL | Kind::Close as u64, close.emit());
+    peers.send(CONTROL | Kind::Close as u64, close.emit(&[]));
     peers.run(3);
     assert_eq!(*peers.got.lock().unwrap(), vec![]);
     peers.send(PAYLOAD, b"abc".to_vec());
@@ -164,64 +144,49 @@ fn close_with_message_in_flight_ends_reads_in_order() {
 const THREE: &[u8] = &3u64.to_le_bytes();
 
 #[test]
-fn length_without_payload_ends_channel() {
-    assert_missing(&[(LENGTH, THREE)], "payload", 0);
-}
-
-#[test]
-fn payload_without_length_ends_channel() {
-    assert_missing(&[(PAYLOAD | 4, b"abc")], "length", 4);
-}
-
-#[test]
-fn skipped_message_ends_channel() {
-    assert_missing(&[(LENGTH | 1, &[0; 8]), (PAYLOAD | 1, b"")], "length", 0);
-}
-
-#[test]
-fn payload_longer_than_its_length_ends_channel() {
-    assert_violation(&[(LENGTH, THREE), (PAYLOAD, b"abcd")], Violation::PayloadTooLong { id: 0, stated: 3 });
-}
-
-#[test]
-fn payload_shorter_than_its_length_ends_channel() {
-    assert_violation(&[(LENGTH, THREE), (PAYLOAD, b"ab")], Violation::PayloadLength { id: 0, stated: 3, got: 2 });
-}
-
-#[test]
-fn length_above_max_message_ends_channel() {
+fn violation_ends_channel() {
+    use Violation::{LengthSize, OutOfTurn, PayloadLength, PayloadTooLong, TooLong, UnknownTag};
+    let assert_violation = |messages: &[(u64, &[u8])], expected: Violation| {
+        let mut peers = Peers::new();
+        messages.iter().for_each(|(tag, bytes)| peers.send(*tag, bytes.to_vec()));
+        peers.ended(|error| matches!(error, ChannelError::Protocol { violation, .. } if *violation == expected));
+    };
+    assert_violation(&[(LENGTH, THREE), (PAYLOAD, b"abcd")], PayloadTooLong { id: 0, stated: 3 });
+    assert_violation(&[(LENGTH, THREE), (PAYLOAD, b"ab")], PayloadLength { id: 0, stated: 3, got: 2 });
     for len in [1001, 1 << 32, 1 << 63, u64::MAX] {
-        assert_violation(&[(LENGTH, &len.to_le_bytes())], Violation::TooLong { id: 0, len, max: 1000 });
+        assert_violation(&[(LENGTH, &len.to_le_bytes())], TooLong { id: 0, len, max: 1000 });
     }
-}
-
-#[test]
-fn length_of_wrong_size_ends_channel() {
     for bytes in [0, 1, 7, 9, 16, 17, 100] {
-        assert_violation(&[(LENGTH | 5, &vec![0; bytes])], Violation::LengthSize { id: 5, bytes: bytes.min(17) });
+        assert_violation(&[(LENGTH | 5, &vec![0; bytes])], LengthSize { id: 5, bytes: bytes.min(17) });
     }
-}
-
-#[test]
-fn repeated_or_distant_id_ends_channel() {
     for (first, id) in [(1, 1), (1, u32::MAX), (0, 1 << 31), (0, 1 << 17)] {
         let messages = [first, id].map(|id| (LENGTH | u64::from(id), THREE));
-        assert_violation(&messages, Violation::OutOfTurn { id, expected: 0 });
+        assert_violation(&messages, OutOfTurn { id, expected: 0 });
     }
-}
-
-#[test]
-fn unknown_tag_ends_channel() {
     for tag in [0, 1, 3 << 32, 5 << 32, 1 << 35 | 3, 1 << 63, u64::MAX] {
-        assert_violation(&[(tag, &[1; 100])], Violation::UnknownTag { tag });
+        assert_violation(&[(tag, &[1; 100])], UnknownTag { tag });
+    }
+    for bytes in [&[][..], &[0; 48], &[0xff; 148], b"FGC1"] {
+        assert_violation(&[(CONTROL | 9, bytes)], UnknownTag { tag: CONTROL | 9 });
     }
 }
 
 #[test]
-fn malformed_control_message_ends_channel() {
-    for bytes in [&[][..], &[0; 48], &[0xff; 148], b"FGC1"] {
-        assert_violation(&[(CONTROL | 9, bytes)], Violation::UnknownTag { tag: CONTROL | 9 });
-    }
+fn missing_part_of_message_ends_channel() {
+    let assert_missing = |messages: &[(u64, &[u8])], part: &'static str, expected: u32| {
+        let mut peers = Peers::new();
+        messages.iter().for_each(|(tag, bytes)| peers.send(*tag, bytes.to_vec()));
+        peers.run_as(150, true);
+        peers.ended(|error| match error {
+            ChannelError::Protocol { violation: Violation::Missing { id, missing, .. }, .. } => {
+                (*id, *missing) == (expected, part)
+            }
+            _ => false,
+        });
+    };
+    assert_missing(&[(LENGTH, THREE)], "payload", 0);
+    assert_missing(&[(PAYLOAD | 4, b"abc")], "length", 4);
+    assert_missing(&[(LENGTH | 1, &[0; 8]), (PAYLOAD | 1, b"")], "length", 0);
 }
 
 /// At most one unsent answer of each kind is kept for a peer.
@@ -231,7 +196,7 @@ fn unsendable_pongs_do_not_accumulate() {
     let secret = peers.secret();
     peers.world.net.set_full(0, true);
     for _ in 0..100 {
-        let ping = Control::new(Kind::Ping, peers.channel, secret).emit();
+        let ping = Control::new(Kind::Ping, peers.channel, secret).emit(&[]);
         peers.send(CONTROL | Kind::Ping as u64, ping);
         peers.run(1);
     }
@@ -247,7 +212,7 @@ fn control_message_with_wrong_secret_is_ignored() {
     let mut peers = Peers::new();
     for kind in [Kind::Welcome, Kind::Refuse, Kind::Ping, Kind::Close, Kind::CloseAck, Kind::Abort] {
         let forged = Control::new(kind, peers.honest_channel, 99);
-        peers.send(CONTROL | kind as u64, forged.emit());
+        peers.send(CONTROL | kind as u64, forged.emit(&[]));
     }
     peers.run(5);
     peers.send(LENGTH, u64::MAX.to_le_bytes().to_vec());
@@ -262,7 +227,7 @@ fn answer_to(version: u8, spoil: impl Fn(&mut crate::Address)) -> Option<Reason>
     let to = malformed.insert(b"fake-0").unwrap();
     let (_, mut address) = world.engines[0].listen().unwrap();
     spoil(&mut address);
-    let bytes = Control { version, ..hello(&address, b"fake-1") }.emit();
+    let bytes = Control { version, ..hello(&address) }.emit(b"fake-1");
     malformed.send(to, CONTROL | 1, bytes.into(), 0, false);
     malformed.receive_bytes(Some(to), Pattern { tag: CONTROL, ignore: ID_MASK }, 200);
     for _ in 0..5 {
@@ -271,7 +236,7 @@ fn answer_to(version: u8, spoil: impl Fn(&mut crate::Address)) -> Option<Reason>
         malformed.poll(&mut events).unwrap();
         for event in events {
             if let Event::Received { bytes, .. } = event {
-                let answer = Control::parse(&bytes).unwrap();
+                let (answer, _) = Control::parse(&bytes).unwrap();
                 assert_eq!((answer.kind, answer.to, answer.secret), (Kind::Refuse, 7, 1234));
                 return Some(Reason::of(answer.value));
             }
@@ -295,7 +260,7 @@ fn hello_without_secret_gets_no_answer() {
 }
 
 /// Connects to `address` while `answer` gives what the listener's endpoint sends; gives the error.
-fn connect_error(address: &crate::Address, answer: Option<Control<'_>>) -> ChannelError {
+fn connect_error(address: &crate::Address, answer: Option<Control>) -> ChannelError {
     let mut world = World::new(1, false, 1, &Config::default());
     let mut other = world.net.endpoint();
     let to = other.insert(b"fake-0").unwrap();
@@ -306,7 +271,7 @@ fn connect_error(address: &crate::Address, answer: Option<Control<'_>>) -> Chann
     if let Some(answer) = answer {
         let secret = world.engines[0].state_of(0).map(|state| state.secret).unwrap();
         let tag = CONTROL | answer.kind as u64;
-        other.send(to, tag, Control { secret, ..answer }.emit().into(), 0, false);
+        other.send(to, tag, Control { secret, ..answer }.emit(&[]).into(), 0, false);
     }
     for _ in 0..5 {
         world.step(Duration::ZERO);

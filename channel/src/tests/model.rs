@@ -60,6 +60,13 @@ impl World {
         }
     }
 
+    /// Steps until the channel of the engine has ended.
+    pub fn run_to_end(&mut self, engine: usize, channel: u32) {
+        while self.engines[engine].state_of(channel).is_some_and(|state| state.is_live()) {
+            self.step(Duration::from_micros(50));
+        }
+    }
+
     /// A channel from engine `from` to engine 0; gives its number at both.
     pub fn connect(&mut self, from: usize) -> (u32, u32) {
         let (_, address) = self.engines[0].listen().unwrap();

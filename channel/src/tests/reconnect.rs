@@ -71,9 +71,7 @@ fn run(seed: u64) {
         }
         if end != End::Dead {
             world.engines[1].close(remote, Duration::from_secs(1), None);
-            while world.engines[1].state_of(remote).is_some_and(|state| state.is_live()) {
-                world.step(STEP);
-            }
+            world.run_to_end(1, remote);
         }
         if end != End::Closed {
             world.engines[1] = Engine::new(Box::new(world.net.replace(1)), config.clone(), world.now);
@@ -91,12 +89,8 @@ fn run(seed: u64) {
         assert!(failures.iter().all(expected), "after {end:?}: {failures:?}");
         world.engines[1].close(remote, Duration::from_secs(1), None);
         world.engines[0].close(local, Duration::from_secs(1), None);
-        while [(0, local), (1, remote)]
-            .into_iter()
-            .any(|(engine, channel)| world.engines[engine].state_of(channel).is_some_and(|state| state.is_live()))
-        {
-            world.step(STEP);
-        }
+        world.run_to_end(0, local);
+        world.run_to_end(1, remote);
     }
 }
 
@@ -112,8 +106,8 @@ fn lost_path_challenge_is_repeated() {
     let (_, address) = world.engines[0].listen().unwrap();
     let mut peer = world.net.endpoint();
     let (to, name) = (peer.insert(&address.name).unwrap(), peer.properties.name.to_vec());
-    let send = |peer: &mut super::fake_network::Fake, control: &Control<'_>| {
-        peer.send(to, CONTROL | control.kind as u64, Payload::from(control.emit()), 0, false);
+    let send = |peer: &mut super::fake_network::Fake, control: &Control, name: &[u8]| {
+        peer.send(to, CONTROL | control.kind as u64, Payload::from(control.emit(name)), 0, false);
     };
     // Kind and sender's secret of the next control message.
     let next_control = |world: &mut World, peer: &mut super::fake_network::Fake| {
@@ -125,7 +119,7 @@ fn lost_path_challenge_is_repeated() {
             peer.poll(&mut events).unwrap();
             let received = events.iter().find_map(|event| match event {
                 Event::Received { bytes, .. } => {
-                    Control::parse(bytes).map(|received| (received.kind, received.sender_secret))
+                    Control::parse(bytes).map(|(received, _)| (received.kind, received.sender_secret))
                 }
                 _ => None,
             });
@@ -139,12 +133,12 @@ fn lost_path_challenge_is_repeated() {
         }
         panic!("no control message arrives");
     };
-    send(&mut peer, &hello(&address, &name));
+    send(&mut peer, &hello(&address), &name);
     assert_eq!(next_control(&mut world, &mut peer).0, Kind::Welcome);
-    send(&mut peer, &Control { from: 8, ..hello(&address, &name) });
+    send(&mut peer, &Control { from: 8, ..hello(&address) }, &name);
     let (first, nonce) = next_control(&mut world, &mut peer);
     assert_eq!((first, next_control(&mut world, &mut peer)), (Kind::PathChallenge, (Kind::PathChallenge, nonce)));
-    send(&mut peer, &Control::new(Kind::PathResponse, 0, nonce));
+    send(&mut peer, &Control::new(Kind::PathResponse, 0, nonce), &[]);
     let received: Vec<_> =
         (0..3).map(|_| next_control(&mut world, &mut peer).0).take_while(|kind| *kind == Kind::PathChallenge).collect();
     assert!(received.len() < 3, "the hello is admitted");
@@ -158,9 +152,9 @@ fn forged_hello_ends_no_channel() {
     let (_, address) = world.engines[0].listen().unwrap();
     let mut forger = world.net.endpoint();
     let to = forger.insert(&address.name).unwrap();
-    forger.send(to, CONTROL | Kind::Hello as u64, hello(&address, b"fake-1").emit().into(), 0, false);
+    forger.send(to, CONTROL | Kind::Hello as u64, hello(&address).emit(b"fake-1").into(), 0, false);
     for nonce in 0..100 {
-        let response = Control::new(Kind::PathResponse, 0, nonce).emit();
+        let response = Control::new(Kind::PathResponse, 0, nonce).emit(&[]);
         forger.send(to, CONTROL | Kind::PathResponse as u64, response.into(), 0, false);
         forger.poll(&mut Vec::new()).unwrap();
         world.step(STEP);

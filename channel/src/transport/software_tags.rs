@@ -22,7 +22,7 @@ use ferrogin_libfabric::{Error, Libfabric, bindings, find_datagrams};
 use crate::proto::tags::Pattern;
 use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport};
 use crate::{Config, Matching, Payload};
-use records::{HEADER, Header, Kind, MAX_INLINE, RECORDS, Records};
+use records::{HEADER, Header, INLINE, Kind, MAX_INLINE, RECORDS, Records};
 use state::{State, Unmatched, addr, reset};
 
 /// Payload bytes of a datagram, if the provider carries that many.
@@ -149,7 +149,7 @@ impl Transport for SoftwareTags {
             return SendResult::Failed(body, error);
         }
         if body.len() <= self.state.max_inline {
-            let header = Header { inline: true, ..Header::new(Kind::Eager, 0, tag, body.len()) };
+            let header = Header { flags: INLINE, ..Header::new(Kind::Eager, 0, tag, body.len()) };
             return match self.state.append_record(self.endpoint.outbox(), peer, &header, body.as_slice()) {
                 Ok(()) => SendResult::Done(body),
                 Err(SendError::Full) => SendResult::Retry(body),

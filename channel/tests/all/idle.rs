@@ -1,17 +1,18 @@
 //! Reactors that have nothing to do, and the processor time that they take.
-#![allow(unsafe_code)]
 
 use std::fs::File;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{LIMIT, libraries, pair};
-use ferrogin_channel::{Channel, Config, Reactor};
+use crate::common::{LIMIT, exchange, libraries, pair};
+use ferrogin_channel::{Config, Reactor};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::child::run;
 use ferrogin_test_support::dist;
-use ferrogin_test_support::stranger::limit_descriptors;
+use ferrogin_test_support::untrusted::limit_descriptors;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 
 /// How long the reactors are idle.
 const IDLE: Duration = Duration::from_secs(2);
@@ -23,19 +24,9 @@ const WAITS: f64 = 14_000.0;
 
 /// The processor time of this process, whose other threads sleep, and its waits.
 fn usage() -> (Duration, i64) {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel writes one struct into a local variable.
-    assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) }, 0);
-    // SAFETY: the struct consists of integers, and was zeroed.
-    let usage = unsafe { usage.assume_init() };
-    let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
-    (time(usage.ru_utime) + time(usage.ru_stime), usage.ru_nvcsw)
-}
-
-fn exchange(from: &Channel, to: &Channel) {
-    let sent = from.send(b"hello");
-    assert_eq!(to.receive().wait_for(LIMIT).unwrap(), b"hello");
-    sent.wait_for(LIMIT).unwrap();
+    let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
+    let time = usage.user_time() + usage.system_time();
+    (Duration::from_micros(time.num_microseconds() as u64), usage.voluntary_context_switches())
 }
 
 /// The share of a processor that two reactors take together while their channel is idle, and their waits in a second. `disturb` gets the
@@ -45,8 +36,8 @@ fn idle_usage<T>(lib: &Arc<Libfabric>, provider: &str, disturb: impl FnOnce(&str
     let config = Config { provider: provider.to_owned(), source, ..Config::default() };
     let (here, _there, a, b) = pair(lib, &config);
     let listener = here.listen().unwrap();
-    exchange(&a, &b);
-    exchange(&b, &a);
+    exchange(&a, &b, 5);
+    exchange(&b, &a, 5);
     let disturbance = disturb(&listener.address().endpoint());
     let before = usage();
     std::thread::sleep(IDLE);
@@ -54,7 +45,7 @@ fn idle_usage<T>(lib: &Arc<Libfabric>, provider: &str, disturb: impl FnOnce(&str
     let share = (after.0 - before.0).as_secs_f64() / IDLE.as_secs_f64();
     let waits = (after.1 - before.1) as f64 / IDLE.as_secs_f64();
     drop(disturbance);
-    exchange(&a, &b);
+    exchange(&a, &b, 5);
     let third = Reactor::open(lib, &config).unwrap();
     third.connect(listener.address()).wait_for(LIMIT).unwrap();
     (share, waits)

@@ -5,5 +5,5 @@ mod common;
 mod idle;
 mod malformed_peers;
 mod reconnect;
-mod strangers;
+mod untrusted_peers;
 mod usage;

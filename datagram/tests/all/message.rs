@@ -10,6 +10,7 @@ use ferrogin_datagram::{Config, Event, LostReason, MessageEndpoint, Peer, SendEr
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::Random;
 use ferrogin_test_support::peer::{self, Peer as Process, hex, unhex};
+use ferrogin_test_support::untrusted::limit_descriptors;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -181,18 +182,6 @@ fn endpoint_sends_to_itself() {
     }
 }
 
-/// The process's limit of open descriptors; gives what it was.
-fn limit_descriptors(count: u64) -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the call writes to `limit` alone.
-    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
-    let before = limit.rlim_cur;
-    limit.rlim_cur = count.min(limit.rlim_max);
-    // SAFETY: the call reads `limit` alone.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
-    before
-}
-
 /// Polls both endpoints until `done` has seen what it waits for; it gets messages of unadmitted endpoints to `a`, and events of `b`.
 fn poll_both(
     (a, b): (&mut MessageEndpoint, &mut MessageEndpoint),
@@ -266,7 +255,10 @@ fn silent_connections_do_not_use_up_descriptors() {
     let test = "silent_connections_do_not_use_up_descriptors";
     const SILENT: usize = 3000;
     for lib in libraries(test) {
-        let before = limit_descriptors(SILENT as u64 + 1000);
+        if !limit_descriptors(SILENT as u64 + 1000) {
+            println!("SKIP {test}: this process may not have {} descriptors", SILENT + 1000);
+            return;
+        }
         let (process, address) = start_peer(&lib, "echo with few descriptors");
         let port = u16::from_be_bytes(address[2..4].try_into().unwrap());
         let connect = |_| std::net::TcpStream::connect(("127.0.0.1", port));
@@ -301,7 +293,6 @@ fn silent_connections_do_not_use_up_descriptors() {
         }
         println!("all closed after {:?}", start.elapsed());
         process.signal(libc::SIGKILL);
-        limit_descriptors(before);
     }
 }
 
@@ -354,7 +345,7 @@ fn child() {
     let (Ok(role), Some(library)) = (std::env::var("FERROGIN_TEST_ROLE"), peer::library()) else { return };
     let lib = Libfabric::load(Some(&library)).unwrap();
     if role == "echo with few descriptors" {
-        limit_descriptors(512);
+        assert!(limit_descriptors(512));
     }
     let mut endpoint = MessageEndpoint::open(&lib, &config()).unwrap();
     println!("ADDRESS {}", hex(endpoint.address()));
@@ -435,21 +426,24 @@ fn echo_once(endpoint: &mut MessageEndpoint, peer: Peer) -> Result<(), TooBusy> 
 
 /// Runs `test` with each library, a child process that echoes, an endpoint that has exchanged a message with it, and the time after
 /// which that endpoint gives its peer up.
-fn with_echo(name: &str, test: impl Fn(&Process, &mut MessageEndpoint, Peer, Duration) -> Result<(), TooBusy>) {
+fn with_echo(
+    name: &str,
+    test: impl Fn(&Arc<Libfabric>, &Process, &mut MessageEndpoint, Peer, Duration) -> Result<(), TooBusy>,
+) {
     for lib in libraries(name) {
         with_longer_limits(|lost_after| {
             let (process, address) = start_peer(&lib, "echo");
             let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
             let peer = endpoint.add_peer(&address).unwrap();
             echo_once(&mut endpoint, peer)?;
-            test(&process, &mut endpoint, peer, lost_after)
+            test(&lib, &process, &mut endpoint, peer, lost_after)
         });
     }
 }
 
 #[test]
 fn killed_peer_is_reported_to_quiet_endpoint() {
-    with_echo("killed_peer_is_reported_to_quiet_endpoint", |process, endpoint, peer, lost_after| {
+    with_echo("killed_peer_is_reported_to_quiet_endpoint", |_, process, endpoint, peer, lost_after| {
         // Alive and quiet for longer than the deadline: not lost, because it answers.
         let hasty = poll_for(endpoint, lost_after * 5 / 4, |event| match event {
             Event::Lost { reason: LostReason::Silent(_), .. } => true,
@@ -467,37 +461,30 @@ fn killed_peer_is_reported_to_quiet_endpoint() {
 
 #[test]
 fn killed_peer_is_reported_to_sender() {
-    for lib in libraries("killed_peer_is_reported_to_sender") {
-        with_longer_limits(|lost_after| {
-            let (process, address) = start_peer(&lib, "echo");
-            let mut endpoint = MessageEndpoint::open(&lib, &config_for_death(lost_after)).unwrap();
-            let peer = endpoint.add_peer(&address).unwrap();
-            echo_once(&mut endpoint, peer)?;
-            process.signal(libc::SIGKILL);
-            let payload = vec![1; 50_000];
-            wait_for_loss(&mut endpoint, lost_after, |endpoint| {
-                let _ = endpoint.send(peer, b"x", &payload);
-            });
-
-            // Messages to other peers use all slots: the dead peer keeps none.
-            let (_other, address) = start_peer(&lib, "echo");
-            let other_peer = endpoint.add_peer(&address).unwrap();
-            echo_once(&mut endpoint, other_peer)?;
-            let start = Instant::now();
-            while endpoint.free_slots() < 32 {
-                assert!(start.elapsed() < LIMIT, "{} of 32 slots are free", endpoint.free_slots());
-                endpoint.poll(|_, _| ()).unwrap();
-                std::thread::yield_now();
-            }
-            endpoint.forget(peer);
-            echo_once(&mut endpoint, other_peer)
+    with_echo("killed_peer_is_reported_to_sender", |lib, process, endpoint, peer, lost_after| {
+        process.signal(libc::SIGKILL);
+        let payload = vec![1; 50_000];
+        wait_for_loss(endpoint, lost_after, |endpoint| {
+            let _ = endpoint.send(peer, b"x", &payload);
         });
-    }
+        // Messages to other peers use all slots: the dead peer keeps none.
+        let (_other, address) = start_peer(lib, "echo");
+        let other_peer = endpoint.add_peer(&address).unwrap();
+        echo_once(endpoint, other_peer)?;
+        let start = Instant::now();
+        while endpoint.free_slots() < 32 {
+            assert!(start.elapsed() < LIMIT, "{} of 32 slots are free", endpoint.free_slots());
+            endpoint.poll(|_, _| ()).unwrap();
+            std::thread::yield_now();
+        }
+        endpoint.forget(peer);
+        echo_once(endpoint, other_peer)
+    });
 }
 
 #[test]
 fn stopped_peer_is_reported() {
-    with_echo("stopped_peer_is_reported", |process, endpoint, _, lost_after| {
+    with_echo("stopped_peer_is_reported", |_, process, endpoint, _, lost_after| {
         process.signal(libc::SIGSTOP);
         let (reason, after) = wait_for_loss(endpoint, lost_after, |_| ());
         assert!(matches!(reason, LostReason::Silent(_)), "{reason}");

@@ -2,7 +2,7 @@ use super::neighbors::handle_address;
 use super::{ControlError, Listener, Ring, Step};
 use ferrogin_channel::{ChannelError, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
-use ferrogin_test_support::{child, stranger};
+use ferrogin_test_support::{child, untrusted};
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
@@ -275,8 +275,8 @@ fn peers_without_secret_are_refused() {
 
 /// What the other process of [`silent_connections_do_not_delay_set_up`] runs.
 #[test]
-fn stranger() {
-    stranger::hold();
+fn untrusted_process() {
+    untrusted::hold();
 }
 
 /// The time in which three ranks are set up, which have listeners before `disturb` gets their addresses. Then their ports are closed.
@@ -322,16 +322,16 @@ fn usual_set_up<T>(disturb: impl Fn(&[SocketAddr]) -> T) -> Duration {
 #[test]
 fn silent_connections_do_not_delay_set_up() {
     let test = "silent_connections_do_not_delay_set_up";
-    let as_nobody = stranger::have_second_user(test);
+    let as_nobody = untrusted::have_second_user(test);
     let report = child::run(test, &[], || {
-        assert!(stranger::limit_descriptors(512));
+        assert!(untrusted::limit_descriptors(512));
         let undisturbed = (0..4).any(|_| {
             let usual = usual_set_up(|_| ());
             let silent = |addresses: &[SocketAddr]| {
-                stranger::start_silent("control::tests::stranger", addresses, stranger::silent(), as_nobody)
+                untrusted::start_silent("control::tests::untrusted_process", addresses, untrusted::silent(), as_nobody)
             };
             let beside = usual_set_up(silent);
-            eprintln!("three ranks: {usual:.1?}, beside {} silent connections {beside:.1?}", stranger::silent());
+            eprintln!("three ranks: {usual:.1?}, beside {} silent connections {beside:.1?}", untrusted::silent());
             beside <= 2 * usual
         });
         assert!(undisturbed, "silent connections slow down the set-up");

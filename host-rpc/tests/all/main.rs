@@ -5,6 +5,6 @@ mod common;
 mod peer;
 mod queue_pairs;
 mod rpc;
-mod strangers;
 mod unread_answers;
+mod untrusted_peers;
 mod usage;

@@ -17,7 +17,7 @@ use ferrogin_datagram::{Config, Event, MessageEndpoint, SendError};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::child::full_name;
 use ferrogin_test_support::peer::{hex, unhex};
-use ferrogin_test_support::stranger::limit_descriptors;
+use ferrogin_test_support::untrusted::limit_descriptors;
 use ferrogin_test_support::{Random, resident_bytes};
 use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr};
 

@@ -18,10 +18,10 @@ const MAX_REFUSALS: u32 = 4096;
 
 impl Engine {
     /// Sends a control message to an endpoint, now or when the transport takes it.
-    pub(super) fn send_control_to(&mut self, to: Addr, channel: u32, control: &Control<'_>) {
+    pub(super) fn send_control_to(&mut self, to: Addr, channel: u32, control: &Control, name: &[u8]) {
         let tag = CONTROL | control.kind as u64;
         let token = token(Operation::SendControl, channel, control.kind as u32);
-        let message = (to, tag, control.emit().into(), token);
+        let message = (to, tag, control.emit(name).into(), token);
         // The new message replaces an unsent one of the same kind to the same peer. So a peer that sends pings and receives no
         // answers does not fill memory.
         match self.unsent_control.iter_mut().find(|(of, _, _, same)| (*of, *same) == (to, token)) {
@@ -52,7 +52,7 @@ impl Engine {
         let sender_secret = if kind == Kind::Welcome { state.secret } else { 0 };
         let message =
             Control { from: channel, sender_secret, value, id, ..Control::new(kind, remote.id, remote.secret) };
-        self.send_control_to(addr, channel, &message);
+        self.send_control_to(addr, channel, &message, &[]);
     }
 
     pub(super) fn send_abort(&mut self, channel: u32, reason: Reason) {
@@ -77,9 +77,9 @@ impl Engine {
 
     /// Handles a control message; false when the bytes are not one.
     pub(super) fn control(&mut self, bytes: &[u8]) -> bool {
-        let Some(message) = Control::parse(bytes) else { return false };
+        let Some((message, name)) = Control::parse(bytes) else { return false };
         if message.kind == Kind::Hello {
-            self.hello(&message);
+            self.hello(&message, name);
             return true;
         }
         if message.kind == Kind::PathResponse {
@@ -124,7 +124,7 @@ impl Engine {
         true
     }
 
-    fn welcome(&mut self, channel: u32, message: &Control<'_>) {
+    fn welcome(&mut self, channel: u32, message: &Control) {
         let max = self.transport.properties().max_message;
         let Some(state) = self.state_of(channel) else { return };
         state.remote = RemoteChannel { id: message.from, secret: message.sender_secret };
@@ -155,7 +155,7 @@ impl Engine {
         state.incoming.end_at(end, &error, &mut self.callbacks);
     }
 
-    fn hello(&mut self, message: &Control<'_>) {
+    fn hello(&mut self, message: &Control, name: &[u8]) {
         if self.secrets.get(message.to as usize) != Some(&message.secret) {
             // No answer: the sender may have written the name of any endpoint into the hello.
             log::debug!("a hello without the secret of a listener was dropped");
@@ -167,9 +167,9 @@ impl Engine {
         } else if message.matching != self.transport.properties().matching as u8 {
             Some(Reason::Matching)
         } else if let Some(listening) = listening {
-            let new = !self.by_name.contains_key(message.name);
+            let new = !self.by_name.contains_key(name);
             let busy = listening.arrived.len() >= BACKLOG || new && self.by_name.len() >= self.config.max_peers;
-            if *message.name == *self.transport.properties().name {
+            if name == &*self.transport.properties().name {
                 Some(Reason::PairInUse)
             } else {
                 busy.then_some(Reason::Busy)
@@ -183,17 +183,17 @@ impl Engine {
                 return;
             }
         }
-        let addr = match self.transport.insert(message.name) {
+        let addr = match self.transport.insert(name) {
             Ok(addr) => addr,
             Err(error) => {
-                log::warn!("a hello from {} cannot be answered: {error}", wire::label(message.name));
+                log::warn!("a hello from {} cannot be answered: {error}", wire::label(name));
                 return;
             }
         };
-        let hello = PendingHello::new(addr, message);
+        let hello = PendingHello::new(addr, message, name);
         if let Some(reason) = refused {
             self.refuse(&hello, message.matching, reason);
-        } else if self.by_name.contains_key(message.name) {
+        } else if self.by_name.contains_key(name) {
             self.queue_hello(hello);
         } else {
             self.admit(&hello);
@@ -214,7 +214,7 @@ impl Engine {
             0
         };
         let refusal = Control { value: reason as u64, id, ..Control::new(Kind::Refuse, remote.id, remote.secret) };
-        self.send_control_to(hello.addr, NO_CHANNEL, &refusal);
+        self.send_control_to(hello.addr, NO_CHANNEL, &refusal, &[]);
     }
 
     /// Opens a channel to the sender of a hello; gives the number of the channel.

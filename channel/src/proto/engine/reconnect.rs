@@ -75,21 +75,21 @@ impl Engine {
             ..Control::new(Kind::PathChallenge, hello.remote.id, hello.remote.secret)
         };
         let addr = hello.addr;
-        self.send_control_to(addr, NO_CHANNEL, &message);
+        self.send_control_to(addr, NO_CHANNEL, &message, &[]);
     }
 
     /// The listener has an earlier channel with this endpoint name, and challenges the hello of `channel`.
-    pub(super) fn path_challenge(&mut self, channel: u32, message: &Control<'_>) {
+    pub(super) fn path_challenge(&mut self, channel: u32, message: &Control) {
         let Some(state) = self.state_of(channel) else { return };
         state.outgoing.start_at(message.id);
         state.incoming.follows_prior = true;
         let addr = state.addr;
         let response = Control { from: channel, ..Control::new(Kind::PathResponse, 0, message.sender_secret) };
-        self.send_control_to(addr, channel, &response);
+        self.send_control_to(addr, channel, &response, &[]);
     }
 
     /// The sender of a hello answered the challenge. An earlier channel that is still open was with an endpoint that is gone.
-    pub(super) fn path_response(&mut self, message: &Control<'_>) {
+    pub(super) fn path_response(&mut self, message: &Control) {
         let is = |challenge: &PathChallenge| challenge.nonce == message.secret;
         let found = self.pending_hellos.iter().position(|hello| hello.challenge.as_ref().is_some_and(is));
         let Some(mut hello) = found.and_then(|at| self.pending_hellos.remove(at)) else { return };

@@ -19,38 +19,30 @@ use crate::{ChannelError, Payload, Reason};
 impl Engine {
     /// Queues a message.
     pub fn write(&mut self, channel: u32, ticket: u64, body: Payload, done: WriteDone) {
-        let Some(state) = find(&mut self.channels, channel) else {
-            self.callbacks.push(Callback::Write(done, Err(ChannelError::Stopped)));
-            return;
-        };
-        let refused = state.refuses_writes().or_else(|| {
-            let (len, max) = (body.len(), state.max_write);
-            (len > max).then(|| ChannelError::TooLong { peer: Arc::clone(&state.peer), len, max })
-        });
-        if let Some(error) = refused {
-            self.callbacks.push(Callback::Write(done, Err(error)));
-            return;
+        let state = find(&mut self.channels, channel).ok_or(ChannelError::Stopped);
+        match state.and_then(|state| state.refuses_write(body.len()).map_or(Ok(state), Err)) {
+            Ok(state) => {
+                state.outgoing.push(ticket, body, done);
+                self.schedule(channel);
+            }
+            Err(error) => self.callbacks.push(Callback::Write(done, Err(error))),
         }
-        state.outgoing.push(ticket, body, done);
-        self.schedule(channel);
     }
 
     /// Queues a read.
     pub fn read(&mut self, channel: u32, ticket: u64, buffer: Vec<u8>, done: ReadDone) {
-        let Some(state) = find(&mut self.channels, channel) else {
-            self.callbacks.push(Callback::Read(done, Err(ChannelError::Stopped), ticket));
-            return;
+        let result = match find(&mut self.channels, channel) {
+            None => Err(ChannelError::Stopped),
+            Some(state) => match (state.incoming.take_returned(), state.refuses_reads()) {
+                (Some(message), _) => Ok(message),
+                (None, Some(error)) => Err(error),
+                (None, None) => {
+                    state.incoming.push(ticket, buffer, done);
+                    return self.schedule(channel);
+                }
+            },
         };
-        if let Some(message) = state.incoming.take_returned() {
-            self.callbacks.push(Callback::Read(done, Ok(message), ticket));
-            return;
-        }
-        if let Some(error) = state.refuses_reads() {
-            self.callbacks.push(Callback::Read(done, Err(error), ticket));
-            return;
-        }
-        state.incoming.push(ticket, buffer, done);
-        self.schedule(channel);
+        self.callbacks.push(Callback::Read(done, result, ticket));
     }
 
     /// Takes back a message that was delivered and not used: the next read gets it, even if the channel has ended meanwhile.
@@ -155,7 +147,7 @@ impl Engine {
         let secret = secret();
         let listener = self.listeners.len() as u32;
         let address = Address { matching: self.transport.properties().matching, listener, secret, name: name.clone() };
-        self.listeners.push(Some(Listening::new()));
+        self.listeners.push(Some(Listening::default()));
         self.secrets.push(secret);
         Ok((listener, address))
     }
@@ -261,10 +253,9 @@ impl Engine {
                             value,
                             id: start,
                             start_id,
-                            name: &name,
                             ..Control::new(Kind::Hello, address.listener, address.secret)
                         };
-                        self.send_control_to(addr, channel, &hello);
+                        self.send_control_to(addr, channel, &hello, &name);
                         return;
                     }
                 },

@@ -68,7 +68,7 @@ impl State {
         let total = usize::try_from(header.total).ok().filter(|total| posted.from.is_some() && *total <= posted.len);
         match total {
             None => self.decline(outbox, from, posted, &header),
-            Some(total) if header.direct => {
+            Some(total) if header.is_direct() => {
                 state.matched_rts.push_back((posted, header, total));
                 self.grant_waiting(outbox, from);
             }
@@ -92,7 +92,7 @@ impl State {
         let Receive { mut buffer, token, .. } = posted;
         // A number that no other peer can guess: a sender that knows the tag can write the buffer.
         let rendezvous = secret() & RECEIVE_IDS;
-        let mut direct = header.direct && !self.rendezvous.contains_key(&rendezvous);
+        let mut direct = header.is_direct() && !self.rendezvous.contains_key(&rendezvous);
         if direct {
             buffer.clear();
             buffer.reserve_exact(total);
@@ -108,7 +108,7 @@ impl State {
         }
         let (missing, tag, token) = (total, header.tag, Some(token));
         self.rendezvous.insert(rendezvous, Rendezvous { from, buffer, direct, total, missing, tag, token });
-        let reply = Header { direct, ..Header::new(Kind::Cts, header.number, rendezvous, total) };
+        let reply = Header::new(Kind::Cts, header.number, rendezvous, total).direct(direct);
         self.reply(outbox, from, reply);
     }
 

@@ -1,16 +1,13 @@
 //! Records: what software matching puts into a datagram, one behind the other.
 //!
 //! Short messages, and the control data of long messages, travel together if they go to one peer at about the same time. A record is a
-//! [`RecordHeader`], and the bytes of an inline eager message. The bytes of another eager message or of a data record are the payload of
+//! [`Header`], and the bytes of an inline eager message. The bytes of another eager message or of a data record are the payload of
 //! the datagram; that record is the last one in its datagram.
 
-use std::mem::{offset_of, size_of};
-
-use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// Bytes of a record's header.
-pub(super) const HEADER: usize = size_of::<RecordHeader>();
+pub(super) const HEADER: usize = size_of::<Header>();
 /// Bytes of the records of a datagram.
 pub(super) const RECORDS: usize = 32 << 10;
 /// The longest inline message: to copy it costs less than to send it from where it lies.
@@ -20,36 +17,10 @@ const _: () = assert!(HEADER + MAX_INLINE <= RECORDS && RECORDS <= u16::MAX as u
 /// Flag: the payload goes as one tagged message of the provider. In an RTS it may, in a CTS it must.
 const DIRECT: u8 = 1;
 /// Flag of an eager message: its bytes follow the header.
-const INLINE: u8 = 2;
-
-/// The header of a record, as it is sent.
-#[derive(Clone, Copy, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
-#[repr(C)]
-struct RecordHeader {
-    kind: u8,
-    flags: u8,
-    reserved: U16,
-    /// RTS, CTS, decline: the sender's number of the message.
-    number: U32,
-    /// Eager, RTS: the tag. CTS, data: the receiver's number of the receive, which is also the tag of a direct payload.
-    tag: U64,
-    /// Bytes of the message.
-    total: U64,
-    /// Data: where the bytes belong.
-    offset: U64,
-}
-
-const _: () = {
-    assert!(HEADER == 32);
-    assert!(offset_of!(RecordHeader, flags) == 1);
-    assert!(offset_of!(RecordHeader, number) == 4);
-    assert!(offset_of!(RecordHeader, tag) == 8);
-    assert!(offset_of!(RecordHeader, total) == 16);
-    assert!(offset_of!(RecordHeader, offset) == 24);
-};
+pub(super) const INLINE: u8 = 2;
 
 /// Kinds of records.
-#[derive(Clone, Copy, Debug, Immutable, KnownLayout, PartialEq, Eq, TryFromBytes)]
+#[derive(Clone, Copy, Debug, Immutable, IntoBytes, KnownLayout, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub(super) enum Kind {
     /// A whole message.
@@ -64,48 +35,45 @@ pub(super) enum Kind {
     Decline = 5,
 }
 
-/// The header of a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The header of a record, as it is sent: all numbers are little endian.
+#[derive(Clone, Copy, Debug, Immutable, IntoBytes, KnownLayout, PartialEq, Eq, TryFromBytes)]
+#[repr(C)]
 pub(super) struct Header {
     pub kind: Kind,
-    pub direct: bool,
-    pub inline: bool,
+    pub flags: u8,
+    pub reserved: u16,
+    /// RTS, CTS, decline: the sender's number of the message.
     pub number: u32,
+    /// Eager, RTS: the tag. CTS, data: the receiver's number of the receive, which is also the tag of a direct payload.
     pub tag: u64,
+    /// Bytes of the message.
     pub total: u64,
+    /// Data: where the bytes belong.
     pub offset: u64,
 }
 
+const _: () = assert!(HEADER == 32 && cfg!(target_endian = "little"));
+
 impl Header {
     pub fn new(kind: Kind, number: u32, tag: u64, total: usize) -> Self {
-        Self { kind, direct: false, inline: false, number, tag, total: total as u64, offset: 0 }
+        Self { kind, flags: 0, reserved: 0, number, tag, total: total as u64, offset: 0 }
+    }
+
+    /// The header with or without the flag of a direct payload.
+    pub fn direct(self, direct: bool) -> Self {
+        Self { flags: if direct { DIRECT } else { 0 }, ..self }
+    }
+
+    pub fn is_direct(&self) -> bool {
+        self.flags & DIRECT != 0
+    }
+
+    pub fn is_inline(&self) -> bool {
+        self.kind == Kind::Eager && self.flags & INLINE != 0
     }
 
     pub fn emit(&self) -> [u8; HEADER] {
-        let header = RecordHeader {
-            kind: self.kind as u8,
-            flags: if self.direct { DIRECT } else { 0 } | if self.inline { INLINE } else { 0 },
-            reserved: 0.into(),
-            number: self.number.into(),
-            tag: self.tag.into(),
-            total: self.total.into(),
-            offset: self.offset.into(),
-        };
-        zerocopy::transmute!(header)
-    }
-
-    /// None for an unknown kind.
-    fn parse(header: &RecordHeader) -> Option<Self> {
-        let kind = Kind::try_read_from_bytes(&[header.kind]).ok()?;
-        Some(Self {
-            kind,
-            direct: header.flags & DIRECT != 0,
-            inline: header.flags & INLINE != 0 && kind == Kind::Eager,
-            number: header.number.get(),
-            tag: header.tag.get(),
-            total: header.total.get(),
-            offset: header.offset.get(),
-        })
+        zerocopy::transmute!(*self)
     }
 }
 
@@ -118,12 +86,11 @@ pub(super) struct Records<'a> {
 impl<'a> Records<'a> {
     /// The next record, without a line in the log.
     pub fn parse_next(&mut self) -> Option<(Header, &'a [u8])> {
-        let (header, rest) = RecordHeader::ref_from_prefix(self.records).ok()?;
-        let header = Header::parse(header)?;
-        let len = if header.inline { usize::try_from(header.total).ok()? } else { 0 };
+        let (header, rest) = Header::try_read_from_prefix(self.records).ok()?;
+        let len = if header.is_inline() { usize::try_from(header.total).ok()? } else { 0 };
         let (inline, rest) = rest.split_at_checked(len)?;
         let bytes = match header.kind {
-            Kind::Eager if header.inline => inline,
+            Kind::Eager if header.is_inline() => inline,
             Kind::Eager | Kind::Data if rest.is_empty() => self.payload,
             Kind::Eager | Kind::Data => return None,
             Kind::Rts | Kind::Cts | Kind::Decline => &[],
@@ -154,12 +121,12 @@ mod tests {
     use super::*;
 
     fn parse(bytes: &[u8; HEADER]) -> Option<Header> {
-        Header::parse(RecordHeader::ref_from_bytes(bytes).ok()?)
+        Header::try_read_from_bytes(bytes).ok()
     }
 
     #[test]
     fn header_round_trips_golden_bytes() {
-        let header = Header { direct: true, offset: 0x33, ..Header::new(Kind::Cts, 0x0102_0304, 0x11, 0x22) };
+        let header = Header { offset: 0x33, ..Header::new(Kind::Cts, 0x0102_0304, 0x11, 0x22).direct(true) };
         let mut golden = [0; HEADER];
         golden[..8].copy_from_slice(&[3, 1, 0, 0, 4, 3, 2, 1]);
         (golden[8], golden[16], golden[24]) = (0x11, 0x22, 0x33);
@@ -167,12 +134,12 @@ mod tests {
         assert_eq!(parse(&golden), Some(header));
         golden[0] = 9;
         assert_eq!(parse(&golden), None);
-        let eager = Header { inline: true, ..Header::new(Kind::Eager, 0, 5, 8) };
+        let eager = Header { flags: INLINE, ..Header::new(Kind::Eager, 0, 5, 8) };
         assert_eq!((eager.emit()[0], eager.emit()[1], parse(&eager.emit())), (1, 2, Some(eager)));
     }
 
     fn eager(tag: u64, bytes: &[u8]) -> Vec<u8> {
-        let header = Header { inline: true, ..Header::new(Kind::Eager, 0, tag, bytes.len()) };
+        let header = Header { flags: INLINE, ..Header::new(Kind::Eager, 0, tag, bytes.len()) };
         [&header.emit()[..], bytes].concat()
     }
 
@@ -199,7 +166,7 @@ mod tests {
         assert_eq!(tags(&[&good[..], &good[..HEADER - 1]].concat(), b""), one);
         // Fewer bytes than the header states, more bytes than any memory has, and a data record in the middle.
         assert_eq!(tags(&[&good[..], &good[..HEADER + 2]].concat(), b""), one);
-        let endless = Header { inline: true, total: u64::MAX, ..Header::new(Kind::Eager, 0, 6, 0) }.emit();
+        let endless = Header { flags: INLINE, total: u64::MAX, ..Header::new(Kind::Eager, 0, 6, 0) }.emit();
         assert_eq!(tags(&[&good[..], &endless, &good].concat(), b""), one);
         let data_bytes = Header::new(Kind::Data, 0, 6, 4).emit();
         assert_eq!(tags(&[&good[..], &data_bytes, &good].concat(), b"four"), one);

@@ -109,7 +109,7 @@ impl State {
                 (true, None) => return true,
             };
             let direct = if out.started { out.direct } else { !whole && outbox.has_long() };
-            let header = Header { direct, offset: from as u64, ..Header::new(kind, number, tag, total) };
+            let header = Header { offset: from as u64, ..Header::new(kind, number, tag, total).direct(direct) };
             let (peer, bytes, token) = (out.to, &out.body.as_slice()[from..to], u64::from(number));
             let (data, len) = (bytes.as_ptr(), bytes.len());
             let sent = if kind == Kind::Rts {
@@ -190,7 +190,7 @@ impl State {
             && !out.over
         {
             out.cts = Some((header.tag, 0));
-            if header.direct && outbox.has_long() {
+            if header.is_direct() && outbox.has_long() {
                 self.peer(from).cleared.push_back(header.number);
                 self.start_direct_sends(outbox, from);
             } else {

@@ -195,10 +195,10 @@ impl RawPeer {
     /// Sends an RTS of `total` bytes and waits for its CTS; gives the number of the receive.
     fn rts(&mut self, other: &mut SoftwareTags, direct: bool, tag: u64, total: usize) -> u64 {
         let number = tag as u32;
-        self.append_record(Header { direct, ..Header::new(Kind::Rts, number, tag, total) }, &[]);
+        self.append_record(Header::new(Kind::Rts, number, tag, total).direct(direct), &[]);
         let cts = self.reply(other, number);
         assert_eq!(cts.kind, Kind::Cts);
-        assert_eq!(cts.direct, direct);
+        assert_eq!(cts.is_direct(), direct);
         cts.tag
     }
 

@@ -29,6 +29,14 @@ pub fn pair(lib: &Arc<Libfabric>, config: &Config) -> (Reactor, Reactor, Channel
     (here, there, a, b)
 }
 
+/// Sends a message of `len` bytes, and receives it.
+pub fn exchange(from: &Channel, to: &Channel, len: usize) {
+    let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8).collect();
+    let sent = from.send(bytes.clone());
+    assert!(to.receive().wait_for(LIMIT).unwrap() == bytes, "{len}");
+    sent.wait_for(LIMIT).unwrap();
+}
+
 /// Runs the body of `test` in a process that has the software card: libfabric takes its providers from the environment.
 pub fn with_card(test: &str, body: impl FnOnce()) {
     if let Some(dist) = dist(test, &["libsoftefa-fi.so"]) {

@@ -3,7 +3,7 @@
 //! peers use the same listener.
 #![allow(unsafe_code)]
 
-mod raw;
+pub mod raw;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -24,7 +24,7 @@ const MAX: usize = 1 << 20;
 /// Reads at the good side that wait for a malformed peer.
 const READS: usize = 3;
 
-const VERSION: u8 = 5;
+pub const VERSION: u8 = 5;
 const HELLO: u8 = 1;
 const WELCOME: u8 = 2;
 const REFUSE: u8 = 3;
@@ -35,21 +35,21 @@ const PATH_CHALLENGE: u8 = 10;
 
 /// A control message of the documented form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Control {
-    version: u8,
-    matching: u8,
-    kind: u8,
-    to: u32,
-    from: u32,
-    secret: u64,
-    sender_secret: u64,
-    value: u64,
-    id: u32,
-    name: Vec<u8>,
+pub struct Control {
+    pub version: u8,
+    pub matching: u8,
+    pub kind: u8,
+    pub to: u32,
+    pub from: u32,
+    pub secret: u64,
+    pub sender_secret: u64,
+    pub value: u64,
+    pub id: u32,
+    pub name: Vec<u8>,
 }
 
 impl Control {
-    fn emit(&self) -> Vec<u8> {
+    pub fn emit(&self) -> Vec<u8> {
         let parts: [&[u8]; 11] = [
             b"FGC1",
             &[self.version, self.matching],
@@ -435,29 +435,20 @@ fn connected_to<R: Raw>(reactor: &Reactor, mut raw: R, answer: impl Fn(&mut R, &
 fn malformed_answers_end_connects<R: Raw>(lib: &Arc<Libfabric>, config: &Config, open: &dyn Fn() -> R) {
     let short_limit = Config { connect_within: Duration::from_secs(1), ..config.clone() };
     let (reactor, short_limit) = (Reactor::open(lib, config).unwrap(), Reactor::open(lib, &short_limit).unwrap());
-    let send_control = |version: u8, kind: u8, value: u64| {
+    let send_control = |version: u8, kind: u8, value: u64, wrong: u64| {
         move |raw: &mut R, hello: &Control| {
-            let (to, secret) = (hello.from, hello.sender_secret);
+            let (to, secret) = (hello.from, hello.sender_secret ^ wrong);
             let answer = Control { version, kind, to, secret, value, sender_secret: OWN_SECRET, ..Control::default() };
             raw.send(CONTROL | u64::from(kind), &answer.emit());
         }
     };
-    let error = connected_to(&reactor, open(), send_control(VERSION + 1, WELCOME, 1000));
+    let error = connected_to(&reactor, open(), send_control(VERSION + 1, WELCOME, 1000, 0));
     assert!(matches!(error, ChannelError::Refused { reason: Reason::Version, .. }), "{error}");
-    let error = connected_to(&reactor, open(), send_control(VERSION, REFUSE, 77));
+    let error = connected_to(&reactor, open(), send_control(VERSION, REFUSE, 77, 0));
     assert!(matches!(error, ChannelError::Refused { reason: Reason::Unknown, .. }), "{error}");
     let error = connected_to(&short_limit, open(), |_, _| ());
     assert!(matches!(error, ChannelError::Timeout { .. }), "{error}");
-    let error = connected_to(&short_limit, open(), |raw, hello| {
-        let answer = Control {
-            version: VERSION,
-            kind: WELCOME,
-            to: hello.from,
-            secret: hello.sender_secret ^ 1,
-            ..Control::default()
-        };
-        raw.send(CONTROL | u64::from(WELCOME), &answer.emit());
-    });
+    let error = connected_to(&short_limit, open(), send_control(VERSION, WELCOME, 0, 1));
     assert!(matches!(error, ChannelError::Timeout { .. }), "{error}");
 }
 

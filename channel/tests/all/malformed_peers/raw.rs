@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use ferrogin_datagram::{Event, MessageEndpoint, Peer, SendError};
-use ferrogin_libfabric::bindings::{self, fi_context2, fi_ops_tagged};
+use ferrogin_libfabric::bindings::{self, fi_context2, fi_ops_tagged, fid_ep};
 use ferrogin_libfabric::{
     AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Fabric, FiAddr, Libfabric, Read,
     find_datagrams,
@@ -42,7 +42,7 @@ struct ReceiveBuffer {
     bytes: Box<[u8; BUFFER_BYTES]>,
 }
 
-/// Tags that the provider matches.
+/// Messages of the provider: with tags that it matches, or without tags.
 pub struct Tagged {
     // First, so that it is closed before its buffers are freed.
     endpoint: Endpoint,
@@ -52,13 +52,22 @@ pub struct Tagged {
     buffers: Vec<ReceiveBuffer>,
     /// Sent bytes and their contexts, kept until the end.
     sending: Vec<(Box<[u8]>, Box<fi_context2>)>,
+    pub in_flight: usize,
     received: Vec<Vec<u8>>,
 }
 
 impl Tagged {
     pub fn open(lib: &Arc<Libfabric>, provider: &str) -> Self {
-        let source = (provider == "tcp").then_some("127.0.0.1");
-        let info = find_datagrams(lib, provider, source, bindings::FI_TAGGED | bindings::FI_DIRECTED_RECV).unwrap();
+        let mut this = Self::open_with(lib, provider, bindings::FI_TAGGED | bindings::FI_DIRECTED_RECV);
+        let room = || ReceiveBuffer { context: Box::default(), bytes: Box::new([0; BUFFER_BYTES]) };
+        this.buffers = (0..BUFFERS).map(|_| room()).collect();
+        (0..BUFFERS).for_each(|at| this.post(at));
+        this
+    }
+
+    /// Without receives.
+    pub fn open_with(lib: &Arc<Libfabric>, provider: &str, caps: u64) -> Self {
+        let info = find_datagrams(lib, provider, (provider == "tcp").then_some("127.0.0.1"), caps).unwrap();
         let domain = Domain::open(&Fabric::open(&info).unwrap(), &info).unwrap();
         let av = AddressVector::open(&domain, 4).unwrap();
         let queue = CompletionQueue::open(&domain, &CqAttr { size: 256 }).unwrap();
@@ -66,12 +75,8 @@ impl Tagged {
         endpoint.bind_av(&av).unwrap();
         endpoint.bind_cq(&queue, bindings::FI_TRANSMIT | bindings::FI_RECV).unwrap();
         endpoint.enable().unwrap();
-        let room = || ReceiveBuffer { context: Box::default(), bytes: Box::new([0; BUFFER_BYTES]) };
-        let buffers = (0..BUFFERS).map(|_| room()).collect();
-        let mut this =
-            Self { endpoint, queue, av, to: FiAddr::UNSPEC, buffers, sending: Vec::new(), received: Vec::new() };
-        (0..BUFFERS).for_each(|at| this.post(at));
-        this
+        let (to, buffers, sending, received) = (FiAddr::UNSPEC, Vec::new(), Vec::new(), Vec::new());
+        Self { endpoint, queue, av, to, buffers, sending, in_flight: 0, received }
     }
 
     fn table(&self) -> &fi_ops_tagged {
@@ -91,12 +96,12 @@ impl Tagged {
         assert_eq!(code, 0);
     }
 
-    fn progress(&mut self) {
+    pub fn progress(&mut self) {
         let mut done = [Completion::EMPTY; 16];
         match self.queue.read(&mut done).unwrap() {
             Read::Entries(count) => done[..count].iter().for_each(|entry| self.completed(entry.context, entry.len)),
             // A send to a peer that is gone.
-            Read::Failure => drop(self.queue.read_error().unwrap()),
+            Read::Failure => drop(self.queue.read_error().unwrap().inspect(|error| self.completed(error.context, 0))),
         }
     }
 
@@ -105,7 +110,39 @@ impl Tagged {
         if let Some(at) = self.buffers.iter().position(is) {
             self.received.push(self.buffers[at].bytes[..len].to_vec());
             self.post(at);
+        } else if !context.is_null() {
+            self.in_flight -= 1;
         }
+    }
+
+    /// Offers bytes to libfabric until `offer`, a call with endpoint, bytes, their number, peer and context, takes them.
+    fn send_by(&mut self, bytes: &[u8], offer: impl Fn(*mut fid_ep, *const c_void, usize, u64, *mut c_void) -> isize) {
+        self.sending.push((bytes.into(), Box::default()));
+        let since = Instant::now();
+        loop {
+            let (bytes, context) = self.sending.last_mut().unwrap();
+            let (data, context) = (bytes.as_ptr().cast(), ptr::from_mut(&mut **context).cast());
+            let code = offer(self.endpoint.as_ptr(), data, bytes.len(), self.to.0, context);
+            if code == 0 {
+                self.in_flight += 1;
+                return;
+            }
+            assert!(code == -(bindings::FI_EAGAIN as isize) && since.elapsed() < LIMIT, "a send: {code}");
+            self.progress();
+            thread::yield_now();
+        }
+    }
+
+    /// Sends a message without a tag.
+    pub fn send_message(&mut self, bytes: &[u8]) {
+        // SAFETY: the endpoint is open, which its table outlives.
+        let table = unsafe { (*self.endpoint.as_ptr()).msg };
+        // SAFETY: the table belongs to the open endpoint, and nothing writes to it.
+        let send = unsafe { (*table).send }.unwrap();
+        self.send_by(bytes, |endpoint, data, len, to, context| {
+            // SAFETY: open endpoint; bytes and context lie on the heap until it is closed.
+            unsafe { send(endpoint, data, len, ptr::null_mut(), to, context) }
+        });
     }
 }
 
@@ -121,21 +158,11 @@ impl Raw for Tagged {
     }
 
     fn send(&mut self, tag: u64, bytes: &[u8]) {
-        let (endpoint, send) = (self.endpoint.as_ptr(), self.table().send.unwrap());
-        self.sending.push((bytes.into(), Box::default()));
-        let since = Instant::now();
-        loop {
-            let (bytes, context) = self.sending.last_mut().unwrap();
-            let (data, len, context) = (bytes.as_ptr().cast(), bytes.len(), ptr::from_mut(&mut **context).cast());
+        let send = self.table().send.unwrap();
+        self.send_by(bytes, |endpoint, data, len, to, context| {
             // SAFETY: open endpoint; bytes and context lie on the heap until it is closed.
-            let code = unsafe { send(endpoint, data, len, ptr::null_mut(), self.to.0, tag, context) };
-            if code == 0 {
-                return;
-            }
-            assert!(code == -(bindings::FI_EAGAIN as isize) && since.elapsed() < LIMIT, "fi_tsend: {code}");
-            self.progress();
-            thread::yield_now();
-        }
+            unsafe { send(endpoint, data, len, ptr::null_mut(), to, tag, context) }
+        });
     }
 
     fn receive(&mut self) -> Vec<Vec<u8>> {
@@ -154,13 +181,13 @@ pub struct Datagrams {
 /// Bytes of a record's header, and of the longest eager message.
 const HEADER: usize = 32;
 const DATAGRAM: usize = 64 << 10;
-const EAGER: u8 = 1;
+pub const EAGER: u8 = 1;
 const RTS: u8 = 2;
 /// Flag: the bytes follow the header.
-const INLINE: u8 = 2;
+pub const INLINE: u8 = 2;
 
 /// The header of a record.
-fn header(kind: u8, tag: u64, total: u64) -> [u8; HEADER] {
+pub fn header(kind: u8, tag: u64, total: u64) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     header[0] = kind;
     header[8..16].copy_from_slice(&tag.to_le_bytes());

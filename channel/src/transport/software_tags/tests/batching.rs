@@ -231,8 +231,7 @@ fn peer_that_grants_every_rts_leaves_slots_to_others() {
         send_long(&mut a, to_stuck, 0..60);
         stuck.drive(&mut a, |replies, _| replies.len() == 60);
         // CTS without receives, and two that a decline follows.
-        let cts =
-            |rts: &Header| Header { direct: true, ..Header::new(Kind::Cts, rts.number, rts.tag + 1000, MIB) }.emit();
+        let cts = |rts: &Header| Header::new(Kind::Cts, rts.number, rts.tag + 1000, MIB).direct(true).emit();
         let decline = |rts: &Header| Header::new(Kind::Decline, rts.number, 0, 0).emit();
         let grants = stuck.replies.iter().map(cts).chain(stuck.replies[58..].iter().map(decline));
         stuck.endpoint.send(stuck.to, &grants.collect::<Vec<_>>().concat(), &[]).unwrap();
@@ -254,7 +253,7 @@ fn peer_that_grants_every_rts_leaves_slots_to_others() {
 impl RawPeer {
     /// Sends an RTS for a direct payload, under `number`.
     fn offer(&mut self, number: u32, tag: u64, total: u64) {
-        self.append_record(Header { direct: true, total, ..Header::new(Kind::Rts, number, tag, 0) }, &[]);
+        self.append_record(Header { total, ..Header::new(Kind::Rts, number, tag, 0).direct(true) }, &[]);
     }
 }
 
@@ -334,7 +333,7 @@ fn records_before_a_malformed_one_are_used() {
         let mut b = open(&lib);
         let (mut peer, from) = RawPeer::new(&lib, &mut b);
         let eager = |tag: u64, bytes: &[u8]| {
-            let header = Header { inline: true, ..Header::new(Kind::Eager, 0, tag, bytes.len()) };
+            let header = Header { flags: INLINE, ..Header::new(Kind::Eager, 0, tag, bytes.len()) };
             [&header.emit()[..], bytes].concat()
         };
         for token in 1..=4 {
@@ -422,7 +421,7 @@ fn lost_peer_ends_its_operations() {
         let is_rts = |reply: &&Header| reply.kind == Kind::Rts;
         peer.drive(&mut b, |replies, _| replies.iter().filter(is_rts).count() == 6);
         let number = peer.replies.iter().find(is_rts).unwrap().number;
-        peer.append_record(Header { direct: true, ..Header::new(Kind::Cts, number, 77, MIB) }, &[]);
+        peer.append_record(Header::new(Kind::Cts, number, 77, MIB).direct(true), &[]);
         peer.until(&mut b, |_, b| b.state.sends[&number].in_flight > 0);
         send_long(&mut b, to, 26..30);
         assert_eq!(b.state.peers[to.0 as usize].records.len(), 4 * HEADER);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{child, peer::Peer, skip, soak};
 
-const TASK: &str = "FERROGIN_TEST_STRANGER";
+const TASK: &str = "FERROGIN_TEST_UNTRUSTED";
 /// Descriptors beside the connections, also those that libfabric left open for the process.
 const OTHERS: u64 = 1000;
 /// How often [`is_undisturbed`] tries again: the machine may be busy with other work.
@@ -67,7 +67,7 @@ pub fn limit_descriptors(count: u64) -> bool {
 pub fn start_silent(name: &str, addresses: &[SocketAddr], count: usize, as_nobody: bool) -> Peer {
     let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
     let mut process = start(name, &format!("hold {count} {}", addresses.join(" ")), as_nobody);
-    assert_eq!(process.wait_for("stranger holds"), count.to_string());
+    assert_eq!(process.wait_for("untrusted process holds"), count.to_string());
     // The kernel has accepted the last ones; the program under test does so in this time.
     std::thread::sleep(Duration::from_millis(100));
     process
@@ -90,7 +90,7 @@ pub fn hold() {
     assert!(limit_descriptors(count as u64 + OTHERS), "no room for {count} descriptors");
     let connect = |(_, address): (usize, &&str)| TcpStream::connect(address).expect("a connection");
     let held: Vec<TcpStream> = (0..count).zip(addresses.iter().cycle()).map(connect).collect();
-    println!("stranger holds {}", held.len());
+    println!("untrusted process holds {}", held.len());
     let _ = std::io::stdin().read(&mut [0]);
 }
 

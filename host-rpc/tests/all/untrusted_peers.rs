@@ -9,7 +9,7 @@ use crate::common::patient_config;
 use ferrogin_channel::Reactor;
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::child::run;
-use ferrogin_test_support::stranger;
+use ferrogin_test_support::untrusted;
 use host_rpc::{Client, Settings};
 
 /// Descriptors that the server's process may have: fewer than silent connections.
@@ -17,8 +17,8 @@ const DESCRIPTORS: u64 = 512;
 
 /// What the other process runs.
 #[test]
-fn stranger() {
-    stranger::hold();
+fn untrusted_process() {
+    untrusted::hold();
 }
 
 fn calls_run(lib: &Arc<Libfabric>, as_nobody: bool) {
@@ -30,7 +30,7 @@ fn calls_run(lib: &Arc<Libfabric>, as_nobody: bool) {
     let early = connect(&first);
     let place = [address.endpoint().parse().unwrap()];
     let what = format!("libfabric {}: a client and 160 calls", lib.version());
-    let undisturbed = stranger::is_undisturbed(&what, "stranger", &place, as_nobody, || {
+    let undisturbed = untrusted::is_undisturbed(&what, "untrusted_process", &place, as_nobody, || {
         let second = reactor();
         let late = connect(&second);
         thread::scope(|scope| {
@@ -45,9 +45,9 @@ fn calls_run(lib: &Arc<Libfabric>, as_nobody: bool) {
 #[test]
 fn silent_connections_do_not_delay_calls() {
     let test = "silent_connections_do_not_delay_calls";
-    let (libraries, as_nobody) = (libraries(test), stranger::have_second_user(test));
+    let (libraries, as_nobody) = (libraries(test), untrusted::have_second_user(test));
     let report = run(test, &[], || {
-        assert!(stranger::limit_descriptors(DESCRIPTORS));
+        assert!(untrusted::limit_descriptors(DESCRIPTORS));
         libraries.iter().for_each(|lib| calls_run(lib, as_nobody));
     });
     if let Some(report) = report {

@@ -1,4 +1,4 @@
-//! Closes silent connections to this endpoint.
+//! Closes silent connections to an endpoint of a provider over TCP.
 //!
 //! A provider keeps every TCP connection that it accepts until the other end closes it, so a program that reaches the port could use up
 //! the descriptors of the process. A peer sends a message as soon as it is connected, and answers pings from then on. The limit therefore ends
@@ -19,6 +19,8 @@ use nix::fcntl::OFlag;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{SockaddrStorage, getpeername, getsockname, getsockopt, sockopt};
 use nix::sys::stat::Mode;
+
+use crate::socket_address;
 
 /// A connection on which fewer bytes arrived is silent. The first message of a peer is longer, with what the provider sends first.
 const LEAST: u64 = 128;
@@ -41,7 +43,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Endpoints of this process that have a limit.
 static ENDPOINTS: AtomicU64 = AtomicU64::new(0);
 
-pub(super) struct ConnectionLimit {
+/// See the [module](self).
+pub struct ConnectionLimit {
     address: IpAddr,
     port: u16,
     /// A connection that is quiet for longer is closed, whatever arrived on it before.
@@ -74,15 +77,15 @@ struct Connection {
 impl ConnectionLimit {
     /// The limit of the endpoint at `address`, whose peers answer within `answer_limit`. None where the endpoint has no port, or the system gives
     /// no descriptors to look with.
-    pub(super) fn of(address: &[u8], answer_limit: Duration) -> Option<Self> {
+    pub fn of(address: &[u8], answer_limit: Duration) -> Option<Self> {
         let open = Dir::open("/proc/self/fd", OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()).ok()?;
         let spare = nix::unistd::dup(&open).ok()?;
         let now = Instant::now();
-        let (address, port) = ip_and_port(address)?;
+        let address = socket_address(address)?;
         ENDPOINTS.fetch_add(1, Ordering::Relaxed);
         Some(Self {
-            address,
-            port,
+            address: address.ip(),
+            port: address.port(),
             longest_pause: LIMIT_AGE.max(answer_limit.saturating_mul(2)),
             no_descriptor: false,
             open,
@@ -97,12 +100,12 @@ impl ConnectionLimit {
     }
 
     /// The process has no descriptor left: the provider cannot accept, and the port stays readable meanwhile.
-    pub(super) fn has_no_descriptor(&self) -> bool {
+    pub fn has_no_descriptor(&self) -> bool {
         self.no_descriptor
     }
 
-    /// Searches for silent connections and ends them, if it is time.
-    pub(super) fn enforce(&mut self, now: Instant) {
+    /// Searches for silent connections and ends them, if it is time. To be called whenever the endpoint is polled.
+    pub fn enforce(&mut self, now: Instant) {
         if now.duration_since(self.looked) < if self.count_rises { LOOK_OFTEN } else { LOOK_EVERY } {
             return;
         }
@@ -167,7 +170,7 @@ impl ConnectionLimit {
     }
 
     /// Ends the connections without a peer's message, and gives their number.
-    pub(super) fn end_silent(&mut self) -> usize {
+    pub fn end_silent(&mut self) -> usize {
         let silent = self.silent().into_iter();
         let ended = silent.filter(|connection| connection.received < LEAST && self.shut(connection.fd)).count();
         self.release_spare();
@@ -175,7 +178,7 @@ impl ConnectionLimit {
     }
 
     /// Drops every later packet to the listening socket: programs that connect get no answer. True if that is possible.
-    pub(super) fn close_port(&mut self) -> bool {
+    pub fn close_port(&mut self) -> bool {
         let closed = self.take_listening_socket() && drop_packets(&self.spare);
         self.release_spare();
         closed
@@ -195,7 +198,7 @@ impl ConnectionLimit {
 
     /// The local address and port of the spare descriptor, if it is an IP socket.
     fn local_address(&self) -> Option<(IpAddr, u16)> {
-        getsockname::<SockaddrStorage>(self.spare.as_raw_fd()).ok().and_then(|name| socket_address(&name))
+        getsockname::<SockaddrStorage>(self.spare.as_raw_fd()).ok().and_then(|name| ip_and_port(&name))
     }
 
     /// The silent connection to the port that has this descriptor; None for every other descriptor.
@@ -206,7 +209,7 @@ impl ConnectionLimit {
         let (received, quiet_for) = (info.bytes_received(), info.quiet_for());
         let silent = received < LEAST || quiet_for >= self.longest_pause;
         let peer = getpeername::<SockaddrStorage>(self.spare.as_raw_fd()).ok();
-        let source = peer.and_then(|peer| socket_address(&peer)).map(|(ip, _)| ip);
+        let source = peer.and_then(|peer| ip_and_port(&peer)).map(|(ip, _)| ip);
         (info.is_established() && silent).then_some(Connection { fd, quiet_for, received, source })
     }
 
@@ -254,21 +257,9 @@ fn drop_packets(socket: &OwnedFd) -> bool {
 }
 
 /// The address and port of an IP socket.
-fn socket_address(name: &SockaddrStorage) -> Option<(IpAddr, u16)> {
+fn ip_and_port(name: &SockaddrStorage) -> Option<(IpAddr, u16)> {
     let v4 = name.as_sockaddr_in().map(|name| (name.ip().into(), name.port()));
     v4.or_else(|| name.as_sockaddr_in6().map(|name| (name.ip().into(), name.port())))
-}
-
-/// The address and port of `sockaddr_in` or `sockaddr_in6`.
-fn ip_and_port(address: &[u8]) -> Option<(IpAddr, u16)> {
-    let family = i32::from(u16::from_ne_bytes(*address.first_chunk()?));
-    let port = u16::from_be_bytes(*address.get(2..)?.first_chunk()?);
-    let ip: IpAddr = match (family, address.len()) {
-        (libc::AF_INET, 16) => (*address[4..].first_chunk::<4>()?).into(),
-        (libc::AF_INET6, 28) => (*address[8..].first_chunk::<16>()?).into(),
-        _ => return None,
-    };
-    Some((ip, port))
 }
 
 /// `struct tcp_info` of linux/tcp.h as far as the bytes received, which the C library's lacks.
