@@ -20,7 +20,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{SockaddrStorage, getpeername, getsockname, getsockopt, sockopt};
 use nix::sys::stat::Mode;
 
-use crate::socket_address;
+use crate::address::socket_address;
 
 /// A connection on which fewer bytes arrived is silent. The first message of a peer is longer, with what the provider sends first.
 const LEAST: u64 = 128;

@@ -1,4 +1,5 @@
 //! Memory of this process, as /proc/self/statm has it.
+#![allow(unsafe_code)]
 
 /// Bytes that are in memory.
 ///
@@ -17,6 +18,8 @@ pub fn address_space() -> usize {
 }
 
 fn statm(field: usize) -> usize {
+    // SAFETY: the call takes no pointers.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     let text = std::fs::read_to_string("/proc/self/statm").expect("/proc/self/statm");
-    text.split(' ').nth(field).and_then(|pages| pages.parse::<usize>().ok()).expect("a number of pages") * 4096
+    text.split(' ').nth(field).and_then(|pages| pages.parse::<usize>().ok()).expect("a number of pages") * page
 }

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::harness::{PATIENCE, REPORT, alone_each, config, pass_round, ranks};
+use ferrogin_test_support::address_space;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, Error, log};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Barrier};
@@ -32,19 +33,19 @@ struct Limit {
 
 const LIMITS: [Limit; 3] = [
     Limit { name: "open files", resource: libc::RLIMIT_NOFILE, used: open_files, step: 1, cure: "raise `ulimit -n`" },
-    Limit { name: "memory", resource: libc::RLIMIT_AS, used: address_space, step: 256 << 10, cure: "`ulimit -v`" },
+    Limit {
+        name: "memory",
+        resource: libc::RLIMIT_AS,
+        used: || address_space() as u64,
+        step: 256 << 10,
+        cure: "`ulimit -v`",
+    },
     Limit { name: "file size", resource: libc::RLIMIT_FSIZE, used: || 0, step: 4 << 10, cure: "raise `ulimit -f`" },
 ];
 
 /// The lowest free descriptor: the limit bounds their numbers.
 fn open_files() -> u64 {
     std::fs::File::open("/dev/null").expect("a descriptor").as_raw_fd() as u64
-}
-
-fn address_space() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("sizes");
-    let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number of pages");
-    pages * nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).expect("a size").expect("a size") as u64
 }
 
 impl Limit {

@@ -2,9 +2,9 @@
 //! time of docs/plugin.md, and no wait hangs. tests/foreign has the same table for NCCL's own device code.
 #![allow(unsafe_code)]
 
-use crate::common::{child, dist, report, role};
+use crate::common::{ONE_CONTEXT, child, dist, report, role};
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
-use ferrogin_ffi::nccl::GinConfigV14;
+use ferrogin_test_support::address_space;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, Plugin, log};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,7 +70,8 @@ const FAILURES: [Failure; 7] = [
     Failure {
         name: "no memory",
         faults: "",
-        limit: Some((libc::RLIMIT_AS, || address_space() + (512 << 10))),
+        // The C library ends a process whose thread finds no memory for its thread-local data.
+        limit: Some((libc::RLIMIT_AS, || address_space() as u64 + (512 << 10))),
         seen: [&["write to rank 1", "the peer never answered", "no memory: raise", "`ulimit -v`"], NO_ANSWER],
     },
     Failure {
@@ -103,12 +104,6 @@ fn failure_names_cause_and_cure() {
     });
 }
 
-/// Bytes of the process's address space. Without any more, the C library ends a process whose thread needs some for its thread-local data.
-fn address_space() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("statm");
-    statm.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).expect("a number of pages") * 4096
-}
-
 /// Sets the soft limit of a resource.
 fn set_limit(resource: libc::__rlimit_resource_t, value: u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -131,16 +126,7 @@ fn rank(failure: &Failure) {
     let comm = Comm::init(&plugin, Arc::new(bootstrap), 0).expect("a communicator");
     let memory = Arc::new(DeviceMemory::alloc(4096).expect("memory"));
     let window = comm.register(&memory, 0).expect("a window");
-    let config = GinConfigV14 {
-        n_signals: 1,
-        n_counters: 1,
-        n_contexts: 1,
-        queue_depth: 64,
-        traffic_class: -1,
-        backend_version: 2,
-        rank_stride: 1,
-    };
-    let context = comm.create_context(&config);
+    let context = comm.create_context(&ONE_CONTEXT);
     if let Ok(context) = &context {
         comm.barrier().expect("all ranks");
         if let Some((resource, value)) = failure.limit.filter(|_| me == 0) {

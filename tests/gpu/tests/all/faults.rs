@@ -1,9 +1,8 @@
 //! SIGKILL and SIGSTOP of one rank at a seeded moment of set-up, traffic or teardown. The other ranks end by themselves, in the time of
 //! docs/plugin.md. No message blames another rank than the killed or stopped one.
 
-use crate::common::{child, dist, report, role};
+use crate::common::{ONE_CONTEXT, child, dist, report, role};
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
-use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::{Random, repetitions, soak};
 use mini_nccl::bootstrap::Identity;
 use mini_nccl::launch::{Running, Signal};
@@ -301,16 +300,7 @@ fn calls() -> Result<(), String> {
     let comm = call("init", || Comm::init(&plugin, bootstrap, 0).map_err(text))?;
     let memory = Arc::new(DeviceMemory::alloc(4096).map_err(text)?);
     let window = call("regMrSym", || comm.register(&memory, 0).map_err(text))?;
-    let config = GinConfigV14 {
-        n_signals: 1,
-        n_counters: 1,
-        n_contexts: 1,
-        queue_depth: 64,
-        traffic_class: -1,
-        backend_version: 2,
-        rank_stride: 1,
-    };
-    let context = call("createContext", || comm.create_context(&config).map_err(text))?;
+    let context = call("createContext", || comm.create_context(&ONE_CONTEXT).map_err(text))?;
     comm.barrier().map_err(text)?;
     let sent = call("traffic", || traffic(&comm, &context, DeviceWindow(window.gin_handle())));
     if sent.is_err() || comm.barrier().is_err() {

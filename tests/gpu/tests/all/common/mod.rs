@@ -1,5 +1,6 @@
 //! Shared parts of the multi-process tests: the built plugin, and jobs that use it.
 
+use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::{child, repetitions, soak};
 use mini_nccl::launch::{Job, Outcome, Output};
 use std::path::{Path, PathBuf};
@@ -7,6 +8,17 @@ use std::time::Duration;
 
 /// The role of a child process that a test starts from its own executable.
 pub const ROLE: &str = "FERROGIN_TEST_ROLE";
+
+/// One context with a signal and a counter.
+pub const ONE_CONTEXT: GinConfigV14 = GinConfigV14 {
+    n_signals: 1,
+    n_counters: 1,
+    n_contexts: 1,
+    queue_depth: 64,
+    traffic_class: -1,
+    backend_version: 2,
+    rank_stride: 1,
+};
 
 /// The directory that `make build` fills. Without the plugin there `test` is skipped.
 pub fn dist(test: &str) -> Option<PathBuf> {
