@@ -3,6 +3,7 @@
 use super::error::ControlError;
 use super::interface::source_address;
 use super::ring::{BLOCK_MAX, Ring};
+use super::time_limits::{PING_AFTER, answer_limit, connect_limit};
 use ferrogin_channel::{self as channel, Config, Reactor};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_libfabric::Libfabric;
@@ -12,28 +13,7 @@ use std::time::Duration;
 
 /// Version of the handle and of the protocol that it leads to.
 pub(super) const VERSION: u16 = 3;
-/// A neighbour that is silent for this long gets a ping.
-const PING_AFTER: Duration = Duration::from_millis(500);
-/// The least time for an answer, because a busy machine may stop a process for a while.
-const ANSWER_MIN: Duration = Duration::from_secs(2);
-
 const _: () = assert!(channel::ADDRESS_MAX <= HANDLE_MAXSIZE);
-
-/// The time that a silent neighbour has for an answer: a quarter of FERROGIN_TIMEOUT. Only the neighbours of a rank notice that
-/// it is silent. They report it before the other ranks reach their own deadlines, which would name a wrong rank.
-fn answer_limit(timeout: Duration) -> Duration {
-    (timeout / 4).max(ANSWER_MIN)
-}
-
-/// The time after which the neighbours of a silent rank have reported it to all ranks.
-pub(super) fn report_limit(timeout: Duration) -> Duration {
-    PING_AFTER + answer_limit(timeout) + Duration::from_millis(500)
-}
-
-/// The time that a peer has to answer the first connect: half of FERROGIN_TIMEOUT. The peer's endpoint exists before its handle.
-fn connect_limit(timeout: Duration) -> Duration {
-    (timeout / 2).max(ANSWER_MIN)
-}
 
 /// A rank's endpoint while it waits for `connect`.
 pub(super) struct Endpoint {

@@ -13,6 +13,7 @@ mod listener;
 mod neighbors;
 mod ring;
 mod step;
+mod time_limits;
 
 #[cfg(test)]
 mod tests;

@@ -2,9 +2,9 @@
 
 use super::error::ControlError;
 use super::frame::{Frame, FrameKind};
-use super::listener::report_limit;
 use super::neighbors::{Deadline, Event, Neighbors, RankAddresses, unexpected};
 use super::step::Step;
+use super::time_limits::report_limit;
 use std::time::Duration;
 
 /// Largest block of an allgather, far above any that set-up makes.

@@ -14,6 +14,14 @@ use crate::wire::shm;
 /// prove that it is a card.
 pub(crate) const SILENCE_US: u64 = 5_000_000;
 
+/// A message of a handshake, kept until the wire is not being polled.
+pub(crate) struct HandshakeMessage {
+    pub is_hello: bool,
+    pub address: Vec<u8>,
+    pub number: u64,
+    pub bytes: Vec<u8>,
+}
+
 /// What carries the packets.
 pub(crate) enum Transport {
     /// The card itself.

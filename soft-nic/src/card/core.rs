@@ -8,9 +8,8 @@ use std::time::Instant;
 use efa_dp_direct::wire::CompStatus;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::connection::Connection;
+use super::connection::{Connection, HandshakeMessage};
 use super::counter::{Counter, Event};
-use super::datagram_wire::HandshakeMessage;
 use super::qp::{Qp, Token};
 use super::queue::{CompletionRing, Watch};
 use super::region::Regions;

@@ -9,7 +9,7 @@ use efa_dp_direct::wire::CompStatus;
 use ferrogin_datagram::{Peer, Unadmitted};
 use zerocopy::IntoBytes;
 
-use super::connection::{Connection, Stage, Transport};
+use super::connection::{Connection, HandshakeMessage, Stage, Transport};
 use super::core::Core;
 use crate::address::Gid;
 use crate::config::WireChoice;
@@ -21,14 +21,6 @@ use crate::wire::window::NotInOrder;
 
 /// Cards at once that sent a good hello and are not proven.
 const MAX_UNPROVEN: usize = 256;
-
-/// A message of a handshake, kept until the wire is not being polled.
-pub(crate) struct HandshakeMessage {
-    is_hello: bool,
-    address: Vec<u8>,
-    number: u64,
-    bytes: Vec<u8>,
-}
 
 impl Core {
     /// Opens a connection to a card of another host.
