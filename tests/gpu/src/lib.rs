@@ -4,7 +4,7 @@
 //! at once, and compares the ranks' results. Programs use only the device API, plain memory and their [`plan::Plan`], so another
 //! [`runner::Runner`] can run the same list on a GPU.
 //!
-//! [`world`] is a rank's communicator, window and contexts. [`measure`] measures latencies and rates.
+//! [`world`] is a rank's communicator, window and contexts. [`measure`] measures latencies and rates by the loops of [`timed`].
 
 pub mod measure;
 pub mod plan;
@@ -12,6 +12,8 @@ pub mod plan;
 pub mod program;
 pub mod runner;
 pub mod scenario;
+#[allow(unsafe_code)]
+pub mod timed;
 pub mod world;
 
 use mini_nccl::{BootstrapError, Error};

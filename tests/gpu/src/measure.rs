@@ -3,6 +3,7 @@
 use crate::RunError;
 use crate::plan::{Plan, Program};
 use crate::scenario::Step;
+use crate::timed::{percentile, repetitions};
 use crate::world::World;
 use std::fmt::Write;
 
@@ -35,8 +36,7 @@ pub fn table(world: &World, reps: u32) -> Result<Vec<Row>, RunError> {
     let rate = stream(world, Program::StreamValue, 8, 8, reps * 4)?;
     rows.push(Row { operation: "putValue, 8 aggregated".into(), bytes: 8, latency_ns: None, rate });
     for bytes in SIZES {
-        // One large put takes as long as many small ones.
-        let reps = (reps / (bytes / (16 << 10)).max(1)).max(50);
+        let reps = repetitions(reps, bytes.into());
         let latency = one_way(world, Program::PingPongPut, bytes, reps)?;
         let rate = stream(world, Program::StreamPut, bytes, 1, reps)?;
         rows.push(Row { operation: "put with signal".into(), bytes, latency_ns: Some(latency), rate });
@@ -48,14 +48,14 @@ fn plan(world: &World, program: Program, bytes: u32, reps: u32) -> Plan {
     Plan { bytes, ..world.plan(&Step::new(program), reps, 0) }
 }
 
-/// Median and 99th percentile of half a round trip.
+/// Median and 99th percentile of the latency.
 fn one_way(world: &World, program: Program, bytes: u32, reps: u32) -> Result<(u64, u64), RunError> {
     let warmup = reps / 10;
     let mut samples = vec![0u64; reps as usize];
     let plan = Plan { warmup, samples: samples.as_mut_ptr(), ..plan(world, program, bytes, reps + warmup) };
     world.run("measurement", &[plan])?;
     samples.sort_unstable();
-    Ok((percentile(&samples, 50) / 2, percentile(&samples, 99) / 2))
+    Ok((percentile(&samples, 500), percentile(&samples, 990)))
 }
 
 /// Operations per second on rank 0, from the first post to the end of the flush.
@@ -64,11 +64,6 @@ fn stream(world: &World, program: Program, bytes: u32, burst: u32, reps: u32) ->
     let reports = world.run("measurement", &[plan])?;
     let elapsed = reports.iter().map(|report| report.elapsed_ns).max().unwrap_or(0).max(1);
     Ok(f64::from(reps) * 1e9 / elapsed as f64)
-}
-
-fn percentile(sorted: &[u64], percent: usize) -> u64 {
-    let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-    sorted.get(index).copied().unwrap_or(0)
 }
 
 /// The table as text.
@@ -100,13 +95,6 @@ fn microseconds(nanoseconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn percentiles_are_sample_values() {
-        let sorted: Vec<u64> = (1..=200).collect();
-        assert_eq!((percentile(&sorted, 50), percentile(&sorted, 99)), (100, 198));
-        assert_eq!((percentile(&[7], 50), percentile(&[7], 99), percentile(&[], 50)), (7, 7, 0));
-    }
 
     #[test]
     fn table_has_line_for_each_row() {

@@ -38,9 +38,9 @@ pub enum Program {
     SignalAdd,
     /// Buffers of many sizes, which the receiver gets after a signal.
     Get,
-    /// Values in both directions in turn; samples round trips.
+    /// Values in both directions in turn; samples latencies.
     PingPongValue,
-    /// Puts with a signal in both directions in turn; samples round trips.
+    /// Puts with a signal in both directions in turn; samples latencies.
     PingPongPut,
     /// Rank 0 posts values, aggregated by `burst`, then flushes; measures the time of all.
     StreamValue,

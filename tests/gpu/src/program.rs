@@ -6,6 +6,7 @@
 //! means that rank `s` has read. Each context needs [`signals`] signals.
 
 use crate::plan::{INBOX, LANE, LARGEST, OUTBOX, Pattern, Plan, Program, Report, Turn, Verdict};
+use crate::timed::{Lane, Operation};
 use ferrogin_device::platform::clock_ns;
 use ferrogin_device::{Action, Context, Flags, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,8 +98,9 @@ impl Run<'_> {
             Program::BadInput => self.rounds(rep, Run::send_refused, Run::take_nothing, Run::await_acks)?,
             Program::ValueStorm => self.storm(rep, false)?,
             Program::ValueStormSignal => self.storm(rep, true)?,
-            Program::PingPongValue | Program::PingPongPut => return self.ping_pong(rep),
-            Program::StreamValue | Program::StreamPut => return self.stream(rep),
+            Program::PingPongValue | Program::PingPongPut | Program::StreamValue | Program::StreamPut => {
+                return self.measure();
+            }
         }
         self.flush()?;
         Ok(0)
@@ -550,77 +552,41 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn sample(&self, rep: u32, nanoseconds: u64) {
-        if rep >= self.plan.warmup && !self.plan.samples.is_null() {
-            let at = self.plan.samples.wrapping_add((rep - self.plan.warmup) as usize);
-            // SAFETY: `samples` has one element for each repetition after the warm-up, and `rep` is below the number of repetitions.
-            unsafe { at.write(nanoseconds) };
-        }
-    }
-
-    /// Rank 0 samples round trips with rank 1. Other ranks do nothing.
-    fn ping_pong(&self, rep: &mut u32) -> Result<u64, Failure> {
-        let Plan { rank, reps, warmup, .. } = *self.plan;
-        let began = &mut 0;
+    /// Ranks 0 and 1 measure; other ranks do nothing.
+    fn measure(&self) -> Result<u64, Failure> {
+        let Plan { program, rank, reps, warmup, burst, .. } = *self.plan;
         if rank > 1 {
             return Ok(0);
         }
-        for round in 0..reps {
-            *rep = round;
-            if round == warmup {
-                *began = clock_ns();
-            }
-            let start = clock_ns();
-            if rank == 0 {
-                self.serve(1, round)?;
-            }
-            self.catch(1 - rank, round)?;
-            if rank == 1 {
-                self.serve(0, round)?;
-            }
-            self.sample(round, clock_ns().wrapping_sub(start));
+        let peer = 1 - rank;
+        let lane = Lane {
+            context: self.context,
+            peer,
+            window: self.plan.window,
+            memory: self.plan.memory,
+            from: self.plan.outbox(),
+            to: self.plan.inbox(rank),
+            inbox: self.plan.inbox(peer),
+            bytes: self.plan.bytes.into(),
+            raised: rank as u16,
+            awaited: peer,
+            deadline_ns: self.plan.deadline_ns,
+        };
+        let failed = |status| Failure::of(status, peer);
+        let operation = match program {
+            Program::PingPongValue | Program::StreamValue => Operation::PutValue,
+            _ => Operation::PutSignal,
+        };
+        if matches!(program, Program::StreamValue | Program::StreamPut) {
+            let time = lane.stream(operation, rank == 0, reps, burst).map_err(failed)?;
+            return Ok(time.end - time.start);
         }
-        let elapsed = clock_ns().wrapping_sub(*began);
-        self.flush()?;
-        Ok(elapsed)
-    }
-
-    fn serve(&self, peer: u32, rep: u32) -> Step {
-        let Plan { rank, lane, bytes, .. } = *self.plan;
-        if self.plan.program == Program::PingPongValue {
-            let at = self.slot(rank, rep, 0);
-            return self.put_value(peer, at, value(rank, lane, rep, 0), 8, Action::NONE, Flags::NONE);
+        let samples = lane.latencies(operation, rank == 0, warmup, reps - warmup).map_err(failed)?;
+        if !self.plan.samples.is_null() {
+            // SAFETY: `samples` has an element for each repetition after the warm-up, as many as there are latencies.
+            unsafe { self.plan.samples.copy_from_nonoverlapping(samples.as_ptr(), samples.len()) };
         }
-        self.put(peer, self.plan.inbox(rank), self.plan.outbox(), bytes.into(), self.sent(), Flags::NONE)
-    }
-
-    fn catch(&self, peer: u32, rep: u32) -> Step {
-        if self.plan.program == Program::PingPongValue {
-            let before = if u64::from(rep) < SLOTS { 0 } else { value(peer, self.plan.lane, rep - SLOTS as u32, 0) };
-            return self.poll_word(self.slot(peer, rep, 0), value(peer, self.plan.lane, rep, 0), before, peer);
-        }
-        self.await_signal(peer, u64::from(rep) + 1, peer)
-    }
-
-    /// Rank 0 posts to rank 1 as fast as it can; rank 1 waits for the last.
-    fn stream(&self, rep: &mut u32) -> Result<u64, Failure> {
-        let Plan { rank, reps, bytes, burst, .. } = *self.plan;
-        let began = clock_ns();
-        if rank == 0 {
-            for i in 0..reps {
-                *rep = i;
-                if self.plan.program == Program::StreamValue {
-                    let flags = self.flags(i % burst);
-                    self.put_value(1, self.slot(0, i, 0), value(0, 0, i, 0), 8, self.sent(), flags)?;
-                } else {
-                    self.put(1, self.plan.inbox(0), self.plan.outbox(), bytes.into(), self.sent(), Flags::NONE)?;
-                }
-            }
-            self.flush()?;
-        } else if rank == 1 {
-            self.await_signal(0, reps.into(), 0)?;
-        }
-        Ok(clock_ns().wrapping_sub(began))
+        Ok(samples.iter().sum())
     }
 }
 
