@@ -1,20 +1,20 @@
 //! `ferrogin demo`: the three phases through the plugin, then a table of latencies and rates.
 
+use crate::launch;
 use clap::ValueEnum;
 use gpu_scenarios::runner::CpuThreads;
 use gpu_scenarios::scenario::{self, SCENARIOS};
 use gpu_scenarios::world::{Config, World};
 use gpu_scenarios::{RunError, measure};
 use mini_nccl::Bootstrap;
-use mini_nccl::launch::{self, Job, Output};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
-    /// Number of ranks.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
-    ranks: u32,
+    /// Number of ranks [default: 2, or those that mpirun or torchrun started].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: Option<u32>,
     /// Repetitions of each part of a phase.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     reps: u32,
@@ -33,35 +33,26 @@ enum Launcher {
     Builtin,
 }
 
-/// Starts the ranks and waits for them.
-pub fn launch(args: &DemoArgs) -> ExitCode {
-    let program = match std::env::current_exe() {
-        Ok(program) => program,
-        Err(error) => return failed(&format!("the path of this program is unknown: {error}")),
-    };
+/// Runs one rank if a launcher started this process; otherwise starts the ranks and waits for them.
+pub fn run(args: &DemoArgs) -> ExitCode {
+    let defaults = [("FERROGIN_PROVIDER", "softefa".into()), ("FERROGIN_DEVICE", "cpu".into())];
+    match launch::identity(args.ranks, &defaults) {
+        Ok(Some(_)) => return rank(args).map_or_else(|error| failed(&error.to_string()), |()| ExitCode::SUCCESS),
+        Ok(None) => {}
+        Err(error) => return failed(&error),
+    }
     let launcher = match args.launcher {
         Launcher::Auto => launch::Launcher::Auto,
         Launcher::Mpirun => launch::Launcher::Mpirun,
         Launcher::Builtin => launch::Launcher::Builtin,
     };
-    let ranks = args.ranks as usize;
-    let mut job = Job::new(program, ranks).launcher(launcher).output(Output::Inherit);
-    job = job.args(["rank", "--ranks", &args.ranks.to_string(), "--reps", &args.reps.to_string()]);
-    for (name, value) in [("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_DEVICE", "cpu")] {
-        if std::env::var_os(name).is_none() {
-            job = job.env(name, value);
-        }
-    }
-    let outcome = match job.run() {
-        Ok(outcome) => outcome,
-        Err(error) => return failed(&error.to_string()),
-    };
-    match outcome.failure {
-        None => ExitCode::SUCCESS,
-        Some(failure) => {
+    match launch::run(args.ranks.unwrap_or(2), launcher, &defaults) {
+        Ok((code, None)) => code.into(),
+        Ok((_, Some(failure))) => {
             println!("FAIL");
             failed(&format!("{failure}; run `ferrogin doctor` to see what this machine lacks"))
         }
+        Err(error) => failed(&error),
     }
 }
 
@@ -70,15 +61,7 @@ fn failed(reason: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Runs one rank of the demo.
-pub fn rank(args: &DemoArgs) -> ExitCode {
-    match run(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&error.to_string()),
-    }
-}
-
-fn run(args: &DemoArgs) -> Result<(), RunError> {
+fn rank(args: &DemoArgs) -> Result<(), RunError> {
     let config = Config::from_env();
     let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env())?;
     let began = Instant::now();

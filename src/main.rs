@@ -4,11 +4,13 @@ mod demo;
 mod doctor;
 #[allow(unsafe_code)]
 mod gpu;
+mod launch;
 mod mlx5_cards;
 mod probe;
 mod ptx;
 
 use clap::{Parser, Subcommand};
+use nix::sys::signal::{SigHandler, Signal, signal};
 use std::process::ExitCode;
 
 /// GPU-initiated networking for AWS EFA.
@@ -35,20 +37,25 @@ enum Command {
         #[arg(long)]
         about: bool,
     },
-    /// Runs one rank of a demo.
-    #[command(hide = true)]
-    Rank(demo::DemoArgs),
     /// Loads the plugin and lists its devices.
     #[command(hide = true)]
     Probe,
 }
 
 fn main() -> ExitCode {
+    end_with_closed_output();
     match Args::parse().command {
-        Command::Demo(args) => demo::launch(&args),
-        Command::Rank(args) => demo::rank(&args),
+        Command::Demo(args) => demo::run(&args),
         Command::Doctor => doctor::run(),
         Command::Ptx { about } => ptx::run(about),
         Command::Probe => probe::run(),
     }
+}
+
+/// Lets SIGPIPE end the process, as it ends other programs. Rust ignores the signal, and print macros panic on the error.
+#[allow(unsafe_code)]
+fn end_with_closed_output() {
+    // SAFETY: the default action runs no handler, and no other thread runs yet.
+    // The call fails for an unknown signal only.
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }

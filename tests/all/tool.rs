@@ -40,6 +40,46 @@ fn demo_passes_three_phases_and_measures() {
     }
 }
 
+/// Open MPI refuses root and more ranks than cores without these options.
+const MPIRUN: [&str; 4] = ["--allow-run-as-root", "--oversubscribe", "-np", "2"];
+
+#[test]
+fn demo_runs_ranks_of_launcher() {
+    let Some(plugin) = dist("demo_runs_ranks_of_launcher") else { return };
+    if mini_nccl::launch::find_mpirun().is_none() {
+        ferrogin_test_support::skip("demo_runs_ranks_of_launcher", "mpirun is not on PATH");
+        return;
+    }
+    let run = |args: &[&str]| {
+        let mut command = Command::new("mpirun");
+        command.args(MPIRUN).arg(env!("CARGO_BIN_EXE_ferrogin")).arg("demo").args(args).env("NCCL_GIN_PLUGIN", &plugin);
+        let output = command.stdin(Stdio::null()).output().expect("mpirun starts");
+        (output.status.code(), [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()))
+    };
+    let (code, [stdout, stderr]) = run(&["--reps", "100"]);
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    assert!(stdout.matches("PASS (c)").count() == 1 && stdout.contains("2 ranks on card softefa0"), "{stdout}");
+    let (code, [stdout, stderr]) = run(&["--ranks", "3"]);
+    assert_eq!(code, Some(1), "{stdout}{stderr}");
+    assert!(stderr.contains("--ranks 3, but the launcher that started this process started 2"), "{stderr}");
+}
+
+/// The reader of standard output leaves after one line, or at once.
+#[test]
+fn closed_output_ends_tool_quietly() {
+    let Some(plugin) = dist("closed_output_ends_tool_quietly") else { return };
+    for args in [&["doctor"][..], &["ptx"], &["--help"], &["demo", "--reps", "100", "--launcher", "builtin"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
+        command.args(args).env("NCCL_GIN_PLUGIN", &plugin).stdin(Stdio::null());
+        let mut tool = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool starts");
+        drop(tool.stdout.take());
+        let output = tool.wait_with_output().expect("the tool ends");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!stderr.contains("panicked"), "{args:?}: {stderr}");
+        assert!(!output.status.success(), "{args:?}: {:?}", output.status);
+    }
+}
+
 #[test]
 fn demo_failure_is_reported() {
     let Some(plugin) = dist("demo_failure_is_reported") else { return };
