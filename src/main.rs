@@ -1,4 +1,5 @@
-//! The ferrogin command line tool: `demo` exchanges values between ranks, `doctor` reports what a machine lacks.
+//! The ferrogin command line tool: `demo` exchanges values between ranks, `perf` measures, `doctor` reports what a machine
+//! lacks.
 
 mod demo;
 mod doctor;
@@ -6,6 +7,7 @@ mod doctor;
 mod gpu;
 mod launch;
 mod mlx5_cards;
+mod perf;
 mod probe;
 mod ptx;
 
@@ -31,6 +33,17 @@ enum Command {
     ///
     /// Exits with 0 if NCCL could use the plugin with the present settings.
     Doctor,
+    /// Measures latencies, rates and bandwidths between ranks.
+    ///
+    /// Under mpirun or torchrun this process is one rank; otherwise it starts --ranks ranks on this host. Without an EFA card set
+    /// FERROGIN_PROVIDER=softefa. Exits with 0 if all was measured, 1 after a failure, 2 for invalid arguments.
+    Perf(perf::PerfArgs),
+    /// Prints the ratios of two reports of perf.
+    ///
+    /// Exits with 0, 1 if a report cannot be read, 2 for invalid arguments, and 3 if the runs cannot be compared.
+    Compare(perf::CompareArgs),
+    /// Draws reports of perf: latency and bandwidth against size.
+    Plot(perf::PlotArgs),
     /// Prints the device code as PTX: the functions of ferrogin/gin.h, to be linked with kernels.
     Ptx {
         /// Prints the origin of the PTX instead: its compiler and sources.
@@ -46,6 +59,9 @@ fn main() -> ExitCode {
     end_with_closed_output();
     match Args::parse().command {
         Command::Demo(args) => demo::run(&args),
+        Command::Perf(args) => perf::run(&args),
+        Command::Compare(args) => perf::compare(&args),
+        Command::Plot(args) => perf::plot(&args),
         Command::Doctor => doctor::run(),
         Command::Ptx { about } => ptx::run(about),
         Command::Probe => probe::run(),

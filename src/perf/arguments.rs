@@ -1,0 +1,324 @@
+//! The command line, and the settings on which all ranks agree.
+
+use super::error::Error;
+use super::operations::Operation;
+use super::report::{Destination, Format, bytes_text};
+use clap::ValueEnum;
+use gpu_scenarios::timed::repetitions;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Largest size: what one work request of EFA carries.
+const LARGEST: u64 = 1 << 30;
+/// Sizes of the default range.
+const DEFAULT_SIZES: (u64, u64) = (8, 1 << 20);
+/// Iterations of small operations.
+const DEFAULT_ITERATIONS: u32 = 2000;
+/// The name for all operations.
+const ALL: &str = "all";
+
+#[derive(Debug, clap::Args)]
+pub struct PerfArgs {
+    /// Operations to measure, in this order; `all` is all of them.
+    #[arg(required = true, value_name = "OPERATION", value_parser = operation_names())]
+    operations: Vec<String>,
+    /// Smallest size in bytes, with a suffix K, M or G if need be [default: 8].
+    #[arg(short, long, value_name = "BYTES", value_parser = size)]
+    begin: Option<u64>,
+    /// Largest size in bytes [default: 1M].
+    #[arg(short, long, value_name = "BYTES", value_parser = size)]
+    end: Option<u64>,
+    /// Ratio of a size to the one before.
+    #[arg(short, long, default_value = "2", value_parser = factor)]
+    factor: u64,
+    /// Operations that are measured, of each thread and size [default: 2000, and fewer above 16 KiB].
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    iterations: Option<u32>,
+    /// Operations before the measured ones [default: a tenth of the iterations].
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(0..=10_000_000))]
+    warmup: Option<u32>,
+    /// Number of ranks [default: 2, or those that mpirun or torchrun started].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub ranks: Option<u32>,
+    /// CPU threads that post on one context; barrier and alltoall have one.
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    threads: u32,
+    /// Slots of a send queue, and so posts outstanding before a post waits; for rpc, calls of a thread at a time. A power of two.
+    #[arg(short, long, default_value = "64", value_parser = depth)]
+    depth: u32,
+    /// Posts of a burst, of which only the last rings the doorbell; for the rate.
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    aggregate: u32,
+    /// Compare the data and the signals that arrived with those that were sent, after each measurement.
+    #[arg(long)]
+    verify: bool,
+    /// Processor that posts.
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    device: Device,
+    /// Write the results as JSON; `-` is standard output.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the results as CSV; `-` is standard output.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Draw latency and bandwidth against size.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+/// The processor that posts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// CPU threads.
+    Cpu,
+    /// Kernels on a GPU: not supported yet.
+    Cuda,
+}
+
+/// What all ranks have in common. The names of the fields are those of the options.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// The operations, in order.
+    pub operations: Vec<Operation>,
+    /// Smallest size.
+    pub begin: u64,
+    /// Largest size.
+    pub end: u64,
+    /// Ratio of a size to the one before.
+    pub factor: u64,
+    /// Iterations of each size; `None` for those of the default, which depend on the size.
+    pub iterations: Option<u32>,
+    /// Iterations of the warm-up; `None` for a tenth of the iterations.
+    pub warmup: Option<u32>,
+    /// Posting threads.
+    pub threads: u32,
+    /// Slots of a send queue.
+    pub depth: u32,
+    /// Posts of a burst.
+    pub aggregate: u32,
+    /// Data are verified.
+    pub verify: bool,
+    /// The processor that posts.
+    pub device: Device,
+}
+
+impl PerfArgs {
+    /// The settings of these arguments.
+    ///
+    /// # Errors
+    /// The sizes are no range, or an operation has none of them; there are no kernels for the device.
+    pub fn settings(&self) -> Result<Settings, Error> {
+        let usage = |text: String| Err(Error::Usage(text));
+        if self.device == Device::Cuda {
+            return usage(
+                "--device cuda: perf has no kernels for GPUs yet, and posts from CPU threads. Leave --device out, or pass --device cpu"
+                    .to_owned(),
+            );
+        }
+        let (begin, end) = match (self.begin, self.end) {
+            (None, None) => DEFAULT_SIZES,
+            (Some(begin), None) => (begin, begin.max(DEFAULT_SIZES.1)),
+            (None, Some(end)) => (end.min(DEFAULT_SIZES.0), end),
+            (Some(begin), Some(end)) if begin > end => {
+                let (begin, end) = (bytes_text(begin), bytes_text(end));
+                return usage(format!(
+                    "-b {begin} is above -e {end}: the smallest size comes first (-b {end} -e {begin})"
+                ));
+            }
+            (Some(begin), Some(end)) => (begin, end),
+        };
+        let all = self.operations.iter().any(|name| name == ALL);
+        let named = |operation: &Operation| all || self.operations.iter().any(|name| name == operation.name());
+        let mut operations: Vec<_> = Operation::ALL.into_iter().filter(named).collect();
+        if !all {
+            operations.sort_by_key(|operation| self.operations.iter().position(|name| name == operation.name()));
+        }
+        let mut settings = Settings {
+            operations,
+            begin,
+            end,
+            factor: self.factor,
+            iterations: self.iterations,
+            warmup: self.warmup,
+            threads: self.threads,
+            depth: self.depth,
+            aggregate: self.aggregate,
+            verify: self.verify,
+            device: self.device,
+        };
+        if settings.sizes(Operation::PutValue).is_empty() {
+            if self.operations.iter().any(|name| name == Operation::PutValue.name()) {
+                return usage(format!(
+                    "put-value has the sizes 1, 2, 4 and 8 only, and -b {} -e {} -f {} has none of them: pass for example -b 1 -e 8, \
+                     or leave put-value out",
+                    bytes_text(begin),
+                    bytes_text(end),
+                    self.factor
+                ));
+            }
+            settings.operations.retain(|operation| *operation != Operation::PutValue);
+        }
+        Ok(settings)
+    }
+
+    /// The files to write.
+    pub fn outputs(&self) -> Outputs {
+        let files = [(&self.json, Format::Json), (&self.csv, Format::Csv), (&self.plot, Format::Svg)];
+        let files = files.into_iter().filter_map(|(path, format)| Some((path.clone()?, format)));
+        Outputs { files: files.collect() }
+    }
+}
+
+impl Settings {
+    /// The sizes of an operation, in order: 0 alone if it carries no bytes.
+    pub fn sizes(&self, operation: Operation) -> Vec<u64> {
+        if !operation.has_bytes() {
+            return vec![0];
+        }
+        let next = |size: &u64| size.checked_mul(self.factor);
+        let sizes = std::iter::successors(Some(self.begin), next).take_while(|size| *size <= self.end);
+        sizes.filter(|size| operation != Operation::PutValue || [1, 2, 4, 8].contains(size)).collect()
+    }
+
+    /// Iterations of the warm-up, and those that are measured.
+    pub fn iterations(&self, bytes: u64) -> (u32, u32) {
+        let measured = self.iterations.unwrap_or_else(|| repetitions(DEFAULT_ITERATIONS, bytes));
+        (self.warmup.unwrap_or(measured / 10), measured)
+    }
+
+    /// The first option whose values differ: its name, the other rank's value, and the own.
+    pub fn difference(&self, other: &Self) -> Option<(String, String, String)> {
+        let fields = |settings: &Self| match serde_json::to_value(settings) {
+            Ok(serde_json::Value::Object(fields)) => fields,
+            _ => serde_json::Map::new(),
+        };
+        let theirs = fields(other);
+        let text = |name: &str, value: &serde_json::Value| match (name, value) {
+            (_, serde_json::Value::Null) => "its default".to_owned(),
+            ("begin" | "end", value) => bytes_text(value.as_u64().unwrap_or(0)),
+            (_, value) => value.to_string().replace(['"', '[', ']'], "").replace(',', " "),
+        };
+        fields(self).iter().find(|(name, value)| theirs.get(*name) != Some(value)).map(|(name, ours)| {
+            let option = if name == "operations" { "the operations".to_owned() } else { format!("--{name}") };
+            (option, text(name, &theirs[name]), text(name, ours))
+        })
+    }
+}
+
+/// The files to write.
+pub struct Outputs {
+    files: Vec<(PathBuf, Format)>,
+}
+
+impl Outputs {
+    /// Checks what can be checked without a measurement.
+    ///
+    /// # Errors
+    /// Two of them are standard output; a picture would be empty.
+    pub fn check(&self, settings: &Settings) -> Result<(), Error> {
+        if self.files.iter().filter(|(path, _)| path.as_os_str() == "-").count() > 1 {
+            let text = "two outputs are standard output (-): write one of them to a file";
+            return Err(Error::Usage(text.to_owned()));
+        }
+        let drawn = settings.operations.iter().any(|operation| operation.has_bytes());
+        if !drawn && self.files.iter().any(|(_, format)| *format == Format::Svg) {
+            let text = "--plot draws against sizes, and signal and barrier have none: add another operation, or leave --plot out";
+            return Err(Error::Usage(text.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Checks that the files can be written, before a measurement.
+    ///
+    /// # Errors
+    /// A file cannot be opened.
+    pub fn open(&self) -> Result<Vec<Destination>, Error> {
+        self.files.iter().map(|(path, format)| Destination::open(path, *format)).collect()
+    }
+}
+
+fn operation_names() -> clap::builder::PossibleValuesParser {
+    Operation::ALL.map(Operation::name).into_iter().chain([ALL]).collect::<Vec<_>>().into()
+}
+
+/// A size with an optional suffix.
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => Some(1),
+        "K" | "KB" | "KIB" => Some(1 << 10),
+        "M" | "MB" | "MIB" => Some(1 << 20),
+        "G" | "GB" | "GIB" => Some(1u64 << 30),
+        _ => None,
+    };
+    let number = digits.parse::<u64>().ok().zip(unit);
+    let (number, unit) =
+        number.ok_or("a size is a whole number of bytes, with a suffix K, M or G (of 1024) if need be")?;
+    match number.checked_mul(unit) {
+        Some(bytes @ 1..=LARGEST) => Ok(bytes),
+        _ => Err("a size is from 1 byte to 1G, which one work request carries at most".to_owned()),
+    }
+}
+
+fn factor(text: &str) -> Result<u64, String> {
+    let number = text.parse().ok().filter(|factor| *factor >= 2);
+    number.ok_or("a factor is a whole number of at least 2, so that the sizes grow".to_owned())
+}
+
+fn depth(text: &str) -> Result<u32, String> {
+    let number = text.parse::<u32>().ok().filter(|depth| depth.is_power_of_two() && (1..=1024).contains(depth));
+    number.ok_or("a depth is a power of two from 1 to 1024".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: PerfArgs,
+    }
+
+    fn settings(line: &str) -> Result<Settings, String> {
+        let line = Line::try_parse_from(format!("perf {line}").split(' ')).map_err(|error| error.to_string())?;
+        line.args.settings().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn sizes_grow_from_begin_to_end() {
+        let sizes = |line: &str| settings(line).unwrap().sizes(Operation::Put);
+        assert_eq!(sizes("put -b 8 -e 64"), [8, 16, 32, 64]);
+        assert_eq!(sizes("put -b 3 -e 1K -f 10"), [3, 30, 300]);
+        assert_eq!(sizes("put -b 1g"), [1 << 30]);
+        assert_eq!(sizes("put -e 4"), [4]);
+        assert_eq!((sizes("put").first().copied(), sizes("put").last().copied()), (Some(8), Some(1 << 20)));
+        assert_eq!(sizes("put -b 1G -e 1G -f 18446744073709551615"), [1 << 30]);
+        let all = settings("all -b 1 -e 64").unwrap();
+        assert_eq!(all.operations, Operation::ALL);
+        assert_eq!(all.sizes(Operation::PutValue), [1, 2, 4, 8]);
+        assert_eq!(all.sizes(Operation::Barrier), [0]);
+    }
+
+    #[test]
+    fn operations_keep_their_order_and_come_once() {
+        let operations = |line: &str| settings(line).unwrap().operations;
+        assert_eq!(operations("rpc put put"), [Operation::Rpc, Operation::Put]);
+        assert!(!operations("all -b 16").contains(&Operation::PutValue));
+    }
+
+    #[test]
+    fn ranks_learn_the_first_difference() {
+        let (a, b) = (settings("put get -b 1K").unwrap(), settings("put get -b 2K -n 7").unwrap());
+        assert_eq!(a.difference(&a), None);
+        let (name, theirs, ours) = a.difference(&b).unwrap();
+        assert_eq!((&*name, &*theirs, &*ours), ("--begin", "2K", "1K"));
+        let other = Settings { begin: 1024, ..b };
+        let (name, theirs, ours) = a.difference(&other).unwrap();
+        assert_eq!((&*name, &*theirs, &*ours), ("--iterations", "7", "its default"));
+        let (name, theirs, ours) = a.difference(&settings("put -b 1K").unwrap()).unwrap();
+        assert_eq!((&*name, &*theirs, &*ours), ("the operations", "put", "put get"));
+    }
+}

@@ -1,0 +1,109 @@
+//! `ferrogin compare`: the ratios of two reports.
+
+use super::error::Error;
+use super::report::{Report, Row, bytes_text};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// The exit code of reports that cannot be compared.
+const REFUSED: u8 = 3;
+
+#[derive(Debug, clap::Args)]
+pub struct CompareArgs {
+    /// The report to compare with.
+    before: PathBuf,
+    /// The report whose figures are divided by those of the first one.
+    after: PathBuf,
+}
+
+/// Prints a line for each operation and size of both reports.
+pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
+    let (before, after) = (Report::read(&args.before)?, Report::read(&args.after)?);
+    if let Some(reason) = refusal(&before, &after) {
+        eprintln!("ferrogin: {} and {} cannot be compared: {reason}", args.before.display(), args.after.display());
+        return Ok(REFUSED.into());
+    }
+    for (name, report) in [("before", &before), ("after", &after)] {
+        println!("# {name}: {}", describe(report));
+    }
+    println!("# ratios are after / before: below 1 a latency is better, above 1 a rate");
+    println!(
+        "{:<11} {:>7} {:>10} {:>10} {:>7} {:>10} {:>10} {:>7} {:>10} {:>10} {:>7}",
+        "operation", "bytes", "median us", "after", "ratio", "p99 us", "after", "ratio", "Mops/s", "after", "ratio"
+    );
+    for (old, new) in pairs(&before, &after) {
+        let figures = [
+            (old.latency_us.median, new.latency_us.median),
+            (old.latency_us.p99, new.latency_us.p99),
+            (old.rate_mops, new.rate_mops),
+        ];
+        let columns = figures.map(|(old, new)| {
+            // Microseconds have two decimals in the table of a run, and rates four.
+            format!("{old:>10.3} {new:>10.3} {:>7}", ratio(old, new))
+        });
+        let bytes = if old.operation.has_bytes() { bytes_text(old.bytes) } else { "-".to_owned() };
+        println!("{:<11} {bytes:>7} {}", old.operation.name(), columns.join(" "));
+    }
+    let only = before.rows.len() + after.rows.len() - 2 * pairs(&before, &after).count();
+    if only > 0 {
+        println!("# {only} rows are in one report only");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ratio(old: f64, new: f64) -> String {
+    if old > 0.0 { format!("{:.2}", new / old) } else { "-".to_owned() }
+}
+
+fn pairs<'a>(before: &'a Report, after: &'a Report) -> impl Iterator<Item = (&'a Row, &'a Row)> {
+    let same = |old: &&Row, new: &Row| old.operation == new.operation && old.bytes == new.bytes;
+    after.rows.iter().filter_map(move |new| Some((before.rows.iter().find(|old| same(old, new))?, new)))
+}
+
+/// The reason why two runs cannot be compared: they answer different questions.
+fn refusal(before: &Report, after: &Report) -> Option<String> {
+    let (a, b) = (&before.settings, &after.settings);
+    let differences = [
+        ("ranks", before.about.ranks.to_string(), after.about.ranks.to_string()),
+        ("--threads", a.threads.to_string(), b.threads.to_string()),
+        ("--depth", a.depth.to_string(), b.depth.to_string()),
+        ("--aggregate", a.aggregate.to_string(), b.aggregate.to_string()),
+        ("--device", format!("{:?}", a.device), format!("{:?}", b.device)),
+        ("provider", before.about.provider.clone(), after.about.provider.clone()),
+        ("faults", faults(before), faults(after)),
+    ];
+    let difference = differences.into_iter().find(|(_, old, new)| old != new);
+    if let Some((name, old, new)) = difference {
+        return Some(format!("{name} {old} and {new}. Measure both with the same"));
+    }
+    let none = pairs(before, after).next().is_none();
+    none.then(|| {
+        "they have no operation and size in common. Measure both with the same operations and sizes".to_owned()
+    })
+}
+
+fn faults(report: &Report) -> String {
+    report
+        .environment
+        .get("SOFTEFA_FAULTS")
+        .filter(|faults| !faults.is_empty())
+        .map_or("none".to_owned(), String::clone)
+}
+
+/// What may differ between runs that are compared.
+fn describe(report: &Report) -> String {
+    let about = &report.about;
+    let environment: String = report.environment.iter().map(|(name, value)| format!(", {name}={value}")).collect();
+    format!(
+        "ferrogin {}, {} over {}, {} ranks on {} hosts, {}, {} cores, Linux {}, libfabric {}{environment}",
+        report.ferrogin,
+        about.provider,
+        about.wire,
+        about.ranks,
+        about.hosts,
+        about.machine.processor,
+        about.machine.cores,
+        about.machine.linux,
+        about.libfabric
+    )
+}

@@ -1,0 +1,114 @@
+//! `ferrogin perf`: latencies, rates and bandwidths between ranks, by the device API on CPU threads; `ferrogin compare` and
+//! `ferrogin plot` read what it wrote.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`arguments`] | the command line, and the settings on which the ranks agree |
+//! | [`session`] | one rank: its communicator, window and context; the phases of a measurement |
+//! | [`operations`] | the list of operations, and how each is measured |
+//! | [`rpc`] | calls between CPUs |
+//! | [`statistics`] | latencies and rates from samples |
+//! | [`report`] | the table, JSON, CSV |
+//! | [`plot`], [`compare`] | pictures and ratios of reports |
+
+mod arguments;
+mod compare;
+mod error;
+mod machine;
+mod operations;
+mod plot;
+mod report;
+mod rpc;
+mod session;
+mod statistics;
+
+pub use arguments::PerfArgs;
+pub use compare::CompareArgs;
+pub use plot::PlotArgs;
+
+use crate::launch::{self, Launcher};
+use arguments::{Outputs, Settings};
+use error::Error;
+use mini_nccl::bootstrap::Identity;
+use report::{Destination, Printer, Report};
+use rpc::Rpc;
+use session::Session;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// The exit code of arguments that are not valid, as of clap.
+const USAGE: u8 = 2;
+
+/// Measures as a rank if a launcher started this process; otherwise starts the ranks and waits for them.
+pub fn run(args: &PerfArgs) -> ExitCode {
+    let outputs = args.outputs();
+    let settings = match args.settings().and_then(|settings| outputs.check(&settings).map(|()| settings)) {
+        Ok(settings) => settings,
+        Err(error) => return failed(&error, USAGE),
+    };
+    let provider_dir = std::path::PathBuf::from(gpu_scenarios::world::plugin_from_env());
+    let provider_dir = provider_dir.parent().unwrap_or(Path::new(".")).into();
+    // A process that was started by hand needs the software card too: libfabric finds it in the plugin's directory.
+    let defaults = [("FERROGIN_DEVICE", "cpu".into()), ("FI_PROVIDER_PATH", provider_dir)];
+    let identity = match launch::identity(args.ranks, &defaults) {
+        Ok(identity) => identity,
+        Err(error) => return failed(&error, 1),
+    };
+    if let Some(identity) = identity {
+        return rank(&settings, &outputs, &identity).map_or_else(|error| failed(&error, 1), |()| ExitCode::SUCCESS);
+    }
+    match launch::run(args.ranks.unwrap_or(2), Launcher::Builtin, &defaults) {
+        Ok((code, None)) => code.into(),
+        Ok((code, Some(failure))) => failed(&failure, code),
+        Err(error) => failed(&error, 1),
+    }
+}
+
+/// Draws the reports of files.
+pub fn plot(args: &PlotArgs) -> ExitCode {
+    plot::run(args).map_or_else(|error| failed(&error, 1), |()| ExitCode::SUCCESS)
+}
+
+/// Compares two reports.
+pub fn compare(args: &CompareArgs) -> ExitCode {
+    compare::run(args).unwrap_or_else(|error| failed(&error, 1))
+}
+
+fn failed(reason: &dyn std::fmt::Display, code: u8) -> ExitCode {
+    eprintln!("ferrogin: {reason}");
+    code.into()
+}
+
+fn rank(settings: &Settings, outputs: &Outputs, identity: &Identity) -> Result<(), Error> {
+    let is_first = identity.rank == 0;
+    let destinations = if is_first { outputs.open()? } else { Vec::new() };
+    let session = Session::open(settings, identity)?;
+    let about = session.about();
+    let mut report = Report::new(about, settings);
+    let mut printer = Printer::new(is_first && !destinations.iter().any(Destination::is_stdout), settings);
+    printer.begin(&report);
+    for &operation in &settings.operations {
+        printer.operation(operation);
+        let rpc = match operation {
+            operations::Operation::Rpc => Some(Rpc::open(&session)?),
+            _ => None,
+        };
+        for bytes in settings.sizes(operation) {
+            printer.measuring(operation, bytes);
+            let measured = match &rpc {
+                Some(rpc) => rpc.measure(&session, bytes)?,
+                None => operations::measure(&session, operation, bytes)?,
+            };
+            // Only rank 0 has figures.
+            if let Some(row) = measured {
+                printer.row(&row);
+                report.rows.push(row);
+            }
+        }
+        if let Some(rpc) = rpc {
+            rpc.close(&session)?;
+        }
+    }
+    session.close()?;
+    destinations.into_iter().try_for_each(|destination| destination.write(&report))
+}

@@ -1,0 +1,352 @@
+//! The operations, and how each is measured.
+
+use super::arguments::Settings;
+use super::error::Error;
+use super::report::Row;
+use super::session::Session;
+use super::statistics::{Latency, mops};
+use ferrogin_device::platform::clock_ns;
+use ferrogin_device::{Action, Flags, Status};
+use gpu_scenarios::timed::{self, VALUE_SLOTS, value, value_offset};
+use serde::{Deserialize, Serialize};
+
+/// A measured operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    Put,
+    PutSignal,
+    PutValue,
+    Get,
+    Signal,
+    Flush,
+    Barrier,
+    Alltoall,
+    Rpc,
+}
+
+/// The signals of alltoall: blocks that arrived, and ranks that have read theirs.
+const ARRIVED: u16 = 0;
+const READ: u16 = 1;
+/// Rounds in which a barrier is verified.
+const VERIFIED_BARRIERS: u32 = 100;
+
+impl Operation {
+    /// All operations, in the order of `all`.
+    pub const ALL: [Self; 9] = [
+        Self::Put,
+        Self::PutSignal,
+        Self::PutValue,
+        Self::Get,
+        Self::Signal,
+        Self::Flush,
+        Self::Barrier,
+        Self::Alltoall,
+        Self::Rpc,
+    ];
+
+    /// The name on the command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Put => "put",
+            Self::PutSignal => "put-signal",
+            Self::PutValue => "put-value",
+            Self::Get => "get",
+            Self::Signal => "signal",
+            Self::Flush => "flush",
+            Self::Barrier => "barrier",
+            Self::Alltoall => "alltoall",
+            Self::Rpc => "rpc",
+        }
+    }
+
+    /// What its latency is.
+    pub fn latency(self) -> &'static str {
+        match self {
+            Self::Put => "ranks 0 and 1; latency: one put and the flush after it",
+            Self::PutSignal => "ranks 0 and 1; latency: half a round trip of puts with a signal",
+            Self::PutValue => {
+                "ranks 0 and 1; latency: half a round trip of values that ranks poll for; rate: values with a signal"
+            }
+            Self::Get => "ranks 0 and 1; latency: one get and the flush after it",
+            Self::Signal => "ranks 0 and 1; latency: half a round trip of signals",
+            Self::Flush => "ranks 0 and 1; latency: the flush alone, after one put",
+            Self::Barrier => "all ranks; latency: one barrier, by signals",
+            Self::Alltoall => {
+                "all ranks; latency: blocks to all other ranks, from all others, and the signals that they were read"
+            }
+            Self::Rpc => "ranks 0 and 1; latency: one call, with a body of this size both ways",
+        }
+    }
+
+    /// Whether it carries bytes, and so has sizes.
+    pub fn has_bytes(self) -> bool {
+        !matches!(self, Self::Signal | Self::Barrier)
+    }
+
+    /// Whether its rate times its size is a bandwidth.
+    fn has_bandwidth(self) -> bool {
+        self.has_bytes() && self != Self::Flush
+    }
+
+    /// Signals that a context needs for the operations of `settings`.
+    pub fn signals(settings: &Settings, ranks: usize) -> u32 {
+        let of = |operation: &Self| match operation {
+            Self::PutSignal | Self::PutValue | Self::Signal => settings.threads,
+            Self::Barrier => barrier_rounds(ranks as u32),
+            Self::Alltoall => 2,
+            Self::Put | Self::Get | Self::Flush | Self::Rpc => 0,
+        };
+        settings.operations.iter().map(of).max().unwrap_or(0)
+    }
+
+    /// The operation between two ranks, if it is one.
+    fn of_pair(self) -> Option<timed::Operation> {
+        match self {
+            Self::Put => Some(timed::Operation::Put),
+            Self::PutSignal => Some(timed::Operation::PutSignal),
+            Self::PutValue => Some(timed::Operation::PutValue),
+            Self::Get => Some(timed::Operation::Get),
+            Self::Signal => Some(timed::Operation::Signal),
+            Self::Flush => Some(timed::Operation::Flush),
+            Self::Barrier | Self::Alltoall | Self::Rpc => None,
+        }
+    }
+
+    /// A row of the table. `blocks` is the number of blocks of `bytes` that one operation carries.
+    pub fn row(self, bytes: u64, threads: u32, samples: Vec<u64>, rate_mops: f64, blocks: usize) -> Row {
+        Row {
+            operation: self,
+            bytes,
+            threads,
+            iterations: samples.len() as u64,
+            latency_us: Latency::of(samples),
+            rate_mops,
+            bandwidth_gbs: self.has_bandwidth().then_some(rate_mops * (bytes * blocks as u64) as f64 / 1e3),
+        }
+    }
+}
+
+/// Collective: measures one size; rank 0 gets the figures.
+///
+/// # Errors
+/// An operation failed, data are wrong, or a rank was lost.
+pub fn measure(session: &Session, operation: Operation, bytes: u64) -> Result<Option<Row>, Error> {
+    let (warmup, iterations) = session.settings.iterations(bytes);
+    let row = match operation.of_pair() {
+        Some(of_pair) => pairs(session, operation, of_pair, bytes, warmup, iterations)?,
+        None => {
+            let is_barrier = operation == Operation::Barrier;
+            let samples = match is_barrier {
+                true => barrier(session, warmup, iterations)?,
+                false => alltoall(session, bytes, warmup, iterations)?,
+            };
+            let rate = mops(samples.len() as u64, samples.iter().sum());
+            operation.row(bytes, 1, samples, rate, session.ranks() - 1)
+        }
+    };
+    Ok((session.rank() == 0).then_some(row))
+}
+
+/// Latencies, then the rate of a stream.
+fn pairs(
+    session: &Session,
+    operation: Operation,
+    of_pair: timed::Operation,
+    bytes: u64,
+    warmup: u32,
+    iterations: u32,
+) -> Result<Row, Error> {
+    let first = session.rank() == 0;
+    let polls = operation == Operation::PutValue;
+    let samples = session.phase(
+        polls,
+        || session.pairs(operation, bytes, |lane| lane.latencies(of_pair, first, warmup, iterations)),
+        || check_pairs(session, operation, bytes, warmup + iterations, false),
+    )?;
+    let mut samples = samples.concat();
+    let threads = session.settings.threads;
+    let posts = u64::from(iterations) * u64::from(threads);
+    let nanoseconds = match operation {
+        // The posts between flushes are no part of the operation, and so the threads' own times are its time.
+        Operation::Flush => samples.iter().sum::<u64>() / u64::from(threads),
+        _ => {
+            let burst = session.settings.aggregate;
+            let times = session.phase(
+                polls,
+                || session.pairs(operation, bytes, |lane| lane.stream(of_pair, first, iterations, burst)),
+                || check_pairs(session, operation, bytes, iterations, true),
+            )?;
+            let begin = times.iter().map(|time| time.start).min().unwrap_or(0);
+            times.iter().map(|time| time.end).max().unwrap_or(0) - begin
+        }
+    };
+    if !first {
+        samples = vec![0];
+    }
+    Ok(operation.row(bytes, threads, samples, mops(posts, nanoseconds), 1))
+}
+
+/// Checks what ranks 0 and 1 received from each other in `rounds` round trips of each thread, or in a stream from rank 0.
+fn check_pairs(session: &Session, operation: Operation, bytes: u64, rounds: u32, in_stream: bool) -> Result<(), Error> {
+    let rank = session.rank();
+    let receives = match operation {
+        Operation::PutSignal | Operation::PutValue | Operation::Signal if !in_stream => rank <= 1,
+        Operation::Get => rank == 0,
+        _ => rank == 1,
+    };
+    if !receives {
+        return Ok(());
+    }
+    for thread in 0..session.settings.threads {
+        match operation {
+            Operation::Signal => {}
+            Operation::PutValue => check_values(session, bytes, thread, rounds, in_stream)?,
+            _ => session.check_inbox(operation, bytes, thread, 1 - rank, thread)?,
+        }
+        let signals = match operation {
+            Operation::PutSignal | Operation::Signal => rounds,
+            Operation::PutValue if in_stream => rounds,
+            _ => continue,
+        };
+        let count =
+            session.device()?.read_signal(thread).map_err(|status| session.failed(operation.name(), bytes, status))?;
+        if count != u64::from(signals) {
+            return Err(session.wrong(operation, bytes, format!("signal {thread} is {count} and not {signals}")));
+        }
+    }
+    Ok(())
+}
+
+/// Each word has the value of the last round that wrote it. The values of a stream arrive in any order, so it may be that of any.
+fn check_values(session: &Session, bytes: u64, thread: u32, rounds: u32, in_stream: bool) -> Result<(), Error> {
+    for slot in 0..rounds.min(VALUE_SLOTS) {
+        let found = session.read(session.inbox(thread) + value_offset(slot), 8)?;
+        let found = u64::from_le_bytes(found.try_into().unwrap_or_default());
+        let last = slot + (rounds - 1 - slot) / VALUE_SLOTS * VALUE_SLOTS;
+        let mut of_slot = (slot..rounds).step_by(VALUE_SLOTS as usize);
+        let is_right =
+            if in_stream { of_slot.any(|round| value(round, bytes) == found) } else { value(last, bytes) == found };
+        if !is_right {
+            return Err(session.wrong(Operation::PutValue, bytes, format!("value {slot} is {found:#x}")));
+        }
+    }
+    Ok(())
+}
+
+/// Rounds of a barrier: the first power of two that is no less than the number of ranks has this exponent.
+fn barrier_rounds(ranks: u32) -> u32 {
+    ranks.next_power_of_two().ilog2()
+}
+
+/// A barrier of device code: in round r a rank signals the rank 2^r further and waits for the one 2^r before it.
+/// `number` counts the barriers, from 1, because no signal is reset.
+fn one_barrier(context: &ferrogin_device::Context<'_>, number: u64) -> Result<(), Status> {
+    let (rank, ranks) = (context.rank(), context.nranks());
+    for round in 0..barrier_rounds(ranks) {
+        context.signal((rank + (1 << round)) % ranks, Action::signal_inc(round as u16), Flags::NONE)?;
+        context.wait_signal(round, number)?;
+    }
+    Ok(())
+}
+
+fn barrier(session: &Session, warmup: u32, iterations: u32) -> Result<Vec<u64>, Error> {
+    let failed = |status| session.failed(Operation::Barrier.name(), 0, status);
+    let all = || {
+        let context = session.device()?;
+        let mut samples = Vec::with_capacity(iterations as usize);
+        for number in 1..=warmup + iterations {
+            let begin = clock_ns();
+            one_barrier(&context, number.into()).map_err(failed)?;
+            if number > warmup {
+                samples.push(clock_ns().wrapping_sub(begin));
+            }
+        }
+        context.flush().map_err(failed)?;
+        Ok(samples)
+    };
+    let samples = session.phase(false, all, || Ok(()))?;
+    if session.settings.verify {
+        session.phase(true, || verified_barriers(session), || Ok(()))?;
+    }
+    Ok(samples)
+}
+
+/// Barriers after each of which the values that all ranks wrote before it must be there.
+fn verified_barriers(session: &Session) -> Result<(), Error> {
+    let failed = |status| session.failed(Operation::Barrier.name(), 0, status);
+    let (context, ranks) = (session.device()?, session.ranks() as u64);
+    for number in 1..=VERIFIED_BARRIERS {
+        // Two places in turn, since a fast rank writes its next value while a slow rank still reads.
+        let place = |rank: u64| session.inbox(0) + (u64::from(number % 2) * ranks + rank) * 8;
+        for peer in 0..ranks {
+            let to = session.window().at(place(session.rank() as u64));
+            context.put_value(peer as u32, to, number.into(), 8, Action::NONE, Flags::NONE).map_err(failed)?;
+        }
+        context.flush().map_err(failed)?;
+        one_barrier(&context, number.into()).map_err(failed)?;
+        for rank in 0..ranks {
+            let found = session.read(place(rank), 8)?;
+            if found != u64::from(number).to_le_bytes() {
+                let what = format!("the value of rank {rank} was late in barrier {number}");
+                return Err(session.wrong(Operation::Barrier, 0, what));
+            }
+        }
+    }
+    context.flush().map_err(failed)
+}
+
+/// Each rank puts a block to each other rank. One signal counts the blocks that arrived, in any order, and another one the ranks that
+/// have read theirs, so that no rank overwrites a block that is not read.
+fn alltoall(session: &Session, bytes: u64, warmup: u32, iterations: u32) -> Result<Vec<u64>, Error> {
+    let operation = Operation::Alltoall;
+    let failed = |status| session.failed(operation.name(), bytes, status);
+    let (rank, ranks) = (session.rank() as u32, session.ranks() as u32);
+    let others = u64::from(ranks - 1);
+    let all = || {
+        let (context, window) = (session.device()?, session.window());
+        let mut samples = Vec::with_capacity(iterations as usize);
+        for round in 0..warmup + iterations {
+            let begin = clock_ns();
+            // Every rank begins with another peer, so that not all put to one rank at a time.
+            let peers = (1..ranks).map(|distance| (rank + distance) % ranks);
+            let exchange = || {
+                context.wait_signal(READ.into(), u64::from(round) * others)?;
+                for peer in peers.clone() {
+                    let (to, from) = (window.at(session.inbox(rank)), window.at(session.outbox(peer)));
+                    context.put(peer, to, from, bytes, Action::signal_inc(ARRIVED), Flags::NONE)?;
+                }
+                context.wait_signal(ARRIVED.into(), (u64::from(round) + 1) * others)?;
+                peers.clone().try_for_each(|peer| context.signal(peer, Action::signal_inc(READ), Flags::NONE))?;
+                context.flush()
+            };
+            exchange().map_err(failed)?;
+            if round >= warmup {
+                samples.push(clock_ns().wrapping_sub(begin));
+            }
+        }
+        Ok(samples)
+    };
+    let check = || {
+        let sources = (0..ranks).filter(|source| *source != rank);
+        sources.into_iter().try_for_each(|source| session.check_inbox(operation, bytes, source, source as usize, rank))
+    };
+    session.phase(false, all, check)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn barrier_reaches_all_ranks() {
+        assert_eq!([2, 3, 4, 5, 64].map(barrier_rounds), [1, 2, 2, 3, 6]);
+    }
+
+    #[test]
+    fn names_are_those_of_reports() {
+        for operation in Operation::ALL {
+            assert_eq!(serde_json::to_value(operation).unwrap(), operation.name());
+        }
+    }
+}

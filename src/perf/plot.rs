@@ -1,0 +1,258 @@
+//! `ferrogin plot`: latency and bandwidth against size, of one or more reports, as SVG.
+
+use super::error::Error;
+use super::operations::Operation;
+use super::report::{Report, Row, bytes_text};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub struct PlotArgs {
+    /// Reports that `ferrogin perf --json` wrote.
+    #[arg(required = true)]
+    reports: Vec<PathBuf>,
+    /// The picture.
+    #[arg(short, long, value_name = "FILE.svg")]
+    output: PathBuf,
+}
+
+/// Draws the reports into one picture.
+pub fn run(args: &PlotArgs) -> Result<(), Error> {
+    let label = |path: &PathBuf| path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let reports = args.reports.iter().map(|path| Ok((label(path), Report::read(path)?)));
+    let svg = draw(&reports.collect::<Result<Vec<_>, Error>>()?)?;
+    let failed =
+        |error: std::io::Error| Error::File { action: "write", path: args.output.clone(), text: error.to_string() };
+    std::fs::write(&args.output, svg).map_err(failed)
+}
+
+const WIDTH: u32 = 1200;
+const TITLE: u32 = 64;
+const PANEL: u32 = 460;
+/// Height of a line of the legend, and the width of one of its columns.
+const LINE: u32 = 22;
+const COLUMN: u32 = 290;
+const FONT: &str = "sans-serif";
+/// Colours that also differ for people who do not see red and green (Okabe and Ito).
+const COLOURS: [RGBColor; 9] = [
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(213, 94, 0),
+    RGBColor(110, 110, 110),
+    RGBColor(120, 80, 30),
+    RGBColor(0, 0, 0),
+];
+
+/// The rows of one operation of one report.
+struct Series {
+    label: String,
+    operation: Operation,
+    colour: RGBColor,
+    /// The number of the report, which chooses the marker.
+    report: usize,
+    rows: Vec<Row>,
+}
+
+/// Draws named reports.
+///
+/// # Errors
+/// No report has an operation with sizes.
+pub fn draw(reports: &[(String, Report)]) -> Result<String, Error> {
+    let series = series(reports);
+    let columns = (WIDTH / COLUMN) as usize;
+    let height = TITLE + PANEL + 24 + LINE * series.len().div_ceil(columns) as u32;
+    let failed = |error: &dyn std::fmt::Display| Error::Usage(format!("the picture cannot be drawn: {error}"));
+    let sizes = series.iter().flat_map(|series| &series.rows).map(|row| row.bytes).filter(|bytes| *bytes > 0);
+    let Some((least, most)) = sizes.clone().min().zip(sizes.max()) else {
+        return Err(Error::Usage(
+            "the reports have no operation with sizes: there is nothing to draw against size".to_owned(),
+        ));
+    };
+    // A single size gets room on both sides.
+    let sizes = (least as f64 / 1.3, most as f64 * 1.3);
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        let paint = || -> Result<(), Box<dyn std::error::Error>> {
+            area.fill(&WHITE)?;
+            title(&area, reports)?;
+            let (panels, legend_area) = area.margin(TITLE, 0, 0, 0).split_vertically(PANEL);
+            let panels = panels.split_evenly((1, 2));
+            panel(&panels[0], "median latency (µs)", sizes, &series, |row| Some(row.latency_us.median))?;
+            panel(&panels[1], "bandwidth (GB/s)", sizes, &series, |row| row.bandwidth_gbs)?;
+            legend(&legend_area, &series, columns)?;
+            area.present()?;
+            Ok(())
+        };
+        paint().map_err(|error| failed(&error))?;
+    }
+    Ok(svg)
+}
+
+fn series(reports: &[(String, Report)]) -> Vec<Series> {
+    let mut all = Vec::new();
+    // The runs of an operation stand side by side in the legend.
+    for operation in Operation::ALL {
+        for (at, (name, report)) in reports.iter().enumerate() {
+            let rows: Vec<Row> = report.rows.iter().filter(|row| row.operation == operation).cloned().collect();
+            if rows.is_empty() {
+                continue;
+            }
+            let label =
+                if name.is_empty() { operation.name().to_owned() } else { format!("{} · {name}", operation.name()) };
+            all.push(Series { label, operation, colour: RGBColor(0, 0, 0), report: at, rows });
+        }
+    }
+    let operations = all.iter().map(|series| series.operation).fold(Vec::new(), |mut seen, operation| {
+        if !seen.contains(&operation) {
+            seen.push(operation);
+        }
+        seen
+    });
+    // One operation: a colour for each run. Several: a colour for each operation, and a marker for each run.
+    for series in &mut all {
+        let of_operation = operations.iter().position(|operation| *operation == series.operation).unwrap_or(0);
+        let number = if operations.len() == 1 { series.report } else { of_operation };
+        series.colour = COLOURS[number % COLOURS.len()];
+    }
+    all
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+fn title(area: &Area<'_>, reports: &[(String, Report)]) -> Drawn {
+    let large = (FONT, 20).into_font().color(&BLACK);
+    let small = (FONT, 13).into_font().color(&RGBColor(90, 90, 90));
+    area.draw_text("ferrogin perf", &large, (24, 14))?;
+    let describe = |report: &Report| {
+        let (about, settings) = (&report.about, &report.settings);
+        format!(
+            "{} over {}, {} ranks, {} thread{}, depth {}, aggregation {}; {}, {} cores",
+            about.provider,
+            about.wire,
+            about.ranks,
+            settings.threads,
+            if settings.threads == 1 { "" } else { "s" },
+            settings.depth,
+            settings.aggregate,
+            about.machine.processor,
+            about.machine.cores
+        )
+    };
+    let mut texts: Vec<String> = reports.iter().map(|(_, report)| describe(report)).collect();
+    texts.dedup();
+    let text = match &texts[..] {
+        [one] => one.clone(),
+        _ => "runs with different settings: the reports have them".to_owned(),
+    };
+    area.draw_text(&text, &small, (24, 42))?;
+    Ok(())
+}
+
+fn panel(
+    area: &Area<'_>,
+    name: &str,
+    (least, most): (f64, f64),
+    series: &[Series],
+    figure: impl Fn(&Row) -> Option<f64>,
+) -> Drawn {
+    let points = |series: &Series| -> Vec<(f64, f64)> {
+        let figures = series.rows.iter().filter_map(|row| Some((row.bytes as f64, figure(row)?)));
+        match series.operation.has_bytes() {
+            true => figures.filter(|(_, figure)| *figure > 0.0).collect(),
+            // An operation without sizes is a level.
+            false => figures.flat_map(|(_, figure)| [(least, figure), (most, figure)]).collect(),
+        }
+    };
+    let figures = series.iter().flat_map(points).map(|(_, figure)| figure);
+    let low = figures.clone().fold(f64::INFINITY, f64::min);
+    let high = figures.fold(0.0, f64::max);
+    // Whole decades, so that the axis has labels.
+    let (low, high) = if high > 0.0 { (decade(low, f64::floor), decade(high * 1.01, f64::ceil)) } else { (1.0, 10.0) };
+    let mut chart = ChartBuilder::on(area)
+        .margin_right(28)
+        .margin_left(12)
+        .caption(name, (FONT, 16))
+        .x_label_area_size(56)
+        .y_label_area_size(64)
+        .build_cartesian_2d((least..most).log_scale().base(2.0), (low..high).log_scale())?;
+    chart
+        .configure_mesh()
+        .x_desc("size (bytes)")
+        .y_desc(name)
+        .x_labels(12)
+        .x_label_formatter(&|size| bytes_text(size.round() as u64))
+        .y_label_formatter(&|figure| decimal(*figure))
+        .label_style((FONT, 13))
+        .axis_desc_style((FONT, 14))
+        .bold_line_style(RGBColor(210, 210, 210))
+        .light_line_style(RGBColor(238, 238, 238))
+        .draw()?;
+    for series in series {
+        let points = points(series);
+        let style = series.colour.stroke_width(2);
+        if series.operation.has_bytes() {
+            chart.draw_series(LineSeries::new(points.clone(), style))?;
+            chart.draw_series(points.into_iter().map(|point| marker(series, point)))?;
+        } else {
+            chart.draw_series(DashedLineSeries::new(points, 8, 5, style))?;
+        }
+    }
+    Ok(())
+}
+
+/// The marker of a series' report.
+fn marker<'a, C: Clone + 'static>(series: &Series, at: C) -> DynElement<'static, SVGBackend<'a>, C> {
+    let (filled, line) = (series.colour.filled(), series.colour.stroke_width(2));
+    match series.report % 4 {
+        0 => Circle::new(at, 3, filled).into_dyn(),
+        1 => TriangleMarker::new(at, 5, filled).into_dyn(),
+        2 => Cross::new(at, 4, line).into_dyn(),
+        _ => Circle::new(at, 4, line).into_dyn(),
+    }
+}
+
+fn legend(area: &Area<'_>, series: &[Series], columns: usize) -> Drawn {
+    let font = (FONT, 13).into_font().color(&BLACK);
+    for (at, series) in series.iter().enumerate() {
+        let (x, y) = ((at % columns) as i32 * COLUMN as i32 + 40, (at / columns) as i32 * LINE as i32 + 12);
+        let style = series.colour.stroke_width(2);
+        if series.operation.has_bytes() {
+            area.draw(&PathElement::new([(x, y), (x + 28, y)], style))?;
+            area.draw(&marker(series, (x + 14, y)))?;
+        } else {
+            for dash in [x, x + 10, x + 20] {
+                area.draw(&PathElement::new([(dash, y), (dash + 7, y)], style))?;
+            }
+        }
+        area.draw_text(&series.label, &font, (x + 36, y - 7))?;
+    }
+    Ok(())
+}
+
+/// The power of ten next to `figure`.
+fn decade(figure: f64, round: fn(f64) -> f64) -> f64 {
+    10f64.powf(round(figure.log10()))
+}
+
+/// A power of ten without an exponent: "0.01", "1000".
+fn decimal(figure: f64) -> String {
+    let digits = (-figure.log10().floor()).max(0.0) as usize;
+    format!("{figure:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axis_labels_are_decimal() {
+        assert_eq!([0.001, 0.1, 1.0, 1000.0].map(decimal), ["0.001", "0.1", "1", "1000"]);
+        assert_eq!((decade(0.7, f64::floor), decade(7.0, f64::ceil)), (0.1, 10.0));
+    }
+}

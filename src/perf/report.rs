@@ -1,0 +1,312 @@
+//! The results: a table as they come, and a report as JSON, CSV or a picture.
+
+use super::arguments::{Device, Settings};
+use super::error::Error;
+use super::machine::Machine;
+use super::operations::Operation;
+use super::plot;
+use super::statistics::Latency;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+/// The version of the JSON; docs/perf.schema.json describes it.
+pub const VERSION: u32 = 1;
+
+/// A run: what it was, and a row for each operation and size.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The release of ferrogin.
+    pub ferrogin: String,
+    /// The path and the machine.
+    #[serde(flatten)]
+    pub about: About,
+    /// The options.
+    pub settings: Settings,
+    /// Variables of rank 0 that change how ferrogin and the software card work, without those of the launcher.
+    pub environment: std::collections::BTreeMap<String, String>,
+    /// The figures.
+    pub rows: Vec<Row>,
+}
+
+/// The path and the machine of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// libfabric's provider of the cards.
+    pub provider: String,
+    /// The wire between the cards.
+    pub wire: String,
+    /// libfabric's version.
+    pub libfabric: String,
+    /// The machine of rank 0.
+    pub machine: Machine,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Number of hosts.
+    pub hosts: usize,
+}
+
+/// The figures of one operation and size.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The operation.
+    pub operation: Operation,
+    /// Bytes of one operation; 0 if it carries none.
+    pub bytes: u64,
+    /// Posting threads.
+    pub threads: u32,
+    /// Measured latencies.
+    pub iterations: u64,
+    /// Latencies in microseconds.
+    pub latency_us: Latency,
+    /// Millions of operations per second.
+    pub rate_mops: f64,
+    /// Bytes per second over 10^9, if the operation has a bandwidth.
+    pub bandwidth_gbs: Option<f64>,
+}
+
+impl Report {
+    /// A report without rows.
+    pub fn new(about: About, settings: &Settings) -> Self {
+        let of_launcher = ["FERROGIN_RANK", "FERROGIN_NRANKS", "FERROGIN_BOOTSTRAP"];
+        let variables = std::env::vars_os().filter_map(|(name, value)| {
+            let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
+            let matters = ["FERROGIN_POST", "FERROGIN_LIBFABRIC", "SOFTEFA_", "FI_EFA_"];
+            let keep = matters.iter().any(|prefix| name.starts_with(prefix)) && !of_launcher.contains(&&*name);
+            keep.then_some((name, value))
+        });
+        Self {
+            version: VERSION,
+            ferrogin: env!("CARGO_PKG_VERSION").to_owned(),
+            about,
+            settings: settings.clone(),
+            environment: variables.collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// The report in a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no report of this version.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let failed = |text: String| Error::File { action: "read", path: path.to_owned(), text };
+        let text = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
+        let not_a_report = |error: serde_json::Error| {
+            failed(format!("{error}. A report is a file that `ferrogin perf --json FILE` wrote, whole"))
+        };
+        let json: serde_json::Value = serde_json::from_slice(&text).map_err(not_a_report)?;
+        if let Some(version) = json["version"].as_u64().filter(|version| *version != u64::from(VERSION)) {
+            return Err(failed(format!(
+                "it is a report of version {version}, and this ferrogin reads version {VERSION}: use the ferrogin that wrote it"
+            )));
+        }
+        serde_json::from_value(json).map_err(not_a_report)
+    }
+
+    fn json(&self) -> Result<String, Error> {
+        serde_json::to_string_pretty(self).map(|text| text + "\n").map_err(|error| Error::Usage(error.to_string()))
+    }
+
+    fn csv(&self) -> String {
+        let mut text =
+            "operation,bytes,threads,iterations,min_us,median_us,p99_us,p999_us,max_us,rate_mops,bandwidth_gbs\n"
+                .to_owned();
+        for row in &self.rows {
+            let latency = row.latency_us.all().map(|value| value.to_string()).join(",");
+            let bandwidth = row.bandwidth_gbs.map_or(String::new(), |value| value.to_string());
+            let Row { bytes, threads, iterations, rate_mops, .. } = row;
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                text,
+                "{},{bytes},{threads},{iterations},{latency},{rate_mops},{bandwidth}",
+                row.operation.name()
+            );
+        }
+        text
+    }
+}
+
+/// The form of an output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    Json,
+    Csv,
+    Svg,
+}
+
+/// A file to write, or standard output.
+pub struct Destination {
+    path: PathBuf,
+    format: Format,
+}
+
+impl Destination {
+    /// Checks that the file can be written. A file that exists keeps its content until [`write`](Self::write).
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn open(path: &Path, format: Format) -> Result<Self, Error> {
+        let destination = Self { path: path.to_owned(), format };
+        if !destination.is_stdout() {
+            let opened = OpenOptions::new().append(true).create(true).open(path);
+            opened.map_err(|error| destination.failed(&error))?;
+        }
+        Ok(destination)
+    }
+
+    /// True for `-`.
+    pub fn is_stdout(&self) -> bool {
+        self.path.as_os_str() == "-"
+    }
+
+    /// Writes the report.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, report: &Report) -> Result<(), Error> {
+        let text = match self.format {
+            Format::Json => report.json()?,
+            Format::Csv => report.csv(),
+            Format::Svg => plot::draw(&[(String::new(), report.clone())])?,
+        };
+        let written = match self.is_stdout() {
+            true => std::io::stdout().write_all(text.as_bytes()),
+            false => File::create(&self.path).and_then(|mut file| file.write_all(text.as_bytes())),
+        };
+        written.map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &std::io::Error) -> Error {
+        Error::File { action: "write", path: self.path.clone(), text: error.to_string() }
+    }
+}
+
+/// The table on standard output, and the progress on a terminal.
+pub struct Printer {
+    prints: bool,
+    /// On standard error, if it is a terminal.
+    progress: bool,
+    done: usize,
+    total: usize,
+}
+
+impl Printer {
+    /// `prints` is true on the rank that prints.
+    pub fn new(prints: bool, settings: &Settings) -> Self {
+        let total = settings.operations.iter().map(|operation| settings.sizes(*operation).len()).sum();
+        Self { prints, progress: prints && std::io::stderr().is_terminal(), done: 0, total }
+    }
+
+    /// The lines before the first table.
+    pub fn begin(&self, report: &Report) {
+        if !self.prints {
+            return;
+        }
+        let Report { ferrogin, about, settings, environment, .. } = report;
+        let Machine { processor, cores, linux, .. } = &about.machine;
+        let device = match settings.device {
+            Device::Cpu => "CPU threads",
+            Device::Cuda => "a GPU",
+        };
+        println!("# ferrogin {ferrogin}: provider {} over {}, posts by {device}", about.provider, about.wire);
+        println!(
+            "# {} ranks on {} host{}; {processor}, {cores} cores, Linux {linux}, libfabric {}",
+            about.ranks,
+            about.hosts,
+            if about.hosts == 1 { "" } else { "s" },
+            about.libfabric
+        );
+        println!(
+            "# threads {}, depth {}, aggregation {}, {}",
+            settings.threads,
+            settings.depth,
+            settings.aggregate,
+            if settings.verify { "data verified" } else { "data not verified" }
+        );
+        for (name, value) in environment {
+            println!("# {name}={value}");
+        }
+        if about.provider == "softefa" {
+            println!(
+                "# The software card runs on the same cores as the ranks: its figures say nothing of EFA hardware."
+            );
+        }
+    }
+
+    /// The heading of an operation.
+    pub fn operation(&self, operation: Operation) {
+        if self.prints {
+            println!("\n{}: {}", operation.name(), operation.latency());
+            println!(
+                "{:>11} {:>10} {:>9} {:>10} {:>9} {:>10} {:>10} {:>9} {:>8}",
+                "bytes", "iterations", "min us", "median us", "p99 us", "p99.9 us", "max us", "Mops/s", "GB/s"
+            );
+        }
+    }
+
+    /// A measurement begins.
+    pub fn measuring(&self, operation: Operation, bytes: u64) {
+        if self.progress {
+            const WIDTH: usize = 24;
+            let filled = WIDTH * self.done / self.total.max(1);
+            let bar = format!("{}{}", "=".repeat(filled), " ".repeat(WIDTH - filled));
+            eprint!("\r\x1b[K[{bar}] {}/{} {} {}", self.done, self.total, operation.name(), bytes_text(bytes));
+        }
+    }
+
+    /// A line of the table.
+    pub fn row(&mut self, row: &Row) {
+        self.done += 1;
+        if self.progress {
+            eprint!("\r\x1b[K");
+        }
+        if self.prints {
+            println!("{}", line(row));
+        }
+    }
+}
+
+/// A row as a line of the table.
+fn line(row: &Row) -> String {
+    let [min, median, p99, p999, max] = row.latency_us.all();
+    let bandwidth = row.bandwidth_gbs.map_or("-".to_owned(), |value| format!("{value:.3}"));
+    let bytes = if row.operation.has_bytes() { row.bytes.to_string() } else { "-".to_owned() };
+    format!(
+        "{bytes:>11} {:>10} {min:>9.2} {median:>10.2} {p99:>9.2} {p999:>10.2} {max:>10.2} {:>9.4} {bandwidth:>8}",
+        row.iterations, row.rate_mops
+    )
+}
+
+/// A size with the largest suffix that fits: "8", "64K".
+pub fn bytes_text(bytes: u64) -> String {
+    let units = [("G", 1u64 << 30), ("M", 1 << 20), ("K", 1 << 10)];
+    match units.into_iter().find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
+        Some((suffix, unit)) => format!("{}{suffix}", bytes / unit),
+        None => bytes.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_suffixes_only_if_exact() {
+        assert_eq!([8, 1024, 1536, 1 << 20, 3 << 30].map(bytes_text), ["8", "1K", "1536", "1M", "3G"]);
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let row = |operation, bytes, samples: Vec<u64>| line(&Operation::row(operation, bytes, 1, samples, 12.5, 1));
+        let small = row(Operation::Put, 8, vec![1000]);
+        let large = row(Operation::Put, 1 << 30, vec![123_456_789, 9_999_999_999]);
+        let without = row(Operation::Barrier, 0, vec![5]);
+        assert!(small.len() == large.len() && small.len() == without.len(), "{small}\n{large}\n{without}");
+        assert!(without.trim_start().starts_with('-') && without.ends_with('-'), "{without}");
+    }
+}

@@ -1,0 +1,155 @@
+//! Calls between the CPUs of ranks 0 and 1, by `host-rpc` over the card.
+
+use super::error::Error;
+use super::operations::Operation;
+use super::report::Row;
+use super::session::Session;
+use super::statistics::mops;
+use ferrogin_channel::{Address, Config, Reactor};
+use ferrogin_device::platform::clock_ns;
+use ferrogin_libfabric::Libfabric;
+use host_rpc::{Body, Call, Client, RpcError, Server, ServerHandle, Settings};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The method, which answers a call with its body.
+const ECHO: u32 = 1;
+/// Bytes of calls that one thread has open at a time.
+const OPEN_BYTES: u64 = 64 << 20;
+
+/// A rank's end of the connection.
+pub struct Rpc {
+    client: Option<Client>,
+    server: Option<ServerHandle>,
+    reactor: Option<Reactor>,
+}
+
+impl Rpc {
+    /// Collective: rank 1 serves, and rank 0 connects to it.
+    ///
+    /// # Errors
+    /// libfabric fails; a rank was lost.
+    pub fn open(session: &Session) -> Result<Self, Error> {
+        let rank = session.rank();
+        let failed = |error: &dyn std::fmt::Display| Error::Rpc { rank, text: error.to_string() };
+        let perf = &session.settings;
+        // The server grants as many calls as all threads have open.
+        let settings = Settings { workers: 0, credits: perf.depth * perf.threads, ..Settings::default() };
+        let mut rpc = Self { client: None, server: None, reactor: None };
+        let mut own = Vec::new();
+        if rank <= 1 {
+            let lib = Libfabric::load(None).map_err(|error| failed(&error))?;
+            let config = Config { provider: session.about().provider, source: None, ..Config::default() };
+            let reactor = Reactor::open(&lib, &config).map_err(|error| failed(&error))?;
+            if rank == 1 {
+                let listener = reactor.listen().map_err(|error| failed(&error))?;
+                let server = Server::new(settings.clone()).method(ECHO, |_, body| Ok(body.into_vec().into())).start();
+                own = server.listen(listener).to_bytes();
+                rpc.server = Some(server);
+            }
+            rpc.reactor = Some(reactor);
+        }
+        let addresses = session.allgather(&own)?;
+        if let (0, Some(reactor)) = (rank, &rpc.reactor) {
+            let address = Address::parse(&addresses[1]).map_err(|error| failed(&error))?;
+            let channel = reactor.connect(&address).wait().map_err(|error| failed(&error))?;
+            rpc.client = Some(Client::new(channel, settings));
+        }
+        Ok(rpc)
+    }
+
+    /// Collective: measures calls with bodies of `bytes`, one after another and then several at a time; rank 0 gets the figures.
+    ///
+    /// # Errors
+    /// A call failed or returned another body; a rank was lost.
+    pub fn measure(&self, session: &Session, bytes: u64) -> Result<Option<Row>, Error> {
+        let body: Arc<Vec<u8>> = Arc::new((0..bytes).map(|at| (at % 251) as u8).collect());
+        let calls = Calls { session, client: self.client.as_ref(), body };
+        let samples = session.phase(false, || session.threads(|_| calls.one_by_one()), || Ok(()))?.concat();
+        let times = session.phase(false, || session.threads(|_| calls.overlapping()), || Ok(()))?;
+        if session.rank() != 0 {
+            return Ok(None);
+        }
+        let begin = times.iter().map(|time| time.start).min().unwrap_or(0);
+        let end = times.iter().map(|time| time.end).max().unwrap_or(0);
+        let rate = mops(samples.len() as u64, end - begin);
+        Ok(Some(Operation::Rpc.row(bytes, session.settings.threads, samples, rate, 1)))
+    }
+
+    /// Collective: closes the connection.
+    ///
+    /// # Errors
+    /// A rank was lost.
+    pub fn close(self, session: &Session) -> Result<(), Error> {
+        if let Some(client) = &self.client {
+            client.close();
+        }
+        session.allgather(&[])?;
+        if let Some(server) = self.server {
+            server.shutdown(session.wait_limit());
+        }
+        if let Some(reactor) = self.reactor {
+            reactor.shutdown(session.wait_limit());
+        }
+        Ok(())
+    }
+}
+
+/// The calls of a thread, with bodies of one size. Only the client makes any.
+struct Calls<'a> {
+    session: &'a Session,
+    client: Option<&'a Client>,
+    body: Arc<Vec<u8>>,
+}
+
+impl Calls<'_> {
+    /// The latency of each call after the warm-up.
+    fn one_by_one(&self) -> Result<Vec<u64>, Error> {
+        let Some(client) = self.client else { return Ok(Vec::new()) };
+        let (warmup, iterations) = self.session.settings.iterations(self.body.len() as u64);
+        let mut samples = Vec::with_capacity(iterations as usize);
+        for round in 0..warmup + iterations {
+            let begin = clock_ns();
+            let answer = self.call(client).wait();
+            if round >= warmup {
+                samples.push(clock_ns().wrapping_sub(begin));
+            }
+            self.check(answer)?;
+        }
+        Ok(samples)
+    }
+
+    /// The begin and the end of calls of which `depth` are open at a time.
+    fn overlapping(&self) -> Result<Range<u64>, Error> {
+        let Some(client) = self.client else { return Ok(0..0) };
+        let bytes = self.body.len() as u64;
+        let (_, iterations) = self.session.settings.iterations(bytes);
+        let open = u64::from(self.session.settings.depth).min((OPEN_BYTES / bytes).max(1));
+        let mut calls = VecDeque::new();
+        let begin = clock_ns();
+        for _ in 0..iterations {
+            if calls.len() as u64 >= open
+                && let Some(oldest) = calls.pop_front()
+            {
+                self.check(Call::wait(oldest))?;
+            }
+            calls.push_back(self.call(client));
+        }
+        calls.into_iter().try_for_each(|call| self.check(call.wait()))?;
+        Ok(begin..clock_ns())
+    }
+
+    fn call(&self, client: &Client) -> Call {
+        client.call(ECHO, Arc::clone(&self.body), self.session.wait_limit())
+    }
+
+    fn check(&self, answer: Result<Body, RpcError>) -> Result<(), Error> {
+        let answer = answer.map_err(|error| Error::Rpc { rank: self.session.rank(), text: error.to_string() })?;
+        if self.session.settings.verify && *answer.bytes() != self.body[..] {
+            let what = "the answer is not the request".to_owned();
+            return Err(self.session.wrong(Operation::Rpc, self.body.len() as u64, what));
+        }
+        Ok(())
+    }
+}
