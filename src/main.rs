@@ -1,10 +1,9 @@
 //! The ferrogin command line tool: `demo` exchanges values between ranks, `perf` measures, `doctor` reports what a machine
 //! lacks.
 
+mod child;
 mod demo;
 mod doctor;
-#[allow(unsafe_code)]
-mod gpu;
 mod launch;
 mod mlx5_cards;
 mod perf;
@@ -14,6 +13,7 @@ mod ptx;
 use clap::{Parser, Subcommand};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// GPU-initiated networking for AWS EFA.
 #[derive(Debug, Parser)]
@@ -29,10 +29,10 @@ enum Command {
     ///
     /// The demo uses the software card unless FERROGIN_PROVIDER is set.
     Demo(demo::DemoArgs),
-    /// Reports what this machine has, what it lacks, and how to get it.
+    /// Reports whether NCCL could use the plugin with the present settings, and how to remove each obstacle.
     ///
-    /// Exits with 0 if NCCL could use the plugin with the present settings.
-    Doctor,
+    /// Exits with 0 if NCCL could use the plugin, with 1 if it could not, and with 2 for an argument that is not valid.
+    Doctor(doctor::DoctorArgs),
     /// Measures latencies, rates and bandwidths between ranks.
     ///
     /// Under mpirun or torchrun this process is one rank; otherwise it starts --ranks ranks on this host. Without an EFA card set
@@ -50,9 +50,15 @@ enum Command {
         #[arg(long)]
         about: bool,
     },
-    /// Loads the plugin and lists its devices.
+    /// Runs one check of the doctor in this process.
     #[command(hide = true)]
-    Probe,
+    Probe {
+        /// Ends the process after this many seconds.
+        #[arg(long, default_value_t = 30)]
+        limit: u64,
+        #[command(subcommand)]
+        probe: probe::Probe,
+    },
 }
 
 fn main() -> ExitCode {
@@ -62,9 +68,9 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::run(&args),
         Command::Compare(args) => perf::compare(&args),
         Command::Plot(args) => perf::plot(&args),
-        Command::Doctor => doctor::run(),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Ptx { about } => ptx::run(about),
-        Command::Probe => probe::run(),
+        Command::Probe { limit, probe } => probe::run(&probe, Duration::from_secs(limit)),
     }
 }
 

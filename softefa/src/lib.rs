@@ -54,6 +54,14 @@ unsafe impl Sync for Provider {}
 
 extern "C" fn cleanup() {}
 
+/// A part of this package's version.
+const fn number(text: &str) -> u32 {
+    match u32::from_str_radix(text, 10) {
+        Ok(number) => number,
+        Err(_) => panic!("cargo's versions are numbers"),
+    }
+}
+
 /// The entry point that libfabric loads from `*fi.so`.
 ///
 /// The result is valid until the process ends, because the library is linked never to be unloaded.
@@ -63,7 +71,10 @@ pub extern "C" fn fi_prov_ini() -> *mut fi::fi_provider {
     PROVIDER_STRUCT
         .get_or_init(|| {
             Provider(Box::into_raw(Box::new(fi::fi_provider {
-                version: library::version(1, 0),
+                version: library::version(
+                    number(env!("CARGO_PKG_VERSION_MAJOR")),
+                    number(env!("CARGO_PKG_VERSION_MINOR")),
+                ),
                 fi_version: library::version(fi::FI_MAJOR_VERSION, fi::FI_MINOR_VERSION),
                 context: fi::fi_context::default(),
                 name: library::PROVIDER.as_ptr(),

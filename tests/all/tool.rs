@@ -93,58 +93,19 @@ fn demo_failure_is_reported() {
 }
 
 #[test]
-fn doctor_reports_whether_plugin_is_usable() {
-    let Some(plugin) = dist("doctor_reports_whether_plugin_is_usable") else { return };
-    let (output, text) = ferrogin(&plugin, &["doctor"], &[("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_TYPO", "1")]);
-    assert!(output.status.success(), "{text}");
-    for part in [
-        "libfabric ",
-        "providers",
-        "software card   usable: softefa0-rdm",
-        "FERROGIN_PROVIDER=softefa",
-        "no such setting",
-    ] {
-        assert!(text.contains(part), "{part}: {text}");
-    }
-    let (output, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor"], &[]);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("/nonexistent/x.so"), "{text}");
-}
-
-#[test]
-fn doctor_fails_where_init_would_fail() {
-    let Some(plugin) = dist("doctor_fails_where_init_would_fail") else { return };
-    let doctor =
-        |faults: &str| ferrogin(&plugin, &["doctor"], &[("FERROGIN_PROVIDER", "softefa"), ("SOFTEFA_FAULTS", faults)]);
-    let (output, text) = doctor("no_counters");
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    for part in ["software card   not usable", "FI_EFA_USE_HW_CNTR=1", "2.6.0", "NCCL could not use it"] {
-        assert!(text.contains(part), "{part}: {text}");
-    }
+fn doctor_passes_where_init_passes() {
+    let Some(plugin) = dist("doctor_passes_where_init_passes") else { return };
     for faults in ["qp_caps=0", "narrow_only", "refuse_tclass", "ignore_tclass", "no_hmem"] {
-        let (output, text) = doctor(faults);
+        let settings = [("FERROGIN_PROVIDER", "softefa"), ("SOFTEFA_FAULTS", faults)];
+        let (output, text) = ferrogin(&plugin, &["doctor", "--only", "plugin"], &settings);
         assert!(output.status.success(), "{faults}: {text}");
     }
 }
 
 #[test]
-fn doctor_lists_required_program_settings() {
-    let Some(plugin) = dist("doctor_lists_required_program_settings") else { return };
-    let (_, text) = ferrogin(&plugin, &["doctor"], &[("FERROGIN_PROVIDER", "softefa")]);
-    for part in [
-        "ginStrongSignalsRequired = false",
-        "ginVaSignalsRequired = false",
-        "GIN strong signals are required, but the GIN plugin does not support them",
-        "NCCL_SYM_GIN_KERNELS_ENABLE=0",
-    ] {
-        assert!(text.contains(part), "{part}: {text}");
-    }
-}
-
-#[test]
 fn doctor_reports_mlx5_cards_or_reason_for_none() {
-    let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor"], &[]);
-    let lines: Vec<_> = text.lines().filter(|line| line.starts_with("mlx5 card ")).collect();
+    let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor", "--only", "rdma"], &[]);
+    let lines: Vec<_> = text.lines().filter(|line| line.contains(" mlx5 card ")).collect();
     assert!(!lines.is_empty(), "{text}");
     // An empty library hides that of rdma-core.
     let empty = std::env::temp_dir().join(format!("ferrogin-no-mlx5-{}", std::process::id()));
@@ -152,9 +113,10 @@ fn doctor_reports_mlx5_cards_or_reason_for_none() {
     std::fs::write(empty.join("libmlx5.so.1"), b"").expect("a file");
     std::fs::write(empty.join("libibverbs.so.1"), b"").expect("a file");
     let path = empty.to_string_lossy().into_owned();
-    let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor"], &[("LD_LIBRARY_PATH", &path)]);
+    let (_, text) =
+        ferrogin(Path::new("/nonexistent/x.so"), &["doctor", "--only", "rdma"], &[("LD_LIBRARY_PATH", &path)]);
     std::fs::remove_dir_all(&empty).expect("the directory goes");
-    assert!(text.contains("mlx5 card       unknown: cannot load libibverbs.so.1"), "{text}");
+    assert!(text.contains("mlx5 card      unknown: cannot load libibverbs.so.1"), "{text}");
     assert!(text.contains("apt-get install libibverbs1 ibverbs-providers"), "{text}");
 }
 
@@ -162,7 +124,7 @@ fn doctor_reports_mlx5_cards_or_reason_for_none() {
 #[test]
 fn doctor_lists_settings_of_software_card() {
     let Some(plugin) = dist("doctor_lists_settings_of_software_card") else { return };
-    let (_, text) = ferrogin(&plugin, &["probe"], &[("FERROGIN_PROVIDER", "softefa"), ("SOFTEFA_TYPO", "1")]);
+    let (_, text) = ferrogin(&plugin, &["probe", "plugin"], &[("FERROGIN_PROVIDER", "softefa"), ("SOFTEFA_TYPO", "1")]);
     let report = text.lines().find(|line| line.contains("SOFTEFA_TYPO") && line.contains("SOFTEFA_NICS"));
     let report = report.unwrap_or_else(|| panic!("no line with the card's settings: {text}"));
     let is_name = |c: char| c.is_ascii_uppercase() || c == '_';

@@ -1,19 +1,25 @@
 //! The GPUs of this machine, from the CUDA driver, which is loaded at run time.
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use serde_json::{Value, json};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 const LIBRARY: &str = "libcuda.so.1";
 const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 const COMPUTE_CAPABILITY_MINOR: c_int = 76;
+/// cuMemCreate.
+const VIRTUAL_MEMORY: c_int = 102;
+/// Cards reach memory of cuMemCreate.
+const GPU_DIRECT_RDMA_WITH_VMM: c_int = 110;
+const DMA_BUF: c_int = 124;
 
 type Init = unsafe extern "C" fn(c_uint) -> c_int;
 type GetCount = unsafe extern "C" fn(*mut c_int) -> c_int;
 type GetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
 type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
 
-/// Names and compute capabilities of the GPUs, or the reason why there is none.
-pub fn list() -> Result<Vec<String>, String> {
+/// Names, compute capabilities and what the plugin needs of the GPUs, or the reason why there is none.
+pub fn list() -> Result<Vec<Value>, String> {
     // SAFETY: loading runs the initialisers of NVIDIA's driver library, which any process may run.
     let driver = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) };
     let driver = driver.map_err(|_| format!("no CUDA driver ({LIBRARY})"))?;
@@ -46,7 +52,16 @@ pub fn list() -> Result<Vec<String>, String> {
             check("cuDeviceGetAttribute", unsafe { get_attribute(&mut value, number, device) }).map(|()| value)
         };
         let (major, minor) = (attribute(COMPUTE_CAPABILITY_MAJOR)?, attribute(COMPUTE_CAPABILITY_MINOR)?);
-        names.push(format!("{name}, compute capability {major}.{minor}"));
+        // Drivers that do not know an attribute do not have the ability.
+        let able = |number| attribute(number).is_ok_and(|value| value != 0);
+        names.push(json!({
+            "name": name,
+            "major": major,
+            "minor": minor,
+            "vmm": able(VIRTUAL_MEMORY),
+            "rdma_with_vmm": able(GPU_DIRECT_RDMA_WITH_VMM),
+            "dma_buf": able(DMA_BUF),
+        }));
     }
     if names.is_empty() { Err("the CUDA driver finds no GPU".into()) } else { Ok(names) }
 }

@@ -1,0 +1,225 @@
+//! Findings, and the two forms of a report: text and JSON.
+
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// The weight of a finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// A fact, or a check that passed.
+    Ok,
+    /// It does not keep NCCL from the plugin, but is slow, untested or likely a mistake.
+    Warning,
+    /// NCCL cannot use the plugin with it, or a job would fail.
+    Problem,
+}
+
+impl Level {
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Ok => "ok",
+            Level::Warning => "warning",
+            Level::Problem => "problem",
+        }
+    }
+}
+
+/// One result of a check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The checked part of the machine or of the settings.
+    pub area: &'static str,
+    pub level: Level,
+    /// The fact.
+    pub what: String,
+    /// Its effect; empty for most facts.
+    pub why: String,
+    /// The cure; empty only at level ok.
+    pub cure: String,
+    /// Lines of other programs: standard error of a child.
+    pub details: Vec<String>,
+}
+
+impl Finding {
+    pub fn ok(area: &'static str, what: impl Into<String>) -> Finding {
+        Finding {
+            area,
+            level: Level::Ok,
+            what: what.into(),
+            why: String::new(),
+            cure: String::new(),
+            details: Vec::new(),
+        }
+    }
+
+    pub fn warning(
+        area: &'static str,
+        what: impl Into<String>,
+        why: impl Into<String>,
+        cure: impl Into<String>,
+    ) -> Finding {
+        Finding { level: Level::Warning, why: why.into(), cure: cure.into(), ..Finding::ok(area, what) }
+    }
+
+    pub fn problem(
+        area: &'static str,
+        what: impl Into<String>,
+        why: impl Into<String>,
+        cure: impl Into<String>,
+    ) -> Finding {
+        Finding { level: Level::Problem, ..Finding::warning(area, what, why, cure) }
+    }
+
+    pub fn details(self, details: Vec<String>) -> Finding {
+        Finding { details, ..self }
+    }
+
+    /// The finding with a note on its effect.
+    pub fn why(self, why: impl Into<String>) -> Finding {
+        Finding { why: why.into(), ..self }
+    }
+
+    fn json(&self) -> Value {
+        let Finding { area, level, what, why, cure, details } = self;
+        json!({ "area": area, "level": level.name(), "what": what, "why": why, "cure": cure, "details": details })
+    }
+}
+
+/// All findings, and the areas that were checked.
+#[derive(Debug)]
+pub struct Report {
+    pub findings: Vec<Finding>,
+    /// The areas that `--only` selected; empty for all.
+    pub only: Vec<String>,
+}
+
+/// The version of the JSON form.
+const FORM: u32 = 1;
+
+impl Report {
+    pub fn count(&self, level: Level) -> usize {
+        self.findings.iter().filter(|finding| finding.level == level).count()
+    }
+
+    /// True if NCCL could use the plugin.
+    pub fn usable(&self) -> bool {
+        self.count(Level::Problem) == 0
+    }
+
+    /// The verdict in one sentence.
+    pub fn verdict(&self) -> String {
+        let plural = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
+        let counts = format!(
+            "{}, {}",
+            plural(self.count(Level::Problem), "problem"),
+            plural(self.count(Level::Warning), "warning")
+        );
+        let checked = match self.only.is_empty() {
+            true => String::new(),
+            false => format!(" (checked: {} only)", self.only.join(", ")),
+        };
+        match (self.usable(), self.only.is_empty()) {
+            (true, true) => format!("NCCL could use the plugin with the present settings: {counts}"),
+            (true, false) => format!("no problem was found: {counts}{checked}"),
+            (false, _) => format!("NCCL could not use the plugin with the present settings: {counts}{checked}"),
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        json!({
+            "form": FORM,
+            "version": env!("CARGO_PKG_VERSION"),
+            "usable": self.usable(),
+            "verdict": self.verdict(),
+            "problems": self.count(Level::Problem),
+            "warnings": self.count(Level::Warning),
+            "only": self.only,
+            "findings": self.findings.iter().map(Finding::json).collect::<Vec<_>>(),
+        })
+    }
+
+    /// The report for people, at most `WIDTH` columns wide.
+    pub fn text(&self) -> String {
+        let mut text = format!("ferrogin {} doctor\n\n", env!("CARGO_PKG_VERSION"));
+        for finding in &self.findings {
+            let mark = if finding.level == Level::Ok { "" } else { finding.level.name() };
+            let head = format!("{mark:<8} {:<15}", finding.area);
+            wrap(&mut text, &head, &finding.what);
+            let indent = " ".repeat(INDENT);
+            if !finding.why.is_empty() {
+                let name = if finding.level == Level::Ok { "note" } else { " why" };
+                wrap(&mut text, &format!("{indent} {name}: "), &finding.why);
+            }
+            if !finding.cure.is_empty() {
+                wrap(&mut text, &format!("{indent} cure: "), &finding.cure);
+            }
+            for line in &finding.details {
+                wrap(&mut text, &format!("{indent}    | "), line);
+            }
+        }
+        let _ = writeln!(text, "\n{}", self.verdict());
+        text
+    }
+}
+
+/// The column of a finding's text.
+const INDENT: usize = 24;
+/// Columns of the report.
+const WIDTH: usize = 118;
+
+/// Writes `text` behind `head`, in lines that continue below its beginning.
+fn wrap(into: &mut String, head: &str, text: &str) {
+    let indent = head.chars().count() + usize::from(!head.ends_with(' '));
+    let mut line = format!("{head:<indent$}");
+    let mut empty = true;
+    for word in text.split_whitespace() {
+        if !empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            let _ = writeln!(into, "{line}");
+            line = " ".repeat(indent);
+            empty = true;
+        }
+        if !empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        empty = false;
+    }
+    let _ = writeln!(into, "{}", line.trim_end());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_shows_every_part_of_a_finding_within_its_width() {
+        let long = "word ".repeat(60);
+        let finding = Finding::problem("plugin", long.clone(), "it matters", "do this").details(vec!["a line".into()]);
+        let report = Report { findings: vec![Finding::ok("limits", "fine"), finding], only: Vec::new() };
+        let text = report.text();
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        for part in [
+            "         limits         fine",
+            "problem  plugin         word",
+            "why: it matters",
+            "cure: do this",
+            "| a line",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+        assert!(
+            text.ends_with("NCCL could not use the plugin with the present settings: 1 problem, 0 warnings\n"),
+            "{text}"
+        );
+        assert_eq!(text.matches("word").count(), 60);
+        let json = report.json();
+        assert_eq!(json["usable"], false);
+        assert_eq!(json["findings"][1]["cure"], "do this");
+    }
+
+    #[test]
+    fn partial_report_makes_no_promise() {
+        let report = Report { findings: vec![Finding::ok("limits", "fine")], only: vec!["limits".into()] };
+        assert!(report.usable() && !report.verdict().contains("NCCL could use"), "{}", report.verdict());
+    }
+}

@@ -1,0 +1,152 @@
+//! Limits of the process, shared memory, the loopback interface, and the size of pages.
+
+use super::Machine;
+use super::finding::Finding;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use nix::sys::statvfs::statvfs;
+use nix::unistd::{AccessFlags, SysconfVar, access, sysconf};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+/// Descriptors of a rank with some hundred peers.
+const DESCRIPTORS: u64 = 1024;
+/// Memory that an EFA card locks for a job's windows; small limits are left from a default.
+const LOCKED: u64 = 1 << 30;
+/// NCCL takes about 10 MiB of /dev/shm for each rank of a host; 64 MiB is a container's default.
+const SHARED: u64 = 512 * MIB;
+/// Above the size of a file between two software cards.
+const FILE: u64 = 64 * MIB;
+const AREA: &str = "limits";
+
+pub fn check(machine: &Machine) -> Vec<Finding> {
+    let mut findings = resources(machine);
+    findings.extend(shared_memory(machine));
+    findings.extend(memory_files());
+    findings.push(loopback());
+    findings.push(pages());
+    findings
+}
+
+fn soft(resource: Resource) -> u64 {
+    getrlimit(resource).map_or(RLIM_INFINITY, |(soft, _)| soft)
+}
+
+fn amount(limit: u64) -> String {
+    match limit {
+        RLIM_INFINITY => "unlimited".into(),
+        bytes if bytes >= MIB => format!("{} MiB", bytes / MIB),
+        bytes => format!("{} KiB", bytes / 1024),
+    }
+}
+
+fn resources(machine: &Machine) -> Vec<Finding> {
+    let (files, locked) = (soft(Resource::RLIMIT_NOFILE), soft(Resource::RLIMIT_MEMLOCK));
+    let (file, space) = (soft(Resource::RLIMIT_FSIZE), soft(Resource::RLIMIT_AS));
+    let mut findings = Vec::new();
+    let shown = if files == RLIM_INFINITY { "unlimited".into() } else { files.to_string() };
+    match files < DESCRIPTORS {
+        false => findings.push(Finding::ok(AREA, format!("open files (ulimit -n): {shown}"))),
+        true => findings.push(Finding::warning(
+            AREA,
+            format!("open files (ulimit -n): {shown}"),
+            "each peer and each window needs descriptors; a call without one fails",
+            "ulimit -n 65536, or LimitNOFILE= of the service",
+        )),
+    }
+    match locked < LOCKED && !machine.is_software_card() {
+        false => findings.push(Finding::ok(AREA, format!("locked memory (ulimit -l): {}", amount(locked)))),
+        true => findings.push(Finding::warning(
+            AREA,
+            format!("locked memory (ulimit -l): {}", amount(locked)),
+            "an EFA card locks the memory that it registers; registration fails at the limit",
+            "ulimit -l unlimited (/etc/security/limits.conf; docker run --ulimit memlock=-1)",
+        )),
+    }
+    if file < FILE {
+        findings.push(Finding::problem(
+            AREA,
+            format!("size of a file (ulimit -f): {}", amount(file)),
+            "it bounds memory files too, through which software cards and windows work",
+            "ulimit -f unlimited",
+        ));
+    }
+    if space != RLIM_INFINITY {
+        findings.push(Finding::warning(
+            AREA,
+            format!("address space (ulimit -v): {}", amount(space)),
+            "CUDA and libfabric reserve many GiB of addresses; a call fails at the limit",
+            "ulimit -v unlimited",
+        ));
+    }
+    findings
+}
+
+fn shared_memory(machine: &Machine) -> Vec<Finding> {
+    const AREA: &str = "shared memory";
+    let path = machine.path("/dev/shm");
+    let why = "ranks of NCCL on one host, and libfabric's shm, exchange data there; ferrogin's own ranks do not";
+    let size = match statvfs(&path) {
+        Ok(stat) => stat.blocks().saturating_mul(stat.fragment_size()),
+        Err(error) => {
+            let cure = "mount it: mount -t tmpfs -o size=50% tmpfs /dev/shm";
+            return vec![Finding::warning(AREA, format!("{}: {error}", path.display()), why, cure)];
+        }
+    };
+    let mut findings = Vec::new();
+    if access(&path, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
+        let what = format!("this user may not write to {}", path.display());
+        findings.push(Finding::warning(AREA, what, why, "chmod 1777 /dev/shm"));
+    }
+    let what = format!("{} has {}", path.display(), amount(size));
+    findings.push(match size < SHARED {
+        false => Finding::ok(AREA, what),
+        true => Finding::warning(
+            AREA,
+            what,
+            "NCCL takes about 10 MiB of it for each rank of a host, and fails with \"No space left on device\"",
+            "mount -o remount,size=8G /dev/shm; docker run --shm-size=8g (the default of a container is 64 MiB)",
+        ),
+    });
+    findings
+}
+
+fn memory_files() -> Option<Finding> {
+    let error = memfd_create("ferrogin-doctor", MFdFlags::MFD_CLOEXEC).err()?;
+    Some(Finding::problem(
+        "shared memory",
+        format!("memfd_create fails: {error}"),
+        "windows and software cards are in memory files",
+        "allow the system call memfd_create (the container's seccomp profile), and descriptors (ulimit -n)",
+    ))
+}
+
+fn loopback() -> Finding {
+    let reach = || {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        TcpStream::connect_timeout(&listener.local_addr()?, Duration::from_secs(2)).map(drop)
+    };
+    match reach() {
+        Ok(()) => Finding::ok("loopback", "127.0.0.1 works"),
+        Err(error) => Finding::warning(
+            "loopback",
+            format!("127.0.0.1 does not work: {error}"),
+            "mpirun, torchrun and ranks of one host meet there",
+            "ip link set lo up",
+        ),
+    }
+}
+
+fn pages() -> Finding {
+    let bytes = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(0);
+    match bytes {
+        4096 => Finding::ok("page size", "4096 bytes"),
+        bytes => Finding::warning(
+            "page size",
+            format!("{bytes} bytes"),
+            "the plugin asks the system for the size, but was tested with pages of 4096 bytes only",
+            "report what fails; no setting is needed",
+        ),
+    }
+}

@@ -1,0 +1,147 @@
+//! `ferrogin doctor`: reports whether NCCL could use the plugin with the present settings, and the cure of each obstacle.
+//!
+//! | module | checks |
+//! |---|---|
+//! | [`finding`] | the result of a check; the report as text and JSON |
+//! | [`plugin`] | the files of plugin and provider ([`elf`]), their versions, an exchange of a rank with itself |
+//! | [`libfabric`] | libfabric, its providers |
+//! | [`rdma`] | RDMA devices, mlx5 cards |
+//! | [`gpu`] | GPUs and their driver |
+//! | [`nccl`] | NCCL's settings and its library, what a program must set |
+//! | [`limits`] | limits of the process, shared memory, loopback, pages |
+//! | [`settings`] | environment variables |
+//!
+//! Everything that runs foreign code is a [`probe`](crate::probe), a child process with a time limit.
+
+mod elf;
+mod finding;
+mod gpu;
+mod libfabric;
+mod limits;
+mod nccl;
+mod plugin;
+mod rdma;
+mod settings;
+
+use clap::ValueEnum;
+use finding::{Finding, Report};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// The limit of a check in a child process without FERROGIN_TIMEOUT, and its greatest value.
+const LIMIT_DEFAULT: u64 = 30;
+const LIMIT_MAX: u64 = 60;
+
+#[derive(Debug, clap::Args)]
+pub struct DoctorArgs {
+    /// Prints the report as JSON; docs/doctor.md describes its form.
+    #[arg(long)]
+    json: bool,
+    /// Limit in seconds of each check that loads libraries [default: FERROGIN_TIMEOUT, at most 60, or 30]. All of them run at once.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
+    timeout: Option<u64>,
+    /// Checks only these areas, separated by commas. The exit code then covers only them.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "AREA")]
+    only: Vec<Area>,
+    /// NCCL's library, if the program does not load the one that the dynamic linker finds.
+    #[arg(long, value_name = "FILE", default_value = "libnccl.so.2")]
+    nccl: String,
+    /// The directory below which /sys, /proc and /dev are read.
+    #[arg(long, hide = true, default_value = "/")]
+    root: PathBuf,
+}
+
+/// A part of the report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Area {
+    Plugin,
+    Libfabric,
+    Rdma,
+    Gpu,
+    Nccl,
+    Limits,
+    Settings,
+}
+
+/// The inputs of the checks.
+struct Machine<'a> {
+    root: &'a Path,
+    /// FERROGIN_PROVIDER, or its default.
+    provider: String,
+    nccl: &'a str,
+    limit: Duration,
+}
+
+impl Machine<'_> {
+    /// A path below the root.
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    fn read(&self, path: &str) -> Option<String> {
+        Some(std::fs::read_to_string(self.path(path)).ok()?.trim().to_owned())
+    }
+
+    fn is_software_card(&self) -> bool {
+        self.provider == "softefa"
+    }
+}
+
+/// A variable's value; `None` if it is unset or empty.
+fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).filter(|value| !value.is_empty())
+}
+
+/// The limit of a check in a child process.
+fn limit(option: Option<u64>) -> Duration {
+    let setting = || variable("FERROGIN_TIMEOUT")?.parse::<u64>().ok().filter(|seconds| *seconds > 0);
+    Duration::from_secs(option.or_else(|| setting().map(|seconds| seconds.min(LIMIT_MAX))).unwrap_or(LIMIT_DEFAULT))
+}
+
+/// Prints the report. The exit code is 0 if no finding is a problem.
+pub fn run(args: &DoctorArgs) -> ExitCode {
+    let report = examine(args);
+    let text = if args.json { format!("{:#}\n", report.json()) } else { report.text() };
+    // A closed standard output changes no result.
+    let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
+    if report.usable() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn examine(args: &DoctorArgs) -> Report {
+    let machine = &Machine {
+        root: &args.root,
+        provider: variable("FERROGIN_PROVIDER").unwrap_or_else(|| "efa".into()),
+        nccl: &args.nccl,
+        limit: limit(args.timeout),
+    };
+    let wanted = |area: &Area| args.only.is_empty() || args.only.contains(area);
+    let areas: Vec<Area> = Area::value_variants().iter().copied().filter(wanted).collect();
+    let findings = std::thread::scope(|scope| {
+        let threads: Vec<_> = areas.into_iter().map(|area| scope.spawn(move || check(area, machine))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_else(|_| vec![failed_check()])).collect()
+    });
+    let only = args.only.iter().filter_map(|area| Some(area.to_possible_value()?.get_name().to_owned())).collect();
+    Report { findings, only }
+}
+
+fn check(area: Area, machine: &Machine) -> Vec<Finding> {
+    match area {
+        Area::Plugin => plugin::check(machine),
+        Area::Libfabric => libfabric::check(machine),
+        Area::Rdma => rdma::check(machine),
+        Area::Gpu => gpu::check(machine),
+        Area::Nccl => nccl::check(machine),
+        Area::Limits => limits::check(machine),
+        Area::Settings => settings::check(machine),
+    }
+}
+
+fn failed_check() -> Finding {
+    Finding::problem(
+        "doctor",
+        "a check of this program failed; standard error has its message",
+        "the report is not complete",
+        "report it with the message",
+    )
+}

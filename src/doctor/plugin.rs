@@ -1,0 +1,236 @@
+//! The plugin and the provider: their files, their versions, and an exchange of one rank with itself through both.
+
+use super::elf::{self, Defect};
+use super::finding::Finding;
+use super::{Machine, variable};
+use crate::child::End;
+use crate::probe::{self, Probed};
+use gpu_scenarios::world::plugin_from_env;
+use std::path::{Path, PathBuf};
+
+const PLUGIN: &str = "plugin";
+const OWN_NAME: &str = "ferrogin";
+const NO_PLUGIN: &str = "NCCL runs without the plugin, or the job fails";
+const LINES: usize = 12;
+
+pub fn check(machine: &Machine) -> Vec<Finding> {
+    let list = plugin_from_env();
+    let mut findings = Vec::new();
+    let mut usable = list.split(',').any(|entry| !entry.is_empty() && entry != "none");
+    if !usable {
+        findings.push(Finding::problem(
+            PLUGIN,
+            format!("NCCL_GIN_PLUGIN={list} names no plugin"),
+            NO_PLUGIN,
+            "set NCCL_GIN_PLUGIN to the path of libnccl-gin-ferrogin.so",
+        ));
+    }
+    let paths: Vec<&Path> = list.split(',').filter(|entry| entry.contains('/')).map(Path::new).collect();
+    let mut directory: Option<PathBuf> = None;
+    for path in &paths {
+        match elf::defect(path) {
+            Some(Defect { what, cure }) => {
+                findings.push(Finding::problem(PLUGIN, what, NO_PLUGIN, cure));
+                usable &= paths.len() > 1 || list.contains(',');
+            }
+            None if directory.is_none() => {
+                directory = path.canonicalize().ok().and_then(|path| Some(path.parent()?.into()))
+            }
+            None => {}
+        }
+    }
+    let (software, broken) = provider_files(machine, directory.as_deref());
+    let blocked = broken && machine.is_software_card();
+    findings.extend(software);
+    if !usable || blocked {
+        return findings;
+    }
+    let other = if machine.is_software_card() { "efa" } else { "softefa" };
+    std::thread::scope(|scope| {
+        let second = (!broken || other == "efa").then(|| {
+            scope.spawn(move || probe::start(&["plugin", "--init"], &[("FERROGIN_PROVIDER", other)], machine.limit))
+        });
+        findings.extend(present(machine, &probe::start(&["plugin"], &[], machine.limit)));
+        if let Some(Ok(second)) = second.map(std::thread::ScopedJoinHandle::join) {
+            findings.push(not_selected(other, &second));
+        }
+    });
+    findings
+}
+
+/// The defects of the files that libfabric loads as providers from the plugin's directory and FI_PROVIDER_PATH, and whether there are any.
+fn provider_files(machine: &Machine, directory: Option<&Path>) -> (Vec<Finding>, bool) {
+    let setting = variable("FI_PROVIDER_PATH").unwrap_or_default();
+    let listed = setting.split(':').filter(|dir| !dir.is_empty()).map(|dir| PathBuf::from(dir.trim_start_matches('@')));
+    let mut defects = Vec::new();
+    for dir in directory.map(Path::to_path_buf).into_iter().chain(listed) {
+        let entries =
+            std::fs::read_dir(&dir).map(|entries| entries.flatten().map(|entry| entry.path()).collect::<Vec<_>>());
+        let is_provider = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("lib") && name.ends_with("-fi.so")
+        };
+        let mut files: Vec<PathBuf> = entries.unwrap_or_default().into_iter().filter(is_provider).collect();
+        files.sort();
+        files.dedup();
+        defects.extend(files.iter().filter_map(|path| elf::defect(path)));
+    }
+    if let Some(dir) = directory
+        && machine.is_software_card()
+        && !dir.join("libsoftefa-fi.so").exists()
+        && !setting.split(':').any(|dir| Path::new(dir).join("libsoftefa-fi.so").exists())
+    {
+        let what = format!("{} is missing", dir.join("libsoftefa-fi.so").display());
+        defects.push(Defect { what, cure: "put libsoftefa-fi.so beside the plugin: both come from one release" });
+    }
+    let broken = !defects.is_empty();
+    let why =
+        "libfabric loads each provider of this directory; a broken file crashes the program, or it waits for ever";
+    let findings = defects.into_iter().map(|Defect { what, cure }| match machine.is_software_card() {
+        true => Finding::problem("provider", what, why, cure),
+        // With EFA cards libfabric does not look into the plugin's directory.
+        false => Finding::warning("provider", what, why, cure),
+    });
+    (findings.collect(), broken)
+}
+
+fn card_area(provider: &str) -> &'static str {
+    match provider {
+        "efa" => "EFA card",
+        "softefa" => "software card",
+        _ => "card",
+    }
+}
+
+/// The findings of the probe with the present settings.
+fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(plugin) = probed.all("plugin").next() {
+        let text = |key: &str| plugin[key].as_str().unwrap_or_default();
+        let path = probed.all("file").next().and_then(|file| file.as_str()).unwrap_or(text("path"));
+        let version = plugin_version(probed);
+        let shown = version.as_ref().map_or(String::new(), |version| format!(" {version}"));
+        findings.push(Finding::ok(PLUGIN, format!("{}{shown} ({}) from {path}", text("name"), text("abi"))));
+        if text("name") != OWN_NAME {
+            findings.push(Finding::problem(
+                PLUGIN,
+                format!("NCCL_GIN_PLUGIN selects the plugin {}, not {OWN_NAME}", text("name")),
+                "NCCL would use that plugin",
+                "put libnccl-gin-ferrogin.so first in NCCL_GIN_PLUGIN",
+            ));
+        }
+        findings.extend(mismatch("the plugin", version.as_deref()));
+    }
+    let provider =
+        probed.texts("provider").into_iter().find_map(|entry| entry.strip_prefix("softefa ").map(str::to_owned));
+    if machine.is_software_card() {
+        // libfabric carries two of the three numbers of a version.
+        let own: Vec<&str> = env!("CARGO_PKG_VERSION").splitn(3, '.').collect();
+        let own = own[..2].join(".");
+        if let Some(version) = provider.filter(|version| *version != own) {
+            findings.extend(mismatch("the software card (libsoftefa-fi.so)", Some(&version)));
+        }
+    }
+    let cards = probed.texts("card").join(", ");
+    if !cards.is_empty() {
+        findings.push(Finding::ok(card_area(&machine.provider), format!("usable: {cards}")));
+    }
+    let errors = probed.ended.last_errors(LINES);
+    match probed.failure() {
+        Some(reason) => findings.push(failed(machine, probed, reason, &cards).details(errors)),
+        None if probed.text("exchanged") == "gpu" => findings.extend(beside_gpu(machine)),
+        None => findings.push(
+            Finding::ok(
+                "exchange",
+                "a put with a signal and a counter, a value with a signal and a get arrived, one rank with itself",
+            )
+            .details(errors),
+        ),
+    }
+    findings
+}
+
+/// The version in the plugin's INFO line of `init`.
+fn plugin_version(probed: &Probed) -> Option<String> {
+    probed.texts("info").iter().find_map(|line| {
+        let (_, rest) = line.split_once("ferrogin ").filter(|(_, rest)| rest.contains(": provider "))?;
+        rest.split_once(": provider ").map(|(version, _)| version.to_owned())
+    })
+}
+
+fn mismatch(subject: &str, version: Option<&str>) -> Option<Finding> {
+    let own = env!("CARGO_PKG_VERSION");
+    version.filter(|version| *version != own).map(|version| {
+        Finding::warning(
+            "version",
+            format!("{subject} is of version {version}, this tool of {own}"),
+            "releases are tested as a whole, and kernels refuse handles of another layout",
+            "install plugin, software card and tool of one release",
+        )
+    })
+}
+
+/// The finding of a probe that failed.
+fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Finding {
+    let opened = probed.all("opened").next().is_some();
+    let (area, why) = match (opened, cards.is_empty()) {
+        (true, _) => ("exchange", "queues open, but a kernel's operations do not work"),
+        (false, false) => ("exchange", "init succeeds and a later call fails: NCCL then ends the job"),
+        (false, true) => (card_area(&machine.provider), NO_PLUGIN),
+    };
+    let what = if cards.is_empty() { format!("not usable: {reason}") } else { reason.clone() };
+    let software = std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with("SOFTEFA_"));
+    let cure = match &probed.ended.end {
+        End::TimedOut(_) => {
+            "the lines below are what the libraries printed; check the files beside the plugin and in FI_PROVIDER_PATH, and raise \
+             --timeout on a machine that starts slowly"
+        }
+        End::Crashed(_) => {
+            "the lines below are what the libraries printed; check the files beside the plugin and in FI_PROVIDER_PATH"
+        }
+        _ if machine.is_software_card() && software && cards.is_empty() => {
+            "correct or unset the SOFTEFA_ variable that the lines below name"
+        }
+        _ if variable("FI_PROVIDER").is_some() => "unset FI_PROVIDER: it hides providers that the plugin needs",
+        _ if opened && variable("SOFTEFA_FAULTS").is_some() && machine.is_software_card() => {
+            "unset SOFTEFA_FAULTS: its faults are active"
+        }
+        _ if variable("FERROGIN_PROVIDER").is_none() => {
+            "the message names it; on a machine without EFA cards set FERROGIN_PROVIDER=softefa"
+        }
+        _ => "the message names it; docs/plugin.md lists every message with its cure",
+    };
+    Finding::problem(area, what, why, cure)
+}
+
+/// With kernels on a GPU, the exchange runs in a second child with kernels on the CPU.
+fn beside_gpu(machine: &Machine) -> Vec<Finding> {
+    let probed = probe::start(&["plugin"], &[("FERROGIN_DEVICE", "cpu")], machine.limit);
+    let errors = probed.ended.last_errors(LINES);
+    let opened =
+        Finding::ok("exchange", "a window and a context with a signal and a counter opened for kernels on the GPU");
+    let exchange = match probed.failure() {
+        None => Finding::warning(
+            "exchange",
+            "an exchange of one rank with itself worked with kernels on the CPU; no kernel of a GPU was tried",
+            "posts of a GPU take another way to the card: its doorbell is mapped into the GPU",
+            "run the program, or `ferrogin validate`, on the GPU",
+        ),
+        Some(reason) => Finding::problem(
+            "exchange",
+            format!("with kernels on the CPU: {reason}"),
+            "the card's queues open, but operations do not work",
+            "the message names it; docs/plugin.md lists every message with its cure",
+        ),
+    };
+    vec![opened, exchange.details(errors)]
+}
+
+/// The finding of the provider that is not selected.
+fn not_selected(provider: &str, probed: &Probed) -> Finding {
+    let what = match probed.failure() {
+        None => format!("usable, not selected: {}", probed.texts("card").join(", ")),
+        Some(reason) => format!("not usable, not selected: {reason}"),
+    };
+    Finding::ok(card_area(provider), what)
+}

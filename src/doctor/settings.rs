@@ -1,0 +1,130 @@
+//! Environment variables: ferrogin's own, and those of libfabric that change how the plugin works.
+//!
+//! Values are printed of known variables only: a report may leave the machine, and another variable may hold a secret.
+
+use super::finding::{Finding, Level};
+use super::{Machine, variable};
+use ferrogin_ffi::settings;
+
+const AREA: &str = "setting";
+
+/// Known variables of NCCL and libfabric, by prefix.
+const OTHERS: [&str; 12] = [
+    "NCCL_GIN_",
+    "NCCL_SYM_GIN_KERNELS_ENABLE",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_WIN_ENABLE",
+    "NCCL_CROSS_NIC",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_DEBUG",
+    "FI_PROVIDER",
+    "FI_EFA_",
+    "FI_HMEM",
+    "FI_LOG_",
+    "FI_MR_CACHE_",
+];
+
+/// True if reports may have the variable's value.
+pub fn is_known(name: &str) -> bool {
+    is_own(name) || OTHERS.iter().any(|prefix| name.starts_with(prefix))
+}
+
+fn is_own(name: &str) -> bool {
+    settings::PLUGIN.contains(&name) || settings::SOFTWARE_CARD.contains(&name) || settings::TESTS.contains(&name)
+}
+
+pub fn check(machine: &Machine) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut all: Vec<(String, String)> = std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+        .collect();
+    all.sort();
+    for (name, value) in all {
+        if is_known(&name) {
+            findings.push(Finding::ok(AREA, format!("{name}={value}")));
+        } else if name.starts_with("FERROGIN_") {
+            findings.push(Finding::warning(
+                AREA,
+                format!("{name} is set, and ferrogin has no such setting"),
+                "a misspelt setting does nothing",
+                "check the spelling (README.md lists the settings), or unset it",
+            ));
+        } else if name.starts_with("SOFTEFA_")
+            && !["SOFTEFA_TEST_", "SOFTEFA_FUZZ_"].iter().any(|prefix| name.starts_with(prefix))
+        {
+            let level = if machine.is_software_card() { Level::Problem } else { Level::Warning };
+            let finding = Finding::problem(
+                AREA,
+                format!("{name} is set, and the software card has no such setting"),
+                "the software card refuses to start with a misspelt setting",
+                format!("check the spelling (there are {}), or unset it", settings::SOFTWARE_CARD.join(", ")),
+            );
+            findings.push(Finding { level, ..finding });
+        }
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok(AREA, "none: provider efa, device auto"));
+    }
+    findings.extend(effects(machine));
+    findings
+}
+
+fn effects(machine: &Machine) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut warn = |what: String, why: &str, cure: &str| findings.push(Finding::warning(AREA, what, why, cure));
+    let efa = !machine.is_software_card();
+    if let Some(value) = variable("SOFTEFA_FAULTS").filter(|_| machine.is_software_card()) {
+        warn(
+            format!("faults are active: SOFTEFA_FAULTS={value}"),
+            "the software card misbehaves on request",
+            "unset SOFTEFA_FAULTS for a healthy card",
+        );
+    }
+    if let Some(value) = variable("FI_PROVIDER") {
+        let why =
+            "it hides libfabric's other providers: also those of the control plane and of the software card's wire";
+        warn(format!("FI_PROVIDER={value}"), why, "unset FI_PROVIDER");
+    }
+    if efa {
+        if let Some(value) = variable("FI_EFA_USE_HW_CNTR").filter(|value| value != "1") {
+            let why = "it switches completion counters in hardware off, which kernels wait on";
+            warn(format!("FI_EFA_USE_HW_CNTR={value}"), why, "set FI_EFA_USE_HW_CNTR=1");
+        } else if variable("FI_EFA_USE_HW_CNTR").is_none() {
+            findings.push(
+                Finding::ok(AREA, "FI_EFA_USE_HW_CNTR is not set")
+                    .why("stock libfabric 2.6.0 needs FI_EFA_USE_HW_CNTR=1; later ones have counters in hardware on"),
+            );
+        }
+    }
+    let mut warn = |what: String, why: &str, cure: &str| findings.push(Finding::warning(AREA, what, why, cure));
+    for name in ["FI_HMEM_P2P_DISABLED", "FI_HMEM", "FI_HMEM_DISABLE_P2P"] {
+        if let Some(value) = variable(name).filter(|value| value != "0") {
+            warn(format!("{name}={value}"), "libfabric may then refuse GPU memory", &format!("unset {name}"));
+        }
+    }
+    if let Some(value) = variable("FI_EFA_USE_HUGE_PAGE").filter(|value| efa && value != "0") {
+        let why =
+            "the plugin then leaves FI_EFA_FORK_SAFE alone, and a fork can abort the process on Linux before 5.13";
+        warn(format!("FI_EFA_USE_HUGE_PAGE={value}"), why, "unset FI_EFA_USE_HUGE_PAGE if the program forks");
+    }
+    if let Some(value) =
+        variable("FI_LOG_LEVEL").filter(|value| matches!(value.to_ascii_lowercase().as_str(), "debug" | "trace"))
+    {
+        warn(
+            format!("FI_LOG_LEVEL={value}"),
+            "libfabric writes a line for each operation",
+            "unset FI_LOG_LEVEL for measurements",
+        );
+    }
+    if let Some(value) = variable("FERROGIN_TIMEOUT")
+        .and_then(|value| value.parse::<u64>().ok())
+        .filter(|seconds| (1..5).contains(seconds))
+    {
+        warn(
+            format!("FERROGIN_TIMEOUT={value}"),
+            "set-up of a large job on a busy machine takes longer",
+            "set it to 30 or more",
+        );
+    }
+    findings
+}

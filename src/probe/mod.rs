@@ -1,0 +1,125 @@
+//! Checks that load foreign libraries, each in a child process of this program: a crash, a hang or a flood of output ends only the child.
+//!
+//! The child writes a line for each step that it begins and for each result; `MARK` tells them from what libraries print.
+
+mod exchange;
+#[allow(unsafe_code)]
+mod gpu;
+mod library;
+
+use crate::child::{self, Ended};
+use crate::mlx5_cards::{self, Report};
+use clap::Subcommand;
+use serde_json::{Value, json};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+/// Begins each line of a probe.
+const MARK: &str = "ferrogin-probe ";
+
+/// The hidden subcommands of `ferrogin probe`.
+#[derive(Debug, Subcommand)]
+pub enum Probe {
+    /// NCCL's calls to the plugin, and an exchange of this process with itself.
+    Plugin {
+        /// Ends after `init`.
+        #[arg(long)]
+        init: bool,
+    },
+    /// libfabric and its providers.
+    Libfabric,
+    /// The GPUs.
+    Gpu,
+    /// The mlx5 cards.
+    Mlx5,
+    /// NCCL's library.
+    Nccl {
+        /// Its name or path.
+        library: String,
+    },
+}
+
+/// The result of a probe, in the child.
+type Outcome = Result<(), String>;
+
+/// Runs a probe in this process, the child.
+pub fn run(probe: &Probe, limit: Duration) -> ExitCode {
+    child::end_with_parent(limit + Duration::from_secs(5));
+    let outcome = match probe {
+        Probe::Plugin { init } => exchange::run(*init),
+        Probe::Libfabric => library::libfabric(),
+        Probe::Gpu => gpu::list().map(|gpus| gpus.into_iter().for_each(|gpu| emit("gpu", gpu))),
+        Probe::Mlx5 => {
+            for entry in mlx5_cards::report() {
+                match entry {
+                    Report::Line(text) => emit("line", json!(text)),
+                    Report::Cure(text) => emit("cure", json!(text)),
+                }
+            }
+            Ok(())
+        }
+        Probe::Nccl { library } => library::nccl(library),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            emit("error", json!(error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn emit(key: &str, value: Value) {
+    println!("\n{MARK}{}", json!([key, value]));
+}
+
+/// A probe that has ended, in the parent.
+#[derive(Debug)]
+pub struct Probed {
+    pub ended: Ended,
+    results: Vec<(String, Value)>,
+}
+
+impl Probed {
+    /// The values of a key, in order.
+    pub fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.results.iter().filter(move |(name, _)| name == key).map(|(_, value)| value)
+    }
+
+    /// The first value of a key as text; empty without one.
+    pub fn text(&self, key: &str) -> String {
+        self.all(key).next().and_then(Value::as_str).unwrap_or_default().to_owned()
+    }
+
+    /// The texts of a key.
+    pub fn texts(&self, key: &str) -> Vec<String> {
+        self.all(key).filter_map(Value::as_str).map(str::to_owned).collect()
+    }
+
+    /// The reason of a failure: the probe's error, or how and where the child ended. `None` after a success.
+    pub fn failure(&self) -> Option<String> {
+        let end = self.ended.failure()?;
+        if let Some(error) = self.all("error").next().and_then(Value::as_str) {
+            return Some(error.to_owned());
+        }
+        let step = self.texts("step").pop().map_or(String::new(), |step| format!(" while it was {step}"));
+        Some(format!("the check ran in a child process{step}, and {end}"))
+    }
+}
+
+/// Runs `ferrogin probe ARGUMENTS` in a child process, with more environment variables.
+pub fn start(arguments: &[&str], environment: &[(&str, &str)], limit: Duration) -> Probed {
+    let ended = child::this_program().map(|mut command: Command| {
+        command.args(["probe", "--limit", &limit.as_secs().to_string()]).args(arguments);
+        command.env("NCCL_DEBUG", "NONE").envs(environment.iter().copied());
+        child::run(command, limit)
+    });
+    let ended = ended.unwrap_or_else(|reason| Ended {
+        end: child::End::Unknown(reason),
+        stdout: String::new(),
+        stderr: String::new(),
+    });
+    let lines = ended.stdout.lines().filter_map(|line| line.strip_prefix(MARK));
+    let results = lines.filter_map(|line| serde_json::from_str::<(String, Value)>(line).ok()).collect();
+    Probed { ended, results }
+}
