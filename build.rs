@@ -37,8 +37,8 @@ fn main() {
 fn compiled(root: &Path, out: &Path) -> Result<String, String> {
     let tool = |name: &str| PathBuf::from(env::var_os(name).unwrap_or_default());
     let compiler = &Compiler::all((tool("RUSTC"), tool("CARGO")))?[0];
-    let ptx = compiler.compile(root, &out.join("nvptx64")).inspect_err(|why| {
+    let module = compiler.compile(root, &out.join("nvptx64")).inspect_err(|why| {
         println!("cargo::warning=the checked-in PTX is embedded: {why}");
     })?;
-    Ok(compile::with_provenance(&ptx, compile::source_hash(root)?, &compiler.version))
+    Ok(compile::with_provenance(&module, compile::source_hash(root)?, &compiler.version))
 }

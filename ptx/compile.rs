@@ -1,4 +1,4 @@
-// Compiles the device crate to one PTX module. Included by build.rs, tests/all/ptx.rs and xtask/src/ptx.rs.
+// Compiles the device crate to one PTX module, and to the same module as LLVM bitcode. Included by build.rs, tests/all/ptx.rs and xtask/src/ptx.rs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,7 +10,9 @@ pub const ISA: &str = "ptx82";
 
 /// The checked-in module, relative to the repository.
 pub const CHECKED_IN: &str = "ptx/ferrogin_device.ptx";
-/// The command that makes the checked-in module again.
+/// The same module as LLVM bitcode, for compilers that inline it. The PTX file names its hash.
+pub const CHECKED_IN_BITCODE: &str = "ptx/ferrogin_device.bc";
+/// The command that makes the checked-in files again.
 pub const REFRESH: &str = "cargo xtask ptx";
 
 /// What the PTX is made from, relative to the repository: files, and directories with `.rs` files.
@@ -23,6 +25,12 @@ pub const SOURCES: [&str; 7] = [
     "ffi-headers/Cargo.toml",
     "ptx/compile.rs",
 ];
+
+/// The device code, compiled.
+pub struct Module {
+    pub ptx: String,
+    pub bitcode: Vec<u8>,
+}
 
 /// A Rust compiler that can compile `core` for nvptx64: it has the source of the standard library beside it.
 pub struct Compiler {
@@ -67,7 +75,7 @@ impl Compiler {
     ///
     /// Link-time optimisation makes it one module with nothing undefined; a linker, which rustc would run after that,
     /// is not needed.
-    pub fn compile(&self, root: &Path, work: &Path) -> Result<String, String> {
+    pub fn compile(&self, root: &Path, work: &Path) -> Result<Module, String> {
         let mut command = Command::new(&self.cargo);
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
@@ -90,12 +98,12 @@ impl Compiler {
             .arg(work)
             .args(["--config", "profile.release.lto=\"fat\"", "--config", "profile.release.codegen-units=1"])
             .args(["--config", "profile.release.debug=false", "--config", "profile.release.panic=\"abort\""])
-            .args(["--", "--emit=asm", "-Zlocation-detail=none", "-Cjump-tables=off"])
+            .args(["--", "--emit=asm,llvm-bc", "-Zfewer-names=yes", "-Zlocation-detail=none", "-Cjump-tables=off"])
             .arg(format!("-Ctarget-cpu={GPU}"))
             .arg(format!("-Ctarget-feature=+{ISA}"));
         let deps = work.join("nvptx64-nvidia-cuda/release/deps");
         // What an earlier build left: there has to be one result.
-        for old in assembly_in(&deps) {
+        for old in ["s", "bc"].iter().flat_map(|extension| files_in(&deps, extension)) {
             std::fs::remove_file(&old).map_err(|error| format!("{}: {error}", old.display()))?;
         }
         let output = command.output().map_err(|error| format!("{}: {error}", self.cargo.display()))?;
@@ -104,17 +112,18 @@ impl Compiler {
             let error = text.lines().find(|line| line.starts_with("error")).unwrap_or("cargo failed");
             return Err(format!("{} does not compile it: {error}", self.version));
         }
-        let [result] = &assembly_in(&deps)[..] else {
-            return Err(format!("{}: not one .s file", deps.display()));
+        let result = |extension: &str| match &files_in(&deps, extension)[..] {
+            [file] => std::fs::read(file).map_err(|error| format!("{}: {error}", file.display())),
+            _ => Err(format!("{}: not one .{extension} file", deps.display())),
         };
-        let text = std::fs::read_to_string(result).map_err(|error| format!("{}: {error}", result.display()))?;
-        Ok(without_crate_hashes(&text))
+        let ptx = String::from_utf8(result("s")?).map_err(|error| format!("the PTX is not text: {error}"))?;
+        Ok(Module { ptx: without_crate_hashes(&ptx), bitcode: result("bc")? })
     }
 }
 
-fn assembly_in(directory: &Path) -> Vec<PathBuf> {
+fn files_in(directory: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    entries.filter(|path| path.extension().is_some_and(|extension| extension == "s")).collect()
+    entries.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
 }
 
 /// `ptx` with the crate hashes taken out of its symbols: they depend on where the repository lies.
@@ -144,15 +153,19 @@ pub fn source_hash(root: &Path) -> Result<u64, String> {
         collect(&root.join(source), &mut files).map_err(|error| format!("{source}: {error}"))?;
     }
     files.sort();
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut hash = FNV_START;
     for file in files {
         let name = file.strip_prefix(root).unwrap_or(&file).to_string_lossy().into_owned();
         let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
-        for byte in name.bytes().chain([0]).chain(text.replace("\r\n", "\n").bytes()).chain([0]) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        }
+        hash = fnv(hash, name.bytes().chain([0]).chain(text.replace("\r\n", "\n").bytes()).chain([0]));
     }
     Ok(hash)
+}
+
+const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn fnv(start: u64, bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Adds `path`, or the `.rs` files below it without the modules of tests, which no PTX contains.
@@ -172,14 +185,16 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
 }
 
 const SOURCE_LINE: &str = "// source: ";
+const BITCODE_LINE: &str = "// bitcode: ";
 const COMPILER_LINE: &str = "// compiler: ";
 
-/// The module as a file: where it comes from, then the PTX.
-pub fn with_provenance(ptx: &str, source: u64, compiler: &str) -> String {
+/// The module as a file: where it comes from, and the hash of its bitcode, then the PTX.
+pub fn with_provenance(module: &Module, source: u64, compiler: &str) -> String {
+    let (ptx, bitcode) = (&module.ptx, fnv(FNV_START, module.bitcode.iter().copied()));
     format!(
         "// ferrogin device code: the functions of ferrogin/gin.h, for {GPU} and later.\n\
          // Made from device-kernels, efa-dp-direct and ffi-headers by `{REFRESH}`; `source` is a hash of them.\n\
-         {SOURCE_LINE}{source:016x}\n{COMPILER_LINE}{compiler}\n//\n{ptx}"
+         {SOURCE_LINE}{source:016x}\n{BITCODE_LINE}{bitcode:016x}\n{COMPILER_LINE}{compiler}\n//\n{ptx}"
     )
 }
 
@@ -205,5 +220,17 @@ pub fn check_source_hash(root: &Path, checked_in: &str) -> Result<(), String> {
              `{REFRESH}` makes it again"
         )),
         None => Err(format!("{CHECKED_IN} does not say what it was made from; `{REFRESH}` makes it again")),
+    }
+}
+
+/// Compares the hash of `bitcode` with that in `checked_in`, the PTX that was made with it.
+///
+/// # Errors
+/// They differ: the file and the cure.
+pub fn check_bitcode(checked_in: &str, bitcode: &[u8]) -> Result<(), String> {
+    let now = format!("{BITCODE_LINE}{:016x}", fnv(FNV_START, bitcode.iter().copied()));
+    match checked_in.lines().take(8).any(|line| line == now) {
+        true => Ok(()),
+        false => Err(format!("{CHECKED_IN_BITCODE} was not made with {CHECKED_IN}; `{REFRESH}` makes both again")),
     }
 }

@@ -1,4 +1,4 @@
-//! The device code as PTX: the checked-in file is made from the sources, and the tool prints a module that can be linked.
+//! The device code as PTX and bitcode: the checked-in files are made from the sources, and the tool prints a module that can be linked.
 
 #[path = "../../ptx/compile.rs"]
 #[allow(dead_code)]
@@ -6,7 +6,7 @@ mod compile;
 #[path = "../../ptx/inline.rs"]
 mod inline;
 
-use compile::{CHECKED_IN, Compiler};
+use compile::{CHECKED_IN, CHECKED_IN_BITCODE, Compiler};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -23,7 +23,38 @@ fn checked_in_ptx_has_hash_of_its_sources() {
     compile::check_source_hash(root(), &checked_in()).unwrap();
 }
 
-/// The compiler that made the file has to make the same bytes now. Another compiler makes others.
+fn bitcode() -> Vec<u8> {
+    std::fs::read(root().join(CHECKED_IN_BITCODE)).unwrap()
+}
+
+#[test]
+fn checked_in_bitcode_was_made_with_ptx() {
+    let (ptx, mut bitcode) = (checked_in(), bitcode());
+    compile::check_bitcode(&ptx, &bitcode).unwrap();
+    bitcode[1000] ^= 1;
+    compile::check_bitcode(&ptx, &bitcode).unwrap_err();
+}
+
+/// Compilers other than rustc link the bitcode with their kernels: it has every function, and the magic number of LLVM.
+#[test]
+fn bitcode_has_every_function_of_c_header() {
+    let bitcode = bitcode();
+    assert!(bitcode.starts_with(b"BC\xc0\xde"));
+    let functions = functions_of("gin.h");
+    assert!(functions.len() >= 12, "{functions:?}");
+    for name in functions {
+        // The names of symbols stand after each other, without separators.
+        assert!(bitcode.windows(name.len()).any(|bytes| bytes == name.as_bytes()), "{name} is not in the bitcode");
+    }
+}
+
+/// The names of the functions that a header of the C ABI declares.
+fn functions_of(header: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(root().join("ffi-headers/include/ferrogin").join(header)).unwrap();
+    text.lines().filter_map(|line| Some(line.strip_prefix("FGIN_API int ")?.split('(').next()?.to_owned())).collect()
+}
+
+/// The compiler that made the files has to make the same bytes now. Another compiler makes others.
 #[test]
 fn checked_in_ptx_is_what_its_compiler_makes() {
     let file = checked_in();
@@ -35,12 +66,13 @@ fn checked_in_ptx_is_what_its_compiler_makes() {
             Some(compiler) => {
                 let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx");
                 let now = compiler.compile(root(), &work).unwrap();
-                let difference = now.lines().zip(ptx.lines()).find(|(now, then)| now != then);
+                let difference = now.ptx.lines().zip(ptx.lines()).find(|(now, then)| now != then);
                 let refresh = compile::REFRESH;
                 assert!(
-                    now == ptx,
+                    now.ptx == ptx,
                     "{CHECKED_IN} is stale (first difference: {difference:?}); `{refresh}` makes it again"
                 );
+                assert!(now.bitcode == bitcode(), "{CHECKED_IN_BITCODE} is stale; `{refresh}` makes it again");
                 return;
             }
             None => format!("{} is here", compilers[0].version),
@@ -90,10 +122,8 @@ fn inline_functions_are_those_of_checked_in_ptx() {
 /// The PTX has the functions that post.cuh declares beyond gin.h.
 #[test]
 fn ptx_has_every_continuation_function() {
-    let header = std::fs::read_to_string(root().join("ffi-headers/include/ferrogin/post.cuh")).unwrap();
     let ptx = checked_in();
-    let names: Vec<&str> =
-        header.lines().filter_map(|line| line.strip_prefix("FGIN_API int ")?.split('(').next()).collect();
+    let names = functions_of("post.cuh");
     assert_eq!(names.len(), 3, "{names:?}");
     for name in names {
         assert!(ptx.contains(&format!(" {name}(\n")), "{name} is not in the PTX");
@@ -105,9 +135,7 @@ fn tool_prints_every_function_of_c_header() {
     let output = Command::new(env!("CARGO_BIN_EXE_ferrogin")).arg("ptx").output().unwrap();
     assert!(output.status.success());
     let ptx = String::from_utf8(output.stdout).unwrap();
-    let header = std::fs::read_to_string(root().join("ffi-headers/include/ferrogin/gin.h")).unwrap();
-    let names: Vec<&str> =
-        header.lines().filter_map(|line| line.strip_prefix("FGIN_API int ")?.split('(').next()).collect();
+    let names = functions_of("gin.h");
     assert!(names.len() >= 12, "{names:?}");
     for name in names {
         let defined = format!(".visible .func  (.param .b32 func_retval0) {name}(");

@@ -1,4 +1,4 @@
-//! `cargo xtask ptx`: makes the checked-in PTX and the header of its inline functions again.
+//! `cargo xtask ptx`: makes the checked-in PTX, its bitcode and the header of its inline functions again.
 
 #[path = "../../ptx/compile.rs"]
 #[allow(dead_code)]
@@ -6,7 +6,7 @@ mod compile;
 #[path = "../../ptx/inline.rs"]
 mod inline;
 
-use compile::{CHECKED_IN, Compiler};
+use compile::{CHECKED_IN, CHECKED_IN_BITCODE, Compiler};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,7 +14,10 @@ use std::process::ExitCode;
 pub fn refresh(root: &Path) -> ExitCode {
     match try_refresh(root) {
         Ok(version) => {
-            println!("ptx: {CHECKED_IN} and {} are those of the sources now, made by {version}", inline::HEADER);
+            let header = inline::HEADER;
+            println!(
+                "ptx: {CHECKED_IN}, {CHECKED_IN_BITCODE} and {header} are those of the sources now, made by {version}"
+            );
             ExitCode::SUCCESS
         }
         Err(why) => {
@@ -32,12 +35,14 @@ fn try_refresh(root: &Path) -> Result<String, String> {
     let chosen = compilers.iter().position(|compiler| compiler.version == made_by).unwrap_or(compilers.len() - 1);
     let compiler = compilers.swap_remove(chosen);
     let target = root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or("target".into()));
-    let ptx = compiler.compile(root, &target.join("ptx"))?;
-    let header = inline::header(&ptx)?;
-    let write = |file: &str, text: &str| {
-        std::fs::write(root.join(file), text).map_err(|error| format!("{file} cannot be written: {error}"))
+    let module = compiler.compile(root, &target.join("ptx"))?;
+    let header = inline::header(&module.ptx)?;
+    let write = |file: &str, bytes: &[u8]| {
+        std::fs::write(root.join(file), bytes).map_err(|error| format!("{file} cannot be written: {error}"))
     };
-    write(inline::HEADER, &header)?;
-    write(CHECKED_IN, &compile::with_provenance(&ptx, compile::source_hash(root)?, &compiler.version))?;
+    write(inline::HEADER, header.as_bytes())?;
+    write(CHECKED_IN_BITCODE, &module.bitcode)?;
+    let ptx = compile::with_provenance(&module, compile::source_hash(root)?, &compiler.version);
+    write(CHECKED_IN, ptx.as_bytes())?;
     Ok(compiler.version)
 }
