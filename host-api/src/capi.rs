@@ -8,6 +8,7 @@ use crate::comm::{Comm, Options};
 use crate::context::{Context, ContextOptions};
 use crate::error::{Error, Status};
 use crate::window::{Memory, Window};
+use ferrogin_ffi::ext::ContextExt;
 use ferrogin_ffi::nccl;
 use nccl_gin_ferrogin::comm::Handles;
 use nccl_gin_ferrogin::control::Step;
@@ -450,6 +451,22 @@ fn context(handle: *const c_void) -> Result<Arc<OpenContext>, Error> {
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrogin_context_handle(context: *const c_void) -> *mut c_void {
     guard_pointer(|| Ok(self::context(context)?.context.handle()))
+}
+
+/// See [`Context::device`].
+///
+/// # Safety
+/// `out` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_context_device(
+    context: *const c_void,
+    id: u32,
+    out: *mut *const ContextExt,
+) -> c_int {
+    guard(|| {
+        set(out, std::ptr::null(), "out")?;
+        set(out, self::context(context)?.context.device(id)?.as_ptr(), "out")
+    })
 }
 
 /// See [`Context::check`].

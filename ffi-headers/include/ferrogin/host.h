@@ -119,6 +119,10 @@ int ferrogin_context_create(ferrogin_comm *comm, const ferrogin_context_options 
 /* The handle for kernels: the first argument of fgin_open and of ferrogin::Gin. */
 void *ferrogin_context_handle(const ferrogin_context *context);
 
+/* Context number id for CPU threads: fgin_open with the handle, and an error if kernels run on a GPU. Valid until the context is
+ * destroyed. */
+int ferrogin_context_device(const ferrogin_context *context, uint32_t id, const fgin_context **out);
+
 /* FERROGIN_OK, or an error after a request of the context has failed. The failure is written to standard error once. */
 int ferrogin_context_check(const ferrogin_context *context);
 

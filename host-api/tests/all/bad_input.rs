@@ -163,7 +163,7 @@ fn closed_and_foreign_handles_are_refused_by_every_function() {
             assert_eq!(ferrogin_context_create(comm, null(), &mut context), 0);
         }
         let every = |comm: *mut c_void, window: *mut c_void, context: *mut c_void, text: &str| {
-            let (mut rank, mut ranks, mut out) = (0, 0, null_mut());
+            let (mut rank, mut ranks, mut out, mut gin) = (0, 0, null_mut(), null());
             // SAFETY: the library looks handles up, and does not dereference them. The other pointers are valid.
             unsafe {
                 refused("rank", ferrogin_rank(comm, &mut rank, &mut ranks), (ARGUMENT, text));
@@ -192,6 +192,8 @@ fn closed_and_foreign_handles_are_refused_by_every_function() {
                 refused("free", ferrogin_window_free(window), (ARGUMENT, text));
                 assert!(ferrogin_context_handle(context).is_null());
                 refused("handle", ARGUMENT, (ARGUMENT, text));
+                refused("device", ferrogin_context_device(context, 0, &mut gin), (ARGUMENT, text));
+                assert!(gin.is_null());
                 refused("check", ferrogin_context_check(context), (ARGUMENT, text));
                 refused("destroy", ferrogin_context_destroy(context), (ARGUMENT, text));
             }
@@ -209,13 +211,19 @@ fn closed_and_foreign_handles_are_refused_by_every_function() {
 
 /// A window and a context of `comm`, and the first of its contexts for this thread.
 fn window_and_context(comm: *mut c_void) -> (*mut c_void, *mut c_void, ferrogin::device::Context<'static>) {
-    let (mut window, mut context) = (null_mut(), null_mut());
+    let (mut window, mut context, mut gin) = (null_mut(), null_mut(), null());
     // SAFETY: the pointers are valid.
     assert_eq!(unsafe { ferrogin_window_allocate(comm, 4096, HOST, &mut window) }, 0, "{}", last_error());
     // SAFETY: the pointers are valid.
     assert_eq!(unsafe { ferrogin_context_create(comm, null(), &mut context) }, 0, "{}", last_error());
+    // SAFETY: the pointer is valid.
+    let code = unsafe { ferrogin_context_device(context, 1, &mut gin) };
+    refused("context 1 of 1", code, (ARGUMENT, "context 1 does not exist"));
+    assert!(gin.is_null());
+    // SAFETY: the pointer is valid.
+    assert_eq!(unsafe { ferrogin_context_device(context, 0, &mut gin) }, 0, "{}", last_error());
     // SAFETY: the tests use the context until they close the communicator.
-    (window, context, unsafe { ferrogin::device::Context::from_handle(ferrogin_context_handle(context), 0) }.unwrap())
+    (window, context, unsafe { ferrogin::device::Context::from_ptr(gin) })
 }
 
 fn window_in_use_is_not_freed(test: &str, policy: &str) {
