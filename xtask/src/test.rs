@@ -72,6 +72,7 @@ fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
         script("instructions of a post", "benches/check.sh").after("lint"),
         script("mlx5 instructions", "soft-mlx5/benches/check.sh").after("lint"),
         script("faults", "tests/faults/run.sh").after("cargo test"),
+        script("python", "python/test.sh").after("cargo test"),
         script("libfabric programs", "tests/libfabric/run.sh").after("cargo test"),
     ]
 }

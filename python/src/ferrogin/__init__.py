@@ -1,0 +1,48 @@
+"""Windows and contexts for kernels that drive network cards, in Python: the host API of ferrogin.
+
+    with ferrogin.Comm.open_env() as comm:
+        window = comm.register(array)
+        context = comm.context(signals=1)
+
+docs/python.md describes the package; docs/host-api.md the rules of the calls.
+"""
+
+from ferrogin import paths
+from ferrogin._library import version
+from ferrogin.comm import Comm, Context, Memory, Window
+from ferrogin.errors import (
+    ArgumentError,
+    CudaError,
+    Error,
+    GinError,
+    GinStatus,
+    GinTimeout,
+    InternalError,
+    RemoteError,
+    Status,
+    SystemCallError,
+    UsageError,
+)
+from ferrogin.gin import Gin, Request
+
+__all__ = [
+    "ArgumentError",
+    "Comm",
+    "Context",
+    "CudaError",
+    "Error",
+    "Gin",
+    "GinError",
+    "GinStatus",
+    "GinTimeout",
+    "InternalError",
+    "Memory",
+    "RemoteError",
+    "Request",
+    "Status",
+    "SystemCallError",
+    "UsageError",
+    "Window",
+    "paths",
+    "version",
+]

@@ -1,0 +1,113 @@
+"""The exceptions of the package. Each text has the cause and the cure.
+
+Wrong Python arguments are TypeError, ValueError or BufferError, before the library is called.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Optional
+
+
+class Status(IntEnum):
+    """The codes of `ferrogin_status` in ferrogin/host.h, which are those of ncclResult_t."""
+
+    CUDA_ERROR = 1
+    SYSTEM_ERROR = 2
+    INTERNAL_ERROR = 3
+    INVALID_ARGUMENT = 4
+    INVALID_USAGE = 5
+    REMOTE_ERROR = 6
+
+
+class GinStatus(IntEnum):
+    """The codes of `fgin_status` in ferrogin/gin.h."""
+
+    INVALID_ARGUMENT = 1
+    UNSUPPORTED = 2
+    ABORTED = 3
+    TIMEOUT = 4
+    CARD_ERROR = 5
+    POISONED = 6
+
+
+class Error(Exception):
+    """A call of the host API failed."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class CudaError(Error):
+    """A CUDA driver call failed."""
+
+
+class SystemCallError(Error, OSError):
+    """A system call or a libfabric call failed."""
+
+
+class InternalError(Error):
+    """A fault of ferrogin: please report it."""
+
+
+class ArgumentError(Error, ValueError):
+    """An argument has an invalid value, or a handle is closed."""
+
+
+class UsageError(Error, RuntimeError):
+    """The machine, the settings or the order of calls do not allow the call."""
+
+
+class RemoteError(Error, ConnectionError):
+    """Another rank failed, ended, or did not answer in time."""
+
+
+class GinError(Error):
+    """An operation of a CPU thread on a context failed. `status` is a GinStatus."""
+
+
+class GinTimeout(GinError, TimeoutError):
+    """A wait of a CPU thread did not end within the timeout of the context."""
+
+
+_BY_STATUS = {
+    Status.CUDA_ERROR: CudaError,
+    Status.SYSTEM_ERROR: SystemCallError,
+    Status.INTERNAL_ERROR: InternalError,
+    Status.INVALID_ARGUMENT: ArgumentError,
+    Status.INVALID_USAGE: UsageError,
+    Status.REMOTE_ERROR: RemoteError,
+}
+
+_NEW_CONTEXT = "destroy the context on all ranks and create it again"
+
+_GIN_TEXTS = {
+    GinStatus.INVALID_ARGUMENT: "an argument is out of range: compare the peer, the offsets, the size and the numbers of signals and "
+    "counters with the sizes of the windows on both ranks and with the options of the context",
+    GinStatus.UNSUPPORTED: "the card cannot do the operation, or the handle is of another release: install the same release everywhere",
+    GinStatus.ABORTED: f"the context is aborted, and standard error names the cause: {_NEW_CONTEXT}",
+    GinStatus.CARD_ERROR: "a request of the context completed in error, which standard error names (such as bytes outside the peer's window): "
+    f"{_NEW_CONTEXT}",
+    GinStatus.POISONED: f"an earlier operation of the context failed: {_NEW_CONTEXT}",
+}
+
+
+def of_status(call: str, status: int, text: str) -> Error:
+    """The exception of a failed function of ferrogin/host.h."""
+    kind = _BY_STATUS.get(Status(status), InternalError) if status in list(Status) else InternalError
+    return kind(f"{call}: {text}", status)
+
+
+def of_gin_status(call: str, status: int, timeout: Optional[float]) -> GinError:
+    """The exception of a failed function of ferrogin/gin.h."""
+    if status == GinStatus.TIMEOUT:
+        limit = "its time limit" if timeout is None else f"{timeout:g} s"
+        return GinTimeout(
+            f"{call}: the wait did not end within {limit}: check that the peer runs and posts what this rank waits for, "
+            "or give more time with set_timeout",
+            GinStatus.TIMEOUT,
+        )
+    if status not in _GIN_TEXTS:
+        return GinError(f"{call}: unknown status {status}: install one release of ferrogin", status)
+    return GinError(f"{call}: {_GIN_TEXTS[GinStatus(status)]}", GinStatus(status))

@@ -1,0 +1,232 @@
+"""The operations of kernels, for CPU threads: ferrogin/gin.h.
+
+A put or get is complete after a flush, a peer's data are there when its signal has arrived. A failed operation raises GinError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_int, c_uint64
+from typing import TYPE_CHECKING, Any, Optional, SupportsIndex, Union
+
+from ferrogin import _library, errors
+from ferrogin._library import unsigned
+from ferrogin.comm import using
+
+if TYPE_CHECKING:
+    from ferrogin.comm import Context, Window
+
+_AGGREGATE = 2
+
+
+class Gin:
+    """One context, for CPU threads. `Context.gin` makes it; any thread may call any method."""
+
+    def __init__(self, context: Context, address: int, timeout: Optional[float]) -> None:
+        self._context = context
+        self._address = address
+        self._library = _library.load()
+        self.set_timeout(timeout)
+
+    def _call(self, name: str, *arguments: Any, windows: tuple[Window, ...] = ()) -> None:
+        """Calls a function with this context. `windows` stay open meanwhile."""
+        with using(self._context, *windows):
+            status = getattr(self._library, name)(self._address, *arguments)
+        if status != 0:
+            raise errors.of_gin_status(name, status, self._timeout)
+
+    def set_timeout(self, seconds: Optional[float]) -> None:
+        """Waits of this context fail after `seconds` with GinTimeout; None is no limit."""
+        if seconds is not None and not 0 < seconds < 1e9:
+            raise ValueError(f"the timeout is {seconds}: pass seconds above 0, or None for no limit")
+        self._timeout = seconds
+        self._call("fgin_set_timeout", 0 if seconds is None else max(1, int(seconds * 1e9)))
+
+    def _peer(self, peer: SupportsIndex) -> int:
+        number = unsigned("peer", peer, 32)
+        ranks = self._context._comm.ranks
+        if number >= ranks:
+            raise ValueError(f"peer is {number}, and the communicator has {ranks} ranks: pass a number from 0 to {ranks - 1}")
+        return number
+
+    def _window(self, name: str, window: Window) -> Window:
+        from ferrogin.comm import Window
+
+        if not isinstance(window, Window):
+            raise TypeError(f"{name} is a {type(window).__name__}: pass a ferrogin.Window, such as Comm.register(array) gives")
+        if window._comm is not self._context._comm:
+            raise ValueError(f"{name} is a window of another communicator than the context: use a window of the same one")
+        return window
+
+    def _id(self, kind: str, value: SupportsIndex, number_of: int) -> int:
+        number = unsigned(kind, value, 32)
+        if number >= number_of:
+            raise ValueError(
+                f"{kind} {number} does not exist, as the context has {number_of} {kind}s: pass {kind}s=... to Comm.context"
+            )
+        return number
+
+    def _action(self, signal: Optional[int], add: int, counter: Optional[int] = None) -> int:
+        action = 0
+        if signal is not None:
+            action |= unsigned("add", add, 32) << 32 | self._id("signal", signal, self._context.signals) + 1
+        if counter is not None:
+            action |= (self._id("counter", counter, self._context.counters) + 1) << 16
+        return action
+
+    def _part(self, name: str, window: Window, offset: SupportsIndex, nbytes: Optional[SupportsIndex]) -> tuple[int, int]:
+        """The offset and size of a part of a window of this rank."""
+        start = unsigned(f"{name}_offset", offset, 64)
+        size = window.nbytes - start if nbytes is None else unsigned("nbytes", nbytes, 64)
+        if start > window.nbytes or size > window.nbytes - start:
+            raise ValueError(
+                f"bytes {start} to {start + size} are not in the window {name} of {window.nbytes} bytes: pass a smaller offset or nbytes"
+            )
+        return start, size
+
+    def put(
+        self,
+        peer: int,
+        dst: Window,
+        src: Window,
+        nbytes: Optional[int] = None,
+        *,
+        dst_offset: int = 0,
+        src_offset: int = 0,
+        signal: Optional[int] = None,
+        add: int = 1,
+        counter: Optional[int] = None,
+        aggregate: bool = False,
+    ) -> None:
+        """Writes `nbytes` bytes (by default the rest of `src`) of this rank's window `src` to the window `dst` of `peer`.
+
+        `signal` of the peer is raised by `add` when the bytes have arrived; `counter` of this rank when the operation is complete.
+        """
+        target, source = self._window("dst", dst), self._window("src", src)
+        start, size = self._part("src", source, src_offset, nbytes)
+        place = unsigned("dst_offset", dst_offset, 64)
+        self._call(
+            "fgin_put",
+            self._peer(peer),
+            target.handle,
+            place,
+            source.handle,
+            start,
+            size,
+            self._action(signal, add, counter),
+            _AGGREGATE if aggregate else 0,
+            windows=(target, source),
+        )
+
+    def put_value(
+        self,
+        peer: int,
+        dst: Window,
+        offset: int,
+        value: Union[int, Any],
+        nbytes: int = 8,
+        *,
+        signal: Optional[int] = None,
+        add: int = 1,
+        aggregate: bool = False,
+    ) -> None:
+        """Writes an int of `nbytes` bytes (1, 2, 4 or 8), or a numpy scalar of its own size, to the window `dst` of `peer`."""
+        window = self._window("dst", dst)
+        if isinstance(value, int):
+            if nbytes not in (1, 2, 4, 8):
+                raise ValueError(f"nbytes is {nbytes}: a value has 1, 2, 4 or 8 bytes")
+            if not -(1 << 8 * nbytes - 1) <= value < 1 << 8 * nbytes:
+                raise ValueError(f"{value} does not fit {nbytes} bytes: pass more bytes, or put an array")
+            bits, size = value & (1 << 8 * nbytes) - 1, nbytes
+        else:
+            try:
+                data = memoryview(value).tobytes()
+            except TypeError:
+                raise TypeError(f"the value is a {type(value).__name__}: pass an int, or a numpy scalar such as numpy.float32(1)") from None
+            bits, size = int.from_bytes(data, "little"), len(data)
+            if size not in (1, 2, 4, 8):
+                raise ValueError(f"the value has {size} bytes: pass one of 1, 2, 4 or 8 bytes, or put an array")
+        place = unsigned("offset", offset, 64)
+        flags = _AGGREGATE if aggregate else 0
+        arguments = (self._peer(peer), window.handle, place, bits, size, self._action(signal, add), flags)
+        self._call("fgin_put_value", *arguments, windows=(window,))
+
+    def get(
+        self,
+        peer: int,
+        remote: Window,
+        local: Window,
+        nbytes: Optional[int] = None,
+        *,
+        remote_offset: int = 0,
+        local_offset: int = 0,
+        aggregate: bool = False,
+    ) -> None:
+        """Reads `nbytes` bytes (by default the rest of `local`) of the window `remote` of `peer`; they are there after `flush`."""
+        source, target = self._window("remote", remote), self._window("local", local)
+        start, size = self._part("local", target, local_offset, nbytes)
+        place = unsigned("remote_offset", remote_offset, 64)
+        flags = _AGGREGATE if aggregate else 0
+        arguments = (self._peer(peer), source.handle, place, target.handle, start, size, flags)
+        self._call("fgin_get", *arguments, windows=(source, target))
+
+    def signal(self, peer: int, signal: int, add: int = 1, *, aggregate: bool = False) -> None:
+        """Raises a signal of `peer`, without bytes."""
+        self._call("fgin_signal", self._peer(peer), self._action(signal, add), _AGGREGATE if aggregate else 0)
+
+    def flush(self) -> None:
+        """Waits until every earlier operation on this context has completed."""
+        self._call("fgin_flush")
+
+    def flush_async(self) -> Request:
+        """A flush in two steps: the request is complete when the operations before it are."""
+        words = _library.RequestWords()
+        self._call("fgin_flush_async", byref(words))
+        return Request(self, words)
+
+    def read_signal(self, signal: int) -> int:
+        """The count of a signal since its last reset, modulo 2^31."""
+        return self._read("fgin_read_signal", self._id("signal", signal, self._context.signals))
+
+    def wait_signal(self, signal: int, least: int = 1) -> None:
+        """Waits until the count of a signal is at least `least`, modulo 2^31."""
+        self._call("fgin_wait_signal", self._id("signal", signal, self._context.signals), unsigned("least", least, 64))
+
+    def reset_signal(self, signal: int) -> None:
+        """Sets the count of a signal to 0."""
+        self._call("fgin_reset_signal", self._id("signal", signal, self._context.signals))
+
+    def read_counter(self, counter: int) -> int:
+        """The number of complete operations that named the counter since its last reset, modulo 2^31."""
+        return self._read("fgin_read_counter", self._id("counter", counter, self._context.counters))
+
+    def wait_counter(self, counter: int, least: int = 1) -> None:
+        """Waits until the count of a counter is at least `least`, modulo 2^31."""
+        self._call("fgin_wait_counter", self._id("counter", counter, self._context.counters), unsigned("least", least, 64))
+
+    def reset_counter(self, counter: int) -> None:
+        """Sets the count of a counter to 0."""
+        self._call("fgin_reset_counter", self._id("counter", counter, self._context.counters))
+
+    def _read(self, name: str, number: int) -> int:
+        value = c_uint64()
+        self._call(name, number, byref(value))
+        return value.value
+
+
+class Request:
+    """A flush that was started by `Gin.flush_async`."""
+
+    def __init__(self, gin: Gin, words: ctypes.Structure) -> None:
+        self._gin = gin
+        self._words = words
+
+    def wait(self) -> None:
+        """Waits until the operations before the request have completed."""
+        self._gin._call("fgin_wait_request", byref(self._words))
+
+    def done(self) -> bool:
+        """True if `wait` would return at once."""
+        done = c_int()
+        self._gin._call("fgin_test_request", byref(self._words), byref(done))
+        return done.value != 0

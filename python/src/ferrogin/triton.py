@@ -1,0 +1,231 @@
+"""The device API for Triton kernels, compiled into them from LLVM bitcode.
+
+    kernel[grid](..., extern_libs=ferrogin.triton.extern_libs())
+
+Each operation is one of the whole program (thread block): all of its threads synchronise, one thread makes the call, and all threads
+get its status, an `fgin_status`. So a program may call it anywhere but in a part that only some of its warps run. Addresses of contexts
+and windows are int64 (`Context.handle`, `Window.handle`). docs/python.md has an example.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import triton
+import triton.language as tl
+from triton.language import core
+
+from ferrogin import paths
+
+AGGREGATE = tl.constexpr(2)
+"""The flag that leaves the doorbell to a later operation."""
+
+
+def extern_libs() -> dict[str, str]:
+    """The option `extern_libs` of a kernel that calls functions of this module."""
+    return {"ferrogin": str(paths.bitcode())}
+
+
+def _function(symbol: str, *types: Any) -> Callable[..., Any]:
+    """A function of the bitcode, of the C ABI, as one thread calls it. It returns an int32."""
+
+    def function(*arguments: Any, _semantic: Any = None) -> Any:
+        values = [_semantic.cast(_semantic.to_tensor(value), kind) for value, kind in zip(arguments, types)]
+        return core.extern_elementwise("", "", values, {types: (symbol, core.int32)}, is_pure=False, _semantic=_semantic)
+
+    return core.extern(function)  # type: ignore[no-any-return]
+
+
+_i32, _i64 = core.int32, core.int64
+_open = _function("fgin_open", _i64, _i32, _i64)
+_put = _function("fgin_put", _i64, _i32, _i64, _i64, _i64, _i64, _i64, _i64, _i32)
+_put_value = _function("fgin_put_value", _i64, _i32, _i64, _i64, _i64, _i32, _i64, _i32)
+_get = _function("fgin_get", _i64, _i32, _i64, _i64, _i64, _i64, _i64, _i32)
+_signal = _function("fgin_signal", _i64, _i32, _i64, _i32)
+_flush = _function("fgin_flush", _i64)
+_set_timeout = _function("fgin_set_timeout", _i64, _i64)
+_read_signal = _function("fgin_read_signal", _i64, _i32, _i64)
+_wait_signal = _function("fgin_wait_signal", _i64, _i32, _i64)
+_reset_signal = _function("fgin_reset_signal", _i64, _i32)
+_read_counter = _function("fgin_read_counter", _i64, _i32, _i64)
+_wait_counter = _function("fgin_wait_counter", _i64, _i32, _i64)
+_reset_counter = _function("fgin_reset_counter", _i64, _i32)
+
+
+@triton.jit  # type: ignore[misc]
+def _is_first():  # type: ignore[no-untyped-def]
+    """After a barrier, true in thread 0 of the program. The card sends what any thread of the program wrote before."""
+    tl.debug_barrier()
+    thread = tl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+    return thread == 0
+
+
+# A status has three bits, and a barrier with a reduction passes one on. Not `.aligned`: the compiler may move a copy of the
+# instructions into both branches of the call.
+_TO_ALL = tl.constexpr(
+    """
+    {
+        .reg .pred bit<3>;
+        .reg .b32 part<3>;
+        and.b32 part0, $1, 1;
+        and.b32 part1, $1, 2;
+        and.b32 part2, $1, 4;
+        setp.ne.b32 bit0, part0, 0;
+        setp.ne.b32 bit1, part1, 0;
+        setp.ne.b32 bit2, part2, 0;
+        barrier.red.or.pred bit0, 0, bit0;
+        barrier.red.or.pred bit1, 0, bit1;
+        barrier.red.or.pred bit2, 0, bit2;
+        selp.b32 part0, 1, 0, bit0;
+        selp.b32 part1, 2, 0, bit1;
+        selp.b32 part2, 4, 0, bit2;
+        or.b32 part0, part0, part1;
+        or.b32 $0, part0, part2;
+    }
+    """
+)
+
+
+@triton.jit  # type: ignore[misc]
+def _to_all(status):  # type: ignore[no-untyped-def]
+    """The status of thread 0, in all threads."""
+    return tl.inline_asm_elementwise(_TO_ALL, "=r,r", [status], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit  # type: ignore[misc]
+def signal_add(signal, add):  # type: ignore[no-untyped-def]
+    """The action that raises a signal of the peer by `add`. Actions are combined with |."""
+    return (tl.cast(add, tl.int64) << 32) | (tl.cast(signal, tl.int64) + 1)
+
+
+@triton.jit  # type: ignore[misc]
+def signal_inc(signal):  # type: ignore[no-untyped-def]
+    """The action that raises a signal of the peer by one."""
+    return signal_add(signal, 1)
+
+
+@triton.jit  # type: ignore[misc]
+def counter_inc(counter):  # type: ignore[no-untyped-def]
+    """The action that raises a counter of this rank by one."""
+    return (tl.cast(counter, tl.int64) + 1) << 16
+
+
+@triton.jit  # type: ignore[misc]
+def open(handle, context_id, scratch):  # type: ignore[no-untyped-def]
+    """The address of context `context_id`, which the other functions take; 0 if there is none.
+
+    `handle` is `Context.handle`; `scratch` a pointer to an int64 in GPU memory that was 0 and that no other handle uses.
+    """
+    status = 0
+    if _is_first():
+        status = _open(handle, context_id, scratch)
+    _to_all(status)
+    return tl.load(scratch, volatile=True)
+
+
+@triton.jit  # type: ignore[misc]
+def put(context, peer, dst, dst_offset, src, src_offset, nbytes, action=0, flags=0):  # type: ignore[no-untyped-def]
+    """Writes bytes of this rank's window `src` to the window `dst` of `peer`."""
+    status = 0
+    if _is_first():
+        status = _put(context, peer, dst, dst_offset, src, src_offset, nbytes, action, flags)
+    return _to_all(status)
+
+
+@triton.jit  # type: ignore[misc]
+def put_value(context, peer, dst, dst_offset, value, nbytes=8, action=0, flags=0):  # type: ignore[no-untyped-def]
+    """Writes the low 1, 2, 4 or 8 bytes of the integer `value` to the window `dst` of `peer`; `action` names no counter."""
+    status = 0
+    if _is_first():
+        status = _put_value(context, peer, dst, dst_offset, value, nbytes, action, flags)
+    return _to_all(status)
+
+
+@triton.jit  # type: ignore[misc]
+def get(context, peer, remote, remote_offset, local, local_offset, nbytes, flags=0):  # type: ignore[no-untyped-def]
+    """Reads bytes of the window `remote` of `peer` to this rank's window `local`; they are there after `flush`."""
+    status = 0
+    if _is_first():
+        status = _get(context, peer, remote, remote_offset, local, local_offset, nbytes, flags)
+    return _to_all(status)
+
+
+@triton.jit  # type: ignore[misc]
+def signal(context, peer, action, flags=0):  # type: ignore[no-untyped-def]
+    """Carries out `action` on `peer`, without bytes."""
+    status = 0
+    if _is_first():
+        status = _signal(context, peer, action, flags)
+    return _to_all(status)
+
+
+@triton.jit  # type: ignore[misc]
+def flush(context):  # type: ignore[no-untyped-def]
+    """Waits until every earlier operation on the context has completed."""
+    status = 0
+    if _is_first():
+        status = _flush(context)
+    return _to_all(status)
+
+
+@triton.jit  # type: ignore[misc]
+def set_timeout(context, ns):  # type: ignore[no-untyped-def]
+    """Later waits of the context fail after `ns` nanoseconds; 0 is no limit."""
+    status = 0
+    if _is_first():
+        status = _set_timeout(context, ns)
+    return _to_all(status)
+
+
+@triton.jit  # type: ignore[misc]
+def read_signal(context, number, out):  # type: ignore[no-untyped-def]
+    """Writes the count of a signal to the int64 at the pointer `out`."""
+    status = 0
+    if _is_first():
+        status = _read_signal(context, number, out)
+    return _to_all(status)
+
+
+@triton.jit  # type: ignore[misc]
+def wait_signal(context, number, least):  # type: ignore[no-untyped-def]
+    """Waits until the count of a signal is at least `least`, modulo 2^31."""
+    status = 0
+    if _is_first():
+        status = _wait_signal(context, number, least)
+    return _to_all(status)
+
+
+@triton.jit  # type: ignore[misc]
+def reset_signal(context, number):  # type: ignore[no-untyped-def]
+    """Sets the count of a signal to 0."""
+    status = 0
+    if _is_first():
+        status = _reset_signal(context, number)
+    return _to_all(status)
+
+
+@triton.jit  # type: ignore[misc]
+def read_counter(context, number, out):  # type: ignore[no-untyped-def]
+    """Writes the count of a counter to the int64 at the pointer `out`."""
+    status = 0
+    if _is_first():
+        status = _read_counter(context, number, out)
+    return _to_all(status)
+
+
+@triton.jit  # type: ignore[misc]
+def wait_counter(context, number, least):  # type: ignore[no-untyped-def]
+    """Waits until the count of a counter is at least `least`, modulo 2^31."""
+    status = 0
+    if _is_first():
+        status = _wait_counter(context, number, least)
+    return _to_all(status)
+
+
+@triton.jit  # type: ignore[misc]
+def reset_counter(context, number):  # type: ignore[no-untyped-def]
+    """Sets the count of a counter to 0."""
+    status = 0
+    if _is_first():
+        status = _reset_counter(context, number)
+    return _to_all(status)

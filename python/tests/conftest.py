@@ -1,0 +1,73 @@
+"""Ranks as processes on the software card, and results in the form that `cargo xtask test` counts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Callable, Iterator
+
+import ferrogin
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+os.environ["FERROGIN_PROVIDER"] = "softefa"
+os.environ["FERROGIN_DEVICE"] = "cpu"
+for name in ("FERROGIN_RANK", "FERROGIN_NRANKS", "FERROGIN_BOOTSTRAP", "SOFTEFA_FAULTS"):
+    os.environ.pop(name, None)
+
+Run = Callable[..., "list[subprocess.CompletedProcess[str]]"]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """Runs a program, or the text of one, as two ranks. It returns when all have ended, and kills them after `seconds`."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def ranks(program: Path | str, ranks: int = 2, seconds: float = 60, check: bool = True, **settings: str):
+        command = [sys.executable, "-X", "faulthandler", *([str(program)] if isinstance(program, Path) else ["-c", program])]
+        meeting = {"FERROGIN_NRANKS": str(ranks), "FERROGIN_BOOTSTRAP": f"ferrogin-python-{uuid.uuid4()}", "FERROGIN_TIMEOUT": "20"}
+        for rank in range(ranks):
+            environment = {**os.environ, **meeting, "FERROGIN_RANK": str(rank), **settings}
+            processes.append(
+                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            )
+        results = []
+        for process in processes:
+            out, err = process.communicate(timeout=seconds)
+            results.append(subprocess.CompletedProcess(command, process.returncode, out, err))
+        if check:
+            for rank, result in enumerate(results):
+                assert result.returncode == 0, f"rank {rank} ended with {result.returncode}: {result.stderr}"
+        return results
+
+    yield ranks
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def comm() -> Iterator[ferrogin.Comm]:
+    """A communicator of one rank."""
+    comm = ferrogin.Comm.open(0, 1, lambda own: [own])
+    yield comm
+    if not comm.closed:
+        comm.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    stats = terminalreporter.stats
+    for kind, word in (("passed", "PASS"), ("failed", "FAIL"), ("error", "FAIL"), ("skipped", "SKIP")):
+        for report in stats.get(kind, []):
+            why = ""
+            if word == "SKIP":
+                why = ": " + str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+            terminalreporter.write_line(f"{word} {report.nodeid.split('/')[-1]}{why.replace('Skipped: ', '')}")
+    passed, skipped = (len(stats.get(kind, [])) for kind in ("passed", "skipped"))
+    failed = len(stats.get("failed", [])) + len(stats.get("error", []))
+    terminalreporter.write_line(f"python: {passed} passed, {failed} failed, {skipped} skipped")

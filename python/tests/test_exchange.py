@@ -1,0 +1,237 @@
+"""Arrays between processes on the software card."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import warnings
+import weakref
+
+import ferrogin
+import numpy
+import pytest
+from conftest import EXAMPLES, Run
+
+
+def test_ten_lines_move_an_array_between_two_processes(run: Run) -> None:
+    silent, loud = run(EXAMPLES / "exchange.py")
+    assert silent.stdout == ""
+    assert "rank 1 received [0.00000e+00 1.00000e+00 2.00000e+00" in loud.stdout
+
+
+OPERATIONS = """
+import ferrogin, numpy
+with ferrogin.Comm.open_env() as comm:
+    peer = 1 - comm.rank
+    with comm.allocate(4096) as window, comm.context(signals=2, counters=1) as context:
+        gin, array = context.gin(), window.numpy("float32")
+        assert not array.any()
+        array[:8] = comm.rank + 1
+        # Each rank writes its first 8 elements behind those of the peer.
+        gin.put(peer, window, window, 32, dst_offset=32, signal=0, add=7, counter=0)
+        gin.wait_counter(0)
+        assert gin.read_counter(0) == 1
+        gin.wait_signal(0, 7)
+        assert gin.read_signal(0) == 7
+        assert (array[8:16] == peer + 1).all(), array[8:16]
+        gin.put_value(peer, window, 2048, -5 - comm.rank)
+        gin.put_value(peer, window, 2056, numpy.float32(0.5))
+        gin.put_value(peer, window, 2060, 258, 2)
+        gin.signal(peer, 1)
+        request = gin.flush_async()
+        request.wait()
+        assert request.done()
+        # The signal may overtake the values, which are there when the peer has flushed.
+        gin.wait_signal(1)
+        comm.barrier()
+        assert window.numpy("int64")[256] == -5 - peer
+        assert array[514] == 0.5
+        assert window.numpy("uint16")[1030] == 258
+        gin.get(peer, window, window, 32, remote_offset=0, local_offset=1024)
+        gin.flush()
+        assert (array[256:264] == peer + 1).all()
+        gin.reset_signal(0)
+        gin.reset_counter(0)
+        assert gin.read_signal(0) == gin.read_counter(0) == 0
+        context.check()
+        comm.barrier()
+        del array
+print("done")
+"""
+
+
+def test_every_operation_between_two_processes(run: Run) -> None:
+    assert [result.stdout for result in run(OPERATIONS)] == ["done\n"] * 2
+
+
+EXPORTS = """
+import ferrogin, numpy
+{}
+array = numpy.zeros((4, 8), "int16")
+with ferrogin.Comm.open_env() as comm, comm.register(Export(array)) as window, comm.context(signals=1) as context:
+    assert (window.dtype, window.shape, window.itemsize, window.nbytes) == ("int16", (4, 8), 2, 64), window
+    assert window.host_address == array.ctypes.data
+    if comm.rank == 0:
+        array[:] = numpy.arange(32).reshape(4, 8)
+        context.gin().put(1, window, window, signal=0)
+        context.gin().flush()
+    else:
+        context.gin().wait_signal(0)
+        assert (array == numpy.arange(32).reshape(4, 8)).all(), array
+        assert (window.numpy() == array).all()
+    comm.barrier()
+print("done")
+"""
+
+OLD_DLPACK = """
+class Export:
+    def __init__(self, array): self.array = array
+    def __dlpack__(self, stream=None): return self.array.__dlpack__()
+    def __dlpack_device__(self): return self.array.__dlpack_device__()
+"""
+
+NEW_DLPACK = """
+class Export:
+    def __init__(self, array): self.array = array
+    def __dlpack__(self, **options): return self.array.__dlpack__(**options)
+    def __dlpack_device__(self): return self.array.__dlpack_device__()
+"""
+
+BUFFER = "Export = memoryview"
+
+
+@pytest.mark.parametrize("export", [OLD_DLPACK, NEW_DLPACK, BUFFER], ids=["dlpack", "versioned dlpack", "buffer"])
+def test_exported_memory_moves_between_two_processes(run: Run, export: str) -> None:
+    assert [result.stdout for result in run(EXPORTS.format(export))] == ["done\n"] * 2
+
+
+def test_ranks_meet_at_a_port(run: Run) -> None:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run(
+        f"""
+import ferrogin, os
+with ferrogin.Comm.open_at("127.0.0.1:{port}", int(os.environ["FERROGIN_RANK"]), 2) as comm:
+    assert (comm.rank, comm.ranks) == (int(os.environ["FERROGIN_RANK"]), 2)
+    comm.barrier()
+"""
+    )
+
+
+ALLGATHER = """
+import ferrogin, multiprocessing, sys
+if __name__ == "__main__":
+    ours, theirs = multiprocessing.Pipe()
+
+    def rank(number, pipe, join):
+        def allgather(own):
+            pipe.send_bytes(own)
+            blocks = [own, pipe.recv_bytes()]
+            blocks = blocks if number == 0 else blocks[::-1]
+            return b"".join(blocks) if join else blocks
+
+        with ferrogin.Comm.open(number, 2, allgather) as comm:
+            comm.barrier()
+
+    child = multiprocessing.get_context("fork").Process(target=rank, args=(1, theirs, True))
+    child.start()
+    rank(0, ours, False)
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+def test_ranks_meet_by_an_allgather(run: Run) -> None:
+    run(ALLGATHER, ranks=1)
+
+
+def test_allgather_that_raises_is_the_cause_of_the_error() -> None:
+    def allgather(own: bytes) -> bytes:
+        raise KeyError("the network of the caller")
+
+    with pytest.raises(ferrogin.RemoteError, match="the function returned 1") as error:
+        ferrogin.Comm.open(0, 1, allgather)
+    assert isinstance(error.value.__cause__, KeyError)
+    with pytest.raises(ferrogin.RemoteError) as error:
+        ferrogin.Comm.open(0, 1, lambda own: [own, own])
+    assert "bytes of all ranks, by rank" in str(error.value.__cause__)
+
+
+def test_window_keeps_its_memory(comm: ferrogin.Comm) -> None:
+    class Array(numpy.ndarray):
+        pass
+
+    array = numpy.zeros(512).view(Array)
+    gone = weakref.ref(array)
+    window = comm.register(array)
+    del array
+    gc.collect()
+    assert gone() is not None
+    view = window.view()
+    window.free()
+    # A view of registered memory keeps the memory, and not the registration.
+    gc.collect()
+    assert gone() is not None and view[0] == 0
+    del view
+    gc.collect()
+    assert gone() is None
+    growing = bytearray(64)
+    with comm.register(growing):
+        with pytest.raises(BufferError):
+            growing.extend(b"more")
+    growing.extend(b"more")
+
+
+def test_views_of_allocated_memory_hold_the_window(comm: ferrogin.Comm) -> None:
+    window = comm.allocate(64)
+    array = window.numpy("int64")
+    assert array.shape == (8,) and window.view().nbytes == 64
+    for close in (window.free, comm.close):
+        with pytest.raises(BufferError, match="delete them"):
+            close()
+    array[0] = 3
+    del array
+    window.free()
+    with pytest.raises(ZeroDivisionError):
+        with comm.allocate(64) as window:
+            array = window.numpy()
+            1 / 0
+    assert not window.closed
+
+
+def test_threads_share_a_context(comm: ferrogin.Comm) -> None:
+    array = numpy.zeros(800, "int64")
+    with comm.register(array) as window, comm.context(signals=1) as context:
+        gin = context.gin()
+
+        def post(thread: int) -> None:
+            for i in range(100):
+                gin.put_value(0, window, 8 * (100 * thread + i), 100 * thread + i, signal=0)
+
+        threads = [threading.Thread(target=post, args=(thread,)) for thread in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        gin.flush()
+        gin.wait_signal(0, 800)
+    assert (array == numpy.arange(800)).all()
+
+
+def test_forgotten_communicator_is_closed_with_a_warning() -> None:
+    comm = ferrogin.Comm.open(0, 1, lambda own: [own])
+    comm.allocate(64)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del comm
+        gc.collect()
+    assert any(warning.category is ResourceWarning and "with block" in str(warning.message) for warning in caught)
+
+
+def test_ctypes_memory_is_a_buffer(comm: ferrogin.Comm) -> None:
+    with comm.register((ctypes.c_float * 16)()) as window:
+        assert (window.dtype, window.nbytes) == ("float32", 64)

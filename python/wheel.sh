@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Builds the Python wheel: wheel.sh [DIST] [OUT]. Prints its path.
+#
+# DIST (default: dist) is what `make build` made; OUT (default: DIST) gets the wheel. It has the stripped libraries and the tool, the
+# headers, the checked-in PTX and bitcode, and the objects of `make ptx` if DIST/cuda has those of this PTX. Its platform is that of
+# the libraries, with the oldest glibc that has all their symbols. Fetches the build backend from PyPI once (into .cache/).
+# Status 3, and the reason, when something cannot be had.
+#
+#   STRIP=aarch64-linux-gnu-strip   for libraries of another processor
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/.." && pwd)
+dist=$(cd "${1:-$root/dist}" && pwd)
+out=${2:-$dist}
+strip=${STRIP:-strip}
+libraries=(libferrogin.so libnccl-gin-ferrogin.so libsoftefa-fi.so libferrogin_device.so)
+
+say_why() {
+    echo "wheel: $1" >&2
+    exit 3
+}
+
+for file in "${libraries[@]}" ferrogin; do
+    [ -f "$dist/$file" ] || say_why "$dist/$file is missing: run make build first"
+done
+for program in python3 "$strip" readelf; do
+    command -v "$program" >/dev/null || say_why "no $program"
+done
+tools=$("$here/venv.sh" wheel "$here/requirements-wheel.txt")
+
+files=$(mktemp -d)
+trap 'rm -rf "$files"' EXIT
+mkdir -p "$files"/{bin,cuda,include/ferrogin,lib} "$out"
+
+# pip copies no links. The linker takes the library under the name that programs load.
+"$strip" --strip-unneeded "$dist/libferrogin.so" -o "$files/lib/libferrogin.so.0"
+echo 'INPUT(-l:libferrogin.so.0)' >"$files/lib/libferrogin.so"
+for library in "${libraries[@]:1}"; do
+    "$strip" --strip-unneeded "$dist/$library" -o "$files/lib/$library"
+done
+"$strip" "$dist/ferrogin" -o "$files/bin/ferrogin"
+chmod 755 "$files"/bin/ferrogin "$files"/lib/*.so*
+cp "$root"/ffi-headers/include/ferrogin/* "$files/include/ferrogin/"
+cp "$root"/ptx/ferrogin_device.{ptx,bc} "$files/cuda/"
+if [ ! -f "$dist/cuda/ferrogin_device.o" ]; then
+    echo "wheel: without CUDA objects: make ptx makes them" >&2
+elif ! cmp -s "$dist/cuda/ferrogin_device.ptx" "$root/ptx/ferrogin_device.ptx"; then
+    echo "wheel: without CUDA objects: those in $dist/cuda are of another PTX; make ptx makes them again" >&2
+else
+    cp "$dist"/cuda/ferrogin_device*.o "$files/cuda/"
+fi
+
+case $(readelf -h "$files/lib/libferrogin.so.0" | sed -n 's/.*Machine: *//p') in
+*X86-64*) machine=x86_64 ;;
+AArch64) machine=aarch64 ;;
+*) say_why "$dist/libferrogin.so is for a processor without a wheel" ;;
+esac
+glibc=$(readelf --version-info --wide "$files"/lib/*.so.0 "$files"/lib/lib[!f]*.so "$files"/lib/libferrogin_device.so "$files/bin/ferrogin" |
+    grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1)
+[ -n "$glibc" ] || say_why "the libraries name no version of glibc"
+platform=manylinux_2_${glibc#GLIBC_2.}_$machine
+
+wheels=$(mktemp -d "$files.XXXXXX")
+trap 'rm -rf "$files" "$wheels"' EXIT
+cd "$here"
+FERROGIN_WHEEL_FILES=$files FERROGIN_WHEEL_PLATFORM=$platform SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-1577836800} \
+    "$tools/bin/python" -m hatchling build --target wheel --directory "$wheels" >&2
+wheel=$(echo "$wheels"/*.whl)
+"$tools/bin/auditwheel" show "$wheel" >"$wheels/audit" 2>&1 || say_why "auditwheel does not read the wheel: $(tail -n 1 "$wheels/audit")"
+# The newest platform of which auditwheel says that the wheel runs there.
+grep -q "\"$platform\"" "$wheels/audit" || say_why "auditwheel does not find the wheel to be of $platform: $(tr '\n' ' ' <"$wheels/audit")"
+mv "$wheel" "$out/"
+echo "$out/$(basename "$wheel")"
