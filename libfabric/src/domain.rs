@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::bindings::{self, fi_threading, fid_domain, fid_fabric};
 use crate::progress::{self, Progress, ProgressOps};
+use crate::statistics::{self, Statistics, StatisticsOps};
 use crate::{Error, GdaOps, Info, Libfabric};
 use crate::{entry, table};
 
@@ -134,6 +135,17 @@ impl Domain {
         // SAFETY: a provider's table of this name is constant data and has this one entry.
         let function = unsafe { (*table).progress }?;
         Some(Progress { function, arg: self.raw.cast() })
+    }
+
+    /// What the domain's card has counted; `None` for providers without the table.
+    pub fn statistics(&self) -> Option<Statistics> {
+        let table: *const StatisticsOps = self.open_ops(statistics::OPS)?.cast();
+        // SAFETY: a provider's table of this name is constant data and has this one entry.
+        let read = unsafe { (*table).read }?;
+        let mut found = Statistics::default();
+        // SAFETY: the domain is open until drop, and `found` has room for as many bytes as the call may write.
+        let code = unsafe { read(self.raw.cast(), &raw mut found, size_of::<Statistics>()) };
+        (code == 0).then_some(found)
     }
 
     pub(crate) fn ops(&self) -> *mut bindings::fi_ops_domain {

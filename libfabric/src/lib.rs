@@ -60,6 +60,8 @@ mod memory;
 #[allow(unsafe_code)]
 pub mod progress;
 #[allow(unsafe_code)]
+pub mod statistics;
+#[allow(unsafe_code)]
 pub mod table;
 #[allow(unsafe_code)]
 mod tagged_queue;

@@ -1,5 +1,5 @@
 //! The operation tables of `fi_open_ops`: those for queues that a device drives (`fi_efa(7)`, "efa gda ops"), the query for their
-//! entries, and the one for manual progress.
+//! entries, and those for manual progress and statistics.
 //!
 //! The GDA table has no size field. Programs derive its entries from libfabric's version, which means nothing for this provider, so
 //! ferrogin's plugin queries the feature `softefa_gda_cntr_open_ext`.
@@ -8,6 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use ferrogin_libfabric::bindings as fi;
 use ferrogin_libfabric::progress::{self, ProgressOps};
+use ferrogin_libfabric::statistics::{self, Statistics, StatisticsOps};
 
 use super::cq::Cq;
 use super::domain::Domain;
@@ -30,6 +31,8 @@ static GDA: fi::fi_efa_ops_gda = fi::fi_efa_ops_gda {
 static FEATURES: fi::fi_efa_feature_ops = fi::fi_efa_feature_ops { query: Some(query_feature) };
 
 static PROGRESS: ProgressOps = ProgressOps { progress: Some(make_progress) };
+
+static STATISTICS: StatisticsOps = StatisticsOps { read: Some(read_statistics) };
 
 const GDA_OPS: &CStr = c"efa gda ops";
 const FEATURE_OPS: &CStr = c"efa feature ops";
@@ -54,6 +57,8 @@ pub(super) unsafe extern "C" fn ops_open<T: Object>(
             (&raw const GDA).cast()
         } else if of_domain && name == progress::OPS {
             (&raw const PROGRESS).cast()
+        } else if of_domain && name == statistics::OPS {
+            (&raw const STATISTICS).cast()
         } else {
             return Err(Code::INVAL);
         };
@@ -75,6 +80,21 @@ unsafe extern "C" fn make_progress(domain: *mut c_void) -> bool {
     entry_or("progress", false, || {
         // SAFETY: the application passes a domain that it keeps open during the call.
         unsafe { object::<Domain, _>(domain) }.is_ok_and(|domain| domain.card.progress())
+    })
+}
+
+unsafe extern "C" fn read_statistics(domain: *mut c_void, out: *mut Statistics, size: usize) -> c_int {
+    entry("statistics", || {
+        // SAFETY: the application passes a domain that it keeps open during the call.
+        let domain: &Domain = unsafe { object(domain) }?;
+        if out.is_null() {
+            return Err(Code::INVAL);
+        }
+        let statistics = domain.card.lock().statistics;
+        let size = size.min(size_of::<Statistics>());
+        // SAFETY: not null, and the application keeps `size` bytes writable during the call. `size` is at most that of the source.
+        unsafe { std::ptr::copy_nonoverlapping((&raw const statistics).cast::<u8>(), out.cast(), size) };
+        Ok(0)
     })
 }
 

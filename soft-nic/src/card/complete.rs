@@ -36,7 +36,7 @@ impl Core {
         let qpn = token.qpn();
         let Some(qp) = self.qp(qpn) else { return };
         let Some(entry) = qp.take(token) else { return };
-        let (meta, connection) = (entry.request.meta, entry.connection);
+        let (meta, connection, len) = (entry.request.meta, entry.connection, entry.request.len);
         let event = match entry.request.operation {
             Operation::Send => Event::Send,
             Operation::Write => Event::Write,
@@ -49,12 +49,34 @@ impl Core {
         if status != OK || meta.ctrl2.comp_req() {
             self.push_completion(qpn, &meta, status);
         }
+        self.count(event, (status == OK).then_some(len));
         self.tick(qpn, event, status != OK);
+    }
+
+    /// Counts a request that completed, with its bytes if it succeeded, in the card's statistics. This comes before the queue pair's
+    /// counters, so that statistics which are read after a counter include its requests.
+    fn count(&mut self, event: Event, bytes: Option<u32>) {
+        let all = &mut self.statistics;
+        let (requests, total, errors) = match event {
+            Event::Write => (&mut all.rdma_write_wrs, &mut all.rdma_write_bytes, &mut all.rdma_write_wr_err),
+            Event::Read => (&mut all.rdma_read_wrs, &mut all.rdma_read_bytes, &mut all.rdma_read_wr_err),
+            Event::Send | Event::Recv | Event::RemoteWrite | Event::RemoteRead => return,
+        };
+        match bytes {
+            Some(bytes) => {
+                *requests += 1;
+                *total += u64::from(bytes);
+            }
+            None => *errors += 1,
+        }
     }
 
     /// Completes a request in error that never entered the table.
     pub(crate) fn complete_rejected(&mut self, qpn: u16, meta: &TxMetaDesc, status: CompStatus) {
         self.push_completion(qpn, meta, status.raw());
+        if let Some(event) = event_of(meta.ctrl1.op_type()) {
+            self.count(event, None);
+        }
         let fatal = matches!(status, CompStatus::LocalQpInternalError | CompStatus::Flushed);
         match event_of(meta.ctrl1.op_type()).filter(|_| !fatal) {
             Some(event) => self.tick(qpn, event, true),

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use efa_dp_direct::wire::CompStatus;
+use ferrogin_libfabric::statistics::Statistics;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::connection::{Connection, HandshakeMessage};
@@ -94,6 +95,8 @@ pub struct Core {
     pub(crate) polled_at: Instant,
     /// Requests that the card has taken, of all queue pairs.
     pub(crate) requests: u64,
+    /// What the card has counted.
+    pub statistics: Statistics,
     /// Polls of the card.
     pub(crate) polls: u32,
     /// The latest polls in a row that found nothing to do.
@@ -146,6 +149,7 @@ impl Core {
             clock_us: 0,
             polled_at: Instant::now(),
             requests: 0,
+            statistics: Statistics::default(),
             polls: 0,
             idle_polls: 0,
             dead_since: None,

@@ -185,6 +185,7 @@ impl Core {
             status
         };
         if status == OK {
+            self.statistics.rdma_write_recv_bytes += u64::from(header.total);
             self.tick(header.dst_qpn, Event::RemoteWrite, false);
             if header.immediate().is_some() {
                 self.push_unsolicited(at, header);
