@@ -35,13 +35,28 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 const TORCH: (&str, &str) = ("RANK", "WORLD_SIZE");
 
+/// The names of a launcher's variables, the rank and the number of ranks.
+type Place = ((&'static str, &'static str), usize, usize);
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
 impl Identity {
     /// Reads a launcher's variables from the environment; `None` without a launcher.
     ///
     /// # Errors
     /// The variables are incomplete or contradictory.
     pub fn from_env() -> Result<Option<Identity>, BootstrapError> {
-        Identity::from_variables(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+        Identity::from_variables(&variable)
+    }
+
+    /// The rank in a launcher's variables; `None` without a launcher.
+    ///
+    /// # Errors
+    /// The variables of rank and number of ranks are incomplete or contradictory.
+    pub fn rank_from_env() -> Result<Option<usize>, BootstrapError> {
+        Ok(Identity::place(&variable)?.map(|(_, rank, _)| rank))
     }
 
     /// Reads a launcher's variables with `get`, which returns `None` for an unset variable.
@@ -49,6 +64,17 @@ impl Identity {
     /// # Errors
     /// Those of [`from_env`](Identity::from_env).
     pub fn from_variables(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Identity>, BootstrapError> {
+        let Some((source, rank, nranks)) = Identity::place(get)? else { return Ok(None) };
+        let address = match (get("FERROGIN_BOOTSTRAP"), get("MASTER_ADDR")) {
+            (Some(address), _) => address,
+            (None, Some(host)) if source == TORCH => Identity::beside_torch(get, &host)?,
+            _ => Identity::same_host_address(get, nranks)?,
+        };
+        Ok(Some(Identity { rank, nranks, address }))
+    }
+
+    /// The names of a launcher's variables, with the rank and the number of ranks in them.
+    fn place(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Place>, BootstrapError> {
         // RANK alone is too common a name to be a sign of torchrun.
         let is_set = |source: &(&str, &str)| get(source.0).is_some() && (*source != TORCH || get(source.1).is_some());
         let Some(source @ (rank_name, size_name)) = SOURCES.into_iter().find(is_set) else {
@@ -72,12 +98,7 @@ impl Identity {
                 "{rank_name}={rank} and {size_name}={nranks} do not fit: a rank must be less than the number of ranks"
             )));
         }
-        let address = match (get("FERROGIN_BOOTSTRAP"), get("MASTER_ADDR")) {
-            (Some(address), _) => address,
-            (None, Some(host)) if source == TORCH => Identity::beside_torch(get, &host)?,
-            _ => Identity::same_host_address(get, nranks)?,
-        };
-        Ok(Some(Identity { rank, nranks, address }))
+        Ok(Some((source, rank, nranks)))
     }
 
     /// The port after torch's own.

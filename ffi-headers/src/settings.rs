@@ -1,10 +1,11 @@
-//! Names of ferrogin's environment variables. README.md describes the settings of the plugin and of the software card; CONTRIBUTING.md those of the tests.
+//! Names of ferrogin's environment variables. README.md describes the settings of the plugin, of the host API and of the software card;
+//! CONTRIBUTING.md those of the tests.
 //!
-//! The plugin warns of a `FERROGIN_` variable that is no setting of its own; `ferrogin doctor` warns of a variable that is in
-//! none of these lists.
+//! The plugin warns of a `FERROGIN_` variable that is no setting of its own or of the host API; `ferrogin doctor` warns of a variable
+//! that is in none of these lists.
 
 /// Settings of the host plugin.
-pub const PLUGIN: [&str; 7] = [
+pub const PLUGIN: [&str; 9] = [
     "FERROGIN_PROVIDER",
     "FERROGIN_DEVICE",
     "FERROGIN_POST",
@@ -12,17 +13,16 @@ pub const PLUGIN: [&str; 7] = [
     "FERROGIN_CONTROL",
     "FERROGIN_LIBFABRIC",
     "FERROGIN_TRACE",
+    "FERROGIN_METRICS",
+    "FERROGIN_METRICS_INTERVAL",
 ];
+
+/// Settings of programs of the host API, for the case that no launcher sets rank and ranks; the plugin takes the rank for the name of
+/// the metrics file from them.
+pub const HOST_API: [&str; 3] = ["FERROGIN_BOOTSTRAP", "FERROGIN_NRANKS", "FERROGIN_RANK"];
 
 /// Settings of the software card.
 pub const SOFTWARE_CARD: [&str; 4] = ["SOFTEFA_NICS", "SOFTEFA_WIRE", "SOFTEFA_IFADDR", "SOFTEFA_FAULTS"];
 
-/// Settings of the launcher and of the tests.
-pub const TESTS: [&str; 6] = [
-    "FERROGIN_BOOTSTRAP",
-    "FERROGIN_DIST",
-    "FERROGIN_LIBFABRIC_ALT",
-    "FERROGIN_NRANKS",
-    "FERROGIN_RANK",
-    "FERROGIN_VECTORS",
-];
+/// Settings of the tests.
+pub const TESTS: [&str; 3] = ["FERROGIN_DIST", "FERROGIN_LIBFABRIC_ALT", "FERROGIN_VECTORS"];

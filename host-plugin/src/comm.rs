@@ -3,6 +3,7 @@
 use crate::control::{Listener, Ring, Step};
 use crate::device::{self, Device};
 use crate::error::Error;
+use crate::metrics;
 use crate::plugin::Plugin;
 use crate::rail::Rail;
 use crate::trace;
@@ -39,6 +40,8 @@ impl ListenComm {
 
 /// The collective communicator, from `connect` to `closeColl`.
 pub struct CollComm {
+    /// Dropped before the rails, whose cards it reads.
+    pub metrics: Option<metrics::Communicator>,
     /// Windows that are not deregistered yet.
     pub windows: Handles,
     /// Contexts that are not destroyed yet.
@@ -116,7 +119,8 @@ impl CollComm {
             device.kind().name(),
         );
         let (windows, contexts) = (Handles::default(), Handles::default());
-        Ok(Arc::new(Self { windows, contexts, rails, device, rank, nranks, plugin, ring: Mutex::new(ring) }))
+        let metrics = plugin.metrics.as_ref().map(|metrics| metrics.communicator(rank, &rails));
+        Ok(Arc::new(Self { metrics, windows, contexts, rails, device, rank, nranks, plugin, ring: Mutex::new(ring) }))
     }
 
     /// Exchanges the parts of all ranks in `step`, by rank. A rank that failed passes its error as `part`; then the call fails on

@@ -69,7 +69,11 @@ pub struct Config {
     pub timeout: Duration,
     /// FERROGIN_TRACE: the file for the set-up trace.
     pub trace: Option<PathBuf>,
-    /// Variables that begin with FERROGIN_ and are no setting of the plugin: misspelt, or of another program.
+    /// FERROGIN_METRICS: the file for metrics, with `{pid}` and `{rank}`.
+    pub metrics: Option<String>,
+    /// FERROGIN_METRICS_INTERVAL: the time from one write of the file to the next.
+    pub metrics_interval: Duration,
+    /// Variables that begin with FERROGIN_ and are no setting of the plugin or of the host API: misspelt, or of another program.
     pub unknown: Vec<String>,
 }
 
@@ -89,6 +93,8 @@ pub struct ConfigError {
 
 /// The largest FERROGIN_TIMEOUT in seconds: a day.
 const TIMEOUT_MAX: u64 = 86_400;
+/// The largest FERROGIN_METRICS_INTERVAL in seconds. A counter wraps at 2^31, which no queue reaches in this time.
+const METRICS_INTERVAL_MAX: u64 = 60;
 
 impl Config {
     /// The libfabric provider of the control plane. Hardware uses its own provider. The software card uses tcp, because its
@@ -104,9 +110,9 @@ impl Config {
     /// Reads the process environment.
     pub fn from_env() -> Result<Self, ConfigError> {
         let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-        let unknown =
-            names.filter(|name| name.starts_with("FERROGIN_") && !settings::PLUGIN.contains(&&**name)).collect();
-        Ok(Self { unknown, ..Self::from_lookup(|name| std::env::var_os(name))? })
+        let known = [&settings::PLUGIN[..], &settings::HOST_API].concat();
+        let unknown = names.filter(|name| name.starts_with("FERROGIN_") && !known.contains(&&**name));
+        Ok(Self { unknown: unknown.collect(), ..Self::from_lookup(|name| std::env::var_os(name))? })
     }
 
     /// Reads the settings through `lookup`. An empty value counts as unset.
@@ -115,24 +121,22 @@ impl Config {
         let provider = choice(get, "FERROGIN_PROVIDER", "efa or softefa", &PROVIDERS)?;
         let device = choice(get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
         let policy = choice(get, "FERROGIN_POST", "combining or locked", &POLICIES)?;
-        let timeout = match get("FERROGIN_TIMEOUT") {
-            None => 60,
-            Some(value) => value
-                .to_str()
-                .and_then(|text| text.parse::<u64>().ok())
-                .filter(|seconds| (1..=TIMEOUT_MAX).contains(seconds))
-                .ok_or_else(|| error("FERROGIN_TIMEOUT", value, ("whole seconds from 1 to 86400", "60")))?,
+        let timeout = seconds(get, "FERROGIN_TIMEOUT", TIMEOUT_MAX, ("whole seconds from 1 to 86400", 60, "60"))?;
+        let interval = ("whole seconds from 1 to 60", 5, "5");
+        let interval = seconds(get, "FERROGIN_METRICS_INTERVAL", METRICS_INTERVAL_MAX, interval)?;
+        let text = |name: &'static str, limits| match get(name).map(OsString::into_string).transpose() {
+            Ok(text) => Ok(text),
+            Err(value) => Err(error(name, value, limits)),
         };
         Ok(Self {
             provider,
             device,
             policy,
-            control: match get("FERROGIN_CONTROL").map(OsString::into_string).transpose() {
-                Ok(control) => control,
-                Err(value) => return Err(error("FERROGIN_CONTROL", value, ("a libfabric provider", "of the card"))),
-            },
-            timeout: Duration::from_secs(timeout),
+            control: text("FERROGIN_CONTROL", ("a libfabric provider", "of the card"))?,
+            timeout,
             trace: get("FERROGIN_TRACE").map(PathBuf::from),
+            metrics: text("FERROGIN_METRICS", ("a path in UTF-8", "of no file"))?,
+            metrics_interval: interval,
             unknown: Vec::new(),
         })
     }
@@ -155,6 +159,18 @@ fn choice<T: Copy>(
     found.map(|(_, choice)| *choice).ok_or_else(|| error(variable, value, (allowed, table[0].0)))
 }
 
+/// A number of seconds from 1 to `most`, or the default.
+fn seconds(
+    get: impl Fn(&str) -> Option<OsString>,
+    variable: &'static str,
+    most: u64,
+    (allowed, default, default_text): (&'static str, u64, &'static str),
+) -> Result<Duration, ConfigError> {
+    let Some(value) = get(variable) else { return Ok(Duration::from_secs(default)) };
+    let number = value.to_str().and_then(|text| text.parse::<u64>().ok()).filter(|number| (1..=most).contains(number));
+    number.map(Duration::from_secs).ok_or_else(|| error(variable, value, (allowed, default_text)))
+}
+
 fn error(variable: &'static str, value: OsString, (allowed, default): (&'static str, &'static str)) -> ConfigError {
     ConfigError { variable, value: value.to_string_lossy().into_owned(), allowed, default }
 }
@@ -174,7 +190,8 @@ mod tests {
         assert_eq!(config.device, DeviceChoice::Auto);
         assert_eq!(config.policy, Policy::Combining);
         assert_eq!(config.timeout, Duration::from_secs(60));
-        assert_eq!(config.trace, None);
+        assert_eq!((config.trace, config.metrics), (None, None));
+        assert_eq!(config.metrics_interval, Duration::from_secs(5));
         assert_eq!(read(&[("FERROGIN_PROVIDER", "")]).unwrap().provider, Provider::Efa);
     }
 
@@ -186,6 +203,8 @@ mod tests {
             ("FERROGIN_POST", "locked"),
             ("FERROGIN_TIMEOUT", "3"),
             ("FERROGIN_TRACE", "trace.json"),
+            ("FERROGIN_METRICS", "/run/{rank}.prom"),
+            ("FERROGIN_METRICS_INTERVAL", "60"),
         ])
         .unwrap();
         assert_eq!(config.provider, Provider::SoftEfa);
@@ -193,6 +212,8 @@ mod tests {
         assert_eq!(config.policy, Policy::Locked);
         assert_eq!(config.timeout, Duration::from_secs(3));
         assert_eq!(config.trace, Some(PathBuf::from("trace.json")));
+        assert_eq!(config.metrics.as_deref(), Some("/run/{rank}.prom"));
+        assert_eq!(config.metrics_interval, Duration::from_secs(60));
         assert_eq!(read(&[("FERROGIN_DEVICE", "cuda")]).unwrap().device, DeviceChoice::Cuda);
     }
 
@@ -206,6 +227,9 @@ mod tests {
             ("FERROGIN_TIMEOUT", "-1", "seconds"),
             ("FERROGIN_TIMEOUT", "1e3", "seconds"),
             ("FERROGIN_TIMEOUT", "86401", "seconds"),
+            ("FERROGIN_METRICS_INTERVAL", "0", "from 1 to 60, or unset it for the default 5"),
+            ("FERROGIN_METRICS_INTERVAL", "61", "seconds"),
+            ("FERROGIN_METRICS_INTERVAL", "0.5", "whole seconds"),
         ] {
             let text = read(&[(variable, value)]).unwrap_err().to_string();
             assert!(text.contains(variable) && text.contains(value) && text.contains(hint), "{text}");

@@ -5,10 +5,11 @@ use crate::comm::CollComm;
 use crate::config::Policy;
 use crate::control::Step;
 use crate::device::{self, DeviceBuffer, DeviceKind, Use};
-use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role, floor_power_of_two};
+use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role, Start, floor_power_of_two};
 use crate::error::Error;
 use crate::fault::ErrorCounter;
 use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
+use crate::metrics;
 use crate::rail::{CounterBudget, Peer, QueueOptions, Rail};
 use crate::watcher::{self, CqReader, Guard, Report, RingView, Watch, WatchedEndpoint};
 use crate::{registry, trace};
@@ -109,6 +110,7 @@ impl Shape {
 
 /// The result of one `createContext`. Fields are dropped in this order, users before what they use.
 pub struct Context {
+    metrics: Mutex<Option<metrics::Guard>>,
     watch: Mutex<Option<Guard>>,
     handle: Box<NetDeviceHandleV11>,
     block: Option<Box<dyn DeviceBuffer>>,
@@ -132,6 +134,15 @@ unsafe impl Send for Context {}
 // nothing changes it while the context is shared.
 #[allow(unsafe_code)]
 unsafe impl Sync for Context {}
+
+/// The parts of a context that [`Context::finish`] makes.
+struct Ready {
+    /// The address of the device handles in `block`.
+    handles: *mut c_void,
+    block: Box<dyn DeviceBuffer>,
+    /// The counters' values before the first request, by context and endpoint.
+    starts: Vec<Vec<Start>>,
+}
 
 /// One context of a `createContext`.
 struct OneContext {
@@ -257,10 +268,11 @@ impl Context {
         let shape = &Shape { rank_stride: stride, ..*shape };
         let (mut context, all) = coll.agree(Step::CreateContext, Self::build(coll, shape), |(_, own)| own.emit())?;
         let ready = Self::finish(coll, shape, &mut context.0, &all);
-        let (block, _) = coll.agree(Step::ContextReady, ready, |_| Vec::new())?;
+        let (ready, _) = coll.agree(Step::ContextReady, ready, |_| Vec::new())?;
         let mut context = context.0;
-        context.handle.handle = block.0;
-        context.block = Some(block.1);
+        context.handle.handle = ready.handles;
+        context.block = Some(ready.block);
+        context.add_to_metrics(coll, &ready.starts);
         let first = &context.contexts[0].endpoints;
         let addresses = context.contexts.iter().map(|one| one.peers.len()).sum::<usize>();
         span.note("contexts", shape.n_contexts as u64);
@@ -358,6 +370,7 @@ impl Context {
             needs_proxy_progress: 0,
         };
         let context = Self {
+            metrics: Mutex::new(None),
             watch: Mutex::new(None),
             handle: Box::new(handle),
             block: None,
@@ -374,13 +387,32 @@ impl Context {
         Ok((context, wire::RankContexts { contexts: parts }))
     }
 
-    /// Resolves the other ranks' addresses and fills the device block. Returns the address of the device handles, and the block.
-    fn finish(
-        coll: &CollComm,
-        shape: &Shape,
-        context: &mut Self,
-        all: &[Vec<u8>],
-    ) -> Result<(*mut c_void, Box<dyn DeviceBuffer>), Error> {
+    /// Adds the contexts to FERROGIN_METRICS. `starts` are the first values of the counters, by context and endpoint.
+    #[allow(unsafe_code)]
+    fn add_to_metrics(&mut self, coll: &CollComm, starts: &[Vec<Start>]) {
+        let Some(of_comm) = &coll.metrics else { return };
+        let mut sources = Vec::with_capacity(self.contexts.len());
+        for (id, one) in self.contexts.iter().enumerate() {
+            let block = self.block.as_ref().and_then(|block| block.host_address());
+            let mut endpoints = Vec::with_capacity(one.endpoints.len());
+            for ((endpoint, cursor), start) in one.endpoints.iter().zip(&self.cursors[id]).zip(&starts[id]) {
+                let words = metrics::source::Words {
+                    cursor: block.map(|base| cursor.map(|offset| base.wrapping_add(offset).cast_const().cast())),
+                    ..endpoint.words(self.memory.counters(), *start)
+                };
+                // SAFETY: the layouts of block and memory align the words. `self` drops the guard of the metrics before both.
+                endpoints.push(unsafe { metrics::source::Endpoint::new(endpoint.role.into(), words) });
+            }
+            let rail = &coll.rails[id % coll.rails.len()];
+            sources.push((rail.index, rail.name(), endpoints));
+        }
+        // SAFETY: `self` drops the guard before the block and the memory: it is the first field, and `close` drops it earlier.
+        let guard = unsafe { of_comm.contexts(sources) };
+        *self.metrics.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(guard);
+    }
+
+    /// Resolves the other ranks' addresses and fills the device block.
+    fn finish(coll: &CollComm, shape: &Shape, context: &mut Self, all: &[Vec<u8>]) -> Result<Ready, Error> {
         let mut span = trace::span("createContext: peers", coll.rank);
         let inserted = || coll.rails.iter().map(|rail| rail.av.insertions()).sum::<u64>();
         let inserted_before = inserted();
@@ -432,6 +464,7 @@ impl Context {
             });
         }
         span.note("av_insertions", inserted() - inserted_before);
+        let starts = specs.iter().map(|context| context.endpoints.iter().map(Start::of).collect()).collect();
         let spec = BlockSpec {
             contexts: specs,
             layout: shape.layout,
@@ -447,7 +480,8 @@ impl Context {
         let image = image.map_err(|source| Error::Queue { backend_version: shape.backend_version, source })?;
         block.write(0, image.bytes())?;
         context.cursors = plan.cursors();
-        Ok(((block.device_address() + plan.handles_offset() as u64) as *mut c_void, block))
+        let handles = (block.device_address() + plan.handles_offset() as u64) as *mut c_void;
+        Ok(Ready { handles, block, starts })
     }
 
     /// The device handle for NCCL, valid until the context is dropped.
@@ -531,6 +565,7 @@ impl Context {
     /// Stops the watch and removes the context from its communicator. Dropping the last reference closes the endpoints.
     pub fn close(&self, handle: *mut c_void) {
         let _span = trace::span("destroyContext", self.rank);
+        drop(self.metrics.lock().unwrap_or_else(PoisonError::into_inner).take());
         drop(self.watch.lock().unwrap_or_else(PoisonError::into_inner).take());
         if let Some(coll) = self.coll.upgrade() {
             coll.contexts.take(handle);
@@ -540,7 +575,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // The watch ends first, even if another thread left its lock poisoned.
+        // Metrics and watch end first, even if another thread left a lock poisoned.
+        drop(self.metrics.lock().unwrap_or_else(PoisonError::into_inner).take());
         drop(self.watch.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

@@ -5,6 +5,7 @@ use crate::block::EndpointSpec;
 use crate::config::Provider;
 use crate::device::{Device, DeviceBuffer, DeviceKind, DeviceMapping, Mapping};
 use crate::error::Error;
+use crate::metrics::source::Words;
 use crate::rail::Rail;
 use ferrogin_libfabric::{
     CompletionQueue, Counter, CqAttr, CqMemory, Endpoint as QueuePair, Info, Location, WqMemory, bindings,
@@ -72,6 +73,21 @@ pub struct CounterMemory<'a> {
     pub card: &'a dyn DeviceBuffer,
     /// Error counters.
     pub shared: &'a dyn DeviceBuffer,
+}
+
+/// The values of an endpoint's counters before the first request.
+#[derive(Debug, Clone, Copy)]
+pub struct Start {
+    completed: u64,
+    errors: u64,
+    signal: u64,
+}
+
+impl Start {
+    /// The values in the endpoint's description.
+    pub fn of(spec: &EndpointSpec) -> Self {
+        Self { completed: spec.completed.1, errors: spec.errors.1, signal: spec.signal.map_or(0, |(_, value)| value) }
+    }
 }
 
 /// An open endpoint. Fields are dropped in this order: the mappings before the queue pair, which owns its queues and counters.
@@ -201,6 +217,19 @@ impl Endpoint {
     /// The host address of the error counter.
     pub fn errors(&self, memory: CounterMemory<'_>) -> *const u64 {
         memory.shared.host_address().map_or(std::ptr::null(), |base| base.wrapping_add(self.offsets.errors).cast())
+    }
+
+    /// The counters, where they have an address in the host, for metrics. The cursor is not the endpoint's.
+    pub fn words(&self, memory: CounterMemory<'_>, start: Start) -> Words {
+        let card = |offset: usize| memory.card.host_address().map(|base| base.wrapping_add(offset).cast_const().cast());
+        let signal =
+            matches!(self.role, Role::Signal(_)).then(|| card(self.offsets.completed + COUNTER_STRIDE)).flatten();
+        Words {
+            cursor: None,
+            completed: (card(self.offsets.completed), start.completed),
+            errors: (self.errors(memory), start.errors),
+            signal: signal.map(|word| (word, start.signal)),
+        }
     }
 
     /// The completion counter's value.

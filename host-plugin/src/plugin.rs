@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::control::Listener;
 use crate::device::{self, Device, DeviceKind};
 use crate::error::Error;
+use crate::metrics::Metrics;
 use crate::platform::Platform;
 use crate::{card_check, trace};
 use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetPropertiesV12, NetVDevicePropsV12};
@@ -31,6 +32,8 @@ pub struct Plugin {
     pub devices: Vec<NetDevice>,
     /// The number of the device whose cards are nearest to the GPU; 0 without a GPU.
     pub nearest: usize,
+    /// The writer of FERROGIN_METRICS.
+    pub metrics: Option<Arc<Metrics>>,
     ptr_support: i32,
 }
 
@@ -59,7 +62,7 @@ impl Plugin {
             crate::info!(
                 "init ignores {}, which the plugin does not know; its settings are {}",
                 config.unknown.join(", "),
-                settings::PLUGIN.join(", ")
+                [&settings::PLUGIN[..], &settings::HOST_API].concat().join(", ")
             );
         }
         let _span = trace::span("init", 0);
@@ -76,9 +79,19 @@ impl Plugin {
             nearest(&cards, &sysfs_of(address)?, ordinal)
         });
         let ptr_support = device.ptr_support();
-        let plugin = Self { query, devices, nearest: nearest.unwrap_or(0), ptr_support, config };
+        let nearest = nearest.unwrap_or(0);
+        let mut plugin = Self { query, devices, nearest, metrics: None, ptr_support, config };
         plugin.check_cards(&*device)?;
         check_control(&plugin.query.lib, &plugin.config)?;
+        plugin.metrics = Metrics::open(
+            &plugin.config,
+            &[
+                ("version", env!("CARGO_PKG_VERSION")),
+                ("provider", plugin.config.provider.name()),
+                ("device", kind.name()),
+                ("post", plugin.config.policy.name()),
+            ],
+        )?;
         crate::info!(
             "ferrogin {}: provider {}, kernels on {}, libfabric {}, {} device(s) with {} card(s), posting policy {}",
             env!("CARGO_PKG_VERSION"),

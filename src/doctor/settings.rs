@@ -30,7 +30,7 @@ pub fn is_known(name: &str) -> bool {
 }
 
 fn is_own(name: &str) -> bool {
-    settings::PLUGIN.contains(&name) || settings::SOFTWARE_CARD.contains(&name) || settings::TESTS.contains(&name)
+    [&settings::PLUGIN[..], &settings::HOST_API, &settings::SOFTWARE_CARD, &settings::TESTS].concat().contains(&name)
 }
 
 pub fn check(machine: &Machine) -> Vec<Finding> {

@@ -7,6 +7,7 @@ mod input;
 mod libfabric;
 mod memory;
 pub mod peer;
+pub mod prometheus;
 mod random;
 mod soak;
 pub mod untrusted;

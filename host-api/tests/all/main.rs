@@ -5,4 +5,5 @@ mod c_layout;
 mod common;
 mod examples;
 mod install;
+mod metrics;
 mod windows;

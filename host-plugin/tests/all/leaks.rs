@@ -1,7 +1,8 @@
 //! Leak tests: file descriptors, mappings, threads and bytes, over many cycles.
 #![allow(unsafe_code)]
 
-use crate::harness::{PATIENCE, REPORT, alone, config, pass_round, ranks, window};
+use crate::harness::{PATIENCE, REPORT, alone, alone_each, config, pass_round, ranks, window};
+use crate::metrics::MetricsFile;
 use ferrogin_test_support::repetitions;
 use mini_nccl::Plugin;
 use std::sync::Arc;
@@ -95,7 +96,10 @@ fn communicators(plugin: &Arc<Plugin>, times: usize) {
 
 #[test]
 fn communicators_leak_no_resources() {
-    alone("communicators_leak_no_resources", &[], |plugin| {
+    let metrics = MetricsFile::new("leaks");
+    let settings =
+        [vec![], vec![metrics.setting(), ("FERROGIN_METRICS_INTERVAL", "1"), ("FERROGIN_TEST_CYCLES", "20")]];
+    alone_each("communicators_leak_no_resources", &settings, |plugin| {
         let n = repetitions("FERROGIN_TEST_CYCLES", 60, 200) as usize;
         communicators(&plugin, 10);
         let held = resources();
@@ -116,7 +120,8 @@ fn communicators_leak_no_memory() {
         ferrogin_test_support::skip(TEST, why);
         return;
     };
-    alone(TEST, &[("FERROGIN_LIBFABRIC", &newer), EXACT], |plugin| {
+    let metrics = MetricsFile::new("leaks-of-memory");
+    alone(TEST, &[("FERROGIN_LIBFABRIC", &newer), EXACT, metrics.setting()], |plugin| {
         let n = repetitions("FERROGIN_TEST_CYCLES", 60, 200) as usize;
         let after_cycles = || {
             communicators(&plugin, n);
@@ -130,7 +135,11 @@ fn communicators_leak_no_memory() {
 
 #[test]
 fn contexts_of_one_communicator_leak_nothing() {
-    alone("contexts_of_one_communicator_leak_nothing", &[EXACT], |plugin| {
+    let metrics = MetricsFile::new("leaks-of-contexts");
+    // A write of the file holds its text for a moment, so the interval is longer than the test.
+    let rare = ("FERROGIN_METRICS_INTERVAL", "60");
+    let settings = [vec![EXACT], vec![EXACT, metrics.setting(), rare, ("FERROGIN_TEST_CYCLES", "100")]];
+    alone_each("contexts_of_one_communicator_leak_nothing", &settings, |plugin| {
         ranks(&plugin, 2, |rank, comm| {
             let cycle = |times: usize| {
                 for _ in 0..times {

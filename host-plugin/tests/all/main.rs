@@ -9,4 +9,5 @@ mod harness;
 mod leaks;
 mod limits;
 mod machines;
+mod metrics;
 mod scale;

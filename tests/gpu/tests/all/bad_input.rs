@@ -37,6 +37,8 @@ fn invalid_settings_are_refused() {
         ("FERROGIN_DEVICE", "gpu", "cuda"),
         ("FERROGIN_POST", "now", "combining"),
         ("FERROGIN_TIMEOUT", "soon", "seconds"),
+        ("FERROGIN_METRICS", "/nonexistent/{pid}.prom", "cannot be written"),
+        ("FERROGIN_METRICS_INTERVAL", "0", "from 1 to 60"),
     ] {
         must_fail(scenarios(&dist, 2).env(name, value).args(["--only", "value-poll"]), &[name, value, cure]);
     }

@@ -1,0 +1,321 @@
+//! FERROGIN_METRICS: what runs, as a file in Prometheus' text format.
+//!
+//! A thread of the host sleeps, and reads at each interval what kernels and cards keep anyway: cursors, completion counters
+//! ([`source`]) and the cards' own statistics ([`card`]). Kernels execute no instruction for it. The file is replaced as a whole, so a
+//! reader never finds half of it. docs/metrics.md names what each number counts.
+//!
+//! All plugins of a process with the same file share one writer. It ends, after a last write, with the last of them.
+
+pub mod card;
+pub mod source;
+mod text;
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::rail::Rail;
+use card::CardTotals;
+use ferrogin_bootstrap::Identity;
+use source::{Numbers, Queue, Source};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// The writer of one file.
+pub struct Metrics {
+    shared: Arc<Shared>,
+    /// `None` only in `drop`.
+    thread: Option<JoinHandle<()>>,
+    /// The process that has the thread.
+    process: u32,
+}
+
+struct Shared {
+    path: PathBuf,
+    interval: Duration,
+    /// The labels of `ferrogin_info`.
+    about: String,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+/// The writers of this process.
+static WRITERS: Mutex<Vec<Weak<Metrics>>> = Mutex::new(Vec::new());
+
+#[derive(Default)]
+struct State {
+    stop: bool,
+    next: u64,
+    comms: u64,
+    /// By number, as the guards have it.
+    contexts: BTreeMap<u64, Source>,
+    /// By the number of the communicator.
+    rails: BTreeMap<u64, Vec<Arc<Rail>>>,
+    /// Numbers of contexts that are closed, so that totals never fall.
+    closed: BTreeMap<ClosedKey, Numbers>,
+    cards: BTreeMap<String, CardTotals>,
+    writes: u64,
+    failed: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct ClosedKey {
+    rank: usize,
+    rail: u32,
+    card: String,
+    queue: Queue,
+}
+
+impl State {
+    /// Reads all memory and cards.
+    fn sample(&mut self) {
+        self.contexts.values_mut().for_each(Source::sample);
+        for rail in self.rails.values().flatten() {
+            if let Some(now) = card::statistics(rail) {
+                self.cards.entry(rail.name()).or_default().update(&now);
+            }
+        }
+    }
+
+    fn close(&mut self, id: u64) {
+        let Some(mut source) = self.contexts.remove(&id) else { return };
+        source.sample();
+        for (queue, numbers) in source.numbers() {
+            let key = ClosedKey { rank: source.rank, rail: source.rail, card: source.card.clone(), queue };
+            self.closed.entry(key).or_default().add(&numbers);
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Samples and replaces the file. The lock is not held while the file is written.
+    fn write(&self) -> io::Result<()> {
+        let text = {
+            let mut state = self.lock();
+            state.sample();
+            state.writes += 1;
+            text::render(&self.about, &state)
+        };
+        replace(&self.path, &text)
+    }
+
+    /// The writer's thread. A file that cannot be written makes one WARN line until it can be written again.
+    fn run(&self) {
+        loop {
+            let mut state = self.lock();
+            if !state.stop {
+                state = self.wake.wait_timeout(state, self.interval).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            let stop = state.stop;
+            drop(state);
+            let result = self.write();
+            let failed_before = std::mem::replace(&mut self.lock().failed, result.is_err());
+            if let Err(error) = result
+                && !failed_before
+            {
+                let path = self.path.display();
+                crate::warn!("FERROGIN_METRICS: {path} cannot be written: {error}. The job continues, and tries again");
+            }
+            if stop {
+                return;
+            }
+        }
+    }
+}
+
+impl Metrics {
+    /// The writer of the file of FERROGIN_METRICS, or `None` without this setting. `about` has further labels of `ferrogin_info`.
+    ///
+    /// # Errors
+    /// The file cannot be written, or its name needs a rank that no launcher gives.
+    pub fn open(config: &Config, about: &[(&str, &str)]) -> Result<Option<Arc<Self>>, Error> {
+        let Some(template) = &config.metrics else { return Ok(None) };
+        let path = path(template, std::process::id())?;
+        let mut writers = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = writers.iter().filter_map(Weak::upgrade).find(|writer| writer.shared.path == path) {
+            return Ok(Some(open));
+        }
+        let about = text::labels(about);
+        let (state, wake) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { path, interval: config.metrics_interval, about, state, wake });
+        shared.write().map_err(|error| {
+            Error::Usage(format!(
+                "FERROGIN_METRICS={template}: {} cannot be written: {error}; name a file in a directory that exists and that this user \
+                 may write to, or unset FERROGIN_METRICS",
+                shared.path.display()
+            ))
+        })?;
+        let of_thread = shared.clone();
+        let thread = std::thread::Builder::new().name("ferrogin-metrics".to_owned()).spawn(move || of_thread.run());
+        let thread = thread.map_err(|source| Error::System { call: "starting the metrics' thread", source })?;
+        let writer = Arc::new(Self { shared, thread: Some(thread), process: std::process::id() });
+        writers.push(Arc::downgrade(&writer));
+        Ok(Some(writer))
+    }
+
+    /// Adds a communicator, whose cards are read until the result is dropped.
+    pub fn communicator(&self, rank: usize, rails: &[Arc<Rail>]) -> Communicator {
+        let mut state = self.shared.lock();
+        let number = state.comms;
+        state.comms += 1;
+        state.rails.insert(number, rails.to_vec());
+        // A software card that was closed and opened again counts from 0.
+        state.sample();
+        drop(state);
+        Communicator { shared: self.shared.clone(), number, rank, contexts: AtomicU64::new(0) }
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        // A fork of the process has no such thread, and the file belongs to the other process.
+        let Some(thread) = self.thread.take().filter(|_| self.process == std::process::id()) else { return };
+        // A plugin that opens the same file now waits for the last write.
+        let mut writers = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shared.lock().stop = true;
+        self.shared.wake.notify_all();
+        // NCCL may unload this library next, so the thread must have ended.
+        let _ = thread.join();
+        writers.retain(|writer| writer.strong_count() > 0);
+        writers.shrink_to_fit();
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").field("path", &self.shared.path).finish_non_exhaustive()
+    }
+}
+
+/// A communicator in the file, until it is dropped.
+pub struct Communicator {
+    shared: Arc<Shared>,
+    number: u64,
+    rank: usize,
+    contexts: AtomicU64,
+}
+
+impl Communicator {
+    /// Adds the contexts of a `createContext`: for each its rail, its card's name, and where its endpoints count.
+    ///
+    /// # Safety
+    /// The memory of all endpoints stays mapped until the result is dropped.
+    #[allow(unsafe_code)]
+    pub unsafe fn contexts(&self, contexts: Vec<(u32, String, Vec<source::Endpoint>)>) -> Guard {
+        let mut state = self.shared.lock();
+        let mut ids = Vec::with_capacity(contexts.len());
+        for (rail, card, endpoints) in contexts {
+            let context = self.contexts.fetch_add(1, Ordering::Relaxed);
+            let id = state.next;
+            state.next += 1;
+            let (rank, comm) = (self.rank, self.number);
+            state.contexts.insert(id, Source { rank, comm, context, rail, card, endpoints });
+            ids.push(id);
+        }
+        drop(state);
+        Guard { shared: self.shared.clone(), ids }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.sample();
+        state.rails.remove(&self.number);
+    }
+}
+
+/// Contexts in the file. When it is dropped, their last numbers are added to those of closed contexts, and their memory is read no
+/// more.
+pub struct Guard {
+    shared: Arc<Shared>,
+    ids: Vec<u64>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        self.ids.iter().for_each(|id| state.close(*id));
+    }
+}
+
+/// The file of this process: `{pid}` and `{rank}` stand for numbers. A name without either gets `-PID` before its extension, so that
+/// the ranks of a host have files of their own.
+fn path(template: &str, pid: u32) -> Result<PathBuf, Error> {
+    let invalid = |why: String| Error::Usage(format!("FERROGIN_METRICS={template}: {why}"));
+    let given = Path::new(template);
+    if template.ends_with('/') || given.file_name().is_none() || given.is_dir() {
+        let example = given.join("ferrogin.prom");
+        return Err(invalid(format!("this is a directory; name a file in it, such as {}", example.display())));
+    }
+    let mut name = template.replace("{pid}", &pid.to_string());
+    if name.contains("{rank}") {
+        let rank = Identity::rank_from_env().map_err(|error| invalid(error.to_string()))?;
+        let rank = rank.ok_or_else(|| {
+            invalid(
+                "no launcher set this process's rank; set FERROGIN_RANK and FERROGIN_NRANKS, or use {pid}".to_owned(),
+            )
+        })?;
+        name = name.replace("{rank}", &rank.to_string());
+    }
+    if name != template {
+        return Ok(PathBuf::from(name));
+    }
+    let stem = given.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = given.extension().map_or(String::new(), |extension| format!(".{}", extension.to_string_lossy()));
+    Ok(given.with_file_name(format!("{stem}-{pid}{extension}")))
+}
+
+/// Replaces the file at once. The new file has a hidden name until then, which node_exporter does not read.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let new = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    // A killed process with the same id may have left a file. A new file is never one that a link of another user names.
+    let _ = std::fs::remove_file(&new);
+    let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&new, path));
+    written.inspect_err(|_| drop(std::fs::remove_file(&new)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_process_has_a_file_of_its_own() {
+        let of = |template| path(template, 77).unwrap();
+        assert_eq!(of("/tmp/ferrogin.prom"), Path::new("/tmp/ferrogin-77.prom"));
+        assert_eq!(of("metrics"), Path::new("metrics-77"));
+        assert_eq!(of("/tmp/{pid}/a-{pid}.prom"), Path::new("/tmp/77/a-77.prom"));
+        for directory in ["/tmp", "/", "/nonexistent/"] {
+            let text = path(directory, 77).unwrap_err().to_string();
+            assert!(text.contains("this is a directory; name a file in it"), "{text}");
+        }
+    }
+
+    #[test]
+    fn file_is_replaced_whole_and_leaves_nothing_beside() {
+        let directory = std::env::temp_dir().join(format!("ferrogin-replace-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("a.prom");
+        for text in ["first\n", "second\n"] {
+            replace(&path, text).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        // The name is that of a directory with a file in it.
+        assert!(replace(&directory, "third\n").is_err());
+        let names: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["a.prom"]);
+        assert!(replace(Path::new("/nonexistent/a.prom"), "").is_err());
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

@@ -1,0 +1,74 @@
+//! FERROGIN_METRICS of the plugin under NCCL's calls.
+
+use crate::harness::{alone, config, pass_round, ranks, window};
+use ferrogin_test_support::prometheus::Metrics;
+use std::path::PathBuf;
+
+/// A file for the metrics of a child process. The parent names it by its own id and removes it.
+pub struct MetricsFile(PathBuf);
+
+impl MetricsFile {
+    /// A file for `test`.
+    pub fn new(test: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("ferrogin-{test}-{{pid}}-of-{}.prom", std::process::id())))
+    }
+
+    /// The setting that selects the file.
+    pub fn setting(&self) -> (&'static str, &str) {
+        ("FERROGIN_METRICS", self.0.to_str().expect("a path of text"))
+    }
+
+    /// The file of this process.
+    pub fn read() -> Metrics {
+        let path = std::env::var("FERROGIN_METRICS").expect("set").replace("{pid}", &std::process::id().to_string());
+        let text = std::fs::read_to_string(path).expect("a metrics file");
+        Metrics::parse(&text).unwrap_or_else(|error| panic!("{error}, in\n{text}"))
+    }
+}
+
+impl Drop for MetricsFile {
+    fn drop(&mut self) {
+        let mine = format!("-of-{}.prom", std::process::id());
+        for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().ends_with(&mine) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+#[test]
+fn metrics_of_all_ranks_of_a_process_are_in_its_file() {
+    let test = "metrics_of_all_ranks_of_a_process_are_in_its_file";
+    let file = MetricsFile::new(test);
+    alone(test, &[file.setting()], |plugin| {
+        for time in 1..3 {
+            ranks(&plugin, 3, move |_, comm| {
+                let (memory, window) = window(&comm, 4096);
+                let context = comm.create_context(&config(2, 1)).expect("a context");
+                for _ in 0..5 {
+                    pass_round(&comm, &context, 0, &window, &memory, 1);
+                }
+                context.destroy().expect("destroyed");
+            });
+            drop(mini_nccl::log::take());
+            // The last finalize wrote the file and ended its thread. A later init counts anew.
+            let metrics = MetricsFile::read();
+            for rank in ["0", "1", "2"] {
+                let labels = [("rank", rank), ("context", "closed"), ("queue", "signal")];
+                assert_eq!(metrics.sum("ferrogin_posts_total", &labels), Some(5), "{time}: {metrics:?}");
+                assert_eq!(metrics.sum("ferrogin_completions_total", &labels), Some(5), "{time}: {metrics:?}");
+                assert_eq!(metrics.sum("ferrogin_signals_total", &[("rank", rank)]), Some(5), "{time}: {metrics:?}");
+            }
+            // The ranks share the card of their process.
+            assert_eq!(
+                metrics.sum("ferrogin_card_bytes_total", &[("operation", "write")]),
+                Some(15 * 8),
+                "{metrics:?}"
+            );
+            let threads = std::fs::read_dir("/proc/self/task").expect("a directory").flatten();
+            let names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
+            assert!(names.into_iter().all(|name| name.trim() != "ferrogin-metrics"));
+        }
+    });
+}
