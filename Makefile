@@ -12,13 +12,14 @@ CMAKE_DIR = $(ROOT)/lib/cmake/ferrogin
 FILL_IN := sed 's/@VERSION@/$(VERSION)/;s/@MAJOR@/$(MAJOR)/'
 OTHER_LIBRARIES := libnccl-gin-ferrogin.so libsoftefa-fi.so libferrogin_device.so
 
-.PHONY: help build install uninstall ptx wheel demo test clean
+.PHONY: help build install uninstall ptx wheel book demo test clean
 
 help:
 	@echo 'make build   $(DIST)/: the plugin, the software card, the host and device libraries and headers, the ferrogin tool'
 	@echo 'make ptx     build, then $(DIST)/cuda/: the device code as PTX and as objects that nvcc links (fetches nvcc from PyPI)'
 	@echo 'make wheel   build, then $(DIST)/ferrogin-$(VERSION)-*.whl: the Python package with all of these (after make ptx with the objects too)'
 	@echo 'make install PREFIX=$(PREFIX) DESTDIR=   copies what make build made; make uninstall removes it'
+	@echo 'make book    target/book/index.html: the documentation as a book (installs mdBook into .cache/)'
 	@echo 'make demo    build, then two ranks exchange values through the plugin on the software card'
 	@echo 'make test    build, then all tests; ends with how many passed, failed and were skipped'
 	@echo 'make clean   remove what was built and fetched'
@@ -63,6 +64,9 @@ ptx: build
 
 wheel: build
 	@python/wheel.sh $(DIST)
+
+book:
+	@scripts/book.sh
 
 demo:
 	@scripts/install-deps.sh demo

@@ -73,6 +73,7 @@ fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
         script("model of the channel's wake-up", "channel/tests/models.sh").after("models"),
         script("instructions of a post", "benches/check.sh").after("lint"),
         script("mlx5 instructions", "soft-mlx5/benches/check.sh").after("lint"),
+        script("book", "tests/book/run.sh").after("lint"),
         script("faults", "tests/faults/run.sh").after("cargo test"),
         script("python", "python/test.sh").after("cargo test"),
         script("libfabric programs", "tests/libfabric/run.sh").after("cargo test"),
