@@ -21,7 +21,7 @@ if [ ! -x "$mdbook" ]; then
     "${CARGO:-cargo}" install --quiet --locked --no-track --no-default-features --root ".cache/mdbook-$version" \
     "mdbook@$version" >&2 || say_why "cargo could not install mdbook@$version; the lines above have the reason"
 fi
-command -v python3 >/dev/null || say_why "python3 is missing, which makes links to the repository (scripts/book-links.py)"
+command -v python3 >/dev/null || say_why "python3 is missing, which prepares the pages (scripts/book-preprocessor.py)"
 
 mkdir -p target
 status=0

@@ -143,11 +143,12 @@ for release in $releases; do
         "$here/layout.cu" -o layout.o
 done
 
-# Every C++ block of README.md and of the manual.
-awk -v out="$out/manual" '/^```cuda/ { file = out (++n) ".cu"; next } /^```/ { file = "" } file { print > file }' \
-    "$root/README.md" "$root/docs/kernels.md"
+# Every CUDA block of README.md and of the manual.
+awk -v out="$out/manual" '/^```cuda/ { file = out (++n) ".cu"; print "// " FILENAME > file; next } /^```/ { file = "" } file { print > file }' \
+    "$root/README.md" "$root"/docs/*.md
 for block in manual*.cu; do
-    check "README.md and docs/kernels.md, $block" "${compile[@]}" -I"$root/.cache/nccl-2.32.3/include" -dc "$block" -o manual.o
+    page=$(sed -n "1s|^// $root/||p" "$block")
+    check "$page, $block" "${compile[@]}" -I"$root/.cache/nccl-2.32.3/include" -dc "$block" -o manual.o
 done
 
 # The examples: host and kernel from one source.

@@ -135,24 +135,25 @@ fn cmake_package_gives_the_target_of_a_program() {
     let Some(installed) = Installed::new(test) else { return };
     let (source, build) = (installed.root.join("source"), installed.root.join("build"));
     std::fs::create_dir(&source).expect("a directory");
-    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/exchange.c");
-    std::fs::copy(example, source.join("exchange.c")).expect("a copy");
-    let project = format!(
-        "cmake_minimum_required(VERSION 3.16)
-project(exchange C)
-find_package(ferrogin 99 QUIET)
+    for file in ["exchange.c", "CMakeLists.txt"] {
+        let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(file);
+        std::fs::copy(example, source.join(file)).expect("a copy");
+    }
+    // CMake reads this file after project().
+    let other_versions = installed.root.join("versions.cmake");
+    let text = format!(
+        "find_package(ferrogin 99 QUIET)
 if(ferrogin_FOUND)
   message(FATAL_ERROR \"the package takes itself for a later release\")
 endif()
 find_package(ferrogin {VERSION} REQUIRED)
-add_executable(exchange exchange.c)
-target_link_libraries(exchange PRIVATE ferrogin::ferrogin)
 "
     );
-    std::fs::write(source.join("CMakeLists.txt"), project).expect("a file");
+    std::fs::write(&other_versions, text).expect("a file");
     let mut configure = Command::new("cmake");
     configure.arg("-S").arg(&source).arg("-B").arg(&build);
     configure.arg(format!("-DCMAKE_PREFIX_PATH={}", installed.prefix().display()));
+    configure.arg(format!("-DCMAKE_PROJECT_INCLUDE={}", other_versions.display()));
     if succeeds(test, &mut configure).is_some() {
         succeeds(test, Command::new("cmake").arg("--build").arg(&build));
         passes(&build.join("exchange"), 2, test);
