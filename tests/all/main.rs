@@ -2,6 +2,7 @@
 
 mod c_layout;
 mod doctor;
+mod docs;
 mod packages;
 mod ptx;
 mod ptx_gpu;
