@@ -14,11 +14,11 @@ say_why() {
 }
 
 if [ ! -x "$mdbook" ]; then
-  echo "book: installing mdBook $version into .cache/ (a minute of one core, once)" >&2
+  echo "book: installing mdBook $version into .cache/ (70 s of one core, once)" >&2
   mkdir -p .cache
   # Without optimisation it is built in a third of the time, and builds the book in half a second.
   env -u CARGO_TARGET_DIR CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_DEBUG=false timeout 600 \
-    "${CARGO:-cargo}" install --quiet --locked --no-track --no-default-features --root ".cache/mdbook-$version" \
+    "${CARGO:-cargo}" install --quiet --locked --no-track --no-default-features --features search --root ".cache/mdbook-$version" \
     "mdbook@$version" >&2 || say_why "cargo could not install mdbook@$version; the lines above have the reason"
 fi
 command -v python3 >/dev/null || say_why "python3 is missing, which prepares the pages (scripts/book-preprocessor.py)"

@@ -109,6 +109,29 @@ fn page_of_settings_has_every_setting_and_no_other() {
     none(&missing.chain(unknown).collect::<Vec<_>>());
 }
 
+/// The software card lists its faults when it refuses an unknown one.
+#[test]
+fn software_card_page_has_every_fault() {
+    let test = "software_card_page_has_every_fault";
+    let Some(dist) = ferrogin_test_support::dist(test, &["libnccl-gin-ferrogin.so", "libsoftefa-fi.so"]) else {
+        return;
+    };
+    let mut probe = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
+    probe.arg("probe").env("NCCL_GIN_PLUGIN", dist.join("libnccl-gin-ferrogin.so"));
+    probe.envs([("FERROGIN_PROVIDER", "softefa"), ("SOFTEFA_FAULTS", "unknown=1")]);
+    let output = probe.output().expect("the tool starts");
+    let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat();
+    let list = text.split("keys are ").nth(1).and_then(|text| text.lines().next()).expect("a list of keys");
+    let names = list.split([',', ';', ' ']).filter(|word| !["", "flags", "are"].contains(word));
+    let page = std::fs::read_to_string(workspace().join("docs/software-card.md")).expect("the page");
+    let rows: String = page.lines().filter(|line| line.starts_with("| `")).collect();
+    let has_row = |name: &str| rows.contains(&format!("`{name}`")) || rows.contains(&format!("`{name}="));
+    let missing: Vec<_> =
+        names.clone().filter(|name| !has_row(name)).map(|name| format!("no row for {name}")).collect();
+    assert!(names.count() > 15, "{list}");
+    none(&missing);
+}
+
 /// How a block is checked.
 enum Check {
     PartOf(String),

@@ -23,6 +23,7 @@ const SLOW: &[&str] = &[
     "clean_set_ups",
     "close_is_confirmed",
     "demo_passes",
+    "docs::copied",
     "doctor_finds_what_only",
     "every_failed_status",
     "failures::",
