@@ -165,6 +165,7 @@ impl Block {
             "c" => compiles("cc", &["-std=c11", "-x", "c"], &self.text),
             "cpp" => compiles("c++", &["-std=c++17", "-x", "c++"], &self.text),
             "cuda" => is_compiled_by_cuda_stage(page),
+            "python" => is_part_of_an_example(&self.text),
             "sh" => commands::check(&self.text),
             "json" => {
                 serde_json::from_str::<serde_json::Value>(&self.text).map(drop).map_err(|error| error.to_string())
@@ -212,6 +213,16 @@ fn is_part_of(text: &str, file: &str) -> Result<(), String> {
         window.iter().zip(&part).all(same)
     });
     if found { Ok(()) } else { Err(format!("the block is no part of {file}")) }
+}
+
+/// Passes if the block is a part of a program in Python of a directory of examples or tests.
+fn is_part_of_an_example(text: &str) -> Result<(), String> {
+    let tested = |path: &PathBuf| path.iter().any(|part| part == "examples" || part == "tests");
+    let mut examples = with_extension(&["py"]).into_iter().filter(tested);
+    match examples.any(|path| is_part_of(text, &path.to_string_lossy()).is_ok()) {
+        true => Ok(()),
+        false => Err("the block is no part of a program in Python below examples/ or tests/".into()),
+    }
 }
 
 /// Passes if a crate includes `page` in its documentation, so that its blocks are doc tests.

@@ -95,15 +95,15 @@ fn check_command(words: &[String]) -> Result<(), String> {
         },
         tool if TOOL.contains(&tool) => check_options(Path::new(env!("CARGO_BIN_EXE_ferrogin")), arguments),
         program if PROGRAMS.contains(&program) || program.starts_with("./") => Ok(()),
-        // What a build makes is not there before it.
-        program if program.starts_with("target/") || program.starts_with("dist/") => Ok(()),
-        program if program.contains('/') => {
+        program if is_of_repository(program) => {
             let file = std::fs::metadata(workspace().join(program));
             match file.is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0) {
                 true => Ok(()),
                 false => Err(format!("{program} is no program of the repository")),
             }
         }
+        // A build, or a command before, makes it.
+        program if program.contains('/') => Ok(()),
         program => Err(format!(
             "nothing checks the program {program}: name it in PROGRAMS if CI runs it, or say why the block is not run"
         )),
@@ -118,16 +118,18 @@ fn check_variable(name: &str) -> Result<(), String> {
 /// A word that begins with a directory of the repository names a file there.
 fn check_file(word: &str) -> Result<(), String> {
     let path = word.strip_prefix("$PWD/").unwrap_or(word);
-    let Some((first, _)) = path.split_once('/') else { return Ok(()) };
-    let is_ours = first.starts_with(|c: char| c.is_ascii_alphabetic()) && workspace().join(first).is_dir();
-    if !is_ours
-        || ["target", "dist"].contains(&first)
-        || path.contains(['$', '*', '<'])
-        || workspace().join(path).exists()
-    {
+    if !is_of_repository(path) || path.contains(['$', '*', '<']) || workspace().join(path).exists() {
         return Ok(());
     }
     Err(format!("{path} is no file of the repository"))
+}
+
+/// True for a path below a directory of the repository in which nothing is built.
+fn is_of_repository(path: &str) -> bool {
+    path.split_once('/').is_some_and(|(first, _)| {
+        let is_name = first.starts_with(|c: char| c.is_ascii_alphabetic());
+        is_name && !["target", "dist"].contains(&first) && workspace().join(first).is_dir()
+    })
 }
 
 fn check_target(target: &str) -> Result<(), String> {
