@@ -1,4 +1,4 @@
-//! Blocks that are run as a reader runs them who copies them, and the output that the page promises.
+//! Blocks that are run like a reader's copy of them, and the output that the page promises.
 
 use super::commands::{split, variable};
 use super::page::{Block, Page};
