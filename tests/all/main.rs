@@ -1,8 +1,8 @@
 //! Tests of the device code as PTX, of the generated C header, of the tool, its doctor, and of the packages' manifests.
 
 mod c_layout;
-mod doctor;
 mod docs;
+mod doctor;
 mod packages;
 mod ptx;
 mod ptx_gpu;
