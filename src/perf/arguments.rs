@@ -13,7 +13,7 @@ const LARGEST: u64 = 1 << 30;
 /// Sizes of the default range.
 const DEFAULT_SIZES: (u64, u64) = (8, 1 << 20);
 /// Iterations of small operations.
-const DEFAULT_ITERATIONS: u32 = 2000;
+const DEFAULT_ITERATIONS: u32 = 10_000;
 /// The name for all operations.
 const ALL: &str = "all";
 
@@ -31,7 +31,7 @@ pub struct PerfArgs {
     /// Ratio of a size to the one before.
     #[arg(short, long, default_value = "2", value_parser = factor)]
     factor: u64,
-    /// Operations that are measured, of each thread and size [default: 2000, and fewer above 16 KiB].
+    /// Operations that are measured, of each thread and size [default: 10000, and fewer above 16 KiB].
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     iterations: Option<u32>,
     /// Operations before the measured ones [default: a tenth of the iterations].

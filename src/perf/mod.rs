@@ -33,6 +33,7 @@ use mini_nccl::bootstrap::Identity;
 use report::{Destination, Printer, Report};
 use rpc::Rpc;
 use session::Session;
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -57,6 +58,9 @@ pub fn run(args: &PerfArgs) -> ExitCode {
     if let Some(identity) = identity {
         return rank(&settings, &outputs, &identity).map_or_else(|error| failed(&error, 1), |()| ExitCode::SUCCESS);
     }
+    if let Err(error) = outputs.open() {
+        return failed(&error, 1);
+    }
     match launch::run(args.ranks.unwrap_or(2), Launcher::Builtin, &defaults) {
         Ok((code, None)) => code.into(),
         Ok((code, Some(failure))) => failed(&failure, code),
@@ -75,7 +79,8 @@ pub fn compare(args: &CompareArgs) -> ExitCode {
 }
 
 fn failed(reason: &dyn std::fmt::Display, code: u8) -> ExitCode {
-    eprintln!("ferrogin: {reason}");
+    // In one piece, because several ranks write.
+    let _ = std::io::stderr().write_all(format!("ferrogin: {reason}\n").as_bytes());
     code.into()
 }
 

@@ -134,7 +134,7 @@ impl Operation {
 pub fn measure(session: &Session, operation: Operation, bytes: u64) -> Result<Option<Row>, Error> {
     let (warmup, iterations) = session.settings.iterations(bytes);
     let row = match operation.of_pair() {
-        Some(of_pair) => pairs(session, operation, of_pair, bytes, warmup, iterations)?,
+        Some(of_pair) => pairs(session, operation, of_pair, bytes)?,
         None => {
             let is_barrier = operation == Operation::Barrier;
             let samples = match is_barrier {
@@ -149,19 +149,13 @@ pub fn measure(session: &Session, operation: Operation, bytes: u64) -> Result<Op
 }
 
 /// Latencies, then the rate of a stream.
-fn pairs(
-    session: &Session,
-    operation: Operation,
-    of_pair: timed::Operation,
-    bytes: u64,
-    warmup: u32,
-    iterations: u32,
-) -> Result<Row, Error> {
+fn pairs(session: &Session, operation: Operation, of_pair: timed::Operation, bytes: u64) -> Result<Row, Error> {
     let first = session.rank() == 0;
     let polls = operation == Operation::PutValue;
+    let counts @ (warmup, iterations) = session.settings.iterations(bytes);
     let samples = session.phase(
         polls,
-        || session.pairs(operation, bytes, |lane| lane.latencies(of_pair, first, warmup, iterations)),
+        || session.pairs(operation, bytes, |lane| lane.latencies(of_pair, first, counts)),
         || check_pairs(session, operation, bytes, warmup + iterations, false),
     )?;
     let mut samples = samples.concat();
@@ -174,8 +168,8 @@ fn pairs(
             let burst = session.settings.aggregate;
             let times = session.phase(
                 polls,
-                || session.pairs(operation, bytes, |lane| lane.stream(of_pair, first, iterations, burst)),
-                || check_pairs(session, operation, bytes, iterations, true),
+                || session.pairs(operation, bytes, |lane| lane.stream(of_pair, first, counts, burst)),
+                || check_pairs(session, operation, bytes, warmup + iterations, true),
             )?;
             let begin = times.iter().map(|time| time.start).min().unwrap_or(0);
             times.iter().map(|time| time.end).max().unwrap_or(0) - begin

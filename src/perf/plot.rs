@@ -64,7 +64,7 @@ struct Series {
 pub fn draw(reports: &[(String, Report)]) -> Result<String, Error> {
     let series = series(reports);
     let columns = (WIDTH / COLUMN) as usize;
-    let height = TITLE + PANEL + 24 + LINE * series.len().div_ceil(columns) as u32;
+    let height = TITLE + PANEL + 28 + LINE * series.len().div_ceil(columns) as u32;
     let failed = |error: &dyn std::fmt::Display| Error::Usage(format!("the picture cannot be drawn: {error}"));
     let sizes = series.iter().flat_map(|series| &series.rows).map(|row| row.bytes).filter(|bytes| *bytes > 0);
     let Some((least, most)) = sizes.clone().min().zip(sizes.max()) else {
@@ -72,8 +72,9 @@ pub fn draw(reports: &[(String, Report)]) -> Result<String, Error> {
             "the reports have no operation with sizes: there is nothing to draw against size".to_owned(),
         ));
     };
-    // A single size gets room on both sides.
-    let sizes = (least as f64 / 1.3, most as f64 * 1.3);
+    // A single size gets an axis too.
+    let room = if least == most { 2.2 } else { 1.3 };
+    let sizes = (least as f64 / room, most as f64 * room);
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
@@ -82,8 +83,8 @@ pub fn draw(reports: &[(String, Report)]) -> Result<String, Error> {
             title(&area, reports)?;
             let (panels, legend_area) = area.margin(TITLE, 0, 0, 0).split_vertically(PANEL);
             let panels = panels.split_evenly((1, 2));
-            panel(&panels[0], "median latency (µs)", sizes, &series, |row| Some(row.latency_us.median))?;
-            panel(&panels[1], "bandwidth (GB/s)", sizes, &series, |row| row.bandwidth_gbs)?;
+            panel(&panels[0], ("Latency", "median latency (µs)"), sizes, &series, |row| Some(row.latency_us.median))?;
+            panel(&panels[1], ("Bandwidth", "bandwidth (GB/s)"), sizes, &series, |row| row.bandwidth_gbs)?;
             legend(&legend_area, &series, columns)?;
             area.present()?;
             Ok(())
@@ -156,7 +157,7 @@ fn title(area: &Area<'_>, reports: &[(String, Report)]) -> Drawn {
 
 fn panel(
     area: &Area<'_>,
-    name: &str,
+    (name, unit): (&str, &str),
     (least, most): (f64, f64),
     series: &[Series],
     figure: impl Fn(&Row) -> Option<f64>,
@@ -172,19 +173,22 @@ fn panel(
     let figures = series.iter().flat_map(points).map(|(_, figure)| figure);
     let low = figures.clone().fold(f64::INFINITY, f64::min);
     let high = figures.fold(0.0, f64::max);
-    // Whole decades, so that the axis has labels.
-    let (low, high) = if high > 0.0 { (decade(low, f64::floor), decade(high * 1.01, f64::ceil)) } else { (1.0, 10.0) };
+    // Whole decades, and a little more, so that the axis has labels at its ends.
+    let (low, high) = if high > 0.0 { (decade(low, f64::floor), decade(high, f64::ceil)) } else { (1.0, 10.0) };
+    // A single decade would have a label for each digit.
+    let low = if high < low * 50.0 { low / 10.0 } else { low };
+    let (low, high) = (low * 0.99, high * 1.01);
     let mut chart = ChartBuilder::on(area)
         .margin_right(28)
         .margin_left(12)
         .caption(name, (FONT, 16))
-        .x_label_area_size(56)
+        .x_label_area_size(46)
         .y_label_area_size(64)
         .build_cartesian_2d((least..most).log_scale().base(2.0), (low..high).log_scale())?;
     chart
         .configure_mesh()
         .x_desc("size (bytes)")
-        .y_desc(name)
+        .y_desc(unit)
         .x_labels(12)
         .x_label_formatter(&|size| bytes_text(size.round() as u64))
         .y_label_formatter(&|figure| decimal(*figure))
@@ -200,7 +204,7 @@ fn panel(
             chart.draw_series(LineSeries::new(points.clone(), style))?;
             chart.draw_series(points.into_iter().map(|point| marker(series, point)))?;
         } else {
-            chart.draw_series(DashedLineSeries::new(points, 8, 5, style))?;
+            chart.draw_series(DashedLineSeries::new(points, dash(series), 5, style))?;
         }
     }
     Ok(())
@@ -217,20 +221,26 @@ fn marker<'a, C: Clone + 'static>(series: &Series, at: C) -> DynElement<'static,
     }
 }
 
+/// The length of the dashes of a level, by report.
+fn dash(series: &Series) -> u32 {
+    [12, 7, 3, 1][series.report % 4]
+}
+
 fn legend(area: &Area<'_>, series: &[Series], columns: usize) -> Drawn {
     let font = (FONT, 13).into_font().color(&BLACK);
     for (at, series) in series.iter().enumerate() {
-        let (x, y) = ((at % columns) as i32 * COLUMN as i32 + 40, (at / columns) as i32 * LINE as i32 + 12);
+        let (x, y) = ((at % columns) as i32 * COLUMN as i32 + 40, (at / columns) as i32 * LINE as i32 + 16);
         let style = series.colour.stroke_width(2);
         if series.operation.has_bytes() {
             area.draw(&PathElement::new([(x, y), (x + 28, y)], style))?;
             area.draw(&marker(series, (x + 14, y)))?;
         } else {
-            for dash in [x, x + 10, x + 20] {
-                area.draw(&PathElement::new([(dash, y), (dash + 7, y)], style))?;
+            let dash = dash(series) as i32;
+            for start in (x..x + 28).step_by(dash as usize + 5) {
+                area.draw(&PathElement::new([(start, y), ((start + dash).min(x + 28), y)], style))?;
             }
         }
-        area.draw_text(&series.label, &font, (x + 36, y - 7))?;
+        area.draw_text(&series.label, &font, (x + 36, y - 6))?;
     }
     Ok(())
 }

@@ -153,8 +153,13 @@ impl Destination {
     pub fn open(path: &Path, format: Format) -> Result<Self, Error> {
         let destination = Self { path: path.to_owned(), format };
         if !destination.is_stdout() {
+            let is_new = !path.exists();
             let opened = OpenOptions::new().append(true).create(true).open(path);
             opened.map_err(|error| destination.failed(&error))?;
+            if is_new {
+                // A run that fails leaves no empty file.
+                let _ = std::fs::remove_file(path);
+            }
         }
         Ok(destination)
     }
@@ -243,7 +248,7 @@ impl Printer {
         if self.prints {
             println!("\n{}: {}", operation.name(), operation.latency());
             println!(
-                "{:>11} {:>10} {:>9} {:>10} {:>9} {:>10} {:>10} {:>9} {:>8}",
+                "{:>11} {:>10} {:>9} {:>10} {:>9} {:>10} {:>10} {:>9} {:>9}",
                 "bytes", "iterations", "min us", "median us", "p99 us", "p99.9 us", "max us", "Mops/s", "GB/s"
             );
         }
@@ -274,10 +279,10 @@ impl Printer {
 /// A row as a line of the table.
 fn line(row: &Row) -> String {
     let [min, median, p99, p999, max] = row.latency_us.all();
-    let bandwidth = row.bandwidth_gbs.map_or("-".to_owned(), |value| format!("{value:.3}"));
+    let bandwidth = row.bandwidth_gbs.map_or("-".to_owned(), |value| format!("{value:.4}"));
     let bytes = if row.operation.has_bytes() { row.bytes.to_string() } else { "-".to_owned() };
     format!(
-        "{bytes:>11} {:>10} {min:>9.2} {median:>10.2} {p99:>9.2} {p999:>10.2} {max:>10.2} {:>9.4} {bandwidth:>8}",
+        "{bytes:>11} {:>10} {min:>9.2} {median:>10.2} {p99:>9.2} {p999:>10.2} {max:>10.2} {:>9.4} {bandwidth:>9}",
         row.iterations, row.rate_mops
     )
 }

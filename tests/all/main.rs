@@ -4,6 +4,8 @@ mod c_layout;
 mod docs;
 mod doctor;
 mod packages;
+mod perf;
 mod ptx;
 mod ptx_gpu;
+mod schema;
 mod tool;

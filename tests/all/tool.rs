@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-fn dist(test: &str) -> Option<PathBuf> {
+pub fn dist(test: &str) -> Option<PathBuf> {
     let plugin = "libnccl-gin-ferrogin.so";
     Some(ferrogin_test_support::dist(test, &[plugin])?.join(plugin))
 }
 
-fn ferrogin(plugin: &Path, args: &[&str], settings: &[(&str, &str)]) -> (Output, String) {
+pub fn ferrogin(plugin: &Path, args: &[&str], settings: &[(&str, &str)]) -> (Output, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
     for (name, _) in std::env::vars_os() {
         if ["FERROGIN_", "SOFTEFA_", "FI_", "NCCL_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
@@ -41,7 +41,7 @@ fn demo_passes_three_phases_and_measures() {
 }
 
 /// Open MPI refuses root and more ranks than cores without these options.
-const MPIRUN: [&str; 4] = ["--allow-run-as-root", "--oversubscribe", "-np", "2"];
+pub const MPIRUN: [&str; 4] = ["--allow-run-as-root", "--oversubscribe", "-np", "2"];
 
 #[test]
 fn demo_runs_ranks_of_launcher() {
@@ -68,9 +68,10 @@ fn demo_runs_ranks_of_launcher() {
 #[test]
 fn closed_output_ends_tool_quietly() {
     let Some(plugin) = dist("closed_output_ends_tool_quietly") else { return };
-    for args in [&["doctor"][..], &["ptx"], &["--help"], &["demo", "--reps", "100", "--launcher", "builtin"]] {
+    let demo = ["demo", "--reps", "100", "--launcher", "builtin"];
+    for args in [&["doctor"][..], &["ptx"], &["--help"], &demo, &["perf", "put", "-e", "8", "-n", "10"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
-        command.args(args).env("NCCL_GIN_PLUGIN", &plugin).stdin(Stdio::null());
+        command.args(args).env("NCCL_GIN_PLUGIN", &plugin).env("FERROGIN_PROVIDER", "softefa").stdin(Stdio::null());
         let mut tool = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool starts");
         drop(tool.stdout.take());
         let output = tool.wait_with_output().expect("the tool ends");

@@ -58,9 +58,10 @@ fn one_way(world: &World, program: Program, bytes: u32, reps: u32) -> Result<(u6
     Ok((percentile(&samples, 500), percentile(&samples, 990)))
 }
 
-/// Operations per second on rank 0, from the first post to the end of the flush.
+/// Operations per second on rank 0, from the first post after the warm-up to the end of the flush.
 fn stream(world: &World, program: Program, bytes: u32, burst: u32, reps: u32) -> Result<f64, RunError> {
-    let plan = Plan { burst, aggregate: u32::from(burst > 1), ..plan(world, program, bytes, reps) };
+    let warmup = reps / 10;
+    let plan = Plan { warmup, burst, aggregate: u32::from(burst > 1), ..plan(world, program, bytes, reps + warmup) };
     let reports = world.run("measurement", &[plan])?;
     let elapsed = reports.iter().map(|report| report.elapsed_ns).max().unwrap_or(0).max(1);
     Ok(f64::from(reps) * 1e9 / elapsed as f64)

@@ -42,9 +42,9 @@ pub enum Program {
     PingPongValue,
     /// Puts with a signal in both directions in turn; samples latencies.
     PingPongPut,
-    /// Rank 0 posts values, aggregated by `burst`, then flushes; measures the time of all.
+    /// Rank 0 posts values, aggregated by `burst`, then flushes; measures the time of those after the warm-up.
     StreamValue,
-    /// Rank 0 posts puts with a signal, then flushes; measures the time of all.
+    /// Rank 0 posts puts with a signal, then flushes; measures the time of those after the warm-up.
     StreamPut,
     /// Threads of a rank post values on one endpoint and flush at different times; after each flush the values are read
     /// back from the peer.

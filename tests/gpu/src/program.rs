@@ -577,11 +577,12 @@ impl Run<'_> {
             Program::PingPongValue | Program::StreamValue => Operation::PutValue,
             _ => Operation::PutSignal,
         };
+        let counts = (warmup, reps - warmup);
         if matches!(program, Program::StreamValue | Program::StreamPut) {
-            let time = lane.stream(operation, rank == 0, reps, burst).map_err(failed)?;
+            let time = lane.stream(operation, rank == 0, counts, burst).map_err(failed)?;
             return Ok(time.end - time.start);
         }
-        let samples = lane.latencies(operation, rank == 0, warmup, reps - warmup).map_err(failed)?;
+        let samples = lane.latencies(operation, rank == 0, counts).map_err(failed)?;
         if !self.plan.samples.is_null() {
             // SAFETY: `samples` has an element for each repetition after the warm-up, as many as there are latencies.
             unsafe { self.plan.samples.copy_from_nonoverlapping(samples.as_ptr(), samples.len()) };

@@ -63,7 +63,12 @@ impl Lane<'_> {
     ///
     /// # Errors
     /// An operation fails, or the peer does not answer in time.
-    pub fn latencies(&self, operation: Operation, first: bool, warmup: u32, rounds: u32) -> Result<Vec<u64>, Status> {
+    pub fn latencies(
+        &self,
+        operation: Operation,
+        first: bool,
+        (warmup, rounds): (u32, u32),
+    ) -> Result<Vec<u64>, Status> {
         self.context.set_timeout_ns(self.deadline_ns);
         let is_answered = matches!(operation, Operation::PutSignal | Operation::PutValue | Operation::Signal);
         if !first && !is_answered {
@@ -109,22 +114,33 @@ impl Lane<'_> {
         Ok(clock_ns().wrapping_sub(start))
     }
 
-    /// The first rank posts as fast as it can and flushes; the second one waits for the signals, if the operation has any. Of
-    /// `burst` posts all but the last have the aggregate flag. Returns the times of the first post and of the end of the flush.
+    /// The first rank posts `warmup` operations and flushes, then does the same with `posts` as fast as it can; the second one waits
+    /// for the signals, if the operation has any. Of `burst` posts all but the last have the aggregate flag. Returns the times of the
+    /// first post after the warm-up and of the end of the flush.
     ///
     /// # Errors
     /// An operation fails, or the peer does not post in time.
-    pub fn stream(&self, operation: Operation, first: bool, posts: u32, burst: u32) -> Result<Range<u64>, Status> {
+    pub fn stream(
+        &self,
+        operation: Operation,
+        first: bool,
+        (warmup, posts): (u32, u32),
+        burst: u32,
+    ) -> Result<Range<u64>, Status> {
         self.context.set_timeout_ns(self.deadline_ns);
-        let begin = clock_ns();
+        let mut begin = clock_ns();
         if first {
-            for i in 0..posts {
-                let flags = if i % burst + 1 < burst { Flags::AGGREGATE } else { Flags::NONE };
-                self.post(operation, i, true, flags)?;
+            for rounds in [0..warmup, warmup..warmup + posts] {
+                begin = clock_ns();
+                for round in rounds.clone() {
+                    let is_last = (round - rounds.start) % burst + 1 == burst;
+                    let flags = if is_last { Flags::NONE } else { Flags::AGGREGATE };
+                    self.post(operation, round, true, flags)?;
+                }
+                self.context.flush()?;
             }
-            self.context.flush()?;
         } else if matches!(operation, Operation::PutSignal | Operation::PutValue | Operation::Signal) {
-            self.await_signals(posts.into())?;
+            self.await_signals((warmup + posts).into())?;
         }
         Ok(begin..clock_ns())
     }
