@@ -37,10 +37,7 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
             (old.latency_us.p99, new.latency_us.p99),
             (old.rate_mops, new.rate_mops),
         ];
-        let columns = figures.map(|(old, new)| {
-            // Microseconds have two decimals in the table of a run, and rates four.
-            format!("{old:>10.3} {new:>10.3} {:>7}", ratio(old, new))
-        });
+        let columns = figures.map(|(old, new)| format!("{old:>10.3} {new:>10.3} {:>7}", ratio(old, new)));
         let bytes = if old.operation.has_bytes() { bytes_text(old.bytes) } else { "-".to_owned() };
         println!("{:<11} {bytes:>7} {}", old.operation.name(), columns.join(" "));
     }
@@ -95,7 +92,7 @@ fn describe(report: &Report) -> String {
     let about = &report.about;
     let environment: String = report.environment.iter().map(|(name, value)| format!(", {name}={value}")).collect();
     format!(
-        "ferrogin {}, {} over {}, {} ranks on {} hosts, {}, {} cores, Linux {}, libfabric {}{environment}",
+        "ferrogin {}, {} over {}, {} ranks, hosts: {}; {}, {} cores, Linux {}, libfabric {}{environment}",
         report.ferrogin,
         about.provider,
         about.wire,

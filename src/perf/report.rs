@@ -278,11 +278,13 @@ impl Printer {
 
 /// A row as a line of the table.
 fn line(row: &Row) -> String {
-    let [min, median, p99, p999, max] = row.latency_us.all();
+    // A wait lasts 30 s at most, so whole microseconds fit where decimals would not.
+    let [min, median, p99, p999, max] =
+        row.latency_us.all().map(|us| if us < 1e5 { format!("{us:.2}") } else { format!("{us:.0}") });
     let bandwidth = row.bandwidth_gbs.map_or("-".to_owned(), |value| format!("{value:.4}"));
     let bytes = if row.operation.has_bytes() { row.bytes.to_string() } else { "-".to_owned() };
     format!(
-        "{bytes:>11} {:>10} {min:>9.2} {median:>10.2} {p99:>9.2} {p999:>10.2} {max:>10.2} {:>9.4} {bandwidth:>9}",
+        "{bytes:>11} {:>10} {min:>9} {median:>10} {p99:>9} {p999:>10} {max:>10} {:>9.4} {bandwidth:>9}",
         row.iterations, row.rate_mops
     )
 }
@@ -307,9 +309,9 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        let row = |operation, bytes, samples: Vec<u64>| line(&Operation::row(operation, bytes, 1, samples, 12.5, 1));
+        let row = |operation: Operation, bytes, samples| line(&operation.row(bytes, 1, samples, 0.5, 1));
         let small = row(Operation::Put, 8, vec![1000]);
-        let large = row(Operation::Put, 1 << 30, vec![123_456_789, 9_999_999_999]);
+        let large = row(Operation::PutSignal, 1 << 20, vec![123_456_789, 30_000_000_000]);
         let without = row(Operation::Barrier, 0, vec![5]);
         assert!(small.len() == large.len() && small.len() == without.len(), "{small}\n{large}\n{without}");
         assert!(without.trim_start().starts_with('-') && without.ends_with('-'), "{without}");
