@@ -281,11 +281,12 @@ fn line(row: &Row) -> String {
     // A wait lasts 30 s at most, so whole microseconds fit where decimals would not.
     let [min, median, p99, p999, max] =
         row.latency_us.all().map(|us| if us < 1e5 { format!("{us:.2}") } else { format!("{us:.0}") });
+    let rate = if row.rate_mops < 0.01 { format!("{:.7}", row.rate_mops) } else { format!("{:.4}", row.rate_mops) };
     let bandwidth = row.bandwidth_gbs.map_or("-".to_owned(), |value| format!("{value:.4}"));
     let bytes = if row.operation.has_bytes() { row.bytes.to_string() } else { "-".to_owned() };
     format!(
-        "{bytes:>11} {:>10} {min:>9} {median:>10} {p99:>9} {p999:>10} {max:>10} {:>9.4} {bandwidth:>9}",
-        row.iterations, row.rate_mops
+        "{bytes:>11} {:>10} {min:>9} {median:>10} {p99:>9} {p999:>10} {max:>10} {rate:>9} {bandwidth:>9}",
+        row.iterations
     )
 }
 

@@ -203,7 +203,7 @@ impl Lane<'_> {
 /// The value of a round: not 0, and another one than that of the round before at the same place.
 pub fn value(round: u32, bytes: u64) -> u64 {
     let lap = round / VALUE_SLOTS;
-    u64::from(lap % 255 + 1) * 0x0101_0101_0101_0101 & mask(bytes)
+    (u64::from(lap % 255 + 1) * 0x0101_0101_0101_0101) & mask(bytes)
 }
 
 /// Offset in the inbox of the value of a round.
