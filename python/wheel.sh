@@ -16,21 +16,23 @@ out=${2:-$dist}
 strip=${STRIP:-strip}
 libraries=(libferrogin.so libnccl-gin-ferrogin.so libsoftefa-fi.so libferrogin_device.so)
 
+# say_why REASON [STATUS]
 say_why() {
     echo "wheel: $1" >&2
-    exit 3
+    exit "${2:-3}"
 }
 
 for file in "${libraries[@]}" ferrogin; do
-    [ -f "$dist/$file" ] || say_why "$dist/$file is missing: run make build first"
+    [ -f "$dist/$file" ] || say_why "$dist/$file is missing: run make build first" 1
 done
 for program in python3 "$strip" readelf; do
     command -v "$program" >/dev/null || say_why "no $program"
 done
 tools=$("$here/venv.sh" wheel "$here/requirements-wheel.txt")
 
-files=$(mktemp -d)
-trap 'rm -rf "$files"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+files=$work/files wheels=$work/wheels
 mkdir -p "$files"/{bin,cuda,include/ferrogin,lib} "$out"
 
 # pip copies no links. The linker takes the library under the name that programs load.
@@ -56,19 +58,16 @@ case $(readelf -h "$files/lib/libferrogin.so.0" | sed -n 's/.*Machine: *//p') in
 AArch64) machine=aarch64 ;;
 *) say_why "$dist/libferrogin.so is for a processor without a wheel" ;;
 esac
-glibc=$(readelf --version-info --wide "$files"/lib/*.so.0 "$files"/lib/lib[!f]*.so "$files"/lib/libferrogin_device.so "$files/bin/ferrogin" |
-    grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1)
-[ -n "$glibc" ] || say_why "the libraries name no version of glibc"
+glibc=$(readelf --version-info "${libraries[@]/#/$dist/}" "$dist/ferrogin" | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1)
+[ -n "$glibc" ] || say_why "the libraries name no version of glibc" 1
 platform=manylinux_2_${glibc#GLIBC_2.}_$machine
 
-wheels=$(mktemp -d "$files.XXXXXX")
-trap 'rm -rf "$files" "$wheels"' EXIT
 cd "$here"
 FERROGIN_WHEEL_FILES=$files FERROGIN_WHEEL_PLATFORM=$platform SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-1577836800} \
     "$tools/bin/python" -m hatchling build --target wheel --directory "$wheels" >&2
 wheel=$(echo "$wheels"/*.whl)
-"$tools/bin/auditwheel" show "$wheel" >"$wheels/audit" 2>&1 || say_why "auditwheel does not read the wheel: $(tail -n 1 "$wheels/audit")"
-# The newest platform of which auditwheel says that the wheel runs there.
-grep -q "\"$platform\"" "$wheels/audit" || say_why "auditwheel does not find the wheel to be of $platform: $(tr '\n' ' ' <"$wheels/audit")"
+"$tools/bin/auditwheel" show "$wheel" >"$work/audit" 2>&1 || say_why "auditwheel does not read the wheel: $(tail -n 1 "$work/audit")" 1
+# auditwheel names the oldest platform that the wheel runs on.
+grep -q "\"$platform\"" "$work/audit" || say_why "auditwheel does not find the wheel to be of $platform: $(tr '\n' ' ' <"$work/audit")" 1
 mv "$wheel" "$out/"
 echo "$out/$(basename "$wheel")"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from typing import Any
@@ -13,8 +12,6 @@ from test_package import declarations
 
 cuda = pytest.importorskip("numba.cuda")
 pytest.importorskip("cuda.bindings.nvjitlink")
-if "abi" not in inspect.signature(cuda.declare_device).parameters:
-    pytest.skip("this numba-cuda declares no function of the C ABI: 0.30 does", allow_module_level=True)
 sys.path.insert(0, str(EXAMPLES))
 
 import ferrogin.numba as gin  # noqa: E402

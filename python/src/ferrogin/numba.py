@@ -6,11 +6,15 @@ Each function is a call of one thread and returns an `fgin_status`. Addresses of
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from numba import cuda, types
 
 from ferrogin import paths
+
+if "abi" not in inspect.signature(cuda.declare_device).parameters:
+    raise ImportError("ferrogin.numba needs numba-cuda 0.28 or newer, which declares functions of the C ABI: pip install numba-cuda")
 
 DEFAULT = 0
 AGGREGATE = 2

@@ -17,6 +17,9 @@ from triton.language import core
 
 from ferrogin import paths
 
+if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7):
+    raise ImportError(f"ferrogin.triton needs Triton 3.7 or newer, and this is {triton.__version__}: its LLVM does not read the bitcode")
+
 AGGREGATE = tl.constexpr(2)
 """The flag that leaves the doorbell to a later operation."""
 
@@ -33,7 +36,7 @@ def _function(symbol: str, *types: Any) -> Callable[..., Any]:
         values = [_semantic.cast(_semantic.to_tensor(value), kind) for value, kind in zip(arguments, types)]
         return core.extern_elementwise("", "", values, {types: (symbol, core.int32)}, is_pure=False, _semantic=_semantic)
 
-    return core.extern(function)  # type: ignore[no-any-return]
+    return core.extern(function)
 
 
 _i32, _i64 = core.int32, core.int64
@@ -52,8 +55,8 @@ _wait_counter = _function("fgin_wait_counter", _i64, _i32, _i64)
 _reset_counter = _function("fgin_reset_counter", _i64, _i32)
 
 
-@triton.jit  # type: ignore[misc]
-def _is_first():  # type: ignore[no-untyped-def]
+@triton.jit
+def _is_first():
     """After a barrier, true in thread 0 of the program. The card sends what any thread of the program wrote before."""
     tl.debug_barrier()
     thread = tl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
@@ -86,32 +89,32 @@ _TO_ALL = tl.constexpr(
 )
 
 
-@triton.jit  # type: ignore[misc]
-def _to_all(status):  # type: ignore[no-untyped-def]
+@triton.jit
+def _to_all(status):
     """The status of thread 0, in all threads."""
     return tl.inline_asm_elementwise(_TO_ALL, "=r,r", [status], dtype=tl.int32, is_pure=False, pack=1)
 
 
-@triton.jit  # type: ignore[misc]
-def signal_add(signal, add):  # type: ignore[no-untyped-def]
+@triton.jit
+def signal_add(signal, add):
     """The action that raises a signal of the peer by `add`. Actions are combined with |."""
     return (tl.cast(add, tl.int64) << 32) | (tl.cast(signal, tl.int64) + 1)
 
 
-@triton.jit  # type: ignore[misc]
-def signal_inc(signal):  # type: ignore[no-untyped-def]
+@triton.jit
+def signal_inc(signal):
     """The action that raises a signal of the peer by one."""
     return signal_add(signal, 1)
 
 
-@triton.jit  # type: ignore[misc]
-def counter_inc(counter):  # type: ignore[no-untyped-def]
+@triton.jit
+def counter_inc(counter):
     """The action that raises a counter of this rank by one."""
     return (tl.cast(counter, tl.int64) + 1) << 16
 
 
-@triton.jit  # type: ignore[misc]
-def open(handle, context_id, scratch):  # type: ignore[no-untyped-def]
+@triton.jit
+def open(handle, context_id, scratch):
     """The address of context `context_id`, which the other functions take; 0 if there is none.
 
     `handle` is `Context.handle`; `scratch` a pointer to an int64 in GPU memory that was 0 and that no other handle uses.
@@ -123,8 +126,8 @@ def open(handle, context_id, scratch):  # type: ignore[no-untyped-def]
     return tl.load(scratch, volatile=True)
 
 
-@triton.jit  # type: ignore[misc]
-def put(context, peer, dst, dst_offset, src, src_offset, nbytes, action=0, flags=0):  # type: ignore[no-untyped-def]
+@triton.jit
+def put(context, peer, dst, dst_offset, src, src_offset, nbytes, action=0, flags=0):
     """Writes bytes of this rank's window `src` to the window `dst` of `peer`."""
     status = 0
     if _is_first():
@@ -132,8 +135,8 @@ def put(context, peer, dst, dst_offset, src, src_offset, nbytes, action=0, flags
     return _to_all(status)
 
 
-@triton.jit  # type: ignore[misc]
-def put_value(context, peer, dst, dst_offset, value, nbytes=8, action=0, flags=0):  # type: ignore[no-untyped-def]
+@triton.jit
+def put_value(context, peer, dst, dst_offset, value, nbytes=8, action=0, flags=0):
     """Writes the low 1, 2, 4 or 8 bytes of the integer `value` to the window `dst` of `peer`; `action` names no counter."""
     status = 0
     if _is_first():
@@ -141,8 +144,8 @@ def put_value(context, peer, dst, dst_offset, value, nbytes=8, action=0, flags=0
     return _to_all(status)
 
 
-@triton.jit  # type: ignore[misc]
-def get(context, peer, remote, remote_offset, local, local_offset, nbytes, flags=0):  # type: ignore[no-untyped-def]
+@triton.jit
+def get(context, peer, remote, remote_offset, local, local_offset, nbytes, flags=0):
     """Reads bytes of the window `remote` of `peer` to this rank's window `local`; they are there after `flush`."""
     status = 0
     if _is_first():
@@ -150,8 +153,8 @@ def get(context, peer, remote, remote_offset, local, local_offset, nbytes, flags
     return _to_all(status)
 
 
-@triton.jit  # type: ignore[misc]
-def signal(context, peer, action, flags=0):  # type: ignore[no-untyped-def]
+@triton.jit
+def signal(context, peer, action, flags=0):
     """Carries out `action` on `peer`, without bytes."""
     status = 0
     if _is_first():
@@ -159,8 +162,8 @@ def signal(context, peer, action, flags=0):  # type: ignore[no-untyped-def]
     return _to_all(status)
 
 
-@triton.jit  # type: ignore[misc]
-def flush(context):  # type: ignore[no-untyped-def]
+@triton.jit
+def flush(context):
     """Waits until every earlier operation on the context has completed."""
     status = 0
     if _is_first():
@@ -168,8 +171,8 @@ def flush(context):  # type: ignore[no-untyped-def]
     return _to_all(status)
 
 
-@triton.jit  # type: ignore[misc]
-def set_timeout(context, ns):  # type: ignore[no-untyped-def]
+@triton.jit
+def set_timeout(context, ns):
     """Later waits of the context fail after `ns` nanoseconds; 0 is no limit."""
     status = 0
     if _is_first():
@@ -177,8 +180,8 @@ def set_timeout(context, ns):  # type: ignore[no-untyped-def]
     return _to_all(status)
 
 
-@triton.jit  # type: ignore[misc]
-def read_signal(context, number, out):  # type: ignore[no-untyped-def]
+@triton.jit
+def read_signal(context, number, out):
     """Writes the count of a signal to the int64 at the pointer `out`."""
     status = 0
     if _is_first():
@@ -186,8 +189,8 @@ def read_signal(context, number, out):  # type: ignore[no-untyped-def]
     return _to_all(status)
 
 
-@triton.jit  # type: ignore[misc]
-def wait_signal(context, number, least):  # type: ignore[no-untyped-def]
+@triton.jit
+def wait_signal(context, number, least):
     """Waits until the count of a signal is at least `least`, modulo 2^31."""
     status = 0
     if _is_first():
@@ -195,8 +198,8 @@ def wait_signal(context, number, least):  # type: ignore[no-untyped-def]
     return _to_all(status)
 
 
-@triton.jit  # type: ignore[misc]
-def reset_signal(context, number):  # type: ignore[no-untyped-def]
+@triton.jit
+def reset_signal(context, number):
     """Sets the count of a signal to 0."""
     status = 0
     if _is_first():
@@ -204,8 +207,8 @@ def reset_signal(context, number):  # type: ignore[no-untyped-def]
     return _to_all(status)
 
 
-@triton.jit  # type: ignore[misc]
-def read_counter(context, number, out):  # type: ignore[no-untyped-def]
+@triton.jit
+def read_counter(context, number, out):
     """Writes the count of a counter to the int64 at the pointer `out`."""
     status = 0
     if _is_first():
@@ -213,8 +216,8 @@ def read_counter(context, number, out):  # type: ignore[no-untyped-def]
     return _to_all(status)
 
 
-@triton.jit  # type: ignore[misc]
-def wait_counter(context, number, least):  # type: ignore[no-untyped-def]
+@triton.jit
+def wait_counter(context, number, least):
     """Waits until the count of a counter is at least `least`, modulo 2^31."""
     status = 0
     if _is_first():
@@ -222,8 +225,8 @@ def wait_counter(context, number, least):  # type: ignore[no-untyped-def]
     return _to_all(status)
 
 
-@triton.jit  # type: ignore[misc]
-def reset_counter(context, number):  # type: ignore[no-untyped-def]
+@triton.jit
+def reset_counter(context, number):
     """Sets the count of a counter to 0."""
     status = 0
     if _is_first():
