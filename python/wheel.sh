@@ -2,7 +2,7 @@
 # Builds the Python wheel: wheel.sh [DIST] [OUT]. Prints its path.
 #
 # DIST (default: dist) is what `make build` made; OUT (default: DIST) gets the wheel. It has the stripped libraries and the tool, the
-# headers, the checked-in PTX and bitcode, and the objects of `make ptx` if DIST/cuda has those of this PTX. Its platform is that of
+# headers, the checked-in PTX and bitcode, and the objects of `make ptx` if DIST/cuda has those of the same sources. Its platform is that of
 # the libraries, with the oldest glibc that has all their symbols. Fetches the build backend from PyPI once (into .cache/).
 # Status 3, and the reason, when something cannot be had.
 #
@@ -45,10 +45,11 @@ done
 chmod 755 "$files"/bin/ferrogin "$files"/lib/*.so*
 cp "$root"/ffi-headers/include/ferrogin/* "$files/include/ferrogin/"
 cp "$root"/ptx/ferrogin_device.{ptx,bc} "$files/cuda/"
+source_of() { sed -n 's|^// source: ||p;20q' "$1"; }
 if [ ! -f "$dist/cuda/ferrogin_device.o" ]; then
     echo "wheel: without CUDA objects: make ptx makes them" >&2
-elif ! cmp -s "$dist/cuda/ferrogin_device.ptx" "$root/ptx/ferrogin_device.ptx"; then
-    echo "wheel: without CUDA objects: those in $dist/cuda are of another PTX; make ptx makes them again" >&2
+elif [ "$(source_of "$dist/cuda/ferrogin_device.ptx")" != "$(source_of "$root/ptx/ferrogin_device.ptx")" ]; then
+    echo "wheel: without CUDA objects: those in $dist/cuda are of other sources than the PTX; make ptx makes them again" >&2
 else
     cp "$dist"/cuda/ferrogin_device*.o "$files/cuda/"
 fi

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import shutil
+import subprocess
+import sys
 import threading
 import warnings
 import weakref
@@ -120,6 +124,17 @@ with ferrogin.Comm.open_at("127.0.0.1:{port}", int(os.environ["FERROGIN_RANK"]),
     comm.barrier()
 """
     )
+
+
+def test_ranks_meet_by_mpi4py() -> None:
+    pytest.importorskip("mpi4py")
+    if not shutil.which("mpirun"):
+        pytest.skip("there is no mpirun")
+    command = ["mpirun", "--oversubscribe", "-np", "2", sys.executable, str(EXAMPLES / "mpi.py")]
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["rank 0 of 2 received 1.5", "rank 1 of 2 received 0.5"]
 
 
 ALLGATHER = """
