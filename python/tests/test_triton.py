@@ -74,7 +74,19 @@ def every_function(handle, scratch, peer, window, out, statuses):
 
 def test_every_function_compiles() -> None:
     types = {"handle": "i64", "scratch": "*i64", "peer": "i32", "window": "i64", "out": "*i64", "statuses": "*i32"}
-    check(triton_kernel.compile_for(every_function, types, 90), "sm_90")
+    kernel = check(triton_kernel.compile_for(every_function, types, 90), "sm_90")
+    # The calls of 13 functions pass their status on, in three bits each. A call of another type than its function would end the kernel.
+    assert kernel.count("barrier.red.or.pred") == 3 * 13
+
+
+@triton.jit
+def no_status(context, peer, window):
+    gin.put_value(context, peer, window, 0, 7)
+
+
+def test_operation_whose_status_is_ignored_is_posted() -> None:
+    types = {"context": "i64", "peer": "i32", "window": "i64"}
+    check(triton_kernel.compile_for(no_status, types, 90), "sm_90")
 
 
 def test_module_has_the_functions_of_the_header() -> None:
