@@ -1,4 +1,5 @@
-// Compiles the device crate to one PTX module, and to the same module as LLVM bitcode. Included by build.rs, tests/all/ptx.rs and xtask/src/ptx.rs.
+// Compiles the device crate to one module, as PTX and as LLVM bitcode. Included by build.rs, tests/all/ptx.rs and
+// xtask/src/ptx.rs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,4 +1,5 @@
-//! The device code as PTX and bitcode: the checked-in files are made from the sources, and the tool prints a module that can be linked.
+//! The device code as PTX and bitcode: the checked-in files are made from the sources, and the tool prints a module that can be
+//! linked.
 
 #[path = "../../ptx/compile.rs"]
 #[allow(dead_code)]
