@@ -3,58 +3,74 @@
 CARGO ?= cargo
 DIST ?= dist
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-RELEASE := $(TARGET)/release
+# Another target has flags and a directory of its own: cargo xtask release builds for aarch64.
+BUILD_FLAGS ?=
+RELEASE ?= $(TARGET)/release
 PREFIX ?= /usr/local
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 MAJOR := $(firstword $(subst ., ,$(VERSION)))
+# An installation may be moved, so its files name each other by relative paths: the libraries are below PREFIX.
+LIBDIR ?= $(PREFIX)/lib
+LIB := $(patsubst $(PREFIX)/%,%,$(LIBDIR))
+UP := $(shell echo '$(LIB)' | sed 's|[^/][^/]*|..|g')
 ROOT = $(DESTDIR)$(PREFIX)
-CMAKE_DIR = $(ROOT)/lib/cmake/ferrogin
-FILL_IN := sed 's/@VERSION@/$(VERSION)/;s/@MAJOR@/$(MAJOR)/'
-OTHER_LIBRARIES := libnccl-gin-ferrogin.so libsoftefa-fi.so libferrogin_device.so
+CMAKE_DIR = $(ROOT)/$(LIB)/cmake/ferrogin
+FILL_IN := sed 's|@VERSION@|$(VERSION)|;s|@MAJOR@|$(MAJOR)|;s|@LIB@|$(LIB)|;s|@UP@|$(UP)|'
+# Programs link these, by their sonames.
+LINKED := libferrogin.so libferrogin_device.so
+# NCCL and libfabric find these by the names of their files.
+LOADED := libnccl-gin-ferrogin.so libsoftefa-fi.so
 
-.PHONY: help build install uninstall ptx wheel book demo test clean
+.PHONY: help build install uninstall ptx wheel book release demo test clean
 
 help:
 	@echo 'make build   $(DIST)/: the plugin, the software card, the host and device libraries and headers, the ferrogin tool'
 	@echo 'make ptx     build, then $(DIST)/cuda/: the device code as PTX and as objects that nvcc links (fetches nvcc from PyPI)'
 	@echo 'make wheel   build, then $(DIST)/ferrogin-$(VERSION)-*.whl: the Python package with all of these (after make ptx with the objects too)'
-	@echo 'make install PREFIX=$(PREFIX) DESTDIR=   copies what make build made; make uninstall removes it'
+	@echo 'make install PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) DESTDIR=   copies what make build and make ptx made; make uninstall removes it'
 	@echo 'make book    target/book/index.html: the documentation as a book (installs mdBook into .cache/)'
+	@echo 'make release target/release-tarballs/: a tarball for x86-64 and one for aarch64, after checks (SNAPSHOT=1: of any tree)'
 	@echo 'make demo    build, then two ranks exchange values through the plugin on the software card'
 	@echo 'make test    build, then all tests; ends with how many passed, failed and were skipped'
 	@echo 'make clean   remove what was built and fetched'
 	@echo 'demo and test first install what is missing with apt-get: scripts/install-deps.sh says what.'
 
 build:
-	$(CARGO) build --release --locked -p nccl-gin-ferrogin -p softefa -p ferrogin-device -p ferrogin-host -p ferrogin
+	$(CARGO) build --release --locked $(BUILD_FLAGS) -p nccl-gin-ferrogin -p softefa -p ferrogin-device -p ferrogin-host -p ferrogin
+	rm -rf $(DIST)/include
 	install -d $(DIST)/include
 	install -m 755 $(RELEASE)/libnccl_gin_ferrogin.so $(DIST)/libnccl-gin-ferrogin.so
 	install -m 755 $(RELEASE)/libsoftefa_fi.so $(DIST)/libsoftefa-fi.so
 	install -m 755 $(RELEASE)/libferrogin_device.so $(DIST)/libferrogin_device.so
 	install -m 755 $(RELEASE)/libferrogin.so $(DIST)/libferrogin.so
-	ln -sf libferrogin.so $(DIST)/libferrogin.so.$(MAJOR)
+	for library in $(LINKED); do ln -sf $$library $(DIST)/$$library.$(MAJOR); done
 	install -m 755 $(RELEASE)/ferrogin $(DIST)/ferrogin
 	cp -R ffi-headers/include/. $(DIST)/include/
 
-# It builds nothing, so that root runs no compiler. Only libferrogin.so has a version in its name: NCCL and libfabric find the plugin and the
-# software card by the names of their files.
+# It builds nothing, so that root runs no compiler.
 install:
 	@test -f $(DIST)/libferrogin.so || { echo '$(DIST)/libferrogin.so is missing: run make build first' >&2; exit 1; }
-	install -d $(ROOT)/bin $(ROOT)/include/ferrogin $(ROOT)/lib/pkgconfig $(CMAKE_DIR)
+	@case '$(LIB)' in /*) echo 'LIBDIR=$(LIBDIR) is not below PREFIX=$(PREFIX): choose a directory in it' >&2; exit 1;; esac
+	install -d $(ROOT)/bin $(ROOT)/include/ferrogin $(ROOT)/$(LIB)/pkgconfig $(CMAKE_DIR)
 	install -m 755 $(DIST)/ferrogin $(ROOT)/bin/ferrogin
-	install -m 755 $(DIST)/libferrogin.so $(ROOT)/lib/libferrogin.so.$(VERSION)
-	ln -sf libferrogin.so.$(VERSION) $(ROOT)/lib/libferrogin.so.$(MAJOR)
-	ln -sf libferrogin.so.$(MAJOR) $(ROOT)/lib/libferrogin.so
-	install -m 755 $(OTHER_LIBRARIES:%=$(DIST)/%) $(ROOT)/lib
+	set -e; for library in $(LINKED); do \
+	  install -m 755 $(DIST)/$$library $(ROOT)/$(LIB)/$$library.$(VERSION); \
+	  ln -sf $$library.$(VERSION) $(ROOT)/$(LIB)/$$library.$(MAJOR); \
+	  ln -sf $$library.$(MAJOR) $(ROOT)/$(LIB)/$$library; \
+	done
+	install -m 755 $(LOADED:%=$(DIST)/%) $(ROOT)/$(LIB)
 	install -m 644 $(wildcard $(DIST)/include/ferrogin/*) $(ROOT)/include/ferrogin
-	$(FILL_IN) scripts/install/ferrogin.pc.in | install -m 644 /dev/stdin $(ROOT)/lib/pkgconfig/ferrogin.pc
+	if test -d $(DIST)/cuda; then \
+	  install -d $(ROOT)/$(LIB)/ferrogin/cuda && install -m 644 $(DIST)/cuda/* $(ROOT)/$(LIB)/ferrogin/cuda; \
+	fi
+	$(FILL_IN) scripts/install/ferrogin.pc.in | install -m 644 /dev/stdin $(ROOT)/$(LIB)/pkgconfig/ferrogin.pc
 	$(FILL_IN) scripts/install/ferrogin-config.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config.cmake
 	$(FILL_IN) scripts/install/ferrogin-config-version.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config-version.cmake
 
 uninstall:
-	rm -f $(ROOT)/bin/ferrogin $(OTHER_LIBRARIES:%=$(ROOT)/lib/%) $(ROOT)/lib/pkgconfig/ferrogin.pc
-	rm -f $(ROOT)/lib/libferrogin.so $(ROOT)/lib/libferrogin.so.$(MAJOR) $(ROOT)/lib/libferrogin.so.$(VERSION)
-	rm -rf $(ROOT)/include/ferrogin $(CMAKE_DIR)
+	rm -f $(ROOT)/bin/ferrogin $(LOADED:%=$(ROOT)/$(LIB)/%) $(ROOT)/$(LIB)/pkgconfig/ferrogin.pc
+	for library in $(LINKED); do rm -f $(ROOT)/$(LIB)/$$library $(ROOT)/$(LIB)/$$library.$(MAJOR) $(ROOT)/$(LIB)/$$library.$(VERSION); done
+	rm -rf $(ROOT)/include/ferrogin $(CMAKE_DIR) $(ROOT)/$(LIB)/ferrogin
 
 ptx: build
 	mkdir -p $(DIST)/cuda
@@ -67,6 +83,10 @@ wheel: build
 
 book:
 	@scripts/book.sh
+
+# SNAPSHOT=1 makes tarballs of a tree that is no release.
+release:
+	$(CARGO) xtask release $(if $(SNAPSHOT),--snapshot)
 
 demo:
 	@scripts/install-deps.sh demo

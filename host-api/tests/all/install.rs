@@ -3,35 +3,41 @@
 use crate::common::{dist, on_software_card, text};
 use crate::examples::passes;
 use ferrogin_test_support::{skip, workspace};
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 const PREFIX: &str = "/opt/ferrogin";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-const SONAME: &str = concat!("libferrogin.so.", env!("CARGO_PKG_VERSION_MAJOR"));
+const MAJOR: &str = env!("CARGO_PKG_VERSION_MAJOR");
+/// The usual directory of libraries below the prefix, and that of a multiarch system.
+const LIB: &str = "lib";
+const MULTIARCH: &str = "lib/x86_64-linux-gnu";
 
 /// An installation below a temporary directory, which is removed at the end.
 struct Installed {
     dist: PathBuf,
     root: PathBuf,
+    lib: String,
 }
 
 impl Installed {
     /// Installs what `make build` made. Without it, or without make, `test` is skipped.
-    fn new(test: &str) -> Option<Installed> {
+    fn new(test: &str, lib: &str) -> Option<Installed> {
         let dist = dist(test)?;
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
-        let installed = Installed { dist, root };
-        installed.make(test, "install").then_some(installed)
+        let installed = Installed { dist, root, lib: lib.to_owned() };
+        succeeds(test, &mut installed.make("install")).map(|_| installed)
     }
 
-    fn make(&self, test: &str, target: &str) -> bool {
+    fn make(&self, target: &str) -> Command {
         let mut make = Command::new("make");
         make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").arg("-C").arg(workspace()).arg(target);
         let value = |name: &str, path: &Path| format!("{name}={}", path.display());
         make.args([value("DIST", &self.dist), value("DESTDIR", &self.root), format!("PREFIX={PREFIX}")]);
-        succeeds(test, &mut make).is_some()
+        make.arg(value("LIBDIR", &Path::new(PREFIX).join(&self.lib)));
+        make
     }
 
     fn prefix(&self) -> PathBuf {
@@ -39,7 +45,7 @@ impl Installed {
     }
 
     fn lib(&self) -> PathBuf {
-        self.prefix().join("lib")
+        self.prefix().join(&self.lib)
     }
 }
 
@@ -71,46 +77,72 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn installed_library_has_its_soname() {
-    let test = "installed_library_has_its_soname";
-    let Some(installed) = Installed::new(test) else { return };
+fn installed_libraries_have_their_sonames() {
+    let test = "installed_libraries_have_their_sonames";
+    let Some(installed) = Installed::new(test, LIB) else { return };
     let lib = installed.lib();
-    let file = format!("libferrogin.so.{VERSION}");
-    assert_eq!(lib.join("libferrogin.so").canonicalize().expect("a link"), lib.canonicalize().unwrap().join(&file));
-    assert_eq!(std::fs::read_link(lib.join(SONAME)).expect("a link"), Path::new(&file));
-    if let Some(output) = succeeds(test, Command::new("readelf").arg("-d").arg(lib.join(file))) {
-        assert!(text(&output).contains(&format!("Library soname: [{SONAME}]")), "{}", text(&output));
+    for name in ["libferrogin.so", "libferrogin_device.so"] {
+        let (file, soname) = (format!("{name}.{VERSION}"), format!("{name}.{MAJOR}"));
+        assert_eq!(lib.join(name).canonicalize().expect("a link"), lib.canonicalize().unwrap().join(&file));
+        assert_eq!(std::fs::read_link(lib.join(&soname)).expect("a link"), Path::new(&file));
+        if let Some(output) = succeeds(test, Command::new("readelf").arg("-d").arg(lib.join(file))) {
+            assert!(text(&output).contains(&format!("Library soname: [{soname}]")), "{}", text(&output));
+        }
+    }
+    // What `make ptx` built is installed too.
+    let names = |directory: &Path| {
+        let files = if directory.is_dir() { files(directory) } else { Vec::new() };
+        files.iter().map(|path| path.file_name().expect("a name").to_owned()).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(names(&lib.join("ferrogin/cuda")), names(&installed.dist.join("cuda")));
+}
+
+#[test]
+fn libraries_are_below_the_prefix() {
+    let test = "libraries_are_below_the_prefix";
+    let Some(dist) = dist(test) else { return };
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+    let installed = Installed { dist, root, lib: "/usr/lib".to_owned() };
+    match installed.make("install").output() {
+        Ok(output) => {
+            let expected = "LIBDIR=/usr/lib is not below PREFIX=/opt/ferrogin: choose a directory in it";
+            assert!(!output.status.success() && text(&output).contains(expected), "{}", text(&output));
+            assert!(!installed.root.exists());
+        }
+        Err(error) => skip(test, error),
     }
 }
 
 #[test]
 fn installed_tool_finds_the_plugin_and_the_software_card() {
     let test = "installed_tool_finds_the_plugin_and_the_software_card";
-    let Some(installed) = Installed::new(test) else { return };
-    let mut tool = Command::new(installed.prefix().join("bin/ferrogin"));
-    // Without NCCL_GIN_PLUGIN the doctor reports NCCL's area as a problem.
-    tool.args(["doctor", "--only", "plugin"]).env_remove("NCCL_GIN_PLUGIN");
-    if let Some(output) = succeeds(test, on_software_card(&mut tool)) {
-        let plugin = installed.lib().join("libnccl-gin-ferrogin.so");
-        assert!(text(&output).contains(&*plugin.to_string_lossy()), "{}", text(&output));
+    for lib in [LIB.to_owned(), format!("lib/{}-linux-gnu", std::env::consts::ARCH)] {
+        let Some(installed) = Installed::new(test, &lib) else { return };
+        let mut tool = Command::new(installed.prefix().join("bin/ferrogin"));
+        // Without NCCL_GIN_PLUGIN the doctor reports NCCL's area as a problem.
+        tool.args(["doctor", "--only", "plugin"]).env_remove("NCCL_GIN_PLUGIN");
+        if let Some(output) = succeeds(test, on_software_card(&mut tool)) {
+            let plugin = installed.lib().join("libnccl-gin-ferrogin.so");
+            assert!(text(&output).contains(&*plugin.to_string_lossy()), "{}", text(&output));
+        }
     }
 }
 
 #[test]
 fn uninstall_removes_what_install_installed() {
     let test = "uninstall_removes_what_install_installed";
-    let Some(installed) = Installed::new(test) else { return };
+    let Some(installed) = Installed::new(test, MULTIARCH) else { return };
     assert!(files(&installed.root).len() > 10);
     let of_others = installed.lib().join("libother.so");
     std::fs::write(&of_others, "").expect("a file");
-    installed.make(test, "uninstall");
+    succeeds(test, &mut installed.make("uninstall"));
     assert_eq!(files(&installed.root), [of_others]);
 }
 
 #[test]
 fn pkg_config_gives_the_flags_of_a_program() {
     let test = "pkg_config_gives_the_flags_of_a_program";
-    let Some(installed) = Installed::new(test) else { return };
+    let Some(installed) = Installed::new(test, MULTIARCH) else { return };
     let pkg_config = |arguments: &[&str]| {
         let mut command = Command::new("pkg-config");
         let output = succeeds(test, command.env("PKG_CONFIG_PATH", installed.lib().join("pkgconfig")).args(arguments))?;
@@ -132,7 +164,7 @@ fn pkg_config_gives_the_flags_of_a_program() {
 #[test]
 fn cmake_package_gives_the_target_of_a_program() {
     let test = "cmake_package_gives_the_target_of_a_program";
-    let Some(installed) = Installed::new(test) else { return };
+    let Some(installed) = Installed::new(test, LIB) else { return };
     let (source, build) = (installed.root.join("source"), installed.root.join("build"));
     std::fs::create_dir(&source).expect("a directory");
     for file in ["exchange.c", "CMakeLists.txt"] {

@@ -34,8 +34,8 @@ impl Config {
     }
 }
 
-/// The value of NCCL_GIN_PLUGIN, or the path of the plugin in FERROGIN_DIST, in the executable's directory, or in the `lib` beside
-/// that directory, in this order. `make install` leaves the executable in `bin` and the plugin in `lib`.
+/// The value of NCCL_GIN_PLUGIN, or the path of the plugin in FERROGIN_DIST, in the executable's directory, or in a directory of
+/// libraries beside that directory, in this order. `make install` leaves the executable in `bin` and the plugin in `lib`, or in its LIBDIR.
 pub fn plugin_from_env() -> String {
     const PLUGIN: &str = "libnccl-gin-ferrogin.so";
     if let Some(list) = std::env::var("NCCL_GIN_PLUGIN").ok().filter(|list| !list.is_empty()) {
@@ -43,9 +43,10 @@ pub fn plugin_from_env() -> String {
     }
     let beside = || {
         let own = std::env::current_exe().ok()?.parent()?.to_path_buf();
-        let installed = own.parent()?.join("lib");
-        let is_installed = !own.join(PLUGIN).is_file() && installed.join(PLUGIN).is_file();
-        Some(if is_installed { installed } else { own })
+        let multiarch = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
+        let beside = ["lib", "lib64", &multiarch].map(|lib| own.with_file_name(lib));
+        let found = std::iter::once(&own).chain(&beside).find(|directory| directory.join(PLUGIN).is_file()).cloned();
+        Some(found.unwrap_or(own))
     };
     let directory = std::env::var_os("FERROGIN_DIST").map(PathBuf::from).or_else(beside).unwrap_or_default();
     directory.join(PLUGIN).to_string_lossy().into_owned()
