@@ -87,7 +87,7 @@ fn summary_lists_every_page() {
 
 /// The variables of ferrogin.
 fn all_settings() -> Vec<&'static str> {
-    [&settings::PLUGIN[..], &settings::SOFTWARE_CARD, &settings::TESTS].concat()
+    [&settings::PLUGIN[..], &settings::HOST_API, &settings::SOFTWARE_CARD, &settings::TESTS].concat()
 }
 
 /// True for a setting, and for a variable that tests and benches read.
@@ -117,11 +117,11 @@ fn software_card_page_has_every_fault() {
         return;
     };
     let mut probe = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
-    probe.arg("probe").env("NCCL_GIN_PLUGIN", dist.join("libnccl-gin-ferrogin.so"));
+    probe.args(["doctor", "--json", "--only", "plugin"]).env("NCCL_GIN_PLUGIN", dist.join("libnccl-gin-ferrogin.so"));
     probe.envs([("FERROGIN_PROVIDER", "softefa"), ("SOFTEFA_FAULTS", "unknown=1")]);
     let output = probe.output().expect("the tool starts");
     let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat();
-    let list = text.split("keys are ").nth(1).and_then(|text| text.lines().next()).expect("a list of keys");
+    let list = text.split("keys are ").nth(1).and_then(|text| text.split('"').next()).expect("a list of keys");
     let names = list.split([',', ';', ' ']).filter(|word| !["", "flags", "are"].contains(word));
     let page = std::fs::read_to_string(workspace().join("docs/software-card.md")).expect("the page");
     let rows: String = page.lines().filter(|line| line.starts_with("| `")).collect();
