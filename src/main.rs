@@ -9,6 +9,7 @@ mod mlx5_cards;
 mod perf;
 mod probe;
 mod ptx;
+mod validate;
 
 use clap::{Parser, Subcommand};
 use nix::sys::signal::{SigHandler, Signal, signal};
@@ -44,12 +45,20 @@ enum Command {
     Compare(perf::CompareArgs),
     /// Draws reports of perf: latency and bandwidth against size.
     Plot(perf::PlotArgs),
+    /// Tries everything between the ranks of a job, and writes a report to send: for machines with hardware.
+    ///
+    /// Runs the doctor, the scenarios, checks of the card and perf, as ranks under mpirun, torchrun or FERROGIN_RANK, FERROGIN_NRANKS and
+    /// FERROGIN_BOOTSTRAP, or as --ranks on this host. Exits with 0 if all passed.
+    Validate(validate::ValidateArgs),
     /// Prints the device code as PTX: the functions of ferrogin/gin.h, to be linked with kernels.
     Ptx {
         /// Prints the origin of the PTX instead: its compiler and sources.
         #[arg(long)]
         about: bool,
     },
+    /// Runs one part of a validation, as a rank.
+    #[command(hide = true)]
+    ValidatePart(validate::PartArgs),
     /// Runs one check of the doctor in this process.
     #[command(hide = true)]
     Probe {
@@ -70,6 +79,8 @@ fn main() -> ExitCode {
         Command::Plot(args) => perf::plot(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Ptx { about } => ptx::run(about),
+        Command::Validate(args) => validate::run(&args),
+        Command::ValidatePart(args) => validate::part(&args),
         Command::Probe { limit, probe } => probe::run(&probe, Duration::from_secs(limit)),
     }
 }

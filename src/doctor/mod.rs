@@ -23,6 +23,8 @@ mod plugin;
 mod rdma;
 mod settings;
 
+pub use settings::VARIABLES;
+
 use clap::ValueEnum;
 use finding::{Finding, Report};
 use std::path::{Path, PathBuf};

@@ -8,27 +8,55 @@ use ferrogin_ffi::settings;
 
 const AREA: &str = "setting";
 
-/// Known variables of NCCL and libfabric, by prefix.
-const OTHERS: [&str; 12] = [
-    "NCCL_GIN_",
-    "NCCL_SYM_GIN_KERNELS_ENABLE",
-    "NCCL_CUMEM_ENABLE",
-    "NCCL_WIN_ENABLE",
-    "NCCL_CROSS_NIC",
-    "NCCL_SOCKET_IFNAME",
-    "NCCL_DEBUG",
-    "FI_PROVIDER",
-    "FI_EFA_",
+/// The variables whose values a report has. No prefix is enough: a variable with a secret may begin with NCCL_ or FI_.
+pub const VARIABLES: [&str; 44] = [
+    "FERROGIN_CONTROL",
+    "FERROGIN_DEVICE",
+    "FERROGIN_DIST",
+    "FERROGIN_LIBFABRIC",
+    "FERROGIN_NRANKS",
+    "FERROGIN_POST",
+    "FERROGIN_PROVIDER",
+    "FERROGIN_RANK",
+    "FERROGIN_TIMEOUT",
+    "FERROGIN_TRACE",
+    "FI_EFA_ENABLE_SHM_TRANSFER",
+    "FI_EFA_FORK_SAFE",
+    "FI_EFA_IFACE",
+    "FI_EFA_RX_SIZE",
+    "FI_EFA_TX_SIZE",
+    "FI_EFA_USE_DEVICE_RDMA",
+    "FI_EFA_USE_HUGE_PAGE",
+    "FI_EFA_USE_HW_CNTR",
     "FI_HMEM",
-    "FI_LOG_",
-    "FI_MR_CACHE_",
+    "FI_HMEM_P2P_DISABLED",
+    "FI_LOG_LEVEL",
+    "FI_LOG_PROV",
+    "FI_MR_CACHE_MAX_COUNT",
+    "FI_MR_CACHE_MAX_SIZE",
+    "FI_MR_CACHE_MONITOR",
+    "FI_PROVIDER",
+    "FI_PROVIDER_PATH",
+    "NCCL_CROSS_NIC",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_DEBUG",
+    "NCCL_GIN_ENABLE",
+    "NCCL_GIN_ERROR_QUERY_SEC",
+    "NCCL_GIN_NCONNECTIONS",
+    "NCCL_GIN_PLUGIN",
+    "NCCL_GIN_TYPE",
+    "NCCL_NET_PLUGIN",
+    "NCCL_RMA_PLUGIN",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_SYM_GIN_KERNELS_ENABLE",
+    "NCCL_WIN_ENABLE",
+    "SOFTEFA_FAULTS",
+    "SOFTEFA_IFADDR",
+    "SOFTEFA_NICS",
+    "SOFTEFA_WIRE",
 ];
 
-/// True if reports may have the variable's value.
-pub fn is_known(name: &str) -> bool {
-    is_own(name) || OTHERS.iter().any(|prefix| name.starts_with(prefix))
-}
-
+/// True for a setting of ferrogin. Its value is shown only if [`VARIABLES`] has it.
 fn is_own(name: &str) -> bool {
     [&settings::PLUGIN[..], &settings::HOST_API, &settings::SOFTWARE_CARD, &settings::TESTS].concat().contains(&name)
 }
@@ -40,8 +68,10 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
         .collect();
     all.sort();
     for (name, value) in all {
-        if is_known(&name) {
+        if VARIABLES.contains(&&*name) {
             findings.push(Finding::ok(AREA, format!("{name}={value}")));
+        } else if is_own(&name) {
+            findings.push(Finding::ok(AREA, format!("{name} is set")));
         } else if name.starts_with("FERROGIN_") {
             findings.push(Finding::warning(
                 AREA,

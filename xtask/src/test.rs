@@ -26,6 +26,7 @@ const SLOW: &[&str] = &[
     "docs::copied",
     "doctor_finds_what_only",
     "every_failed_status",
+    "failing_steps_are_reported",
     "failures::",
     "four_peers",
     "idle::",
@@ -52,6 +53,7 @@ const SLOW: &[&str] = &[
     "schedules::",
     "stopped_peer",
     "unknown_backend_versions",
+    "validation_of_the_software_card",
     "values::",
 ];
 

@@ -1,0 +1,205 @@
+//! The report archive: a .tar.gz with a MANIFEST, without secrets.
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+/// Bytes of a file in the archive: its end is kept.
+pub const FILE_MAX: usize = 256 << 10;
+/// The directory in the archive.
+const TOP: &str = "ferrogin-report";
+
+/// What the archive holds, by pattern of file names. MANIFEST and docs/validate.md have this text.
+pub const CONTENTS: [(&str, &str); 7] = [
+    ("summary.txt, summary.json", "the steps and the comparison with the software card"),
+    ("rank-N/doctor.json", "the report of `ferrogin doctor --json` on that rank"),
+    ("rank-N/scenario-NAME.txt", "what a scenario that failed wrote"),
+    ("rank-N/fidelity.txt", "what the check of the card wrote and observed"),
+    ("rank-N/perf.txt, rank-0/perf.json", "the table and the figures of `ferrogin perf`"),
+    ("rank-N/environment.txt", "the values of the variables that MANIFEST lists, if they are set"),
+    ("rank-N/machine.txt", "kernel release, architecture, processors, memory, instance type"),
+];
+
+/// A file that becomes the archive when it is complete.
+pub struct Output {
+    path: PathBuf,
+    part: PathBuf,
+    file: File,
+}
+
+impl Output {
+    /// Creates the file beside its last place.
+    ///
+    /// # Errors
+    /// The directory does not exist or refuses files.
+    pub fn create(path: &Path) -> Result<Output, String> {
+        let failed = |error: io::Error| {
+            format!(
+                "the report cannot be written to {}: {error}; name a file in a directory that exists and is writable with --output",
+                path.display()
+            )
+        };
+        if path.is_dir() {
+            return Err(failed(io::Error::from(io::ErrorKind::IsADirectory)));
+        }
+        let mut part = path.as_os_str().to_owned();
+        part.push(format!(".{}.part", std::process::id()));
+        let part = PathBuf::from(part);
+        let file = File::create_new(&part).map_err(failed)?;
+        Ok(Output { path: path.to_owned(), part, file })
+    }
+
+    /// Writes the archive and gives it its name.
+    ///
+    /// # Errors
+    /// The disk is full, or the file cannot be renamed.
+    pub fn write(mut self, files: &BTreeMap<String, String>) -> Result<PathBuf, String> {
+        let bytes = pack(files).map_err(|error| self.failed(&error))?;
+        self.file.write_all(&bytes).map_err(|error| self.failed(&error))?;
+        self.file.sync_all().map_err(|error| self.failed(&error))?;
+        std::fs::rename(&self.part, &self.path).map_err(|error| self.failed(&error))?;
+        Ok(self.path.clone())
+    }
+
+    fn failed(&self, error: &io::Error) -> String {
+        format!("the report cannot be written to {}: {error}", self.path.display())
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        // After a complete report there is no such file.
+        let _ = std::fs::remove_file(&self.part);
+    }
+}
+
+/// The bytes of the archive. All entries have the same owner, rights and time.
+fn pack(files: &BTreeMap<String, String>) -> io::Result<Vec<u8>> {
+    let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
+    for (name, text) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(text.len() as u64);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, format!("{TOP}/{name}"), text.as_bytes())?;
+    }
+    archive.into_inner()?.finish()
+}
+
+/// The text of MANIFEST.
+pub fn manifest(files: &BTreeMap<String, String>, variables: &[&str]) -> String {
+    let mut text = format!("A report of ferrogin {}, for its developers. It holds:\n\n", env!("CARGO_PKG_VERSION"));
+    for (names, content) in CONTENTS {
+        text += &format!("{names}\n    {content}\n");
+    }
+    text += "\nHost names, the home directory and IP addresses are replaced by <host>, <home> and <address> in all files. No other variable of the \
+             environment, no file of the machine and no data of a program is read. A file longer than 256 KiB has lost its beginning.\n\nThe listed variables:\n";
+    for line in variables.chunks(3) {
+        text += &format!("    {}\n", line.join(", "));
+    }
+    text += "\nThe files of this archive:\n";
+    for (name, content) in files {
+        text += &format!("    {:>8} bytes  {name}\n", content.len());
+    }
+    text
+}
+
+/// Replaces what names a host or a person.
+#[derive(Debug, Clone)]
+pub struct Redaction(Vec<(String, &'static str)>);
+
+impl Redaction {
+    /// Of this process's host and home directory, and `hosts`.
+    pub fn new(hosts: impl IntoIterator<Item = String>) -> Redaction {
+        let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+        let short = own.split('.').next().unwrap_or_default().to_owned();
+        let mut words: Vec<(String, &'static str)> =
+            hosts.into_iter().chain([own, short]).map(|host| (host, "<host>")).collect();
+        words.extend(std::env::var("HOME").map(|home| (home, "<home>")));
+        // Short words are parts of others.
+        words.retain(|(word, _)| word.len() > 3 && word != "localhost");
+        words.sort_by_key(|(word, _)| std::cmp::Reverse(word.len()));
+        Redaction(words)
+    }
+
+    /// The last [`FILE_MAX`] bytes of `text` without names and addresses.
+    pub fn apply(&self, text: &str) -> String {
+        let start = text.len().saturating_sub(FILE_MAX);
+        let start = (start..=text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+        let mut text = text[start..].to_owned();
+        for (word, by) in &self.0 {
+            text = text.replace(word.as_str(), by);
+        }
+        without_addresses(&text)
+    }
+}
+
+/// Replaces IP addresses other than the loopback and unspecified ones.
+fn without_addresses(text: &str) -> String {
+    let mut result = String::with_capacity(text.len());
+    let mut word = String::new();
+    let mut in_word = false;
+    for c in text.chars().chain(['\n']) {
+        if c.is_ascii_alphanumeric() || matches!(c, '.' | ':' | '_' | '-') {
+            word.push(c);
+            in_word = true;
+            continue;
+        }
+        if in_word {
+            result += &redacted(&word);
+            word.clear();
+            in_word = false;
+        }
+        result.push(c);
+    }
+    // The line end that ended the last word.
+    result.pop();
+    result
+}
+
+fn redacted(word: &str) -> String {
+    let trimmed = word.trim_end_matches(['.', ':', '-']);
+    let tail = &word[trimmed.len()..];
+    let is_private =
+        |text: &str| text.parse::<IpAddr>().is_ok_and(|address| !address.is_loopback() && !address.is_unspecified());
+    if is_private(trimmed) {
+        return format!("<address>{tail}");
+    }
+    match trimmed.rsplit_once(':') {
+        Some((host, port)) if is_private(host) => format!("<address>:{port}{tail}"),
+        _ => word.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_addresses_are_replaced_and_versions_stay() {
+        let redaction = Redaction(vec![("/home/alice".into(), "<home>"), ("node17".into(), "<host>")]);
+        let text = "/home/alice/x on node17: 10.1.2.3:4567, 192.0.2.7. fe80::1 [2001:db8::2]:9; 127.0.0.1 ok; libfabric 1.20.0, 550.54.14; std::fmt::abc";
+        assert_eq!(
+            redaction.apply(text),
+            "<home>/x on <host>: <address>:4567, <address>. <address> [<address>]:9; 127.0.0.1 ok; libfabric 1.20.0, 550.54.14; std::fmt::abc"
+        );
+    }
+
+    #[test]
+    fn unwritable_output_is_an_error_with_its_cure() {
+        for path in ["/nonexistent/report.tar.gz", "/"] {
+            let error = Output::create(Path::new(path)).err().expect("an error");
+            assert!(error.contains(path) && error.contains("--output"), "{error}");
+        }
+    }
+
+    #[test]
+    fn manifest_lists_files_and_variables() {
+        let files = BTreeMap::from([("summary.txt".to_owned(), "text".to_owned())]);
+        let text = manifest(&files, &["FI_PROVIDER"]);
+        assert!(text.contains("4 bytes  summary.txt") && text.contains("FI_PROVIDER"), "{text}");
+    }
+}

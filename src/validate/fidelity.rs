@@ -1,0 +1,386 @@
+//! The card, below the plugin's context and kernels: what it reports of itself, and what it does with raw work requests.
+//!
+//! Queues, counters and memory are those of the plugin, opened by the plugin's own code on the first card; the requests are written by the CPU. With
+//! a GPU as device, data and counters are in GPU memory.
+#![allow(unsafe_code)]
+
+use efa_dp_direct::cq::{self, Cqe};
+use efa_dp_direct::queue::{CqAttrs, CqV0, QpAttrs, QpV1, WQ_CAPS_64_BIT_REQ_ID};
+use efa_dp_direct::sq;
+use efa_dp_direct::wqe::words::{self, Head, NARROW, WIDE};
+use efa_dp_direct::wqe::{Destination, RemoteMem, RequestIds, Sge};
+use ferrogin_libfabric::progress::Progress;
+use ferrogin_libfabric::{Libfabric, MemoryKind, MemoryRegion, Region, bindings};
+use mini_nccl::Bootstrap;
+use nccl_gin_ferrogin::cards::CardQuery;
+use nccl_gin_ferrogin::config::Config;
+use nccl_gin_ferrogin::device::{self, DeviceBuffer, DeviceKind, Use};
+use nccl_gin_ferrogin::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role};
+use nccl_gin_ferrogin::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
+use nccl_gin_ferrogin::rail::{QueueOptions, Rail};
+use serde_json::{Value, json};
+use std::fmt::Display;
+use std::mem::MaybeUninit;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Requests of a round, and the bytes of the long ones among them.
+const REQUESTS: usize = 32;
+const LONG: usize = 64 << 10;
+const SHORT: usize = 64;
+const AREA: usize = REQUESTS * LONG;
+/// Request ids of a round begin here if the card keeps 64 bits, and at 0 if it keeps 16.
+const HIGH_IDS: u64 = 0x1234_5678_0000;
+const SENTINEL: u64 = 0x0f1e_2d3c_4b5a_6978;
+/// Limit of a wait for the card.
+const WAIT: Duration = Duration::from_secs(30);
+
+/// The hidden subcommand: prints what this rank observed as one JSON object on the last line.
+pub fn run() -> ExitCode {
+    let mut seen = Observed::default();
+    let result = observe(&mut seen);
+    let error = result.err();
+    println!("\n{}", json!({ "observed": seen.0, "error": error }));
+    match error {
+        None => ExitCode::SUCCESS,
+        Some(error) => {
+            eprintln!("fidelity: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Observations: a key of [`expected`](super::expected), and the value as text.
+#[derive(Default)]
+struct Observed(Vec<(&'static str, String)>);
+
+impl Observed {
+    fn add(&mut self, key: &'static str, value: impl Display) {
+        self.0.push((key, value.to_string()));
+    }
+
+    fn yes_no(&mut self, key: &'static str, value: bool) {
+        self.add(key, if value { "yes" } else { "no" });
+    }
+}
+
+fn text(error: impl Display) -> String {
+    error.to_string()
+}
+
+fn observe(seen: &mut Observed) -> Result<(), String> {
+    let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env()).map_err(text)?;
+    let config = Config::from_env().map_err(text)?;
+    let lib = Libfabric::load(None).map_err(text)?;
+    let device = device::open(config.device, config.provider);
+    let kind = device.as_ref().map_or(DeviceKind::Cpu, |device| device.kind());
+    let query = CardQuery { lib, provider: config.provider, kind };
+    let cards = query.find().map_err(text)?;
+    let device = device.map_err(text)?;
+    let card = cards.first().ok_or("no card")?;
+    seen.add("libfabric", query.lib.version());
+    seen.add("provider's version", card.provider_version());
+    seen.add("kernels", kind.name());
+    seen.add("cards", cards.len());
+    seen.add("page size", device::page_size());
+    let counted = |value: usize| if value == 0 { "not reported".to_owned() } else { value.to_string() };
+    seen.add("counters: highest value", counted(usize::try_from(card.max_counter_value()).unwrap_or(usize::MAX)));
+    seen.add("counters: number", counted(card.counter_count()));
+    seen.add("queue pairs: number", counted(card.endpoint_count()));
+    seen.add("longest transfer", card.max_msg_size());
+    seen.add(
+        "link speed",
+        card.link_speed().map_or("not reported".into(), |speed| format!("{} Gbit/s", speed / 1_000_000_000)),
+    );
+
+    let rail = Rail::open(0, card, bootstrap.nranks()).map_err(text)?;
+    let options = |wide| QueueOptions { depth: REQUESTS, wide, tclass: 0 };
+    let narrow = rail.endpoint_info(&query, options(false)).map_err(text)?;
+    let wide = rail.endpoint_info(&query, options(true));
+    let layout = MemoryLayout { page: device::page_size(), endpoints: 3, counters: 4, slots: REQUESTS };
+    let memory = ContextMemory::allocate(&*device, layout).map_err(text)?;
+    let registered = RegisteredMemory::register(&rail, &memory, layout).map_err(text)?;
+    seen.add("counters: place", if memory.card.dma_buf().is_some() { "dma-buf" } else { "address" });
+
+    let base = layout.completed();
+    let open = |role, info, place: usize, number: usize| {
+        let offsets =
+            CounterOffsets { completed: base + place * COUNTER_STRIDE, errors: (1 + number) * COUNTER_STRIDE };
+        // SAFETY: `memory` lives until the end of this function, longer than the endpoints, and no two of them have the same offsets.
+        unsafe { Endpoint::open(&rail, &*device, config.provider, (role, info, REQUESTS), memory.counters(), offsets) }
+            .map_err(|error| format!("endpoint {role}: {error}"))
+    };
+    let data = open(Role::Data, &narrow, 0, 0)?;
+    let signal = open(Role::Signal(0), &narrow, 1, 1)?;
+    seen.add("queue: capabilities", format!("{:#x}", data.sq.caps));
+    seen.yes_no("queue: 64-bit request ids", data.request_ids_64());
+    seen.add("queue: bytes of a request", data.sq.entry_size);
+    seen.add("queue: slots", data.sq.num_entries);
+    seen.add("queue: requests in a batch", data.sq.max_batch);
+    seen.add("queue: bytes of a completion", data.cq.entry_size);
+
+    let buffer = device.allocate(3 * AREA, Use::Window).map_err(text)?;
+    let region = registrations(seen, &rail, &*buffer)?;
+    let (lkey, rkey) = rail.keys(&region).map_err(text)?;
+    let bytes: Vec<MaybeUninit<u8>> = (0..AREA).map(|at| MaybeUninit::new(pattern(bootstrap.rank(), at))).collect();
+    buffer.write(0, &bytes).map_err(text)?;
+
+    // Everybody knows the addresses of all: a card refuses requests of queue pairs that it does not know.
+    let own = json!({
+        "data": data.address().map_err(text)?,
+        "signal": signal.address().map_err(text)?,
+        "base": buffer.device_address(),
+        "rkey": rkey,
+    });
+    let all = bootstrap.allgather(own.to_string().as_bytes()).map_err(text)?;
+    let all: Vec<Value> = all.iter().map(|block| serde_json::from_slice(block).unwrap_or(Value::Null)).collect();
+    let next = (bootstrap.rank() + 1) % bootstrap.nranks();
+    let before = (bootstrap.rank() + bootstrap.nranks() - 1) % bootstrap.nranks();
+    let mut peers = Vec::new();
+    let mut number = None;
+    for (rank, block) in all.iter().enumerate() {
+        for role in ["data", "signal"] {
+            let address: Vec<u8> = serde_json::from_value(block[role].clone())
+                .map_err(|_| format!("rank {rank} sent no address: run the same ferrogin on all ranks"))?;
+            let peer = rail.peer(&address).map_err(text)?;
+            if rank == next && role == "signal" {
+                number = Some(peer.number);
+            }
+            peers.push(peer);
+        }
+    }
+    let number = number.ok_or("the next rank sent no address")?;
+    let target = rail.gda.query_addr(&data.qp, number).map_err(text)?;
+    let block = &all[next];
+    let remote = |offset: usize| RemoteMem {
+        addr: block["base"].as_u64().unwrap_or(0) + offset as u64,
+        rkey: block["rkey"].as_u64().unwrap_or(0) as u32,
+    };
+    let local = |offset: usize, length: usize| Sge {
+        addr: buffer.device_address() + offset as u64,
+        length: length as u32,
+        lkey,
+    };
+    let destination = Destination { ah: target.ah, qpn: target.qpn, qkey: target.qkey };
+    let mut queue = Queue::new(&data, rail.domain.progress())?;
+    let length = |number: usize| if number.is_multiple_of(2) { LONG } else { SHORT };
+    bootstrap.barrier().map_err(text)?;
+
+    // Writes: a long one and a short one in turn, so that a card that is not in order shows it.
+    let first = if data.request_ids_64() { HIGH_IDS } else { 0 };
+    for number in 0..REQUESTS {
+        let head = Head::new(first + number as u64, destination);
+        queue.post::<NARROW>(words::write(head, remote(AREA + number * LONG), local(number * LONG, length(number))));
+    }
+    let order = queue.completions(REQUESTS)?;
+    seen.add("writes: completions", order.len());
+    let ids: Vec<u64> = order.iter().map(|id| id.wrapping_sub(first)).collect();
+    let mut sorted = ids.clone();
+    sorted.sort_unstable();
+    seen.yes_no("writes: each request id came back once, whole", sorted == (0..REQUESTS as u64).collect::<Vec<_>>());
+    seen.add("writes: order of completions", order_of(&ids));
+    seen.add("writes: completion counter", counter(&*memory.card, base)?);
+    bootstrap.barrier().map_err(text)?;
+    let counts = |place: usize, expected: u64| wait_for(&*memory.card, base + place * COUNTER_STRIDE, expected, &queue);
+    seen.add("writes: signal counter of the target", counts(2, REQUESTS as u64)?);
+    seen.yes_no("writes: data arrived", arrived(&*buffer, AREA, before, length)?);
+
+    // Reads of the same bytes from the next rank.
+    bootstrap.barrier().map_err(text)?;
+    for number in 0..REQUESTS {
+        let head = Head::new(first + number as u64, destination);
+        queue.post::<NARROW>(words::read(head, remote(number * LONG), local(2 * AREA + number * LONG, length(number))));
+    }
+    let order = queue.completions(REQUESTS)?;
+    let ids: Vec<u64> = order.iter().map(|id| id.wrapping_sub(first)).collect();
+    seen.add("reads: completions", order.len());
+    seen.add("reads: order of completions", order_of(&ids));
+    seen.add("reads: completion counter", wait_for(&*memory.card, base, 2 * REQUESTS as u64, &queue)?);
+    seen.yes_no("reads: data arrived", arrived(&*buffer, 2 * AREA, next, length)?);
+    seen.add("error counter", counter(&*memory.shared, COUNTER_STRIDE)?);
+    bootstrap.barrier().map_err(text)?;
+
+    // A wide request, which carries its bytes inline.
+    let value = match &wide {
+        Ok(info) => open(Role::Value, info, 3, 2),
+        Err(error) => Err(error.to_string()),
+    };
+    match &value {
+        Ok(value) if value.wide() => {
+            seen.add("wide requests", format!("{} bytes, {} slots", value.sq.entry_size, value.sq.num_entries));
+        }
+        Ok(value) => seen.add("wide requests", format!("no: requests have {} bytes", value.sq.entry_size)),
+        Err(error) => seen.add("wide requests", format!("no: {error}")),
+    }
+    let value = value.ok().filter(Endpoint::wide);
+    if let (true, Some(value)) = (bootstrap.all(value.is_some()).map_err(text)?, value) {
+        let own = bootstrap.allgather(&value.address().map_err(text)?).map_err(text)?;
+        let _values = own.iter().map(|address| rail.peer(address)).collect::<Result<Vec<_>, _>>().map_err(text)?;
+        let target = rail.gda.query_addr(&value.qp, number).map_err(text)?;
+        let destination = Destination { ah: target.ah, qpn: target.qpn, qkey: target.qkey };
+        let mut queue = Queue::new(&value, rail.domain.progress())?;
+        bootstrap.barrier().map_err(text)?;
+        queue.post::<WIDE>(words::write_value(Head::new(7, destination), remote(AREA), SENTINEL, 8));
+        let order = queue.completions(1)?;
+        bootstrap.barrier().map_err(text)?;
+        let mut bytes = [0; 8];
+        buffer.read(AREA, &mut bytes).map_err(text)?;
+        seen.yes_no("wide requests: inline value arrived", order.len() == 1 && u64::from_le_bytes(bytes) == SENTINEL);
+        bootstrap.barrier().map_err(text)?;
+    }
+    // Each ends before what it uses.
+    drop(data);
+    drop(signal);
+    drop(peers);
+    drop(region);
+    drop(registered);
+    Ok(())
+}
+
+fn pattern(rank: usize, at: usize) -> u8 {
+    (at % 253) as u8 ^ (rank as u8).wrapping_mul(29)
+}
+
+/// The ways in which the card registers the buffer; returns the region of the way that the plugin uses.
+fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) -> Result<MemoryRegion, String> {
+    let access = bindings::FI_READ | bindings::FI_WRITE | bindings::FI_REMOTE_READ | bindings::FI_REMOTE_WRITE;
+    let is_gpu = buffer.host_address().is_none();
+    let by_address = Region::Va { addr: buffer.device_address() as *mut u8, len: buffer.len() };
+    let kind = if is_gpu { MemoryKind::Cuda(0) } else { MemoryKind::System };
+    // SAFETY: the caller drops the region before the buffer, of which no Rust references exist.
+    let address = unsafe { MemoryRegion::register_kind(&rail.domain, by_address, access, 1, kind) };
+    let shown = |result: &Result<MemoryRegion, ferrogin_libfabric::Error>| match result {
+        Ok(_) => "yes".to_owned(),
+        Err(error) => format!("no: {error}"),
+    };
+    seen.add("memory: by address", shown(&address));
+    let Some(dma_buf) = buffer.dma_buf() else {
+        seen.add("memory: as dma-buf", "not tried: host memory is no dma-buf");
+        return address.map_err(text);
+    };
+    let base = (buffer.device_address() as *mut u8).wrapping_sub(dma_buf.offset as usize);
+    let region = Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset, len: buffer.len(), base };
+    // SAFETY: the caller drops the region before the buffer, of which no Rust references exist.
+    let region = unsafe { MemoryRegion::register(&rail.domain, region, access, 2) };
+    seen.add("memory: as dma-buf", shown(&region));
+    region.or(address).map_err(text)
+}
+
+fn counter(buffer: &dyn DeviceBuffer, offset: usize) -> Result<u64, String> {
+    let mut bytes = [0; 8];
+    buffer.read(offset, &mut bytes).map_err(text)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// The counter when it has reached `expected`, or at the limit.
+fn wait_for(buffer: &dyn DeviceBuffer, offset: usize, expected: u64, queue: &Queue<'_>) -> Result<u64, String> {
+    let deadline = Instant::now() + WAIT;
+    loop {
+        let value = counter(buffer, offset)?;
+        if value >= expected || Instant::now() > deadline {
+            return Ok(value);
+        }
+        queue.relax();
+    }
+}
+
+/// True if the area has the bytes of `rank`'s source, and zeros behind short transfers.
+fn arrived(
+    buffer: &dyn DeviceBuffer,
+    area: usize,
+    rank: usize,
+    length: impl Fn(usize) -> usize,
+) -> Result<bool, String> {
+    let mut bytes = vec![0; AREA];
+    buffer.read(area, &mut bytes).map_err(text)?;
+    Ok((0..AREA).all(|at| bytes[at] == if at % LONG < length(at / LONG) { pattern(rank, at) } else { 0 }))
+}
+
+/// The order of completions of requests that were posted as 0, 1, 2, …
+fn order_of(ids: &[u64]) -> String {
+    let displaced = ids.iter().enumerate().map(|(at, id)| (*id).abs_diff(at as u64)).max().unwrap_or(0);
+    match displaced {
+        0 => "as posted".into(),
+        places => format!("not as posted, by at most {places} place(s)"),
+    }
+}
+
+/// The producer's side of an endpoint's queues.
+struct Queue<'a> {
+    qp: QpV1,
+    cq: CqV0,
+    progress: Option<Progress>,
+    endpoint: &'a Endpoint,
+}
+
+impl<'a> Queue<'a> {
+    fn new(endpoint: &'a Endpoint, progress: Option<Progress>) -> Result<Queue<'a>, String> {
+        let sq = &endpoint.sq;
+        let qp = QpV1::new(&QpAttrs {
+            sq_buffer: sq.buffer,
+            sq_doorbell: sq.doorbell,
+            sq_num_entries: sq.num_entries,
+            sq_entry_size: sq.entry_size,
+            sq_max_batch: if sq.max_batch == 0 { sq.num_entries } else { sq.max_batch },
+            rq_num_entries: 1,
+            rq_entry_size: 16,
+            sq_max_inline_data: if endpoint.wide() { 80 } else { 32 },
+            sq_max_rdma_sges: 1,
+            sq_caps: WQ_CAPS_64_BIT_REQ_ID,
+            ..QpAttrs::ZERO
+        });
+        let cq = CqV0::new(&CqAttrs {
+            comp_mask: 0,
+            flags: 0,
+            buffer: endpoint.cq.buffer,
+            num_entries: endpoint.cq.num_entries,
+            entry_size: endpoint.cq.entry_size,
+        });
+        let bad = |what: &str| format!("the device code refuses the {what} queue's layout");
+        Ok(Queue { qp: qp.map_err(|_| bad("send"))?, cq: cq.map_err(|_| bad("completion"))?, progress, endpoint })
+    }
+
+    /// Posts one request and rings for it.
+    fn post<const N: usize>(&mut self, request: [u64; N]) {
+        let queue = &raw mut self.qp.sq.wq;
+        // SAFETY: the endpoint keeps its ring and doorbell mapped, and only this value has them.
+        unsafe { sq::start_batch(queue, 1) };
+        // SAFETY: as above; callers choose `N` by the endpoint's size of a request, and slot 0 of the batch was reserved.
+        unsafe { sq::place(queue, 0, request) };
+        // SAFETY: as above.
+        unsafe { sq::flush(queue) };
+    }
+
+    /// The request ids of the next `count` completions, in their order; fewer at the limit.
+    fn completions(&mut self, count: usize) -> Result<Vec<u64>, String> {
+        let deadline = Instant::now() + WAIT;
+        let mut ids = Vec::new();
+        let bits = if self.endpoint.request_ids_64() { RequestIds::Bits64 } else { RequestIds::Bits16 };
+        while ids.len() < count && Instant::now() < deadline {
+            // SAFETY: the endpoint keeps its completion ring mapped, and only this value reads it.
+            let Some(slot) = (unsafe { cq::poll(&self.cq, 0) }) else {
+                self.relax();
+                continue;
+            };
+            // SAFETY: as above; `poll` gave the slot.
+            let entry = unsafe { cq::read(&self.cq, slot) };
+            // SAFETY: as above; one entry was read.
+            unsafe { cq::pop(&mut self.cq, 1) };
+            match Cqe::parse(&entry, bits) {
+                Ok(Cqe::Send(completion)) if completion.status.is_ok() => ids.push(completion.wr_id),
+                Ok(other) => return Err(format!("a request failed: {other:?}")),
+                Err(error) => return Err(format!("a completion has no meaning: {error:?}")),
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Lets a software card work in this thread.
+    fn relax(&self) {
+        if let Some(progress) = self.progress {
+            // SAFETY: the endpoint keeps the domain open.
+            let _ = unsafe { (progress.function)(progress.arg) };
+        }
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,45 @@
+//! The facts of a machine, and the variables of the environment that a report has.
+
+use super::archive::Redaction;
+use gpu_scenarios::world::plugin_from_env;
+use std::path::Path;
+
+/// The variables whose values a report has, beside the settings of ferrogin and of the software card.
+pub use crate::doctor::VARIABLES;
+
+/// The listed variables that are set, one a line.
+pub fn environment(redaction: &Redaction) -> String {
+    let set =
+        VARIABLES.iter().filter_map(|name| Some(format!("{name}={}\n", std::env::var_os(name)?.to_string_lossy())));
+    redaction.apply(&set.collect::<String>())
+}
+
+/// Kernel release, architecture, processors, memory, instance type.
+pub fn facts(redaction: &Redaction) -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let line = |file: &str, key: &str| {
+        let text = read(file);
+        let value = text.lines().find_map(|line| line.strip_prefix(key)?.trim_start().strip_prefix(':'));
+        value.unwrap_or("unknown").trim().to_owned()
+    };
+    let processors = std::thread::available_parallelism().map_or(0, |cores| cores.get());
+    let text = format!(
+        "kernel: {}\narchitecture: {}\nprocessors: {processors}, {}\nmemory: {}\nmachine: {}\n",
+        read("/proc/sys/kernel/osrelease"),
+        std::env::consts::ARCH,
+        line("/proc/cpuinfo", "model name"),
+        line("/proc/meminfo", "MemTotal"),
+        read("/sys/devices/virtual/dmi/id/product_name"),
+    );
+    redaction.apply(&text)
+}
+
+/// FI_PROVIDER_PATH by which this program finds the software card, which lies beside the plugin.
+pub fn provider_path() -> String {
+    let plugin = plugin_from_env();
+    let directory = Path::new(&plugin).parent().unwrap_or(Path::new("."));
+    match std::env::var("FI_PROVIDER_PATH") {
+        Ok(path) if !path.is_empty() => format!("{}:{path}", directory.display()),
+        _ => directory.display().to_string(),
+    }
+}

@@ -1,0 +1,413 @@
+//! `ferrogin validate`: what a user with hardware can run and the developers cannot, in one command, with a report to send.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`step`] | the steps, each a child process of each rank |
+//! | [`fidelity`] | the check of the card with raw work requests |
+//! | [`expected`] | the software card's values, and the comparison |
+//! | [`machine`] | the facts of a machine, and the variables that a report has |
+//! | [`archive`] | the .tar.gz, what is left out of it, MANIFEST |
+//!
+//! The ranks of the validation meet once. For each step they agree on an address at which the children, which are ranks of a job of their own, meet.
+//! A child that fails, crashes or hangs ends only its step.
+
+mod archive;
+mod expected;
+mod fidelity;
+mod machine;
+mod step;
+
+use archive::{Output, Redaction};
+use expected::Row;
+use gpu_scenarios::runner::CpuThreads;
+use gpu_scenarios::scenario;
+use gpu_scenarios::world::{Config, World};
+use mini_nccl::Bootstrap;
+use mini_nccl::bootstrap::Identity;
+use mini_nccl::launch::{Job, Output as JobOutput};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use step::{Outcome, Step};
+
+#[derive(Debug, clap::Args)]
+pub struct ValidateArgs {
+    /// The report archive, which rank 0 writes; an older file of this name is replaced.
+    #[arg(short, long, value_name = "FILE.tar.gz", default_value = "ferrogin-report.tar.gz")]
+    output: PathBuf,
+    /// Number of ranks on this host, where no launcher started them [default: 2].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: Option<u32>,
+    /// Fewer scenarios and repetitions: a minute instead of several.
+    #[arg(long)]
+    quick: bool,
+    /// Limit in seconds of each step [default: 180, and 600 for perf; with --quick 90].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    limit: Option<u64>,
+}
+
+/// The hidden subcommand: one part of a validation, as a rank of the job of the launcher's variables.
+#[derive(Debug, clap::Args)]
+pub struct PartArgs {
+    /// A scenario, or `fidelity`.
+    part: String,
+    /// Repetitions of each step of a scenario.
+    #[arg(long, default_value_t = 500)]
+    reps: u32,
+}
+
+/// Time beyond a step's limit in which the ranks exchange its results.
+const EXCHANGE: Duration = Duration::from_secs(30);
+
+/// Runs a validation as a rank if a launcher started this process, and otherwise starts the ranks.
+pub fn run(args: &ValidateArgs) -> ExitCode {
+    let result = match Identity::from_env() {
+        Ok(Some(identity)) if args.ranks.is_some_and(|ranks| ranks as usize != identity.nranks) => Err(format!(
+            "--ranks {} contradicts the launcher, which started {}: leave --ranks out under a launcher",
+            args.ranks.unwrap_or(0),
+            identity.nranks
+        )),
+        Ok(Some(identity)) => rank(args, &identity),
+        Ok(None) => launch(args),
+        Err(error) => Err(error.to_string()),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("ferrogin validate: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs a part in this process.
+pub fn part(args: &PartArgs) -> ExitCode {
+    // The limit of the step ends this process sooner; this one is for a parent that was killed.
+    crate::child::end_with_parent(Duration::from_secs(86_400));
+    if args.part == "fidelity" {
+        return fidelity::run();
+    }
+    let run = || {
+        let scenario = scenario::find(&args.part).ok_or_else(|| format!("there is no scenario {}", args.part))?;
+        let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env()).map_err(|error| error.to_string())?;
+        let world =
+            World::open(&Config::from_env(), bootstrap, Box::new(CpuThreads)).map_err(|error| error.to_string())?;
+        scenario::run(&world, scenario, args.reps).map_err(|error| error.to_string())?;
+        world.close().map_err(|error| error.to_string())
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn launch(args: &ValidateArgs) -> Result<bool, String> {
+    // Rank 0 would find it out too, after the others have started.
+    drop(Output::create(&args.output)?);
+    let program = std::env::current_exe().map_err(|error| format!("the path of this program is unknown: {error}"))?;
+    let job = Job::new(program, args.ranks.unwrap_or(2) as usize).output(JobOutput::Inherit);
+    let outcome = job.args(std::env::args_os().skip(1)).run().map_err(|error| error.to_string())?;
+    Ok(outcome.success())
+}
+
+/// A directory of this rank, removed on drop.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(rank: usize) -> Result<Scratch, String> {
+        let path = std::env::temp_dir().join(format!("ferrogin-validate-{}-{rank}", std::process::id()));
+        std::fs::create_dir_all(&path).map_err(|error| {
+            format!("{} cannot be made: {error}: set TMPDIR to a writable directory", path.display())
+        })?;
+        Ok(Scratch(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The results of all ranks for one step.
+struct Done {
+    step: Step,
+    ranks: Vec<Outcome>,
+}
+
+impl Done {
+    fn passed(&self) -> bool {
+        self.ranks.iter().all(|outcome| outcome.passed)
+    }
+
+    fn seconds(&self) -> f64 {
+        self.ranks.iter().map(|outcome| outcome.seconds).fold(0.0, f64::max)
+    }
+
+    fn reasons(&self) -> Vec<String> {
+        let failed = self.ranks.iter().enumerate().filter(|(_, outcome)| !outcome.passed);
+        failed.map(|(rank, outcome)| format!("rank {rank}: {}", outcome.reason)).collect()
+    }
+
+    fn json(&self) -> Value {
+        let ranks: Vec<Value> = self
+            .ranks
+            .iter()
+            .map(|outcome| json!({ "passed": outcome.passed, "seconds": outcome.seconds, "reason": outcome.reason, "facts": outcome.facts }))
+            .collect();
+        json!({ "step": self.step.name(), "passed": self.passed(), "seconds": self.seconds(), "ranks": ranks })
+    }
+}
+
+/// One rank of a validation; true if all passed.
+fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
+    let is_first = identity.rank == 0;
+    let output = if is_first { Some(Output::create(&args.output)) } else { None };
+    if is_first {
+        say(&format!("ferrogin {} validates {} ranks", env!("CARGO_PKG_VERSION"), identity.nranks));
+    }
+    let bootstrap = Bootstrap::join(identity, mini_nccl::timeout_from_env()).map_err(|error| {
+        format!("{error}; start `ferrogin validate` on all hosts with the same FERROGIN_BOOTSTRAP=host:port of rank 0, which a firewall must let through")
+    })?;
+    let scratch = Scratch::new(identity.rank);
+    let error = output.as_ref().and_then(|output| output.as_ref().err()).or(scratch.as_ref().err());
+    agree(&bootstrap, args, error)?;
+    let (output, scratch) = (output.transpose()?, scratch?);
+    let address = identity.address.rsplit_once(':').map(|(host, _)| host.trim_matches(['[', ']']).to_owned());
+    let redaction = Redaction::new(address);
+
+    let steps = step::all(args.quick);
+    let limit = |step: &Step| args.limit.map_or_else(|| step.limit(args.quick), Duration::from_secs);
+    // A rank waits for the results of the slowest.
+    let longest = steps.iter().map(limit).max().unwrap_or_default();
+    let bootstrap = bootstrap.with_timeout(longest + EXCHANGE);
+    let mut done: Vec<Done> = Vec::new();
+    let mut interrupted = None;
+    for (number, step) in steps.into_iter().enumerate() {
+        let limit = limit(&step);
+        let result = run_step(&bootstrap, identity, &step, number, args.quick, limit, &scratch.0, &redaction);
+        match result {
+            Ok(ranks) => {
+                let step = Done { step, ranks };
+                if is_first {
+                    print_step(&step);
+                }
+                done.push(step);
+            }
+            Err(error) => {
+                interrupted = Some(format!("{}: {error}", step.name()));
+                break;
+            }
+        }
+    }
+    let own = json!({ "environment": machine::environment(&redaction), "machine": machine::facts(&redaction) });
+    let facts = match &interrupted {
+        None => bootstrap.allgather(own.to_string().as_bytes()).map_err(|error| error.to_string())?,
+        Some(_) => vec![own.to_string().into_bytes()],
+    };
+    let fidelity: Vec<Value> = done
+        .iter()
+        .filter(|done| done.step == Step::Fidelity)
+        .flat_map(|done| done.ranks.iter().map(|outcome| outcome.facts.clone()))
+        .collect();
+    let rows = if fidelity.iter().all(Value::is_null) { Vec::new() } else { expected::compare(&fidelity) };
+    let passed = interrupted.is_none() && done.iter().all(Done::passed) && !rows.iter().any(Row::fails);
+    if let Some(output) = output {
+        report(output, identity.nranks, &done, &rows, interrupted.as_deref(), &facts, &redaction)?;
+    } else if let Some(reason) = interrupted {
+        return Err(reason);
+    }
+    Ok(passed)
+}
+
+/// Collective: the ranks compare their versions and options, and learn of each other's errors.
+fn agree(bootstrap: &Bootstrap, args: &ValidateArgs, error: Option<&String>) -> Result<(), String> {
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let options = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "quick": args.quick,
+        "limit": args.limit,
+        "FERROGIN_PROVIDER": variable("FERROGIN_PROVIDER"),
+        "FERROGIN_DEVICE": variable("FERROGIN_DEVICE"),
+    });
+    let own = json!({ "options": options, "error": error });
+    let blocks = bootstrap.allgather(own.to_string().as_bytes()).map_err(|error| error.to_string())?;
+    let blocks: Vec<Value> = blocks.iter().map(|block| serde_json::from_slice(block).unwrap_or(Value::Null)).collect();
+    if let Some((rank, error)) =
+        blocks.iter().enumerate().find_map(|(rank, block)| Some((rank, block["error"].as_str()?)))
+    {
+        return Err(if rank == bootstrap.rank() { error.to_owned() } else { format!("rank {rank} failed: {error}") });
+    }
+    for (rank, block) in blocks.iter().enumerate() {
+        let Some(theirs) = block["options"].as_object() else {
+            return Err(format!("rank {rank} runs another program: start `ferrogin validate` on all ranks"));
+        };
+        for (name, value) in theirs {
+            let first = &blocks[0]["options"][name];
+            if value != first {
+                return Err(format!(
+                    "rank {rank} has {name} {value}, and rank 0 has {first}: start all ranks with the same version, options and settings"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Collective: runs a step on all ranks and returns the outcomes of all.
+#[allow(clippy::too_many_arguments)]
+fn run_step(
+    bootstrap: &Bootstrap,
+    identity: &Identity,
+    step: &Step,
+    number: usize,
+    quick: bool,
+    limit: Duration,
+    directory: &Path,
+    redaction: &Redaction,
+) -> Result<Vec<Outcome>, String> {
+    let exchange = |block: &[u8]| bootstrap.allgather(block).map_err(|error| error.to_string());
+    let address = if identity.rank == 0 { step_address(&identity.address, number) } else { String::new() };
+    let address = String::from_utf8_lossy(&exchange(address.as_bytes())?[0]).into_owned();
+    let variables = [
+        ("FERROGIN_RANK", identity.rank.to_string()),
+        ("FERROGIN_NRANKS", identity.nranks.to_string()),
+        ("FERROGIN_BOOTSTRAP", address),
+        ("FI_PROVIDER_PATH", machine::provider_path()),
+    ];
+    let count = if std::env::var("FERROGIN_PROVIDER").as_deref() == Ok("softefa") {
+        variables.len()
+    } else {
+        variables.len() - 1
+    };
+    let own = step::run(step, quick, limit, &variables[..count], directory, redaction);
+    let own = serde_json::to_vec(&own).map_err(|error| error.to_string())?;
+    let outcomes = exchange(&own)?;
+    outcomes
+        .iter()
+        .enumerate()
+        .map(|(rank, block)| {
+            serde_json::from_slice(block)
+                .map_err(|_| format!("rank {rank} sent no result: run the same ferrogin on all ranks"))
+        })
+        .collect()
+}
+
+/// An address at which the ranks of a step meet: a free port of rank 0's host, or another name of an abstract socket.
+fn step_address(address: &str, number: usize) -> String {
+    let Some((host, _)) = address.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) else {
+        return format!("{address}-step-{number}");
+    };
+    let bare = host.trim_matches(['[', ']']);
+    let listener = TcpListener::bind((bare, 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)));
+    match listener.and_then(|listener| listener.local_addr()) {
+        Ok(free) => format!("{host}:{}", free.port()),
+        Err(_) => address.to_owned(),
+    }
+}
+
+/// Prints a line. A closed standard output costs the line and not the report.
+fn say(line: &str) {
+    let _ = std::io::Write::write_all(&mut std::io::stdout(), format!("{line}\n").as_bytes());
+}
+
+fn print_step(done: &Done) {
+    let verdict = if done.passed() { "passed" } else { "FAILED" };
+    say(&format!("{verdict}  {:<24} {:>7.1} s", done.step.name(), done.seconds()));
+    done.reasons().iter().for_each(|reason| say(&format!("        {reason}")));
+}
+
+fn report(
+    output: Output,
+    ranks: usize,
+    done: &[Done],
+    rows: &[Row],
+    interrupted: Option<&str>,
+    facts: &[Vec<u8>],
+    redaction: &Redaction,
+) -> Result<(), String> {
+    let interrupted = interrupted.map(|reason| redaction.apply(reason));
+    let summary = summary(ranks, done, rows, interrupted.as_deref());
+    let json = json!({
+        "form": 1,
+        "version": env!("CARGO_PKG_VERSION"),
+        "ranks": ranks,
+        "passed": interrupted.is_none() && done.iter().all(Done::passed) && !rows.iter().any(Row::fails),
+        "interrupted": interrupted,
+        "steps": done.iter().map(Done::json).collect::<Vec<_>>(),
+        "comparison": rows.iter().map(Row::json).collect::<Vec<_>>(),
+    });
+    let mut files = BTreeMap::from([
+        ("summary.txt".to_owned(), summary.clone()),
+        ("summary.json".to_owned(), format!("{json:#}\n")),
+    ]);
+    for done in done {
+        for (rank, outcome) in done.ranks.iter().enumerate() {
+            for (name, text) in &outcome.files {
+                files.insert(format!("rank-{rank}/{name}"), text.clone());
+            }
+        }
+    }
+    for (rank, block) in facts.iter().enumerate() {
+        let facts: Value = serde_json::from_slice(block).unwrap_or(Value::Null);
+        for name in ["environment", "machine"] {
+            if let Some(text) = facts[name].as_str() {
+                files.insert(format!("rank-{rank}/{name}.txt"), text.to_owned());
+            }
+        }
+    }
+    let manifest = archive::manifest(&files, &machine::VARIABLES);
+    files.insert("MANIFEST".into(), manifest);
+    let count = files.len();
+    let path = output.write(&files)?;
+    say(&format!("\n{summary}\nReport: {} with {count} files. It holds:", path.display()));
+    for (names, content) in archive::CONTENTS {
+        say(&format!("  {names}: {content}"));
+    }
+    say("Host names, the home directory and IP addresses are replaced. The file MANIFEST in it lists the variables.");
+    Ok(())
+}
+
+fn summary(ranks: usize, done: &[Done], rows: &[Row], interrupted: Option<&str>) -> String {
+    let mut text = format!("ferrogin {} validate, {ranks} ranks\n\nSteps\n", env!("CARGO_PKG_VERSION"));
+    // Writing to a string cannot fail.
+    for done in done {
+        let verdict = if done.passed() { "passed" } else { "FAILED" };
+        let _ = writeln!(text, "  {verdict}  {:<24} {:>7.1} s", done.step.name(), done.seconds());
+        for reason in done.reasons() {
+            let _ = writeln!(text, "          {reason}");
+        }
+    }
+    if let Some(reason) = interrupted {
+        let _ = writeln!(text, "  FAILED  the validation was interrupted: {reason}");
+    }
+    let _ = writeln!(text, "\nThe card beside the software card");
+    if rows.is_empty() {
+        let _ = writeln!(text, "  nothing was observed");
+    } else {
+        let _ = writeln!(text, "  {:<8} {:<48} {:<22} observed", "", "", "software card");
+    }
+    for row in rows {
+        let _ = writeln!(text, "  {:<8} {:<48} {:<22} {}", row.verdict(), row.key, row.software_card, row.shown());
+    }
+    let count = |verdict: &str| rows.iter().filter(|row| row.verdict() == verdict).count();
+    let failed = done.iter().filter(|done| !done.passed()).count();
+    let _ = writeln!(
+        text,
+        "\n{} of {} steps passed; {} observations agree with the software card, {} differ as cards may, {} fail.",
+        done.len() - failed,
+        done.len(),
+        count("agrees"),
+        count("differs"),
+        count("FAILS")
+    );
+    text
+}

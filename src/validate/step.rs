@@ -1,0 +1,180 @@
+//! The steps of a validation, on one rank: each is a child process with a time limit.
+
+use super::archive::Redaction;
+use crate::child::{self, Ended};
+use gpu_scenarios::scenario::SCENARIOS;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// One step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// `ferrogin doctor --json` on each rank.
+    Doctor,
+    /// A scenario between all ranks.
+    Scenario(&'static str),
+    /// The card, compared with the software card.
+    Fidelity,
+    /// `ferrogin perf` between all ranks.
+    Perf,
+}
+
+/// Scenarios of `--quick`: one of each kind of operation.
+const QUICK: [&str; 4] = ["value-signal", "put-signal", "get", "contexts"];
+
+/// All steps, in order.
+pub fn all(quick: bool) -> Vec<Step> {
+    let scenarios = SCENARIOS.iter().map(|scenario| scenario.name).filter(|name| !quick || QUICK.contains(name));
+    let middle = scenarios.map(Step::Scenario);
+    [Step::Doctor].into_iter().chain(middle).chain([Step::Fidelity, Step::Perf]).collect()
+}
+
+impl Step {
+    pub fn name(&self) -> String {
+        match self {
+            Step::Doctor => "doctor".into(),
+            Step::Scenario(name) => format!("scenario {name}"),
+            Step::Fidelity => "fidelity".into(),
+            Step::Perf => "perf".into(),
+        }
+    }
+
+    /// The limit of the step.
+    pub fn limit(&self, quick: bool) -> Duration {
+        Duration::from_secs(match (self, quick) {
+            (Step::Perf, false) => 600,
+            (_, false) => 180,
+            (_, true) => 90,
+        })
+    }
+
+    fn arguments(&self, quick: bool) -> Vec<&str> {
+        match self {
+            Step::Doctor => vec!["doctor", "--json"],
+            Step::Scenario(name) => vec!["validate-part", "--reps", if quick { "50" } else { "500" }, name],
+            Step::Fidelity => vec!["validate-part", "fidelity"],
+            Step::Perf if quick => {
+                vec![
+                    "perf",
+                    "put",
+                    "put-signal",
+                    "put-value",
+                    "-b",
+                    "8",
+                    "-e",
+                    "4096",
+                    "-f",
+                    "8",
+                    "-n",
+                    "100",
+                    "--json",
+                    PERF,
+                ]
+            }
+            Step::Perf => vec!["perf", "put", "put-signal", "put-value", "get", "signal", "--json", PERF],
+        }
+    }
+}
+
+/// perf's report, in the directory of its rank: all ranks have the same arguments.
+const PERF: &str = "perf.json";
+
+/// The result of a step on one rank.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome {
+    pub passed: bool,
+    pub seconds: f64,
+    /// The reason of a failure; for a success a note, or nothing.
+    pub reason: String,
+    /// Files for the archive.
+    pub files: BTreeMap<String, String>,
+    /// The doctor's verdict, or the observations of the card.
+    pub facts: Value,
+}
+
+/// Runs a step with the variables of a rank of its own job, in `directory`.
+pub fn run(
+    step: &Step,
+    quick: bool,
+    limit: Duration,
+    variables: &[(&str, String)],
+    directory: &Path,
+    redaction: &Redaction,
+) -> Outcome {
+    let began = Instant::now();
+    let ended = child::this_program().map(|mut command| {
+        command
+            .args(step.arguments(quick))
+            .envs(variables.iter().map(|(name, value)| (*name, value)))
+            .current_dir(directory);
+        child::run(command, limit)
+    });
+    let ended = ended.unwrap_or_else(|reason| Ended {
+        end: child::End::Unknown(reason),
+        stdout: String::new(),
+        stderr: String::new(),
+    });
+    let mut outcome = judge(step, &ended, directory);
+    outcome.seconds = began.elapsed().as_secs_f64();
+    outcome.reason = redaction.apply(&outcome.reason);
+    outcome.files.values_mut().for_each(|text| *text = redaction.apply(text));
+    outcome
+}
+
+fn judge(step: &Step, ended: &Ended, directory: &Path) -> Outcome {
+    let failure = ended.failure();
+    let mut outcome = Outcome {
+        passed: failure.is_none(),
+        seconds: 0.0,
+        reason: String::new(),
+        files: BTreeMap::new(),
+        facts: Value::Null,
+    };
+    if let Some(end) = failure {
+        // A program's error is its last line, or one that says so before a hint.
+        let lines = ended.last_errors(12);
+        let line = lines.iter().rev().find(|line| line.starts_with("error: ")).or(lines.last());
+        outcome.reason = line.map_or(end.clone(), |line| format!("{end}: {line}"));
+    }
+    let both = format!("{}\n--- standard error ---\n{}", ended.stdout.trim_end(), ended.stderr);
+    match step {
+        Step::Doctor => {
+            let report: Option<Value> = serde_json::from_str(&ended.stdout).ok();
+            match report {
+                Some(report) => {
+                    outcome.reason = problems(&report);
+                    outcome.facts = report["verdict"].clone();
+                    outcome.files.insert("doctor.json".into(), ended.stdout.clone());
+                }
+                None => drop(outcome.files.insert("doctor.json".into(), both)),
+            }
+        }
+        Step::Scenario(name) if !outcome.passed => drop(outcome.files.insert(format!("scenario-{name}.txt"), both)),
+        Step::Scenario(_) => {}
+        Step::Fidelity => {
+            let last = ended.stdout.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
+            outcome.facts = last.map_or(Value::Null, |seen| seen["observed"].clone());
+            outcome.files.insert("fidelity.txt".into(), both);
+        }
+        Step::Perf => {
+            outcome.files.insert("perf.txt".into(), both);
+            if let Ok(json) = std::fs::read_to_string(directory.join(PERF)) {
+                outcome.files.insert("perf.json".into(), json);
+            }
+        }
+    }
+    outcome
+}
+
+/// The doctor's problems, in one line each.
+fn problems(report: &Value) -> String {
+    let findings = report["findings"].as_array().into_iter().flatten();
+    let problems = findings.filter(|finding| finding["level"] == "problem");
+    let lines: Vec<String> = problems
+        .filter_map(|finding| Some(format!("{}: {}", finding["area"].as_str()?, finding["what"].as_str()?)))
+        .collect();
+    lines.join("; ")
+}
