@@ -32,10 +32,10 @@ pub struct PerfArgs {
     #[arg(short, long, default_value = "2", value_parser = factor)]
     factor: u64,
     /// Operations that are measured, of each thread and size [default: 10000, and fewer above 16 KiB].
-    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     iterations: Option<u32>,
     /// Operations before the measured ones [default: a tenth of the iterations].
-    #[arg(short, long, value_parser = clap::value_parser!(u32).range(0..=10_000_000))]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     warmup: Option<u32>,
     /// Number of ranks [default: 2, or those that mpirun or torchrun started].
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..=64))]

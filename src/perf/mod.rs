@@ -34,7 +34,7 @@ use report::{Destination, Printer, Report};
 use rpc::Rpc;
 use session::Session;
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The exit code of arguments that are not valid, as of clap.
@@ -47,10 +47,8 @@ pub fn run(args: &PerfArgs) -> ExitCode {
         Ok(settings) => settings,
         Err(error) => return failed(&error, USAGE),
     };
-    let provider_dir = std::path::PathBuf::from(gpu_scenarios::world::plugin_from_env());
-    let provider_dir = provider_dir.parent().unwrap_or(Path::new(".")).into();
-    // A process that was started by hand needs the software card too: libfabric finds it in the plugin's directory.
-    let defaults = [("FERROGIN_DEVICE", "cpu".into()), ("FI_PROVIDER_PATH", provider_dir)];
+    let mut defaults = vec![("FERROGIN_DEVICE", "cpu".into())];
+    defaults.extend(software_card_dir().map(|dir| ("FI_PROVIDER_PATH", dir.into())));
     let identity = match launch::identity(args.ranks, &defaults) {
         Ok(identity) => identity,
         Err(error) => return failed(&error, 1),
@@ -66,6 +64,14 @@ pub fn run(args: &PerfArgs) -> ExitCode {
         Ok((code, Some(failure))) => failed(&failure, code),
         Err(error) => failed(&error, 1),
     }
+}
+
+/// The directory of the software card, if that is the card to use: it lies beside the plugin, which need not be beside this program.
+fn software_card_dir() -> Option<PathBuf> {
+    let is_used = std::env::var_os("FERROGIN_PROVIDER").is_some_and(|provider| provider == "softefa");
+    let plugin = PathBuf::from(gpu_scenarios::world::plugin_from_env());
+    let dir = plugin.parent().filter(|dir| dir.join("libsoftefa-fi.so").is_file())?;
+    is_used.then(|| dir.to_owned())
 }
 
 /// Draws the reports of files.

@@ -132,24 +132,20 @@ impl Operation {
 /// # Errors
 /// An operation failed, data are wrong, or a rank was lost.
 pub fn measure(session: &Session, operation: Operation, bytes: u64) -> Result<Option<Row>, Error> {
+    if let Some(of_pair) = operation.of_pair() {
+        return pairs(session, operation, of_pair, bytes);
+    }
     let (warmup, iterations) = session.settings.iterations(bytes);
-    let row = match operation.of_pair() {
-        Some(of_pair) => pairs(session, operation, of_pair, bytes)?,
-        None => {
-            let is_barrier = operation == Operation::Barrier;
-            let samples = match is_barrier {
-                true => barrier(session, warmup, iterations)?,
-                false => alltoall(session, bytes, warmup, iterations)?,
-            };
-            let rate = mops(samples.len() as u64, samples.iter().sum());
-            operation.row(bytes, 1, samples, rate, session.ranks() - 1)
-        }
+    let samples = match operation {
+        Operation::Barrier => barrier(session, warmup, iterations)?,
+        _ => alltoall(session, bytes, warmup, iterations)?,
     };
-    Ok((session.rank() == 0).then_some(row))
+    let rate = mops(samples.len() as u64, samples.iter().sum());
+    Ok((session.rank() == 0).then(|| operation.row(bytes, 1, samples, rate, session.ranks() - 1)))
 }
 
 /// Latencies, then the rate of a stream.
-fn pairs(session: &Session, operation: Operation, of_pair: timed::Operation, bytes: u64) -> Result<Row, Error> {
+fn pairs(session: &Session, operation: Operation, of_pair: timed::Operation, bytes: u64) -> Result<Option<Row>, Error> {
     let first = session.rank() == 0;
     let polls = operation == Operation::PutValue;
     let counts @ (warmup, iterations) = session.settings.iterations(bytes);
@@ -158,7 +154,7 @@ fn pairs(session: &Session, operation: Operation, of_pair: timed::Operation, byt
         || session.pairs(operation, bytes, |lane| lane.latencies(of_pair, first, counts)),
         || check_pairs(session, operation, bytes, warmup + iterations, false),
     )?;
-    let mut samples = samples.concat();
+    let samples = samples.concat();
     let threads = session.settings.threads;
     let posts = u64::from(iterations) * u64::from(threads);
     let nanoseconds = match operation {
@@ -175,10 +171,7 @@ fn pairs(session: &Session, operation: Operation, of_pair: timed::Operation, byt
             times.iter().map(|time| time.end).max().unwrap_or(0) - begin
         }
     };
-    if !first {
-        samples = vec![0];
-    }
-    Ok(operation.row(bytes, threads, samples, mops(posts, nanoseconds), 1))
+    Ok(first.then(|| operation.row(bytes, threads, samples, mops(posts, nanoseconds), 1)))
 }
 
 /// Checks what ranks 0 and 1 received from each other in `rounds` round trips of each thread, or in a stream from rank 0.

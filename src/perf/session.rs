@@ -62,10 +62,11 @@ impl Layout {
     /// `None` if no address space holds the window.
     fn new(settings: &Settings, ranks: usize) -> Option<Self> {
         let has = |operation| settings.operations.contains(&operation);
-        let ranks = if has(Operation::Alltoall) { ranks as u64 } else { 0 };
-        let places = ranks.max(settings.threads.into());
+        let of_ranks = if has(Operation::Alltoall) { ranks as u64 } else { 0 };
+        let places = of_ranks.max(settings.threads.into());
         let sizes = settings.operations.iter().flat_map(|operation| settings.sizes(*operation));
-        let largest = sizes.max().unwrap_or(0).max(u64::from(VALUE_SLOTS) * 8);
+        // An inbox also holds the values of a thread, and two of each rank to verify a barrier.
+        let largest = sizes.max().unwrap_or(0).max(u64::from(VALUE_SLOTS) * 8).max(16 * ranks as u64);
         let layout = Self { places, stride: largest.checked_add(GUARD)?.checked_next_multiple_of(4096)? };
         layout.stride.checked_mul(2 * places).map(|_| layout)
     }
@@ -107,15 +108,14 @@ impl Session {
 
         let layout = Layout::new(settings, ranks).filter(|layout| fits(*layout, on_this_host));
         // All ranks take the same decision, so that none waits for the others.
-        if !bootstrap.all(layout.is_some()).map_err(Error::Meet)? {
+        let all_fit = bootstrap.all(layout.is_some()).map_err(Error::Meet)?;
+        let Some(layout) = layout.filter(|_| all_fit) else {
             return Err(Error::Usage(format!(
-                "{} ranks on a host with windows for sizes up to {} need more memory than there is: pass a smaller -e, or fewer --threads \
-                 or ranks",
-                on_this_host,
+                "the windows of {on_this_host} ranks on a host, for sizes up to {}, need more memory than there is: pass a smaller -e, or \
+                 fewer --threads or ranks",
                 bytes_text(settings.end)
             )));
-        }
-        let Some(layout) = layout else { unreachable!("all ranks have one") };
+        };
         let allgather = |block: &[u8]| Ok(bootstrap.allgather(block)?);
         let comm = Comm::open(rank, ranks, &Options::default(), allgather)?;
         let window = comm.allocate(layout.bytes() as usize, Memory::Host)?;
@@ -391,8 +391,8 @@ fn compare(rank: usize, own: &Introduction, bootstrap: &Bootstrap) -> Result<Vec
 
 /// Whether the windows of a host's ranks fit into its memory.
 fn fits(layout: Layout, ranks: usize) -> bool {
-    let needed = layout.bytes().checked_mul(ranks as u64);
-    needed.zip(machine::available_memory()).is_none_or(|(needed, available)| needed < available) && needed.is_some()
+    let Some(needed) = layout.bytes().checked_mul(ranks as u64) else { return false };
+    machine::available_memory().is_none_or(|available| needed < available)
 }
 
 /// The bytes of an outbox: those of two fills, ranks or places differ.

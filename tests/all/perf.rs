@@ -313,10 +313,11 @@ fn invalid_arguments_are_refused_before_ranks_start() {
         ("put --threads 0", "1..=64"),
         ("put --aggregate 0", "1..=1024"),
         ("put --ranks 1", "2..=64"),
-        ("put -n 0", "1..=10000000"),
+        ("put -n 0", "1..=1000000"),
         ("put --device cuda", "no kernels for GPUs yet"),
         ("put --json - --csv -", "two outputs are standard output"),
         ("signal barrier --plot x.svg", "have none"),
+        ("put -n 2000000", "1..=1000000"),
         ("fly", "possible values: put, put-signal"),
     ] {
         let (output, text) = perf(Path::new(""), &[args]);

@@ -2,7 +2,7 @@
 //!
 //! The built-in launcher sets FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP (an abstract socket name that no other job has),
 //! which [`Bootstrap::from_env`](crate::Bootstrap::from_env) reads. When a rank fails, the other ranks have a grace period to end by
-//! themselves, and the launcher kills them afterwards. The ranks die with the launcher.
+//! themselves, and the launcher kills them afterwards; at once if the rank's output was closed. The ranks die with the launcher.
 
 pub use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
@@ -381,7 +381,10 @@ impl Running {
                     && let Some(status) = process.status
                 {
                     failure = Some((code_of(status), format!("{}: {}", process.name(), describe(status))));
-                    kill_at = kill_at.min(Instant::now() + self.grace);
+                    // After a closed output no rank has anything to say.
+                    let is_closed_output = status.signal() == Some(Signal::SIGPIPE as i32);
+                    let grace = if is_closed_output { Duration::ZERO } else { self.grace };
+                    kill_at = kill_at.min(Instant::now() + grace);
                 }
             }
             if done {

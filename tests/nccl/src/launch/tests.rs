@@ -41,6 +41,13 @@ fn other_ranks_may_end_during_grace_period() {
 }
 
 #[test]
+fn closed_output_ends_job_without_grace() {
+    let outcome = sh("if [ $FERROGIN_RANK = 1 ]; then kill -PIPE $$; fi; exec sleep 300", 2).grace(LONG).run().unwrap();
+    let signals: Vec<_> = outcome.statuses.iter().map(|status| status.unwrap().signal()).collect();
+    assert_eq!((outcome.code, &signals[..]), (141, &[Some(9), Some(13)][..]));
+}
+
+#[test]
 fn killed_rank_and_time_limit_are_reported() {
     let mut running = sh("exec sleep 300", 2).grace(Duration::from_millis(50)).start().unwrap();
     running.signal(1, Signal::SIGKILL);
