@@ -240,9 +240,19 @@ fn legend(area: &Area<'_>, series: &[Series], columns: usize) -> Drawn {
                 area.draw(&PathElement::new([(start, y), ((start + dash).min(x + 28), y)], style))?;
             }
         }
-        area.draw_text(&series.label, &font, (x + 36, y - 6))?;
+        area.draw_text(&shorten(&series.label), &font, (x + 36, y - 6))?;
     }
     Ok(())
+}
+
+/// A label of the legend, which fits into a column.
+fn shorten(label: &str) -> String {
+    const MOST: usize = 36;
+    if label.chars().count() <= MOST {
+        return label.to_owned();
+    }
+    let start: String = label.chars().take(MOST - 1).collect();
+    start + "…"
 }
 
 /// The power of ten next to `figure`.

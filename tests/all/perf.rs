@@ -276,6 +276,12 @@ fn plot_lays_runs_over_each_other() {
     // Two lines in each panel, for put; the levels of the barrier are dashes.
     assert!(line("<polyline") >= 4 && line("<svg") == 1, "{svg}");
 
+    let long = files.write(&format!("{}.json", "x".repeat(100)), &sample().to_string());
+    let (output, text) = ferrogin(Path::new(""), &["plot", &old, &long, "-o", &picture], &[]);
+    assert!(output.status.success(), "{text}");
+    let svg = std::fs::read_to_string(&picture).unwrap();
+    assert!(self::labels(&svg).contains(&format!("put · {}…", "x".repeat(29))), "{svg}");
+
     let mut empty = sample();
     empty["rows"] = json!([sample()["rows"][2]]);
     let empty = files.write("empty.json", &empty.to_string());
