@@ -95,8 +95,8 @@ pub fn manifest(files: &BTreeMap<String, String>, variables: &[&str]) -> String 
     for (names, content) in CONTENTS {
         text += &format!("{names}\n    {content}\n");
     }
-    text += "\nHost names, the home directory and IP addresses are replaced by <host>, <home> and <address> in all files. No other variable of the \
-             environment, no file of the machine and no data of a program is read. A file longer than 256 KiB has lost its beginning.\n\nThe listed variables:\n";
+    text += "\nHost names, the home directory and IP addresses are replaced by <host>, <home> and <address> in all files.\nThe values of other variables are not in it; \
+             paths of libraries and the names of devices are. A file longer than 256 KiB has lost its beginning.\n\nThe listed variables:\n";
     for line in variables.chunks(3) {
         text += &format!("    {}\n", line.join(", "));
     }

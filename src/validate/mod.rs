@@ -25,8 +25,9 @@ use gpu_scenarios::world::{Config, World};
 use mini_nccl::Bootstrap;
 use mini_nccl::bootstrap::Identity;
 use mini_nccl::launch::{Job, Output as JobOutput};
+use nix::sys::signal::{SigSet, Signal};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -62,6 +63,8 @@ pub struct PartArgs {
 
 /// Time beyond a step's limit in which the ranks exchange its results.
 const EXCHANGE: Duration = Duration::from_secs(30);
+/// Time that rank 0 has for its report after a rank was lost.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Runs a validation as a rank if a launcher started this process, and otherwise starts the ranks.
 pub fn run(args: &ValidateArgs) -> ExitCode {
@@ -153,8 +156,12 @@ impl Done {
     }
 
     fn reasons(&self) -> Vec<String> {
+        let reasons: BTreeSet<&str> = self.ranks.iter().map(|outcome| outcome.reason.as_str()).collect();
         let failed = self.ranks.iter().enumerate().filter(|(_, outcome)| !outcome.passed);
-        failed.map(|(rank, outcome)| format!("rank {rank}: {}", outcome.reason)).collect()
+        match (reasons.first(), reasons.len()) {
+            (Some(reason), 1) if failed.clone().count() > 1 => vec![format!("all ranks: {reason}")],
+            _ => failed.map(|(rank, outcome)| format!("rank {rank}: {}", outcome.reason)).collect(),
+        }
     }
 
     fn json(&self) -> Value {
@@ -169,6 +176,8 @@ impl Done {
 
 /// One rank of a validation; true if all passed.
 fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
+    // A reader of the screen that leaves (`| head`) does not cost the report. Children start with no signal blocked.
+    let _ = SigSet::from(Signal::SIGPIPE).thread_block();
     let is_first = identity.rank == 0;
     let output = if is_first { Some(Output::create(&args.output)) } else { None };
     if is_first {
@@ -218,13 +227,18 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
         .filter(|done| done.step == Step::Fidelity)
         .flat_map(|done| done.ranks.iter().map(|outcome| outcome.facts.clone()))
         .collect();
-    let rows = if fidelity.iter().all(Value::is_null) { Vec::new() } else { expected::compare(&fidelity) };
+    let is_empty = |seen: &Value| seen.as_array().is_none_or(Vec::is_empty);
+    let rows = if fidelity.iter().all(is_empty) { Vec::new() } else { expected::compare(&fidelity) };
     let passed = interrupted.is_none() && done.iter().all(Done::passed) && !rows.iter().any(Row::fails);
     if let Some(output) = output {
         report(output, identity.nranks, &done, &rows, interrupted.as_deref(), &facts, &redaction)?;
     } else if let Some(reason) = interrupted {
+        // A launcher ends all ranks when one fails: rank 0 writes its report in this time.
+        std::thread::sleep(GRACE);
         return Err(reason);
     }
+    // As above: no rank ends before the report is written. Without rank 0 there is nothing to wait for.
+    let _ = bootstrap.barrier();
     Ok(passed)
 }
 
