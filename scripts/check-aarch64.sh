@@ -5,18 +5,11 @@
 #                              takes minutes
 #
 # One line for each part, and a last one with the counts; status 1 when something failed. Says aloud what it leaves out
-# where a tool is missing. It takes the first of
-#   cargo and rustc on PATH with the target's std (`rustup target add aarch64-unknown-linux-gnu`),
-#   the same with the source of std (`rustup component add rust-src`), from which std is built,
-#   /usr/bin/cargo and /usr/bin/rustc with either (Debian: rustc-web, cargo-web, rust-web-src),
-# with aarch64-linux-gnu-gcc as the linker (Debian: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross) and qemu-aarch64 as the
-# emulator (Debian: qemu-user).
+# where a tool is missing: scripts/aarch64-tools.sh names the tools. The emulator is qemu-aarch64 (Debian: qemu-user).
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-target=aarch64-unknown-linux-gnu
-gnu=aarch64-linux-gnu
-oldest=1.88
+. scripts/aarch64-tools.sh
 tests=${FERROGIN_AARCH64_TESTS:-}
 passed=0 failed=0 skipped=0
 log=$(mktemp)
@@ -32,47 +25,22 @@ finish() {
     exit
 }
 
-# Sets cargo, RUSTC and build_std when these tools can compile for the target.
-try_tools() {
-    command -v "$1" >/dev/null && command -v "$2" >/dev/null || return 1
-    local version
-    version=$("$2" --version 2>/dev/null | cut -d' ' -f2) || return 1
-    [ "$(printf '%s\n' "$oldest" "$version" | sort -V | head -n 1)" = "$oldest" ] || return 1
-    cargo=$1
-    export RUSTC=$2
-    build_std=()
-    compgen -G "$("$2" --print target-libdir --target "$target")/libstd-*" >/dev/null && return 0
-    [ -f "$("$2" --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock" ] || return 1
-    # A flag of nightly compilers by name; the others know it too.
-    export RUSTC_BOOTSTRAP=1
-    build_std=(-Zbuild-std=std,panic_unwind)
-}
-
 if [ "$(uname -m)" = aarch64 ]; then
     skip "aarch64: this machine is one, and its own tests say more"
     finish
 fi
-if ! try_tools "${CARGO:-cargo}" rustc && ! try_tools /usr/bin/cargo /usr/bin/rustc; then
-    skip "aarch64: no Rust $oldest or newer here has std for $target or its source"
-    finish
-fi
-if ! echo 'int main(void) { return 0; }' | "$gnu-gcc" -x c -o "$log" - 2>/dev/null; then
-    skip "aarch64: no $gnu-gcc that links a program"
+if ! aarch64_tools; then
+    skip "aarch64: $why"
     finish
 fi
 
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/aarch64 CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false
-export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$gnu-gcc
-# What compiles the PTX here is no part of the target.
-export FERROGIN_PTX=checked-in
 # In an emulator unoptimised code, std's included, takes many times as long.
 [ -z "$tests" ] || export CARGO_PROFILE_DEV_OPT_LEVEL=1
-options=(--locked --target "$target" ${build_std[@]+"${build_std[@]}"})
-
 packages=(-p nccl-gin-ferrogin -p ferrogin-host -p softefa -p ferrogin-device)
 what="the plugin, the host API, the software card and the device library"
 [ -z "$tests" ] || { packages=(--workspace) what="the workspace"; }
-if ! "$cargo" build "${packages[@]}" "${options[@]}" >"$log" 2>&1; then
+if ! "$cargo" build "${packages[@]}" --locked "${options[@]}" >"$log" 2>&1; then
     cat "$log"
     fail "aarch64 build: $what"
     finish
@@ -85,7 +53,7 @@ fi
 
 # Runs `cargo test` with these arguments, for the target, and adds up libtest's totals.
 run_tests() {
-    "$cargo" test --no-fail-fast "${options[@]}" "$@" >"$log" 2>&1
+    "$cargo" test --no-fail-fast --locked "${options[@]}" "$@" >"$log" 2>&1
     local status=$? totals
     # Sums of `test result: ok. 3 passed; 0 failed; 1 ignored; ...`, a line for each program.
     totals=$(awk '/^test result: /{ok += $4; bad += $6; left += $8} END {print ok + 0, bad + 0, left + 0}' "$log")

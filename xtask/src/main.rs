@@ -1,7 +1,8 @@
-//! Tasks of the ferrogin repository: `cargo xtask test`, `soak`, `faults` and `ptx`.
+//! Tasks of the ferrogin repository: `cargo xtask test`, `soak`, `faults`, `ptx` and `release`.
 
 mod faults;
 mod ptx;
+mod release;
 mod soak;
 mod stage;
 mod tally;
@@ -39,6 +40,8 @@ enum Task {
     /// Makes ptx/ferrogin_device.ptx and ferrogin/fast_path.cuh from the sources again. Debian's rustc-web, cargo-web and rust-web-src
     /// make the same bytes everywhere.
     Ptx,
+    /// Tarballs for x86-64 and aarch64 in target/release-tarballs/, after checks of the tree and of the tarballs.
+    Release(release::Options),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Task::Soak(options) => soak::run(&root, &dist, &options),
         Task::Faults(options) => faults::run(&root, &dist, &options),
         Task::Ptx => ptx::refresh(&root),
+        Task::Release(options) => release::run(&root, &options),
     }
 }
 

@@ -2,7 +2,7 @@
 
 #[path = "../../ptx/compile.rs"]
 #[allow(dead_code)]
-mod compile;
+pub mod compile;
 #[path = "../../ptx/inline.rs"]
 mod inline;
 

@@ -96,7 +96,8 @@ impl Total<Cursor> {
         // Relaxed, and in this order: a thread that rings moves requests from the second word to the first. The sum may lack them
         // for one sample, and never has them twice. A sum behind the last one is such a moment, and not a wrap.
         let [next, pending] = self.word.map(|word| {
-            // SAFETY: the caller of `Endpoint::new` keeps the word mapped and aligned. Kernels write it atomically.
+            // SAFETY: the caller of `Endpoint::new` keeps the word mapped and aligned. Kernels of the `combining` policy change the first
+            // word with the flush barrier beside it, as one of 8 bytes; the others as one of 4. Either is one access of the processor.
             unsafe { AtomicU32::from_ptr(word.cast_mut()) }.load(Ordering::Relaxed)
         });
         let now = next.wrapping_add(pending);
