@@ -34,7 +34,7 @@ const PANEL: u32 = 460;
 const LINE: u32 = 22;
 const COLUMN: u32 = 290;
 const FONT: &str = "sans-serif";
-/// Colours that also differ for people who do not see red and green (Okabe and Ito).
+/// Colours that also differ for a reader without sight of red and green (Okabe and Ito).
 const COLOURS: [RGBColor; 9] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
