@@ -9,6 +9,8 @@ use gpu_scenarios::world::plugin_from_env;
 use std::path::{Path, PathBuf};
 
 const PLUGIN: &str = "plugin";
+/// The area of the exchange, whose success proves the card.
+pub const EXCHANGE: &str = "exchange";
 const OWN_NAME: &str = "ferrogin";
 const NO_PLUGIN: &str = "NCCL runs without the plugin, or the job fails";
 const LINES: usize = 12;
@@ -141,7 +143,7 @@ fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
         None if probed.text("exchanged") == "gpu" => findings.extend(beside_gpu(machine)),
         None => findings.push(
             Finding::ok(
-                "exchange",
+                EXCHANGE,
                 "a put with a signal and a counter, a value with a signal and a get arrived, one rank with itself",
             )
             .details(errors),
@@ -174,8 +176,8 @@ fn mismatch(subject: &str, version: Option<&str>) -> Option<Finding> {
 fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Finding {
     let opened = probed.all("opened").next().is_some();
     let (area, why) = match (opened, cards.is_empty()) {
-        (true, _) => ("exchange", "queues open, but a kernel's operations do not work"),
-        (false, false) => ("exchange", "init succeeds and a later call fails: NCCL then ends the job"),
+        (true, _) => (EXCHANGE, "queues open, but a kernel's operations do not work"),
+        (false, false) => (EXCHANGE, "init succeeds and a later call fails: NCCL then ends the job"),
         (false, true) => (card_area(&machine.provider), NO_PLUGIN),
     };
     let what = if cards.is_empty() { format!("not usable: {reason}") } else { reason.clone() };
@@ -208,16 +210,16 @@ fn beside_gpu(machine: &Machine) -> Vec<Finding> {
     let probed = probe::start(&["plugin"], &[("FERROGIN_DEVICE", "cpu")], machine.limit);
     let errors = probed.ended.last_errors(LINES);
     let opened =
-        Finding::ok("exchange", "a window and a context with a signal and a counter opened for kernels on the GPU");
+        Finding::ok(EXCHANGE, "a window and a context with a signal and a counter opened for kernels on the GPU");
     let exchange = match probed.failure() {
         None => Finding::warning(
-            "exchange",
+            EXCHANGE,
             "an exchange of one rank with itself worked with kernels on the CPU; no kernel of a GPU was tried",
             "posts of a GPU take another way to the card: its doorbell is mapped into the GPU",
-            "run the program, or `ferrogin validate`, on the GPU",
+            "run the program with NCCL_DEBUG=INFO and compare what arrives",
         ),
         Some(reason) => Finding::problem(
-            "exchange",
+            EXCHANGE,
             format!("with kernels on the CPU: {reason}"),
             "the card's queues open, but operations do not work",
             "the message names it; docs/plugin.md lists every message with its cure",

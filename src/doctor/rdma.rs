@@ -5,7 +5,8 @@ use super::finding::Finding;
 use crate::probe;
 use std::path::Path;
 
-const AREA: &str = "RDMA device";
+/// The area of findings that only hint at an unusable card.
+pub const AREA: &str = "RDMA device";
 const AMAZON: &str = "0x1d0f";
 const MELLANOX: &str = "0x15b3";
 

@@ -110,6 +110,10 @@ pub fn run(
             .args(step.arguments(quick))
             .envs(variables.iter().map(|(name, value)| (*name, value)))
             .current_dir(directory);
+        if matches!(step, Step::Scenario(_) | Step::Perf) {
+            // Their kernels are threads of the CPU, which cannot use the handles of a GPU.
+            command.env("FERROGIN_DEVICE", "cpu");
+        }
         child::run(command, limit)
     });
     let ended = ended.unwrap_or_else(|reason| Ended {
