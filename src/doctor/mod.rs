@@ -27,13 +27,18 @@ pub use settings::VARIABLES;
 
 use clap::ValueEnum;
 use finding::{Finding, Level, Report};
-use std::path::{Path, PathBuf};
+use std::collections::HashMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 /// The limit of a check in a child process without FERROGIN_TIMEOUT, and its greatest value.
 const LIMIT_DEFAULT: u64 = 30;
 const LIMIT_MAX: u64 = 60;
+/// Time for an area beside its children.
+const FILES_LIMIT: Duration = Duration::from_secs(8);
 
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
@@ -55,7 +60,7 @@ pub struct DoctorArgs {
 }
 
 /// A part of the report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
 enum Area {
     Plugin,
     Libfabric,
@@ -67,15 +72,15 @@ enum Area {
 }
 
 /// The inputs of the checks.
-struct Machine<'a> {
-    root: &'a Path,
+struct Machine {
+    root: PathBuf,
     /// FERROGIN_PROVIDER, or its default.
     provider: String,
-    nccl: &'a str,
+    nccl: String,
     limit: Duration,
 }
 
-impl Machine<'_> {
+impl Machine {
     /// A path below the root.
     fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
@@ -111,18 +116,29 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
 }
 
 fn examine(args: &DoctorArgs) -> Report {
-    let machine = &Machine {
-        root: &args.root,
+    let machine = Arc::new(Machine {
+        root: args.root.clone(),
         provider: variable("FERROGIN_PROVIDER").unwrap_or_else(|| "efa".into()),
-        nccl: &args.nccl,
+        nccl: args.nccl.clone(),
         limit: limit(args.timeout),
-    };
+    });
     let wanted = |area: &Area| args.only.is_empty() || args.only.contains(area);
     let areas: Vec<Area> = Area::value_variants().iter().copied().filter(wanted).collect();
-    let mut findings: Vec<Finding> = std::thread::scope(|scope| {
-        let threads: Vec<_> = areas.into_iter().map(|area| scope.spawn(move || check(area, machine))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_else(|_| vec![failed_check()])).collect()
-    });
+    let (sender, receiver) = channel();
+    for &area in &areas {
+        let (machine, sender) = (Arc::clone(&machine), sender.clone());
+        // The receiver may have given up.
+        std::thread::spawn(move || drop(sender.send((area, check(area, &machine)))));
+    }
+    drop(sender);
+    // An area has at most two children, one after the other. Its own reads of files may hang too, as on a network file system without its server.
+    let deadline = Instant::now() + 2 * machine.limit + FILES_LIMIT;
+    let mut done = HashMap::new();
+    while let Ok((area, findings)) = receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        done.insert(area, findings);
+    }
+    let of_area = |area: &Area| done.remove(area).unwrap_or_else(|| vec![not_ended(*area)]);
+    let mut findings: Vec<Finding> = areas.iter().flat_map(of_area).collect();
     // A card that exchanged data needs no file that the rules of the areas miss.
     let is_proven = findings.iter().any(|finding| finding.area == plugin::EXCHANGE && finding.level == Level::Ok);
     for finding in findings.iter_mut().filter(|finding| is_proven && finding.area == rdma::AREA) {
@@ -144,11 +160,12 @@ fn check(area: Area, machine: &Machine) -> Vec<Finding> {
     }
 }
 
-fn failed_check() -> Finding {
+fn not_ended(area: Area) -> Finding {
+    let name = area.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
     Finding::problem(
         "doctor",
-        "a check of this program failed; standard error has its message",
+        format!("the check of the area {name} did not end, or failed: standard error has the message of a failure"),
         "the report is not complete",
-        "report it with the message",
+        "check that the files of this area can be read (a network file system without its server cannot), or leave the area out with --only",
     )
 }

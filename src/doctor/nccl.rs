@@ -99,7 +99,7 @@ fn variables() -> Vec<Finding> {
 
 /// What the loader finds, which plugins that NCCL looks for, and whether this plugin is among them.
 fn library(machine: &Machine) -> Vec<Finding> {
-    let probed = probe::start(&["nccl", machine.nccl], &[], machine.limit);
+    let probed = probe::start(&["nccl", &machine.nccl], &[], machine.limit);
     if let Some(reason) = probed.failure() {
         let missing = reason.contains("cannot open shared object file") && machine.nccl == "libnccl.so.2";
         let finding = if missing {

@@ -427,6 +427,10 @@ fn doctor_finds_limits_and_devices_that_are_too_small_or_missing() {
         efa(with_root("no uverbs", "rdma", &amazon)).problem("RDMA device", "no uverbs file", "modprobe ib_uverbs"),
         with_root("closed driver", "gpu", &closed).warning("GPU driver", "not the open ones", "nvidia-open"),
     ];
+    let hangs = with_root("a file that waits", "rdma", &[("sys/devices/virtual/dmi/id/x", "")]);
+    hangs.directory.replace_by_fifo("sys/devices/virtual/dmi/id/product_name");
+    let limit = LIMIT.as_secs().to_string();
+    cases.push(hangs.args(&["--timeout", &limit]).problem("doctor", "the area rdma did not end", "--only"));
     if !Path::new("/proc/driver/nvidia").exists() {
         let case = Case::new("no gpu", "gpu", Directory::new(None)).set("FERROGIN_DEVICE", "cuda");
         cases.push(case.problem("GPU", "none: no CUDA driver", "FERROGIN_DEVICE=cpu"));
