@@ -125,7 +125,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     let bytes: Vec<MaybeUninit<u8>> = (0..AREA).map(|at| MaybeUninit::new(pattern(bootstrap.rank(), at))).collect();
     buffer.write(0, &bytes).map_err(text)?;
 
-    // Everybody knows the addresses of all: a card refuses requests of queue pairs that it does not know.
+    // Each rank inserts the addresses of all: a card refuses requests of queue pairs that it does not know.
     let own = json!({
         "data": data.address().map_err(text)?,
         "signal": signal.address().map_err(text)?,

@@ -24,6 +24,7 @@ const SLOW: &[&str] = &[
     "close_is_confirmed",
     "demo_passes",
     "docs::copied",
+    "doctor_finds_limits",
     "doctor_finds_what_only",
     "every_failed_status",
     "failing_steps_are_reported",
