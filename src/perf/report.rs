@@ -6,6 +6,7 @@ use super::machine::Machine;
 use super::operations::Operation;
 use super::plot;
 use super::statistics::Latency;
+use crate::doctor::VARIABLES;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -72,13 +73,9 @@ pub struct Row {
 impl Report {
     /// A report without rows.
     pub fn new(about: About, settings: &Settings) -> Self {
-        let of_launcher = ["FERROGIN_RANK", "FERROGIN_NRANKS", "FERROGIN_BOOTSTRAP"];
-        let variables = std::env::vars_os().filter_map(|(name, value)| {
-            let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
-            let matters = ["FERROGIN_POST", "FERROGIN_LIBFABRIC", "SOFTEFA_", "FI_EFA_"];
-            let keep = matters.iter().any(|prefix| name.starts_with(prefix)) && !of_launcher.contains(&&*name);
-            keep.then_some((name, value))
-        });
+        let matters = ["FERROGIN_POST", "FERROGIN_LIBFABRIC", "SOFTEFA_", "FI_EFA_"];
+        let names = VARIABLES.iter().filter(|name| matters.iter().any(|prefix| name.starts_with(prefix)));
+        let variables = names.filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
         Self {
             version: VERSION,
             ferrogin: env!("CARGO_PKG_VERSION").to_owned(),
