@@ -37,6 +37,13 @@ void test_hints(void) {
   CHECK(info->next->domain_attr->mr_mode & FI_MR_LOCAL && info->next->mode & FI_CONTEXT2, "what efa-direct needs");
   CHECK(info->next->ep_attr->max_msg_size == 1 << 30, "max_rdma_size");
   fi_freeinfo(info);
+  struct fi_info *models = hints_for(FI_MSG);
+  models->domain_attr->threading = FI_THREAD_DOMAIN;
+  models->domain_attr->data_progress = models->domain_attr->control_progress = FI_PROGRESS_MANUAL;
+  CHECK(ask(FI_VERSION(1, 17), models, &info) == 2, "models of fewer threads and less progress");
+  CHECK(info->domain_attr->threading == FI_THREAD_DOMAIN && info->next->domain_attr->threading == FI_THREAD_DOMAIN, "repeated");
+  CHECK(info->next->domain_attr->data_progress == FI_PROGRESS_MANUAL, "repeated");
+  fi_freeinfo(info);
 
   struct fi_info *wrong[10];
   for (int i = 0; i < 10; i++) wrong[i] = hints_for(FI_MSG | FI_RMA);

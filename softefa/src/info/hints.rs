@@ -48,7 +48,8 @@ pub(super) struct Hints {
     pub dest: Option<[u8; ADDRESS_LEN]>,
     mr_mode: Option<i32>,
     auto_progress: bool,
-    /// Control and data progress of the hints.
+    /// Threading, and control and data progress, of the hints.
+    pub threading: fi::fi_threading::Type,
     pub progress: [fi::fi_progress::Type; 2],
     /// The old single bit for all of memory registration.
     basic: bool,
@@ -137,7 +138,10 @@ impl Hints {
         }
         self.mr_mode = Some(mode);
         let auto = fi::fi_progress::FI_PROGRESS_AUTO;
+        unless(domain.threading > fi::fi_threading::FI_THREAD_ENDPOINT)?;
+        self.threading = domain.threading;
         self.progress = [domain.control_progress, domain.data_progress];
+        unless(self.progress.iter().any(|asked| *asked > fi::fi_progress::FI_PROGRESS_CONTROL_UNIFIED))?;
         self.auto_progress = self.progress.contains(&auto);
         unless(domain.av_type > fi::fi_av_type::FI_AV_TABLE)?;
         unless(domain.caps & !DOMAIN_CAPS != 0)?;

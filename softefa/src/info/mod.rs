@@ -232,10 +232,11 @@ fn fill_domain(
     let auto =
         if offer.auto_progress { fi::fi_progress::FI_PROGRESS_AUTO } else { fi::fi_progress::FI_PROGRESS_MANUAL };
     domain.name = strdup(name)?;
-    domain.threading = fi::fi_threading::FI_THREAD_SAFE;
-    let [control, data] =
-        wanted.progress.map(|asked| if asked == fi::fi_progress::FI_PROGRESS_UNSPEC { auto } else { asked });
-    (domain.control_progress, domain.data_progress) = (control, data);
+    // Like libfabric's own providers, this one repeats the models of the hints: some programs accept no other.
+    let asked_or = |asked, own| if asked == 0 { own } else { asked };
+    domain.threading = asked_or(wanted.threading, fi::fi_threading::FI_THREAD_SAFE);
+    let [control, data] = wanted.progress;
+    (domain.control_progress, domain.data_progress) = (asked_or(control, asked_or(data, auto)), asked_or(data, auto));
     domain.resource_mgmt = fi::fi_resource_mgmt::FI_RM_ENABLED;
     domain.av_type = fi::fi_av_type::FI_AV_TABLE;
     domain.mr_mode = wanted.mr_mode_reported(offer, info.caps);

@@ -1,5 +1,7 @@
 //! Rules of doorbells and of set-up. `rules.rs` has those of requests.
 
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+
 use std::sync::atomic::Ordering;
 
 use crate::common::child::run;
@@ -116,6 +118,31 @@ fn unmapped_memory_cannot_be_registered() {
     let region = rig.register(constant.as_ptr().cast_mut(), 8, ferrogin_libfabric::bindings::FI_WRITE).unwrap();
     assert_eq!(close(region.mr), 0);
     rig.close();
+}
+
+/// MPICH accepts no other threading model than the one of its hints.
+#[test]
+fn getinfo_repeats_threading_and_progress_of_hints() {
+    if !have_libfabric("getinfo_repeats_threading_and_progress_of_hints") {
+        return;
+    }
+    let models = |threading, progress| {
+        let info = getinfo(|hints| {
+            let domain = unsafe { &mut *hints.domain_attr };
+            (domain.threading, domain.__bindgen_anon_1.data_progress) = (threading, progress);
+        })?;
+        let domain = unsafe { &*(*info).domain_attr };
+        Ok::<_, i32>((domain.threading, unsafe { domain.__bindgen_anon_1.data_progress }, domain.control_progress))
+    };
+    use fi::{fi_progress::*, fi_threading::*};
+    assert_eq!(models(FI_THREAD_UNSPEC, FI_PROGRESS_UNSPEC), Ok((FI_THREAD_SAFE, FI_PROGRESS_AUTO, FI_PROGRESS_AUTO)));
+    for threading in [FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_DOMAIN, FI_THREAD_COMPLETION, FI_THREAD_ENDPOINT] {
+        for progress in [FI_PROGRESS_AUTO, FI_PROGRESS_MANUAL, FI_PROGRESS_CONTROL_UNIFIED] {
+            assert_eq!(models(threading, progress), Ok((threading, progress, progress)));
+        }
+    }
+    assert_eq!(models(FI_THREAD_ENDPOINT + 1, FI_PROGRESS_AUTO), Err(-fi::FI_ENODATA));
+    assert_eq!(models(FI_THREAD_SAFE, FI_PROGRESS_CONTROL_UNIFIED + 1), Err(-fi::FI_ENODATA));
 }
 
 #[test]
