@@ -40,8 +40,23 @@ impl Core {
         connection.has_handle = true;
         let at = self.connections.insert(connection);
         self.remote_cards.entry(gid).or_default().connection = Some(at);
+        self.pair(at);
         self.connected(at, rings);
         self.remote_cards.get(&gid).and_then(|p| p.connection).ok_or(CompStatus::LocalUnreachableRemote)
+    }
+
+    /// Pairs a connection with the one between the same cards that the other side made, if there is one.
+    fn pair(&mut self, at: u32) {
+        let Some(connection) = self.connections.get(at) else { return };
+        let opposite = |(_, other): &(u32, &Connection)| {
+            other.peer == connection.peer && other.accepted != connection.accepted && other.opposite.is_none()
+        };
+        let Some((other, _)) = self.connections.iter().find(opposite) else { return };
+        for (one, opposite) in [(at, other), (other, at)] {
+            if let Some(connection) = self.connections.get_mut(one) {
+                connection.opposite = Some(opposite);
+            }
+        }
     }
 
     fn connect(&mut self, at: u32) {
@@ -172,6 +187,7 @@ impl Core {
                         (connection.peer, connection.has_handle) = (Some(peer), known);
                         connection.transport = Transport::Shm(Box::new(link));
                     }
+                    self.pair(at);
                 }
                 Err(error) => self.fail(at, &error),
             },
@@ -224,6 +240,9 @@ impl Core {
 
     pub(crate) fn drop_connection(&mut self, at: u32, status: CompStatus) {
         let Some(connection) = self.connections.remove(at) else { return };
+        if let Some(opposite) = connection.opposite.and_then(|opposite| self.connections.get_mut(opposite)) {
+            opposite.opposite = None;
+        }
         if let Some(gid) = connection.peer
             && let Some(peer) = self.remote_cards.get_mut(&gid)
             && peer.connection == Some(at)

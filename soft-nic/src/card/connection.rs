@@ -66,6 +66,10 @@ pub(crate) struct Connection {
     /// The other card; `None` before a good hello.
     pub peer: Option<Gid>,
     pub transport: Transport,
+    /// The other card connected, for its requests.
+    pub accepted: bool,
+    /// The connection between the same cards that the other side made: each card connects for its own requests.
+    pub opposite: Option<u32>,
     /// This card has an address handle for the other.
     pub has_handle: bool,
     /// Answers without payload. They are sent first, because the peer waits for them. Where a packet is expensive, answers
@@ -92,6 +96,8 @@ impl Connection {
         Self {
             peer,
             transport,
+            accepted: false,
+            opposite: None,
             has_handle: false,
             answers: VecDeque::new(),
             answers_since: 0,
@@ -117,7 +123,7 @@ impl Connection {
     }
 
     pub(crate) fn accepting(socket: shm::Accepting, now_us: u64) -> Self {
-        Self::new(None, Transport::Accepting(socket), now_us)
+        Self { accepted: true, ..Self::new(None, Transport::Accepting(socket), now_us) }
     }
 
     /// Packets can go out.

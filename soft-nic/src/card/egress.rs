@@ -111,6 +111,11 @@ impl Core {
             return Some(self.serve(at, serving));
         }
         let token = *connection.requests.front()?;
+        // A reply does not overtake the acknowledgement of the send that it answers.
+        let opposite = connection.opposite.and_then(|opposite| self.connections.get(opposite));
+        if opposite.is_some_and(|opposite| !opposite.answers.is_empty()) {
+            return None;
+        }
         Some(self.send_packet(at, token))
     }
 

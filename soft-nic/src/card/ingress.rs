@@ -23,33 +23,54 @@ const BURST: usize = 64;
 impl Core {
     /// Handles the packets that arrived on a connection. True when there was one.
     pub(crate) fn poll_connection(&mut self, at: u32) -> bool {
-        let mut moved = false;
-        for _ in 0..BURST {
-            let Some(connection) = self.connections.get_mut(at) else { return moved };
-            let Transport::Shm(rings) = &mut connection.transport else { return moved };
+        let mut left = BURST;
+        while left > 0 && self.look(at) {
+            // The other card sent its acknowledgements, on this card's own connection, before the requests that were just seen. Those
+            // may be replies, so the acknowledgements go first.
+            let opposite = self.connections.get(at).filter(|c| c.accepted).and_then(|c| c.opposite);
+            if let Some(opposite) = opposite.filter(|opposite| self.look(*opposite)) {
+                self.take_packets(opposite, usize::MAX);
+            }
+            left -= self.take_packets(at, left);
+        }
+        left < BURST
+    }
+
+    /// Looks for packets that arrived on a connection; false when there is none.
+    fn look(&mut self, at: u32) -> bool {
+        match self.connections.get_mut(at).map(|connection| &mut connection.transport) {
+            Some(Transport::Shm(rings)) => rings.rx.look(),
+            _ => false,
+        }
+    }
+
+    /// Handles up to `most` packets that were seen on a connection. Returns their number.
+    fn take_packets(&mut self, at: u32, most: usize) -> usize {
+        let mut taken = 0;
+        while taken < most {
+            let Some(connection) = self.connections.get_mut(at) else { return taken };
+            let Transport::Shm(rings) = &mut connection.transport else { return taken };
             match rings.rx.peek() {
                 Ok(None) => break,
                 Ok(Some((header, payload))) => {
                     self.receive(at, &header, payload);
-                    moved = true;
+                    taken += 1;
                     if let Some(Transport::Shm(rings)) = self.connections.get_mut(at).map(|c| &mut c.transport) {
                         rings.rx.pop(header.len);
                     }
                 }
                 Err(_) => {
                     self.lose(at, CompStatus::LocalUnresponsiveRemote, "it sent a corrupt packet");
-                    return true;
+                    return taken + 1;
                 }
             }
         }
-        if moved {
-            let now = self.clock_us;
-            if let Some(connection) = self.connections.get_mut(at) {
-                connection.heard_us = now;
-                connection.responsive = true;
-            }
+        let now = self.clock_us;
+        if let Some(connection) = self.connections.get_mut(at).filter(|_| taken > 0) {
+            connection.heard_us = now;
+            connection.responsive = true;
         }
-        moved
+        taken
     }
 
     /// Handles one packet, whose header is consistent and whose payload holds `header.len` bytes.

@@ -27,6 +27,8 @@ use crate::random::Random;
 use crate::wire::handshake::{self, Initiator, Session};
 use crate::wire::packet::{HEADER_LEN, Header, Kind};
 
+mod order;
+
 const PD: u32 = 1;
 
 fn gid(card: u8) -> Gid {

@@ -295,7 +295,9 @@ impl MaliciousPeer {
         self.links.retain_mut(|link| link.proceed().is_ok());
         for link in &mut self.links {
             // The peer reads everything, or the card would have no room.
-            while let Ok(Some((header, _))) = link.rx.peek() {
+            while link.rx.look()
+                && let Ok(Some((header, _))) = link.rx.peek()
+            {
                 link.rx.pop(header.len);
             }
         }

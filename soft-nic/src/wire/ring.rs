@@ -154,21 +154,24 @@ impl Consumer {
         Self { area: Area { control, data }, head: 0, tail: 0 }
     }
 
-    /// The oldest packet: its header and where its payload lies until [`Consumer::pop`].
+    /// Looks for packets, which [`Consumer::peek`] gives then. False when there is none.
+    pub(crate) fn look(&mut self) -> bool {
+        self.tail = self.area.cursor(TAIL_AT).load(Ordering::Acquire);
+        self.head != self.tail
+    }
+
+    /// The oldest packet that [`Consumer::look`] saw: its header and where its payload lies until [`Consumer::pop`].
     ///
     /// # Errors
     /// The writer's cursor or the packet is impossible.
     pub(crate) fn peek(&mut self) -> Result<Option<(Header, *const u8)>, Corrupt> {
         loop {
-            if self.head == self.tail {
-                let tail = self.area.cursor(TAIL_AT).load(Ordering::Acquire);
-                if tail == self.head {
-                    return Ok(None);
-                }
-                if tail < self.head || tail - self.head > RING_LEN as u64 || !tail.is_multiple_of(ALIGN as u64) {
-                    return Err(Corrupt);
-                }
-                self.tail = tail;
+            let (head, tail) = (self.head, self.tail);
+            if head == tail {
+                return Ok(None);
+            }
+            if tail < head || tail - head > RING_LEN as u64 || !tail.is_multiple_of(ALIGN as u64) {
+                return Err(Corrupt);
             }
             let at = (self.head % RING_LEN as u64) as usize;
             let record = self.area.data.wrapping_add(at);
@@ -231,6 +234,12 @@ mod tests {
         (map, producer, consumer)
     }
 
+    /// The oldest packet, if there is one.
+    fn next(consumer: &mut Consumer) -> Result<Option<(Header, *const u8)>, Corrupt> {
+        consumer.look();
+        consumer.peek()
+    }
+
     fn packet(token: u64, len: u32) -> Header {
         Header { total: len, len, ..Header::new(Kind::Write, token) }
     }
@@ -252,7 +261,7 @@ mod tests {
                     lens.push_back(len);
                     sent += 1;
                 }
-            } else if let Some((header, payload)) = consumer.peek().unwrap() {
+            } else if let Some((header, payload)) = next(&mut consumer).unwrap() {
                 assert_eq!(header, packet(received, lens.pop_front().unwrap()));
                 // SAFETY: the payload stays until `pop`.
                 let bytes = unsafe { std::slice::from_raw_parts(payload, header.len as usize) };
@@ -276,7 +285,7 @@ mod tests {
             count += 1;
         }
         assert_eq!(count, 7);
-        let (header, _) = consumer.peek().unwrap().unwrap();
+        let (header, _) = next(&mut consumer).unwrap().unwrap();
         consumer.pop(header.len);
         // SAFETY: `source` holds the payload.
         assert!(unsafe { producer.push(&packet(count, MAX_PAYLOAD as u32), source.as_ptr()) }.unwrap());
@@ -292,19 +301,19 @@ mod tests {
             unsafe { memory::store_release(map.as_ptr().wrapping_add(at).cast(), value) };
         };
         put(TAIL_AT, 2 * RING_LEN as u64);
-        assert_eq!(consumer.peek(), Err(Corrupt));
+        assert_eq!(next(&mut consumer), Err(Corrupt));
         put(TAIL_AT, 63);
-        assert_eq!(consumer.peek(), Err(Corrupt));
+        assert_eq!(next(&mut consumer), Err(Corrupt));
         put(TAIL_AT, 64);
         let mut long = packet(1, 64);
         long.total = 64;
         put(CONTROL_LEN + 32, long.to_words()[4]);
         put(CONTROL_LEN + 24, long.to_words()[3]);
-        assert_eq!(consumer.peek(), Err(Corrupt), "longer than what was written");
+        assert_eq!(next(&mut consumer), Err(Corrupt), "longer than what was written");
         put(CONTROL_LEN, 99);
-        assert_eq!(consumer.peek(), Err(Corrupt), "unknown kind");
+        assert_eq!(next(&mut consumer), Err(Corrupt), "unknown kind");
         put(CONTROL_LEN, PAD);
-        assert_eq!(consumer.peek(), Err(Corrupt), "padding that does not reach the end");
+        assert_eq!(next(&mut consumer), Err(Corrupt), "padding that does not reach the end");
         put(HEAD_AT, 128);
         producer.head = 0;
         producer.tail = RING_LEN as u64;

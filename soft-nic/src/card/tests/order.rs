@@ -1,0 +1,142 @@
+//! The order in which a card reports what it hears of another over shared memory. Each test polls both cards itself.
+
+use std::time::Instant;
+
+use super::*;
+use crate::random;
+use crate::wire::shm::Listener;
+
+/// A completion: of a send or of a receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Done {
+    Send,
+    Receive,
+}
+use Done::{Receive, Send};
+
+struct Card {
+    core: Core,
+    qpn: u16,
+    cq: u32,
+    to: Destination,
+    sent: u32,
+    received: u32,
+}
+
+impl Card {
+    fn open() -> Self {
+        let gid = Gid { secret: random::secret::<8>().unwrap(), ..gid(0) };
+        let wires = Wires { listener: Some(Listener::bind(&gid).unwrap()), datagrams: None };
+        let mut core = Core::new(0, gid, Config::default(), wires).unwrap();
+        let qpn = core.open_qp(PD, 64, 16, 16).unwrap();
+        let cq = core.cqs.insert(CompletionRing::new(64).unwrap());
+        core.enable_qp(qpn, cq, Some(cq), Default::default()).unwrap();
+        Self { core, qpn, cq, to: Destination::default(), sent: 0, received: 0 }
+    }
+
+    fn connect(&mut self, other: &mut Self) {
+        let (ah, qp) = (self.core.open_handle(other.core.gid).unwrap(), other.core.qp(other.qpn).unwrap());
+        self.to = Destination { ah, qpn: qp.qpn, qkey: qp.qkey };
+    }
+
+    fn poll(&mut self) {
+        self.core.poll(Instant::now(), true);
+    }
+
+    /// Sends an empty message, for which the other card has a receive.
+    fn send(&mut self, other: &mut Self) {
+        let qp = other.core.qp(other.qpn).unwrap();
+        let slot = qp.rq.buffer().cast::<[u64; 2]>().wrapping_add(qp.rq.slot_of(other.received) as usize);
+        // SAFETY: the slot lies in the ring and has as many bytes.
+        unsafe { slot.write(RxDesc::single(0, 0, 0, 0).to_words()) };
+        other.received += 1;
+        qp.rq.preset(other.received);
+        let mut wqe = SendWqe::new(0, self.to, Operation::Send { data: SendData::Empty, imm: None });
+        let qp = self.core.qp(self.qpn).unwrap();
+        wqe.phase = qp.sq.phase_of(self.sent) == 1;
+        let mut bytes = [0; 64];
+        wqe.emit(&Geometry::NARROW, &mut bytes).unwrap();
+        let slot = qp.sq.buffer().wrapping_add((qp.sq.slot_of(self.sent) * 64) as usize);
+        // SAFETY: the slot lies in the ring and has as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot, bytes.len()) };
+        self.sent += 1;
+        qp.sq.preset(self.sent);
+    }
+
+    /// All completions so far.
+    fn done(&mut self) -> Vec<Done> {
+        let ring = self.core.cqs.get_mut(self.cq).unwrap();
+        // SAFETY: the ring has 64 entries of 32 bytes.
+        let entries = unsafe { ring.buffer().cast::<[[u8; 32]; 64]>().read() };
+        let entries = entries.into_iter().map(RawCqe).filter(|entry| entry.phase());
+        let done = entries.map(|entry| match Cqe::parse(&entry, RequestIds::Bits16).expect("a completion") {
+            Cqe::Send(cqe) => (Send, cqe.status),
+            Cqe::Recv(cqe) => (Receive, cqe.status),
+        });
+        done.map(|(done, status)| (status == Status::Known(CompStatus::Ok)).then_some(done).expect("success")).collect()
+    }
+
+    /// The connection that the other card made.
+    fn accepted(&mut self) -> &mut Connection {
+        let found = self.core.connections.iter().find_map(|(at, connection)| connection.accepted.then_some(at));
+        self.core.connections.get_mut(found.expect("the other card connected")).unwrap()
+    }
+}
+
+/// Polls both cards until the first has this number of completions.
+fn until(a: &mut Card, b: &mut Card, completions: usize) {
+    let start = Instant::now();
+    while a.done().len() < completions {
+        (a.poll(), b.poll());
+        assert!(start.elapsed().as_secs() < 60, "{:?}", a.done());
+    }
+}
+
+/// Two cards that are connected in both directions. The first polls the connection that the other made before its own.
+fn connected() -> (Card, Card) {
+    let (mut a, mut b) = (Card::open(), Card::open());
+    (a.connect(&mut b), b.connect(&mut a));
+    b.send(&mut a);
+    until(&mut b, &mut a, 1);
+    a.send(&mut b);
+    until(&mut a, &mut b, 2);
+    (a, b)
+}
+
+#[test]
+fn reply_completes_after_the_send_that_it_answers() {
+    let (mut a, mut b) = connected();
+    for exchange in 0..4 {
+        a.send(&mut b);
+        (a.poll(), b.poll());
+        assert_eq!(b.done().len(), 3 + 2 * exchange, "the message is there");
+        b.send(&mut a);
+        b.poll();
+        assert_eq!(a.done().len(), 2 + 2 * exchange, "the first card has seen neither");
+        a.poll();
+        assert_eq!(a.done()[2 + 2 * exchange..], [Send, Receive]);
+        b.poll();
+    }
+}
+
+#[test]
+fn reply_waits_for_room_for_the_acknowledgement_before_it() {
+    let (mut a, mut b) = connected();
+    let Transport::Shm(rings) = &mut b.accepted().transport else { panic!("shared memory") };
+    // SAFETY: no payload.
+    while unsafe { rings.tx.push(&Header::new(Kind::Ack, 0), std::ptr::null()) }.unwrap() {}
+    a.send(&mut b);
+    let own = a.core.remote_cards[&b.core.gid].connection.unwrap();
+    a.core.poll_doorbells();
+    a.core.pump(own);
+    b.poll();
+    assert_eq!(
+        (b.done().len(), b.accepted().answers.len()),
+        (3, 1),
+        "the message is there, and its answer has no room"
+    );
+    b.send(&mut a);
+    b.poll();
+    until(&mut a, &mut b, 4);
+    assert_eq!(a.done()[2..], [Send, Receive]);
+}
