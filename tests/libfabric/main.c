@@ -15,6 +15,7 @@ static const struct {
     {"messages of all lengths", test_messages},
     {"tagged messages", test_tagged},
     {"messages of one packet on efa-direct", test_direct_messages},
+    {"replies after the messages that they answer", test_order},
     {"remote memory", test_rma},
     {"remote memory on efa-direct", test_direct_rma},
     {"wide requests", test_wide_requests},

@@ -241,6 +241,23 @@ void test_direct_messages(void) {
   pair_close(&pair);
 }
 
+// One process asks, the other replies. Completions of both kinds come to one queue.
+void test_order(void) {
+  static const size_t sizes[] = {0, 64, 9000, 100000};
+  struct pair pair;
+  struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_MSG, FI_WAIT_NONE, 0, FI_RECV, 0};
+  pair_open(&pair, &wish);
+  for (int i = 0; i < 200; i++) {
+    bool asks = pair_rank == (i == 0);
+    POST(&pair, fi_recv(pair.ep, in, LONGEST, NULL, FI_ADDR_UNSPEC, NULL));
+    if (!asks) CHECK(pair_wait(pair.tx, NULL).flags & FI_RECV, "exchange %d", i);
+    POST(&pair, fi_send(pair.ep, out, sizes[i % 4], NULL, pair.peer, NULL));
+    CHECK(pair_wait(pair.tx, NULL).flags & FI_SEND, "exchange %d of %zu bytes: the reply came first", i, sizes[i % 4]);
+    if (asks) CHECK(pair_wait(pair.tx, NULL).flags & FI_RECV, "exchange %d", i);
+  }
+  pair_close(&pair);
+}
+
 void test_multi_recv(void) {
   struct pair pair;
   struct wish wish = {"efa", FI_MSG | FI_MULTI_RECV, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0, 0};

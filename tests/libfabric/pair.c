@@ -41,7 +41,7 @@ void pair_open(struct pair *pair, const struct wish *wish) {
   OK(fi_endpoint(pair->domain, pair->info, &pair->ep, NULL));
   OK(fi_ep_bind(pair->ep, &pair->av->fid, 0));
   OK(fi_ep_bind(pair->ep, &pair->tx->fid, FI_TRANSMIT | wish->cq_flags));
-  OK(fi_ep_bind(pair->ep, &pair->rx->fid, FI_RECV));
+  if (!(wish->cq_flags & FI_RECV)) OK(fi_ep_bind(pair->ep, &pair->rx->fid, FI_RECV));
   struct fi_cntr_attr attr = {.events = FI_CNTR_EVENTS_COMP, .wait_obj = FI_WAIT_UNSPEC};
   for (int i = 0; i < MAX_COUNTERS; i++) {
     if (!(wish->counters & events[i])) continue;

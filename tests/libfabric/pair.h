@@ -46,6 +46,7 @@ struct wish {
   enum fi_wait_obj wait;
   // FI_SEND, FI_REMOTE_WRITE, ...: a counter for each.
   uint64_t counters;
+  // More flags of the queue for sends; FI_RECV: it takes receives too.
   uint64_t cq_flags;
   // Inline bytes of operations.
   size_t inject;
@@ -94,6 +95,7 @@ bool pair_matches(const void *buf, size_t len, uint32_t seed);
 void test_messages(void);
 void test_tagged(void);
 void test_direct_messages(void);
+void test_order(void);
 void test_rma(void);
 void test_direct_rma(void);
 void test_wide_requests(void);

@@ -31,6 +31,19 @@ impl Core {
         }
     }
 
+    /// Completes the requests of a queue pair that the card at the other end of a connection has answered and that faults hold back.
+    pub(crate) fn complete_held(&mut self, qpn: u16, at: u32) {
+        let Some(mut buffer) = self.reorder_buffer.take() else { return };
+        let peer_of = |at: u32| self.connections.get(at).and_then(|connection| connection.peer);
+        let (from, qp) = (peer_of(at), self.qps.get(u32::from(qpn)));
+        let connection_of = |token| qp.and_then(|qp| qp.find(token)).and_then(|entry| entry.connection);
+        let held = buffer.take_completions(qpn, |token| connection_of(token).and_then(peer_of) == from);
+        self.reorder_buffer = Some(buffer);
+        for (token, status) in held {
+            self.retire(token, status);
+        }
+    }
+
     /// Writes the completion of a request and removes it.
     pub(crate) fn retire(&mut self, token: Token, status: u8) {
         let qpn = token.qpn();

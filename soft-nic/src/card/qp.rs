@@ -142,6 +142,10 @@ impl Qp {
         self.table.get_mut(usize::from(token.entry())).filter(|e| e.live && e.serial == token.serial())
     }
 
+    pub(crate) fn find(&self, token: Token) -> Option<&Outstanding> {
+        self.table.get(usize::from(token.entry())).filter(|e| e.live && e.serial == token.serial())
+    }
+
     /// Removes a request and returns it for its completion.
     pub(crate) fn take(&mut self, token: Token) -> Option<&Outstanding> {
         let entry = self.table.get_mut(usize::from(token.entry())).filter(|e| e.live && e.serial == token.serial())?;

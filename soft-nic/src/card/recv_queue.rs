@@ -136,6 +136,10 @@ impl Core {
     }
 
     fn push_receive(&mut self, at: u32, header: &Header, op: SendOp, req_id: u16, status: CompStatus) {
+        // The message may be a reply to them.
+        if self.qp(header.dst_qpn).is_some_and(|qp| qp.recv_cq.is_some()) {
+            self.complete_held(header.dst_qpn, at);
+        }
         let from = self.connections.get(at).and_then(|c| c.peer);
         let sender = match from.and_then(|gid| self.handle_of.get(&gid)) {
             Some(ahn) => Sender::Ah(*ahn as u16),

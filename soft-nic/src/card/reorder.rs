@@ -132,6 +132,16 @@ impl ReorderBuffer {
         })
     }
 
+    /// Takes the completions of a queue pair whose requests are `wanted`, by rank.
+    pub(crate) fn take_completions(&mut self, qpn: u16, wanted: impl Fn(Token) -> bool) -> Vec<(Token, u8)> {
+        let Some(window) = self.windows.get_mut(&(qpn, true)) else { return Vec::new() };
+        let delayed = std::mem::take(&mut window.delayed).into_sorted_vec();
+        // Sorted by `Reverse`: the smallest rank is last.
+        let (taken, kept): (Vec<_>, Vec<_>) = delayed.into_iter().rev().partition(|entry| wanted(Token(entry.0.token)));
+        window.delayed = kept.into();
+        taken.into_iter().filter_map(|Reverse(entry)| Some((Token(entry.token), entry.status?))).collect()
+    }
+
     /// Drops the requests of a closed queue pair.
     pub(crate) fn forget(&mut self, qpn: u16) {
         self.windows.remove(&(qpn, false));

@@ -1,8 +1,8 @@
 //! The data path of the `efa` fabric: messages of any length, in order, with tags, over the card's sends and reads.
 //!
 //! A short message travels in one packet and is copied on both sides. For a longer one, the sender registers and announces its
-//! buffers; the receiver reads them into its own memory and then sends a receipt. Messages of one endpoint to another are numbered,
-//! because the card does not keep their order. The protocol progresses when the application posts or reads a queue or a counter.
+//! buffers; the receiver reads them into its own memory and then sends a receipt. Messages and receipts of one endpoint to another are
+//! numbered, because the card does not keep their order. The protocol progresses when the application posts or reads a queue or a counter.
 
 mod matching;
 mod packet;
@@ -78,10 +78,10 @@ enum Job {
 struct Peer {
     address: Address,
     ahn: u16,
-    /// Numbers of the next message to the peer, and of the next from it.
+    /// Numbers of the next message or receipt to the peer, and of the next from it.
     next_to: u32,
     next_from: u32,
-    /// Messages of the peer that arrived out of order.
+    /// Messages and receipts of the peer that arrived out of order.
     early: BTreeMap<u32, Early>,
 }
 
@@ -294,9 +294,17 @@ impl Rdm {
         self.queue_pair.ring();
     }
 
+    /// The number of the next message or receipt to a peer.
+    fn next_number(&mut self, peer: u32) -> Option<u32> {
+        let peer = self.peers.get_mut(peer)?;
+        peer.next_to = peer.next_to.wrapping_add(1);
+        Some(peer.next_to.wrapping_sub(1))
+    }
+
     /// Sends a control packet of the protocol.
     fn tell(&mut self, bindings: &Bindings, peer: u32, kind: Kind, id: u64, data: u64) {
-        let head = Head { kind, flags: 0, seq: 0, from: bindings.address, len: 0, tag: 0, data, id };
+        let seq = if kind == Kind::Done { self.next_number(peer).unwrap_or(0) } else { 0 };
+        let head = Head { kind, flags: 0, seq, from: bindings.address, len: 0, tag: 0, data, id };
         self.jobs.push_back(Job::Packet { peer, head });
     }
 

@@ -39,7 +39,7 @@ pub(super) struct Head {
     pub kind: Kind,
     /// Sum of [`TAGGED`], [`DATA`] and [`RECEIPT`].
     pub flags: u8,
-    /// Number of the message from this sender to this receiver; 0 in control packets.
+    /// Number of the message or receipt from this sender to this receiver; 0 in a ping.
     pub seq: u32,
     /// The sender. Only its QKey travels: the card knows the rest, and a GID is never sent in clear.
     pub from: Address,

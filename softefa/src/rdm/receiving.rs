@@ -322,16 +322,16 @@ impl Rdm {
             && let Ok(peer) = self.peer(bindings, head.from)
         {
             match head.kind {
-                Kind::Done => self.receipt_came(bindings, peer, &head),
                 Kind::Ping => {}
-                Kind::Eager | Kind::Rendezvous => self.in_turn(bindings, peer, head, payload),
+                Kind::Done | Kind::Eager | Kind::Rendezvous => self.in_turn(bindings, peer, head, payload),
             }
         }
         self.post_receive(buffer);
         true
     }
 
-    /// Delivers a message when it is its turn, and keeps it until then.
+    /// Handles a message or a receipt when it is its turn, and keeps it until then. So a reply is reported after the message that it
+    /// answers, however the card reorders packets.
     fn in_turn(&mut self, bindings: &Bindings, peer: u32, head: Head, payload: &[u8]) {
         let Some(entry) = self.peers.get_mut(peer) else { return };
         match (head.seq.wrapping_sub(entry.next_from) as i32).cmp(&0) {
@@ -345,11 +345,18 @@ impl Rdm {
             }
             Ordering::Equal => entry.next_from = entry.next_from.wrapping_add(1),
         }
-        self.deliver(bindings, &head, payload);
+        self.take(bindings, peer, &head, payload);
         while let Some(entry) = self.peers.get_mut(peer) {
             let Some(early) = entry.early.remove(&entry.next_from) else { break };
             entry.next_from = entry.next_from.wrapping_add(1);
-            self.deliver(bindings, &early.head, &early.payload);
+            self.take(bindings, peer, &early.head, &early.payload);
+        }
+    }
+
+    fn take(&mut self, bindings: &Bindings, peer: u32, head: &Head, payload: &[u8]) {
+        match head.kind {
+            Kind::Done => self.receipt_came(bindings, peer, head),
+            _ => self.deliver(bindings, head, payload),
         }
     }
 

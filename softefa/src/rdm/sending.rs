@@ -53,13 +53,7 @@ impl Rdm {
         let eager = len <= MAX_MESSAGE;
         let receipt = !eager || call.flags & (fi::FI_DELIVERY_COMPLETE | fi::FI_MATCH_COMPLETE) != 0;
         let (keys, remote) = if eager { (Vec::new(), Vec::new()) } else { expose(bindings, call)? };
-        let seq = match self.peers.get_mut(peer) {
-            Some(peer) => {
-                peer.next_to = peer.next_to.wrapping_add(1);
-                peer.next_to.wrapping_sub(1)
-            }
-            None => return Err(Code::OTHER),
-        };
+        let seq = self.next_number(peer).ok_or(Code::OTHER)?;
         let kind = if call.tag.is_some() { fi::FI_TAGGED } else { fi::FI_MSG };
         let send = self.sends.insert(Send {
             context: call.context,

@@ -1,6 +1,6 @@
 //! The order in which a card reports what it hears of another over shared memory. Each test polls both cards itself.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::random;
@@ -14,6 +14,8 @@ enum Done {
 }
 use Done::{Receive, Send};
 
+const NO_FAULTS: &str = "seed=1";
+
 struct Card {
     core: Core,
     qpn: u16,
@@ -21,17 +23,20 @@ struct Card {
     to: Destination,
     sent: u32,
     received: u32,
+    /// A clock that each poll advances.
+    now: Instant,
 }
 
 impl Card {
-    fn open() -> Self {
+    fn open(faults: &str) -> Self {
         let gid = Gid { secret: random::secret::<8>().unwrap(), ..gid(0) };
         let wires = Wires { listener: Some(Listener::bind(&gid).unwrap()), datagrams: None };
-        let mut core = Core::new(0, gid, Config::default(), wires).unwrap();
+        let mut core =
+            Core::new(0, gid, Config { faults: Faults::parse(faults).unwrap(), ..Config::default() }, wires).unwrap();
         let qpn = core.open_qp(PD, 64, 16, 16).unwrap();
         let cq = core.cqs.insert(CompletionRing::new(64).unwrap());
         core.enable_qp(qpn, cq, Some(cq), Default::default()).unwrap();
-        Self { core, qpn, cq, to: Destination::default(), sent: 0, received: 0 }
+        Self { core, qpn, cq, to: Destination::default(), sent: 0, received: 0, now: Instant::now() }
     }
 
     fn connect(&mut self, other: &mut Self) {
@@ -40,17 +45,26 @@ impl Card {
     }
 
     fn poll(&mut self) {
-        self.core.poll(Instant::now(), true);
+        self.now += Duration::from_micros(1);
+        self.core.poll(self.now, true);
     }
 
     /// Sends an empty message, for which the other card has a receive.
     fn send(&mut self, other: &mut Self) {
-        let qp = other.core.qp(other.qpn).unwrap();
-        let slot = qp.rq.buffer().cast::<[u64; 2]>().wrapping_add(qp.rq.slot_of(other.received) as usize);
+        other.post_receive();
+        self.send_unexpected();
+    }
+
+    fn post_receive(&mut self) {
+        let qp = self.core.qp(self.qpn).unwrap();
+        let slot = qp.rq.buffer().cast::<[u64; 2]>().wrapping_add(qp.rq.slot_of(self.received) as usize);
         // SAFETY: the slot lies in the ring and has as many bytes.
         unsafe { slot.write(RxDesc::single(0, 0, 0, 0).to_words()) };
-        other.received += 1;
-        qp.rq.preset(other.received);
+        self.received += 1;
+        qp.rq.preset(self.received);
+    }
+
+    fn send_unexpected(&mut self) {
         let mut wqe = SendWqe::new(0, self.to, Operation::Send { data: SendData::Empty, imm: None });
         let qp = self.core.qp(self.qpn).unwrap();
         wqe.phase = qp.sq.phase_of(self.sent) == 1;
@@ -93,8 +107,8 @@ fn until(a: &mut Card, b: &mut Card, completions: usize) {
 }
 
 /// Two cards that are connected in both directions. The first polls the connection that the other made before its own.
-fn connected() -> (Card, Card) {
-    let (mut a, mut b) = (Card::open(), Card::open());
+fn connected(faults: &str) -> (Card, Card) {
+    let (mut a, mut b) = (Card::open(faults), Card::open(NO_FAULTS));
     (a.connect(&mut b), b.connect(&mut a));
     b.send(&mut a);
     until(&mut b, &mut a, 1);
@@ -105,7 +119,7 @@ fn connected() -> (Card, Card) {
 
 #[test]
 fn reply_completes_after_the_send_that_it_answers() {
-    let (mut a, mut b) = connected();
+    let (mut a, mut b) = connected(NO_FAULTS);
     for exchange in 0..4 {
         a.send(&mut b);
         (a.poll(), b.poll());
@@ -121,7 +135,7 @@ fn reply_completes_after_the_send_that_it_answers() {
 
 #[test]
 fn reply_waits_for_room_for_the_acknowledgement_before_it() {
-    let (mut a, mut b) = connected();
+    let (mut a, mut b) = connected(NO_FAULTS);
     let Transport::Shm(rings) = &mut b.accepted().transport else { panic!("shared memory") };
     // SAFETY: no payload.
     while unsafe { rings.tx.push(&Header::new(Kind::Ack, 0), std::ptr::null()) }.unwrap() {}
@@ -138,5 +152,19 @@ fn reply_waits_for_room_for_the_acknowledgement_before_it() {
     b.send(&mut a);
     b.poll();
     until(&mut a, &mut b, 4);
+    assert_eq!(a.done()[2..], [Send, Receive]);
+}
+
+#[test]
+fn reply_completes_after_the_send_whose_completion_faults_hold_back() {
+    let (mut a, mut b) = connected("seed=1,reorder=64");
+    a.send(&mut b);
+    // The other card has no receive for the second message, so another completion is to come.
+    a.send_unexpected();
+    let polls = |a: &mut Card, b: &mut Card| (0..300).for_each(|_| (a.poll(), b.poll()).0);
+    polls(&mut a, &mut b);
+    assert_eq!((a.done().len(), b.done().len()), (2, 3), "the message is there, and its completion is held back");
+    b.send(&mut a);
+    polls(&mut b, &mut a);
     assert_eq!(a.done()[2..], [Send, Receive]);
 }
