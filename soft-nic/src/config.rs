@@ -17,11 +17,43 @@ pub enum WireChoice {
     Provider(String),
 }
 
+/// Where a card lies on the PCI bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PciAddress {
+    pub domain: u16,
+    pub bus: u8,
+    /// Below 32.
+    pub device: u8,
+    /// Below 8.
+    pub function: u8,
+}
+
+impl PciAddress {
+    /// Reads the form of sysfs and lspci: `0000:00:1e.0`, in hexadecimal digits.
+    fn parse(text: &str) -> Option<Self> {
+        let (domain, rest) = text.split_once(':')?;
+        let (bus, rest) = rest.split_once(':')?;
+        let (device, function) = rest.split_once('.')?;
+        let number = |part: &str, digits, end: u32| {
+            let is_number = part.len() == digits && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+            u32::from_str_radix(part, 16).ok().filter(|number| is_number && *number < end)
+        };
+        Some(Self {
+            domain: number(domain, 4, 1 << 16)? as u16,
+            bus: number(bus, 2, 1 << 8)? as u8,
+            device: number(device, 2, 1 << 5)? as u8,
+            function: number(function, 1, 1 << 3)? as u8,
+        })
+    }
+}
+
 /// Settings of the cards of this process.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Config {
     /// Software cards (rails): `SOFTEFA_NICS`, default 1.
     pub nics: u32,
+    /// The PCI addresses of the cards, if `SOFTEFA_NICS` has them.
+    pub pci: Vec<PciAddress>,
     /// `SOFTEFA_WIRE`.
     pub wire: WireChoice,
     /// `SOFTEFA_IFADDR`: the address under which other hosts reach this one.
@@ -71,10 +103,17 @@ impl Config {
         let set = |name: &'static str| lookup(name).filter(|v| !v.is_empty());
         let mut config = Self { nics: 1, ..Self::default() };
         if let Some(value) = set("SOFTEFA_NICS") {
-            config.nics = match value.parse() {
-                Ok(n) if (1..=MAX_NICS).contains(&n) => n,
+            let pci: Option<Vec<_>> = value.split(',').map(|part| PciAddress::parse(part.trim())).collect();
+            config.pci = pci.unwrap_or_default();
+            let distinct = config.pci.iter().enumerate().all(|(n, address)| !config.pci[..n].contains(address));
+            let count = if config.pci.is_empty() { value.parse().ok() } else { u32::try_from(config.pci.len()).ok() };
+            config.nics = match count {
+                Some(n) if (1..=MAX_NICS).contains(&n) && distinct => n,
                 _ => {
-                    let problem = format!("the number of software cards must be 1 to {MAX_NICS}");
+                    let problem = format!(
+                        "the number of software cards must be 1 to {MAX_NICS}, or there is a list of the PCI address of \
+                         each, like 0000:00:1e.0,0000:00:1f.0"
+                    );
                     return Err(ConfigError::new("SOFTEFA_NICS", &value, problem));
                 }
             };
@@ -141,6 +180,14 @@ mod tests {
     }
 
     #[test]
+    fn pci_addresses_set_the_number_of_cards() {
+        let config = config(&[("SOFTEFA_NICS", "0000:00:1e.0, ffff:a0:1f.7")]).unwrap();
+        let first = PciAddress { domain: 0, bus: 0, device: 0x1e, function: 0 };
+        let second = PciAddress { domain: 0xffff, bus: 0xa0, device: 0x1f, function: 7 };
+        assert_eq!((config.nics, config.pci), (2, vec![first, second]));
+    }
+
+    #[test]
     fn unknown_variable_is_refused() {
         let check = |name: &str| Config::refuse_unknown(std::iter::once((name.to_owned(), "2".to_owned())));
         for name in ["SOFTEFA_NICS", "SOFTEFA_FAULTS", "SOFTEFA_TEST_CHILD", "SOFTEFA", "PATH", "MY_SOFTEFA_X"] {
@@ -164,6 +211,12 @@ mod tests {
             ("SOFTEFA_NICS", "0"),
             ("SOFTEFA_NICS", "two"),
             ("SOFTEFA_NICS", "65"),
+            ("SOFTEFA_NICS", "0000:00:1e.0,2"),
+            ("SOFTEFA_NICS", "0000:00:1e.0,0000:00:1e.0"),
+            ("SOFTEFA_NICS", "00:1e.0"),
+            ("SOFTEFA_NICS", "0000:00:20.0"),
+            ("SOFTEFA_NICS", "0000:00:1e.8"),
+            ("SOFTEFA_NICS", "0000:00:+1.0"),
             ("SOFTEFA_WIRE", "softefa"),
             ("SOFTEFA_WIRE", "shmem"),
             ("SOFTEFA_WIRE", "tcp ofi"),

@@ -9,7 +9,7 @@ use super::super::guard::{Code, entry};
 use super::super::object::head;
 use super::super::unsupported;
 use soft_nic::card::{self, MAX_SEND_SIZE};
-use soft_nic::config::Config;
+use soft_nic::config::{Config, PciAddress};
 
 static NIC_OPS: fi::fi_ops = fi::fi_ops {
     size: size_of::<fi::fi_ops>(),
@@ -53,15 +53,21 @@ pub(super) fn nic(number: u32, config: &Config) -> Result<*mut fi::fid_nic, Code
     if failed {
         return Err(Code::OTHER);
     }
-    Ok(assemble(texts))
+    Ok(assemble(texts, bus_of(config.pci.get(number as usize))))
 }
 
-/// The description with these texts. Its pointers lead into itself.
-fn assemble(texts: [CString; 8]) -> *mut fi::fid_nic {
+fn bus_of(pci: Option<&PciAddress>) -> fi::fi_bus_attr {
+    let Some(&PciAddress { domain, bus, device, function }) = pci else { return fi::fi_bus_attr::default() };
+    let pci = fi::fi_pci_attr { domain_id: domain, bus_id: bus, device_id: device, function_id: function };
+    fi::fi_bus_attr { bus_type: fi::fi_bus_type::FI_BUS_PCI, attr: fi::fi_bus_attr__bindgen_ty_1 { pci } }
+}
+
+/// The description with these texts and this bus. Its pointers lead into itself.
+fn assemble(texts: [CString; 8], bus: fi::fi_bus_attr) -> *mut fi::fid_nic {
     let mut nic = Box::new(Nic {
         fid: fi::fid_nic { fid: head(fi::FI_CLASS_NIC, ptr::null_mut(), &NIC_OPS), ..fi::fid_nic::default() },
         device: fi::fi_device_attr::default(),
-        bus: fi::fi_bus_attr { bus_type: fi::fi_bus_type::FI_BUS_UNSPEC, ..fi::fi_bus_attr::default() },
+        bus,
         link: fi::fi_link_attr {
             mtu: MAX_SEND_SIZE as usize,
             speed: 100_000_000_000,
@@ -96,9 +102,9 @@ unsafe extern "C" fn control_nic(fid: *mut fi::fid, command: c_int, arg: *mut c_
             return Err(Code::NOSYS);
         }
         // SAFETY: the core passes a description that `assemble` made and that is open.
-        let texts = unsafe { (*fid.cast::<Nic>()).texts.clone() };
+        let Nic { texts, bus, .. } = unsafe { &*fid.cast::<Nic>() };
         // SAFETY: the argument of FI_DUP is a pointer variable for the copy.
-        unsafe { arg.cast::<*mut fi::fid_nic>().write(assemble(texts)) };
+        unsafe { arg.cast::<*mut fi::fid_nic>().write(assemble(texts.clone(), *bus)) };
         Ok(0)
     })
 }

@@ -146,6 +146,26 @@ fn getinfo_repeats_threading_and_progress_of_hints() {
 }
 
 #[test]
+fn cards_have_pci_addresses_of_setting() {
+    run("cards_have_pci_addresses_of_setting", &[("SOFTEFA_NICS", "0000:00:1e.0,0001:a0:1f.7")], || {
+        let first = getinfo(|_| {}).unwrap();
+        for (info, address) in [(first, (0, 0, 0x1e, 0)), (next_info(first), (1, 0xa0, 0x1f, 7))] {
+            let nic = unsafe { (*info).nic };
+            let mut copy: *mut fi::fid_nic = std::ptr::null_mut();
+            let control = unsafe { (*(*nic).fid.ops).control }.unwrap();
+            assert_eq!(unsafe { control(nic.cast(), fi::FI_DUP as i32, (&raw mut copy).cast()) }, 0);
+            for nic in [nic, copy] {
+                let bus = unsafe { &*(*nic).bus_attr };
+                let pci = unsafe { bus.attr.pci };
+                assert_eq!(bus.bus_type, fi::fi_bus_type::FI_BUS_PCI);
+                assert_eq!((pci.domain_id, pci.bus_id, pci.device_id, pci.function_id), address);
+            }
+            assert_eq!(close(copy), 0);
+        }
+    });
+}
+
+#[test]
 fn objects_in_use_cannot_be_closed() {
     if !have_libfabric("objects_in_use_cannot_be_closed") {
         return;
