@@ -25,6 +25,8 @@ if [ "$purpose" = test ]; then
   python3 -c 'import ensurepip, venv' 2>/dev/null || wanted+=(python3-venv)
   command -v readelf >/dev/null || wanted+=(binutils)
   command -v mpirun >/dev/null || wanted+=(openmpi-bin)
+  # mpicc comes with openmpi-bin, without the headers.
+  [ -f "$(mpicc --showme:incdirs 2>/dev/null | cut -d ' ' -f 1)/mpi.h" ] || wanted+=(libopenmpi-dev)
   command -v ip >/dev/null || wanted+=(iproute2)
   command -v fi_info >/dev/null || wanted+=(libfabric-bin)
   [ -f /usr/include/rdma/fabric.h ] || wanted+=(libfabric-dev)

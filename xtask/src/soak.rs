@@ -47,6 +47,10 @@ const STAGES: &[Entry] = &[
     ("aarch64", "all tests that need nothing but a processor, in an emulator of aarch64"),
     ("release", "tarballs of the tree for x86-64 and aarch64, unpacked and tried"),
     ("mpi", "two ranks under each MPI that the system or PyPI has"),
+    (
+        "mpi-card",
+        "a program that checks its data, 50 times under MPICH, Open MPI and Intel MPI on the card, without and with faults",
+    ),
     ("mutants", "the tests on 100 more mutants of the code; a mutant that no test fails on is a failure"),
 ];
 
@@ -75,6 +79,7 @@ fn stage(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
         "fuzz" => script("fuzz/run.sh", &[]).env("FUZZ_SECONDS", "30"),
         "address" | "thread" => script("tests/nccl/sanitize.sh", &[name]),
         "release" => Stage::new(name, cargo(&["xtask", "release", "--snapshot"])),
+        "mpi-card" => script("tests/mpi/run.sh", &[]),
         "mutants" => script("tests/mutants/run.py", &[&round.to_string()]),
         "aarch64" => script("scripts/check-aarch64.sh", &[]).env("FERROGIN_AARCH64_TESTS", "1"),
         _ => script("tests/gpu/mpi.sh", &[]),

@@ -81,6 +81,7 @@ fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
         script("faults", "tests/faults/run.sh").after("cargo test"),
         script("python", "python/test.sh").after("cargo test"),
         script("libfabric programs", "tests/libfabric/run.sh").after("cargo test"),
+        script("MPI programs", "tests/mpi/run.sh").after("libfabric programs"),
     ]
 }
 

@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Runs tests/mpi/smoke.c on the software card under other projects' MPIs: run.sh [DIST]
+#
+# The MPIs are MPICH (PyPI: mpich) and Open MPI with its mtl ofi (Debian: openmpi-bin, libopenmpi-dev), in a soak also Intel MPI (PyPI: impi-rt),
+# which runs the program that MPICH's compiler made: both have the same ABI. Packages of PyPI are installed once into .cache/mpi/. Each MPI runs two
+# ranks, without faults and with SOFTEFA_FAULTS below; no rank may use anything but the card to reach another. With the first MPI that is
+# there, the script also runs the lines of docs/card-in-ci.md. Prints a line for each test and a last line with the counts; status 1 if a test
+# failed. A run that does not end in time is a failure. An MPI that cannot be had is counted as skipped.
+#
+#   FERROGIN_SOAK=1   50 runs each instead of one, and Intel MPI
+#   MPI_RUNS=N        N runs each
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
+soak=${FERROGIN_SOAK:-0}
+runs=${MPI_RUNS:-$([ "$soak" = 1 ] && echo 50 || echo 1)}
+faults=seed=3,reorder=32,reread=0.2
+limit=60 # seconds of a run; one takes less than one on an idle machine
+passed=0 failed=0 skipped=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unset SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE SOFTEFA_IFADDR
+export FI_PROVIDER_PATH=$dist FI_PROVIDER=softefa
+# For MPICH and Intel MPI: every message goes through libfabric. Open MPI gets the same by its options.
+export MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 I_MPI_FABRICS=ofi I_MPI_OFI_PROVIDER=softefa
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+openmpi_options=(--oversubscribe --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include softefa --mca osc pt2pt --mca btl self)
+
+skip() {
+    echo "SKIP $1"
+    skipped=$((skipped + 1))
+}
+
+pass() {
+    echo "PASS $1"
+    passed=$((passed + 1))
+}
+
+# fail NAME: prints the last lines of the run.
+fail() {
+    echo "FAIL $1"
+    tail -n 20 "$work/log" | sed 's/^/    /'
+    failed=$((failed + 1))
+}
+
+# package NAME: installs a package of PyPI, unless it is there. Sets `place`.
+package() {
+    place=$root/.cache/mpi/$1
+    [ -d "$place" ] && return
+    mkdir -p "$root/.cache/mpi"
+    if python3 -m venv "$place.new.$$" 2>"$work/log" && timeout 300 "$place.new.$$/bin/pip" install --quiet --no-compile "$1" 2>"$work/log"; then
+        mv -T "$place.new.$$" "$place"
+        return
+    fi
+    rm -rf "$place.new.$$"
+    skip "$1 of PyPI: $(tail -n 1 "$work/log")"
+    return 1
+}
+
+# compile NAME COMPILER: makes $work/NAME.
+compile() {
+    "$2" -std=gnu11 -O1 -Wall -Wextra -Werror -o "$work/$1" "$here/smoke.c" >"$work/log" 2>&1 && return
+    fail "$1: the program does not compile"
+    return 1
+}
+
+# repeat NAME COMMAND...: the command must verify all data in each of the runs.
+repeat() {
+    local name=$1 run status
+    shift
+    for run in $(seq "$runs"); do
+        timeout --kill-after=5 "$limit" "$@" >"$work/log" 2>&1
+        status=$?
+        if [ "$status" -ne 0 ] || ! grep -q 'all data right' "$work/log"; then
+            [ "$status" -ne 124 ] || status="no end after $limit s"
+            fail "$name, run $run of $runs: status $status"
+            return
+        fi
+    done
+    pass "$name, $runs runs"
+}
+
+# both NAME COMMAND...: without faults and with them.
+both() {
+    local name=$1
+    shift
+    repeat "$name" "$@"
+    repeat "$name, $faults" env SOFTEFA_FAULTS=$faults "$@"
+    # The card refuses this, so a command that never opens it is caught.
+    if SOFTEFA_NICS=none timeout --kill-after=5 "$limit" "$@" >"$work/log" 2>&1 || ! grep -q 'SOFTEFA_NICS' "$work/log"; then
+        fail "$name: the messages do not go through the card"
+    fi
+}
+
+# The lines of the page run as they stand there, in a directory like another project's.
+documented() {
+    mkdir "$work/ci" && cp -R "$dist" "$work/ci/dist" && cp "$1" "$work/ci/your-program"
+    sed -n '/^```sh$/,/^```$/p' "$root/docs/card-in-ci.md" | sed '/^```/d' >"$work/lines"
+    [ "$(wc -l <"$work/lines")" -eq 3 ] || { cp "$work/lines" "$work/log"; fail "docs/card-in-ci.md: three lines"; return; }
+    (cd "$work/ci" && unset FI_PROVIDER FI_PROVIDER_PATH && PATH=$2/bin:$PATH timeout "$limit" bash -e "$work/lines") >"$work/log" 2>&1
+    if grep -q 'all data right' "$work/log"; then pass "docs/card-in-ci.md"; else fail "docs/card-in-ci.md"; fi
+}
+
+if [ ! -f "$dist/libsoftefa-fi.so" ]; then
+    echo "FAIL MPIs: $dist has no libsoftefa-fi.so; run make build first"
+    echo "mpi: 0 passed, 1 failed, 0 skipped"
+    exit 1
+fi
+
+if ! command -v mpirun >/dev/null || ! mpirun --version 2>&1 | grep -q 'Open MPI'; then
+    skip "Open MPI: no mpirun of it on PATH (Debian: openmpi-bin)"
+elif ! include=$(mpicc --showme:incdirs 2>/dev/null) || [ ! -f "${include%% *}/mpi.h" ]; then
+    skip "Open MPI: its compiler has no headers (Debian: libopenmpi-dev)"
+elif compile openmpi mpicc; then
+    both "$(mpirun --version 2>&1 | head -n 1)" mpirun "${openmpi_options[@]}" -np 2 "$work/openmpi"
+fi
+
+if package mpich && compile mpich "$place/bin/mpicc"; then
+    both "MPICH $("$place/bin/mpichversion" | awk '/Version/ { print $3 }')" "$place/bin/mpiexec" -n 2 "$work/mpich"
+    documented "$work/mpich" "$place"
+    if [ "$soak" = 1 ] && package impi-rt; then
+        both "Intel MPI" env "PATH=$place/bin:$PATH" "LD_LIBRARY_PATH=$place/lib" "I_MPI_ROOT=$place" "$place/bin/mpiexec" -n 2 "$work/mpich"
+    fi
+fi
+echo "mpi: $passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
