@@ -20,11 +20,13 @@ pub enum WireChoice {
 /// Where a card lies on the PCI bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PciAddress {
+    /// Domain, or segment.
     pub domain: u16,
+    /// Bus.
     pub bus: u8,
-    /// Below 32.
+    /// Device, below 32.
     pub device: u8,
-    /// Below 8.
+    /// Function, below 8.
     pub function: u8,
 }
 

@@ -1,6 +1,6 @@
 //! Rules of doorbells and of set-up. `rules.rs` has those of requests.
 
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
 
 use std::sync::atomic::Ordering;
 
