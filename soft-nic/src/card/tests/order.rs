@@ -101,7 +101,8 @@ impl Card {
 fn until(a: &mut Card, b: &mut Card, completions: usize) {
     let start = Instant::now();
     while a.done().len() < completions {
-        (a.poll(), b.poll());
+        a.poll();
+        b.poll();
         assert!(start.elapsed().as_secs() < 60, "{:?}", a.done());
     }
 }
@@ -109,7 +110,8 @@ fn until(a: &mut Card, b: &mut Card, completions: usize) {
 /// Two cards that are connected in both directions. The first polls the connection that the other made before its own.
 fn connected(faults: &str) -> (Card, Card) {
     let (mut a, mut b) = (Card::open(faults), Card::open(NO_FAULTS));
-    (a.connect(&mut b), b.connect(&mut a));
+    a.connect(&mut b);
+    b.connect(&mut a);
     b.send(&mut a);
     until(&mut b, &mut a, 1);
     a.send(&mut b);
@@ -122,7 +124,8 @@ fn reply_completes_after_the_send_that_it_answers() {
     let (mut a, mut b) = connected(NO_FAULTS);
     for exchange in 0..4 {
         a.send(&mut b);
-        (a.poll(), b.poll());
+        a.poll();
+        b.poll();
         assert_eq!(b.done().len(), 3 + 2 * exchange, "the message is there");
         b.send(&mut a);
         b.poll();
@@ -161,10 +164,15 @@ fn reply_completes_after_the_send_whose_completion_faults_hold_back() {
     a.send(&mut b);
     // The other card has no receive for the second message, so another completion is to come.
     a.send_unexpected();
-    let polls = |a: &mut Card, b: &mut Card| (0..300).for_each(|_| (a.poll(), b.poll()).0);
-    polls(&mut a, &mut b);
+    let poll_often = |a: &mut Card, b: &mut Card| {
+        for _ in 0..300 {
+            a.poll();
+            b.poll();
+        }
+    };
+    poll_often(&mut a, &mut b);
     assert_eq!((a.done().len(), b.done().len()), (2, 3), "the message is there, and its completion is held back");
     b.send(&mut a);
-    polls(&mut b, &mut a);
+    poll_often(&mut a, &mut b);
     assert_eq!(a.done()[2..], [Send, Receive]);
 }
