@@ -98,7 +98,9 @@ impl Core {
         if let Some(header) = connection.answers.front().copied() {
             let waited = polls.wrapping_sub(connection.answers_since);
             let enough = connection.answers.len() >= datagram::MAX_ACKS;
-            if !expensive || enough || quiet.min(waited) >= QUIET_POLLS || waited >= MOST_POLLS {
+            // Acknowledgements behind another answer would not travel with a request.
+            let other = header.kind() != Some(Kind::Ack);
+            if !expensive || other || enough || quiet.min(waited) >= QUIET_POLLS || waited >= MOST_POLLS {
                 let acks = expensive && header.kind() == Some(Kind::Ack);
                 let sent = self.emit(at, &if acks { Header::new(Kind::Acks, 0) } else { header }, Payload::Nothing);
                 if sent == Sent::Yes && !acks {

@@ -137,7 +137,7 @@ impl Core {
 
     fn push_receive(&mut self, at: u32, header: &Header, op: SendOp, req_id: u16, status: CompStatus) {
         // The message may be a reply to them.
-        if self.qp(header.dst_qpn).is_some_and(|qp| qp.recv_cq.is_some()) {
+        if self.reorder_buffer.is_some() && self.qp(header.dst_qpn).is_some_and(|qp| qp.recv_cq.is_some()) {
             self.complete_held(header.dst_qpn, at);
         }
         let from = self.connections.get(at).and_then(|c| c.peer);

@@ -418,6 +418,19 @@ fn packet_that_never_comes_ends_the_connection() {
     assert_eq!((world.awaited(), world.counts()[1]), (vec![], (0, 1)));
 }
 
+/// Acknowledgements travel with a request, and one behind the refusal of a read would come after a reply.
+#[test]
+fn refusal_of_a_read_does_not_wait_for_a_request() {
+    for (kind, sent) in [(Kind::Ack, false), (Kind::Data, true)] {
+        let mut world = World::open();
+        let _peer = over_datagrams(&mut world);
+        world.core.answer(world.asked, Header { status: 7, ..Header::new(kind, 7) });
+        // There is no wire, so the first packet ends the connection.
+        assert_eq!(world.core.pump(world.asked), sent);
+        assert_eq!(world.core.connections.get(world.asked).is_none(), sent);
+    }
+}
+
 #[test]
 fn requests_wait_for_the_proof_of_a_card_that_connected() {
     let mut world = World::open();
