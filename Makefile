@@ -36,7 +36,7 @@ help:
 	@echo 'demo and test first install what is missing with apt-get: scripts/install-deps.sh says what.'
 
 build:
-	$(CARGO) build --release --locked $(BUILD_FLAGS) -p nccl-gin-ferrogin -p softefa -p ferrogin-device -p ferrogin-host -p ferrogin
+	$(CARGO) build --release --locked $(BUILD_FLAGS) -p nccl-gin-ferrogin -p softefa -p soft-verbs -p ferrogin-device -p ferrogin-host -p ferrogin
 	rm -rf $(DIST)/include
 	install -d $(DIST)/include
 	install -m 755 $(RELEASE)/libnccl_gin_ferrogin.so $(DIST)/libnccl-gin-ferrogin.so
@@ -46,6 +46,7 @@ build:
 	for library in $(LINKED); do ln -sf $$library $(DIST)/$$library.$(MAJOR); done
 	install -m 755 $(RELEASE)/ferrogin $(DIST)/ferrogin
 	cp -R ffi-headers/include/. $(DIST)/include/
+	soft-verbs/link.sh $(RELEASE)/libsoft_verbs.a $(DIST)/verbs
 
 # It builds nothing, so that root runs no compiler.
 install:

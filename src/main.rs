@@ -10,6 +10,7 @@ mod perf;
 mod probe;
 mod ptx;
 mod validate;
+mod verbs;
 
 use clap::{Parser, Subcommand};
 use nix::sys::signal::{SigHandler, Signal, signal};
@@ -56,6 +57,10 @@ enum Command {
         #[arg(long)]
         about: bool,
     },
+    /// Runs a program on software cards below libibverbs: `ferrogin verbs -- fi_info -p efa`.
+    ///
+    /// The program finds the card as it finds EFA hardware. SOFTEFA_NICS and SOFTEFA_FAULTS apply.
+    Verbs(verbs::VerbsArgs),
     /// Runs one part of a validation, as a rank.
     #[command(hide = true)]
     ValidatePart(validate::PartArgs),
@@ -79,6 +84,7 @@ fn main() -> ExitCode {
         Command::Plot(args) => perf::plot(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Ptx { about } => ptx::run(about),
+        Command::Verbs(args) => verbs::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::ValidatePart(args) => validate::part(&args),
         Command::Probe { limit, probe } => probe::run(&probe, Duration::from_secs(limit)),

@@ -35,6 +35,7 @@ use self::core::Wires;
 pub(crate) use self::core::Wires;
 use self::engine::{Engine, Shared};
 pub use self::qp::RNR_FOR_EVER;
+pub use self::recv_queue::DATAGRAM_HEADER;
 pub use self::request::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 pub use self::setup::SetupError;
 pub use self::slab::Slab;

@@ -76,6 +76,9 @@ pub struct Qp {
     pub rq_taken: u32,
     /// How often the card retries a send whose peer has no receive.
     pub rnr_retry: u8,
+    /// The queue pair has unreliable datagrams (UD): a message without a receive is dropped, and a receive begins with room for a
+    /// global routing header.
+    pub datagrams: bool,
     /// Requests taken and not completed.
     pub outstanding: u32,
     pub send_cq: u32,
@@ -101,6 +104,7 @@ impl Qp {
             taken: 0,
             rq_taken: 0,
             rnr_retry: RNR_FOR_EVER,
+            datagrams: false,
             outstanding: 0,
             send_cq: 0,
             recv_cq: None,

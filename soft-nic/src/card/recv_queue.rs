@@ -13,6 +13,8 @@ use crate::wire::packet::{Header, Kind};
 
 /// Buffers of one receive at most.
 const MAX_BUFFERS: usize = 2;
+/// Bytes that come before a datagram in its receive: room for a global routing header, which the card does not write.
+pub const DATAGRAM_HEADER: u32 = 40;
 /// Least and most time before a send that found no receive is retried.
 const RNR_DELAY_US: (u64, u64) = (20, 1280);
 
@@ -42,7 +44,9 @@ impl Core {
         if header.total > MAX_SEND_SIZE {
             return CompStatus::RemoteBadLength;
         }
+        let datagrams = self.qp(header.dst_qpn).is_some_and(|qp| qp.datagrams);
         let (buffers, count) = match self.next_receive(header.dst_qpn) {
+            Posted::Nothing if datagrams => return CompStatus::Ok,
             Posted::Nothing => return CompStatus::RemoteRnr,
             Posted::Violation(index, rule) => {
                 self.fail_receives(header.dst_qpn, index, &rule);
@@ -51,8 +55,11 @@ impl Core {
             Posted::Receive { buffers, count } => (buffers, count),
         };
         let req_id = buffers[0].req_id;
-        let (status, answer) = match self.scatter(pd, &buffers[..count], header, payload) {
+        let skip = if datagrams { DATAGRAM_HEADER } else { 0 };
+        let (status, answer) = match self.scatter(pd, &buffers[..count], skip, header, payload) {
             Ok(()) => (CompStatus::Ok, CompStatus::Ok),
+            // The sender of a datagram does not learn of it.
+            Err(status) if datagrams => (status, CompStatus::Ok),
             Err(CompStatus::LocalBadLength) => (CompStatus::LocalBadLength, CompStatus::RemoteBadLength),
             Err(status) => (status, CompStatus::RemoteAbort),
         };
@@ -62,7 +69,7 @@ impl Core {
                 header.dst_qpn, header.total
             ));
         }
-        self.push_receive(at, header, SendOp::Send, req_id, status);
+        self.push_receive(at, header, skip, SendOp::Send, req_id, status);
         self.tick(header.dst_qpn, Event::Recv, status != CompStatus::Ok);
         answer
     }
@@ -105,21 +112,30 @@ impl Core {
         Posted::Violation(from, format!("a receive of more than {MAX_BUFFERS} buffers"))
     }
 
-    /// Copies a message into the buffers of a receive.
-    fn scatter(&self, pd: u32, buffers: &[RxDesc], header: &Header, payload: *const u8) -> Result<(), CompStatus> {
+    /// Copies a message into the buffers of a receive, behind the first `skip` bytes.
+    fn scatter(
+        &self,
+        pd: u32,
+        buffers: &[RxDesc],
+        mut skip: u32,
+        header: &Header,
+        payload: *const u8,
+    ) -> Result<(), CompStatus> {
         let room: u64 = buffers.iter().map(|b| u64::from(b.length)).sum();
-        if room < u64::from(header.len) {
+        if room < u64::from(header.len) + u64::from(skip) {
             return Err(CompStatus::LocalBadLength);
         }
         let mut done = 0;
         for buffer in buffers {
-            let len = u32::from(buffer.length).min(header.len - done);
+            let before = skip.min(buffer.length.into());
+            skip -= before;
+            let len = (u32::from(buffer.length) - before).min(header.len - done);
             if len == 0 {
-                break;
+                continue;
             }
             let to = self
                 .regions
-                .local(pd, buffer.lkey_ctrl.lkey(), buffer.addr(), len, true)
+                .local(pd, buffer.lkey_ctrl.lkey(), buffer.addr().wrapping_add(before.into()), len, true)
                 .map_err(|_| CompStatus::LocalInvalidLkey)?;
             // SAFETY: `Regions::local` found `len` writable bytes at `to`. The wire keeps `header.len` payload bytes, of which
             // `done` are copied already.
@@ -132,10 +148,10 @@ impl Core {
 
     /// Completes a write with immediate data: an unsolicited receive, which takes no descriptor.
     pub(crate) fn push_unsolicited(&mut self, at: u32, header: &Header) {
-        self.push_receive(at, header, SendOp::RdmaWrite, 0, CompStatus::Ok);
+        self.push_receive(at, header, 0, SendOp::RdmaWrite, 0, CompStatus::Ok);
     }
 
-    fn push_receive(&mut self, at: u32, header: &Header, op: SendOp, req_id: u16, status: CompStatus) {
+    fn push_receive(&mut self, at: u32, header: &Header, skipped: u32, op: SendOp, req_id: u16, status: CompStatus) {
         // The message may be a reply to them.
         if self.reorder_buffer.is_some() && self.qp(header.dst_qpn).is_some_and(|qp| qp.recv_cq.is_some()) {
             self.complete_held(header.dst_qpn, at);
@@ -150,7 +166,7 @@ impl Core {
             req_id,
             op: Ok(op),
             status: Status::Known(status),
-            length: header.total,
+            length: header.total + skipped,
             imm: header.immediate(),
             unsolicited: op == SendOp::RdmaWrite,
             src_qp_num: header.src_qpn,

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use efa_dp_direct::wire::CompStatus;
+
 use super::core::{Core, Handle};
 use super::counter::{Counter, EVENTS};
 use super::qp::Qp;
@@ -83,6 +85,18 @@ impl Core {
         let watch = Watch::new(qpn, qp.sq.clone(), qp.taken);
         self.active.push(watch);
         Ok(())
+    }
+
+    /// Moves a queue pair to the error state, as its owner asks: its requests and receives are flushed.
+    pub fn fail_qp(&mut self, qpn: u16) {
+        for at in 0..self.connections.bound() {
+            self.abort_on(at, qpn);
+        }
+        let Some(qp) = self.qp(qpn).filter(|qp| qp.enabled) else { return };
+        for token in qp.tokens(|_| true) {
+            self.retire(token, CompStatus::Flushed.raw());
+        }
+        self.set_error(qpn);
     }
 
     /// Removes a queue pair. Its requests get no completion, and the card refuses packets for it.

@@ -1,7 +1,7 @@
 //! An event descriptor for threads that sleep until the card has written a completion.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -11,7 +11,15 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 pub struct Signal {
     armed: AtomicBool,
     interrupted: AtomicBool,
-    event: EventFd,
+    target: Target,
+}
+
+/// The descriptor that an event makes readable.
+#[derive(Debug)]
+enum Target {
+    Event(EventFd),
+    /// A pipe that many signals share. Each event writes the number of its signal.
+    Pipe(OwnedFd, u64),
 }
 
 impl Signal {
@@ -19,14 +27,26 @@ impl Signal {
     /// The system has no descriptor left.
     pub fn new() -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { armed: AtomicBool::new(false), interrupted: AtomicBool::new(false), event })
+        Ok(Self::to(Target::Event(event)))
+    }
+
+    /// A signal that writes `number` into a pipe, once for each event. An event that finds the pipe full is lost, so the pipe must not
+    /// block and must have room for every signal that shares it.
+    pub fn numbered(pipe: OwnedFd, number: u64) -> Self {
+        Self::to(Target::Pipe(pipe, number))
+    }
+
+    fn to(target: Target) -> Self {
+        Self { armed: AtomicBool::new(false), interrupted: AtomicBool::new(false), target }
     }
 
     /// Makes the next [`raise`](Self::raise) signal the descriptor. The caller polls for completions once more after it armed.
     pub fn arm(&self) {
-        // An earlier event is obsolete, because the caller polls after this call.
-        if !self.interrupted.load(Ordering::Acquire) {
-            let _ = self.event.read();
+        // An earlier event is obsolete, because the caller polls after this call. Events in a pipe stay: the reader counts them.
+        if let Target::Event(event) = &self.target
+            && !self.interrupted.load(Ordering::Acquire)
+        {
+            let _ = event.read();
         }
         self.armed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -52,13 +72,19 @@ impl Signal {
     }
 
     fn notify(&self) {
-        // The only failure is a full counter, and then the descriptor is readable already.
-        let _ = self.event.write(1);
+        // The only failure is a full counter or pipe, and then the descriptor is readable already.
+        let _ = match &self.target {
+            Target::Event(event) => event.write(1),
+            Target::Pipe(pipe, number) => nix::unistd::write(pipe, &number.to_ne_bytes()),
+        };
     }
 
-    /// The descriptor: readable after an event.
+    /// The descriptor: readable after an event. For a numbered signal, the pipe's end that is written.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+        match &self.target {
+            Target::Event(event) => event.as_fd(),
+            Target::Pipe(pipe, _) => pipe.as_fd(),
+        }
     }
 }
 
@@ -85,5 +111,25 @@ mod tests {
         assert!(!is_readable(&signal), "arming clears an earlier event");
         signal.interrupt();
         assert!(is_readable(&signal) && signal.take_interrupt() && !signal.take_interrupt());
+    }
+
+    #[test]
+    fn numbered_signals_share_a_pipe() {
+        let (reader, writer) = nix::unistd::pipe2(nix::fcntl::OFlag::O_NONBLOCK).unwrap();
+        let signals = [7, 9].map(|number| Signal::numbered(writer.try_clone().unwrap(), number));
+        signals[0].raise();
+        let read = || {
+            let mut number = [0; 8];
+            nix::unistd::read(&reader, &mut number).map(|_| u64::from_ne_bytes(number))
+        };
+        assert_eq!(read(), Err(nix::errno::Errno::EAGAIN), "not armed");
+        for signal in [&signals[1], &signals[0]] {
+            signal.arm();
+            signal.raise();
+            signal.raise();
+        }
+        signals[0].arm();
+        assert_eq!([read(), read()], [Ok(9), Ok(7)], "arming keeps an earlier event");
+        assert_eq!(read(), Err(nix::errno::Errno::EAGAIN));
     }
 }

@@ -1,0 +1,131 @@
+//! Completion channels: descriptors that tell which completion queue has an event.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use soft_nic::card::signal::Signal;
+
+use crate::bindings as ib;
+use crate::context::context;
+use crate::cq::Cq;
+use crate::guard::{Errno, object, status};
+use crate::uses::Uses;
+
+/// A pipe, into which the card writes the number of a completion queue for each event.
+#[repr(C)]
+pub(crate) struct Channel {
+    raw: ib::ibv_comp_channel,
+    writer: OwnedFd,
+    /// The open completion queues of the channel, by number.
+    queues: Mutex<HashMap<u64, *mut Cq>>,
+    uses: Uses,
+}
+
+/// The channel behind a pointer of the program.
+///
+/// # Safety
+/// `channel` is null or an open channel.
+pub(crate) unsafe fn channel_at<'a>(channel: *const ib::ibv_comp_channel) -> Result<&'a Channel, Errno> {
+    // SAFETY: this function's caller passes null or the first field of an open `Channel`.
+    unsafe { channel.cast::<Channel>().as_ref() }.ok_or(Errno::INVAL)
+}
+
+impl Channel {
+    /// A number for a new queue of the channel, and its signal.
+    pub(crate) fn signal(&self) -> Result<(u64, Arc<Signal>), Errno> {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Ok((number, Arc::new(Signal::numbered(self.writer.try_clone()?, number))))
+    }
+
+    pub(crate) fn attach(&self, number: u64, cq: *mut Cq) {
+        self.uses.begin();
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner).insert(number, cq);
+    }
+
+    /// Removes a queue, whose events that are left in the pipe are then ignored.
+    pub(crate) fn detach(&self, number: u64) {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        self.uses.end();
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_comp_channel(raw: *mut ib::ibv_context) -> *mut ib::ibv_comp_channel {
+    object("ibv_create_comp_channel", || {
+        // SAFETY: the program passes an open context.
+        let open = unsafe { context(raw) }?;
+        // Only the program's end blocks, unless the program makes it non-blocking.
+        let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        open.uses.begin();
+        let channel = Channel {
+            raw: ib::ibv_comp_channel { context: raw, fd: reader.into_raw_fd(), refcnt: 0 },
+            writer,
+            queues: Mutex::default(),
+            uses: Uses::default(),
+        };
+        Ok(Box::into_raw(Box::new(channel)).cast())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_destroy_comp_channel(raw: *mut ib::ibv_comp_channel) -> c_int {
+    status("ibv_destroy_comp_channel", || {
+        // SAFETY: the program passes an open channel.
+        let channel = unsafe { channel_at(raw) }?;
+        channel.uses.none()?;
+        // SAFETY: the context of a channel is open.
+        unsafe { context(channel.raw.context) }?.uses.end();
+        // SAFETY: the call has no precondition, and the descriptor belongs to this channel alone.
+        unsafe { libc::close(channel.raw.fd) };
+        // SAFETY: `ibv_create_comp_channel` made the channel from a box, no queue uses it, and the program does not use it any more.
+        drop(unsafe { Box::from_raw(raw.cast::<Channel>()) });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_cq_event(
+    raw: *mut ib::ibv_comp_channel,
+    cq: *mut *mut ib::ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    let done = status("ibv_get_cq_event", || {
+        if cq.is_null() || cq_context.is_null() {
+            return Err(Errno::INVAL);
+        }
+        loop {
+            // SAFETY: the program passes an open channel.
+            let channel = unsafe { channel_at(raw) }?;
+            let mut number = [0; size_of::<u64>()];
+            // SAFETY: the channel's descriptor is open, and the array has as many bytes. Writes of numbers are atomic.
+            let read = unsafe { libc::read(channel.raw.fd.as_raw_fd(), number.as_mut_ptr().cast(), number.len()) };
+            if read < 0 {
+                return Err(Errno(nix::errno::Errno::last_raw()));
+            }
+            let queues = channel.queues.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(found) = queues.get(&u64::from_ne_bytes(number)) else { continue };
+            // SAFETY: queues of the channel's table are open.
+            let context = unsafe { (**found).note_event() };
+            // SAFETY: not null, and the program's variable is writable during the call.
+            unsafe { cq.write(found.cast()) };
+            // SAFETY: not null, and the program's variable is writable during the call.
+            unsafe { cq_context.write(context) };
+            return Ok(());
+        }
+    });
+    if done == 0 { 0 } else { -1 }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ib::ibv_cq, count: c_uint) {
+    // SAFETY: null, or an open queue, which is the first field of a `Cq`.
+    if let Some(cq) = unsafe { cq.cast::<Cq>().as_ref() } {
+        cq.acknowledge(count);
+    }
+}

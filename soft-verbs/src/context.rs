@@ -1,0 +1,388 @@
+//! An open device, and the questions about it.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use nix::fcntl::OFlag;
+use soft_nic::card::{Card, MAX_SEND_SIZE};
+use soft_nic::fault::MAX_SQ_SIZE;
+
+use crate::bindings as ib;
+use crate::device::{self, Device};
+use crate::guard::{Errno, entry, status};
+use crate::queues::Queues;
+use crate::uses::Uses;
+use crate::{cq, post, qp};
+
+/// Inline bytes of 64-byte and of 128-byte work requests.
+pub(crate) const NARROW_INLINE: u32 = 32;
+pub(crate) const WIDE_INLINE: u32 = 80;
+/// Buffers of a send and of a receive.
+pub(crate) const MAX_SGE: u32 = 2;
+/// Entries of a receive queue, and of a completion queue.
+pub(crate) const MAX_RQ: u32 = 32768;
+pub(crate) const MAX_CQE: u32 = 65536;
+/// Completion vectors. Events of all of them come from the card's one thread.
+pub(crate) const VECTORS: c_int = 32;
+/// The only port.
+pub(crate) const PORT: u8 = 1;
+const MAX_OBJECTS: c_int = 65535;
+
+/// An open device. `ibv_context` is the last field of `verbs_context`.
+#[repr(C)]
+pub(crate) struct Context {
+    pub(crate) raw: ib::verbs_context,
+    pub(crate) card: Arc<Card>,
+    pub(crate) number: u32,
+    pub(crate) gid: [u8; 16],
+    /// The open queue pairs, by number.
+    pub(crate) queue_pairs: RwLock<HashMap<u16, Arc<Queues>>>,
+    /// Asynchronous events, of which the card has none: closing the device ends the waits for them.
+    events: Option<(OwnedFd, OwnedFd)>,
+    pub(crate) uses: Uses,
+}
+
+const CONTEXT_AT: usize = offset_of!(Context, raw) + offset_of!(ib::verbs_context, context);
+
+/// The context behind a pointer of the program.
+///
+/// # Safety
+/// `context` is null or an open context.
+pub(crate) unsafe fn context<'a>(context: *const ib::ibv_context) -> Result<&'a Context, Errno> {
+    if context.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: not null, so this function's caller passes the field of an open `Context`.
+    Ok(unsafe { &*context.wrapping_byte_sub(CONTEXT_AT).cast::<Context>() })
+}
+
+impl Context {
+    pub(crate) fn open(device: &Device) -> Result<*mut ib::ibv_context, Errno> {
+        let config = device::settings("ibv_open_device")?;
+        let card = Card::open(device.number, &config)?;
+        card.start()?;
+        let gid = card.lock().gid.to_bytes();
+        let events = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        let mut raw = ib::verbs_context {
+            sz: size_of::<ib::verbs_context>(),
+            query_port: Some(query_port),
+            query_device_ex: Some(query_device_ex),
+            create_cq_ex: Some(cq::create_ex),
+            create_qp_ex: Some(qp::create_ex),
+            ..ib::verbs_context::default()
+        };
+        raw.context = ib::ibv_context {
+            device: (&raw const device.raw).cast_mut(),
+            cmd_fd: -1,
+            async_fd: events.0.as_raw_fd(),
+            num_comp_vectors: VECTORS,
+            // `__VERBS_ABI_IS_EXTENDED`
+            abi_compat: ptr::without_provenance_mut::<c_void>(usize::MAX),
+            ..ib::ibv_context::default()
+        };
+        raw.context.ops.poll_cq = Some(cq::poll);
+        raw.context.ops.req_notify_cq = Some(cq::req_notify);
+        raw.context.ops.post_send = Some(post::post_send);
+        raw.context.ops.post_recv = Some(post::post_recv);
+        let context = Box::into_raw(Box::new(Self {
+            raw,
+            card,
+            number: device.number,
+            gid,
+            queue_pairs: RwLock::default(),
+            events: Some(events),
+            uses: Uses::default(),
+        }));
+        Ok(context.wrapping_byte_add(CONTEXT_AT).cast())
+    }
+
+    /// The work queues of an open queue pair.
+    pub(crate) fn queues(&self, qpn: u16) -> Option<Arc<Queues>> {
+        self.queue_pairs.read().unwrap_or_else(PoisonError::into_inner).get(&qpn).cloned()
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_close_device(raw: *mut ib::ibv_context) -> c_int {
+    status("ibv_close_device", || {
+        // SAFETY: the program passes an open context.
+        let open = unsafe { context(raw) }?;
+        if open.uses.none().is_err() {
+            // The kernel removes what is open, and the program may still call the destructors: the memory stays.
+            let open: *mut Context = raw.wrapping_byte_sub(CONTEXT_AT).cast();
+            // SAFETY: the context is open, and the program calls nothing else of it meanwhile.
+            let open = unsafe { &mut *open };
+            for qpn in open.queue_pairs.get_mut().unwrap_or_else(PoisonError::into_inner).keys() {
+                open.card.lock().close_qp(*qpn);
+            }
+            open.events = None;
+            return Ok(());
+        }
+        // SAFETY: `Context::open` made the context from a box, no object uses it, and the program does not use it after this call.
+        drop(unsafe { Box::from_raw(raw.wrapping_byte_sub(CONTEXT_AT).cast::<Context>()) });
+        Ok(())
+    })
+}
+
+fn device_attributes(open: &Context) -> ib::ibv_device_attr {
+    let mut attr = ib::ibv_device_attr {
+        node_guid: device::guid(open.number),
+        max_mr_size: 1 << 48,
+        page_size_cap: 0xffff_f000,
+        vendor_id: 0x1d0f,
+        vendor_part_id: 0xefa3,
+        hw_ver: 0xefa3,
+        max_qp: MAX_OBJECTS,
+        max_qp_wr: MAX_SQ_SIZE as c_int,
+        max_sge: MAX_SGE as c_int,
+        max_sge_rd: 1,
+        max_cq: MAX_OBJECTS,
+        max_cqe: MAX_CQE as c_int,
+        max_mr: MAX_OBJECTS,
+        max_pd: MAX_OBJECTS,
+        max_ah: MAX_OBJECTS,
+        max_pkeys: 1,
+        phys_port_cnt: PORT,
+        ..ib::ibv_device_attr::default()
+    };
+    for (to, from) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *to = from as _;
+    }
+    attr
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_device(raw: *mut ib::ibv_context, attr: *mut ib::ibv_device_attr) -> c_int {
+    status("ibv_query_device", || {
+        // SAFETY: the program passes an open context.
+        let open = unsafe { context(raw) }?;
+        // SAFETY: null, or attributes of the program that are writable during the call.
+        *unsafe { attr.as_mut() }.ok_or(Errno::INVAL)? = device_attributes(open);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn query_device_ex(
+    raw: *mut ib::ibv_context,
+    input: *const ib::ibv_query_device_ex_input,
+    attr: *mut ib::ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    status("ibv_query_device_ex", || {
+        // SAFETY: the program passes an open context.
+        let open = unsafe { context(raw) }?;
+        // SAFETY: null, or an input of the program that is readable during the call.
+        if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0)
+            || size < size_of::<ib::ibv_device_attr>()
+        {
+            return Err(Errno::INVAL);
+        }
+        let whole = ib::ibv_device_attr_ex {
+            orig_attr: device_attributes(open),
+            phys_port_cnt_ex: PORT.into(),
+            ..ib::ibv_device_attr_ex::default()
+        };
+        // SAFETY: the program gives `size` writable bytes.
+        unsafe { give(&whole, attr, size) }
+    })
+}
+
+/// Writes as much of `whole` as the program's struct has, and zeros behind it.
+///
+/// # Safety
+/// `to` is null, or `size` bytes that are writable during the call.
+pub(crate) unsafe fn give<T>(whole: &T, to: *mut T, size: usize) -> Result<(), Errno> {
+    if to.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: not null, and this function's caller gives `size` writable bytes.
+    unsafe { ptr::write_bytes(to.cast::<u8>(), 0, size) };
+    // SAFETY: the same bytes, of which at most the size of `whole` is copied from it.
+    unsafe { ptr::copy_nonoverlapping(ptr::from_ref(whole).cast::<u8>(), to.cast(), size.min(size_of::<T>())) };
+    Ok(())
+}
+
+unsafe extern "C" fn query_port(
+    _raw: *mut ib::ibv_context,
+    port: u8,
+    attr: *mut ib::ibv_port_attr,
+    size: usize,
+) -> c_int {
+    status("ibv_query_port", || {
+        if port != PORT {
+            return Err(Errno::INVAL);
+        }
+        let whole = ib::ibv_port_attr {
+            state: ib::IBV_PORT_ACTIVE,
+            max_mtu: ib::IBV_MTU_4096,
+            active_mtu: ib::IBV_MTU_4096,
+            gid_tbl_len: 1,
+            // One packet, as the driver says: RDMA has a limit of its own (`efadv_query_device`).
+            max_msg_sz: MAX_SEND_SIZE,
+            pkey_tbl_len: 1,
+            max_vl_num: 1,
+            // Four lanes of 25 Gbit/s, as the link speed of softefa.
+            active_width: 2,
+            active_speed: 32,
+            phys_state: 5,
+            link_layer: ib::IBV_LINK_LAYER_UNSPECIFIED as u8,
+            ..ib::ibv_port_attr::default()
+        };
+        // SAFETY: the program gives `size` writable bytes.
+        unsafe { give(&whole, attr, size) }
+    })
+}
+
+/// The call of programs that were built before the struct had a size: its last field is `flags`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_port(
+    raw: *mut ib::ibv_context,
+    port: u8,
+    attr: *mut ib::_compat_ibv_port_attr,
+) -> c_int {
+    // SAFETY: the old struct is the beginning of the new one up to `port_cap_flags2`.
+    unsafe { query_port(raw, port, attr.cast(), offset_of!(ib::ibv_port_attr, port_cap_flags2)) }
+}
+
+fn check_port(port: u32, index: u32) -> Result<(), Errno> {
+    if port == u32::from(PORT) && index == 0 { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_gid(raw: *mut ib::ibv_context, port: u8, index: c_int, gid: *mut ib::ibv_gid) -> c_int {
+    let done = status("ibv_query_gid", || {
+        // SAFETY: the program passes an open context.
+        let open = unsafe { context(raw) }?;
+        check_port(port.into(), index as u32)?;
+        // SAFETY: null, or a GID of the program that is writable during the call.
+        unsafe { gid.as_mut() }.ok_or(Errno::INVAL)?.raw = open.gid;
+        Ok(())
+    });
+    if done == 0 { 0 } else { -1 }
+}
+
+fn gid_entry(open: &Context) -> ib::ibv_gid_entry {
+    ib::ibv_gid_entry {
+        gid: ib::ibv_gid { raw: open.gid },
+        gid_index: 0,
+        port_num: PORT.into(),
+        gid_type: ib::IBV_GID_TYPE_IB,
+        ndev_ifindex: 0,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _ibv_query_gid_ex(
+    raw: *mut ib::ibv_context,
+    port: u32,
+    index: u32,
+    to: *mut ib::ibv_gid_entry,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    status("ibv_query_gid_ex", || {
+        // SAFETY: the program passes an open context.
+        let open = unsafe { context(raw) }?;
+        check_port(port, index)?;
+        if flags != 0 {
+            return Err(Errno::UNSUPPORTED);
+        }
+        // SAFETY: the program gives `size` writable bytes.
+        unsafe { give(&gid_entry(open), to, size) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _ibv_query_gid_table(
+    raw: *mut ib::ibv_context,
+    to: *mut ib::ibv_gid_entry,
+    most: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    entry("ibv_query_gid_table", -(libc::EIO as isize), || {
+        if flags != 0 || most == 0 {
+            return -(libc::EINVAL as isize);
+        }
+        // SAFETY: the program passes an open context.
+        let Ok(open) = (unsafe { context(raw) }) else { return -(libc::EINVAL as isize) };
+        // SAFETY: the program gives room for `most` entries of `size` bytes, one at least.
+        match unsafe { give(&gid_entry(open), to, size) } {
+            Ok(()) => 1,
+            Err(errno) => -(errno.0 as isize),
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_gid_type(_: *mut ib::ibv_context, port: u8, index: u32, kind: *mut c_int) -> c_int {
+    let done = status("ibv_query_gid_type", || {
+        check_port(port.into(), index)?;
+        // SAFETY: null, or a variable of the program that is writable during the call.
+        *unsafe { kind.as_mut() }.ok_or(Errno::INVAL)? = 0;
+        Ok(())
+    });
+    if done == 0 { 0 } else { -1 }
+}
+
+/// The default partition, in network byte order.
+const PKEY: u16 = 0xffff;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_pkey(_: *mut ib::ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int {
+    let done = status("ibv_query_pkey", || {
+        check_port(port.into(), index as u32)?;
+        // SAFETY: null, or a variable of the program that is writable during the call.
+        *unsafe { pkey.as_mut() }.ok_or(Errno::INVAL)? = PKEY;
+        Ok(())
+    });
+    if done == 0 { 0 } else { -1 }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_pkey_index(_: *mut ib::ibv_context, port: u8, pkey: u16) -> c_int {
+    if port == PORT && pkey == PKEY { 0 } else { -1 }
+}
+
+/// Waits for an asynchronous event. The card has none, so the call ends when the device is closed, or at once with `EAGAIN` when the
+/// program made the descriptor non-blocking.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_async_event(raw: *mut ib::ibv_context, _event: *mut ib::ibv_async_event) -> c_int {
+    let body = || {
+        // SAFETY: the program passes an open context.
+        let open = unsafe { context(raw) }?;
+        let (reader, _) = open.events.as_ref().ok_or(Errno(libc::ENODEV))?;
+        nix::unistd::read(reader, &mut [0; 1])?;
+        Err(Errno(libc::ENODEV))
+    };
+    status("ibv_get_async_event", body);
+    -1
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_ack_async_event(_event: *mut ib::ibv_async_event) {}
+
+/// Pages of registered memory are never pinned, so a fork does no harm to them.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_fork_init() -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_is_fork_initialized() -> ib::ibv_fork_status {
+    ib::IBV_FORK_UNNEEDED
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
+    0
+}

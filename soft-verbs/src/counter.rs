@@ -1,0 +1,249 @@
+//! Completion counters, which the card can keep in memory of the program.
+
+use std::ffi::c_int;
+use std::mem::offset_of;
+use std::os::fd::BorrowedFd;
+
+use soft_nic::card::counter::{Counter, Word};
+use soft_nic::fault::COUNTER_MASK;
+use soft_nic::memory::{self, Mapping};
+
+use crate::bindings as ib;
+use crate::context::{Context, context, give};
+use crate::dv;
+use crate::guard::{Errno, object, refuse, status};
+use crate::qp::ALL_EVENTS;
+use crate::uses::Uses;
+
+#[repr(C)]
+pub(crate) struct CompCntr {
+    raw: ib::ibv_comp_cntr,
+    /// Number on the card.
+    pub(crate) number: u32,
+    completions: *const u64,
+    errors: *const u64,
+    /// Queue pairs that it counts for.
+    pub(crate) uses: Uses,
+}
+
+impl CompCntr {
+    pub(crate) fn context(&self) -> *mut ib::ibv_context {
+        self.raw.context
+    }
+
+    /// The context, which a counter keeps open.
+    fn open(&self) -> Result<&Context, Errno> {
+        // SAFETY: a context counts its counters and is open.
+        unsafe { context(self.raw.context) }
+    }
+}
+
+fn has_counters(open: &Context) -> Result<(), Errno> {
+    if open.card.lock().config.faults.no_counters {
+        let why = format_args!("SOFTEFA_FAULTS=no_counters: there are no counters in hardware");
+        return Err(refuse("ibv_create_comp_cntr", Errno::UNSUPPORTED, why));
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _ibv_query_comp_cntr_caps(
+    raw: *mut ib::ibv_context,
+    caps: *mut ib::ibv_comp_cntr_caps,
+    size: usize,
+) -> c_int {
+    status("ibv_query_comp_cntr_caps", || {
+        // SAFETY: the program passes an open context.
+        let open = unsafe { context(raw) }?;
+        has_counters(open)?;
+        let whole = ib::ibv_comp_cntr_caps {
+            max_value: COUNTER_MASK,
+            max_counters: open.card.lock().config.faults.cntr_budget,
+            supported_qp_attach_ops: ALL_EVENTS,
+        };
+        // SAFETY: the program gives `size` writable bytes.
+        unsafe { give(&whole, caps, size) }
+    })
+}
+
+/// # Safety
+/// The program keeps the location's memory mapped and writable until it destroys the counter.
+unsafe fn word_at(location: &ib::efadv_memory_location, start: u64) -> Result<Word, Errno> {
+    const LEN: usize = size_of::<u64>();
+    match u32::from(location.type_) {
+        ib::EFADV_MEMORY_LOCATION_VA => {
+            let at: *mut u64 = location.ptr.cast();
+            if !at.is_aligned() {
+                return Err(Errno::INVAL);
+            }
+            memory::populate(at as usize, LEN, true)?;
+            // SAFETY: the address is aligned and writable, as just checked; this function's caller keeps the memory mapped.
+            Ok(unsafe { Word::at(at, start) })
+        }
+        ib::EFADV_MEMORY_LOCATION_DMABUF => {
+            let (fd, offset) = (location.dmabuf.fd, location.dmabuf.offset);
+            if fd < 0 || !offset.is_multiple_of(LEN as u64) {
+                return Err(Errno::INVAL);
+            }
+            // SAFETY: the program keeps the descriptor open during the call.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            Ok(Word::mapped(Mapping::shared(fd, offset, LEN)?, start))
+        }
+        _ => Err(Errno::UNSUPPORTED),
+    }
+}
+
+/// # Safety
+/// `raw` is null or an open context; `attr` is null or the program's. The program keeps external memory mapped.
+unsafe fn create(
+    raw: *mut ib::ibv_context,
+    attr: *const ib::ibv_comp_cntr_init_attr,
+    dv: &ib::efadv_comp_cntr_init_attr,
+) -> Result<*mut ib::ibv_comp_cntr, Errno> {
+    // SAFETY: this function's caller passes null or an open context.
+    let open = unsafe { context(raw) }?;
+    has_counters(open)?;
+    // SAFETY: null, or attributes of the program, which it keeps during the call.
+    let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+    let known = ib::EFADV_COMP_CNTR_INIT_WITH_COMP_EXTERNAL_MEM | ib::EFADV_COMP_CNTR_INIT_WITH_ERR_EXTERNAL_MEM;
+    if attr.comp_mask != 0
+        || attr.flags != 0
+        || attr.type_ != ib::IBV_COMP_CNTR_TYPE_WRS
+        || dv.comp_mask != 0
+        || dv.flags & !known != 0
+    {
+        return Err(Errno::UNSUPPORTED);
+    }
+    let word = |flag, location, start| {
+        if dv.flags & flag != 0 {
+            // SAFETY: this function's caller keeps the memory mapped until it destroys the counter.
+            unsafe { word_at(location, start) }
+        } else {
+            Ok(Word::own(start)?)
+        }
+    };
+    let start = u64::from(open.card.lock().config.faults.cntr_start);
+    let completions = word(ib::EFADV_COMP_CNTR_INIT_WITH_COMP_EXTERNAL_MEM, &dv.comp_cntr_ext_mem, start)?;
+    let errors = word(ib::EFADV_COMP_CNTR_INIT_WITH_ERR_EXTERNAL_MEM, &dv.err_cntr_ext_mem, 0)?;
+    let (at, errors_at) = (completions.address(), errors.address());
+    let number = open
+        .card
+        .lock()
+        .open_counter(Counter { completions, errors, attached: 0 })
+        .map_err(|error| refuse("ibv_create_comp_cntr", error.into(), format_args!("{error}")))?;
+    open.uses.begin();
+    let raw = ib::ibv_comp_cntr { context: raw, handle: number };
+    let cntr = CompCntr { raw, number, completions: at, errors: errors_at, uses: Uses::default() };
+    Ok(Box::into_raw(Box::new(cntr)).cast())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_comp_cntr(
+    raw: *mut ib::ibv_context,
+    attr: *mut ib::ibv_comp_cntr_init_attr,
+) -> *mut ib::ibv_comp_cntr {
+    let dv = ib::efadv_comp_cntr_init_attr::default();
+    // SAFETY: the program passes an open context and attributes.
+    object("ibv_create_comp_cntr", || unsafe { create(raw, attr, &dv) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_create_comp_cntr(
+    raw: *mut ib::ibv_context,
+    attr: *mut ib::ibv_comp_cntr_init_attr,
+    dv: *mut ib::efadv_comp_cntr_init_attr,
+    size: u32,
+) -> *mut ib::ibv_comp_cntr {
+    object("efadv_create_comp_cntr", || {
+        let least =
+            offset_of!(ib::efadv_comp_cntr_init_attr, err_cntr_ext_mem) + size_of::<ib::efadv_memory_location>();
+        // SAFETY: the program gives `size` readable bytes.
+        let dv = unsafe { dv::read(dv, size, least) }?;
+        // SAFETY: the program passes an open context and attributes, and keeps external memory mapped.
+        unsafe { create(raw, attr, &dv) }
+    })
+}
+
+/// # Safety
+/// `raw` is null or an open counter.
+unsafe fn counter_at<'a>(raw: *const ib::ibv_comp_cntr) -> Result<&'a CompCntr, Errno> {
+    // SAFETY: this function's caller passes null or the first field of an open `CompCntr`.
+    unsafe { raw.cast::<CompCntr>().as_ref() }.ok_or(Errno::INVAL)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_destroy_comp_cntr(raw: *mut ib::ibv_comp_cntr) -> c_int {
+    status("ibv_destroy_comp_cntr", || {
+        // SAFETY: the program passes an open counter.
+        let cntr = unsafe { counter_at(raw) }?;
+        cntr.uses.none()?;
+        let open = cntr.open()?;
+        drop(open.card.lock().close_counter(cntr.number)?);
+        open.uses.end();
+        // SAFETY: `create` made the counter from a box, no queue pair uses it, and the program does not use it after this call.
+        drop(unsafe { Box::from_raw(raw.cast::<CompCntr>()) });
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `raw` is null or an open counter.
+unsafe fn change(call: &str, raw: *const ib::ibv_comp_cntr, how: impl FnOnce(&mut Counter)) -> c_int {
+    status(call, || {
+        // SAFETY: this function's caller passes null or an open counter.
+        let cntr = unsafe { counter_at(raw) }?;
+        how(cntr.open()?.card.lock().counters.get_mut(cntr.number).ok_or(Errno::INVAL)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_set_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: u64) -> c_int {
+    // SAFETY: the program passes an open counter.
+    unsafe { change("ibv_set_comp_cntr", raw, |counter| counter.completions.set(value)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_inc_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: u64) -> c_int {
+    // SAFETY: the program passes an open counter.
+    unsafe { change("ibv_inc_comp_cntr", raw, |counter| counter.completions.add(value)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_set_err_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: u64) -> c_int {
+    // SAFETY: the program passes an open counter.
+    unsafe { change("ibv_set_err_comp_cntr", raw, |counter| counter.errors.set(value)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_inc_err_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: u64) -> c_int {
+    // SAFETY: the program passes an open counter.
+    unsafe { change("ibv_inc_err_comp_cntr", raw, |counter| counter.errors.add(value)) }
+}
+
+/// # Safety
+/// `raw` is null or an open counter; `to` is null or a variable of the program.
+unsafe fn read(call: &str, raw: *const ib::ibv_comp_cntr, to: *mut u64, errors: bool) -> c_int {
+    status(call, || {
+        // SAFETY: this function's caller passes null or an open counter.
+        let cntr = unsafe { counter_at(raw) }?;
+        cntr.open()?.card.poll();
+        // SAFETY: the counter's words are mapped until the counter is destroyed.
+        let value = unsafe { memory::load_acquire(if errors { cntr.errors } else { cntr.completions }) };
+        // SAFETY: null, or a variable of the program that is writable during the call.
+        *unsafe { to.as_mut() }.ok_or(Errno::INVAL)? = value;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_read_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: *mut u64) -> c_int {
+    // SAFETY: the program passes an open counter and a variable.
+    unsafe { read("ibv_read_comp_cntr", raw, value, false) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_read_err_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: *mut u64) -> c_int {
+    // SAFETY: the program passes an open counter and a variable.
+    unsafe { read("ibv_read_err_comp_cntr", raw, value, true) }
+}

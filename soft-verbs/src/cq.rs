@@ -1,0 +1,617 @@
+//! Completion queues: rings of the card, and the calls that read them.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::mem::offset_of;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use efa_dp_direct::cq::{Cqe, RawCqe, Sender};
+use efa_dp_direct::wire::{CompStatus, SendOp};
+use efa_dp_direct::wqe::RequestIds;
+use soft_nic::card::pace::shares_a_core;
+use soft_nic::card::queue::{CQ_ENTRY_LEN, CompletionRing};
+use soft_nic::card::signal::Signal;
+use soft_nic::memory::{self, Mapping};
+
+use crate::bindings as ib;
+use crate::channel::channel_at;
+use crate::context::{Context, MAX_CQE, VECTORS, context};
+use crate::guard::{Errno, entry, object, refuse, status};
+use crate::uses::{Turn, Uses};
+
+/// A completion queue. The program reads the fields of `raw`.
+#[repr(C)]
+pub(crate) struct Cq {
+    raw: ib::ibv_cq_ex,
+    dv: ib::efadv_cq,
+    /// Number of the ring on the card.
+    pub(crate) ring: u32,
+    /// The ring in the program's memory.
+    buffer: *mut u8,
+    entries: u32,
+    /// Number in the channel, and the signal of events.
+    event: Option<(u64, Arc<Signal>)>,
+    turn: Turn,
+    reader: Mutex<Reader>,
+    /// Queue pairs that complete here.
+    pub(crate) uses: Uses,
+    /// Events given to the program, less those that it acknowledged.
+    unacknowledged: AtomicU32,
+}
+
+/// The queue behind a pointer of the program.
+///
+/// # Safety
+/// `cq` is null or an open completion queue.
+pub(crate) unsafe fn cq_at<'a>(cq: *const ib::ibv_cq) -> Result<&'a Cq, Errno> {
+    // SAFETY: this function's caller passes null or the first field of an open `Cq`.
+    unsafe { cq.cast::<Cq>().as_ref() }.ok_or(Errno::INVAL)
+}
+
+/// The program's position in the ring.
+struct Reader {
+    buffer: *const u8,
+    entries: u32,
+    next: u32,
+    /// The entry that `ibv_wc_read_*` reads.
+    current: Option<Completion>,
+}
+
+// SAFETY: the ring stays mapped until the queue is closed, and this value only reads it, atomically.
+unsafe impl Send for Reader {}
+
+/// A completion.
+#[derive(Debug, Clone, Copy)]
+struct Completion {
+    wr_id: u64,
+    status: u8,
+    opcode: ib::ibv_wc_opcode,
+    qpn: u16,
+    len: u32,
+    imm: Option<u32>,
+    source: u16,
+    sender: Option<Sender>,
+    unsolicited: bool,
+}
+
+/// The number of the address handle of an unknown sender.
+const UNKNOWN_AH: u16 = 0xffff;
+
+impl Completion {
+    fn slid(&self) -> u16 {
+        match self.sender {
+            Some(Sender::Ah(number)) => number,
+            _ => UNKNOWN_AH,
+        }
+    }
+}
+
+/// The status that rdma-core's efa gives for the card's.
+fn wc_status(status: u8) -> ib::ibv_wc_status {
+    use CompStatus as S;
+    match CompStatus::from_raw(status) {
+        Some(S::Ok) => ib::IBV_WC_SUCCESS,
+        Some(S::Flushed) => ib::IBV_WC_WR_FLUSH_ERR,
+        Some(S::LocalQpInternalError | S::LocalUnsupportedOp | S::LocalInvalidAh) => ib::IBV_WC_LOC_QP_OP_ERR,
+        Some(S::LocalInvalidLkey) => ib::IBV_WC_LOC_PROT_ERR,
+        Some(S::LocalBadLength) => ib::IBV_WC_LOC_LEN_ERR,
+        Some(S::RemoteAbort) => ib::IBV_WC_REM_ABORT_ERR,
+        Some(S::RemoteRnr) => ib::IBV_WC_RNR_RETRY_EXC_ERR,
+        Some(S::RemoteBadDestQpn) => ib::IBV_WC_REM_INV_RD_REQ_ERR,
+        Some(S::RemoteBadStatus) => ib::IBV_WC_BAD_RESP_ERR,
+        Some(S::RemoteFeatureMismatch | S::RemoteBadLength) => ib::IBV_WC_REM_INV_REQ_ERR,
+        Some(S::LocalUnresponsiveRemote | S::LocalUnreachableRemote) => ib::IBV_WC_RESP_TIMEOUT_ERR,
+        Some(S::RemoteBadAddress) => ib::IBV_WC_REM_ACCESS_ERR,
+        Some(S::RemoteUnknownPeer) => ib::IBV_WC_REM_OP_ERR,
+        None => ib::IBV_WC_GENERAL_ERR,
+    }
+}
+
+impl Reader {
+    /// The next entry that the card has written.
+    fn next(&mut self) -> Option<RawCqe> {
+        let slot = self.buffer.wrapping_add((self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize);
+        let word = |i: usize| {
+            // SAFETY: the ring is mapped until the queue is closed, and the slot lies in it. Acquire orders the first word, which has
+            // the phase, before the others.
+            unsafe { memory::load_acquire(slot.wrapping_add(8 * i).cast()) }
+        };
+        let expected = (self.next >> self.entries.trailing_zeros()) & 1 == 0;
+        if RawCqe::from_words([word(0), 0, 0, 0]).phase() != expected {
+            return None;
+        }
+        self.next = self.next.wrapping_add(1);
+        Some(RawCqe::from_words(std::array::from_fn(word)))
+    }
+
+    /// Takes the next completion.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is none, `EINVAL` for the completion of a queue pair that is closed, as rdma-core's efa returns.
+    fn take(&mut self, open: &Context) -> Result<Completion, Errno> {
+        self.current = None;
+        let raw = match self.next() {
+            Some(raw) => raw,
+            None => {
+                open.card.poll();
+                self.next().ok_or(Errno(libc::ENOENT))?
+            }
+        };
+        let done = match Cqe::parse(&raw, RequestIds::Bits64).map_err(|_| Errno::INVAL)? {
+            Cqe::Send(cqe) => {
+                let wr_id = open.queues(cqe.qp_num).and_then(|queues| queues.send().finish(cqe.wr_id));
+                Completion {
+                    wr_id: wr_id.ok_or(Errno::INVAL)?,
+                    status: cqe.status.raw(),
+                    opcode: if cqe.op == Ok(SendOp::RdmaWrite) { ib::IBV_WC_RDMA_WRITE } else { ib::IBV_WC_SEND },
+                    qpn: cqe.qp_num,
+                    len: 0,
+                    imm: None,
+                    source: 0,
+                    sender: None,
+                    unsolicited: false,
+                }
+            }
+            Cqe::Recv(cqe) => {
+                let queues = open.queues(cqe.qp_num).ok_or(Errno::INVAL)?;
+                let wr_id = if cqe.unsolicited { Some(0) } else { queues.recv().finish(cqe.req_id.into()) };
+                let write = cqe.op == Ok(SendOp::RdmaWrite);
+                Completion {
+                    wr_id: wr_id.ok_or(Errno::INVAL)?,
+                    status: cqe.status.raw(),
+                    opcode: if write { ib::IBV_WC_RECV_RDMA_WITH_IMM } else { ib::IBV_WC_RECV },
+                    qpn: cqe.qp_num,
+                    len: cqe.length,
+                    imm: cqe.imm,
+                    source: cqe.src_qp_num,
+                    sender: Some(cqe.sender),
+                    unsolicited: cqe.unsolicited,
+                }
+            }
+        };
+        self.current = Some(done);
+        Ok(done)
+    }
+}
+
+/// Longest wait of `ibv_destroy_cq` for events that the program has not acknowledged.
+const ACKNOWLEDGE_LIMIT: Duration = Duration::from_secs(5);
+
+impl Cq {
+    fn reader(&self) -> MutexGuard<'_, Reader> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn context(&self) -> *mut ib::ibv_context {
+        self.raw.context
+    }
+
+    /// Counts an event that the program gets, and returns the program's context of the queue.
+    pub(crate) fn note_event(&self) -> *mut c_void {
+        self.unacknowledged.fetch_add(1, Ordering::AcqRel);
+        self.raw.cq_context
+    }
+
+    pub(crate) fn acknowledge(&self, count: c_uint) {
+        self.unacknowledged.fetch_sub(count, Ordering::AcqRel);
+    }
+}
+
+/// # Safety
+/// `raw` is null or an open context; `attr` and `dv` are the program's.
+unsafe fn create(
+    raw: *mut ib::ibv_context,
+    attr: &mut ib::ibv_cq_init_attr_ex,
+    dv: &ib::efadv_cq_init_attr,
+) -> Result<*mut ib::ibv_cq_ex, Errno> {
+    const CALL: &str = "ibv_create_cq_ex";
+    // SAFETY: this function's caller passes null or an open context.
+    let open = unsafe { context(raw) }?;
+    if attr.comp_mask & !ib::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+        return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("unsupported comp_mask {:#x}", attr.comp_mask)));
+    }
+    if attr.comp_mask != 0 && attr.flags & !ib::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
+        return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("unsupported flags {:#x}", attr.flags)));
+    }
+    if attr.wc_flags & !u64::from(ib::IBV_CREATE_CQ_SUP_WC_FLAGS & STANDARD_FLAGS) != 0 {
+        return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("unsupported wc_flags {:#x}", attr.wc_flags)));
+    }
+    if attr.cqe == 0 || attr.cqe > MAX_CQE || attr.comp_vector >= VECTORS as u32 {
+        return Err(Errno::INVAL);
+    }
+    attr.cqe = attr.cqe.next_power_of_two();
+    let external = dv.flags & u64::from(ib::EFADV_CQ_INIT_FLAGS_EXT_MEM_DMABUF) != 0;
+    let mut ring = if external {
+        let memory = &dv.ext_mem_dmabuf;
+        let needed = u64::from(attr.cqe) * u64::from(CQ_ENTRY_LEN);
+        if memory.length < needed || memory.fd < 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the program keeps the descriptor open during the call.
+        let fd = unsafe { BorrowedFd::borrow_raw(memory.fd) };
+        CompletionRing::in_memory(Mapping::shared(fd, memory.offset, needed as usize)?, attr.cqe)?
+    } else {
+        CompletionRing::new(attr.cqe)?
+    };
+    let buffer: *mut u8 =
+        if external && !dv.ext_mem_dmabuf.buffer.is_null() { dv.ext_mem_dmabuf.buffer.cast() } else { ring.buffer() };
+    let channel = if attr.channel.is_null() {
+        None
+    } else {
+        // SAFETY: not null, so the program passes an open channel.
+        Some(unsafe { channel_at(attr.channel) }?)
+    };
+    let event = channel.map(|channel| channel.signal()).transpose()?;
+    ring.signals.extend(event.iter().map(|(_, signal)| signal.clone()));
+    let reader = Reader { buffer: ring.buffer(), entries: attr.cqe, next: 0, current: None };
+    let number = event.as_ref().map(|(number, _)| *number);
+    let mut cq = Box::new(Cq {
+        raw: ib::ibv_cq_ex {
+            context: raw,
+            channel: attr.channel,
+            cq_context: attr.cq_context,
+            cqe: attr.cqe as c_int,
+            ..ib::ibv_cq_ex::default()
+        },
+        dv: ib::efadv_cq::default(),
+        ring: open.card.lock().cqs.insert(ring),
+        buffer,
+        entries: attr.cqe,
+        event,
+        turn: Turn::default(),
+        reader: Mutex::new(reader),
+        uses: Uses::default(),
+        unacknowledged: AtomicU32::new(0),
+    });
+    cq.raw.handle = cq.ring;
+    fill_functions(&mut cq, attr.wc_flags, dv.wc_flags);
+    open.uses.begin();
+    let cq = Box::into_raw(cq);
+    if let Some((channel, number)) = channel.zip(number) {
+        channel.attach(number, cq);
+    }
+    Ok(cq.cast())
+}
+
+/// `IBV_WC_STANDARD_FLAGS`
+const STANDARD_FLAGS: u32 = 0x7f;
+
+/// The functions that the program asked for. As on hardware, the others are null.
+fn fill_functions(cq: &mut Cq, flags: u64, dv_flags: u64) {
+    let has = |flag: u32| flags & u64::from(flag) != 0;
+    let raw = &mut cq.raw;
+    raw.start_poll = Some(start_poll);
+    raw.next_poll = Some(next_poll);
+    raw.end_poll = Some(end_poll);
+    raw.read_opcode = Some(read_opcode);
+    raw.read_vendor_err = Some(read_vendor_err);
+    raw.read_wc_flags = Some(read_wc_flags);
+    raw.read_byte_len = has(ib::IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len as _);
+    raw.read_imm_data = has(ib::IBV_WC_EX_WITH_IMM).then_some(read_imm_data as _);
+    raw.read_qp_num = has(ib::IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num as _);
+    raw.read_src_qp = has(ib::IBV_WC_EX_WITH_SRC_QP).then_some(read_src_qp as _);
+    raw.read_slid = has(ib::IBV_WC_EX_WITH_SLID).then_some(read_slid as _);
+    raw.read_sl = has(ib::IBV_WC_EX_WITH_SL).then_some(read_zero as _);
+    raw.read_dlid_path_bits = has(ib::IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_zero as _);
+    let has = |flag: u32| dv_flags & u64::from(flag) != 0;
+    cq.dv.wc_read_sgid = has(ib::EFADV_WC_EX_WITH_SGID).then_some(read_sgid as _);
+    cq.dv.wc_is_unsolicited = has(ib::EFADV_WC_EX_WITH_IS_UNSOLICITED).then_some(is_unsolicited as _);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_cq(
+    raw: *mut ib::ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ib::ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ib::ibv_cq {
+    object("ibv_create_cq", || {
+        let mut attr = ib::ibv_cq_init_attr_ex {
+            cqe: u32::try_from(cqe).map_err(|_| Errno::INVAL)?,
+            cq_context,
+            channel,
+            comp_vector: u32::try_from(comp_vector).map_err(|_| Errno::INVAL)?,
+            ..ib::ibv_cq_init_attr_ex::default()
+        };
+        // SAFETY: the program passes an open context.
+        unsafe { create(raw, &mut attr, &ib::efadv_cq_init_attr::default()) }.map(<*mut _>::cast)
+    })
+}
+
+pub(crate) unsafe extern "C" fn create_ex(
+    raw: *mut ib::ibv_context,
+    attr: *mut ib::ibv_cq_init_attr_ex,
+) -> *mut ib::ibv_cq_ex {
+    object("ibv_create_cq_ex", || {
+        // SAFETY: null, or attributes of the program, which it keeps during the call.
+        let attr = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
+        // SAFETY: the program passes an open context.
+        unsafe { create(raw, attr, &ib::efadv_cq_init_attr::default()) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_create_cq(
+    raw: *mut ib::ibv_context,
+    attr: *mut ib::ibv_cq_init_attr_ex,
+    dv: *mut ib::efadv_cq_init_attr,
+    size: u32,
+) -> *mut ib::ibv_cq_ex {
+    object("efadv_create_cq", || {
+        // SAFETY: the program gives `size` readable bytes.
+        let dv = unsafe { crate::dv::read(dv, size, offset_of!(ib::efadv_cq_init_attr, flags)) }?;
+        if dv.comp_mask != 0 {
+            return Err(Errno::INVAL);
+        }
+        let known = u64::from(ib::EFADV_WC_EX_WITH_SGID | ib::EFADV_WC_EX_WITH_IS_UNSOLICITED);
+        if dv.wc_flags & !known != 0 || dv.flags & !u64::from(ib::EFADV_CQ_INIT_FLAGS_EXT_MEM_DMABUF) != 0 {
+            return Err(Errno::UNSUPPORTED);
+        }
+        // SAFETY: null, or attributes of the program, which it keeps during the call.
+        let attr = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
+        // SAFETY: the program passes an open context.
+        unsafe { create(raw, attr, &dv) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_destroy_cq(raw: *mut ib::ibv_cq) -> c_int {
+    status("ibv_destroy_cq", || {
+        // SAFETY: the program passes an open queue.
+        let cq = unsafe { cq_at(raw) }?;
+        cq.uses.none()?;
+        let since = Instant::now();
+        while cq.unacknowledged.load(Ordering::Acquire) as i32 > 0 {
+            if since.elapsed() > ACKNOWLEDGE_LIMIT {
+                let why = "events of the queue are not acknowledged: call ibv_ack_cq_events for each event";
+                return Err(refuse("ibv_destroy_cq", Errno::BUSY, format_args!("{why}")));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // SAFETY: the context of a queue is open.
+        let open = unsafe { context(cq.raw.context) }?;
+        let ring = open.card.lock().close_cq(cq.ring)?;
+        if let Some((number, _)) = &cq.event {
+            // SAFETY: a channel counts its queues and is open.
+            unsafe { channel_at(cq.raw.channel) }?.detach(*number);
+        }
+        open.uses.end();
+        drop(ring);
+        // SAFETY: `create` made the queue from a box, no queue pair uses it, and the program does not use it after this call.
+        drop(unsafe { Box::from_raw(raw.cast::<Cq>()) });
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn req_notify(raw: *mut ib::ibv_cq, solicited_only: c_int) -> c_int {
+    status("ibv_req_notify_cq", || {
+        // SAFETY: the program passes an open queue.
+        let cq = unsafe { cq_at(raw) }?;
+        if solicited_only != 0 {
+            return Err(Errno::UNSUPPORTED);
+        }
+        cq.event.as_ref().ok_or(Errno::INVAL)?.1.arm();
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn poll(raw: *mut ib::ibv_cq, count: c_int, to: *mut ib::ibv_wc) -> c_int {
+    entry("ibv_poll_cq", -libc::EIO, || {
+        // SAFETY: the program passes an open queue.
+        let Ok(cq) = (unsafe { cq_at(raw) }) else { return -libc::EINVAL };
+        // SAFETY: the context of a queue is open.
+        let Ok(open) = (unsafe { context(cq.raw.context) }) else { return -libc::EINVAL };
+        let mut reader = cq.reader();
+        for i in 0..count {
+            let done = match reader.take(open) {
+                Ok(done) => done,
+                Err(Errno(libc::ENOENT)) if i == 0 => {
+                    drop(reader);
+                    relax();
+                    return 0;
+                }
+                Err(Errno(code)) if i == 0 => return -code,
+                Err(_) => return i,
+            };
+            // SAFETY: the program gives room for `count` completions, of which this is one. Fields that a completion has not stay.
+            let wc = unsafe { &mut *to.wrapping_add(i as usize) };
+            (wc.wr_id, wc.status, wc.vendor_err) = (done.wr_id, wc_status(done.status), done.status.into());
+            (wc.opcode, wc.qp_num, wc.wc_flags) = (done.opcode, done.qpn.into(), flags_of(&done));
+            if done.sender.is_some() {
+                (wc.byte_len, wc.src_qp) = (done.len, done.source.into());
+                (wc.sl, wc.slid) = (0, done.slid());
+            }
+            if let Some(imm) = done.imm {
+                wc.__bindgen_anon_1.imm_data = imm.to_be();
+            }
+        }
+        count.max(0)
+    })
+}
+
+/// Yields after a poll that found nothing, on machines where threads share a core with the engine.
+fn relax() {
+    if shares_a_core() {
+        std::thread::yield_now();
+    }
+}
+
+/// # Safety
+/// `raw` is an open queue in its turn.
+unsafe fn poll_one(raw: *mut ib::ibv_cq_ex) -> c_int {
+    // SAFETY: this function's caller passes an open queue.
+    let Ok(cq) = (unsafe { cq_at(raw.cast()) }) else { return libc::EINVAL };
+    // SAFETY: the context of a queue is open.
+    let Ok(open) = (unsafe { context(cq.raw.context) }) else { return libc::EINVAL };
+    match cq.reader().take(open) {
+        Ok(done) => {
+            // SAFETY: the fields are the program's to read in its turn, which this thread has.
+            unsafe { (&raw mut (*raw).wr_id).write(done.wr_id) };
+            // SAFETY: the fields are the program's to read in its turn, which this thread has.
+            unsafe { (&raw mut (*raw).status).write(wc_status(done.status)) };
+            0
+        }
+        Err(Errno(code)) => code,
+    }
+}
+
+unsafe extern "C" fn start_poll(raw: *mut ib::ibv_cq_ex, attr: *mut ib::ibv_poll_cq_attr) -> c_int {
+    entry("ibv_start_poll", libc::EIO, || {
+        // SAFETY: null, or attributes of the program that are readable during the call.
+        if unsafe { attr.as_ref() }.is_none_or(|attr| attr.comp_mask != 0) {
+            return libc::EINVAL;
+        }
+        // SAFETY: the program passes an open queue.
+        let Ok(cq) = (unsafe { cq_at(raw.cast()) }) else { return libc::EINVAL };
+        cq.turn.begin("ibv_start_poll", "ibv_end_poll");
+        // SAFETY: the program passes an open queue, and this thread has its turn.
+        let done = unsafe { poll_one(raw) };
+        if done != 0 {
+            cq.turn.end();
+            relax();
+        }
+        done
+    })
+}
+
+unsafe extern "C" fn next_poll(raw: *mut ib::ibv_cq_ex) -> c_int {
+    // SAFETY: the program passes an open queue, whose turn it has since `ibv_start_poll`.
+    entry("ibv_next_poll", libc::EIO, || unsafe { poll_one(raw) })
+}
+
+unsafe extern "C" fn end_poll(raw: *mut ib::ibv_cq_ex) {
+    // SAFETY: the program passes an open queue.
+    if let Ok(cq) = unsafe { cq_at(raw.cast()) } {
+        cq.turn.end();
+    }
+}
+
+/// The completion that the program reads, or the default.
+///
+/// # Safety
+/// `raw` is an open queue.
+unsafe fn current<T: Default>(raw: *mut ib::ibv_cq_ex, field: impl FnOnce(&Completion) -> T) -> T {
+    let read = || {
+        // SAFETY: this function's caller passes an open queue.
+        let cq = unsafe { cq_at(raw.cast()) }.ok()?;
+        let current = cq.reader().current;
+        current.as_ref().map(field)
+    };
+    entry("ibv_wc_read", None, read).unwrap_or_default()
+}
+
+fn flags_of(done: &Completion) -> c_uint {
+    if done.imm.is_some() { ib::IBV_WC_WITH_IMM } else { 0 }
+}
+
+unsafe extern "C" fn read_opcode(raw: *mut ib::ibv_cq_ex) -> ib::ibv_wc_opcode {
+    // SAFETY: the program passes an open queue.
+    unsafe { current(raw, |done| done.opcode) }
+}
+
+unsafe extern "C" fn read_vendor_err(raw: *mut ib::ibv_cq_ex) -> u32 {
+    // SAFETY: the program passes an open queue.
+    unsafe { current(raw, |done| done.status.into()) }
+}
+
+unsafe extern "C" fn read_wc_flags(raw: *mut ib::ibv_cq_ex) -> c_uint {
+    // SAFETY: the program passes an open queue.
+    unsafe { current(raw, flags_of) }
+}
+
+unsafe extern "C" fn read_byte_len(raw: *mut ib::ibv_cq_ex) -> u32 {
+    // SAFETY: the program passes an open queue.
+    unsafe { current(raw, |done| done.len) }
+}
+
+unsafe extern "C" fn read_imm_data(raw: *mut ib::ibv_cq_ex) -> u32 {
+    // SAFETY: the program passes an open queue.
+    unsafe { current(raw, |done| done.imm.unwrap_or(0).to_be()) }
+}
+
+unsafe extern "C" fn read_qp_num(raw: *mut ib::ibv_cq_ex) -> u32 {
+    // SAFETY: the program passes an open queue.
+    unsafe { current(raw, |done| done.qpn.into()) }
+}
+
+unsafe extern "C" fn read_src_qp(raw: *mut ib::ibv_cq_ex) -> u32 {
+    // SAFETY: the program passes an open queue.
+    unsafe { current(raw, |done| done.source.into()) }
+}
+
+unsafe extern "C" fn read_slid(raw: *mut ib::ibv_cq_ex) -> u32 {
+    // SAFETY: the program passes an open queue.
+    unsafe { current(raw, |done| done.slid().into()) }
+}
+
+extern "C" fn read_zero(_raw: *mut ib::ibv_cq_ex) -> u8 {
+    0
+}
+
+/// The queue of its EFA part.
+fn owner(dv: *mut ib::efadv_cq) -> *mut ib::ibv_cq_ex {
+    dv.wrapping_byte_sub(offset_of!(Cq, dv)).cast()
+}
+
+unsafe extern "C" fn read_sgid(dv: *mut ib::efadv_cq, gid: *mut ib::ibv_gid) -> c_int {
+    // SAFETY: the program passes the EFA part of an open queue.
+    let sender = unsafe { current(owner(dv), |done| done.sender) };
+    let Some(Sender::Gid(Some(raw))) = sender else { return -libc::ENOENT };
+    // SAFETY: null, or a GID of the program that is writable during the call.
+    match unsafe { gid.as_mut() } {
+        Some(gid) => {
+            gid.raw = raw;
+            0
+        }
+        None => -libc::EINVAL,
+    }
+}
+
+unsafe extern "C" fn is_unsolicited(dv: *mut ib::efadv_cq) -> bool {
+    // SAFETY: the program passes the EFA part of an open queue.
+    unsafe { current(owner(dv), |done| done.unsolicited) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_cq_from_ibv_cq_ex(raw: *mut ib::ibv_cq_ex) -> *mut ib::efadv_cq {
+    raw.wrapping_byte_add(offset_of!(Cq, dv)).cast()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_query_cq(raw: *mut ib::ibv_cq, attr: *mut ib::efadv_cq_attr, size: u32) -> c_int {
+    status("efadv_query_cq", || {
+        // SAFETY: the program passes an open queue.
+        let cq = unsafe { cq_at(raw) }?;
+        if (size as usize) < offset_of!(ib::efadv_cq_attr, doorbell) {
+            return Err(Errno::INVAL);
+        }
+        // Events are armed by a call alone: the ring has no doorbell.
+        let whole = ib::efadv_cq_attr {
+            buffer: cq.buffer,
+            entry_size: CQ_ENTRY_LEN,
+            num_entries: cq.entries,
+            ..ib::efadv_cq_attr::default()
+        };
+        // SAFETY: the program gives `size` writable bytes.
+        unsafe { crate::context::give(&whole, attr, size as usize) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_of_the_card_has_one_of_verbs() {
+        assert_eq!(wc_status(0), ib::IBV_WC_SUCCESS);
+        assert_eq!(wc_status(1), ib::IBV_WC_WR_FLUSH_ERR);
+        assert_eq!(wc_status(0xee), ib::IBV_WC_GENERAL_ERR);
+        for raw in 1..=u8::MAX {
+            assert_ne!(wc_status(raw), ib::IBV_WC_SUCCESS, "{raw}");
+            assert_eq!(CompStatus::from_raw(raw).is_none(), wc_status(raw) == ib::IBV_WC_GENERAL_ERR, "{raw}");
+        }
+    }
+}

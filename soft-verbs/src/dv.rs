@@ -1,0 +1,139 @@
+//! The EFA calls of a device, and how sizes of structs are told.
+
+use std::ffi::c_int;
+use std::mem::offset_of;
+use std::ptr;
+
+use soft_nic::card::MAX_RDMA_SIZE;
+use soft_nic::fault::MAX_SQ_SIZE;
+
+use crate::bindings as ib;
+use crate::context::{Context, MAX_RQ, MAX_SGE, NARROW_INLINE, WIDE_INLINE, context, give};
+use crate::guard::{Errno, entry, status};
+
+/// The program's attributes, which may be shorter or longer than this library's. What they lack is zero.
+///
+/// # Errors
+/// `EINVAL` for attributes without the first `least` bytes, and for longer ones with bytes that are not zero.
+///
+/// # Safety
+/// `from` is null, or `size` bytes that are readable during the call.
+pub(crate) unsafe fn read<T: Default + Copy>(from: *const T, size: u32, least: usize) -> Result<T, Errno> {
+    let size = size as usize;
+    if from.is_null() || size < least {
+        return Err(Errno::INVAL);
+    }
+    let mut whole = T::default();
+    // SAFETY: `from` has `size` bytes, and `whole` those of its type; the lesser number is copied.
+    unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut whole).cast(), size.min(size_of::<T>())) };
+    for at in size_of::<T>()..size {
+        // SAFETY: `from` has `size` bytes, of which this is one.
+        if unsafe { from.cast::<u8>().add(at).read() } != 0 {
+            return Err(Errno::INVAL);
+        }
+    }
+    Ok(whole)
+}
+
+/// True when the card has 128-byte requests (fault `narrow_only`).
+fn has_wide_requests(open: &Context) -> bool {
+    open.card.lock().config.faults.wqe_size == 128
+}
+
+/// Inline bytes of the longest requests.
+pub(crate) fn max_inline(open: &Context) -> u32 {
+    if has_wide_requests(open) { WIDE_INLINE } else { NARROW_INLINE }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_query_device(
+    raw: *mut ib::ibv_context,
+    attr: *mut ib::efadv_device_attr,
+    size: u32,
+) -> c_int {
+    status("efadv_query_device", || {
+        // SAFETY: the program passes an open context.
+        let open = unsafe { context(raw) }?;
+        if (size as usize) < offset_of!(ib::efadv_device_attr, max_rdma_size) {
+            return Err(Errno::INVAL);
+        }
+        let mut caps = ib::EFADV_DEVICE_ATTR_CAPS_RDMA_READ
+            | ib::EFADV_DEVICE_ATTR_CAPS_RNR_RETRY
+            | ib::EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID
+            | ib::EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE
+            | ib::EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV
+            | ib::EFADV_DEVICE_ATTR_CAPS_CQ_WITH_EXT_MEM_DMABUF;
+        if !open.card.lock().config.faults.no_counters {
+            caps |= ib::EFADV_DEVICE_ATTR_CAPS_COMP_CNTR;
+        }
+        let whole = ib::efadv_device_attr {
+            max_sq_wr: MAX_SQ_SIZE,
+            max_rq_wr: MAX_RQ,
+            max_sq_sge: MAX_SGE as u16,
+            max_rq_sge: MAX_SGE as u16,
+            inline_buf_size: NARROW_INLINE as u16,
+            inline_buf_size_ex: max_inline(open) as u16,
+            device_caps: caps,
+            max_rdma_size: MAX_RDMA_SIZE,
+            ..ib::efadv_device_attr::default()
+        };
+        // SAFETY: the program gives `size` writable bytes.
+        unsafe { give(&whole, attr, size as usize) }
+    })
+}
+
+/// Bytes of the requests of a queue.
+pub(crate) fn request_size(max_inline: u32, inline_writes: bool) -> u32 {
+    if max_inline > NARROW_INLINE || inline_writes { 128 } else { 64 }
+}
+
+/// Requests of this size that a queue holds at most.
+pub(crate) fn max_depth(request_size: u32) -> u32 {
+    MAX_SQ_SIZE * 64 / request_size
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_get_max_sq_depth(
+    raw: *mut ib::ibv_context,
+    attr: *mut ib::efadv_sq_depth_attr,
+    size: u32,
+) -> c_int {
+    entry("efadv_get_max_sq_depth", -libc::EIO, || {
+        // SAFETY: the program passes an open context.
+        let Ok(open) = (unsafe { context(raw) }) else { return -libc::EINVAL };
+        // SAFETY: the program gives `size` readable bytes.
+        let Ok(attr) = (unsafe { read(attr, size, size_of::<ib::efadv_sq_depth_attr>()) }) else {
+            return -libc::EINVAL;
+        };
+        if attr.comp_mask != 0
+            || attr.max_send_sge > MAX_SGE
+            || attr.max_rdma_sge > 1
+            || attr.max_inline_data > max_inline(open)
+        {
+            return -libc::EINVAL;
+        }
+        let inline_writes = attr.flags & ib::EFADV_SQ_DEPTH_ATTR_INLINE_WRITE != 0;
+        max_depth(request_size(attr.max_inline_data, inline_writes)) as c_int
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_get_max_rq_depth(
+    raw: *mut ib::ibv_context,
+    attr: *mut ib::efadv_rq_depth_attr,
+    size: u32,
+) -> c_int {
+    entry("efadv_get_max_rq_depth", -libc::EIO, || {
+        // SAFETY: the program passes an open context.
+        if unsafe { context(raw) }.is_err() {
+            return -libc::EINVAL;
+        }
+        // SAFETY: the program gives `size` readable bytes.
+        match unsafe { read(attr, size, offset_of!(ib::efadv_rq_depth_attr, max_recv_sge) + size_of::<u32>()) } {
+            Ok(attr) if attr.comp_mask == 0 && (1..=MAX_SGE).contains(&attr.max_recv_sge) => {
+                (MAX_RQ / attr.max_recv_sge) as c_int
+            }
+            _ => -libc::EINVAL,
+        }
+    })
+}

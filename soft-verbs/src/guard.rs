@@ -1,0 +1,95 @@
+//! The border between C and this library: no panic unwinds into a caller, and errors become numbers of errno.
+
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use soft_nic::card::SetupError;
+use soft_nic::log;
+
+/// A number of errno.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Errno(pub c_int);
+
+impl Errno {
+    pub(crate) const INVAL: Self = Self(libc::EINVAL);
+    pub(crate) const BUSY: Self = Self(libc::EBUSY);
+    pub(crate) const NOMEM: Self = Self(libc::ENOMEM);
+    pub(crate) const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
+
+    /// Sets errno of this thread.
+    pub(crate) fn set(self) {
+        nix::errno::Errno::set_raw(self.0);
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl From<nix::errno::Errno> for Errno {
+    fn from(error: nix::errno::Errno) -> Self {
+        Self(error as c_int)
+    }
+}
+
+impl From<SetupError> for Errno {
+    fn from(error: SetupError) -> Self {
+        match error {
+            SetupError::QueuePairs | SetupError::Handles | SetupError::Counters(_) | SetupError::Memory => Self::NOMEM,
+            SetupError::Busy => Self::BUSY,
+        }
+    }
+}
+
+/// Logs why a call is refused, and returns the number.
+pub(crate) fn refuse(call: &str, errno: Errno, why: std::fmt::Arguments<'_>) -> Errno {
+    log::line(format_args!("softefa: {call}: {why}"));
+    errno
+}
+
+/// Runs the body of an entry point; `otherwise` is the result after a panic.
+pub(crate) fn entry<T>(call: &str, otherwise: T, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        log::line(format_args!("softefa: {call} failed inside the software card: this is a bug of soft-verbs"));
+        otherwise
+    })
+}
+
+/// The same for calls that return 0 or a number of errno.
+pub(crate) fn status(call: &str, body: impl FnOnce() -> Result<(), Errno>) -> c_int {
+    match entry(call, Err(Errno(libc::EIO)), body) {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            errno.0
+        }
+    }
+}
+
+/// The same for calls that return an object, or null and errno.
+pub(crate) fn object<T>(call: &str, body: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
+    entry(call, Err(Errno(libc::EIO)), body).unwrap_or_else(|errno| {
+        errno.set();
+        ptr::null_mut()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panic_does_not_cross_abi() {
+        std::panic::set_hook(Box::new(|_| {}));
+        assert_eq!(status("test", || panic!("inside")), libc::EIO);
+        assert!(object::<u8>("test", || panic!("inside")).is_null());
+        assert_eq!(nix::errno::Errno::last_raw(), libc::EIO);
+        assert_eq!(entry("test", 7, || panic!("inside")), 7);
+        let _ = std::panic::take_hook();
+        assert_eq!(status("test", || Ok(())), 0);
+        assert_eq!(status("test", || Err(Errno::BUSY)), libc::EBUSY);
+    }
+}

@@ -1,0 +1,401 @@
+//! Posting: `ibv_post_send`, `ibv_post_recv` and the calls `ibv_wr_*`.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::slice;
+
+use efa_dp_direct::wire::TX_DESC_INLINE_MAX_SIZE_128;
+use efa_dp_direct::wqe::{Destination, Hints, Inline, Operation, RemoteMem, SendData, SendWqe, Sge, WriteData};
+
+use crate::bindings as ib;
+use crate::guard::{Errno, entry, status};
+use crate::pd::ah_at;
+use crate::qp::{QueuePair, owner, qp_at};
+use crate::queues::SendQueue;
+
+/// The requests between `ibv_wr_start` and `ibv_wr_complete`.
+#[derive(Debug, Default)]
+pub(crate) struct Session {
+    requests: Vec<SendWqe>,
+    error: Option<Errno>,
+}
+
+const NOWHERE: Destination = Destination { ah: 0, qpn: 0, qkey: 0 };
+
+/// Checks what every request needs.
+fn validate(qp: &QueuePair, flags: c_uint) -> Result<(), Errno> {
+    let known = ib::IBV_SEND_SIGNALED | ib::IBV_SEND_INLINE;
+    let signaled = qp.signal_all || flags & ib::IBV_SEND_SIGNALED != 0;
+    if qp.state() != ib::IBV_QPS_RTS || !signaled || flags & !known != 0 {
+        return Err(Errno::INVAL);
+    }
+    Ok(())
+}
+
+fn sge_of(sge: &ib::ibv_sge) -> Sge {
+    Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey }
+}
+
+/// The program's list of `len` entries.
+///
+/// # Safety
+/// `from` has `len` entries, which the program keeps readable as long as the list is used.
+unsafe fn list<'a, T>(from: *const T, len: usize) -> Result<&'a [T], Errno> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if from.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: not null, and this function's caller gives `len` entries.
+    Ok(unsafe { slice::from_raw_parts(from, len) })
+}
+
+/// Copies the program's buffers into inline data.
+///
+/// # Safety
+/// Each buffer is readable during the call.
+unsafe fn inline_of(buffers: impl Iterator<Item = (*const u8, usize)>, limit: u32) -> Result<Inline, Errno> {
+    let mut bytes = [0; TX_DESC_INLINE_MAX_SIZE_128];
+    let mut at = 0;
+    for (from, len) in buffers {
+        let end = at + len.min(bytes.len() + 1);
+        let room = bytes.get_mut(at..end).filter(|_| end <= limit as usize).ok_or(Errno::INVAL)?;
+        if len > 0 {
+            // SAFETY: this function's caller keeps the buffer readable, and `room` has `len` bytes.
+            unsafe { std::ptr::copy_nonoverlapping(from, room.as_mut_ptr(), len) };
+        }
+        at = end;
+    }
+    Inline::new(&bytes[..at]).ok_or(Errno::INVAL)
+}
+
+/// Sets the local side of a request.
+fn set_buffers(op: &mut Operation, buffers: &[Sge]) -> Result<(), Errno> {
+    match (op, buffers) {
+        (Operation::Send { data, .. }, []) => *data = SendData::Empty,
+        (Operation::Send { data, .. }, [one]) => *data = SendData::One(*one),
+        (Operation::Send { data, .. }, [first, second]) => *data = SendData::Two(*first, *second),
+        (Operation::Write { data, .. }, []) => *data = WriteData::Empty,
+        (Operation::Write { data, .. }, [one]) => *data = WriteData::One(*one),
+        (Operation::Read { into, .. }, []) => *into = None,
+        (Operation::Read { into, .. }, [one]) => *into = Some(*one),
+        _ => return Err(Errno::INVAL),
+    }
+    Ok(())
+}
+
+fn set_inline(op: &mut Operation, inline: Inline, sq: &SendQueue) -> Result<(), Errno> {
+    match op {
+        Operation::Send { data, .. } => *data = SendData::Inline(inline),
+        Operation::Write { data, .. } if inline.data().is_empty() => *data = WriteData::Empty,
+        Operation::Write { data, .. } if sq.has_inline_writes() => *data = WriteData::Inline(inline),
+        Operation::Write { .. } | Operation::Read { .. } => return Err(Errno::INVAL),
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `ah` is null or an open address handle.
+unsafe fn destination(ah: *const ib::ibv_ah, qpn: u32, qkey: u32) -> Result<Destination, Errno> {
+    // SAFETY: this function's caller passes null or an open handle.
+    let ah = unsafe { ah_at(ah) }.ok_or(Errno::INVAL)?.number;
+    Ok(Destination { ah, qpn: qpn as u16, qkey })
+}
+
+/// A request of `ibv_post_send`.
+///
+/// # Safety
+/// `wr` and what it names are valid during the call.
+unsafe fn request(qp: &QueuePair, sq: &SendQueue, wr: &ib::ibv_send_wr) -> Result<SendWqe, Errno> {
+    validate(qp, wr.send_flags)?;
+    let imm = match wr.opcode {
+        ib::IBV_WR_SEND => None,
+        // SAFETY: this operation has the union member; all bytes are a number's.
+        ib::IBV_WR_SEND_WITH_IMM => Some(u32::from_be(unsafe { wr.__bindgen_anon_1.imm_data })),
+        _ => return Err(Errno::INVAL),
+    };
+    // SAFETY: UD and SRD requests have this union member.
+    let ud = unsafe { wr.wr.ud };
+    // SAFETY: the program passes an open handle.
+    let dest = unsafe { destination(ud.ah, ud.remote_qpn, ud.remote_qkey) }?;
+    let mut op = Operation::Send { data: SendData::Empty, imm };
+    // SAFETY: the program's list has as many entries as it says.
+    let sges = unsafe { list(wr.sg_list, usize::try_from(wr.num_sge).map_err(|_| Errno::INVAL)?) }?;
+    if wr.send_flags & ib::IBV_SEND_INLINE != 0 {
+        let buffers = sges.iter().map(|sge| (sge.addr as usize as *const u8, sge.length as usize));
+        // SAFETY: the program keeps inline buffers readable during the call.
+        set_inline(&mut op, unsafe { inline_of(buffers, sq.max_inline) }?, sq)?;
+    } else {
+        if sges.len() > sq.max_sge as usize {
+            return Err(Errno::INVAL);
+        }
+        let mut buffers = [Sge::default(); 2];
+        for (to, from) in buffers.iter_mut().zip(sges) {
+            *to = sge_of(from);
+        }
+        set_buffers(&mut op, &buffers[..sges.len()])?;
+    }
+    Ok(SendWqe::new(wr.wr_id, dest, op))
+}
+
+pub(crate) unsafe extern "C" fn post_send(
+    raw: *mut ib::ibv_qp,
+    first: *mut ib::ibv_send_wr,
+    bad: *mut *mut ib::ibv_send_wr,
+) -> c_int {
+    status("ibv_post_send", || {
+        // SAFETY: the program passes an open queue pair.
+        let qp = unsafe { qp_at(raw) }?;
+        qp.turn.begin("ibv_wr_start", "ibv_wr_complete");
+        let mut sq = qp.queues.send();
+        let mut at = first;
+        let mut done = Ok(());
+        // SAFETY: null, or a request of the program's list, which it keeps readable during the call.
+        while let Some(wr) = unsafe { at.as_ref() } {
+            // SAFETY: the request and what it names are valid during the call.
+            done = unsafe { request(qp, &sq, wr) }.and_then(|request| sq.post(request));
+            if done.is_err() {
+                // SAFETY: null, or a variable of the program that is writable during the call.
+                if let Some(bad) = unsafe { bad.as_mut() } {
+                    *bad = at;
+                }
+                break;
+            }
+            at = wr.next;
+        }
+        sq.ring();
+        drop(sq);
+        qp.turn.end();
+        done
+    })
+}
+
+pub(crate) unsafe extern "C" fn post_recv(
+    raw: *mut ib::ibv_qp,
+    first: *mut ib::ibv_recv_wr,
+    bad: *mut *mut ib::ibv_recv_wr,
+) -> c_int {
+    status("ibv_post_recv", || {
+        // SAFETY: the program passes an open queue pair.
+        let qp = unsafe { qp_at(raw) }?;
+        let mut rq = qp.queues.recv();
+        let mut at = first;
+        let mut done = Ok(());
+        // SAFETY: null, or a request of the program's list, which it keeps readable during the call.
+        while let Some(wr) = unsafe { at.as_ref() } {
+            let count = usize::try_from(wr.num_sge).unwrap_or(usize::MAX);
+            done = if matches!(qp.state(), ib::IBV_QPS_RESET | ib::IBV_QPS_ERR) || count > rq.max_sge as usize {
+                Err(Errno::INVAL)
+            } else {
+                // SAFETY: the program's list has as many entries as it says.
+                unsafe { list(wr.sg_list, count) }.and_then(|sges| {
+                    let mut buffers = [Sge::default(); 2];
+                    for (to, from) in buffers.iter_mut().zip(sges) {
+                        *to = sge_of(from);
+                    }
+                    rq.post(wr.wr_id, &buffers[..count])
+                })
+            };
+            if done.is_err() {
+                // SAFETY: null, or a variable of the program that is writable during the call.
+                if let Some(bad) = unsafe { bad.as_mut() } {
+                    *bad = at;
+                }
+                break;
+            }
+            at = wr.next;
+        }
+        rq.ring();
+        done
+    })
+}
+
+/// The functions that the program asked for. As on hardware, the others are null.
+pub(crate) fn fill_functions(raw: &mut ib::ibv_qp_ex, ops: u64) {
+    let has = |op: u32| ops & u64::from(op) != 0;
+    raw.wr_start = Some(wr_start);
+    raw.wr_complete = Some(wr_complete);
+    raw.wr_abort = Some(wr_abort);
+    raw.wr_send = has(ib::IBV_QP_EX_WITH_SEND).then_some(wr_send as _);
+    raw.wr_send_imm = has(ib::IBV_QP_EX_WITH_SEND_WITH_IMM).then_some(wr_send_imm as _);
+    raw.wr_rdma_read = has(ib::IBV_QP_EX_WITH_RDMA_READ).then_some(wr_rdma_read as _);
+    raw.wr_rdma_write = has(ib::IBV_QP_EX_WITH_RDMA_WRITE).then_some(wr_rdma_write as _);
+    raw.wr_rdma_write_imm = has(ib::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM).then_some(wr_rdma_write_imm as _);
+    raw.wr_set_sge = Some(wr_set_sge);
+    raw.wr_set_sge_list = Some(wr_set_sge_list);
+    raw.wr_set_inline_data = Some(wr_set_inline_data);
+    raw.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    raw.wr_set_ud_addr = Some(wr_set_ud_addr);
+}
+
+unsafe extern "C" fn wr_start(raw: *mut ib::ibv_qp_ex) {
+    entry("ibv_wr_start", (), || {
+        // SAFETY: the program passes an open queue pair.
+        let Ok(qp) = (unsafe { qp_at(raw.cast()) }) else { return };
+        qp.turn.begin("ibv_wr_start", "ibv_wr_complete");
+        *qp.session() = Session::default();
+    });
+}
+
+unsafe extern "C" fn wr_complete(raw: *mut ib::ibv_qp_ex) -> c_int {
+    status("ibv_wr_complete", || {
+        // SAFETY: the program passes an open queue pair.
+        let qp = unsafe { qp_at(raw.cast()) }?;
+        let session = std::mem::take(&mut *qp.session());
+        let done = post_all(&mut qp.queues.send(), &session);
+        qp.turn.end();
+        done
+    })
+}
+
+/// Posts all requests of a session, or none.
+fn post_all(sq: &mut SendQueue, session: &Session) -> Result<(), Errno> {
+    if let Some(error) = session.error {
+        return Err(error);
+    }
+    let done = session.requests.iter().try_for_each(|request| sq.post(*request));
+    sq.ring();
+    done
+}
+
+unsafe extern "C" fn wr_abort(raw: *mut ib::ibv_qp_ex) {
+    entry("ibv_wr_abort", (), || {
+        // SAFETY: the program passes an open queue pair.
+        let Ok(qp) = (unsafe { qp_at(raw.cast()) }) else { return };
+        *qp.session() = Session::default();
+        qp.turn.end();
+    });
+}
+
+/// Adds a request to the session.
+///
+/// # Safety
+/// `raw` is an open queue pair in a session of this thread.
+unsafe fn begin(raw: *mut ib::ibv_qp_ex, op: Operation) {
+    entry("ibv_wr", (), || {
+        // SAFETY: this function's caller passes an open queue pair.
+        let Ok(qp) = (unsafe { qp_at(raw.cast()) }) else { return };
+        // SAFETY: the program writes the fields in its session, which this thread has.
+        let (wr_id, flags) =
+            (unsafe { (&raw const (*raw).wr_id).read() }, unsafe { (&raw const (*raw).wr_flags).read() });
+        let room = qp.queues.send().room();
+        let mut session = qp.session();
+        if session.error.is_some() {
+            return;
+        }
+        match validate(qp, flags) {
+            Err(error) => session.error = Some(error),
+            Ok(()) if session.requests.len() >= room => session.error = Some(Errno::NOMEM),
+            Ok(()) => session.requests.push(SendWqe::new(wr_id, NOWHERE, op)),
+        }
+    });
+}
+
+/// Changes the latest request of the session.
+///
+/// # Safety
+/// `raw` is an open queue pair in a session of this thread.
+unsafe fn change(raw: *mut ib::ibv_qp_ex, how: impl FnOnce(&mut SendWqe, &SendQueue) -> Result<(), Errno>) {
+    entry("ibv_wr_set", (), || {
+        // SAFETY: this function's caller passes an open queue pair.
+        let Ok(qp) = (unsafe { qp_at(raw.cast()) }) else { return };
+        let sq = qp.queues.send();
+        let mut session = qp.session();
+        if session.error.is_some() {
+            return;
+        }
+        let done = session.requests.last_mut().ok_or(Errno::INVAL).and_then(|request| how(request, &sq));
+        session.error = done.err();
+    });
+}
+
+unsafe extern "C" fn wr_send(raw: *mut ib::ibv_qp_ex) {
+    // SAFETY: the program passes an open queue pair in its session.
+    unsafe { begin(raw, Operation::Send { data: SendData::Empty, imm: None }) }
+}
+
+unsafe extern "C" fn wr_send_imm(raw: *mut ib::ibv_qp_ex, imm: u32) {
+    // SAFETY: the program passes an open queue pair in its session.
+    unsafe { begin(raw, Operation::Send { data: SendData::Empty, imm: Some(u32::from_be(imm)) }) }
+}
+
+unsafe extern "C" fn wr_rdma_read(raw: *mut ib::ibv_qp_ex, rkey: u32, addr: u64) {
+    // SAFETY: the program passes an open queue pair in its session.
+    unsafe { begin(raw, Operation::Read { remote: RemoteMem { addr, rkey }, into: None }) }
+}
+
+unsafe extern "C" fn wr_rdma_write(raw: *mut ib::ibv_qp_ex, rkey: u32, addr: u64) {
+    let op = Operation::Write { remote: RemoteMem { addr, rkey }, data: WriteData::Empty, imm: None };
+    // SAFETY: the program passes an open queue pair in its session.
+    unsafe { begin(raw, op) }
+}
+
+unsafe extern "C" fn wr_rdma_write_imm(raw: *mut ib::ibv_qp_ex, rkey: u32, addr: u64, imm: u32) {
+    let imm = Some(u32::from_be(imm));
+    let op = Operation::Write { remote: RemoteMem { addr, rkey }, data: WriteData::Empty, imm };
+    // SAFETY: the program passes an open queue pair in its session.
+    unsafe { begin(raw, op) }
+}
+
+unsafe extern "C" fn wr_set_sge(raw: *mut ib::ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    // SAFETY: the program passes an open queue pair in its session.
+    unsafe { change(raw, |request, _| set_buffers(&mut request.op, &[Sge { addr, length, lkey }])) }
+}
+
+unsafe extern "C" fn wr_set_sge_list(raw: *mut ib::ibv_qp_ex, count: usize, sges: *const ib::ibv_sge) {
+    let how = |request: &mut SendWqe, sq: &SendQueue| {
+        if count > sq.max_sge as usize {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the program's list has `count` entries, which are readable during the call.
+        let sges = unsafe { list(sges, count) }?;
+        let mut buffers = [Sge::default(); 2];
+        for (to, from) in buffers.iter_mut().zip(sges) {
+            *to = sge_of(from);
+        }
+        set_buffers(&mut request.op, &buffers[..count])
+    };
+    // SAFETY: the program passes an open queue pair in its session.
+    unsafe { change(raw, how) }
+}
+
+unsafe extern "C" fn wr_set_inline_data(raw: *mut ib::ibv_qp_ex, addr: *mut c_void, length: usize) {
+    let how = |request: &mut SendWqe, sq: &SendQueue| {
+        // SAFETY: the program keeps the data readable during the call.
+        let inline = unsafe { inline_of(std::iter::once((addr.cast_const().cast(), length)), sq.max_inline) }?;
+        set_inline(&mut request.op, inline, sq)
+    };
+    // SAFETY: the program passes an open queue pair in its session.
+    unsafe { change(raw, how) }
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(raw: *mut ib::ibv_qp_ex, count: usize, from: *const ib::ibv_data_buf) {
+    let how = |request: &mut SendWqe, sq: &SendQueue| {
+        // SAFETY: the program's list has `count` entries, which are readable during the call.
+        let buffers = unsafe { list(from, count) }?.iter().map(|buf| (buf.addr.cast_const().cast(), buf.length));
+        // SAFETY: the program keeps the data readable during the call.
+        let inline = unsafe { inline_of(buffers, sq.max_inline) }?;
+        set_inline(&mut request.op, inline, sq)
+    };
+    // SAFETY: the program passes an open queue pair in its session.
+    unsafe { change(raw, how) }
+}
+
+unsafe extern "C" fn wr_set_ud_addr(raw: *mut ib::ibv_qp_ex, ah: *mut ib::ibv_ah, qpn: u32, qkey: u32) {
+    let how = |request: &mut SendWqe, _: &SendQueue| {
+        // SAFETY: the program passes an open handle.
+        request.dest = unsafe { destination(ah, qpn, qkey) }?;
+        Ok(())
+    };
+    // SAFETY: the program passes an open queue pair in its session.
+    unsafe { change(raw, how) }
+}
+
+pub(crate) unsafe extern "C" fn set_hints(dv: *mut ib::efadv_qp, hints: u32) {
+    let how = |request: &mut SendWqe, _: &SendQueue| {
+        request.hints = Hints::from_api(hints);
+        Ok(())
+    };
+    // SAFETY: the program passes the EFA part of an open queue pair in its session.
+    unsafe { change(owner(dv), how) }
+}

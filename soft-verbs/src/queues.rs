@@ -1,0 +1,245 @@
+//! The program's side of the work queues: what a driver writes into the rings, and the ids of what is posted.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use efa_dp_direct::rq::host_length;
+use efa_dp_direct::wire::RxDesc;
+use efa_dp_direct::wqe::{Geometry, SendWqe, Sge};
+use soft_nic::card::queue::{RQ_ENTRY_LEN, WorkQueue};
+
+use crate::guard::Errno;
+
+/// The ids of the requests in flight. On the card an id has 16 bits: the number of its entry here and, above it, the generation of the
+/// queue pair, so that a completion of an earlier queue pair with the same number is noticed.
+#[derive(Debug)]
+struct Ids {
+    wr_ids: Vec<Option<u64>>,
+    free: Vec<u16>,
+    generation: u16,
+}
+
+impl Ids {
+    fn new(entries: u32, generation: u16) -> Self {
+        let bits = u32::BITS - entries.saturating_sub(1).leading_zeros();
+        let ids = u16::try_from(entries.saturating_sub(1)).unwrap_or(u16::MAX);
+        Self {
+            wr_ids: vec![None; entries as usize],
+            free: if entries == 0 { Vec::new() } else { (0..=ids).rev().collect() },
+            generation: u32::from(generation).checked_shl(bits).unwrap_or(0) as u16,
+        }
+    }
+
+    fn take(&mut self, wr_id: u64) -> Option<u16> {
+        let at = self.free.pop()?;
+        self.wr_ids[usize::from(at)] = Some(wr_id);
+        Some(self.generation | at)
+    }
+
+    fn finish(&mut self, id: u64) -> Option<u64> {
+        let at = u16::try_from(id).ok()? ^ self.generation;
+        let wr_id = self.wr_ids.get_mut(usize::from(at))?.take()?;
+        self.free.push(at);
+        Some(wr_id)
+    }
+}
+
+/// Both work queues of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    sq: Mutex<SendQueue>,
+    rq: Mutex<RecvQueue>,
+}
+
+/// Sizes of the work queues.
+pub(crate) struct Sizes {
+    pub max_batch: u32,
+    /// The index at which the send queue begins.
+    pub start: u32,
+    pub max_inline: u32,
+    pub max_send_sge: u32,
+    pub receives: u32,
+    pub max_recv_sge: u32,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Queues {
+    pub(crate) fn new(sq: Arc<WorkQueue>, rq: Arc<WorkQueue>, sizes: &Sizes) -> Self {
+        static GENERATION: AtomicU32 = AtomicU32::new(0);
+        let generation = GENERATION.fetch_add(1, Ordering::Relaxed) as u16;
+        let geometry = if sq.entry_size == 128 { Geometry::WIDE } else { Geometry::NARROW };
+        Self {
+            sq: Mutex::new(SendQueue {
+                ids: Ids::new(sq.entries, generation),
+                queue: sq,
+                geometry,
+                max_batch: sizes.max_batch,
+                max_inline: sizes.max_inline,
+                max_sge: sizes.max_send_sge,
+                pc: sizes.start,
+                unrung: 0,
+            }),
+            rq: Mutex::new(RecvQueue {
+                ids: Ids::new(sizes.receives, generation),
+                queue: rq,
+                max_sge: sizes.max_recv_sge,
+                pc: 0,
+            }),
+        }
+    }
+
+    pub(crate) fn send(&self) -> MutexGuard<'_, SendQueue> {
+        lock(&self.sq)
+    }
+
+    pub(crate) fn recv(&self) -> MutexGuard<'_, RecvQueue> {
+        lock(&self.rq)
+    }
+}
+
+/// The program's side of a send queue.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    ids: Ids,
+    pub(crate) queue: Arc<WorkQueue>,
+    geometry: Geometry,
+    pub(crate) max_batch: u32,
+    pub(crate) max_inline: u32,
+    pub(crate) max_sge: u32,
+    pc: u32,
+    unrung: u32,
+}
+
+impl SendQueue {
+    /// Requests that can be posted now.
+    pub(crate) fn room(&self) -> usize {
+        self.ids.free.len()
+    }
+
+    /// True when writes can have inline data.
+    pub(crate) fn has_inline_writes(&self) -> bool {
+        self.geometry == Geometry::WIDE
+    }
+
+    /// Writes a request, which the card takes at the next [`ring`](Self::ring) or before.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the queue is full, `EINVAL` for a request that the queue cannot hold.
+    pub(crate) fn post(&mut self, request: SendWqe) -> Result<(), Errno> {
+        let wr_id = request.wr_id;
+        let id = self.ids.take(wr_id).ok_or(Errno::NOMEM)?;
+        let wqe = SendWqe { wr_id: id.into(), phase: self.queue.phase_of(self.pc) != 0, ..request };
+        let mut bytes = [0; 128];
+        let len = self.geometry.wqe_size.bytes();
+        if wqe.emit(&self.geometry, &mut bytes[..len]).is_err() {
+            self.ids.finish(id.into());
+            return Err(Errno::INVAL);
+        }
+        store(&self.queue, self.pc, &bytes[..len]);
+        self.pc = self.pc.wrapping_add(1);
+        self.unrung += 1;
+        if self.unrung == self.max_batch {
+            self.ring();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn ring(&mut self) {
+        if self.unrung > 0 {
+            self.unrung = 0;
+            ring(&self.queue, self.pc);
+        }
+    }
+
+    /// The program's id of a completed request; `None` if no such request is in flight.
+    pub(crate) fn finish(&mut self, id: u64) -> Option<u64> {
+        self.ids.finish(id)
+    }
+}
+
+/// The program's side of a receive queue.
+#[derive(Debug)]
+pub(crate) struct RecvQueue {
+    ids: Ids,
+    pub(crate) queue: Arc<WorkQueue>,
+    pub(crate) max_sge: u32,
+    pc: u32,
+}
+
+impl RecvQueue {
+    /// Writes a receive, which the card takes after the next [`ring`](Self::ring).
+    ///
+    /// # Errors
+    /// `ENOMEM` when the queue is full.
+    pub(crate) fn post(&mut self, wr_id: u64, buffers: &[Sge]) -> Result<(), Errno> {
+        let id = self.ids.take(wr_id).ok_or(Errno::NOMEM)?;
+        let empty = [Sge::default()];
+        let buffers = if buffers.is_empty() { &empty } else { buffers };
+        for (i, sge) in buffers.iter().enumerate() {
+            // Only the first descriptor of a receive has the id.
+            let id = if i == 0 { id } else { 0 };
+            let mut desc = RxDesc::single(id, sge.addr, host_length(sge.length), sge.lkey);
+            desc.lkey_ctrl = desc.lkey_ctrl.with_first(i == 0).with_last(i + 1 == buffers.len());
+            let [addr, rest] = desc.to_words();
+            let mut bytes = [0; RQ_ENTRY_LEN as usize];
+            bytes[..8].copy_from_slice(&addr.to_ne_bytes());
+            bytes[8..].copy_from_slice(&rest.to_ne_bytes());
+            store(&self.queue, self.pc, &bytes);
+            self.pc = self.pc.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn ring(&self) {
+        ring(&self.queue, self.pc);
+    }
+
+    /// The program's id of a completed receive; `None` if no such receive is posted.
+    pub(crate) fn finish(&mut self, id: u64) -> Option<u64> {
+        self.ids.finish(id)
+    }
+}
+
+/// Stores an entry word by word, as the card reads it.
+fn store(queue: &WorkQueue, index: u32, bytes: &[u8]) {
+    let slot = queue.buffer().wrapping_add(queue.slot_of(index) as usize * queue.entry_size as usize);
+    for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+        // SAFETY: the slot lies in the ring, which `queue` keeps mapped, on a multiple of 16.
+        let at = unsafe { AtomicU64::from_ptr(slot.wrapping_add(8 * i).cast()) };
+        at.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+    }
+}
+
+fn ring(queue: &WorkQueue, pc: u32) {
+    fence(Ordering::Release);
+    // SAFETY: the doorbell lies in the mapping that `queue` keeps, at a multiple of 64.
+    unsafe { AtomicU32::from_ptr(queue.doorbell()) }.store(pc, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_another_generation_are_unknown() {
+        let (mut old, mut new) = (Ids::new(8, 1), Ids::new(8, 2));
+        let id = old.take(77).unwrap();
+        assert_eq!((id, new.take(78)), (0b1000, Some(0b10000)));
+        assert_eq!(new.finish(id.into()), None);
+        assert_eq!((old.finish(id.into()), old.finish(id.into())), (Some(77), None));
+        assert_eq!(old.finish(u64::MAX), None);
+    }
+
+    #[test]
+    fn as_many_requests_as_entries_are_in_flight() {
+        for entries in [0, 1, 2, 5, 4096, 32768] {
+            let mut ids = Ids::new(entries, 3);
+            let taken: Vec<_> = std::iter::from_fn(|| ids.take(9)).collect();
+            assert_eq!(taken.len(), entries as usize);
+            assert!(taken.iter().all(|id| ids.finish((*id).into()) == Some(9)));
+        }
+    }
+}
