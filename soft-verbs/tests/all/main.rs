@@ -1,0 +1,92 @@
+//! Programs of verbs on the software card: those that a system has, and one in C that is compiled here against the system's headers.
+
+mod programs;
+mod symbols;
+mod verbs_program;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// The directory with the libraries, made once of the static library that cargo built for this test.
+fn libraries() -> &'static Path {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    DIRECTORY.get_or_init(|| {
+        let beside = std::env::current_exe().unwrap();
+        let beside = beside.parent().unwrap();
+        let archives =
+            std::fs::read_dir(beside).unwrap().filter_map(Result::ok).map(|entry| entry.path()).filter(|path| {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                name.starts_with("libsoft_verbs") && name.ends_with(".a")
+            });
+        let newest = archives.max_by_key(|path| path.metadata().and_then(|meta| meta.modified()).ok());
+        let archive = newest.expect("cargo builds the static library beside the tests");
+        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("verbs-{}", std::process::id()));
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("link.sh");
+        let linked = Command::new(script).arg(archive).arg(&directory).status().expect("a shell");
+        assert!(linked.success(), "soft-verbs/link.sh failed");
+        directory
+    })
+}
+
+/// A program that finds the software card.
+fn on_card(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", libraries()).env("SYSFS_PATH", libraries().join("sysfs"));
+    command
+}
+
+/// Whether a program is installed; says that the test is skipped if not.
+fn have(test: &str, program: &str, package: &str) -> bool {
+    let found = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()));
+    if !found {
+        ferrogin_test_support::skip(test, &format!("{program} is not installed (Debian: {package})"));
+    }
+    found
+}
+
+/// A child process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a child process"))
+    }
+
+    /// Waits for the end of the process, with a time limit.
+    fn output(mut self) -> Output {
+        let since = Instant::now();
+        while self.0.try_wait().unwrap().is_none() {
+            assert!(since.elapsed() < Duration::from_secs(60), "the program does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let read = |from: &mut dyn std::io::Read| {
+            let mut bytes = Vec::new();
+            from.read_to_end(&mut bytes).unwrap();
+            bytes
+        };
+        let stdout = read(self.0.stdout.as_mut().unwrap());
+        let stderr = read(self.0.stderr.as_mut().unwrap());
+        Output { status: self.0.wait().unwrap(), stdout, stderr }
+    }
+}
+
+/// The text of a successful run.
+fn text(output: &Output) -> String {
+    let all = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {all}", output.status);
+    all
+}
+
+fn run(command: Command) -> String {
+    text(&Running::start(command).output())
+}

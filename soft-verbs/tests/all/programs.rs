@@ -1,0 +1,98 @@
+//! rdma-core's and libfabric's own programs on the card.
+
+use crate::{Running, have, on_card, run};
+
+#[test]
+fn ibv_devices_lists_each_card() {
+    if !have("ibv_devices_lists_each_card", "ibv_devices", "ibverbs-utils") {
+        return;
+    }
+    let mut command = on_card("ibv_devices");
+    command.env("SOFTEFA_NICS", "2");
+    let text = run(command);
+    assert!(text.contains("rdmap0s0") && text.contains("rdmap1s0") && !text.contains("rdmap2s0"), "{text}");
+}
+
+#[test]
+fn ibv_devinfo_shows_the_card() {
+    if !have("ibv_devinfo_shows_the_card", "ibv_devinfo", "ibverbs-utils") {
+        return;
+    }
+    let mut command = on_card("ibv_devinfo");
+    command.arg("-v");
+    let text = run(command);
+    for part in ["0x1d0f", "PORT_ACTIVE", "Unspecified", "GID[  0]"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn invalid_setting_is_refused_with_its_cure() {
+    if !have("invalid_setting_is_refused_with_its_cure", "ibv_devices", "ibverbs-utils") {
+        return;
+    }
+    for (name, value) in [("SOFTEFA_FAULTS", "sed=1"), ("SOFTEFA_WIRE", "tcp"), ("SOFTEFA_IFADDR", "10.0.0.1")] {
+        let mut command = on_card("ibv_devices");
+        command.env(name, value);
+        let output = Running::start(command).output();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(name), "{name}: {text}");
+    }
+}
+
+#[test]
+fn fi_info_lists_the_endpoints_of_efa() {
+    if !have("fi_info_lists_the_endpoints_of_efa", "fi_info", "libfabric-bin") {
+        return;
+    }
+    let mut command = on_card("fi_info");
+    command.args(["-p", "efa"]);
+    let text = run(command);
+    assert!(text.contains("rdmap0s0-rdm") && text.contains("rdmap0s0-dgrm"), "{text}");
+}
+
+/// Two processes of libfabric's ping-pong, which checks the data (`-c`).
+fn pingpong(test: &str, endpoint: &str, faults: &str) {
+    if !have(test, "fi_pingpong", "libfabric-bin") {
+        return;
+    }
+    // A free port, which the server binds right after.
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port().to_string();
+    let command = |port_flag: &str, peer: &[&str]| {
+        let mut command = on_card("fi_pingpong");
+        command.args(["-p", "efa", "-e", endpoint, "-c", port_flag, &port]).args(peer).env("SOFTEFA_FAULTS", faults);
+        command
+    };
+    let server = Running::start(command("-B", &[]));
+    // The client does not wait for a server that does not listen yet.
+    let listens = || {
+        let wanted = format!(":{:04X} ", port.parse::<u16>().unwrap());
+        let lines = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| std::fs::read_to_string(path).unwrap_or_default());
+        lines.iter().flat_map(|text| text.lines()).any(|line| line.contains(&wanted) && line.contains(" 0A "))
+    };
+    let since = std::time::Instant::now();
+    while !listens() && since.elapsed() < std::time::Duration::from_secs(30) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let client = run(command("-P", &["127.0.0.1"]));
+    let server = crate::text(&server.output());
+    for text in [client, server] {
+        let last = if endpoint == "rdm" { "1m " } else { "4k " };
+        assert!(text.lines().any(|line| line.starts_with(last) && line.contains("=10")), "{text}");
+    }
+}
+
+#[test]
+fn fi_pingpong_over_srd_has_right_data() {
+    pingpong("fi_pingpong_over_srd_has_right_data", "rdm", "seed=1");
+}
+
+#[test]
+fn fi_pingpong_over_srd_has_right_data_with_reordering() {
+    pingpong("fi_pingpong_over_srd_has_right_data_with_reordering", "rdm", "seed=1,reorder=64");
+}
+
+#[test]
+fn fi_pingpong_over_ud_has_right_data() {
+    pingpong("fi_pingpong_over_ud_has_right_data", "dgram", "seed=1");
+}

@@ -1,0 +1,63 @@
+//! `tests/verbs.c`, compiled against the headers of the system: layouts, all operations, and what is refused.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::{libraries, on_card, run};
+
+/// The program; nothing without a compiler or headers.
+fn program(test: &str) -> Option<&'static Path> {
+    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| {
+        if !Path::new("/usr/include/infiniband/efadv.h").is_file() {
+            return None;
+        }
+        let out = libraries().join("verbs");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs.c");
+        let mut compile = Command::new("cc");
+        compile.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&out).arg(source);
+        compile.arg(libraries().join("libibverbs.so.1"));
+        assert!(compile.status().is_ok_and(|status| status.success()), "tests/verbs.c does not compile");
+        Some(out)
+    });
+    if program.is_none() {
+        ferrogin_test_support::skip(test, "the headers of rdma-core are not installed (Debian: libibverbs-dev)");
+    }
+    program.as_deref()
+}
+
+fn part(test: &str, name: &str, faults: &str) {
+    if let Some(program) = program(test) {
+        let mut command = on_card(program);
+        command.arg(name).env("SOFTEFA_FAULTS", faults);
+        let text = run(command);
+        assert!(text.contains(&format!("{name}: good")), "{text}");
+    }
+}
+
+#[test]
+fn srd_sends_writes_and_reads() {
+    part("srd_sends_writes_and_reads", "srd", "seed=2");
+    part("srd_sends_writes_and_reads", "srd", "seed=2,reorder=32,qp_caps=0");
+}
+
+#[test]
+fn ud_drops_without_receive_and_leaves_room_for_the_header() {
+    part("ud_drops_without_receive_and_leaves_room_for_the_header", "ud", "seed=2");
+}
+
+#[test]
+fn events_tell_the_completion_queue() {
+    part("events_tell_the_completion_queue", "events", "seed=2");
+}
+
+#[test]
+fn bad_input_is_refused_as_on_hardware() {
+    part("bad_input_is_refused_as_on_hardware", "refused", "seed=2");
+}
+
+#[test]
+fn counters_count_in_memory_of_the_program() {
+    part("counters_count_in_memory_of_the_program", "counters", "seed=2");
+}

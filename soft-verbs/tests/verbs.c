@@ -1,0 +1,579 @@
+/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|refused. It ends with "PART: good". */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <infiniband/efadv.h>
+#include <infiniband/verbs.h>
+
+/* Newer than the headers of release 44. */
+struct ibv_comp_cntr;
+struct comp_cntr_init_attr { uint32_t comp_mask; uint32_t type; uint32_t flags; };
+struct memory_location {
+	uint8_t *ptr;
+	struct { uint64_t offset; int32_t fd; uint32_t reserved; } dmabuf;
+	uint8_t type;
+	uint8_t reserved[7];
+};
+struct dv_comp_cntr_init_attr {
+	uint64_t comp_mask;
+	uint32_t flags;
+	uint32_t reserved;
+	struct memory_location comp, err;
+};
+struct attach_attr { uint32_t comp_mask; uint32_t op_mask; };
+struct wq_attr {
+	uint64_t comp_mask;
+	uint8_t *buffer;
+	uint32_t entry_size, num_entries;
+	uint32_t *doorbell;
+	uint32_t max_batch;
+	uint16_t caps;
+	uint8_t reserved[2];
+};
+extern int efadv_query_qp_wqs(struct ibv_qp *, struct wq_attr *, struct wq_attr *, uint32_t);
+extern struct ibv_comp_cntr *efadv_create_comp_cntr(struct ibv_context *, struct comp_cntr_init_attr *,
+						    struct dv_comp_cntr_init_attr *, uint32_t);
+extern int ibv_destroy_comp_cntr(struct ibv_comp_cntr *);
+extern int ibv_read_comp_cntr(struct ibv_comp_cntr *, uint64_t *);
+extern int ibv_set_comp_cntr(struct ibv_comp_cntr *, uint64_t);
+extern int ibv_inc_comp_cntr(struct ibv_comp_cntr *, uint64_t);
+extern int ibv_read_err_comp_cntr(struct ibv_comp_cntr *, uint64_t *);
+extern int ibv_qp_attach_comp_cntr(struct ibv_qp *, struct ibv_comp_cntr *, struct attach_attr *);
+
+#define CHECK(condition)                                                                                                          \
+	do {                                                                                                                      \
+		if (!(condition)) {                                                                                               \
+			fprintf(stderr, "%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #condition, errno);                         \
+			exit(1);                                                                                                  \
+		}                                                                                                                 \
+	} while (0)
+/* A call that returns null, and its errno. */
+#define REFUSES(call, number)                                                                                                     \
+	do {                                                                                                                      \
+		errno = 0;                                                                                                        \
+		CHECK((call) == NULL);                                                                                            \
+		CHECK(errno == (number));                                                                                         \
+	} while (0)
+
+enum { SIZE = 4096, HALF = SIZE / 2, QKEY = 0x1234, ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_mr *mr;
+static struct ibv_ah *ah;
+static unsigned char *memory;
+
+static void open_device(void)
+{
+	int count = 0;
+	struct ibv_device **list = ibv_get_device_list(&count);
+	CHECK(list && count == 1 && list[0] && !list[1]);
+	CHECK(!strcmp(ibv_get_device_name(list[0]), "rdmap0s0"));
+	context = ibv_open_device(list[0]);
+	CHECK(context);
+	ibv_free_device_list(list);
+	pd = ibv_alloc_pd(context);
+	CHECK(pd);
+	memory = aligned_alloc(SIZE, SIZE);
+	CHECK(memory);
+	memset(memory, 0, SIZE);
+	mr = ibv_reg_mr(pd, memory, SIZE, ALL);
+	CHECK(mr && mr->addr == memory && mr->length == SIZE && mr->context == context && mr->pd == pd);
+	struct ibv_ah_attr attr = { .port_num = 1, .is_global = 1 };
+	CHECK(!ibv_query_gid(context, 1, 0, &attr.grh.dgid));
+	ah = ibv_create_ah(pd, &attr);
+	CHECK(ah);
+}
+
+static void close_device(void)
+{
+	CHECK(ibv_dealloc_pd(pd) == EBUSY);
+	CHECK(!ibv_destroy_ah(ah));
+	CHECK(!ibv_dereg_mr(mr));
+	CHECK(!ibv_dealloc_pd(pd));
+	CHECK(!ibv_close_device(context));
+	free(memory);
+}
+
+static struct ibv_cq_ex *extended_cq(void)
+{
+	struct ibv_cq_init_attr_ex attr = { .cqe = 100, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct efadv_cq_init_attr dv = { .wc_flags = EFADV_WC_EX_WITH_SGID };
+	struct ibv_cq_ex *cq = efadv_create_cq(context, &attr, &dv, sizeof(dv));
+	CHECK(cq && cq->cqe == 128);
+	return cq;
+}
+
+static struct ibv_qp_init_attr_ex srd_attr(struct ibv_cq *cq)
+{
+	return (struct ibv_qp_init_attr_ex){
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_DRIVER, .pd = pd,
+		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 32 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
+			IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
+	};
+}
+
+static struct ibv_qp *srd(struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr_ex attr = srd_attr(cq);
+	struct efadv_qp_init_attr dv = { .driver_qp_type = EFADV_QP_DRIVER_TYPE_SRD };
+	struct ibv_qp *qp = efadv_create_qp_ex(context, &attr, &dv, sizeof(dv));
+	CHECK(qp && qp->state == IBV_QPS_RESET && qp->qp_num);
+	return qp;
+}
+
+static void to_init(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY };
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+}
+
+static void to_rts(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR };
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS };
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	CHECK(qp->state == IBV_QPS_RTS);
+}
+
+static int post_receive(struct ibv_qp *qp, uint64_t id, size_t at, uint32_t len)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)memory + at, .length = len, .lkey = mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1 }, *bad = NULL;
+	int error = ibv_post_recv(qp, &wr, &bad);
+	CHECK(!error == !bad);
+	return error;
+}
+
+static double now(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+/* Starts the poll of an extended queue that has or gets a completion. */
+static void wait_ex(struct ibv_cq_ex *cq)
+{
+	struct ibv_poll_cq_attr attr = { 0 };
+	double until = now() + 30;
+	int error;
+	while ((error = ibv_start_poll(cq, &attr)) == ENOENT)
+		CHECK(now() < until);
+	CHECK(!error);
+}
+
+static struct ibv_wc wait_plain(struct ibv_cq *cq)
+{
+	struct ibv_wc wc;
+	double until = now() + 30;
+	int got;
+	while (!(got = ibv_poll_cq(cq, 1, &wc)))
+		CHECK(now() < until);
+	CHECK(got == 1);
+	return wc;
+}
+
+static void start(struct ibv_qp_ex *qp, uint64_t id)
+{
+	ibv_wr_start(qp);
+	qp->wr_id = id;
+	qp->wr_flags = IBV_SEND_SIGNALED;
+}
+
+static int finish(struct ibv_qp_ex *qp, uint32_t peer, size_t at, uint32_t len)
+{
+	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)memory + at, len);
+	ibv_wr_set_ud_addr(qp, ah, peer, QKEY);
+	return ibv_wr_complete(qp);
+}
+
+static void part_srd(void)
+{
+	struct ibv_cq_ex *send = extended_cq(), *recv = extended_cq();
+	struct ibv_qp *a = srd(ibv_cq_ex_to_cq(send)), *b = srd(ibv_cq_ex_to_cq(recv));
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(a);
+	CHECK(qp);
+	to_init(a);
+	to_init(b);
+	to_rts(a);
+	to_rts(b);
+	struct efadv_ah_attr ahn = { 0 };
+	CHECK(!efadv_query_ah(ah, &ahn, sizeof(ahn)) && ahn.ahn);
+
+	/* A send of two buffers with immediate data. */
+	for (int round = 0; round < 100; round++) {
+		for (int i = 0; i < 100; i++)
+			memory[i] = (unsigned char)(i + round);
+		memset(memory + HALF, 0, 200);
+		CHECK(!post_receive(b, 1000 + round, HALF, 200));
+		start(qp, (uint64_t)round << 40 | 7);
+		ibv_wr_send_imm(qp, htobe32(0xa1b2c3d4));
+		struct ibv_sge parts[2] = { { (uintptr_t)memory, 60, mr->lkey }, { (uintptr_t)memory + 60, 40, mr->lkey } };
+		ibv_wr_set_sge_list(qp, 2, parts);
+		ibv_wr_set_ud_addr(qp, ah, b->qp_num, QKEY);
+		CHECK(!ibv_wr_complete(qp));
+		wait_ex(recv);
+		CHECK(recv->status == IBV_WC_SUCCESS && recv->wr_id == 1000u + round);
+		CHECK(ibv_wc_read_opcode(recv) == IBV_WC_RECV && ibv_wc_read_byte_len(recv) == 100);
+		CHECK(ibv_wc_read_wc_flags(recv) == IBV_WC_WITH_IMM && ibv_wc_read_imm_data(recv) == htobe32(0xa1b2c3d4));
+		CHECK(ibv_wc_read_qp_num(recv) == b->qp_num && ibv_wc_read_src_qp(recv) == a->qp_num);
+		CHECK(ibv_wc_read_slid(recv) == ahn.ahn && ibv_wc_read_vendor_err(recv) == 0);
+		union ibv_gid gid;
+		CHECK(efadv_wc_read_sgid(efadv_cq_from_ibv_cq_ex(recv), &gid) == -ENOENT);
+		CHECK(ibv_next_poll(recv) == ENOENT);
+		ibv_end_poll(recv);
+		CHECK(!memcmp(memory, memory + HALF, 100));
+		wait_ex(send);
+		CHECK(send->status == IBV_WC_SUCCESS && send->wr_id == ((uint64_t)round << 40 | 7));
+		CHECK(ibv_wc_read_opcode(send) == IBV_WC_SEND);
+		ibv_end_poll(send);
+	}
+
+	/* A write with immediate data, and a read of it, in one session. */
+	memset(memory, 0x5a, 512);
+	start(qp, 1);
+	ibv_wr_rdma_write_imm(qp, mr->rkey, (uintptr_t)memory + HALF, htobe32(5));
+	CHECK(!finish(qp, b->qp_num, 0, 512));
+	wait_ex(recv);
+	CHECK(ibv_wc_read_opcode(recv) == IBV_WC_RECV_RDMA_WITH_IMM && ibv_wc_read_byte_len(recv) == 512);
+	CHECK(ibv_wc_read_imm_data(recv) == htobe32(5));
+	ibv_end_poll(recv);
+	wait_ex(send);
+	CHECK(send->wr_id == 1 && ibv_wc_read_opcode(send) == IBV_WC_RDMA_WRITE);
+	ibv_end_poll(send);
+	CHECK(!memcmp(memory, memory + HALF, 512));
+	memset(memory + HALF, 0x77, 512);
+	start(qp, 2);
+	ibv_wr_rdma_read(qp, mr->rkey, (uintptr_t)memory + HALF);
+	CHECK(!finish(qp, b->qp_num, 0, 512));
+	wait_ex(send);
+	CHECK(send->status == IBV_WC_SUCCESS && send->wr_id == 2);
+	ibv_end_poll(send);
+	CHECK(memory[0] == 0x77 && memory[511] == 0x77 && memory[512] == 0);
+
+	/* Inline data, and a session that is aborted. */
+	CHECK(!post_receive(b, 3, HALF, 64));
+	start(qp, 9);
+	ibv_wr_send(qp);
+	ibv_wr_abort(qp);
+	start(qp, 3);
+	ibv_wr_send(qp);
+	ibv_wr_set_inline_data(qp, "thirty-two bytes of inline data", 32);
+	ibv_wr_set_ud_addr(qp, ah, b->qp_num, QKEY);
+	CHECK(!ibv_wr_complete(qp));
+	wait_ex(recv);
+	CHECK(recv->wr_id == 3 && ibv_wc_read_byte_len(recv) == 32 && !strcmp((char *)memory + HALF, "thirty-two bytes of inline data"));
+	ibv_end_poll(recv);
+	wait_ex(send);
+	CHECK(send->wr_id == 3);
+	ibv_end_poll(send);
+
+	CHECK(ibv_destroy_cq(ibv_cq_ex_to_cq(send)) == EBUSY);
+	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_qp(b));
+	CHECK(!ibv_destroy_cq(ibv_cq_ex_to_cq(send)) && !ibv_destroy_cq(ibv_cq_ex_to_cq(recv)));
+}
+
+static struct ibv_qp *ud(struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UD,
+		.cap = { .max_send_wr = 5, .max_recv_wr = 5, .max_send_sge = 1, .max_recv_sge = 1 } };
+	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
+	CHECK(qp && !ibv_qp_to_qp_ex(qp) && attr.cap.max_send_wr == 8);
+	return qp;
+}
+
+static int send_plain(struct ibv_qp *qp, uint32_t peer, uint32_t qkey, uint32_t lkey, unsigned flags, uint32_t len)
+{
+	struct ibv_sge sge = { (uintptr_t)memory, len, lkey };
+	struct ibv_send_wr wr = { .wr_id = 11, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = flags }, *bad = NULL;
+	wr.wr.ud.ah = ah;
+	wr.wr.ud.remote_qpn = peer;
+	wr.wr.ud.remote_qkey = qkey;
+	int error = ibv_post_send(qp, &wr, &bad);
+	CHECK(!error == !bad);
+	return error;
+}
+
+static void part_ud(void)
+{
+	struct ibv_cq *send = ibv_create_cq(context, 10, NULL, NULL, 0), *recv = ibv_create_cq(context, 10, NULL, NULL, 0);
+	CHECK(send && recv && send->cqe == 16);
+	struct ibv_qp *a = ud(send), *b = ud(recv);
+	to_init(a);
+	to_init(b);
+	to_rts(a);
+	to_rts(b);
+	memset(memory, 0x33, 100);
+	/* Without a receive it is dropped, and the sender does not learn of that. */
+	CHECK(!send_plain(a, b->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 100));
+	CHECK(wait_plain(send).status == IBV_WC_SUCCESS);
+	CHECK(!post_receive(b, 21, HALF, 140));
+	CHECK(!send_plain(a, b->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 100));
+	struct ibv_wc wc = wait_plain(recv);
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 21 && wc.byte_len == 140 && wc.src_qp == a->qp_num && wc.opcode == IBV_WC_RECV);
+	CHECK(!memcmp(memory, memory + HALF + 40, 100) && !memory[HALF + 39] && !memory[HALF + 140]);
+	wc = wait_plain(send);
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 11 && wc.opcode == IBV_WC_SEND);
+	CHECK(ibv_poll_cq(recv, 1, &wc) == 0);
+	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_qp(b) && !ibv_destroy_cq(send) && !ibv_destroy_cq(recv));
+}
+
+static void part_events(void)
+{
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	CHECK(channel && channel->fd >= 0);
+	int mine = 0, his = 0;
+	struct ibv_cq *send = ibv_create_cq(context, 16, &mine, channel, 0), *recv = ibv_create_cq(context, 16, &his, channel, 31);
+	CHECK(send && recv);
+	struct ibv_qp *a = ud(send), *b = ud(recv);
+	to_init(a);
+	to_init(b);
+	to_rts(a);
+	to_rts(b);
+	struct pollfd fd = { channel->fd, POLLIN, 0 };
+	CHECK(ibv_req_notify_cq(recv, 1) == EOPNOTSUPP);
+	for (int round = 0; round < 20; round++) {
+		CHECK(poll(&fd, 1, 0) == 0);
+		CHECK(!ibv_req_notify_cq(recv, 0));
+		CHECK(!post_receive(b, 5, HALF, 140));
+		CHECK(!send_plain(a, b->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 100));
+		struct ibv_cq *cq = NULL;
+		void *of = NULL;
+		CHECK(poll(&fd, 1, 30000) == 1);
+		CHECK(!ibv_get_cq_event(channel, &cq, &of));
+		CHECK(cq == recv && of == &his);
+		ibv_ack_cq_events(recv, 1);
+		CHECK(wait_plain(recv).wr_id == 5 && wait_plain(send).wr_id == 11);
+	}
+	/* The program makes the descriptor non-blocking. */
+	CHECK(!fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK));
+	struct ibv_cq *cq;
+	void *of;
+	CHECK(ibv_get_cq_event(channel, &cq, &of) == -1 && errno == EAGAIN);
+	CHECK(ibv_destroy_comp_channel(channel) == EBUSY);
+	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_qp(b) && !ibv_destroy_cq(send) && !ibv_destroy_cq(recv));
+	CHECK(!ibv_destroy_comp_channel(channel));
+	CHECK(!fcntl(context->async_fd, F_SETFL, O_NONBLOCK));
+	struct ibv_async_event event;
+	CHECK(ibv_get_async_event(context, &event) == -1 && errno == EAGAIN);
+}
+
+static void part_counters(void)
+{
+	static uint64_t words[2] __attribute__((aligned(8)));
+	struct comp_cntr_init_attr attr = { 0 };
+	struct dv_comp_cntr_init_attr dv = { .flags = 3, .comp = { .ptr = (uint8_t *)&words[0] }, .err = { .ptr = (uint8_t *)&words[1] } };
+	words[0] = words[1] = 99;
+	struct ibv_comp_cntr *cntr = efadv_create_comp_cntr(context, &attr, &dv, sizeof(dv));
+	CHECK(cntr && words[0] == 0 && words[1] == 0);
+	dv.comp.ptr++;
+	REFUSES(efadv_create_comp_cntr(context, &attr, &dv, sizeof(dv)), EINVAL);
+	dv.flags = 4;
+	REFUSES(efadv_create_comp_cntr(context, &attr, &dv, sizeof(dv)), EOPNOTSUPP);
+	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
+	struct ibv_qp *qp = srd(cq);
+	/* Sends, and writes of peers. */
+	struct attach_attr events = { .op_mask = 1 | 32 };
+	to_init(qp);
+	CHECK(!ibv_qp_attach_comp_cntr(qp, cntr, &events));
+	CHECK(ibv_qp_attach_comp_cntr(qp, cntr, &events) == EBUSY);
+	events.op_mask = 64;
+	CHECK(ibv_qp_attach_comp_cntr(qp, cntr, &events) == EOPNOTSUPP);
+	to_rts(qp);
+	events.op_mask = 2;
+	CHECK(ibv_qp_attach_comp_cntr(qp, cntr, &events) == EINVAL);
+	CHECK(ibv_destroy_comp_cntr(cntr) == EBUSY);
+	CHECK(!ibv_inc_comp_cntr(cntr, 10));
+	CHECK(!post_receive(qp, 1, HALF, 64));
+	CHECK(!send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 10));
+	wait_plain(cq);
+	wait_plain(cq);
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
+	start(ex, 2);
+	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + HALF);
+	CHECK(!finish(ex, qp->qp_num, 0, 8));
+	CHECK(wait_plain(cq).status == IBV_WC_SUCCESS);
+	/* A send that fails counts as an error. */
+	CHECK(!send_plain(qp, qp->qp_num, QKEY + 1, mr->lkey, IBV_SEND_SIGNALED, 10));
+	CHECK(wait_plain(cq).status == IBV_WC_REM_INV_RD_REQ_ERR);
+	uint64_t value = 0, errors = 0;
+	double until = now() + 30;
+	while (words[1] != 1)
+		CHECK(now() < until && !ibv_read_err_comp_cntr(cntr, &errors));
+	CHECK(!ibv_read_comp_cntr(cntr, &value) && value == 12 && words[0] == 12);
+	CHECK(!ibv_set_comp_cntr(cntr, 3) && words[0] == 3);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_destroy_comp_cntr(cntr));
+}
+
+static void refused_objects(void)
+{
+	struct ibv_port_attr port;
+	union ibv_gid gid;
+	CHECK(ibv_query_port(context, 2, &port) == EINVAL);
+	CHECK(!ibv_query_port(context, 1, &port) && port.state == IBV_PORT_ACTIVE && port.gid_tbl_len == 1);
+	CHECK(ibv_query_gid(context, 1, 1, &gid) == -1);
+	struct efadv_device_attr device;
+	CHECK(efadv_query_device(context, &device, 8) == EINVAL);
+	CHECK(!efadv_query_device(context, &device, sizeof(device)) && device.max_sq_wr == 4096 && device.inline_buf_size == 32);
+
+	REFUSES(ibv_reg_mr(pd, memory, 0, ALL), EINVAL);
+	REFUSES(ibv_reg_mr(pd, NULL, SIZE, ALL), EFAULT);
+	REFUSES(ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_REMOTE_WRITE), EINVAL);
+	REFUSES(ibv_reg_mr(pd, memory, SIZE, ALL | IBV_ACCESS_REMOTE_ATOMIC), EOPNOTSUPP);
+	REFUSES(ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, -1, ALL), EBADF);
+	struct ibv_ah_attr at = { .port_num = 2, .is_global = 1, .grh.dgid = gid };
+	REFUSES(ibv_create_ah(pd, &at), EINVAL);
+	at.port_num = 1;
+	at.grh.dgid.raw[0] = 0xfe;
+	REFUSES(ibv_create_ah(pd, &at), EINVAL);
+	REFUSES(ibv_create_cq(context, 0, NULL, NULL, 0), EINVAL);
+	REFUSES(ibv_create_cq(context, 1 << 20, NULL, NULL, 0), EINVAL);
+	REFUSES(ibv_create_cq(context, 16, NULL, NULL, context->num_comp_vectors), EINVAL);
+	struct ibv_cq_init_attr_ex cq = { .cqe = 16, .wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP };
+	REFUSES(ibv_create_cq_ex(context, &cq), EOPNOTSUPP);
+	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 1 } };
+	REFUSES(ibv_create_srq(pd, &srq), EOPNOTSUPP);
+	CHECK(ibv_attach_mcast(NULL, &gid, 0) == EOPNOTSUPP);
+}
+
+static void refused_queue_pairs(struct ibv_cq *cq)
+{
+	struct efadv_qp_init_attr srd_type = { .driver_qp_type = EFADV_QP_DRIVER_TYPE_SRD };
+	struct ibv_context *other = ibv_open_device(context->device);
+	CHECK(other);
+	struct ibv_pd *foreign = ibv_alloc_pd(other);
+	CHECK(foreign);
+#define CREATE(change, dv, number)                                                                                                \
+	do {                                                                                                                      \
+		struct ibv_qp_init_attr_ex attr = srd_attr(cq);                                                                   \
+		struct efadv_qp_init_attr type = dv;                                                                              \
+		change;                                                                                                           \
+		REFUSES(efadv_create_qp_ex(context, &attr, &type, sizeof(type)), number);                                         \
+	} while (0)
+	CREATE(attr.pd = foreign, srd_type, EINVAL);
+	CREATE(attr.comp_mask &= ~IBV_QP_INIT_ATTR_PD, srd_type, EINVAL);
+	CREATE(attr.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS, srd_type, EOPNOTSUPP);
+	CREATE(attr.send_ops_flags |= IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, srd_type, EOPNOTSUPP);
+	CREATE(attr.qp_type = IBV_QPT_RC, srd_type, EINVAL);
+	CREATE(type.driver_qp_type = 7, srd_type, EOPNOTSUPP);
+	CREATE(type.comp_mask = 1, srd_type, EINVAL);
+	CREATE(attr.recv_cq = NULL, srd_type, EINVAL);
+	CREATE(attr.cap.max_send_wr = 4097, srd_type, EINVAL);
+	CREATE(attr.cap.max_recv_wr = 1 << 20, srd_type, EINVAL);
+	CREATE(attr.cap.max_send_sge = 3, srd_type, EINVAL);
+	CREATE(attr.cap.max_inline_data = 81, srd_type, EINVAL);
+	struct ibv_qp_init_attr rc = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC };
+	REFUSES(ibv_create_qp(pd, &rc), EOPNOTSUPP);
+	CHECK(!ibv_dealloc_pd(foreign) && !ibv_close_device(other));
+}
+
+static void part_refused(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
+	CHECK(cq);
+	refused_objects();
+	refused_queue_pairs(cq);
+	struct ibv_qp *qp = srd(cq);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS, .port_num = 1 };
+
+	/* State changes. */
+	CHECK(post_receive(qp, 1, 0, 64) == EINVAL);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN) == EINVAL);
+	attr.qp_state = IBV_QPS_INIT;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT) == EINVAL);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY | IBV_QP_ACCESS_FLAGS) == EOPNOTSUPP);
+	to_init(qp);
+	CHECK(send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8) == EINVAL);
+	to_rts(qp);
+	attr.qp_state = IBV_QPS_INIT;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == EINVAL);
+	CHECK(!ibv_query_qp(qp, &attr, IBV_QP_STATE | IBV_QP_QKEY, &(struct ibv_qp_init_attr){ 0 }));
+	CHECK(attr.qp_state == IBV_QPS_RTS && attr.qkey == QKEY);
+
+	/* Requests that the driver refuses. */
+	CHECK(send_plain(qp, qp->qp_num, QKEY, mr->lkey, 0, 8) == EINVAL);
+	CHECK(send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED | IBV_SEND_FENCE, 8) == EINVAL);
+	CHECK(send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED | IBV_SEND_INLINE, 33) == EINVAL);
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
+	start(ex, 1);
+	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory);
+	ibv_wr_set_inline_data(ex, memory, 8);
+	ibv_wr_set_ud_addr(ex, ah, qp->qp_num, QKEY);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	for (int i = 0; i < 17; i++)
+		CHECK(post_receive(qp, 100 + i, HALF, 64) == (i < 16 ? 0 : ENOMEM));
+
+	/* Requests that the card refuses. */
+	CHECK(!send_plain(qp, qp->qp_num, QKEY, mr->lkey + 1, IBV_SEND_SIGNALED, 8));
+	CHECK(wait_plain(cq).status == IBV_WC_LOC_PROT_ERR);
+	CHECK(!send_plain(qp, 0xfff0, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8));
+	CHECK(wait_plain(cq).status == IBV_WC_REM_INV_RD_REQ_ERR);
+	start(ex, 3);
+	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + SIZE);
+	CHECK(!finish(ex, qp->qp_num, 0, 8));
+	CHECK(wait_plain(cq).status == IBV_WC_REM_ACCESS_ERR);
+	/* A region of another domain. */
+	struct ibv_pd *second = ibv_alloc_pd(context);
+	struct ibv_mr *foreign = ibv_reg_mr(second, memory, SIZE, ALL);
+	CHECK(second && foreign);
+	CHECK(!send_plain(qp, qp->qp_num, QKEY, foreign->lkey, IBV_SEND_SIGNALED, 8));
+	CHECK(wait_plain(cq).status == IBV_WC_LOC_PROT_ERR);
+	CHECK(ibv_dealloc_pd(second) == EBUSY);
+	CHECK(!ibv_dereg_mr(foreign) && !ibv_dealloc_pd(second));
+
+	/* The error state flushes what is posted; objects in use stay. */
+	attr.qp_state = IBV_QPS_ERR;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	for (int i = 0; i < 16; i++) {
+		struct ibv_wc wc = wait_plain(cq);
+		CHECK(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == 100u + i);
+	}
+	CHECK(send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8) == EINVAL);
+	CHECK(ibv_destroy_cq(cq) == EBUSY);
+
+	/* A doorbell out of range: the card completes a request that was never posted, and the queue pair is in error. */
+	struct ibv_qp *broken = srd(cq);
+	to_init(broken);
+	to_rts(broken);
+	struct wq_attr sends, receives;
+	CHECK(efadv_query_qp_wqs(broken, &sends, &receives, 8) == EINVAL);
+	CHECK(!efadv_query_qp_wqs(broken, &sends, &receives, sizeof(sends)));
+	CHECK(sends.num_entries == 16 && sends.entry_size == 64 && receives.num_entries == 32 && receives.entry_size == 16);
+	*(volatile uint32_t *)sends.doorbell = 1000;
+	struct ibv_wc wc;
+	double until = now() + 30;
+	int got;
+	while (!(got = ibv_poll_cq(cq, 1, &wc)))
+		CHECK(now() < until);
+	CHECK(got == -EINVAL);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(broken) && !ibv_destroy_cq(cq));
+}
+
+int main(int argc, char **argv)
+{
+	const struct { const char *name; void (*run)(void); } parts[] = {
+		{ "srd", part_srd }, { "ud", part_ud }, { "events", part_events }, { "counters", part_counters }, { "refused", part_refused },
+	};
+	for (size_t i = 0; argc == 2 && i < sizeof(parts) / sizeof(*parts); i++) {
+		if (strcmp(argv[1], parts[i].name))
+			continue;
+		open_device();
+		parts[i].run();
+		close_device();
+		printf("%s: good\n", parts[i].name);
+		return 0;
+	}
+	fprintf(stderr, "usage: verbs srd|ud|events|counters|refused\n");
+	return 2;
+}
