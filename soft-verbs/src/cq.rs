@@ -1,5 +1,6 @@
 //! Completion queues: rings of the card, and the calls that read them.
 
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
@@ -21,11 +22,12 @@ use crate::context::{Context, MAX_CQE, VECTORS, context};
 use crate::guard::{Errno, entry, object, refuse, status};
 use crate::uses::{Turn, Uses};
 
-/// A completion queue. The program reads the fields of `raw`.
+/// A completion queue. The program reads the fields of `raw`, of which `own` keeps what does not change.
 #[repr(C)]
 pub(crate) struct Cq {
-    raw: ib::ibv_cq_ex,
+    raw: UnsafeCell<ib::ibv_cq_ex>,
     dv: ib::efadv_cq,
+    own: ib::ibv_cq_ex,
     /// Number of the ring on the card.
     pub(crate) ring: u32,
     /// The ring in the program's memory.
@@ -185,13 +187,13 @@ impl Cq {
     }
 
     pub(crate) fn context(&self) -> *mut ib::ibv_context {
-        self.raw.context
+        self.own.context
     }
 
     /// Counts an event that the program gets, and returns the program's context of the queue.
     pub(crate) fn note_event(&self) -> *mut c_void {
         self.unacknowledged.fetch_add(1, Ordering::AcqRel);
-        self.raw.cq_context
+        self.own.cq_context
     }
 
     pub(crate) fn acknowledge(&self, count: c_uint) {
@@ -247,16 +249,22 @@ unsafe fn create(
     ring.signals.extend(event.iter().map(|(_, signal)| signal.clone()));
     let reader = Reader { buffer: ring.buffer(), entries: attr.cqe, next: 0, current: None };
     let number = event.as_ref().map(|(number, _)| *number);
-    let mut cq = Box::new(Cq {
-        raw: ib::ibv_cq_ex {
-            context: raw,
-            channel: attr.channel,
-            cq_context: attr.cq_context,
-            cqe: attr.cqe as c_int,
-            ..ib::ibv_cq_ex::default()
-        },
-        dv: ib::efadv_cq::default(),
-        ring: open.card.lock().cqs.insert(ring),
+    let ring = open.card.lock().cqs.insert(ring);
+    let fields = || ib::ibv_cq_ex {
+        context: raw,
+        channel: attr.channel,
+        cq_context: attr.cq_context,
+        handle: ring,
+        cqe: attr.cqe as c_int,
+        ..ib::ibv_cq_ex::default()
+    };
+    let mut shown = fields();
+    fill_functions(&mut shown, attr.wc_flags);
+    let cq = Box::new(Cq {
+        raw: UnsafeCell::new(shown),
+        dv: dv_functions(dv.wc_flags),
+        own: fields(),
+        ring,
         buffer,
         entries: attr.cqe,
         event,
@@ -265,8 +273,6 @@ unsafe fn create(
         uses: Uses::default(),
         unacknowledged: AtomicU32::new(0),
     });
-    cq.raw.handle = cq.ring;
-    fill_functions(&mut cq, attr.wc_flags, dv.wc_flags);
     open.uses.begin();
     let cq = Box::into_raw(cq);
     if let Some((channel, number)) = channel.zip(number) {
@@ -279,9 +285,8 @@ unsafe fn create(
 const STANDARD_FLAGS: u32 = 0x7f;
 
 /// The functions that the program asked for. As on hardware, the others are null.
-fn fill_functions(cq: &mut Cq, flags: u64, dv_flags: u64) {
+fn fill_functions(raw: &mut ib::ibv_cq_ex, flags: u64) {
     let has = |flag: u32| flags & u64::from(flag) != 0;
-    let raw = &mut cq.raw;
     raw.start_poll = Some(start_poll);
     raw.next_poll = Some(next_poll);
     raw.end_poll = Some(end_poll);
@@ -295,9 +300,15 @@ fn fill_functions(cq: &mut Cq, flags: u64, dv_flags: u64) {
     raw.read_slid = has(ib::IBV_WC_EX_WITH_SLID).then_some(read_slid as _);
     raw.read_sl = has(ib::IBV_WC_EX_WITH_SL).then_some(read_zero as _);
     raw.read_dlid_path_bits = has(ib::IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_zero as _);
-    let has = |flag: u32| dv_flags & u64::from(flag) != 0;
-    cq.dv.wc_read_sgid = has(ib::EFADV_WC_EX_WITH_SGID).then_some(read_sgid as _);
-    cq.dv.wc_is_unsolicited = has(ib::EFADV_WC_EX_WITH_IS_UNSOLICITED).then_some(is_unsolicited as _);
+}
+
+fn dv_functions(flags: u64) -> ib::efadv_cq {
+    let has = |flag: u32| flags & u64::from(flag) != 0;
+    ib::efadv_cq {
+        comp_mask: 0,
+        wc_read_sgid: has(ib::EFADV_WC_EX_WITH_SGID).then_some(read_sgid as _),
+        wc_is_unsolicited: has(ib::EFADV_WC_EX_WITH_IS_UNSOLICITED).then_some(is_unsolicited as _),
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -372,11 +383,11 @@ unsafe extern "C" fn ibv_destroy_cq(raw: *mut ib::ibv_cq) -> c_int {
             std::thread::sleep(Duration::from_millis(1));
         }
         // SAFETY: the context of a queue is open.
-        let open = unsafe { context(cq.raw.context) }?;
+        let open = unsafe { context(cq.own.context) }?;
         let ring = open.card.lock().close_cq(cq.ring)?;
         if let Some((number, _)) = &cq.event {
             // SAFETY: a channel counts its queues and is open.
-            unsafe { channel_at(cq.raw.channel) }?.detach(*number);
+            unsafe { channel_at(cq.own.channel) }?.detach(*number);
         }
         open.uses.end();
         drop(ring);
@@ -403,7 +414,7 @@ pub(crate) unsafe extern "C" fn poll(raw: *mut ib::ibv_cq, count: c_int, to: *mu
         // SAFETY: the program passes an open queue.
         let Ok(cq) = (unsafe { cq_at(raw) }) else { return -libc::EINVAL };
         // SAFETY: the context of a queue is open.
-        let Ok(open) = (unsafe { context(cq.raw.context) }) else { return -libc::EINVAL };
+        let Ok(open) = (unsafe { context(cq.own.context) }) else { return -libc::EINVAL };
         let mut reader = cq.reader();
         for i in 0..count {
             let done = match reader.take(open) {
@@ -445,13 +456,15 @@ unsafe fn poll_one(raw: *mut ib::ibv_cq_ex) -> c_int {
     // SAFETY: this function's caller passes an open queue.
     let Ok(cq) = (unsafe { cq_at(raw.cast()) }) else { return libc::EINVAL };
     // SAFETY: the context of a queue is open.
-    let Ok(open) = (unsafe { context(cq.raw.context) }) else { return libc::EINVAL };
+    let Ok(open) = (unsafe { context(cq.own.context) }) else { return libc::EINVAL };
     match cq.reader().take(open) {
         Ok(done) => {
-            // SAFETY: the fields are the program's to read in its turn, which this thread has.
-            unsafe { (&raw mut (*raw).wr_id).write(done.wr_id) };
-            // SAFETY: the fields are the program's to read in its turn, which this thread has.
-            unsafe { (&raw mut (*raw).status).write(wc_status(done.status)) };
+            let (wr_id, status) = (offset_of!(ib::ibv_cq_ex, wr_id), offset_of!(ib::ibv_cq_ex, status));
+            let fields = cq.raw.get();
+            // SAFETY: the field is the program's to read in its turn, which this thread has.
+            unsafe { fields.wrapping_byte_add(wr_id).cast::<u64>().write(done.wr_id) };
+            // SAFETY: the field is the program's to read in its turn, which this thread has.
+            unsafe { fields.wrapping_byte_add(status).cast::<ib::ibv_wc_status>().write(wc_status(done.status)) };
             0
         }
         Err(Errno(code)) => code,

@@ -84,7 +84,7 @@ unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ib::ibv
         }
         for (i, device) in devices.iter().enumerate() {
             // SAFETY: the list has an entry for each device.
-            unsafe { list.add(i).write((&raw const device.raw).cast_mut()) };
+            unsafe { list.wrapping_add(i).write((&raw const device.raw).cast_mut()) };
         }
         // SAFETY: null, or a variable of the program that is writable during the call.
         if let Some(count) = unsafe { count.as_mut() } {

@@ -28,7 +28,7 @@ pub(crate) unsafe fn read<T: Default + Copy>(from: *const T, size: u32, least: u
     unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut whole).cast(), size.min(size_of::<T>())) };
     for at in size_of::<T>()..size {
         // SAFETY: `from` has `size` bytes, of which this is one.
-        if unsafe { from.cast::<u8>().add(at).read() } != 0 {
+        if unsafe { from.cast::<u8>().wrapping_add(at).read() } != 0 {
             return Err(Errno::INVAL);
         }
     }

@@ -275,9 +275,7 @@ unsafe fn begin(raw: *mut ib::ibv_qp_ex, op: Operation) {
     entry("ibv_wr", (), || {
         // SAFETY: this function's caller passes an open queue pair.
         let Ok(qp) = (unsafe { qp_at(raw.cast()) }) else { return };
-        // SAFETY: the program writes the fields in its session, which this thread has.
-        let (wr_id, flags) =
-            (unsafe { (&raw const (*raw).wr_id).read() }, unsafe { (&raw const (*raw).wr_flags).read() });
+        let (wr_id, flags) = qp.next_request();
         let room = qp.queues.send().room();
         let mut session = qp.session();
         if session.error.is_some() {

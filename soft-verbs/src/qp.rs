@@ -1,7 +1,9 @@
 //! Queue pairs: SRD and UD.
 
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use soft_nic::card::counter::{EVENTS, Event};
@@ -18,11 +20,13 @@ use crate::post::{self, Session};
 use crate::queues::{Queues, Sizes};
 use crate::uses::Turn;
 
-/// A queue pair. The program reads and writes fields of `raw`.
+/// A queue pair. The program reads and writes fields of `raw`, of which `own` keeps what does not change.
 #[repr(C)]
 pub(crate) struct QueuePair {
-    pub(crate) raw: ib::ibv_qp_ex,
+    raw: UnsafeCell<ib::ibv_qp_ex>,
     dv: ib::efadv_qp,
+    own: ib::ibv_qp,
+    state: AtomicU32,
     number: u16,
     pub(crate) queues: Arc<Queues>,
     pub(crate) turn: Turn,
@@ -150,7 +154,7 @@ unsafe fn create(
         (number, Arc::new(Queues::new(qp.sq.clone(), qp.rq.clone(), &sizes)))
     };
     open.queue_pairs.write().unwrap_or_else(PoisonError::into_inner).insert(number, queues.clone());
-    let base = ib::ibv_qp {
+    let base = || ib::ibv_qp {
         context: raw,
         qp_context: attr.qp_context,
         pd: attr.pd,
@@ -163,8 +167,10 @@ unsafe fn create(
         ..ib::ibv_qp::default()
     };
     let mut qp = Box::new(QueuePair {
-        raw: ib::ibv_qp_ex { qp_base: base, ..ib::ibv_qp_ex::default() },
+        raw: UnsafeCell::new(ib::ibv_qp_ex { qp_base: base(), ..ib::ibv_qp_ex::default() }),
         dv: ib::efadv_qp::default(),
+        own: base(),
+        state: AtomicU32::new(ib::IBV_QPS_RESET),
         number,
         queues,
         turn: Turn::default(),
@@ -175,7 +181,7 @@ unsafe fn create(
         settings: Mutex::default(),
     });
     if qp.extended {
-        post::fill_functions(&mut qp.raw, attr.send_ops_flags);
+        post::fill_functions(qp.raw.get_mut(), attr.send_ops_flags);
         let hints = dv.wr_flags & u64::from(ib::EFADV_WR_EX_WITH_PROCESSING_HINTS) != 0;
         qp.dv.wr_set_processing_hints = hints.then_some(post::set_hints as _);
     }
@@ -323,7 +329,7 @@ unsafe extern "C" fn ibv_modify_qp(raw: *mut ib::ibv_qp, attr: *mut ib::ibv_qp_a
         }
         let from = qp.state();
         let to = if has(ib::IBV_QP_STATE) { attr.qp_state } else { from };
-        let srd = qp.raw.qp_base.qp_type == ib::IBV_QPT_DRIVER;
+        let srd = qp.own.qp_type == ib::IBV_QPT_DRIVER;
         let (required, allowed) = transition(from, to, srd)
             .ok_or_else(|| refuse(CALL, Errno::INVAL, format_args!("state {from} does not change to {to}")))?;
         let given = mask & !ib::IBV_QP_STATE;
@@ -344,8 +350,10 @@ unsafe extern "C" fn ibv_modify_qp(raw: *mut ib::ibv_qp, attr: *mut ib::ibv_qp_a
             return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("{why}")));
         }
         qp.apply(attr, mask, to)?;
-        // SAFETY: the field belongs to this library. Programs only read it.
-        unsafe { (&raw mut (*raw).state).write_volatile(to) };
+        qp.state.store(to, Ordering::Release);
+        let state = qp.raw.get().wrapping_byte_add(offset_of!(ib::ibv_qp, state)).cast::<ib::ibv_qp_state>();
+        // SAFETY: the field is this library's to write. Programs only read it.
+        unsafe { state.write_volatile(to) };
         Ok(())
     })
 }
@@ -356,14 +364,23 @@ impl QueuePair {
     }
 
     pub(crate) fn state(&self) -> ib::ibv_qp_state {
-        // SAFETY: the field is part of this value, and only `ibv_modify_qp` writes it.
-        unsafe { (&raw const self.raw.qp_base.state).read_volatile() }
+        self.state.load(Ordering::Acquire)
+    }
+
+    /// The id and the flags that the program set for the next request.
+    pub(crate) fn next_request(&self) -> (u64, c_uint) {
+        let (wr_id, flags) = (offset_of!(ib::ibv_qp_ex, wr_id), offset_of!(ib::ibv_qp_ex, wr_flags));
+        let fields = self.raw.get();
+        // SAFETY: the program writes the field in its session only, and the caller is the program's call in that session.
+        let wr_id = unsafe { fields.wrapping_byte_add(wr_id).cast::<u64>().read() };
+        // SAFETY: the program writes the field in its session only, and the caller is the program's call in that session.
+        (wr_id, unsafe { fields.wrapping_byte_add(flags).cast::<c_uint>().read() })
     }
 
     /// The context, which a queue pair keeps open.
     fn open(&self) -> Result<&Context, Errno> {
         // SAFETY: a context counts its queue pairs and is open.
-        unsafe { context(self.raw.qp_base.context) }
+        unsafe { context(self.own.context) }
     }
 
     fn apply(&self, attr: &ib::ibv_qp_attr, mask: u32, to: ib::ibv_qp_state) -> Result<(), Errno> {
@@ -390,7 +407,7 @@ impl QueuePair {
         } else if to == ib::IBV_QPS_RTS && !qp.enabled {
             // SAFETY: a queue pair keeps its completion queues open.
             let cq = |cq| unsafe { cq_at(cq) }.map(|cq| cq.ring);
-            let base = &self.raw.qp_base;
+            let base = &self.own;
             let (send, recv) = (cq(base.send_cq)?, cq(base.recv_cq)?);
             // SAFETY: a queue pair keeps its counters open.
             let id = |cntr: &*mut CompCntr| unsafe { &**cntr }.number;
@@ -422,7 +439,7 @@ unsafe extern "C" fn ibv_query_qp(
             return Err(Errno::UNSUPPORTED);
         }
         let settings = qp.settings.lock().unwrap_or_else(PoisonError::into_inner);
-        let base = &qp.raw.qp_base;
+        let base = &qp.own;
         let whole = ib::ibv_qp_attr {
             qp_state: qp.state(),
             cur_qp_state: qp.state(),
@@ -457,7 +474,7 @@ unsafe extern "C" fn ibv_destroy_qp(raw: *mut ib::ibv_qp) -> c_int {
         let open = qp.open()?;
         open.card.lock().close_qp(qp.number);
         open.queue_pairs.write().unwrap_or_else(PoisonError::into_inner).remove(&qp.number);
-        let base = &qp.raw.qp_base;
+        let base = &qp.own;
         for cq in [base.send_cq, base.recv_cq] {
             // SAFETY: a queue pair keeps its completion queues open.
             unsafe { cq_at(cq) }?.uses.end();
@@ -558,7 +575,7 @@ unsafe extern "C" fn ibv_qp_attach_comp_cntr(
             return Err(Errno::UNSUPPORTED);
         }
         let enabled = matches!(qp.state(), ib::IBV_QPS_RTS | ib::IBV_QPS_ERR);
-        if attr.op_mask == 0 || enabled || counter.context() != qp.raw.qp_base.context {
+        if attr.op_mask == 0 || enabled || counter.context() != qp.own.context {
             return Err(Errno::INVAL);
         }
         let mut settings = qp.settings.lock().unwrap_or_else(PoisonError::into_inner);

@@ -154,7 +154,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buf.cast(), text.len()) };
         if size > 0 {
             // SAFETY: the text is shorter than `size`.
-            unsafe { buf.add(text.len()).write(0) };
+            unsafe { buf.wrapping_add(text.len()).write(0) };
         }
         text.len() as c_int
     })

@@ -14,10 +14,10 @@ use super::request::{self, Operation, Request, Violation};
 const INTERNAL: CompStatus = CompStatus::LocalQpInternalError;
 
 impl Core {
-    /// Takes the requests that were rung on a queue, and returns the producer index of the doorbell.
+    /// Takes the requests that were rung on a queue, and returns their producer index.
     pub(crate) fn take_rung(&mut self, qpn: u16) -> u32 {
         let Some(qp) = self.qp(qpn) else { return 0 };
-        let rung = qp.sq.rung();
+        let rung = qp.sq.rung_after(qp.taken);
         let (from, entries) = (qp.taken, qp.sq.entries);
         let advance = rung.wrapping_sub(from);
         if advance == 0 {
@@ -72,7 +72,7 @@ impl Core {
         for i in 0..self.active.len() {
             let qpn = self.active[i].qpn;
             let Some(qp) = self.qp(qpn).filter(|qp| qp.state == State::Ready) else { continue };
-            let (from, rung) = (qp.taken, qp.sq.rung());
+            let (from, rung) = (qp.taken, qp.sq.rung_after(qp.taken));
             qp.taken = rung;
             for token in qp.tokens(|_| true) {
                 self.retire(token, INTERNAL.raw());
@@ -105,7 +105,7 @@ impl Core {
         qp.sq.fetch(index, &mut bytes);
         let meta = request::meta_of(&bytes);
         let written = meta.ctrl1.meta_desc() && u8::from(meta.ctrl2.phase()) == qp.sq.phase_of(index);
-        if written && qp.sq.rung() == rung {
+        if written && qp.sq.rung_after(rung) == rung {
             let rule = format!("more than max_batch ({}) requests are written and not rung", qp.max_batch);
             self.fail_queue(qpn, index, 0, &rule);
         }

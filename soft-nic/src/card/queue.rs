@@ -52,6 +52,15 @@ impl WorkQueue {
         unsafe { memory::load_doorbell(self.doorbell()) }
     }
 
+    /// The producer index as last rung, where the card is at `from`. Drivers on the host ring the low 16 bits of the index, device code rings
+    /// all 32: a value that goes too far as 32 bits and not as 16 is one of 16 bits.
+    pub fn rung_after(&self, from: u32) -> u32 {
+        let rung = self.rung();
+        let short = from.wrapping_add(u32::from((rung as u16).wrapping_sub(from as u16)));
+        let fits = |index: u32| index.wrapping_sub(from) <= self.entries;
+        if rung <= u16::MAX.into() && !fits(rung) && fits(short) { short } else { rung }
+    }
+
     /// Sets the doorbell register to where the queue starts.
     pub fn preset(&self, value: u32) {
         let at = self.doorbell();
@@ -124,7 +133,8 @@ impl Watch {
     pub fn is_rung(&self) -> bool {
         debug_assert_eq!(self.doorbell, self.queue.doorbell());
         // SAFETY: the doorbell lies in the queue's mapping, which `queue` keeps.
-        unsafe { memory::load_doorbell(self.doorbell) != self.seen }
+        let rung = unsafe { memory::load_doorbell(self.doorbell) };
+        rung != self.seen && self.queue.rung_after(self.seen) != self.seen
     }
 }
 
@@ -208,6 +218,26 @@ mod tests {
         let queue = WorkQueue::new(64, 8, 3).unwrap();
         for index in [0, 7, 8, 15, 16, u32::MAX] {
             assert_eq!((queue.slot_of(index), queue.phase_of(index)), (index % 8, (index / 8 % 2) as u8), "{index}");
+        }
+    }
+
+    #[test]
+    fn doorbell_of_16_bits_goes_on_behind_65535() {
+        let queue = WorkQueue::new(64, 16, 0).unwrap();
+        for (from, doorbell, rung) in [
+            (0, 5, 5),
+            (65530, 65535, 65535),
+            (65530, 65540, 65540),
+            (65530, 4, 65540),
+            (65536, 0, 65536),
+            (131_070, 3, 131_075),
+            (u32::MAX - 1, 3, 3),
+            // Too far both ways: the rule that refuses it sees the doorbell as it is.
+            (65530, 20, 20),
+            (8, 3, 3),
+        ] {
+            queue.preset(doorbell);
+            assert_eq!(queue.rung_after(from), rung, "{from} {doorbell}");
         }
     }
 

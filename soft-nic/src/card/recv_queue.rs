@@ -77,7 +77,7 @@ impl Core {
     /// Takes the next receive from the ring.
     fn next_receive(&mut self, qpn: u16) -> Posted {
         let Some(qp) = self.qp(qpn) else { return Posted::Nothing };
-        let (rung, from) = (qp.rq.rung(), qp.rq_taken);
+        let (rung, from) = (qp.rq.rung_after(qp.rq_taken), qp.rq_taken);
         let posted = rung.wrapping_sub(from);
         if posted == 0 {
             return Posted::Nothing;
@@ -197,7 +197,7 @@ impl Core {
     /// Flushes the receives that are posted on a queue pair in error.
     pub(crate) fn flush_receives(&mut self, qpn: u16) {
         let Some(qp) = self.qp(qpn) else { return };
-        let (from, rung) = (qp.rq_taken, qp.rq.rung());
+        let (from, rung) = (qp.rq_taken, qp.rq.rung_after(qp.rq_taken));
         qp.rq_taken = rung;
         for n in 0..rung.wrapping_sub(from).min(qp.rq.entries) {
             let Some(desc) = self.qp(qpn).map(|qp| qp.rq.fetch_receive(from.wrapping_add(n))) else { return };

@@ -42,7 +42,7 @@ fn have(test: &str, program: &str, package: &str) -> bool {
     let found = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()));
     if !found {
-        ferrogin_test_support::skip(test, &format!("{program} is not installed (Debian: {package})"));
+        ferrogin_test_support::skip(test, format!("{program} is not installed (Debian: {package})"));
     }
     found
 }
