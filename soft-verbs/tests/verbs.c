@@ -333,8 +333,8 @@ static void part_events(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
 	CHECK(channel && channel->fd >= 0);
-	int mine = 0, his = 0;
-	struct ibv_cq *send = ibv_create_cq(context, 16, &mine, channel, 0), *recv = ibv_create_cq(context, 16, &his, channel, 31);
+	int of_send = 0, of_recv = 0;
+	struct ibv_cq *send = ibv_create_cq(context, 16, &of_send, channel, 0), *recv = ibv_create_cq(context, 16, &of_recv, channel, 31);
 	CHECK(send && recv);
 	struct ibv_qp *a = ud(send), *b = ud(recv);
 	to_init(a);
@@ -352,7 +352,7 @@ static void part_events(void)
 		void *of = NULL;
 		CHECK(poll(&fd, 1, 30000) == 1);
 		CHECK(!ibv_get_cq_event(channel, &cq, &of));
-		CHECK(cq == recv && of == &his);
+		CHECK(cq == recv && of == &of_recv);
 		ibv_ack_cq_events(recv, 1);
 		CHECK(wait_plain(recv).wr_id == 5 && wait_plain(send).wr_id == 11);
 	}

@@ -11,3 +11,4 @@ mod ptx_gpu;
 mod schema;
 mod tool;
 mod validate;
+mod verbs;

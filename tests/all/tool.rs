@@ -8,14 +8,21 @@ pub fn dist(test: &str) -> Option<PathBuf> {
     Some(ferrogin_test_support::dist(test, &[plugin])?.join(plugin))
 }
 
-pub fn ferrogin(plugin: &Path, args: &[&str], settings: &[(&str, &str)]) -> (Output, String) {
+/// The tool, without settings of this process.
+pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
     for (name, _) in std::env::vars_os() {
         if ["FERROGIN_", "SOFTEFA_", "FI_", "NCCL_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
             command.env_remove(name);
         }
     }
-    command.args(args).env("NCCL_GIN_PLUGIN", plugin).envs(settings.iter().copied()).stdin(Stdio::null());
+    command.stdin(Stdio::null());
+    command
+}
+
+pub fn ferrogin(plugin: &Path, args: &[&str], settings: &[(&str, &str)]) -> (Output, String) {
+    let mut command = command();
+    command.args(args).env("NCCL_GIN_PLUGIN", plugin).envs(settings.iter().copied());
     let output = command.output().expect("the tool starts");
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     (output, text)
