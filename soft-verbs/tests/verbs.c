@@ -1,4 +1,5 @@
-/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|refused. It ends with "PART: good". */
+/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|refused. It ends with "PART: good". */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -7,7 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <infiniband/efadv.h>
 #include <infiniband/verbs.h>
@@ -37,6 +40,17 @@ struct wq_attr {
 	uint16_t caps;
 	uint8_t reserved[2];
 };
+struct cq_init_attr {
+	uint64_t comp_mask, wc_flags, flags;
+	struct { uint8_t *buffer; uint64_t length, offset; int32_t fd; uint32_t reserved; } memory;
+};
+struct cq_attr {
+	uint64_t comp_mask;
+	uint8_t *buffer;
+	uint32_t entry_size, num_entries;
+	uint32_t *doorbell;
+};
+extern int efadv_query_cq(struct ibv_cq *, struct cq_attr *, uint32_t);
 extern int efadv_query_qp_wqs(struct ibv_qp *, struct wq_attr *, struct wq_attr *, uint32_t);
 extern struct ibv_comp_cntr *efadv_create_comp_cntr(struct ibv_context *, struct comp_cntr_init_attr *,
 						    struct dv_comp_cntr_init_attr *, uint32_t);
@@ -416,6 +430,78 @@ static void part_counters(void)
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_destroy_comp_cntr(cntr));
 }
 
+/*
+ * What libfabric's efa provider calls, in its order, for queues that a GPU drives: a completion queue and a counter in a dma-buf, an SRD
+ * queue pair of 128-byte requests, and the addresses of its rings. The program then posts into the ring itself.
+ */
+static void part_gda(void)
+{
+	int fd = memfd_create("a dma-buf", MFD_CLOEXEC);
+	CHECK(fd >= 0 && !ftruncate(fd, 2 * SIZE));
+	unsigned char *shared = mmap(NULL, 2 * SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	CHECK(shared != MAP_FAILED);
+	struct efadv_device_attr device;
+	CHECK(!efadv_query_device(context, &device, sizeof(device)) && device.device_caps & EFADV_DEVICE_ATTR_CAPS_RDMA_READ);
+	struct ibv_mr *data = ibv_reg_dmabuf_mr(pd, SIZE, SIZE, 0x7000000, fd, ALL);
+	CHECK(data);
+
+	struct ibv_cq_init_attr_ex attr = { .cqe = 64, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct cq_init_attr memory_of_cq = { .flags = 1, .memory = { shared, 64 * 32 - 1, 0, fd, 0 } };
+	REFUSES(efadv_create_cq(context, &attr, (void *)&memory_of_cq, sizeof(memory_of_cq)), EINVAL);
+	memory_of_cq.memory.length++;
+	struct ibv_cq_ex *cq = efadv_create_cq(context, &attr, (void *)&memory_of_cq, sizeof(memory_of_cq));
+	CHECK(cq);
+	struct cq_attr ring;
+	CHECK(!efadv_query_cq(ibv_cq_ex_to_cq(cq), &ring, sizeof(ring)));
+	CHECK(ring.buffer == shared && ring.entry_size == 32 && ring.num_entries == 64);
+
+	struct comp_cntr_init_attr plain = { 0 };
+	struct dv_comp_cntr_init_attr place = { .flags = 3, .comp = { .dmabuf = { 2048 + 8, fd, 0 }, .type = 1 },
+		.err = { .dmabuf = { 2048 + 16, fd, 0 }, .type = 1 } };
+	struct ibv_comp_cntr *cntr = efadv_create_comp_cntr(context, &plain, &place, sizeof(place));
+	CHECK(cntr);
+	volatile uint64_t *count = (uint64_t *)(shared + 2048 + 8), *errors = count + 1;
+
+	struct ibv_qp_init_attr_ex of_qp = srd_attr(ibv_cq_ex_to_cq(cq));
+	of_qp.cap.max_inline_data = 80;
+	/* 128-byte requests, unsolicited receives of writes. */
+	struct { uint64_t comp_mask; uint32_t type; uint16_t flags; uint8_t sl, reserved; uint64_t wr_flags; } dv = {
+		.type = EFADV_QP_DRIVER_TYPE_SRD, .flags = 1, .sl = 8 };
+	struct ibv_qp *qp = efadv_create_qp_ex(context, &of_qp, (void *)&dv, sizeof(dv));
+	CHECK(qp);
+	to_init(qp);
+	/* Writes. */
+	struct attach_attr events = { .op_mask = 16 };
+	CHECK(!ibv_qp_attach_comp_cntr(qp, cntr, &events));
+	to_rts(qp);
+	struct wq_attr sends, receives;
+	CHECK(!efadv_query_qp_wqs(qp, &sends, &receives, sizeof(sends)));
+	CHECK(sends.entry_size == 128 && sends.num_entries == 16 && sends.max_batch == 16 && sends.caps == 1);
+
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
+	start(ex, 1);
+	ibv_wr_rdma_write(ex, data->rkey, 0x7000000 + 100);
+	ibv_wr_set_inline_data(ex, "eighty bytes fit into a request of 128 bytes, and the card writes them as they are", 80);
+	ibv_wr_set_ud_addr(ex, ah, qp->qp_num, QKEY);
+	CHECK(!ibv_wr_complete(ex));
+	double until = now() + 30;
+	while (*count != 1)
+		CHECK(now() < until && !*errors);
+	CHECK(!memcmp(shared + SIZE + 100, "eighty bytes fit", 16));
+	/* The flags of the first completion have the phase of the first lap. */
+	CHECK(((volatile uint8_t *)shared)[3] & 1);
+
+	/* The same request again, written and rung by the program. */
+	memset(shared + SIZE, 0, SIZE);
+	memcpy(sends.buffer + 128, sends.buffer, 128);
+	__atomic_store_n(sends.doorbell, 2, __ATOMIC_RELEASE);
+	while (*count != 2)
+		CHECK(now() < until && !*errors);
+	CHECK(!memcmp(shared + SIZE + 100, "eighty bytes fit", 16));
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) && !ibv_destroy_comp_cntr(cntr) && !ibv_dereg_mr(data));
+	close(fd);
+}
+
 static void refused_objects(void)
 {
 	struct ibv_port_attr port;
@@ -563,7 +649,8 @@ static void part_refused(void)
 int main(int argc, char **argv)
 {
 	const struct { const char *name; void (*run)(void); } parts[] = {
-		{ "srd", part_srd }, { "ud", part_ud }, { "events", part_events }, { "counters", part_counters }, { "refused", part_refused },
+		{ "srd", part_srd }, { "ud", part_ud }, { "events", part_events }, { "counters", part_counters },
+		{ "gda", part_gda }, { "refused", part_refused },
 	};
 	for (size_t i = 0; argc == 2 && i < sizeof(parts) / sizeof(*parts); i++) {
 		if (strcmp(argv[1], parts[i].name))
@@ -574,6 +661,6 @@ int main(int argc, char **argv)
 		printf("%s: good\n", parts[i].name);
 		return 0;
 	}
-	fprintf(stderr, "usage: verbs srd|ud|events|counters|refused\n");
+	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|refused\n");
 	return 2;
 }

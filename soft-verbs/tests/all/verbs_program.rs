@@ -61,3 +61,8 @@ fn bad_input_is_refused_as_on_hardware() {
 fn counters_count_in_memory_of_the_program() {
     part("counters_count_in_memory_of_the_program", "counters", "seed=2");
 }
+
+#[test]
+fn queues_in_a_dma_buf_are_driven_by_the_program() {
+    part("queues_in_a_dma_buf_are_driven_by_the_program", "gda", "seed=2");
+}
