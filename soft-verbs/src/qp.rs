@@ -345,10 +345,6 @@ unsafe extern "C" fn ibv_modify_qp(raw: *mut ib::ibv_qp, attr: *mut ib::ibv_qp_a
         if has(ib::IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
             return Err(Errno::UNSUPPORTED);
         }
-        if to == ib::IBV_QPS_RESET && from != ib::IBV_QPS_RESET {
-            let why = "the software card does not reset a queue pair: destroy it and create another one";
-            return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("{why}")));
-        }
         qp.apply(attr, mask, to)?;
         qp.state.store(to, Ordering::Release);
         let state = qp.raw.get().wrapping_byte_add(offset_of!(ib::ibv_qp, state)).cast::<ib::ibv_qp_state>();
@@ -402,7 +398,10 @@ impl QueuePair {
         if mask & ib::IBV_QP_STATE == 0 {
             return Ok(());
         }
-        if to == ib::IBV_QPS_ERR {
+        if to == ib::IBV_QPS_RESET {
+            core.reset_qp(self.number);
+            self.queues.reset(core.config.faults.cntr_start);
+        } else if to == ib::IBV_QPS_ERR {
             core.fail_qp(self.number);
         } else if to == ib::IBV_QPS_RTS && !qp.enabled {
             // SAFETY: a queue pair keeps its completion queues open.

@@ -62,14 +62,18 @@ pub(crate) struct Sizes {
     pub max_recv_sge: u32,
 }
 
+fn next_generation() -> u16 {
+    static GENERATION: AtomicU32 = AtomicU32::new(0);
+    GENERATION.fetch_add(1, Ordering::Relaxed) as u16
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Queues {
     pub(crate) fn new(sq: Arc<WorkQueue>, rq: Arc<WorkQueue>, sizes: &Sizes) -> Self {
-        static GENERATION: AtomicU32 = AtomicU32::new(0);
-        let generation = GENERATION.fetch_add(1, Ordering::Relaxed) as u16;
+        let generation = next_generation();
         let geometry = if sq.entry_size == 128 { Geometry::WIDE } else { Geometry::NARROW };
         Self {
             sq: Mutex::new(SendQueue {
@@ -89,6 +93,14 @@ impl Queues {
                 pc: 0,
             }),
         }
+    }
+
+    /// Forgets all requests; the next one has the index `start`.
+    pub(crate) fn reset(&self, start: u32) {
+        let generation = next_generation();
+        let (mut sq, mut rq) = (self.send(), self.recv());
+        (sq.ids, sq.pc, sq.unrung) = (Ids::new(sq.queue.entries, generation), start, 0);
+        (rq.ids, rq.pc) = (Ids::new(rq.ids.wr_ids.len() as u32, generation), 0);
     }
 
     pub(crate) fn send(&self) -> MutexGuard<'_, SendQueue> {

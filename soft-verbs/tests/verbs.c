@@ -628,6 +628,19 @@ static void part_refused(void)
 	CHECK(send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8) == EINVAL);
 	CHECK(ibv_destroy_cq(cq) == EBUSY);
 
+	/* A reset queue pair works again, on empty rings. */
+	attr.qp_state = IBV_QPS_RESET;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE) && qp->state == IBV_QPS_RESET);
+	CHECK(post_receive(qp, 1, HALF, 64) == EINVAL);
+	to_init(qp);
+	CHECK(!post_receive(qp, 200, HALF, 64));
+	to_rts(qp);
+	CHECK(!send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8));
+	for (int i = 0; i < 2; i++) {
+		struct ibv_wc wc = wait_plain(cq);
+		CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == (wc.opcode == IBV_WC_RECV ? 200 : 11));
+	}
+
 	/* A doorbell out of range: the card completes a request that was never posted, and the queue pair is in error. */
 	struct ibv_qp *broken = srd(cq);
 	to_init(broken);

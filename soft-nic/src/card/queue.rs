@@ -68,6 +68,13 @@ impl WorkQueue {
         unsafe { at.write_volatile(value) };
     }
 
+    /// Empties the ring, whose next request has the index `start`.
+    pub fn clear(&self, start: u32) {
+        // SAFETY: the mapping holds as many entries before the doorbell, and the owner of the queue pair posts nothing meanwhile.
+        unsafe { std::ptr::write_bytes(self.buffer(), 0, self.entry_size as usize * self.entries as usize) };
+        self.preset(start);
+    }
+
     /// The slot of the request with this index.
     pub fn slot_of(&self, index: u32) -> u32 {
         index & (self.entries - 1)

@@ -99,11 +99,32 @@ impl Core {
         self.set_error(qpn);
     }
 
+    /// Returns a queue pair to its state after creation, with empty rings. Its requests get no completion.
+    pub fn reset_qp(&mut self, qpn: u16) {
+        self.stop_qp(qpn);
+        let (start, serial) = (self.config.faults.cntr_start, self.random.next_u32());
+        let Some(qp) = self.qps.get_mut(u32::from(qpn)) else { return };
+        qp.sq.clear(start);
+        qp.rq.clear(0);
+        let mut fresh = Box::new(Qp::new(qpn, qp.qkey, qp.pd, (qp.sq.clone(), qp.rq.clone()), serial));
+        (fresh.max_batch, fresh.datagrams, fresh.taken) = (qp.max_batch, qp.datagrams, start);
+        let old = std::mem::replace(qp, fresh);
+        self.release(&old);
+    }
+
     /// Removes a queue pair. Its requests get no completion, and the card refuses packets for it.
     pub fn close_qp(&mut self, qpn: u16) {
         if qpn == 0 {
             return;
         }
+        self.stop_qp(qpn);
+        if let Some(qp) = self.qps.remove(u32::from(qpn)) {
+            self.release(&qp);
+        }
+    }
+
+    /// Ends all work for a queue pair.
+    fn stop_qp(&mut self, qpn: u16) {
         self.active.retain(|watch| watch.qpn != qpn);
         for at in 0..self.connections.bound() {
             self.abort_on(at, qpn);
@@ -111,7 +132,10 @@ impl Core {
         if let Some(buffer) = &mut self.reorder_buffer {
             buffer.forget(qpn);
         }
-        let Some(qp) = self.qps.remove(u32::from(qpn)) else { return };
+    }
+
+    /// Gives back the queues and counters of a queue pair that is gone.
+    fn release(&mut self, qp: &Qp) {
         if !qp.enabled {
             return;
         }
