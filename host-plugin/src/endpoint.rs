@@ -5,7 +5,7 @@ use crate::block::EndpointSpec;
 use crate::config::Provider;
 use crate::device::{Device, DeviceBuffer, DeviceKind, DeviceMapping, Mapping};
 use crate::error::Error;
-use crate::metrics::source::Words;
+use crate::metrics::source::{Queue, Words};
 use crate::rail::Rail;
 use ferrogin_libfabric::{
     CompletionQueue, Counter, CqAttr, CqMemory, Endpoint as QueuePair, Info, Location, WqMemory, bindings,
@@ -39,6 +39,17 @@ impl Role {
             // Kernels post gets on the data endpoint.
             Self::Data => bindings::FI_WRITE | bindings::FI_READ,
             _ => bindings::FI_WRITE,
+        }
+    }
+}
+
+impl From<Role> for Queue {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Data => Queue::Data,
+            Role::Value => Queue::Value,
+            Role::Counter(_) => Queue::Counter,
+            Role::Signal(_) => Queue::Signal,
         }
     }
 }

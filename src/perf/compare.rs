@@ -1,7 +1,8 @@
 //! `ferrogin compare`: the ratios of two reports.
 
 use super::error::Error;
-use super::report::{Report, Row, bytes_text};
+use super::report::{Report, Row};
+use super::units::bytes_text;
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -3,36 +3,45 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`arguments`] | the command line, and the settings on which the ranks agree |
+//! | [`arguments`] | the command line |
+//! | [`settings`] | the settings on which the ranks agree |
+//! | [`operation`] | the list of operations |
 //! | [`session`] | one rank: its communicator, window and context; the phases of a measurement |
-//! | [`operations`] | the list of operations, and how each is measured |
+//! | [`operations`] | how each operation is measured |
 //! | [`rpc`] | calls between CPUs |
 //! | [`statistics`] | latencies and rates from samples |
-//! | [`report`] | the table, JSON, CSV |
+//! | [`report`], [`output`] | the table, JSON, CSV; the files |
 //! | [`plot`], [`compare`] | pictures and ratios of reports |
 
 mod arguments;
 mod compare;
 mod error;
 mod machine;
+mod operation;
 mod operations;
+mod output;
 mod plot;
 mod report;
 mod rpc;
 mod session;
+mod settings;
 mod statistics;
+mod units;
 
 pub use arguments::PerfArgs;
 pub use compare::CompareArgs;
 pub use plot::PlotArgs;
 
 use crate::launch::{self, Launcher};
-use arguments::{Outputs, Settings};
+use arguments::Outputs;
 use error::Error;
 use mini_nccl::bootstrap::Identity;
-use report::{Destination, Printer, Report};
+use operation::Operation;
+use output::Destination;
+use report::{Printer, Report};
 use rpc::Rpc;
 use session::Session;
+use settings::Settings;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -101,7 +110,7 @@ fn rank(settings: &Settings, outputs: &Outputs, identity: &Identity) -> Result<(
     for &operation in &settings.operations {
         printer.operation(operation);
         let rpc = match operation {
-            operations::Operation::Rpc => Some(Rpc::open(&session)?),
+            Operation::Rpc => Some(Rpc::open(&session)?),
             _ => None,
         };
         for bytes in settings.sizes(operation) {

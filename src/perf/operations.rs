@@ -1,131 +1,19 @@
 //! The operations, and how each is measured.
 
-use super::arguments::Settings;
 use super::error::Error;
+use super::operation::{Operation, barrier_rounds};
 use super::report::Row;
 use super::session::Session;
-use super::statistics::{Latency, mops};
+use super::statistics::mops;
 use ferrogin_device::platform::clock_ns;
 use ferrogin_device::{Action, Flags, Status};
 use gpu_scenarios::timed::{self, VALUE_SLOTS, value, value_offset};
-use serde::{Deserialize, Serialize};
-
-/// A measured operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Operation {
-    Put,
-    PutSignal,
-    PutValue,
-    Get,
-    Signal,
-    Flush,
-    Barrier,
-    Alltoall,
-    Rpc,
-}
 
 /// The signals of alltoall: blocks that arrived, and ranks that have read theirs.
 const ARRIVED: u16 = 0;
 const READ: u16 = 1;
 /// Rounds in which a barrier is verified.
 const VERIFIED_BARRIERS: u32 = 100;
-
-impl Operation {
-    /// All operations, in the order of `all`.
-    pub const ALL: [Self; 9] = [
-        Self::Put,
-        Self::PutSignal,
-        Self::PutValue,
-        Self::Get,
-        Self::Signal,
-        Self::Flush,
-        Self::Barrier,
-        Self::Alltoall,
-        Self::Rpc,
-    ];
-
-    /// The name on the command line and in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Put => "put",
-            Self::PutSignal => "put-signal",
-            Self::PutValue => "put-value",
-            Self::Get => "get",
-            Self::Signal => "signal",
-            Self::Flush => "flush",
-            Self::Barrier => "barrier",
-            Self::Alltoall => "alltoall",
-            Self::Rpc => "rpc",
-        }
-    }
-
-    /// What its latency is.
-    pub fn latency(self) -> &'static str {
-        match self {
-            Self::Put => "ranks 0 and 1; latency: one put and the flush after it",
-            Self::PutSignal => "ranks 0 and 1; latency: half a round trip of puts with a signal",
-            Self::PutValue => {
-                "ranks 0 and 1; latency: half a round trip of values that ranks poll for; rate: values with a signal"
-            }
-            Self::Get => "ranks 0 and 1; latency: one get and the flush after it",
-            Self::Signal => "ranks 0 and 1; latency: half a round trip of signals",
-            Self::Flush => "ranks 0 and 1; latency: the flush alone, after one put",
-            Self::Barrier => "all ranks; latency: one barrier, by signals",
-            Self::Alltoall => {
-                "all ranks; latency: blocks to all other ranks, from all others, and the signals that they were read"
-            }
-            Self::Rpc => "ranks 0 and 1; latency: one call, with a body of this size both ways",
-        }
-    }
-
-    /// Whether it carries bytes, and so has sizes.
-    pub fn has_bytes(self) -> bool {
-        !matches!(self, Self::Signal | Self::Barrier)
-    }
-
-    /// Whether its rate times its size is a bandwidth.
-    fn has_bandwidth(self) -> bool {
-        self.has_bytes() && self != Self::Flush
-    }
-
-    /// Signals that a context needs for the operations of `settings`.
-    pub fn signals(settings: &Settings, ranks: usize) -> u32 {
-        let of = |operation: &Self| match operation {
-            Self::PutSignal | Self::PutValue | Self::Signal => settings.threads,
-            Self::Barrier => barrier_rounds(ranks as u32),
-            Self::Alltoall => 2,
-            Self::Put | Self::Get | Self::Flush | Self::Rpc => 0,
-        };
-        settings.operations.iter().map(of).max().unwrap_or(0)
-    }
-
-    /// The operation between two ranks, if it is one.
-    fn of_pair(self) -> Option<timed::Operation> {
-        match self {
-            Self::Put => Some(timed::Operation::Put),
-            Self::PutSignal => Some(timed::Operation::PutSignal),
-            Self::PutValue => Some(timed::Operation::PutValue),
-            Self::Get => Some(timed::Operation::Get),
-            Self::Signal => Some(timed::Operation::Signal),
-            Self::Flush => Some(timed::Operation::Flush),
-            Self::Barrier | Self::Alltoall | Self::Rpc => None,
-        }
-    }
-
-    /// A row of the table. `blocks` is the number of blocks of `bytes` that one operation carries.
-    pub fn row(self, bytes: u64, threads: u32, samples: Vec<u64>, rate_mops: f64, blocks: usize) -> Row {
-        Row {
-            operation: self,
-            bytes,
-            threads,
-            iterations: samples.len() as u64,
-            latency_us: Latency::of(samples),
-            rate_mops,
-            bandwidth_gbs: self.has_bandwidth().then_some(rate_mops * (bytes * blocks as u64) as f64 / 1e3),
-        }
-    }
-}
 
 /// Collective: measures one size; rank 0 gets the figures.
 ///
@@ -141,7 +29,7 @@ pub fn measure(session: &Session, operation: Operation, bytes: u64) -> Result<Op
         _ => alltoall(session, bytes, warmup, iterations)?,
     };
     let rate = mops(samples.len() as u64, samples.iter().sum());
-    Ok((session.rank() == 0).then(|| operation.row(bytes, 1, samples, rate, session.ranks() - 1)))
+    Ok((session.rank() == 0).then(|| Row::new(operation, (bytes, session.ranks() - 1), 1, samples, rate)))
 }
 
 /// Latencies, then the rate of a stream.
@@ -171,7 +59,7 @@ fn pairs(session: &Session, operation: Operation, of_pair: timed::Operation, byt
             times.iter().map(|time| time.end).max().unwrap_or(0) - begin
         }
     };
-    Ok(first.then(|| operation.row(bytes, threads, samples, mops(posts, nanoseconds), 1)))
+    Ok(first.then(|| Row::new(operation, (bytes, 1), threads, samples, mops(posts, nanoseconds))))
 }
 
 /// Checks what ranks 0 and 1 received from each other in `rounds` round trips of each thread, or in a stream from rank 0.
@@ -219,11 +107,6 @@ fn check_values(session: &Session, bytes: u64, thread: u32, rounds: u32, in_stre
         }
     }
     Ok(())
-}
-
-/// Rounds of a barrier: the first power of two that is no less than the number of ranks has this exponent.
-fn barrier_rounds(ranks: u32) -> u32 {
-    ranks.next_power_of_two().ilog2()
 }
 
 /// A barrier of device code: in round r a rank signals the rank 2^r further and waits for the one 2^r before it.

@@ -1,8 +1,9 @@
 //! `ferrogin plot`: latency and bandwidth against size, of one or more reports, as SVG.
 
 use super::error::Error;
-use super::operations::Operation;
-use super::report::{Report, Row, bytes_text};
+use super::operation::Operation;
+use super::report::{Report, Row};
+use super::units::bytes_text;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::path::PathBuf;

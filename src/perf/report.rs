@@ -1,17 +1,16 @@
 //! The results: a table as they come, and a report as JSON, CSV or a picture.
 
-use super::arguments::{Device, Settings};
 use super::error::Error;
 use super::machine::Machine;
-use super::operations::Operation;
-use super::plot;
+use super::operation::Operation;
+use super::settings::{Device, Settings};
 use super::statistics::Latency;
+use super::units::bytes_text;
 use crate::doctor::VARIABLES;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use std::fs::{File, OpenOptions};
-use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::io::IsTerminal;
+use std::path::Path;
 
 /// The version of the JSON; docs/perf.schema.json describes it.
 pub const VERSION: u32 = 1;
@@ -70,6 +69,27 @@ pub struct Row {
     pub bandwidth_gbs: Option<f64>,
 }
 
+impl Row {
+    /// `blocks` is the number of blocks of `bytes` that one operation carries.
+    pub fn new(
+        operation: Operation,
+        (bytes, blocks): (u64, usize),
+        threads: u32,
+        samples: Vec<u64>,
+        rate_mops: f64,
+    ) -> Self {
+        Self {
+            operation,
+            bytes,
+            threads,
+            iterations: samples.len() as u64,
+            latency_us: Latency::of(samples),
+            rate_mops,
+            bandwidth_gbs: operation.has_bandwidth().then_some(rate_mops * (bytes * blocks as u64) as f64 / 1e3),
+        }
+    }
+}
+
 impl Report {
     /// A report without rows.
     pub fn new(about: About, settings: &Settings) -> Self {
@@ -105,11 +125,16 @@ impl Report {
         serde_json::from_value(json).map_err(not_a_report)
     }
 
-    fn json(&self) -> Result<String, Error> {
+    /// The report as JSON.
+    ///
+    /// # Errors
+    /// A figure has no form in JSON.
+    pub fn json(&self) -> Result<String, Error> {
         serde_json::to_string_pretty(self).map(|text| text + "\n").map_err(|error| Error::Usage(error.to_string()))
     }
 
-    fn csv(&self) -> String {
+    /// The rows as CSV.
+    pub fn csv(&self) -> String {
         let mut text =
             "operation,bytes,threads,iterations,min_us,median_us,p99_us,p999_us,max_us,rate_mops,bandwidth_gbs\n"
                 .to_owned();
@@ -125,66 +150,6 @@ impl Report {
             );
         }
         text
-    }
-}
-
-/// The form of an output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    Json,
-    Csv,
-    Svg,
-}
-
-/// A file to write, or standard output.
-pub struct Destination {
-    path: PathBuf,
-    format: Format,
-}
-
-impl Destination {
-    /// Checks that the file can be written. A file that exists keeps its content until [`write`](Self::write).
-    ///
-    /// # Errors
-    /// The file cannot be opened.
-    pub fn open(path: &Path, format: Format) -> Result<Self, Error> {
-        let destination = Self { path: path.to_owned(), format };
-        if !destination.is_stdout() {
-            let is_new = !path.exists();
-            let opened = OpenOptions::new().append(true).create(true).open(path);
-            opened.map_err(|error| destination.failed(&error))?;
-            if is_new {
-                // A run that fails leaves no empty file.
-                let _ = std::fs::remove_file(path);
-            }
-        }
-        Ok(destination)
-    }
-
-    /// True for `-`.
-    pub fn is_stdout(&self) -> bool {
-        self.path.as_os_str() == "-"
-    }
-
-    /// Writes the report.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn write(&self, report: &Report) -> Result<(), Error> {
-        let text = match self.format {
-            Format::Json => report.json()?,
-            Format::Csv => report.csv(),
-            Format::Svg => plot::draw(&[(String::new(), report.clone())])?,
-        };
-        let written = match self.is_stdout() {
-            true => std::io::stdout().write_all(text.as_bytes()),
-            false => File::create(&self.path).and_then(|mut file| file.write_all(text.as_bytes())),
-        };
-        written.map_err(|error| self.failed(&error))
-    }
-
-    fn failed(&self, error: &std::io::Error) -> Error {
-        Error::File { action: "write", path: self.path.clone(), text: error.to_string() }
     }
 }
 
@@ -287,15 +252,6 @@ fn line(row: &Row) -> String {
     )
 }
 
-/// A size with the largest suffix that fits: "8", "64K".
-pub fn bytes_text(bytes: u64) -> String {
-    let units = [("G", 1u64 << 30), ("M", 1 << 20), ("K", 1 << 10)];
-    match units.into_iter().find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
-        Some((suffix, unit)) => format!("{}{suffix}", bytes / unit),
-        None => bytes.to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,7 +263,7 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        let row = |operation: Operation, bytes, samples| line(&operation.row(bytes, 1, samples, 0.5, 1));
+        let row = |operation: Operation, bytes, samples| line(&Row::new(operation, (bytes, 1), 1, samples, 0.5));
         let small = row(Operation::Put, 8, vec![1000]);
         let large = row(Operation::PutSignal, 1 << 20, vec![123_456_789, 30_000_000_000]);
         let without = row(Operation::Barrier, 0, vec![5]);

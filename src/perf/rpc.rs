@@ -1,7 +1,7 @@
 //! Calls between the CPUs of ranks 0 and 1, by `host-rpc` over the card.
 
 use super::error::Error;
-use super::operations::Operation;
+use super::operation::Operation;
 use super::report::Row;
 use super::session::Session;
 use super::statistics::mops;
@@ -74,7 +74,7 @@ impl Rpc {
         let begin = times.iter().map(|time| time.start).min().unwrap_or(0);
         let end = times.iter().map(|time| time.end).max().unwrap_or(0);
         let rate = mops(samples.len() as u64, end - begin);
-        Ok(Some(Operation::Rpc.row(bytes, session.settings.threads, samples, rate, 1)))
+        Ok(Some(Row::new(Operation::Rpc, (bytes, 1), session.settings.threads, samples, rate)))
     }
 
     /// Collective: closes the connection.

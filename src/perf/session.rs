@@ -1,10 +1,11 @@
 //! One rank of a measurement: its communicator, window and context, and the phases that all ranks begin together.
 
-use super::arguments::Settings;
 use super::error::Error;
 use super::machine::{self, Machine};
-use super::operations::Operation;
-use super::report::{About, bytes_text};
+use super::operation::Operation;
+use super::report::About;
+use super::settings::Settings;
+use super::units::bytes_text;
 use ferrogin::{Comm, Context, ContextOptions, Memory, Options, Window};
 use ferrogin_device::{self as device, Status};
 use ferrogin_libfabric::Libfabric;
@@ -120,7 +121,7 @@ impl Session {
         let comm = Comm::open(rank, ranks, &Options::default(), allgather)?;
         let window = comm.allocate(layout.bytes() as usize, Memory::Host)?;
         let context = comm.context(&ContextOptions {
-            signals: Operation::signals(settings, ranks),
+            signals: settings.signals(ranks),
             depth: settings.depth,
             ..Default::default()
         })?;
@@ -221,7 +222,7 @@ impl Session {
             self.fill_outboxes()?;
         }
         let context = self.device()?;
-        for signal in 0..Operation::signals(&self.settings, self.ranks()) {
+        for signal in 0..self.settings.signals(self.ranks()) {
             context.reset_signal(signal).map_err(|status| self.failed("reset of a signal", 0, status))?;
         }
         self.bootstrap.barrier().map_err(Error::Lost)?;

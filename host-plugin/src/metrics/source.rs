@@ -4,7 +4,6 @@
 //! so a total is at most as old as its load and never wrong.
 #![allow(unsafe_code)]
 
-use crate::endpoint::Role;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The card's counters wrap at 2^31.
@@ -31,17 +30,6 @@ impl Queue {
             Self::Value => "value",
             Self::Counter => "counter",
             Self::Signal => "signal",
-        }
-    }
-}
-
-impl From<Role> for Queue {
-    fn from(role: Role) -> Self {
-        match role {
-            Role::Data => Self::Data,
-            Role::Value => Self::Value,
-            Role::Counter(_) => Self::Counter,
-            Role::Signal(_) => Self::Signal,
         }
     }
 }

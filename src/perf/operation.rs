@@ -1,0 +1,96 @@
+//! The list of operations.
+
+use gpu_scenarios::timed;
+use serde::{Deserialize, Serialize};
+
+/// A measured operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    Put,
+    PutSignal,
+    PutValue,
+    Get,
+    Signal,
+    Flush,
+    Barrier,
+    Alltoall,
+    Rpc,
+}
+
+impl Operation {
+    /// All operations, in the order of `all`.
+    pub const ALL: [Self; 9] = [
+        Self::Put,
+        Self::PutSignal,
+        Self::PutValue,
+        Self::Get,
+        Self::Signal,
+        Self::Flush,
+        Self::Barrier,
+        Self::Alltoall,
+        Self::Rpc,
+    ];
+
+    /// The name on the command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Put => "put",
+            Self::PutSignal => "put-signal",
+            Self::PutValue => "put-value",
+            Self::Get => "get",
+            Self::Signal => "signal",
+            Self::Flush => "flush",
+            Self::Barrier => "barrier",
+            Self::Alltoall => "alltoall",
+            Self::Rpc => "rpc",
+        }
+    }
+
+    /// What its latency is.
+    pub fn latency(self) -> &'static str {
+        match self {
+            Self::Put => "ranks 0 and 1; latency: one put and the flush after it",
+            Self::PutSignal => "ranks 0 and 1; latency: half a round trip of puts with a signal",
+            Self::PutValue => {
+                "ranks 0 and 1; latency: half a round trip of values that ranks poll for; rate: values with a signal"
+            }
+            Self::Get => "ranks 0 and 1; latency: one get and the flush after it",
+            Self::Signal => "ranks 0 and 1; latency: half a round trip of signals",
+            Self::Flush => "ranks 0 and 1; latency: the flush alone, after one put",
+            Self::Barrier => "all ranks; latency: one barrier, by signals",
+            Self::Alltoall => {
+                "all ranks; latency: blocks to all other ranks, from all others, and the signals that they were read"
+            }
+            Self::Rpc => "ranks 0 and 1; latency: one call, with a body of this size both ways",
+        }
+    }
+
+    /// Whether it carries bytes, and so has sizes.
+    pub fn has_bytes(self) -> bool {
+        !matches!(self, Self::Signal | Self::Barrier)
+    }
+
+    /// Whether its rate times its size is a bandwidth.
+    pub fn has_bandwidth(self) -> bool {
+        self.has_bytes() && self != Self::Flush
+    }
+
+    /// The operation between two ranks, if it is one.
+    pub fn of_pair(self) -> Option<timed::Operation> {
+        match self {
+            Self::Put => Some(timed::Operation::Put),
+            Self::PutSignal => Some(timed::Operation::PutSignal),
+            Self::PutValue => Some(timed::Operation::PutValue),
+            Self::Get => Some(timed::Operation::Get),
+            Self::Signal => Some(timed::Operation::Signal),
+            Self::Flush => Some(timed::Operation::Flush),
+            Self::Barrier | Self::Alltoall | Self::Rpc => None,
+        }
+    }
+}
+
+/// Rounds of a barrier: the first power of two that is no less than the number of ranks has this exponent.
+pub fn barrier_rounds(ranks: u32) -> u32 {
+    ranks.next_power_of_two().ilog2()
+}

@@ -1,0 +1,94 @@
+//! The settings on which all ranks agree.
+
+use super::operation::{Operation, barrier_rounds};
+use super::units::bytes_text;
+use clap::ValueEnum;
+use gpu_scenarios::timed::repetitions;
+use serde::{Deserialize, Serialize};
+
+/// Iterations of small operations.
+const DEFAULT_ITERATIONS: u32 = 10_000;
+
+/// The processor that posts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// CPU threads.
+    Cpu,
+    /// Kernels on a GPU: not supported yet.
+    Cuda,
+}
+
+/// What all ranks have in common. The names of the fields are those of the options.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// The operations, in order.
+    pub operations: Vec<Operation>,
+    /// Smallest size.
+    pub begin: u64,
+    /// Largest size.
+    pub end: u64,
+    /// Ratio of a size to the one before.
+    pub factor: u64,
+    /// Iterations of each size; `None` for those of the default, which depend on the size.
+    pub iterations: Option<u32>,
+    /// Iterations of the warm-up; `None` for a tenth of the iterations.
+    pub warmup: Option<u32>,
+    /// Posting threads.
+    pub threads: u32,
+    /// Slots of a send queue.
+    pub depth: u32,
+    /// Posts of a burst.
+    pub aggregate: u32,
+    /// Data are verified.
+    pub verify: bool,
+    /// The processor that posts.
+    pub device: Device,
+}
+
+impl Settings {
+    /// The sizes of an operation, in order: 0 alone if it carries no bytes.
+    pub fn sizes(&self, operation: Operation) -> Vec<u64> {
+        if !operation.has_bytes() {
+            return vec![0];
+        }
+        let next = |size: &u64| size.checked_mul(self.factor);
+        let sizes = std::iter::successors(Some(self.begin), next).take_while(|size| *size <= self.end);
+        sizes.filter(|size| operation != Operation::PutValue || [1, 2, 4, 8].contains(size)).collect()
+    }
+
+    /// Iterations of the warm-up, and those that are measured.
+    pub fn iterations(&self, bytes: u64) -> (u32, u32) {
+        let measured = self.iterations.unwrap_or_else(|| repetitions(DEFAULT_ITERATIONS, bytes));
+        (self.warmup.unwrap_or(measured / 10), measured)
+    }
+
+    /// The first option whose values differ: its name, the other rank's value, and the own.
+    pub fn difference(&self, other: &Self) -> Option<(String, String, String)> {
+        let fields = |settings: &Self| match serde_json::to_value(settings) {
+            Ok(serde_json::Value::Object(fields)) => fields,
+            _ => serde_json::Map::new(),
+        };
+        let theirs = fields(other);
+        let text = |name: &str, value: &serde_json::Value| match (name, value) {
+            (_, serde_json::Value::Null) => "its default".to_owned(),
+            ("begin" | "end", value) => bytes_text(value.as_u64().unwrap_or(0)),
+            (_, value) => value.to_string().replace(['"', '[', ']'], "").replace(',', " "),
+        };
+        fields(self).iter().find(|(name, value)| theirs.get(*name) != Some(value)).map(|(name, ours)| {
+            let option = if name == "operations" { "the operations".to_owned() } else { format!("--{name}") };
+            (option, text(name, &theirs[name]), text(name, ours))
+        })
+    }
+
+    /// Signals that a context needs for the operations.
+    pub fn signals(&self, ranks: usize) -> u32 {
+        let of = |operation: &Operation| match operation {
+            Operation::PutSignal | Operation::PutValue | Operation::Signal => self.threads,
+            Operation::Barrier => barrier_rounds(ranks as u32),
+            Operation::Alltoall => 2,
+            Operation::Put | Operation::Get | Operation::Flush | Operation::Rpc => 0,
+        };
+        self.operations.iter().map(of).max().unwrap_or(0)
+    }
+}
