@@ -403,7 +403,8 @@ impl QueuePair {
             self.queues.reset(core.config.faults.cntr_start);
         } else if to == ib::IBV_QPS_ERR {
             core.fail_qp(self.number);
-        } else if to == ib::IBV_QPS_RTS && !qp.enabled {
+        } else if to == ib::IBV_QPS_RTR && !qp.enabled {
+            // A queue pair that only receives stays in this state.
             // SAFETY: a queue pair keeps its completion queues open.
             let cq = |cq| unsafe { cq_at(cq) }.map(|cq| cq.ring);
             let base = &self.own;
@@ -573,18 +574,23 @@ unsafe extern "C" fn ibv_qp_attach_comp_cntr(
         if attr.comp_mask != 0 || attr.op_mask & !ALL_EVENTS != 0 {
             return Err(Errno::UNSUPPORTED);
         }
-        let enabled = matches!(qp.state(), ib::IBV_QPS_RTS | ib::IBV_QPS_ERR);
-        if attr.op_mask == 0 || enabled || counter.context() != qp.own.context {
+        let late = matches!(qp.state(), ib::IBV_QPS_RTS | ib::IBV_QPS_ERR);
+        if attr.op_mask == 0 || late || counter.context() != qp.own.context {
             return Err(Errno::INVAL);
         }
         let mut settings = qp.settings.lock().unwrap_or_else(PoisonError::into_inner);
-        let events = || EVENT_OF.iter().filter(|(bit, _)| attr.op_mask & *bit != 0).map(|(_, event)| *event as usize);
-        if events().any(|event| settings.counters[event].is_some()) {
+        let wanted = EVENT_OF.iter().filter(|(bit, _)| attr.op_mask & *bit != 0);
+        if wanted.clone().any(|(_, event)| settings.counters[*event as usize].is_some()) {
             return Err(Errno::BUSY);
         }
-        for event in events() {
+        // A queue pair that has not started takes its counters along when it starts.
+        let started = qp.state() == ib::IBV_QPS_RTR;
+        for (_, event) in wanted {
+            if started {
+                qp.open()?.card.lock().attach_counter(qp.number, *event, counter.number)?;
+            }
             counter.uses.begin();
-            settings.counters[event] = Some(cntr);
+            settings.counters[*event as usize] = Some(cntr);
         }
         Ok(())
     })

@@ -151,11 +151,17 @@ static void to_init(struct ibv_qp *qp)
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
 }
 
-static void to_rts(struct ibv_qp *qp)
+static void to_rtr(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR };
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS };
+}
+
+static void to_rts(struct ibv_qp *qp)
+{
+	if (qp->state == IBV_QPS_INIT)
+		to_rtr(qp);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS };
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 	CHECK(qp->state == IBV_QPS_RTS);
 }
@@ -327,7 +333,8 @@ static void part_ud(void)
 	to_init(a);
 	to_init(b);
 	to_rts(a);
-	to_rts(b);
+	/* It only receives. */
+	to_rtr(b);
 	memset(memory, 0x33, 100);
 	/* Without a receive it is dropped, and the sender does not learn of that. */
 	CHECK(!send_plain(a, b->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 100));
@@ -398,8 +405,11 @@ static void part_counters(void)
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
 	struct ibv_qp *qp = srd(cq);
 	/* Sends, and writes of peers. */
-	struct attach_attr events = { .op_mask = 1 | 32 };
+	struct attach_attr events = { .op_mask = 32 };
 	to_init(qp);
+	CHECK(!ibv_qp_attach_comp_cntr(qp, cntr, &events));
+	to_rtr(qp);
+	events.op_mask = 1;
 	CHECK(!ibv_qp_attach_comp_cntr(qp, cntr, &events));
 	CHECK(ibv_qp_attach_comp_cntr(qp, cntr, &events) == EBUSY);
 	events.op_mask = 64;

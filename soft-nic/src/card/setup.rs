@@ -5,7 +5,7 @@ use std::sync::Arc;
 use efa_dp_direct::wire::CompStatus;
 
 use super::core::{Core, Handle};
-use super::counter::{Counter, EVENTS};
+use super::counter::{Counter, EVENTS, Event};
 use super::qp::Qp;
 use super::queue::{CompletionRing, Watch, WorkQueue};
 use crate::address::Gid;
@@ -84,6 +84,17 @@ impl Core {
         qp.enabled = true;
         let watch = Watch::new(qpn, qp.sq.clone(), qp.taken);
         self.active.push(watch);
+        Ok(())
+    }
+
+    /// Attaches a counter to an event of a queue pair that has started.
+    ///
+    /// # Errors
+    /// The queue pair or the counter does not exist.
+    pub fn attach_counter(&mut self, qpn: u16, event: Event, id: u32) -> Result<(), SetupError> {
+        let qp = self.qps.get_mut(u32::from(qpn)).filter(|qp| qp.enabled).ok_or(SetupError::QueuePairs)?;
+        self.counters.get_mut(id).ok_or(SetupError::Busy)?.attached += 1;
+        qp.counters[event as usize].push(id);
         Ok(())
     }
 
