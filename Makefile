@@ -64,6 +64,8 @@ install:
 	if test -d $(DIST)/cuda; then \
 	  install -d $(ROOT)/$(LIB)/ferrogin/cuda && install -m 644 $(DIST)/cuda/* $(ROOT)/$(LIB)/ferrogin/cuda; \
 	fi
+	rm -rf $(ROOT)/$(LIB)/ferrogin/verbs
+	install -d $(ROOT)/$(LIB)/ferrogin && cp -RP $(DIST)/verbs $(ROOT)/$(LIB)/ferrogin/verbs
 	$(FILL_IN) scripts/install/ferrogin.pc.in | install -m 644 /dev/stdin $(ROOT)/$(LIB)/pkgconfig/ferrogin.pc
 	$(FILL_IN) scripts/install/ferrogin-config.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config.cmake
 	$(FILL_IN) scripts/install/ferrogin-config-version.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config-version.cmake

@@ -20,14 +20,20 @@ pub struct VerbsArgs {
 
 const LIBRARY: &str = "libibverbs.so.1";
 
-/// `verbs` in FERROGIN_DIST, or beside this executable.
+/// `verbs` in FERROGIN_DIST, beside this executable, or in the libraries' directory of an installation.
 fn directory() -> Result<PathBuf, String> {
     let from_environment =
         std::env::var_os("FERROGIN_DIST").map(PathBuf::from).into_iter().map(|dist| dist.join("verbs"));
-    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("verbs")));
+    let multiarch = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
+    let places = ["verbs".to_owned()]
+        .into_iter()
+        .chain(["lib", "lib64", &multiarch].map(|lib| format!("../{lib}/ferrogin/verbs")));
+    let own = std::env::current_exe().ok();
+    let own = own.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let beside = places.filter_map(|place| Some(own.as_ref()?.join(place)));
     let found = from_environment.chain(beside).find(|directory| directory.join(LIBRARY).is_file());
     let found = found.ok_or_else(|| {
-        format!("no verbs/{LIBRARY} in FERROGIN_DIST or beside this program: `make build` puts it into dist/verbs")
+        format!("no verbs/{LIBRARY} in FERROGIN_DIST, beside this program or in its installation: `make build` puts it into dist/verbs")
     })?;
     found.canonicalize().map_err(|error| format!("{}: {error}", found.display()))
 }

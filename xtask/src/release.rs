@@ -130,7 +130,7 @@ fn build(root: &Path, work: &Path, arch: Arch) -> Result<PathBuf, String> {
     command.arg("-c").arg(if Arch::native() == Some(arch) {
         "make --no-print-directory build DIST=\"$DIST\""
     } else {
-        ". scripts/aarch64-tools.sh && aarch64_tools && make --no-print-directory build DIST=\"$DIST\" CARGO=\"$cargo\" \
+        ". scripts/aarch64-tools.sh && aarch64_tools && CC=\"$gnu-gcc\" make --no-print-directory build DIST=\"$DIST\" CARGO=\"$cargo\" \
          BUILD_FLAGS=\"${options[*]}\" RELEASE=\"$CARGO_TARGET_DIR/$target/release\""
     });
     run_quietly(&mut command)?;

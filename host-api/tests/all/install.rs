@@ -125,6 +125,12 @@ fn installed_tool_finds_the_plugin_and_the_software_card() {
             let plugin = installed.lib().join("libnccl-gin-ferrogin.so");
             assert!(text(&output).contains(&*plugin.to_string_lossy()), "{}", text(&output));
         }
+        let mut tool = Command::new(installed.prefix().join("bin/ferrogin"));
+        tool.args(["verbs", "--", "printenv", "LD_LIBRARY_PATH"]).env_remove("FERROGIN_DIST");
+        if let Some(output) = succeeds(test, &mut tool) {
+            let verbs = installed.lib().join("ferrogin/verbs");
+            assert!(text(&output).contains(&*verbs.to_string_lossy()), "{}", text(&output));
+        }
     }
 }
 
