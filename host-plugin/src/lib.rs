@@ -10,7 +10,7 @@
 //! | `createContext` | a [`context`] | [`endpoint`]s, their [`memory`], and the device [`block`] that kernels read |
 //!
 //! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports errors,
-//! which [`fault`] keeps for `queryLastError`. [`shortage`] finds the limit of the process behind a failure. [`trace`] writes
+//! which [`fault`] keeps for `queryLastError`. [`shortage`] finds the limit of the process behind a failure. [`mod@trace`] writes
 //! the steps of set-up to a file, and [`metrics`] what runs.
 //!
 //! The plugin uses libfabric and its EFA operations only, so hardware and the software card take the same path.

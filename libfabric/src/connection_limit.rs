@@ -43,7 +43,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Endpoints of this process that have a limit.
 static ENDPOINTS: AtomicU64 = AtomicU64::new(0);
 
-/// See the [module](self).
+/// The limit of one endpoint. Its owner calls [`ConnectionLimit::enforce`] whenever it polls the endpoint.
 pub struct ConnectionLimit {
     address: IpAddr,
     port: u16,
