@@ -267,6 +267,16 @@ fn decimal(figure: f64) -> String {
     format!("{figure:.digits$}")
 }
 
+/// Takes the place of the C library's function, which plotters calls by `f32::hypot`: its newest version would need glibc 2.35, and Amazon Linux
+/// 2023 has 2.34.
+// SAFETY: the function has the C library's signature and meaning.
+#[allow(unsafe_code)]
+#[unsafe(no_mangle)]
+extern "C" fn hypotf(x: f32, y: f32) -> f32 {
+    let (x, y) = (f64::from(x), f64::from(y));
+    (x * x + y * y).sqrt() as f32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

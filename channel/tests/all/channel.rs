@@ -271,8 +271,10 @@ fn ended(exchange: &Exchange, channel: &Channel, since: Instant) -> Duration {
 fn callbacks_end_when_peer_dies() {
     let test = "callbacks_end_when_peer_dies";
     let libs = libraries(test);
+    // tcp of libfabric 2.5 with its own tags frees a connection to a dead peer twice (docs/channel.md).
+    let survives = |way: &String| way != "tags of tcp";
     let combinations: Vec<_> =
-        libs.iter().flat_map(|lib| providers(lib).into_iter().map(move |provider| (lib, provider))).collect();
+        libs.iter().flat_map(|lib| providers(lib).into_iter().filter(survives).map(move |way| (lib, way))).collect();
     let kills = repetitions("FERROGIN_CHANNEL_KILLS", 20, 50);
     let longest = std::thread::scope(|scope| {
         let killers: Vec<_> = (0..KILLERS)
