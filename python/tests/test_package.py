@@ -22,7 +22,7 @@ SOURCE = EXAMPLES.parent / "src" / "ferrogin"
 
 def output(*command: str) -> str:
     # FERROGIN_DIST would name the libraries of the build.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("FERROGIN_")}
+    env = {name: value for name, value in os.environ.items() if name != "FERROGIN_DIST"}
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60, env=env).stdout
 
 
