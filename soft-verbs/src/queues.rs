@@ -1,6 +1,6 @@
 //! The program's side of the work queues: what a driver writes into the rings, and the ids of what is posted.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use efa_dp_direct::rq::host_length;
@@ -150,7 +150,7 @@ impl SendQueue {
             self.ids.finish(id.into());
             return Err(Errno::INVAL);
         }
-        store(&self.queue, self.pc, &bytes[..len]);
+        self.queue.store(self.pc, &bytes[..len]);
         self.pc = self.pc.wrapping_add(1);
         self.unrung += 1;
         if self.unrung == self.max_batch {
@@ -162,7 +162,7 @@ impl SendQueue {
     pub(crate) fn ring(&mut self) {
         if self.unrung > 0 {
             self.unrung = 0;
-            ring(&self.queue, self.pc);
+            self.queue.ring(self.pc);
         }
     }
 
@@ -199,36 +199,20 @@ impl RecvQueue {
             let mut bytes = [0; RQ_ENTRY_LEN as usize];
             bytes[..8].copy_from_slice(&addr.to_ne_bytes());
             bytes[8..].copy_from_slice(&rest.to_ne_bytes());
-            store(&self.queue, self.pc, &bytes);
+            self.queue.store(self.pc, &bytes);
             self.pc = self.pc.wrapping_add(1);
         }
         Ok(())
     }
 
     pub(crate) fn ring(&self) {
-        ring(&self.queue, self.pc);
+        self.queue.ring(self.pc);
     }
 
     /// The program's id of a completed receive; `None` if no such receive is posted.
     pub(crate) fn finish(&mut self, id: u64) -> Option<u64> {
         self.ids.finish(id)
     }
-}
-
-/// Stores an entry word by word, as the card reads it.
-fn store(queue: &WorkQueue, index: u32, bytes: &[u8]) {
-    let slot = queue.buffer().wrapping_add(queue.slot_of(index) as usize * queue.entry_size as usize);
-    for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
-        // SAFETY: the slot lies in the ring, which `queue` keeps mapped, on a multiple of 16.
-        let at = unsafe { AtomicU64::from_ptr(slot.wrapping_add(8 * i).cast()) };
-        at.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-    }
-}
-
-fn ring(queue: &WorkQueue, pc: u32) {
-    fence(Ordering::Release);
-    // SAFETY: the doorbell lies in the mapping that `queue` keeps, at a multiple of 64.
-    unsafe { AtomicU32::from_ptr(queue.doorbell()) }.store(pc, Ordering::Release);
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! The host side of a queue pair: it writes work requests into the rings, as a driver does, and reads completions.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use efa_dp_direct::cq::RawCqe;
 use efa_dp_direct::wire::RxDesc;
@@ -84,7 +83,7 @@ impl<T> QueuePair<T> {
         }
         self.free.pop();
         self.requests[id as usize] = Some(request);
-        store(&self.sq, self.pc, &bytes[..len]);
+        self.sq.store(self.pc, &bytes[..len]);
         self.pc = self.pc.wrapping_add(1);
         self.unrung += 1;
         Some(())
@@ -94,7 +93,7 @@ impl<T> QueuePair<T> {
     pub(super) fn ring(&mut self) {
         if self.unrung > 0 {
             self.unrung = 0;
-            ring(&self.sq, self.pc);
+            self.sq.ring(self.pc);
         }
     }
 
@@ -113,7 +112,7 @@ impl<T> QueuePair<T> {
             let mut bytes = [0; RQ_ENTRY_LEN as usize];
             bytes[..8].copy_from_slice(&addr.to_ne_bytes());
             bytes[8..].copy_from_slice(&rest.to_ne_bytes());
-            store(&self.rq, self.rq_pc, &bytes);
+            self.rq.store(self.rq_pc, &bytes);
             self.rq_pc = self.rq_pc.wrapping_add(1);
         }
     }
@@ -125,24 +124,8 @@ impl<T> QueuePair<T> {
 
     /// Rings the receive queue's doorbell.
     pub(super) fn ring_receives(&mut self) {
-        ring(&self.rq, self.rq_pc);
+        self.rq.ring(self.rq_pc);
     }
-}
-
-/// Stores an entry word by word, as the card reads it.
-fn store(queue: &WorkQueue, index: u32, bytes: &[u8]) {
-    let slot = queue.buffer().wrapping_add(queue.slot_of(index) as usize * queue.entry_size as usize);
-    for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
-        // SAFETY: the slot lies in the ring, which `queue` keeps mapped, on a multiple of 16.
-        let at = unsafe { AtomicU64::from_ptr(slot.wrapping_add(8 * i).cast()) };
-        at.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-    }
-}
-
-fn ring(queue: &WorkQueue, pc: u32) {
-    fence(Ordering::Release);
-    // SAFETY: the doorbell lies in the mapping that `queue` keeps, at a multiple of 64.
-    unsafe { AtomicU32::from_ptr(queue.doorbell()) }.store(pc, Ordering::Release);
 }
 
 /// Reads a completion ring.

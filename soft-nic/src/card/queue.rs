@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use efa_dp_direct::cq::RawCqe;
 use efa_dp_direct::wire::{LkeyCtrl, RxDesc};
@@ -44,6 +45,23 @@ impl WorkQueue {
     /// The doorbell register.
     pub fn doorbell(&self) -> *mut u32 {
         self.map.as_ptr().wrapping_add(self.doorbell_at).cast()
+    }
+
+    /// Stores an entry word by word, as the card reads it. Bytes beyond an entry are left out.
+    pub fn store(&self, index: u32, bytes: &[u8]) {
+        let slot = self.buffer().wrapping_add(self.slot_of(index) as usize * self.entry_size as usize);
+        for (i, word) in bytes.as_chunks::<8>().0.iter().take(self.entry_size as usize / 8).enumerate() {
+            // SAFETY: the slot lies in the ring, which `map` keeps mapped, on a multiple of 16, and the word in the slot.
+            let at = unsafe { AtomicU64::from_ptr(slot.wrapping_add(8 * i).cast()) };
+            at.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        }
+    }
+
+    /// Rings the doorbell, after all entries that were stored before.
+    pub fn ring(&self, producer: u32) {
+        fence(Ordering::Release);
+        // SAFETY: the doorbell lies in the mapping, at a multiple of 64.
+        unsafe { AtomicU32::from_ptr(self.doorbell()) }.store(producer, Ordering::Release);
     }
 
     /// The doorbell as last rung.
