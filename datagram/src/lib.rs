@@ -54,7 +54,8 @@ pub const NAME_MAX: usize = 64;
 pub struct Config {
     /// The provider. A provider without reliable datagrams of its own is used with `;ofi_rxm` over it.
     pub provider: String,
-    /// The local address to listen on; peers reach the endpoint there. None leaves the choice to the provider.
+    /// The local address to listen on; peers reach the endpoint there. Without a port (`192.0.2.1:7000`) the provider chooses one, and
+    /// with None the address too.
     pub source: Option<String>,
     /// Bytes of the largest header, at most 65535.
     pub max_header: usize,

@@ -1,12 +1,12 @@
 //! The choice among a provider's endpoints for messages: its own reliable datagrams, or those layered over it.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::bindings;
 use crate::{Error, Hints, Info, Libfabric};
 
-/// Reliable datagrams of `provider` with the capabilities `caps`, at the local address `source`.
+/// Reliable datagrams of `provider` with the capabilities `caps`, at the local address `source`, which may name a port (`192.0.2.1:7000`).
 ///
 /// The provider's own are preferred to those of rxm over it: when a peer dies, rxm keeps some of the sends to that peer for ever.
 /// libfabric 1.17 has its own for tcp under the name `net`. Tagged messages do not use `net`, which crashes when many of them come
@@ -21,14 +21,17 @@ pub fn find_datagrams(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>
             .mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2)
             .mr_mode(crate::MR_MODE_ALL & !bindings::FI_MR_LOCAL);
         let by_socket = ["tcp", "net", "sockets"].contains(&provider.split(';').next().unwrap_or_default());
-        lib.getinfo(&match source {
-            Some(source) if by_socket => {
-                let v6 = source.parse::<IpAddr>().is_ok_and(|address| address.is_ipv6());
-                let format = if v6 { bindings::FI_SOCKADDR_IN6 } else { bindings::FI_SOCKADDR_IN };
-                hints.source(source).addr_format(format)
-            }
-            Some(source) => hints.source(source),
-            None => hints,
+        let Some(source) = source else { return lib.getinfo(&hints) };
+        let with_port = source.parse::<SocketAddr>().ok();
+        let hints = match with_port {
+            Some(address) => hints.source(&address.ip().to_string()).service(&address.port().to_string()),
+            None => hints.source(source),
+        };
+        let address = with_port.map(|address| address.ip()).or_else(|| source.parse::<IpAddr>().ok());
+        let v6 = address.is_some_and(|address| address.is_ipv6());
+        lib.getinfo(&match by_socket {
+            true => hints.addr_format(if v6 { bindings::FI_SOCKADDR_IN6 } else { bindings::FI_SOCKADDR_IN }),
+            false => hints,
         })
     };
     let mut first = ask(provider);

@@ -63,7 +63,7 @@ pub(crate) unsafe fn context<'a>(context: *const ib::ibv_context) -> Result<&'a 
 impl Context {
     pub(crate) fn open(device: &Device) -> Result<*mut ib::ibv_context, Errno> {
         let config = device::settings("ibv_open_device")?;
-        let card = Card::open(device.number, &config)?;
+        let card = Card::open_with_late_wire(device.number, &config)?;
         card.start()?;
         let gid = card.lock().gid.to_bytes();
         let events = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;

@@ -38,15 +38,15 @@ fn put<const N: usize>(field: &mut [c_char; N], text: &str) {
     }
 }
 
-/// The settings of the environment. Cards of this face reach those of their host, because the wire between hosts is libfabric, and the
-/// caller may be libfabric.
+/// The settings of the environment.
 pub(crate) fn settings(call: &str) -> Result<Config, Errno> {
-    let mut config = Config::from_env().map_err(|error| refuse(call, Errno::INVAL, format_args!("{error}")))?;
-    if matches!(config.wire, WireChoice::Provider(_)) || config.ifaddr.is_some() {
-        let why = "SOFTEFA_WIRE and SOFTEFA_IFADDR ask for a wire between hosts, which cards below verbs do not have yet: unset them";
+    let config = Config::from_env().map_err(|error| refuse(call, Errno::INVAL, format_args!("{error}")))?;
+    if let WireChoice::Provider(name) = &config.wire
+        && name.starts_with("verbs")
+    {
+        let why = "SOFTEFA_WIRE=verbs would be a wire over this card itself: set tcp, or unset it";
         return Err(refuse(call, Errno::INVAL, format_args!("{why}")));
     }
-    config.wire = WireChoice::Shm;
     Ok(config)
 }
 

@@ -345,6 +345,9 @@ unsafe extern "C" fn ibv_modify_qp(raw: *mut ib::ibv_qp, attr: *mut ib::ibv_qp_a
         if has(ib::IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
             return Err(Errno::UNSUPPORTED);
         }
+        if to == ib::IBV_QPS_RTR {
+            qp.open()?.card.open_wire()?;
+        }
         qp.apply(attr, mask, to)?;
         qp.state.store(to, Ordering::Release);
         let state = qp.raw.get().wrapping_byte_add(offset_of!(ib::ibv_qp, state)).cast::<ib::ibv_qp_state>();

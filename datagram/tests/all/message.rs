@@ -318,6 +318,10 @@ fn limits_are_enforced() {
         assert_ne!(a.add_peer(b.address()).unwrap(), peer);
         assert!(a.add_peer(&[1, 2, 3]).is_err());
 
+        let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let wanted = Config { source: Some(format!("127.0.0.1:{port}")), ..config() };
+        assert_eq!(MessageEndpoint::open(&lib, &wanted).unwrap().address()[2..4], port.to_be_bytes());
+
         let wrong = Config { provider: "nonesuch".to_owned(), ..config() };
         let error = MessageEndpoint::open(&lib, &wrong).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("nonesuch") && error.contains("tcp"), "{error}");

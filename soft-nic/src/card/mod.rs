@@ -10,6 +10,7 @@ mod egress;
 mod engine;
 mod fetch;
 mod ingress;
+mod late_wire;
 pub mod pace;
 mod qp;
 pub mod queue;
@@ -25,7 +26,7 @@ mod slab;
 mod tests;
 
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub use self::core::Core;
@@ -34,6 +35,7 @@ use self::core::Wires;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use self::core::Wires;
 use self::engine::{Engine, Shared};
+use self::late_wire::LateWire;
 pub use self::qp::RNR_FOR_EVER;
 pub use self::recv_queue::DATAGRAM_HEADER;
 pub use self::request::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
@@ -49,6 +51,7 @@ use crate::{host, log, random};
 pub struct Card {
     shared: Arc<Shared>,
     engine: Mutex<Option<Engine>>,
+    late_wire: LateWire,
     domains: std::sync::atomic::AtomicU32,
 }
 
@@ -61,16 +64,35 @@ impl Card {
     /// # Errors
     /// The system has no socket or memory left.
     pub fn open(number: u32, config: &Config) -> std::io::Result<Arc<Self>> {
+        Self::open_with(number, config, announce)
+    }
+
+    /// [`Card::open`], but the wire to other hosts opens at the first [`Card::open_wire`].
+    ///
+    /// The wire is libfabric's. Where libfabric itself may be the caller, it holds a lock that opening the wire takes.
+    ///
+    /// # Errors
+    /// As [`Card::open`], or the system has no port left.
+    pub fn open_with_late_wire(number: u32, config: &Config) -> std::io::Result<Arc<Self>> {
+        Self::open_with(number, config, announce_later)
+    }
+
+    fn open_with(
+        number: u32,
+        config: &Config,
+        announce: impl FnOnce(&Config) -> std::io::Result<(Gid, Wires, LateWire)>,
+    ) -> std::io::Result<Arc<Self>> {
         let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
         let cards = cards.get_or_insert_default();
         if let Some(card) = cards.get(&number).and_then(Weak::upgrade) {
             return Ok(card);
         }
-        let (gid, wires) = announce(config)?;
+        let (gid, wires, late_wire) = announce(config)?;
         let core = Core::new(number, gid, config.clone(), wires)?;
         let card = Arc::new(Self {
             shared: Shared::new(core),
             engine: Mutex::new(None),
+            late_wire,
             domains: std::sync::atomic::AtomicU32::new(1),
         });
         cards.insert(number, Arc::downgrade(&card));
@@ -98,6 +120,14 @@ impl Card {
         shared
     }
 
+    /// Opens the wire to other hosts, unless it is open. A queue pair must not receive before: peers know the port already.
+    ///
+    /// # Errors
+    /// There is no such wire, and the settings want it.
+    pub fn open_wire(&self) -> std::io::Result<()> {
+        self.late_wire.open(&self.shared)
+    }
+
     /// A number for a new protection domain.
     pub fn new_domain(&self) -> u32 {
         self.domains.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
@@ -114,44 +144,66 @@ impl Card {
     }
 }
 
-/// Opens the wires of the settings, and draws the card's GID.
-fn announce(config: &Config) -> std::io::Result<(Gid, Wires)> {
-    let ip = config.ifaddr.unwrap_or_else(host::default_address);
-    let mut gid = Gid { ip, port: 0, secret: random::secret()? };
-    let mut datagrams = None;
-    let provider = match &config.wire {
+/// The libfabric provider of the wire to other hosts.
+fn provider_of(config: &Config) -> Option<&str> {
+    match &config.wire {
         WireChoice::Auto => Some("tcp"),
         WireChoice::Shm => None,
-        WireChoice::Provider(name) => Some(name.as_str()),
-    };
-    if let Some(provider) = provider {
-        match datagram::Wire::open(provider, ip) {
-            Ok((wire, port)) => (datagrams, gid.port) = (Some(wire), port),
-            Err(error) => {
-                log::line(format_args!("softefa: no wire to other hosts (libfabric's provider {provider}): {error}"));
-                let exhausted = error.os_code().filter(|code| is_exhaustion(*code));
-                // Shared memory still works.
-                if config.wire != WireChoice::Auto || exhausted.is_some() {
-                    return Err(std::io::Error::from_raw_os_error(exhausted.unwrap_or(libc::ENODEV)));
-                }
-            }
-        }
+        WireChoice::Provider(name) => Some(name),
     }
-    let mut listener = None;
-    if !matches!(config.wire, WireChoice::Provider(_)) {
-        match Listener::bind(&gid) {
-            Ok(bound) => listener = Some(bound),
-            Err(error) => {
-                log::line(format_args!("softefa: no shared-memory wire: {error}"));
-                if let ShmError::System(_, source) = error
-                    && source.raw_os_error().is_some_and(is_exhaustion)
-                {
-                    return Err(source);
-                }
-            }
-        }
+}
+
+/// Draws the GID of a card without a wire to other hosts.
+fn draw(config: &Config) -> std::io::Result<Gid> {
+    Ok(Gid { ip: config.ifaddr.unwrap_or_else(host::default_address), port: 0, secret: random::secret()? })
+}
+
+/// Opens the wires of the settings, and draws the card's GID.
+fn announce(config: &Config) -> std::io::Result<(Gid, Wires, LateWire)> {
+    let mut gid = draw(config)?;
+    let mut datagrams = None;
+    if let Some(provider) = provider_of(config)
+        && let Some((wire, port)) = open_wire(provider, SocketAddrV4::new(gid.ip, 0), config.wire != WireChoice::Auto)?
+    {
+        (datagrams, gid.port) = (Some(wire), port);
     }
-    Ok((gid, Wires { listener, datagrams }))
+    Ok((gid, Wires { listener: listen(config, &gid)?, datagrams }, LateWire::default()))
+}
+
+/// The same with a wire to other hosts that opens later.
+fn announce_later(config: &Config) -> std::io::Result<(Gid, Wires, LateWire)> {
+    let mut gid = draw(config)?;
+    let mut late_wire = LateWire::default();
+    if let Some(provider) = provider_of(config) {
+        (late_wire, gid.port) = LateWire::reserve(provider, gid.ip, config.wire != WireChoice::Auto)?;
+    }
+    Ok((gid, Wires { listener: listen(config, &gid)?, datagrams: None }, late_wire))
+}
+
+/// Opens the wire to other hosts. A wire that the settings do not ask for may be missing, because shared memory still works.
+fn open_wire(provider: &str, address: SocketAddrV4, asked: bool) -> std::io::Result<Option<(datagram::Wire, u16)>> {
+    datagram::Wire::open(provider, address).map(Some).or_else(|error| {
+        log::line(format_args!("softefa: no wire to other hosts (libfabric's provider {provider}): {error}"));
+        let exhausted = error.os_code().filter(|code| is_exhaustion(*code));
+        if asked || exhausted.is_some() {
+            return Err(std::io::Error::from_raw_os_error(exhausted.unwrap_or(libc::ENODEV)));
+        }
+        Ok(None)
+    })
+}
+
+/// Listens for the cards of this host.
+fn listen(config: &Config, gid: &Gid) -> std::io::Result<Option<Listener>> {
+    if matches!(config.wire, WireChoice::Provider(_)) {
+        return Ok(None);
+    }
+    Listener::bind(gid).map(Some).or_else(|error| {
+        log::line(format_args!("softefa: no shared-memory wire: {error}"));
+        match error {
+            ShmError::System(_, source) if source.raw_os_error().is_some_and(is_exhaustion) => Err(source),
+            _ => Ok(None),
+        }
+    })
 }
 
 /// The GID of a card before it is open: `fi_getinfo` gives addresses without opening a card. It has the number of the host in

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use ferrogin_datagram::{Config, Event, MessageEndpoint, Peer, SendError, Unadmitted};
@@ -63,7 +63,7 @@ pub(crate) struct Wire {
 pub(crate) enum WireError {
     #[error(transparent)]
     Libfabric(#[from] Error),
-    #[error("the endpoint's name is no IPv4 address and port: {0:02x?}")]
+    #[error("the endpoint's name is not the IPv4 address and port that it was to have: {0:02x?}")]
     Name(Vec<u8>),
 }
 
@@ -98,15 +98,16 @@ fn port_of(name: &[u8]) -> Option<u16> {
 }
 
 impl Wire {
-    /// Opens an endpoint of `provider` on `ip`. The provider chooses the port, which is returned.
+    /// Opens an endpoint of `provider` on `address`. The provider chooses the port if that has none; the port is returned.
     ///
     /// # Errors
     /// The provider is missing or refuses.
-    pub(crate) fn open(provider: &str, ip: Ipv4Addr) -> Result<(Self, u16), WireError> {
-        let library = Libfabric::already_loaded()?;
+    pub(crate) fn open(provider: &str, address: SocketAddrV4) -> Result<(Self, u16), WireError> {
+        let library = Libfabric::already_loaded().or_else(|_| Libfabric::load(None))?;
+        let source = if address.port() == 0 { address.ip().to_string() } else { address.to_string() };
         let config = Config {
             provider: provider.to_owned(),
-            source: Some(ip.to_string()),
+            source: Some(source),
             max_header: HEADER_LEN,
             max_payload: MAX_PAYLOAD + MAX_ACKS * ACKNOWLEDGEMENT_LEN + SEAL_LEN,
             admission: true,
@@ -115,7 +116,8 @@ impl Wire {
             ..Config::default()
         };
         let endpoint = MessageEndpoint::open(&library, &config)?;
-        let port = port_of(endpoint.address()).ok_or_else(|| WireError::Name(endpoint.address().to_vec()))?;
+        let port = port_of(endpoint.address()).filter(|port| [0, *port].contains(&address.port()));
+        let port = port.ok_or_else(|| WireError::Name(endpoint.address().to_vec()))?;
         Ok((Self { endpoint }, port))
     }
 

@@ -2,6 +2,7 @@
 
 mod programs;
 mod symbols;
+mod two_hosts;
 mod verbs_program;
 
 use std::path::{Path, PathBuf};

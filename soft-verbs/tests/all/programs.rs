@@ -31,7 +31,7 @@ fn invalid_setting_is_refused_with_its_cure() {
     if !have("invalid_setting_is_refused_with_its_cure", "ibv_devices", "ibverbs-utils") {
         return;
     }
-    for (name, value) in [("SOFTEFA_FAULTS", "sed=1"), ("SOFTEFA_WIRE", "tcp"), ("SOFTEFA_IFADDR", "10.0.0.1")] {
+    for (name, value) in [("SOFTEFA_FAULTS", "sed=1"), ("SOFTEFA_WIRE", "verbs"), ("SOFTEFA_IFADDR", "eth0")] {
         let mut command = on_card("ibv_devices");
         command.env(name, value);
         let output = Running::start(command).output();
@@ -53,6 +53,10 @@ fn fi_info_lists_the_endpoints_of_efa() {
 
 /// Two processes of libfabric's ping-pong, which checks the data (`-c`).
 fn pingpong(test: &str, endpoint: &str, faults: &str) {
+    pingpong_with(test, endpoint, &[("SOFTEFA_FAULTS", faults)]);
+}
+
+fn pingpong_with(test: &str, endpoint: &str, variables: &[(&str, &str)]) {
     if !have(test, "fi_pingpong", "libfabric-bin") {
         return;
     }
@@ -60,7 +64,7 @@ fn pingpong(test: &str, endpoint: &str, faults: &str) {
     let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port().to_string();
     let command = |port_flag: &str, peer: &[&str]| {
         let mut command = on_card("fi_pingpong");
-        command.args(["-p", "efa", "-e", endpoint, "-c", port_flag, &port]).args(peer).env("SOFTEFA_FAULTS", faults);
+        command.args(["-p", "efa", "-e", endpoint, "-c", port_flag, &port]).args(peer).envs(variables.iter().copied());
         command
     };
     let server = Running::start(command("-B", &[]));
@@ -90,6 +94,15 @@ fn fi_pingpong_over_srd_has_right_data() {
 #[test]
 fn fi_pingpong_over_srd_has_right_data_with_reordering() {
     pingpong("fi_pingpong_over_srd_has_right_data_with_reordering", "rdm", "seed=1,reorder=64");
+}
+
+#[test]
+fn fi_pingpong_over_tcp_has_right_data() {
+    pingpong_with(
+        "fi_pingpong_over_tcp_has_right_data",
+        "rdm",
+        &[("SOFTEFA_FAULTS", "seed=1"), ("SOFTEFA_WIRE", "tcp")],
+    );
 }
 
 #[test]

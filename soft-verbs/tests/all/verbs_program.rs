@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::{libraries, on_card, run};
+use crate::{Running, libraries, on_card, run};
 
 /// The program; nothing without a compiler or headers.
 fn program(test: &str) -> Option<&'static Path> {
@@ -65,4 +65,24 @@ fn counters_count_in_memory_of_the_program() {
 #[test]
 fn queues_in_a_dma_buf_are_driven_by_the_program() {
     part("queues_in_a_dma_buf_are_driven_by_the_program", "gda", "seed=2");
+}
+
+#[test]
+fn missing_wire_to_other_hosts_is_an_error_only_where_settings_ask_for_it() {
+    let Some(program) = program("missing_wire_to_other_hosts_is_an_error_only_where_settings_ask_for_it") else {
+        return;
+    };
+    let missing = ("FERROGIN_LIBFABRIC", "/nonexistent/libfabric.so.1");
+    for (variables, passes, cause) in [
+        ([missing, ("SOFTEFA_WIRE", "")], true, "no wire to other hosts"),
+        ([missing, ("SOFTEFA_WIRE", "tcp")], false, "/nonexistent"),
+        ([("SOFTEFA_WIRE", "tcp"), ("SOFTEFA_IFADDR", "203.0.113.9")], false, "must be an address of this host"),
+    ] {
+        let mut command = on_card(program);
+        command.arg("srd").envs(variables);
+        let output = Running::start(command).output();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), passes, "{variables:?}: {text}");
+        assert!(text.contains(cause), "{variables:?}: {text}");
+    }
 }

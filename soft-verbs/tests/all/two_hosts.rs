@@ -1,0 +1,74 @@
+//! Cards on two hosts, which are network namespaces here. Abstract sockets do not cross them, so the cards connect by address.
+
+use std::process::{Command, Stdio};
+
+use crate::{Running, have, on_card};
+
+/// The script of a new user and network namespace, which ends with the script. Its arguments are the server; the client gets its address behind them.
+const SCRIPT: &str = r#"
+unshare --net sleep 300 & peer=$!
+trap 'kill $peer' EXIT
+until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.01; done
+{ ip link add va type veth peer name vb netns $peer && ip addr add 192.0.2.1/24 dev va && ip link set va up &&
+  ip link set lo up && nsenter -t $peer -n ip addr add 192.0.2.2/24 dev vb &&
+  nsenter -t $peer -n ip link set vb up && nsenter -t $peer -n ip link set lo up; } || exit 77
+timeout 50 nsenter -t $peer -n "$@" 2>&1 & server=$!
+for i in $(seq 2000); do
+  nsenter -t $peer -n cat /proc/net/tcp /proc/net/tcp6 | grep -q ' 0A ' && break
+  sleep 0.01
+done
+timeout 50 "$@" 192.0.2.2 2>&1 || exit 1
+wait $server
+"#;
+
+/// Runs a server and a client on two hosts, and returns what both print; nothing where the machine has no namespaces.
+fn on_two_hosts(test: &str, program: &[&str], variables: &[(&str, &str)]) -> Option<String> {
+    let succeeds = |program: &str, args: &[&str]| {
+        let status = Command::new(program).args(args).stdin(Stdio::null()).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    };
+    if !succeeds("unshare", &["--user", "--map-root-user", "--net", "true"]) {
+        ferrogin_test_support::skip(test, "this machine allows no network namespace");
+        return None;
+    }
+    let mut command = on_card("unshare");
+    command.args(["--user", "--map-root-user", "--net", "bash", "-c", SCRIPT, "bash"]).args(program);
+    command.envs(variables.iter().copied());
+    let output = Running::start(command).output();
+    if output.status.code() == Some(77) {
+        ferrogin_test_support::skip(
+            test,
+            "this machine allows no pair of interfaces, or has no `ip` (Debian: iproute2)",
+        );
+        return None;
+    }
+    Some(crate::text(&output))
+}
+
+#[test]
+fn fi_pingpong_reaches_another_host() {
+    let test = "fi_pingpong_reaches_another_host";
+    if !have(test, "fi_pingpong", "libfabric-bin") {
+        return;
+    }
+    for variables in [
+        [("SOFTEFA_FAULTS", "seed=1"), ("SOFTEFA_WIRE", "")],
+        [("SOFTEFA_FAULTS", "seed=1,reorder=64"), ("SOFTEFA_WIRE", "tcp")],
+    ] {
+        let program = ["fi_pingpong", "-p", "efa", "-e", "rdm", "-c"];
+        let Some(text) = on_two_hosts(test, &program, &variables) else { return };
+        let good = text.lines().filter(|line| line.starts_with("1m ") && line.contains("=10")).count();
+        assert_eq!(good, 2, "{text}");
+    }
+}
+
+#[test]
+fn program_without_libfabric_reaches_another_host() {
+    let test = "program_without_libfabric_reaches_another_host";
+    if !have(test, "ib_send_lat", "perftest") {
+        return;
+    }
+    let program = ["ib_send_lat", "-c", "SRD", "-x", "0", "-d", "rdmap0s0", "-n", "100"];
+    let Some(text) = on_two_hosts(test, &program, &[]) else { return };
+    assert_eq!(text.matches("99% percentile").count(), 2, "{text}");
+}
