@@ -267,8 +267,8 @@ impl Watch {
         )
     }
 
-    /// The peer of request `id`, for messages. ferrogin's device code uses the peer's rank as id. NCCL's device code does not, so
-    /// the requests in a readable ring come first.
+    /// The peer of request `id`, for messages. ferrogin's device code uses the peer's rank as id. NCCL's device code uses the number of
+    /// the thread, so the requests in a readable ring come first, and without one the message says that the rank is a guess.
     fn peers(&self, i: usize, id: u16) -> String {
         let endpoint = &self.endpoints[i];
         let targets = &self.targets[endpoint.context];
@@ -285,7 +285,10 @@ impl Watch {
         }
         let ranks: Vec<_> = found.iter().map(ToString::to_string).collect();
         match ranks.len() {
-            0 if usize::from(id) < self.nranks => format!("rank {id}"),
+            0 if usize::from(id) < self.nranks && endpoint.ring.is_some() => format!("rank {id}"),
+            0 if usize::from(id) < self.nranks => {
+                format!("rank {id} (an unknown rank if NCCL's own device code posted it)")
+            }
             0 => "an unknown rank".to_owned(),
             1..4 => format!("rank {}", ranks.join(" or ")),
             n => format!("one of {n} ranks"),
