@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::bindings::{self, fid, fid_ep};
-use crate::{AddressVector, CompletionQueue, Counter, Domain, Error, Info};
+use crate::{AddressVector, CompletionQueue, Counter, Domain, Error, EventQueue, Info};
 use crate::{entry, table};
 
 /// An endpoint and the objects that are bound to it.
@@ -66,6 +66,14 @@ impl Endpoint {
     /// [`Error::Call`] with the provider's error.
     pub fn bind_counter(&mut self, counter: &Arc<Counter>, flags: u64) -> Result<(), Error> {
         self.bind(counter.as_ptr().cast(), flags, Arc::clone(counter) as _)
+    }
+
+    /// Binds the queue that takes the endpoint's own failures.
+    ///
+    /// # Errors
+    /// [`Error::Call`] with the provider's error.
+    pub fn bind_eq(&mut self, eq: &Arc<EventQueue>) -> Result<(), Error> {
+        self.bind(eq.as_ptr().cast(), 0, Arc::clone(eq) as _)
     }
 
     /// `fi_setopt` of the endpoint level with a boolean value, before [`enable`](Self::enable).

@@ -4,7 +4,7 @@
 //! tables of the objects. So one build runs with libfabric 1.17 and with the newest.
 //!
 //! - [`Libfabric`], [`Hints`], [`Info`]: finding a card. [`Fabric`], [`Domain`], [`AddressVector`], [`CompletionQueue`],
-//!   [`Counter`], [`Endpoint`], [`MemoryRegion`]: owned handles. Each keeps its parents alive and closes itself on drop, so
+//!   [`EventQueue`], [`Counter`], [`Endpoint`], [`MemoryRegion`]: owned handles. Each keeps its parents alive and closes itself on drop, so
 //!   handles can be dropped in any order.
 //! - [`GdaOps`]: the EFA provider's operations for queues that a device (or device code on the CPU) drives itself.
 //! - [`find_datagrams`], [`TaggedQueue`], [`ConnectionLimit`], [`entry!`]: the needs of a layer above reliable datagram endpoints.
@@ -48,6 +48,8 @@ mod domain;
 mod endpoint;
 mod error;
 #[allow(unsafe_code)]
+mod events;
+#[allow(unsafe_code)]
 mod gda;
 #[allow(unsafe_code)]
 mod hints;
@@ -77,6 +79,7 @@ pub use datagrams::find_datagrams;
 pub use domain::{Domain, Fabric};
 pub use endpoint::Endpoint;
 pub use error::Error;
+pub use events::EventQueue;
 pub use gda::{CqMemory, FEATURE_CNTR_OPEN_EXT, GdaOps, Target, WqMemory};
 pub use hints::{Hints, MR_MODE_ALL};
 pub use info::{Info, PciAddress};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ferrogin_libfabric::bindings::{self, fi_msg_tagged, fid_ep, iovec};
 use ferrogin_libfabric::{
-    AddressVector, CompletionError, Context, Domain, Endpoint, Error, Fabric, FiAddr, Libfabric, Read,
+    AddressVector, CompletionError, Context, Domain, Endpoint, Error, EventQueue, Fabric, FiAddr, Libfabric, Read,
     TaggedCompletion, TaggedQueue, TaggedRecv, TaggedSend, entry, find_datagrams,
 };
 
@@ -47,6 +47,8 @@ pub(crate) struct ProviderTags {
     // First, so that it is closed before the memory of its operations is freed.
     endpoint: Endpoint,
     queue: TaggedQueue,
+    /// Failures of the endpoint itself, where the provider reports them this way.
+    failures: Option<Arc<EventQueue>>,
     av: Arc<AddressVector>,
     /// Endpoint names in the address vector.
     known: HashMap<Box<[u8]>, Addr>,
@@ -97,7 +99,9 @@ impl ProviderTags {
         let mut endpoint = Endpoint::open(&domain, &info)?;
         endpoint.bind_av(&av)?;
         endpoint.bind_cq(queue.queue(), bindings::FI_TRANSMIT | bindings::FI_RECV)?;
-        if is_efa {
+        let failures = if is_efa { Some(EventQueue::open(&fabric)?) } else { None };
+        if let Some(failures) = &failures {
+            endpoint.bind_eq(failures)?;
             // Within a host the provider takes a shortcut through its shared memory, which crashes when one of two endpoints of a
             // process closes (libfabric 2.6 main). Messages take the card, as across hosts. An older libfabric does not have the option.
             if let Err(error) = endpoint.set_option(bindings::FI_OPT_SHARED_MEMORY_PERMITTED, false) {
@@ -123,6 +127,7 @@ impl ProviderTags {
             },
             endpoint,
             queue,
+            failures,
             av,
             known: HashMap::new(),
             send,
@@ -392,7 +397,7 @@ impl Transport for ProviderTags {
                 break;
             }
         }
-        Ok(())
+        self.failures.as_ref().map_or(Ok(()), |failures| failures.check())
     }
 
     fn wait_fd(&self) -> Option<RawFd> {
