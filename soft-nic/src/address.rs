@@ -72,6 +72,12 @@ impl Gid {
         Ipv6Addr::from(self.to_bytes()).to_string()
     }
 
+    /// 32 bits of a hash, which name the card in logs and traces in place of the secret.
+    pub fn short(&self) -> u32 {
+        let hash = blake3::derive_key("softefa wire 3: card in a log", &self.to_bytes());
+        u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
+    }
+
     /// Reads the 16 bytes of a GID.
     ///
     /// # Errors
@@ -91,9 +97,7 @@ impl Gid {
 /// For logs: address, port, and 32 bits of a hash in place of the secret.
 impl fmt::Display for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hash = blake3::derive_key("softefa wire 3: card in a log", &self.to_bytes());
-        let short = u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]);
-        write!(f, "{short:08x}@{}:{}", self.ip, self.port)
+        write!(f, "{:08x}@{}:{}", self.short(), self.ip, self.port)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The settings of the software cards, from the environment: their number, their wire, their faults.
 
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 
 pub use crate::config_error::ConfigError;
 use crate::fault::Faults;
@@ -62,10 +63,12 @@ pub struct Config {
     pub ifaddr: Option<Ipv4Addr>,
     /// `SOFTEFA_FAULTS`.
     pub faults: Faults,
+    /// `SOFTEFA_TRACE`: the file for the trace of the cards.
+    pub trace: Option<PathBuf>,
 }
 
 /// The variables, without the prefix `SOFTEFA_`.
-const VARIABLES: [&str; 4] = ["NICS", "WIRE", "IFADDR", "FAULTS"];
+const VARIABLES: [&str; 5] = ["NICS", "WIRE", "IFADDR", "FAULTS", "TRACE"];
 /// Prefixes of variables that tests use, without the prefix `SOFTEFA_`.
 const OF_TESTS: [&str; 2] = ["TEST_", "FUZZ_"];
 
@@ -146,6 +149,7 @@ impl Config {
         if let Some(value) = set("SOFTEFA_FAULTS") {
             config.faults = Faults::parse(&value)?;
         }
+        config.trace = set("SOFTEFA_TRACE").map(PathBuf::from);
         Ok(config)
     }
 }
@@ -174,11 +178,17 @@ mod tests {
 
     #[test]
     fn settings_are_parsed() {
-        let config =
-            config(&[("SOFTEFA_NICS", "3"), ("SOFTEFA_WIRE", "tcp;ofi_rxm"), ("SOFTEFA_IFADDR", "10.1.2.3")]).unwrap();
+        let config = config(&[
+            ("SOFTEFA_NICS", "3"),
+            ("SOFTEFA_WIRE", "tcp;ofi_rxm"),
+            ("SOFTEFA_IFADDR", "10.1.2.3"),
+            ("SOFTEFA_TRACE", "/tmp/%p"),
+        ])
+        .unwrap();
         assert_eq!(config.nics, 3);
         assert_eq!(config.wire, WireChoice::Provider("tcp;ofi_rxm".into()));
         assert_eq!(config.ifaddr, Some(Ipv4Addr::new(10, 1, 2, 3)));
+        assert_eq!(config.trace, Some(PathBuf::from("/tmp/%p")));
     }
 
     #[test]

@@ -18,4 +18,5 @@ pub mod location;
 pub mod log;
 pub mod memory;
 pub mod random;
+pub mod trace;
 mod wire;

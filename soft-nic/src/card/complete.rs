@@ -8,6 +8,7 @@ use super::counter::Event;
 use super::qp::Token;
 use super::reorder::Step;
 use super::request::Operation;
+use super::traced::Completed;
 
 /// Status of a request that succeeded.
 pub(crate) const OK: u8 = CompStatus::Ok.raw();
@@ -50,6 +51,7 @@ impl Core {
         let Some(qp) = self.qp(qpn) else { return };
         let Some(entry) = qp.take(token) else { return };
         let (meta, connection, len) = (entry.request.meta, entry.connection, entry.request.len);
+        let index = entry.index;
         let event = match entry.request.operation {
             Operation::Send => Event::Send,
             Operation::Write => Event::Write,
@@ -59,9 +61,9 @@ impl Core {
         if let Some(connection) = connection.and_then(|at| self.connections.get_mut(at)) {
             connection.waiting = connection.waiting.saturating_sub(1);
         }
-        if status != OK || meta.ctrl2.comp_req() {
-            self.push_completion(qpn, &meta, status);
-        }
+        let signaled = status != OK || meta.ctrl2.comp_req();
+        let entry = if signaled { self.push_completion(qpn, &meta, status) } else { None };
+        self.trace_completion(qpn, &meta, Completed { index, status, length: len, event: Some(event), entry });
         self.count(event, (status == OK).then_some(len));
         self.tick(qpn, event, status != OK);
     }
@@ -85,13 +87,15 @@ impl Core {
     }
 
     /// Completes a request in error that never entered the table.
-    pub(crate) fn complete_rejected(&mut self, qpn: u16, meta: &TxMetaDesc, status: CompStatus) {
-        self.push_completion(qpn, meta, status.raw());
+    pub(crate) fn complete_rejected(&mut self, qpn: u16, index: u32, meta: &TxMetaDesc, status: CompStatus) {
+        let fatal = matches!(status, CompStatus::LocalQpInternalError | CompStatus::Flushed);
+        let event = event_of(meta.ctrl1.op_type()).filter(|_| !fatal);
+        let entry = self.push_completion(qpn, meta, status.raw());
+        self.trace_completion(qpn, meta, Completed { index, status: status.raw(), length: 0, event, entry });
         if let Some(event) = event_of(meta.ctrl1.op_type()) {
             self.count(event, None);
         }
-        let fatal = matches!(status, CompStatus::LocalQpInternalError | CompStatus::Flushed);
-        match event_of(meta.ctrl1.op_type()).filter(|_| !fatal) {
+        match event {
             Some(event) => self.tick(qpn, event, true),
             // The request is unknown or the queue pair is in error: every counter of the queue pair counts the error.
             None => self.tick_all_errors(qpn),
@@ -111,17 +115,21 @@ impl Core {
         }
     }
 
-    fn push_completion(&mut self, qpn: u16, meta: &TxMetaDesc, status: u8) {
-        let raw = meta.ctrl1.op_type() & 0x7;
-        let cqe = SendCqe {
-            qp_num: qpn,
-            wr_id: meta.req_id_ex.wr_id(meta.req_id),
-            op: SendOp::from_raw(raw).ok_or(raw),
-            status: Status::from_raw(status),
-        };
-        let Some(cq) = self.qp(qpn).map(|qp| qp.send_cq) else { return };
-        if let Some(cq) = self.cqs.get_mut(cq) {
-            cq.append(|phase| cqe.emit(phase));
-        }
+    /// Writes a completion entry, and returns its phase.
+    fn push_completion(&mut self, qpn: u16, meta: &TxMetaDesc, status: u8) -> Option<bool> {
+        let cqe = cqe_of(qpn, meta, status);
+        let cq = self.qp(qpn)?.send_cq;
+        Some(self.cqs.get_mut(cq)?.append(|phase| cqe.emit(phase)))
+    }
+}
+
+/// The completion of a request.
+pub(crate) fn cqe_of(qpn: u16, meta: &TxMetaDesc, status: u8) -> SendCqe {
+    let raw = meta.ctrl1.op_type() & 0x7;
+    SendCqe {
+        qp_num: qpn,
+        wr_id: meta.req_id_ex.wr_id(meta.req_id),
+        op: SendOp::from_raw(raw).ok_or(raw),
+        status: Status::from_raw(status),
     }
 }

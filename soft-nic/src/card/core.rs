@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::Instant;
 
 use efa_dp_direct::wire::CompStatus;
@@ -19,6 +20,7 @@ use super::slab::Slab;
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};
 use crate::random::Random;
+use crate::trace;
 use crate::wire::datagram::Wire;
 use crate::wire::handshake::Welcome;
 use crate::wire::shm::Listener;
@@ -104,6 +106,8 @@ pub struct Core {
     /// The card's clock when the card stopped answering (fault `die_after`, or a failure of the engine).
     pub(crate) dead_since: Option<u64>,
     lines: u32,
+    /// The trace; `None` without `SOFTEFA_TRACE`, and after a failure of its file.
+    pub(crate) trace: Option<trace::Writer>,
 }
 
 /// The listening socket among the epoll events.
@@ -115,9 +119,21 @@ const MAX_LINES: u32 = 200;
 /// Lines about refused connections and packets at most: others can cause as many as they like.
 const MAX_REFUSALS: u32 = 20;
 
+/// Opens the trace. A program that asked for one and cannot have it learns so at once.
+fn open_trace(path: &Path, card: u32, gid: &Gid) -> std::io::Result<trace::Writer> {
+    trace::Writer::open(path, card, gid).inspect_err(|error| {
+        let path = path.display();
+        crate::log::line(format_args!(
+            "softefa{card}: SOFTEFA_TRACE={path} cannot be written: {error}. Name a new file in a directory that this user may write, \
+             or unset the variable"
+        ));
+    })
+}
+
 impl Core {
     pub(crate) fn new(card: u32, gid: Gid, config: Config, wires: Wires) -> std::io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let trace = config.trace.as_deref().map(|path| open_trace(path, card, &gid)).transpose()?;
         let reorder_buffer = config.faults.hold().then(|| ReorderBuffer::new(&config.faults, card));
         let mut core = Self {
             card,
@@ -154,6 +170,7 @@ impl Core {
             idle_polls: 0,
             dead_since: None,
             lines: 0,
+            trace,
         };
         core.connections.insert(Connection::loopback(gid));
         core.remote_cards.insert(gid, RemoteCard { connection: Some(LOOPBACK), dead: None });

@@ -173,6 +173,12 @@ fn wait_for_event(shared: &Shared, events: &OwnedFd, time: Duration) {
 impl Core {
     /// Polls everything once; the sockets only now and then, unless `thoroughly`. True when there was work.
     pub(crate) fn poll(&mut self, now: Instant, thoroughly: bool) -> bool {
+        let moved = self.poll_all(now, thoroughly);
+        self.flush_trace();
+        moved
+    }
+
+    fn poll_all(&mut self, now: Instant, thoroughly: bool) -> bool {
         let step = (now - self.polled_at).as_micros() as u64;
         if step > 0 {
             self.polled_at += Duration::from_micros(step);

@@ -122,6 +122,7 @@ impl Core {
         qp.sq.fetch(index, &mut bytes);
         let (meta, wide) = (request::meta_of(&bytes), qp.is_wide());
         let phase = qp.sq.phase_of(index);
+        self.trace_request(qpn, index, &bytes);
         let request = if u8::from(meta.ctrl2.phase()) == phase {
             let request_ids = self.config.faults.request_ids();
             let geometry = Geometry { request_ids, ..if wide { Geometry::WIDE } else { Geometry::NARROW } };
@@ -135,7 +136,7 @@ impl Core {
                 if violation.fatal {
                     self.set_error(qpn);
                 }
-                self.complete_rejected(qpn, &meta, violation.status);
+                self.complete_rejected(qpn, index, &meta, violation.status);
             }
             Ok(request) => self.start(qpn, index, request),
         }
@@ -190,9 +191,10 @@ impl Core {
         qp.sq.fetch(index, &mut bytes);
         let wide = qp.is_wide();
         let meta = request::meta_of(&bytes);
+        self.trace_request(qpn, index, &bytes);
         self.report(qpn, index, rule, &bytes[..if wide { 128 } else { 64 }]);
         self.set_error(qpn);
-        self.complete_rejected(qpn, &meta, INTERNAL);
+        self.complete_rejected(qpn, index, &meta, INTERNAL);
         if advance > 1 {
             self.flush(qpn, index.wrapping_add(1), advance - 1);
         }
@@ -202,11 +204,12 @@ impl Core {
     fn flush(&mut self, qpn: u16, from: u32, advance: u32) {
         let Some(entries) = self.qp(qpn).map(|qp| qp.sq.entries) else { return };
         for n in 0..advance.min(entries) {
-            let mut bytes = [0; 128];
+            let (mut bytes, index) = ([0; 128], from.wrapping_add(n));
             let Some(qp) = self.qp(qpn) else { return };
-            qp.sq.fetch(from.wrapping_add(n), &mut bytes);
+            qp.sq.fetch(index, &mut bytes);
             let meta = request::meta_of(&bytes);
-            self.complete_rejected(qpn, &meta, CompStatus::Flushed);
+            self.trace_request(qpn, index, &bytes);
+            self.complete_rejected(qpn, index, &meta, CompStatus::Flushed);
         }
     }
 

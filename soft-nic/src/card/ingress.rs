@@ -210,6 +210,8 @@ impl Core {
             self.tick(header.dst_qpn, Event::RemoteWrite, false);
             if header.immediate().is_some() {
                 self.push_unsolicited(at, header);
+            } else {
+                self.trace_counted(at, header, Event::RemoteWrite);
             }
         }
         self.answer(at, Header { status, ..Header::new(Kind::Ack, header.token) });

@@ -24,6 +24,7 @@ mod slab;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests;
+mod traced;
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddrV4};

@@ -213,8 +213,9 @@ impl CompletionRing {
         self.map.as_ptr()
     }
 
-    /// Appends an entry; `emit` gives its bytes for the phase of the lap. A reader that is a lap behind loses the oldest, as on hardware.
-    pub fn append(&mut self, emit: impl FnOnce(bool) -> RawCqe) {
+    /// Appends an entry; `emit` gives its bytes for the phase of the lap, which is returned. A reader that is a lap behind loses the oldest,
+    /// as on hardware.
+    pub fn append(&mut self, emit: impl FnOnce(bool) -> RawCqe) -> bool {
         let phase = (self.next >> self.entries.trailing_zeros()) & 1 == 0;
         let mut words = [0u64; 4];
         for (word, bytes) in words.iter_mut().zip(emit(phase).0.as_chunks::<8>().0) {
@@ -229,6 +230,7 @@ impl CompletionRing {
         for signal in &self.signals {
             signal.raise();
         }
+        phase
     }
 }
 

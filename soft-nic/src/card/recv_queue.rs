@@ -9,6 +9,7 @@ use super::core::Core;
 use super::counter::Event;
 use super::qp::{RNR_FOR_EVER, Token};
 use super::request::MAX_SEND_SIZE;
+use crate::address::Gid;
 use crate::wire::packet::{Header, Kind};
 
 /// Buffers of one receive at most.
@@ -54,6 +55,8 @@ impl Core {
             }
             Posted::Receive { buffers, count } => (buffers, count),
         };
+        let index = self.qp(header.dst_qpn).map_or(0, |qp| qp.rq_taken.wrapping_sub(count as u32));
+        self.trace_receive(header.dst_qpn, index, &buffers[..count]);
         let req_id = buffers[0].req_id;
         let skip = if datagrams { DATAGRAM_HEADER } else { 0 };
         let (status, answer) = match self.scatter(pd, &buffers[..count], skip, header, payload) {
@@ -172,14 +175,14 @@ impl Core {
             src_qp_num: header.src_qpn,
             sender,
         };
-        self.complete_receive(&cqe);
+        self.complete_receive(from, &cqe);
     }
 
-    fn complete_receive(&mut self, cqe: &RecvCqe) {
-        let Some(cq) = self.qp(cqe.qp_num).and_then(|qp| qp.recv_cq) else { return };
-        if let Some(cq) = self.cqs.get_mut(cq) {
-            cq.append(|phase| cqe.emit(phase));
-        }
+    fn complete_receive(&mut self, from: Option<Gid>, cqe: &RecvCqe) {
+        let cq = self.qp(cqe.qp_num).and_then(|qp| qp.recv_cq);
+        let cq = cq.and_then(|cq| self.cqs.get_mut(cq));
+        let entry = cq.map(|cq| cq.append(|phase| cqe.emit(phase)));
+        self.trace_received(from, cqe, entry);
     }
 
     /// Handles a violation of the receive queue: the queue pair goes to the error state.
@@ -189,7 +192,8 @@ impl Core {
         qp.rq_taken = index.wrapping_add(1);
         let [low, high] = desc.to_words().map(u64::swap_bytes);
         self.log(format_args!("QP {qpn} receive slot {slot}: {rule}; receive {index}: {low:016x}{high:016x}"));
-        self.complete_receive(&failed_receive(qpn, desc.req_id, CompStatus::LocalQpInternalError));
+        self.trace_receive(qpn, index, &[desc]);
+        self.complete_receive(None, &failed_receive(qpn, desc.req_id, CompStatus::LocalQpInternalError));
         self.tick(qpn, Event::Recv, true);
         self.set_error(qpn);
     }
@@ -200,9 +204,11 @@ impl Core {
         let (from, rung) = (qp.rq_taken, qp.rq.rung_after(qp.rq_taken));
         qp.rq_taken = rung;
         for n in 0..rung.wrapping_sub(from).min(qp.rq.entries) {
-            let Some(desc) = self.qp(qpn).map(|qp| qp.rq.fetch_receive(from.wrapping_add(n))) else { return };
+            let index = from.wrapping_add(n);
+            let Some(desc) = self.qp(qpn).map(|qp| qp.rq.fetch_receive(index)) else { return };
             if desc.lkey_ctrl.first() {
-                self.complete_receive(&failed_receive(qpn, desc.req_id, CompStatus::Flushed));
+                self.trace_receive(qpn, index, &[desc]);
+                self.complete_receive(None, &failed_receive(qpn, desc.req_id, CompStatus::Flushed));
                 self.tick(qpn, Event::Recv, true);
             }
         }

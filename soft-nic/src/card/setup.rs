@@ -143,6 +143,7 @@ impl Core {
         if let Some(buffer) = &mut self.reorder_buffer {
             buffer.forget(qpn);
         }
+        self.trace_closed(qpn);
     }
 
     /// Gives back the queues and counters of a queue pair that is gone.

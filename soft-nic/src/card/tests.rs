@@ -28,6 +28,7 @@ use crate::wire::handshake::{self, Initiator, Session};
 use crate::wire::packet::{HEADER_LEN, Header, Kind};
 
 mod order;
+mod traced;
 
 const PD: u32 = 1;
 
@@ -57,8 +58,11 @@ impl World {
     }
 
     fn with(faults: Faults) -> Self {
+        Self::of(Config { faults, ..Config::default() })
+    }
+
+    fn of(config: Config) -> Self {
         let wires = Wires { listener: None, datagrams: None };
-        let config = Config { faults, ..Config::default() };
         let mut core = Core::new(0, gid(1), config, wires).unwrap();
         core.mute_log();
         let mut bytes = Box::new([0; 8]);

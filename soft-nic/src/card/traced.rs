@@ -1,0 +1,200 @@
+//! The card's records in the trace: what it takes, completes and counts.
+
+use efa_dp_direct::cq::{RawCqe, RecvCqe, Sender};
+use efa_dp_direct::wire::{RxDesc, SendOp, TxCdesc, TxMetaDesc};
+use zerocopy::IntoBytes;
+
+use super::complete::cqe_of;
+use super::core::Core;
+use super::counter::Event;
+use super::request;
+use crate::address::Gid;
+use crate::trace::{Kind, Record, flags};
+use crate::wire::packet::Header;
+
+impl Core {
+    /// Writes the records of the latest poll.
+    #[inline(always)]
+    pub(crate) fn flush_trace(&mut self) {
+        if let Some(trace) = &mut self.trace
+            && let Err(error) = trace.flush()
+        {
+            self.end_trace(&error);
+        }
+    }
+
+    /// A work request that the card took.
+    #[inline(always)]
+    pub(crate) fn trace_request(&mut self, qpn: u16, index: u32, bytes: &[u8; 128]) {
+        if self.trace.is_some() {
+            self.add_request(qpn, index, bytes);
+        }
+    }
+
+    /// A work request that completed.
+    #[inline(always)]
+    pub(crate) fn trace_completion(&mut self, qpn: u16, meta: &TxMetaDesc, done: Completed) {
+        if self.trace.is_some() {
+            self.add_completion(qpn, meta, &done);
+        }
+    }
+
+    /// A receive that the card took.
+    #[inline(always)]
+    pub(crate) fn trace_receive(&mut self, qpn: u16, index: u32, buffers: &[RxDesc]) {
+        if self.trace.is_some() {
+            self.add_receive(qpn, index, buffers);
+        }
+    }
+
+    /// A receive that completed, or a write with immediate data that arrived; `entry` as in [`Completed`].
+    #[inline(always)]
+    pub(crate) fn trace_received(&mut self, from: Option<Gid>, cqe: &RecvCqe, entry: Option<bool>) {
+        if self.trace.is_some() {
+            self.add_received(from, cqe, entry);
+        }
+    }
+
+    /// A peer's write or read that raised a counter of a queue pair, and gave no completion entry.
+    #[inline(always)]
+    pub(crate) fn trace_counted(&mut self, at: u32, header: &Header, event: Event) {
+        if self.trace.is_some() {
+            self.add_counted(at, header, event);
+        }
+    }
+
+    /// A queue pair whose outstanding requests get no completion.
+    pub(crate) fn trace_closed(&mut self, qpn: u16) {
+        if self.trace.is_some() {
+            self.add(Record::new(Kind::Closed, qpn));
+        }
+    }
+
+    #[cold]
+    fn end_trace(&mut self, error: &std::io::Error) {
+        let Some(trace) = self.trace.take() else { return };
+        let path = trace.path().display();
+        self.log(format_args!(
+            "SOFTEFA_TRACE={path} cannot be written: {error}. The trace ends here, and the card continues"
+        ));
+    }
+
+    #[cold]
+    fn add(&mut self, record: Record) {
+        if let Some(trace) = &mut self.trace
+            && let Err(error) = trace.add(record)
+        {
+            self.end_trace(&error);
+        }
+    }
+
+    #[cold]
+    fn add_request(&mut self, qpn: u16, index: u32, bytes: &[u8; 128]) {
+        let meta = request::meta_of(bytes);
+        let peer = self.card_of(meta.ah).filter(|_| meta.ah != 0);
+        let Some(qp) = self.qp(qpn) else { return };
+        let mut record = Record::new(Kind::Request, qpn);
+        record.op = meta.ctrl1.op_type();
+        (record.index, record.slot) = (index.into(), qp.sq.slot_of(index).into());
+        record.request_id = meta.req_id_ex.wr_id(meta.req_id).into();
+        (record.ah, record.peer_qpn) = (meta.ah.into(), meta.dest_qp_num.into());
+        record.set_bytes(&bytes[..qp.sq.entry_size as usize]);
+        if let Some(gid) = peer {
+            record.set_peer(&gid);
+        }
+        self.add(record);
+    }
+
+    #[cold]
+    fn add_completion(&mut self, qpn: u16, meta: &TxMetaDesc, done: &Completed) {
+        let Some(qp) = self.qp(qpn) else { return };
+        let cqe = cqe_of(qpn, meta, done.status);
+        let mut record = Record::new(Kind::Completion, qpn);
+        (record.op, record.status) = (meta.ctrl1.op_type(), done.status);
+        (record.index, record.slot) = (done.index.into(), qp.sq.slot_of(done.index).into());
+        (record.request_id, record.length) = (cqe.wr_id.into(), done.length.into());
+        let counts = |event: Event| !qp.counters[event as usize].is_empty();
+        if done.event.map_or_else(|| [Event::Send, Event::Write, Event::Read].into_iter().any(counts), counts) {
+            record.flags |= flags::COUNTED;
+        }
+        if let Some(phase) = done.entry {
+            record.flags |= flags::ENTRY;
+            record.set_bytes(&cqe.emit(phase).0[..TxCdesc::SIZE]);
+        }
+        self.add(record);
+    }
+
+    #[cold]
+    fn add_receive(&mut self, qpn: u16, index: u32, buffers: &[RxDesc]) {
+        let Some(qp) = self.qp(qpn) else { return };
+        let mut record = Record::new(Kind::Receive, qpn);
+        (record.index, record.slot) = (index.into(), qp.rq.slot_of(index).into());
+        record.request_id = buffers.first().map_or(0, |first| u64::from(first.req_id)).into();
+        record.length = buffers.iter().map(|buffer| u32::from(buffer.length)).sum::<u32>().into();
+        let words: Vec<u64> = buffers.iter().flat_map(|buffer| buffer.to_words()).map(u64::to_le).collect();
+        record.set_bytes(words.as_bytes());
+        self.add(record);
+    }
+
+    #[cold]
+    fn add_received(&mut self, from: Option<Gid>, cqe: &RecvCqe, entry: Option<bool>) {
+        let Some(qp) = self.qp(cqe.qp_num) else { return };
+        let mut record = Record::new(Kind::Received, cqe.qp_num);
+        record.op = cqe.op.map_or_else(|raw| raw, SendOp::raw);
+        (record.status, record.length) = (cqe.status.raw(), cqe.length.into());
+        (record.request_id, record.peer_qpn) = (u64::from(cqe.req_id).into(), cqe.src_qp_num.into());
+        let event = if cqe.unsolicited { Event::RemoteWrite } else { Event::Recv };
+        if !qp.counters[event as usize].is_empty() {
+            record.flags |= flags::COUNTED;
+        }
+        if let Some(imm) = cqe.imm {
+            record.flags |= flags::IMM;
+            record.imm = imm.into();
+        }
+        if let Sender::Ah(ah) = cqe.sender {
+            record.ah = ah.into();
+        }
+        if let Some(phase) = entry {
+            record.flags |= flags::ENTRY;
+            // The GID of a sender without an address handle has the secret of its card.
+            let sender = match cqe.sender {
+                Sender::Gid(Some(_)) => Sender::Gid(from.map(|gid| Gid { secret: [0; 8], ..gid }.to_bytes())),
+                sender => sender,
+            };
+            let RawCqe(bytes) = RecvCqe { sender, ..*cqe }.emit(phase);
+            record.set_bytes(&bytes);
+        }
+        if let Some(gid) = from {
+            record.set_peer(&gid);
+        }
+        self.add(record);
+    }
+
+    #[cold]
+    fn add_counted(&mut self, at: u32, header: &Header, event: Event) {
+        let from = self.connections.get(at).and_then(|connection| connection.peer);
+        let counted = self.qp(header.dst_qpn).is_some_and(|qp| !qp.counters[event as usize].is_empty());
+        if !counted {
+            return;
+        }
+        let mut record = Record::new(Kind::Counted, header.dst_qpn);
+        record.op = if event == Event::RemoteRead { SendOp::RdmaRead } else { SendOp::RdmaWrite }.raw();
+        (record.flags, record.length, record.peer_qpn) = (flags::COUNTED, header.total.into(), header.src_qpn.into());
+        if let Some(gid) = from {
+            record.set_peer(&gid);
+        }
+        self.add(record);
+    }
+}
+
+/// A work request that completed.
+pub(crate) struct Completed {
+    pub index: u32,
+    pub status: u8,
+    /// Bytes of the transfer.
+    pub length: u32,
+    /// The event that its counters count; `None` counts as an error of every event.
+    pub event: Option<Event>,
+    /// The phase of the completion entry, if one was written.
+    pub entry: Option<bool>,
+}
