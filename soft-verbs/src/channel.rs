@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -15,12 +14,12 @@ use crate::cq::Cq;
 use crate::guard::{Errno, object, status};
 use crate::uses::Uses;
 
-/// A pipe, into which the card writes the number of a completion queue for each event.
+/// A pipe, into which the card writes the address of a completion queue for each event, as the kernel does: libfabric reads it itself.
 #[repr(C)]
 pub(crate) struct Channel {
     raw: ib::ibv_comp_channel,
     writer: OwnedFd,
-    /// The open completion queues of the channel, by number.
+    /// The open completion queues of the channel, by address as a number.
     queues: Mutex<HashMap<u64, *mut Cq>>,
     uses: Uses,
 }
@@ -35,11 +34,9 @@ pub(crate) unsafe fn channel_at<'a>(channel: *const ib::ibv_comp_channel) -> Res
 }
 
 impl Channel {
-    /// A number for a new queue of the channel, and its signal.
-    pub(crate) fn signal(&self) -> Result<(u64, Arc<Signal>), Errno> {
-        static NUMBER: AtomicU64 = AtomicU64::new(1);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Ok((number, Arc::new(Signal::numbered(self.writer.try_clone()?, number))))
+    /// The signal of a queue of the channel.
+    pub(crate) fn signal(&self, number: u64) -> Result<Arc<Signal>, Errno> {
+        Ok(Arc::new(Signal::numbered(self.writer.try_clone()?, number)))
     }
 
     pub(crate) fn attach(&self, number: u64, cq: *mut Cq) {
@@ -47,7 +44,7 @@ impl Channel {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).insert(number, cq);
     }
 
-    /// Removes a queue, whose events that are left in the pipe are then ignored.
+    /// Removes a queue, whose events that are left in the pipe are then ignored, unless a later queue of the channel has its address.
     pub(crate) fn detach(&self, number: u64) {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
         self.uses.end();

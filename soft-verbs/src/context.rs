@@ -16,7 +16,7 @@ use crate::device::{self, Device};
 use crate::guard::{Errno, entry, status};
 use crate::queues::Queues;
 use crate::uses::Uses;
-use crate::{cq, post, qp};
+use crate::{cq, parent, post, qp};
 
 /// Inline bytes of 64-byte and of 128-byte work requests.
 pub(crate) const NARROW_INLINE: u32 = 32;
@@ -73,6 +73,9 @@ impl Context {
             query_device_ex: Some(query_device_ex),
             create_cq_ex: Some(cq::create_ex),
             create_qp_ex: Some(qp::create_ex),
+            alloc_td: Some(parent::alloc_td),
+            dealloc_td: Some(parent::dealloc_td),
+            alloc_parent_domain: Some(parent::alloc_parent_domain),
             ..ib::verbs_context::default()
         };
         raw.context = ib::ibv_context {
@@ -228,6 +231,7 @@ unsafe extern "C" fn query_port(
             // Four lanes of 25 Gbit/s, as the link speed of softefa.
             active_width: 2,
             active_speed: 32,
+            active_speed_ex: 32,
             phys_state: 5,
             link_layer: ib::IBV_LINK_LAYER_UNSPECIFIED as u8,
             ..ib::ibv_port_attr::default()
@@ -246,6 +250,17 @@ unsafe extern "C" fn ibv_query_port(
 ) -> c_int {
     // SAFETY: the old struct is the beginning of the new one up to `port_cap_flags2`.
     unsafe { query_port(raw, port, attr.cast(), offset_of!(ib::ibv_port_attr, port_cap_flags2)) }
+}
+
+/// The speed of the port's lanes in all, in units of 100 Mbit/s.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_port_speed(_raw: *mut ib::ibv_context, port: u32, speed: *mut u64) -> c_int {
+    status("ibv_query_port_speed", || {
+        check_port(port, 0)?;
+        // SAFETY: null, or a variable of the program that is writable during the call.
+        *unsafe { speed.as_mut() }.ok_or(Errno::INVAL)? = 1000;
+        Ok(())
+    })
 }
 
 fn check_port(port: u32, index: u32) -> Result<(), Errno> {

@@ -4,6 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
+use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use crate::bindings as ib;
 use crate::channel::channel_at;
 use crate::context::{Context, MAX_CQE, VECTORS, context};
 use crate::guard::{Errno, entry, object, refuse, status};
+use crate::pd::pd_at;
 use crate::uses::{Turn, Uses};
 
 /// A completion queue. The program reads the fields of `raw`, of which `own` keeps what does not change.
@@ -33,8 +35,11 @@ pub(crate) struct Cq {
     /// The ring in the program's memory.
     buffer: *mut u8,
     entries: u32,
-    /// Number in the channel, and the signal of events.
-    event: Option<(u64, Arc<Signal>)>,
+    /// The doorbell that arms events; null without a channel.
+    doorbell: *mut u32,
+    /// The signal of events.
+    event: Option<Arc<Signal>>,
+    parent_domain: *mut ib::ibv_pd,
     turn: Turn,
     reader: Mutex<Reader>,
     /// Queue pairs that complete here.
@@ -211,14 +216,23 @@ unsafe fn create(
     const CALL: &str = "ibv_create_cq_ex";
     // SAFETY: this function's caller passes null or an open context.
     let open = unsafe { context(raw) }?;
-    if attr.comp_mask & !ib::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+    if attr.comp_mask & !(ib::IBV_CQ_INIT_ATTR_MASK_FLAGS | ib::IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
         return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("unsupported comp_mask {:#x}", attr.comp_mask)));
     }
-    if attr.comp_mask != 0 && attr.flags & !ib::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
+    if attr.comp_mask & ib::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
+        && attr.flags & !ib::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
+    {
         return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("unsupported flags {:#x}", attr.flags)));
     }
     if attr.wc_flags & !u64::from(ib::IBV_CREATE_CQ_SUP_WC_FLAGS & STANDARD_FLAGS) != 0 {
         return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("unsupported wc_flags {:#x}", attr.wc_flags)));
+    }
+    let has_parent = attr.comp_mask & ib::IBV_CQ_INIT_ATTR_MASK_PD != 0;
+    let parent_domain = if has_parent { attr.parent_domain } else { ptr::null_mut() };
+    // SAFETY: the program passes null or an open domain.
+    let parent = has_parent.then(|| unsafe { pd_at(parent_domain) }).transpose()?;
+    if parent.is_some_and(|parent| parent.parent.is_none() || parent.context() != raw) {
+        return Err(refuse(CALL, Errno::INVAL, format_args!("parent_domain is no parent domain of the context")));
     }
     if attr.cqe == 0 || attr.cqe > MAX_CQE || attr.comp_vector >= VECTORS as u32 {
         return Err(Errno::INVAL);
@@ -245,10 +259,12 @@ unsafe fn create(
         // SAFETY: not null, so the program passes an open channel.
         Some(unsafe { channel_at(attr.channel) }?)
     };
-    let event = channel.map(|channel| channel.signal()).transpose()?;
-    ring.signals.extend(event.iter().map(|(_, signal)| signal.clone()));
+    let place = Box::<Cq>::new_uninit();
+    let number = place.as_ptr() as u64;
+    let event = channel.map(|channel| channel.signal(number)).transpose()?;
+    ring.signals.extend(event.iter().cloned());
+    let doorbell = if event.is_some() { ring.add_doorbell()? } else { ptr::null_mut() };
     let reader = Reader { buffer: ring.buffer(), entries: attr.cqe, next: 0, current: None };
-    let number = event.as_ref().map(|(number, _)| *number);
     let ring = open.card.lock().cqs.insert(ring);
     let fields = || ib::ibv_cq_ex {
         context: raw,
@@ -260,22 +276,27 @@ unsafe fn create(
     };
     let mut shown = fields();
     fill_functions(&mut shown, attr.wc_flags);
-    let cq = Box::new(Cq {
+    let cq = Cq {
         raw: UnsafeCell::new(shown),
         dv: dv_functions(dv.wc_flags),
         own: fields(),
         ring,
         buffer,
         entries: attr.cqe,
+        doorbell,
         event,
+        parent_domain,
         turn: Turn::default(),
         reader: Mutex::new(reader),
         uses: Uses::default(),
         unacknowledged: AtomicU32::new(0),
-    });
+    };
+    let cq = Box::into_raw(Box::write(place, cq));
     open.uses.begin();
-    let cq = Box::into_raw(cq);
-    if let Some((channel, number)) = channel.zip(number) {
+    if let Some(parent) = parent {
+        parent.uses.begin();
+    }
+    if let Some(channel) = channel {
         channel.attach(number, cq);
     }
     Ok(cq.cast())
@@ -385,9 +406,13 @@ unsafe extern "C" fn ibv_destroy_cq(raw: *mut ib::ibv_cq) -> c_int {
         // SAFETY: the context of a queue is open.
         let open = unsafe { context(cq.own.context) }?;
         let ring = open.card.lock().close_cq(cq.ring)?;
-        if let Some((number, _)) = &cq.event {
+        if cq.event.is_some() {
             // SAFETY: a channel counts its queues and is open.
-            unsafe { channel_at(cq.own.channel) }?.detach(*number);
+            unsafe { channel_at(cq.own.channel) }?.detach(raw as u64);
+        }
+        // SAFETY: a queue keeps its parent domain open.
+        if let Ok(parent) = unsafe { pd_at(cq.parent_domain) } {
+            parent.end_use();
         }
         open.uses.end();
         drop(ring);
@@ -404,7 +429,7 @@ pub(crate) unsafe extern "C" fn req_notify(raw: *mut ib::ibv_cq, solicited_only:
         if solicited_only != 0 {
             return Err(Errno::UNSUPPORTED);
         }
-        cq.event.as_ref().ok_or(Errno::INVAL)?.1.arm();
+        cq.event.as_ref().ok_or(Errno::INVAL)?.arm();
         Ok(())
     })
 }
@@ -601,11 +626,11 @@ unsafe extern "C" fn efadv_query_cq(raw: *mut ib::ibv_cq, attr: *mut ib::efadv_c
         if (size as usize) < offset_of!(ib::efadv_cq_attr, doorbell) {
             return Err(Errno::INVAL);
         }
-        // Events are armed by a call alone: the ring has no doorbell.
         let whole = ib::efadv_cq_attr {
             buffer: cq.buffer,
             entry_size: CQ_ENTRY_LEN,
             num_entries: cq.entries,
+            doorbell: cq.doorbell,
             ..ib::efadv_cq_attr::default()
         };
         // SAFETY: the program gives `size` writable bytes.

@@ -17,6 +17,7 @@ mod cq;
 mod device;
 mod dv;
 mod guard;
+mod parent;
 mod pd;
 mod post;
 mod qp;

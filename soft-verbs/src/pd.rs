@@ -13,6 +13,7 @@ use soft_nic::memory::{self, Mapping};
 use crate::bindings as ib;
 use crate::context::{PORT, context};
 use crate::guard::{Errno, object, refuse, status};
+use crate::parent::Parent;
 use crate::uses::Uses;
 
 #[repr(C)]
@@ -21,6 +22,8 @@ pub(crate) struct Pd {
     pub(crate) card: Arc<Card>,
     /// Number on the card.
     pub(crate) number: u32,
+    /// A parent domain is the domain that it holds under another pointer.
+    pub(crate) parent: Option<Parent>,
     pub(crate) uses: Uses,
 }
 
@@ -34,6 +37,12 @@ pub(crate) unsafe fn pd_at<'a>(pd: *const ib::ibv_pd) -> Result<&'a Pd, Errno> {
 }
 
 impl Pd {
+    /// A parent domain of this one.
+    pub(crate) fn over(pd: &Self, parent: Parent) -> Self {
+        let raw = ib::ibv_pd { context: pd.raw.context, handle: pd.raw.handle };
+        Self { raw, card: pd.card.clone(), number: pd.number, parent: Some(parent), uses: Uses::default() }
+    }
+
     pub(crate) fn context(&self) -> *mut ib::ibv_context {
         self.raw.context
     }
@@ -55,6 +64,7 @@ unsafe extern "C" fn ibv_alloc_pd(raw: *mut ib::ibv_context) -> *mut ib::ibv_pd 
             raw: ib::ibv_pd { context: raw, handle: number },
             card: open.card.clone(),
             number,
+            parent: None,
             uses: Uses::default(),
         };
         Ok(Box::into_raw(Box::new(pd)).cast())
@@ -67,9 +77,12 @@ unsafe extern "C" fn ibv_dealloc_pd(raw: *mut ib::ibv_pd) -> c_int {
         // SAFETY: the program passes an open domain.
         let pd = unsafe { pd_at(raw) }?;
         pd.uses.none()?;
-        // SAFETY: the context of a domain is open.
-        unsafe { context(pd.raw.context) }?.uses.end();
-        // SAFETY: `ibv_alloc_pd` made the domain from a box, no object uses it, and the program does not use it after this call.
+        match &pd.parent {
+            Some(parent) => parent.end()?,
+            // SAFETY: the context of a domain is open.
+            None => unsafe { context(pd.raw.context) }?.uses.end(),
+        }
+        // SAFETY: `ibv_alloc_pd` or `alloc_parent_domain` made the domain from a box, no object uses it, and the program does not use it after this call.
         drop(unsafe { Box::from_raw(raw.cast::<Pd>()) });
         Ok(())
     })
@@ -256,7 +269,7 @@ unsafe extern "C" fn ibv_create_ah(raw: *mut ib::ibv_pd, attr: *mut ib::ibv_ah_a
         // SAFETY: all bytes of the union are a GID's.
         let gid = Gid::from_bytes(unsafe { attr.grh.dgid.raw })
             .map_err(|error| refuse("ibv_create_ah", Errno::INVAL, format_args!("the destination GID {error}")))?;
-        let number = pd.card.lock().open_handle(gid)?;
+        let number = pd.card.lock().open_handle(pd.number, gid)?;
         pd.uses.begin();
         let ah = ib::ibv_ah { context: pd.raw.context, pd: raw, handle: number.into() };
         Ok(Box::into_raw(Box::new(Ah { raw: ah, number })).cast())

@@ -25,7 +25,7 @@ const NOWHERE: Destination = Destination { ah: 0, qpn: 0, qkey: 0 };
 fn validate(qp: &QueuePair, flags: c_uint) -> Result<(), Errno> {
     let known = ib::IBV_SEND_SIGNALED | ib::IBV_SEND_INLINE;
     let signaled = qp.signal_all || flags & ib::IBV_SEND_SIGNALED != 0;
-    if qp.state() != ib::IBV_QPS_RTS || !signaled || flags & !known != 0 {
+    if !matches!(qp.state(), ib::IBV_QPS_RTS | ib::IBV_QPS_SQD) || !signaled || flags & !known != 0 {
         return Err(Errno::INVAL);
     }
     Ok(())

@@ -143,6 +143,7 @@ unsafe fn create(
         let number = core.open_qp(pd.number, request_size, sends, descs)?;
         let qp = core.qp(number).ok_or(Errno::NOMEM)?;
         qp.datagrams = attr.qp_type == ib::IBV_QPT_UD;
+        qp.unsolicited_writes = u32::from(dv.flags) & ib::EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV != 0;
         let sizes = Sizes {
             max_batch: qp.max_batch,
             start: qp.taken,
@@ -295,7 +296,9 @@ fn transition(from: ib::ibv_qp_state, to: ib::ibv_qp_state, srd: bool) -> Option
         (ib::IBV_QPS_INIT, ib::IBV_QPS_INIT) => (0, INIT),
         (ib::IBV_QPS_INIT, ib::IBV_QPS_RTR) => (0, ib::IBV_QP_PKEY_INDEX | ib::IBV_QP_QKEY),
         (ib::IBV_QPS_RTR, ib::IBV_QPS_RTS) => (ib::IBV_QP_SQ_PSN, ib::IBV_QP_CUR_STATE | ib::IBV_QP_QKEY | rnr),
-        (ib::IBV_QPS_RTS, ib::IBV_QPS_RTS) => (0, ib::IBV_QP_CUR_STATE | ib::IBV_QP_QKEY),
+        (ib::IBV_QPS_RTS | ib::IBV_QPS_SQD, ib::IBV_QPS_RTS) => (0, ib::IBV_QP_CUR_STATE | ib::IBV_QP_QKEY),
+        (ib::IBV_QPS_RTS, ib::IBV_QPS_SQD) => (0, ib::IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        (ib::IBV_QPS_SQD, ib::IBV_QPS_SQD) => (0, ib::IBV_QP_PKEY_INDEX | ib::IBV_QP_QKEY),
         _ => return None,
     })
 }
@@ -416,6 +419,8 @@ impl QueuePair {
             let id = |cntr: &*mut CompCntr| unsafe { &**cntr }.number;
             let counters = settings.counters.each_ref().map(|cntr| cntr.iter().map(id).collect());
             core.enable_qp(self.number, send, Some(recv), counters)?;
+        } else if matches!(to, ib::IBV_QPS_RTS | ib::IBV_QPS_SQD) {
+            core.pause_sends(self.number, to == ib::IBV_QPS_SQD);
         }
         Ok(())
     }
@@ -577,7 +582,7 @@ unsafe extern "C" fn ibv_qp_attach_comp_cntr(
         if attr.comp_mask != 0 || attr.op_mask & !ALL_EVENTS != 0 {
             return Err(Errno::UNSUPPORTED);
         }
-        let late = matches!(qp.state(), ib::IBV_QPS_RTS | ib::IBV_QPS_ERR);
+        let late = matches!(qp.state(), ib::IBV_QPS_RTS | ib::IBV_QPS_SQD | ib::IBV_QPS_ERR);
         if attr.op_mask == 0 || late || counter.context() != qp.own.context {
             return Err(Errno::INVAL);
         }
@@ -618,6 +623,7 @@ mod tests {
     fn states_follow_the_tables_of_the_driver() {
         use ib::{
             IBV_QPS_ERR as ERR, IBV_QPS_INIT as INIT, IBV_QPS_RESET as RESET, IBV_QPS_RTR as RTR, IBV_QPS_RTS as RTS,
+            IBV_QPS_SQD as SQD,
         };
         let allowed = [
             (RESET, RESET),
@@ -632,11 +638,16 @@ mod tests {
             (RTS, RESET),
             (RTS, ERR),
             (RTS, RTS),
+            (RTS, SQD),
+            (SQD, RESET),
+            (SQD, ERR),
+            (SQD, SQD),
+            (SQD, RTS),
             (ERR, RESET),
             (ERR, ERR),
         ];
-        for from in [RESET, INIT, RTR, RTS, ERR] {
-            for to in [RESET, INIT, RTR, RTS, ERR] {
+        for from in [RESET, INIT, RTR, RTS, SQD, ERR] {
+            for to in [RESET, INIT, RTR, RTS, SQD, ERR] {
                 assert_eq!(transition(from, to, true).is_some(), allowed.contains(&(from, to)), "{from} to {to}");
             }
         }

@@ -1,4 +1,4 @@
-/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|refused. It ends with "PART: good". */
+/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|refused|states|domains. It ends with "PART: good". */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -60,6 +60,8 @@ extern int ibv_set_comp_cntr(struct ibv_comp_cntr *, uint64_t);
 extern int ibv_inc_comp_cntr(struct ibv_comp_cntr *, uint64_t);
 extern int ibv_read_err_comp_cntr(struct ibv_comp_cntr *, uint64_t *);
 extern int ibv_qp_attach_comp_cntr(struct ibv_qp *, struct ibv_comp_cntr *, struct attach_attr *);
+
+extern int ibv_query_port_speed(struct ibv_context *, uint32_t, uint64_t *);
 
 #define CHECK(condition)                                                                                                          \
 	do {                                                                                                                      \
@@ -204,6 +206,14 @@ static struct ibv_wc wait_plain(struct ibv_cq *cq)
 	return wc;
 }
 
+/* Polls for 20 ms and finds nothing. */
+static void nothing_for_a_while(struct ibv_cq *cq)
+{
+	struct ibv_wc wc;
+	for (double until = now() + 0.02; now() < until;)
+		CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
+}
+
 static void start(struct ibv_qp_ex *qp, uint64_t id)
 {
 	ibv_wr_start(qp);
@@ -260,12 +270,16 @@ static void part_srd(void)
 		ibv_end_poll(send);
 	}
 
-	/* A write with immediate data, and a read of it, in one session. */
+	/* A write with immediate data takes a receive, and waits for one. Its buffer stays as it is. */
 	memset(memory, 0x5a, 512);
 	start(qp, 1);
 	ibv_wr_rdma_write_imm(qp, mr->rkey, (uintptr_t)memory + HALF, htobe32(5));
 	CHECK(!finish(qp, b->qp_num, 0, 512));
+	nothing_for_a_while(ibv_cq_ex_to_cq(send));
+	nothing_for_a_while(ibv_cq_ex_to_cq(recv));
+	CHECK(!post_receive(b, 77, SIZE - 64, 64));
 	wait_ex(recv);
+	CHECK(recv->wr_id == 77 && memory[SIZE - 64] == 0);
 	CHECK(ibv_wc_read_opcode(recv) == IBV_WC_RECV_RDMA_WITH_IMM && ibv_wc_read_byte_len(recv) == 512);
 	CHECK(ibv_wc_read_imm_data(recv) == htobe32(5));
 	ibv_end_poll(recv);
@@ -377,6 +391,33 @@ static void part_events(void)
 		ibv_ack_cq_events(recv, 1);
 		CHECK(wait_plain(recv).wr_id == 5 && wait_plain(send).wr_id == 11);
 	}
+	/*
+	 * The same by the mapped doorbell and the descriptor alone, as libfabric does: the consumer index, the number of events taken, and the
+	 * bit that arms.
+	 */
+	struct cq_attr ring;
+	CHECK(!efadv_query_cq(recv, &ring, sizeof(ring)) && ring.doorbell);
+	uint32_t consumed = 20;
+	for (uint32_t taken = 0; taken < 9; taken++) {
+		CHECK(poll(&fd, 1, 0) == 0);
+		/* Completions that wait when the doorbell is written raise an event too. */
+		bool early = taken % 3 == 1;
+		if (!early)
+			*(volatile uint32_t *)ring.doorbell = 1u << 31 | (taken & 3) << 29 | (consumed & 0xffff);
+		CHECK(!post_receive(b, 5, HALF, 140));
+		CHECK(!send_plain(a, b->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 100));
+		CHECK(wait_plain(send).wr_id == 11);
+		if (early) {
+			CHECK(poll(&fd, 1, 20) == 0);
+			*(volatile uint32_t *)ring.doorbell = 1u << 31 | (taken & 3) << 29 | (consumed & 0xffff);
+		}
+		uint64_t handle = 0;
+		CHECK(poll(&fd, 1, 30000) == 1);
+		CHECK(read(channel->fd, &handle, sizeof(handle)) == sizeof(handle) && handle == (uintptr_t)recv);
+		CHECK(wait_plain(recv).wr_id == 5);
+		consumed++;
+	}
+	ibv_ack_cq_events(recv, 9);
 	/* The program makes the descriptor non-blocking. */
 	CHECK(!fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK));
 	struct ibv_cq *cq;
@@ -388,6 +429,130 @@ static void part_events(void)
 	CHECK(!fcntl(context->async_fd, F_SETFL, O_NONBLOCK));
 	struct ibv_async_event event;
 	CHECK(ibv_get_async_event(context, &event) == -1 && errno == EAGAIN);
+}
+
+/* The state SQD: what is posted waits until the queue pair is in RTS again. */
+static void part_states(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
+	struct ibv_qp *qp = srd(cq);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_SQD };
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == EINVAL);
+	to_init(qp);
+	to_rts(qp);
+	for (int round = 0; round < 3; round++) {
+		attr.qp_state = IBV_QPS_SQD;
+		CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY) && qp->state == IBV_QPS_SQD);
+		CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX));
+		CHECK(!post_receive(qp, 4, HALF, 64));
+		for (int i = 0; i < 16; i++)
+			CHECK(!send_plain(qp, qp->qp_num, i ? QKEY + 1 : QKEY, mr->lkey, IBV_SEND_SIGNALED, 8));
+		CHECK(send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8) == ENOMEM);
+		nothing_for_a_while(cq);
+		attr.qp_state = IBV_QPS_RTS;
+		CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+		int good = 0;
+		for (int i = 0; i < 17; i++)
+			good += wait_plain(cq).status == IBV_WC_SUCCESS;
+		CHECK(good == 2);
+	}
+	/* The error state flushes what waits. */
+	attr.qp_state = IBV_QPS_SQD;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	CHECK(!send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8));
+	attr.qp_state = IBV_QPS_ERR;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	CHECK(wait_plain(cq).status == IBV_WC_WR_FLUSH_ERR);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq));
+}
+
+/* Address handles belong to a domain; parent domains and thread domains. */
+static void part_domains(void)
+{
+	struct ibv_pd *second = ibv_alloc_pd(context);
+	struct ibv_ah_attr at = { .port_num = 1, .is_global = 1 };
+	CHECK(second && !ibv_query_gid(context, 1, 0, &at.grh.dgid));
+	struct ibv_ah *foreign = ibv_create_ah(second, &at), *own = ah, *again = ibv_create_ah(pd, &at);
+	CHECK(foreign && again);
+	struct efadv_ah_attr numbers[3];
+	CHECK(!efadv_query_ah(foreign, &numbers[0], sizeof(*numbers)) && !efadv_query_ah(own, &numbers[1], sizeof(*numbers)));
+	CHECK(!efadv_query_ah(again, &numbers[2], sizeof(*numbers)));
+	CHECK(numbers[0].ahn != numbers[1].ahn && numbers[1].ahn == numbers[2].ahn);
+	struct ibv_cq_ex *cq = extended_cq();
+	struct ibv_qp *qp = srd(ibv_cq_ex_to_cq(cq));
+	to_init(qp);
+	to_rts(qp);
+	ah = foreign;
+	CHECK(!send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8));
+	CHECK(wait_plain(ibv_cq_ex_to_cq(cq)).status == IBV_WC_LOC_QP_OP_ERR);
+	ah = own;
+
+	/* A queue pair of a domain without a handle for the sender learns the sender's GID. */
+	struct ibv_mr *of_pd = mr;
+	struct ibv_ah *of_second = foreign;
+	CHECK(!ibv_destroy_ah(of_second));
+	struct ibv_qp_init_attr_ex attr = srd_attr(ibv_cq_ex_to_cq(cq));
+	attr.pd = second;
+	struct efadv_qp_init_attr dv = { .driver_qp_type = EFADV_QP_DRIVER_TYPE_SRD };
+	struct ibv_qp *receiver = efadv_create_qp_ex(context, &attr, &dv, sizeof(dv));
+	CHECK(receiver);
+	to_init(receiver);
+	to_rts(receiver);
+	mr = ibv_reg_mr(second, memory, SIZE, ALL);
+	CHECK(mr && !post_receive(receiver, 6, HALF, 64));
+	CHECK(!send_plain(qp, receiver->qp_num, QKEY, of_pd->lkey, IBV_SEND_SIGNALED, 8));
+	for (int i = 0; i < 2; i++) {
+		wait_ex(cq);
+		CHECK(cq->status == IBV_WC_SUCCESS);
+		if (ibv_wc_read_opcode(cq) == IBV_WC_RECV) {
+			union ibv_gid gid;
+			CHECK(ibv_wc_read_slid(cq) == 0xffff && !efadv_wc_read_sgid(efadv_cq_from_ibv_cq_ex(cq), &gid));
+			CHECK(!memcmp(&gid, &at.grh.dgid, sizeof(gid)));
+		}
+		ibv_end_poll(cq);
+	}
+	CHECK(!ibv_destroy_qp(receiver) && !ibv_dereg_mr(mr));
+	mr = of_pd;
+
+	struct ibv_td_init_attr init = { .comp_mask = 1 };
+	REFUSES(ibv_alloc_td(context, &init), EOPNOTSUPP);
+	init.comp_mask = 0;
+	struct ibv_td *td = ibv_alloc_td(context, &init);
+	CHECK(td && td->context == context);
+	struct ibv_parent_domain_init_attr of_parent = { .td = td };
+	REFUSES(ibv_alloc_parent_domain(context, &of_parent), EINVAL);
+	of_parent.pd = second;
+	of_parent.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
+	REFUSES(ibv_alloc_parent_domain(context, &of_parent), EOPNOTSUPP);
+	of_parent.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &of_parent);
+	CHECK(parent && parent->handle == second->handle);
+	of_parent.pd = parent;
+	REFUSES(ibv_alloc_parent_domain(context, &of_parent), EINVAL);
+	CHECK(ibv_dealloc_td(td) == EBUSY && ibv_dealloc_pd(second) == EBUSY);
+	struct ibv_cq_init_attr_ex of_cq = { .cqe = 16, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = second };
+	REFUSES(ibv_create_cq_ex(context, &of_cq), EINVAL);
+	of_cq.parent_domain = parent;
+	struct ibv_cq_ex *inner = ibv_create_cq_ex(context, &of_cq);
+	CHECK(inner && ibv_dealloc_pd(parent) == EBUSY);
+	attr = srd_attr(ibv_cq_ex_to_cq(inner));
+	attr.pd = parent;
+	struct ibv_qp *within = efadv_create_qp_ex(context, &attr, &dv, sizeof(dv));
+	CHECK(within && !ibv_destroy_cq(ibv_cq_ex_to_cq(inner)) == 0);
+	/* Memory of the domain that the parent domain holds serves its queue pairs. */
+	mr = ibv_reg_mr(second, memory, SIZE, ALL);
+	ah = ibv_create_ah(parent, &at);
+	CHECK(mr && ah);
+	to_init(within);
+	to_rts(within);
+	CHECK(!post_receive(within, 8, HALF, 64));
+	CHECK(!send_plain(within, within->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8));
+	CHECK(wait_plain(ibv_cq_ex_to_cq(inner)).status == IBV_WC_SUCCESS && wait_plain(ibv_cq_ex_to_cq(inner)).status == IBV_WC_SUCCESS);
+	CHECK(!ibv_destroy_ah(ah) && !ibv_dereg_mr(mr) && !ibv_destroy_qp(within) && !ibv_destroy_cq(ibv_cq_ex_to_cq(inner)));
+	CHECK(!ibv_dealloc_pd(parent) && !ibv_dealloc_td(td) && !ibv_dealloc_pd(second));
+	mr = of_pd;
+	ah = own;
+	CHECK(!ibv_destroy_ah(again) && !ibv_destroy_qp(qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
 }
 
 static void part_counters(void)
@@ -517,6 +682,8 @@ static void refused_objects(void)
 	struct ibv_port_attr port;
 	union ibv_gid gid;
 	CHECK(ibv_query_port(context, 2, &port) == EINVAL);
+	uint64_t speed = 0;
+	CHECK(ibv_query_port_speed(context, 2, &speed) == EINVAL && !ibv_query_port_speed(context, 1, &speed) && speed == 1000);
 	CHECK(!ibv_query_port(context, 1, &port) && port.state == IBV_PORT_ACTIVE && port.gid_tbl_len == 1);
 	CHECK(ibv_query_gid(context, 1, 1, &gid) == -1);
 	struct efadv_device_attr device;
@@ -673,7 +840,7 @@ int main(int argc, char **argv)
 {
 	const struct { const char *name; void (*run)(void); } parts[] = {
 		{ "srd", part_srd }, { "ud", part_ud }, { "events", part_events }, { "counters", part_counters },
-		{ "gda", part_gda }, { "refused", part_refused },
+		{ "gda", part_gda }, { "refused", part_refused }, { "states", part_states }, { "domains", part_domains },
 	};
 	for (size_t i = 0; argc == 2 && i < sizeof(parts) / sizeof(*parts); i++) {
 		if (strcmp(argv[1], parts[i].name))
@@ -684,6 +851,6 @@ int main(int argc, char **argv)
 		printf("%s: good\n", parts[i].name);
 		return 0;
 	}
-	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|refused\n");
+	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|refused|states|domains\n");
 	return 2;
 }

@@ -36,6 +36,7 @@ pub(super) struct Av {
 /// The addresses, as endpoints use them.
 pub(super) struct AvTable {
     card: Arc<Card>,
+    pd: u32,
     entries: Mutex<Entries>,
 }
 
@@ -82,7 +83,7 @@ impl AvTable {
             entry.uses += 1;
             return Ok(at);
         }
-        let ahn = self.card.lock().open_handle(address.gid)?;
+        let ahn = self.card.lock().open_handle(self.pd, address.gid)?;
         let at = entries.next;
         entries.next += 1;
         entries.table.insert(at, Entry { address, ahn, uses: 1 });
@@ -168,7 +169,7 @@ pub(super) unsafe extern "C" fn open(
         }
         attr.type_ = fi::fi_av_type::FI_AV_TABLE;
         let fid = fi::fid_av { fid: head(fi::FI_CLASS_AV, context, &OPS), ops: table(&AV_OPS) };
-        let table = Arc::new(AvTable { card: domain.card.clone(), entries: Mutex::default() });
+        let table = Arc::new(AvTable { card: domain.card.clone(), pd: domain.pd, entries: Mutex::default() });
         let av = Av { fid, domain: ptr::from_ref(domain), table, uses: Uses::default() };
         // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
         unsafe { give(av, out) }?;

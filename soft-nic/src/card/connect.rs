@@ -182,7 +182,7 @@ impl Core {
             Transport::Accepting(accepting) => match accepting.proceed(&own) {
                 Ok(None) => {}
                 Ok(Some((peer, link))) => {
-                    let known = self.handle_of.contains_key(&peer);
+                    let known = self.has_handle(&peer);
                     if let Some(connection) = self.connections.get_mut(at) {
                         (connection.peer, connection.has_handle) = (Some(peer), known);
                         connection.transport = Transport::Shm(Box::new(link));

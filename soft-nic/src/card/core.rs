@@ -25,9 +25,10 @@ use crate::wire::datagram::Wire;
 use crate::wire::handshake::Welcome;
 use crate::wire::shm::Listener;
 
-/// An address handle: names a card that requests go to.
+/// An address handle: names a card that requests of a protection domain go to.
 #[derive(Debug)]
 pub(crate) struct Handle {
+    pub pd: u32,
     pub gid: Gid,
     pub uses: u32,
 }
@@ -39,6 +40,8 @@ pub(crate) struct RemoteCard {
     pub connection: Option<u32>,
     /// Set when the card is gone for good. Requests to it complete with this status.
     pub dead: Option<CompStatus>,
+    /// Address handles of this card for it.
+    pub handles: u32,
 }
 
 /// The wires of a card.
@@ -66,7 +69,8 @@ pub struct Core {
     /// Registered memory.
     pub regions: Regions,
     pub(crate) handles: Slab<Handle>,
-    pub(crate) handle_of: HashMap<Gid, u32>,
+    /// Address handles by protection domain and card.
+    pub(crate) handle_of: HashMap<(u32, Gid), u32>,
     pub(crate) remote_cards: HashMap<Gid, RemoteCard>,
     pub(crate) connections: Slab<Connection>,
     pub(crate) listener: Option<Listener>,
@@ -173,7 +177,7 @@ impl Core {
             trace,
         };
         core.connections.insert(Connection::loopback(gid));
-        core.remote_cards.insert(gid, RemoteCard { connection: Some(LOOPBACK), dead: None });
+        core.remote_cards.insert(gid, RemoteCard { connection: Some(LOOPBACK), ..RemoteCard::default() });
         if let Some(listener) = &wires.listener {
             core.watch(listener.fd(), LISTENER);
         }

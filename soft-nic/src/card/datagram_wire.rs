@@ -228,7 +228,7 @@ impl Core {
             }
             None => {
                 let mut connection = Connection::new(Some(gid), transport, self.clock_us);
-                connection.has_handle = self.handle_of.contains_key(&gid);
+                connection.has_handle = self.has_handle(&gid);
                 let at = self.connections.insert(connection);
                 self.connection_of.insert(peer, at);
             }

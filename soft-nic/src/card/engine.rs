@@ -212,6 +212,11 @@ impl Core {
         if thoroughly {
             moved |= self.poll_sockets();
             self.check_batches();
+            for cq in 0..self.cqs.bound() {
+                if let Some(ring) = self.cqs.get_mut(cq) {
+                    ring.poll_doorbell();
+                }
+            }
         }
         self.idle_polls = if moved { 0 } else { self.idle_polls.saturating_add(1) };
         moved

@@ -144,12 +144,18 @@ impl Core {
 
     /// Checks the rules that need the card's tables.
     fn check_local(&mut self, qpn: u16, request: Request) -> Result<Request, Violation> {
-        if request.meta.ah == 0 || self.handles.get(u32::from(request.meta.ah)).is_none() {
-            return Err(Violation::refused("no address handle has this number", CompStatus::LocalInvalidAh));
-        }
         let Some(pd) = self.qp(qpn).map(|qp| qp.pd) else {
             return Err(Violation::refused("the queue pair is gone", CompStatus::Flushed));
         };
+        let handle = self.handles.get(u32::from(request.meta.ah)).filter(|_| request.meta.ah != 0);
+        let rule = match handle {
+            None => Some("no address handle has this number"),
+            Some(handle) if handle.pd != pd => Some("the address handle is of another protection domain"),
+            Some(_) => None,
+        };
+        if let Some(rule) = rule {
+            return Err(Violation::refused(rule, CompStatus::LocalInvalidAh));
+        }
         let write = request.operation == Operation::Read;
         for sge in request.buffers().iter().filter(|sge| sge.length > 0) {
             self.regions

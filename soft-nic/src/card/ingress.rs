@@ -205,14 +205,20 @@ impl Core {
             connection.partials.remove(&header.token);
             status
         };
+        let receive = match header.immediate() {
+            Some(_) if status == OK => self.take_receive_of_write(header.dst_qpn).map(Some),
+            _ => Ok(None),
+        };
+        let status = receive.err().map_or(status, CompStatus::raw);
         if status == OK {
             self.statistics.rdma_write_recv_bytes += u64::from(header.total);
             self.tick(header.dst_qpn, Event::RemoteWrite, false);
-            if header.immediate().is_some() {
-                self.push_unsolicited(at, header);
-            } else {
+            if header.immediate().is_none() {
                 self.trace_counted(at, header, Event::RemoteWrite);
             }
+        }
+        if let Ok(Some(receive)) = receive {
+            self.report_write(at, header, receive);
         }
         self.answer(at, Header { status, ..Header::new(Kind::Ack, header.token) });
     }

@@ -79,6 +79,8 @@ pub struct Qp {
     /// The queue pair has unreliable datagrams (UD): a message without a receive is dropped, and a receive begins with room for a
     /// global routing header.
     pub datagrams: bool,
+    /// Writes with immediate data complete here without a receive. Otherwise each takes one.
+    pub unsolicited_writes: bool,
     /// Requests taken and not completed.
     pub outstanding: u32,
     pub send_cq: u32,
@@ -105,6 +107,7 @@ impl Qp {
             rq_taken: 0,
             rnr_retry: RNR_FOR_EVER,
             datagrams: false,
+            unsolicited_writes: true,
             outstanding: 0,
             send_cq: 0,
             recv_cq: None,

@@ -141,6 +141,8 @@ pub(crate) struct Watch {
     pub qpn: u16,
     /// Producer index up to which requests were taken.
     pub seen: u32,
+    /// The doorbell is not looked at.
+    pub paused: bool,
     queue: Arc<WorkQueue>,
     doorbell: *const u32,
 }
@@ -151,7 +153,7 @@ unsafe impl Send for Watch {}
 impl Watch {
     pub(crate) fn new(qpn: u16, queue: Arc<WorkQueue>, seen: u32) -> Self {
         let doorbell = queue.doorbell();
-        Self { qpn, seen, queue, doorbell }
+        Self { qpn, seen, paused: false, queue, doorbell }
     }
 
     /// Whether the doorbell was rung since the last poll.
@@ -159,7 +161,7 @@ impl Watch {
         debug_assert_eq!(self.doorbell, self.queue.doorbell());
         // SAFETY: the doorbell lies in the queue's mapping, which `queue` keeps.
         let rung = unsafe { memory::load_doorbell(self.doorbell) };
-        rung != self.seen && self.queue.rung_after(self.seen) != self.seen
+        rung != self.seen && !self.paused && self.queue.rung_after(self.seen) != self.seen
     }
 }
 
@@ -177,6 +179,35 @@ pub struct CompletionRing {
     pub bound: u32,
     /// Events to raise after a completion.
     pub signals: Vec<Arc<Signal>>,
+    doorbell: Option<ArmDoorbell>,
+}
+
+/// The doorbell of a completion queue (`efa_io_regs_defs.h`): the reader's index in bits 0 to 15, the number of events that it has taken in bits
+/// 29 and 30, and the wish for an event in bit 31.
+#[derive(Debug)]
+struct ArmDoorbell {
+    map: Mapping,
+    seen: u32,
+    /// Events of this queue.
+    raised: u32,
+    armed: bool,
+}
+
+impl ArmDoorbell {
+    /// Reads the register. True when the reader wants an event and has not read all up to `next`.
+    ///
+    /// The register holds the last write alone, so a write without the wish may stand for an earlier one with it: once the reader has taken all
+    /// events, every write arms. At worst the reader gets one event more.
+    fn look(&mut self, next: u32) -> bool {
+        // SAFETY: the register is the first word of a mapped page.
+        let value = unsafe { memory::load_doorbell(self.map.as_ptr().cast()) };
+        if value == self.seen {
+            return false;
+        }
+        self.seen = value;
+        self.armed = (value >> 29) & 3 == self.raised & 3;
+        self.armed && value >> 31 != 0 && value as u16 != next as u16
+    }
 }
 
 impl CompletionRing {
@@ -188,7 +219,39 @@ impl CompletionRing {
     }
 
     fn over(map: Mapping, entries: u32) -> Self {
-        Self { map, entries, next: 0, bound: 0, signals: Vec::new() }
+        Self { map, entries, next: 0, bound: 0, signals: Vec::new(), doorbell: None }
+    }
+
+    /// Gives the ring a doorbell, which arms its events.
+    ///
+    /// # Errors
+    /// The system has no memory left.
+    pub fn add_doorbell(&mut self) -> io::Result<*mut u32> {
+        let map = Mapping::anonymous(page_size())?;
+        let at = map.as_ptr().cast();
+        self.doorbell = Some(ArmDoorbell { map, seen: 0, raised: 0, armed: false });
+        Ok(at)
+    }
+
+    /// Raises an event that the reader asked for by the doorbell, when completions wait already.
+    pub(crate) fn poll_doorbell(&mut self) {
+        let next = self.next;
+        if self.doorbell.as_mut().is_some_and(|doorbell| doorbell.look(next)) {
+            self.raise();
+        }
+    }
+
+    fn raise(&mut self) {
+        let armed = self.doorbell.as_mut().is_some_and(|doorbell| std::mem::take(&mut doorbell.armed));
+        for signal in &self.signals {
+            if armed {
+                signal.arm();
+            }
+            let raised = signal.raise();
+            if let Some(doorbell) = self.doorbell.as_mut().filter(|_| raised) {
+                doorbell.raised = doorbell.raised.wrapping_add(1);
+            }
+        }
     }
 
     /// A ring in memory of the application.
@@ -227,9 +290,10 @@ impl CompletionRing {
             unsafe { memory::store_release(slot.wrapping_add(8 * i).cast(), word) };
         }
         self.next = self.next.wrapping_add(1);
-        for signal in &self.signals {
-            signal.raise();
+        if let Some(doorbell) = &mut self.doorbell {
+            doorbell.look(self.next);
         }
+        self.raise();
         phase
     }
 }

@@ -72,7 +72,7 @@ impl Core {
                 header.dst_qpn, header.total
             ));
         }
-        self.push_receive(at, header, skip, SendOp::Send, req_id, status);
+        self.push_receive(at, header, skip, SendOp::Send, Some(req_id), status);
         self.tick(header.dst_qpn, Event::Recv, status != CompStatus::Ok);
         answer
     }
@@ -149,29 +149,57 @@ impl Core {
         Ok(())
     }
 
-    /// Completes a write with immediate data: an unsolicited receive, which takes no descriptor.
-    pub(crate) fn push_unsolicited(&mut self, at: u32, header: &Header) {
-        self.push_receive(at, header, 0, SendOp::RdmaWrite, 0, CompStatus::Ok);
+    /// The receive that a write with immediate data takes, whose buffers stay as they are; `None` where such writes take none.
+    pub(crate) fn take_receive_of_write(&mut self, qpn: u16) -> Result<Option<u16>, CompStatus> {
+        if self.qp(qpn).is_none_or(|qp| qp.unsolicited_writes) {
+            return Ok(None);
+        }
+        match self.next_receive(qpn) {
+            Posted::Nothing => Err(CompStatus::RemoteRnr),
+            Posted::Violation(index, rule) => {
+                self.fail_receives(qpn, index, &rule);
+                Err(CompStatus::RemoteBadDestQpn)
+            }
+            Posted::Receive { buffers, .. } => Ok(Some(buffers[0].req_id)),
+        }
     }
 
-    fn push_receive(&mut self, at: u32, header: &Header, skipped: u32, op: SendOp, req_id: u16, status: CompStatus) {
+    /// Reports a write with immediate data.
+    pub(crate) fn report_write(&mut self, at: u32, header: &Header, receive: Option<u16>) {
+        self.push_receive(at, header, 0, SendOp::RdmaWrite, receive, CompStatus::Ok);
+        if receive.is_some() {
+            self.tick(header.dst_qpn, Event::Recv, false);
+        }
+    }
+
+    /// Reports a message in the receive `req_id`, or in none.
+    fn push_receive(
+        &mut self,
+        at: u32,
+        header: &Header,
+        skipped: u32,
+        op: SendOp,
+        req_id: Option<u16>,
+        status: CompStatus,
+    ) {
         // The message may be a reply to them.
         if self.reorder_buffer.is_some() && self.qp(header.dst_qpn).is_some_and(|qp| qp.recv_cq.is_some()) {
             self.complete_held(header.dst_qpn, at);
         }
         let from = self.connections.get(at).and_then(|c| c.peer);
-        let sender = match from.and_then(|gid| self.handle_of.get(&gid)) {
+        let pd = self.qp(header.dst_qpn).map_or(0, |qp| qp.pd);
+        let sender = match from.and_then(|gid| self.handle_of.get(&(pd, gid))) {
             Some(ahn) => Sender::Ah(*ahn as u16),
             None => Sender::Gid(from.map(|gid| gid.to_bytes())),
         };
         let cqe = RecvCqe {
             qp_num: header.dst_qpn,
-            req_id,
+            req_id: req_id.unwrap_or(0),
             op: Ok(op),
             status: Status::Known(status),
             length: header.total + skipped,
             imm: header.immediate(),
-            unsolicited: op == SendOp::RdmaWrite,
+            unsolicited: req_id.is_none(),
             src_qp_num: header.src_qpn,
             sender,
         };

@@ -98,6 +98,13 @@ impl Core {
         Ok(())
     }
 
+    /// Stops taking the requests of a queue pair, or goes on with those that were posted meanwhile (the state SQD).
+    pub fn pause_sends(&mut self, qpn: u16, paused: bool) {
+        for watch in self.active.iter_mut().filter(|watch| watch.qpn == qpn) {
+            watch.paused = paused;
+        }
+    }
+
     /// Moves a queue pair to the error state, as its owner asks: its requests and receives are flushed.
     pub fn fail_qp(&mut self, qpn: u16) {
         for at in 0..self.connections.bound() {
@@ -108,6 +115,7 @@ impl Core {
             self.retire(token, CompStatus::Flushed.raw());
         }
         self.set_error(qpn);
+        self.pause_sends(qpn, false);
     }
 
     /// Returns a queue pair to its state after creation, with empty rings. Its requests get no completion.
@@ -118,7 +126,8 @@ impl Core {
         qp.sq.clear(start);
         qp.rq.clear(0);
         let mut fresh = Box::new(Qp::new(qpn, qp.qkey, qp.pd, (qp.sq.clone(), qp.rq.clone()), serial));
-        (fresh.max_batch, fresh.datagrams, fresh.taken) = (qp.max_batch, qp.datagrams, start);
+        (fresh.max_batch, fresh.taken) = (qp.max_batch, start);
+        (fresh.datagrams, fresh.unsolicited_writes) = (qp.datagrams, qp.unsolicited_writes);
         let old = std::mem::replace(qp, fresh);
         self.release(&old);
     }
@@ -197,12 +206,12 @@ impl Core {
         }
     }
 
-    /// The address handle of a card, made if there is none.
+    /// The address handle of a protection domain for a card, made if there is none.
     ///
     /// # Errors
     /// No number is left.
-    pub fn open_handle(&mut self, gid: Gid) -> Result<u16, SetupError> {
-        if let Some(ahn) = self.handle_of.get(&gid) {
+    pub fn open_handle(&mut self, pd: u32, gid: Gid) -> Result<u16, SetupError> {
+        if let Some(ahn) = self.handle_of.get(&(pd, gid)) {
             if let Some(handle) = self.handles.get_mut(*ahn) {
                 handle.uses += 1;
             }
@@ -210,14 +219,15 @@ impl Core {
         }
         if self.handles.bound() == 0 {
             // Number 0 is never given out: an empty entry of a target table must name no card.
-            self.handles.insert(Handle { gid, uses: 0 });
+            self.handles.insert(Handle { pd, gid, uses: 0 });
         }
         if self.handles.len() as u32 > MAX_NUMBER {
             return Err(SetupError::Handles);
         }
-        let ahn = self.handles.insert(Handle { gid, uses: 1 });
-        self.handle_of.insert(gid, ahn);
-        self.set_has_handle(&gid, true);
+        let ahn = self.handles.insert(Handle { pd, gid, uses: 1 });
+        self.handle_of.insert((pd, gid), ahn);
+        self.remote_cards.entry(gid).or_default().handles += 1;
+        self.set_has_handle(&gid);
         Ok(ahn as u16)
     }
 
@@ -231,15 +241,24 @@ impl Core {
         let Some(handle) = self.handles.get_mut(u32::from(ahn)) else { return };
         handle.uses = handle.uses.saturating_sub(1);
         if handle.uses == 0 && ahn != 0 {
-            let gid = handle.gid;
+            let (pd, gid) = (handle.pd, handle.gid);
             self.handles.remove(u32::from(ahn));
-            self.handle_of.remove(&gid);
-            self.set_has_handle(&gid, false);
+            self.handle_of.remove(&(pd, gid));
+            if let Some(card) = self.remote_cards.get_mut(&gid) {
+                card.handles = card.handles.saturating_sub(1);
+            }
+            self.set_has_handle(&gid);
         }
     }
 
+    /// Whether this card has an address handle for another, in any protection domain.
+    pub(crate) fn has_handle(&self, gid: &Gid) -> bool {
+        self.remote_cards.get(gid).is_some_and(|card| card.handles > 0)
+    }
+
     /// Notes on the connections whether this card has a handle for the peer: RDMA from a peer needs one, as on hardware.
-    fn set_has_handle(&mut self, gid: &Gid, has_handle: bool) {
+    fn set_has_handle(&mut self, gid: &Gid) {
+        let has_handle = self.has_handle(gid);
         for at in 0..self.connections.bound() {
             if let Some(connection) = self.connections.get_mut(at).filter(|c| c.peer == Some(*gid)) {
                 connection.has_handle = has_handle;

@@ -52,12 +52,14 @@ impl Signal {
         fence(Ordering::SeqCst);
     }
 
-    /// Signals the descriptor if it is armed. The caller has written the completion before.
-    pub fn raise(&self) {
+    /// Signals the descriptor if it is armed, and returns whether it is. The caller has written the completion before.
+    pub fn raise(&self) -> bool {
         fence(Ordering::SeqCst);
-        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
+        let armed = self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed);
+        if armed {
             self.notify();
         }
+        armed
     }
 
     /// Wakes the thread that sleeps on the descriptor, or the next one, without a completion.

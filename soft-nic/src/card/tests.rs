@@ -72,10 +72,10 @@ impl World {
         let keys = core.regions.insert(PD, access, memory, &mut Random::seeded(1)).unwrap();
         let [asked, other] = [2, 3].map(|card| {
             let at = core.connections.insert(Connection::connecting(gid(card), 0));
-            core.remote_cards.insert(gid(card), RemoteCard { connection: Some(at), dead: None });
+            core.remote_cards.insert(gid(card), RemoteCard { connection: Some(at), ..RemoteCard::default() });
             at
         });
-        let ah = core.open_handle(gid(2)).unwrap();
+        let ah = core.open_handle(PD, gid(2)).unwrap();
         let qpn = core.open_qp(PD, 64, 16, 16).unwrap();
         let cq = core.cqs.insert(CompletionRing::new(16).unwrap());
         let counters = [(); 5].map(|()| {
@@ -471,8 +471,11 @@ fn bound_objects_cannot_be_closed() {
 fn peer_has_handle_until_last_user_closes() {
     let mut world = World::open();
     let known = |world: &World| world.core.connections.get(world.asked).unwrap().has_handle;
-    assert_eq!(world.core.open_handle(gid(2)), Ok(world.to.ah));
+    assert_eq!(world.core.open_handle(PD, gid(2)), Ok(world.to.ah));
+    let of_another_domain = world.core.open_handle(PD + 1, gid(2)).unwrap();
+    assert_ne!(of_another_domain, world.to.ah);
     world.core.close_handle(world.to.ah);
+    world.core.close_handle(of_another_domain);
     assert!(known(&world), "one is left");
     world.core.close_handle(world.to.ah);
     assert!(!known(&world) && world.core.handles.get(u32::from(world.to.ah)).is_none());

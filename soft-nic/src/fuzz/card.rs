@@ -91,7 +91,7 @@ impl TestCard {
             Guarded::new(&mut core, PD + 1, all),
         ];
         // A region of the other domain, which no queue pair of this domain may use.
-        let handle = core.open_handle(peer).expect("a handle");
+        let handle = core.open_handle(PD, peer).expect("a handle");
         let start = u64::from(core.config.faults.cntr_start);
         let (mut qps, mut produced) = (Vec::new(), Vec::new());
         for wide in [false, true] {

@@ -53,6 +53,16 @@ fn events_tell_the_completion_queue() {
 }
 
 #[test]
+fn sends_wait_while_the_queue_drains() {
+    part("sends_wait_while_the_queue_drains", "states", "seed=2");
+}
+
+#[test]
+fn handles_belong_to_domains_and_parent_domains_hold_them() {
+    part("handles_belong_to_domains_and_parent_domains_hold_them", "domains", "seed=2");
+}
+
+#[test]
 fn bad_input_is_refused_as_on_hardware() {
     part("bad_input_is_refused_as_on_hardware", "refused", "seed=2");
 }

@@ -159,7 +159,7 @@ impl Rdm {
         if let Some(peer) = self.peer_of.get(&address) {
             return Ok(*peer);
         }
-        let ahn = bindings.card.lock().open_handle(address.gid)?;
+        let ahn = bindings.card.lock().open_handle(bindings.pd, address.gid)?;
         let peer = Peer { address, ahn, next_to: 0, next_from: 0, early: BTreeMap::new() };
         let peer = self.peers.insert(peer);
         self.peer_of.insert(address, peer);

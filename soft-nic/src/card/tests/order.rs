@@ -40,7 +40,7 @@ impl Card {
     }
 
     fn connect(&mut self, other: &mut Self) {
-        let (ah, qp) = (self.core.open_handle(other.core.gid).unwrap(), other.core.qp(other.qpn).unwrap());
+        let (ah, qp) = (self.core.open_handle(PD, other.core.gid).unwrap(), other.core.qp(other.qpn).unwrap());
         self.to = Destination { ah, qpn: qp.qpn, qkey: qp.qkey };
     }
 

@@ -1,0 +1,99 @@
+//! Thread domains and parent domains. They let a driver leave out locks; this library keeps its own, and checks the uses as rdma-core's efa does.
+
+use std::ffi::c_int;
+
+use crate::bindings as ib;
+use crate::context::context;
+use crate::guard::{Errno, object, status};
+use crate::pd::{Pd, pd_at};
+use crate::uses::Uses;
+
+/// A thread domain.
+#[repr(C)]
+pub(crate) struct Td {
+    raw: ib::ibv_td,
+    /// Parent domains of it.
+    uses: Uses,
+}
+
+/// What a parent domain holds.
+pub(crate) struct Parent {
+    of: *mut ib::ibv_pd,
+    td: *mut Td,
+}
+
+/// # Safety
+/// `td` is null or an open thread domain.
+unsafe fn td_at<'a>(td: *const Td) -> Option<&'a Td> {
+    // SAFETY: this function's caller passes null or an open domain.
+    unsafe { td.as_ref() }
+}
+
+pub(crate) unsafe extern "C" fn alloc_td(
+    raw: *mut ib::ibv_context,
+    attr: *mut ib::ibv_td_init_attr,
+) -> *mut ib::ibv_td {
+    object("ibv_alloc_td", || {
+        // SAFETY: null, or attributes of the program that are readable during the call.
+        if unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?.comp_mask != 0 {
+            return Err(Errno::UNSUPPORTED);
+        }
+        // SAFETY: the program passes an open context.
+        unsafe { context(raw) }?.uses.begin();
+        let td = Td { raw: ib::ibv_td { context: raw }, uses: Uses::default() };
+        Ok(Box::into_raw(Box::new(td)).cast())
+    })
+}
+
+pub(crate) unsafe extern "C" fn dealloc_td(raw: *mut ib::ibv_td) -> c_int {
+    status("ibv_dealloc_td", || {
+        // SAFETY: the program passes null or an open domain, which is the first field of a `Td`.
+        let td = unsafe { td_at(raw.cast()) }.ok_or(Errno::INVAL)?;
+        td.uses.none()?;
+        // SAFETY: the context of a domain is open.
+        unsafe { context(td.raw.context) }?.uses.end();
+        // SAFETY: `alloc_td` made the domain from a box, no parent domain uses it, and the program does not use it after this call.
+        drop(unsafe { Box::from_raw(raw.cast::<Td>()) });
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn alloc_parent_domain(
+    raw: *mut ib::ibv_context,
+    attr: *mut ib::ibv_parent_domain_init_attr,
+) -> *mut ib::ibv_pd {
+    object("ibv_alloc_parent_domain", || {
+        // SAFETY: null, or attributes of the program that are readable during the call.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        // SAFETY: the program passes null or an open domain.
+        let pd = unsafe { pd_at(attr.pd) }?;
+        if attr.comp_mask & !ib::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0 {
+            return Err(Errno::UNSUPPORTED);
+        }
+        let td: *mut Td = attr.td.cast();
+        // SAFETY: the program passes null or an open domain.
+        let thread = unsafe { td_at(td) };
+        let foreign = thread.is_some_and(|thread| thread.raw.context != raw);
+        if pd.parent.is_some() || pd.context() != raw || foreign {
+            return Err(Errno::INVAL);
+        }
+        if let Some(thread) = thread {
+            thread.uses.begin();
+        }
+        pd.uses.begin();
+        Ok(Box::into_raw(Box::new(Pd::over(pd, Parent { of: attr.pd, td }))).cast())
+    })
+}
+
+impl Parent {
+    /// Ends the uses of a parent domain that is freed.
+    pub(crate) fn end(&self) -> Result<(), Errno> {
+        // SAFETY: a parent domain keeps its thread domain open.
+        if let Some(thread) = unsafe { td_at(self.td) } {
+            thread.uses.end();
+        }
+        // SAFETY: a parent domain keeps its protection domain open.
+        unsafe { pd_at(self.of) }?.end_use();
+        Ok(())
+    }
+}
