@@ -6,7 +6,7 @@ use crate::config_error::ConfigError;
 
 const VARIABLE: &str = "SOFTEFA_FAULTS";
 const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, cntr_start, max_batch, sq_size, \
-                    wqe_size, die_after, cntr_budget, qp_caps";
+                    wqe_size, die_after, cntr_budget, qp_caps, device";
 const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass, no_wait_fd, close_drops";
 
 /// The faults of one process's cards. The default has none.
@@ -38,6 +38,8 @@ pub struct Faults {
     pub cntr_budget: u32,
     /// Capability bits that send queues report. Without bit 0 request ids have 16 bits.
     pub qp_caps: u16,
+    /// The device id of the card, which programs of verbs read.
+    pub device: u16,
     /// `cntr_open_ext` is refused, as by libfabric's `efa` provider under `FI_EFA_USE_HW_CNTR=0`, which 2.6.0 has by default.
     pub no_counters: bool,
     /// `FI_HMEM` is refused, as by a libfabric that was built without CUDA.
@@ -68,6 +70,7 @@ impl Default for Faults {
             die_after: 0,
             cntr_budget: 8192,
             qp_caps: CAPS_64_BIT_REQUEST_IDS,
+            device: 0xefa3,
             no_counters: false,
             no_hmem: false,
             refuse_tclass: false,
@@ -174,6 +177,16 @@ impl Faults {
                 "die_after" => faults.die_after = number(0, u64::MAX)?,
                 "cntr_budget" => faults.cntr_budget = number(0, 1 << 20)? as u32,
                 "qp_caps" => faults.qp_caps = number(0, u64::from(CAPS_64_BIT_REQUEST_IDS))? as u16,
+                "device" => {
+                    faults.device = match value {
+                        "efa0" => 0xefa0,
+                        "efa1" => 0xefa1,
+                        "efa2" => 0xefa2,
+                        "efa3" => 0xefa3,
+                        "efa4" => 0xefa4,
+                        _ => return Err(wrong(format!("device must be one of efa0 to efa4, not {value:?}"))),
+                    };
+                }
                 _ => return Err(wrong(format!("unknown key {key:?}; keys are {KEYS}; flags are {FLAGS}"))),
             }
         }
@@ -205,8 +218,8 @@ mod tests {
     fn every_key_is_parsed() {
         let faults = Faults::parse(
             "seed=5,reorder=32,delay_us=1..20,reread=0.25,error_every=100,error_status=7,cntr_start=2147483640,\
-             max_batch=4,sq_size=64,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,no_counters,no_hmem,refuse_tclass,ignore_tclass,\
-             no_wait_fd,close_drops",
+             max_batch=4,sq_size=64,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,device=efa1,no_counters,no_hmem,refuse_tclass,\
+             ignore_tclass,no_wait_fd,close_drops",
         )
         .unwrap();
         let expected = Faults {
@@ -223,6 +236,7 @@ mod tests {
             die_after: 9,
             cntr_budget: 12,
             qp_caps: 0,
+            device: 0xefa1,
             no_counters: true,
             no_hmem: true,
             refuse_tclass: true,
@@ -250,6 +264,7 @@ mod tests {
             ("no_counters=1", "unknown key \"no_counters\""),
             ("narrow_only,wqe_size=128", "give one of them"),
             ("qp_caps=2", "qp_caps"),
+            ("device=efa9", "efa0 to efa4"),
             ("seed=x", "seed must be"),
             ("seed=1,seed=2", "twice"),
             ("reread=1.5", "reread"),

@@ -132,13 +132,14 @@ unsafe extern "C" fn ibv_close_device(raw: *mut ib::ibv_context) -> c_int {
 }
 
 fn device_attributes(open: &Context) -> ib::ibv_device_attr {
+    let device = open.card.lock().config.faults.device.into();
     let mut attr = ib::ibv_device_attr {
         node_guid: device::guid(open.number),
         max_mr_size: 1 << 48,
         page_size_cap: 0xffff_f000,
         vendor_id: 0x1d0f,
-        vendor_part_id: 0xefa3,
-        hw_ver: 0xefa3,
+        vendor_part_id: device,
+        hw_ver: device,
         max_qp: MAX_OBJECTS,
         max_qp_wr: MAX_SQ_SIZE as c_int,
         max_sge: MAX_SGE as c_int,

@@ -1,5 +1,6 @@
 //! Programs of verbs on the software card: those that a system has, and one in C that is compiled here against the system's headers.
 
+mod perftest;
 mod programs;
 mod symbols;
 mod two_hosts;
@@ -90,4 +91,23 @@ fn text(output: &Output) -> String {
 
 fn run(command: Command) -> String {
     text(&Running::start(command).output())
+}
+
+/// Runs a server and, when it listens, a client, each with the port that both use. Returns what they print.
+fn server_and_client(server: impl Fn(&str) -> Command, client: impl Fn(&str) -> Command) -> (String, String) {
+    // A free port, which the server binds right after.
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let server = Running::start(server(&port.to_string()));
+    // The client does not wait for a server that does not listen yet.
+    let listens = || {
+        let wanted = format!(":{port:04X} ");
+        let lines = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| std::fs::read_to_string(path).unwrap_or_default());
+        lines.iter().flat_map(|text| text.lines()).any(|line| line.contains(&wanted) && line.contains(" 0A "))
+    };
+    let since = Instant::now();
+    while !listens() && since.elapsed() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let client = run(client(&port.to_string()));
+    (text(&server.output()), client)
 }

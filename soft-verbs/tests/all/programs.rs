@@ -1,6 +1,6 @@
 //! rdma-core's and libfabric's own programs on the card.
 
-use crate::{Running, have, on_card, run};
+use crate::{Running, have, on_card, run, server_and_client};
 
 #[test]
 fn ibv_devices_lists_each_card() {
@@ -60,26 +60,13 @@ fn pingpong_with(test: &str, endpoint: &str, variables: &[(&str, &str)]) {
     if !have(test, "fi_pingpong", "libfabric-bin") {
         return;
     }
-    // A free port, which the server binds right after.
-    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port().to_string();
-    let command = |port_flag: &str, peer: &[&str]| {
+    let command = |port_flag: &str, port: &str, peer: &[&str]| {
         let mut command = on_card("fi_pingpong");
-        command.args(["-p", "efa", "-e", endpoint, "-c", port_flag, &port]).args(peer).envs(variables.iter().copied());
+        command.args(["-p", "efa", "-e", endpoint, "-c", port_flag, port]).args(peer).envs(variables.iter().copied());
         command
     };
-    let server = Running::start(command("-B", &[]));
-    // The client does not wait for a server that does not listen yet.
-    let listens = || {
-        let wanted = format!(":{:04X} ", port.parse::<u16>().unwrap());
-        let lines = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| std::fs::read_to_string(path).unwrap_or_default());
-        lines.iter().flat_map(|text| text.lines()).any(|line| line.contains(&wanted) && line.contains(" 0A "))
-    };
-    let since = std::time::Instant::now();
-    while !listens() && since.elapsed() < std::time::Duration::from_secs(30) {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    let client = run(command("-P", &["127.0.0.1"]));
-    let server = crate::text(&server.output());
+    let (server, client) =
+        server_and_client(|port| command("-B", port, &[]), |port| command("-P", port, &["127.0.0.1"]));
     for text in [client, server] {
         let last = if endpoint == "rdm" { "1m " } else { "4k " };
         assert!(text.lines().any(|line| line.starts_with(last) && line.contains("=10")), "{text}");
