@@ -19,3 +19,10 @@ pub fn dist(test: &str, files: &[&str]) -> Option<PathBuf> {
         }
     }
 }
+
+/// The environment of a process that finds a software card below verbs, as `ferrogin verbs` sets it. Without the card `test` is skipped.
+pub fn verbs(test: &str) -> Option<[(&'static str, String); 2]> {
+    let verbs = dist(test, &["verbs/libibverbs.so.1"])?.join("verbs");
+    let text = |path: PathBuf| path.to_string_lossy().into_owned();
+    Some([("SYSFS_PATH", text(verbs.join("sysfs"))), ("LD_LIBRARY_PATH", text(verbs))])
+}

@@ -13,7 +13,7 @@ mod soak;
 pub mod untrusted;
 
 pub use corpus::replay;
-pub use dist::{dist, workspace};
+pub use dist::{dist, verbs, workspace};
 pub use input::Input;
 pub use libfabric::have_libfabric;
 pub use memory::{address_space, resident_bytes};

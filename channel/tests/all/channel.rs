@@ -176,6 +176,18 @@ fn four_peers_exchange_every_byte_in_order_over_the_software_card() {
     }
 }
 
+/// libfabric's own provider for EFA, on the software card below verbs. Its shared memory would be another way to a peer of this host.
+#[test]
+fn four_peers_exchange_every_byte_in_order_over_efa() {
+    let test = "four_peers_exchange_every_byte_in_order_over_efa";
+    let (Some(card), Ok(lib)) = (ferrogin_test_support::verbs(test), Libfabric::load(None)) else { return };
+    let shm_off = ("FI_EFA_ENABLE_SHM_TRANSFER", "0".to_owned());
+    for faults in ["seed=1", "seed=2,reorder=64"] {
+        let faults = [shm_off.clone(), ("SOFTEFA_FAULTS", faults.to_owned())];
+        four_peers(&lib, "efa", messages(2000, 10_000) / 4, &[&card[..], &faults].concat());
+    }
+}
+
 #[test]
 fn close_is_confirmed_although_the_endpoint_of_the_peer_drops_undelivered_messages() {
     let test = "close_is_confirmed_although_the_endpoint_of_the_peer_drops_undelivered_messages";
