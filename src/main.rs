@@ -9,6 +9,7 @@ mod mlx5_cards;
 mod perf;
 mod probe;
 mod ptx;
+mod trace;
 mod validate;
 mod verbs;
 
@@ -61,6 +62,10 @@ enum Command {
     ///
     /// The program finds the card as it finds EFA hardware. SOFTEFA_NICS and SOFTEFA_FAULTS apply.
     Verbs(verbs::VerbsArgs),
+    /// Prints a trace of software cards (SOFTEFA_TRACE), or decodes one work request or completion from hexadecimal digits.
+    ///
+    /// Exits with 0, 1 if a file or the digits cannot be read, and 2 for invalid arguments.
+    Trace(trace::TraceArgs),
     /// Runs one part of a validation, as a rank.
     #[command(hide = true)]
     ValidatePart(validate::PartArgs),
@@ -85,6 +90,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Ptx { about } => ptx::run(about),
         Command::Verbs(args) => verbs::run(&args),
+        Command::Trace(args) => trace::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::ValidatePart(args) => validate::part(&args),
         Command::Probe { limit, probe } => probe::run(&probe, Duration::from_secs(limit)),
