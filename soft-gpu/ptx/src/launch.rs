@@ -3,8 +3,14 @@
 use crate::error::{Trap, TrapKind};
 use crate::memory::Memory;
 use crate::program::{Kernel, Loaded};
+use crate::scheduler::Scheduler;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+
+/// The processors that a block may find itself on.
+pub const PROCESSORS: u32 = 132;
+/// Bytes of shared memory of a block.
+const MOST_SHARED: u64 = 227 << 10;
 
 /// What a launch is given.
 #[derive(Clone, Debug)]
@@ -63,15 +69,48 @@ pub fn run(
     memory: &dyn Memory,
     stop: &AtomicBool,
 ) -> Result<Statistics, Trap> {
-    let _ = (loaded, launch, memory, stop);
-    Err(Trap {
-        kind: TrapKind::Launch,
-        kernel: kernel.name.clone(),
-        block: [0; 3],
-        thread: [0; 3],
-        module: String::new(),
-        function: String::new(),
-        line: 0,
-        cause: "the interpreter runs no kernel yet".into(),
-    })
+    if let Err((kind, cause)) = possible(kernel, launch) {
+        return Err(Trap {
+            kind,
+            kernel: kernel.name.clone(),
+            block: [0; 3],
+            thread: [0; 3],
+            module: String::new(),
+            function: String::new(),
+            line: 0,
+            cause,
+        });
+    }
+    Scheduler::new(loaded, kernel, launch, memory, stop).run()
+}
+
+/// Whether a GPU could start the launch.
+fn possible(kernel: &Kernel, launch: &Launch) -> Result<(), (TrapKind, String)> {
+    let wrong = |cause: String| Err((TrapKind::Launch, cause));
+    let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+    let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
+    if gx == 0 || gy == 0 || gz == 0 || gx > i32::MAX as u32 || gy > 65535 || gz > 65535 {
+        return wrong(format!("a grid of {gx} x {gy} x {gz} blocks; a grid has 1 to 2147483647 x 65535 x 65535"));
+    }
+    if threads == 0 || threads > u64::from(kernel.max_threads) || bx > 1024 || by > 1024 || bz > 64 {
+        let most = kernel.max_threads;
+        return wrong(format!(
+            "a block of {bx} x {by} x {bz} threads; a block of this kernel has 1 to {most}, and at most 64 in z"
+        ));
+    }
+    if let Some(required) = kernel.required_block.filter(|required| *required != launch.block) {
+        return wrong(format!("a block of {bx} x {by} x {bz} threads; the kernel requires {required:?} (.reqntid)"));
+    }
+    let bytes = kernel.parameters.last().map_or(0, |last| last.offset + last.size) as usize;
+    if launch.parameters.len() < bytes {
+        return wrong(format!("{} bytes of parameters; the kernel has {bytes}", launch.parameters.len()));
+    }
+    let shared = u64::from(kernel.shared) + u64::from(launch.shared);
+    if shared > MOST_SHARED {
+        return Err((
+            TrapKind::Resources,
+            format!("{shared} bytes of shared memory; a block has at most {MOST_SHARED}"),
+        ));
+    }
+    Ok(())
 }

@@ -1,10 +1,19 @@
 #![doc = include_str!("../README.md")]
 
+mod alu;
+mod code;
+mod decode;
 mod error;
 mod launch;
 mod memory;
 mod module;
+mod parse;
 mod program;
+mod scheduler;
+mod thread;
+mod token;
+mod warp;
+mod weak;
 
 pub use error::{Error, Kind, Trap, TrapKind};
 pub use launch::{Launch, Statistics, run};

@@ -1,7 +1,8 @@
 //! The process's memory, as far as a kernel may touch it.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::AtomicU64;
+use crate::error::TrapKind;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// A range of the process's addresses that a kernel may touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,5 +34,142 @@ pub unsafe trait Memory: Sync {
     fn explain(&self, address: u64) -> String {
         let _ = address;
         "no memory of the device and none that is registered with it".into()
+    }
+}
+
+/// Why an access is not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No range has all of the bytes.
+    Outside,
+    /// The range is only for reading.
+    ReadOnly,
+    /// The address is no multiple of the access's size.
+    Misaligned,
+}
+
+/// The memory as one launch sees it: the ranges that it used last.
+pub struct View<'m> {
+    memory: &'m dyn Memory,
+    changes: &'m AtomicU64,
+    generation: u64,
+    ranges: [Range; 8],
+    last: usize,
+    next: usize,
+}
+
+const NOWHERE: Range = Range { start: u64::MAX, end: 0, writable: false };
+
+impl<'m> View<'m> {
+    pub fn new(memory: &'m dyn Memory) -> Self {
+        let changes = memory.generation();
+        Self { memory, changes, generation: changes.load(Ordering::Acquire), ranges: [NOWHERE; 8], last: 0, next: 0 }
+    }
+
+    pub fn explain(&self, address: u64) -> String {
+        self.memory.explain(address)
+    }
+
+    /// `bytes` is a power of two. The address is a multiple of it, and the bytes are in a range, from here until the next call.
+    #[inline(always)]
+    fn check(&mut self, address: u64, bytes: u64, write: bool) -> Result<(), Refusal> {
+        if address & (bytes - 1) != 0 {
+            return Err(Refusal::Misaligned);
+        }
+        let range = self.ranges[self.last];
+        // Aligned addresses do not wrap around within their bytes.
+        if self.changes.load(Ordering::Acquire) == self.generation
+            && range.start <= address
+            && address < range.end
+            && bytes <= range.end - address
+            && (range.writable || !write)
+        {
+            return Ok(());
+        }
+        self.find(address, bytes, write)
+    }
+
+    #[cold]
+    fn find(&mut self, address: u64, bytes: u64, write: bool) -> Result<(), Refusal> {
+        let generation = self.changes.load(Ordering::Acquire);
+        if generation != self.generation {
+            self.generation = generation;
+            self.ranges = [NOWHERE; 8];
+        }
+        let around = |range: &Range| range.start <= address && address < range.end && bytes <= range.end - address;
+        self.last = match self.ranges.iter().position(around) {
+            Some(found) => found,
+            None => {
+                let range = self.memory.range(address).filter(around).ok_or(Refusal::Outside)?;
+                self.next = (self.next + 1) % self.ranges.len();
+                self.ranges[self.next] = range;
+                self.next
+            }
+        };
+        if write && !self.ranges[self.last].writable {
+            return Err(Refusal::ReadOnly);
+        }
+        Ok(())
+    }
+
+    /// Loads `width` bits: 8, 16, 32 or 64.
+    #[inline(always)]
+    pub fn load(&mut self, address: u64, width: u8) -> Result<u64, Refusal> {
+        self.check(address, u64::from(width / 8), false)?;
+        let at = address as usize;
+        // SAFETY: `check` found the aligned address in a range, which is mapped and has no reference, as `Memory` vouches.
+        Ok(unsafe {
+            match width {
+                8 => u64::from(AtomicU8::from_ptr(at as *mut u8).load(Ordering::Acquire)),
+                16 => u64::from(AtomicU16::from_ptr(at as *mut u16).load(Ordering::Acquire)),
+                32 => u64::from(AtomicU32::from_ptr(at as *mut u32).load(Ordering::Acquire)),
+                _ => AtomicU64::from_ptr(at as *mut u64).load(Ordering::Acquire),
+            }
+        })
+    }
+
+    /// Stores `width` bits: 8, 16, 32 or 64. Each call is one store of that width, which a device sees, too.
+    #[inline(always)]
+    pub fn store(&mut self, address: u64, width: u8, value: u64) -> Result<(), Refusal> {
+        self.check(address, u64::from(width / 8), true)?;
+        let at = address as usize;
+        // SAFETY: `check` found the aligned address in a range for writing, which is mapped and has no reference, as `Memory` vouches.
+        unsafe {
+            match width {
+                8 => AtomicU8::from_ptr(at as *mut u8).store(value as u8, Ordering::Release),
+                16 => AtomicU16::from_ptr(at as *mut u16).store(value as u16, Ordering::Release),
+                32 => AtomicU32::from_ptr(at as *mut u32).store(value as u32, Ordering::Release),
+                _ => AtomicU64::from_ptr(at as *mut u64).store(value, Ordering::Release),
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces 32 or 64 bits by `change` of them in one step. Returns the old bits.
+    pub fn update(&mut self, address: u64, width: u8, change: impl Fn(u64) -> u64) -> Result<u64, Refusal> {
+        self.check(address, u64::from(width / 8), true)?;
+        let at = address as usize;
+        let both = (Ordering::SeqCst, Ordering::SeqCst);
+        Ok(if width == 32 {
+            // SAFETY: `check` found the aligned address in a range for writing, which is mapped and has no reference.
+            let word = unsafe { AtomicU32::from_ptr(at as *mut u32) };
+            let old = word.fetch_update(both.0, both.1, |old| Some(change(u64::from(old)) as u32));
+            u64::from(old.unwrap_or_else(|old| old))
+        } else {
+            // SAFETY: `check` found the aligned address in a range for writing, which is mapped and has no reference.
+            let word = unsafe { AtomicU64::from_ptr(at as *mut u64) };
+            word.fetch_update(both.0, both.1, |old| Some(change(old))).unwrap_or_else(|old| old)
+        })
+    }
+
+    /// `[address, address + bytes)` may be read or written.
+    pub fn allows(&mut self, address: u64, bytes: u64, write: bool) -> Result<(), Refusal> {
+        self.check(address, bytes, write)
+    }
+}
+
+impl Refusal {
+    pub fn kind(self) -> TrapKind {
+        if self == Self::Misaligned { TrapKind::Misaligned } else { TrapKind::Address }
     }
 }

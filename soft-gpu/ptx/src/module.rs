@@ -1,11 +1,86 @@
 //! One PTX text, parsed.
 
-use crate::error::{Error, Kind};
+use crate::code::Body;
+use crate::error::Error;
+use crate::parse;
+use std::collections::HashMap;
 
 /// One PTX text, parsed and decoded.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Module {
     pub(crate) name: String,
+    pub(crate) functions: Vec<Function>,
+    pub(crate) variables: Vec<Variable>,
+    pub(crate) symbols: HashMap<String, Symbol>,
+    /// `.version`, major and minor.
+    pub(crate) version: (u32, u32),
+    /// The number after `sm_`.
+    pub(crate) target: u32,
+    pub(crate) instructions: usize,
+}
+
+/// What a name of a module means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Symbol {
+    Function(usize),
+    Variable(usize),
+}
+
+/// The visibility of a name between modules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Linkage {
+    Local,
+    Visible,
+    Weak,
+    Common,
+    Extern,
+}
+
+/// A parameter or a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    pub offset: u32,
+    pub size: u32,
+    pub align: u32,
+}
+
+/// A function or a kernel.
+#[derive(Clone, Debug)]
+pub struct Function {
+    pub name: String,
+    pub line: u32,
+    pub linkage: Linkage,
+    pub kernel: bool,
+    pub parameters: Vec<Slot>,
+    pub results: Vec<Slot>,
+    pub body: Option<Body>,
+    pub max_threads: u32,
+    pub required_block: Option<[u32; 3]>,
+}
+
+/// The state space of a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Global,
+    Constant,
+    Shared,
+}
+
+/// A variable of a module, or a shared one of a function.
+#[derive(Clone, Debug)]
+pub struct Variable {
+    pub name: String,
+    pub line: u32,
+    pub linkage: Linkage,
+    pub place: Place,
+    pub size: u64,
+    pub align: u64,
+    /// The first bytes of the contents; the others are zero.
+    pub bytes: Vec<u8>,
+    /// Offset, variable of the module, and addend of the addresses in the contents.
+    pub addresses: Vec<(usize, usize, i64)>,
+    /// `.extern .shared name[]`: the launch gives the size.
+    pub dynamic: bool,
 }
 
 impl Module {
@@ -15,13 +90,21 @@ impl Module {
     ///
     /// The first defect of the text, with its line. A form that the interpreter does not know is a defect.
     pub fn parse(name: &str, text: &str) -> Result<Self, Error> {
-        let _ = text;
-        Err(Error {
-            kind: Kind::Form,
-            module: name.into(),
-            line: 1,
-            form: ".version".into(),
-            cause: "the interpreter parses no PTX yet".into(),
-        })
+        parse::parse(name, text)
+    }
+
+    /// The PTX version of `.version`, major and minor.
+    pub fn version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    /// The architecture of `.target`: 70 for `sm_70`.
+    pub fn target(&self) -> u32 {
+        self.target
+    }
+
+    /// Instructions in the text.
+    pub fn instructions(&self) -> usize {
+        self.instructions
     }
 }

@@ -1,7 +1,10 @@
-//! Modules linked: one table of functions, one of global variables.
+//! Modules linked: one table of functions, one of variables.
 
+use crate::code::{Body, Transfer};
 use crate::error::{Error, Kind};
-use crate::module::Module;
+use crate::module::{Function, Linkage, Module, Place, Variable};
+use crate::parse::unlike;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// One parameter of a kernel.
@@ -34,6 +37,11 @@ pub struct Kernel {
     pub max_threads: u32,
     /// The block's size, if the kernel demands one (`.reqntid`).
     pub required_block: Option<[u32; 3]>,
+    pub(crate) function: usize,
+    /// The functions that the kernel may call, and itself.
+    pub(crate) reachable: Vec<usize>,
+    /// Each shared variable and its offset. Dynamic shared memory begins at `shared`.
+    pub(crate) layout: HashMap<usize, u32>,
 }
 
 /// A variable in global or constant memory, which the caller places.
@@ -51,11 +59,185 @@ pub struct Global {
     pub visible: bool,
 }
 
+/// A function of the program.
+#[derive(Debug)]
+pub struct Linked {
+    pub name: String,
+    pub module: Arc<str>,
+    pub body: Body,
+    /// A function of the driver, which has no code.
+    pub built_in: Option<BuiltIn>,
+}
+
+/// A function that the driver provides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BuiltIn {
+    /// `vprintf(format, arguments)`.
+    Print,
+    /// `__assertfail(message, file, line, function, character size)`.
+    AssertFail,
+}
+
 /// Linked modules.
 #[derive(Debug)]
 pub struct Program {
     kernels: Vec<Kernel>,
     globals: Vec<Global>,
+    pub(crate) functions: Vec<Linked>,
+    pub(crate) variables: Vec<Variable>,
+    /// The index of a variable among the globals.
+    pub(crate) placed: HashMap<usize, usize>,
+    /// The variable of each global.
+    sources: Vec<usize>,
+}
+
+/// The work of a link.
+struct Linker {
+    modules: Vec<Module>,
+    functions: HashMap<String, (usize, usize)>,
+    variables: HashMap<String, (usize, usize)>,
+}
+
+impl Linker {
+    fn error(&self, kind: Kind, module: usize, line: u32, name: &str, cause: String) -> Error {
+        Error { kind, module: self.modules[module].name.clone(), line, form: name.into(), cause }
+    }
+
+    /// Enters the names that other modules see.
+    fn names(&mut self) -> Result<(), Error> {
+        let rank = |linkage| match linkage {
+            Linkage::Visible => 3,
+            Linkage::Weak => 2,
+            Linkage::Common => 1,
+            Linkage::Local | Linkage::Extern => 0,
+        };
+        let twice = |own: &Self, at: usize, line: u32, name: &str, other: usize, other_line: u32| {
+            let other = &own.modules[other].name;
+            own.error(
+                Kind::Duplicate,
+                at,
+                line,
+                name,
+                format!("{other}:{other_line} defines the name, too; make one of them .weak"),
+            )
+        };
+        for at in 0..self.modules.len() {
+            for index in 0..self.modules[at].functions.len() {
+                let function = &self.modules[at].functions[index];
+                // A kernel is a name of the program whatever its linkage.
+                let own = if function.kernel { rank(function.linkage).max(2) } else { rank(function.linkage) };
+                if function.body.is_none() || own == 0 {
+                    continue;
+                }
+                if let Some(&(other, old)) = self.functions.get(&function.name) {
+                    let before = &self.modules[other].functions[old];
+                    if rank(before.linkage) == 3 && own == 3 || before.kernel || function.kernel {
+                        return Err(twice(self, at, function.line, &function.name, other, before.line));
+                    }
+                    if rank(before.linkage) >= own {
+                        continue;
+                    }
+                }
+                self.functions.insert(function.name.clone(), (at, index));
+            }
+            for index in 0..self.modules[at].variables.len() {
+                let variable = &self.modules[at].variables[index];
+                let own = rank(variable.linkage);
+                if own == 0 {
+                    continue;
+                }
+                if let Some(&(other, old)) = self.variables.get(&variable.name) {
+                    let before = &self.modules[other].variables[old];
+                    if rank(before.linkage) == 3 && own == 3 {
+                        return Err(twice(self, at, variable.line, &variable.name, other, before.line));
+                    }
+                    if rank(before.linkage) > own || rank(before.linkage) == own && before.size >= variable.size {
+                        continue;
+                    }
+                }
+                self.variables.insert(variable.name.clone(), (at, index));
+            }
+        }
+        Ok(())
+    }
+
+    /// The definition that a module's function means.
+    fn function(&self, at: usize, index: usize, line: u32) -> Result<(usize, usize), Error> {
+        let function = &self.modules[at].functions[index];
+        if function.linkage == Linkage::Local || function.linkage == Linkage::Visible && function.body.is_some() {
+            if function.body.is_none() {
+                return Err(self.error(
+                    Kind::Symbol,
+                    at,
+                    line,
+                    &function.name,
+                    "the function has a declaration, but no body; define it, or declare it .extern".into(),
+                ));
+            }
+            return Ok((at, index));
+        }
+        let Some(&(other, found)) = self.functions.get(&function.name) else {
+            if built_in(function).is_some() {
+                return Ok((at, index));
+            }
+            return Err(self.error(
+                Kind::Symbol,
+                at,
+                line,
+                &function.name,
+                "no module defines the function; link the module that has it".into(),
+            ));
+        };
+        let definition = &self.modules[other].functions[found];
+        if let Some(cause) = unlike(definition, function) {
+            let module = &self.modules[other].name;
+            return Err(self.error(
+                Kind::Signature,
+                at,
+                function.line,
+                &function.name,
+                format!("{cause}, unlike in {module}:{}", definition.line),
+            ));
+        }
+        Ok((other, found))
+    }
+
+    fn variable(&self, at: usize, index: usize, line: u32) -> Result<(usize, usize), Error> {
+        let variable = &self.modules[at].variables[index];
+        if matches!(variable.linkage, Linkage::Local | Linkage::Visible) || variable.dynamic {
+            return Ok((at, index));
+        }
+        let Some(&(other, found)) = self.variables.get(&variable.name) else {
+            return Err(self.error(
+                Kind::Symbol,
+                at,
+                line,
+                &variable.name,
+                "no module defines the variable; link the module that has it".into(),
+            ));
+        };
+        let definition = &self.modules[other].variables[found];
+        if definition.place != variable.place {
+            let module = &self.modules[other].name;
+            return Err(self.error(
+                Kind::Signature,
+                at,
+                variable.line,
+                &variable.name,
+                format!("{module}:{} has the variable in another state space", definition.line),
+            ));
+        }
+        Ok((other, found))
+    }
+}
+
+fn built_in(function: &Function) -> Option<BuiltIn> {
+    let sizes = |slots: &[crate::module::Slot]| slots.iter().map(|slot| slot.size).collect::<Vec<_>>();
+    match function.name.as_str() {
+        "vprintf" if sizes(&function.parameters) == [8, 8] && sizes(&function.results) == [4] => Some(BuiltIn::Print),
+        "__assertfail" if sizes(&function.parameters) == [8, 8, 4, 8, 8] => Some(BuiltIn::AssertFail),
+        _ => None,
+    }
 }
 
 impl Program {
@@ -65,14 +247,166 @@ impl Program {
     ///
     /// A name without a definition or with two, or a definition unlike its declaration.
     pub fn link(modules: Vec<Module>) -> Result<Self, Error> {
-        let name = modules.into_iter().next().map_or(String::new(), |module| module.name);
-        Err(Error {
-            kind: Kind::Symbol,
-            module: name,
-            line: 0,
-            form: String::new(),
-            cause: "the interpreter links nothing yet".into(),
-        })
+        let mut linker = Linker { modules, functions: HashMap::new(), variables: HashMap::new() };
+        linker.names()?;
+        let mut program = Self {
+            kernels: Vec::new(),
+            globals: Vec::new(),
+            functions: Vec::new(),
+            variables: Vec::new(),
+            placed: HashMap::new(),
+            sources: Vec::new(),
+        };
+        // The definitions get their numbers, then the references the numbers of their definitions.
+        let mut functions = HashMap::new();
+        let mut variables = HashMap::new();
+        for (at, module) in linker.modules.iter().enumerate() {
+            let name: Arc<str> = module.name.as_str().into();
+            for (index, function) in module.functions.iter().enumerate() {
+                let built_in = if function.body.is_none() { built_in(function) } else { None };
+                if function.body.is_none() && built_in.is_none() {
+                    continue;
+                }
+                functions.insert((at, index), program.functions.len());
+                let body = function.body.clone().unwrap_or_else(|| Body {
+                    params: function
+                        .parameters
+                        .iter()
+                        .chain(&function.results)
+                        .map(|slot| slot.offset + slot.size)
+                        .max()
+                        .unwrap_or(0),
+                    ..Body::default()
+                });
+                program.functions.push(Linked { name: function.name.clone(), module: name.clone(), body, built_in });
+            }
+            for (index, variable) in module.variables.iter().enumerate() {
+                if variable.linkage == Linkage::Extern && !variable.dynamic || !linker.chosen(at, index) {
+                    continue;
+                }
+                let number = program.variables.len();
+                variables.insert((at, index), number);
+                if variable.place != Place::Shared {
+                    program.placed.insert(number, program.globals.len());
+                    program.sources.push(number);
+                    program.globals.push(Global {
+                        name: variable.name.clone(),
+                        size: variable.size,
+                        align: variable.align,
+                        constant: variable.place == Place::Constant,
+                        visible: variable.linkage != Linkage::Local,
+                    });
+                }
+                program.variables.push(variable.clone());
+            }
+        }
+        for (&(at, _), &number) in &variables {
+            let line = program.variables[number].line;
+            for entry in 0..program.variables[number].addresses.len() {
+                let target = program.variables[number].addresses[entry].1;
+                program.variables[number].addresses[entry].1 = variables[&linker.variable(at, target, line)?];
+            }
+        }
+        for (at, module) in linker.modules.iter().enumerate() {
+            for (index, function) in module.functions.iter().enumerate() {
+                let Some(body) = &function.body else { continue };
+                let number = functions[&(at, index)];
+                for (entry, relocation) in body.relocations.iter().enumerate() {
+                    let target = linker.variable(at, relocation.variable, function.line)?;
+                    program.functions[number].body.relocations[entry].variable = variables[&target];
+                }
+                for (entry, call) in body.calls.iter().enumerate() {
+                    let target = linker.function(at, call.target, call.line)?;
+                    let callee = &linker.modules[target.0].functions[target.1];
+                    let placed = &mut program.functions[number].body.calls[entry];
+                    placed.target = functions[&target];
+                    let copies = |own: &[(u32, u32)], other: &[crate::module::Slot]| -> Vec<Transfer> {
+                        own.iter()
+                            .zip(other)
+                            .map(|(&(from, size), slot)| Transfer { from, to: slot.offset, size })
+                            .collect()
+                    };
+                    placed.copies_in = copies(&call.arguments, &callee.parameters);
+                    placed.copies_out = copies(&call.results, &callee.results);
+                }
+            }
+        }
+        for (at, module) in linker.modules.iter().enumerate() {
+            for (index, function) in module.functions.iter().enumerate() {
+                if function.kernel && function.body.is_some() {
+                    let kernel = program.kernel_of(function, functions[&(at, index)]);
+                    program.kernels.push(kernel);
+                }
+            }
+        }
+        Ok(program)
+    }
+
+    fn kernel_of(&self, function: &Function, number: usize) -> Kernel {
+        let mut reachable = vec![number];
+        let mut known = HashSet::from([number]);
+        let mut at = 0;
+        while let Some(&next) = reachable.get(at) {
+            at += 1;
+            for call in &self.functions[next].body.calls {
+                if known.insert(call.target) {
+                    reachable.push(call.target);
+                }
+            }
+        }
+        let mut layout = HashMap::new();
+        let (mut shared, mut dynamic) = (0u32, Vec::new());
+        for &function in &reachable {
+            for relocation in &self.functions[function].body.relocations {
+                let variable = &self.variables[relocation.variable];
+                if variable.place != Place::Shared || layout.contains_key(&relocation.variable) {
+                    continue;
+                }
+                if variable.dynamic {
+                    dynamic.push(relocation.variable);
+                    continue;
+                }
+                let start = u64::from(shared).next_multiple_of(variable.align);
+                layout.insert(relocation.variable, start as u32);
+                // More than a block has anyway; the launch says so.
+                shared = u32::try_from(start + variable.size).unwrap_or(u32::MAX - 4096);
+            }
+        }
+        if !dynamic.is_empty() {
+            shared = shared.next_multiple_of(16);
+        }
+        layout.extend(dynamic.into_iter().map(|variable| (variable, shared)));
+        let constant = self.globals.iter().filter(|global| global.constant).map(|global| global.size).sum::<u64>();
+        Kernel {
+            name: function.name.clone(),
+            parameters: function
+                .parameters
+                .iter()
+                .map(|slot| Parameter { offset: slot.offset, size: slot.size, align: slot.align })
+                .collect(),
+            shared,
+            local: self.deepest(number, &mut HashMap::new()),
+            constant: u32::try_from(constant).unwrap_or(u32::MAX),
+            registers: self.functions[number].body.registers.min(255),
+            max_threads: function.max_threads,
+            required_block: function.required_block,
+            function: number,
+            reachable,
+            layout,
+        }
+    }
+
+    /// Bytes of local memory of the deepest chain of calls; a function counts once in a chain.
+    fn deepest(&self, function: usize, known: &mut HashMap<usize, u32>) -> u32 {
+        if let Some(&local) = known.get(&function) {
+            return local;
+        }
+        known.insert(function, 0);
+        let body = &self.functions[function].body;
+        let below = body.calls.iter().map(|call| self.deepest(call.target, known)).max().unwrap_or(0);
+        let local = body.local.next_multiple_of(16).saturating_add(below);
+        known.insert(function, local);
+        local
     }
 
     /// The kernels' names.
@@ -98,7 +432,14 @@ impl Program {
     /// If `index` or the number of addresses is not that of [`Program::globals`].
     pub fn initial(&self, index: usize, addresses: &[u64]) -> Vec<u8> {
         assert_eq!(addresses.len(), self.globals.len());
-        vec![0; self.globals[index].size as usize]
+        let variable = &self.variables[self.sources[index]];
+        let mut bytes = variable.bytes.clone();
+        bytes.resize(self.globals[index].size as usize, 0);
+        for &(offset, target, addend) in &variable.addresses {
+            let address = self.placed.get(&target).map_or(0, |&global| addresses[global]).wrapping_add_signed(addend);
+            bytes[offset..offset + 8].copy_from_slice(&address.to_le_bytes());
+        }
+        bytes
     }
 
     /// The program with its globals at `addresses`, in the order of [`Program::globals`].
@@ -109,6 +450,15 @@ impl Program {
     pub fn load(self: Arc<Self>, addresses: &[u64]) -> Loaded {
         assert_eq!(addresses.len(), self.globals.len());
         Loaded { program: self, addresses: addresses.to_vec() }
+    }
+}
+
+impl Linker {
+    /// This definition of a variable is the one that its name means.
+    fn chosen(&self, at: usize, index: usize) -> bool {
+        let variable = &self.modules[at].variables[index];
+        !matches!(variable.linkage, Linkage::Weak | Linkage::Common)
+            || self.variables.get(&variable.name) == Some(&(at, index))
     }
 }
 
@@ -129,5 +479,32 @@ impl Loaded {
     pub fn global(&self, name: &str) -> Option<(u64, u64)> {
         let index = self.program.globals.iter().position(|global| global.visible && global.name == name)?;
         Some((self.addresses[index], self.program.globals[index].size))
+    }
+
+    /// The first contents of the frames of `kernel`'s functions: constants and addresses, and poisoned registers.
+    pub(crate) fn templates(&self, kernel: &Kernel) -> Vec<Vec<u64>> {
+        let program = &self.program;
+        let mut templates = vec![Vec::new(); program.functions.len()];
+        for &function in &kernel.reachable {
+            let body = &program.functions[function].body;
+            let mut slots = body.slots.clone();
+            for relocation in &body.relocations {
+                let start = match program.placed.get(&relocation.variable) {
+                    Some(&global) => self.addresses[global],
+                    None => u64::from(kernel.layout[&relocation.variable]),
+                };
+                slots[usize::from(relocation.slot)] =
+                    crate::code::low(start.wrapping_add_signed(relocation.addend), relocation.width);
+            }
+            templates[function] = slots;
+        }
+        templates
+    }
+}
+
+impl Program {
+    /// The line of an instruction, given its function and index.
+    pub(crate) fn line(&self, (function, pc): (u32, u32)) -> u32 {
+        self.functions[function as usize].body.lines.get(pc as usize).copied().unwrap_or(0)
     }
 }

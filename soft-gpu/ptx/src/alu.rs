@@ -1,0 +1,259 @@
+//! Arithmetic on the bits of registers.
+
+use crate::code::{Class, Combine, Compare, Float, Instruction, Op, low, signed};
+
+/// Values of the four operands.
+pub struct Values {
+    pub a: u64,
+    pub b: u64,
+    pub c: u64,
+    pub x: u64,
+}
+
+/// The result of an operation that needs no more than its operands.
+#[inline(always)]
+pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
+    let (a, b, c) = (v.a, v.b, v.c);
+    let s = |value| signed(value, width);
+    let bits = u32::from(width);
+    let value = match op {
+        Op::Mov => a,
+        Op::Add => a.wrapping_add(b),
+        Op::Sub => a.wrapping_sub(b),
+        Op::MulLo => a.wrapping_mul(b),
+        Op::MadLo => a.wrapping_mul(b).wrapping_add(c),
+        Op::MulHi { signed } => high(a, b, width, signed),
+        Op::MadHi { signed } => high(a, b, width, signed).wrapping_add(c),
+        // These have twice the width.
+        Op::MulWide { signed } => return low(wide(a, b, width, signed), width * 2),
+        Op::MadWide { signed } => return low(wide(a, b, width, signed).wrapping_add(c), width * 2),
+        // PTX leaves a division by zero open; GPUs return all ones, and the dividend as the remainder.
+        Op::Div { .. } if b == 0 => u64::MAX,
+        Op::Rem { .. } if b == 0 => a,
+        Op::Div { signed: false } => a / b,
+        Op::Rem { signed: false } => a % b,
+        Op::Div { signed: true } => s(a).wrapping_div(s(b)) as u64,
+        Op::Rem { signed: true } => s(a).wrapping_rem(s(b)) as u64,
+        Op::Min { signed: false } => a.min(b),
+        Op::Max { signed: false } => a.max(b),
+        Op::Min { signed: true } => s(a).min(s(b)) as u64,
+        Op::Max { signed: true } => s(a).max(s(b)) as u64,
+        Op::Abs => s(a).wrapping_abs() as u64,
+        Op::Neg => a.wrapping_neg(),
+        Op::And => a & b,
+        Op::Or => a | b,
+        Op::Xor => a ^ b,
+        Op::Not => !a,
+        Op::LogicalNot => u64::from(a == 0),
+        Op::Lop3 => (0..8)
+            .filter(|row| i.imm >> row & 1 == 1)
+            .map(|row| pick(a, row >> 2) & pick(b, row >> 1) & pick(c, row))
+            .fold(0, |all, term| all | term),
+        Op::Shl => {
+            if b >= u64::from(bits) {
+                0
+            } else {
+                a << b
+            }
+        }
+        Op::Shr { signed: false } => {
+            if b >= u64::from(bits) {
+                0
+            } else {
+                a >> b
+            }
+        }
+        Op::Shr { signed: true } => (s(a) >> b.min(63)) as u64,
+        Op::Funnel { left, clamp } => {
+            let shift = if clamp { c.min(32) } else { c & 31 };
+            let both = b << 32 | a;
+            if left { (u128::from(both) << shift >> 32) as u64 } else { both >> shift }
+        }
+        Op::Popc => return u64::from(a.count_ones()),
+        Op::Clz => return u64::from(a.leading_zeros() - (64 - bits)),
+        Op::Brev => a.reverse_bits() >> (64 - bits),
+        Op::Bfind { signed, shift } => {
+            let value = if signed && s(a) < 0 { low(!a, width) } else { a };
+            return match value.checked_ilog2() {
+                None => 0xffff_ffff,
+                Some(found) => u64::from(if shift { bits - 1 - found } else { found }),
+            };
+        }
+        Op::Bfe { signed } => extract(a, b & 0xff, c & 0xff, width, signed),
+        Op::Bfi => {
+            let (at, length) = (c & 0xff, v.x & 0xff);
+            let mask = if at >= u64::from(bits) { 0 } else { field(length) << at };
+            b & !mask | a.checked_shl(at as u32).unwrap_or(0) & mask
+        }
+        Op::Prmt => {
+            let bytes = (b << 32 | a).to_le_bytes();
+            (0..4).fold(0, |all, at| {
+                let select = c >> (4 * at);
+                let byte = bytes[(select & 7) as usize];
+                let byte = if select & 8 != 0 { ((byte as i8) >> 7) as u8 } else { byte };
+                all | u64::from(byte) << (8 * at)
+            })
+        }
+        Op::Selp => {
+            if c != 0 {
+                a
+            } else {
+                b
+            }
+        }
+        Op::Set { compare, class } => return if compares(compare, class, width, a, b) { 0xffff_ffff } else { 0 },
+        Op::Convert { from_signed, to_signed } => {
+            let from = i.imm as u8;
+            let value = if from_signed { signed(low(a, from), from) as u64 } else { low(a, from) };
+            return if to_signed { low(signed(low(value, width), width) as u64, i.extra) } else { low(value, width) };
+        }
+        Op::FloatConvert => {
+            return if width == 64 {
+                f64::from(f32::from_bits(a as u32)).to_bits()
+            } else {
+                u64::from((f64::from_bits(a) as f32).to_bits())
+            };
+        }
+        Op::FloatFromInteger { signed: from_signed } => {
+            let from = i.imm as u8;
+            let value = low(a, from);
+            return match (width, from_signed) {
+                (64, true) => (signed(value, from) as f64).to_bits(),
+                (64, false) => (value as f64).to_bits(),
+                (_, true) => u64::from((signed(value, from) as f32).to_bits()),
+                (_, false) => u64::from((value as f32).to_bits()),
+            };
+        }
+        Op::FloatToInteger { signed: to_signed } => {
+            let value = if i.imm == 64 { f64::from_bits(a) } else { f64::from(f32::from_bits(a as u32)) };
+            return if to_signed {
+                let least = i64::MIN >> (64 - bits);
+                low((value as i64).clamp(least, !least) as u64, i.extra)
+            } else {
+                (value as u64).min(u64::MAX >> (64 - bits))
+            };
+        }
+        Op::Float(op) if width == 32 => {
+            let f = |bits: u64| f32::from_bits(bits as u32);
+            let value = float(op, f(a), f(b), f(c), f32::mul_add, f32::min, f32::max, f32::sqrt);
+            let sign = match op {
+                Float::Neg => return a ^ 1 << 31,
+                Float::Abs => return a & !(1 << 31),
+                _ => value,
+            };
+            return u64::from(if sign.is_nan() { 0x7fff_ffff } else { sign.to_bits() });
+        }
+        Op::Float(op) => {
+            let f = f64::from_bits;
+            match op {
+                Float::Neg => return a ^ 1 << 63,
+                Float::Abs => return a & !(1 << 63),
+                _ => {}
+            }
+            let value = float(op, f(a), f(b), f(c), f64::mul_add, f64::min, f64::max, f64::sqrt);
+            return if value.is_nan() { 0x7fff_ffff_ffff_ffff } else { value.to_bits() };
+        }
+        Op::Pack => return b << width | a,
+        _ => 0,
+    };
+    low(value, width)
+}
+
+/// `value`, or its complement if the lowest bit of `row` is 0.
+fn pick(value: u64, row: i32) -> u64 {
+    if row & 1 == 1 { value } else { !value }
+}
+
+/// The lowest `length` bits.
+fn field(length: u64) -> u64 {
+    if length >= 64 { u64::MAX } else { (1 << length) - 1 }
+}
+
+fn wide(a: u64, b: u64, width: u8, sign: bool) -> u64 {
+    if sign { signed(a, width).wrapping_mul(signed(b, width)) as u64 } else { a.wrapping_mul(b) }
+}
+
+fn high(a: u64, b: u64, width: u8, sign: bool) -> u64 {
+    if sign {
+        (i128::from(signed(a, width)) * i128::from(signed(b, width)) >> width) as u64
+    } else {
+        (u128::from(a) * u128::from(b) >> width) as u64
+    }
+}
+
+fn extract(a: u64, at: u64, length: u64, width: u8, sign: bool) -> u64 {
+    let most = u64::from(width) - 1;
+    let value = if at > most { 0 } else { a >> at & field(length) };
+    let filled = (most + 1).saturating_sub(at).min(length);
+    if !sign || length == 0 || filled > most {
+        return value;
+    }
+    let top = a >> (at + length - 1).min(most) & 1;
+    if top == 1 { value | !field(filled) } else { value }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn float<F>(
+    op: Float,
+    a: F,
+    b: F,
+    c: F,
+    fma: fn(F, F, F) -> F,
+    min: fn(F, F) -> F,
+    max: fn(F, F) -> F,
+    sqrt: fn(F) -> F,
+) -> F
+where
+    F: std::ops::Add<Output = F> + std::ops::Sub<Output = F> + std::ops::Mul<Output = F> + std::ops::Div<Output = F>,
+{
+    match op {
+        Float::Add => a + b,
+        Float::Sub => a - b,
+        Float::Mul => a * b,
+        Float::Div => a / b,
+        Float::Fma => fma(a, b, c),
+        Float::Min => min(a, b),
+        Float::Max => max(a, b),
+        Float::Sqrt => sqrt(a),
+        Float::Neg | Float::Abs => a,
+    }
+}
+
+/// The comparison of two values of `width` bits.
+#[inline(always)]
+pub fn compares(compare: Compare, class: Class, width: u8, a: u64, b: u64) -> bool {
+    use std::cmp::Ordering::{Equal, Greater, Less};
+    let order = match class {
+        Class::Unsigned => Some(a.cmp(&b)),
+        Class::Signed => Some(signed(a, width).cmp(&signed(b, width))),
+        Class::Float if width == 32 => f32::from_bits(a as u32).partial_cmp(&f32::from_bits(b as u32)),
+        Class::Float => f64::from_bits(a).partial_cmp(&f64::from_bits(b)),
+    };
+    match compare {
+        Compare::Eq => order == Some(Equal),
+        Compare::Ne => matches!(order, Some(Less | Greater)),
+        Compare::Lt => order == Some(Less),
+        Compare::Le => matches!(order, Some(Less | Equal)),
+        Compare::Gt => order == Some(Greater),
+        Compare::Ge => matches!(order, Some(Greater | Equal)),
+        Compare::Equ => matches!(order, None | Some(Equal)),
+        Compare::Neu => order != Some(Equal),
+        Compare::Ltu => matches!(order, None | Some(Less)),
+        Compare::Leu => order != Some(Greater),
+        Compare::Gtu => matches!(order, None | Some(Greater)),
+        Compare::Geu => order != Some(Less),
+        Compare::Num => order.is_some(),
+        Compare::Nan => order.is_none(),
+    }
+}
+
+/// A comparison combined with a predicate.
+#[inline(always)]
+pub fn combined(combine: Combine, found: bool, other: bool) -> bool {
+    match combine {
+        Combine::None => found,
+        Combine::And => found && other,
+        Combine::Or => found || other,
+        Combine::Xor => found != other,
+    }
+}

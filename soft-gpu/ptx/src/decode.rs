@@ -1,0 +1,1277 @@
+//! Instructions: opcode, modifiers and operands to the compact form.
+
+use crate::code::{
+    ALWAYS, Atomic, Call, Class, Combine, Compare, Float, Instruction, Op, Order, Scope, Shuffle, Space, Special, Vote,
+    low,
+};
+use crate::error::{Error, Kind};
+use crate::module::{Place, Symbol};
+use crate::parse::{Context, Local, Parser};
+
+/// The type of an instruction, a register or a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Type {
+    /// `b`, `u`, `s`, `f`, or `p` for a predicate.
+    pub kind: char,
+    pub bits: u8,
+}
+
+impl Type {
+    /// `u32`, `b64`, `pred`.
+    pub fn parse(name: &str) -> Option<Self> {
+        if name == "pred" {
+            return Some(Self { kind: 'p', bits: 1 });
+        }
+        let kind = name.chars().next().filter(|kind| "busf".contains(*kind))?;
+        let bits = match &name[1..] {
+            "8" if kind != 'f' => 8,
+            "16" => 16,
+            "32" => 32,
+            "64" => 64,
+            "128" if kind == 'b' => 128,
+            _ => return None,
+        };
+        Some(Self { kind, bits })
+    }
+
+    fn signed(self) -> bool {
+        self.kind == 's'
+    }
+
+    fn float(self) -> bool {
+        self.kind == 'f'
+    }
+
+    fn integer(self) -> bool {
+        !self.float() && self.bits > 1
+    }
+}
+
+/// An operand as it is written.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operand<'a> {
+    Name(&'a str),
+    Not(&'a str),
+    Pair(&'a str, &'a str),
+    Sum(&'a str, i64),
+    Integer(u64),
+    Float(u32),
+    Double(u64),
+    Address(Box<Operand<'a>>, i64),
+    Vector(Vec<Operand<'a>>),
+    List(Vec<Operand<'a>>),
+}
+
+/// An opcode's modifiers, from first to last.
+struct Form<'a> {
+    text: &'a str,
+    line: u32,
+    rest: std::iter::Peekable<std::str::Split<'a, char>>,
+}
+
+impl<'a> Form<'a> {
+    /// Takes the next modifier if it is this one.
+    fn take(&mut self, modifier: &str) -> bool {
+        self.rest.next_if(|next| *next == modifier).is_some()
+    }
+
+    /// Takes the next modifier if it is in the table.
+    fn pick<T: Copy>(&mut self, table: &[(&str, T)]) -> Option<T> {
+        let next = *self.rest.peek()?;
+        let found = table.iter().find(|entry| entry.0 == next)?.1;
+        self.rest.next();
+        Some(found)
+    }
+}
+
+const COMPARES: &[(&str, (Compare, bool))] = &[
+    ("eq", (Compare::Eq, false)),
+    ("ne", (Compare::Ne, false)),
+    ("lt", (Compare::Lt, false)),
+    ("le", (Compare::Le, false)),
+    ("gt", (Compare::Gt, false)),
+    ("ge", (Compare::Ge, false)),
+    ("lo", (Compare::Lt, false)),
+    ("ls", (Compare::Le, false)),
+    ("hi", (Compare::Gt, false)),
+    ("hs", (Compare::Ge, false)),
+    ("equ", (Compare::Equ, true)),
+    ("neu", (Compare::Neu, true)),
+    ("ltu", (Compare::Ltu, true)),
+    ("leu", (Compare::Leu, true)),
+    ("gtu", (Compare::Gtu, true)),
+    ("geu", (Compare::Geu, true)),
+    ("num", (Compare::Num, true)),
+    ("nan", (Compare::Nan, true)),
+];
+const COMBINES: &[(&str, Combine)] = &[("and", Combine::And), ("or", Combine::Or), ("xor", Combine::Xor)];
+const SCOPES: &[(&str, Scope)] =
+    &[("cta", Scope::Block), ("cluster", Scope::Gpu), ("gpu", Scope::Gpu), ("sys", Scope::System)];
+const SPACES: &[(&str, Space)] = &[
+    ("global", Space::Global),
+    ("const", Space::Constant),
+    ("shared", Space::Shared),
+    ("shared::cta", Space::Shared),
+    ("local", Space::Local),
+    ("param", Space::Param),
+    ("param::entry", Space::Param),
+    ("param::func", Space::Param),
+];
+const ATOMICS: &[(&str, Atomic)] = &[
+    ("add", Atomic::Add),
+    ("exch", Atomic::Exchange),
+    ("cas", Atomic::CompareExchange),
+    ("min", Atomic::Min),
+    ("max", Atomic::Max),
+    ("and", Atomic::And),
+    ("or", Atomic::Or),
+    ("xor", Atomic::Xor),
+    ("inc", Atomic::Increment),
+    ("dec", Atomic::Decrement),
+];
+const CACHES: &[(&str, ())] =
+    &[("ca", ()), ("cg", ()), ("cs", ()), ("lu", ()), ("cv", ()), ("wb", ()), ("wt", ()), ("nc", ())];
+/// Hints for the caches, which change no value.
+const HINTS: &[(&str, ())] = &[
+    ("L1::no_allocate", ()),
+    ("L1::evict_normal", ()),
+    ("L1::evict_unchanged", ()),
+    ("L1::evict_first", ()),
+    ("L1::evict_last", ()),
+    ("L2::64B", ()),
+    ("L2::128B", ()),
+    ("L2::256B", ()),
+];
+
+/// An address as an instruction takes it.
+struct Address {
+    slot: u16,
+    offset: i32,
+    space: Space,
+}
+
+type Instr = Instruction;
+
+impl<'a> Parser<'a> {
+    fn bad(&self, form: &Form<'_>, cause: impl Into<String>) -> Error {
+        self.error(Kind::Operand, form.line, form.text, cause)
+    }
+
+    fn unknown_form(&self, form: &Form<'_>) -> Error {
+        self.error(
+            Kind::Form,
+            form.line,
+            form.text,
+            "the interpreter knows no such form of an instruction; see the table of soft-gpu/ptx/README.md",
+        )
+    }
+
+    /// All modifiers are used up.
+    fn done(&self, form: &mut Form<'_>) -> Result<(), Error> {
+        if form.rest.peek().is_some() { Err(self.unknown_form(form)) } else { Ok(()) }
+    }
+
+    /// The last modifier, a type.
+    fn ty(&self, form: &mut Form<'_>) -> Result<Type, Error> {
+        let ty = form.rest.next().and_then(Type::parse).ok_or_else(|| self.unknown_form(form))?;
+        self.done(form)?;
+        Ok(ty)
+    }
+
+    fn integer_type(&self, form: &mut Form<'_>, least: u8) -> Result<Type, Error> {
+        let ty = self.ty(form)?;
+        if ty.integer() && (least..=64).contains(&ty.bits) { Ok(ty) } else { Err(self.unknown_form(form)) }
+    }
+
+    fn count(&self, form: &Form<'_>, operands: &[Operand<'a>], count: usize) -> Result<(), Error> {
+        if operands.len() == count {
+            return Ok(());
+        }
+        Err(self.bad(form, format!("the instruction has {count} operands, not {}", operands.len())))
+    }
+
+    /// The slot of an operand of exactly `width` bits that is read.
+    fn value(&self, context: &mut Context<'a>, form: &Form<'_>, operand: &Operand<'a>, ty: Type) -> Result<u16, Error> {
+        self.value_of(context, form, operand, ty, false).map(|(slot, _)| slot)
+    }
+
+    /// As `value`; with `wider`, a register may have more bits. Returns the register's width, too.
+    fn value_of(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        operand: &Operand<'a>,
+        ty: Type,
+        wider: bool,
+    ) -> Result<(u16, u8), Error> {
+        let fits = |width: u8| width == ty.bits || wider && width > ty.bits && ty.bits > 1;
+        match *operand {
+            Operand::Name(name) => match context.find(name) {
+                Some(Local::Register { slot, width }) if fits(width) => Ok((slot, width)),
+                Some(Local::Register { width, .. }) => {
+                    Err(self.bad(form, format!("{name} has {width} bits, and the instruction takes {}", ty.bits)))
+                }
+                Some(_) => self.address_value(context, form, name, 0, ty),
+                None if name == "WARP_SZ" => Ok((self.constant(context, 32, form.line)?, ty.bits)),
+                None => match special(name) {
+                    Some((special, bits)) if ty.bits >= 16 && ty.bits <= 64 => {
+                        if bits > ty.bits && special != Special::Clock && ty.bits != 32 {
+                            return Err(self
+                                .bad(form, format!("{name} has {bits} bits, and the instruction takes {}", ty.bits)));
+                        }
+                        let slot = self.temporary(context, form.line)?;
+                        let mut read = blank(Op::Special(special), ty.bits);
+                        read.d = slot;
+                        self.emit(context, form, read)?;
+                        Ok((slot, ty.bits))
+                    }
+                    _ if name.starts_with('%') => Err(self.error(
+                        Kind::Symbol,
+                        form.line,
+                        name,
+                        "no register has this name, and no special register that the interpreter knows",
+                    )),
+                    None => self.address_value(context, form, name, 0, ty),
+                    Some(_) => Err(self.bad(form, format!("{name} does not fit {} bits", ty.bits))),
+                },
+            },
+            Operand::Sum(name, addend) => self.address_value(context, form, name, addend, ty),
+            Operand::Integer(value) => {
+                let bits = ty.bits.min(64);
+                let value = match (ty.kind, bits) {
+                    // LLVM writes true as -1.
+                    ('p', _) => u64::from(value != 0),
+                    ('f', _) => return Err(self.bad(form, "a float is written as 0f or 0d with its bits")),
+                    _ => value,
+                };
+                Ok((self.constant(context, low(value, bits), form.line)?, bits))
+            }
+            Operand::Float(bits) if ty.bits == 32 => Ok((self.constant(context, u64::from(bits), form.line)?, 32)),
+            Operand::Double(bits) if ty.bits == 64 => Ok((self.constant(context, bits, form.line)?, 64)),
+            _ => Err(self.bad(form, "the instruction takes no such operand")),
+        }
+    }
+
+    /// The address of a variable as a value.
+    fn address_value(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        name: &str,
+        addend: i64,
+        ty: Type,
+    ) -> Result<(u16, u8), Error> {
+        if !ty.integer() || !matches!(ty.bits, 32 | 64) {
+            return Err(self.bad(form, format!("the address of {name} needs an integer of 64 bits")));
+        }
+        let op = match context.find(name) {
+            Some(Local::Local(offset)) => (Op::LocalAddress, i64::from(offset)),
+            Some(Local::Param(slot)) => (Op::ParamAddress, i64::from(slot.offset)),
+            Some(Local::Register { .. }) => {
+                return Err(self.bad(form, format!("{name} is a register; only an address takes an offset")));
+            }
+            found => {
+                let variable = match found {
+                    Some(Local::Variable(variable)) => variable,
+                    _ => self.variable_index(form, name)?,
+                };
+                if ty.bits == 32 && self.module.variables[variable].place != Place::Shared {
+                    return Err(self.bad(form, format!("the address of {name} has 64 bits")));
+                }
+                return Ok((self.address(context, variable, addend, ty.bits, form.line)?, ty.bits));
+            }
+        };
+        let mut read = blank(op.0, ty.bits);
+        read.d = self.temporary(context, form.line)?;
+        read.imm = i32::try_from(op.1 + addend).map_err(|_| self.bad(form, "the offset is too large"))?;
+        self.emit(context, form, read)?;
+        Ok((read.d, ty.bits))
+    }
+
+    fn variable_index(&self, form: &Form<'_>, name: &str) -> Result<usize, Error> {
+        match self.module.symbols.get(name) {
+            Some(&Symbol::Variable(index)) => Ok(index),
+            Some(Symbol::Function(_)) => Err(self.error(
+                Kind::Form,
+                form.line,
+                form.text,
+                format!(
+                    "{name} is a function, and calls are direct only; make the call's target known to the compiler"
+                ),
+            )),
+            None => Err(self.error(
+                Kind::Symbol,
+                form.line,
+                name,
+                "the name has no declaration before this line; declare it, `.extern` if it is in another module",
+            )),
+        }
+    }
+
+    /// The slot of a register that is written, and its width.
+    fn target(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        operand: &Operand<'a>,
+        bits: u8,
+        wider: bool,
+    ) -> Result<(u16, u8), Error> {
+        match *operand {
+            Operand::Name("_") => Ok((self.temporary(context, form.line)?, bits)),
+            Operand::Name(name) => match context.find(name) {
+                Some(Local::Register { slot, width }) if width == bits || wider && width > bits && bits > 1 => {
+                    Ok((slot, width))
+                }
+                Some(Local::Register { width, .. }) => {
+                    Err(self.bad(form, format!("{name} has {width} bits, and the result has {bits}")))
+                }
+                _ => Err(self.error(
+                    Kind::Symbol,
+                    form.line,
+                    name,
+                    "the result needs a register, and no register has this name",
+                )),
+            },
+            _ => Err(self.bad(form, "the result needs a register")),
+        }
+    }
+
+    fn result(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        operand: &Operand<'a>,
+        bits: u8,
+    ) -> Result<u16, Error> {
+        self.target(context, form, operand, bits, false).map(|(slot, _)| slot)
+    }
+
+    /// A predicate that is read, and whether it is negated.
+    fn predicate(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        operand: &Operand<'a>,
+    ) -> Result<(u16, bool), Error> {
+        let ty = Type { kind: 'p', bits: 1 };
+        match *operand {
+            Operand::Not(name) => Ok((self.value(context, form, &Operand::Name(name), ty)?, true)),
+            _ => Ok((self.value(context, form, operand, ty)?, false)),
+        }
+    }
+
+    fn place_of(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        operand: &Operand<'a>,
+        space: Space,
+    ) -> Result<Address, Error> {
+        let Operand::Address(base, offset) = operand else {
+            return Err(self.bad(form, "an address in brackets is expected"));
+        };
+        let far = || self.bad(form, "the offset is larger than 31 bits");
+        let ty = Type { kind: 'b', bits: 64 };
+        let offset32 = i32::try_from(*offset).map_err(|_| far())?;
+        let name = match **base {
+            Operand::Name(name) => name,
+            ref other => {
+                return Ok(Address { slot: self.value(context, form, other, ty)?, offset: offset32, space });
+            }
+        };
+        let frame = |start: u32| i32::try_from(i64::from(start) + offset).map_err(|_| far());
+        match context.find(name) {
+            Some(Local::Register { slot, width }) => {
+                let narrow = matches!(space, Space::Shared | Space::Local | Space::Param) && width == 32;
+                if width != 64 && !narrow {
+                    return Err(self.bad(form, format!("{name} has {width} bits, and an address has 64")));
+                }
+                Ok(Address { slot, offset: offset32, space })
+            }
+            Some(Local::Param(slot)) if space == Space::Param => {
+                let start = self.constant(context, 0, form.line)?;
+                Ok(Address { slot: start, offset: frame(slot.offset)?, space: Space::ParamFrame })
+            }
+            Some(Local::Local(at)) if space == Space::Local => {
+                let start = self.constant(context, 0, form.line)?;
+                Ok(Address { slot: start, offset: frame(at)?, space: Space::LocalFrame })
+            }
+            Some(Local::Param(_) | Local::Local(_)) => Err(self.bad(form, format!("{name} is in another state space"))),
+            found => {
+                let variable = match found {
+                    Some(Local::Variable(variable)) => variable,
+                    _ if name.starts_with('%') => {
+                        return Err(self.error(Kind::Symbol, form.line, name, "no register has this name"));
+                    }
+                    _ => self.variable_index(form, name)?,
+                };
+                let fits = match self.module.variables[variable].place {
+                    Place::Global => matches!(space, Space::Global | Space::Generic),
+                    Place::Constant => matches!(space, Space::Constant | Space::Generic),
+                    Place::Shared => space == Space::Shared,
+                };
+                if !fits {
+                    return Err(self.bad(form, format!("{name} is in another state space")));
+                }
+                let slot = self.address(context, variable, 0, 64, form.line)?;
+                Ok(Address { slot, offset: offset32, space })
+            }
+        }
+    }
+
+    fn emit(&self, context: &mut Context<'a>, form: &Form<'_>, instruction: Instr) -> Result<(), Error> {
+        if context.body.code.len() >= 1 << 24 {
+            return Err(self.error(Kind::Limit, form.line, form.text, "a function has at most 16777216 instructions"));
+        }
+        context.body.code.push(instruction);
+        context.body.lines.push(form.line);
+        Ok(())
+    }
+
+    /// The instruction behind a body's last one.
+    pub fn finish(&self, context: &mut Context<'a>, kernel: bool, line: u32) -> Result<(), Error> {
+        let form = Form { text: "}", line, rest: "".split('.').peekable() };
+        self.emit(context, &form, blank(if kernel { Op::Exit } else { Op::Return }, 64))
+    }
+
+    /// Decodes one instruction.
+    pub fn decode(
+        &mut self,
+        context: &mut Context<'a>,
+        opcode: &'a str,
+        line: u32,
+        guard: Option<(u16, bool)>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), Error> {
+        let mut rest = opcode.split('.').peekable();
+        let base = rest.next().unwrap_or_default();
+        let form = &mut Form { text: opcode, line, rest };
+        let mut made = self.decoded(context, form, base, operands)?;
+        (made.guard, made.negate) = guard.unwrap_or((ALWAYS, false));
+        self.emit(context, form, made)
+    }
+
+    fn decoded(
+        &mut self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        base: &str,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        match base {
+            "ld" | "ldu" | "st" => self.access(context, form, base == "st", operands),
+            "atom" | "red" => self.atomic(context, form, base == "red", operands),
+            "mov" => self.mov(context, form, operands),
+            "cvt" => self.convert(context, form, operands),
+            "setp" | "set" => self.compare(context, form, base == "set", operands),
+            "bar" | "barrier" => self.barrier(context, form, operands),
+            "call" => self.call(context, form, operands),
+            "shfl" | "vote" | "match" | "redux" | "activemask" => self.warp(context, form, base, operands),
+            "fence" | "membar" => {
+                self.count(form, operands, 0)?;
+                let orders: &[(&str, Order)] = &[
+                    ("sc", Order::Sequential),
+                    ("acq_rel", Order::AcquireRelease),
+                    ("acquire", Order::Acquire),
+                    ("release", Order::Release),
+                ];
+                let order = if base == "membar" { None } else { form.pick(orders) };
+                let scope = if base == "membar" {
+                    form.pick(&[("cta", Scope::Block), ("gl", Scope::Gpu), ("sys", Scope::System)])
+                } else {
+                    form.pick(SCOPES)
+                };
+                let scope = scope.ok_or_else(|| self.unknown_form(form))?;
+                self.done(form)?;
+                Ok(blank(Op::Fence { order: order.unwrap_or(Order::Sequential), scope }, 64))
+            }
+            "bra" => {
+                form.take("uni");
+                self.done(form)?;
+                let [Operand::Name(label)] = *operands else {
+                    return Err(self.bad(form, "a branch has one label"));
+                };
+                context.branch(label);
+                Ok(blank(Op::Branch, 64))
+            }
+            "brx" => {
+                let known = form.take("idx");
+                form.take("uni");
+                if !known {
+                    return Err(self.unknown_form(form));
+                }
+                self.done(form)?;
+                let [ref index, Operand::Name(table)] = *operands else {
+                    return Err(self.bad(form, "the branch has an index and a table"));
+                };
+                let mut made = blank(Op::BranchTable, 32);
+                made.a = self.value(context, form, index, Type { kind: 'u', bits: 32 })?;
+                context.branch_table(table);
+                Ok(made)
+            }
+            "ret" | "exit" | "trap" | "brkpt" => {
+                if base == "ret" {
+                    form.take("uni");
+                }
+                self.done(form)?;
+                self.count(form, operands, 0)?;
+                Ok(blank(
+                    match base {
+                        "ret" => Op::Return,
+                        "exit" => Op::Exit,
+                        _ => Op::Trap,
+                    },
+                    if base == "brkpt" { 1 } else { 64 },
+                ))
+            }
+            "nanosleep" => {
+                let ty = self.integer_type(form, 32)?;
+                self.count(form, operands, 1)?;
+                let mut made = blank(Op::Nanosleep, ty.bits);
+                made.a = self.value(context, form, &operands[0], ty)?;
+                Ok(made)
+            }
+            "cvta" => {
+                let to = form.take("to");
+                let space = form.pick(SPACES).ok_or_else(|| self.unknown_form(form))?;
+                let ty = self.integer_type(form, 64)?;
+                self.count(form, operands, 2)?;
+                let mut made = blank(if to { Op::FromGeneric(space) } else { Op::ToGeneric(space) }, ty.bits);
+                made.a = self.value(context, form, &operands[1], ty)?;
+                made.d = self.result(context, form, &operands[0], ty.bits)?;
+                Ok(made)
+            }
+            "isspacep" => {
+                let space = form.pick(SPACES).ok_or_else(|| self.unknown_form(form))?;
+                self.done(form)?;
+                self.count(form, operands, 2)?;
+                let mut made = blank(Op::IsSpace(space), 1);
+                made.a = self.value(context, form, &operands[1], Type { kind: 'b', bits: 64 })?;
+                made.d = self.result(context, form, &operands[0], 1)?;
+                Ok(made)
+            }
+            "selp" => {
+                let ty = self.ty(form)?;
+                if !(16..=64).contains(&ty.bits) {
+                    return Err(self.unknown_form(form));
+                }
+                self.count(form, operands, 4)?;
+                let mut made = blank(Op::Selp, ty.bits);
+                made.a = self.value(context, form, &operands[1], ty)?;
+                made.b = self.value(context, form, &operands[2], ty)?;
+                made.c = self.predicate(context, form, &operands[3])?.0;
+                made.d = self.result(context, form, &operands[0], ty.bits)?;
+                Ok(made)
+            }
+            _ => self.arithmetic(context, form, base, operands),
+        }
+    }
+
+    fn arithmetic(
+        &mut self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        base: &str,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        if form.text.contains(".f32") || form.text.contains(".f64") {
+            return self.float(context, form, base, operands);
+        }
+        let word = Type { kind: 'u', bits: 32 };
+        match base {
+            "add" | "sub" | "addc" | "subc" => {
+                let take = base.ends_with('c');
+                let give = form.take("cc");
+                let ty = self.integer_type(form, if take || give { 32 } else { 16 })?;
+                let op = match (base.starts_with("add"), take || give) {
+                    (true, false) => Op::Add,
+                    (false, false) => Op::Sub,
+                    (true, true) => Op::AddCarry { take, give },
+                    (false, true) => Op::SubBorrow { take, give },
+                };
+                self.plain(context, form, op, operands, &[ty, ty, ty])
+            }
+            "mul" | "mad" => {
+                let which = form.pick(&[("lo", 0), ("hi", 1), ("wide", 2)]).ok_or_else(|| self.unknown_form(form))?;
+                let ty = self.integer_type(form, 16)?;
+                if ty.kind == 'b' || which == 2 && ty.bits == 64 {
+                    return Err(self.unknown_form(form));
+                }
+                let signed = ty.signed();
+                let result = Type { kind: ty.kind, bits: if which == 2 { ty.bits * 2 } else { ty.bits } };
+                let mut made = if base == "mul" {
+                    let op = [Op::MulLo, Op::MulHi { signed }, Op::MulWide { signed }][which];
+                    self.plain(context, form, op, operands, &[result, ty, ty])?
+                } else {
+                    let op = [Op::MadLo, Op::MadHi { signed }, Op::MadWide { signed }][which];
+                    self.plain(context, form, op, operands, &[result, ty, ty, result])?
+                };
+                made.width = ty.bits;
+                Ok(made)
+            }
+            "div" | "rem" | "min" | "max" | "abs" | "neg" => {
+                let ty = self.integer_type(form, 16)?;
+                let signed = ty.signed();
+                if ty.kind == 'b' || matches!(base, "abs" | "neg") && !signed {
+                    return Err(self.unknown_form(form));
+                }
+                let op = match base {
+                    "div" => Op::Div { signed },
+                    "rem" => Op::Rem { signed },
+                    "min" => Op::Min { signed },
+                    "max" => Op::Max { signed },
+                    "abs" => Op::Abs,
+                    _ => Op::Neg,
+                };
+                let types = [ty; 3];
+                self.plain(context, form, op, operands, &types[..if matches!(base, "abs" | "neg") { 2 } else { 3 }])
+            }
+            "and" | "or" | "xor" | "not" => {
+                let ty = self.ty(form)?;
+                if !matches!(ty.kind, 'b' | 'p') || !matches!(ty.bits, 1 | 16 | 32 | 64) {
+                    return Err(self.unknown_form(form));
+                }
+                let op = match base {
+                    "and" => Op::And,
+                    "or" => Op::Or,
+                    "xor" => Op::Xor,
+                    _ => Op::Not,
+                };
+                self.plain(context, form, op, operands, &[ty; 3][..if base == "not" { 2 } else { 3 }])
+            }
+            "cnot" => {
+                let ty = self.integer_type(form, 16)?;
+                self.plain(context, form, Op::LogicalNot, operands, &[ty, ty])
+            }
+            "lop3" => {
+                let ty = self.integer_type(form, 32)?;
+                let [.., Operand::Integer(table @ 0..=255)] = *operands else {
+                    return Err(self.bad(form, "the table is a number from 0 to 255"));
+                };
+                if ty.bits != 32 {
+                    return Err(self.unknown_form(form));
+                }
+                let mut made = self.plain(context, form, Op::Lop3, &operands[..operands.len() - 1], &[ty; 4])?;
+                made.imm = table as i32;
+                Ok(made)
+            }
+            "shl" | "shr" => {
+                let ty = self.integer_type(form, 16)?;
+                let op = match (base, ty.kind) {
+                    ("shl", 'b') => Op::Shl,
+                    ("shr", _) => Op::Shr { signed: ty.signed() },
+                    _ => return Err(self.unknown_form(form)),
+                };
+                self.plain(context, form, op, operands, &[ty, ty, word])
+            }
+            "shf" => {
+                let left = form.pick(&[("l", true), ("r", false)]).ok_or_else(|| self.unknown_form(form))?;
+                let clamp = form.pick(&[("clamp", true), ("wrap", false)]).ok_or_else(|| self.unknown_form(form))?;
+                let ty = self.integer_type(form, 32)?;
+                if ty.bits != 32 {
+                    return Err(self.unknown_form(form));
+                }
+                self.plain(context, form, Op::Funnel { left, clamp }, operands, &[ty, ty, ty, word])
+            }
+            "popc" | "clz" | "brev" => {
+                let ty = self.integer_type(form, 32)?;
+                let (op, result) = match base {
+                    "popc" => (Op::Popc, word),
+                    "clz" => (Op::Clz, word),
+                    _ => (Op::Brev, ty),
+                };
+                let mut made = self.plain(context, form, op, operands, &[result, ty])?;
+                made.width = ty.bits;
+                Ok(made)
+            }
+            "bfind" => {
+                let shift = form.take("shiftamt");
+                let ty = self.integer_type(form, 32)?;
+                let mut made =
+                    self.plain(context, form, Op::Bfind { signed: ty.signed(), shift }, operands, &[word, ty])?;
+                made.width = ty.bits;
+                Ok(made)
+            }
+            "bfe" => {
+                let ty = self.integer_type(form, 32)?;
+                self.plain(context, form, Op::Bfe { signed: ty.signed() }, operands, &[ty, ty, word, word])
+            }
+            "bfi" => {
+                let ty = self.integer_type(form, 32)?;
+                self.plain(context, form, Op::Bfi, operands, &[ty, ty, ty, word, word])
+            }
+            "prmt" => {
+                let ty = self.integer_type(form, 32)?;
+                self.plain(context, form, Op::Prmt, operands, &[ty; 4])
+            }
+            _ => Err(self.unknown_form(form)),
+        }
+    }
+
+    /// Operands in their order: `d`, `a`, `b`, `c`, `x`.
+    fn plain(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        op: Op,
+        operands: &[Operand<'a>],
+        types: &[Type],
+    ) -> Result<Instr, Error> {
+        self.count(form, operands, types.len())?;
+        let mut made = blank(op, types[0].bits);
+        let mut slots = [0; 4];
+        for ((slot, operand), &ty) in slots.iter_mut().zip(&operands[1..]).zip(&types[1..]) {
+            *slot = self.value(context, form, operand, ty)?;
+        }
+        [made.a, made.b, made.c, made.x] = slots;
+        made.d = self.result(context, form, &operands[0], types[0].bits)?;
+        Ok(made)
+    }
+
+    fn float(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        base: &str,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let rounded = form.take("rn");
+        let ty = self.ty(form)?;
+        let (op, count) = match (base, rounded) {
+            ("add", _) => (Float::Add, 3),
+            ("sub", _) => (Float::Sub, 3),
+            ("mul", _) => (Float::Mul, 3),
+            ("div", true) => (Float::Div, 3),
+            ("fma", true) => (Float::Fma, 4),
+            ("neg", false) => (Float::Neg, 2),
+            ("abs", false) => (Float::Abs, 2),
+            ("min", false) => (Float::Min, 3),
+            ("max", false) => (Float::Max, 3),
+            ("sqrt", true) => (Float::Sqrt, 2),
+            _ => return Err(self.unknown_form(form)),
+        };
+        if !ty.float() || !matches!(ty.bits, 32 | 64) {
+            return Err(self.unknown_form(form));
+        }
+        self.plain(context, form, Op::Float(op), operands, &[ty; 4][..count])
+    }
+
+    fn mov(&self, context: &mut Context<'a>, form: &mut Form<'a>, operands: &[Operand<'a>]) -> Result<Instr, Error> {
+        let ty = self.ty(form)?;
+        if !matches!(ty.bits, 1 | 16 | 32 | 64) {
+            return Err(self.unknown_form(form));
+        }
+        self.count(form, operands, 2)?;
+        match operands {
+            [Operand::Vector(parts), value] | [value, Operand::Vector(parts)] if ty.bits > 16 => {
+                let half = Type { kind: 'b', bits: ty.bits / 2 };
+                let [first, second] = &parts[..] else {
+                    return Err(self.error(
+                        Kind::Form,
+                        form.line,
+                        form.text,
+                        "the interpreter packs and unpacks two halves",
+                    ));
+                };
+                if matches!(operands[0], Operand::Vector(_)) {
+                    let mut made = blank(Op::Unpack, half.bits);
+                    made.a = self.value(context, form, value, ty)?;
+                    made.d = self.result(context, form, first, half.bits)?;
+                    made.x = self.result(context, form, second, half.bits)?;
+                    Ok(made)
+                } else {
+                    let mut made = blank(Op::Pack, half.bits);
+                    made.a = self.value(context, form, first, half)?;
+                    made.b = self.value(context, form, second, half)?;
+                    made.d = self.result(context, form, value, ty.bits)?;
+                    Ok(made)
+                }
+            }
+            _ => self.plain(context, form, Op::Mov, operands, &[ty, ty]),
+        }
+    }
+
+    fn convert(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let rounding = form.pick(&[("rn", 1), ("rzi", 2)]).unwrap_or(0);
+        let to = form.rest.next().and_then(Type::parse).ok_or_else(|| self.unknown_form(form))?;
+        let from = self.ty(form)?;
+        self.count(form, operands, 2)?;
+        let fits = |ty: Type| if ty.float() { ty.bits >= 32 } else { matches!(ty.kind, 'u' | 's') };
+        if !fits(to) || !fits(from) {
+            return Err(self.unknown_form(form));
+        }
+        let op = match (to.float(), from.float(), rounding) {
+            (false, false, 0) => Op::Convert { from_signed: from.signed(), to_signed: to.signed() },
+            (true, false, 1) => Op::FloatFromInteger { signed: from.signed() },
+            (false, true, 2) => Op::FloatToInteger { signed: to.signed() },
+            (true, true, 0) if to.bits > from.bits => Op::FloatConvert,
+            (true, true, 1) if to.bits < from.bits => Op::FloatConvert,
+            _ => return Err(self.unknown_form(form)),
+        };
+        let wider = |ty: Type| !ty.float();
+        let (a, _) = self.value_of(context, form, &operands[1], from, wider(from))?;
+        let (d, width) = self.target(context, form, &operands[0], to.bits, wider(to))?;
+        let mut made = blank(op, to.bits);
+        (made.a, made.d) = (a, d);
+        made.extra = width;
+        made.imm = i32::from(from.bits);
+        Ok(made)
+    }
+
+    fn compare(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        set: bool,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let (compare, of_floats) = form.pick(COMPARES).ok_or_else(|| self.unknown_form(form))?;
+        let combine = form.pick(COMBINES).unwrap_or(Combine::None);
+        if set {
+            let to = form.rest.next().and_then(Type::parse).filter(|ty| ty.integer() && ty.bits == 32);
+            let (Some(to), Combine::None) = (to, combine) else {
+                return Err(self.unknown_form(form));
+            };
+            let ty = self.ty(form)?;
+            let class = self.class(form, ty, compare, of_floats)?;
+            let mut made = self.plain(context, form, Op::Set { compare, class }, operands, &[to, ty, ty])?;
+            made.width = ty.bits;
+            return Ok(made);
+        }
+        let ty = self.ty(form)?;
+        let class = self.class(form, ty, compare, of_floats)?;
+        self.count(form, operands, if combine == Combine::None { 3 } else { 4 })?;
+        let mut made = blank(Op::Setp { compare, class, combine }, ty.bits);
+        made.a = self.value(context, form, &operands[1], ty)?;
+        made.b = self.value(context, form, &operands[2], ty)?;
+        if let Some(other) = operands.get(3) {
+            let (slot, negate) = self.predicate(context, form, other)?;
+            (made.c, made.imm) = (slot, i32::from(negate));
+        }
+        let (first, second) = match operands[0] {
+            Operand::Pair(first, second) => (Operand::Name(first), Operand::Name(second)),
+            ref only => (only.clone(), Operand::Name("_")),
+        };
+        made.d = self.result(context, form, &first, 1)?;
+        made.x = self.result(context, form, &second, 1)?;
+        Ok(made)
+    }
+
+    fn class(&self, form: &Form<'_>, ty: Type, compare: Compare, of_floats: bool) -> Result<Class, Error> {
+        match ty.kind {
+            'f' if ty.bits >= 32 => Ok(Class::Float),
+            _ if of_floats || !(16..=64).contains(&ty.bits) => Err(self.unknown_form(form)),
+            'b' if !matches!(compare, Compare::Eq | Compare::Ne) => Err(self.unknown_form(form)),
+            's' => Ok(Class::Signed),
+            'b' | 'u' => Ok(Class::Unsigned),
+            _ => Err(self.unknown_form(form)),
+        }
+    }
+
+    /// Order, scope and space of a load, a store or an atomic.
+    fn access(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        store: bool,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let mut order = Order::Weak;
+        let mut scope = Scope::Block;
+        let strong = if store { ("release", Order::Release) } else { ("acquire", Order::Acquire) };
+        if form.take("mmio") {
+            if !form.take("relaxed") || !form.take("sys") {
+                return Err(self.unknown_form(form));
+            }
+            (order, scope) = (Order::Mmio, Scope::System);
+        } else if form.take("volatile") {
+            (order, scope) = (Order::Volatile, Scope::System);
+        } else if !form.take("weak")
+            && let Some(given) = form.pick(&[("relaxed", Order::Relaxed), strong])
+        {
+            order = given;
+            scope = form.pick(SCOPES).ok_or_else(|| self.unknown_form(form))?;
+        }
+        let space = form.pick(SPACES).unwrap_or(Space::Generic);
+        form.pick(CACHES);
+        while form.pick(HINTS).is_some() {}
+        let count = form.pick(&[("v2", 2), ("v4", 4)]).unwrap_or(1u8);
+        let ty = self.ty(form)?;
+        if !(8..=64).contains(&ty.bits) || u32::from(count) * u32::from(ty.bits) > 128 {
+            return Err(self.unknown_form(form));
+        }
+        let kernel_constant = store && space == Space::Constant;
+        let narrow = order >= Order::Relaxed && matches!(space, Space::Param | Space::Local | Space::Constant);
+        if kernel_constant || narrow {
+            return Err(self.unknown_form(form));
+        }
+        self.count(form, operands, 2)?;
+        let (place, values) = if store { (&operands[0], &operands[1]) } else { (&operands[1], &operands[0]) };
+        let place = self.place_of(context, form, place, space)?;
+        let one = [values.clone()];
+        let values = match values {
+            Operand::Vector(values) if count > 1 || values.len() == 1 => &values[..],
+            _ => &one,
+        };
+        if values.len() != usize::from(count) {
+            return Err(self.bad(form, format!("the vector has {count} registers")));
+        }
+        let mut slots = [0; 4];
+        let mut width = ty.bits;
+        for (slot, value) in slots.iter_mut().zip(values) {
+            (*slot, width) = if store {
+                self.value_of(context, form, value, ty, true)?
+            } else {
+                self.target(context, form, value, ty.bits, true)?
+            };
+        }
+        let space = place.space;
+        let mut made = if store {
+            blank(Op::Store { space, order, scope, count }, ty.bits)
+        } else {
+            blank(Op::Load { space, order, scope, signed: ty.signed(), count }, ty.bits)
+        };
+        [made.d, made.b, made.c, made.x] = slots;
+        (made.a, made.imm, made.extra) = (place.slot, place.offset, width);
+        Ok(made)
+    }
+
+    fn atomic(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        red: bool,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let order = form.pick(&[
+            ("relaxed", Order::Relaxed),
+            ("acquire", Order::Acquire),
+            ("release", Order::Release),
+            ("acq_rel", Order::AcquireRelease),
+        ]);
+        let scope = form.pick(SCOPES).unwrap_or(Scope::Gpu);
+        let space = form.pick(SPACES).unwrap_or(Space::Generic);
+        let op = form.pick(ATOMICS).ok_or_else(|| self.unknown_form(form))?;
+        let ty = self.integer_type(form, 32)?;
+        let fits = match op {
+            Atomic::Add => matches!((ty.kind, ty.bits), ('u', _) | ('s', 32)),
+            Atomic::Exchange | Atomic::CompareExchange | Atomic::And | Atomic::Or | Atomic::Xor => ty.kind == 'b',
+            Atomic::Min | Atomic::Max => ty.kind != 'b',
+            Atomic::Increment | Atomic::Decrement => (ty.kind, ty.bits) == ('u', 32),
+        };
+        let own = matches!(space, Space::Generic | Space::Global | Space::Shared);
+        let returns = !matches!(op, Atomic::Exchange | Atomic::CompareExchange);
+        if !fits || !own || red && (!returns || matches!(order, Some(Order::Acquire | Order::AcquireRelease))) {
+            return Err(self.unknown_form(form));
+        }
+        let rest = if red {
+            operands
+        } else {
+            operands.get(1..).ok_or_else(|| self.bad(form, "the instruction has operands"))?
+        };
+        self.count(form, rest, if op == Atomic::CompareExchange { 3 } else { 2 })?;
+        let place = self.place_of(context, form, &rest[0], space)?;
+        let order = order.unwrap_or(Order::Relaxed);
+        let mut made = blank(Op::Atomic { op, space: place.space, order, scope, signed: ty.signed() }, ty.bits);
+        (made.a, made.imm) = (place.slot, place.offset);
+        made.b = self.value(context, form, &rest[1], ty)?;
+        if let Some(new) = rest.get(2) {
+            made.c = self.value(context, form, new, ty)?;
+        }
+        let sink = Operand::Name("_");
+        made.d = self.result(context, form, if red { &sink } else { &operands[0] }, ty.bits)?;
+        Ok(made)
+    }
+
+    fn barrier(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let word = Type { kind: 'u', bits: 32 };
+        if form.text.starts_with("bar.") && form.take("warp") {
+            if !form.take("sync") {
+                return Err(self.unknown_form(form));
+            }
+            self.done(form)?;
+            self.count(form, operands, 1)?;
+            let mut made = blank(Op::WarpBarrier, 32);
+            made.b = self.value(context, form, &operands[0], word)?;
+            return Ok(made);
+        }
+        form.take("cta");
+        let kind = form.pick(&[("sync", 0), ("arrive", 1), ("red", 2)]).ok_or_else(|| self.unknown_form(form))?;
+        let reduce = if kind == 2 {
+            let reduce = form.pick(&[("popc", Vote::Count), ("and", Vote::All), ("or", Vote::Any)]);
+            Some(reduce.ok_or_else(|| self.unknown_form(form))?)
+        } else {
+            None
+        };
+        form.take("aligned");
+        let mut made = blank(Op::Barrier { arrive: kind == 1, reduce }, 32);
+        let mut rest = operands;
+        if let Some(reduce) = reduce {
+            let bits = if reduce == Vote::Count { 32 } else { 1 };
+            let known = form.rest.next().and_then(Type::parse).is_some_and(|ty| ty.bits == bits);
+            let [result, middle @ .., predicate] = operands else {
+                return Err(self.bad(form, "the instruction has a result, a barrier and a predicate"));
+            };
+            if !known {
+                return Err(self.unknown_form(form));
+            }
+            made.d = self.result(context, form, result, bits)?;
+            let (slot, negate) = self.predicate(context, form, predicate)?;
+            (made.c, made.imm) = (slot, i32::from(negate));
+            rest = middle;
+        }
+        self.done(form)?;
+        made.b = ALWAYS;
+        match rest {
+            [barrier] if kind != 1 => made.a = self.value(context, form, barrier, word)?,
+            [barrier, threads] => {
+                made.a = self.value(context, form, barrier, word)?;
+                made.b = self.value(context, form, threads, word)?;
+            }
+            _ => {
+                return Err(self.bad(form, "the instruction has a barrier, and a number of threads if it does not wait"));
+            }
+        }
+        Ok(made)
+    }
+
+    fn warp(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        base: &str,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let word = Type { kind: 'b', bits: 32 };
+        if base == "activemask" {
+            let ty = self.ty(form)?;
+            if ty != word {
+                return Err(self.unknown_form(form));
+            }
+            return self.plain(context, form, Op::ActiveMask, operands, &[word]);
+        }
+        let first = |operands: &[Operand<'a>]| match operands.first() {
+            Some(&Operand::Pair(value, predicate)) => (Operand::Name(value), Some(Operand::Name(predicate))),
+            Some(other) => (other.clone(), None),
+            None => (Operand::Name("_"), None),
+        };
+        // Without a mask, sm_70 and later have no such instruction.
+        if base != "match" && !form.take("sync") {
+            return Err(self.unknown_form(form));
+        }
+        match base {
+            "shfl" => {
+                let kind = form.pick(&[
+                    ("idx", Shuffle::Index),
+                    ("up", Shuffle::Up),
+                    ("down", Shuffle::Down),
+                    ("bfly", Shuffle::Butterfly),
+                ]);
+                let kind = kind.ok_or_else(|| self.unknown_form(form))?;
+                self.shuffle(context, form, kind, first(operands), operands)
+            }
+            "vote" => {
+                let vote = form.pick(&[
+                    ("all", Vote::All),
+                    ("any", Vote::Any),
+                    ("uni", Vote::Uniform),
+                    ("ballot", Vote::Ballot),
+                ]);
+                let vote = vote.ok_or_else(|| self.unknown_form(form))?;
+                let ty = self.ty(form)?;
+                let bits = if vote == Vote::Ballot { 32 } else { 1 };
+                if ty.bits != bits {
+                    return Err(self.unknown_form(form));
+                }
+                self.count(form, operands, 3)?;
+                let mut made = blank(Op::Vote(vote), bits);
+                let (slot, negate) = self.predicate(context, form, &operands[1])?;
+                (made.a, made.imm) = (slot, i32::from(negate));
+                made.b = self.value(context, form, &operands[2], word)?;
+                made.d = self.result(context, form, &operands[0], bits)?;
+                Ok(made)
+            }
+            "match" => {
+                let all = form.pick(&[("any", false), ("all", true)]).ok_or_else(|| self.unknown_form(form))?;
+                if !form.take("sync") {
+                    return Err(self.unknown_form(form));
+                }
+                let ty = self.integer_type(form, 32)?;
+                self.count(form, operands, 3)?;
+                let (value, predicate) = first(operands);
+                if predicate.is_some() && !all {
+                    return Err(self.bad(form, "only match.all has a predicate"));
+                }
+                let mut made = blank(Op::Match { all }, ty.bits);
+                made.a = self.value(context, form, &operands[1], ty)?;
+                made.b = self.value(context, form, &operands[2], word)?;
+                made.d = self.result(context, form, &value, 32)?;
+                made.x = self.result(context, form, &predicate.unwrap_or(Operand::Name("_")), 1)?;
+                Ok(made)
+            }
+            _ => {
+                let op = form.pick(ATOMICS).filter(|op| {
+                    matches!(op, Atomic::Add | Atomic::Min | Atomic::Max | Atomic::And | Atomic::Or | Atomic::Xor)
+                });
+                let op = op.ok_or_else(|| self.unknown_form(form))?;
+                let ty = self.integer_type(form, 32)?;
+                if ty.bits != 32 {
+                    return Err(self.unknown_form(form));
+                }
+                self.plain(context, form, Op::Reduce { op, signed: ty.signed() }, operands, &[ty, ty, word])
+            }
+        }
+    }
+
+    fn shuffle(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        kind: Shuffle,
+        (value, predicate): (Operand<'a>, Option<Operand<'a>>),
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let word = Type { kind: 'b', bits: 32 };
+        if self.ty(form)?.bits != 32 {
+            return Err(self.unknown_form(form));
+        }
+        self.count(form, operands, 5)?;
+        let mut made = blank(Op::Shuffle(kind), 32);
+        made.a = self.value(context, form, &operands[1], word)?;
+        made.b = self.value(context, form, &operands[2], word)?;
+        made.c = self.value(context, form, &operands[3], word)?;
+        made.x = self.value(context, form, &operands[4], word)?;
+        made.d = self.result(context, form, &value, 32)?;
+        made.imm = match predicate {
+            Some(predicate) => i32::from(self.result(context, form, &predicate, 1)?),
+            None => -1,
+        };
+        Ok(made)
+    }
+
+    fn call(
+        &mut self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        form.take("uni");
+        self.done(form)?;
+        let none = Vec::new();
+        let (results, name, arguments) = match operands {
+            [Operand::Name(name)] => (&none, name, &none),
+            [Operand::Name(name), Operand::List(arguments)] => (&none, name, arguments),
+            [Operand::List(results), Operand::Name(name)] => (results, name, &none),
+            [Operand::List(results), Operand::Name(name), Operand::List(arguments)] => (results, name, arguments),
+            _ => return Err(self.bad(form, "a call has results, one function and arguments; calls are direct only")),
+        };
+        if let Some(Local::Register { .. }) = context.find(name) {
+            return Err(self.error(
+                Kind::Form,
+                form.line,
+                form.text,
+                format!(
+                    "{name} is a register, and calls are direct only; make the call's target known to the compiler"
+                ),
+            ));
+        }
+        let Some(&Symbol::Function(target)) = self.module.symbols.get(*name) else {
+            return Err(self.error(Kind::Symbol, form.line, name, "no function of this name is declared before this line; declare it, `.extern` if it is in another module"));
+        };
+        let callee = &self.module.functions[target];
+        if callee.kernel {
+            return Err(self.bad(form, format!("{name} is a kernel, which only a launch starts")));
+        }
+        let mut sides = [Vec::new(), Vec::new()];
+        for (side, given, wanted) in [(0, arguments, &callee.parameters), (1, results, &callee.results)] {
+            if given.len() != wanted.len() {
+                let what = ["arguments", "results"][side];
+                return Err(self.bad(form, format!("{name} has {} {what}, not {}", wanted.len(), given.len())));
+            }
+            for (operand, wanted) in given.iter().zip(wanted) {
+                let slot = match operand {
+                    Operand::Name(variable) => match context.find(variable) {
+                        Some(Local::Param(slot)) => Some(slot),
+                        _ => None,
+                    },
+                    _ => None,
+                };
+                let Some(slot) = slot else {
+                    return Err(self.bad(form, "arguments and results are variables in .param"));
+                };
+                if slot.size != wanted.size {
+                    return Err(
+                        self.bad(form, format!("{name} has a parameter of {} bytes, not {}", wanted.size, slot.size))
+                    );
+                }
+                sides[side].push((slot.offset, slot.size));
+            }
+        }
+        let [arguments, results] = sides;
+        let mut made = blank(Op::Call, 64);
+        made.imm = context.body.calls.len() as i32;
+        context.body.calls.push(Call {
+            target,
+            line: form.line,
+            arguments,
+            results,
+            copies_in: Vec::new(),
+            copies_out: Vec::new(),
+        });
+        Ok(made)
+    }
+}
+
+fn blank(op: Op, width: u8) -> Instr {
+    Instruction { op, width, extra: width, negate: false, guard: ALWAYS, d: 0, a: 0, b: 0, c: 0, x: 0, imm: 0 }
+}
+
+/// A special register, and its width.
+fn special(name: &str) -> Option<(Special, u8)> {
+    let axis = |name: &str| match name {
+        ".x" => Some(0),
+        ".y" => Some(1),
+        ".z" => Some(2),
+        _ => None,
+    };
+    for (prefix, make) in [
+        ("%tid", Special::Tid as fn(u8) -> Special),
+        ("%ntid", Special::Ntid),
+        ("%ctaid", Special::Ctaid),
+        ("%nctaid", Special::Nctaid),
+    ] {
+        if let Some(axis) = name.strip_prefix(prefix).and_then(axis) {
+            return Some((make(axis), 32));
+        }
+    }
+    Some(match name {
+        "%laneid" => (Special::Lane, 32),
+        "%warpid" => (Special::Warp, 32),
+        "%nwarpid" => (Special::Warps, 32),
+        "%smid" => (Special::Sm, 32),
+        "%nsmid" => (Special::Sms, 32),
+        "%gridid" => (Special::Grid, 64),
+        "%lanemask_eq" => (Special::MaskEq, 32),
+        "%lanemask_le" => (Special::MaskLe, 32),
+        "%lanemask_lt" => (Special::MaskLt, 32),
+        "%lanemask_ge" => (Special::MaskGe, 32),
+        "%lanemask_gt" => (Special::MaskGt, 32),
+        "%clock" | "%clock64" => (Special::Clock, if name == "%clock" { 32 } else { 64 }),
+        "%globaltimer" | "%globaltimer_lo" => (Special::Timer, if name == "%globaltimer" { 64 } else { 32 }),
+        "%globaltimer_hi" => (Special::TimerHigh, 32),
+        "%dynamic_smem_size" => (Special::DynamicShared, 32),
+        "%total_smem_size" => (Special::TotalShared, 32),
+        _ => return None,
+    })
+}

@@ -1,0 +1,1047 @@
+//! Directives, declarations and the structure of functions.
+
+use crate::code::{Body, Relocation};
+use crate::decode::{Operand, Type};
+use crate::error::{Error, Kind};
+use crate::module::{Function, Linkage, Module, Place, Slot, Symbol, Variable};
+use crate::token::{Token, tokens};
+use std::collections::HashMap;
+
+/// The largest size of a variable, and of all parameters of a function.
+const MOST_BYTES: u64 = 1 << 32;
+const MOST_PARAMETERS: u32 = 1 << 16;
+const MOST_LOCAL: u32 = 512 << 10;
+/// Blocks in blocks.
+const DEEPEST: usize = 64;
+
+/// The parser of one module.
+pub struct Parser<'a> {
+    tokens: Vec<(Token<'a>, u32)>,
+    at: usize,
+    pub module: Module,
+}
+
+/// What a name of a function means.
+#[derive(Clone, Copy, Debug)]
+pub enum Local {
+    Register {
+        slot: u16,
+        width: u8,
+    },
+    /// An offset from the frame's parameters.
+    Param(Slot),
+    /// An offset from the frame's local memory.
+    Local(u32),
+    Variable(usize),
+}
+
+/// Names of a block in a function's body.
+#[derive(Default)]
+struct Names<'a> {
+    names: HashMap<&'a str, Local>,
+    /// `%r<9>`: prefix, first slot, count, width.
+    ranges: Vec<(&'a str, u16, u32, u8)>,
+    labels: HashMap<&'a str, u32>,
+    tables: HashMap<&'a str, usize>,
+    parent: usize,
+}
+
+/// The function whose body is being parsed.
+pub struct Context<'a> {
+    pub body: Body,
+    scopes: Vec<Names<'a>>,
+    scope: usize,
+    constants: HashMap<u64, u16>,
+    addresses: HashMap<(usize, i64, u8), u16>,
+    /// Instruction, scope and label of each branch.
+    branches: Vec<(usize, usize, &'a str)>,
+    /// Table, entry, scope, label and line of each entry of a table.
+    entries: Vec<(usize, usize, usize, &'a str, u32)>,
+    /// Instruction, scope and name of each use of a table.
+    uses: Vec<(usize, usize, &'a str)>,
+}
+
+/// Parses the text.
+pub fn parse(name: &str, text: &str) -> Result<Module, Error> {
+    let mut parser =
+        Parser { tokens: tokens(name, text)?, at: 0, module: Module { name: name.into(), ..Module::default() } };
+    parser.header()?;
+    while parser.at < parser.tokens.len() {
+        parser.item()?;
+    }
+    Ok(parser.module)
+}
+
+impl<'a> Parser<'a> {
+    pub fn line(&self) -> u32 {
+        let last = self.tokens.len().saturating_sub(1);
+        self.tokens.get(self.at.min(last)).map_or(1, |token| token.1)
+    }
+
+    pub fn error(&self, kind: Kind, line: u32, form: &str, cause: impl Into<String>) -> Error {
+        Error { kind, module: self.module.name.clone(), line, form: form.into(), cause: cause.into() }
+    }
+
+    fn peek(&self) -> Option<Token<'a>> {
+        self.tokens.get(self.at).map(|token| token.0)
+    }
+
+    fn next(&mut self) -> Result<Token<'a>, Error> {
+        let token = self.peek().ok_or_else(|| {
+            self.error(Kind::Syntax, self.line(), "end of the text", "the text ends within a statement")
+        })?;
+        self.at += 1;
+        Ok(token)
+    }
+
+    fn take(&mut self, sign: char) -> bool {
+        let found = self.peek() == Some(Token::Sign(sign));
+        self.at += usize::from(found);
+        found
+    }
+
+    fn expect(&mut self, sign: char) -> Result<(), Error> {
+        if self.take(sign) { Ok(()) } else { Err(self.unexpected(&format!("`{sign}`"))) }
+    }
+
+    fn unexpected(&self, wanted: &str) -> Error {
+        let found = match self.peek() {
+            None => "the end of the text".into(),
+            Some(Token::Word(word)) => word.to_owned(),
+            Some(Token::Integer(value)) => value.to_string(),
+            Some(Token::Float(bits)) => format!("0f{bits:08X}"),
+            Some(Token::Double(bits)) => format!("0d{bits:016X}"),
+            Some(Token::Text(text)) => format!("\"{text}\""),
+            Some(Token::Sign(sign)) => sign.to_string(),
+        };
+        self.error(Kind::Syntax, self.line(), &found, format!("{wanted} is expected here"))
+    }
+
+    fn word(&mut self, what: &str) -> Result<&'a str, Error> {
+        if let Some(Token::Word(word)) = self.peek() {
+            self.at += 1;
+            return Ok(word);
+        }
+        Err(self.unexpected(what))
+    }
+
+    fn name(&mut self) -> Result<&'a str, Error> {
+        match self.peek() {
+            Some(Token::Word(word)) if !word.starts_with('.') => self.word("a name"),
+            _ => Err(self.unexpected("a name")),
+        }
+    }
+
+    fn integer(&mut self) -> Result<u64, Error> {
+        let negative = self.take('-');
+        if let Some(Token::Integer(value)) = self.peek() {
+            self.at += 1;
+            return Ok(if negative { value.wrapping_neg() } else { value });
+        }
+        Err(self.unexpected("an integer"))
+    }
+
+    fn small(&mut self, what: &str, most: u64) -> Result<u64, Error> {
+        let line = self.line();
+        let value = self.integer()?;
+        if value > most {
+            return Err(self.error(Kind::Limit, line, &value.to_string(), format!("{what} is at most {most}")));
+        }
+        Ok(value)
+    }
+
+    /// `.version`, `.target`, `.address_size`.
+    fn header(&mut self) -> Result<(), Error> {
+        let line = self.line();
+        let missing = "a PTX text begins with .version, .target and .address_size 64";
+        if self.peek() != Some(Token::Word(".version")) {
+            return Err(self.error(Kind::Syntax, line, ".version", missing));
+        }
+        self.at += 1;
+        let major = self.integer()?;
+        let minor = match self.next()? {
+            // The lexer reads `8.2` as `8` and the word `.2`.
+            Token::Word(word) => word.strip_prefix('.').and_then(|minor| minor.parse().ok()),
+            _ => None,
+        };
+        let Some(minor) = minor else {
+            return Err(self.error(Kind::Syntax, line, ".version", "a version is two numbers, like 8.2"));
+        };
+        if !(6..=9).contains(&major) {
+            return Err(self.error(
+                Kind::Version,
+                line,
+                &format!(".version {major}.{minor}"),
+                "the interpreter knows PTX 6.0 to 9.x; compile for one of these versions",
+            ));
+        }
+        self.module.version = (major as u32, minor);
+        let line = self.line();
+        if self.peek() != Some(Token::Word(".target")) {
+            return Err(self.error(Kind::Syntax, line, ".target", missing));
+        }
+        self.at += 1;
+        loop {
+            let target = self.name()?;
+            let number = target.strip_prefix("sm_").map(|number| number.trim_end_matches(['a', 'f']));
+            match number.and_then(|number| number.parse().ok()) {
+                Some(number @ 30..=129) => self.module.target = number,
+                _ if target == "debug" => {}
+                _ => {
+                    return Err(self.error(
+                        Kind::Target,
+                        line,
+                        &format!(".target {target}"),
+                        "the interpreter knows the targets sm_30 to sm_129; compile for one of these",
+                    ));
+                }
+            }
+            if !self.take(',') {
+                break;
+            }
+        }
+        let line = self.line();
+        if self.peek() != Some(Token::Word(".address_size")) {
+            return Err(self.error(Kind::Syntax, line, ".address_size", missing));
+        }
+        self.at += 1;
+        let size = self.integer()?;
+        if size != 64 {
+            return Err(self.error(
+                Kind::Target,
+                line,
+                &format!(".address_size {size}"),
+                "addresses have 64 bits; compile for nvptx64",
+            ));
+        }
+        Ok(())
+    }
+
+    /// One declaration or definition of the module.
+    fn item(&mut self) -> Result<(), Error> {
+        let mut linkage = Linkage::Local;
+        loop {
+            let line = self.line();
+            let word = self.word("a directive")?;
+            match word {
+                ".visible" => linkage = Linkage::Visible,
+                ".weak" => linkage = Linkage::Weak,
+                ".common" => linkage = Linkage::Common,
+                ".extern" => linkage = Linkage::Extern,
+                ".func" => return self.function(linkage, false, line),
+                ".entry" => return self.function(linkage, true, line),
+                ".global" | ".const" | ".shared" => {
+                    let place = match word {
+                        ".global" => Place::Global,
+                        ".const" => Place::Constant,
+                        _ => Place::Shared,
+                    };
+                    loop {
+                        let variable = self.variable(place, linkage, line)?;
+                        self.declare(variable)?;
+                        if !self.take(',') {
+                            return self.expect(';');
+                        }
+                    }
+                }
+                ".file" | ".loc" => return self.skip_line(line),
+                ".section" => return self.skip_section(),
+                ".pragma" => {
+                    self.next()?;
+                    return self.expect(';');
+                }
+                _ => return Err(self.error(Kind::Form, line, word, "the interpreter knows no such directive")),
+            }
+        }
+    }
+
+    /// `.file` and `.loc` end with their line.
+    fn skip_line(&mut self, line: u32) -> Result<(), Error> {
+        while self.tokens.get(self.at).is_some_and(|token| token.1 == line) {
+            self.at += 1;
+        }
+        Ok(())
+    }
+
+    /// Debug information.
+    fn skip_section(&mut self) -> Result<(), Error> {
+        while self.peek() != Some(Token::Sign('{')) {
+            self.next()?;
+        }
+        while self.next()? != Token::Sign('}') {}
+        Ok(())
+    }
+
+    /// `.align 8 .b8 name[16]`, after the state space.
+    fn typed(&mut self) -> Result<(&'a str, u64, u64, bool, Type), Error> {
+        let mut align = 0;
+        loop {
+            let line = self.line();
+            let word = self.word("a type")?;
+            match word {
+                ".align" => {
+                    align = self.small("an alignment", 1 << 20)?;
+                    if !align.is_power_of_two() {
+                        return Err(self.error(Kind::Syntax, line, ".align", "an alignment is a power of two"));
+                    }
+                }
+                // A parameter that is a pointer: its space and the alignment of its target.
+                ".ptr" => {
+                    while let Some(Token::Word(".global" | ".shared" | ".local" | ".const" | ".align")) = self.peek() {
+                        if self.word("")? == ".align" {
+                            self.integer()?;
+                        }
+                    }
+                }
+                _ => {
+                    let ty =
+                        Type::parse(word.trim_start_matches('.')).filter(|ty| ty.bits > 1 && word.starts_with('.'));
+                    let Some(ty) = ty else {
+                        return Err(self.error(
+                            Kind::Form,
+                            line,
+                            word,
+                            "the interpreter knows no such type of a variable",
+                        ));
+                    };
+                    if self.peek() == Some(Token::Word(".ptr")) {
+                        self.at += 1;
+                        while let Some(Token::Word(".global" | ".shared" | ".local" | ".const" | ".align")) =
+                            self.peek()
+                        {
+                            if self.word("")? == ".align" {
+                                self.integer()?;
+                            }
+                        }
+                    }
+                    let name = self.name()?;
+                    let element = u64::from(ty.bits / 8);
+                    let (mut size, mut open) = (element, false);
+                    while self.take('[') {
+                        if self.take(']') {
+                            open = true;
+                            continue;
+                        }
+                        let count = self.small("a length", MOST_BYTES)?;
+                        size = size.saturating_mul(count);
+                        self.expect(']')?;
+                    }
+                    if size > MOST_BYTES {
+                        return Err(self.error(
+                            Kind::Limit,
+                            line,
+                            name,
+                            format!("a variable has at most {MOST_BYTES} bytes"),
+                        ));
+                    }
+                    return Ok((name, size, align.max(element), open, ty));
+                }
+            }
+        }
+    }
+
+    fn variable(&mut self, place: Place, linkage: Linkage, line: u32) -> Result<Variable, Error> {
+        let (name, mut size, align, open, ty) = self.typed()?;
+        let mut variable = Variable {
+            name: name.into(),
+            line,
+            linkage,
+            place,
+            size: 0,
+            align,
+            bytes: Vec::new(),
+            addresses: Vec::new(),
+            dynamic: open && place == Place::Shared && linkage == Linkage::Extern,
+        };
+        if self.take('=') {
+            if place == Place::Shared {
+                return Err(self.error(Kind::Syntax, line, name, "shared memory has no first contents"));
+            }
+            self.contents(&mut variable, ty)?;
+            if open {
+                size = variable.bytes.len() as u64;
+            }
+            if variable.bytes.len() as u64 > size {
+                return Err(self.error(Kind::Syntax, line, name, "the first contents are larger than the variable"));
+            }
+        } else if open && linkage != Linkage::Extern {
+            return Err(self.error(Kind::Syntax, line, name, "the array has no length"));
+        }
+        variable.size = if open && linkage == Linkage::Extern { 0 } else { size };
+        Ok(variable)
+    }
+
+    fn contents(&mut self, variable: &mut Variable, ty: Type) -> Result<(), Error> {
+        let mut depth = 0;
+        loop {
+            if self.take('{') {
+                depth += 1;
+                continue;
+            }
+            if !(depth > 0 && self.peek() == Some(Token::Sign('}'))) {
+                self.element(variable, ty)?;
+            }
+            while depth > 0 && self.take('}') {
+                depth -= 1;
+            }
+            if depth == 0 {
+                return Ok(());
+            }
+            self.expect(',')?;
+        }
+    }
+
+    fn element(&mut self, variable: &mut Variable, ty: Type) -> Result<(), Error> {
+        let line = self.line();
+        let bytes = usize::from(ty.bits / 8);
+        let value = match self.peek() {
+            Some(Token::Word(word)) => {
+                self.at += 1;
+                let generic = word == "generic";
+                if generic {
+                    self.expect('(')?;
+                }
+                let name = if generic { self.name()? } else { word };
+                if generic {
+                    self.expect(')')?;
+                }
+                let addend = if self.take('+') {
+                    self.integer()? as i64
+                } else if self.peek() == Some(Token::Sign('-')) {
+                    self.integer()? as i64
+                } else {
+                    0
+                };
+                let target = match self.module.symbols.get(name) {
+                    Some(&Symbol::Variable(target)) if self.module.variables[target].place != Place::Shared => target,
+                    Some(_) => {
+                        return Err(self.error(
+                            Kind::Form,
+                            line,
+                            name,
+                            "contents are numbers and addresses of global variables; calls are direct only",
+                        ));
+                    }
+                    None => return Err(self.unknown(line, name)),
+                };
+                if bytes != 8 {
+                    return Err(self.error(Kind::Operand, line, name, "an address needs an element of 64 bits"));
+                }
+                variable.addresses.push((variable.bytes.len(), target, addend));
+                0
+            }
+            Some(Token::Float(bits)) => {
+                self.at += 1;
+                u64::from(bits)
+            }
+            Some(Token::Double(bits)) => {
+                self.at += 1;
+                bits
+            }
+            _ => self.integer()?,
+        };
+        if variable.bytes.len() as u64 + bytes as u64 > MOST_BYTES {
+            return Err(self.error(Kind::Limit, line, &variable.name, "the first contents are too large"));
+        }
+        let mut wide = [0; 16];
+        wide[..8].copy_from_slice(&value.to_le_bytes());
+        variable.bytes.extend_from_slice(&wide[..bytes]);
+        Ok(())
+    }
+
+    fn unknown(&self, line: u32, name: &str) -> Error {
+        self.error(
+            Kind::Symbol,
+            line,
+            name,
+            "the name has no declaration before this line; declare it, `.extern` if it is in another module",
+        )
+    }
+
+    /// Enters a variable among the module's names.
+    fn declare(&mut self, variable: Variable) -> Result<usize, Error> {
+        let Some(&symbol) = self.module.symbols.get(&variable.name) else {
+            let index = self.module.variables.len();
+            self.module.symbols.insert(variable.name.clone(), Symbol::Variable(index));
+            self.module.variables.push(variable);
+            return Ok(index);
+        };
+        let Symbol::Variable(index) = symbol else {
+            return Err(self.error(Kind::Duplicate, variable.line, &variable.name, "the name is a function's, too"));
+        };
+        let old = &self.module.variables[index];
+        if old.place != variable.place {
+            return Err(self.error(
+                Kind::Signature,
+                variable.line,
+                &variable.name,
+                format!("line {} declares the variable in another state space", old.line),
+            ));
+        }
+        match (old.linkage, variable.linkage) {
+            (_, Linkage::Extern) => {}
+            (Linkage::Extern, _) => self.module.variables[index] = variable,
+            _ => {
+                return Err(self.error(
+                    Kind::Duplicate,
+                    variable.line,
+                    &variable.name,
+                    format!("line {} defines the variable, too", old.line),
+                ));
+            }
+        }
+        Ok(index)
+    }
+
+    /// `(.param .b64 a, .param .b32 b)`, if there is one.
+    fn parameters(&mut self, offset: &mut u32) -> Result<Vec<(&'a str, Slot)>, Error> {
+        let mut found = Vec::new();
+        if !self.take('(') {
+            return Ok(found);
+        }
+        while !self.take(')') {
+            let line = self.line();
+            let space = self.word("`.param`")?;
+            if space != ".param" {
+                return Err(self.error(Kind::Form, line, space, "parameters and results are in .param"));
+            }
+            let (name, size, align, open, _) = self.typed()?;
+            if open {
+                return Err(self.error(Kind::Form, line, name, "parameters have a fixed size"));
+            }
+            found.push((name, self.place(offset, size, align as u32, line, name)?));
+            if self.peek() != Some(Token::Sign(')')) {
+                self.expect(',')?;
+            }
+        }
+        Ok(found)
+    }
+
+    fn place(&self, offset: &mut u32, size: u64, align: u32, line: u32, name: &str) -> Result<Slot, Error> {
+        let start = offset.next_multiple_of(align.max(1));
+        let most = MOST_PARAMETERS;
+        if u64::from(start) + size > u64::from(most) {
+            return Err(self.error(
+                Kind::Limit,
+                line,
+                name,
+                format!("the parameters of a function have at most {most} bytes"),
+            ));
+        }
+        *offset = start + size as u32;
+        Ok(Slot { offset: start, size: size as u32, align })
+    }
+
+    fn function(&mut self, linkage: Linkage, kernel: bool, line: u32) -> Result<(), Error> {
+        let mut offset = 0;
+        let mut later = 0;
+        let results = if kernel { Vec::new() } else { self.parameters(&mut later)? };
+        let name = self.name()?;
+        let parameters = self.parameters(&mut offset)?;
+        let mut function = Function {
+            name: name.into(),
+            line,
+            linkage,
+            kernel,
+            parameters: parameters.iter().map(|parameter| parameter.1).collect(),
+            results: Vec::new(),
+            body: None,
+            max_threads: 1024,
+            required_block: None,
+        };
+        // Results are after the parameters.
+        let mut placed = Vec::new();
+        for (name, slot) in results {
+            let slot = self.place(&mut offset, u64::from(slot.size), slot.align, line, name)?;
+            function.results.push(slot);
+            placed.push((name, slot));
+        }
+        loop {
+            let line = self.line();
+            match self.next()? {
+                Token::Word(word @ (".maxntid" | ".reqntid")) => {
+                    let mut size = [1; 3];
+                    for (axis, size) in size.iter_mut().enumerate() {
+                        if axis > 0 && !self.take(',') {
+                            break;
+                        }
+                        *size = self.small("a block's size", 1024)? as u32;
+                    }
+                    let threads: u32 = size.iter().product();
+                    if threads == 0 || size.iter().map(|&size| u64::from(size)).product::<u64>() > 1024 {
+                        return Err(self.error(Kind::Limit, line, word, "a block has 1 to 1024 threads"));
+                    }
+                    function.max_threads = threads;
+                    if word == ".reqntid" {
+                        function.required_block = Some(size);
+                    }
+                }
+                Token::Word(".minnctapersm" | ".maxnreg" | ".maxnctapersm") => {
+                    self.integer()?;
+                }
+                Token::Word(".noreturn") => {}
+                Token::Word(".pragma") => {
+                    self.next()?;
+                    self.expect(';')?;
+                }
+                Token::Word(word) => {
+                    return Err(self.error(
+                        Kind::Form,
+                        line,
+                        word,
+                        "the interpreter knows no such directive of a function",
+                    ));
+                }
+                Token::Sign(';') => return self.define(function).map(|_| ()),
+                Token::Sign('{') => {
+                    if linkage == Linkage::Extern {
+                        return Err(self.error(Kind::Syntax, line, name, "an .extern function has no body"));
+                    }
+                    let mut context = Context {
+                        body: Body { params: offset, ..Body::default() },
+                        scopes: vec![Names::default()],
+                        scope: 0,
+                        constants: HashMap::new(),
+                        addresses: HashMap::new(),
+                        branches: Vec::new(),
+                        entries: Vec::new(),
+                        uses: Vec::new(),
+                    };
+                    for (name, slot) in parameters.iter().chain(&placed) {
+                        context.scopes[0].names.insert(name, Local::Param(*slot));
+                    }
+                    let index = self.define(function)?;
+                    self.body(&mut context, kernel)?;
+                    self.module.instructions += context.body.code.len();
+                    self.module.functions[index].body = Some(context.body);
+                    return Ok(());
+                }
+                _ => {
+                    self.at -= 1;
+                    return Err(self.unexpected("`{` or `;`"));
+                }
+            }
+        }
+    }
+
+    /// Enters a function among the module's names.
+    fn define(&mut self, function: Function) -> Result<usize, Error> {
+        let Some(&symbol) = self.module.symbols.get(&function.name) else {
+            let index = self.module.functions.len();
+            self.module.symbols.insert(function.name.clone(), Symbol::Function(index));
+            self.module.functions.push(function);
+            return Ok(index);
+        };
+        let Symbol::Function(index) = symbol else {
+            return Err(self.error(Kind::Duplicate, function.line, &function.name, "the name is a variable's, too"));
+        };
+        let old = &self.module.functions[index];
+        if old.body.is_some() && self.peek().is_some() && self.tokens[self.at - 1].0 == Token::Sign('{') {
+            return Err(self.error(
+                Kind::Duplicate,
+                function.line,
+                &function.name,
+                format!("line {} defines the function, too", old.line),
+            ));
+        }
+        if let Some(cause) = unlike(old, &function) {
+            return Err(self.error(
+                Kind::Signature,
+                function.line,
+                &function.name,
+                format!("{cause}, unlike in line {}", old.line),
+            ));
+        }
+        if old.body.is_none() {
+            self.module.functions[index] = function;
+        }
+        Ok(index)
+    }
+
+    /// The statements of a function, to its closing brace.
+    fn body(&mut self, context: &mut Context<'a>, kernel: bool) -> Result<(), Error> {
+        let mut stack = Vec::new();
+        loop {
+            let line = self.line();
+            match self.next()? {
+                Token::Sign('{') => {
+                    if stack.len() == DEEPEST {
+                        return Err(self.error(Kind::Limit, line, "{", format!("blocks are at most {DEEPEST} deep")));
+                    }
+                    stack.push(context.scope);
+                    context.scopes.push(Names { parent: context.scope, ..Names::default() });
+                    context.scope = context.scopes.len() - 1;
+                }
+                Token::Sign('}') => match stack.pop() {
+                    Some(outer) => context.scope = outer,
+                    None => break,
+                },
+                Token::Sign(';') => {}
+                Token::Sign('@') => {
+                    let negate = self.take('!');
+                    let name = self.name()?;
+                    let Some(Local::Register { slot, width: 1 }) = context.find(name) else {
+                        return Err(self.error(Kind::Operand, line, name, "a guard is a predicate register"));
+                    };
+                    let opcode = self.name()?;
+                    self.instruction(context, opcode, line, Some((slot, negate)))?;
+                }
+                Token::Word(word) if word.starts_with('.') => self.local_directive(context, word, line)?,
+                Token::Word(word) => {
+                    if self.take(':') {
+                        self.label(context, word, line)?;
+                    } else {
+                        self.instruction(context, word, line, None)?;
+                    }
+                }
+                _ => {
+                    self.at -= 1;
+                    return Err(self.unexpected("a statement"));
+                }
+            }
+        }
+        self.end(context, kernel)
+    }
+
+    fn label(&mut self, context: &mut Context<'a>, word: &'a str, line: u32) -> Result<(), Error> {
+        if let Some(Token::Word(directive @ (".branchtargets" | ".calltargets" | ".callprototype"))) = self.peek() {
+            if directive != ".branchtargets" {
+                return Err(self.error(
+                    Kind::Form,
+                    line,
+                    directive,
+                    "calls are direct only; make the call's target known to the compiler",
+                ));
+            }
+            self.at += 1;
+            let table = context.body.tables.len();
+            let mut labels = Vec::new();
+            loop {
+                labels.push(0);
+                let label = self.name()?;
+                context.entries.push((table, labels.len() - 1, context.scope, label, line));
+                if !self.take(',') {
+                    break;
+                }
+            }
+            self.expect(';')?;
+            context.body.tables.push(labels);
+            context.scopes[context.scope].tables.insert(word, table);
+            return Ok(());
+        }
+        let here = context.body.code.len() as u32;
+        if context.scopes[context.scope].labels.insert(word, here).is_some() {
+            return Err(self.error(Kind::Duplicate, line, word, "the label is there twice"));
+        }
+        Ok(())
+    }
+
+    fn local_directive(&mut self, context: &mut Context<'a>, word: &'a str, line: u32) -> Result<(), Error> {
+        match word {
+            ".reg" => {
+                let space = self.word("a type")?;
+                let Some(ty) = space.strip_prefix('.').and_then(Type::parse).filter(|ty| ty.bits <= 64) else {
+                    return Err(self.error(
+                        Kind::Form,
+                        line,
+                        &format!(".reg {space}"),
+                        "the interpreter knows no such type of a register",
+                    ));
+                };
+                loop {
+                    let name = self.name()?;
+                    let count = if self.take('<') {
+                        let count = self.small("the number of registers", 1 << 16)? as u32;
+                        self.expect('>')?;
+                        Some(count)
+                    } else {
+                        None
+                    };
+                    let first = self.slots(context, count.unwrap_or(1), ty.bits, line)?;
+                    context.body.registers += count.unwrap_or(1);
+                    let scope = &mut context.scopes[context.scope];
+                    match count {
+                        Some(count) => scope.ranges.push((name, first, count, ty.bits)),
+                        None => {
+                            scope.names.insert(name, Local::Register { slot: first, width: ty.bits });
+                        }
+                    }
+                    if !self.take(',') {
+                        return self.expect(';');
+                    }
+                }
+            }
+            ".local" => {
+                let (name, size, align, open, _) = self.typed()?;
+                let start = u64::from(context.body.local).next_multiple_of(align);
+                if open || start + size > u64::from(MOST_LOCAL) {
+                    return Err(self.error(
+                        Kind::Limit,
+                        line,
+                        name,
+                        format!("the local memory of a thread has at most {MOST_LOCAL} bytes"),
+                    ));
+                }
+                context.body.local = (start + size) as u32;
+                context.scopes[context.scope].names.insert(name, Local::Local(start as u32));
+                self.expect(';')
+            }
+            ".param" => {
+                let (name, size, align, _, _) = self.typed()?;
+                let mut offset = context.body.params;
+                let slot = self.place(&mut offset, size, align as u32, line, name)?;
+                context.body.params = offset;
+                context.scopes[context.scope].names.insert(name, Local::Param(slot));
+                self.expect(';')
+            }
+            ".shared" | ".global" | ".const" => {
+                let place = match word {
+                    ".shared" => Place::Shared,
+                    ".global" => Place::Global,
+                    _ => Place::Constant,
+                };
+                let variable = self.variable(place, Linkage::Local, line)?;
+                let index = self.module.variables.len();
+                let short = self.tokens[..self.at].iter().rev().find_map(|token| match token.0 {
+                    Token::Word(word) if word == variable.name => Some(word),
+                    _ => None,
+                });
+                self.module.variables.push(variable);
+                if let Some(name) = short {
+                    context.scopes[context.scope].names.insert(name, Local::Variable(index));
+                }
+                self.expect(';')
+            }
+            ".loc" | ".file" => self.skip_line(line),
+            ".pragma" => {
+                self.next()?;
+                self.expect(';')
+            }
+            _ => {
+                Err(self.error(Kind::Form, line, word, "the interpreter knows no such directive of a function's body"))
+            }
+        }
+    }
+
+    fn slots(&self, context: &mut Context<'a>, count: u32, width: u8, line: u32) -> Result<u16, Error> {
+        let first = context.body.slots.len();
+        // Two slots are more than any instruction needs; the guard's number for "no guard" is no slot.
+        if first + count as usize > usize::from(u16::MAX) - 1 {
+            return Err(self.error(Kind::Limit, line, ".reg", "a function has at most 65534 registers and constants"));
+        }
+        // An undefined register has a value that no program expects.
+        let poison = 0xa5a5_a5a5_a5a5_a5a5 & (u64::MAX >> (64 - u32::from(width)));
+        context.body.slots.resize(first + count as usize, poison);
+        Ok(first as u16)
+    }
+
+    pub fn temporary(&self, context: &mut Context<'a>, line: u32) -> Result<u16, Error> {
+        self.slots(context, 1, 64, line)
+    }
+
+    /// The slot of a constant.
+    pub fn constant(&self, context: &mut Context<'a>, value: u64, line: u32) -> Result<u16, Error> {
+        if let Some(&slot) = context.constants.get(&value) {
+            return Ok(slot);
+        }
+        let slot = self.slots(context, 1, 64, line)?;
+        context.body.slots[usize::from(slot)] = value;
+        context.constants.insert(value, slot);
+        Ok(slot)
+    }
+
+    /// The slot of a variable's address.
+    pub fn address(
+        &self,
+        context: &mut Context<'a>,
+        variable: usize,
+        addend: i64,
+        width: u8,
+        line: u32,
+    ) -> Result<u16, Error> {
+        if let Some(&slot) = context.addresses.get(&(variable, addend, width)) {
+            return Ok(slot);
+        }
+        let slot = self.slots(context, 1, 64, line)?;
+        context.body.relocations.push(Relocation { slot, variable, addend, width });
+        context.addresses.insert((variable, addend, width), slot);
+        Ok(slot)
+    }
+
+    /// An instruction's operands and its semicolon; then its decoding.
+    fn instruction(
+        &mut self,
+        context: &mut Context<'a>,
+        opcode: &'a str,
+        line: u32,
+        guard: Option<(u16, bool)>,
+    ) -> Result<(), Error> {
+        let mut operands = Vec::new();
+        if !self.take(';') {
+            loop {
+                operands.push(self.operand(0)?);
+                if self.take(';') {
+                    break;
+                }
+                self.expect(',')?;
+            }
+        }
+        self.decode(context, opcode, line, guard, &operands)
+    }
+
+    fn operand(&mut self, depth: usize) -> Result<Operand<'a>, Error> {
+        match self.peek() {
+            Some(Token::Sign('[')) => {
+                self.at += 1;
+                let base = match self.peek() {
+                    Some(Token::Word(_)) => Operand::Name(self.name()?),
+                    _ => Operand::Integer(self.integer()?),
+                };
+                let mut offset = 0i64;
+                loop {
+                    if self.take('+') {
+                        offset = offset.wrapping_add(self.integer()? as i64);
+                    } else if self.peek() == Some(Token::Sign('-')) {
+                        offset = offset.wrapping_add(self.integer()? as i64);
+                    } else {
+                        break;
+                    }
+                }
+                self.expect(']')?;
+                Ok(Operand::Address(Box::new(base), offset))
+            }
+            Some(Token::Sign(open @ ('{' | '('))) if depth == 0 => {
+                self.at += 1;
+                let close = if open == '{' { '}' } else { ')' };
+                let mut list = Vec::new();
+                while !self.take(close) {
+                    list.push(self.operand(1)?);
+                    if self.peek() != Some(Token::Sign(close)) {
+                        self.expect(',')?;
+                    }
+                }
+                Ok(if open == '{' { Operand::Vector(list) } else { Operand::List(list) })
+            }
+            Some(Token::Sign('!')) => {
+                self.at += 1;
+                Ok(Operand::Not(self.name()?))
+            }
+            Some(Token::Word(_)) => {
+                let name = self.name()?;
+                if self.take('|') {
+                    return Ok(Operand::Pair(name, self.name()?));
+                }
+                if self.take('+') {
+                    return Ok(Operand::Sum(name, self.integer()? as i64));
+                }
+                Ok(Operand::Name(name))
+            }
+            Some(Token::Float(bits)) => {
+                self.at += 1;
+                Ok(Operand::Float(bits))
+            }
+            Some(Token::Double(bits)) => {
+                self.at += 1;
+                Ok(Operand::Double(bits))
+            }
+            _ => {
+                // LLVM writes `--5`? It does not; `-0f...` neither.
+                Ok(Operand::Integer(self.integer()?))
+            }
+        }
+    }
+
+    /// The end of a body: branches get their targets.
+    fn end(&mut self, context: &mut Context<'a>, kernel: bool) -> Result<(), Error> {
+        let line = self.line();
+        // The end of a body returns.
+        self.finish(context, kernel, line)?;
+        for (at, scope, label) in std::mem::take(&mut context.branches) {
+            let line = context.body.lines[at];
+            let target = context.label(scope, label).ok_or_else(|| self.no_label(line, label))?;
+            context.body.code[at].imm = target as i32;
+        }
+        for (table, entry, scope, label, line) in std::mem::take(&mut context.entries) {
+            let target = context.label(scope, label).ok_or_else(|| self.no_label(line, label))?;
+            context.body.tables[table][entry] = target;
+        }
+        for (at, mut scope, name) in std::mem::take(&mut context.uses) {
+            let table = loop {
+                if let Some(&table) = context.scopes[scope].tables.get(name) {
+                    break table;
+                }
+                if scope == 0 {
+                    return Err(self.no_label(context.body.lines[at], name));
+                }
+                scope = context.scopes[scope].parent;
+            };
+            context.body.code[at].imm = table as i32;
+        }
+        Ok(())
+    }
+
+    fn no_label(&self, line: u32, label: &str) -> Error {
+        self.error(Kind::Symbol, line, label, "the function has no such label")
+    }
+}
+
+impl<'a> Context<'a> {
+    /// What the name means here.
+    pub fn find(&self, name: &str) -> Option<Local> {
+        let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
+        let number = name[digits..].parse::<u32>().ok();
+        let mut scope = self.scope;
+        loop {
+            let names = &self.scopes[scope];
+            if let Some(&found) = names.names.get(name) {
+                return Some(found);
+            }
+            if let Some(number) = number {
+                let range = names.ranges.iter().find(|range| range.0 == &name[..digits] && number < range.2);
+                if let Some(&(_, first, _, width)) = range {
+                    return Some(Local::Register { slot: first + number as u16, width });
+                }
+            }
+            if scope == 0 {
+                return None;
+            }
+            scope = names.parent;
+        }
+    }
+
+    fn label(&self, mut scope: usize, label: &str) -> Option<u32> {
+        loop {
+            if let Some(&target) = self.scopes[scope].labels.get(label) {
+                return Some(target);
+            }
+            if scope == 0 {
+                return None;
+            }
+            scope = self.scopes[scope].parent;
+        }
+    }
+
+    /// The next instruction branches to `label`.
+    pub fn branch(&mut self, label: &'a str) {
+        self.branches.push((self.body.code.len(), self.scope, label));
+    }
+
+    /// The next instruction branches over the table `name`.
+    pub fn branch_table(&mut self, name: &'a str) {
+        self.uses.push((self.body.code.len(), self.scope, name));
+    }
+}
+
+/// How two declarations of a function differ.
+pub fn unlike(one: &Function, other: &Function) -> Option<&'static str> {
+    let same = |one: &[Slot], other: &[Slot]| one.iter().map(|slot| slot.size).eq(other.iter().map(|slot| slot.size));
+    if one.kernel != other.kernel {
+        Some("one is a kernel, the other a function")
+    } else if !same(&one.parameters, &other.parameters) {
+        Some("the parameters differ")
+    } else if !same(&one.results, &other.results) {
+        Some("the results differ")
+    } else {
+        None
+    }
+}

@@ -1,0 +1,489 @@
+//! One scheduler for all threads of a launch: it chooses each turn from the seed.
+
+use crate::code::{ALWAYS, Op, Scope, Vote};
+use crate::error::{Trap, TrapKind};
+use crate::launch::{Launch, PROCESSORS, Statistics};
+use crate::memory::{Memory, View};
+use crate::program::{Kernel, Loaded};
+use crate::thread::{Core, Event, Fault, Place, State, Thread};
+use crate::warp;
+use crate::weak::{Random, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Threads that are there at once; a grid's other blocks wait for some to end.
+const MOST_THREADS: usize = 1 << 16;
+/// Turns between two looks at the clock and at the caller's stop.
+const CHECK: u32 = 256;
+/// Instructions without a change of memory after which other processes get the processor.
+const QUIET: u64 = 1 << 16;
+
+/// A barrier of a block.
+#[derive(Clone, Copy, Debug, Default)]
+struct Barrier {
+    arrived: u32,
+    expected: u32,
+    /// True predicates, of a reduction.
+    yes: u32,
+    waiting: u32,
+}
+
+/// A block that runs.
+pub struct Block {
+    place: Place,
+    pub threads: Vec<Thread>,
+    shared: Vec<u8>,
+    barriers: [Barrier; 16],
+    /// The lanes of each warp that have ended.
+    pub ended: Vec<u32>,
+    live: u32,
+    /// Threads that wait for nothing.
+    ready: u32,
+}
+
+/// A thread: its block's place in the table, and its index.
+type Id = (u32, u32);
+
+pub struct Scheduler<'a> {
+    core: Core<'a>,
+    kernel: &'a Kernel,
+    launch: &'a Launch,
+    stop: &'a AtomicBool,
+    random: Random,
+    blocks: Vec<Option<Box<Block>>>,
+    free: Vec<usize>,
+    /// The number of the next block, and of all.
+    next: u64,
+    total: u64,
+    /// Threads that make progress, and threads that wait for memory to change.
+    active: Vec<Id>,
+    spinning: Vec<Id>,
+    idle: u32,
+    begun: Instant,
+}
+
+/// The coordinates of the number `index` in a box of this size.
+fn coordinates(index: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
+    let (x, y) = (u64::from(x), u64::from(y));
+    [(index % x) as u32, (index / x % y) as u32, (index / x / y) as u32]
+}
+
+impl<'a> Scheduler<'a> {
+    pub fn new(
+        loaded: &'a Loaded,
+        kernel: &'a Kernel,
+        launch: &'a Launch,
+        memory: &'a dyn Memory,
+        stop: &'a AtomicBool,
+    ) -> Self {
+        let core = Core {
+            program: loaded.program(),
+            templates: loaded.templates(kernel),
+            view: View::new(memory),
+            statistics: Statistics::default(),
+            quiet: 0,
+            weak: launch.weak.then(|| Weak::new(launch.seed)),
+        };
+        Self {
+            core,
+            kernel,
+            launch,
+            stop,
+            random: Random::new(launch.seed),
+            blocks: Vec::new(),
+            free: Vec::new(),
+            next: 0,
+            total: launch.grid.iter().map(|&blocks| u64::from(blocks)).product(),
+            active: Vec::new(),
+            spinning: Vec::new(),
+            idle: 0,
+            begun: Instant::now(),
+        }
+    }
+
+    pub fn run(mut self) -> Result<Statistics, Trap> {
+        let mut turns = 0u32;
+        loop {
+            self.begin_blocks();
+            if self.active.is_empty() && self.spinning.is_empty() {
+                // All threads that wait would have been an error before.
+                self.core.settle_all().map_err(|fault| self.launch_trap(fault))?;
+                return Ok(self.core.statistics);
+            }
+            turns = turns.wrapping_add(1);
+            if turns % CHECK == 0 || self.idle > 0 {
+                self.check()?;
+            }
+            self.turn()?;
+        }
+    }
+
+    fn begin_blocks(&mut self) {
+        let [x, y, z] = self.launch.block;
+        let threads = x * y * z;
+        while self.next < self.total {
+            let running = self.blocks.len() - self.free.len();
+            if running > 0 && running >= PROCESSORS as usize && (running + 1) * threads as usize > MOST_THREADS {
+                return;
+            }
+            let slot = self.free.pop().unwrap_or_else(|| {
+                self.blocks.push(None);
+                self.blocks.len() - 1
+            });
+            let shared = self.kernel.shared + self.launch.shared;
+            let place = Place {
+                grid: self.launch.grid,
+                block: self.launch.block,
+                ctaid: coordinates(self.next, self.launch.grid),
+                sm: slot as u32 % PROCESSORS,
+                dynamic: self.launch.shared,
+                shared,
+            };
+            let threads: Vec<Thread> = (0..threads)
+                .map(|index| {
+                    let tid = coordinates(u64::from(index), self.launch.block);
+                    let mut thread = Thread::new(&self.core, self.kernel.function, index, tid, &self.launch.parameters);
+                    thread.buffer.block = slot as u32;
+                    thread
+                })
+                .collect();
+            let live = threads.len() as u32;
+            self.core.statistics.threads += u64::from(live);
+            self.active.extend((0..live).map(|index| (slot as u32, index)));
+            self.blocks[slot] = Some(Box::new(Block {
+                place,
+                ended: vec![0; live.div_ceil(32) as usize],
+                threads,
+                shared: vec![0xa5; shared as usize],
+                barriers: [Barrier::default(); 16],
+                live,
+                ready: live,
+            }));
+            self.next += 1;
+        }
+    }
+
+    /// The caller's stop, the watchdog, and the other threads of the process.
+    fn check(&mut self) -> Result<(), Trap> {
+        let any = self.active.first().or(self.spinning.first()).copied();
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(self.trap(any, Fault::new(TrapKind::Stopped, "the kernel was stopped")));
+        }
+        if let Some(limit) = self.launch.watchdog.filter(|limit| self.begun.elapsed() > *limit) {
+            let cause = format!(
+                "the kernel has not ended after {limit:?}, the watchdog's time; this thread is one of {} that run",
+                self.active.len() + self.spinning.len()
+            );
+            return Err(self.trap(any, Fault::new(TrapKind::Watchdog, cause)));
+        }
+        if self.core.quiet > QUIET {
+            self.core.quiet = 0;
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// One thread executes until its turn is over or it has to wait.
+    fn turn(&mut self) -> Result<(), Trap> {
+        let chance = self.random.next();
+        let spins = self.active.is_empty() || !self.spinning.is_empty() && chance % 8 == 0;
+        let list = if spins { &self.spinning } else { &self.active };
+        let at = self.random.below(list.len());
+        let id = list[at];
+        let (slot, index) = (id.0 as usize, id.1 as usize);
+        let budget = 1 + (chance >> 8) as u32 % (1 << (1 + (chance >> 3) % 8));
+        let Some(block) = &mut self.blocks[slot] else { return Ok(()) };
+        let thread = &mut block.threads[index];
+        if let State::Gather(turns) = thread.state {
+            thread.state = State::Gather(turns.saturating_sub(1));
+            if turns == 0 || block.all_gathered(index) {
+                block.gather(index, &self.core);
+            }
+            return Ok(());
+        }
+        let mut outcome = thread.execute(&mut self.core, &mut block.shared, &block.place, budget);
+        if self.core.weak.is_some() && outcome.is_ok() {
+            let drifted = thread.buffer.drift(&mut self.core).and_then(|()| self.core.drift());
+            if let Err(fault) = drifted {
+                outcome = Err(fault);
+            }
+        }
+        match outcome.map_err(|fault| self.trap(Some(id), fault))? {
+            Event::Turn => {
+                self.idle = 0;
+                if spins {
+                    self.spinning.swap_remove(at);
+                    self.active.push(id);
+                }
+            }
+            Event::Spin => {
+                if !spins {
+                    self.active.swap_remove(at);
+                    self.spinning.push(id);
+                } else if self.active.is_empty() {
+                    self.idle += 1;
+                    self.wait();
+                }
+            }
+            Event::Ended => {
+                self.remove(spins, at);
+                self.end(id).map_err(|fault| self.trap(Some(id), fault))?;
+            }
+            Event::Meets => {
+                self.remove(spins, at);
+                self.meet(id).map_err(|fault| self.trap(Some(id), fault))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, spins: bool, at: usize) {
+        self.idle = 0;
+        if spins {
+            self.spinning.swap_remove(at)
+        } else {
+            self.active.swap_remove(at)
+        };
+    }
+
+    /// All threads wait for memory to change: another thread of the process has to run.
+    fn wait(&mut self) {
+        let threads = self.spinning.len() as u32;
+        if self.idle % (2 * threads) != 0 {
+            return;
+        }
+        self.core.statistics.idle += 1;
+        if self.idle / threads > 256 {
+            std::thread::sleep(Duration::from_micros(20));
+        } else {
+            std::thread::yield_now();
+        }
+        // No overflow, however long the kernel waits.
+        self.idle = self.idle.min(1024 * threads);
+    }
+
+    fn end(&mut self, (slot, index): Id) -> Result<(), Fault> {
+        let Some(block) = &mut self.blocks[slot as usize] else { return Ok(()) };
+        let thread = &mut block.threads[index as usize];
+        thread.state = State::Ended;
+        if self.core.weak.is_some() {
+            thread.buffer.release(&mut self.core, Scope::Gpu)?;
+        }
+        let (warp, lane) = (index / 32, index % 32);
+        block.ended[warp as usize] |= 1 << lane;
+        block.live -= 1;
+        block.ready -= 1;
+        for waiting in block.warp(warp) {
+            if let State::Warp(mask) = waiting.state
+                && mask >> lane & 1 == 1
+            {
+                let other = waiting.lane();
+                let line = self.core.program.line(waiting.position());
+                return Err(Fault::new(
+                    TrapKind::Convergence,
+                    format!(
+                        "lane {lane} ends, and lane {other} waits for it in line {line} with the mask {mask:#010x}; the mask may name only lanes that arrive"
+                    ),
+                ));
+            }
+        }
+        if block.live == 0 {
+            self.blocks[slot as usize] = None;
+            self.free.push(slot as usize);
+            return Ok(());
+        }
+        block.stuck(&self.core)
+    }
+
+    /// A thread is at a warp instruction, a barrier or `activemask`.
+    fn meet(&mut self, id: Id) -> Result<(), Fault> {
+        let (slot, index) = (id.0 as usize, id.1 as usize);
+        let Some(block) = &mut self.blocks[slot] else { return Ok(()) };
+        let instruction = block.threads[index].instruction(self.core.program);
+        let mut woken = Vec::new();
+        match instruction.op {
+            Op::ActiveMask => {
+                // Some come alone, some wait for the lanes behind them.
+                let turns = [0, 4, 32, 256][self.random.below(4)];
+                block.threads[index].state = State::Gather(turns);
+                self.active.push(id);
+                return Ok(());
+            }
+            Op::Barrier { .. } => {
+                block.ready -= 1;
+                block.arrive(index, &mut self.core, &mut woken)?;
+            }
+            _ => {
+                block.ready -= 1;
+                warp::meet(block, index, &mut self.core, &mut woken)?;
+            }
+        }
+        block.ready += woken.len() as u32;
+        self.active.extend(woken.into_iter().map(|index| (id.0, index)));
+        block.stuck(&self.core)
+    }
+
+    fn launch_trap(&self, fault: Fault) -> Trap {
+        self.trap(None, fault)
+    }
+
+    fn trap(&self, id: Option<Id>, fault: Fault) -> Trap {
+        let mut trap = Trap {
+            kind: fault.kind,
+            kernel: self.kernel.name.clone(),
+            block: [0; 3],
+            thread: [0; 3],
+            module: String::new(),
+            function: String::new(),
+            line: 0,
+            cause: fault.cause,
+        };
+        if let Some((slot, index)) = id
+            && let Some(block) = &self.blocks[slot as usize]
+        {
+            let thread = &block.threads[index as usize];
+            let function = &self.core.program.functions[thread.position().0 as usize];
+            trap.block = block.place.ctaid;
+            trap.thread = thread.tid;
+            trap.module = function.module.to_string();
+            trap.function = function.name.clone();
+            trap.line = self.core.program.line(thread.position());
+        }
+        trap
+    }
+}
+
+impl Block {
+    /// The threads of a warp.
+    pub fn warp(&self, warp: u32) -> &[Thread] {
+        let first = warp as usize * 32;
+        &self.threads[first..self.threads.len().min(first + 32)]
+    }
+
+    /// No thread can go on.
+    fn stuck(&self, core: &Core<'_>) -> Result<(), Fault> {
+        if self.ready > 0 || self.live == 0 {
+            return Ok(());
+        }
+        let mut cause = String::from("no thread of the block can go on:");
+        for (number, barrier) in self.barriers.iter().enumerate().filter(|(_, barrier)| barrier.arrived > 0) {
+            cause += &format!(
+                " barrier {number} waits for {} threads, and {} have arrived;",
+                barrier.expected, barrier.arrived
+            );
+        }
+        for (state, what) in [(true, "a warp instruction"), (false, "a barrier")] {
+            let waits = |thread: &&Thread| match thread.state {
+                State::Warp(_) => state,
+                State::Barrier(_) => !state,
+                _ => false,
+            };
+            let count = self.threads.iter().filter(waits).count();
+            if let Some(thread) = self.threads.iter().find(waits) {
+                let mask = if let State::Warp(mask) = thread.state {
+                    format!(" with the mask {mask:#010x}")
+                } else {
+                    String::new()
+                };
+                let line = core.program.line(thread.position());
+                cause += &format!(" {count} threads wait at {what}, thread {} in line {line}{mask};", thread.index);
+            }
+        }
+        let ended = self.threads.len() as u32 - self.live;
+        cause += &format!(" {ended} threads have ended. All threads of a mask or a barrier have to arrive");
+        Err(Fault::new(TrapKind::Convergence, cause))
+    }
+
+    /// A thread arrives at a barrier of the block.
+    fn arrive(&mut self, index: usize, core: &mut Core<'_>, woken: &mut Vec<u32>) -> Result<(), Fault> {
+        let thread = &self.threads[index];
+        let i = thread.instruction(core.program);
+        let Op::Barrier { arrive, reduce } = i.op else { return Ok(()) };
+        let wrong = |cause: String| Err(Fault::new(TrapKind::Convergence, cause));
+        let number = thread.slot(i.a);
+        if number > 15 {
+            return wrong(format!("barrier {number}; a block has the barriers 0 to 15"));
+        }
+        let all = self.threads.len() as u64;
+        let mut expected = all;
+        if i.b != ALWAYS {
+            let asked = thread.slot(i.b);
+            if asked == 0 || asked % 32 != 0 || asked > all.next_multiple_of(32) {
+                return wrong(format!(
+                    "barrier {number} for {asked} threads; a barrier is for a multiple of 32 threads, and the block has {all}"
+                ));
+            }
+            expected = asked.min(all);
+        }
+        let yes = reduce.is_some() && (thread.slot(i.c) != 0) != (i.imm != 0);
+        let barrier = &mut self.barriers[number as usize];
+        if barrier.arrived > 0 && u64::from(barrier.expected) != expected {
+            let other = barrier.expected;
+            return wrong(format!(
+                "barrier {number} for {expected} threads; other threads wait for {other} at the same barrier"
+            ));
+        }
+        barrier.expected = expected as u32;
+        barrier.arrived += 1;
+        barrier.yes += u32::from(yes);
+        if core.weak.is_some() {
+            self.threads[index].buffer.release(core, Scope::Block)?;
+        }
+        if arrive {
+            self.threads[index].proceed();
+            woken.push(index as u32);
+        } else {
+            barrier.waiting += 1;
+            self.threads[index].state = State::Barrier(number as u32);
+        }
+        let Barrier { arrived, expected, yes, waiting } = self.barriers[number as usize];
+        if arrived < expected {
+            return Ok(());
+        }
+        self.barriers[number as usize] = Barrier::default();
+        if waiting == 0 {
+            return Ok(());
+        }
+        for thread in &mut self.threads {
+            if thread.state != State::Barrier(number as u32) {
+                continue;
+            }
+            let i = thread.instruction(core.program);
+            if let Op::Barrier { reduce: Some(reduce), .. } = i.op {
+                let value = match reduce {
+                    Vote::All => u32::from(yes == expected),
+                    Vote::Any => u32::from(yes > 0),
+                    _ => yes,
+                };
+                thread.set_slot(i.d, u64::from(value));
+            }
+            thread.buffer.acquire();
+            thread.proceed();
+            woken.push(thread.index);
+        }
+        Ok(())
+    }
+
+    /// All other lanes of the warp are at an `activemask`, wait or have ended.
+    fn all_gathered(&self, index: usize) -> bool {
+        self.warp(index as u32 / 32).iter().all(|thread| thread.state != State::Running)
+    }
+
+    /// The lanes of a warp that are at the same `activemask` are the active ones.
+    fn gather(&mut self, index: usize, core: &Core<'_>) {
+        let at = self.threads[index].position();
+        let first = index / 32 * 32;
+        let last = self.threads.len().min(first + 32);
+        let gathered = |thread: &Thread| matches!(thread.state, State::Gather(_)) && thread.position() == at;
+        let mask = (first..last)
+            .filter(|&other| gathered(&self.threads[other]))
+            .fold(0u32, |mask, other| mask | 1 << (other - first));
+        for thread in &mut self.threads[first..last] {
+            if mask >> thread.lane() & 1 == 1 {
+                let i = thread.instruction(core.program);
+                thread.set_slot(i.d, u64::from(mask));
+                thread.proceed();
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Instructions of a warp: a lane waits until all lanes of its mask have arrived.
+
+use crate::code::{Instruction, Op, Scope, Shuffle, Vote, low};
+use crate::error::TrapKind;
+use crate::scheduler::Block;
+use crate::thread::{Core, Fault, State, changed};
+
+/// The slot of an instruction's mask.
+fn mask_slot(i: &Instruction) -> u16 {
+    if matches!(i.op, Op::Shuffle(_)) { i.x } else { i.b }
+}
+
+/// The thread `index` is at a warp instruction.
+pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Vec<u32>) -> Result<(), Fault> {
+    let wrong = |cause: String| Err(Fault::new(TrapKind::Convergence, cause));
+    let first = index / 32 * 32;
+    let lanes = block.threads.len().min(first + 32) - first;
+    let lane = index - first;
+    let i = block.threads[index].instruction(core.program);
+    let given = block.threads[index].slot(mask_slot(&i)) as u32;
+    // A block whose last warp is not full has no lanes behind its last thread.
+    let mask = given & (u32::MAX >> (32 - lanes));
+    if mask >> lane & 1 == 0 {
+        return wrong(format!("lane {lane} is not in its own mask {given:#010x}"));
+    }
+    let ended = block.ended[first / 32] & mask;
+    if ended != 0 {
+        return wrong(format!(
+            "the mask {given:#010x} has the lanes {ended:#010x}, which have ended; the mask may name only lanes that arrive"
+        ));
+    }
+    block.threads[index].state = State::Warp(mask);
+    if matches!(i.op, Op::WarpBarrier) && core.weak.is_some() {
+        block.threads[index].buffer.release(core, Scope::Block)?;
+    }
+    let members: Vec<usize> = (0..lanes).filter(|other| mask >> other & 1 == 1).collect();
+    if !members.iter().all(|&other| block.threads[first + other].state == State::Warp(mask)) {
+        return Ok(());
+    }
+    let at = block.threads[index].position();
+    for &other in &members {
+        let thread = &block.threads[first + other];
+        let same = thread.position() == at
+            || matches!(i.op, Op::WarpBarrier) && matches!(thread.instruction(core.program).op, Op::WarpBarrier);
+        if !same {
+            let line = core.program.line(thread.position());
+            return wrong(format!(
+                "lane {other} of the mask {given:#010x} waits at another instruction, in line {line}; all lanes of a mask execute the same one"
+            ));
+        }
+    }
+    execute(block, core, &i, first, &members, mask);
+    for other in members {
+        let thread = &mut block.threads[first + other];
+        if matches!(i.op, Op::WarpBarrier) {
+            thread.buffer.acquire();
+        }
+        thread.proceed();
+        woken.push(thread.index);
+    }
+    Ok(())
+}
+
+fn execute(block: &mut Block, core: &Core<'_>, i: &Instruction, first: usize, members: &[usize], mask: u32) {
+    let _ = core;
+    let read = |block: &Block, slot: u16| -> Vec<u64> {
+        members.iter().map(|&lane| block.threads[first + lane].slot(slot)).collect()
+    };
+    let values = read(block, i.a);
+    match i.op {
+        Op::Shuffle(kind) => {
+            let (lanes, clamps) = (read(block, i.b), read(block, i.c));
+            for (member, &lane) in members.iter().enumerate() {
+                let (source, valid) = source(kind, lane as i32, lanes[member] as u32, clamps[member] as u32);
+                // The value of a lane outside the mask is undefined.
+                let found = members.iter().position(|&other| other as i32 == source);
+                let value = found.map_or(0xa5a5_a5a5, |found| values[found]);
+                let thread = &mut block.threads[first + lane];
+                thread.set_slot(i.d, value);
+                if let Ok(predicate) = u16::try_from(i.imm) {
+                    thread.set_slot(predicate, u64::from(valid));
+                }
+            }
+        }
+        Op::Vote(vote) => {
+            let ballot = members
+                .iter()
+                .zip(&values)
+                .filter(|(_, value)| (**value != 0) != (i.imm != 0))
+                .fold(0u32, |ballot, (lane, _)| ballot | 1 << lane);
+            let result = match vote {
+                Vote::All => u32::from(ballot == mask),
+                Vote::Any => u32::from(ballot != 0),
+                Vote::Uniform => u32::from(ballot == mask || ballot == 0),
+                Vote::Ballot => ballot,
+                Vote::Count => ballot.count_ones(),
+            };
+            for &lane in members {
+                block.threads[first + lane].set_slot(i.d, u64::from(result));
+            }
+        }
+        Op::Match { all } => {
+            let same = values.windows(2).all(|pair| pair[0] == pair[1]);
+            for (member, &lane) in members.iter().enumerate() {
+                let equal = members
+                    .iter()
+                    .zip(&values)
+                    .filter(|(_, value)| **value == values[member])
+                    .fold(0u32, |equal, (lane, _)| equal | 1 << lane);
+                let thread = &mut block.threads[first + lane];
+                let result = if !all {
+                    equal
+                } else if same {
+                    mask
+                } else {
+                    0
+                };
+                thread.set_slot(i.d, u64::from(result));
+                if all {
+                    thread.set_slot(i.x, u64::from(same));
+                }
+            }
+        }
+        Op::Reduce { op, signed } => {
+            let result =
+                values.iter().skip(1).fold(values[0], |all, &value| low(changed(op, all, value, 0, 32, signed), 32));
+            for &lane in members {
+                block.threads[first + lane].set_slot(i.d, result);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The lane whose value a shuffle returns, and whether it is in range.
+fn source(kind: Shuffle, lane: i32, given: u32, clamp: u32) -> (i32, bool) {
+    let (step, segment) = ((given & 31) as i32, (clamp >> 8 & 31) as i32);
+    let clamp = (clamp & 31) as i32;
+    let (least, most) = (lane & segment, lane & segment | clamp & !segment);
+    let (source, valid) = match kind {
+        Shuffle::Up => (lane - step, lane - step >= most),
+        Shuffle::Down => (lane + step, lane + step <= most),
+        Shuffle::Butterfly => (lane ^ step, lane ^ step <= most),
+        Shuffle::Index => {
+            let source = least | step & !segment & 31;
+            (source, source <= most)
+        }
+    };
+    (if valid { source } else { lane }, valid)
+}

@@ -1,0 +1,77 @@
+//! Memory for kernels, and short ways to run them.
+
+use soft_gpu_ptx::{Launch, Memory, Module, Program, Range, Statistics, Trap, run};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Words that kernels and the test share.
+pub struct Arena {
+    words: Vec<AtomicU64>,
+    generation: AtomicU64,
+}
+
+// SAFETY: the words live as long as the arena, and are atomics, to which references may exist.
+unsafe impl Memory for Arena {
+    fn generation(&self) -> &AtomicU64 {
+        &self.generation
+    }
+
+    fn range(&self, address: u64) -> Option<Range> {
+        let range = Range { start: self.address(), end: self.address() + 8 * self.words.len() as u64, writable: true };
+        (range.start..range.end).contains(&address).then_some(range)
+    }
+}
+
+impl Arena {
+    pub fn new(words: usize) -> Self {
+        Self { words: (0..words).map(|_| AtomicU64::new(0)).collect(), generation: AtomicU64::new(0) }
+    }
+
+    pub fn address(&self) -> u64 {
+        self.words.as_ptr() as u64
+    }
+
+    pub fn get(&self, word: usize) -> u64 {
+        self.words[word].load(Ordering::SeqCst)
+    }
+
+    pub fn set(&self, word: usize, value: u64) {
+        self.words[word].store(value, Ordering::SeqCst);
+    }
+
+    pub fn all(&self) -> Vec<u64> {
+        (0..self.words.len()).map(|word| self.get(word)).collect()
+    }
+}
+
+/// A kernel `k` whose parameter `%out` is the arena's address.
+pub fn kernel(declarations: &str, body: &str) -> String {
+    format!(
+        ".version 8.2\n.target sm_70\n.address_size 64\n.visible .entry k(.param .u64 k_out)\n{{\n\
+         .reg .pred %p<16>; .reg .b16 %h<16>; .reg .b32 %r<32>; .reg .b64 %d<32>; .reg .f32 %f<8>; .reg .f64 %g<8>; .reg .b64 %out;\n\
+         {declarations}\nld.param.u64 %out, [k_out];\n{body}\nret;\n}}\n"
+    )
+}
+
+pub fn linked(text: &str) -> Arc<Program> {
+    let module = Module::parse("test", text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    Arc::new(Program::link(vec![module]).unwrap_or_else(|error| panic!("{error}")))
+}
+
+pub fn launch(arena: &Arena, grid: u32, block: u32, seed: u64) -> Launch {
+    let mut launch = Launch::new([grid, 1, 1], [block, 1, 1], arena.address().to_le_bytes().to_vec());
+    launch.seed = seed;
+    launch.watchdog = Some(Duration::from_secs(60));
+    launch
+}
+
+pub fn start(program: &Arc<Program>, launch: &Launch, arena: &Arena) -> Result<Statistics, Trap> {
+    let loaded = program.clone().load(&[]);
+    run(&loaded, program.kernel("k").expect("a kernel k"), launch, arena, &AtomicBool::new(false))
+}
+
+/// Runs `text`'s kernel `k` by one block.
+pub fn run_text(text: &str, arena: &Arena, threads: u32) -> Result<Statistics, Trap> {
+    start(&linked(text), &launch(arena, 1, threads, 1), arena)
+}

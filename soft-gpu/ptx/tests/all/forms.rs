@@ -1,0 +1,239 @@
+//! Each form on given operands, against results by hand.
+
+use crate::arena::{Arena, kernel, run_text};
+
+/// Instructions that leave their result in `%d0`, `%r0`, `%h0` or `%p0`, and the result.
+const FORMS: &[(&str, u64)] = &[
+    ("mov.b64 %d0, 0xfedcba9876543210", 0xfedc_ba98_7654_3210),
+    ("mov.u32 %r0, -2", 0xffff_fffe),
+    ("mov.pred %p0, -1", 1),
+    ("mov.b64 %d1, 0x1122334455667788; mov.b64 {_, %r0}, %d1", 0x1122_3344),
+    ("mov.b64 %d1, 0x1122334455667788; mov.b64 {%r0, _}, %d1", 0x5566_7788),
+    ("mov.b64 %d0, {%r3, %r4}", 0x0000_0004_0000_0003),
+    ("mov.b32 %r0, {%h3, %h4}", 0x0004_0003),
+    ("add.s64 %d0, %d3, -5", u64::MAX - 1),
+    ("add.u32 %r0, %r3, 0xfffffffe", 1),
+    ("add.s16 %h0, %h3, -4", 0xffff),
+    ("add.cc.u32 %r1, %r3, 0xffffffff; addc.u32 %r0, %r3, %r4", 8),
+    ("sub.cc.u64 %d1, %d3, %d4; subc.u64 %d0, %d5, %d3", 1),
+    ("sub.s32 %r0, %r3, %r4", 0xffff_ffff),
+    ("mul.lo.s32 %r0, %r3, -4", 0xffff_fff4),
+    ("mul.hi.s32 %r0, %r3, -4", 0xffff_ffff),
+    ("mul.hi.u32 %r0, %r3, -4", 2),
+    ("mul.hi.u64 %d0, %d3, -4", 2),
+    ("mul.hi.s64 %d0, %d3, -4", u64::MAX),
+    ("mul.wide.u32 %d0, %r3, -1", 0x2_ffff_fffd),
+    ("mul.wide.s32 %d0, %r3, -1", u64::MAX - 2),
+    ("mul.wide.u16 %r0, %h3, 0xffff", 0x2_fffd),
+    ("mad.lo.s32 %r0, %r3, %r4, %r5", 17),
+    ("mad.lo.s64 %d0, %d3, %d4, %d5", 17),
+    ("mad.wide.u32 %d0, %r3, -1, %d5", 0x3_0000_0002),
+    ("mad.hi.u32 %r0, %r3, -1, %r5", 7),
+    ("div.s32 %r0, -7, %r3", 0xffff_fffe),
+    ("div.u32 %r0, -7, %r3", 0x5555_5553),
+    ("div.s32 %r0, 0x80000000, -1", 0x8000_0000),
+    ("rem.s64 %d0, -7, %d3", u64::MAX),
+    ("rem.u64 %d0, 7, %d3", 1),
+    ("min.s32 %r0, %r3, -1", 0xffff_ffff),
+    ("min.u32 %r0, %r3, -1", 3),
+    ("max.s64 %d0, %d3, -1", 3),
+    ("max.u16 %h0, %h3, -1", 0xffff),
+    ("abs.s32 %r0, -9", 9),
+    ("neg.s16 %h0, %h3", 0xfffd),
+    ("and.b32 %r0, %r3, 6", 2),
+    ("or.b64 %d0, %d3, 8", 11),
+    ("xor.b16 %h0, %h3, -1", 0xfffc),
+    ("not.b32 %r0, %r3", 0xffff_fffc),
+    ("not.pred %p0, %p2", 1),
+    ("and.pred %p0, %p1, %p2", 0),
+    ("or.pred %p0, %p1, %p2", 1),
+    ("xor.pred %p0, %p1, %p1", 0),
+    ("cnot.b32 %r0, 0", 1),
+    ("lop3.b32 %r0, 0x0f, 0x33, 0x55, 0x96", 0x69),
+    ("lop3.b32 %r0, 0xf0, 0xcc, 0xaa, 0x80", 0x80),
+    ("shl.b32 %r0, %r3, 31", 0x8000_0000),
+    ("shl.b32 %r0, %r3, 32", 0),
+    ("shl.b64 %d0, %d3, %r5", 96),
+    ("shr.u64 %d0, -1, 60", 15),
+    ("shr.u64 %d0, -1, 64", 0),
+    ("shr.s32 %r0, 0x80000000, 99", 0xffff_ffff),
+    ("shr.s64 %d0, 0x8000000000000000, 63", u64::MAX),
+    ("shr.b16 %h0, %h5, 1", 2),
+    ("shf.l.wrap.b32 %r0, 0x80000001, 0x40000002, 33", 0x8000_0005),
+    ("shf.l.clamp.b32 %r0, 0x80000001, 0x40000002, 33", 0x8000_0001),
+    ("shf.r.wrap.b32 %r0, 0x80000001, 0x40000002, 1", 0x4000_0000),
+    ("shf.r.clamp.b32 %r0, 0x80000001, 0x40000002, 40", 0x4000_0002),
+    ("popc.b64 %r0, -1", 64),
+    ("popc.b32 %r0, %r3", 2),
+    ("clz.b32 %r0, %r3", 30),
+    ("clz.b64 %r0, 0", 64),
+    ("brev.b32 %r0, %r3", 0xc000_0000),
+    ("brev.b64 %d0, 1", 1 << 63),
+    ("bfind.u32 %r0, %r5", 2),
+    ("bfind.u32 %r0, 0", 0xffff_ffff),
+    ("bfind.s32 %r0, -1", 0xffff_ffff),
+    ("bfind.s64 %r0, -9", 3),
+    ("bfind.shiftamt.u32 %r0, %r5", 29),
+    ("bfe.u32 %r0, 0xabcd, 4, 8", 0xbc),
+    ("bfe.s32 %r0, 0xabcd, 4, 8", 0xffff_ffbc),
+    ("bfe.s32 %r0, 0x80000000, 28, 8", 0xffff_fff8),
+    ("bfe.u64 %d0, -1, 60, 8", 15),
+    ("bfe.s64 %d0, -1, 3, 0", 0),
+    ("bfe.s32 %r0, 0x80000000, 40, 4", 0xffff_ffff),
+    ("bfi.b32 %r0, 0xff, 0, 4, 8", 0xff0),
+    ("bfi.b64 %d0, 0, -1, 62, 8", 0x3fff_ffff_ffff_ffff),
+    ("prmt.b32 %r0, 0x33221100, 0x77665544, 0x0246", 0x0022_4466),
+    ("prmt.b32 %r0, 0x80, 0, 0x8888", 0xffff_ffff),
+    ("selp.b32 %r0, 1, 2, %p1", 1),
+    ("selp.b64 %d0, 1, 2, %p2", 2),
+    ("setp.lt.s32 %p0, -1, 0", 1),
+    ("setp.lt.u32 %p0, -1, 0", 0),
+    ("setp.hs.u64 %p0, 5, %d5", 1),
+    ("setp.eq.b16 %p0, %h3, 3", 1),
+    ("setp.ne.b64 %p0, %d3, %d4", 1),
+    ("setp.gt.and.s32 %p0|%p5, 1, 0, !%p2", 1),
+    ("setp.gt.and.s32 %p5|%p0, 1, 0, !%p2", 0),
+    ("setp.gt.xor.s32 %p0, 1, 0, %p1", 0),
+    ("set.lt.u32.s32 %r0, -1, 0", 0xffff_ffff),
+    ("cvt.u64.u32 %d0, -1", 0xffff_ffff),
+    ("cvt.s64.s32 %d0, -1", u64::MAX),
+    ("cvt.u32.u64 %r0, 0x123456789", 0x2345_6789),
+    ("cvt.u16.u64 %h0, 0x123456789", 0x6789),
+    ("cvt.s32.s8 %r0, 0x80", 0xffff_ff80),
+    ("cvt.s8.s32 %r0, 0x180", 0xffff_ff80),
+    ("cvt.u8.u32 %r0, 0x180", 0x80),
+    ("cvt.rn.f32.s32 %f0, -3; mov.b32 %r0, %f0", 0xc040_0000),
+    ("cvt.rzi.s32.f32 %r0, 0fC0700000", 0xffff_fffd),
+    ("cvt.rzi.u32.f32 %r0, 0fC0700000", 0),
+    ("cvt.f64.f32 %g0, 0f40400000; mov.b64 %d0, %g0", 0x4008_0000_0000_0000),
+    ("add.f32 %f0, 0f3F800000, 0f40000000; mov.b32 %r0, %f0", 0x4040_0000),
+    (
+        "fma.rn.f64 %g0, 0d4008000000000000, 0d4000000000000000, 0d3FF0000000000000; mov.b64 %d0, %g0",
+        0x401c_0000_0000_0000,
+    ),
+    ("setp.lt.f32 %p0, 0f7FC00000, 0f00000000", 0),
+    ("setp.ltu.f32 %p0, 0f7FC00000, 0f00000000", 1),
+    ("@%p2 mov.u32 %r5, 9; mov.u32 %r0, %r5", 5),
+    ("@!%p2 mov.u32 %r5, 9; mov.u32 %r0, %r5", 9),
+    ("mov.u32 %r0, %ntid.x", 1),
+    ("mov.u32 %r0, %lanemask_ge", 0xffff_ffff),
+    ("mov.u32 %r0, %lanemask_lt", 0),
+    ("mov.u32 %r0, WARP_SZ", 32),
+    // Memory: word 1 of the arena is 0x8899aabbccddeeff, the others up to 8 are their number.
+    ("ld.global.b8 %r0, [%out+15]", 0x88),
+    ("ld.global.s8 %r0, [%out+15]", 0xffff_ff88),
+    ("ld.s16 %d0, [%out+8]", 0xffff_ffff_ffff_eeff),
+    ("ld.u16 %h0, [%out+8]", 0xeeff),
+    ("ld.v2.b32 {%r1, %r0}, [%out+8]", 0x8899_aabb),
+    ("ld.global.nc.L1::no_allocate.v2.u64 {%d1, %d0}, [%out+16]", 3),
+    ("ld.volatile.global.u32 %r0, [%out+8]", 0xccdd_eeff),
+    ("ld.relaxed.sys.global.b64 %d0, [%out+16]", 2),
+    ("ld.acquire.gpu.b32 %r0, [%out+16]", 2),
+    ("ld.mmio.relaxed.sys.global.u32 %r0, [%out+16]", 2),
+    ("st.global.v2.b64 [%out+16], {%d5, %d4}; ld.global.b64 %d0, [%out+24]", 4),
+    ("st.global.v4.b32 [%out+16], {%r5, %r4, %r3, %r3}; ld.global.b64 %d0, [%out+16]", 0x4_0000_0005),
+    ("st.release.sys.global.u8 [%out+17], %r5; ld.global.b64 %d0, [%out+16]", 0x502),
+    ("st.global.wt.u64 [%out+16], 7; ld.global.b64 %d0, [%out+16]", 7),
+    ("st.local.b32 [spot+4], %r5; ld.local.b32 %r0, [spot+4]", 5),
+    ("mov.b64 %d1, spot; cvta.local.u64 %d2, %d1; st.b64 [%d2+8], 77; ld.local.b64 %d0, [%d1+8]", 77),
+    ("st.shared.b32 [room+4], %r5; ld.shared.b32 %r0, [room+4]", 5),
+    ("mov.u32 %r1, room; st.shared.b64 [%r1+8], 78; cvta.shared.u64 %d2, 8; ld.b64 %d0, [%d2]", 78),
+    ("mov.u64 %d1, room; cvta.shared.u64 %d1, %d1; cvta.to.shared.u64 %d2, %d1; mov.b64 %d0, %d2", 0),
+    ("mov.u64 %d1, room; cvta.shared.u64 %d1, %d1; isspacep.shared %p0, %d1", 1),
+    ("isspacep.global %p0, %out", 1),
+    ("atom.global.add.u64 %d0, [%out+16], 5", 2),
+    ("atom.add.u32 %r1, [%out+16], 5; ld.global.b64 %d0, [%out+16]", 7),
+    ("atom.acq_rel.gpu.global.cas.b64 %d1, [%out+16], 2, 9; ld.global.b64 %d0, [%out+16]", 9),
+    ("atom.relaxed.sys.global.cas.b32 %r1, [%out+16], 3, 9; ld.global.b64 %d0, [%out+16]", 2),
+    ("atom.global.exch.b64 %d1, [%out+16], 9; ld.global.b64 %d0, [%out+16]", 9),
+    ("atom.global.max.s32 %r1, [%out+16], -1; ld.global.b64 %d0, [%out+16]", 2),
+    ("atom.global.max.u64 %d1, [%out+16], -1; ld.global.b64 %d0, [%out+16]", u64::MAX),
+    ("atom.global.min.s64 %d1, [%out+16], -1; ld.global.b64 %d0, [%out+16]", u64::MAX),
+    ("atom.global.inc.u32 %r1, [%out+16], 2; ld.global.b64 %d0, [%out+16]", 0),
+    ("atom.global.dec.u32 %r1, [%out+16], 2; ld.global.b64 %d0, [%out+16]", 1),
+    ("red.global.add.u64 [%out+16], 3; ld.global.b64 %d0, [%out+16]", 5),
+    ("red.release.gpu.global.or.b32 [%out+16], 8; ld.global.b64 %d0, [%out+16]", 10),
+    ("atom.acquire.cta.shared.add.u64 %d1, [room+8], 1; ld.shared.b64 %d2, [room+8]; sub.s64 %d0, %d2, %d1", 1),
+    ("fence.acq_rel.sys; fence.sc.gpu; membar.gl; fence.acq_rel.cta; mov.u32 %r0, 1", 1),
+    ("shfl.sync.idx.b32 %r0|%p5, %r3, 0, 31, -1", 3),
+    ("vote.sync.ballot.b32 %r0, %p1, 1", 1),
+    ("vote.sync.all.pred %p0, !%p1, 1", 0),
+    ("match.any.sync.b64 %r0, %d3, 0xffffffff", 1),
+    ("match.all.sync.b32 %r0|%p5, %r3, 1", 1),
+    ("redux.sync.add.u32 %r0, %r3, 1", 3),
+    ("activemask.b32 %r0", 1),
+    ("bar.warp.sync -1; bar.sync 0; barrier.sync 1; bar.red.popc.u32 %r0, 2, %p1", 1),
+    ("nanosleep.u32 20; mov.u32 %r0, 1", 1),
+    ("mov.u32 %r0, 0; $L: add.s32 %r0, %r0, 1; setp.ne.s32 %p5, %r0, 10; @%p5 bra.uni $L", 10),
+    ("bra $over; mov.u32 %r3, 0; $over: mov.u32 %r0, %r3", 3),
+    (
+        "targets: .branchtargets $A, $B; brx.idx %r1, targets; $A: mov.u32 %r0, 100; bra $end; $B: mov.u32 %r0, 200; $end:",
+        200,
+    ),
+    (
+        "{ .reg .u32 t; mov.u32 t, 5; $L: mov.u32 %r0, t; } { .reg .u64 t; mov.u64 t, 6; bra $L; $L: cvt.u32.u64 %r0, t; }",
+        6,
+    ),
+];
+
+#[test]
+fn each_form_has_the_result_by_hand() {
+    let mut failed = Vec::new();
+    for (form, expected) in FORMS {
+        let last =
+            ["%d0", "%r0", "%h0", "%p0"].into_iter().filter_map(|name| form.rfind(name).map(|at| (at, name))).max();
+        let store = match last.expect("a result").1 {
+            "%d0" => "st.global.u64 [%out], %d0;",
+            "%r0" => "st.global.u32 [%out], %r0;",
+            "%h0" => "st.global.u16 [%out], %h0;",
+            _ => "selp.b64 %d9, 1, 0, %p0; st.global.u64 [%out], %d9;",
+        };
+        let mut before = String::from(".local .align 8 .b8 spot[16]; .shared .align 8 .b8 room[16];\n");
+        before += "mov.pred %p1, 1; mov.pred %p2, 0; mov.u32 %r1, 1;\n";
+        for n in 3..6 {
+            before += &format!("mov.b16 %h{n}, {n}; mov.b32 %r{n}, {n}; mov.b64 %d{n}, {n};\n");
+        }
+        let arena = Arena::new(64);
+        for word in 1..8 {
+            arena.set(word, word as u64);
+        }
+        arena.set(1, 0x8899_aabb_ccdd_eeff);
+        if form.contains("inc.u32") {
+            arena.set(2, 2);
+        }
+        let end = if form.starts_with('{') || form.ends_with(':') { "" } else { ";" };
+        let text = kernel(&before, &format!("{form}{end}\n{store}"));
+        match run_text(&text, &arena, 1) {
+            Ok(_) if arena.get(0) == *expected => {}
+            Ok(_) => failed.push(format!("{form}: {:#x}, not {expected:#x}", arena.get(0))),
+            Err(trap) => failed.push(format!("{form}: {trap}")),
+        }
+    }
+    assert!(failed.is_empty(), "{} of {} forms:\n{}", failed.len(), FORMS.len(), failed.join("\n"));
+}
+
+#[test]
+fn calls_pass_arguments_and_results_by_value() {
+    let text = ".version 7.0\n.target sm_80\n.address_size 64\n\
+        .func (.param .align 16 .b8 pair[16]) swap(.param .b64 a, .param .b32 b) {\n\
+          .reg .b64 %d<4>; .reg .b32 %r<2>;\n\
+          ld.param.u64 %d1, [a]; ld.param.u32 %r1, [b]; cvt.u64.u32 %d2, %r1;\n\
+          st.param.v2.b64 [pair], {%d2, %d1}; ret; }\n\
+        .func (.param .b64 sum) chain(.param .b64 n) {\n\
+          .reg .b64 %d<9>; .reg .pred %p<2>; .local .align 8 .b64 own;\n\
+          ld.param.u64 %d1, [n]; st.local.b64 [own], %d1; mov.b64 %d5, 0;\n\
+          setp.eq.u64 %p1, %d1, 0; @%p1 bra $done;\n\
+          sub.u64 %d2, %d1, 1;\n\
+          { .param .b64 x; .param .b64 y; st.param.b64 [x], %d2; call.uni (y), chain, (x); ld.param.b64 %d3, [y]; }\n\
+          ld.local.b64 %d4, [own]; add.u64 %d5, %d3, %d4;\n\
+          $done: st.param.b64 [sum], %d5; ret; }\n\
+        .visible .entry k(.param .u64 out) { .reg .b64 %d<9>;\n\
+          ld.param.u64 %d1, [out];\n\
+          { .param .b64 x; .param .b32 y; .param .align 16 .b8 z[16]; st.param.b64 [x], 11; st.param.b32 [y], 22;\n\
+            call (z), swap, (x, y); ld.param.v2.b64 {%d2, %d3}, [z]; }\n\
+          { .param .b64 x; .param .b64 y; st.param.b64 [x], 50; call.uni (y), chain, (x); ld.param.b64 %d4, [y]; }\n\
+          st.global.v2.b64 [%d1], {%d2, %d3}; st.global.b64 [%d1+16], %d4; ret; }\n";
+    let arena = Arena::new(8);
+    run_text(text, &arena, 4).unwrap_or_else(|trap| panic!("{trap}"));
+    assert_eq!([arena.get(0), arena.get(1), arena.get(2)], [22, 11, 1275]);
+}

@@ -1,0 +1,16 @@
+//! The module that ferrogin ships.
+
+use soft_gpu_ptx::{Module, Program};
+
+pub fn text() -> String {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../ptx/ferrogin_device.ptx");
+    std::fs::read_to_string(file).expect("the shipped module is in the repository")
+}
+
+#[test]
+fn the_shipped_module_has_no_unknown_form_and_links() {
+    let module = Module::parse("ferrogin_device.ptx", &text()).unwrap_or_else(|error| panic!("{error}"));
+    // The text has one statement a line; a module that the parser skipped would have fewer.
+    assert!(module.instructions() > 10_000, "{} instructions", module.instructions());
+    Program::link(vec![module]).unwrap_or_else(|error| panic!("{error}"));
+}
