@@ -1,4 +1,4 @@
-/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|refused|states|domains. It ends with "PART: good". */
+/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|refused|states|domains|port. It ends with "PART: good". */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <netinet/in.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -555,6 +557,27 @@ static void part_domains(void)
 	CHECK(!ibv_destroy_ah(again) && !ibv_destroy_qp(qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
 }
 
+/* The port in the GID is reserved from the start, and nothing listens there before a queue pair may receive. */
+static void part_port(void)
+{
+	union ibv_gid gid;
+	CHECK(!ibv_query_gid(context, 1, 0, &gid));
+	struct sockaddr_in address = { .sin_family = AF_INET };
+	memcpy(&address.sin_addr, gid.raw + 2, 4);
+	memcpy(&address.sin_port, gid.raw + 6, 2);
+	CHECK(address.sin_port);
+	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
+	struct ibv_qp *qp = srd(cq);
+	to_init(qp);
+	int before = socket(AF_INET, SOCK_STREAM, 0), after = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(connect(before, (struct sockaddr *)&address, sizeof(address)) == -1 && errno == ECONNREFUSED);
+	CHECK(bind(before, (struct sockaddr *)&address, sizeof(address)) == -1 && errno == EADDRINUSE);
+	to_rtr(qp);
+	CHECK(!connect(after, (struct sockaddr *)&address, sizeof(address)));
+	CHECK(!close(before) && !close(after));
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq));
+}
+
 static void part_counters(void)
 {
 	static uint64_t words[2] __attribute__((aligned(8)));
@@ -841,6 +864,7 @@ int main(int argc, char **argv)
 	const struct { const char *name; void (*run)(void); } parts[] = {
 		{ "srd", part_srd }, { "ud", part_ud }, { "events", part_events }, { "counters", part_counters },
 		{ "gda", part_gda }, { "refused", part_refused }, { "states", part_states }, { "domains", part_domains },
+		{ "port", part_port },
 	};
 	for (size_t i = 0; argc == 2 && i < sizeof(parts) / sizeof(*parts); i++) {
 		if (strcmp(argv[1], parts[i].name))
@@ -851,6 +875,6 @@ int main(int argc, char **argv)
 		printf("%s: good\n", parts[i].name);
 		return 0;
 	}
-	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|refused|states|domains\n");
+	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|refused|states|domains|port\n");
 	return 2;
 }

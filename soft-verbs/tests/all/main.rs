@@ -1,9 +1,14 @@
 //! Programs of verbs on the software card: those that a system has, and one in C that is compiled here against the system's headers.
 
 mod perftest;
+mod both_faces;
+#[allow(dead_code)]
+#[path = "../../../softefa/tests/all/common/mod.rs"]
+mod common;
 mod programs;
 mod symbols;
 mod two_hosts;
+mod untrusted;
 mod verbs_program;
 
 use std::path::{Path, PathBuf};
@@ -11,10 +16,16 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+/// The directory of [`libraries`], for a process that a test starts.
+const LIBRARIES: &str = "FERROGIN_TEST_VERBS";
+
 /// The directory with the libraries, made once of the static library that cargo built for this test.
 fn libraries() -> &'static Path {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {
+        if let Some(made) = std::env::var_os(LIBRARIES) {
+            return made.into();
+        }
         let beside = std::env::current_exe().unwrap();
         let beside = beside.parent().unwrap();
         let archives =

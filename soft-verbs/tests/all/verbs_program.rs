@@ -1,30 +1,37 @@
 //! `tests/verbs.c`, compiled against the headers of the system: layouts, all operations, and what is refused.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
 use crate::{Running, libraries, on_card, run};
 
-/// The program; nothing without a compiler or headers.
-fn program(test: &str) -> Option<&'static Path> {
-    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let program = PROGRAM.get_or_init(|| {
-        if !Path::new("/usr/include/infiniband/efadv.h").is_file() {
-            return None;
+/// The program of `tests/NAME.c`; nothing without a compiler or headers.
+pub fn compiled(test: &str, name: &'static str) -> Option<PathBuf> {
+    static PROGRAMS: Mutex<BTreeMap<&str, PathBuf>> = Mutex::new(BTreeMap::new());
+    if !Path::new("/usr/include/infiniband/efadv.h").is_file() {
+        ferrogin_test_support::skip(test, "the headers of rdma-core are not installed (Debian: libibverbs-dev)");
+        return None;
+    }
+    let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let program = programs.entry(name).or_insert_with(|| {
+        let out = libraries().join(name);
+        if out.is_file() {
+            return out;
         }
-        let out = libraries().join("verbs");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs.c");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(format!("{name}.c"));
         let mut compile = Command::new("cc");
         compile.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&out).arg(source);
         compile.arg(libraries().join("libibverbs.so.1"));
-        assert!(compile.status().is_ok_and(|status| status.success()), "tests/verbs.c does not compile");
-        Some(out)
+        assert!(compile.status().is_ok_and(|status| status.success()), "tests/{name}.c does not compile");
+        out
     });
-    if program.is_none() {
-        ferrogin_test_support::skip(test, "the headers of rdma-core are not installed (Debian: libibverbs-dev)");
-    }
-    program.as_deref()
+    Some(program.clone())
+}
+
+fn program(test: &str) -> Option<PathBuf> {
+    compiled(test, "verbs")
 }
 
 fn part(test: &str, name: &str, faults: &str) {
@@ -63,6 +70,17 @@ fn handles_belong_to_domains_and_parent_domains_hold_them() {
 }
 
 #[test]
+fn nothing_listens_for_other_hosts_before_a_queue_pair_may_receive() {
+    let test = "nothing_listens_for_other_hosts_before_a_queue_pair_may_receive";
+    if let Some(program) = program(test).filter(|_| ferrogin_test_support::have_libfabric(test)) {
+        let mut command = on_card(program);
+        command.arg("port").env("SOFTEFA_WIRE", "tcp");
+        let text = run(command);
+        assert!(text.contains("port: good"), "{text}");
+    }
+}
+
+#[test]
 fn bad_input_is_refused_as_on_hardware() {
     part("bad_input_is_refused_as_on_hardware", "refused", "seed=2");
 }
@@ -88,7 +106,7 @@ fn missing_wire_to_other_hosts_is_an_error_only_where_settings_ask_for_it() {
         ([missing, ("SOFTEFA_WIRE", "tcp")], false, "/nonexistent"),
         ([("SOFTEFA_WIRE", "tcp"), ("SOFTEFA_IFADDR", "203.0.113.9")], false, "must be an address of this host"),
     ] {
-        let mut command = on_card(program);
+        let mut command = on_card(&program);
         command.arg("srd").envs(variables);
         let output = Running::start(command).output();
         let text = String::from_utf8_lossy(&output.stderr);
