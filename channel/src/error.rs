@@ -131,7 +131,7 @@ pub enum ChannelError {
     #[error("the reactor that served the channel has stopped")]
     Stopped,
     /// The reactor's endpoint failed as a whole.
-    #[error("the endpoint failed: {0}")]
+    #[error("the endpoint of this side failed: {0}; check the network card of this host (its driver's log)")]
     Endpoint(Error),
 }
 

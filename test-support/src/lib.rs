@@ -15,7 +15,7 @@ pub mod untrusted;
 pub use corpus::replay;
 pub use dist::{dist, verbs, workspace};
 pub use input::Input;
-pub use libfabric::have_libfabric;
+pub use libfabric::{have_libfabric, libfabric_for_gpus};
 pub use memory::{address_space, resident_bytes};
 pub use random::Random;
 pub use soak::{repetitions, soak};

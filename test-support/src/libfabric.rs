@@ -1,6 +1,7 @@
 //! libfabric as the system has it.
 #![allow(unsafe_code)]
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use libloading::Library;
@@ -14,4 +15,18 @@ pub fn have_libfabric(test: &str) -> bool {
         super::skip(test, "libfabric.so.1 is not installed");
     }
     loaded.is_some()
+}
+
+/// The file in FERROGIN_LIBFABRIC, if its own `efa` provider has operations for GPUs. Without such a libfabric, which no package of a system has
+/// today, `test` is skipped.
+pub fn libfabric_for_gpus(test: &str) -> Option<PathBuf> {
+    let offers = |path: &PathBuf| {
+        let bytes = std::fs::read(path).unwrap_or_default();
+        bytes.windows(11).any(|window| window == b"efa gda ops")
+    };
+    let found = std::env::var_os("FERROGIN_LIBFABRIC").map(PathBuf::from).filter(offers);
+    if found.is_none() {
+        super::skip(test, "FERROGIN_LIBFABRIC names no libfabric whose efa provider has operations for GPUs");
+    }
+    found
 }

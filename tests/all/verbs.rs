@@ -43,26 +43,11 @@ fn verbs_without_its_libraries_or_program_says_so() {
     assert!(!good && text.contains("cannot run /nonexistent/program"), "{text}");
 }
 
-/// A libfabric whose own `efa` provider has operations for GPUs: no package of a system has one today.
-fn libfabric_for_gpus(test: &str) -> Option<PathBuf> {
-    let found = std::env::var_os("FERROGIN_LIBFABRIC").map(PathBuf::from).filter(|path| {
-        let bytes = std::fs::read(path).unwrap_or_default();
-        bytes.windows(11).any(|window| window == b"efa gda ops")
-    });
-    if found.is_none() {
-        ferrogin_test_support::skip(
-            test,
-            "FERROGIN_LIBFABRIC names no libfabric whose efa provider has operations for GPUs",
-        );
-    }
-    found
-}
-
 #[test]
 fn plugin_runs_over_libfabrics_own_efa_provider() {
     let test = "plugin_runs_over_libfabrics_own_efa_provider";
     let Some(dist) = dist(test) else { return };
-    let Some(libfabric) = libfabric_for_gpus(test) else { return };
+    let Some(libfabric) = ferrogin_test_support::libfabric_for_gpus(test) else { return };
     let run = |faults: &str| {
         let tool = OsStr::new(env!("CARGO_BIN_EXE_ferrogin"));
         let program = [

@@ -122,7 +122,13 @@ fn failed_request_message_names_peer_endpoint_and_cure() {
     ring.push(2, CompStatus::RemoteBadAddress);
     let entry = watch.endpoints[0].cq.poll().unwrap();
     let text = watch.describe(0, entry);
-    for part in ["write to rank 2 (an unknown rank if NCCL's own device code posted it) on", "endpoint signal 4", "status 7", CompStatus::RemoteBadAddress.text(), "window"] {
+    for part in [
+        "write to rank 2 (an unknown rank if NCCL's own device code posted it) on",
+        "endpoint signal 4",
+        "status 7",
+        CompStatus::RemoteBadAddress.text(),
+        "window",
+    ] {
         assert!(text.contains(part), "{part} in {text}");
     }
     // Without a readable ring, an id that is no rank names no peer.

@@ -1,7 +1,7 @@
 //! SIGKILL and SIGSTOP of one rank at a seeded moment of set-up, traffic or teardown. The other ranks end by themselves, in the time of
 //! docs/plugin.md. No message blames another rank than the killed or stopped one.
 
-use crate::common::{ONE_CONTEXT, child, dist, report, role};
+use crate::common::{ONE_CONTEXT, child, dist, over_efa, report, role};
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
 use ferrogin_test_support::{Random, repetitions, soak};
 use mini_nccl::bootstrap::Identity;
@@ -161,7 +161,7 @@ impl Trial {
             signal: random.of(&[Signal::SIGKILL, Signal::SIGSTOP]),
             moment,
             delay: Duration::from_micros(random.below(longest).into()),
-            wire: random.of(&["shm", "shm", "tcp"]),
+            wire: if over_efa() { "shm" } else { random.of(&["shm", "shm", "tcp"]) },
         }
     }
 

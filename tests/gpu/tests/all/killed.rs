@@ -1,6 +1,6 @@
 //! SIGKILL of a rank at any moment, also during set-up: the other rank ends by itself, with an error, before its deadline.
 
-use crate::common::{dist, report, scenarios};
+use crate::common::{dist, over_efa, report, scenarios};
 use ferrogin_test_support::repetitions;
 use mini_nccl::launch::{Output, Signal};
 use std::path::Path;
@@ -40,7 +40,7 @@ fn rank_killed_at_any_moment_fails_other_rank() {
 fn kill(dist: &Path, number: u64) -> Result<(), String> {
     // splitmix64's multiplier spreads the moments, which are the same in each run.
     let moment = Duration::from_micros(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44);
-    let (victim, wire) = ((number % 2) as usize, if number % 4 < 3 { "shm" } else { "tcp" });
+    let (victim, wire) = ((number % 2) as usize, if number % 4 < 3 || over_efa() { "shm" } else { "tcp" });
     let job = scenarios(dist, 2).args(["--reps", "20000", "--deadline", "3"]).output(Output::Capture);
     let job = job.env("FERROGIN_TIMEOUT", "5").env("SOFTEFA_WIRE", wire).grace(LIMIT);
     let mut running = job.start().map_err(|error| error.to_string())?;

@@ -1,7 +1,7 @@
 //! No files remain in /dev/shm or /tmp after success or after a rank is killed. The test runs in its own mount namespace, where both
 //! directories are empty at first.
 
-use crate::common::{ROLE, dist, must_pass, on_software_card, report, reps, role};
+use crate::common::{ROLE, dist, must_pass, on_software_card, over_efa, report, reps, role, wires};
 use ferrogin_test_support::child::full_name;
 use mini_nccl::launch::{Job, Output, Running, Signal};
 use std::path::Path;
@@ -25,6 +25,11 @@ fn success_and_sigkill_leave_no_files() {
     let copy = |from: &Path, to: &str| std::fs::copy(from, work.join(to)).unwrap();
     copy(&dist.join("libnccl-gin-ferrogin.so"), "libnccl-gin-ferrogin.so");
     copy(&dist.join("libsoftefa-fi.so"), "libsoftefa-fi.so");
+    if let Some(libfabric) = std::env::var_os("FERROGIN_LIBFABRIC").filter(|_| over_efa()) {
+        copy(Path::new(&libfabric), "libfabric.so.1");
+        copy(&dist.join("ferrogin"), "ferrogin");
+        assert!(Command::new("cp").arg("-a").arg(dist.join("verbs")).arg(&work).status().unwrap().success());
+    }
     copy(Path::new(env!("CARGO_BIN_EXE_gpu-scenarios")), "gpu-scenarios");
     copy(&std::env::current_exe().unwrap(), "test");
     let test = full_name(name);
@@ -39,6 +44,9 @@ fn success_and_sigkill_leave_no_files() {
     let output = attempts.iter().find_map(|flags| {
         let mut command = Command::new("unshare");
         command.args(*flags).args(["sh", "-c", &script]).env(ROLE, "inside").env_remove("TMPDIR");
+        if over_efa() {
+            command.env("FERROGIN_LIBFABRIC", format!("{STAGE}/libfabric.so.1"));
+        }
         match command.stdin(Stdio::null()).output() {
             Ok(output) if !matches!(output.status.code(), Some(1 | 77)) => Some(output),
             Ok(output) => {
@@ -61,7 +69,7 @@ fn success_and_sigkill_leave_no_files() {
 }
 
 fn scenarios(reps: &str) -> Job {
-    let job = on_software_card(Job::new(format!("{STAGE}/gpu-scenarios"), 2), Path::new(STAGE));
+    let job = on_software_card(format!("{STAGE}/gpu-scenarios"), Path::new(STAGE), 2);
     job.args(["--reps", reps]).env_remove(ROLE)
 }
 
@@ -79,7 +87,7 @@ fn assert_no_files(after: &str) {
 
 fn in_namespace() {
     assert_no_files("the start");
-    for wire in ["shm", "tcp"] {
+    for wire in wires() {
         must_pass(&scenarios(&reps(200).to_string()).env("SOFTEFA_WIRE", wire).output(Output::Capture).run().unwrap());
         assert_no_files("success");
         for victim in [0, 1] {

@@ -1,7 +1,7 @@
 //! Two ranks on two hosts, which are network namespaces here. Abstract sockets do not cross them, so the cards must connect by
 //! address.
 
-use crate::common::dist;
+use crate::common::{dist, not_over_efa};
 use ferrogin_test_support::skip;
 use gpu_scenarios::scenario::SCENARIOS;
 use std::process::{Command, Stdio};
@@ -22,6 +22,9 @@ wait $other
 /// Runs scenarios between two hosts; `arguments` are for the program. Nothing happens where the machine has no namespaces.
 fn across(test: &str, arguments: &[&str], variables: &[(&str, &str)], expected: usize) {
     let Some(dist) = dist(test) else { return };
+    if not_over_efa(test, "it chooses its providers itself") {
+        return;
+    }
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--net", "bash", "-c", SCRIPT, "bash"]);
     command.arg(env!("CARGO_BIN_EXE_gpu-scenarios")).args(arguments);

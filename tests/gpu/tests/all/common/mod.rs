@@ -1,7 +1,7 @@
 //! Shared parts of the multi-process tests: the built plugin, and jobs that use it.
 
 use ferrogin_ffi::nccl::GinConfigV14;
-use ferrogin_test_support::{child, repetitions, soak};
+use ferrogin_test_support::{child, libfabric_for_gpus, repetitions, soak};
 use mini_nccl::launch::{Job, Outcome, Output};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,18 +20,49 @@ pub const ONE_CONTEXT: GinConfigV14 = GinConfigV14 {
     rank_stride: 1,
 };
 
-/// The directory that `make build` fills. Without the plugin there `test` is skipped.
-pub fn dist(test: &str) -> Option<PathBuf> {
-    ferrogin_test_support::dist(test, &["libnccl-gin-ferrogin.so"])
+/// True if the jobs use libfabric's own provider `efa`, with the software card below verbs (FERROGIN_PROVIDER=efa); otherwise they use the
+/// provider `softefa`.
+pub fn over_efa() -> bool {
+    std::env::var("FERROGIN_PROVIDER").is_ok_and(|provider| provider == "efa")
 }
 
-/// Adds the settings that a test of the plugin on the software card needs, and removes all others.
-pub fn on_software_card(job: Job, dist: &Path) -> Job {
+/// The directory that `make build` fills. Without the plugin there, or without a libfabric for the jobs' provider, `test` is skipped.
+pub fn dist(test: &str) -> Option<PathBuf> {
+    if over_efa() {
+        libfabric_for_gpus(test)?;
+    }
+    ferrogin_test_support::dist(test, &["libnccl-gin-ferrogin.so", "verbs/libibverbs.so.1", "ferrogin"])
+}
+
+/// The wires of the software card. Cards below verbs reach each other on one host only.
+pub fn wires() -> &'static [&'static str] {
+    if over_efa() { &["shm"] } else { &["shm", "tcp"] }
+}
+
+/// Skips `test` if the jobs use the provider `efa`.
+pub fn not_over_efa(test: &str, why: &str) -> bool {
+    if over_efa() {
+        ferrogin_test_support::skip(test, format_args!("{why}, and FERROGIN_PROVIDER is efa"));
+    }
+    over_efa()
+}
+
+/// `ranks` ranks of `program` with the settings that a test of the plugin on the software card needs, and without all others.
+pub fn on_software_card(program: impl Into<PathBuf>, dist: &Path, ranks: usize) -> Job {
+    let job = if over_efa() {
+        // Each rank becomes the program.
+        Job::new(dist.join("ferrogin"), ranks).args(["verbs", "--"]).arg(program.into())
+    } else {
+        Job::new(program, ranks)
+    };
     let ours = |name: &str| ["FERROGIN_", "SOFTEFA_", "FI_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix));
     let inherited = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| ours(name));
     let job = inherited.fold(job, |job, name| job.env_remove(name));
+    let job = match std::env::var_os("FERROGIN_LIBFABRIC").filter(|_| over_efa()) {
+        Some(libfabric) => job.env("FERROGIN_PROVIDER", "efa").env("FERROGIN_LIBFABRIC", libfabric),
+        None => job.env("FERROGIN_PROVIDER", "softefa"),
+    };
     job.env("NCCL_GIN_PLUGIN", dist.join("libnccl-gin-ferrogin.so"))
-        .env("FERROGIN_PROVIDER", "softefa")
         .env("FERROGIN_DEVICE", "cpu")
         .output(Output::Capture)
         // For jobs that hang: one scenario with all repetitions on a slow card took 88 s beside six spinning processes on two cores.
@@ -40,7 +71,7 @@ pub fn on_software_card(job: Job, dist: &Path) -> Job {
 
 /// The scenarios' program with `ranks` ranks.
 pub fn scenarios(dist: &Path, ranks: usize) -> Job {
-    on_software_card(Job::new(env!("CARGO_BIN_EXE_gpu-scenarios"), ranks), dist)
+    on_software_card(env!("CARGO_BIN_EXE_gpu-scenarios"), dist, ranks)
 }
 
 /// Repetitions of each step: `full` in a soak run, a twentieth of that otherwise. FERROGIN_REPS sets another number.
@@ -56,8 +87,8 @@ pub fn repeated(dist: &Path, ranks: usize, full: u64) -> Job {
 /// The test `name` of this executable in child processes, as `ranks` ranks with the role `role`.
 pub fn child(dist: &Path, name: &str, role: &str, ranks: usize) -> Job {
     let program = std::env::current_exe().expect("the path of this test");
-    let job = Job::new(program, ranks).args(["--exact", &child::full_name(name), "--nocapture"]);
-    on_software_card(job, dist).env(ROLE, role)
+    let job = on_software_card(program, dist, ranks).args(["--exact", &child::full_name(name), "--nocapture"]);
+    job.env(ROLE, role)
 }
 
 /// The role of this process; `None` in the test's own process.
