@@ -31,6 +31,7 @@ if [ "$purpose" = test ]; then
   command -v fi_info >/dev/null || wanted+=(libfabric-bin)
   command -v ibv_devinfo >/dev/null || wanted+=(ibverbs-utils)
   command -v ib_send_lat >/dev/null || wanted+=(perftest)
+  /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || wanted+=(python3-pyverbs)
   [ -f /usr/include/infiniband/efadv.h ] || wanted+=(libibverbs-dev)
   [ -f /usr/include/rdma/fabric.h ] || wanted+=(libfabric-dev)
   command -v pkg-config >/dev/null || wanted+=(pkg-config)

@@ -6,6 +6,7 @@ mod both_faces;
 #[path = "../../../softefa/tests/all/common/mod.rs"]
 mod common;
 mod programs;
+mod pyverbs;
 mod symbols;
 mod two_hosts;
 mod untrusted;
