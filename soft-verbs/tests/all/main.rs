@@ -10,6 +10,7 @@ mod pyverbs;
 mod symbols;
 mod two_hosts;
 mod untrusted;
+mod trace;
 mod verbs_program;
 
 use std::path::{Path, PathBuf};

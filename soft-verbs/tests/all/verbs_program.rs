@@ -30,7 +30,7 @@ pub fn compiled(test: &str, name: &'static str) -> Option<PathBuf> {
     Some(program.clone())
 }
 
-fn program(test: &str) -> Option<PathBuf> {
+pub fn program(test: &str) -> Option<PathBuf> {
     compiled(test, "verbs")
 }
 

@@ -7,5 +7,6 @@ mod loopback;
 mod malformed_peers;
 mod rules;
 mod strict;
+mod trace;
 mod two_processes;
 mod untrusted_peers;
