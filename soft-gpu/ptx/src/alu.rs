@@ -175,9 +175,9 @@ fn wide(a: u64, b: u64, width: u8, sign: bool) -> u64 {
 
 fn high(a: u64, b: u64, width: u8, sign: bool) -> u64 {
     if sign {
-        (i128::from(signed(a, width)) * i128::from(signed(b, width)) >> width) as u64
+        ((i128::from(signed(a, width)) * i128::from(signed(b, width))) >> width) as u64
     } else {
-        (u128::from(a) * u128::from(b) >> width) as u64
+        ((u128::from(a) * u128::from(b)) >> width) as u64
     }
 }
 

@@ -265,7 +265,7 @@ impl<'a> Parser<'a> {
             return Err(self.bad(form, format!("the address of {name} needs an integer of 64 bits")));
         }
         let op = match context.find(name) {
-            Some(Local::Local(offset)) => (Op::LocalAddress, i64::from(offset)),
+            Some(Local::Stack(offset)) => (Op::LocalAddress, i64::from(offset)),
             Some(Local::Param(slot)) => (Op::ParamAddress, i64::from(slot.offset)),
             Some(Local::Register { .. }) => {
                 return Err(self.bad(form, format!("{name} is a register; only an address takes an offset")));
@@ -393,11 +393,11 @@ impl<'a> Parser<'a> {
                 let start = self.constant(context, 0, form.line)?;
                 Ok(Address { slot: start, offset: frame(slot.offset)?, space: Space::ParamFrame })
             }
-            Some(Local::Local(at)) if space == Space::Local => {
+            Some(Local::Stack(at)) if space == Space::Local => {
                 let start = self.constant(context, 0, form.line)?;
                 Ok(Address { slot: start, offset: frame(at)?, space: Space::LocalFrame })
             }
-            Some(Local::Param(_) | Local::Local(_)) => Err(self.bad(form, format!("{name} is in another state space"))),
+            Some(Local::Param(_) | Local::Stack(_)) => Err(self.bad(form, format!("{name} is in another state space"))),
             found => {
                 let variable = match found {
                     Some(Local::Variable(variable)) => variable,
@@ -1040,7 +1040,9 @@ impl<'a> Parser<'a> {
                 made.b = self.value(context, form, threads, word)?;
             }
             _ => {
-                return Err(self.bad(form, "the instruction has a barrier, and a number of threads if it does not wait"));
+                return Err(
+                    self.bad(form, "the instruction has a barrier, and a number of threads if it does not wait")
+                );
             }
         }
         Ok(made)

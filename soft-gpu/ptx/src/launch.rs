@@ -62,6 +62,7 @@ pub struct Statistics {
 /// # Errors
 ///
 /// The event that ended the kernel early.
+#[allow(clippy::result_large_err)]
 pub fn run(
     loaded: &Loaded,
     kernel: &Kernel,
@@ -81,7 +82,7 @@ pub fn run(
             cause,
         });
     }
-    Scheduler::new(loaded, kernel, launch, memory, stop).run()
+    Scheduler::new(loaded, kernel, launch, memory, stop).run().map_err(|trap| *trap)
 }
 
 /// Whether a GPU could start the launch.

@@ -60,6 +60,15 @@ pub struct View<'m> {
 
 const NOWHERE: Range = Range { start: u64::MAX, end: 0, writable: false };
 
+/// The atomic word at an address that `View::check` has just found.
+macro_rules! word {
+    ($atomic:ty, $int:ty, $at:expr) => {
+        // SAFETY: `check` found the aligned address in a range, for writing if the access writes; the range is mapped and no
+        // reference covers it, as `Memory` vouches; every access of the interpreter is atomic.
+        unsafe { <$atomic>::from_ptr($at as *mut $int) }
+    };
+}
+
 impl<'m> View<'m> {
     pub fn new(memory: &'m dyn Memory) -> Self {
         let changes = memory.generation();
@@ -117,14 +126,12 @@ impl<'m> View<'m> {
     pub fn load(&mut self, address: u64, width: u8) -> Result<u64, Refusal> {
         self.check(address, u64::from(width / 8), false)?;
         let at = address as usize;
-        // SAFETY: `check` found the aligned address in a range, which is mapped and has no reference, as `Memory` vouches.
-        Ok(unsafe {
-            match width {
-                8 => u64::from(AtomicU8::from_ptr(at as *mut u8).load(Ordering::Acquire)),
-                16 => u64::from(AtomicU16::from_ptr(at as *mut u16).load(Ordering::Acquire)),
-                32 => u64::from(AtomicU32::from_ptr(at as *mut u32).load(Ordering::Acquire)),
-                _ => AtomicU64::from_ptr(at as *mut u64).load(Ordering::Acquire),
-            }
+        let order = Ordering::Acquire;
+        Ok(match width {
+            8 => u64::from(word!(AtomicU8, u8, at).load(order)),
+            16 => u64::from(word!(AtomicU16, u16, at).load(order)),
+            32 => u64::from(word!(AtomicU32, u32, at).load(order)),
+            _ => word!(AtomicU64, u64, at).load(order),
         })
     }
 
@@ -133,14 +140,12 @@ impl<'m> View<'m> {
     pub fn store(&mut self, address: u64, width: u8, value: u64) -> Result<(), Refusal> {
         self.check(address, u64::from(width / 8), true)?;
         let at = address as usize;
-        // SAFETY: `check` found the aligned address in a range for writing, which is mapped and has no reference, as `Memory` vouches.
-        unsafe {
-            match width {
-                8 => AtomicU8::from_ptr(at as *mut u8).store(value as u8, Ordering::Release),
-                16 => AtomicU16::from_ptr(at as *mut u16).store(value as u16, Ordering::Release),
-                32 => AtomicU32::from_ptr(at as *mut u32).store(value as u32, Ordering::Release),
-                _ => AtomicU64::from_ptr(at as *mut u64).store(value, Ordering::Release),
-            }
+        let order = Ordering::Release;
+        match width {
+            8 => word!(AtomicU8, u8, at).store(value as u8, order),
+            16 => word!(AtomicU16, u16, at).store(value as u16, order),
+            32 => word!(AtomicU32, u32, at).store(value as u32, order),
+            _ => word!(AtomicU64, u64, at).store(value, order),
         }
         Ok(())
     }
@@ -151,14 +156,11 @@ impl<'m> View<'m> {
         let at = address as usize;
         let both = (Ordering::SeqCst, Ordering::SeqCst);
         Ok(if width == 32 {
-            // SAFETY: `check` found the aligned address in a range for writing, which is mapped and has no reference.
-            let word = unsafe { AtomicU32::from_ptr(at as *mut u32) };
-            let old = word.fetch_update(both.0, both.1, |old| Some(change(u64::from(old)) as u32));
+            let old = word!(AtomicU32, u32, at).fetch_update(both.0, both.1, |old| Some(change(u64::from(old)) as u32));
             u64::from(old.unwrap_or_else(|old| old))
         } else {
-            // SAFETY: `check` found the aligned address in a range for writing, which is mapped and has no reference.
-            let word = unsafe { AtomicU64::from_ptr(at as *mut u64) };
-            word.fetch_update(both.0, both.1, |old| Some(change(old))).unwrap_or_else(|old| old)
+            let old = word!(AtomicU64, u64, at).fetch_update(both.0, both.1, |old| Some(change(old)));
+            old.unwrap_or_else(|old| old)
         })
     }
 

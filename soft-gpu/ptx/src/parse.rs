@@ -31,7 +31,7 @@ pub enum Local {
     /// An offset from the frame's parameters.
     Param(Slot),
     /// An offset from the frame's local memory.
-    Local(u32),
+    Stack(u32),
     Variable(usize),
 }
 
@@ -139,6 +139,11 @@ impl<'a> Parser<'a> {
             return Ok(if negative { value.wrapping_neg() } else { value });
         }
         Err(self.unexpected("an integer"))
+    }
+
+    /// `+8` or `-8`, if there is one.
+    fn addend(&mut self) -> Result<i64, Error> {
+        if self.take('+') || self.peek() == Some(Token::Sign('-')) { Ok(self.integer()? as i64) } else { Ok(0) }
     }
 
     fn small(&mut self, what: &str, most: u64) -> Result<u64, Error> {
@@ -405,13 +410,7 @@ impl<'a> Parser<'a> {
                 if generic {
                     self.expect(')')?;
                 }
-                let addend = if self.take('+') {
-                    self.integer()? as i64
-                } else if self.peek() == Some(Token::Sign('-')) {
-                    self.integer()? as i64
-                } else {
-                    0
-                };
+                let addend = self.addend()?;
                 let target = match self.module.symbols.get(name) {
                     Some(&Symbol::Variable(target)) if self.module.variables[target].place != Place::Shared => target,
                     Some(_) => {
@@ -783,7 +782,7 @@ impl<'a> Parser<'a> {
                     ));
                 }
                 context.body.local = (start + size) as u32;
-                context.scopes[context.scope].names.insert(name, Local::Local(start as u32));
+                context.scopes[context.scope].names.insert(name, Local::Stack(start as u32));
                 self.expect(';')
             }
             ".param" => {
@@ -897,16 +896,7 @@ impl<'a> Parser<'a> {
                     Some(Token::Word(_)) => Operand::Name(self.name()?),
                     _ => Operand::Integer(self.integer()?),
                 };
-                let mut offset = 0i64;
-                loop {
-                    if self.take('+') {
-                        offset = offset.wrapping_add(self.integer()? as i64);
-                    } else if self.peek() == Some(Token::Sign('-')) {
-                        offset = offset.wrapping_add(self.integer()? as i64);
-                    } else {
-                        break;
-                    }
-                }
+                let offset = self.addend()?;
                 self.expect(']')?;
                 Ok(Operand::Address(Box::new(base), offset))
             }
@@ -944,10 +934,8 @@ impl<'a> Parser<'a> {
                 self.at += 1;
                 Ok(Operand::Double(bits))
             }
-            _ => {
-                // LLVM writes `--5`? It does not; `-0f...` neither.
-                Ok(Operand::Integer(self.integer()?))
-            }
+            Some(Token::Integer(_) | Token::Sign('-')) => Ok(Operand::Integer(self.integer()?)),
+            _ => Err(self.unexpected("an operand")),
         }
     }
 

@@ -101,17 +101,17 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    pub fn run(mut self) -> Result<Statistics, Trap> {
+    pub fn run(mut self) -> Result<Statistics, Box<Trap>> {
         let mut turns = 0u32;
         loop {
             self.begin_blocks();
             if self.active.is_empty() && self.spinning.is_empty() {
                 // All threads that wait would have been an error before.
-                self.core.settle_all().map_err(|fault| self.launch_trap(fault))?;
+                self.core.settle_all().map_err(|fault| self.trap(None, fault))?;
                 return Ok(self.core.statistics);
             }
             turns = turns.wrapping_add(1);
-            if turns % CHECK == 0 || self.idle > 0 {
+            if turns.is_multiple_of(CHECK) || self.idle > 0 {
                 self.check()?;
             }
             self.turn()?;
@@ -164,7 +164,7 @@ impl<'a> Scheduler<'a> {
     }
 
     /// The caller's stop, the watchdog, and the other threads of the process.
-    fn check(&mut self) -> Result<(), Trap> {
+    fn check(&mut self) -> Result<(), Box<Trap>> {
         let any = self.active.first().or(self.spinning.first()).copied();
         if self.stop.load(Ordering::Relaxed) {
             return Err(self.trap(any, Fault::new(TrapKind::Stopped, "the kernel was stopped")));
@@ -184,9 +184,9 @@ impl<'a> Scheduler<'a> {
     }
 
     /// One thread executes until its turn is over or it has to wait.
-    fn turn(&mut self) -> Result<(), Trap> {
+    fn turn(&mut self) -> Result<(), Box<Trap>> {
         let chance = self.random.next();
-        let spins = self.active.is_empty() || !self.spinning.is_empty() && chance % 8 == 0;
+        let spins = self.active.is_empty() || !self.spinning.is_empty() && chance.is_multiple_of(8);
         let list = if spins { &self.spinning } else { &self.active };
         let at = self.random.below(list.len());
         let id = list[at];
@@ -208,10 +208,13 @@ impl<'a> Scheduler<'a> {
                 outcome = Err(fault);
             }
         }
+        let thread_progressed = thread.progressed();
         match outcome.map_err(|fault| self.trap(Some(id), fault))? {
             Event::Turn => {
-                self.idle = 0;
-                if spins {
+                if !spins {
+                    self.idle = 0;
+                } else if thread_progressed {
+                    self.idle = 0;
                     self.spinning.swap_remove(at);
                     self.active.push(id);
                 }
@@ -249,7 +252,7 @@ impl<'a> Scheduler<'a> {
     /// All threads wait for memory to change: another thread of the process has to run.
     fn wait(&mut self) {
         let threads = self.spinning.len() as u32;
-        if self.idle % (2 * threads) != 0 {
+        if !self.idle.is_multiple_of(2 * threads) {
             return;
         }
         self.core.statistics.idle += 1;
@@ -303,8 +306,11 @@ impl<'a> Scheduler<'a> {
         let mut woken = Vec::new();
         match instruction.op {
             Op::ActiveMask => {
-                // Some come alone, some wait for the lanes behind them.
-                let turns = [0, 4, 32, 256][self.random.below(4)];
+                // A warp's lanes wait for each other, or come alone, at this instruction.
+                let (function, pc) = block.threads[index].position();
+                let warp = u64::from(id.0) << 8 | u64::from(id.1 / 32);
+                let here = self.launch.seed ^ (u64::from(function) << 40 | u64::from(pc) << 8) ^ warp << 20;
+                let turns = [256, 256, 32, 0][Random::new(here).below(4)];
                 block.threads[index].state = State::Gather(turns);
                 self.active.push(id);
                 return Ok(());
@@ -323,12 +329,8 @@ impl<'a> Scheduler<'a> {
         block.stuck(&self.core)
     }
 
-    fn launch_trap(&self, fault: Fault) -> Trap {
-        self.trap(None, fault)
-    }
-
-    fn trap(&self, id: Option<Id>, fault: Fault) -> Trap {
-        let mut trap = Trap {
+    fn trap(&self, id: Option<Id>, fault: Fault) -> Box<Trap> {
+        let mut trap = Box::new(Trap {
             kind: fault.kind,
             kernel: self.kernel.name.clone(),
             block: [0; 3],
@@ -337,7 +339,7 @@ impl<'a> Scheduler<'a> {
             function: String::new(),
             line: 0,
             cause: fault.cause,
-        };
+        });
         if let Some((slot, index)) = id
             && let Some(block) = &self.blocks[slot as usize]
         {
@@ -408,7 +410,7 @@ impl Block {
         let mut expected = all;
         if i.b != ALWAYS {
             let asked = thread.slot(i.b);
-            if asked == 0 || asked % 32 != 0 || asked > all.next_multiple_of(32) {
+            if asked == 0 || !asked.is_multiple_of(32) || asked > all.next_multiple_of(32) {
                 return wrong(format!(
                     "barrier {number} for {asked} threads; a barrier is for a multiple of 32 threads, and the block has {all}"
                 ));

@@ -77,6 +77,8 @@ struct Spin {
     loaded: bool,
     wrote: bool,
     last: (u32, u64),
+    /// The thread did more than wait since its turn began.
+    progress: bool,
 }
 
 impl Spin {
@@ -89,7 +91,8 @@ impl Spin {
     fn round(&mut self, pc: u32) -> bool {
         let now = (pc, self.hash);
         let spins = self.loaded && !self.wrote && self.last == now;
-        *self = Self { last: now, ..Self::default() };
+        let progress = self.progress || self.wrote || !spins;
+        *self = Self { last: now, progress, ..Self::default() };
         spins
     }
 }
@@ -209,6 +212,11 @@ impl Thread {
         self.slots[at] = value;
     }
 
+    /// The thread did more in its turn than look whether memory has changed.
+    pub fn progressed(&self) -> bool {
+        self.spin.progress || self.spin.wrote
+    }
+
     /// Goes on behind the instruction that the scheduler executed.
     pub fn proceed(&mut self) {
         self.at.pc += 1;
@@ -306,6 +314,7 @@ impl Thread {
         budget: u32,
     ) -> Result<Event, Fault> {
         let mut left = budget;
+        self.spin.progress = false;
         let result = self.steps(core, shared, place, &mut left);
         let done = u64::from(budget - left);
         core.statistics.instructions += done;

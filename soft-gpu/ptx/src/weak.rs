@@ -116,7 +116,7 @@ impl Core<'_> {
     pub fn drift(&mut self) -> Result<(), Fault> {
         while let Some(weak) = &mut self.weak
             && !weak.stores.is_empty()
-            && (weak.random.next() % 4 == 0 || weak.stores.len() > 4096)
+            && (weak.random.next().is_multiple_of(4) || weak.stores.len() > 4096)
         {
             let at = weak.random.below(weak.stores.len());
             self.advance(at, false)?;
@@ -159,7 +159,7 @@ impl Buffer {
         while !self.stores.is_empty()
             && let Some(weak) = &mut core.weak
         {
-            if self.stores.len() <= MOST && weak.random.next() % 2 == 0 {
+            if self.stores.len() <= MOST && weak.random.next().is_multiple_of(2) {
                 break;
             }
             let at = weak.random.below(self.stores.len());
@@ -273,7 +273,7 @@ impl Buffer {
     fn prefetch(&mut self, core: &mut Core<'_>) {
         let Some(weak) = &mut core.weak else { return };
         let chance = weak.random.next();
-        if chance % 4 != 0 {
+        if !chance.is_multiple_of(4) {
             return;
         }
         for (address, width) in self.recent {

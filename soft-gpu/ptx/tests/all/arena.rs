@@ -66,12 +66,12 @@ pub fn launch(arena: &Arena, grid: u32, block: u32, seed: u64) -> Launch {
     launch
 }
 
-pub fn start(program: &Arc<Program>, launch: &Launch, arena: &Arena) -> Result<Statistics, Trap> {
+pub fn start(program: &Arc<Program>, launch: &Launch, arena: &Arena) -> Result<Statistics, Box<Trap>> {
     let loaded = program.clone().load(&[]);
-    run(&loaded, program.kernel("k").expect("a kernel k"), launch, arena, &AtomicBool::new(false))
+    run(&loaded, program.kernel("k").expect("a kernel k"), launch, arena, &AtomicBool::new(false)).map_err(Box::new)
 }
 
 /// Runs `text`'s kernel `k` by one block.
-pub fn run_text(text: &str, arena: &Arena, threads: u32) -> Result<Statistics, Trap> {
+pub fn run_text(text: &str, arena: &Arena, threads: u32) -> Result<Statistics, Box<Trap>> {
     start(&linked(text), &launch(arena, 1, threads, 1), arena)
 }
