@@ -36,7 +36,7 @@ help:
 	@echo 'demo and test first install what is missing with apt-get: scripts/install-deps.sh says what.'
 
 build:
-	$(CARGO) build --release --locked $(BUILD_FLAGS) -p nccl-gin-ferrogin -p softefa -p soft-verbs -p ferrogin-device -p ferrogin-host -p ferrogin
+	$(CARGO) build --release --locked $(BUILD_FLAGS) -p nccl-gin-ferrogin -p softefa -p soft-verbs -p soft-gpu -p ferrogin-device -p ferrogin-host -p ferrogin
 	rm -rf $(DIST)/include
 	install -d $(DIST)/include
 	install -m 755 $(RELEASE)/libnccl_gin_ferrogin.so $(DIST)/libnccl-gin-ferrogin.so
@@ -47,6 +47,9 @@ build:
 	install -m 755 $(RELEASE)/ferrogin $(DIST)/ferrogin
 	cp -R ffi-headers/include/. $(DIST)/include/
 	soft-verbs/link.sh $(RELEASE)/libsoft_verbs.a $(DIST)/verbs
+	install -d $(DIST)/gpu
+	install -m 755 $(RELEASE)/libsoft_gpu.so $(DIST)/gpu/libcuda.so.1
+	ln -sf libcuda.so.1 $(DIST)/gpu/libcuda.so
 
 # It builds nothing, so that root runs no compiler.
 install:
@@ -64,8 +67,10 @@ install:
 	if test -d $(DIST)/cuda; then \
 	  install -d $(ROOT)/$(LIB)/ferrogin/cuda && install -m 644 $(DIST)/cuda/* $(ROOT)/$(LIB)/ferrogin/cuda; \
 	fi
-	rm -rf $(ROOT)/$(LIB)/ferrogin/verbs
-	install -d $(ROOT)/$(LIB)/ferrogin && cp -RP $(DIST)/verbs $(ROOT)/$(LIB)/ferrogin/verbs
+	set -e; install -d $(ROOT)/$(LIB)/ferrogin; for part in verbs gpu; do \
+	  rm -rf $(ROOT)/$(LIB)/ferrogin/$$part; \
+	  cp -RP $(DIST)/$$part $(ROOT)/$(LIB)/ferrogin/$$part; \
+	done
 	$(FILL_IN) scripts/install/ferrogin.pc.in | install -m 644 /dev/stdin $(ROOT)/$(LIB)/pkgconfig/ferrogin.pc
 	$(FILL_IN) scripts/install/ferrogin-config.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config.cmake
 	$(FILL_IN) scripts/install/ferrogin-config-version.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config-version.cmake

@@ -4,6 +4,7 @@
 mod child;
 mod demo;
 mod doctor;
+mod gpu;
 mod launch;
 mod mlx5_cards;
 mod perf;
@@ -66,6 +67,10 @@ enum Command {
     ///
     /// Exits with 0, 1 if a file or the digits cannot be read, and 2 for invalid arguments.
     Trace(trace::TraceArgs),
+    /// Runs a program on software GPUs: `ferrogin gpu -- PROGRAM` finds their libcuda.so.1 in place of NVIDIA's.
+    ///
+    /// SOFTGPU_DEVICES, SOFTGPU_MEMORY_BYTES and other settings apply: docs/software-gpu.md.
+    Gpu(gpu::GpuArgs),
     /// Runs one part of a validation, as a rank.
     #[command(hide = true)]
     ValidatePart(validate::PartArgs),
@@ -89,6 +94,7 @@ fn main() -> ExitCode {
         Command::Plot(args) => perf::plot(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Ptx { about } => ptx::run(about),
+        Command::Gpu(args) => gpu::run(&args),
         Command::Verbs(args) => verbs::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Validate(args) => validate::run(&args),

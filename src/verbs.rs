@@ -1,5 +1,6 @@
 //! `ferrogin verbs`: runs a program on a software card below libibverbs.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
@@ -15,27 +16,36 @@ use nix::sched::{CloneFlags, unshare};
 pub struct VerbsArgs {
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, required = true)]
-    command: Vec<std::ffi::OsString>,
+    command: Vec<OsString>,
 }
 
 const LIBRARY: &str = "libibverbs.so.1";
 
-/// `verbs` in FERROGIN_DIST, beside this executable, or in the libraries' directory of an installation.
-fn directory() -> Result<PathBuf, String> {
-    let from_environment =
-        std::env::var_os("FERROGIN_DIST").map(PathBuf::from).into_iter().map(|dist| dist.join("verbs"));
+/// A directory of libraries for other programs: in FERROGIN_DIST, beside this executable, or in the libraries' directory of an installation.
+pub(crate) fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
+    let from_environment = std::env::var_os("FERROGIN_DIST").map(PathBuf::from).into_iter().map(|dist| dist.join(part));
     let multiarch = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
-    let places = ["verbs".to_owned()]
+    let places = [part.to_owned()]
         .into_iter()
-        .chain(["lib", "lib64", &multiarch].map(|lib| format!("../{lib}/ferrogin/verbs")));
+        .chain(["lib", "lib64", &multiarch].map(|lib| format!("../{lib}/ferrogin/{part}")));
     let own = std::env::current_exe().ok();
     let own = own.as_deref().and_then(Path::parent).map(Path::to_owned);
     let beside = places.filter_map(|place| Some(own.as_ref()?.join(place)));
-    let found = from_environment.chain(beside).find(|directory| directory.join(LIBRARY).is_file());
+    let found = from_environment.chain(beside).find(|directory| directory.join(library).is_file());
     let found = found.ok_or_else(|| {
-        format!("no verbs/{LIBRARY} in FERROGIN_DIST, beside this program or in its installation: `make build` puts it into dist/verbs")
+        format!("no {part}/{library} in FERROGIN_DIST, beside this program or in its installation: `make build` puts it into dist/{part}")
     })?;
     found.canonicalize().map_err(|error| format!("{}: {error}", found.display()))
+}
+
+/// `directory` before the libraries' directories that the environment names.
+pub(crate) fn library_path(directory: PathBuf) -> OsString {
+    let mut path = directory.into_os_string();
+    if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
+        path.push(":");
+        path.push(rest);
+    }
+    path
 }
 
 /// Makes a mount namespace of this process, as root or as the only user of a new user namespace.
@@ -91,7 +101,7 @@ fn show_cards(sysfs: &Path) -> io::Result<()> {
 
 /// Runs the program in place of this one.
 pub fn run(args: &VerbsArgs) -> ExitCode {
-    let directory = match directory() {
+    let directory = match directory("verbs", LIBRARY) {
         Ok(directory) => directory,
         Err(problem) => {
             eprintln!("ferrogin verbs: {problem}");
@@ -105,11 +115,7 @@ pub fn run(args: &VerbsArgs) -> ExitCode {
              root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces)."
         );
     }
-    let mut path = directory.into_os_string();
-    if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
-        path.push(":");
-        path.push(rest);
-    }
+    let path = library_path(directory);
     let (program, arguments) = args.command.split_first().expect("clap requires one");
     let error = Command::new(program).args(arguments).env("LD_LIBRARY_PATH", path).env("SYSFS_PATH", sysfs).exec();
     eprintln!("ferrogin verbs: cannot run {}: {error}", program.to_string_lossy());

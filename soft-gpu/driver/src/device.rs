@@ -1,0 +1,323 @@
+//! Devices, and the start of the driver.
+
+use std::ffi::{c_char, c_int};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use crate::code::{Code, Outcome};
+use crate::context::Primary;
+use crate::guard::{Out, Text, log, write_text};
+use crate::heap::Heap;
+use crate::settings::Settings;
+
+/// The release of the driver API: 12.8.
+const VERSION: c_int = 12080;
+pub(crate) const MOST_THREADS: u32 = 1024;
+pub(crate) const MOST_BLOCK: [u32; 3] = [1024, 1024, 64];
+pub(crate) const MOST_GRID: [u32; 3] = [0x7fff_ffff, 65535, 65535];
+/// Shared memory of a block, and what a function may be given by cuFuncSetAttribute.
+pub(crate) const SHARED: u32 = 48 << 10;
+pub(crate) const MOST_SHARED: u32 = 227 << 10;
+const SHARED_OF_PROCESSOR: u32 = 228 << 10;
+pub(crate) const PROCESSORS: u32 = 132;
+const THREADS_OF_PROCESSOR: u32 = 2048;
+const BLOCKS_OF_PROCESSOR: u32 = 32;
+
+pub(crate) struct Driver {
+    pub(crate) settings: Settings,
+    devices: Vec<Device>,
+}
+
+pub(crate) struct Device {
+    pub(crate) ordinal: usize,
+    pub(crate) primary: Mutex<Primary>,
+    pub(crate) heap: Mutex<Option<Heap>>,
+    memory: u64,
+    used: AtomicU64,
+}
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+
+/// The driver after cuInit.
+///
+/// # Errors
+/// `CUDA_ERROR_NOT_INITIALIZED`.
+pub(crate) fn started() -> Outcome<&'static Driver> {
+    DRIVER.get().ok_or(Code::NOT_INITIALIZED)
+}
+
+/// # Errors
+/// `CUDA_ERROR_INVALID_DEVICE`.
+pub(crate) fn by_ordinal(ordinal: usize) -> Outcome<&'static Device> {
+    started()?.devices.get(ordinal).ok_or(Code::INVALID_DEVICE)
+}
+
+/// The same for the number that a program gives.
+pub(crate) fn by_number(number: c_int) -> Outcome<&'static Device> {
+    started()?;
+    by_ordinal(usize::try_from(number).map_err(|_| Code::INVALID_DEVICE)?)
+}
+
+impl Device {
+    pub(crate) fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// The size of the heap's file: more than the memory, for the space between allocations.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        self.memory + (256 << 20)
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Counts memory as used.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub(crate) fn charge(&self, bytes: u64) -> Outcome {
+        let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.memory);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(drop).map_err(|_| Code::OUT_OF_MEMORY)
+    }
+
+    pub(crate) fn discharge(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// As a driver writes it: domain, bus, device and function.
+    fn pci(&self) -> String {
+        format!("0000:{:02X}:00.0", 0xA0 + self.ordinal)
+    }
+
+    /// A name that a device of this ordinal has in each process.
+    fn uuid(&self) -> [u8; 16] {
+        let mut bytes = *b"ferrogin-softgpu";
+        bytes[15] = self.ordinal as u8;
+        bytes
+    }
+}
+
+/// Most blocks that the device holds at once.
+pub(crate) fn resident_blocks(threads: u32, shared: u32) -> u32 {
+    blocks_of_processor(threads, shared) * PROCESSORS
+}
+
+/// Most blocks of this size on one processor.
+pub(crate) fn blocks_of_processor(threads: u32, shared: u32) -> u32 {
+    let by_threads = THREADS_OF_PROCESSOR / threads.next_multiple_of(32).max(32);
+    let by_shared = SHARED_OF_PROCESSOR.checked_div(shared.next_multiple_of(1024)).unwrap_or(BLOCKS_OF_PROCESSOR);
+    by_threads.min(by_shared).min(BLOCKS_OF_PROCESSOR)
+}
+
+/// The attribute's value; 0 for features that there are not. The reference lists the numbers.
+fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> {
+    let value = match number {
+        1 => MOST_THREADS as c_int,
+        2..=4 => MOST_BLOCK[number as usize - 2] as c_int,
+        5..=7 => MOST_GRID[number as usize - 5] as c_int,
+        // Shared memory of a block, constant memory, warp size, pitch, registers of a block.
+        8 => SHARED as c_int,
+        9 => 64 << 10,
+        10 => 32,
+        11 => c_int::MAX,
+        12 | 82 => 65536,
+        // Clock rates in kHz, which say nothing about this GPU: those of no GPU in particular.
+        13 => 1_000_000,
+        36 => 1_000_000,
+        14 => 512,
+        // Copies overlap with kernels; processors; host memory can be mapped.
+        15 | 19 | 31 => 1,
+        16 => PROCESSORS as c_int,
+        33 => 0xA0 + device.ordinal as c_int,
+        37 => 4096,
+        38 => 50 << 20,
+        39 => THREADS_OF_PROCESSOR as c_int,
+        // Copy engines, unified addresses.
+        40 => 2,
+        41 => 1,
+        75 => driver.settings.capability.0,
+        76 => driver.settings.capability.1,
+        // Stream priorities, caches of global and local memory, shared memory of a processor.
+        78..=80 => 1,
+        81 => SHARED_OF_PROCESSOR as c_int,
+        // Atomics between host and device, preemption, host pointers for registered memory, cooperative launches.
+        86 | 90 | 91 | 95 => 1,
+        97 => MOST_SHARED as c_int,
+        // Flushes of writes; registration of host memory; virtual memory; descriptors as handles.
+        98 | 99 | 102 | 103 => 1,
+        106 => BLOCKS_OF_PROCESSOR as c_int,
+        // GPUDirect RDMA with virtual memory, reserved shared memory, read-only registration, GPUDirect RDMA, its flush and order.
+        110 => 1,
+        111 => 1024,
+        113 | 116 | 117 => 1,
+        118 => 200,
+        // Dma-bufs.
+        124 => 1,
+        126 => 1,
+        // NUMA nodes that are unknown.
+        131 | 134 => -1,
+        1..=162 => 0,
+        _ => return Err(Code::INVALID_VALUE),
+    };
+    Ok(value)
+}
+
+/// `CUdevprop`.
+#[repr(C)]
+pub(crate) struct Properties {
+    threads: c_int,
+    block: [c_int; 3],
+    grid: [c_int; 3],
+    shared: c_int,
+    constant: c_int,
+    warp: c_int,
+    pitch: c_int,
+    registers: c_int,
+    clock: c_int,
+    texture_alignment: c_int,
+}
+
+api! {
+    cuInit(flags: u32) {
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        if DRIVER.get().is_some() {
+            return Ok(());
+        }
+        let settings = Settings::from_env().map_err(|problem| {
+            log(format_args!("{problem}"));
+            Code::NO_DEVICE
+        })?;
+        if settings.devices == 0 {
+            return Err(Code::NO_DEVICE);
+        }
+        let device = |ordinal| Device {
+            ordinal,
+            primary: Mutex::default(),
+            heap: Mutex::default(),
+            memory: settings.memory,
+            used: AtomicU64::new(0),
+        };
+        let devices = (0..settings.devices).map(device).collect();
+        DRIVER.get_or_init(|| Driver { settings, devices });
+        Ok(())
+    }
+
+    cuDriverGetVersion(out: Out<c_int>) {
+        out.set(VERSION)
+    }
+
+    cuDeviceGetCount(out: Out<c_int>) {
+        out.set(started()?.devices.len() as c_int)
+    }
+
+    cuDeviceGet(out: Out<c_int>, ordinal: c_int) {
+        started()?;
+        out.present()?;
+        by_number(ordinal)?;
+        out.set(ordinal)
+    }
+
+    cuDeviceGetName(out: Out<c_char>, room: c_int, number: c_int) {
+        by_number(number)?;
+        write_text(out, usize::try_from(room).map_err(|_| Code::INVALID_VALUE)?, &started()?.settings.name)
+    }
+
+    cuDeviceGetUuid(out: Out<[u8; 16]>, number: c_int) {
+        out.set(by_number(number)?.uuid())
+    }
+
+    cuDeviceGetUuid_v2(out: Out<[u8; 16]>, number: c_int) {
+        out.set(by_number(number)?.uuid())
+    }
+
+    cuDeviceTotalMem_v2(out: Out<usize>, number: c_int) {
+        out.set(by_number(number)?.memory as usize)
+    }
+
+    cuDeviceGetAttribute(out: Out<c_int>, number: c_int, device: c_int) {
+        let device = by_number(device)?;
+        out.present()?;
+        out.set(attribute(started()?, device, number)?)
+    }
+
+    cuDeviceComputeCapability(major: Out<c_int>, minor: Out<c_int>, number: c_int) {
+        by_number(number)?;
+        let (high, low) = started()?.settings.capability;
+        major.set(high)?;
+        minor.set(low)
+    }
+
+    cuDeviceGetProperties(out: Out<Properties>, number: c_int) {
+        let device = by_number(number)?;
+        let get = |number| attribute(started()?, device, number);
+        out.set(Properties {
+            threads: get(1)?,
+            block: [get(2)?, get(3)?, get(4)?],
+            grid: [get(5)?, get(6)?, get(7)?],
+            shared: get(8)?,
+            constant: get(9)?,
+            warp: get(10)?,
+            pitch: get(11)?,
+            registers: get(12)?,
+            clock: get(13)?,
+            texture_alignment: get(14)?,
+        })
+    }
+
+    cuDeviceGetPCIBusId(out: Out<c_char>, room: c_int, number: c_int) {
+        let device = by_number(number)?;
+        write_text(out, usize::try_from(room).map_err(|_| Code::INVALID_VALUE)?, &device.pci())
+    }
+
+    cuDeviceGetByPCIBusId(out: Out<c_int>, address: Text) {
+        let driver = started()?;
+        out.present()?;
+        let address = address.string()?;
+        let found = driver.devices.iter().find(|device| {
+            let full = device.pci();
+            address.eq_ignore_ascii_case(&full) || full.strip_prefix("0000:").is_some_and(|rest| rest.eq_ignore_ascii_case(&address))
+        });
+        out.set(found.ok_or(Code::INVALID_DEVICE)?.ordinal as c_int)
+    }
+
+    cuDeviceCanAccessPeer(out: Out<c_int>, device: c_int, peer: c_int) {
+        let (device, peer) = (by_number(device)?, by_number(peer)?);
+        out.set(c_int::from(device.ordinal != peer.ordinal))
+    }
+
+    /// Rank of the performance, access, native atomics, arrays.
+    cuDeviceGetP2PAttribute(out: Out<c_int>, attribute: c_int, device: c_int, peer: c_int) {
+        out.present()?;
+        let (device, peer) = (by_number(device)?, by_number(peer)?);
+        if device.ordinal == peer.ordinal {
+            return Err(Code::INVALID_DEVICE);
+        }
+        match attribute {
+            1 | 4 => out.set(0),
+            2 | 3 => out.set(1),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+
+    /// Processors of other GPUs and the host see writes at once.
+    cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) {
+        crate::context::current()?;
+        if target == 0 && (scope == 100 || scope == 200) { Ok(()) } else { Err(Code::INVALID_VALUE) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_limited_by_threads_and_shared_memory() {
+        assert_eq!(blocks_of_processor(1024, 0), 2);
+        assert_eq!(blocks_of_processor(1, 0), 32);
+        assert_eq!(blocks_of_processor(32, 100 << 10), 2);
+        assert_eq!(resident_blocks(1024, 200 << 10), 132);
+    }
+}

@@ -1,0 +1,236 @@
+//! The border between C and this library: pointers of the caller are checked for null, no panic unwinds into a caller, and errors become
+//! codes.
+
+use std::collections::HashSet;
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use crate::code::{Code, Outcome};
+
+/// Prints a line on standard error.
+pub(crate) fn log(text: std::fmt::Arguments<'_>) {
+    use std::io::Write;
+    let line = format!("softgpu: {text}\n");
+    // A closed standard error is no reason to fail.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Prints a line the first time that `key` comes.
+pub(crate) fn log_once(key: &'static str, text: std::fmt::Arguments<'_>) {
+    static SAID: LazyLock<Mutex<HashSet<&'static str>>> = LazyLock::new(Mutex::default);
+    if lock(&SAID).insert(key) {
+        log(text);
+    }
+}
+
+/// Locks; a panic of another call left the data whole, because no call panics while it changes them.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs the body of an entry point.
+pub(crate) fn entry(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => Code::SUCCESS,
+        Ok(Err(code)) => code,
+        Err(_) => {
+            log(format_args!("{name} failed inside the software GPU: this is a bug of soft-gpu"));
+            Code::UNKNOWN
+        }
+    }
+}
+
+/// Defines functions of the driver API.
+macro_rules! api {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$doc])*
+        #[allow(non_snake_case)]
+        #[unsafe(no_mangle)]
+        pub(crate) extern "C" fn $name($($argument: $type),*) -> $crate::code::Code {
+            $crate::guard::entry(stringify!($name), move || $body)
+        }
+    )*};
+}
+
+/// A pointer of the caller to which a call writes. Only a C caller makes one, and the driver API's contract is that it is null or writable.
+#[repr(transparent)]
+#[derive(Debug)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Out<T> {}
+
+impl<T> Out<T> {
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for null.
+    pub(crate) fn present(self) -> Outcome<Self> {
+        if self.0.is_null() { Err(Code::INVALID_VALUE) } else { Ok(self) }
+    }
+
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for null.
+    pub(crate) fn set(self, value: T) -> Outcome {
+        self.present()?.set_at(0, value);
+        Ok(())
+    }
+
+    /// Writes the element `index`, unless the pointer is null.
+    pub(crate) fn set_at(self, index: usize, value: T) {
+        if !self.0.is_null() {
+            let element = self.0.wrapping_add(index);
+            // SAFETY: the pointer is not null, so the caller made it writable for the elements that the call is documented to write.
+            unsafe { element.write_unaligned(value) };
+        }
+    }
+
+    /// What the caller left there, for a value that goes both ways; the pointer is [`present`](Self::present).
+    pub(crate) fn current(self) -> T
+    where
+        T: Copy + Default,
+    {
+        In(self.0.cast_const()).get().unwrap_or_default()
+    }
+
+    pub(crate) const fn null() -> Self {
+        Self(std::ptr::null_mut())
+    }
+
+    /// A pointer that the caller gave as a number.
+    pub(crate) fn at_address(address: usize) -> Self {
+        Self(address as *mut T)
+    }
+
+    /// A pointer to the element `index`.
+    pub(crate) fn element(self, index: usize) -> Self {
+        Self(self.0.wrapping_add(index))
+    }
+
+    /// The same pointer to another type.
+    pub(crate) fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
+    }
+}
+
+/// A pointer of the caller from which a call reads. Only a C caller makes one, and the driver API's contract is that it is null or readable.
+#[repr(transparent)]
+#[derive(Debug)]
+pub(crate) struct In<T>(*const T);
+
+impl<T> Clone for In<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for In<T> {}
+
+impl<T: Copy> In<T> {
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// A pointer that the caller gave as a number.
+    pub(crate) fn at_address(address: usize) -> Self {
+        Self(address as *const T)
+    }
+
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for null.
+    pub(crate) fn get(self) -> Outcome<T> {
+        self.at(0)
+    }
+
+    /// The element `index`.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for null.
+    pub(crate) fn at(self, index: usize) -> Outcome<T> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        let element = self.0.wrapping_add(index);
+        // SAFETY: the pointer is not null, so the caller made it readable for the elements that the call is documented to read.
+        Ok(unsafe { element.read_unaligned() })
+    }
+
+    /// `count` elements.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for null.
+    pub(crate) fn list(self, count: usize) -> Outcome<Vec<T>> {
+        (0..count).map(|index| self.at(index)).collect()
+    }
+}
+
+impl In<u8> {
+    /// The same pointer to a text.
+    pub(crate) fn text(self) -> Text {
+        Text(self.0.cast())
+    }
+}
+
+/// A text of the caller that ends with NUL, or null.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Text(*const c_char);
+
+impl Text {
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for null.
+    pub(crate) fn bytes<'a>(self) -> Outcome<&'a [u8]> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: the pointer is not null, so the caller made it a text that ends with NUL and that stays during the call.
+        Ok(unsafe { CStr::from_ptr(self.0) }.to_bytes())
+    }
+
+    /// The text, with a replacement for what is not UTF-8.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for null.
+    pub(crate) fn string(self) -> Outcome<String> {
+        Ok(String::from_utf8_lossy(self.bytes()?).into_owned())
+    }
+}
+
+/// Writes `text` with its NUL into `room` bytes, cut where it does not fit.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` for null or no room.
+pub(crate) fn write_text(to: Out<c_char>, room: usize, text: &str) -> Outcome {
+    to.present()?;
+    let last = room.checked_sub(1).ok_or(Code::INVALID_VALUE)?;
+    let bytes = &text.as_bytes()[..text.len().min(last)];
+    bytes.iter().enumerate().for_each(|(index, byte)| to.set_at(index, *byte as c_char));
+    to.set_at(bytes.len(), 0);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panic_does_not_cross_abi() {
+        std::panic::set_hook(Box::new(|_| {}));
+        assert_eq!(entry("test", || panic!("inside")), Code::UNKNOWN);
+        let _ = std::panic::take_hook();
+        assert_eq!(entry("test", || Err(Code::NOT_READY)), Code::NOT_READY);
+    }
+
+    #[test]
+    fn text_is_cut_to_its_room() {
+        let mut room = [1 as c_char; 8];
+        write_text(Out(room.as_mut_ptr()), 4, "abcdef").unwrap();
+        assert_eq!(room, [b'a' as c_char, b'b' as c_char, b'c' as c_char, 0, 1, 1, 1, 1]);
+        assert_eq!(write_text(Out(room.as_mut_ptr()), 0, "a"), Err(Code::INVALID_VALUE));
+        assert_eq!(write_text(Out(std::ptr::null_mut()), 4, "a"), Err(Code::INVALID_VALUE));
+    }
+}

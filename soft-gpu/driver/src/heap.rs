@@ -1,0 +1,186 @@
+//! Memory of cuMemAlloc: parts of one memory file a device, which the process maps whole.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use crate::code::{Code, Outcome};
+use crate::context::{self, Context};
+use crate::device::{self, Device};
+use crate::guard::{Out, lock, log};
+use crate::memfd;
+use crate::space::{self, Entry, Kind};
+
+/// The memory of a device: addresses, and what of them is free.
+pub(crate) struct Heap {
+    pub(crate) file: OwnedFd,
+    pub(crate) base: u64,
+    /// Lengths of free parts by offset.
+    free: BTreeMap<u64, u64>,
+}
+
+/// Addresses of cuMemAlloc are multiples of this, as on hardware. As many bytes behind an allocation belong to none, so that an access past
+/// the end is found.
+const UNIT: u64 = 512;
+
+/// Allocations of a page or more begin at a page, so that cuMemGetHandleForAddressRange can export them.
+fn alignment(bytes: u64) -> u64 {
+    if bytes < memfd::page_size() { UNIT } else { memfd::page_size() }
+}
+
+impl Heap {
+    fn open(device: &Device, len: u64) -> Outcome<Self> {
+        let open = || {
+            let file = memfd::create(&format!("softgpu-heap-{}", device.ordinal), len)?;
+            let base = memfd::shared(0, len as usize, &file, 0)? as u64;
+            Ok(Self { file, base, free: BTreeMap::from([(0, len)]) })
+        };
+        open().map_err(|error: std::io::Error| {
+            log(format_args!(
+                "no memory file of {len} bytes for the memory of device {}: {error}; set SOFTGPU_MEMORY_BYTES to less, or raise the limits \
+                 of file sizes and address space (ulimit -f, ulimit -v)",
+                device.ordinal
+            ));
+            Code::OUT_OF_MEMORY
+        })
+    }
+
+    fn take(&mut self, bytes: u64, align: u64) -> Option<u64> {
+        let need = bytes.checked_next_multiple_of(UNIT)?.checked_add(UNIT)?;
+        let (start, at, len) = self.free.iter().find_map(|(start, len)| {
+            let at = start.next_multiple_of(align.max(UNIT));
+            (at + need <= start + len).then_some((*start, at, *len))
+        })?;
+        self.free.remove(&start);
+        for (from, to) in [(start, at), (at + need, start + len)] {
+            if from < to {
+                self.free.insert(from, to - from);
+            }
+        }
+        Some(at)
+    }
+
+    fn give_back(&mut self, at: u64, bytes: u64) {
+        let (mut start, mut end) = (at, at + bytes.next_multiple_of(UNIT) + UNIT);
+        if let Some((before, len)) = self.free.range(..start).next_back().map(|(at, len)| (*at, *len))
+            && before + len == start
+        {
+            self.free.remove(&before);
+            start = before;
+        }
+        if let Some(len) = self.free.remove(&end) {
+            end += len;
+        }
+        self.free.insert(start, end - start);
+        // Pages of which nothing is in use go back to the system; if it takes none, they stay.
+        let page = memfd::page_size();
+        let (from, to) = (at.next_multiple_of(page), (at + bytes) / page * page);
+        if from < to {
+            let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            let _ = fallocate(self.file.as_fd(), punch, from as i64, (to - from) as i64);
+        }
+    }
+}
+
+/// Takes memory of a context's device and adds it to the ranges.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub(crate) fn allocate(context: &Context, bytes: u64, align: u64, kind: Kind) -> Outcome<u64> {
+    let device = device::by_ordinal(context.device)?;
+    device.charge(bytes)?;
+    let mut heap = lock(&device.heap);
+    let taken = match &mut *heap {
+        Some(heap) => Ok(heap),
+        none => Heap::open(device, device.heap_bytes()).map(|heap| none.insert(heap)),
+    };
+    let taken = taken.and_then(|heap| Ok(heap.base + heap.take(bytes, align).ok_or(Code::OUT_OF_MEMORY)?));
+    let address = taken.inspect_err(|_| device.discharge(bytes))?;
+    space::add(Entry::new(address, bytes, kind, context.device, context.handle));
+    Ok(address)
+}
+
+/// Takes a range of [`allocate`] out of the ranges and gives its memory back.
+pub(crate) fn release(start: u64, wanted: impl Fn(&Entry) -> bool) -> Outcome {
+    let entry = space::remove(start, "memory that was freed", wanted).ok_or(Code::INVALID_VALUE)?;
+    let device = device::by_ordinal(entry.device)?;
+    device.discharge(entry.len);
+    if let Some(heap) = &mut *lock(&device.heap) {
+        let at = start - heap.base;
+        heap.give_back(at, entry.len);
+    }
+    Ok(())
+}
+
+api! {
+    cuMemAlloc_v2(out: Out<u64>, bytes: usize) {
+        let context = context::current()?;
+        out.present()?;
+        if bytes == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        out.set(allocate(&context, bytes as u64, alignment(bytes as u64), Kind::Heap)?)
+    }
+
+    /// Rows of a multiple of 512 bytes.
+    cuMemAllocPitch_v2(out: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
+        let context = context::current()?;
+        (out.present()?, pitch.present()?);
+        if ![4, 8, 16].contains(&element) || width == 0 || height == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let row = width.checked_next_multiple_of(UNIT as usize).ok_or(Code::INVALID_VALUE)?;
+        let bytes = row.checked_mul(height).ok_or(Code::OUT_OF_MEMORY)?;
+        out.set(allocate(&context, bytes as u64, UNIT, Kind::Heap)?)?;
+        pitch.set(row)
+    }
+
+    /// The driver waits for the work of the context before it frees memory, and so does this call.
+    cuMemFree_v2(address: u64) {
+        let context = context::current()?;
+        if address == 0 {
+            return Ok(());
+        }
+        let own = |entry: &Entry| matches!(entry.kind, Kind::Heap);
+        let entry = space::find(address).filter(|entry| entry.start == address && own(entry)).ok_or(Code::INVALID_VALUE)?;
+        match context::CONTEXTS.get(entry.context) {
+            Some(owner) if owner.handle != context.handle => owner.wait(),
+            _ => context.wait(),
+        }
+        release(address, own)?;
+        context.check()
+    }
+
+    cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        let device = device::by_ordinal(context::current()?.device)?;
+        (free.present()?, total.present()?);
+        free.set((device.memory() - device.used()) as usize)?;
+        total.set(device.memory() as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heap_is_whole_again_after_all_is_freed() {
+        let file = memfd::create("test", 1 << 20).unwrap();
+        let mut heap = Heap { file, base: 0, free: BTreeMap::from([(0, 1 << 20)]) };
+        let sizes = [1, 511, 512, 513, 70_000, 4096, 3];
+        let parts: Vec<_> = sizes.iter().map(|bytes| (heap.take(*bytes, UNIT).unwrap(), *bytes)).collect();
+        for (index, (at, bytes)) in parts.iter().enumerate() {
+            assert_eq!(at % UNIT, 0);
+            let apart = |other: &(u64, u64)| other.0 >= at + bytes + 1 || other.0 + other.1 < *at;
+            assert!(parts.iter().enumerate().all(|(other, part)| other == index || apart(part)), "{parts:?}");
+        }
+        assert_eq!(heap.take(1 << 20, UNIT), None);
+        assert_eq!(heap.take(u64::MAX, UNIT), None);
+        for order in [3, 0, 5, 1, 6, 2, 4] {
+            heap.give_back(parts[order].0, parts[order].1);
+        }
+        assert_eq!(heap.free, BTreeMap::from([(0, 1 << 20)]));
+        assert_eq!(heap.take(8, 4096).unwrap() % 4096, 0);
+    }
+}

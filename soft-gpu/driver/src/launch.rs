@@ -1,0 +1,193 @@
+//! Launches of kernels.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use soft_gpu_ptx::{Kernel, Launch, TrapKind};
+
+use crate::code::{Code, Outcome};
+use crate::device::{self, MOST_BLOCK, MOST_GRID};
+use crate::guard::{In, log};
+use crate::module::{self, MODULES};
+use crate::space::{Running, View};
+use crate::stream;
+
+/// What `extra` of a launch lists: the parameters as one buffer, and its size.
+const END: usize = 0;
+const BUFFER: usize = 1;
+const SIZE: usize = 2;
+
+/// Parameters of a call: an address for each, or a buffer.
+struct Arguments {
+    each: In<usize>,
+    extra: In<usize>,
+}
+
+impl Arguments {
+    /// The bytes of all parameters.
+    fn bytes(&self, kernel: &Kernel) -> Outcome<Vec<u8>> {
+        let size =
+            kernel.parameters.iter().map(|parameter| parameter.offset + parameter.size).max().unwrap_or(0) as usize;
+        let mut bytes = vec![0; size];
+        if !self.extra.is_null() {
+            if !self.each.is_null() {
+                return Err(Code::INVALID_VALUE);
+            }
+            let (mut buffer, mut given) = (In::<u8>::at_address(0), 0);
+            for index in (0..).step_by(2).take(8) {
+                match self.extra.at(index)? {
+                    END => break,
+                    BUFFER => buffer = In::at_address(self.extra.at(index + 1)?),
+                    SIZE => given = In::<usize>::at_address(self.extra.at(index + 1)?).get()?,
+                    _ => return Err(Code::INVALID_VALUE),
+                }
+            }
+            if given < size {
+                return Err(Code::INVALID_VALUE);
+            }
+            if size > 0 {
+                bytes = buffer.list(size)?;
+            }
+            return Ok(bytes);
+        }
+        for (index, parameter) in kernel.parameters.iter().enumerate() {
+            let value = In::<u8>::at_address(self.each.at(index)?).list(parameter.size as usize)?;
+            bytes[parameter.offset as usize..][..value.len()].copy_from_slice(&value);
+        }
+        Ok(bytes)
+    }
+}
+
+/// The shape of a launch.
+struct Shape {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    cooperative: bool,
+}
+
+impl Shape {
+    fn check(&self, kernel: &Kernel, dynamic: u32) -> Outcome {
+        let within =
+            |sizes: [u32; 3], most: [u32; 3]| sizes.iter().zip(most).all(|(size, most)| (1..=most).contains(size));
+        let threads = self.block.iter().map(|size| u64::from(*size)).product::<u64>();
+        let fits =
+            within(self.grid, MOST_GRID) && within(self.block, MOST_BLOCK) && threads <= u64::from(kernel.max_threads);
+        let wanted = kernel.required_block.is_none_or(|required| required == self.block);
+        if !fits || !wanted || self.shared > dynamic {
+            return Err(Code::INVALID_VALUE);
+        }
+        let blocks = self.grid.iter().map(|size| u64::from(*size)).product::<u64>();
+        let resident = device::resident_blocks(threads as u32, kernel.shared + self.shared);
+        if self.cooperative && blocks > u64::from(resident) {
+            return Err(Code::COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+        Ok(())
+    }
+}
+
+fn code_of(kind: TrapKind) -> Code {
+    match kind {
+        TrapKind::Address => Code::ILLEGAL_ADDRESS,
+        TrapKind::Misaligned => Code::MISALIGNED_ADDRESS,
+        TrapKind::AddressSpace => Code::INVALID_ADDRESS_SPACE,
+        TrapKind::Resources => Code::LAUNCH_OUT_OF_RESOURCES,
+        TrapKind::Watchdog => Code::LAUNCH_TIMEOUT,
+        _ => Code::LAUNCH_FAILED,
+    }
+}
+
+fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) -> Outcome {
+    let (context, stream) = stream::for_work(stream)?;
+    let function = module::function(handle)?;
+    let module = MODULES.get(function.module).filter(|module| module.context == context.handle);
+    let module = module.ok_or(Code::INVALID_HANDLE)?;
+    shape.check(&function.kernel, function.dynamic.load(Ordering::Relaxed))?;
+    let settings = &device::started()?.settings;
+    // Each launch has a seed of its own, which the number of the launch in the process gives.
+    static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+    let number = LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    let launch = Launch {
+        grid: shape.grid,
+        block: shape.block,
+        shared: shape.shared,
+        parameters: arguments.bytes(&function.kernel)?,
+        seed: settings.seed.wrapping_add(number),
+        watchdog: settings.watchdog,
+        weak: settings.weak,
+    };
+    let view = View { device: context.device };
+    stream.give(move |fault| {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        let _running = Running::begin();
+        if let Err(trap) = soft_gpu_ptx::run(&module.loaded, &function.kernel, &launch, &view, &NEVER) {
+            let code = code_of(trap.kind);
+            log(format_args!("{trap} ({code}; launch {number}, seed {})", launch.seed));
+            fault.set(code);
+        }
+    });
+    Ok(())
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: usize,
+    attributes: In<Attribute>,
+    count: u32,
+}
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Attribute {
+    number: u32,
+    pad: u32,
+    value: [u32; 16],
+}
+
+const _: () = assert!(size_of::<Config>() == 56 && size_of::<Attribute>() == 72);
+
+/// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE` and others.
+const COOPERATIVE: u32 = 2;
+const CLUSTER: u32 = 4;
+const EVENTS: [u32; 2] = [7, 12];
+const LAST: u32 = 18;
+
+api! {
+    cuLaunchKernel(
+        function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: usize,
+        each: In<usize>, extra: In<usize>,
+    ) {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared, cooperative: false };
+        launch(function, &shape, stream, &Arguments { each, extra })
+    }
+
+    cuLaunchCooperativeKernel(
+        function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: usize,
+        each: In<usize>,
+    ) {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared, cooperative: true };
+        launch(function, &shape, stream, &Arguments { each, extra: In::at_address(0) })
+    }
+
+    /// Attributes that say how hardware should schedule have no effect; clusters and events of kernels are not supported.
+    cuLaunchKernelEx(config: In<Config>, function: usize, each: In<usize>, extra: In<usize>) {
+        let config = config.get()?;
+        let mut cooperative = false;
+        for attribute in config.attributes.list(config.count as usize)? {
+            match attribute.number {
+                COOPERATIVE => cooperative = attribute.value[0] != 0,
+                CLUSTER if attribute.value[..3].iter().any(|size| *size > 1) => return Err(Code::NOT_SUPPORTED),
+                number if EVENTS.contains(&number) => return Err(Code::NOT_SUPPORTED),
+                number if number > LAST => return Err(Code::INVALID_VALUE),
+                _ => {}
+            }
+        }
+        let shape = Shape { grid: config.grid, block: config.block, shared: config.shared, cooperative };
+        launch(function, &shape, config.stream, &Arguments { each, extra })
+    }
+}

@@ -1,0 +1,102 @@
+//! Memory files, and mappings of this process.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::{Mode, fchmod};
+
+/// A memory file of `len` bytes that cannot shrink under its mappers, and that other users cannot open.
+///
+/// # Errors
+/// The system's; a file beyond the process's limit of file sizes is refused here, because the kernel would end the process.
+pub(crate) fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
+    let (limit, _) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_FSIZE)?;
+    if len > limit {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
+    let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+    fchmod(&fd, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    nix::unistd::ftruncate(&fd, i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?)?;
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL))?;
+    Ok(fd)
+}
+
+/// The mapping of addresses that no other mapping has.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn reserve(len: usize) -> io::Result<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    map(0, len, libc::PROT_NONE, flags, -1, 0)
+}
+
+/// Memory of the process, zeroed and page aligned.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn anonymous(len: usize) -> io::Result<usize> {
+    map(0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+}
+
+/// Maps `len` bytes of a file from `offset` at `address`, or where the kernel chooses if that is 0.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn shared(address: usize, len: usize, fd: &OwnedFd, offset: u64) -> io::Result<usize> {
+    let fixed = if address == 0 { 0 } else { libc::MAP_FIXED };
+    let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | fixed;
+    map(address, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd.as_raw_fd(), offset)
+}
+
+/// Takes the pages of a part of a reservation away; the addresses stay reserved.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn empty(address: usize, len: usize) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    map(address, len, libc::PROT_NONE, flags, -1, 0).map(drop)
+}
+
+fn map(address: usize, len: usize, rights: i32, flags: i32, fd: i32, offset: i64) -> io::Result<usize> {
+    // SAFETY: the kernel chooses a free address, or the address is in a reservation of this library's, where no Rust object lies.
+    let base = unsafe { libc::mmap(address as *mut libc::c_void, len, rights, flags, fd, offset) };
+    if base == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(base as usize) }
+}
+
+/// Ends a mapping of [`reserve`] or [`anonymous`].
+pub(crate) fn unmap(address: usize, len: usize) {
+    // SAFETY: this library made the mapping, and its caller has removed it from the table of ranges, so that no access begins any more.
+    let _ = unsafe { libc::munmap(address as *mut libc::c_void, len) };
+}
+
+/// Whether the process has all pages of the range mapped, with the rights to read and (if `write`) to write.
+pub(crate) fn mapped(address: u64, len: u64, write: bool) -> bool {
+    let Some(end) = address.checked_add(len) else { return false };
+    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return false };
+    let mut at = address;
+    for line in maps.lines() {
+        let Some((range, rights)) = line.split_once(' ') else { continue };
+        let Some((from, to)) = range.split_once('-') else { continue };
+        let (Ok(from), Ok(to)) = (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16)) else { continue };
+        if to <= at {
+            continue;
+        }
+        if from > at || !rights.starts_with('r') || (write && !rights[1..].starts_with('w')) {
+            return false;
+        }
+        at = to;
+        if at >= end {
+            return true;
+        }
+    }
+    false
+}
+
+/// Bytes of a page.
+pub(crate) fn page_size() -> u64 {
+    // SAFETY: the call has no precondition. It fails for unknown names only, and this name is known.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
+}

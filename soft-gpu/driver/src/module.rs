@@ -1,0 +1,298 @@
+//! Modules: images that were loaded, their functions and their variables.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use soft_gpu_ptx::{Error, Kernel, Kind as Defect, Loaded, Program};
+
+use crate::code::{Code, Outcome};
+use crate::context::{self, Context};
+use crate::device::{self, MOST_SHARED, SHARED};
+use crate::guard::{In, Out, Text, log};
+use crate::handle::{Table, fresh};
+use crate::link::{self, Logs};
+use crate::space::Kind;
+use crate::{copy, heap};
+
+pub(crate) struct Module {
+    handle: usize,
+    /// The handle of the context.
+    pub(crate) context: usize,
+    pub(crate) loaded: Loaded,
+    /// The functions by the order of their names.
+    functions: Vec<Arc<Function>>,
+    /// The addresses of the variables.
+    variables: Vec<u64>,
+}
+
+/// A kernel of a module.
+pub(crate) struct Function {
+    handle: usize,
+    /// The handle of the module.
+    pub(crate) module: usize,
+    pub(crate) kernel: Kernel,
+    /// Most bytes of dynamic shared memory: `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+    pub(crate) dynamic: AtomicU32,
+}
+
+pub(crate) static MODULES: Table<Module> = Table::new();
+static FUNCTIONS: Table<Function> = Table::new();
+
+/// # Errors
+/// `CUDA_ERROR_INVALID_HANDLE`.
+pub(crate) fn function(handle: usize) -> Outcome<Arc<Function>> {
+    device::started()?;
+    FUNCTIONS.get(handle).ok_or(Code::INVALID_HANDLE)
+}
+
+fn module(handle: usize) -> Outcome<Arc<Module>> {
+    MODULES.get(handle).ok_or(Code::INVALID_HANDLE)
+}
+
+/// The code of a defect of PTX, as the interpreter's crate names it.
+pub(crate) fn code_of(error: &Error) -> Code {
+    match error.kind {
+        Defect::Version => Code::UNSUPPORTED_PTX_VERSION,
+        Defect::Limit => Code::OUT_OF_MEMORY,
+        Defect::Symbol if error.line == 0 => Code::NOT_FOUND,
+        _ => Code::INVALID_PTX,
+    }
+}
+
+/// Places the variables of a program and makes a module of it.
+fn load(context: &Context, program: Program) -> Outcome<usize> {
+    let mut variables = Vec::new();
+    let globals = program.globals().to_vec();
+    for global in &globals {
+        let placed = heap::allocate(context, global.size.max(1), global.align, Kind::Variable(global.constant));
+        variables.push(placed.inspect_err(|_| release(&variables))?);
+    }
+    for index in 0..globals.len() {
+        copy::fill(variables[index], &program.initial(index, &variables));
+    }
+    let handle = fresh();
+    let mut kernels: Vec<Kernel> = program.kernels().filter_map(|name| program.kernel(name).cloned()).collect();
+    kernels.sort_by(|one, other| one.name.cmp(&other.name));
+    let functions: Vec<_> = kernels
+        .into_iter()
+        .map(|kernel| {
+            let dynamic = AtomicU32::new(SHARED.saturating_sub(kernel.shared));
+            Arc::new(Function { handle: fresh(), module: handle, kernel, dynamic })
+        })
+        .collect();
+    functions.iter().for_each(|function| FUNCTIONS.insert(function.handle, function.clone()));
+    let loaded = Arc::new(program).load(&variables);
+    MODULES.insert(handle, Arc::new(Module { handle, context: context.handle, loaded, functions, variables }));
+    Ok(handle)
+}
+
+fn release(variables: &[u64]) {
+    for variable in variables {
+        // The end of a context may have released it.
+        let _ = heap::release(*variable, |entry| matches!(entry.kind, Kind::Variable(_)));
+    }
+}
+
+/// Loads an image, with what the compiler says in `logs`.
+fn load_image(context: &Context, image: &link::Image, logs: &Logs) -> Outcome<usize> {
+    let program = image.link().map_err(|error| {
+        log(format_args!("{error}"));
+        logs.error(&error.to_string());
+        code_of(&error)
+    })?;
+    load(context, program)
+}
+
+/// Ends the modules of a context.
+pub(crate) fn forget(context: usize) {
+    MODULES.remove_if(|module| module.context == context).iter().for_each(|module| end(module));
+}
+
+fn end(module: &Module) {
+    for function in &module.functions {
+        FUNCTIONS.remove(function.handle);
+    }
+    release(&module.variables);
+}
+
+api! {
+    cuModuleLoadData(out: Out<usize>, image: In<u8>) {
+        let context = context::current()?;
+        out.present()?;
+        out.set(load_image(&context, &link::Image::of_memory(image)?, &Logs::default())?)
+    }
+
+    cuModuleLoadDataEx(out: Out<usize>, image: In<u8>, count: u32, options: In<c_int>, values: Out<usize>) {
+        let context = context::current()?;
+        out.present()?;
+        let logs = Logs::read(count, options, values)?;
+        let loaded = link::Image::of_memory(image).inspect_err(|_| logs.error("the image is no PTX"));
+        out.set(load_image(&context, &loaded?, &logs)?)
+    }
+
+    cuModuleLoadFatBinary(out: Out<usize>, image: In<u8>) {
+        let context = context::current()?;
+        out.present()?;
+        out.set(load_image(&context, &link::Image::of_memory(image)?, &Logs::default())?)
+    }
+
+    cuModuleLoad(out: Out<usize>, path: Text) {
+        let context = context::current()?;
+        out.present()?;
+        let bytes = link::read_file(&path.string()?)?;
+        out.set(load_image(&context, &link::Image::of_bytes(&path.string()?, &bytes)?, &Logs::default())?)
+    }
+
+    cuModuleUnload(handle: usize) {
+        let context = context::current()?;
+        module(handle)?;
+        context.wait();
+        end(&*MODULES.remove(handle).ok_or(Code::INVALID_HANDLE)?);
+        context.check()
+    }
+
+    cuModuleGetFunction(out: Out<usize>, handle: usize, name: Text) {
+        context::current()?;
+        out.present()?;
+        let (module, name) = (module(handle)?, name.string()?);
+        let found = module.functions.iter().find(|function| function.kernel.name == name);
+        out.set(found.ok_or(Code::NOT_FOUND)?.handle)
+    }
+
+    cuModuleGetFunctionCount(out: Out<u32>, handle: usize) {
+        context::current()?;
+        out.set(module(handle)?.functions.len() as u32)
+    }
+
+    cuModuleEnumerateFunctions(out: Out<usize>, count: u32, handle: usize) {
+        context::current()?;
+        out.present()?;
+        let module = module(handle)?;
+        module.functions.iter().take(count as usize).enumerate().for_each(|(index, function)| out.set_at(index, function.handle));
+        Ok(())
+    }
+
+    cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, handle: usize, name: Text) {
+        context::current()?;
+        let (module, name) = (module(handle)?, name.string()?);
+        let (at, len) = module.loaded.global(&name).ok_or(Code::NOT_FOUND)?;
+        address.set_at(0, at);
+        bytes.set_at(0, len as usize);
+        Ok(())
+    }
+
+    /// Eager.
+    cuModuleGetLoadingMode(out: Out<c_int>) {
+        device::started()?;
+        out.set(1)
+    }
+
+    cuFuncGetModule(out: Out<usize>, handle: usize) {
+        out.present()?;
+        out.set(module(function(handle)?.module)?.handle)
+    }
+
+    cuFuncGetAttribute(out: Out<c_int>, number: c_int, handle: usize) {
+        let function = function(handle)?;
+        out.present()?;
+        let kernel = &function.kernel;
+        let (major, minor) = device::started()?.settings.capability;
+        out.set(match number {
+            0 => kernel.max_threads as c_int,
+            1 => kernel.shared as c_int,
+            2 => kernel.constant as c_int,
+            3 => kernel.local as c_int,
+            4 => kernel.registers as c_int,
+            // PTX and binary version, cache mode.
+            5 | 6 => major * 10 + minor,
+            7 => 0,
+            8 => function.dynamic.load(Ordering::Relaxed) as c_int,
+            9 => -1,
+            // Clusters, which there are not.
+            10..=16 => 0,
+            _ => return Err(Code::INVALID_VALUE),
+        })
+    }
+
+    cuFuncSetAttribute(handle: usize, number: c_int, value: c_int) {
+        context::current()?;
+        let function = function(handle)?;
+        match number {
+            8 => {
+                let most = MOST_SHARED.saturating_sub(function.kernel.shared);
+                let value = u32::try_from(value).ok().filter(|value| *value <= most).ok_or(Code::INVALID_VALUE)?;
+                function.dynamic.store(value, Ordering::Relaxed);
+                Ok(())
+            }
+            // Which part of the cache is shared memory: a preference.
+            9 if (-1..=100).contains(&value) => Ok(()),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+
+    cuFuncSetCacheConfig(handle: usize, preference: c_int) {
+        context::current()?;
+        function(handle)?;
+        if (0..=3).contains(&preference) { Ok(()) } else { Err(Code::INVALID_VALUE) }
+    }
+
+    cuFuncGetParamInfo(handle: usize, index: usize, offset: Out<usize>, size: Out<usize>) {
+        let function = function(handle)?;
+        offset.present()?;
+        let parameter = function.kernel.parameters.get(index).ok_or(Code::INVALID_VALUE)?;
+        size.set_at(0, parameter.size as usize);
+        offset.set(parameter.offset as usize)
+    }
+
+    cuFuncGetParamCount(handle: usize, out: Out<usize>) {
+        out.set(function(handle)?.kernel.parameters.len())
+    }
+
+    /// Functions are loaded with their modules.
+    cuFuncLoad(handle: usize) {
+        function(handle).map(drop)
+    }
+
+    cuFuncIsLoaded(out: Out<c_int>, handle: usize) {
+        function(handle)?;
+        out.set(1)
+    }
+
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(out: Out<c_int>, handle: usize, threads: c_int, shared: usize) {
+        out.set(occupancy(handle, threads, shared)?)
+    }
+
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(out: Out<c_int>, handle: usize, threads: c_int, shared: usize, flags: u32) {
+        if flags > 1 {
+            return Err(Code::INVALID_VALUE);
+        }
+        out.set(occupancy(handle, threads, shared)?)
+    }
+
+    /// The largest block that the function can have.
+    cuOccupancyMaxPotentialBlockSize(
+        grid: Out<c_int>,
+        block: Out<c_int>,
+        handle: usize,
+        shared_of: Option<extern "C" fn(c_int) -> usize>,
+        shared: usize,
+        limit: c_int,
+    ) {
+        let function = function(handle)?;
+        (grid.present()?, block.present()?);
+        let most = function.kernel.max_threads as c_int;
+        let threads = if limit > 0 { most.min(limit) } else { most };
+        let shared = shared_of.map_or(shared, |shared_of| shared_of(threads));
+        block.set(threads)?;
+        grid.set(occupancy(handle, threads, shared)? * device::PROCESSORS as c_int)
+    }
+}
+
+fn occupancy(handle: usize, threads: c_int, shared: usize) -> Outcome<c_int> {
+    let function = function(handle)?;
+    let threads = u32::try_from(threads).ok().filter(|threads| *threads > 0).ok_or(Code::INVALID_VALUE)?;
+    let shared = u32::try_from(shared).unwrap_or(u32::MAX).saturating_add(function.kernel.shared);
+    let fits = threads <= function.kernel.max_threads && shared <= MOST_SHARED;
+    Ok(if fits { device::blocks_of_processor(threads, shared) as c_int } else { 0 })
+}

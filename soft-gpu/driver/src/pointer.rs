@@ -1,0 +1,97 @@
+//! What an address is.
+
+use std::ffi::{c_int, c_void};
+
+use crate::code::{Code, Outcome};
+use crate::context;
+use crate::device;
+use crate::guard::{In, Out};
+use crate::space::{self, Entry, Kind};
+
+/// Memory types: host and device.
+const HOST: u32 = 1;
+const DEVICE: u32 = 2;
+
+/// Writes the attribute `number` of a range, in the type that the reference states.
+fn give(entry: &Entry, address: u64, number: c_int, out: Out<c_void>) -> Outcome {
+    let (on_host, mapped) = (entry.on_host(), matches!(entry.kind, Kind::Mapped(_)));
+    match number {
+        // A mapping of cuMemMap belongs to no context.
+        1 => out.cast::<usize>().set(entry.context),
+        2 => out.cast::<u32>().set(if on_host { HOST } else { DEVICE }),
+        3 => out.cast::<u64>().set(address),
+        4 if on_host => out.cast::<u64>().set(address),
+        4 | 5 => Err(Code::INVALID_VALUE),
+        6 => out.cast::<u32>().set(0),
+        7 | 20 => out.cast::<u64>().set(entry.id),
+        8 => out.cast::<u32>().set(0),
+        9 => out.cast::<c_int>().set(entry.device as c_int),
+        10 => out.cast::<u32>().set(0),
+        11 | 19 => out.cast::<u64>().set(entry.start),
+        12 | 18 => out.cast::<usize>().set(entry.len as usize),
+        13 => out.cast::<u32>().set(1),
+        14 => out.cast::<u64>().set(match &entry.kind {
+            Kind::Mapped(physical) => physical.handle_types() as u64,
+            _ => 0,
+        }),
+        15 => out.cast::<u32>().set(match &entry.kind {
+            Kind::Mapped(physical) => u32::from(physical.rdma),
+            kind => u32::from(matches!(kind, Kind::Heap)),
+        }),
+        16 => {
+            let writable = !mapped || entry.writers != 0;
+            let readable = !mapped || entry.readers != 0;
+            out.cast::<u64>().set(if writable { 3 } else { u64::from(readable) })
+        }
+        17 => out.cast::<usize>().set(0),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+/// Writes what cuPointerGetAttributes writes for an address that the driver does not know.
+fn give_nothing(number: c_int, out: Out<c_void>) -> Outcome {
+    match number {
+        9 => out.cast::<c_int>().set(-2),
+        2 | 6 | 8 | 10 | 13 | 15 => out.cast::<u32>().set(0),
+        1 | 3 | 4 | 7 | 11 | 12 | 14 | 16..=20 => out.cast::<u64>().set(0),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+api! {
+    cuPointerGetAttribute(out: Out<c_void>, number: c_int, address: u64) {
+        device::started()?;
+        out.present()?;
+        give(&space::find(address).ok_or(Code::INVALID_VALUE)?, address, number, out)
+    }
+
+    cuPointerGetAttributes(count: u32, numbers: In<c_int>, outs: In<Out<c_void>>, address: u64) {
+        device::started()?;
+        let entry = space::find(address);
+        for index in 0..count as usize {
+            let (number, out) = (numbers.at(index)?, outs.at(index)?);
+            match &entry {
+                // An attribute that a range lacks is 0 here.
+                Some(entry) => give(entry, address, number, out).or_else(|_| give_nothing(number, out))?,
+                None => give_nothing(number, out)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Synchronous memory operations are all that can be set; copies of this library are never out of order with the card.
+    cuPointerSetAttribute(value: In<u32>, number: c_int, address: u64) {
+        device::started()?;
+        value.get()?;
+        let entry = space::find(address).ok_or(Code::INVALID_VALUE)?;
+        if number == 6 && entry.on_device() { Ok(()) } else { Err(Code::INVALID_VALUE) }
+    }
+
+    cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {
+        context::current()?;
+        let entry = space::find(address).filter(Entry::on_device).ok_or(Code::NOT_FOUND)?;
+        base.set_at(0, entry.start);
+        size.set_at(0, entry.len as usize);
+        Ok(())
+    }
+}

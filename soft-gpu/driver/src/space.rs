@@ -1,0 +1,293 @@
+//! The table of ranges: the memory that kernels and copies may touch, by address.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use soft_gpu_ptx::{Memory, Range};
+
+use crate::guard::lock;
+use crate::settings::MOST_DEVICES;
+use crate::vmm::Physical;
+
+/// What a range is.
+#[derive(Clone, Debug)]
+pub(crate) enum Kind {
+    /// An allocation of cuMemAlloc.
+    Heap,
+    /// A global variable of a module. The flag is true if kernels only read it.
+    Variable(bool),
+    /// A mapping of cuMemMap.
+    Mapped(Arc<Physical>),
+    /// An allocation of cuMemHostAlloc, with its flags.
+    HostAlloc(u32),
+    /// Memory of cuMemHostRegister, with its flags.
+    Registered(u32),
+}
+
+/// A range.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    pub(crate) kind: Kind,
+    /// The ordinal of the device on which the memory lies, or whose context has registered it.
+    pub(crate) device: usize,
+    /// The handle of the context that the memory belongs to; 0 for mappings of cuMemMap, which belong to no context.
+    pub(crate) context: usize,
+    /// For mappings of cuMemMap: the devices that may read it and write it, a bit each.
+    pub(crate) readers: u64,
+    pub(crate) writers: u64,
+    /// A number that no other range of this process has.
+    pub(crate) id: u64,
+}
+
+impl Entry {
+    pub(crate) fn new(start: u64, len: u64, kind: Kind, device: usize, context: usize) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self { start, len, kind, device, context, readers: 0, writers: 0, id: NEXT.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.len
+    }
+
+    /// True for memory of a device.
+    pub(crate) fn on_device(&self) -> bool {
+        !self.on_host()
+    }
+
+    pub(crate) fn on_host(&self) -> bool {
+        matches!(self.kind, Kind::HostAlloc(_) | Kind::Registered(_))
+    }
+
+    /// Whether kernels of `device` may read the range, and whether they may write it.
+    fn rights(&self, device: usize) -> (bool, bool) {
+        let owned = self.device == device || peers(device) & (1 << self.device) != 0;
+        match self.kind {
+            Kind::Heap => (owned, owned),
+            Kind::Variable(constant) => (owned, owned && !constant),
+            Kind::Mapped(_) => (self.readers & (1 << device) != 0, self.writers & (1 << device) != 0),
+            Kind::HostAlloc(_) => (true, true),
+            Kind::Registered(flags) => (true, flags & crate::host::READ_ONLY == 0),
+        }
+    }
+}
+
+static RANGES: RwLock<BTreeMap<u64, Entry>> = RwLock::new(BTreeMap::new());
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+/// The devices whose memory each device may touch beside its own, a bit each.
+static PEERS: [AtomicU64; MOST_DEVICES] = [const { AtomicU64::new(0) }; MOST_DEVICES];
+/// Ranges that are gone, for messages.
+static GONE: Mutex<VecDeque<(u64, u64, &'static str)>> = Mutex::new(VecDeque::new());
+
+fn peers(device: usize) -> u64 {
+    PEERS[device].load(Ordering::Relaxed)
+}
+
+/// Lets kernels of `device` touch memory of `peer`, or not. Returns whether that is a change.
+pub(crate) fn set_peer(device: usize, peer: usize, allowed: bool) -> bool {
+    let bit = 1 << peer;
+    let before = if allowed {
+        PEERS[device].fetch_or(bit, Ordering::SeqCst)
+    } else {
+        PEERS[device].fetch_and(!bit, Ordering::SeqCst)
+    };
+    GENERATION.fetch_add(1, Ordering::SeqCst);
+    (before & bit != 0) != allowed
+}
+
+/// Changes the table. Kernels that run see the change at their next access.
+fn change<T>(act: impl FnOnce(&mut BTreeMap<u64, Entry>) -> T) -> T {
+    let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
+    let result = act(&mut ranges);
+    GENERATION.fetch_add(1, Ordering::SeqCst);
+    result
+}
+
+fn look<T>(act: impl FnOnce(&BTreeMap<u64, Entry>) -> T) -> T {
+    act(&RANGES.read().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn overlaps(ranges: &BTreeMap<u64, Entry>, start: u64, len: u64) -> bool {
+    let last = ranges.range(..start.saturating_add(len)).next_back();
+    last.is_some_and(|(_, entry)| entry.end() > start)
+}
+
+/// Adds a range. False if it overlaps one that is there.
+pub(crate) fn add(entry: Entry) -> bool {
+    change(|ranges| !overlaps(ranges, entry.start, entry.len) && ranges.insert(entry.start, entry).is_none())
+}
+
+/// Removes the range that begins at `start`, if `wanted` is true of it.
+pub(crate) fn remove(start: u64, why: &'static str, wanted: impl Fn(&Entry) -> bool) -> Option<Entry> {
+    let entry = change(|ranges| if ranges.get(&start).is_some_and(wanted) { ranges.remove(&start) } else { None })?;
+    let mut gone = lock(&GONE);
+    if gone.len() == 256 {
+        gone.pop_front();
+    }
+    gone.push_back((entry.start, entry.len, why));
+    Some(entry)
+}
+
+/// Changes the ranges that make up `len` bytes from `start` exactly. False, without a change, if none do or `wanted` is false of one.
+pub(crate) fn update(start: u64, len: u64, wanted: impl Fn(&Entry) -> bool, act: impl Fn(&mut Entry)) -> bool {
+    change(|ranges| {
+        let Some(whole) = whole(ranges, start, len) else { return false };
+        if !whole.iter().all(|start| wanted(&ranges[start])) {
+            return false;
+        }
+        whole.iter().filter_map(|start| ranges.get_mut(start).map(&act)).count() > 0
+    })
+}
+
+/// The starts of the ranges that make up `len` bytes from `start` exactly.
+fn whole(ranges: &BTreeMap<u64, Entry>, start: u64, len: u64) -> Option<Vec<u64>> {
+    let end = start.checked_add(len)?;
+    let (mut at, mut starts) = (start, Vec::new());
+    while at < end {
+        let entry = ranges.get(&at)?;
+        starts.push(at);
+        at = entry.end();
+    }
+    (at == end && !starts.is_empty()).then_some(starts)
+}
+
+/// The ranges that make up `len` bytes from `start` exactly.
+pub(crate) fn exactly(start: u64, len: u64) -> Option<Vec<Entry>> {
+    look(|ranges| Some(whole(ranges, start, len)?.iter().map(|start| ranges[start].clone()).collect()))
+}
+
+/// The range with the byte at `address`.
+pub(crate) fn find(address: u64) -> Option<Entry> {
+    look(|ranges| {
+        let (_, entry) = ranges.range((Bound::Unbounded, Bound::Included(address))).next_back()?;
+        (address < entry.end()).then(|| entry.clone())
+    })
+}
+
+/// Whether every byte is in a range of which `wanted` is true; adjacent ranges count as one.
+pub(crate) fn covered(address: u64, len: u64, wanted: impl Fn(&Entry) -> bool) -> bool {
+    let Some(end) = address.checked_add(len) else { return false };
+    let mut at = address;
+    while at < end {
+        match find(at) {
+            Some(entry) if wanted(&entry) => at = entry.end(),
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Whether a copy or a set of `device` may touch the bytes.
+pub(crate) fn allowed(device: usize, address: u64, len: u64, write: bool) -> bool {
+    covered(address, len, |entry| {
+        let (readable, writable) = entry.rights(device);
+        // A copy between devices that are no peers goes through the host.
+        let staged = matches!(entry.kind, Kind::Heap | Kind::Variable(false));
+        staged || if write { writable } else { readable }
+    })
+}
+
+/// Whether any byte is in a range.
+pub(crate) fn touched(address: u64, len: u64) -> bool {
+    look(|ranges| overlaps(ranges, address, len))
+}
+
+/// The starts of the ranges of which `wanted` is true.
+pub(crate) fn starts(wanted: impl Fn(&Entry) -> bool) -> Vec<u64> {
+    look(|ranges| ranges.values().filter(|entry| wanted(entry)).map(|entry| entry.start).collect())
+}
+
+/// The memory as kernels of a device see it.
+pub(crate) struct View {
+    pub(crate) device: usize,
+}
+
+// SAFETY: ranges are memory files and host memory that this process has mapped; Rust objects lie in none of them. A range that has left the
+// table stays mapped until no kernel runs (`defer`). Host memory is the program's: a program keeps it mapped while kernels use it.
+unsafe impl Memory for View {
+    fn generation(&self) -> &AtomicU64 {
+        &GENERATION
+    }
+
+    fn range(&self, address: u64) -> Option<Range> {
+        let entry = find(address)?;
+        let (readable, writable) = entry.rights(self.device);
+        readable.then(|| Range { start: entry.start, end: entry.end(), writable })
+    }
+
+    fn explain(&self, address: u64) -> String {
+        if let Some(entry) = find(address) {
+            let place = entry.device;
+            return match (entry.kind.clone(), entry.rights(self.device)) {
+                (Kind::Mapped(_), (false, _)) => {
+                    "mapped memory to which cuMemSetAccess gives this device no access".to_owned()
+                }
+                (_, (false, _)) => format!("memory of device {place}, to which this device has no peer access"),
+                (Kind::Variable(_), _) => "a constant, which kernels only read".to_owned(),
+                _ => "memory that this device may only read".to_owned(),
+            };
+        }
+        let near = |start: u64, end: u64| address.checked_sub(end).is_some_and(|past| past < 4096) && start < end;
+        if let Some((start, len, why)) =
+            lock(&GONE).iter().rev().find(|(start, len, _)| (*start..start + len).contains(&address))
+        {
+            return format!("{why}: {len} bytes at {start:#x}");
+        }
+        let before = look(|ranges| ranges.range(..=address).next_back().map(|(_, entry)| (entry.start, entry.end())));
+        match before {
+            _ if address < 4096 => "a null pointer".to_owned(),
+            Some((start, end)) if near(start, end) => {
+                format!("{} bytes past the end of {} bytes at {start:#x}", address - end, end - start)
+            }
+            _ if crate::memfd::mapped(address, 1, false) => {
+                "memory of the host that is not registered: see cuMemHostRegister".to_owned()
+            }
+            _ => "no memory of a device and none of the host".to_owned(),
+        }
+    }
+}
+
+/// Kernels that run now, and the mappings that end when none does.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+static DEFERRED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+
+/// Keeps mappings that end meanwhile until it is dropped.
+pub(crate) struct Running(());
+
+impl Running {
+    pub(crate) fn begin() -> Self {
+        let _ordered = lock(&DEFERRED);
+        RUNNING.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut deferred = lock(&DEFERRED);
+        if RUNNING.fetch_sub(1, Ordering::SeqCst) == 1 {
+            deferred.drain(..).for_each(|(address, len)| crate::memfd::unmap(address, len));
+        }
+    }
+}
+
+/// Ends a mapping as soon as no kernel runs that may have seen it.
+pub(crate) fn unmap_later(address: usize, len: usize) {
+    let mut deferred = lock(&DEFERRED);
+    if RUNNING.load(Ordering::SeqCst) == 0 {
+        crate::memfd::unmap(address, len);
+    } else {
+        deferred.push((address, len));
+    }
+}
+
+/// Runs `act` if no kernel runs, and keeps kernels from a start meanwhile.
+pub(crate) fn unless_running(act: impl FnOnce()) {
+    let _ordered = lock(&DEFERRED);
+    if RUNNING.load(Ordering::SeqCst) == 0 {
+        act();
+    }
+}

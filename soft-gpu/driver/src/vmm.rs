@@ -1,0 +1,375 @@
+//! Virtual memory management: memory (a memory file), addresses (a reservation), and mappings of one at the other.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use crate::code::{Code, Outcome};
+use crate::context;
+use crate::device;
+use crate::guard::{In, Out, lock};
+use crate::handle::{Table, fresh};
+use crate::memfd;
+use crate::space::{self, Entry, Kind};
+
+/// Sizes and addresses are multiples of this, as on hardware.
+pub(crate) const GRANULARITY: usize = 2 << 20;
+
+const PINNED: c_int = 1;
+const ON_DEVICE: c_int = 1;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const DESCRIPTOR: c_int = 1;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+const DMA_BUF: c_int = 1;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READ`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+const READ: c_int = 1;
+const READ_WRITE: c_int = 3;
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    kind: c_int,
+    id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Properties {
+    kind: c_int,
+    handle_types: c_int,
+    place: Place,
+    win32: *mut c_void,
+    compression: u8,
+    rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+const _: () = assert!(size_of::<Properties>() == 32 && std::mem::offset_of!(Properties, rdma) == 25);
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    place: Place,
+    flags: c_int,
+}
+
+/// Memory of cuMemCreate. It lives until it is released and no mapping has it.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    file: OwnedFd,
+    bytes: u64,
+    device: usize,
+    handle_types: c_int,
+    pub(crate) rdma: bool,
+    /// Memory of another process costs this one's device nothing.
+    imported: bool,
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        if let (false, Ok(device)) = (self.imported, device::by_ordinal(self.device)) {
+            device.discharge(self.bytes);
+        }
+    }
+}
+
+impl Physical {
+    pub(crate) fn handle_types(&self) -> c_int {
+        self.handle_types
+    }
+}
+
+/// Memory by handle; cuMemRetainAllocationHandle gives the same memory another.
+static HANDLES: Table<Physical> = Table::new();
+
+fn by_handle(handle: u64) -> Outcome<Arc<Physical>> {
+    HANDLES.get(handle as usize).ok_or(Code::INVALID_VALUE)
+}
+
+fn new_handle(physical: Arc<Physical>) -> u64 {
+    let handle = fresh();
+    HANDLES.insert(handle, physical);
+    handle as u64
+}
+
+/// Lengths of reservations by address.
+static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+
+const fn whole(value: u64) -> bool {
+    value.is_multiple_of(GRANULARITY as u64)
+}
+
+impl Properties {
+    /// The ordinal of the device.
+    fn check(&self) -> Outcome<usize> {
+        // Bits of handle types: descriptors, and two of another system. Fabric handles (8) need an NVLink fabric.
+        if self.handle_types & 8 != 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        if self.kind != PINNED || self.handle_types & !DESCRIPTOR != 0 || self.compression > 1 {
+            return Err(Code::INVALID_VALUE);
+        }
+        self.place.device()
+    }
+}
+
+impl Place {
+    fn device(&self) -> Outcome<usize> {
+        match self.kind {
+            ON_DEVICE => Ok(device::by_number(self.id)?.ordinal),
+            // Memory of the host and of its NUMA nodes.
+            2..=4 => Err(Code::NOT_SUPPORTED),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+}
+
+fn is_mapping(entry: &Entry) -> bool {
+    matches!(entry.kind, Kind::Mapped(_))
+}
+
+/// The name of the memory file, which says what it is to a process that imports it.
+const NAME: &str = "softgpu-memory";
+
+/// A name such as `/memfd:softgpu-memory-0 (deleted)`: the device's ordinal.
+fn imported_device(file: &OwnedFd) -> Option<usize> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    let name = name.to_str()?.strip_prefix("/memfd:")?.strip_prefix(NAME)?.strip_prefix('-')?;
+    name.split(' ').next()?.parse().ok()
+}
+
+/// A descriptor of the file whose own position is at `offset`: the first byte of the range that was exported.
+fn export(file: &OwnedFd, offset: u64) -> std::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let mut own = File::options().read(true).write(true).open(path)?;
+    own.seek(SeekFrom::Start(offset))?;
+    Ok(own.into())
+}
+
+api! {
+    cuMemGetAllocationGranularity(out: Out<usize>, properties: In<Properties>, option: c_int) {
+        device::started()?;
+        out.present()?;
+        properties.get()?.check()?;
+        if !(0..=1).contains(&option) {
+            return Err(Code::INVALID_VALUE);
+        }
+        out.set(GRANULARITY)
+    }
+
+    cuMemCreate(out: Out<u64>, bytes: usize, properties: In<Properties>, flags: u64) {
+        device::started()?;
+        out.present()?;
+        let properties = properties.get()?;
+        let ordinal = properties.check()?;
+        if bytes == 0 || !whole(bytes as u64) || flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let device = device::by_ordinal(ordinal)?;
+        device.charge(bytes as u64)?;
+        let file = memfd::create(&format!("{NAME}-{ordinal}"), bytes as u64).map_err(|_| {
+            device.discharge(bytes as u64);
+            Code::OUT_OF_MEMORY
+        })?;
+        let physical = Physical {
+            file, bytes: bytes as u64, device: ordinal, handle_types: properties.handle_types, rdma: properties.rdma != 0, imported: false,
+        };
+        out.set(new_handle(Arc::new(physical)))
+    }
+
+    /// Mappings keep the memory.
+    cuMemRelease(handle: u64) {
+        device::started()?;
+        HANDLES.remove(handle as usize).map(drop).ok_or(Code::INVALID_VALUE)
+    }
+
+    cuMemRetainAllocationHandle(out: Out<u64>, address: *mut c_void) {
+        device::started()?;
+        out.present()?;
+        let Some(Kind::Mapped(physical)) = space::find(address as u64).map(|entry| entry.kind) else {
+            return Err(Code::INVALID_VALUE);
+        };
+        out.set(new_handle(physical))
+    }
+
+    cuMemGetAllocationPropertiesFromHandle(out: Out<Properties>, handle: u64) {
+        device::started()?;
+        let physical = by_handle(handle)?;
+        out.set(Properties {
+            kind: PINNED,
+            handle_types: physical.handle_types,
+            place: Place { kind: ON_DEVICE, id: physical.device as c_int },
+            win32: std::ptr::null_mut(),
+            compression: 0,
+            rdma: u8::from(physical.rdma),
+            usage: 0,
+            reserved: [0; 4],
+        })
+    }
+
+    /// The wished address is taken as a hint that is not followed.
+    cuMemAddressReserve(out: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64) {
+        device::started()?;
+        out.present()?;
+        let valid = alignment == 0 || alignment.is_power_of_two();
+        if bytes == 0 || !whole(bytes as u64) || !valid || flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let alignment = alignment.max(GRANULARITY);
+        let whole = bytes.checked_add(alignment).ok_or(Code::OUT_OF_MEMORY)?;
+        let raw = memfd::reserve(whole).map_err(|_| Code::OUT_OF_MEMORY)?;
+        let start = raw.next_multiple_of(alignment);
+        for (from, to) in [(raw, start), (start + bytes, raw + whole)] {
+            if from < to {
+                memfd::unmap(from, to - from);
+            }
+        }
+        lock(&RESERVED).insert(start as u64, bytes as u64);
+        out.set(start as u64)
+    }
+
+    cuMemAddressFree(address: u64, bytes: usize) {
+        device::started()?;
+        let mut reserved = lock(&RESERVED);
+        if reserved.get(&address) != Some(&(bytes as u64)) || space::touched(address, bytes as u64) {
+            return Err(Code::INVALID_VALUE);
+        }
+        reserved.remove(&address);
+        space::unmap_later(address as usize, bytes);
+        Ok(())
+    }
+
+    cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
+        device::started()?;
+        let physical = by_handle(handle)?;
+        let len = bytes as u64;
+        // The offset must be 0, by the reference.
+        if len == 0 || !whole(address) || !whole(len) || offset != 0 || len > physical.bytes || flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let reserved = lock(&RESERVED);
+        let around = reserved.range(..=address).next_back().ok_or(Code::INVALID_VALUE)?;
+        if address.checked_add(len).is_none_or(|end| end > around.0 + around.1) || space::touched(address, len) {
+            return Err(Code::INVALID_VALUE);
+        }
+        memfd::shared(address as usize, bytes, &physical.file, 0).map_err(|_| Code::OUT_OF_MEMORY)?;
+        let device = physical.device;
+        space::add(Entry::new(address, len, Kind::Mapped(physical), device, 0));
+        Ok(())
+    }
+
+    cuMemUnmap(address: u64, bytes: usize) {
+        device::started()?;
+        // cuMemMap takes the same lock, so the addresses get no other mapping meanwhile.
+        let _reserved = lock(&RESERVED);
+        let entries = space::exactly(address, bytes as u64).ok_or(Code::INVALID_VALUE)?;
+        if !entries.iter().all(is_mapping) {
+            return Err(Code::INVALID_VALUE);
+        }
+        for entry in entries {
+            space::remove(entry.start, "memory that was unmapped", is_mapping);
+        }
+        // While a kernel runs the pages stay, for an access that it has begun.
+        let mut result = Ok(());
+        space::unless_running(|| result = memfd::empty(address as usize, bytes).map_err(|_| Code::OUT_OF_MEMORY));
+        result
+    }
+
+    cuMemSetAccess(address: u64, bytes: usize, access: In<Access>, count: usize) {
+        device::started()?;
+        if count == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let (mut reset, mut readers, mut writers) = (0, 0, 0);
+        for access in access.list(count)? {
+            let bit = 1u64 << access.place.device()?;
+            if ![0, READ, READ_WRITE].contains(&access.flags) {
+                return Err(Code::INVALID_VALUE);
+            }
+            reset |= bit;
+            readers |= if access.flags == 0 { 0 } else { bit };
+            writers |= if access.flags == READ_WRITE { bit } else { 0 };
+        }
+        let done = space::update(address, bytes as u64, is_mapping, |entry| {
+            entry.readers = entry.readers & !reset | readers;
+            entry.writers = entry.writers & !reset | writers;
+        });
+        if done { Ok(()) } else { Err(Code::INVALID_VALUE) }
+    }
+
+    cuMemGetAccess(out: Out<u64>, place: In<Place>, address: u64) {
+        device::started()?;
+        out.present()?;
+        let bit = 1 << place.get()?.device()?;
+        let entry = space::find(address).filter(is_mapping).ok_or(Code::INVALID_VALUE)?;
+        out.set(match (entry.readers & bit != 0, entry.writers & bit != 0) {
+            (false, _) => 0,
+            (true, false) => READ as u64,
+            (true, true) => READ_WRITE as u64,
+        })
+    }
+
+    cuMemExportToShareableHandle(out: Out<c_void>, handle: u64, kind: c_int, flags: u64) {
+        device::started()?;
+        out.present()?;
+        let physical = by_handle(handle)?;
+        if kind == 8 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        if kind != DESCRIPTOR || flags != 0 || physical.handle_types & DESCRIPTOR == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let fd = physical.file.try_clone().map_err(|_| Code::OPERATING_SYSTEM)?;
+        out.cast::<c_int>().set(fd.into_raw_fd())
+    }
+
+    /// The handle is the descriptor itself; it stays the caller's.
+    cuMemImportFromShareableHandle(out: Out<u64>, shared: *mut c_void, kind: c_int) {
+        device::started()?;
+        out.present()?;
+        if kind == 8 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let number = c_int::try_from(shared as usize).map_err(|_| Code::INVALID_VALUE)?;
+        if kind != DESCRIPTOR || number < 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: the caller keeps the descriptor open during the call; if it is not open, the copy fails.
+        let file = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().map_err(|_| Code::INVALID_VALUE)?;
+        let ordinal = imported_device(&file).ok_or(Code::INVALID_VALUE)?;
+        let device = device::by_ordinal(ordinal)?.ordinal;
+        let bytes = nix::sys::stat::fstat(&file).map_err(|_| Code::INVALID_VALUE)?.st_size as u64;
+        let physical = Physical { file, bytes, device, handle_types: DESCRIPTOR, rdma: true, imported: true };
+        out.set(new_handle(Arc::new(physical)))
+    }
+
+    /// A dma-buf is a descriptor of the memory file here, whose position is the range's first byte. The range must be in one allocation.
+    cuMemGetHandleForAddressRange(out: Out<c_void>, address: u64, bytes: usize, kind: c_int, flags: u64) {
+        context::current()?;
+        out.present()?;
+        let page = memfd::page_size();
+        let aligned = address.is_multiple_of(page) && (bytes as u64).is_multiple_of(page);
+        // Flag 1 asks for a mapping over PCIe.
+        if kind != DMA_BUF || bytes == 0 || !aligned || flags > 1 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let entry = space::find(address).filter(|entry| address + bytes as u64 <= entry.end().next_multiple_of(page));
+        let entry = entry.ok_or(Code::INVALID_VALUE)?;
+        let fd = match &entry.kind {
+            Kind::Mapped(physical) if physical.rdma => export(&physical.file, address - entry.start),
+            Kind::Heap => match &*lock(&device::by_ordinal(entry.device)?.heap) {
+                Some(heap) => export(&heap.file, address - heap.base),
+                None => return Err(Code::INVALID_VALUE),
+            },
+            _ => return Err(Code::NOT_SUPPORTED),
+        };
+        out.cast::<c_int>().set(fd.map_err(|_| Code::OPERATING_SYSTEM)?.into_raw_fd())
+    }
+}

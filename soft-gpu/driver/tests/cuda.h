@@ -1,0 +1,204 @@
+/* The part of NVIDIA's driver API that the programs of this directory use, by the published reference. A program that is built with this
+   header runs on NVIDIA's driver and on the software GPU. */
+#ifndef SOFT_GPU_TESTS_CUDA_H
+#define SOFT_GPU_TESTS_CUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int CUdevice;
+typedef int CUresult;
+typedef unsigned long long CUdeviceptr;
+typedef unsigned long long CUmemGenericAllocationHandle;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUlinkState_st *CUlinkState;
+typedef void (*CUhostFn)(void *);
+
+enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_INVALID_DEVICE = 101,
+    CUDA_ERROR_INVALID_IMAGE = 200,
+    CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
+    CUDA_ERROR_UNSUPPORTED_LIMIT = 215,
+    CUDA_ERROR_INVALID_PTX = 218,
+    CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
+    CUDA_ERROR_FILE_NOT_FOUND = 301,
+    CUDA_ERROR_INVALID_HANDLE = 400,
+    CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700,
+    CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
+    CUDA_ERROR_PEER_ACCESS_NOT_ENABLED = 705,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
+    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
+    CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
+    CUDA_ERROR_LAUNCH_FAILED = 719,
+    CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE = 720,
+    CUDA_ERROR_NOT_SUPPORTED = 801
+};
+
+typedef struct {
+    int type;
+    int id;
+} CUmemLocation;
+
+typedef struct {
+    int type;
+    int requestedHandleTypes;
+    CUmemLocation location;
+    void *win32HandleMetaData;
+    struct {
+        unsigned char compressionType, gpuDirectRDMACapable;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } allocFlags;
+} CUmemAllocationProp;
+
+typedef struct {
+    CUmemLocation location;
+    int flags;
+} CUmemAccessDesc;
+
+#define CU_MEM_ALLOCATION_TYPE_PINNED 1
+#define CU_MEM_LOCATION_TYPE_DEVICE 1
+#define CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR 1
+#define CU_MEM_ACCESS_FLAGS_PROT_READ 1
+#define CU_MEM_ACCESS_FLAGS_PROT_READWRITE 3
+#define CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD 1
+#define CU_MEMHOSTREGISTER_IOMEMORY 4
+#define CU_STREAM_NON_BLOCKING 1
+#define CU_EVENT_DISABLE_TIMING 2
+#define CU_JIT_ERROR_LOG_BUFFER 5
+#define CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
+#define CU_JIT_INPUT_CUBIN 0
+#define CU_JIT_INPUT_PTX 1
+
+/* Names in programs, and the forms that libraries export under other names. */
+#define cuCtxCreate cuCtxCreate_v2
+#define cuCtxDestroy cuCtxDestroy_v2
+#define cuCtxPushCurrent cuCtxPushCurrent_v2
+#define cuCtxPopCurrent cuCtxPopCurrent_v2
+#define cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2
+#define cuDevicePrimaryCtxReset cuDevicePrimaryCtxReset_v2
+#define cuDeviceTotalMem cuDeviceTotalMem_v2
+#define cuEventDestroy cuEventDestroy_v2
+#define cuGetProcAddress cuGetProcAddress_v2
+#define cuLinkAddData cuLinkAddData_v2
+#define cuLinkAddFile cuLinkAddFile_v2
+#define cuLinkCreate cuLinkCreate_v2
+#define cuMemAlloc cuMemAlloc_v2
+#define cuMemFree cuMemFree_v2
+#define cuMemGetAddressRange cuMemGetAddressRange_v2
+#define cuMemGetInfo cuMemGetInfo_v2
+#define cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2
+#define cuMemHostRegister cuMemHostRegister_v2
+#define cuMemcpyDtoD cuMemcpyDtoD_v2
+#define cuMemcpyDtoDAsync cuMemcpyDtoDAsync_v2
+#define cuMemcpyDtoH cuMemcpyDtoH_v2
+#define cuMemcpyDtoHAsync cuMemcpyDtoHAsync_v2
+#define cuMemcpyHtoD cuMemcpyHtoD_v2
+#define cuMemcpyHtoDAsync cuMemcpyHtoDAsync_v2
+#define cuMemsetD32 cuMemsetD32_v2
+#define cuMemsetD8 cuMemsetD8_v2
+#define cuModuleGetGlobal cuModuleGetGlobal_v2
+#define cuStreamDestroy cuStreamDestroy_v2
+
+CUresult cuInit(unsigned flags);
+CUresult cuDriverGetVersion(int *version);
+CUresult cuGetErrorName(CUresult error, const char **name);
+CUresult cuGetErrorString(CUresult error, const char **text);
+CUresult cuGetExportTable(const void **table, const void *id);
+CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags, int *status);
+CUresult cuDeviceGet(CUdevice *device, int ordinal);
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
+CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *address);
+CUresult cuDeviceGetCount(int *count);
+CUresult cuDeviceGetName(char *name, int room, CUdevice device);
+CUresult cuDeviceGetPCIBusId(char *address, int room, CUdevice device);
+CUresult cuDevicePrimaryCtxRelease(CUdevice device);
+CUresult cuDevicePrimaryCtxReset(CUdevice device);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device);
+CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuCtxDestroy(CUcontext context);
+CUresult cuCtxDisablePeerAccess(CUcontext peer);
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags);
+CUresult cuCtxGetCurrent(CUcontext *context);
+CUresult cuCtxGetDevice(CUdevice *device);
+CUresult cuCtxGetLimit(size_t *value, int limit);
+CUresult cuCtxPopCurrent(CUcontext *context);
+CUresult cuCtxPushCurrent(CUcontext context);
+CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuCtxSynchronize(void);
+CUresult cuMemAlloc(CUdeviceptr *address, size_t bytes);
+CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags);
+CUresult cuMemFree(CUdeviceptr address);
+CUresult cuMemFreeHost(void *address);
+CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdeviceptr address);
+CUresult cuMemGetInfo(size_t *free, size_t *total);
+CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags);
+CUresult cuMemHostGetDevicePointer(CUdeviceptr *device, void *address, unsigned flags);
+CUresult cuMemHostRegister(void *address, size_t bytes, unsigned flags);
+CUresult cuMemHostUnregister(void *address);
+CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes);
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags);
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags);
+CUresult cuMemExportToShareableHandle(void *shared, CUmemGenericAllocationHandle handle, int type, unsigned long long flags);
+CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop, int option);
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes, int type, unsigned long long flags);
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shared, int type);
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
+CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count);
+CUresult cuMemUnmap(CUdeviceptr address, size_t bytes);
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t bytes);
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream);
+CUresult cuMemsetD32(CUdeviceptr to, unsigned value, size_t count);
+CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t count);
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
+CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address);
+CUresult cuStreamCreate(CUstream *stream, unsigned flags);
+CUresult cuStreamDestroy(CUstream stream);
+CUresult cuStreamQuery(CUstream stream);
+CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data);
+CUresult cuEventCreate(CUevent *event, unsigned flags);
+CUresult cuEventDestroy(CUevent event);
+CUresult cuEventElapsedTime(float *milliseconds, CUevent from, CUevent to);
+CUresult cuEventQuery(CUevent event);
+CUresult cuEventRecord(CUevent event, CUstream stream);
+CUresult cuEventSynchronize(CUevent event);
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUresult cuModuleGetGlobal(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name);
+CUresult cuModuleLoad(CUmodule *module, const char *path);
+CUresult cuModuleLoadData(CUmodule *module, const void *image);
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values);
+CUresult cuModuleUnload(CUmodule module);
+CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function);
+CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value);
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared);
+CUresult cuLinkAddData(CUlinkState link, int type, void *data, size_t bytes, const char *name, unsigned count, int *options, void **values);
+CUresult cuLinkAddFile(CUlinkState link, int type, const char *path, unsigned count, int *options, void **values);
+CUresult cuLinkComplete(CUlinkState link, void **image, size_t *bytes);
+CUresult cuLinkCreate(unsigned count, int *options, void **values, CUlinkState *link);
+CUresult cuLinkDestroy(CUlinkState link);
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                                   unsigned shared, CUstream stream, void **parameters);
+CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                        CUstream stream, void **parameters, void **extra);
+
+#endif
