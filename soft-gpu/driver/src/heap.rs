@@ -22,7 +22,7 @@ pub(crate) struct Heap {
 
 /// Addresses of cuMemAlloc are multiples of this, as on hardware. As many bytes behind an allocation belong to none, so that an access past
 /// the end is found.
-const UNIT: u64 = 512;
+pub(crate) const UNIT: u64 = 512;
 
 /// Allocations of a page or more begin at a page, so that cuMemGetHandleForAddressRange can export them.
 fn alignment(bytes: u64) -> u64 {

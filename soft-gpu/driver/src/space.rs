@@ -219,33 +219,26 @@ unsafe impl Memory for View {
     }
 
     fn explain(&self, address: u64) -> String {
+        if address < 4096 {
+            return "a null pointer".to_owned();
+        }
         if let Some(entry) = find(address) {
-            let place = entry.device;
-            return match (entry.kind.clone(), entry.rights(self.device)) {
-                (Kind::Mapped(_), (false, _)) => {
-                    "mapped memory to which cuMemSetAccess gives this device no access".to_owned()
-                }
-                (_, (false, _)) => format!("memory of device {place}, to which this device has no peer access"),
-                (Kind::Variable(_), _) => "a constant, which kernels only read".to_owned(),
-                _ => "memory that this device may only read".to_owned(),
+            return match entry.kind {
+                Kind::Mapped(_) => "mapped memory to which cuMemSetAccess gives this device no access".to_owned(),
+                _ => format!("memory of device {}, to which this device has no peer access", entry.device),
             };
         }
-        let near = |start: u64, end: u64| address.checked_sub(end).is_some_and(|past| past < 4096) && start < end;
-        if let Some((start, len, why)) =
-            lock(&GONE).iter().rev().find(|(start, len, _)| (*start..start + len).contains(&address))
-        {
-            return format!("{why}: {len} bytes at {start:#x}");
+        let before = look(|ranges| ranges.range(..address).next_back().map(|(_, entry)| (entry.start, entry.end())));
+        if let Some((start, end)) = before.filter(|(_, end)| address - end < crate::heap::UNIT) {
+            return format!("{} bytes past the end of {} bytes at {start:#x}", address - end, end - start);
         }
-        let before = look(|ranges| ranges.range(..=address).next_back().map(|(_, entry)| (entry.start, entry.end())));
-        match before {
-            _ if address < 4096 => "a null pointer".to_owned(),
-            Some((start, end)) if near(start, end) => {
-                format!("{} bytes past the end of {} bytes at {start:#x}", address - end, end - start)
-            }
-            _ if crate::memfd::mapped(address, 1, false) => {
+        let gone = lock(&GONE).iter().rev().find(|(start, len, _)| (*start..start + len).contains(&address)).copied();
+        match gone {
+            Some((start, len, why)) => format!("{why}: {len} bytes at {start:#x}"),
+            None if crate::memfd::mapped(address, 1, false) => {
                 "memory of the host that is not registered: see cuMemHostRegister".to_owned()
             }
-            _ => "no memory of a device and none of the host".to_owned(),
+            None => "no memory of a device and none of the host".to_owned(),
         }
     }
 }

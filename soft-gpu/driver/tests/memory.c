@@ -1,33 +1,10 @@
-/* Memory, streams and events by the driver API alone. Each check prints a line; the exit code is the number of checks that failed. */
+/* Memory, streams and events by the driver API alone. */
 #define _GNU_SOURCE
-#include "cuda.h"
+#include "common.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-static int failures;
-
-static void check(int good, const char *what, int line) {
-    printf("%s %s (line %d)\n", good ? "ok" : "FAILED", what, line);
-    failures += !good;
-}
-
-#define CHECK(condition) check((condition), #condition, __LINE__)
-
-/* A failed call ends the program: what follows needs it. */
-#define CALL(call) \
-    do { \
-        CUresult result = (call); \
-        if (result != CUDA_SUCCESS) { \
-            const char *name = "?"; \
-            cuGetErrorName(result, &name); \
-            printf("FAILED %s: %s (line %d)\n", #call, name, __LINE__); \
-            exit(100); \
-        } \
-    } while (0)
 
 static size_t granularity;
 static CUmemAllocationProp prop;

@@ -1,0 +1,56 @@
+//! Programs of the driver API on the software GPU: C programs, which are compiled here against declarations of this repository.
+
+mod programs;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// The directory with libcuda.so.1, which cargo built for this test under another name.
+fn library() -> &'static Path {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    DIRECTORY.get_or_init(|| {
+        let beside = std::env::current_exe().expect("the path of this program");
+        let built = beside.parent().expect("a directory").join("libsoft_gpu.so");
+        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("gpu-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory");
+        std::fs::copy(&built, directory.join("libcuda.so.1"))
+            .expect("cargo builds the shared library beside the tests");
+        let link = directory.join("libcuda.so");
+        if !link.exists() {
+            std::os::unix::fs::symlink("libcuda.so.1", link).expect("a link");
+        }
+        directory
+    })
+}
+
+/// Compiles a program of `tests/`; none if there is no C compiler, which is said.
+fn compile(test: &str, name: &str) -> Option<PathBuf> {
+    let program = library().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(format!("{name}.c"));
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    cc.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-D_POSIX_C_SOURCE=200809L"]).arg(source);
+    cc.arg("-o").arg(&program).arg("-L").arg(library()).arg("-lcuda");
+    match cc.output() {
+        Err(error) => {
+            ferrogin_test_support::skip(test, format!("no C compiler: {error}"));
+            None
+        }
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Some(program)
+        }
+    }
+}
+
+/// Runs a program on the software GPU, for at most a minute.
+fn run(program: &Path, arguments: &[&Path], settings: &[(&str, &str)]) -> Output {
+    let mut command = Command::new("timeout");
+    command.arg("60").arg(program).args(arguments).env("LD_LIBRARY_PATH", library()).envs(settings.iter().copied());
+    command.output().expect("timeout starts")
+}
+
+/// What a program printed, first on standard output.
+fn text(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
+}

@@ -1,0 +1,67 @@
+//! The C programs, each of which checks what it sees.
+
+use std::path::{Path, PathBuf};
+
+use super::{compile, run, text};
+
+fn ptx() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels.ptx")
+}
+
+/// Runs a program of which every check passes, and returns the number of its checks and what it printed.
+fn passes(test: &str, name: &str, settings: &[(&str, &str)]) -> Option<(usize, String)> {
+    let program = compile(test, name)?;
+    let output = run(&program, &[&ptx()], settings);
+    let text = text(&output);
+    assert!(output.status.success(), "{name}: {}\n{text}", output.status);
+    Some((text.lines().filter(|line| line.starts_with("ok ")).count(), text))
+}
+
+#[test]
+fn memory_streams_and_events_work_by_the_driver_api() {
+    let test = "memory_streams_and_events_work_by_the_driver_api";
+    let Some((checks, text)) = passes(test, "memory", &[("SOFTGPU_NAME", "a GPU of this test")]) else { return };
+    assert!(checks > 20 && text.contains("device a GPU of this test"), "{text}");
+}
+
+#[test]
+fn kernels_run_and_wild_accesses_stick_to_their_context() {
+    let Some((checks, text)) = passes("kernels_run_and_wild_accesses_stick_to_their_context", "kernels", &[]) else {
+        return;
+    };
+    assert!(checks > 35, "{checks} checks:\n{text}");
+    for cause in [
+        "kernel store, block (0, 0, 0), thread (0, 0, 0)",
+        "null pointer",
+        "not registered",
+        "freed",
+        "past the end",
+        "unregistered",
+        "only for reading",
+        "kernels.ptx:",
+    ] {
+        assert!(text.contains(cause), "no \"{cause}\" in\n{text}");
+    }
+}
+
+#[test]
+fn wrong_calls_return_the_documented_codes() {
+    let settings = [("SOFTGPU_DEVICES", "2"), ("SOFTGPU_MEMORY_BYTES", "1073741824")];
+    let Some((checks, text)) = passes("wrong_calls_return_the_documented_codes", "misuse", &settings) else { return };
+    assert!(checks >= 100, "{checks} checks:\n{text}");
+    assert_eq!(text.matches("cuMemAllocManaged is not supported").count(), 1, "{text}");
+}
+
+#[test]
+fn invalid_settings_leave_no_device() {
+    let Some(program) = compile("invalid_settings_leave_no_device", "memory") else { return };
+    for (name, value, line) in [
+        ("SOFTGPU_DEVICES", "many", "SOFTGPU_DEVICES=many: it must be a number from 0 to 16"),
+        ("SOFTGPU_MEMROY", "weak", "SOFTGPU_MEMROY is no setting"),
+        ("SOFTGPU_DEVICES", "0", "CUDA_ERROR_NO_DEVICE"),
+    ] {
+        let output = run(&program, &[], &[(name, value)]);
+        let text = text(&output);
+        assert!(output.status.code() == Some(100) && text.contains(line), "{text}");
+    }
+}

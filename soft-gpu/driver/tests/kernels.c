@@ -1,0 +1,200 @@
+/* A program with kernels by the driver API alone: kernels FILE.ptx. It builds with NVIDIA's cuda.h, too. */
+#include "common.h"
+
+#include <string.h>
+
+enum { COUNT = 1000 };
+
+/* Loads the module, scales COUNT numbers on a stream, and compares. */
+static void scale(CUmodule module) {
+    CUfunction function;
+    CUstream stream;
+    CUdeviceptr to, from, launches;
+    size_t bytes;
+    CALL(cuModuleGetFunction(&function, module, "scale"));
+    CALL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CALL(cuMemAlloc(&from, COUNT * 4));
+    CALL(cuMemAlloc(&to, COUNT * 4));
+    unsigned numbers[COUNT], results[COUNT], count = COUNT, counted = 0;
+    for (unsigned i = 0; i < COUNT; i++)
+        numbers[i] = i * i;
+    CALL(cuMemcpyHtoDAsync(from, numbers, sizeof numbers, stream));
+    void *parameters[] = {&to, &from, &count};
+    CALL(cuLaunchKernel(function, 8, 1, 1, 128, 1, 1, 0, stream, parameters, NULL));
+    CALL(cuMemcpyDtoHAsync(results, to, sizeof results, stream));
+    CALL(cuStreamSynchronize(stream));
+    unsigned right = 0;
+    for (unsigned i = 0; i < COUNT; i++)
+        right += results[i] == 3 * i * i + i;
+    CHECK(right == COUNT);
+    CALL(cuModuleGetGlobal(&launches, &bytes, module, "launches"));
+    CALL(cuMemcpyDtoH(&counted, launches, 4));
+    CHECK(bytes == 4 && counted == 5 + COUNT);
+
+    /* The same parameters as one buffer. */
+    struct {
+        CUdeviceptr to, from;
+        unsigned count;
+    } packed = {to, from, 2};
+    size_t size = 20;
+    void *extra[] = {(void *)1, &packed, (void *)2, &size, NULL};
+    CALL(cuMemsetD8(to, 0, COUNT * 4));
+    CALL(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, extra));
+    CALL(cuMemcpyDtoH(results, to, sizeof results));
+    CHECK(results[0] == 0 && results[1] == 4 && results[2] == 0);
+    CALL(cuMemFree(to));
+    CALL(cuMemFree(from));
+    CALL(cuStreamDestroy(stream));
+}
+
+/* A kernel that waits for the host, while another stream works. */
+static void wait_for_host(CUmodule module) {
+    CUfunction wait, store;
+    CUstream one, other;
+    volatile unsigned *host;
+    CUdeviceptr flag;
+    CALL(cuModuleGetFunction(&wait, module, "wait"));
+    CALL(cuModuleGetFunction(&store, module, "store"));
+    CALL(cuStreamCreate(&one, CU_STREAM_NON_BLOCKING));
+    CALL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+    CALL(cuMemHostAlloc((void **)&host, 8, 2));
+    CALL(cuMemHostGetDevicePointer(&flag, (void *)host, 0));
+    host[0] = host[1] = 0;
+    unsigned value = 77;
+    void *of_wait[] = {&flag, &value};
+    CALL(cuLaunchKernel(wait, 1, 1, 1, 1, 1, 1, 0, one, of_wait, NULL));
+    CUdeviceptr second = flag + 4;
+    void *of_store[] = {&second, &value};
+    CALL(cuLaunchKernel(store, 1, 1, 1, 1, 1, 1, 0, other, of_store, NULL));
+    CALL(cuStreamSynchronize(other));
+    CHECK(host[1] == 77);
+    CHECK(cuStreamQuery(one) == CUDA_ERROR_NOT_READY);
+    host[0] = 77;
+    CALL(cuStreamSynchronize(one));
+    CALL(cuMemFreeHost((void *)host));
+    CALL(cuStreamDestroy(one));
+    CALL(cuStreamDestroy(other));
+}
+
+/* The linker takes several texts and gives an image. */
+static void link_texts(const char *path) {
+    static char more[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
+                         ".visible .entry nothing()\n{\n    ret;\n}\n";
+    CUlinkState link;
+    CUmodule module;
+    CUfunction function;
+    void *image;
+    size_t bytes;
+    CALL(cuLinkCreate(0, NULL, NULL, &link));
+    CALL(cuLinkAddFile(link, CU_JIT_INPUT_PTX, path, 0, NULL, NULL));
+    CALL(cuLinkAddData(link, CU_JIT_INPUT_PTX, more, sizeof more, "more.ptx", 0, NULL, NULL));
+    CALL(cuLinkComplete(link, &image, &bytes));
+    CALL(cuModuleLoadData(&module, image));
+    CALL(cuLinkDestroy(link));
+    CALL(cuModuleGetFunction(&function, module, "nothing"));
+    CALL(cuLaunchKernel(function, 2, 2, 2, 4, 4, 4, 0, NULL, NULL, NULL));
+    CALL(cuCtxSynchronize());
+    CALL(cuModuleGetFunction(&function, module, "scale"));
+    CALL(cuModuleUnload(module));
+}
+
+/* Launches a kernel that must not do what it does; the error sticks to the context. */
+static void wrong(CUresult code, const char *path, const char *kernel, CUdeviceptr (*address)(void)) {
+    CUcontext context;
+    CUmodule module;
+    CUfunction function;
+    CUdeviceptr at;
+    unsigned value = 1;
+    CALL(cuCtxCreate(&context, 0, 0));
+    CALL(cuModuleLoad(&module, path));
+    CALL(cuModuleGetFunction(&function, module, kernel));
+    at = address();
+    void *parameters[] = {&at, &value};
+    CALL(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+    EXPECT(code, cuCtxSynchronize());
+    EXPECT(code, cuCtxSynchronize());
+    EXPECT(code, cuMemAlloc(&at, 4));
+    EXPECT(code, cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+    CALL(cuCtxDestroy(context));
+}
+
+static CUdeviceptr null(void) {
+    return 0;
+}
+
+static CUdeviceptr of_host(void) {
+    static int word;
+    return (CUdeviceptr)(uintptr_t)&word;
+}
+
+static CUdeviceptr freed(void) {
+    CUdeviceptr memory;
+    CALL(cuMemAlloc(&memory, 64));
+    CALL(cuMemFree(memory));
+    return memory;
+}
+
+static CUdeviceptr past_end(void) {
+    CUdeviceptr memory;
+    CALL(cuMemAlloc(&memory, 64));
+    return memory + 64;
+}
+
+static CUdeviceptr unregistered(void) {
+    static int word[1024];
+    CALL(cuMemHostRegister(word, sizeof word, 0));
+    CALL(cuMemHostUnregister(word));
+    return (CUdeviceptr)(uintptr_t)word;
+}
+
+static CUdeviceptr mapped_read_only(void) {
+    CUmemAllocationProp prop;
+    CUmemGenericAllocationHandle handle;
+    CUmemAccessDesc access;
+    CUdeviceptr address;
+    size_t bytes;
+    memset(&prop, 0, sizeof prop);
+    memset(&access, 0, sizeof access);
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+    CALL(cuMemGetAllocationGranularity(&bytes, &prop, 0));
+    CALL(cuMemCreate(&handle, bytes, &prop, 0));
+    CALL(cuMemAddressReserve(&address, bytes, 0, 0, 0));
+    CALL(cuMemMap(address, bytes, 0, handle, 0));
+    CALL(cuMemSetAccess(address, bytes, &access, 1));
+    return address;
+}
+
+static CUdeviceptr misaligned(void) {
+    return past_end() - 62;
+}
+
+int main(int argc, char **argv) {
+    CUcontext context;
+    CUmodule module;
+    if (argc != 2)
+        return 2;
+    CALL(cuInit(0));
+    CALL(cuDevicePrimaryCtxRetain(&context, 0));
+    CALL(cuCtxSetCurrent(context));
+    CALL(cuModuleLoad(&module, argv[1]));
+    scale(module);
+    wait_for_host(module);
+    link_texts(argv[1]);
+    CALL(cuModuleUnload(module));
+    CALL(cuDevicePrimaryCtxRelease(0));
+    const struct {
+        CUresult code;
+        const char *kernel;
+        CUdeviceptr (*address)(void);
+    } rows[] = {
+        {CUDA_ERROR_ILLEGAL_ADDRESS, "store", null},          {CUDA_ERROR_ILLEGAL_ADDRESS, "store", of_host},
+        {CUDA_ERROR_ILLEGAL_ADDRESS, "store", freed},         {CUDA_ERROR_ILLEGAL_ADDRESS, "store", past_end},
+        {CUDA_ERROR_ILLEGAL_ADDRESS, "store", unregistered},  {CUDA_ERROR_ILLEGAL_ADDRESS, "store", mapped_read_only},
+        {716, "store", misaligned},                           {CUDA_ERROR_LAUNCH_FAILED, "fail", null},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        wrong(rows[i].code, argv[1], rows[i].kernel, rows[i].address);
+    return failures;
+}
