@@ -22,7 +22,6 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 namespace ferrogin {
 
@@ -201,7 +200,7 @@ class Gin {
     return lead(coop, [&] {
       if (!ctx_) return int(FGIN_INVALID_ARGUMENT);
       uint64_t word = 0;
-      memcpy(&word, &value, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
+      __builtin_memcpy(&word, &value, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
       return detail::put_value(ctx_, peer, dst, dstOff, word, sizeof(T), detail::remote(remote), with_sharing(flags));
     });
   }
