@@ -19,7 +19,7 @@ fn main() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let checked_in = std::fs::read_to_string(root.join(CHECKED_IN)).expect("the checked-in PTX is readable");
-    if let Err(stale) = compile::check_source_hash(&root, &checked_in) {
+    if let Err(stale) = compile::check_source_hash(&root, CHECKED_IN, &compile::SOURCES, &checked_in) {
         println!("cargo::warning={stale}");
     }
     let compiled = match env::var("FERROGIN_PTX").as_deref() {
@@ -37,8 +37,8 @@ fn main() {
 fn compiled(root: &Path, out: &Path) -> Result<String, String> {
     let tool = |name: &str| PathBuf::from(env::var_os(name).unwrap_or_default());
     let compiler = &Compiler::all((tool("RUSTC"), tool("CARGO")))?[0];
-    let module = compiler.compile(root, &out.join("nvptx64")).inspect_err(|why| {
+    let module = compiler.compile(root, &out.join("nvptx64"), compile::PACKAGE).inspect_err(|why| {
         println!("cargo::warning=the checked-in PTX is embedded: {why}");
     })?;
-    Ok(compile::with_provenance(&module, compile::source_hash(root)?, &compiler.version))
+    Ok(compile::with_provenance(&module, compile::source_hash(root, &compile::SOURCES)?, &compiler.version))
 }

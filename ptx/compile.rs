@@ -1,5 +1,5 @@
-// Compiles the device crate to one module, as PTX and as LLVM bitcode. Included by build.rs, tests/all/ptx.rs and
-// xtask/src/ptx.rs.
+// Compiles the device crate, or kernels that use it, to one module, as PTX and as LLVM bitcode. Included by build.rs,
+// tests/all/ptx.rs and xtask/src/ptx.rs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,6 +16,8 @@ pub const CHECKED_IN_BITCODE: &str = "ptx/ferrogin_device.bc";
 /// The command that makes the checked-in files again.
 pub const REFRESH: &str = "cargo xtask ptx";
 
+/// The package of the device code.
+pub const PACKAGE: &str = "ferrogin-device";
 /// What the PTX is made from, relative to the repository: files, and directories with `.rs` files.
 pub const SOURCES: [&str; 7] = [
     "device-kernels/src",
@@ -72,11 +74,11 @@ impl Compiler {
         }
     }
 
-    /// Compiles the module, with `work` as the build directory.
+    /// Compiles the module of a package with a feature `ptx`, with `work` as the build directory.
     ///
     /// Link-time optimisation makes it one module with nothing undefined; a linker, which rustc would run after that,
     /// is not needed.
-    pub fn compile(&self, root: &Path, work: &Path) -> Result<Module, String> {
+    pub fn compile(&self, root: &Path, work: &Path, package: &str) -> Result<Module, String> {
         let mut command = Command::new(&self.cargo);
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
@@ -93,7 +95,7 @@ impl Compiler {
             .env("RUSTC", &self.rustc)
             .env("RUSTC_BOOTSTRAP", "1")
             .env("CARGO_TARGET_NVPTX64_NVIDIA_CUDA_LINKER", "true")
-            .args(["rustc", "--locked", "--quiet", "--package", "ferrogin-device", "--lib", "--crate-type", "cdylib"])
+            .args(["rustc", "--locked", "--quiet", "--package", package, "--lib", "--crate-type", "cdylib"])
             .args(["--no-default-features", "--features", "ptx", "--profile", "release"])
             .args(["--target", "nvptx64-nvidia-cuda", "-Zbuild-std=core", "--target-dir"])
             .arg(work)
@@ -148,9 +150,9 @@ fn without_crate_hashes(ptx: &str) -> String {
 }
 
 /// A hash (FNV-1a) of the paths and contents of the sources, with the line ends of Unix.
-pub fn source_hash(root: &Path) -> Result<u64, String> {
+pub fn source_hash(root: &Path, sources: &[&str]) -> Result<u64, String> {
     let mut files = Vec::new();
-    for source in SOURCES {
+    for source in sources {
         collect(&root.join(source), &mut files).map_err(|error| format!("{source}: {error}"))?;
     }
     files.sort();
@@ -185,9 +187,11 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
     Ok(())
 }
 
-const SOURCE_LINE: &str = "// source: ";
+/// What stands before the hash of the sources in a file.
+pub const SOURCE_LINE: &str = "// source: ";
 const BITCODE_LINE: &str = "// bitcode: ";
-const COMPILER_LINE: &str = "// compiler: ";
+/// What stands before the compiler in a file.
+pub const COMPILER_LINE: &str = "// compiler: ";
 
 /// The module as a file: where it comes from, and the hash of its bitcode, then the PTX.
 pub fn with_provenance(module: &Module, source: u64, compiler: &str) -> String {
@@ -208,19 +212,19 @@ pub fn provenance(file: &str) -> Option<(u64, &str, &str)> {
     Some((source, compiler, body))
 }
 
-/// Compares the hash in `checked_in` with that of the sources under `root`.
+/// Compares the hash in the text of the file `name` with that of its sources under `root`.
 ///
 /// # Errors
 /// They differ: the file, both hashes and the cure.
-pub fn check_source_hash(root: &Path, checked_in: &str) -> Result<(), String> {
-    let now = source_hash(root)?;
-    match provenance(checked_in) {
+pub fn check_source_hash(root: &Path, name: &str, sources: &[&str], text: &str) -> Result<(), String> {
+    let now = source_hash(root, sources)?;
+    match provenance(text) {
         Some((then, ..)) if then == now => Ok(()),
         Some((then, ..)) => Err(format!(
-            "{CHECKED_IN} is stale: it was made from sources with the hash {then:016x}, and theirs is {now:016x} now; \
+            "{name} is stale: it was made from sources with the hash {then:016x}, and theirs is {now:016x} now; \
              `{REFRESH}` makes it again"
         )),
-        None => Err(format!("{CHECKED_IN} does not say what it was made from; `{REFRESH}` makes it again")),
+        None => Err(format!("{name} does not say what it was made from; `{REFRESH}` makes it again")),
     }
 }
 

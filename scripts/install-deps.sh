@@ -9,6 +9,8 @@ wanted=()
 cross=()
 # Debian's Rust with the source of std, which makes the bytes of the checked-in PTX and builds std for aarch64.
 rust=()
+# clang, which compiles ferrogin/gin.cuh for the scenarios; not every system has this release.
+clang=()
 
 has_library() { ldconfig -p 2>/dev/null | grep -q "$1 "; }
 PATH=$PATH:/sbin:/usr/sbin
@@ -37,6 +39,8 @@ if [ "$purpose" = test ]; then
   command -v pkg-config >/dev/null || wanted+=(pkg-config)
   command -v cmake >/dev/null || wanted+=(cmake)
   command -v valgrind >/dev/null || wanted+=(valgrind)
+  # Any of the three compiles the header; clang-22 makes the bytes of the checked-in kernels.
+  command -v clang-22 >/dev/null || command -v clang-19 >/dev/null || command -v clang >/dev/null || clang=(clang-22)
   if [ "$(uname -m)" = x86_64 ]; then
     command -v aarch64-linux-gnu-gcc >/dev/null || cross+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
     command -v qemu-aarch64 >/dev/null || cross+=(qemu-user)
@@ -56,7 +60,7 @@ if ! command -v cargo >/dev/null; then
 fi
 
 missing=("${required[@]}" "${wanted[@]}")
-optional=("${cross[@]}" "${rust[@]}")
+optional=("${cross[@]}" "${rust[@]}" "${clang[@]}")
 [ $((${#missing[@]} + ${#optional[@]})) -eq 0 ] && exit 0
 
 no_rust='without a Rust that has the source of std, the test of the PTX compares the hash of the sources and skips the bytes'
@@ -87,6 +91,7 @@ install_all() {
 [ ${#missing[@]} -eq 0 ] || install_all "${missing[@]}" || give_up 'apt-get failed'
 [ ${#cross[@]} -eq 0 ] || install_all "${cross[@]}" ||
   echo 'install-deps: going on without; the check for aarch64 says what it leaves out'
+[ ${#clang[@]} -eq 0 ] || install_all "${clang[@]}" || echo 'install-deps: going on without; the test of gin.cuh with clang is skipped'
 # apt-get refuses these packages beside another rustc of the system.
 [ ${#rust[@]} -eq 0 ] || install_all "${rust[@]}" || echo "install-deps: going on without; $no_rust"
 echo 'install-deps: done'

@@ -98,6 +98,12 @@ impl Flags {
         Flags(bits & (Flags::AGGREGATE.0 | Flags::SHARING))
     }
 
+    /// The word of NCCL's flags and the sharing mode.
+    #[inline(always)]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
     /// Unchecked bits, for callers that have checked the mode.
     #[inline(always)]
     pub(crate) const fn raw(bits: u32) -> Flags {

@@ -33,7 +33,7 @@ pub mod endpoint;
 #[allow(unsafe_code)]
 pub mod platform;
 pub mod post;
-#[cfg(all(feature = "ptx", target_arch = "nvptx64"))]
+#[cfg(all(feature = "panic-handler", target_arch = "nvptx64"))]
 #[allow(unsafe_code)]
 mod ptx;
 pub mod status;

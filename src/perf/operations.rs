@@ -39,7 +39,13 @@ fn pairs(session: &Session, operation: Operation, of_pair: timed::Operation, byt
     let counts @ (warmup, iterations) = session.settings.iterations(bytes);
     let samples = session.phase(
         polls,
-        || session.pairs(operation, bytes, |lane| lane.latencies(of_pair, first, counts)),
+        || {
+            session.pairs(operation, bytes, |lane| {
+                let mut samples = Vec::with_capacity(iterations as usize);
+                lane.latencies(of_pair, first, counts, |latency| samples.push(latency))?;
+                Ok(samples)
+            })
+        },
         || check_pairs(session, operation, bytes, warmup + iterations, false),
     )?;
     let samples = samples.concat();

@@ -6,6 +6,8 @@
 mod compile;
 #[path = "../../ptx/inline.rs"]
 mod inline;
+#[path = "../../ptx/kernels.rs"]
+mod kernels;
 
 use compile::{CHECKED_IN, CHECKED_IN_BITCODE, Compiler};
 use std::path::{Path, PathBuf};
@@ -15,13 +17,20 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+fn text_of(file: &str) -> String {
+    std::fs::read_to_string(root().join(file)).unwrap()
+}
+
 fn checked_in() -> String {
-    std::fs::read_to_string(root().join(CHECKED_IN)).unwrap()
+    text_of(CHECKED_IN)
 }
 
 #[test]
 fn checked_in_ptx_has_hash_of_its_sources() {
-    compile::check_source_hash(root(), &checked_in()).unwrap();
+    compile::check_source_hash(root(), CHECKED_IN, &compile::SOURCES, &checked_in()).unwrap();
+    for kernels in [kernels::PROGRAMS, kernels::GIN] {
+        compile::check_source_hash(root(), kernels.path, kernels.sources, &text_of(kernels.path)).unwrap();
+    }
 }
 
 fn bitcode() -> Vec<u8> {
@@ -66,7 +75,8 @@ fn checked_in_ptx_is_what_its_compiler_makes() {
         Ok(compilers) => match compilers.iter().find(|compiler| compiler.version == made_by) {
             Some(compiler) => {
                 let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx");
-                let now = compiler.compile(root(), &work).unwrap();
+                let now = compiler.compile(root(), &work, compile::PACKAGE).unwrap();
+                let programs = kernels::programs(compiler, root(), &work).unwrap();
                 let difference = now.ptx.lines().zip(ptx.lines()).find(|(now, then)| now != then);
                 let refresh = compile::REFRESH;
                 assert!(
@@ -74,6 +84,10 @@ fn checked_in_ptx_is_what_its_compiler_makes() {
                     "{CHECKED_IN} is stale (first difference: {difference:?}); `{refresh}` makes it again"
                 );
                 assert!(now.bitcode == bitcode(), "{CHECKED_IN_BITCODE} is stale; `{refresh}` makes it again");
+                let path = kernels::PROGRAMS.path;
+                let file = text_of(path);
+                let (_, by, then) = compile::provenance(&file).expect("the file says where it comes from");
+                assert!(by == made_by && then == programs, "{path} is stale; `{refresh}` makes it again");
                 return;
             }
             None => format!("{} is here", compilers[0].version),
@@ -81,6 +95,25 @@ fn checked_in_ptx_is_what_its_compiler_makes() {
         Err(why) => why,
     };
     println!("SKIP bytes of {CHECKED_IN}: made by {made_by}, but {reason}; only the hash of its sources was compared");
+}
+
+/// The same for the kernels that clang makes.
+#[test]
+fn checked_in_calls_of_gin_cuh_are_what_clang_makes() {
+    let (path, file) = (kernels::GIN.path, text_of(kernels::GIN.path));
+    let (_, made_by, then) = compile::provenance(&file).expect("the file says where it comes from");
+    let Some((clang, version)) = kernels::clang() else {
+        println!(
+            "SKIP gin.cuh by clang: no clang is here (apt-get install clang-22); the hash of the sources was compared"
+        );
+        return;
+    };
+    let now = kernels::gin(clang, root()).unwrap();
+    if version == made_by {
+        assert!(now == then, "{path} is stale; `{}` makes it again", compile::REFRESH);
+    } else {
+        println!("SKIP bytes of {path}: made by {made_by}, but {version} is here, which compiles it");
+    }
 }
 
 /// The hash changes with a file's name and contents, and with each new file. It does not change with line ends, editors' files and
@@ -97,7 +130,7 @@ fn source_hash_changes_with_sources_alone() {
     for source in compile::SOURCES {
         write(&if source.ends_with("src") { format!("{source}/lib.rs") } else { source.into() }, "a\nb\n");
     }
-    let hash = || compile::source_hash(&copy).unwrap();
+    let hash = || compile::source_hash(&copy, &compile::SOURCES).unwrap();
     let before = hash();
     write("device-kernels/src/lib.rs", "a\r\nb\r\n");
     write("device-kernels/src/.lib.rs.swp", "a");

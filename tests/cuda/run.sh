@@ -117,8 +117,22 @@ linked_ptx() {
 }
 check "a kernel in PTX linked with the object" linked_ptx
 
+# The kernels of the scenarios: the programs by rustc, and their calls of gin.cuh by clang; the latter by nvcc too.
+kernels=$root/tests/gpu/kernels
+scenario_kernels() {
+    local part=$out/scenarios.$1
+    ptxas -c -arch="sm_$1" "$kernels/ptx/scenarios.ptx" -o "$part.cubin" &&
+        ptxas -c -arch="sm_$1" "$kernels/ptx/gin.ptx" -o "$part.gin.cubin" &&
+        nvlink -arch="sm_$1" "$part.cubin" "$part.gin.cubin" "$out/objects/ferrogin_device.sm_$1.o" -o "$part.linked"
+}
+for n in 75 90; do
+    check "kernels of the scenarios: assembled and linked with the object for sm_$n" scenario_kernels "$n"
+done
+
 compile=(nvcc -std=c++17 -arch=sm_90 -rdc=true -Werror all-warnings -I"$include")
 only_efa=(-DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -DONLY_POSTS)
+
+check "calls of gin.cuh of the scenarios, with nvcc" "${compile[@]}" -dc "$kernels/gin.cu" -o scenarios.gin.o
 
 # Programs: kernels of both styles, and main, in a translation unit each.
 program() {

@@ -1,10 +1,14 @@
-//! `cargo xtask ptx`: makes the checked-in PTX, its bitcode and the header of its inline functions again.
+//! `cargo xtask ptx`: makes the checked-in PTX, its bitcode, the header of its inline functions and the kernels of the scenarios
+//! again.
 
 #[path = "../../ptx/compile.rs"]
 #[allow(dead_code)]
 pub mod compile;
 #[path = "../../ptx/inline.rs"]
 mod inline;
+#[path = "../../ptx/kernels.rs"]
+#[allow(dead_code)]
+mod kernels;
 
 use compile::{CHECKED_IN, CHECKED_IN_BITCODE, Compiler};
 use std::path::{Path, PathBuf};
@@ -16,12 +20,14 @@ pub fn refresh(root: &Path) -> ExitCode {
         Ok(version) => {
             let header = inline::HEADER;
             println!(
-                "ptx: {CHECKED_IN}, {CHECKED_IN_BITCODE} and {header} are those of the sources now, made by {version}"
+                "ptx: {CHECKED_IN}, {CHECKED_IN_BITCODE}, {header}, {} and {} are those of the sources now, made by {version}",
+                kernels::PROGRAMS.path,
+                kernels::GIN.path
             );
             ExitCode::SUCCESS
         }
         Err(why) => {
-            eprintln!("ptx: {CHECKED_IN} is as it was: {why}");
+            eprintln!("ptx: not all files are those of the sources: {why}");
             ExitCode::FAILURE
         }
     }
@@ -35,14 +41,20 @@ fn try_refresh(root: &Path) -> Result<String, String> {
     let chosen = compilers.iter().position(|compiler| compiler.version == made_by).unwrap_or(compilers.len() - 1);
     let compiler = compilers.swap_remove(chosen);
     let target = root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or("target".into()));
-    let module = compiler.compile(root, &target.join("ptx"))?;
+    let module = compiler.compile(root, &target.join("ptx"), compile::PACKAGE)?;
     let header = inline::header(&module.ptx)?;
     let write = |file: &str, bytes: &[u8]| {
         std::fs::write(root.join(file), bytes).map_err(|error| format!("{file} cannot be written: {error}"))
     };
     write(inline::HEADER, header.as_bytes())?;
     write(CHECKED_IN_BITCODE, &module.bitcode)?;
-    let ptx = compile::with_provenance(&module, compile::source_hash(root)?, &compiler.version);
+    let ptx = compile::with_provenance(&module, compile::source_hash(root, &compile::SOURCES)?, &compiler.version);
     write(CHECKED_IN, ptx.as_bytes())?;
-    Ok(compiler.version)
+    let ptx = kernels::programs(&compiler, root, &target.join("ptx"))?;
+    write(kernels::PROGRAMS.path, kernels::PROGRAMS.file(root, &compiler.version, &ptx)?.as_bytes())?;
+    let Some((clang, version)) = kernels::clang() else {
+        return Err(format!("{} needs clang (apt-get install clang-22)", kernels::GIN.path));
+    };
+    write(kernels::GIN.path, kernels::GIN.file(root, &version, &kernels::gin(clang, root)?)?.as_bytes())?;
+    Ok(format!("{} and {version}", compiler.version))
 }

@@ -267,7 +267,8 @@ impl Caller<'_> {
         let done = if self.random.one_in(2) {
             call!(self, reg_mr_sym(coll, data, size, kind, flags, m, w))
         } else {
-            let fd = self.mostly(self.memory.fd().as_raw_fd(), &[-1, 0, 9999, c_int::MAX, c_int::MIN]);
+            let fd =
+                self.mostly(self.memory.fd().map_or(-1, |fd| fd.as_raw_fd()), &[-1, 0, 9999, c_int::MAX, c_int::MIN]);
             let offset = self.mostly(0, &[4096, 1, 1 << 40, u64::MAX]);
             call!(self, reg_mr_sym_dma_buf(coll, data, size, kind, offset, fd, flags, m, w))
         };

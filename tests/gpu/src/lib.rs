@@ -1,20 +1,18 @@
-//! Scenarios for two and more ranks, run on CPU threads through the plugin.
+//! Scenarios for two and more ranks, run on CPU threads or as kernels on a GPU through the plugin.
 //!
 //! A scenario is a row of [`scenario::SCENARIOS`]: a few steps. Each step sets up the window, runs a device [`program`] on all ranks
-//! at once, and compares the ranks' results. Programs use only the device API, plain memory and their [`plan::Plan`], so another
-//! [`runner::Runner`] can run the same list on a GPU.
+//! at once, and compares the ranks' results. Programs use only the device API, plain memory and their [`plan::Plan`]. They are in
+//! the crate `scenario-kernels`, which compiles for CPU threads and to PTX; the [`runner::Runner`]s launch them.
 //!
 //! [`world`] is a rank's communicator, window and contexts. [`measure`] measures latencies and rates by the loops of [`timed`].
 
+pub mod gpu;
 pub mod measure;
-pub mod plan;
-#[allow(unsafe_code)]
-pub mod program;
 pub mod runner;
 pub mod scenario;
-#[allow(unsafe_code)]
-pub mod timed;
 pub mod world;
+
+pub use scenario_kernels::{plan, program, timed};
 
 use mini_nccl::{BootstrapError, Error};
 
@@ -24,14 +22,9 @@ pub enum RunError {
     /// A call of the plugin, or the exchange between ranks, failed.
     #[error(transparent)]
     Nccl(#[from] Error),
-    /// The device API refused a context.
-    #[error("the device code refuses context {id} of the plugin: {status}")]
-    Context {
-        /// Context id.
-        id: u32,
-        /// The status.
-        status: ferrogin_device::Status,
-    },
+    /// The device of the setting FERROGIN_DEVICE, or its driver, failed.
+    #[error("{0}")]
+    Gpu(String),
     /// A program failed on a rank.
     #[error("{name}: {}", failures.join("; "))]
     Failed {

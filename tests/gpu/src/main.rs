@@ -1,7 +1,10 @@
 //! Runs the scenarios, as one rank of a launcher's job, or as the launcher of a new job.
 
 use clap::Parser;
-use gpu_scenarios::runner::CpuThreads;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use gpu_scenarios::gpu::Launch;
+use gpu_scenarios::plan::{Api, Threads};
+use gpu_scenarios::runner;
 use gpu_scenarios::scenario::{self, SCENARIOS, Scenario};
 use gpu_scenarios::world::{Config, World};
 use gpu_scenarios::{RunError, measure};
@@ -43,6 +46,24 @@ struct Args {
     /// Launch with mpirun.
     #[arg(long)]
     mpirun: bool,
+    /// On a GPU: the threads that run a program together; a tile has 8.
+    #[arg(long, default_value = "one", value_parser = one_of(&THREADS))]
+    threads: Threads,
+    /// On a GPU: the form of the device API, which is the Rust crate, gin.h or gin.cuh.
+    #[arg(long, default_value = "c", value_parser = one_of(&APIS))]
+    api: Api,
+    /// On a GPU: run all programs of a rank in one block.
+    #[arg(long)]
+    packed: bool,
+}
+
+const THREADS: [(&str, Threads); 4] =
+    [("one", Threads::One), ("tile", Threads::Tile), ("warp", Threads::Warp), ("block", Threads::Block)];
+const APIS: [(&str, Api); 3] = [("rust", Api::Rust), ("c", Api::C), ("cuda", Api::Cuda)];
+
+fn one_of<T: Copy + Send + Sync>(values: &'static [(&str, T)]) -> impl TypedValueParser<Value = T> {
+    let parser = PossibleValuesParser::new(values.iter().map(|(name, _)| *name));
+    parser.try_map(|text| values.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or("not a value"))
 }
 
 fn main() -> ExitCode {
@@ -109,7 +130,8 @@ fn run_rank(args: &Args, identity: &Identity) -> Result<(), RunError> {
         ..defaults
     };
     let bootstrap = Bootstrap::join(identity, mini_nccl::timeout_from_env()).map_err(Error::from)?;
-    let world = World::open(&config, bootstrap, Box::new(CpuThreads))?;
+    let launch = Launch { threads: args.threads, api: args.api, packed: args.packed };
+    let world = World::open(&config, bootstrap, runner::from_env(launch)?)?;
     let first = world.rank() == 0;
     if first {
         let device = world.comm().device_name();

@@ -63,7 +63,7 @@ fn stream(world: &World, program: Program, bytes: u32, burst: u32, reps: u32) ->
     let warmup = reps / 10;
     let plan = Plan { warmup, burst, aggregate: u32::from(burst > 1), ..plan(world, program, bytes, reps + warmup) };
     let reports = world.run("measurement", &[plan])?;
-    let elapsed = reports.iter().map(|report| report.elapsed_ns).max().unwrap_or(0).max(1);
+    let elapsed = reports.iter().map(|report| report.measured).max().unwrap_or(0).max(1);
     Ok(f64::from(reps) * 1e9 / elapsed as f64)
 }
 

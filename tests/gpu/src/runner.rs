@@ -1,15 +1,45 @@
 //! Runners of device programs.
 
+use crate::RunError;
+use crate::gpu::{Gpu, Launch};
 use crate::plan::{Plan, Report, Verdict};
 use crate::program;
+use ferrogin_device::Context;
+use mini_nccl::DeviceMemory;
+use nccl_gin_ferrogin::config::Config;
+use nccl_gin_ferrogin::device::{self, DeviceKind};
 
-/// Runs the device programs of one rank at once, each in its own thread or block.
+/// Runs the device programs of one rank at once, each in its own thread or group of threads.
 pub trait Runner {
     /// The name for messages.
     fn name(&self) -> String;
 
+    /// Allocates memory for a window.
+    ///
+    /// # Errors
+    /// There is too little memory.
+    fn allocate(&self, bytes: usize) -> Result<DeviceMemory, RunError> {
+        Ok(DeviceMemory::alloc(bytes)?)
+    }
+
     /// Runs all plans to their end. Returns one report for each plan, in order.
-    fn run(&self, plans: &[Plan]) -> Vec<Report>;
+    ///
+    /// # Errors
+    /// The device failed.
+    fn run(&self, plans: &[Plan]) -> Result<Vec<Report>, String>;
+}
+
+/// The runner for the device that the plugin chooses by FERROGIN_DEVICE: kernels on a GPU, or threads of this process.
+///
+/// # Errors
+/// A setting is not valid, there is no such device, or the driver refuses the kernels.
+pub fn from_env(launch: Launch) -> Result<Box<dyn Runner>, RunError> {
+    let config = Config::from_env().map_err(|error| RunError::Usage(error.to_string()))?;
+    let device = device::open(config.device, config.provider).map_err(|error| RunError::Gpu(error.to_string()))?;
+    Ok(match device.kind() {
+        DeviceKind::Cpu => Box::new(CpuThreads),
+        DeviceKind::Cuda => Box::new(Gpu::open(device, launch)?),
+    })
 }
 
 /// Threads of this process.
@@ -21,9 +51,9 @@ impl Runner for CpuThreads {
         "CPU threads".into()
     }
 
-    fn run(&self, plans: &[Plan]) -> Vec<Report> {
+    fn run(&self, plans: &[Plan]) -> Result<Vec<Report>, String> {
         if let [plan] = plans {
-            return vec![program::run(plan)];
+            return Ok(vec![run(plan)]);
         }
         std::thread::scope(|scope| {
             let threads: Vec<_> = plans
@@ -31,12 +61,18 @@ impl Runner for CpuThreads {
                 .map(|&plan| {
                     scope.spawn(move || {
                         let whole = plan;
-                        program::run(&whole)
+                        run(&whole)
                     })
                 })
                 .collect();
             let panicked = Report { verdict: Verdict::Status, ..Report::PASSED };
-            threads.into_iter().map(|thread| thread.join().unwrap_or(panicked)).collect()
+            Ok(threads.into_iter().map(|thread| thread.join().unwrap_or(panicked)).collect())
         })
     }
+}
+
+#[allow(unsafe_code)]
+fn run(plan: &Plan) -> Report {
+    // SAFETY: the `World` that made the plan keeps the context open until the run ends.
+    program::run(plan, unsafe { Context::from_handle(plan.handle, plan.context_id) })
 }

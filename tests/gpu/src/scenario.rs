@@ -51,7 +51,7 @@ pub struct Step {
 }
 
 /// Flags of the sharing modes (`FGIN_SHARING_CTA`, `FGIN_SHARING_THREAD`).
-const CTA: u32 = 0x100;
+pub(crate) const CTA: u32 = 0x100;
 const THREAD: u32 = 0x200;
 
 impl Step {

@@ -1,12 +1,11 @@
 //! A rank: its communicator, window and contexts, and the run of a step on all ranks at once.
 
 use crate::RunError;
-use crate::plan::{GUARD, GUARD_BYTE, INBOX, OUTBOX, Plan, Report, Verdict};
+use crate::plan::{Api, GUARD, GUARD_BYTE, INBOX, OUTBOX, Plan, Program, Report, Threads, Verdict};
 use crate::program;
 use crate::runner::Runner;
 use crate::scenario::Step;
-use ferrogin_device::{Context, Window as DeviceWindow};
-use ferrogin_ffi::device::DevHandle;
+use ferrogin_device::Window as DeviceWindow;
 use ferrogin_ffi::nccl::GinConfigV14;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, Window};
 use std::path::PathBuf;
@@ -63,6 +62,7 @@ pub struct World {
     comm: Comm,
     runner: Box<dyn Runner>,
     deadline: Duration,
+    ring_slots: u32,
 }
 
 impl World {
@@ -79,7 +79,7 @@ impl World {
         // A step takes as long as its slowest rank. The bootstrap notices a rank that dies at once.
         let bootstrap = bootstrap.with_timeout(config.deadline * 4 + Duration::from_secs(300));
         let comm = Comm::init(&plugin, Arc::new(bootstrap), 0)?;
-        let memory = Arc::new(DeviceMemory::alloc(nranks * INBOX as usize + OUTBOX as usize)?);
+        let memory = Arc::new(runner.allocate(nranks * INBOX as usize + OUTBOX as usize)?);
         let window = comm.register(&memory, 0)?;
         let context = comm.create_context(&GinConfigV14 {
             n_signals: program::signals(nranks as u32) as i32,
@@ -91,7 +91,9 @@ impl World {
             rank_stride: 1,
         })?;
         comm.barrier()?;
-        Ok(World { context, window, memory, comm, runner, deadline: config.deadline })
+        let mut world = World { context, window, memory, comm, runner, deadline: config.deadline, ring_slots: 0 };
+        world.ring_slots = world.reset()?;
+        Ok(world)
     }
 
     /// This rank.
@@ -110,23 +112,13 @@ impl World {
     }
 
     /// Work requests in flight of the value endpoint.
-    #[allow(unsafe_code)]
     pub fn ring_slots(&self) -> u32 {
-        let handle = self.context.handle().cast::<DevHandle>();
-        // SAFETY: kernels run on the CPU here, so the handle is an address in this process. `self` keeps the context open.
-        unsafe { (*handle).pvdata.sq_size }
+        self.ring_slots
     }
 
     /// The runner of the programs.
     pub fn runner(&self) -> &dyn Runner {
         &*self.runner
-    }
-
-    #[allow(unsafe_code)]
-    fn device_context(&self, id: u32) -> Result<Context<'_>, RunError> {
-        // SAFETY: createContext returned the handle, which the borrowed `self` keeps valid.
-        let context = unsafe { Context::from_handle(self.context.handle(), id) };
-        context.map_err(|status| RunError::Context { id, status })
     }
 
     /// Collective: zeroes the window except its guards, and resets signals and counters. Returns when all ranks have done so.
@@ -136,17 +128,20 @@ impl World {
         for guard in self.guards() {
             self.memory.write(guard, &[GUARD_BYTE; GUARD as usize]);
         }
-        for id in 0..CONTEXTS {
-            let context = self.device_context(id)?;
-            let refused = |status| RunError::Context { id, status };
-            for signal in 0..program::signals(self.nranks() as u32) {
-                context.reset_signal(signal).map_err(refused)?;
-            }
-            for counter in 0..program::COUNTERS {
-                context.reset_counter(counter).map_err(refused)?;
-            }
-        }
+        self.reset()?;
         Ok(self.comm.barrier()?)
+    }
+
+    /// Resets signals and counters. Returns the slots of the value endpoint.
+    fn reset(&self) -> Result<u32, RunError> {
+        let step = Step { spread: true, ..Step::new(Program::Reset) };
+        let plans: Vec<_> = (0..CONTEXTS).map(|id| self.plan(&step, 1, id)).collect();
+        let failed = |why| RunError::Failed { name: "the reset of signals".into(), failures: vec![why] };
+        let reports = self.runner.run(&plans).map_err(failed)?;
+        match reports.iter().find(|report| !report.passed()) {
+            Some(report) => Err(failed(report.describe(self.rank()))),
+            None => Ok(reports.first().map_or(0, |report| report.measured as u32)),
+        }
     }
 
     fn guards(&self) -> impl Iterator<Item = usize> {
@@ -173,6 +168,8 @@ impl World {
             lanes: step.lanes,
             bytes: 8,
             warmup: 0,
+            threads: Threads::default(),
+            api: Api::default(),
             deadline_ns: u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX),
             samples: std::ptr::null_mut(),
         }
@@ -184,12 +181,16 @@ impl World {
     /// A program failed on a rank, a guard was written, or the plugin reports an error.
     pub fn run(&self, name: &str, plans: &[Plan]) -> Result<Vec<Report>, RunError> {
         self.prepare()?;
-        let reports = self.runner.run(plans);
-        let mut failures: Vec<String> =
-            reports.iter().filter(|report| !report.passed()).map(|report| report.describe(self.rank())).collect();
+        let outcome = self.runner.run(plans);
         // Other ranks may still send to this one, so the check of the guards waits for all.
         self.comm.barrier()?;
-        failures.extend(self.broken_guard());
+        let mut failures: Vec<String> = match &outcome {
+            Ok(reports) => {
+                let failed = reports.iter().filter(|report| !report.passed());
+                failed.map(|report| report.describe(self.rank())).chain(self.broken_guard()).collect()
+            }
+            Err(why) => vec![format!("rank {}: {why}", self.rank())],
+        };
         match self.context.query_last_error() {
             Ok(false) => {}
             Ok(true) => failures.push(format!("rank {}: queryLastError reports an error", self.rank())),
@@ -198,7 +199,11 @@ impl World {
         let all = self.comm.bootstrap().allgather(failures.join("; ").as_bytes())?;
         let failures: Vec<String> =
             all.iter().filter(|text| !text.is_empty()).map(|text| String::from_utf8_lossy(text).into_owned()).collect();
-        if failures.is_empty() { Ok(reports) } else { Err(RunError::Failed { name: name.into(), failures }) }
+        if failures.is_empty() {
+            Ok(outcome.unwrap_or_default())
+        } else {
+            Err(RunError::Failed { name: name.into(), failures })
+        }
     }
 
     fn broken_guard(&self) -> Option<String> {

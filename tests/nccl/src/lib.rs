@@ -21,7 +21,7 @@ pub use comm::Comm;
 pub use context::GinContext;
 pub use error::Error;
 pub use ferrogin_bootstrap::{self as bootstrap, Bootstrap, BootstrapError};
-pub use memory::DeviceMemory;
+pub use memory::{DeviceMemory, GpuMemory};
 pub use plugin::Plugin;
 pub use window::Window;
 

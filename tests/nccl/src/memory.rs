@@ -1,7 +1,8 @@
 //! Memory for windows: page-aligned, zeroed, and written by a card and its owner at once.
 //!
-//! It is host memory behind a memfd, which cards register as they register a GPU's dma-buf. All access is by checked offset and
-//! through raw pointers, because a peer can write the memory at any time.
+//! It is host memory behind a memfd, which cards register as they register a GPU's dma-buf; or a GPU's memory, which the caller
+//! allocates. All access is by checked offset. It is through raw pointers, because a peer can write the memory at any time, or by
+//! copies of the GPU's driver.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -15,12 +16,48 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Sizes are rounded up to a multiple of this, like those of device memory.
 pub const GRANULARITY: usize = 64 << 10;
 
+/// One allocation of a GPU, freed on drop, and the copies from and to it.
+pub trait GpuMemory: Send + Sync {
+    /// The address for kernels and cards.
+    fn address(&self) -> u64;
+
+    /// Bytes.
+    fn len(&self) -> usize;
+
+    /// True if the allocation has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Errors
+    /// The driver fails.
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), String>;
+
+    /// Copies from `offset` to `bytes`.
+    ///
+    /// # Errors
+    /// The driver fails.
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), String>;
+}
+
 /// One allocation; unmapped on drop.
-#[derive(Debug)]
 pub struct DeviceMemory {
     base: NonNull<u8>,
     len: usize,
-    fd: OwnedFd,
+    home: Home,
+}
+
+enum Home {
+    Host(OwnedFd),
+    Gpu(Box<dyn GpuMemory>),
+}
+
+impl std::fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes at {:p}", self.len, self.base)
+    }
 }
 
 // SAFETY: this value alone owns the mapping, and any thread may access and unmap it.
@@ -53,12 +90,18 @@ impl DeviceMemory {
         // SAFETY: the kernel chooses the address, so the mapping replaces no other.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         match NonNull::new(at.cast::<u8>()) {
-            Some(base) if at != libc::MAP_FAILED => Ok(DeviceMemory { base, len, fd }),
+            Some(base) if at != libc::MAP_FAILED => Ok(DeviceMemory { base, len, home: Home::Host(fd) }),
             _ => Err(failed("mmap")),
         }
     }
 
-    /// First byte.
+    /// Memory of a GPU.
+    pub fn of_gpu(memory: Box<dyn GpuMemory>) -> DeviceMemory {
+        let base = NonNull::new(memory.address() as *mut u8).expect("the driver allocates at no null address");
+        DeviceMemory { base, len: memory.len(), home: Home::Gpu(memory) }
+    }
+
+    /// First byte. The host may use it only if the memory is the host's.
     pub fn as_ptr(&self) -> *mut c_void {
         self.base.as_ptr().cast()
     }
@@ -73,24 +116,30 @@ impl DeviceMemory {
         self.len == 0
     }
 
-    /// The file descriptor, for `regMrSymDmaBuf`.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    /// The file descriptor, for `regMrSymDmaBuf`; none of a GPU's memory.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.home {
+            Home::Host(fd) => Some(fd.as_fd()),
+            Home::Gpu(_) => None,
+        }
     }
 
     /// The argument `type` of `regMrSym`.
     pub fn kind(&self) -> c_int {
-        nccl::PTR_HOST
+        match self.home {
+            Home::Host(_) => nccl::PTR_HOST,
+            Home::Gpu(_) => nccl::PTR_CUDA,
+        }
     }
 
     fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.len);
         assert!(inside, "{bytes} bytes at {offset} are outside of an allocation of {}", self.len);
-        // SAFETY: the assert checked that the offset is within the mapping.
-        unsafe { self.base.as_ptr().add(offset) }
+        self.base.as_ptr().wrapping_add(offset)
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(matches!(self.home, Home::Host(_)), "the host has no words of a GPU's memory: use read and write");
         let at = self.at(offset, 8).cast::<u64>();
         assert!(at.is_aligned(), "offset {offset} is not a multiple of 8");
         // SAFETY: the assert checked the alignment, `at` the bounds, and `self` keeps the memory mapped. Concurrent writers, the card
@@ -108,22 +157,31 @@ impl DeviceMemory {
         self.word(offset).store(value, Ordering::Release);
     }
 
-    /// Copies `bytes` to `offset`. Panics out of bounds.
+    /// Copies `bytes` to `offset`. Panics out of bounds, or if the GPU's driver fails.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let to = self.at(offset, bytes.len());
+        if let Home::Gpu(memory) = &self.home {
+            return memory.write(offset, bytes).expect("the driver copies to the GPU");
+        }
         // SAFETY: `at` checked the bounds of `to`. A borrowed slice does not overlap the mapping, of which no references exist.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Copies from `offset` to `bytes`. Panics out of bounds.
+    /// Copies from `offset` to `bytes`. Panics out of bounds, or if the GPU's driver fails.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         let from = self.at(offset, bytes.len());
+        if let Home::Gpu(memory) = &self.home {
+            return memory.read(offset, bytes).expect("the driver copies from the GPU");
+        }
         // SAFETY: `at` checked the bounds of `from`. A borrowed slice does not overlap the mapping, of which no references exist.
         unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), bytes.as_mut_ptr(), bytes.len()) };
     }
 
     /// Sets all bytes to `byte`.
     pub fn fill(&self, byte: u8) {
+        if let Home::Gpu(_) = &self.home {
+            return self.write(0, &vec![byte; self.len]);
+        }
         // SAFETY: `base` and `len` are those of the mapping.
         unsafe { std::ptr::write_bytes(self.base.as_ptr(), byte, self.len) };
     }
@@ -131,14 +189,56 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: `alloc` made this mapping, and only this drop ends it; borrows of `self` have ended.
-        unsafe { libc::munmap(self.as_ptr(), self.len) };
+        if let Home::Host(_) = self.home {
+            // SAFETY: `alloc` made this mapping, and only this drop ends it; borrows of `self` have ended.
+            unsafe { libc::munmap(self.as_ptr(), self.len) };
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::panic::AssertUnwindSafe;
+    use std::sync::Mutex;
+
+    /// A driver whose copies the test sees.
+    struct Copies(Mutex<Vec<u8>>);
+
+    impl GpuMemory for Copies {
+        fn address(&self) -> u64 {
+            16
+        }
+
+        fn len(&self) -> usize {
+            64
+        }
+
+        fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), String> {
+            self.0.lock().unwrap()[offset..offset + bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        }
+
+        fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), String> {
+            bytes.copy_from_slice(&self.0.lock().unwrap()[offset..offset + bytes.len()]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn gpu_memory_is_only_copied() {
+        let memory = DeviceMemory::of_gpu(Box::new(Copies(Mutex::new(vec![0; 64]))));
+        memory.fill(7);
+        memory.write(8, &[1, 2]);
+        let mut bytes = [0; 4];
+        memory.read(7, &mut bytes);
+        assert_eq!((bytes, memory.kind(), memory.fd().is_none()), ([7, 1, 2, 7], nccl::PTR_CUDA, true));
+        assert!(
+            std::panic::catch_unwind(AssertUnwindSafe(|| memory.load(0))).is_err(),
+            "no load at an address of the GPU"
+        );
+        assert!(std::panic::catch_unwind(AssertUnwindSafe(|| memory.write(63, &[0; 2]))).is_err());
+    }
 
     #[test]
     fn words_and_bytes_share_memory() {
@@ -152,6 +252,6 @@ mod tests {
         memory.write(8, &[1; 8]);
         assert_eq!(memory.load(8), 0x0101_0101_0101_0101);
         assert!(DeviceMemory::alloc(usize::MAX).is_err());
-        assert!(std::panic::catch_unwind(|| memory.load(GRANULARITY - 4)).is_err());
+        assert!(std::panic::catch_unwind(AssertUnwindSafe(|| memory.load(GRANULARITY - 4))).is_err());
     }
 }

@@ -56,6 +56,7 @@ impl Window {
         let (mut mhandle, mut gin_handle) = (std::ptr::null_mut(), std::ptr::null_mut());
         let entry = connection.plugin.table.reg_mr_sym_dma_buf;
         let register = entry.ok_or(Error::NullEntry { entry: "regMrSymDmaBuf" })?;
+        let fd = memory.fd().ok_or_else(|| Error::Usage("a GPU's memory has no file descriptor here".into()))?;
         // SAFETY: the connection keeps `coll` open. The window keeps the memory mapped until it deregisters it, and the descriptor
         // covers the memory from its first byte. The outputs are local variables.
         let code = unsafe {
@@ -65,7 +66,7 @@ impl Window {
                 memory.len(),
                 memory.kind(),
                 0,
-                memory.fd().as_raw_fd(),
+                fd.as_raw_fd(),
                 flags,
                 &mut mhandle,
                 &mut gin_handle,

@@ -17,7 +17,9 @@ pub fn check(root: &Path, snapshot: bool) -> Result<String, String> {
     let metadata =
         serde_json::from_str(&super::output(&mut cargo)?).map_err(|error| format!("cargo metadata: {error}"))?;
     let (version, mut faults) = versions(&metadata);
-    faults.extend(compile::check_source_hash(root, &read(compile::CHECKED_IN)?).err());
+    faults.extend(
+        compile::check_source_hash(root, compile::CHECKED_IN, &compile::SOURCES, &read(compile::CHECKED_IN)?).err(),
+    );
     if !snapshot {
         faults.extend(changelog_fault(&read("CHANGELOG.md")?, &version));
         let status = super::output(Command::new("git").current_dir(root).args(["status", "--porcelain"]))?;

@@ -55,4 +55,4 @@ impl Run<'_> {
     }
 }
 
-const _: () = assert!(64 * BYTES <= LANE, "two rows of a burst of 32 fit a lane");
+const _: () = assert!(32 * BYTES <= LANE, "two rows of a burst of 16 fit a lane");

@@ -1,7 +1,7 @@
 //! The arguments and the result of a device program: plain data, the same for CPU threads and for a kernel launch.
 
+use core::ffi::c_void;
 use ferrogin_device::Window;
-use std::ffi::c_void;
 
 /// Bytes of the window that each peer may write on a rank.
 pub const INBOX: u64 = 2 << 20;
@@ -12,7 +12,7 @@ pub const GUARD_BYTE: u8 = 0xa5;
 /// Bytes of the window that a rank sends from, after the inboxes.
 pub const OUTBOX: u64 = 2 << 20;
 /// Bytes of an inbox that one lane uses, where a program has lanes.
-pub const LANE: u64 = 64 << 10;
+pub const LANE: u64 = 8 << 10;
 /// Largest put.
 pub const LARGEST: u64 = 1 << 20;
 
@@ -55,6 +55,36 @@ pub enum Program {
     FlushAsync,
     /// Operations that the device API must refuse.
     BadInput,
+    /// Resets signals and counters, and finds the slots of the endpoint of values.
+    Reset,
+}
+
+/// The threads that run a program together on a GPU: the first one runs it, and all call its operations. On a CPU it is one thread.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Threads {
+    /// One thread.
+    #[default]
+    One = 0,
+    /// 8 threads of a warp: a group of the kernel's own.
+    Tile,
+    /// A warp.
+    Warp,
+    /// A block.
+    Block,
+}
+
+/// The form of the device API that a program calls on a GPU. On a CPU it is the Rust crate.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Api {
+    /// The Rust crate, compiled with the programs.
+    Rust = 0,
+    /// The functions of `ferrogin/gin.h`, in the module that ships.
+    #[default]
+    C,
+    /// `ferrogin/gin.cuh`, compiled by clang.
+    Cuda,
 }
 
 /// The order of sending and receiving in a round.
@@ -115,6 +145,10 @@ pub struct Plan {
     pub bytes: u32,
     /// Rounds without samples.
     pub warmup: u32,
+    /// The threads that run the program on a GPU.
+    pub threads: Threads,
+    /// The form of the device API on a GPU.
+    pub api: Api,
     /// Limit of one wait in nanoseconds.
     pub deadline_ns: u64,
     /// `[reps - warmup]` times in nanoseconds, or null.
@@ -193,14 +227,14 @@ pub struct Report {
     pub expected: u64,
     /// The value found.
     pub got: u64,
-    /// Nanoseconds from the first operation to the last, if the program measures.
-    pub elapsed_ns: u64,
+    /// Nanoseconds from the first operation to the last, if the program measures; the slots that [`Program::Reset`] finds.
+    pub measured: u64,
 }
 
 impl Report {
     /// The report of a program that passed.
     pub const PASSED: Report =
-        Report { verdict: Verdict::Passed, rep: 0, peer: 0, lane: 0, at: 0, expected: 0, got: 0, elapsed_ns: 0 };
+        Report { verdict: Verdict::Passed, rep: 0, peer: 0, lane: 0, at: 0, expected: 0, got: 0, measured: 0 };
 
     /// True if the program passed.
     pub fn passed(&self) -> bool {
@@ -208,6 +242,7 @@ impl Report {
     }
 
     /// The message of rank `rank`.
+    #[cfg(feature = "host")]
     pub fn describe(&self, rank: usize) -> String {
         let Report { rep, peer, lane, at, expected, got, .. } = *self;
         let place = format!("rank {rank} (thread {lane}), repetition {rep}, with rank {peer}");
@@ -222,6 +257,7 @@ impl Report {
     }
 }
 
+#[cfg(feature = "host")]
 fn status_text(code: u64) -> &'static str {
     use ferrogin_device::Status;
     let all = [
@@ -272,6 +308,8 @@ mod tests {
             lanes: 1,
             bytes: 8,
             warmup: 0,
+            threads: Threads::One,
+            api: Api::C,
             deadline_ns: 1,
             samples: std::ptr::null_mut(),
         }

@@ -5,11 +5,13 @@
 //! the present round is acknowledged. Signal `s`, less than the number of ranks, means that rank `s` has sent; signal `nranks + s`
 //! means that rank `s` has read. Each context needs [`signals`] signals.
 
+use crate::api::Context;
 use crate::plan::{INBOX, LANE, LARGEST, OUTBOX, Pattern, Plan, Program, Report, Turn, Verdict};
 use crate::timed::{Lane, Operation};
+use core::sync::atomic::{AtomicU64, Ordering};
 use ferrogin_device::platform::clock_ns;
-use ferrogin_device::{Action, Context, Flags, Status};
-use std::sync::atomic::{AtomicU64, Ordering};
+use ferrogin_device::{Action, Flags, Status};
+use ferrogin_ffi::device::DevHandle;
 
 mod async_flush;
 mod refusals;
@@ -29,14 +31,12 @@ const SLOTS: u64 = 512;
 /// Sizes of puts; large sizes are rarer.
 const SIZES: [u64; 16] = [8, 1, 64, 7, 4096, 16, 100, 8, 3, 4097, 65_536, 8, 64, 9, 1000, LARGEST];
 
-/// Runs a plan to its end, or to the first failure.
-pub fn run(plan: &Plan) -> Report {
+/// Runs a plan on its context to its end, or to the first failure.
+pub fn run(plan: &Plan, context: Result<Context<'_>, Status>) -> Report {
     let mut report = Report { lane: plan.lane, ..Report::PASSED };
-    // SAFETY: the `World` that made the plan keeps the context open until the run ends.
-    let context = unsafe { Context::from_handle(plan.handle, plan.context_id) };
     let result = context.map_err(|status| Failure::of(status, plan.rank)).and_then(|context| {
         let run = Run { plan, context };
-        report.elapsed_ns = run.dispatch(&mut report.rep)?;
+        report.measured = run.dispatch(&mut report.rep)?;
         Ok(())
     });
     if let Err(failure) = result {
@@ -82,7 +82,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The measured nanoseconds, or 0.
+    /// What the report has as `measured`.
     fn dispatch(&self, rep: &mut u32) -> Result<u64, Failure> {
         match self.plan.program {
             Program::ValuePoll => self.rounds(rep, Run::send_values, Run::poll_values, Run::no_step)?,
@@ -101,6 +101,7 @@ impl Run<'_> {
             Program::PingPongValue | Program::PingPongPut | Program::StreamValue | Program::StreamPut => {
                 return self.measure();
             }
+            Program::Reset => return self.reset(),
         }
         self.flush()?;
         Ok(0)
@@ -109,9 +110,10 @@ impl Run<'_> {
     fn rounds(
         &self,
         rep: &mut u32,
-        send: fn(&Self, u32) -> Step,
-        receive: fn(&Self, u32) -> Step,
-        finish: fn(&Self, u32) -> Step,
+        // No function pointers, so that the kernel has no indirect calls.
+        send: impl Fn(&Self, u32) -> Step,
+        receive: impl Fn(&Self, u32) -> Step,
+        finish: impl Fn(&Self, u32) -> Step,
     ) -> Step {
         for round in 0..self.plan.reps {
             *rep = round;
@@ -582,12 +584,30 @@ impl Run<'_> {
             let time = lane.stream(operation, rank == 0, counts, burst).map_err(failed)?;
             return Ok(time.end - time.start);
         }
-        let samples = lane.latencies(operation, rank == 0, counts).map_err(failed)?;
-        if !self.plan.samples.is_null() {
-            // SAFETY: `samples` has an element for each repetition after the warm-up, as many as there are latencies.
-            unsafe { self.plan.samples.copy_from_nonoverlapping(samples.as_ptr(), samples.len()) };
+        let (mut total, mut next) = (0, self.plan.samples);
+        let sample = |time| {
+            total += time;
+            if !next.is_null() {
+                // SAFETY: `samples` has an element for each repetition after the warm-up, as many as there are latencies.
+                unsafe { next.write(time) };
+                next = next.wrapping_add(1);
+            }
+        };
+        lane.latencies(operation, rank == 0, counts, sample).map_err(failed)?;
+        Ok(total)
+    }
+
+    fn reset(&self) -> Result<u64, Failure> {
+        let failed = |status| Failure::of(status, self.plan.rank);
+        for signal in 0..signals(self.plan.nranks) {
+            self.context.reset_signal(signal).map_err(failed)?;
         }
-        Ok(samples.iter().sum())
+        for counter in 0..COUNTERS {
+            self.context.reset_counter(counter).map_err(failed)?;
+        }
+        let handle = self.plan.handle.cast::<DevHandle>();
+        // SAFETY: the context is open, so the handle is one of the plugin, whose field is constant.
+        Ok(unsafe { (*handle).pvdata.sq_size }.into())
     }
 }
 

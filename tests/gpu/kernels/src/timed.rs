@@ -1,9 +1,10 @@
 //! Timed operations between two ranks: the loops by which the demo and `ferrogin perf` measure.
 
+use crate::api::Context;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
 use ferrogin_device::platform::clock_ns;
-use ferrogin_device::{Action, Context, Flags, Status, Window};
-use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use ferrogin_device::{Action, Flags, Status, Window};
 
 /// An operation between two ranks. Latencies are in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,8 +59,8 @@ unsafe impl Send for Lane<'_> {}
 unsafe impl Sync for Lane<'_> {}
 
 impl Lane<'_> {
-    /// Runs `warmup` rounds and then `rounds`, and returns the latency of each of the latter; none on the second rank where only
-    /// the first measures.
+    /// Runs `warmup` rounds and then `rounds`, and calls `sample` with the latency of each of the latter; on the second rank not
+    /// where only the first measures.
     ///
     /// # Errors
     /// An operation fails, or the peer does not answer in time.
@@ -68,24 +69,23 @@ impl Lane<'_> {
         operation: Operation,
         first: bool,
         (warmup, rounds): (u32, u32),
-    ) -> Result<Vec<u64>, Status> {
+        mut sample: impl FnMut(u64),
+    ) -> Result<(), Status> {
         self.context.set_timeout_ns(self.deadline_ns);
         let is_answered = matches!(operation, Operation::PutSignal | Operation::PutValue | Operation::Signal);
         if !first && !is_answered {
-            return Ok(Vec::new());
+            return Ok(());
         }
-        let mut samples = Vec::with_capacity(rounds as usize);
         for round in 0..warmup + rounds {
-            let sample = match is_answered {
+            let latency = match is_answered {
                 true => self.round_trip(operation, first, round)? / 2,
                 false => self.completion(operation, round)?,
             };
             if round >= warmup {
-                samples.push(sample);
+                sample(latency);
             }
         }
-        self.context.flush()?;
-        Ok(samples)
+        self.context.flush()
     }
 
     /// The first rank sends, the second one answers.

@@ -2,8 +2,8 @@
 
 use super::{COUNTERS, Failure, Run, Step, signals};
 use crate::plan::{Plan, Verdict};
+use core::ptr::null_mut;
 use ferrogin_device::{Action, Flags, Status, Window};
-use std::ptr::null_mut;
 
 impl Run<'_> {
     /// Calls each operation with arguments out of range, then sends a signal. An operation that is not refused would change a counter

@@ -1,0 +1,88 @@
+// Compiles the kernels of the scenarios (tests/gpu/kernels): the programs by rustc, and their calls of gin.cuh by clang. Included by
+// tests/all/ptx.rs and xtask/src/ptx.rs, beside compile.rs.
+
+use super::compile::{self, Compiler, REFRESH};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A checked-in module of the kernels, and what it is made from.
+pub struct Kernels {
+    pub path: &'static str,
+    pub sources: &'static [&'static str],
+}
+
+/// The programs.
+pub const PROGRAMS: Kernels = Kernels {
+    path: "tests/gpu/kernels/ptx/scenarios.ptx",
+    sources: &[
+        "tests/gpu/kernels/src",
+        "tests/gpu/kernels/Cargo.toml",
+        "device-kernels/src",
+        "device-kernels/Cargo.toml",
+        "efa-dp-direct/src",
+        "efa-dp-direct/Cargo.toml",
+        "ffi-headers/src",
+        "ffi-headers/Cargo.toml",
+        "ptx/compile.rs",
+    ],
+};
+
+/// The operations of gin.cuh.
+pub const GIN: Kernels = Kernels {
+    path: "tests/gpu/kernels/ptx/gin.ptx",
+    sources: &[
+        "tests/gpu/kernels/gin.cu",
+        "tests/gpu/kernels/cuda.h",
+        "ffi-headers/include/ferrogin/gin.h",
+        "ffi-headers/include/ferrogin/gin.cuh",
+        "ffi-headers/include/ferrogin/post.cuh",
+        "ffi-headers/include/ferrogin/fast_path.cuh",
+        "ptx/kernels.rs",
+    ],
+};
+
+impl Kernels {
+    /// The file: where the PTX comes from, then the PTX.
+    pub fn file(&self, root: &Path, compiler: &str, ptx: &str) -> Result<String, String> {
+        let source = compile::source_hash(root, self.sources)?;
+        Ok(format!(
+            "// Kernels of the scenarios in tests/gpu. Made by `{REFRESH}`; `source` is a hash of the sources.\n\
+             {}{source:016x}\n{}{compiler}\n//\n{ptx}",
+            compile::SOURCE_LINE,
+            compile::COMPILER_LINE
+        ))
+    }
+}
+
+/// The programs as PTX.
+pub fn programs(rustc: &Compiler, root: &Path, work: &Path) -> Result<String, String> {
+    Ok(rustc.compile(root, work, "scenario-kernels")?.ptx)
+}
+
+/// A clang that compiles CUDA C++ without NVIDIA's headers: its command and its version.
+pub fn clang() -> Option<(&'static str, String)> {
+    ["clang-22", "clang-19", "clang"].into_iter().find_map(|command| {
+        let output = Command::new(command).arg("--version").stdin(Stdio::null()).output().ok()?;
+        let version = String::from_utf8_lossy(&output.stdout).lines().next()?.to_owned();
+        (output.status.success() && !version.is_empty()).then_some((command, version))
+    })
+}
+
+/// The operations of gin.cuh as PTX.
+pub fn gin(clang: &str, root: &Path) -> Result<String, String> {
+    let mut command = Command::new(clang);
+    command
+        .current_dir(root)
+        .stdin(Stdio::null())
+        .args(["-x", "cuda", "-std=c++17", "--cuda-device-only", "-nocudainc", "-nocudalib", "-O2", "-S", "-o", "-"])
+        .args(["-Wall", "-Wextra", "-Werror", "-I", "ffi-headers/include", "-include", "tests/gpu/kernels/cuda.h"])
+        .arg(format!("--cuda-gpu-arch={}", compile::GPU))
+        .arg(format!("--cuda-feature=+{}", compile::ISA))
+        .arg("tests/gpu/kernels/gin.cu");
+    let output = command.output().map_err(|error| format!("{clang}: {error}"))?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(format!("{clang} does not compile gin.cu: {}", text.lines().next().unwrap_or("it says nothing")));
+    }
+    String::from_utf8(output.stdout).map_err(|error| format!("the PTX is not text: {error}"))
+}

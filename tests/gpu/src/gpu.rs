@@ -1,0 +1,229 @@
+//! The programs as kernels on a GPU, through the CUDA driver, which is loaded at run time.
+//!
+//! The driver links three modules of PTX: the programs, their calls of `gin.cuh`, and the device code that ships.
+#![allow(unsafe_code)]
+
+use crate::RunError;
+use crate::plan::{Api, Plan, Report, Threads};
+use crate::runner::Runner;
+use cudarc::driver::sys as cu;
+use mini_nccl::{DeviceMemory, GpuMemory};
+use nccl_gin_ferrogin::device::{Device, DeviceBuffer, Use, bytes_of};
+use std::ffi::{CStr, CString, c_char, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+const MODULES: [(&CStr, &str); 3] = [
+    (c"ferrogin_device.ptx", include_str!("../../../ptx/ferrogin_device.ptx")),
+    (c"scenarios.ptx", include_str!("../kernels/ptx/scenarios.ptx")),
+    (c"gin.ptx", include_str!("../kernels/ptx/gin.ptx")),
+];
+
+/// Threads of a block that runs a program together.
+const BLOCK: u32 = 64;
+
+/// How a GPU runs the programs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Launch {
+    /// The threads that run a program together.
+    pub threads: Threads,
+    /// The form of the device API.
+    pub api: Api,
+    /// All programs of a rank run in one block, as those of the sharing mode CTA always do.
+    pub packed: bool,
+}
+
+impl Launch {
+    /// The group, and the blocks and threads of a grid, for `lanes` programs in the sharing mode of `plan`.
+    fn grid(self, plan: &Plan, lanes: u32) -> (Threads, u32, u32) {
+        let is_cta = plan.sharing & crate::scenario::CTA != 0;
+        let in_one = lanes > 1 && (self.packed || is_cta);
+        // Several programs cannot have a block each in one block.
+        let threads = if in_one && self.threads == Threads::Block { Threads::Warp } else { self.threads };
+        let size = match threads {
+            Threads::One => 1,
+            Threads::Tile => 8,
+            Threads::Warp => 32,
+            Threads::Block => BLOCK,
+        };
+        if in_one { (threads, 1, lanes * size) } else { (threads, lanes, size) }
+    }
+}
+
+/// Runs programs on a GPU.
+pub struct Gpu {
+    device: Arc<dyn Device>,
+    launch: Launch,
+    gpu: String,
+    ordinal: cu::CUdevice,
+    stream: cu::CUstream,
+    module: cu::CUmodule,
+    kernel: cu::CUfunction,
+}
+
+fn check(call: &str, result: cu::CUresult) -> Result<(), String> {
+    if result == cu::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut name = std::ptr::null();
+    // SAFETY: the driver writes the address of a constant string, or null, into a local variable.
+    let _ = unsafe { cu::cuGetErrorName(result, &mut name) };
+    // SAFETY: not null, so it is the driver's NUL-terminated constant string.
+    let text = if name.is_null() { c"unknown" } else { unsafe { CStr::from_ptr(name) } };
+    Err(format!("{call} failed: {} ({})", text.to_string_lossy(), result as u32))
+}
+
+/// A call of the driver.
+macro_rules! cuda {
+    ($function:ident($($arg:expr),* $(,)?)) => {{
+        // SAFETY: the driver is loaded, every pointer leads to a live variable of the type that the call takes, and handles are
+        // those that the driver gave.
+        check(stringify!($function), unsafe { cu::$function($($arg),*) })
+    }};
+}
+
+impl Gpu {
+    /// Makes the context of `device`, the plugin's GPU, current on this thread, and links the kernels.
+    ///
+    /// # Errors
+    /// The driver fails, or refuses the PTX.
+    pub fn open(device: Arc<dyn Device>, launch: Launch) -> Result<Gpu, RunError> {
+        let ordinal = device.gpu().map_or(0, |(ordinal, _)| ordinal as cu::CUdevice);
+        Gpu::try_open(device, ordinal, launch).map_err(RunError::Gpu)
+    }
+
+    fn try_open(device: Arc<dyn Device>, ordinal: cu::CUdevice, launch: Launch) -> Result<Gpu, String> {
+        let (mut context, mut name) = (null_mut(), [0 as c_char; 64]);
+        cuda!(cuDevicePrimaryCtxRetain(&mut context, ordinal))?;
+        // From here on the drop of `gpu` releases what there is.
+        let mut gpu = Gpu {
+            device,
+            launch,
+            gpu: String::new(),
+            ordinal,
+            stream: null_mut(),
+            module: null_mut(),
+            kernel: null_mut(),
+        };
+        cuda!(cuCtxSetCurrent(context))?;
+        cuda!(cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, ordinal))?;
+        // SAFETY: the array ends with a NUL byte, because the driver was given all bytes but the last.
+        gpu.gpu = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        cuda!(cuStreamCreate(&mut gpu.stream, cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
+        let (mut link, mut log) = (null_mut(), vec![0u8; 4096]);
+        let mut options =
+            [cu::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, cu::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
+        cuda!(cuLinkCreate_v2(2, options.as_mut_ptr(), values.as_mut_ptr(), &mut link))?;
+        let linked = MODULES.into_iter().try_for_each(|(name, text)| {
+            let text = CString::new(text).map_err(|error| error.to_string())?;
+            let bytes = text.as_bytes_with_nul();
+            let (data, kind) = (bytes.as_ptr().cast_mut().cast(), cu::CUjitInputType::CU_JIT_INPUT_PTX);
+            cuda!(cuLinkAddData_v2(link, kind, data, bytes.len(), name.as_ptr(), 0, null_mut(), null_mut()))
+        });
+        let (mut image, mut size) = (null_mut(), 0);
+        let linked = linked.and_then(|()| cuda!(cuLinkComplete(link, &mut image, &mut size)));
+        let loaded = linked.and_then(|()| cuda!(cuModuleLoadData(&mut gpu.module, image)));
+        cuda!(cuLinkDestroy(link))?;
+        loaded.map_err(|why| {
+            let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+            format!("the kernels do not load on {}: {why}: {}", gpu.gpu, String::from_utf8_lossy(&log[..end]).trim())
+        })?;
+        cuda!(cuModuleGetFunction(&mut gpu.kernel, gpu.module, c"scenario".as_ptr()))?;
+        Ok(gpu)
+    }
+
+    /// Memory that host and kernel use.
+    fn shared(&self, bytes: usize) -> Result<Box<dyn DeviceBuffer>, String> {
+        self.device.allocate(bytes.max(1), Use::Shared).map_err(|error| error.to_string())
+    }
+
+    fn try_run(&self, plans: &[Plan]) -> Result<Vec<Report>, String> {
+        let (Some(first), failed) = (plans.first(), |error: nccl_gin_ferrogin::device::DeviceError| error.to_string())
+        else {
+            return Ok(Vec::new());
+        };
+        let lanes = plans.len() as u32;
+        let (threads, blocks, per_block) = self.launch.grid(first, lanes);
+        let mut plans: Vec<Plan> = plans.iter().map(|&plan| Plan { threads, api: self.launch.api, ..plan }).collect();
+        let mut samples = Vec::new();
+        for plan in plans.iter_mut().filter(|plan| !plan.samples.is_null()) {
+            let bytes = (plan.reps - plan.warmup) as usize * size_of::<u64>();
+            let buffer = self.shared(bytes)?;
+            // SAFETY: the caller's array has an element for each repetition after the warm-up, and no other thread uses it.
+            let target = unsafe { std::slice::from_raw_parts_mut(plan.samples.cast::<u8>(), bytes) };
+            plan.samples = buffer.device_address() as *mut u64;
+            samples.push((buffer, target));
+        }
+        let arguments = self.shared(size_of_val(&*plans))?;
+        arguments.write(0, bytes_of(&plans)).map_err(failed)?;
+        let reports = self.shared(size_of::<Report>() * plans.len())?;
+        let orders = self.shared(size_of::<u64>() * plans.len())?;
+        let mut addresses = [&arguments, &reports, &orders].map(|buffer| buffer.device_address());
+        let mut count: c_uint = lanes;
+        let [a, r, o] = addresses.each_mut().map(|address| (&raw mut *address).cast::<c_void>());
+        let mut parameters = [a, r, o, (&raw mut count).cast()];
+        let parameters = parameters.as_mut_ptr();
+        cuda!(cuLaunchKernel(self.kernel, blocks, 1, 1, per_block, 1, 1, 0, self.stream, parameters, null_mut()))?;
+        cuda!(cuStreamSynchronize(self.stream))?;
+        for (buffer, target) in samples {
+            buffer.read(0, target).map_err(failed)?;
+        }
+        let mut results = vec![Report::PASSED; plans.len()];
+        // SAFETY: the pointer and the size are those of `results`. The kernel wrote a valid report for each plan.
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut(results.as_mut_ptr().cast::<u8>(), size_of_val(&*results)) };
+        reports.read(0, bytes).map_err(failed)?;
+        Ok(results)
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if !self.module.is_null() {
+            let _ = cuda!(cuModuleUnload(self.module));
+        }
+        if !self.stream.is_null() {
+            let _ = cuda!(cuStreamDestroy_v2(self.stream));
+        }
+        let _ = cuda!(cuDevicePrimaryCtxRelease_v2(self.ordinal));
+    }
+}
+
+impl Runner for Gpu {
+    fn name(&self) -> String {
+        let Launch { threads, api, packed } = self.launch;
+        let packed = if packed { ", in one block" } else { "" };
+        format!("kernels on {}: {api:?} API, groups of {threads:?}{packed}", self.gpu)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DeviceMemory, RunError> {
+        let buffer = self.device.allocate(bytes, Use::Window).map_err(|error| RunError::Gpu(error.to_string()))?;
+        Ok(DeviceMemory::of_gpu(Box::new(Window(buffer))))
+    }
+
+    fn run(&self, plans: &[Plan]) -> Result<Vec<Report>, String> {
+        self.try_run(plans)
+    }
+}
+
+/// GPU memory for windows.
+struct Window(Box<dyn DeviceBuffer>);
+
+impl GpuMemory for Window {
+    fn address(&self) -> u64 {
+        self.0.device_address()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), String> {
+        self.0.write(offset, bytes_of(bytes)).map_err(|error| error.to_string())
+    }
+
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), String> {
+        self.0.read(offset, bytes).map_err(|error| error.to_string())
+    }
+}
