@@ -6,7 +6,7 @@ use gpu_scenarios::gpu::Launch;
 use gpu_scenarios::plan::{Api, Threads};
 use gpu_scenarios::runner;
 use gpu_scenarios::scenario::{self, SCENARIOS, Scenario};
-use gpu_scenarios::world::{Config, World};
+use gpu_scenarios::world::{Config, MOST_LANES, World};
 use gpu_scenarios::{RunError, measure};
 use mini_nccl::bootstrap::Identity;
 use mini_nccl::launch::{Job, Launcher, Output};
@@ -46,6 +46,9 @@ struct Args {
     /// Launch with mpirun.
     #[arg(long)]
     mpirun: bool,
+    /// Threads or groups of each rank in the steps that have several.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_LANES.into()))]
+    lanes: Option<u32>,
     /// On a GPU: the threads that run a program together; a tile has 8.
     #[arg(long, default_value = "one", value_parser = one_of(&THREADS))]
     threads: Threads,
@@ -126,6 +129,7 @@ fn run_rank(args: &Args, identity: &Identity) -> Result<(), RunError> {
     let config = Config {
         backend_version: args.backend_version,
         queue_depth: args.queue_depth,
+        lanes: args.lanes,
         deadline: args.deadline.map_or(defaults.deadline, Duration::from_secs),
         ..defaults
     };

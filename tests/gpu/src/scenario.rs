@@ -253,7 +253,7 @@ pub fn find(name: &str) -> Option<&'static Scenario> {
 pub fn run(world: &World, scenario: &'static Scenario, reps: u32) -> Result<(), RunError> {
     for (index, step) in scenario.steps.iter().enumerate() {
         let reps = (reps / step.divisor).max(1);
-        let plans: Vec<_> = (0..step.lanes).map(|lane| world.plan(step, reps, lane)).collect();
+        let plans: Vec<_> = (0..world.lanes(step)).map(|lane| world.plan(step, reps, lane)).collect();
         world.run(&format!("{} (step {} of {})", scenario.name, index + 1, scenario.steps.len()), &plans)?;
     }
     Ok(())

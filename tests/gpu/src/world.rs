@@ -1,7 +1,7 @@
 //! A rank: its communicator, window and contexts, and the run of a step on all ranks at once.
 
 use crate::RunError;
-use crate::plan::{Api, GUARD, GUARD_BYTE, INBOX, OUTBOX, Plan, Program, Report, Threads, Verdict};
+use crate::plan::{Api, GUARD, GUARD_BYTE, INBOX, LANE, OUTBOX, Plan, Program, Report, Threads, Verdict};
 use crate::program;
 use crate::runner::Runner;
 use crate::scenario::Step;
@@ -23,13 +23,15 @@ pub struct Config {
     pub queue_depth: i32,
     /// Limit of one wait of a program.
     pub deadline: Duration,
+    /// Threads of each rank, at most [`MOST_LANES`], in steps that have several threads; by default the step's own number.
+    pub lanes: Option<u32>,
 }
 
 impl Config {
     /// The plugin of [`plugin_from_env`]; layout 2, 64 slots, and a deadline of 30 s, or FERROGIN_TIMEOUT if that is less.
     pub fn from_env() -> Config {
         let deadline = mini_nccl::timeout_from_env().min(Duration::from_secs(30));
-        Config { plugin: plugin_from_env(), backend_version: 2, queue_depth: 64, deadline }
+        Config { plugin: plugin_from_env(), backend_version: 2, queue_depth: 64, deadline, lanes: None }
     }
 }
 
@@ -51,6 +53,9 @@ pub fn plugin_from_env() -> String {
     directory.join(PLUGIN).to_string_lossy().into_owned()
 }
 
+/// Threads of a rank that have room in an inbox.
+pub const MOST_LANES: u32 = ((INBOX - GUARD) / LANE) as u32;
+
 /// Number of contexts.
 const CONTEXTS: u32 = 2;
 
@@ -62,6 +67,7 @@ pub struct World {
     comm: Comm,
     runner: Box<dyn Runner>,
     deadline: Duration,
+    lanes: Option<u32>,
     ring_slots: u32,
 }
 
@@ -91,7 +97,16 @@ impl World {
             rank_stride: 1,
         })?;
         comm.barrier()?;
-        let mut world = World { context, window, memory, comm, runner, deadline: config.deadline, ring_slots: 0 };
+        let mut world = World {
+            context,
+            window,
+            memory,
+            comm,
+            runner,
+            deadline: config.deadline,
+            lanes: config.lanes,
+            ring_slots: 0,
+        };
         world.ring_slots = world.reset()?;
         Ok(world)
     }
@@ -148,6 +163,11 @@ impl World {
         (1..=self.nranks() as u64).map(|end| (end * INBOX - GUARD) as usize)
     }
 
+    /// Threads of each rank in a step.
+    pub fn lanes(&self, step: &Step) -> u32 {
+        if step.lanes > 1 { self.lanes.unwrap_or(step.lanes) } else { 1 }
+    }
+
     /// The plan of a step for thread `lane` of this rank.
     pub fn plan(&self, step: &Step, reps: u32, lane: u32) -> Plan {
         Plan {
@@ -165,7 +185,7 @@ impl World {
             aggregate: u32::from(step.aggregate),
             sharing: step.sharing,
             lane,
-            lanes: step.lanes,
+            lanes: self.lanes(step),
             bytes: 8,
             warmup: 0,
             threads: Threads::default(),

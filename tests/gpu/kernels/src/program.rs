@@ -613,5 +613,6 @@ impl Run<'_> {
 
 // A put of the largest size, and all writes of a flood, end before the inbox's guard.
 const _: () = assert!(LARGEST + crate::plan::GUARD <= INBOX && LANE >= SLOTS * 8 && LARGEST <= OUTBOX);
+const _: () = assert!(OUTBOX >= INBOX, "every lane has a part of the outbox, too");
 // In a ring, a rank is ahead of its source by less than the number of ranks, which is less than a lap.
 const _: () = assert!(SLOTS >= 64 && Pattern::Ring as u32 == 0);

@@ -6,6 +6,7 @@ mod failures;
 mod faults;
 mod killed;
 mod leftovers;
+mod on_gpu;
 mod one_process;
 mod scenarios;
 mod two_hosts;

@@ -1,0 +1,106 @@
+//! The scenarios as kernels, on the GPU that the CUDA driver has. No test knows the driver.
+
+use crate::common::{dist, must_pass, repeated, report};
+use gpu_scenarios::scenario::SCENARIOS;
+use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
+use nccl_gin_ferrogin::device::cuda::CudaDevice;
+use std::path::PathBuf;
+
+/// The directory that `make build` fills, on a machine with a GPU. Otherwise `test` is skipped.
+fn gpu(test: &str) -> Option<PathBuf> {
+    if let Err(error) = CudaDevice::open(true) {
+        println!("SKIP {test}: no CUDA driver: {error}; without a GPU run below `ferrogin gpu --`");
+        return None;
+    }
+    dist(test)
+}
+
+/// The scenarios as kernels; one repetition of twenty.
+fn kernels(dist: &std::path::Path, ranks: usize, options: &[&str]) -> Job {
+    repeated(dist, ranks, 200).env("FERROGIN_DEVICE", "cuda").args(options.iter().copied())
+}
+
+fn all_pass(job: Job) -> Outcome {
+    let outcome = job.run().expect("the job starts");
+    must_pass(&outcome);
+    let passed = outcome.lines.iter().filter(|line| line.text.starts_with("PASS ")).count();
+    assert_eq!(passed, SCENARIOS.len(), "{}", report(&outcome));
+    assert!(outcome.text().contains("kernels on "), "{}", report(&outcome));
+    outcome
+}
+
+#[test]
+fn kernels_pass_with_each_api() {
+    let Some(dist) = gpu("kernels_pass_with_each_api") else { return };
+    for api in ["c", "cuda", "rust"] {
+        all_pass(kernels(&dist, 2, &["--api", api]));
+    }
+}
+
+#[test]
+fn kernels_pass_with_each_group() {
+    let Some(dist) = gpu("kernels_pass_with_each_group") else { return };
+    for (api, threads) in [("cuda", "tile"), ("rust", "warp"), ("c", "block"), ("cuda", "block")] {
+        all_pass(kernels(&dist, 2, &["--api", api, "--threads", threads]));
+    }
+    for (api, threads) in [("c", "one"), ("cuda", "warp")] {
+        all_pass(kernels(&dist, 2, &["--api", api, "--threads", threads, "--packed"]));
+    }
+}
+
+#[test]
+fn kernels_pass_with_each_layout_and_policy() {
+    let Some(dist) = gpu("kernels_pass_with_each_layout_and_policy") else { return };
+    for (layout, policy, api) in [("0", "combining", "c"), ("1", "combining", "cuda"), ("2", "locked", "c")] {
+        let job = kernels(&dist, 2, &["--backend-version", layout, "--api", api]);
+        all_pass(job.env("FERROGIN_POST", policy));
+    }
+}
+
+#[test]
+fn kernels_pass_with_faults_of_card() {
+    let Some(dist) = gpu("kernels_pass_with_faults_of_card") else { return };
+    let unordered = "seed=7,reorder=32,delay_us=0..200,reread=0.2,sq_size=16,max_batch=4";
+    for (wire, layout, faults) in [("shm", "1", unordered), ("tcp", "2", unordered), ("shm", "2", "qp_caps=0")] {
+        let job = kernels(&dist, 2, &["--backend-version", layout, "--api", "cuda"]);
+        all_pass(job.env("SOFTEFA_WIRE", wire).env("SOFTEFA_FAULTS", faults));
+    }
+}
+
+#[test]
+fn kernels_pass_with_four_ranks() {
+    let name = "kernels_pass_with_four_ranks";
+    let Some(dist) = gpu(name) else { return };
+    all_pass(kernels(&dist, 4, &[]));
+    match find_mpirun() {
+        Some(_) => drop(all_pass(kernels(&dist, 4, &["--api", "cuda"]).launcher(Launcher::Mpirun))),
+        None => println!("SKIP {name}, with mpirun: it is not on PATH (apt-get install openmpi-bin)"),
+    }
+}
+
+/// 132 blocks post on one endpoint and flush while others post, and 132 threads of one block in the mode CTA.
+#[test]
+fn many_blocks_share_one_endpoint() {
+    let Some(dist) = gpu("many_blocks_share_one_endpoint") else { return };
+    for (api, scenario) in [("c", "value-storm"), ("cuda", "value-storm"), ("c", "sharing")] {
+        let options = ["--api", api, "--lanes", "132", "--only", scenario];
+        let outcome = kernels(&dist, 2, &options).run().expect("the job starts");
+        must_pass(&outcome);
+    }
+}
+
+/// A wait ends with the status for the reason, and the next job runs.
+#[test]
+fn kernels_end_with_status_of_failure() {
+    let Some(dist) = gpu("kernels_end_with_status_of_failure") else { return };
+    for (faults, options, expected) in [
+        ("error_every=20", &["--only", "flood"][..], "the card completed a work request in error"),
+        ("delay_us=3000000..3000000", &["--only", "value-signal", "--deadline", "1"], "waited for 1, still at 0"),
+    ] {
+        for api in ["c", "cuda", "rust"] {
+            let job = kernels(&dist, 2, options).args(["--api", api]).env("SOFTEFA_FAULTS", faults);
+            let outcome = job.run().expect("the job starts");
+            assert!(!outcome.success() && outcome.text().contains(expected), "{faults}, {api}: {}", report(&outcome));
+        }
+    }
+}
