@@ -16,6 +16,9 @@ mod counter;
 mod cq;
 mod device;
 mod dv;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod guard;
 mod parent;
 mod pd;

@@ -1,4 +1,4 @@
-/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|refused|states|domains|port. It ends with "PART: good". */
+/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|refused|states|domains|port|table. It ends with "PART: good". */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -859,12 +859,226 @@ static void part_refused(void)
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(broken) && !ibv_destroy_cq(cq));
 }
 
+/* A row of a table: what was called, the error that it gave and the one that rdma-core's efa and the kernel's driver give. */
+struct row { const char *call; int got, wanted; };
+#define ROW(call, wanted) { #call, (call), (wanted) }
+#define NULL_ROW(call, wanted) { #call, (errno = 0, (call) ? -1 : errno), (wanted) }
+
+static void check_rows(const struct row *rows, size_t count)
+{
+	int wrong = 0;
+	for (size_t i = 0; i < count; i++)
+		if (rows[i].got != rows[i].wanted) {
+			fprintf(stderr, "%s: %d, not %d\n", rows[i].call, rows[i].got, rows[i].wanted);
+			wrong++;
+		}
+	CHECK(!wrong);
+}
+#define CHECK_ROWS(rows) check_rows(rows, sizeof(rows) / sizeof(*rows))
+
+static struct ibv_qp *srd_with(struct ibv_cq *cq, struct ibv_cq *recv_cq, const char *dv, uint32_t size)
+{
+	struct ibv_qp_init_attr_ex attr = srd_attr(cq);
+	attr.recv_cq = recv_cq;
+	return efadv_create_qp_ex(context, &attr, (void *)dv, size);
+}
+
+static struct ibv_qp *ud_with(struct ibv_cq *cq, unsigned type, uint64_t ops, unsigned mask)
+{
+	struct ibv_qp_init_attr_ex attr = srd_attr(cq);
+	attr.qp_type = type;
+	attr.send_ops_flags = ops;
+	attr.comp_mask |= mask;
+	return ibv_create_qp_ex(context, &attr);
+}
+
+static struct ibv_qp *driver_qp(struct ibv_cq *cq, unsigned type, uint32_t driver_type)
+{
+	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = type, .cap = { 1, 1, 1, 1, 0 } };
+	return efadv_create_driver_qp(pd, &attr, driver_type);
+}
+
+static struct ibv_cq_ex *cq_with(const char *dv, uint32_t size, unsigned mask, unsigned flags)
+{
+	struct ibv_cq_init_attr_ex attr = { .cqe = 16, .comp_mask = mask, .flags = flags };
+	return efadv_create_cq(context, &attr, (void *)dv, size);
+}
+
+static int modify(struct ibv_qp *qp, unsigned state, int mask, struct ibv_qp_attr attr)
+{
+	attr.qp_state = state;
+	return ibv_modify_qp(qp, &attr, mask);
+}
+
+static int attach(struct ibv_qp *qp, struct ibv_comp_cntr *cntr, uint32_t comp_mask, uint32_t op_mask)
+{
+	struct attach_attr attr = { comp_mask, op_mask };
+	return ibv_qp_attach_comp_cntr(qp, cntr, &attr);
+}
+
+static int receive_of(struct ibv_qp *qp, int sges)
+{
+	struct ibv_sge list[3] = { { 0 } };
+	struct ibv_recv_wr wr = { .sg_list = list, .num_sge = sges }, *bad;
+	return ibv_post_recv(qp, &wr, &bad);
+}
+
+static int send_of(struct ibv_qp *qp, unsigned opcode, int sges, struct ibv_ah *to)
+{
+	struct ibv_sge list[3] = { { 0 } };
+	struct ibv_send_wr wr = { .sg_list = list, .num_sge = sges, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	wr.wr.ud.ah = to;
+	return ibv_post_send(qp, &wr, &bad);
+}
+
+static void part_table(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
+	struct ibv_context *other = ibv_open_device(context->device);
+	struct ibv_cq *foreign_cq = ibv_create_cq(other, 64, NULL, NULL, 0);
+	struct comp_cntr_init_attr plain = { 0 };
+	struct dv_comp_cntr_init_attr place = { 0 };
+	struct ibv_comp_cntr *foreign_cntr = efadv_create_comp_cntr(other, &plain, &place, sizeof(place));
+	struct ibv_comp_cntr *cntr = efadv_create_comp_cntr(context, &plain, &place, sizeof(place));
+	CHECK(cq && other && foreign_cq && cntr && foreign_cntr);
+	static char zero[128], tail[128] = { [100] = 1 }, mask[128] = { 1 }, type[128] = { [8] = 1 }, flag[128] = { [12] = 8 };
+	static char reserved[128] = { [15] = 1 }, hints[128] = { [16] = 2 }, wc_flags[128] = { [8] = 4 };
+	struct efadv_ah_attr ah_attr;
+	struct cq_attr cq_attr;
+	struct efadv_device_attr device;
+	struct ibv_device_attr device_attr;
+	const struct row objects[] = {
+		ROW(efadv_query_device(context, &device, 0), EINVAL),
+		ROW(efadv_query_ah(ah, &ah_attr, 1), EINVAL),
+		ROW(efadv_query_cq(cq, &cq_attr, 8), EINVAL),
+		ROW(ibv_query_device(context, NULL), EINVAL),
+		ROW(ibv_query_device(NULL, &device_attr), EINVAL),
+		NULL_ROW(ibv_alloc_pd(NULL), EINVAL),
+		NULL_ROW(ibv_create_ah(pd, NULL), EINVAL),
+		NULL_ROW(ibv_create_ah(NULL, &(struct ibv_ah_attr){ .port_num = 1 }), EINVAL),
+		NULL_ROW(ibv_reg_mr_iova2(NULL, memory, SIZE, 0, ALL), EINVAL),
+		NULL_ROW(ibv_reg_mr_iova2(pd, memory, SIZE, 0, IBV_ACCESS_MW_BIND), EOPNOTSUPP),
+		NULL_ROW(ibv_reg_mr_iova2(pd, memory, SIZE, 0, IBV_ACCESS_ZERO_BASED), EOPNOTSUPP),
+		NULL_ROW(ibv_reg_mr_iova2(pd, memory, (size_t)1 << 60, 0, ALL), EFAULT),
+		ROW(ibv_dereg_mr(NULL), EINVAL),
+		ROW(ibv_destroy_ah(NULL), EINVAL),
+		ROW(ibv_dealloc_pd(NULL), EINVAL),
+		ROW(ibv_destroy_cq(NULL), EINVAL),
+		ROW(ibv_destroy_qp(NULL), EINVAL),
+		ROW(ibv_destroy_comp_channel(NULL), EINVAL),
+		ROW(ibv_destroy_comp_cntr(NULL), EINVAL),
+		NULL_ROW(cq_with(mask, 64, 0, 0), EINVAL),
+		NULL_ROW(cq_with(tail, 128, 0, 0), EINVAL),
+		NULL_ROW(cq_with(zero, 8, 0, 0), EINVAL),
+		NULL_ROW(cq_with(wc_flags, 64, 0, 0), EOPNOTSUPP),
+		NULL_ROW(cq_with(zero, 64, 1u << 5, 0), EOPNOTSUPP),
+		NULL_ROW(cq_with(zero, 64, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN), EOPNOTSUPP),
+		NULL_ROW(cq_with(zero, 64, IBV_CQ_INIT_ATTR_MASK_PD, 0), EINVAL),
+	};
+	CHECK_ROWS(objects);
+	const struct row queue_pairs[] = {
+		NULL_ROW(srd_with(cq, cq, zero, 4), EINVAL),
+		NULL_ROW(srd_with(cq, cq, tail, 128), EINVAL),
+		NULL_ROW(srd_with(cq, cq, mask, 24), EINVAL),
+		NULL_ROW(srd_with(cq, cq, reserved, 24), EINVAL),
+		NULL_ROW(srd_with(cq, cq, type, 24), EOPNOTSUPP),
+		NULL_ROW(srd_with(cq, cq, flag, 24), EOPNOTSUPP),
+		NULL_ROW(srd_with(cq, cq, hints, 24), EOPNOTSUPP),
+		NULL_ROW(srd_with(cq, foreign_cq, zero, 24), EINVAL),
+		NULL_ROW(srd_with(foreign_cq, cq, zero, 24), EINVAL),
+		NULL_ROW(ud_with(cq, IBV_QPT_DRIVER, IBV_QP_EX_WITH_SEND, 0), EOPNOTSUPP),
+		NULL_ROW(ud_with(cq, IBV_QPT_RC, IBV_QP_EX_WITH_SEND, 0), EOPNOTSUPP),
+		NULL_ROW(ud_with(cq, IBV_QPT_UD, IBV_QP_EX_WITH_RDMA_READ, 0), EOPNOTSUPP),
+		NULL_ROW(ud_with(cq, IBV_QPT_UD, IBV_QP_EX_WITH_SEND, IBV_QP_INIT_ATTR_RX_HASH), EOPNOTSUPP),
+		NULL_ROW(driver_qp(cq, IBV_QPT_UD, 0), EINVAL),
+		NULL_ROW(driver_qp(cq, IBV_QPT_DRIVER, 1), EOPNOTSUPP),
+		NULL_ROW(ibv_create_qp(pd, NULL), EINVAL),
+	};
+	CHECK_ROWS(queue_pairs);
+
+	struct ibv_qp *qp = srd(cq), *of_ud = ud(cq);
+	const int init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, rts = IBV_QP_STATE | IBV_QP_SQ_PSN;
+	const struct ibv_qp_attr none = { .port_num = 0 }, port = { .port_num = 1 }, pkey = { .port_num = 1, .pkey_index = 1 };
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init_attr;
+	const struct row before[] = {
+		ROW(ibv_modify_qp(NULL, &attr, IBV_QP_STATE), EINVAL),
+		ROW(ibv_modify_qp(qp, NULL, IBV_QP_STATE), EINVAL),
+		ROW(modify(qp, IBV_QPS_INIT, init, none), EINVAL),
+		ROW(modify(qp, IBV_QPS_INIT, init, pkey), EOPNOTSUPP),
+		ROW(modify(qp, IBV_QPS_INIT, init | IBV_QP_TIMEOUT, port), EOPNOTSUPP),
+		ROW(modify(qp, IBV_QPS_INIT, init | IBV_QP_SQ_PSN, port), EINVAL),
+		ROW(modify(qp, IBV_QPS_RTR, IBV_QP_STATE, none), EINVAL),
+		ROW(modify(qp, IBV_QPS_ERR, IBV_QP_STATE, none), EINVAL),
+		ROW(modify(qp, 99, IBV_QP_STATE, none), EINVAL),
+		ROW(ibv_query_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT, &init_attr), EOPNOTSUPP),
+		ROW(ibv_query_qp(qp, NULL, IBV_QP_STATE, &init_attr), EINVAL),
+		ROW(attach(qp, cntr, 0, 0), EINVAL),
+		ROW(attach(qp, cntr, 1, 1), EOPNOTSUPP),
+		ROW(attach(qp, foreign_cntr, 0, 1), EINVAL),
+		ROW(attach(qp, NULL, 0, 1), EINVAL),
+		ROW(modify(qp, IBV_QPS_INIT, init, port), 0),
+		ROW(modify(of_ud, IBV_QPS_INIT, init, port), 0),
+		ROW(modify(qp, IBV_QPS_RTS, rts, none), EINVAL),
+		ROW(modify(qp, IBV_QPS_SQD, IBV_QP_STATE, none), EINVAL),
+		ROW(modify(qp, IBV_QPS_RTR, IBV_QP_STATE, none), 0),
+		ROW(modify(of_ud, IBV_QPS_RTR, IBV_QP_STATE, none), 0),
+		ROW(modify(qp, IBV_QPS_RTS, IBV_QP_STATE, none), EINVAL),
+		/* Only SRD retries. */
+		ROW(modify(of_ud, IBV_QPS_RTS, rts | IBV_QP_RNR_RETRY, none), EINVAL),
+		ROW(modify(qp, IBV_QPS_RTS, rts | IBV_QP_CUR_STATE, none), EINVAL),
+		ROW(modify(qp, IBV_QPS_RTS, rts | IBV_QP_RNR_RETRY, none), 0),
+	};
+	CHECK_ROWS(before);
+	const struct row posts[] = {
+		ROW(receive_of(qp, 3), EINVAL),
+		ROW(receive_of(qp, -1), EINVAL),
+		ROW(send_of(qp, IBV_WR_RDMA_WRITE, 0, ah), EINVAL),
+		ROW(send_of(qp, IBV_WR_ATOMIC_CMP_AND_SWP, 0, ah), EINVAL),
+		ROW(send_of(qp, IBV_WR_SEND, 3, ah), EINVAL),
+		ROW(send_of(qp, IBV_WR_SEND, -1, ah), EINVAL),
+		ROW(send_of(qp, IBV_WR_SEND, 0, NULL), EINVAL),
+	};
+	CHECK_ROWS(posts);
+
+	/* Without retries a send without a receive fails. */
+	CHECK(!send_plain(qp, qp->qp_num, 0, mr->lkey, IBV_SEND_SIGNALED, 8));
+	CHECK(wait_plain(cq).status == IBV_WC_RNR_RETRY_EXC_ERR);
+	/* A receive doorbell beyond the ring, and one that goes back: the queue pair is in error. */
+	for (int back = 0; back < 2; back++) {
+		struct ibv_qp *broken = srd(cq);
+		to_init(broken);
+		to_rts(broken);
+		struct wq_attr sends, receives;
+		CHECK(!efadv_query_qp_wqs(broken, &sends, &receives, sizeof(sends)));
+		if (back) {
+			CHECK(!post_receive(broken, 1, HALF, 64) && !send_plain(broken, broken->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8));
+			CHECK(wait_plain(cq).status == IBV_WC_SUCCESS && wait_plain(cq).status == IBV_WC_SUCCESS);
+		}
+		*(volatile uint32_t *)receives.doorbell = back ? 0x10000000 : 0x100;
+		CHECK(!send_plain(broken, broken->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8));
+		/* One completion is of a receive that was never posted, and has no id. */
+		int failed = 0, unknown = 0;
+		for (double until = now() + 30; !failed || !unknown;) {
+			struct ibv_wc wc;
+			int got = ibv_poll_cq(cq, 1, &wc);
+			CHECK(now() < until);
+			failed += got == 1 && wc.status == IBV_WC_REM_INV_RD_REQ_ERR;
+			unknown += got == -EINVAL;
+		}
+		CHECK(!ibv_destroy_qp(broken));
+	}
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(of_ud) && !ibv_destroy_cq(cq) && !ibv_destroy_comp_cntr(cntr));
+	/* The kernel closes what a program leaves open. */
+	CHECK(!ibv_close_device(other));
+}
+
 int main(int argc, char **argv)
 {
 	const struct { const char *name; void (*run)(void); } parts[] = {
 		{ "srd", part_srd }, { "ud", part_ud }, { "events", part_events }, { "counters", part_counters },
 		{ "gda", part_gda }, { "refused", part_refused }, { "states", part_states }, { "domains", part_domains },
-		{ "port", part_port },
+		{ "port", part_port }, { "table", part_table },
 	};
 	for (size_t i = 0; argc == 2 && i < sizeof(parts) / sizeof(*parts); i++) {
 		if (strcmp(argv[1], parts[i].name))
@@ -875,6 +1089,6 @@ int main(int argc, char **argv)
 		printf("%s: good\n", parts[i].name);
 		return 0;
 	}
-	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|refused|states|domains|port\n");
+	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|refused|states|domains|port|table\n");
 	return 2;
 }

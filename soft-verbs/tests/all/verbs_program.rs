@@ -83,6 +83,7 @@ fn nothing_listens_for_other_hosts_before_a_queue_pair_may_receive() {
 #[test]
 fn bad_input_is_refused_as_on_hardware() {
     part("bad_input_is_refused_as_on_hardware", "refused", "seed=2");
+    part("bad_input_is_refused_as_on_hardware", "table", "seed=2");
 }
 
 #[test]
