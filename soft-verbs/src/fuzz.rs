@@ -559,7 +559,7 @@ impl Run<'_> {
 
     fn poll(&mut self) {
         let cq: *mut ib::ibv_cq_ex = self.pick(Kind::Cq);
-        if self.input.u8() % 2 == 0 {
+        if self.input.u8().is_multiple_of(2) {
             // SAFETY: the context is open, and its table has the call.
             let poll = unsafe { (*self.device.context).ops.poll_cq.unwrap() };
             let mut wcs = [ib::ibv_wc::default(); 4];
@@ -655,7 +655,7 @@ impl Run<'_> {
         let size = self.size::<ib::efadv_wq_attr>();
         // SAFETY: the queue pair is null or open, and the attributes have at least that size.
         if unsafe { efadv_query_qp_wqs(qp, &mut send, &mut recv, size) } == 0 {
-            let wq = if self.input.u8() % 2 == 0 { &send } else { &recv };
+            let wq = if self.input.u8().is_multiple_of(2) { &send } else { &recv };
             for at in 0..self.input.u8() % 65 {
                 let len = wq.num_entries as usize * wq.entry_size as usize;
                 // SAFETY: the byte lies in the ring of the open queue pair.
