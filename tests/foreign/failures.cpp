@@ -46,7 +46,7 @@ static const std::vector<Failure> failures = {
    {{"write to rank 1", "the queue pair failed inside the local card", "check the card"},
     {"write to rank 0", "answer", "check that the peer runs"}}},
   {"few_counters", "cntr_budget=4", nullptr,
-   {{"createContext", "completion counters are needed on card softefa0-rdm", "request fewer signals"},
+   {{"createContext", "completion counters are needed on card", "request fewer signals"},
     {"rank 0 failed in createContext", "the log of rank 0"}}},
   {"no_descriptors", "", [] { set_limit(RLIMIT_NOFILE, 3); },
    {{"write to rank 1", "the peer never answered", "too many open files: raise `ulimit -n`"}, no_answer}},
@@ -56,6 +56,11 @@ static const std::vector<Failure> failures = {
    {{"write to rank 1", "the peer never answered", "shared memory needs: raise `ulimit -f`"}, {}}},
 };
 
+// On an EFA card the plugin cannot read the ring, which names the peer of NCCL's requests, and does not learn of limits of the process.
+static bool known_of_efa(const char* part) {
+  return !strstr(part, "to rank") && !strstr(part, "raise") && !strstr(part, "ulimit");
+}
+
 static void failure(Rank& rank) {
   const Failure* found = nullptr;
   for (const Failure& one : failures) {
@@ -64,6 +69,10 @@ static void failure(Rank& rank) {
   CHECK(rank, found, "no such failure");
   setenv("FERROGIN_TIMEOUT", "20", 1);
   setenv("SOFTEFA_WIRE", "shm", 1);
+  // With the control plane on the cards, those are connected, and have handled requests, before the traffic.
+  setenv("FERROGIN_CONTROL", "tcp", 1);
+  const char* provider = getenv("FERROGIN_PROVIDER");
+  bool efa = provider && !strcmp(provider, "efa");
   if (rank.rank == 0 && *found->faults) setenv("SOFTEFA_FAULTS", found->faults, 1);
   expect_warnings = true;
   Needs needs;
@@ -91,7 +100,10 @@ static void failure(Rank& rank) {
     if (seen.empty()) FLUSH(s, gin);
     CHECK(rank, s.has_error() == !seen.empty(), "queryLastError");
   }
-  for (const char* part : seen) CHECK(rank, strstr(last_warning, part), "\"%s\" is not in: %s", part, last_warning);
+  for (const char* part : seen) {
+    if (efa && !known_of_efa(part)) continue;
+    CHECK(rank, strstr(last_warning, part), "\"%s\" is not in: %s", part, last_warning);
+  }
   CHECK(rank, warnings == int(!seen.empty()), "%d lines, the last: %s", warnings, last_warning);
   rank.barrier();
   s.close();

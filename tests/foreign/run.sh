@@ -6,6 +6,7 @@
 # with 2 and 4 ranks, then on cards with faults. Prints a line for each test and a last line with the counts; status 1 if a test
 # failed. Without PyPI, pip or a compiler it prints the reason and counts the tests as skipped.
 #
+#   FERROGIN_PROVIDER=efa   over libfabric's own provider, the one of FERROGIN_LIBFABRIC, with the software card below verbs
 #   SOFTEFA_FAULTS=...      only these faults
 #   FOREIGN_RANKS="2 3 4"   the numbers of ranks on a card without faults [2 4; 2 with NCCL 2.31]
 #   FOREIGN_RELEASES=...    only these releases
@@ -71,7 +72,9 @@ fi
 run() {
     local ranks=$1 scenario=$2
     shift 2
-    "$out/foreign" "$plugin" --ranks "$ranks" --scenario "$scenario" "$@" >"$log"
+    # Queues that libfabric drives itself begin at 0, so a control plane over `efa` does not pass on a card of other beginnings.
+    [[ ${SOFTEFA_FAULTS:-} != *cntr_start* ]] || local -x FERROGIN_CONTROL=tcp
+    "${on_card[@]}" "$out/foreign" "$plugin" --ranks "$ranks" --scenario "$scenario" "$@" >"$log"
     count "$log" $? "NCCL $release, $ranks ranks, ${SOFTEFA_FAULTS:-no faults}, $scenario"
 }
 
@@ -94,12 +97,19 @@ run_release() {
         return
     fi
     echo "PASS NCCL $release, layouts: NCCL's headers, the plugin ABI and the vectors agree"
+    if [ -n "$no_card" ]; then
+        for scenario in $("$out/foreign" --list); do
+            skip "NCCL $release over efa, $scenario: $no_card"
+        done
+        return
+    fi
     "$out/gin_post" "$vectors/efa_dp.json" >"$log"
     count "$log" $? "NCCL $release, gin_post"
     # Most of their time is waiting, so they run beside the other scenarios.
     local failures=
     if [ "${scenarios[*]}" = all ] && [ -z "${SOFTEFA_FAULTS:-}" ]; then
-        "$out/foreign" "$plugin" --scenario failures >"$log.failures" &
+        # Through a pipe, because a limit of file sizes bounds what the ranks write to a file.
+        { "${on_card[@]}" "$out/foreign" "$plugin" --scenario failures 2>&1 >"$log.failures" | cat >&2; } &
         failures=$!
     fi
     local ranks="2 4"
@@ -116,6 +126,7 @@ run_release() {
     # counters that wrap during the run, where scenarios that read a signal or counter are excluded (README.md).
     for scenario in "${scenarios[@]}"; do
         SOFTEFA_FAULTS=seed=7,reorder=64,qp_caps=0 run 3 "$scenario"
+        [ "$FERROGIN_PROVIDER" != efa ] || SOFTEFA_FAULTS=seed=5,reorder=64,reread=0.2 run 2 "$scenario" "${thin[@]}"
         # NCCL 2.31 has no other requests, and posts on the same counters.
         [ ${#thin[@]} -gt 0 ] && [ "$release" = 2.31.2 ] || SOFTEFA_FAULTS=wqe_size=64 run 2 "$scenario" "${thin[@]}"
         [ ${#thin[@]} -gt 0 ] && [ "$release" = 2.31.2 ] || SOFTEFA_FAULTS=cntr_start=2147400000 run 2 "$scenario" "${thin[@]}"
@@ -132,6 +143,14 @@ run_release() {
 
 export FERROGIN_PROVIDER=${FERROGIN_PROVIDER:-softefa}
 export FERROGIN_DEVICE=${FERROGIN_DEVICE:-cpu}
+# The command below which ranks have a card, or why there is none.
+on_card=(env) no_card=
+if [ "$FERROGIN_PROVIDER" = efa ]; then
+    on_card=("$dist/ferrogin" verbs --)
+    if ! grep -qs 'efa gda ops' "${FERROGIN_LIBFABRIC:-}"; then
+        no_card="FERROGIN_LIBFABRIC names no libfabric whose efa provider has operations for GPUs"
+    fi
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

@@ -72,6 +72,11 @@ fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
         lint().after("build of the tests"),
         script("models", "device-kernels/tests/models.sh"),
         script("foreign clients", "tests/foreign/run.sh").after("cargo test"),
+        // Over libfabric's own provider, the one of FERROGIN_LIBFABRIC.
+        script("foreign clients over efa", "tests/foreign/run.sh")
+            .env("FERROGIN_PROVIDER", "efa")
+            .after("foreign clients"),
+        scenarios_over_efa(dist).after("foreign clients over efa"),
         script("aarch64", "scripts/check-aarch64.sh"),
         Stage::new("documentation", docs).after("lint").env("RUSTDOCFLAGS", "-D warnings"),
         script("model of the channel's wake-up", "channel/tests/models.sh").after("models"),
@@ -131,6 +136,13 @@ pub fn workspace_tests(
         Some(path) => stage.env("FERROGIN_LIBFABRIC_ALT", path),
         None => stage,
     }
+}
+
+/// The tests of the scenarios over libfabric's own provider, the one of FERROGIN_LIBFABRIC.
+fn scenarios_over_efa(dist: &Path) -> Stage {
+    let arguments = ["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all", "--", "--show-output"];
+    let stage = Stage::new("scenarios over efa", cargo(&arguments)).of_tests().env("FERROGIN_DIST", dist);
+    stage.env("FERROGIN_PROVIDER", "efa")
 }
 
 /// Runs the stages whose names contain one of `only`, or all.
