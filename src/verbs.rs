@@ -48,6 +48,16 @@ pub(crate) fn library_path(directory: PathBuf) -> OsString {
     path
 }
 
+/// The directory of the card's libraries, where `ferrogin verbs` runs this process.
+pub fn below() -> Option<PathBuf> {
+    let sysfs = PathBuf::from(std::env::var_os("SYSFS_PATH")?).canonicalize().ok()?;
+    let directory = sysfs.parent()?;
+    let libraries = std::env::var_os("LD_LIBRARY_PATH")?;
+    let is_loaded =
+        std::env::split_paths(&libraries).any(|path| path.canonicalize().is_ok_and(|path| path == directory));
+    (is_loaded && directory.join(LIBRARY).is_file()).then(|| directory.to_owned())
+}
+
 /// Makes a mount namespace of this process, as root or as the only user of a new user namespace.
 fn enter_namespace() -> io::Result<()> {
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());

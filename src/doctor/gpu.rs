@@ -12,7 +12,7 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
     let probed = probe::start(&["gpu"], &[], machine.limit);
     if let Some(reason) = probed.failure() {
         let (what, why) = (format!("none: {reason}"), "NCCL needs a GPU; without one, kernels run on CPU threads");
-        let finding = match (&*device, machine.is_software_card()) {
+        let finding = match (&*device, machine.has_software_card()) {
             ("cuda", _) => {
                 let cure =
                     "install the NVIDIA driver, or set FERROGIN_DEVICE=cpu or auto with FERROGIN_PROVIDER=softefa";
@@ -54,7 +54,7 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
             ));
         }
         let reachable = able("vmm") && able("rdma_with_vmm") && able("dma_buf");
-        if !machine.is_software_card() && !reachable {
+        if !machine.has_software_card() && !reachable {
             findings.push(Finding::problem(
                 AREA,
                 format!("{name}: VMM {vmm}, GPUDirect RDMA with VMM {rdma}, dma-buf {dma_buf}"),

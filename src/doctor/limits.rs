@@ -55,7 +55,7 @@ fn resources(machine: &Machine) -> Vec<Finding> {
             "ulimit -n 65536, or LimitNOFILE= of the service",
         )),
     }
-    match locked < LOCKED && !machine.is_software_card() {
+    match locked < LOCKED && !machine.has_software_card() {
         false => findings.push(Finding::ok(AREA, format!("locked memory (ulimit -l): {}", amount(locked)))),
         true => findings.push(Finding::warning(
             AREA,

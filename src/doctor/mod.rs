@@ -76,6 +76,8 @@ struct Machine {
     root: PathBuf,
     /// FERROGIN_PROVIDER, or its default.
     provider: String,
+    /// The directory of the software card's libraries, where `ferrogin verbs` runs this process.
+    verbs: Option<PathBuf>,
     nccl: String,
     limit: Duration,
 }
@@ -90,8 +92,14 @@ impl Machine {
         Some(std::fs::read_to_string(self.path(path)).ok()?.trim().to_owned())
     }
 
+    /// The software card is that of libfabric's provider softefa.
     fn is_software_card(&self) -> bool {
         self.provider == "softefa"
+    }
+
+    /// The card is software: provider softefa, or below verbs.
+    fn has_software_card(&self) -> bool {
+        self.is_software_card() || self.verbs.is_some()
     }
 }
 
@@ -119,6 +127,7 @@ fn examine(args: &DoctorArgs) -> Report {
     let machine = Arc::new(Machine {
         root: args.root.clone(),
         provider: variable("FERROGIN_PROVIDER").unwrap_or_else(|| "efa".into()),
+        verbs: crate::verbs::below(),
         nccl: args.nccl.clone(),
         limit: limit(args.timeout),
     });

@@ -135,7 +135,8 @@ fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
     }
     let cards = probed.texts("card").join(", ");
     if !cards.is_empty() {
-        findings.push(Finding::ok(card_area(&machine.provider), format!("usable: {cards}")));
+        let kind = if machine.verbs.is_some() && machine.provider == "efa" { ", software below verbs" } else { "" };
+        findings.push(Finding::ok(card_area(&machine.provider), format!("usable: {cards}{kind}")));
     }
     let errors = probed.ended.last_errors(LINES);
     match probed.failure() {
@@ -190,11 +191,11 @@ fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Fi
         End::Crashed(_) => {
             "the lines below are what the libraries printed; check the files beside the plugin and in FI_PROVIDER_PATH"
         }
-        _ if machine.is_software_card() && software && cards.is_empty() => {
+        _ if machine.has_software_card() && software && cards.is_empty() => {
             "correct or unset the SOFTEFA_ variable that the lines below name"
         }
         _ if variable("FI_PROVIDER").is_some() => "unset FI_PROVIDER: it hides providers that the plugin needs",
-        _ if opened && variable("SOFTEFA_FAULTS").is_some() && machine.is_software_card() => {
+        _ if opened && variable("SOFTEFA_FAULTS").is_some() && machine.has_software_card() => {
             "unset SOFTEFA_FAULTS: its faults are active"
         }
         _ if variable("FERROGIN_PROVIDER").is_none() => {

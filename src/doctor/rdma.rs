@@ -54,6 +54,10 @@ fn devices(machine: &Machine) -> Vec<Finding> {
     if devices.is_empty() {
         findings.push(Finding::ok(AREA, "none"));
     }
+    if let Some(directory) = &machine.verbs {
+        findings.push(software(directory, &class, devices.is_empty()));
+        return findings;
+    }
     if machine.is_software_card() {
         return findings;
     }
@@ -68,6 +72,20 @@ fn devices(machine: &Machine) -> Vec<Finding> {
         findings.extend(verbs(&machine.path("/dev/infiniband")));
     }
     findings
+}
+
+/// The software cards below verbs, which need no driver and no device files.
+fn software(directory: &Path, class: &Path, hidden: bool) -> Finding {
+    let what = format!("software cards below verbs (ferrogin verbs), from {}", directory.display());
+    if !hidden {
+        return Finding::ok(AREA, what);
+    }
+    Finding::warning(
+        AREA,
+        format!("{what}, and {} shows none", class.display()),
+        "ferrogin verbs could not make a mount namespace, and programs that look there find no card",
+        "run ferrogin verbs as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces)",
+    )
 }
 
 /// The device files through which a process opens RDMA devices.

@@ -82,7 +82,7 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
         } else if name.starts_with("SOFTEFA_")
             && !["SOFTEFA_TEST_", "SOFTEFA_FUZZ_"].iter().any(|prefix| name.starts_with(prefix))
         {
-            let level = if machine.is_software_card() { Level::Problem } else { Level::Warning };
+            let level = if machine.has_software_card() { Level::Problem } else { Level::Warning };
             let finding = Finding::problem(
                 AREA,
                 format!("{name} is set, and the software card has no such setting"),
@@ -103,7 +103,7 @@ fn effects(machine: &Machine) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut warn = |what: String, why: &str, cure: &str| findings.push(Finding::warning(AREA, what, why, cure));
     let efa = !machine.is_software_card();
-    if let Some(value) = variable("SOFTEFA_FAULTS").filter(|_| machine.is_software_card()) {
+    if let Some(value) = variable("SOFTEFA_FAULTS").filter(|_| machine.has_software_card()) {
         warn(
             format!("faults are active: SOFTEFA_FAULTS={value}"),
             "the software card misbehaves on request",
