@@ -76,6 +76,89 @@ fn plugin_runs_over_libfabrics_own_efa_provider() {
     assert!(!good && text.contains("init failed") && text.contains("completion counter"), "{text}");
 }
 
+#[test]
+fn doctor_below_verbs_names_the_software_card_and_asks_for_no_driver() {
+    let test = "doctor_below_verbs_names_the_software_card_and_asks_for_no_driver";
+    let Some(dist) = dist(test) else { return };
+    let script = r#"ulimit -l 64; exec "$0" doctor --only rdma,limits,settings"#;
+    let program = ["sh", "-c", script, env!("CARGO_BIN_EXE_ferrogin")].map(OsStr::new);
+    let settings = [("FERROGIN_PROVIDER", "efa"), ("SOFTEFA_FAULTS", "seed=1"), ("SOFTEFA_NIC", "1")];
+    let (good, text) = on_card(&dist, &program, &settings.map(|(name, value)| (name, OsStr::new(value))));
+    // The text has lines of 120 characters.
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("software cards below verbs (ferrogin verbs), from "), "{text}");
+    assert!(words.contains("faults are active") && words.contains("SOFTEFA_NIC is set"), "{text}");
+    for of_hardware in ["uverbs file", "an EFA card locks", "use an EFA instance"] {
+        assert!(!words.contains(of_hardware), "{of_hardware}: {text}");
+    }
+    // The card refuses the misspelt setting.
+    assert!(!good && words.contains(": 1 problem,"), "{text}");
+}
+
+/// The last words of a validation below verbs, with the given libfabric or the system's.
+fn validation(dist: &Path, name: &str, libfabric: Option<&Path>) -> (bool, String) {
+    let report = std::env::temp_dir().join(format!("ferrogin-verbs-{name}-{}.tar.gz", std::process::id()));
+    let program =
+        [OsStr::new(env!("CARGO_BIN_EXE_ferrogin")), OsStr::new("validate"), OsStr::new("--quick"), OsStr::new("-o")];
+    let program = [&program[..], &[report.as_os_str()]].concat();
+    let plugin = dist.join("libnccl-gin-ferrogin.so");
+    let mut settings = vec![
+        ("FERROGIN_PROVIDER", OsStr::new("efa")),
+        ("FERROGIN_DEVICE", OsStr::new("cpu")),
+        ("NCCL_GIN_PLUGIN", plugin.as_os_str()),
+    ];
+    settings.extend(libfabric.map(|path| ("FERROGIN_LIBFABRIC", path.as_os_str())));
+    let result = on_card(dist, &program, &settings);
+    let _ = std::fs::remove_file(report);
+    result
+}
+
+#[test]
+fn validation_below_verbs_passes() {
+    let test = "validation_below_verbs_passes";
+    let Some(dist) = dist(test) else { return };
+    let Some(libfabric) = ferrogin_test_support::libfabric_for_gpus(test) else { return };
+    let (good, text) = validation(&dist, "passes", Some(&libfabric));
+    assert!(good && text.contains("7 of 7 steps passed"), "{text}");
+}
+
+#[test]
+fn validation_below_verbs_asks_for_a_libfabric_with_operations_for_gpus() {
+    let test = "validation_below_verbs_asks_for_a_libfabric_with_operations_for_gpus";
+    let Some(dist) = dist(test) else { return };
+    let program = [env!("CARGO_BIN_EXE_ferrogin"), "doctor", "--only", "libfabric"].map(OsStr::new);
+    let (good, text) = on_card(&dist, &program, &[("FERROGIN_PROVIDER", OsStr::new("efa"))]);
+    if good || !text.contains("is older than 2.6") {
+        return ferrogin_test_support::skip(test, "the system's libfabric is not an older one");
+    }
+    let (good, text) = validation(&dist, "older", None);
+    let cure = "EFA needs libfabric 2.6 or newer";
+    assert!(!good && text.contains("0 of 7 steps passed") && text.contains(cure), "{text}");
+}
+
+/// The lines of the page run as they stand there, in a directory like another project's.
+#[test]
+fn lines_of_the_page_for_other_projects_run() {
+    let test = "lines_of_the_page_for_other_projects_run";
+    let Some(dist) = dist(test) else { return };
+    if Command::new("ibv_devices").output().is_err() {
+        return ferrogin_test_support::skip(test, "ibv_devices is not installed (Debian: ibverbs-utils)");
+    }
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/card-in-ci.md")).expect("the page");
+    let (_, section) = page.split_once("\n## Programs of verbs\n").expect("the section");
+    let (_, block) = section.split_once("```sh\n").expect("the lines");
+    let (lines, _) = block.split_once("```").expect("the end of the lines");
+    let directory = std::env::temp_dir().join(format!("ferrogin-verbs-page-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("a directory");
+    std::os::unix::fs::symlink(&dist, directory.join("dist")).expect("a link");
+    std::os::unix::fs::symlink("/usr/bin/ibv_devices", directory.join("your-program")).expect("a link");
+    let output = Command::new("bash").args(["-e", "-c", lines]).current_dir(&directory).output();
+    let _ = std::fs::remove_dir_all(&directory);
+    let output = output.expect("a shell");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("rdmap0s0"), "{text}");
+}
+
 /// The tool refuses the call without a program.
 #[test]
 fn verbs_needs_a_program() {

@@ -4,7 +4,7 @@
 # The MPIs are MPICH (PyPI: mpich) and Open MPI with its mtl ofi (Debian: openmpi-bin, libopenmpi-dev), in a soak also Intel MPI (PyPI: impi-rt),
 # which runs the program that MPICH's compiler made: both have the same ABI. Packages of PyPI are installed once into .cache/mpi/. Each MPI runs two
 # ranks, without faults and with SOFTEFA_FAULTS below; no rank may use anything but the card to reach another. With the first MPI that is
-# there, the script also runs the lines of docs/card-in-ci.md. Prints a line for each test and a last line with the counts; status 1 if a test
+# there, the script also runs the first lines of docs/card-in-ci.md. Open MPI also runs over libfabric's own provider efa, on the card below verbs. Prints a line for each test and a last line with the counts; status 1 if a test
 # failed. A run that does not end in time is a failure. An MPI that cannot be had is counted as skipped.
 #
 #   FERROGIN_SOAK=1   50 runs each instead of one, and Intel MPI
@@ -97,7 +97,7 @@ both() {
 # The lines of the page run as they stand there, in a directory like another project's.
 documented() {
     mkdir "$work/ci" && cp -R "$dist" "$work/ci/dist" && cp "$1" "$work/ci/your-program"
-    sed -n '/^```sh$/,/^```$/p' "$root/docs/card-in-ci.md" | sed '/^```/d' >"$work/lines"
+    awk '/^```sh$/ { inside = 1; next } inside && /^```$/ { exit } inside' "$root/docs/card-in-ci.md" >"$work/lines"
     [ "$(wc -l <"$work/lines")" -eq 3 ] || { cp "$work/lines" "$work/log"; fail "docs/card-in-ci.md: three lines"; return; }
     (cd "$work/ci" && unset FI_PROVIDER FI_PROVIDER_PATH && PATH=$2/bin:$PATH timeout "$limit" bash -e "$work/lines") >"$work/log" 2>&1
     if grep -q 'all data right' "$work/log"; then pass "docs/card-in-ci.md"; else fail "docs/card-in-ci.md"; fi
@@ -115,6 +115,9 @@ elif ! include=$(mpicc --showme:incdirs 2>/dev/null) || [ ! -f "${include%% *}/m
     skip "Open MPI: its compiler has no headers (Debian: libopenmpi-dev)"
 elif compile openmpi mpicc; then
     both "$(mpirun --version 2>&1 | head -n 1)" mpirun "${openmpi_options[@]}" -np 2 "$work/openmpi"
+    # libfabric's shared memory would be another way to a rank of this host.
+    both "$(mpirun --version 2>&1 | head -n 1), efa below verbs" env FI_PROVIDER=efa FI_EFA_ENABLE_SHM_TRANSFER=0 \
+        "$dist/ferrogin" verbs -- mpirun "${openmpi_options[@]/softefa/efa}" -np 2 "$work/openmpi"
 fi
 
 if package mpich && compile mpich "$place/bin/mpicc"; then

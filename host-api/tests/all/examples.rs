@@ -126,6 +126,29 @@ fn mixture_of_experts_passes() {
     kernel_example_passes("mixture_of_experts_passes", "../examples/moe.cu", 3);
 }
 
+/// The five programs over libfabric's own provider `efa`, on the software card below verbs.
+#[test]
+fn kernel_examples_pass_over_libfabrics_own_efa_provider() {
+    let test = "kernel_examples_pass_over_libfabrics_own_efa_provider";
+    let Some(libfabric) = ferrogin_test_support::libfabric_for_gpus(test) else { return };
+    let Some(card) = ferrogin_test_support::verbs(test) else { return };
+    for name in ["halo", "alltoall", "allgather", "barrier", "moe"] {
+        let source = format!("../examples/{name}.cu");
+        let Some(program) = compile(test, CXX, &["-std=c++17", "-O2", "-x", "c++"], &source) else { return };
+        let outputs = job(test, 3, |_| {
+            let mut command = Command::new(&program);
+            on_software_card(&mut command).env("SOFTEFA_FAULTS", "seed=5,reorder=32,reread=0.2");
+            command.env("FERROGIN_PROVIDER", "efa").env("FERROGIN_LIBFABRIC", &libfabric).envs(card.clone());
+            command
+        });
+        let _ = std::fs::remove_file(program);
+        for output in &outputs {
+            let text = text(output);
+            assert!(output.status.success() && text.contains(", 0 "), "{name}: {text}");
+        }
+    }
+}
+
 #[test]
 fn rank_without_card_is_reported_to_other_ranks() {
     let test = "rank_without_card_is_reported_to_other_ranks";
