@@ -385,7 +385,7 @@ impl Program {
                 .map(|slot| Parameter { offset: slot.offset, size: slot.size, align: slot.align })
                 .collect(),
             shared,
-            local: self.deepest(number, &mut HashMap::new()),
+            local: self.deepest(number, 0, &mut HashMap::new()),
             constant: u32::try_from(constant).unwrap_or(u32::MAX),
             registers: self.functions[number].body.registers.min(255),
             max_threads: function.max_threads,
@@ -397,13 +397,16 @@ impl Program {
     }
 
     /// Bytes of local memory of the deepest chain of calls; a function counts once in a chain.
-    fn deepest(&self, function: usize, known: &mut HashMap<usize, u32>) -> u32 {
+    fn deepest(&self, function: usize, calls: usize, known: &mut HashMap<usize, u32>) -> u32 {
         if let Some(&local) = known.get(&function) {
             return local;
         }
+        if calls > crate::thread::DEEPEST {
+            return 0;
+        }
         known.insert(function, 0);
         let body = &self.functions[function].body;
-        let below = body.calls.iter().map(|call| self.deepest(call.target, known)).max().unwrap_or(0);
+        let below = body.calls.iter().map(|call| self.deepest(call.target, calls + 1, known)).max().unwrap_or(0);
         let local = body.local.next_multiple_of(16).saturating_add(below);
         known.insert(function, local);
         local

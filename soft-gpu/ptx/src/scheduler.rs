@@ -192,6 +192,8 @@ impl<'a> Scheduler<'a> {
         let id = list[at];
         let (slot, index) = (id.0 as usize, id.1 as usize);
         let budget = 1 + (chance >> 8) as u32 % (1 << (1 + (chance >> 3) % 8));
+        // A thread that is seldom chosen is in no cache: it stays longer.
+        let budget = if self.active.len() > 1024 { budget * 4 } else { budget };
         let Some(block) = &mut self.blocks[slot] else { return Ok(()) };
         let thread = &mut block.threads[index];
         if let State::Gather(turns) = thread.state {
@@ -209,6 +211,13 @@ impl<'a> Scheduler<'a> {
             }
         }
         let thread_progressed = thread.progressed();
+        // Stores of a thread that waits leave it, too.
+        if self.core.weak.is_some() && outcome.is_ok() && chance >> 60 == 0 {
+            let other = self.random.below(block.threads.len());
+            if let Err(fault) = block.threads[other].buffer.drift(&mut self.core) {
+                outcome = Err(fault);
+            }
+        }
         match outcome.map_err(|fault| self.trap(Some(id), fault))? {
             Event::Turn => {
                 if !spins {
@@ -360,6 +369,22 @@ impl Block {
     pub fn warp(&self, warp: u32) -> &[Thread] {
         let first = warp as usize * 32;
         &self.threads[first..self.threads.len().min(first + 32)]
+    }
+
+    /// All lanes of a warp that have not ended wait for each other with masks that do not fit.
+    pub fn warp_stuck(&self, warp: u32, core: &Core<'_>) -> Result<(), Fault> {
+        if self.warp(warp).iter().any(|thread| !matches!(thread.state, State::Warp(_) | State::Ended)) {
+            return Ok(());
+        }
+        let mut cause = String::from("no lane of the warp can go on:");
+        for thread in self.warp(warp) {
+            if let State::Warp(mask) = thread.state {
+                let line = core.program.line(thread.position());
+                cause += &format!(" lane {} waits in line {line} with the mask {mask:#010x};", thread.lane());
+            }
+        }
+        cause += " all lanes of a mask arrive with the same mask";
+        Err(Fault::new(TrapKind::Convergence, cause))
     }
 
     /// No thread can go on.

@@ -16,7 +16,7 @@ pub const PARAM: u64 = 3 << 60;
 const WINDOW: u64 = 0xf << 60;
 
 /// Calls in calls.
-const DEEPEST: usize = 128;
+pub const DEEPEST: usize = 128;
 /// Bytes of local memory of a thread, as on a GPU.
 const MOST_LOCAL: usize = 512 << 10;
 

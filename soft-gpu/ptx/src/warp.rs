@@ -33,10 +33,11 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
     if matches!(i.op, Op::WarpBarrier) && core.weak.is_some() {
         block.threads[index].buffer.release(core, Scope::Block)?;
     }
-    let members: Vec<usize> = (0..lanes).filter(|other| mask >> other & 1 == 1).collect();
-    if !members.iter().all(|&other| block.threads[first + other].state == State::Warp(mask)) {
-        return Ok(());
+    let arrived = |other: &usize| block.threads[first + other].state == State::Warp(mask);
+    if !(0..lanes).filter(|other| mask >> other & 1 == 1).all(|other| arrived(&other)) {
+        return block.warp_stuck(index as u32 / 32, core);
     }
+    let members: Vec<usize> = (0..lanes).filter(|other| mask >> other & 1 == 1).collect();
     let at = block.threads[index].position();
     for &other in &members {
         let thread = &block.threads[first + other];
@@ -49,7 +50,7 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
             ));
         }
     }
-    execute(block, core, &i, first, &members, mask);
+    execute(block, &i, first, &members, mask);
     for other in members {
         let thread = &mut block.threads[first + other];
         if matches!(i.op, Op::WarpBarrier) {
@@ -61,8 +62,7 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
     Ok(())
 }
 
-fn execute(block: &mut Block, core: &Core<'_>, i: &Instruction, first: usize, members: &[usize], mask: u32) {
-    let _ = core;
+fn execute(block: &mut Block, i: &Instruction, first: usize, members: &[usize], mask: u32) {
     let read = |block: &Block, slot: u16| -> Vec<u64> {
         members.iter().map(|&lane| block.threads[first + lane].slot(slot)).collect()
     };

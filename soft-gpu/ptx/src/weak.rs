@@ -31,6 +31,30 @@ pub struct Weak {
     random: Random,
     /// Stores that a block or the GPU sees, from the oldest.
     stores: Vec<Store>,
+    words: Words,
+}
+
+/// Which words some stores may be to: no bit, no store.
+#[derive(Clone, Copy, Debug, Default)]
+struct Words(u64);
+
+impl Words {
+    fn bit(address: u64) -> u64 {
+        1 << ((address >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
+    }
+
+    /// No access is longer than a word, and all are aligned.
+    fn add(&mut self, address: u64) {
+        self.0 |= Self::bit(address);
+    }
+
+    fn has(self, address: u64) -> bool {
+        self.0 & Self::bit(address) != 0
+    }
+
+    fn of(stores: &[Store]) -> Self {
+        Self(stores.iter().fold(0, |all, store| all | Self::bit(store.address)))
+    }
 }
 
 /// A value that a load may return early.
@@ -48,12 +72,14 @@ pub struct Buffer {
     pub block: u32,
     stores: Vec<Store>,
     early: Vec<Early>,
-    recent: [(u64, u8); 8],
+    recent: [(u64, u8); 4],
     next: usize,
+    words: Words,
 }
 
-/// Stores that a thread keeps at most.
-const MOST: usize = 32;
+/// Stores that a thread keeps at most, and stores that blocks and the GPU keep at most.
+const MOST: usize = 16;
+const MOST_SHARED: usize = 48;
 
 /// A seeded sequence.
 #[derive(Clone, Debug)]
@@ -81,14 +107,18 @@ impl Random {
 
 impl Weak {
     pub fn new(seed: u64) -> Self {
-        Self { random: Random::new(seed ^ 0x7765_616b), stores: Vec::new() }
+        Self { random: Random::new(seed ^ 0x7765_616b), stores: Vec::new(), words: Words::default() }
     }
 }
 
-/// The index of the oldest store in `stores` that overlaps the store `at`.
-fn oldest(stores: &[Store], at: usize) -> usize {
-    let Store { address, width, .. } = stores[at];
-    stores.iter().position(|store| store.overlaps(address, u64::from(width / 8))).unwrap_or(at)
+/// The index of the store that goes first if the store `at` is to go: no older store overlaps it.
+fn oldest(stores: &[Store], mut at: usize) -> usize {
+    while let Some(older) =
+        stores[..at].iter().position(|store| store.overlaps(stores[at].address, u64::from(stores[at].width / 8)))
+    {
+        at = older;
+    }
+    at
 }
 
 impl Core<'_> {
@@ -106,6 +136,7 @@ impl Core<'_> {
         let at = oldest(&weak.stores, at);
         if to_memory || weak.stores[at].block.is_none() {
             let store = weak.stores.remove(at);
+            weak.words = Words::of(&weak.stores);
             return self.write(store);
         }
         weak.stores[at].block = None;
@@ -116,7 +147,7 @@ impl Core<'_> {
     pub fn drift(&mut self) -> Result<(), Fault> {
         while let Some(weak) = &mut self.weak
             && !weak.stores.is_empty()
-            && (weak.random.next().is_multiple_of(4) || weak.stores.len() > 4096)
+            && (weak.random.next().is_multiple_of(4) || weak.stores.len() > MOST_SHARED)
         {
             let at = weak.random.below(weak.stores.len());
             self.advance(at, false)?;
@@ -138,6 +169,7 @@ impl Buffer {
     fn advance(&mut self, core: &mut Core<'_>, at: usize, scope: Scope) -> Result<(), Fault> {
         let at = oldest(&self.stores, at);
         let mut store = self.stores.remove(at);
+        self.words = Words::of(&self.stores);
         let bytes = u64::from(store.width / 8);
         let Some(weak) = &mut core.weak else { return core.write(store) };
         if store.order == Order::Mmio || scope == Scope::System {
@@ -150,6 +182,7 @@ impl Buffer {
             return core.write(store);
         }
         store.block = (scope == Scope::Block).then_some(self.block);
+        weak.words.add(store.address);
         weak.stores.push(store);
         Ok(())
     }
@@ -203,6 +236,11 @@ impl Buffer {
     /// Moves all stores to these bytes that the thread sees to memory.
     pub fn settle(&mut self, core: &mut Core<'_>, address: u64, bytes: u64) -> Result<(), Refusal> {
         let outside = |_| Refusal::Outside;
+        let shared = core.weak.as_ref().is_some_and(|weak| weak.words.has(address));
+        if !shared && !self.words.has(address) {
+            self.forget(address, bytes);
+            return Ok(());
+        }
         while let Some(at) = self.stores.iter().position(|store| store.overlaps(address, bytes)) {
             self.advance(core, at, Scope::System).map_err(outside)?;
         }
@@ -237,6 +275,7 @@ impl Buffer {
         // The store is an error where it stands, not where it leaves.
         core.view.allows(address, u64::from(width / 8), true)?;
         self.forget(address, u64::from(width / 8));
+        self.words.add(address);
         self.stores.push(Store { address, width, value, order, block: Some(self.block) });
         Ok(())
     }
@@ -273,7 +312,7 @@ impl Buffer {
     fn prefetch(&mut self, core: &mut Core<'_>) {
         let Some(weak) = &mut core.weak else { return };
         let chance = weak.random.next();
-        if !chance.is_multiple_of(4) {
+        if !chance.is_multiple_of(16) {
             return;
         }
         for (address, width) in self.recent {
@@ -290,6 +329,9 @@ impl Buffer {
     /// The value of the thread's own store.
     fn own(&mut self, core: &mut Core<'_>, address: u64, width: u8) -> Result<Option<u64>, Refusal> {
         let bytes = u64::from(width / 8);
+        if !self.words.has(address) {
+            return Ok(None);
+        }
         let Some(store) = self.stores.iter().rev().find(|store| store.overlaps(address, bytes)) else {
             return Ok(None);
         };
@@ -303,7 +345,7 @@ impl Buffer {
     /// The value that the thread sees outside its own stores.
     fn seen(&mut self, core: &mut Core<'_>, address: u64, width: u8) -> Result<u64, Refusal> {
         let bytes = u64::from(width / 8);
-        let found = core.weak.as_ref().and_then(|weak| {
+        let found = core.weak.as_ref().filter(|weak| weak.words.has(address)).and_then(|weak| {
             let visible =
                 |store: &&Store| store.overlaps(address, bytes) && store.block.is_none_or(|block| block == self.block);
             weak.stores.iter().rev().find(visible).copied()
