@@ -59,7 +59,8 @@ fn contexts_use_rails_in_turn() {
 
 #[test]
 fn contexts_on_cpu_get_progress_function_of_software_card() {
-    alone("contexts_on_cpu_get_progress_function_of_software_card", &[("SOFTEFA_NICS", "2")], |plugin| {
+    let settings = [("SOFTEFA_NICS", "2"), ("FERROGIN_DEVICE", "cpu")];
+    alone("contexts_on_cpu_get_progress_function_of_software_card", &settings, |plugin| {
         ranks(&plugin, 2, |_, comm| {
             let context = comm.create_context(&GinConfigV14 { n_contexts: 2, ..config(1, 0) }).expect("contexts");
             let domains = [0, 1].map(|id| {
@@ -227,13 +228,14 @@ fn one_line_describes_each_context() {
                 let context = comm.create_context(&GinConfigV14 { n_contexts: 2, ..config(1, 3) }).expect("contexts");
                 comm.barrier().expect("all ranks");
                 let lines = (rank == 0).then(infos).unwrap_or_default();
+                let kernels = format!("kernels on {}", std::env::var("FERROGIN_DEVICE").expect("a device"));
                 if rank == 0 {
                     for r in 0..2 {
                         let begin = format!("rank {r} of 2: 2 context(s) of 1 signal(s) and 3 counter(s)");
                         let of_rank: Vec<_> = lines.iter().filter(|line| line.contains(&begin)).collect();
                         assert_eq!(of_rank.len(), 1, "{lines:?}");
                         for part in [
-                            "kernels on cpu",
+                            &kernels,
                             "provider softefa",
                             "2 rail(s)",
                             "softefa0-rdm+softefa1-rdm",

@@ -1,9 +1,8 @@
 //! Machines with a defect, which the software card simulates: `init` fails with cause and cure, or the job works.
 
-use crate::harness::{alone, alone_each, config, pass_round, plugin_path, ranks, window};
+use crate::harness::{DEVICE, alone, alone_each, config, pass_round, ranks, window};
 use ferrogin_ffi::nccl::GinConfigV14;
 use mini_nccl::{Comm, log};
-use std::path::Path;
 use std::process::Command;
 
 fn lines_with(part: &str) -> Vec<String> {
@@ -105,22 +104,31 @@ fn unknown_traffic_classes_fall_back_on_every_libfabric() {
 #[test]
 fn libfabric_without_cuda_is_named_as_cause() {
     let test = "libfabric_without_cuda_is_named_as_cause";
-    if plugin_path(test).is_none() {
-        return;
-    }
-    let dir = std::env::temp_dir().join(format!("ferrogin-fake-cuda-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).expect("a directory");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda.c");
-    let mut compiler = Command::new("cc");
-    let compiled = compiler.args(["-shared", "-fPIC", "-o"]).arg(dir.join("libcuda.so.1")).arg(source).status();
-    assert!(compiled.expect("a C compiler").success());
-    let path = dir.to_string_lossy().into_owned();
-    let settings = [("SOFTEFA_FAULTS", "no_hmem"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", path.as_str())];
+    let Some(path) = software_gpu(test) else { return };
+    let settings = [("SOFTEFA_FAULTS", "no_hmem"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &*path)];
     alone(test, &settings, |plugin| {
         Comm::probe(&plugin).expect_err("no GPU memory");
         let lines = lines_with("FI_HMEM");
         assert_eq!(lines.len(), 1, "{:?}", log::all());
         assert!(lines[0].contains("built without CUDA") && lines[0].contains("FERROGIN_LIBFABRIC"), "{}", lines[0]);
     });
-    let _ = std::fs::remove_dir_all(&dir);
+}
+
+/// The directory of the software GPU's libcuda.so.1. Without it `test` is skipped.
+fn software_gpu(test: &str) -> Option<String> {
+    let library = "gpu/libcuda.so.1";
+    let path =
+        ferrogin_test_support::dist(test, &["libnccl-gin-ferrogin.so", "libsoftefa-fi.so", library])?.join(library);
+    Some(path.parent()?.to_string_lossy().into_owned())
+}
+
+/// Device memory, its registration and its mappings come from the CUDA driver then; the software GPU stands in for it.
+#[test]
+fn contract_holds_with_kernels_on_a_gpu() {
+    let Some(path) = software_gpu("contract_holds_with_kernels_on_a_gpu") else { return };
+    let mut tests = Command::new(std::env::current_exe().expect("the path of this program"));
+    tests.args(["contract::", "--test-threads", "2"]).env(DEVICE, "cuda").env("LD_LIBRARY_PATH", path);
+    let output = tests.output().expect("a process for the tests");
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    assert!(output.status.success() && text.contains("running ") && !text.contains("SKIP"), "{text}");
 }

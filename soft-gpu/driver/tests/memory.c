@@ -164,6 +164,7 @@ static void streams(void) {
     CALL(cuStreamSynchronize(other));
     CALL(cuMemcpyDtoH(bytes, memory, 2));
     CHECK(bytes[0] == 7 && count == 1);
+    CALL(cuEventSynchronize(to));
     CALL(cuEventElapsedTime(&time, from, to));
     CHECK(time > 0);
 

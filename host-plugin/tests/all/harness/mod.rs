@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 /// Longer than any finite step takes, even on a busy machine or one that stands still for a while.
 pub const PATIENCE: Duration = Duration::from_secs(240);
 const CHILD: &str = "FERROGIN_TEST_CHILD";
+/// Names the device of the tests in child processes, `cpu` unless it is set.
+pub const DEVICE: &str = "FERROGIN_TEST_DEVICE";
 
 /// The built plugin. Without it and the software card `test` is skipped.
 pub fn plugin_path(test: &str) -> Option<PathBuf> {
@@ -36,7 +38,8 @@ pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<P
     }
     for settings in all {
         let mut command = child::command(test);
-        command.env(CHILD, test).env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu");
+        command.env(CHILD, test).env("FERROGIN_PROVIDER", "softefa");
+        command.env("FERROGIN_DEVICE", std::env::var_os(DEVICE).unwrap_or_else(|| "cpu".into()));
         command.env("FERROGIN_TIMEOUT", "120").envs(settings.iter().copied());
         let output = command.output().expect("a process for the test");
         let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
