@@ -43,6 +43,7 @@ impl Mapping {
 
     /// `len` bytes of `fd` from `offset`, shared with other mappings of the file.
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
+        let offset = offset.checked_add(exported_start(fd)?).ok_or(io::ErrorKind::InvalidInput)?;
         let page = page_size();
         let skip = (offset % page as u64) as usize;
         let total = len.checked_add(skip).ok_or(io::ErrorKind::InvalidInput)?;
@@ -87,6 +88,16 @@ impl Drop for Mapping {
         // SAFETY: `map` mapped the range, and this value is its owner. Users of a copy of the pointer keep this value alive.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
+}
+
+/// The offset in the file at which a dma-buf begins. The software GPU exports a part of its memory as a descriptor of a memory file that is at
+/// the part's first byte. Any other descriptor begins at 0.
+fn exported_start(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default();
+    if !name.to_string_lossy().starts_with("/memfd:softgpu-") {
+        return Ok(0);
+    }
+    Ok(nix::unistd::lseek(fd, 0, nix::unistd::Whence::SeekCur)? as u64)
 }
 
 /// Checks that a memory file may have `len` bytes. For a longer one the kernel would end the process by `SIGXFSZ`.
@@ -283,5 +294,20 @@ mod tests {
         assert!(is_sealed_memfd(fd.as_fd(), 8192));
         assert_eq!(nix::sys::stat::fstat(&fd).unwrap().st_mode & 0o777, 0o600);
         assert!(!is_sealed_memfd(fd.as_fd(), 4096));
+    }
+
+    #[test]
+    fn export_of_software_gpu_begins_at_its_position() {
+        for (name, skip) in [("softgpu-memory-0", 4096), ("softefa test", 0)] {
+            let fd = sealed_memfd(name, 8192).unwrap();
+            let whole = Mapping::shared(fd.as_fd(), 0, 8192).unwrap();
+            nix::unistd::lseek(&fd, 4096, nix::unistd::Whence::SeekSet).unwrap();
+            let part = Mapping::shared(fd.as_fd(), 8, 16).unwrap();
+            let value = 0x1122_3344_u32;
+            // SAFETY: the mapping is alive and holds these bytes.
+            unsafe { copy(whole.as_ptr().wrapping_add(skip + 8), (&raw const value).cast(), 4) };
+            // SAFETY: the mapping is alive and holds these bytes; its start is a multiple of 4.
+            assert_eq!(unsafe { load_doorbell(part.as_ptr().cast()) }, value, "{name}");
+        }
     }
 }
