@@ -46,7 +46,7 @@ struct Args {
     /// Launch with mpirun.
     #[arg(long)]
     mpirun: bool,
-    /// Threads or groups of each rank in the steps that have several.
+    /// Threads or groups of each rank in the steps that have several on a context.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_LANES.into()))]
     lanes: Option<u32>,
     /// On a GPU: the threads that run a program together; a tile has 8.

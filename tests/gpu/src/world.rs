@@ -23,7 +23,8 @@ pub struct Config {
     pub queue_depth: i32,
     /// Limit of one wait of a program.
     pub deadline: Duration,
-    /// Threads of each rank, at most [`MOST_LANES`], in steps that have several threads; by default the step's own number.
+    /// Threads of each rank, at most [`MOST_LANES`], in steps that have several threads on a context; by default the step's own
+    /// number. All threads together send as many values as those of the step.
     pub lanes: Option<u32>,
 }
 
@@ -165,7 +166,7 @@ impl World {
 
     /// Threads of each rank in a step.
     pub fn lanes(&self, step: &Step) -> u32 {
-        if step.lanes > 1 { self.lanes.unwrap_or(step.lanes) } else { 1 }
+        if step.lanes > 1 && !step.spread { self.lanes.unwrap_or(step.lanes) } else { 1 }
     }
 
     /// The plan of a step for thread `lane` of this rank.
@@ -181,7 +182,7 @@ impl World {
             rank: self.rank() as u32,
             nranks: self.nranks() as u32,
             reps,
-            burst: step.burst,
+            burst: (step.burst * step.lanes / self.lanes(step)).max(1),
             aggregate: u32::from(step.aggregate),
             sharing: step.sharing,
             lane,

@@ -78,7 +78,7 @@ fn kernels_pass_with_four_ranks() {
     }
 }
 
-/// 132 blocks post on one endpoint and flush while others post, and 132 threads of one block in the mode CTA.
+/// 132 blocks post on one endpoint and flush while others post; and 132 threads of one block do, in the mode CTA.
 #[test]
 fn many_blocks_share_one_endpoint() {
     let Some(dist) = gpu("many_blocks_share_one_endpoint") else { return };
