@@ -166,7 +166,7 @@ impl World {
 
     /// Threads of each rank in a step.
     pub fn lanes(&self, step: &Step) -> u32 {
-        if step.lanes > 1 && !step.spread { self.lanes.unwrap_or(step.lanes) } else { 1 }
+        if step.lanes > 1 && !step.spread { self.lanes.unwrap_or(step.lanes) } else { step.lanes }
     }
 
     /// The plan of a step for thread `lane` of this rank.
