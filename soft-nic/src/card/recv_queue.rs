@@ -16,8 +16,11 @@ use crate::wire::packet::{Header, Kind};
 const MAX_BUFFERS: usize = 2;
 /// Bytes that come before a datagram in its receive: room for a global routing header, which the card does not write.
 pub const DATAGRAM_HEADER: u32 = 40;
-/// Least and most time before a send that found no receive is retried.
-const RNR_DELAY_US: (u64, u64) = (20, 1280);
+/// Time before a send that found no receive is retried, which doubles: at most so often, where the card retries for ever, and in steps up
+/// to so often, where it gives up. A program that gives up waits much longer itself, so the retries span some 50 ms, whatever their number.
+const RNR_DELAY_US: u64 = 20;
+const RNR_DOUBLINGS: u32 = 6;
+const RNR_LAST_DOUBLINGS: u32 = 11;
 
 /// The next entry of a receive queue.
 enum Posted {
@@ -252,7 +255,12 @@ impl Core {
             return false;
         }
         (entry.sent, entry.awaiting) = (0, false);
-        let delay = (RNR_DELAY_US.0 << entry.retries.min(6)).min(RNR_DELAY_US.1);
+        let retries = u32::from(entry.retries);
+        let doublings = match limit < RNR_FOR_EVER {
+            true => RNR_LAST_DOUBLINGS * (retries + 1) / u32::from(limit),
+            false => retries.min(RNR_DOUBLINGS),
+        };
+        let delay = RNR_DELAY_US << doublings;
         entry.retries = entry.retries.saturating_add(1);
         self.unready.push((now + delay, token));
         true

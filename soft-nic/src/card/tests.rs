@@ -722,3 +722,23 @@ fn rnr_retries_wait_twice_as_long_each_time_up_to_a_bound() {
         assert!(world.core.poll_unready(), "after {delay} us");
     }
 }
+
+#[test]
+fn bounded_rnr_retries_span_the_same_time() {
+    for (retries, delays) in [(1, &[40_960][..]), (3, &[160, 2560, 40_960]), (6, &[40, 160, 640, 2560, 10_240, 40_960])]
+    {
+        let mut world = World::open();
+        let operation = Operation::Send { data: SendData::One(world.sge()), imm: None };
+        let token = world.post(operation, false).unwrap();
+        let qpn = world.qpn;
+        world.core.qp(qpn).unwrap().rnr_retry = retries;
+        for delay in delays {
+            assert!(world.core.retry_send(token));
+            world.core.clock_us += delay - 1;
+            assert!(!world.core.poll_unready(), "not before {delay} us");
+            world.core.clock_us += 1;
+            assert!(world.core.poll_unready(), "after {delay} us");
+        }
+        assert!(!world.core.retry_send(token), "{retries} retries are used up");
+    }
+}
