@@ -90,7 +90,11 @@ impl Engine {
     pub(crate) fn start(shared: &Arc<Shared>, card: u32) -> std::io::Result<Self> {
         let events = shared.lock().socket_events()?;
         let state = shared.clone();
+        // The thread has its memory before this function returns. libfabric replaces the first instructions of `munmap` when the first domain
+        // opens, and a thread that is in this function then, as at the first allocation of a new thread, dies by SIGSEGV.
+        let (has_memory, memory) = std::sync::mpsc::sync_channel(1);
         let body = move || {
+            let _ = has_memory.send(Box::new(0));
             if catch_unwind(AssertUnwindSafe(|| run(&state, &events))).is_err() {
                 let mut core = state.core.lock().unwrap_or_else(PoisonError::into_inner);
                 core.dead_since = Some(core.clock_us);
@@ -98,6 +102,7 @@ impl Engine {
             }
         };
         let thread = std::thread::Builder::new().name(format!("softefa{card}")).spawn(body)?;
+        let _ = memory.recv();
         Ok(Self { thread: Some(thread), stop: StopFlag(shared.clone()) })
     }
 }

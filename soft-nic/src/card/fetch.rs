@@ -222,6 +222,8 @@ impl Core {
     /// Logs that the peer refused a request.
     pub(crate) fn report_refusal(&mut self, token: Token, status: u8) {
         match CompStatus::from_raw(status) {
+            // Software that bounds the card's retries, as libfabric's `efa` does, sends such a request again.
+            Some(CompStatus::RemoteRnr) => {}
             Some(status) => self.report_of(token, &format!("refused by the other side: {status}")),
             None => self.report_of(token, &format!("refused by the other side with the unknown status {status}")),
         }
