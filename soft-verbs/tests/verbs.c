@@ -52,6 +52,12 @@ struct cq_attr {
 	uint32_t entry_size, num_entries;
 	uint32_t *doorbell;
 };
+struct cntr_caps { uint64_t max_value; uint32_t max_counters, attach_ops; };
+struct sq_depth_attr { uint64_t comp_mask; uint32_t flags, max_send_sge, max_rdma_sge, max_inline_data; };
+struct mr_attr { uint64_t comp_mask; uint16_t validity, recv, read, write; };
+extern int _ibv_query_comp_cntr_caps(struct ibv_context *, struct cntr_caps *, size_t);
+extern int efadv_get_max_sq_depth(struct ibv_context *, struct sq_depth_attr *, uint32_t);
+extern int efadv_query_mr(struct ibv_mr *, struct mr_attr *, uint32_t);
 extern int efadv_query_cq(struct ibv_cq *, struct cq_attr *, uint32_t);
 extern int efadv_query_qp_wqs(struct ibv_qp *, struct wq_attr *, struct wq_attr *, uint32_t);
 extern struct ibv_comp_cntr *efadv_create_comp_cntr(struct ibv_context *, struct comp_cntr_init_attr *,
@@ -640,8 +646,17 @@ static void part_gda(void)
 	CHECK(shared != MAP_FAILED);
 	struct efadv_device_attr device;
 	CHECK(!efadv_query_device(context, &device, sizeof(device)) && device.device_caps & EFADV_DEVICE_ATTR_CAPS_RDMA_READ);
+	struct cntr_caps caps = { 0 };
+	enum { READS = 4, WRITES = 16 };
+	CHECK(!_ibv_query_comp_cntr_caps(context, &caps, sizeof(caps)));
+	CHECK(caps.max_value == INT32_MAX && caps.max_counters && (caps.attach_ops & (READS | WRITES)) == (READS | WRITES));
+	/* Wide requests have half the depth. */
+	struct sq_depth_attr depth = { .flags = 1, .max_inline_data = 80 };
+	CHECK(efadv_get_max_sq_depth(context, &depth, sizeof(depth)) == (int)device.max_sq_wr / 2);
 	struct ibv_mr *data = ibv_reg_dmabuf_mr(pd, SIZE, SIZE, 0x7000000, fd, ALL);
 	CHECK(data);
+	struct mr_attr of_data;
+	CHECK(!efadv_query_mr(data, &of_data, sizeof(of_data)) && !of_data.validity);
 
 	struct ibv_cq_init_attr_ex attr = { .cqe = 64, .wc_flags = IBV_WC_STANDARD_FLAGS };
 	struct cq_init_attr memory_of_cq = { .flags = 1, .memory = { shared, 64 * 32 - 1, 0, fd, 0 } };
@@ -667,11 +682,14 @@ static void part_gda(void)
 		.type = EFADV_QP_DRIVER_TYPE_SRD, .flags = 1, .sl = 8 };
 	struct ibv_qp *qp = efadv_create_qp_ex(context, &of_qp, (void *)&dv, sizeof(dv));
 	CHECK(qp);
-	to_init(qp);
-	/* Writes. */
-	struct attach_attr events = { .op_mask = 16 };
+	/* One counter for two kinds of requests, attached in the first state. */
+	struct attach_attr events = { .op_mask = READS };
 	CHECK(!ibv_qp_attach_comp_cntr(qp, cntr, &events));
+	events.op_mask = WRITES;
+	CHECK(!ibv_qp_attach_comp_cntr(qp, cntr, &events));
+	to_init(qp);
 	to_rts(qp);
+	CHECK(!(ibv_query_qp_data_in_order(qp, IBV_WR_RDMA_WRITE, 1) & ~1));
 	struct wq_attr sends, receives;
 	CHECK(!efadv_query_qp_wqs(qp, &sends, &receives, sizeof(sends)));
 	CHECK(sends.entry_size == 128 && sends.num_entries == 16 && sends.max_batch == 16 && sends.caps == 1);
@@ -689,11 +707,20 @@ static void part_gda(void)
 	/* The flags of the first completion have the phase of the first lap. */
 	CHECK(((volatile uint8_t *)shared)[3] & 1);
 
+	/* A read into the program's memory. */
+	memset(memory, 0, 80);
+	start(ex, 2);
+	ibv_wr_rdma_read(ex, data->rkey, 0x7000000 + 100);
+	CHECK(!finish(ex, qp->qp_num, 0, 80));
+	while (*count != 2)
+		CHECK(now() < until && !*errors);
+	CHECK(!memcmp(memory, shared + SIZE + 100, 80));
+
 	/* The same request again, written and rung by the program. */
 	memset(shared + SIZE, 0, SIZE);
-	memcpy(sends.buffer + 128, sends.buffer, 128);
-	__atomic_store_n(sends.doorbell, 2, __ATOMIC_RELEASE);
-	while (*count != 2)
+	memcpy(sends.buffer + 256, sends.buffer, 128);
+	__atomic_store_n(sends.doorbell, 3, __ATOMIC_RELEASE);
+	while (*count != 3)
 		CHECK(now() < until && !*errors);
 	CHECK(!memcmp(shared + SIZE + 100, "eighty bytes fit", 16));
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) && !ibv_destroy_comp_cntr(cntr) && !ibv_dereg_mr(data));
