@@ -83,7 +83,7 @@ fn software(directory: &Path, class: &Path, hidden: bool) -> Finding {
     Finding::warning(
         AREA,
         format!("{what}, and {} shows none", class.display()),
-        "ferrogin verbs could not make a mount namespace, and programs that look there find no card",
+        "ferrogin verbs could not make a mount namespace, and programs that look there find no card; the plugin is one of them",
         "run ferrogin verbs as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces)",
     )
 }

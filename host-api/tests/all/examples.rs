@@ -131,14 +131,15 @@ fn mixture_of_experts_passes() {
 fn kernel_examples_pass_over_libfabrics_own_efa_provider() {
     let test = "kernel_examples_pass_over_libfabrics_own_efa_provider";
     let Some(libfabric) = ferrogin_test_support::libfabric_for_gpus(test) else { return };
-    let Some(card) = ferrogin_test_support::verbs(test) else { return };
+    let Some(dist) = ferrogin_test_support::dist(test, &["ferrogin", "verbs/libibverbs.so.1"]) else { return };
     for name in ["halo", "alltoall", "allgather", "barrier", "moe"] {
         let source = format!("../examples/{name}.cu");
         let Some(program) = compile(test, CXX, &["-std=c++17", "-O2", "-x", "c++"], &source) else { return };
         let outputs = job(test, 3, |_| {
-            let mut command = Command::new(&program);
+            let mut command = Command::new(dist.join("ferrogin"));
+            command.args(["verbs", "--"]).arg(&program);
             on_software_card(&mut command).env("SOFTEFA_FAULTS", "seed=5,reorder=32,reread=0.2");
-            command.env("FERROGIN_PROVIDER", "efa").env("FERROGIN_LIBFABRIC", &libfabric).envs(card.clone());
+            command.env("FERROGIN_PROVIDER", "efa").env("FERROGIN_LIBFABRIC", &libfabric);
             command
         });
         let _ = std::fs::remove_file(program);
