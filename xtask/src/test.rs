@@ -46,6 +46,7 @@ const SLOW: &[&str] = &[
     "rank_closed",
     "rank_hanging",
     "rank_killed_or_stopped",
+    "ranks_meet_across",
     "scenarios_pass_across",
     "scenarios_pass_on_second",
     "scenarios_pass_over_tcp",
@@ -54,6 +55,7 @@ const SLOW: &[&str] = &[
     "schedules::",
     "stopped_peer",
     "unknown_backend_versions",
+    "validation_below_verbs",
     "validation_of_the_software_card",
     "values::",
 ];
