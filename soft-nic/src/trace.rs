@@ -17,6 +17,8 @@ use crate::wire::assert_layout;
 
 /// The first bytes of every record. The last one is the version of the layout.
 pub const MAGIC: [u8; 4] = *b"sft\x01";
+/// The last bytes of every record. They tell a record from the beginning of one that was not written to its end.
+pub const END: [u8; 4] = *b"\x01tfs";
 /// Bytes of a record.
 pub const RECORD_LEN: usize = size_of::<Record>();
 /// [`Record::op`] of a record without an operation.
@@ -104,17 +106,20 @@ pub struct Record {
     pub peer_ip: [u8; 4],
     /// The work request, the descriptors of the receive, or the completion entry. The GID in an entry has zeros in place of its secret.
     pub bytes: [u8; 128],
+    /// [`END`].
+    pub end: [u8; 4],
 }
-assert_layout!(Record, 192, {
+assert_layout!(Record, 196, {
     magic @ 0, kind @ 4, op @ 5, status @ 6, flags @ 7, time_ns @ 8, process @ 16, card @ 20, qpn @ 24, peer_qpn @ 26, ah @ 28,
-    size @ 30, index @ 32, slot @ 36, request_id @ 40, length @ 48, imm @ 52, peer @ 56, peer_ip @ 60, bytes @ 64
+    size @ 30, index @ 32, slot @ 36, request_id @ 40, length @ 48, imm @ 52, peer @ 56, peer_ip @ 60, bytes @ 64, end @ 192
 });
 
 impl Record {
     /// An empty record of a queue pair. The writer adds time, process and card.
     pub fn new(kind: Kind, qpn: u16) -> Self {
         let mut record = Self::new_zeroed();
-        (record.magic, record.kind, record.op, record.qpn) = (MAGIC, kind as u8, NO_OPERATION, qpn.into());
+        (record.magic, record.end) = (MAGIC, END);
+        (record.kind, record.op, record.qpn) = (kind as u8, NO_OPERATION, qpn.into());
         record
     }
 
@@ -135,11 +140,12 @@ impl Record {
         &self.bytes[..usize::from(self.size.get()).min(self.bytes.len())]
     }
 
-    /// The record in the first [`RECORD_LEN`] bytes; `None` without its magic bytes, a known kind and a possible size.
+    /// The record in the first [`RECORD_LEN`] bytes; `None` without its first and last bytes, a known kind and a possible size.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (record, _) = Self::read_from_prefix(bytes).ok()?;
         let fits = usize::from(record.size.get()) <= record.bytes.len();
-        (record.magic == MAGIC && Kind::from_raw(record.kind).is_some() && fits).then_some(record)
+        let whole = record.magic == MAGIC && record.end == END;
+        (whole && Kind::from_raw(record.kind).is_some() && fits).then_some(record)
     }
 }
 
@@ -342,7 +348,7 @@ mod tests {
         let mut bytes = Record::new(Kind::Closed, 1).as_bytes().to_vec();
         assert!(Record::parse(&bytes).is_some());
         assert!(Record::parse(&bytes[1..]).is_none() && Record::parse(&bytes[..RECORD_LEN - 1]).is_none());
-        for (at, value) in [(0, 0), (3, 2), (4, 0), (4, 8), (30, 129)] {
+        for (at, value) in [(0, 0), (3, 2), (4, 0), (4, 8), (30, 129), (195, 0)] {
             let before = std::mem::replace(&mut bytes[at], value);
             assert!(Record::parse(&bytes).is_none(), "byte {at} = {value}");
             bytes[at] = before;

@@ -26,11 +26,17 @@ fn names<T: Copy>(all: &[(T, &str)], has: impl Fn(T) -> bool) -> String {
     if set.is_empty() { "none".into() } else { set.join(", ") }
 }
 
-/// A datagram's address vector has a flag where a message over a connection has the highest bit of an address, which is never set.
+/// The transport of the queue pair, which a work request does not name. A datagram's address vector has a flag where a buffer of a message over a
+/// connection has the highest bit of its address, which is never set; inline data may have any bits there.
 fn transport(bytes: &[u8], opcode: Opcode) -> Transport {
     let vector: Option<AddressVector> = read(bytes, SEGMENT);
-    let extended = vector.is_some_and(|vector| vector.dqp_dct.get() & AddressVector::EXTENDED != 0);
-    if extended && matches!(opcode, Opcode::Send | Opcode::SendImm) { Transport::Ud } else { Transport::Rc }
+    let vector = vector.filter(|vector| vector.dqp_dct.get() & AddressVector::EXTENDED != 0);
+    let Some(vector) = vector.filter(|_| matches!(opcode, Opcode::Send | Opcode::SendImm)) else {
+        return Transport::Rc;
+    };
+    let parses = |transport| wqe::parse(bytes, transport).is_ok();
+    let is_datagram = vector.reserved.get() == 0 && parses(Transport::Ud);
+    if is_datagram || !parses(Transport::Rc) { Transport::Ud } else { Transport::Rc }
 }
 
 /// Decodes a work request of a send queue.

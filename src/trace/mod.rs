@@ -8,6 +8,8 @@ mod hex;
 mod mlx5;
 mod read;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -67,10 +69,10 @@ struct Filters {
     #[arg(long, conflicts_with_all = ["errors", "status"])]
     unfinished: bool,
     /// Events from this time on, in microseconds since the first event, as the table has them.
-    #[arg(long, value_name = "US", value_parser = time)]
+    #[arg(long, value_name = "US", value_parser = time, allow_negative_numbers = true)]
     from: Option<f64>,
     /// Events up to this time.
-    #[arg(long, value_name = "US", value_parser = time)]
+    #[arg(long, value_name = "US", value_parser = time, allow_negative_numbers = true)]
     to: Option<f64>,
     /// Events of this request id: a decimal number, or 0x and a hexadecimal one.
     #[arg(long, value_name = "NUMBER", value_parser = number)]

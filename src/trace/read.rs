@@ -83,6 +83,6 @@ mod tests {
         broken[RECORD_LEN + 4] = 99;
         assert_eq!(numbers(&broken), (vec![1, 3], true));
         let damage = parse(&broken).damage.unwrap();
-        assert!(damage.contains("192 of its 576 bytes, the first at offset 192"), "{damage}");
+        assert!(damage.contains("196 of its 588 bytes, the first at offset 196"), "{damage}");
     }
 }

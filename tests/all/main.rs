@@ -1,4 +1,4 @@
-//! Tests of the device code as PTX, of the generated C header, of the tool, its doctor and its validation, and of the packages' manifests.
+//! Tests of the device code as PTX, of the generated C header, of the tool, its doctor, its validation and its trace, and of the packages' manifests.
 
 mod c_layout;
 mod docs;
@@ -10,5 +10,6 @@ mod ptx;
 mod ptx_gpu;
 mod schema;
 mod tool;
+mod trace;
 mod validate;
 mod verbs;

@@ -61,9 +61,10 @@ impl Core {
         if let Some(connection) = connection.and_then(|at| self.connections.get_mut(at)) {
             connection.waiting = connection.waiting.saturating_sub(1);
         }
-        let signaled = status != OK || meta.ctrl2.comp_req();
-        let entry = if signaled { self.push_completion(qpn, &meta, status) } else { None };
-        self.trace_completion(qpn, &meta, Completed { index, status, length: len, event: Some(event), entry });
+        if status != OK || meta.ctrl2.comp_req() {
+            self.push_completion(qpn, &meta, status);
+        }
+        self.trace_completion(qpn, &meta, Completed { index, status, length: len, event: Some(event) });
         self.count(event, (status == OK).then_some(len));
         self.tick(qpn, event, status != OK);
     }
@@ -90,8 +91,8 @@ impl Core {
     pub(crate) fn complete_rejected(&mut self, qpn: u16, index: u32, meta: &TxMetaDesc, status: CompStatus) {
         let fatal = matches!(status, CompStatus::LocalQpInternalError | CompStatus::Flushed);
         let event = event_of(meta.ctrl1.op_type()).filter(|_| !fatal);
-        let entry = self.push_completion(qpn, meta, status.raw());
-        self.trace_completion(qpn, meta, Completed { index, status: status.raw(), length: 0, event, entry });
+        self.push_completion(qpn, meta, status.raw());
+        self.trace_completion(qpn, meta, Completed { index, status: status.raw(), length: 0, event });
         if let Some(event) = event_of(meta.ctrl1.op_type()) {
             self.count(event, None);
         }
@@ -115,15 +116,17 @@ impl Core {
         }
     }
 
-    /// Writes a completion entry, and returns its phase.
-    fn push_completion(&mut self, qpn: u16, meta: &TxMetaDesc, status: u8) -> Option<bool> {
+    fn push_completion(&mut self, qpn: u16, meta: &TxMetaDesc, status: u8) {
         let cqe = cqe_of(qpn, meta, status);
-        let cq = self.qp(qpn)?.send_cq;
-        Some(self.cqs.get_mut(cq)?.append(|phase| cqe.emit(phase)))
+        let Some(cq) = self.qp(qpn).map(|qp| qp.send_cq) else { return };
+        if let Some(cq) = self.cqs.get_mut(cq) {
+            cq.append(|phase| cqe.emit(phase));
+        }
     }
 }
 
 /// The completion of a request.
+#[inline(always)]
 pub(crate) fn cqe_of(qpn: u16, meta: &TxMetaDesc, status: u8) -> SendCqe {
     let raw = meta.ctrl1.op_type() & 0x7;
     SendCqe {

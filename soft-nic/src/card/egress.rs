@@ -261,7 +261,7 @@ impl Core {
             if done && header.status == OK {
                 self.statistics.rdma_read_resp_bytes += u64::from(asked.total);
                 self.tick(asked.dst_qpn, Event::RemoteRead, false);
-                self.trace_counted(at, &asked, Event::RemoteRead);
+                self.trace_counted(at, &serving.header, Event::RemoteRead);
             }
         }
         outcome

@@ -276,10 +276,9 @@ impl CompletionRing {
         self.map.as_ptr()
     }
 
-    /// Appends an entry; `emit` gives its bytes for the phase of the lap, which is returned. A reader that is a lap behind loses the oldest,
-    /// as on hardware.
-    pub fn append(&mut self, emit: impl FnOnce(bool) -> RawCqe) -> bool {
-        let phase = (self.next >> self.entries.trailing_zeros()) & 1 == 0;
+    /// Appends an entry; `emit` gives its bytes for the phase of the lap. A reader that is a lap behind loses the oldest, as on hardware.
+    pub fn append(&mut self, emit: impl FnOnce(bool) -> RawCqe) {
+        let phase = self.phase_of(self.next);
         let mut words = [0u64; 4];
         for (word, bytes) in words.iter_mut().zip(emit(phase).0.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*bytes);
@@ -294,7 +293,15 @@ impl CompletionRing {
             doorbell.look(self.next);
         }
         self.raise();
-        phase
+    }
+
+    fn phase_of(&self, index: u32) -> bool {
+        (index >> self.entries.trailing_zeros()) & 1 == 0
+    }
+
+    /// The phase of the latest entry.
+    pub(crate) fn latest_phase(&self) -> bool {
+        self.phase_of(self.next.wrapping_sub(1))
     }
 }
 

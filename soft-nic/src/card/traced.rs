@@ -4,9 +4,10 @@ use efa_dp_direct::cq::{RawCqe, RecvCqe, Sender};
 use efa_dp_direct::wire::{RxDesc, SendOp, TxCdesc, TxMetaDesc};
 use zerocopy::IntoBytes;
 
-use super::complete::cqe_of;
+use super::complete::{OK, cqe_of};
 use super::core::Core;
 use super::counter::Event;
+use super::queue::CompletionRing;
 use super::request;
 use crate::address::Gid;
 use crate::trace::{Kind, Record, flags};
@@ -47,11 +48,11 @@ impl Core {
         }
     }
 
-    /// A receive that completed, or a write with immediate data that arrived; `entry` as in [`Completed`].
+    /// A receive that completed, or a write with immediate data that arrived.
     #[inline(always)]
-    pub(crate) fn trace_received(&mut self, from: Option<Gid>, cqe: &RecvCqe, entry: Option<bool>) {
+    pub(crate) fn trace_received(&mut self, from: Option<Gid>, cqe: &RecvCqe) {
         if self.trace.is_some() {
-            self.add_received(from, cqe, entry);
+            self.add_received(from, cqe);
         }
     }
 
@@ -117,7 +118,9 @@ impl Core {
         if done.event.map_or_else(|| [Event::Send, Event::Write, Event::Read].into_iter().any(counts), counts) {
             record.flags |= flags::COUNTED;
         }
-        if let Some(phase) = done.entry {
+        let signaled = done.status != OK || meta.ctrl2.comp_req();
+        let cq = Some(qp.send_cq).filter(|_| signaled).and_then(|cq| self.cqs.get(cq));
+        if let Some(phase) = cq.map(CompletionRing::latest_phase) {
             record.flags |= flags::ENTRY;
             record.set_bytes(&cqe.emit(phase).0[..TxCdesc::SIZE]);
         }
@@ -137,7 +140,7 @@ impl Core {
     }
 
     #[cold]
-    fn add_received(&mut self, from: Option<Gid>, cqe: &RecvCqe, entry: Option<bool>) {
+    fn add_received(&mut self, from: Option<Gid>, cqe: &RecvCqe) {
         let Some(qp) = self.qp(cqe.qp_num) else { return };
         let mut record = Record::new(Kind::Received, cqe.qp_num);
         record.op = cqe.op.map_or_else(|raw| raw, SendOp::raw);
@@ -154,7 +157,7 @@ impl Core {
         if let Sender::Ah(ah) = cqe.sender {
             record.ah = ah.into();
         }
-        if let Some(phase) = entry {
+        if let Some(phase) = qp.recv_cq.and_then(|cq| self.cqs.get(cq)).map(CompletionRing::latest_phase) {
             record.flags |= flags::ENTRY;
             // The GID of a sender without an address handle has the secret of its card.
             let sender = match cqe.sender {
@@ -195,6 +198,4 @@ pub(crate) struct Completed {
     pub length: u32,
     /// The event that its counters count; `None` counts as an error of every event.
     pub event: Option<Event>,
-    /// The phase of the completion entry, if one was written.
-    pub entry: Option<bool>,
 }

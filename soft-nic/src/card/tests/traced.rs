@@ -100,6 +100,7 @@ fn trace_has_each_request_and_completion() {
     assert_eq!((done.length.get(), done.size.get(), records[7].length.get()), (8, 16, 0));
     let mut entry = RawCqe::ZERO;
     entry.0[..16].copy_from_slice(done.valid_bytes());
+    assert!(entry.phase(), "of the first lap");
     let Ok(Cqe::Send(entry)) = Cqe::parse(&entry, RequestIds::Bits64) else { panic!("a send") };
     assert_eq!((entry.wr_id, entry.qp_num), (15, qpn));
 }
