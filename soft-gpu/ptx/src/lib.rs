@@ -4,6 +4,8 @@ mod alu;
 mod code;
 mod decode;
 mod error;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod launch;
 mod memory;
 mod module;

@@ -129,9 +129,9 @@ impl Program {
             3 => self.step(&format!("mul.hi.{s}{n} %{l}{d}, {ta}, {tb}"), |t| {
                 // The product of two unsigned words of 64 bits needs all of 128 bits.
                 let high = if signed {
-                    num(a, t) * num(b, t) >> n
+                    (num(a, t) * num(b, t)) >> n
                 } else {
-                    (num(a, t) as u128 * num(b, t) as u128 >> n) as i128
+                    ((num(a, t) as u128 * num(b, t) as u128) >> n) as i128
                 };
                 set(t, high)
             }),
@@ -553,7 +553,7 @@ fn run(seed: u64) -> usize {
     );
     let arranged = linked(&text);
     let mut launch = launch(&arena, 1, THREADS as u32, seed);
-    launch.weak = seed % 4 == 0;
+    launch.weak = seed.is_multiple_of(4);
     if let Err(trap) = start(&arranged, &launch, &arena) {
         panic!("seed {seed}: {trap}\n{text}");
     }

@@ -1,0 +1,91 @@
+//! An entry point for arbitrary bytes: libFuzzer (`fuzz/`) uses it, and so does the test with the corpus and seeded bytes.
+#![allow(unsafe_code)]
+
+use crate::{Launch, Memory, Module, Program, Range, run};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
+
+/// Words that kernels may touch.
+struct Words([AtomicU64; 64], AtomicU64);
+
+// SAFETY: the words live as long as this value, and are atomics, to which references may exist.
+unsafe impl Memory for Words {
+    fn generation(&self) -> &AtomicU64 {
+        &self.1
+    }
+
+    fn range(&self, address: u64) -> Option<Range> {
+        let start = self.0.as_ptr() as u64;
+        let range = Range { start, end: start + 512, writable: true };
+        (range.start..range.end).contains(&address).then_some(range)
+    }
+}
+
+/// Parses the bytes as PTX, behind a header if they have none, links the module, and runs each kernel for a moment.
+///
+/// # Panics
+/// The interpreter panics, or an error has no cause or a line that the text does not have.
+pub fn module(bytes: &[u8]) {
+    let mut text = String::from_utf8_lossy(bytes).into_owned();
+    if !text.starts_with(".version") {
+        text.insert_str(0, ".version 8.2\n.target sm_80\n.address_size 64\n");
+    }
+    let lines = text.split('\n').count() as u32;
+    let linked = Module::parse("fuzz", &text).and_then(|module| Program::link(vec![module]));
+    let program = match linked {
+        Ok(program) => Arc::new(program),
+        Err(error) => {
+            assert!(error.line <= lines && !error.cause.is_empty(), "{error:?}");
+            return;
+        }
+    };
+    let words = Words(std::array::from_fn(|word| AtomicU64::new(word as u64)), AtomicU64::new(0));
+    let start = words.0.as_ptr() as u64;
+    let loaded = program.clone().load(&vec![start; program.globals().len()]);
+    for name in program.kernels() {
+        let Some(kernel) = program.kernel(name) else { continue };
+        let parameters = std::iter::repeat_n(start.to_le_bytes(), 1 << 13).flatten().collect();
+        let mut launch = Launch::new([2, 1, 1], kernel.required_block.unwrap_or([33, 1, 1]), parameters);
+        launch.weak = bytes.len().is_multiple_of(2);
+        launch.seed = bytes.len() as u64;
+        launch.watchdog = Some(Duration::from_millis(5));
+        if let Err(trap) = run(&loaded, kernel, &launch, &words, &AtomicBool::new(false)) {
+            assert!(trap.line <= lines && !trap.cause.is_empty(), "{trap:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// The corpus and seeded bytes: inputs that a fuzzer found are checked in every run.
+    #[test]
+    fn modules() {
+        ferrogin_test_support::replay("ptx", super::module);
+    }
+
+    /// Texts of the corpus with a few words changed for others of the same texts, which parse further than bytes do.
+    #[test]
+    fn words() {
+        let folder = ferrogin_test_support::workspace().join("fuzz/corpus/ptx");
+        let mut files: Vec<_> =
+            std::fs::read_dir(folder).expect("the corpus").map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        let texts: Vec<String> = files.iter().map(|file| std::fs::read_to_string(file).expect("a text")).collect();
+        let words: Vec<&str> = texts.iter().flat_map(|text| text.split_inclusive([' ', ',', '.', '\n'])).collect();
+        let mut random = ferrogin_test_support::Random::new(7);
+        for _ in 0..ferrogin_test_support::repetitions("SOFTGPU_TEXTS", 3_000, 300_000) {
+            let text = &texts[random.index(texts.len())];
+            let mut changed: Vec<&str> = text.split_inclusive([' ', ',', '.', '\n']).collect();
+            for _ in 0..1 + random.below(3) {
+                let at = random.index(changed.len());
+                match random.below(3) {
+                    0 => changed[at] = random.of(&words),
+                    1 => changed.insert(at, random.of(&words)),
+                    _ => drop(changed.remove(at)),
+                }
+            }
+            super::module(changed.concat().as_bytes());
+        }
+    }
+}
