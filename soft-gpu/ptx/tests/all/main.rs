@@ -3,7 +3,11 @@
 
 mod arena;
 mod bad;
+#[path = "../../../../device-kernels/tests/all/common/mod.rs"]
+#[allow(dead_code)]
+mod common;
 mod forms;
+mod native;
 mod random;
 mod scheduling;
 mod shipped;

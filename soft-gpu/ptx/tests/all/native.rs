@@ -1,0 +1,459 @@
+//! Each `fgin_*` function of the shipped module on the interpreter beside the same function as native code: equal results, ring bytes,
+//! cursors and doorbells, call by call.
+
+use crate::arena::Arena;
+use crate::common::{EndpointSpec, Spec, TestContext, VALUE, WindowSpec, leak, make_context, window};
+use crate::shipped;
+use efa_dp_direct::wqe::Destination;
+use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_test_support::{Random, repetitions};
+use soft_gpu_ptx::{Launch, Loaded, Memory, Module, Program, Range, run};
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The result of the functions of the fast path: a word, and the kind of what follows.
+#[repr(C)]
+struct Continuation {
+    word: u64,
+    kind: u32,
+}
+
+/// A function: its name, the widths of its parameters and of its result, and the native call.
+struct Function {
+    name: &'static str,
+    parameters: &'static [u32],
+    result: u32,
+    native: fn(&[u64]) -> [u64; 2],
+}
+
+macro_rules! bits {
+    (u32) => {
+        32
+    };
+    (u64) => {
+        64
+    };
+    (i32) => {
+        32
+    };
+    (Continuation) => {
+        128
+    };
+}
+
+macro_rules! words {
+    ($result:expr, i32) => {
+        [u64::from($result as u32), 0]
+    };
+    // The word is not set where the kind needs none.
+    ($result:expr, Continuation) => {{
+        let r = $result;
+        [if (1..=3).contains(&r.kind) { r.word } else { 0 }, u64::from(r.kind)]
+    }};
+}
+
+macro_rules! functions {
+    ($($name:ident($($argument:ident: $ty:ident),*) -> $result:ident;)*) => {
+        unsafe extern "C" {
+            $(fn $name($($argument: $ty),*) -> $result;)*
+        }
+        const FUNCTIONS: &[Function] = &[$(Function {
+            name: stringify!($name),
+            parameters: &[$(bits!($ty)),*],
+            result: bits!($result),
+            native: |arguments| {
+                let mut arguments = arguments.iter();
+                $(let $argument = *arguments.next().expect("an argument") as $ty;)*
+                // SAFETY: the test passes leaked contexts, windows and buffers, or null where the function checks for it.
+                let result = unsafe { $name($($argument),*) };
+                words!(result, $result)
+            },
+        }),*];
+    };
+}
+
+// Pointers are `u64` here: the interpreter and the native code get the same numbers.
+functions! {
+    fgin_open(handle: u64, context: u32, out: u64) -> i32;
+    fgin_put(ctx: u64, peer: u32, dst: u64, dst_off: u64, src: u64, src_off: u64, bytes: u64, action: u64, flags: u32) -> i32;
+    fgin_put_value(ctx: u64, peer: u32, dst: u64, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> i32;
+    fgin_get(ctx: u64, peer: u32, remote: u64, remote_off: u64, local: u64, local_off: u64, bytes: u64, flags: u32) -> i32;
+    fgin_signal(ctx: u64, peer: u32, action: u64, flags: u32) -> i32;
+    fgin_flush(ctx: u64) -> i32;
+    fgin_flush_part(ctx: u64, rank: u32, size: u32) -> i32;
+    fgin_flush_async(ctx: u64, out: u64) -> i32;
+    fgin_wait_request(ctx: u64, request: u64) -> i32;
+    fgin_test_request(ctx: u64, request: u64, done: u64) -> i32;
+    fgin_set_timeout(ctx: u64, ns: u64) -> i32;
+    fgin_read_signal(ctx: u64, id: u32, out: u64) -> i32;
+    fgin_wait_signal(ctx: u64, id: u32, least: u64) -> i32;
+    fgin_reset_signal(ctx: u64, id: u32) -> i32;
+    fgin_read_counter(ctx: u64, id: u32, out: u64) -> i32;
+    fgin_wait_counter(ctx: u64, id: u32, least: u64) -> i32;
+    fgin_reset_counter(ctx: u64, id: u32) -> i32;
+    fgin_fast_put(ctx: u64, peer: u32, dst: u64, dst_off: u64, src: u64, src_off: u64, bytes: u64, ids: u32, aggregate: u32) -> Continuation;
+    fgin_fast_put_value(ctx: u64, peer: u32, dst: u64, dst_off: u64, value: u64, bytes: u32, has_signal: u32, signal: u32, aggregate: u32) -> Continuation;
+    fgin_fast_signal(ctx: u64, peer: u32, has_signal: u32, signal: u32, aggregate: u32) -> Continuation;
+    fgin_continue_put(ctx: u64, dst: u64, dst_off: u64, src: u64, src_off: u64, bytes: u64, word: u64, operation: u64) -> i32;
+    fgin_continue_put_value(ctx: u64, dst: u64, dst_off: u64, value: u64, word: u64, operation: u64) -> i32;
+    fgin_continue_signal(ctx: u64, word: u64, operation: u64) -> i32;
+}
+
+/// The process's writable memory, as `/proc/self/maps` has it.
+struct Process(AtomicU64);
+
+// SAFETY: the ranges are mapped and writable. The kernels reach only leaked memory and the test's arena; both live until the test ends,
+// and are accessed through pointers and atomics.
+unsafe impl Memory for Process {
+    fn generation(&self) -> &AtomicU64 {
+        &self.0
+    }
+
+    fn range(&self, address: u64) -> Option<Range> {
+        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+        maps.lines().find_map(|line| {
+            let (bounds, rest) = line.split_once(' ')?;
+            let (start, end) = bounds.split_once('-')?;
+            let start = u64::from_str_radix(start, 16).ok()?;
+            let end = u64::from_str_radix(end, 16).ok()?;
+            (rest.starts_with("rw") && (start..end).contains(&address)).then_some(Range { start, end, writable: true })
+        })
+    }
+}
+
+/// A kernel `call_NAME` for each function: arguments and results in an array of words.
+fn wrappers() -> String {
+    let mut text = String::from(".version 8.2\n.target sm_70\n.address_size 64\n");
+    for function in FUNCTIONS {
+        let name = function.name;
+        let result = match function.result {
+            128 => ".param .align 8 .b8 r[16]",
+            _ => ".param .b32 r",
+        };
+        let list = |of: &dyn Fn(usize, u32) -> String| {
+            function.parameters.iter().enumerate().map(|(at, &bits)| of(at, bits)).collect::<Vec<_>>().join(", ")
+        };
+        let parameters = list(&|at, bits| format!(".param .b{bits} a{at}"));
+        let names = list(&|at, _| format!("a{at}"));
+        let _ = write!(
+            text,
+            ".extern .func ({result}) {name}({parameters});\n.visible .entry call_{name}(.param .u64 words)\n{{\n.reg .b64 %w; .reg .b64 %d; .reg .b32 %s;\nld.param.u64 %w, [words];\n{{\n{result};\n"
+        );
+        for (at, bits) in function.parameters.iter().enumerate() {
+            let register = if *bits == 64 { "%d" } else { "%s" };
+            let _ = write!(
+                text,
+                ".param .b{bits} a{at}; ld.global.b{bits} {register}, [%w+{}]; st.param.b{bits} [a{at}], {register};\n",
+                at * 8
+            );
+        }
+        let _ = write!(text, "call (r), {name}, ({names});\n");
+        if function.result == 128 {
+            text += "ld.param.b64 %d, [r]; st.global.b64 [%w+128], %d; ld.param.b32 %s, [r+8]; st.global.b32 [%w+136], %s;\n";
+        } else {
+            text += "ld.param.b32 %s, [r]; st.global.b32 [%w+128], %s;\n";
+        }
+        text += "}\nret;\n}\n";
+    }
+    text
+}
+
+/// Bytes of a put that takes three requests, and waits for the card between them.
+const HUGE: u64 = (2 << 30) + 5;
+const ENTRIES: u32 = 16;
+const NRANKS: u32 = 3;
+const SIGNALS: u32 = 2;
+const COUNTERS: u32 = 1;
+const ENDPOINTS: usize = 2 + (SIGNALS + COUNTERS) as usize;
+
+/// One of the two contexts, and the buffers of its calls.
+struct Side {
+    context: TestContext,
+    windows: [u64; 2],
+    out: Arena,
+    request: Arena,
+}
+
+impl Side {
+    fn new(policy: u32, wide: bool, pool: u64, start: u32) -> Self {
+        let endpoints = (0..ENDPOINTS).map(|at| {
+            let wide = at == VALUE && wide;
+            let has_slots = at == VALUE && !wide || at >= 3;
+            let value_base = if has_slots { pool + (at * ENTRIES as usize * 8) as u64 } else { 0 };
+            EndpointSpec { entries: ENTRIES, wide, max_batch: 4, value_base, start }
+        });
+        let targets = 0..((1 + SIGNALS) * NRANKS) as u16;
+        let peers =
+            |base: u64, key: u32| (0..NRANKS).map(|rank| (base + u64::from(rank) * 0x100_0000, key + rank)).collect();
+        let context = make_context(&Spec {
+            policy,
+            nranks: NRANKS,
+            rail: 0,
+            endpoints: endpoints.collect(),
+            n_counters: COUNTERS,
+            n_signals: SIGNALS,
+            targets: targets
+                .map(|at| Destination { ah: 10 + at, qpn: 20 + at, qkey: 0x3000_0000 + u32::from(at) })
+                .collect(),
+            value_lkey: 0x77,
+            scratch: WindowSpec { lkey: 0x88, addr: 0x4000_0000, peers: peers(0x5000_0000, 0x99) },
+        });
+        let windows = [0x1000_0000, 0x7000_0000]
+            .map(|addr| window(&WindowSpec { lkey: 0x55, addr, peers: peers(addr * 2, 0x66) }, 0).0 as u64);
+        Self { context, windows, out: Arena::new(16), request: Arena::new(16) }
+    }
+
+    /// The card has completed all requests, and others have added to signals and counters.
+    fn complete(&self, arrived: u64) {
+        for ring in &self.context.rings {
+            ring.completed.store(u64::from(ring.cursors()[0] & 0x7fff_ffff), Ordering::SeqCst);
+        }
+        for count in self.context.signals.iter().chain(&self.context.counters) {
+            count.fetch_add(arrived, Ordering::SeqCst);
+        }
+    }
+
+    fn argument(&self, argument: Argument) -> u64 {
+        let context = self.context.context.as_ptr();
+        match argument {
+            Argument::Value(value) => value,
+            Argument::Context => context as u64,
+            // SAFETY: the context is leaked, and no thread writes its pointers.
+            Argument::Handle => unsafe { (*context).dev as u64 },
+            Argument::Window(at) => self.windows[at],
+            Argument::Out => self.out.address(),
+            Argument::Request => self.request.address(),
+        }
+    }
+
+    /// All that a card or a caller sees.
+    fn seen(&self, opened: bool) -> Vec<Vec<u64>> {
+        let mut seen = vec![self.request.all()];
+        let mut out = self.out.all();
+        if opened {
+            assert_eq!(out[0], self.context.context.as_ptr() as u64);
+            out[0] = 0;
+        }
+        seen.push(out);
+        for ring in &self.context.rings {
+            seen.push(ring.cursors().map(u64::from).to_vec());
+            seen.push(vec![u64::from(ring.doorbell.load(Ordering::SeqCst))]);
+            seen.extend((0..ENTRIES as usize).map(|slot| ring.slot(slot).into_iter().map(u64::from).collect()));
+        }
+        seen
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Argument {
+    Value(u64),
+    Context,
+    Handle,
+    Window(usize),
+    Out,
+    Request,
+}
+
+/// Arguments for the function, most of them valid.
+fn arguments(random: &mut Random, name: &str) -> Vec<Argument> {
+    use Argument::{Context, Handle, Out, Request, Value, Window};
+    let rare = |random: &mut Random, usual: Argument, bad: u64| if random.one_in(40) { Value(bad) } else { usual };
+    let peer = {
+        let peer = random.below(NRANKS);
+        rare(random, Value(peer.into()), u64::from(NRANKS))
+    };
+    let signal = random.below(SIGNALS);
+    let slot = if random.one_in(2) { 0 } else { u64::from(signal) + 1 };
+    let counter = if random.one_in(4) { 1u64 << 16 } else { 0 };
+    let add = if slot == 0 { 0 } else { 1 };
+    let action = rare(random, Value(slot | counter | add << 32), 77);
+    let only_signal = Value(slot | add << 32);
+    let aggregate = u64::from(random.one_in(4));
+    let flags = Value(aggregate * 2 | random.of(&[0, 0, 0, 0x100, 0x200]));
+    let bytes = {
+        let bytes = u64::from(random.below(5000));
+        rare(random, Value(bytes), HUGE)
+    };
+    let size = {
+        let size = random.of(&[1u64, 2, 4, 8]);
+        rare(random, Value(size), 3)
+    };
+    let (one, other) = (Window(random.index(2)), Window(random.index(2)));
+    let (one, other) = (rare(random, one, 0), rare(random, other, 0));
+    let (off1, off2) = (Value(random.below(1 << 20).into()), Value(random.below(1 << 20).into()));
+    let value = Value(random.next_u64());
+    let id = {
+        let id = signal;
+        rare(random, Value(id.into()), 9)
+    };
+    let of_counter = rare(random, Value(0), 9);
+    let has = u64::from(slot != 0);
+    // A continuation is that of the call before, or one that the function refuses.
+    match name {
+        "fgin_open" => vec![rare(random, Handle, 0), Value(random.below(2).into()), Out],
+        "fgin_put" => vec![rare(random, Context, 0), peer, one, off1, other, off2, bytes, action, flags],
+        "fgin_put_value" => vec![Context, peer, one, off1, value, size, action, flags],
+        "fgin_get" => vec![Context, peer, one, off1, other, off2, bytes, flags],
+        "fgin_signal" => vec![Context, peer, if random.one_in(9) { action } else { only_signal }, flags],
+        "fgin_flush" => vec![Context],
+        "fgin_flush_part" => vec![Context, Value(random.below(4).into()), Value(random.of(&[0, 1, 4]))],
+        "fgin_flush_async" => vec![Context, Request],
+        "fgin_wait_request" => vec![Context, Request],
+        "fgin_test_request" => vec![Context, Request, Out],
+        "fgin_set_timeout" => vec![Context, Value(60_000_000_000 + u64::from(random.below(1000)))],
+        "fgin_read_signal" => vec![Context, id, Out],
+        "fgin_wait_signal" => vec![Context, id, Value(random.below(3).into())],
+        "fgin_reset_signal" => vec![Context, id],
+        "fgin_read_counter" => vec![Context, of_counter, Out],
+        "fgin_wait_counter" => vec![Context, of_counter, Value(random.below(3).into())],
+        "fgin_reset_counter" => vec![Context, of_counter],
+        "fgin_fast_put" => vec![Context, peer, one, off1, other, off2, bytes, Value(slot | counter), Value(aggregate)],
+        "fgin_fast_put_value" => {
+            vec![Context, peer, one, off1, value, size, Value(has), Value(signal.into()), Value(aggregate)]
+        }
+        "fgin_fast_signal" => vec![Context, peer, Value(has), Value(signal.into()), Value(aggregate)],
+        other => panic!("{other} has no arguments here"),
+    }
+}
+
+/// The continuation's arguments: those of the fast path, the word and the packed operation.
+fn continued(name: &str, fast: &[Argument], [word, kind]: [u64; 2]) -> Vec<Argument> {
+    let number = |at: usize| if let Argument::Value(value) = fast[at] { value } else { 0 };
+    let slot = |has: usize, signal: usize| if number(has) == 0 { 0 } else { number(signal) + 1 };
+    let packed = |ids: u64, aggregate: u64| Argument::Value(number(1) | kind << 24 | aggregate << 31 | ids << 32);
+    let word = Argument::Value(word);
+    match name {
+        "fgin_fast_put" => {
+            vec![fast[0], fast[2], fast[3], fast[4], fast[5], fast[6], word, packed(number(7), number(8))]
+        }
+        "fgin_fast_put_value" => {
+            vec![fast[0], fast[2], fast[3], fast[4], word, packed(slot(6, 7) | number(5) << 16, number(8))]
+        }
+        _ => vec![fast[0], word, packed(slot(2, 3), number(4))],
+    }
+}
+
+/// A card that completes requests during a call, unless it is off.
+struct Card(AtomicBool);
+
+impl Card {
+    fn completes<T>(&self, side: &Side, call: impl FnOnce() -> T) -> T {
+        let off = self.0.load(Ordering::SeqCst);
+        let rings = side.context.rings.iter().map(|ring| (ring.doorbell, ring.completed)).collect::<Vec<_>>();
+        let result = std::thread::scope(|scope| {
+            if !off {
+                scope.spawn(|| {
+                    while !self.0.load(Ordering::SeqCst) {
+                        for (doorbell, completed) in &rings {
+                            completed.store(u64::from(doorbell.load(Ordering::SeqCst) & 0x7fff_ffff), Ordering::SeqCst);
+                        }
+                        std::thread::yield_now();
+                    }
+                });
+            }
+            let result = call();
+            self.0.store(true, Ordering::SeqCst);
+            result
+        });
+        self.0.store(off, Ordering::SeqCst);
+        result
+    }
+}
+
+/// Calls the function on both sides, and compares all that there is to see. The result.
+fn compare(
+    loaded: &Loaded,
+    function: &Function,
+    arguments: &[Argument],
+    sides: &[Side; 2],
+    what: &str,
+    weak: bool,
+) -> [u64; 2] {
+    let name = function.name;
+    let native: Vec<u64> = arguments.iter().map(|&argument| sides[0].argument(argument)).collect();
+    let card = Card(AtomicBool::new(!arguments.iter().any(|argument| matches!(argument, Argument::Value(HUGE)))));
+    let expected = card.completes(&sides[0], || (function.native)(&native));
+    let words = Arena::new(18);
+    for (at, &argument) in arguments.iter().enumerate() {
+        words.set(at, sides[1].argument(argument));
+    }
+    let kernel = loaded.program().kernel(&format!("call_{name}")).expect("the wrapper");
+    let mut launch = Launch::new([1, 1, 1], [1, 1, 1], words.address().to_le_bytes().to_vec());
+    launch.watchdog = Some(Duration::from_secs(30));
+    launch.weak = weak;
+    let memory = Process(AtomicU64::new(0));
+    let ended =
+        card.completes(&sides[1], || run(loaded, kernel, &launch, &memory, &AtomicBool::new(false)).map_err(Box::new));
+    if let Err(trap) = ended {
+        panic!("{what}: {name} {arguments:x?}: {trap}");
+    }
+    let mut found = [words.get(16), words.get(17)];
+    if function.result == 128 && !(1..=3).contains(&found[1]) {
+        found[0] = 0;
+    }
+    assert_eq!(found, expected, "{what}: the result of {name} {arguments:x?}");
+    let opened = name == "fgin_open" && expected[0] == 0;
+    let seen = sides.each_ref().map(|side| side.seen(opened));
+    for (part, (native, interpreted)) in seen[0].iter().zip(&seen[1]).enumerate() {
+        assert_eq!(native, interpreted, "{what}: part {part} after {name} {arguments:x?}");
+    }
+    if opened {
+        sides.iter().for_each(|side| side.out.set(0, 0));
+    }
+    expected
+}
+
+#[test]
+fn each_function_does_on_the_interpreter_what_it_does_natively() {
+    let module = |name: &str, text: &str| Module::parse(name, text).unwrap_or_else(|error| panic!("{error}"));
+    let modules = vec![module("wrappers", &wrappers()), module("ferrogin_device.ptx", &shipped::text())];
+    let program = Arc::new(Program::link(modules).unwrap_or_else(|error| panic!("{error}")));
+    let loaded = program.load(&[]);
+    let mut called = BTreeSet::new();
+    let mut good = BTreeSet::new();
+    for (policy, wide) in [(POLICY_COMBINING, true), (POLICY_COMBINING, false), (POLICY_LOCKED, false)] {
+        for seed in 1..=repetitions("SOFTGPU_CALLS", 6, 400) {
+            let mut random = Random::new(seed);
+            let pool = leak([0u64; ENTRIES as usize * ENDPOINTS]) as u64;
+            let start = random.of(&[0, 13, 0x7fff_fff0, 0xffff_fff0]);
+            let sides = [(); 2].map(|()| Side::new(policy, wide, pool, start));
+            for call in 0..150 {
+                let function = &FUNCTIONS[random.index(FUNCTIONS.len())];
+                if function.name.starts_with("fgin_continue") {
+                    continue;
+                }
+                let arguments = arguments(&mut random, function.name);
+                sides.iter().for_each(|side| side.complete(3));
+                let what = format!("policy {policy}, wide {wide}, seed {seed}, call {call}");
+                let result = compare(&loaded, function, &arguments, &sides, &what, seed % 2 == 0);
+                called.insert(function.name);
+                if result[0] == 0 && function.result == 32 {
+                    good.insert(function.name);
+                }
+                if function.result == 128 && result[1] != 0 {
+                    let next = function.name.replace("fast", "continue");
+                    let next = FUNCTIONS.iter().find(|function| function.name == next).expect("its continuation");
+                    let arguments = continued(function.name, &arguments, result);
+                    if compare(&loaded, next, &arguments, &sides, &what, false)[0] == 0 {
+                        good.insert(next.name);
+                    }
+                    called.insert(next.name);
+                }
+            }
+        }
+    }
+    let exported: BTreeSet<&str> = FUNCTIONS.iter().map(|function| function.name).collect();
+    let text = shipped::text();
+    let count = text.lines().filter(|line| line.starts_with(".visible .func")).count();
+    assert_eq!(exported.len(), count, "the shipped module has a function that this test does not call");
+    assert_eq!(called, exported);
+    let never: Vec<_> = FUNCTIONS
+        .iter()
+        .filter(|function| function.result == 32 && !good.contains(function.name))
+        .map(|function| function.name)
+        .collect();
+    assert!(never.is_empty(), "never without an error: {never:?}");
+}
