@@ -11,7 +11,7 @@ set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 seconds=${FUZZ_SECONDS:-10}
-targets=${FUZZ_TARGETS:-rings wires settings formats messages attributes verbs mlx5_cq mlx5_requests ptx}
+targets=${FUZZ_TARGETS:-rings wires settings formats messages attributes verbs mlx5_cq mlx5_requests ptx gpu_images}
 build=${CARGO_TARGET_DIR:-$here/../target}/fuzz
 triple=$(uname -m)-unknown-linux-gnu
 passed=0 failed=0 skipped=0

@@ -3,6 +3,7 @@
 mod c_layout;
 mod docs;
 mod doctor;
+mod gpu;
 mod layouts;
 mod packages;
 mod perf;

@@ -179,6 +179,12 @@ fn create(out: Out<usize>, flags: u32, number: c_int) -> Outcome {
     out.set(context.handle)
 }
 
+/// A context that no thread has pushed.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) fn create_on(ordinal: usize) -> Arc<Context> {
+    Context::create(ordinal, 0, fresh(), false)
+}
+
 fn reset_primary(primary: &mut Primary) {
     if let Some(context) = primary.context.take() {
         context.destroy();

@@ -15,6 +15,9 @@ mod context;
 mod copy;
 mod device;
 mod event;
+#[cfg(any(test, feature = "fuzz"))]
+#[allow(missing_docs)]
+pub mod fuzz;
 mod handle;
 mod heap;
 mod host;

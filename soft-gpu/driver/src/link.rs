@@ -102,7 +102,7 @@ impl Image {
         Ok(Self { texts: vec![(name.to_owned(), text)] })
     }
 
-    fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut rest = Vec::new();
         for part in self.texts.iter().flat_map(|(name, text)| [name, text]) {
             rest.extend((part.len() as u64).to_le_bytes());

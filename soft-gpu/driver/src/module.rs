@@ -21,7 +21,7 @@ pub(crate) struct Module {
     pub(crate) context: usize,
     pub(crate) loaded: Loaded,
     /// The functions by the order of their names.
-    functions: Vec<Arc<Function>>,
+    pub(crate) functions: Vec<Arc<Function>>,
     /// The addresses of the variables.
     variables: Vec<u64>,
 }
@@ -61,7 +61,7 @@ pub(crate) fn code_of(error: &Error) -> Code {
 }
 
 /// Places the variables of a program and makes a module of it.
-fn load(context: &Context, program: Program) -> Outcome<usize> {
+pub(crate) fn load(context: &Context, program: Program) -> Outcome<usize> {
     let mut variables = Vec::new();
     let globals = program.globals().to_vec();
     for global in &globals {

@@ -1,0 +1,49 @@
+//! The entry point for arbitrary bytes: libFuzzer (`fuzz/`) uses it, and so does a test with the corpus and seeded bytes.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use soft_gpu_ptx::Launch;
+
+use crate::context::Context;
+use crate::link::Image;
+use crate::module::{self, MODULES};
+use crate::space::{Running, View};
+use crate::{context, device};
+
+/// An image: it is loaded, and one thread runs each kernel with parameters of zeros.
+pub fn images(data: &[u8]) {
+    let Ok(image) = Image::of_bytes("fuzz", data) else { return };
+    assert_eq!(Image::of_bytes("again", &image.to_bytes()).as_ref(), Ok(&image));
+    let Ok(program) = image.link() else { return };
+    if program.globals().iter().any(|global| global.size > 1 << 20) {
+        return;
+    }
+    static CONTEXT: OnceLock<Arc<Context>> = OnceLock::new();
+    let context = CONTEXT.get_or_init(|| {
+        assert_eq!(device::cuInit(0), crate::code::Code::SUCCESS);
+        context::create_on(0)
+    });
+    let Ok(handle) = module::load(context, program) else { return };
+    let Some(loaded) = MODULES.get(handle) else { return };
+    for function in &loaded.functions {
+        let kernel = &function.kernel;
+        let size = kernel.parameters.iter().map(|parameter| parameter.offset + parameter.size).max().unwrap_or(0);
+        if size > 1 << 16 {
+            continue;
+        }
+        let mut launch = Launch::new([1; 3], kernel.required_block.unwrap_or([1; 3]), vec![0; size as usize]);
+        launch.watchdog = Some(Duration::from_millis(20));
+        let _running = Running::begin();
+        // A kernel of arbitrary bytes may end in any way but a panic or a crash.
+        let _ = soft_gpu_ptx::run(&loaded.loaded, kernel, &launch, &View { device: 0 }, &AtomicBool::new(false));
+    }
+    module::forget(context.handle);
+}
+
+#[cfg(test)]
+#[test]
+fn images_of_corpus_and_of_seeded_bytes_are_loaded_or_refused() {
+    ferrogin_test_support::replay("gpu_images", images);
+}
