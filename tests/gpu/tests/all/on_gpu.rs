@@ -1,10 +1,10 @@
 //! The scenarios as kernels, on the GPU that the CUDA driver has. No test knows the driver.
 
-use crate::common::{dist, must_pass, repeated, report};
+use crate::common::{dist, must_pass, repeated, report, scenarios};
 use gpu_scenarios::scenario::SCENARIOS;
 use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
 use nccl_gin_ferrogin::device::cuda::CudaDevice;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The directory that `make build` fills, on a machine with a GPU. Otherwise `test` is skipped.
 fn gpu(test: &str) -> Option<PathBuf> {
@@ -15,9 +15,13 @@ fn gpu(test: &str) -> Option<PathBuf> {
     dist(test)
 }
 
-/// The scenarios as kernels; one repetition of twenty.
-fn kernels(dist: &std::path::Path, ranks: usize, options: &[&str]) -> Job {
-    repeated(dist, ranks, 200).env("FERROGIN_DEVICE", "cuda").args(options.iter().copied())
+/// The scenarios as kernels.
+fn kernels(dist: &Path, ranks: usize, options: &[&str]) -> Job {
+    on_gpu(repeated(dist, ranks, 60).args(options.iter().copied()))
+}
+
+fn on_gpu(job: Job) -> Job {
+    job.env("FERROGIN_DEVICE", "cuda")
 }
 
 fn all_pass(job: Job) -> Outcome {
@@ -34,6 +38,9 @@ fn kernels_pass_with_each_api() {
     let Some(dist) = gpu("kernels_pass_with_each_api") else { return };
     for api in ["c", "cuda", "rust"] {
         all_pass(kernels(&dist, 2, &["--api", api]));
+        // More posts than the ring has slots.
+        let flood = ["--api", api, "--only", "flood", "--only", "value-signal", "--reps", "200"];
+        must_pass(&on_gpu(scenarios(&dist, 2).args(flood)).run().expect("the job starts"));
     }
 }
 
