@@ -13,7 +13,7 @@ use super::traced::Completed;
 /// Status of a request that succeeded.
 pub(crate) const OK: u8 = CompStatus::Ok.raw();
 
-fn event_of(op_type: u8) -> Option<Event> {
+pub(crate) fn event_of(op_type: u8) -> Option<Event> {
     Some(match SendOp::from_raw(op_type)? {
         SendOp::Send => Event::Send,
         SendOp::RdmaRead => Event::Read,
@@ -48,10 +48,10 @@ impl Core {
     /// Writes the completion of a request and removes it.
     pub(crate) fn retire(&mut self, token: Token, status: u8) {
         let qpn = token.qpn();
+        self.trace_retired(token, status);
         let Some(qp) = self.qp(qpn) else { return };
         let Some(entry) = qp.take(token) else { return };
         let (meta, connection, len) = (entry.request.meta, entry.connection, entry.request.len);
-        let index = entry.index;
         let event = match entry.request.operation {
             Operation::Send => Event::Send,
             Operation::Write => Event::Write,
@@ -64,7 +64,6 @@ impl Core {
         if status != OK || meta.ctrl2.comp_req() {
             self.push_completion(qpn, &meta, status);
         }
-        self.trace_completion(qpn, &meta, Completed { index, status, length: len, event: Some(event) });
         self.count(event, (status == OK).then_some(len));
         self.tick(qpn, event, status != OK);
     }
@@ -91,8 +90,8 @@ impl Core {
     pub(crate) fn complete_rejected(&mut self, qpn: u16, index: u32, meta: &TxMetaDesc, status: CompStatus) {
         let fatal = matches!(status, CompStatus::LocalQpInternalError | CompStatus::Flushed);
         let event = event_of(meta.ctrl1.op_type()).filter(|_| !fatal);
+        self.trace_completion(qpn, meta, &Completed { index, status: status.raw(), length: 0, event });
         self.push_completion(qpn, meta, status.raw());
-        self.trace_completion(qpn, meta, Completed { index, status: status.raw(), length: 0, event });
         if let Some(event) = event_of(meta.ctrl1.op_type()) {
             self.count(event, None);
         }

@@ -251,6 +251,9 @@ impl Core {
         if outcome == Sent::Yes {
             let sent = serving.sent + header.len;
             let done = sent == asked.total || header.status != OK;
+            if done && header.status == OK {
+                self.trace_served(at);
+            }
             if let Some(connection) = self.connections.get_mut(at) {
                 if done {
                     connection.serving.pop_front();
@@ -261,7 +264,6 @@ impl Core {
             if done && header.status == OK {
                 self.statistics.rdma_read_resp_bytes += u64::from(asked.total);
                 self.tick(asked.dst_qpn, Event::RemoteRead, false);
-                self.trace_counted(at, &serving.header, Event::RemoteRead);
             }
         }
         outcome

@@ -278,7 +278,7 @@ impl CompletionRing {
 
     /// Appends an entry; `emit` gives its bytes for the phase of the lap. A reader that is a lap behind loses the oldest, as on hardware.
     pub fn append(&mut self, emit: impl FnOnce(bool) -> RawCqe) {
-        let phase = self.phase_of(self.next);
+        let phase = self.next_phase();
         let mut words = [0u64; 4];
         for (word, bytes) in words.iter_mut().zip(emit(phase).0.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*bytes);
@@ -295,13 +295,9 @@ impl CompletionRing {
         self.raise();
     }
 
-    fn phase_of(&self, index: u32) -> bool {
-        (index >> self.entries.trailing_zeros()) & 1 == 0
-    }
-
-    /// The phase of the latest entry.
-    pub(crate) fn latest_phase(&self) -> bool {
-        self.phase_of(self.next.wrapping_sub(1))
+    /// The phase of the next entry.
+    pub(crate) fn next_phase(&self) -> bool {
+        (self.next >> self.entries.trailing_zeros()) & 1 == 0
     }
 }
 

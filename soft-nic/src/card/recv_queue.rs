@@ -210,11 +210,11 @@ impl Core {
     }
 
     fn complete_receive(&mut self, from: Option<Gid>, cqe: &RecvCqe) {
+        self.trace_received(from, cqe);
         let cq = self.qp(cqe.qp_num).and_then(|qp| qp.recv_cq);
         if let Some(cq) = cq.and_then(|cq| self.cqs.get_mut(cq)) {
             cq.append(|phase| cqe.emit(phase));
         }
-        self.trace_received(from, cqe);
     }
 
     /// Handles a violation of the receive queue: the queue pair goes to the error state.

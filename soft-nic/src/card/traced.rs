@@ -4,9 +4,10 @@ use efa_dp_direct::cq::{RawCqe, RecvCqe, Sender};
 use efa_dp_direct::wire::{RxDesc, SendOp, TxCdesc, TxMetaDesc};
 use zerocopy::IntoBytes;
 
-use super::complete::{OK, cqe_of};
+use super::complete::{OK, cqe_of, event_of};
 use super::core::Core;
 use super::counter::Event;
+use super::qp::Token;
 use super::queue::CompletionRing;
 use super::request;
 use crate::address::Gid;
@@ -32,11 +33,19 @@ impl Core {
         }
     }
 
-    /// A work request that completed.
+    /// An outstanding work request that is about to complete.
     #[inline(always)]
-    pub(crate) fn trace_completion(&mut self, qpn: u16, meta: &TxMetaDesc, done: Completed) {
+    pub(crate) fn trace_retired(&mut self, token: Token, status: u8) {
         if self.trace.is_some() {
-            self.add_completion(qpn, meta, &done);
+            self.add_retired(token, status);
+        }
+    }
+
+    /// A work request that is about to complete, and that was never outstanding.
+    #[inline(always)]
+    pub(crate) fn trace_completion(&mut self, qpn: u16, meta: &TxMetaDesc, done: &Completed) {
+        if self.trace.is_some() {
+            self.add_completion(qpn, meta, done);
         }
     }
 
@@ -48,7 +57,7 @@ impl Core {
         }
     }
 
-    /// A receive that completed, or a write with immediate data that arrived.
+    /// A receive that is about to complete, or a write with immediate data that arrived.
     #[inline(always)]
     pub(crate) fn trace_received(&mut self, from: Option<Gid>, cqe: &RecvCqe) {
         if self.trace.is_some() {
@@ -61,6 +70,14 @@ impl Core {
     pub(crate) fn trace_counted(&mut self, at: u32, header: &Header, event: Event) {
         if self.trace.is_some() {
             self.add_counted(at, header, event);
+        }
+    }
+
+    /// The read of a peer at the front of those that a connection answers, with its last packet sent.
+    #[inline(always)]
+    pub(crate) fn trace_served(&mut self, at: u32) {
+        if self.trace.is_some() {
+            self.add_served(at);
         }
     }
 
@@ -107,6 +124,14 @@ impl Core {
     }
 
     #[cold]
+    fn add_retired(&mut self, token: Token, status: u8) {
+        let Some(entry) = self.outstanding(token) else { return };
+        let (meta, index, length) = (entry.request.meta, entry.index, entry.request.len);
+        let event = event_of(meta.ctrl1.op_type());
+        self.add_completion(token.qpn(), &meta, &Completed { index, status, length, event });
+    }
+
+    #[cold]
     fn add_completion(&mut self, qpn: u16, meta: &TxMetaDesc, done: &Completed) {
         let Some(qp) = self.qp(qpn) else { return };
         let cqe = cqe_of(qpn, meta, done.status);
@@ -120,7 +145,7 @@ impl Core {
         }
         let signaled = done.status != OK || meta.ctrl2.comp_req();
         let cq = Some(qp.send_cq).filter(|_| signaled).and_then(|cq| self.cqs.get(cq));
-        if let Some(phase) = cq.map(CompletionRing::latest_phase) {
+        if let Some(phase) = cq.map(CompletionRing::next_phase) {
             record.flags |= flags::ENTRY;
             record.set_bytes(&cqe.emit(phase).0[..TxCdesc::SIZE]);
         }
@@ -157,7 +182,7 @@ impl Core {
         if let Sender::Ah(ah) = cqe.sender {
             record.ah = ah.into();
         }
-        if let Some(phase) = qp.recv_cq.and_then(|cq| self.cqs.get(cq)).map(CompletionRing::latest_phase) {
+        if let Some(phase) = qp.recv_cq.and_then(|cq| self.cqs.get(cq)).map(CompletionRing::next_phase) {
             record.flags |= flags::ENTRY;
             // The GID of a sender without an address handle has the secret of its card.
             let sender = match cqe.sender {
@@ -171,6 +196,14 @@ impl Core {
             record.set_peer(&gid);
         }
         self.add(record);
+    }
+
+    #[cold]
+    fn add_served(&mut self, at: u32) {
+        let front = self.connections.get(at).and_then(|connection| connection.serving.front());
+        if let Some(header) = front.map(|serving| serving.header) {
+            self.add_counted(at, &header, Event::RemoteRead);
+        }
     }
 
     #[cold]
@@ -190,7 +223,7 @@ impl Core {
     }
 }
 
-/// A work request that completed.
+/// A work request that completes.
 pub(crate) struct Completed {
     pub index: u32,
     pub status: u8,
