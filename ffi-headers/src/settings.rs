@@ -22,7 +22,8 @@ pub const PLUGIN: [&str; 9] = [
 pub const HOST_API: [&str; 3] = ["FERROGIN_BOOTSTRAP", "FERROGIN_NRANKS", "FERROGIN_RANK"];
 
 /// Settings of the software card.
-pub const SOFTWARE_CARD: [&str; 4] = ["SOFTEFA_NICS", "SOFTEFA_WIRE", "SOFTEFA_IFADDR", "SOFTEFA_FAULTS"];
+pub const SOFTWARE_CARD: [&str; 5] =
+    ["SOFTEFA_NICS", "SOFTEFA_WIRE", "SOFTEFA_IFADDR", "SOFTEFA_FAULTS", "SOFTEFA_TRACE"];
 
 /// Settings of the tests.
 pub const TESTS: [&str; 3] = ["FERROGIN_DIST", "FERROGIN_LIBFABRIC_ALT", "FERROGIN_VECTORS"];
