@@ -144,13 +144,13 @@ fn wrappers() -> String {
         );
         for (at, bits) in function.parameters.iter().enumerate() {
             let register = if *bits == 64 { "%d" } else { "%s" };
-            let _ = write!(
+            let _ = writeln!(
                 text,
-                ".param .b{bits} a{at}; ld.global.b{bits} {register}, [%w+{}]; st.param.b{bits} [a{at}], {register};\n",
+                ".param .b{bits} a{at}; ld.global.b{bits} {register}, [%w+{}]; st.param.b{bits} [a{at}], {register};",
                 at * 8
             );
         }
-        let _ = write!(text, "call (r), {name}, ({names});\n");
+        let _ = writeln!(text, "call (r), {name}, ({names});");
         if function.result == 128 {
             text += "ld.param.b64 %d, [r]; st.global.b64 [%w+128], %d; ld.param.b32 %s, [r+8]; st.global.b32 [%w+136], %s;\n";
         } else {
@@ -272,7 +272,7 @@ fn arguments(random: &mut Random, name: &str) -> Vec<Argument> {
     let action = rare(random, Value(slot | counter | add << 32), 77);
     let only_signal = Value(slot | add << 32);
     let aggregate = u64::from(random.one_in(4));
-    let flags = Value(aggregate * 2 | random.of(&[0, 0, 0, 0x100, 0x200]));
+    let flags = Value((aggregate * 2) | random.of(&[0, 0, 0, 0x100, 0x200]));
     let bytes = {
         let bytes = u64::from(random.below(5000));
         rare(random, Value(bytes), HUGE)

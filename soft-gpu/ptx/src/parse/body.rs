@@ -1,0 +1,433 @@
+//! The body of a function: names, labels, and the operands of instructions.
+
+use super::Parser;
+use crate::code::{Body, Relocation};
+use crate::decode::{Operand, Type};
+use crate::error::{Error, Kind};
+use crate::module::{Linkage, Place, Slot};
+use crate::token::Token;
+use std::collections::HashMap;
+
+/// Blocks in blocks.
+const DEEPEST: usize = 64;
+/// Bytes of local memory of a function.
+const MOST_LOCAL: u32 = 512 << 10;
+
+/// What a name of a function means.
+#[derive(Clone, Copy, Debug)]
+pub enum Local {
+    Register {
+        slot: u16,
+        width: u8,
+    },
+    /// An offset from the frame's parameters.
+    Param(Slot),
+    /// An offset from the frame's local memory.
+    Stack(u32),
+    Variable(usize),
+}
+
+/// Names of a block in a function's body.
+#[derive(Default)]
+struct Names<'a> {
+    names: HashMap<&'a str, Local>,
+    /// `%r<9>`: prefix, first slot, count, width.
+    ranges: Vec<(&'a str, u16, u32, u8)>,
+    labels: HashMap<&'a str, u32>,
+    tables: HashMap<&'a str, usize>,
+    parent: usize,
+}
+
+/// The function whose body is being parsed.
+pub struct Context<'a> {
+    pub body: Body,
+    scopes: Vec<Names<'a>>,
+    scope: usize,
+    constants: HashMap<u64, u16>,
+    addresses: HashMap<(usize, i64, u8), u16>,
+    /// Instruction, scope and label of each branch.
+    branches: Vec<(usize, usize, &'a str)>,
+    /// Table, entry, scope, label and line of each entry of a table.
+    entries: Vec<(usize, usize, usize, &'a str, u32)>,
+    /// Instruction, scope and name of each use of a table.
+    uses: Vec<(usize, usize, &'a str)>,
+}
+
+impl<'a> Parser<'a> {
+    /// The statements of a function, to its closing brace.
+    pub(super) fn body(&mut self, context: &mut Context<'a>, kernel: bool) -> Result<(), Error> {
+        let mut stack = Vec::new();
+        loop {
+            let line = self.line();
+            match self.next()? {
+                Token::Sign('{') => {
+                    if stack.len() == DEEPEST {
+                        return Err(self.error(Kind::Limit, line, "{", format!("blocks are at most {DEEPEST} deep")));
+                    }
+                    stack.push(context.scope);
+                    context.scopes.push(Names { parent: context.scope, ..Names::default() });
+                    context.scope = context.scopes.len() - 1;
+                }
+                Token::Sign('}') => match stack.pop() {
+                    Some(outer) => context.scope = outer,
+                    None => break,
+                },
+                Token::Sign(';') => {}
+                Token::Sign('@') => {
+                    let negate = self.take('!');
+                    let name = self.name()?;
+                    let Some(Local::Register { slot, width: 1 }) = context.find(name) else {
+                        return Err(self.error(Kind::Operand, line, name, "a guard is a predicate register"));
+                    };
+                    let opcode = self.name()?;
+                    self.instruction(context, opcode, line, Some((slot, negate)))?;
+                }
+                Token::Word(word) if word.starts_with('.') => self.local_directive(context, word, line)?,
+                Token::Word(word) => {
+                    if self.take(':') {
+                        self.label(context, word, line)?;
+                    } else {
+                        self.instruction(context, word, line, None)?;
+                    }
+                }
+                _ => {
+                    self.at -= 1;
+                    return Err(self.unexpected("a statement"));
+                }
+            }
+        }
+        self.end(context, kernel)
+    }
+
+    fn label(&mut self, context: &mut Context<'a>, word: &'a str, line: u32) -> Result<(), Error> {
+        if let Some(Token::Word(directive @ (".branchtargets" | ".calltargets" | ".callprototype"))) = self.peek() {
+            if directive != ".branchtargets" {
+                return Err(self.error(
+                    Kind::Form,
+                    line,
+                    directive,
+                    "calls are direct only; make the call's target known to the compiler",
+                ));
+            }
+            self.at += 1;
+            let table = context.body.tables.len();
+            let mut labels = Vec::new();
+            loop {
+                labels.push(0);
+                let label = self.name()?;
+                context.entries.push((table, labels.len() - 1, context.scope, label, line));
+                if !self.take(',') {
+                    break;
+                }
+            }
+            self.expect(';')?;
+            context.body.tables.push(labels);
+            context.scopes[context.scope].tables.insert(word, table);
+            return Ok(());
+        }
+        let here = context.body.code.len() as u32;
+        if context.scopes[context.scope].labels.insert(word, here).is_some() {
+            return Err(self.error(Kind::Duplicate, line, word, "the label is there twice"));
+        }
+        Ok(())
+    }
+
+    fn local_directive(&mut self, context: &mut Context<'a>, word: &'a str, line: u32) -> Result<(), Error> {
+        match word {
+            ".reg" => {
+                let space = self.word("a type")?;
+                let Some(ty) = space.strip_prefix('.').and_then(Type::parse).filter(|ty| ty.bits <= 64) else {
+                    return Err(self.error(
+                        Kind::Form,
+                        line,
+                        &format!(".reg {space}"),
+                        "the interpreter knows no such type of a register",
+                    ));
+                };
+                loop {
+                    let name = self.name()?;
+                    let count = if self.take('<') {
+                        let count = self.small("the number of registers", 1 << 16)? as u32;
+                        self.expect('>')?;
+                        Some(count)
+                    } else {
+                        None
+                    };
+                    let first = self.slots(context, count.unwrap_or(1), ty.bits, line)?;
+                    context.body.registers += count.unwrap_or(1);
+                    let scope = &mut context.scopes[context.scope];
+                    match count {
+                        Some(count) => scope.ranges.push((name, first, count, ty.bits)),
+                        None => {
+                            scope.names.insert(name, Local::Register { slot: first, width: ty.bits });
+                        }
+                    }
+                    if !self.take(',') {
+                        return self.expect(';');
+                    }
+                }
+            }
+            ".local" => {
+                let (name, size, align, open, _) = self.typed()?;
+                let start = u64::from(context.body.local).next_multiple_of(align);
+                if open || start + size > u64::from(MOST_LOCAL) {
+                    return Err(self.error(
+                        Kind::Limit,
+                        line,
+                        name,
+                        format!("the local memory of a thread has at most {MOST_LOCAL} bytes"),
+                    ));
+                }
+                context.body.local = (start + size) as u32;
+                context.scopes[context.scope].names.insert(name, Local::Stack(start as u32));
+                self.expect(';')
+            }
+            ".param" => {
+                let (name, size, align, _, _) = self.typed()?;
+                let mut offset = context.body.params;
+                let slot = self.place(&mut offset, size, align as u32, line, name)?;
+                context.body.params = offset;
+                context.scopes[context.scope].names.insert(name, Local::Param(slot));
+                self.expect(';')
+            }
+            ".shared" | ".global" | ".const" => {
+                let place = match word {
+                    ".shared" => Place::Shared,
+                    ".global" => Place::Global,
+                    _ => Place::Constant,
+                };
+                let variable = self.variable(place, Linkage::Local, line)?;
+                let index = self.module.variables.len();
+                let short = self.tokens[..self.at].iter().rev().find_map(|token| match token.0 {
+                    Token::Word(word) if word == variable.name => Some(word),
+                    _ => None,
+                });
+                self.module.variables.push(variable);
+                if let Some(name) = short {
+                    context.scopes[context.scope].names.insert(name, Local::Variable(index));
+                }
+                self.expect(';')
+            }
+            ".loc" | ".file" => self.skip_line(line),
+            ".pragma" => {
+                self.next()?;
+                self.expect(';')
+            }
+            _ => {
+                Err(self.error(Kind::Form, line, word, "the interpreter knows no such directive of a function's body"))
+            }
+        }
+    }
+
+    fn slots(&self, context: &mut Context<'a>, count: u32, width: u8, line: u32) -> Result<u16, Error> {
+        let first = context.body.slots.len();
+        // Two slots are more than any instruction needs; the guard's number for "no guard" is no slot.
+        if first + count as usize > usize::from(u16::MAX) - 1 {
+            return Err(self.error(Kind::Limit, line, ".reg", "a function has at most 65534 registers and constants"));
+        }
+        // An undefined register has a value that no program expects.
+        let poison = 0xa5a5_a5a5_a5a5_a5a5 & (u64::MAX >> (64 - u32::from(width)));
+        context.body.slots.resize(first + count as usize, poison);
+        Ok(first as u16)
+    }
+
+    pub fn temporary(&self, context: &mut Context<'a>, line: u32) -> Result<u16, Error> {
+        self.slots(context, 1, 64, line)
+    }
+
+    /// The slot of a constant.
+    pub fn constant(&self, context: &mut Context<'a>, value: u64, line: u32) -> Result<u16, Error> {
+        if let Some(&slot) = context.constants.get(&value) {
+            return Ok(slot);
+        }
+        let slot = self.slots(context, 1, 64, line)?;
+        context.body.slots[usize::from(slot)] = value;
+        context.constants.insert(value, slot);
+        Ok(slot)
+    }
+
+    /// The slot of a variable's address.
+    pub fn address(
+        &self,
+        context: &mut Context<'a>,
+        variable: usize,
+        addend: i64,
+        width: u8,
+        line: u32,
+    ) -> Result<u16, Error> {
+        if let Some(&slot) = context.addresses.get(&(variable, addend, width)) {
+            return Ok(slot);
+        }
+        let slot = self.slots(context, 1, 64, line)?;
+        context.body.relocations.push(Relocation { slot, variable, addend, width });
+        context.addresses.insert((variable, addend, width), slot);
+        Ok(slot)
+    }
+
+    /// An instruction's operands and its semicolon; then its decoding.
+    fn instruction(
+        &mut self,
+        context: &mut Context<'a>,
+        opcode: &'a str,
+        line: u32,
+        guard: Option<(u16, bool)>,
+    ) -> Result<(), Error> {
+        let mut operands = Vec::new();
+        if !self.take(';') {
+            loop {
+                operands.push(self.operand(0)?);
+                if self.take(';') {
+                    break;
+                }
+                self.expect(',')?;
+            }
+        }
+        self.decode(context, opcode, line, guard, &operands)
+    }
+
+    fn operand(&mut self, depth: usize) -> Result<Operand<'a>, Error> {
+        match self.peek() {
+            Some(Token::Sign('[')) => {
+                self.at += 1;
+                let base = match self.peek() {
+                    Some(Token::Word(_)) => Operand::Name(self.name()?),
+                    _ => Operand::Integer(self.integer()?),
+                };
+                let offset = self.addend()?;
+                self.expect(']')?;
+                Ok(Operand::Address(Box::new(base), offset))
+            }
+            Some(Token::Sign(open @ ('{' | '('))) if depth == 0 => {
+                self.at += 1;
+                let close = if open == '{' { '}' } else { ')' };
+                let mut list = Vec::new();
+                while !self.take(close) {
+                    list.push(self.operand(1)?);
+                    if self.peek() != Some(Token::Sign(close)) {
+                        self.expect(',')?;
+                    }
+                }
+                Ok(if open == '{' { Operand::Vector(list) } else { Operand::List(list) })
+            }
+            Some(Token::Sign('!')) => {
+                self.at += 1;
+                Ok(Operand::Not(self.name()?))
+            }
+            Some(Token::Word(_)) => {
+                let name = self.name()?;
+                if self.take('|') {
+                    return Ok(Operand::Pair(name, self.name()?));
+                }
+                if self.take('+') {
+                    return Ok(Operand::Sum(name, self.integer()? as i64));
+                }
+                Ok(Operand::Name(name))
+            }
+            Some(Token::Float(bits)) => {
+                self.at += 1;
+                Ok(Operand::Float(bits))
+            }
+            Some(Token::Double(bits)) => {
+                self.at += 1;
+                Ok(Operand::Double(bits))
+            }
+            Some(Token::Integer(_) | Token::Sign('-')) => Ok(Operand::Integer(self.integer()?)),
+            _ => Err(self.unexpected("an operand")),
+        }
+    }
+
+    /// The end of a body: branches get their targets.
+    fn end(&mut self, context: &mut Context<'a>, kernel: bool) -> Result<(), Error> {
+        let line = self.line();
+        // The end of a body returns.
+        self.finish(context, kernel, line)?;
+        for (at, scope, label) in std::mem::take(&mut context.branches) {
+            let line = context.body.lines[at];
+            let target = context.label(scope, label).ok_or_else(|| self.no_label(line, label))?;
+            context.body.code[at].imm = target as i32;
+        }
+        for (table, entry, scope, label, line) in std::mem::take(&mut context.entries) {
+            let target = context.label(scope, label).ok_or_else(|| self.no_label(line, label))?;
+            context.body.tables[table][entry] = target;
+        }
+        for (at, mut scope, name) in std::mem::take(&mut context.uses) {
+            let table = loop {
+                if let Some(&table) = context.scopes[scope].tables.get(name) {
+                    break table;
+                }
+                if scope == 0 {
+                    return Err(self.no_label(context.body.lines[at], name));
+                }
+                scope = context.scopes[scope].parent;
+            };
+            context.body.code[at].imm = table as i32;
+        }
+        Ok(())
+    }
+
+    fn no_label(&self, line: u32, label: &str) -> Error {
+        self.error(Kind::Symbol, line, label, "the function has no such label")
+    }
+}
+
+impl<'a> Context<'a> {
+    /// The context of a body with these parameters and results, which have `params` bytes.
+    pub(super) fn new(params: u32, named: impl Iterator<Item = (&'a str, Slot)>) -> Self {
+        let names = named.map(|(name, slot)| (name, Local::Param(slot))).collect();
+        Self {
+            body: Body { params, ..Body::default() },
+            scopes: vec![Names { names, ..Names::default() }],
+            scope: 0,
+            constants: HashMap::new(),
+            addresses: HashMap::new(),
+            branches: Vec::new(),
+            entries: Vec::new(),
+            uses: Vec::new(),
+        }
+    }
+
+    /// What the name means here.
+    pub fn find(&self, name: &str) -> Option<Local> {
+        let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
+        let number = name[digits..].parse::<u32>().ok();
+        let mut scope = self.scope;
+        loop {
+            let names = &self.scopes[scope];
+            if let Some(&found) = names.names.get(name) {
+                return Some(found);
+            }
+            if let Some(number) = number {
+                let range = names.ranges.iter().find(|range| range.0 == &name[..digits] && number < range.2);
+                if let Some(&(_, first, _, width)) = range {
+                    return Some(Local::Register { slot: first + number as u16, width });
+                }
+            }
+            if scope == 0 {
+                return None;
+            }
+            scope = names.parent;
+        }
+    }
+
+    fn label(&self, mut scope: usize, label: &str) -> Option<u32> {
+        loop {
+            if let Some(&target) = self.scopes[scope].labels.get(label) {
+                return Some(target);
+            }
+            if scope == 0 {
+                return None;
+            }
+            scope = self.scopes[scope].parent;
+        }
+    }
+
+    /// The next instruction branches to `label`.
+    pub fn branch(&mut self, label: &'a str) {
+        self.branches.push((self.body.code.len(), self.scope, label));
+    }
+
+    /// The next instruction branches over the table `name`.
+    pub fn branch_table(&mut self, name: &'a str) {
+        self.uses.push((self.body.code.len(), self.scope, name));
+    }
+}
