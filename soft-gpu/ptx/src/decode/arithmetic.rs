@@ -1,0 +1,341 @@
+//! Instructions that compute from registers.
+
+use super::{Form, Instr, Operand, Type, blank};
+use crate::code::{Class, Combine, Compare, Float, Op};
+use crate::error::{Error, Kind};
+use crate::parse::{Context, Parser};
+
+const COMPARES: &[(&str, (Compare, bool))] = &[
+    ("eq", (Compare::Eq, false)),
+    ("ne", (Compare::Ne, false)),
+    ("lt", (Compare::Lt, false)),
+    ("le", (Compare::Le, false)),
+    ("gt", (Compare::Gt, false)),
+    ("ge", (Compare::Ge, false)),
+    ("lo", (Compare::Lt, false)),
+    ("ls", (Compare::Le, false)),
+    ("hi", (Compare::Gt, false)),
+    ("hs", (Compare::Ge, false)),
+    ("equ", (Compare::Equ, true)),
+    ("neu", (Compare::Neu, true)),
+    ("ltu", (Compare::Ltu, true)),
+    ("leu", (Compare::Leu, true)),
+    ("gtu", (Compare::Gtu, true)),
+    ("geu", (Compare::Geu, true)),
+    ("num", (Compare::Num, true)),
+    ("nan", (Compare::Nan, true)),
+];
+const COMBINES: &[(&str, Combine)] = &[("and", Combine::And), ("or", Combine::Or), ("xor", Combine::Xor)];
+
+impl<'a> Parser<'a> {
+    pub(super) fn arithmetic(
+        &mut self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        base: &str,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        if form.text.contains(".f32") || form.text.contains(".f64") {
+            return self.float(context, form, base, operands);
+        }
+        let word = Type { kind: 'u', bits: 32 };
+        match base {
+            "add" | "sub" | "addc" | "subc" => {
+                let take = base.ends_with('c');
+                let give = form.take("cc");
+                let ty = self.integer_type(form, if take || give { 32 } else { 16 })?;
+                let op = match (base.starts_with("add"), take || give) {
+                    (true, false) => Op::Add,
+                    (false, false) => Op::Sub,
+                    (true, true) => Op::AddCarry { take, give },
+                    (false, true) => Op::SubBorrow { take, give },
+                };
+                self.plain(context, form, op, operands, &[ty, ty, ty])
+            }
+            "mul" | "mad" => {
+                let which = form.pick(&[("lo", 0), ("hi", 1), ("wide", 2)]).ok_or_else(|| self.unknown_form(form))?;
+                let ty = self.integer_type(form, 16)?;
+                if ty.kind == 'b' || which == 2 && ty.bits == 64 {
+                    return Err(self.unknown_form(form));
+                }
+                let signed = ty.signed();
+                let result = Type { kind: ty.kind, bits: if which == 2 { ty.bits * 2 } else { ty.bits } };
+                let mut made = if base == "mul" {
+                    let op = [Op::MulLo, Op::MulHi { signed }, Op::MulWide { signed }][which];
+                    self.plain(context, form, op, operands, &[result, ty, ty])?
+                } else {
+                    let op = [Op::MadLo, Op::MadHi { signed }, Op::MadWide { signed }][which];
+                    self.plain(context, form, op, operands, &[result, ty, ty, result])?
+                };
+                made.width = ty.bits;
+                Ok(made)
+            }
+            "div" | "rem" | "min" | "max" | "abs" | "neg" => {
+                let ty = self.integer_type(form, 16)?;
+                let signed = ty.signed();
+                if ty.kind == 'b' || matches!(base, "abs" | "neg") && !signed {
+                    return Err(self.unknown_form(form));
+                }
+                let op = match base {
+                    "div" => Op::Div { signed },
+                    "rem" => Op::Rem { signed },
+                    "min" => Op::Min { signed },
+                    "max" => Op::Max { signed },
+                    "abs" => Op::Abs,
+                    _ => Op::Neg,
+                };
+                let types = [ty; 3];
+                self.plain(context, form, op, operands, &types[..if matches!(base, "abs" | "neg") { 2 } else { 3 }])
+            }
+            "and" | "or" | "xor" | "not" => {
+                let ty = self.ty(form)?;
+                if !matches!(ty.kind, 'b' | 'p') || !matches!(ty.bits, 1 | 16 | 32 | 64) {
+                    return Err(self.unknown_form(form));
+                }
+                let op = match base {
+                    "and" => Op::And,
+                    "or" => Op::Or,
+                    "xor" => Op::Xor,
+                    _ => Op::Not,
+                };
+                self.plain(context, form, op, operands, &[ty; 3][..if base == "not" { 2 } else { 3 }])
+            }
+            "cnot" => {
+                let ty = self.integer_type(form, 16)?;
+                self.plain(context, form, Op::LogicalNot, operands, &[ty, ty])
+            }
+            "lop3" => {
+                let ty = self.integer_type(form, 32)?;
+                let [.., Operand::Integer(table @ 0..=255)] = *operands else {
+                    return Err(self.bad(form, "the table is a number from 0 to 255"));
+                };
+                if ty.bits != 32 {
+                    return Err(self.unknown_form(form));
+                }
+                let mut made = self.plain(context, form, Op::Lop3, &operands[..operands.len() - 1], &[ty; 4])?;
+                made.imm = table as i32;
+                Ok(made)
+            }
+            "shl" | "shr" => {
+                let ty = self.integer_type(form, 16)?;
+                let op = match (base, ty.kind) {
+                    ("shl", 'b') => Op::Shl,
+                    ("shr", _) => Op::Shr { signed: ty.signed() },
+                    _ => return Err(self.unknown_form(form)),
+                };
+                self.plain(context, form, op, operands, &[ty, ty, word])
+            }
+            "shf" => {
+                let left = form.pick(&[("l", true), ("r", false)]).ok_or_else(|| self.unknown_form(form))?;
+                let clamp = form.pick(&[("clamp", true), ("wrap", false)]).ok_or_else(|| self.unknown_form(form))?;
+                let ty = self.integer_type(form, 32)?;
+                if ty.bits != 32 {
+                    return Err(self.unknown_form(form));
+                }
+                self.plain(context, form, Op::Funnel { left, clamp }, operands, &[ty, ty, ty, word])
+            }
+            "popc" | "clz" | "brev" => {
+                let ty = self.integer_type(form, 32)?;
+                let (op, result) = match base {
+                    "popc" => (Op::Popc, word),
+                    "clz" => (Op::Clz, word),
+                    _ => (Op::Brev, ty),
+                };
+                let mut made = self.plain(context, form, op, operands, &[result, ty])?;
+                made.width = ty.bits;
+                Ok(made)
+            }
+            "bfind" => {
+                let shift = form.take("shiftamt");
+                let ty = self.integer_type(form, 32)?;
+                let mut made =
+                    self.plain(context, form, Op::Bfind { signed: ty.signed(), shift }, operands, &[word, ty])?;
+                made.width = ty.bits;
+                Ok(made)
+            }
+            "bfe" => {
+                let ty = self.integer_type(form, 32)?;
+                self.plain(context, form, Op::Bfe { signed: ty.signed() }, operands, &[ty, ty, word, word])
+            }
+            "bfi" => {
+                let ty = self.integer_type(form, 32)?;
+                self.plain(context, form, Op::Bfi, operands, &[ty, ty, ty, word, word])
+            }
+            "prmt" => {
+                let ty = self.integer_type(form, 32)?;
+                self.plain(context, form, Op::Prmt, operands, &[ty; 4])
+            }
+            _ => Err(self.unknown_form(form)),
+        }
+    }
+
+    /// Operands in their order: `d`, `a`, `b`, `c`, `x`.
+    pub(super) fn plain(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        op: Op,
+        operands: &[Operand<'a>],
+        types: &[Type],
+    ) -> Result<Instr, Error> {
+        self.count(form, operands, types.len())?;
+        let mut made = blank(op, types[0].bits);
+        let mut slots = [0; 4];
+        for ((slot, operand), &ty) in slots.iter_mut().zip(&operands[1..]).zip(&types[1..]) {
+            *slot = self.value(context, form, operand, ty)?;
+        }
+        [made.a, made.b, made.c, made.x] = slots;
+        made.d = self.result(context, form, &operands[0], types[0].bits)?;
+        Ok(made)
+    }
+
+    fn float(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        base: &str,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let rounded = form.take("rn");
+        let ty = self.ty(form)?;
+        let (op, count) = match (base, rounded) {
+            ("add", _) => (Float::Add, 3),
+            ("sub", _) => (Float::Sub, 3),
+            ("mul", _) => (Float::Mul, 3),
+            ("div", true) => (Float::Div, 3),
+            ("fma", true) => (Float::Fma, 4),
+            ("neg", false) => (Float::Neg, 2),
+            ("abs", false) => (Float::Abs, 2),
+            ("min", false) => (Float::Min, 3),
+            ("max", false) => (Float::Max, 3),
+            ("sqrt", true) => (Float::Sqrt, 2),
+            _ => return Err(self.unknown_form(form)),
+        };
+        if !ty.float() || !matches!(ty.bits, 32 | 64) {
+            return Err(self.unknown_form(form));
+        }
+        self.plain(context, form, Op::Float(op), operands, &[ty; 4][..count])
+    }
+
+    pub(super) fn mov(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let ty = self.ty(form)?;
+        if !matches!(ty.bits, 1 | 16 | 32 | 64) {
+            return Err(self.unknown_form(form));
+        }
+        self.count(form, operands, 2)?;
+        match operands {
+            [Operand::Vector(parts), value] | [value, Operand::Vector(parts)] if ty.bits > 16 => {
+                let half = Type { kind: 'b', bits: ty.bits / 2 };
+                let [first, second] = &parts[..] else {
+                    return Err(self.error(
+                        Kind::Form,
+                        form.line,
+                        form.text,
+                        "the interpreter packs and unpacks two halves",
+                    ));
+                };
+                if matches!(operands[0], Operand::Vector(_)) {
+                    let mut made = blank(Op::Unpack, half.bits);
+                    made.a = self.value(context, form, value, ty)?;
+                    made.d = self.result(context, form, first, half.bits)?;
+                    made.x = self.result(context, form, second, half.bits)?;
+                    Ok(made)
+                } else {
+                    let mut made = blank(Op::Pack, half.bits);
+                    made.a = self.value(context, form, first, half)?;
+                    made.b = self.value(context, form, second, half)?;
+                    made.d = self.result(context, form, value, ty.bits)?;
+                    Ok(made)
+                }
+            }
+            _ => self.plain(context, form, Op::Mov, operands, &[ty, ty]),
+        }
+    }
+
+    pub(super) fn convert(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let rounding = form.pick(&[("rn", 1), ("rzi", 2)]).unwrap_or(0);
+        let to = form.rest.next().and_then(Type::parse).ok_or_else(|| self.unknown_form(form))?;
+        let from = self.ty(form)?;
+        self.count(form, operands, 2)?;
+        let fits = |ty: Type| if ty.float() { ty.bits >= 32 } else { matches!(ty.kind, 'u' | 's') };
+        if !fits(to) || !fits(from) {
+            return Err(self.unknown_form(form));
+        }
+        let op = match (to.float(), from.float(), rounding) {
+            (false, false, 0) => Op::Convert { from_signed: from.signed(), to_signed: to.signed() },
+            (true, false, 1) => Op::FloatFromInteger { signed: from.signed() },
+            (false, true, 2) => Op::FloatToInteger { signed: to.signed() },
+            (true, true, 0) if to.bits > from.bits => Op::FloatConvert,
+            (true, true, 1) if to.bits < from.bits => Op::FloatConvert,
+            _ => return Err(self.unknown_form(form)),
+        };
+        let wider = |ty: Type| !ty.float();
+        let (a, _) = self.value_of(context, form, &operands[1], from, wider(from))?;
+        let (d, width) = self.target(context, form, &operands[0], to.bits, wider(to))?;
+        let mut made = blank(op, to.bits);
+        (made.a, made.d) = (a, d);
+        made.extra = width;
+        made.imm = i32::from(from.bits);
+        Ok(made)
+    }
+
+    pub(super) fn compare(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        set: bool,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let (compare, of_floats) = form.pick(COMPARES).ok_or_else(|| self.unknown_form(form))?;
+        let combine = form.pick(COMBINES).unwrap_or(Combine::None);
+        if set {
+            let to = form.rest.next().and_then(Type::parse).filter(|ty| ty.integer() && ty.bits == 32);
+            let (Some(to), Combine::None) = (to, combine) else {
+                return Err(self.unknown_form(form));
+            };
+            let ty = self.ty(form)?;
+            let class = self.class(form, ty, compare, of_floats)?;
+            let mut made = self.plain(context, form, Op::Set { compare, class }, operands, &[to, ty, ty])?;
+            made.width = ty.bits;
+            return Ok(made);
+        }
+        let ty = self.ty(form)?;
+        let class = self.class(form, ty, compare, of_floats)?;
+        self.count(form, operands, if combine == Combine::None { 3 } else { 4 })?;
+        let mut made = blank(Op::Setp { compare, class, combine }, ty.bits);
+        made.a = self.value(context, form, &operands[1], ty)?;
+        made.b = self.value(context, form, &operands[2], ty)?;
+        if let Some(other) = operands.get(3) {
+            let (slot, negate) = self.predicate(context, form, other)?;
+            (made.c, made.imm) = (slot, i32::from(negate));
+        }
+        let (first, second) = match operands[0] {
+            Operand::Pair(first, second) => (Operand::Name(first), Operand::Name(second)),
+            ref only => (only.clone(), Operand::Name("_")),
+        };
+        made.d = self.result(context, form, &first, 1)?;
+        made.x = self.result(context, form, &second, 1)?;
+        Ok(made)
+    }
+
+    fn class(&self, form: &Form<'_>, ty: Type, compare: Compare, of_floats: bool) -> Result<Class, Error> {
+        match ty.kind {
+            'f' if ty.bits >= 32 => Ok(Class::Float),
+            _ if of_floats || !(16..=64).contains(&ty.bits) => Err(self.unknown_form(form)),
+            'b' if !matches!(compare, Compare::Eq | Compare::Ne) => Err(self.unknown_form(form)),
+            's' => Ok(Class::Signed),
+            'b' | 'u' => Ok(Class::Unsigned),
+            _ => Err(self.unknown_form(form)),
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Loads, stores and atomics.
+
+use super::{ATOMICS, Form, Instr, Operand, SCOPES, SPACES, blank};
+use crate::code::{Atomic, Op, Order, Scope, Space};
+use crate::error::Error;
+use crate::parse::{Context, Parser};
+
+const CACHES: &[(&str, ())] =
+    &[("ca", ()), ("cg", ()), ("cs", ()), ("lu", ()), ("cv", ()), ("wb", ()), ("wt", ()), ("nc", ())];
+/// Hints for the caches, which change no value.
+const HINTS: &[(&str, ())] = &[
+    ("L1::no_allocate", ()),
+    ("L1::evict_normal", ()),
+    ("L1::evict_unchanged", ()),
+    ("L1::evict_first", ()),
+    ("L1::evict_last", ()),
+    ("L2::64B", ()),
+    ("L2::128B", ()),
+    ("L2::256B", ()),
+];
+
+impl<'a> Parser<'a> {
+    /// Order, scope and space of a load, a store or an atomic.
+    pub(super) fn access(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        store: bool,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let mut order = Order::Weak;
+        let mut scope = Scope::Block;
+        let strong = if store { ("release", Order::Release) } else { ("acquire", Order::Acquire) };
+        if form.take("mmio") {
+            if !form.take("relaxed") || !form.take("sys") {
+                return Err(self.unknown_form(form));
+            }
+            (order, scope) = (Order::Mmio, Scope::System);
+        } else if form.take("volatile") {
+            (order, scope) = (Order::Volatile, Scope::System);
+        } else if !form.take("weak")
+            && let Some(given) = form.pick(&[("relaxed", Order::Relaxed), strong])
+        {
+            order = given;
+            scope = form.pick(SCOPES).ok_or_else(|| self.unknown_form(form))?;
+        }
+        let space = form.pick(SPACES).unwrap_or(Space::Generic);
+        form.pick(CACHES);
+        while form.pick(HINTS).is_some() {}
+        let count = form.pick(&[("v2", 2), ("v4", 4)]).unwrap_or(1u8);
+        let ty = self.ty(form)?;
+        if !(8..=64).contains(&ty.bits) || u32::from(count) * u32::from(ty.bits) > 128 {
+            return Err(self.unknown_form(form));
+        }
+        let kernel_constant = store && space == Space::Constant;
+        let narrow = order >= Order::Relaxed && matches!(space, Space::Param | Space::Local | Space::Constant);
+        if kernel_constant || narrow {
+            return Err(self.unknown_form(form));
+        }
+        self.count(form, operands, 2)?;
+        let (place, values) = if store { (&operands[0], &operands[1]) } else { (&operands[1], &operands[0]) };
+        let place = self.place_of(context, form, place, space)?;
+        let one = [values.clone()];
+        let values = match values {
+            Operand::Vector(values) if count > 1 || values.len() == 1 => &values[..],
+            _ => &one,
+        };
+        if values.len() != usize::from(count) {
+            return Err(self.bad(form, format!("the vector has {count} registers")));
+        }
+        let mut slots = [0; 4];
+        let mut width = ty.bits;
+        for (slot, value) in slots.iter_mut().zip(values) {
+            (*slot, width) = if store {
+                self.value_of(context, form, value, ty, true)?
+            } else {
+                self.target(context, form, value, ty.bits, true)?
+            };
+        }
+        let space = place.space;
+        let mut made = if store {
+            blank(Op::Store { space, order, scope, count }, ty.bits)
+        } else {
+            blank(Op::Load { space, order, scope, signed: ty.signed(), count }, ty.bits)
+        };
+        [made.d, made.b, made.c, made.x] = slots;
+        (made.a, made.imm, made.extra) = (place.slot, place.offset, width);
+        Ok(made)
+    }
+
+    pub(super) fn atomic(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        red: bool,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
+        let order = form.pick(&[
+            ("relaxed", Order::Relaxed),
+            ("acquire", Order::Acquire),
+            ("release", Order::Release),
+            ("acq_rel", Order::AcquireRelease),
+        ]);
+        let scope = form.pick(SCOPES).unwrap_or(Scope::Gpu);
+        let space = form.pick(SPACES).unwrap_or(Space::Generic);
+        let op = form.pick(ATOMICS).ok_or_else(|| self.unknown_form(form))?;
+        let ty = self.integer_type(form, 32)?;
+        let fits = match op {
+            Atomic::Add => matches!((ty.kind, ty.bits), ('u', _) | ('s', 32)),
+            Atomic::Exchange | Atomic::CompareExchange | Atomic::And | Atomic::Or | Atomic::Xor => ty.kind == 'b',
+            Atomic::Min | Atomic::Max => ty.kind != 'b',
+            Atomic::Increment | Atomic::Decrement => (ty.kind, ty.bits) == ('u', 32),
+        };
+        let own = matches!(space, Space::Generic | Space::Global | Space::Shared);
+        let returns = !matches!(op, Atomic::Exchange | Atomic::CompareExchange);
+        if !fits || !own || red && (!returns || matches!(order, Some(Order::Acquire | Order::AcquireRelease))) {
+            return Err(self.unknown_form(form));
+        }
+        let rest = if red {
+            operands
+        } else {
+            operands.get(1..).ok_or_else(|| self.bad(form, "the instruction has operands"))?
+        };
+        self.count(form, rest, if op == Atomic::CompareExchange { 3 } else { 2 })?;
+        let place = self.place_of(context, form, &rest[0], space)?;
+        let order = order.unwrap_or(Order::Relaxed);
+        let mut made = blank(Op::Atomic { op, space: place.space, order, scope, signed: ty.signed() }, ty.bits);
+        (made.a, made.imm) = (place.slot, place.offset);
+        made.b = self.value(context, form, &rest[1], ty)?;
+        if let Some(new) = rest.get(2) {
+            made.c = self.value(context, form, new, ty)?;
+        }
+        let sink = Operand::Name("_");
+        made.d = self.result(context, form, if red { &sink } else { &operands[0] }, ty.bits)?;
+        Ok(made)
+    }
+}
