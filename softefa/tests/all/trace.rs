@@ -1,5 +1,5 @@
 //! The trace of scripted runs (SOFTEFA_TRACE).
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
 
 use std::path::PathBuf;
 
