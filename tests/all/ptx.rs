@@ -7,6 +7,7 @@ mod compile;
 #[path = "../../ptx/inline.rs"]
 mod inline;
 #[path = "../../ptx/kernels.rs"]
+#[allow(dead_code)]
 mod kernels;
 
 use compile::{CHECKED_IN, CHECKED_IN_BITCODE, Compiler};
