@@ -416,7 +416,8 @@ api! {
 
     cuDevicePrimaryCtxGetState(number: c_int, flags: Out<u32>, active: Out<c_int>) {
         let device = device::by_number(number)?;
-        (flags.present()?, active.present()?);
+        flags.present()?;
+        active.present()?;
         let primary = lock(&device.primary);
         flags.set(primary.flags)?;
         active.set(c_int::from(primary.context.is_some()))

@@ -157,7 +157,7 @@ fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> 
         126 => 1,
         // NUMA nodes that are unknown.
         131 | 134 => -1,
-        1..=162 => 0,
+        number if (1..=162).contains(&number) => 0,
         _ => return Err(Code::INVALID_VALUE),
     };
     Ok(value)

@@ -126,7 +126,8 @@ api! {
     /// Rows of a multiple of 512 bytes.
     cuMemAllocPitch_v2(out: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
         let context = context::current()?;
-        (out.present()?, pitch.present()?);
+        out.present()?;
+        pitch.present()?;
         if ![4, 8, 16].contains(&element) || width == 0 || height == 0 {
             return Err(Code::INVALID_VALUE);
         }
@@ -154,7 +155,8 @@ api! {
 
     cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
         let device = device::by_ordinal(context::current()?.device)?;
-        (free.present()?, total.present()?);
+        free.present()?;
+        total.present()?;
         free.set((device.memory() - device.used()) as usize)?;
         total.set(device.memory() as usize)
     }
@@ -172,7 +174,7 @@ mod tests {
         let parts: Vec<_> = sizes.iter().map(|bytes| (heap.take(*bytes, UNIT).unwrap(), *bytes)).collect();
         for (index, (at, bytes)) in parts.iter().enumerate() {
             assert_eq!(at % UNIT, 0);
-            let apart = |other: &(u64, u64)| other.0 >= at + bytes + 1 || other.0 + other.1 < *at;
+            let apart = |other: &(u64, u64)| other.0 > at + bytes || other.0 + other.1 < *at;
             assert!(parts.iter().enumerate().all(|(other, part)| other == index || apart(part)), "{parts:?}");
         }
         assert_eq!(heap.take(1 << 20, UNIT), None);

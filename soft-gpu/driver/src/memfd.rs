@@ -23,6 +23,12 @@ pub(crate) fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Whether the file keeps its size under its mappers.
+pub(crate) fn cannot_shrink(file: &OwnedFd) -> bool {
+    let seals = fcntl(file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);
+    seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK))
+}
+
 /// The mapping of addresses that no other mapping has.
 ///
 /// # Errors

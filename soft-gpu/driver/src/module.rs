@@ -280,7 +280,8 @@ api! {
         limit: c_int,
     ) {
         let function = function(handle)?;
-        (grid.present()?, block.present()?);
+        grid.present()?;
+        block.present()?;
         let most = function.kernel.max_threads as c_int;
         let threads = if limit > 0 { most.min(limit) } else { most };
         let shared = shared_of.map_or(shared, |shared_of| shared_of(threads));

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use crate::code::{Code, Outcome};
 use crate::context;
 use crate::device;
-use crate::guard::{In, Out, lock};
+use crate::guard::{In, Out, lock, log};
 use crate::handle::{Table, fresh};
 use crate::memfd;
 use crate::space::{self, Entry, Kind};
@@ -174,7 +174,8 @@ api! {
         }
         let device = device::by_ordinal(ordinal)?;
         device.charge(bytes as u64)?;
-        let file = memfd::create(&format!("{NAME}-{ordinal}"), bytes as u64).map_err(|_| {
+        let file = memfd::create(&format!("{NAME}-{ordinal}"), bytes as u64).map_err(|error| {
+            log(format_args!("cuMemCreate: no memory file of {bytes} bytes: {error}"));
             device.discharge(bytes as u64);
             Code::OUT_OF_MEMORY
         })?;
@@ -345,6 +346,9 @@ api! {
         let file = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().map_err(|_| Code::INVALID_VALUE)?;
         let ordinal = imported_device(&file).ok_or(Code::INVALID_VALUE)?;
         let device = device::by_ordinal(ordinal)?.ordinal;
+        if !memfd::cannot_shrink(&file) {
+            return Err(Code::INVALID_VALUE);
+        }
         let bytes = nix::sys::stat::fstat(&file).map_err(|_| Code::INVALID_VALUE)?.st_size as u64;
         let physical = Physical { file, bytes, device, handle_types: DESCRIPTOR, rdma: true, imported: true };
         out.set(new_handle(Arc::new(physical)))
@@ -360,7 +364,7 @@ api! {
         if kind != DMA_BUF || bytes == 0 || !aligned || flags > 1 {
             return Err(Code::INVALID_VALUE);
         }
-        let entry = space::find(address).filter(|entry| address + bytes as u64 <= entry.end().next_multiple_of(page));
+        let entry = space::find(address).filter(|entry| bytes as u64 <= entry.end().next_multiple_of(page) - address);
         let entry = entry.ok_or(Code::INVALID_VALUE)?;
         let fd = match &entry.kind {
             Kind::Mapped(physical) if physical.rdma => export(&physical.file, address - entry.start),
