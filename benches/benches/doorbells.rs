@@ -38,6 +38,7 @@ struct Endpoint {
     poison: AtomicU32,
     lock: Apart<AtomicU32>,
     barrier: AtomicU32,
+    used: AtomicU32,
     pending: AtomicU32,
     published: Apart<AtomicU32>,
     /// Doorbell and completion count.
@@ -59,6 +60,7 @@ impl Endpoint {
             poison: AtomicU32::new(0),
             lock: Apart(AtomicU32::new(0)),
             barrier: AtomicU32::new(0),
+            used: AtomicU32::new(0),
             pending: AtomicU32::new(0),
             published: Apart(AtomicU32::new(0)),
             rung: Apart(AtomicU32::new(0)),
@@ -77,7 +79,7 @@ impl Endpoint {
             }
         };
         let posted = if by_lock {
-            let words = locked::Words { lock: &self.lock.0, barrier: &self.barrier };
+            let words = locked::Words { lock: &self.lock.0, barrier: &self.barrier, used: &self.used };
             locked::post(self, words, NO_LIMITS, false, false, write)
         } else {
             combining::post::<Gpu, _>(self, NO_LIMITS, false, write)

@@ -7,8 +7,8 @@
 #![allow(unsafe_code)]
 
 use ferrogin_bench::callgrind::{self, Count};
-use ferrogin_bench::card::{Card, Values};
-use ferrogin_bench::nccl::{self, Build, Loop, Nccl, POSTS, Post, Put, PutValue};
+use ferrogin_bench::card::{Card, PEER, Values};
+use ferrogin_bench::nccl::{self, Build, Flush, Loop, Nccl, POSTS, Post, Put, PutValue};
 use ferrogin_bench::target_dir;
 use ferrogin_device::post::Sharing;
 use ferrogin_device::{Action, Context, Flags, capi};
@@ -38,8 +38,29 @@ const THREAD_C: &str = "THREAD C";
 const COLUMNS: [&str; 7] = [C, INLINE, THREAD_C, THREAD, LOCKED, NCCL_C, NCCL_INLINE];
 
 /// Operations, by their rows.
-const ROWS: [&str; 7] =
-    ["put", "put, aggregated", "putValue, inline", "putValue, slots", "put with signal", "get", "signal"];
+const ROWS: [&str; 15] = [
+    "put",
+    "put, aggregated",
+    "putValue, inline",
+    "putValue, slots",
+    "put with signal",
+    "putValue with signal",
+    "get",
+    "signal",
+    WAIT,
+    "flush, 2 signals",
+    "flush, 16 signals",
+    "flush, 64 signals",
+    "flush, 1024 signals",
+    PUT_AND_FLUSH[0],
+    PUT_AND_FLUSH[1],
+];
+/// A wait for a signal that was raised.
+const WAIT: &str = "wait, satisfied";
+/// A put and the flush that follows it, with few signals and with many.
+const PUT_AND_FLUSH: [&str; 2] = ["put and flush", "put and flush, 1024"];
+/// Signals of the contexts whose flushes are counted.
+const FLUSHED: [usize; 4] = [2, 16, 64, 1024];
 
 /// Loops without a post, by the arguments that they load.
 const LOOPS: [&str; 3] = ["put", "putValue", "signal"];
@@ -59,6 +80,10 @@ const BUDGETS: &[(&str, &str, f64)] = &[
     ("put, aggregated", THREAD, 85.0),
     ("putValue, inline", THREAD, 85.0),
     ("putValue, slots", THREAD, 85.0),
+    (WAIT, C, 40.0),
+    ("flush, 2 signals", C, 70.0),
+    ("flush, 64 signals", C, 70.0),
+    ("flush, 1024 signals", C, 70.0),
 ];
 
 fn main() -> ExitCode {
@@ -112,24 +137,25 @@ fn raw(counts: &[Count], row: &str, column: &str) -> Option<f64> {
     counts.iter().find(|count| count.name == name).map(|count| count.each)
 }
 
-/// The loop of a row.
-fn loop_of(row: &str) -> &'static str {
-    LOOPS.into_iter().rev().find(|name| row.starts_with(name)).unwrap_or(LOOPS[0])
+/// The loop of a row; flushes and waits have none to speak of.
+fn loop_of(row: &str) -> Option<&'static str> {
+    let row = row.replace("get", "put");
+    LOOPS.into_iter().rev().find(|name| row.starts_with(name) && !row.starts_with(PUT_AND_FLUSH[0]))
 }
 
 /// The count of a row and column, without the loop.
 fn find(counts: &[Count], row: &str, column: &str) -> Option<f64> {
-    Some(raw(counts, row, column)? - raw(counts, loop_of(row), LOOP)?)
+    Some(raw(counts, row, column)? - loop_of(row).map_or(Some(0.0), |name| raw(counts, name, LOOP))?)
 }
 
 fn print_table(counts: &[Count]) {
     let loops = LOOPS.map(|name| format!("{name} {:.1}", raw(counts, name, LOOP).unwrap_or_default()));
     println!("instructions of one post; taken off for the loop around it: {}", loops.join(", "));
-    print!("{:<18}", "");
+    print!("{:<21}", "");
     COLUMNS.iter().for_each(|column| print!("{column:>14}"));
     println!();
     for row in ROWS {
-        print!("{row:<18}");
+        print!("{row:<21}");
         for column in COLUMNS {
             match find(counts, row, column) {
                 Some(each) => print!("{each:>14.1}"),
@@ -176,6 +202,8 @@ fn count_all(library: Option<&Path>) -> Result<(), Failure> {
     by_call(LOCKED, GPU, &locked, &locked_slots)?;
     inlined(&inline, &slots)?;
     exclusive(&inline, &slots)?;
+    completion(C, POLICY_COMBINING)?;
+    completion(LOCKED, POLICY_LOCKED)?;
     match library {
         Some(library) => baseline(library),
         None => Ok(()),
@@ -240,6 +268,7 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
     let signal = black_box(capi::fgin_signal as unsafe extern "C" fn(_, _, _, _) -> _);
     let context = inline.context()?;
     let ctx = context.as_ptr();
+    let slots_ctx = slots.context()?.as_ptr();
     let list = black_box(nccl::posts(inline));
     let puts = |action: Action, flags: u32| {
         let (action, flags) = black_box((action.bits(), flags | mode));
@@ -268,7 +297,15 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
             }
         });
     }
-    let flags = black_box(mode);
+    let (action, flags) = black_box((Action::signal_inc(1).bits(), mode));
+    count("putValue with signal", column, |n| {
+        for i in 0..n {
+            let p = post(&list, i);
+            // SAFETY: the card keeps context and windows alive during the bench.
+            let code = unsafe { put_value(slots_ctx, p.peer, p.dst.0, p.dst_off, p.value, 8, action, flags) };
+            assert!(code == 0);
+        }
+    });
     count("get", column, |n| {
         for i in 0..n {
             let p = post(&list, i);
@@ -285,6 +322,53 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
             assert!(code == 0);
         }
     });
+    Ok(())
+}
+
+/// Flushes of a context whose endpoints were all used and are idle, a put and its flush, and a wait for a signal that was
+/// raised, by the C ABI.
+fn completion(column: &str, policy: u32) -> Result<(), Failure> {
+    let flush = black_box(capi::fgin_flush as unsafe extern "C" fn(_) -> _);
+    let wait = black_box(capi::fgin_wait_signal as unsafe extern "C" fn(_, _, _) -> _);
+    for signals in FLUSHED {
+        let card = Card::with_signals(policy, Values::Slots, signals)?;
+        let context = card.context()?;
+        let ctx = context.as_ptr();
+        let window = card.window();
+        let put = || context.put(PEER, window.at(0), window.at(0), 8, Action::NONE, Flags::NONE);
+        put()?;
+        context.put_value(PEER, window.at(0), 1, 8, Action::NONE, Flags::NONE)?;
+        for id in 0..signals {
+            context.signal(PEER, Action::signal_inc(id as u16), Flags::NONE)?;
+        }
+        let flushes = |n: u32| {
+            for _ in 0..n {
+                // SAFETY: the card keeps the context alive during the bench.
+                let code = unsafe { flush(ctx) };
+                assert!(code == 0);
+            }
+        };
+        count(&format!("flush, {signals} signals"), column, flushes);
+        let both = if signals == FLUSHED[0] { Some(0) } else { (signals == 1024).then_some(1) };
+        if let Some(row) = both {
+            count(PUT_AND_FLUSH[row], column, |n| {
+                for _ in 0..n {
+                    assert!(put().is_ok());
+                    flushes(1);
+                }
+            });
+        }
+        if signals == FLUSHED[0] {
+            let (id, least) = black_box((1u32, 0u64));
+            count(WAIT, column, |n| {
+                for _ in 0..n {
+                    // SAFETY: the card keeps the context alive during the bench.
+                    let code = unsafe { wait(ctx, id, least) };
+                    assert!(code == 0);
+                }
+            });
+        }
+    }
     Ok(())
 }
 
@@ -339,6 +423,12 @@ macro_rules! streams {
             );
             stream!(value_inline, c, p, c.put_value(p.peer, p.dst.at(p.dst_off), p.value, 8, Action::NONE, PLAIN));
             stream!(value_slots, c, p, c.put_value(p.peer, p.dst.at(p.dst_off), p.value, 8, Action::NONE, PLAIN));
+            stream!(
+                value_signal,
+                c,
+                p,
+                c.put_value(p.peer, p.dst.at(p.dst_off), p.value, 8, Action::signal_inc(p.signal as u16), PLAIN)
+            );
             stream!(get, c, p, c.get(p.peer, p.dst.at(p.dst_off), p.src.at(p.src_off), p.bytes, PLAIN));
             stream!(signal, c, p, c.signal(p.peer, Action::signal_inc(p.signal as u16), PLAIN));
         }
@@ -352,6 +442,7 @@ macro_rules! streams {
             count("putValue, inline", $column, |n| $module::value_inline(context, &list, n));
             let with_slots = slots.context()?;
             count("putValue, slots", $column, |n| $module::value_slots(with_slots, &list, n));
+            count("putValue with signal", $column, |n| $module::value_signal(with_slots, &list, n));
             count("get", $column, |n| $module::get(context, &list, n));
             count("signal", $column, |n| $module::signal(context, &list, n));
             Ok(())
@@ -397,6 +488,24 @@ fn baseline(library: &Path) -> Result<(), Failure> {
     });
     // SAFETY: posts.cpp defines the function with this type.
     let put_value: PutValue = unsafe { nccl.function("nccl_put_value") }?;
+    // SAFETY: posts.cpp defines the function with this type.
+    let put_value_signal: PutValue = unsafe { nccl.function("nccl_put_value_signal") }?;
+    let id = black_box(1);
+    count("putValue with signal", NCCL_C, |n| {
+        for i in 0..n {
+            let p = post(&list, i);
+            // SAFETY: the card keeps context and windows alive during the bench.
+            unsafe { put_value_signal(handle, p.peer, p.dst, p.dst_off, p.value, id) };
+        }
+    });
+    // SAFETY: posts.cpp defines the function with this type.
+    let flush: Flush = unsafe { nccl.function("nccl_flush") }?;
+    count("flush, 2 signals", NCCL_C, |n| {
+        for _ in 0..n {
+            // SAFETY: the card keeps the context alive during the bench.
+            unsafe { flush(handle) };
+        }
+    });
     let flags = black_box(0);
     count("putValue, inline", NCCL_C, |n| {
         for i in 0..n {
@@ -410,6 +519,7 @@ fn baseline(library: &Path) -> Result<(), Failure> {
         ("put, aggregated", "nccl_inline_put_aggregated"),
         ("put with signal", "nccl_inline_put_signal"),
         ("putValue, inline", "nccl_inline_put_value"),
+        ("putValue with signal", "nccl_inline_put_value_signal"),
         ("get", "nccl_inline_get"),
         ("signal", "nccl_inline_signal"),
     ] {

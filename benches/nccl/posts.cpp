@@ -57,6 +57,13 @@ inline __attribute__((always_inline)) void put_value(const Ctx& ctx, uint32_t pe
                                    (ncclGinDescriptorSmem*)nullptr, scope, scope, flags);
 }
 
+inline __attribute__((always_inline)) void put_value_signal(const Ctx& ctx, uint32_t peer, ncclGinWindow_t dst,
+                                                            uint64_t dst_off, uint64_t value, uint32_t id) {
+  ncclGinCall<ncclGinApi_PutValue>(ctx, ncclCoopThread(), int(peer), dst, size_t(dst_off), value, indexed(id),
+                                   ncclGinSignalInc, uint64_t(1), false, (ncclGinDescriptorSmem*)nullptr, scope, scope,
+                                   uint32_t(ncclGinOptFlagsDefault));
+}
+
 inline __attribute__((always_inline)) void get(const Ctx& ctx, uint32_t peer, ncclGinWindow_t remote,
                                                uint64_t remote_off, ncclGinWindow_t local, uint64_t local_off,
                                                uint64_t bytes, uint32_t flags) {
@@ -102,6 +109,16 @@ API void nccl_put_value(const Handle* h, uint32_t peer, ncclGinWindow_t dst, uin
   put_value(h->ctx, peer, dst, dst_off, value, flags);
 }
 
+API void nccl_put_value_signal(const Handle* h, uint32_t peer, ncclGinWindow_t dst, uint64_t dst_off, uint64_t value,
+                               uint32_t id) {
+  put_value_signal(h->ctx, peer, dst, dst_off, value, id);
+}
+
+API void nccl_flush(const Handle* h) {
+  ncclGinCall<ncclGinApi_Flush>(h->ctx, ncclCoopThread(), false, (ncclGinDescriptorSmem*)nullptr,
+                                cuda::memory_order_acquire, (uint32_t*)nullptr);
+}
+
 API void nccl_get(const Handle* h, uint32_t peer, ncclGinWindow_t remote, uint64_t remote_off, ncclGinWindow_t local,
                   uint64_t local_off, uint64_t bytes, uint32_t flags) {
   get(h->ctx, peer, remote, remote_off, local, local_off, bytes, flags);
@@ -134,6 +151,13 @@ API void nccl_inline_put_value(const Handle* h, const Post* posts, uint32_t mask
   for (uint32_t i = 0; i < n; i++) {
     const Post& p = posts[i & mask];
     put_value(h->ctx, p.peer, p.dst, p.dst_off, p.value, ncclGinOptFlagsDefault);
+  }
+}
+
+API void nccl_inline_put_value_signal(const Handle* h, const Post* posts, uint32_t mask, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) {
+    const Post& p = posts[i & mask];
+    put_value_signal(h->ctx, p.peer, p.dst, p.dst_off, p.value, p.signal);
   }
 }
 

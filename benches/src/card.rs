@@ -17,7 +17,8 @@ pub const PEER: u32 = 1;
 /// Slots of a ring.
 const ENTRIES: u32 = 256;
 const MAX_BATCH: u32 = 16;
-const SIGNALS: usize = 2;
+/// Signals of a context for posts.
+pub const SIGNALS: usize = 2;
 const COUNTERS: usize = 1;
 const VALUE: usize = 1;
 
@@ -55,11 +56,19 @@ fn memory(bytes: usize) -> Box<[Line]> {
 }
 
 impl Card {
-    /// A context with that `policy` (`POLICY_*`).
+    /// A context with that `policy` (`POLICY_*`) and [`SIGNALS`].
     ///
     /// # Errors
     /// A layout that the plugin's code refuses.
     pub fn new(policy: u32, values: Values) -> Result<Card, InitError> {
+        Self::with_signals(policy, values, SIGNALS)
+    }
+
+    /// A context with that number of signals.
+    ///
+    /// # Errors
+    /// A layout that the plugin's code refuses.
+    pub fn with_signals(policy: u32, values: Values, signals: usize) -> Result<Card, InitError> {
         let mut rest = Vec::new();
         let mut place = |bytes: usize| {
             let mut lines = memory(bytes);
@@ -67,8 +76,8 @@ impl Card {
             rest.push(lines);
             at
         };
-        let pool = place(ENTRIES as usize * 8 * (2 + COUNTERS + SIGNALS));
-        let endpoints = (0..2 + COUNTERS + SIGNALS).map(|i| {
+        let pool = place(ENTRIES as usize * 8 * (2 + COUNTERS + signals));
+        let endpoints = (0..2 + COUNTERS + signals).map(|i| {
             let wide = i == VALUE && values == Values::Inline;
             let slotted = values == Values::Slots && (i == VALUE || i >= 2 + COUNTERS);
             let counter = place(8);
@@ -95,11 +104,11 @@ impl Card {
         let context = ContextSpec {
             endpoints,
             n_counters: COUNTERS,
-            n_signals: SIGNALS,
+            n_signals: signals,
             nranks: RANKS,
             rank: 0,
             rail: 0,
-            targets: (0..(1 + SIGNALS) * RANKS).map(target).collect(),
+            targets: (0..(1 + signals) * RANKS).map(target).collect(),
             scratch: (0x88, 0x4000_0000),
             scratch_peers: vec![(0x5000_0000, 0x99); RANKS],
             value_lkey: 0x77,

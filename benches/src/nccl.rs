@@ -133,6 +133,8 @@ type Opaque = *mut c_void;
 pub type Put = unsafe extern "C" fn(Opaque, u32, Window, u64, Window, u64, u64, u32);
 /// Context, peer, window, offset, value, flags.
 pub type PutValue = unsafe extern "C" fn(Opaque, u32, Window, u64, u64, u32);
+/// Context.
+pub type Flush = unsafe extern "C" fn(Opaque);
 /// Context, posts, their number less one, how many.
 pub type Loop = unsafe extern "C" fn(Opaque, *const Post, u32, u32);
 
@@ -165,7 +167,7 @@ impl<'card> Nccl<'card> {
     /// A function of posts.cpp.
     ///
     /// # Safety
-    /// `F` is its type there: [`Put`], [`PutValue`] or [`Loop`].
+    /// `F` is its type there: [`Put`], [`PutValue`], [`Flush`] or [`Loop`].
     ///
     /// # Errors
     /// When there is none of that name.

@@ -4,11 +4,13 @@
 //! through raw pointers and atomics.
 
 use crate::post::combining::{AfterMark, NoRoom};
-use crate::post::{COUNT_MASK, EncodeWqe, Gpu, Queue, Share, combining, locked, pause};
+use crate::post::used::UsedSet;
+use crate::post::{Begun, COUNT_MASK, EncodeWqe, Gpu, Queue, Share, combining, locked, pause};
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::{Limit, Spin};
 use core::mem::offset_of;
+use core::slice;
 use efa_dp_direct::arch;
 use efa_dp_direct::queue::{SQ_WQ_OFFSET, WqV0};
 use efa_dp_direct::sq;
@@ -16,7 +18,9 @@ pub use efa_dp_direct::wqe::RemoteMem as Remote;
 pub use efa_dp_direct::wqe::Sge;
 use efa_dp_direct::wqe::words::{self, NARROW, WIDE};
 use ferrogin_ffi::device::EndpointHandle;
-use ferrogin_ffi::ext::{ContextExt, EndpointExt, POLICY_LOCKED, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE};
+use ferrogin_ffi::ext::{
+    ContextExt, EndpointExt, POLICY_LOCKED, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE, used_words,
+};
 
 /// The part of a work request that does not depend on its number; the second half of a wide request is zeros.
 pub type Request = [u64; NARROW];
@@ -119,19 +123,19 @@ impl<'a> Endpoint<'a> {
     }
 
     /// Rings every earlier post on this endpoint and begins a flush of it. Returns the number to give to [`Self::is_flushed`],
-    /// or `None` if every earlier post has completed.
-    pub fn begin_flush(&self, policy: u32, limits: impl Limit) -> Result<Option<u32>, Status> {
+    /// if not every earlier post has completed.
+    pub fn begin_flush(&self, policy: u32, limits: impl Limit) -> Result<Begun, Status> {
         if self.failed() {
             return Err(Status::CardError);
         }
         if policy == POLICY_LOCKED {
             locked::begin_flush(self, self.locked_words(), limits)
         } else {
-            let at = combining::begin_flush::<Gpu, _>(*self);
-            if at.is_some() {
+            let begun = combining::begin_flush::<Gpu, _>(*self);
+            if matches!(begun, Begun::Below(_)) {
                 combining::ring_ready::<Gpu, _>(*self)?;
             }
-            Ok(at)
+            Ok(begun)
         }
     }
 
@@ -168,7 +172,12 @@ impl<'a> Endpoint<'a> {
     #[inline(always)]
     fn locked_words(&self) -> locked::Words<'a> {
         let lock = self.ext.config.handle.wrapping_byte_add(offset_of!(EndpointHandle, sq_lock)).cast();
-        locked::Words { lock: self.atomic_u32(lock), barrier: self.atomic_u32(self.ext.posting.barrier.as_ptr()) }
+        let posting = &self.ext.posting;
+        locked::Words {
+            lock: self.atomic_u32(lock),
+            barrier: self.atomic_u32(posting.barrier.as_ptr()),
+            used: self.atomic_u32(posting.used.as_ptr()),
+        }
     }
 
     #[inline(always)]
@@ -331,6 +340,23 @@ impl Queue for Endpoint<'_> {
     fn released(&self) -> u32 {
         self.wq_field(offset_of!(WqV0, wqes_completed)).load(Ordering::Relaxed)
     }
+
+    // On a GPU a call would cost every post registers to save.
+    #[cfg_attr(not(target_arch = "nvptx64"), cold, inline(never))]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn insert_used(&self) {
+        // SAFETY: the plugin keeps a context as long as its endpoints.
+        used_set(unsafe { &*self.context() }).insert(self.ext.config.index);
+    }
+}
+
+/// The endpoints of a context that may have incomplete posts.
+#[inline(always)]
+pub(crate) fn used_set(context: &ContextExt) -> UsedSet<'_> {
+    let (summaries, leaves) = used_words(context.n_endpoints);
+    // SAFETY: the plugin made that many words for the context's life, 8-aligned; only this crate accesses them, atomically.
+    let words = unsafe { slice::from_raw_parts(context.used.cast::<AtomicU64>(), summaries + leaves) };
+    UsedSet::new(words, context.n_endpoints)
 }
 
 impl combining::CombiningQueue for Endpoint<'_> {

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// `HandleHeader::magic`.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
 /// `HandleHeader::version`: raised whenever a struct of this module changes.
-pub const HEADER_VERSION: u32 = 3;
+pub const HEADER_VERSION: u32 = 4;
 
 /// Lets a software card work in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns
 /// false when the call did nothing because the card has a processor of its own. It returns soon, any number of threads may
@@ -99,14 +99,24 @@ pub struct ContextExt {
     pub progress: Option<ProgressFn>,
     /// The argument of `progress`.
     pub progress_arg: *mut c_void,
-    /// Zero.
-    pub reserved: u64,
+    /// The set of endpoints that a flush looks at: the summary words of [`used_words`], then the leaf words. Zero at first.
+    pub used: *mut u64,
 }
 assert_layout!(ContextExt, size 128, align 128, {
     endpoints @ 0, values @ 8, targets @ 16, nranks @ 24, n_slots @ 28, n_counters @ 32, n_signals @ 36, fast_put_limit @ 40,
     rail_id @ 48, scratch_lkey @ 52, policy @ 56, value_path @ 60, scratch_local_addr @ 64, dev @ 72, n_endpoints @ 80,
-    max_rdma_size @ 84, abort_flag @ 88, timeout_ns @ 96, progress @ 104, progress_arg @ 112, reserved @ 120,
+    max_rdma_size @ 84, abort_flag @ 88, timeout_ns @ 96, progress @ 104, progress_arg @ 112, used @ 120,
 });
+
+/// Bits of one word of [`ContextExt::used`]: its low half. The high half counts insertions.
+pub const USED_BITS: u32 = 32;
+
+/// Summary words and leaf words of [`ContextExt::used`].
+#[inline(always)]
+pub const fn used_words(n_endpoints: u32) -> (usize, usize) {
+    let leaves = n_endpoints.div_ceil(USED_BITS);
+    (leaves.div_ceil(USED_BITS) as usize, leaves as usize)
+}
 
 /// The address of a work request: three numbers.
 #[repr(C, align(8))]
@@ -206,18 +216,18 @@ pub struct EndpointConfig {
     pub errors_base: u64,
     /// Bytes that a write may carry inline; 0 without inline writes.
     pub write_inline: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The number of this endpoint in its context.
+    pub index: u32,
     /// The context of this endpoint.
     pub context: *const ContextExt,
     /// Zero.
-    pub reserved2: u64,
+    pub reserved: u64,
 }
 assert_layout!(EndpointConfig, size 128, align 128, {
     handle @ 0, sq_buf @ 8, sq_db @ 16, ring_mask @ 24, wqe_size @ 28, phase_bit @ 32, phase_scale @ 36,
     value_base @ 40, value_mask @ 48, value_lkey @ 52, value_path @ 56, value_slots @ 60, sq_size @ 64, max_batch @ 68,
-    completed @ 72, errors @ 80, errors_base @ 88, write_inline @ 96, reserved @ 100, context @ 104,
-    reserved2 @ 112,
+    completed @ 72, errors @ 80, errors_base @ 88, write_inline @ 96, index @ 100, context @ 104,
+    reserved @ 112,
 });
 
 /// The lowest bit of the `combining` policy's rung count in [`PostingState::state`].
@@ -230,14 +240,16 @@ pub const STATE_RUNG_SHIFT: u32 = 32;
 pub struct PostingState {
     /// Posting state of the `combining` policy: see `ferrogin-device`.
     pub state: AtomicU64,
-    /// `combining`: posts up to this number are admitted, as long as the flush barrier is the one beside it. It begins at one
-    /// less than the first post.
+    /// `combining`: posts up to this number are admitted, as long as the flush barrier is the one beside it. It begins with
+    /// the barrier one lower than the first, so that the first post inserts its endpoint into [`ContextExt::used`].
     pub bound: AtomicU64,
     /// Flush barrier of the `locked` policy: posts from this index on wait until all before it have completed.
     pub barrier: AtomicU32,
     /// Not 0 after a reservation was given up; every later post fails.
     pub poison: AtomicU32,
+    /// `locked`: not 0 while the endpoint is in [`ContextExt::used`].
+    pub used: AtomicU32,
     /// Zero.
-    pub reserved: [u64; 5],
+    pub reserved: [u32; 9],
 }
-assert_layout!(PostingState, size 64, align 64, { state @ 0, bound @ 8, barrier @ 16, poison @ 20, reserved @ 24 });
+assert_layout!(PostingState, size 64, align 64, { state @ 0, bound @ 8, barrier @ 16, poison @ 20, used @ 24, reserved @ 28 });

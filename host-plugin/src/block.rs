@@ -15,6 +15,7 @@ use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle};
 use ferrogin_ffi::ext::{
     ContextExt, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
     PostingState, STATE_RUNG_SHIFT, Target, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE,
+    used_words,
 };
 use ferrogin_libfabric::progress::Progress;
 use std::marker::PhantomData;
@@ -179,6 +180,7 @@ struct ContextPlaces {
     scratch_addrs: Place<u64>,
     scratch_rkeys: Place<u32>,
     timeout: Place<u64>,
+    used: Place<u64>,
 }
 
 #[derive(Debug)]
@@ -224,6 +226,7 @@ impl Plan {
                 scratch_addrs: cursor.place(context.nranks, 8),
                 scratch_rkeys: cursor.place(context.nranks, 8),
                 timeout: cursor.place(1, LINE),
+                used: cursor.place(words_of_used_set(context.endpoints.len()), LINE),
                 queues: (0..context.endpoints.len())
                     .map(|e| QueuePlaces {
                         qp: endpoints.part(e, offset_of!(EndpointExt, queue)),
@@ -372,7 +375,7 @@ fn fill_context(
         image.put(
             places.endpoints,
             e,
-            endpoint_config(endpoint, at, image.at(places.ext, 0), (spec.policy, context.value_lkey)),
+            endpoint_config((endpoint, e as u32), at, image.at(places.ext, 0), (spec.policy, context.value_lkey)),
         );
         start_at(image, queue.qp, (places.endpoints, e), endpoint.completed.1 as u32);
         handles.push(handle);
@@ -426,10 +429,16 @@ fn fill_context(
             timeout_ns: image.at(places.timeout, 0),
             progress: context.progress.map(|progress| progress.function),
             progress_arg: context.progress.map_or(null_mut(), |progress| progress.arg),
-            reserved: 0,
+            used: image.at(places.used, 0),
         },
     );
     Ok(())
+}
+
+/// Words of the set of endpoints that a flush looks at.
+fn words_of_used_set(n_endpoints: usize) -> usize {
+    let (summaries, leaves) = used_words(n_endpoints as u32);
+    summaries + leaves
 }
 
 /// Sets the cursors to the card's completion counter, which is 0 on hardware.
@@ -445,7 +454,7 @@ fn start_at<Q>(image: &mut Image, qp: Place<Q>, (exts, e): (Place<EndpointExt>, 
     image.put_field(
         exts,
         posting + offset_of!(PostingState, bound),
-        (u64::from(start) << 32 | u64::from(start)).wrapping_sub(1),
+        u64::from(start.wrapping_sub(1)) << 32 | u64::from(start),
     );
     image.put_field(exts, posting + offset_of!(PostingState, barrier), start);
 }
@@ -476,7 +485,7 @@ fn value_path(endpoint: &EndpointSpec, policy: u32) -> u32 {
 
 /// The constant half of an endpoint's device state.
 fn endpoint_config(
-    endpoint: &EndpointSpec,
+    (endpoint, index): (&EndpointSpec, u32),
     handle: *mut EndpointHandle,
     context: *const ContextExt,
     (policy, lkey): (u32, u32),
@@ -501,9 +510,9 @@ fn endpoint_config(
         errors: endpoint.errors.0 as *const u64,
         errors_base: endpoint.errors.1,
         write_inline: write_inline(endpoint),
-        reserved: 0,
+        index,
         context,
-        reserved2: 0,
+        reserved: 0,
     }
 }
 

@@ -1,8 +1,8 @@
 //! Completion: flushes, signals and counters.
 
 use super::{Context, FIRST_COUNTER};
-use crate::endpoint::Endpoint;
-use crate::post::COUNT_MASK;
+use crate::endpoint::{Endpoint, used_set};
+use crate::post::{Begun, COUNT_MASK};
 use crate::status::Status;
 use crate::sync::{AtomicU64, LoadExternal, Ordering};
 use crate::wait::Spin;
@@ -45,8 +45,8 @@ impl<'a> Context<'a> {
         self.flush_part(0, 1)
     }
 
-    /// The part of a flush that thread `rank` of `size` threads does: every `size`th endpoint. The flush has ended when all
-    /// threads have done their parts.
+    /// The part of a flush that thread `rank` of `size` threads does: every `size`th endpoint, of those that may have incomplete
+    /// posts. The flush has ended when all threads have done their parts.
     ///
     /// # Errors
     ///
@@ -55,12 +55,39 @@ impl<'a> Context<'a> {
         if rank >= size {
             return Err(Status::InvalidArgument);
         }
-        let mut i = rank;
-        while i < self.ext.n_endpoints {
-            self.flush_endpoint(i)?;
-            i = i.saturating_add(size);
+        if used_set(self.ext).is_empty() { Ok(()) } else { self.flush_used(rank, size) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn flush_used(&self, rank: u32, size: u32) -> Result<(), Status> {
+        self.visit_used(|i, endpoint| {
+            if size != 1 && i % size != rank {
+                return Ok(false);
+            }
+            let begun = endpoint.begin_flush(self.ext.policy, self.limits())?;
+            self.end_flush(endpoint, begun)?;
+            Ok(begun == Begun::Unused)
+        })
+    }
+
+    /// Calls `look` for each used endpoint; see [`UsedSet::visit`](crate::post::used::UsedSet::visit).
+    #[inline(always)]
+    fn visit_used(&self, mut look: impl FnMut(u32, Endpoint<'a>) -> Result<bool, Status>) -> Result<(), Status> {
+        used_set(self.ext).visit(|i| look(i, self.endpoint(i)))
+    }
+
+    /// Waits for the posts that a flush of `endpoint` covers.
+    fn end_flush(&self, endpoint: Endpoint<'_>, begun: Begun) -> Result<(), Status> {
+        match begun {
+            Begun::Below(at) => endpoint.wait_flushed(self.ext.policy, self.limits(), at),
+            Begun::Unused | Begun::Completed => Ok(()),
         }
-        Ok(())
+    }
+
+    pub(super) fn flush_endpoint(self, i: u32) -> Result<(), Status> {
+        let endpoint = self.endpoint(i);
+        self.end_flush(endpoint, endpoint.begin_flush(self.ext.policy, self.limits())?)
     }
 
     /// Begins a flush of every earlier post on this context, and rings what was aggregated. The flush has ended when
@@ -71,9 +98,9 @@ impl<'a> Context<'a> {
     /// As for [`Context::flush`].
     pub fn flush_async(&self) -> Result<FlushRequest, Status> {
         let mut request = FlushRequest::default();
-        for i in 0..self.ext.n_endpoints {
-            let endpoint = self.endpoint(i);
-            if let Some(at) = endpoint.begin_flush(self.ext.policy, self.limits())? {
+        self.visit_used(|i, endpoint| {
+            let begun = endpoint.begin_flush(self.ext.policy, self.limits())?;
+            if let Begun::Below(at) = begun {
                 match request.entries.get_mut(request.n_entries as usize) {
                     Some(entry) => {
                         *entry = Entry { endpoint: i, at };
@@ -83,7 +110,8 @@ impl<'a> Context<'a> {
                     None => {}
                 }
             }
-        }
+            Ok(begun == Begun::Unused)
+        })?;
         Ok(request)
     }
 
@@ -99,7 +127,7 @@ impl<'a> Context<'a> {
         }
         match request.first_without {
             0 => Ok(()),
-            first => (first..self.ext.n_endpoints).try_for_each(|i| self.flush_endpoint(i)),
+            first => self.visit_used(|i, _| if i < first { Ok(false) } else { self.flush_endpoint(i).map(|()| false) }),
         }
     }
 
@@ -117,14 +145,16 @@ impl<'a> Context<'a> {
                 return Ok(false);
             }
         }
+        let mut is_done = true;
         if request.first_without != 0 {
-            for i in request.first_without..self.ext.n_endpoints {
-                if self.endpoint(i).begin_flush(policy, self.limits())?.is_some() {
-                    return Ok(false);
+            self.visit_used(|i, endpoint| {
+                if i >= request.first_without && is_done {
+                    is_done = !matches!(endpoint.begin_flush(policy, self.limits())?, Begun::Below(_));
                 }
-            }
+                Ok(false)
+            })?;
         }
-        Ok(true)
+        Ok(is_done)
     }
 
     /// The entries of a request. It comes from the caller's memory, so its numbers are checked.
@@ -194,7 +224,14 @@ impl<'a> Context<'a> {
     }
 
     /// Waits for a count. The count may depend on deferred posts of the same endpoint, so each round rings them.
-    fn wait_count(&self, count: EventCount<'_>, least: u64) -> Result<(), Status> {
+    #[inline(always)]
+    fn wait_count(&self, count: EventCount<'a>, least: u64) -> Result<(), Status> {
+        if count.has_reached(least) { Ok(()) } else { self.wait_longer(count, least) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_longer(&self, count: EventCount<'a>, least: u64) -> Result<(), Status> {
         let mut spin = Spin::new(self.limits());
         while !count.has_reached(least) {
             count.endpoint.ring_deferred(self.ext.policy, self.limits())?;
@@ -203,6 +240,7 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
+    #[inline(always)]
     fn signal_count(&self, id: u32) -> Result<EventCount<'a>, Status> {
         if id >= self.ext.n_signals {
             return Err(Status::InvalidArgument);
@@ -216,6 +254,7 @@ impl<'a> Context<'a> {
         Ok(unsafe { EventCount::new(handle, endpoint) })
     }
 
+    #[inline(always)]
     fn counter_count(&self, id: u32) -> Result<EventCount<'a>, Status> {
         if id >= self.ext.n_counters {
             return Err(Status::InvalidArgument);
@@ -240,6 +279,7 @@ impl<'a> EventCount<'a> {
     /// # Safety
     ///
     /// `handle` is a handle of a context that lives for `'a`.
+    #[inline(always)]
     unsafe fn new(handle: *mut CounterHandle, endpoint: Endpoint<'a>) -> Self {
         // SAFETY: the caller vouches for the handle; the plugin keeps this field constant while the context lives.
         let count = unsafe { (*handle).cntr_value };
@@ -254,12 +294,14 @@ impl<'a> EventCount<'a> {
     }
 
     /// The count since the last reset. Acquire: the data of the counted writes is visible after it.
+    #[inline(always)]
     fn read(&self) -> u64 {
         let count = self.count.load_external(Ordering::Acquire) as u32;
         u64::from(count.wrapping_sub(self.reset_at.load(Ordering::Relaxed) as u32) & COUNT_MASK)
     }
 
     /// Returns whether the count is at or past `least`, modulo 2^31.
+    #[inline(always)]
     fn has_reached(&self, least: u64) -> bool {
         (self.read() as u32).wrapping_sub(least as u32) & COUNT_MASK <= COUNT_MASK / 2
     }

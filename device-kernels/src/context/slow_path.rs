@@ -160,12 +160,4 @@ impl Context<'_> {
         let exclusive = flags.mode() == Sharing::Thread;
         poster.post(self.ext.policy, exclusive, self.limits(), aggregate, request, pooled)
     }
-
-    pub(super) fn flush_endpoint(self, i: u32) -> Result<(), Status> {
-        let endpoint = self.endpoint(i);
-        match endpoint.begin_flush(self.ext.policy, self.limits())? {
-            Some(at) => endpoint.wait_flushed(self.ext.policy, self.limits(), at),
-            None => Ok(()),
-        }
-    }
 }

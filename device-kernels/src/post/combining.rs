@@ -11,7 +11,8 @@
 //! * `bound`, 64 bits: a value of `cursor`. A post whose reservation equals it, or lies less than 16 below it, is admitted
 //!   without a check of the counts. The completion count and `R` only grow, so room that was there once stays. The flush
 //!   barrier is part of the comparison, so a barrier that was raised since makes the post check. At least every 16th post
-//!   checks.
+//!   checks. The post that publishes a `bound` has inserted the endpoint into the set of used endpoints since the barrier
+//!   beside it, or has acquired a `bound` with the same barrier. It begins with another barrier than the first.
 //!
 //! When the cursor wraps at 2^32 it carries one into the barrier. A barrier that moved up by one holds back no less, and no
 //! `bound` reaches across the wrap. A flush does not take a barrier at its own snapshot for one that was raised there.
@@ -35,7 +36,7 @@
 //! completion count is read with acquire, and so is `bound`, which passes the count on: a write into a reclaimed slot
 //! comes after the card's last read of it.
 
-use super::{EncodeWqe, MAX_BATCH, Queue, Share, Thread, max_outstanding, outstanding, pause, reached};
+use super::{Begun, EncodeWqe, MAX_BATCH, Queue, Share, Thread, max_outstanding, outstanding, pause, reached};
 use crate::platform::one;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -287,6 +288,7 @@ pub fn post_reserved<S: Share, Q: CombiningQueue + Copy>(
     aggregate: bool,
     wqe: impl EncodeWqe,
 ) -> Result<(), Status> {
+    insert_used(queue, reserved);
     if !check_room::<S, Q>(queue, reserved) {
         let mut spin = Spin::new(limits);
         loop {
@@ -314,6 +316,9 @@ pub(super) fn post_compact<S: Share, Q: CombiningQueue + Copy>(
     let (idx, _) = halves(reserved);
     let mut spin = Spin::new(limits);
     let mut marked = false;
+    if !has_room(queue, reserved) {
+        insert_used(queue, reserved);
+    }
     loop {
         let now = !marked && (has_room(queue, reserved) || check_room::<S, Q>(queue, reserved));
         let mut state;
@@ -395,6 +400,7 @@ fn wait_exclusive<Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit, reserv
     let words = queue.words();
     let (idx, _) = halves(reserved);
     let mut spin = Spin::new(limits);
+    insert_used(queue, reserved);
     while !check_room::<Thread, Q>(queue, reserved) {
         if words.poison.load(Ordering::Relaxed) != 0 {
             return Err(Status::Poisoned);
@@ -416,6 +422,15 @@ fn wait_exclusive<Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit, reserv
 #[inline(always)]
 fn has_room<Q: CombiningQueue + Copy>(queue: Q, reserved: u64) -> bool {
     queue.words().bound.load(Ordering::Acquire).wrapping_sub(reserved) < u64::from(MAX_BATCH)
+}
+
+/// Inserts the endpoint into the set of used endpoints, unless a post under the same barrier has inserted it.
+#[inline(always)]
+fn insert_used<Q: CombiningQueue + Copy>(queue: Q, reserved: u64) {
+    let (_, inserted_at) = halves(queue.words().bound.load(Ordering::Acquire));
+    if inserted_at != halves(reserved).1 {
+        queue.insert_used();
+    }
 }
 
 /// Checks counts and barrier. Returns whether `reserved` is admitted, and publishes in `bound` how far other posts would be.
@@ -563,7 +578,7 @@ fn turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, state: u64) -> u64 {
 /// # Errors
 /// What ended the wait.
 pub fn flush<S: Share, Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit) -> Result<(), Status> {
-    let Some(at) = begin_flush::<S, Q>(queue) else {
+    let Begun::Below(at) = begin_flush::<S, Q>(queue) else {
         return Ok(());
     };
     let mut spin = Spin::new(limits);
@@ -573,11 +588,10 @@ pub fn flush<S: Share, Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit) -
     Ok(())
 }
 
-/// Raises the flush barrier. Returns the number to wait for with [`is_flushed`], or `None` if every earlier post has
-/// completed.
+/// Raises the flush barrier. Returns the number to wait for with [`is_flushed`], if not every earlier post has completed.
 ///
 /// Snapshot and barrier are one compare-and-swap, because a post in between would be counted in place of an earlier one.
-pub fn begin_flush<S: Share, Q: CombiningQueue + Copy>(queue: Q) -> Option<u32> {
+pub fn begin_flush<S: Share, Q: CombiningQueue + Copy>(queue: Q) -> Begun {
     let words = queue.words();
     let (target, _) = halves(words.cursor.load(Ordering::Relaxed));
     loop {
@@ -586,16 +600,21 @@ pub fn begin_flush<S: Share, Q: CombiningQueue + Copy>(queue: Q) -> Option<u32> 
         let now = words.cursor.load(Ordering::Acquire);
         let (cursor, barrier) = halves(now);
         if outstanding(cursor, completed) == 0 {
-            return None;
+            if barrier == cursor {
+                return Begun::Unused;
+            }
+            // From here on the next post inserts the endpoint, so the next flush may remove it.
+            raise_barrier::<S>(words, now);
+            return Begun::Completed;
         }
         // Another flush has raised the barrier since, or it stands where this flush would raise it. A barrier at the target
         // itself does not count: the cursor's wrap may have carried it there from below.
         let raised = barrier.wrapping_sub(target).wrapping_sub(1) < cursor.wrapping_sub(target);
         if raised || barrier == cursor {
-            return Some(barrier);
+            return Begun::Below(barrier);
         }
         if raise_barrier::<S>(words, now) {
-            return Some(cursor);
+            return Begun::Below(cursor);
         }
     }
 }

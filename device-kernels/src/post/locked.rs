@@ -4,7 +4,7 @@
 //! NCCL's cursors do not cover pending requests. Before NCCL's device code posts on an endpoint, a plain post or a flush must
 //! have rung them.
 
-use super::{EncodeWqe, MAX_BATCH, Queue, max_outstanding, outstanding, pause, reached};
+use super::{Begun, EncodeWqe, MAX_BATCH, Queue, max_outstanding, outstanding, pause, reached};
 use crate::status::Status;
 use crate::sync::{AtomicU32, Ordering};
 use crate::wait::{Limit, Spin};
@@ -29,6 +29,8 @@ pub struct Words<'a> {
     pub lock: &'a AtomicU32,
     /// Flush barrier.
     pub barrier: &'a AtomicU32,
+    /// Not 0 while the endpoint is in the set of used endpoints.
+    pub used: &'a AtomicU32,
 }
 
 /// Releases the lock on drop; `None` in the exclusive mode, which takes no lock.
@@ -90,6 +92,10 @@ pub fn post<Q: LockedQueue>(
             pause(queue, &mut spin)?;
         }
     }
+    if words.used.load(Ordering::Relaxed) == 0 {
+        words.used.store(1, Ordering::Relaxed);
+        queue.insert_used();
+    }
     queue.start();
     wqe.encode(idx);
     if aggregate {
@@ -106,7 +112,7 @@ pub fn post<Q: LockedQueue>(
 /// # Errors
 /// What ended the wait.
 pub fn flush<Q: LockedQueue>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<(), Status> {
-    let Some(at) = begin_flush(queue, words, limits)? else {
+    let Begun::Below(at) = begin_flush(queue, words, limits)? else {
         return Ok(());
     };
     let mut spin = Spin::new(limits);
@@ -116,20 +122,21 @@ pub fn flush<Q: LockedQueue>(queue: &Q, words: Words<'_>, limits: impl Limit) ->
     Ok(())
 }
 
-/// Rings every earlier post and raises the flush barrier. Returns the number to wait for with [`is_flushed`], or `None` if
-/// every earlier post has completed.
+/// Rings every earlier post and raises the flush barrier. Returns the number to wait for with [`is_flushed`], if not every
+/// earlier post has completed.
 ///
 /// # Errors
 /// What ended a wait for the lock.
-pub fn begin_flush<Q: LockedQueue>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<Option<u32>, Status> {
+pub fn begin_flush<Q: LockedQueue>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<Begun, Status> {
     let _lock = lock(queue, words, limits, false)?;
     queue.ring();
     let target = queue.next();
     if outstanding(target, queue.completed()) == 0 {
-        return Ok(None);
+        words.used.store(0, Ordering::Relaxed);
+        return Ok(Begun::Unused);
     }
     words.barrier.store(target, Ordering::Relaxed);
-    Ok(Some(target))
+    Ok(Begun::Below(target))
 }
 
 /// Returns whether every post below `at`, which [`begin_flush`] gave, has completed.

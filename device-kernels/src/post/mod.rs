@@ -21,6 +21,7 @@ mod model;
 pub mod sharing;
 #[cfg(all(test, not(loom)))]
 mod tests;
+pub mod used;
 
 use crate::status::Status;
 use crate::wait::{Limit, Spin};
@@ -56,6 +57,19 @@ pub trait Queue {
     fn released(&self) -> u32 {
         self.published()
     }
+    /// Inserts the endpoint into its context's set of used endpoints, if it has one: see [`used`].
+    fn insert_used(&self) {}
+}
+
+/// The posts that a flush has to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begun {
+    /// None, and there was no post since the last flush: the endpoint can leave the set of used endpoints.
+    Unused,
+    /// None: every earlier post has completed.
+    Completed,
+    /// Those below this number.
+    Below(u32),
 }
 
 /// Encodes a work request whose number the policy chooses. A closure is one; the fast path uses structs instead, because only
@@ -112,6 +126,10 @@ impl<Q: Queue> Queue for &Q {
     #[inline(always)]
     fn released(&self) -> u32 {
         (**self).released()
+    }
+    #[inline(always)]
+    fn insert_used(&self) {
+        (**self).insert_used();
     }
 }
 

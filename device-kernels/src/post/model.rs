@@ -10,9 +10,10 @@
 
 mod checks;
 
-use super::{COUNT_MASK, Gpu, Queue, combining, locked};
+use super::used::UsedSet;
+use super::{Begun, COUNT_MASK, Gpu, Queue, combining, locked};
 use crate::status::Status;
-use crate::wait::Limit;
+use crate::wait::{Limit, Spin};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 use loom::thread;
@@ -73,11 +74,19 @@ enum Mutation {
     NoBarrier,
     /// The completion count is read one too high when something is in flight.
     EarlyCount,
+    /// An insertion into the set of used endpoints sets the leaf bit and does not count.
+    UncountedLeaf,
+    /// An insertion into the set of used endpoints sets the summary bit and does not count.
+    UncountedSummary,
+    /// A flush removes an endpoint whose posts have completed, wherever the barrier stands.
+    EarlyRemoval,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Config {
     by_lock: bool,
+    /// The endpoint is in a context, whose flush looks at used endpoints only.
+    in_context: bool,
     start: u32,
     sq_size: u32,
     max_batch: u32,
@@ -92,6 +101,7 @@ struct Config {
 
 const BASE: Config = Config {
     by_lock: false,
+    in_context: false,
     start: 0,
     sq_size: 4,
     max_batch: 2,
@@ -118,6 +128,9 @@ struct Card {
     poison: AtomicU32,
     lock: AtomicU32,
     barrier: AtomicU32,
+    in_set: AtomicU32,
+    /// The set of used endpoints, with this one endpoint: the summary word and the leaf word.
+    used: [AtomicU64; 2],
     pending: AtomicU32,
     posted: AtomicU32,
     doorbell: AtomicU32,
@@ -138,10 +151,12 @@ impl Card {
             config,
             cursor: AtomicU64::new(u64::from(start) << 32 | u64::from(start)),
             state: AtomicU64::new(u64::from(start) << ferrogin_ffi::ext::STATE_RUNG_SHIFT),
-            bound: AtomicU64::new((u64::from(start) << 32 | u64::from(start)).wrapping_sub(1)),
+            bound: AtomicU64::new((u64::from(start) << 32 | u64::from(start)).wrapping_sub(1 << 32)),
             poison: AtomicU32::new(0),
             lock: AtomicU32::new(0),
             barrier: AtomicU32::new(start),
+            in_set: AtomicU32::new(0),
+            used: [AtomicU64::new(0), AtomicU64::new(0)],
             pending: AtomicU32::new(0),
             posted: AtomicU32::new(start),
             doorbell: AtomicU32::new(start),
@@ -265,7 +280,7 @@ impl<'a> PosterView<'a> {
     }
 
     fn locked(&self) -> locked::Words<'a> {
-        locked::Words { lock: &self.card.lock, barrier: &self.card.barrier }
+        locked::Words { lock: &self.card.lock, barrier: &self.card.barrier, used: &self.card.in_set }
     }
 
     fn post(&self, aggregate: bool, token: u32) -> Result<(), Status> {
@@ -287,11 +302,29 @@ impl<'a> PosterView<'a> {
 
     fn flush(&self) -> Result<(), Status> {
         self.rounds.set(0);
-        if self.card.config.by_lock {
-            locked::flush(self, self.locked(), self)
-        } else {
-            combining::flush::<Gpu, _>(self, self)
+        let by_lock = self.card.config.by_lock;
+        if !self.card.config.in_context {
+            return if by_lock {
+                locked::flush(self, self.locked(), self)
+            } else {
+                combining::flush::<Gpu, _>(self, self)
+            };
         }
+        UsedSet::new(&self.card.used, 1).visit(|_| {
+            let begun = if by_lock {
+                locked::begin_flush(self, self.locked(), self)?
+            } else {
+                combining::begin_flush::<Gpu, _>(self)
+            };
+            if let Begun::Below(at) = begun {
+                let mut spin = Spin::new(self);
+                while !if by_lock { locked::is_flushed(self, at) } else { combining::is_flushed::<Gpu, _>(self, at)? } {
+                    spin.pause()?;
+                }
+            }
+            let early = self.mutated(Mutation::EarlyRemoval) && begun == Begun::Completed;
+            Ok(early || begun == Begun::Unused)
+        })
     }
 
     /// Runs all steps of a thread, whose first token is `first`.
@@ -374,6 +407,21 @@ impl Queue for PosterView<'_> {
     }
     fn published(&self) -> u32 {
         self.card.posted.load(Relaxed)
+    }
+    fn insert_used(&self) {
+        if !self.card.config.in_context {
+            return;
+        }
+        let words = &self.card.used;
+        let uncounted = [Mutation::UncountedSummary, Mutation::UncountedLeaf].map(|mutation| self.mutated(mutation));
+        if uncounted == [false; 2] {
+            return UsedSet::new(words, 1).insert(0);
+        }
+        for (word, uncounted) in words.iter().zip(uncounted).rev() {
+            if uncounted || word.fetch_add(1 << 32, AcqRel) & 1 == 0 {
+                word.fetch_or(1, AcqRel);
+            }
+        }
     }
 }
 

@@ -35,6 +35,7 @@ struct Shared {
     poison: AtomicU32,
     lock: AtomicU32,
     barrier: AtomicU32,
+    used: AtomicU32,
     pending: AtomicU32,
     doorbell: AtomicU32,
     posted: AtomicU32,
@@ -61,6 +62,7 @@ impl Shared {
             poison: AtomicU32::new(0),
             lock: AtomicU32::new(0),
             barrier: AtomicU32::new(start),
+            used: AtomicU32::new(0),
             pending: AtomicU32::new(0),
             doorbell: AtomicU32::new(start),
             posted: AtomicU32::new(start),
@@ -75,7 +77,7 @@ impl Shared {
     }
 
     fn locked(&self) -> locked::Words<'_> {
-        locked::Words { lock: &self.lock, barrier: &self.barrier }
+        locked::Words { lock: &self.lock, barrier: &self.barrier, used: &self.used }
     }
 
     /// Writes a post's token into its value slot and its ring slot.

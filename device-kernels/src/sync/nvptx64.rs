@@ -88,6 +88,16 @@ macro_rules! atomic {
                 old
             }
 
+            /// Sets the bits of `value` in the word, and returns the old value.
+            #[inline(always)]
+            pub fn fetch_or(&self, value: $int, order: Ordering) -> $int {
+                let old: $int;
+                operation!(order,
+                    concat!(".gpu.global.or.b", $bits, " {o}, [{p}], {v};"),
+                    p = in(reg64) self.0.get(), v = in($reg) value, o = out($reg) old);
+                old
+            }
+
             /// Replaces `current` by `new`, or returns the other value that the word had.
             #[inline(always)]
             pub fn compare_exchange(

@@ -44,6 +44,7 @@ struct Card {
     poison: AtomicU32,
     lock: AtomicU32,
     barrier: AtomicU32,
+    used: AtomicU32,
     pending: AtomicU32,
     published: AtomicU32,
     values: RefCell<Vec<u64>>,
@@ -64,6 +65,7 @@ impl Card {
             poison: AtomicU32::new(0),
             lock: AtomicU32::new(0),
             barrier: AtomicU32::new(low),
+            used: AtomicU32::new(0),
             pending: AtomicU32::new(0),
             published: AtomicU32::new(low),
             values: RefCell::new(vec![0; geometry.slots as usize]),
@@ -136,7 +138,7 @@ impl Card {
     }
 
     fn locked(&self) -> locked::Words<'_> {
-        locked::Words { lock: &self.lock, barrier: &self.barrier }
+        locked::Words { lock: &self.lock, barrier: &self.barrier, used: &self.used }
     }
 
     fn step<S: Share>(&self, step: Step) {

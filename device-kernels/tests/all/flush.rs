@@ -103,6 +103,64 @@ fn wait_covers_endpoints_without_entry() {
     }
 }
 
+/// After two flushes of an idle endpoint the next flush does not look at it, and the next post is flushed all the same.
+#[test]
+fn posts_after_idle_flushes_are_flushed() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let (test, _) = context(policy);
+        let timed_out = |request: &FlushRequest| {
+            test.context.set_timeout_ns(1_000_000);
+            assert_eq!(test.context.flush(), Err(Status::Timeout), "policy {policy}");
+            assert_eq!(test.context.test_flush(request), Ok(false), "policy {policy}");
+            test.context.set_timeout_ns(120_000_000_000);
+        };
+        for id in (0..SIGNALS as u16).chain([3, 3, 0]) {
+            test.context.signal(0, Action::signal_inc(id), Flags::AGGREGATE).unwrap();
+            let request = test.context.flush_async().unwrap();
+            timed_out(&request);
+            complete_all(&test);
+            assert_eq!(test.context.test_flush(&request), Ok(true));
+            (0..3).for_each(|_| test.context.flush().unwrap());
+        }
+    }
+}
+
+/// A flush covers this crate's posts, and looks at no queue that only NCCL's device code has used. On a queue that both have
+/// used, it waits for the posts of both.
+#[test]
+fn flush_covers_own_posts_beside_posts_of_nccl() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        for own_first in [false, true] {
+            let (test, _) = context(policy);
+            test.rings[0].nccl_posts(3);
+            test.context.set_timeout_ns(1_000_000);
+            test.context.flush().unwrap();
+            let own = || test.context.signal(0, Action::signal_inc(7), Flags::NONE).unwrap();
+            if own_first {
+                own();
+            }
+            test.rings[2 + 7].nccl_posts(2);
+            if !own_first {
+                own();
+            }
+            for completed in 0..3 {
+                test.rings[2 + 7].completed.store(completed, Ordering::Release);
+                assert_eq!(test.context.flush(), Err(Status::Timeout), "policy {policy}, {completed} of 3 complete");
+            }
+            complete(&test, 2 + 7);
+            test.context.flush().unwrap();
+            // Once more on a queue that the flushes removed from the set.
+            (0..2).for_each(|_| test.context.flush().unwrap());
+            test.rings[2 + 7].nccl_posts(1);
+            test.context.flush().unwrap();
+            own();
+            assert_eq!(test.context.flush(), Err(Status::Timeout), "policy {policy}");
+            complete(&test, 2 + 7);
+            test.context.flush().unwrap();
+        }
+    }
+}
+
 /// A request lies in the caller's memory, which may have any bytes.
 #[test]
 fn request_of_no_context_is_refused() {

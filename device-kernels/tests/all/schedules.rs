@@ -9,8 +9,9 @@
 
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
-use ferrogin_device::post::{COUNT_MASK, Gpu, Queue, combining, locked};
-use ferrogin_device::wait::Limit;
+use ferrogin_device::post::used::UsedSet;
+use ferrogin_device::post::{Begun, COUNT_MASK, Gpu, Queue, combining, locked};
+use ferrogin_device::wait::{Limit, Spin};
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 use ferrogin_test_support::{Random, child, repetitions};
 use std::cell::{Cell, RefCell};
@@ -47,6 +48,10 @@ enum Mutation {
     NoBarrier,
     /// Some doorbells do not reach the card.
     LostDoorbell,
+    /// No post inserts the endpoint into the set of used endpoints.
+    NoInsertion,
+    /// An insertion sets the bits and does not count.
+    UncountedInsertion,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -71,6 +76,9 @@ struct Simulation {
     poison: AtomicU32,
     lock: AtomicU32,
     barrier: AtomicU32,
+    in_set: AtomicU32,
+    /// The set of used endpoints, with this one endpoint.
+    used: [AtomicU64; 2],
     pending: AtomicU32,
     published: AtomicU32,
     completed: AtomicU32,
@@ -100,10 +108,12 @@ impl Simulation {
             config,
             cursor: AtomicU64::new(both),
             state: AtomicU64::new(u64::from(start) << STATE_RUNG_SHIFT),
-            bound: AtomicU64::new(both),
+            bound: AtomicU64::new(both.wrapping_sub(1 << 32)),
             poison: AtomicU32::new(0),
             lock: AtomicU32::new(0),
             barrier: AtomicU32::new(start),
+            in_set: AtomicU32::new(0),
+            used: Default::default(),
             pending: AtomicU32::new(0),
             published: AtomicU32::new(start),
             completed: AtomicU32::new(start & COUNT_MASK),
@@ -237,11 +247,23 @@ impl PosterView<'_> {
     fn flush(&self) {
         let known: Vec<usize> =
             self.sim.returned.borrow().iter().enumerate().filter(|known| *known.1).map(|known| known.0).collect();
-        let flushed = if self.sim.config.by_lock {
-            locked::flush(self, self.locked(), self)
-        } else {
-            combining::flush::<Gpu, _>(self, self)
-        };
+        self.stop();
+        let flushed = UsedSet::new(&self.sim.used, 1).visit(|_| {
+            let by_lock = self.sim.config.by_lock;
+            let begun = if by_lock {
+                locked::begin_flush(self, self.locked(), self)?
+            } else {
+                combining::begin_flush::<Gpu, _>(self)
+            };
+            if let Begun::Below(at) = begun {
+                let mut spin = Spin::new(self);
+                while !if by_lock { locked::is_flushed(self, at) } else { combining::is_flushed::<Gpu, _>(self, at)? } {
+                    spin.pause()?;
+                }
+            }
+            self.stop();
+            Ok(begun == Begun::Unused)
+        });
         assert_eq!(flushed, Ok(()));
         for token in known {
             assert!(self.sim.done.borrow()[token], "a flush returned before post {token} had completed");
@@ -250,7 +272,7 @@ impl PosterView<'_> {
 
     fn locked(&self) -> locked::Words<'_> {
         self.stop();
-        locked::Words { lock: &self.sim.lock, barrier: &self.sim.barrier }
+        locked::Words { lock: &self.sim.lock, barrier: &self.sim.barrier, used: &self.sim.in_set }
     }
 
     /// Returns whether the next doorbell does not reach the card.
@@ -314,6 +336,17 @@ impl Queue for PosterView<'_> {
     }
     fn released(&self) -> u32 {
         self.published()
+    }
+    fn insert_used(&self) {
+        self.stop();
+        match self.sim.config.mutation {
+            Some(Mutation::NoInsertion) => {}
+            Some(Mutation::UncountedInsertion) => self.sim.used.iter().for_each(|word| {
+                word.fetch_or(1, Relaxed);
+            }),
+            _ => UsedSet::new(&self.sim.used, 1).insert(0),
+        }
+        self.stop();
     }
 }
 
@@ -435,7 +468,7 @@ fn explore_all(config: Config) {
     }
 }
 
-/// Some schedule must break a rule, and it must be the rule `why`. Changes the panic hook of the process.
+/// Some schedule must break a rule, and it must be the rule `why`, or one of several, which `|` divides. Changes the panic hook of the process.
 fn must_fail(config: Config, why: &str) {
     for by_lock in [false, true] {
         let hook = std::panic::take_hook();
@@ -446,7 +479,11 @@ fn must_fail(config: Config, why: &str) {
         let Some(found) = found else { panic!("no schedule shows {:?}, locked: {by_lock}", config.mutation) };
         let text = found.downcast_ref::<String>().map(String::as_str).or(found.downcast_ref::<&str>().copied());
         let text = text.unwrap_or_default();
-        assert!(text.contains(why), "{:?} was found by another rule: {text}", config.mutation);
+        assert!(
+            why.split('|').any(|why| text.contains(why)),
+            "{:?} was found by another rule: {text}",
+            config.mutation
+        );
     }
 }
 
@@ -484,6 +521,13 @@ fn four_concurrent_flushes_keep_invariants() {
     explore_all(Config { posters, ..BASE });
 }
 
+/// The second flush of an idle endpoint removes it from the set of used endpoints.
+#[test]
+fn posts_beside_removals_keep_invariants() {
+    let posters: &[&[Op]] = &[&[Put, Flush, Flush, Put, Flush], &[Flush, Flush, Aggregated, Flush], &[Put, Put, Flush]];
+    explore_all(Config { posters, ..BASE });
+}
+
 /// In a child process, because the panic hook belongs to the process.
 #[test]
 fn every_missing_guard_breaks_invariant() {
@@ -494,10 +538,16 @@ fn break_every_invariant() {
     let config = Config { posters: MIXED, ..BASE };
     let mutation = |mutation, config: Config| Config { mutation: Some(mutation), ..config };
     must_fail(mutation(Mutation::NoSlotGuard, Config { slots: 2, ..config }), "was overwritten");
-    must_fail(mutation(Mutation::NoRingGuard, Config { sq_size: 2, max_batch: 2, ..config }), "before it was written");
+    must_fail(
+        mutation(Mutation::NoRingGuard, Config { sq_size: 2, max_batch: 2, ..config }),
+        "before it was written|ring overflow",
+    );
     must_fail(mutation(Mutation::NoBatchBound, Config { max_batch: 1, ..config }), "may be unrung");
     must_fail(mutation(Mutation::NoWriteFence, config), "before it was written");
     must_fail(mutation(Mutation::NoDoorbellFence, config), "the doorbell went");
     must_fail(mutation(Mutation::NoBarrier, config), "a flush returned before");
     must_fail(mutation(Mutation::LostDoorbell, config), "");
+    must_fail(mutation(Mutation::NoInsertion, config), "a flush returned before");
+    let posters: &[&[Op]] = &[&[Put, Flush, Flush, Put, Flush, Flush], &[Put, Flush, Flush, Put, Flush, Flush]];
+    must_fail(mutation(Mutation::UncountedInsertion, Config { posters, ..BASE }), "a flush returned before");
 }

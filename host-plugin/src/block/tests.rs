@@ -199,10 +199,11 @@ fn ext_structs_agree_with_nccl_structs() {
             if wide { (0, 0, 0) } else { (64, 63, 88) }
         );
         assert_eq!(config.value_path, VALUE_NONE, "the spec's policy has no fast path");
-        let PostingState { state, bound, barrier, poison, reserved } = posting;
-        assert_eq!(bound.load(Ordering::Relaxed), 5 << 32 | 4, "nothing is admitted without a look");
+        let PostingState { state, bound, barrier, poison, used, reserved } = posting;
+        assert_eq!(bound.load(Ordering::Relaxed), 4 << 32 | 5, "nothing is admitted without a look");
+        assert_eq!(config.index, e as u32);
         assert_eq!((state.load(Ordering::Relaxed), barrier.load(Ordering::Relaxed)), (5 << STATE_RUNG_SHIFT, 5));
-        assert_eq!((poison.load(Ordering::Relaxed), reserved), (0, &[0; 5]));
+        assert_eq!((poison.load(Ordering::Relaxed), used.load(Ordering::Relaxed), reserved), (0, 0, &[0; 9]));
     }
     // Slot 2, peer 1.
     let TargetWords { head, second, third } = device.list(ext.targets, 7);
@@ -250,6 +251,7 @@ fn block_parts_do_not_overlap() {
         ranges.push((places.qkeys.offset, places.qkeys.count * 4));
         ranges.push((places.targets.offset, places.targets.count * 16));
         ranges.push((places.timeout.offset, 8));
+        ranges.push((places.used.offset, places.used.count * 8));
         ranges.push((places.scratch_addrs.offset, places.scratch_addrs.count * 8));
         ranges.push((places.scratch_rkeys.offset, places.scratch_rkeys.count * 4));
         for queue in &places.queues {

@@ -59,6 +59,13 @@ fn plain_and_aggregated_posts_are_delivered_once() {
     check(&ONE_ORDER, Config { threads: &[&[Put], &[Aggregated, Flush]], ..BASE });
 }
 
+/// The second flush of an idle endpoint removes it from the set of used endpoints.
+#[test]
+fn posts_are_flushed_beside_removals() {
+    let threads: &[&[Op]] = &[&[Put, Flush, Put, Flush], &[Flush]];
+    check(&ONE_ORDER, Config { in_context: true, preemptions: 1, threads, ..BASE });
+}
+
 #[test]
 fn flush_rings_aggregated_posts() {
     check(&ONE_ORDER, Config { preemptions: 1, threads: &[&[Aggregated, Flush], &[Aggregated, Flush]], ..BASE });
@@ -131,6 +138,18 @@ fn model_finds_missing_fences() {
 fn model_finds_lost_doorbell() {
     let mutation = Some(Mutation::ShortDoorbell);
     must_fail(Config { mutation, threads: &[&[Put], &[Put]], ..BASE }, "");
+}
+
+#[test]
+fn model_finds_lost_insertion() {
+    let config = Config { in_context: true, threads: &[&[Put, Flush, Put, Flush], &[Flush]], ..BASE };
+    for by_lock in [false, true] {
+        for mutation in [Mutation::UncountedLeaf, Mutation::UncountedSummary] {
+            must_fail(Config { by_lock, mutation: Some(mutation), ..config }, "a flush returned before");
+        }
+    }
+    let threads: &[&[Op]] = &[&[Put, Put, Flush], &[Flush]];
+    must_fail(Config { mutation: Some(Mutation::EarlyRemoval), threads, ..config }, "a flush returned before");
 }
 
 #[test]

@@ -8,10 +8,10 @@ use ferrogin_device::{Context, Window};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
 use ferrogin_ffi::ext::{
     ContextExt, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    PostingState, QueueMemory, STATE_RUNG_SHIFT, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL,
+    PostingState, QueueMemory, STATE_RUNG_SHIFT, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL, used_words,
 };
 use std::ffi::c_void;
-use std::mem::zeroed;
+use std::mem::{offset_of, zeroed};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -78,6 +78,18 @@ impl Ring {
         // SAFETY: leaked memory of `spec_entries` slots; no thread posts while a test reads.
         let slot = unsafe { std::slice::from_raw_parts(self.words.wrapping_add(i % self.spec_entries * words), words) };
         slot.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    /// Reserves, writes, rings and releases `n` posts, as NCCL's device code does.
+    pub fn nccl_posts(&self, n: u32) {
+        let field = |offset: usize| {
+            // SAFETY: an aligned word of the leaked queue struct, which is only accessed atomically while a test posts.
+            unsafe { AtomicU32::from_ptr(self.queue.cast_mut().cast::<u8>().wrapping_add(offset).cast()) }
+        };
+        let end = field(offset_of!(WqV0, pc)).fetch_add(n, Ordering::Relaxed).wrapping_add(n);
+        self.doorbell.store(end, Ordering::Relaxed);
+        field(offset_of!(WqV0, wqes_posted)).store(end, Ordering::Relaxed);
+        field(offset_of!(WqV0, wqes_completed)).store(end, Ordering::Relaxed);
     }
 
     /// The cursors that NCCL's device code sees: reserved, released, rung.
@@ -147,7 +159,11 @@ pub fn window(spec: &WindowSpec, rail: u32) -> Window {
 }
 
 /// The endpoint and the handle that NCCL's device code would use.
-fn endpoint(spec: &Spec, of: &EndpointSpec, context: *const ContextExt) -> (EndpointExt, Ring, *mut CounterHandle) {
+fn endpoint(
+    spec: &Spec,
+    (of, index): (&EndpointSpec, u32),
+    context: *const ContextExt,
+) -> (EndpointExt, Ring, *mut CounterHandle) {
     let wqe_size = if of.wide { 128 } else { 64 };
     // Poison: a request must overwrite all bytes of its slot.
     let words = leak_all(0xa5a5_a5a5_a5a5_a5a5u64, (of.entries * wqe_size / 8) as usize);
@@ -194,14 +210,15 @@ fn endpoint(spec: &Spec, of: &EndpointSpec, context: *const ContextExt) -> (Endp
         errors: ptr::null(),
         errors_base: 0,
         write_inline: if of.wide { 80 } else { 0 },
-        reserved: 0,
+        index,
         context,
-        reserved2: 0,
+        reserved: 0,
     };
     // SAFETY: the struct has atomic integers, for which zero is a value.
     let mut posting: PostingState = unsafe { zeroed() };
     posting.state = AtomicU64::new(start << STATE_RUNG_SHIFT);
-    posting.bound = AtomicU64::new((start << 32 | start).wrapping_sub(1));
+    // Beside another barrier than the first, as the plugin does.
+    posting.bound = AtomicU64::new((start << 32 | start).wrapping_sub(1 << 32));
     posting.barrier = AtomicU32::new(of.start);
     let queue = QueueMemory(std::array::from_fn(|_| AtomicU64::new(0)));
     let ext = EndpointExt { config, posting, queue };
@@ -226,8 +243,8 @@ pub fn make_context(spec: &Spec) -> TestContext {
     // SAFETY: the struct has numbers and pointers, for which zero is a value.
     let context: *mut ContextExt = leak(unsafe { zeroed() });
     let (mut exts, mut rings, mut handles) = (Vec::new(), Vec::new(), Vec::new());
-    for of in &spec.endpoints {
-        let (ext, ring, handle) = endpoint(spec, of, context);
+    for (of, index) in spec.endpoints.iter().zip(0..) {
+        let (ext, ring, handle) = endpoint(spec, (of, index), context);
         exts.push(ext);
         rings.push(ring);
         handles.push(handle);
@@ -270,6 +287,7 @@ pub fn make_context(spec: &Spec) -> TestContext {
     let (addrs, rkeys): (Vec<u64>, Vec<u32>) = spec.scratch.peers.iter().copied().unzip();
     dev.scratch_remote_addrs = addrs.leak().as_mut_ptr();
     dev.scratch_remote_rkeys = rkeys.leak().as_mut_ptr();
+    let (summaries, leaves) = used_words(spec.endpoints.len() as u32);
     let progress_calls: &'static AtomicU64 = Box::leak(Box::default());
     // SAFETY: the context was leaked above, and no other thread has it yet.
     unsafe {
@@ -295,7 +313,7 @@ pub fn make_context(spec: &Spec) -> TestContext {
             timeout_ns: leak(120_000_000_000),
             progress: Some(count_call),
             progress_arg: ptr::from_ref(progress_calls).cast_mut().cast(),
-            reserved: 0,
+            used: leak_all(0, summaries + leaves),
         })
     };
     // SAFETY: the block is leaked, and no other thread has it yet.
