@@ -38,10 +38,10 @@ fn bit(i: u32) -> u64 {
 
 #[inline(always)]
 fn insert(words: &[AtomicU64], i: u32) {
-    if let Some(word) = words.get((i / USED_BITS) as usize) {
-        if word.fetch_add(INSERTED, Ordering::AcqRel) & bit(i) == 0 {
-            word.fetch_or(bit(i), Ordering::Release);
-        }
+    if let Some(word) = words.get((i / USED_BITS) as usize)
+        && word.fetch_add(INSERTED, Ordering::AcqRel) & bit(i) == 0
+    {
+        word.fetch_or(bit(i), Ordering::Release);
     }
 }
 
