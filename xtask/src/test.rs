@@ -74,11 +74,6 @@ fn stages(root: &Path, dist: &Path, libfabric: Option<&Path>) -> Vec<Stage> {
         lint().after("build of the tests"),
         script("models", "device-kernels/tests/models.sh"),
         script("foreign clients", "tests/foreign/run.sh").after("cargo test"),
-        // Over libfabric's own provider, the one of FERROGIN_LIBFABRIC.
-        script("foreign clients over efa", "tests/foreign/run.sh")
-            .env("FERROGIN_PROVIDER", "efa")
-            .after("foreign clients"),
-        scenarios_over_efa(dist).after("foreign clients over efa"),
         script("aarch64", "scripts/check-aarch64.sh"),
         Stage::new("documentation", docs).after("lint").env("RUSTDOCFLAGS", "-D warnings"),
         script("model of the channel's wake-up", "channel/tests/models.sh").after("models"),
@@ -140,11 +135,14 @@ pub fn workspace_tests(
     }
 }
 
-/// The tests of the scenarios over libfabric's own provider, the one of FERROGIN_LIBFABRIC.
-fn scenarios_over_efa(dist: &Path) -> Stage {
-    let arguments = ["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all", "--", "--show-output"];
-    let stage = Stage::new("scenarios over efa", cargo(&arguments)).of_tests().env("FERROGIN_DIST", dist);
-    stage.env("FERROGIN_PROVIDER", "efa")
+/// The stages over libfabric's own provider `efa`, the one of FERROGIN_LIBFABRIC.
+fn stages_over_efa(root: &Path, dist: &Path) -> [Stage; 2] {
+    let tests = ["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all", "--", "--show-output"];
+    let scenarios = Stage::new("scenarios over efa", cargo(&tests)).of_tests().env("FERROGIN_DIST", dist);
+    let clients = root.join("tests/foreign/run.sh");
+    let clients = Stage::new("foreign clients over efa", [clients.as_os_str(), dist.as_os_str()]).of_tests();
+    [clients.after("foreign clients"), scenarios.after("foreign clients over efa")]
+        .map(|stage| stage.env("FERROGIN_PROVIDER", "efa"))
 }
 
 /// Runs the stages whose names contain one of `only`, or all.
@@ -157,7 +155,18 @@ pub fn run(root: &Path, dist: &Path, quick: bool, only: &[String]) -> ExitCode {
         if let Err(reason) = &libfabric {
             tally.skip(format!("tests on a second libfabric: {reason}"));
         }
-        stages(root, dist, libfabric.ok().as_deref())
+        let mut stages = stages(root, dist, libfabric.ok().as_deref());
+        if std::env::var_os("FERROGIN_LIBFABRIC").is_some() {
+            stages.extend(stages_over_efa(root, dist));
+        } else {
+            for stage in stages_over_efa(root, dist) {
+                tally.skip(format!(
+                    "{}: FERROGIN_LIBFABRIC names no libfabric with the GDA operations (2.6 or newer)",
+                    stage.name
+                ));
+            }
+        }
+        stages
     };
     if !only.is_empty() {
         stages.retain(|stage| only.iter().any(|part| stage.name.contains(part)));

@@ -332,7 +332,8 @@ fn silent_connections_do_not_delay_set_up() {
             };
             let beside = usual_set_up(silent);
             eprintln!("three ranks: {usual:.1?}, beside {} silent connections {beside:.1?}", untrusted::silent());
-            beside <= 2 * usual
+            // A set-up takes a few milliseconds, of which a thread that waits for a core may take several.
+            beside <= 2 * usual + Duration::from_millis(10)
         });
         assert!(undisturbed, "silent connections slow down the set-up");
     });

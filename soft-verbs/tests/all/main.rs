@@ -1,16 +1,16 @@
 //! Programs of verbs on the software card: those that a system has, and one in C that is compiled here against the system's headers.
 
-mod perftest;
 mod both_faces;
 #[allow(dead_code)]
 #[path = "../../../softefa/tests/all/common/mod.rs"]
 mod common;
+mod perftest;
 mod programs;
 mod pyverbs;
 mod symbols;
+mod trace;
 mod two_hosts;
 mod untrusted;
-mod trace;
 mod verbs_program;
 
 use std::path::{Path, PathBuf};

@@ -1,27 +1,33 @@
-//! The scenarios as kernels, on the GPU that the CUDA driver has. No test knows the driver.
+//! The scenarios as kernels, on the GPU that the CUDA driver has; where there is none, on the software GPU. No test knows the driver.
 
 use crate::common::{dist, must_pass, repeated, report, scenarios};
 use gpu_scenarios::scenario::SCENARIOS;
 use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
 use nccl_gin_ferrogin::device::cuda::CudaDevice;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
-/// The directory that `make build` fills, on a machine with a GPU. Otherwise `test` is skipped.
+/// The directory that `make build` fills.
 fn gpu(test: &str) -> Option<PathBuf> {
-    if let Err(error) = CudaDevice::open(true) {
-        println!("SKIP {test}: no CUDA driver: {error}; without a GPU run below `ferrogin gpu --`");
-        return None;
+    if !has_driver() {
+        ferrogin_test_support::dist(test, &["gpu/libcuda.so.1"])?;
     }
     dist(test)
 }
 
-/// The scenarios as kernels.
-fn kernels(dist: &Path, ranks: usize, options: &[&str]) -> Job {
-    on_gpu(repeated(dist, ranks, 60).args(options.iter().copied()))
+fn has_driver() -> bool {
+    static HAS_DRIVER: LazyLock<bool> = LazyLock::new(|| CudaDevice::open(true).is_ok());
+    *HAS_DRIVER
 }
 
-fn on_gpu(job: Job) -> Job {
-    job.env("FERROGIN_DEVICE", "cuda")
+/// The scenarios as kernels.
+fn kernels(dist: &Path, ranks: usize, options: &[&str]) -> Job {
+    on_gpu(dist, repeated(dist, ranks, 60).args(options.iter().copied()))
+}
+
+fn on_gpu(dist: &Path, job: Job) -> Job {
+    let job = job.env("FERROGIN_DEVICE", "cuda");
+    if has_driver() { job } else { job.env("LD_LIBRARY_PATH", dist.join("gpu")) }
 }
 
 fn all_pass(job: Job) -> Outcome {
@@ -40,7 +46,7 @@ fn kernels_pass_with_each_api() {
         all_pass(kernels(&dist, 2, &["--api", api]));
         // More posts than the ring has slots.
         let flood = ["--api", api, "--only", "flood", "--only", "value-signal", "--reps", "200"];
-        must_pass(&on_gpu(scenarios(&dist, 2).args(flood)).run().expect("the job starts"));
+        must_pass(&on_gpu(&dist, scenarios(&dist, 2).args(flood)).run().expect("the job starts"));
     }
 }
 
@@ -97,18 +103,23 @@ fn many_blocks_share_one_endpoint() {
     }
 }
 
-/// A wait ends with the status for the reason, and the next job runs.
+/// A wait ends with the status for the reason, and the next job runs. The plugin may abort the kernels before they see the card's error.
 #[test]
 fn kernels_end_with_status_of_failure() {
     let Some(dist) = gpu("kernels_end_with_status_of_failure") else { return };
     for (faults, options, expected) in [
-        ("error_every=2", &["--only", "flood"][..], "the card completed a work request in error"),
-        ("delay_us=3000000..3000000", &["--only", "value-signal", "--deadline", "1"], "waited for 1, still at 0"),
+        (
+            "error_every=2",
+            &["--only", "flood"][..],
+            &["the card completed a work request in error", "aborted by the host"][..],
+        ),
+        ("delay_us=3000000..3000000", &["--only", "value-signal", "--deadline", "1"], &["waited for 1, still at 0"]),
     ] {
         for api in ["c", "cuda", "rust"] {
             let job = kernels(&dist, 2, options).args(["--api", api]).env("SOFTEFA_FAULTS", faults);
             let outcome = job.run().expect("the job starts");
-            assert!(!outcome.success() && outcome.text().contains(expected), "{faults}, {api}: {}", report(&outcome));
+            let is_named = expected.iter().any(|status| outcome.text().contains(status));
+            assert!(!outcome.success() && is_named, "{faults}, {api}: {}", report(&outcome));
         }
     }
 }
