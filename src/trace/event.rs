@@ -1,6 +1,6 @@
 //! The events of a trace: its records, with each request joined to its completion.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use soft_nic::trace::{Kind, Record, flags};
 
@@ -35,7 +35,7 @@ pub struct Events {
     /// The cards of the trace by the hash of their GID: process and number.
     cards: HashMap<u32, (u32, u32)>,
     /// Names of programs by process.
-    pub programs: HashMap<u32, String>,
+    pub programs: BTreeMap<u32, String>,
 }
 
 /// Requests and receives of a queue pair without a completion yet.
