@@ -1,7 +1,7 @@
 //! Values from four threads on one endpoint, on a card that completes in any order and reads sources again, across the wrap of its
 //! counters. Another test shows that such a run detects a value slot that is reused too early.
 
-use crate::common::{child, dist, must_pass, report, role, scenarios};
+use crate::common::{child, dist, must_pass, role, scenarios};
 use ferrogin_device::Context;
 use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::ext::{ContextExt, EndpointExt, HandleHeader};
@@ -65,8 +65,12 @@ fn early_slot_reuse_is_detected() {
     let Some(dist) = dist(name) else { return };
     let job = |role| with_hard_faults(child(&dist, name, role, 2), 1 << 20);
     must_pass(&job("guarded").run().expect("the job starts"));
-    let outcome = job("unguarded").run().expect("the job starts");
-    assert!(!outcome.success() && outcome.text().contains("expected 0x"), "{}", report(&outcome));
+    // On a loaded machine the card may be ahead of the posts for a whole run.
+    let found = (0..4).any(|_| {
+        let outcome = job("unguarded").run().expect("the job starts");
+        !outcome.success() && outcome.text().contains("expected 0x")
+    });
+    assert!(found, "four runs without the guard had every value right");
 }
 
 /// Like operations over 1 GiB, with less memory: one request carries at most 1000 bytes.
