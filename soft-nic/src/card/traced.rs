@@ -81,10 +81,11 @@ impl Core {
         }
     }
 
-    /// A queue pair whose outstanding requests get no completion.
+    /// A queue pair whose outstanding requests get no completion. The process may end before the next poll.
     pub(crate) fn trace_closed(&mut self, qpn: u16) {
         if self.trace.is_some() {
             self.add(Record::new(Kind::Closed, qpn));
+            self.flush_trace();
         }
     }
 

@@ -24,9 +24,9 @@ fn library() -> &'static Path {
     })
 }
 
-/// Compiles a program of `tests/`; none if there is no C compiler, which is said.
+/// Compiles a program of `tests/` for one test; none if there is no C compiler, which is said.
 fn compile(test: &str, name: &str) -> Option<PathBuf> {
-    let program = library().join(name);
+    let program = library().join(format!("{name}-of-{test}"));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(format!("{name}.c"));
     let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
     cc.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-D_POSIX_C_SOURCE=200809L"]).arg(source);
