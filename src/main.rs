@@ -5,6 +5,7 @@ mod child;
 mod demo;
 mod doctor;
 mod gpu;
+mod gpu_cost;
 mod launch;
 mod mlx5_cards;
 mod perf;
@@ -71,6 +72,11 @@ enum Command {
     ///
     /// SOFTGPU_DEVICES, SOFTGPU_MEMORY_BYTES and other settings apply: docs/software-gpu.md.
     Gpu(gpu::GpuArgs),
+    /// Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions, atomics, fences.
+    ///
+    /// The device code runs as PTX in the interpreter of the software GPU: docs/software-gpu.md. Exits with 0, 1 if the PTX cannot be
+    /// read or run, and 2 for invalid arguments.
+    GpuCost(gpu_cost::CostArgs),
     /// Runs one part of a validation, as a rank.
     #[command(hide = true)]
     ValidatePart(validate::PartArgs),
@@ -95,6 +101,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Ptx { about } => ptx::run(about),
         Command::Gpu(args) => gpu::run(&args),
+        Command::GpuCost(args) => gpu_cost::run(&args),
         Command::Verbs(args) => verbs::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Validate(args) => validate::run(&args),

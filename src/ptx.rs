@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 /// The module: the functions of `ferrogin/gin.h`.
-const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/ferrogin_device.ptx"));
+pub const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/ferrogin_device.ptx"));
 /// The origin of the PTX: compiled with the tool, or checked in and the reason.
 const ORIGIN: &str = env!("FERROGIN_PTX_ORIGIN");
 

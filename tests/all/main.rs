@@ -4,6 +4,7 @@ mod c_layout;
 mod docs;
 mod doctor;
 mod gpu;
+mod gpu_cost;
 mod layouts;
 mod packages;
 mod perf;

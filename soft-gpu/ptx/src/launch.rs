@@ -1,5 +1,6 @@
 //! One launch of a kernel.
 
+use crate::cost::Cost;
 use crate::error::{Trap, TrapKind};
 use crate::memory::Memory;
 use crate::program::{Kernel, Loaded};
@@ -70,6 +71,19 @@ pub fn run(
     memory: &dyn Memory,
     stop: &AtomicBool,
 ) -> Result<Statistics, Trap> {
+    run_with(loaded, kernel, launch, memory, stop, None).map(|(statistics, _)| statistics)
+}
+
+/// Runs a kernel, and counts what each thread spends if there are doorbells.
+#[allow(clippy::result_large_err)]
+pub fn run_with(
+    loaded: &Loaded,
+    kernel: &Kernel,
+    launch: &Launch,
+    memory: &dyn Memory,
+    stop: &AtomicBool,
+    doorbells: Option<&[u64]>,
+) -> Result<(Statistics, Vec<Cost>), Trap> {
     if let Err((kind, cause)) = possible(kernel, launch) {
         return Err(Trap {
             kind,
@@ -82,7 +96,7 @@ pub fn run(
             cause,
         });
     }
-    Scheduler::new(loaded, kernel, launch, memory, stop).run().map_err(|trap| *trap)
+    Scheduler::new(loaded, kernel, launch, memory, stop, doorbells).run().map_err(|trap| *trap)
 }
 
 /// Whether a GPU could start the launch.

@@ -2,6 +2,7 @@
 
 mod alu;
 mod code;
+mod cost;
 mod decode;
 mod error;
 #[cfg(any(test, feature = "fuzz"))]
@@ -17,8 +18,9 @@ mod token;
 mod warp;
 mod weak;
 
+pub use cost::{Cost, cost};
 pub use error::{Error, Kind, Trap, TrapKind};
 pub use launch::{Launch, Statistics, run};
-pub use memory::{Memory, Range};
+pub use memory::{Memory, Process, Range};
 pub use module::Module;
 pub use program::{Global, Kernel, Loaded, Parameter, Program};

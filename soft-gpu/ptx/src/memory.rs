@@ -37,6 +37,38 @@ pub unsafe trait Memory: Sync {
     }
 }
 
+/// All writable memory of this process, as `/proc/self/maps` has it: for kernels whose memory the caller leaks.
+pub struct Process(AtomicU64);
+
+impl Process {
+    /// The memory of this process.
+    ///
+    /// # Safety
+    ///
+    /// While a kernel runs, no memory that it touches is unmapped, and no Rust reference other than to atomics covers it.
+    pub unsafe fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+// SAFETY: the ranges are mapped and writable; the caller of `new` vouches for the rest.
+unsafe impl Memory for Process {
+    fn generation(&self) -> &AtomicU64 {
+        &self.0
+    }
+
+    fn range(&self, address: u64) -> Option<Range> {
+        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+        maps.lines().find_map(|line| {
+            let (bounds, rest) = line.split_once(' ')?;
+            let (start, end) = bounds.split_once('-')?;
+            let start = u64::from_str_radix(start, 16).ok()?;
+            let end = u64::from_str_radix(end, 16).ok()?;
+            (rest.starts_with("rw") && (start..end).contains(&address)).then_some(Range { start, end, writable: true })
+        })
+    }
+}
+
 /// Why an access is not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {

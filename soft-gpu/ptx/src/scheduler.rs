@@ -1,6 +1,7 @@
 //! One scheduler for all threads of a launch: it chooses each turn from the seed.
 
 use crate::code::{ALWAYS, Op, Scope, Vote};
+use crate::cost::Cost;
 use crate::error::{Trap, TrapKind};
 use crate::launch::{Launch, PROCESSORS, Statistics};
 use crate::memory::{Memory, View};
@@ -8,6 +9,7 @@ use crate::program::{Kernel, Loaded};
 use crate::thread::{Core, Event, Fault, Place, State, Thread};
 use crate::warp;
 use crate::weak::{Random, Weak};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -60,6 +62,8 @@ pub struct Scheduler<'a> {
     spinning: Vec<Id>,
     idle: u32,
     begun: Instant,
+    /// What the threads that have ended spent, by block and thread.
+    costs: BTreeMap<([u32; 3], u32), Cost>,
 }
 
 /// The coordinates of the number `index` in a box of this size.
@@ -75,6 +79,7 @@ impl<'a> Scheduler<'a> {
         launch: &'a Launch,
         memory: &'a dyn Memory,
         stop: &'a AtomicBool,
+        doorbells: Option<&'a [u64]>,
     ) -> Self {
         let core = Core {
             program: loaded.program(),
@@ -83,6 +88,7 @@ impl<'a> Scheduler<'a> {
             statistics: Statistics::default(),
             quiet: 0,
             weak: launch.weak.then(|| Weak::new(launch.seed)),
+            doorbells,
         };
         Self {
             core,
@@ -98,17 +104,18 @@ impl<'a> Scheduler<'a> {
             spinning: Vec::new(),
             idle: 0,
             begun: Instant::now(),
+            costs: BTreeMap::new(),
         }
     }
 
-    pub fn run(mut self) -> Result<Statistics, Box<Trap>> {
+    pub fn run(mut self) -> Result<(Statistics, Vec<Cost>), Box<Trap>> {
         let mut turns = 0u32;
         loop {
             self.begin_blocks();
             if self.active.is_empty() && self.spinning.is_empty() {
                 // All threads that wait would have been an error before.
                 self.core.settle_all().map_err(|fault| self.trap(None, fault))?;
-                return Ok(self.core.statistics);
+                return Ok((self.core.statistics, self.costs.into_values().collect()));
             }
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(CHECK) || self.idle > 0 {
@@ -278,6 +285,10 @@ impl<'a> Scheduler<'a> {
         let Some(block) = &mut self.blocks[slot as usize] else { return Ok(()) };
         let thread = &mut block.threads[index as usize];
         thread.state = State::Ended;
+        if let Some(depths) = &thread.depths {
+            let [x, y, z] = block.place.ctaid;
+            self.costs.insert(([z, y, x], index), depths.cost);
+        }
         if self.core.weak.is_some() {
             thread.buffer.release(&mut self.core, Scope::Gpu)?;
         }

@@ -2,6 +2,7 @@
 
 use crate::alu::{Values, combined, compares, compute};
 use crate::code::{ALWAYS, Atomic, Instruction, Op, Order, Space, Special, low, signed};
+use crate::cost::Depths;
 use crate::error::TrapKind;
 use crate::launch::Statistics;
 use crate::memory::{Refusal, View};
@@ -68,6 +69,8 @@ pub struct Thread {
     carry: bool,
     spin: Spin,
     pub buffer: Buffer,
+    /// There if the launch counts what a call costs.
+    pub depths: Option<Box<Depths>>,
 }
 
 /// What a thread loaded since its last backward branch.
@@ -129,6 +132,8 @@ pub struct Core<'a> {
     /// Instructions since the last change of memory.
     pub quiet: u64,
     pub weak: Option<Weak>,
+    /// The addresses of doorbells, if the launch counts what a call costs.
+    pub doorbells: Option<&'a [u64]>,
 }
 
 /// Bytes of a space that is this process's own.
@@ -187,6 +192,7 @@ impl Thread {
             carry: false,
             spin: Spin::default(),
             buffer: Buffer::default(),
+            depths: core.doorbells.map(|_| Box::default()),
         }
     }
 
@@ -246,12 +252,20 @@ impl Thread {
             ));
         }
         let old = self.at;
+        if self.frames.is_empty()
+            && let Some(depths) = &mut self.depths
+        {
+            depths.begin();
+        }
         self.frames.push(old);
         let params = self.params.len().next_multiple_of(16);
         self.params.resize(params + callee.body.params as usize, 0xa5);
         for copy in &call.copies_in {
             let from = (old.params + copy.from) as usize;
             self.params.copy_within(from..from + copy.size as usize, params + copy.to as usize);
+            if let Some(depths) = &mut self.depths {
+                depths.copy(from, params + copy.to as usize, copy.size as usize);
+            }
         }
         let local = self.local.len().next_multiple_of(16);
         if local + callee.body.local as usize > MOST_LOCAL {
@@ -280,10 +294,21 @@ impl Thread {
         let old = std::mem::replace(&mut self.at, caller);
         let body = &program.functions[caller.function as usize].body;
         let call = &body.calls[body.code[caller.pc as usize].imm as usize];
+        let mut result = 0;
         for copy in &call.copies_out {
             // The callee's slot is `to`.
             let from = (old.params + copy.to) as usize;
-            self.params.copy_within(from..from + copy.size as usize, (caller.params + copy.from) as usize);
+            let to = (caller.params + copy.from) as usize;
+            self.params.copy_within(from..from + copy.size as usize, to);
+            if let Some(depths) = &mut self.depths {
+                result = result.max(depths.copy(from, to, copy.size as usize));
+            }
+        }
+        if let Some(depths) = &mut self.depths {
+            if self.frames.is_empty() {
+                depths.end(result);
+            }
+            depths.leave(old.base as usize, old.params as usize, old.local as usize);
         }
         self.slots.truncate(old.base as usize);
         self.params.truncate(old.params as usize);
@@ -315,14 +340,45 @@ impl Thread {
     ) -> Result<Event, Fault> {
         let mut left = budget;
         self.spin.progress = false;
-        let result = self.steps(core, shared, place, &mut left);
+        let result = match core.doorbells {
+            None => self.steps::<false>(core, shared, place, &mut left),
+            Some(_) => self.steps::<true>(core, shared, place, &mut left),
+        };
         let done = u64::from(budget - left);
         core.statistics.instructions += done;
         core.quiet += done;
         result
     }
 
-    fn steps(&mut self, core: &mut Core<'_>, shared: &mut [u8], place: &Place, left: &mut u32) -> Result<Event, Fault> {
+    fn account(&mut self, i: &Instruction, runs: bool, doorbells: &[u64]) {
+        let place = match i.op {
+            Op::Load { space, .. } | Op::Store { space, .. } | Op::Atomic { space, .. } => {
+                Some(self.locate(space, self.slot(i.a).wrapping_add_signed(i64::from(i.imm))))
+            }
+            _ => None,
+        };
+        let base = self.at.base as usize;
+        if let Some(depths) = &mut self.depths {
+            depths.account(i, runs, base, place, doorbells);
+        }
+    }
+
+    /// The lanes of a warp instruction have met at this depth.
+    pub fn meet(&mut self, depth: u32, i: &Instruction) {
+        let base = self.at.base as usize;
+        if let Some(depths) = &mut self.depths {
+            depths.meet(base, i, depth);
+        }
+    }
+
+    /// `COST`: the launch counts what a call costs.
+    fn steps<const COST: bool>(
+        &mut self,
+        core: &mut Core<'_>,
+        shared: &mut [u8],
+        place: &Place,
+        left: &mut u32,
+    ) -> Result<Event, Fault> {
         let program = core.program;
         let mut body = &program.functions[self.at.function as usize].body;
         loop {
@@ -333,7 +389,11 @@ impl Thread {
             let pc = self.at.pc;
             let i = &body.code[pc as usize];
             let base = self.at.base as usize;
-            if i.guard != ALWAYS && (self.slots[base + usize::from(i.guard)] != 0) == i.negate {
+            let runs = i.guard == ALWAYS || (self.slots[base + usize::from(i.guard)] != 0) != i.negate;
+            if COST && let Some(doorbells) = core.doorbells {
+                self.account(i, runs, doorbells);
+            }
+            if !runs {
                 self.at.pc = pc + 1;
                 continue;
             }

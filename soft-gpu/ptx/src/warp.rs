@@ -51,6 +51,11 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
         }
     }
     execute(block, &i, first, &members, mask);
+    if core.doorbells.is_some() {
+        let arrivals = members.iter().filter_map(|lane| block.threads[first + lane].depths.as_ref());
+        let depth = arrivals.map(|depths| depths.arrival).max().unwrap_or(0);
+        members.iter().for_each(|lane| block.threads[first + lane].meet(depth, &i));
+    }
     for other in members {
         let thread = &mut block.threads[first + other];
         if matches!(i.op, Op::WarpBarrier) {

@@ -6,6 +6,7 @@ mod bad;
 #[path = "../../../../device-kernels/tests/all/common/mod.rs"]
 #[allow(dead_code)]
 mod common;
+mod cost;
 mod forms;
 mod native;
 mod random;

@@ -7,11 +7,11 @@ use crate::shipped;
 use efa_dp_direct::wqe::Destination;
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::{Random, repetitions};
-use soft_gpu_ptx::{Launch, Loaded, Memory, Module, Program, Range, run};
+use soft_gpu_ptx::{Launch, Loaded, Module, Process, Program, run};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The result of the functions of the fast path: a word, and the kind of what follows.
@@ -100,28 +100,6 @@ functions! {
     fgin_continue_put(ctx: u64, dst: u64, dst_off: u64, src: u64, src_off: u64, bytes: u64, word: u64, operation: u64) -> i32;
     fgin_continue_put_value(ctx: u64, dst: u64, dst_off: u64, value: u64, word: u64, operation: u64) -> i32;
     fgin_continue_signal(ctx: u64, word: u64, operation: u64) -> i32;
-}
-
-/// The process's writable memory, as `/proc/self/maps` has it.
-struct Process(AtomicU64);
-
-// SAFETY: the ranges are mapped and writable. The kernels reach only leaked memory and the test's arena; both live until the test ends,
-// and are accessed through pointers and atomics.
-unsafe impl Memory for Process {
-    fn generation(&self) -> &AtomicU64 {
-        &self.0
-    }
-
-    fn range(&self, address: u64) -> Option<Range> {
-        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-        maps.lines().find_map(|line| {
-            let (bounds, rest) = line.split_once(' ')?;
-            let (start, end) = bounds.split_once('-')?;
-            let start = u64::from_str_radix(start, 16).ok()?;
-            let end = u64::from_str_radix(end, 16).ok()?;
-            (rest.starts_with("rw") && (start..end).contains(&address)).then_some(Range { start, end, writable: true })
-        })
-    }
 }
 
 /// A kernel `call_NAME` for each function: arguments and results in an array of words.
@@ -384,7 +362,8 @@ fn compare(
     let mut launch = Launch::new([1, 1, 1], [1, 1, 1], words.address().to_le_bytes().to_vec());
     launch.watchdog = Some(Duration::from_secs(30));
     launch.weak = weak;
-    let memory = Process(AtomicU64::new(0));
+    // SAFETY: the kernels reach only leaked memory and the test's arena, through pointers and atomics; both live until the test ends.
+    let memory = unsafe { Process::new() };
     let ended =
         card.completes(&sides[1], || run(loaded, kernel, &launch, &memory, &AtomicBool::new(false)).map_err(Box::new));
     if let Err(trap) = ended {

@@ -1,0 +1,253 @@
+//! What a call costs: counts, and the longest chain of memory round trips of which each needs the one before.
+//!
+//! Each register, and each byte of parameters and local memory, has a depth: the round trips that its value needed. An access to global
+//! memory begins at the greatest depth of its operands, of the branches before it and of the fences and acquires before it.
+
+use crate::code::{ALWAYS, Instruction, Op, Order, Scope, Space};
+use crate::error::Trap;
+use crate::launch::Launch;
+use crate::memory::Memory;
+use crate::program::{Kernel, Loaded};
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+
+/// What one thread spent on the last function that its kernel called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Instructions.
+    pub instructions: u64,
+    /// Loads of global memory; a vector is one.
+    pub loads: u64,
+    /// Stores into global memory; a vector is one.
+    pub stores: u64,
+    /// Atomics in global memory.
+    pub atomics: u64,
+    /// Fences of the scope of a block, of the GPU and of the system.
+    pub fences: [u64; 3],
+    /// Stores to a doorbell.
+    pub doorbells: u64,
+    /// Round trips before the first atomic begins.
+    pub reservation: Option<u32>,
+    /// Round trips before the first store to a doorbell begins.
+    pub doorbell: Option<u32>,
+    /// Round trips before the function returns.
+    pub end: u32,
+}
+
+/// Runs a kernel as [`run`](crate::run) does, and returns the cost of each thread in the order of blocks and threads.
+/// A store to an address of `doorbells` is that of a doorbell.
+///
+/// # Errors
+///
+/// The event that ended the kernel early.
+#[allow(clippy::result_large_err)]
+pub fn cost(
+    loaded: &Loaded,
+    kernel: &Kernel,
+    launch: &Launch,
+    memory: &dyn Memory,
+    stop: &AtomicBool,
+    doorbells: &[u64],
+) -> Result<Vec<Cost>, Trap> {
+    crate::launch::run_with(loaded, kernel, launch, memory, stop, Some(doorbells)).map(|(_, costs)| costs)
+}
+
+/// The depths of one thread.
+#[derive(Debug, Default)]
+pub struct Depths {
+    pub cost: Cost,
+    /// A function runs that the kernel called.
+    active: bool,
+    slots: Vec<u32>,
+    params: Vec<u32>,
+    local: Vec<u32>,
+    carry: u32,
+    /// The depth of the branches so far.
+    control: u32,
+    /// Where the last fence or acquire ended.
+    order: u32,
+    /// The greatest depth at which a load has returned or a store has begun.
+    outstanding: u32,
+    /// The depth at which the lane arrived at a warp instruction.
+    pub arrival: u32,
+}
+
+/// The space and the address of an access.
+pub type Place = Option<(Space, u64)>;
+
+fn deepest(depths: &[u32], bytes: Range<usize>) -> u32 {
+    depths.get(bytes).unwrap_or_default().iter().copied().max().unwrap_or(0)
+}
+
+/// Sets the depth of these bytes or slots, which may be new.
+fn set(depths: &mut Vec<u32>, range: Range<usize>, depth: u32) {
+    if depths.len() < range.end {
+        depths.resize(range.end, 0);
+    }
+    depths[range].fill(depth);
+}
+
+impl Depths {
+    /// The kernel calls a function.
+    pub fn begin(&mut self) {
+        *self = Self { active: true, ..Self::default() };
+    }
+
+    /// The function that the kernel called has returned a result of this depth.
+    pub fn end(&mut self, result: u32) {
+        self.cost.end = self.control.max(self.order).max(result);
+        self.active = false;
+    }
+
+    /// Parameters of a call or a return. Their depth.
+    pub fn copy(&mut self, from: usize, to: usize, size: usize) -> u32 {
+        for byte in 0..size {
+            let depth = self.params.get(from + byte).copied().unwrap_or(0);
+            set(&mut self.params, to + byte..to + byte + 1, depth);
+        }
+        deepest(&self.params, to..to + size)
+    }
+
+    /// The frame has ended.
+    pub fn leave(&mut self, slots: usize, params: usize, local: usize) {
+        self.slots.truncate(slots);
+        self.params.truncate(params);
+        self.local.truncate(local);
+    }
+
+    /// The lanes of a warp instruction have met at this depth.
+    pub fn meet(&mut self, base: usize, i: &Instruction, depth: u32) {
+        self.control = self.control.max(depth);
+        if matches!(i.op, Op::WarpBarrier) {
+            return;
+        }
+        set(&mut self.slots, base + usize::from(i.d)..base + usize::from(i.d) + 1, depth);
+        if let (Op::Shuffle(_), Ok(predicate)) = (i.op, u16::try_from(i.imm)) {
+            set(&mut self.slots, base + usize::from(predicate)..base + usize::from(predicate) + 1, depth);
+        }
+    }
+
+    /// The wait of a release, and of a fence: earlier loads have returned, and a round trip has shown that earlier stores are visible.
+    fn release(&self, start: u32, scope: Scope) -> u32 {
+        start.max(self.outstanding) + u32::from(scope != Scope::Block)
+    }
+
+    /// An instruction before it is executed; the frame's slots begin at `base`. `place` is the space and the address of its access.
+    /// `runs` is false if its guard holds it back.
+    pub fn account(&mut self, i: &Instruction, runs: bool, base: usize, place: Place, doorbells: &[u64]) {
+        if !self.active {
+            return;
+        }
+        self.cost.instructions += 1;
+        let at = |slot: u16| base + usize::from(slot);
+        // A slot that an instruction does not have is 0: the register %p0 or the like, which compilers leave out.
+        let depth = |slot: u16| self.slots.get(at(slot)).copied().unwrap_or(0);
+        if i.guard != ALWAYS {
+            self.control = self.control.max(depth(i.guard));
+        }
+        if !runs {
+            return;
+        }
+        let operands = depth(i.a).max(depth(i.b)).max(depth(i.c));
+        let start = self.control.max(self.order);
+        let (space, address) = place.unwrap_or((Space::Param, 0));
+        let bytes = |count: u8| address as usize..address as usize + usize::from(i.width / 8) * usize::from(count);
+        let result = match i.op {
+            Op::Branch | Op::BranchTable => {
+                self.control = self.control.max(if i.op == Op::Branch { 0 } else { depth(i.a) });
+                return;
+            }
+            Op::Load { order, count, .. } => {
+                let result = match space {
+                    Space::Local => deepest(&self.local, bytes(count)).max(depth(i.a)),
+                    Space::Param => deepest(&self.params, bytes(count)).max(depth(i.a)),
+                    Space::Shared => start.max(depth(i.a)),
+                    _ => {
+                        self.cost.loads += 1;
+                        start.max(depth(i.a)) + 1
+                    }
+                };
+                if space == Space::Global {
+                    self.returned(result, order);
+                }
+                for slot in [i.d, i.b, i.c, i.x].into_iter().take(usize::from(count)) {
+                    set(&mut self.slots, at(slot)..at(slot) + 1, result);
+                }
+                return;
+            }
+            Op::Store { order, scope, count, .. } => {
+                let values = [i.d, i.b, i.c, i.x].into_iter().take(usize::from(count)).map(depth).max().unwrap_or(0);
+                let value = values.max(depth(i.a));
+                match space {
+                    Space::Local => set(&mut self.local, bytes(count), value),
+                    Space::Param => set(&mut self.params, bytes(count), value),
+                    Space::Shared => {}
+                    _ => {
+                        self.cost.stores += 1;
+                        let mut start = start.max(value);
+                        if order.releases() {
+                            start = self.release(start, scope);
+                        }
+                        self.outstanding = self.outstanding.max(start);
+                        if doorbells.contains(&address) {
+                            self.cost.doorbells += 1;
+                            self.cost.doorbell.get_or_insert(start);
+                        }
+                    }
+                }
+                return;
+            }
+            Op::Atomic { order, scope, .. } => {
+                let mut start = start.max(operands);
+                if space == Space::Shared {
+                    start
+                } else {
+                    if order.releases() {
+                        start = self.release(start, scope);
+                    }
+                    self.cost.atomics += 1;
+                    self.cost.reservation.get_or_insert(start);
+                    self.returned(start + 1, order);
+                    start + 1
+                }
+            }
+            Op::Fence { scope, .. } => {
+                self.cost.fences[scope as usize] += 1;
+                self.order = self.release(start, scope);
+                return;
+            }
+            Op::Barrier { .. }
+            | Op::WarpBarrier
+            | Op::Shuffle(_)
+            | Op::Vote(_)
+            | Op::Match { .. }
+            | Op::Reduce { .. }
+            | Op::ActiveMask => {
+                self.arrival = operands.max(depth(i.x)).max(self.control);
+                self.arrival
+            }
+            Op::AddCarry { take, give } | Op::SubBorrow { take, give } => {
+                let result = if take { operands.max(self.carry) } else { operands };
+                if give {
+                    self.carry = result;
+                }
+                result
+            }
+            Op::Setp { .. } | Op::Unpack => {
+                set(&mut self.slots, at(i.x)..at(i.x) + 1, operands);
+                operands
+            }
+            Op::Bfi => operands.max(depth(i.x)),
+            Op::Call | Op::Return | Op::Exit | Op::Trap | Op::Nanosleep => return,
+            _ => operands,
+        };
+        set(&mut self.slots, at(i.d)..at(i.d) + 1, result);
+    }
+
+    fn returned(&mut self, depth: u32, order: Order) {
+        self.outstanding = self.outstanding.max(depth);
+        if order.acquires() {
+            self.order = self.order.max(depth);
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! `ferrogin gpu-cost`: what the operations of the device code cost, counted by the interpreter of the software GPU.
+#![allow(unsafe_code)]
+
+/// Contexts over plain memory, as the tests of the device code make them.
+#[allow(dead_code)]
+mod image;
+
+use crate::ptx::PTX;
+use efa_dp_direct::wqe::Destination;
+use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use image::{EndpointSpec, Spec, TestContext, WindowSpec};
+use soft_gpu_ptx::{Cost, Launch, Loaded, Module, Process, Program, cost};
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The arguments of `ferrogin gpu-cost`.
+#[derive(Debug, clap::Args)]
+pub struct CostArgs {
+    /// The operations [default: all]
+    operations: Vec<Operation>,
+    /// The numbers of threads that make the call at once, as one block
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 32], value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Vec<u32>,
+    /// The seed of the threads' interleaving
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// A PTX file with the functions of `ferrogin/gin.h` in place of the tool's own device code
+    #[arg(long)]
+    module: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Operation {
+    Put,
+    PutAggregate,
+    PutSignal,
+    PutValue,
+    PutValueSignal,
+    Get,
+    Signal,
+    /// A flush of a context with no post since the last flush
+    FlushIdle,
+    /// A flush after puts that have completed
+    Flush,
+    /// A wait for a signal that has arrived
+    WaitSignal,
+}
+
+const ENTRIES: u32 = 4096;
+const NRANKS: u32 = 2;
+/// Words of the wrapper's memory before the results.
+const ARGUMENTS: usize = 16;
+const AGGREGATE: u64 = 2;
+/// Signal 0, raised by 1.
+const SIGNAL: u64 = 1 << 32 | 1;
+
+impl Operation {
+    /// The function, and the widths of its arguments.
+    fn function(self) -> (&'static str, &'static [u32]) {
+        match self {
+            Self::Put | Self::PutAggregate | Self::PutSignal => ("fgin_put", &[64, 32, 64, 64, 64, 64, 64, 64, 32]),
+            Self::PutValue | Self::PutValueSignal => ("fgin_put_value", &[64, 32, 64, 64, 64, 32, 64, 32]),
+            Self::Get => ("fgin_get", &[64, 32, 64, 64, 64, 64, 64, 32]),
+            Self::Signal => ("fgin_signal", &[64, 32, 64, 32]),
+            Self::FlushIdle | Self::Flush => ("fgin_flush", &[64]),
+            Self::WaitSignal => ("fgin_wait_signal", &[64, 32, 64]),
+        }
+    }
+
+    fn arguments(self, context: u64, window: u64) -> Vec<u64> {
+        let put = |action, flags| vec![context, 1, window, 0, window, 4096, 4096, action, flags];
+        match self {
+            Self::Put => put(0, 0),
+            Self::PutAggregate => put(0, AGGREGATE),
+            Self::PutSignal => put(SIGNAL, 0),
+            Self::PutValue => vec![context, 1, window, 0, 7, 8, 0, 0],
+            Self::PutValueSignal => vec![context, 1, window, 0, 7, 8, SIGNAL, 0],
+            Self::Get => vec![context, 1, window, 0, window, 4096, 4096, 0],
+            Self::Signal => vec![context, 1, SIGNAL, 0],
+            Self::FlushIdle | Self::Flush => vec![context],
+            Self::WaitSignal => vec![context, 0, 0],
+        }
+    }
+
+    /// The call before, which is not counted: it takes what only a first call does.
+    fn before(self) -> Self {
+        if self == Self::Flush { Self::Put } else { self }
+    }
+}
+
+/// A kernel for each function: all threads call it with the same words, and each stores its result.
+fn wrappers() -> String {
+    let mut text = String::from(".version 8.2\n.target sm_70\n.address_size 64\n");
+    for operation in [
+        Operation::Put,
+        Operation::PutValue,
+        Operation::Get,
+        Operation::Signal,
+        Operation::Flush,
+        Operation::WaitSignal,
+    ] {
+        let (name, widths) = operation.function();
+        let list = |of: &dyn Fn(usize, u32) -> String| {
+            widths.iter().enumerate().map(|(at, &bits)| of(at, bits)).collect::<Vec<_>>().join(", ")
+        };
+        let parameters = list(&|at, bits| format!(".param .b{bits} a{at}"));
+        let names = list(&|at, _| format!("a{at}"));
+        let mut loads = String::new();
+        for (at, bits) in widths.iter().enumerate() {
+            let register = if *bits == 64 { "%d" } else { "%s" };
+            let from = at * 8;
+            let _ = writeln!(
+                loads,
+                ".param .b{bits} a{at}; ld.global.b{bits} {register}, [%w+{from}]; st.param.b{bits} [a{at}], {register};"
+            );
+        }
+        let results = ARGUMENTS * 8;
+        let _ = write!(
+            text,
+            ".extern .func (.param .b32 r) {name}({parameters});\n\
+             .visible .entry call_{name}(.param .u64 words)\n{{\n\
+             .reg .b64 %w, %d, %t; .reg .b32 %s;\nld.param.u64 %w, [words];\n{{\n.param .b32 r;\n{loads}\
+             call (r), {name}, ({names});\nld.param.b32 %s, [r]; cvt.u64.u32 %d, %s;\n\
+             mov.u32 %s, %tid.x; mul.wide.u32 %t, %s, 8; add.u64 %t, %t, %w; st.global.b64 [%t+{results}], %d;\n\
+             }}\nret;\n}}\n"
+        );
+    }
+    text
+}
+
+fn context(policy: u32) -> TestContext {
+    // Data, values in wide requests, and the signal, whose values are in slots.
+    let slots = image::leak([0u64; ENTRIES as usize]) as u64;
+    let endpoints = [(false, 0), (true, 0), (false, slots)];
+    let endpoints = endpoints.map(|(wide, value_base)| EndpointSpec {
+        entries: ENTRIES,
+        wide,
+        max_batch: 16,
+        value_base,
+        start: 0,
+    });
+    let peers = |base: u64| (0..NRANKS).map(|rank| (base + u64::from(rank) * 0x100_0000, 0x66 + rank)).collect();
+    image::make_context(&Spec {
+        policy,
+        nranks: NRANKS,
+        rail: 0,
+        endpoints: endpoints.to_vec(),
+        n_counters: 0,
+        n_signals: 1,
+        targets: (0..2 * NRANKS as u16)
+            .map(|at| Destination { ah: 10 + at, qpn: 20 + at, qkey: 0x3000_0000 })
+            .collect(),
+        value_lkey: 0x77,
+        scratch: WindowSpec { lkey: 0x88, addr: 0x4000_0000, peers: peers(0x5000_0000) },
+    })
+}
+
+/// Runs the operation on a context of its own. The cost of each thread.
+fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, seed: u64) -> Result<Vec<Cost>, String> {
+    let context = context(policy);
+    let peers = (0..NRANKS).map(|rank| (0x2000_0000 + u64::from(rank) * 0x100_0000, 0x66 + rank)).collect();
+    let window = image::window(&WindowSpec { lkey: 0x55, addr: 0x1000_0000, peers }, 0).0 as u64;
+    let doorbells: Vec<u64> = context.rings.iter().map(|ring| ring.doorbell.as_ptr() as u64).collect();
+    let mut costs = Vec::new();
+    for operation in [operation.before(), operation] {
+        // The card has completed all requests.
+        for ring in &context.rings {
+            ring.completed.store(u64::from(ring.cursors()[0] & 0x7fff_ffff), Ordering::SeqCst);
+        }
+        let mut words = operation.arguments(context.context.as_ptr() as u64, window);
+        words.resize(ARGUMENTS + threads as usize, u64::MAX);
+        let words = words.leak().as_mut_ptr();
+        let (name, _) = operation.function();
+        let kernel = loaded.program().kernel(&format!("call_{name}")).ok_or_else(|| format!("no wrapper of {name}"))?;
+        let mut launch = Launch::new([1, 1, 1], [threads, 1, 1], (words as u64).to_le_bytes().to_vec());
+        launch.seed = seed;
+        launch.watchdog = Some(Duration::from_secs(60));
+        // SAFETY: the context and the words are leaked, and no reference to them but to atomics exists while the kernel runs.
+        let memory = unsafe { Process::new() };
+        let stop = AtomicBool::new(false);
+        costs = cost(loaded, kernel, &launch, &memory, &stop, &doorbells).map_err(|trap| trap.to_string())?;
+        // SAFETY: the words are leaked, and no kernel runs now.
+        let results = unsafe { std::slice::from_raw_parts(words.wrapping_add(ARGUMENTS), threads as usize) };
+        if let Some(bad) = results.iter().find(|result| **result != 0) {
+            return Err(format!("{name} returned {bad}"));
+        }
+    }
+    Ok(costs)
+}
+
+const HEADINGS: [&str; 11] =
+    ["reserve", "doorbell", "return", "instr", "loads", "stores", "atomics", "bells", "cta", "gpu", "sys"];
+
+/// A row: the longest chains of any thread, and the mean of the counts.
+fn row(costs: &[Cost]) -> String {
+    let chains = [|cost: &Cost| cost.reservation, |cost: &Cost| cost.doorbell, |cost: &Cost| Some(cost.end)];
+    let counts = [
+        |cost: &Cost| cost.instructions,
+        |cost: &Cost| cost.loads,
+        |cost: &Cost| cost.stores,
+        |cost: &Cost| cost.atomics,
+        |cost: &Cost| cost.doorbells,
+        |cost: &Cost| cost.fences[0],
+        |cost: &Cost| cost.fences[1],
+        |cost: &Cost| cost.fences[2],
+    ];
+    let longest = |chain: fn(&Cost) -> Option<u32>| {
+        costs.iter().filter_map(chain).max().map_or("-".into(), |longest| longest.to_string())
+    };
+    let mean = |count: fn(&Cost) -> u64| {
+        let sum: u64 = costs.iter().map(count).sum();
+        if costs.len() == 1 { sum.to_string() } else { format!("{:.1}", sum as f64 / costs.len() as f64) }
+    };
+    let cells = chains.map(longest).into_iter().chain(counts.map(mean));
+    cells.map(|cell| format!(" {cell:>8}")).collect()
+}
+
+fn table(args: &CostArgs) -> Result<String, String> {
+    let (name, text) = match &args.module {
+        None => ("ferrogin_device.ptx".into(), PTX.to_owned()),
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+            (path.display().to_string(), text)
+        }
+    };
+    let parse = |name: &str, text: &str| Module::parse(name, text).map_err(|error| error.to_string());
+    let modules = vec![parse("gpu-cost", &wrappers())?, parse(&name, &text)?];
+    let loaded = Arc::new(Program::link(modules).map_err(|error| error.to_string())?).load(&[]);
+    let all = <Operation as clap::ValueEnum>::value_variants();
+    let operations = if args.operations.is_empty() { all } else { &args.operations };
+    let headings: String = HEADINGS.map(|heading| format!(" {heading:>8}")).concat();
+    let mut table = format!("{:<10}{:<17}{:>7}{headings}\n", "policy", "operation", "threads");
+    for (policy, policy_name) in [(POLICY_COMBINING, "combining"), (POLICY_LOCKED, "locked")] {
+        for &operation in operations {
+            for &threads in &args.threads {
+                let name = clap::ValueEnum::to_possible_value(&operation)
+                    .map_or(String::new(), |value| value.get_name().into());
+                let costs = measure(&loaded, operation, policy, threads, args.seed)
+                    .map_err(|problem| format!("{policy_name} {name}, {threads} threads: {problem}"))?;
+                let _ = writeln!(table, "{policy_name:<10}{name:<17}{threads:>7}{}", row(&costs));
+            }
+        }
+    }
+    Ok(table)
+}
+
+/// Prints the table.
+pub fn run(args: &CostArgs) -> ExitCode {
+    match table(args) {
+        Ok(table) => {
+            print!("{table}");
+            ExitCode::SUCCESS
+        }
+        Err(problem) => {
+            eprintln!("ferrogin gpu-cost: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}

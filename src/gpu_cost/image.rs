@@ -1,0 +1,1 @@
+../../device-kernels/tests/all/common/mod.rs
