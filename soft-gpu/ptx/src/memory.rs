@@ -30,6 +30,16 @@ pub unsafe trait Memory: Sync {
     /// The range around `address`, as wide as it is known.
     fn range(&self, address: u64) -> Option<Range>;
 
+    /// An `st.mmio` of a kernel is in memory. A device behind the memory may act on it before any thread goes on.
+    fn stored_mmio(&self, address: u64) {
+        let _ = address;
+    }
+
+    /// All threads wait for memory to change.
+    fn idle(&self) {
+        std::thread::yield_now();
+    }
+
     /// Why a kernel may not touch `address`, for the message of an error: "freed", "memory of the host that is not registered".
     fn explain(&self, address: u64) -> String {
         let _ = address;
@@ -109,6 +119,14 @@ impl<'m> View<'m> {
 
     pub fn explain(&self, address: u64) -> String {
         self.memory.explain(address)
+    }
+
+    pub fn stored_mmio(&self, address: u64) {
+        self.memory.stored_mmio(address);
+    }
+
+    pub fn idle(&self) {
+        self.memory.idle();
     }
 
     /// `bytes` is a power of two. The address is a multiple of it, and the bytes are in a range, from here until the next call.

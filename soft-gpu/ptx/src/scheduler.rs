@@ -185,7 +185,7 @@ impl<'a> Scheduler<'a> {
         }
         if self.core.quiet > QUIET {
             self.core.quiet = 0;
-            std::thread::yield_now();
+            self.core.view.idle();
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ impl<'a> Scheduler<'a> {
         if self.idle / threads > 256 {
             std::thread::sleep(Duration::from_micros(20));
         } else {
-            std::thread::yield_now();
+            self.core.view.idle();
         }
         // No overflow, however long the kernel waits.
         self.idle = self.idle.min(1024 * threads);

@@ -79,7 +79,8 @@ struct Spin {
     hash: u64,
     loaded: bool,
     wrote: bool,
-    last: (u32, u64),
+    /// The last rounds; a loop may have several branches back.
+    last: [(u32, u64); 4],
     /// The thread did more than wait since its turn began.
     progress: bool,
 }
@@ -93,9 +94,10 @@ impl Spin {
     /// A backward branch: whether the thread loaded the same as in the last round, and changed nothing.
     fn round(&mut self, pc: u32) -> bool {
         let now = (pc, self.hash);
-        let spins = self.loaded && !self.wrote && self.last == now;
+        let spins = self.loaded && !self.wrote && self.last.contains(&now);
         let progress = self.progress || self.wrote || !spins;
-        *self = Self { last: now, progress, ..Self::default() };
+        let [a, b, c, _] = self.last;
+        *self = Self { last: [now, a, b, c], progress, ..Self::default() };
         spins
     }
 }
@@ -657,6 +659,9 @@ impl Thread {
                         core.view.store(at, width, value)
                     };
                     done.map_err(|refusal| core.refused(refusal, "store", at, bytes))?;
+                    if core.weak.is_none() && order == Order::Mmio {
+                        core.view.stored_mmio(at);
+                    }
                     core.quiet = 0;
                     self.spin.wrote = true;
                 }

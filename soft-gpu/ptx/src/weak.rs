@@ -127,7 +127,11 @@ impl Core<'_> {
         // A range may have changed since the store.
         self.view
             .store(store.address, store.width, store.value)
-            .map_err(|refusal| self.refused(refusal, "store", store.address, u64::from(store.width / 8)))
+            .map_err(|refusal| self.refused(refusal, "store", store.address, u64::from(store.width / 8)))?;
+        if store.order == Order::Mmio {
+            self.view.stored_mmio(store.address);
+        }
+        Ok(())
     }
 
     /// Moves the store `at` of those of blocks and the GPU on to the GPU, or to memory.

@@ -10,6 +10,7 @@ mod cost;
 mod forms;
 mod native;
 mod random;
+mod removals;
 mod scheduling;
 mod shipped;
 mod weak;

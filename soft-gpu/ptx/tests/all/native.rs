@@ -22,11 +22,11 @@ struct Continuation {
 }
 
 /// A function: its name, the widths of its parameters and of its result, and the native call.
-struct Function {
-    name: &'static str,
-    parameters: &'static [u32],
-    result: u32,
-    native: fn(&[u64]) -> [u64; 2],
+pub struct Function {
+    pub name: &'static str,
+    pub parameters: &'static [u32],
+    pub result: u32,
+    pub native: fn(&[u64]) -> [u64; 2],
 }
 
 macro_rules! bits {
@@ -60,7 +60,7 @@ macro_rules! functions {
         unsafe extern "C" {
             $(fn $name($($argument: $ty),*) -> $result;)*
         }
-        const FUNCTIONS: &[Function] = &[$(Function {
+        pub const FUNCTIONS: &[Function] = &[$(Function {
             name: stringify!($name),
             parameters: &[$(bits!($ty)),*],
             result: bits!($result),
@@ -141,22 +141,22 @@ fn wrappers() -> String {
 
 /// Bytes of a put that takes three requests, and waits for the card between them.
 const HUGE: u64 = (2 << 30) + 5;
-const ENTRIES: u32 = 16;
-const NRANKS: u32 = 3;
-const SIGNALS: u32 = 2;
+pub const ENTRIES: u32 = 16;
+pub const NRANKS: u32 = 3;
+pub const SIGNALS: u32 = 2;
 const COUNTERS: u32 = 1;
-const ENDPOINTS: usize = 2 + (SIGNALS + COUNTERS) as usize;
+pub const ENDPOINTS: usize = 2 + (SIGNALS + COUNTERS) as usize;
 
 /// One of the two contexts, and the buffers of its calls.
-struct Side {
-    context: TestContext,
-    windows: [u64; 2],
+pub struct Side {
+    pub context: TestContext,
+    pub windows: [u64; 2],
     out: Arena,
     request: Arena,
 }
 
 impl Side {
-    fn new(policy: u32, wide: bool, pool: u64, start: u32) -> Self {
+    pub fn new(policy: u32, wide: bool, pool: u64, start: u32) -> Self {
         let endpoints = (0..ENDPOINTS).map(|at| {
             let wide = at == VALUE && wide;
             let has_slots = at == VALUE && !wide || at >= 3;
