@@ -121,9 +121,14 @@ impl Depths {
         if matches!(i.op, Op::WarpBarrier) {
             return;
         }
-        set(&mut self.slots, base + usize::from(i.d)..base + usize::from(i.d) + 1, depth);
-        if let (Op::Shuffle(_), Ok(predicate)) = (i.op, u16::try_from(i.imm)) {
-            set(&mut self.slots, base + usize::from(predicate)..base + usize::from(predicate) + 1, depth);
+        let predicate = match i.op {
+            Op::Shuffle(_) => u16::try_from(i.imm).ok(),
+            Op::Match { all: true } => Some(i.x),
+            _ => None,
+        };
+        for slot in predicate.into_iter().chain([i.d]) {
+            let at = base + usize::from(slot);
+            set(&mut self.slots, at..at + 1, depth);
         }
     }
 
