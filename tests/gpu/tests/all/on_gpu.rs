@@ -1,6 +1,6 @@
 //! The scenarios as kernels, on the GPU that the CUDA driver has; where there is none, on the software GPU. No test knows the driver.
 
-use crate::common::{dist, must_pass, repeated, report, scenarios};
+use crate::common::{dist, must_pass, not_over_efa, repeated, report, scenarios};
 use gpu_scenarios::scenario::SCENARIOS;
 use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
 use nccl_gin_ferrogin::device::cuda::CudaDevice;
@@ -11,6 +11,9 @@ use std::sync::LazyLock;
 fn gpu(test: &str) -> Option<PathBuf> {
     if !has_driver() {
         ferrogin_test_support::dist(test, &["gpu/libcuda.so.1"])?;
+        if not_over_efa(test, "a libfabric without CUDA registers no memory of a GPU") {
+            return None;
+        }
     }
     dist(test)
 }
