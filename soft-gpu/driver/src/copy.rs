@@ -1,13 +1,14 @@
 //! Copies and sets, on streams or at once.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::code::{Code, Outcome};
 use crate::context::Fault;
 use crate::guard::log;
 use crate::space::{self, Entry, Running};
-use crate::stream;
+use crate::stream::{self, Stream};
 
 /// What an argument of a copy must be.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -104,13 +105,17 @@ fn copy(to: u64, from: u64, len: usize, sides: (Side, Side), handle: usize, asyn
             unsafe { copy_bytes(to, from, len) };
         }
     };
-    let short = !asynchronous || len <= SHORT || from_program || to_program;
-    let point = if short { stream.run_or_give(work) } else { stream.give(work) };
-    if !asynchronous || from_program || to_program {
-        point.wait();
-        return stream.fault.check();
+    give(&stream, len, !asynchronous || from_program || to_program, work)
+}
+
+/// Gives a stream work on `len` bytes. Work that is short, or that the caller waits for, runs on this thread if the stream is idle.
+fn give(stream: &Arc<Stream>, len: usize, waits: bool, work: impl FnOnce(&Fault) + Send + 'static) -> Outcome {
+    let point = if waits || len <= SHORT { stream.run_or_give(work) } else { stream.give(work) };
+    if !waits {
+        return Ok(());
     }
-    Ok(())
+    point.wait();
+    stream.fault.check()
 }
 
 fn set<const N: usize>(to: u64, value: [u8; N], count: usize, handle: usize, asynchronous: bool) -> Outcome {
@@ -141,12 +146,7 @@ fn set<const N: usize>(to: u64, value: [u8; N], count: usize, handle: usize, asy
             }
         }
     };
-    let point = if !asynchronous || len <= SHORT { stream.run_or_give(work) } else { stream.give(work) };
-    if asynchronous {
-        return Ok(());
-    }
-    point.wait();
-    stream.fault.check()
+    give(&stream, len, !asynchronous, work)
 }
 
 /// Writes first contents into memory of a module that no kernel has seen yet.
