@@ -120,7 +120,7 @@ unsafe extern "C" fn ibv_close_device(raw: *mut ib::ibv_context) -> c_int {
             // SAFETY: the context is open, and the program calls nothing else of it meanwhile.
             let open = unsafe { &mut *open };
             for qpn in open.queue_pairs.get_mut().unwrap_or_else(PoisonError::into_inner).keys() {
-                open.card.lock().close_qp(*qpn);
+                open.card.close_qp(*qpn);
             }
             open.events = None;
             return Ok(());

@@ -480,7 +480,7 @@ unsafe extern "C" fn ibv_destroy_qp(raw: *mut ib::ibv_qp) -> c_int {
         // SAFETY: the program passes an open queue pair.
         let qp = unsafe { qp_at(raw) }?;
         let open = qp.open()?;
-        open.card.lock().close_qp(qp.number);
+        open.card.close_qp(qp.number);
         open.queue_pairs.write().unwrap_or_else(PoisonError::into_inner).remove(&qp.number);
         let base = &qp.own;
         for cq in [base.send_cq, base.recv_cq] {

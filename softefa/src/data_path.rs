@@ -107,7 +107,7 @@ impl DataPath {
             }
             lock(rdm).close(&self.bindings);
         }
-        self.bindings.card.lock().close_qp(self.qpn);
+        self.bindings.card.close_qp(self.qpn);
         if let Body::Rdm(rdm) = &self.body {
             lock(rdm).free(&self.bindings);
         }

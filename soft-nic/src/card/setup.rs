@@ -6,7 +6,7 @@ use efa_dp_direct::wire::CompStatus;
 
 use super::core::{Core, Handle};
 use super::counter::{Counter, EVENTS, Event};
-use super::qp::Qp;
+use super::qp::{Qp, State};
 use super::queue::{CompletionRing, Watch, WorkQueue};
 use crate::address::Gid;
 
@@ -130,6 +130,12 @@ impl Core {
         (fresh.datagrams, fresh.unsolicited_writes) = (qp.datagrams, qp.unsolicited_writes);
         let old = std::mem::replace(qp, fresh);
         self.release(&old);
+    }
+
+    /// Whether the wire still lacks a request that a queue pair has rung.
+    pub(crate) fn has_unsent(&mut self, qpn: u16) -> bool {
+        let Some(qp) = self.qp(qpn).filter(|qp| qp.enabled && qp.state == State::Ready) else { return false };
+        qp.sq.rung_after(qp.taken) != qp.taken || !qp.tokens(|entry| !entry.awaiting).is_empty()
     }
 
     /// Removes a queue pair. Its requests get no completion, and the card refuses packets for it.

@@ -88,6 +88,29 @@ fn ring_wraps_many_times() {
 }
 
 #[test]
+fn closed_endpoint_sends_what_it_rang() {
+    if !have_libfabric("closed_endpoint_sends_what_it_rang") {
+        return;
+    }
+    let rig = Rig::open();
+    let b = End::open(&rig);
+    let (source, target) = (rig.buffer(64), rig.buffer(64));
+    for n in 1..=20 {
+        let mut a = End::open(&rig);
+        let to = a.connect(&b.name());
+        source.word(0).store(n, Ordering::Relaxed);
+        a.post(to, write(target.remote(0), source.sge(0, 8)));
+        a.close();
+        wait_for("the write of a closed endpoint", || b.remote() == n);
+        assert_eq!(target.word(0).load(Ordering::Relaxed), n);
+    }
+    b.close();
+    source.close();
+    target.close();
+    rig.close();
+}
+
+#[test]
 fn large_writes_and_reads_keep_their_bytes() {
     if !have_libfabric("large_writes_and_reads_keep_their_bytes") {
         return;
