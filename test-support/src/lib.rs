@@ -11,6 +11,7 @@ pub mod prometheus;
 mod random;
 mod soak;
 pub mod untrusted;
+pub mod vectors;
 
 pub use corpus::replay;
 pub use dist::{dist, verbs, workspace};

@@ -10,9 +10,9 @@ use crate::common::{EndpointSpec, Spec, TestContext, VALUE, WindowSpec, leak, ma
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::{Action, Flags, Sharing, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_test_support::vectors;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -282,14 +282,10 @@ fn without_id(mut wqe: Vec<u8>) -> Vec<u8> {
 }
 
 fn cases() -> Value {
-    let dir = std::env::var_os("FERROGIN_VECTORS")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors"), PathBuf::from);
-    let path = dir.join("efa_dp.json");
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let mut all: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut all = vectors::file("efa_dp.json");
     assert_eq!(all["schema"], "efa_dp/1", "unknown schema");
     let cases = all["gin_post"].take();
-    assert!(!list(&cases).is_empty(), "{}: no cases", path.display());
+    assert!(!list(&cases).is_empty(), "no cases");
     cases
 }
 

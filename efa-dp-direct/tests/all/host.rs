@@ -3,7 +3,6 @@
 #![allow(unsafe_code)]
 
 use crate::common::memory::{Doorbell, Ring};
-use crate::common::sha256::sha256_hex;
 use crate::common::*;
 use efa_dp_direct::host::cq_doorbell;
 use efa_dp_direct::host::limits::{CardLimits, SqReport, max_sq_depth};

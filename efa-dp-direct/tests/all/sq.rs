@@ -3,7 +3,6 @@
 #![allow(unsafe_code)]
 
 use crate::common::memory::{Doorbell, Ring};
-use crate::common::sha256::sha256_hex;
 use crate::common::*;
 use efa_dp_direct::queue::{QpAttrs, QpAttrsV0, QpV0, QpV1, WQ_CAPS_64_BIT_REQ_ID, WqV0};
 use efa_dp_direct::sq;

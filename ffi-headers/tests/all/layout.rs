@@ -5,9 +5,9 @@
 //! file lacks, and (at compile time) a Rust field that no line here names. `FERROGIN_VECTORS` replaces the directory.
 
 use ferrogin_ffi::{device, nccl};
+use ferrogin_test_support::vectors;
 use serde_json::Value;
 use std::any::type_name;
-use std::path::PathBuf;
 
 /// One field, as Rust has it.
 struct Field {
@@ -176,13 +176,9 @@ fn normalised(rust_type: &str) -> String {
     rust_type.replace("*const ", "*mut ")
 }
 
-fn vectors() -> Value {
-    let dir = std::env::var_os("FERROGIN_VECTORS")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors"), PathBuf::from);
-    let path = dir.join("efa_layout.json");
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let file: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    assert_eq!(file["schema"], "efa_layout/1", "{}: another schema than this test reads", path.display());
+fn layouts() -> Value {
+    let file = vectors::file("efa_layout.json");
+    assert_eq!(file["schema"], "efa_layout/1", "another schema than this test reads");
     file
 }
 
@@ -252,7 +248,7 @@ fn assert_group(file: &Value, name: &str, structs: &[Struct]) {
 
 #[test]
 fn device_handles_match_vectors_of_both_releases() {
-    let file = vectors();
+    let file = layouts();
     for release in ["GIN EFA device handle, NCCL 2.31.2", "GIN EFA device handle, NCCL 2.32.3"] {
         let ours = device_structs();
         let listed = group(&file, release)["structs"].as_array().expect("structs is a list").len();
@@ -263,7 +259,7 @@ fn device_handles_match_vectors_of_both_releases() {
 
 #[test]
 fn plugin_api_matches_vectors() {
-    let file = vectors();
+    let file = layouts();
     let aws = "NCCL plugin API, aws-ofi-nccl headers";
     assert_group(&file, aws, &common_plugin_structs());
     assert_group(&file, aws, &v14_structs());
@@ -272,7 +268,7 @@ fn plugin_api_matches_vectors() {
 
 #[test]
 fn every_gin_struct_of_v13_and_v14_is_covered() {
-    let file = vectors();
+    let file = layouts();
     let ours: Vec<&str> = common_plugin_structs().iter().chain(&v14_structs()).map(|s| s.c_name).collect();
     for s in group(&file, "NCCL plugin API, aws-ofi-nccl headers")["structs"].as_array().expect("a list") {
         let name = s["name"].as_str().expect("a struct has a name");
@@ -284,7 +280,7 @@ fn every_gin_struct_of_v13_and_v14_is_covered() {
 
 #[test]
 fn constants_match_vectors() {
-    let file = vectors();
+    let file = layouts();
     let number_of = |group_name: &str, kind: &str, name: &str| -> i64 {
         let group = group(&file, group_name);
         let value = match kind {
@@ -335,7 +331,7 @@ fn constants_match_vectors() {
 
 #[test]
 fn wrong_layout_is_found() {
-    let file = vectors();
+    let file = layouts();
     let group = group(&file, "GIN EFA device handle, NCCL 2.32.3");
     let peer = || device_structs().into_iter().find(|s| s.c_name.ends_with("mr_peer")).expect("listed above");
     assert_eq!(differences(group, &peer()), Vec::<String>::new());

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::mem::{align_of, offset_of, size_of};
-use std::path::PathBuf;
 
 use ferrogin_libfabric::bindings::{self, *};
+use ferrogin_test_support::vectors;
 use serde_json::Value;
 
 /// Size, alignment, and offset of each field.
@@ -69,11 +69,7 @@ fn our_constants() -> BTreeMap<String, u64> {
 }
 
 fn group() -> Value {
-    let dir = std::env::var_os("FERROGIN_VECTORS")
-        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors")), PathBuf::from);
-    let path = dir.join("efa_layout.json");
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let all: Value = serde_json::from_str(&text).unwrap();
+    let all = vectors::file("efa_layout.json");
     let groups = all["groups"].as_array().unwrap();
     groups.iter().find(|group| group["name"] == "libfabric EFA extension").unwrap().clone()
 }

@@ -1,22 +1,13 @@
-//! Reads the vectors: `FERROGIN_VECTORS` names a directory with the same files, by default the one in the repository.
+//! The vectors of EFA.
 
 pub mod memory;
-pub mod sha256;
 
 use efa_dp_direct::wqe::{
     Destination, Geometry, Hints, Inline, Operation, RemoteMem, RequestIds, SendData, SendWqe, Sge, WqeSize, WriteData,
 };
+pub use ferrogin_test_support::vectors::*;
 use serde_json::Value;
-use std::path::PathBuf;
-
-/// A file of vectors.
-pub fn file(name: &str) -> Value {
-    let dir = std::env::var_os("FERROGIN_VECTORS")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors"), PathBuf::from);
-    let path = dir.join(name);
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
+use sha2::{Digest, Sha256};
 
 /// Runs `check` on every case of a section of `efa_dp.json`; a failure names the case.
 pub fn each_case(section: &str, mut check: impl FnMut(&Value)) {
@@ -29,77 +20,6 @@ pub fn each_case(section: &str, mut check: impl FnMut(&Value)) {
         assert!(outcome.is_ok(), "case {id} ({}) failed", case["kind"]);
     }
     println!("{section}: {} cases", cases.len());
-}
-
-/// Fails if `value` has a field that the test does not know and so would not test. Notes are for people.
-pub fn only_fields(value: &Value, known: &[&str]) {
-    for key in value.as_object().expect("an object").keys() {
-        assert!(key == "note" || known.contains(&key.as_str()), "field {key:?} is not known to this test");
-    }
-}
-
-pub fn text<'a>(value: &'a Value, key: &str) -> &'a str {
-    value[key].as_str().unwrap_or_else(|| panic!("{key} is not a string: {}", value[key]))
-}
-
-/// A number, or a hex string with 0x.
-pub fn as_u64(value: &Value) -> u64 {
-    match value {
-        Value::String(s) => {
-            let digits = s.strip_prefix("0x").unwrap_or_else(|| panic!("{s:?} does not begin with 0x"));
-            u64::from_str_radix(digits, 16).unwrap_or_else(|e| panic!("{s:?}: {e}"))
-        }
-        other => other.as_u64().unwrap_or_else(|| panic!("{other} is not an unsigned number")),
-    }
-}
-
-pub fn u64_of(value: &Value, key: &str) -> u64 {
-    as_u64(&value[key])
-}
-
-pub fn u32_of(value: &Value, key: &str) -> u32 {
-    u64_of(value, key).try_into().unwrap_or_else(|_| panic!("{key} has more than 32 bits"))
-}
-
-pub fn u16_of(value: &Value, key: &str) -> u16 {
-    u64_of(value, key).try_into().unwrap_or_else(|_| panic!("{key} has more than 16 bits"))
-}
-
-pub fn i64_of(value: &Value, key: &str) -> i64 {
-    value[key].as_i64().unwrap_or_else(|| panic!("{key} is not a number: {}", value[key]))
-}
-
-pub fn bool_of(value: &Value, key: &str) -> bool {
-    value[key].as_bool().unwrap_or_else(|| panic!("{key} is not a boolean: {}", value[key]))
-}
-
-pub fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
-    value[key].as_array().unwrap_or_else(|| panic!("{key} is not a list: {}", value[key]))
-}
-
-pub fn u32s(value: &Value, key: &str) -> Vec<u32> {
-    list(value, key).iter().map(|v| as_u64(v).try_into().expect("more than 32 bits")).collect()
-}
-
-/// `None` for null; an absent field fails.
-pub fn optional<T>(value: &Value, key: &str, read: impl Fn(&Value) -> T) -> Option<T> {
-    match value.get(key).unwrap_or_else(|| panic!("{key} is missing")) {
-        Value::Null => None,
-        present => Some(read(present)),
-    }
-}
-
-pub fn unhex(digits: &str) -> Vec<u8> {
-    assert!(digits.len().is_multiple_of(2), "odd number of hex digits");
-    (0..digits.len()).step_by(2).map(|i| u8::from_str_radix(&digits[i..i + 2], 16).expect("hex digits")).collect()
-}
-
-pub fn bytes_of(value: &Value, key: &str) -> Vec<u8> {
-    unhex(text(value, key))
-}
-
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// The API version of a case: "v0" or "v1".
@@ -214,4 +134,9 @@ pub fn as_sent(mut wqe: SendWqe) -> SendWqe {
 /// The hints of a case: null means that none were given.
 pub fn hints(case: &Value) -> Hints {
     optional(case, "hints", |v| Hints::from_api(as_u64(v) as u32)).unwrap_or(Hints::NONE)
+}
+
+/// The SHA-256 of a ring, for which the vectors give only that.
+pub fn sha256_hex(data: &[u8]) -> String {
+    hex(&Sha256::digest(data))
 }
