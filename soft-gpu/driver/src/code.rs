@@ -20,6 +20,7 @@ impl Code {
     pub(crate) const INVALID_DEVICE: Self = Self(101);
     pub(crate) const INVALID_IMAGE: Self = Self(200);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
+    pub(crate) const MAP_FAILED: Self = Self(205);
     pub(crate) const UNSUPPORTED_LIMIT: Self = Self(215);
     pub(crate) const INVALID_PTX: Self = Self(218);
     pub(crate) const NO_BINARY_FOR_GPU: Self = Self(209);
@@ -41,6 +42,7 @@ impl Code {
     pub(crate) const INVALID_ADDRESS_SPACE: Self = Self(717);
     pub(crate) const LAUNCH_FAILED: Self = Self(719);
     pub(crate) const COOPERATIVE_LAUNCH_TOO_LARGE: Self = Self(720);
+    pub(crate) const NOT_PERMITTED: Self = Self(800);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
     pub(crate) const UNKNOWN: Self = Self(999);
 }

@@ -13,7 +13,7 @@ use crate::guard::{In, Out, lock};
 use crate::handle::{Table, fresh};
 use crate::space::{self, Kind};
 use crate::stream::{STREAMS, Stream};
-use crate::{heap, host, module};
+use crate::{heap, host, ipc, module};
 
 pub(crate) static CONTEXTS: Table<Context> = Table::new();
 
@@ -141,6 +141,7 @@ impl Context {
             let _ = match space::find(start).map(|entry| entry.kind) {
                 Some(Kind::HostAlloc(_)) => host::release(start),
                 Some(Kind::Registered(_)) => host::unregister(start),
+                Some(Kind::Opened) => ipc::close_all(start),
                 Some(_) => heap::release(start, |_| true),
                 None => Ok(()),
             };

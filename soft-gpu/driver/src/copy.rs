@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::code::{Code, Outcome};
 use crate::context::Fault;
-use crate::guard::log;
+use crate::device;
+use crate::guard::{In, log};
 use crate::space::{self, Entry, Running};
 use crate::stream::{self, Stream};
 
@@ -56,11 +57,6 @@ fn check(side: Side, device: usize, address: u64, len: usize, write: bool) -> Ou
     if valid { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }
 
-/// Memory of the program that is neither registered nor of this library.
-fn pageable(address: u64, len: usize) -> bool {
-    !space::covered(address, len as u64, |_| true)
-}
-
 /// What a copy finds when it runs: memory may be gone since it was given.
 fn still(fault: &Fault, device: usize, address: u64, len: usize, write: bool) -> bool {
     let good = !space::touched(address, len as u64) || space::allowed(device, address, len as u64, write);
@@ -73,36 +69,97 @@ fn still(fault: &Fault, device: usize, address: u64, len: usize, write: bool) ->
     good
 }
 
-fn copy(to: u64, from: u64, len: usize, sides: (Side, Side), handle: usize, asynchronous: bool) -> Outcome {
+/// Rows of one length: the address of the first, and the bytes from each to the next.
+#[derive(Clone, Copy)]
+struct Rows {
+    start: u64,
+    pitch: u64,
+}
+
+/// The bytes of each row, and the number of rows.
+#[derive(Clone, Copy)]
+struct Extent {
+    width: usize,
+    height: usize,
+}
+
+impl Extent {
+    const fn line(len: usize) -> Self {
+        Self { width: len, height: 1 }
+    }
+
+    fn len(self) -> Outcome<usize> {
+        self.width.checked_mul(self.height).ok_or(Code::INVALID_VALUE)
+    }
+}
+
+impl Rows {
+    const fn line(start: u64) -> Self {
+        Self { start, pitch: 0 }
+    }
+
+    /// The addresses of the rows.
+    fn all(self, extent: Extent) -> impl Iterator<Item = u64> {
+        (0..extent.height as u64).map(move |row| self.start.wrapping_add(row.wrapping_mul(self.pitch)))
+    }
+
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`.
+    fn check(self, extent: Extent, side: Side, device: usize, write: bool) -> Outcome {
+        // No row wraps around the end of the addresses.
+        let last = self.pitch.checked_mul(extent.height as u64 - 1).and_then(|skip| self.start.checked_add(skip));
+        last.and_then(|last| last.checked_add(extent.width as u64)).ok_or(Code::INVALID_VALUE)?;
+        self.all(extent).try_for_each(|row| check(side, device, row, extent.width, write))
+    }
+
+    /// Memory of the program that is neither registered nor of this library, in part at least.
+    fn is_pageable(self, extent: Extent) -> bool {
+        self.all(extent).any(|row| !space::covered(row, extent.width as u64, |_| true))
+    }
+
+    /// What a copy finds when it runs: memory may be gone since it was given.
+    fn still(self, extent: Extent, fault: &Fault, device: usize, write: bool) -> bool {
+        self.all(extent).all(|row| still(fault, device, row, extent.width, write))
+    }
+}
+
+fn copy(to: Rows, from: Rows, extent: Extent, sides: (Side, Side), handle: usize, asynchronous: bool) -> Outcome {
     let (context, stream) = stream::for_work(handle)?;
+    let len = extent.len()?;
     if len == 0 {
         return Ok(());
     }
     let device = context.device;
-    check(sides.0, device, to, len, true)?;
-    check(sides.1, device, from, len, false)?;
-    let (to_program, from_program) = (pageable(to, len), pageable(from, len));
+    to.check(extent, sides.0, device, true)?;
+    from.check(extent, sides.1, device, false)?;
+    let (to_program, from_program) = (to.is_pageable(extent), from.is_pageable(extent));
     let idle = stream.last().is_none();
     if asynchronous && from_program && !to_program && !idle {
         // The call returns before the copy, and the program may change its memory then.
         let mut staged = vec![0u8; len];
-        // SAFETY: the driver API's contract is that the program's memory is readable; the vector has as many bytes.
-        unsafe { copy_bytes(staged.as_mut_ptr() as u64, from, len) };
+        for (part, row) in staged.chunks_exact_mut(extent.width).zip(from.all(extent)) {
+            // SAFETY: the driver API's contract is that the program's memory is readable; the part has as many bytes.
+            unsafe { copy_bytes(part.as_mut_ptr() as u64, row, extent.width) };
+        }
         stream.give(move |fault| {
             let _running = Running::begin();
-            if still(fault, device, to, len, true) {
-                // SAFETY: `still` found the range, which stays mapped while this counts as running; the vector has as many bytes.
-                unsafe { copy_bytes(to, staged.as_ptr() as u64, len) };
+            if to.still(extent, fault, device, true) {
+                for (part, row) in staged.chunks_exact(extent.width).zip(to.all(extent)) {
+                    // SAFETY: `still` found the range, which stays mapped while this counts as running; the part has as many bytes.
+                    unsafe { copy_bytes(row, part.as_ptr() as u64, extent.width) };
+                }
             }
         });
         return Ok(());
     }
     let work = move |fault: &Fault| {
         let _running = Running::begin();
-        if still(fault, device, to, len, true) && still(fault, device, from, len, false) {
-            // SAFETY: `still` found the ranges, which stay mapped while this counts as running. Memory of the program is mapped by the driver
-            // API's contract until the copy is done.
-            unsafe { copy_bytes(to, from, len) };
+        if to.still(extent, fault, device, true) && from.still(extent, fault, device, false) {
+            for (to, from) in to.all(extent).zip(from.all(extent)) {
+                // SAFETY: `still` found the ranges, which stay mapped while this counts as running. Memory of the program is mapped by the
+                // driver API's contract until the copy is done.
+                unsafe { copy_bytes(to, from, extent.width) };
+            }
         }
     };
     give(&stream, len, !asynchronous || from_program || to_program, work)
@@ -118,35 +175,119 @@ fn give(stream: &Arc<Stream>, len: usize, waits: bool, work: impl FnOnce(&Fault)
     stream.fault.check()
 }
 
-fn set<const N: usize>(to: u64, value: [u8; N], count: usize, handle: usize, asynchronous: bool) -> Outcome {
+/// Sets `count` elements in each of `height` rows.
+fn set<const N: usize>(
+    to: Rows,
+    value: [u8; N],
+    (count, height): (usize, usize),
+    handle: usize,
+    asynchronous: bool,
+) -> Outcome {
     let (context, stream) = stream::for_work(handle)?;
-    let len = count.checked_mul(N).ok_or(Code::INVALID_VALUE)?;
+    let extent = Extent { width: count.checked_mul(N).ok_or(Code::INVALID_VALUE)?, height };
+    let len = extent.len()?;
     if len == 0 {
         return Ok(());
     }
-    if !to.is_multiple_of(N as u64) {
+    if !to.start.is_multiple_of(N as u64) || !to.pitch.is_multiple_of(N as u64) {
         return Err(Code::INVALID_VALUE);
     }
     let device = context.device;
-    check(Side::Device, device, to, len, true)?;
+    to.check(extent, Side::Device, device, true)?;
     let work = move |fault: &Fault| {
         let _running = Running::begin();
-        if !still(fault, device, to, len, true) {
+        if !to.still(extent, fault, device, true) {
             return;
         }
-        if value.iter().all(|byte| *byte == value[0]) {
-            // SAFETY: `still` found the range, which stays mapped while this counts as running.
-            unsafe { libc::memset(to as *mut c_void, i32::from(value[0]), len) };
-        } else {
-            let pattern = value.repeat(4096 / N);
-            for at in (0..len).step_by(4096) {
+        let one = value.iter().all(|byte| *byte == value[0]);
+        let pattern = value.repeat(4096 / N);
+        for row in to.all(extent) {
+            if one {
+                // SAFETY: `still` found the range, which stays mapped while this counts as running.
+                unsafe { libc::memset(row as *mut c_void, i32::from(value[0]), extent.width) };
+                continue;
+            }
+            for at in (0..extent.width).step_by(4096) {
                 let part = pattern.as_ptr() as u64;
                 // SAFETY: `still` found the range, which stays mapped while this counts as running; the pattern has 4096 bytes.
-                unsafe { copy_bytes(to + at as u64, part, (len - at).min(4096)) };
+                unsafe { copy_bytes(row + at as u64, part, (extent.width - at).min(4096)) };
             }
         }
     };
     give(&stream, len, !asynchronous, work)
+}
+
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Rectangle {
+    from: Corner,
+    to: Corner,
+    width: usize,
+    height: usize,
+}
+
+/// One side of a [`Rectangle`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Corner {
+    x: usize,
+    y: usize,
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: usize,
+    pitch: usize,
+}
+
+const _: () = assert!(size_of::<Rectangle>() == 128 && std::mem::offset_of!(Corner, pitch) == 48);
+
+/// `CUmemorytype`.
+const HOST: u32 = 1;
+const DEVICE: u32 = 2;
+const ARRAY: u32 = 3;
+const UNIFIED: u32 = 4;
+
+impl Corner {
+    /// The rows, and what their memory must be.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`, and `CUDA_ERROR_NOT_SUPPORTED` for arrays.
+    fn rows(&self, width: usize) -> Outcome<(Rows, Side)> {
+        let (base, side) = match self.kind {
+            HOST => (self.host, Side::Host),
+            DEVICE => (self.device, Side::Device),
+            UNIFIED => (self.device, Side::Any),
+            ARRAY => return Err(Code::NOT_SUPPORTED),
+            _ => return Err(Code::INVALID_VALUE),
+        };
+        let row = self.x.checked_add(width).ok_or(Code::INVALID_VALUE)?;
+        // A pitch of 0 is not given: the rows lie side by side.
+        let pitch = if self.pitch == 0 { row } else { self.pitch };
+        if !(row..=device::MOST_PITCH).contains(&pitch) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let skip = self.y.checked_mul(pitch).and_then(|skip| skip.checked_add(self.x)).ok_or(Code::INVALID_VALUE)?;
+        let start = base.checked_add(skip as u64).ok_or(Code::INVALID_VALUE)?;
+        Ok((Rows { start, pitch: pitch as u64 }, side))
+    }
+}
+
+fn copy_rectangle(rectangle: In<Rectangle>, stream: usize, asynchronous: bool) -> Outcome {
+    crate::context::current()?;
+    let rectangle = rectangle.get()?;
+    let (from, from_side) = rectangle.from.rows(rectangle.width)?;
+    let (to, to_side) = rectangle.to.rows(rectangle.width)?;
+    let extent = Extent { width: rectangle.width, height: rectangle.height };
+    copy(to, from, extent, (to_side, from_side), stream, asynchronous)
+}
+
+fn copy_line(to: u64, from: u64, len: usize, sides: (Side, Side), stream: usize, asynchronous: bool) -> Outcome {
+    copy(Rows::line(to), Rows::line(from), Extent::line(len), sides, stream, asynchronous)
+}
+
+fn set_line<const N: usize>(to: u64, value: [u8; N], count: usize, stream: usize, asynchronous: bool) -> Outcome {
+    set(Rows::line(to), value, (count, 1), stream, asynchronous)
 }
 
 /// Writes first contents into memory of a module that no kernel has seen yet.
@@ -163,71 +304,112 @@ const BETWEEN_DEVICES: (Side, Side) = (Side::Device, Side::Device);
 const ANY: (Side, Side) = (Side::Any, Side::Any);
 
 api! {
+    cuMemcpy2D_v2(rectangle: In<Rectangle>) {
+        copy_rectangle(rectangle, 0, false)
+    }
+
+    cuMemcpy2DUnaligned_v2(rectangle: In<Rectangle>) {
+        copy_rectangle(rectangle, 0, false)
+    }
+
+    cuMemcpy2DAsync_v2(rectangle: In<Rectangle>, stream: usize) {
+        copy_rectangle(rectangle, stream, true)
+    }
+
     cuMemcpy(to: u64, from: u64, len: usize) {
-        copy(to, from, len, ANY, 0, false)
+        copy_line(to, from, len, ANY, 0, false)
     }
 
     cuMemcpyAsync(to: u64, from: u64, len: usize, stream: usize) {
-        copy(to, from, len, ANY, stream, true)
+        copy_line(to, from, len, ANY, stream, true)
     }
 
     cuMemcpyHtoD_v2(to: u64, from: u64, len: usize) {
-        copy(to, from, len, HOST_TO_DEVICE, 0, false)
+        copy_line(to, from, len, HOST_TO_DEVICE, 0, false)
     }
 
     cuMemcpyHtoDAsync_v2(to: u64, from: u64, len: usize, stream: usize) {
-        copy(to, from, len, HOST_TO_DEVICE, stream, true)
+        copy_line(to, from, len, HOST_TO_DEVICE, stream, true)
     }
 
     cuMemcpyDtoH_v2(to: u64, from: u64, len: usize) {
-        copy(to, from, len, DEVICE_TO_HOST, 0, false)
+        copy_line(to, from, len, DEVICE_TO_HOST, 0, false)
     }
 
     cuMemcpyDtoHAsync_v2(to: u64, from: u64, len: usize, stream: usize) {
-        copy(to, from, len, DEVICE_TO_HOST, stream, true)
+        copy_line(to, from, len, DEVICE_TO_HOST, stream, true)
     }
 
     cuMemcpyDtoD_v2(to: u64, from: u64, len: usize) {
-        copy(to, from, len, BETWEEN_DEVICES, 0, false)
+        copy_line(to, from, len, BETWEEN_DEVICES, 0, false)
     }
 
     cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: usize) {
-        copy(to, from, len, BETWEEN_DEVICES, stream, true)
+        copy_line(to, from, len, BETWEEN_DEVICES, stream, true)
     }
 
     cuMemcpyPeer(to: u64, to_context: usize, from: u64, from_context: usize, len: usize) {
         peers(to_context, from_context)?;
-        copy(to, from, len, BETWEEN_DEVICES, 0, false)
+        copy_line(to, from, len, BETWEEN_DEVICES, 0, false)
     }
 
     cuMemcpyPeerAsync(to: u64, to_context: usize, from: u64, from_context: usize, len: usize, stream: usize) {
         peers(to_context, from_context)?;
-        copy(to, from, len, BETWEEN_DEVICES, stream, true)
+        copy_line(to, from, len, BETWEEN_DEVICES, stream, true)
     }
 
     cuMemsetD8_v2(to: u64, value: u8, count: usize) {
-        set(to, [value], count, 0, false)
+        set_line(to, [value], count, 0, false)
     }
 
     cuMemsetD8Async(to: u64, value: u8, count: usize, stream: usize) {
-        set(to, [value], count, stream, true)
+        set_line(to, [value], count, stream, true)
     }
 
     cuMemsetD16_v2(to: u64, value: u16, count: usize) {
-        set(to, value.to_le_bytes(), count, 0, false)
+        set_line(to, value.to_le_bytes(), count, 0, false)
     }
 
     cuMemsetD16Async(to: u64, value: u16, count: usize, stream: usize) {
-        set(to, value.to_le_bytes(), count, stream, true)
+        set_line(to, value.to_le_bytes(), count, stream, true)
     }
 
     cuMemsetD32_v2(to: u64, value: u32, count: usize) {
-        set(to, value.to_le_bytes(), count, 0, false)
+        set_line(to, value.to_le_bytes(), count, 0, false)
     }
 
     cuMemsetD32Async(to: u64, value: u32, count: usize, stream: usize) {
-        set(to, value.to_le_bytes(), count, stream, true)
+        set_line(to, value.to_le_bytes(), count, stream, true)
     }
+
+    cuMemsetD2D8_v2(start: u64, pitch: usize, value: u8, width: usize, height: usize) {
+        set(rows_to_set(start, pitch, height), [value], (width, height), 0, false)
+    }
+
+    cuMemsetD2D8Async(start: u64, pitch: usize, value: u8, width: usize, height: usize, stream: usize) {
+        set(rows_to_set(start, pitch, height), [value], (width, height), stream, true)
+    }
+
+    cuMemsetD2D16_v2(start: u64, pitch: usize, value: u16, width: usize, height: usize) {
+        set(rows_to_set(start, pitch, height), value.to_le_bytes(), (width, height), 0, false)
+    }
+
+    cuMemsetD2D16Async(start: u64, pitch: usize, value: u16, width: usize, height: usize, stream: usize) {
+        set(rows_to_set(start, pitch, height), value.to_le_bytes(), (width, height), stream, true)
+    }
+
+    cuMemsetD2D32_v2(start: u64, pitch: usize, value: u32, width: usize, height: usize) {
+        set(rows_to_set(start, pitch, height), value.to_le_bytes(), (width, height), 0, false)
+    }
+
+    cuMemsetD2D32Async(start: u64, pitch: usize, value: u32, width: usize, height: usize, stream: usize) {
+        set(rows_to_set(start, pitch, height), value.to_le_bytes(), (width, height), stream, true)
+    }
+}
+
+/// The pitch of one row has no meaning.
+fn rows_to_set(start: u64, pitch: usize, height: usize) -> Rows {
+    Rows { start, pitch: if height == 1 { 0 } else { pitch as u64 } }
 }
 
 fn peers(to: usize, from: usize) -> Outcome {

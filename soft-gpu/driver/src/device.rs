@@ -19,6 +19,8 @@ pub(crate) const MOST_GRID: [u32; 3] = [0x7fff_ffff, 65535, 65535];
 pub(crate) const SHARED: u32 = 48 << 10;
 pub(crate) const MOST_SHARED: u32 = 227 << 10;
 const SHARED_OF_PROCESSOR: u32 = 228 << 10;
+/// Most bytes from a row to the next in copies of rectangles.
+pub(crate) const MOST_PITCH: usize = c_int::MAX as usize;
 pub(crate) const PROCESSORS: u32 = 132;
 const THREADS_OF_PROCESSOR: u32 = 2048;
 const BLOCKS_OF_PROCESSOR: u32 = 32;
@@ -120,7 +122,7 @@ fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> 
         8 => SHARED as c_int,
         9 => 64 << 10,
         10 => 32,
-        11 => c_int::MAX,
+        11 => MOST_PITCH as c_int,
         12 | 82 => 65536,
         // Clock rates in kHz, which say nothing about this GPU: those of no GPU in particular.
         13 => 1_000_000,
@@ -141,16 +143,18 @@ fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> 
         // Stream priorities, caches of global and local memory, shared memory of a processor.
         78..=80 => 1,
         81 => SHARED_OF_PROCESSOR as c_int,
-        // Atomics between host and device, preemption, host pointers for registered memory, cooperative launches.
-        86 | 90 | 91 | 95 => 1,
+        // Atomics between host and device, preemption, host pointers for registered memory, operations of streams on memory (64 bits and
+        // NOR too), cooperative launches.
+        86 | 90..=95 | 122 | 123 => 1,
         97 => MOST_SHARED as c_int,
         // Flushes of writes; registration of host memory; virtual memory; descriptors as handles.
         98 | 99 | 102 | 103 => 1,
         106 => BLOCKS_OF_PROCESSOR as c_int,
-        // GPUDirect RDMA with virtual memory, reserved shared memory, read-only registration, GPUDirect RDMA, its flush and order.
+        // GPUDirect RDMA with virtual memory, reserved shared memory, read-only registration, memory pools, GPUDirect RDMA, its flush and
+        // order.
         110 => 1,
         111 => 1024,
-        113 | 116 | 117 => 1,
+        113 | 115..=117 => 1,
         118 => 200,
         // Dma-bufs.
         124 => 1,
@@ -300,6 +304,15 @@ api! {
             2 | 3 => out.set(1),
             _ => Err(Code::INVALID_VALUE),
         }
+    }
+
+    /// There is no profiler, as on a machine where none is attached.
+    cuProfilerStart() {
+        crate::context::current().map(drop)
+    }
+
+    cuProfilerStop() {
+        crate::context::current().map(drop)
     }
 
     /// Processors of other GPUs and the host see writes at once.

@@ -25,7 +25,7 @@ pub fn images(data: &[u8]) {
         assert_eq!(device::cuInit(0), crate::code::Code::SUCCESS);
         context::create_on(0)
     });
-    let Ok(handle) = module::load(context, program) else { return };
+    let Ok(handle) = module::load(context, program, false) else { return };
     let Some(loaded) = MODULES.get(handle) else { return };
     for function in &loaded.functions {
         let kernel = &function.kernel;

@@ -169,6 +169,11 @@ impl<T: Copy> In<T> {
 }
 
 impl In<u8> {
+    /// The same pointer to another type.
+    pub(crate) fn cast<U>(self) -> In<U> {
+        In(self.0.cast())
+    }
+
     /// The same pointer to a text.
     pub(crate) fn text(self) -> Text {
         Text(self.0.cast())

@@ -20,19 +20,22 @@ pub(crate) struct Heap {
     free: BTreeMap<u64, u64>,
 }
 
+/// Begins the name of each memory file; the ordinal of the device follows.
+pub(crate) const NAME: &str = "softgpu-heap-";
+
 /// Addresses of cuMemAlloc are multiples of this, as on hardware. As many bytes behind an allocation belong to none, so that an access past
 /// the end is found.
 pub(crate) const UNIT: u64 = 512;
 
 /// Allocations of a page or more begin at a page, so that cuMemGetHandleForAddressRange can export them.
-fn alignment(bytes: u64) -> u64 {
+pub(crate) fn alignment(bytes: u64) -> u64 {
     if bytes < memfd::page_size() { UNIT } else { memfd::page_size() }
 }
 
 impl Heap {
     fn open(device: &Device, len: u64) -> Outcome<Self> {
         let open = || {
-            let file = memfd::create(&format!("softgpu-heap-{}", device.ordinal), len)?;
+            let file = memfd::create(&format!("{NAME}{}", device.ordinal), len)?;
             let base = memfd::shared(0, len as usize, &file, 0)? as u64;
             Ok(Self { file, base, free: BTreeMap::from([(0, len)]) })
         };
@@ -88,7 +91,15 @@ impl Heap {
 /// # Errors
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(crate) fn allocate(context: &Context, bytes: u64, align: u64, kind: Kind) -> Outcome<u64> {
-    let device = device::by_ordinal(context.device)?;
+    allocate_on(context.device, context, bytes, align, kind)
+}
+
+/// The same for memory of the device `ordinal`.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub(crate) fn allocate_on(ordinal: usize, context: &Context, bytes: u64, align: u64, kind: Kind) -> Outcome<u64> {
+    let device = device::by_ordinal(ordinal)?;
     device.charge(bytes)?;
     let mut heap = lock(&device.heap);
     let taken = match &mut *heap {
@@ -97,7 +108,7 @@ pub(crate) fn allocate(context: &Context, bytes: u64, align: u64, kind: Kind) ->
     };
     let taken = taken.and_then(|heap| Ok(heap.base + heap.take(bytes, align).ok_or(Code::OUT_OF_MEMORY)?));
     let address = taken.inspect_err(|_| device.discharge(bytes))?;
-    space::add(Entry::new(address, bytes, kind, context.device, context.handle));
+    space::add(Entry::new(address, bytes, kind, ordinal, context.handle));
     Ok(address)
 }
 
@@ -106,11 +117,19 @@ pub(crate) fn release(start: u64, wanted: impl Fn(&Entry) -> bool) -> Outcome {
     let entry = space::remove(start, "memory that was freed", wanted).ok_or(Code::INVALID_VALUE)?;
     let device = device::by_ordinal(entry.device)?;
     device.discharge(entry.len);
+    if let Kind::Pooled(pool) = &entry.kind {
+        pool.discharge(entry.len);
+    }
     if let Some(heap) = &mut *lock(&device.heap) {
         let at = start - heap.base;
         heap.give_back(at, entry.len);
     }
     Ok(())
+}
+
+/// True for memory of cuMemAlloc or of a pool, until it is freed.
+pub(crate) fn is_allocated(entry: &Entry) -> bool {
+    matches!(entry.kind, Kind::Heap | Kind::Pooled(_)) && !entry.freed
 }
 
 api! {
@@ -137,19 +156,19 @@ api! {
         pitch.set(row)
     }
 
-    /// The driver waits for the work of the context before it frees memory, and so does this call.
+    /// The driver waits for the work of the context before it frees memory other than that of pools, and so does this call.
     cuMemFree_v2(address: u64) {
         let context = context::current()?;
         if address == 0 {
             return Ok(());
         }
-        let own = |entry: &Entry| matches!(entry.kind, Kind::Heap);
-        let entry = space::find(address).filter(|entry| entry.start == address && own(entry)).ok_or(Code::INVALID_VALUE)?;
+        let entry = space::find(address).filter(|entry| entry.start == address && is_allocated(entry)).ok_or(Code::INVALID_VALUE)?;
         match context::CONTEXTS.get(entry.context) {
+            _ if matches!(entry.kind, Kind::Pooled(_)) => {}
             Some(owner) if owner.handle != context.handle => owner.wait(),
             _ => context.wait(),
         }
-        release(address, own)?;
+        release(address, is_allocated)?;
         context.check()
     }
 

@@ -1,6 +1,6 @@
 //! Modules: images that were loaded, their functions and their variables.
 
-use std::ffi::c_int;
+use std::ffi::{CString, c_char, c_int};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -11,12 +11,14 @@ use crate::context::{self, Context};
 use crate::device::{self, MOST_SHARED, SHARED};
 use crate::guard::{In, Out, Text, log};
 use crate::handle::{Table, fresh};
-use crate::link::{self, Logs};
+use crate::link::{self, Image, Logs};
 use crate::space::Kind;
-use crate::{copy, heap};
+use crate::{copy, heap, library};
 
 pub(crate) struct Module {
-    handle: usize,
+    pub(crate) handle: usize,
+    /// The module is that of a library, with which it ends.
+    of_library: bool,
     /// The handle of the context.
     pub(crate) context: usize,
     pub(crate) loaded: Loaded,
@@ -28,10 +30,11 @@ pub(crate) struct Module {
 
 /// A kernel of a module.
 pub(crate) struct Function {
-    handle: usize,
+    pub(crate) handle: usize,
     /// The handle of the module.
     pub(crate) module: usize,
     pub(crate) kernel: Kernel,
+    name: CString,
     /// Most bytes of dynamic shared memory: `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
     pub(crate) dynamic: AtomicU32,
 }
@@ -39,11 +42,13 @@ pub(crate) struct Function {
 pub(crate) static MODULES: Table<Module> = Table::new();
 static FUNCTIONS: Table<Function> = Table::new();
 
+/// The function, or that of a library's kernel in the current context.
+///
 /// # Errors
 /// `CUDA_ERROR_INVALID_HANDLE`.
 pub(crate) fn function(handle: usize) -> Outcome<Arc<Function>> {
     device::started()?;
-    FUNCTIONS.get(handle).ok_or(Code::INVALID_HANDLE)
+    FUNCTIONS.get(handle).map_or_else(|| library::function(handle), Ok)
 }
 
 fn module(handle: usize) -> Outcome<Arc<Module>> {
@@ -60,8 +65,15 @@ pub(crate) fn code_of(error: &Error) -> Code {
     }
 }
 
+/// The kernels by the order of their names.
+pub(crate) fn kernels_of(program: &Program) -> Vec<Kernel> {
+    let mut kernels: Vec<Kernel> = program.kernels().filter_map(|name| program.kernel(name).cloned()).collect();
+    kernels.sort_by(|one, other| one.name.cmp(&other.name));
+    kernels
+}
+
 /// Places the variables of a program and makes a module of it.
-pub(crate) fn load(context: &Context, program: Program) -> Outcome<usize> {
+pub(crate) fn load(context: &Context, program: Program, of_library: bool) -> Outcome<usize> {
     let mut variables = Vec::new();
     let globals = program.globals().to_vec();
     for global in &globals {
@@ -72,18 +84,15 @@ pub(crate) fn load(context: &Context, program: Program) -> Outcome<usize> {
         copy::fill(variables[index], &program.initial(index, &variables));
     }
     let handle = fresh();
-    let mut kernels: Vec<Kernel> = program.kernels().filter_map(|name| program.kernel(name).cloned()).collect();
-    kernels.sort_by(|one, other| one.name.cmp(&other.name));
-    let functions: Vec<_> = kernels
-        .into_iter()
-        .map(|kernel| {
-            let dynamic = AtomicU32::new(SHARED.saturating_sub(kernel.shared));
-            Arc::new(Function { handle: fresh(), module: handle, kernel, dynamic })
-        })
-        .collect();
+    let functions = kernels_of(&program).into_iter().map(|kernel| {
+        let (dynamic, name) = (usual_dynamic(&kernel).into(), CString::new(kernel.name.clone()).unwrap_or_default());
+        Arc::new(Function { handle: fresh(), module: handle, kernel, name, dynamic })
+    });
+    let functions: Vec<_> = functions.collect();
     functions.iter().for_each(|function| FUNCTIONS.insert(function.handle, function.clone()));
     let loaded = Arc::new(program).load(&variables);
-    MODULES.insert(handle, Arc::new(Module { handle, context: context.handle, loaded, functions, variables }));
+    MODULES
+        .insert(handle, Arc::new(Module { handle, of_library, context: context.handle, loaded, functions, variables }));
     Ok(handle)
 }
 
@@ -94,19 +103,29 @@ fn release(variables: &[u64]) {
     }
 }
 
-/// Loads an image, with what the compiler says in `logs`.
-fn load_image(context: &Context, image: &link::Image, logs: &Logs) -> Outcome<usize> {
-    let program = image.link().map_err(|error| {
+/// The program of an image, with what the compiler says in `logs`.
+pub(crate) fn link(image: &Image, logs: &Logs) -> Outcome<Program> {
+    image.link().map_err(|error| {
         log(format_args!("{error}"));
         logs.error(&error.to_string());
         code_of(&error)
-    })?;
-    load(context, program)
+    })
+}
+
+fn load_image(context: &Context, image: &Image, logs: &Logs) -> Outcome<usize> {
+    load(context, link(image, logs)?, false)
 }
 
 /// Ends the modules of a context.
 pub(crate) fn forget(context: usize) {
     MODULES.remove_if(|module| module.context == context).iter().for_each(|module| end(module));
+}
+
+/// Ends a module, if it is there.
+pub(crate) fn unload(handle: usize) {
+    if let Some(module) = MODULES.remove(handle) {
+        end(&module);
+    }
 }
 
 fn end(module: &Module) {
@@ -120,35 +139,37 @@ api! {
     cuModuleLoadData(out: Out<usize>, image: In<u8>) {
         let context = context::current()?;
         out.present()?;
-        out.set(load_image(&context, &link::Image::of_memory(image)?, &Logs::default())?)
+        out.set(load_image(&context, &Image::of_memory(image)?, &Logs::default())?)
     }
 
     cuModuleLoadDataEx(out: Out<usize>, image: In<u8>, count: u32, options: In<c_int>, values: Out<usize>) {
         let context = context::current()?;
         out.present()?;
         let logs = Logs::read(count, options, values)?;
-        let loaded = link::Image::of_memory(image).inspect_err(|_| logs.error("the image is no PTX"));
+        let loaded = Image::of_memory(image).inspect_err(|_| logs.error("the image is no PTX"));
         out.set(load_image(&context, &loaded?, &logs)?)
     }
 
     cuModuleLoadFatBinary(out: Out<usize>, image: In<u8>) {
         let context = context::current()?;
         out.present()?;
-        out.set(load_image(&context, &link::Image::of_memory(image)?, &Logs::default())?)
+        out.set(load_image(&context, &Image::of_memory(image)?, &Logs::default())?)
     }
 
     cuModuleLoad(out: Out<usize>, path: Text) {
         let context = context::current()?;
         out.present()?;
         let bytes = link::read_file(&path.string()?)?;
-        out.set(load_image(&context, &link::Image::of_bytes(&path.string()?, &bytes)?, &Logs::default())?)
+        out.set(load_image(&context, &Image::of_bytes(&path.string()?, &bytes)?, &Logs::default())?)
     }
 
     cuModuleUnload(handle: usize) {
         let context = context::current()?;
-        module(handle)?;
+        if module(handle)?.of_library {
+            return Err(Code::NOT_PERMITTED);
+        }
         context.wait();
-        end(&*MODULES.remove(handle).ok_or(Code::INVALID_HANDLE)?);
+        unload(handle);
         context.check()
     }
 
@@ -175,11 +196,7 @@ api! {
 
     cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, handle: usize, name: Text) {
         context::current()?;
-        let (module, name) = (module(handle)?, name.string()?);
-        let (at, len) = module.loaded.global(&name).ok_or(Code::NOT_FOUND)?;
-        address.set_at(0, at);
-        bytes.set_at(0, len as usize);
-        Ok(())
+        module(handle)?.give_global(&name.string()?, address, bytes)
     }
 
     /// Eager.
@@ -196,39 +213,23 @@ api! {
     cuFuncGetAttribute(out: Out<c_int>, number: c_int, handle: usize) {
         let function = function(handle)?;
         out.present()?;
-        let kernel = &function.kernel;
-        let (major, minor) = device::started()?.settings.capability;
-        out.set(match number {
-            0 => kernel.max_threads as c_int,
-            1 => kernel.shared as c_int,
-            2 => kernel.constant as c_int,
-            3 => kernel.local as c_int,
-            4 => kernel.registers as c_int,
-            // PTX and binary version, cache mode.
-            5 | 6 => major * 10 + minor,
-            7 => 0,
-            8 => function.dynamic.load(Ordering::Relaxed) as c_int,
-            9 => -1,
-            // Clusters, which there are not.
-            10..=16 => 0,
-            _ => return Err(Code::INVALID_VALUE),
-        })
+        out.set(attribute(&function.kernel, function.dynamic.load(Ordering::Relaxed), number)?)
+    }
+
+    cuFuncGetName(out: Out<*const c_char>, handle: usize) {
+        out.present()?;
+        // The reference states this code for null.
+        let function = if handle == 0 { Err(Code::INVALID_VALUE) } else { function(handle) };
+        out.set(function?.name.as_ptr())
     }
 
     cuFuncSetAttribute(handle: usize, number: c_int, value: c_int) {
         context::current()?;
         let function = function(handle)?;
-        match number {
-            8 => {
-                let most = MOST_SHARED.saturating_sub(function.kernel.shared);
-                let value = u32::try_from(value).ok().filter(|value| *value <= most).ok_or(Code::INVALID_VALUE)?;
-                function.dynamic.store(value, Ordering::Relaxed);
-                Ok(())
-            }
-            // Which part of the cache is shared memory: a preference.
-            9 if (-1..=100).contains(&value) => Ok(()),
-            _ => Err(Code::INVALID_VALUE),
+        if let Some(bytes) = check_attribute(&function.kernel, number, value)? {
+            function.dynamic.store(bytes, Ordering::Relaxed);
         }
+        Ok(())
     }
 
     cuFuncSetCacheConfig(handle: usize, preference: c_int) {
@@ -238,11 +239,7 @@ api! {
     }
 
     cuFuncGetParamInfo(handle: usize, index: usize, offset: Out<usize>, size: Out<usize>) {
-        let function = function(handle)?;
-        offset.present()?;
-        let parameter = function.kernel.parameters.get(index).ok_or(Code::INVALID_VALUE)?;
-        size.set_at(0, parameter.size as usize);
-        offset.set(parameter.offset as usize)
+        give_parameter(&function(handle)?.kernel, index, offset, size)
     }
 
     cuFuncGetParamCount(handle: usize, out: Out<usize>) {
@@ -270,6 +267,18 @@ api! {
         out.set(occupancy(handle, threads, shared)?)
     }
 
+    /// The most dynamic shared memory with which `blocks` blocks are on a processor at once.
+    cuOccupancyAvailableDynamicSMemPerBlock(out: Out<usize>, handle: usize, blocks: c_int, threads: c_int) {
+        let function = function(handle)?;
+        out.present()?;
+        let (blocks, threads) = (u32::try_from(blocks), u32::try_from(threads));
+        let (Ok(blocks @ 1..), Ok(threads @ 1..)) = (blocks, threads) else { return Err(Code::INVALID_VALUE) };
+        let fits = |bytes: &u32| device::blocks_of_processor(threads, function.kernel.shared + bytes) >= blocks;
+        let most = MOST_SHARED.saturating_sub(function.kernel.shared);
+        let sizes = (0..=most).rev().step_by(1024).chain([0]);
+        out.set(sizes.into_iter().find(fits).unwrap_or(0) as usize)
+    }
+
     /// The largest block that the function can have.
     cuOccupancyMaxPotentialBlockSize(
         grid: Out<c_int>,
@@ -287,6 +296,72 @@ api! {
         let shared = shared_of.map_or(shared, |shared_of| shared_of(threads));
         block.set(threads)?;
         grid.set(occupancy(handle, threads, shared)? * device::PROCESSORS as c_int)
+    }
+}
+
+/// The dynamic shared memory that a kernel may have before cuFuncSetAttribute.
+pub(crate) fn usual_dynamic(kernel: &Kernel) -> u32 {
+    SHARED.saturating_sub(kernel.shared)
+}
+
+/// The attribute's value, with the most dynamic shared memory as it is set.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE`.
+pub(crate) fn attribute(kernel: &Kernel, dynamic: u32, number: c_int) -> Outcome<c_int> {
+    let (major, minor) = device::started()?.settings.capability;
+    Ok(match number {
+        0 => kernel.max_threads as c_int,
+        1 => kernel.shared as c_int,
+        2 => kernel.constant as c_int,
+        3 => kernel.local as c_int,
+        4 => kernel.registers as c_int,
+        // PTX and binary version, cache mode.
+        5 | 6 => major * 10 + minor,
+        7 => 0,
+        8 => dynamic as c_int,
+        9 => -1,
+        // Clusters, which there are not.
+        10..=16 => 0,
+        _ => return Err(Code::INVALID_VALUE),
+    })
+}
+
+/// Checks a new value of an attribute. Returns the new most dynamic shared memory, if it is that attribute.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE`.
+pub(crate) fn check_attribute(kernel: &Kernel, number: c_int, value: c_int) -> Outcome<Option<u32>> {
+    let most = MOST_SHARED.saturating_sub(kernel.shared);
+    match (number, u32::try_from(value)) {
+        (8, Ok(value)) if value <= most => Ok(Some(value)),
+        // Which part of the cache is shared memory: a preference.
+        (9, _) if (-1..=100).contains(&value) => Ok(None),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+/// Writes the place of a parameter.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE`.
+pub(crate) fn give_parameter(kernel: &Kernel, index: usize, offset: Out<usize>, size: Out<usize>) -> Outcome {
+    offset.present()?;
+    let parameter = kernel.parameters.get(index).ok_or(Code::INVALID_VALUE)?;
+    size.set_at(0, parameter.size as usize);
+    offset.set(parameter.offset as usize)
+}
+
+impl Module {
+    /// Writes the address and the size of a variable.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_NOT_FOUND`.
+    pub(crate) fn give_global(&self, name: &str, address: Out<u64>, bytes: Out<usize>) -> Outcome {
+        let (at, len) = self.loaded.global(name).ok_or(Code::NOT_FOUND)?;
+        address.set_at(0, at);
+        bytes.set_at(0, len as usize);
+        Ok(())
     }
 }
 

@@ -26,7 +26,7 @@ fn give(entry: &Entry, address: u64, number: c_int, out: Out<c_void>) -> Outcome
         7 | 20 => out.cast::<u64>().set(entry.id),
         8 => out.cast::<u32>().set(0),
         9 => out.cast::<c_int>().set(entry.device as c_int),
-        10 => out.cast::<u32>().set(0),
+        10 => out.cast::<u32>().set(u32::from(matches!(entry.kind, Kind::Heap))),
         11 | 19 => out.cast::<u64>().set(entry.start),
         12 | 18 => out.cast::<usize>().set(entry.len as usize),
         13 => out.cast::<u32>().set(1),
@@ -43,7 +43,10 @@ fn give(entry: &Entry, address: u64, number: c_int, out: Out<c_void>) -> Outcome
             let readable = !mapped || entry.readers != 0;
             out.cast::<u64>().set(if writable { 3 } else { u64::from(readable) })
         }
-        17 => out.cast::<usize>().set(0),
+        17 => out.cast::<usize>().set(match &entry.kind {
+            Kind::Pooled(pool) => pool.handle,
+            _ => 0,
+        }),
         _ => Err(Code::INVALID_VALUE),
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use soft_gpu_ptx::{Memory, Range};
 
 use crate::guard::lock;
+use crate::pool::Pool;
 use crate::settings::MOST_DEVICES;
 use crate::vmm::Physical;
 
@@ -16,6 +17,10 @@ use crate::vmm::Physical;
 pub(crate) enum Kind {
     /// An allocation of cuMemAlloc.
     Heap,
+    /// An allocation of a memory pool.
+    Pooled(Arc<Pool>),
+    /// Memory of another process, by its IPC handle.
+    Opened,
     /// A global variable of a module. The flag is true if kernels only read it.
     Variable(bool),
     /// A mapping of cuMemMap.
@@ -36,17 +41,20 @@ pub(crate) struct Entry {
     pub(crate) device: usize,
     /// The handle of the context that the memory belongs to; 0 for mappings of cuMemMap, which belong to no context.
     pub(crate) context: usize,
-    /// For mappings of cuMemMap: the devices that may read it and write it, a bit each.
+    /// For mappings of cuMemMap and memory of other processes: the devices that may read it and write it, a bit each.
     pub(crate) readers: u64,
     pub(crate) writers: u64,
     /// A number that no other range of this process has.
     pub(crate) id: u64,
+    /// cuMemFreeAsync has its address: the memory goes when the stream gets there.
+    pub(crate) freed: bool,
 }
 
 impl Entry {
     pub(crate) fn new(start: u64, len: u64, kind: Kind, device: usize, context: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { start, len, kind, device, context, readers: 0, writers: 0, id: NEXT.fetch_add(1, Ordering::Relaxed) }
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { start, len, kind, device, context, readers: 0, writers: 0, id, freed: false }
     }
 
     pub(crate) fn end(&self) -> u64 {
@@ -65,10 +73,11 @@ impl Entry {
     /// Whether kernels of `device` may read the range, and whether they may write it.
     fn rights(&self, device: usize) -> (bool, bool) {
         let owned = self.device == device || peers(device) & (1 << self.device) != 0;
-        match self.kind {
+        match &self.kind {
             Kind::Heap => (owned, owned),
+            Kind::Pooled(pool) => [self.device == device || pool.is_open_to(device); 2].into(),
             Kind::Variable(constant) => (owned, owned && !constant),
-            Kind::Mapped(_) => (self.readers & (1 << device) != 0, self.writers & (1 << device) != 0),
+            Kind::Mapped(_) | Kind::Opened => (self.readers & (1 << device) != 0, self.writers & (1 << device) != 0),
             Kind::HostAlloc(_) => (true, true),
             Kind::Registered(flags) => (true, flags & crate::host::READ_ONLY == 0),
         }
@@ -94,15 +103,20 @@ pub(crate) fn set_peer(device: usize, peer: usize, allowed: bool) -> bool {
     } else {
         PEERS[device].fetch_and(!bit, Ordering::SeqCst)
     };
-    GENERATION.fetch_add(1, Ordering::SeqCst);
+    changed();
     (before & bit != 0) != allowed
+}
+
+/// Lets kernels that run look rights up again.
+pub(crate) fn changed() {
+    GENERATION.fetch_add(1, Ordering::SeqCst);
 }
 
 /// Changes the table. Kernels that run see the change at their next access.
 fn change<T>(act: impl FnOnce(&mut BTreeMap<u64, Entry>) -> T) -> T {
     let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
     let result = act(&mut ranges);
-    GENERATION.fetch_add(1, Ordering::SeqCst);
+    changed();
     result
 }
 
@@ -185,7 +199,7 @@ pub(crate) fn allowed(device: usize, address: u64, len: u64, write: bool) -> boo
     covered(address, len, |entry| {
         let (readable, writable) = entry.rights(device);
         // A copy between devices that are no peers goes through the host.
-        let staged = matches!(entry.kind, Kind::Heap | Kind::Variable(false));
+        let staged = matches!(entry.kind, Kind::Heap | Kind::Pooled(_) | Kind::Opened | Kind::Variable(false));
         staged || if write { writable } else { readable }
     })
 }
@@ -225,6 +239,12 @@ unsafe impl Memory for View {
         if let Some(entry) = find(address) {
             return match entry.kind {
                 Kind::Mapped(_) => "mapped memory to which cuMemSetAccess gives this device no access".to_owned(),
+                Kind::Pooled(_) => {
+                    format!(
+                        "memory of a pool of device {}, to which cuMemPoolSetAccess gives this device no access",
+                        entry.device
+                    )
+                }
                 _ => format!("memory of device {}, to which this device has no peer access", entry.device),
             };
         }

@@ -371,6 +371,19 @@ api! {
         out.set(0)
     }
 
+    /// The status alone is valid for a stream that is not captured.
+    cuStreamGetCaptureInfo(handle: usize, out: Out<c_int>, _id: Out<u64>) {
+        resolve(handle)?;
+        out.set(0)
+    }
+
+    cuStreamGetCaptureInfo_v2(
+        handle: usize, out: Out<c_int>, _id: Out<u64>, _graph: Out<usize>, _dependencies: Out<usize>, _count: Out<usize>,
+    ) {
+        resolve(handle)?;
+        out.set(0)
+    }
+
     cuThreadExchangeStreamCaptureMode(mode: Out<c_int>) {
         device::started()?;
         let mode = mode.present()?;

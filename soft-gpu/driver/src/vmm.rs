@@ -18,15 +18,15 @@ use crate::space::{self, Entry, Kind};
 /// Sizes and addresses are multiples of this, as on hardware.
 pub(crate) const GRANULARITY: usize = 2 << 20;
 
-const PINNED: c_int = 1;
+pub(crate) const PINNED: c_int = 1;
 const ON_DEVICE: c_int = 1;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-const DESCRIPTOR: c_int = 1;
+pub(crate) const DESCRIPTOR: c_int = 1;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 const DMA_BUF: c_int = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READ`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ: c_int = 1;
-const READ_WRITE: c_int = 3;
+pub(crate) const READ_WRITE: c_int = 3;
 
 /// `CUmemLocation`.
 #[repr(C)]
@@ -56,8 +56,8 @@ const _: () = assert!(size_of::<Properties>() == 32 && std::mem::offset_of!(Prop
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
-    place: Place,
-    flags: c_int,
+    pub(crate) place: Place,
+    pub(crate) flags: c_int,
 }
 
 /// Memory of cuMemCreate. It lives until it is released and no mapping has it.
@@ -121,7 +121,7 @@ impl Properties {
 }
 
 impl Place {
-    fn device(&self) -> Outcome<usize> {
+    pub(crate) fn device(&self) -> Outcome<usize> {
         match self.kind {
             ON_DEVICE => Ok(device::by_number(self.id)?.ordinal),
             // Memory of the host and of its NUMA nodes.

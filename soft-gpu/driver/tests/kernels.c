@@ -47,6 +47,62 @@ static void scale(CUmodule module) {
     CALL(cuStreamDestroy(stream));
 }
 
+/* A library, whose kernels run in each context by their own handles. */
+static void library(const char *path) {
+    CUlibrary library, same;
+    CUkernel kernel, kernels[8];
+    CUfunction function;
+    CUmodule module, again;
+    CUcontext mine, other;
+    CUdeviceptr memory, launches, elsewhere;
+    unsigned count = 0, value = 9, seen = 0;
+    size_t bytes, offset, size;
+    int attribute = 0;
+    const char *name = NULL;
+    CALL(cuLibraryLoadFromFile(&library, path, NULL, NULL, 0, NULL, NULL, 0));
+    CALL(cuLibraryGetKernelCount(&count, library));
+    CALL(cuLibraryEnumerateKernels(kernels, count, library));
+    CHECK(count == 4);
+    CALL(cuLibraryGetKernel(&kernel, library, "store"));
+    CALL(cuKernelGetName(&name, kernel));
+    CHECK(strcmp(name, "store") == 0);
+    CALL(cuKernelGetLibrary(&same, kernel));
+    CALL(cuKernelGetParamInfo(kernel, 1, &offset, &size));
+    CHECK(same == library && offset == 8 && size == 4);
+    CALL(cuMemAlloc(&memory, 4));
+    void *parameters[] = {&memory, &value};
+    CALL(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+    CALL(cuMemcpyDtoH(&seen, memory, 4));
+    CHECK(seen == 9);
+
+    /* An attribute holds for the contexts that are there, and for those to come. */
+    CALL(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 100000, kernel, 0));
+    CALL(cuKernelGetFunction(&function, kernel));
+    CALL(cuFuncGetAttribute(&attribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function));
+    CALL(cuFuncGetName(&name, function));
+    CHECK(attribute == 100000 && strcmp(name, "store") == 0);
+    CALL(cuLibraryGetModule(&module, library));
+    CALL(cuLibraryGetModule(&again, library));
+    CHECK(module == again && cuModuleUnload(module) == CUDA_ERROR_NOT_PERMITTED);
+    CALL(cuLibraryGetGlobal(&launches, &bytes, library, "launches"));
+    CALL(cuCtxGetCurrent(&mine));
+    CALL(cuCtxCreate(&other, 0, 0));
+    CALL(cuLibraryGetModule(&again, library));
+    CALL(cuLibraryGetGlobal(&elsewhere, &bytes, library, "launches"));
+    CHECK(module != again && launches != elsewhere && bytes == 4);
+    CALL(cuFuncGetAttribute(&attribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (CUfunction)kernel));
+    CHECK(attribute == 100000);
+    value = 11;
+    CALL(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 100000, NULL, parameters, NULL));
+    CALL(cuCtxSynchronize());
+    CALL(cuCtxDestroy(other));
+    CALL(cuMemcpyDtoH(&seen, memory, 4));
+    CHECK(seen == 11);
+    CALL(cuLibraryUnload(library));
+    CHECK(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL) == CUDA_ERROR_INVALID_HANDLE);
+    CALL(cuMemFree(memory));
+}
+
 /* A kernel that waits for the host, while another stream works. */
 static void wait_for_host(CUmodule module) {
     CUfunction wait, store;
@@ -181,6 +237,7 @@ int main(int argc, char **argv) {
     CALL(cuModuleLoad(&module, argv[1]));
     scale(module);
     wait_for_host(module);
+    library(argv[1]);
     link_texts(argv[1]);
     CALL(cuModuleUnload(module));
     CALL(cuDevicePrimaryCtxRelease(0));

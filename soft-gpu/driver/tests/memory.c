@@ -185,6 +185,176 @@ static void streams(void) {
     CALL(cuMemFree(memory));
 }
 
+/* A rectangle of the middle of rows goes to the device, within it and back; the rest stays. */
+static void rectangles(void) {
+    enum { PITCH = 96, ROWS = 40, WIDTH = 50, HEIGHT = 30, X = 7, Y = 5 };
+    unsigned char host[ROWS][PITCH], back[ROWS][PITCH];
+    for (int y = 0; y < ROWS; y++)
+        for (int x = 0; x < PITCH; x++)
+            host[y][x] = (unsigned char)(y * 31 + x);
+    memset(back, 0xee, sizeof back);
+    CUdeviceptr memory, other;
+    size_t pitch = 512;
+    CALL(cuMemAlloc(&memory, pitch * ROWS));
+    CALL(cuMemAlloc(&other, pitch * ROWS));
+    CALL(cuMemsetD8(memory, 0x11, pitch * ROWS));
+    CUDA_MEMCPY2D copy;
+    memset(&copy, 0, sizeof copy);
+    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+    copy.srcHost = host;
+    copy.srcPitch = PITCH;
+    copy.srcXInBytes = X;
+    copy.srcY = Y;
+    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.dstDevice = memory;
+    copy.dstPitch = pitch;
+    copy.dstXInBytes = 3;
+    copy.dstY = 2;
+    copy.WidthInBytes = WIDTH;
+    copy.Height = HEIGHT;
+    CALL(cuMemcpy2D(&copy));
+    copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.srcDevice = memory;
+    copy.srcPitch = pitch;
+    copy.srcXInBytes = 3;
+    copy.srcY = 2;
+    copy.dstDevice = other;
+    copy.dstXInBytes = copy.dstY = 0;
+    CALL(cuMemcpy2D(&copy));
+    copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+    copy.srcDevice = other;
+    copy.srcXInBytes = copy.srcY = 0;
+    copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+    copy.dstHost = back;
+    copy.dstPitch = PITCH;
+    copy.dstXInBytes = X;
+    copy.dstY = Y;
+    CALL(cuMemcpy2DAsync(&copy, NULL));
+    CALL(cuStreamSynchronize(NULL));
+    int right = 0;
+    for (int y = 0; y < ROWS; y++)
+        for (int x = 0; x < PITCH; x++) {
+            int inside = y >= Y && y < Y + HEIGHT && x >= X && x < X + WIDTH;
+            right += back[y][x] == (inside ? host[y][x] : 0xee);
+        }
+    CHECK(right == ROWS * PITCH);
+    CALL(cuMemcpyDtoH(back, memory, sizeof back));
+    CHECK(back[0][0] == 0x11);
+
+    /* Two of each row's elements; the rest stays. */
+    unsigned short rows[ROWS][PITCH / 2];
+    CALL(cuMemsetD8(memory, 0, sizeof rows));
+    CALL(cuMemsetD2D16(memory + 4, PITCH, 0x0102, 2, ROWS));
+    CALL(cuMemcpyDtoH(rows, memory, sizeof rows));
+    right = 0;
+    for (int y = 0; y < ROWS; y++)
+        for (int x = 0; x < PITCH / 2; x++)
+            right += rows[y][x] == (x == 2 || x == 3 ? 0x0102 : 0);
+    CHECK(right == ROWS * PITCH / 2);
+    CALL(cuMemFree(memory));
+    CALL(cuMemFree(other));
+}
+
+/* Memory in the order of a stream: it stays until the stream gets to the free. */
+static void pools(void) {
+    CUstream stream;
+    CUmemoryPool usual, current, own, of_memory = NULL;
+    CUdeviceptr memory, other;
+    CUmemPoolProps props;
+    uint64_t used = 1, high = 0, threshold = 1 << 20, value = 0;
+    size_t before, after, total;
+    static int count;
+    char byte = 0;
+    int flag = 0;
+    CALL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CALL(cuDeviceGetDefaultMemPool(&usual, 0));
+    CALL(cuDeviceGetMemPool(&current, 0));
+    CHECK(usual == current);
+    CALL(cuMemPoolSetAttribute(usual, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+    CALL(cuMemPoolGetAttribute(usual, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value));
+    CALL(cuMemPoolGetAttribute(usual, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, &flag));
+    CHECK(value == threshold && flag == 1);
+    CALL(cuMemGetInfo(&before, &total));
+    gate = 0;
+    CALL(cuMemAllocAsync(&memory, 1 << 20, stream));
+    CALL(cuMemsetD8Async(memory, 0x42, 1 << 20, stream));
+    CALL(cuStreamSynchronize(stream));
+    CALL(cuLaunchHostFunc(stream, wait_for_gate, &count));
+    CALL(cuMemFreeAsync(memory, stream));
+    CHECK(cuMemFreeAsync(memory, stream) == CUDA_ERROR_INVALID_VALUE && cuMemFree(memory) == CUDA_ERROR_INVALID_VALUE);
+    CALL(cuPointerGetAttribute(&of_memory, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, memory));
+    CALL(cuMemPoolGetAttribute(usual, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+    CALL(cuMemcpyDtoH(&byte, memory + 5, 1));
+    CHECK(of_memory == usual && used == 1 << 20 && byte == 0x42);
+    gate = 1;
+    CALL(cuStreamSynchronize(stream));
+    CALL(cuMemPoolGetAttribute(usual, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+    CALL(cuMemPoolGetAttribute(usual, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &high));
+    CALL(cuMemGetInfo(&after, &total));
+    CHECK(used == 0 && high == 1 << 20 && before == after && cuMemsetD8(memory, 0, 1) == CUDA_ERROR_INVALID_VALUE);
+
+    /* A pool of the program, which is the current one until it is destroyed. */
+    memset(&props, 0, sizeof props);
+    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    props.maxSize = 1 << 20;
+    CALL(cuMemPoolCreate(&own, &props));
+    CALL(cuDeviceSetMemPool(0, own));
+    CALL(cuMemAllocAsync(&memory, 1 << 19, stream));
+    CHECK(cuMemAllocAsync(&other, (1 << 19) + 1, stream) == CUDA_ERROR_OUT_OF_MEMORY);
+    CALL(cuMemAllocFromPoolAsync(&other, 1 << 20, usual, stream));
+    CALL(cuMemPoolDestroy(own));
+    CALL(cuDeviceGetMemPool(&current, 0));
+    CHECK(current == usual);
+    /* The memory outlives its pool; each free takes memory of either kind. */
+    CALL(cuMemsetD8(memory, 1, 1 << 19));
+    CALL(cuMemFree(memory));
+    CALL(cuMemFreeAsync(other, NULL));
+    CALL(cuMemAlloc(&memory, 100));
+    CALL(cuMemFreeAsync(memory, stream));
+    CALL(cuCtxSynchronize());
+    CALL(cuMemGetInfo(&after, &total));
+    CHECK(before == after);
+    CALL(cuStreamDestroy(stream));
+}
+
+/* Waits and writes of streams: a stream waits for the host, and another one for that stream. */
+static void words(void) {
+    CUstream one, other;
+    CUdeviceptr memory;
+    volatile uint32_t *host;
+    uint64_t values[2] = {0, 0};
+    CALL(cuStreamCreate(&one, CU_STREAM_NON_BLOCKING));
+    CALL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+    CALL(cuMemHostAlloc((void **)&host, 8, 2));
+    CALL(cuMemAlloc(&memory, 16));
+    CALL(cuMemsetD8(memory, 0, 16));
+    *host = 4;
+    CALL(cuStreamWaitValue32(one, (CUdeviceptr)(uintptr_t)host, 5, CU_STREAM_WAIT_VALUE_GEQ));
+    CALL(cuStreamWriteValue32(one, memory, 77, 0));
+    CUstreamBatchMemOpParams steps[3];
+    memset(steps, 0, sizeof steps);
+    steps[0].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
+    steps[0].waitValue.address = memory;
+    steps[0].waitValue.value64 = 77;
+    steps[0].waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
+    steps[1].flushRemoteWrites.operation = CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES;
+    steps[2].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+    steps[2].writeValue.address = memory + 8;
+    steps[2].writeValue.value64 = 0x0102030405060708;
+    CALL(cuStreamBatchMemOp(other, 3, steps, 0));
+    usleep(2000);
+    CHECK(cuStreamQuery(one) == CUDA_ERROR_NOT_READY && cuStreamQuery(other) == CUDA_ERROR_NOT_READY);
+    *host = 6;
+    CALL(cuStreamSynchronize(other));
+    CALL(cuMemcpyDtoH(values, memory, 16));
+    CHECK(values[0] == 77 && values[1] == 0x0102030405060708);
+    CALL(cuMemFree(memory));
+    CALL(cuMemFreeHost((void *)host));
+    CALL(cuStreamDestroy(one));
+    CALL(cuStreamDestroy(other));
+}
+
 static void lookup(void) {
     CUresult (*version)(int *) = NULL;
     void *function = NULL, *same = NULL;
@@ -218,6 +388,9 @@ int main(void) {
     virtual_memory();
     host_memory();
     streams();
+    rectangles();
+    pools();
+    words();
     lookup();
     CALL(cuCtxDestroy(context));
     return failures;

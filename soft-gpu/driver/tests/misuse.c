@@ -94,6 +94,141 @@ static void memory(void) {
     EXPECT(CUDA_ERROR_NOT_SUPPORTED, cuMemAllocManaged(&other, 16, 1));
 }
 
+static void rectangles(void) {
+    CUdeviceptr memory;
+    CUDA_MEMCPY2D copy;
+    char bytes[64];
+    CALL(cuMemAlloc(&memory, 4096));
+    memset(&copy, 0, sizeof copy);
+    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+    copy.srcHost = bytes;
+    copy.srcPitch = 16;
+    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.dstDevice = memory;
+    copy.dstPitch = 1024;
+    copy.WidthInBytes = 16;
+    copy.Height = 4;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(NULL));
+    EXPECT(CUDA_SUCCESS, cuMemcpy2D(&copy));
+    copy.dstY = 1;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
+    copy.dstY = 0;
+    copy.dstXInBytes = 1009;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
+    copy.dstXInBytes = 0;
+    copy.srcPitch = 15;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
+    copy.srcPitch = (size_t)1 << 32;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
+    copy.srcPitch = 16;
+    copy.Height = (size_t)1 << 62;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
+    copy.Height = 4;
+    copy.srcMemoryType = 0;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
+    copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+    EXPECT(CUDA_ERROR_NOT_SUPPORTED, cuMemcpy2D(&copy));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemsetD2D8(memory, 1024, 0, 16, 5));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemsetD2D16(memory + 1, 1024, 0, 16, 1));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemsetD2D16(memory, 1023, 0, 16, 2));
+    CALL(cuMemFree(memory));
+}
+
+static void pools(void) {
+    CUdeviceptr memory;
+    CUmemoryPool pool, usual;
+    CUmemPoolProps props;
+    CUmemAccessDesc access;
+    uint64_t value = 1;
+    char byte;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAllocAsync(NULL, 16, NULL));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAllocAsync(&memory, 0, NULL));
+    EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuMemAllocAsync(&memory, (size_t)1 << 60, NULL));
+    EXPECT(CUDA_ERROR_INVALID_HANDLE, cuMemAllocAsync(&memory, 16, (CUstream)&byte));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAllocFromPoolAsync(&memory, 16, (CUmemoryPool)&byte, NULL));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync((CUdeviceptr)(uintptr_t)&byte, NULL));
+    CALL(cuMemAllocAsync(&memory, 16, NULL));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync(memory + 8, NULL));
+    CALL(cuMemFreeAsync(memory, NULL));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync(memory, NULL));
+    EXPECT(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetDefaultMemPool(&usual, 99));
+    CALL(cuDeviceGetDefaultMemPool(&usual, 0));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuDeviceSetMemPool(1, usual));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolDestroy(usual));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolGetAttribute(usual, 99, &value));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolSetAttribute(usual, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &value));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolSetAttribute(usual, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &value));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolTrimTo((CUmemoryPool)&byte, 0));
+    memset(&props, 0, sizeof props);
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolCreate(&pool, NULL));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolCreate(&pool, &props));
+    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    props.location.id = 99;
+    EXPECT(CUDA_ERROR_INVALID_DEVICE, cuMemPoolCreate(&pool, &props));
+    props.location.id = 1;
+    props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    EXPECT(CUDA_ERROR_NOT_SUPPORTED, cuMemPoolCreate(&pool, &props));
+    props.handleTypes = 0;
+    CALL(cuMemPoolCreate(&pool, &props));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuDeviceSetMemPool(0, pool));
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = 0;
+    access.flags = 2;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolSetAccess(pool, &access, 1));
+    CALL(cuMemPoolDestroy(pool));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolDestroy(pool));
+}
+
+static void words(void) {
+    CUdeviceptr memory;
+    CUstreamBatchMemOpParams step;
+    CALL(cuMemAlloc(&memory, 16));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamWriteValue32(NULL, memory + 2, 0, 0));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamWriteValue32(NULL, memory + 16, 0, 0));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamWriteValue32(NULL, memory, 0, CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamWaitValue32(NULL, memory, 0, 4));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamWaitValue32(NULL, 0, 0, 0));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamBatchMemOp(NULL, 256, &step, 0));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamBatchMemOp(NULL, 1, NULL, 0));
+    memset(&step, 0, sizeof step);
+    step.operation = 99;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamBatchMemOp(NULL, 1, &step, 0));
+    CALL(cuMemFree(memory));
+}
+
+static void libraries(const char *path) {
+    CUlibrary library;
+    CUkernel kernel;
+    CUfunction function;
+    CUdeviceptr address;
+    size_t bytes;
+    const char *name;
+    int value, option = CU_LIBRARY_BINARY_IS_PRESERVED;
+    void *values[] = {NULL};
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuLibraryLoadData(&library, NULL, NULL, NULL, 0, NULL, NULL, 0));
+    EXPECT(CUDA_ERROR_INVALID_PTX, cuLibraryLoadData(&library, broken, NULL, NULL, 0, NULL, NULL, 0));
+    EXPECT(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, cuLibraryLoadData(&library, newer, NULL, NULL, 0, NULL, NULL, 0));
+    EXPECT(CUDA_ERROR_NO_BINARY_FOR_GPU, cuLibraryLoadData(&library, machine_code, NULL, NULL, 0, NULL, NULL, 0));
+    EXPECT(CUDA_ERROR_FILE_NOT_FOUND, cuLibraryLoadFromFile(&library, "/nonexistent.ptx", NULL, NULL, 0, NULL, NULL, 0));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuLibraryLoadFromFile(&library, path, NULL, NULL, 0, &option, values, 1));
+    CALL(cuLibraryLoadFromFile(&library, path, NULL, NULL, 0, NULL, NULL, 0));
+    EXPECT(CUDA_ERROR_NOT_FOUND, cuLibraryGetKernel(&kernel, library, "absent"));
+    EXPECT(CUDA_ERROR_NOT_FOUND, cuLibraryGetGlobal(&address, &bytes, library, "absent"));
+    EXPECT(CUDA_ERROR_INVALID_HANDLE, cuLibraryGetKernel(&kernel, (CUlibrary)&value, "store"));
+    CALL(cuLibraryGetKernel(&kernel, library, "store"));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuKernelGetAttribute(&value, 9999, kernel, 0));
+    EXPECT(CUDA_ERROR_INVALID_DEVICE, cuKernelGetAttribute(&value, 0, kernel, 99));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1 << 30, kernel, 0));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuKernelGetName(NULL, kernel));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuKernelGetName(&name, NULL));
+    EXPECT(CUDA_ERROR_INVALID_HANDLE, cuKernelGetFunction(&function, (CUkernel)&value));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuKernelGetParamInfo(kernel, 2, &bytes, NULL));
+    CALL(cuLibraryUnload(library));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuLibraryUnload(library));
+    EXPECT(CUDA_ERROR_INVALID_HANDLE, cuKernelGetFunction(&function, kernel));
+}
+
 static void registration(void) {
     long page = sysconf(_SC_PAGESIZE);
     char *own = mmap(NULL, 2 * (size_t)page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -298,6 +433,10 @@ int main(int argc, char **argv) {
     CALL(cuCtxCreate(&peer, 0, 1));
     CALL(cuCtxCreate(&context, 0, 0));
     memory();
+    rectangles();
+    pools();
+    words();
+    libraries(argv[1]);
     registration();
     virtual_memory();
     streams_and_events(peer);

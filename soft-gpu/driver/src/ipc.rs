@@ -1,0 +1,172 @@
+//! IPC handles: memory of cuMemAlloc that other processes open.
+//!
+//! A handle names the memory file of the device in the process that made the handle, and a part of the file. The other process opens the
+//! file through `/proc`, so both processes have one user.
+
+use std::ffi::c_int;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Mutex;
+
+use crate::code::{Code, Outcome};
+use crate::context;
+use crate::device;
+use crate::guard::{In, Out, lock, log};
+use crate::memfd;
+use crate::space::{self, Entry, Kind};
+
+/// `CUipcMemHandle`, whose bytes are a [`Name`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Handle([u8; 64]);
+
+/// The memory that a handle names.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    magic: [u8; 8],
+    process: u32,
+    /// The descriptor of the memory file in that process.
+    descriptor: c_int,
+    device: u64,
+    /// The number of the memory file.
+    file: u64,
+    start: u64,
+    len: u64,
+    /// A number that no other allocation of that process has.
+    id: u64,
+    reserved: u64,
+}
+
+const _: () = assert!(size_of::<Name>() == size_of::<Handle>());
+const MAGIC: [u8; 8] = *b"softgpu1";
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, which the reference asks for.
+const LAZY: u32 = 1;
+
+/// Memory that a context has opened.
+struct Opened {
+    context: usize,
+    name: Name,
+    address: u64,
+    /// The pages.
+    pages: (usize, usize),
+    count: usize,
+}
+
+static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+
+impl Name {
+    /// The memory file.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_MAP_FAILED`.
+    fn open(&self) -> Outcome<OwnedFd> {
+        let path = format!("/proc/{}/fd/{}", self.process, self.descriptor);
+        let failed = |why: String| {
+            log(format_args!(
+                "cuIpcOpenMemHandle: process {} has no such memory ({path}: {why}); it must run, belong to the same user and container, \
+                 and not have freed the memory",
+                self.process
+            ));
+            Code::MAP_FAILED
+        };
+        // Only a file of this name is opened: to open some files has effects.
+        let link = std::fs::read_link(&path).map_err(|error| failed(error.to_string()))?;
+        if !link.to_string_lossy().starts_with(&format!("/memfd:{}{} ", crate::heap::NAME, self.device)) {
+            return Err(failed(format!("it is {}", link.display())));
+        }
+        let file = File::options().read(true).write(true).open(&path).map_err(|error| failed(error.to_string()))?;
+        let about = file.metadata().map_err(|error| failed(error.to_string()))?;
+        let file = OwnedFd::from(file);
+        let inside = self.start.checked_add(self.len).is_some_and(|end| self.len > 0 && end <= about.len());
+        if about.ino() != self.file || !memfd::cannot_shrink(&file) || !inside {
+            return Err(failed("it is another file".to_owned()));
+        }
+        Ok(file)
+    }
+}
+
+/// Ends one use of opened memory of a context, or all.
+fn close(context: usize, address: u64, all: bool) -> Outcome {
+    let mut opened = lock(&OPENED);
+    let at = opened.iter().position(|opened| opened.context == context && opened.address == address);
+    let at = at.ok_or(Code::INVALID_VALUE)?;
+    opened[at].count -= 1;
+    if opened[at].count > 0 && !all {
+        return Ok(());
+    }
+    let Opened { pages, .. } = opened.swap_remove(at);
+    space::remove(address, "memory of another process that was closed", |entry| matches!(entry.kind, Kind::Opened));
+    space::unmap_later(pages.0, pages.1);
+    Ok(())
+}
+
+/// Closes memory at the end of its context.
+pub(crate) fn close_all(address: u64) -> Outcome {
+    let entry = space::find(address).ok_or(Code::INVALID_VALUE)?;
+    close(entry.context, address, true)
+}
+
+api! {
+    cuIpcGetMemHandle(out: Out<Name>, address: u64) {
+        context::current()?;
+        out.present()?;
+        let heap_only = |entry: &Entry| entry.start == address && matches!(entry.kind, Kind::Heap) && !entry.freed;
+        let entry = space::find(address).filter(heap_only).ok_or(Code::INVALID_VALUE)?;
+        let heap = lock(&device::by_ordinal(entry.device)?.heap);
+        let heap = heap.as_ref().ok_or(Code::INVALID_VALUE)?;
+        let about = nix::sys::stat::fstat(&heap.file).map_err(|_| Code::OPERATING_SYSTEM)?;
+        out.set(Name {
+            magic: MAGIC,
+            process: std::process::id(),
+            descriptor: heap.file.as_raw_fd(),
+            device: entry.device as u64,
+            file: about.st_ino,
+            start: address - heap.base,
+            len: entry.len,
+            id: entry.id,
+            reserved: 0,
+        })
+    }
+
+    /// A handle of this process is refused, as in the driver.
+    cuIpcOpenMemHandle_v2(out: Out<u64>, handle: Handle, flags: u32) {
+        let context = context::current()?;
+        out.present()?;
+        if flags != LAZY {
+            return Err(Code::INVALID_VALUE);
+        }
+        let name = In::<Name>::at_address(handle.0.as_ptr() as usize).get()?;
+        if name.magic != MAGIC || name.reserved != 0 {
+            return Err(Code::INVALID_HANDLE);
+        }
+        if name.process == std::process::id() {
+            return Err(Code::INVALID_CONTEXT);
+        }
+        let ordinal = usize::try_from(name.device).map_err(|_| Code::INVALID_HANDLE)?;
+        device::by_ordinal(ordinal).map_err(|_| Code::MAP_FAILED)?;
+        let mut opened = lock(&OPENED);
+        if let Some(known) = opened.iter_mut().find(|known| known.context == context.handle && known.name == name) {
+            known.count += 1;
+            return out.set(known.address);
+        }
+        let file = name.open()?;
+        let page = memfd::page_size();
+        let skip = name.start % page;
+        let len = usize::try_from(skip + name.len).map_err(|_| Code::MAP_FAILED)?;
+        let pages = memfd::shared(0, len, &file, name.start - skip).map_err(|_| Code::MAP_FAILED)?;
+        let address = pages as u64 + skip;
+        let mut entry = Entry::new(address, name.len, Kind::Opened, ordinal, context.handle);
+        entry.readers = 1 << ordinal | 1 << context.device;
+        entry.writers = entry.readers;
+        space::add(entry);
+        opened.push(Opened { context: context.handle, name, address, pages: (pages, len), count: 1 });
+        out.set(address)
+    }
+
+    cuIpcCloseMemHandle(address: u64) {
+        let context = context::current()?;
+        close(context.handle, address, false)
+    }
+}

@@ -1,0 +1,226 @@
+//! Operations of streams on words of memory: waits for a value, and writes.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::code::{Code, Outcome};
+use crate::context::{CONTEXTS, Fault};
+use crate::guard::{In, log};
+use crate::space::{self, Running};
+use crate::stream;
+
+/// `CUstreamBatchMemOpParams`: the part that all operations have in common.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Parameters {
+    operation: u32,
+    /// The flags of an operation without an address.
+    only_flags: u32,
+    address: u64,
+    value: u64,
+    flags: u32,
+    pad: u32,
+    reserved: [u64; 2],
+}
+
+const _: () = assert!(size_of::<Parameters>() == 48);
+
+/// `CUstreamBatchMemOpType`.
+const WAIT_32: u32 = 1;
+const WRITE_32: u32 = 2;
+const FLUSH: u32 = 3;
+const WAIT_64: u32 = 4;
+const WRITE_64: u32 = 5;
+const BARRIER: u32 = 6;
+/// `CU_STREAM_WAIT_VALUE_FLUSH`: writes of cards are in order with the words here.
+const WAIT_AND_FLUSH: u32 = 1 << 30;
+/// Most operations of a call.
+const MOST: u32 = 256;
+/// Between two looks at a word.
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// What a wait wants: `CUstreamWaitValue_flags`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Until {
+    /// At least the value, modulo the size of the word.
+    Reached,
+    Equal,
+    AnyBit,
+    AnyBitClear,
+}
+
+impl Until {
+    fn holds(self, now: u64, value: u64, wide: bool) -> bool {
+        match self {
+            Self::Reached if wide => now.wrapping_sub(value).cast_signed() >= 0,
+            Self::Reached => (now as u32).wrapping_sub(value as u32).cast_signed() >= 0,
+            Self::Equal => now == value,
+            Self::AnyBit => now & value != 0,
+            Self::AnyBitClear => !(now | value) & (if wide { u64::MAX } else { u64::from(u32::MAX) }) != 0,
+        }
+    }
+}
+
+enum Act {
+    Wait(Until),
+    Write,
+}
+
+struct Operation {
+    act: Act,
+    address: u64,
+    value: u64,
+    wide: bool,
+}
+
+impl Operation {
+    /// None for an operation that has no effect here. `newest` is false for the old form of the function.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`.
+    fn read(from: &Parameters, device: usize, newest: bool) -> Outcome<Option<Self>> {
+        let wide = [WAIT_64, WRITE_64].contains(&from.operation);
+        let act = match (from.operation, from.flags) {
+            (FLUSH, _) if from.only_flags == 0 => return Ok(None),
+            (BARRIER, _) if newest && from.only_flags <= 1 => return Ok(None),
+            (WAIT_32 | WAIT_64, flags) => Act::Wait(match flags & !WAIT_AND_FLUSH {
+                0 => Until::Reached,
+                1 => Until::Equal,
+                2 => Until::AnyBit,
+                3 => Until::AnyBitClear,
+                _ => return Err(Code::INVALID_VALUE),
+            }),
+            (WRITE_32 | WRITE_64, 0) => Act::Write,
+            // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
+            (WRITE_32 | WRITE_64, 1) if !newest => Act::Write,
+            _ => return Err(Code::INVALID_VALUE),
+        };
+        let value = if wide { from.value } else { u64::from(from.value as u32) };
+        let operation = Self { act, address: from.address, value, wide };
+        let aligned = from.address.is_multiple_of(operation.size());
+        let good = aligned && operation.allowed(device);
+        if good { Ok(Some(operation)) } else { Err(Code::INVALID_VALUE) }
+    }
+
+    fn size(&self) -> u64 {
+        if self.wide { 8 } else { 4 }
+    }
+
+    fn allowed(&self, device: usize) -> bool {
+        space::allowed(device, self.address, self.size(), matches!(self.act, Act::Write))
+    }
+
+    /// Writes, or looks once whether the wait is over.
+    fn step(&self, device: usize, fault: &Fault) -> bool {
+        let _running = Running::begin();
+        if !self.allowed(device) {
+            log(format_args!(
+                "an operation of a stream on the word at {:#x} finds memory that was freed meanwhile",
+                self.address
+            ));
+            fault.set(Code::ILLEGAL_ADDRESS);
+            return true;
+        }
+        // SAFETY: `allowed` found the range, which stays mapped while this counts as running, and `read` checked the alignment.
+        let narrow = unsafe { AtomicU32::from_ptr(self.address as *mut u32) };
+        // A narrow word need not be aligned for a wide access.
+        let wide = self.wide.then(|| {
+            // SAFETY: `allowed` found the range, which stays mapped while this counts as running, and `read` checked the alignment.
+            unsafe { AtomicU64::from_ptr(self.address as *mut u64) }
+        });
+        match (&self.act, wide) {
+            (Act::Write, Some(word)) => word.store(self.value, Ordering::SeqCst),
+            (Act::Write, None) => narrow.store(self.value as u32, Ordering::SeqCst),
+            (Act::Wait(until), wide) => {
+                let now =
+                    wide.map_or_else(|| u64::from(narrow.load(Ordering::SeqCst)), |word| word.load(Ordering::SeqCst));
+                return until.holds(now, self.value, self.wide);
+            }
+        }
+        true
+    }
+}
+
+fn give(handle: usize, all: &[Parameters], newest: bool) -> Outcome {
+    let stream = stream::resolve(handle)?;
+    let device = CONTEXTS.get(stream.context).ok_or(Code::CONTEXT_IS_DESTROYED)?.device;
+    let operations = all.iter().filter_map(|one| Operation::read(one, device, newest).transpose());
+    let operations = operations.collect::<Outcome<Vec<_>>>()?;
+    stream.give(move |fault| {
+        for operation in &operations {
+            // A fault on another stream ends the wait: nothing that it waits for may come any more.
+            while fault.check().is_ok() && !operation.step(device, fault) {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    });
+    Ok(())
+}
+
+fn one(stream: usize, operation: u32, address: u64, value: u64, flags: u32, newest: bool) -> Outcome {
+    let parameters = Parameters { operation, only_flags: 0, address, value, flags, pad: 0, reserved: [0; 2] };
+    give(stream, &[parameters], newest)
+}
+
+fn batch(stream: usize, count: u32, all: In<Parameters>, flags: u32, newest: bool) -> Outcome {
+    if count >= MOST || flags != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    give(stream, &all.list(count as usize)?, newest)
+}
+
+api! {
+    cuStreamWaitValue32(stream: usize, address: u64, value: u32, flags: u32) {
+        one(stream, WAIT_32, address, value.into(), flags, false)
+    }
+
+    cuStreamWaitValue32_v2(stream: usize, address: u64, value: u32, flags: u32) {
+        one(stream, WAIT_32, address, value.into(), flags, true)
+    }
+
+    cuStreamWaitValue64(stream: usize, address: u64, value: u64, flags: u32) {
+        one(stream, WAIT_64, address, value, flags, false)
+    }
+
+    cuStreamWaitValue64_v2(stream: usize, address: u64, value: u64, flags: u32) {
+        one(stream, WAIT_64, address, value, flags, true)
+    }
+
+    cuStreamWriteValue32(stream: usize, address: u64, value: u32, flags: u32) {
+        one(stream, WRITE_32, address, value.into(), flags, false)
+    }
+
+    cuStreamWriteValue32_v2(stream: usize, address: u64, value: u32, flags: u32) {
+        one(stream, WRITE_32, address, value.into(), flags, true)
+    }
+
+    cuStreamWriteValue64(stream: usize, address: u64, value: u64, flags: u32) {
+        one(stream, WRITE_64, address, value, flags, false)
+    }
+
+    cuStreamWriteValue64_v2(stream: usize, address: u64, value: u64, flags: u32) {
+        one(stream, WRITE_64, address, value, flags, true)
+    }
+
+    cuStreamBatchMemOp(stream: usize, count: u32, all: In<Parameters>, flags: u32) {
+        batch(stream, count, all, flags, false)
+    }
+
+    cuStreamBatchMemOp_v2(stream: usize, count: u32, all: In<Parameters>, flags: u32) {
+        batch(stream, count, all, flags, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_compare_modulo_the_size_of_the_word() {
+        assert!(Until::Reached.holds(2, u64::from(u32::MAX), false) && !Until::Reached.holds(1, 2, false));
+        assert!(Until::Reached.holds(2, u64::MAX, true) && !Until::Reached.holds(2, u64::from(u32::MAX), true));
+        assert!(Until::Equal.holds(7, 7, true) && !Until::Equal.holds(7, 8, true));
+        assert!(Until::AnyBit.holds(6, 4, false) && !Until::AnyBit.holds(6, 1, false));
+        assert!(Until::AnyBitClear.holds(0, 1, false) && !Until::AnyBitClear.holds(0xffff_0000, 0xffff, false));
+    }
+}

@@ -1,0 +1,145 @@
+/* Memory of cuMemAlloc in two processes: the first one writes, the second one opens the memory by its handle, reads and writes, and a
+   kernel of the second one writes. ipc FILE.ptx */
+#define _GNU_SOURCE
+#include "common.h"
+
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* The allocation ends in the middle of a page, and is not the first one. */
+enum { BYTES = 3 * 65536 + 100 };
+
+static unsigned char pattern(int i, int seed) {
+    return (unsigned char)(i * 7 + (i >> 8) + seed);
+}
+
+static void transfer(int fd, void *bytes, size_t count, int write_it) {
+    ssize_t done = write_it ? write(fd, bytes, count) : read(fd, bytes, count);
+    if (done != (ssize_t)count) {
+        printf("FAILED the other process is gone\n");
+        exit(101);
+    }
+}
+
+static void other_process(const char *ptx, int from, int to) {
+    CUcontext context;
+    CUmodule module;
+    CUfunction store;
+    CUipcMemHandle handle, wrong;
+    CUdeviceptr memory, same, base, other;
+    size_t size;
+    unsigned char *bytes = malloc(BYTES), done = 1;
+    CALL(cuInit(0));
+    CALL(cuCtxCreate(&context, 0, 0));
+    transfer(from, &handle, sizeof handle, 0);
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuIpcOpenMemHandle(&memory, handle, 0));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuIpcOpenMemHandle(NULL, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    memset(&wrong, 0x5a, sizeof wrong);
+    EXPECT(CUDA_ERROR_INVALID_HANDLE, cuIpcOpenMemHandle(&memory, wrong, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    /* Each byte of the handle is changed in turn: none opens other memory. */
+    unsigned opened = 0;
+    for (size_t i = 0; i < sizeof handle; i++) {
+        wrong = handle;
+        wrong.reserved[i] ^= 0x40;
+        if (cuIpcOpenMemHandle(&other, wrong, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) == CUDA_SUCCESS) {
+            opened++;
+            CALL(cuIpcCloseMemHandle(other));
+        }
+    }
+    /* Other starts and lengths inside the same memory file, and other numbers of the allocation, which the file does not know. */
+    printf("%u changed handles open\n", opened);
+    CHECK(opened < sizeof handle / 2);
+    CALL(cuIpcOpenMemHandle(&memory, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    CALL(cuMemGetAddressRange(&base, &size, memory + 1));
+    CHECK(base == memory && size == BYTES);
+    CALL(cuMemcpyDtoH(bytes, memory, BYTES));
+    unsigned right = 0;
+    for (int i = 0; i < BYTES; i++)
+        right += bytes[i] == pattern(i, 1);
+    CHECK(right == BYTES);
+    for (int i = 0; i < BYTES; i++)
+        bytes[i] = pattern(i, 2);
+    CALL(cuMemcpyHtoD(memory, bytes, BYTES));
+    CALL(cuModuleLoad(&module, ptx));
+    CALL(cuModuleGetFunction(&store, module, "store"));
+    CUdeviceptr last = memory + BYTES - 4;
+    unsigned value = 0x01020304;
+    void *parameters[] = {&last, &value};
+    CALL(cuLaunchKernel(store, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+    CALL(cuCtxSynchronize());
+
+    /* A handle that is open has the same address, and is closed as often as it was opened. */
+    CALL(cuIpcOpenMemHandle(&same, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    CHECK(same == memory);
+    CALL(cuIpcCloseMemHandle(memory));
+    CALL(cuMemcpyDtoH(bytes, memory, 1));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFree(memory));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuIpcGetMemHandle(&wrong, memory));
+    CALL(cuIpcCloseMemHandle(memory));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuIpcCloseMemHandle(memory));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH(bytes, memory, 1));
+    /* What a context has open ends with the context. */
+    CALL(cuIpcOpenMemHandle(&memory, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    CALL(cuCtxDestroy(context));
+    transfer(to, &done, 1, 1);
+    /* The first process has ended. */
+    CALL(cuCtxCreate(&context, 0, 0));
+    CHECK(read(from, &done, 1) == 0);
+    EXPECT(CUDA_ERROR_MAP_FAILED, cuIpcOpenMemHandle(&memory, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    fflush(stdout);
+    _exit(failures);
+}
+
+/* The process that has the memory. */
+static void owner(int from, int to) {
+    CUcontext context;
+    CUdeviceptr before, memory, after;
+    CUipcMemHandle handle;
+    unsigned char *bytes = malloc(BYTES), done;
+    int capable = 0;
+    CALL(cuInit(0));
+    CALL(cuCtxCreate(&context, 0, 0));
+    CALL(cuMemAlloc(&before, 1000));
+    CALL(cuMemAlloc(&memory, BYTES));
+    CALL(cuMemAlloc(&after, 1000));
+    CALL(cuPointerGetAttribute(&capable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, memory));
+    CHECK(capable == 1);
+    for (int i = 0; i < BYTES; i++)
+        bytes[i] = pattern(i, 1);
+    CALL(cuMemcpyHtoD(memory, bytes, BYTES));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuIpcGetMemHandle(&handle, memory + 8));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuIpcGetMemHandle(&handle, (CUdeviceptr)(uintptr_t)bytes));
+    CALL(cuIpcGetMemHandle(&handle, memory));
+    EXPECT(CUDA_ERROR_INVALID_CONTEXT, cuIpcOpenMemHandle(&before, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    transfer(to, &handle, sizeof handle, 1);
+    transfer(from, &done, 1, 0);
+    CALL(cuMemcpyDtoH(bytes, memory, BYTES));
+    unsigned right = 0, value;
+    for (int i = 0; i < BYTES - 4; i++)
+        right += bytes[i] == pattern(i, 2);
+    memcpy(&value, bytes + BYTES - 4, 4);
+    CHECK(right == BYTES - 4 && value == 0x01020304);
+    fflush(stdout);
+    _exit(failures);
+}
+
+int main(int argc, char **argv) {
+    int to_owner[2], to_other[2], status = 0, all = 0;
+    if (argc != 2 || pipe(to_owner) != 0 || pipe(to_other) != 0)
+        return 2;
+    for (int other = 0; other < 2; other++) {
+        if (fork() == 0) {
+            close(other ? to_owner[0] : to_owner[1]);
+            close(other ? to_other[1] : to_other[0]);
+            if (other)
+                other_process(argv[1], to_other[0], to_owner[1]);
+            owner(to_owner[0], to_other[1]);
+        }
+    }
+    close(to_other[1]);
+    close(to_owner[1]);
+    while (wait(&status) > 0)
+        all += WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    return all;
+}
