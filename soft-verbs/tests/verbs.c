@@ -1,5 +1,6 @@
-/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|refused|states|domains|port|table. It ends with "PART: good". */
+/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table. It ends with "PART: good". */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -727,6 +728,95 @@ static void part_gda(void)
 	close(fd);
 }
 
+/* A function of the CUDA driver, by its name in the library. */
+static void *of_driver(const char *name)
+{
+	static void *library;
+	if (!library)
+		library = dlopen("libcuda.so.1", RTLD_NOW);
+	if (!library) {
+		fprintf(stderr, "%s\n", dlerror());
+		exit(1);
+	}
+	void *function = dlsym(library, name);
+	CHECK(function);
+	return function;
+}
+
+/* Memory of a GPU, registered by dma-bufs of a part of it: writes, reads, sends and receives move its bytes. */
+static void part_gpu(void)
+{
+	int (*init)(unsigned) = of_driver("cuInit"), (*retain)(void **, int) = of_driver("cuDevicePrimaryCtxRetain"),
+	    (*set)(void *) = of_driver("cuCtxSetCurrent"), (*allocate)(uint64_t *, size_t) = of_driver("cuMemAlloc_v2"),
+	    (*to_gpu)(uint64_t, const void *, size_t) = of_driver("cuMemcpyHtoD_v2"),
+	    (*from_gpu)(void *, uint64_t, size_t) = of_driver("cuMemcpyDtoH_v2"),
+	    (*export)(void *, uint64_t, size_t, int, uint64_t) = of_driver("cuMemGetHandleForAddressRange");
+	enum { ALLOCATED = 16 * 65536, START = 3 * 65536, IOVA = 0x7000000 };
+	unsigned char *bytes = malloc(ALLOCATED), *seen = malloc(ALLOCATED);
+	void *gpu;
+	uint64_t base;
+	int fd = -1;
+	CHECK(bytes && seen && !init(0) && !retain(&gpu, 0) && !set(gpu) && !allocate(&base, ALLOCATED));
+	for (int i = 0; i < ALLOCATED; i++)
+		bytes[i] = (unsigned char)(i * 11 + (i >> 8));
+	CHECK(!to_gpu(base, bytes, ALLOCATED));
+	/* The dma-buf begins in the middle of the allocation, and the region in the middle of the dma-buf. */
+	CHECK(!export(&fd, base + START, 4 * 65536, 1, 0) && fd >= 0);
+	struct ibv_mr *region = ibv_reg_dmabuf_mr(pd, 100, 2 * 65536, IOVA, fd, ALL);
+	CHECK(region && !close(fd));
+	unsigned char *first = bytes + START + 100;
+
+	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
+	CHECK(cq);
+	struct ibv_qp *qp = srd(cq);
+	to_init(qp);
+	to_rts(qp);
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
+	for (int i = 0; i < SIZE; i++)
+		memory[i] = (unsigned char)(i * 3 + 1);
+	/* Writes from the host, of odd lengths to odd addresses. */
+	const struct { uint32_t len; uint64_t at; } rows[] = { { 1, 0 }, { 77, 5 }, { 1000, 4095 }, { SIZE, 65001 }, { 9, 2 * 65536 - 9 } };
+	for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+		start(ex, i);
+		ibv_wr_rdma_write(ex, region->rkey, IOVA + rows[i].at);
+		CHECK(!finish(ex, qp->qp_num, 0, rows[i].len));
+		CHECK(wait_plain(cq).status == IBV_WC_SUCCESS);
+		memcpy(first + rows[i].at, memory, rows[i].len);
+	}
+	CHECK(!from_gpu(seen, base, ALLOCATED) && !memcmp(seen, bytes, ALLOCATED));
+	/* Reads into the host. */
+	for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+		memset(memory, 0, SIZE);
+		start(ex, i);
+		ibv_wr_rdma_read(ex, region->rkey, IOVA + rows[i].at + (i == 1));
+		CHECK(!finish(ex, qp->qp_num, 0, rows[i].len));
+		CHECK(wait_plain(cq).status == IBV_WC_SUCCESS);
+		CHECK(!memcmp(memory, first + rows[i].at + (i == 1), rows[i].len));
+	}
+	/* A send from the GPU to the GPU. */
+	struct ibv_sge sge = { .addr = IOVA + 90001, .length = 3000, .lkey = region->lkey };
+	struct ibv_recv_wr wr = { .wr_id = 8, .sg_list = &sge, .num_sge = 1 }, *bad = NULL;
+	CHECK(!ibv_post_recv(qp, &wr, &bad));
+	start(ex, 9);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge(ex, region->lkey, IOVA + 333, 3000);
+	ibv_wr_set_ud_addr(ex, ah, qp->qp_num, QKEY);
+	CHECK(!ibv_wr_complete(ex));
+	for (int i = 0; i < 2; i++)
+		CHECK(wait_plain(cq).status == IBV_WC_SUCCESS);
+	memcpy(first + 90001, first + 333, 3000);
+	CHECK(!from_gpu(seen, base, ALLOCATED) && !memcmp(seen, bytes, ALLOCATED));
+	/* Past the end of the region. */
+	start(ex, 10);
+	ibv_wr_rdma_write(ex, region->rkey, IOVA + 2 * 65536 - 8);
+	CHECK(!finish(ex, qp->qp_num, 0, 9));
+	CHECK(wait_plain(cq).status == IBV_WC_REM_ACCESS_ERR);
+	CHECK(!from_gpu(seen, base, ALLOCATED) && !memcmp(seen, bytes, ALLOCATED));
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_dereg_mr(region));
+	free(bytes);
+	free(seen);
+}
+
 static void refused_objects(void)
 {
 	struct ibv_port_attr port;
@@ -1104,7 +1194,7 @@ int main(int argc, char **argv)
 {
 	const struct { const char *name; void (*run)(void); } parts[] = {
 		{ "srd", part_srd }, { "ud", part_ud }, { "events", part_events }, { "counters", part_counters },
-		{ "gda", part_gda }, { "refused", part_refused }, { "states", part_states }, { "domains", part_domains },
+		{ "gda", part_gda }, { "gpu", part_gpu }, { "refused", part_refused }, { "states", part_states }, { "domains", part_domains },
 		{ "port", part_port }, { "table", part_table },
 	};
 	for (size_t i = 0; argc == 2 && i < sizeof(parts) / sizeof(*parts); i++) {
@@ -1116,6 +1206,6 @@ int main(int argc, char **argv)
 		printf("%s: good\n", parts[i].name);
 		return 0;
 	}
-	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|refused|states|domains|port|table\n");
+	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table\n");
 	return 2;
 }

@@ -96,6 +96,19 @@ fn queues_in_a_dma_buf_are_driven_by_the_program() {
     part("queues_in_a_dma_buf_are_driven_by_the_program", "gda", "seed=2");
 }
 
+/// The software GPU exports a part of its memory as a dma-buf.
+#[test]
+fn memory_of_a_gpu_is_registered_by_its_dma_buf() {
+    let test = "memory_of_a_gpu_is_registered_by_its_dma_buf";
+    let Some(program) = program(test) else { return };
+    let Some(dist) = ferrogin_test_support::dist(test, &["gpu/libcuda.so.1"]) else { return };
+    let libraries = std::env::join_paths([libraries(), &dist.join("gpu")]).expect("two directories");
+    let mut command = on_card(program);
+    command.arg("gpu").env("SOFTEFA_FAULTS", "seed=2,reorder=8").env("LD_LIBRARY_PATH", libraries);
+    let text = run(command);
+    assert!(text.contains("gpu: good"), "{text}");
+}
+
 #[test]
 fn missing_wire_to_other_hosts_is_an_error_only_where_settings_ask_for_it() {
     let Some(program) = program("missing_wire_to_other_hosts_is_an_error_only_where_settings_ask_for_it") else {
