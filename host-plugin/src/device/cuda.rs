@@ -124,6 +124,27 @@ const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
     ]
 };
 
+/// The GPU and its driver, for messages.
+fn versions(device: cu::CUdevice) -> String {
+    use cu::CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+    };
+    let (mut name, mut driver) = ([0 as std::ffi::c_char; 64], 0);
+    let [major, minor] = [MAJOR, MINOR].map(|attribute| {
+        let mut value = 0;
+        // SAFETY: the device exists. The driver writes one int into a local variable.
+        let _ = unsafe { cu::cuDeviceGetAttribute(&mut value, attribute, device) };
+        value
+    });
+    // SAFETY: the driver writes at most the given number of bytes into a local array.
+    let _ = unsafe { cu::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device) };
+    // SAFETY: the driver writes one int into a local variable.
+    let _ = unsafe { cu::cuDriverGetVersion(&mut driver) };
+    // SAFETY: the array ends with a NUL byte, because the driver was given all bytes but the last.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy();
+    format!("{name}, compute capability {major}.{minor}, driver of CUDA {}.{}", driver / 1000, driver % 1000 / 10)
+}
+
 /// A GPU.
 pub struct CudaDevice {
     core: Arc<Core>,
@@ -176,7 +197,7 @@ impl CudaDevice {
             let result = unsafe { cu::cuDeviceGetAttribute(&mut value, attribute, device) };
             check("cuDeviceGetAttribute", result)?;
             if value < least && (for_software || !software) {
-                return Err(DeviceError::NoGpu { reason: reason.to_owned() });
+                return Err(DeviceError::NoGpu { reason: format!("{reason} ({})", versions(device)) });
             }
         }
         let current = core.enter()?;
