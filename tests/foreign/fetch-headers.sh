@@ -15,6 +15,10 @@ target="$cache/nccl-$version"
 [ -f "$target/include/nccl.h" ] && exit 0
 
 mkdir -p "$cache"
+# Several stages of a test run may ask at once.
+exec 9>"$cache/fetch.lock"
+flock 9
+[ -f "$target/include/nccl.h" ] && exit 0
 work=$(mktemp -d "$cache/fetch.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 

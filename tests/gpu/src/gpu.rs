@@ -1,15 +1,18 @@
 //! The programs as kernels on a GPU, through the CUDA driver, which is loaded at run time.
 //!
-//! The driver links three modules of PTX: the programs, their calls of `gin.cuh`, and the device code that ships.
+//! The driver links three modules of PTX: the programs, their calls of `gin.cuh`, and the device code that ships. Another build may take the
+//! place of the second one, or an image of machine code that of all three.
 #![allow(unsafe_code)]
 
 use crate::RunError;
+use crate::machine::Machine;
 use crate::plan::{Api, Plan, Report, Threads};
 use crate::runner::Runner;
 use cudarc::driver::sys as cu;
 use mini_nccl::{DeviceMemory, GpuMemory};
 use nccl_gin_ferrogin::device::{Device, DeviceBuffer, Use, bytes_of};
-use std::ffi::{CStr, CString, c_char, c_uint, c_void};
+use std::ffi::{CStr, CString, c_void};
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -23,7 +26,7 @@ const MODULES: [(&CStr, &str); 3] = [
 const BLOCK: u32 = 64;
 
 /// How a GPU runs the programs.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Launch {
     /// The threads that run a program together.
     pub threads: Threads,
@@ -31,11 +34,15 @@ pub struct Launch {
     pub api: Api,
     /// All programs of a rank run in one block, as those of the sharing mode CTA always do.
     pub packed: bool,
+    /// PTX of the functions of `gin.cu`, in place of this program's own.
+    pub gin: Option<PathBuf>,
+    /// A linked image of all kernels for this GPU, in place of PTX.
+    pub image: Option<PathBuf>,
 }
 
 impl Launch {
     /// The group, and the blocks and threads of a grid, for `lanes` programs in the sharing mode of `plan`.
-    fn grid(self, plan: &Plan, lanes: u32) -> (Threads, u32, u32) {
+    fn grid(&self, plan: &Plan, lanes: u32) -> (Threads, u32, u32) {
         let is_cta = plan.sharing & crate::scenario::CTA != 0;
         let in_one = lanes > 1 && (self.packed || is_cta);
         // Several programs cannot have a block each in one block.
@@ -54,14 +61,16 @@ impl Launch {
 pub struct Gpu {
     device: Arc<dyn Device>,
     launch: Launch,
-    gpu: String,
+    machine: Machine,
     ordinal: cu::CUdevice,
     stream: cu::CUstream,
     module: cu::CUmodule,
     kernel: cu::CUfunction,
+    /// A kernel of the build of `gin.cu` that runs before the programs, or null.
+    setup: cu::CUfunction,
 }
 
-fn check(call: &str, result: cu::CUresult) -> Result<(), String> {
+pub(crate) fn check(call: &str, result: cu::CUresult) -> Result<(), String> {
     if result == cu::CUresult::CUDA_SUCCESS {
         return Ok(());
     }
@@ -81,6 +90,16 @@ macro_rules! cuda {
         check(stringify!($function), unsafe { cu::$function($($arg),*) })
     }};
 }
+pub(crate) use cuda;
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The parameters of a kernel: the address of each.
+fn addresses<const N: usize>(parameters: [&mut u64; N]) -> [*mut c_void; N] {
+    parameters.map(|parameter| (&raw mut *parameter).cast())
+}
 
 impl Gpu {
     /// Makes the context of `device`, the plugin's GPU, current on this thread, and links the kernels.
@@ -93,29 +112,58 @@ impl Gpu {
     }
 
     fn try_open(device: Arc<dyn Device>, ordinal: cu::CUdevice, launch: Launch) -> Result<Gpu, String> {
-        let (mut context, mut name) = (null_mut(), [0 as c_char; 64]);
+        let machine = Machine::of(ordinal)?;
+        let mut context = null_mut();
         cuda!(cuDevicePrimaryCtxRetain(&mut context, ordinal))?;
         // From here on the drop of `gpu` releases what there is.
         let mut gpu = Gpu {
             device,
             launch,
-            gpu: String::new(),
+            machine,
             ordinal,
             stream: null_mut(),
             module: null_mut(),
             kernel: null_mut(),
+            setup: null_mut(),
         };
         cuda!(cuCtxSetCurrent(context))?;
-        cuda!(cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, ordinal))?;
-        // SAFETY: the array ends with a NUL byte, because the driver was given all bytes but the last.
-        gpu.gpu = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         cuda!(cuStreamCreate(&mut gpu.stream, cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
+        match gpu.launch.image.clone() {
+            Some(path) => gpu.load(&path)?,
+            None => gpu.link()?,
+        }
+        cuda!(cuModuleGetFunction(&mut gpu.kernel, gpu.module, c"scenario".as_ptr()))?;
+        if cuda!(cuModuleGetFunction(&mut gpu.setup, gpu.module, c"gin_setup".as_ptr())).is_err() {
+            gpu.setup = null_mut();
+        }
+        Ok(gpu)
+    }
+
+    /// Loads an image of all kernels.
+    fn load(&mut self, path: &Path) -> Result<(), String> {
+        let image = read(path)?;
+        let loaded = cuda!(cuModuleLoadData(&mut self.module, image.as_ptr().cast()));
+        loaded.map_err(|why| {
+            let path = path.display();
+            format!("{path} does not load on {}: {why}; it must be machine code for this GPU", self.machine)
+        })
+    }
+
+    /// Links the PTX of all kernels.
+    fn link(&mut self) -> Result<(), String> {
+        let mut texts = MODULES.map(|(name, text)| (name, text.as_bytes().to_vec()));
+        if let Some(path) = &self.launch.gin {
+            texts[2].1 = read(path)?;
+        }
+        for (_, text) in &texts {
+            self.machine.takes(&String::from_utf8_lossy(text))?;
+        }
         let (mut link, mut log) = (null_mut(), vec![0u8; 4096]);
         let mut options =
             [cu::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, cu::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         let mut values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
         cuda!(cuLinkCreate_v2(2, options.as_mut_ptr(), values.as_mut_ptr(), &mut link))?;
-        let linked = MODULES.into_iter().try_for_each(|(name, text)| {
+        let linked = texts.into_iter().try_for_each(|(name, text)| {
             let text = CString::new(text).map_err(|error| error.to_string())?;
             let bytes = text.as_bytes_with_nul();
             let (data, kind) = (bytes.as_ptr().cast_mut().cast(), cu::CUjitInputType::CU_JIT_INPUT_PTX);
@@ -123,14 +171,13 @@ impl Gpu {
         });
         let (mut image, mut size) = (null_mut(), 0);
         let linked = linked.and_then(|()| cuda!(cuLinkComplete(link, &mut image, &mut size)));
-        let loaded = linked.and_then(|()| cuda!(cuModuleLoadData(&mut gpu.module, image)));
+        let loaded = linked.and_then(|()| cuda!(cuModuleLoadData(&mut self.module, image)));
         cuda!(cuLinkDestroy(link))?;
         loaded.map_err(|why| {
             let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
-            format!("the kernels do not load on {}: {why}: {}", gpu.gpu, String::from_utf8_lossy(&log[..end]).trim())
-        })?;
-        cuda!(cuModuleGetFunction(&mut gpu.kernel, gpu.module, c"scenario".as_ptr()))?;
-        Ok(gpu)
+            let log = String::from_utf8_lossy(&log[..end]).trim().to_owned();
+            format!("the kernels do not load on {}: {why}: {log}", self.machine)
+        })
     }
 
     /// Memory that host and kernel use.
@@ -159,10 +206,17 @@ impl Gpu {
         arguments.write(0, bytes_of(&plans)).map_err(failed)?;
         let reports = self.shared(size_of::<Report>() * plans.len())?;
         let orders = self.shared(size_of::<u64>() * plans.len())?;
-        let mut addresses = [&arguments, &reports, &orders].map(|buffer| buffer.device_address());
-        let mut count: c_uint = lanes;
-        let [a, r, o] = addresses.each_mut().map(|address| (&raw mut *address).cast::<c_void>());
-        let mut parameters = [a, r, o, (&raw mut count).cast()];
+        if !self.setup.is_null() {
+            // The last two are ints, in the low half of the words.
+            let mut values = [first.handle as u64, first.window.0 as u64, first.rank.into(), first.nranks.into()];
+            let mut parameters = addresses(values.each_mut());
+            let parameters = parameters.as_mut_ptr();
+            cuda!(cuLaunchKernel(self.setup, 1, 1, 1, 1, 1, 1, 0, self.stream, parameters, null_mut()))?;
+        }
+        let [mut a, mut r, mut o] = [&arguments, &reports, &orders].map(|buffer| buffer.device_address());
+        // A u32 of the kernel, in the low half of the word.
+        let mut count = u64::from(lanes);
+        let mut parameters = addresses([&mut a, &mut r, &mut o, &mut count]);
         let parameters = parameters.as_mut_ptr();
         cuda!(cuLaunchKernel(self.kernel, blocks, 1, 1, per_block, 1, 1, 0, self.stream, parameters, null_mut()))?;
         cuda!(cuStreamSynchronize(self.stream))?;
@@ -192,9 +246,11 @@ impl Drop for Gpu {
 
 impl Runner for Gpu {
     fn name(&self) -> String {
-        let Launch { threads, api, packed } = self.launch;
-        let packed = if packed { ", in one block" } else { "" };
-        format!("kernels on {}: {api:?} API, groups of {threads:?}{packed}", self.gpu)
+        let Launch { threads, api, packed, gin, image } = &self.launch;
+        let packed = if *packed { ", in one block" } else { "" };
+        let file = |path: &PathBuf| format!(", of {}", path.display());
+        let code = image.as_ref().or(gin.as_ref()).map(file).unwrap_or_default();
+        format!("kernels on {}: {api:?} API, groups of {threads:?}{packed}{code}", self.machine.name)
     }
 
     fn allocate(&self, bytes: usize) -> Result<DeviceMemory, RunError> {

@@ -7,6 +7,7 @@
 //! [`world`] is a rank's communicator, window and contexts. [`measure`] measures latencies and rates by the loops of [`timed`].
 
 pub mod gpu;
+pub mod machine;
 pub mod measure;
 pub mod runner;
 pub mod scenario;

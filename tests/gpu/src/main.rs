@@ -3,6 +3,7 @@
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gpu_scenarios::gpu::Launch;
+use gpu_scenarios::machine::Machine;
 use gpu_scenarios::plan::{Api, Threads};
 use gpu_scenarios::runner;
 use gpu_scenarios::scenario::{self, SCENARIOS, Scenario};
@@ -11,6 +12,7 @@ use gpu_scenarios::{RunError, measure};
 use mini_nccl::bootstrap::Identity;
 use mini_nccl::launch::{Job, Launcher, Output};
 use mini_nccl::{Bootstrap, Error};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -58,6 +60,16 @@ struct Args {
     /// On a GPU: run all programs of a rank in one block.
     #[arg(long)]
     packed: bool,
+    /// On a GPU: PTX of the functions of gin.cu from another compiler, or of nccl.cu, in place of this program's own.
+    #[arg(long, value_name = "FILE", conflicts_with = "image")]
+    gin: Option<PathBuf>,
+    /// On a GPU: machine code of all kernels for this GPU, in place of PTX.
+    #[arg(long, value_name = "FILE")]
+    image: Option<PathBuf>,
+    /// Print the GPU and its driver and exit. The status is 3, with the reason, if there is no GPU, or if it is older than compute
+    /// capability 7.5 or its driver older than the PTX.
+    #[arg(long)]
+    gpu: bool,
 }
 
 const THREADS: [(&str, Threads); 4] =
@@ -76,6 +88,18 @@ fn main() -> ExitCode {
             println!("{name:<14} {description}");
         }
         return ExitCode::SUCCESS;
+    }
+    if args.gpu {
+        return match Machine::first() {
+            Ok(machine) => {
+                println!("{machine}");
+                ExitCode::SUCCESS
+            }
+            Err(why) => {
+                eprintln!("gpu-scenarios: {why}");
+                ExitCode::from(3)
+            }
+        };
     }
     let result = match Identity::from_env() {
         Ok(Some(identity)) => run_rank(&args, &identity),
@@ -134,7 +158,8 @@ fn run_rank(args: &Args, identity: &Identity) -> Result<(), RunError> {
         ..defaults
     };
     let bootstrap = Bootstrap::join(identity, mini_nccl::timeout_from_env()).map_err(Error::from)?;
-    let launch = Launch { threads: args.threads, api: args.api, packed: args.packed };
+    let (gin, image) = (args.gin.clone(), args.image.clone());
+    let launch = Launch { threads: args.threads, api: args.api, packed: args.packed, gin, image };
     let world = World::open(&config, bootstrap, runner::from_env(launch)?)?;
     let first = world.rank() == 0;
     if first {

@@ -6,6 +6,8 @@ mod failures;
 mod faults;
 mod killed;
 mod leftovers;
+mod machine;
+mod nccl_kernels;
 mod on_gpu;
 mod one_process;
 mod scenarios;

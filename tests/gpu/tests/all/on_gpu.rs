@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 /// The directory that `make build` fills.
-fn gpu(test: &str) -> Option<PathBuf> {
+pub fn gpu(test: &str) -> Option<PathBuf> {
     if !has_driver() {
         ferrogin_test_support::dist(test, &["gpu/libcuda.so.1"])?;
         if not_over_efa(test, "a libfabric without CUDA registers no memory of a GPU") {
@@ -18,22 +18,22 @@ fn gpu(test: &str) -> Option<PathBuf> {
     dist(test)
 }
 
-fn has_driver() -> bool {
+pub fn has_driver() -> bool {
     static HAS_DRIVER: LazyLock<bool> = LazyLock::new(|| CudaDevice::open(true).is_ok());
     *HAS_DRIVER
 }
 
 /// The scenarios as kernels.
-fn kernels(dist: &Path, ranks: usize, options: &[&str]) -> Job {
+pub fn kernels(dist: &Path, ranks: usize, options: &[&str]) -> Job {
     on_gpu(dist, repeated(dist, ranks, 60).args(options.iter().copied()))
 }
 
-fn on_gpu(dist: &Path, job: Job) -> Job {
+pub fn on_gpu(dist: &Path, job: Job) -> Job {
     let job = job.env("FERROGIN_DEVICE", "cuda");
     if has_driver() { job } else { job.env("LD_LIBRARY_PATH", dist.join("gpu")) }
 }
 
-fn all_pass(job: Job) -> Outcome {
+pub fn all_pass(job: Job) -> Outcome {
     let outcome = job.run().expect("the job starts");
     must_pass(&outcome);
     let passed = outcome.lines.iter().filter(|line| line.text.starts_with("PASS ")).count();

@@ -1,0 +1,8 @@
+// The part of <nccl_device.h> that has GIN. The rest needs CUDA's types of small floating-point numbers.
+#pragma once
+
+#include <nccl.h>
+#include <nccl_device/host.h>
+#include <nccl_device/impl/core__funcs.h>
+#include <nccl_device/impl/gin__funcs.h>
+#include <nccl_device/impl/gin_barrier__funcs.h>
