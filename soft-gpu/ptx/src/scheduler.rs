@@ -8,7 +8,7 @@ use crate::memory::{Memory, View};
 use crate::program::{Kernel, Loaded};
 use crate::thread::{Core, Event, Fault, Place, State, Thread};
 use crate::warp;
-use crate::weak::{Random, Weak};
+use crate::weak::{Buffer, Random, Weak};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -149,9 +149,8 @@ impl<'a> Scheduler<'a> {
             let threads: Vec<Thread> = (0..threads)
                 .map(|index| {
                     let tid = coordinates(u64::from(index), self.launch.block);
-                    let mut thread = Thread::new(&self.core, self.kernel.function, index, tid, &self.launch.parameters);
-                    thread.buffer.block = slot as u32;
-                    thread
+                    let buffer = Buffer::new(slot as u32, threads == 1, self.launch.weak);
+                    Thread::new(&self.core, self.kernel.function, index, tid, &self.launch.parameters, buffer)
                 })
                 .collect();
             let live = threads.len() as u32;
@@ -290,7 +289,7 @@ impl<'a> Scheduler<'a> {
             self.costs.insert(([z, y, x], index), depths.cost);
         }
         if self.core.weak.is_some() {
-            thread.buffer.release(&mut self.core, Scope::Gpu)?;
+            thread.buffer.leave(&mut self.core)?;
         }
         let (warp, lane) = (index / 32, index % 32);
         block.ended[warp as usize] |= 1 << lane;
@@ -495,7 +494,7 @@ impl Block {
                 };
                 thread.set_slot(i.d, u64::from(value));
             }
-            thread.buffer.acquire();
+            thread.buffer.acquire(Scope::Block);
             thread.proceed();
             woken.push(thread.index);
         }

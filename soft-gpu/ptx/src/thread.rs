@@ -1,7 +1,7 @@
 //! One GPU thread: a stack of frames, and the loop that executes its instructions.
 
 use crate::alu::{Values, combined, compares, compute};
-use crate::code::{ALWAYS, Atomic, Instruction, Op, Order, Space, Special, low, signed};
+use crate::code::{ALWAYS, Atomic, Instruction, Op, Order, Scope, Space, Special, low, signed};
 use crate::cost::Depths;
 use crate::error::TrapKind;
 use crate::launch::Statistics;
@@ -68,9 +68,29 @@ pub struct Thread {
     local: Vec<u8>,
     carry: bool,
     spin: Spin,
-    pub buffer: Buffer,
+    pub buffer: Box<Buffer>,
+    /// Loads and atomics of weak memory that have not happened, and the slots that wait for them.
+    late: Vec<Late>,
+    late_slots: u64,
     /// There if the launch counts what a call costs.
     pub depths: Option<Box<Depths>>,
+}
+
+/// A load or an atomic that happens when its result is needed, or when an order or an access to the same word requires it.
+#[derive(Clone, Copy, Debug)]
+struct Late {
+    i: Instruction,
+    address: u64,
+    operands: (u64, u64),
+    /// The slot of the result, of all frames.
+    slot: usize,
+}
+
+/// A load or an atomic in this many is late, and stays so until one turn in this many: a power of two.
+const LATE: u64 = 4;
+
+fn bit(slot: usize) -> u64 {
+    1 << (slot & 63)
 }
 
 /// What a thread loaded since its last backward branch.
@@ -178,7 +198,7 @@ impl Core<'_> {
 
 impl Thread {
     /// A thread at the first instruction of a kernel.
-    pub fn new(core: &Core<'_>, kernel: usize, index: u32, tid: [u32; 3], parameters: &[u8]) -> Self {
+    pub fn new(core: &Core<'_>, kernel: usize, index: u32, tid: [u32; 3], parameters: &[u8], buffer: Buffer) -> Self {
         let body = &core.program.functions[kernel].body;
         let mut params = parameters.to_vec();
         params.resize((body.params as usize).max(parameters.len()), 0xa5);
@@ -193,7 +213,9 @@ impl Thread {
             local: vec![0xa5; body.local as usize],
             carry: false,
             spin: Spin::default(),
-            buffer: Buffer::default(),
+            buffer: Box::new(buffer),
+            late: Vec::new(),
+            late_slots: 0,
             depths: core.doorbells.map(|_| Box::default()),
         }
     }
@@ -342,9 +364,16 @@ impl Thread {
     ) -> Result<Event, Fault> {
         let mut left = budget;
         self.spin.progress = false;
-        let result = match core.doorbells {
-            None => self.steps::<false>(core, shared, place, &mut left),
-            Some(_) => self.steps::<true>(core, shared, place, &mut left),
+        let result = match (core.doorbells, &mut core.weak) {
+            (None, None) => self.steps::<false, false>(core, shared, place, &mut left),
+            (None, Some(weak)) => {
+                // A result that no instruction needs is not late for ever.
+                if !self.late.is_empty() && weak.one_in(LATE) {
+                    self.happen(core, shared, |_| true)?;
+                }
+                self.steps::<false, true>(core, shared, place, &mut left)
+            }
+            (Some(_), _) => self.steps::<true, true>(core, shared, place, &mut left),
         };
         let done = u64::from(budget - left);
         core.statistics.instructions += done;
@@ -373,8 +402,84 @@ impl Thread {
         }
     }
 
-    /// `COST`: the launch counts what a call costs.
-    fn steps<const COST: bool>(
+    /// The late accesses that `which` chooses happen.
+    #[cold]
+    fn happen(&mut self, core: &mut Core<'_>, shared: &mut [u8], which: impl Fn(&Late) -> bool) -> Result<(), Fault> {
+        while let Some(at) = self.late.iter().position(&which) {
+            let Late { i, address, operands, slot } = self.late.swap_remove(at);
+            self.late_slots = self.late.iter().fold(0, |bits, late| bits | bit(late.slot));
+            self.slots[slot] = match i.op {
+                Op::Load { order, scope, signed, .. } => {
+                    self.load_global::<true>(core, address, i.width, order, scope, signed, i.extra)?
+                }
+                Op::Atomic { op, scope, signed, .. } => {
+                    self.update::<true>(core, shared, &i, op, Space::Global, scope, signed, address, operands)?
+                }
+                _ => self.slots[slot],
+            };
+        }
+        Ok(())
+    }
+
+    /// Whether the access is late. Earlier ones to the same words happen first.
+    #[inline(always)]
+    fn is_late(
+        &mut self,
+        core: &mut Core<'_>,
+        shared: &mut [u8],
+        i: &Instruction,
+        space: Space,
+        address: u64,
+        operands: Option<(u64, u64)>,
+    ) -> Result<bool, Fault> {
+        let (space, address) = self.locate(space, address);
+        if space != Space::Global {
+            return Ok(false);
+        }
+        if !self.late.is_empty() {
+            // A vector has at most two words.
+            let word = address & !7;
+            self.happen(core, shared, |late| (word..word + 16).contains(&(late.address & !7)))?;
+        }
+        let (Some(operands), Some(weak)) = (operands, &mut core.weak) else { return Ok(false) };
+        let bytes = u64::from(i.width / 8);
+        if !weak.one_in(LATE) || address & (bytes - 1) != 0 {
+            return Ok(false);
+        }
+        let writes = matches!(i.op, Op::Atomic { .. });
+        if core.view.allows(address, bytes, writes).is_err() {
+            return Ok(false);
+        }
+        let slot = self.at.base as usize + usize::from(i.d);
+        self.late_slots |= bit(slot);
+        self.late.push(Late { i: *i, address, operands, slot });
+        Ok(true)
+    }
+
+    /// Late results that the instruction reads or replaces are there; all of them before a fence, a release, a return or a wait for
+    /// other threads.
+    #[cold]
+    fn needs(&mut self, core: &mut Core<'_>, shared: &mut [u8], i: &Instruction, base: usize) -> Result<(), Fault> {
+        let all = match i.op {
+            Op::Fence { .. }
+            | Op::Return
+            | Op::Exit
+            | Op::Barrier { .. }
+            | Op::WarpBarrier
+            | Op::Shuffle(_)
+            | Op::Vote(_)
+            | Op::Match { .. }
+            | Op::Reduce { .. }
+            | Op::ActiveMask => true,
+            Op::Store { order, .. } | Op::Atomic { order, .. } => order.releases(),
+            _ => false,
+        };
+        let slots = [i.d, i.a, i.b, i.c, i.x].map(|slot| base + usize::from(slot));
+        self.happen(core, shared, |late| all || slots.contains(&late.slot))
+    }
+
+    /// `COST`: the launch counts what a call costs. `WEAK`: memory may be weak.
+    fn steps<const COST: bool, const WEAK: bool>(
         &mut self,
         core: &mut Core<'_>,
         shared: &mut [u8],
@@ -398,6 +503,9 @@ impl Thread {
             if !runs {
                 self.at.pc = pc + 1;
                 continue;
+            }
+            if WEAK && self.late_slots != 0 {
+                self.needs(core, shared, i, base)?;
             }
             let slots = &mut self.slots[base..];
             let get = |slot: u16| slots[usize::from(slot)];
@@ -428,38 +536,50 @@ impl Thread {
                     }
                     continue;
                 }
-                Op::Load { space, order, signed, count, .. } => {
+                Op::Load { space, order, scope, signed, count } => {
                     let address = get(i.a).wrapping_add_signed(i64::from(i.imm));
-                    self.load(core, shared, i, space, order, signed, count, address)?;
+                    if WEAK && core.weak.is_some() {
+                        let free = count == 1 && matches!(order, Order::Weak | Order::Relaxed);
+                        if self.is_late(core, shared, i, space, address, free.then_some((0, 0)))? {
+                            self.at.pc = pc + 1;
+                            continue;
+                        }
+                    }
+                    self.load::<WEAK>(core, shared, i, space, order, scope, signed, count, address)?;
                 }
                 Op::Store { space, order, scope, count } => {
                     let address = get(i.a).wrapping_add_signed(i64::from(i.imm));
-                    if order.releases() && core.weak.is_some() {
-                        self.buffer.release(core, scope)?;
+                    if WEAK && core.weak.is_some() {
+                        self.is_late(core, shared, i, space, address, None)?;
+                        if order.releases() {
+                            self.buffer.release(core, scope)?;
+                        }
                     }
-                    self.store(core, shared, i, space, order, count, address)?;
+                    self.store::<WEAK>(core, shared, i, space, order, count, address)?;
                 }
                 Op::Atomic { op, space, order, scope, signed } => {
                     let address = get(i.a).wrapping_add_signed(i64::from(i.imm));
                     let (b, c) = (get(i.b), get(i.c));
-                    if core.weak.is_some() {
+                    if WEAK && core.weak.is_some() {
                         if order.releases() {
                             self.buffer.release(core, scope)?;
                         }
+                        let free = matches!(order, Order::Relaxed | Order::Release);
+                        if self.is_late(core, shared, i, space, address, free.then_some((b, c)))? {
+                            self.at.pc = pc + 1;
+                            continue;
+                        }
                         if order.acquires() {
-                            self.buffer.acquire();
+                            self.buffer.acquire(scope);
                         }
                     }
-                    let old = self.update(core, shared, i, op, space, signed, address, (b, c))?;
+                    let old = self.update::<WEAK>(core, shared, i, op, space, scope, signed, address, (b, c))?;
                     self.slots[base + usize::from(i.d)] = old;
                 }
                 Op::Fence { order, scope } => {
                     core.statistics.fences += 1;
-                    if core.weak.is_some() {
-                        if order.releases() {
-                            self.buffer.release(core, scope)?;
-                        }
-                        self.buffer.acquire();
+                    if WEAK && core.weak.is_some() {
+                        self.buffer.fence(core, order, scope)?;
                     }
                     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
                 }
@@ -564,13 +684,14 @@ impl Thread {
 
     #[allow(clippy::too_many_arguments)]
     #[inline(always)]
-    fn load(
+    fn load<const WEAK: bool>(
         &mut self,
         core: &mut Core<'_>,
         shared: &[u8],
         i: &Instruction,
         space: Space,
         order: Order,
+        scope: Scope,
         sign: bool,
         count: u8,
         address: u64,
@@ -597,15 +718,9 @@ impl Thread {
                     peek(&self.params, at, width).ok_or_else(|| outside("parameter", at, bytes, self.params.len()))?
                 }
                 _ => {
-                    core.statistics.loads += 1;
-                    let value = if core.weak.is_some() {
-                        self.buffer.load(core, at, width, order)
-                    } else {
-                        core.view.load(at, width)
-                    };
-                    let value = value.map_err(|refusal| core.refused(refusal, "load", at, bytes))?;
-                    self.spin.load(at, value);
-                    value
+                    let value = self.load_global::<WEAK>(core, at, width, order, scope, sign, i.extra)?;
+                    self.slots[self.at.base as usize + usize::from(slot)] = value;
+                    continue;
                 }
             };
             let value = if sign { low(signed(value, width) as u64, i.extra) } else { value };
@@ -616,7 +731,30 @@ impl Thread {
 
     #[allow(clippy::too_many_arguments)]
     #[inline(always)]
-    fn store(
+    fn load_global<const WEAK: bool>(
+        &mut self,
+        core: &mut Core<'_>,
+        at: u64,
+        width: u8,
+        order: Order,
+        scope: Scope,
+        sign: bool,
+        extra: u8,
+    ) -> Result<u64, Fault> {
+        core.statistics.loads += 1;
+        let value = if WEAK && core.weak.is_some() {
+            self.buffer.load(core, at, width, order, scope)
+        } else {
+            core.view.load(at, width)
+        };
+        let value = value.map_err(|refusal| core.refused(refusal, "load", at, u64::from(width / 8)))?;
+        self.spin.load(at, value);
+        Ok(if sign { low(signed(value, width) as u64, extra) } else { value })
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
+    fn store<const WEAK: bool>(
         &mut self,
         core: &mut Core<'_>,
         shared: &mut [u8],
@@ -653,13 +791,13 @@ impl Thread {
                 }
                 _ => {
                     core.statistics.stores += 1;
-                    let done = if core.weak.is_some() {
+                    let done = if WEAK && core.weak.is_some() {
                         self.buffer.store(core, at, width, value, order)
                     } else {
                         core.view.store(at, width, value)
                     };
                     done.map_err(|refusal| core.refused(refusal, "store", at, bytes))?;
-                    if core.weak.is_none() && order == Order::Mmio {
+                    if (!WEAK || core.weak.is_none()) && order == Order::Mmio {
                         core.view.stored_mmio(at);
                     }
                     core.quiet = 0;
@@ -671,13 +809,14 @@ impl Thread {
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn update(
+    fn update<const WEAK: bool>(
         &mut self,
         core: &mut Core<'_>,
         shared: &mut [u8],
         i: &Instruction,
         op: Atomic,
         space: Space,
+        scope: Scope,
         sign: bool,
         address: u64,
         (b, c): (u64, u64),
@@ -703,12 +842,12 @@ impl Thread {
             }
             _ => {
                 core.statistics.atomics += 1;
-                if core.weak.is_some() {
-                    self.buffer
-                        .settle(core, at, bytes)
-                        .map_err(|refusal| core.refused(refusal, "atomic", at, bytes))?;
-                }
-                core.view.update(at, width, change).map_err(|refusal| core.refused(refusal, "atomic", at, bytes))?
+                let old = if WEAK && core.weak.is_some() {
+                    self.buffer.update(core, at, width, scope, change)
+                } else {
+                    core.view.update(at, width, change)
+                };
+                old.map_err(|refusal| core.refused(refusal, "atomic", at, bytes))?
             }
         };
         if change(old) == old {

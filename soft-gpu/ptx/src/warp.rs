@@ -59,7 +59,7 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
     for other in members {
         let thread = &mut block.threads[first + other];
         if matches!(i.op, Op::WarpBarrier) {
-            thread.buffer.acquire();
+            thread.buffer.acquire(Scope::Block);
         }
         thread.proceed();
         woken.push(thread.index);

@@ -2,7 +2,9 @@
 //!
 //! A store goes from its thread to the block, to the GPU, and to memory, where the card, the host and other GPUs see it. It moves in
 //! seeded order, after older stores to the same bytes. A fence or a release of a scope moves all that the thread has seen to that
-//! scope. An early load returns a value that memory had since the thread's last acquire.
+//! scope, before the thread's next store or atomic. An atomic of the scope of the block changes the word for the block, any other
+//! changes memory. An early load returns a value that memory had since the thread's last acquire. The thread itself makes loads and
+//! atomics late (`crate::thread`).
 
 use crate::code::{Order, Scope, low};
 use crate::memory::Refusal;
@@ -12,16 +14,93 @@ use crate::thread::{Core, Fault};
 #[derive(Clone, Copy, Debug)]
 struct Store {
     address: u64,
-    width: u8,
     value: u64,
+    /// The block that sees it, or [`ALL`].
+    block: u32,
+    width: u8,
     order: Order,
-    /// The block that sees it, if only one does.
-    block: Option<u32>,
 }
+
+/// Every block of the GPU sees the store.
+const ALL: u32 = u32::MAX;
 
 impl Store {
     fn overlaps(&self, address: u64, bytes: u64) -> bool {
         self.address < address.saturating_add(bytes) && address < self.address.saturating_add(u64::from(self.width / 8))
+    }
+
+    fn bytes(&self) -> u64 {
+        u64::from(self.width / 8)
+    }
+
+    fn seen_by(&self, block: u32) -> bool {
+        self.block == ALL || self.block == block
+    }
+}
+
+/// Stores from the oldest, and how many there are to each of some words.
+#[derive(Debug)]
+struct Stores {
+    list: Vec<Store>,
+    counts: [u16; 64],
+}
+
+impl Default for Stores {
+    fn default() -> Self {
+        Self { list: Vec::new(), counts: [0; 64] }
+    }
+}
+
+/// Where the count of a word is. No access is longer than a word, and all are aligned.
+#[inline(always)]
+fn word_of(address: u64) -> usize {
+    ((address >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
+}
+
+impl Stores {
+    #[inline(always)]
+    fn has(&self, address: u64) -> bool {
+        self.counts[word_of(address)] != 0
+    }
+
+    #[inline(always)]
+    fn add(&mut self, store: Store) {
+        self.counts[word_of(store.address)] += 1;
+        self.list.push(store);
+    }
+
+    #[inline(always)]
+    fn remove(&mut self, at: usize) -> Store {
+        let store = self.list.remove(at);
+        self.counts[word_of(store.address)] -= 1;
+        store
+    }
+
+    /// The store that goes first if the store `at` is to go: no older store overlaps it.
+    #[inline(always)]
+    fn oldest(&self, mut at: usize) -> usize {
+        if self.counts[word_of(self.list[at].address)] > 1 {
+            while let Some(older) = self.before(at) {
+                at = older;
+            }
+        }
+        at
+    }
+
+    #[inline(always)]
+    fn before(&self, at: usize) -> Option<usize> {
+        let store = &self.list[at];
+        self.list[..at].iter().position(|older| older.overlaps(store.address, store.bytes()))
+    }
+
+    /// The latest store to some of these bytes, of those that the block sees.
+    #[inline(always)]
+    fn latest(&self, address: u64, bytes: u64, block: Option<u32>) -> Option<usize> {
+        if !self.has(address) {
+            return None;
+        }
+        let seen = |store: &Store| store.overlaps(address, bytes) && block.is_none_or(|block| store.seen_by(block));
+        self.list.iter().rposition(seen)
     }
 }
 
@@ -29,57 +108,50 @@ impl Store {
 #[derive(Debug)]
 pub struct Weak {
     random: Random,
-    /// Stores that a block or the GPU sees, from the oldest.
-    stores: Vec<Store>,
-    words: Words,
+    stores: Stores,
 }
 
-/// Which words some stores may be to: no bit, no store.
+/// The last load of a word, and the value that the next one may return if its batch is that of the buffer.
 #[derive(Clone, Copy, Debug, Default)]
-struct Words(u64);
-
-impl Words {
-    fn bit(address: u64) -> u64 {
-        1 << ((address >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
-    }
-
-    /// No access is longer than a word, and all are aligned.
-    fn add(&mut self, address: u64) {
-        self.0 |= Self::bit(address);
-    }
-
-    fn has(self, address: u64) -> bool {
-        self.0 & Self::bit(address) != 0
-    }
-
-    fn of(stores: &[Store]) -> Self {
-        Self(stores.iter().fold(0, |all, store| all | Self::bit(store.address)))
-    }
-}
-
-/// A value that a load may return early.
-#[derive(Clone, Copy, Debug)]
-struct Early {
+struct Load {
     address: u64,
-    width: u8,
     value: u64,
-    loads: u32,
+    width: u8,
+    batch: u32,
 }
+
+/// Words whose last load a thread keeps.
+const LOADS: usize = 32;
 
 /// A thread's stores and early loads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Buffer {
-    pub block: u32,
-    stores: Vec<Store>,
-    early: Vec<Early>,
-    recent: [(u64, u8); 4],
-    next: usize,
-    words: Words,
+    block: u32,
+    /// The block has no other thread.
+    alone: bool,
+    stores: Stores,
+    /// A fence of this scope comes before the next store.
+    fence: Option<Scope>,
+    /// None with strong memory.
+    loads: Box<[Load]>,
+    /// Early values are of one moment, and there for some more loads.
+    batch: u32,
+    left: u32,
+}
+
+impl Buffer {
+    /// The buffer of a thread of this block, which is `alone` in it or not.
+    pub fn new(block: u32, alone: bool, weak: bool) -> Self {
+        let loads = vec![Load::default(); if weak { LOADS } else { 0 }].into_boxed_slice();
+        Self { block, alone, stores: Stores::default(), fence: None, loads, batch: 1, left: 0 }
+    }
 }
 
 /// Stores that a thread keeps at most, and stores that blocks and the GPU keep at most.
 const MOST: usize = 16;
 const MOST_SHARED: usize = 48;
+/// Early values are taken after one turn of a thread in so many: a power of two.
+const PREFETCH: u64 = 4;
 
 /// A seeded sequence.
 #[derive(Clone, Debug)]
@@ -91,6 +163,7 @@ impl Random {
     }
 
     /// splitmix64.
+    #[inline(always)]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -100,6 +173,7 @@ impl Random {
     }
 
     /// Less than `end`.
+    #[inline(always)]
     pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
@@ -107,18 +181,14 @@ impl Random {
 
 impl Weak {
     pub fn new(seed: u64) -> Self {
-        Self { random: Random::new(seed ^ 0x7765_616b), stores: Vec::new(), words: Words::default() }
+        Self { random: Random::new(seed ^ 0x7765_616b), stores: Stores::default() }
     }
-}
 
-/// The index of the store that goes first if the store `at` is to go: no older store overlaps it.
-fn oldest(stores: &[Store], mut at: usize) -> usize {
-    while let Some(older) =
-        stores[..at].iter().position(|store| store.overlaps(stores[at].address, u64::from(stores[at].width / 8)))
-    {
-        at = older;
+    /// True once in `times`, a power of two.
+    #[inline(always)]
+    pub fn one_in(&mut self, times: u64) -> bool {
+        self.random.next() & (times - 1) == 0
     }
-    at
 }
 
 impl Core<'_> {
@@ -127,7 +197,7 @@ impl Core<'_> {
         // A range may have changed since the store.
         self.view
             .store(store.address, store.width, store.value)
-            .map_err(|refusal| self.refused(refusal, "store", store.address, u64::from(store.width / 8)))?;
+            .map_err(|refusal| self.refused(refusal, "store", store.address, store.bytes()))?;
         if store.order == Order::Mmio {
             self.view.stored_mmio(store.address);
         }
@@ -137,23 +207,22 @@ impl Core<'_> {
     /// Moves the store `at` of those of blocks and the GPU on to the GPU, or to memory.
     fn advance(&mut self, at: usize, to_memory: bool) -> Result<(), Fault> {
         let Some(weak) = &mut self.weak else { return Ok(()) };
-        let at = oldest(&weak.stores, at);
-        if to_memory || weak.stores[at].block.is_none() {
+        let at = weak.stores.oldest(at);
+        if to_memory || weak.stores.list[at].block == ALL {
             let store = weak.stores.remove(at);
-            weak.words = Words::of(&weak.stores);
             return self.write(store);
         }
-        weak.stores[at].block = None;
+        weak.stores.list[at].block = ALL;
         Ok(())
     }
 
     /// Moves some stores on, as time goes by.
     pub fn drift(&mut self) -> Result<(), Fault> {
         while let Some(weak) = &mut self.weak
-            && !weak.stores.is_empty()
-            && (weak.random.next().is_multiple_of(4) || weak.stores.len() > MOST_SHARED)
+            && !weak.stores.list.is_empty()
+            && weak.one_in(4)
         {
-            let at = weak.random.below(weak.stores.len());
+            let at = weak.random.below(weak.stores.list.len());
             self.advance(at, false)?;
         }
         Ok(())
@@ -161,111 +230,152 @@ impl Core<'_> {
 
     /// Moves all stores of blocks and the GPU to memory.
     pub fn settle_all(&mut self) -> Result<(), Fault> {
-        while self.weak.as_ref().is_some_and(|weak| !weak.stores.is_empty()) {
+        while self.weak.as_ref().is_some_and(|weak| !weak.stores.list.is_empty()) {
             self.advance(0, true)?;
         }
         Ok(())
+    }
+
+    /// A store leaves its thread for the block, the GPU or memory.
+    fn pass(&mut self, mut store: Store, scope: Scope, block: u32) -> Result<(), Fault> {
+        if scope != Scope::System
+            && let Some(weak) = &mut self.weak
+        {
+            store.block = if scope == Scope::Block { block } else { ALL };
+            weak.stores.add(store);
+            if weak.stores.list.len() > MOST_SHARED {
+                let at = weak.random.below(MOST_SHARED);
+                self.advance(at, true)?;
+            }
+            return Ok(());
+        }
+        // Older stores to the same bytes are before it.
+        while let Some(weak) = &self.weak
+            && let Some(older) = weak.stores.latest(store.address, store.bytes(), None)
+        {
+            self.advance(older, true)?;
+        }
+        self.write(store)
     }
 }
 
 impl Buffer {
     /// Moves the thread's store `at` on.
     fn advance(&mut self, core: &mut Core<'_>, at: usize, scope: Scope) -> Result<(), Fault> {
-        let at = oldest(&self.stores, at);
-        let mut store = self.stores.remove(at);
-        self.words = Words::of(&self.stores);
-        let bytes = u64::from(store.width / 8);
-        let Some(weak) = &mut core.weak else { return core.write(store) };
-        if store.order == Order::Mmio || scope == Scope::System {
-            // Older stores to the same bytes are before it.
-            while let Some(weak) = &core.weak
-                && let Some(older) = weak.stores.iter().position(|other| other.overlaps(store.address, bytes))
-            {
-                core.advance(older, true)?;
-            }
-            return core.write(store);
+        let at = self.stores.oldest(at);
+        let store = self.stores.remove(at);
+        core.pass(store, scope, self.block)
+    }
+
+    /// Moves one of the thread's stores on.
+    fn advance_one(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
+        let Some(weak) = &mut core.weak else { return Ok(()) };
+        let chance = weak.random.next();
+        let at = (((chance & 0xffff_ffff) * self.stores.list.len() as u64) >> 32) as usize;
+        let scope = [Scope::Block, Scope::Gpu, Scope::System, Scope::System][(chance >> 62) as usize];
+        self.advance(core, at, scope)
+    }
+
+    /// A turn of the thread is over: some of its stores move on, and later loads may be of this moment.
+    pub fn drift(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
+        while !self.stores.list.is_empty() && core.weak.as_mut().is_some_and(|weak| weak.one_in(2)) {
+            self.advance_one(core)?;
         }
-        store.block = (scope == Scope::Block).then_some(self.block);
-        weak.words.add(store.address);
-        weak.stores.push(store);
+        if self.left == 0 && core.weak.as_mut().is_some_and(|weak| weak.one_in(PREFETCH)) {
+            self.prefetch(core);
+        }
         Ok(())
     }
 
-    /// Moves some of the thread's stores on, as time goes by.
-    pub fn drift(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
-        while !self.stores.is_empty()
-            && let Some(weak) = &mut core.weak
-        {
-            if self.stores.len() <= MOST && weak.random.next().is_multiple_of(2) {
-                break;
-            }
-            let at = weak.random.below(self.stores.len());
-            let scope = [Scope::Block, Scope::Gpu, Scope::System][weak.random.below(3)];
-            self.advance(core, at, scope)?;
+    /// The thread has ended: its stores leave it, in any order.
+    pub fn leave(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
+        while !self.stores.list.is_empty() {
+            self.advance_one(core)?;
         }
         Ok(())
+    }
+
+    /// A fence: a sequential one at once, another before the next store or atomic.
+    pub fn fence(&mut self, core: &mut Core<'_>, order: Order, scope: Scope) -> Result<(), Fault> {
+        if order.releases() {
+            self.fence = self.fence.max(Some(scope));
+        }
+        self.acquire(scope);
+        if order == Order::Sequential { self.release(core, scope) } else { Ok(()) }
+    }
+
+    /// Ends the fence before a store or an atomic.
+    #[inline(always)]
+    fn end_fence(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
+        match self.fence {
+            Some(scope) => self.release(core, scope),
+            None => Ok(()),
+        }
     }
 
     /// A release of a scope: all that the thread has seen is there before what follows.
     pub fn release(&mut self, core: &mut Core<'_>, scope: Scope) -> Result<(), Fault> {
-        while !self.stores.is_empty() {
+        let scope = self.fence.take().map_or(scope, |fence| fence.max(scope));
+        while !self.stores.list.is_empty() {
             self.advance(core, 0, scope)?;
         }
-        let mut at = 0;
-        while let Some(weak) = &mut core.weak
-            && at < weak.stores.len()
-        {
-            let seen = weak.stores[at].block.is_none_or(|block| block == self.block);
-            match scope {
-                Scope::System if seen => {
+        let block = self.block;
+        match scope {
+            Scope::Block => {}
+            Scope::Gpu => {
+                let stores = core.weak.iter_mut().flat_map(|weak| &mut weak.stores.list);
+                stores.filter(|store| store.block == block).for_each(|store| store.block = ALL);
+            }
+            Scope::System => {
+                while let Some(weak) = &core.weak
+                    && let Some(at) = weak.stores.list.iter().position(|store| store.seen_by(block))
+                {
                     core.advance(at, true)?;
-                    // An older store may have gone first.
-                    at = 0;
                 }
-                Scope::Gpu if seen => {
-                    weak.stores[at].block = None;
-                    at += 1;
-                }
-                _ => at += 1,
             }
         }
         Ok(())
     }
 
-    /// An acquire: no load that follows is from before it.
-    pub fn acquire(&mut self) {
-        self.early.clear();
+    /// An acquire: no load that follows is from before it. In a block of one thread, no other thread is in the block's scope.
+    #[inline(always)]
+    pub fn acquire(&mut self, scope: Scope) {
+        if !(self.alone && scope == Scope::Block) {
+            self.end_batch();
+        }
+    }
+
+    /// Early values are too old from now on.
+    #[inline(always)]
+    fn end_batch(&mut self) {
+        self.batch = self.batch.wrapping_add(1);
+        self.left = 0;
+    }
+
+    #[inline(always)]
+    fn last_load(&mut self, address: u64) -> &mut Load {
+        &mut self.loads[word_of(address) % LOADS]
+    }
+
+    /// The next load of this word is not early.
+    #[inline(always)]
+    fn forget(&mut self, address: u64) {
+        let old = self.batch.wrapping_sub(1);
+        self.last_load(address).batch = old;
     }
 
     /// Moves all stores to these bytes that the thread sees to memory.
-    pub fn settle(&mut self, core: &mut Core<'_>, address: u64, bytes: u64) -> Result<(), Refusal> {
+    fn settle(&mut self, core: &mut Core<'_>, address: u64, bytes: u64) -> Result<(), Refusal> {
         let outside = |_| Refusal::Outside;
-        let shared = core.weak.as_ref().is_some_and(|weak| weak.words.has(address));
-        if !shared && !self.words.has(address) {
-            self.forget(address, bytes);
-            return Ok(());
-        }
-        while let Some(at) = self.stores.iter().position(|store| store.overlaps(address, bytes)) {
+        while let Some(at) = self.stores.latest(address, bytes, None) {
             self.advance(core, at, Scope::System).map_err(outside)?;
         }
-        let block = self.block;
         while let Some(weak) = &core.weak
-            && let Some(at) = weak
-                .stores
-                .iter()
-                .position(|store| store.overlaps(address, bytes) && store.block.is_none_or(|own| own == block))
+            && let Some(at) = weak.stores.latest(address, bytes, Some(self.block))
         {
             core.advance(at, true).map_err(outside)?;
         }
-        self.forget(address, bytes);
         Ok(())
-    }
-
-    fn forget(&mut self, address: u64, bytes: u64) {
-        self.early.retain(|early| {
-            early.address >= address.saturating_add(bytes)
-                || address >= early.address.saturating_add(u64::from(early.width / 8))
-        });
     }
 
     pub fn store(
@@ -278,86 +388,142 @@ impl Buffer {
     ) -> Result<(), Refusal> {
         // The store is an error where it stands, not where it leaves.
         core.view.allows(address, u64::from(width / 8), true)?;
-        self.forget(address, u64::from(width / 8));
-        self.words.add(address);
-        self.stores.push(Store { address, width, value, order, block: Some(self.block) });
+        self.end_fence(core).map_err(|_| Refusal::Outside)?;
+        self.forget(address);
+        let store = Store { address, value, block: self.block, width, order };
+        if self.stores.list.len() >= MOST && !self.merge(&store, core) {
+            self.advance_one(core).map_err(|_| Refusal::Outside)?;
+        }
+        self.stores.add(store);
         Ok(())
     }
 
-    pub fn load(&mut self, core: &mut Core<'_>, address: u64, width: u8, order: Order) -> Result<u64, Refusal> {
-        let bytes = u64::from(width / 8);
-        core.view.allows(address, bytes, false)?;
-        if order.acquires() {
-            self.acquire();
+    /// Two stores to the same bytes may be one: the earlier one goes. No fence is between them, as it would have moved that on.
+    #[inline(always)]
+    fn merge(&mut self, store: &Store, core: &mut Core<'_>) -> bool {
+        let plain = |store: &Store| matches!(store.order, Order::Weak | Order::Relaxed);
+        if !plain(store) || !self.stores.has(store.address) || core.weak.as_mut().is_none_or(|weak| weak.one_in(4)) {
+            return false;
         }
-        if let Some(value) = self.own(core, address, width)? {
+        match self.stores.latest(store.address, store.bytes(), None) {
+            Some(at) if self.stores.list[at].address == store.address && self.stores.list[at].width == store.width => {
+                plain(&self.stores.list[at]) && {
+                    self.stores.remove(at);
+                    true
+                }
+            }
+            _ => false,
+        }
+    }
+
+    pub fn load(
+        &mut self,
+        core: &mut Core<'_>,
+        address: u64,
+        width: u8,
+        order: Order,
+        scope: Scope,
+    ) -> Result<u64, Refusal> {
+        core.view.allows(address, u64::from(width / 8), false)?;
+        let acquires = order.acquires() && !(self.alone && scope == Scope::Block);
+        if self.stores.has(address)
+            && let Some(value) = self.own(core, address, width)?
+        {
+            if acquires {
+                self.end_batch();
+            }
             return Ok(value);
         }
-        let free = matches!(order, Order::Weak | Order::Relaxed);
-        self.early.retain_mut(|early| {
-            early.loads = early.loads.saturating_sub(1);
-            early.loads > 0
-        });
-        if free && let Some(early) = self.early.iter().find(|early| (early.address, early.width) == (address, width)) {
-            return Ok(early.value);
+        self.left = self.left.saturating_sub(1);
+        if self.left == 0 {
+            self.end_batch();
+        }
+        let batch = self.batch;
+        let last = *self.last_load(address);
+        let may_be_early = !matches!(order, Order::Volatile | Order::Mmio);
+        if may_be_early && (last.batch, last.address, last.width) == (batch, address, width) {
+            // An early acquire: the other early values are of the same moment, and so after it.
+            return Ok(last.value);
+        }
+        if acquires {
+            self.end_batch();
         }
         let value = self.seen(core, address, width)?;
         // A later load of the same bytes sees no older value.
-        self.forget(address, bytes);
-        if free {
-            self.prefetch(core);
-            self.recent[self.next] = (address, width);
-            self.next = (self.next + 1) % self.recent.len();
-        }
+        let old = self.batch.wrapping_sub(1);
+        *self.last_load(address) = Load { address, value, width, batch: old };
         Ok(value)
     }
 
-    /// Keeps what the addresses of the last loads hold now, for loads that are early.
+    /// Keeps what some words of the last loads hold now, for loads that are early.
     fn prefetch(&mut self, core: &mut Core<'_>) {
+        self.end_batch();
         let Some(weak) = &mut core.weak else { return };
-        let chance = weak.random.next();
-        if !chance.is_multiple_of(16) {
-            return;
-        }
-        for (address, width) in self.recent {
-            let known = self.early.iter().any(|early| early.address == address);
-            if width == 0 || known || !matches!(self.own(core, address, width), Ok(None)) {
-                continue;
-            }
-            if let Ok(value) = self.seen(core, address, width) {
-                self.early.push(Early { address, width, value, loads: 2 + (chance >> 8) as u32 % 30 });
+        self.left = 2 << weak.random.below(6);
+        let chosen = weak.random.next();
+        for at in (0..LOADS).filter(|at| chosen >> at & 1 == 1) {
+            let Load { address, width, .. } = self.loads[at];
+            if width != 0
+                && !self.stores.has(address)
+                && let Ok(value) = self.seen(core, address, width)
+            {
+                self.loads[at] = Load { address, value, width, batch: self.batch };
             }
         }
+    }
+
+    /// An atomic: of the scope of the block for the block, of any other in memory. Returns the old value.
+    pub fn update(
+        &mut self,
+        core: &mut Core<'_>,
+        address: u64,
+        width: u8,
+        scope: Scope,
+        change: impl Fn(u64) -> u64,
+    ) -> Result<u64, Refusal> {
+        core.view.allows(address, u64::from(width / 8), true)?;
+        self.end_fence(core).map_err(|_| Refusal::Outside)?;
+        self.forget(address);
+        if scope != Scope::Block {
+            self.settle(core, address, u64::from(width / 8))?;
+            return core.view.update(address, width, change);
+        }
+        while let Some(at) = self.stores.latest(address, u64::from(width / 8), None) {
+            self.advance(core, at, Scope::Block).map_err(|_| Refusal::Outside)?;
+        }
+        let old = self.seen(core, address, width)?;
+        let store = Store { address, value: change(old), block: self.block, width, order: Order::Relaxed };
+        core.pass(store, Scope::Block, self.block).map_err(|_| Refusal::Outside)?;
+        Ok(old)
     }
 
     /// The value of the thread's own store.
     fn own(&mut self, core: &mut Core<'_>, address: u64, width: u8) -> Result<Option<u64>, Refusal> {
         let bytes = u64::from(width / 8);
-        if !self.words.has(address) {
-            return Ok(None);
-        }
-        let Some(store) = self.stores.iter().rev().find(|store| store.overlaps(address, bytes)) else {
+        let Some(at) = self.stores.latest(address, bytes, None) else {
             return Ok(None);
         };
+        let store = self.stores.list[at];
         if store.address == address && store.width >= width {
             return Ok(Some(low(store.value, width)));
         }
+        self.forget(address);
         self.settle(core, address, bytes)?;
         Ok(None)
     }
 
     /// The value that the thread sees outside its own stores.
+    #[inline(always)]
     fn seen(&mut self, core: &mut Core<'_>, address: u64, width: u8) -> Result<u64, Refusal> {
-        let bytes = u64::from(width / 8);
-        let found = core.weak.as_ref().filter(|weak| weak.words.has(address)).and_then(|weak| {
-            let visible =
-                |store: &&Store| store.overlaps(address, bytes) && store.block.is_none_or(|block| block == self.block);
-            weak.stores.iter().rev().find(visible).copied()
-        });
-        match found {
-            Some(store) if store.address == address && store.width >= width => return Ok(low(store.value, width)),
-            Some(_) => self.settle(core, address, bytes)?,
-            None => {}
+        if let Some(weak) = core.weak.as_ref().filter(|weak| weak.stores.has(address)) {
+            let bytes = u64::from(width / 8);
+            if let Some(at) = weak.stores.latest(address, bytes, Some(self.block)) {
+                let store = weak.stores.list[at];
+                if store.address == address && store.width >= width {
+                    return Ok(low(store.value, width));
+                }
+                self.settle(core, address, bytes)?;
+            }
         }
         core.view.load(address, width)
     }
