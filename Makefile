@@ -30,7 +30,7 @@ help:
 	@echo 'make install PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) DESTDIR=   copies what make build and make ptx made; make uninstall removes it'
 	@echo 'make book    target/book/index.html: the documentation as a book (installs mdBook into .cache/)'
 	@echo 'make release target/release-tarballs/: a tarball for x86-64 and one for aarch64, after checks (SNAPSHOT=1: of any tree)'
-	@echo 'make demo    build, then two ranks exchange values through the plugin on the software card'
+	@echo 'make demo    build, then two ranks exchange values through the plugin on the software card: by CPU threads, then as PTX'
 	@echo 'make test    build, then all tests; ends with how many passed, failed and were skipped'
 	@echo 'make clean   remove what was built and fetched'
 	@echo 'demo and test first install what is missing with apt-get: scripts/install-deps.sh says what.'
@@ -100,6 +100,8 @@ demo:
 	@scripts/install-deps.sh demo
 	@$(MAKE) --no-print-directory build
 	$(DIST)/ferrogin demo
+	@echo
+	FERROGIN_DEVICE=cuda $(DIST)/ferrogin gpu -- $(DIST)/ferrogin demo --reps 200
 
 test:
 	@scripts/install-deps.sh test

@@ -1,14 +1,16 @@
-//! `ferrogin demo`: the three phases through the plugin, then a table of latencies and rates.
+//! `ferrogin demo`: the three phases through the plugin, by kernels on CPU threads or, as PTX, on a GPU; then a table of latencies and
+//! rates, unless the GPU is software.
 
 use crate::launch;
 use clap::ValueEnum;
-use gpu_scenarios::runner::CpuThreads;
+use gpu_scenarios::gpu::Launch;
+use gpu_scenarios::runner;
 use gpu_scenarios::scenario::{self, SCENARIOS};
 use gpu_scenarios::world::{Config, World};
 use gpu_scenarios::{RunError, measure};
 use mini_nccl::Bootstrap;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
@@ -65,7 +67,8 @@ fn rank(args: &DemoArgs) -> Result<(), RunError> {
     let config = Config::from_env();
     let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env())?;
     let began = Instant::now();
-    let world = World::open(&config, bootstrap, Box::new(CpuThreads))?;
+    let world = World::open(&config, bootstrap, runner::from_env(Launch::default())?)?;
+    let software = world.runner().gpu().and_then(|gpu| gpu.software.clone());
     let print = |text: std::fmt::Arguments<'_>| {
         if world.rank() == 0 {
             println!("{text}");
@@ -74,7 +77,7 @@ fn rank(args: &DemoArgs) -> Result<(), RunError> {
     let plugin = world.comm().plugin();
     print(format_args!("plugin {} ({:?}) from {}", plugin.name(), plugin.abi(), plugin.path().display()));
     print(format_args!(
-        "{} ranks on card {}, kernels on {}, send queues of {} slots, set up in {:.0?}\n",
+        "{} ranks on card {}, {}, send queues of {} slots, set up in {:.0?}\n",
         world.nranks(),
         world.comm().device_name(),
         world.runner().name(),
@@ -86,19 +89,22 @@ fn rank(args: &DemoArgs) -> Result<(), RunError> {
         let began = Instant::now();
         scenario::run(&world, scenario, args.reps)?;
         let parts = scenario.steps.len();
+        let time =
+            if software.is_none() { format!(" in {:.2} s", began.elapsed().as_secs_f64()) } else { String::new() };
         print(format_args!(
-            "PASS ({phase}) {}\n         {parts} x {} repetitions in {}",
-            scenario.description,
-            args.reps,
-            seconds(began.elapsed())
+            "PASS ({phase}) {}\n         {parts} x {} repetitions{time}",
+            scenario.description, args.reps
         ));
+    }
+    if let Some(version) = software {
+        print(format_args!(
+            "\nAll phases passed as PTX on the software GPU {version}. An interpreter ran the kernels: there are no latencies and rates, because\n\
+             its times are no times of a GPU (docs/software-gpu.md)."
+        ));
+        return world.close();
     }
     let rows = measure::table(&world, args.reps)?;
     print(format_args!("\nMeasured between ranks 0 and 1; latency is one way, rates are those of a stream:\n"));
     print(format_args!("{}", measure::render(&rows)));
     world.close()
-}
-
-fn seconds(duration: Duration) -> String {
-    format!("{:.2} s", duration.as_secs_f64())
 }

@@ -32,7 +32,8 @@ struct Args {
 enum Command {
     /// Exchanges values between ranks through the plugin, and measures latencies and rates.
     ///
-    /// The demo uses the software card unless FERROGIN_PROVIDER is set.
+    /// The demo uses the software card unless FERROGIN_PROVIDER is set. With FERROGIN_DEVICE=cuda the kernels run as PTX on a GPU, or on the
+    /// software GPU (`ferrogin gpu -- ferrogin demo`).
     Demo(demo::DemoArgs),
     /// Reports whether NCCL could use the plugin with the present settings, and how to remove each obstacle.
     ///

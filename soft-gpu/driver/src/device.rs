@@ -322,6 +322,13 @@ api! {
     }
 }
 
+/// The release of this library. NVIDIA's driver has no such function: tools ask `cuGetProcAddress` for it to say which driver answers.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+pub extern "C" fn cuSoftGpuRelease() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -250,7 +250,12 @@ impl Runner for Gpu {
         let packed = if *packed { ", in one block" } else { "" };
         let file = |path: &PathBuf| format!(", of {}", path.display());
         let code = image.as_ref().or(gin.as_ref()).map(file).unwrap_or_default();
-        format!("kernels on {}: {api:?} API, groups of {threads:?}{packed}{code}", self.machine.name)
+        let form = if image.is_some() { "machine code" } else { "PTX" };
+        format!("kernels as {form} on {}: {api:?} API, groups of {threads:?}{packed}{code}", self.machine.name)
+    }
+
+    fn gpu(&self) -> Option<&Machine> {
+        Some(&self.machine)
     }
 
     fn allocate(&self, bytes: usize) -> Result<DeviceMemory, RunError> {

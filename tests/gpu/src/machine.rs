@@ -7,6 +7,7 @@ use nccl_gin_ferrogin::device::Device;
 use nccl_gin_ferrogin::device::cuda::CudaDevice;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::ptr::null_mut;
 
 /// The module of the device code, whose PTX version every driver must have.
 const DEVICE_CODE: &str = include_str!("../../../ptx/ferrogin_device.ptx");
@@ -22,11 +23,13 @@ pub struct Machine {
     pub capability: (c_int, c_int),
     /// The CUDA release of the driver.
     pub cuda: (c_int, c_int),
+    /// The release of the software GPU, whose times mean nothing; none of hardware.
+    pub software: Option<String>,
 }
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { name, capability: (major, minor), cuda } = self;
+        let Machine { name, capability: (major, minor), cuda, .. } = self;
         write!(f, "{name} (compute capability {major}.{minor}, driver of CUDA {}.{})", cuda.0, cuda.1)
     }
 }
@@ -57,7 +60,12 @@ impl Machine {
         cuda!(cuDriverGetVersion(&mut version))?;
         // SAFETY: the array ends with a NUL byte, because the driver was given all bytes but the last.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-        Ok(Machine { name, capability: (major, minor), cuda: (version / 1000, version % 1000 / 10) })
+        Ok(Machine {
+            name,
+            capability: (major, minor),
+            cuda: (version / 1000, version % 1000 / 10),
+            software: software_gpu(),
+        })
     }
 
     fn has_machine_code(&self) -> Result<(), String> {
@@ -100,6 +108,19 @@ impl Machine {
     }
 }
 
+/// The release of the software GPU, if that answers. NVIDIA's driver does not know the function.
+fn software_gpu() -> Option<String> {
+    let (mut function, mut found) = (null_mut(), cu::CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS);
+    cuda!(cuGetProcAddress_v2(c"cuSoftGpuRelease".as_ptr(), &mut function, 12080, 0, &mut found)).ok()?;
+    if function.is_null() {
+        return None;
+    }
+    // SAFETY: the software GPU's function of this name has this type, and no other driver has one.
+    let version: extern "C" fn() -> *const c_char = unsafe { std::mem::transmute(function) };
+    // SAFETY: it returns a constant string that ends with a NUL byte.
+    Some(unsafe { CStr::from_ptr(version()) }.to_string_lossy().into_owned())
+}
+
 /// Two numbers with a point between them.
 fn pair(text: &str) -> Option<(c_int, c_int)> {
     let (major, minor) = text.split_once('.')?;
@@ -121,7 +142,7 @@ mod tests {
     use super::*;
 
     fn machine(capability: (c_int, c_int), cuda: (c_int, c_int)) -> Machine {
-        Machine { name: "a GPU".into(), capability, cuda }
+        Machine { name: "a GPU".into(), capability, cuda, software: None }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::RunError;
 use crate::gpu::{Gpu, Launch};
+use crate::machine::Machine;
 use crate::plan::{Plan, Report, Verdict};
 use crate::program;
 use ferrogin_device::Context;
@@ -11,8 +12,13 @@ use nccl_gin_ferrogin::device::{self, DeviceKind};
 
 /// Runs the device programs of one rank at once, each in its own thread or group of threads.
 pub trait Runner {
-    /// The name for messages.
+    /// The name for messages: "kernels on ...".
     fn name(&self) -> String;
+
+    /// The GPU.
+    fn gpu(&self) -> Option<&Machine> {
+        None
+    }
 
     /// Allocates memory for a window.
     ///
@@ -49,7 +55,7 @@ pub struct CpuThreads;
 
 impl Runner for CpuThreads {
     fn name(&self) -> String {
-        "CPU threads".into()
+        "kernels on CPU threads".into()
     }
 
     fn run(&self, plans: &[Plan]) -> Result<Vec<Report>, String> {

@@ -38,7 +38,7 @@ pub fn all_pass(job: Job) -> Outcome {
     must_pass(&outcome);
     let passed = outcome.lines.iter().filter(|line| line.text.starts_with("PASS ")).count();
     assert_eq!(passed, SCENARIOS.len(), "{}", report(&outcome));
-    assert!(outcome.text().contains("kernels on "), "{}", report(&outcome));
+    assert!(outcome.text().contains("kernels as PTX on "), "{}", report(&outcome));
     outcome
 }
 
