@@ -1,5 +1,4 @@
-//! Names of ferrogin's environment variables. README.md describes the settings of the plugin, of the host API and of the software card;
-//! CONTRIBUTING.md those of the tests.
+//! Names of ferrogin's environment variables. docs/settings.md describes them.
 //!
 //! The plugin warns of a `FERROGIN_` variable that is no setting of its own or of the host API; `ferrogin doctor` warns of a variable
 //! that is in none of these lists.
@@ -25,5 +24,22 @@ pub const HOST_API: [&str; 3] = ["FERROGIN_BOOTSTRAP", "FERROGIN_NRANKS", "FERRO
 pub const SOFTWARE_CARD: [&str; 5] =
     ["SOFTEFA_NICS", "SOFTEFA_WIRE", "SOFTEFA_IFADDR", "SOFTEFA_FAULTS", "SOFTEFA_TRACE"];
 
+/// Settings of the software GPU.
+pub const SOFTWARE_GPU: [&str; 7] = [
+    "SOFTGPU_DEVICES",
+    "SOFTGPU_MEMORY_BYTES",
+    "SOFTGPU_CAPABILITY",
+    "SOFTGPU_NAME",
+    "SOFTGPU_SEED",
+    "SOFTGPU_MEMORY",
+    "SOFTGPU_WATCHDOG",
+];
+
 /// Settings of the tests.
 pub const TESTS: [&str; 3] = ["FERROGIN_DIST", "FERROGIN_LIBFABRIC_ALT", "FERROGIN_VECTORS"];
+
+/// All settings.
+pub fn all() -> impl Iterator<Item = &'static str> {
+    let lists: [&[&str]; 5] = [&PLUGIN, &HOST_API, &SOFTWARE_CARD, &SOFTWARE_GPU, &TESTS];
+    lists.into_iter().flatten().copied()
+}

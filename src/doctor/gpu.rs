@@ -1,21 +1,38 @@
 //! The GPUs, their driver, and dma-buf, by which cards reach their memory.
 
-use super::finding::Finding;
+use super::finding::{Finding, Level};
 use super::{Machine, variable};
 use crate::probe;
+use ferrogin_ffi::settings;
 
 const AREA: &str = "GPU";
 
+const DRIVER: &str = "GPU driver";
+
 pub fn check(machine: &Machine) -> Vec<Finding> {
-    let mut findings = driver(machine);
     let device = variable("FERROGIN_DEVICE").unwrap_or_else(|| "auto".into());
     let probed = probe::start(&["gpu"], &[], machine.limit);
+    let answering = probed.all("driver").next();
+    let software = answering.and_then(|driver| driver["software"].as_str());
+    let mut findings = match software {
+        Some(version) => vec![software_gpu(version)],
+        None => driver(machine),
+    };
+    if let Some(api) = answering.and_then(|driver| driver["api"].as_str()) {
+        findings.push(Finding::ok(DRIVER, format!("CUDA driver API {api}")));
+    }
     if let Some(reason) = probed.failure() {
         let (what, why) = (format!("none: {reason}"), "NCCL needs a GPU; without one, kernels run on CPU threads");
         let finding = match (&*device, machine.has_software_card()) {
+            _ if software.is_some() => {
+                let cure = "correct or unset the SOFTGPU_ variable that the lines below name; SOFTGPU_DEVICES=0 is a machine without a GPU";
+                let finding = Finding::problem(AREA, what, "the software GPU does not start with these settings", cure);
+                let level = if device == "cuda" { Level::Problem } else { Level::Warning };
+                Finding { level, ..finding }
+            }
             ("cuda", _) => {
-                let cure =
-                    "install the NVIDIA driver, or set FERROGIN_DEVICE=cpu or auto with FERROGIN_PROVIDER=softefa";
+                let cure = "install the NVIDIA driver, or run the program on the software GPU (`ferrogin gpu -- PROGRAM`), or set \
+                            FERROGIN_DEVICE=cpu or auto with FERROGIN_PROVIDER=softefa";
                 Finding::problem(AREA, what, "FERROGIN_DEVICE=cuda asks for a GPU", cure)
             }
             (_, true) => {
@@ -66,14 +83,23 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
     findings
 }
 
+/// The software GPU that answers in place of a driver, and its settings.
+fn software_gpu(version: &str) -> Finding {
+    let set = settings::SOFTWARE_GPU.iter().filter_map(|name| Some(format!("{name}={}", variable(name)?)));
+    let set = set.collect::<Vec<_>>().join(", ");
+    let set = if set.is_empty() { "its default settings".to_owned() } else { set };
+    Finding::ok(DRIVER, format!("ferrogin's software GPU {version}, with {set}"))
+        .why("an interpreter runs kernels as PTX: programs behave as on a GPU, and no time means anything")
+}
+
 /// The kernel's part of the driver.
 fn driver(machine: &Machine) -> Vec<Finding> {
     let Some(text) = machine.read("/proc/driver/nvidia/version") else { return Vec::new() };
     let first = text.lines().next().unwrap_or_default().to_owned();
-    let mut findings = vec![Finding::ok("GPU driver", first.trim_start_matches("NVRM version: ").to_owned())];
+    let mut findings = vec![Finding::ok(DRIVER, first.trim_start_matches("NVRM version: ").to_owned())];
     if !first.contains("Open Kernel Module") {
         findings.push(Finding::warning(
-            "GPU driver",
+            DRIVER,
             "the kernel modules are not the open ones",
             "they export no dma-buf, by which EFA cards register GPU memory",
             "install the open kernel modules (nvidia-open) of the same driver version",

@@ -9,7 +9,7 @@ use ferrogin_ffi::settings;
 const AREA: &str = "setting";
 
 /// The variables whose values a report has. No prefix is enough: a variable with a secret may begin with NCCL_ or FI_.
-pub const VARIABLES: [&str; 44] = [
+pub const VARIABLES: [&str; 52] = [
     "FERROGIN_CONTROL",
     "FERROGIN_DEVICE",
     "FERROGIN_DIST",
@@ -53,13 +53,16 @@ pub const VARIABLES: [&str; 44] = [
     "SOFTEFA_FAULTS",
     "SOFTEFA_IFADDR",
     "SOFTEFA_NICS",
+    "SOFTEFA_TRACE",
     "SOFTEFA_WIRE",
+    "SOFTGPU_CAPABILITY",
+    "SOFTGPU_DEVICES",
+    "SOFTGPU_MEMORY",
+    "SOFTGPU_MEMORY_BYTES",
+    "SOFTGPU_NAME",
+    "SOFTGPU_SEED",
+    "SOFTGPU_WATCHDOG",
 ];
-
-/// True for a setting of ferrogin. Its value is shown only if [`VARIABLES`] has it.
-fn is_own(name: &str) -> bool {
-    [&settings::PLUGIN[..], &settings::HOST_API, &settings::SOFTWARE_CARD, &settings::TESTS].concat().contains(&name)
-}
 
 pub fn check(machine: &Machine) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -70,14 +73,14 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
     for (name, value) in all {
         if VARIABLES.contains(&&*name) {
             findings.push(Finding::ok(AREA, format!("{name}={value}")));
-        } else if is_own(&name) {
+        } else if settings::all().any(|setting| setting == name) {
             findings.push(Finding::ok(AREA, format!("{name} is set")));
         } else if name.starts_with("FERROGIN_") {
             findings.push(Finding::warning(
                 AREA,
                 format!("{name} is set, and ferrogin has no such setting"),
                 "a misspelt setting does nothing",
-                "check the spelling (README.md lists the settings), or unset it",
+                "check the spelling (docs/settings.md lists the settings), or unset it",
             ));
         } else if name.starts_with("SOFTEFA_")
             && !["SOFTEFA_TEST_", "SOFTEFA_FUZZ_"].iter().any(|prefix| name.starts_with(prefix))
@@ -90,6 +93,13 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
                 format!("check the spelling (there are {}), or unset it", settings::SOFTWARE_CARD.join(", ")),
             );
             findings.push(Finding { level, ..finding });
+        } else if name.starts_with("SOFTGPU_") {
+            findings.push(Finding::warning(
+                AREA,
+                format!("{name} is set, and the software GPU has no such setting"),
+                "the software GPU refuses to start with a misspelt setting",
+                format!("check the spelling (there are {}), or unset it", settings::SOFTWARE_GPU.join(", ")),
+            ));
         }
     }
     if findings.is_empty() {

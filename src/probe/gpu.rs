@@ -13,13 +13,16 @@ const VIRTUAL_MEMORY: c_int = 102;
 const GPU_DIRECT_RDMA_WITH_VMM: c_int = 110;
 const DMA_BUF: c_int = 124;
 
+type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
+type SoftwareVersion = unsafe extern "C" fn() -> *const c_char;
 type Init = unsafe extern "C" fn(c_uint) -> c_int;
 type GetCount = unsafe extern "C" fn(*mut c_int) -> c_int;
 type GetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
 type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
 
-/// Names, compute capabilities and what the plugin needs of the GPUs, or the reason why there is none.
-pub fn list() -> Result<Vec<Value>, String> {
+/// The driver: the release of its API, and of the software GPU if that is it. Then each GPU: its name, compute capability and what the
+/// plugin needs of it; or the reason why there is none.
+pub fn list(emit: impl Fn(&str, Value)) -> Result<(), String> {
     // SAFETY: loading runs the initialisers of NVIDIA's driver library, which any process may run.
     let driver = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) };
     let driver = driver.map_err(|_| format!("no CUDA driver ({LIBRARY})"))?;
@@ -30,6 +33,18 @@ pub fn list() -> Result<Vec<Value>, String> {
             symbol.map_err(|_| format!("{LIBRARY} has no {}", $name))?
         }};
     }
+    let get_version = symbol!("cuDriverGetVersion", Version);
+    let mut api = 0;
+    // SAFETY: the driver writes one int into a local variable. The call needs no cuInit.
+    check("cuDriverGetVersion", unsafe { get_version(&mut api) })?;
+    // SAFETY: only the software GPU has a function of this name, of this type.
+    let software = unsafe { driver.get::<SoftwareVersion>(b"cuSoftGpuRelease\0") }.ok().map(|version| {
+        // SAFETY: the function takes no arguments.
+        let text = unsafe { version() };
+        // SAFETY: it returns a constant string with a NUL.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    });
+    emit("driver", json!({ "api": format!("{}.{}", api / 1000, api % 1000 / 10), "software": software }));
     let init = symbol!("cuInit", Init);
     let get_count = symbol!("cuDeviceGetCount", GetCount);
     let get_name = symbol!("cuDeviceGetName", GetName);
@@ -39,7 +54,6 @@ pub fn list() -> Result<Vec<Value>, String> {
     let mut count = 0;
     // SAFETY: the driver writes one int into a local variable.
     check("cuDeviceGetCount", unsafe { get_count(&mut count) })?;
-    let mut names = Vec::new();
     for device in 0..count {
         let mut name = [0 as c_char; 128];
         // SAFETY: the driver writes at most 128 bytes into the array, with a NUL.
@@ -54,16 +68,17 @@ pub fn list() -> Result<Vec<Value>, String> {
         let (major, minor) = (attribute(COMPUTE_CAPABILITY_MAJOR)?, attribute(COMPUTE_CAPABILITY_MINOR)?);
         // Drivers that do not know an attribute do not have the ability.
         let able = |number| attribute(number).is_ok_and(|value| value != 0);
-        names.push(json!({
+        let gpu = json!({
             "name": name,
             "major": major,
             "minor": minor,
             "vmm": able(VIRTUAL_MEMORY),
             "rdma_with_vmm": able(GPU_DIRECT_RDMA_WITH_VMM),
             "dma_buf": able(DMA_BUF),
-        }));
+        });
+        emit("gpu", gpu);
     }
-    if names.is_empty() { Err("the CUDA driver finds no GPU".into()) } else { Ok(names) }
+    if count == 0 { Err("the CUDA driver finds no GPU".into()) } else { Ok(()) }
 }
 
 fn check(call: &str, code: c_int) -> Result<(), String> {

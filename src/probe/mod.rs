@@ -48,7 +48,7 @@ pub fn run(probe: &Probe, limit: Duration) -> ExitCode {
     let outcome = match probe {
         Probe::Plugin { init } => exchange::run(*init),
         Probe::Libfabric => library::libfabric(),
-        Probe::Gpu => gpu::list().map(|gpus| gpus.into_iter().for_each(|gpu| emit("gpu", gpu))),
+        Probe::Gpu => gpu::list(emit),
         Probe::Mlx5 => {
             for entry in mlx5_cards::report() {
                 match entry {

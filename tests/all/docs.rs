@@ -85,15 +85,10 @@ fn summary_lists_every_page() {
     none(&missing.map(|name| format!("docs/SUMMARY.md does not list {name}")).collect::<Vec<_>>());
 }
 
-/// The variables of ferrogin.
-fn all_settings() -> Vec<&'static str> {
-    [&settings::PLUGIN[..], &settings::HOST_API, &settings::SOFTWARE_CARD, &settings::TESTS].concat()
-}
-
 /// True for a setting, and for a variable that tests and benches read.
 fn is_setting(name: &str) -> bool {
     let is_read = |call: &str| SOURCES.contains(&format!("{call}(\"{name}\""));
-    all_settings().contains(&name) || ["var", "var_os", "repetitions"].into_iter().any(is_read)
+    settings::all().any(|setting| setting == name) || ["var", "var_os", "repetitions"].into_iter().any(is_read)
 }
 
 #[test]
@@ -102,9 +97,10 @@ fn page_of_settings_has_every_setting_and_no_other() {
     let page = std::fs::read_to_string(workspace().join(path)).expect("the page of settings");
     let rows: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next()).collect();
     let names: Vec<&str> = rows.iter().flat_map(|row| row.split(", ")).map(|name| name.trim_matches('`')).collect();
-    let missing = all_settings().into_iter().filter(|name| !names.contains(name));
+    let missing = settings::all().filter(|name| !names.contains(name));
     let missing = missing.map(|name| format!("{path} has no row for {name}"));
-    let ours = names.iter().filter(|name| name.starts_with("FERROGIN_") || name.starts_with("SOFTEFA_"));
+    let ours = ["FERROGIN_", "SOFTEFA_", "SOFTGPU_"];
+    let ours = names.iter().filter(|name| ours.iter().any(|prefix| name.starts_with(prefix)));
     let unknown = ours.filter(|name| !is_setting(name)).map(|name| format!("{path}: {name} is no setting"));
     none(&missing.chain(unknown).collect::<Vec<_>>());
 }

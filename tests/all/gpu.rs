@@ -18,22 +18,95 @@ fn on_gpu(dist: &Path, program: &[&str], settings: &[(&str, &str)]) -> (bool, St
     (output.status.success(), text)
 }
 
-#[test]
-fn demo_passes_with_memory_of_a_software_gpu() {
-    let Some(dist) = dist("demo_passes_with_memory_of_a_software_gpu") else { return };
+/// A software GPU of dist/, with the software card.
+fn tool_on_gpu(dist: &Path, args: &[&str], settings: &[(&str, &str)]) -> (bool, String) {
     let plugin = dist.join("libnccl-gin-ferrogin.so").to_string_lossy().into_owned();
-    let program = [env!("CARGO_BIN_EXE_ferrogin"), "demo", "--launcher", "builtin", "--reps", "50"];
-    let settings = [("FERROGIN_DEVICE", "cuda"), ("NCCL_GIN_PLUGIN", &*plugin), ("NCCL_DEBUG", "INFO")];
-    let (good, text) = on_gpu(&dist, &program, &settings);
-    assert!(good && text.contains("kernels on cuda") && text.contains("PASS (c)"), "{text}");
+    let usual = [("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_TIMEOUT", "60"), ("NCCL_GIN_PLUGIN", &*plugin)];
+    on_gpu(dist, &[&[env!("CARGO_BIN_EXE_ferrogin")], args].concat(), &[&usual, settings].concat())
 }
 
 #[test]
-fn doctor_finds_software_gpu() {
-    let Some(dist) = dist("doctor_finds_software_gpu") else { return };
-    let program = [env!("CARGO_BIN_EXE_ferrogin"), "doctor", "--only", "gpu"];
-    let (_, text) = on_gpu(&dist, &program, &[("SOFTGPU_NAME", "a GPU of this test")]);
-    assert!(text.contains("a GPU of this test"), "{text}");
+fn demo_passes_as_ptx_on_a_software_gpu() {
+    let Some(dist) = dist("demo_passes_as_ptx_on_a_software_gpu") else { return };
+    let args = ["demo", "--launcher", "builtin", "--reps", "50"];
+    let (good, text) = tool_on_gpu(&dist, &args, &[("FERROGIN_DEVICE", "cuda")]);
+    assert!(good && text.contains("kernels as PTX on ferrogin software GPU"), "{text}");
+    for phase in ["PASS (a)", "PASS (b)", "PASS (c)", "All phases passed as PTX on the software GPU"] {
+        assert_eq!(text.matches(phase).count(), 1, "{text}");
+    }
+    // The times of an interpreter.
+    assert!(!text.contains("MB/s") && !text.contains("repetitions in"), "{text}");
+}
+
+#[test]
+fn perf_measures_every_operation_as_ptx_and_says_what_its_times_mean() {
+    let Some(dist) = dist("perf_measures_every_operation_as_ptx_and_says_what_its_times_mean") else { return };
+    let args = "perf all -b 1 -e 4096 -f 64 -n 20 -w 3 --threads 2 --aggregate 4 --depth 16 --verify --device cuda";
+    let args: Vec<&str> = args.split(' ').collect();
+    let (good, text) = tool_on_gpu(&dist, &args, &[("SOFTGPU_SEED", "3")]);
+    assert!(good && text.contains("posts by kernels on ferrogin software GPU"), "{text}");
+    assert!(text.contains("these times are no times of a GPU") && text.contains("# SOFTGPU_SEED=3"), "{text}");
+    for operation in ["put", "put-signal", "put-value", "get", "signal", "flush", "barrier", "alltoall"] {
+        assert_eq!(text.matches(&format!("\n{operation}: ")).count(), 1, "{operation}: {text}");
+    }
+
+    // Three ranks, and FERROGIN_DEVICE in place of the option.
+    let args = ["perf", "barrier", "alltoall", "--ranks", "3", "-e", "64", "-n", "10", "--verify", "--json", "-"];
+    let mut tool = command();
+    tool.args(["gpu", "--", env!("CARGO_BIN_EXE_ferrogin")]).args(args).env("FERROGIN_DIST", &dist);
+    tool.env("NCCL_GIN_PLUGIN", dist.join("libnccl-gin-ferrogin.so"));
+    let output = tool.envs([("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_DEVICE", "cuda")]).output().expect("the tool");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("only JSON");
+    assert_eq!(crate::schema::check(&report), Ok(()));
+    assert_eq!((&report["settings"]["device"], &report["gpu"]["software"]), (&"cuda".into(), &"0.1.0".into()));
+}
+
+#[test]
+fn perf_with_another_device_than_the_settings_is_refused() {
+    let Some(dist) = dist("perf_with_another_device_than_the_settings_is_refused") else { return };
+    for (args, setting, cause) in [
+        ("--device cpu", "cuda", "--device is cpu, but FERROGIN_DEVICE=cuda selects a GPU"),
+        ("--device cuda", "cpu", "--device is cuda, but FERROGIN_DEVICE=cpu selects CPU threads"),
+    ] {
+        let args = format!("perf put -e 8 -n 10 {args}");
+        let args: Vec<&str> = args.split(' ').collect();
+        let (good, text) = tool_on_gpu(&dist, &args, &[("FERROGIN_DEVICE", setting)]);
+        assert!(!good && text.contains(cause), "{text}");
+    }
+}
+
+#[test]
+fn doctor_says_which_driver_answers() {
+    let Some(dist) = dist("doctor_says_which_driver_answers") else { return };
+    let settings = [("SOFTGPU_NAME", "a GPU of this test"), ("SOFTGPU_SEED", "7")];
+    let (good, text) = tool_on_gpu(&dist, &["doctor", "--json", "--only", "gpu"], &settings);
+    assert!(good && text.contains("a GPU of this test, compute capability 9.0"), "{text}");
+    let driver = "ferrogin's software GPU 0.1.0, with SOFTGPU_NAME=a GPU of this test, SOFTGPU_SEED=7";
+    assert!(text.contains(driver) && text.contains("CUDA driver API 12.8"), "{text}");
+}
+
+#[test]
+fn doctor_names_invalid_settings_of_the_software_gpu() {
+    let Some(dist) = dist("doctor_names_invalid_settings_of_the_software_gpu") else { return };
+    for (name, value, device, good, cause) in [
+        ("SOFTGPU_MEMORY", "weka", "cuda", false, "SOFTGPU_MEMORY=weka: it must be strong or weak"),
+        ("SOFTGPU_MEMORY", "weka", "auto", true, "SOFTGPU_MEMORY=weka: it must be strong or weak"),
+        ("SOFTGPU_DEVICES", "0", "cuda", false, "SOFTGPU_DEVICES=0 is a machine without a GPU"),
+        ("SOFTGPU_MEMROY", "weak", "cuda", false, "SOFTGPU_MEMROY is set, and the software GPU has no such setting"),
+    ] {
+        let settings = [(name, value), ("FERROGIN_DEVICE", device)];
+        let (passed, text) = tool_on_gpu(&dist, &["doctor", "--json", "--only", "gpu,settings"], &settings);
+        assert!(passed == good && text.contains(cause), "{name}={value}, {device}: {text}");
+    }
+}
+
+/// The software GPU lists its settings when it refuses an unknown one.
+#[test]
+fn settings_of_the_software_gpu_are_the_listed_ones() {
+    let Some(dist) = dist("settings_of_the_software_gpu_are_the_listed_ones") else { return };
+    let (_, text) = tool_on_gpu(&dist, &["probe", "gpu"], &[("SOFTGPU_TYPO", "1")]);
+    let list = text.split("the settings are ").nth(1).and_then(|rest| rest.lines().next()).expect("a list");
+    assert_eq!(list.split(", ").collect::<Vec<_>>(), ferrogin_ffi::settings::SOFTWARE_GPU);
 }
 
 #[test]

@@ -12,7 +12,10 @@ pub fn dist(test: &str) -> Option<PathBuf> {
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
     for (name, _) in std::env::vars_os() {
-        if ["FERROGIN_", "SOFTEFA_", "FI_", "NCCL_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+        if ["FERROGIN_", "SOFTEFA_", "SOFTGPU_", "FI_", "NCCL_"]
+            .iter()
+            .any(|prefix| name.to_string_lossy().starts_with(prefix))
+        {
             command.env_remove(name);
         }
     }
