@@ -37,7 +37,7 @@ pub struct PerfArgs {
     /// Number of ranks [default: 2, or those that mpirun or torchrun started].
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..=64))]
     pub ranks: Option<u32>,
-    /// CPU threads that post on one context; barrier and alltoall have one.
+    /// Threads that post on one context, on a GPU each in a block of its own; barrier and alltoall have one.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
     /// Slots of a send queue, and so posts outstanding before a post waits; for rpc, calls of a thread at a time. A power of two.
@@ -49,9 +49,9 @@ pub struct PerfArgs {
     /// Compare the data and the signals that arrived with those that were sent, after each measurement.
     #[arg(long)]
     verify: bool,
-    /// Processor that posts.
-    #[arg(long, value_enum, default_value_t = Device::Cpu)]
-    device: Device,
+    /// Processor that posts: CPU threads, or kernels as PTX on a GPU [default: FERROGIN_DEVICE, or cpu].
+    #[arg(long, value_enum)]
+    device: Option<Device>,
     /// Write the results as JSON; `-` is standard output.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -67,15 +67,13 @@ impl PerfArgs {
     /// The settings of these arguments.
     ///
     /// # Errors
-    /// The sizes are no range, or an operation has none of them; there are no kernels for the device.
+    /// The sizes are no range, or an operation has none of them; no kernel does the operation.
     pub fn settings(&self) -> Result<Settings, Error> {
         let usage = |text: String| Err(Error::Usage(text));
-        if self.device == Device::Cuda {
-            return usage(
-                "--device cuda: perf has no kernels for GPUs yet, and posts from CPU threads. Leave --device out, or pass --device cpu"
-                    .to_owned(),
-            );
-        }
+        let device = self.device.unwrap_or_else(|| match std::env::var("FERROGIN_DEVICE").as_deref() {
+            Ok("cuda") => Device::Cuda,
+            _ => Device::Cpu,
+        });
         let (begin, end) = match (self.begin, self.end) {
             (None, None) => DEFAULT_SIZES,
             (Some(begin), None) => (begin, begin.max(DEFAULT_SIZES.1)),
@@ -105,8 +103,15 @@ impl PerfArgs {
             depth: self.depth,
             aggregate: self.aggregate,
             verify: self.verify,
-            device: self.device,
+            device,
         };
+        if device == Device::Cuda {
+            if self.operations.iter().any(|name| name == Operation::Rpc.name()) {
+                let text = "rpc is calls between CPUs, which no kernel makes: leave rpc or --device cuda out";
+                return usage(text.to_owned());
+            }
+            settings.operations.retain(|operation| *operation != Operation::Rpc);
+        }
         if settings.sizes(Operation::PutValue).is_empty() {
             if self.operations.iter().any(|name| name == Operation::PutValue.name()) {
                 return usage(format!(

@@ -27,6 +27,9 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     for (name, report) in [("before", &before), ("after", &after)] {
         println!("# {name}: {}", describe(report));
     }
+    if before.about.software_gpu().is_some() {
+        println!("# the software GPU posted: neither these times nor their ratios say anything of a GPU");
+    }
     println!("# ratios are after / before: below 1 a latency is better, above 1 a rate");
     println!(
         "{:<11} {:>7} {:>10} {:>10} {:>7} {:>10} {:>10} {:>7} {:>10} {:>10} {:>7}",
@@ -67,6 +70,7 @@ fn refusal(before: &Report, after: &Report) -> Option<String> {
         ("--depth", a.depth.to_string(), b.depth.to_string()),
         ("--aggregate", a.aggregate.to_string(), b.aggregate.to_string()),
         ("--device", format!("{:?}", a.device), format!("{:?}", b.device)),
+        ("the GPU", kind(before), kind(after)),
         ("provider", before.about.provider.clone(), after.about.provider.clone()),
         ("faults", faults(before), faults(after)),
     ];
@@ -80,6 +84,13 @@ fn refusal(before: &Report, after: &Report) -> Option<String> {
     })
 }
 
+fn kind(report: &Report) -> String {
+    match &report.about.gpu {
+        None => "none".to_owned(),
+        Some(gpu) => if gpu.software.is_some() { "software" } else { "hardware" }.to_owned(),
+    }
+}
+
 fn faults(report: &Report) -> String {
     report
         .environment
@@ -91,9 +102,10 @@ fn faults(report: &Report) -> String {
 /// What may differ between runs that are compared.
 fn describe(report: &Report) -> String {
     let about = &report.about;
+    let gpu = about.gpu.as_ref().map_or(String::new(), |gpu| format!(", {}", gpu.name));
     let environment: String = report.environment.iter().map(|(name, value)| format!(", {name}={value}")).collect();
     format!(
-        "ferrogin {}, {} over {}, {} ranks, hosts: {}; {}, {} cores, Linux {}, libfabric {}{environment}",
+        "ferrogin {}, {} over {}, {} ranks, hosts: {}; {}, {} cores, Linux {}, libfabric {}{gpu}{environment}",
         report.ferrogin,
         about.provider,
         about.wire,

@@ -47,6 +47,16 @@ pub enum Error {
         /// The device API's status.
         status: Status,
     },
+    /// The device failed.
+    #[error("rank {rank}: {operation} failed: {text}. Standard error has the driver's lines")]
+    Gpu {
+        /// This rank.
+        rank: usize,
+        /// The operation.
+        operation: &'static str,
+        /// The driver's error.
+        text: String,
+    },
     /// Calls between CPUs failed.
     #[error("rank {rank}: rpc failed: {text}")]
     Rpc {

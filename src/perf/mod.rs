@@ -1,4 +1,4 @@
-//! `ferrogin perf`: latencies, rates and bandwidths between ranks, by the device API on CPU threads; `ferrogin compare` and
+//! `ferrogin perf`: latencies, rates and bandwidths between ranks, by the device API on CPU threads or on a GPU; `ferrogin compare` and
 //! `ferrogin plot` read what it wrote.
 //!
 //! | module | content |
@@ -56,7 +56,7 @@ pub fn run(args: &PerfArgs) -> ExitCode {
         Ok(settings) => settings,
         Err(error) => return failed(&error, USAGE),
     };
-    let mut defaults = vec![("FERROGIN_DEVICE", "cpu".into())];
+    let mut defaults = vec![("FERROGIN_DEVICE", settings.device.name().into())];
     defaults.extend(software_card_dir().map(|dir| ("FI_PROVIDER_PATH", dir.into())));
     let identity = match launch::identity(args.ranks, &defaults) {
         Ok(identity) => identity,

@@ -1,17 +1,13 @@
 //! The operations, and how each is measured.
 
 use super::error::Error;
-use super::operation::{Operation, barrier_rounds};
+use super::operation::Operation;
 use super::report::Row;
 use super::session::Session;
 use super::statistics::mops;
-use ferrogin_device::platform::clock_ns;
-use ferrogin_device::{Action, Flags, Status};
+use gpu_scenarios::plan::{Measured, Plan, Program};
 use gpu_scenarios::timed::{self, VALUE_SLOTS, value, value_offset};
 
-/// The signals of alltoall: blocks that arrived, and ranks that have read theirs.
-const ARRIVED: u16 = 0;
-const READ: u16 = 1;
 /// Rounds in which a barrier is verified.
 const VERIFIED_BARRIERS: u32 = 100;
 
@@ -23,10 +19,9 @@ pub fn measure(session: &Session, operation: Operation, bytes: u64) -> Result<Op
     if let Some(of_pair) = operation.of_pair() {
         return pairs(session, operation, of_pair, bytes);
     }
-    let (warmup, iterations) = session.settings.iterations(bytes);
     let samples = match operation {
-        Operation::Barrier => barrier(session, warmup, iterations)?,
-        _ => alltoall(session, bytes, warmup, iterations)?,
+        Operation::Barrier => barrier(session)?,
+        _ => alltoall(session, bytes)?,
     };
     let rate = mops(samples.len() as u64, samples.iter().sum());
     Ok((session.rank() == 0).then(|| Row::new(operation, (bytes, session.ranks() - 1), 1, samples, rate)))
@@ -37,32 +32,27 @@ fn pairs(session: &Session, operation: Operation, of_pair: timed::Operation, byt
     let first = session.rank() == 0;
     let polls = operation == Operation::PutValue;
     let counts @ (warmup, iterations) = session.settings.iterations(bytes);
-    let samples = session.phase(
-        polls,
-        || {
-            session.pairs(operation, bytes, |lane| {
-                let mut samples = Vec::with_capacity(iterations as usize);
-                lane.latencies(of_pair, first, counts, |latency| samples.push(latency))?;
-                Ok(samples)
-            })
-        },
-        || check_pairs(session, operation, bytes, warmup + iterations, false),
-    )?;
-    let samples = samples.concat();
     let threads = session.settings.threads;
+    let plan = |program| move |thread| session.plan_of_pair(program, of_pair, bytes, counts, thread);
+    let run = |plans: Vec<Plan>| match session.rank() {
+        0 | 1 => session.run(operation.name(), &plans),
+        _ => Ok(Vec::new()),
+    };
+    let mut samples = vec![0; iterations as usize * threads as usize];
+    let places = samples.chunks_exact_mut(iterations as usize);
+    let plans = (0..threads).map(plan(Program::Latency)).zip(places);
+    let plans = plans.map(|(plan, place)| Plan { samples: place.as_mut_ptr(), ..plan }).collect();
+    let check = |in_stream| check_pairs(session, operation, bytes, warmup + iterations, in_stream);
+    session.phase(polls, || run(plans), || check(false))?;
     let posts = u64::from(iterations) * u64::from(threads);
     let nanoseconds = match operation {
         // The posts between flushes are no part of the operation, and so the threads' own times are its time.
         Operation::Flush => samples.iter().sum::<u64>() / u64::from(threads),
         _ => {
-            let burst = session.settings.aggregate;
-            let times = session.phase(
-                polls,
-                || session.pairs(operation, bytes, |lane| lane.stream(of_pair, first, counts, burst)),
-                || check_pairs(session, operation, bytes, warmup + iterations, true),
-            )?;
-            let begin = times.iter().map(|time| time.start).min().unwrap_or(0);
-            times.iter().map(|time| time.end).max().unwrap_or(0) - begin
+            let plans = (0..threads).map(plan(Program::Stream)).collect();
+            let reports = session.phase(polls, || run(plans), || check(true))?;
+            let begin = reports.iter().map(|report| report.began).min().unwrap_or(0);
+            reports.iter().map(|report| report.began + report.measured).max().unwrap_or(0) - begin
         }
     };
     Ok(first.then(|| Row::new(operation, (bytes, 1), threads, samples, mops(posts, nanoseconds))))
@@ -90,8 +80,10 @@ fn check_pairs(session: &Session, operation: Operation, bytes: u64, rounds: u32,
             Operation::PutValue if in_stream => rounds,
             _ => continue,
         };
-        let count =
-            session.device()?.read_signal(thread).map_err(|status| session.failed(operation.name(), bytes, status))?;
+        let plan = session.plan(Program::ReadSignal, bytes, (0, 0));
+        let measured = Measured { awaited: thread, ..plan.measured };
+        let reports = session.run(operation.name(), &[Plan { measured, ..plan }])?;
+        let count = reports.first().map_or(0, |report| report.measured);
         if count != u64::from(signals) {
             return Err(session.wrong(operation, bytes, format!("signal {thread} is {count} and not {signals}")));
         }
@@ -115,103 +107,43 @@ fn check_values(session: &Session, bytes: u64, thread: u32, rounds: u32, in_stre
     Ok(())
 }
 
-/// A barrier of device code: in round r a rank signals the rank 2^r further and waits for the one 2^r before it.
-/// `number` counts the barriers, from 1, because no signal is reset.
-fn one_barrier(context: &ferrogin_device::Context<'_>, number: u64) -> Result<(), Status> {
-    let (rank, ranks) = (context.rank(), context.nranks());
-    for round in 0..barrier_rounds(ranks) {
-        context.signal((rank + (1 << round)) % ranks, Action::signal_inc(round as u16), Flags::NONE)?;
-        context.wait_signal(round, number)?;
-    }
-    Ok(())
+/// The times of an operation of all ranks, of which `check` verifies the data.
+fn of_all_ranks(
+    session: &Session,
+    operation: Operation,
+    program: Program,
+    bytes: u64,
+    check: impl FnOnce() -> Result<(), Error>,
+) -> Result<Vec<u64>, Error> {
+    let counts = session.settings.iterations(bytes);
+    let mut samples = vec![0; counts.1 as usize];
+    let plan = Plan { samples: samples.as_mut_ptr(), ..session.plan(program, bytes, counts) };
+    session.phase(false, || session.run(operation.name(), &[plan]), check)?;
+    Ok(samples)
 }
 
-fn barrier(session: &Session, warmup: u32, iterations: u32) -> Result<Vec<u64>, Error> {
-    let failed = |status| session.failed(Operation::Barrier.name(), 0, status);
-    let all = || {
-        let context = session.device()?;
-        let mut samples = Vec::with_capacity(iterations as usize);
-        for number in 1..=warmup + iterations {
-            let begin = clock_ns();
-            one_barrier(&context, number.into()).map_err(failed)?;
-            if number > warmup {
-                samples.push(clock_ns().wrapping_sub(begin));
-            }
-        }
-        context.flush().map_err(failed)?;
-        Ok(samples)
-    };
-    let samples = session.phase(false, all, || Ok(()))?;
+fn barrier(session: &Session) -> Result<Vec<u64>, Error> {
+    let samples = of_all_ranks(session, Operation::Barrier, Program::Barrier, 0, || Ok(()))?;
     if session.settings.verify {
-        session.phase(true, || verified_barriers(session), || Ok(()))?;
+        let plan = session.plan(Program::BarrierOfValues, 0, (0, VERIFIED_BARRIERS));
+        session.phase(true, || session.run(Operation::Barrier.name(), &[plan]), || Ok(()))?;
     }
     Ok(samples)
 }
 
-/// Barriers after each of which the values that all ranks wrote before it must be there.
-fn verified_barriers(session: &Session) -> Result<(), Error> {
-    let failed = |status| session.failed(Operation::Barrier.name(), 0, status);
-    let (context, ranks) = (session.device()?, session.ranks() as u64);
-    for number in 1..=VERIFIED_BARRIERS {
-        // Two places in turn, since a fast rank writes its next value while a slow rank still reads.
-        let place = |rank: u64| session.inbox(0) + (u64::from(number % 2) * ranks + rank) * 8;
-        for peer in 0..ranks {
-            let to = session.window().at(place(session.rank() as u64));
-            context.put_value(peer as u32, to, number.into(), 8, Action::NONE, Flags::NONE).map_err(failed)?;
-        }
-        context.flush().map_err(failed)?;
-        one_barrier(&context, number.into()).map_err(failed)?;
-        for rank in 0..ranks {
-            let found = session.read(place(rank), 8)?;
-            if found != u64::from(number).to_le_bytes() {
-                let what = format!("the value of rank {rank} was late in barrier {number}");
-                return Err(session.wrong(Operation::Barrier, 0, what));
-            }
-        }
-    }
-    context.flush().map_err(failed)
-}
-
-/// Each rank puts a block to each other rank. One signal counts the blocks that arrived, in any order, and another one the ranks that
-/// have read theirs, so that no rank overwrites a block that is not read.
-fn alltoall(session: &Session, bytes: u64, warmup: u32, iterations: u32) -> Result<Vec<u64>, Error> {
-    let operation = Operation::Alltoall;
-    let failed = |status| session.failed(operation.name(), bytes, status);
+fn alltoall(session: &Session, bytes: u64) -> Result<Vec<u64>, Error> {
     let (rank, ranks) = (session.rank() as u32, session.ranks() as u32);
-    let others = u64::from(ranks - 1);
-    let all = || {
-        let (context, window) = (session.device()?, session.window());
-        let mut samples = Vec::with_capacity(iterations as usize);
-        for round in 0..warmup + iterations {
-            let begin = clock_ns();
-            // Every rank begins with another peer, so that not all put to one rank at a time.
-            let peers = (1..ranks).map(|distance| (rank + distance) % ranks);
-            let exchange = || {
-                context.wait_signal(READ.into(), u64::from(round) * others)?;
-                for peer in peers.clone() {
-                    let (to, from) = (window.at(session.inbox(rank)), window.at(session.outbox(peer)));
-                    context.put(peer, to, from, bytes, Action::signal_inc(ARRIVED), Flags::NONE)?;
-                }
-                context.wait_signal(ARRIVED.into(), (u64::from(round) + 1) * others)?;
-                peers.clone().try_for_each(|peer| context.signal(peer, Action::signal_inc(READ), Flags::NONE))?;
-                context.flush()
-            };
-            exchange().map_err(failed)?;
-            if round >= warmup {
-                samples.push(clock_ns().wrapping_sub(begin));
-            }
-        }
-        Ok(samples)
-    };
+    let operation = Operation::Alltoall;
     let check = || {
-        let sources = (0..ranks).filter(|source| *source != rank);
-        sources.into_iter().try_for_each(|source| session.check_inbox(operation, bytes, source, source as usize, rank))
+        let mut sources = (0..ranks).filter(|source| *source != rank);
+        sources.try_for_each(|source| session.check_inbox(operation, bytes, source, source as usize, rank))
     };
-    session.phase(false, all, check)
+    of_all_ranks(session, operation, Program::AllToAll, bytes, check)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::operation::barrier_rounds;
     use super::*;
 
     #[test]

@@ -134,7 +134,7 @@ fn title(area: &Area<'_>, reports: &[(String, Report)]) -> Drawn {
     let describe = |report: &Report| {
         let (about, settings) = (&report.about, &report.settings);
         format!(
-            "{} over {}, {} ranks, {} thread{}, depth {}, aggregation {}; {}, {} cores",
+            "{} over {}, {} ranks, {} thread{}, depth {}, aggregation {}; {}, {} cores{}",
             about.provider,
             about.wire,
             about.ranks,
@@ -143,7 +143,8 @@ fn title(area: &Area<'_>, reports: &[(String, Report)]) -> Drawn {
             settings.depth,
             settings.aggregate,
             about.machine.processor,
-            about.machine.cores
+            about.machine.cores,
+            if about.software_gpu().is_some() { "; a software GPU, whose times mean nothing" } else { "" }
         )
     };
     let mut texts: Vec<String> = reports.iter().map(|(_, report)| describe(report)).collect();

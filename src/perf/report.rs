@@ -3,7 +3,7 @@
 use super::error::Error;
 use super::machine::Machine;
 use super::operation::Operation;
-use super::settings::{Device, Settings};
+use super::settings::Settings;
 use super::statistics::Latency;
 use super::units::bytes_text;
 use crate::doctor::VARIABLES;
@@ -44,10 +44,29 @@ pub struct About {
     pub libfabric: String,
     /// The machine of rank 0.
     pub machine: Machine,
+    /// The GPU of rank 0, if kernels posted.
+    #[serde(default)]
+    pub gpu: Option<Gpu>,
     /// Number of ranks.
     pub ranks: usize,
     /// Number of hosts.
     pub hosts: usize,
+}
+
+/// The GPU whose kernels posted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// Its name.
+    pub name: String,
+    /// The release of the software GPU, whose times mean nothing; `None` for hardware.
+    pub software: Option<String>,
+}
+
+impl About {
+    /// The release of the software GPU, if that posted.
+    pub fn software_gpu(&self) -> Option<&str> {
+        self.gpu.as_ref()?.software.as_deref()
+    }
 }
 
 /// The figures of one operation and size.
@@ -93,7 +112,7 @@ impl Row {
 impl Report {
     /// A report without rows.
     pub fn new(about: About, settings: &Settings) -> Self {
-        let matters = ["FERROGIN_POST", "FERROGIN_LIBFABRIC", "SOFTEFA_", "FI_EFA_"];
+        let matters = ["FERROGIN_POST", "FERROGIN_LIBFABRIC", "SOFTEFA_", "SOFTGPU_", "FI_EFA_"];
         let names = VARIABLES.iter().filter(|name| matters.iter().any(|prefix| name.starts_with(prefix)));
         let variables = names.filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
         Self {
@@ -176,10 +195,7 @@ impl Printer {
         }
         let Report { ferrogin, about, settings, environment, .. } = report;
         let Machine { processor, cores, linux, .. } = &about.machine;
-        let device = match settings.device {
-            Device::Cpu => "CPU threads",
-            Device::Cuda => "a GPU",
-        };
+        let device = about.gpu.as_ref().map_or("CPU threads".to_owned(), |gpu| format!("kernels on {}", gpu.name));
         println!("# ferrogin {ferrogin}: provider {} over {}, posts by {device}", about.provider, about.wire);
         println!(
             "# {} ranks on {} host{}; {processor}, {cores} cores, Linux {linux}, libfabric {}",
@@ -197,6 +213,11 @@ impl Printer {
         );
         for (name, value) in environment {
             println!("# {name}={value}");
+        }
+        if let Some(version) = about.software_gpu() {
+            println!(
+                "# The software GPU {version} interprets the kernels: these times are no times of a GPU, and say nothing of one."
+            );
         }
         if about.provider == "softefa" {
             println!(

@@ -12,6 +12,7 @@ use host_rpc::{Body, Call, Client, RpcError, Server, ServerHandle, Settings};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The method, which answers a call with its body.
 const ECHO: u32 = 1;
@@ -65,7 +66,8 @@ impl Rpc {
     /// A call failed or returned another body; a rank was lost.
     pub fn measure(&self, session: &Session, bytes: u64) -> Result<Option<Row>, Error> {
         let body: Arc<Vec<u8>> = Arc::new((0..bytes).map(|at| (at % 251) as u8).collect());
-        let calls = Calls { session, client: self.client.as_ref(), body };
+        let (rank, settings, limit) = (session.rank(), &session.settings, session.wait_limit());
+        let calls = Calls { rank, settings, limit, client: self.client.as_ref(), body };
         let samples = session.phase(false, || session.threads(|_| calls.one_by_one()), || Ok(()))?.concat();
         let times = session.phase(false, || session.threads(|_| calls.overlapping()), || Ok(()))?;
         if session.rank() != 0 {
@@ -98,7 +100,9 @@ impl Rpc {
 
 /// The calls of a thread, with bodies of one size. Only the client makes any.
 struct Calls<'a> {
-    session: &'a Session,
+    rank: usize,
+    settings: &'a super::settings::Settings,
+    limit: Duration,
     client: Option<&'a Client>,
     body: Arc<Vec<u8>>,
 }
@@ -107,7 +111,7 @@ impl Calls<'_> {
     /// The latency of each call after the warm-up.
     fn one_by_one(&self) -> Result<Vec<u64>, Error> {
         let Some(client) = self.client else { return Ok(Vec::new()) };
-        let (warmup, iterations) = self.session.settings.iterations(self.body.len() as u64);
+        let (warmup, iterations) = self.settings.iterations(self.body.len() as u64);
         let mut samples = Vec::with_capacity(iterations as usize);
         for round in 0..warmup + iterations {
             let begin = clock_ns();
@@ -124,8 +128,8 @@ impl Calls<'_> {
     fn overlapping(&self) -> Result<Range<u64>, Error> {
         let Some(client) = self.client else { return Ok(0..0) };
         let bytes = self.body.len() as u64;
-        let (_, iterations) = self.session.settings.iterations(bytes);
-        let open = u64::from(self.session.settings.depth).min((OPEN_BYTES / bytes).max(1));
+        let (_, iterations) = self.settings.iterations(bytes);
+        let open = u64::from(self.settings.depth).min((OPEN_BYTES / bytes).max(1));
         let mut calls = VecDeque::new();
         let begin = clock_ns();
         for _ in 0..iterations {
@@ -141,14 +145,20 @@ impl Calls<'_> {
     }
 
     fn call(&self, client: &Client) -> Call {
-        client.call(ECHO, Arc::clone(&self.body), self.session.wait_limit())
+        client.call(ECHO, Arc::clone(&self.body), self.limit)
     }
 
     fn check(&self, answer: Result<Body, RpcError>) -> Result<(), Error> {
-        let answer = answer.map_err(|error| Error::Rpc { rank: self.session.rank(), text: error.to_string() })?;
-        if self.session.settings.verify && *answer.bytes() != self.body[..] {
+        let rank = self.rank;
+        let answer = answer.map_err(|error| Error::Rpc { rank, text: error.to_string() })?;
+        if self.settings.verify && *answer.bytes() != self.body[..] {
             let what = "the answer is not the request".to_owned();
-            return Err(self.session.wrong(Operation::Rpc, self.body.len() as u64, what));
+            return Err(Error::WrongData {
+                rank,
+                operation: Operation::Rpc.name(),
+                bytes: self.body.len() as u64,
+                what,
+            });
         }
         Ok(())
     }

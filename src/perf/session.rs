@@ -3,13 +3,15 @@
 use super::error::Error;
 use super::machine::{self, Machine};
 use super::operation::Operation;
-use super::report::About;
-use super::settings::Settings;
+use super::report::{About, Gpu};
+use super::settings::{Device, Settings};
 use super::units::bytes_text;
 use ferrogin::{Comm, Context, ContextOptions, Memory, Options, Window};
-use ferrogin_device::{self as device, Status};
 use ferrogin_libfabric::Libfabric;
-use gpu_scenarios::timed::{Lane, VALUE_SLOTS};
+use gpu_scenarios::gpu::Launch;
+use gpu_scenarios::plan::{Api, Measured, Pattern, Plan, Program, Report, Threads, Turn};
+use gpu_scenarios::runner::{self, Runner};
+use gpu_scenarios::timed::{self, VALUE_SLOTS};
 use mini_nccl::Bootstrap;
 use mini_nccl::bootstrap::Identity;
 use serde::{Deserialize, Serialize};
@@ -34,6 +36,7 @@ pub struct Session {
     // Dropped in this order.
     context: Context,
     window: Window,
+    runner: Box<dyn Runner>,
     comm: Comm,
     bootstrap: Bootstrap,
     pub settings: Settings,
@@ -119,7 +122,8 @@ impl Session {
         };
         let allgather = |block: &[u8]| Ok(bootstrap.allgather(block)?);
         let comm = Comm::open(rank, ranks, &Options::default(), allgather)?;
-        let window = comm.allocate(layout.bytes() as usize, Memory::Host)?;
+        let runner = open_runner(settings.device)?;
+        let window = comm.allocate(layout.bytes() as usize, Memory::Device)?;
         let context = comm.context(&ContextOptions {
             signals: settings.signals(ranks),
             depth: settings.depth,
@@ -128,6 +132,7 @@ impl Session {
         let session = Self {
             context,
             window,
+            runner,
             comm,
             bootstrap: bootstrap.with_timeout(PHASE_LIMIT),
             settings: settings.clone(),
@@ -151,6 +156,7 @@ impl Session {
             provider,
             libfabric: Libfabric::load(None).map_or_else(|_| "unknown".to_owned(), |lib| lib.version().to_string()),
             machine: Machine::this(),
+            gpu: self.runner.gpu().map(|gpu| Gpu { name: gpu.name.clone(), software: gpu.software.clone() }),
             ranks: self.ranks(),
             hosts: self.hosts,
         }
@@ -177,21 +183,6 @@ impl Session {
     /// A rank was lost.
     pub fn allgather(&self, block: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         self.bootstrap.allgather(block).map_err(Error::Lost)
-    }
-
-    /// The context, with the time limit of its waits.
-    ///
-    /// # Errors
-    /// Kernels run on a GPU.
-    pub fn device(&self) -> Result<device::Context<'_>, Error> {
-        let context = self.context.device(0)?;
-        context.set_timeout_ns(self.wait_limit.as_nanos() as u64);
-        Ok(context)
-    }
-
-    /// The window for the device API.
-    pub fn window(&self) -> device::Window {
-        self.window.handle()
     }
 
     /// Offset, in every window, of the inbox of a thread, or of a rank in alltoall.
@@ -221,10 +212,8 @@ impl Session {
         if self.settings.verify {
             self.fill_outboxes()?;
         }
-        let context = self.device()?;
-        for signal in 0..self.settings.signals(self.ranks()) {
-            context.reset_signal(signal).map_err(|status| self.failed("reset of a signal", 0, status))?;
-        }
+        let signals = Measured { signals: self.settings.signals(self.ranks()), ..Measured::default() };
+        self.run("reset of the signals", &[Plan { measured: signals, ..self.plan(Program::ResetSignals, 0, (0, 0)) }])?;
         self.bootstrap.barrier().map_err(Error::Lost)?;
         let result = body()?;
         self.context.check()?;
@@ -236,37 +225,67 @@ impl Session {
         Ok(result)
     }
 
-    /// Runs `body` once for each thread of ranks 0 and 1, at once; the other ranks have no result.
+    /// The plan of a program with operations of `bytes`, and `repetitions` of its warm-up and after it.
+    pub fn plan(&self, program: Program, bytes: u64, repetitions: (u32, u32)) -> Plan {
+        Plan {
+            program,
+            turn: Turn::First,
+            pattern: Pattern::Ring,
+            context_id: 0,
+            handle: self.context.handle(),
+            window: self.window.handle(),
+            memory: self.window.address().cast(),
+            rank: self.rank() as u32,
+            nranks: self.ranks() as u32,
+            reps: repetitions.0 + repetitions.1,
+            burst: self.settings.aggregate,
+            aggregate: 0,
+            sharing: 0,
+            lane: 0,
+            lanes: 1,
+            bytes: bytes as u32,
+            warmup: repetitions.0,
+            threads: Threads::One,
+            api: Api::Rust,
+            deadline_ns: self.wait_limit.as_nanos() as u64,
+            samples: std::ptr::null_mut(),
+            measured: Measured {
+                stride: self.layout.stride,
+                from: self.outbox(0),
+                inbox: self.inbox(0),
+                ..Measured::default()
+            },
+        }
+    }
+
+    /// The same for a thread of ranks 0 and 1, which uses its own place and signal.
+    pub fn plan_of_pair(
+        &self,
+        program: Program,
+        operation: timed::Operation,
+        bytes: u64,
+        repetitions: (u32, u32),
+        thread: u32,
+    ) -> Plan {
+        let plan = self.plan(program, bytes, repetitions);
+        let (from, to) = (self.outbox(thread), self.inbox(thread));
+        let measured = Measured { operation, raised: thread, awaited: thread, from, to, inbox: to, ..plan.measured };
+        Plan { lane: thread, lanes: self.settings.threads, measured, ..plan }
+    }
+
+    /// Runs plans at once, on threads of this process or on the GPU.
     ///
     /// # Errors
-    /// A thread's operation failed.
-    pub fn pairs<T: Send>(
-        &self,
-        operation: Operation,
-        bytes: u64,
-        body: impl Fn(Lane<'_>) -> Result<T, Status> + Sync,
-    ) -> Result<Vec<T>, Error> {
-        if self.rank() > 1 {
-            return Ok(Vec::new());
-        }
-        let context = self.device()?;
-        let memory = self.window.host_address().unwrap_or(std::ptr::null_mut()).cast();
-        let lane = |thread: u32| Lane {
-            context,
-            peer: 1 - self.rank() as u32,
-            window: self.window(),
-            memory,
-            from: self.outbox(thread),
-            to: self.inbox(thread),
-            inbox: self.inbox(thread),
-            bytes,
-            raised: thread as u16,
-            awaited: thread,
-            deadline_ns: self.wait_limit.as_nanos() as u64,
-        };
-        let lanes: Vec<_> = (0..self.settings.threads).map(lane).collect();
-        self.threads(|thread| body(lanes[thread as usize]))
-            .map_err(|status| self.failed(operation.name(), bytes, status))
+    /// A program failed.
+    pub fn run(&self, operation: &'static str, plans: &[Plan]) -> Result<Vec<Report>, Error> {
+        let rank = self.rank();
+        let reports = self.runner.run(plans).map_err(|text| Error::Gpu { rank, operation, text })?;
+        let Some(failed) = reports.iter().find(|report| !report.passed()) else { return Ok(reports) };
+        let bytes = plans.first().map_or(0, |plan| plan.bytes.into());
+        Err(match failed.status() {
+            Some(status) => Error::Operation { rank, operation, bytes, status },
+            None => Error::WrongData { rank, operation, bytes, what: failed.describe(rank) },
+        })
     }
 
     /// Runs `body` in each thread, at once; one thread is this one.
@@ -289,11 +308,6 @@ impl Session {
             let all = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
             all.collect::<Vec<_>>().into_iter().collect()
         })
-    }
-
-    /// The error of an operation.
-    pub fn failed(&self, operation: &'static str, bytes: u64, status: Status) -> Error {
-        Error::Operation { rank: self.rank(), operation, bytes, status }
     }
 
     /// The error of data that are wrong.
@@ -365,6 +379,21 @@ impl Session {
     pub fn close(self) -> Result<(), Error> {
         self.bootstrap.barrier().map_err(Error::Lost)
     }
+}
+
+/// What runs the programs: threads of this process, or the GPU of FERROGIN_DEVICE.
+fn open_runner(device: Device) -> Result<Box<dyn Runner>, Error> {
+    let launch = Launch { api: Api::Cuda, ..Launch::default() };
+    let runner = runner::from_env(launch).map_err(|error| Error::Usage(error.to_string()))?;
+    let (found, other) = if runner.gpu().is_some() { (Device::Cuda, "a GPU") } else { (Device::Cpu, "CPU threads") };
+    if found != device {
+        let set = std::env::var("FERROGIN_DEVICE").unwrap_or_default();
+        return Err(Error::Usage(format!(
+            "--device is {}, but FERROGIN_DEVICE={set} selects {other}: unset FERROGIN_DEVICE, or pass the same to both",
+            device.name()
+        )));
+    }
+    Ok(runner)
 }
 
 /// The introductions of all ranks, which agree with `own`.

@@ -15,8 +15,18 @@ const DEFAULT_ITERATIONS: u32 = 10_000;
 pub enum Device {
     /// CPU threads.
     Cpu,
-    /// Kernels on a GPU: not supported yet.
+    /// Kernels on a GPU.
     Cuda,
+}
+
+impl Device {
+    /// Its value of FERROGIN_DEVICE.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
 }
 
 /// What all ranks have in common. The names of the fields are those of the options.

@@ -163,6 +163,7 @@ fn schema_refuses_other_reports() {
         ("/ranks", json!(1)),
         ("/settings/threads", json!("1")),
         ("/settings/device", json!("tpu")),
+        ("/gpu", json!({ "name": "a GPU" })),
         ("/rows/0/operation", json!("fly")),
         ("/rows/0/bandwidth_gbs", json!("much")),
         ("/rows/0/latency_us/p999", json!(-1)),
@@ -188,7 +189,7 @@ fn sample() -> Value {
     json!({
         "version": 1, "ferrogin": "0.1.0", "provider": "softefa", "wire": "shm", "libfabric": "1.17",
         "machine": { "processor": "a < b & c", "cores": 2, "architecture": "x86_64", "linux": "6.1" },
-        "ranks": 2, "hosts": 1,
+        "gpu": null, "ranks": 2, "hosts": 1,
         "settings": {
             "operations": ["put", "barrier"], "begin": 8, "end": 1024, "factor": 2, "iterations": null, "warmup": null,
             "threads": 1, "depth": 64, "aggregate": 1, "verify": false, "device": "cpu",
@@ -230,6 +231,7 @@ fn compare_prints_ratios_and_refuses_other_questions() {
         ("/settings/threads", json!(2), "--threads 1 and 2"),
         ("/ranks", json!(4), "ranks 2 and 4"),
         ("/provider", json!("efa"), "provider softefa and efa"),
+        ("/gpu", json!({ "name": "a GPU", "software": null }), "the GPU none and hardware"),
         ("/environment", json!({ "SOFTEFA_FAULTS": "seed=1" }), "faults none and seed=1"),
         ("/rows", json!([]), "no operation and size in common"),
     ] {
@@ -320,7 +322,7 @@ fn invalid_arguments_are_refused_before_ranks_start() {
         ("put --aggregate 0", "1..=1024"),
         ("put --ranks 1", "2..=64"),
         ("put -n 0", "1..=1000000"),
-        ("put --device cuda", "no kernels for GPUs yet"),
+        ("rpc --device cuda", "calls between CPUs"),
         ("put --json - --csv -", "two outputs are standard output"),
         ("signal barrier --plot x.svg", "have none"),
         ("put -n 2000000", "1..=1000000"),

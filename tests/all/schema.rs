@@ -30,6 +30,7 @@ fn matches(value: &Value, schema: &Value, root: &Value, place: &str) -> Result<(
                 return refused(format!("{value} is below {rule}"));
             }
             "const" | "enum" | "minimum" => {}
+            "required" if !value.is_object() => {}
             "required" => {
                 let missing = rule.as_array().unwrap().iter().find(|name| value.get(name.as_str().unwrap()).is_none());
                 if let Some(name) = missing {

@@ -1,9 +1,9 @@
 //! Latencies and rates, measured between ranks 0 and 1.
 
 use crate::RunError;
-use crate::plan::{Plan, Program};
+use crate::plan::{Measured, Plan, Program};
 use crate::scenario::Step;
-use crate::timed::{percentile, repetitions};
+use crate::timed::{Operation, percentile, repetitions};
 use crate::world::World;
 use std::fmt::Write;
 
@@ -30,38 +30,46 @@ pub const SIZES: [u32; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
 pub fn table(world: &World, reps: u32) -> Result<Vec<Row>, RunError> {
     let reps = reps.clamp(100, 100_000) / 8 * 8;
     let mut rows = Vec::new();
-    let latency = one_way(world, Program::PingPongValue, 8, reps)?;
-    let rate = stream(world, Program::StreamValue, 8, 1, reps * 4)?;
+    let latency = one_way(world, Operation::PutValue, 8, reps)?;
+    let rate = stream(world, Operation::PutValue, 8, 1, reps * 4)?;
     rows.push(Row { operation: "putValue".into(), bytes: 8, latency_ns: Some(latency), rate });
-    let rate = stream(world, Program::StreamValue, 8, 8, reps * 4)?;
+    let rate = stream(world, Operation::PutValue, 8, 8, reps * 4)?;
     rows.push(Row { operation: "putValue, 8 aggregated".into(), bytes: 8, latency_ns: None, rate });
     for bytes in SIZES {
         let reps = repetitions(reps, bytes.into());
-        let latency = one_way(world, Program::PingPongPut, bytes, reps)?;
-        let rate = stream(world, Program::StreamPut, bytes, 1, reps)?;
+        let latency = one_way(world, Operation::PutSignal, bytes, reps)?;
+        let rate = stream(world, Operation::PutSignal, bytes, 1, reps)?;
         rows.push(Row { operation: "put with signal".into(), bytes, latency_ns: Some(latency), rate });
     }
     Ok(rows)
 }
 
-fn plan(world: &World, program: Program, bytes: u32, reps: u32) -> Plan {
-    Plan { bytes, ..world.plan(&Step::new(program), reps, 0) }
+fn plan(world: &World, program: Program, operation: Operation, bytes: u32, reps: u32) -> Plan {
+    let plan = world.plan(&Step::new(program), reps, 0);
+    let (rank, peer) = (plan.rank, 1 - plan.rank.min(1));
+    let (from, to, inbox) = (plan.outbox(), plan.inbox(rank), plan.inbox(peer));
+    let measured = Measured { operation, raised: rank, awaited: peer, from, to, inbox, ..Measured::default() };
+    Plan { bytes, measured, ..plan }
 }
 
 /// Median and 99th percentile of the latency.
-fn one_way(world: &World, program: Program, bytes: u32, reps: u32) -> Result<(u64, u64), RunError> {
+fn one_way(world: &World, operation: Operation, bytes: u32, reps: u32) -> Result<(u64, u64), RunError> {
     let warmup = reps / 10;
     let mut samples = vec![0u64; reps as usize];
-    let plan = Plan { warmup, samples: samples.as_mut_ptr(), ..plan(world, program, bytes, reps + warmup) };
+    let plan = Plan {
+        warmup,
+        samples: samples.as_mut_ptr(),
+        ..plan(world, Program::Latency, operation, bytes, reps + warmup)
+    };
     world.run("measurement", &[plan])?;
     samples.sort_unstable();
     Ok((percentile(&samples, 500), percentile(&samples, 990)))
 }
 
 /// Operations per second on rank 0, from the first post after the warm-up to the end of the flush.
-fn stream(world: &World, program: Program, bytes: u32, burst: u32, reps: u32) -> Result<f64, RunError> {
+fn stream(world: &World, operation: Operation, bytes: u32, burst: u32, reps: u32) -> Result<f64, RunError> {
     let warmup = reps / 10;
-    let plan = Plan { warmup, burst, aggregate: u32::from(burst > 1), ..plan(world, program, bytes, reps + warmup) };
+    let plan = Plan { warmup, burst, ..plan(world, Program::Stream, operation, bytes, reps + warmup) };
     let reports = world.run("measurement", &[plan])?;
     let elapsed = reports.iter().map(|report| report.measured).max().unwrap_or(0).max(1);
     Ok(f64::from(reps) * 1e9 / elapsed as f64)

@@ -1,7 +1,7 @@
 //! A rank: its communicator, window and contexts, and the run of a step on all ranks at once.
 
 use crate::RunError;
-use crate::plan::{Api, GUARD, GUARD_BYTE, INBOX, LANE, OUTBOX, Plan, Program, Report, Threads, Verdict};
+use crate::plan::{Api, GUARD, GUARD_BYTE, INBOX, LANE, Measured, OUTBOX, Plan, Program, Report, Threads, Verdict};
 use crate::program;
 use crate::runner::Runner;
 use crate::scenario::Step;
@@ -193,6 +193,7 @@ impl World {
             api: Api::default(),
             deadline_ns: u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX),
             samples: std::ptr::null_mut(),
+            measured: Measured::default(),
         }
     }
 

@@ -1,7 +1,8 @@
 //! The arguments and the result of a device program: plain data, the same for CPU threads and for a kernel launch.
 
+use crate::timed::Operation;
 use core::ffi::c_void;
-use ferrogin_device::Window;
+use ferrogin_device::{Status, Window};
 
 /// Bytes of the window that each peer may write on a rank.
 pub const INBOX: u64 = 2 << 20;
@@ -38,14 +39,20 @@ pub enum Program {
     SignalAdd,
     /// Buffers of many sizes, which the receiver gets after a signal.
     Get,
-    /// Values in both directions in turn; samples latencies.
-    PingPongValue,
-    /// Puts with a signal in both directions in turn; samples latencies.
-    PingPongPut,
-    /// Rank 0 posts values, aggregated by `burst`, then flushes; measures the time of those after the warm-up.
-    StreamValue,
-    /// Rank 0 posts puts with a signal, then flushes; measures the time of those after the warm-up.
-    StreamPut,
+    /// Samples latencies of [`Measured::operation`] between ranks 0 and 1.
+    Latency,
+    /// Rank 0 posts [`Measured::operation`], aggregated by `burst`, then flushes; measures the time of those after the warm-up.
+    Stream,
+    /// Samples barriers of all ranks.
+    Barrier,
+    /// Barriers after each of which the values that all ranks wrote before it must be there.
+    BarrierOfValues,
+    /// Samples exchanges of a block from each rank to each other rank.
+    AllToAll,
+    /// Resets the signals below [`Measured::signals`].
+    ResetSignals,
+    /// Reads the signal [`Measured::awaited`].
+    ReadSignal,
     /// Threads of a rank post values on one endpoint and flush at different times; after each flush the values are read
     /// back from the peer.
     ValueStorm,
@@ -107,6 +114,28 @@ pub enum Pattern {
     AllPairs,
 }
 
+/// What the measuring programs repeat, and the places in the window.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Measured {
+    /// The operation between ranks 0 and 1.
+    pub operation: Operation,
+    /// The peer's signal that this thread raises.
+    pub raised: u32,
+    /// The signal that the peer raises.
+    pub awaited: u32,
+    /// Signals of the context.
+    pub signals: u32,
+    /// Offset of the bytes to send; of those for rank 0, where each rank gets others.
+    pub from: u64,
+    /// Offset on the peer to which this thread writes.
+    pub to: u64,
+    /// Offset on this rank to which the peer writes; of the bytes of rank 0, where all ranks write.
+    pub inbox: u64,
+    /// Bytes from the place of one rank to that of the next.
+    pub stride: u64,
+}
+
 /// A program's arguments.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -153,6 +182,8 @@ pub struct Plan {
     pub deadline_ns: u64,
     /// `[reps - warmup]` times in nanoseconds, or null.
     pub samples: *mut u64,
+    /// What a measuring program measures.
+    pub measured: Measured,
 }
 
 // SAFETY: any thread may use the addresses in a plan. `World` keeps them valid during the run, and the program's accesses are
@@ -227,18 +258,44 @@ pub struct Report {
     pub expected: u64,
     /// The value found.
     pub got: u64,
-    /// Nanoseconds from the first operation to the last, if the program measures; the slots that [`Program::Reset`] finds.
+    /// The clock at the first operation of a stream.
+    pub began: u64,
+    /// Nanoseconds from the first operation to the last, if the program measures; the slots that [`Program::Reset`] finds; the count that
+    /// [`Program::ReadSignal`] reads.
     pub measured: u64,
 }
 
 impl Report {
     /// The report of a program that passed.
-    pub const PASSED: Report =
-        Report { verdict: Verdict::Passed, rep: 0, peer: 0, lane: 0, at: 0, expected: 0, got: 0, measured: 0 };
+    pub const PASSED: Report = Report {
+        verdict: Verdict::Passed,
+        rep: 0,
+        peer: 0,
+        lane: 0,
+        at: 0,
+        expected: 0,
+        got: 0,
+        began: 0,
+        measured: 0,
+    };
 
     /// True if the program passed.
     pub fn passed(&self) -> bool {
         self.verdict == Verdict::Passed
+    }
+
+    /// The status of the device API, if that is the reason.
+    pub fn status(&self) -> Option<Status> {
+        let all = [
+            Status::InvalidArgument,
+            Status::Unsupported,
+            Status::Aborted,
+            Status::Timeout,
+            Status::CardError,
+            Status::Poisoned,
+        ];
+        let is_got = |status: &Status| self.verdict == Verdict::Status && *status as u64 == self.got;
+        all.into_iter().find(is_got)
     }
 
     /// The message of rank `rank`.
@@ -248,27 +305,16 @@ impl Report {
         let place = format!("rank {rank} (thread {lane}), repetition {rep}, with rank {peer}");
         match self.verdict {
             Verdict::Passed => format!("rank {rank} passed"),
-            Verdict::Status => format!("{place}: status {got} of the device API: {}", status_text(got)),
+            Verdict::Status => {
+                let text = self.status().map_or("unknown", Status::text);
+                format!("{place}: status {got} of the device API: {text}")
+            }
             Verdict::Late => format!("{place}: window offset {at}: waited for {expected:#018x}, still has {got:#018x}"),
             Verdict::Wrong => format!("{place}: window offset {at}: expected {expected:#018x}, got {got:#018x}"),
             Verdict::CountLate => format!("{place}: signal or counter {at}: waited for {expected}, still at {got}"),
             Verdict::CountWrong => format!("{place}: signal or counter {at}: expected exactly {expected}, got {got}"),
         }
     }
-}
-
-#[cfg(feature = "host")]
-fn status_text(code: u64) -> &'static str {
-    use ferrogin_device::Status;
-    let all = [
-        Status::InvalidArgument,
-        Status::Unsupported,
-        Status::Aborted,
-        Status::Timeout,
-        Status::CardError,
-        Status::Poisoned,
-    ];
-    all.into_iter().find(|status| *status as u64 == code).map_or("unknown", Status::text)
 }
 
 #[cfg(test)]
@@ -312,6 +358,7 @@ mod tests {
             api: Api::C,
             deadline_ns: 1,
             samples: std::ptr::null_mut(),
+            measured: Measured::default(),
         }
     }
 

@@ -7,13 +7,13 @@
 
 use crate::api::Context;
 use crate::plan::{INBOX, LANE, LARGEST, OUTBOX, Pattern, Plan, Program, Report, Turn, Verdict};
-use crate::timed::{Lane, Operation};
 use core::sync::atomic::{AtomicU64, Ordering};
 use ferrogin_device::platform::clock_ns;
 use ferrogin_device::{Action, Flags, Status};
 use ferrogin_ffi::device::DevHandle;
 
 mod async_flush;
+mod measured;
 mod refusals;
 mod storm;
 
@@ -36,7 +36,7 @@ pub fn run(plan: &Plan, context: Result<Context<'_>, Status>) -> Report {
     let mut report = Report { lane: plan.lane, ..Report::PASSED };
     let result = context.map_err(|status| Failure::of(status, plan.rank)).and_then(|context| {
         let run = Run { plan, context };
-        report.measured = run.dispatch(&mut report.rep)?;
+        (report.began, report.measured) = run.dispatch(&mut report.rep)?;
         Ok(())
     });
     if let Err(failure) = result {
@@ -82,8 +82,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// What the report has as `measured`.
-    fn dispatch(&self, rep: &mut u32) -> Result<u64, Failure> {
+    /// What the report has as `began` and `measured`.
+    fn dispatch(&self, rep: &mut u32) -> Result<(u64, u64), Failure> {
         match self.plan.program {
             Program::ValuePoll => self.rounds(rep, Run::send_values, Run::poll_values, Run::no_step)?,
             Program::ValueSignal => self.rounds(rep, Run::send_signalled, Run::take_signalled, Run::await_acks)?,
@@ -98,13 +98,17 @@ impl Run<'_> {
             Program::BadInput => self.rounds(rep, Run::send_refused, Run::take_nothing, Run::await_acks)?,
             Program::ValueStorm => self.storm(rep, false)?,
             Program::ValueStormSignal => self.storm(rep, true)?,
-            Program::PingPongValue | Program::PingPongPut | Program::StreamValue | Program::StreamPut => {
-                return self.measure();
-            }
+            Program::Latency => self.latencies()?,
+            Program::Stream => return self.stream(),
+            Program::Barrier => self.barriers(rep)?,
+            Program::BarrierOfValues => self.barriers_of_values(rep)?,
+            Program::AllToAll => self.all_to_all(rep)?,
+            Program::ResetSignals => self.reset_signals(self.plan.measured.signals)?,
+            Program::ReadSignal => return self.read_signal(),
             Program::Reset => return self.reset(),
         }
         self.flush()?;
-        Ok(0)
+        Ok((0, 0))
     }
 
     fn rounds(
@@ -189,7 +193,7 @@ impl Run<'_> {
     }
 
     fn word(&self, offset: u64) -> &AtomicU64 {
-        debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.plan.outbox() + OUTBOX);
+        debug_assert!(offset.is_multiple_of(8));
         let at = self.plan.memory.wrapping_add(offset as usize).cast::<u64>();
         // SAFETY: the word is aligned and within the window, which `World` keeps mapped during the run. The access is volatile,
         // because the card writes the word concurrently.
@@ -554,60 +558,15 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Ranks 0 and 1 measure; other ranks do nothing.
-    fn measure(&self) -> Result<u64, Failure> {
-        let Plan { program, rank, reps, warmup, burst, .. } = *self.plan;
-        if rank > 1 {
-            return Ok(0);
-        }
-        let peer = 1 - rank;
-        let lane = Lane {
-            context: self.context,
-            peer,
-            window: self.plan.window,
-            memory: self.plan.memory,
-            from: self.plan.outbox(),
-            to: self.plan.inbox(rank),
-            inbox: self.plan.inbox(peer),
-            bytes: self.plan.bytes.into(),
-            raised: rank as u16,
-            awaited: peer,
-            deadline_ns: self.plan.deadline_ns,
-        };
-        let failed = |status| Failure::of(status, peer);
-        let operation = match program {
-            Program::PingPongValue | Program::StreamValue => Operation::PutValue,
-            _ => Operation::PutSignal,
-        };
-        let counts = (warmup, reps - warmup);
-        if matches!(program, Program::StreamValue | Program::StreamPut) {
-            let time = lane.stream(operation, rank == 0, counts, burst).map_err(failed)?;
-            return Ok(time.end - time.start);
-        }
-        let (mut total, mut next) = (0, self.plan.samples);
-        let sample = |time| {
-            total += time;
-            if !next.is_null() {
-                // SAFETY: `samples` has an element for each repetition after the warm-up, as many as there are latencies.
-                unsafe { next.write(time) };
-                next = next.wrapping_add(1);
-            }
-        };
-        lane.latencies(operation, rank == 0, counts, sample).map_err(failed)?;
-        Ok(total)
-    }
-
-    fn reset(&self) -> Result<u64, Failure> {
+    fn reset(&self) -> Result<(u64, u64), Failure> {
         let failed = |status| Failure::of(status, self.plan.rank);
-        for signal in 0..signals(self.plan.nranks) {
-            self.context.reset_signal(signal).map_err(failed)?;
-        }
+        self.reset_signals(signals(self.plan.nranks))?;
         for counter in 0..COUNTERS {
             self.context.reset_counter(counter).map_err(failed)?;
         }
         let handle = self.plan.handle.cast::<DevHandle>();
         // SAFETY: the context is open, so the handle is one of the plugin, whose field is constant.
-        Ok(unsafe { (*handle).pvdata.sq_size }.into())
+        Ok((0, unsafe { (*handle).pvdata.sq_size }.into()))
     }
 }
 

@@ -7,10 +7,12 @@ use ferrogin_device::platform::clock_ns;
 use ferrogin_device::{Action, Flags, Status, Window};
 
 /// An operation between two ranks. Latencies are in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Operation {
     /// A put; its latency is the time until the end of the flush after it.
-    Put,
+    #[default]
+    Put = 0,
     /// A put with a signal; its latency is half a round trip.
     PutSignal,
     /// A value; its latency is half a round trip, in which the ranks poll memory. Values of a stream have a signal.
