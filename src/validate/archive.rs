@@ -19,7 +19,10 @@ pub const CONTENTS: [(&str, &str); 7] = [
     ("rank-N/doctor.json", "the report of `ferrogin doctor --json` on that rank"),
     ("rank-N/scenario-NAME.txt", "what a scenario that failed wrote"),
     ("rank-N/fidelity.txt", "what the check of the card wrote and observed"),
-    ("rank-N/perf.txt, rank-0/perf.json", "the table and the figures of `ferrogin perf`"),
+    (
+        "rank-N/perf.txt, rank-0/perf.json",
+        "the table and the figures of `ferrogin perf`; by kernels as PTX in perf-ptx.txt, perf-ptx.json",
+    ),
     ("rank-N/environment.txt", "the values of the variables that MANIFEST lists, if they are set"),
     ("rank-N/machine.txt", "kernel release, architecture, processors, memory, instance type"),
 ];

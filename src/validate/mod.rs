@@ -17,9 +17,11 @@ mod fidelity;
 mod machine;
 mod step;
 
+use crate::probe;
 use archive::{Output, Redaction};
 use expected::Row;
-use gpu_scenarios::runner::CpuThreads;
+use gpu_scenarios::gpu::Launch;
+use gpu_scenarios::runner;
 use gpu_scenarios::scenario;
 use gpu_scenarios::world::{Config, World};
 use mini_nccl::Bootstrap;
@@ -63,6 +65,8 @@ pub struct PartArgs {
 
 /// Time beyond a step's limit in which the ranks exchange its results.
 const EXCHANGE: Duration = Duration::from_secs(30);
+/// Limit of the look for a GPU.
+const PROBE: Duration = Duration::from_secs(30);
 /// Time that rank 0 has for its report after a rank was lost.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -98,8 +102,8 @@ pub fn part(args: &PartArgs) -> ExitCode {
     let run = || {
         let scenario = scenario::find(&args.part).ok_or_else(|| format!("there is no scenario {}", args.part))?;
         let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env()).map_err(|error| error.to_string())?;
-        let world =
-            World::open(&Config::from_env(), bootstrap, Box::new(CpuThreads)).map_err(|error| error.to_string())?;
+        let runner = runner::from_env(Launch::default()).map_err(|error| error.to_string())?;
+        let world = World::open(&Config::from_env(), bootstrap, runner).map_err(|error| error.to_string())?;
         scenario::run(&world, scenario, args.reps).map_err(|error| error.to_string())?;
         world.close().map_err(|error| error.to_string())
     };
@@ -193,7 +197,14 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
     let address = identity.address.rsplit_once(':').map(|(host, _)| host.trim_matches(['[', ']']).to_owned());
     let redaction = Redaction::new(address);
 
-    let steps = step::all(args.quick);
+    let gpus = all_have_gpus(&bootstrap)?;
+    if is_first {
+        say(&match &gpus {
+            Ok(driver) => format!("Kernels run on CPU threads, and again as PTX on {driver}."),
+            Err(reason) => format!("Kernels run on CPU threads only: {reason}."),
+        });
+    }
+    let steps = step::all(args.quick, gpus.is_ok());
     let limit = |step: &Step| args.limit.map_or_else(|| step.limit(args.quick), Duration::from_secs);
     // A rank waits for the results of the slowest.
     let longest = steps.iter().map(limit).max().unwrap_or_default();
@@ -276,6 +287,34 @@ fn agree(bootstrap: &Bootstrap, args: &ValidateArgs, error: Option<&String>) -> 
     Ok(())
 }
 
+/// Collective: the GPU of rank 0, if kernels can run as PTX on all ranks; otherwise the reason.
+fn all_have_gpus(bootstrap: &Bootstrap) -> Result<Result<String, String>, String> {
+    let own = match std::env::var("FERROGIN_DEVICE").as_deref() {
+        Ok("cpu") => Err("FERROGIN_DEVICE=cpu".to_owned()),
+        // The steps fail where there is no GPU.
+        device => {
+            let probed = probe::start(&["gpu"], &[], PROBE);
+            let gpu = probed
+                .all("gpu")
+                .next()
+                .and_then(|gpu| gpu["name"].as_str())
+                .unwrap_or("the GPU that FERROGIN_DEVICE=cuda asks for");
+            match probed.failure() {
+                Some(reason) if device != Ok("cuda") => Err(reason),
+                _ => Ok(gpu.to_owned()),
+            }
+        }
+    };
+    let block = serde_json::to_vec(&own).map_err(|error| error.to_string())?;
+    let blocks = bootstrap.allgather(&block).map_err(|error| error.to_string())?;
+    let mut all = blocks.iter().enumerate().map(|(rank, block)| {
+        let has: Result<String, String> = serde_json::from_slice(block).map_err(|error| error.to_string())?;
+        has.map_err(|reason| format!("rank {rank}: {reason}"))
+    });
+    let first = all.next().unwrap_or_else(|| Err("there are no ranks".to_owned()));
+    Ok(all.fold(first, |first, other| first.and_then(|gpu| other.map(|_| gpu))))
+}
+
 /// Collective: runs a step on all ranks and returns the outcomes of all.
 #[allow(clippy::too_many_arguments)]
 fn run_step(
@@ -335,7 +374,7 @@ fn say(line: &str) {
 
 fn print_step(done: &Done) {
     let verdict = if done.passed() { "passed" } else { "FAILED" };
-    say(&format!("{verdict}  {:<24} {:>7.1} s", done.step.name(), done.seconds()));
+    say(&format!("{verdict}  {:<31} {:>7.1} s", done.step.name(), done.seconds()));
     done.reasons().iter().for_each(|reason| say(&format!("        {reason}")));
 }
 
@@ -395,7 +434,7 @@ fn summary(ranks: usize, done: &[Done], rows: &[Row], interrupted: Option<&str>)
     // Writing to a string cannot fail.
     for done in done {
         let verdict = if done.passed() { "passed" } else { "FAILED" };
-        let _ = writeln!(text, "  {verdict}  {:<24} {:>7.1} s", done.step.name(), done.seconds());
+        let _ = writeln!(text, "  {verdict}  {:<31} {:>7.1} s", done.step.name(), done.seconds());
         for reason in done.reasons() {
             let _ = writeln!(text, "          {reason}");
         }

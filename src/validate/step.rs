@@ -15,72 +15,95 @@ pub enum Step {
     /// `ferrogin doctor --json` on each rank.
     Doctor,
     /// A scenario between all ranks.
-    Scenario(&'static str),
+    Scenario(&'static str, Kernels),
     /// The card, compared with the software card.
     Fidelity,
     /// `ferrogin perf` between all ranks.
-    Perf,
+    Perf(Kernels),
+}
+
+/// Where the kernels of a step run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernels {
+    /// On threads of the CPU.
+    Cpu,
+    /// As PTX, on the GPU of the driver that is there.
+    Ptx,
+}
+
+impl Kernels {
+    /// FERROGIN_DEVICE, and the end of the step's name.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Kernels::Cpu => ("cpu", ""),
+            Kernels::Ptx => ("cuda", " as PTX"),
+        }
+    }
 }
 
 /// Scenarios of `--quick`: one of each kind of operation.
 const QUICK: [&str; 4] = ["value-signal", "put-signal", "get", "contexts"];
 
-/// All steps, in order.
-pub fn all(quick: bool) -> Vec<Step> {
-    let scenarios = SCENARIOS.iter().map(|scenario| scenario.name).filter(|name| !quick || QUICK.contains(name));
-    let middle = scenarios.map(Step::Scenario);
-    [Step::Doctor].into_iter().chain(middle).chain([Step::Fidelity, Step::Perf]).collect()
+/// All steps, in order; with kernels as PTX if all ranks have a GPU.
+pub fn all(quick: bool, has_gpu: bool) -> Vec<Step> {
+    let names = || SCENARIOS.iter().map(|scenario| scenario.name).filter(move |name| !quick || QUICK.contains(name));
+    let mut steps = vec![Step::Doctor];
+    steps.extend(names().map(|name| Step::Scenario(name, Kernels::Cpu)));
+    steps.extend([Step::Fidelity, Step::Perf(Kernels::Cpu)]);
+    if has_gpu {
+        steps.extend(names().map(|name| Step::Scenario(name, Kernels::Ptx)));
+        steps.push(Step::Perf(Kernels::Ptx));
+    }
+    steps
 }
 
 impl Step {
     pub fn name(&self) -> String {
         match self {
             Step::Doctor => "doctor".into(),
-            Step::Scenario(name) => format!("scenario {name}"),
+            Step::Scenario(name, kernels) => format!("scenario {name}{}", kernels.names().1),
             Step::Fidelity => "fidelity".into(),
-            Step::Perf => "perf".into(),
+            Step::Perf(kernels) => format!("perf{}", kernels.names().1),
         }
     }
 
     /// The limit of the step.
     pub fn limit(&self, quick: bool) -> Duration {
         Duration::from_secs(match (self, quick) {
-            (Step::Perf, false) => 600,
+            (Step::Perf(_), false) => 600,
             (_, false) => 180,
             (_, true) => 90,
         })
     }
 
     fn arguments(&self, quick: bool) -> Vec<&str> {
-        match self {
+        let mut arguments = match self {
             Step::Doctor => vec!["doctor", "--json"],
-            Step::Scenario(name) => vec!["validate-part", "--reps", if quick { "50" } else { "500" }, name],
+            Step::Scenario(name, _) => vec!["validate-part", "--reps", if quick { "50" } else { "500" }, name],
             Step::Fidelity => vec!["validate-part", "fidelity"],
-            Step::Perf if quick => {
-                vec![
-                    "perf",
-                    "put",
-                    "put-signal",
-                    "put-value",
-                    "-b",
-                    "8",
-                    "-e",
-                    "4096",
-                    "-f",
-                    "8",
-                    "-n",
-                    "100",
-                    "--json",
-                    PERF,
-                ]
+            Step::Perf(_) if quick => {
+                "perf put put-signal put-value -b 8 -e 4096 -f 8 -n 100 --json".split(' ').collect()
             }
-            Step::Perf => vec!["perf", "put", "put-signal", "put-value", "get", "signal", "--json", PERF],
+            // An interpreter may be the GPU: it has fewer sizes and repetitions.
+            Step::Perf(Kernels::Ptx) => {
+                "perf put put-signal put-value get signal -b 8 -e 1M -f 8 -n 1000 --json".split(' ').collect()
+            }
+            Step::Perf(Kernels::Cpu) => "perf put put-signal put-value get signal --json".split(' ').collect(),
+        };
+        if let Step::Perf(kernels) = self {
+            arguments.push(report_of_perf(*kernels));
         }
+        arguments
     }
 }
 
 /// perf's report, in the directory of its rank: all ranks have the same arguments.
-const PERF: &str = "perf.json";
+fn report_of_perf(kernels: Kernels) -> &'static str {
+    match kernels {
+        Kernels::Cpu => "perf.json",
+        Kernels::Ptx => "perf-ptx.json",
+    }
+}
 
 /// The result of a step on one rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -110,9 +133,8 @@ pub fn run(
             .args(step.arguments(quick))
             .envs(variables.iter().map(|(name, value)| (*name, value)))
             .current_dir(directory);
-        if matches!(step, Step::Scenario(_) | Step::Perf) {
-            // Their kernels are threads of the CPU, which cannot use the handles of a GPU.
-            command.env("FERROGIN_DEVICE", "cpu");
+        if let Step::Scenario(_, kernels) | Step::Perf(kernels) = step {
+            command.env("FERROGIN_DEVICE", kernels.names().0);
         }
         child::run(command, limit)
     });
@@ -156,17 +178,18 @@ fn judge(step: &Step, ended: &Ended, directory: &Path) -> Outcome {
                 None => drop(outcome.files.insert("doctor.json".into(), both)),
             }
         }
-        Step::Scenario(name) if !outcome.passed => drop(outcome.files.insert(format!("scenario-{name}.txt"), both)),
-        Step::Scenario(_) => {}
+        Step::Scenario(..) if outcome.passed => {}
+        Step::Scenario(..) => drop(outcome.files.insert(format!("{}.txt", step.name().replace(' ', "-")), both)),
         Step::Fidelity => {
             let last = ended.stdout.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
             outcome.facts = last.map_or(Value::Null, |seen| seen["observed"].clone());
             outcome.files.insert("fidelity.txt".into(), both);
         }
-        Step::Perf => {
-            outcome.files.insert("perf.txt".into(), both);
-            if let Ok(json) = std::fs::read_to_string(directory.join(PERF)) {
-                outcome.files.insert("perf.json".into(), json);
+        Step::Perf(kernels) => {
+            let report = report_of_perf(*kernels);
+            outcome.files.insert(report.replace(".json", ".txt"), both);
+            if let Ok(json) = std::fs::read_to_string(directory.join(report)) {
+                outcome.files.insert(report.into(), json);
             }
         }
     }

@@ -129,6 +129,7 @@ fn validation_of_the_software_card_passes_and_agrees_with_itself() {
     assert!(files["rank-0/environment.txt"].contains("FERROGIN_PROVIDER=softefa"), "{files:?}");
     let screen = text(&output);
     assert!(screen.contains("rank-N/environment.txt") && screen.contains("MANIFEST"), "{screen}");
+    assert!(screen.contains("Kernels run on CPU threads only: rank 0: FERROGIN_DEVICE=cpu."), "{screen}");
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name").trim().to_owned();
     for (name, text) in &files {
         assert!(!text.contains(SECRET), "{name} has a secret: {text}");
@@ -244,4 +245,25 @@ fn rank_that_ends_early_leaves_a_report_of_the_others() {
     let summary: Value = serde_json::from_str(&files["summary.json"]).expect("JSON");
     assert!(summary["interrupted"].as_str().is_some_and(|reason| reason.contains("rank 1 ended")), "{summary:#}");
     assert!(files["summary.txt"].contains("the validation was interrupted"), "{}", files["summary.txt"]);
+}
+
+#[test]
+fn validation_on_a_software_gpu_runs_kernels_as_ptx() {
+    let test = "validation_on_a_software_gpu_runs_kernels_as_ptx";
+    let Some(dist) = dist(test) else { return };
+    if ferrogin_test_support::dist(test, &["gpu/libcuda.so.1"]).is_none() {
+        return;
+    }
+    let directory = Directory::new();
+    let mut command = validate(&dist, &directory.report(), &["--quick"]);
+    let output = command.env("LD_LIBRARY_PATH", dist.join("gpu")).env("FERROGIN_DEVICE", "auto").output();
+    let screen = text(&output.expect("the tool starts"));
+    assert!(screen.contains("and again as PTX on ferrogin software GPU"), "{screen}");
+    let files = read(&directory.report());
+    let summary: Value = serde_json::from_str(&files["summary.json"]).expect("JSON");
+    for name in ["scenario value-signal as PTX", "scenario get as PTX", "scenario contexts as PTX", "perf as PTX"] {
+        assert_eq!(step(&summary, name)["passed"], true, "{name}: {screen}");
+    }
+    let perf: Value = serde_json::from_str(&files["rank-0/perf-ptx.json"]).expect("JSON");
+    assert_eq!((&perf["settings"]["device"], &perf["gpu"]["software"]), (&"cuda".into(), &"0.1.0".into()));
 }

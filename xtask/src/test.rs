@@ -59,6 +59,7 @@ const SLOW: &[&str] = &[
     "unknown_backend_versions",
     "validation_below_verbs",
     "validation_of_the_software_card",
+    "validation_on_a_software_gpu",
     "values::",
 ];
 
