@@ -1,11 +1,14 @@
-// What the examples share: a kernel is launched on a GPU (nvcc) or called on the CPU (g++ -x c++), and its status is checked.
+// What the examples share: a kernel is launched on a GPU, by CUDA's runtime (nvcc) or by the driver as PTX (clang, and PTX names the files),
+// or called on the CPU (g++ -x c++); then its status is checked.
 #pragma once
+
+// clang's own <new> for CUDA needs this one first.
+#include <cstdlib>
 
 #include <ferrogin/gin.cuh>
 #include <ferrogin/host.hpp>
 
 #include <cstdio>
-#include <cstdlib>
 
 // The status of a kernel, and the first operation that failed.
 struct Outcome {
@@ -17,18 +20,95 @@ struct Outcome {
 #define TRY(operation) note(outcome, (operation), __LINE__)
 
 #ifdef __CUDACC__
-
-#define KERNEL __global__ void
+#define KERNEL extern "C" __global__ void
+#ifdef PTX
+// NVIDIA's headers have it, and clang compiles without them.
+__device__ inline int atomicCAS(int* word, int expected, int value) {
+  __atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
+#endif
 __device__ inline void note(Outcome* outcome, int status, int line) {
   if (status != FGIN_OK && atomicCAS(&outcome->status, FGIN_OK, status) == FGIN_OK) outcome->line = line;
 }
+#else
+#define KERNEL static void
+inline void note(Outcome* outcome, int status, int line) {
+  if (status != FGIN_OK && outcome->status == FGIN_OK) *outcome = {status, line};
+}
+#endif
+
+// Ends the program if an operation of the kernel failed.
+inline void check(const Outcome& outcome) {
+  if (outcome.status == FGIN_OK) return;
+  std::fprintf(stderr, "the kernel's operation of line %d returned %d\n", outcome.line, outcome.status);
+  std::exit(1);
+}
+
+#define LAUNCH(kernel, ...) launch(#kernel, kernel, __VA_ARGS__)
+
+#if defined(PTX) && defined(__CUDACC__)
+
+// clang compiles the kernels alone.
+template <typename... Arguments>
+void launch(const char* name, Arguments... arguments);
+
+#elif defined(PTX)
+
+extern "C" {
+#include <cuda.h>
+}
+#include <string>
+#include <tuple>
+
+inline void must(CUresult result, const char* call) {
+  const char* name = nullptr;
+  if (result == CUDA_SUCCESS) return;
+  cuGetErrorName(result, &name);
+  throw ferrogin::Error(FERROGIN_CUDA_ERROR, (std::string(call) + " failed: " + (name ? name : "unknown")).c_str());
+}
+#define MUST(call) must(call, #call)
+
+template <typename... Parameters, typename... Arguments>
+void launch(const char* name, void (*)(Outcome*, Parameters...), Arguments... arguments) {
+  CUcontext context;
+  CUlinkState link;
+  CUmodule module;
+  CUfunction function;
+  void *image, *outcome;
+  size_t bytes;
+  MUST(cuInit(0));
+  MUST(cuDevicePrimaryCtxRetain(&context, 0));
+  MUST(cuCtxSetCurrent(context));
+  MUST(cuLinkCreate(0, nullptr, nullptr, &link));
+  for (const char* file : PTX) must(cuLinkAddFile(link, CU_JIT_INPUT_PTX, file, 0, nullptr, nullptr), file);
+  MUST(cuLinkComplete(link, &image, &bytes));
+  MUST(cuModuleLoadData(&module, image));
+  MUST(cuLinkDestroy(link));
+  MUST(cuModuleGetFunction(&function, module, name));
+  MUST(cuMemHostAlloc(&outcome, sizeof(Outcome), 0));
+  auto* found = new (outcome) Outcome{FGIN_OK, 0};
+  // With the types of the kernel's parameters.
+  std::tuple<Outcome*, Parameters...> values(found, arguments...);
+  std::apply([&](auto&... value) {
+    void* parameters[] = {&value...};
+    MUST(cuLaunchKernel(function, 1, 1, 1, 256, 1, 1, 0, nullptr, parameters, nullptr));
+  }, values);
+  MUST(cuCtxSynchronize());
+  check(*found);
+  MUST(cuMemFreeHost(outcome));
+  MUST(cuModuleUnload(module));
+  MUST(cuDevicePrimaryCtxRelease(0));
+}
+
+#elif defined(__CUDACC__)
 
 inline void must(cudaError_t error) {
   if (error != cudaSuccess) throw ferrogin::Error(FERROGIN_CUDA_ERROR, cudaGetErrorString(error));
 }
 
 template <typename... Parameters, typename... Arguments>
-void launch(void (*kernel)(Outcome*, Parameters...), Arguments... arguments) {
+void launch(const char*, void (*kernel)(Outcome*, Parameters...), Arguments... arguments) {
   Outcome* outcome;
   must(cudaMallocManaged(&outcome, sizeof(Outcome)));
   *outcome = {FGIN_OK, 0};
@@ -36,27 +116,16 @@ void launch(void (*kernel)(Outcome*, Parameters...), Arguments... arguments) {
   must(cudaDeviceSynchronize());
   Outcome found = *outcome;
   must(cudaFree(outcome));
-  if (found.status != FGIN_OK) {
-    std::fprintf(stderr, "the kernel's operation of line %d returned %d\n", found.line, found.status);
-    std::exit(1);
-  }
+  check(found);
 }
 
 #else
 
-#define KERNEL static void
-inline void note(Outcome* outcome, int status, int line) {
-  if (status != FGIN_OK && outcome->status == FGIN_OK) *outcome = {status, line};
-}
-
 template <typename... Parameters, typename... Arguments>
-void launch(void (*kernel)(Outcome*, Parameters...), Arguments... arguments) {
+void launch(const char*, void (*kernel)(Outcome*, Parameters...), Arguments... arguments) {
   Outcome outcome = {FGIN_OK, 0};
   kernel(&outcome, arguments...);
-  if (outcome.status != FGIN_OK) {
-    std::fprintf(stderr, "the kernel's operation of line %d returned %d\n", outcome.line, outcome.status);
-    std::exit(1);
-  }
+  check(outcome);
 }
 
 #endif

@@ -16,14 +16,25 @@ pub fn dist(test: &str) -> Option<PathBuf> {
 }
 
 /// Compiles a program of `examples/` with the compiler in `variable`, or `default`. Without a compiler `test` is skipped.
-pub fn compile(test: &str, (variable, default): (&str, &str), flags: &[&str], source: &str) -> Option<PathBuf> {
+pub fn compile(test: &str, compiler: (&str, &str), flags: &[&str], source: &str) -> Option<PathBuf> {
+    compile_with(test, compiler, flags, source, &[])
+}
+
+/// The same with more for the linker.
+pub fn compile_with(
+    test: &str,
+    (variable, default): (&str, &str),
+    flags: &[&str],
+    source: &str,
+    link: &[&str],
+) -> Option<PathBuf> {
     let dist = dist(test)?;
     let compiler = std::env::var(variable).ok().filter(|name| !name.is_empty()).unwrap_or_else(|| default.to_owned());
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
     let mut command = Command::new(&compiler);
     command.current_dir(env!("CARGO_MANIFEST_DIR")).args(flags).args(["-Wall", "-Wextra", "-Werror", source, "-o"]);
     command.arg(&program).arg("-I").arg(include()).arg("-L").arg(&dist).arg("-lferrogin");
-    command.arg(format!("-Wl,-rpath,{}", dist.display()));
+    command.arg(format!("-Wl,-rpath,{}", dist.display())).args(link);
     let output = match command.output() {
         Ok(output) => output,
         Err(error) => {

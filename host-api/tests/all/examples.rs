@@ -1,6 +1,8 @@
 //! The first exchange in C, C++ and Rust, as the documentation shows it.
 
-use crate::common::{PATIENCE, alone, compile, dist, is_child, job, on_software_card, text, this_test};
+use crate::common::{
+    PATIENCE, alone, compile, compile_with, dist, include, is_child, job, on_software_card, text, this_test,
+};
 use mini_nccl::launch::{Job, LaunchError, Launcher, Output as Destination};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -102,6 +104,14 @@ fn kernel_example_passes(test: &str, source: &str, ranks: usize) {
 }
 
 #[test]
+fn ring_of_values_passes() {
+    let test = "ring_of_values_passes";
+    if let Some(program) = compile(test, CXX, &["-std=c++17", "-O2", "-x", "c++"], "../examples/ring.cu") {
+        passes(&program, 3, test);
+    }
+}
+
+#[test]
 fn halo_exchange_passes() {
     kernel_example_passes("halo_exchange_passes", "../examples/halo.cu", 3);
 }
@@ -124,6 +134,71 @@ fn kernel_barrier_passes() {
 #[test]
 fn mixture_of_experts_passes() {
     kernel_example_passes("mixture_of_experts_passes", "../examples/moe.cu", 3);
+}
+
+/// The programs with their kernels as PTX, which clang compiles, on the software GPU: the commands of docs/software-gpu.md.
+#[test]
+fn kernel_examples_pass_as_ptx_on_the_software_gpu() {
+    let test = "kernel_examples_pass_as_ptx_on_the_software_gpu";
+    let Some(dist) = ferrogin_test_support::dist(test, &["ferrogin", "gpu/libcuda.so.1", "libferrogin.so"]) else {
+        return;
+    };
+    let Some(clang) =
+        ["clang-22", "clang-19", "clang"].into_iter().find(|name| Command::new(name).arg("-v").output().is_ok())
+    else {
+        return ferrogin_test_support::skip(test, "no clang is on PATH (apt-get install clang-22)");
+    };
+    let root = ferrogin_test_support::workspace();
+    let device = root.join("ptx/ferrogin_device.ptx");
+    for name in ["ring", "halo", "alltoall", "allgather", "barrier", "moe"] {
+        let source = format!("../examples/{name}.cu");
+        let ptx = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.ptx", std::process::id()));
+        let files = format!("-DPTX={{\"{}\", \"{}\"}}", ptx.display(), device.display());
+        let mut kernel = Command::new(clang);
+        kernel.args([
+            "-x",
+            "cuda",
+            "-std=c++17",
+            "--cuda-device-only",
+            "--cuda-gpu-arch=sm_75",
+            "--cuda-feature=+ptx82",
+        ]);
+        kernel.args(["-nocudainc", "-nocudalib", "-O2", "-S", "-Wall", "-Wextra", "-Werror", &files, "-I"]);
+        kernel
+            .arg(include())
+            .arg("-include")
+            .arg(root.join("tests/gpu/kernels/cuda.h"))
+            .arg(&source)
+            .arg("-o")
+            .arg(&ptx);
+        let output = kernel.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("clang starts");
+        assert!(output.status.success(), "{kernel:?}: {}", text(&output));
+
+        let flags = ["-std=c++17", "-x", "c++", &files, "-I../soft-gpu/driver/tests"];
+        let gpu = dist.join("gpu");
+        let link = ["-L", gpu.to_str().expect("a path in UTF-8"), "-lcuda"];
+        let Some(program) = compile_with(test, CXX, &flags, &source, &link) else { return };
+        let run = || {
+            job(test, 2, |_| {
+                let mut command = Command::new(dist.join("ferrogin"));
+                on_software_card(command.args(["gpu", "--"]).arg(&program)).env("FERROGIN_DEVICE", "cuda");
+                command
+            })
+        };
+        for output in run() {
+            let text = text(&output);
+            assert!(
+                output.status.success() && (text.contains(", 0 ") || text.contains(" received 10")),
+                "{name}: {text}"
+            );
+        }
+        let _ = std::fs::remove_file(&ptx);
+        if name == "ring" {
+            // The program runs the kernel of the file, and not that of the host's compiler.
+            assert!(run().iter().all(|output| text(output).contains("failed: CUDA_ERROR_FILE_NOT_FOUND")), "{name}");
+        }
+        let _ = std::fs::remove_file(program);
+    }
 }
 
 /// The five programs over libfabric's own provider `efa`, on the software card below verbs.
