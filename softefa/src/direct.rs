@@ -13,6 +13,7 @@ use super::call::{Buffers, RecvCall, RmaCall, Segment, SendCall};
 use super::completion::{Entry, Failure};
 use super::guard::Code;
 use super::queue_pair::QueuePair;
+use super::requests::Requests;
 use soft_nic::card::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 
 /// A request in flight.
@@ -35,9 +36,7 @@ struct Posted {
 
 pub(super) struct Direct {
     queue_pair: QueuePair<Sent>,
-    /// By request id.
-    receives: Vec<Option<Posted>>,
-    free: Vec<u16>,
+    receives: Requests<Posted>,
     /// Entries of the receive queue that are free.
     descs: u32,
 }
@@ -48,13 +47,9 @@ unsafe impl Send for Direct {}
 impl Direct {
     pub(super) fn new(queue_pair: QueuePair<()>) -> Self {
         let descs = queue_pair.receives();
-        let ids = u16::try_from(descs).unwrap_or(u16::MAX);
-        Self {
-            queue_pair: queue_pair.with_requests(),
-            receives: (0..ids).map(|_| None).collect(),
-            free: (0..ids).rev().collect(),
-            descs,
-        }
+        // The id of a receive has 16 bits.
+        let receives = Requests::new(descs.min(u16::MAX.into()));
+        Self { queue_pair: queue_pair.with_requests(), receives, descs }
     }
 
     pub(super) fn send(&mut self, bindings: &Bindings, call: &SendCall) -> Result<(), Code> {
@@ -137,21 +132,21 @@ impl Direct {
         if !bindings.recv.reserve() {
             return Err(Code::AGAIN);
         }
-        let Some(id) = self.free.pop() else {
-            bindings.recv.release();
-            return Err(Code::AGAIN);
-        };
-        let mut descs = sges.map(|sge| RxDesc::single(id, sge.addr, host_length(sge.length), sge.lkey));
-        for (i, desc) in descs.iter_mut().enumerate().take(count) {
-            desc.lkey_ctrl = desc.lkey_ctrl.with_first(i == 0).with_last(i + 1 == count);
-        }
-        self.descs -= count as u32;
-        self.receives[usize::from(id)] = Some(Posted {
+        let posted = Posted {
             context: call.context,
             buf: call.buffers.start(),
             wanted: bindings.recv.wants(call.flags, false),
             descs: count as u32,
-        });
+        };
+        let Some(id) = self.receives.insert(posted) else {
+            bindings.recv.release();
+            return Err(Code::AGAIN);
+        };
+        let mut descs = sges.map(|sge| RxDesc::single(id as u16, sge.addr, host_length(sge.length), sge.lkey));
+        for (i, desc) in descs.iter_mut().enumerate().take(count) {
+            desc.lkey_ctrl = desc.lkey_ctrl.with_first(i == 0).with_last(i + 1 == count);
+        }
+        self.descs -= count as u32;
         self.queue_pair.post_receive(&descs[..count]);
         self.queue_pair.ring_receives();
         Ok(())
@@ -179,8 +174,7 @@ impl Direct {
                     let flags = fi::FI_RMA | fi::FI_REMOTE_WRITE | data_flag;
                     return Some(Entry { len, data, source, ..Entry::new(std::ptr::null_mut(), flags) });
                 }
-                let posted = self.receives.get_mut(usize::from(cqe.req_id))?.take()?;
-                self.free.push(cqe.req_id);
+                let posted = self.receives.take(u64::from(cqe.req_id))?;
                 bindings.recv.release();
                 self.descs += posted.descs;
                 let failure = (!cqe.status.is_ok()).then(|| Failure::of_status(cqe.status.raw()));

@@ -37,6 +37,7 @@ mod ops_rma;
 mod options;
 mod queue_pair;
 mod rdm;
+mod requests;
 mod unsupported;
 mod wait;
 

@@ -6,6 +6,7 @@ use efa_dp_direct::cq::RawCqe;
 use efa_dp_direct::wire::RxDesc;
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendWqe};
 
+use super::requests::Requests;
 use soft_nic::card::queue::{CQ_ENTRY_LEN, RQ_ENTRY_LEN, WorkQueue};
 use soft_nic::memory;
 
@@ -19,9 +20,7 @@ pub(super) struct QueuePair<T> {
     /// Producer count, and the written requests that are not rung.
     pc: u32,
     unrung: u32,
-    /// By request id.
-    requests: Vec<Option<T>>,
-    free: Vec<u32>,
+    requests: Requests<T>,
     rq_pc: u32,
 }
 
@@ -30,17 +29,7 @@ impl<T> QueuePair<T> {
     pub(super) fn new(sq: Arc<WorkQueue>, rq: Arc<WorkQueue>, max_batch: u32, start: u32) -> Self {
         let geometry = if sq.entry_size == 128 { Geometry::WIDE } else { Geometry::NARROW };
         let entries = sq.entries;
-        Self {
-            sq,
-            rq,
-            geometry,
-            max_batch,
-            pc: start,
-            unrung: 0,
-            requests: (0..entries).map(|_| None).collect(),
-            free: (0..entries).rev().collect(),
-            rq_pc: 0,
-        }
+        Self { sq, rq, geometry, max_batch, pc: start, unrung: 0, requests: Requests::new(entries), rq_pc: 0 }
     }
 
     /// The same queues for requests of another type. No request may be in flight.
@@ -51,12 +40,12 @@ impl<T> QueuePair<T> {
 
     /// Requests that can be posted now.
     pub(super) fn room(&self) -> usize {
-        self.free.len()
+        self.requests.room()
     }
 
     /// Requests in flight.
     pub(super) fn outstanding(&self) -> usize {
-        self.requests.len() - self.free.len()
+        self.requests.len()
     }
 
     /// Inline bytes of a send.
@@ -72,7 +61,7 @@ impl<T> QueuePair<T> {
     /// Writes a request, which the card takes at the next [`ring`](Self::ring). `None` when there is no room or the request is too
     /// long.
     pub(super) fn post(&mut self, to: Destination, op: Operation, request: T) -> Option<()> {
-        let id = self.free.last().copied()?;
+        let id = self.requests.next_id()?;
         let mut wqe = SendWqe::new(u64::from(id), to, op);
         wqe.phase = self.sq.phase_of(self.pc) != 0;
         let mut bytes = [0; 128];
@@ -81,8 +70,7 @@ impl<T> QueuePair<T> {
         if self.unrung == self.max_batch {
             self.ring();
         }
-        self.free.pop();
-        self.requests[id as usize] = Some(request);
+        self.requests.insert(request)?;
         self.sq.store(self.pc, &bytes[..len]);
         self.pc = self.pc.wrapping_add(1);
         self.unrung += 1;
@@ -99,10 +87,7 @@ impl<T> QueuePair<T> {
 
     /// Removes a completed request and returns it.
     pub(super) fn complete(&mut self, id: u64) -> Option<T> {
-        let id = u32::try_from(id).ok()?;
-        let request = self.requests.get_mut(id as usize)?.take()?;
-        self.free.push(id);
-        Some(request)
+        self.requests.take(id)
     }
 
     /// Writes the descriptors of one receive. The caller checks that the ring has room.
