@@ -21,6 +21,7 @@ use ferrogin_libfabric::progress::Progress;
 use std::marker::PhantomData;
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 /// Bytes of an aligned unit that threads which post on different endpoints must not share.
 const LINE: usize = 128;
@@ -104,7 +105,7 @@ pub struct ContextSpec {
     /// Rail of the context.
     pub rail: u32,
     /// Targets at `[slot * nranks + peer]`.
-    pub targets: Vec<Target>,
+    pub targets: Arc<[Target]>,
     /// Local key and address of the scratch page.
     pub scratch: (u32, u64),
     /// Address and remote key of each rank's scratch page.

@@ -70,7 +70,7 @@ struct Greeting {
 ferrogin_ffi::assert_layout!(Greeting, size 4, align 1, { version @ 0, rails @ 2 });
 
 /// Version of the blocks that ranks exchange.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 impl CollComm {
     /// Opens the rails and joins the other ranks.

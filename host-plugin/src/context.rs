@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::fault::ErrorCounter;
 use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
 use crate::metrics;
-use crate::rail::{CounterBudget, Peer, QueueOptions, Rail};
+use crate::rail::{CounterBudget, Peers, QueueOptions, Rail};
 use crate::watcher::{self, CqReader, Guard, Report, RingView, Watch, WatchedEndpoint};
 use crate::{registry, trace};
 use ferrogin_ffi::device::DevHandle;
@@ -22,6 +22,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+mod peers;
 mod wire;
 
 /// Requests in flight when NCCL passes queueDepth 0.
@@ -117,6 +118,8 @@ pub struct Context {
     /// Of [`Plan::cursors`].
     cursors: Vec<Vec<[usize; 2]>>,
     contexts: Vec<OneContext>,
+    /// One for each rail in use. Removed after the endpoints that post to them are closed.
+    peers: Vec<Peers>,
     registered: Vec<RegisteredMemory>,
     memory: ContextMemory,
     budgets: Vec<CounterBudget>,
@@ -147,9 +150,8 @@ struct Ready {
 /// One context of a `createContext`.
 struct OneContext {
     endpoints: Vec<Endpoint>,
-    /// Removed after the endpoints that post to them are closed.
-    peers: Vec<Peer>,
-    targets: Vec<Target>,
+    /// At `[slot * nranks + peer]`.
+    targets: Arc<[Target]>,
 }
 
 /// Infos that open a rail's endpoints, each with the queue depth.
@@ -274,7 +276,7 @@ impl Context {
         context.block = Some(ready.block);
         context.add_to_metrics(coll, &ready.starts);
         let first = &context.contexts[0].endpoints;
-        let addresses = context.contexts.iter().map(|one| one.peers.len()).sum::<usize>();
+        let addresses = context.peers.iter().map(|peers| peers.numbers().len()).sum::<usize>();
         span.note("contexts", shape.n_contexts as u64);
         span.note("endpoints", (shape.n_contexts * shape.endpoints()) as u64);
         span.note("addresses", addresses as u64);
@@ -356,11 +358,13 @@ impl Context {
                 endpoints.push(endpoint);
             }
             let targets = endpoints.iter().filter(|e| matches!(e.role, Role::Data | Role::Signal(_)));
-            parts.push(wire::PeerContext {
-                scratch: (memory.card.device_address(), registered[at].scratch_keys.1),
-                addresses: targets.map(Endpoint::address).collect::<Result<_, _>>()?,
-            });
-            contexts.push(OneContext { endpoints, peers: Vec::new(), targets: Vec::new() });
+            let addresses = targets.map(Endpoint::address).collect::<Result<Vec<_>, _>>()?;
+            let scratch = (memory.card.device_address(), registered[at].scratch_keys.1);
+            let part = wire::PeerContext::new(scratch, &addresses).ok_or_else(|| {
+                Error::Usage(format!("card {} gave endpoints of one card several GIDs: please report it", rail.name()))
+            })?;
+            parts.push(part);
+            contexts.push(OneContext { endpoints, targets: Arc::default() });
         }
         let handle = NetDeviceHandleV11 {
             net_device_type: NET_DEVICE_GIN_EFA_GDA,
@@ -376,6 +380,7 @@ impl Context {
             block: None,
             cursors: Vec::new(),
             contexts,
+            peers: Vec::new(),
             registered,
             memory,
             budgets,
@@ -427,13 +432,12 @@ impl Context {
             })
         });
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        context.peers = peers::resolve(coll, shape, &mut context.contexts, &parts)?;
         let layout = context.layout;
         let mut specs = Vec::with_capacity(shape.n_contexts);
-        for (id, one) in context.contexts.iter_mut().enumerate() {
+        for (id, one) in context.contexts.iter().enumerate() {
             let at = id % coll.rails.len();
             let rail = &coll.rails[at];
-            let peers = parts.iter().map(|part| &part.contexts[id]).enumerate();
-            resolve(rail, one, coll.nranks, peers.filter(|(peer, _)| shape.reaches(coll.rank, *peer)))?;
             let memory = context.memory.counters();
             let base = context.memory.card.device_address();
             let mut endpoints = Vec::with_capacity(one.endpoints.len());
@@ -585,28 +589,6 @@ impl Drop for Context {
 /// a function of the host.
 fn progress_for(device: DeviceKind, offered: impl FnOnce() -> Option<Progress>) -> Option<Progress> {
     if device == DeviceKind::Cpu { offered() } else { None }
-}
-
-/// Inserts the endpoints of the given peers into the rail's address vector, each once, and resolves the targets that requests
-/// name.
-fn resolve<'a>(
-    rail: &Arc<Rail>,
-    one: &mut OneContext,
-    nranks: usize,
-    peers: impl Iterator<Item = (usize, &'a wire::PeerContext)> + Clone,
-) -> Result<(), Error> {
-    let slots = peers.clone().map(|(_, part)| part.addresses.len()).max().unwrap_or(0);
-    one.targets = vec![Target::default(); slots * nranks];
-    for (rank, part) in peers {
-        for (slot, address) in part.addresses.iter().enumerate() {
-            let what = || format!("resolving the address of rank {rank} on card {}", rail.name());
-            let peer = rail.peer(address).map_err(Error::fabric(what()))?;
-            let found = rail.gda.query_addr(&one.endpoints[0].qp, peer.number).map_err(Error::fabric(what()))?;
-            one.targets[slot * nranks + rank] = Target { ah: found.ah, qpn: found.qpn, qkey: found.qkey };
-            one.peers.push(peer);
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

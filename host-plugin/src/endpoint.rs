@@ -1,6 +1,7 @@
 //! One endpoint of a context: a queue pair that kernels post on, with its completion queue and counters.
 #![allow(unsafe_code)]
 
+use crate::address::EndpointAddress;
 use crate::block::EndpointSpec;
 use crate::config::Provider;
 use crate::device::{Device, DeviceBuffer, DeviceKind, DeviceMapping, Mapping};
@@ -205,9 +206,17 @@ impl Endpoint {
     /// The address that peers insert into their address vectors.
     ///
     /// # Errors
-    /// The libfabric call fails.
-    pub fn address(&self) -> Result<Vec<u8>, Error> {
-        self.qp.name().map_err(Error::fabric(format!("querying the address of endpoint {}", self.role)))
+    /// The libfabric call fails, or the address is not one of EFA.
+    pub fn address(&self) -> Result<EndpointAddress, Error> {
+        let name = self.qp.name().map_err(Error::fabric(format!("querying the address of endpoint {}", self.role)))?;
+        EndpointAddress::parse(&name).ok_or_else(|| {
+            Error::Usage(format!(
+                "endpoint {} has an address of {} bytes, but those of EFA have {}: check that libfabric provider is efa or softefa",
+                self.role,
+                name.len(),
+                EndpointAddress::LEN
+            ))
+        })
     }
 
     /// Requests in flight: a power of two, at most the ring's slots.

@@ -15,6 +15,7 @@
 //!
 //! The plugin uses libfabric and its EFA operations only, so hardware and the software card take the same path.
 pub mod abi;
+pub mod address;
 pub mod block;
 pub mod card_check;
 pub mod cards;

@@ -1,6 +1,7 @@
 //! A rail: one card as a communicator uses it. All contexts and windows of the communicator share the card's domain and its
-//! address vector, so that each peer endpoint is inserted once, however many endpoints post to it.
+//! address vector, so that each peer's card is inserted once for a `createContext`, however many endpoints post to it.
 
+use crate::address::EndpointAddress;
 use crate::cards::CardQuery;
 use crate::error::Error;
 use ferrogin_libfabric::{AddressVector, Domain, Fabric, FiAddr, GdaOps, Info, MemoryRegion, bindings};
@@ -33,8 +34,8 @@ impl Rail {
         let fabric = Fabric::open(info).map_err(failed("opening the fabric of card"))?;
         let domain = Domain::open(&fabric, info).map_err(failed("opening card"))?;
         let gda = domain.gda().map_err(failed("asking for GPU-driven queues on card"))?;
-        // Room for the data endpoint and some signals of each rank; the vector grows.
-        let av = AddressVector::open(&domain, nranks * 16).map_err(failed("opening the address vector of card"))?;
+        // Room for two contexts with another card for each rank; the vector grows.
+        let av = AddressVector::open(&domain, nranks * 2).map_err(failed("opening the address vector of card"))?;
         Ok(Arc::new(Self { index, info: info.clone(), domain, gda, av }))
     }
 
@@ -43,12 +44,25 @@ impl Rail {
         self.info.domain_name()
     }
 
-    /// Inserts a peer's endpoint into the address vector until the result is dropped.
+    /// Inserts the endpoints of peers into the address vector, until the result is dropped, and returns the place of the first address
+    /// that libfabric refuses, with the reason.
     ///
     /// # Errors
-    /// libfabric refuses the address.
-    pub fn peer(self: &Arc<Self>, address: &[u8]) -> Result<Peer, ferrogin_libfabric::Error> {
-        Ok(Peer { number: self.av.insert(address)?, rail: self.clone() })
+    /// libfabric refuses all addresses.
+    pub fn insert(
+        self: &Arc<Self>,
+        addresses: &[EndpointAddress],
+    ) -> Result<(Peers, Option<(usize, ferrogin_libfabric::Error)>), ferrogin_libfabric::Error> {
+        let bytes: Vec<_> = addresses.iter().map(|address| address.to_bytes()).collect();
+        let mut peers = Peers { numbers: Vec::with_capacity(addresses.len()), rail: self.clone() };
+        let mut refused = None;
+        for (at, result) in self.av.insert_all(&bytes)?.into_iter().enumerate() {
+            match result {
+                Ok(number) => peers.numbers.push(number),
+                Err(error) => refused = refused.or(Some((at, error))),
+            }
+        }
+        Ok((peers, refused))
     }
 
     /// Local and remote key of a region. Keys of EFA have 32 bits.
@@ -122,17 +136,25 @@ impl Drop for CounterBudget {
     }
 }
 
-/// A peer's endpoint in the address vector.
-pub struct Peer {
-    /// Its number in the address vector.
-    pub number: FiAddr,
+/// Endpoints of peers in the address vector of a rail.
+pub struct Peers {
+    numbers: Vec<FiAddr>,
     rail: Arc<Rail>,
 }
 
-impl Drop for Peer {
+impl Peers {
+    /// Their numbers in the address vector.
+    pub fn numbers(&self) -> &[FiAddr] {
+        &self.numbers
+    }
+}
+
+impl Drop for Peers {
     fn drop(&mut self) {
-        if let Err(error) = self.rail.av.remove(self.number) {
-            crate::trace!("removing a peer's address from card {}: {error}", self.rail.name());
+        for number in &self.numbers {
+            if let Err(error) = self.rail.av.remove(*number) {
+                crate::trace!("removing a peer's address from card {}: {error}", self.rail.name());
+            }
         }
     }
 }
@@ -148,6 +170,8 @@ pub struct QueueOptions {
     pub tclass: u32,
 }
 
+/// Entries of a receive queue, which nothing is posted on.
+const RECEIVES: usize = 16;
 /// Inline bytes of a 128-byte request.
 const WIDE_INLINE: usize = 80;
 
@@ -158,7 +182,9 @@ impl Rail {
     /// The card has no such queues.
     pub fn endpoint_info(&self, query: &CardQuery, options: QueueOptions) -> Result<Info, ferrogin_libfabric::Error> {
         let name = self.name();
-        let mut hints = query.hints(Some(&name)).tx_size(options.depth).tclass(options.tclass);
+        let hints = query.hints(Some(&name)).tx_size(options.depth).tclass(options.tclass);
+        // Kernels post no receives, and a provider without this hint makes room for thousands.
+        let mut hints = hints.rx_size(RECEIVES);
         if options.wide {
             hints = hints.inject_size(WIDE_INLINE);
         }

@@ -160,7 +160,7 @@ pub struct Watch {
     /// The endpoints of all contexts.
     pub endpoints: Vec<WatchedEndpoint>,
     /// By context id: targets at `[slot * nranks + peer]`.
-    pub targets: Vec<Vec<Target>>,
+    pub targets: Vec<Arc<[Target]>>,
     /// The abort flag, which ends the waits of kernels.
     pub abort: *mut u32,
     /// The state of the report.

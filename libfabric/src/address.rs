@@ -63,27 +63,50 @@ impl AddressVector {
     /// # Errors
     /// [`Error::Argument`] when the address has no byte, or more bytes than any format; [`Error::Call`] with the provider's error.
     pub fn insert(&self, address: &[u8]) -> Result<FiAddr, Error> {
-        // Providers read as many bytes as their format has, and get no length.
-        let mut padded = [0u8; bindings::FI_NAME_MAX as usize];
-        let Some(room) = padded.get_mut(..address.len()).filter(|room| !room.is_empty()) else {
-            return Err(Error::Argument {
-                what: format!("an endpoint address has 1 to {} bytes, not {}", bindings::FI_NAME_MAX, address.len()),
-            });
-        };
-        room.copy_from_slice(address);
+        const MAX: usize = bindings::FI_NAME_MAX as usize;
+        if !(1..=MAX).contains(&address.len()) {
+            let what = format!("an endpoint address has 1 to {MAX} bytes, not {}", address.len());
+            return Err(Error::Argument { what });
+        }
+        self.insert_padded(address, 1)?.pop().unwrap_or(Err(self.refused()))
+    }
+
+    /// Adds the peers with these addresses in one call. Each peer has its own result.
+    ///
+    /// # Errors
+    /// [`Error::Call`] with the provider's error for all of them.
+    pub fn insert_all<const LEN: usize>(&self, addresses: &[[u8; LEN]]) -> Result<Vec<Result<FiAddr, Error>>, Error> {
+        const { assert!(LEN > 0 && LEN <= bindings::FI_NAME_MAX as usize) };
+        if addresses.is_empty() {
+            Ok(Vec::new())
+        } else {
+            self.insert_padded(addresses.as_flattened(), addresses.len())
+        }
+    }
+
+    fn refused(&self) -> Error {
+        self.domain.library().failure("fi_av_insert", -bindings::FI_EADDRNOTAVAIL)
+    }
+
+    /// `fi_av_insert` of `count` addresses one behind the other, none longer than `FI_NAME_MAX`.
+    fn insert_padded(&self, addresses: &[u8], count: usize) -> Result<Vec<Result<FiAddr, Error>>, Error> {
+        // Providers read as many bytes of each address as their format has, and get no length.
+        let mut padded = vec![0u8; count * bindings::FI_NAME_MAX as usize];
+        padded[..addresses.len()].copy_from_slice(addresses);
         let lib = self.domain.library();
         // SAFETY: `raw` is open until drop.
         let ops = unsafe { (*self.raw).ops };
         let insert = entry!(lib, ops, fi_ops_av, insert, "fi_av_insert")?;
-        let mut number = bindings::FI_ADDR_NOTAVAIL;
-        // SAFETY: the vector is open; the address buffer is at least as long as any fixed format.
-        let count = unsafe { insert(self.raw, padded.as_ptr().cast(), 1, &mut number, 0, ptr::null_mut()) };
-        lib.check("fi_av_insert", count)?;
-        if count != 1 || number == bindings::FI_ADDR_NOTAVAIL {
-            return Err(lib.failure("fi_av_insert", -bindings::FI_EADDRNOTAVAIL));
-        }
-        self.insertions.fetch_add(1, Ordering::Relaxed);
-        Ok(FiAddr(number))
+        let mut numbers = vec![bindings::FI_ADDR_NOTAVAIL; count];
+        let (from, to) = (padded.as_ptr().cast(), numbers.as_mut_ptr());
+        // SAFETY: the vector is open; the buffer has `count` times the bytes of the longest fixed format, and the array `count` numbers.
+        let inserted = unsafe { insert(self.raw, from, count, to, 0, ptr::null_mut()) };
+        lib.check("fi_av_insert", inserted)?;
+        let result =
+            |number| if number == bindings::FI_ADDR_NOTAVAIL { Err(self.refused()) } else { Ok(FiAddr(number)) };
+        let results: Vec<_> = numbers.into_iter().map(result).collect();
+        self.insertions.fetch_add(results.iter().filter(|result| result.is_ok()).count() as u64, Ordering::Relaxed);
+        Ok(results)
     }
 
     /// Peers added so far, whether or not they were removed again. A test sees by this count that set-up added a peer twice.

@@ -215,7 +215,7 @@ fn ext_structs_agree_with_nccl_structs() {
 fn only_combining_policy_has_fast_path() {
     let mut spec = spec(Layout::V1);
     spec.policy = POLICY_COMBINING;
-    spec.contexts[0].targets[3] = Target::default();
+    Arc::make_mut(&mut spec.contexts[0].targets)[3] = Target::default();
     let plan = Plan::new(&spec);
     let device = Device::of(&plan.fill(&spec, BASE).unwrap());
     let devs = (BASE + plan.handles_offset() as u64) as *const DevHandle;
@@ -271,7 +271,7 @@ fn context_without_counters_and_signals_has_null_lists() {
     for context in &mut spec.contexts {
         context.endpoints.truncate(2);
         (context.n_counters, context.n_signals) = (0, 0);
-        context.targets.truncate(3);
+        context.targets = context.targets[..3].into();
     }
     let plan = Plan::new(&spec);
     let device = Device::of(&plan.fill(&spec, BASE).unwrap());

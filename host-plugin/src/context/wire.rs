@@ -1,12 +1,12 @@
 //! The description of a rank's contexts for the other ranks, as its block of the allgather. Integers are little endian.
 //!
-//! A [`RawCount`] of contexts, then for each context a [`RawContext`], and for each of its addresses a [`RawCount`] of bytes and
-//! the bytes.
+//! A [`RawCount`] of contexts, then for each context a [`RawContext`], and for each of its endpoints a [`RawEndpoint`].
 
-use zerocopy::little_endian::{U32, U64};
+use crate::address::EndpointAddress;
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The number of elements or bytes that follow.
+/// The number of elements that follow.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawCount {
@@ -21,10 +21,23 @@ ferrogin_ffi::assert_layout!(RawCount, size 4, align 1, { count @ 0 });
 struct RawContext {
     scratch_addr: U64,
     scratch_rkey: U32,
-    addresses: U32,
+    endpoints: U32,
+    gid: [u8; 16],
 }
 
-ferrogin_ffi::assert_layout!(RawContext, size 16, align 1, { scratch_addr @ 0, scratch_rkey @ 8, addresses @ 12 });
+ferrogin_ffi::assert_layout!(RawContext, size 32, align 1, {
+    scratch_addr @ 0, scratch_rkey @ 8, endpoints @ 12, gid @ 16,
+});
+
+/// An endpoint that peers write to.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawEndpoint {
+    qkey: U32,
+    qpn: U16,
+}
+
+ferrogin_ffi::assert_layout!(RawEndpoint, size 6, align 1, { qkey @ 0, qpn @ 4 });
 
 /// A rank's contexts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,8 +51,24 @@ pub struct RankContexts {
 pub struct PeerContext {
     /// Address and remote key of the scratch page.
     pub scratch: (u64, u32),
-    /// Addresses of the data endpoint, then of the signal endpoints.
-    pub addresses: Vec<Vec<u8>>,
+    /// The card of all its endpoints.
+    pub gid: [u8; 16],
+    /// Queue pair and QKey of the data endpoint, then of the signal endpoints.
+    pub endpoints: Vec<(u16, u32)>,
+}
+
+impl PeerContext {
+    /// A context whose endpoints have these addresses; `None` if they are on several cards.
+    pub fn new(scratch: (u64, u32), addresses: &[EndpointAddress]) -> Option<Self> {
+        let gid = addresses.first()?.gid;
+        let endpoints = addresses.iter().map(|address| (address.qpn, address.qkey)).collect();
+        addresses.iter().all(|address| address.gid == gid).then_some(Self { scratch, gid, endpoints })
+    }
+
+    /// The addresses of the endpoints.
+    pub fn addresses(&self) -> impl Iterator<Item = EndpointAddress> + '_ {
+        self.endpoints.iter().map(|(qpn, qkey)| EndpointAddress { gid: self.gid, qpn: *qpn, qkey: *qkey })
+    }
 }
 
 impl RankContexts {
@@ -51,11 +80,11 @@ impl RankContexts {
         put(count(self.contexts.len()).as_bytes());
         for context in &self.contexts {
             let (addr, rkey) = context.scratch;
-            let addresses = U32::new(context.addresses.len() as u32);
-            put(RawContext { scratch_addr: addr.into(), scratch_rkey: rkey.into(), addresses }.as_bytes());
-            for address in &context.addresses {
-                put(count(address.len()).as_bytes());
-                put(address);
+            let endpoints = U32::new(context.endpoints.len() as u32);
+            let (scratch_addr, scratch_rkey) = (addr.into(), rkey.into());
+            put(RawContext { scratch_addr, scratch_rkey, endpoints, gid: context.gid }.as_bytes());
+            for (qpn, qkey) in &context.endpoints {
+                put(RawEndpoint { qkey: U32::new(*qkey), qpn: U16::new(*qpn) }.as_bytes());
             }
         }
         out
@@ -67,13 +96,11 @@ impl RankContexts {
         let count = take::<RawCount>(bytes)?.count;
         let contexts = list(bytes, count, |bytes| {
             let head = take::<RawContext>(bytes)?;
-            let addresses = list(bytes, head.addresses, |bytes| {
-                let len = take::<RawCount>(bytes)?.count.get() as usize;
-                let (address, rest) = bytes.split_at_checked(len)?;
-                *bytes = rest;
-                Some(address.to_vec())
+            let endpoints = list(bytes, head.endpoints, |bytes| {
+                let endpoint = take::<RawEndpoint>(bytes)?;
+                Some((endpoint.qpn.get(), endpoint.qkey.get()))
             })?;
-            Some(PeerContext { scratch: (head.scratch_addr.get(), head.scratch_rkey.get()), addresses })
+            Some(PeerContext { scratch: (head.scratch_addr.get(), head.scratch_rkey.get()), gid: head.gid, endpoints })
         })?;
         bytes.is_empty().then_some(Self { contexts })
     }
@@ -100,8 +127,10 @@ mod tests {
 
     #[test]
     fn bytes_are_as_documented() {
-        let context = PeerContext { scratch: (0x0807_0605_0403_0201, 0x0d0c_0b0a), addresses: vec![vec![0xa5; 2]] };
-        let expected = b"\x01\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08\x0a\x0b\x0c\x0d\x01\0\0\0\x02\0\0\0\xa5\xa5";
+        let scratch = (0x0807_0605_0403_0201, 0x0d0c_0b0a);
+        let context = PeerContext { scratch, gid: *b"0123456789abcdef", endpoints: vec![(0x0f0e, 0x1413_1211)] };
+        let expected = b"\x01\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08\x0a\x0b\x0c\x0d\x01\0\0\x000123456789abcdef\
+            \x11\x12\x13\x14\x0e\x0f";
         assert_eq!(RankContexts { contexts: vec![context] }.emit(), expected);
     }
 
@@ -109,7 +138,8 @@ mod tests {
     fn contexts_round_trip_and_truncated_ones_are_refused() {
         let context = |i: u8| PeerContext {
             scratch: (u64::from(i) << 40, u32::from(i)),
-            addresses: vec![vec![i; 32], vec![], vec![1, 2, 3]],
+            gid: [i; 16],
+            endpoints: (0..u16::from(i) * 2).map(|n| (n, u32::from(n) << 16)).collect(),
         };
         let contexts = RankContexts { contexts: vec![context(1), context(2)] };
         let bytes = contexts.emit();
@@ -119,5 +149,14 @@ mod tests {
         }
         assert_eq!(RankContexts::parse(&[bytes.clone(), vec![0]].concat()), None);
         assert_eq!(RankContexts::parse(&[0xff; 64]), None);
+    }
+
+    #[test]
+    fn context_is_on_one_card() {
+        let address = |gid: u8, qpn| EndpointAddress { gid: [gid; 16], qpn, qkey: 7 };
+        let context = PeerContext::new((1, 2), &[address(1, 3), address(1, 4)]).unwrap();
+        assert_eq!(context.addresses().collect::<Vec<_>>(), [address(1, 3), address(1, 4)]);
+        assert_eq!(PeerContext::new((1, 2), &[address(1, 3), address(2, 4)]), None);
+        assert_eq!(PeerContext::new((1, 2), &[]), None);
     }
 }
