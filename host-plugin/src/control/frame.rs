@@ -74,6 +74,9 @@ pub(super) struct Frame {
 }
 
 impl Frame {
+    /// Bytes of a head.
+    pub const HEAD: usize = size_of::<RawHead>();
+
     /// The message of this head and `body`, whose length `len` says.
     pub fn emit(&self, body: &[u8]) -> Vec<u8> {
         let head = RawHead {

@@ -5,10 +5,27 @@ use super::frame::{Frame, FrameKind};
 use super::neighbors::{Deadline, Event, Neighbors, RankAddresses, unexpected};
 use super::step::Step;
 use super::time_limits::report_limit;
+use crate::trace::{self, Span};
 use std::time::Duration;
 
 /// Largest block of an allgather, far above any that set-up makes.
 pub(super) const BLOCK_MAX: usize = 256 << 20;
+
+/// The messages of an allgather that a rank sent, as many as it received, and their bytes.
+#[derive(Debug, Default)]
+struct Traffic {
+    messages: u64,
+    sent: u64,
+    received: u64,
+}
+
+impl Traffic {
+    fn note(&self, span: &mut Span) {
+        span.note("messages", self.messages);
+        span.note("bytes_sent", self.sent);
+        span.note("bytes_received", self.received);
+    }
+}
 
 /// One rank's place in the ring.
 #[derive(Debug)]
@@ -54,7 +71,12 @@ impl Ring {
         }
         let sequence = self.sequence;
         self.sequence = sequence.wrapping_add(1);
-        match self.exchange(step, sequence, block) {
+        let mut traffic = Traffic::default();
+        let mut span = trace::span(step.trace_name(), self.rank);
+        let exchanged = self.exchange(step, sequence, block, &mut traffic);
+        traffic.note(&mut span);
+        drop(span);
+        match exchanged {
             Ok(blocks) => match blocks.iter().position(Option::is_none) {
                 None => Ok(blocks.into_iter().flatten().collect()),
                 Some(rank) => Err(ControlError::PeerFailed { rank, step }),
@@ -75,6 +97,7 @@ impl Ring {
         step: Step,
         sequence: u32,
         own: Option<&[u8]>,
+        traffic: &mut Traffic,
     ) -> Result<Vec<Option<Vec<u8>>>, ControlError> {
         let n = self.nranks();
         let mut blocks: Vec<Option<Vec<u8>>> = vec![None; n];
@@ -89,8 +112,13 @@ impl Ring {
             if round == 1 {
                 deadline.extend(report_limit(self.timeout));
             }
-            blocks[incoming] =
-                self.exchange_block(step, sequence, (out, blocks[out].as_deref()), (incoming, last), &deadline)?;
+            let block = blocks[out].as_deref();
+            let sent = block.map_or(0, <[u8]>::len);
+            blocks[incoming] = self.exchange_block(step, sequence, (out, block), (incoming, last), &deadline)?;
+            let received = blocks[incoming].as_ref().map_or(0, Vec::len);
+            traffic.messages += 1;
+            traffic.sent += (Frame::HEAD + sent) as u64;
+            traffic.received += (Frame::HEAD + received) as u64;
         }
         Ok(blocks)
     }

@@ -27,6 +27,17 @@ impl Step {
         }
     }
 
+    /// The name of its allgather in a trace.
+    pub fn trace_name(self) -> &'static str {
+        match self {
+            Self::Connect => "connect: exchange",
+            Self::RegisterWindow => "regMrSym: exchange",
+            Self::CreateContext => "createContext: exchange",
+            Self::ContextReady => "createContext: ready",
+            Self::Barrier => "barrier",
+        }
+    }
+
     /// The step with this code; `None` for an unknown code.
     pub(super) fn from_code(code: u16) -> Option<Self> {
         [Self::Connect, Self::RegisterWindow, Self::CreateContext, Self::ContextReady, Self::Barrier]
