@@ -15,7 +15,7 @@ use crate::proto::engine::Engine;
 use crate::proto::transport::Transport;
 use crate::proto::wire::Address;
 use crate::shared::{Shared, run};
-use crate::transport::{self, Closed};
+use crate::transport::{self, Closed, Purpose};
 use crate::{ChannelError, Config};
 
 /// Polls between reads of the clock while there is work.
@@ -165,7 +165,15 @@ impl Reactor {
     /// # Errors
     /// [`Error::NoMatch`] when the provider has no reliable datagrams that can carry a channel; what the provider answers.
     pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
-        Self::with_transport(transport::open(lib, config)?, config)
+        Self::with_transport(transport::open(lib, config, Purpose::Messages)?, config)
+    }
+
+    /// Tries whether [`Reactor::open`] opens an endpoint, without its thread and without the memory that providers allocate for messages.
+    ///
+    /// # Errors
+    /// As [`Reactor::open`].
+    pub fn check(lib: &Arc<Libfabric>, config: &Config) -> Result<(), Error> {
+        transport::open(lib, config, Purpose::Check).map(drop)
     }
 
     pub(crate) fn with_transport(transport: Box<dyn Transport>, config: &Config) -> Result<Self, Error> {

@@ -62,7 +62,7 @@ impl MessageEndpoint {
     /// cannot be; what the provider answers.
     pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
         let open_queue = |domain: &Arc<Domain>, size| CompletionQueue::open(domain, &CqAttr { size });
-        Self::open_on(lib, config, &find(lib, config)?, open_queue)
+        Self::open_on(lib, config, &find(lib, config)?, open_queue)?.start_receiving()
     }
 
     /// [`MessageEndpoint::open`] with a descriptor to wait for and with long messages, each if the provider has it.
@@ -70,6 +70,15 @@ impl MessageEndpoint {
     /// # Errors
     /// As [`MessageEndpoint::open`].
     pub fn open_with_long(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
+        Self::open_without_receives(lib, config)?.start_receiving()
+    }
+
+    /// [`MessageEndpoint::open_with_long`] of an endpoint that never posts receives, for which providers allocate megabytes: to try whether
+    /// it opens.
+    ///
+    /// # Errors
+    /// As [`MessageEndpoint::open`].
+    pub fn open_without_receives(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
         let info = find(lib, config)?;
         let tagged = WITH_LONG.contains(&info.provider().as_str()).then(|| {
             let caps = bindings::FI_MSG | bindings::FI_TAGGED;
@@ -116,7 +125,7 @@ impl MessageEndpoint {
             recv,
             contexts: (0..count).map(|index| Context::new(Operation::Receive(index))).collect(),
             buffers: Pool::new(config.rx_depth, size).ok_or_else(out_of_range)?,
-            unposted: (0..count).rev().collect(),
+            unposted: Vec::new(),
             polls: 0,
             clock: Instant::now(),
             connection_limit: None,
@@ -124,7 +133,6 @@ impl MessageEndpoint {
         };
         this.connection_limit =
             ConnectionLimit::of(this.outbox.address(), config.ping_after.saturating_add(config.lost_after));
-        this.post_receives()?;
         Ok(this)
     }
 
@@ -158,6 +166,13 @@ impl MessageEndpoint {
     /// The sending half, as callbacks of [`MessageEndpoint::poll`] get it.
     pub fn outbox(&mut self) -> &mut Outbox {
         &mut self.outbox
+    }
+
+    /// Posts all receives for the first time.
+    fn start_receiving(mut self) -> Result<Self, Error> {
+        self.unposted = (0..self.contexts.len() as u32).rev().collect();
+        self.post_receives()?;
+        Ok(self)
     }
 
     fn post_receives(&mut self) -> Result<(), Error> {

@@ -187,7 +187,7 @@ fn check_control(lib: &Arc<Libfabric>, config: &Config) -> Result<(), Error> {
     let setting = (config.control().to_owned(), std::env::var_os("NCCL_SOCKET_IFNAME"));
     let mut good = GOOD.lock().unwrap_or_else(PoisonError::into_inner);
     if !good.contains(&setting) {
-        drop(Listener::open(lib, config.control(), config.timeout)?);
+        Listener::check(lib, config.control(), config.timeout)?;
         good.insert(setting);
     }
     Ok(())

@@ -17,15 +17,25 @@ use software_tags::SoftwareTags;
 
 pub(crate) use closed::Closed;
 
+/// Why a transport is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To carry messages.
+    Messages,
+    /// To try whether it opens: without the memory that providers allocate for messages.
+    Check,
+}
+
 /// Opens the transport that `config` asks for.
 ///
 /// # Errors
 /// [`Error::NoMatch`] when the provider has no reliable datagrams that can carry a channel; what the provider answers.
-pub(crate) fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Box<dyn Transport>, Error> {
+pub(crate) fn open(lib: &Arc<Libfabric>, config: &Config, purpose: Purpose) -> Result<Box<dyn Transport>, Error> {
     let provider = || -> Result<Box<dyn Transport>, Error> {
-        Ok(Box::new(ProviderTags::open(lib, &config.provider, config.source.as_deref(), config.max_peers)?))
+        let source = config.source.as_deref();
+        Ok(Box::new(ProviderTags::open(lib, &config.provider, source, config.max_peers, purpose)?))
     };
-    let software = || -> Result<Box<dyn Transport>, Error> { Ok(Box::new(SoftwareTags::open(lib, config)?)) };
+    let software = || -> Result<Box<dyn Transport>, Error> { Ok(Box::new(SoftwareTags::open(lib, config, purpose)?)) };
     match config.matching {
         Some(Matching::Provider) => provider(),
         Some(Matching::Software) => software(),

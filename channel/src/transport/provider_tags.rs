@@ -12,6 +12,7 @@ use ferrogin_libfabric::{
     TaggedCompletion, TaggedQueue, TaggedRecv, TaggedSend, entry, find_datagrams,
 };
 
+use super::Purpose;
 use crate::proto::tags::{CONTROL, Pattern};
 use crate::proto::transport::{
     Addr, Event, PAYLOAD_WINDOW, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport,
@@ -82,7 +83,13 @@ unsafe impl std::marker::Send for ProviderTags {}
 
 impl ProviderTags {
     /// Opens and enables an endpoint of `provider` at `source`.
-    pub fn open(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>, peers: usize) -> Result<Self, Error> {
+    pub fn open(
+        lib: &Arc<Libfabric>,
+        provider: &str,
+        source: Option<&str>,
+        peers: usize,
+        purpose: Purpose,
+    ) -> Result<Self, Error> {
         let needed = bindings::FI_TAGGED | bindings::FI_DIRECTED_RECV;
         let knowing = find_datagrams(lib, provider, source, needed | bindings::FI_SOURCE);
         let knows_senders = knowing.is_ok();
@@ -90,7 +97,10 @@ impl ProviderTags {
         let provider = info.provider();
         let is_efa = provider == "efa";
         if is_efa {
-            info.limit_queues(EFA_QUEUE);
+            info.limit_queues(match purpose {
+                Purpose::Messages => EFA_QUEUE,
+                Purpose::Check => EFA_QUEUE_TO_CHECK,
+            });
         }
         let fabric = Fabric::open(&info)?;
         let domain = Domain::open(&fabric, &info)?;
@@ -261,6 +271,7 @@ impl ProviderTags {
 /// Entries of each queue of an `efa` endpoint. The provider allocates and registers a packet buffer of 9 KB for each entry before the
 /// first message, and has 12288 entries unless an application asks for less.
 const EFA_QUEUE: usize = 1024;
+const EFA_QUEUE_TO_CHECK: usize = 64;
 
 /// Providers of EFA cards. They ring the doorbell of the card once for several sends (`FI_MORE`). `efa` drops what the card has not
 /// delivered when an endpoint is closed: an injected message, which has no completion, may be lost.

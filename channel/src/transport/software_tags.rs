@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use ferrogin_datagram::{LostReason, MessageEndpoint, Outbox, Peer, SendError};
 use ferrogin_libfabric::{Error, Libfabric, bindings, find_datagrams};
 
+use super::Purpose;
 use crate::proto::tags::Pattern;
 use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport};
 use crate::{Config, Matching, Payload};
@@ -43,8 +44,8 @@ pub(crate) struct SoftwareTags {
 }
 
 impl SoftwareTags {
-    /// Opens an endpoint of the provider that `config` names.
-    pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
+    /// Opens an endpoint of the provider that `config` names, with receives or to try whether it opens.
+    pub fn open(lib: &Arc<Libfabric>, config: &Config, purpose: Purpose) -> Result<Self, Error> {
         let info = find_datagrams(lib, &config.provider, config.source.as_deref(), bindings::FI_MSG)?;
         let max = info.max_msg_size();
         let records = RECORDS.min(max / 4);
@@ -53,7 +54,11 @@ impl SoftwareTags {
             let what = format!("{} carries messages up to {max} bytes: too short for channels", info.provider());
             return Err(Error::Argument { what });
         }
-        let endpoint = MessageEndpoint::open_with_long(
+        let open = match purpose {
+            Purpose::Messages => MessageEndpoint::open_with_long,
+            Purpose::Check => MessageEndpoint::open_without_receives,
+        };
+        let endpoint = open(
             lib,
             &ferrogin_datagram::Config {
                 admission: true,

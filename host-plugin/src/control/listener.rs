@@ -15,6 +15,28 @@ use std::time::Duration;
 pub(super) const VERSION: u16 = 3;
 const _: () = assert!(channel::ADDRESS_MAX <= HANDLE_MAXSIZE);
 
+/// The endpoint's configuration. A socket provider (`tcp`) uses the first address that NCCL_SOCKET_IFNAME allows; any other provider chooses
+/// its own.
+fn config(provider: &str, timeout: Duration) -> Result<Config, ControlError> {
+    let source = if provider.contains("tcp") {
+        let filter = std::env::var("NCCL_SOCKET_IFNAME").unwrap_or_default();
+        Some(source_address(&filter)?.to_string())
+    } else {
+        None
+    };
+    Ok(Config {
+        provider: provider.to_owned(),
+        source,
+        // A block, a hello or welcome, and an abort may be under way at once.
+        depth: 4,
+        max_message: BLOCK_MAX + 64,
+        ping_after: PING_AFTER,
+        lost_after: answer_limit(timeout),
+        connect_within: connect_limit(timeout),
+        ..Config::default()
+    })
+}
+
 /// A rank's endpoint while it waits for `connect`.
 pub(super) struct Endpoint {
     // The first field: the listener refuses peers before the reactor ends.
@@ -32,36 +54,28 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens with an endpoint of `provider`. A socket provider (`tcp`) uses the first address that NCCL_SOCKET_IFNAME allows;
-    /// any other provider chooses its own.
+    /// Listens with an endpoint of `provider`.
     ///
     /// # Errors
     /// There is no such provider, or no such interface.
     pub fn open(lib: &Arc<Libfabric>, provider: &str, timeout: Duration) -> Result<Self, ControlError> {
-        let source = if provider.contains("tcp") {
-            let filter = std::env::var("NCCL_SOCKET_IFNAME").unwrap_or_default();
-            Some(source_address(&filter)?.to_string())
-        } else {
-            None
-        };
-        let config = Config {
-            provider: provider.to_owned(),
-            source,
-            // A block, a hello or welcome, and an abort may be under way at once.
-            depth: 4,
-            max_message: BLOCK_MAX + 64,
-            ping_after: PING_AFTER,
-            lost_after: answer_limit(timeout),
-            connect_within: connect_limit(timeout),
-            ..Config::default()
-        };
         let failed = |source: io::Error| ControlError::Endpoint { provider: provider.to_owned(), source };
-        let reactor = Reactor::open(lib, &config).map_err(|error| failed(io::Error::other(error)))?;
+        let reactor =
+            Reactor::open(lib, &config(provider, timeout)?).map_err(|error| failed(io::Error::other(error)))?;
         let listener = reactor.listen().map_err(|error| failed(io::Error::other(error)))?;
         let mut handle = [0; HANDLE_MAXSIZE];
         let bytes = listener.address().to_bytes();
         handle[..bytes.len()].copy_from_slice(&bytes);
         Ok(Self { endpoint: Mutex::new(Some(Endpoint { listener, reactor })), failed_ring: Mutex::new(None), handle })
+    }
+
+    /// Tries whether [`Listener::open`] opens an endpoint, at less cost.
+    ///
+    /// # Errors
+    /// Those of [`Listener::open`].
+    pub fn check(lib: &Arc<Libfabric>, provider: &str, timeout: Duration) -> Result<(), ControlError> {
+        Reactor::check(lib, &config(provider, timeout)?)
+            .map_err(|error| ControlError::Endpoint { provider: provider.to_owned(), source: io::Error::other(error) })
     }
 
     /// The handle for the other ranks.

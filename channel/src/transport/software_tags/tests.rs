@@ -9,8 +9,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 const LONG_BYTES: usize = 300_000;
 
 fn open_with_limit(lib: &Arc<Libfabric>, lost_after: Duration) -> SoftwareTags {
-    SoftwareTags::open(lib, &Config { ping_after: Duration::from_millis(100), lost_after, ..Config::default() })
-        .unwrap()
+    SoftwareTags::open(
+        lib,
+        &Config { ping_after: Duration::from_millis(100), lost_after, ..Config::default() },
+        Purpose::Messages,
+    )
+    .unwrap()
 }
 
 /// With a limit for silent peers that a busy machine does not reach.
