@@ -21,7 +21,7 @@ LINKED := libferrogin.so libferrogin_device.so
 # NCCL and libfabric find these by the names of their files.
 LOADED := libnccl-gin-ferrogin.so libsoftefa-fi.so
 
-.PHONY: help build install uninstall ptx wheel book release demo test clean
+.PHONY: help build install uninstall ptx wheel book release demo test test-gpu clean
 
 help:
 	@echo 'make build   $(DIST)/: the plugin, the software card, the host and device libraries and headers, the ferrogin tool'
@@ -32,6 +32,7 @@ help:
 	@echo 'make release target/release-tarballs/: a tarball for x86-64 and one for aarch64, after checks (SNAPSHOT=1: of any tree)'
 	@echo 'make demo    build, then two ranks exchange values through the plugin on the software card: by CPU threads, then as PTX'
 	@echo 'make test    build, then all tests; ends with how many passed, failed and were skipped'
+	@echo 'make test-gpu build, then the tests that need a GPU (fetches nvcc, NCCL and compute-sanitizer from PyPI)'
 	@echo 'make clean   remove what was built and fetched'
 	@echo 'demo and test first install what is missing with apt-get: scripts/install-deps.sh says what.'
 
@@ -107,6 +108,11 @@ test:
 	@scripts/install-deps.sh test
 	@$(MAKE) --no-print-directory build
 	FERROGIN_DIST=$(abspath $(DIST)) $(CARGO) xtask test
+
+# On a machine without cargo: tests/gpu/run.sh with what was built elsewhere.
+test-gpu: build
+	$(CARGO) build --release --locked -p gpu-scenarios
+	GPU_SCENARIOS=$(RELEASE)/gpu-scenarios tests/gpu/run.sh $(DIST)
 
 clean:
 	$(CARGO) clean

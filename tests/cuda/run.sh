@@ -132,15 +132,16 @@ done
 compile=(nvcc -std=c++17 -arch=sm_90 -rdc=true -Werror all-warnings -I"$include")
 only_efa=(-DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -DONLY_POSTS)
 
-check "calls of gin.cuh of the scenarios, with nvcc" "${compile[@]}" -dc "$kernels/gin.cu" -o scenarios.gin.o
+check "kernels of the scenarios with nvcc, by gin.cuh and nccl_gin.cuh: linked for sm_90" \
+    "$root/tests/gpu/images.sh" "$cuda" 90 "$out/images" 2.32.3
 
 # Programs: kernels of both styles, and main, in a translation unit each.
+check "kernels of gin.cuh" "${compile[@]}" -dc "$here/gin_kernel.cu" -o gin.o
 program() {
     local nccl=(-I"$root/.cache/nccl-$1/include")
-    "${compile[@]}" "${nccl[@]}" -dc "$here/gin_kernel.cu" -o "gin.$1.o" &&
-        "${compile[@]}" "${nccl[@]}" -dc -include ferrogin/nccl_gin.cuh "$here/nccl_kernel.cu" -o "nccl.$1.o" &&
+    "${compile[@]}" "${nccl[@]}" -dc -include ferrogin/nccl_gin.cuh "$here/nccl_kernel.cu" -o "nccl.$1.o" &&
         "${compile[@]}" "${nccl[@]}" -dc "$here/program.cu" -o "program.$1.o" &&
-        "${compile[@]}" "program.$1.o" "gin.$1.o" "nccl.$1.o" "$object" -o "program.$1"
+        "${compile[@]}" "program.$1.o" gin.o "nccl.$1.o" "$object" -o "program.$1"
 }
 for release in $releases; do
     check "NCCL $release: kernels of both headers compiled and linked for sm_90 in one program" program "$release" ||
@@ -152,6 +153,14 @@ for release in $releases; do
     *) fail "NCCL $release: the program on this GPU: $(tail -n 1 "$out/log")" ;;
     esac
 done
+# The program for the real libnccl, with NCCL's backend and with ferrogin's; where a GPU is, it runs.
+while IFS= read -r line; do
+    case $line in
+    "PASS "*) pass "${line#PASS }" ;;
+    "FAIL "*) fail "${line#FAIL }" ;;
+    "SKIP "*) skip "${line#SKIP }" ;;
+    esac
+done < <(LIBNCCL_RELEASES=2.32.3 "$root/tests/nccl/libnccl/run.sh" "$dist")
 for release in $releases; do
     check "NCCL $release: the layouts of its queue structs" "${compile[@]}" -I"$root/.cache/nccl-$release/include" -dc \
         "$here/layout.cu" -o layout.o

@@ -1,4 +1,5 @@
-// Two ranks on one GPU with the real libnccl: a kernel uses NCCL's device API over the GIN plugin that NCCL selected.
+// Two ranks with the real libnccl, on one GPU or on two: kernels use NCCL's device API over the GIN plugin that NCCL selected. The same source
+// compiles with NCCL's own EFA backend and, with -include ferrogin/nccl_gin.cuh, with ferrogin's.
 //
 // Status 0: all data arrived; 77: no GPU; any other status is a failure, which a line describes.
 #include <cuda_runtime.h>
@@ -14,6 +15,9 @@
 static constexpr int ranks = 2;
 static constexpr int rounds = 1000;
 static constexpr size_t block = 4096;
+// The blocks that share a queue, the bytes of each of their puts, and the first of those bytes.
+static constexpr int blocks = 132, puts_each = 50;
+static constexpr size_t part = 64, parts_at = 64 << 10;
 
 struct Shared {
   ncclUniqueId id;
@@ -65,8 +69,49 @@ __global__ void exchange(ncclDevComm comm, ncclWindow_t to, ncclWindow_t from, u
   *wrong = bad;
 }
 
-static int run(int rank, Shared* shared) {
-  CUDA(cudaSetDevice(0));
+// Many blocks put on one queue, each by all of its threads, while others flush; the signal counts all of them.
+__global__ void storm(ncclDevComm comm, ncclWindow_t to, ncclWindow_t from) {
+  ncclGin gin{comm, 0};
+  ncclTeam world = ncclTeamWorld(comm);
+  int peer = (comm.rank + 1) % comm.nRanks;
+  size_t at = parts_at + part * blockIdx.x;
+  for (int i = 0; i < puts_each; i++) {
+    gin.put(world, peer, to, at, from, at, part, ncclGin_WeakSignalInc{3}, ncclGin_None{}, ncclCoopCta());
+    if (i % 10 == 9) gin.flush(ncclCoopCta());
+  }
+  if (blockIdx.x == 0) gin.waitSignal(ncclCoopCta(), 3, uint64_t(blocks) * puts_each);
+}
+
+// Whether kernels can run on this rank's GPU; otherwise prints the versions, and what to do.
+static bool is_suitable(int rank, int device, int devices) {
+  cudaDeviceProp properties;
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  cudaError_t error = cudaGetDeviceProperties(&properties, device);
+  if (error != cudaSuccess) {
+    printf("rank %d: GPU %d: %s; the driver is of CUDA %d.%d, and this program of CUDA %d.%d\n", rank, device,
+           cudaGetErrorString(error), driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    return false;
+  }
+  if (properties.major * 10 + properties.minor < 75) {
+    printf("rank %d: %s has compute capability %d.%d, and CUDA %d makes code from 7.5 on: take a newer GPU\n", rank,
+           properties.name, properties.major, properties.minor, runtime / 1000);
+    return false;
+  }
+  const char* shared = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  if (devices < ranks && (!shared || strcmp(shared, "1") != 0)) {
+    printf("rank %d: %d ranks share %s, the only GPU, which NCCL refuses: set NCCL_MULTI_RANK_GPU_ENABLE=1, or let the job have %d GPUs\n",
+           rank, ranks, properties.name, ranks);
+    return false;
+  }
+  return true;
+}
+
+static int run(int rank, int devices, Shared* shared) {
+  int device_number = rank % devices;
+  if (!is_suitable(rank, device_number, devices)) return 1;
+  CUDA(cudaSetDevice(device_number));
   if (rank == 0) {
     NCCL(ncclGetUniqueId(&shared->id));
     __atomic_store_n(&shared->ready, 1, __ATOMIC_RELEASE);
@@ -78,6 +123,7 @@ static int run(int rank, Shared* shared) {
   void *mine = nullptr, *got = nullptr;
   NCCL(ncclMemAlloc(&mine, bytes));
   NCCL(ncclMemAlloc(&got, bytes));
+  CUDA(cudaMemset(mine, 0xa0 + rank, bytes));
   CUDA(cudaMemset(got, 0, bytes));
   ncclWindow_t from, to;
   NCCL(ncclCommWindowRegister(comm, mine, bytes, &from, NCCL_WIN_COLL_SYMMETRIC));
@@ -86,21 +132,28 @@ static int run(int rank, Shared* shared) {
   needs.ginForceEnable = true;
   needs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
   needs.ginContextCount = 1;
-  needs.ginSignalCount = 3;
+  needs.ginSignalCount = 4;
   needs.ginCounterCount = 1;
   needs.ginStrongSignalsRequired = false;
   needs.ginVaSignalsRequired = false;
   ncclDevComm device;
   NCCL(ncclDevCommCreate(comm, &needs, &device));
-  unsigned long long* wrong = nullptr;
-  CUDA(cudaMallocManaged(&wrong, sizeof(*wrong)));
-  *wrong = ~0ull;
+  unsigned long long *wrong = nullptr, bad = ~0ull;
+  CUDA(cudaMalloc(&wrong, sizeof(*wrong)));
   exchange<<<1, 1>>>(device, to, from, (unsigned char*)mine, (unsigned char*)got, wrong);
+  CUDA(cudaGetLastError());
   CUDA(cudaDeviceSynchronize());
+  CUDA(cudaMemcpy(&bad, wrong, sizeof(bad), cudaMemcpyDeviceToHost));
+  storm<<<blocks, 64>>>(device, to, from);
+  CUDA(cudaGetLastError());
+  CUDA(cudaDeviceSynchronize());
+  unsigned char arrived[blocks * part];
+  CUDA(cudaMemcpy(arrived, (unsigned char*)got + parts_at, sizeof(arrived), cudaMemcpyDeviceToHost));
+  for (unsigned char byte : arrived) bad += byte != 0xa0 + (rank + 1) % ranks;
   ncclResult_t failed = ncclSuccess;
   NCCL(ncclCommGetAsyncError(comm, &failed));
-  if (failed != ncclSuccess || *wrong != 0) {
-    printf("rank %d: %llu words are wrong, and the communicator says %s\n", rank, *wrong, ncclGetErrorString(failed));
+  if (failed != ncclSuccess || bad != 0) {
+    printf("rank %d: %llu words or bytes are wrong, and the communicator says %s\n", rank, bad, ncclGetErrorString(failed));
     return 1;
   }
   NCCL(ncclDevCommDestroy(comm, &device));
@@ -109,7 +162,7 @@ static int run(int rank, Shared* shared) {
   NCCL(ncclCommDestroy(comm));
   NCCL(ncclMemFree(mine));
   NCCL(ncclMemFree(got));
-  printf("rank %d: %d rounds arrived\n", rank, rounds);
+  printf("rank %d: %d rounds and %d puts arrived\n", rank, rounds, blocks * puts_each);
   return 0;
 }
 
@@ -124,8 +177,12 @@ int main() {
     if (children[rank] == 0) {
       alarm(120);
       int devices = 0;
-      if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) _exit(77);
-      int status = run(rank, shared);
+      cudaError_t error = cudaGetDeviceCount(&devices);
+      // A driver that is too old is a failure, which the run describes.
+      bool is_missing = error == cudaErrorNoDevice || (error == cudaSuccess && devices == 0);
+      int driver = 0;
+      if (is_missing || cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) _exit(77);
+      int status = run(rank, devices > 0 ? devices : 1, shared);
       fflush(stdout);
       _exit(status);
     }
