@@ -44,11 +44,83 @@ pub struct Card {
 #[derive(Clone, Copy)]
 struct Line([u64; 16]);
 
-/// A window's table for one rail.
-#[repr(C)]
-struct Table {
-    head: MrHandle,
-    peers: [MrPeer; RANKS],
+/// Bytes of a window's table for one rail.
+pub const TABLE_BYTES: usize = size_of::<MrHandle>() + RANKS * size_of::<MrPeer>();
+
+/// A window's table for one rail, as words.
+pub fn window_table() -> [u64; TABLE_BYTES / 8] {
+    let (local, remote) = (0x1000_0000, 0x2000_0000);
+    // The fields of `MrHandle`: the local key and the number of ranks, the local address. Those of `MrPeer`: the address and the key.
+    [0x55 | (RANKS as u64) << 32, local, remote, 0x66, remote, 0x66]
+}
+
+const _: () = assert!(
+    TABLE_BYTES == 48 && std::mem::offset_of!(MrHandle, local_addr) == 8 && std::mem::offset_of!(MrPeer, rkey) == 8
+);
+
+/// A part of a card for which [`block_spec`] asks for memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// A ring of work requests.
+    Ring,
+    /// A completion counter.
+    Counter,
+    /// The doorbell of the queue whose counter is there.
+    Doorbell(u64),
+    /// Anything else.
+    Rest,
+}
+
+/// The block of `contexts` contexts with that many signals each. `place` gives the address of fresh zeroed memory.
+pub fn block_spec(
+    policy: u32,
+    values: Values,
+    (contexts, signals): (usize, usize),
+    mut place: impl FnMut(Part, usize) -> u64,
+) -> BlockSpec {
+    let contexts = (0..contexts).map(|_| context_spec(values, signals, &mut place)).collect();
+    BlockSpec { contexts, layout: Layout::V1, policy, abort_flag: place(Part::Rest, 8) }
+}
+
+fn context_spec(values: Values, signals: usize, place: &mut impl FnMut(Part, usize) -> u64) -> ContextSpec {
+    let pool = place(Part::Rest, ENTRIES as usize * 8 * (2 + COUNTERS + signals));
+    let endpoints = (0..2 + COUNTERS + signals).map(|i| {
+        let wide = i == VALUE && values == Values::Inline;
+        let slotted = values == Values::Slots && (i == VALUE || i >= 2 + COUNTERS);
+        let counter = place(Part::Counter, 8);
+        EndpointSpec {
+            sq_buf: place(Part::Ring, ENTRIES as usize * 128),
+            sq_db: place(Part::Doorbell(counter), 8),
+            sq_entries: ENTRIES,
+            sq_size: ENTRIES,
+            max_batch: MAX_BATCH,
+            wqe_size: if wide { 128 } else { 64 },
+            max_inline: if wide { 80 } else { 32 },
+            rq_entries: 1,
+            cq_buf: place(Part::Rest, 64),
+            cq_entries: 1,
+            cq_entry_size: 64,
+            completed: (counter, 0),
+            errors: (place(Part::Rest, 8), 0),
+            signal: (i >= 2 + COUNTERS).then(|| (place(Part::Rest, 8), 0)),
+            values: if slotted { (pool + u64::from(ENTRIES) * 8 * i as u64, ENTRIES) } else { (0, 0) },
+        }
+    });
+    let target = |i| Target { ah: 10 + i as u16, qpn: 20 + i as u16, qkey: 30 + i as u32 };
+    ContextSpec {
+        endpoints: endpoints.collect(),
+        n_counters: COUNTERS,
+        n_signals: signals,
+        nranks: RANKS,
+        rank: 0,
+        rail: 0,
+        targets: (0..(1 + signals) * RANKS).map(target).collect(),
+        scratch: (0x88, 0x4000_0000),
+        scratch_peers: vec![(0x5000_0000, 0x99); RANKS],
+        value_lkey: 0x77,
+        max_rdma_size: 1 << 30,
+        progress: None,
+    }
 }
 
 fn memory(bytes: usize) -> Box<[Line]> {
@@ -76,52 +148,16 @@ impl Card {
             rest.push(lines);
             at
         };
-        let pool = place(ENTRIES as usize * 8 * (2 + COUNTERS + signals));
-        let endpoints = (0..2 + COUNTERS + signals).map(|i| {
-            let wide = i == VALUE && values == Values::Inline;
-            let slotted = values == Values::Slots && (i == VALUE || i >= 2 + COUNTERS);
-            let counter = place(8);
-            EndpointSpec {
-                sq_buf: place(ENTRIES as usize * 128),
-                sq_db: counter,
-                sq_entries: ENTRIES,
-                sq_size: ENTRIES,
-                max_batch: MAX_BATCH,
-                wqe_size: if wide { 128 } else { 64 },
-                max_inline: if wide { 80 } else { 32 },
-                rq_entries: 1,
-                cq_buf: place(64),
-                cq_entries: 1,
-                cq_entry_size: 64,
-                completed: (counter, 0),
-                errors: (place(8), 0),
-                signal: (i >= 2 + COUNTERS).then(|| (place(8), 0)),
-                values: if slotted { (pool + u64::from(ENTRIES) * 8 * i as u64, ENTRIES) } else { (0, 0) },
-            }
+        let spec = block_spec(policy, values, (1, signals), |part, bytes| match part {
+            Part::Doorbell(counter) => counter,
+            _ => place(bytes),
         });
-        let endpoints = endpoints.collect();
-        let target = |i| Target { ah: 10 + i as u16, qpn: 20 + i as u16, qkey: 30 + i as u32 };
-        let context = ContextSpec {
-            endpoints,
-            n_counters: COUNTERS,
-            n_signals: signals,
-            nranks: RANKS,
-            rank: 0,
-            rail: 0,
-            targets: (0..(1 + signals) * RANKS).map(target).collect(),
-            scratch: (0x88, 0x4000_0000),
-            scratch_peers: vec![(0x5000_0000, 0x99); RANKS],
-            value_lkey: 0x77,
-            max_rdma_size: 1 << 30,
-            progress: None,
-        };
-        let spec = BlockSpec { contexts: vec![context], layout: Layout::V1, policy, abort_flag: place(8) };
-        let table = place(size_of::<Table>()) as *mut Table;
-        let peers = [MrPeer { remote_addr: 0x2000_0000, rkey: 0x66, pad: 0 }; RANKS];
-        let head = MrHandle { lkey: 0x55, nranks: RANKS as i32, local_addr: 0x1000_0000, peers: [] };
-        // SAFETY: fresh memory of that size, aligned to a line.
-        unsafe { table.write(Table { head, peers }) };
-        let rails = place(8) as *mut *mut Table;
+        let table = place(TABLE_BYTES) as *mut u64;
+        let rails = place(8) as *mut *mut u64;
+        for (word, value) in window_table().into_iter().enumerate() {
+            // SAFETY: fresh memory of TABLE_BYTES, aligned to a line.
+            unsafe { table.wrapping_add(word).write(value) };
+        }
         // SAFETY: fresh memory of that size, aligned to a line.
         unsafe { rails.write(table) };
 

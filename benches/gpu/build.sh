@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Compiles the kernels of the bench `gpu`: build.sh OUT [SM]
+#
+# With SM, the GPU as 90: by nvcc of PyPI (tests/cuda/fetch-tools.sh), as linked machine code. Otherwise by clang 22, as PTX. OUT gets gin, nccl,
+# own and parts. Status 3, with the reason, if a compiler or NCCL's headers cannot be had.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+out=$1 sm=${2:-}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+rm -f "$out"/*.cubin "$out"/*.ptx
+if [ -n "$sm" ]; then
+    cuda=$("$root/tests/cuda/fetch-tools.sh" "$root/.cache") || exit 3
+    export PATH=$cuda/bin:$PATH
+    parts=$(mktemp -d "$out/parts.XXXXXX")
+    trap 'rm -rf "$parts"' EXIT
+    ptxas -c -maxrregcount=64 -arch="sm_$sm" "$root/ptx/ferrogin_device.ptx" -o "$parts/device.cubin"
+fi
+build() {
+    local name=$1 file=$2
+    shift 2
+    if [ -z "$sm" ]; then
+        "$root/tests/gpu/kernels/clang.sh" "$here/$file" "$out/$name.ptx" "$@"
+        return
+    fi
+    nvcc -std=c++17 -arch="sm_$sm" -rdc=true -cubin -DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -DNDEBUG \
+        -I"$root/ffi-headers/include" -isystem "$root/.cache/nccl-2.32.3/include" "$@" "$here/$file" -o "$parts/$name.cubin"
+    nvlink -arch="sm_$sm" "$parts/$name.cubin" "$parts/device.cubin" -o "$out/$name.cubin"
+}
+jobs=()
+build gin posts.cu & jobs+=($!)
+build nccl posts.cu -DBY_NCCL & jobs+=($!)
+build own posts.cu -DBY_NCCL -DNCCL_OWN_BACKEND & jobs+=($!)
+build parts parts.cu & jobs+=($!)
+for job in "${jobs[@]}"; do wait "$job"; done

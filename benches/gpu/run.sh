@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Posts of kernels on a GPU, ferrogin's device code beside NCCL's: run.sh [--check]
+#
+# On a machine with a GPU it compiles the kernels with nvcc (benches/gpu/build.sh) and prints medians, spread and ratios. With --check it compiles
+# them with clang and runs a few posts of each kind on the software GPU of FERROGIN_DIST (default: dist): the
+# bench must run and the cards must count each post. It prints no figures then, because those of a software GPU mean nothing.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+dist=${FERROGIN_DIST:-$root/dist}
+cd "$root"
+bench=("${CARGO:-cargo}" bench --quiet --locked -p ferrogin-bench --bench gpu --)
+if [ "${1:-}" = --check ]; then
+    if [ ! -f "$dist/gpu/libcuda.so.1" ]; then
+        echo "SKIP gpu: $dist has no software GPU: run make build"
+        exit 0
+    fi
+    status=0
+    why=$("$here/build.sh" "$root/target/gpu-bench/check" 2>&1) || status=$?
+    if [ $status -eq 3 ]; then
+        echo "SKIP gpu: $why"
+        exit 0
+    elif [ $status -ne 0 ]; then
+        echo "FAIL gpu: the kernels do not compile: $why"
+        exit 1
+    fi
+    LD_LIBRARY_PATH=$dist/gpu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} SOFTGPU_WATCHDOG=60 "${bench[@]}" --check --modules "$root/target/gpu-bench/check"
+    exit
+fi
+if ! machine=$("${CARGO:-cargo}" run --quiet --release --locked -p gpu-scenarios -- --gpu 2>&1); then
+    echo "benches/gpu: ${machine#gpu-scenarios: }" >&2
+    exit 3
+fi
+echo "$machine; benches/gpu/run.sh"
+"$here/build.sh" "$root/target/gpu-bench/nvcc" "$(sed -n 's/.*compute capability \([0-9]*\)\.\([0-9]*\).*/\1\2/p' <<<"$machine")"
+"${bench[@]}" --modules "$root/target/gpu-bench/nvcc"
