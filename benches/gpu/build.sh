@@ -28,6 +28,11 @@ build() {
     nvcc -std=c++17 -arch="sm_$sm" -rdc=true -cubin -DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -DNDEBUG \
         -I"$root/ffi-headers/include" -isystem "$root/.cache/nccl-2.32.3/include" "$@" "$here/$file" -o "$parts/$name.cubin"
     nvlink -arch="sm_$sm" "$parts/$name.cubin" "$parts/device.cubin" -o "$out/$name.cubin"
+    # The linker takes what it does not know for nothing.
+    if ! cuobjdump -res-usage "$out/$name.cubin" 2>&1 | grep 'Function p[a-z]*:' >/dev/null; then
+        echo "error: $out/$name.cubin has no kernel" >&2
+        return 1
+    fi
 }
 jobs=()
 build gin posts.cu & jobs+=($!)

@@ -135,6 +135,8 @@ only_efa=(-DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENA
 check "kernels of the scenarios with nvcc, by gin.cuh and nccl_gin.cuh: linked for sm_90" \
     "$root/tests/gpu/images.sh" "$cuda" 90 "$out/images" 2.32.3
 
+check "kernels of the bench on a GPU, with nvcc for sm_90" "$root/benches/gpu/build.sh" "$out/bench" 90
+
 # Programs: kernels of both styles, and main, in a translation unit each.
 check "kernels of gin.cuh" "${compile[@]}" -dc "$here/gin_kernel.cu" -o gin.o
 program() {
