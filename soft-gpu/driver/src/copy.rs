@@ -8,6 +8,7 @@ use crate::code::{Code, Outcome};
 use crate::context::Fault;
 use crate::device;
 use crate::guard::{In, log};
+use crate::memfd;
 use crate::space::{self, Entry, Running};
 use crate::stream::{self, Stream};
 
@@ -175,6 +176,15 @@ fn give(stream: &Arc<Stream>, len: usize, waits: bool, work: impl FnOnce(&Fault)
     stream.fault.check()
 }
 
+/// Gives whole pages of a device's memory back to the system, which then reads them as zeros, if that is the value: memory that no program
+/// uses costs nothing. Returns the range that is zero now.
+fn cleared(start: u64, len: usize, value: u8) -> (u64, u64) {
+    let page = memfd::page_size();
+    let (from, to) = (start.next_multiple_of(page), (start + len as u64) / page * page);
+    let whole = value == 0 && len >= SHORT && space::covered(start, len as u64, Entry::on_device);
+    if whole && memfd::clear(from as usize, (to - from) as usize).is_ok() { (from, to) } else { (start, start) }
+}
+
 /// Sets `count` elements in each of `height` rows.
 fn set<const N: usize>(
     to: Rows,
@@ -203,8 +213,11 @@ fn set<const N: usize>(
         let pattern = value.repeat(4096 / N);
         for row in to.all(extent) {
             if one {
-                // SAFETY: `still` found the range, which stays mapped while this counts as running.
-                unsafe { libc::memset(row as *mut c_void, i32::from(value[0]), extent.width) };
+                let (start, end) = cleared(row, extent.width, value[0]);
+                for (from, to) in [(row, start), (end, row + extent.width as u64)] {
+                    // SAFETY: `still` found the range, which stays mapped while this counts as running.
+                    unsafe { libc::memset(from as *mut c_void, i32::from(value[0]), (to - from) as usize) };
+                }
                 continue;
             }
             for at in (0..extent.width).step_by(4096) {

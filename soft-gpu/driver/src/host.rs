@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use crate::code::{Code, Outcome};
 use crate::context;
-use crate::guard::Out;
+use crate::guard::{Out, log};
 use crate::memfd;
 use crate::space::{self, Entry, Kind};
 
@@ -66,7 +66,11 @@ api! {
         if space::touched(start, len) {
             return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        if !memfd::mapped(start, len, flags & READ_ONLY == 0) {
+        let mapped = memfd::mapped(start, len, flags & READ_ONLY == 0).map_err(|error| {
+            log(format_args!("cuMemHostRegister: no list of the process's mappings (/proc/self/maps): {error}"));
+            Code::OPERATING_SYSTEM
+        })?;
+        if !mapped {
             return Err(Code::INVALID_VALUE);
         }
         let entry = Entry::new(start, len, Kind::Registered(flags), context.device, context.handle);

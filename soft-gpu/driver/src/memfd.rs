@@ -66,6 +66,16 @@ pub(crate) fn empty(address: usize, len: usize) -> io::Result<()> {
     map(address, len, libc::PROT_NONE, flags, -1, 0).map(drop)
 }
 
+/// Makes whole pages of a memory file zeros, in all its mappings.
+///
+/// # Errors
+/// The system's; then all bytes are as they were.
+pub(crate) fn clear(address: usize, len: usize) -> io::Result<()> {
+    // SAFETY: the pages are those of a memory file of this library's, where no Rust object lies; they stay mapped.
+    let result = unsafe { libc::madvise(address as *mut libc::c_void, len, libc::MADV_REMOVE) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 fn map(address: usize, len: usize, rights: i32, flags: i32, fd: i32, offset: i64) -> io::Result<usize> {
     // SAFETY: the kernel chooses a free address, or the address is in a reservation of this library's, where no Rust object lies.
     let base = unsafe { libc::mmap(address as *mut libc::c_void, len, rights, flags, fd, offset) };
@@ -79,9 +89,12 @@ pub(crate) fn unmap(address: usize, len: usize) {
 }
 
 /// Whether the process has all pages of the range mapped, with the rights to read and (if `write`) to write.
-pub(crate) fn mapped(address: u64, len: u64, write: bool) -> bool {
-    let Some(end) = address.checked_add(len) else { return false };
-    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return false };
+///
+/// # Errors
+/// The list of mappings cannot be read: the process has no free descriptor, or there is no `/proc`.
+pub(crate) fn mapped(address: u64, len: u64, write: bool) -> io::Result<bool> {
+    let Some(end) = address.checked_add(len) else { return Ok(false) };
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
     let mut at = address;
     for line in maps.lines() {
         let Some((range, rights)) = line.split_once(' ') else { continue };
@@ -91,14 +104,14 @@ pub(crate) fn mapped(address: u64, len: u64, write: bool) -> bool {
             continue;
         }
         if from > at || !rights.starts_with('r') || (write && !rights[1..].starts_with('w')) {
-            return false;
+            return Ok(false);
         }
         at = to;
         if at >= end {
-            return true;
+            return Ok(true);
         }
     }
-    false
+    Ok(false)
 }
 
 /// Bytes of a page.

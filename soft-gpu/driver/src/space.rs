@@ -255,7 +255,7 @@ unsafe impl Memory for View {
         let gone = lock(&GONE).iter().rev().find(|(start, len, _)| (*start..start + len).contains(&address)).copied();
         match gone {
             Some((start, len, why)) => format!("{why}: {len} bytes at {start:#x}"),
-            None if crate::memfd::mapped(address, 1, false) => {
+            None if crate::memfd::mapped(address, 1, false).unwrap_or(false) => {
                 "memory of the host that is not registered: see cuMemHostRegister".to_owned()
             }
             None => "no memory of a device and none of the host".to_owned(),

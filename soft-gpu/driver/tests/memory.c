@@ -95,6 +95,26 @@ static void plain_memory(void) {
     free(back);
 }
 
+/* Zeros over many pages: the bytes around them stay, in each mapping, and the memory takes new values. */
+static void zeros(void) {
+    enum { LEN = 1 << 20, FROM = 100, COUNT = (1 << 20) - 5000 };
+    CUdeviceptr memory;
+    unsigned char *host = malloc(LEN);
+    CALL(cuMemAlloc(&memory, LEN));
+    CALL(cuMemsetD8(memory, 0x77, LEN));
+    CALL(cuMemsetD32(memory + FROM, 0, COUNT / 4));
+    CALL(cuMemcpyDtoH(host, memory, LEN));
+    int right = 0;
+    for (int i = 0; i < LEN; i++)
+        right += host[i] == (i >= FROM && i < FROM + COUNT ? 0 : 0x77);
+    CHECK(right == LEN);
+    CALL(cuMemsetD8(memory + 8192, 5, 4096));
+    CALL(cuMemcpyDtoH(host, memory + 8191, 4098));
+    CHECK(host[0] == 0 && host[1] == 5 && host[4096] == 5 && host[4097] == 0);
+    CALL(cuMemFree(memory));
+    free(host);
+}
+
 static void host_memory(void) {
     void *pinned;
     CALL(cuMemHostAlloc(&pinned, 10000, 3));
@@ -385,6 +405,7 @@ int main(void) {
     access_all.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     CALL(cuMemGetAllocationGranularity(&granularity, &prop, 0));
     plain_memory();
+    zeros();
     virtual_memory();
     host_memory();
     streams();
