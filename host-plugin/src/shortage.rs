@@ -18,6 +18,10 @@ const MEMORY: usize = 128 << 20;
 /// Above the bytes of a memory file between two software cards of a host.
 const SHARED_MEMORY: u64 = 2 << 20;
 
+/// `CUDA_ERROR_OUT_OF_MEMORY` and `CUDA_ERROR_OPERATING_SYSTEM`.
+const OUT_OF_MEMORY: u32 = 2;
+const OPERATING_SYSTEM: u32 = 304;
+
 /// What the process lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shortage {
@@ -69,6 +73,8 @@ pub fn of(error: &Error) -> Option<Shortage> {
         Error::Control(ControlError::Socket { source, .. } | ControlError::Endpoint { source, .. }) => {
             of_code(source.raw_os_error())
         }
+        // The driver needs descriptors and addresses of this process too, and says only that it got none.
+        Error::Device(DeviceError::Cuda { code: OUT_OF_MEMORY | OPERATING_SYSTEM, .. }) => now().or_else(file_size),
         // The CUDA driver is a library that may not load either.
         Error::Device(DeviceError::NoGpu { .. }) => now(),
         // Without descriptors this process accepts no peer, and no peer that it connected to.

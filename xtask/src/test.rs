@@ -18,11 +18,11 @@ const WORKERS: usize = 2;
 const SLOW: &[&str] = &[
     "abi_fuzz::",
     "all_scenarios_pass_between_four_ranks",
+    "all_tests_pass_with_memory_of_a_gpu",
     "callbacks_end_when_peer_dies",
     "checked_in_ptx_is_what_its_compiler_makes",
     "clean_set_ups",
     "close_is_confirmed",
-    "contract_holds_with_kernels",
     "demo_passes",
     "docs::copied",
     "doctor_finds_limits",

@@ -4,7 +4,7 @@
 //! FERROGIN_FUZZ_SEED (a whole number) and FERROGIN_FUZZ_CALLS repeat or widen a run; a failure names the seed.
 #![allow(unsafe_code)]
 
-use crate::harness::{REPORT, alone};
+use crate::harness::{REPORT, alone, device_memory};
 use ferrogin_ffi::nccl::{self, GinConfigV14, GinPropertiesV14, GinV14, HANDLE_MAXSIZE, NetPropertiesV12};
 use ferrogin_test_support::{Random, repetitions};
 use mini_nccl::{DeviceMemory, Plugin};
@@ -267,8 +267,10 @@ impl Caller<'_> {
         let done = if self.random.one_in(2) {
             call!(self, reg_mr_sym(coll, data, size, kind, flags, m, w))
         } else {
-            let fd =
-                self.mostly(self.memory.fd().map_or(-1, |fd| fd.as_raw_fd()), &[-1, 0, 9999, c_int::MAX, c_int::MIN]);
+            let fd = self.mostly(
+                self.memory.dma_buf().map_or(-1, |(fd, _)| fd.as_raw_fd()),
+                &[-1, 0, 9999, c_int::MAX, c_int::MIN],
+            );
             let offset = self.mostly(0, &[4096, 1, 1 << 40, u64::MAX]);
             call!(self, reg_mr_sym_dma_buf(coll, data, size, kind, offset, fd, flags, m, w))
         };
@@ -327,7 +329,7 @@ impl Caller<'_> {
 
 fn fuzz(plugin: &Arc<Plugin>, seed: u64, calls: usize, threads: usize) {
     let table = plugin.raw_table().expect("a v14 table");
-    let (pool, memory) = (Mutex::default(), DeviceMemory::alloc(1 << 16).expect("memory"));
+    let (pool, memory) = (Mutex::default(), device_memory(1 << 16));
     let caller = |seed: u64| Caller {
         table: &table,
         random: Random::new(seed),
@@ -381,8 +383,7 @@ fn random_calls_of_threads_succeed_or_fail_with_one_warning() {
 fn windows_of_another_rank_are_refused() {
     alone("windows_of_another_rank_are_refused", &[("FERROGIN_TIMEOUT", "120")], |plugin| {
         let table = plugin.raw_table().expect("a v14 table");
-        let (pool, memory, barrier) =
-            (Mutex::default(), DeviceMemory::alloc(1 << 16).expect("memory"), Barrier::new(2));
+        let (pool, memory, barrier) = (Mutex::default(), device_memory(1 << 16), Barrier::new(2));
         let (listening, windows) = (Mutex::new([[0u8; HANDLE_MAXSIZE]; 2]), Mutex::new([0usize; 2]));
         std::thread::scope(|scope| {
             for rank in 0..2usize {
@@ -404,7 +405,7 @@ fn windows_of_another_rank_are_refused() {
                     assert!(call!(caller, connect(ctx, list.as_mut_ptr(), 2, own, listen, &mut coll)));
                     let (mut mhandle, mut window) = (null_mut(), null_mut());
                     let (m, w) = (&raw mut mhandle, &raw mut window);
-                    assert!(call!(caller, reg_mr_sym(coll, memory.as_ptr(), 4096, nccl::PTR_HOST, 0, m, w)));
+                    assert!(call!(caller, reg_mr_sym(coll, memory.as_ptr(), 4096, memory.kind(), 0, m, w)));
                     windows.lock().expect("windows")[rank] = mhandle as usize;
                     barrier.wait();
                     let foreign = windows.lock().expect("windows")[other as usize] as *mut c_void;

@@ -1,7 +1,7 @@
 //! Wrong calls of the C ABI: each returns an error code and writes one WARN line.
 #![allow(unsafe_code)]
 
-use crate::harness::alone;
+use crate::harness::{alone, device_memory};
 use ferrogin_ffi::nccl::{self, GinConfigV14, GinPropertiesV14, GinV14, HANDLE_MAXSIZE, NetPropertiesV12};
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::ptr::null_mut;
@@ -121,8 +121,8 @@ fn make_wrong_calls(table: &Table) {
     refused!(ARGUMENT, table, close_listen(listen));
     refused!(ARGUMENT, table, connect(ctx, handles_at, 1, 0, listen, &mut out));
 
-    let mut memory = vec![0u64; 8192];
-    let data: *mut c_void = memory.as_mut_ptr().cast();
+    let memory = device_memory(65536);
+    let data = memory.as_ptr();
     let (mut mhandle, mut window) = (null_mut(), null_mut());
     let (m, w) = (&raw mut mhandle, &raw mut window);
     refused!(ARGUMENT, table, reg_mr_sym(null_mut(), data, 4096, nccl::PTR_CUDA, 0, m, w));

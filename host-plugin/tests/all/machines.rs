@@ -1,6 +1,6 @@
 //! Machines with a defect, which the software card simulates: `init` fails with cause and cure, or the job works.
 
-use crate::harness::{DEVICE, alone, alone_each, config, pass_round, ranks, window};
+use crate::harness::{DEVICE, alone, alone_each, config, pass_round, ranks, software_gpu, window};
 use ferrogin_ffi::nccl::GinConfigV14;
 use mini_nccl::{Comm, log};
 use std::process::Command;
@@ -114,21 +114,21 @@ fn libfabric_without_cuda_is_named_as_cause() {
     });
 }
 
-/// The directory of the software GPU's libcuda.so.1. Without it `test` is skipped.
-fn software_gpu(test: &str) -> Option<String> {
-    let library = "gpu/libcuda.so.1";
-    let path =
-        ferrogin_test_support::dist(test, &["libnccl-gin-ferrogin.so", "libsoftefa-fi.so", library])?.join(library);
-    Some(path.parent()?.to_string_lossy().into_owned())
-}
-
 /// Device memory, its registration and its mappings come from the CUDA driver then; the software GPU stands in for it.
 #[test]
-fn contract_holds_with_kernels_on_a_gpu() {
-    let Some(path) = software_gpu("contract_holds_with_kernels_on_a_gpu") else { return };
+fn all_tests_pass_with_memory_of_a_gpu() {
+    let test = "all_tests_pass_with_memory_of_a_gpu";
+    let Some(path) = software_gpu(test) else { return };
     let mut tests = Command::new(std::env::current_exe().expect("the path of this program"));
-    tests.args(["contract::", "--test-threads", "2"]).env(DEVICE, "cuda").env("LD_LIBRARY_PATH", path);
+    tests.args(["--skip", test, "--test-threads", "4"]).env(DEVICE, "cuda").env("LD_LIBRARY_PATH", path);
+    if !ferrogin_test_support::soak() {
+        // Most of what these repeat does not depend on the device.
+        tests.envs([("FERROGIN_TEST_CYCLES", "40"), ("FERROGIN_TEST_SETUPS", "10"), ("FERROGIN_FUZZ_CALLS", "1000")]);
+    }
     let output = tests.output().expect("a process for the tests");
     let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    assert!(output.status.success() && text.contains("running ") && !text.contains("SKIP"), "{text}");
+    assert!(output.status.success() && text.contains("running "), "{text}");
+    for (skipped, why) in text.lines().filter_map(|line| line.split_once("SKIP ")?.1.split_once(": ")) {
+        ferrogin_test_support::skip(&format!("{test}, {skipped}"), why);
+    }
 }

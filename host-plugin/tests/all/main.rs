@@ -5,6 +5,7 @@ mod bad_input;
 mod contract;
 mod errors;
 mod fork;
+mod gpu_windows;
 mod harness;
 mod leaks;
 mod limits;

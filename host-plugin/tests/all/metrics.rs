@@ -56,7 +56,9 @@ fn metrics_of_all_ranks_of_a_process_are_in_its_file() {
             let metrics = MetricsFile::read();
             for rank in ["0", "1", "2"] {
                 let labels = [("rank", rank), ("context", "closed"), ("queue", "signal")];
-                assert_eq!(metrics.sum("ferrogin_posts_total", &labels), Some(5), "{time}: {metrics:?}");
+                // Cursors of a GPU's kernels are in its memory, which the host does not read.
+                let posts = std::env::var("FERROGIN_DEVICE").is_ok_and(|device| device == "cpu").then_some(5);
+                assert_eq!(metrics.sum("ferrogin_posts_total", &labels), posts, "{time}: {metrics:?}");
                 assert_eq!(metrics.sum("ferrogin_completions_total", &labels), Some(5), "{time}: {metrics:?}");
                 assert_eq!(metrics.sum("ferrogin_signals_total", &[("rank", rank)]), Some(5), "{time}: {metrics:?}");
             }

@@ -40,6 +40,11 @@ pub trait GpuMemory: Send + Sync {
     /// # Errors
     /// The driver fails.
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), String>;
+
+    /// A dma-buf with the memory, and the offset of the memory's first byte in it.
+    fn dma_buf(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        None
+    }
 }
 
 /// One allocation; unmapped on drop.
@@ -116,11 +121,11 @@ impl DeviceMemory {
         self.len == 0
     }
 
-    /// The file descriptor, for `regMrSymDmaBuf`; none of a GPU's memory.
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+    /// The file descriptor for `regMrSymDmaBuf`, and the offset of the first byte in it.
+    pub fn dma_buf(&self) -> Option<(BorrowedFd<'_>, u64)> {
         match &self.home {
-            Home::Host(fd) => Some(fd.as_fd()),
-            Home::Gpu(_) => None,
+            Home::Host(fd) => Some((fd.as_fd(), 0)),
+            Home::Gpu(memory) => memory.dma_buf(),
         }
     }
 
@@ -232,7 +237,7 @@ mod tests {
         memory.write(8, &[1, 2]);
         let mut bytes = [0; 4];
         memory.read(7, &mut bytes);
-        assert_eq!((bytes, memory.kind(), memory.fd().is_none()), ([7, 1, 2, 7], nccl::PTR_CUDA, true));
+        assert_eq!((bytes, memory.kind(), memory.dma_buf().is_none()), ([7, 1, 2, 7], nccl::PTR_CUDA, true));
         assert!(
             std::panic::catch_unwind(AssertUnwindSafe(|| memory.load(0))).is_err(),
             "no load at an address of the GPU"

@@ -56,16 +56,17 @@ impl Window {
         let (mut mhandle, mut gin_handle) = (std::ptr::null_mut(), std::ptr::null_mut());
         let entry = connection.plugin.table.reg_mr_sym_dma_buf;
         let register = entry.ok_or(Error::NullEntry { entry: "regMrSymDmaBuf" })?;
-        let fd = memory.fd().ok_or_else(|| Error::Usage("a GPU's memory has no file descriptor here".into()))?;
+        let dma_buf = memory.dma_buf();
+        let (fd, offset) = dma_buf.ok_or_else(|| Error::Usage("this memory of a GPU has no dma-buf".into()))?;
         // SAFETY: the connection keeps `coll` open. The window keeps the memory mapped until it deregisters it, and the descriptor
-        // covers the memory from its first byte. The outputs are local variables.
+        // covers the memory from the offset on. The outputs are local variables.
         let code = unsafe {
             register(
                 connection.coll,
                 memory.as_ptr(),
                 memory.len(),
                 memory.kind(),
-                0,
+                offset,
                 fd.as_raw_fd(),
                 flags,
                 &mut mhandle,

@@ -1,5 +1,9 @@
 //! Shared parts of the tests of the built plugin: its path, child processes, ranks as threads.
 
+mod memory;
+
+pub use memory::{device_memory, gpu_memory};
+
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::child;
@@ -21,6 +25,14 @@ pub const DEVICE: &str = "FERROGIN_TEST_DEVICE";
 pub fn plugin_path(test: &str) -> Option<PathBuf> {
     let plugin = "libnccl-gin-ferrogin.so";
     Some(ferrogin_test_support::dist(test, &[plugin, "libsoftefa-fi.so"])?.join(plugin))
+}
+
+/// The directory of the software GPU's libcuda.so.1. Without it `test` is skipped.
+pub fn software_gpu(test: &str) -> Option<String> {
+    let library = "gpu/libcuda.so.1";
+    let path =
+        ferrogin_test_support::dist(test, &["libnccl-gin-ferrogin.so", "libsoftefa-fi.so", library])?.join(library);
+    Some(path.parent()?.to_string_lossy().into_owned())
 }
 
 /// Runs `body` in a child process with `settings` in its environment, because a process chooses its provider and faults once, and
