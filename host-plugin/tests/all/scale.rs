@@ -1,10 +1,15 @@
-//! Growth of set-up with the number of ranks: address insertions, time, memory and descriptors of `createContext`.
+//! Growth of set-up with the number of ranks: address insertions, messages, time, memory and descriptors of `createContext`.
 //!
 //! FERROGIN_SCALE_RANKS (a comma list) chooses the numbers of ranks, which are threads of one process here.
 #![allow(unsafe_code)]
 
+mod plan;
+
 use crate::harness::{REPORT, TraceFile, alone, config, ranks};
 use ferrogin_ffi::nccl::GinConfigV14;
+use mini_nccl::Plugin;
+use plan::{Setup, allgather};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const SIGNALS: i32 = 64;
@@ -17,9 +22,9 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-fn resident_mib() -> usize {
+fn resident_kib() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) / 256
+    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) * 4
 }
 
 fn descriptors() -> usize {
@@ -34,7 +39,7 @@ fn set_up_grows_with_ranks_only() {
     alone("set_up_grows_with_ranks_only", &settings, |plugin| {
         let list = std::env::var("FERROGIN_SCALE_RANKS").unwrap_or_else(|_| "2,4,8".to_owned());
         println!(
-            "{REPORT}| ranks | insertions | wall ms | CPU ms of a rank: endpoints | peers | all | MiB | descriptors |"
+            "{REPORT}| ranks | insertions | messages | KiB | wall ms | CPU ms of a rank: endpoints | peers | all | MiB | descriptors |"
         );
         for n in list.split(',').map(|n| n.parse::<usize>().expect("a number of ranks")) {
             let each = ranks(&plugin, n, move |rank, comm| {
@@ -44,7 +49,7 @@ fn set_up_grows_with_ranks_only() {
                 let context = context.expect("a context");
                 let (took, used) = (began.elapsed(), thread_time() - used);
                 comm.barrier().expect("all ranks");
-                let held = (rank == 0).then(|| (resident_mib(), descriptors()));
+                let held = (rank == 0).then(|| (resident_kib() / 1024, descriptors()));
                 comm.barrier().expect("all ranks");
                 context.destroy().expect("destroyed");
                 (took, used, held)
@@ -55,12 +60,21 @@ fn set_up_grows_with_ranks_only() {
                 all[all.len() - n..].to_vec()
             };
             let (peers, endpoints) = (newest("createContext: peers"), newest("createContext: endpoints"));
-            let inserted: Vec<_> = peers.iter().filter_map(|event| event["args"]["av_insertions"].as_u64()).collect();
-            assert_eq!(
-                inserted,
-                vec![(1 + SIGNALS as u64) * n as u64; n],
-                "one insertion for each peer endpoint, on each rank"
-            );
+            let noted = |events: &[&serde_json::Value], key: &str| -> Vec<_> {
+                events.iter().map(|event| event["args"][key].as_u64().expect("a number")).collect()
+            };
+            // All ranks are in this process and share its card.
+            let inserted = noted(&peers, "av_insertions");
+            assert_eq!(inserted, vec![1; n], "one insertion for each card, on each rank");
+            let exchange = newest("createContext: exchange");
+            let setup = Setup { ranks: n, signals: SIGNALS as usize, contexts: 1, stride: 1, ranks_per_card: n };
+            for (key, expected) in [
+                ("messages", setup.messages()),
+                ("bytes_sent", setup.messages() * setup.block()),
+                ("bytes_received", setup.messages() * setup.block()),
+            ] {
+                assert_eq!(noted(&exchange, key), vec![expected; n], "{key} of {n} ranks");
+            }
             // The steps wait for no other rank, but the threads share the cores, so CPU time is the cost of a rank.
             let mean = |events: &[&serde_json::Value]| {
                 let all: u64 = events.iter().filter_map(|event| event["args"]["cpu_us"].as_u64()).sum();
@@ -70,10 +84,94 @@ fn set_up_grows_with_ranks_only() {
             let all = each.iter().map(|(_, used, _)| used.as_secs_f64()).sum::<f64>() / n as f64 * 1e3;
             let (mib, fds) = each.iter().find_map(|(.., held)| *held).expect("rank 0's");
             println!(
-                "{REPORT}| {n} | {} | {wall:.1} | {:.2} | {:.2} | {all:.2} | {mib} | {fds} |",
+                "{REPORT}| {n} | {} | {} | {:.1} | {wall:.1} | {:.2} | {:.2} | {all:.2} | {mib} | {fds} |",
                 inserted[0],
+                setup.messages(),
+                (setup.messages() * setup.block()) as f64 / 1024.0,
                 mean(&endpoints),
                 mean(&peers)
+            );
+        }
+    });
+}
+
+/// One measured `createContext` of ranks that are threads of this process.
+struct Measured {
+    /// CPU microseconds of a rank for its endpoints, and for targets and tables.
+    endpoints: f64,
+    tables: f64,
+    /// Microseconds of the exchange, of the rank that waited least.
+    exchange: f64,
+    resident: f64,
+}
+
+fn measure(plugin: &Arc<Plugin>, n: usize) -> Measured {
+    let before = resident_kib();
+    let held = ranks(plugin, n, |_, comm| {
+        comm.barrier().expect("all ranks");
+        let context = comm.create_context(&GinConfigV14 { queue_depth: 0, ..config(SIGNALS, 0) }).expect("a context");
+        comm.barrier().expect("all ranks");
+        let resident = resident_kib();
+        comm.barrier().expect("all ranks");
+        context.destroy().expect("destroyed");
+        resident
+    });
+    let steps = TraceFile::steps();
+    let newest = |name: &str, key: &str| {
+        let all: Vec<_> = steps.iter().filter(|event| event["name"] == name).collect();
+        let value = |event: &&serde_json::Value| event[key].as_u64().or(event["args"][key].as_u64()).expect("a number");
+        all[all.len() - n..].iter().map(value).collect::<Vec<_>>()
+    };
+    let mean = |values: Vec<u64>| values.iter().sum::<u64>() as f64 / n as f64;
+    Measured {
+        endpoints: mean(newest("createContext: endpoints", "cpu_us")),
+        tables: mean(newest("createContext: peers", "cpu_us")),
+        exchange: newest("createContext: exchange", "dur").into_iter().min().unwrap_or(0) as f64,
+        resident: held.into_iter().max().unwrap_or(0) as f64 - before as f64,
+    }
+}
+
+/// Counts are exact, times come from unit costs of this run: the software card on this machine.
+#[test]
+fn set_up_of_many_ranks_is_tabulated() {
+    let trace = TraceFile::new("scale-of-many");
+    let settings = [trace.setting(), ("FERROGIN_TIMEOUT", "300"), ("SOFTEFA_FAULTS", "cntr_budget=65536")];
+    alone("set_up_of_many_ranks_is_tabulated", &settings, |plugin| {
+        const MANY: usize = 8;
+        let of = |ranks, signals, contexts| Setup { ranks, signals, contexts, stride: 1, ranks_per_card: 1 };
+        measure(&plugin, 2);
+        let (few, many) = ((0..5).map(|_| measure(&plugin, 2)).collect::<Vec<_>>(), measure(&plugin, MANY));
+        let least = |value: fn(&Measured) -> f64| few.iter().map(value).fold(f64::MAX, f64::min);
+        let (two, all) = (of(2, SIGNALS as usize, 1), of(MANY, SIGNALS as usize, 1));
+        let endpoint = least(|one| one.endpoints) / two.endpoints() as f64;
+        let row = (many.tables - least(|one| one.tables)).max(0.0) / (all.rows() - two.rows()) as f64;
+        let hop = least(|one| one.exchange);
+        let kib = many.resident / (MANY * all.endpoints()) as f64;
+        println!(
+            "{REPORT}unit costs: endpoint {endpoint:.0} us, target {row:.3} us, hop {hop:.0} us, {kib:.0} KiB an endpoint"
+        );
+        println!(
+            "{REPORT}| ranks | signals | contexts | queue pairs | counters | insertions | MiB received | tables, MiB | ms: endpoints \
+             | tables | an exchange | with stops of 1 ms |"
+        );
+        for (ranks, signals, contexts) in
+            [(8, 64, 1), (64, 64, 1), (512, 64, 1), (4096, 64, 1), (16384, 64, 1), (16384, 8, 1), (16384, 8, 4)]
+        {
+            let setup = of(ranks, signals, contexts);
+            let mib = |bytes: f64| bytes / f64::from(1 << 20);
+            let smooth = allgather(ranks, hop as f32, 0.0, 1);
+            assert!((f64::from(smooth) / (hop * (ranks - 1) as f64) - 1.0).abs() < 0.01, "one hop a round");
+            println!(
+                "{REPORT}| {ranks} | {signals} | {contexts} | {} | {} | {} | {:.2} | {:.2} | {:.1} | {:.1} | {:.0} | {:.0} |",
+                setup.endpoints(),
+                setup.counters(),
+                setup.insertions(),
+                mib((setup.messages() * setup.block()) as f64),
+                mib(setup.device_bytes() as f64),
+                setup.endpoints() as f64 * endpoint / 1e3,
+                setup.rows() as f64 * row / 1e3,
+                smooth / 1e3,
+                allgather(ranks, hop as f32, 1000.0, 1) / 1e3,
             );
         }
     });

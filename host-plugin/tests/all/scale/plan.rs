@@ -1,0 +1,107 @@
+//! What set-up costs with any number of ranks: counts by the rules of the plugin, and times from unit costs that were measured.
+
+use ferrogin_ffi::ext::{EndpointExt, TargetWords};
+use ferrogin_test_support::Random;
+
+/// Bytes of a frame's head, of the number of contexts, of a context and of an endpoint in a rank's block.
+const FRAME: u64 = 20;
+const COUNT: u64 = 4;
+const CONTEXT: u64 = 32;
+const ENDPOINT: u64 = 6;
+
+/// A `createContext` of all ranks, without counters, on one card for each rank.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup {
+    pub ranks: usize,
+    pub signals: usize,
+    pub contexts: usize,
+    /// NCCL's rankStride, which divides the ranks.
+    pub stride: usize,
+    /// Ranks that share a card.
+    pub ranks_per_card: usize,
+}
+
+impl Setup {
+    /// Endpoints of a rank: queue pairs of its card.
+    pub fn endpoints(&self) -> usize {
+        self.contexts * (2 + self.signals)
+    }
+
+    /// Completion counters of a rank.
+    pub fn counters(&self) -> usize {
+        self.contexts * (2 + 2 * self.signals)
+    }
+
+    /// Addresses that a rank inserts: one of each card that it reaches.
+    pub fn insertions(&self) -> usize {
+        (self.ranks / self.stride).div_ceil(self.ranks_per_card)
+    }
+
+    /// Messages that a rank sends in an allgather, and receives.
+    pub fn messages(&self) -> u64 {
+        self.ranks as u64 - 1
+    }
+
+    /// Bytes of the message with the contexts of one rank.
+    pub fn block(&self) -> u64 {
+        FRAME + COUNT + self.contexts as u64 * (CONTEXT + ENDPOINT * (1 + self.signals as u64))
+    }
+
+    /// Rows of a rank's target tables, which have a row for each rank and target, reached or not.
+    pub fn rows(&self) -> usize {
+        self.contexts * (1 + self.signals) * self.ranks
+    }
+
+    /// Bytes of device memory for a rank's tables and endpoints. A target has a row in NCCL's tables (handle, queue pair and key)
+    /// and one in ours.
+    pub fn device_bytes(&self) -> usize {
+        let row = size_of::<TargetWords>() + size_of::<(u16, u16, u32)>();
+        let scratch = size_of::<u64>() + size_of::<u32>();
+        self.rows() * row + self.contexts * self.ranks * scratch + self.endpoints() * size_of::<EndpointExt>()
+    }
+}
+
+/// Microseconds until the last of `ranks` has the blocks of all. A rank sends the block of a round when it has that of the round before;
+/// `hop` is the time between two neighbours. Each rank begins up to `late` microseconds late, and stands still once for so long.
+pub fn allgather(ranks: usize, hop: f32, late: f32, seed: u64) -> f32 {
+    let mut random = Random::new(seed);
+    let mut any = |below: f32| random.below(1 << 20) as f32 / (1 << 20) as f32 * below;
+    let mut now: Vec<f32> = (0..ranks).map(|_| any(late)).collect();
+    let rounds = ranks - 1;
+    let mut stops: Vec<(usize, usize, f32)> = if late > 0.0 && rounds > 0 {
+        (0..ranks).map(|rank| (any(rounds as f32) as usize, rank, any(late))).collect()
+    } else {
+        Vec::new()
+    };
+    stops.sort_by_key(|(round, ..)| *round);
+    let (mut next, mut stops) = (now.clone(), stops.into_iter().peekable());
+    for round in 0..rounds {
+        while let Some((_, rank, time)) = stops.next_if(|(at, ..)| *at <= round) {
+            now[rank] += time;
+        }
+        next[0] = now[0].max(now[ranks - 1]) + hop;
+        for (next, pair) in next[1..].iter_mut().zip(now.windows(2)) {
+            *next = pair[0].max(pair[1]) + hop;
+        }
+        std::mem::swap(&mut now, &mut next);
+    }
+    now.into_iter().fold(0.0, f32::max)
+}
+
+#[test]
+fn simulated_ring_takes_one_hop_a_round_and_waits_for_the_latest() {
+    assert_eq!(allgather(1, 5.0, 0.0, 1), 0.0);
+    assert_eq!([2, 3, 8, 64].map(|ranks| allgather(ranks, 4.0, 0.0, 1)), [4.0, 8.0, 28.0, 252.0]);
+    for seed in 1..20 {
+        let late = allgather(64, 4.0, 1000.0, seed);
+        // The latest of 64 begins after 0.5 ms with all but no chance of less. A block meets at most one stop of each rank.
+        assert!((252.0 + 500.0..252.0 + 65.0 * 1000.0).contains(&late), "{late} with seed {seed}");
+    }
+}
+
+#[test]
+fn counts_follow_the_rules() {
+    let setup = Setup { ranks: 16, signals: 64, contexts: 2, stride: 4, ranks_per_card: 1 };
+    assert_eq!((setup.endpoints(), setup.counters(), setup.insertions(), setup.messages()), (132, 260, 4, 15));
+    assert_eq!((setup.block(), setup.rows()), (20 + 4 + 2 * (32 + 6 * 65), 2 * 65 * 16));
+}
