@@ -217,7 +217,7 @@ fn beside_gpu(machine: &Machine) -> Vec<Finding> {
             EXCHANGE,
             "an exchange of one rank with itself worked with kernels on the CPU; no kernel of a GPU was tried",
             "posts of a GPU take another way to the card: its doorbell is mapped into the GPU",
-            "run the program with NCCL_DEBUG=INFO and compare what arrives",
+            "run `ferrogin demo` with these settings: its kernels run on the GPU and compare what arrives",
         ),
         Some(reason) => Finding::problem(
             EXCHANGE,

@@ -54,7 +54,8 @@ pub enum Mapping {
 pub enum DeviceError {
     /// The machine has no usable GPU.
     #[error(
-        "no usable GPU: {reason}; set FERROGIN_DEVICE=cpu to run kernels on the CPU with FERROGIN_PROVIDER=softefa"
+        "no usable GPU: {reason}; set FERROGIN_DEVICE=cpu to run kernels on the CPU with FERROGIN_PROVIDER=softefa, or run the program on the \
+         software GPU: ferrogin gpu -- PROGRAM"
     )]
     NoGpu {
         /// The reason.
