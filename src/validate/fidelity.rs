@@ -12,16 +12,18 @@ use efa_dp_direct::wqe::{Destination, RemoteMem, RequestIds, Sge};
 use ferrogin_libfabric::progress::Progress;
 use ferrogin_libfabric::{Libfabric, MemoryKind, MemoryRegion, Region, bindings};
 use mini_nccl::Bootstrap;
+use nccl_gin_ferrogin::address::EndpointAddress;
 use nccl_gin_ferrogin::cards::CardQuery;
 use nccl_gin_ferrogin::config::Config;
 use nccl_gin_ferrogin::device::{self, DeviceBuffer, DeviceKind, Use};
 use nccl_gin_ferrogin::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role};
 use nccl_gin_ferrogin::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
-use nccl_gin_ferrogin::rail::{QueueOptions, Rail};
+use nccl_gin_ferrogin::rail::{Peers, QueueOptions, Rail};
 use serde_json::{Value, json};
 use std::fmt::Display;
 use std::mem::MaybeUninit;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Requests of a round, and the bytes of the long ones among them.
@@ -66,6 +68,14 @@ impl Observed {
 
 fn text(error: impl Display) -> String {
     error.to_string()
+}
+
+/// Inserts addresses of peers, all or none.
+fn insert(rail: &Arc<Rail>, addresses: &[EndpointAddress]) -> Result<Peers, String> {
+    match rail.insert(addresses).map_err(text)? {
+        (peers, None) => Ok(peers),
+        (_, Some((at, error))) => Err(format!("address {at} of the ranks is refused: {error}")),
+    }
 }
 
 fn observe(seen: &mut Observed) -> Result<(), String> {
@@ -127,8 +137,8 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
 
     // Each rank inserts the addresses of all: a card refuses requests of queue pairs that it does not know.
     let own = json!({
-        "data": data.address().map_err(text)?,
-        "signal": signal.address().map_err(text)?,
+        "data": data.address().map_err(text)?.to_bytes(),
+        "signal": signal.address().map_err(text)?.to_bytes(),
         "base": buffer.device_address(),
         "rkey": rkey,
     });
@@ -136,20 +146,18 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     let all: Vec<Value> = all.iter().map(|block| serde_json::from_slice(block).unwrap_or(Value::Null)).collect();
     let next = (bootstrap.rank() + 1) % bootstrap.nranks();
     let before = (bootstrap.rank() + bootstrap.nranks() - 1) % bootstrap.nranks();
-    let mut peers = Vec::new();
-    let mut number = None;
+    let mut addresses = Vec::new();
     for (rank, block) in all.iter().enumerate() {
         for role in ["data", "signal"] {
-            let address: Vec<u8> = serde_json::from_value(block[role].clone())
-                .map_err(|_| format!("rank {rank} sent no address: run the same ferrogin on all ranks"))?;
-            let peer = rail.peer(&address).map_err(text)?;
-            if rank == next && role == "signal" {
-                number = Some(peer.number);
-            }
-            peers.push(peer);
+            let address: Vec<u8> = serde_json::from_value(block[role].clone()).unwrap_or_default();
+            let address = EndpointAddress::parse(&address);
+            addresses.push(
+                address.ok_or_else(|| format!("rank {rank} sent no address: run the same ferrogin on all ranks"))?,
+            );
         }
     }
-    let number = number.ok_or("the next rank sent no address")?;
+    let peers = insert(&rail, &addresses)?;
+    let number = peers.numbers()[2 * next + 1];
     let target = rail.gda.query_addr(&data.qp, number).map_err(text)?;
     let block = &all[next];
     let remote = |offset: usize| RemoteMem {
@@ -214,8 +222,9 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     }
     let value = value.ok().filter(Endpoint::wide);
     if let (true, Some(value)) = (bootstrap.all(value.is_some()).map_err(text)?, value) {
-        let own = bootstrap.allgather(&value.address().map_err(text)?).map_err(text)?;
-        let _values = own.iter().map(|address| rail.peer(address)).collect::<Result<Vec<_>, _>>().map_err(text)?;
+        let all = bootstrap.allgather(&value.address().map_err(text)?.to_bytes()).map_err(text)?;
+        let addresses: Option<Vec<_>> = all.iter().map(|bytes| EndpointAddress::parse(bytes)).collect();
+        let _values = insert(&rail, &addresses.ok_or("a rank sent no address")?)?;
         let target = rail.gda.query_addr(&value.qp, number).map_err(text)?;
         let destination = Destination { ah: target.ah, qpn: target.qpn, qkey: target.qkey };
         let mut queue = Queue::new(&value, rail.domain.progress())?;
