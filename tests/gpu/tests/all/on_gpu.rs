@@ -1,6 +1,7 @@
 //! The scenarios as kernels, on the GPU that the CUDA driver has; where there is none, on the software GPU. No test knows the driver.
 
 use crate::common::{dist, must_pass, not_over_efa, repeated, report, scenarios};
+use gpu_scenarios::measure::SIZES;
 use gpu_scenarios::scenario::SCENARIOS;
 use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
 use nccl_gin_ferrogin::device::cuda::CudaDevice;
@@ -21,6 +22,15 @@ pub fn gpu(test: &str) -> Option<PathBuf> {
 pub fn has_driver() -> bool {
     static HAS_DRIVER: LazyLock<bool> = LazyLock::new(|| CudaDevice::open(true).is_ok());
     *HAS_DRIVER
+}
+
+/// The launcher of an MPI. Without one `test` says so, and runs its ranks by the built-in launcher.
+fn mpirun(test: &str) -> Launcher {
+    if find_mpirun().is_some() {
+        return Launcher::Mpirun;
+    }
+    println!("SKIP {test}, with mpirun: it is not on PATH (apt-get install openmpi-bin)");
+    Launcher::Builtin
 }
 
 /// The scenarios as kernels.
@@ -44,9 +54,11 @@ pub fn all_pass(job: Job) -> Outcome {
 
 #[test]
 fn kernels_pass_with_each_api() {
-    let Some(dist) = gpu("kernels_pass_with_each_api") else { return };
+    let name = "kernels_pass_with_each_api";
+    let Some(dist) = gpu(name) else { return };
+    let launcher = mpirun(name);
     for api in ["c", "cuda", "rust"] {
-        all_pass(kernels(&dist, 2, &["--api", api]));
+        all_pass(kernels(&dist, 2, &["--api", api]).launcher(launcher));
         // More posts than the ring has slots.
         let flood = ["--api", api, "--only", "flood", "--only", "value-signal", "--reps", "200"];
         must_pass(&on_gpu(&dist, scenarios(&dist, 2).args(flood)).run().expect("the job starts"));
@@ -89,9 +101,22 @@ fn kernels_pass_with_four_ranks() {
     let name = "kernels_pass_with_four_ranks";
     let Some(dist) = gpu(name) else { return };
     all_pass(kernels(&dist, 4, &[]));
-    match find_mpirun() {
-        Some(_) => drop(all_pass(kernels(&dist, 4, &["--api", "cuda"]).launcher(Launcher::Mpirun))),
-        None => println!("SKIP {name}, with mpirun: it is not on PATH (apt-get install openmpi-bin)"),
+    all_pass(kernels(&dist, 4, &["--api", "cuda"]).launcher(mpirun(name)));
+}
+
+#[test]
+fn kernels_are_measured() {
+    let Some(dist) = gpu("kernels_are_measured") else { return };
+    let options = ["--only", "value-signal", "--measure", "--reps", "100"];
+    let outcome = on_gpu(&dist, scenarios(&dist, 2).args(options)).run().expect("the job starts");
+    must_pass(&outcome);
+    for (operation, rows) in [("putValue ", 1), ("putValue, 8 aggregated ", 1), ("put with signal ", SIZES.len())] {
+        // Bytes, latencies and rates, none of which is 0 or negative. A stream of aggregated values has no latency.
+        let found = outcome.lines.iter().filter_map(|line| line.text.strip_prefix(operation));
+        let numbers = found.map(|row| row.split_whitespace().filter(|field| *field != "-").map(str::parse::<f64>));
+        let good =
+            numbers.filter(|row| row.clone().count() >= 3 && row.clone().all(|field| field.is_ok_and(|n| n > 0.0)));
+        assert_eq!(good.count(), rows, "{operation}: {}", report(&outcome));
     }
 }
 
