@@ -250,7 +250,8 @@ unsafe impl Memory for View {
         }
         let before = look(|ranges| ranges.range(..address).next_back().map(|(_, entry)| (entry.start, entry.end())));
         if let Some((start, end)) = before.filter(|(_, end)| address - end < crate::heap::UNIT) {
-            return format!("{} bytes past the end of {} bytes at {start:#x}", address - end, end - start);
+            let past = if address == end { "just".to_owned() } else { format!("{} bytes", address - end) };
+            return format!("{past} past the end of {} bytes at {start:#x}", end - start);
         }
         let gone = lock(&GONE).iter().rev().find(|(start, len, _)| (*start..start + len).contains(&address)).copied();
         match gone {

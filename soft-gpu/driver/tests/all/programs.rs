@@ -35,7 +35,7 @@ fn kernels_run_and_wild_accesses_stick_to_their_context() {
         "null pointer",
         "not registered",
         "freed",
-        "past the end",
+        "just past the end of 64 bytes",
         "unregistered",
         "only for reading",
         "kernels.ptx:",
@@ -56,6 +56,19 @@ fn wrong_calls_return_the_documented_codes() {
 fn two_processes_share_memory_by_its_handle() {
     let Some((checks, text)) = passes("two_processes_share_memory_by_its_handle", "ipc", &[]) else { return };
     assert!(checks > 15 && text.contains("has no such memory"), "{checks} checks:\n{text}");
+}
+
+#[test]
+fn watchdog_ends_endless_kernels_and_names_their_line() {
+    let settings = [("SOFTGPU_WATCHDOG", "1")];
+    let Some((checks, text)) = passes("watchdog_ends_endless_kernels_and_names_their_line", "endless", &settings)
+    else {
+        return;
+    };
+    assert_eq!(checks, 2, "{text}");
+    for part in ["kernel wait, block (0, 0, 0), thread (", "kernels.ptx:6", "after 1s", "SOFTGPU_WATCHDOG"] {
+        assert!(text.contains(part), "no \"{part}\" in\n{text}");
+    }
 }
 
 #[test]
