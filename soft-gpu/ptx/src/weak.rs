@@ -132,8 +132,10 @@ pub struct Buffer {
     stores: Stores,
     /// A fence of this scope comes before the next store.
     fence: Option<Scope>,
-    /// None with strong memory.
+    /// The last loads of the last words; none with strong memory.
     loads: Box<[Load]>,
+    words: [u64; LOADS],
+    next: usize,
     /// Early values are of one moment, and there for some more loads.
     batch: u32,
     left: u32,
@@ -143,7 +145,17 @@ impl Buffer {
     /// The buffer of a thread of this block, which is `alone` in it or not.
     pub fn new(block: u32, alone: bool, weak: bool) -> Self {
         let loads = vec![Load::default(); if weak { LOADS } else { 0 }].into_boxed_slice();
-        Self { block, alone, stores: Stores::default(), fence: None, loads, batch: 1, left: 0 }
+        Self {
+            block,
+            alone,
+            stores: Stores::default(),
+            fence: None,
+            loads,
+            words: [0; LOADS],
+            next: 0,
+            batch: 1,
+            left: 0,
+        }
     }
 }
 
@@ -151,7 +163,7 @@ impl Buffer {
 const MOST: usize = 16;
 const MOST_SHARED: usize = 48;
 /// Early values are taken after one turn of a thread in so many: a power of two.
-const PREFETCH: u64 = 4;
+const PREFETCH: u64 = 2;
 
 /// A seeded sequence.
 #[derive(Clone, Debug)]
@@ -352,16 +364,21 @@ impl Buffer {
         self.left = 0;
     }
 
+    /// The place of the last load of the word. The same on every run of a seed, wherever memory is.
     #[inline(always)]
-    fn last_load(&mut self, address: u64) -> &mut Load {
-        &mut self.loads[word_of(address) % LOADS]
+    fn last_load(&self, address: u64) -> Option<usize> {
+        let word = address & !7;
+        let same = |mask: u32, at: usize| mask | u32::from(self.words[at] == word) << at;
+        let found = (0..LOADS).fold(0u32, same);
+        (found != 0).then(|| found.trailing_zeros() as usize)
     }
 
     /// The next load of this word is not early.
     #[inline(always)]
     fn forget(&mut self, address: u64) {
-        let old = self.batch.wrapping_sub(1);
-        self.last_load(address).batch = old;
+        if let Some(at) = self.last_load(address) {
+            self.loads[at].batch = self.batch.wrapping_sub(1);
+        }
     }
 
     /// Moves all stores to these bytes that the thread sees to memory.
@@ -402,15 +419,16 @@ impl Buffer {
     #[inline(always)]
     fn merge(&mut self, store: &Store, core: &mut Core<'_>) -> bool {
         let plain = |store: &Store| matches!(store.order, Order::Weak | Order::Relaxed);
-        if !plain(store) || !self.stores.has(store.address) || core.weak.as_mut().is_none_or(|weak| weak.one_in(4)) {
+        if !plain(store) {
             return false;
         }
         match self.stores.latest(store.address, store.bytes(), None) {
             Some(at) if self.stores.list[at].address == store.address && self.stores.list[at].width == store.width => {
-                plain(&self.stores.list[at]) && {
+                let merges = plain(&self.stores.list[at]) && !core.weak.as_mut().is_none_or(|weak| weak.one_in(4));
+                if merges {
                     self.stores.remove(at);
-                    true
                 }
+                merges
             }
             _ => false,
         }
@@ -439,9 +457,12 @@ impl Buffer {
             self.end_batch();
         }
         let batch = self.batch;
-        let last = *self.last_load(address);
-        let may_be_early = !matches!(order, Order::Volatile | Order::Mmio);
-        if may_be_early && (last.batch, last.address, last.width) == (batch, address, width) {
+        let known = self.last_load(address);
+        if let Some(at) = known
+            && let last = self.loads[at]
+            && (last.batch, last.address, last.width) == (batch, address, width)
+            && !matches!(order, Order::Volatile | Order::Mmio)
+        {
             // An early acquire: the other early values are of the same moment, and so after it.
             return Ok(last.value);
         }
@@ -451,7 +472,12 @@ impl Buffer {
         let value = self.seen(core, address, width)?;
         // A later load of the same bytes sees no older value.
         let old = self.batch.wrapping_sub(1);
-        *self.last_load(address) = Load { address, value, width, batch: old };
+        let at = known.unwrap_or_else(|| {
+            self.next = (self.next + 1) % LOADS;
+            self.next
+        });
+        self.words[at] = address & !7;
+        self.loads[at] = Load { address, value, width, batch: old };
         Ok(value)
     }
 
@@ -464,7 +490,7 @@ impl Buffer {
         for at in (0..LOADS).filter(|at| chosen >> at & 1 == 1) {
             let Load { address, width, .. } = self.loads[at];
             if width != 0
-                && !self.stores.has(address)
+                && self.stores.latest(address & !7, 8, None).is_none()
                 && let Ok(value) = self.seen(core, address, width)
             {
                 self.loads[at] = Load { address, value, width, batch: self.batch };

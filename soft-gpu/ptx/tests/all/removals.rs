@@ -2,18 +2,21 @@
 //!
 //! A *site* is an instruction with an order, between the nearest strong accesses before and after it in the text. Copies of one
 //! line of the source, which the compiler has inlined in several functions, are one site, and are removed together.
-//! `removals.txt` lists all sites with their verdicts.
+//! `removals.txt` lists all sites with their verdicts, and docs/software-gpu.md the reasons of those that no seed shows.
 
 use crate::arena::Arena;
 use crate::native::{ENDPOINTS, ENTRIES, FUNCTIONS, NRANKS, Side};
 use crate::shipped;
+use efa_dp_direct::queue::{SQ_WQ_OFFSET, WqV0};
 use efa_dp_direct::wqe::words::phase_scale;
+use ferrogin_device::Status;
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::{Random, soak};
 use soft_gpu_ptx::{Launch, Loaded, Memory, Module, Process, Program, Range, run};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,6 +26,10 @@ const THREADS: usize = 4;
 const POSTS: usize = 10;
 /// Words of a step: what it does, its arguments, and from word 16 on its result.
 const STEP: usize = 18;
+/// The argument with the packed operation of the functions that continue.
+const PACKED: usize = 10;
+const TIMEOUT: u64 = Status::Timeout as u64;
+const POISONED: u64 = Status::Poisoned as u64;
 const LOAD: u64 = 100;
 const STORE: u64 = 101;
 const END: u64 = 102;
@@ -95,34 +102,71 @@ fn changed(text: &str, lines: &[usize], change: Change) -> String {
     changed
 }
 
+/// The arguments of a fast function that the function continuing it takes, before the word and the packed operation.
+fn kept(name: &str) -> &'static [usize] {
+    match name {
+        "fgin_fast_put" => &[0, 2, 3, 4, 5, 6],
+        "fgin_fast_put_value" => &[0, 2, 3, 4],
+        _ => &[0],
+    }
+}
+
+fn list(parameters: &[u32], of: impl Fn(usize, u32) -> String) -> String {
+    parameters.iter().enumerate().map(|(at, &bits)| of(at, bits)).collect::<Vec<_>>().join(", ")
+}
+
 /// A kernel whose threads do the steps of their lists.
 fn kernel() -> String {
     let mut text = String::from(".version 8.2\n.target sm_70\n.address_size 64\n");
     let mut calls = String::new();
-    for (kind, function) in FUNCTIONS.iter().enumerate().filter(|(_, function)| function.result == 32) {
-        let name = function.name;
-        let list = |of: &dyn Fn(usize, u32) -> String| {
-            function.parameters.iter().enumerate().map(|(at, &bits)| of(at, bits)).collect::<Vec<_>>().join(", ")
-        };
-        let parameters = list(&|at, bits| format!(".param .b{bits} a{at}"));
-        let names = list(&|at, _| format!("a{at}"));
-        let _ = writeln!(text, ".extern .func (.param .b32 r) {name}({parameters});");
-        let _ = writeln!(calls, "setp.ne.u64 %p, %k, {kind}; @%p bra $not{kind};\n{{\n.param .b32 r;");
-        for (at, bits) in function.parameters.iter().enumerate() {
-            let register = if *bits == 64 { "%d" } else { "%s" };
+    let load = |at: usize, bits: u32, from: usize| {
+        let register = if bits == 64 { "%d" } else { "%s" };
+        format!(
+            ".param .b{bits} a{at}; ld.global.b{bits} {register}, [%w+{}]; st.param.b{bits} [a{at}], {register};\n",
+            from * 8 + 8
+        )
+    };
+    for (kind, function) in FUNCTIONS.iter().enumerate() {
+        let (name, parameters) = (function.name, function.parameters);
+        let result = if function.result == 128 { ".param .align 8 .b8 r[16]" } else { ".param .b32 r" };
+        let names = list(parameters, |at, _| format!("a{at}"));
+        let _ = writeln!(
+            text,
+            ".extern .func ({result}) {name}({});",
+            list(parameters, |at, bits| format!(".param .b{bits} a{at}"))
+        );
+        let _ = writeln!(calls, "setp.ne.u64 %p, %k, {kind}; @%p bra $not{kind};\n{{\n{result};");
+        parameters.iter().enumerate().for_each(|(at, &bits)| calls += &load(at, bits, at));
+        let _ = writeln!(calls, "call (r), {name}, ({names});");
+        if function.result == 128 {
+            // What is left is done by the other function.
             let _ = writeln!(
                 calls,
-                ".param .b{bits} a{at}; ld.global.b{bits} {register}, [%w+{}]; st.param.b{bits} [a{at}], {register};",
-                at * 8 + 8
+                "ld.param.b64 %a, [r]; ld.param.b32 %s, [r+8]; st.global.b32 [%w+128], %s;\nsetp.eq.u32 %p, %s, 0; @%p bra $next;\n{{\n.param .b32 c;"
             );
+            let next = name.replace("fast", "continue");
+            let parameters =
+                FUNCTIONS.iter().find(|function| function.name == next).expect("its continuation").parameters;
+            let kept = kept(name);
+            kept.iter().enumerate().for_each(|(at, &from)| calls += &load(at, parameters[at], from));
+            let (word, packed) = (kept.len(), kept.len() + 1);
+            let names = list(parameters, |at, _| format!("a{at}"));
+            let _ = writeln!(
+                calls,
+                ".param .b64 a{word}; st.param.b64 [a{word}], %a; .param .b64 a{packed}; ld.global.b64 %d, [%w+{}];\n\
+                 cvt.u64.u32 %a, %s; shl.b64 %a, %a, 24; or.b64 %d, %d, %a; st.param.b64 [a{packed}], %d;\n\
+                 call (c), {next}, ({names}); ld.param.b32 %s, [c]; st.global.b32 [%w+128], %s;\n}}",
+                PACKED * 8 + 8
+            );
+        } else {
+            let _ = writeln!(calls, "ld.param.b32 %s, [r]; st.global.b32 [%w+128], %s;");
         }
-        let _ = writeln!(calls, "call (r), {name}, ({names});");
-        let _ = writeln!(calls, "ld.param.b32 %s, [r]; st.global.b32 [%w+128], %s;\n}}\nbra $next;\n$not{kind}:");
+        let _ = writeln!(calls, "}}\nbra $next;\n$not{kind}:");
     }
     let _ = write!(
         text,
-        ".visible .entry work(.param .u64 lists)\n{{\n.reg .pred %p; .reg .b64 %w; .reg .b64 %d; .reg .b64 %a; .reg .b64 %k; .reg .b32 %s; .reg .b32 %t;\n\
-         mov.u32 %s, %tid.x; mov.u32 %t, %ctaid.x; add.u32 %s, %s, %t; mul.wide.u32 %d, %s, 8;\n\
+        ".visible .entry work(.param .u64 lists)\n{{\n.reg .pred %p; .reg .b64 %w; .reg .b64 %d; .reg .b64 %a; .reg .b64 %k; .reg .b32 %s; .reg .b32 %t; .reg .b32 %u;\n\
+         mov.u32 %s, %tid.x; mov.u32 %t, %ctaid.x; mov.u32 %u, %ntid.x; mad.lo.u32 %s, %t, %u, %s; mul.wide.u32 %d, %s, 8;\n\
          ld.param.u64 %w, [lists]; add.u64 %w, %w, %d; ld.global.b64 %w, [%w];\n\
          $step: ld.global.b64 %k, [%w];\n\
          setp.eq.u64 %p, %k, {END}; @%p bra $end;\n\
@@ -144,6 +188,10 @@ enum Expect {
     Any,
     Equal(u64),
     AtLeast(u64),
+    /// The result of the step before, or more.
+    AtLeastBefore,
+    /// Success, or an error of a wait that does not end.
+    Ends,
 }
 
 /// A step before addresses are known: arguments are from a context, a window, the data words, or a value.
@@ -158,21 +206,115 @@ enum Word {
     Done(u64),
     /// A word that a peer writes before it raises the signal.
     Arrived(u64),
-    /// Memory for a request of a flush.
+    /// Memory for a request of a flush, and for a result.
     Request(u64),
+    Out(u64),
+    /// The count at the last reset of signal 1.
+    ResetAt,
 }
 
 type Step = (u64, Vec<Word>, Expect);
 
+/// What makes the threads get to code that they seldom need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Usual,
+    /// Most posts are aggregated.
+    Aggregated,
+    /// All posts are on one ring.
+    Crowded,
+    /// One thread alone, in the exclusive mode, posts more than the rings have room for.
+    Lone,
+    /// NCCL's device code has posted before, and has rung, or left that to others.
+    Posted,
+    Deferred,
+    /// The card completes nothing, and waits end by their time.
+    Stalled,
+}
+
 /// The steps of all threads under one seed, and what the card has to find.
 struct Work {
+    kind: Kind,
+    /// The kind of posts of a crowd.
+    crowd: usize,
     policy: u32,
     wide: bool,
-    one_block: bool,
+    /// The number of the first post.
+    start: u32,
+    /// Blocks, and threads of a block.
+    shape: (u32, u32),
     steps: Vec<Vec<Step>>,
+    /// The posts of the steps, for native calls.
+    posts: Vec<(u64, Vec<Word>)>,
     /// Ring and slot without phase and value, and the post that it is of.
     slots: HashMap<(usize, Vec<u64>), (usize, Option<u64>)>,
     requests: usize,
+}
+
+/// The address of the count at the last reset of signal 1.
+fn reset_at(side: &Side) -> u64 {
+    let context = side.context.context.as_ptr();
+    // SAFETY: the context is leaked, and no thread writes its pointers.
+    let dev = unsafe { (*context).dev };
+    // SAFETY: the device handle is leaked, and no thread writes its pointers.
+    let handles = unsafe { (*dev).signal_handles };
+    // SAFETY: the list is leaked, and has a handle for each of two signals.
+    let handle = unsafe { *handles.wrapping_add(1) };
+    // SAFETY: the handle is leaked.
+    unsafe { &raw const (*handle).cntr_offset as u64 }
+}
+
+/// NCCL's device code has written requests of the ring, and leaves the doorbell to others.
+fn defer(side: &Side, ring: usize, count: u32) {
+    let context = side.context.context.as_ptr();
+    // SAFETY: the context is leaked, and no thread writes its pointers.
+    let endpoints = unsafe { (*context).endpoints };
+    // SAFETY: the endpoints are leaked, and the number is that of one of them.
+    let queue = unsafe { &raw const (*endpoints.wrapping_add(ring)).queue };
+    for field in [offset_of!(WqV0, pc), offset_of!(WqV0, wqes_completed)] {
+        let word = queue.cast::<u8>().wrapping_add(SQ_WQ_OFFSET + field).cast_mut();
+        // SAFETY: an aligned word of the leaked queue, which is only accessed atomically while a kernel runs.
+        unsafe { AtomicU32::from_ptr(word.cast()) }.fetch_add(count, Ordering::SeqCst);
+    }
+}
+
+impl Work {
+    /// Requests of NCCL's device code on each ring: few, or all but one.
+    fn of_nccl(&self) -> u32 {
+        match self.kind {
+            Kind::Posted => 2,
+            Kind::Deferred => [2, ENTRIES - 1][self.crowd % 2],
+            _ => 0,
+        }
+    }
+
+    /// The device code has posted on rings before, and NCCL's code after it. The counts of the card.
+    fn before(&self, side: &Side) -> Vec<u32> {
+        let rings = &side.context.rings;
+        if self.kind == Kind::Deferred {
+            for name in ["fgin_put", "fgin_put_value", "fgin_signal"] {
+                if let Some((kind, list)) = self.posts.iter().find(|(kind, _)| *kind == function(name)) {
+                    let mut list: Vec<u64> = list.iter().map(|&word| self.word(side, word, [0; 5])).collect();
+                    list.last_mut().into_iter().for_each(|flags| *flags = 0);
+                    (FUNCTIONS[*kind as usize].native)(&list);
+                }
+            }
+        }
+        let counts = rings.iter().enumerate().map(|(at, ring)| {
+            let mut count = ring.cursors()[0];
+            match self.kind {
+                Kind::Posted => {
+                    ring.nccl_posts(self.of_nccl());
+                    count += self.of_nccl();
+                }
+                Kind::Deferred => defer(side, at, self.of_nccl()),
+                _ => {}
+            }
+            ring.completed.store(u64::from(count & 0x7fff_ffff), Ordering::SeqCst);
+            count
+        });
+        counts.collect()
+    }
 }
 
 const NUMBERS: u64 = (THREADS * POSTS) as u64;
@@ -203,84 +345,180 @@ impl Work {
         let mut random = Random::new(seed);
         let (policy, wide) =
             [(POLICY_COMBINING, true), (POLICY_COMBINING, false), (POLICY_LOCKED, false)][seed as usize % 3];
-        let one_block = (seed / 3).is_multiple_of(2);
-        // One thread alone, in the exclusive mode.
-        let lone = seed % 8 == 7;
-        let mode = if lone {
+        let kinds = [
+            Kind::Usual,
+            Kind::Crowded,
+            Kind::Aggregated,
+            Kind::Usual,
+            Kind::Posted,
+            Kind::Crowded,
+            Kind::Deferred,
+            Kind::Lone,
+            Kind::Stalled,
+            Kind::Usual,
+            Kind::Crowded,
+        ];
+        let kind = kinds[seed as usize % kinds.len()];
+        let shape =
+            if kind == Kind::Lone { (1, 1) } else { [(1, 4), (4, 1), (1, 4), (4, 1), (2, 2)][seed as usize / 3 % 5] };
+        let mode = if kind == Kind::Lone {
             0x200
-        } else if one_block && policy == POLICY_COMBINING && (seed / 6).is_multiple_of(2) {
+        } else if shape.0 == 1 && policy == POLICY_COMBINING && (seed / 6).is_multiple_of(2) {
             0x100
         } else {
             0
         };
-        let steps =
-            (0..if lone { 1 } else { THREADS as u64 }).map(|thread| Self::thread(&mut random, thread, mode)).collect();
-        let mut work = Self { policy, wide, one_block, steps, slots: HashMap::new(), requests: 0 };
+        let start = if matches!(kind, Kind::Posted | Kind::Deferred) {
+            0
+        } else {
+            random.of(&[0, 0, 13, 0x7fff_fff8, 0xffff_fff8])
+        };
+        let mut work = Work {
+            kind,
+            crowd: [0, 1, 3][seed as usize / 33 % 3],
+            policy,
+            wide,
+            start,
+            shape,
+            steps: Vec::new(),
+            posts: Vec::new(),
+            slots: HashMap::new(),
+            requests: 0,
+        };
+        let posts = (THREADS * POSTS) as u64 / u64::from(shape.0 * shape.1);
+        for thread in 0..u64::from(shape.0 * shape.1) {
+            let steps = work.thread(&mut random, thread, posts, mode);
+            work.steps.push(steps);
+        }
         work.expect_slots();
         work
     }
 
-    fn thread(random: &mut Random, thread: u64, mode: u64) -> Vec<Step> {
-        use Word::{Arrived, Context, Data, Done, Request, Value, Window};
+    fn thread(&mut self, random: &mut Random, thread: u64, posts: u64, mode: u64) -> Vec<Step> {
+        use Word::{Arrived, Context, Data, Done, Out, Request, ResetAt, Value, Window};
         let mut steps: Vec<Step> = Vec::new();
-        let first = thread * POSTS as u64;
+        let first = thread * posts;
         let mut flushed = first;
         let mut signals = Vec::new();
-        for number in first..first + POSTS as u64 {
-            let flags = Value(mode | if random.one_in(4) { 2 } else { 0 });
-            let peer = Value(u64::from(random.below(NRANKS)));
-            let value = 0x1111_0000 + number;
-            let post = match random.below(4) {
+        let stalled = self.kind == Kind::Stalled;
+        let ends = if stalled { Expect::Ends } else { Expect::Equal(0) };
+        if stalled {
+            steps.push((function("fgin_set_timeout"), vec![Context, Value(20_000)], Expect::Equal(0)));
+        }
+        if self.kind == Kind::Deferred && random.one_in(2) {
+            steps.push((function("fgin_flush_async"), vec![Context, Request(thread)], ends));
+            let list = vec![Context, Request(thread), Out(thread)];
+            steps.push((function("fgin_test_request"), list, ends));
+            steps.push((function("fgin_flush"), vec![Context], ends));
+        }
+        for number in first..first + posts {
+            let aggregates = match self.kind {
+                Kind::Aggregated => !random.one_in(4),
+                Kind::Crowded => random.one_in(2),
+                _ => random.one_in(4),
+            };
+            let flags = Value(mode | if aggregates { 2 } else { 0 });
+            let peer = u64::from(random.below(NRANKS));
+            let to = Value(peer);
+            let offset = Value(number * 8);
+            let value = Value(0x1111_0000 + number);
+            let fast = mode == 0 && random.one_in(3);
+            let packed = Value(peer | u64::from(aggregates) << 31);
+            let aggregate = Value(aggregates.into());
+            let pad = |mut list: Vec<Word>, packed: Word| {
+                list.resize(PACKED, Value(0));
+                list.push(packed);
+                list
+            };
+            // The plain post, and the fast functions that post the same.
+            let post = if self.kind == Kind::Crowded { self.crowd } else { random.index(6) };
+            let (post, other) = match post {
                 0 => {
-                    steps.push((STORE, vec![Data(number), Value(value)], Expect::Any));
-                    let offset = Value(number * 8);
-                    let list = vec![Context, peer, Window, offset, Window, offset, Value(8), Value(0), flags];
-                    (function("fgin_put"), list)
+                    steps.push((STORE, vec![Data(number), value], Expect::Any));
+                    let list = vec![Context, to, Window, offset, Window, offset, Value(8), Value(0), flags];
+                    let quick = vec![Context, to, Window, offset, Window, offset, Value(8), Value(0), aggregate];
+                    (("fgin_put", list), ("fgin_fast_put", pad(quick, packed)))
                 }
-                1 => (function("fgin_signal"), vec![Context, peer, Value(1 | 1 << 32), flags]),
+                1 => {
+                    let quick = vec![Context, to, Value(1), Value(0), aggregate];
+                    let packed = Value(peer | u64::from(aggregates) << 31 | 1 << 32);
+                    (
+                        ("fgin_signal", vec![Context, to, Value(1 | 1 << 32), flags]),
+                        ("fgin_fast_signal", pad(quick, packed)),
+                    )
+                }
+                2 => {
+                    let list = vec![Context, to, Window, offset, Window, offset, Value(8), flags];
+                    (("fgin_get", list.clone()), ("fgin_get", list))
+                }
                 _ => {
-                    let list = vec![Context, peer, Window, Value(number * 8), Value(value), Value(8), Value(0), flags];
-                    (function("fgin_put_value"), list)
+                    let list = vec![Context, to, Window, offset, value, Value(8), Value(0), flags];
+                    let quick = vec![Context, to, Window, offset, value, Value(8), Value(0), Value(0), aggregate];
+                    let packed = Value(peer | u64::from(aggregates) << 31 | 8 << 48);
+                    (("fgin_put_value", list), ("fgin_fast_put_value", pad(quick, packed)))
                 }
             };
             // The requests of signals are equal: the card cannot tell whose it has completed.
-            if post.0 == function("fgin_signal") {
+            if post.0 == "fgin_signal" {
                 signals.push(number);
             }
-            steps.push((post.0, post.1, Expect::Equal(0)));
+            let (name, list) = if fast { other } else { (post.0, post.1.clone()) };
+            steps.push((function(name), list, ends));
+            self.posts.push((function(post.0), post.1));
             let seen = flushed + u64::from(random.below((number + 1 - flushed) as u32));
             let arrived = number + 1 - first;
-            match random.below(6) {
+            match random.below(8) {
                 0 | 1 => {
                     steps.push((LOAD, vec![Done(seen)], Expect::Any));
-                    if random.one_in(2) {
-                        steps.push((function("fgin_flush"), vec![Context], Expect::Equal(0)));
-                    } else {
-                        steps.push((function("fgin_flush_async"), vec![Context, Request(thread)], Expect::Equal(0)));
-                        steps.push((LOAD, vec![Done(seen)], Expect::Any));
-                        steps.push((function("fgin_wait_request"), vec![Context, Request(thread)], Expect::Equal(0)));
+                    match random.below(4) {
+                        0 | 1 => steps.push((function("fgin_flush"), vec![Context], ends)),
+                        2 => steps.push((function("fgin_flush_part"), vec![Context, Value(0), Value(1)], ends)),
+                        _ => {
+                            steps.push((function("fgin_flush_async"), vec![Context, Request(thread)], ends));
+                            steps.push((LOAD, vec![Done(seen)], Expect::Any));
+                            // A flush that has ended has the posts before it.
+                            for _ in 0..random.below(6) {
+                                let list = vec![Context, Request(thread), Out(thread)];
+                                steps.push((LOAD, vec![Done(seen)], Expect::Any));
+                                steps.push((function("fgin_test_request"), list, ends));
+                                if !stalled && !signals.contains(&seen) {
+                                    steps.push((LOAD, vec![Out(thread)], Expect::Any));
+                                    steps.push((LOAD, vec![Done(seen)], Expect::AtLeastBefore));
+                                }
+                            }
+                            steps.push((function("fgin_wait_request"), vec![Context, Request(thread)], ends));
+                        }
                     }
-                    for done in (flushed..=number).filter(|number| !signals.contains(number)) {
+                    for done in (flushed..=number).filter(|number| !stalled && !signals.contains(number)) {
                         steps.push((LOAD, vec![Done(done)], Expect::Equal(1)));
                     }
                     flushed = number + 1;
                 }
-                2 => {
-                    steps.push((LOAD, vec![Arrived(0)], Expect::Any));
-                    let list = vec![Context, Value(0), Value(arrived)];
-                    steps.push((function("fgin_wait_signal"), list, Expect::Equal(0)));
-                    steps.push((LOAD, vec![Arrived(0)], Expect::AtLeast(arrived)));
+                kind @ (2 | 3) => {
+                    let (at, name) = if kind == 2 { (0, "fgin_wait_signal") } else { (1, "fgin_wait_counter") };
+                    steps.push((LOAD, vec![Arrived(at)], Expect::Any));
+                    steps.push((function(name), vec![Context, Value(0), Value(arrived.min(POSTS as u64))], ends));
+                    if !stalled {
+                        steps.push((LOAD, vec![Arrived(at)], Expect::AtLeast(arrived.min(POSTS as u64))));
+                    }
                 }
-                3 => {
-                    steps.push((LOAD, vec![Arrived(1)], Expect::Any));
-                    let list = vec![Context, Value(0), Value(arrived)];
-                    steps.push((function("fgin_wait_counter"), list, Expect::Equal(0)));
-                    steps.push((LOAD, vec![Arrived(1)], Expect::AtLeast(arrived)));
+                kind @ (4 | 5) => {
+                    let (at, name) = if kind == 4 { (0, "fgin_read_signal") } else { (1, "fgin_read_counter") };
+                    steps.push((LOAD, vec![Arrived(at)], Expect::Any));
+                    steps.push((function(name), vec![Context, Value(0), Out(thread)], Expect::Equal(0)));
+                    steps.push((LOAD, vec![Out(thread)], Expect::Any));
+                    steps.push((LOAD, vec![Arrived(at)], Expect::AtLeastBefore));
+                }
+                6 | 7 if thread == 0 => {
+                    steps.push((LOAD, vec![Arrived(0)], Expect::Any));
+                    steps.push((function("fgin_reset_signal"), vec![Context, Value(1)], Expect::Equal(0)));
+                    steps.push((LOAD, vec![ResetAt], Expect::Any));
+                    steps.push((LOAD, vec![Arrived(0)], Expect::AtLeastBefore));
                 }
                 _ => {}
             }
         }
-        steps.push((function("fgin_flush"), vec![Context], Expect::Equal(0)));
+        steps.push((function("fgin_flush"), vec![Context], ends));
         steps.push((END, Vec::new(), Expect::Any));
         steps
     }
@@ -288,15 +526,10 @@ impl Work {
     /// Posts natively, one after the other, and keeps the slots.
     fn expect_slots(&mut self) {
         let pool = pool();
-        let side = Side::new(self.policy, self.wide, pool, 0);
+        let side = Side::new(self.policy, self.wide, pool, self.start);
         let rings = &side.context.rings;
-        let waits = ["fgin_flush", "fgin_flush_async", "fgin_wait_request", "fgin_wait_signal", "fgin_wait_counter"];
-        let mut number = 0;
-        for (kind, list, _) in self.steps.iter().flatten() {
-            let Some(function) = FUNCTIONS.get(*kind as usize).filter(|function| !waits.contains(&function.name))
-            else {
-                continue;
-            };
+        for (number, (kind, list)) in self.posts.iter().enumerate() {
+            let function = &FUNCTIONS[*kind as usize];
             let source = (function.name == "fgin_put").then_some(number as u64);
             let before: Vec<u32> = rings.iter().map(|ring| ring.cursors()[0]).collect();
             // No aggregation: the batch would fill.
@@ -304,25 +537,25 @@ impl Work {
                 .iter()
                 .enumerate()
                 .map(|(at, &word)| {
-                    let value = self.word(&side, word, [0; 4]);
+                    let value = self.word(&side, word, [0; 5]);
                     if at + 1 == list.len() { value & !2 } else { value }
                 })
                 .collect();
             assert_eq!((function.native)(&list)[0], 0, "{}", function.name);
             for (at, ring) in rings.iter().enumerate() {
-                for idx in before[at]..ring.cursors()[0] {
+                let new = ring.cursors()[0].wrapping_sub(before[at]);
+                for idx in (0..new).map(|more| before[at].wrapping_add(more)) {
                     let (words, _) = canonical(&ring.slot(idx as usize), pool);
                     self.slots.insert((at, words), (number, source));
                     self.requests += 1;
                 }
-                ring.completed.store(u64::from(ring.cursors()[0]), Ordering::SeqCst);
+                ring.completed.store(u64::from(ring.cursors()[0] & 0x7fff_ffff), Ordering::SeqCst);
             }
-            number += 1;
         }
-        assert_eq!(number, self.steps.len() * POSTS);
+        assert_eq!(self.posts.len() as u64, NUMBERS);
     }
 
-    fn word(&self, side: &Side, word: Word, [data, done, arrived, requests]: [u64; 4]) -> u64 {
+    fn word(&self, side: &Side, word: Word, [data, done, arrived, requests, out]: [u64; 5]) -> u64 {
         match word {
             Word::Value(value) => value,
             Word::Context => side.context.context.as_ptr() as u64,
@@ -331,6 +564,8 @@ impl Work {
             Word::Done(at) => done + at * 8,
             Word::Arrived(at) => arrived + at * 8,
             Word::Request(at) => requests + at * 128,
+            Word::Out(at) => out + at * 8,
+            Word::ResetAt => reset_at(side),
         }
     }
 }
@@ -338,6 +573,8 @@ impl Work {
 /// Requests that the card has fetched and not completed, and what was wrong.
 #[derive(Default)]
 struct Fetched {
+    /// Requests that are rung, and those of them that the card has read.
+    rung: Vec<u32>,
     counts: Vec<u32>,
     open: Vec<(usize, Vec<u8>)>,
     found: usize,
@@ -350,6 +587,8 @@ struct Fetched {
 struct Card<'a> {
     work: &'a Work,
     side: Side,
+    /// The numbers of the rings' first requests.
+    first: Vec<u32>,
     pool: u64,
     process: Process,
     data: Arena,
@@ -360,21 +599,34 @@ struct Card<'a> {
 const DONE: usize = NUMBERS as usize;
 const ARRIVED: usize = 2 * DONE;
 const REQUESTS: usize = ARRIVED + 2;
+const OUT: usize = REQUESTS + THREADS * 16;
 
 impl Card<'_> {
-    fn areas(&self) -> [u64; 4] {
-        [0, DONE, ARRIVED, REQUESTS].map(|at| self.data.address() + at as u64 * 8)
+    fn areas(&self) -> [u64; 5] {
+        [0, DONE, ARRIVED, REQUESTS, OUT].map(|at| self.data.address() + at as u64 * 8)
     }
 
-    /// Fetches what a doorbell gives.
+    /// A doorbell. The card reads the requests at once, or later.
+    fn ring(&self, state: &mut Fetched, at: usize) -> Result<(), String> {
+        let rung = self.side.context.rings[at].doorbell.load(Ordering::SeqCst);
+        let new = rung.wrapping_sub(state.rung[at]);
+        if new == 0 || new > ENTRIES {
+            return Err(format!("ring {at}: doorbell {rung} after {}", state.rung[at]));
+        }
+        state.rung[at] = rung;
+        Ok(())
+    }
+
+    /// Reads the requests that are rung.
     fn fetch(&self, state: &mut Fetched, at: usize) -> Result<(), String> {
         let ring = &self.side.context.rings[at];
-        let rung = ring.doorbell.load(Ordering::SeqCst);
-        let new = rung.wrapping_sub(state.counts[at]);
-        if new == 0 || new > ENTRIES {
-            return Err(format!("ring {at}: doorbell {rung} after {}", state.counts[at]));
-        }
-        for idx in state.counts[at]..rung {
+        while state.counts[at] != state.rung[at] {
+            let idx = state.counts[at];
+            state.counts[at] = idx.wrapping_add(1);
+            if self.work.kind == Kind::Deferred && idx.wrapping_sub(self.first[at]) < self.work.of_nccl() {
+                ring.completed.fetch_add(1, Ordering::SeqCst);
+                continue;
+            }
             let slot = ring.slot(idx as usize);
             let (words, phase) = canonical(&slot, self.pool);
             let Some(&(_, source)) = self.work.slots.get(&(at, words)) else {
@@ -391,7 +643,6 @@ impl Card<'_> {
             state.open.push((at, slot));
             state.found += 1;
         }
-        state.counts[at] = rung;
         Ok(())
     }
 
@@ -407,33 +658,48 @@ impl Card<'_> {
         Ok(())
     }
 
-    fn step(&self, address: Option<u64>) {
-        let (state, random) = &mut *self.state.lock().expect("no thread panics with the card");
-        let rings = &self.side.context.rings;
-        let at = rings.iter().position(|ring| address == Some(ring.doorbell.as_ptr() as u64));
-        let mut result = at.map_or(Ok(()), |at| self.fetch(state, at));
-        if random.one_in(if address.is_some() { 24 } else { 2 }) && !state.open.is_empty() && result.is_ok() {
-            let which = random.index(state.open.len());
-            result = self.complete(state, which);
+    /// A peer's signal, and a counter of this rank.
+    fn raise(&self, state: &mut Fetched) {
+        state.raised += 1;
+        self.data.set(ARRIVED, state.raised);
+        self.data.set(ARRIVED + 1, state.raised);
+        for count in self.side.context.signals.iter().chain(&self.side.context.counters) {
+            count.fetch_add(1, Ordering::SeqCst);
         }
-        let raises = random.one_in(16) || address.is_none();
-        if raises && state.raised < POSTS as u64 {
-            state.raised += 1;
-            self.data.set(ARRIVED, state.raised);
-            self.data.set(ARRIVED + 1, state.raised);
-            self.side.context.signals[0].fetch_add(1, Ordering::SeqCst);
-            self.side.context.counters[0].fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn act(&self, state: &mut Fetched, random: &mut Random, address: Option<u64>) -> Result<(), String> {
+        let rings = &self.side.context.rings;
+        if let Some(at) = rings.iter().position(|ring| address == Some(ring.doorbell.as_ptr() as u64)) {
+            self.ring(state, at)?;
+        }
+        let at = random.index(rings.len());
+        for at in (0..rings.len()).filter(|ring| address.is_none() || *ring == at || !random.one_in(4)) {
+            self.fetch(state, at)?;
+        }
+        let completes = self.work.kind != Kind::Stalled && !state.open.is_empty();
+        if completes && random.one_in(if address.is_some() { 24 } else { 2 }) {
+            let which = random.index(state.open.len());
+            self.complete(state, which)?;
+        }
+        if (random.one_in(16) || address.is_none()) && state.raised < POSTS as u64 {
+            self.raise(state);
         }
         state.idle = if address.is_none() && state.open.is_empty() { state.idle + 1 } else { 0 };
-        if state.idle > 60 && result.is_ok() {
+        if state.idle > 60 && self.work.kind != Kind::Stalled {
             let rings: Vec<_> =
                 rings.iter().map(|ring| (ring.cursors(), ring.completed.load(Ordering::SeqCst))).collect();
-            result = Err(format!(
+            return Err(format!(
                 "all threads wait, and the card has nothing to complete; it has fetched {:?} of {rings:?}",
                 state.counts
             ));
         }
-        if let Err(wrong) = result
+        Ok(())
+    }
+
+    fn step(&self, address: Option<u64>) {
+        let (state, random) = &mut *self.state.lock().expect("no thread panics with the card");
+        if let Err(wrong) = self.act(state, random, address)
             && state.wrong.is_none()
         {
             state.wrong = Some(wrong);
@@ -467,14 +733,17 @@ unsafe impl Memory for Card<'_> {
 /// Runs the work on the module; what was wrong.
 fn wrong(loaded: &Loaded, work: &Work, seed: u64) -> Option<String> {
     let pool = pool();
+    let side = Side::new(work.policy, work.wide, pool, work.start);
+    let counts = work.before(&side);
     let card = Card {
         work,
-        side: Side::new(work.policy, work.wide, pool, 0),
+        side,
+        first: counts.clone(),
         pool,
         // SAFETY: the kernel reaches the leaked context and pool, and arenas that live as long.
         process: unsafe { Process::new() },
-        data: Arena::new(REQUESTS + THREADS * 16),
-        state: Mutex::new((Fetched { counts: vec![0; ENDPOINTS], ..Fetched::default() }, Random::new(seed))),
+        data: Arena::new(OUT + THREADS),
+        state: Mutex::new((Fetched { rung: counts.clone(), counts, ..Fetched::default() }, Random::new(seed))),
         stop: AtomicBool::new(false),
     };
     let lists = Arena::new(THREADS + STEP * work.steps.iter().map(Vec::len).sum::<usize>());
@@ -491,9 +760,8 @@ fn wrong(loaded: &Loaded, work: &Work, seed: u64) -> Option<String> {
             at += STEP;
         }
     }
-    let threads = work.steps.len() as u32;
-    let shape = if work.one_block { ([1, 1, 1], [threads, 1, 1]) } else { ([threads, 1, 1], [1, 1, 1]) };
-    let mut launch = Launch::new(shape.0, shape.1, lists.address().to_le_bytes().to_vec());
+    let (blocks, threads) = work.shape;
+    let mut launch = Launch::new([blocks, 1, 1], [threads, 1, 1], lists.address().to_le_bytes().to_vec());
     launch.seed = seed;
     launch.weak = true;
     launch.watchdog = Some(Duration::from_secs(20));
@@ -506,18 +774,20 @@ fn wrong(loaded: &Loaded, work: &Work, seed: u64) -> Option<String> {
     if let Err(trap) = ended {
         return Some(trap);
     }
-    if state.found != work.requests || !state.open.is_empty() {
+    if work.kind != Kind::Stalled && (state.found != work.requests || !state.open.is_empty()) {
         return Some(format!("the card has fetched {} requests of {}", state.found, work.requests));
     }
-    expected.into_iter().find_map(|(at, expect, kind)| {
+    expected.iter().enumerate().find_map(|(number, &(at, expect, kind))| {
         let found = lists.get(at);
         let good = match expect {
             Expect::Any => true,
             Expect::Equal(value) => found == value,
             Expect::AtLeast(value) => found >= value,
+            Expect::AtLeastBefore => found >= lists.get(expected[number - 1].0),
+            Expect::Ends => [0, TIMEOUT, POISONED].contains(&found),
         };
         let name = FUNCTIONS.get(kind as usize).map_or("a load", |function| function.name);
-        (!good).then(|| format!("{name}: {found}, not {expect:?}"))
+        (!good).then(|| format!("step {number}, {name}: {found}, not {expect:?}"))
     })
 }
 
@@ -527,72 +797,181 @@ fn load(text: &str) -> Loaded {
     Arc::new(Program::link(modules).unwrap_or_else(|error| panic!("{error}"))).load(&[])
 }
 
-/// The first seed that shows the removal, and what is wrong with it.
-fn shown(text: &str, works: &[Work]) -> Option<(u64, String)> {
+/// The first of the seeds that shows the removal, and what is wrong with it.
+fn shown(text: &str, works: &[Work], first: Option<u64>) -> Option<(u64, String)> {
     let loaded = load(text);
-    (0..SEEDS).zip(works).find_map(|(seed, work)| wrong(&loaded, work, seed).map(|wrong| (seed, wrong)))
+    let seeds = first.into_iter().chain((0..SEEDS).filter(|seed| first != Some(*seed)));
+    seeds
+        .filter_map(|seed| works.get(seed as usize).map(|work| (seed, work)))
+        .find_map(|(seed, work)| wrong(&loaded, work, seed).map(|wrong| (seed, wrong)))
 }
 
-/// A line of `removals.txt`.
-struct Line<'a> {
-    change: &'a str,
-    site: [&'a str; 3],
-    verdict: &'a str,
+/// A line of `removals.txt`: the change, the site, the verdict, and the seed or the reason.
+#[derive(Clone, Debug)]
+struct Line {
+    change: Change,
+    site: Site,
+    verdict: String,
+    note: String,
 }
 
-fn table() -> Vec<Line<'static>> {
-    let lines = TABLE.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines
-        .map(|line| match line.split('\t').collect::<Vec<_>>()[..] {
-            [change, form, before, after, verdict] => Line { change, site: [form, before, after], verdict },
+impl Line {
+    fn read(line: &str) -> Self {
+        let fields: Vec<String> = line.split('\t').map(String::from).collect();
+        let Ok([change, form, before, after, verdict, note]) = <[String; 6]>::try_from(fields) else {
+            panic!("removals.txt: {line:?} has other than 6 fields: run the command in its head");
+        };
+        let change = match change.as_str() {
+            "none" => Change::None,
+            "cta" => Change::Block,
             _ => panic!("removals.txt: {line}"),
-        })
-        .collect()
+        };
+        Self { change, site: [form, before, after], verdict, note }
+    }
+
+    fn key(&self) -> String {
+        let change = if self.change == Change::Block { "cta" } else { "none" };
+        format!("{change}\t{}", self.site.join("\t"))
+    }
+
+    /// Tries the removal.
+    fn now(&self, text: &str, lines: &[usize], works: &[Work]) -> (String, Option<(u64, String)>) {
+        let shown_by = shown(&changed(text, lines, self.change), works, self.note.parse().ok());
+        let verdict = match &shown_by {
+            Some(_) => "found",
+            None if shown(&changed(text, lines, Change::Trap), works, None).is_some() => "unseen",
+            None => "unreached",
+        };
+        (verdict.into(), shown_by)
+    }
 }
 
 const TABLE: &str = include_str!("../../removals.txt");
 
+fn is_line(line: &&str) -> bool {
+    !line.is_empty() && !line.starts_with('#')
+}
+
+fn table() -> Vec<Line> {
+    TABLE.lines().filter(is_line).map(Line::read).collect()
+}
+
+/// A line for each removal that the module has room for, without a verdict.
+fn removals(sites: &BTreeMap<Site, Vec<usize>>) -> Vec<Line> {
+    let line = |change, site: &Site| Line { change, site: site.clone(), verdict: String::new(), note: String::new() };
+    let narrower = sites.keys().filter(|site| !site[0].contains(".cta")).map(|site| line(Change::Block, site));
+    sites.keys().map(|site| line(Change::None, site)).chain(narrower).collect()
+}
+
+fn works() -> Vec<Work> {
+    (0..SEEDS).map(Work::new).collect()
+}
+
 #[test]
 fn the_shipped_module_is_right_under_all_seeds() {
-    let works: Vec<Work> = (0..SEEDS).map(Work::new).collect();
-    assert_eq!(shown(&shipped::text(), &works), None);
+    assert_eq!(shown(&shipped::text(), &works(), None), None);
 }
 
+/// The sites of the module, each with a verdict, and the reasons of those that no seed shows.
 #[test]
 fn the_table_of_removals_lists_every_site() {
-    let text = shipped::text();
-    let mut expected: Vec<String> = Vec::new();
-    for change in ["none", "cta"] {
-        let sites = sites(&text).into_keys().filter(|site| change == "none" || !site[0].contains(".cta"));
-        expected.extend(sites.map(|site| format!("{change}\t{}", site.join("\t"))));
+    if refreshes() {
+        return println!("SKIP the_table_of_removals_lists_every_site: the table is made again");
     }
-    let listed: Vec<String> = table().iter().map(|line| format!("{}\t{}", line.change, line.site.join("\t"))).collect();
-    assert_eq!(listed, expected, "the module has changed: removals.txt says how to make it again");
+    let expected: Vec<String> = removals(&sites(&shipped::text())).iter().map(Line::key).collect();
+    let table = table();
+    let listed: Vec<String> = table.iter().map(Line::key).collect();
+    assert_eq!(listed, expected, "the module has changed: removals.txt says how to make the table again");
+    let docs = ferrogin_test_support::workspace().join("docs/software-gpu.md");
+    let docs = std::fs::read_to_string(docs).expect("the page of the software GPU");
+    for line in &table {
+        let known = match line.verdict.as_str() {
+            "found" => line.note.parse().is_ok_and(|seed: u64| seed < SEEDS),
+            "unseen" | "unreached" => line.note.split('+').all(|reason| docs.contains(&format!("\n| `{reason}` | "))),
+            _ => false,
+        };
+        assert!(
+            known,
+            "removals.txt: {line:?} has no verdict, no seed, or a reason that docs/software-gpu.md does not define"
+        );
+    }
+    let count = |verdict: &str| table.iter().filter(|line| line.verdict == verdict).count();
+    println!("{} found, {} unseen, {} unreached", count("found"), count("unseen"), count("unreached"));
 }
 
-/// Each removal that the table calls found is found. A long run tries all sites, and prints the table.
+fn refreshes() -> bool {
+    std::env::var_os("FERROGIN_REFRESH").is_some()
+}
+
+/// The reason of a new line is that of the old one which is most like it; `?` if there is none.
+fn similar(line: &Line, old: &[Line]) -> String {
+    let alike = |other: &&Line| {
+        let same = line.site.iter().zip(&other.site).filter(|(one, other)| one == other).count();
+        (other.change == line.change, other.verdict == line.verdict, same)
+    };
+    let others = old.iter().filter(|other| other.verdict != "found" && other.site[0] == line.site[0]);
+    others.max_by_key(alike).map_or("?".into(), |other| other.note.clone())
+}
+
+/// The verdicts of now on all lines, in their order.
+fn verdicts(lines: &[Line], text: &str) -> Vec<(String, Option<(u64, String)>)> {
+    let (works, sites, next) = (works(), sites(text), AtomicUsize::new(0));
+    let found = Mutex::new(vec![Default::default(); lines.len()]);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some((at, line)) =
+                    Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, lines.get(at)?)))
+                {
+                    let now = line.now(text, sites.get(&line.site).map_or(&[][..], Vec::as_slice), &works);
+                    found.lock().expect("no thread panics with the lock")[at] = now;
+                }
+            });
+        }
+    });
+    found.into_inner().expect("no thread panics with the lock")
+}
+
+/// Makes the table again.
+fn refresh(text: &str, old: &[Line]) -> String {
+    let mut file: String = TABLE.lines().filter(|line| line.starts_with('#')).map(|line| format!("{line}\n")).collect();
+    let mut lines = removals(&sites(text));
+    let before = |line: &Line| old.iter().find(|other| other.key() == line.key());
+    lines.iter_mut().for_each(|line| line.note = before(line).map_or(String::new(), |before| before.note.clone()));
+    let verdicts = verdicts(&lines, text);
+    for (mut line, (verdict, shown_by)) in lines.into_iter().zip(verdicts) {
+        line.verdict = verdict;
+        line.note = match (shown_by, before(&line).filter(|before| before.verdict != "found")) {
+            (Some((seed, _)), _) => seed.to_string(),
+            (None, Some(before)) => before.note.clone(),
+            (None, None) => {
+                let note = similar(&line, old);
+                println!("PROPOSED {}\t{}\t{note}", line.key(), line.verdict);
+                note
+            }
+        };
+        let _ = writeln!(file, "{}\t{}\t{}", line.key(), line.verdict, line.note);
+    }
+    file
+}
+
+/// Each removal that the table calls found is found. A soak tries all sites; with `FERROGIN_REFRESH` the table is made again.
 #[test]
 fn removals_have_the_verdicts_of_the_table() {
-    let text = shipped::text();
-    let works: Vec<Work> = (0..SEEDS).map(Work::new).collect();
-    let sites = sites(&text);
-    let mut differences = Vec::new();
-    let mut tried = 0;
-    for Line { change, site, verdict } in table().into_iter().filter(|line| soak() || line.verdict == "found") {
-        let Some(lines) = sites.get(&site.map(String::from)) else { continue };
-        let kind = if change == "cta" { Change::Block } else { Change::None };
-        let shown_by = shown(&changed(&text, lines, kind), &works);
-        let now = match &shown_by {
-            Some(_) => "found",
-            None if shown(&changed(&text, lines, Change::Trap), &works).is_some() => "unseen",
-            None => "unreached",
-        };
-        tried += 1;
-        println!("{change}\t{}\t{now}", site.join("\t"));
-        if now != verdict {
-            differences.push(format!("{change} {site:?}: {now}, not {verdict}: {shown_by:?}"));
-        }
+    let (text, mut table) = (shipped::text(), table());
+    if refreshes() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/removals.txt");
+        return std::fs::write(path, refresh(&text, &table)).expect("the table");
     }
-    println!("{tried} removals tried");
-    assert!(tried > 0 && differences.is_empty(), "{differences:#?}");
+    let sites = sites(&text);
+    table.retain(|line| sites.contains_key(&line.site) && (soak() || line.verdict == "found"));
+    let verdicts = verdicts(&table, &text);
+    let differences: Vec<String> = table
+        .iter()
+        .zip(verdicts)
+        .filter(|(line, (now, _))| *now != line.verdict)
+        .map(|(line, (now, shown_by))| format!("{}: {now}, not {}: {shown_by:?}", line.key(), line.verdict))
+        .collect();
+    println!("{} removals tried", table.len());
+    assert!(!table.is_empty() && differences.is_empty(), "{differences:#?}");
 }
