@@ -108,8 +108,13 @@ impl Rows {
     /// `CUDA_ERROR_INVALID_VALUE`.
     fn check(self, extent: Extent, side: Side, device: usize, write: bool) -> Outcome {
         // No row wraps around the end of the addresses.
-        let last = self.pitch.checked_mul(extent.height as u64 - 1).and_then(|skip| self.start.checked_add(skip));
-        last.and_then(|last| last.checked_add(extent.width as u64)).ok_or(Code::INVALID_VALUE)?;
+        let end =
+            self.pitch.checked_mul(extent.height as u64 - 1).and_then(|skip| skip.checked_add(extent.width as u64));
+        let span = end.filter(|span| self.start.checked_add(*span).is_some()).ok_or(Code::INVALID_VALUE)?;
+        if !space::touched(self.start, span) {
+            // Memory of the program alone, of any number of rows.
+            return check(side, device, self.start, extent.width, write);
+        }
         self.all(extent).try_for_each(|row| check(side, device, row, extent.width, write))
     }
 
@@ -131,8 +136,10 @@ fn copy(to: Rows, from: Rows, extent: Extent, sides: (Side, Side), handle: usize
         return Ok(());
     }
     let device = context.device;
-    to.check(extent, sides.0, device, true)?;
-    from.check(extent, sides.1, device, false)?;
+    // The side of a device first: its memory bounds the number of rows.
+    let mut both = [(to, sides.0, true), (from, sides.1, false)];
+    both.sort_by_key(|(_, side, _)| *side != Side::Device);
+    both.iter().try_for_each(|(rows, side, write)| rows.check(extent, *side, device, *write))?;
     let (to_program, from_program) = (to.is_pageable(extent), from.is_pageable(extent));
     let idle = stream.last().is_none();
     if asynchronous && from_program && !to_program && !idle {

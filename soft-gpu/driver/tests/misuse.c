@@ -123,6 +123,12 @@ static void rectangles(void) {
     copy.srcPitch = 16;
     copy.Height = (size_t)1 << 62;
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
+    copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+    copy.dstHost = bytes;
+    copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.srcDevice = memory;
+    copy.Height = (size_t)1 << 50;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
     copy.Height = 4;
     copy.srcMemoryType = 0;
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
