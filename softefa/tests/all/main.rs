@@ -3,6 +3,7 @@
 mod common;
 mod faults;
 mod foreign;
+mod gpu_memory;
 mod loopback;
 mod malformed_peers;
 mod rules;

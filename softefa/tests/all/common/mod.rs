@@ -128,13 +128,18 @@ impl Rig {
 
     /// Calls `fi_mr_regattr`, closes the region and returns the code.
     pub fn register_attr(&self, attr: &fi::fi_mr_attr) -> i32 {
+        match self.register_with(attr, 0) {
+            Ok(region) => close(region.mr),
+            Err(rc) => rc,
+        }
+    }
+
+    /// Calls `fi_mr_regattr`.
+    pub fn register_with(&self, attr: &fi::fi_mr_attr, flags: u64) -> Result<Region, i32> {
         let mut mr = ptr::null_mut();
         let reg = unsafe { (*(*self.domain).mr).regattr.unwrap() };
-        let rc = unsafe { reg(self.domain.cast(), attr, 0, &raw mut mr) };
-        if rc == 0 {
-            assert_eq!(close(mr), 0);
-        }
-        rc
+        let rc = unsafe { reg(self.domain.cast(), attr, flags, &raw mut mr) };
+        if rc == 0 { Ok(Region::of(mr, self)) } else { Err(rc) }
     }
 
     pub fn buffer(&self, len: usize) -> Buffer {

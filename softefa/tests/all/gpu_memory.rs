@@ -1,0 +1,143 @@
+//! GPU memory, registered by address and by dma-buf, on the software GPU. A dma-buf that is open for writing only cannot be mapped by the CPU, as
+//! a GPU's may be: the card then copies by the CUDA driver.
+
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
+
+use std::ffi::{c_int, c_void};
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::ptr;
+
+use crate::common::child::run;
+use crate::common::{ALL, End, Region, Rig, close, getinfo, write};
+use efa_dp_direct::wqe::{RemoteMem, Sge};
+use ferrogin_libfabric::bindings as fi;
+use libloading::Library;
+
+const BYTES: usize = 64 << 10;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+const DMA_BUF: c_int = 1;
+
+/// The CUDA driver, with the first GPU's primary context current.
+struct Driver(Library);
+
+macro_rules! cuda {
+    ($driver:expr, $name:ident($($argument:expr => $type:ty),*)) => {{
+        let name = concat!(stringify!($name), "\0").as_bytes();
+        let function = unsafe { $driver.0.get::<unsafe extern "C" fn($($type),*) -> c_int>(name) }.unwrap();
+        assert_eq!(unsafe { function($($argument),*) }, 0, "{}", stringify!($name));
+    }};
+}
+
+impl Driver {
+    fn open() -> Driver {
+        let driver = Driver(unsafe { Library::new("libcuda.so.1") }.unwrap());
+        let mut context: *mut c_void = ptr::null_mut();
+        cuda!(driver, cuInit(0 => u32));
+        cuda!(driver, cuDevicePrimaryCtxRetain(&raw mut context => *mut *mut c_void, 0 => c_int));
+        cuda!(driver, cuCtxSetCurrent(context => *mut c_void));
+        driver
+    }
+
+    /// Memory of the GPU, each byte of which is `byte`.
+    fn allocate(&self, byte: u8) -> u64 {
+        let mut at = 0;
+        cuda!(self, cuMemAlloc_v2(&raw mut at => *mut u64, BYTES => usize));
+        cuda!(self, cuMemsetD8_v2(at => u64, byte => u8, BYTES => usize));
+        at
+    }
+
+    fn read(&self, at: u64) -> Vec<u8> {
+        let mut bytes = vec![0; BYTES];
+        cuda!(self, cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast() => *mut c_void, at => u64, BYTES => usize));
+        bytes
+    }
+
+    /// A dma-buf of the memory.
+    fn export(&self, at: u64) -> File {
+        let mut fd: c_int = -1;
+        cuda!(
+            self,
+            cuMemGetHandleForAddressRange((&raw mut fd).cast() => *mut c_void, at => u64, BYTES => usize, DMA_BUF => c_int, 0 => u64)
+        );
+        unsafe { File::from_raw_fd(fd) }
+    }
+}
+
+fn by_address(rig: &Rig, at: u64) -> Result<Region, i32> {
+    let iov = fi::iovec { iov_base: at as *mut c_void, iov_len: BYTES };
+    let attr = fi::fi_mr_attr {
+        __bindgen_anon_1: fi::fi_mr_attr__bindgen_ty_1 { mr_iov: &raw const iov },
+        iov_count: 1,
+        access: ALL,
+        iface: fi::fi_hmem_iface::FI_HMEM_CUDA,
+        ..fi::fi_mr_attr::default()
+    };
+    rig.register_with(&attr, 0)
+}
+
+fn by_dmabuf(rig: &Rig, file: &File, at: u64) -> Result<Region, i32> {
+    let base_addr = at as *mut c_void;
+    let dmabuf = fi::fi_mr_dmabuf { fd: file.as_raw_fd(), offset: 0, len: BYTES, base_addr };
+    let attr = fi::fi_mr_attr {
+        __bindgen_anon_1: fi::fi_mr_attr__bindgen_ty_1 { dmabuf: &raw const dmabuf },
+        iov_count: 1,
+        access: ALL,
+        iface: fi::fi_hmem_iface::FI_HMEM_CUDA,
+        ..fi::fi_mr_attr::default()
+    };
+    rig.register_with(&attr, fi::FI_MR_DMABUF)
+}
+
+/// The same memory, open for writing only.
+fn unmappable(file: &File) -> File {
+    OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap()
+}
+
+/// Writes from the first region to the second one, both registered with the card.
+fn transfer(rig: &Rig, from: (u64, &Region), to: (u64, &Region)) {
+    let (mut a, b) = (End::open(rig), End::open(rig));
+    let destination = a.connect(&b.name());
+    let remote = RemoteMem { addr: to.0, rkey: to.1.rkey };
+    a.post(destination, write(remote, Sge { addr: from.0, length: BYTES as u32, lkey: from.1.lkey }));
+    a.ring();
+    a.wait_done(1);
+    assert_eq!(a.errors(), 0);
+    a.close();
+    b.close();
+}
+
+#[test]
+fn gpu_memory_is_written_by_each_registration() {
+    let name = "gpu_memory_is_written_by_each_registration";
+    let Some(dist) = ferrogin_test_support::dist(name, &["gpu/libcuda.so.1"]) else { return };
+    let library = dist.join("gpu").to_string_lossy().into_owned();
+    let errors = run(name, &[("LD_LIBRARY_PATH", &*library)], || {
+        let driver = Driver::open();
+        let rig = Rig::of(getinfo(|hints| hints.caps = fi::FI_RMA | fi::FI_HMEM).unwrap());
+        for way in ["address", "dma-buf", "dma-buf that cannot be mapped"] {
+            let (source, target) = (driver.allocate(0x5c), driver.allocate(0));
+            let from = by_address(&rig, source).expect("the source");
+            let file = driver.export(target);
+            let to = match way {
+                "address" => by_address(&rig, target),
+                "dma-buf" => by_dmabuf(&rig, &file, target),
+                _ => by_dmabuf(&rig, &unmappable(&file), target),
+            };
+            let to = to.expect(way);
+            transfer(&rig, (source, &from), (target, &to));
+            assert!(driver.read(target).iter().all(|byte| *byte == 0x5c), "{way}");
+            assert_eq!((close(from.mr), close(to.mr)), (0, 0));
+        }
+        // An address that is no GPU's: the descriptor cannot be mapped, and the driver cannot copy.
+        let target = driver.allocate(0);
+        let file = unmappable(&driver.export(target));
+        assert_eq!(by_dmabuf(&rig, &file, 4096).err(), Some(-libc::EACCES));
+        rig.close();
+    });
+    if let Some(errors) = errors {
+        for part in ["a dma-buf that the CPU cannot map", "not one allocation of GPU memory"] {
+            assert!(errors.contains(part), "{part:?} in {errors}");
+        }
+    }
+}
