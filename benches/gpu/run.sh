@@ -4,6 +4,9 @@
 # On a machine with a GPU it compiles the kernels with nvcc (benches/gpu/build.sh) and prints medians, spread and ratios. With --check it compiles
 # them with clang and runs a few posts of each kind on the software GPU of FERROGIN_DIST (default: dist): the
 # bench must run and the cards must count each post. It prints no figures then, because those of a software GPU mean nothing.
+#
+#   GPU_BENCH=PROGRAM   on a machine without cargo, nvcc or a network: the bench as `cargo bench -p ferrogin-bench --bench gpu --no-run` leaves it
+#                       in target/release/deps, with the kernels that `benches/gpu/build.sh target/gpu-bench/nvcc SM` left
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -27,6 +30,10 @@ if [ "${1:-}" = --check ]; then
     fi
     LD_LIBRARY_PATH=$dist/gpu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} SOFTGPU_WATCHDOG=60 "${bench[@]}" --check --modules "$root/target/gpu-bench/check"
     exit
+fi
+if [ -n "${GPU_BENCH:-}" ]; then
+    echo "benches/gpu/run.sh"
+    exec "$GPU_BENCH" --modules "$root/target/gpu-bench/nvcc"
 fi
 if ! machine=$("${CARGO:-cargo}" run --quiet --release --locked -p gpu-scenarios -- --gpu 2>&1); then
     echo "benches/gpu: ${machine#gpu-scenarios: }" >&2

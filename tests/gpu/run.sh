@@ -11,6 +11,8 @@
 #
 #   GPU_SCENARIOS=PROGRAM   gpu-scenarios [target/release/gpu-scenarios]
 #   GPU_REPS=N              repetitions of each step [60]
+#   GPU_PREBUILT=1          on a machine without nvcc or a network: the machine code in target/gpu/images (tests/gpu/images.sh), and the programs
+#                           and libraries of libnccl (LIBNCCL_LINK=1 tests/nccl/libnccl/run.sh), as another machine left them
 #   SOFTWARE_GPU=1          on the software GPU of DIST, for a test of this script: without machine code, compute-sanitizer and libnccl
 set -uo pipefail
 
@@ -128,25 +130,31 @@ if [ -n "${SOFTWARE_GPU:-}" ]; then
     skip "machine code of nvcc: the software GPU executes PTX"
     skip "compute-sanitizer: it needs a GPU"
     skip "libnccl: NVIDIA's runtime library does not run on the software GPU"
-elif ! cuda=$(bash "$root/tests/cuda/fetch-tools.sh" "$root/.cache" 2>"$out/tools.log"); then
-    skip "machine code of nvcc, compute-sanitizer, libnccl: $(tail -n 1 "$out/tools.log")"
 else
     sm=$(sed -n 's/.*compute capability \([0-9]*\)\.\([0-9]*\).*/\1\2/p' <<<"$machine")
     # shellcheck disable=SC2086
-    if bash "$here/images.sh" "$cuda" "$sm" "$out/images" $releases >"$out/images.log" 2>&1; then
-        build "nvcc, gin.cuh" cuda --image "$out/images/gin.cubin"
-        for release in $releases; do
-            build "nvcc, nccl_gin.cuh of NCCL $release" cuda --image "$out/images/nccl-$release.cubin"
-        done
-    else
-        fail "nvcc for sm_$sm: $(grep -m 1 -iE 'error|fatal' "$out/images.log")"
+    if [ -z "${GPU_PREBUILT:-}" ]; then
+        rm -rf "$out/images"
+        if ! cuda=$(bash "$root/tests/cuda/fetch-tools.sh" "$root/.cache" 2>"$out/tools.log"); then
+            skip "machine code of nvcc: $(tail -n 1 "$out/tools.log")"
+        elif ! bash "$here/images.sh" "$cuda" "$sm" "$out/images" $releases >"$out/images.log" 2>&1; then
+            fail "nvcc for sm_$sm: $(grep -m 1 -iE 'error|fatal' "$out/images.log")"
+        fi
     fi
+    for image in "$out"/images/*.cubin; do
+        [ -f "$image" ] || continue
+        name=$(basename "$image" .cubin)
+        case $name in
+        gin) build "nvcc, gin.cuh" cuda --image "$image" ;;
+        nccl-*) build "nvcc, nccl_gin.cuh of NCCL ${name#nccl-}" cuda --image "$image" ;;
+        esac
+    done
 
     sanitizer=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer" 2>/dev/null)
     injection=()
     if [ -z "$sanitizer" ]; then
         tree=$root/.cache/compute-sanitizer-$sanitizer_version
-        if [ ! -x "$tree/bin/compute-sanitizer" ]; then
+        if [ ! -x "$tree/bin/compute-sanitizer" ] && [ -z "${GPU_PREBUILT:-}" ]; then
             work=$(mktemp -d "$root/.cache/fetch.XXXXXX")
             python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: -d "$work" \
                 "nvidia-cuda-sanitizer-api==$sanitizer_version" >"$out/pip.log" 2>&1 &&
@@ -157,7 +165,7 @@ else
         [ -x "$tree/bin/compute-sanitizer" ] && sanitizer=$tree/bin/compute-sanitizer injection=(--injection-path "$tree/lib")
     fi
     if [ -z "$sanitizer" ]; then
-        skip "compute-sanitizer: none is installed, and PyPI gives none: $(tail -n 1 "$out/pip.log")"
+        skip "compute-sanitizer: none is installed, and none came from PyPI: $(tail -n 1 "$out/pip.log" 2>/dev/null)"
     else
         usual=$reps
         reps=5
@@ -182,7 +190,7 @@ else
             "SKIP "*) skip "${line#SKIP }" ;;
             *) echo "$line" ;;
             esac
-        done < <(LIBNCCL_SM=$sm "$root/tests/nccl/libnccl/run.sh" "$dist")
+        done < <(LIBNCCL_SM=$sm LIBNCCL_PREBUILT=${GPU_PREBUILT:-} "$root/tests/nccl/libnccl/run.sh" "$dist")
     fi
 fi
 echo "test-gpu: $passed passed, $failed failed, $skipped skipped"

@@ -145,7 +145,10 @@ impl Gpu {
         let loaded = cuda!(cuModuleLoadData(&mut self.module, image.as_ptr().cast()));
         loaded.map_err(|why| {
             let path = path.display();
-            format!("{path} does not load on {}: {why}; it must be machine code for this GPU", self.machine)
+            format!(
+                "{path} does not load on {}: {why}; it must be machine code for this GPU, by a CUDA release that the driver knows",
+                self.machine
+            )
         })
     }
 

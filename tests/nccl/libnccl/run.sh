@@ -9,6 +9,8 @@
 #
 #   LIBNCCL_RELEASES=...   only these releases
 #   LIBNCCL_SM=N           machine code for this GPU [90]
+#   LIBNCCL_LINK=1         links the programs with the library also where no GPU is
+#   LIBNCCL_PREBUILT=1     runs the programs of target/libnccl/ and the libraries of .cache/ that another machine left there, and fetches nothing
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -49,16 +51,21 @@ fetch_library() {
 }
 
 mkdir -p "$out"
-if ! cuda=$(bash "$root/tests/cuda/fetch-tools.sh" "$root/.cache" 2>"$out/tools.log"); then
+prebuilt=${LIBNCCL_PREBUILT:-}
+if [ -z "$prebuilt" ] && ! cuda=$(bash "$root/tests/cuda/fetch-tools.sh" "$root/.cache" 2>"$out/tools.log"); then
     say SKIP "libnccl with the plugin: $(tail -n 1 "$out/tools.log")"
     finish
 fi
-"$dist/ferrogin" ptx >"$out/ferrogin_device.ptx"
-if ! "$cuda/bin/nvcc" -dc -maxrregcount=64 -gencode "arch=compute_$sm,code=sm_$sm" "$out/ferrogin_device.ptx" -o "$out/device.o" \
+[ -n "$prebuilt" ] || "$dist/ferrogin" ptx >"$out/ferrogin_device.ptx"
+if [ -z "$prebuilt" ] && ! "$cuda/bin/nvcc" -dc -maxrregcount=64 -gencode "arch=compute_$sm,code=sm_$sm" "$out/ferrogin_device.ptx" -o "$out/device.o" \
     >"$out/device.log" 2>&1; then
     say FAIL "libnccl: the device code: $(head -n 1 "$out/device.log")"
     finish
 fi
+
+has_driver() {
+    ldconfig -p | grep libcuda.so.1 >/dev/null
+}
 
 # compile VERSION BACKEND [OPTION...]: the program, with its device code linked, but without libnccl.
 compile() {
@@ -70,7 +77,7 @@ compile() {
 
 # run VERSION BACKEND LOG [SETTING...]: the two ranks.
 run() {
-    env LD_LIBRARY_PATH="$root/.cache/libnccl-$1:$cuda/lib" NCCL_GIN_PLUGIN="$dist/libnccl-gin-ferrogin.so" NCCL_GIN_TYPE=5 \
+    env LD_LIBRARY_PATH="$root/.cache/libnccl-$1" NCCL_GIN_PLUGIN="$dist/libnccl-gin-ferrogin.so" NCCL_GIN_TYPE=5 \
         NCCL_SYM_GIN_KERNELS_ENABLE=0 NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cuda \
         "${@:4}" timeout 180 "$out/two_ranks-$1-$2" >"$3" 2>&1
 }
@@ -78,26 +85,39 @@ run() {
 for version in ${LIBNCCL_RELEASES:-2.31.2 2.32.3}; do
     for backend in nccl ferrogin; do
         name="libnccl $version, backend of $backend"
-        options=()
-        [ $backend = nccl ] || options=(-I"$root/ffi-headers/include" -include ferrogin/nccl_gin.cuh)
-        if compile "$version" $backend "${options[@]}"; then
-            say PASS "$name: the program compiles"
+        program=$out/two_ranks-$version-$backend
+        if [ -n "$prebuilt" ]; then
+            if [ ! -x "$program" ] || [ ! -f "$root/.cache/libnccl-$version/libnccl.so.2" ]; then
+                say SKIP "$name: two ranks on a GPU: $program or .cache/libnccl-$version/libnccl.so.2 is missing"
+                continue
+            fi
         else
-            say FAIL "$name: $(grep -m 1 -i error "$out/compile-$version-$backend.log")"
-            continue
-        fi
-        if ! ldconfig -p | grep libcuda.so.1 >/dev/null; then
-            say SKIP "$name: two ranks on a GPU: no CUDA driver on this machine"
-            continue
-        fi
-        if ! fetch_library "$version"; then
-            say SKIP "$name: two ranks on a GPU: the library cannot be fetched: $(tail -n 1 "$out/pip.log")"
-            continue
-        fi
-        if ! "$cuda/bin/nvcc" -arch="sm_$sm" -rdc=true -cudart shared "$out/two_ranks-$version-$backend.o" "$out/device.o" \
-            "$root/.cache/libnccl-$version/libnccl.so.2" -o "$out/two_ranks-$version-$backend" >"$out/link.log" 2>&1; then
-            say FAIL "$name: linking: $(head -n 1 "$out/link.log")"
-            continue
+            options=()
+            [ $backend = nccl ] || options=(-I"$root/ffi-headers/include" -include ferrogin/nccl_gin.cuh)
+            if compile "$version" $backend "${options[@]}"; then
+                say PASS "$name: the program compiles"
+            else
+                say FAIL "$name: $(grep -m 1 -i error "$out/compile-$version-$backend.log")"
+                continue
+            fi
+            if [ -z "${LIBNCCL_LINK:-}" ] && ! has_driver; then
+                say SKIP "$name: two ranks on a GPU: no CUDA driver on this machine"
+                continue
+            fi
+            if ! fetch_library "$version"; then
+                say SKIP "$name: two ranks on a GPU: the library cannot be fetched: $(tail -n 1 "$out/pip.log")"
+                continue
+            fi
+            if ! "$cuda/bin/nvcc" -arch="sm_$sm" -rdc=true "$program.o" "$out/device.o" \
+                -Xlinker "$root/.cache/libnccl-$version/libnccl.so.2" \
+                -o "$program" >"$out/link.log" 2>&1; then
+                say FAIL "$name: linking: $(head -n 1 "$out/link.log")"
+                continue
+            fi
+            if ! has_driver; then
+                say SKIP "$name: two ranks on a GPU: linked, but no CUDA driver is on this machine"
+                continue
+            fi
         fi
         log=$out/run-$version-$backend.log
         run "$version" $backend "$log" NCCL_MULTI_RANK_GPU_ENABLE=1
