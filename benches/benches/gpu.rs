@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use cudarc::driver::sys as cu;
-use ferrogin_bench::card::{Part, TABLE_BYTES, Values, block_spec, window_table};
+use ferrogin_bench::card::{Part, Values, WINDOW_BYTES, block_spec, window_at};
 use ferrogin_ffi::ext::POLICY_COMBINING;
 use nccl_gin_ferrogin::block::Plan;
 use std::ffi::{CStr, CString, c_void};
@@ -208,9 +208,8 @@ impl Card {
         // SAFETY: a block's image is bytes, which are all written.
         let bytes = unsafe { std::slice::from_raw_parts(image.bytes().as_ptr().cast::<u8>(), plan.size()) };
         write(block, bytes)?;
-        let (table, window) = (rest.place(TABLE_BYTES), rest.place(8));
-        write(table, &window_table().map(u64::to_le_bytes).concat())?;
-        write(window, &table.to_le_bytes())?;
+        let window = rest.place(WINDOW_BYTES);
+        write(window, &window_at(window).map(u64::to_le_bytes).concat())?;
         Ok(Card { handle: block + plan.handles_offset() as u64, window, counters, queues })
     }
 

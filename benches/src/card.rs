@@ -6,7 +6,7 @@
 use efa_dp_direct::queue::InitError;
 use ferrogin_device::{Context, Status, Window};
 use ferrogin_ffi::device::{MrHandle, MrPeer};
-use ferrogin_ffi::ext::Target;
+use ferrogin_ffi::ext::{Target, window_handle_offset};
 use nccl_gin_ferrogin::block::{BlockSpec, ContextSpec, EndpointSpec, Layout, Plan};
 use std::ffi::c_void;
 
@@ -44,18 +44,24 @@ pub struct Card {
 #[derive(Clone, Copy)]
 struct Line([u64; 16]);
 
-/// Bytes of a window's table for one rail.
-pub const TABLE_BYTES: usize = size_of::<MrHandle>() + RANKS * size_of::<MrPeer>();
+/// Bytes of a window with one rail.
+pub const WINDOW_BYTES: usize = HANDLE + size_of::<MrHandle>() + RANKS * size_of::<MrPeer>();
+/// The place of the window's handle in it.
+const HANDLE: usize = window_handle_offset(1, 0, RANKS);
 
-/// A window's table for one rail, as words.
-pub fn window_table() -> [u64; TABLE_BYTES / 8] {
-    let (local, remote) = (0x1000_0000, 0x2000_0000);
-    // The fields of `MrHandle`: the local key and the number of ranks, the local address. Those of `MrPeer`: the address and the key.
-    [0x55 | (RANKS as u64) << 32, local, remote, 0x66, remote, 0x66]
+/// A window at the address `at`, as words.
+pub fn window_at(at: u64) -> [u64; WINDOW_BYTES / 8] {
+    let (handle, local, remote) = (at + HANDLE as u64, 0x1000_0000, 0x2000_0000);
+    // The array of handles, of which the second fills it up; the fields of `MrHandle`: the local key and the number of ranks, the
+    // local address; those of `MrPeer`: the address and the key.
+    [handle, handle, 0x55 | (RANKS as u64) << 32, local, remote, 0x66, remote, 0x66]
 }
 
 const _: () = assert!(
-    TABLE_BYTES == 48 && std::mem::offset_of!(MrHandle, local_addr) == 8 && std::mem::offset_of!(MrPeer, rkey) == 8
+    HANDLE == 16
+        && WINDOW_BYTES == 64
+        && std::mem::offset_of!(MrHandle, local_addr) == 8
+        && std::mem::offset_of!(MrPeer, rkey) == 8
 );
 
 /// A part of a card for which [`block_spec`] asks for memory.
@@ -114,6 +120,7 @@ fn context_spec(values: Values, signals: usize, place: &mut impl FnMut(Part, usi
         nranks: RANKS,
         rank: 0,
         rail: 0,
+        rails: 1,
         targets: (0..(1 + signals) * RANKS).map(target).collect(),
         scratch: (0x88, 0x4000_0000),
         scratch_peers: vec![(0x5000_0000, 0x99); RANKS],
@@ -152,14 +159,11 @@ impl Card {
             Part::Doorbell(counter) => counter,
             _ => place(bytes),
         });
-        let table = place(TABLE_BYTES) as *mut u64;
-        let rails = place(8) as *mut *mut u64;
-        for (word, value) in window_table().into_iter().enumerate() {
-            // SAFETY: fresh memory of TABLE_BYTES, aligned to a line.
-            unsafe { table.wrapping_add(word).write(value) };
+        let window = place(WINDOW_BYTES);
+        for (word, value) in window_at(window).into_iter().enumerate() {
+            // SAFETY: fresh memory of WINDOW_BYTES, aligned to a line.
+            unsafe { (window as *mut u64).wrapping_add(word).write(value) };
         }
-        // SAFETY: fresh memory of that size, aligned to a line.
-        unsafe { rails.write(table) };
 
         let plan = Plan::new(&spec);
         let mut block = memory(plan.size());
@@ -167,7 +171,7 @@ impl Card {
         let image = plan.fill(&spec, base as u64)?;
         // SAFETY: the block has `size` bytes, and so has the image; both are ours.
         unsafe { base.cast::<u8>().copy_from_nonoverlapping(image.bytes().as_ptr().cast(), plan.size()) };
-        Ok(Card { handles_offset: plan.handles_offset(), block, window: rails.cast(), _rest: rest })
+        Ok(Card { handles_offset: plan.handles_offset(), block, window: window as *mut c_void, _rest: rest })
     }
 
     /// The array of device handles, as `createContext` would give it.

@@ -67,13 +67,22 @@ impl Action {
         self.0 as u16 as u32
     }
 
-    /// The counter's id, if there is one.
+    /// Returns whether there is no counter and a signal that is raised by one.
     #[inline(always)]
-    pub(crate) const fn local_counter(self) -> Option<u32> {
-        match (self.0 >> 16) as u32 & 0xffff {
-            0 => None,
-            id => Some(id - 1),
-        }
+    pub(crate) const fn is_one_signal(self) -> bool {
+        self.0 >> 16 == 1 << 16
+    }
+
+    /// The action of which [`Action::is_one_signal`] is true, from a word with its lowest 16 bits.
+    #[inline(always)]
+    pub(crate) const fn one_signal(bits: u64) -> Action {
+        Action(1 << 32 | bits as u16 as u64)
+    }
+
+    /// The named counter's id + 1; 0 without a counter.
+    #[inline(always)]
+    pub(crate) const fn counter_slot(self) -> u32 {
+        (self.0 >> 16) as u32 & 0xffff
     }
 }
 
@@ -89,13 +98,15 @@ impl Flags {
     pub const AGGREGATE: Flags = Flags(2);
 
     const SHARING: u32 = 0x300;
+    /// All bits that mean something.
+    pub(crate) const ALL: u32 = Flags::AGGREGATE.0 | Flags::SHARING;
     const CTA: u32 = 0x100;
     const THREAD: u32 = 0x200;
 
     /// The flags in a word of NCCL's flags and the sharing mode. Unknown flags are ignored.
     #[inline(always)]
     pub const fn from_bits(bits: u32) -> Flags {
-        Flags(bits & (Flags::AGGREGATE.0 | Flags::SHARING))
+        Flags(bits & Flags::ALL)
     }
 
     /// The word of NCCL's flags and the sharing mode.
@@ -145,13 +156,6 @@ impl Flags {
         self.0 & Flags::SHARING != 0
     }
 
-    /// Returns whether the mode is the widest and, on a CPU, there is no action: there the C functions pass other operations on.
-    #[inline(always)]
-    pub(crate) const fn is_default_without_action(self, action: Action) -> bool {
-        let action = if cfg!(target_arch = "nvptx64") { 0 } else { action.0 };
-        (self.0 & Flags::SHARING) as u64 | action == 0
-    }
-
     /// Returns whether the doorbell is left to a later operation.
     #[inline(always)]
     pub const fn is_aggregate(self) -> bool {
@@ -166,9 +170,9 @@ mod tests {
     #[test]
     fn signal_and_counter_of_action_are_independent() {
         let a = Action::counter(7).with_signal(3, 5);
-        assert_eq!((a.signal_slot(), a.amount(), a.local_counter()), (4, 5, Some(7)));
+        assert_eq!((a.signal_slot(), a.amount(), a.counter_slot()), (4, 5, 8));
         let b = Action::signal_inc(0).with_counter(0);
-        assert_eq!((b.signal_slot(), b.amount(), b.local_counter()), (1, 1, Some(0)));
+        assert_eq!((b.signal_slot(), b.amount(), b.counter_slot()), (1, 1, 1));
         assert_eq!(b.bits(), 1 << 32 | 1 << 16 | 1);
         assert!(Action::NONE.is_none() && !a.is_none());
     }

@@ -6,8 +6,6 @@ use crate::post::Gpu;
 use crate::status::Status;
 use core::ffi::{c_int, c_void};
 use ferrogin_ffi::ext::ContextExt;
-#[cfg(not(target_arch = "nvptx64"))]
-use ferrogin_ffi::ext::{VALUE_INLINE, VALUE_POOL};
 
 fn code(result: Result<(), Status>) -> c_int {
     match result {
@@ -61,9 +59,10 @@ pub unsafe extern "C" fn fgin_open(handle: *mut c_void, context_id: u32, out: *m
     }
 }
 
-/// On a CPU the posting functions pass rare cases on by a tail call, to a function of the same signature, so that the rare case
-/// costs the usual one nothing. A GPU has no tail calls, and gets one function.
-const HAS_TAIL_CALLS: bool = !cfg!(target_arch = "nvptx64");
+#[cfg(not(target_arch = "nvptx64"))]
+use cpu as forms;
+#[cfg(target_arch = "nvptx64")]
+use gpu as forms;
 
 /// See `fgin_put` in `ferrogin/gin.h`.
 ///
@@ -82,15 +81,13 @@ pub unsafe extern "C" fn fgin_put(
     action: u64,
     flags: u32,
 ) -> c_int {
-    let context = context!(ctx);
-    let raw = Flags::raw(flags);
-    if !raw.is_default_without_action(Action::from_bits(action)) {
-        return put_any(ctx, peer, dst, dst_off, src, src_off, bytes, action, flags);
+    if ctx.is_null() {
+        return Status::InvalidArgument as c_int;
     }
-    let action = if HAS_TAIL_CALLS { Action::NONE } else { Action::from_bits(action) };
-    code(context.put_as::<Gpu>(peer, Window(dst).at(dst_off), Window(src).at(src_off), bytes, action, raw))
+    forms::put(ctx, peer, dst, dst_off, src, src_off, bytes, action, flags)
 }
 
+/// In any mode, with any action.
 #[inline(never)]
 extern "C" fn put_any(
     ctx: *const ContextExt,
@@ -123,67 +120,11 @@ pub unsafe extern "C" fn fgin_put_value(
     action: u64,
     flags: u32,
 ) -> c_int {
-    let context = context!(ctx);
-    #[cfg(not(target_arch = "nvptx64"))]
-    {
-        let put = PUT_VALUE_BY_PATH[context.plain_value_path() as usize % PUT_VALUE_BY_PATH.len()];
-        put(ctx, peer, dst, dst_off, value, bytes, action, flags)
+    if ctx.is_null() {
+        return Status::InvalidArgument as c_int;
     }
-    #[cfg(target_arch = "nvptx64")]
-    {
-        let (raw, action) = (Flags::raw(flags), Action::from_bits(action));
-        if raw.has_sharing_mode() {
-            return put_value_any(ctx, peer, dst, dst_off, value, bytes, action.bits(), flags);
-        }
-        code(context.put_value_as::<Gpu>(None, peer, Window(dst).at(dst_off), (value, bytes), action, raw))
-    }
+    forms::put_value(ctx, peer, dst, dst_off, value, bytes, action, flags)
 }
-
-/// The functions by `VALUE_*`; their number is a power of two.
-#[cfg(not(target_arch = "nvptx64"))]
-static PUT_VALUE_BY_PATH: [PutValue; 4] = {
-    let mut by_path: [PutValue; 4] = [put_value_any; 4];
-    by_path[VALUE_POOL as usize] = put_value_pooled;
-    by_path[VALUE_INLINE as usize] = put_value_inline;
-    by_path
-};
-#[cfg(not(target_arch = "nvptx64"))]
-type PutValue = extern "C" fn(*const ContextExt, u32, *mut c_void, u64, u64, u32, u64, u32) -> c_int;
-
-macro_rules! put_value_by {
-    ($name:ident, $path:expr) => {
-        /// A value without an action, in GPU mode, on this path.
-        #[cfg(not(target_arch = "nvptx64"))]
-        extern "C" fn $name(
-            ctx: *const ContextExt,
-            peer: u32,
-            dst: *mut c_void,
-            dst_off: u64,
-            value: u64,
-            bytes: u32,
-            action: u64,
-            flags: u32,
-        ) -> c_int {
-            // SAFETY: `fgin_put_value`, the only caller, has checked that it is not null; its caller vouches for the rest.
-            let context = unsafe { Context::from_ptr(ctx) };
-            let raw = Flags::raw(flags);
-            if !raw.is_default_without_action(Action::from_bits(action)) {
-                return put_value_any(ctx, peer, dst, dst_off, value, bytes, action, flags);
-            }
-            code(context.put_value_as::<Gpu>(
-                Some($path),
-                peer,
-                Window(dst).at(dst_off),
-                (value, bytes),
-                Action::NONE,
-                raw,
-            ))
-        }
-    };
-}
-
-put_value_by!(put_value_inline, VALUE_INLINE);
-put_value_by!(put_value_pooled, VALUE_POOL);
 
 #[inline(never)]
 extern "C" fn put_value_any(
@@ -258,6 +199,52 @@ pub unsafe extern "C" fn fgin_signal(ctx: *const ContextExt, peer: u32, action: 
 extern "C" fn signal_any(ctx: *const ContextExt, peer: u32, action: u64, flags: u32) -> c_int {
     code(context!(ctx).signal(peer, Action::from_bits(action), Flags::from_bits(flags)))
 }
+
+/// The forms of an operation on a GPU: one for GPU mode, and one for all modes.
+#[cfg(target_arch = "nvptx64")]
+mod gpu {
+    use super::*;
+
+    #[inline(always)]
+    pub(super) fn put(
+        ctx: *const ContextExt,
+        peer: u32,
+        dst: *mut c_void,
+        dst_off: u64,
+        src: *mut c_void,
+        src_off: u64,
+        bytes: u64,
+        action: u64,
+        flags: u32,
+    ) -> c_int {
+        let (context, raw, action) = (context!(ctx), Flags::raw(flags), Action::from_bits(action));
+        if raw.has_sharing_mode() {
+            return put_any(ctx, peer, dst, dst_off, src, src_off, bytes, action.bits(), flags);
+        }
+        code(context.put_as::<Gpu>(peer, Window(dst).at(dst_off), Window(src).at(src_off), bytes, action, raw))
+    }
+
+    #[inline(always)]
+    pub(super) fn put_value(
+        ctx: *const ContextExt,
+        peer: u32,
+        dst: *mut c_void,
+        dst_off: u64,
+        value: u64,
+        bytes: u32,
+        action: u64,
+        flags: u32,
+    ) -> c_int {
+        let (context, raw, action) = (context!(ctx), Flags::raw(flags), Action::from_bits(action));
+        if raw.has_sharing_mode() {
+            return put_value_any(ctx, peer, dst, dst_off, value, bytes, action.bits(), flags);
+        }
+        code(context.put_value_as::<Gpu>(peer, Window(dst).at(dst_off), (value, bytes), action, raw))
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod cpu;
 
 /// See `fgin_flush` in `ferrogin/gin.h`.
 ///

@@ -18,6 +18,8 @@ mod tables;
 pub use completion::FlushRequest;
 
 use crate::action::{Action, Flags};
+use crate::endpoint::Endpoint;
+use crate::post::combining::{self, AfterMark};
 use crate::post::{Cta, Gpu, Share, Sharing, Thread};
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
@@ -26,10 +28,10 @@ use core::ffi::c_void;
 use core::mem::size_of;
 use core::ptr;
 use efa_dp_direct::wqe::words::ValueSize;
-use fast_path::{Empty, Get, InlineValue, Path, PooledValue, Put};
-use ferrogin_ffi::ext::{
-    ContextExt, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, TargetWords, VALUE_INLINE, VALUE_POOL,
-};
+pub(crate) use fast_path::Rest;
+use fast_path::{Get, InlineValue, Path, PooledValue, Put, Value};
+use ferrogin_ffi::ext::{ContextExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, VALUE_NONE, VALUE_POOL};
+use tables::{Named, ON_GPU, Tables, Target};
 
 const DATA: u32 = 0;
 const VALUE: u32 = 1;
@@ -66,12 +68,6 @@ impl Span {
     #[inline(always)]
     fn is_null(self) -> bool {
         self.window.0.is_null()
-    }
-
-    /// The place `bytes` further.
-    #[inline(always)]
-    fn skip(self, bytes: u64) -> Span {
-        Span { offset: self.offset.wrapping_add(bytes), ..self }
     }
 }
 
@@ -146,13 +142,13 @@ impl<'a> Context<'a> {
 
     /// Ranks of the communicator.
     pub fn nranks(&self) -> u32 {
-        self.ext.nranks
+        self.ext.routes.nranks
     }
 
     /// This rank.
     pub fn rank(&self) -> u32 {
         // SAFETY: a constant field of the handle, which lives as long as the context.
-        unsafe { (*self.ext.dev).rank as u32 }
+        unsafe { (*self.ext.routes.dev).rank as u32 }
     }
 
     /// Sets the time after which a wait of this context fails with [`Status::Timeout`], in nanoseconds; 0 is no limit. It
@@ -187,7 +183,7 @@ impl<'a> Context<'a> {
 
     #[inline(always)]
     pub(crate) fn put_as<S: Share>(
-        &self,
+        self,
         peer: u32,
         dst: Span,
         src: Span,
@@ -195,19 +191,49 @@ impl<'a> Context<'a> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        // No bytes, too many, or a policy without a fast path.
-        if bytes.wrapping_sub(1) >= self.ext.fast_put_limit {
-            return self.put_slow(peer, dst, src, bytes, action, flags);
+        match self.post_put::<S, false>(peer, dst, src, bytes, action, flags) {
+            Rest::Done => Ok(()),
+            Rest::Finish(endpoint, after) => finish::<S>(endpoint, after),
+            Rest::Wait(reserved) => self.put_waiting::<S, false>(peer, dst, src, bytes, action, flags, reserved),
+            Rest::Slow => self.put_slow(peer, dst, src, bytes, action, flags),
         }
-        let Some(route) = self.fast_route(peer, action, DATA)? else {
-            return self.put_slow(peer, dst, src, bytes, action, flags);
-        };
-        if dst.is_null() || src.is_null() {
-            return Err(Status::InvalidArgument);
+    }
+
+    /// Posts a put or a get, up to the rare cases.
+    #[inline(always)]
+    pub(crate) fn post_put<S: Share, const GET: bool>(
+        self,
+        peer: u32,
+        dst: Span,
+        src: Span,
+        bytes: u64,
+        action: Action,
+        flags: Flags,
+    ) -> Rest<'a> {
+        match self.tables::<ON_GPU>().put(peer, action.into(), dst, src, bytes) {
+            Ok(put) if GET => fast_path::post::<S>(Get(put), flags.is_aggregate()),
+            Ok(put) => fast_path::post::<S>(put, flags.is_aggregate()),
+            Err(_) => Rest::Slow,
         }
-        let path = Path { target: self.target(peer, route)?, poster: self.poster(route) };
-        let (remote, local) = (self.remote_span(dst, peer), self.local_span(src));
-        fast_path::post::<S>(Put { path, remote, local, bytes: bytes as u32 }, flags)
+    }
+
+    /// A put or a get that found no room at once.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn put_waiting<S: Share, const GET: bool>(
+        self,
+        peer: u32,
+        dst: Span,
+        src: Span,
+        bytes: u64,
+        action: Action,
+        flags: Flags,
+        reserved: u64,
+    ) -> Result<(), Status> {
+        let put = self.tables::<ON_GPU>().put(peer, action.into(), dst, src, bytes);
+        let Put { path, remote, local, bytes } = put.map_err(|_| Status::InvalidArgument)?;
+        let (endpoints, local) = ((path.poster.endpoint(), path.target.index), local.sge(bytes));
+        fast_path::put_waiting::<S>(endpoints, remote.memory(), local, GET, flags.is_aggregate(), reserved)
     }
 
     /// Writes the low `bytes` (1, 2, 4 or 8) of `value` to `dst` on `peer`.
@@ -226,34 +252,66 @@ impl<'a> Context<'a> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        in_mode!(flags, self.put_value_as(None, peer, dst, (value, bytes), action, flags))
+        in_mode!(flags, self.put_value_as(peer, dst, (value, bytes), action, flags))
     }
 
-    /// `value_path` is the endpoint's [`VALUE_POOL`] or [`VALUE_INLINE`], where the caller knows it.
     #[inline(always)]
     pub(crate) fn put_value_as<S: Share>(
-        &self,
-        value_path: Option<u32>,
+        self,
         peer: u32,
         dst: Span,
         (value, bytes): (u64, u32),
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        let size = ValueSize::new(bytes).ok_or(Status::InvalidArgument)?;
-        let Some(route) = self.fast_route(peer, action, VALUE)? else {
-            return self.put_value_slow(peer, dst, value, bytes, action, flags);
+        match self.post_value::<S>(None, peer, dst, (value, bytes), action, flags) {
+            Rest::Done => Ok(()),
+            Rest::Finish(endpoint, after) => finish::<S>(endpoint, after),
+            Rest::Wait(reserved) => self.put_value_waiting::<S>(peer, dst, value, bytes, action, flags, reserved),
+            Rest::Slow => self.put_value_slow(peer, dst, value, bytes, action, flags),
+        }
+    }
+
+    /// As [`Context::post_put`]. `value_path` is the endpoint's [`VALUE_POOL`] or [`VALUE_INLINE`], where the caller knows it.
+    #[inline(always)]
+    pub(crate) fn post_value<S: Share>(
+        self,
+        value_path: Option<u32>,
+        peer: u32,
+        dst: Span,
+        (value, bytes): (u64, u32),
+        action: Action,
+        flags: Flags,
+    ) -> Rest<'a> {
+        let Ok(request) = self.tables::<ON_GPU>().value(peer, action.into(), dst, value, bytes) else {
+            return Rest::Slow;
         };
-        if dst.is_null() {
-            return Err(Status::InvalidArgument);
+        if cfg!(target_arch = "nvptx64") {
+            return fast_path::post::<S>(request, flags.is_aggregate());
         }
-        let path = Path { target: self.target(peer, route)?, poster: self.poster(route) };
-        let remote = self.remote_span(dst, peer);
-        match value_path.unwrap_or_else(|| path.poster.value_path()) {
-            VALUE_POOL => fast_path::post::<S>(PooledValue { path, remote, value, bytes: size.bytes() }, flags),
-            VALUE_INLINE => fast_path::post::<S>(InlineValue { path, remote, value, size }, flags),
-            _ => self.put_value_slow(peer, dst, value, bytes, action, flags),
+        match value_path.unwrap_or(request.config.path) {
+            VALUE_POOL => fast_path::post::<S>(PooledValue(request), flags.is_aggregate()),
+            _ => fast_path::post::<S>(InlineValue(request), flags.is_aggregate()),
         }
+    }
+
+    /// A value that found no room at once.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn put_value_waiting<S: Share>(
+        self,
+        peer: u32,
+        dst: Span,
+        value: u64,
+        bytes: u32,
+        action: Action,
+        flags: Flags,
+        reserved: u64,
+    ) -> Result<(), Status> {
+        let request = self.tables::<ON_GPU>().value(peer, action.into(), dst, value, bytes);
+        let Value { path, remote, .. } = request.map_err(|_| Status::InvalidArgument)?;
+        let endpoints = (path.poster.endpoint(), path.target.index);
+        fast_path::value_waiting::<S>(endpoints, remote.memory(), (value, bytes), flags.is_aggregate(), reserved)
     }
 
     /// Reads `bytes` from `remote` on `peer` to `local` on this rank. They have arrived after the next [`Context::flush`].
@@ -268,23 +326,20 @@ impl<'a> Context<'a> {
 
     #[inline(always)]
     pub(crate) fn get_as<S: Share>(
-        &self,
+        self,
         peer: u32,
         remote: Span,
         local: Span,
         bytes: u64,
         flags: Flags,
     ) -> Result<(), Status> {
-        if bytes.wrapping_sub(1) >= self.ext.fast_put_limit {
-            return self.get_slow(peer, remote, local, bytes, flags);
+        let action = Action::NONE;
+        match self.post_put::<S, true>(peer, remote, local, bytes, action, flags) {
+            Rest::Done => Ok(()),
+            Rest::Finish(endpoint, after) => finish::<S>(endpoint, after),
+            Rest::Wait(reserved) => self.put_waiting::<S, true>(peer, remote, local, bytes, action, flags, reserved),
+            Rest::Slow => self.get_slow(peer, remote, local, bytes, flags),
         }
-        let route = self.route(peer, Action::NONE, DATA)?;
-        if remote.is_null() || local.is_null() {
-            return Err(Status::InvalidArgument);
-        }
-        let path = Path { target: self.target(peer, route)?, poster: self.poster(route) };
-        let (remote, local) = (self.remote_span(remote, peer), self.local_span(local));
-        fast_path::post::<S>(Get { path, remote, local, bytes: bytes as u32 }, flags)
     }
 
     /// Carries out `action` on `peer`, without bytes. An empty action still rings what was aggregated on the data endpoint.
@@ -298,82 +353,135 @@ impl<'a> Context<'a> {
     }
 
     #[inline(always)]
-    pub(crate) fn signal_as<S: Share>(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        if self.ext.fast_put_limit == 0 {
-            return self.signal_slow(peer, action, flags);
+    pub(crate) fn signal_as<S: Share>(self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
+        match self.post_signal::<S>(peer, action, flags) {
+            Rest::Done => Ok(()),
+            Rest::Finish(endpoint, after) => finish::<S>(endpoint, after),
+            Rest::Wait(reserved) => self.signal_waiting::<S>(peer, action, flags, reserved),
+            Rest::Slow => self.signal_slow(peer, action, flags),
         }
-        let Some(route) = self.fast_route(peer, action, DATA)? else {
-            return self.signal_slow(peer, action, flags);
-        };
-        let path = Path { target: self.target(peer, route)?, poster: self.poster(route) };
-        fast_path::post::<S>(Empty { path, context: *self, peer }, flags)
-    }
-}
-
-/// The local endpoint, and the kind of the peer's endpoint.
-#[derive(Clone, Copy)]
-struct Route {
-    /// The row of the table of targets: the peers' data endpoints, or their endpoints of one signal.
-    row: *const TargetWords,
-    /// The local endpoint.
-    poster: *const EndpointExt,
-    /// The amount that the signal is raised by; 0 without a signal.
-    raised_by: u32,
-}
-
-impl<'a> Context<'a> {
-    /// Checks peer and action, and chooses the route; `plain` is the endpoint for an empty action.
-    #[inline(always)]
-    fn route(&self, peer: u32, action: Action, plain: u32) -> Result<Route, Status> {
-        if peer >= self.ext.nranks {
-            return Err(Status::InvalidArgument);
-        }
-        if action.is_none() { Ok(self.plain_route(plain)) } else { self.route_of(action, plain) }
     }
 
-    /// The same; `None` for an operation of more than one post, and for a value with a counter.
+    /// As [`Context::post_put`].
     #[inline(always)]
-    fn fast_route(&self, peer: u32, action: Action, plain: u32) -> Result<Option<Route>, Status> {
-        if peer >= self.ext.nranks {
-            return Err(Status::InvalidArgument);
+    pub(crate) fn post_signal<S: Share>(self, peer: u32, action: Action, flags: Flags) -> Rest<'a> {
+        match self.tables::<ON_GPU>().signal(peer, action.into()) {
+            Ok(put) => fast_path::post::<S>(put, flags.is_aggregate()),
+            Err(_) => Rest::Slow,
         }
-        if action.is_none() {
-            return Ok(Some(self.plain_route(plain)));
-        }
-        let route = self.route_of(action, plain)?;
-        let is_slow = route.raised_by > 1 || plain == VALUE && action.local_counter().is_some();
-        Ok(if is_slow { None } else { Some(route) })
     }
 
-    /// A signal that is raised by 0 must exist all the same.
-    #[inline(always)]
-    fn route_of(&self, action: Action, plain: u32) -> Result<Route, Status> {
-        let counter_exists = action.local_counter().is_none_or(|counter| counter < self.ext.n_counters);
-        if action.signal_slot() >= self.ext.n_slots || !counter_exists {
-            return Err(Status::InvalidArgument);
-        }
-        let (named, ext) = (action.signal_slot(), self.ext);
-        let raised_by = if named == 0 { 0 } else { action.amount() };
-        let slot = if raised_by == 0 { 0 } else { named };
-        // This rank has no endpoint for a signal that only peers have.
-        let poster = match action.local_counter() {
-            Some(counter) => FIRST_COUNTER + counter,
-            None if slot.wrapping_sub(1) < ext.n_signals => FIRST_COUNTER - 1 + ext.n_counters + slot,
-            None => plain,
-        };
-        let row = ext.targets.wrapping_add(slot as usize * ext.nranks as usize);
-        Ok(Route { row, poster: self.endpoint_ext(poster), raised_by })
-    }
-
-    #[inline(always)]
-    fn plain_route(&self, plain: u32) -> Route {
-        let poster = if plain == VALUE { self.ext.values } else { self.endpoint_ext(plain) };
-        Route { row: self.ext.targets, poster, raised_by: 0 }
+    /// A signal that found no room at once.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn signal_waiting<S: Share>(
+        self,
+        peer: u32,
+        action: Action,
+        flags: Flags,
+        reserved: u64,
+    ) -> Result<(), Status> {
+        let put = self.tables::<ON_GPU>().signal(peer, action.into());
+        let Put { path, remote, local, bytes } = put.map_err(|_| Status::InvalidArgument)?;
+        let (endpoints, local) = ((path.poster.endpoint(), path.target.index), local.sge(bytes));
+        fast_path::put_waiting::<S>(endpoints, remote.memory(), local, false, flags.is_aggregate(), reserved)
     }
 
     #[inline(always)]
     fn limits(&self) -> ExtLimits<'a> {
         ExtLimits(self.ext)
+    }
+}
+
+/// Does what is left after the mark.
+#[inline(always)]
+fn finish<S: Share>(endpoint: Endpoint<'_>, after: AfterMark) -> Result<(), Status> {
+    combining::finish::<S, _>(endpoint, after);
+    Ok(())
+}
+
+/// A request that does not take the fast path.
+struct Refused<R> {
+    /// An argument is out of range. Otherwise the slow path carries the operation out.
+    is_invalid: bool,
+    /// The request, where it is loaded first.
+    request: Option<R>,
+}
+
+type Checked<R> = Result<R, Refused<R>>;
+
+/// Returns early where nothing is loaded yet.
+macro_rules! check_first {
+    ($is_refused:expr, $is_invalid:expr) => {
+        if !LOAD_FIRST && $is_refused {
+            return Err(Refused { is_invalid: $is_invalid, request: None });
+        }
+    };
+}
+
+/// The requests of the fast path. A request of the slow path, or with an argument out of range, is refused.
+impl<'a, const LOAD_FIRST: bool> Tables<'a, LOAD_FIRST> {
+    /// The request, unless it is refused or its target does not exist.
+    #[inline(always)]
+    fn checked<R>(request: R, target: Target<'_, LOAD_FIRST>, is_refused: bool, is_invalid: bool) -> Checked<R> {
+        let exists = target.exists();
+        if (LOAD_FIRST && is_refused) | !exists {
+            let request = if LOAD_FIRST { Some(request) } else { None };
+            return Err(Refused { is_invalid: is_invalid | !exists, request });
+        }
+        Ok(request)
+    }
+
+    /// A put, or a get.
+    #[inline(always)]
+    fn put(self, peer: u32, named: Named, dst: Span, src: Span, bytes: u64) -> Checked<Put<'a, LOAD_FIRST>> {
+        let (route, known) = self.try_route(peer, named, DATA);
+        let known_windows = known & !dst.is_null() & !src.is_null();
+        let is_invalid = !known | (!known_windows & (bytes != 0));
+        // No bytes, too many, or a policy without a fast path.
+        let is_slow = (bytes.wrapping_sub(1) >= self.0.fast_put_limit) | (route.raised_by > 1);
+        check_first!(!known_windows | is_slow, is_invalid);
+        if !LOAD_FIRST {
+            // SAFETY: the number was found not to be above the limit, which has 32 bits.
+            unsafe { core::hint::assert_unchecked(bytes >> 32 == 0) };
+        }
+        let path = Path { poster: self.poster(route), target: self.target(route) };
+        let (remote, local) = (self.remote_span(dst, peer, known_windows), self.local_span(src, known_windows));
+        Self::checked(
+            Put { path, remote, local, bytes: bytes as u32 },
+            path.target,
+            !known_windows | is_slow,
+            is_invalid,
+        )
+    }
+
+    /// A value.
+    #[inline(always)]
+    fn value(self, peer: u32, named: Named, dst: Span, value: u64, bytes: u32) -> Checked<Value<'a, LOAD_FIRST>> {
+        let (route, known) = self.try_route(peer, named, VALUE);
+        let known_window = known & !dst.is_null();
+        let size = ValueSize::new(bytes);
+        let is_invalid = !known_window | size.is_none() | (named.counter != 0);
+        let is_slow = route.raised_by > 1;
+        check_first!(is_invalid | is_slow, is_invalid);
+        let path = Path { poster: self.poster(route), target: self.target(route) };
+        let (remote, config) = (self.remote_span(dst, peer, known_window), path.poster.value_config());
+        let size = size.unwrap_or_default();
+        let is_slow = is_slow | (config.path == VALUE_NONE);
+        check_first!(is_slow, false);
+        Self::checked(Value { path, remote, value, size, config }, path.target, is_slow | is_invalid, is_invalid)
+    }
+
+    /// A write without bytes.
+    #[inline(always)]
+    fn signal(self, peer: u32, named: Named) -> Checked<Put<'a, LOAD_FIRST>> {
+        let (route, known) = self.try_route(peer, named, DATA);
+        let is_slow = (self.0.fast_put_limit == 0) | (route.raised_by > 1);
+        check_first!(!known | is_slow, !known);
+        let path = Path { poster: self.poster(route), target: self.target(route) };
+        let scratch = self.scratch();
+        let (remote, local) = (self.remote_span(scratch, peer, known), self.local_span(scratch, true));
+        Self::checked(Put { path, remote, local, bytes: 0 }, path.target, is_slow | !known, !known)
     }
 }
 

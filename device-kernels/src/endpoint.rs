@@ -3,13 +3,15 @@
 //! The card, NCCL's device code and other threads use ring, doorbell, counters and cursors too. Only this file accesses them,
 //! through raw pointers and atomics.
 
-use crate::post::combining::{AfterMark, NoRoom};
+use crate::constant::{self, Constant};
+use crate::platform::in_one_register;
 use crate::post::used::UsedSet;
-use crate::post::{Begun, COUNT_MASK, EncodeWqe, Gpu, Queue, Share, combining, locked, pause};
+use crate::post::{Begun, COUNT_MASK, Gpu, Queue, combining, locked, pause};
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::{Limit, Spin};
 use core::mem::offset_of;
+use core::ops::Deref;
 use core::slice;
 use efa_dp_direct::arch;
 use efa_dp_direct::queue::{SQ_WQ_OFFSET, WqV0};
@@ -19,17 +21,26 @@ pub use efa_dp_direct::wqe::Sge;
 use efa_dp_direct::wqe::words::{self, NARROW, WIDE};
 use ferrogin_ffi::device::EndpointHandle;
 use ferrogin_ffi::ext::{
-    ContextExt, EndpointExt, POLICY_LOCKED, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE, used_words,
+    ContextExt, EndpointExt, POLICY_LOCKED, RingConfig, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE,
+    ValueConfig, used_words,
 };
 
 /// The part of a work request that does not depend on its number; the second half of a wide request is zeros.
 pub type Request = [u64; NARROW];
 
-/// One endpoint of a context.
+/// What a post reads of an endpoint's configuration.
+pub trait Ring: Deref<Target = RingConfig> + Copy {}
+impl<R: Deref<Target = RingConfig> + Copy> Ring for R {}
+
+/// One endpoint of a context. `R` is what a post reads of the configuration: in memory, or loaded for a post.
 #[derive(Clone, Copy)]
-pub struct Endpoint<'a> {
+pub struct Endpoint<'a, R = &'a RingConfig> {
     ext: &'a EndpointExt,
+    ring: R,
 }
+
+/// An endpoint for one post.
+pub type Poster<'a> = Endpoint<'a, Constant<'a, RingConfig>>;
 
 impl<'a> Endpoint<'a> {
     /// A view of `ext`.
@@ -39,13 +50,44 @@ impl<'a> Endpoint<'a> {
     /// The host plugin filled `ext`, and keeps it, with all that it points to, for `'a`.
     #[inline(always)]
     pub unsafe fn new(ext: &'a EndpointExt) -> Self {
-        Endpoint { ext }
+        Endpoint { ext, ring: &ext.config.ring }
+    }
+
+    /// A view of the struct at `ext`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Endpoint::new`].
+    #[inline(always)]
+    pub(crate) unsafe fn from_ptr(ext: *const EndpointExt) -> Self {
+        // SAFETY: the caller vouches for the struct.
+        let ext = unsafe { &*ext };
+        // SAFETY: the caller vouches for the struct.
+        unsafe { Endpoint::new(ext) }
+    }
+
+    /// The endpoint for a post.
+    #[inline(always)]
+    pub fn poster(self) -> Poster<'a> {
+        // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout has the alignment.
+        Endpoint { ext: self.ext, ring: unsafe { constant::load(&raw const self.ext.config.ring) } }
     }
 
     /// How values take the fast path: `VALUE_*`.
     #[inline(always)]
     pub fn value_path(&self) -> u32 {
-        self.ext.config.value_path
+        self.ext.config.values.path
+    }
+
+    /// The number of this endpoint in its context.
+    pub(crate) fn index(&self) -> u32 {
+        self.ext.config.index
+    }
+
+    /// The address of the struct.
+    #[inline(always)]
+    pub(crate) fn as_ptr(&self) -> *const EndpointExt {
+        self.ext
     }
 
     /// The context of this endpoint.
@@ -56,46 +98,11 @@ impl<'a> Endpoint<'a> {
 
     /// How this endpoint posts values by either policy: `VALUE_*`, or `VALUE_NONE` if it cannot.
     pub fn takes_values(&self) -> u32 {
-        match (self.ext.config.write_inline >= 8, self.ext.config.value_slots != 0) {
+        match (self.ext.config.write_inline >= 8, self.ext.config.values.slots != 0) {
             (true, _) => VALUE_INLINE,
             (false, true) => VALUE_POOL,
             (false, false) => VALUE_NONE,
         }
-    }
-
-    /// Posts `request` by the `combining` policy.
-    #[inline(always)]
-    pub fn post_combining<S: Share>(
-        &self,
-        limits: impl Limit,
-        aggregate: bool,
-        request: impl EncodeWqe,
-    ) -> Result<(), Status> {
-        combining::post::<S, _>(*self, limits, aggregate, request)
-    }
-
-    /// Posts `request` by the `combining` policy, if there is room at once.
-    #[inline(always)]
-    pub fn try_post_combining<S: Share>(&self, aggregate: bool, request: impl EncodeWqe) -> Result<(), NoRoom> {
-        combining::try_post::<S, _>(*self, aggregate, request)
-    }
-
-    /// The same without a call: the result names the step that remains.
-    #[inline(always)]
-    pub fn try_post_unfinished<S: Share>(&self, aggregate: bool, request: impl EncodeWqe) -> Result<AfterMark, NoRoom> {
-        combining::try_post_unfinished::<S, _>(*self, aggregate, request)
-    }
-
-    /// Posts `request` under the reservation for which [`Self::try_post_combining`] found no room.
-    #[inline(always)]
-    pub fn post_reserved<S: Share>(
-        &self,
-        limits: impl Limit,
-        aggregate: bool,
-        request: impl EncodeWqe,
-        reserved: u64,
-    ) -> Result<(), Status> {
-        combining::post_reserved::<S, _>(*self, limits, reserved, aggregate, request)
     }
 
     /// Posts by either policy, in GPU mode; in an `exclusive` mode the `locked` policy takes no lock. With a `pooled` value and
@@ -112,7 +119,7 @@ impl<'a> Endpoint<'a> {
     ) -> Result<(), Status> {
         let numbered = |idx| match pooled {
             None => request,
-            Some((value, bytes)) => words::with_local(request, self.pool(idx, value, bytes)),
+            Some((value, bytes)) => words::with_local(request, self.pool_value(idx, value, bytes)),
         };
         if policy == POLICY_LOCKED {
             let place = |idx| self.place_in_batch(numbered(idx));
@@ -180,6 +187,53 @@ impl<'a> Endpoint<'a> {
         }
     }
 
+    /// Puts the value in the slot of request `idx`, and returns the slot.
+    #[inline(always)]
+    pub fn pool_value(&self, idx: u32, value: u64, bytes: u32) -> Sge {
+        self.pool(&self.ext.config.values, idx, value, bytes)
+    }
+
+    /// Writes request `idx` into the ring, in the phase of its lap.
+    pub(crate) fn place(&self, request: Request, idx: u32) {
+        let (slot, phase) = self.slot(idx);
+        let [head, rest @ ..] = request;
+        slot.put(0, [head | phase]);
+        slot.put(1, rest);
+        if self.is_wide() {
+            slot.pad();
+        }
+    }
+
+    /// Writes a request into the last slot of the batch, in which `start` made room.
+    #[inline(always)]
+    fn place_in_batch(&self, request: Request) {
+        let (wq, last) = (self.wq(), locked::LockedQueue::pending(self).wrapping_sub(1));
+        if self.is_wide() {
+            let mut wide = [0; WIDE];
+            wide[..NARROW].copy_from_slice(&request);
+            // SAFETY: a live queue of 128-byte requests; this thread has the lock and started this request.
+            unsafe { sq::place(wq, last, wide) };
+        } else {
+            // SAFETY: a live queue of 64-byte requests; this thread has the lock and started this request.
+            unsafe { sq::place(wq, last, request) };
+        }
+    }
+}
+
+impl<'a, R: Ring> Endpoint<'a, R> {
+    /// The endpoint without what was loaded of it.
+    #[inline(always)]
+    pub fn endpoint(&self) -> Endpoint<'a> {
+        Endpoint { ext: self.ext, ring: &self.ext.config.ring }
+    }
+
+    /// What posts of values read besides.
+    #[inline(always)]
+    pub(crate) fn value_config(&self) -> Constant<'a, ValueConfig> {
+        // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout has the alignment.
+        unsafe { constant::load(&raw const self.ext.config.values) }
+    }
+
     #[inline(always)]
     fn wq(&self) -> *mut WqV0 {
         (&raw const self.ext.queue).cast_mut().wrapping_byte_add(SQ_WQ_OFFSET).cast()
@@ -206,53 +260,26 @@ impl<'a> Endpoint<'a> {
 
     /// Puts the value in the slot of request `idx`, and returns the slot.
     #[inline(always)]
-    pub fn pool(&self, idx: u32, value: u64, bytes: u32) -> Sge {
-        let config = &self.ext.config;
-        let addr = config.value_base + u64::from(idx & config.value_mask) * u64::from(VALUE_STRIDE);
+    pub fn pool(&self, values: &ValueConfig, idx: u32, value: u64, bytes: u32) -> Sge {
+        let addr = self.ring.value_base + u64::from(idx.wrapping_mul(VALUE_STRIDE) & values.mask);
         // The store covers the whole slot, whose other bytes are unused.
         self.atomic_u64(addr as *mut u64).store(value, Ordering::Relaxed);
-        Sge { addr, lkey: config.value_lkey, length: bytes }
+        Sge { addr, lkey: values.lkey, length: bytes }
     }
 
     /// The slot of request `idx`, and the phase bit of its first word in this lap.
     #[inline(always)]
     pub fn slot(&self, idx: u32) -> (Slot, u64) {
-        let config = &self.ext.config;
-        let phase = u64::from((idx & config.phase_bit).wrapping_mul(config.phase_scale));
-        let offset = idx.wrapping_mul(config.wqe_size) & config.ring_mask;
-        (Slot(config.sq_buf.wrapping_byte_add(offset as usize).cast()), phase)
+        let ring = &self.ring;
+        let phase = u64::from((idx & ring.phase_bit).wrapping_mul(ring.phase_scale));
+        let offset = idx.wrapping_mul(ring.wqe_size) & ring.ring_mask;
+        (Slot(in_one_register(ring.sq_buf.wrapping_byte_add(offset as usize).cast())), phase)
     }
 
     /// Returns whether requests have 128 bytes.
     #[inline(always)]
     pub fn is_wide(&self) -> bool {
-        self.ext.config.wqe_size == 128
-    }
-
-    /// Writes request `idx` into the ring, in the phase of its lap.
-    fn place(&self, request: Request, idx: u32) {
-        let (slot, phase) = self.slot(idx);
-        let [head, rest @ ..] = request;
-        slot.put(0, [head | phase]);
-        slot.put(1, rest);
-        if self.is_wide() {
-            slot.pad();
-        }
-    }
-
-    /// Writes a request into the last slot of the batch, in which `start` made room.
-    #[inline(always)]
-    fn place_in_batch(&self, request: Request) {
-        let (wq, last) = (self.wq(), locked::LockedQueue::pending(self).wrapping_sub(1));
-        if self.is_wide() {
-            let mut wide = [0; WIDE];
-            wide[..NARROW].copy_from_slice(&request);
-            // SAFETY: a live queue of 128-byte requests; this thread has the lock and started this request.
-            unsafe { sq::place(wq, last, wide) };
-        } else {
-            // SAFETY: a live queue of 64-byte requests; this thread has the lock and started this request.
-            unsafe { sq::place(wq, last, request) };
-        }
+        self.ring.wqe_size == 128
     }
 }
 
@@ -283,7 +310,7 @@ impl Slot {
     }
 }
 
-impl Queue for Endpoint<'_> {
+impl<R: Ring> Queue for Endpoint<'_, R> {
     #[inline(always)]
     fn completed(&self) -> u32 {
         self.atomic_u64(self.ext.config.completed.cast_mut()).load_external(Ordering::Acquire) as u32 & COUNT_MASK
@@ -308,7 +335,7 @@ impl Queue for Endpoint<'_> {
 
     #[inline(always)]
     fn value_slots(&self) -> u32 {
-        self.ext.config.value_slots
+        self.ext.config.values.slots
     }
 
     #[inline(always)]
@@ -319,7 +346,7 @@ impl Queue for Endpoint<'_> {
     #[inline(always)]
     fn doorbell(&self, count: u32) {
         // SAFETY: the endpoint's doorbell, alive for 'a; only the active ringer, or the poster that has the lock, writes it.
-        unsafe { arch::mmio_store_u32(self.ext.config.sq_db, count) };
+        unsafe { arch::mmio_store_u32(self.ring.sq_db, count) };
     }
 
     /// NCCL's cursors: rung (`wqes_posted`), released (`wqes_completed`) and submitted.
@@ -327,8 +354,7 @@ impl Queue for Endpoint<'_> {
     fn publish(&self, rung: u32) {
         self.wq_field(offset_of!(WqV0, wqes_posted)).store(rung, Ordering::Relaxed);
         self.wq_field(offset_of!(WqV0, wqes_completed)).store(rung, Ordering::Relaxed);
-        let submitted = self.ext.config.handle.wrapping_byte_add(offset_of!(EndpointHandle, submitted_count)).cast();
-        self.atomic_u64(submitted).store(u64::from(rung), Ordering::Relaxed);
+        self.atomic_u64(self.ring.submitted).store(u64::from(rung), Ordering::Relaxed);
     }
 
     #[inline(always)]
@@ -346,7 +372,7 @@ impl Queue for Endpoint<'_> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn insert_used(&self) {
         // SAFETY: the plugin keeps a context as long as its endpoints.
-        used_set(unsafe { &*self.context() }).insert(self.ext.config.index);
+        used_set(unsafe { &*self.ext.config.context }).insert(self.ext.config.index);
     }
 }
 
@@ -359,7 +385,7 @@ pub(crate) fn used_set(context: &ContextExt) -> UsedSet<'_> {
     UsedSet::new(words, context.n_endpoints)
 }
 
-impl combining::CombiningQueue for Endpoint<'_> {
+impl<R: Ring> combining::CombiningQueue for Endpoint<'_, R> {
     #[inline(always)]
     fn words(&self) -> combining::Words<'_> {
         let posting = &self.ext.posting;
@@ -393,7 +419,7 @@ impl locked::LockedQueue for Endpoint<'_> {
         } else if pending == 0 {
             // The queue's phase belongs to the slot at `pc`. NCCL's device code moves `pc` without the phase.
             let pc = self.wq_field(offset_of!(WqV0, pc)).load(Ordering::Relaxed);
-            let phase = u32::from(pc & self.ext.config.phase_bit != 0);
+            let phase = u32::from(pc & self.ext.config.ring.phase_bit != 0);
             self.wq_field(offset_of!(WqV0, phase)).store(phase, Ordering::Relaxed);
         }
         // SAFETY: a live queue; only the thread that has the lock starts and flushes.
@@ -411,7 +437,7 @@ impl locked::LockedQueue for Endpoint<'_> {
             unsafe { sq::flush(self.wq()) };
         } else {
             // SAFETY: the endpoint's doorbell; only the thread that has the lock rings it.
-            unsafe { sq::ring(self.ext.config.sq_db, next) };
+            unsafe { sq::ring(self.ext.config.ring.sq_db, next) };
         }
         self.publish(next);
     }

@@ -23,6 +23,9 @@ pub mod action;
 pub mod capi;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
+mod constant;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
 pub mod context;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]

@@ -85,6 +85,19 @@ pub fn relax(_round: u32, _progress: impl FnOnce() -> bool) {
     loom::thread::yield_now();
 }
 
+/// An address that a CPU's compiler keeps in one register, rather than in two that it adds at each use. No instruction.
+#[inline(always)]
+pub fn in_one_register<T>(address: *mut T) -> *mut T {
+    #[cfg(not(any(target_arch = "nvptx64", miri)))]
+    let address = {
+        let mut address = address;
+        // SAFETY: the block has no instruction.
+        unsafe { core::arch::asm!("/* {0} */", inout(reg) address, options(pure, nomem, nostack, preserves_flags)) };
+        address
+    };
+    address
+}
+
 /// The number 1, in a form that the assembler takes for a number of each thread's own.
 ///
 /// For an add of one constant to one word, ptxas makes a warp elect a leader that adds for all lanes and distributes the result.

@@ -110,7 +110,8 @@ assert_layout!(MrPeer, size 16, align 8, { remote_addr @ 0, rkey @ 8, pad @ 12 }
 
 /// `nccl_ofi_gin_gdaki_mr_handle`: a window on one rail. `nranks` entries of [`MrPeer`] follow.
 ///
-/// A kernel's `ncclGinWindow_t` is the address of an array of pointers to these, one for each rail.
+/// A kernel's `ncclGinWindow_t` is the address of an array of pointers to these, one for each rail. They follow the array:
+/// [`window_handle_offset`](crate::ext::window_handle_offset).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct MrHandle {

@@ -6,6 +6,7 @@
 //! [`ContextExt`] for each context and from there to one [`EndpointExt`] for each endpoint.
 
 use crate::assert_layout;
+use crate::device::{MrHandle, MrPeer};
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -13,7 +14,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// `HandleHeader::magic`.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
 /// `HandleHeader::version`: raised whenever a struct of this module changes.
-pub const HEADER_VERSION: u32 = 4;
+pub const HEADER_VERSION: u32 = 5;
 
 /// Lets a software card work in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns
 /// false when the call did nothing because the card has a processor of its own. It returns soon, any number of threads may
@@ -51,45 +52,66 @@ assert_layout!(HandleHeader, size 64, align 64, {
     reserved @ 40,
 });
 
-/// One GIN context, as ferrogin's kernels use it: the fields that every post reads, then the others.
+/// What a post reads of its context: loads of 16 bytes that begin at the same time.
 ///
 /// `endpoints` is ordered: data, value, then one for each counter, then one for each signal. Some numbers are also in the
 /// struct that NCCL sees; they are repeated here so that a post reads one cache line.
-#[repr(C, align(128))]
+#[repr(C, align(16))]
 #[derive(Debug, Clone, Copy)]
-pub struct ContextExt {
+pub struct Routes {
     /// `[n_endpoints]`.
     pub endpoints: *mut EndpointExt,
-    /// The value endpoint: `endpoints` plus one.
-    pub values: *mut EndpointExt,
-    /// `[slot * nranks + peer]`; all zero where a peer has no such target.
+    /// `[slot * nranks + peer]`; all zero where a peer has no such target. Fewer than [`MAX_TARGETS`] entries.
     pub targets: *const TargetWords,
     /// Ranks of the communicator.
     pub nranks: u32,
-    /// Target slots in `targets`: 1 + the greatest number of signals on any rank.
-    pub n_slots: u32,
+    /// The greatest number of signals on any rank, which is the last target slot.
+    pub last_slot: u32,
     /// Counters of this context.
     pub n_counters: u32,
     /// Signals of this context.
     pub n_signals: u32,
     /// Longest put or get that takes the fast path: `max_rdma_size`, or 0 with the `locked` policy, which has no fast path.
     pub fast_put_limit: u64,
-    /// Index into a window's array of per-rail memory handles.
-    pub rail_id: u32,
-    /// Local key of the scratch buffer.
-    pub scratch_lkey: u32,
-    /// Same as [`HandleHeader::policy`].
-    pub policy: u32,
-    /// [`EndpointConfig::value_path`] of the value endpoint.
+    /// Bytes from a window to its peers' entries on the context's rail: they follow the handle of [`window_handle_offset`].
+    pub window_peers: u32,
+    /// [`ValueConfig::path`] of the value endpoint.
     pub value_path: u32,
-    /// Scratch buffer: source of writes that carry no bytes.
-    pub scratch_local_addr: u64,
+    /// Scratch memory of this rank and its peers, in the form of a window's handle: source and target of writes that carry no
+    /// bytes.
+    pub scratch: *const MrHandle,
     /// The device handle, which NCCL sees.
     pub dev: *mut crate::device::DevHandle,
+}
+assert_layout!(Routes, size 64, align 16, {
+    endpoints @ 0, targets @ 8, nranks @ 16, last_slot @ 20, n_counters @ 24, n_signals @ 28, fast_put_limit @ 32,
+    window_peers @ 40, value_path @ 44, scratch @ 48, dev @ 56,
+});
+
+/// More than the targets of any context: a table of them would have 4 GiB.
+pub const MAX_TARGETS: usize = 1 << 28;
+
+/// Bytes from a window, which is the address of an array of one pointer for each of `rails` rails, to its [`MrHandle`] on a rail.
+/// The handles follow the array, so that a post computes the address that NCCL's device code loads from the array.
+pub const fn window_handle_offset(rails: usize, rail: usize, nranks: usize) -> usize {
+    let array = (rails * size_of::<*const MrHandle>()).next_multiple_of(16);
+    array + rail * (size_of::<MrHandle>() + nranks * size_of::<MrPeer>())
+}
+
+/// One GIN context, as ferrogin's kernels use it.
+#[repr(C, align(128))]
+#[derive(Debug, Clone, Copy)]
+pub struct ContextExt {
+    /// What every post reads.
+    pub routes: Routes,
+    /// Same as [`HandleHeader::policy`].
+    pub policy: u32,
     /// `2 + n_counters + n_signals`.
     pub n_endpoints: u32,
     /// Largest transfer of one work request, bytes.
     pub max_rdma_size: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Same word as [`HandleHeader::abort_flag`].
     pub abort_flag: *mut u32,
     /// Nanoseconds after which a wait of the device API gives up; 0 is never. Kernels may change the word.
@@ -101,11 +123,12 @@ pub struct ContextExt {
     pub progress_arg: *mut c_void,
     /// The set of endpoints that a flush looks at: the summary words of [`used_words`], then the leaf words. Zero at first.
     pub used: *mut u64,
+    /// Zero.
+    pub reserved2: u64,
 }
 assert_layout!(ContextExt, size 128, align 128, {
-    endpoints @ 0, values @ 8, targets @ 16, nranks @ 24, n_slots @ 28, n_counters @ 32, n_signals @ 36, fast_put_limit @ 40,
-    rail_id @ 48, scratch_lkey @ 52, policy @ 56, value_path @ 60, scratch_local_addr @ 64, dev @ 72, n_endpoints @ 80,
-    max_rdma_size @ 84, abort_flag @ 88, timeout_ns @ 96, progress @ 104, progress_arg @ 112, used @ 120,
+    routes @ 0, policy @ 64, n_endpoints @ 68, max_rdma_size @ 72, reserved @ 76, abort_flag @ 80, timeout_ns @ 88,
+    progress @ 96, progress_arg @ 104, used @ 112, reserved2 @ 120,
 });
 
 /// Bits of one word of [`ContextExt::used`]: its low half. The high half counts insertions.
@@ -166,22 +189,20 @@ assert_layout!(EndpointExt, size 384, align 128, { config @ 0, posting @ 128, qu
 pub struct QueueMemory(pub [AtomicU64; 18]);
 const _: () = assert!(size_of::<QueueMemory>() == 144);
 
-/// [`EndpointConfig::value_path`]: no fast path. The policy has none, or the endpoint takes no values.
+/// [`ValueConfig::path`]: no fast path. The policy has none, or the endpoint takes no values.
 pub const VALUE_NONE: u32 = 0;
-/// [`EndpointConfig::value_path`]: values travel through the slot pool.
+/// [`ValueConfig::path`]: values travel through the slot pool.
 pub const VALUE_POOL: u32 = 1;
-/// [`EndpointConfig::value_path`]: values travel inline.
+/// [`ValueConfig::path`]: values travel inline.
 pub const VALUE_INLINE: u32 = 2;
 
 /// Bytes from one value slot to the next.
 pub const VALUE_STRIDE: u32 = 8;
 
-/// The constant half of an [`EndpointExt`]: fields that every post reads, then those that waits and values need.
-#[repr(C, align(128))]
+/// What every post on an endpoint reads: loads of 16 bytes that begin at the same time.
+#[repr(C, align(16))]
 #[derive(Debug, Clone, Copy)]
-pub struct EndpointConfig {
-    /// The endpoint handle, which NCCL sees.
-    pub handle: *mut crate::device::EndpointHandle,
+pub struct RingConfig {
     /// Send queue ring.
     pub sq_buf: *mut u8,
     /// Send queue doorbell.
@@ -194,16 +215,40 @@ pub struct EndpointConfig {
     pub phase_bit: u32,
     /// The factor that turns `phase_bit` into the phase bit of a request's first word.
     pub phase_scale: u32,
+    /// [`EndpointHandle::submitted_count`](crate::device::EndpointHandle::submitted_count) of `handle`.
+    pub submitted: *mut u64,
     /// First value slot of this endpoint, or 0.
     pub value_base: u64,
-    /// Value slots less one.
-    pub value_mask: u32,
+}
+assert_layout!(RingConfig, size 48, align 16, {
+    sq_buf @ 0, sq_db @ 8, ring_mask @ 16, wqe_size @ 20, phase_bit @ 24, phase_scale @ 28, submitted @ 32, value_base @ 40,
+});
+
+/// What a post of a value reads besides.
+#[repr(C, align(16))]
+#[derive(Debug, Clone, Copy)]
+pub struct ValueConfig {
+    /// The offsets of value slots, as a mask: [`VALUE_STRIDE`] times the number of slots less one.
+    pub mask: u32,
     /// Local key of the value slot pool.
-    pub value_lkey: u32,
+    pub lkey: u32,
     /// One of [`VALUE_NONE`], [`VALUE_POOL`], [`VALUE_INLINE`].
-    pub value_path: u32,
+    pub path: u32,
     /// Value slots of this endpoint; a power of two, or 0 where values travel inline or not at all.
-    pub value_slots: u32,
+    pub slots: u32,
+}
+assert_layout!(ValueConfig, size 16, align 16, { mask @ 0, lkey @ 4, path @ 8, slots @ 12 });
+
+/// The constant half of an [`EndpointExt`]: fields that every post reads, then those that waits need.
+#[repr(C, align(128))]
+#[derive(Debug, Clone, Copy)]
+pub struct EndpointConfig {
+    /// What every post reads.
+    pub ring: RingConfig,
+    /// What posts of values read.
+    pub values: ValueConfig,
+    /// The endpoint handle, which NCCL sees.
+    pub handle: *mut crate::device::EndpointHandle,
     /// Work requests that may be outstanding at once.
     pub sq_size: u32,
     /// Work requests that may be written and not yet rung.
@@ -224,10 +269,8 @@ pub struct EndpointConfig {
     pub reserved: u64,
 }
 assert_layout!(EndpointConfig, size 128, align 128, {
-    handle @ 0, sq_buf @ 8, sq_db @ 16, ring_mask @ 24, wqe_size @ 28, phase_bit @ 32, phase_scale @ 36,
-    value_base @ 40, value_mask @ 48, value_lkey @ 52, value_path @ 56, value_slots @ 60, sq_size @ 64, max_batch @ 68,
-    completed @ 72, errors @ 80, errors_base @ 88, write_inline @ 96, index @ 100, context @ 104,
-    reserved @ 112,
+    ring @ 0, values @ 48, handle @ 64, sq_size @ 72, max_batch @ 76, completed @ 80, errors @ 88, errors_base @ 96,
+    write_inline @ 104, index @ 108, context @ 112, reserved @ 120,
 });
 
 /// The lowest bit of the `combining` policy's rung count in [`PostingState::state`].

@@ -11,11 +11,11 @@ use efa_dp_direct::queue::{
 };
 use efa_dp_direct::wqe::words::{WqeTemplate, phase_scale};
 use efa_dp_direct::wqe::{Destination, Hints};
-use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle};
+use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
 use ferrogin_ffi::ext::{
     ContextExt, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    PostingState, STATE_RUNG_SHIFT, Target, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE,
-    used_words,
+    PostingState, RingConfig, Routes, STATE_RUNG_SHIFT, Target, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL,
+    VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
 };
 use ferrogin_libfabric::progress::Progress;
 use std::marker::PhantomData;
@@ -104,6 +104,8 @@ pub struct ContextSpec {
     pub rank: usize,
     /// Rail of the context.
     pub rail: u32,
+    /// Rails of the communicator, for each of which a window has a handle.
+    pub rails: usize,
     /// Targets at `[slot * nranks + peer]`.
     pub targets: Arc<[Target]>,
     /// Local key and address of the scratch page.
@@ -180,6 +182,8 @@ struct ContextPlaces {
     targets: Place<TargetWords>,
     scratch_addrs: Place<u64>,
     scratch_rkeys: Place<u32>,
+    scratch: Place<MrHandle>,
+    scratch_peers: Place<MrPeer>,
     timeout: Place<u64>,
     used: Place<u64>,
 }
@@ -226,6 +230,9 @@ impl Plan {
                 qpns: cursor.place(table, 8),
                 scratch_addrs: cursor.place(context.nranks, 8),
                 scratch_rkeys: cursor.place(context.nranks, 8),
+                // The entries follow the handle.
+                scratch: cursor.place(1, 16),
+                scratch_peers: cursor.place(context.nranks, 16),
                 timeout: cursor.place(1, LINE),
                 used: cursor.place(words_of_used_set(context.endpoints.len()), LINE),
                 queues: (0..context.endpoints.len())
@@ -339,6 +346,10 @@ fn fill_context(
     image.put_all(places.qkeys, context.targets.iter().map(|target| target.qkey));
     image.put_all(places.scratch_addrs, context.scratch_peers.iter().map(|peer| peer.0));
     image.put_all(places.scratch_rkeys, context.scratch_peers.iter().map(|peer| peer.1));
+    let (lkey, local_addr) = context.scratch;
+    image.put(places.scratch, 0, MrHandle { lkey, nranks: context.nranks as i32, local_addr, peers: [] });
+    let peers = context.scratch_peers.iter().map(|&(remote_addr, rkey)| MrPeer { remote_addr, rkey, pad: 0 });
+    image.put_all(places.scratch_peers, peers);
 
     let mut handles = Vec::with_capacity(context.endpoints.len());
     for (e, (endpoint, queue)) in context.endpoints.iter().zip(&places.queues).enumerate() {
@@ -409,31 +420,39 @@ fn fill_context(
         places.ext,
         0,
         ContextExt {
-            endpoints: image.at(places.endpoints, 0),
-            values: image.at(places.endpoints, 1),
-            targets: image.at(places.targets, 0),
-            nranks: context.nranks as u32,
-            n_slots: (context.targets.len() / context.nranks.max(1)) as u32,
-            n_counters: context.n_counters as u32,
-            n_signals: context.n_signals as u32,
-            fast_put_limit: if has_fast_path { context.max_rdma_size.into() } else { 0 },
-            rail_id: context.rail,
-            scratch_lkey: context.scratch.0,
+            routes: Routes {
+                endpoints: image.at(places.endpoints, 0),
+                targets: image.at(places.targets, 0),
+                nranks: context.nranks as u32,
+                last_slot: (context.targets.len() / context.nranks.max(1)) as u32 - 1,
+                n_counters: context.n_counters as u32,
+                n_signals: context.n_signals as u32,
+                fast_put_limit: if has_fast_path { context.max_rdma_size.into() } else { 0 },
+                window_peers: window_peers(context),
+                value_path: context.endpoints.get(1).map_or(VALUE_NONE, |endpoint| value_path(endpoint, spec.policy)),
+                scratch: image.at(places.scratch, 0),
+                dev: image.at(devs, index),
+            },
             policy: spec.policy,
-            value_path: context.endpoints.get(1).map_or(VALUE_NONE, |endpoint| value_path(endpoint, spec.policy)),
-            scratch_local_addr: context.scratch.1,
-            dev: image.at(devs, index),
             n_endpoints: context.endpoints.len() as u32,
             max_rdma_size: context.max_rdma_size,
+            reserved: 0,
             abort_flag: spec.abort_flag as *mut u32,
             // Zero: waits for a peer's compute may take any time; set-up alone has a deadline.
             timeout_ns: image.at(places.timeout, 0),
             progress: context.progress.map(|progress| progress.function),
             progress_arg: context.progress.map_or(null_mut(), |progress| progress.arg),
             used: image.at(places.used, 0),
+            reserved2: 0,
         },
     );
     Ok(())
+}
+
+/// Bytes from a window to its peers' entries on the context's rail.
+fn window_peers(context: &ContextSpec) -> u32 {
+    let handle = window_handle_offset(context.rails, context.rail as usize, context.nranks);
+    (handle + size_of::<MrHandle>()) as u32
 }
 
 /// Words of the set of endpoints that a flush looks at.
@@ -493,18 +512,23 @@ fn endpoint_config(
 ) -> EndpointConfig {
     let (value_base, value_slots) = endpoint.values;
     EndpointConfig {
+        ring: RingConfig {
+            sq_buf: endpoint.sq_buf as *mut u8,
+            sq_db: endpoint.sq_db as *mut u32,
+            ring_mask: endpoint.sq_entries * endpoint.wqe_size - 1,
+            wqe_size: endpoint.wqe_size,
+            phase_bit: endpoint.sq_entries,
+            phase_scale: phase_scale(endpoint.sq_entries),
+            submitted: handle.wrapping_byte_add(offset_of!(EndpointHandle, submitted_count)).cast(),
+            value_base,
+        },
+        values: ValueConfig {
+            mask: value_slots.saturating_sub(1) * VALUE_STRIDE,
+            lkey: if value_slots != 0 { lkey } else { 0 },
+            path: value_path(endpoint, policy),
+            slots: value_slots,
+        },
         handle,
-        sq_buf: endpoint.sq_buf as *mut u8,
-        sq_db: endpoint.sq_db as *mut u32,
-        ring_mask: endpoint.sq_entries * endpoint.wqe_size - 1,
-        wqe_size: endpoint.wqe_size,
-        phase_bit: endpoint.sq_entries,
-        phase_scale: phase_scale(endpoint.sq_entries),
-        value_base,
-        value_mask: value_slots.saturating_sub(1),
-        value_lkey: if value_slots != 0 { lkey } else { 0 },
-        value_path: value_path(endpoint, policy),
-        value_slots,
         sq_size: endpoint.sq_size,
         max_batch: endpoint.max_batch,
         completed: endpoint.completed.0 as *const u64,

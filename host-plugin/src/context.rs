@@ -14,7 +14,7 @@ use crate::rail::{CounterBudget, Peers, QueueOptions, Rail};
 use crate::watcher::{self, CqReader, Guard, Report, RingView, Watch, WatchedEndpoint};
 use crate::{registry, trace};
 use ferrogin_ffi::device::DevHandle;
-use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED, Target};
+use ferrogin_ffi::ext::{MAX_TARGETS, POLICY_COMBINING, POLICY_LOCKED, Target};
 use ferrogin_ffi::nccl::{GinConfigV14, NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
 use ferrogin_libfabric::progress::Progress;
 use ferrogin_libfabric::{Info, bindings};
@@ -438,6 +438,13 @@ impl Context {
         for (id, one) in context.contexts.iter().enumerate() {
             let at = id % coll.rails.len();
             let rail = &coll.rails[at];
+            if one.targets.len() >= MAX_TARGETS {
+                return Err(Error::Usage(format!(
+                    "{} targets, one for each rank and signal: a context has fewer than {MAX_TARGETS}; create it with fewer \
+                     signals",
+                    one.targets.len()
+                )));
+            }
             let memory = context.memory.counters();
             let base = context.memory.card.device_address();
             let mut endpoints = Vec::with_capacity(one.endpoints.len());
@@ -459,6 +466,7 @@ impl Context {
                 nranks: coll.nranks,
                 rank: coll.rank,
                 rail: rail.index,
+                rails: coll.rails.len(),
                 targets: one.targets.clone(),
                 scratch: (registered.scratch_keys.0, base),
                 scratch_peers: parts.iter().map(|part| part.contexts[id].scratch).collect(),

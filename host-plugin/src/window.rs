@@ -7,6 +7,7 @@ use crate::device::{DeviceBuffer, Use, WindowMemory, bytes_of};
 use crate::error::Error;
 use crate::trace;
 use ferrogin_ffi::device::{MrHandle, MrPeer};
+use ferrogin_ffi::ext::window_handle_offset;
 use ferrogin_ffi::nccl;
 use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
 use std::ffi::{c_int, c_void};
@@ -188,11 +189,10 @@ fn peers(parts: &[Vec<u8>], rail: usize) -> Result<Vec<MrPeer>, Error> {
 
 /// The array of pointers, then one [`MrHandle`] with its peers for each rail.
 fn table(coll: &CollComm, data: u64, lkeys: &[u32], peers: &[Vec<MrPeer>]) -> Result<Box<dyn DeviceBuffer>, Error> {
-    let list = (lkeys.len() * 8).next_multiple_of(16);
-    let one = size_of::<MrHandle>() + coll.nranks * size_of::<MrPeer>();
-    let buffer = coll.device.allocate(list + lkeys.len() * one, Use::Tables)?;
+    let at = |rail| window_handle_offset(lkeys.len(), rail, coll.nranks);
+    let buffer = coll.device.allocate(at(lkeys.len()), Use::Tables)?;
     for (rail, (lkey, peers)) in lkeys.iter().zip(peers).enumerate() {
-        let at = list + rail * one;
+        let at = at(rail);
         buffer.write(rail * 8, bytes_of(&[buffer.device_address() + at as u64]))?;
         let handle = MrHandle { lkey: *lkey, nranks: coll.nranks as i32, local_addr: data, peers: [] };
         buffer.write(at, bytes_of(&[handle]))?;

@@ -242,25 +242,25 @@ impl<'a> Context<'a> {
 
     #[inline(always)]
     fn signal_count(&self, id: u32) -> Result<EventCount<'a>, Status> {
-        if id >= self.ext.n_signals {
+        if id >= self.ext.routes.n_signals {
             return Err(Status::InvalidArgument);
         }
         // SAFETY: the plugin made the device handle and keeps it, constant in this field, as long as the context.
-        let handles = unsafe { (*self.ext.dev).signal_handles };
+        let handles = unsafe { (*self.ext.routes.dev).signal_handles };
         // SAFETY: the list has `n_signals` entries, and `id` is below that.
         let handle = unsafe { *handles.wrapping_add(id as usize) };
-        let endpoint = self.endpoint(FIRST_COUNTER + self.ext.n_counters + id);
+        let endpoint = self.endpoint(FIRST_COUNTER + self.ext.routes.n_counters + id);
         // SAFETY: the plugin keeps the handles of a context as long as the context.
         Ok(unsafe { EventCount::new(handle, endpoint) })
     }
 
     #[inline(always)]
     fn counter_count(&self, id: u32) -> Result<EventCount<'a>, Status> {
-        if id >= self.ext.n_counters {
+        if id >= self.ext.routes.n_counters {
             return Err(Status::InvalidArgument);
         }
         // SAFETY: the plugin made the device handle and keeps it, constant in this field, as long as the context.
-        let handles = unsafe { (*self.ext.dev).counter_handles };
+        let handles = unsafe { (*self.ext.routes.dev).counter_handles };
         // SAFETY: the list has `n_counters` entries, and `id` is below that.
         let handle = unsafe { *handles.wrapping_add(id as usize) };
         // SAFETY: the plugin keeps the handles of a context as long as the context.

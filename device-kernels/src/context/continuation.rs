@@ -1,161 +1,155 @@
 //! The fast path in two functions, for CUDA C++. `fgin_fast_*` post one request in GPU mode by the `combining` policy, and call
-//! no other function; `fgin_continue_*` carry out the [`Continuation`] that the first returned. Kernels have `fgin_fast_*` as inline
-//! assembly (`ferrogin/fast_path.cuh`), and call `fgin_continue_*` only for a continuation that is not 0.
+//! no other function; `fgin_continue_*` do what the first left [`Unfinished`]. Kernels have `fgin_fast_*` as inline
+//! assembly (`ferrogin/fast_path.cuh`), and call `fgin_continue_*` only where something is left to do. Their arguments fit in the
+//! registers of a call, so that a kernel needs no stack for them.
 
-use super::fast_path::{Empty, LOCAL, Path, Put, REMOTE};
-use super::tables::{RemoteSpan, limits_of};
-use super::{Context, DATA, FIRST_COUNTER, Route, VALUE, Window};
+use super::fast_path::{self, Path, Put, Value};
+use super::slow_path::Operation;
+use super::tables::{Named, ON_GPU, context_of};
+use super::{Context, FIRST_COUNTER, Refused, Window};
 use crate::action::{Action, Flags};
-use crate::post::combining::{AfterMark, Next, NoRoom, finish};
+use crate::endpoint::{Endpoint, Remote, Sge};
+use crate::post::combining::{AfterMark, Next, NoRoom, finish, try_post};
 use crate::post::{EncodeWqe, Gpu};
 use crate::status::Status;
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
-use efa_dp_direct::wqe::words::{ValueSize, local_words, remote_words};
-use ferrogin_ffi::ext::{ContextExt, VALUE_INLINE, VALUE_NONE};
+use ferrogin_ffi::ext::{ContextExt, EndpointExt, MAX_TARGETS};
 
-/// What the fast path left undone.
+/// What the fast path left undone: the arguments of `fgin_continue_*`, each set only where the rest depends on it.
 #[repr(C)]
-pub struct Continuation {
-    /// The word that belongs to `kind`; not set for 0, [`SLOW_PATH`] and [`INVALID`].
+pub struct Unfinished {
+    /// A [`Rest`] in the low half, or 0, which needs no call of `fgin_continue_*`.
+    pub rest: u64,
+    /// The word that belongs to the rest.
     pub word: MaybeUninit<u64>,
-    /// 0, which needs no call of `fgin_continue_*`, or one of the constants below.
-    pub kind: u32,
+    /// The local endpoint.
+    pub poster: MaybeUninit<*const EndpointExt>,
+    /// Address on the peer.
+    pub remote: MaybeUninit<u64>,
+    /// Address on this rank.
+    pub local: MaybeUninit<u64>,
+    /// The remote key, and above it the local key.
+    pub keys: MaybeUninit<u64>,
 }
 
-/// [`Continuation::kind`]: take turns at the doorbell.
-const TAKE_TURN: u32 = Next::TakeTurn as u32;
-/// [`Continuation::kind`]: continue a turn at the doorbell from the state `word`.
-const CONTINUE_TURN: u32 = Next::ContinueTurn as u32;
-/// [`Continuation::kind`]: wait for room for the reservation `word`, then post.
-const WAIT_FOR_ROOM: u32 = 3;
-/// [`Continuation::kind`]: the whole operation, by the slow path. Nothing was posted.
-pub const SLOW_PATH: u32 = 4;
-/// [`Continuation::kind`]: return an error. An argument is out of range, and nothing was posted.
-pub const INVALID: u32 = 5;
-
-impl Continuation {
-    const SLOW_PATH: Continuation = Continuation { word: MaybeUninit::uninit(), kind: SLOW_PATH };
-    const INVALID: Continuation = Continuation { word: MaybeUninit::uninit(), kind: INVALID };
-}
-
-/// The operation that `fgin_continue_*` continue, in one word: the peer (24 bits), the continuation's kind (7 bits), the
-/// aggregate flag, and the ids of signal and counter (32 bits). A peer number of more bits, which no context has, makes the
-/// kind [`INVALID`] or an unknown one, and both are refused.
+/// What is left to do, in one word: the index of the target (28 bits), the aggregate flag, and the kind.
 #[derive(Clone, Copy)]
-struct PackedOperation(u64);
+struct Rest(u32);
 
-impl PackedOperation {
-    fn peer(self) -> u32 {
-        self.0 as u32 & 0xff_ffff
+const _: () = assert!(MAX_TARGETS == 1 << AGGREGATE_SHIFT);
+const AGGREGATE_SHIFT: u32 = 28;
+const KIND_SHIFT: u32 = 29;
+
+/// Kinds up to this one are those of [`Next`]: the step after the mark, with its state as `word`.
+const LAST_STEP: u32 = Next::EndTurn as u32;
+/// Kind: wait for room for the reservation `word`, then post.
+const WAIT_FOR_ROOM: u32 = LAST_STEP + 1;
+/// Kind: the whole operation, by the slow path. Nothing was posted. For a put, `word` is the number of bytes.
+pub const SLOW_PATH: u32 = LAST_STEP + 2;
+/// Kind: return an error. An argument is out of range, and nothing was posted.
+pub const INVALID: u32 = LAST_STEP + 3;
+
+impl Rest {
+    #[inline(always)]
+    fn new(kind: u32, target: u32, aggregate: u32) -> u64 {
+        u64::from(target | u32::from(aggregate != 0) << AGGREGATE_SHIFT | kind << KIND_SHIFT)
     }
 
     fn kind(self) -> u32 {
-        (self.0 >> 24) as u32 & 0x7f
+        self.0 >> KIND_SHIFT
     }
 
-    /// The fast path refused the arguments, so they may have any value.
-    fn is_refused(self) -> bool {
-        self.kind() >= INVALID
+    fn target(self) -> u32 {
+        self.0 & (MAX_TARGETS as u32 - 1)
     }
 
     fn is_aggregate(self) -> bool {
-        self.0 >> 31 & 1 != 0
+        self.0 >> AGGREGATE_SHIFT & 1 != 0
     }
 
-    fn flags(self) -> Flags {
-        if self.is_aggregate() { Flags::AGGREGATE } else { Flags::NONE }
+    /// The operation of the target and the endpoint, which were checked.
+    fn operation(self, endpoint: Endpoint<'_>) -> Operation {
+        let routes = context_of(endpoint).tables::<ON_GPU>().0;
+        let (slot, peer) = (self.target() / routes.nranks, self.target() % routes.nranks);
+        let counter = endpoint.index().wrapping_sub(FIRST_COUNTER);
+        let action = if slot == 0 { Action::NONE } else { Action::signal_inc(slot as u16 - 1) };
+        let action = if counter < routes.n_counters { action.with_counter(counter as u16) } else { action };
+        Operation { peer, action, flags: if self.is_aggregate() { Flags::AGGREGATE } else { Flags::NONE } }
     }
 
-    fn ids(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-}
-
-/// The action that raises a signal by one (low half of `ids`: its id + 1) and ticks a counter (high half: its id + 1).
-#[inline(always)]
-fn action(ids: u32) -> Action {
-    Action::from_bits(1 << 32 | u64::from(ids))
-}
-
-/// A value, inline in its request or through the pool. One type for both keeps one copy of the code.
-#[derive(Clone, Copy)]
-struct Value<'a> {
-    path: Path<'a>,
-    remote: RemoteSpan,
-    value: u64,
-    size: ValueSize,
-    is_inline: bool,
-}
-
-impl EncodeWqe for Value<'_> {
-    #[inline(always)]
-    fn encode(self, idx: u32) {
-        let Self { path, remote, value, size, is_inline } = self;
-        let (slot, phase) = path.poster.slot(idx);
-        let template = path.template();
-        let [head, rest @ ..] = if is_inline { template.value_meta(size) } else { template.write_meta() };
-        slot.put(0, [head | phase]);
-        slot.put(1, rest);
-        slot.put(REMOTE, remote_words(remote.memory(), size.bytes()));
-        let local = if is_inline { [value, 0] } else { local_words(path.poster.pool(idx, value, size.bytes())) };
-        slot.put(LOCAL, local);
-        if is_inline {
-            slot.pad();
-        }
-    }
-}
-
-impl<'a> Context<'a> {
-    /// The route of an operation without a counter that raises `signal` by one, if there is one.
-    #[inline(always)]
-    fn route_to_signal(self, peer: u32, signal: Option<u32>, plain: u32) -> Result<Route, Status> {
-        let ext = self.ext;
-        let (has_signal, id) = (signal.is_some(), signal.unwrap_or(0));
-        // Slot 0 always exists. There is no short circuit, so that all loads begin at once.
-        if (peer >= ext.nranks) | (has_signal & (id >= ext.n_slots.wrapping_sub(1))) {
-            return Err(Status::InvalidArgument);
-        }
-        let has_endpoint = has_signal & (id < ext.n_signals);
-        let poster = if has_endpoint { FIRST_COUNTER + ext.n_counters + id } else { plain };
-        let slot = if has_signal { id + 1 } else { 0 };
-        let row = ext.targets.wrapping_add((slot * ext.nranks) as usize);
-        Ok(Route { row, poster: self.endpoint_ext(poster), raised_by: 0 })
-    }
-
-    /// The path of that route; `slot` is the signal's id + 1, or 0.
-    fn path_to_signal(self, peer: u32, slot: u32, plain: u32) -> Result<Path<'a>, Status> {
-        let route = self.route_to_signal(peer, slot.checked_sub(1), plain)?;
-        Ok(Path { target: self.target(peer, route)?, poster: self.poster(route) })
-    }
-
-    #[inline(always)]
-    fn post_fast(path: Path<'_>, aggregate: u32, request: impl EncodeWqe) -> Continuation {
-        match path.poster.try_post_unfinished::<Gpu>(aggregate != 0, request) {
-            Ok(AfterMark { next, state }) => Continuation { word: MaybeUninit::new(state), kind: next as u32 },
-            Err(NoRoom { reserved }) => Continuation { word: MaybeUninit::new(reserved), kind: WAIT_FOR_ROOM },
-        }
-    }
-
-    /// Carries out a continuation of any kind but [`SLOW_PATH`].
-    fn continue_fast(
-        path: Path<'_>,
-        operation: PackedOperation,
-        word: u64,
-        request: impl EncodeWqe,
-    ) -> Result<(), Status> {
-        let poster = path.poster;
-        match operation.kind() {
-            WAIT_FOR_ROOM => {
-                return poster.post_reserved::<Gpu>(limits_of(poster), operation.is_aggregate(), request, word);
-            }
-            CONTINUE_TURN => finish::<Gpu, _>(poster, AfterMark { next: Next::ContinueTurn, state: word }),
-            TAKE_TURN => finish::<Gpu, _>(poster, AfterMark { next: Next::TakeTurn, state: word }),
-            _ => return Err(Status::InvalidArgument),
-        }
+    /// Takes the step after the mark that is left.
+    fn finish(self, endpoint: Endpoint<'_>, word: u64) -> Result<(), Status> {
+        finish::<Gpu, _>(endpoint, AfterMark { next: Next::from_number(self.kind()), state: word });
         Ok(())
     }
 }
+
+impl Unfinished {
+    const INVALID: Self = Self::only((INVALID << KIND_SHIFT) as u64);
+
+    #[inline(always)]
+    const fn only(rest: u64) -> Self {
+        Unfinished {
+            rest,
+            word: MaybeUninit::uninit(),
+            poster: MaybeUninit::uninit(),
+            remote: MaybeUninit::uninit(),
+            local: MaybeUninit::uninit(),
+            keys: MaybeUninit::uninit(),
+        }
+    }
+
+    #[inline(always)]
+    fn on(endpoint: Endpoint<'_>, rest: u64, word: u64) -> Self {
+        let poster = MaybeUninit::new(endpoint.as_ptr());
+        Unfinished { word: MaybeUninit::new(word), poster, ..Self::only(rest) }
+    }
+
+    /// The whole operation.
+    #[inline(always)]
+    fn slow(path: Path<'_, true>, aggregate: u32, word: u64) -> Self {
+        Self::on(path.poster.endpoint(), Rest::new(SLOW_PATH, path.target.index, aggregate), word)
+    }
+
+    #[inline(always)]
+    fn with_sides(self, remote: Remote, local: Sge) -> Self {
+        Unfinished {
+            remote: MaybeUninit::new(remote.addr),
+            local: MaybeUninit::new(local.addr),
+            keys: MaybeUninit::new(u64::from(remote.rkey) | u64::from(local.lkey) << 32),
+            ..self
+        }
+    }
+}
+
+/// The id + 1 of a signal or counter, or 0 without one; the largest number stands for ids that no context has.
+#[inline(always)]
+fn slot(exists: u32, id: u32) -> u32 {
+    if exists != 0 { id.saturating_add(1) } else { 0 }
+}
+
+#[inline(always)]
+fn named(has_signal: u32, signal: u32, has_counter: u32, counter: u32) -> Named {
+    Named { signal: slot(has_signal, signal), counter: slot(has_counter, counter), amount: 1 }
+}
+
+#[inline(always)]
+fn post(path: Path<'_, true>, aggregate: u32, request: impl EncodeWqe, remote: Remote, local: Sge) -> Unfinished {
+    let endpoint = path.poster.endpoint();
+    match try_post::<Gpu, _>(path.poster, aggregate != 0, request) {
+        Ok(AfterMark { next: Next::Nothing, .. }) => Unfinished::only(0),
+        Ok(AfterMark { next, state }) => Unfinished::on(endpoint, Rest::new(next as u32, 0, 0), state),
+        Err(NoRoom { reserved }) => {
+            let rest = Rest::new(WAIT_FOR_ROOM, path.target.index, aggregate);
+            Unfinished::on(endpoint, rest, reserved).with_sides(remote, local)
+        }
+    }
+}
+
+/// The sides of a request whose continuation does not need them.
+const NO_PLACE: Remote = Remote { addr: 0, rkey: 0 };
+const NO_BUFFER: Sge = Sge { addr: 0, lkey: 0, length: 0 };
 
 /// Posts a value; `has_signal` is 1 to raise `signal` by one, and 0 for no signal.
 ///
@@ -173,61 +167,55 @@ pub unsafe extern "C" fn fgin_fast_put_value(
     has_signal: u32,
     signal: u32,
     aggregate: u32,
-) -> Continuation {
+) -> Unfinished {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
-    let Some(size) = ValueSize::new(bytes) else { return Continuation::INVALID };
-    if dst.is_null() {
-        return Continuation::INVALID;
+    let named = named(has_signal, signal, 0, 0);
+    match context.tables::<true>().value(peer, named, Window(dst).at(dst_off), value, bytes) {
+        Ok(request) => post(request.path, aggregate, request, request.remote.memory(), NO_BUFFER),
+        Err(Refused { request: Some(Value { path, remote, .. }), is_invalid: false }) => {
+            Unfinished::slow(path, aggregate, 0).with_sides(remote.memory(), NO_BUFFER)
+        }
+        Err(_) => Unfinished::INVALID,
     }
-    let Ok(route) = context.route_to_signal(peer, (has_signal != 0).then_some(signal), VALUE) else {
-        return Continuation::INVALID;
-    };
-    let Ok(target) = context.target(peer, route) else { return Continuation::INVALID };
-    let path = Path { target, poster: context.poster(route) };
-    let value_path = path.poster.value_path();
-    if value_path == VALUE_NONE {
-        return Continuation::SLOW_PATH;
-    }
-    let is_inline = value_path == VALUE_INLINE;
-    let remote = context.remote_span(Window(dst).at(dst_off), peer);
-    Context::post_fast(path, aggregate, Value { path, remote, value, size, is_inline })
 }
 
-/// Carries out the continuation of [`fgin_fast_put_value`]; `operation` has the slot (16 bits) and the number of bytes.
+/// Does what [`fgin_fast_put_value`] left undone.
 ///
 /// # Safety
 ///
-/// As for [`fgin_fast_put_value`], with the same arguments and its result.
+/// The arguments are those of [`fgin_fast_put_value`] and its result, which is not finished. The context lives.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fgin_continue_put_value(
-    ctx: *const ContextExt,
-    dst: *mut c_void,
-    dst_off: u64,
-    value: u64,
+    poster: *const EndpointExt,
     word: u64,
-    operation: u64,
+    remote: u64,
+    value: u64,
+    bytes: u32,
+    rkey: u32,
+    rest: u32,
 ) -> c_int {
-    // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
-    let context = unsafe { Context::from_ptr(ctx) };
-    let (operation, dst) = (PackedOperation(operation), Window(dst).at(dst_off));
-    let (slot, bytes) = (operation.ids() & 0xffff, operation.ids() >> 16);
-    if operation.is_refused() {
+    let rest = Rest(rest);
+    if rest.kind() >= INVALID {
         return Status::InvalidArgument as c_int;
     }
-    if operation.kind() == SLOW_PATH {
-        let action = if slot == 0 { Action::NONE } else { action(slot) };
-        return code(context.put_value(operation.peer(), dst, value, bytes, action, operation.flags()));
-    }
-    code(context.path_to_signal(operation.peer(), slot, VALUE).and_then(|path| {
-        let size = ValueSize::new(bytes).ok_or(Status::InvalidArgument)?;
-        let (remote, is_inline) =
-            (context.remote_span(dst, operation.peer()), path.poster.value_path() == VALUE_INLINE);
-        Context::continue_fast(path, operation, word, Value { path, remote, value, size, is_inline })
-    }))
+    // SAFETY: the caller vouches that the fast path gave the endpoint, and that the context lives.
+    let endpoint = unsafe { Endpoint::from_ptr(poster) };
+    let remote = Remote { addr: remote, rkey };
+    code(match rest.kind() {
+        SLOW_PATH => context_of(endpoint).put_value_at(rest.operation(endpoint), remote, value, bytes),
+        WAIT_FOR_ROOM => fast_path::value_waiting::<Gpu>(
+            (endpoint, rest.target()),
+            remote,
+            (value, bytes),
+            rest.is_aggregate(),
+            word,
+        ),
+        _ => rest.finish(endpoint, word),
+    })
 }
 
-/// Posts a put; `ids` is the signal's id + 1 or 0, and in its upper half the same for the counter.
+/// Posts a put that raises `signal` by one and ticks `counter`, each if `has_*` is 1.
 ///
 /// # Safety
 ///
@@ -241,57 +229,67 @@ pub unsafe extern "C" fn fgin_fast_put(
     src: *mut c_void,
     src_off: u64,
     bytes: u64,
-    ids: u32,
+    has_signal: u32,
+    signal: u32,
+    has_counter: u32,
+    counter: u32,
     aggregate: u32,
-) -> Continuation {
+) -> Unfinished {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
-    let Ok(route) = context.route(peer, action(ids), DATA) else { return Continuation::INVALID };
-    if bytes.wrapping_sub(1) >= context.ext.fast_put_limit {
-        return Continuation::SLOW_PATH;
+    let named = named(has_signal, signal, has_counter, counter);
+    match context.tables::<true>().put(peer, named, Window(dst).at(dst_off), Window(src).at(src_off), bytes) {
+        Ok(put) => post(put.path, aggregate, put, put.remote.memory(), put.local.sge(0)),
+        Err(Refused { request: Some(Put { path, remote, local, .. }), is_invalid: false }) => {
+            Unfinished::slow(path, aggregate, bytes).with_sides(remote.memory(), local.sge(0))
+        }
+        Err(_) => Unfinished::INVALID,
     }
-    if dst.is_null() || src.is_null() {
-        return Continuation::INVALID;
-    }
-    let Ok(target) = context.target(peer, route) else { return Continuation::INVALID };
-    let path = Path { poster: context.poster(route), target };
-    let (remote, local) =
-        (context.remote_span(Window(dst).at(dst_off), peer), context.local_span(Window(src).at(src_off)));
-    Context::post_fast(path, aggregate, Put { path, remote, local, bytes: bytes as u32 })
 }
 
-/// Carries out the continuation of [`fgin_fast_put`]; `operation` has the same `ids`.
+/// Does what [`fgin_fast_put`] left undone.
 ///
 /// # Safety
 ///
-/// As for [`fgin_fast_put`], with the same arguments and its result.
+/// The arguments are those of [`fgin_fast_put`] and its result, which is not finished. The context lives.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fgin_continue_put(
-    ctx: *const ContextExt,
-    dst: *mut c_void,
-    dst_off: u64,
-    src: *mut c_void,
-    src_off: u64,
-    bytes: u64,
+    poster: *const EndpointExt,
     word: u64,
-    operation: u64,
+    remote: u64,
+    local: u64,
+    keys: u64,
+    bytes: u32,
+    rest: u32,
 ) -> c_int {
-    // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
-    let context = unsafe { Context::from_ptr(ctx) };
-    let operation = PackedOperation(operation);
-    let (dst, src) = (Window(dst).at(dst_off), Window(src).at(src_off));
-    let (peer, action) = (operation.peer(), action(operation.ids()));
-    if operation.is_refused() {
+    let rest = Rest(rest);
+    if rest.kind() >= INVALID {
         return Status::InvalidArgument as c_int;
     }
-    if operation.kind() == SLOW_PATH {
-        return code(context.put(peer, dst, src, bytes, action, operation.flags()));
-    }
-    code(context.route(peer, action, DATA).and_then(|route| {
-        let path = Path { target: context.target(peer, route)?, poster: context.poster(route) };
-        let (remote, local) = (context.remote_span(dst, peer), context.local_span(src));
-        Context::continue_fast(path, operation, word, Put { path, remote, local, bytes: bytes as u32 })
-    }))
+    // SAFETY: the caller vouches that the fast path gave the endpoint, and that the context lives.
+    let endpoint = unsafe { Endpoint::from_ptr(poster) };
+    let (remote, lkey) = (Remote { addr: remote, rkey: keys as u32 }, (keys >> 32) as u32);
+    code(match rest.kind() {
+        SLOW_PATH => {
+            let (context, Operation { peer, action, flags }) = (context_of(endpoint), rest.operation(endpoint));
+            match word {
+                0 => context.signal_slow(peer, action, flags),
+                bytes => {
+                    let local = Sge { addr: local, lkey, length: 0 };
+                    context.put_long(Operation { peer, action, flags }, remote, local, bytes)
+                }
+            }
+        }
+        WAIT_FOR_ROOM => fast_path::put_waiting::<Gpu>(
+            (endpoint, rest.target()),
+            remote,
+            Sge { addr: local, lkey, length: bytes },
+            false,
+            rest.is_aggregate(),
+            word,
+        ),
+        _ => rest.finish(endpoint, word),
+    })
 }
 
 /// Raises a signal; arguments as for [`fgin_fast_put_value`], without bytes.
@@ -306,43 +304,46 @@ pub unsafe extern "C" fn fgin_fast_signal(
     has_signal: u32,
     signal: u32,
     aggregate: u32,
-) -> Continuation {
+) -> Unfinished {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
-    let Ok(route) = context.route_to_signal(peer, (has_signal != 0).then_some(signal), DATA) else {
-        return Continuation::INVALID;
-    };
-    let Ok(target) = context.target(peer, route) else { return Continuation::INVALID };
-    if context.ext.fast_put_limit == 0 {
-        return Continuation::SLOW_PATH;
+    match context.tables::<true>().signal(peer, named(has_signal, signal, 0, 0)) {
+        Ok(put) => post(put.path, aggregate, put, NO_PLACE, NO_BUFFER),
+        Err(Refused { request: Some(Put { path, .. }), is_invalid: false }) => Unfinished::slow(path, aggregate, 0),
+        Err(_) => Unfinished::INVALID,
     }
-    let path = Path { target, poster: context.poster(route) };
-    Context::post_fast(path, aggregate, Empty { path, context, peer })
 }
 
-/// Carries out the continuation of [`fgin_fast_signal`]; `operation` has the slot.
+/// Does what [`fgin_fast_signal`] left undone.
 ///
 /// # Safety
 ///
-/// As for [`fgin_fast_signal`], with the same arguments and its result.
+/// The arguments are the result of [`fgin_fast_signal`], which is not finished. The context lives.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fgin_continue_signal(ctx: *const ContextExt, word: u64, operation: u64) -> c_int {
-    // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
-    let context = unsafe { Context::from_ptr(ctx) };
-    let operation = PackedOperation(operation);
-    if operation.is_refused() {
+pub unsafe extern "C" fn fgin_continue_signal(poster: *const EndpointExt, word: u64, rest: u32) -> c_int {
+    let rest = Rest(rest);
+    if rest.kind() >= INVALID {
         return Status::InvalidArgument as c_int;
     }
-    if operation.kind() == SLOW_PATH {
-        let action = if operation.ids() == 0 { Action::NONE } else { action(operation.ids()) };
-        return code(context.signal(operation.peer(), action, operation.flags()));
-    }
-    let peer = operation.peer();
-    code(
-        context
-            .path_to_signal(peer, operation.ids(), DATA)
-            .and_then(|path| Context::continue_fast(path, operation, word, Empty { path, context, peer })),
-    )
+    // SAFETY: the caller vouches that the fast path gave the endpoint, and that the context lives.
+    let endpoint = unsafe { Endpoint::from_ptr(poster) };
+    let Operation { peer, action, flags } = rest.operation(endpoint);
+    code(match rest.kind() {
+        SLOW_PATH => context_of(endpoint).signal_slow(peer, action, flags),
+        WAIT_FOR_ROOM => {
+            let tables = context_of(endpoint).tables::<ON_GPU>();
+            let scratch = tables.scratch();
+            fast_path::put_waiting::<Gpu>(
+                (endpoint, rest.target()),
+                tables.remote_span(scratch, peer, true).memory(),
+                tables.local_span(scratch, true).sge(0),
+                false,
+                rest.is_aggregate(),
+                word,
+            )
+        }
+        _ => rest.finish(endpoint, word),
+    })
 }
 
 fn code(result: Result<(), Status>) -> c_int {

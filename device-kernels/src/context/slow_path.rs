@@ -1,17 +1,22 @@
 //! The slow path: the `locked` policy, transfers without bytes or of more than one work request, and signals that are raised
 //! by more than one.
 
-use super::tables::template;
-use super::{Context, DATA, Route, Span, VALUE};
+use super::tables::{Named, ON_GPU, Route, Tables};
+use super::{Context, DATA, Span, VALUE};
 use crate::action::{Action, Flags};
-use crate::endpoint::{Endpoint, Request, Sge};
+use crate::endpoint::{Endpoint, Remote, Request, Sge};
 use crate::post::Sharing;
 use crate::status::Status;
-use efa_dp_direct::wqe::words::{ValueSize, WqeTemplate};
+use efa_dp_direct::wqe::words::ValueSize;
 use ferrogin_ffi::ext::{VALUE_INLINE, VALUE_NONE};
 
-/// Bits of an action that name a counter.
-const COUNTER: u64 = 0xffff_0000;
+/// An operation's peer, action and flags.
+#[derive(Clone, Copy)]
+pub(super) struct Operation {
+    pub(super) peer: u32,
+    pub(super) action: Action,
+    pub(super) flags: Flags,
+}
 
 impl Context<'_> {
     #[cold]
@@ -28,34 +33,41 @@ impl Context<'_> {
         if bytes == 0 {
             return self.signal_slow(peer, action, flags);
         }
-        let route = self.route(peer, action, DATA)?;
+        let tables = self.tables::<ON_GPU>();
+        tables.route(peer, action.into(), DATA)?;
         if dst.is_null() || src.is_null() {
             return Err(Status::InvalidArgument);
         }
+        let (remote, local) = (tables.remote_span(dst, peer, true).memory(), tables.local_span(src, true).sge(0));
+        self.put_long(Operation { peer, action, flags }, remote, local, bytes)
+    }
+
+    /// A put of at least one byte.
+    pub(super) fn put_long(self, operation: Operation, remote: Remote, local: Sge, bytes: u64) -> Result<(), Status> {
+        let Operation { peer, action, flags } = operation;
+        let tables = self.tables::<ON_GPU>();
+        let route = tables.route(peer, action.into(), DATA)?;
+        let template = tables.target(route).existing()?;
         let largest = u64::from(self.ext.max_rdma_size);
-        let (mut dst, mut src, mut left) = (dst, src, bytes);
-        if left > largest {
+        let mut done = 0;
+        if bytes > largest {
             // The first parts go through the data endpoint without the action. The last part carries the action, after they
             // have completed. The target of the action must exist before any part is posted.
-            self.target(peer, route)?;
-            let data = self.plain_route(DATA);
-            let data_template = template(self.target(peer, data)?);
-            while left > largest {
-                let (remote, local) = (self.remote_span(dst, peer).memory(), self.local_span(src).sge(largest as u32));
-                let part = data_template.write(remote, local);
-                self.post(self.poster(data), flags, flags.is_aggregate(), part, None)?;
-                dst = dst.skip(largest);
-                src = src.skip(largest);
-                left -= largest;
+            let data = tables.route(peer, Action::NONE.into(), DATA)?;
+            let data_template = tables.target(data).existing()?;
+            while bytes - done > largest {
+                let (to, from) = part_of(remote, local, done, largest as u32);
+                let request = data_template.write(to, from);
+                self.post(tables.endpoint(data), flags, flags.is_aggregate(), request, None)?;
+                done += largest;
             }
             if !action.is_none() {
                 // The flush rings what was aggregated.
                 self.flush_endpoint(DATA)?;
             }
         }
-        let (remote, local) = (self.remote_span(dst, peer).memory(), self.local_span(src).sge(left as u32));
-        let request = template(self.target(peer, route)?).write(remote, local);
-        self.write(route, peer, action, flags, (request, None))
+        let (remote, local) = part_of(remote, local, done, (bytes - done) as u32);
+        self.write(tables, route, operation, (template.write(remote, local), None))
     }
 
     #[cold]
@@ -69,41 +81,59 @@ impl Context<'_> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        let route = self.route(peer, action, VALUE)?;
-        if dst.is_null() || action.local_counter().is_some() {
+        let tables = self.tables::<ON_GPU>();
+        tables.route(peer, action.into(), VALUE)?;
+        if dst.is_null() {
             return Err(Status::InvalidArgument);
         }
-        let remote = self.remote_span(dst, peer).memory();
-        let endpoint = self.poster(route);
-        let template = template(self.target(peer, route)?);
+        let remote = tables.remote_span(dst, peer, true).memory();
+        self.put_value_at(Operation { peer, action, flags }, remote, value, bytes)
+    }
+
+    /// A value to that place.
+    pub(super) fn put_value_at(
+        self,
+        operation: Operation,
+        remote: Remote,
+        value: u64,
+        bytes: u32,
+    ) -> Result<(), Status> {
+        let tables = self.tables::<ON_GPU>();
+        let route = tables.route(operation.peer, operation.action.into(), VALUE)?;
+        let template = tables.target(route).existing()?;
         let size = ValueSize::new(bytes).ok_or(Status::InvalidArgument)?;
-        let request = match endpoint.takes_values() {
+        if operation.action.counter_slot() != 0 {
+            return Err(Status::InvalidArgument);
+        }
+        let request = match tables.endpoint(route).takes_values() {
             VALUE_NONE => return Err(Status::Unsupported),
             VALUE_INLINE => (template.write_value(remote, value, size), None),
             // The policy chooses the number, and with it the slot.
             _ => (template.write(remote, Sge { addr: 0, length: bytes, lkey: 0 }), Some((value, bytes))),
         };
-        self.write(route, peer, action, flags, request)
+        self.write(tables, route, operation, request)
     }
 
     #[cold]
     #[inline(never)]
     pub(super) fn get_slow(self, peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Result<(), Status> {
-        let route = self.route(peer, Action::NONE, DATA)?;
+        let tables = self.tables::<ON_GPU>();
+        let route = tables.route(peer, Action::NONE.into(), DATA)?;
         if remote.is_null() || local.is_null() {
             return Err(Status::InvalidArgument);
         }
-        let template = template(self.target(peer, route)?);
-        let (mut done, mut left) = (0u64, bytes);
+        let template = tables.target(route).existing()?;
+        let (from, into) = (tables.remote_span(remote, peer, true).memory(), tables.local_span(local, true).sge(0));
+        let largest = u64::from(self.ext.max_rdma_size);
+        let mut done = 0;
         loop {
-            let part = left.min(u64::from(self.ext.max_rdma_size));
-            let from = self.remote_span(remote.skip(done), peer).memory();
-            let into = self.local_span(local.skip(done)).sge(part as u32);
+            let length = (bytes - done).min(largest);
+            let (from, into) = part_of(from, into, done, length as u32);
+            done += length;
+            let is_last = done == bytes;
             let request = template.read(from, into);
-            self.post(self.poster(route), flags, flags.is_aggregate() || part < left, request, None)?;
-            done = done.wrapping_add(part);
-            left -= part;
-            if left == 0 {
+            self.post(tables.endpoint(route), flags, flags.is_aggregate() || !is_last, request, None)?;
+            if is_last {
                 return Ok(());
             }
         }
@@ -112,9 +142,10 @@ impl Context<'_> {
     #[cold]
     #[inline(never)]
     pub(super) fn signal_slow(self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        let route = self.route(peer, action, DATA)?;
-        let request = self.empty(template(self.target(peer, route)?), peer);
-        self.write(route, peer, action, flags, (request, None))
+        let tables = self.tables::<ON_GPU>();
+        let route = tables.route(peer, action.into(), DATA)?;
+        let request = empty(tables, route, peer)?;
+        self.write(tables, route, Operation { peer, action, flags }, (request, None))
     }
 
     /// Posts a write, with the value for a slot of the pool if there is one, and raises the signal.
@@ -124,29 +155,24 @@ impl Context<'_> {
     #[inline(never)]
     fn write(
         self,
+        tables: Tables<'_>,
         route: Route,
-        peer: u32,
-        action: Action,
-        flags: Flags,
+        Operation { peer, action, flags }: Operation,
         (request, pooled): (Request, Option<(u64, u32)>),
     ) -> Result<(), Status> {
         let mut left = route.raised_by.saturating_sub(1);
-        let extra = match action.local_counter() {
-            Some(_) => self.route_of(Action::from_bits(action.bits() & !COUNTER), DATA)?,
-            None => route,
+        let extra = match action.counter_slot() {
+            0 => route.poster,
+            _ => tables.route(peer, Named { counter: 0, ..action.into() }, DATA)?.poster,
         };
-        let more = left != 0 && extra.poster == route.poster;
-        self.post(self.poster(route), flags, flags.is_aggregate() || more, request, pooled)?;
-        let empty = self.empty(template(self.target(peer, route)?), peer);
+        let more = left != 0 && extra == route.poster;
+        self.post(tables.endpoint(route), flags, flags.is_aggregate() || more, request, pooled)?;
+        let empty = empty(tables, route, peer)?;
         while left != 0 {
             left -= 1;
-            self.post(self.poster(extra), flags, flags.is_aggregate() || left != 0, empty, None)?;
+            self.post(self.endpoint(extra), flags, flags.is_aggregate() || left != 0, empty, None)?;
         }
         Ok(())
-    }
-
-    fn empty(self, template: WqeTemplate, peer: u32) -> Request {
-        template.write(self.scratch_remote(peer), self.scratch_local())
     }
 
     fn post(
@@ -160,4 +186,17 @@ impl Context<'_> {
         let exclusive = flags.mode() == Sharing::Thread;
         poster.post(self.ext.policy, exclusive, self.limits(), aggregate, request, pooled)
     }
+}
+
+/// `length` bytes of both sides, `done` bytes behind their beginning.
+fn part_of(remote: Remote, local: Sge, done: u64, length: u32) -> (Remote, Sge) {
+    let remote = Remote { addr: remote.addr.wrapping_add(done), ..remote };
+    (remote, Sge { addr: local.addr.wrapping_add(done), length, ..local })
+}
+
+/// A write without bytes.
+fn empty(tables: Tables<'_>, route: Route, peer: u32) -> Result<Request, Status> {
+    let template = tables.target(route).existing()?;
+    let scratch = tables.scratch();
+    Ok(template.write(tables.remote_span(scratch, peer, true).memory(), tables.local_span(scratch, true).sge(0)))
 }

@@ -134,13 +134,16 @@ pub fn post<S: Share, Q: CombiningQueue + Copy>(
     wqe: impl EncodeWqe,
 ) -> Result<(), Status> {
     if S::EXCLUSIVE {
-        return post_exclusive(queue, limits, aggregate, wqe);
-    }
-    if cfg!(target_arch = "nvptx64") {
-        return post_compact::<S, Q>(queue, limits, aggregate, wqe);
+        while let Err(NoRoom { reserved }) = try_post_exclusive(queue, aggregate, wqe) {
+            wait_exclusive(queue, limits, reserved)?;
+        }
+        return Ok(());
     }
     match try_post::<S, Q>(queue, aggregate, wqe) {
-        Ok(()) => Ok(()),
+        Ok(after) => {
+            finish::<S, Q>(queue, after);
+            Ok(())
+        }
         Err(NoRoom { reserved }) => post_reserved::<S, Q>(queue, limits, reserved, aggregate, wqe),
     }
 }
@@ -151,25 +154,6 @@ pub fn post<S: Share, Q: CombiningQueue + Copy>(
 pub struct NoRoom {
     /// The cursor word from before the reservation.
     pub reserved: u64,
-}
-
-/// As [`post`], if there is room at once. The usual case is a straight line of code, and rare cases are calls at its end, so
-/// that the usual case keeps no registers for their return.
-///
-/// # Errors
-/// There is no room at once.
-#[inline(always)]
-pub fn try_post<S: Share, Q: CombiningQueue + Copy>(
-    queue: Q,
-    aggregate: bool,
-    wqe: impl EncodeWqe,
-) -> Result<(), NoRoom> {
-    let reserved = reserve::<S>(queue.words());
-    if !has_room(queue, reserved) {
-        return Err(NoRoom { reserved });
-    }
-    encode_and_ring::<S, Q>(queue, reserved, aggregate, wqe);
-    Ok(())
 }
 
 /// What a poster has to do after its mark.
@@ -192,14 +176,28 @@ pub enum Next {
     TakeTurn,
     /// The poster is the active ringer, or was it and left a request to ring.
     ContinueTurn,
+    /// The poster is the active ringer and has rung for its own post, whose number is the state, alone.
+    EndTurn,
 }
 
-/// As [`try_post`], without a call: the rare step after the mark is left to [`finish`], and the result names it.
+impl Next {
+    /// The step of that number; [`Next::Nothing`] for an unknown one.
+    pub fn from_number(number: u32) -> Next {
+        [Next::TakeTurn, Next::ContinueTurn, Next::EndTurn]
+            .into_iter()
+            .find(|next| *next as u32 == number)
+            .unwrap_or(Next::Nothing)
+    }
+}
+
+/// As [`post`], if there is room at once, and up to the mark: the rare step after it is left to [`finish`], and the result names
+/// it. The usual case is a straight line of code, and rare cases are calls at its end, so that the usual case keeps no registers
+/// for their return.
 ///
 /// # Errors
 /// There is no room at once.
 #[inline(always)]
-pub fn try_post_unfinished<S: Share, Q: CombiningQueue + Copy>(
+pub fn try_post<S: Share, Q: CombiningQueue + Copy>(
     queue: Q,
     aggregate: bool,
     wqe: impl EncodeWqe,
@@ -219,13 +217,8 @@ pub fn finish<S: Share, Q: CombiningQueue + Copy>(queue: Q, after: AfterMark) {
         Next::Nothing => {}
         Next::TakeTurn => take_turns::<S, Q>(queue),
         Next::ContinueTurn => continue_turn::<S, Q>(queue, after.state),
+        Next::EndTurn => continue_turn::<S, Q>(queue, end_turn::<S, Q>(queue, after.state as u32)),
     }
-}
-
-#[inline(always)]
-fn encode_and_ring<S: Share, Q: CombiningQueue + Copy>(queue: Q, reserved: u64, aggregate: bool, wqe: impl EncodeWqe) {
-    let after = encode_and_mark::<S, Q>(queue, reserved, aggregate, wqe);
-    finish::<S, Q>(queue, after);
 }
 
 /// Encodes the request, fences and marks it, and rings it if no other poster is active.
@@ -258,9 +251,11 @@ fn encode_and_mark<S: Share, Q: CombiningQueue + Copy>(
     if short && S::replace(queue.words().state, old + mark, all_rung(target), Ordering::Acquire) {
         return AfterMark { next: Next::Nothing, state: all_rung(target) };
     }
-    let state = if short { end_turn_outlined::<S, Q>(queue, idx) } else { end_turn::<S, Q>(queue, idx) };
-    let next = if is_idle(state) { Next::Nothing } else { Next::ContinueTurn };
-    AfterMark { next, state }
+    if short {
+        return AfterMark { next: Next::EndTurn, state: idx.into() };
+    }
+    let state = end_turn::<S, Q>(queue, idx);
+    AfterMark { next: if is_idle(state) { Next::Nothing } else { Next::ContinueTurn }, state }
 }
 
 /// Ends the turn that rang for `idx` alone.
@@ -268,12 +263,6 @@ fn encode_and_mark<S: Share, Q: CombiningQueue + Copy>(
 fn end_turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, idx: u32) -> u64 {
     let change = all_rung(1) - ready_bit(idx) - RINGER;
     S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
-}
-
-#[cold]
-#[inline(never)]
-fn end_turn_outlined<S: Share, Q: CombiningQueue + Copy>(queue: Q, idx: u32) -> u64 {
-    end_turn::<S, Q>(queue, idx)
 }
 
 /// Posts under the reservation `reserved`, and waits for room first.
@@ -299,79 +288,23 @@ pub fn post_reserved<S: Share, Q: CombiningQueue + Copy>(
             wait_or_poison(queue, &mut spin)?;
         }
     }
-    encode_and_ring::<S, Q>(queue, reserved, aggregate, wqe);
+    finish::<S, Q>(queue, encode_and_mark::<S, Q>(queue, reserved, aggregate, wqe));
     Ok(())
 }
 
-/// As [`post`], in one loop with one copy of the doorbell's code: the fewest instructions in memory, for a GPU.
+/// As [`post`] for one attempt, when no other thread uses the endpoint. Every reserved request is ready then.
+///
+/// # Errors
+/// There is no room at once. Nothing is reserved; the caller may wait with [`wait_exclusive`].
 #[inline(always)]
-pub(super) fn post_compact<S: Share, Q: CombiningQueue + Copy>(
+pub fn try_post_exclusive<Q: CombiningQueue + Copy>(
     queue: Q,
-    limits: impl Limit,
     aggregate: bool,
     wqe: impl EncodeWqe,
-) -> Result<(), Status> {
-    let words = queue.words();
-    let reserved = reserve::<S>(words);
-    let (idx, _) = halves(reserved);
-    let mut spin = Spin::new(limits);
-    let mut marked = false;
+) -> Result<(), NoRoom> {
+    let reserved = queue.words().cursor.load(Ordering::Relaxed);
     if !has_room(queue, reserved) {
-        insert_used(queue, reserved);
-    }
-    loop {
-        let now = !marked && (has_room(queue, reserved) || check_room::<S, Q>(queue, reserved));
-        let mut state;
-        if now {
-            wqe.encode(idx);
-            queue.fence();
-            marked = true;
-            let mark = if aggregate { ready_bit(idx) } else { ready_bit(idx) + RINGER };
-            let old = S::add(words.state, mark, Ordering::Acquire);
-            if aggregate {
-                if old & ready_bit(idx.wrapping_add(1)) == 0 {
-                    return Ok(());
-                }
-                continue;
-            }
-            if old & RINGERS != 0 {
-                return Ok(());
-            }
-            state = old + mark;
-        } else {
-            state = words.state.load(Ordering::Acquire);
-            if !needs_turn(queue, state) {
-                if marked {
-                    return Ok(());
-                }
-                wait_or_poison(queue, &mut spin)?;
-                continue;
-            }
-            if !S::replace(words.state, state, state + RINGER, Ordering::Acquire) {
-                continue;
-            }
-            state += RINGER;
-        }
-        while state & RINGERS != 0 {
-            state = turn::<S, Q>(queue, state);
-        }
-        if marked && is_idle(state) {
-            return Ok(());
-        }
-    }
-}
-
-/// As [`post`], when no other thread uses the endpoint. Every reserved request is ready then.
-#[inline(always)]
-fn post_exclusive<Q: CombiningQueue + Copy>(
-    queue: Q,
-    limits: impl Limit,
-    aggregate: bool,
-    wqe: impl EncodeWqe,
-) -> Result<(), Status> {
-    let mut reserved = queue.words().cursor.load(Ordering::Relaxed);
-    while !has_room(queue, reserved) {
-        reserved = wait_exclusive(queue, limits, reserved)?;
+        return Err(NoRoom { reserved });
     }
     let (idx, _) = halves(reserved);
     queue.words().cursor.store(reserved.wrapping_add(1), Ordering::Relaxed);
@@ -392,11 +325,14 @@ fn ring_exclusive<Q: CombiningQueue + Copy>(queue: Q, target: u32) {
     queue.words().state.store(all_rung(target), Ordering::Relaxed);
 }
 
-/// Waits for room, and returns the cursor word, whose barrier may have changed. Nothing is reserved yet, so an error leaves no
+/// Waits for room for the number that [`try_post_exclusive`] found no room for. Nothing is reserved yet, so an error leaves no
 /// hole.
+///
+/// # Errors
+/// What ended the wait.
 #[cold]
 #[inline(never)]
-fn wait_exclusive<Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit, reserved: u64) -> Result<u64, Status> {
+pub fn wait_exclusive<Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit, reserved: u64) -> Result<(), Status> {
     let words = queue.words();
     let (idx, _) = halves(reserved);
     let mut spin = Spin::new(limits);
@@ -414,7 +350,7 @@ fn wait_exclusive<Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit, reserv
             pause(queue, &mut spin)?;
         }
     }
-    Ok(words.cursor.load(Ordering::Relaxed))
+    Ok(())
 }
 
 /// `bound` lies less than 16 ahead of `reserved`, beside the same barrier. Acquire: `bound` stands for the completion count

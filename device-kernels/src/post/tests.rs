@@ -12,17 +12,14 @@ const NO_LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 60_000_000_
 /// A form of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
-    /// `combining` as a CPU runs it: the usual case inline, waits in a call.
-    Inline,
-    /// `combining` as a GPU runs it: one loop.
-    Loop,
-    /// `combining` in the exclusive mode, for one thread.
+    Combining,
+    /// The same in the exclusive mode, for one thread.
     Exclusive,
     Locked,
     /// `locked` in the exclusive mode, for one thread.
     LockedExclusive,
 }
-use Variant::{Exclusive, Inline, Locked, LockedExclusive, Loop};
+use Variant::{Combining, Exclusive, Locked, LockedExclusive};
 
 /// The endpoint that posters and card share. The card reads a value slot when it executes the post, in any order.
 struct Shared {
@@ -91,11 +88,7 @@ impl Shared {
     fn post(&self, variant: Variant, aggregate: bool, token: u64) -> Result<(), Status> {
         let write = |idx| self.write(idx, token);
         match variant {
-            Inline => match combining::try_post::<Gpu, _>(self, aggregate, write) {
-                Ok(()) => Ok(()),
-                Err(none) => combining::post_reserved::<Gpu, _>(self, NO_LIMITS, none.reserved, aggregate, write),
-            },
-            Loop => combining::post_compact::<Cta, _>(self, NO_LIMITS, aggregate, write),
+            Combining => combining::post::<Gpu, _>(self, NO_LIMITS, aggregate, write),
             Exclusive => combining::post::<Thread, _>(self, NO_LIMITS, aggregate, write),
             Locked => locked::post(self, self.locked(), NO_LIMITS, false, aggregate, write),
             LockedExclusive => locked::post(self, self.locked(), NO_LIMITS, true, aggregate, write),
@@ -104,7 +97,7 @@ impl Shared {
 
     fn flush(&self, variant: Variant) -> Result<(), Status> {
         match variant {
-            Inline | Loop => combining::flush::<Gpu, _>(self, NO_LIMITS),
+            Combining => combining::flush::<Gpu, _>(self, NO_LIMITS),
             Exclusive => combining::flush::<Thread, _>(self, NO_LIMITS),
             Locked | LockedExclusive => locked::flush(self, self.locked(), NO_LIMITS),
         }
@@ -258,7 +251,7 @@ const STARTS: [(u32, u32); 6] =
 
 #[test]
 fn posts_are_delivered_once_in_any_completion_order() {
-    for variant in [Inline, Loop, Locked] {
+    for variant in [Combining, Locked] {
         for (start, slots) in STARTS {
             run(variant, start, 8, 4, slots, 3, 500);
             run(variant, start, 64, 16, if slots == 0 { 0 } else { 32 }, 4, 2_000);
@@ -279,7 +272,8 @@ fn posts_are_delivered_once_in_exclusive_mode() {
 /// Each mode continues from the state that the last mode left, deferred posts included.
 #[test]
 fn calls_in_different_modes_follow_one_another() {
-    for (variants, starts) in [([Inline, Exclusive, Loop], STARTS), ([Locked, LockedExclusive, Locked], STARTS)] {
+    for (variants, starts) in [([Combining, Exclusive, Combining], STARTS), ([Locked, LockedExclusive, Locked], STARTS)]
+    {
         for (start, slots) in starts {
             let shared = Shared::new(start, 16, 8, slots);
             let stop = AtomicBool::new(false);
@@ -307,7 +301,7 @@ fn guard_of_value_slots_is_stricter_than_count() {
     let shared = Shared::new(0, 8, 4, 8);
     // Eight posts are rung; the card completes the last one first. By the count alone slot 0 would be free for post 8.
     for token in 0..8u64 {
-        shared.post(Inline, false, token).unwrap();
+        shared.post(Combining, false, token).unwrap();
     }
     shared.completed.fetch_add(1, Release);
     assert!(outstanding(8, shared.completed()) < shared.sq_size, "the count alone admits it");
@@ -316,7 +310,7 @@ fn guard_of_value_slots_is_stricter_than_count() {
 
 #[test]
 fn card_error_ends_every_wait() {
-    for variant in [Inline, Loop, Locked, Exclusive, LockedExclusive] {
+    for variant in [Combining, Locked, Exclusive, LockedExclusive] {
         let shared = Shared::new(0, 4, 4, 0);
         for token in 0..4 {
             shared.post(variant, false, token).unwrap();
@@ -324,12 +318,12 @@ fn card_error_ends_every_wait() {
         shared.failed.store(true, Relaxed);
         assert_eq!(shared.post(variant, false, 4), Err(Status::CardError), "{variant:?}");
         // A reservation that was given up leaves a hole, over which no mode may post.
-        let hole = matches!(variant, Inline | Loop);
+        let hole = variant == Combining;
         assert_eq!(shared.flush(variant), Err(if hole { Status::Poisoned } else { Status::CardError }), "{variant:?}");
         if hole {
             shared.failed.store(false, Relaxed);
             shared.completed.store(4, Relaxed);
-            for variant in [Inline, Loop, Exclusive] {
+            for variant in [Combining, Exclusive] {
                 assert_eq!(shared.post(variant, false, 5), Err(Status::Poisoned), "{variant:?}");
             }
             assert_eq!(shared.doorbell.load(Relaxed), 4);
@@ -340,7 +334,7 @@ fn card_error_ends_every_wait() {
 /// With a fast card no post ever waits.
 #[test]
 fn card_error_is_found_without_wait() {
-    for variant in [Inline, Loop, Locked, Exclusive, LockedExclusive] {
+    for variant in [Combining, Locked, Exclusive, LockedExclusive] {
         let shared = Shared::new(0, 64, 16, 0);
         let post = |token: u32| {
             let posted = shared.post(variant, false, u64::from(token));
@@ -358,7 +352,7 @@ fn card_error_is_found_without_wait() {
 
 #[test]
 fn deferred_posts_share_one_doorbell() {
-    for variant in [Inline, Loop, Locked, Exclusive, LockedExclusive] {
+    for variant in [Combining, Locked, Exclusive, LockedExclusive] {
         let shared = Shared::new(0, 64, 16, 0);
         for token in 0..7 {
             shared.post(variant, true, token).unwrap();
@@ -381,7 +375,7 @@ fn nccl_posts(shared: &Shared, n: u32, rings: bool) {
 
 #[test]
 fn posts_by_nccl_in_between_are_rung_once() {
-    for variant in [Inline, Loop, Exclusive, Locked] {
+    for variant in [Combining, Exclusive, Locked] {
         let shared = Shared::new(0, 64, 16, 0);
         shared.post(variant, false, 0).unwrap();
         nccl_posts(&shared, 3, true);
@@ -412,7 +406,7 @@ fn posts_by_nccl_in_between_are_rung_once() {
 /// A barrier is raised before it is so old that it would be taken for one of 2^32 posts later.
 #[test]
 fn old_barrier_is_raised() {
-    for variant in [Inline, Loop, Exclusive] {
+    for variant in [Combining, Exclusive] {
         let shared = Shared::new(0, 64, 16, 0);
         let cursor = 0x7000_0000u32;
         shared.cursor.store(u64::from(cursor), Relaxed);

@@ -179,8 +179,8 @@ impl WqeTemplate {
     }
 }
 
-/// The size of a value: 1, 2, 4 or 8 bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The size of a value: 1, 2, 4 or 8 bytes. The default stands for no value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ValueSize {
     bytes: u32,
     /// The difference (XOR) between the first word of a write of one buffer and that of an inline write of this size; never 0.

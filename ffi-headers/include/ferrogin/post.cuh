@@ -20,11 +20,11 @@
 #define FGIN_HAS_FAST_PATH 1
 
 extern "C" {
-FGIN_API int fgin_continue_put(const fgin_context* ctx, fgin_window dst, uint64_t dst_off, fgin_window src,
-                           uint64_t src_off, uint64_t bytes, uint64_t word, uint64_t operation);
-FGIN_API int fgin_continue_put_value(const fgin_context* ctx, fgin_window dst, uint64_t dst_off, uint64_t value,
-                                 uint64_t word, uint64_t operation);
-FGIN_API int fgin_continue_signal(const fgin_context* ctx, uint64_t word, uint64_t operation);
+FGIN_API int fgin_continue_put(uint64_t poster, uint64_t word, uint64_t remote, uint64_t local, uint64_t keys, uint32_t bytes,
+                               uint32_t rest);
+FGIN_API int fgin_continue_put_value(uint64_t poster, uint64_t word, uint64_t remote, uint64_t value, uint32_t bytes,
+                                     uint32_t rkey, uint32_t rest);
+FGIN_API int fgin_continue_signal(uint64_t poster, uint64_t word, uint32_t rest);
 }
 
 #endif
@@ -36,23 +36,23 @@ FGIN_API int fgin_continue_signal(const fgin_context* ctx, uint64_t word, uint64
 #elif defined(FGIN_FAST_PATH_CALLS)
 
 extern "C" {
-struct fgin_continuation {
-  uint64_t word;
-  uint32_t kind;
+struct fgin_unfinished {
+  uint64_t rest, word, poster, remote, local, keys;
 };
-fgin_continuation fgin_fast_put(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t src, uint64_t src_off,
-                           uint64_t bytes, uint32_t ids, uint32_t aggregate);
-fgin_continuation fgin_fast_put_value(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t value,
-                                 uint32_t bytes, uint32_t has_signal, uint32_t signal, uint32_t aggregate);
-fgin_continuation fgin_fast_signal(uint64_t ctx, uint32_t peer, uint32_t has_signal, uint32_t signal, uint32_t aggregate);
+fgin_unfinished fgin_fast_put(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t src, uint64_t src_off,
+                              uint64_t bytes, uint32_t has_signal, uint32_t signal, uint32_t has_counter, uint32_t counter,
+                              uint32_t aggregate);
+fgin_unfinished fgin_fast_put_value(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t value,
+                                    uint32_t bytes, uint32_t has_signal, uint32_t signal, uint32_t aggregate);
+fgin_unfinished fgin_fast_signal(uint64_t ctx, uint32_t peer, uint32_t has_signal, uint32_t signal, uint32_t aggregate);
 }
 
-#define FGIN_FAST_PATH_CALL(name)                                     \
-  template <typename... Args>                                         \
-  inline void name(uint64_t& word, uint64_t& kind, Args... args) {    \
-    fgin_continuation next = ::name(args...);                         \
-    word = next.word;                                                 \
-    kind = next.kind;                                                 \
+#define FGIN_FAST_PATH_CALL(name)                                                                                           \
+  template <typename... Args>                                                                                               \
+  inline void name(uint64_t& rest, uint64_t& word, uint64_t& poster, uint64_t& remote, uint64_t& local, uint64_t& keys,     \
+                   Args... args) {                                                                                          \
+    fgin_unfinished left = ::name(args...);                                                                                 \
+    rest = left.rest, word = left.word, poster = left.poster, remote = left.remote, local = left.local, keys = left.keys;   \
   }
 namespace ferrogin {
 namespace detail {
@@ -77,11 +77,6 @@ struct ActionIds {
     return !exists ? 0 : id < 65534 ? id + 1 : 65535;
   }
 
-  // The slot for a continuation: its fast path has checked the id.
-  FGIN_DEVICE uint32_t slot() const {
-    return has_signal ? signal + 1 : 0;
-  }
-
   FGIN_DEVICE uint32_t slots() const {
     return slot_of(has_signal, signal) | slot_of(has_counter, counter) << 16;
   }
@@ -93,15 +88,9 @@ struct ActionIds {
 
 #ifdef FGIN_HAS_FAST_PATH
 
-// The fast path takes operations in GPU mode that raise a signal by at most one. Its continuation is 0 when nothing remains to
-// be done.
+// The fast path takes operations in GPU mode that raise a signal by at most one. Nothing is left to do when `rest` is 0.
 FGIN_DEVICE bool takes_fast_path(ActionIds ids, uint32_t flags) {
   return !(flags & (FGIN_SHARING_CTA | FGIN_SHARING_THREAD)) && (ids.amount == 1 || !ids.has_signal);
-}
-
-// The operation in one word, for fgin_continue_*; `ids` are slots, or a slot and the number of bytes.
-FGIN_DEVICE uint64_t packed_operation(uint32_t peer, uint32_t kind, uint32_t flags, uint32_t ids) {
-  return peer | kind << 24 | uint32_t((flags & FGIN_AGGREGATE) != 0) << 31 | uint64_t(ids) << 32;
 }
 
 FGIN_DEVICE uint64_t address(const void* p) {
@@ -114,13 +103,11 @@ FGIN_DEVICE int put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uin
                     uint64_t src_off, uint64_t bytes, ActionIds ids, uint32_t flags) {
 #ifdef FGIN_HAS_FAST_PATH
   if (takes_fast_path(ids, flags)) {
-    uint64_t word, kind;
-    uint32_t slots = ids.slots();
-    fgin_fast_put(word, kind, address(ctx), peer, address(dst), dst_off, address(src), src_off, bytes, slots,
-                 flags & FGIN_AGGREGATE);
-    if (!uint32_t(kind)) return FGIN_OK;
-    return fgin_continue_put(ctx, dst, dst_off, src, src_off, bytes, word,
-                             packed_operation(peer, uint32_t(kind), flags, slots));
+    uint64_t rest, word, poster, remote, local, keys;
+    fgin_fast_put(rest, word, poster, remote, local, keys, address(ctx), peer, address(dst), dst_off, address(src), src_off,
+                  bytes, ids.has_signal, ids.signal, ids.has_counter, ids.counter, flags & FGIN_AGGREGATE);
+    if (!uint32_t(rest)) return FGIN_OK;
+    return fgin_continue_put(poster, word, remote, local, keys, uint32_t(bytes), uint32_t(rest));
   }
 #endif
   return fgin_put(ctx, peer, dst, dst_off, src, src_off, bytes, ids.action(), flags);
@@ -130,12 +117,11 @@ FGIN_DEVICE int put_value(const fgin_context* ctx, uint32_t peer, fgin_window ds
                           uint32_t bytes, ActionIds ids, uint32_t flags) {
 #ifdef FGIN_HAS_FAST_PATH
   if (takes_fast_path(ids, flags) && !ids.has_counter) {
-    uint64_t word, kind;
-    fgin_fast_put_value(word, kind, address(ctx), peer, address(dst), dst_off, value, bytes, ids.has_signal, ids.signal,
-                       flags & FGIN_AGGREGATE);
-    if (!uint32_t(kind)) return FGIN_OK;
-    return fgin_continue_put_value(ctx, dst, dst_off, value, word,
-                                   packed_operation(peer, uint32_t(kind), flags, ids.slot() | bytes << 16));
+    uint64_t rest, word, poster, remote, local, keys;
+    fgin_fast_put_value(rest, word, poster, remote, local, keys, address(ctx), peer, address(dst), dst_off, value, bytes,
+                        ids.has_signal, ids.signal, flags & FGIN_AGGREGATE);
+    if (!uint32_t(rest)) return FGIN_OK;
+    return fgin_continue_put_value(poster, word, remote, value, bytes, uint32_t(keys), uint32_t(rest));
   }
 #endif
   return fgin_put_value(ctx, peer, dst, dst_off, value, bytes, ids.action(), flags);
@@ -144,10 +130,11 @@ FGIN_DEVICE int put_value(const fgin_context* ctx, uint32_t peer, fgin_window ds
 FGIN_DEVICE int signal(const fgin_context* ctx, uint32_t peer, ActionIds ids, uint32_t flags) {
 #ifdef FGIN_HAS_FAST_PATH
   if (takes_fast_path(ids, flags) && !ids.has_counter) {
-    uint64_t word, kind;
-    fgin_fast_signal(word, kind, address(ctx), peer, ids.has_signal, ids.signal, flags & FGIN_AGGREGATE);
-    if (!uint32_t(kind)) return FGIN_OK;
-    return fgin_continue_signal(ctx, word, packed_operation(peer, uint32_t(kind), flags, ids.slot()));
+    uint64_t rest, word, poster, remote, local, keys;
+    fgin_fast_signal(rest, word, poster, remote, local, keys, address(ctx), peer, ids.has_signal, ids.signal,
+                     flags & FGIN_AGGREGATE);
+    if (!uint32_t(rest)) return FGIN_OK;
+    return fgin_continue_signal(poster, word, uint32_t(rest));
   }
 #endif
   return fgin_signal(ctx, peer, ids.action(), flags);

@@ -76,6 +76,7 @@ fn spec(layout: Layout) -> BlockSpec {
             nranks: 3,
             rank: 1,
             rail,
+            rails: 2,
             targets: (0..12).map(|i| Target { ah: i, qpn: 100 + i, qkey: 1000 + u32::from(i) }).collect(),
             scratch: (77, 0x7000_0000),
             scratch_peers: vec![(1, 2), (3, 4), (5, 6)],
@@ -105,12 +106,18 @@ fn header_precedes_device_handles() {
         assert_eq!(header.abort_flag as u64, 0x8000_0000);
         for i in 0..2 {
             let ext = device.get(header.contexts.wrapping_add(i));
-            assert_eq!(ext.dev as u64, devs.wrapping_add(i) as u64);
-            assert_eq!((ext.n_endpoints, ext.n_slots, ext.policy), (7, 4, POLICY_LOCKED));
+            assert_eq!(ext.routes.dev as u64, devs.wrapping_add(i) as u64);
+            assert_eq!((ext.n_endpoints, ext.routes.last_slot, ext.policy), (7, 3, POLICY_LOCKED));
             // The spec's policy has no fast path.
-            assert_eq!((ext.max_rdma_size, ext.fast_put_limit, *device.get(ext.timeout_ns)), (1 << 30, 0, 0));
-            assert_eq!((ext.nranks, ext.n_counters, ext.n_signals, ext.rail_id as usize), (3, 3, 2, i));
-            assert_eq!((ext.scratch_lkey, ext.scratch_local_addr), (77, 0x7000_0000));
+            assert_eq!((ext.max_rdma_size, ext.routes.fast_put_limit, *device.get(ext.timeout_ns)), (1 << 30, 0, 0));
+            let routes = ext.routes;
+            assert_eq!((routes.nranks, routes.n_counters, routes.n_signals), (3, 3, 2));
+            // Behind two pointers: a handle with its three peers, and the next handle.
+            assert_eq!(routes.window_peers as usize, [16 + 16, 16 + 64 + 16][i]);
+            let scratch = device.get(routes.scratch);
+            assert_eq!((scratch.lkey, scratch.local_addr), (77, 0x7000_0000));
+            let peers = routes.scratch.wrapping_add(1).cast::<MrPeer>();
+            assert_eq!(device.list(peers, 2), MrPeer { remote_addr: 5, rkey: 6, pad: 0 });
             assert_eq!(
                 (ext.progress.is_some(), ext.progress_arg as u64),
                 (i == 1, if i == 1 { 0x9000_0000 } else { 0 })
@@ -181,24 +188,28 @@ fn ext_structs_agree_with_nccl_structs() {
     let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
     let ext = device.get(header.contexts.wrapping_add(1));
     for e in 0..7 {
-        let EndpointExt { config, posting, .. } = device.get(ext.endpoints.wrapping_add(e));
+        let EndpointExt { config, posting, .. } = device.get(ext.routes.endpoints.wrapping_add(e));
         let handle = device.get(config.handle);
-        let queue = ext.endpoints.wrapping_add(e).wrapping_byte_add(offset_of!(EndpointExt, queue));
+        let queue = ext.routes.endpoints.wrapping_add(e).wrapping_byte_add(offset_of!(EndpointExt, queue));
         assert_eq!(handle.qp, queue.cast(), "endpoint {e} names its own handle");
         assert_eq!(config.context.cast_mut(), header.contexts.wrapping_add(1));
         assert_eq!(handle.local_cntr_value.cast_const(), config.completed);
         assert_eq!(config.errors_base, 1);
-        assert_eq!((handle.sq_size, handle.putvalue_slice_base), (config.sq_size, config.value_base));
+        assert_eq!((handle.sq_size, handle.putvalue_slice_base), (config.sq_size, config.ring.value_base));
+        assert_eq!(
+            config.ring.submitted as u64,
+            &raw const handle.submitted_count as u64 - &raw const *handle as u64 + config.handle as u64
+        );
         let wide = e == 1;
         let entries = if wide { 64 } else { 128 };
-        assert_eq!((config.phase_bit, config.phase_bit * config.phase_scale), (entries, 1 << 24));
-        assert_eq!(config.ring_mask, entries * config.wqe_size - 1);
-        assert_eq!((config.wqe_size, config.write_inline), if wide { (128, 80) } else { (64, 0) });
+        assert_eq!((config.ring.phase_bit, config.ring.phase_bit * config.ring.phase_scale), (entries, 1 << 24));
+        assert_eq!(config.ring.ring_mask, entries * config.ring.wqe_size - 1);
+        assert_eq!((config.ring.wqe_size, config.write_inline), if wide { (128, 80) } else { (64, 0) });
         assert_eq!(
-            (config.value_slots, config.value_mask, config.value_lkey),
-            if wide { (0, 0, 0) } else { (64, 63, 88) }
+            (config.values.slots, config.values.mask, config.values.lkey),
+            if wide { (0, 0, 0) } else { (64, 63 * 8, 88) }
         );
-        assert_eq!(config.value_path, VALUE_NONE, "the spec's policy has no fast path");
+        assert_eq!(config.values.path, VALUE_NONE, "the spec's policy has no fast path");
         let PostingState { state, bound, barrier, poison, used, reserved } = posting;
         assert_eq!(bound.load(Ordering::Relaxed), 4 << 32 | 5, "nothing is admitted without a look");
         assert_eq!(config.index, e as u32);
@@ -206,7 +217,7 @@ fn ext_structs_agree_with_nccl_structs() {
         assert_eq!((poison.load(Ordering::Relaxed), used.load(Ordering::Relaxed), reserved), (0, 0, &[0; 9]));
     }
     // Slot 2, peer 1.
-    let TargetWords { head, second, third } = device.list(ext.targets, 7);
+    let TargetWords { head, second, third } = device.list(ext.routes.targets, 7);
     let dest = Destination { ah: 7, qpn: 107, qkey: 1007 };
     assert_eq!(WqeTemplate { head, second, third }, WqeTemplate::new(1, dest, Hints::BURST_PPS_SENSITIVE));
 }
@@ -221,12 +232,11 @@ fn only_combining_policy_has_fast_path() {
     let devs = (BASE + plan.handles_offset() as u64) as *const DevHandle;
     let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
     let ext = device.get(header.contexts);
-    assert_eq!((ext.fast_put_limit, ext.value_path), (1 << 30, VALUE_INLINE));
-    assert_eq!(ext.values, ext.endpoints.wrapping_add(1));
-    let paths: Vec<u32> = (0..7).map(|e| device.get(ext.endpoints.wrapping_add(e)).config.value_path).collect();
+    assert_eq!((ext.routes.fast_put_limit, ext.routes.value_path), (1 << 30, VALUE_INLINE));
+    let paths: Vec<u32> = (0..7).map(|e| device.get(ext.routes.endpoints.wrapping_add(e)).config.values.path).collect();
     assert_eq!(paths[..3], [VALUE_POOL, VALUE_INLINE, VALUE_POOL]);
-    assert_eq!(device.list(ext.targets, 3), TargetWords::default(), "a target that a peer lacks");
-    assert_ne!(device.list(ext.targets, 4), TargetWords::default());
+    assert_eq!(device.list(ext.routes.targets, 3), TargetWords::default(), "a target that a peer lacks");
+    assert_ne!(device.list(ext.routes.targets, 4), TargetWords::default());
 }
 
 #[test]
@@ -254,6 +264,8 @@ fn block_parts_do_not_overlap() {
         ranges.push((places.used.offset, places.used.count * 8));
         ranges.push((places.scratch_addrs.offset, places.scratch_addrs.count * 8));
         ranges.push((places.scratch_rkeys.offset, places.scratch_rkeys.count * 4));
+        ranges.push((places.scratch.offset, size_of::<MrHandle>()));
+        ranges.push((places.scratch_peers.offset, places.scratch_peers.count * size_of::<MrPeer>()));
         for queue in &places.queues {
             ranges.push((queue.cq.offset, size_of::<CqV0>()));
             ranges.extend(queue.handle.map(|place| (place.offset, size_of::<CounterHandle>())));

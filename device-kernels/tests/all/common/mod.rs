@@ -8,7 +8,8 @@ use ferrogin_device::{Context, Window};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
 use ferrogin_ffi::ext::{
     ContextExt, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    PostingState, QueueMemory, STATE_RUNG_SHIFT, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL, used_words,
+    PostingState, QueueMemory, RingConfig, Routes, STATE_RUNG_SHIFT, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL,
+    VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
 };
 use std::ffi::c_void;
 use std::mem::{offset_of, zeroed};
@@ -140,20 +141,31 @@ fn value_path(policy: u32, endpoint: &EndpointSpec) -> u32 {
     }
 }
 
-/// A window as `regMrSym` gives it: one pointer for each rail, null except that of `rail`.
-pub fn window(spec: &WindowSpec, rail: u32) -> Window {
-    let bytes = size_of::<MrHandle>() + spec.peers.len() * size_of::<MrPeer>();
-    let handle = leak_all(0u64, bytes.div_ceil(8)).cast::<MrHandle>();
+/// Bytes from a window to its handle on `rail`, the last one.
+fn handle_offset(rail: u32, nranks: usize) -> usize {
+    window_handle_offset(rail as usize + 1, rail as usize, nranks)
+}
+
+/// A handle and its peers.
+fn write_handle(spec: &WindowSpec, handle: *mut MrHandle) {
     let head = MrHandle { lkey: spec.lkey, nranks: spec.peers.len() as i32, local_addr: spec.addr, peers: [] };
-    // SAFETY: the memory was allocated above, with room for the handle and its peers.
+    // SAFETY: callers have leaked memory with room for the handle and its peers.
     unsafe { handle.write(head) };
     let peers = handle.wrapping_add(1).cast::<MrPeer>();
     for (i, &(remote_addr, rkey)) in spec.peers.iter().enumerate() {
-        // SAFETY: the memory was allocated above, with room for `spec.peers.len()` entries behind the handle.
+        // SAFETY: callers have leaked memory with room for `spec.peers.len()` entries behind the handle.
         unsafe { peers.wrapping_add(i).write(MrPeer { remote_addr, rkey, pad: 0 }) };
     }
-    let rails = leak_all(ptr::null_mut::<MrHandle>(), rail as usize + 1);
-    // SAFETY: the array was allocated above with `rail + 1` entries.
+}
+
+/// A window as `regMrSym` gives it: one pointer for each rail, null except that of `rail`, and the handles.
+pub fn window(spec: &WindowSpec, rail: u32) -> Window {
+    let bytes = handle_offset(rail + 1, spec.peers.len());
+    let window = leak_all(0u128, bytes.div_ceil(16));
+    let handle = window.wrapping_byte_add(handle_offset(rail, spec.peers.len())).cast();
+    write_handle(spec, handle);
+    let rails = window.cast::<*mut MrHandle>();
+    // SAFETY: the window was allocated above, and begins with `rail + 1` pointers.
     unsafe { rails.wrapping_add(rail as usize).write(handle) };
     Window(rails.cast())
 }
@@ -191,19 +203,25 @@ fn endpoint(
     // SAFETY: the struct has numbers and pointers, for which zero is a value.
     let base = EndpointHandle { submitted_count: start, sq_size: of.entries, ..unsafe { zeroed() } };
     let handle = leak(CounterHandle { base, cntr_value: completed.cast(), cntr_offset: 0 });
+    let submitted = handle.cast::<EndpointHandle>().wrapping_byte_add(offset_of!(EndpointHandle, submitted_count));
     let config = EndpointConfig {
+        ring: RingConfig {
+            sq_buf: words.cast(),
+            sq_db: doorbell.cast(),
+            ring_mask: of.entries * wqe_size - 1,
+            wqe_size,
+            phase_bit: of.entries,
+            phase_scale: phase_scale(of.entries),
+            submitted: submitted.cast(),
+            value_base: of.value_base,
+        },
+        values: ValueConfig {
+            mask: (of.entries - 1) * VALUE_STRIDE,
+            lkey: spec.value_lkey,
+            path: value_path(spec.policy, of),
+            slots: if of.value_base == 0 { 0 } else { of.entries },
+        },
         handle: handle.cast(),
-        sq_buf: words.cast(),
-        sq_db: doorbell.cast(),
-        ring_mask: of.entries * wqe_size - 1,
-        wqe_size,
-        phase_bit: of.entries,
-        phase_scale: phase_scale(of.entries),
-        value_base: of.value_base,
-        value_mask: of.entries - 1,
-        value_lkey: spec.value_lkey,
-        value_path: value_path(spec.policy, of),
-        value_slots: if of.value_base == 0 { 0 } else { of.entries },
         sq_size: of.entries,
         max_batch: of.max_batch,
         completed: completed.cast(),
@@ -287,33 +305,37 @@ pub fn make_context(spec: &Spec) -> TestContext {
     let (addrs, rkeys): (Vec<u64>, Vec<u32>) = spec.scratch.peers.iter().copied().unzip();
     dev.scratch_remote_addrs = addrs.leak().as_mut_ptr();
     dev.scratch_remote_rkeys = rkeys.leak().as_mut_ptr();
+    let scratch = leak_all(0u128, 1 + nranks).cast::<MrHandle>();
+    write_handle(&spec.scratch, scratch);
     let (summaries, leaves) = used_words(spec.endpoints.len() as u32);
     let progress_calls: &'static AtomicU64 = Box::leak(Box::default());
     // SAFETY: the context was leaked above, and no other thread has it yet.
     unsafe {
         context.write(ContextExt {
-            endpoints,
-            values: endpoints.wrapping_add(VALUE),
-            n_slots: (targets.len() / nranks) as u32,
-            targets: targets.leak().as_ptr(),
-            nranks: spec.nranks,
-            n_counters: spec.n_counters,
-            n_signals: spec.n_signals,
-            fast_put_limit: if spec.policy == POLICY_COMBINING { MAX_RDMA.into() } else { 0 },
-            rail_id: spec.rail,
-            scratch_lkey: spec.scratch.lkey,
+            routes: Routes {
+                endpoints,
+                last_slot: (targets.len() / nranks) as u32 - 1,
+                targets: targets.leak().as_ptr(),
+                nranks: spec.nranks,
+                n_counters: spec.n_counters,
+                n_signals: spec.n_signals,
+                fast_put_limit: if spec.policy == POLICY_COMBINING { MAX_RDMA.into() } else { 0 },
+                window_peers: (handle_offset(spec.rail, nranks) + size_of::<MrHandle>()) as u32,
+                value_path: value_path(spec.policy, &spec.endpoints[VALUE]),
+                scratch,
+                dev,
+            },
             policy: spec.policy,
-            value_path: value_path(spec.policy, &spec.endpoints[VALUE]),
-            scratch_local_addr: spec.scratch.addr,
-            dev,
             n_endpoints: spec.endpoints.len() as u32,
             max_rdma_size: MAX_RDMA,
+            reserved: 0,
             abort_flag: ptr::null_mut(),
             // 120 s, long enough for a busy machine.
             timeout_ns: leak(120_000_000_000),
             progress: Some(count_call),
             progress_arg: ptr::from_ref(progress_calls).cast_mut().cast(),
             used: leak_all(0, summaries + leaves),
+            reserved2: 0,
         })
     };
     // SAFETY: the block is leaked, and no other thread has it yet.

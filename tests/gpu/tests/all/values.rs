@@ -136,20 +136,18 @@ impl OnCopy {
                 let mut context = unsafe { *header.contexts.wrapping_add(id) };
                 if self.edit == Edit::SmallRequests {
                     context.max_rdma_size = 1000;
-                    context.fast_put_limit = context.fast_put_limit.min(1000);
+                    context.routes.fast_put_limit = context.routes.fast_put_limit.min(1000);
                 }
                 let mut endpoints = Vec::new();
                 for i in 0..context.n_endpoints as usize {
                     // SAFETY: `endpoints` has `n_endpoints` elements, and no thread posts yet.
-                    let mut endpoint: EndpointExt = unsafe { ptr::read(context.endpoints.wrapping_add(i)) };
+                    let mut endpoint: EndpointExt = unsafe { ptr::read(context.routes.endpoints.wrapping_add(i)) };
                     if self.edit == Edit::NoSlotGuard {
-                        endpoint.config.value_slots = 0;
+                        endpoint.config.values.slots = 0;
                     }
                     endpoints.push(endpoint);
                 }
-                context.endpoints = endpoints.leak().as_mut_ptr();
-                // Posts of values use this pointer, which must lead to the copy too, because a queue must have one state.
-                context.values = context.endpoints.wrapping_add(1);
+                context.routes.endpoints = endpoints.leak().as_mut_ptr();
                 context
             })
             .collect();
