@@ -36,6 +36,8 @@
 //! completion count is read with acquire, and so is `bound`, which passes the count on: a write into a reclaimed slot
 //! comes after the card's last read of it.
 
+pub mod run;
+
 use super::{Begun, EncodeWqe, MAX_BATCH, Queue, Share, Thread, max_outstanding, outstanding, pause, reached};
 use crate::platform::one;
 use crate::status::Status;
@@ -81,6 +83,13 @@ pub struct Words<'a> {
 fn ready_bit(idx: u32) -> u64 {
     // Shifted as 32 bits: on a GPU 64 are two shifts.
     u64::from(1_u32 << (idx % MAX_BATCH))
+}
+
+/// The ready bits of `posts` numbers from `first` on, at most as many as the bitmap has.
+#[inline(always)]
+fn ready_bits(first: u32, posts: u32) -> u32 {
+    let mask = ((1 << posts) - 1) << (first % MAX_BATCH);
+    (mask | mask >> MAX_BATCH) & READY
 }
 
 #[inline(always)]
@@ -375,16 +384,26 @@ fn insert_used<Q: CombiningQueue + Copy>(queue: Q, reserved: u64) {
 /// `bound` admitted before the error follow it, and the error's completion stays in the queue for the host to read.
 #[inline(always)]
 fn check_room<S: Share, Q: CombiningQueue + Copy>(queue: Q, reserved: u64) -> bool {
+    check_room_for::<S, Q>(queue, reserved, 1)
+}
+
+/// The same for `posts` numbers from `reserved` on, whose value slots are those of one lap.
+#[inline(always)]
+fn check_room_for<S: Share, Q: CombiningQueue + Copy>(queue: Q, reserved: u64, posts: u32) -> bool {
     let words = queue.words();
     let known = words.bound.load(Ordering::Acquire);
     if words.poison.load(Ordering::Relaxed) != 0 || queue.failed() {
         return false;
     }
     let (idx, barrier) = halves(reserved);
-    let batch = queue.max_batch().min(MAX_BATCH);
+    // More posts than there are ready bits are admitted when all before them are rung.
+    let batch = queue.max_batch().min(MAX_BATCH.max(posts));
     let unrung = idx.wrapping_sub(rung(words.state.load(Ordering::Acquire)));
     let open = outstanding(idx, queue.completed());
-    if unrung >= batch || open > max_outstanding(queue, idx, barrier) {
+    if unrung.wrapping_add(posts - 1) >= batch || open > max_outstanding(queue, idx, barrier) {
+        return false;
+    }
+    if posts != 1 && open + posts > queue.sq_size() {
         return false;
     }
     // The wrap of the cursor carries into the barrier, which this call has not checked: `bound` stops before it.
@@ -494,8 +513,7 @@ fn turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, state: u64) -> u64 {
     let ready = state as u32 & READY;
     let run = ((ready | ready << MAX_BATCH) >> (from % MAX_BATCH)).trailing_ones().min(MAX_BATCH);
     let (moved, cleared, target, unrung) = if run != 0 {
-        let mask = ((1 << run) - 1) << (from % MAX_BATCH);
-        (run, (mask | mask >> MAX_BATCH) & READY, from.wrapping_add(run), true)
+        (run, ready_bits(from, run), from.wrapping_add(run), true)
     } else {
         // NCCL's device code posted on this endpoint meanwhile: take over its cursor, and ring what it has deferred. Only
         // the active ringer changes the cursors.

@@ -32,10 +32,24 @@ enum Op {
     Put,
     /// A post with the aggregate flag.
     Aggregated,
+    /// The posts of a group with one leader.
+    Group(u32),
+    /// The same with the aggregate flag.
+    AggregatedGroup(u32),
     /// A flush. Every earlier post of this thread must have completed, and every post of others that this thread had seen.
     Flush,
 }
-use Op::{Aggregated, Flush, Put};
+use Op::{Aggregated, AggregatedGroup, Flush, Group, Put};
+
+impl Op {
+    fn posts(self) -> u32 {
+        match self {
+            Put | Aggregated => 1,
+            Group(posts) | AggregatedGroup(posts) => posts,
+            Flush => 0,
+        }
+    }
+}
 
 /// The request in flight that completes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +94,8 @@ enum Mutation {
     UncountedSummary,
     /// A flush removes an endpoint whose posts have completed, wherever the barrier stands.
     EarlyRemoval,
+    /// The last thread of a group writes its request after the leader's fence.
+    LateLane,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -115,7 +131,7 @@ const BASE: Config = Config {
 
 impl Config {
     fn posts(&self) -> u32 {
-        self.threads.iter().flat_map(|ops| ops.iter()).filter(|op| **op != Flush).count() as u32
+        self.threads.iter().flat_map(|ops| ops.iter()).map(|op| op.posts()).sum()
     }
 }
 
@@ -300,6 +316,26 @@ impl<'a> PosterView<'a> {
         }
     }
 
+    /// Posts as many requests as there are tokens from `first` on. A barrier has ordered the requests of the group's threads before
+    /// the leader's fence, so they are the leader's own here.
+    fn post_group(&self, posts: u32, aggregate: bool, first: u32) -> Result<(), Status> {
+        self.rounds.set(0);
+        let late = Cell::new(None);
+        let write = |i, idx| {
+            self.write_value(idx, first + i);
+            if self.mutated(Mutation::LateLane) && i + 1 == posts {
+                late.set(Some((idx, first + i)));
+            } else {
+                self.write(idx, first + i);
+            }
+        };
+        let posted = combining::run::post_run::<Gpu, _>(self, self, posts, aggregate, write);
+        if let Some((idx, token)) = late.get() {
+            self.write(idx, token);
+        }
+        posted.map_err(|(status, _)| status)
+    }
+
     fn flush(&self) -> Result<(), Status> {
         self.rounds.set(0);
         let by_lock = self.card.config.by_lock;
@@ -332,15 +368,19 @@ impl<'a> PosterView<'a> {
         let card = self.card;
         let mut token = first;
         for op in ops {
-            if *op == Flush {
-                self.flush().unwrap();
-                for t in first..token {
-                    assert!(card.done[t as usize].load(Relaxed), "a flush returned before post {t} had completed");
+            match *op {
+                Flush => {
+                    self.flush().unwrap();
+                    for t in first..token {
+                        assert!(card.done[t as usize].load(Relaxed), "a flush returned before post {t} had completed");
+                    }
                 }
-            } else {
-                self.post(*op == Aggregated, token).unwrap();
-                token += 1;
+                Put => self.post(false, token).unwrap(),
+                Aggregated => self.post(true, token).unwrap(),
+                Group(posts) => self.post_group(posts, false, token).unwrap(),
+                AggregatedGroup(posts) => self.post_group(posts, true, token).unwrap(),
             }
+            token += op.posts();
         }
         self.make_visible();
         card.finished.fetch_add(1, SeqCst);
@@ -475,7 +515,7 @@ fn explore(config: Config) -> u32 {
             .iter()
             .map(|ops| {
                 let (card, token) = (card.clone(), first);
-                first += ops.iter().filter(|op| **op != Flush).count() as u32;
+                first += ops.iter().map(|op| op.posts()).sum::<u32>();
                 thread::spawn(move || PosterView::new(&card).run(ops, token))
             })
             .collect();

@@ -27,9 +27,22 @@ const MAX_STEPS: u32 = 200_000;
 enum Op {
     Put,
     Aggregated,
+    /// The posts of a group with one leader. By the `locked` policy its threads post one after the other.
+    Group(u32),
+    AggregatedGroup(u32),
     Flush,
 }
-use Op::{Aggregated, Flush, Put};
+use Op::{Aggregated, AggregatedGroup, Flush, Group, Put};
+
+impl Op {
+    fn posts(self) -> u32 {
+        match self {
+            Put | Aggregated => 1,
+            Group(posts) | AggregatedGroup(posts) => posts,
+            Flush => 0,
+        }
+    }
+}
 
 /// A guard that a test takes out, so that a property breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +115,7 @@ struct Simulation {
 impl Simulation {
     fn new(config: Config, seed: u64) -> Self {
         let Config { start, sq_size, slots, posters, .. } = config;
-        let tokens = posters.iter().flat_map(|ops| ops.iter()).filter(|op| **op != Flush).count() + 1;
+        let tokens = posters.iter().flat_map(|ops| ops.iter()).map(|op| op.posts()).sum::<u32>() as usize + 1;
         let both = u64::from(start) << 32 | u64::from(start);
         Simulation {
             config,
@@ -244,6 +257,15 @@ impl PosterView<'_> {
         assert_eq!(posted, Ok(()));
     }
 
+    /// Posts as many requests as there are tokens from `first` on.
+    fn post_group(&self, posts: u32, aggregate: bool, first: u32) {
+        if self.sim.config.by_lock {
+            return (first..first + posts).for_each(|token| self.post(aggregate, token));
+        }
+        let write = |i, idx| self.write(idx, first + i);
+        assert_eq!(combining::run::post_run::<Gpu, _>(self, self, posts, aggregate, write), Ok(()));
+    }
+
     fn flush(&self) {
         let known: Vec<usize> =
             self.sim.returned.borrow().iter().enumerate().filter(|known| *known.1).map(|known| known.0).collect();
@@ -306,7 +328,7 @@ impl Queue for PosterView<'_> {
         if self.sim.mutated(Mutation::NoRingGuard) { 64 } else { self.sim.config.sq_size }
     }
     fn max_batch(&self) -> u32 {
-        if self.sim.mutated(Mutation::NoBatchBound) { 16 } else { self.sim.config.max_batch }
+        if self.sim.mutated(Mutation::NoBatchBound) { 32 } else { self.sim.config.max_batch }
     }
     fn value_slots(&self) -> u32 {
         if self.sim.mutated(Mutation::NoSlotGuard) { 0 } else { self.sim.config.slots }
@@ -405,19 +427,21 @@ fn run(config: Config, seed: u64) {
         .enumerate()
         .map(|(id, ops)| {
             let (sim, mut token) = (sim.clone(), first);
-            first += ops.iter().filter(|op| **op != Flush).count() as u32;
+            first += ops.iter().map(|op| op.posts()).sum::<u32>();
             let stack = STACKS.with_borrow_mut(Vec::pop).unwrap_or_default();
             Coroutine::with_stack(stack, move |yielder: &Yielder<(), ()>, ()| {
                 let view =
                     PosterView { sim: &sim, id, yielder, written: RefCell::default(), rang_last: Cell::new(false) };
                 for op in *ops {
-                    if *op == Flush {
-                        view.flush();
-                        continue;
+                    match *op {
+                        Flush => view.flush(),
+                        Put => view.post(false, token),
+                        Aggregated => view.post(true, token),
+                        Group(posts) => view.post_group(posts, false, token),
+                        AggregatedGroup(posts) => view.post_group(posts, true, token),
                     }
-                    view.post(*op == Aggregated, token);
-                    sim.returned.borrow_mut()[token as usize] = true;
-                    token += 1;
+                    sim.returned.borrow_mut()[token as usize..][..op.posts() as usize].fill(true);
+                    token += op.posts();
                 }
                 view.make_visible();
             })
@@ -521,6 +545,17 @@ fn four_concurrent_flushes_keep_invariants() {
     explore_all(Config { posters, ..BASE });
 }
 
+/// Groups with ready bits, and groups that are too long for these, whole and in parts.
+#[test]
+fn groups_keep_invariants() {
+    let posters: &[&[Op]] =
+        &[&[Group(5), Flush, Group(20)], &[AggregatedGroup(3), Put, Group(32)], &[Put, Group(16), Aggregated, Flush]];
+    explore_all(Config { posters, sq_size: 64, max_batch: 32, ..BASE });
+    explore_all(Config { posters, sq_size: 32, max_batch: 16, slots: 8, ..BASE });
+    explore_all(Config { posters, sq_size: 32, max_batch: 24, slots: 32, ..BASE });
+    explore_all(Config { posters, ..BASE });
+}
+
 /// The second flush of an idle endpoint removes it from the set of used endpoints.
 #[test]
 fn posts_beside_removals_keep_invariants() {
@@ -548,6 +583,15 @@ fn break_every_invariant() {
     must_fail(mutation(Mutation::NoBarrier, config), "a flush returned before");
     must_fail(mutation(Mutation::LostDoorbell, config), "");
     must_fail(mutation(Mutation::NoInsertion, config), "a flush returned before");
+    let groups = Config {
+        posters: &[&[AggregatedGroup(20), Flush, Group(5)], &[Group(18), Put]],
+        sq_size: 64,
+        max_batch: 32,
+        ..BASE
+    };
+    must_fail(mutation(Mutation::NoWriteFence, groups), "before it was written");
+    must_fail(mutation(Mutation::NoSlotGuard, Config { slots: 8, ..groups }), "was overwritten");
+    must_fail(mutation(Mutation::NoBatchBound, Config { max_batch: 8, ..groups }), "may be unrung");
     let posters: &[&[Op]] = &[&[Put, Flush, Flush, Put, Flush, Flush], &[Put, Flush, Flush, Put, Flush, Flush]];
     must_fail(mutation(Mutation::UncountedInsertion, Config { posters, ..BASE }), "a flush returned before");
 }

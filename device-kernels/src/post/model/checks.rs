@@ -95,6 +95,38 @@ fn posts_are_delivered_across_counter_wrap() {
     }
 }
 
+/// Groups of up to two posts have ready bits in the model, and longer ones have none.
+#[test]
+fn groups_are_delivered_once() {
+    check_one(false, &ALL_ORDERS, Config { max_batch: 4, threads: &[&[Group(2)], &[Put]], ..BASE });
+    check_one(false, &ALL_ORDERS, Config { max_batch: 4, threads: &[&[Group(3)], &[Put]], ..BASE });
+    check_one(false, &ONE_ORDER, Config { max_batch: 4, preemptions: 1, threads: &[&[Group(3)], &[Group(2)]], ..BASE });
+    check_one(false, &ONE_ORDER, Config { max_batch: 4, preemptions: 1, threads: &[&[Group(3)], &[Group(3)]], ..BASE });
+}
+
+#[test]
+fn groups_are_flushed_and_ring_aggregated_posts() {
+    let threads: &[&[Op]] = &[&[AggregatedGroup(2), Flush], &[Put]];
+    check_one(false, &ONE_ORDER, Config { max_batch: 4, preemptions: 1, threads, ..BASE });
+    let threads: &[&[Op]] = &[&[Group(3), Flush], &[Aggregated, Flush]];
+    check_one(false, &ONE_ORDER, Config { max_batch: 4, preemptions: 1, threads, ..BASE });
+    let threads: &[&[Op]] = &[&[Aggregated, Group(3)], &[Put]];
+    check_one(false, &ONE_ORDER, Config { max_batch: 4, sq_size: 8, preemptions: 1, threads, ..BASE });
+}
+
+/// By the card's batch, the value slots, the ring and the wrap of the cursor.
+#[test]
+fn groups_are_divided() {
+    let threads: &[&[Op]] = &[&[Group(3)], &[Put]];
+    check_one(false, &ONE_ORDER, Config { max_batch: 1, preemptions: 1, threads, ..BASE });
+    check_one(false, &ONE_ORDER, Config { max_batch: 4, slots: 2, preemptions: 1, threads, ..BASE });
+    check_one(false, &ONE_ORDER, Config { sq_size: 2, preemptions: 1, threads, ..BASE });
+    for start in [0x7fff_fffe, 0xffff_fffe] {
+        let threads: &[&[Op]] = &[&[Group(3), Flush], &[Put]];
+        check_one(false, &ONE_ORDER, Config { start, max_batch: 4, preemptions: 1, threads, ..BASE });
+    }
+}
+
 const MUTATED: Config = Config { threads: &[&[Put, Put], &[Put]], ..BASE };
 
 #[test]
@@ -132,6 +164,25 @@ fn model_finds_missing_fences() {
         let late = Config { doorbell: Doorbell::Late, mutation: Some(Mutation::NoDoorbellFence), ..config };
         must_fail(late, "the doorbell went");
     }
+}
+
+#[test]
+fn model_finds_late_request_of_group() {
+    let mutation = Some(Mutation::LateLane);
+    for threads in [&[&[Group(2)][..], &[Put]], &[&[Group(3)][..], &[Put]]] {
+        must_fail(Config { mutation, max_batch: 4, threads, ..BASE }, "before it was written");
+    }
+}
+
+#[test]
+fn model_finds_group_that_ignores_limits() {
+    let config = Config { threads: &[&[Group(4)], &[Put, Put]], ..BASE };
+    must_fail(Config { mutation: Some(Mutation::NoBatchBound), ..config }, "may be unrung");
+    let config = Config { max_batch: 4, ..config };
+    must_fail(Config { mutation: Some(Mutation::NoSlotGuard), slots: 2, ..config }, "overwritten");
+    must_fail(Config { mutation: Some(Mutation::NoRingGuard), sq_size: 2, ..config }, "before it was written");
+    let config = Config { doorbell: Doorbell::Late, threads: &[&[Group(3)], &[Put]], ..config };
+    must_fail(Config { mutation: Some(Mutation::NoDoorbellFence), ..config }, "the doorbell went");
 }
 
 #[test]

@@ -1,0 +1,158 @@
+//! Runs: posts of a group of threads that take one reservation, one fence, one mark and one doorbell together.
+//!
+//! One thread of the group, its leader, reserves numbers in a row and waits for room; then every thread writes its request; then
+//! the leader fences and rings for all. The group synchronises between these steps, so the leader's fence orders the requests of
+//! all threads before its doorbell: causality is transitive over a barrier and a fence, whatever their scopes.
+//!
+//! # Parts
+//!
+//! A run is admitted in parts, each as if it had a reservation of its own: a part is no longer than the card's batch or ring,
+//! has value slots of one lap, and does not reach across the wrap of the cursor. Each part has one fence and one doorbell.
+//!
+//! # Short and long parts
+//!
+//! A part of at most [`SHORT`] posts is admitted and marked as as many single posts, with all ready bits and one ringer in one
+//! add. The bitmap has no room for a longer one. It is admitted when everything before it is rung, and its leader is the active
+//! ringer from then on: it rings for the part without marks. No post behind it is rung meanwhile, because the rung count stands
+//! at the part's first number, whose ready bit is not set.
+
+use super::*;
+
+/// The longest part that has ready bits; fewer in the model, which has few posts.
+const SHORT: u32 = if cfg!(loom) { 2 } else { MAX_BATCH };
+
+/// Posts whose numbers follow one another.
+#[derive(Debug, Clone, Copy)]
+pub struct Run {
+    /// The cursor word from before the reservation of the first.
+    pub reserved: u64,
+    /// The number of posts, at least 1.
+    pub posts: u32,
+}
+
+impl Run {
+    /// The number of the first post.
+    #[inline(always)]
+    pub fn first(self) -> u32 {
+        halves(self.reserved).0
+    }
+
+    /// The first `posts` of the run.
+    #[inline(always)]
+    pub fn part(self, posts: u32) -> Run {
+        Run { posts, ..self }
+    }
+
+    /// The run without its first `posts`.
+    #[inline(always)]
+    pub fn rest(self, posts: u32) -> Run {
+        Run { reserved: self.reserved.wrapping_add(posts.into()), posts: self.posts - posts }
+    }
+
+    fn is_short(self) -> bool {
+        self.posts <= SHORT
+    }
+}
+
+/// Reserves `posts` numbers in a row.
+#[inline(always)]
+pub fn reserve_run<S: Share, Q: CombiningQueue + Copy>(queue: Q, posts: u32) -> Run {
+    Run { reserved: S::add(queue.words().cursor, posts.into(), Ordering::Relaxed), posts }
+}
+
+/// Waits until a first part of `run` has room, and returns the number of its posts. The caller must write these requests and
+/// call [`ring_run`] for them, and then go on with the rest of the run.
+///
+/// # Errors
+/// What ended the wait. The endpoint is poisoned then, and the rest of the run is given up.
+pub fn admit_run<S: Share, Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit, run: Run) -> Result<u32, Status> {
+    let part = run.part(first_part(queue, run));
+    let last = part.reserved.wrapping_add(u64::from(part.posts - 1));
+    // `bound` admits the last post, and with it those of the 15 numbers before it.
+    if part.is_short() && has_room(queue, last) {
+        return Ok(part.posts);
+    }
+    insert_used(queue, part.reserved);
+    let mut spin = Spin::new(limits);
+    let is_admitted = || {
+        check_room_for::<S, Q>(queue, part.reserved, part.posts)
+            && (part.is_short() || begin_turn::<S, Q>(queue, part.first()))
+    };
+    while !is_admitted() {
+        take_turns::<S, Q>(queue);
+        wait_or_poison(queue, &mut spin)?;
+    }
+    Ok(part.posts)
+}
+
+/// The length of the first part.
+fn first_part<Q: CombiningQueue>(queue: Q, run: Run) -> u32 {
+    let first = run.first();
+    let to_wrap = (u32::MAX - first).saturating_add(1);
+    let part = run.posts.min(queue.max_batch()).min(queue.sq_size()).min(to_wrap);
+    match queue.value_slots() {
+        0 => part,
+        slots => part.min(slots - (first & (slots - 1))),
+    }
+}
+
+/// Makes the caller the active ringer, if everything below `first` is rung and no ringer is active.
+fn begin_turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, first: u32) -> bool {
+    let state = queue.words().state;
+    let seen = state.load(Ordering::Acquire);
+    rung(seen) == first && seen & RINGERS == 0 && S::replace(state, seen, seen + RINGER, Ordering::Acquire)
+}
+
+/// Rings for a part that [`admit_run`] admitted and whose requests are written, unless `aggregate` leaves that to a later post.
+/// A long part is rung all the same: it is a full batch.
+pub fn ring_run<S: Share, Q: CombiningQueue + Copy>(queue: Q, part: Run, aggregate: bool) {
+    let (first, state) = (part.first(), queue.words().state);
+    let end = first.wrapping_add(part.posts);
+    queue.fence();
+    if !part.is_short() {
+        ring(queue, end);
+        let change = all_rung(part.posts).wrapping_sub(RINGER);
+        let left = S::add(state, change, Ordering::Acquire).wrapping_add(change);
+        if !is_idle(left) {
+            continue_turn::<S, Q>(queue, left);
+        }
+        return;
+    }
+    let ready = u64::from(ready_bits(first, part.posts));
+    if aggregate {
+        let old = S::add(state, ready, Ordering::Acquire);
+        if old & ready_bit(end) != 0 {
+            take_turns::<S, Q>(queue);
+        }
+        return;
+    }
+    let mark = ready + RINGER;
+    let old = S::add(state, mark, Ordering::Acquire);
+    if old & RINGERS == 0 {
+        continue_turn::<S, Q>(queue, old + mark);
+    }
+}
+
+/// Posts a run by one thread: `encode` writes request `i` of the run under its number.
+///
+/// # Errors
+/// What ended a wait for room, and the number of posts before it, which are posted.
+pub fn post_run<S: Share, Q: CombiningQueue + Copy>(
+    queue: Q,
+    limits: impl Limit,
+    posts: u32,
+    aggregate: bool,
+    encode: impl Fn(u32, u32),
+) -> Result<(), (Status, u32)> {
+    let (whole, mut done) = (reserve_run::<S, Q>(queue, posts), 0);
+    while done < posts {
+        let rest = whole.rest(done);
+        let part = rest.part(admit_run::<S, Q>(queue, limits, rest).map_err(|status| (status, done))?);
+        for i in 0..part.posts {
+            encode(done + i, rest.first().wrapping_add(i));
+        }
+        ring_run::<S, Q>(queue, part, aggregate);
+        done += part.posts;
+    }
+    Ok(())
+}
