@@ -1,7 +1,11 @@
 //! The C ABI, declared in `ferrogin/gin.h`: `fgin_*`. Every function returns 0 or a [`Status`] as a number.
 
 use crate::action::{Action, Flags};
+#[cfg(target_arch = "nvptx64")]
+use crate::context::warp;
 use crate::context::{Context, FlushRequest, Window};
+#[cfg(target_arch = "nvptx64")]
+use crate::lanes::Lanes;
 use crate::post::Gpu;
 use crate::status::Status;
 use core::ffi::{c_int, c_void};
@@ -245,6 +249,106 @@ mod gpu {
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu;
+
+/// `fgin_warp_*`: on a CPU a warp has one thread, which makes the call alone.
+macro_rules! by_lanes {
+    ($ctx:ident, $lanes:ident, $operation:ident($($arg:expr),*)) => {{
+        #[cfg(target_arch = "nvptx64")]
+        {
+            // SAFETY: the caller passes null, or a context that `fgin_open` gave and that it keeps alive.
+            let context = (!$ctx.is_null()).then(|| unsafe { Context::from_ptr($ctx) });
+            code(warp::$operation(context, Lanes($lanes), $($arg),*))
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        {
+            let _ = $lanes;
+            code(context!($ctx).$operation($($arg),*))
+        }
+    }};
+}
+
+/// See `fgin_warp_put` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_warp_put(
+    ctx: *const ContextExt,
+    lanes: u32,
+    peer: u32,
+    dst: *mut c_void,
+    dst_off: u64,
+    src: *mut c_void,
+    src_off: u64,
+    bytes: u64,
+    action: u64,
+    flags: u32,
+) -> c_int {
+    let (dst, src) = (Window(dst).at(dst_off), Window(src).at(src_off));
+    let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
+    by_lanes!(ctx, lanes, put(peer, dst, src, bytes, action, flags))
+}
+
+/// See `fgin_warp_put_value` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_warp_put_value(
+    ctx: *const ContextExt,
+    lanes: u32,
+    peer: u32,
+    dst: *mut c_void,
+    dst_off: u64,
+    value: u64,
+    bytes: u32,
+    action: u64,
+    flags: u32,
+) -> c_int {
+    let dst = Window(dst).at(dst_off);
+    let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
+    by_lanes!(ctx, lanes, put_value(peer, dst, value, bytes, action, flags))
+}
+
+/// See `fgin_warp_signal` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_warp_signal(
+    ctx: *const ContextExt,
+    lanes: u32,
+    peer: u32,
+    action: u64,
+    flags: u32,
+) -> c_int {
+    let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
+    by_lanes!(ctx, lanes, signal(peer, action, flags))
+}
+
+/// See `fgin_ring` in `ferrogin/gin.h`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_ring(ctx: *const ContextExt) -> c_int {
+    code(context!(ctx).ring())
+}
+
+/// See `fgin_ring_waiting` in `ferrogin/nccl_gin_backend.cuh`.
+///
+/// # Safety
+///
+/// As for [`fgin_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_ring_waiting(ctx: *const ContextExt) -> c_int {
+    let context = context!(ctx);
+    if context.take_waiting() { code(context.ring()) } else { 0 }
+}
 
 /// See `fgin_flush` in `ferrogin/gin.h`.
 ///

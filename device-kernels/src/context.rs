@@ -14,6 +14,8 @@ pub mod continuation;
 mod fast_path;
 mod slow_path;
 mod tables;
+#[cfg(target_arch = "nvptx64")]
+pub(crate) mod warp;
 
 pub use completion::FlushRequest;
 
@@ -233,7 +235,7 @@ impl<'a> Context<'a> {
         let put = self.tables::<ON_GPU>().put(peer, action.into(), dst, src, bytes);
         let Put { path, remote, local, bytes } = put.map_err(|_| Status::InvalidArgument)?;
         let (endpoints, local) = ((path.poster.endpoint(), path.target.index), local.sge(bytes));
-        fast_path::put_waiting::<S>(endpoints, remote.memory(), local, GET, flags.is_aggregate(), reserved)
+        fast_path::put_waiting::<S>(endpoints, remote.memory(), local, GET, flags.is_aggregate(), Some(reserved))
     }
 
     /// Writes the low `bytes` (1, 2, 4 or 8) of `value` to `dst` on `peer`.
@@ -311,7 +313,7 @@ impl<'a> Context<'a> {
         let request = self.tables::<ON_GPU>().value(peer, action.into(), dst, value, bytes);
         let Value { path, remote, .. } = request.map_err(|_| Status::InvalidArgument)?;
         let endpoints = (path.poster.endpoint(), path.target.index);
-        fast_path::value_waiting::<S>(endpoints, remote.memory(), (value, bytes), flags.is_aggregate(), reserved)
+        fast_path::value_waiting::<S>(endpoints, remote.memory(), (value, bytes), flags.is_aggregate(), Some(reserved))
     }
 
     /// Reads `bytes` from `remote` on `peer` to `local` on this rank. They have arrived after the next [`Context::flush`].
@@ -384,7 +386,7 @@ impl<'a> Context<'a> {
         let put = self.tables::<ON_GPU>().signal(peer, action.into());
         let Put { path, remote, local, bytes } = put.map_err(|_| Status::InvalidArgument)?;
         let (endpoints, local) = ((path.poster.endpoint(), path.target.index), local.sge(bytes));
-        fast_path::put_waiting::<S>(endpoints, remote.memory(), local, false, flags.is_aggregate(), reserved)
+        fast_path::put_waiting::<S>(endpoints, remote.memory(), local, false, flags.is_aggregate(), Some(reserved))
     }
 
     #[inline(always)]

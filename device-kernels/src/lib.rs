@@ -10,11 +10,12 @@
 //! | [`context`] | routes an operation to an endpoint and a target; fast path and slow path |
 //! | [`coop`] | threads that make a call together |
 //! | [`endpoint`] | the queue that an operation is posted on |
+//! | `lanes` | on a GPU: lanes of a warp that make a call together, each with its own arguments |
 //! | [`post`] | the two posting policies, `combining` and `locked`, over a small trait |
 //! | [`wait`] | the only loop that spins |
 //! | [`sync`] | the only shim of atomics; with `--cfg loom` only the posting code is built, and a model runs it |
 #![cfg_attr(not(any(test, feature = "host")), no_std)]
-#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics), allow(internal_features))]
 
 #[cfg(not(loom))]
 pub mod action;
@@ -33,6 +34,9 @@ pub mod coop;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod endpoint;
+#[cfg(target_arch = "nvptx64")]
+#[allow(unsafe_code)]
+pub mod lanes;
 #[allow(unsafe_code)]
 pub mod platform;
 pub mod post;

@@ -4,10 +4,11 @@ use super::{Context, FIRST_COUNTER};
 use crate::endpoint::{Endpoint, used_set};
 use crate::post::{Begun, COUNT_MASK};
 use crate::status::Status;
-use crate::sync::{AtomicU64, LoadExternal, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::Spin;
+use core::mem::offset_of;
 use ferrogin_ffi::assert_layout;
-use ferrogin_ffi::device::CounterHandle;
+use ferrogin_ffi::device::{CounterHandle, DevHandle};
 
 /// Endpoints that a [`FlushRequest`] has entries for.
 const ENTRIES: usize = 15;
@@ -75,6 +76,26 @@ impl<'a> Context<'a> {
     #[inline(always)]
     fn visit_used(&self, mut look: impl FnMut(u32, Endpoint<'a>) -> Result<bool, Status>) -> Result<(), Status> {
         used_set(self.ext).visit(|i| look(i, self.endpoint(i)))
+    }
+
+    /// Rings what was aggregated, on all endpoints, and waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// What would end a flush at once.
+    pub fn ring(&self) -> Result<(), Status> {
+        self.visit_used(|_, endpoint| endpoint.ring_deferred(self.ext.policy, self.limits()).map(|()| false))
+    }
+
+    /// Returns whether NCCL's device API has left doorbells to a later request, and forgets it.
+    #[cfg(any(feature = "host", feature = "ptx"))]
+    pub(crate) fn take_waiting(&self) -> bool {
+        let word = self.ext.routes.dev.wrapping_byte_add(offset_of!(DevHandle, scratch_pad)).cast();
+        // SAFETY: a 4-aligned word of the handle, which the plugin keeps as long as the context. NCCL's code does not use it, and
+        // ferrogin's accesses are atomic.
+        let word = unsafe { AtomicU32::from_ptr(word) };
+        // Acquire: the requests that the word stands for are marked.
+        word.compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Waits for the posts that a flush of `endpoint` covers.

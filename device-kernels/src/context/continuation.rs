@@ -45,15 +45,23 @@ const KIND_SHIFT: u32 = 29;
 const LAST_STEP: u32 = Next::EndTurn as u32;
 /// Kind: wait for room for the reservation `word`, then post.
 const WAIT_FOR_ROOM: u32 = LAST_STEP + 1;
+/// Kind: post together with the other lanes that are here at the same time. Nothing is reserved.
+const JOIN: u32 = LAST_STEP + 2;
 /// Kind: the whole operation, by the slow path. Nothing was posted. For a put, `word` is the number of bytes.
-pub const SLOW_PATH: u32 = LAST_STEP + 2;
+pub const SLOW_PATH: u32 = LAST_STEP + 3;
 /// Kind: return an error. An argument is out of range, and nothing was posted.
-pub const INVALID: u32 = LAST_STEP + 3;
+pub const INVALID: u32 = LAST_STEP + 4;
+const _: () = assert!(INVALID < 1 << (32 - KIND_SHIFT));
+
+/// `how` of `fgin_fast_*`: the aggregate flag.
+pub const AGGREGATE: u32 = Flags::AGGREGATE.bits();
+/// `how` of `fgin_fast_*`: several lanes of a warp are in the call, and post together. On a CPU it has no meaning.
+pub const TOGETHER: u32 = 1;
 
 impl Rest {
     #[inline(always)]
-    fn new(kind: u32, target: u32, aggregate: u32) -> u64 {
-        u64::from(target | u32::from(aggregate != 0) << AGGREGATE_SHIFT | kind << KIND_SHIFT)
+    fn word(kind: u32, target: u32, how: u32) -> u64 {
+        u64::from(target | u32::from(how & AGGREGATE != 0) << AGGREGATE_SHIFT | kind << KIND_SHIFT)
     }
 
     fn kind(self) -> u32 {
@@ -76,6 +84,11 @@ impl Rest {
         let action = if slot == 0 { Action::NONE } else { Action::signal_inc(slot as u16 - 1) };
         let action = if counter < routes.n_counters { action.with_counter(counter as u16) } else { action };
         Operation { peer, action, flags: if self.is_aggregate() { Flags::AGGREGATE } else { Flags::NONE } }
+    }
+
+    /// The reservation under which the request is posted; none where lanes post together.
+    fn reserved(self, word: u64) -> Option<u64> {
+        (self.kind() == WAIT_FOR_ROOM).then_some(word)
     }
 
     /// Takes the step after the mark that is left.
@@ -108,8 +121,8 @@ impl Unfinished {
 
     /// The whole operation.
     #[inline(always)]
-    fn slow(path: Path<'_, true>, aggregate: u32, word: u64) -> Self {
-        Self::on(path.poster.endpoint(), Rest::new(SLOW_PATH, path.target.index, aggregate), word)
+    fn slow(path: Path<'_, true>, how: u32, word: u64) -> Self {
+        Self::on(path.poster.endpoint(), Rest::word(SLOW_PATH, path.target.index, how), word)
     }
 
     #[inline(always)]
@@ -135,13 +148,16 @@ fn named(has_signal: u32, signal: u32, has_counter: u32, counter: u32) -> Named 
 }
 
 #[inline(always)]
-fn post(path: Path<'_, true>, aggregate: u32, request: impl EncodeWqe, remote: Remote, local: Sge) -> Unfinished {
+fn post(path: Path<'_, true>, how: u32, request: impl EncodeWqe, remote: Remote, local: Sge) -> Unfinished {
     let endpoint = path.poster.endpoint();
-    match try_post::<Gpu, _>(path.poster, aggregate != 0, request) {
+    if ON_GPU && how & TOGETHER != 0 {
+        return Unfinished::on(endpoint, Rest::word(JOIN, path.target.index, how), 0).with_sides(remote, local);
+    }
+    match try_post::<Gpu, _>(path.poster, how & AGGREGATE != 0, request) {
         Ok(AfterMark { next: Next::Nothing, .. }) => Unfinished::only(0),
-        Ok(AfterMark { next, state }) => Unfinished::on(endpoint, Rest::new(next as u32, 0, 0), state),
+        Ok(AfterMark { next, state }) => Unfinished::on(endpoint, Rest::word(next as u32, 0, 0), state),
         Err(NoRoom { reserved }) => {
-            let rest = Rest::new(WAIT_FOR_ROOM, path.target.index, aggregate);
+            let rest = Rest::word(WAIT_FOR_ROOM, path.target.index, how);
             Unfinished::on(endpoint, rest, reserved).with_sides(remote, local)
         }
     }
@@ -166,15 +182,15 @@ pub unsafe extern "C" fn fgin_fast_put_value(
     bytes: u32,
     has_signal: u32,
     signal: u32,
-    aggregate: u32,
+    how: u32,
 ) -> Unfinished {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
     let named = named(has_signal, signal, 0, 0);
     match context.tables::<true>().value(peer, named, Window(dst).at(dst_off), value, bytes) {
-        Ok(request) => post(request.path, aggregate, request, request.remote.memory(), NO_BUFFER),
+        Ok(request) => post(request.path, how, request, request.remote.memory(), NO_BUFFER),
         Err(Refused { request: Some(Value { path, remote, .. }), is_invalid: false }) => {
-            Unfinished::slow(path, aggregate, 0).with_sides(remote.memory(), NO_BUFFER)
+            Unfinished::slow(path, how, 0).with_sides(remote.memory(), NO_BUFFER)
         }
         Err(_) => Unfinished::INVALID,
     }
@@ -204,12 +220,12 @@ pub unsafe extern "C" fn fgin_continue_put_value(
     let remote = Remote { addr: remote, rkey };
     code(match rest.kind() {
         SLOW_PATH => context_of(endpoint).put_value_at(rest.operation(endpoint), remote, value, bytes),
-        WAIT_FOR_ROOM => fast_path::value_waiting::<Gpu>(
+        WAIT_FOR_ROOM | JOIN => fast_path::value_waiting::<Gpu>(
             (endpoint, rest.target()),
             remote,
             (value, bytes),
             rest.is_aggregate(),
-            word,
+            rest.reserved(word),
         ),
         _ => rest.finish(endpoint, word),
     })
@@ -233,15 +249,15 @@ pub unsafe extern "C" fn fgin_fast_put(
     signal: u32,
     has_counter: u32,
     counter: u32,
-    aggregate: u32,
+    how: u32,
 ) -> Unfinished {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
     let named = named(has_signal, signal, has_counter, counter);
     match context.tables::<true>().put(peer, named, Window(dst).at(dst_off), Window(src).at(src_off), bytes) {
-        Ok(put) => post(put.path, aggregate, put, put.remote.memory(), put.local.sge(0)),
+        Ok(put) => post(put.path, how, put, put.remote.memory(), put.local.sge(0)),
         Err(Refused { request: Some(Put { path, remote, local, .. }), is_invalid: false }) => {
-            Unfinished::slow(path, aggregate, bytes).with_sides(remote.memory(), local.sge(0))
+            Unfinished::slow(path, how, bytes).with_sides(remote.memory(), local.sge(0))
         }
         Err(_) => Unfinished::INVALID,
     }
@@ -280,13 +296,13 @@ pub unsafe extern "C" fn fgin_continue_put(
                 }
             }
         }
-        WAIT_FOR_ROOM => fast_path::put_waiting::<Gpu>(
+        WAIT_FOR_ROOM | JOIN => fast_path::put_waiting::<Gpu>(
             (endpoint, rest.target()),
             remote,
             Sge { addr: local, lkey, length: bytes },
             false,
             rest.is_aggregate(),
-            word,
+            rest.reserved(word),
         ),
         _ => rest.finish(endpoint, word),
     })
@@ -303,13 +319,13 @@ pub unsafe extern "C" fn fgin_fast_signal(
     peer: u32,
     has_signal: u32,
     signal: u32,
-    aggregate: u32,
+    how: u32,
 ) -> Unfinished {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
     match context.tables::<true>().signal(peer, named(has_signal, signal, 0, 0)) {
-        Ok(put) => post(put.path, aggregate, put, NO_PLACE, NO_BUFFER),
-        Err(Refused { request: Some(Put { path, .. }), is_invalid: false }) => Unfinished::slow(path, aggregate, 0),
+        Ok(put) => post(put.path, how, put, NO_PLACE, NO_BUFFER),
+        Err(Refused { request: Some(Put { path, .. }), is_invalid: false }) => Unfinished::slow(path, how, 0),
         Err(_) => Unfinished::INVALID,
     }
 }
@@ -330,7 +346,7 @@ pub unsafe extern "C" fn fgin_continue_signal(poster: *const EndpointExt, word: 
     let Operation { peer, action, flags } = rest.operation(endpoint);
     code(match rest.kind() {
         SLOW_PATH => context_of(endpoint).signal_slow(peer, action, flags),
-        WAIT_FOR_ROOM => {
+        WAIT_FOR_ROOM | JOIN => {
             let tables = context_of(endpoint).tables::<ON_GPU>();
             let scratch = tables.scratch();
             fast_path::put_waiting::<Gpu>(
@@ -339,7 +355,7 @@ pub unsafe extern "C" fn fgin_continue_signal(poster: *const EndpointExt, word: 
                 tables.local_span(scratch, true).sge(0),
                 false,
                 rest.is_aggregate(),
-                word,
+                rest.reserved(word),
             )
         }
         _ => rest.finish(endpoint, word),

@@ -74,15 +74,21 @@ pub(super) fn post<'a, S: Share>(request: impl FastPathRequest<'a>, aggregate: b
     }
 }
 
-/// Posts `place` under a reservation, or in the exclusive mode, waiting for room.
+/// Posts `place` under a reservation, or in the exclusive mode, waiting for room. Without a reservation, the lanes of a warp that make
+/// this call at the same time post together.
 #[inline(always)]
 pub(super) fn post_waiting<S: Share>(
     endpoint: Endpoint<'_>,
     aggregate: bool,
     place: impl EncodeWqe,
-    reserved: u64,
+    reserved: Option<u64>,
 ) -> Result<(), Status> {
-    let mut reserved = reserved;
+    let Some(mut reserved) = reserved else {
+        #[cfg(target_arch = "nvptx64")]
+        return super::warp::join(endpoint, aggregate, place);
+        #[cfg(not(target_arch = "nvptx64"))]
+        return Err(Status::InvalidArgument);
+    };
     if S::EXCLUSIVE {
         loop {
             combining::wait_exclusive(endpoint, limits_of(endpoint), reserved)?;
@@ -143,7 +149,7 @@ pub(super) fn put_waiting<S: Share>(
     local: Sge,
     is_get: bool,
     aggregate: bool,
-    reserved: u64,
+    reserved: Option<u64>,
 ) -> Result<(), Status> {
     let template = context_of(endpoint).tables::<ON_GPU>().target_at(target).template();
     let request = if is_get { template.read(remote, local) } else { template.write(remote, local) };
@@ -232,7 +238,7 @@ pub(super) fn value_waiting<S: Share>(
     remote: Remote,
     (value, bytes): (u64, u32),
     aggregate: bool,
-    reserved: u64,
+    reserved: Option<u64>,
 ) -> Result<(), Status> {
     let template = context_of(endpoint).tables::<ON_GPU>().target_at(target).template();
     let size = ValueSize::new(bytes).ok_or(Status::InvalidArgument)?;

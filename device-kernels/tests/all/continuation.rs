@@ -6,7 +6,7 @@
 use crate::common::{EndpointSpec, Ring, Spec, TestContext, WindowSpec, make_context, window};
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::context::continuation::{
-    INVALID, Unfinished, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal, fgin_fast_put,
+    AGGREGATE, INVALID, Unfinished, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal, fgin_fast_put,
     fgin_fast_put_value, fgin_fast_signal,
 };
 use ferrogin_device::{Action, Context, Flags, Status, Window};
@@ -68,7 +68,7 @@ impl Op {
     fn call_fast(self, context: Context<'_>) -> Unfinished {
         let (ctx, win, peer) = (context.as_ptr(), self.window.0, self.peer);
         let (raises, id) = (self.signal.is_some().into(), self.signal.unwrap_or(0));
-        let aggregate = self.aggregate.into();
+        let aggregate = if self.aggregate { AGGREGATE } else { 0 };
         match self.kind {
             // SAFETY: context and window are leaked; null and arguments out of range are refused before they are used.
             Kind::Value { bytes } => unsafe {

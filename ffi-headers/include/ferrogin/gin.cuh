@@ -9,6 +9,10 @@
 // wrote before the call. A coop is Thread, Warp, Block, or any other type with thread_rank(), size() and sync(), such as the
 // groups of cooperative_groups.
 //
+// Single threads of a warp that make the same call at the same time post together, unless the mode is THREAD: those whose
+// operations use one queue share a reservation, a fence and a doorbell. With Lanes in place of a coop all lanes do so for certain,
+// each with its own operation.
+//
 // The result is an fgin_status: that of the operation in the threads that carried it out, FGIN_OK in the others. Link a kernel
 // with the relocatable object of libferrogin_device for its architecture (-rdc=true), and a host program with
 // libferrogin_device.so.
@@ -69,6 +73,12 @@ struct Warp : Thread {};
 struct Block : Thread {};
 
 #endif
+
+// The lanes of a warp that make a call together, each with its own operation, arguments and result: in place of a coop of put,
+// putValue and signal. All lanes of the mask make the call. In the mode THREAD, no thread but these lanes uses the context.
+struct Lanes {
+  uint32_t mask = 0xffffffffu;
+};
 
 // Actions of an operation: on the peer (None, SignalInc, SignalAdd), and on this rank when the source may be reused (None,
 // CounterInc). With an id out of range the operation does nothing and returns FGIN_INVALID_ARGUMENT.
@@ -181,11 +191,11 @@ class Gin {
   FGIN_DEVICE int put(uint32_t peer, fgin_window dst, uint64_t dstOff, fgin_window src, uint64_t srcOff, uint64_t bytes,
                       Remote remote = {}, Local local = {}, Coop coop = {}, uint32_t flags = FGIN_DEFAULT,
                       Scope /*given*/ = Scope::Thread, Scope /*required*/ = Scope::Device) const {
-    return lead(coop, [&] {
-      if (!ctx_) return int(FGIN_INVALID_ARGUMENT);
+    return lead(coop, [&](uint32_t lanes) {
+      if (!ctx_ && !lanes) return int(FGIN_INVALID_ARGUMENT);
       detail::ActionIds ids = detail::remote(remote);
       detail::local(ids, local);
-      return detail::put(ctx_, peer, dst, dstOff, src, srcOff, bytes, ids, with_sharing(flags));
+      return detail::put(ctx_, peer, dst, dstOff, src, srcOff, bytes, ids, with_sharing(flags), lanes);
     });
   }
 
@@ -197,11 +207,12 @@ class Gin {
     static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8,
                   "putValue writes 1, 2, 4 or 8 bytes: use put for other sizes");
     static_assert(__is_trivially_copyable(T), "putValue writes the bytes of the value: its type must be trivially copyable");
-    return lead(coop, [&] {
-      if (!ctx_) return int(FGIN_INVALID_ARGUMENT);
+    return lead(coop, [&](uint32_t lanes) {
+      if (!ctx_ && !lanes) return int(FGIN_INVALID_ARGUMENT);
       uint64_t word = 0;
       __builtin_memcpy(&word, &value, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
-      return detail::put_value(ctx_, peer, dst, dstOff, word, sizeof(T), detail::remote(remote), with_sharing(flags));
+      return detail::put_value(ctx_, peer, dst, dstOff, word, sizeof(T), detail::remote(remote), with_sharing(flags),
+                               lanes);
     });
   }
 
@@ -209,16 +220,23 @@ class Gin {
   template <typename Coop = Thread>
   FGIN_DEVICE int get(uint32_t peer, fgin_window remote, uint64_t remoteOff, fgin_window local, uint64_t localOff,
                       uint64_t bytes, Coop coop = {}, uint32_t flags = FGIN_DEFAULT) const {
-    return lead(coop, [&] { return fgin_get(ctx_, peer, remote, remoteOff, local, localOff, bytes, with_sharing(flags)); });
+    return lead(coop, [&](uint32_t) { return fgin_get(ctx_, peer, remote, remoteOff, local, localOff, bytes, with_sharing(flags)); });
   }
 
   // Raises a signal of `peer`, without bytes.
   template <typename Remote, typename Coop = Thread>
   FGIN_DEVICE int signal(uint32_t peer, Remote remote, Coop coop = {}, uint32_t flags = FGIN_DEFAULT,
                          Scope /*given*/ = Scope::Thread, Scope /*required*/ = Scope::Device) const {
-    return lead(coop, [&] {
-      return ctx_ ? detail::signal(ctx_, peer, detail::remote(remote), with_sharing(flags)) : int(FGIN_INVALID_ARGUMENT);
+    return lead(coop, [&](uint32_t lanes) {
+      if (!ctx_ && !lanes) return int(FGIN_INVALID_ARGUMENT);
+      return detail::signal(ctx_, peer, detail::remote(remote), with_sharing(flags), lanes);
     });
+  }
+
+  // Rings the doorbells that operations with FGIN_AGGREGATE left, on all queues, and waits for nothing.
+  template <typename Coop = Thread>
+  FGIN_DEVICE int ring(Coop coop = {}) const {
+    return lead(coop, [&](uint32_t) { return fgin_ring(ctx_); });
   }
 
   // Waits until every earlier post on this context has completed. Each thread of the group waits for a part of the endpoints,
@@ -235,12 +253,12 @@ class Gin {
   // group, that of rank 0, calls both with its own `request`.
   template <typename Coop = Thread>
   FGIN_DEVICE int flushAsync(fgin_request& request, Coop coop = {}) const {
-    return lead(coop, [&] { return fgin_flush_async(ctx_, &request); });
+    return lead(coop, [&](uint32_t) { return fgin_flush_async(ctx_, &request); });
   }
 
   template <typename Coop = Thread>
   FGIN_DEVICE int wait(const fgin_request& request, Coop coop = {}) const {
-    return lead(coop, [&] { return fgin_wait_request(ctx_, &request); });
+    return lead(coop, [&](uint32_t) { return fgin_wait_request(ctx_, &request); });
   }
 
   // Returns whether wait() would return at once.
@@ -262,7 +280,7 @@ class Gin {
   }
   template <typename Coop = Thread>
   FGIN_DEVICE int waitSignal(uint32_t signal, uint64_t least, Coop coop = {}) const {
-    return lead(coop, [&] { return fgin_wait_signal(ctx_, signal, least); });
+    return lead(coop, [&](uint32_t) { return fgin_wait_signal(ctx_, signal, least); });
   }
   FGIN_DEVICE int resetSignal(uint32_t signal) const {
     return fgin_reset_signal(ctx_, signal);
@@ -272,7 +290,7 @@ class Gin {
   }
   template <typename Coop = Thread>
   FGIN_DEVICE int waitCounter(uint32_t counter, uint64_t least, Coop coop = {}) const {
-    return lead(coop, [&] { return fgin_wait_counter(ctx_, counter, least); });
+    return lead(coop, [&](uint32_t) { return fgin_wait_counter(ctx_, counter, least); });
   }
   FGIN_DEVICE int resetCounter(uint32_t counter) const {
     return fgin_reset_counter(ctx_, counter);
@@ -287,9 +305,15 @@ class Gin {
   FGIN_DEVICE static int lead(Coop& coop, Op op) {
     coop.sync();
     int status = FGIN_OK;
-    if (coop.thread_rank() == 0) status = op();
+    if (coop.thread_rank() == 0) status = op(0);
     coop.sync();
     return status;
+  }
+
+  // Every lane carries out its own operation.
+  template <typename Op>
+  FGIN_DEVICE static int lead(Lanes& lanes, Op op) {
+    return op(lanes.mask);
   }
 
   const fgin_context* ctx_ = nullptr;

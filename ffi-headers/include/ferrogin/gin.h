@@ -73,6 +73,20 @@ FGIN_API int fgin_get(const fgin_context *ctx, uint32_t peer, fgin_window remote
 /* Carries out action on peer, without bytes. */
 FGIN_API int fgin_signal(const fgin_context *ctx, uint32_t peer, fgin_action action, uint32_t flags);
 
+/* The same by several lanes of a warp, each with its own arguments and its own result. All lanes of the mask lanes make the call
+ * together. The operations that go to one queue share a reservation, a fence and a doorbell, or a few where the card's batch is
+ * shorter. Invalid arguments fail their lane alone. In the mode THREAD, no thread but these lanes uses the context. On the CPU a warp
+ * has one thread, and the mask is ignored. */
+FGIN_API int fgin_warp_put(const fgin_context *ctx, uint32_t lanes, uint32_t peer, fgin_window dst, uint64_t dst_off,
+                           fgin_window src, uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags);
+FGIN_API int fgin_warp_put_value(const fgin_context *ctx, uint32_t lanes, uint32_t peer, fgin_window dst,
+                                 uint64_t dst_off, uint64_t value, uint32_t bytes, fgin_action action, uint32_t flags);
+FGIN_API int fgin_warp_signal(const fgin_context *ctx, uint32_t lanes, uint32_t peer, fgin_action action,
+                              uint32_t flags);
+
+/* Rings the doorbells that earlier operations with FGIN_AGGREGATE left, on all queues, and waits for nothing. */
+FGIN_API int fgin_ring(const fgin_context *ctx);
+
 /* Waits until every earlier post on this context has completed. */
 FGIN_API int fgin_flush(const fgin_context *ctx);
 /* The part of a flush that thread rank of a group of size threads does; the flush has ended when all have done their parts. */

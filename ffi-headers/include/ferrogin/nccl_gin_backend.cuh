@@ -34,6 +34,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+// fgin_ring, if scratch_pad of the context's handle is 1; it becomes 0.
+extern "C" FGIN_API int fgin_ring_waiting(const fgin_context* ctx);
+
 #define FGIN_ASSERT_TYPE(type, bytes, alignment) \
   static_assert(sizeof(type) == bytes && alignof(type) == alignment, "ferrogin and NCCL differ in " #type);
 #define FGIN_ASSERT_FIELD(type, field, offset) \
@@ -86,12 +89,43 @@ NCCL_DEVICE_INLINE nccl_ofi_gin_gdaki_dev_handle& handle(const ncclGinCtx& ctx) 
   return static_cast<nccl_ofi_gin_gdaki_dev_handle*>(ctx.handle)[ctx.contextId];
 }
 
-// In NCCL an aggregated request waits for the next plain request, whatever signal or counter it names. In ferrogin each signal
-// and counter has a queue of its own, and a request waits for the next plain one on that queue. So this backend does not
-// aggregate; requests of several threads share a doorbell all the same.
-NCCL_DEVICE_INLINE uint32_t flags(const ncclGinCtx& ctx) {
-  return uint32_t(ctx.resourceSharingMode) << 8;
+// NCCL's flag to aggregate requests is FGIN_AGGREGATE.
+static_assert(FGIN_AGGREGATE == ncclGinOptFlagsAggregateRequests, "the flag has NCCL's number");
+
+NCCL_DEVICE_INLINE uint32_t flags(const ncclGinCtx& ctx, uint32_t optFlags) {
+  return uint32_t(ctx.resourceSharingMode) << 8 | (optFlags & FGIN_AGGREGATE);
 }
+
+// In NCCL an aggregated request waits for the next plain request, whatever signal or counter it names. In ferrogin each signal
+// and counter has a queue of its own. So a word of the handle, which NCCL's code does not use, says that some requests wait, and a
+// plain request rings the doorbells of all queues then. A request that was aggregated before it in program order is in the word
+// before the plain one is posted.
+struct Waiting {
+  uint32_t* word;
+  uint32_t seen = 0;
+
+  NCCL_DEVICE_INLINE Waiting(const ncclGinCtx& ctx, uint32_t optFlags) : word(&handle(ctx).scratch_pad) {
+    if (optFlags & FGIN_AGGREGATE) return;
+#ifdef __CUDA_ARCH__
+    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
+#else
+    seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+#endif
+  }
+
+  // The request is posted.
+  NCCL_DEVICE_INLINE void posted(const fgin_context* fgin, uint32_t optFlags) {
+    if (optFlags & FGIN_AGGREGATE) {
+#ifdef __CUDA_ARCH__
+      asm volatile("st.release.gpu.global.b32 [%0], %1;" : : "l"(word), "r"(1) : "memory");
+#else
+      __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+#endif
+    } else if (seen) {
+      (void)fgin_ring_waiting(fgin);
+    }
+  }
+};
 
 NCCL_DEVICE_INLINE detail::ActionIds action_ids(const ncclGinSignalDescriptor& signal, ncclGinSignalOp_t op, uint64_t arg,
                                        bool hasCounter = false, ncclGinCounter_t counter = 0) {
@@ -111,9 +145,12 @@ NCCL_DEVICE_INLINE detail::ActionIds action_ids(const ncclGinSignalDescriptor& s
 // Calls `post`. A strong signal means that everything before it has settled. EFA keeps no order, so this function flushes before a
 // strong signal. If the flush fails, it raises no signal.
 template <typename Post>
-NCCL_DEVICE_INLINE void post_in_order(const fgin_context* ctx, const ncclGinSignalDescriptor& signal, Post post) {
-  if (signal.type != NCCL_GIN_SIGNAL_TYPE_NONE && signal.isStrong && fgin_flush(ctx) != FGIN_OK) return;
+NCCL_DEVICE_INLINE void post_in_order(const ncclGinCtx& ctx, const fgin_context* fgin,
+                                      const ncclGinSignalDescriptor& signal, uint32_t optFlags, Post post) {
+  if (signal.type != NCCL_GIN_SIGNAL_TYPE_NONE && signal.isStrong && fgin_flush(fgin) != FGIN_OK) return;
+  Waiting waiting(ctx, optFlags);
   check(post());
+  waiting.posted(fgin, optFlags);
 }
 
 // A request has 128 bytes. Functions with a request are not inlined, so that the kernel needs no stack for it.
@@ -170,16 +207,16 @@ struct ncclGinApi_Put<NCCL_NET_DEVICE_GIN_EFA_GDA> {
                                       size_t dstOff, ncclGinWindow_t srcWin, size_t srcOff, size_t bytes,
                                       ncclGinSignalDescriptor signal, ncclGinSignalOp_t signalOp, uint64_t signalOpArg,
                                       bool hasCounter, ncclGinCounter_t counterId, bool, ncclGinDescriptorSmem*,
-                                      cuda::thread_scope, cuda::thread_scope, uint32_t = ncclGinOptFlagsDefault) {
+                                      cuda::thread_scope, cuda::thread_scope, uint32_t optFlags = ncclGinOptFlagsDefault) {
     using namespace ferrogin::nccl;
     coop.sync();
     if (coop.thread_rank() == 0) {
       const fgin_context* fgin = context(ctx);
       auto ids = action_ids(signal, signalOp, signalOpArg, hasCounter, counterId);
-      uint32_t sharing = flags(ctx);
-      post_in_order(fgin, signal, [&] {
-        return hasWins ? ferrogin::detail::put(fgin, uint32_t(peer), dstWin, dstOff, srcWin, srcOff, bytes, ids, sharing) :
-                         ferrogin::detail::signal(fgin, uint32_t(peer), ids, sharing);
+      uint32_t all = flags(ctx, optFlags);
+      post_in_order(ctx, fgin, signal, optFlags, [&] {
+        return hasWins ? ferrogin::detail::put(fgin, uint32_t(peer), dstWin, dstOff, srcWin, srcOff, bytes, ids, all) :
+                         ferrogin::detail::signal(fgin, uint32_t(peer), ids, all);
       });
     }
     coop.sync();
@@ -192,7 +229,7 @@ struct ncclGinApi_PutValue<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, Coop coop, int peer, ncclGinWindow_t dstWin, size_t dstOff,
                                       T srcData, ncclGinSignalDescriptor signal, ncclGinSignalOp_t signalOp,
                                       uint64_t signalOpArg, bool, ncclGinDescriptorSmem*, cuda::thread_scope,
-                                      cuda::thread_scope, uint32_t = ncclGinOptFlagsDefault) {
+                                      cuda::thread_scope, uint32_t optFlags = ncclGinOptFlagsDefault) {
     using namespace ferrogin::nccl;
     static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8,
                   "putValue writes 1, 2, 4 or 8 bytes: use put for other sizes");
@@ -202,8 +239,9 @@ struct ncclGinApi_PutValue<NCCL_NET_DEVICE_GIN_EFA_GDA> {
       auto ids = action_ids(signal, signalOp, signalOpArg);
       uint64_t word = 0;
       memcpy(&word, &srcData, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
-      post_in_order(fgin, signal, [&] {
-        return ferrogin::detail::put_value(fgin, uint32_t(peer), dstWin, dstOff, word, sizeof(T), ids, flags(ctx));
+      post_in_order(ctx, fgin, signal, optFlags, [&] {
+        return ferrogin::detail::put_value(fgin, uint32_t(peer), dstWin, dstOff, word, sizeof(T), ids,
+                                           flags(ctx, optFlags));
       });
     }
     coop.sync();
@@ -215,11 +253,15 @@ struct ncclGinApi_Get<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   template <typename Coop>
   NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, Coop coop, int peer, ncclGinWindow_t remoteWin, size_t remoteOff,
                                       ncclGinWindow_t localWin, size_t localOff, size_t bytes, bool,
-                                      ncclGinDescriptorSmem*, uint32_t = ncclGinOptFlagsDefault) {
+                                      ncclGinDescriptorSmem*, uint32_t optFlags = ncclGinOptFlagsDefault) {
     using namespace ferrogin::nccl;
     coop.sync();
     if (coop.thread_rank() == 0) {
-      check(fgin_get(context(ctx), uint32_t(peer), remoteWin, remoteOff, localWin, localOff, bytes, flags(ctx)));
+      const fgin_context* fgin = context(ctx);
+      uint32_t all = flags(ctx, optFlags);
+      Waiting waiting(ctx, optFlags);
+      check(fgin_get(fgin, uint32_t(peer), remoteWin, remoteOff, localWin, localOff, bytes, all));
+      waiting.posted(fgin, optFlags);
     }
     coop.sync();
   }

@@ -1,6 +1,6 @@
 // ferrogin: how the C++ headers post. In a kernel the fast path is inline (fast_path.cuh); its continuation, and every other
 // operation, is a call. On the CPU every operation is a call. With FGIN_FAST_PATH_CALLS, for tests, the CPU calls the functions
-// that a kernel has inline.
+// that a kernel has inline. Several lanes of a warp that post at the same time post together: their continuation joins them.
 //
 // SPDX-License-Identifier: Apache-2.0
 #ifndef FERROGIN_POST_CUH
@@ -41,10 +41,10 @@ struct fgin_unfinished {
 };
 fgin_unfinished fgin_fast_put(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t src, uint64_t src_off,
                               uint64_t bytes, uint32_t has_signal, uint32_t signal, uint32_t has_counter, uint32_t counter,
-                              uint32_t aggregate);
+                              uint32_t how);
 fgin_unfinished fgin_fast_put_value(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t value,
-                                    uint32_t bytes, uint32_t has_signal, uint32_t signal, uint32_t aggregate);
-fgin_unfinished fgin_fast_signal(uint64_t ctx, uint32_t peer, uint32_t has_signal, uint32_t signal, uint32_t aggregate);
+                                    uint32_t bytes, uint32_t has_signal, uint32_t signal, uint32_t how);
+fgin_unfinished fgin_fast_signal(uint64_t ctx, uint32_t peer, uint32_t has_signal, uint32_t signal, uint32_t how);
 }
 
 #define FGIN_FAST_PATH_CALL(name)                                                                                           \
@@ -86,11 +86,29 @@ struct ActionIds {
   }
 };
 
+// The lanes of this warp that are here at the same time and may share a queue, or 0 where this lane is alone.
+FGIN_DEVICE uint32_t together(uint32_t flags) {
+#ifdef __CUDA_ARCH__
+  if (!(flags & FGIN_SHARING_THREAD)) {
+    uint32_t active;
+    asm volatile("activemask.b32 %0;" : "=r"(active));
+    return active & (active - 1) ? active : 0;
+  }
+#endif
+  (void)flags;
+  return 0;
+}
+
 #ifdef FGIN_HAS_FAST_PATH
 
 // The fast path takes operations in GPU mode that raise a signal by at most one. Nothing is left to do when `rest` is 0.
 FGIN_DEVICE bool takes_fast_path(ActionIds ids, uint32_t flags) {
   return !(flags & (FGIN_SHARING_CTA | FGIN_SHARING_THREAD)) && (ids.amount == 1 || !ids.has_signal);
+}
+
+// `how` of fgin_fast_*: the aggregate flag, and 1 where lanes post together.
+FGIN_DEVICE uint32_t how_to_post(uint32_t flags) {
+  return (flags & FGIN_AGGREGATE) | (together(flags) != 0);
 }
 
 FGIN_DEVICE uint64_t address(const void* p) {
@@ -100,43 +118,49 @@ FGIN_DEVICE uint64_t address(const void* p) {
 #endif
 
 FGIN_DEVICE int put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
-                    uint64_t src_off, uint64_t bytes, ActionIds ids, uint32_t flags) {
+                    uint64_t src_off, uint64_t bytes, ActionIds ids, uint32_t flags, uint32_t lanes = 0) {
+  if (lanes) return fgin_warp_put(ctx, lanes, peer, dst, dst_off, src, src_off, bytes, ids.action(), flags);
 #ifdef FGIN_HAS_FAST_PATH
   if (takes_fast_path(ids, flags)) {
     uint64_t rest, word, poster, remote, local, keys;
     fgin_fast_put(rest, word, poster, remote, local, keys, address(ctx), peer, address(dst), dst_off, address(src), src_off,
-                  bytes, ids.has_signal, ids.signal, ids.has_counter, ids.counter, flags & FGIN_AGGREGATE);
+                  bytes, ids.has_signal, ids.signal, ids.has_counter, ids.counter, how_to_post(flags));
     if (!uint32_t(rest)) return FGIN_OK;
     return fgin_continue_put(poster, word, remote, local, keys, uint32_t(bytes), uint32_t(rest));
   }
 #endif
+  if (uint32_t here = together(flags)) return fgin_warp_put(ctx, here, peer, dst, dst_off, src, src_off, bytes, ids.action(), flags);
   return fgin_put(ctx, peer, dst, dst_off, src, src_off, bytes, ids.action(), flags);
 }
 
 FGIN_DEVICE int put_value(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
-                          uint32_t bytes, ActionIds ids, uint32_t flags) {
+                          uint32_t bytes, ActionIds ids, uint32_t flags, uint32_t lanes = 0) {
+  if (lanes) return fgin_warp_put_value(ctx, lanes, peer, dst, dst_off, value, bytes, ids.action(), flags);
 #ifdef FGIN_HAS_FAST_PATH
   if (takes_fast_path(ids, flags) && !ids.has_counter) {
     uint64_t rest, word, poster, remote, local, keys;
     fgin_fast_put_value(rest, word, poster, remote, local, keys, address(ctx), peer, address(dst), dst_off, value, bytes,
-                        ids.has_signal, ids.signal, flags & FGIN_AGGREGATE);
+                        ids.has_signal, ids.signal, how_to_post(flags));
     if (!uint32_t(rest)) return FGIN_OK;
     return fgin_continue_put_value(poster, word, remote, value, bytes, uint32_t(keys), uint32_t(rest));
   }
 #endif
+  if (uint32_t here = together(flags)) return fgin_warp_put_value(ctx, here, peer, dst, dst_off, value, bytes, ids.action(), flags);
   return fgin_put_value(ctx, peer, dst, dst_off, value, bytes, ids.action(), flags);
 }
 
-FGIN_DEVICE int signal(const fgin_context* ctx, uint32_t peer, ActionIds ids, uint32_t flags) {
+FGIN_DEVICE int signal(const fgin_context* ctx, uint32_t peer, ActionIds ids, uint32_t flags, uint32_t lanes = 0) {
+  if (lanes) return fgin_warp_signal(ctx, lanes, peer, ids.action(), flags);
 #ifdef FGIN_HAS_FAST_PATH
   if (takes_fast_path(ids, flags) && !ids.has_counter) {
     uint64_t rest, word, poster, remote, local, keys;
     fgin_fast_signal(rest, word, poster, remote, local, keys, address(ctx), peer, ids.has_signal, ids.signal,
-                     flags & FGIN_AGGREGATE);
+                     how_to_post(flags));
     if (!uint32_t(rest)) return FGIN_OK;
     return fgin_continue_signal(poster, word, uint32_t(rest));
   }
 #endif
+  if (uint32_t here = together(flags)) return fgin_warp_signal(ctx, here, peer, ids.action(), flags);
   return fgin_signal(ctx, peer, ids.action(), flags);
 }
 

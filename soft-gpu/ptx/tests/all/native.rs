@@ -82,6 +82,11 @@ functions! {
     fgin_put_value(ctx: u64, peer: u32, dst: u64, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> i32;
     fgin_get(ctx: u64, peer: u32, remote: u64, remote_off: u64, local: u64, local_off: u64, bytes: u64, flags: u32) -> i32;
     fgin_signal(ctx: u64, peer: u32, action: u64, flags: u32) -> i32;
+    fgin_warp_put(ctx: u64, lanes: u32, peer: u32, dst: u64, dst_off: u64, src: u64, src_off: u64, bytes: u64, action: u64, flags: u32) -> i32;
+    fgin_warp_put_value(ctx: u64, lanes: u32, peer: u32, dst: u64, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> i32;
+    fgin_warp_signal(ctx: u64, lanes: u32, peer: u32, action: u64, flags: u32) -> i32;
+    fgin_ring(ctx: u64) -> i32;
+    fgin_ring_waiting(ctx: u64) -> i32;
     fgin_flush(ctx: u64) -> i32;
     fgin_flush_part(ctx: u64, rank: u32, size: u32) -> i32;
     fgin_flush_async(ctx: u64, out: u64) -> i32;
@@ -276,7 +281,11 @@ fn arguments(random: &mut Random, name: &str) -> Vec<Argument> {
         "fgin_put_value" => vec![Context, peer, one, off1, value, size, action, flags],
         "fgin_get" => vec![Context, peer, one, off1, other, off2, bytes, flags],
         "fgin_signal" => vec![Context, peer, if random.one_in(9) { action } else { only_signal }, flags],
-        "fgin_flush" => vec![Context],
+        // The only lane of its warp.
+        "fgin_warp_put" => vec![rare(random, Context, 0), Value(1), peer, one, off1, other, off2, bytes, action, flags],
+        "fgin_warp_put_value" => vec![Context, Value(1), peer, one, off1, value, size, action, flags],
+        "fgin_warp_signal" => vec![Context, Value(1), peer, if random.one_in(9) { action } else { only_signal }, flags],
+        "fgin_flush" | "fgin_ring" | "fgin_ring_waiting" => vec![Context],
         "fgin_flush_part" => vec![Context, Value(random.below(4).into()), Value(random.of(&[0, 1, 4]))],
         "fgin_flush_async" => vec![Context, Request],
         "fgin_wait_request" => vec![Context, Request],

@@ -1,0 +1,62 @@
+//! Lanes of a warp that make a call together, each with its own arguments.
+//!
+//! The instructions are LLVM's intrinsics and no inline assembly, because LLVM neither copies nor moves them into branches that
+//! only some lanes take.
+
+/// A set of lanes of one warp, this one among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lanes(pub u32);
+
+unsafe extern "C" {
+    #[link_name = "llvm.nvvm.match.any.sync.i64"]
+    safe fn match_any(mask: u32, value: u64) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
+    safe fn shuffle(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.activemask"]
+    safe fn activemask() -> u32;
+    #[link_name = "llvm.nvvm.bar.warp.sync"]
+    safe fn barrier(mask: u32);
+    #[link_name = "llvm.nvvm.read.ptx.sreg.lanemask.lt"]
+    safe fn lanes_before() -> u32;
+}
+
+impl Lanes {
+    /// All lanes of a warp.
+    pub const WARP: Lanes = Lanes(u32::MAX);
+
+    /// The lanes that make this call at the same time.
+    #[inline(always)]
+    pub fn active() -> Lanes {
+        Lanes(activemask())
+    }
+
+    /// The number of lanes.
+    #[inline(always)]
+    pub fn count(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// The number of lanes before this one.
+    #[inline(always)]
+    pub fn rank(self) -> u32 {
+        (self.0 & lanes_before()).count_ones()
+    }
+
+    /// Returns when all lanes have called it. What each wrote before is visible to all after it.
+    #[inline(always)]
+    pub fn sync(self) {
+        barrier(self.0);
+    }
+
+    /// The lanes that gave the same key. All lanes make this call.
+    #[inline(always)]
+    pub fn with_key(self, key: u64) -> Lanes {
+        Lanes(match_any(self.0, key))
+    }
+
+    /// The word that the first lane gave. All lanes make this call.
+    #[inline(always)]
+    pub fn of_first(self, word: u32) -> u32 {
+        shuffle(self.0, word, self.0.trailing_zeros(), 31)
+    }
+}
