@@ -79,7 +79,8 @@ impl Rest {
     /// The operation of the target and the endpoint, which were checked.
     fn operation(self, endpoint: Endpoint<'_>) -> Operation {
         let routes = context_of(endpoint).tables::<ON_GPU>().0;
-        let (slot, peer) = (self.target() / routes.nranks, self.target() % routes.nranks);
+        let nranks = routes.nranks.max(1);
+        let (slot, peer) = (self.target() / nranks, self.target() % nranks);
         let counter = endpoint.index().wrapping_sub(FIRST_COUNTER);
         let action = if slot == 0 { Action::NONE } else { Action::signal_inc(slot as u16 - 1) };
         let action = if counter < routes.n_counters { action.with_counter(counter as u16) } else { action };

@@ -44,10 +44,6 @@ pub(super) struct Route {
 #[derive(Clone, Copy)]
 pub(super) struct Tables<'a, const LOAD_FIRST: bool = ON_GPU>(pub(super) Constant<'a, Routes>);
 
-/// The table entries have this many words of 8 bytes. A CPU doubles an index and then adds words, in an instruction less.
-const PAIR: u32 = 2;
-const _: () = assert!(size_of::<MrPeer>() == 16 && size_of::<TargetWords>() == 16);
-
 pub(super) const ON_GPU: bool = cfg!(target_arch = "nvptx64");
 
 impl<'a> Context<'a> {
@@ -132,7 +128,7 @@ impl<'a, const LOAD_FIRST: bool> Tables<'a, LOAD_FIRST> {
     fn target_words(self, index: u32) -> Constant<'a, TargetWords> {
         // SAFETY: `try_route` has bounded peer and slot, and the table has an aligned entry for each of both, constant as long as
         // the context.
-        unsafe { constant::load(self.0.targets.cast::<u64>().wrapping_add(index.wrapping_mul(PAIR) as usize).cast()) }
+        unsafe { constant::load(element(self.0.targets, index)) }
     }
 
     /// The address of the peers' entries of a window, on the context's rail.
@@ -152,7 +148,7 @@ impl<'a, const LOAD_FIRST: bool> Tables<'a, LOAD_FIRST> {
 
     #[inline(always)]
     fn entry(self, span: Span, peer: u32, known: bool) -> Constant<'a, MrPeer> {
-        let entry = self.peers(span).cast::<u64>().wrapping_add(peer.wrapping_mul(PAIR) as usize).cast();
+        let entry = element(self.peers(span), peer);
         let entry = if LOAD_FIRST && !known { self.0.scratch.cast() } else { entry };
         // SAFETY: the plugin places an aligned entry for each rank behind the handle, and keeps it constant while the window is
         // registered, as the caller of the operation vouches; the scratch memory's handle is as long as an entry.
@@ -177,6 +173,17 @@ impl<'a, const LOAD_FIRST: bool> Tables<'a, LOAD_FIRST> {
         let before =
             self.0.scratch.wrapping_byte_add(size_of::<MrHandle>()).wrapping_byte_sub(self.0.window_peers as usize);
         Window(before.cast_mut().cast()).at(0)
+    }
+}
+
+/// An element of 16 bytes. A CPU doubles the index and then adds words of 8 bytes, which takes an instruction less.
+#[inline(always)]
+fn element<T>(table: *const T, index: u32) -> *const T {
+    const { assert!(size_of::<T>() == 16) };
+    if ON_GPU {
+        table.wrapping_add(index as usize)
+    } else {
+        table.cast::<u64>().wrapping_add(index.wrapping_mul(2) as usize).cast()
     }
 }
 

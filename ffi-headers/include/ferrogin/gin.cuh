@@ -138,7 +138,11 @@ FGIN_DEVICE ActionIds remote(Action) {
 }
 
 FGIN_DEVICE ActionIds remote(None) {
-  return {};
+  // Field by field: nvcc would place a constant in memory, and load it.
+  ActionIds ids;
+  ids.has_signal = ids.has_counter = false;
+  ids.signal = ids.amount = ids.counter = 0;
+  return ids;
 }
 
 FGIN_DEVICE ActionIds remote(SignalInc inc) {

@@ -129,7 +129,9 @@ struct Waiting {
 
 NCCL_DEVICE_INLINE detail::ActionIds action_ids(const ncclGinSignalDescriptor& signal, ncclGinSignalOp_t op, uint64_t arg,
                                        bool hasCounter = false, ncclGinCounter_t counter = 0) {
-  detail::ActionIds ids = {};
+  detail::ActionIds ids;
+  ids.has_signal = false;
+  ids.signal = ids.amount = 0;
   ids.has_counter = hasCounter;
   ids.counter = counter;
   if (signal.type == NCCL_GIN_SIGNAL_TYPE_NONE) return ids;
