@@ -43,6 +43,22 @@ KERNEL void gin_signal(const fgin_context* ctx, uint32_t peer, uint32_t signal) 
   gin.signal(peer, SignalInc{signal});
 }
 
+KERNEL void gin_put_value_plain(const fgin_context* ctx, uint32_t peer, fgin_window win, uint64_t off, int value) {
+  Gin<> gin(ctx);
+  gin.putValue(peer, win, off, value);
+}
+
+KERNEL void gin_put_plain(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
+                          uint64_t src_off, uint64_t bytes) {
+  Gin<> gin(ctx);
+  gin.put(peer, dst, dst_off, src, src_off, bytes);
+}
+
+KERNEL void gin_flush(const fgin_context* ctx) {
+  Gin<> gin(ctx);
+  gin.flush();
+}
+
 KERNEL void gin_all(void* handle, uint32_t peer, fgin_window dst, fgin_window src, uint64_t bytes, int* status) {
   Gin<Sharing::Gpu> gin(handle, 0);
   Gin<Sharing::Cta> block_gin(gin.context());

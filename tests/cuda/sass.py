@@ -3,11 +3,16 @@
 
 LOG is what `ptxas -v` said when it made CUBIN. One line for each KERNEL of CUBIN, tab-separated:
 
-    kernel  instructions  registers  stack  spilled  shape
+    kernel  instructions  registers  stack  spilled  before  after  shape
 
 Instructions are the kernel's own, whatever is inlined included and whatever it calls not; NOPs, which only pad, are left
-out. Stack and spilled are in bytes. The shape has, in the order of the code, what costs most: A for an atomic operation,
+out. Stack and spilled are in bytes. `before` is the longest chain of loads from global memory that the first atomic operation, the
+reservation, depends on, by its operands or by a branch; `after` is the number of loads behind the second one, the mark. The
+shape has, in the order of the code, what costs most: A for an atomic operation,
 Wn for n stores of 8 bytes to the card's queue, F for a system-scope fence, D for a doorbell.
+
+A chain is followed in the order of the code: a register has the depth of its last writer, and everything behind a branch or an
+exit the depth of its condition.
 """
 
 import re
@@ -23,7 +28,7 @@ SHAPES = [
 
 
 def instructions(nvdisasm, cubin):
-    """name: opcodes"""
+    """name: (opcode, predicate, operands)"""
     found, name = {}, None
     listing = subprocess.run([nvdisasm, "-c", cubin], check=True, capture_output=True, text=True).stdout
     for line in listing.splitlines():
@@ -31,9 +36,9 @@ def instructions(nvdisasm, cubin):
         if section:
             name = section[1]
             found[name] = []
-        instruction = re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line)
-        if instruction and instruction[1] != "NOP":
-            found[name].append(instruction[1])
+        instruction = re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?(U?P\w+)\s+)?([A-Z][\w.]*)([^;]*)", line)
+        if instruction and instruction[2] != "NOP":
+            found[name].append((instruction[2], instruction[1], instruction[3]))
     return found
 
 
@@ -45,9 +50,51 @@ def resources(log):
     return {name: (registers, stack, spilled) for name, stack, spilled, registers in found}
 
 
-def shape(opcodes):
+REGISTER = r"\b(U?R\d+|U?P\d)\b"
+
+
+def written(opcode, operands):
+    """The registers that an instruction writes, and the text of those that it reads."""
+    if re.match(r"ST|RED|MEMBAR|BRA|EXIT|CALL|BSSY|BSYNC|CCTL", opcode):
+        return [], operands
+    parts = operands.split(",")
+    # A comparison writes two predicates, and some additions write a carry behind their result.
+    outputs = 1
+    while outputs < len(parts) and re.fullmatch(r"\s*U?P(\d|T)\s*", parts[outputs - 1 if outputs == 1 else outputs]):
+        outputs += 1
+    first = re.findall(REGISTER, ",".join(parts[:outputs]))
+    result = next((register for register in first if "R" in register), None)
+    width = 4 if ".128" in opcode else 2 if re.search(r"\.64|WIDE|CS2R", opcode) else 1
+    if result:
+        kind, number = re.match(r"(U?R)(\d+)", result).groups()
+        first += [f"{kind}{int(number) + i}" for i in range(1, width)]
+    return first, ",".join(parts[1:])
+
+
+def chains(code):
+    """The chain of loads before the first atomic, and the number of loads behind the second one."""
+    depth, control, atomics, before, after = {}, 0, 0, 0, 0
+    for opcode, predicate, operands in code:
+        outputs, inputs = written(opcode, operands)
+        reads = re.findall(REGISTER, inputs) + ([predicate] if predicate else [])
+        now = max([control] + [depth.get(register, 0) for register in reads])
+        if re.match(r"ATOMG?\.|RED\.", opcode):
+            atomics += 1
+            if atomics == 1:
+                before = now
+        elif re.match(r"LDG?\.", opcode):
+            now += 1
+            after += atomics >= 2
+        elif re.match(r"BRA|EXIT", opcode):
+            control = now
+        for register in outputs:
+            depth[register] = max(now, depth.get(register, 0)) if predicate else now
+    return before, after
+
+
+def shape(code):
     parts = []
-    for opcode in opcodes:
+    for opcode, *_ in code:
         letter = next((letter for letter, pattern in SHAPES if re.match(pattern, opcode)), None)
         if letter == "W" and parts and parts[-1][0] == "W":
             parts[-1] = f"W{int(parts[-1][1:]) + 1}"
@@ -62,7 +109,7 @@ def main():
     nvdisasm, cubin, log, *kernels = sys.argv[1:]
     code, usage = instructions(nvdisasm, cubin), resources(log)
     for kernel in kernels:
-        print(kernel, len(code[kernel]), *usage[kernel], shape(code[kernel]), sep="\t")
+        print(kernel, len(code[kernel]), *usage[kernel], *chains(code[kernel]), shape(code[kernel]), sep="\t")
 
 
 if __name__ == "__main__":
