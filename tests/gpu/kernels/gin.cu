@@ -120,6 +120,41 @@ EXPORT gin_signal(const fgin_context* ctx, uint32_t peer, fgin_action action, ui
   });
 }
 
+// The operations of lanes, each its own; an action that the header's operation does not have is that of gin.h.
+
+EXPORT gin_warp_put(const fgin_context* ctx, uint32_t lanes, uint32_t peer, fgin_window dst, uint64_t dst_off,
+                    fgin_window src, uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags) {
+  return in_mode(ctx, flags, [&](auto gin) {
+    uint32_t slot = action & 0xffff, plain = flags & FGIN_AGGREGATE;
+    if (slot == 0 && !counter_slot(action)) {
+      return gin.put(peer, dst, dst_off, src, src_off, bytes, None{}, None{}, Lanes{lanes}, plain);
+    }
+    return fgin_warp_put(ctx, lanes, peer, dst, dst_off, src, src_off, bytes, action, flags);
+  });
+}
+
+EXPORT gin_warp_put_value(const fgin_context* ctx, uint32_t lanes, uint32_t peer, fgin_window dst, uint64_t dst_off,
+                          uint64_t value, uint32_t bytes, fgin_action action, uint32_t flags) {
+  return in_mode(ctx, flags, [&](auto gin) {
+    uint32_t plain = flags & FGIN_AGGREGATE;
+    if (counter_slot(action) || bytes != 8) {
+      return fgin_warp_put_value(ctx, lanes, peer, dst, dst_off, value, bytes, action, flags);
+    }
+    return with_signal(action, [&](auto signal) {
+      return gin.putValue(peer, dst, dst_off, value, signal, Lanes{lanes}, plain);
+    });
+  });
+}
+
+EXPORT gin_warp_signal(const fgin_context* ctx, uint32_t lanes, uint32_t peer, fgin_action action, uint32_t flags) {
+  return in_mode(ctx, flags, [&](auto gin) {
+    if (counter_slot(action)) return fgin_warp_signal(ctx, lanes, peer, action, flags);
+    return with_signal(action, [&](auto signal) {
+      return gin.signal(peer, signal, Lanes{lanes}, flags & FGIN_AGGREGATE);
+    });
+  });
+}
+
 EXPORT gin_flush(const fgin_context* ctx, Threads threads) {
   return Gin<>(ctx).flush(Group{threads});
 }

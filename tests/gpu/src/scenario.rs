@@ -219,6 +219,16 @@ pub const SCENARIOS: &[Scenario] = &[
         ],
     },
     Scenario {
+        name: "lanes",
+        description: "values, puts and signals from threads that post together, as lanes of a warp; every byte read back",
+        phase: None,
+        steps: &[
+            Step::new(Program::Lanes).lanes(8, false).divided(10),
+            Step::new(Program::Lanes).lanes(8, false).all_pairs().divided(20),
+            Step::new(Program::Lanes).lanes(8, false).shared(CTA).divided(20),
+        ],
+    },
+    Scenario {
         name: "flush-async",
         description: "the source changes after the wait for an asynchronous flush, with more posts meanwhile",
         phase: None,

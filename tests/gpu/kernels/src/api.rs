@@ -1,9 +1,71 @@
 //! The device API that the programs call.
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use ferrogin_device::Context;
+pub use cpu::{Context, OfOneLane};
 #[cfg(target_arch = "nvptx64")]
 pub use gpu::{Context, Group, Order};
+
+/// The operations of a CPU thread's context.
+#[cfg(not(target_arch = "nvptx64"))]
+mod cpu {
+    pub use ferrogin_device::Context;
+    use ferrogin_device::{Action, Flags, Span, Status};
+
+    /// The operations of lanes of a warp, which has one thread here.
+    #[allow(clippy::missing_errors_doc)]
+    pub trait OfOneLane {
+        /// As [`Context::put`].
+        fn put_by_lanes(
+            &self,
+            peer: u32,
+            dst: Span,
+            src: Span,
+            bytes: u64,
+            action: Action,
+            flags: Flags,
+        ) -> Result<(), Status>;
+        /// As [`Context::put_value`].
+        fn put_value_by_lanes(
+            &self,
+            peer: u32,
+            dst: Span,
+            value: u64,
+            bytes: u32,
+            action: Action,
+            flags: Flags,
+        ) -> Result<(), Status>;
+        /// As [`Context::signal`].
+        fn signal_by_lanes(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status>;
+    }
+
+    impl OfOneLane for Context<'_> {
+        fn put_by_lanes(
+            &self,
+            peer: u32,
+            dst: Span,
+            src: Span,
+            bytes: u64,
+            action: Action,
+            flags: Flags,
+        ) -> Result<(), Status> {
+            self.put(peer, dst, src, bytes, action, flags)
+        }
+        fn put_value_by_lanes(
+            &self,
+            peer: u32,
+            dst: Span,
+            value: u64,
+            bytes: u32,
+            action: Action,
+            flags: Flags,
+        ) -> Result<(), Status> {
+            self.put_value(peer, dst, value, bytes, action, flags)
+        }
+        fn signal_by_lanes(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
+            self.signal(peer, action, flags)
+        }
+    }
+}
 
 /// The operations of a GPU's context, which a group of threads calls. The programs run in the thread of rank 0. Its operations are
 /// orders to the other threads of the group, which call the same operation.
@@ -13,6 +75,7 @@ mod gpu {
     use core::ffi::{c_int, c_void};
     use core::sync::atomic::{AtomicU32, Ordering};
     use ferrogin_device::coop::{Coop, Cta, Thread, Warp};
+    use ferrogin_device::lanes::Lanes;
     use ferrogin_device::{Action, Flags, FlushRequest, Span, Status, platform};
     use ferrogin_ffi::ext::ContextExt;
 
@@ -27,6 +90,9 @@ mod gpu {
         fn fgin_put_value(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> c_int;
         fn fgin_get(ctx: Ctx, peer: u32, remote: Ptr, remote_off: u64, local: Ptr, local_off: u64, bytes: u64, flags: u32) -> c_int;
         fn fgin_signal(ctx: Ctx, peer: u32, action: u64, flags: u32) -> c_int;
+        fn fgin_warp_put(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, action: u64, flags: u32) -> c_int;
+        fn fgin_warp_put_value(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> c_int;
+        fn fgin_warp_signal(ctx: Ctx, lanes: u32, peer: u32, action: u64, flags: u32) -> c_int;
         fn fgin_flush_part(ctx: Ctx, rank: u32, size: u32) -> c_int;
         fn fgin_flush_async(ctx: Ctx, out: *mut FlushRequest) -> c_int;
         fn fgin_wait_request(ctx: Ctx, request: *const FlushRequest) -> c_int;
@@ -48,6 +114,9 @@ mod gpu {
         fn gin_put_value(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32, by: Threads) -> c_int;
         fn gin_get(ctx: Ctx, peer: u32, remote: Ptr, remote_off: u64, local: Ptr, local_off: u64, bytes: u64, flags: u32, by: Threads) -> c_int;
         fn gin_signal(ctx: Ctx, peer: u32, action: u64, flags: u32, by: Threads) -> c_int;
+        fn gin_warp_put(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, action: u64, flags: u32) -> c_int;
+        fn gin_warp_put_value(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> c_int;
+        fn gin_warp_signal(ctx: Ctx, lanes: u32, peer: u32, action: u64, flags: u32) -> c_int;
         fn gin_flush(ctx: Ctx, by: Threads) -> c_int;
         fn gin_flush_async(ctx: Ctx, out: *mut FlushRequest, by: Threads) -> c_int;
         fn gin_wait_request(ctx: Ctx, request: *const FlushRequest, by: Threads) -> c_int;
@@ -289,6 +358,82 @@ mod gpu {
                 // SAFETY: the context is open.
                 |at, threads| unsafe { gin_signal(at, peer, bits, flag_bits, threads) },
             )
+        }
+
+        /// The lanes of this warp that run programs, which call the `*_by_lanes` together; this lane alone if its program is a group's.
+        fn lanes(&self) -> Lanes {
+            match self.group.threads {
+                Threads::One => {
+                    let first = Cta.rank() / 32 * 32;
+                    Lanes(u32::MAX >> (32 - (Cta.size() - first).min(32)))
+                }
+                _ => Lanes(1 << Warp.rank()),
+            }
+        }
+
+        /// As [`ferrogin_device::Context::put`], by all lanes of the warp.
+        #[inline(never)]
+        pub fn put_by_lanes(
+            &self,
+            peer: u32,
+            dst: Span,
+            src: Span,
+            bytes: u64,
+            action: Action,
+            flags: Flags,
+        ) -> Result<(), Status> {
+            let (lanes, at, action_bits, flag_bits) = (self.lanes(), self.raw.as_ptr(), action.bits(), flags.bits());
+            let (to, from) = ((dst.window.0, dst.offset), (src.window.0, src.offset));
+            checked(match self.api {
+                Api::Rust => return self.raw.put_by_lanes(lanes, peer, dst, src, bytes, action, flags),
+                // SAFETY: the context is open, and the windows are registered.
+                Api::C => unsafe {
+                    fgin_warp_put(at, lanes.0, peer, to.0, to.1, from.0, from.1, bytes, action_bits, flag_bits)
+                },
+                // SAFETY: the context is open, and the windows are registered.
+                Api::Cuda => unsafe {
+                    gin_warp_put(at, lanes.0, peer, to.0, to.1, from.0, from.1, bytes, action_bits, flag_bits)
+                },
+            })
+        }
+
+        /// As [`ferrogin_device::Context::put_value`], by all lanes of the warp.
+        #[inline(never)]
+        pub fn put_value_by_lanes(
+            &self,
+            peer: u32,
+            dst: Span,
+            value: u64,
+            bytes: u32,
+            action: Action,
+            flags: Flags,
+        ) -> Result<(), Status> {
+            let (lanes, at, action_bits, flag_bits) = (self.lanes(), self.raw.as_ptr(), action.bits(), flags.bits());
+            let to = (dst.window.0, dst.offset);
+            checked(match self.api {
+                Api::Rust => return self.raw.put_value_by_lanes(lanes, peer, dst, value, bytes, action, flags),
+                // SAFETY: the context is open, and the window is registered.
+                Api::C => unsafe {
+                    fgin_warp_put_value(at, lanes.0, peer, to.0, to.1, value, bytes, action_bits, flag_bits)
+                },
+                // SAFETY: the context is open, and the window is registered.
+                Api::Cuda => unsafe {
+                    gin_warp_put_value(at, lanes.0, peer, to.0, to.1, value, bytes, action_bits, flag_bits)
+                },
+            })
+        }
+
+        /// As [`ferrogin_device::Context::signal`], by all lanes of the warp.
+        #[inline(never)]
+        pub fn signal_by_lanes(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
+            let (lanes, at) = (self.lanes(), self.raw.as_ptr());
+            checked(match self.api {
+                Api::Rust => return self.raw.signal_by_lanes(lanes, peer, action, flags),
+                // SAFETY: the context is open.
+                Api::C => unsafe { fgin_warp_signal(at, lanes.0, peer, action.bits(), flags.bits()) },
+                // SAFETY: the context is open.
+                Api::Cuda => unsafe { gin_warp_signal(at, lanes.0, peer, action.bits(), flags.bits()) },
+            })
         }
 
         /// A flush by all threads of the group; the status is this thread's, or that of another thread that failed.

@@ -62,6 +62,8 @@ pub enum Program {
     FlushAsync,
     /// Operations that the device API must refuse.
     BadInput,
+    /// Threads of a rank post together, as lanes of a warp on a GPU: values, puts and signals to different peers and queues.
+    Lanes,
     /// Resets signals and counters, and finds the slots of the endpoint of values.
     Reset,
 }

@@ -13,6 +13,7 @@ use ferrogin_device::{Action, Flags, Status};
 use ferrogin_ffi::device::DevHandle;
 
 mod async_flush;
+mod lanes;
 mod measured;
 mod refusals;
 mod storm;
@@ -96,6 +97,7 @@ impl Run<'_> {
             Program::Flood => self.flood(rep)?,
             Program::FlushAsync => self.rounds(rep, Run::send_async, Run::take_async, Run::await_acks)?,
             Program::BadInput => self.rounds(rep, Run::send_refused, Run::take_nothing, Run::await_acks)?,
+            Program::Lanes => self.together(rep)?,
             Program::ValueStorm => self.storm(rep, false)?,
             Program::ValueStormSignal => self.storm(rep, true)?,
             Program::Latency => self.latencies()?,
