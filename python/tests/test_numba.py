@@ -50,6 +50,11 @@ def every_function(context, peer, window, statuses):  # type: ignore[no-untyped-
     statuses[11] = gin.read_counter(context, 0, pointer)
     statuses[12] = gin.wait_counter(context, 0, 1)
     statuses[13] = gin.reset_counter(context, 0)
+    lanes = types.uint32(1)
+    statuses[14] = gin.warp_put(context, lanes, peer, window, 0, window, 8, 8, numba_kernel.ACTION, gin.DEFAULT)
+    statuses[15] = gin.warp_put_value(context, lanes, peer, window, 0, 5, 8, numba_kernel.ACTION, gin.AGGREGATE)
+    statuses[16] = gin.warp_signal(context, lanes, peer, numba_kernel.ACTION, gin.DEFAULT)
+    statuses[17] = gin.ring(context)
 
 
 def test_every_function_compiles_and_links() -> None:

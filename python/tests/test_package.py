@@ -89,6 +89,8 @@ def test_every_function_of_the_headers_is_declared() -> None:
     headers = {**declarations("host.h"), **declarations("gin.h")}
     # ferrogin_context_device takes its place, and a CPU thread has no group that divides a flush.
     assert (headers.pop("fgin_open"), headers.pop("fgin_flush_part")) == (3, 3)
+    # Nor does it belong to a warp.
+    assert [headers.pop(f"fgin_warp_{name}") for name in ("put", "put_value", "signal")] == [10, 9, 5]
     assert headers == {name: len(arguments) for name, (_, arguments) in _library._SIGNATURES.items()}
 
 

@@ -81,6 +81,10 @@ KERNEL void gin_all(void* handle, uint32_t peer, fgin_window dst, fgin_window sr
   all |= gin.signal(peer, SignalAdd{1, 0}, tile);
   all |= gin.putValue(peer, dst, 16, 5, None{}, cooperative_groups::this_thread_block());
 #endif
+  all |= gin.putValue(peer, dst, 24, 6, SignalInc{0}, Lanes{});
+  all |= gin.put(peer, dst, 0, src, 0, bytes, None{}, CounterInc{0}, Lanes{1}, FGIN_AGGREGATE);
+  all |= block_gin.signal(peer, SignalAdd{1, 2}, Lanes{});
+  all |= gin.ring(Warp{});
   bool done = false;
   all |= gin.setTimeout(1000000000);
   all |= gin.flushAsync(request);

@@ -108,6 +108,20 @@ for n in 75 80 90 100 103 120; do
         check "$name: assembled for sm_$n, fast path without stack" assemble "sm_$n" "$ptx"
     done
 done
+
+# Lanes of a warp that post together: each operation has one reservation, which the leader makes, and the requests of all lanes; the
+# function that the leader calls then has one fence and one doorbell, and a fence behind it.
+lanes_share_a_doorbell() {
+    PYTHONPATH=$here python3 -c '
+import re, sass, sys
+shapes = {name: sass.shape(code) for name, code in sass.instructions("nvdisasm", sys.argv[1]).items() if "4warp" in name}
+posts = [shape for name, shape in shapes.items() if re.search(r"(put|put_value|signal)$", name)]
+rings = [shape for name, shape in shapes.items() if name.endswith("ring")]
+good = len(posts) == 3 and all(re.fullmatch(r"A W\d+", shape) for shape in posts)
+good = good and len(rings) == 1 and re.fullmatch(r"F D F( A)+", rings[0])
+sys.exit(0 if good else f"error: {shapes}")' "$out/assembled.sm_90"
+}
+check "lanes of a warp: one reservation, one fence and one doorbell" lanes_share_a_doorbell
 check "relocatable objects" "$here/objects.sh" "$cuda" "$out/ferrogin_device.ptx" "$out/objects"
 object=$out/objects/ferrogin_device.sm_90.o
 

@@ -68,6 +68,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "fgin_put_value": (c_int, [c_void_p, c_uint32, c_void_p, c_uint64, c_uint64, c_uint32, c_uint64, c_uint32]),
     "fgin_get": (c_int, [c_void_p, c_uint32, c_void_p, c_uint64, c_void_p, c_uint64, c_uint64, c_uint32]),
     "fgin_signal": (c_int, [c_void_p, c_uint32, c_uint64, c_uint32]),
+    "fgin_ring": (c_int, [c_void_p]),
     "fgin_flush": (c_int, [c_void_p]),
     "fgin_flush_async": (c_int, [c_void_p, POINTER(RequestWords)]),
     "fgin_wait_request": (c_int, [c_void_p, POINTER(RequestWords)]),

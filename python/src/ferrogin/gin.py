@@ -174,6 +174,10 @@ class Gin:
         """Raises a signal of `peer`, without bytes."""
         self._call("fgin_signal", self._peer(peer), self._action(signal, add), _AGGREGATE if aggregate else 0)
 
+    def ring(self) -> None:
+        """Rings the doorbells that aggregated operations left, and waits for nothing."""
+        self._call("fgin_ring")
+
     def flush(self) -> None:
         """Waits until every earlier operation on this context has completed."""
         self._call("fgin_flush")

@@ -45,6 +45,7 @@ _put = _function("fgin_put", _i64, _i32, _i64, _i64, _i64, _i64, _i64, _i64, _i3
 _put_value = _function("fgin_put_value", _i64, _i32, _i64, _i64, _i64, _i32, _i64, _i32)
 _get = _function("fgin_get", _i64, _i32, _i64, _i64, _i64, _i64, _i64, _i32)
 _signal = _function("fgin_signal", _i64, _i32, _i64, _i32)
+_ring = _function("fgin_ring", _i64)
 _flush = _function("fgin_flush", _i64)
 _set_timeout = _function("fgin_set_timeout", _i64, _i64)
 _read_signal = _function("fgin_read_signal", _i64, _i32, _i64)
@@ -159,6 +160,15 @@ def signal(context, peer, action, flags=0):
     status = 0
     if _is_first():
         status = _signal(context, peer, action, flags)
+    return _to_all(status)
+
+
+@triton.jit
+def ring(context):
+    """Rings the doorbells that operations with the aggregate flag left, on all queues, and waits for nothing."""
+    status = 0
+    if _is_first():
+        status = _ring(context)
     return _to_all(status)
 
 

@@ -131,6 +131,25 @@ fn many_blocks_share_one_endpoint() {
     }
 }
 
+/// Lanes of a warp: in `lanes` they make the calls of lanes together, and in `value-storm` gin.cuh joins those that post at the same
+/// time. Cards that take batches of 32, of 16, of 4, and that reorder; memory that is weak.
+#[test]
+fn lanes_of_warp_post_together() {
+    let Some(dist) = gpu("lanes_of_warp_post_together") else { return };
+    let reorders = "seed=7,reorder=32,delay_us=0..200,reread=0.2,max_batch=32";
+    for (api, layout, policy, memory, faults) in [
+        ("c", "2", "combining", "weak", "max_batch=32"),
+        ("cuda", "1", "combining", "weak", reorders),
+        ("rust", "2", "combining", "strong", "sq_size=16,max_batch=4"),
+        ("cuda", "2", "locked", "strong", ""),
+    ] {
+        let options = ["--api", api, "--backend-version", layout, "--packed", "--lanes", "32"];
+        let job = kernels(&dist, 2, &options).args(["--only", "lanes", "--only", "value-storm"]);
+        let job = job.env("FERROGIN_POST", policy).env("SOFTGPU_MEMORY", memory).env("SOFTEFA_FAULTS", faults);
+        must_pass(&job.run().expect("the job starts"));
+    }
+}
+
 /// A wait ends with the status for the reason, and the next job runs. The plugin may abort the kernels before they see the card's error.
 #[test]
 fn kernels_end_with_status_of_failure() {
@@ -140,6 +159,11 @@ fn kernels_end_with_status_of_failure() {
             "error_every=2",
             &["--only", "flood"][..],
             &["the card completed a work request in error", "aborted by the host"][..],
+        ),
+        (
+            "error_every=9",
+            &["--only", "lanes", "--packed", "--lanes", "32"],
+            &["the card completed a work request in error", "aborted by the host"],
         ),
         ("delay_us=3000000..3000000", &["--only", "value-signal", "--deadline", "1"], &["waited for 1, still at 0"]),
     ] {

@@ -23,24 +23,34 @@ impl Run<'_> {
     pub(super) fn together(&self, rep: &mut u32) -> Step {
         let Plan { lanes, reps, rank, nranks, .. } = *self.plan;
         let (mut counted, ntargets) = (0, self.plan.targets().count() as u32);
+        // A lane that has failed goes on to make the calls that the other lanes wait for.
+        let mut failed = Ok(());
         for round in 0..reps {
-            *rep = round;
+            if failed.is_ok() {
+                *rep = round;
+            }
             for turn in 0..ntargets {
                 // Other lanes have other peers at the same time.
                 let target = self.plan.targets().nth(((turn + self.plan.lane) % ntargets) as usize).unwrap_or(rank);
-                self.row(target, round)?;
+                let row = self.row(target, round);
+                let refused = self.refused_of_one_lane(target);
+                failed = failed.and(row).and(refused);
                 counted += if round % 3 == 0 { ROW } else { 0 };
-                self.refused_of_one_lane(target)?;
             }
-            self.flush()?;
+            if failed.is_ok() {
+                failed = self.flush();
+            }
             for target in self.plan.targets() {
-                self.read_back(target, round)?;
+                if failed.is_ok() {
+                    failed = self.read_back(target, round);
+                }
             }
         }
         for target in self.plan.targets() {
             let posted = self.context.signal_by_lanes(target, self.sent(), self.mode(0));
-            posted.map_err(|status| Failure::of(status, target))?;
+            failed = failed.and(posted.map_err(|status| Failure::of(status, target)));
         }
+        failed?;
         self.flush()?;
         // Half of the rounds raise the signal by the row's values; then every lane raises it once.
         let raised = u64::from(lanes) * (u64::from(reps.div_ceil(2)) * u64::from(ROW) + 1);
@@ -67,12 +77,13 @@ impl Run<'_> {
     fn row(&self, target: u32, round: u32) -> Step {
         let Plan { rank, lane, window, .. } = *self.plan;
         let (there, here) = (self.plan.inbox(rank), self.plan.outbox() + u64::from(lane) * LANE);
+        let mut failed = Ok(());
         for k in 0..ROW {
             let action = if round % 2 == 0 { self.sent() } else { Action::NONE };
             let to = window.at(there + u64::from(k) * 8);
             let posted =
                 self.context.put_value_by_lanes(target, to, value(rank, lane, round, k), 8, action, self.mode(k));
-            posted.map_err(|status| Failure::of(status, target))?;
+            failed = failed.and(posted.map_err(|status| Failure::of(status, target)));
         }
         let bytes = self.length();
         for k in 0..ROW {
@@ -83,9 +94,9 @@ impl Run<'_> {
             let action = if round % 3 == 0 { Action::counter(0) } else { Action::NONE };
             let (to, from) = (window.at(there + at), window.at(here + at));
             let posted = self.context.put_by_lanes(target, to, from, bytes, action, self.mode(k));
-            posted.map_err(|status| Failure::of(status, target))?;
+            failed = failed.and(posted.map_err(|status| Failure::of(status, target)));
         }
-        Ok(())
+        failed
     }
 
     /// An operation that is valid in some lanes only.
