@@ -42,6 +42,11 @@ enum Operation {
     PutValueSignal,
     Get,
     Signal,
+    /// The threads of each warp post together, as lanes
+    PutWarp,
+    PutValueWarp,
+    PutValueSignalWarp,
+    SignalWarp,
     /// A flush of a context with no post since the last flush
     FlushIdle,
     /// A flush after puts that have completed
@@ -66,12 +71,18 @@ impl Operation {
             Self::PutValue | Self::PutValueSignal => ("fgin_put_value", &[64, 32, 64, 64, 64, 32, 64, 32]),
             Self::Get => ("fgin_get", &[64, 32, 64, 64, 64, 64, 64, 32]),
             Self::Signal => ("fgin_signal", &[64, 32, 64, 32]),
+            Self::PutWarp => ("fgin_warp_put", &[64, 32, 32, 64, 64, 64, 64, 64, 64, 32]),
+            Self::PutValueWarp | Self::PutValueSignalWarp => {
+                ("fgin_warp_put_value", &[64, 32, 32, 64, 64, 64, 32, 64, 32])
+            }
+            Self::SignalWarp => ("fgin_warp_signal", &[64, 32, 32, 64, 32]),
             Self::FlushIdle | Self::Flush => ("fgin_flush", &[64]),
             Self::WaitSignal => ("fgin_wait_signal", &[64, 32, 64]),
         }
     }
 
-    fn arguments(self, context: u64, window: u64) -> Vec<u64> {
+    fn arguments(self, context: u64, window: u64, threads: u32) -> Vec<u64> {
+        let lanes = u64::from(u32::MAX >> (32 - threads.min(32)));
         let put = |action, flags| vec![context, 1, window, 0, window, 4096, 4096, action, flags];
         match self {
             Self::Put => put(0, 0),
@@ -81,6 +92,10 @@ impl Operation {
             Self::PutValueSignal => vec![context, 1, window, 0, 7, 8, SIGNAL, 0],
             Self::Get => vec![context, 1, window, 0, window, 4096, 4096, 0],
             Self::Signal => vec![context, 1, SIGNAL, 0],
+            Self::PutWarp => vec![context, lanes, 1, window, 0, window, 4096, 4096, 0, 0],
+            Self::PutValueWarp => vec![context, lanes, 1, window, 0, 7, 8, 0, 0],
+            Self::PutValueSignalWarp => vec![context, lanes, 1, window, 0, 7, 8, SIGNAL, 0],
+            Self::SignalWarp => vec![context, lanes, 1, SIGNAL, 0],
             Self::FlushIdle | Self::Flush => vec![context],
             Self::WaitSignal => vec![context, 0, 0],
         }
@@ -100,6 +115,9 @@ fn wrappers() -> String {
         Operation::PutValue,
         Operation::Get,
         Operation::Signal,
+        Operation::PutWarp,
+        Operation::PutValueWarp,
+        Operation::SignalWarp,
         Operation::Flush,
         Operation::WaitSignal,
     ] {
@@ -139,7 +157,7 @@ fn context(policy: u32) -> TestContext {
     let endpoints = endpoints.map(|(wide, value_base)| EndpointSpec {
         entries: ENTRIES,
         wide,
-        max_batch: 16,
+        max_batch: 32,
         value_base,
         start: 0,
     });
@@ -171,7 +189,7 @@ fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, see
         for ring in &context.rings {
             ring.completed.store(u64::from(ring.cursors()[0] & 0x7fff_ffff), Ordering::SeqCst);
         }
-        let mut words = operation.arguments(context.context.as_ptr() as u64, window);
+        let mut words = operation.arguments(context.context.as_ptr() as u64, window, threads);
         words.resize(ARGUMENTS + threads as usize, u64::MAX);
         let words = words.leak().as_mut_ptr();
         let (name, _) = operation.function();
@@ -213,7 +231,7 @@ fn row(costs: &[Cost]) -> String {
     };
     let mean = |count: fn(&Cost) -> u64| {
         let sum: u64 = costs.iter().map(count).sum();
-        if costs.len() == 1 { sum.to_string() } else { format!("{:.1}", sum as f64 / costs.len() as f64) }
+        if costs.len() == 1 { sum.to_string() } else { format!("{:.2}", sum as f64 / costs.len() as f64) }
     };
     let cells = chains.map(longest).into_iter().chain(counts.map(mean));
     cells.map(|cell| format!(" {cell:>8}")).collect()
@@ -233,7 +251,7 @@ fn table(args: &CostArgs) -> Result<String, String> {
     let all = <Operation as clap::ValueEnum>::value_variants();
     let operations = if args.operations.is_empty() { all } else { &args.operations };
     let headings: String = HEADINGS.map(|heading| format!(" {heading:>8}")).concat();
-    let mut table = format!("{:<10}{:<17}{:>7}{headings}\n", "policy", "operation", "threads");
+    let mut table = format!("{:<10}{:<22}{:>7}{headings}\n", "policy", "operation", "threads");
     for (policy, policy_name) in [(POLICY_COMBINING, "combining"), (POLICY_LOCKED, "locked")] {
         for &operation in operations {
             for &threads in &args.threads {
@@ -241,7 +259,7 @@ fn table(args: &CostArgs) -> Result<String, String> {
                     .map_or(String::new(), |value| value.get_name().into());
                 let costs = measure(&loaded, operation, policy, threads, args.seed)
                     .map_err(|problem| format!("{policy_name} {name}, {threads} threads: {problem}"))?;
-                let _ = writeln!(table, "{policy_name:<10}{name:<17}{threads:>7}{}", row(&costs));
+                let _ = writeln!(table, "{policy_name:<10}{name:<22}{threads:>7}{}", row(&costs));
             }
         }
     }
