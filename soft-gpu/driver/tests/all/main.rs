@@ -12,7 +12,15 @@ fn library() -> &'static Path {
     DIRECTORY.get_or_init(|| {
         let beside = std::env::current_exe().expect("the path of this program");
         let built = beside.parent().expect("a directory").join("libsoft_gpu.so");
-        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("gpu-{}", std::process::id()));
+        let place = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let gone = |name: &str| name.strip_prefix("gpu-").is_some_and(|id| !Path::new("/proc").join(id).exists());
+        for old in std::fs::read_dir(&place).into_iter().flatten().flatten() {
+            if old.file_name().to_str().is_some_and(gone) {
+                // Another process of these tests may have removed it.
+                let _ = std::fs::remove_dir_all(old.path());
+            }
+        }
+        let directory = place.join(format!("gpu-{}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory");
         std::fs::copy(&built, directory.join("libcuda.so.1"))
             .expect("cargo builds the shared library beside the tests");
