@@ -1,25 +1,21 @@
 //! One GPU thread: a stack of frames, and the loop that executes its instructions.
 
+mod access;
+mod call;
+
+pub use access::changed;
+use access::{LATE, Late, WINDOW, window};
+pub use call::DEEPEST;
+
 use crate::alu::{Values, combined, compares, compute};
-use crate::code::{ALWAYS, Atomic, Instruction, Op, Order, Scope, Space, Special, low, signed};
+use crate::code::{ALWAYS, Instruction, Op, Order, Special, low};
 use crate::cost::Depths;
 use crate::error::TrapKind;
 use crate::launch::Statistics;
 use crate::memory::{Refusal, View};
-use crate::program::{BuiltIn, Program};
+use crate::program::Program;
 use crate::weak::{Buffer, Weak};
 use std::time::SystemTime;
-
-/// Generic addresses of shared memory, of local memory and of parameters. No address of a process is so high.
-pub const SHARED: u64 = 1 << 60;
-pub const LOCAL: u64 = 2 << 60;
-pub const PARAM: u64 = 3 << 60;
-const WINDOW: u64 = 0xf << 60;
-
-/// Calls in calls.
-pub const DEEPEST: usize = 128;
-/// Bytes of local memory of a thread, as on a GPU.
-const MOST_LOCAL: usize = 512 << 10;
 
 /// The place of a thread in its grid.
 pub struct Place {
@@ -74,23 +70,6 @@ pub struct Thread {
     late_slots: u64,
     /// There if the launch counts what a call costs.
     pub depths: Option<Box<Depths>>,
-}
-
-/// A load or an atomic that happens when its result is needed, or when an order or an access to the same word requires it.
-#[derive(Clone, Copy, Debug)]
-struct Late {
-    i: Instruction,
-    address: u64,
-    operands: (u64, u64),
-    /// The slot of the result, of all frames.
-    slot: usize,
-}
-
-/// A load or an atomic in this many is late, and stays so until one turn in this many: a power of two.
-const LATE: u64 = 4;
-
-fn bit(slot: usize) -> u64 {
-    1 << (slot & 63)
 }
 
 /// What a thread loaded since its last backward branch.
@@ -156,29 +135,6 @@ pub struct Core<'a> {
     pub weak: Option<Weak>,
     /// The addresses of doorbells, if the launch counts what a call costs.
     pub doorbells: Option<&'a [u64]>,
-}
-
-/// Bytes of a space that is this process's own.
-fn peek(bytes: &[u8], at: u64, width: u8) -> Option<u64> {
-    let at = usize::try_from(at).ok()?;
-    let found = bytes.get(at..at.checked_add(usize::from(width / 8))?)?;
-    let mut value = [0; 8];
-    value[..found.len()].copy_from_slice(found);
-    Some(u64::from_le_bytes(value))
-}
-
-fn poke(bytes: &mut [u8], at: u64, width: u8, value: u64) -> Option<()> {
-    let at = usize::try_from(at).ok()?;
-    let size = usize::from(width / 8);
-    bytes.get_mut(at..at.checked_add(size)?)?.copy_from_slice(&value.to_le_bytes()[..size]);
-    Some(())
-}
-
-fn outside(space: &str, address: u64, bytes: u64, size: usize) -> Fault {
-    Fault::new(
-        TrapKind::Address,
-        format!("{bytes} bytes at {address:#x} of {space} memory are outside its {size} bytes"),
-    )
 }
 
 impl Core<'_> {
@@ -254,106 +210,6 @@ impl Thread {
         self.spin.wrote = true;
     }
 
-    fn enter(&mut self, core: &Core<'_>, call: u32) -> Result<(), Fault> {
-        let caller = &core.program.functions[self.at.function as usize].body;
-        let call = &caller.calls[call as usize];
-        let callee = &core.program.functions[call.target];
-        if let Some(built_in) = callee.built_in {
-            let arguments: Vec<u64> = call
-                .arguments
-                .iter()
-                .map(|&(at, size)| peek(&self.params, u64::from(self.at.params + at), (size * 8) as u8).unwrap_or(0))
-                .collect();
-            return Err(self.built_in(built_in, &arguments));
-        }
-        if self.frames.len() == DEEPEST {
-            return Err(Fault::new(
-                TrapKind::Recursion,
-                format!(
-                    "the call of {} is {DEEPEST} calls deep; a recursion without an end, or one too deep",
-                    callee.name
-                ),
-            ));
-        }
-        let old = self.at;
-        if self.frames.is_empty()
-            && let Some(depths) = &mut self.depths
-        {
-            depths.begin();
-        }
-        self.frames.push(old);
-        let params = self.params.len().next_multiple_of(16);
-        self.params.resize(params + callee.body.params as usize, 0xa5);
-        for copy in &call.copies_in {
-            let from = (old.params + copy.from) as usize;
-            self.params.copy_within(from..from + copy.size as usize, params + copy.to as usize);
-            if let Some(depths) = &mut self.depths {
-                depths.copy(from, params + copy.to as usize, copy.size as usize);
-            }
-        }
-        let local = self.local.len().next_multiple_of(16);
-        if local + callee.body.local as usize > MOST_LOCAL {
-            return Err(Fault::new(
-                TrapKind::Resources,
-                format!("the call of {} needs more local memory than the {MOST_LOCAL} bytes of a thread", callee.name),
-            ));
-        }
-        self.local.resize(local + callee.body.local as usize, 0xa5);
-        self.at = Frame {
-            function: call.target as u32,
-            pc: 0,
-            base: self.slots.len() as u32,
-            params: params as u32,
-            local: local as u32,
-        };
-        self.slots.extend_from_slice(&core.templates[call.target]);
-        Ok(())
-    }
-
-    /// Returns to the caller. False if there is none.
-    fn leave(&mut self, program: &Program) -> bool {
-        let Some(caller) = self.frames.pop() else {
-            return false;
-        };
-        let old = std::mem::replace(&mut self.at, caller);
-        let body = &program.functions[caller.function as usize].body;
-        let call = &body.calls[body.code[caller.pc as usize].imm as usize];
-        let mut result = 0;
-        for copy in &call.copies_out {
-            // The callee's slot is `to`.
-            let from = (old.params + copy.to) as usize;
-            let to = (caller.params + copy.from) as usize;
-            self.params.copy_within(from..from + copy.size as usize, to);
-            if let Some(depths) = &mut self.depths {
-                result = result.max(depths.copy(from, to, copy.size as usize));
-            }
-        }
-        if let Some(depths) = &mut self.depths {
-            if self.frames.is_empty() {
-                depths.end(result);
-            }
-            depths.leave(old.base as usize, old.params as usize, old.local as usize);
-        }
-        self.slots.truncate(old.base as usize);
-        self.params.truncate(old.params as usize);
-        self.local.truncate(old.local as usize);
-        self.at.pc += 1;
-        true
-    }
-
-    fn built_in(&self, which: BuiltIn, arguments: &[u64]) -> Fault {
-        match which {
-            BuiltIn::Print => Fault::new(
-                TrapKind::Trap,
-                "the kernel calls vprintf, which the interpreter does not execute; store what it should print",
-            ),
-            BuiltIn::AssertFail => Fault::new(
-                TrapKind::Trap,
-                format!("an assertion failed in line {} of the kernel's source", arguments[2]),
-            ),
-        }
-    }
-
     /// Executes until something else has to happen, at most `budget` instructions.
     pub fn execute(
         &mut self,
@@ -400,82 +256,6 @@ impl Thread {
         if let Some(depths) = &mut self.depths {
             depths.meet(base, i, depth);
         }
-    }
-
-    /// The late accesses that `which` chooses happen.
-    #[cold]
-    fn happen(&mut self, core: &mut Core<'_>, shared: &mut [u8], which: impl Fn(&Late) -> bool) -> Result<(), Fault> {
-        while let Some(at) = self.late.iter().position(&which) {
-            let Late { i, address, operands, slot } = self.late.swap_remove(at);
-            self.late_slots = self.late.iter().fold(0, |bits, late| bits | bit(late.slot));
-            self.slots[slot] = match i.op {
-                Op::Load { order, scope, signed, .. } => {
-                    self.load_global::<true>(core, address, i.width, order, scope, signed, i.extra)?
-                }
-                Op::Atomic { op, scope, signed, .. } => {
-                    self.update::<true>(core, shared, &i, op, Space::Global, scope, signed, address, operands)?
-                }
-                _ => self.slots[slot],
-            };
-        }
-        Ok(())
-    }
-
-    /// Whether the access is late. Earlier ones to the same words happen first.
-    #[inline(always)]
-    fn is_late(
-        &mut self,
-        core: &mut Core<'_>,
-        shared: &mut [u8],
-        i: &Instruction,
-        space: Space,
-        address: u64,
-        operands: Option<(u64, u64)>,
-    ) -> Result<bool, Fault> {
-        let (space, address) = self.locate(space, address);
-        if space != Space::Global {
-            return Ok(false);
-        }
-        if !self.late.is_empty() {
-            // A vector has at most two words.
-            let word = address & !7;
-            self.happen(core, shared, |late| (word..word + 16).contains(&(late.address & !7)))?;
-        }
-        let (Some(operands), Some(weak)) = (operands, &mut core.weak) else { return Ok(false) };
-        let bytes = u64::from(i.width / 8);
-        if !weak.one_in(LATE) || address & (bytes - 1) != 0 {
-            return Ok(false);
-        }
-        let writes = matches!(i.op, Op::Atomic { .. });
-        if core.view.allows(address, bytes, writes).is_err() {
-            return Ok(false);
-        }
-        let slot = self.at.base as usize + usize::from(i.d);
-        self.late_slots |= bit(slot);
-        self.late.push(Late { i: *i, address, operands, slot });
-        Ok(true)
-    }
-
-    /// Late results that the instruction reads or replaces are there; all of them before a fence, a release, a return or a wait for
-    /// other threads.
-    #[cold]
-    fn needs(&mut self, core: &mut Core<'_>, shared: &mut [u8], i: &Instruction, base: usize) -> Result<(), Fault> {
-        let all = match i.op {
-            Op::Fence { .. }
-            | Op::Return
-            | Op::Exit
-            | Op::Barrier { .. }
-            | Op::WarpBarrier
-            | Op::Shuffle(_)
-            | Op::Vote(_)
-            | Op::Match { .. }
-            | Op::Reduce { .. }
-            | Op::ActiveMask => true,
-            Op::Store { order, .. } | Op::Atomic { order, .. } => order.releases(),
-            _ => false,
-        };
-        let slots = [i.d, i.a, i.b, i.c, i.x].map(|slot| base + usize::from(slot));
-        self.happen(core, shared, |late| all || slots.contains(&late.slot))
     }
 
     /// `COST`: the launch counts what a call costs. `WEAK`: memory may be weak.
@@ -665,200 +445,6 @@ impl Thread {
         }
     }
 
-    /// The space of an address, and the address in it.
-    #[inline(always)]
-    fn locate(&self, space: Space, address: u64) -> (Space, u64) {
-        match space {
-            Space::Generic => match address & WINDOW {
-                SHARED => (Space::Shared, address - SHARED),
-                LOCAL => (Space::Local, address - LOCAL),
-                PARAM => (Space::Param, address - PARAM),
-                _ => (Space::Global, address),
-            },
-            Space::Constant => (Space::Global, address),
-            Space::LocalFrame => (Space::Local, address.wrapping_add(u64::from(self.at.local))),
-            Space::ParamFrame => (Space::Param, address.wrapping_add(u64::from(self.at.params))),
-            other => (other, address),
-        }
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    #[inline(always)]
-    fn load<const WEAK: bool>(
-        &mut self,
-        core: &mut Core<'_>,
-        shared: &[u8],
-        i: &Instruction,
-        space: Space,
-        order: Order,
-        scope: Scope,
-        sign: bool,
-        count: u8,
-        address: u64,
-    ) -> Result<(), Fault> {
-        let width = i.width;
-        let bytes = u64::from(width / 8);
-        let (space, address) = self.locate(space, address);
-        let whole = bytes * u64::from(count);
-        if address & (whole - 1) != 0 {
-            return Err(core.refused(Refusal::Misaligned, "load", address, whole));
-        }
-        for (number, slot) in [i.d, i.b, i.c, i.x].into_iter().enumerate().take(usize::from(count)) {
-            let at = address.wrapping_add(number as u64 * bytes);
-            let value = match space {
-                Space::Shared => {
-                    let value = peek(shared, at, width).ok_or_else(|| outside("shared", at, bytes, shared.len()))?;
-                    self.spin.load(at, value);
-                    value
-                }
-                Space::Local => {
-                    peek(&self.local, at, width).ok_or_else(|| outside("local", at, bytes, self.local.len()))?
-                }
-                Space::Param => {
-                    peek(&self.params, at, width).ok_or_else(|| outside("parameter", at, bytes, self.params.len()))?
-                }
-                _ => {
-                    let value = self.load_global::<WEAK>(core, at, width, order, scope, sign, i.extra)?;
-                    self.slots[self.at.base as usize + usize::from(slot)] = value;
-                    continue;
-                }
-            };
-            let value = if sign { low(signed(value, width) as u64, i.extra) } else { value };
-            self.slots[self.at.base as usize + usize::from(slot)] = value;
-        }
-        Ok(())
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    #[inline(always)]
-    fn load_global<const WEAK: bool>(
-        &mut self,
-        core: &mut Core<'_>,
-        at: u64,
-        width: u8,
-        order: Order,
-        scope: Scope,
-        sign: bool,
-        extra: u8,
-    ) -> Result<u64, Fault> {
-        core.statistics.loads += 1;
-        let value = if WEAK && core.weak.is_some() {
-            self.buffer.load(core, at, width, order, scope)
-        } else {
-            core.view.load(at, width)
-        };
-        let value = value.map_err(|refusal| core.refused(refusal, "load", at, u64::from(width / 8)))?;
-        self.spin.load(at, value);
-        Ok(if sign { low(signed(value, width) as u64, extra) } else { value })
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    #[inline(always)]
-    fn store<const WEAK: bool>(
-        &mut self,
-        core: &mut Core<'_>,
-        shared: &mut [u8],
-        i: &Instruction,
-        space: Space,
-        order: Order,
-        count: u8,
-        address: u64,
-    ) -> Result<(), Fault> {
-        let width = i.width;
-        let bytes = u64::from(width / 8);
-        let (space, address) = self.locate(space, address);
-        let whole = bytes * u64::from(count);
-        if address & (whole - 1) != 0 {
-            return Err(core.refused(Refusal::Misaligned, "store", address, whole));
-        }
-        for (number, slot) in [i.d, i.b, i.c, i.x].into_iter().enumerate().take(usize::from(count)) {
-            let at = address.wrapping_add(number as u64 * bytes);
-            let value = low(self.slots[self.at.base as usize + usize::from(slot)], width);
-            match space {
-                Space::Shared => {
-                    let size = shared.len();
-                    poke(shared, at, width, value).ok_or_else(|| outside("shared", at, bytes, size))?;
-                    core.quiet = 0;
-                    self.spin.wrote = true;
-                }
-                Space::Local => {
-                    let size = self.local.len();
-                    poke(&mut self.local, at, width, value).ok_or_else(|| outside("local", at, bytes, size))?;
-                }
-                Space::Param => {
-                    let size = self.params.len();
-                    poke(&mut self.params, at, width, value).ok_or_else(|| outside("parameter", at, bytes, size))?;
-                }
-                _ => {
-                    core.statistics.stores += 1;
-                    let done = if WEAK && core.weak.is_some() {
-                        self.buffer.store(core, at, width, value, order)
-                    } else {
-                        core.view.store(at, width, value)
-                    };
-                    done.map_err(|refusal| core.refused(refusal, "store", at, bytes))?;
-                    if (!WEAK || core.weak.is_none()) && order == Order::Mmio {
-                        core.view.stored_mmio(at);
-                    }
-                    core.quiet = 0;
-                    self.spin.wrote = true;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn update<const WEAK: bool>(
-        &mut self,
-        core: &mut Core<'_>,
-        shared: &mut [u8],
-        i: &Instruction,
-        op: Atomic,
-        space: Space,
-        scope: Scope,
-        sign: bool,
-        address: u64,
-        (b, c): (u64, u64),
-    ) -> Result<u64, Fault> {
-        let width = i.width;
-        let bytes = u64::from(width / 8);
-        let change = |old: u64| low(changed(op, old, b, c, width, sign), width);
-        let (space, at) = self.locate(space, address);
-        let old = match space {
-            Space::Shared => {
-                if at % bytes != 0 {
-                    return Err(core.refused(Refusal::Misaligned, "atomic", at, bytes));
-                }
-                let old = peek(shared, at, width).ok_or_else(|| outside("shared", at, bytes, shared.len()))?;
-                poke(shared, at, width, change(old));
-                old
-            }
-            Space::Local | Space::Param => {
-                return Err(Fault::new(
-                    TrapKind::AddressSpace,
-                    "an atomic in local memory or in a parameter; atomics are for global and shared memory",
-                ));
-            }
-            _ => {
-                core.statistics.atomics += 1;
-                let old = if WEAK && core.weak.is_some() {
-                    self.buffer.update(core, at, width, scope, change)
-                } else {
-                    core.view.update(at, width, change)
-                };
-                old.map_err(|refusal| core.refused(refusal, "atomic", at, bytes))?
-            }
-        };
-        if change(old) == old {
-            self.spin.load(at, old);
-        } else {
-            core.quiet = 0;
-            self.spin.wrote = true;
-        }
-        Ok(old)
-    }
-
     fn special(&self, core: &Core<'_>, special: Special, place: &Place) -> u64 {
         let lane = self.lane();
         let threads: u32 = place.block.iter().product();
@@ -889,61 +475,5 @@ impl Thread {
             Special::TimerHigh => return timer() >> 32,
         };
         u64::from(small)
-    }
-}
-
-fn window(space: Space) -> u64 {
-    match space {
-        Space::Shared => SHARED,
-        Space::Local | Space::LocalFrame => LOCAL,
-        Space::Param | Space::ParamFrame => PARAM,
-        Space::Generic | Space::Global | Space::Constant => 0,
-    }
-}
-
-/// What an atomic makes of the old value.
-pub fn changed(op: Atomic, old: u64, b: u64, c: u64, width: u8, sign: bool) -> u64 {
-    let less = |one: u64, other: u64| if sign { signed(one, width) < signed(other, width) } else { one < other };
-    match op {
-        Atomic::Add => old.wrapping_add(b),
-        Atomic::Exchange => b,
-        Atomic::CompareExchange => {
-            if old == b {
-                c
-            } else {
-                old
-            }
-        }
-        Atomic::Min => {
-            if less(b, old) {
-                b
-            } else {
-                old
-            }
-        }
-        Atomic::Max => {
-            if less(old, b) {
-                b
-            } else {
-                old
-            }
-        }
-        Atomic::And => old & b,
-        Atomic::Or => old | b,
-        Atomic::Xor => old ^ b,
-        Atomic::Increment => {
-            if old >= b {
-                0
-            } else {
-                old + 1
-            }
-        }
-        Atomic::Decrement => {
-            if old == 0 || old > b {
-                b
-            } else {
-                old - 1
-            }
-        }
     }
 }

@@ -1,0 +1,114 @@
+//! Calls and returns: the frames of a thread.
+
+use super::access::peek;
+use super::{Core, Fault, Frame, Thread};
+use crate::error::TrapKind;
+use crate::program::{BuiltIn, Program};
+
+/// Calls in calls.
+pub const DEEPEST: usize = 128;
+
+/// Bytes of local memory of a thread, as on a GPU.
+const MOST_LOCAL: usize = 512 << 10;
+
+impl Thread {
+    pub(super) fn enter(&mut self, core: &Core<'_>, call: u32) -> Result<(), Fault> {
+        let caller = &core.program.functions[self.at.function as usize].body;
+        let call = &caller.calls[call as usize];
+        let callee = &core.program.functions[call.target];
+        if let Some(built_in) = callee.built_in {
+            let arguments: Vec<u64> = call
+                .arguments
+                .iter()
+                .map(|&(at, size)| peek(&self.params, u64::from(self.at.params + at), (size * 8) as u8).unwrap_or(0))
+                .collect();
+            return Err(self.built_in(built_in, &arguments));
+        }
+        if self.frames.len() == DEEPEST {
+            return Err(Fault::new(
+                TrapKind::Recursion,
+                format!(
+                    "the call of {} is {DEEPEST} calls deep; a recursion without an end, or one too deep",
+                    callee.name
+                ),
+            ));
+        }
+        let old = self.at;
+        if self.frames.is_empty()
+            && let Some(depths) = &mut self.depths
+        {
+            depths.begin();
+        }
+        self.frames.push(old);
+        let params = self.params.len().next_multiple_of(16);
+        self.params.resize(params + callee.body.params as usize, 0xa5);
+        for copy in &call.copies_in {
+            let from = (old.params + copy.from) as usize;
+            self.params.copy_within(from..from + copy.size as usize, params + copy.to as usize);
+            if let Some(depths) = &mut self.depths {
+                depths.copy(from, params + copy.to as usize, copy.size as usize);
+            }
+        }
+        let local = self.local.len().next_multiple_of(16);
+        if local + callee.body.local as usize > MOST_LOCAL {
+            return Err(Fault::new(
+                TrapKind::Resources,
+                format!("the call of {} needs more local memory than the {MOST_LOCAL} bytes of a thread", callee.name),
+            ));
+        }
+        self.local.resize(local + callee.body.local as usize, 0xa5);
+        self.at = Frame {
+            function: call.target as u32,
+            pc: 0,
+            base: self.slots.len() as u32,
+            params: params as u32,
+            local: local as u32,
+        };
+        self.slots.extend_from_slice(&core.templates[call.target]);
+        Ok(())
+    }
+
+    /// Returns to the caller. False if there is none.
+    pub(super) fn leave(&mut self, program: &Program) -> bool {
+        let Some(caller) = self.frames.pop() else {
+            return false;
+        };
+        let old = std::mem::replace(&mut self.at, caller);
+        let body = &program.functions[caller.function as usize].body;
+        let call = &body.calls[body.code[caller.pc as usize].imm as usize];
+        let mut result = 0;
+        for copy in &call.copies_out {
+            // The callee's slot is `to`.
+            let from = (old.params + copy.to) as usize;
+            let to = (caller.params + copy.from) as usize;
+            self.params.copy_within(from..from + copy.size as usize, to);
+            if let Some(depths) = &mut self.depths {
+                result = result.max(depths.copy(from, to, copy.size as usize));
+            }
+        }
+        if let Some(depths) = &mut self.depths {
+            if self.frames.is_empty() {
+                depths.end(result);
+            }
+            depths.leave(old.base as usize, old.params as usize, old.local as usize);
+        }
+        self.slots.truncate(old.base as usize);
+        self.params.truncate(old.params as usize);
+        self.local.truncate(old.local as usize);
+        self.at.pc += 1;
+        true
+    }
+
+    fn built_in(&self, which: BuiltIn, arguments: &[u64]) -> Fault {
+        match which {
+            BuiltIn::Print => Fault::new(
+                TrapKind::Trap,
+                "the kernel calls vprintf, which the interpreter does not execute; store what it should print",
+            ),
+            BuiltIn::AssertFail => Fault::new(
+                TrapKind::Trap,
+                format!("an assertion failed in line {} of the kernel's source", arguments[2]),
+            ),
+        }
+    }
+}
